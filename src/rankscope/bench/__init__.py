@@ -1,0 +1,1 @@
+"""Workloads and traces with known answers."""

@@ -1,0 +1,122 @@
+"""The command line: one file a command, found here by name, imported only when it is asked for.
+
+A command module has ``configure(parser)`` and ``main(args) -> int``. Only this layer prints and exits.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from typing import Protocol
+
+from rankscope import __version__
+from rankscope.errors import RankscopeError, UsageError
+
+# The order is the order of a first session: get a trace, look, ask, take away.
+COMMANDS = {
+    "ingest": "read raw traces once into a fast store (stats, query and the rest do it by themselves)",
+    "stats": "tables: where the time went, kernels, ops, steps, memory",
+    "doctor": "can this trace be trusted? a grade, and what is wrong with it",
+    "query": "SQL over the run: slices, steps, links, every argument of every event",
+    "export": "the run's tables as Parquet or CSV",
+    "bench": "synthetic traces with known answers, of any size",
+}
+
+EPILOG = """\
+first steps:
+  rankscope stats RUN               RUN is a trace file, or a folder with one file per rank
+  rankscope stats RUN -r list       what else can be asked
+  rankscope stats --help            every command explains itself with examples
+"""
+
+
+class Command(Protocol):
+    """What a module in this package offers."""
+
+    def configure(self, parser: argparse.ArgumentParser) -> None: ...
+
+    def main(self, args: argparse.Namespace) -> int: ...
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser whose errors have our three parts and exit code 2."""
+
+    def error(self, message: str) -> None:  # type: ignore[override]
+        raise UsageError(f"{self.prog}: {message}", hint=f"See: {self.prog} --help")
+
+
+class HelpFormatter(argparse.RawDescriptionHelpFormatter):
+    """Keeps examples as they are written and gives option names room."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=28)
+
+
+def _command_module(name: str) -> Command:
+    module: Command = importlib.import_module(f"rankscope.cli.{name}")  # type: ignore[assignment]
+    return module
+
+
+def command_parser(name: str) -> tuple[Parser, Command]:
+    """The parser of one command, with its module; docs are made from it too."""
+    module = _command_module(name)
+    parser = Parser(prog=f"rankscope {name}", formatter_class=HelpFormatter, allow_abbrev=False)
+    module.configure(parser)
+    return parser, module
+
+
+def top_level_help() -> str:
+    width = max(map(len, COMMANDS)) + 2
+    lines = [
+        "usage: rankscope COMMAND [options]",
+        "",
+        "See where every rank's time goes: read, analyse and check profiles of distributed training.",
+        "",
+        "commands:",
+        *(f"  {name:<{width}}{text}" for name, text in COMMANDS.items()),
+        "",
+        "options:",
+        "  -h, --help     this text",
+        "  --version      the version",
+        "",
+        EPILOG,
+    ]
+    return "\n".join(lines)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run one command line and return its exit code: 0 ok, 1 error, 2 usage, 3 threshold crossed."""
+    if not argv or argv[0] in ("-h", "--help", "help"):
+        print(top_level_help(), end="")
+        return 0 if argv else 2
+    if argv[0] == "--version":
+        print(f"rankscope {__version__}")
+        return 0
+    try:
+        if argv[0] not in COMMANDS:
+            raise UsageError(
+                f"'{argv[0]}' is not a rankscope command",
+                why=f"There are: {', '.join(COMMANDS)}.",
+                hint="See: rankscope --help",
+            )
+        parser, command = command_parser(argv[0])
+        return command.main(parser.parse_args(argv[1:]))
+    except RankscopeError as error:
+        print(f"rankscope: {error}", file=sys.stderr)
+        return error.exit_code
+    except BrokenPipeError:
+        # `rankscope stats | head`: the reader has gone; keep the interpreter from complaining at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
+    except KeyboardInterrupt:
+        print("rankscope: interrupted; nothing half-written is kept", file=sys.stderr)
+        return 128 + signal.SIGINT
+
+
+def run() -> None:
+    """The console script."""
+    sys.exit(main(sys.argv[1:]))
