@@ -16,25 +16,17 @@ COPY_CATEGORIES = ("gpu_memcpy", "gpu_memset")
 LAUNCH_CATEGORIES = ("cuda_runtime", "cuda_driver", "hip_runtime", "xpu_runtime", "privateuse1_runtime")
 """Calls into a device's runtime or driver; a GPU event points back to one by its correlation."""
 
-COLLECTIVE_NAME_PATTERN = (
-    r"^(?:void\s+)?(?:nccl|rccl|oneccl|msccl|nvshmem|deep_ep|deepep|cross_device_reduce|vllm::cross_device_reduce)"
-    r"|ncclDevKernel|ncclKernel|nccl_symm|deep_ep::"
-)
+COLLECTIVE_NAME_PATTERN = r"(?i)(?:^|[^a-z])(?:nccl|rccl|oneccl|msccl|nvshmem|deep_?ep)|cross_device_reduce"
 """Kernels that communicate, by name, for files that carry no collective metadata (FACTS section 4)."""
 
 HOST_COLLECTIVE_PATTERN = r"^(?:gloo|mpi|ucc):"
 """Annotations torch puts around collectives that run on the host."""
 
-SYNC_CALL_PATTERN = (
-    r"^(?:cuda|hip)(?:StreamSynchronize|EventSynchronize|DeviceSynchronize|CtxSynchronize|Memcpy|MemcpyDtoH)$"
-    r"|^cu(?:Stream|Event|Ctx)Synchronize"
-)
+SYNC_CALL_PATTERN = r"^(?:cuda|hip)(?:Stream|Event|Device|Ctx)Synchronize$|^cu(?:Stream|Event|Ctx)Synchronize$"
 """Runtime calls in which the host waits for its own device."""
 
-WAITING_PATTERN = r"^(?:c10d::barrier|c10d::wait|Work::?\.?wait|.*DataLoader.*__next__)"
+WAITING_PATTERN = r"(?i)work[:.]+wait|barrier|dataloader.*__next__"
 """Host events that wait for somebody else: not work of their own."""
-
-STEP_PATTERN = r"^ProfilerStep#(\d+)$"
 
 
 @dataclass(frozen=True)
@@ -78,6 +70,7 @@ EVENTS = Table(
         Field("stream", "BIGINT", "args.stream"),
         Field("bytes", "BIGINT", "args.bytes of copies and fills"),
         Field("collective", "VARCHAR", "args.Collective name"),
+        Field("memory", "STRUCT", "the arguments of a [memory] event as numbers"),
     ),
 )
 
@@ -96,7 +89,7 @@ SLICES = Table(
         Field("parent", "BIGINT", "id of the innermost slice on its track that contains it"),
         Field("self_ns", "BIGINT", "duration less that of its direct children"),
         Field("launch", "BIGINT", "device activity: id of the runtime call that launched it"),
-        Field("op", "BIGINT", "runtime calls and device activity: id of the op that issued it"),
+        Field("op", "BIGINT", "id of the op around it; for device activity, of the op that launched it"),
         Field("python", "BIGINT", "id of the Python frame it was called from (with_stack)"),
         Field("module", "BIGINT", "id of the nn.Module frame it was called from (with_stack)"),
         Field("correlation", "BIGINT", "joins a launch with what it launched"),

@@ -11,7 +11,7 @@ import re
 import unicodedata
 from collections.abc import Iterable
 from dataclasses import dataclass
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 
 from rankscope.errors import UsageError
 
@@ -55,21 +55,22 @@ _LARGEST = Decimal(2**63 - 1)
 # At three decimals a value below a tenth of the unit shows fewer than three significant digits.
 READABLE = 0.1
 _MAX_DECIMALS = 3
+_MAX_DIGITS = 7
 # Past six digits before the point a column grows wider than a smaller unit is worth.
 _MAX_IN_UNIT = 1_000_000
 
 
 @dataclass(frozen=True)
 class Scale:
-    """How the values of one column are written: divided by `factor`, called `label`, with `decimals` digits."""
+    """How a column is written: divided by `factor`, called `label`, with `decimals` digits."""
 
     factor: int
     label: str
     decimals: int
 
     def format(self, value: float) -> str:
-        """The bare number; the unit stands in the heading."""
-        return _fixed(value / self.factor, self.decimals)
+        """The bare number, for below a heading. '0' is none at all, '0.000' too little to show."""
+        return "0" if not value else _fixed(value / self.factor, self.decimals)
 
 
 def _fixed(value: float, decimals: int) -> str:
@@ -78,9 +79,14 @@ def _fixed(value: float, decimals: int) -> str:
     return text[1:] if text.startswith("-") and not text.strip("-0.,") else text
 
 
-def _decimals(value: float) -> int:
-    """Digits after the point that give `value` (> 0) four significant ones; at least 1, at most 3."""
-    return max(1, min(_MAX_DECIMALS, 3 - math.floor(math.log10(value))))
+def _digits_before_point(value: float) -> int:
+    return math.floor(math.log10(value)) + 1 if value >= 1 else 1
+
+
+def _decimals(low: float, high: float) -> int:
+    """Digits after the point that give `low` four significant ones and `high` no more than seven; 1 to 3."""
+    wanted = 4 - _digits_before_point(low) if low >= 1 else _MAX_DECIMALS
+    return max(1, min(wanted, _MAX_DIGITS - _digits_before_point(high)))
 
 
 def _sizes(values: Iterable[float]) -> list[float]:
@@ -115,9 +121,9 @@ def decimals_for(unit: str, factor: int, values: Iterable[float]) -> int:
     if unit == "percent":
         return 1  # as nsys prints it
     sizes = _sizes(values)
-    if factor == 1 and all(float(size).is_integer() for size in sizes):
+    if not sizes or (factor == 1 and all(float(size).is_integer() for size in sizes)):
         return 0
-    return _decimals(sizes[len(sizes) // 4] / factor)
+    return _decimals(sizes[len(sizes) // 4] / factor, sizes[-1] / factor)
 
 
 def _scaled(value: float, steps: Steps, digits: int) -> str:
@@ -183,7 +189,7 @@ def _parse(text: str, factors: dict[str, int], what: str, hint: str) -> Decimal:
     try:
         # Decimal and not float: 9007199254740993 must come back as itself.
         value = Decimal(match[1]) * factors[match[2]]
-    except InvalidOperation:
+    except ArithmeticError:  # '1.2.3', or an exponent that even Decimal cannot hold
         raise UsageError(f"'{text}' is not {what}", hint=hint) from None
     if value > _LARGEST:
         raise UsageError(f"'{text}' is too large", why="It does not fit into 64 bits.", hint=hint)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 BLOCK_BYTES = 128 << 20
 """Read at once. Two blocks are in memory: one is parsed while the next is read."""
-RANGE_BYTES = 8 << 20
+RANGE_BYTES = 16 << 20
 """Parsed at once by one thread: small enough that two threads finish a block together."""
 LARGEST_EVENT_BYTES = 16 << 20
 _GLANCE = 4 << 20
@@ -48,12 +48,21 @@ _TYPED_ARGS = {
     "bytes": "BIGINT",
     "Collective name": "VARCHAR",
 }
+_MEMORY_ARGS = {
+    "Bytes": "BIGINT",
+    "Total Allocated": "BIGINT",
+    "Total Reserved": "BIGINT",
+    "Device Type": "BIGINT",
+    "Device Id": "BIGINT",
+    "Addr": "BIGINT",
+}
 _SELECT = """
 SELECT coalesce(ph, '') AS ph, coalesce(cat, '') AS category, coalesce(name, '') AS name,
        coalesce(pid, '') AS pid, coalesce(tid, '') AS tid,
        {time} AS ts_ns, CAST(round(dur * 1000) AS BIGINT) AS dur_ns, id AS flow, args,
        typed.correlation AS correlation, typed."External id" AS external_id, typed.device AS device,
-       typed.stream AS stream, typed.bytes AS bytes, typed."Collective name" AS collective
+       typed.stream AS stream, typed.bytes AS bytes, typed."Collective name" AS collective,
+       CASE WHEN name = '[memory]' THEN json_transform(args, '{memory}') END AS memory
 FROM (SELECT *, json_transform(args, '{typed}') AS typed
       FROM read_json({paths}, format='array', columns={columns}, auto_detect=false,
                      maximum_object_size={largest}))
@@ -91,7 +100,8 @@ class JsonBatch:
         self._connection = connection
         self._report = report
         self._spans = self._cut()
-        self._ranges = [block.data[a:b] for a, b in self._spans]
+        view = memoryview(block.data)
+        self._ranges: list[bytes | memoryview] = [view[a:b] for a, b in self._spans]
         self._time = _SHORT_TIME
         if any(_LONG_TIME_SAMPLE.search(raw, 0, 1 << 16) for raw in self._ranges):
             self._time = _LONG_TIME
@@ -104,12 +114,13 @@ class JsonBatch:
             return [(block.start, block.end)]
         return json_layout.cut(block.data, block.start, block.end, block.separator, RANGE_BYTES)
 
-    def _select(self, ranges: list[bytes]) -> str:
+    def _select(self, ranges: list[bytes | memoryview]) -> str:
         paths = self._files.serve([memoryview(r) for r in ranges])
         kind, time = self._time
         columns = ", ".join(f"{name}: '{kind}'" for name, kind in (_COLUMNS | {"ts": kind, "dur": "DOUBLE"}).items())
         return _SELECT.format(
             typed=json.dumps(_TYPED_ARGS),
+            memory=json.dumps(_MEMORY_ARGS),
             time=time,
             paths=paths,
             columns=f"{{{columns}}}",

@@ -1,12 +1,15 @@
-"""A Result as people read it: headings, one unit per column, every cell as text. Tables and Markdown share it."""
+"""A Result as people read it: headings, one unit per column, cells as text; for tables and Markdown."""
 
 from __future__ import annotations
 
+import json
 import math
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime, time
 from decimal import Decimal
+from enum import Enum
 from typing import Any, Literal
 
 from rankscope.analysis.result import Column, Result
@@ -45,17 +48,26 @@ class Field:
     cells: list[str]
 
     @property
+    def label(self) -> str:
+        """What to call the column in a sentence."""
+        return self.title or self.unit
+
+    @property
     def heading(self) -> str:
         """The heading on one line: 'Total (ms)', 'Time %', 'GB/s'."""
         if not self.title or not self.unit:
-            return self.title or self.unit
+            return self.label
         return f"{self.title} %" if self.unit == "%" else f"{self.title} ({self.unit})"
 
 
 def plain(value: Any) -> Any:
     """`value` in the types JSON has. NaN and infinity are not known either: None."""
-    if value is None or isinstance(value, (bool, int, str)):
+    if value is None or type(value) in (bool, int, str):
         return value
+    if isinstance(value, Enum):
+        return plain(value.value)
+    if isinstance(value, int):
+        return int(value)
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else None
     if isinstance(value, Decimal):
@@ -98,11 +110,10 @@ def _field(column: Column, values: list[Any], scale: Scale | None) -> Field:
 
 def _heading(column: Column, scale: Scale | None) -> tuple[str, str]:
     unit = scale.label if scale else ""
-    if not column.title:
-        return _derived_title(column, bool(unit)), unit
-    title = clean(column.title)
-    # 'Time %' says its unit already.
-    return title, "" if unit and unit in title else unit
+    title = clean(column.title) or _derived_title(column, bool(unit))
+    # '% of roof' says its unit already; the s of 'Calls' does not.
+    said = unit and re.search(rf"(?<!\w){re.escape(unit)}(?!\w)", title)
+    return title, "" if said else unit
 
 
 def _derived_title(column: Column, has_unit: bool) -> str:
@@ -136,14 +147,14 @@ def _cell(value: Any, unit: str, scale: Scale | None) -> str:
         return format_value(unit, value) if unit else format_plain(value)
     if isinstance(value, list):
         return clean(", ".join(_cell(item, "", None) for item in value))
-    return clean(str(value))
+    return clean(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
 
 
 def _scales(columns: Sequence[Column], values: Sequence[list[Any]]) -> list[Scale | None]:
     """One scale per column; None where each cell picks its own or there is nothing to scale.
 
-    Columns that are read against each other share theirs: the parts of a breakdown must be seen to add up, and an
-    average must not stand in µs beside a maximum in ms.
+    Columns that are read against each other share theirs: the parts of a breakdown must be seen to add up,
+    and an average must not stand in µs beside a maximum in ms.
     """
     numbers = [_numbers(column_values) for column_values in values]
     scales: list[Scale | None] = [None] * len(columns)

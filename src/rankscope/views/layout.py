@@ -1,7 +1,8 @@
 """Which columns of a table are shown at a width, and how wide each is. Numbers only; nothing is drawn here.
 
-Before a row would wrap, in this order: headings are stacked; numeric columns go from the right, down to the first
-four; names shrink to 24 cells (12 where there are several); the other text columns go; then the rest from the right.
+Where not all fits, in this order: headings are stacked; numeric columns go, from the right, down to the first
+four; names shrink to 24 cells (12 where there are several); short text columns go; then the rest, from the
+right.
 """
 
 from __future__ import annotations

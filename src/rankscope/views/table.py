@@ -1,4 +1,4 @@
-"""A Result as a terminal table in the manner of `nsys stats`: numbers to the right, one line per row, never wrapped."""
+"""A Result as a terminal table in the manner of `nsys stats`: numbers to the right, one line per row."""
 
 from __future__ import annotations
 
@@ -28,10 +28,8 @@ def table(result: Result, width: int, color: bool) -> str:
         lines, left_out = _grid(fields(result), width, color)
         blocks.append(lines)
         if left_out:
-            notes.append(
-                f"No room at {width} columns for {', '.join(left_out)}:"
-                " a wider terminal or --format csv shows the rest."
-            )
+            names, them = ", ".join(left_out), "it" if len(left_out) == 1 else "them"
+            notes.append(f"No room at {width} columns for {names}; --format csv has {them}.")
     else:
         blocks.append([NOTHING])
     if notes:
@@ -40,7 +38,7 @@ def table(result: Result, width: int, color: bool) -> str:
 
 
 def _title(result: Result, width: int, color: bool) -> list[str]:
-    title, window = clean(result.title or result.name), clean(result.window)
+    title, window = clean(result.title or result.name).strip(), clean(result.window).strip()
     if not window:
         return [paint(line, BOLD, color) for line in wrap(title, width)]
     if display_width(f"{title} · {window}") <= width:
@@ -52,7 +50,7 @@ def _title(result: Result, width: int, color: bool) -> list[str]:
 
 
 def _finding(finding: Finding, width: int, color: bool) -> list[str]:
-    """The severity as a word (colour only repeats it), the sentence, and below it the evidence and the next step."""
+    """The severity as a word (colour only repeats it), the sentence, the evidence, the next step."""
     word = f"{finding.severity}: "
     lines = hang(word, clean(finding.title), width) or [word.rstrip()]
     lines[0] = paint(word[:-1], SEVERITY_STYLES[finding.severity], color) + lines[0][len(word) - 1 :]
@@ -68,7 +66,7 @@ def _grid(columns: Sequence[Field], width: int, color: bool) -> tuple[list[str],
     rule = (" " * GAP).join("─" * size for _, size in kept)
     cells = [_set_column(column, size) for column, size in kept]
     rows = [(" " * GAP).join(row).rstrip() for row in zip(*cells, strict=True)]
-    left_out = [column.heading for index, column in enumerate(columns) if index not in layout.widths]
+    left_out = [column.label for index, column in enumerate(columns) if index not in layout.widths]
     return [*heading, paint(rule, DIM, color), *rows], left_out
 
 
@@ -79,7 +77,11 @@ def _shape(column: Field) -> Shape:
 
 
 def _stacked_words(column: Field) -> list[str]:
-    return [*column.title.split(), *([f"({column.unit})"] if column.unit else [])]
+    return [*column.label.split(), *_unit_line(column)]
+
+
+def _unit_line(column: Field) -> list[str]:
+    return [f"({column.unit})"] if column.unit and column.title else []
 
 
 def _heading_lines(kept: Sequence[tuple[Field, int]], layout: Layout) -> list[str]:
@@ -100,7 +102,7 @@ def _heading_lines(kept: Sequence[tuple[Field, int]], layout: Layout) -> list[st
 def _heading_stack(column: Field, size: int, stacked: bool) -> list[str]:
     if not stacked or column.kind == "text":
         return [column.heading]
-    return [*wrap(column.title, size), *([f"({column.unit})"] if column.unit else [])]
+    return [*wrap(column.label, size), *_unit_line(column)]
 
 
 def _set_column(column: Field, size: int) -> list[str]:

@@ -1,4 +1,4 @@
-"""What the caller's terminal can show: its width and whether it takes colour; and the few colours there are."""
+"""What a stream can show: its width, whether it takes colour; and the few colours there are."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def terminal_width(stream: TextIO) -> int:
 
 
 def use_color(stream: TextIO) -> bool:
-    """Whether to colour: never with NO_COLOR (no-color.org) or TERM=dumb, else on a terminal or with FORCE_COLOR."""
+    """Never with NO_COLOR (no-color.org) or TERM=dumb; else on a terminal, or with FORCE_COLOR."""
     if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
         return False
     return bool(os.environ.get("FORCE_COLOR")) or _is_terminal(stream)

@@ -1,0 +1,108 @@
+"""Synthetic multi-rank traces in Kineto's exact text, whose every answer is known beforehand.
+
+    plan = Plan(ranks=8, events_per_rank=50_000, steps=6, straggler=Straggler(2, "compute", 5_000_000))
+    truth = write(plan, Path("run"))
+
+writes run/rank-00000-of-00008.pt.trace.json … and run/truth.json, and returns what is in the latter.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rankscope.bench import workload
+from rankscope.bench.defects import Defect, in_order
+from rankscope.bench.file_damage import damage
+from rankscope.bench.rank_file import RankFile
+from rankscope.bench.synthetic_plan import Clock, Plan, Straggler
+from rankscope.bench.timeline import Timeline
+from rankscope.bench.trace_bytes import write_pieces
+from rankscope.bench.truth import Truth, truth
+from rankscope.errors import StoreError
+
+__all__ = ["TRUTH_FILE", "Clock", "Defect", "Plan", "Straggler", "Truth", "write"]
+
+TRUTH_FILE = "truth.json"
+
+
+def write(
+    plan: Plan, folder: Path, *, force: bool = False, progress: Callable[[int], None] | None = None
+) -> Truth:
+    """Write a plan's files and truth.json into folder, and return the truth.
+
+    progress is called with the number of bytes of text each piece added. A folder that holds anything is
+    refused unless force is given; then the files of an earlier plan there are removed first. If anything
+    goes wrong, nothing of this plan is left behind.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        _make_room(folder, force=force)
+        return _write(plan, folder, progress)
+    except OSError as error:
+        raise StoreError(
+            f"cannot write to {folder}",
+            why=f"{error.strerror or error}.",
+            hint="Choose another folder with -o, on a disk with room",
+        ) from error
+
+
+def file_name(plan: Plan, rank: int) -> str:
+    ending = ".pt.trace.json.gz" if plan.gzip else ".pt.trace.json"
+    return f"rank-{rank:05d}-of-{plan.ranks:05d}{ending}"
+
+
+def _make_room(folder: Path, *, force: bool) -> None:
+    if not any(folder.iterdir()):
+        return
+    if not force:
+        raise StoreError(
+            f"{folder} is not empty",
+            why="Synthetic traces are never mixed with files that are already there.",
+            hint="Choose another folder with -o, or overwrite with -f",
+        )
+    try:
+        old = json.loads((folder / TRUTH_FILE).read_text())["files"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return  # no earlier plan: files of the same name are replaced, others are not ours to remove
+    for name in [*old, TRUTH_FILE]:
+        (folder / Path(str(name)).name).unlink(missing_ok=True)
+
+
+def _write(plan: Plan, folder: Path, progress: Callable[[int], None] | None) -> Truth:
+    timeline = Timeline(plan, workload.build(plan))
+    written: list[Path] = []
+    try:
+        ranks, defects = [], []
+        for rank in plan.present:
+            target = folder / file_name(plan, rank)
+            part = target.with_name(f"part-{target.name}")
+            written += [target, part]
+            file = RankFile(timeline, rank, target.name)
+            nbytes = write_pieces(part, (piece.encode() for piece in file.pieces()), progress)
+            part.replace(target)
+            damaged = _damage(plan, rank, target, written)
+            defects += damaged
+            name = damaged[-1]["file"] if damaged else target.name
+            ranks.append({"rank": rank, "file": name, "text_bytes": nbytes, **file.book.truth()})
+        answers = truth(timeline, ranks, defects)
+        written.append(folder / TRUTH_FILE)
+        (folder / TRUTH_FILE).write_text(json.dumps(answers, indent=1) + "\n")
+    except BaseException:
+        for path in written:
+            path.unlink(missing_ok=True)
+        raise
+    return answers
+
+
+def _damage(plan: Plan, rank: int, path: Path, written: list[Path]) -> list[dict[str, Any]]:
+    records = []
+    for defect in in_order([defect for defect in plan.defects if defect.rank == rank]):
+        path, record = damage(path, defect)
+        records.append(record)
+        written.append(path)
+        if "second_file" in record:
+            written.append(path.with_name(record["second_file"]))
+    return records
