@@ -22,7 +22,9 @@ COLLECTIVE_NAME_PATTERN = r"(?i)(?:^|[^a-z])(?:nccl|rccl|oneccl|msccl|nvshmem|de
 HOST_COLLECTIVE_PATTERN = r"^(?:gloo|mpi|ucc):"
 """Annotations torch puts around collectives that run on the host."""
 
-SYNC_CALL_PATTERN = r"^(?:cuda|hip)(?:Stream|Event|Device|Ctx)Synchronize$|^cu(?:Stream|Event|Ctx)Synchronize$"
+SYNC_CALL_PATTERN = (
+    r"^(?:cuda|hip)(?:Stream|Event|Device|Ctx)Synchronize$|^cu(?:Stream|Event|Ctx)Synchronize$"
+)
 """Runtime calls in which the host waits for its own device."""
 
 WAITING_PATTERN = r"(?i)work[:.]+wait|barrier|dataloader.*__next__"
@@ -90,7 +92,11 @@ SLICES = Table(
         Field("self_ns", "BIGINT", "duration less that of its direct children"),
         Field("launch", "BIGINT", "device activity: id of the runtime call that launched it"),
         Field("op", "BIGINT", "id of the op around it; for device activity, of the op that launched it"),
-        Field("python", "BIGINT", "id of the Python frame it was called from (with_stack)"),
+        Field(
+            "python",
+            "BIGINT",
+            "id of the innermost Python line around it, the user's own if any (with_stack)",
+        ),
         Field("module", "BIGINT", "id of the nn.Module frame it was called from (with_stack)"),
         Field("correlation", "BIGINT", "joins a launch with what it launched"),
         Field("device", "INTEGER", "device activity: the device"),

@@ -68,7 +68,9 @@ def _rows(
         return []
     group = group.reshape(-1)
     low, high = (
-        _step_bounds(run, scope, groups, per_step) if on_host else _bounds(device, group[: len(keys)], len(groups))
+        _step_bounds(run, scope, groups, per_step)
+        if on_host
+        else _bounds(device, group[: len(keys)], len(groups))
     )
     measured = _measure(device, group[: len(keys)], host, group[len(keys) :], low, high)
     return [
@@ -81,7 +83,9 @@ def _rows(
             "exposed_comm_ns": int(measured.exposed_comm[i]),
             "exposed_copy_ns": int(measured.exposed_copy[i]),
             "idle_ns": int(measured.idle[i]),
-            "overlap_pct": 100 * int(measured.hidden[i]) / int(measured.comm[i]) if measured.comm[i] else None,
+            "overlap_pct": 100 * int(measured.hidden[i]) / int(measured.comm[i])
+            if measured.comm[i]
+            else None,
         }
         for i, (rank, step) in enumerate(groups.tolist())
         if high[i] >= low[i]

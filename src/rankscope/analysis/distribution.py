@@ -29,7 +29,8 @@ def kernels(run: Run, scope: Scope, by: str | None = None) -> Result:
     rank, group = _rank_columns(by)
     rows = run.records(
         f"SELECT {rank} name, first(class) AS class, 0.0 AS time_pct, {_STATISTICS.format(count='instances')} "
-        f"FROM gpu WHERE category = 'kernel' AND {scope.where()} GROUP BY {group} name ORDER BY total_ns DESC, {group} name"
+        f"FROM gpu WHERE category = 'kernel' AND {scope.where()} GROUP BY {group} name "
+        f"ORDER BY total_ns DESC, {group} name"
     )
     total = sum(row["total_ns"] for row in rows)
     for row in rows:
@@ -57,13 +58,15 @@ def api(run: Run, scope: Scope, by: str | None = None) -> Result:
     return _by_name(run, scope, by, "api", "Runtime and driver calls", f"category IN ({categories})", missing)
 
 
-def annotations(run: Run, scope: Scope, by: str | None = None) -> Result:
+def annotated(run: Run, scope: Scope, by: str | None = None) -> Result:
     """Ranges the program marked: record_function, ProfilerStep, Optimizer.step, collectives on the host."""
     missing = "no annotations in the window; torch.profiler.record_function(name) makes them"
     return _by_name(run, scope, by, "annotations", "Annotations", "category = 'user_annotation'", missing)
 
 
-def _by_name(run: Run, scope: Scope, by: str | None, name: str, title: str, where: str, missing: str) -> Result:
+def _by_name(
+    run: Run, scope: Scope, by: str | None, name: str, title: str, where: str, missing: str
+) -> Result:
     rank, group = _rank_columns(by)
     rows = run.records(
         f"SELECT {rank} name, {_STATISTICS.format(count='calls')} FROM slices WHERE {where} AND {scope.where()} "
@@ -119,7 +122,9 @@ def steps(run: Run, scope: Scope, by: str | None = None) -> Result:
     )
     notes = left_out(run, scope)
     if not rows:
-        notes.append("no steps; call profiler.step() in the loop, or mark them with record_function('step 1')")
+        notes.append(
+            "no steps; call profiler.step() in the loop, or mark them with record_function('step 1')"
+        )
     return Result("steps", "Steps", scope.window, columns, rows, notes=tuple(notes))
 
 

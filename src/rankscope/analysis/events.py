@@ -57,18 +57,30 @@ def host_collectives(run: Run, scope: Scope) -> Activity:
     """
     return _activity(
         run,
-        "WITH collectives AS (SELECT rank, segment, id, step, start_ns, dur_ns FROM slices WHERE "
-        f"category = 'user_annotation' AND regexp_matches(name, '{HOST_COLLECTIVE_PATTERN}') AND {scope.where()}), "
-        "children AS (SELECT c.rank, c.segment, c.id, k.start_ns, k.start_ns + k.dur_ns AS end_ns, "
-        f"regexp_matches(k.name, '{SYNC_CALL_PATTERN}') AS waits FROM collectives c JOIN slices k "
-        "ON k.rank = c.rank AND k.segment = c.segment AND k.parent = c.id), "
-        "work AS (SELECT rank, segment, id, min(start_ns) AS work_ns FROM children WHERE NOT waits GROUP BY ALL), "
-        "waits AS (SELECT k.rank, k.segment, k.id, max(k.end_ns) AS ready_ns FROM children k LEFT JOIN work w "
-        "ON w.rank = k.rank AND w.segment = k.segment AND w.id = k.id "
-        "WHERE k.waits AND (w.work_ns IS NULL OR k.start_ns < w.work_ns) GROUP BY ALL) "
-        f"SELECT c.rank::BIGINT AS rank, coalesce(c.step, {NO_STEP})::BIGINT AS step, 1::BIGINT AS kind, "
-        "greatest(c.start_ns, coalesce(w.ready_ns, c.start_ns)) AS start, c.start_ns + greatest(c.dur_ns, 0) AS stop "
-        "FROM collectives c LEFT JOIN waits w ON w.rank = c.rank AND w.segment = c.segment AND w.id = c.id",
+        f"""
+        WITH collectives AS (
+            SELECT rank, segment, id, step, start_ns, dur_ns FROM slices
+            WHERE category = 'user_annotation' AND regexp_matches(name, '{HOST_COLLECTIVE_PATTERN}')
+            AND {scope.where()}
+        ), children AS (
+            SELECT c.rank, c.segment, c.id, k.start_ns, k.start_ns + k.dur_ns AS end_ns,
+                   regexp_matches(k.name, '{SYNC_CALL_PATTERN}') AS waits
+            FROM collectives c
+            JOIN slices k ON k.rank = c.rank AND k.segment = c.segment AND k.parent = c.id
+        ), work AS (
+            SELECT rank, segment, id, min(start_ns) AS work_ns FROM children WHERE NOT waits GROUP BY ALL
+        ), waiting AS (
+            SELECT k.rank, k.segment, k.id, max(k.end_ns) AS ready_ns
+            FROM children k
+            LEFT JOIN work w ON w.rank = k.rank AND w.segment = k.segment AND w.id = k.id
+            WHERE k.waits AND (w.work_ns IS NULL OR k.start_ns < w.work_ns) GROUP BY ALL
+        )
+        SELECT c.rank::BIGINT AS rank, coalesce(c.step, {NO_STEP})::BIGINT AS step, 1::BIGINT AS kind,
+               greatest(c.start_ns, coalesce(w.ready_ns, c.start_ns)) AS start,
+               c.start_ns + greatest(c.dur_ns, 0) AS stop
+        FROM collectives c
+        LEFT JOIN waiting w ON w.rank = c.rank AND w.segment = c.segment AND w.id = c.id
+        """,
     )
 
 
@@ -76,8 +88,13 @@ def host_work(run: Run, scope: Scope) -> Activity:
     """Leaf ops of any thread that do something themselves: the compute of a run without a GPU."""
     return _activity(
         run,
-        f"SELECT {_COLUMNS}, 0::BIGINT AS kind, start_ns AS start, start_ns + greatest(dur_ns, 0) AS stop "
-        f"FROM slices s WHERE category = 'cpu_op' AND NOT regexp_matches(name, '{WAITING_PATTERN}') AND {scope.where()} "
-        "AND NOT EXISTS (SELECT 1 FROM slices c WHERE c.category = 'cpu_op' AND c.rank = s.rank "
-        "AND c.segment = s.segment AND c.op = s.id)",
+        f"""
+        SELECT {_COLUMNS}, 0::BIGINT AS kind, start_ns AS start, start_ns + greatest(dur_ns, 0) AS stop
+        FROM slices s
+        WHERE category = 'cpu_op' AND {scope.where()} AND NOT regexp_matches(name, '{WAITING_PATTERN}')
+        AND NOT EXISTS (
+            SELECT 1 FROM slices c
+            WHERE c.category = 'cpu_op' AND c.rank = s.rank AND c.segment = s.segment AND c.op = s.id
+        )
+        """,
     )

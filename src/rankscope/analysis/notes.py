@@ -8,7 +8,9 @@ from rankscope.store.run import Run
 
 def left_out(run: Run, scope: Scope) -> list[str]:
     """Events that no table can show, over the ranks in scope."""
-    lost, misplaced = run.rows(f"SELECT sum(lost), sum(misplaced) FROM segments WHERE {scope.only_ranks().where()}")[0]
+    lost, misplaced = run.rows(
+        f"SELECT sum(lost), sum(misplaced) FROM segments WHERE {scope.only_ranks().where()}"
+    )[0]
     notes = []
     if lost:
         notes.append(f"left out: {lost:,} events that could not be read (rankscope doctor says which)")
@@ -19,7 +21,9 @@ def left_out(run: Run, scope: Scope) -> list[str]:
     )
     if inferred:
         ways = {"optimizer": "optimizer steps", "annotation": "numbered annotations"}
-        notes.append(f"no ProfilerStep in the file: steps are inferred from {ways.get(inferred[0][0], inferred[0][0])}")
+        notes.append(
+            f"no ProfilerStep in the file: steps are inferred from {ways.get(inferred[0][0], inferred[0][0])}"
+        )
     return notes
 
 

@@ -40,7 +40,10 @@ def ops(run: Run, scope: Scope, by: str | None = None) -> Result:
 
     names, keys = _texts(run, "name_texts"), _texts(run, "key_texts")
     work = _flops_by_group(run, scope, columns, group, size)
-    sums = [total(columns[c]) for c in ("one", "self_ns", "dur_ns")] + [total(device_self), total(device_total)]
+    sums = [total(columns[c]) for c in ("one", "self_ns", "dur_ns")] + [
+        total(device_self),
+        total(device_total),
+    ]
     rows = []
     for i in range(size):
         row: dict[str, Any] = {"name": names[int(key[0, i])]}
@@ -50,7 +53,9 @@ def ops(run: Run, scope: Scope, by: str | None = None) -> Result:
         row |= {label: values[i] for label, values in zip(labels, sums, strict=True)}
         rows.append(row | {"flops": work[i]})
     rows.sort(key=lambda row: (-row["self_device_ns"], -row["self_host_ns"], row["name"]))
-    return Result("ops", "Operators", scope.window, _columns(by), rows, notes=tuple(_notes(run, scope, by, rows)))
+    return Result(
+        "ops", "Operators", scope.window, _columns(by), rows, notes=tuple(_notes(run, scope, by, rows))
+    )
 
 
 def _columns(by: str | None) -> tuple[Column, ...]:
@@ -134,7 +139,9 @@ def _device_time(run: Run, scope: Scope, columns: dict[str, Any]) -> Any:
     return time
 
 
-def _flops_by_group(run: Run, scope: Scope, columns: dict[str, Any], group: Any, size: int) -> list[int | None]:
+def _flops_by_group(
+    run: Run, scope: Scope, columns: dict[str, Any], group: Any, size: int
+) -> list[int | None]:
     """Operations of matrix products by group; None where no shape tells."""
     names = ", ".join(f"'{name}'" for name in FLOP_OPS)
     shaped = run.rows(

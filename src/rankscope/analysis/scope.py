@@ -50,7 +50,9 @@ class Scope:
             numbers = [step for (step,) in run.rows("SELECT DISTINCT step FROM steps ORDER BY step")]
             if not any(self.steps[0] <= step <= self.steps[1] for step in numbers):
                 has = f"It has the steps {_compact(numbers)}." if numbers else "It has no steps."
-                raise UsageError(f"no {self.window} in this run", why=has, hint="Choose among these: --steps A:B")
+                raise UsageError(
+                    f"no {self.window} in this run", why=has, hint="Choose among these: --steps A:B"
+                )
 
 
 def parse_ranks(text: str) -> frozenset[int] | None:
@@ -74,7 +76,9 @@ def parse_steps(text: str) -> tuple[int, int]:
     first, last = int(match[1]), int(match[2] or match[1])
     if last < first:
         raise UsageError(
-            f"--steps {text} ends before it begins", why=f"{last} is less than {first}.", hint=f"Did you mean {last}:{first}?"
+            f"--steps {text} ends before it begins",
+            why=f"{last} is less than {first}.",
+            hint=f"Did you mean {last}:{first}?",
         )
     return first, last
 

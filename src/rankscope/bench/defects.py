@@ -35,7 +35,7 @@ CATALOGUE = {
     "truncated-gzip": Kind(scope="cut", what="the file is a .json.gz whose compressed bytes end too early"),
     "control-characters": Kind(scope="event", what="raw control characters (01, tab, newline) inside names"),
     "invalid-utf8": Kind(scope="event", what="bytes inside names that are not UTF-8 (FF FE, a lone C3)"),
-    "lone-surrogate": Kind(scope="event", what="half of a surrogate pair, \\\\ud83d, inside names"),
+    "lone-surrogate": Kind(scope="event", what="half of a surrogate pair, \\ud83d, inside names"),
     "nan": Kind(scope="event", what="NaN, Infinity and -Infinity in dur and ts"),
     "unescaped-quotes": Kind(
         scope="event", what='quotes inside names that are not escaped: {"device": "cpu"}'

@@ -87,13 +87,14 @@ def _write(plan: Plan, folder: Path, progress: Callable[[int], None] | None) -> 
             defects += damaged
             name = damaged[-1]["file"] if damaged else target.name
             ranks.append({"rank": rank, "file": name, "text_bytes": nbytes, **file.book.truth()})
-        answers = truth(timeline, ranks, defects)
+        text = json.dumps(truth(timeline, ranks, defects), indent=1) + "\n"
         written.append(folder / TRUTH_FILE)
-        (folder / TRUTH_FILE).write_text(json.dumps(answers, indent=1) + "\n")
+        (folder / TRUTH_FILE).write_text(text)
     except BaseException:
         for path in written:
             path.unlink(missing_ok=True)
         raise
+    answers: Truth = json.loads(text)  # what a reader of the file gets: lists, no tuples
     return answers
 
 

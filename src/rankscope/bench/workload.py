@@ -150,11 +150,11 @@ class _StepBuilder:
         ns = self.templates[template].gpu_ns
         return blocks * int(ns.sum() + KERNEL_GAP_NS * len(ns))
 
-    def _collective(self, kind: CollectiveKind, axis: str, thread: str, wanted_ns: int) -> int | None:
+    def _collective(self, kind: CollectiveKind, axis: str, thread: str, wanted_ns: int) -> list[int]:
         """Add a collective and return its ordinal; a group of one rank has nothing to say to itself."""
         size = len(self.plan.groups(axis)[0].ranks)
         if size == 1:
-            return None
+            return []
         collective = Collective(
             kind=kind,
             axis=axis,
@@ -166,26 +166,26 @@ class _StepBuilder:
         self.parts.append(Part(template=f"{kind.kind}.{thread}", collective=collective))
         self.ordinals += 1
         self.axis_ordinals[axis] += 1
-        return collective.ordinal
+        return [collective.ordinal]
 
     def _forward(self, sizes: list[int], *, tensor_parallel: bool) -> None:
-        """Tensor parallel: each bucket waits for the collective before it. Else two buckets are in flight."""
-        started: list[int | None] = []
-        layer, lag = 0, 1 if tensor_parallel else 2
+        """Tensor parallel: each bucket waits for the collective before it. Else two buckets are in flight,
+        but all wait for the first one: whoever is late shows there once, and the ranks go on together."""
+        started: list[int] = []
+        layer = 0
         for bucket, size in enumerate(sizes):
-            waits = started[bucket - lag] if bucket >= lag else None
-            waits_for = () if waits is None else (waits,)
+            behind = 1 if tensor_parallel or bucket == 1 else 2
+            waits_for = tuple(started[bucket - behind : bucket - behind + 1]) if bucket >= behind else ()
             self.parts.append(Part(template="forward", blocks=size, first_layer=layer, waits_for=waits_for))
             layer += size
             gpu_ns = self._gpu_ns("forward", size)
             if tensor_parallel:
                 kind = (ALL_GATHER, REDUCE_SCATTER)[bucket % 2]
-                started.append(self._collective(kind, "tensor", MAIN, gpu_ns * 15 // 100))
+                started += self._collective(kind, "tensor", MAIN, gpu_ns * 15 // 100)
             else:
-                started.append(self._collective(ALL_GATHER, "world", MAIN, gpu_ns * 60 // 100))
-        last = started[-1]
-        waits_for = (last,) if tensor_parallel and last is not None else ()
-        self.parts.append(Part(template="loss", waits_for=waits_for))
+                started += self._collective(ALL_GATHER, "world", MAIN, gpu_ns * 60 // 100)
+        all_at_once = tensor_parallel or len(sizes) == 1
+        self.parts.append(Part(template="loss", waits_for=tuple(started[-1:]) if all_at_once else ()))
 
     def _backward(self, sizes: list[int], layers: int, *, tensor_parallel: bool) -> None:
         """Gradients travel while the next bucket is computed; the optimizer waits for all of them."""

@@ -30,8 +30,13 @@ def find_reader(path: Path) -> Reader:
     finally:
         stream.close()
     if not head:
-        why = stream.damage.capitalize() or "It has no bytes; a job killed before it wrote its trace leaves such a file"
-        raise NotATraceError(f"{path} is empty", why=f"{why}.", hint="Capture this rank again, or leave the file out.")
+        why = (
+            stream.damage.capitalize()
+            or "It has no bytes; a job killed before it wrote its trace leaves such a file"
+        )
+        raise NotATraceError(
+            f"{path} is empty", why=f"{why}.", hint="Capture this rank again, or leave the file out."
+        )
     for reader in READERS:
         if reader.recognises(path, head):
             return reader

@@ -59,6 +59,7 @@ class GzipStream:
 
         self.damage = ""
         self._library = igzip_lib
+        self._corrupt: Any = igzip_lib.error
         self._file = path.open("rb")
         self._inflate = self._new_member()
         self._pending = b""
@@ -82,7 +83,7 @@ class GzipStream:
                 return self._stop("the gzip file ends in the middle of its data")
         try:
             piece: bytes = self._inflate.decompress(self._pending, limit)
-        except self._library.error as error:
+        except self._corrupt as error:
             return self._stop(f"the gzip data is corrupt ({error})")
         self._pending = b""
         return piece
@@ -128,5 +129,7 @@ def cannot_read(path: Path, error: OSError) -> ReadError:
         PermissionError: f"Ask for read permission: chmod a+r {path}",
         IsADirectoryError: "Name the files inside it, or the folder of a whole run.",
     }
-    hint = next((text for kind, text in hints.items() if isinstance(error, kind)), "Check the disk and the path.")
+    hint = next(
+        (text for kind, text in hints.items() if isinstance(error, kind)), "Check the disk and the path."
+    )
     return ReadError(f"cannot read {path}", why=f"{error.strerror or os.fspath(path)}.", hint=hint)

@@ -48,7 +48,7 @@ class RangeFile:
         self.closed = True
 
 
-class RangeFileSystem(AbstractFileSystem):
+class RangeFileSystem(AbstractFileSystem):  # type: ignore[misc]
     """The ranges of the block at hand, by index."""
 
     protocol = PROTOCOL

@@ -45,7 +45,9 @@ class ReadReport:
             self.examples.append(text)
 
 
-def repair_range(block: bytes, start: int, end: int, separator: bytes | None, offset: int, report: ReadReport) -> bytes:
+def repair_range(
+    block: bytes, start: int, end: int, separator: bytes | None, offset: int, report: ReadReport
+) -> bytes:
     """Clean JSON text (events joined by commas) of the events in block[start:end].
 
     `offset` is the block's place in the file, for messages.

@@ -105,7 +105,7 @@ class JsonBatch:
         self._time = _SHORT_TIME
         if any(_LONG_TIME_SAMPLE.search(raw, 0, 1 << 16) for raw in self._ranges):
             self._time = _LONG_TIME
-            self._ranges = [_LONG_TIME_TEXT.sub(rb'"ts":"\1"', raw) for raw in self._ranges]
+            self._ranges = [_LONG_TIME_TEXT.sub(rb'"ts":"\1"', bytes(raw)) for raw in self._ranges]
         self.select = self._select(self._ranges)
 
     def _cut(self) -> list[tuple[int, int]]:
@@ -117,7 +117,9 @@ class JsonBatch:
     def _select(self, ranges: list[bytes | memoryview]) -> str:
         paths = self._files.serve([memoryview(r) for r in ranges])
         kind, time = self._time
-        columns = ", ".join(f"{name}: '{kind}'" for name, kind in (_COLUMNS | {"ts": kind, "dur": "DOUBLE"}).items())
+        columns = ", ".join(
+            f"{name}: '{kind}'" for name, kind in (_COLUMNS | {"ts": kind, "dur": "DOUBLE"}).items()
+        )
         return _SELECT.format(
             typed=json.dumps(_TYPED_ARGS),
             memory=json.dumps(_MEMORY_ARGS),
@@ -133,7 +135,9 @@ class JsonBatch:
 
         for index, (start, end) in enumerate(self._spans):
             try:
-                self._connection.execute(f"SELECT max(hash(t)) FROM ({self._select([self._ranges[index]])}) t")
+                self._connection.execute(
+                    f"SELECT max(hash(t)) FROM ({self._select([self._ranges[index]])}) t"
+                )
             except duckdb.Error:
                 block = self._block
                 self._ranges[index] = repair_range(
@@ -219,7 +223,7 @@ class KinetoReader:
 
     def recognises(self, path: Path, head: bytes) -> bool:
         text = head.lstrip(b"\xef\xbb\xbf \t\r\n")
-        if b'"traceEvents"' in head or text[:1] == b"[" and re.search(rb'"ph"\s*:', head):
+        if b'"traceEvents"' in head or (text[:1] == b"[" and re.search(rb'"ph"\s*:', head)):
             return True
         # A long header may push the events out of the glance; a name that promises a trace gets a real look.
         return text[:1] == b"{" and ".trace.json" in path.name
@@ -273,7 +277,9 @@ def _trailing_object(path: Path, key: str, thorough: bool) -> dict[str, Any]:
     if found < 0:
         return {}
     try:
-        value, _ = json.JSONDecoder(strict=False).raw_decode(tail[found + len(key) + 3 :].decode("latin-1").lstrip())
+        value, _ = json.JSONDecoder(strict=False).raw_decode(
+            tail[found + len(key) + 3 :].decode("latin-1").lstrip()
+        )
     except ValueError:
         return {}
     return value if isinstance(value, dict) else {}

@@ -97,7 +97,11 @@ def _opened_as_store(paths: Sequence[Path], options: Options) -> Ingested | None
     """A run whose raw files are elsewhere or gone (fetched stores, ingest -o): the store alone is enough."""
     if len(paths) != 1 or not paths[0].is_dir() or options.ranks:
         return None
-    store = paths[0] if (paths[0] / "store.json").is_file() else store_folder(paths, options.output, options.cache)
+    store = (
+        paths[0]
+        if (paths[0] / "store.json").is_file()
+        else store_folder(paths, options.output, options.cache)
+    )
     index = Index.load(store)
     inside = any(entry.source.parent == paths[0] for entry in index.segments)
     if not index.segments or inside or not all(entry.is_current() for entry in index.segments):
@@ -123,7 +127,9 @@ def _choose_store(paths: Sequence[Path], sources: Sources, options: Options, say
 
 def _split(places: list[Assignment], index: Index) -> tuple[list[SegmentEntry], list[Assignment]]:
     """What is in the store and still true, and what must be read."""
-    known = {(entry.source, entry.rank, entry.segment): entry for entry in index.segments if entry.is_current()}
+    known = {
+        (entry.source, entry.rank, entry.segment): entry for entry in index.segments if entry.is_current()
+    }
     kept = [known[key] for place in places if (key := (place.path, place.rank, place.segment)) in known]
     wanted = [place for place in places if (place.path, place.rank, place.segment) not in known]
     return kept, wanted
@@ -144,7 +150,9 @@ def _read(
         _remove_stale(store)
         incoming = Path(tempfile.mkdtemp(prefix=f"{_STALE_PREFIX}{os.getpid()}-", dir=store))
     except OSError as error:
-        raise StoreError(f"cannot write to {store}", why=f"{error.strerror}.", hint="Name another folder: --cache DIR") from error
+        raise StoreError(
+            f"cannot write to {store}", why=f"{error.strerror}.", hint="Name another folder: --cache DIR"
+        ) from error
     jobs, threads, memory = _share_machine(len(wanted), jobs)
     tasks = {}
     for number, place in enumerate(wanted):
@@ -155,7 +163,9 @@ def _read(
     problems: list[RankscopeError] = []
     watch.begin(len(wanted), sum(place.path.stat().st_size for place in wanted))
     try:
-        for place, outcome in run_tasks(tasks, jobs, lambda place, read, doing: watch.advance(place.path, read, doing)):
+        for place, outcome in run_tasks(
+            tasks, jobs, lambda place, read, doing: watch.advance(place.path, read, doing)
+        ):
             if isinstance(outcome, RankscopeError):
                 problems.append(outcome)
                 continue

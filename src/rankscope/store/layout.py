@@ -76,7 +76,9 @@ class Index:
         except FileNotFoundError:
             return Index()
         except PermissionError as error:
-            raise StoreError(f"cannot read {store}", why=f"{error.strerror}.", hint="Ask its owner, or use --cache DIR.") from error
+            raise StoreError(
+                f"cannot read {store}", why=f"{error.strerror}.", hint="Ask its owner, or use --cache DIR."
+            ) from error
         except (ValueError, KeyError, TypeError):
             return Index()
 
@@ -96,7 +98,11 @@ def find_sources(paths: Sequence[Path]) -> Sources:
     for path in paths:
         if not path.exists():
             raise StoreError(f"there is no {path}", why="No such file or folder.", hint="Check the path.")
-        found = sorted(p for p in path.iterdir() if p.is_file() and looks_like_a_trace(p)) if path.is_dir() else [path]
+        found = (
+            sorted(p for p in path.iterdir() if p.is_file() and looks_like_a_trace(p))
+            if path.is_dir()
+            else [path]
+        )
         for file in found:
             try:
                 find_reader(file)
@@ -120,7 +126,9 @@ def _no_traces(paths: Sequence[Path], skipped: list[RankscopeError]) -> Rankscop
     return NotATraceError(
         f"no trace in {', '.join(map(str, paths))}",
         why="rankscope looks for torch.profiler and Chrome traces: *.json, *.json.gz.",
-        hint=f"Did you mean {below[0]}?" if below else "Name the folder the profiler wrote to, or a trace file.",
+        hint=f"Did you mean {below[0]}?"
+        if below
+        else "Name the folder the profiler wrote to, or a trace file.",
     )
 
 
@@ -155,8 +163,6 @@ def can_write(folder: Path) -> bool:
     """Can this folder, or the nearest one above it that exists, take new files?"""
     while not folder.exists():
         folder = folder.parent
-    return os.access(folder, os.W_OK | os.X_OK) and not _read_only(folder)
-
-
-def _read_only(folder: Path) -> bool:
-    return bool(os.statvfs(folder).f_flag & os.ST_RDONLY)
+    if not folder.stat().st_mode & 0o222:  # root could, but whoever took every write bit away meant it
+        return False
+    return os.access(folder, os.W_OK | os.X_OK) and not os.statvfs(folder).f_flag & os.ST_RDONLY

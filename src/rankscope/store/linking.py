@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -68,7 +69,8 @@ def link(
     is_gpu: Mask,
     is_launch: Mask,
     is_op: Mask,
-    is_python: Mask,
+    is_line: Mask,
+    is_own_line: Mask,
     is_module: Mask,
 ) -> Links:
     """Tie device activity to its launch by correlation, and both to ops and frames by nesting.
@@ -81,14 +83,17 @@ def link(
     op[is_gpu] = follow(launch, op)[is_gpu]
     lonely = (is_gpu | is_launch) & (op == NONE)
     op[lonely] = match_first(np.where(is_op, external_id, 0), external_id[lonely])
-    python = nearest_ancestor(nesting, is_python)
+    own = nearest_ancestor(nesting, is_own_line)
+    python = np.where(own != NONE, own, nearest_ancestor(nesting, is_line))
     module = nearest_ancestor(nesting, is_module)
     for frames in (python, module):
         frames[is_gpu] = np.where(launch != NONE, follow(launch, frames), follow(op, frames))[is_gpu]
     return Links(launch, op, python, module)
 
 
-def slice_at(order: Ints, track: Ints, start: Ints, end: Ints, parent: Ints, at_track: Ints, at_time: Ints) -> Ints:
+def slice_at(
+    order: Ints, track: Ints, start: Ints, end: Ints, parent: Ints, at_track: Ints, at_time: Ints
+) -> Ints:
     """The innermost slice on a track that is open at a time, or starts then; `order` is outer first."""
     if len(order) == 0:
         return np.full(len(at_track), NONE)
@@ -147,7 +152,7 @@ def find_steps(annotations: list[Annotation]) -> Steps:
     ends = sorted(item.end for item in annotations if _OPTIMIZER_STEP.match(item.name))
     first = min((item.start for item in annotations), default=0)
     bounds = [first, *ends]
-    pairs = zip(bounds, bounds[1:], strict=False)
+    pairs = pairwise(bounds)
     return _steps([(n, a, b) for n, (a, b) in enumerate(pairs)], "optimizer" if ends else "")
 
 

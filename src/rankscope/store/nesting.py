@@ -7,6 +7,7 @@ slices cross each other, one beginning inside another and ending after it, a loo
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -89,7 +90,7 @@ def _parents(depth: Ints) -> Ints:
     """The last slice before it that is one row up; right wherever slices nest."""
     parent = np.full(len(depth), NONE)
     groups = _group(depth)
-    for upper, lower in zip(groups, groups[1:], strict=False):
+    for upper, lower in pairwise(groups):
         found = np.searchsorted(upper, lower) - 1
         parent[lower] = upper[np.maximum(found, 0)]
     return parent

@@ -36,10 +36,14 @@ def pair_by_key(key: Ints, time: Ints, is_begin: NDArray[np.bool_]) -> Pairs:
     """Pair begins and ends that share a key (async events: category and id), in order of time."""
     order = np.lexsort((time, key))
     keys = key[order]
-    return _pair_neighbours(order, is_begin, np.arange(len(order)), keys, np.zeros(len(order), dtype=np.int64))
+    return _pair_neighbours(
+        order, is_begin, np.arange(len(order)), keys, np.zeros(len(order), dtype=np.int64)
+    )
 
 
-def _pair_neighbours(order: Ints, is_begin: NDArray[np.bool_], grouped: Ints, key: Ints, depth: Ints) -> Pairs:
+def _pair_neighbours(
+    order: Ints, is_begin: NDArray[np.bool_], grouped: Ints, key: Ints, depth: Ints
+) -> Pairs:
     """Within a group a begin followed at once by an end is a pair."""
     index = order[grouped]
     begins = is_begin[index]

@@ -59,7 +59,7 @@ class _Worker:
 
     def __init__(self, task: Task) -> None:
         self._task = task
-        self._complaints = tempfile.TemporaryFile("w+")
+        self._complaints = tempfile.TemporaryFile("w+")  # noqa: SIM115 - lives as long as the process
         self._process = subprocess.Popen(
             [sys.executable, "-m", "rankscope.store.worker"],
             stdin=subprocess.PIPE,

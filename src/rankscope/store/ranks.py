@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 from rankscope.errors import RankError
@@ -25,7 +26,9 @@ def assign(files: Iterable[Path], said: Mapping[Path, int], index: Index) -> lis
     """A rank and segment for each file; files the index knows keep theirs."""
     files = list(files)
     known = {entry.source: entry for entry in index.segments}
-    identities = {path: find_reader(path).identify(path) for path in files if path not in known or path in said}
+    identities = {
+        path: find_reader(path).identify(path) for path in files if path not in known or path in said
+    }
     _refuse_copies(identities)
     places = [_keep(known[path]) for path in files if path not in identities]
     taken = {(place.rank, place.segment) for place in places}
@@ -74,7 +77,7 @@ def refuse_overlaps(segments: Iterable[SegmentEntry]) -> None:
         by_rank.setdefault(entry.rank, []).append(entry)
     for rank, entries in by_rank.items():
         entries.sort(key=lambda e: e.unix_origin_ns)
-        for before, after in zip(entries, entries[1:], strict=False):
+        for before, after in pairwise(entries):
             if before.unix_origin_ns + before.manifest["end_ns"] > after.unix_origin_ns:
                 raise RankError(
                     f"{before.source} and {after.source} are both of rank {rank}",

@@ -29,12 +29,15 @@ from rankscope.model import (
 )
 from rankscope.store.ingest import Ingested
 from rankscope.store.layout import SegmentEntry
-from rankscope.store.segment import sql_text
+from rankscope.store.workspace import sql_text
 
 if TYPE_CHECKING:
     import duckdb
 
-KEY_FIELDS = (Field("rank", "INTEGER", ""), Field("segment", "INTEGER", "which of the rank's files; 0 is the first"))
+KEY_FIELDS = (
+    Field("rank", "INTEGER", ""),
+    Field("segment", "INTEGER", "which of the rank's files; 0 is the first"),
+)
 
 SEGMENTS = Table(
     "segments",
@@ -82,7 +85,10 @@ class Run:
 
     @cached_property
     def connection(self) -> duckdb.DuckDBPyConnection:
-        """Views only, over this store's files only."""
+        """The views, for our own questions."""
+        return self._connect()
+
+    def _connect(self) -> duckdb.DuckDBPyConnection:
         import duckdb
 
         connection = duckdb.connect()
@@ -90,10 +96,16 @@ class Run:
         for table in TABLES:
             self._create_view(connection, table)
         self._create_gpu(connection)
-        connection.execute(f"SET allowed_directories = [{sql_text(self.store)}]")
-        connection.execute("SET enable_external_access = false")
-        connection.execute("SET lock_configuration = true")
         return connection
+
+    @cached_property
+    def _guarded(self) -> duckdb.DuckDBPyConnection:
+        """The same views for questions of others: nothing outside the store can be read, nothing written."""
+        guarded = self._connect()
+        guarded.execute(f"SET allowed_directories = [{sql_text(self.store)}]")
+        guarded.execute("SET enable_external_access = false")
+        guarded.execute("SET lock_configuration = true")
+        return guarded
 
     def rows(self, sql: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]:
         return self.connection.execute(sql, list(parameters)).fetchall()
@@ -113,7 +125,7 @@ class Run:
         import duckdb
 
         try:
-            statements = self.connection.extract_statements(sql)
+            statements = self._guarded.extract_statements(sql)
             if len(statements) != 1 or statements[0].type not in (
                 duckdb.StatementType.SELECT,
                 duckdb.StatementType.EXPLAIN,
@@ -123,12 +135,20 @@ class Run:
                     why="The run is read-only.",
                     hint="Write a single SELECT, DESCRIBE or SHOW TABLES.",
                 )
-            cursor = self.connection.execute(sql)
+            cursor = self._guarded.execute(sql)
             return [column[0] for column in cursor.description or ()], cursor.fetchall()
         except duckdb.Error as error:
             raise QueryError(
-                "the query cannot be answered", why=str(error).strip(), hint=f"Tables: {', '.join(v.name for v in VIEWS)}"
+                "the query cannot be answered",
+                why=str(error).strip(),
+                hint=f"Tables: {', '.join(v.name for v in VIEWS)}",
             ) from error
+
+    def export(self, view: Table, where: str, target: Path, options: str) -> None:
+        """Write one view to a file in one pass."""
+        self.connection.execute(
+            f"COPY (SELECT * FROM {view.name} WHERE {where}) TO {sql_text(target)} ({options})"
+        )
 
     def _create_segments(self, connection: duckdb.DuckDBPyConnection) -> None:
         columns = ", ".join(f"{field.name} {field.type}" for field in SEGMENTS.fields)
@@ -150,7 +170,9 @@ class Run:
 
     def _files(self, table: Table) -> list[Path]:
         pattern = "events/*/events.parquet" if table is EVENTS else f"{table.name}.parquet"
-        files = [file for entry in self.segments for file in sorted((self.store / entry.folder).glob(pattern))]
+        files = [
+            file for entry in self.segments for file in sorted((self.store / entry.folder).glob(pattern))
+        ]
         if len(files) < len(self.segments):
             raise StoreError(
                 f"the store in {self.store} is damaged",
@@ -177,7 +199,9 @@ class Run:
 
     def _create_gpu(self, connection: duckdb.DuckDBPyConnection) -> None:
         """Classes are decided once a name, not once a kernel."""
-        communicates = " OR ".join(f"regexp_matches(name, {sql_text(pattern)})" for pattern in self._comm_patterns)
+        communicates = " OR ".join(
+            f"regexp_matches(name, {sql_text(pattern)})" for pattern in self._comm_patterns
+        )
         gpu = ", ".join(map(sql_text, GPU_CATEGORIES))
         copies = ", ".join(map(sql_text, COPY_CATEGORIES))
         connection.execute(

@@ -17,7 +17,8 @@ from rankscope import __version__
 from rankscope.errors import ReadError, StoreError
 from rankscope.model import FORMAT_VERSION
 from rankscope.readers import Reading, find_reader
-from rankscope.store.tables import PARQUET_OPTIONS, SegmentTables
+from rankscope.store.tables import write_tables
+from rankscope.store.workspace import PARQUET_OPTIONS, Workspace, sql_text
 
 if TYPE_CHECKING:
     import duckdb
@@ -29,7 +30,9 @@ Progress = Callable[[int, str], None]
 """Called with the bytes of the file consumed so far and what is being done."""
 
 
-def build_segment(path: Path, folder: Path, threads: int, memory_bytes: int, progress: Progress) -> dict[str, Any]:
+def build_segment(
+    path: Path, folder: Path, threads: int, memory_bytes: int, progress: Progress
+) -> dict[str, Any]:
     """Read `path` into the new folder `folder`; returns (and writes) what segment.json holds."""
     import duckdb
 
@@ -46,7 +49,7 @@ def build_segment(path: Path, folder: Path, threads: int, memory_bytes: int, pro
                 hint="Capture this rank again, or leave the file out.",
             )
         progress(before.st_size, "links and nesting")
-        facts = SegmentTables(connection, folder, reading.report).write()
+        facts = write_tables(Workspace(connection, folder))
     except duckdb.Error as error:
         raise _storage_error(error, folder) from error
     finally:
@@ -66,7 +69,9 @@ def build_segment(path: Path, folder: Path, threads: int, memory_bytes: int, pro
     return manifest
 
 
-def _write_events(connection: duckdb.DuckDBPyConnection, reading: Reading, folder: Path, progress: Progress) -> int:
+def _write_events(
+    connection: duckdb.DuckDBPyConnection, reading: Reading, folder: Path, progress: Progress
+) -> int:
     """Every event as it is, in file order, one Parquet file a batch; ids are places in that order."""
     import duckdb
 
@@ -97,12 +102,9 @@ def _storage_error(error: Exception, folder: Path) -> StoreError:
     hint = "Read again with fewer ranks at a time: --jobs 1" if "memory" in text.lower() else ""
     if "space" in text.lower() or "write" in text.lower():
         hint = "Make room, or put the store elsewhere: --cache DIR"
-    return StoreError(f"cannot build the store in {folder.parent}", why=f"{text}.", hint=hint or "See the message above.")
-
-
-def sql_text(value: object) -> str:
-    """A string literal."""
-    return "'" + str(value).replace("'", "''") + "'"
+    return StoreError(
+        f"cannot build the store in {folder.parent}", why=f"{text}.", hint=hint or "See the message above."
+    )
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:

@@ -51,7 +51,9 @@ def main() -> int:
         return 1
     except OSError as error:
         where = error.filename or task.path
-        _report(error=[f"cannot read {task.path}", f"{error.strerror} ({where}).", "Check the disk and the path."])
+        _report(
+            error=[f"cannot read {task.path}", f"{error.strerror} ({where}).", "Check the disk and the path."]
+        )
         return 1
     _report(done=manifest)
     return 0
