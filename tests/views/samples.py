@@ -99,8 +99,8 @@ OPS = Result(
         {"name": name, "calls": calls, **dict(zip(_TIMES, times, strict=True)), "flops": flops}
         for name, calls, times, flops in (
             ("aten::mm", 12288, (96_412_007, 121_500_990, 812_400_113, 812_400_113), 412_316_860_416_000),
-            ("aten::_scaled_dot_product_flash_attention_backward", 768, (9_120_400, 31_004_112, 0, 118_960_004), None),  # noqa: E501
-            ("autograd::engine::evaluate_function: MmBackward0", 6144, (40_100_020, 190_000_411, 0, 540_020_118), None),  # noqa: E501
+            ("aten::_scaled_dot_product_flash_attention_backward", 768, (9_120_400, 31_004_112, 0, 118_960_004), None),
+            ("autograd::engine::evaluate_function: MmBackward0", 6144, (40_100_020, 190_000_411, 0, 540_020_118), None),
             ("c10d::allreduce_", 64, (1_204_001, 1_904_021, 47_912_020, 47_912_020), None),
             ("训练步骤::前向传播", 12, (204_001, 904_021, 0, 0), 0),
         )

@@ -122,7 +122,7 @@ def _run_synthetic(args: argparse.Namespace) -> int:
 
 
 def _list_defects() -> int:
-    from rankscope.bench.defects import CATALOGUE
+    from rankscope.bench.synthetic.defects import CATALOGUE
 
     width = max(map(len, CATALOGUE)) + 2
     for name, kind in CATALOGUE.items():
@@ -131,8 +131,8 @@ def _list_defects() -> int:
 
 
 def _plan(args: argparse.Namespace) -> Plan:
-    from rankscope.bench.defects import parse_defect
     from rankscope.bench.synthetic import Plan
+    from rankscope.bench.synthetic.defects import parse_defect
 
     return Plan(
         ranks=parse_count(args.ranks),

@@ -10,6 +10,8 @@ from rankscope.errors import ReadError
 
 GZIP_MAGIC = b"\x1f\x8b"
 _COMPRESSED_PIECE = 1 << 20
+_INFLATED_PIECE = 1 << 16
+"""At most so much is lost before the place where the data is corrupt."""
 
 
 class ByteStream(Protocol):
@@ -82,7 +84,7 @@ class GzipStream:
             if not self._pending:
                 return self._stop("the gzip file ends in the middle of its data")
         try:
-            piece: bytes = self._inflate.decompress(self._pending, limit)
+            piece: bytes = self._inflate.decompress(self._pending, min(limit, _INFLATED_PIECE))
         except self._corrupt as error:
             return self._stop(f"the gzip data is corrupt ({error})")
         self._pending = b""
@@ -115,11 +117,14 @@ class GzipStream:
 def open_stream(path: Path) -> ByteStream:
     """Open by what the file starts with, not by its name."""
     try:
-        with path.open("rb") as file:
-            magic = file.read(2)
-        return GzipStream(path) if magic == GZIP_MAGIC else PlainStream(path)
+        return GzipStream(path) if is_gzip(path) else PlainStream(path)
     except OSError as error:
         raise cannot_read(path, error) from error
+
+
+def is_gzip(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(2) == GZIP_MAGIC
 
 
 def cannot_read(path: Path, error: OSError) -> ReadError:

@@ -17,6 +17,7 @@ _NEXT_EVENT = re.compile(r'\s*,\s*\{\s*"[^"]*"')
 _BETWEEN = re.compile(rb"[\s,]*")
 _DECODER = json.JSONDecoder(strict=False)
 _SNIFF_BYTES = 1 << 22
+_EVENT_GLANCE = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ class EventsStart:
 
 def loads(raw: bytes) -> Any:
     """json.loads that forgives invalid UTF-8 and control characters inside strings."""
-    return json.loads(raw.decode("utf-8", "replace"), strict=False)
+    return json.loads(raw.decode("utf-8-sig", "replace"), strict=False)
 
 
 def find_events_start(head: bytes) -> EventsStart | None:
@@ -59,9 +60,9 @@ def find_events_start(head: bytes) -> EventsStart | None:
 def sniff_separator(block: bytes, start: int) -> bytes | None:
     """The bytes that stand between two events and nowhere else, learnt from the first events.
 
-    Pretty-printed layouts are told by their line breaks and indent; for one-line layouts the next event's
-    first key is part of it. A wrong guess cannot go unnoticed: it cuts an event in two, and neither half
-    parses.
+    Pretty-printed layouts are told by their line breaks and indent. In one-line layouts objects inside an
+    event may look the same, so the next event's first key is part of it, and each cut is looked at
+    (`_is_event`).
     """
     text = block[start : start + _SNIFF_BYTES].decode("latin-1")
     position = 0
@@ -89,7 +90,21 @@ def sniff_separator(block: bytes, start: int) -> bytes | None:
 def last_cut(block: bytes, start: int, separator: bytes) -> int | None:
     """Offset just after the last event that is surely whole: its closing brace; None if there is no cut."""
     found = block.rfind(separator, start)
+    while found >= 0 and not _is_event(block, found, separator):
+        found = block.rfind(separator, start, found + len(separator) - 1)
     return None if found < 0 else found + separator.index(b"}") + 1
+
+
+def _is_event(block: bytes, found: int, separator: bytes) -> bool:
+    """Does a separator found here really stand before an event? Indents are proof enough."""
+    if b"\n" in separator:
+        return True
+    begin = found + separator.index(b"{")
+    try:
+        event, _ = _DECODER.raw_decode(block[begin : begin + _EVENT_GLANCE].decode("latin-1"))
+    except (ValueError, RecursionError):
+        return False
+    return "ph" in event and ("ts" in event or event["ph"] == "M")
 
 
 def cut(block: bytes, start: int, end: int, separator: bytes, size: int) -> list[tuple[int, int]]:
@@ -99,6 +114,8 @@ def cut(block: bytes, start: int, end: int, separator: bytes, size: int) -> list
     position = start
     while position < end:
         found = block.find(separator, min(position + size, end), end)
+        while found >= 0 and not _is_event(block, found, separator):
+            found = block.find(separator, found + 1, end)
         stop = end if found < 0 else found + close
         ranges.append((position, stop))
         if found < 0:

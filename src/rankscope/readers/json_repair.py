@@ -19,6 +19,8 @@ _MAX_TIME_US = 9.2e15
 """Beyond this, nanoseconds do not fit into 64 bits."""
 _LARGEST_EVENT = 15_000_000
 _NAME_VALUE = re.compile(rb'("name": ")(.*?)(", "(?:ph|cat|pid|tid|ts|s|id)": )', re.DOTALL)
+_SURROGATE_ESCAPE = re.compile(r"\\ud[89a-f]", re.IGNORECASE)
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _BARE_QUOTE = re.compile(rb'(?<!\\)"')
 
 
@@ -52,21 +54,30 @@ def repair_range(
 
     `offset` is the block's place in the file, for messages.
     """
-    clean = []
+    clean: list[bytes] = []
     for begin, stop in json_layout.event_spans(block, start, end, separator):
-        raw = block[begin:stop]
-        where = f"at byte {offset + begin:,}"
-        event, why = _parse(raw)
-        if event is None:
-            report.lose(f"event {where} is not valid JSON ({why})")
-            continue
-        text, mended = _clean(event, where, report)
-        if text is None:
-            continue
-        if why or mended:
-            report.repaired(f"event {where} ({why or mended})")
-        clean.append(text)
+        event, why = _parse(block[begin:stop])
+        if event is None and separator:
+            # Two events with something odd between them look like one; look closer.
+            inner = list(json_layout.event_spans(block, begin, stop, None))
+            if len(inner) > 1:
+                clean += filter(None, [repair_range(block, a, b, None, offset, report) for a, b in inner])
+                continue
+        text = _mend(event, why, f"at byte {offset + begin:,}", report)
+        if text is not None:
+            clean.append(text)
     return b",\n".join(clean)
+
+
+def _mend(event: Any, why: str, where: str, report: ReadReport) -> bytes | None:
+    """Text of one parsed event, with what happened to it counted; None when it is lost."""
+    if event is None:
+        report.lose(f"event {where} is not valid JSON ({why})")
+        return None
+    text, mended = _clean(event, where, report)
+    if text is not None and (why or mended):
+        report.repaired(f"event {where} ({why or mended})")
+    return text
 
 
 def _parse(raw: bytes) -> tuple[Any, str]:
@@ -114,13 +125,10 @@ def _clean(event: Any, where: str, report: ReadReport) -> tuple[bytes | None, st
         text = json.dumps(event, allow_nan=False)
     except ValueError:
         text, mended = json.dumps(_without_nan(event), allow_nan=False), "NaN or Infinity among its arguments"
-    # ensure_ascii wrote lone surrogates as escapes, which strict parsers refuse; let them become U+FFFD.
-    if re.search(r"\\ud[89a-f]", text, re.IGNORECASE):
-        whole = json.dumps(json.loads(text), ensure_ascii=False)
-        encoded = whole.encode("utf-8", "surrogatepass").decode("utf-8", "replace").encode()
-        if "\ufffd" in encoded.decode():
-            mended = mended or "unpaired surrogates"
-        return encoded, mended
+    if _SURROGATE_ESCAPE.search(text):
+        # Pairs become one character when they are parsed; what stays is unpaired, and strict parsers refuse it.
+        text, unpaired = _SURROGATE.subn("\ufffd", json.dumps(json.loads(text), ensure_ascii=False))
+        mended = mended or ("unpaired surrogates" if unpaired else "")
     return text.encode(), mended
 
 

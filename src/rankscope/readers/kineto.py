@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from rankscope.errors import NotATraceError
 from rankscope.readers import json_layout
 from rankscope.readers.base import TraceIdentity, rank_from_name
-from rankscope.readers.byte_stream import GzipStream, cannot_read, open_stream
+from rankscope.readers.byte_stream import GzipStream, cannot_read, is_gzip, open_stream
 from rankscope.readers.json_ranges import RangeFileSystem
 from rankscope.readers.json_repair import ReadReport, repair_range
 
@@ -110,8 +110,8 @@ class JsonBatch:
 
     def _cut(self) -> list[tuple[int, int]]:
         block = self._block
-        if block.separator is None:
-            return [(block.start, block.end)]
+        if block.separator is None or block.start >= block.end:
+            return [(block.start, max(block.start, block.end))]
         return json_layout.cut(block.data, block.start, block.end, block.separator, RANGE_BYTES)
 
     def _select(self, ranges: list[bytes | memoryview]) -> str:
@@ -267,7 +267,7 @@ def _glance(path: Path) -> dict[str, Any]:
 
 def _trailing_object(path: Path, key: str, thorough: bool) -> dict[str, Any]:
     """An object among the fields after the events ({} if there is none); a gzip file must be read through."""
-    if open_stream(path).__class__ is GzipStream:
+    if is_gzip(path):
         tail = _gzip_tail(path) if thorough else b""
     else:
         with path.open("rb") as file:

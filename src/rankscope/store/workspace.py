@@ -72,10 +72,10 @@ class Workspace:
     def _place_events(self) -> tuple[int, int]:
         """The earliest sensible time, and how many events have none (ts = 0, or years away)."""
         ((middle, timed),) = self.rows("""
-            SELECT quantile_disc(ts_ns, 0.5) FILTER (ts_ns > 0), count(*) FROM events WHERE ph <> 'M'
+            SELECT quantile_disc(ts_ns, 0.5), count(*) FROM events WHERE ph <> 'M'
         """)
         middle = middle or 0
-        low, high = max(middle - _LONGEST_FILE_NS, 1), middle + _LONGEST_FILE_NS
+        low, high = middle - _LONGEST_FILE_NS, middle + _LONGEST_FILE_NS
         usable = f"ts_ns BETWEEN {low} AND {high} AND ph <> 'M'"
         ((origin, placed),) = self.rows(
             f"SELECT coalesce(min(ts_ns), 0), count(*) FROM events WHERE {usable}"

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from rankscope.bench.kineto_text import HEAD_END, SEPARATOR, TAIL
+from rankscope.bench.synthetic.kineto_text import HEAD_END, SEPARATOR, TAIL
 
 _READ_BYTES = 1 << 22
 _HEAD_END, _SEPARATOR, _TAIL = HEAD_END.encode(), SEPARATOR.encode(), TAIL.encode()

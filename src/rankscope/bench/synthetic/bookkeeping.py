@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from rankscope.bench.template import Integers
+from rankscope.bench.synthetic.template import Integers
 
 
 def merged(intervals: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -84,7 +84,9 @@ def breakdown(step: int | None, books: Sequence[StepBook]) -> dict[str, Any]:
     """The figures of NUMBERS.md for some steps that do not overlap in time."""
     first = min(book.first_ns for book in books if book.first_ns is not None)
     span = max(book.last_ns for book in books) - first
-    compute, comm, copy = (sum(getattr(book, f"{name}_ns") for book in books) for name in _CLASSES)
+    compute = sum(book.compute_ns for book in books)
+    comm = sum(book.comm_ns for book in books)
+    copy = sum(book.copy_ns for book in books)
     overlap = sum(book.overlap_ns for book in books)
     copy_overlap = sum(book.copy_overlap_ns for book in books)
     exposed_comm, exposed_copy = comm - overlap, copy - copy_overlap
@@ -103,9 +105,6 @@ def breakdown(step: int | None, books: Sequence[StepBook]) -> dict[str, Any]:
     }
 
 
-_CLASSES = ("compute", "comm", "copy")
-
-
 @dataclass
 class RankBook:
     """All of one rank's file."""
@@ -116,8 +115,8 @@ class RankBook:
     kernels: dict[str, list[int]] = field(default_factory=dict)
     """By name: instances and total ns."""
     copies: dict[str, list[int]] = field(default_factory=dict)
+    """The same for memcpy and memset."""
     phases: Counter[str] = field(default_factory=Counter)
-    categories: Counter[str] = field(default_factory=Counter)
     flops: Counter[str] = field(default_factory=Counter)
     peak_allocated_bytes: int = 0
     peak_at_ns: int = 0
@@ -126,7 +125,6 @@ class RankBook:
         row = (self.kernels if category == "kernel" else self.copies).setdefault(name, [0, 0])
         row[0] += instances
         row[1] += total_ns
-        self.categories[category] += instances
 
     def truth(self) -> dict[str, Any]:
         gpu_events = sum(row[0] for rows in (self.kernels, self.copies) for row in rows.values())

@@ -13,19 +13,20 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from rankscope.bench import workload
-from rankscope.bench.defects import Defect, in_order
-from rankscope.bench.file_damage import damage
-from rankscope.bench.rank_file import RankFile
-from rankscope.bench.synthetic_plan import Clock, Plan, Straggler
-from rankscope.bench.timeline import Timeline
-from rankscope.bench.trace_bytes import write_pieces
-from rankscope.bench.truth import Truth, truth
+from rankscope.bench.synthetic import workload
+from rankscope.bench.synthetic.defects import Defect, in_order
+from rankscope.bench.synthetic.file_damage import damage
+from rankscope.bench.synthetic.plan import Clock, Plan, Straggler
+from rankscope.bench.synthetic.rank_file import RankFile
+from rankscope.bench.synthetic.timeline import Timeline
+from rankscope.bench.synthetic.trace_bytes import write_pieces
+from rankscope.bench.synthetic.truth import Truth, truth
 from rankscope.errors import StoreError
 
 __all__ = ["TRUTH_FILE", "Clock", "Defect", "Plan", "Straggler", "Truth", "write"]
 
 TRUTH_FILE = "truth.json"
+_ENDINGS = (".pt.trace.json", ".pt.trace.json.gz")
 
 
 def write(
@@ -37,10 +38,11 @@ def write(
     refused unless force is given; then the files of an earlier plan there are removed first. If anything
     goes wrong, nothing of this plan is left behind.
     """
+    load = workload.build(plan)  # what is wrong with the plan shows before anything is touched
     try:
         folder.mkdir(parents=True, exist_ok=True)
         _make_room(folder, force=force)
-        return _write(plan, folder, progress)
+        return _write(Timeline(plan, load), folder, progress)
     except OSError as error:
         raise StoreError(
             f"cannot write to {folder}",
@@ -50,8 +52,7 @@ def write(
 
 
 def file_name(plan: Plan, rank: int) -> str:
-    ending = ".pt.trace.json.gz" if plan.gzip else ".pt.trace.json"
-    return f"rank-{rank:05d}-of-{plan.ranks:05d}{ending}"
+    return f"rank-{rank:05d}-of-{plan.ranks:05d}{_ENDINGS[plan.gzip]}"
 
 
 def _make_room(folder: Path, *, force: bool) -> None:
@@ -64,15 +65,16 @@ def _make_room(folder: Path, *, force: bool) -> None:
             hint="Choose another folder with -o, or overwrite with -f",
         )
     try:
-        old = json.loads((folder / TRUTH_FILE).read_text())["files"]
+        listed = [str(name) for name in json.loads((folder / TRUTH_FILE).read_text())["files"]]
     except (OSError, ValueError, KeyError, TypeError):
         return  # no earlier plan: files of the same name are replaced, others are not ours to remove
-    for name in [*old, TRUTH_FILE]:
-        (folder / Path(str(name)).name).unlink(missing_ok=True)
+    for name in listed:
+        if name.endswith(_ENDINGS):
+            (folder / Path(name).name).unlink(missing_ok=True)
 
 
-def _write(plan: Plan, folder: Path, progress: Callable[[int], None] | None) -> Truth:
-    timeline = Timeline(plan, workload.build(plan))
+def _write(timeline: Timeline, folder: Path, progress: Callable[[int], None] | None) -> Truth:
+    plan = timeline.plan
     written: list[Path] = []
     try:
         ranks, defects = [], []
@@ -106,4 +108,6 @@ def _damage(plan: Plan, rank: int, path: Path, written: list[Path]) -> list[dict
         written.append(path)
         if "second_file" in record:
             written.append(path.with_name(record["second_file"]))
+    for record in records:
+        record["file"] = path.name  # a later defect may have renamed it
     return records

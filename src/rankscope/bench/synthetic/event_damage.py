@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from rankscope.bench.trace_bytes import EventBytes, rewrite
-from rankscope.bench.tree_compiler import COMPUTE_STREAM
+from rankscope.bench.synthetic.trace_bytes import EventBytes, rewrite
+from rankscope.bench.synthetic.tree_compiler import COMPUTE_STREAM
 
 MOST_DAMAGED = 20
 """Spread over the file: enough to be found, few enough to be listed."""

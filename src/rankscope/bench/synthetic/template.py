@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from rankscope.bench import kineto_text as text
+from rankscope.bench.synthetic import kineto_text as text
 
 Integers = npt.NDArray[np.int64]
 

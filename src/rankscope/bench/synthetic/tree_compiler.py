@@ -8,10 +8,19 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from rankscope.bench import kineto_text as text
-from rankscope.bench.kineto_text import Count, Event, Piece, Rate, Span, Time
-from rankscope.bench.template import SECTIONS, Integers, Section, Template
-from rankscope.bench.work_tree import Call, CollectiveLaunch, Frame, GpuWork, Launch, Memory, Node, Op
+from rankscope.bench.synthetic import kineto_text as text
+from rankscope.bench.synthetic.kineto_text import Count, Event, Piece, Rate, Span, Time
+from rankscope.bench.synthetic.template import SECTIONS, Integers, Section, Template
+from rankscope.bench.synthetic.work_tree import (
+    Call,
+    CollectiveLaunch,
+    Frame,
+    GpuWork,
+    Launch,
+    Memory,
+    Node,
+    Op,
+)
 
 COMPUTE_STREAM = 7
 # Points beyond the host's own, numbered from these until the tree is whole and their places are known.

@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from rankscope.bench.defects import CATALOGUE, Defect
-from rankscope.bench.event_damage import damage_events
-from rankscope.bench.kineto_text import SEPARATOR
-from rankscope.bench.trace_bytes import EventBytes, is_gzip, open_bytes, replace_with, rewrite
+from rankscope.bench.synthetic.defects import CATALOGUE, Defect
+from rankscope.bench.synthetic.event_damage import damage_events
+from rankscope.bench.synthetic.kineto_text import SEPARATOR
+from rankscope.bench.synthetic.trace_bytes import EventBytes, is_gzip, open_bytes, replace_with, rewrite
 
 _KEPT_PERCENT = 60
 _HEAD_BYTES, _TAIL_BYTES = 1 << 16, 1 << 10  # the header and the last lines fit in
@@ -50,7 +50,6 @@ def damage(path: Path, defect: Defect) -> tuple[Path, dict[str, Any]]:
         second = path.with_name(path.name.replace(".pt.trace", ".again.pt.trace"))
         shutil.copyfile(path, second)
         record |= {"damaged": 0, "second_file": second.name}
-    record["file"] = path.name
     return path, record
 
 

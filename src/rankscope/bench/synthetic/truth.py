@@ -2,7 +2,7 @@
 
 Times in the parts about ranks are recorded ns: ts of the file, times 1000. Times of collectives are true ns
 from the run's start, which a reader gets to by undoing the clocks; durations by the rank's own clock stand
-beside them.
+beside them. A file with defects is described as it was before; "defects" says what was then done to it.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from rankscope.bench.rank_identity import STREAMS
-from rankscope.bench.synthetic_plan import Clock, Group, Plan
-from rankscope.bench.timeline import StepTimes, Timeline, recorded
-from rankscope.bench.workload import FIRST_STEP, Collective
+from rankscope.bench.synthetic.plan import Clock, Group, Plan
+from rankscope.bench.synthetic.rank_identity import STREAMS
+from rankscope.bench.synthetic.timeline import StepTimes, Timeline, recorded
+from rankscope.bench.synthetic.workload import FIRST_STEP, Collective
 
 VERSION = 1
 

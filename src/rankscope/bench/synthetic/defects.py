@@ -16,6 +16,7 @@ class Defect:
     """One kind of damage to one rank's file."""
 
     name: str
+    """One of CATALOGUE."""
     rank: int = 0
     """Whose file is damaged."""
 

@@ -6,12 +6,12 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from rankscope.bench import layer_work, step_work
-from rankscope.bench.rank_identity import identity_of, tail_events
-from rankscope.bench.step_work import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, CollectiveKind
-from rankscope.bench.synthetic_plan import Plan
-from rankscope.bench.template import Template
-from rankscope.bench.tree_compiler import compile_tree
+from rankscope.bench.synthetic import layer_work, step_work
+from rankscope.bench.synthetic.plan import Plan
+from rankscope.bench.synthetic.rank_identity import identity_of, tail_events
+from rankscope.bench.synthetic.step_work import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, CollectiveKind
+from rankscope.bench.synthetic.template import Template
+from rankscope.bench.synthetic.tree_compiler import compile_tree
 from rankscope.errors import UsageError
 
 MAIN, AUTOGRAD = "main_tid", "autograd_tid"

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rankscope.bench import kernel_names
-from rankscope.bench import op_library as lib
-from rankscope.bench.kineto_text import Count
-from rankscope.bench.op_library import ABSENT, BFLOAT16, FLOAT, op, scalar, scalars, tensor
-from rankscope.bench.work_tree import Frame, Memory, Node, Op
+from rankscope.bench.synthetic import kernel_names
+from rankscope.bench.synthetic import op_library as lib
+from rankscope.bench.synthetic.kineto_text import Count
+from rankscope.bench.synthetic.op_library import ABSENT, BFLOAT16, FLOAT, op, scalar, scalars, tensor
+from rankscope.bench.synthetic.work_tree import Frame, Memory, Node, Op
 
 TOKENS, HIDDEN, INNER = 8192, 1024, 4096
 BATCH, CONTEXT = 8, TOKENS // 8

@@ -6,10 +6,10 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rankscope.bench.defects import CATALOGUE, Defect, check_combination
+from rankscope.bench.synthetic.defects import CATALOGUE, Defect, check_combination
+from rankscope.bench.synthetic.step_work import CAUSES
 from rankscope.errors import UsageError
 
-CAUSES = ("compute", "host", "copy", "dataloader")
 # Beyond this a drift is no clock's, and ns times ppb would leave 64 bits within hours.
 MAX_DRIFT_PPM = 1000.0
 _UNIX_START_NS = 1_794_701_458_600_000_000  # when true time is 0
@@ -21,6 +21,7 @@ class Straggler:
     """One rank that comes late to the first collective of every step."""
 
     rank: int
+    """Who comes late."""
     cause: str
     """compute (a kernel takes longer), host (the host dawdles while the GPU idles), copy (the batch's copy
     takes longer) or dataloader (the wait for the batch does)."""
@@ -33,6 +34,7 @@ class Clock:
     """How a rank's time stamps relate to true time, which is ns from the run's start."""
 
     offset_ns: int = 0
+    """By how much it is ahead at true time 0."""
     drift_ppb: int = 0
     """Parts per billion by which it runs fast."""
     base_time_ns: int = _BASE_TIME_NS
@@ -91,7 +93,11 @@ class Plan:
         _at_least("--steps", self.steps, 1)
         _at_least("--seed", self.seed, 0)
         if self.max_offset_ns < 0:
-            raise UsageError("a clock offset spread cannot be negative", hint="Write it like --offset 2.5")
+            raise UsageError(
+                "a clock offset cannot be negative here",
+                why="It is the largest offset of all ranks, to either side.",
+                hint="Write it like --offset 2.5",
+            )
         if not 0 <= self.max_drift_ppm <= MAX_DRIFT_PPM:
             raise UsageError(
                 f"a clock drift of {self.max_drift_ppm:g} ppm is out of range",
@@ -107,10 +113,15 @@ class Plan:
                 why="Groups have at least two ranks and all the same size.",
                 hint="Choose --groups tp=N such that N divides --ranks",
             )
+        self._check_defects()
+
+    def _check_defects(self) -> None:
         for defect in self.defects:
             if defect.name not in CATALOGUE:
                 raise UsageError(
-                    f"'{defect.name}' is not a defect", hint="See: rankscope bench synthetic --defect list"
+                    f"'{defect.name}' is not a defect",
+                    why=f"There are: {', '.join(CATALOGUE)}.",
+                    hint="See: rankscope bench synthetic --defect list",
                 )
             self._check_rank(defect.rank, f"--defect {defect.name}@{defect.rank}")
             if defect.rank in self.missing:
@@ -124,7 +135,9 @@ class Plan:
     def _check_rank(self, rank: int, option: str) -> None:
         if not 0 <= rank < self.ranks:
             raise UsageError(
-                f"{option}: there is no rank {rank}", why=f"The run has ranks 0 to {self.ranks - 1}."
+                f"{option}: there is no rank {rank}",
+                why=f"The run has ranks 0 to {self.ranks - 1}.",
+                hint="Name one of them, or ask for more with --ranks",
             )
 
     def _check_straggler(self) -> None:
@@ -138,13 +151,19 @@ class Plan:
                 hint="Write it like --straggler 2:compute:12",
             )
         if self.straggler.ns <= 0:
-            raise UsageError("a straggler must come late by more than nothing", hint="Write 2:compute:12")
+            raise UsageError(
+                "a straggler must come late by more than nothing",
+                why=f"Rank {self.straggler.rank} would be like the others.",
+                hint="Write it like --straggler 2:compute:12, in milliseconds",
+            )
 
     def _check_missing(self) -> None:
         for rank in self.missing:
             self._check_rank(rank, "--missing")
         if len(set(self.missing)) == self.ranks:
-            raise UsageError("every rank is missing", why="No file would be written.")
+            raise UsageError(
+                "every rank is missing", why="No file would be written.", hint="Leave at least one rank"
+            )
 
     @property
     def present(self) -> list[int]:
@@ -188,4 +207,8 @@ class Plan:
 
 def _at_least(option: str, value: int, least: int) -> None:
     if value < least:
-        raise UsageError(f"{option} {value} is too small", why=f"At least {least} is needed.")
+        raise UsageError(
+            f"{option} {value} is too small",
+            why=f"At least {least} is needed.",
+            hint=f"Write {option} {least}",
+        )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rankscope.bench.kineto_text import Piece
+from rankscope.bench.synthetic.kineto_text import Piece
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,10 +14,10 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from rankscope.bench.rank_identity import STREAMS
-from rankscope.bench.synthetic_plan import Clock, Plan
-from rankscope.bench.template import Integers, Template
-from rankscope.bench.workload import KERNEL_GAP_NS, Collective, Part, Workload
+from rankscope.bench.synthetic.plan import Clock, Plan
+from rankscope.bench.synthetic.rank_identity import STREAMS
+from rankscope.bench.synthetic.template import Integers, Template
+from rankscope.bench.synthetic.workload import KERNEL_GAP_NS, Collective, Part, Workload
 
 START_NS = 250_000
 """The first step begins this long after the profiler."""

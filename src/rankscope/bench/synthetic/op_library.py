@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rankscope.bench.kineto_text import Piece, launch_shape
-from rankscope.bench.work_tree import GpuWork, Launch, Node, Op
+from rankscope.bench.synthetic.kineto_text import Piece, launch_shape
+from rankscope.bench.synthetic.work_tree import GpuWork, Launch, Node, Op
 
 SMS = 132  # of an H200
 FLOAT, BFLOAT16, LONG = "float", "c10::BFloat16", "long int"

@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 
-from rankscope.bench import kineto_text as text
-from rankscope.bench import rank_identity
-from rankscope.bench.bookkeeping import RankBook, StepBook
-from rankscope.bench.synthetic_plan import Plan
-from rankscope.bench.template import Integers, Template, render
-from rankscope.bench.timeline import Chunk, Timeline, recorded
-from rankscope.bench.workload import AUTOGRAD, FIRST_STEP, MAIN, Part
+from rankscope.bench.synthetic import kineto_text as text
+from rankscope.bench.synthetic import rank_identity
+from rankscope.bench.synthetic.bookkeeping import RankBook, StepBook
+from rankscope.bench.synthetic.plan import Plan
+from rankscope.bench.synthetic.template import Integers, Template, render
+from rankscope.bench.synthetic.timeline import Chunk, Timeline, recorded
+from rankscope.bench.synthetic.workload import AUTOGRAD, FIRST_STEP, MAIN, Part
 
 _HOST_SECTIONS = (
     ("ops", AUTOGRAD),

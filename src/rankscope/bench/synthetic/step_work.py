@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rankscope.bench import kernel_names
-from rankscope.bench import op_library as lib
-from rankscope.bench.kineto_text import Count, Piece, launch_shape, token
-from rankscope.bench.layer_work import BATCH, CONTEXT, HIDDEN, TOKENS
-from rankscope.bench.op_library import ABSENT, BFLOAT16, FLOAT, LONG, op, scalar, tensor
-from rankscope.bench.work_tree import Call, CollectiveLaunch, Frame, Memory, Node, Op, Pause
+from rankscope.bench.synthetic import kernel_names
+from rankscope.bench.synthetic import op_library as lib
+from rankscope.bench.synthetic.kineto_text import Count, Piece, launch_shape, token
+from rankscope.bench.synthetic.layer_work import BATCH, CONTEXT, HIDDEN, TOKENS
+from rankscope.bench.synthetic.op_library import ABSENT, BFLOAT16, FLOAT, LONG, op, scalar, tensor
+from rankscope.bench.synthetic.work_tree import Call, CollectiveLaunch, Frame, Memory, Node, Op, Pause
 
 VOCABULARY = 32000
 # Labels of what a plan makes longer on a straggler, one per cause.

@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 
-from rankscope.bench import kineto_text as text
-from rankscope.bench.synthetic_plan import Group, Plan
-from rankscope.bench.tree_compiler import COMPUTE_STREAM
+from rankscope.bench.synthetic import kineto_text as text
+from rankscope.bench.synthetic.plan import Group, Plan
+from rankscope.bench.synthetic.tree_compiler import COMPUTE_STREAM
 
 GPUS_PER_NODE = 8
 # NCCL runs each process group on a stream of its own; world and data never meet in one plan.
