@@ -59,16 +59,16 @@ def ops(run: Run, scope: Scope, by: str | None = None) -> Result:
 
 
 def _columns(by: str | None) -> tuple[Column, ...]:
-    key = (Column(_KEYS[by][0], help="what the rows are grouped by"),) if by else ()
+    key = (Column(_KEYS[by][0], help="what the rows are grouped by", at_end=by != "rank"),) if by else ()
     return (
+        Column("name", at_end=True),
+        *key,
         Column("calls", "count"),
         Column("self_host_ns", "ns", "on the host, less what it calls"),
         Column("total_host_ns", "ns", "on the host"),
         Column("self_device_ns", "ns", "device activity it launched itself"),
         Column("total_device_ns", "ns", "device activity it or anything inside it launched"),
         Column("flops", "flop", "of matrix products, from recorded shapes"),
-        *key,
-        Column("name"),
     )
 
 
