@@ -48,7 +48,7 @@ def test_every_help_has_examples(name: str, capsys: pytest.CaptureFixture[str]) 
 
 
 def test_help_needs_no_heavy_import() -> None:
-    heavy = "{'numpy', 'duckdb', 'fsspec'} & set(sys.modules)"
+    heavy = "{'numpy', 'duckdb', 'isal'} & set(sys.modules)"
     code = f"import sys; from rankscope.cli import main; main(['--help']); print(sorted({heavy}))"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert out.endswith("[]\n")
