@@ -8,6 +8,7 @@ from rankscope.errors import UsageError
 
 _TIME_STEPS = ((1e9, "s"), (1e6, "ms"), (1e3, "µs"), (1, "ns"))
 _BYTE_STEPS = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1, "B"))
+_SECOND_FACTORS = {"": 1.0, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 _BYTE_FACTORS = {
     "": 1,
     "b": 1,
@@ -61,6 +62,14 @@ def parse_bytes(text: str) -> int:
         return int(float(match[1]) * _BYTE_FACTORS[match[2]])
     except ValueError:
         raise UsageError(f"'{text}' is not a size", hint="Write it like 2GB, 512MiB or 1000000.") from None
+
+
+def parse_seconds(text: str) -> float:
+    """'30s', '500ms', '2min', '1h' or '30' as seconds."""
+    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-z]*)\s*", text.lower())
+    if not match or match[2] not in _SECOND_FACTORS:
+        raise UsageError(f"'{text}' is not a length of time", hint="Write it like 30s, 500ms, 2min or 1h.")
+    return float(match[1]) * _SECOND_FACTORS[match[2]]
 
 
 def parse_count(text: str) -> int:

@@ -18,6 +18,7 @@ from rankscope.errors import RankscopeError, UsageError
 
 # The order is the order of a first session: get a trace, look, ask, take away.
 COMMANDS = {
+    "profile": "capture: in front of any training command, or behind its launcher; no code change",
     "ingest": "read raw traces once into a fast store (stats, query and the rest do it by themselves)",
     "stats": "tables: where the time went, kernels, ops, steps, memory",
     "doctor": "can this trace be trusted? a grade, and what is wrong with it",
