@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rankscope.capture.rank import FAMILIES, SINGLE, Identity
+from rankscope.capture.runfolder import expand
 from rankscope.errors import CaptureError
 
 _PYTHON = re.compile(r"python[0-9.]*$")
@@ -50,6 +51,21 @@ def local_job_id(env: Mapping[str, str], identity: Identity) -> str:
     while pid > 1 and variable and _environ_has(pid, variable):
         pid = _stat(pid)[0]
     return f"{pid}-{_stat(pid)[1]}"
+
+
+def name_run(
+    env: Mapping[str, str], identity: Identity, command: Sequence[str], output: str | None, job: str | None
+) -> tuple[Path, str]:
+    """The run's folder and job id, from what was given or else from the launcher's ids."""
+    if output is not None:
+        folder = Path.cwd() / expand(output, env)
+        try:
+            return folder, job or job_id(env, identity)
+        except CaptureError:
+            # The folder was named, so ranks agree without an id: its name is the job's.
+            return folder, _clean(folder.name)
+    job = job or job_id(env, identity)
+    return Path.cwd() / default_folder(command, job), job
 
 
 def default_folder(command: Sequence[str], job: str) -> str:

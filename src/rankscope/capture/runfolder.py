@@ -89,16 +89,17 @@ def create_json(path: Path, value: Manifest) -> bool:
     return True
 
 
-def open_run(folder: Path, manifest: Manifest, *, force: bool) -> None:
-    """Make the folder this job's: the first writer leaves rankscope.json, the others find their own job in
-    it.
+def open_run(folder: Path, manifest: Manifest, *, force: bool) -> bool:
+    """Make the folder this job's: the first writer leaves rankscope.json, others find their job in it.
+
+    True for the first writer.
     """
     job = manifest["job"]
     try:
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / RUN_MANIFEST
         if create_json(path, {"format": FORMAT, **manifest}):
-            return
+            return True
     except OSError as error:
         raise CaptureError(
             f"cannot write the run folder {folder}",
@@ -107,7 +108,7 @@ def open_run(folder: Path, manifest: Manifest, *, force: bool) -> None:
         ) from error
     there = (read_json(path) or {}).get("job")
     if there == job:
-        return
+        return False
     if not force:
         raise CaptureError(
             f"{folder} holds another job",
@@ -116,9 +117,10 @@ def open_run(folder: Path, manifest: Manifest, *, force: bool) -> None:
         )
     _remove_other_jobs(folder, job)
     write_json(path, {"format": FORMAT, **manifest})
+    return True
 
 
-def claim_rank(folder: Path, manifest: Manifest) -> None:
+def claim_rank(folder: Path, manifest: Manifest, *, force: bool) -> None:
     """Make this rank of the run this process's.
 
     A torchrun restart takes over from an attempt that left nothing whole; anything else is refused.
@@ -128,13 +130,13 @@ def claim_rank(folder: Path, manifest: Manifest) -> None:
         return
     there = read_json(path) or {}
     captured = any(window.get("state") == "whole" for window in there.get("windows", ()))
-    if there.get("restart", 0) < manifest["restart"] and not captured:
+    if force or (there.get("restart", 0) < manifest["restart"] and not captured):
         write_json(path, manifest)
         return
     raise CaptureError(
         f"rank {manifest['rank']} of this run was captured already",
         why=f"By process {there.get('pid')} on {there.get('host')}, in {folder}.",
-        hint="Name another folder with -o DIR.",
+        hint="Name another folder with -o DIR, or give -f to replace it.",
     )
 
 

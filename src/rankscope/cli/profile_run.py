@@ -13,11 +13,11 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from rankscope.capture.job import default_folder, is_python, job_id
+from rankscope.capture.job import is_python, name_run
 from rankscope.capture.launch import bootstrap_environment, rewrite
 from rankscope.capture.plan import PLAN_VARIABLE, Plan
 from rankscope.capture.rank import Identity, detect
-from rankscope.capture.runfolder import Manifest, expand, open_run, rank_manifests, remove_if_empty
+from rankscope.capture.runfolder import Manifest, open_run, rank_manifests, remove_if_empty
 from rankscope.capture.schedule import OnSignal
 from rankscope.capture.supervise import end_like, replace_process, run_command
 from rankscope.errors import CaptureError
@@ -60,7 +60,7 @@ def in_front(plan: Plan, command: Sequence[str], words: Sequence[str], args: arg
     if args.dry_run:
         print(_spelled(launched, env))
         return 0
-    kept = signal.Signals[f"SIG{plan.when.signal}"] if isinstance(plan.when, OnSignal) else None
+    kept = _kept_signal(plan)
     if inner:
         replace_process(launched, env, kept)
     status = run_command(launched, env, kept, lambda: _pass_on(folder, kept))
@@ -71,30 +71,30 @@ def in_front(plan: Plan, command: Sequence[str], words: Sequence[str], args: arg
 
 def captured_rank(plan: Plan, identity: Identity, args: argparse.Namespace) -> int:
     """Behind a launcher, a selected rank: become the command, armed by its environment."""
-    direct = is_python(Path(plan.command[0]).name)
-    env = bootstrap_environment(os.environ, plan._replace(direct=direct).to_json(), PLAN_VARIABLE)
+    try:
+        folder, job = _name_run(plan)
+    except CaptureError as error:
+        _say(f"rank {identity.rank}: {error}\n  The job runs without being captured.")
+        return _run_plainly(plan.command, args)
+    wish = plan._replace(direct=is_python(Path(plan.command[0]).name), output=str(folder), job=job)
+    env = bootstrap_environment(os.environ, wish.to_json(), PLAN_VARIABLE)
     if args.dry_run:
         print(f"rank {identity.rank}: {_spelled(plan.command, env)}")
         return 0
-    kept = signal.Signals[f"SIG{plan.when.signal}"] if isinstance(plan.when, OnSignal) else None
     if not (args.stats and identity.rank == 0):
-        replace_process(plan.command, env, kept)
-    folder, job = _name_run(plan)
-    # The rank itself must find the same folder: its parent is now this process, not the launcher.
-    env = bootstrap_environment(
-        os.environ, plan._replace(direct=direct, output=str(folder), job=job).to_json(), PLAN_VARIABLE
-    )
+        replace_process(plan.command, env, _kept_signal(plan))
     status = run_command(plan.command, env)
     _wait_for_others(folder)
     _stats(folder, args)
     return end_like(status)
 
 
+def _kept_signal(plan: Plan) -> signal.Signals | None:
+    return signal.Signals[f"SIG{plan.when.signal}"] if isinstance(plan.when, OnSignal) else None
+
+
 def _name_run(plan: Plan) -> tuple[Path, str]:
-    identity = detect(os.environ, plan.identity)
-    job = plan.job or job_id(os.environ, identity)
-    named = expand(plan.output, os.environ) if plan.output else default_folder(plan.command, job)
-    return Path.cwd() / named, job
+    return name_run(os.environ, detect(os.environ, plan.identity), plan.command, plan.output, plan.job)
 
 
 def _run_plainly(command: Sequence[str], args: argparse.Namespace) -> int:

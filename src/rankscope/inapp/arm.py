@@ -46,7 +46,7 @@ def arm(plan_json: str, bootstrap: str) -> None:
     selector = parse_selector(plan.ranks)
     voice = Voice(
         identity.rank,
-        speaks=plan.speaks and _is_spokesman(plan, identity),
+        speaks=plan.speaks and identity.rank == 0,
         quiet=plan.quiet,
         verbose=plan.verbose,
     )
@@ -59,16 +59,6 @@ def arm(plan_json: str, bootstrap: str) -> None:
         return
     if selected:
         _wait_for_torch(plan, identity, voice)
-
-
-def _is_spokesman(plan: Plan, identity: Identity) -> bool:
-    """Rank 0 speaks for the run; where it is not selected, each first local rank speaks for itself."""
-    return identity.rank == 0 or (identity.local_rank in (0, None) and not _rank_zero_selected(plan))
-
-
-def _rank_zero_selected(plan: Plan) -> bool:
-    first = Identity(0, 0, None, None, 0, "")
-    return parse_selector(plan.ranks).selects(first)
 
 
 def _clean_environment(bootstrap: str) -> None:

@@ -13,7 +13,9 @@ import time
 from typing import Any
 
 from rankscope.capture.plan import FALLBACK_FOR_S, Plan
+from rankscope.capture.rank import Identity
 from rankscope.capture.schedule import NONE, RECORD, RECORD_AND_SAVE, WARMUP, OnSignal, Schedule, TimeWindow
+from rankscope.capture.selector import parse_selector
 from rankscope.errors import CaptureError, RankscopeError
 from rankscope.inapp.endings import TerminationGuard
 from rankscope.inapp.export import Export, ExportOrder, Outcome
@@ -120,6 +122,7 @@ class Engine:
         if self.files.claimed:
             self.files.save()
             if not self.stopped:
+                self.voice.speaks = self.voice.speaks or self._speaks_for_rank_zero()
                 self.voice.tell(ending(self.files))
 
     # -- steps and windows
@@ -329,6 +332,12 @@ class Engine:
         except RankscopeError:
             return  # another process of this rank was captured; this one had nothing to add
         self.voice.fail(text)
+
+    def _speaks_for_rank_zero(self) -> bool:
+        """Rank 0 speaks for the run; where it is not wanted, the rank that opened the run folder does."""
+        rank_zero = Identity(0, 0, None, None, 0, "")
+        wanted = parse_selector(self.plan.ranks).selects(rank_zero)
+        return self.files.first and self.plan.speaks and not self.plan.quiet and not wanted
 
     def _keep_to_the_end(self) -> None:
         """Leave the last window's events to the operating system: torch frees them slower than it exports

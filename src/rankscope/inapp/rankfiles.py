@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from rankscope import __version__
-from rankscope.capture.job import default_folder, job_id
+from rankscope.capture.job import name_run
 from rankscope.capture.plan import Plan
 from rankscope.capture.rank import Identity
-from rankscope.capture.runfolder import FORMAT, claim_rank, expand, open_run, rank_stem, write_rank
+from rankscope.capture.runfolder import FORMAT, claim_rank, open_run, rank_stem, write_rank
 
 
 def run_manifest(plan: Plan, job: str) -> dict[str, Any]:
@@ -40,11 +40,10 @@ class RankFiles:
 
     def __init__(self, plan: Plan, identity: Identity, env: Mapping[str, str]) -> None:
         self._plan = plan
-        self.job = plan.job or job_id(env, identity)
-        named = expand(plan.output, env) if plan.output else default_folder(plan.command, self.job)
-        # The script may change its working directory before the first window.
-        self.folder = Path.cwd() / named
+        # Absolute from here on: the script may change its working directory before the first window.
+        self.folder, self.job = name_run(env, identity, plan.command, plan.output, plan.job)
         self.claimed = False
+        self.first = False
         self.manifest: dict[str, Any] = {
             "format": FORMAT,
             "job": self.job,
@@ -67,8 +66,9 @@ class RankFiles:
     def claim(self) -> None:
         """Open the run folder and take this rank's place in it, once."""
         if not self.claimed:
-            open_run(self.folder, run_manifest(self._plan, self.job), force=self._plan.force)
-            claim_rank(self.folder, self.manifest)
+            force = self._plan.force
+            self.first = open_run(self.folder, run_manifest(self._plan, self.job), force=force)
+            claim_rank(self.folder, self.manifest, force=force)
             self.claimed = True
 
     def target(self, window: int) -> Path:

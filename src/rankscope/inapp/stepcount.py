@@ -12,8 +12,7 @@ import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
 
-# An optimizer that the others have left so far behind is not part of the loop (built, but never or no longer
-# used).
+# An optimizer that another one has waited for so many steps is not part of the loop: built, never used.
 IDLE_AFTER = 32
 
 
@@ -26,6 +25,7 @@ class StepCounter:
         self._find_all: Callable[[], Iterable[Any]] | None = find_all
         self._counts: dict[int, int] = {}
         self._alive: dict[int, weakref.ref[Any]] = {}
+        self._in_this_step: dict[int, int] = {}
         self._steps = 0
         self._behind = 0
 
@@ -48,14 +48,20 @@ class StepCounter:
         self._counts[key] = count + 1
         if count == self._steps:
             self._behind -= 1
-        elif count - self._steps >= IDLE_AFTER:
+        elif self._surplus(key) > IDLE_AFTER:
             self._drop([key for key, value in self._counts.items() if value == self._steps])
             return False
         if self._behind > 0:
             return False
         self._steps += 1
+        self._in_this_step.clear()
         self._recount()
         return True
+
+    def _surplus(self, key: int) -> int:
+        """How often an optimizer that need not step has stepped while others were waited for."""
+        self._in_this_step[key] = self._in_this_step.get(key, 0) + 1
+        return self._in_this_step[key]
 
     def _join(self, optimizer: Any, count: int) -> None:
         key = id(optimizer)

@@ -4,6 +4,7 @@ torch.
 
 from __future__ import annotations
 
+import json
 import zlib
 from collections.abc import Callable
 
@@ -30,6 +31,8 @@ class TraceStream:
         self._gzip = zlib.compressobj(_LEVEL, zlib.DEFLATED, _GZIP)
         self._held = b""
         self._max_size = max_size
+        self._since_flush = 0
+        self._passed_on = False
         self.received = 0
         self.raw_bytes = 0
         self.bytes = 0
@@ -52,15 +55,26 @@ class TraceStream:
         elif len(self._held) > _LARGEST_EVENT:
             self._put(self._held)
             self._held = b""
+            self._passed_on = True
 
     def finish(self) -> bool:
-        """Write the rest as it came. False when it does not end as JSON does: then it was closed for it."""
-        if self._held.rstrip().endswith(b"}") and self._held.count(b"]"):
-            self._put(self._held)
-            self._flush()
-            return True
-        self.close_early()
-        return False
+        """Write the rest as it came. False when it does not end the JSON: then it was closed for it."""
+        if not self._completes(self._held):
+            self.close_early()
+            return False
+        self._put(self._held)
+        self._flush()
+        return True
+
+    def _completes(self, rest: bytes) -> bool:
+        """Whether what is held (the last event and what follows the events) is the end of a JSON object."""
+        if self._passed_on:
+            return rest.rstrip().endswith(b"}")
+        try:
+            json.loads(b'{"":[0' + rest if self.wrote_events else rest)
+        except ValueError:
+            return False
+        return True
 
     def close_early(self) -> None:
         """End the JSON after the last whole event."""
@@ -73,9 +87,11 @@ class TraceStream:
     def _put(self, data: bytes) -> None:
         self.raw_bytes += len(data)
         self._out(self._gzip.compress(data))
-        if self._max_size is not None and self._max_size - self.bytes < len(data):
+        self._since_flush += len(data)
+        if self._max_size is not None and self._max_size - self.bytes < self._since_flush:
             # Near the limit: see what has really been used, instead of what the compressor has let go.
             self._out(self._gzip.flush(zlib.Z_SYNC_FLUSH))
+            self._since_flush = 0
 
     def _flush(self) -> None:
         self._held = b""
