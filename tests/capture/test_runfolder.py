@@ -66,6 +66,8 @@ def test_a_rank_is_captured_once_but_a_restart_takes_over_what_failed(tmp_path: 
     with pytest.raises(CaptureError, match="captured already"):
         claim_rank(tmp_path, manifest(), force=False)
     claim_rank(tmp_path, manifest(restart=1), force=False)
+    claim_rank(tmp_path, {**manifest(restart=1), "state": "done"}, force=True)
+    claim_rank(tmp_path, manifest(restart=1), force=False)  # that one left nothing
     assert next(rank_manifests(tmp_path))["restart"] == 1
 
 

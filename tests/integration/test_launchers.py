@@ -69,9 +69,12 @@ def test_python_m_with_options_of_the_profiler(tmp_path: Path) -> None:
 
 
 def test_shell_script_with_several_pythons(tmp_path: Path) -> None:
-    (tmp_path / "job.sh").write_text(f"{PYTHON} -c 'print(1)'\n{PYTHON} {TRAIN}\n")
-    run([*PROFILE, "-o", "out", "bash", "job.sh"], tmp_path)
+    (tmp_path / "job.sh").write_text(
+        f"{PYTHON} -c 'import torch'\n{PYTHON} -c 'print(1)'\n{PYTHON} {TRAIN}\n"
+    )
+    done = run([*PROFILE, "-o", "out", "bash", "job.sh"], tmp_path)
     check(tmp_path / "out", [0], "single process")
+    assert len(our_lines(done.stderr)) == 1
 
 
 def test_shell_script_with_torchrun_inside_never_captures_the_agent(tmp_path: Path) -> None:
@@ -142,7 +145,7 @@ def test_several_nodes_without_a_job_id_need_a_folder_and_the_job_runs(tmp_path:
 def test_an_explicit_rank_where_no_launcher_says_it(tmp_path: Path) -> None:
     words = ["rankscope", "profile", "-o", "out", "--ranks", "1", "--rank", "%q{MY_RANK}", PYTHON, TRAIN]
     run(words, tmp_path, env=environment(MY_RANK="1"))
-    check(tmp_path / "out", [1], "option")
+    check(tmp_path / "out", [1], "--rank")
 
 
 @pytest.fixture(scope="module")

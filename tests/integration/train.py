@@ -13,6 +13,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--optimizer", default="SGD")
     parser.add_argument("--workers", type=int, default=0)
+    parser.add_argument("--worker-context", choices=["fork", "spawn"])
     parser.add_argument("--ddp", action="store_true")
     parser.add_argument("--step-seconds", type=float, default=0.0)
     parser.add_argument("--exit-code", type=int, default=0)
@@ -29,7 +30,9 @@ def main() -> None:
         model = torch.nn.parallel.DistributedDataParallel(model)
     optimizer = getattr(torch.optim, args.optimizer)(model.parameters(), lr=0.01)
     data = torch.utils.data.TensorDataset(torch.randn(4 * args.steps, 16), torch.randn(4 * args.steps, 1))
-    loader = torch.utils.data.DataLoader(data, batch_size=4, num_workers=args.workers)
+    loader = torch.utils.data.DataLoader(
+        data, batch_size=4, num_workers=args.workers, multiprocessing_context=args.worker_context
+    )
     if args.echo_stdin:
         print("stdin:", sys.stdin.read().strip(), flush=True)
     for step, (inputs, targets) in enumerate(loader):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any, NamedTuple
 
 from rankscope.capture.schedule import OnSignal, Schedule, TimeWindow, When
@@ -50,6 +49,8 @@ class Plan(NamedTuple):
     direct: bool = True
 
     def to_json(self) -> str:
+        import json  # an unselected rank never needs it
+
         fields = self._asdict()
         kind = next(name for name, cls in _WHEN_KINDS.items() if isinstance(self.when, cls))
         fields["when"] = {"kind": kind, **self.when._asdict()}
@@ -57,6 +58,8 @@ class Plan(NamedTuple):
 
     @classmethod
     def from_json(cls, text: str) -> Plan:
+        import json
+
         fields: dict[str, Any] = json.loads(text)
         when = dict(fields["when"])
         fields["when"] = _WHEN_KINDS[when.pop("kind")](**when)

@@ -40,7 +40,7 @@ class Family(NamedTuple):
 
 
 SINGLE = "single process"
-OPTION = "option"
+OPTION = "--rank"
 
 # In order of precedence. OMPI_COMM_WORLD_NODE_RANK is not here on purpose: it is the process's number on its
 # node.

@@ -123,14 +123,19 @@ def open_run(folder: Path, manifest: Manifest, *, force: bool) -> bool:
 def claim_rank(folder: Path, manifest: Manifest, *, force: bool) -> None:
     """Make this rank of the run this process's.
 
-    A torchrun restart takes over from an attempt that left nothing whole; anything else is refused.
+    A torchrun restart takes over from an attempt that left nothing whole, and any process from one that ended
+    without a window (a script that prepares data before the one that trains); anything else is refused.
     """
     path = folder / f"{rank_stem(manifest['rank'])}.rankscope.json"
     if create_json(path, manifest):
         return
     there = read_json(path) or {}
-    captured = any(window.get("state") == "whole" for window in there.get("windows", ()))
-    if force or (there.get("restart", 0) < manifest["restart"] and not captured):
+    windows = there.get("windows", ())
+    restarted = there.get("restart", 0) < manifest["restart"] and not any(
+        one["state"] == "whole" for one in windows
+    )
+    left_empty = there.get("state") == "done" and not windows
+    if force or restarted or left_empty:
         write_json(path, manifest)
         return
     raise CaptureError(

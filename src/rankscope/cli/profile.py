@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import argparse
 import os
-import shlex
-import shutil
 import signal
 import sys
+from collections.abc import Sequence
 
 from rankscope.capture.plan import FALLBACK_AFTER_S, Plan
 from rankscope.capture.rank import SINGLE, Identity, detect
@@ -125,22 +124,35 @@ def main(args: argparse.Namespace) -> int:
     plan = _plan(args, tuple(command))
     if not command:
         raise UsageError("no COMMAND to profile", hint="For example: rankscope profile torchrun train.py")
-    if shutil.which(command[0]) is None:
+    if not _on_path(command[0]):
         raise UsageError(
             f"'{command[0]}' is not a command",
             why="No program of that name is on PATH.",
             hint="For a script without #! or x-bit name its interpreter: python train.py, bash train.sh.",
         )
-    from rankscope.cli import profile_run
-
-    words = _words(args)
-    launched = profile_run.launcher_command(command, words, os.environ)
-    if launched is not None:
-        return profile_run.in_front(plan, command, words, args)
     identity = detect(os.environ, plan.identity)
-    if identity.source == SINGLE and not args.inner:
-        return profile_run.in_front(plan, command, words, args)
+    if _is_launcher(command) or (identity.source == SINGLE and not args.inner):
+        from rankscope.cli import profile_run
+
+        return profile_run.in_front(plan, command, _words(args), args)
     return _behind(plan, identity, args)
+
+
+def _is_launcher(command: Sequence[str]) -> bool:
+    """Whether to look closer (capture/launch.py): an unselected rank must not pay for that."""
+    name = command[0].rpartition("/")[2]
+    if name.startswith("python") and list(command[1:2]) == ["-m"]:
+        return command[2:3] in (["torch.distributed.run"], ["accelerate.commands.launch"])
+    return name in ("torchrun", "srun", "deepspeed", "accelerate") or name.startswith(
+        ("mpiexec", "mpirun", "orterun")
+    )
+
+
+def _on_path(program: str) -> bool:
+    """shutil.which costs an unselected rank more to import than all the rest of this file."""
+    folders = [""] if "/" in program else os.environ.get("PATH", os.defpath).split(os.pathsep)
+    paths = [f"{folder}/{program}" if folder else program for folder in folders]
+    return any(os.access(path, os.X_OK) and not os.path.isdir(path) for path in paths)  # noqa: PTH112
 
 
 def _behind(plan: Plan, identity: Identity, args: argparse.Namespace) -> int:
@@ -161,7 +173,9 @@ def _behind(plan: Plan, identity: Identity, args: argparse.Namespace) -> int:
         selected = False
     if not selected:
         if args.dry_run:
-            print(f"rank {identity.rank}: {shlex.join(plan.command)}")
+            from shlex import join
+
+            print(f"rank {identity.rank}: {join(plan.command)}")
             return 0
         replace_process(plan.command, os.environ, ignored)
     from rankscope.cli import profile_run

@@ -7,6 +7,7 @@ never the job.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
@@ -118,6 +119,9 @@ class Engine:
         if not self.files.manifest["windows"] and not self.stopped:
             self._say_nothing_captured()
         self.files.manifest.update(state="done", steps=self.step_number)
+        if self.stopped:
+            with contextlib.suppress(RankscopeError):
+                self.files.claim()  # so that whoever reads the folder finds why there is no trace
         self.files.manifest["clock"].append(clock_anchor())
         if self.files.claimed:
             self.files.save()
@@ -148,6 +152,9 @@ class Engine:
 
     def _advance(self, action: int) -> None:
         """torch.profiler's own transitions between what the last step was for and what the next one is."""
+        if self._action == NONE and action != NONE and self._recorder.script_profiles:
+            self._postpone()
+            return
         before, self._action = self._action, action
         if before in _RECORDING:
             self._recorder.end_step()
@@ -161,6 +168,15 @@ class Engine:
             if not self._recorder.started:
                 self._start_recording()
             self._recorder.begin_step(self.step_number)
+
+    def _postpone(self) -> None:
+        """Only one profiler can run: while it is the script's own, our window moves on with the steps."""
+        assert self._schedule is not None
+        self._schedule = self._schedule._replace(skip_first=self._schedule.skip_first + 1)
+        note = "the script runs torch.profiler itself: the window waits until it has ended"
+        if note not in self.files.manifest["notes"]:
+            self.files.manifest["notes"].append(note)
+            self.voice.fail(note)
 
     def _open_window(self, kind: str) -> None:
         self.files.claim()
@@ -294,8 +310,7 @@ class Engine:
         if self._hook is not None:
             self._hook.remove()
         try:
-            if self._recorder.busy:
-                self._recorder.stop()
+            self._recorder.abandon()
         except Exception as second:  # noqa: BLE001  (the profiler is in an unknown state; the first error was said)
             self.voice.detail(f"stopping torch's profiler failed too: {second}")
 
@@ -314,7 +329,7 @@ class Engine:
             self._shielded(self._close_window, why)
         elif self._window is not None:
             self._window = None
-            self._shielded(self._recorder.stop)
+            self._shielded(self._recorder.abandon)
 
     def _terminated(self, why: str) -> None:
         self.finish(why, TERM_WAIT_S)
@@ -325,6 +340,8 @@ class Engine:
         self._guard.off()
 
     def _say_nothing_captured(self) -> None:
+        if not self.step_number and not self.plan.direct and not self.plan.speaks:
+            return  # one of several Pythons of a shell script; the command in front says it if there is nothing
         text = nothing_captured(self.plan, self.step_number, self.counter.calls)
         self.files.manifest["notes"].append(text)
         try:

@@ -108,14 +108,32 @@ class Recorder:
         cost.
         """
         self.end_step()
-        profile, self._profile = self._profile, None
+        profile = self._profile
         began = time.perf_counter_ns()
-        if not self.started:  # torch can only stop what was started
-            self._ours(profile.start_trace)
-        self.started = False
         self._ours(profile.stop_trace)
+        self._profile, self.started = None, False
         results = profile.profiler.kineto_results
         return Recording(results.save, profile, time.perf_counter_ns() - began)
+
+    def abandon(self) -> None:
+        """End a recording whose results nobody wants; torch must not be left with a profiler that is on."""
+        profile, self._profile, self._step_range = self._profile, None, None
+        if profile is None:
+            return
+        import torch
+
+        try:
+            if self.started:
+                self._ours(profile.stop_trace)
+        finally:
+            self.started = False
+            if torch.autograd._profiler_enabled():
+                torch.autograd._disable_profiler()
+
+    @property
+    def script_profiles(self) -> bool:
+        """Whether the script's own profiler is on just now."""
+        return self._script.in_use
 
     def _ours(self, call: Callable[[], Any]) -> None:
         self._script.ours = True
