@@ -130,7 +130,7 @@ def _summary(folder: Path, plan: Plan) -> None:
     if not manifests:
         remove_if_empty(folder)
         _say(
-            f"nothing was captured: no wanted rank (--ranks {plan.ranks}) of this command trained with torch\n"
+            f"nothing was captured: no wanted rank (--ranks {plan.ranks}) of the command trained with torch\n"
             "  rankscope looks into Python processes; python -I, -S and -E keep it out.\n"
             "  See what would run: rankscope profile --dry-run ..."
         )

@@ -341,7 +341,7 @@ class Engine:
 
     def _say_nothing_captured(self) -> None:
         if not self.step_number and not self.plan.direct and not self.plan.speaks:
-            return  # one of several Pythons of a shell script; the command in front says it if there is nothing
+            return  # one of several Pythons of a script; the command in front says it if nothing comes
         text = nothing_captured(self.plan, self.step_number, self.counter.calls)
         self.files.manifest["notes"].append(text)
         try:
