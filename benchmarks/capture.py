@@ -1,4 +1,4 @@
-"""What capture costs, as ratios of one run: start-up, an armed and a recorded step, the stall at a window's end.
+"""What capture costs, as ratios of one run: start-up, an armed and a recorded step, the stall of a window.
 
 Runs on any machine with torch and the standard library, with CUDA or without:
 
@@ -186,8 +186,9 @@ def main() -> None:
         f"(the hook itself: {figures['hook_us']:.2f} µs, {figures['hook_pct_of_step']:.4f} %), "
         f"recording {steps['active_over_off_pct']:+.1f} %\n"
         f"stall at the end of {LAST - FIRST + 1} steps ({steps['trace_mb']:.1f} MB): "
-        f"stop {steps['stop_ms']:.0f} ms (torch's own), export {steps['export_stall_ms']:.1f} ms, against {export:.0f} ms of "
-        f"export_chrome_trace: {figures['export_stall_over_export_chrome_trace']:.3f}x"
+        f"stop {steps['stop_ms']:.0f} ms (torch's own), export {steps['export_stall_ms']:.1f} ms, "
+        f"against {export:.0f} ms of export_chrome_trace: "
+        f"{figures['export_stall_over_export_chrome_trace']:.3f}x"
     )
 
 
