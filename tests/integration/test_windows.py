@@ -104,6 +104,47 @@ def test_an_optimizers_range_is_whole_and_inside_its_step(tmp_path: Path) -> Non
         assert step[0] <= optimizer[0] <= optimizer[1] <= step[1]
 
 
+SCALED = """\
+import torch
+model = torch.nn.Linear(4, 4)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+scaler = torch.amp.GradScaler("cpu")
+for step in range(6):
+    for micro in range(2):
+        scaler.scale(model(torch.full((2, 4), float("inf") if step == 1 else 1.0)).sum()).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad()
+"""
+
+
+def test_accumulated_gradients_are_one_step_and_a_skipped_step_is_none(tmp_path: Path) -> None:
+    (tmp_path / "scaled.py").write_text(SCALED)
+    run([*PROFILE, "-o", "out", PYTHON, "scaled.py"], tmp_path)
+    assert manifests(tmp_path / "out")[0]["steps"] == 5
+    trace = read_trace(tmp_path / "out" / "rank-00000.pt.trace.json.gz")
+    assert [event.get("name") for event in trace["traceEvents"]].count("aten::linear") == 3 * 2
+
+
+COMPILED = """\
+import torch
+model = torch.nn.Linear(4, 4)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+forward, step = torch.compile(model, backend="eager"), torch.compile(optimizer.step, backend="eager")
+for _ in range(6):
+    forward(torch.randn(2, 4)).sum().backward()
+    step()
+"""
+
+
+def test_a_compiled_optimizer_is_counted_and_nothing_of_ours_is_traced(tmp_path: Path) -> None:
+    (tmp_path / "compiled.py").write_text(COMPILED)
+    done = run([*PROFILE, "-o", "out", PYTHON, "compiled.py"], tmp_path)
+    plain = run([PYTHON, "compiled.py"], tmp_path)
+    assert steps(read_trace(tmp_path / "out" / "rank-00000.pt.trace.json.gz")) == [2, 3, 4]
+    assert done.stderr.count("Warning") == plain.stderr.count("Warning")
+
+
 def test_a_time_window_records_the_main_thread(tmp_path: Path) -> None:
     (tmp_path / "infer.py").write_text(INFERENCE)
     run([*PROFILE, "-o", "out", "--after", "500ms", "--for", "1s", PYTHON, "infer.py", "4"], tmp_path)
