@@ -72,7 +72,7 @@ class Engine:
         def after_step(optimizer: Any, _args: Any, _kwargs: Any) -> None:
             self.optimizer_stepped(optimizer, sys._getframe(1))
 
-        # torch.compile shall call this, not trace it (as torch.compiler.disable says it, which imports dynamo).
+        # torch.compile shall call this, not trace it (torch.compiler.disable without its import of dynamo).
         after_step._torchdynamo_disable = True  # type: ignore[attr-defined]
         self._hook = register_optimizer_step_post_hook(after_step)
         os.register_at_fork(after_in_child=self._forked)
