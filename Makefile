@@ -13,9 +13,11 @@ help:
 	@echo "make bench  ours against the peers, as ratios of one run"
 	@echo "make docs   regenerate docs/commands and docs/store.md from the code"
 
-$(STAMP): pyproject.toml
+$(STAMP): pyproject.toml tests/requirements-torch.txt tests/integration/install-launchers.sh
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --requirement tests/requirements-torch.txt
+	tests/integration/install-launchers.sh
 	@touch $@
 
 demo: $(STAMP)
@@ -34,6 +36,7 @@ unit: $(STAMP)
 
 bench: $(STAMP)
 	$(BIN)/python benchmarks/ingest.py
+	$(BIN)/python benchmarks/capture.py
 
 docs: $(STAMP)
 	$(BIN)/python docs/generate.py

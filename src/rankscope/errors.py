@@ -6,6 +6,7 @@ RankscopeError              exit 1
 │   ├── NotATraceError      it is not a trace, or of a kind no reader knows
 │   └── RankError           the rank of a file cannot be told, or two files claim one rank
 ├── StoreError              the run folder cannot be opened or written
+├── CaptureError            this rank cannot be captured; the job it belongs to runs on
 └── QueryError              the SQL is wrong
 """
 
@@ -48,6 +49,10 @@ class RankError(ReadError):
 
 
 class StoreError(RankscopeError):
+    pass
+
+
+class CaptureError(RankscopeError):
     pass
 
 

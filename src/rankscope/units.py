@@ -32,6 +32,7 @@ _STEPS: dict[str, Steps] = {
 SCALABLE = frozenset(unit for unit, steps in _STEPS.items() if len(steps) > 1)
 """The units that have larger and smaller ones, so that one has to be chosen."""
 
+_SECOND_FACTORS = {"": 1.0, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 _BYTE_FACTORS = {
     "": 1,
     "b": 1,
@@ -199,6 +200,14 @@ def _parse(text: str, factors: dict[str, int], what: str, hint: str) -> Decimal:
 def parse_bytes(text: str) -> int:
     """'2GB', '512 MiB', '1e6' as bytes."""
     return int(_parse(text, _BYTE_FACTORS, "a size", "Write it like 2GB, 512MiB or 1000000."))
+
+
+def parse_seconds(text: str) -> float:
+    """'30s', '500ms', '2min', '1h' or '30' as seconds."""
+    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-z]*)\s*", text.lower())
+    if not match or match[2] not in _SECOND_FACTORS:
+        raise UsageError(f"'{text}' is not a length of time", hint="Write it like 30s, 500ms, 2min or 1h.")
+    return float(match[1]) * _SECOND_FACTORS[match[2]]
 
 
 def parse_count(text: str) -> int:

@@ -1,0 +1,32 @@
+"""What deepspeed starts in place of the script: ``python -u -m rankscope.capture.deepspeed --local_rank=N
+…``.
+
+deepspeed gives --local_rank=N to whatever it starts, as the first argument. It belongs to the training
+script, so it is put where ``launch.LOCAL_RANK_PLACE`` stands, and the rest is an ordinary `rankscope
+profile`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+from rankscope.capture.launch import LOCAL_RANK_PLACE
+
+
+def place_local_rank(words: Sequence[str]) -> list[str]:
+    """Put deepspeed's argument where the script expects it (there is none with --no_local_rank)."""
+    given = [word for word in words[:1] if word.startswith("--local_rank=")]
+    rest = list(words[len(given) :])
+    place = rest.index(LOCAL_RANK_PLACE)
+    return [*rest[:place], *given, *rest[place + 1 :]]
+
+
+def main() -> None:
+    words = [sys.executable, "-m", "rankscope", *place_local_rank(sys.argv[1:])]
+    os.execv(sys.executable, words)
+
+
+if __name__ == "__main__":
+    main()

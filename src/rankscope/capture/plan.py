@@ -1,0 +1,68 @@
+"""The wish: everything a rank must know to capture itself, small enough for one environment variable."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from rankscope.capture.schedule import OnSignal, Schedule, TimeWindow, When
+
+PLAN_VARIABLE = "RANKSCOPE_PLAN"
+# Set by a process of a job without ranks once it has torch: its children are helpers, not ranks.
+MAIN_VARIABLE = "RANKSCOPE_MAIN"
+
+# A script in which no optimizer has stepped for so long gets a time window (inference, or a custom loop).
+FALLBACK_AFTER_S = 120.0
+FALLBACK_FOR_S = 5.0
+
+_WHEN_KINDS: dict[str, type[Schedule] | type[TimeWindow] | type[OnSignal]] = {
+    "schedule": Schedule,
+    "time": TimeWindow,
+    "signal": OnSignal,
+}
+
+
+class Plan(NamedTuple):
+    """What `rankscope profile` was asked for. Every field has the default of its option."""
+
+    when: When = Schedule()
+    ranks: str = "local:0"
+    output: str | None = None
+    job: str | None = None
+    command: tuple[str, ...] = ()
+    identity: dict[str, int] = {}  # noqa: RUF012  (never changed: a NamedTuple's default)
+    record_shapes: bool = False
+    profile_memory: bool = False
+    with_stack: bool = False
+    with_flops: bool = False
+    with_modules: bool = False
+    activities: tuple[str, ...] = ()
+    max_size: int | None = None
+    tensorboard_dir: str | None = None
+    step_on: str | None = None
+    fallback_after_s: float = FALLBACK_AFTER_S
+    force: bool = False
+    quiet: bool = False
+    verbose: bool = False
+    # The process speaks at its end where nobody outside does.
+    speaks: bool = True
+    # The command is a Python program itself, not a script that may start several.
+    direct: bool = True
+
+    def to_json(self) -> str:
+        import json  # an unselected rank never needs it
+
+        fields = self._asdict()
+        kind = next(name for name, cls in _WHEN_KINDS.items() if isinstance(self.when, cls))
+        fields["when"] = {"kind": kind, **self.when._asdict()}
+        return json.dumps(fields, separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, text: str) -> Plan:
+        import json
+
+        fields: dict[str, Any] = json.loads(text)
+        when = dict(fields["when"])
+        fields["when"] = _WHEN_KINDS[when.pop("kind")](**when)
+        fields["command"] = tuple(fields["command"])
+        fields["activities"] = tuple(fields["activities"])
+        return cls(**fields)

@@ -1,0 +1,195 @@
+"""Who am I: a rank's place in its job, read from the variables its launcher set.
+
+Every launcher family has its own names for the same five facts. One family answers all five (mixing them
+gives ranks that never existed: mpiexec inside sbatch shows SLURM_PROCID 0,0,1,1 beside the right PMI_RANK),
+the first in the table that matches wins, and a variable that is not there is unknown, never 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+
+class Identity(NamedTuple):
+    """One process's place in the job; None is 'this launcher does not say'."""
+
+    rank: int
+    local_rank: int | None
+    world_size: int | None
+    local_size: int | None
+    node: int | None
+    source: str
+    node_derived: bool = False
+
+    @property
+    def one_node(self) -> bool:
+        return self.world_size is not None and self.world_size == self.local_size
+
+
+class Family(NamedTuple):
+    """The variables of one launcher. ``gate`` must all be set for the family to speak at all."""
+
+    name: str
+    gate: tuple[str, ...]
+    rank: str
+    local_rank: str = ""
+    world_size: str = ""
+    local_size: tuple[str, ...] = ()
+    node: tuple[str, ...] = ()
+
+
+SINGLE = "single process"
+OPTION = "--rank"
+
+# In order of precedence. OMPI_COMM_WORLD_NODE_RANK is not here on purpose: it is the process's number on its
+# node.
+FAMILIES = (
+    Family(
+        "torchrun",
+        ("TORCHELASTIC_RUN_ID", "RANK", "LOCAL_RANK", "WORLD_SIZE"),
+        "RANK",
+        "LOCAL_RANK",
+        "WORLD_SIZE",
+        ("LOCAL_WORLD_SIZE",),
+        ("GROUP_RANK",),
+    ),
+    # deepspeed and scripts that set the trio by hand. RANK alone is a pod's number in a PyTorchJob, not a
+    # rank.
+    Family(
+        "RANK",
+        ("RANK", "LOCAL_RANK", "WORLD_SIZE"),
+        "RANK",
+        "LOCAL_RANK",
+        "WORLD_SIZE",
+        ("LOCAL_WORLD_SIZE", "LOCAL_SIZE"),
+        ("GROUP_RANK", "CROSS_RANK"),
+    ),
+    Family(
+        "OpenMPI",
+        ("OMPI_COMM_WORLD_RANK",),
+        "OMPI_COMM_WORLD_RANK",
+        "OMPI_COMM_WORLD_LOCAL_RANK",
+        "OMPI_COMM_WORLD_SIZE",
+        ("OMPI_COMM_WORLD_LOCAL_SIZE",),
+    ),
+    Family(
+        "PALS",
+        ("PALS_RANKID",),
+        "PALS_RANKID",
+        "PALS_LOCAL_RANKID",
+        "PMI_SIZE",
+        ("PALS_LOCAL_SIZE",),
+        ("PALS_NODEID",),
+    ),
+    Family("PMI", ("PMI_RANK",), "PMI_RANK", "MPI_LOCALRANKID", "PMI_SIZE", ("MPI_LOCALNRANKS",)),
+    Family(
+        "MVAPICH2",
+        ("MV2_COMM_WORLD_RANK",),
+        "MV2_COMM_WORLD_RANK",
+        "MV2_COMM_WORLD_LOCAL_RANK",
+        "MV2_COMM_WORLD_SIZE",
+        ("MV2_COMM_WORLD_LOCAL_SIZE",),
+    ),
+    Family(
+        "jsrun",
+        ("JSM_NAMESPACE_RANK",),
+        "JSM_NAMESPACE_RANK",
+        "JSM_NAMESPACE_LOCAL_RANK",
+        "JSM_NAMESPACE_SIZE",
+    ),
+    Family("Flux", ("FLUX_TASK_RANK",), "FLUX_TASK_RANK", "FLUX_TASK_LOCAL_ID", "FLUX_JOB_SIZE"),
+    Family("aprun", ("ALPS_APP_PE",), "ALPS_APP_PE"),
+    # SLURM_PROCID=0 is set in the body of an sbatch script too; only a step (srun) has SLURM_STEP_ID.
+    Family(
+        "Slurm",
+        ("SLURM_STEP_ID", "SLURM_PROCID"),
+        "SLURM_PROCID",
+        "SLURM_LOCALID",
+        "SLURM_NTASKS",
+        ("SLURM_GTIDS",),
+        ("SLURM_NODEID",),
+    ),
+)
+
+# Lists of task ids whose length is the fact we want.
+_COUNTED = frozenset({"SLURM_GTIDS"})
+
+
+def detect(env: Mapping[str, str], explicit: Mapping[str, int] | None = None) -> Identity:
+    """This process's identity: from the options, else the first family that matches, else a job of one."""
+    if explicit and "rank" in explicit:
+        return _with_node(
+            Identity(
+                explicit["rank"],
+                explicit.get("local_rank"),
+                explicit.get("world_size"),
+                None,
+                explicit.get("node"),
+                OPTION,
+            )
+        )
+    for family in FAMILIES:
+        identity = _from_family(family, env)
+        if identity is not None:
+            return _with_node(identity)
+    return Identity(0, 0, 1, 1, 0, SINGLE)
+
+
+def disagreements(env: Mapping[str, str], chosen: Identity) -> list[str]:
+    """Other families that name a different rank, as sentences.
+
+    Below torchrun this is normal (the outer launcher's variables describe the agent), so it is not said
+    there.
+    """
+    if chosen.source in (FAMILIES[0].name, SINGLE):
+        return []
+    found = []
+    for family in FAMILIES:
+        other = _from_family(family, env)
+        if other is not None and other.source != chosen.source and other.rank != chosen.rank:
+            found.append(
+                f"{chosen.source} says rank {chosen.rank}, {family.rank} says {other.rank}; "
+                f"{chosen.source} is believed"
+            )
+    return found
+
+
+def _from_family(family: Family, env: Mapping[str, str]) -> Identity | None:
+    if not all(env.get(name) for name in family.gate):
+        return None
+    rank = _number(family.rank, env)
+    if rank is None:
+        return None
+    return Identity(
+        rank,
+        _number(family.local_rank, env),
+        _number(family.world_size, env),
+        _first_number(family.local_size, env),
+        _first_number(family.node, env),
+        family.name,
+    )
+
+
+def _number(name: str, env: Mapping[str, str]) -> int | None:
+    value = env.get(name, "")
+    if name in _COUNTED:
+        return len(value.split(",")) if value else None
+    return int(value) if value.isdecimal() else None
+
+
+def _first_number(names: tuple[str, ...], env: Mapping[str, str]) -> int | None:
+    return next((number for name in names if (number := _number(name, env)) is not None), None)
+
+
+def _with_node(identity: Identity) -> Identity:
+    """Fill in the node where the launcher does not say it but the numbers leave no doubt.
+
+    MPI launchers fill node after node by default; that is checked as far as one rank can check it.
+    """
+    rank, local_rank, world, local, node, *_ = identity
+    if node is not None or None in (local_rank, world, local):
+        return identity
+    if local and world and world % local == 0 and rank % local == local_rank:
+        return identity._replace(node=rank // local, node_derived=local != world)
+    return identity

@@ -1,0 +1,186 @@
+"""The run folder's small files: rankscope.json for the job, rank-00003.rankscope.json for each rank.
+
+Safe on NFS: every file is written under a temporary name and moved into place whole; "who is first" is
+decided by link(2), which is atomic there; there are no locks. Only the rank itself writes its manifest.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from rankscope.errors import CaptureError
+
+FORMAT = 1
+RUN_MANIFEST = "rankscope.json"
+_RANK_MANIFEST = re.compile(r"rank-(\d+)\.rankscope\.json")
+_ENVIRONMENT_NAME = re.compile(r"%q\{(\w+)\}")
+
+Manifest = dict[str, Any]
+
+
+def expand(text: str, env: Mapping[str, str]) -> str:
+    """``%q{VAR}`` as nsys means it; a variable that is not set is an error, never a file with that literal
+    name.
+    """
+
+    def value(match: re.Match[str]) -> str:
+        if match[1] not in env:
+            raise CaptureError(
+                f"{text} names {match[1]}, which is not set",
+                why="Ranks would write to one literal name and overwrite each other.",
+                hint=f"Export {match[1]} in the job, or leave %q{{{match[1]}}} out.",
+            )
+        return env[match[1]]
+
+    return _ENVIRONMENT_NAME.sub(value, text)
+
+
+def rank_stem(rank: int) -> str:
+    """The beginning of every file name of this rank."""
+    return f"rank-{rank:05d}"
+
+
+def rank_manifests(folder: Path) -> Iterator[Manifest]:
+    """Every rank's manifest, in order of rank; one that is being replaced just now is read as it was."""
+    for path in sorted(folder.glob("rank-*.rankscope.json")):
+        if _RANK_MANIFEST.fullmatch(path.name):
+            manifest = read_json(path)
+            if manifest is not None:
+                yield manifest
+
+
+def read_json(path: Path) -> Manifest | None:
+    """A small JSON object, or None when there is none (or what is there is not one)."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def write_json(path: Path, value: Manifest) -> None:
+    """Replace a small file as a whole."""
+    temporary = _write_temporary(path, value)
+    temporary.replace(path)
+
+
+def create_json(path: Path, value: Manifest) -> bool:
+    """Write a small file unless it is there already; exactly one of many writers gets True."""
+    temporary = _write_temporary(path, value)
+    try:
+        os.link(temporary, path)
+    except FileExistsError:
+        return False
+    except OSError:
+        # No hard links here (some FUSE and SMB mounts): O_EXCL is the next best, and as good on a local disk.
+        try:
+            with path.open("x", encoding="utf-8") as file:
+                file.write(temporary.read_text(encoding="utf-8"))
+        except FileExistsError:
+            return False
+    finally:
+        temporary.unlink(missing_ok=True)
+    return True
+
+
+def open_run(folder: Path, manifest: Manifest, *, force: bool) -> bool:
+    """Make the folder this job's: the first writer leaves rankscope.json, others find their job in it.
+
+    True for the first writer.
+    """
+    job = manifest["job"]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / RUN_MANIFEST
+        if create_json(path, {"format": FORMAT, **manifest}):
+            return True
+    except OSError as error:
+        raise CaptureError(
+            f"cannot write the run folder {folder}",
+            why=f"{error.strerror or error}.",
+            hint="Name another with -o DIR. The job runs without being captured.",
+        ) from error
+    there = (read_json(path) or {}).get("job")
+    if there == job:
+        return False
+    if not force:
+        raise CaptureError(
+            f"{folder} holds another job",
+            why=f"It belongs to job {there}; this is {job}. Mixing two jobs would mix their ranks.",
+            hint="Name another with -o DIR, or give -f to replace it. The job runs without being captured.",
+        )
+    _remove_other_jobs(folder, job)
+    write_json(path, {"format": FORMAT, **manifest})
+    return True
+
+
+def claim_rank(folder: Path, manifest: Manifest, *, force: bool) -> None:
+    """Make this rank of the run this process's.
+
+    A torchrun restart takes over from an attempt that left nothing whole, and any process from one that ended
+    without a window (a script that prepares data before the one that trains); anything else is refused.
+    """
+    path = folder / f"{rank_stem(manifest['rank'])}.rankscope.json"
+    if create_json(path, manifest):
+        return
+    there = read_json(path) or {}
+    windows = there.get("windows", ())
+    restarted = there.get("restart", 0) < manifest["restart"] and not any(
+        one["state"] == "whole" for one in windows
+    )
+    left_empty = there.get("state") == "done" and not windows
+    if force or restarted or left_empty:
+        write_json(path, manifest)
+        return
+    raise CaptureError(
+        f"rank {manifest['rank']} of this run was captured already",
+        why=f"By process {there.get('pid')} on {there.get('host')}, in {folder}.",
+        hint="Name another folder with -o DIR, or give -f to replace it.",
+    )
+
+
+def write_rank(folder: Path, manifest: Manifest) -> None:
+    write_json(folder / f"{rank_stem(manifest['rank'])}.rankscope.json", manifest)
+
+
+def remove_if_empty(folder: Path) -> None:
+    """Take back a folder that holds nothing but our own first file."""
+    try:
+        if [path.name for path in folder.iterdir()] == [RUN_MANIFEST]:
+            (folder / RUN_MANIFEST).unlink()
+            folder.rmdir()
+    except OSError:
+        pass  # somebody else uses it: then it is not ours to take away
+
+
+def _remove_other_jobs(folder: Path, job: str) -> None:
+    """With -f: what earlier jobs' ranks left. Several ranks may do this at once; each finds less to do."""
+    for path in folder.glob("rank-*.rankscope.json"):
+        manifest = read_json(path) or {}
+        if manifest.get("job") == job:
+            continue
+        for window in manifest.get("windows", ()):
+            name = window.get("file")
+            if isinstance(name, str) and Path(name).name == name:
+                (folder / name).unlink(missing_ok=True)
+        path.unlink(missing_ok=True)
+
+
+def _write_temporary(path: Path, value: Manifest) -> Path:
+    temporary = path.with_name(f".{path.name}.{socket.gethostname()}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("w", encoding="utf-8") as file:
+            json.dump(value, file, indent=1)
+            file.write("\n")
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+    return temporary

@@ -1,0 +1,93 @@
+"""When to record: torch.profiler's schedule with torch's exact meaning, a time window, or on demand. Pure.
+
+A step ends when the counted optimizer has stepped; steps count from 0, so step 0 is everything up to the end
+of the first optimizer step. That is what a script sees that calls ``prof.step()`` after ``optimizer.step()``.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from rankscope.errors import UsageError
+
+# What a step is for, in torch's words (torch.profiler.ProfilerAction).
+NONE, WARMUP, RECORD, RECORD_AND_SAVE = range(4)
+
+DEFAULT_WARMUP = 1
+DEFAULT_ACTIVE = 3
+
+
+class Schedule(NamedTuple):
+    """torch.profiler.schedule: skip, then (wait, warm up, record) again and again; repeat 0 is for ever."""
+
+    skip_first: int = 0
+    wait: int = 1
+    warmup: int = DEFAULT_WARMUP
+    active: int = DEFAULT_ACTIVE
+    repeat: int = 1
+
+    def action(self, step: int) -> int:
+        """What this step is for."""
+        if step < self.skip_first:
+            return NONE
+        cycle, place = divmod(step - self.skip_first, self.wait + self.warmup + self.active)
+        if (self.repeat and cycle >= self.repeat) or place < self.wait:
+            return NONE
+        if place < self.wait + self.warmup:
+            return WARMUP
+        return RECORD if place < self.wait + self.warmup + self.active - 1 else RECORD_AND_SAVE
+
+    @property
+    def first_busy_step(self) -> int:
+        """The first step that is not NONE; before it a step costs one comparison."""
+        return self.skip_first + self.wait
+
+    @property
+    def first_recorded_step(self) -> int:
+        return self.skip_first + self.wait + self.warmup
+
+    def validate(self) -> None:
+        """Refuse what torch.profiler.schedule refuses."""
+        for name, value in self._asdict().items():
+            if value < 0 or (name == "active" and value == 0):
+                least = 1 if name == "active" else 0
+                raise UsageError(
+                    f"--{name.replace('_', '-')} {value} cannot be scheduled",
+                    hint=f"It must be at least {least}.",
+                )
+
+
+class TimeWindow(NamedTuple):
+    """Record for ``for_s`` seconds, ``after_s`` seconds after torch was imported."""
+
+    after_s: float
+    for_s: float
+
+
+class OnSignal(NamedTuple):
+    """Each time the signal comes: warm up and record the next steps."""
+
+    signal: str
+    warmup: int = DEFAULT_WARMUP
+    active: int = DEFAULT_ACTIVE
+
+
+When = Schedule | TimeWindow | OnSignal
+
+
+def steps_window(text: str, warmup: int = DEFAULT_WARMUP) -> Schedule:
+    """``A:B``: steps A to B, both included, as one cycle; warm-up steps come before A where there is room."""
+    first_text, colon, last_text = text.partition(":")
+    if not colon or not first_text.isdecimal() or not last_text.isdecimal():
+        raise UsageError(
+            f"--steps {text} is not a range of steps", hint="Write it like 10:14, both ends included, from 0."
+        )
+    first, last = int(first_text), int(last_text)
+    if last < first:
+        raise UsageError(
+            f"--steps {text} ends before it begins",
+            why="The first number is the first step to record, the second the last.",
+            hint=f"Did you mean --steps {last}:{first}?",
+        )
+    warmup = min(warmup, first)
+    return Schedule(first - warmup, 0, warmup, last - first + 1, 1)

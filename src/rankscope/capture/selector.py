@@ -1,0 +1,111 @@
+"""Which ranks: ``0,8-15``, ``local:0``, ``node:0-1``, ``local:0@nodes:0-1``, ``all``."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from rankscope.capture.rank import Identity
+from rankscope.errors import CaptureError, UsageError
+
+Ranges = tuple[tuple[int, int], ...]
+
+FORMS = "0,8-15 | local:0 | node:0-1 | local:0@nodes:0-1 | all"
+
+
+class RankSelector(NamedTuple):
+    """A parsed selector. ``field`` names the fact of an Identity that ``ranges`` are matched against."""
+
+    text: str
+    field: str
+    ranges: Ranges = ()
+    nodes: Ranges | None = None
+
+    def selects(self, identity: Identity) -> bool:
+        """Whether this rank is wanted; raises CaptureError when its launcher does not say what is needed."""
+        if self.field == "all":
+            return True
+        if not _within(self.ranges, _fact(identity, self.field, self.text)):
+            return False
+        return self.nodes is None or _within(self.nodes, _fact(identity, "node", self.text))
+
+    def matches_nobody(self, identity: Identity) -> bool:
+        """Whether, from what one rank knows of the whole job, no rank of it can be meant."""
+        sizes = {
+            "rank": identity.world_size,
+            "local_rank": identity.local_size,
+            "node": _node_count(identity),
+        }
+        wanted = [(self.field, self.ranges)] if self.field != "all" else []
+        if self.nodes is not None:
+            wanted.append(("node", self.nodes))
+        for field, ranges in wanted:
+            size = sizes[field]
+            if size is not None and all(low >= size for low, _ in ranges):
+                return True
+        return False
+
+
+def parse_selector(text: str) -> RankSelector:
+    """A selector from the command line."""
+    body = text.strip()
+    if body == "all":
+        return RankSelector(body, "all")
+    head, _, nodes_text = body.partition("@")
+    nodes = _node_part(nodes_text, text) if "@" in body else None
+    kind, colon, values = head.partition(":")
+    if not colon:
+        return RankSelector(body, "rank", _ranges(head, text), nodes)
+    if kind == "local":
+        return RankSelector(body, "local_rank", _ranges(values, text), nodes)
+    if kind in ("node", "nodes") and nodes is None:
+        return RankSelector(body, "node", _ranges(values, text))
+    raise _bad(text, f"'{head}' is no kind of rank.")
+
+
+def _node_part(part: str, text: str) -> Ranges:
+    kind, colon, values = part.partition(":")
+    if not colon or kind not in ("node", "nodes"):
+        raise _bad(text, "After @ come the nodes, as in local:0@nodes:0-1.")
+    return _ranges(values, text)
+
+
+def _ranges(values: str, text: str) -> Ranges:
+    found = []
+    for item in values.split(","):
+        low, dash, high = item.strip().partition("-")
+        if not low.isdecimal() or (dash and not high.isdecimal()):
+            raise _bad(text, f"'{item}' is not a number or a range.")
+        first, last = int(low), int(high) if dash else int(low)
+        if last < first:
+            raise _bad(text, f"The range {item} ends before it begins.")
+        found.append((first, last))
+    return tuple(found)
+
+
+def _bad(text: str, why: str) -> UsageError:
+    return UsageError(
+        f"--ranks {text} is not a selection of ranks", why=why, hint=f"Write it as one of: {FORMS}."
+    )
+
+
+def _within(ranges: Ranges, value: int) -> bool:
+    return any(low <= value <= high for low, high in ranges)
+
+
+def _node_count(identity: Identity) -> int | None:
+    if identity.world_size is None or not identity.local_size:
+        return None
+    return -(-identity.world_size // identity.local_size)
+
+
+def _fact(identity: Identity, field: str, text: str) -> int:
+    value: int | None = getattr(identity, field)
+    if value is None:
+        words = {"local_rank": "local rank", "node": "node", "rank": "rank"}[field]
+        option = {"local_rank": "--local-rank", "node": "--node-rank", "rank": "--rank"}[field]
+        raise CaptureError(
+            f"--ranks {text} needs the {words}, and {identity.source} does not say it",
+            why=f"This is rank {identity.rank} as {identity.source} counts; its launcher sets no {words}.",
+            hint=f"Select by rank (--ranks 0), or say it: --rank N {option} N (N may be %q{{VARIABLE}}).",
+        )
+    return value

@@ -1,0 +1,102 @@
+"""Start a command and be as good as not there: its exit code, its signals, its terminal stay its own."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import signal
+import sys
+from collections.abc import Callable, Mapping, Sequence
+
+# What people and schedulers send to a job. A signal sent to us goes on to the command.
+_FORWARDED = {
+    signal.SIGINT,
+    signal.SIGTERM,
+    signal.SIGHUP,
+    signal.SIGQUIT,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+    signal.SIGALRM,
+    signal.SIGCONT,
+}
+# si_code of a signal that the kernel (the terminal) sent to the whole process group: the command has it
+# already.
+_SI_KERNEL = 0x80
+
+
+def replace_process(
+    command: Sequence[str], env: Mapping[str, str], ignored: signal.Signals | None = None
+) -> None:
+    """Become the command (never returns unless the system refuses)."""
+    _restore_signals(ignored)
+    os.execvpe(command[0], list(command), dict(env))
+
+
+def run_command(
+    command: Sequence[str],
+    env: Mapping[str, str],
+    kept: signal.Signals | None = None,
+    on_kept: Callable[[], None] = lambda: None,
+) -> int:
+    """Run the command to its end and return its status: an exit code, or minus the signal that killed it.
+
+    ``kept`` is a signal meant for us: ``on_kept`` is called for it, and the command starts with it ignored.
+    """
+    watched = _FORWARDED | {signal.SIGCHLD} | ({kept} if kept else set())
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, watched)
+    child = os.fork()
+    if child == 0:
+        _become(command, env, before, kept)
+    try:
+        while True:
+            info = signal.sigwaitinfo(watched)
+            if info.si_signo == signal.SIGCHLD:
+                pid, status = os.waitpid(child, os.WNOHANG)
+                if pid:
+                    return os.waitstatus_to_exitcode(status)
+            elif info.si_signo == kept:
+                on_kept()
+            elif info.si_code != _SI_KERNEL:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(child, info.si_signo)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def end_like(status: int) -> int:
+    """The exit code to return; where a signal killed the command, the same signal ends us."""
+    if status >= 0:
+        return status
+    sys.stdout.flush()
+    # One core file of the command is enough.
+    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+    # SIGKILL's handler cannot be set, and need not be.
+    with contextlib.suppress(OSError):
+        signal.signal(-status, signal.SIG_DFL)
+    os.kill(os.getpid(), -status)
+    return 128 - status
+
+
+def _become(
+    command: Sequence[str],
+    env: Mapping[str, str],
+    mask: set[int | signal.Signals],
+    ignored: signal.Signals | None,
+) -> None:
+    try:
+        _restore_signals(ignored)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        os.execvpe(command[0], list(command), dict(env))
+    except OSError as error:
+        sys.stderr.write(f"rankscope: cannot start {command[0]}: {error.strerror}\n")
+    finally:
+        os._exit(126)
+
+
+def _restore_signals(ignored: signal.Signals | None) -> None:
+    """Give back what Python took at its start (ignored signals would stay ignored in the command)."""
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(number, signal.SIG_DFL)
+    if ignored is not None:
+        signal.signal(ignored, signal.SIG_IGN)

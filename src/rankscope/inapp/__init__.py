@@ -1,0 +1,3 @@
+"""Inside the training process: count steps, run torch's profiler, write traces. Standard library and the
+job's torch.
+"""

@@ -1,0 +1,78 @@
+"""Do something on the thread that trains, at a moment that does not cut its work in two.
+
+torch's profiler records the thread that starts it, so a timer thread cannot start it for the training thread.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+_keep_alive: list[Any] = []
+
+
+def when_returning(frame: FrameType, action: Callable[[], None]) -> None:
+    """Call ``action`` when this frame returns.
+
+    An optimizer's hooks run inside its profiled range; a recording that began or ended there would show the
+    range cut off. Where somebody else traces (a debugger, coverage) the action comes at once: a cut range is
+    the lesser evil.
+    """
+    if sys.gettrace() is not None:
+        action()
+        return
+
+    def on_event(_frame: FrameType, event: str, _value: Any) -> Any:
+        if event != "return":
+            return on_event
+        sys.settrace(None)
+        action()
+        return None
+
+    frame.f_trace = on_event
+    frame.f_trace_lines = False
+    sys.settrace(lambda *_: None)
+
+
+def run_on_main_thread(action: Callable[[], None]) -> None:
+    """Have the main thread call ``action`` between two bytecodes, as it would a signal handler; takes no
+    signal.
+    """
+    import ctypes
+
+    prototype = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
+
+    def call(_: Any) -> int:
+        action()
+        return 0
+
+    callback = prototype(call)
+    _keep_alive.append(callback)
+    add = ctypes.pythonapi.Py_AddPendingCall
+    add.argtypes = [prototype, ctypes.c_void_p]
+    add(callback, None)
+
+
+class Timer:
+    """Calls ``action`` on the main thread after some seconds, unless it is cancelled before."""
+
+    def __init__(self, seconds: float, action: Callable[[], None]) -> None:
+        self._cancelled = threading.Event()
+        self._seconds = seconds
+        self._action = action
+        thread = threading.Thread(target=self._wait, name="rankscope-timer", daemon=True)
+        thread.start()
+
+    def cancel(self) -> None:
+        self._cancelled.set()
+
+    def _wait(self) -> None:
+        if not self._cancelled.wait(self._seconds):
+            run_on_main_thread(self._act)
+
+    def _act(self) -> None:
+        if not self._cancelled.is_set():
+            self._action()

@@ -1,0 +1,100 @@
+"""Which call of which optimizer ends a training step.
+
+One optimizer: every call. Several: the one that steps least often decides, so a step is over when all of them
+have stepped once more (a GAN's five discriminator steps and one generator step are one step; AdamW beside
+Muon is one step, over after the later of the two). Gradient accumulation needs nothing: its optimizer steps
+once. A step that GradScaler skips never reaches the optimizer and becomes part of the next one.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable
+from typing import Any
+
+# An optimizer that another one has waited for so many steps is not part of the loop: built, never used.
+IDLE_AFTER = 32
+
+
+class StepCounter:
+    """Fed with every optimizer call of the process; says which of them end a step."""
+
+    def __init__(self, only: str | None, find_all: Callable[[], Iterable[Any]]) -> None:
+        self.calls: dict[str, int] = {}
+        self._only = only
+        self._find_all: Callable[[], Iterable[Any]] | None = find_all
+        self._counts: dict[int, int] = {}
+        self._alive: dict[int, weakref.ref[Any]] = {}
+        self._in_this_step: dict[int, int] = {}
+        self._steps = 0
+        self._behind = 0
+
+    def ends_step(self, optimizer: Any) -> bool:
+        """Note one call; True when it ends a training step."""
+        name = type(optimizer).__name__
+        self.calls[name] = self.calls.get(name, 0) + 1
+        if self._only is not None and name != self._only:
+            return False
+        if self._find_all is not None:
+            # At the first step, so that those that have not stepped yet are counted from the start.
+            for other in self._find_all():
+                if self._only is None or type(other).__name__ == self._only:
+                    self._join(other, 0)
+            self._find_all = None
+        key = id(optimizer)
+        if key not in self._counts:
+            self._join(optimizer, self._steps)
+        count = self._counts[key]
+        self._counts[key] = count + 1
+        if count == self._steps:
+            self._behind -= 1
+        elif self._surplus(key) > IDLE_AFTER:
+            self._drop([key for key, value in self._counts.items() if value == self._steps])
+            return False
+        if self._behind > 0:
+            return False
+        self._steps += 1
+        self._in_this_step.clear()
+        self._recount()
+        return True
+
+    def _surplus(self, key: int) -> int:
+        """How often an optimizer that need not step has stepped while others were waited for."""
+        self._in_this_step[key] = self._in_this_step.get(key, 0) + 1
+        return self._in_this_step[key]
+
+    def _join(self, optimizer: Any, count: int) -> None:
+        key = id(optimizer)
+        if key in self._counts:
+            return
+        self._alive[key] = weakref.ref(optimizer, lambda _: self._drop([key]))
+        self._counts[key] = count
+        self._behind += 1
+
+    def _drop(self, keys: list[int]) -> None:
+        for key in keys:
+            self._counts.pop(key, None)
+            self._alive.pop(key, None)
+        # Those that are left may all be ahead: their next step then ends one.
+        self._steps = min(self._counts.values(), default=self._steps)
+        self._recount()
+
+    def _recount(self) -> None:
+        self._behind = sum(count == self._steps for count in self._counts.values())
+
+
+def live_optimizers() -> list[Any]:
+    """Every optimizer object in the process whose steps torch's global hook can see.
+
+    Wrappers (accelerate, Lightning) look like optimizers and never step themselves: torch has not hooked
+    them.
+    """
+    import gc
+
+    from torch.optim import Optimizer
+
+    return [
+        thing
+        for thing in gc.get_objects()
+        if Optimizer in type(thing).__mro__ and getattr(type(thing).step, "hooked", False)
+    ]

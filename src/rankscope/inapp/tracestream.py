@@ -1,0 +1,103 @@
+"""A Kineto trace on its way to disk: compressed as it comes, and able to end after any whole event. Pure of
+torch.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Callable
+
+# Between two events of Kineto's layout. Inside an event everything is indented deeper, and strings hold no
+# newline.
+_BETWEEN_EVENTS = b"\n  },\n  {"
+_END_OF_EVENT = 4
+_EVENTS_BEGIN = b'"traceEvents": ['
+_CLOSING = b"\n  ]\n}\n"
+# Another layout has no such boundary; then it is passed on as it comes, and can only be cut off, not closed.
+_LARGEST_EVENT = 64 * 2**20
+# zlib's levels 1, 3 and 6 on a 167 MB trace: 256, 244 and 101 MB/s for 11.4, 11.8 and 13.8 to 1.
+_LEVEL = 1
+_GZIP = 31
+
+
+class TraceStream:
+    """Bytes in, gzip out through ``write``. What follows the last whole event is held back until it is
+    complete.
+    """
+
+    def __init__(self, write: Callable[[bytes], object], max_size: int | None = None) -> None:
+        self._write = write
+        self._gzip = zlib.compressobj(_LEVEL, zlib.DEFLATED, _GZIP)
+        self._held = b""
+        self._max_size = max_size
+        self._since_flush = 0
+        self._passed_on = False
+        self.received = 0
+        self.raw_bytes = 0
+        self.bytes = 0
+        self.wrote_events = False
+
+    @property
+    def full(self) -> bool:
+        """Whether the file has reached its limit (the compressor still holds a little back)."""
+        return self._max_size is not None and self.bytes >= self._max_size
+
+    def feed(self, data: bytes) -> None:
+        self.received += len(data)
+        self._held += data
+        boundary = self._held.rfind(_BETWEEN_EVENTS)
+        if boundary >= 0:
+            end = boundary + _END_OF_EVENT
+            self._put(self._held[:end])
+            self._held = self._held[end:]
+            self.wrote_events = True
+        elif len(self._held) > _LARGEST_EVENT:
+            self._put(self._held)
+            self._held = b""
+            self._passed_on = True
+
+    def finish(self) -> bool:
+        """Write the rest as it came. False when it does not end the JSON: then it was closed for it."""
+        if not self._completes(self._held):
+            self.close_early()
+            return False
+        self._put(self._held)
+        self._flush()
+        return True
+
+    def _completes(self, rest: bytes) -> bool:
+        """Whether what is held (the last event and what follows the events) is the end of a JSON object."""
+        if self._passed_on:
+            return rest.rstrip().endswith(b"}")
+        try:
+            json.loads(b'{"":[0' + rest if self.wrote_events else rest)
+        except ValueError:
+            return False
+        return True
+
+    def close_early(self) -> None:
+        """End the JSON after the last whole event."""
+        if not self.wrote_events:
+            head = self._held.find(_EVENTS_BEGIN)
+            self._put(self._held[: head + len(_EVENTS_BEGIN)] if head >= 0 else b'{\n"traceEvents": [')
+        self._put(_CLOSING)
+        self._flush()
+
+    def _put(self, data: bytes) -> None:
+        self.raw_bytes += len(data)
+        self._out(self._gzip.compress(data))
+        self._since_flush += len(data)
+        if self._max_size is not None and self._max_size - self.bytes < self._since_flush:
+            # Near the limit: see what has really been used, instead of what the compressor has let go.
+            self._out(self._gzip.flush(zlib.Z_SYNC_FLUSH))
+            self._since_flush = 0
+
+    def _flush(self) -> None:
+        self._held = b""
+        self._out(self._gzip.flush())
+
+    def _out(self, data: bytes) -> None:
+        if data:
+            self._write(data)
+            self.bytes += len(data)

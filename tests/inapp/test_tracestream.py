@@ -1,0 +1,68 @@
+"""A trace is compressed as it comes, and is valid JSON wherever it ends."""
+
+import gzip
+import json
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rankscope.inapp.tracestream import TraceStream
+
+EVENT = '  {\n    "ph": "X",\n    "name": "%s",\n    "args": {\n      "a": [1, 2]\n    }\n  }'
+HEAD = '{\n    "schemaVersion": 1,\n    "baseTimeNanoseconds": 7,\n    "traceEvents": [\n'
+
+
+def kineto(names: list[str]) -> bytes:
+    """The layout that torch writes."""
+    return (HEAD + ",\n".join(EVENT % name for name in names) + '\n  ],"traceName": "x" }').encode()
+
+
+def through(
+    data: bytes, chunk: int, max_size: int | None = None, cut: int | None = None
+) -> tuple[bytes, bool]:
+    out: list[bytes] = []
+    stream = TraceStream(out.append, max_size)
+    for start in range(0, len(data[:cut]), chunk):
+        stream.feed(data[:cut][start : start + chunk])
+        if stream.full:
+            stream.close_early()
+            return b"".join(out), False
+    whole = stream.finish()
+    assert stream.bytes == len(b"".join(out))
+    return b"".join(out), whole
+
+
+names = st.lists(st.text("abc}{[],: ", max_size=8), min_size=1, max_size=20)
+
+
+@given(names, st.integers(1, 300))
+def test_a_whole_trace_comes_out_as_it_went_in(events: list[str], chunk: int) -> None:
+    data = kineto(events)
+    packed, whole = through(data, chunk)
+    assert whole
+    assert gzip.decompress(packed) == data
+
+
+@settings(max_examples=200)
+@given(names, st.integers(1, 300), st.data())
+def test_cut_anywhere_it_is_json_with_whole_events(
+    events: list[str], chunk: int, draw: st.DataObject
+) -> None:
+    data = kineto(events)
+    cut = draw.draw(st.integers(0, len(data) - 1))
+    packed, _ = through(data, chunk, cut=cut)
+    parsed = json.loads(gzip.decompress(packed))
+    assert [event["name"] for event in parsed["traceEvents"]] == events[: len(parsed["traceEvents"])]
+
+
+def test_at_max_size_it_ends_after_a_whole_event_near_the_limit() -> None:
+    import random
+
+    noise = random.Random(0)
+    data = kineto([f"{noise.getrandbits(256):x}" for _ in range(5000)])
+    packed, whole = through(data, 4096, max_size=50_000)
+    assert not whole
+    assert 50_000 <= len(packed) < 60_000
+    parsed = json.loads(gzip.decompress(packed))
+    assert parsed["baseTimeNanoseconds"] == 7
+    assert 100 < len(parsed["traceEvents"]) < 5000

@@ -1,0 +1,126 @@
+"""Real jobs for the tests: start them, read what they left."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+TRAIN = str(Path(__file__).with_name("train.py"))
+BIN = Path(sys.executable).parent
+PYTHON = sys.executable
+PROFILE = [PYTHON, "-m", "rankscope", "profile"]
+TIMEOUT_S = 120
+
+_LAUNCHERS = ("SLURM", "PMI", "OMPI", "PALS", "TORCHELASTIC", "RANKSCOPE", "PBS")
+
+
+def environment(**more: str) -> dict[str, str]:
+    """Ours, without what a launcher around the tests may have set."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith(_LAUNCHERS)}
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        env.pop(name, None)
+    return {
+        **env,
+        "PATH": f"{BIN}{os.pathsep}{env['PATH']}",
+        "OMP_NUM_THREADS": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        **more,
+    }
+
+
+def run(
+    words: Sequence[str], cwd: Path, *, check: bool = True, stdin: str = "", env: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run(
+        [str(word) for word in words],
+        cwd=cwd,
+        input=stdin,
+        env=env or environment(),
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+    if check:
+        assert done.returncode == 0, done.stdout + done.stderr
+    return done
+
+
+def start(words: Sequence[str], cwd: Path, **more: str) -> subprocess.Popen[str]:
+    """A job that the test will signal; its stdout and stderr come together."""
+    return subprocess.Popen(
+        [str(word) for word in words],
+        cwd=cwd,
+        env=environment(PYTHONUNBUFFERED="1", **more),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def wait_for_line(job: subprocess.Popen[str], text: str) -> str:
+    """Read the job's output up to a line that has this text."""
+    assert job.stdout is not None
+    seen = []
+    for line in job.stdout:
+        seen.append(line)
+        if text in line:
+            return line
+    raise AssertionError(f"'{text}' never came:\n{''.join(seen)}")
+
+
+def run_folder(cwd: Path) -> Path:
+    """The one run folder below cwd."""
+    [folder] = cwd.glob("rankscope-*")
+    return folder
+
+
+def manifests(folder: Path) -> dict[int, dict[str, Any]]:
+    found = [json.loads(path.read_text()) for path in sorted(folder.glob("rank-*.rankscope.json"))]
+    return {manifest["rank"]: manifest for manifest in found}
+
+
+def read_trace(path: Path) -> dict[str, Any]:
+    trace: dict[str, Any] = json.loads(gzip.decompress(path.read_bytes()))
+    return trace
+
+
+def traces(folder: Path) -> dict[int, dict[str, Any]]:
+    """Every rank's first trace; nothing unfinished may lie beside them."""
+    assert not list(folder.glob(".*")), "something half-written was left behind"
+    return {
+        int(path.name[5:10]): read_trace(path) for path in sorted(folder.glob("rank-?????.pt.trace.json.gz"))
+    }
+
+
+def steps(trace: dict[str, Any]) -> list[int]:
+    """The numbers of the steps that a trace has, in order."""
+    names = [event.get("name", "") for event in trace["traceEvents"] if event.get("cat") == "user_annotation"]
+    return sorted(int(name.partition("#")[2]) for name in names if name.startswith("ProfilerStep#"))
+
+
+def our_lines(text: str) -> list[str]:
+    return [line for line in text.splitlines() if line.startswith("rankscope:")]
+
+
+def needs(program: str, package: str) -> pytest.MarkDecorator:
+    return pytest.mark.skipif(
+        shutil.which(program) is None,
+        reason=f"{program} is not installed (tests/integration/install-launchers.sh: {package})",
+    )
+
+
+needs_torch = pytest.mark.skipif(
+    not list((BIN.parent / "lib").glob("python*/site-packages/torch/__init__.py")),
+    reason="torch is not installed in this environment (tests/requirements-torch.txt)",
+)

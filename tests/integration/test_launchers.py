@@ -1,0 +1,194 @@
+"""The same unchanged script in each launcher form: the right ranks' files, and no others."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from integration.jobs import (
+    PROFILE,
+    PYTHON,
+    TRAIN,
+    environment,
+    manifests,
+    needs,
+    needs_torch,
+    our_lines,
+    run,
+    run_folder,
+    steps,
+    traces,
+)
+
+pytestmark = [pytest.mark.slow, needs_torch]
+
+TORCHRUN = ["torchrun", "--nproc-per-node", "2"]
+OPENMPI = ["mpirun.openmpi", "--oversubscribe", "-n", "4"]
+MPICH = ["mpiexec.hydra", "-launcher", "fork", "-hosts", "nodeA:2,nodeB:2", "-n", "4"]
+SRUN = ["srun", "-N2", "-n4", "--ntasks-per-node=2"]
+PRIVATE_SLURM = Path(__file__).resolve().parents[3] / "shared" / "tools" / "private-slurm"
+
+
+def check(folder: Path, ranks: list[int], source: str, recorded: tuple[int, ...] = (2, 3, 4)) -> None:
+    """Exactly these ranks have a whole trace of these steps, and their manifests say so."""
+    found = traces(folder)
+    assert sorted(found) == ranks
+    assert {tuple(steps(trace)) for trace in found.values()} == {recorded}
+    assert sorted(manifests(folder)) == ranks
+    for rank, manifest in manifests(folder).items():
+        assert manifest["rank_source"] == source
+        assert manifest["state"] == "done"
+        assert found[rank]["rankscope"]["rank"] == rank
+        [window] = manifest["windows"]
+        assert (window["state"], window["why"]) == ("whole", None)
+        assert (window["first_step"], window["last_step"]) == (recorded[0], recorded[-1])
+
+
+def test_plain_python(tmp_path: Path) -> None:
+    done = run([*PROFILE, PYTHON, TRAIN], tmp_path)
+    check(run_folder(tmp_path), [0], "single process")
+    assert "Next: rankscope stats rankscope-train-" in done.stderr
+    assert re.search(r"stood still for .* stop .* export", done.stderr)
+
+
+def test_python_m_with_options_of_the_profiler(tmp_path: Path) -> None:
+    (tmp_path / "training.py").write_text(Path(TRAIN).read_text())
+    options = ["--record-shapes", "--profile-memory", "--with-stack", "--with-flops", "--with-modules"]
+    run([*PROFILE, "--steps", "5:6", *options, "--activities", "cpu", PYTHON, "-m", "training"], tmp_path)
+    folder = run_folder(tmp_path)
+    assert folder.name.startswith("rankscope-training-")
+    check(folder, [0], "single process", (5, 6))
+    trace = traces(folder)[0]
+    assert (trace["record_shapes"], trace["profile_memory"], trace["with_stack"]) == (1, 1, 1)
+    assert any(event.get("cat") == "python_function" for event in trace["traceEvents"])
+
+
+def test_shell_script_with_several_pythons(tmp_path: Path) -> None:
+    (tmp_path / "job.sh").write_text(
+        f"{PYTHON} -c 'import torch'\n{PYTHON} -c 'print(1)'\n{PYTHON} {TRAIN}\n"
+    )
+    done = run([*PROFILE, "-o", "out", "bash", "job.sh"], tmp_path)
+    check(tmp_path / "out", [0], "single process")
+    assert len(our_lines(done.stderr)) == 1
+
+
+def test_shell_script_with_torchrun_inside_never_captures_the_agent(tmp_path: Path) -> None:
+    (tmp_path / "job.sh").write_text(f"torchrun --nproc-per-node 2 {TRAIN} --ddp\n")
+    run([*PROFILE, "-o", "out", "--ranks", "all", "bash", "job.sh"], tmp_path)
+    check(tmp_path / "out", [0, 1], "torchrun")
+
+
+def test_in_front_of_torchrun(tmp_path: Path) -> None:
+    done = run([*PROFILE, "--ranks", "1", *TORCHRUN, TRAIN, "--ddp", "--workers", "1"], tmp_path)
+    check(run_folder(tmp_path), [1], "torchrun")
+    assert "1 trace of 1 rank (1), steps 2-4" in done.stderr
+
+
+def test_in_front_of_python_m_torch_distributed_run(tmp_path: Path) -> None:
+    run([*PROFILE, PYTHON, "-m", "torch.distributed.run", "--nproc-per-node", "2", TRAIN], tmp_path)
+    check(run_folder(tmp_path), [0], "torchrun")
+
+
+def test_behind_torchrun(tmp_path: Path) -> None:
+    done = run([*TORCHRUN, "--no-python", "rankscope", "profile", "--ranks", "all", PYTHON, TRAIN], tmp_path)
+    check(run_folder(tmp_path), [0, 1], "torchrun")
+    assert [line for line in our_lines(done.stderr) if "Next: rankscope stats" in line]
+
+
+@needs("mpirun.openmpi", "openmpi-bin")
+def test_behind_openmpi_through_a_shell(tmp_path: Path) -> None:
+    done = run([*OPENMPI, "bash", "-c", f"rankscope profile --ranks 1,3 {PYTHON} {TRAIN}"], tmp_path)
+    check(run_folder(tmp_path), [1, 3], "OpenMPI")
+    assert len(our_lines(done.stderr)) == 1, "rank 0 is not wanted: the first writer speaks, alone"
+
+
+@needs("mpirun.openmpi", "openmpi-bin")
+def test_in_front_of_openmpi(tmp_path: Path) -> None:
+    run([*PROFILE, "--ranks", "node:0", *OPENMPI[:-1], "2", PYTHON, TRAIN], tmp_path)
+    check(run_folder(tmp_path), [0, 1], "OpenMPI")
+
+
+@needs("mpiexec.hydra", "mpich")
+def test_behind_mpich_on_two_nodes(tmp_path: Path) -> None:
+    run([*MPICH, "rankscope", "profile", "-o", "out", "--ranks", "local:0", PYTHON, TRAIN], tmp_path)
+    check(tmp_path / "out", [0, 2], "PMI")
+    assert [manifest["node"] for manifest in manifests(tmp_path / "out").values()] == [0, 1]
+
+
+@needs("mpiexec.hydra", "mpich")
+def test_in_front_of_mpich_the_classic_wrappers_selection(tmp_path: Path) -> None:
+    run([*PROFILE, "--ranks", "local:1@nodes:1", *MPICH, PYTHON, TRAIN], tmp_path)
+    check(run_folder(tmp_path), [3], "PMI")
+
+
+@needs("mpiexec.hydra", "mpich")
+def test_ranks_that_start_seconds_apart_share_one_folder(tmp_path: Path) -> None:
+    late = f"sleep $((PMI_RANK * 2)); exec rankscope profile --ranks all {PYTHON} {TRAIN}"
+    run(["mpiexec.hydra", "-launcher", "fork", "-n", "2", "bash", "-c", late], tmp_path)
+    check(run_folder(tmp_path), [0, 1], "PMI")
+
+
+@needs("mpiexec.hydra", "mpich")
+def test_several_nodes_without_a_job_id_need_a_folder_and_the_job_runs(tmp_path: Path) -> None:
+    done = run([*MPICH, "rankscope", "profile", "echo", "done"], tmp_path)
+    assert done.stdout.count("done") == 4
+    assert "-o DIR is needed" in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+@needs("mpiexec.hydra", "mpich")
+def test_an_explicit_rank_where_no_launcher_says_it(tmp_path: Path) -> None:
+    words = ["rankscope", "profile", "-o", "out", "--ranks", "1", "--rank", "%q{MY_RANK}", PYTHON, TRAIN]
+    run(words, tmp_path, env=environment(MY_RANK="1"))
+    check(tmp_path / "out", [1], "--rank")
+
+
+@pytest.fixture(scope="module")
+def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """A private two-node Slurm; its variables."""
+    if not PRIVATE_SLURM.exists():
+        pytest.skip(f"{PRIVATE_SLURM} is not there")
+    folder = tmp_path_factory.mktemp("slurm")
+    port = 20000 + int(time.time()) % 20000
+    env = environment(SLURM_TEST_PORT=str(port))
+    up = subprocess.run(
+        [str(PRIVATE_SLURM), "up", str(folder)],
+        env=env,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        timeout=60,
+        check=False,
+    )
+    try:
+        if up.returncode:
+            pytest.skip(f"{PRIVATE_SLURM} up failed with {up.returncode} (it needs root)")
+        yield {**env, "SLURM_CONF": str(folder / "slurm.conf")}
+    finally:
+        subprocess.run([str(PRIVATE_SLURM), "down", str(folder)], env=env, timeout=60, check=False)
+
+
+@needs("srun", "slurm-wlm slurm-wlm-torque munge")
+def test_behind_srun_on_two_nodes(tmp_path: Path, slurm: dict[str, str]) -> None:
+    run([*SRUN, "rankscope", "profile", PYTHON, TRAIN], tmp_path, env=slurm)
+    folder = run_folder(tmp_path)
+    assert re.fullmatch(r"rankscope-train-\d+-\d+", folder.name), "job and step"
+    check(folder, [0, 2], "Slurm")
+    assert [manifest["node"] for manifest in manifests(folder).values()] == [0, 1]
+
+
+@needs("srun", "slurm-wlm slurm-wlm-torque munge")
+def test_in_front_of_srun(tmp_path: Path, slurm: dict[str, str]) -> None:
+    run([*PROFILE, "--ranks", "node:1", *SRUN, PYTHON, TRAIN], tmp_path, env=slurm)
+    check(run_folder(tmp_path), [2, 3], "Slurm")
+
+
+@needs("srun", "slurm-wlm slurm-wlm-torque munge")
+def test_in_front_of_srun_in_front_of_torchrun(tmp_path: Path, slurm: dict[str, str]) -> None:
+    torchrun = ["torchrun", "--nnodes", "1", "--nproc-per-node", "2", "--standalone"]
+    run([*PROFILE, "--ranks", "1", "srun", "-N1", "-n1", *torchrun, TRAIN], tmp_path, env=slurm)
+    check(run_folder(tmp_path), [1], "torchrun")

@@ -1,0 +1,203 @@
+"""When is recorded: cycles, the clock, signals, and which optimizer counts."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from integration.jobs import (
+    PROFILE,
+    PYTHON,
+    TRAIN,
+    manifests,
+    needs_torch,
+    read_trace,
+    run,
+    run_folder,
+    start,
+    steps,
+    wait_for_line,
+)
+
+pytestmark = [pytest.mark.slow, needs_torch]
+
+INFERENCE = """\
+import sys, time, torch
+model = torch.nn.Linear(4, 4)
+end = time.time() + float(sys.argv[1])
+while time.time() < end:
+    with torch.no_grad():
+        model(torch.randn(2, 4))
+    time.sleep(0.02)
+"""
+
+GAN = """\
+import torch
+nets = [torch.nn.Linear(4, 4) for _ in range(2)]
+discriminator = torch.optim.SGD(nets[0].parameters(), lr=0.1)
+generator = torch.optim.Adam(nets[1].parameters())
+for step in range(8):
+    for _ in range(3):
+        nets[0](torch.randn(2, 4)).sum().backward()
+        discriminator.step()
+    nets[1](torch.randn(2, 4)).sum().backward()
+    generator.step()
+"""
+
+
+def files(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.glob("*.gz"))
+
+
+def test_each_cycle_has_its_file(tmp_path: Path) -> None:
+    options = ["--skip-first", "1", "--wait", "1", "--warmup", "1", "--active", "2", "--repeat", "2"]
+    run([*PROFILE, "-o", "out", *options, PYTHON, TRAIN, "--steps", "14"], tmp_path)
+    names = ["rank-00000.cycle-1.pt.trace.json.gz", "rank-00000.pt.trace.json.gz"]
+    assert files(tmp_path / "out") == names
+    assert [steps(read_trace(tmp_path / "out" / name)) for name in reversed(names)] == [[3, 4], [7, 8]]
+
+
+def test_cycles_for_ever_must_be_asked_for_and_end_with_the_script(tmp_path: Path) -> None:
+    options = ["--wait", "1", "--warmup", "0", "--active", "1", "--repeat", "0"]
+    run([*PROFILE, "-o", "out", *options, PYTHON, TRAIN, "--steps", "7"], tmp_path)
+    windows = manifests(tmp_path / "out")[0]["windows"]
+    assert [window["first_step"] for window in windows] == [1, 3, 5, 7]
+    assert [window["state"] for window in windows] == ["whole", "whole", "whole", "partial"]
+
+
+def test_a_step_of_several_optimizers_ends_with_the_rarest(tmp_path: Path) -> None:
+    (tmp_path / "gan.py").write_text(GAN)
+    run([*PROFILE, "-o", "out", "--steps", "2:3", PYTHON, "gan.py"], tmp_path)
+    trace = read_trace(tmp_path / "out" / "rank-00000.pt.trace.json.gz")
+    assert steps(trace) == [2, 3]
+    names = [event.get("name", "") for event in trace["traceEvents"]]
+    assert (names.count("Optimizer.step#SGD.step"), names.count("Optimizer.step#Adam.step")) == (6, 2)
+    assert manifests(tmp_path / "out")[0]["steps"] == 8
+
+
+def test_step_on_names_the_optimizer(tmp_path: Path) -> None:
+    (tmp_path / "gan.py").write_text(GAN)
+    run([*PROFILE, "-o", "out", "--step-on", "SGD", "--steps", "9:11", PYTHON, "gan.py"], tmp_path)
+    names = [
+        e.get("name") for e in read_trace(tmp_path / "out" / "rank-00000.pt.trace.json.gz")["traceEvents"]
+    ]
+    assert (names.count("Optimizer.step#SGD.step"), names.count("Optimizer.step#Adam.step")) == (3, 1)
+
+
+def test_an_optimizers_range_is_whole_and_inside_its_step(tmp_path: Path) -> None:
+    run([*PROFILE, "-o", "out", PYTHON, TRAIN], tmp_path)
+    trace = read_trace(tmp_path / "out" / "rank-00000.pt.trace.json.gz")
+    spans = {
+        prefix: [
+            (e["ts"], e["ts"] + e["dur"])
+            for e in trace["traceEvents"]
+            if e.get("name", "").startswith(prefix)
+        ]
+        for prefix in ("ProfilerStep#", "Optimizer.step#")
+    }
+    assert len(spans["ProfilerStep#"]) == len(spans["Optimizer.step#"]) == 3
+    for step, optimizer in zip(spans["ProfilerStep#"], spans["Optimizer.step#"], strict=True):
+        assert step[0] <= optimizer[0] <= optimizer[1] <= step[1]
+
+
+SCALED = """\
+import torch
+model = torch.nn.Linear(4, 4)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+scaler = torch.amp.GradScaler("cpu")
+for step in range(6):
+    for micro in range(2):
+        scaler.scale(model(torch.full((2, 4), float("inf") if step == 1 else 1.0)).sum()).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad()
+"""
+
+
+def test_accumulated_gradients_are_one_step_and_a_skipped_step_is_none(tmp_path: Path) -> None:
+    (tmp_path / "scaled.py").write_text(SCALED)
+    run([*PROFILE, "-o", "out", PYTHON, "scaled.py"], tmp_path)
+    assert manifests(tmp_path / "out")[0]["steps"] == 5
+    trace = read_trace(tmp_path / "out" / "rank-00000.pt.trace.json.gz")
+    assert [event.get("name") for event in trace["traceEvents"]].count("aten::linear") == 3 * 2
+
+
+COMPILED = """\
+import torch
+model = torch.nn.Linear(4, 4)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+forward, step = torch.compile(model, backend="eager"), torch.compile(optimizer.step, backend="eager")
+for _ in range(6):
+    forward(torch.randn(2, 4)).sum().backward()
+    step()
+"""
+
+
+def test_a_compiled_optimizer_is_counted_and_nothing_of_ours_is_traced(tmp_path: Path) -> None:
+    (tmp_path / "compiled.py").write_text(COMPILED)
+    done = run([*PROFILE, "-o", "out", PYTHON, "compiled.py"], tmp_path)
+    plain = run([PYTHON, "compiled.py"], tmp_path)
+    assert steps(read_trace(tmp_path / "out" / "rank-00000.pt.trace.json.gz")) == [2, 3, 4]
+    assert done.stderr.count("Warning") == plain.stderr.count("Warning")
+
+
+def test_a_time_window_records_the_main_thread(tmp_path: Path) -> None:
+    (tmp_path / "infer.py").write_text(INFERENCE)
+    run([*PROFILE, "-o", "out", "--after", "500ms", "--for", "1s", PYTHON, "infer.py", "4"], tmp_path)
+    [window] = manifests(tmp_path / "out")[0]["windows"]
+    assert (window["kind"], window["state"]) == ("time", "whole")
+    taken = (window["end"]["monotonic_ns"] - window["start"]["monotonic_ns"]) / 1e9
+    assert 0.9 < taken < 2
+    names = [e.get("name") for e in read_trace(tmp_path / "out" / window["file"])["traceEvents"]]
+    assert names.count("aten::linear") > 5
+
+
+def test_a_loop_without_an_optimizer_gets_a_time_window_by_itself(tmp_path: Path) -> None:
+    (tmp_path / "infer.py").write_text(INFERENCE)
+    done = run([*PROFILE, "-v", "-o", "out", "--fallback-after", "1s", PYTHON, "infer.py", "8"], tmp_path)
+    assert "no optimizer step in 1 s: recording 5 s" in done.stderr
+    [window] = manifests(tmp_path / "out")[0]["windows"]
+    assert (window["kind"], window["state"]) == ("time", "whole")
+
+
+def test_on_signal_again_and_again(tmp_path: Path) -> None:
+    words = [PYTHON, TRAIN, "--steps", "40", "--step-seconds", "0.1"]
+    job = start([*PROFILE, "--on-signal", "USR2", "--active", "2", *words], tmp_path)
+    wait_for_line(job, "step 3")
+    job.send_signal(signal.SIGUSR2)  # to the command in front: it goes on to the ranks of this host
+    wait_for_line(job, "step 15")
+    os.kill(manifests(run_folder(tmp_path))[0]["pid"], signal.SIGUSR2)  # to the rank itself
+    out, _ = job.communicate(timeout=60)
+    assert job.returncode == 0, out
+    windows = manifests(run_folder(tmp_path))[0]["windows"]
+    assert [window["state"] for window in windows] == ["whole", "whole"]
+    assert [window["last_step"] - window["first_step"] for window in windows] == [1, 1]
+    assert len(files(run_folder(tmp_path))) == 2
+
+
+def test_an_unselected_rank_survives_the_signal(tmp_path: Path) -> None:
+    options = ["--rank", "1", "--ranks", "0", "--on-signal", "USR2"]
+    job = start([*PROFILE, *options, "bash", "-c", "echo up; sleep 1; echo alive"], tmp_path)
+    wait_for_line(job, "up")
+    time.sleep(0.1)
+    job.send_signal(signal.SIGUSR2)
+    assert "alive" in job.communicate(timeout=30)[0]
+
+
+def test_names_for_tensorboard(tmp_path: Path) -> None:
+    run([*PROFILE, "-o", "out", "--tensorboard-dir", "tb", PYTHON, TRAIN], tmp_path)
+    [path] = (tmp_path / "tb").iterdir()
+    worker, stamp, *rest = path.name.split(".")
+    assert worker.startswith("rank-00000_")
+    assert stamp.isdecimal()
+    assert rest == ["pt", "trace", "json", "gz"]
+    assert manifests(tmp_path / "out")[0]["windows"][0]["file"] == str(path)
+
+
+def test_a_folder_named_with_a_variable(tmp_path: Path) -> None:
+    run([*PROFILE, "-o", "runs/%q{USER_RUN}", PYTHON, TRAIN], tmp_path, env={**os.environ, "USER_RUN": "a7"})
+    assert (tmp_path / "runs" / "a7" / "rankscope.json").exists()
