@@ -16,8 +16,8 @@ _GLANCE = 1 << 16
 
 
 def looks_like_a_trace(path: Path) -> bool:
-    """By its name alone: would a user expect this file to be read?"""
-    return path.name.endswith((".json", ".json.gz"))
+    """By its name alone: would a user expect this file to be read? Capture's own manifests are not traces."""
+    return path.name.endswith((".json", ".json.gz")) and not path.name.endswith("rankscope.json")
 
 
 def find_reader(path: Path) -> Reader:
