@@ -135,6 +135,7 @@ class Engine:
             if not self.stopped and self.files.manifest["windows"]:
                 self.voice.speaks = self.voice.speaks or self._speaks_for_rank_zero()
                 self.voice.tell(ending(self.files))
+        self.stopped = True
 
     # -- steps and windows
 
@@ -347,8 +348,13 @@ class Engine:
             self._window = None
             self._shielded(self._recorder.abandon)
 
-    def _terminated(self, why: str) -> None:
-        self.finish(why, TERM_WAIT_S)
+    def _terminated(self, lives_on: bool) -> None:
+        """A script that answers SIGTERM itself (to write a checkpoint, say) does not wait for a trace."""
+        if lives_on:
+            self._close_unfinished("SIGTERM came")
+            self._schedule = None
+        else:
+            self.finish("SIGTERM came", TERM_WAIT_S)
 
     def _forked(self) -> None:
         """In a child of the job (a DataLoader's worker): nothing of ours may act there."""
