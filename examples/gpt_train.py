@@ -71,12 +71,13 @@ def parse_args(words: list[str] | None = None) -> argparse.Namespace:
 def train(args: argparse.Namespace, after_step: Callable[[int], None] = lambda step: None) -> list[float]:
     """Train, and return how long each step took."""
     torch.manual_seed(1337)
-    distributed = "WORLD_SIZE" in os.environ and int(os.environ["WORLD_SIZE"]) > 1
-    device = torch.device(
-        args.device, int(os.environ.get("LOCAL_RANK", "0")) if args.device == "cuda" else None
-    )
+    local_rank, local_ranks = (int(os.environ.get(name, "0")) for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE"))
+    distributed = int(os.environ.get("WORLD_SIZE", "1")) > 1
+    gpus = torch.cuda.device_count() if args.device == "cuda" else 0
+    device = torch.device(args.device, local_rank % gpus if gpus else None)
     if distributed:
-        torch.distributed.init_process_group("nccl" if args.device == "cuda" else "gloo")
+        # Ranks that share a GPU cannot use NCCL.
+        torch.distributed.init_process_group("nccl" if gpus >= local_ranks > 0 else "gloo")
     model: nn.Module = GPT(args.vocabulary, args.length, args.dim, args.heads, args.layers).to(device)
     if distributed:
         model = nn.parallel.DistributedDataParallel(model)

@@ -20,7 +20,7 @@ stdout stay its own; whatever goes wrong in rankscope, the job goes on and one l
 """
 
 EPILOG = """\
-in front of a launcher, or behind it:
+examples:  (in front of a launcher, or behind it)
   rankscope profile torchrun --nproc-per-node 4 train.py
   torchrun --nproc-per-node 4 --no-python rankscope profile python train.py
   mpiexec -n 8 rankscope profile python train.py
