@@ -1,13 +1,37 @@
-"""Time, bytes, rates and counts: the only place where they are parsed and formatted for people."""
+"""Time, bytes, rates and counts: the only place where they are parsed and formatted for people.
+
+A value alone picks its own unit (``format_ns``); a column picks one for all its values (``choose_scale``),
+so that a reader compares digits and not units.
+"""
 
 from __future__ import annotations
 
+import math
 import re
+import unicodedata
+from collections.abc import Iterable
+from dataclasses import dataclass
+from decimal import Decimal
 
 from rankscope.errors import UsageError
 
-_TIME_STEPS = ((1e9, "s"), (1e6, "ms"), (1e3, "µs"), (1, "ns"))
-_BYTE_STEPS = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1, "B"))
+Steps = tuple[tuple[int, str], ...]
+
+_FLOP_PREFIXES = ((10**15, "P"), (10**12, "T"), (10**9, "G"), (10**6, "M"), (10**3, "k"), (1, ""))
+# Largest first; the last one is the unit the values are stored in.
+_STEPS: dict[str, Steps] = {
+    "ns": ((10**9, "s"), (10**6, "ms"), (10**3, "µs"), (1, "ns")),
+    # Powers of ten, as NCCL, nsys and disks count: 1 GB = 1e9 bytes.
+    "bytes": ((10**12, "TB"), (10**9, "GB"), (10**6, "MB"), (10**3, "kB"), (1, "B")),
+    "flop": tuple((factor, f"{prefix}FLOP") for factor, prefix in _FLOP_PREFIXES),
+    "flop/s": tuple((factor, f"{prefix}FLOP/s") for factor, prefix in _FLOP_PREFIXES),
+    "GB/s": ((1, "GB/s"),),
+    "percent": ((1, "%"),),
+    "count": ((1, ""),),
+}
+SCALABLE = frozenset(unit for unit, steps in _STEPS.items() if len(steps) > 1)
+"""The units that have larger and smaller ones, so that one has to be chosen."""
+
 _SECOND_FACTORS = {"": 1.0, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 _BYTE_FACTORS = {
     "": 1,
@@ -25,43 +49,157 @@ _BYTE_FACTORS = {
     "gib": 2**30,
     "tib": 2**40,
 }
+_COUNT_FACTORS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9}
+# What a 64-bit column can hold; also keeps '1e999999999' from being written out.
+_LARGEST = Decimal(2**63 - 1)
+
+# At three decimals a value below a tenth of the unit shows fewer than three significant digits.
+READABLE = 0.1
+_MAX_DECIMALS = 3
+_MAX_DIGITS = 7
+# Past six digits before the point a column grows wider than a smaller unit is worth.
+_MAX_IN_UNIT = 1_000_000
 
 
-def _scaled(value: float, steps: tuple[tuple[float, str], ...], digits: int) -> str:
-    factor, unit = next((step for step in steps if abs(value) >= step[0]), steps[-1])
-    decimals = 0 if factor == 1 and float(value).is_integer() else digits
-    return f"{value / factor:,.{decimals}f} {unit}"
+@dataclass(frozen=True)
+class Scale:
+    """How a column is written: divided by `factor`, called `label`, with `decimals` digits."""
+
+    factor: int
+    label: str
+    decimals: int
+
+    def format(self, value: float) -> str:
+        """The bare number, for below a heading. '0' is none at all, '0.000' too little to show."""
+        return "0" if not value else _fixed(value / self.factor, self.decimals)
+
+
+def _fixed(value: float, decimals: int) -> str:
+    text = f"{value:,.{decimals}f}"
+    # '-0.0' is a rounding artefact, not a sign that means anything.
+    return text[1:] if text.startswith("-") and not text.strip("-0.,") else text
+
+
+def _digits_before_point(value: float) -> int:
+    return math.floor(math.log10(value)) + 1 if value >= 1 else 1
+
+
+def _decimals(low: float, high: float) -> int:
+    """Digits after the point that give `low` four significant ones and `high` no more than seven; 1 to 3."""
+    wanted = 4 - _digits_before_point(low) if low >= 1 else _MAX_DECIMALS
+    return max(1, min(wanted, _MAX_DIGITS - _digits_before_point(high)))
+
+
+def _sizes(values: Iterable[float]) -> list[float]:
+    return sorted(abs(value) for value in values if value and math.isfinite(value))
+
+
+def choose_scale(unit: str, values: Iterable[float]) -> Scale:
+    """One unit for many values.
+
+    The largest value decides, and a smaller unit is taken where a quarter of the values would otherwise show
+    fewer than three digits: one kernel of 12 ms must not turn a hundred of 3 µs into '0.003'.
+    """
+    steps = _STEPS[unit]
+    sizes = _sizes(values)
+    if not sizes:
+        factor, label = steps[-1]
+        return Scale(factor, label, decimals_for(unit, factor, ()))
+    low, high = sizes[len(sizes) // 4], sizes[-1]
+    index = next((i for i, (factor, _) in enumerate(steps) if high >= factor), len(steps) - 1)
+    while (
+        index + 1 < len(steps)
+        and low < READABLE * steps[index][0]
+        and high < _MAX_IN_UNIT * steps[index + 1][0]
+    ):
+        index += 1
+    factor, label = steps[index]
+    return Scale(factor, label, decimals_for(unit, factor, sizes))
+
+
+def decimals_for(unit: str, factor: int, values: Iterable[float]) -> int:
+    """Digits after the point for `values` shown in `factor` of `unit`: whole numbers stay whole."""
+    if unit == "percent":
+        return 1  # as nsys prints it
+    sizes = _sizes(values)
+    if not sizes or (factor == 1 and all(float(size).is_integer() for size in sizes)):
+        return 0
+    return _decimals(sizes[len(sizes) // 4] / factor, sizes[-1] / factor)
+
+
+def _scaled(value: float, steps: Steps, digits: int) -> str:
+    if not math.isfinite(value):
+        return "-"
+    index = next((i for i, (factor, _) in enumerate(steps) if abs(value) >= factor), len(steps) - 1)
+    # 999,999.9 ns is '1.000 ms': what rounds up to a thousand belongs to the next unit.
+    if index and round(abs(value) / steps[index][0], digits) >= steps[index - 1][0] / steps[index][0]:
+        index -= 1
+    factor, unit = steps[index]
+    whole = factor == 1 and float(value).is_integer()
+    return f"{_fixed(value / factor, 0 if whole else digits)} {unit}"
 
 
 def format_ns(nanoseconds: float, digits: int = 3) -> str:
     """A duration in the unit that reads best: 1,234,567 ns is '1.235 ms'."""
-    return _scaled(nanoseconds, _TIME_STEPS, digits)
+    return _scaled(nanoseconds, _STEPS["ns"], digits)
 
 
 def format_bytes(count: float, digits: int = 2) -> str:
     """A size in powers of ten (1 GB = 1e9 bytes), as NCCL and disks count."""
-    return _scaled(count, _BYTE_STEPS, digits)
+    return _scaled(count, _STEPS["bytes"], digits)
 
 
 def format_count(count: float) -> str:
     """A count with thousands separators."""
-    return f"{count:,.0f}"
+    return _fixed(count, 0)
 
 
 def format_percent(percent: float) -> str:
     """A percentage with one digit: '15.6'; the unit stands in the heading."""
-    return f"{percent:.1f}"
+    return _fixed(percent, 1)
+
+
+def format_plain(value: float) -> str:
+    """A number without a unit. Whole ones are labels more often than amounts (rank, pid): no separators."""
+    if isinstance(value, int):
+        return str(value)
+    if value and not 1e-4 <= abs(value) < 1e15:
+        return f"{value:.3e}"
+    if not value or value.is_integer():
+        return _fixed(value, 0)
+    digits = 3 - math.floor(math.log10(abs(value)))
+    return _fixed(value, max(0, digits))
+
+
+def format_value(unit: str, value: float) -> str:
+    """One value with its own unit, for a column whose cells have nothing in common."""
+    if unit == "ns":
+        return format_ns(value)
+    if unit == "bytes":
+        return format_bytes(value)
+    if unit == "":
+        return format_plain(value)
+    scale = choose_scale(unit, (value,))
+    return f"{scale.format(value)} {scale.label}".rstrip()
+
+
+def _parse(text: str, factors: dict[str, int], what: str, hint: str) -> Decimal:
+    match = re.fullmatch(r"\s*([0-9.]+(?:e\+?[0-9]+)?)\s*([a-z]*)\s*", text.lower(), re.ASCII)
+    if not match or match[2] not in factors:
+        raise UsageError(f"'{text}' is not {what}", hint=hint)
+    try:
+        # Decimal and not float: 9007199254740993 must come back as itself.
+        value = Decimal(match[1]) * factors[match[2]]
+    except ArithmeticError:  # '1.2.3', or an exponent that even Decimal cannot hold
+        raise UsageError(f"'{text}' is not {what}", hint=hint) from None
+    if value > _LARGEST:
+        raise UsageError(f"'{text}' is too large", why="It does not fit into 64 bits.", hint=hint)
+    return value
 
 
 def parse_bytes(text: str) -> int:
     """'2GB', '512 MiB', '1e6' as bytes."""
-    match = re.fullmatch(r"\s*([0-9.]+(?:e[0-9]+)?)\s*([a-z]*)\s*", text.lower())
-    if not match or match[2] not in _BYTE_FACTORS:
-        raise UsageError(f"'{text}' is not a size", hint="Write it like 2GB, 512MiB or 1000000.")
-    try:
-        return int(float(match[1]) * _BYTE_FACTORS[match[2]])
-    except ValueError:
-        raise UsageError(f"'{text}' is not a size", hint="Write it like 2GB, 512MiB or 1000000.") from None
+    return int(_parse(text, _BYTE_FACTORS, "a size", "Write it like 2GB, 512MiB or 1000000."))
 
 
 def parse_seconds(text: str) -> float:
@@ -74,23 +212,45 @@ def parse_seconds(text: str) -> float:
 
 def parse_count(text: str) -> int:
     """'1e6', '250k', '2M' or '1000000' as a whole number."""
-    match = re.fullmatch(r"\s*([0-9.]+(?:e[0-9]+)?)\s*([kmg]?)\s*", text.lower())
-    factors = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9}
-    try:
-        value = float(match[1]) * factors[match[2]] if match else -1.0
-    except ValueError:
-        value = -1.0
-    if value < 0 or not value.is_integer():
-        raise UsageError(f"'{text}' is not a whole number", hint="Write it like 1000000, 1e6 or 250k.")
+    hint = "Write it like 1000000, 1e6 or 250k."
+    value = _parse(text, _COUNT_FACTORS, "a whole number", hint)
+    if value != value.to_integral_value():
+        raise UsageError(f"'{text}' is not a whole number", hint=hint)
     return int(value)
 
 
+def display_width(text: str) -> int:
+    """Terminal cells that `text` takes: 2 for wide characters, 0 for combining marks."""
+    return len(text) if text.isascii() else sum(map(_cell_width, text))
+
+
+def _cell_width(char: str) -> int:
+    if unicodedata.category(char) in ("Mn", "Me"):
+        return 0
+    return 2 if unicodedata.east_asian_width(char) in "WF" else 1
+
+
 def shorten_middle(text: str, width: int) -> str:
-    """Cut the middle out of a long name: both ends of a kernel's name tell it apart."""
-    if len(text) <= width:
+    """Cut the middle out of a long name, to at most `width` terminal cells.
+
+    Both ends of a kernel's name tell it apart; the beginning says more, so it gets three fifths.
+    """
+    if display_width(text) <= width:
         return text
     if width <= 1:
-        return "…"[:width]
-    left = (width - 1 + 1) // 2
-    right = width - 1 - left
-    return f"{text[:left]}…{text[len(text) - right :]}" if right else f"{text[:left]}…"
+        return "…"[: max(width, 0)]
+    right = (width - 1) * 2 // 5
+    left = width - 1 - right
+    if text.isascii():
+        return f"{text[:left]}…{text[len(text) - right :]}"
+    return f"{_take(text, left)}…{_take(text[::-1], right)[::-1]}"
+
+
+def _take(text: str, width: int) -> str:
+    """The longest beginning of `text` that fits into `width` cells."""
+    used = 0
+    for index, char in enumerate(text):
+        used += _cell_width(char)
+        if used > width:
+            return text[:index]
+    return text

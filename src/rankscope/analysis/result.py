@@ -72,5 +72,11 @@ class Result:
         hidden = len(self.rows) - count
         note = f"{hidden:,} more rows not shown (--top {len(self.rows)} or --top all shows them)"
         return Result(
-            self.name, self.title, self.window, self.columns, self.rows[:count], self.findings, (*self.notes, note)
+            self.name,
+            self.title,
+            self.window,
+            self.columns,
+            self.rows[:count],
+            self.findings,
+            (*self.notes, note),
         )

@@ -58,8 +58,7 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter):
 
 
 def _command_module(name: str) -> Command:
-    module: Command = importlib.import_module(f"rankscope.cli.{name}")  # type: ignore[assignment]
-    return module
+    return importlib.import_module(f"rankscope.cli.{name}")
 
 
 def command_parser(name: str) -> tuple[Parser, Command]:

@@ -1,1 +1,50 @@
-"""TBD"""
+"""Readers: one file a format, found by name first and then by structure."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rankscope.errors import NotATraceError
+from rankscope.readers.base import Batch, Reader, Reading, TraceIdentity
+from rankscope.readers.byte_stream import cannot_read, open_stream
+from rankscope.readers.kineto import KINETO
+
+__all__ = ["READERS", "Batch", "Reader", "Reading", "TraceIdentity", "find_reader", "looks_like_a_trace"]
+
+READERS: tuple[Reader, ...] = (KINETO,)
+_GLANCE = 1 << 16
+
+
+def looks_like_a_trace(path: Path) -> bool:
+    """By its name alone: would a user expect this file to be read?"""
+    return path.name.endswith((".json", ".json.gz"))
+
+
+def find_reader(path: Path) -> Reader:
+    """The reader of this file, or NotATraceError that says what the file is instead."""
+    stream = open_stream(path)
+    try:
+        head = stream.read(_GLANCE)
+    except OSError as error:
+        raise cannot_read(path, error) from error
+    finally:
+        stream.close()
+    if not head:
+        why = (
+            stream.damage.capitalize()
+            or "It has no bytes; a job killed before it wrote its trace leaves such a file"
+        )
+        raise NotATraceError(
+            f"{path} is empty", why=f"{why}.", hint="Capture this rank again, or leave the file out."
+        )
+    for reader in READERS:
+        if reader.recognises(path, head):
+            return reader
+    raise _not_a_trace(path, head)
+
+
+def _not_a_trace(path: Path, head: bytes) -> NotATraceError:
+    known = "rankscope reads torch.profiler (Kineto) and Chrome traces: .json, .json.gz."
+    if head.lstrip()[:1] in (b"{", b"["):
+        return NotATraceError(f"{path} is JSON, but not a trace", why="It has no traceEvents.", hint=known)
+    return NotATraceError(f"{path} is not a trace", why="It is not JSON.", hint=known)

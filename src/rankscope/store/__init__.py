@@ -1,1 +1,1 @@
-"""TBD"""
+"""The store: raw traces read once into Parquet, opened as a Run."""

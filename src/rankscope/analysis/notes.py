@@ -1,0 +1,37 @@
+"""What an output must say besides its figures: what it leaves out, and why."""
+
+from __future__ import annotations
+
+from rankscope.analysis.scope import Scope
+from rankscope.store.run import Run
+
+
+def left_out(run: Run, scope: Scope) -> list[str]:
+    """Events that no table can show, over the ranks in scope."""
+    lost, misplaced = run.rows(
+        f"SELECT sum(lost), sum(misplaced) FROM segments WHERE {scope.only_ranks().where()}"
+    )[0]
+    notes = []
+    if lost:
+        notes.append(f"left out: {lost:,} events that could not be read (rankscope doctor says which)")
+    if misplaced:
+        notes.append(f"left out: {misplaced:,} events without a usable time (ts = 0, or years away)")
+    inferred = run.rows(
+        f"SELECT DISTINCT source FROM steps WHERE source <> 'profiler' AND {scope.only_ranks().where()}"
+    )
+    if inferred:
+        ways = {"optimizer": "optimizer steps", "annotation": "numbered annotations"}
+        notes.append(
+            f"no ProfilerStep in the file: steps are inferred from {ways.get(inferred[0][0], inferred[0][0])}"
+        )
+    return notes
+
+
+def outside_steps(run: Run, scope: Scope, inside: int, table: str, where: str, what: str) -> list[str]:
+    """How many events a window of steps leaves out; nothing for the whole file."""
+    if scope.steps is None:
+        return []
+    ((total,),) = run.rows(f"SELECT count(*) FROM {table} WHERE {where} AND {scope.only_ranks().where()}")
+    if total <= inside:
+        return []
+    return [f"left out: {total - inside:,} of {total:,} {what}, outside {scope.window}"]

@@ -1,0 +1,94 @@
+"""What part of a run a question is about: some ranks, some steps."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from rankscope.errors import UsageError
+from rankscope.store.run import Run
+
+
+@dataclass(frozen=True)
+class Scope:
+    """Ranks and steps; None means all of them."""
+
+    ranks: frozenset[int] | None = None
+    steps: tuple[int, int] | None = None
+    """First and last step, both included."""
+
+    @property
+    def window(self) -> str:
+        """As every output states it."""
+        if self.steps is None:
+            return "whole file"
+        first, last = self.steps
+        return f"steps {first}:{last}" if first != last else f"step {first}"
+
+    def where(self, alias: str = "") -> str:
+        """A SQL condition on columns rank and step."""
+        dot = f"{alias}." if alias else ""
+        conditions = []
+        if self.ranks is not None:
+            conditions.append(f"{dot}rank IN ({', '.join(map(str, sorted(self.ranks))) or 'NULL'})")
+        if self.steps is not None:
+            conditions.append(f"{dot}step BETWEEN {self.steps[0]} AND {self.steps[1]}")
+        return " AND ".join(conditions) or "true"
+
+    def only_ranks(self) -> Scope:
+        return Scope(self.ranks)
+
+    def check(self, run: Run) -> None:
+        """Complain about ranks or steps that the run does not have."""
+        if self.ranks is not None and not self.ranks & set(run.ranks):
+            raise UsageError(
+                f"none of the ranks {_compact(sorted(self.ranks))} is in this run",
+                why=f"It has {_compact(run.ranks)}.",
+                hint="Choose among these: --ranks 0,8-15",
+            )
+        if self.steps is not None:
+            numbers = [step for (step,) in run.rows("SELECT DISTINCT step FROM steps ORDER BY step")]
+            if not any(self.steps[0] <= step <= self.steps[1] for step in numbers):
+                has = f"It has the steps {_compact(numbers)}." if numbers else "It has no steps."
+                raise UsageError(
+                    f"no {self.window} in this run", why=has, hint="Choose among these: --steps A:B"
+                )
+
+
+def parse_ranks(text: str) -> frozenset[int] | None:
+    """'0,8-15' or 'all'."""
+    if text == "all":
+        return None
+    ranks: set[int] = set()
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*(\d+)(?:-(\d+))?\s*", part)
+        if not match or (match[2] and int(match[2]) < int(match[1])):
+            raise UsageError(f"'{text}' does not name ranks", hint="Write them like 0,8-15 or all.")
+        ranks.update(range(int(match[1]), int(match[2] or match[1]) + 1))
+    return frozenset(ranks)
+
+
+def parse_steps(text: str) -> tuple[int, int]:
+    """'A:B', both included, or one number."""
+    match = re.fullmatch(r"\s*(\d+)(?:\s*:\s*(\d+))?\s*", text)
+    if not match:
+        raise UsageError(f"'{text}' does not name steps", hint="Write them like 3:5 (steps 3, 4 and 5) or 3.")
+    first, last = int(match[1]), int(match[2] or match[1])
+    if last < first:
+        raise UsageError(
+            f"--steps {text} ends before it begins",
+            why=f"{last} is less than {first}.",
+            hint=f"Did you mean {last}:{first}?",
+        )
+    return first, last
+
+
+def _compact(numbers: list[int]) -> str:
+    """[0, 1, 2, 5] as '0-2,5'."""
+    parts: list[list[int]] = []
+    for number in numbers:
+        if parts and parts[-1][-1] == number - 1:
+            parts[-1].append(number)
+        else:
+            parts.append([number])
+    return ",".join(f"{part[0]}-{part[-1]}" if len(part) > 1 else str(part[0]) for part in parts)

@@ -1,0 +1,113 @@
+"""Synthetic multi-rank traces in Kineto's exact text, whose every answer is known beforehand.
+
+    plan = Plan(ranks=8, events_per_rank=50_000, steps=6, straggler=Straggler(2, "compute", 5_000_000))
+    truth = write(plan, Path("run"))
+
+writes run/rank-00000-of-00008.pt.trace.json … and run/truth.json, and returns what is in the latter.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rankscope.bench.synthetic import workload
+from rankscope.bench.synthetic.defects import Defect, in_order
+from rankscope.bench.synthetic.file_damage import damage
+from rankscope.bench.synthetic.plan import Clock, Plan, Straggler
+from rankscope.bench.synthetic.rank_file import RankFile
+from rankscope.bench.synthetic.timeline import Timeline
+from rankscope.bench.synthetic.trace_bytes import write_pieces
+from rankscope.bench.synthetic.truth import Truth, truth
+from rankscope.errors import StoreError
+
+__all__ = ["TRUTH_FILE", "Clock", "Defect", "Plan", "Straggler", "Truth", "write"]
+
+TRUTH_FILE = "truth.json"
+_ENDINGS = (".pt.trace.json", ".pt.trace.json.gz")
+
+
+def write(
+    plan: Plan, folder: Path, *, force: bool = False, progress: Callable[[int], None] | None = None
+) -> Truth:
+    """Write a plan's files and truth.json into folder, and return the truth.
+
+    progress is called with the number of bytes of text each piece added. A folder that holds anything is
+    refused unless force is given; then the files of an earlier plan there are removed first. If anything
+    goes wrong, nothing of this plan is left behind.
+    """
+    load = workload.build(plan)  # what is wrong with the plan shows before anything is touched
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        _make_room(folder, force=force)
+        return _write(Timeline(plan, load), folder, progress)
+    except OSError as error:
+        raise StoreError(
+            f"cannot write to {folder}",
+            why=f"{error.strerror or error}.",
+            hint="Choose another folder with -o, on a disk with room",
+        ) from error
+
+
+def file_name(plan: Plan, rank: int) -> str:
+    return f"rank-{rank:05d}-of-{plan.ranks:05d}{_ENDINGS[plan.gzip]}"
+
+
+def _make_room(folder: Path, *, force: bool) -> None:
+    if not any(folder.iterdir()):
+        return
+    if not force:
+        raise StoreError(
+            f"{folder} is not empty",
+            why="Synthetic traces are never mixed with files that are already there.",
+            hint="Choose another folder with -o, or overwrite with -f",
+        )
+    try:
+        listed = [str(name) for name in json.loads((folder / TRUTH_FILE).read_text())["files"]]
+    except (OSError, ValueError, KeyError, TypeError):
+        return  # no earlier plan: files of the same name are replaced, others are not ours to remove
+    for name in listed:
+        if name.endswith(_ENDINGS):
+            (folder / Path(name).name).unlink(missing_ok=True)
+
+
+def _write(timeline: Timeline, folder: Path, progress: Callable[[int], None] | None) -> Truth:
+    plan = timeline.plan
+    written: list[Path] = []
+    try:
+        ranks, defects = [], []
+        for rank in plan.present:
+            target = folder / file_name(plan, rank)
+            part = target.with_name(f"part-{target.name}")
+            written += [target, part]
+            file = RankFile(timeline, rank, target.name)
+            nbytes = write_pieces(part, (piece.encode() for piece in file.pieces()), progress)
+            part.replace(target)
+            damaged = _damage(plan, rank, target, written)
+            defects += damaged
+            name = damaged[-1]["file"] if damaged else target.name
+            ranks.append({"rank": rank, "file": name, "text_bytes": nbytes, **file.book.truth()})
+        text = json.dumps(truth(timeline, ranks, defects), indent=1) + "\n"
+        written.append(folder / TRUTH_FILE)
+        (folder / TRUTH_FILE).write_text(text)
+    except BaseException:
+        for path in written:
+            path.unlink(missing_ok=True)
+        raise
+    answers: Truth = json.loads(text)  # what a reader of the file gets: lists, no tuples
+    return answers
+
+
+def _damage(plan: Plan, rank: int, path: Path, written: list[Path]) -> list[dict[str, Any]]:
+    records = []
+    for defect in in_order([defect for defect in plan.defects if defect.rank == rank]):
+        path, record = damage(path, defect)
+        records.append(record)
+        written.append(path)
+        if "second_file" in record:
+            written.append(path.with_name(record["second_file"]))
+    for record in records:
+        record["file"] = path.name  # a later defect may have renamed it
+    return records

@@ -1,0 +1,120 @@
+"""truth.json: everything that was planted, in the words of the tables that must find it again.
+
+Times in the parts about ranks are recorded ns: ts of the file, times 1000. Times of collectives are true ns
+from the run's start, which a reader gets to by undoing the clocks; durations by the rank's own clock stand
+beside them. A file with defects is described as it was before; "defects" says what was then done to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from rankscope.bench.synthetic.plan import Clock, Group, Plan
+from rankscope.bench.synthetic.rank_identity import STREAMS
+from rankscope.bench.synthetic.timeline import StepTimes, Timeline, recorded
+from rankscope.bench.synthetic.workload import FIRST_STEP, Collective
+
+VERSION = 1
+
+Truth = dict[str, Any]
+
+
+def truth(timeline: Timeline, ranks: list[dict[str, Any]], defects: list[dict[str, Any]]) -> Truth:
+    plan = timeline.plan
+    clocks = plan.clocks()
+    collectives = list(_collectives(timeline, clocks))
+    second_files = [record["second_file"] for record in defects if "second_file" in record]
+    return {
+        "version": VERSION,
+        "plan": asdict(plan),
+        "layers": timeline.workload.layers,
+        "reserved_bytes": timeline.workload.reserved_bytes,
+        "files": sorted([rank["file"] for rank in ranks] + second_files),
+        "missing": sorted(plan.missing),
+        "straggler": _planted(plan, collectives),
+        "stragglers": _stragglers(plan, collectives),
+        "clocks": [_clock(rank, clock) for rank, clock in enumerate(clocks)],
+        "defects": defects,
+        "ranks": ranks,
+        "collectives": collectives,
+    }
+
+
+def _clock(rank: int, clock: Clock) -> dict[str, int]:
+    """recorded ns = zero_ns + t + t * drift_ppb // 10**9 for a true time t."""
+    return {"rank": rank, **asdict(clock), "zero_ns": clock.zero_ns}
+
+
+def _collectives(timeline: Timeline, clocks: Sequence[Clock]) -> Iterator[dict[str, Any]]:
+    """In the order of the steps; within a step in the order in which the ranks run them."""
+    for step, (times, parts) in enumerate(zip(timeline.steps, timeline.workload.steps, strict=True)):
+        for index, part in enumerate(parts):
+            if part.collective:
+                sequence = timeline.workload.numbering[step][index]["collective_sequence"]
+                for group in timeline.plan.groups(part.collective.axis):
+                    row = _collective(part.collective, group, times, clocks)
+                    yield {"step": FIRST_STEP + step, "seq": sequence, **row}
+
+
+def _collective(
+    collective: Collective, group: Group, times: StepTimes, clocks: Sequence[Clock]
+) -> dict[str, Any]:
+    members, ordinal = list(group.ranks), collective.ordinal
+    arrival = times.collective_start[ordinal, members]
+    end = int(times.collective_end[ordinal, members[0]])
+    transfer = int(times.transfer[ordinal, members[0]])
+    wait = end - transfer - arrival
+    span = np.stack((arrival, np.full_like(arrival, end)))
+    own = [recorded(clocks[rank], span[:, i]) for i, rank in enumerate(members)]
+    return {
+        "group": group.name,
+        "description": group.description,
+        "kind": collective.kind.kind,
+        "dtype": collective.kind.dtype,
+        "in_nelems": collective.in_elements,
+        "out_nelems": collective.out_elements,
+        "bytes": collective.nbytes,
+        "stream": STREAMS[collective.axis],
+        "transfer_ns": transfer,
+        "end_ns": end,
+        # Nobody was last when all came at once.
+        "last_rank": members[int(arrival.argmax())] if wait.any() else None,
+        "ranks": members,
+        "arrival_ns": arrival.tolist(),
+        "wait_ns": wait.tolist(),
+        "recorded_dur_ns": [int(last - first) for first, last in own],
+    }
+
+
+def _stragglers(plan: Plan, collectives: Sequence[dict[str, Any]]) -> list[dict[str, int]]:
+    """For each rank how often it came last, what that cost the others, and what the others cost it."""
+    rows = [
+        {"rank": rank, "last_count": 0, "caused_wait_ns": 0, "own_wait_ns": 0} for rank in range(plan.ranks)
+    ]
+    for collective in collectives:
+        for rank, wait in zip(collective["ranks"], collective["wait_ns"], strict=True):
+            rows[rank]["own_wait_ns"] += wait
+        if collective["last_rank"] is not None:
+            rows[collective["last_rank"]]["last_count"] += 1
+            rows[collective["last_rank"]]["caused_wait_ns"] += sum(collective["wait_ns"])
+    return rows
+
+
+def _planted(plan: Plan, collectives: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+    if plan.straggler is None:
+        return None
+    caused = [0] * plan.steps
+    for collective in collectives:
+        if collective["last_rank"] == plan.straggler.rank:
+            caused[collective["step"] - FIRST_STEP] += sum(collective["wait_ns"])
+    return {
+        "rank": plan.straggler.rank,
+        "cause": plan.straggler.cause,
+        "ns_per_step": plan.straggler.ns,
+        "caused_wait_ns": sum(caused),
+        "caused_wait_ns_by_step": caused,
+    }

@@ -1,0 +1,150 @@
+"""What commands share: naming a run, reading it with progress, saying what went wrong."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, TextIO
+
+from rankscope import units
+from rankscope.errors import UsageError
+
+if TYPE_CHECKING:
+    from rankscope.analysis.scope import Scope
+    from rankscope.store.ingest import Ingested, Options, Watch
+    from rankscope.store.run import Run
+
+_QUIET_SECONDS = 2.0
+"""Nothing is said about what takes less."""
+_REDRAW_SECONDS = 0.1
+_PLAIN_LINE_SECONDS = 10.0
+
+
+def add_run_argument(parser: argparse.ArgumentParser, several: bool = True) -> None:
+    parser.add_argument(
+        "run",
+        nargs="+" if several else None,
+        type=Path,
+        metavar="RUN",
+        help="a folder with one trace per rank, or a trace file" + (", or several files" if several else ""),
+    )
+
+
+def add_reading_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("reading raw traces (done once; later calls use the store)")
+    group.add_argument(
+        "--cache", type=Path, metavar="DIR", help="keep the store under DIR, not beside the traces"
+    )
+    group.add_argument(
+        "--jobs", type=_positive, metavar="N", help="files read at a time (default: by cores and memory)"
+    )
+    group.add_argument("-q", "--quiet", action="store_true", help="no progress, only errors")
+
+
+def _positive(text: str) -> int:
+    if not text.isdigit() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"'{text}' is not a positive number")
+    return int(text)
+
+
+def add_scope_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--ranks", metavar="LIST", default="all", help="only these ranks: 0,8-15 or all (default: all)"
+    )
+    parser.add_argument(
+        "--steps", metavar="A:B", help="only steps A to B, both included (default: the whole file)"
+    )
+
+
+def scope_of(args: argparse.Namespace) -> Scope:
+    from rankscope.analysis.scope import Scope, parse_ranks, parse_steps
+
+    return Scope(parse_ranks(args.ranks), parse_steps(args.steps) if args.steps else None)
+
+
+def open_run(args: argparse.Namespace, comm_patterns: tuple[str, ...] = ()) -> Run:
+    """The run of a command line; raw traces are read first, and what went wrong is said on stderr."""
+    from rankscope.store.ingest import Options
+    from rankscope.store.run import Run
+
+    paths = args.run if isinstance(args.run, list) else [args.run]
+    return Run(read(paths, Options(cache=args.cache, jobs=args.jobs), args.quiet), comm_patterns)
+
+
+def read(paths: list[Path], options: Options, quiet: bool) -> Ingested:
+    """Bring a store up to date, showing progress."""
+    from rankscope.store.ingest import ingest
+
+    started = time.monotonic()
+    ingested = ingest(paths, options, watch(quiet))
+    for problem in ingested.problems:
+        print(f"rankscope: {problem}", file=sys.stderr)
+    if ingested.read and not quiet:
+        size = sum(entry.manifest["source"]["bytes"] for entry in ingested.read)
+        count = len(ingested.read)
+        print(
+            f"Read {count} file{'s' * (count > 1)} ({units.format_bytes(size)}) in "
+            f"{time.monotonic() - started:.1f} s into {ingested.store}",
+            file=sys.stderr,
+        )
+    return ingested
+
+
+def watch(quiet: bool) -> Watch:
+    from rankscope.store.ingest import Watch
+
+    if quiet:
+        return Watch()
+    progress = Progress(sys.stderr)
+    return Watch(progress.begin, progress.advance, progress.end, lambda text: print(text, file=sys.stderr))
+
+
+class Progress:
+    """One line on stderr: percent, MB/s, time left. On a terminal it is redrawn, elsewhere said now and then."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._redraws = stream.isatty()
+        self._read: dict[Path, int] = {}
+        self._files = self._total = 0
+        self._started = self._shown = 0.0
+        self._drawn = False
+
+    def begin(self, files: int, total_bytes: int) -> None:
+        self._files, self._total = files, total_bytes
+        self._started = self._shown = time.monotonic()
+
+    def advance(self, path: Path, read: int, doing: str) -> None:
+        self._read[path] = read
+        now = time.monotonic()
+        pause = _REDRAW_SECONDS if self._redraws else _PLAIN_LINE_SECONDS
+        if now - self._started < _QUIET_SECONDS or now - self._shown < pause:
+            return
+        self._shown = now
+        line = self._line(sum(self._read.values()), now - self._started, doing)
+        self._stream.write(f"\r\033[K{line}" if self._redraws else f"{line}\n")
+        self._stream.flush()
+        self._drawn = True
+
+    def _line(self, done: int, elapsed: float, doing: str) -> str:
+        share = done / self._total if self._total else 1.0
+        rate = done / elapsed
+        left = (self._total - done) / rate if rate else 0.0
+        what = doing if share >= 1 else f"{left:.0f} s left"
+        of = f"{self._files} file{'s' * (self._files > 1)}: {100 * share:.0f} % of {units.format_bytes(self._total)}"
+        return f"Reading {of}, {rate / 1e6:.0f} MB/s, {what}"
+
+    def end(self) -> None:
+        if self._drawn and self._redraws:
+            self._stream.write("\r\033[K")
+            self._stream.flush()
+
+
+def check_target(path: Path, force: bool) -> None:
+    """Never overwrite without being told to."""
+    if path.exists() and not force and (path.is_file() or any(path.iterdir())):
+        raise UsageError(
+            f"{path} exists already", why="Nothing is overwritten unasked.", hint="Name another, or add -f."
+        )

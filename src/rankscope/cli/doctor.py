@@ -1,0 +1,45 @@
+"""rankscope doctor: can this trace be trusted?"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from rankscope.cli.common import add_reading_options, add_run_argument, open_run
+
+EXAMPLES = """\
+examples:
+  rankscope doctor RUN
+  rankscope doctor RUN --fail-on warning     exit code 3 when something is at least a warning
+"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "What was lost, cut, mixed up or inferred in a recording: look before you believe it."
+    )
+    parser.epilog = EXAMPLES
+    add_run_argument(parser)
+    parser.add_argument(
+        "--fail-on",
+        choices=("info", "warning", "critical"),
+        help="exit with 3 when a finding is at least this severe",
+    )
+    parser.add_argument(
+        "--format", choices=("table", "csv", "json", "markdown"), default="table", help="default: table"
+    )
+    add_reading_options(parser)
+
+
+def main(args: argparse.Namespace) -> int:
+    from rankscope.analysis.doctor import doctor
+    from rankscope.analysis.result import SEVERITIES
+    from rankscope.analysis.scope import Scope
+    from rankscope.views import render, terminal_width, use_color
+
+    result = doctor(open_run(args), Scope())
+    sys.stdout.write(render(result, args.format, terminal_width(sys.stdout), use_color(sys.stdout)))
+    if args.fail_on is None:
+        return 0
+    limit = SEVERITIES.index(args.fail_on)
+    return 3 if any(SEVERITIES.index(finding.severity) >= limit for finding in result.findings) else 0

@@ -1,0 +1,75 @@
+"""rankscope ingest: read raw traces into the store."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from pathlib import Path
+
+from rankscope import units
+from rankscope.cli.common import add_reading_options, add_run_argument, read
+from rankscope.errors import UsageError
+
+EXAMPLES = """\
+examples:
+  rankscope ingest runs/a                                a folder with one trace per rank
+  rankscope ingest t0.json.gz t1.json.gz -o runs/a       files from anywhere; the store goes to runs/a
+  rankscope ingest runs/a --rank 17=runs/a/trace_x.json  say the rank of a file that does not
+  rankscope ingest /readonly/run --cache /scratch/me     the run's folder cannot be written to
+
+The store is made beside the traces (RUN/.rankscope, FILE.rankscope) and can be deleted at any time.
+A second call reads only files that are new or changed.
+"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.description = "Read raw traces once into a store that every other command opens in a moment."
+    parser.epilog = EXAMPLES
+    add_run_argument(parser)
+    parser.add_argument(
+        "-o", "--output", type=Path, metavar="DIR", help="put the store in DIR (then DIR is the run)"
+    )
+    parser.add_argument(
+        "--rank",
+        action="append",
+        default=[],
+        metavar="N=FILE",
+        help="FILE is of rank N; for files that do not say (may be given several times)",
+    )
+    add_reading_options(parser)
+
+
+def main(args: argparse.Namespace) -> int:
+    from rankscope.store.ingest import Options
+
+    said = dict(_said_rank(text) for text in args.rank)
+    paths = args.run + [path for path in said if not any(_holds(run, path) for run in args.run)]
+    options = Options(output=args.output, cache=args.cache, ranks=said, jobs=args.jobs)
+    ingested = read(paths, options, args.quiet)
+    for entry in ingested.index.segments:
+        manifest, report = entry.manifest, entry.manifest["reading"]
+        damage = [f"{report['events_lost']:,} events lost"] if report["events_lost"] else []
+        damage += [f"{report['events_repaired']:,} repaired"] if report["events_repaired"] else []
+        damage += [report["damage"]] if report["damage"] else []
+        note = f"  ({'; '.join(damage)}; see rankscope doctor)" if damage else ""
+        print(
+            f"rank {entry.rank:>4}  {units.format_count(manifest['events']):>12} events  {entry.source.name}{note}"
+        )
+    if not ingested.read and not args.quiet:
+        print("Nothing to read: the store is up to date.")
+    print(f"Next: rankscope stats {args.output or ' '.join(map(str, args.run))}")
+    return 1 if ingested.problems else 0
+
+
+def _said_rank(text: str) -> tuple[Path, int]:
+    match = re.fullmatch(r"(\d+)=(.+)", text)
+    if not match:
+        raise UsageError(f"--rank {text} says no rank", hint="Write it like --rank 17=runs/a/trace_x.json.gz")
+    path = Path(match[2])
+    if not path.is_file():
+        raise UsageError(f"--rank {text} names no file", why=f"There is no {path}.", hint="Check the path.")
+    return path, int(match[1])
+
+
+def _holds(run: Path, path: Path) -> bool:
+    return path.resolve() in (run.resolve(), *(run.resolve().iterdir() if run.is_dir() else ()))

@@ -1,0 +1,55 @@
+"""rankscope query: SQL over the run."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from rankscope.cli.common import add_reading_options, add_run_argument, open_run
+
+EXAMPLES = """\
+examples:
+  rankscope query RUN                                       the tables and their columns
+  rankscope query RUN "SELECT name, sum(dur_ns) FROM gpu GROUP BY name ORDER BY 2 DESC LIMIT 5"
+  rankscope query RUN "SELECT args->>'grid' FROM gpu JOIN events USING (rank, segment, id) LIMIT 3"
+
+Times are nanoseconds from the run's start. The SQL is DuckDB's. The run is read-only.
+docs/store.md describes every table and column.
+"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.description = "Ask the run anything, in SQL. Without SQL: the tables and their columns."
+    parser.epilog = EXAMPLES
+    add_run_argument(parser, several=False)
+    parser.add_argument("sql", nargs="?", metavar="SQL", help="one SELECT statement")
+    parser.add_argument("--format", choices=("table", "csv", "json"), default="table", help="default: table")
+    add_reading_options(parser)
+
+
+def main(args: argparse.Namespace) -> int:
+    from rankscope.analysis.result import Column, Result
+    from rankscope.store.run import VIEWS, describe
+    from rankscope.views import render, terminal_width, use_color
+
+    if args.sql is None:
+        for view in VIEWS:
+            print(f"{view.name}: {view.help}")
+            print("  " + ", ".join(field.name for field in describe(view)))
+        return 0
+    names, rows = open_run(args).query(args.sql)
+    names = _distinct(names)
+    result = Result(
+        "query",
+        "Query",
+        "whole file",
+        tuple(Column(name, title=name) for name in names),
+        [dict(zip(names, row, strict=True)) for row in rows],
+    )
+    sys.stdout.write(render(result, args.format, terminal_width(sys.stdout), use_color(sys.stdout)))
+    return 0
+
+
+def _distinct(names: list[str]) -> list[str]:
+    """Column names of `SELECT a.*, b.*` may repeat; rows are keyed by name."""
+    return [name if name not in names[:at] else f"{name}_{at}" for at, name in enumerate(names)]

@@ -1,0 +1,72 @@
+"""What a reader is: it recognises a file, says whose it is, and yields its events in batches of SQL."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from rankscope.readers.json_repair import ReadReport
+
+if TYPE_CHECKING:
+    import duckdb
+
+_RANK_IN_NAME = re.compile(r"(?:^|[^a-z0-9])rank[-_]?(\d{1,6})(?!\d)|-(\d{1,6})-of-\d", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class TraceIdentity:
+    """Whose trace a file is, told from a glance at it."""
+
+    rank: int | None
+    rank_source: str
+    """Where the rank comes from: 'distributedInfo', 'file name', or '' when it is not known."""
+    world_size: int | None = None
+    trace_id: str = ""
+    """Tells two captures apart; equal in two files means one was copied."""
+
+
+class Batch(Protocol):
+    """Some of a file's events, as a SELECT with the columns of model.EVENTS."""
+
+    select: str
+
+    def repair(self) -> None:
+        """Called once when the SELECT fails on its data: mend what is damaged, so that it can be run again."""
+
+
+class Reading(Protocol):
+    """One pass over one file."""
+
+    report: ReadReport
+    header: dict[str, Any]
+    """What the file says of itself; complete when the last batch was taken."""
+
+    def batches(self, connection: duckdb.DuckDBPyConnection) -> Iterator[Batch]: ...
+
+    def position(self) -> int:
+        """Bytes of the file consumed so far."""
+
+    def clock_base_ns(self) -> int:
+        """What to add to ts_ns for nanoseconds since 1970."""
+
+
+class Reader(Protocol):
+    """One format."""
+
+    name: str
+
+    def recognises(self, path: Path, head: bytes) -> bool:
+        """By name and by the first bytes (decompressed): is this file mine?"""
+
+    def identify(self, path: Path) -> TraceIdentity: ...
+
+    def open(self, path: Path) -> Reading: ...
+
+
+def rank_from_name(path: Path) -> int | None:
+    """rank-3, rank3, rank_3 or -3-of-8 in the file's name; None when it has none, or two that differ."""
+    ranks = {int(a or b) for a, b in _RANK_IN_NAME.findall(path.name)}
+    return ranks.pop() if len(ranks) == 1 else None

@@ -1,0 +1,140 @@
+"""A file's bytes in order, plain or gzip, with whatever could be had when the file ends too early."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any, Protocol
+
+from rankscope.errors import ReadError
+
+GZIP_MAGIC = b"\x1f\x8b"
+_COMPRESSED_PIECE = 1 << 20
+_INFLATED_PIECE = 1 << 16
+"""At most so much is lost before the place where the data is corrupt."""
+
+
+class ByteStream(Protocol):
+    """Bytes from start to end; `damage` says why it ended early, if it did."""
+
+    damage: str
+
+    def read(self, size: int) -> bytes:
+        """Up to `size` bytes; fewer only at the end."""
+
+    def position(self) -> int:
+        """Bytes of the file on disk consumed so far, for progress."""
+
+    def close(self) -> None: ...
+
+
+class PlainStream:
+    """An uncompressed file. Read, not mapped: a file cut short under a map kills the process."""
+
+    def __init__(self, path: Path) -> None:
+        self.damage = ""
+        self._file = path.open("rb", buffering=0)
+
+    def read(self, size: int) -> bytes:
+        pieces: list[bytes] = []
+        missing = size
+        while missing:
+            piece = self._file.read(missing)
+            if not piece:
+                break
+            pieces.append(piece)
+            missing -= len(piece)
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    def position(self) -> int:
+        return self._file.tell()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class GzipStream:
+    """A gzip file of one or more members. A cut or corrupt file gives all that comes before the damage."""
+
+    def __init__(self, path: Path) -> None:
+        from isal import igzip_lib
+
+        self.damage = ""
+        self._library = igzip_lib
+        self._corrupt: Any = igzip_lib.error
+        self._file = path.open("rb")
+        self._inflate = self._new_member()
+        self._pending = b""
+        self._ended = False
+
+    def read(self, size: int) -> bytes:
+        pieces: list[bytes] = []
+        missing = size
+        while missing and not self._ended:
+            piece = self._next(missing)
+            pieces.append(piece)
+            missing -= len(piece)
+        return b"".join(pieces)
+
+    def _next(self, limit: int) -> bytes:
+        if self._inflate.eof:
+            return self._next_member()
+        if self._inflate.needs_input and not self._pending:
+            self._pending = self._file.read(_COMPRESSED_PIECE)
+            if not self._pending:
+                return self._stop("the gzip file ends in the middle of its data")
+        try:
+            piece: bytes = self._inflate.decompress(self._pending, min(limit, _INFLATED_PIECE))
+        except self._corrupt as error:
+            return self._stop(f"the gzip data is corrupt ({error})")
+        self._pending = b""
+        return piece
+
+    def _next_member(self) -> bytes:
+        rest = self._inflate.unused_data or self._file.read(_COMPRESSED_PIECE)
+        if rest[:2] != GZIP_MAGIC:
+            # The end, or padding after the last member, which gzip tools ignore too.
+            return self._stop("")
+        self._inflate = self._new_member()
+        self._pending = rest
+        return b""
+
+    def _new_member(self) -> Any:
+        return self._library.IgzipDecompressor(flag=self._library.DECOMP_GZIP)
+
+    def _stop(self, damage: str) -> bytes:
+        self._ended = True
+        self.damage = damage
+        return b""
+
+    def position(self) -> int:
+        return self._file.tell()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def open_stream(path: Path) -> ByteStream:
+    """Open by what the file starts with, not by its name."""
+    try:
+        return GzipStream(path) if is_gzip(path) else PlainStream(path)
+    except OSError as error:
+        raise cannot_read(path, error) from error
+
+
+def is_gzip(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(2) == GZIP_MAGIC
+
+
+def cannot_read(path: Path, error: OSError) -> ReadError:
+    """The three-part error for a file the system will not give us."""
+    hints = {
+        FileNotFoundError: "Was it moved or deleted meanwhile? Check the path.",
+        PermissionError: f"Ask for read permission: chmod a+r {path}",
+        IsADirectoryError: "Name the files inside it, or the folder of a whole run.",
+    }
+    hint = next(
+        (text for kind, text in hints.items() if isinstance(error, kind)), "Check the disk and the path."
+    )
+    return ReadError(f"cannot read {path}", why=f"{error.strerror or os.fspath(path)}.", hint=hint)

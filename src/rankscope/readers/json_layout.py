@@ -1,0 +1,214 @@
+"""Where the events of a Chrome/Kineto JSON trace begin, end, and can be cut apart, without parsing them.
+
+Offsets are bytes. Text is looked at as Latin-1, where one character is one byte, so that offsets hold and
+invalid UTF-8 is nobody's problem here.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+_EVENTS_KEY = re.compile(rb'"traceEvents"\s*:\s*\[')
+_NEXT_EVENT = re.compile(r'\s*,\s*\{\s*"[^"]*"')
+_BETWEEN = re.compile(rb"[\s,]*")
+_DECODER = json.JSONDecoder(strict=False)
+_SNIFF_BYTES = 1 << 22
+_EVENT_GLANCE = 1 << 20
+
+
+@dataclass(frozen=True)
+class EventsStart:
+    """What stands before the first event."""
+
+    offset: int
+    """First byte after the opening bracket."""
+    header: dict[str, Any] = field(default_factory=dict)
+    """Top-level fields written before traceEvents."""
+    header_damaged: bool = False
+
+
+def loads(raw: bytes) -> Any:
+    """json.loads that forgives invalid UTF-8 and control characters inside strings."""
+    return json.loads(raw.decode("utf-8-sig", "replace"), strict=False)
+
+
+def find_events_start(head: bytes) -> EventsStart | None:
+    """Find the array of events; None when there is none in these bytes."""
+    stripped = head.lstrip(b"\xef\xbb\xbf \t\r\n")
+    if stripped[:1] == b"[":
+        return EventsStart(len(head) - len(stripped) + 1)
+    if stripped[:1] != b"{":
+        return None
+    first = None
+    for match in _EVENTS_KEY.finditer(head):
+        first = first or match
+        try:
+            # Only at the top level does closing the object here make it whole: a log line or a nested
+            # object that happens to hold the word does not.
+            header = loads(head[: match.start()] + b'"traceEvents":[]}')
+        except (ValueError, RecursionError):
+            continue
+        del header["traceEvents"]
+        return EventsStart(match.end(), header)
+    return EventsStart(first.end(), header_damaged=True) if first else None
+
+
+def sniff_separator(block: bytes, start: int) -> bytes | None:
+    """The bytes that stand between two events and nowhere else, learnt from the first events.
+
+    Pretty-printed layouts are told by their line breaks and indent. In one-line layouts objects inside an
+    event may look the same, so the next event's first key is part of it, and each cut is looked at
+    (`_is_event`).
+    """
+    text = block[start : start + _SNIFF_BYTES].decode("latin-1")
+    position = 0
+    for _ in range(8):  # the first events may be damaged, or the separator unusual
+        begin = text.find("{", position)
+        if begin < 0:
+            return None
+        try:
+            _, end = _DECODER.raw_decode(text, begin)
+        except (ValueError, RecursionError):
+            position = begin + 1
+            continue
+        following = _NEXT_EVENT.match(text, end)
+        if not following:
+            return None
+        close = text[:end].rstrip("}")
+        margin = text[len(close.rstrip()) : len(close)] if "\n" in close[len(close.rstrip()) :] else ""
+        between = following[0]
+        if margin:
+            between = between[: between.index('"')]
+        return f"{margin}}}{between}".encode("latin-1")
+    return None
+
+
+def last_cut(block: bytes, start: int, separator: bytes) -> int | None:
+    """Offset just after the last event that is surely whole: its closing brace; None if there is no cut."""
+    found = block.rfind(separator, start)
+    while found >= 0 and not _is_event(block, found, separator):
+        found = block.rfind(separator, start, found + len(separator) - 1)
+    return None if found < 0 else found + separator.index(b"}") + 1
+
+
+def _is_event(block: bytes, found: int, separator: bytes) -> bool:
+    """Does a separator found here really stand before an event? Indents are proof enough."""
+    if b"\n" in separator:
+        return True
+    begin = found + separator.index(b"{")
+    try:
+        event, _ = _DECODER.raw_decode(block[begin : begin + _EVENT_GLANCE].decode("latin-1"))
+    except (ValueError, RecursionError):
+        return False
+    return "ph" in event and ("ts" in event or event["ph"] == "M")
+
+
+def cut(block: bytes, start: int, end: int, separator: bytes, size: int) -> list[tuple[int, int]]:
+    """Ranges of whole events, each about `size` bytes, without the commas between them."""
+    ranges = []
+    close = separator.index(b"}") + 1
+    position = start
+    while position < end:
+        found = block.find(separator, min(position + size, end), end)
+        while found >= 0 and not _is_event(block, found, separator):
+            found = block.find(separator, found + 1, end)
+        stop = end if found < 0 else found + close
+        ranges.append((position, stop))
+        if found < 0:
+            break
+        position = skip_between(block, stop, end)
+    return ranges
+
+
+def skip_between(block: bytes, position: int, end: int) -> int:
+    match = _BETWEEN.match(block, position, end)
+    return match.end() if match else position
+
+
+def event_spans(block: bytes, start: int, end: int, separator: bytes | None) -> Iterator[tuple[int, int]]:
+    """Where each event lies, damaged ones included: one damaged event does not hide those after it."""
+    if separator and b"\n" in separator:
+        yield from cut(block, start, end, separator, 0)
+        return
+    text = block[start:end].decode("latin-1")
+    position = 0
+    while (position := skip_between(block, start + position, end) - start) < len(text):
+        try:
+            _, stop = _DECODER.raw_decode(text, position)
+        except (ValueError, RecursionError):
+            stop = _next_event(text, position + 1)
+        yield start + position, start + stop
+        position = stop
+
+
+def _next_event(text: str, position: int) -> int:
+    """Where reading can go on after damage: the next object that parses and looks like an event."""
+    for match in re.compile(r'\{\s*"(?:ph|name|cat)"').finditer(text, position):
+        try:
+            _DECODER.raw_decode(text, match.start())
+        except (ValueError, RecursionError):
+            continue
+        return match.start()
+    return len(text)
+
+
+@dataclass(frozen=True)
+class EventsEnd:
+    """Where the events stop in the last block."""
+
+    events: int
+    """Just after the last whole event."""
+    trailer: dict[str, Any] = field(default_factory=dict)
+    """Top-level fields written after the events."""
+    closed: bool = True
+    """False when the array was never closed: the file is cut."""
+    leftover: bool = False
+    """True when an event was begun and not finished."""
+
+
+def find_events_end(block: bytes, start: int, separator: bytes | None) -> EventsEnd:
+    """Walk the last events one by one to the closing bracket."""
+    found = block.rfind(separator, start) if separator else -1
+    position = start if found < 0 or separator is None else found + separator.index(b"}") + 1
+    text = block[position:].decode("latin-1")
+    base, here = position, 0
+    whole = position if found >= 0 else start
+    while True:
+        here = skip_between(block, base + here, len(block)) - base
+        if here >= len(text):
+            return EventsEnd(whole, closed=False)
+        if text[here] == "]":
+            return EventsEnd(whole, _trailer(block[base + here + 1 :]))
+        try:
+            _, here = _DECODER.raw_decode(text, here)
+        except (ValueError, RecursionError):
+            return _end_after_damage(block, base + here, whole)
+        whole = base + here
+
+
+def _end_after_damage(block: bytes, position: int, whole: int) -> EventsEnd:
+    """The last event does not parse: damaged inside a closed array, or cut off by the end of the file?"""
+    for match in reversed(list(re.finditer(rb"\}\s*\]", block[position:]))):
+        bracket = position + match.end()
+        try:
+            trailer = loads(b'{"":0' + block[bracket:]) if block[bracket:].strip() else {}
+        except (ValueError, RecursionError):
+            continue
+        trailer.pop("", None)
+        return EventsEnd(position + match.start() + 1, trailer)
+    return EventsEnd(whole, closed=False, leftover=True)
+
+
+def _trailer(rest: bytes) -> dict[str, Any]:
+    """Fields after the events; nothing when they are missing or damaged (a bare array has none)."""
+    if not rest.strip():
+        return {}
+    try:
+        fields = loads(b'{"":0' + rest)
+    except (ValueError, RecursionError):
+        return {}
+    return {key: value for key, value in fields.items() if key}

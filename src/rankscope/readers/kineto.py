@@ -1,0 +1,315 @@
+"""torch.profiler's Kineto traces, and Chrome traces in general: .json and .json.gz, in any layout.
+
+The bytes are cut at event boundaries into ranges, and DuckDB parses the ranges in parallel as if each were
+a file (docs/adr/0003-reading-json.md). A range that does not parse is mended event by event.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from rankscope.errors import NotATraceError
+from rankscope.readers import json_layout
+from rankscope.readers.base import TraceIdentity, rank_from_name
+from rankscope.readers.byte_stream import GzipStream, cannot_read, is_gzip, open_stream
+from rankscope.readers.json_ranges import RangeFileSystem
+from rankscope.readers.json_repair import ReadReport, repair_range
+
+if TYPE_CHECKING:
+    import duckdb
+
+BLOCK_BYTES = 128 << 20
+"""Read at once. Two blocks are in memory: one is parsed while the next is read."""
+RANGE_BYTES = 16 << 20
+"""Parsed at once by one thread: small enough that two threads finish a block together."""
+LARGEST_EVENT_BYTES = 16 << 20
+_GLANCE = 4 << 20
+
+_COLUMNS = {
+    "ph": "VARCHAR",
+    "cat": "VARCHAR",
+    "name": "VARCHAR",
+    "pid": "VARCHAR",
+    "tid": "VARCHAR",
+    "id": "VARCHAR",
+    "args": "JSON",
+}
+_TYPED_ARGS = {
+    "correlation": "BIGINT",
+    "External id": "BIGINT",
+    "device": "BIGINT",
+    "stream": "BIGINT",
+    "bytes": "BIGINT",
+    "Collective name": "VARCHAR",
+}
+_MEMORY_ARGS = {
+    "Bytes": "BIGINT",
+    "Total Allocated": "BIGINT",
+    "Total Reserved": "BIGINT",
+    "Device Type": "BIGINT",
+    "Device Id": "BIGINT",
+    "Addr": "BIGINT",
+}
+_SELECT = """
+SELECT coalesce(ph, '') AS ph, coalesce(cat, '') AS category, coalesce(name, '') AS name,
+       coalesce(pid, '') AS pid, coalesce(tid, '') AS tid,
+       {time} AS ts_ns, CAST(round(dur * 1000) AS BIGINT) AS dur_ns, id AS flow, args,
+       typed.correlation AS correlation, typed."External id" AS external_id, typed.device AS device,
+       typed.stream AS stream, typed.bytes AS bytes, typed."Collective name" AS collective,
+       CASE WHEN name = '[memory]' THEN json_transform(args, '{memory}') END AS memory
+FROM (SELECT *, json_transform(args, '{typed}') AS typed
+      FROM read_json({paths}, format='array', columns={columns}, auto_detect=false,
+                     maximum_object_size={largest}))
+"""
+
+# Exact ns: a double tells µs to three digits up to 2**43 (102 days; Kineto's base time is at most 92 days
+# back) when the fraction is scaled apart from the whole. DuckDB's own cast of a JSON number to DECIMAL is
+# wrong by 1 ns from 2**42 on. Files that count from 1970 with fractions need their text kept, so it is put
+# in quotes, and a string does become an exact DECIMAL.
+_SHORT_TIME = ("DOUBLE", "CAST(trunc(ts) AS BIGINT) * 1000 + CAST(round((ts - trunc(ts)) * 1000) AS BIGINT)")
+_LONG_TIME = ("DECIMAL(20,3)", "CAST(ts * 1000 AS BIGINT)")
+_LONG_TIME_TEXT = re.compile(rb'"ts":\s*([0-9]{13,}\.[0-9]+)')
+_LONG_TIME_SAMPLE = re.compile(rb'"ts":\s*[0-9]{14,}\.[0-9]')
+
+
+@dataclass(frozen=True)
+class _Block:
+    """Bytes with whole events between start and end; `offset` is the block's place in the file."""
+
+    data: bytes
+    start: int
+    end: int
+    offset: int
+    separator: bytes | None
+
+
+class JsonBatch:
+    """The events of one block."""
+
+    def __init__(
+        self, block: _Block, files: RangeFileSystem, connection: duckdb.DuckDBPyConnection, report: ReadReport
+    ) -> None:
+        self._block = block
+        self._files = files
+        self._connection = connection
+        self._report = report
+        self._spans = self._cut()
+        view = memoryview(block.data)
+        self._ranges: list[bytes | memoryview] = [view[a:b] for a, b in self._spans]
+        self._time = _SHORT_TIME
+        if any(_LONG_TIME_SAMPLE.search(raw, 0, 1 << 16) for raw in self._ranges):
+            self._time = _LONG_TIME
+            self._ranges = [_LONG_TIME_TEXT.sub(rb'"ts":"\1"', bytes(raw)) for raw in self._ranges]
+        self.select = self._select(self._ranges)
+
+    def _cut(self) -> list[tuple[int, int]]:
+        block = self._block
+        if block.separator is None or block.start >= block.end:
+            return [(block.start, max(block.start, block.end))]
+        return json_layout.cut(block.data, block.start, block.end, block.separator, RANGE_BYTES)
+
+    def _select(self, ranges: list[bytes | memoryview]) -> str:
+        paths = self._files.serve([memoryview(r) for r in ranges])
+        kind, time = self._time
+        columns = ", ".join(
+            f"{name}: '{kind}'" for name, kind in (_COLUMNS | {"ts": kind, "dur": "DOUBLE"}).items()
+        )
+        return _SELECT.format(
+            typed=json.dumps(_TYPED_ARGS),
+            memory=json.dumps(_MEMORY_ARGS),
+            time=time,
+            paths=paths,
+            columns=f"{{{columns}}}",
+            largest=LARGEST_EVENT_BYTES,
+        )
+
+    def repair(self) -> None:
+        """Mend the ranges that do not parse; the others stay as they are."""
+        import duckdb
+
+        for index, (start, end) in enumerate(self._spans):
+            try:
+                self._connection.execute(
+                    f"SELECT max(hash(t)) FROM ({self._select([self._ranges[index]])}) t"
+                )
+            except duckdb.Error:
+                block = self._block
+                self._ranges[index] = repair_range(
+                    block.data, start, end, block.separator, block.offset, self._report
+                )
+        self.select = self._select(self._ranges)
+
+
+class KinetoReading:
+    """One pass over one JSON trace."""
+
+    def __init__(self, path: Path) -> None:
+        self.header: dict[str, Any] = {}
+        self.report = ReadReport()
+        self._path = path
+        self._stream = open_stream(path)
+        self._position = 0
+
+    def batches(self, connection: duckdb.DuckDBPyConnection) -> Iterator[JsonBatch]:
+        files = RangeFileSystem()
+        connection.register_filesystem(files)
+        try:
+            for block in _prefetched(self._blocks()):
+                yield JsonBatch(block, files, connection, self.report)
+                self._position = block.offset + block.end
+        finally:
+            self._stream.close()
+            connection.unregister_filesystem(files.protocol)
+
+    def position(self) -> int:
+        """Where the stream is; for a plain file, what has been parsed of it."""
+        return self._stream.position() if isinstance(self._stream, GzipStream) else self._position
+
+    def clock_base_ns(self) -> int:
+        base = self.header.get("baseTimeNanoseconds", 0)
+        return int(base) if isinstance(base, (int, float, str)) and str(base).lstrip("-").isdigit() else 0
+
+    def _read(self, size: int) -> bytes:
+        try:
+            return self._stream.read(size)
+        except OSError as error:
+            self._stream.damage = f"reading stopped: {error.strerror}"
+            return b""
+
+    def _blocks(self) -> Iterator[_Block]:
+        data = self._read(BLOCK_BYTES)
+        last = len(data) < BLOCK_BYTES
+        begin = json_layout.find_events_start(data)
+        if begin is None:
+            raise _no_events(self._path, self._stream.damage)
+        self.header.update(begin.header)
+        if begin.header_damaged:
+            self.report.damage = "the fields before the events are damaged"
+        separator = json_layout.sniff_separator(data, begin.offset)
+        offset, start = 0, begin.offset
+        while not last:
+            end = json_layout.last_cut(data, start, separator) if separator else None
+            if end is None:  # no boundary in sight: an event longer than a block, or an unusual layout
+                more = self._read(BLOCK_BYTES)
+            else:
+                yield _Block(data, start, end, offset, separator)
+                more = self._read(BLOCK_BYTES)
+                data, offset, start = data[end:], offset + end, 0
+                start = json_layout.skip_between(data, 0, len(data))
+            last = len(more) < BLOCK_BYTES
+            data += more
+        yield self._last_block(data, start, offset, separator)
+
+    def _last_block(self, data: bytes, start: int, offset: int, separator: bytes | None) -> _Block:
+        end = json_layout.find_events_end(data, start, separator)
+        self.header.update(end.trailer)
+        if not end.closed:
+            self.report.damage = self._stream.damage or "the file ends before its list of events does"
+        if end.leftover:
+            self.report.lose("the last event is cut off by the end of the file")
+        return _Block(data, start, end.events, offset, separator)
+
+
+class KinetoReader:
+    """Kineto and Chrome JSON."""
+
+    name = "kineto"
+
+    def recognises(self, path: Path, head: bytes) -> bool:
+        text = head.lstrip(b"\xef\xbb\xbf \t\r\n")
+        if b'"traceEvents"' in head or (text[:1] == b"[" and re.search(rb'"ph"\s*:', head)):
+            return True
+        # A long header may push the events out of the glance; a name that promises a trace gets a real look.
+        return text[:1] == b"{" and ".trace.json" in path.name
+
+    def identify(self, path: Path) -> TraceIdentity:
+        fields = _glance(path)
+        named = rank_from_name(path)
+        info = fields.get("distributedInfo")
+        if not isinstance(info, dict):
+            info = _trailing_object(path, "distributedInfo", thorough=named is None)
+        world = info.get("world_size")
+        rank, source = info.get("rank"), "distributedInfo"
+        if not isinstance(rank, int):
+            rank, source = named, "file name" if named is not None else ""
+        return TraceIdentity(
+            rank=rank,
+            rank_source=source,
+            world_size=world if isinstance(world, int) else None,
+            trace_id=str(fields.get("trace_id", "")),
+        )
+
+    def open(self, path: Path) -> KinetoReading:
+        return KinetoReading(path)
+
+
+KINETO = KinetoReader()
+
+
+def _glance(path: Path) -> dict[str, Any]:
+    """The fields before the events."""
+    stream = open_stream(path)
+    try:
+        head = stream.read(_GLANCE)
+    except OSError as error:
+        raise cannot_read(path, error) from error
+    finally:
+        stream.close()
+    begin = json_layout.find_events_start(head)
+    return begin.header if begin else {}
+
+
+def _trailing_object(path: Path, key: str, thorough: bool) -> dict[str, Any]:
+    """An object among the fields after the events ({} if there is none); a gzip file must be read through."""
+    if is_gzip(path):
+        tail = _gzip_tail(path) if thorough else b""
+    else:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - _GLANCE))
+            tail = file.read()
+    found = tail.rfind(f'"{key}":'.encode())
+    if found < 0:
+        return {}
+    try:
+        value, _ = json.JSONDecoder(strict=False).raw_decode(
+            tail[found + len(key) + 3 :].decode("latin-1").lstrip()
+        )
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _gzip_tail(path: Path) -> bytes:
+    stream = open_stream(path)
+    tail = b""
+    while piece := stream.read(BLOCK_BYTES):
+        tail = (tail + piece)[-_GLANCE:]
+    stream.close()
+    return tail
+
+
+def _no_events(path: Path, damage: str) -> NotATraceError:
+    return NotATraceError(
+        f"{path} holds no events",
+        why=f"It ends before traceEvents begins{f' ({damage})' if damage else ''}.",
+        hint="Capture this rank again, or leave the file out.",
+    )
+
+
+T = TypeVar("T")
+
+
+def _prefetched(items: Iterator[T]) -> Iterator[T]:
+    """The same items, the next one being made while the current one is used."""
+    done = object()
+    with ThreadPoolExecutor(max_workers=1) as worker:
+        pending = worker.submit(next, items, done)
+        while (item := pending.result()) is not done:
+            pending = worker.submit(next, items, done)
+            yield item  # type: ignore[misc]

@@ -1,0 +1,216 @@
+"""Raw traces into the store: each file once, ranks in parallel, nothing half-written ever visible."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rankscope.errors import RankscopeError, StoreError
+from rankscope.store.layout import (
+    Index,
+    SegmentEntry,
+    Sources,
+    can_write,
+    default_cache,
+    find_sources,
+    store_folder,
+)
+from rankscope.store.pool import run_tasks
+from rankscope.store.ranks import Assignment, assign, refuse_overlaps
+from rankscope.store.worker import Task
+
+Say = Callable[[str], None]
+
+_LEAST_MEMORY = 600_000_000
+"""What one worker's DuckDB is given at least."""
+_WORKER_OVERHEAD = 900_000_000
+"""What a worker needs besides DuckDB: two blocks of the file and the arrays of a large rank."""
+_STALE_PREFIX = "incoming-"
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to read; every field has a sensible default."""
+
+    output: Path | None = None
+    """Put the store in this folder instead of beside the traces."""
+    cache: Path | None = None
+    """Keep stores under this folder; for runs that cannot be written to."""
+    ranks: Mapping[Path, int] = field(default_factory=dict)
+    """Ranks said by the user, by file."""
+    jobs: int | None = None
+    """Files read at a time; from the cores and the memory when None."""
+
+
+@dataclass(frozen=True)
+class Watch:
+    """What is happening, for whoever shows it."""
+
+    begin: Callable[[int, int], None] = lambda files, total_bytes: None
+    advance: Callable[[Path, int, str], None] = lambda path, read, doing: None
+    end: Callable[[], None] = lambda: None
+    say: Say = lambda text: None
+
+
+@dataclass(frozen=True)
+class Ingested:
+    """The outcome."""
+
+    store: Path
+    index: Index
+    read: tuple[SegmentEntry, ...]
+    """Read in this call; empty when nothing had changed."""
+    problems: tuple[RankscopeError, ...]
+    """Files that could not be read; the rest was."""
+
+
+def ingest(paths: Sequence[Path], options: Options | None = None, watch: Watch | None = None) -> Ingested:
+    """Bring the store of these traces up to date and return it. Does nothing where nothing changed."""
+    options, watch = options or Options(), watch or Watch()
+    paths = [path.resolve() for path in paths]
+    already = _opened_as_store(paths, options)
+    if already is not None:
+        return already
+    sources = find_sources(paths)
+    store, index = _choose_store(paths, sources, options, watch.say)
+    said = {path.resolve(): rank for path, rank in options.ranks.items()}
+    places = assign(sources.files, said, index)
+    kept, wanted = _split(places, index)
+    if not wanted and len(kept) == len(index.segments):
+        return Ingested(store, index, (), sources.skipped)
+    _alone(wanted, watch.say)
+    fresh, problems = _read(store, wanted, options.jobs, watch)
+    refuse_overlaps([*kept, *fresh])
+    if not kept and not fresh:
+        raise problems[0]
+    index = Index(sorted([*kept, *fresh], key=lambda e: (e.rank, e.segment)))
+    index.save(store)
+    _remove_unlisted(store, index)
+    return Ingested(store, index, tuple(fresh), (*sources.skipped, *problems))
+
+
+def _opened_as_store(paths: Sequence[Path], options: Options) -> Ingested | None:
+    """A run whose raw files are elsewhere or gone (fetched stores, ingest -o): the store alone is enough."""
+    if len(paths) != 1 or not paths[0].is_dir() or options.ranks:
+        return None
+    store = (
+        paths[0]
+        if (paths[0] / "store.json").is_file()
+        else store_folder(paths, options.output, options.cache)
+    )
+    index = Index.load(store)
+    inside = any(entry.source.parent == paths[0] for entry in index.segments)
+    if not index.segments or inside or not all(entry.is_current() for entry in index.segments):
+        return None
+    return Ingested(store, index, (), ())
+
+
+def _choose_store(paths: Sequence[Path], sources: Sources, options: Options, say: Say) -> tuple[Path, Index]:
+    """The store's folder and what is in it already; the user's cache when the natural place is read-only."""
+    store = store_folder(paths, options.output, options.cache)
+    index = Index.load(store)
+    current = {entry.source for entry in index.segments if entry.is_current()}
+    if can_write(store) or current >= set(sources.files):
+        return store, index
+    if options.output or options.cache:
+        raise StoreError(
+            f"cannot write to {store}", why="The folder is read-only.", hint="Name another one: --cache DIR"
+        )
+    fallback = store_folder(paths, None, default_cache())
+    say(f"{paths[0]} cannot be written to: the store goes to {fallback} (--cache DIR puts it elsewhere)")
+    return fallback, Index.load(fallback)
+
+
+def _split(places: list[Assignment], index: Index) -> tuple[list[SegmentEntry], list[Assignment]]:
+    """What is in the store and still true, and what must be read."""
+    known = {
+        (entry.source, entry.rank, entry.segment): entry for entry in index.segments if entry.is_current()
+    }
+    kept = [known[key] for place in places if (key := (place.path, place.rank, place.segment)) in known]
+    wanted = [place for place in places if (place.path, place.rank, place.segment) not in known]
+    return kept, wanted
+
+
+def _alone(wanted: list[Assignment], say: Say) -> None:
+    for place in wanted:
+        if place.rank_source == "alone":
+            say(f"{place.path.name} does not say its rank; alone, it is a run of one: rank 0")
+
+
+def _read(
+    store: Path, wanted: list[Assignment], jobs: int | None, watch: Watch
+) -> tuple[list[SegmentEntry], list[RankscopeError]]:
+    """Read files in worker processes; each result is moved into place as soon as it is whole."""
+    try:
+        store.mkdir(parents=True, exist_ok=True)
+        _remove_stale(store)
+        incoming = Path(tempfile.mkdtemp(prefix=f"{_STALE_PREFIX}{os.getpid()}-", dir=store))
+    except OSError as error:
+        raise StoreError(
+            f"cannot write to {store}", why=f"{error.strerror}.", hint="Name another folder: --cache DIR"
+        ) from error
+    jobs, threads, memory = _share_machine(len(wanted), jobs)
+    tasks = {}
+    for number, place in enumerate(wanted):
+        folder = incoming / str(number)
+        folder.mkdir()
+        tasks[place] = Task(str(place.path), str(folder), threads, memory)
+    fresh: list[SegmentEntry] = []
+    problems: list[RankscopeError] = []
+    watch.begin(len(wanted), sum(place.path.stat().st_size for place in wanted))
+    try:
+        for place, outcome in run_tasks(
+            tasks, jobs, lambda place, read, doing: watch.advance(place.path, read, doing)
+        ):
+            if isinstance(outcome, RankscopeError):
+                problems.append(outcome)
+                continue
+            entry = SegmentEntry(place.rank, place.segment, place.rank_source, outcome)
+            _move_into_place(Path(tasks[place].folder), store / entry.folder)
+            fresh.append(entry)
+    finally:
+        watch.end()
+        shutil.rmtree(incoming, ignore_errors=True)
+    return fresh, problems
+
+
+def _share_machine(files: int, jobs: int | None) -> tuple[int, int, int]:
+    """How many files at a time, threads for each, and memory for each one's DuckDB."""
+    cores = len(os.sched_getaffinity(0))
+    budget = _available_memory() // 2
+    most = max(1, min(cores, budget // (_LEAST_MEMORY + _WORKER_OVERHEAD)))
+    jobs = max(1, min(files, jobs or most))
+    memory = min(max(_LEAST_MEMORY, budget // jobs - _WORKER_OVERHEAD), 4_000_000_000)
+    return jobs, max(1, cores // jobs), memory
+
+
+def _available_memory() -> int:
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _move_into_place(built: Path, target: Path) -> None:
+    """Put a whole segment where readers look; an older one makes way first."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if target.exists():
+        shutil.rmtree(target)
+    built.rename(target)
+
+
+def _remove_stale(store: Path) -> None:
+    """Folders left by a call that was killed; those of a running one stay."""
+    for folder in store.glob(f"{_STALE_PREFIX}*"):
+        pid = folder.name.removeprefix(_STALE_PREFIX).partition("-")[0]
+        if not (pid.isdigit() and Path(f"/proc/{pid}").exists() and int(pid) != os.getpid()):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _remove_unlisted(store: Path, index: Index) -> None:
+    """Segments of files that are no longer part of the run."""
+    listed = {entry.folder for entry in index.segments}
+    for folder in store.glob("rank=*/segment=*"):
+        if str(folder.relative_to(store)) not in listed:
+            shutil.rmtree(folder, ignore_errors=True)

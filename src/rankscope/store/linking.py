@@ -1,0 +1,162 @@
+"""What belongs to what: kernel to launch to op, op to module and Python frame, everything to its step.
+
+Arrays in, arrays of indices out; NONE (-1) where there is nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rankscope.store.nesting import NONE, Ints, Nesting, track_time_key
+
+Mask = NDArray[np.bool_]
+
+
+def match_first(keys: Ints, wanted: Ints) -> Ints:
+    """For each wanted key, the index of its first occurrence in keys, or NONE; keys below 1 never match."""
+    result = np.full(len(wanted), NONE)
+    usable = np.flatnonzero(keys > 0)
+    if len(usable) == 0:
+        return result
+    usable = usable[np.argsort(keys[usable], kind="stable")]
+    ordered = keys[usable]
+    at = np.minimum(np.searchsorted(ordered, wanted), len(ordered) - 1)
+    found = (ordered[at] == wanted) & (wanted > 0)
+    result[found] = usable[at[found]]
+    return result
+
+
+def nearest_ancestor(nesting: Nesting, wanted: Mask) -> Ints:
+    """For each slice, the innermost slice around it for which `wanted` holds."""
+    nearest = np.full(len(wanted), NONE)
+    for level in nesting.levels[1:]:
+        parent = nesting.parent[level]
+        nearest[level] = np.where(wanted[parent], parent, nearest[parent])
+    return nearest
+
+
+def self_time(nesting: Nesting, duration: Ints) -> Ints:
+    """Duration less that of the direct children."""
+    inside = nesting.parent != NONE
+    covered = np.bincount(nesting.parent[inside], weights=duration[inside], minlength=len(duration))
+    return np.maximum(duration - covered.astype(np.int64), 0)
+
+
+def follow(first: Ints, then: Ints) -> Ints:
+    """then[first], with NONE staying NONE."""
+    return np.where(first != NONE, then[first], NONE)
+
+
+@dataclass(frozen=True)
+class Links:
+    """One entry a slice."""
+
+    launch: Ints
+    op: Ints
+    python: Ints
+    module: Ints
+
+
+def link(
+    nesting: Nesting,
+    correlation: Ints,
+    external_id: Ints,
+    is_gpu: Mask,
+    is_launch: Mask,
+    is_op: Mask,
+    is_line: Mask,
+    is_own_line: Mask,
+    is_module: Mask,
+) -> Links:
+    """Tie device activity to its launch by correlation, and both to ops and frames by nesting.
+
+    The External id is the way where there is no launch to nest in the file.
+    """
+    launch = np.full(len(correlation), NONE)
+    launch[is_gpu] = match_first(np.where(is_launch, correlation, 0), correlation[is_gpu])
+    op = nearest_ancestor(nesting, is_op)
+    op[is_gpu] = follow(launch, op)[is_gpu]
+    lonely = (is_gpu | is_launch) & (op == NONE)
+    op[lonely] = match_first(np.where(is_op, external_id, 0), external_id[lonely])
+    own = nearest_ancestor(nesting, is_own_line)
+    python = np.where(own != NONE, own, nearest_ancestor(nesting, is_line))
+    module = nearest_ancestor(nesting, is_module)
+    for frames in (python, module):
+        frames[is_gpu] = np.where(launch != NONE, follow(launch, frames), follow(op, frames))[is_gpu]
+    return Links(launch, op, python, module)
+
+
+def slice_at(
+    order: Ints, track: Ints, start: Ints, end: Ints, parent: Ints, at_track: Ints, at_time: Ints
+) -> Ints:
+    """The innermost slice on a track that is open at a time, or starts then; `order` is outer first."""
+    if len(order) == 0:
+        return np.full(len(at_track), NONE)
+    key = track_time_key(track, start)[order]
+    position = np.searchsorted(key, track_time_key(at_track, np.maximum(at_time, 0)), side="right") - 1
+    found = np.where(position >= 0, order[np.maximum(position, 0)], NONE)
+    found = np.where((found != NONE) & (track[found] == at_track), found, NONE)
+    while True:
+        over = (found != NONE) & (end[found] <= at_time) & (start[found] != at_time)
+        if not over.any():
+            return found
+        found = np.where(over, parent[found], found)
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Training steps in order of time, and where they come from."""
+
+    number: Ints
+    start: Ints
+    end: Ints
+    source: str
+
+    def at(self, time: Ints) -> Ints:
+        """The number of the step each time lies in, or NONE."""
+        if len(self.start) == 0:
+            return np.full(len(time), NONE)
+        index = np.searchsorted(self.start, time, side="right") - 1
+        inside = (index >= 0) & (time < self.end[np.maximum(index, 0)])
+        return np.where(inside, self.number[np.maximum(index, 0)], NONE)
+
+
+@dataclass(frozen=True)
+class Annotation:
+    """A named span of the host, the raw material of steps."""
+
+    name: str
+    start: int
+    end: int
+
+
+_PROFILER_STEP = re.compile(r"^ProfilerStep#(\d+)$")
+_NUMBERED_STEP = re.compile(r"^(?:train(?:ing)?[_ ]?)?(?:step|iter(?:ation)?)[ _#:=]*(\d+)$", re.IGNORECASE)
+_OPTIMIZER_STEP = re.compile(r"^Optimizer\.step#")
+
+
+def find_steps(annotations: list[Annotation]) -> Steps:
+    """ProfilerStep#N; else annotations numbered as steps; else from one optimizer step's end to the next."""
+    for pattern, source in ((_PROFILER_STEP, "profiler"), (_NUMBERED_STEP, "annotation")):
+        spans: dict[int, Annotation] = {}
+        for item in sorted(annotations, key=lambda a: a.start):
+            if match := pattern.match(item.name):
+                spans.setdefault(int(match[1]), item)
+        if spans:
+            return _steps([(number, a.start, a.end) for number, a in spans.items()], source)
+    ends = sorted(item.end for item in annotations if _OPTIMIZER_STEP.match(item.name))
+    first = min((item.start for item in annotations), default=0)
+    bounds = [first, *ends]
+    pairs = pairwise(bounds)
+    return _steps([(n, a, b) for n, (a, b) in enumerate(pairs)], "optimizer" if ends else "")
+
+
+def _steps(spans: list[tuple[int, int, int]], source: str) -> Steps:
+    spans = sorted(spans, key=lambda span: span[1])
+    columns = np.array(spans, dtype=np.int64).reshape(-1, 3)
+    return Steps(columns[:, 0], columns[:, 1], columns[:, 2], source)

@@ -1,0 +1,128 @@
+"""One trace file becomes one segment of the store: a folder of Parquet tables and segment.json.
+
+The folder is built under a temporary name and renamed when it is whole, so nothing half-written is ever
+opened. Only this module and run.py know Parquet.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rankscope import __version__
+from rankscope.errors import ReadError, StoreError
+from rankscope.model import FORMAT_VERSION
+from rankscope.readers import Reading, find_reader
+from rankscope.store.tables import write_tables
+from rankscope.store.workspace import PARQUET_OPTIONS, Workspace, sql_text
+
+if TYPE_CHECKING:
+    import duckdb
+
+SEGMENT_FILE = "segment.json"
+_LARGEST_HEADER_VALUE = 100_000
+
+Progress = Callable[[int, str], None]
+"""Called with the bytes of the file consumed so far and what is being done."""
+
+
+def build_segment(
+    path: Path, folder: Path, threads: int, memory_bytes: int, progress: Progress
+) -> dict[str, Any]:
+    """Read `path` into the new folder `folder`; returns (and writes) what segment.json holds."""
+    import duckdb
+
+    before = path.stat()
+    reading = find_reader(path).open(path)
+    connection = duckdb.connect(config={"threads": threads, "memory_limit": f"{memory_bytes // 1_000_000}MB"})
+    try:
+        connection.execute(f"SET temp_directory = {sql_text(folder / 'spill')}")
+        events = _write_events(connection, reading, folder, progress)
+        if events == 0 and reading.report.events_lost:
+            raise ReadError(
+                f"nothing in {path} could be read",
+                why=f"{reading.report.events_lost:,} events are damaged: {reading.report.examples[0]}.",
+                hint="Capture this rank again, or leave the file out.",
+            )
+        progress(before.st_size, "links and nesting")
+        facts = write_tables(Workspace(connection, folder))
+    except duckdb.Error as error:
+        raise _storage_error(error, folder) from error
+    finally:
+        connection.close()
+    manifest = {
+        "format": FORMAT_VERSION,
+        "written_by": f"rankscope {__version__}",
+        "source": {"path": str(path), "bytes": before.st_size, "mtime_ns": before.st_mtime_ns},
+        "clock_base_ns": reading.clock_base_ns(),
+        "events": events,
+        **facts,
+        "reading": asdict(reading.report),
+        "header": _small_fields(reading.header),
+    }
+    write_json(folder / SEGMENT_FILE, manifest)
+    sync_folder(folder)
+    return manifest
+
+
+def _write_events(
+    connection: duckdb.DuckDBPyConnection, reading: Reading, folder: Path, progress: Progress
+) -> int:
+    """Every event as it is, in file order, one Parquet file a batch; ids are places in that order."""
+    import duckdb
+
+    count = 0
+    for batch in reading.batches(connection):
+        part = folder / "events" / f"first={count}"
+        part.mkdir(parents=True)
+        target = sql_text(part / "events.parquet")
+        try:
+            written = connection.execute(f"COPY ({batch.select}) TO {target} ({PARQUET_OPTIONS})")
+        except (duckdb.IOException, duckdb.OutOfMemoryException):
+            raise
+        except duckdb.Error:
+            batch.repair()
+            written = connection.execute(f"COPY ({batch.select}) TO {target} ({PARQUET_OPTIONS})")
+        row = written.fetchone()
+        count += int(row[0]) if row else 0
+        progress(reading.position(), "reading")
+    return count
+
+
+def _small_fields(header: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in header.items() if len(json.dumps(value)) < _LARGEST_HEADER_VALUE}
+
+
+def _storage_error(error: Exception, folder: Path) -> StoreError:
+    text = str(error).partition("\n")[0]
+    hint = "Read again with fewer ranks at a time: --jobs 1" if "memory" in text.lower() else ""
+    if "space" in text.lower() or "write" in text.lower():
+        hint = "Make room, or put the store elsewhere: --cache DIR"
+    return StoreError(
+        f"cannot build the store in {folder.parent}", why=f"{text}.", hint=hint or "See the message above."
+    )
+
+
+def write_json(path: Path, content: dict[str, Any]) -> None:
+    """Write under another name, flush to disk, rename: readers see the old file or the new one, whole."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    with temporary.open("w", encoding="utf-8") as file:
+        json.dump(content, file, indent=1)
+        file.write("\n")
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+
+
+def sync_folder(folder: Path) -> None:
+    """Flush every file of a folder, and the folder itself, to disk."""
+    for entry in [*folder.rglob("*"), folder]:
+        descriptor = os.open(entry, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

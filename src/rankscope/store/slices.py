@@ -1,0 +1,173 @@
+"""Slices: everything with a duration, as arrays for numpy and then as a table."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import numpy as np
+
+from rankscope.model import GPU_CATEGORIES, LAUNCH_CATEGORIES, SLICES
+from rankscope.store.linking import Annotation, Links, Mask, Steps, find_steps, link, self_time
+from rankscope.store.nesting import NONE, Ints, Nesting
+from rankscope.store.pairing import Pairs, pair_by_key, pair_nested
+from rankscope.store.workspace import Workspace
+
+_SOURCE_LINE = r"\.py\(\d+\): "
+"""Frames that name a line of Python; the others are built-in functions and nn.Module calls."""
+_LIBRARY = r"^(?:torch/|.*site-packages/|<frozen)|^(?:threading|runpy|contextlib)\.py"
+"""Frames that are not the user's own code."""
+
+
+@dataclass(frozen=True)
+class SliceColumns:
+    """The slices as arrays, in file order; times count from the segment's origin."""
+
+    id: Ints
+    track: Ints
+    time: Ints
+    duration: Ints
+    name: Ints
+    category: Ints
+    correlation: Ints
+    external_id: Ints
+    device: Ints
+    stream: Ints
+    bytes: Ints
+
+    @property
+    def end(self) -> Ints:
+        return self.time + self.duration
+
+
+def load_slices(workspace: Workspace) -> tuple[SliceColumns, int]:
+    """Complete events, and begin/end events paired; the second value counts those without a partner."""
+    parts = [_load(workspace, "e.ph = 'X'")]
+    unpaired = 0
+    for begin, end in (("B", "E"), ("b", "e")):
+        halves = _load(
+            workspace,
+            f"e.ph IN ('{begin}', '{end}')",
+            f", e.ph = '{begin}' AS begins, (hash(e.pid, e.category, e.flow, e.name) >> 1)::BIGINT AS pair",
+        )
+        if len(halves["id"]) == 0:
+            continue
+        begins = halves["begins"].astype(bool)
+        if begin == "B":
+            pairs = pair_nested(halves["track"], halves["time"], begins)
+        else:
+            pairs = pair_by_key(halves["pair"], halves["time"], begins)
+        unpaired += len(pairs.never_ended) + len(pairs.never_begun)
+        last = max(int((part["time"] + part["duration"]).max(initial=0)) for part in [*parts, halves])
+        parts.append(_paired(halves, pairs, last))
+    columns = {f.name: np.concatenate([part[f.name] for part in parts]) for f in fields(SliceColumns)}
+    return SliceColumns(**columns), unpaired
+
+
+def _load(workspace: Workspace, where: str, more: str = "") -> dict[str, Ints]:
+    arrays = workspace.arrays(f"""
+        SELECT e.id, k.track, e.time, coalesce(e.dur_ns, 0) AS duration, n.code AS name, c.code AS category,
+               coalesce(e.correlation, 0) AS correlation, coalesce(e.external_id, 0) AS external_id,
+               coalesce(e.device, {NONE}) AS device, coalesce(e.stream, {NONE}) AS stream,
+               coalesce(e.bytes, {NONE}) AS bytes {more}
+        FROM placed e
+        JOIN names n ON n.text = e.name
+        JOIN categories c ON c.text = e.category
+        JOIN track_keys k ON k.kind = e.kind AND k.pid = e.pid AND k.tid = e.tid
+        WHERE {where}
+    """)
+    if np.any(np.diff(arrays["id"]) < 0):
+        order = np.argsort(arrays["id"])
+        arrays = {name: values[order] for name, values in arrays.items()}
+    return arrays
+
+
+def _paired(halves: dict[str, Ints], pairs: Pairs, last: int) -> dict[str, Ints]:
+    """Slices from begin/end events; one that never ended lasts to the end of the file."""
+    kept = np.concatenate([pairs.begin, pairs.never_ended])
+    ends = np.concatenate([halves["time"][pairs.end], np.full(len(pairs.never_ended), last)])
+    slices = {name: values[kept] for name, values in halves.items()}
+    slices["duration"] = ends - slices["time"]
+    return slices
+
+
+def link_slices(workspace: Workspace, slices: SliceColumns, nesting: Nesting) -> Links:
+    categories = workspace.codes("categories")
+
+    def is_in(*wanted: str) -> Mask:
+        return np.isin(slices.category, [categories[c] for c in wanted if c in categories])
+
+    is_frame = is_in("python_function")
+
+    def frames(condition: str) -> Mask:
+        codes = [code for (code,) in workspace.rows(f"SELECT code FROM names WHERE {condition}")]
+        return is_frame & np.isin(slices.name, codes)
+
+    line = f"regexp_matches(text, '{_SOURCE_LINE}')"
+    return link(
+        nesting,
+        slices.correlation,
+        slices.external_id,
+        is_gpu=is_in(*GPU_CATEGORIES),
+        is_launch=is_in(*LAUNCH_CATEGORIES),
+        is_op=is_in("cpu_op"),
+        is_line=frames(line),
+        is_own_line=frames(f"{line} AND NOT regexp_matches(text, '{_LIBRARY}')"),
+        is_module=frames("text LIKE 'nn.Module: %'"),
+    )
+
+
+def steps_of_host(workspace: Workspace, slices: SliceColumns) -> Steps:
+    """The steps the host's annotations tell of."""
+    wanted = slices.category == workspace.codes("categories").get("user_annotation", NONE)
+    texts = dict(workspace.rows("SELECT code, text FROM names"))
+    spans = zip(
+        slices.name[wanted].tolist(), slices.time[wanted].tolist(), slices.end[wanted].tolist(), strict=True
+    )
+    return find_steps([Annotation(texts[name], start, end) for name, start, end in spans])
+
+
+def ids_of(slices: SliceColumns, index: Ints) -> Ints:
+    """Ids instead of positions in the arrays."""
+    return np.where(index != NONE, slices.id[index], NONE) if len(slices.id) else index
+
+
+def write_slices(
+    workspace: Workspace, slices: SliceColumns, nesting: Nesting, links: Links, steps: Steps
+) -> None:
+    launched = links.launch != NONE
+    when = np.where(launched, slices.time[links.launch], slices.time) if len(slices.id) else slices.time
+    arrays = {
+        "id": slices.id,
+        "track": slices.track,
+        "start_ns": slices.time,
+        "dur_ns": slices.duration,
+        "depth": nesting.row,
+        "name_code": slices.name,
+        "category_code": slices.category,
+        "step": steps.at(when),
+        "parent": ids_of(slices, nesting.parent),
+        "self_ns": self_time(nesting, slices.duration),
+        "launch": ids_of(slices, links.launch),
+        "op": ids_of(slices, links.op),
+        "python": ids_of(slices, links.python),
+        "module": ids_of(slices, links.module),
+        "correlation": slices.correlation,
+        "device": slices.device,
+        "stream": slices.stream,
+        "bytes": slices.bytes,
+    }
+    optional = ("step", "parent", "launch", "op", "python", "module", "device", "stream", "bytes")
+    nulls = ", ".join(f"nullif(a.{name}, {NONE}) AS {name}" for name in optional)
+    workspace.connection.register("slice_arrays", arrays)
+    workspace.copy(
+        f"""
+        SELECT a.* EXCLUDE (correlation, {", ".join(optional)}), nullif(a.correlation, 0) AS correlation, {nulls},
+               n.text AS name, c.text AS category, m.collective
+        FROM slice_arrays a
+        JOIN names n ON n.code = a.name_code
+        JOIN categories c ON c.code = a.category_code
+        LEFT JOIN (SELECT id, collective FROM placed WHERE collective IS NOT NULL) m USING (id)
+        """,
+        SLICES,
+    )
+    workspace.connection.unregister("slice_arrays")

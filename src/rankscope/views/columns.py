@@ -1,0 +1,193 @@
+"""A Result as people read it: headings, one unit per column, cells as text; for tables and Markdown."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import date, datetime, time
+from decimal import Decimal
+from enum import Enum
+from typing import Any, Literal
+
+from rankscope.analysis.result import Column, Result
+from rankscope.units import READABLE, SCALABLE, Scale, choose_scale, decimals_for, format_plain, format_value
+from rankscope.views.text import clean
+
+Kind = Literal["key", "measure", "text"]
+"""key: a number that names the row (rank, step); measure: an amount; text: anything else."""
+
+NOT_KNOWN = "-"
+# Name endings that say the unit, which the heading says in its own way.
+_UNIT_ENDINGS = {
+    "ns": ("ns",),
+    "bytes": ("bytes",),
+    "percent": ("pct",),
+    "GB/s": ("gb", "s"),
+    "flop": ("flops",),
+    "flop/s": ("flop", "s"),
+}
+# The heading of a column whose name is its unit and no more.
+_UNIT_TITLES = {"ns": "Time", "bytes": "Size", "percent": "Share"}
+_WORDS = {"stddev": "StdDev", "gpu": "GPU", "cpu": "CPU", "pct": "%", "us": "µs", "dtype": "dtype"}
+# Compared with each other and not with a total, so they share a unit among themselves.
+_STATISTICS = frozenset({"avg", "med", "min", "max", "stddev"})
+
+
+@dataclass(frozen=True)
+class Field:
+    """One column, ready to be set: its heading and its cells."""
+
+    name: str
+    title: str
+    unit: str
+    """As the heading shows it; empty where there is none or each cell has its own."""
+    kind: Kind
+    cells: list[str]
+
+    @property
+    def label(self) -> str:
+        """What to call the column in a sentence."""
+        return self.title or self.unit
+
+    @property
+    def heading(self) -> str:
+        """The heading on one line: 'Total (ms)', 'Time %', 'GB/s'."""
+        if not self.title or not self.unit:
+            return self.label
+        return f"{self.title} %" if self.unit == "%" else f"{self.title} ({self.unit})"
+
+
+def plain(value: Any) -> Any:
+    """`value` in the types JSON has. NaN and infinity are not known either: None."""
+    if value is None or type(value) in (bool, int, str):
+        return value
+    if isinstance(value, Enum):
+        return plain(value.value)
+    if isinstance(value, int):
+        return int(value)
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else None
+    if isinstance(value, Decimal):
+        if not value.is_finite():
+            return None
+        return int(value) if value == value.to_integral_value() else float(value)
+    if isinstance(value, (datetime, date, time)):
+        return value.isoformat()
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "backslashreplace")
+    if isinstance(value, dict):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [plain(item) for item in value]
+    if hasattr(value, "tolist"):  # numpy's scalars and arrays, without importing numpy
+        return plain(value.tolist())
+    return str(value)
+
+
+def values_of(result: Result, column: Column) -> list[Any]:
+    """One column's values, top to bottom, in plain types."""
+    return [plain(row.get(column.name)) for row in result.rows]
+
+
+def fields(result: Result) -> list[Field]:
+    """Every column of `result`, formatted for people."""
+    values = [values_of(result, column) for column in result.columns]
+    scales = _scales(result.columns, values)
+    return [
+        _field(column, column_values, scale)
+        for column, column_values, scale in zip(result.columns, values, scales, strict=True)
+    ]
+
+
+def _field(column: Column, values: list[Any], scale: Scale | None) -> Field:
+    title, unit = _heading(column, scale)
+    cells = [_cell(value, column.unit, scale) for value in values]
+    return Field(clean(column.name), title, unit, _kind(column, values), cells)
+
+
+def _heading(column: Column, scale: Scale | None) -> tuple[str, str]:
+    unit = scale.label if scale else ""
+    title = clean(column.title) or _derived_title(column, bool(unit))
+    # '% of roof' says its unit already; the s of 'Calls' does not.
+    said = unit and re.search(rf"(?<!\w){re.escape(unit)}(?!\w)", title)
+    return title, "" if said else unit
+
+
+def _derived_title(column: Column, has_unit: bool) -> str:
+    words = clean(column.name).split("_")
+    ending = _UNIT_ENDINGS.get(column.unit, ())
+    if ending and tuple(words[-len(ending) :]) == ending:
+        words = words[: -len(ending)]
+    text = " ".join(_WORDS.get(word, word) for word in words if word)
+    if text:
+        return text[0].upper() + text[1:] if words[0] not in _WORDS else text
+    return _UNIT_TITLES.get(column.unit, "" if has_unit else clean(column.name))
+
+
+def _kind(column: Column, values: Iterable[Any]) -> Kind:
+    if column.unit:
+        return "measure"
+    types = {type(value) for value in values} - {type(None)}
+    if types <= {int}:
+        return "key"
+    return "measure" if types <= {int, float} else "text"
+
+
+def _cell(value: Any, unit: str, scale: Scale | None) -> str:
+    if value is None:
+        return NOT_KNOWN
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, (int, float)):
+        if scale:
+            return scale.format(value)
+        return format_value(unit, value) if unit else format_plain(value)
+    if isinstance(value, list):
+        return clean(", ".join(_cell(item, "", None) for item in value))
+    return clean(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
+
+
+def _scales(columns: Sequence[Column], values: Sequence[list[Any]]) -> list[Scale | None]:
+    """One scale per column; None where each cell picks its own or there is nothing to scale.
+
+    Columns that are read against each other share theirs: the parts of a breakdown must be seen to add up,
+    and an average must not stand in µs beside a maximum in ms.
+    """
+    numbers = [_numbers(column_values) for column_values in values]
+    scales: list[Scale | None] = [None] * len(columns)
+    families: dict[tuple[str, str], list[int]] = {}
+    for index, column in enumerate(columns):
+        if column.unit and not column.per_row_unit:
+            families.setdefault(_family(column), []).append(index)
+    for (unit, _), members in families.items():
+        for index, scale in _family_scales(unit, members, numbers).items():
+            scales[index] = scale
+    return scales
+
+
+def _numbers(values: Iterable[Any]) -> list[float]:
+    return [value for value in values if isinstance(value, (int, float)) and not isinstance(value, bool)]
+
+
+def _family(column: Column) -> tuple[str, str]:
+    if column.unit not in SCALABLE:
+        return column.unit, column.name
+    return column.unit, "statistics" if _STATISTICS & set(column.name.split("_")) else "amounts"
+
+
+def _family_scales(unit: str, members: list[int], numbers: Sequence[list[float]]) -> dict[int, Scale]:
+    shared = choose_scale(unit, [number for index in members for number in numbers[index]])
+    scales = {}
+    together = []
+    for index in members:
+        largest = max(map(abs, numbers[index]), default=0)
+        if 0 < largest < READABLE * shared.factor:
+            # In its neighbours' unit it would be all zeros: 2.4 µs of copies beside 600 ms of compute.
+            scales[index] = choose_scale(unit, numbers[index])
+        else:
+            together.append(index)
+    decimals = max((decimals_for(unit, shared.factor, numbers[index]) for index in together), default=0)
+    return scales | {index: Scale(shared.factor, shared.label, decimals) for index in together}

@@ -1,0 +1,103 @@
+"""Which columns of a table are shown at a width, and how wide each is. Numbers only; nothing is drawn here.
+
+Where not all fits, in this order: headings are stacked; numeric columns go, from the right, down to the first
+four; names shrink to 24 cells (12 where there are several); short text columns go; then the rest, from the
+right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from rankscope.views.columns import Kind
+
+GAP = 2
+_NAME_SHARE = 0.35  # of the width, before statistics may take more: enough to tell kernels apart
+_NAME_LEAST = 24
+_TEXT_LEAST = 12
+_CORE_MEASURES = 4  # of nsys's columns: Time %, Total, Instances, Avg
+# Longer text is cut rather than given all the room it asks for; so is a number no one can read.
+_FIXED_TEXT = 16
+_FIXED_NUMBER = 28
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What the layout has to know of a column, in cells."""
+
+    kind: Kind
+    cells: int
+    """The widest cell."""
+    heading: int
+    """The heading on one line."""
+    stacked: int
+    """The widest line of the heading once it is stacked."""
+
+    @property
+    def flexible(self) -> bool:
+        """Whether it is cut to what is left, rather than left whole or out."""
+        return max(self.cells, self.stacked) > (_FIXED_TEXT if self.kind == "text" else _FIXED_NUMBER)
+
+    def natural(self, stacked: bool) -> int:
+        return max(self.cells, self.stacked if stacked else self.heading)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The columns kept (index -> width, in order), and whether their headings take several lines."""
+
+    widths: dict[int, int]
+    stacked: bool
+
+
+def fit(shapes: Sequence[Shape], width: int) -> Layout:
+    """The richest layout that fits; at the very least the first column, cut to the width."""
+    for kept, stacked, text_room in _plans(shapes, width):
+        room = width - GAP * (len(kept) - 1)
+        least = {index: _least(shapes[index], stacked, text_room) for index in kept}
+        if sum(least.values()) <= room:
+            return Layout(_spread(shapes, least, stacked, room), stacked)
+    return Layout({0: min(width, shapes[0].natural(True))} if shapes else {}, True)
+
+
+def _plans(shapes: Sequence[Shape], width: int) -> Iterator[tuple[list[int], bool, int]]:
+    """(columns, stacked, least width of a flexible column), the best first."""
+    kept = list(range(len(shapes)))
+    several = sum(shape.flexible for shape in shapes) > 1
+    wanted = max(_NAME_LEAST, int(width * _NAME_SHARE))
+    measures = [index for index in kept if shapes[index].kind == "measure"]
+    extra, core = measures[_CORE_MEASURES:], measures[1:_CORE_MEASURES]
+    side_text = [i for i in kept[1:] if shapes[i].kind == "text" and not shapes[i].flexible]
+    for stacked in (False, True):
+        yield kept, stacked, wanted
+    for index in reversed(extra):
+        kept = [i for i in kept if i != index]
+        for stacked in (False, True):
+            yield kept, stacked, wanted
+    least = _TEXT_LEAST if several else _NAME_LEAST
+    yield kept, True, least
+    rest = [index for index in kept[1:] if index not in (*core, *side_text)]
+    for index in (*reversed(side_text), *reversed(core), *reversed(rest)):
+        kept = [i for i in kept if i != index]
+        yield kept, True, least
+
+
+def _least(shape: Shape, stacked: bool, text_room: int) -> int:
+    natural = shape.natural(stacked)
+    return min(natural, text_room) if shape.flexible else natural
+
+
+def _spread(shapes: Sequence[Shape], least: dict[int, int], stacked: bool, room: int) -> dict[int, int]:
+    """Give what is left to the flexible columns evenly, none more than it needs."""
+    widths = dict(least)
+    hungry = [index for index in widths if widths[index] < shapes[index].natural(stacked)]
+    left = room - sum(widths.values())
+    while hungry and left:
+        share = max(1, left // len(hungry))
+        for index in hungry:
+            more = min(share, left, shapes[index].natural(stacked) - widths[index])
+            widths[index] += more
+            left -= more
+        hungry = [index for index in hungry if widths[index] < shapes[index].natural(stacked)]
+    return widths

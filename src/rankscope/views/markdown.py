@@ -1,0 +1,86 @@
+"""A Result as GitHub Markdown, for a pull request or a report: the table's figures at any width."""
+
+from __future__ import annotations
+
+import re
+
+from rankscope.analysis.result import Finding, Result
+from rankscope.units import display_width
+from rankscope.views.columns import Field, fields
+from rankscope.views.table import NOTHING
+from rankscope.views.text import clean, pad, shorten_name
+
+_LONGEST_CELL = 120
+"""A kernel's name can be thousands of characters, and one cell of them makes the whole table scroll."""
+_LONGEST_PADDED = 40
+
+# Between letters an underscore means nothing to GitHub: step_time stays readable in the source.
+_SPECIAL = re.compile(r"[\\`*\[\]<>|~$&]|(?<!\w)_|_(?!\w)")
+# At the start of a line '#' makes a heading, and '-', '+' and '1.' make lists.
+_LEADING = re.compile(r"^(\d+(?=[.)](?:\s|$))|(?=[#+=-]))")
+
+
+def markdown(result: Result) -> str:
+    """Heading, findings, table, then the window and the notes."""
+    blocks = [f"## {_prose(result.title or result.name)}"]
+    if result.findings:
+        blocks.append("\n".join(map(_finding, result.findings)))
+    blocks.append(_grid(fields(result)) if result.rows and result.columns else f"_{NOTHING}_")
+    remarks = [f"Window: {result.window}"] if result.window else []
+    remarks += result.notes
+    if remarks:
+        blocks.append("\n".join(f"- {_prose(remark)}" for remark in remarks))
+    return "\n\n".join(blocks) + "\n"
+
+
+def _finding(finding: Finding) -> str:
+    lines = [f"- **{finding.severity}**: {_prose(finding.title)}"]
+    lines += [f"  {_prose(text)}" for text in (finding.evidence, finding.hint) if text]
+    # Two spaces at the end would break the line too, but editors strip them.
+    return "\\\n".join(lines)
+
+
+def _grid(columns: list[Field]) -> str:
+    """Cells padded so that the source reads as a table too; space behind a long name helps no one."""
+    texts = [[_prose(column.heading), *_cells(column)] for column in columns]
+    widths = [max(3, *map(display_width, text)) for text in texts]
+    if widths[-1] > _LONGEST_PADDED:
+        widths[-1] = 3
+    rules = [
+        "-" * width if column.kind == "text" else "-" * (width - 1) + ":"
+        for column, width in zip(columns, widths, strict=True)
+    ]
+    lines = [_line(row, columns, widths) for row in zip(*texts, strict=True)]
+    return "\n".join([lines[0], f"| {' | '.join(rules)} |", *lines[1:]])
+
+
+def _line(row: tuple[str, ...], columns: list[Field], widths: list[int]) -> str:
+    cells = (
+        pad(text, width, column.kind != "text")
+        for text, column, width in zip(row, columns, widths, strict=True)
+    )
+    return f"| {' | '.join(cells)} |"
+
+
+def _cells(column: Field) -> list[str]:
+    """Names with punctuation as code, all of a column alike: escaped C++ is not readable as source."""
+    texts = [shorten_name(cell, _LONGEST_CELL) for cell in column.cells]
+    if not any(map(_SPECIAL.search, texts)):
+        return texts
+    return [_code(text) for text in texts]
+
+
+def _code(text: str) -> str:
+    """A code span that GitHub shows as `text`, inside a table cell."""
+    if not text.strip():
+        return text
+    # The fence is longer than any run of backticks within; a pipe ends a cell even in code.
+    fence = "`" * (1 + max(map(len, re.findall("`+", text)), default=0))
+    space = " " if text[0] in "` " or text[-1] in "` " else ""
+    return f"{fence}{space}{text}{space}{fence}".replace("|", "\\|")
+
+
+def _prose(text: str) -> str:
+    """A sentence that GitHub shows as it is."""
+    escaped = _SPECIAL.sub(lambda match: "\\" + match[0], clean(text).strip())
+    return _LEADING.sub(r"\1\\", escaped)

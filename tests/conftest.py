@@ -1,0 +1,78 @@
+"""What tests share: real traces, tiny traces made on the spot, and runs opened from them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rankscope.store.ingest import Options, ingest
+from rankscope.store.run import Run
+
+ROOT = Path(__file__).parents[1]
+DATA = ROOT / "tests" / "data"
+SHARED = ROOT.parent / "shared" / "data"
+
+
+@pytest.fixture(scope="session")
+def shared() -> Path:
+    """The project's collection of real traces; not part of the repository."""
+    if not SHARED.is_dir():
+        pytest.skip("needs the real traces in ../shared/data, which are not part of the repository")
+    return SHARED
+
+
+@pytest.fixture(scope="session")
+def open_real(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], Run]:
+    """Open a real trace or folder of traces; each is read once a session, into a temporary store."""
+    cache = tmp_path_factory.mktemp("stores")
+    opened: dict[Path, Run] = {}
+
+    def open_run(path: Path) -> Run:
+        if path not in opened:
+            opened[path] = Run(ingest([path], Options(cache=cache)))
+        return opened[path]
+
+    return open_run
+
+
+def slice_event(name: str, ts: float, dur: float, *, cat: str = "cpu_op", **fields: Any) -> dict[str, Any]:
+    """A complete event; times in µs."""
+    return {"ph": "X", "cat": cat, "name": name, "pid": 1, "tid": 1, "ts": ts, "dur": dur, **fields}
+
+
+def kernel_event(
+    name: str, ts: float, dur: float, correlation: int = 0, stream: int = 7, **args: Any
+) -> dict[str, Any]:
+    """A kernel on GPU 0; times in µs."""
+    more = {"device": 0, "stream": stream, "correlation": correlation, **args}
+    return slice_event(name, ts, dur, cat="kernel", pid=0, tid=stream, args=more)
+
+
+def kineto_text(events: list[Any], **header: Any) -> str:
+    """The text torch writes: fields first, one event over several lines, traceName last."""
+    head = "".join(f"  {json.dumps(key)}: {json.dumps(value)},\n" for key, value in header.items())
+    return f'{{\n{head}  "traceEvents": [\n{",".join(map(_event_text, events))}\n  ],\n  "traceName": "x"\n}}'
+
+
+def _event_text(event: Any) -> str:
+    if isinstance(event, str):  # already text: damaged on purpose
+        return event
+    fields = dict(event)
+    args = fields.pop("args", None)
+    text = ", ".join(f"{json.dumps(key)}: {json.dumps(value)}" for key, value in fields.items())
+    more = f',\n    "args": {{\n      {json.dumps(args)[1:-1]}\n    }}' if args is not None else ""
+    return f"\n  {{\n    {text}{more}\n  }}"
+
+
+def write_kineto(path: Path, events: list[Any], **header: Any) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(kineto_text(events, **header), encoding="utf-8", errors="surrogatepass")
+    return path
+
+
+def open_trace(path: Path) -> Run:
+    return Run(ingest([path]))

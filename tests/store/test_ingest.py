@@ -1,0 +1,273 @@
+"""Ingest: once, in parallel, atomic; ranks and segments; read-only, killed, full disk, vanished."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from conftest import DATA, slice_event, write_kineto
+from rankscope.errors import RankError, ReadError, StoreError
+from rankscope.store.ingest import Options, Watch, ingest
+from rankscope.store.run import Run
+
+
+def trace(
+    path: Path, rank: int | None = None, at: float = 1000.0, trace_id: str = "", events: int = 3
+) -> Path:
+    header = {"distributedInfo": {"rank": rank, "world_size": 4}} if rank is not None else {}
+    if trace_id:
+        header["trace_id"] = trace_id  # type: ignore[assignment]
+    return write_kineto(path, [slice_event(f"op {i}", at + 10 * i, 5.0) for i in range(events)], **header)
+
+
+def read_names(ingested_from: list[Path]) -> list[str]:
+    return sorted(entry.source.name for entry in ingest(ingested_from).read)
+
+
+def test_a_second_call_does_nothing_and_a_changed_file_is_read_again(tmp_path: Path) -> None:
+    trace(tmp_path / "rank-0.json")
+    trace(tmp_path / "rank-1.json")
+    assert read_names([tmp_path]) == ["rank-0.json", "rank-1.json"]
+    assert read_names([tmp_path]) == []
+    trace(tmp_path / "rank-1.json", events=7)
+    assert read_names([tmp_path]) == ["rank-1.json"]
+    trace(tmp_path / "rank-2.json")
+    assert read_names([tmp_path]) == ["rank-2.json"]
+    (tmp_path / "rank-0.json").unlink()
+    run = Run(ingest([tmp_path]))
+    assert run.ranks == [1, 2]
+    assert run.rows("SELECT count(*) FROM slices WHERE rank = 1") == [(7,)]
+
+
+def test_rank_from_the_file_then_its_name(tmp_path: Path) -> None:
+    trace(tmp_path / "rank-7.json", rank=3)
+    trace(tmp_path / "trace_rank5.json")
+    trace(tmp_path / "x-2-of-8.json")
+    run = Run(ingest([tmp_path]))
+    assert {entry.rank: entry.rank_source for entry in run.segments} == {
+        2: "file name",
+        3: "distributedInfo",
+        5: "file name",
+    }
+
+
+def test_a_lone_file_without_a_rank_is_a_run_of_one(tmp_path: Path) -> None:
+    said: list[str] = []
+    run = Run(ingest([trace(tmp_path / "host1234_gpu80.json")], watch=Watch(say=said.append)))
+    assert [(entry.rank, entry.rank_source) for entry in run.segments] == [(0, "alone")]
+    assert len(said) == 1 and "rank 0" in said[0]
+
+
+def test_among_several_a_missing_rank_is_an_error_and_can_be_said(tmp_path: Path) -> None:
+    trace(tmp_path / "rank-0.json")
+    lost = trace(tmp_path / "trace_x.json")
+    with pytest.raises(RankError, match=r"cannot tell the rank of .*trace_x") as caught:
+        ingest([tmp_path])
+    assert "--rank 17=" in caught.value.hint
+    assert Run(ingest([tmp_path], Options(ranks={lost: 17}))).ranks == [0, 17]
+    assert Run(ingest([tmp_path])).ranks == [0, 17]
+
+
+def test_cycles_of_one_rank_are_segments(tmp_path: Path) -> None:
+    trace(tmp_path / "rank-0.1.json", at=1000)
+    trace(tmp_path / "rank-0.2.json", at=5000)
+    run = Run(ingest([tmp_path]))
+    assert [(entry.rank, entry.segment) for entry in run.segments] == [(0, 0), (0, 1)]
+    assert run.rows("SELECT segment, min(start_ns) FROM slices GROUP BY segment ORDER BY 1") == [
+        (0, 0),
+        (1, 4_000_000),
+    ]
+
+
+def test_two_files_of_one_time_and_rank_are_an_error_that_names_both(tmp_path: Path) -> None:
+    trace(tmp_path / "rank-0.a.json")
+    trace(tmp_path / "rank-0.b.json", at=1002)
+    with pytest.raises(RankError, match=r"rank-0\.a\.json and .*rank-0\.b\.json are both of rank 0"):
+        ingest([tmp_path])
+
+
+def test_a_copy_is_told_by_its_trace_id(tmp_path: Path) -> None:
+    trace(tmp_path / "rank-0.json", trace_id="ABC")
+    trace(tmp_path / "rank-1.json", trace_id="ABC")
+    with pytest.raises(RankError, match="are the same trace"):
+        ingest([tmp_path])
+
+
+def test_several_files_from_anywhere(tmp_path: Path) -> None:
+    files = [trace(tmp_path / "a" / "rank-0.json"), trace(tmp_path / "b" / "rank-1.json")]
+    ingested = ingest(files, Options(output=tmp_path / "run"))
+    assert ingested.store == tmp_path / "run" / ".rankscope"
+    shutil.rmtree(tmp_path / "a")
+    assert Run(ingest([tmp_path / "run"])).ranks == [0, 1]
+
+
+def test_a_read_only_folder_is_read_through_the_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    folder = tmp_path / "run"
+    trace(folder / "rank-0.json")
+    folder.chmod(0o555)
+    said: list[str] = []
+    try:
+        ingested = ingest([folder], watch=Watch(say=said.append))
+        assert ingested.store.is_relative_to(tmp_path / "cache" / "rankscope")
+        assert any("cannot be written to" in line for line in said)
+        assert ingest([folder]).read == ()
+        assert ingest([folder], Options(cache=tmp_path / "other")).store.is_relative_to(tmp_path / "other")
+    finally:
+        folder.chmod(0o755)
+    assert not (folder / ".rankscope").exists()
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_no_permission_as_a_user(tmp_path: Path) -> None:
+    path = trace(tmp_path / "rank-0.json")
+    path.chmod(0)
+    with pytest.raises(ReadError, match="cannot read") as caught:
+        ingest([path])
+    assert "chmod" in caught.value.hint
+
+
+def test_no_permission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system's refusal, for root too: opening the file fails as it would for a user."""
+    path = trace(tmp_path / "rank-0.json")
+    real_open = Path.open
+
+    def refuse(self: Path, *args: object, **kwargs: object) -> object:
+        if self == path:
+            raise PermissionError(13, "Permission denied", str(path))
+        return real_open(self, *args, **kwargs)  # type: ignore[arg-type, call-overload]
+
+    monkeypatch.setattr(Path, "open", refuse)
+    with pytest.raises(ReadError, match="cannot read") as caught:
+        ingest([path])
+    assert "chmod" in caught.value.hint
+
+
+def test_killed_while_reading_and_the_next_call_recovers(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    for rank in range(3):
+        trace(folder / f"rank-{rank}.json", events=40_000)
+    command = [sys.executable, "-m", "rankscope", "ingest", "-q", "--jobs", "1", str(folder)]
+    victim = subprocess.Popen(command, start_new_session=True)
+    store = folder / ".rankscope"
+    deadline = time.monotonic() + 60
+    while not list(store.glob("incoming-*/*/*")) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    os.killpg(victim.pid, signal.SIGKILL)
+    victim.wait()
+    assert list(store.glob("incoming-*")), "the kill came too late to leave anything behind"
+    run = Run(ingest([folder]))
+    assert run.rows("SELECT rank, count(*) FROM slices GROUP BY rank ORDER BY rank") == [
+        (r, 40_000) for r in range(3)
+    ]
+    assert list(store.glob("incoming-*")) == []
+
+
+def test_a_worker_that_dies_takes_only_its_own_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker is killed as the out-of-memory killer would; the other rank is still read."""
+    trace(tmp_path / "rank-0.json")
+    trace(tmp_path / "rank-1.json")
+    killer = tmp_path / "site" / "sitecustomize.py"
+    killer.parent.mkdir()
+    killer.write_text(
+        "import sys, os, signal, io\n"
+        "if sys.argv[0] == '-m' or 'worker' in ' '.join(sys.orig_argv):\n"
+        "    task = sys.stdin.read()\n"
+        "    sys.stdin = io.StringIO(task)\n"
+        "    if 'rank-1' in task: os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(killer.parent))
+    ingested = ingest([tmp_path])
+    assert Run(ingested).ranks == [0]
+    assert [type(problem) for problem in ingested.problems] == [StoreError]
+    assert "SIGKILL" in ingested.problems[0].message and "--jobs 1" in ingested.problems[0].hint
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk needs root")
+def test_disk_full_while_writing(tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=300k", "tmpfs", disk], capture_output=True
+    ).returncode:
+        pytest.skip("this machine does not let root mount a tmpfs")
+    try:
+        source = trace(tmp_path / "rank-0.json", events=60_000)
+        with pytest.raises((StoreError, ReadError), match="cannot") as caught:
+            ingest([source], Options(cache=disk))
+        assert "space" in str(caught.value).lower()
+        assert not list(disk.rglob("store.json"))
+        assert Run(ingest([source], Options(cache=tmp_path / "roomy"))).ranks == [0]
+    finally:
+        subprocess.run(["umount", disk], check=True)
+
+
+def test_a_file_that_vanishes_while_it_is_read(tmp_path: Path) -> None:
+    """Gone between the listing and the reading: an error for that file, the rest is read."""
+    trace(tmp_path / "rank-0.json")
+    gone = trace(tmp_path / "rank-1.json")
+    ingested = ingest([tmp_path], Options(jobs=1), Watch(begin=lambda files, size: gone.unlink()))
+    assert Run(ingested).ranks == [0]
+    assert len(ingested.problems) == 1 and "rank-1.json" in ingested.problems[0].message
+
+
+def test_a_file_cut_short_while_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import duckdb
+
+    from rankscope.readers.kineto import KINETO
+
+    monkeypatch.setattr("rankscope.readers.kineto.BLOCK_BYTES", 4000)
+    path = trace(tmp_path / "rank-0.json", events=500)
+    reading = KINETO.open(path)
+    rows = 0
+    with duckdb.connect() as connection:
+        for batch in reading.batches(connection):
+            if rows == 0:
+                os.truncate(path, 20_000)
+            rows += len(connection.execute(batch.select).fetchall())
+    assert 0 < rows < 500
+    assert reading.report.damage
+
+
+def test_a_store_of_another_format_is_read_again(tmp_path: Path) -> None:
+    trace(tmp_path / "rank-0.json")
+    store = ingest([tmp_path]).store
+    index = store / "store.json"
+    index.write_text(index.read_text().replace('"format": 1', '"format": 999'))
+    assert read_names([tmp_path]) == ["rank-0.json"]
+
+
+def test_a_damaged_index_is_no_obstacle(tmp_path: Path) -> None:
+    trace(tmp_path / "rank-0.json")
+    store = ingest([tmp_path]).store
+    (store / "store.json").write_text('{"format": 1, "segm')
+    assert read_names([tmp_path]) == ["rank-0.json"]
+
+
+def test_a_store_with_missing_tables_says_what_to_do(tmp_path: Path) -> None:
+    trace(tmp_path / "rank-0.json")
+    ingested = ingest([tmp_path])
+    (ingested.store / "rank=00000" / "segment=0" / "slices.parquet").unlink()
+    with pytest.raises(StoreError, match="damaged") as caught:
+        Run(ingested).rows("SELECT 1")
+    assert "rm -r" in caught.value.hint
+
+
+def test_real_ranks_in_parallel(tmp_path: Path) -> None:
+    shutil.copytree(DATA / "ddp-gloo4", tmp_path / "run")
+    run = Run(ingest([tmp_path / "run"], Options(jobs=2)))
+    assert run.rows("SELECT rank, count(*) FROM events GROUP BY rank ORDER BY rank") == [
+        (0, 7758),
+        (1, 7758),
+        (2, 7754),
+        (3, 7754),
+    ]
