@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from rankscope.capture.plan import Plan
 from rankscope.errors import CaptureError
@@ -50,6 +50,14 @@ class ScriptProfiler:
         profiler.profile.__exit__ = exit_profile
 
 
+class Region(Protocol):
+    """A range inside each recorded step (region.py)."""
+
+    def begin(self) -> None: ...
+
+    def end(self) -> None: ...
+
+
 class Recorder:
     """Warm up, start, mark steps, stop. Everything happens on the thread that calls."""
 
@@ -58,6 +66,7 @@ class Recorder:
         self._script = script_profiler
         self._profile: Any = None
         self._step_range: Any = None
+        self.region: Region | None = None
         self.started = False
 
     @property
@@ -97,9 +106,13 @@ class Recorder:
 
         self._step_range = record_function(f"ProfilerStep#{number}")
         self._step_range.__enter__()
+        if self.region is not None:
+            self.region.begin()
 
     def end_step(self) -> None:
         if self._step_range is not None:
+            if self.region is not None:
+                self.region.end()
             step_range, self._step_range = self._step_range, None
             step_range.__exit__(None, None, None)
 
