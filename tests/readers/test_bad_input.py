@@ -87,6 +87,16 @@ def test_time_zero_among_times_since_1970(tmp_path: Path) -> None:
     assert run.rows("SELECT count(*) FROM events WHERE name = 'zero'") == [(1,)]
 
 
+@pytest.mark.parametrize("whole", [4_458_676_522_690, 1_712_195_495_519_689])
+def test_times_beside_damage_stay_exact(whole: int, tmp_path: Path) -> None:
+    """Where doubles end: the neighbours of a damaged event are read again, and keep every nanosecond."""
+    times = [f"{whole + i}.{655 + i}" for i in range(3)]
+    events = [damaged_event(ts=time) for time in times] + [damaged_event(name='"odd\x01"', ts=f"{whole}.001")]
+    run = open_trace(write_kineto(tmp_path / "trace.json", events))
+    stored = [ts for (ts,) in run.rows("SELECT ts_ns FROM events ORDER BY id")]
+    assert stored == [int(time.replace(".", "")) for time in [*times, f"{whole}.001"]]
+
+
 def test_invalid_utf8(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     path.write_bytes(

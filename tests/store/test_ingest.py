@@ -230,10 +230,11 @@ def test_a_file_cut_short_while_it_is_read(tmp_path: Path, monkeypatch: pytest.M
     reading = KINETO.open(path)
     rows = 0
     with duckdb.connect() as connection:
-        for batch in reading.batches(connection):
+        for batch in reading.batches():
             if rows == 0:
                 os.truncate(path, 20_000)
-            rows += len(connection.execute(batch.select).fetchall())
+            rows += len(connection.execute(batch.select()).fetchall())
+            batch.close()
     assert 0 < rows < 500
     assert reading.report.damage
 

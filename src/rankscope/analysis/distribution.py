@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from rankscope.analysis.notes import left_out, outside_steps
 from rankscope.analysis.result import Column, Result
 from rankscope.analysis.scope import Scope
@@ -37,12 +35,12 @@ def kernels(run: Run, scope: Scope, by: str | None = None) -> Result:
         row["time_pct"] = 100 * row["total_ns"] / total if total else 0.0
     columns = (
         *(_BY_RANK if by == "rank" else ()),
+        Column("name", at_end=True),
+        Column("class", help="COMPUTE or COMM", at_end=True),
         Column("time_pct", "percent", "share of the listed total, not of wall time"),
         Column("total_ns", "ns"),
         Column("instances", "count"),
         *_NUMBERS,
-        Column("class", help="COMPUTE or COMM"),
-        Column("name"),
     )
     inside = sum(row["instances"] for row in rows)
     notes = left_out(run, scope) + outside_steps(run, scope, inside, "gpu", "category = 'kernel'", "kernels")
@@ -74,16 +72,16 @@ def _by_name(
     )
     columns = (
         *(_BY_RANK if by == "rank" else ()),
+        Column("name", at_end=True),
         Column("calls", "count"),
         Column("total_ns", "ns"),
         *_NUMBERS,
-        Column("name"),
     )
     inside = sum(row["calls"] for row in rows)
     notes = left_out(run, scope) + outside_steps(run, scope, inside, "slices", where, name)
     if not rows:
         notes.append(missing)
-    return Result(name, title, scope.window, columns, _in_order(rows, columns), notes=tuple(notes))
+    return Result(name, title, scope.window, columns, rows, notes=tuple(notes))
 
 
 def memcpy(run: Run, scope: Scope, by: str | None = None) -> Result:
@@ -96,11 +94,11 @@ def memcpy(run: Run, scope: Scope, by: str | None = None) -> Result:
     )
     columns = (
         *(_BY_RANK if by == "rank" else ()),
+        Column("kind", help="direction and kind of memory", at_end=True),
         Column("count", "count"),
         Column("bytes", "bytes"),
         Column("total_ns", "ns"),
         Column("gb_s", "GB/s", "bytes over time; GB = 1e9"),
-        Column("kind", help="direction and kind of memory"),
     )
     inside = sum(row["count"] for row in rows)
     notes = left_out(run, scope) + outside_steps(run, scope, inside, "gpu", "class = 'COPY'", "copies")
@@ -131,7 +129,3 @@ def steps(run: Run, scope: Scope, by: str | None = None) -> Result:
 def _rank_columns(by: str | None) -> tuple[str, str]:
     """What to put before the other columns, and before the other keys."""
     return ("rank,", "rank,") if by == "rank" else ("", "")
-
-
-def _in_order(rows: list[dict[str, Any]], columns: tuple[Column, ...]) -> list[dict[str, Any]]:
-    return [{column.name: row[column.name] for column in columns} for row in rows]

@@ -21,6 +21,11 @@ _KEYS = {
 }
 
 
+def _number(id_column: str) -> str:
+    """One number for a slice of any file, in SQL: `f` is the file's row in segments; a file has 2**40 ids."""
+    return f"((f.rowid << 40) | {id_column})"
+
+
 def ops(run: Run, scope: Scope, by: str | None = None) -> Result:
     """One row an operator name, or one a name and key; total includes ops called inside."""
     columns = _load(run, scope, by)
@@ -59,16 +64,16 @@ def ops(run: Run, scope: Scope, by: str | None = None) -> Result:
 
 
 def _columns(by: str | None) -> tuple[Column, ...]:
-    key = (Column(_KEYS[by][0], help="what the rows are grouped by"),) if by else ()
+    key = (Column(_KEYS[by][0], help="what the rows are grouped by", at_end=by != "rank"),) if by else ()
     return (
+        Column("name", at_end=True),
+        *key,
         Column("calls", "count"),
         Column("self_host_ns", "ns", "on the host, less what it calls"),
         Column("total_host_ns", "ns", "on the host"),
         Column("self_device_ns", "ns", "device activity it launched itself"),
         Column("total_device_ns", "ns", "device activity it or anything inside it launched"),
         Column("flops", "flop", "of matrix products, from recorded shapes"),
-        *key,
-        Column("name"),
     )
 
 
@@ -101,13 +106,14 @@ def _load(run: Run, scope: Scope, by: str | None) -> dict[str, Any]:
             f"CREATE OR REPLACE TEMP TABLE {table} AS SELECT row_number() OVER (ORDER BY {column}) - 1 AS code, "
             f"{column} AS text FROM (SELECT DISTINCT {column} FROM op_slices)"
         )
-    # One number a slice over all ranks and files: 2**40 events a file, 2**10 files a rank.
-    columns = run.arrays(
-        "SELECT (o.rank::BIGINT << 50) | (o.segment::BIGINT << 40) | o.id AS slice, "
-        "CASE WHEN o.op IS NULL THEN -1 ELSE (o.rank::BIGINT << 50) | (o.segment::BIGINT << 40) | o.op END AS op, "
-        "o.depth::BIGINT AS depth, o.dur_ns, o.self_ns, n.code AS name, k.code AS key FROM op_slices o "
-        "JOIN name_texts n ON n.text = o.name JOIN key_texts k ON k.text = o.key"
-    )
+    columns = run.arrays(f"""
+        SELECT {_number("o.id")} AS slice, coalesce({_number("o.op")}, -1) AS op, o.depth::BIGINT AS depth,
+               o.dur_ns, o.self_ns, n.code AS name, k.code AS key
+        FROM op_slices o
+        JOIN segments f ON f.rank = o.rank AND f.segment = o.segment
+        JOIN name_texts n ON n.text = o.name
+        JOIN key_texts k ON k.text = o.key
+    """)
     order = np.argsort(columns["slice"])
     columns = {name: values[order] for name, values in columns.items()}
     columns["one"] = np.ones(len(order), dtype=np.int64)
@@ -130,8 +136,9 @@ def _match(columns: dict[str, Any], wanted: Any) -> Any:
 def _device_time(run: Run, scope: Scope, columns: dict[str, Any]) -> Any:
     """Device time each op launched itself, over the ops at hand."""
     launched = run.arrays(
-        "SELECT (rank::BIGINT << 50) | (segment::BIGINT << 40) | op AS op, sum(dur_ns)::BIGINT AS time FROM gpu "
-        f"WHERE op IS NOT NULL AND {scope.only_ranks().where()} GROUP BY ALL"
+        f"SELECT {_number('g.op')} AS op, sum(g.dur_ns)::BIGINT AS time FROM gpu g "
+        "JOIN segments f ON f.rank = g.rank AND f.segment = g.segment "
+        f"WHERE g.op IS NOT NULL AND {scope.only_ranks().where('g')} GROUP BY ALL"
     )
     time = np.zeros(len(columns["slice"]), dtype=np.int64)
     at = _match(columns, launched["op"])
@@ -144,11 +151,13 @@ def _flops_by_group(
 ) -> list[int | None]:
     """Operations of matrix products by group; None where no shape tells."""
     names = ", ".join(f"'{name}'" for name in FLOP_OPS)
-    shaped = run.rows(
-        "SELECT (o.rank::BIGINT << 50) | (o.segment::BIGINT << 40) | o.id, o.name, e.args->>'Input Dims' "
-        "FROM op_slices o JOIN events e ON e.rank = o.rank AND e.segment = o.segment AND e.id = o.id "
-        f"WHERE o.name IN ({names}) AND e.name IN ({names}) AND e.args->>'Input Dims' IS NOT NULL"
-    )
+    shaped = run.rows(f"""
+        SELECT {_number("o.id")}, o.name, e.args->>'Input Dims'
+        FROM op_slices o
+        JOIN segments f ON f.rank = o.rank AND f.segment = o.segment
+        JOIN events e ON e.rank = o.rank AND e.segment = o.segment AND e.id = o.id
+        WHERE o.name IN ({names}) AND e.name IN ({names}) AND e.args->>'Input Dims' IS NOT NULL
+    """)
     totals: list[int | None] = [None] * size
     known: dict[tuple[str, str], int | None] = {}
     places = _match(columns, np.array([row[0] for row in shaped], dtype=np.int64))

@@ -24,6 +24,8 @@ class Column:
     """Heading for people; made from the name where it is empty."""
     per_row_unit: bool = False
     """True where each cell picks its own unit; else the whole column shares one and its heading names it."""
+    at_end: bool = False
+    """True for names: tables for people show them last, where there is room; machines get the order given."""
 
 
 @dataclass(frozen=True)

@@ -62,11 +62,21 @@ def _command_module(name: str) -> Command:
 
 
 def command_parser(name: str) -> tuple[Parser, Command]:
-    """The parser of one command, with its module; docs are made from it too."""
+    """The parser of one command, with its module."""
     module = _command_module(name)
     parser = Parser(prog=f"rankscope {name}", formatter_class=HelpFormatter, allow_abbrev=False)
     module.configure(parser)
     return parser, module
+
+
+def help_texts(name: str) -> list[tuple[str, str]]:
+    """The help of a command and of its subcommands, each with its title; docs are made from it."""
+    parser, _ = command_parser(name)
+    texts = [(parser.prog, parser.format_help())]
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            texts += [(sub.prog, sub.format_help()) for sub in action.choices.values()]
+    return texts
 
 
 def top_level_help() -> str:

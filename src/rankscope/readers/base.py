@@ -6,12 +6,9 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from rankscope.readers.json_repair import ReadReport
-
-if TYPE_CHECKING:
-    import duckdb
 
 _RANK_IN_NAME = re.compile(r"(?:^|[^a-z0-9])rank[-_]?(\d{1,6})(?!\d)|-(\d{1,6})-of-\d", re.IGNORECASE)
 
@@ -29,12 +26,14 @@ class TraceIdentity:
 
 
 class Batch(Protocol):
-    """Some of a file's events, as a SELECT with the columns of model.EVENTS."""
+    """Some of a file's events, as a SELECT with the columns of model.EVENTS. Batches may be read in parallel."""
 
-    select: str
+    def select(self) -> str: ...
 
-    def repair(self) -> None:
-        """Called once when the SELECT fails on its data: mend what is damaged, so that it can be run again."""
+    def select_repaired(self) -> str:
+        """The same when the first SELECT failed on its data: what is damaged is mended or left out, and counted."""
+
+    def close(self) -> None: ...
 
 
 class Reading(Protocol):
@@ -44,7 +43,7 @@ class Reading(Protocol):
     header: dict[str, Any]
     """What the file says of itself; complete when the last batch was taken."""
 
-    def batches(self, connection: duckdb.DuckDBPyConnection) -> Iterator[Batch]: ...
+    def batches(self) -> Iterator[Batch]: ...
 
     def position(self) -> int:
         """Bytes of the file consumed so far."""

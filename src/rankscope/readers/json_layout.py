@@ -107,23 +107,6 @@ def _is_event(block: bytes, found: int, separator: bytes) -> bool:
     return "ph" in event and ("ts" in event or event["ph"] == "M")
 
 
-def cut(block: bytes, start: int, end: int, separator: bytes, size: int) -> list[tuple[int, int]]:
-    """Ranges of whole events, each about `size` bytes, without the commas between them."""
-    ranges = []
-    close = separator.index(b"}") + 1
-    position = start
-    while position < end:
-        found = block.find(separator, min(position + size, end), end)
-        while found >= 0 and not _is_event(block, found, separator):
-            found = block.find(separator, found + 1, end)
-        stop = end if found < 0 else found + close
-        ranges.append((position, stop))
-        if found < 0:
-            break
-        position = skip_between(block, stop, end)
-    return ranges
-
-
 def skip_between(block: bytes, position: int, end: int) -> int:
     match = _BETWEEN.match(block, position, end)
     return match.end() if match else position
@@ -132,7 +115,12 @@ def skip_between(block: bytes, position: int, end: int) -> int:
 def event_spans(block: bytes, start: int, end: int, separator: bytes | None) -> Iterator[tuple[int, int]]:
     """Where each event lies, damaged ones included: one damaged event does not hide those after it."""
     if separator and b"\n" in separator:
-        yield from cut(block, start, end, separator, 0)
+        close = separator.index(b"}") + 1
+        while (found := block.find(separator, start, end)) >= 0:
+            yield start, found + close
+            start = skip_between(block, found + close, end)
+        if start < end:
+            yield start, end
         return
     text = block[start:end].decode("latin-1")
     position = 0

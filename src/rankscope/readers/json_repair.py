@@ -19,6 +19,7 @@ _MAX_TIME_US = 9.2e15
 """Beyond this, nanoseconds do not fit into 64 bits."""
 _LARGEST_EVENT = 15_000_000
 _NAME_VALUE = re.compile(rb'("name": ")(.*?)(", "(?:ph|cat|pid|tid|ts|s|id)": )', re.DOTALL)
+_TIME_TEXT = re.compile(rb'"ts"\s*:\s*([0-9]+\.[0-9]+)')
 _SURROGATE_ESCAPE = re.compile(r"\\ud[89a-f]", re.IGNORECASE)
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _BARE_QUOTE = re.compile(rb'(?<!\\)"')
@@ -63,6 +64,8 @@ def repair_range(
             if len(inner) > 1:
                 clean += filter(None, [repair_range(block, a, b, None, offset, report) for a, b in inner])
                 continue
+        if isinstance(event, dict):
+            event["ts"] = _exact_time(block[begin:stop], event.get("ts"))
         text = _mend(event, why, f"at byte {offset + begin:,}", report)
         if text is not None:
             clean.append(text)
@@ -130,6 +133,12 @@ def _clean(event: Any, where: str, report: ReadReport) -> tuple[bytes | None, st
         text, unpaired = _SURROGATE.subn("\ufffd", json.dumps(json.loads(text), ensure_ascii=False))
         mended = mended or ("unpaired surrogates" if unpaired else "")
     return text.encode(), mended
+
+
+def _exact_time(raw: bytes, value: Any) -> Any:
+    """The time as its text: a float may not hold its last digits, and DuckDB reads a string exactly."""
+    match = _TIME_TEXT.search(raw)
+    return match[1].decode() if match and isinstance(value, float) and float(match[1]) == value else value
 
 
 def _number(value: Any) -> float | None:

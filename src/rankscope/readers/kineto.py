@@ -1,7 +1,7 @@
 """torch.profiler's Kineto traces, and Chrome traces in general: .json and .json.gz, in any layout.
 
-The bytes are cut at event boundaries into ranges, and DuckDB parses the ranges in parallel as if each were
-a file (docs/adr/0003-reading-json.md). A range that does not parse is mended event by event.
+The bytes are cut at event boundaries into blocks, and DuckDB parses the blocks in parallel as if each were a
+file (docs/adr/0003-reading-json.md). A block that does not parse is mended event by event.
 """
 
 from __future__ import annotations
@@ -9,25 +9,19 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any
 
 from rankscope.errors import NotATraceError
 from rankscope.readers import json_layout
 from rankscope.readers.base import TraceIdentity, rank_from_name
-from rankscope.readers.byte_stream import GzipStream, cannot_read, is_gzip, open_stream
-from rankscope.readers.json_ranges import RangeFileSystem
+from rankscope.readers.byte_stream import cannot_read, is_gzip, open_stream
 from rankscope.readers.json_repair import ReadReport, repair_range
+from rankscope.readers.memory_file import MemoryFile
 
-if TYPE_CHECKING:
-    import duckdb
-
-BLOCK_BYTES = 128 << 20
-"""Read at once. Two blocks are in memory: one is parsed while the next is read."""
-RANGE_BYTES = 16 << 20
-"""Parsed at once by one thread: small enough that two threads finish a block together."""
+BLOCK_BYTES = 32 << 20
+"""Read, and then parsed by one thread: small enough that memory stays low and threads finish together."""
 LARGEST_EVENT_BYTES = 16 << 20
 _GLANCE = 4 << 20
 
@@ -56,15 +50,27 @@ _MEMORY_ARGS = {
     "Device Id": "BIGINT",
     "Addr": "BIGINT",
 }
+# Looking into arguments costs as much as a third of the parsing, so it is done where there is something to find.
+# Ops and annotations, the bulk of a trace, have one number that matters, and torch writes it first.
+_WITHOUT_TYPED_ARGS = (
+    "('cpu_op', 'user_annotation', 'python_function', 'cpu_instant_event', 'ac2g', 'fwdbwd')"
+)
 _SELECT = """
 SELECT coalesce(ph, '') AS ph, coalesce(cat, '') AS category, coalesce(name, '') AS name,
        coalesce(pid, '') AS pid, coalesce(tid, '') AS tid,
        {time} AS ts_ns, CAST(round(dur * 1000) AS BIGINT) AS dur_ns, id AS flow, args,
-       typed.correlation AS correlation, typed."External id" AS external_id, typed.device AS device,
+       typed.correlation AS correlation,
+       coalesce(typed."External id", op_id,
+                CASE WHEN cat = 'cpu_op' THEN TRY_CAST(args->>'External id' AS BIGINT) END) AS external_id,
+       typed.device AS device,
        typed.stream AS stream, typed.bytes AS bytes, typed."Collective name" AS collective,
        CASE WHEN name = '[memory]' THEN json_transform(args, '{memory}') END AS memory
-FROM (SELECT *, json_transform(args, '{typed}') AS typed
-      FROM read_json({paths}, format='array', columns={columns}, auto_detect=false,
+FROM (SELECT *,
+             CASE WHEN cat IS NULL OR cat NOT IN {untyped} OR name = 'record_param_comms'
+                  THEN json_transform(args, '{typed}') END AS typed,
+             CASE WHEN cat IN ('cpu_op', 'user_annotation')
+                  THEN TRY_CAST(regexp_extract(args, '^.?"External id":(\\d+)', 1) AS BIGINT) END AS op_id
+      FROM read_json({path}, format='array', columns={columns}, auto_detect=false,
                      maximum_object_size={largest}))
 """
 
@@ -90,60 +96,40 @@ class _Block:
 
 
 class JsonBatch:
-    """The events of one block."""
+    """The events of one block; parsed by one thread, while others parse other blocks."""
 
-    def __init__(
-        self, block: _Block, files: RangeFileSystem, connection: duckdb.DuckDBPyConnection, report: ReadReport
-    ) -> None:
+    def __init__(self, block: _Block, report: ReadReport) -> None:
         self._block = block
-        self._files = files
-        self._connection = connection
         self._report = report
-        self._spans = self._cut()
-        view = memoryview(block.data)
-        self._ranges: list[bytes | memoryview] = [view[a:b] for a, b in self._spans]
-        self._time = _SHORT_TIME
-        if any(_LONG_TIME_SAMPLE.search(raw, 0, 1 << 16) for raw in self._ranges):
-            self._time = _LONG_TIME
-            self._ranges = [_LONG_TIME_TEXT.sub(rb'"ts":"\1"', bytes(raw)) for raw in self._ranges]
-        self.select = self._select(self._ranges)
+        self._file = MemoryFile()
 
-    def _cut(self) -> list[tuple[int, int]]:
+    def select(self) -> str:
         block = self._block
-        if block.separator is None or block.start >= block.end:
-            return [(block.start, max(block.start, block.end))]
-        return json_layout.cut(block.data, block.start, block.end, block.separator, RANGE_BYTES)
+        content: bytes | memoryview = memoryview(block.data)[block.start : block.end]
+        time = _SHORT_TIME
+        if _LONG_TIME_SAMPLE.search(content, 0, 1 << 16):
+            content, time = _LONG_TIME_TEXT.sub(rb'"ts":"\1"', bytes(content)), _LONG_TIME
+        return self._select(content, time)
 
-    def _select(self, ranges: list[bytes | memoryview]) -> str:
-        paths = self._files.serve([memoryview(r) for r in ranges])
-        kind, time = self._time
-        columns = ", ".join(
-            f"{name}: '{kind}'" for name, kind in (_COLUMNS | {"ts": kind, "dur": "DOUBLE"}).items()
-        )
+    def select_repaired(self) -> str:
+        block = self._block
+        mended = repair_range(block.data, block.start, block.end, block.separator, block.offset, self._report)
+        return self._select(mended, _LONG_TIME)
+
+    def _select(self, content: bytes | memoryview, time: tuple[str, str]) -> str:
+        columns = _COLUMNS | {"ts": time[0], "dur": "DOUBLE"}
         return _SELECT.format(
             typed=json.dumps(_TYPED_ARGS),
+            untyped=_WITHOUT_TYPED_ARGS,
             memory=json.dumps(_MEMORY_ARGS),
-            time=time,
-            paths=paths,
-            columns=f"{{{columns}}}",
+            time=time[1],
+            path=self._file.write_array(content),
+            columns="{" + ", ".join(f"{name}: '{kind}'" for name, kind in columns.items()) + "}",
             largest=LARGEST_EVENT_BYTES,
         )
 
-    def repair(self) -> None:
-        """Mend the ranges that do not parse; the others stay as they are."""
-        import duckdb
-
-        for index, (start, end) in enumerate(self._spans):
-            try:
-                self._connection.execute(
-                    f"SELECT max(hash(t)) FROM ({self._select([self._ranges[index]])}) t"
-                )
-            except duckdb.Error:
-                block = self._block
-                self._ranges[index] = repair_range(
-                    block.data, start, end, block.separator, block.offset, self._report
-                )
-        self.select = self._select(self._ranges)
+    def close(self) -> None:
+        self._file.close()
 
 
 class KinetoReading:
@@ -154,22 +140,16 @@ class KinetoReading:
         self.report = ReadReport()
         self._path = path
         self._stream = open_stream(path)
-        self._position = 0
 
-    def batches(self, connection: duckdb.DuckDBPyConnection) -> Iterator[JsonBatch]:
-        files = RangeFileSystem()
-        connection.register_filesystem(files)
+    def batches(self) -> Iterator[JsonBatch]:
         try:
-            for block in _prefetched(self._blocks()):
-                yield JsonBatch(block, files, connection, self.report)
-                self._position = block.offset + block.end
+            for block in self._blocks():
+                yield JsonBatch(block, self.report)
         finally:
             self._stream.close()
-            connection.unregister_filesystem(files.protocol)
 
     def position(self) -> int:
-        """Where the stream is; for a plain file, what has been parsed of it."""
-        return self._stream.position() if isinstance(self._stream, GzipStream) else self._position
+        return self._stream.position()
 
     def clock_base_ns(self) -> int:
         base = self.header.get("baseTimeNanoseconds", 0)
@@ -300,16 +280,3 @@ def _no_events(path: Path, damage: str) -> NotATraceError:
         why=f"It ends before traceEvents begins{f' ({damage})' if damage else ''}.",
         hint="Capture this rank again, or leave the file out.",
     )
-
-
-T = TypeVar("T")
-
-
-def _prefetched(items: Iterator[T]) -> Iterator[T]:
-    """The same items, the next one being made while the current one is used."""
-    done = object()
-    with ThreadPoolExecutor(max_workers=1) as worker:
-        pending = worker.submit(next, items, done)
-        while (item := pending.result()) is not done:
-            pending = worker.submit(next, items, done)
-            yield item  # type: ignore[misc]

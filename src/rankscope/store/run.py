@@ -29,7 +29,7 @@ from rankscope.model import (
 )
 from rankscope.store.ingest import Ingested
 from rankscope.store.layout import SegmentEntry
-from rankscope.store.workspace import sql_text
+from rankscope.store.workspace import EVENT_ID, sql_text
 
 if TYPE_CHECKING:
     import duckdb
@@ -183,7 +183,7 @@ class Run:
 
     def _create_view(self, connection: duckdb.DuckDBPyConnection, table: Table) -> None:
         files = ", ".join(sql_text(file) for file in self._files(table))
-        partitions = "'rank': INTEGER, 'segment': INTEGER" + (", 'first': BIGINT" if table is EVENTS else "")
+        partitions = "'rank': INTEGER, 'segment': INTEGER" + (", 'part': BIGINT" if table is EVENTS else "")
         source = f"read_parquet([{files}], hive_partitioning=true, hive_types={{{partitions}}}"
         columns = ", ".join(
             f"p.{name} + s.shift_ns AS {name}" if name in _TIMES and table is not EVENTS else f"p.{name}"
@@ -191,7 +191,7 @@ class Run:
         )
         if table is EVENTS:
             source += ", file_row_number=true"
-            columns = f"p.first + p.file_row_number AS id, {columns}"
+            columns = f"{EVENT_ID} AS id, {columns}"
         connection.execute(
             f"CREATE VIEW {table.name} AS SELECT p.rank, p.segment, {columns} FROM {source}) p "
             "JOIN segments s ON s.rank = p.rank AND s.segment = p.segment"
@@ -216,5 +216,9 @@ def describe(view: Table) -> tuple[Field, ...]:
     """The columns of a view as SQL users see them."""
     if view is SEGMENTS:
         return view.fields
-    own = (Field("id", "BIGINT", "place in the file"),) if view is EVENTS else ()
+    own = (
+        (Field("id", "BIGINT", "which part of the file, and row in it: part * 2**26 + row"),)
+        if view is EVENTS
+        else ()
+    )
     return (*KEY_FIELDS, *own, *view.fields)

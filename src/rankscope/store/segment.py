@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import json
 import os
+from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from rankscope import __version__
 from rankscope.errors import ReadError, StoreError
 from rankscope.model import FORMAT_VERSION
-from rankscope.readers import Reading, find_reader
+from rankscope.readers import Batch, Reading, find_reader
 from rankscope.store.tables import write_tables
 from rankscope.store.workspace import PARQUET_OPTIONS, Workspace, sql_text
 
@@ -41,7 +43,7 @@ def build_segment(
     connection = duckdb.connect(config={"threads": threads, "memory_limit": f"{memory_bytes // 1_000_000}MB"})
     try:
         connection.execute(f"SET temp_directory = {sql_text(folder / 'spill')}")
-        events = _write_events(connection, reading, folder, progress)
+        events = _write_events(reading, folder, threads, memory_bytes, progress)
         if events == 0 and reading.report.events_lost:
             raise ReadError(
                 f"nothing in {path} could be read",
@@ -69,28 +71,51 @@ def build_segment(
     return manifest
 
 
-def _write_events(
-    connection: duckdb.DuckDBPyConnection, reading: Reading, folder: Path, progress: Progress
-) -> int:
-    """Every event as it is, in file order, one Parquet file a batch; ids are places in that order."""
+def _write_events(reading: Reading, folder: Path, threads: int, memory_bytes: int, progress: Progress) -> int:
+    """Every event as it is, in file order, one Parquet file a batch. Batches are written by several threads.
+
+    Each thread has a DuckDB of its own: one batch is one thread's work, so nothing waits for stragglers.
+    """
     import duckdb
 
     count = 0
-    for batch in reading.batches(connection):
-        part = folder / "events" / f"first={count}"
-        part.mkdir(parents=True)
-        target = sql_text(part / "events.parquet")
+    memory = f"{memory_bytes // threads // 1_000_000}MB"
+    idle = [duckdb.connect(config={"threads": 1, "memory_limit": memory}) for _ in range(threads)]
+
+    def write(number: int, batch: Batch) -> int:
+        connection = idle.pop()
         try:
-            written = connection.execute(f"COPY ({batch.select}) TO {target} ({PARQUET_OPTIONS})")
-        except (duckdb.IOException, duckdb.OutOfMemoryException):
-            raise
-        except duckdb.Error:
-            batch.repair()
-            written = connection.execute(f"COPY ({batch.select}) TO {target} ({PARQUET_OPTIONS})")
-        row = written.fetchone()
-        count += int(row[0]) if row else 0
-        progress(reading.position(), "reading")
+            return _write_batch(connection, batch, folder / "events" / f"part={number}")
+        finally:
+            batch.close()
+            idle.append(connection)
+
+    with ThreadPoolExecutor(threads) as pool:
+        pending: deque[Future[int]] = deque()
+        for number, batch in enumerate(reading.batches()):
+            pending.append(pool.submit(write, number, batch))
+            if len(pending) > threads:  # one batch is read while the others are written
+                count += pending.popleft().result()
+                progress(reading.position(), "reading")
+        count += sum(future.result() for future in pending)
+    for connection in idle:
+        connection.close()
     return count
+
+
+def _write_batch(connection: duckdb.DuckDBPyConnection, batch: Batch, part: Path) -> int:
+    import duckdb
+
+    part.mkdir(parents=True)
+    copy = f"COPY ({{}}) TO {sql_text(part / 'events.parquet')} ({PARQUET_OPTIONS})"
+    try:
+        written = connection.execute(copy.format(batch.select()))
+    except (duckdb.IOException, duckdb.OutOfMemoryException):
+        raise
+    except duckdb.Error:
+        written = connection.execute(copy.format(batch.select_repaired()))
+    row = written.fetchone()
+    return int(row[0]) if row else 0
 
 
 def _small_fields(header: dict[str, Any]) -> dict[str, Any]:

@@ -93,12 +93,13 @@ def values_of(result: Result, column: Column) -> list[Any]:
 
 
 def fields(result: Result) -> list[Field]:
-    """Every column of `result`, formatted for people."""
-    values = [values_of(result, column) for column in result.columns]
-    scales = _scales(result.columns, values)
+    """Every column of `result`, formatted for people: names last."""
+    columns = sorted(result.columns, key=lambda column: column.at_end)
+    values = [values_of(result, column) for column in columns]
+    scales = _scales(columns, values)
     return [
         _field(column, column_values, scale)
-        for column, column_values, scale in zip(result.columns, values, scales, strict=True)
+        for column, column_values, scale in zip(columns, values, scales, strict=True)
     ]
 
 

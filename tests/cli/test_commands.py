@@ -1,0 +1,233 @@
+"""The command line as a user meets it: exit codes, three-part errors, formats, help that teaches."""
+
+from __future__ import annotations
+
+import csv
+import importlib.util
+import io
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from conftest import DATA, ROOT, slice_event, write_kineto
+from rankscope import __version__
+from rankscope.cli import COMMANDS, main
+
+
+@pytest.fixture(scope="module")
+def ddp(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("cli") / "ddp"
+    shutil.copytree(DATA / "ddp-gloo4", folder)
+    assert main(["ingest", "-q", str(folder)]) == 0
+    return folder
+
+
+def run(capsys: pytest.CaptureFixture[str], *argv: object) -> tuple[int, str, str]:
+    code = main([str(arg) for arg in argv])
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "--help")
+    assert code == 0 and all(f"  {name} " in out for name in COMMANDS)
+    assert run(capsys, "--version") == (0, f"rankscope {__version__}\n", "")
+    assert run(capsys)[0] == 2
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_help_has_examples(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main([name, *(["synthetic"] if name == "bench" else []), "--help"])
+    assert caught.value.code == 0
+    assert "examples:" in capsys.readouterr().out
+
+
+def test_help_needs_no_heavy_import() -> None:
+    heavy = "{'numpy', 'duckdb', 'isal'} & set(sys.modules)"
+    code = f"import sys; from rankscope.cli import main; main(['--help']); print(sorted({heavy}))"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert out.endswith("[]\n")
+
+
+def test_the_docs_are_what_the_code_says() -> None:
+    spec = importlib.util.spec_from_file_location("generate", ROOT / "docs" / "generate.py")
+    assert spec and spec.loader
+    generate = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(generate)
+    for file, page in generate.PAGES.items():
+        assert (ROOT / "docs" / file).read_text(encoding="utf-8") == page(), (
+            f"docs/{file} is old: run make docs"
+        )
+
+
+def test_stats_without_a_report_is_breakdown_and_ten_kernels(
+    ddp: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, err = run(capsys, "stats", ddp, "--format", "markdown")
+    assert (code, err) == (0, "")
+    tables = out.split("GPU kernels")
+    assert "Where the time went" in tables[0]
+    assert sum("COMPUTE" in line or "COMM" in line for line in tables[1].splitlines()) == 10
+    assert "29 more rows" in out
+
+
+@pytest.mark.parametrize("columns", [60, 80, 120, 200])
+def test_tables_never_exceed_the_terminal(
+    columns: int, ddp: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    code, out, _ = run(capsys, "stats", ddp, "-r", "all", "--top", "5")
+    assert code == 0
+    assert max(map(len, out.splitlines())) <= columns
+
+
+def test_csv_has_the_stable_names(ddp: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    headers = {
+        "breakdown": "rank,step,span_ns,compute_ns,comm_ns,exposed_comm_ns,exposed_copy_ns,idle_ns,overlap_pct",
+        "kernels": "name,class,time_pct,total_ns,instances,avg_ns,med_ns,min_ns,max_ns,stddev_ns",
+        "ops": "name,calls,self_host_ns,total_host_ns,self_device_ns,total_device_ns,flops",
+        "api": "name,calls,total_ns,avg_ns,med_ns,min_ns,max_ns,stddev_ns",
+        "annotations": "name,calls,total_ns,avg_ns,med_ns,min_ns,max_ns,stddev_ns",
+        "memcpy": "kind,count,bytes,total_ns,gb_s",
+        "steps": "rank,step,start_ns,dur_ns",
+        "memory": "rank,device,peak_allocated_bytes,peak_reserved_bytes,at_ns",
+    }
+    for name, header in headers.items():
+        code, out, _ = run(capsys, "stats", ddp, "-r", name, "--format", "csv")
+        assert code == 0
+        rows = list(csv.reader(io.StringIO(out)))
+        assert rows[0] == header.split(",")
+        assert all(len(row) == len(rows[0]) for row in rows)
+
+
+def test_json_is_one_object_or_a_list(ddp: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one = json.loads(run(capsys, "stats", ddp, "-r", "steps", "--format", "json")[1])
+    assert {"name", "title", "window", "columns", "rows", "findings"} <= set(one)
+    assert one["name"] == "steps" and len(one["rows"]) == 12
+    two = json.loads(run(capsys, "stats", ddp, "-r", "steps,api", "--format", "json")[1])
+    assert [result["name"] for result in two] == ["steps", "api"]
+
+
+def test_stats_of_ranks_and_steps(ddp: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    args = ("stats", ddp, "-r", "steps", "--ranks", "1,3", "--steps", "2:3", "--format", "csv")
+    rows = list(csv.DictReader(io.StringIO(run(capsys, *args)[1])))
+    assert {(row["rank"], row["step"]) for row in rows} == {("1", "2"), ("1", "3"), ("3", "2"), ("3", "3")}
+
+
+def test_list_of_reports(ddp: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "stats", ddp, "-r", "list")
+    assert code == 0 and "breakdown" in out and "--by rank, shape, module, source" in out
+
+
+WRONG = {
+    "no such command": (["frobnicate"], 2, "is not a rankscope command"),
+    "no run": (["stats"], 2, "required: RUN"),
+    "unknown report": (["stats", "RUN", "-r", "nonsense"], 2, "there is no report 'nonsense'"),
+    "bad key": (["stats", "RUN", "-r", "steps", "--by", "shape"], 2, "cannot be split by shape"),
+    "bad ranks": (["stats", "RUN", "--ranks", "1-"], 2, "does not name ranks"),
+    "ranks not there": (["stats", "RUN", "--ranks", "9"], 2, "none of the ranks 9 is in this run"),
+    "bad steps": (["stats", "RUN", "--steps", "x"], 2, "does not name steps"),
+    "steps backwards": (["stats", "RUN", "--steps", "9:3"], 2, "ends before it begins"),
+    "steps not there": (["stats", "RUN", "--steps", "77"], 2, "no step 77 in this run"),
+    "bad top": (["stats", "RUN", "--top", "many"], 2, "not a whole number"),
+    "bad pattern": (["stats", "RUN", "--comm-pattern", "("], 2, "not a regular expression"),
+    "bad jobs": (["stats", "RUN", "--jobs", "0"], 2, "not a positive number"),
+    "bad rank option": (["ingest", "RUN", "--rank", "x"], 2, "says no rank"),
+    "rank of no file": (["ingest", "RUN", "--rank", "1=/nowhere"], 2, "names no file"),
+    "run not there": (["stats", "/nowhere"], 1, "there is no /nowhere"),
+    "bad SQL": (["query", "RUN", "SELEC 1"], 1, "cannot be answered"),
+    "no such table": (["query", "RUN", "SELECT * FROM nothing"], 1, "Tables: slices, gpu"),
+    "two statements": (["query", "RUN", "SELECT 1; SELECT 2"], 1, "only one SELECT"),
+    "writing": (["query", "RUN", "CREATE TABLE t (a INT)"], 1, "only one SELECT"),
+    "reading other files": (
+        ["query", "RUN", "SELECT * FROM read_text('/etc/hostname')"],
+        1,
+        "disabled by configuration",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_what_is_wrong_is_said_in_three_parts(
+    case: str, ddp: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv, expected, message = WRONG[case]
+    code, out, err = run(capsys, *(str(ddp) if arg == "RUN" else arg for arg in argv))
+    assert (code, out) == (expected, "")
+    assert err.startswith("rankscope: ") and message in err
+    assert len(err.strip().splitlines()) >= 2
+    assert "Traceback" not in err
+
+
+def test_query_formats(ddp: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sql = "SELECT rank, count(*) AS n FROM steps GROUP BY rank ORDER BY rank"
+    assert run(capsys, "query", ddp, sql, "--format", "csv")[1] == "rank,n\n0,3\n1,3\n2,3\n3,3\n"
+    assert json.loads(run(capsys, "query", ddp, sql, "--format", "json")[1])["rows"][0] == {"rank": 0, "n": 3}
+    assert run(capsys, "query", ddp, "DESCRIBE slices")[0] == 0
+    code, out, _ = run(capsys, "query", ddp)
+    assert code == 0 and "slices: " in out and "segment" in out
+    repeated = run(capsys, "query", ddp, "SELECT 1 AS a, 2 AS a", "--format", "csv")[1]
+    assert repeated == "a,a_1\n1,2\n"
+
+
+def test_export_round_trip(ddp: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    import duckdb
+
+    target = tmp_path / "tables"
+    assert run(capsys, "export", ddp, "-t", "parquet", "-o", target, "--ranks", "2", "--steps", "3")[0] == 0
+    rows = duckdb.sql(f"SELECT DISTINCT rank, step FROM '{target}/slices.parquet'").fetchall()
+    assert rows == [(2, 3)]
+    code, _, err = run(capsys, "export", ddp, "-t", "csv", "-o", target)
+    assert code == 2 and "exists already" in err
+    assert run(capsys, "export", ddp, "-t", "csv", "-o", target, "-f")[0] == 0
+    with (target / "steps.csv").open() as file:
+        assert len(list(csv.DictReader(file))) == 12
+
+
+def test_doctor_exit_codes(ddp: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(capsys, "doctor", ddp)[0] == 0
+    assert run(capsys, "doctor", ddp, "--fail-on", "info")[0] == 3
+    assert run(capsys, "doctor", ddp, "--fail-on", "warning")[0] == 0
+    found = json.loads(run(capsys, "doctor", ddp, "--format", "json")[1])
+    assert found["findings"][0]["severity"] == "info"
+
+
+def test_ingest_says_what_it_read_and_what_was_lost(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    good = [slice_event("op", 10 * i, 5) for i in range(3)]
+    write_kineto(tmp_path / "rank-0.json", good)
+    cut = write_kineto(tmp_path / "rank-1.json", good)
+    cut.write_text(cut.read_text()[:-80])
+    (tmp_path / "rank-2.json").write_text("")
+    code, out, err = run(capsys, "ingest", tmp_path)
+    assert code == 1
+    assert "rank    0" in out and "1 events lost" in out and "Next: rankscope stats" in out
+    assert "rank-2.json is empty" in err and "Read 2 files" in err
+    (tmp_path / "rank-2.json").unlink()
+    code, out, _ = run(capsys, "ingest", tmp_path)
+    assert code == 0 and "up to date" in out
+
+
+def test_hostile_names_stay_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_kineto(tmp_path / "t.json", [slice_event("\x1b[31mred\x07 <script>|x|`y`", 0, 1)])
+    for form in ("table", "markdown", "csv"):
+        code, out, _ = run(capsys, "stats", tmp_path / "t.json", "-r", "ops", "--format", form)
+        assert code == 0 and "\x1b" not in out and "\x07" not in out
+
+
+def test_a_closed_pipe_is_no_error(ddp: Path) -> None:
+    command = f"'{sys.executable}' -m rankscope stats '{ddp}' -r all --top all --format csv | head -n 1"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
+    assert done.stderr == ""
+
+
+def test_the_installed_command_prints_nothing_unasked(ddp: Path) -> None:
+    """DuckDB's binding likes to list leaked objects at exit; users never see that."""
+    done = subprocess.run([sys.executable, "-m", "rankscope", "stats", ddp], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
