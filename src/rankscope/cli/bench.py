@@ -220,7 +220,9 @@ class _Progress:
 
 BENCHES = {
     "seqpar": Bench(
-        "a sequence-parallel loop on GPUs or CPUs, timed, checked, profiled", bench_seqpar.configure, bench_seqpar.run
+        "a sequence-parallel loop on GPUs or CPUs, timed, checked, profiled",
+        bench_seqpar.configure,
+        bench_seqpar.run,
     ),
     "synthetic": Bench(
         "multi-rank traces of any size whose every answer is known", _configure_synthetic, _run_synthetic

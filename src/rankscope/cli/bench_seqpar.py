@@ -10,7 +10,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from rankscope.bench.seqpar.config import CPU_SIZES, DEFAULT_CHUNKS, GPU_SIZES, PRECISIONS, Config
+from rankscope.bench.seqpar.config import (
+    CPU_SIZES,
+    DEFAULT_CHUNKS,
+    GPU_SIZES,
+    PRECISIONS,
+    SLOW_CPU_SIZES,
+    Config,
+)
 from rankscope.capture.rank import SINGLE, detect
 from rankscope.cli.seqpar_text import report_text
 from rankscope.errors import RankscopeError, UsageError
@@ -47,7 +54,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("profiling (extra iterations, after the timed ones)")
     group.add_argument("--profile", action="store_true", help="capture every rank with torch's profiler")
     group.add_argument("-o", "--output", metavar="DIR", help="the run folder (default: rankscope-seqpar-JOB)")
-    group.add_argument("-f", "--force", action="store_true", help="replace a run folder that holds another run")
+    group.add_argument(
+        "-f", "--force", action="store_true", help="replace a run folder that holds another run"
+    )
 
 
 def add_size_options(parser: argparse.ArgumentParser) -> None:
@@ -100,7 +109,7 @@ def run(args: argparse.Namespace) -> int:
         from rankscope.bench.seqpar.spawn import run_ranks
 
         if args.sequence and args.hidden:  # what is wrong with them is known before anything starts
-            config_of(args, "cpu").check(args.nproc)
+            config_of(args, GPU_SIZES).check(args.nproc)
         return run_ranks(rank_words(args), args.nproc)
     return _run_rank(args)
 
@@ -147,8 +156,9 @@ def _check(args: argparse.Namespace) -> None:
         )
 
 
-def config_of(args: argparse.Namespace, device: str) -> Config:
-    sequence, hidden = CPU_SIZES if device == "cpu" else GPU_SIZES
+def config_of(args: argparse.Namespace, sizes: tuple[int, int]) -> Config:
+    """What was asked for; ``sizes`` where none were."""
+    sequence, hidden = sizes
     return Config(
         sequence=args.sequence or sequence,
         hidden=args.hidden or hidden,
@@ -161,18 +171,17 @@ def config_of(args: argparse.Namespace, device: str) -> Config:
 
 def _run_rank(args: argparse.Namespace) -> int:
     """One rank of the benchmark; rank 0 speaks. An error of the whole job is said once."""
+    # Kineto's messages about its own starts and stops are not for the reader of these figures.
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     from rankscope.bench.seqpar.measure import measure
     from rankscope.bench.seqpar.world import join, leave
 
     world = join(args.backend, args.device)
     try:
-        config = config_of(args, world.device.type)
+        sizes, notes = _sizes(args, world)
+        config = config_of(args, sizes)
         report = measure(config, world)
-        if world.device.type == "cpu" and not (args.sequence and args.hidden):
-            report["notes"].append(
-                f"On a CPU the sizes default to -s {CPU_SIZES[0]} -d {CPU_SIZES[1]} "
-                f"(on a GPU -s {GPU_SIZES[0]} -d {GPU_SIZES[1]})."
-            )
+        report["notes"] += notes
         if world.rank == 0:
             text = json.dumps(report, indent=1) + "\n" if args.json else report_text(report)
             sys.stdout.write(text)
@@ -186,6 +195,22 @@ def _run_rank(args: argparse.Namespace) -> int:
     finally:
         leave()
     return 0
+
+
+def _sizes(args: argparse.Namespace, world: Any) -> tuple[tuple[int, int], list[str]]:
+    """The default sizes for this device, and what the user should know about them."""
+    from rankscope.bench.seqpar.world import has_slow_path
+
+    if world.device.type != "cpu":
+        return GPU_SIZES, []
+    sizes, notes = CPU_SIZES, []
+    if has_slow_path(world.device, args.precision):
+        sizes = SLOW_CPU_SIZES
+        notes.append(f"This CPU has no {args.precision} instructions: torch's slow path is what is timed.")
+    if not (args.sequence and args.hidden):
+        gpu = f"(on a GPU -s {GPU_SIZES[0]} -d {GPU_SIZES[1]})"
+        notes.append(f"The sizes default to -s {sizes[0]} -d {sizes[1]} here {gpu}.")
+    return sizes, notes
 
 
 def _profile(config: Config, world: Any, output: str | None) -> None:

@@ -63,7 +63,8 @@ class Region:
             _end(opened)
 
     def __call__(self, function: Function) -> Function:
-        return _decorate(function, self.name)
+        decorated: Function = _decorate(function, self.name)
+        return decorated
 
 
 @overload
@@ -95,7 +96,8 @@ def trace(target: Any = None) -> Any:
 def _decorate(function: Any, name: str | None) -> Any:
     if isinstance(function, (classmethod, staticmethod)):
         return type(function)(_decorate(function.__func__, name))
-    label = name or getattr(function, "__qualname__", type(function).__qualname__)
+    qualified: str = getattr(function, "__qualname__", type(function).__qualname__)
+    label = name or qualified
     if inspect.iscoroutinefunction(function):
         return _coroutine(function, label)
     if inspect.isasyncgenfunction(function):

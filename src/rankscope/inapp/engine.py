@@ -44,9 +44,7 @@ _RECORDING = (RECORD, RECORD_AND_SAVE)
 class Engine:
     """Counts steps, opens and closes windows, and hands what was recorded to a forked exporter."""
 
-    def __init__(
-        self, plan: Plan, files: RankFiles, voice: Voice, handlers: Sequence[Handler] = ()
-    ) -> None:
+    def __init__(self, plan: Plan, files: RankFiles, voice: Voice, handlers: Sequence[Handler] = ()) -> None:
         """``handlers`` take what was recorded instead of the one trace file in the run folder."""
         self.plan = plan
         self.files = files
@@ -265,7 +263,9 @@ class Engine:
                 handler(recorded)
             except Exception as error:  # noqa: BLE001  (a handler of the user's must not stop the job)
                 name = getattr(handler, "__name__", type(handler).__name__)
-                self.voice.fail(f"the handler {name} failed, the job goes on: {type(error).__name__}: {error}")
+                self.voice.fail(
+                    f"the handler {name} failed, the job goes on: {type(error).__name__}: {error}"
+                )
         if not written:
             window.update(state="partial" if why else "whole", why=why, bytes=0)
             self.files.manifest["windows"].append(window)

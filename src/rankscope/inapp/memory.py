@@ -36,19 +36,18 @@ def memory_now() -> list[Memory]:
 
     if not torch.cuda.is_available() or not torch.cuda.is_initialized():
         return found
-    for index in range(torch.cuda.device_count()):
-        if torch.cuda.max_memory_reserved(index):
-            found.append(
-                Memory(
-                    f"cuda:{index}",
-                    torch.cuda.memory_allocated(index),
-                    torch.cuda.memory_reserved(index),
-                    torch.cuda.max_memory_allocated(index),
-                    torch.cuda.max_memory_reserved(index),
-                    torch.cuda.get_device_properties(index).total_memory,
-                )
-            )
-    return found
+    used = [index for index in range(torch.cuda.device_count()) if torch.cuda.max_memory_reserved(index)]
+    return found + [
+        Memory(
+            f"cuda:{index}",
+            torch.cuda.memory_allocated(index),
+            torch.cuda.memory_reserved(index),
+            torch.cuda.max_memory_allocated(index),
+            torch.cuda.max_memory_reserved(index),
+            torch.cuda.get_device_properties(index).total_memory,
+        )
+        for index in used
+    ]
 
 
 def memory_line() -> str:
@@ -64,7 +63,9 @@ def memory_line() -> str:
 
 def memory_overview() -> str:
     """The same as a small table, for the end of a summary."""
-    rows = [("Device", "Allocated", "Reserved", "Peak allocated", "Peak reserved", "Total")]
+    rows: list[tuple[str, ...]] = [
+        ("Device", "Allocated", "Reserved", "Peak allocated", "Peak reserved", "Total")
+    ]
     for one in memory_now():
         cells = (one.allocated, one.reserved, one.peak_allocated, one.peak_reserved, one.total)
         rows.append((one.device, *("-" if value is None else format_bytes(value) for value in cells)))
@@ -108,7 +109,9 @@ class memory_history:  # noqa: N801  (used like a function: with rankscope.memor
         import torch
 
         if not torch.cuda.is_available():
-            self._voice.fail("no memory history: torch keeps one for CUDA devices only, and there is none here")
+            self._voice.fail(
+                "no memory history: torch keeps one for CUDA devices only, and there is none here"
+            )
             return self
         torch.cuda.memory._record_memory_history(max_entries=self._max_entries)
         self.recording = True
@@ -150,7 +153,9 @@ class memory_history:  # noqa: N801  (used like a function: with rankscope.memor
         if not self.recording:
             return
         try:
-            self._voice.fail(f"out of memory on cuda:{device}, {format_bytes(wanted)} wanted: {memory_line()}")
+            self._voice.fail(
+                f"out of memory on cuda:{device}, {format_bytes(wanted)} wanted: {memory_line()}"
+            )
             self._dump(self._folder / self._name("-oom"))
         except Exception as error:  # noqa: BLE001  (the job is about to see its OutOfMemoryError)
             self._voice.fail(f"the memory snapshot could not be written: {error}")
@@ -158,4 +163,3 @@ class memory_history:  # noqa: N801  (used like a function: with rankscope.memor
     def _name(self, suffix: str) -> str:
         identity = self._identity
         return f"memory-{identity.rank}-of-{identity.world_size or 1}{suffix}.pickle"
-

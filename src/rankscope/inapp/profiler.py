@@ -1,9 +1,9 @@
 """rankscope.profile: torch's profiler for training loops, with the same engine as `rankscope profile`.
 
-    with rankscope.profile(model=model) as prof:
-        for batch in loader:
-            train(batch)
-            prof.step()
+with rankscope.profile(model=model) as prof:
+    for batch in loader:
+        train(batch)
+        prof.step()
 """
 
 from __future__ import annotations
@@ -87,7 +87,9 @@ class profile:  # noqa: N801  (torch.profiler.profile's spelling)
         selector = ranks if isinstance(ranks, str) else ",".join(map(str, ranks))
         parse_selector(selector)
         label = name or script_name(sys.argv or ["trace"])
-        self._handlers = list(handlers) if handlers is not None else [ChromeTrace(label), Summary()]
+        self._handlers: list[Handler] = (
+            list(handlers) if handlers is not None else [ChromeTrace(label), Summary()]
+        )
         self._plan = Plan(
             when=schedule or _EVERYTHING,
             ranks=selector,

@@ -32,11 +32,13 @@ class _Plain:
 
 
 class TraceStream:
-    """Bytes in, gzip (or the same bytes) out through ``write``. What follows the last whole event is held back until it is
-    complete.
+    """Bytes in, gzip (or the same bytes) out through ``write``. What follows the last whole event is held
+    back until it is complete.
     """
 
-    def __init__(self, write: Callable[[bytes], object], max_size: int | None = None, *, compress: bool = True) -> None:
+    def __init__(
+        self, write: Callable[[bytes], object], max_size: int | None = None, *, compress: bool = True
+    ) -> None:
         self._write = write
         self._gzip = zlib.compressobj(_LEVEL, zlib.DEFLATED, _GZIP) if compress else _Plain()
         self._held = b""

@@ -17,7 +17,8 @@ _GLANCE = 1 << 16
 
 def looks_like_a_trace(path: Path) -> bool:
     """By its name alone: would a user expect this file to be read?"""
-    return path.name.endswith((".json", ".json.gz"))
+    ours = path.name == "rankscope.json" or path.name.endswith(".rankscope.json")  # capture's manifests
+    return path.name.endswith((".json", ".json.gz")) and not ours
 
 
 def find_reader(path: Path) -> Reader:

@@ -15,6 +15,8 @@ PRECISIONS = tuple(ITEM_BYTES)
 GPU_SIZES = (4608, 9216)
 # A few milliseconds an iteration on one core: large enough to measure, small enough for a laptop.
 CPU_SIZES = (512, 1024)
+# Without bfloat16 instructions a CPU is some 300 times slower at it than at float32.
+SLOW_CPU_SIZES = (64, 256)
 DEFAULT_CHUNKS = 4
 
 

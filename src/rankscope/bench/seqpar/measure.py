@@ -164,9 +164,7 @@ def _part(name: str, times: list[list[int]], config: Config, world: World) -> di
     }
 
 
-def _overlap(
-    config: Config, report: Report, walls: list[int], laps: list[list[list[int]]]
-) -> dict[str, Any]:
+def _overlap(config: Config, report: Report, walls: list[int], laps: list[list[list[int]]]) -> dict[str, Any]:
     return {
         "chunks": config.chunks,
         "time_to_solution_ns": max(walls),
@@ -200,7 +198,7 @@ def _checked(config: Config, world: World, error: float) -> dict[str, Any]:
 def _tf32(world: World) -> bool:
     import torch
 
-    return world.device.type == "cuda" and torch.get_float32_matmul_precision() != "highest"
+    return bool(world.device.type == "cuda" and torch.get_float32_matmul_precision() != "highest")
 
 
 def spread(values: list[int]) -> dict[str, int]:

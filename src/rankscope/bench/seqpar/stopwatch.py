@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from itertools import pairwise
 from typing import Any
 
 
@@ -27,10 +28,7 @@ class Stopwatch:
 
     def laps(self) -> list[list[int]]:
         """Nanoseconds of each part, one list for each iteration. The device must have finished."""
-        return [
-            [self._between(begin, end) for begin, end in zip(row, row[1:], strict=False)]
-            for row in self._rows
-        ]
+        return [[self._between(begin, end) for begin, end in pairwise(row)] for row in self._rows]
 
     def _mark(self) -> Any:
         if self._device.type == "cpu":
@@ -44,4 +42,5 @@ class Stopwatch:
     def _between(self, begin: Any, end: Any) -> int:
         if self._device.type == "cpu":
             return int(end - begin)
-        return round(begin.elapsed_time(end) * 1e6)
+        nanoseconds: int = round(begin.elapsed_time(end) * 1e6)
+        return nanoseconds

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, NamedTuple
@@ -106,9 +107,7 @@ def leave() -> None:
 def _device_type(asked: str | None) -> str:
     import torch
 
-    there = [
-        kind for kind in ("cuda", "xpu") if hasattr(torch, kind) and getattr(torch, kind).is_available()
-    ]
+    there = [kind for kind in ("cuda", "xpu") if hasattr(torch, kind) and getattr(torch, kind).is_available()]
     if asked is None:
         return [*there, "cpu"][0]
     if asked != "cpu" and asked not in there:
@@ -160,6 +159,19 @@ def _available(name: str) -> bool:
 
 def _listed(names: Sequence[str]) -> str:
     return ", ".join(names)
+
+
+def has_slow_path(device: Any, precision: str) -> bool:
+    """Whether torch has no fast matrix product for this precision here (it says so only once, in a warning)."""
+    import torch
+
+    if device.type != "cpu" or precision == "float32":
+        return False
+    probe = torch.ones(64, 64, dtype=getattr(torch, precision))
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        torch.nn.functional.linear(probe, probe)
+    return any("mkldnn_matmul failed" in str(one.message) for one in said)
 
 
 def _threads(count: int) -> str:
