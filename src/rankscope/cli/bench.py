@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from rankscope.cli import HelpFormatter, bench_seqpar
+from rankscope.cli import HelpFormatter, bench_seqpar, bench_sweep
 from rankscope.errors import UsageError
 from rankscope.units import format_bytes, format_count, parse_count
 
@@ -223,6 +223,9 @@ BENCHES = {
         "a sequence-parallel loop on GPUs or CPUs, timed, checked, profiled",
         bench_seqpar.configure,
         bench_seqpar.run,
+    ),
+    "sweep": Bench(
+        "seqpar over a grid of sizes, precisions and ranks: one table", bench_sweep.configure, bench_sweep.run
     ),
     "synthetic": Bench(
         "multi-rank traces of any size whose every answer is known", _configure_synthetic, _run_synthetic

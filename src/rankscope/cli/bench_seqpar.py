@@ -176,8 +176,8 @@ def _run_rank(args: argparse.Namespace) -> int:
     from rankscope.bench.seqpar.measure import measure
     from rankscope.bench.seqpar.world import join, leave
 
-    world = join(args.backend, args.device)
     try:
+        world = join(args.backend, args.device)
         sizes, notes = _sizes(args, world)
         config = config_of(args, sizes)
         report = measure(config, world)
@@ -188,8 +188,9 @@ def _run_rank(args: argparse.Namespace) -> int:
             sys.stdout.flush()
         if args.profile:
             _profile(config, world, args.output)
-    except RankscopeError as error:
-        if world.rank == 0:
+    except UsageError as error:
+        # Every rank finds the same mistake; one of them says it.
+        if detect(os.environ).rank == 0:
             raise
         return error.exit_code
     finally:

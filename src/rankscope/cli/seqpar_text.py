@@ -41,10 +41,10 @@ def _parts(report: dict[str, Any]) -> str:
             (
                 part["name"],
                 _ms(part["p50_ns"]),
-                _figure(part.get("tflop_s")),
+                figure(part.get("tflop_s")),
                 "-" if percent is None else f"{percent:.1f} %",
-                _figure(part.get("algbw_gb_s")),
-                _figure(part.get("busbw_gb_s")),
+                figure(part.get("algbw_gb_s")),
+                figure(part.get("busbw_gb_s")),
             )
         )
     headings = ("Part", "p50 ms", "TFLOP/s", "of peak", "algbw GB/s", "busbw GB/s")
@@ -115,7 +115,9 @@ def _ms(nanoseconds: float) -> str:
     return f"{nanoseconds / 1e6:,.3f}"
 
 
-def _figure(value: float | None) -> str:
+def figure(value: float | None) -> str:
     if value is None:
         return "-"
+    if value < 0.01:
+        return f"{value:.2g}"
     return f"{value:,.1f}" if value >= 100 else f"{value:.3f}" if value < 10 else f"{value:.2f}"

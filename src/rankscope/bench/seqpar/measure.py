@@ -28,6 +28,10 @@ Report = dict[str, Any]
 Form = Callable[[Stopwatch], None]
 
 
+class WrongResultError(RankscopeError):
+    """The ranks' result is not that of the reference; every rank raises it together."""
+
+
 def measure(config: Config, world: World) -> Report:
     """The whole benchmark on this rank. Raises on every rank when the result of any is wrong."""
     config.check(world.size)
@@ -182,7 +186,7 @@ def _checked(config: Config, world: World, error: float) -> dict[str, Any]:
     worst = max(float(part) for part in world.gather(torch.tensor([error], dtype=torch.float64)))
     tolerance = TOLERANCE_TF32 if _tf32(world) else TOLERANCE[config.precision]
     if not worst <= tolerance:  # not 'worst > tolerance': NaN must fail too
-        raise RankscopeError(
+        raise WrongResultError(
             "the result is wrong",
             why=f"It differs from the single-process reference by {worst:.2g} (relative); "
             f"{tolerance:g} is allowed for {config.precision}.",
