@@ -94,6 +94,11 @@ class Engine:
         """Have this range begun and ended with each recorded step."""
         self._recorder.region = region
 
+    def release(self) -> None:
+        """After ``finish``, where the process goes on without us."""
+        self._guard.off()
+        self._recorder.release()
+
     @property
     def action(self) -> int:
         """What the step that runs just now is for, in torch's words."""

@@ -164,6 +164,7 @@ class profile:  # noqa: N801  (torch.profiler.profile's spelling)
         if why is None and not self._everything:
             why = "the loop ended in the window"
         engine.finish(why)
+        engine.release()
         atexit.unregister(engine.finish)
         set_engine(None)
         for handler in self._handlers:

@@ -49,6 +49,12 @@ class ScriptProfiler:
         profiler.profile._prepare_trace = prepare_trace
         profiler.profile.__exit__ = exit_profile
 
+        def release() -> None:
+            if profiler.profile._prepare_trace is prepare_trace:  # nobody has wrapped ours since
+                profiler.profile._prepare_trace, profiler.profile.__exit__ = prepare, leave
+
+        self.release: Callable[[], None] = release
+
 
 class Region(Protocol):
     """A range inside each recorded step (region.py)."""
@@ -147,6 +153,10 @@ class Recorder:
     def script_profiles(self) -> bool:
         """Whether the script's own profiler is on just now."""
         return self._script.in_use
+
+    def release(self) -> None:
+        """Nothing will be recorded any more: leave torch as it was found."""
+        self._script.release()
 
     def _ours(self, call: Callable[[], Any]) -> None:
         self._script.ours = True
