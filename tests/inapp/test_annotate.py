@@ -73,7 +73,7 @@ def test_lines_under_a_name_even_nested_and_when_they_raise() -> None:
     region = trace("outer")
 
     def action() -> None:
-        with region, region, trace("inner"):
+        with region, trace("inner"), region:
             pass
         with pytest.raises(KeyError), trace("failing"):
             raise KeyError

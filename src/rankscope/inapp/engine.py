@@ -244,6 +244,9 @@ class Engine:
         else:
             self._export(window, recording, why, self.files.target(window["index"]))
         window["stall_ns"] = recording.stop_ns + time.perf_counter_ns() - began
+        for other in self.files.manifest["windows"]:
+            if other["index"] == window["index"]:  # another file of the same window
+                other["stall_ns"] = window["stall_ns"]
         self._kept = recording.keep
         self.voice.detail(
             f"recorded steps {window['first_step']}-{last}; training stood still for "

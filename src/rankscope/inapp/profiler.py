@@ -163,10 +163,10 @@ class profile:  # noqa: N801  (torch.profiler.profile's spelling)
             _attempt(engine.voice, "DeepSpeed's flops profile", self._flops.end)
         if why is None and not self._everything:
             why = "the loop ended in the window"
-        engine.finish(why)
-        engine.release()
-        atexit.unregister(engine.finish)
         set_engine(None)
+        atexit.unregister(engine.finish)
+        _attempt(engine.voice, "ending the capture", lambda: engine.finish(why))
+        engine.release()
         for handler in self._handlers:
             close = getattr(handler, "close", None)
             if close is not None:
