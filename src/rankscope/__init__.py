@@ -1,5 +1,77 @@
-"""rankscope: see where every rank's time goes."""
+"""rankscope: see where every rank's time goes.
+
+In a training program (standard library and torch only)::
+
+    with rankscope.profile(schedule=rankscope.schedule(wait=1, warmup=1, active=3)) as prof:
+        for batch in loader:
+            train(batch)
+            prof.step()
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
-__all__ = ["__version__"]
+# Public name -> where it lives. Imported when first used: `import rankscope` costs next to nothing.
+_PUBLIC = {
+    "profile": "rankscope.inapp.profiler",
+    "schedule": "rankscope.inapp.profiler",
+    "mark_step": "rankscope.inapp.steps",
+    "trace": "rankscope.inapp.annotate",
+    "cuda_profiler_range": "rankscope.inapp.cuda_range",
+    "Timers": "rankscope.inapp.timers",
+    "Recorded": "rankscope.inapp.handlers",
+    "ChromeTrace": "rankscope.inapp.handlers",
+    "TensorBoard": "rankscope.inapp.handlers",
+    "Summary": "rankscope.inapp.summary",
+    "memory_history": "rankscope.inapp.memory",
+    "memory_line": "rankscope.inapp.memory",
+    "memory_now": "rankscope.inapp.memory",
+    "add_profile_arguments": "rankscope.inapp.flags",
+    "profiler_from_args": "rankscope.inapp.flags",
+}
+
+if TYPE_CHECKING:
+    from rankscope.inapp.annotate import trace
+    from rankscope.inapp.cuda_range import cuda_profiler_range
+    from rankscope.inapp.flags import add_profile_arguments, profiler_from_args
+    from rankscope.inapp.handlers import ChromeTrace, Recorded, TensorBoard
+    from rankscope.inapp.memory import memory_history, memory_line, memory_now
+    from rankscope.inapp.profiler import profile, schedule
+    from rankscope.inapp.steps import mark_step
+    from rankscope.inapp.summary import Summary
+    from rankscope.inapp.timers import Timers
+
+__all__ = [
+    "ChromeTrace",
+    "Recorded",
+    "Summary",
+    "TensorBoard",
+    "Timers",
+    "__version__",
+    "add_profile_arguments",
+    "cuda_profiler_range",
+    "mark_step",
+    "memory_history",
+    "memory_line",
+    "memory_now",
+    "profile",
+    "profiler_from_args",
+    "schedule",
+    "trace",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PUBLIC:
+        raise AttributeError(f"module 'rankscope' has no attribute '{name}'")
+    value = getattr(import_module(_PUBLIC[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_PUBLIC})

@@ -66,7 +66,11 @@ def test_a_trace_of_our_own_capture_on_an_h200(open_real: OpenReal) -> None:
     run = open_real(DATA / "captured-h200")
     rows = report(run, "breakdown").rows
     assert [row["step"] for row in rows] == [None, 2, 3, 4]
-    assert [round(rows[0][part] / 1e6, 1) for part in ("span_ns", "compute_ns", "idle_ns")] == [134.6, 90.2, 44.1]
+    assert [round(rows[0][part] / 1e6, 1) for part in ("span_ns", "compute_ns", "idle_ns")] == [
+        134.6,
+        90.2,
+        44.1,
+    ]
     assert run.segments[0].manifest["header"]["rankscope"]["rank"] == 0
 
 

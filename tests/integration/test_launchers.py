@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -31,7 +28,6 @@ TORCHRUN = ["torchrun", "--nproc-per-node", "2"]
 OPENMPI = ["mpirun.openmpi", "--oversubscribe", "-n", "2"]
 MPICH = ["mpiexec.hydra", "-launcher", "fork", "-hosts", "nodeA:2,nodeB:2", "-n", "4"]
 SRUN = ["srun", "-N2", "-n4", "--ntasks-per-node=2"]
-PRIVATE_SLURM = Path(__file__).resolve().parents[3] / "shared" / "tools" / "private-slurm"
 
 
 def check(folder: Path, ranks: list[int], source: str, recorded: tuple[int, ...] = (2, 3, 4)) -> None:
@@ -147,30 +143,6 @@ def test_an_explicit_rank_where_no_launcher_says_it(tmp_path: Path) -> None:
     words = ["rankscope", "profile", "-o", "out", "--ranks", "1", "--rank", "%q{MY_RANK}", PYTHON, TRAIN]
     run(words, tmp_path, env=environment(MY_RANK="1"))
     check(tmp_path / "out", [1], "--rank")
-
-
-@pytest.fixture(scope="module")
-def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """A private two-node Slurm; its variables."""
-    if not PRIVATE_SLURM.exists():
-        pytest.skip(f"{PRIVATE_SLURM} is not there")
-    folder = tmp_path_factory.mktemp("slurm")
-    port = 20000 + int(time.time()) % 20000
-    env = environment(SLURM_TEST_PORT=str(port))
-    up = subprocess.run(
-        [str(PRIVATE_SLURM), "up", str(folder)],
-        env=env,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        timeout=60,
-        check=False,
-    )
-    try:
-        if up.returncode:
-            pytest.skip(f"{PRIVATE_SLURM} up failed with {up.returncode} (it needs root)")
-        yield {**env, "SLURM_CONF": str(folder / "slurm.conf")}
-    finally:
-        subprocess.run([str(PRIVATE_SLURM), "down", str(folder)], env=env, timeout=60, check=False)
 
 
 @needs("srun", "slurm-wlm slurm-wlm-torque munge")

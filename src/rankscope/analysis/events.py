@@ -15,6 +15,9 @@ from rankscope.analysis.scope import Scope
 from rankscope.model import HOST_COLLECTIVE_PATTERN, SYNC_CALL_PATTERN, WAITING_PATTERN
 from rankscope.store.run import Run
 
+# Ops that only look at a flag. Some builds call them inside aten::mm, which is the op that computes.
+_FLAG_CHECKS = "('aten::resolve_conj', 'aten::resolve_neg')"
+
 NO_STEP = -1
 CLASSES = ("COMPUTE", "COMM", "COPY")
 
@@ -95,6 +98,7 @@ def host_work(run: Run, scope: Scope) -> Activity:
         AND NOT EXISTS (
             SELECT 1 FROM slices c
             WHERE c.category = 'cpu_op' AND c.rank = s.rank AND c.segment = s.segment AND c.op = s.id
+            AND c.name NOT IN {_FLAG_CHECKS}
         )
         """,
     )

@@ -1,1 +1,1 @@
-"""Workloads and traces with known answers."""
+"""Workloads and traces with known answers: seqpar runs a small sequence-parallel loop, synthetic writes traces."""

@@ -1,4 +1,4 @@
-"""Workloads and traces with known answers: `rankscope bench synthetic`."""
+"""rankscope bench: a workload to try everything on, and traces with known answers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from rankscope.cli import HelpFormatter
+from rankscope.cli import HelpFormatter, bench_seqpar, bench_sweep
 from rankscope.errors import UsageError
 from rankscope.ranges import numbers_in, parse_ranges
 from rankscope.units import format_bytes, format_count, parse_count
@@ -45,7 +45,7 @@ class Bench(NamedTuple):
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.description = "Workloads and traces with known answers."
+    parser.description = "A workload to try everything on, and traces with known answers."
     commands = parser.add_subparsers(dest="bench", metavar="BENCH", required=True)
     for name, bench in BENCHES.items():
         sub = commands.add_parser(name, help=bench.summary, formatter_class=HelpFormatter, allow_abbrev=False)
@@ -218,6 +218,14 @@ class _Progress:
 
 
 BENCHES = {
+    "seqpar": Bench(
+        "a sequence-parallel loop on GPUs or CPUs, timed, checked, profiled",
+        bench_seqpar.configure,
+        bench_seqpar.run,
+    ),
+    "sweep": Bench(
+        "seqpar over a grid of sizes, precisions and ranks: one table", bench_sweep.configure, bench_sweep.run
+    ),
     "synthetic": Bench(
         "multi-rank traces of any size whose every answer is known", _configure_synthetic, _run_synthetic
     ),

@@ -111,6 +111,7 @@ def _start_engine(plan: Plan, identity: Identity, voice: Voice) -> Any:
         from rankscope.inapp.engine import Engine
         from rankscope.inapp.rankfiles import RankFiles
         from rankscope.inapp.signals import listen
+        from rankscope.inapp.steps import set_engine
 
         version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
         if version < OLDEST_TORCH:
@@ -120,6 +121,7 @@ def _start_engine(plan: Plan, identity: Identity, voice: Voice) -> Any:
         engine = Engine(plan, files, voice)
         engine.watch_optimizers()
         listen(engine)
+        set_engine(engine)
         atexit.register(engine.finish)
         for text in disagreements(os.environ, identity):
             files.manifest["notes"].append(text)

@@ -12,6 +12,8 @@ import functools
 import os
 import sys
 import time
+from collections.abc import Sequence
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -22,9 +24,10 @@ from rankscope.capture.selector import parse_selector
 from rankscope.errors import CaptureError, RankscopeError
 from rankscope.inapp.endings import TerminationGuard
 from rankscope.inapp.export import Export, ExportOrder, Outcome
+from rankscope.inapp.handlers import Handler, Recorded
 from rankscope.inapp.mainthread import Timer, when_returning
 from rankscope.inapp.rankfiles import RankFiles, clock_anchor
-from rankscope.inapp.recorder import Recorder, Recording, ScriptProfiler
+from rankscope.inapp.recorder import Recorder, Recording, Region, ScriptProfiler
 from rankscope.inapp.stepcount import StepCounter, live_optimizers
 from rankscope.inapp.story import ending, nothing_captured
 from rankscope.inapp.voice import Voice
@@ -43,7 +46,8 @@ _RECORDING = (RECORD, RECORD_AND_SAVE)
 class Engine:
     """Counts steps, opens and closes windows, and hands what was recorded to a forked exporter."""
 
-    def __init__(self, plan: Plan, files: RankFiles, voice: Voice) -> None:
+    def __init__(self, plan: Plan, files: RankFiles, voice: Voice, handlers: Sequence[Handler] = ()) -> None:
+        """``handlers`` take what was recorded instead of the one trace file in the run folder."""
         self.plan = plan
         self.files = files
         self.voice = voice
@@ -54,6 +58,8 @@ class Engine:
         self._quiet_until = self._schedule.first_busy_step if self._schedule else sys.maxsize
         self._action = NONE
         self._window: dict[str, Any] | None = None
+        self._handlers = handlers
+        self._opened = 0
         self._exports: list[tuple[dict[str, Any], Export]] = []
         self._timer: Timer | None = None
         self._kept: object = None
@@ -85,6 +91,26 @@ class Engine:
         if self.plan.fallback_after_s > 0 and not isinstance(when, OnSignal):
             self._timer = Timer(self.plan.fallback_after_s, lambda: self._shielded(self._fall_back))
 
+    def begin(self) -> None:
+        """The program begins its first step now and will mark the others itself."""
+        os.register_at_fork(after_in_child=self._forked)
+        if self._schedule is not None:
+            self._shielded(self._advance, self._schedule.action(0))
+
+    def mark_region(self, region: Region) -> None:
+        """Have this range begun and ended with each recorded step."""
+        self._recorder.region = region
+
+    def release(self) -> None:
+        """After ``finish``, where the process goes on without us."""
+        self._guard.off()
+        self._recorder.release()
+
+    @property
+    def action(self) -> int:
+        """What the step that runs just now is for, in torch's words."""
+        return self._action
+
     def step(self) -> None:
         """A training step has ended; the next one begins."""
         self.step_number += 1
@@ -99,6 +125,14 @@ class Engine:
         self._advance(self._schedule.action(self.step_number))
         self._go_quiet()
 
+    def mark_step(self) -> None:
+        """The program says itself that a step has ended: from now on its optimizers do not count."""
+        if self._hook is not None:
+            self._hook.remove()
+            self._hook = None
+        if not self.stopped:
+            self._shielded(self.step)
+
     def request(self) -> None:
         """Record the next steps, on demand. A request while one is under way changes nothing."""
         when = self.plan.when
@@ -110,8 +144,11 @@ class Engine:
         self._quiet_until = 0
         self.voice.tell(f"asked for a window: the next {when.warmup + when.active} steps")
 
-    def finish(self, why: str = "the script ended in the window", wait_s: float = EXIT_WAIT_S) -> None:
-        """End of the process: close what is open, wait for what is being written, say where it is."""
+    def finish(self, why: str | None = "the script ended in the window", wait_s: float = EXIT_WAIT_S) -> None:
+        """The end: close what is open, wait for what is being written, say where it is.
+
+        ``why`` is why an open window is not whole; None where it was to last until now.
+        """
         if self._finished or os.getpid() != self._pid:
             return
         self._finished = True
@@ -190,8 +227,8 @@ class Engine:
     def _open_window(self, kind: str) -> None:
         self.files.claim()
         self._kept = None  # frees the last window's events, if there was one: torch takes its time for that
-        windows = self.files.manifest["windows"]
-        self._window = {"index": len(windows), "kind": kind, "state": "recording"}
+        self._window = {"index": self._opened, "kind": kind, "state": "recording"}
+        self._opened += 1
         self._guard.on()
         self._recorder.warm_up()
 
@@ -207,11 +244,18 @@ class Engine:
         window, self._window = self._window, None
         assert window is not None
         last = self.step_number if why or window["kind"] != "steps" else self.step_number - 1
+        last = max(last, window["first_step"])
         recording = self._recorder.stop()
         began = time.perf_counter_ns()
         window.update(last_step=last, end=clock_anchor(), stop_ns=recording.stop_ns)
-        self._export(window, recording, why)
+        if self._handlers:
+            self._hand_over(window, recording, why)
+        else:
+            self._export(window, recording, why, self.files.target(window["index"]))
         window["stall_ns"] = recording.stop_ns + time.perf_counter_ns() - began
+        for other in self.files.manifest["windows"]:
+            if other["index"] == window["index"]:  # another file of the same window
+                other["stall_ns"] = window["stall_ns"]
         self._kept = recording.keep
         self.voice.detail(
             f"recorded steps {window['first_step']}-{last}; training stood still for "
@@ -219,8 +263,31 @@ class Engine:
             f"export {format_ns(window['stall_ns'] - window['stop_ns'])}"
         )
 
-    def _export(self, window: dict[str, Any], recording: Recording, why: str | None) -> None:
-        target = self.files.target(window["index"])
+    def _hand_over(self, window: dict[str, Any], recording: Recording, why: str | None) -> None:
+        """Each handler gets what was recorded; one that fails does not keep it from the others."""
+        facts = {key: self.files.manifest[key] for key in ("rank", "world_size", "host", "pid")}
+        steps = {key: window[key] for key in ("index", "first_step", "last_step")}
+        written: list[Path] = []
+
+        def export(path: Path) -> None:
+            # The manifest has one entry for each file: a second file of the same window is another entry.
+            self._export(dict(window) if written else window, recording, why, path)
+            written.append(path)
+
+        recorded = Recorded(profile=recording.keep, folder=self.files.folder, export=export, **facts, **steps)
+        for handler in self._handlers:
+            try:
+                handler(recorded)
+            except Exception as error:  # noqa: BLE001  (a handler of the user's must not stop the job)
+                name = getattr(handler, "__name__", type(handler).__name__)
+                self.voice.fail(
+                    f"the handler {name} failed, the job goes on: {type(error).__name__}: {error}"
+                )
+        if not written:
+            window.update(state="partial" if why else "whole", why=why, bytes=0)
+            self.files.manifest["windows"].append(window)
+
+    def _export(self, window: dict[str, Any], recording: Recording, why: str | None, target: Path) -> None:
         window["file"] = target.name if target.parent == self.files.folder else str(target)
         window["state"] = "exporting"
         self.files.manifest["windows"].append(window)
@@ -341,7 +408,7 @@ class Engine:
         else:
             self._give_up(CaptureError("the script started its own torch.profiler, and only one can run"))
 
-    def _close_unfinished(self, why: str) -> None:
+    def _close_unfinished(self, why: str | None) -> None:
         if self._window is not None and self._recorder.started:
             self._shielded(self._close_window, why)
         elif self._window is not None:

@@ -139,7 +139,8 @@ def _export(order: ExportOrder, terminated: list[float]) -> Outcome:
     part = order.target.with_name(f".{order.target.name}.part")
     try:
         with part.open("wb", buffering=0) as file:
-            stream = TraceStream(_writer(file.fileno()), order.max_size)
+            compress = order.target.suffix == ".gz"
+            stream = TraceStream(_writer(file.fileno()), order.max_size, compress=compress)
             why = _stream_save(order, stream, terminated)
             os.fsync(file.fileno())
         if stream.raw_bytes == 0:

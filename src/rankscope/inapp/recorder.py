@@ -6,7 +6,7 @@ import functools
 import time
 import warnings
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from rankscope.capture.plan import Plan
 from rankscope.errors import CaptureError
@@ -50,6 +50,20 @@ class ScriptProfiler:
         profiler.profile._prepare_trace = prepare_trace
         profiler.profile.__exit__ = exit_profile
 
+        def release() -> None:
+            if profiler.profile._prepare_trace is prepare_trace:  # nobody has wrapped ours since
+                profiler.profile._prepare_trace, profiler.profile.__exit__ = prepare, leave
+
+        self.release: Callable[[], None] = release
+
+
+class Region(Protocol):
+    """A range inside each recorded step (region.py)."""
+
+    def begin(self) -> None: ...
+
+    def end(self) -> None: ...
+
 
 class Recorder:
     """Warm up, start, mark steps, stop. Everything happens on the thread that calls."""
@@ -59,6 +73,7 @@ class Recorder:
         self._script = script_profiler
         self._profile: Any = None
         self._step_range: Any = None
+        self.region: Region | None = None
         self.started = False
 
     @property
@@ -98,9 +113,13 @@ class Recorder:
 
         self._step_range = record_function(f"ProfilerStep#{number}")
         self._step_range.__enter__()
+        if self.region is not None:
+            self.region.begin()
 
     def end_step(self) -> None:
         if self._step_range is not None:
+            if self.region is not None:
+                self.region.end()
             step_range, self._step_range = self._step_range, None
             step_range.__exit__(None, None, None)
 
@@ -135,6 +154,10 @@ class Recorder:
     def script_profiles(self) -> bool:
         """Whether the script's own profiler is on just now."""
         return self._script.in_use
+
+    def release(self) -> None:
+        """Nothing will be recorded any more: leave torch as it was found."""
+        self._script.release()
 
     def _ours(self, call: Callable[[], Any]) -> None:
         self._script.ours = True

@@ -21,14 +21,26 @@ _LEVEL = 1
 _GZIP = 31
 
 
+class _Plain:
+    """The compressor of a file that is not to be compressed."""
+
+    def compress(self, data: bytes) -> bytes:
+        return data
+
+    def flush(self, mode: int = zlib.Z_FINISH) -> bytes:
+        return b""
+
+
 class TraceStream:
-    """Bytes in, gzip out through ``write``. What follows the last whole event is held back until it is
-    complete.
+    """Bytes in, gzip (or the same bytes) out through ``write``. What follows the last whole event is held
+    back until it is complete.
     """
 
-    def __init__(self, write: Callable[[bytes], object], max_size: int | None = None) -> None:
+    def __init__(
+        self, write: Callable[[bytes], object], max_size: int | None = None, *, compress: bool = True
+    ) -> None:
         self._write = write
-        self._gzip = zlib.compressobj(_LEVEL, zlib.DEFLATED, _GZIP)
+        self._gzip = zlib.compressobj(_LEVEL, zlib.DEFLATED, _GZIP) if compress else _Plain()
         self._held = b""
         self._max_size = max_size
         self._since_flush = 0

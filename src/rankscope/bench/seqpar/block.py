@@ -1,0 +1,102 @@
+"""The block itself: its tensors, its synchronous form and its overlapped form."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from rankscope.bench.seqpar.config import ALLGATHER, MATMUL1, MATMUL2, REDUCE_SCATTER, Config
+from rankscope.bench.seqpar.stopwatch import Stopwatch
+from rankscope.bench.seqpar.world import World
+from rankscope.inapp.annotate import trace
+
+_SEED = 1907
+
+
+class Block:
+    """One rank's share: input (S/W,1,H), weights (H/W,H) and (H,H/W)."""
+
+    def __init__(self, config: Config, world: World) -> None:
+        import torch
+
+        self.config, self.world = config, world
+        rows = config.sequence // world.size
+        like = {"dtype": getattr(torch, config.precision), "device": world.device}
+        self.input, weight1, weight2 = tensors(config, world.rank, world.size)
+        self.input = self.input.to(world.device)
+        self.weight1, self.weight2 = weight1.to(world.device), weight2.to(world.device)
+        self.gathered = torch.empty(config.sequence, 1, config.hidden, **like)
+        self.output = torch.empty(rows, 1, config.hidden, **like)
+        self._all_gather, self._reduce_scatter = _collectives()
+
+    def synchronous(self, watch: Stopwatch) -> None:
+        """One part after the other; the stopwatch is read between them."""
+        from torch.nn.functional import linear
+
+        watch.start()
+        with trace(ALLGATHER):
+            self._all_gather(self.gathered, self.input)
+        watch.lap()
+        with trace(MATMUL1):
+            inner = linear(self.gathered, self.weight1)
+        watch.lap()
+        with trace(MATMUL2):
+            partial = linear(inner, self.weight2)
+        watch.lap()
+        with trace(REDUCE_SCATTER):
+            self._reduce_scatter(self.output, partial)
+        watch.lap()
+
+    def overlapped(self, watch: Stopwatch) -> None:
+        """The same in chunks of every rank's rows: while one is multiplied, the next is gathered and the last
+        one is reduced. The parts overlap, so only the whole is timed.
+        """
+        from torch.nn.functional import linear
+
+        pieces = self.config.chunks
+        inputs, outputs = self.input.chunk(pieces), self.output.chunk(pieces)
+        gathered = self.gathered.chunk(pieces)
+        reducing = []
+        watch.start()
+        gathering = self._all_gather(gathered[0], inputs[0], async_op=True)
+        for piece in range(pieces):
+            arrived = gathering
+            if piece + 1 < pieces:
+                gathering = self._all_gather(gathered[piece + 1], inputs[piece + 1], async_op=True)
+            arrived.wait()
+            with trace(MATMUL1):
+                inner = linear(gathered[piece], self.weight1)
+            with trace(MATMUL2):
+                partial = linear(inner, self.weight2)
+            # The partial sums must live until they are reduced, so they travel with their handle.
+            reducing.append((self._reduce_scatter(outputs[piece], partial, async_op=True), partial))
+        for work, _ in reducing:
+            work.wait()
+        watch.lap()
+
+
+def tensors(config: Config, rank: int, ranks: int) -> tuple[Any, Any, Any]:
+    """A rank's input and weights, on the CPU. Any process can make those of any rank: the reference does."""
+    import torch
+
+    generator = torch.Generator().manual_seed(_SEED + rank)
+    inner = config.hidden // ranks
+    scale = 1 / math.sqrt(config.hidden)  # keeps every product near 1, whatever the size
+    shapes = (
+        (config.sequence // ranks, 1, config.hidden),
+        (inner, config.hidden),
+        (config.hidden, inner),
+    )
+    made = [torch.randn(shape, generator=generator) for shape in shapes]
+    dtype = getattr(torch, config.precision)
+    return made[0].to(dtype), made[1].mul_(scale).to(dtype), made[2].mul_(scale).to(dtype)
+
+
+def _collectives() -> tuple[Any, Any]:
+    """torch 2.13 renames the two and warns about the old names; 2.4 knows only those."""
+    from torch import distributed
+
+    return (
+        getattr(distributed, "all_gather_single", None) or distributed.all_gather_into_tensor,
+        getattr(distributed, "reduce_scatter_single", None) or distributed.reduce_scatter_tensor,
+    )

@@ -1,0 +1,221 @@
+"""Run the block and turn every rank's times into one report, the same on every rank."""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from collections.abc import Callable
+from typing import Any
+
+from rankscope.bench.seqpar.block import Block
+from rankscope.bench.seqpar.config import COLLECTIVES, PARTS, Config, busbw_factor
+from rankscope.bench.seqpar.peaks import peak_tflops
+from rankscope.bench.seqpar.reference import (
+    TOLERANCE,
+    TOLERANCE_TF32,
+    reference_rows,
+    relative_error,
+    sample_rows,
+)
+from rankscope.bench.seqpar.stopwatch import Stopwatch
+from rankscope.bench.seqpar.world import World
+from rankscope.errors import RankscopeError
+from rankscope.inapp.steps import mark_step
+
+FORMAT = 1
+Report = dict[str, Any]
+Form = Callable[[Stopwatch], None]
+
+
+class WrongResultError(RankscopeError):
+    """The ranks' result is not that of the reference; every rank raises it together."""
+
+
+def measure(config: Config, world: World) -> Report:
+    """The whole benchmark on this rank. Raises on every rank when the result of any is wrong."""
+    config.check(world.size)
+    block = Block(config, world)
+    watch = Stopwatch(world.device)
+    expected = reference_rows(config, world.rank, world.size)
+    wall, laps = _timed(block.synchronous, config, world, watch)
+    error = relative_error(block.output, expected, sample_rows(config, world.size))
+    report = _report(config, world, *_everywhere(world, wall, laps))
+    if config.chunks:
+        block.output.zero_()
+        wall, laps = _timed(block.overlapped, config, world, watch)
+        rows = sample_rows(config, world.size)
+        error = max(error, relative_error(block.output, expected, rows))
+        report["overlap"] = _overlap(config, report, *_everywhere(world, wall, laps))
+    report["check"] = _checked(config, world, error)
+    return report
+
+
+def iterate(config: Config, world: World, count: int, after_each: Callable[[], None]) -> None:
+    """Some more iterations that nobody times: the ones a profiler looks at."""
+    block = Block(config, world)
+    watch = Stopwatch(world.device)
+    form = block.overlapped if config.chunks else block.synchronous
+    world.barrier()
+    for _ in range(count):
+        form(watch)
+        after_each()
+    world.synchronize()
+
+
+def _timed(form: Form, config: Config, world: World, watch: Stopwatch) -> tuple[int, list[list[int]]]:
+    """Warm up, meet, run. The barrier keeps start-up skew out of the first all-gather."""
+    for _ in range(config.warmup):
+        form(watch)
+        mark_step()
+    watch.reset()
+    world.barrier()
+    began = time.perf_counter_ns()
+    for _ in range(config.iterations):
+        form(watch)
+        mark_step()
+    world.synchronize()
+    wall = time.perf_counter_ns() - began
+    laps = watch.laps()
+    watch.reset()
+    return wall, laps
+
+
+def _everywhere(world: World, wall: int, laps: list[list[int]]) -> tuple[list[int], list[list[list[int]]]]:
+    """Every rank's wall time and laps."""
+    import torch
+
+    flat = [wall, *(value for row in laps for value in row)]
+    found = [part.tolist() for part in world.gather(torch.tensor(flat, dtype=torch.int64))]
+    width = len(laps[0])
+    return [one[0] for one in found], [
+        [one[start : start + width] for start in range(1, len(one), width)] for one in found
+    ]
+
+
+def _report(config: Config, world: World, walls: list[int], laps: list[list[list[int]]]) -> Report:
+    by_part = {name: [[row[index] for row in rank] for rank in laps] for index, name in enumerate(PARTS)}
+    whole = [[sum(row) for row in rank] for rank in laps]
+    return {
+        "bench": "seqpar",
+        "format": FORMAT,
+        "config": _described(config, world),
+        "parts": [_part(name, by_part[name], config, world) for name in PARTS],
+        "ranks": [
+            {
+                "rank": rank,
+                "parts": {name: spread(by_part[name][rank]) for name in PARTS},
+                "iteration": spread(whole[rank]),
+                "wall_ns": walls[rank],
+            }
+            for rank in range(world.size)
+        ],
+        "time_to_solution_ns": max(walls),
+        "notes": list(world.notes),
+    }
+
+
+def _described(config: Config, world: World) -> dict[str, Any]:
+    import torch
+
+    return {
+        "sequence": config.sequence,
+        "hidden": config.hidden,
+        "iterations": config.iterations,
+        "warmup": config.warmup,
+        "precision": config.precision,
+        "chunks": config.chunks,
+        "ranks": world.size,
+        "launcher": world.identity.source,
+        "backend": world.backend,
+        "device": world.device.type,
+        "device_name": world.device_name,
+        "tf32": _tf32(world),
+        "torch": torch.__version__,
+        "host": platform.node(),
+        "cores": len(os.sched_getaffinity(0)),
+    }
+
+
+def _part(name: str, times: list[list[int]], config: Config, world: World) -> dict[str, Any]:
+    """One part over all ranks. All ranks leave a collective together, so its transfer is what the last one to
+    come needed; a matmul is every rank's own.
+    """
+    if name in COLLECTIVES:
+        p50 = median([min(one) for one in zip(*times, strict=True)])
+        size = config.part_bytes()
+        algbw = size / p50  # bytes a nanosecond are GB/s
+        return {
+            "name": name,
+            "kind": "collective",
+            "bytes": size,
+            "p50_ns": p50,
+            "algbw_gb_s": algbw,
+            "busbw_gb_s": algbw * busbw_factor(world.size),
+        }
+    p50 = median([value for rank in times for value in rank])
+    flops = config.part_flops(world.size)
+    rate = flops / p50 / 1e3
+    peak = peak_tflops(world.device_name, config.precision, tf32=_tf32(world))
+    return {
+        "name": name,
+        "kind": "matmul",
+        "flops": flops,
+        "p50_ns": p50,
+        "tflop_s": rate,
+        "peak_tflop_s": peak,
+        "pct_of_peak": 100 * rate / peak if peak else None,
+    }
+
+
+def _overlap(config: Config, report: Report, walls: list[int], laps: list[list[list[int]]]) -> dict[str, Any]:
+    return {
+        "chunks": config.chunks,
+        "time_to_solution_ns": max(walls),
+        "speedup": report["time_to_solution_ns"] / max(walls),
+        "ranks": [
+            {"rank": rank, "iteration": spread([row[0] for row in one]), "wall_ns": walls[rank]}
+            for rank, one in enumerate(laps)
+        ],
+    }
+
+
+def _checked(config: Config, world: World, error: float) -> dict[str, Any]:
+    import torch
+
+    worst = max(float(part) for part in world.gather(torch.tensor([error], dtype=torch.float64)))
+    tolerance = TOLERANCE_TF32 if _tf32(world) else TOLERANCE[config.precision]
+    if not worst <= tolerance:  # not 'worst > tolerance': NaN must fail too
+        raise WrongResultError(
+            "the result is wrong",
+            why=f"It differs from the single-process reference by {worst:.2g} (relative); "
+            f"{tolerance:g} is allowed for {config.precision}.",
+            hint=f"The times mean nothing. Try another --backend ({world.backend} was used) or torch.",
+        )
+    return {
+        "relative_error": worst,
+        "tolerance": tolerance,
+        "rows_per_rank": len(sample_rows(config, world.size)),
+    }
+
+
+def _tf32(world: World) -> bool:
+    import torch
+
+    return bool(world.device.type == "cuda" and torch.get_float32_matmul_precision() != "highest")
+
+
+def spread(values: list[int]) -> dict[str, int]:
+    return {
+        "total_ns": sum(values),
+        "mean_ns": round(sum(values) / len(values)),
+        "p50_ns": median(values),
+        "min_ns": min(values),
+        "max_ns": max(values),
+    }
+
+
+def median(values: list[int]) -> int:
+    ordered = sorted(values)
+    middle = len(ordered) // 2
+    return ordered[middle] if len(ordered) % 2 else round((ordered[middle - 1] + ordered[middle]) / 2)

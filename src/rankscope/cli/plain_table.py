@@ -1,0 +1,23 @@
+"""A small table for commands that must run with nothing but the standard library and torch installed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+GAP = 2
+
+
+def plain_table(headings: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> str:
+    """Rows under headings; the first ``left`` columns to the left, numbers to the right."""
+    cells = [list(headings), *map(list, rows)]
+    widths = [max(len(row[index]) for row in cells) for index in range(len(headings))]
+    cells.insert(1, ["─" * width for width in widths])
+    return "\n".join(_line(row, widths, left) for row in cells)
+
+
+def _line(row: Sequence[str], widths: Sequence[int], left: int) -> str:
+    placed = [
+        cell.ljust(width) if index < left else cell.rjust(width)
+        for index, (cell, width) in enumerate(zip(row, widths, strict=True))
+    ]
+    return (" " * GAP).join(placed).rstrip()

@@ -1,0 +1,110 @@
+"""The flags that training scripts have for profiling, and the profiler they ask for.
+
+rankscope.add_profile_arguments(parser)
+args = parser.parse_args()
+with rankscope.profiler_from_args(args, model=model) as prof:
+    ...
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from rankscope.capture.schedule import Schedule
+from rankscope.inapp.handlers import ChromeTrace, Handler, TensorBoard
+from rankscope.inapp.profiler import DEFAULT_FOLDER, profile, schedule
+from rankscope.inapp.summary import Summary
+
+_DEFAULTS = Schedule()
+_SWITCHES = {
+    "with-flops": "estimate FLOPs of matrix products and convolutions",
+    "profile-memory": "record allocations",
+    "with-stack": "record Python stacks",
+    "with-modules": "record the module hierarchy",
+    "record-shapes": "record the shapes of operators' inputs",
+}
+_CYCLE = {
+    "wait": "idle steps of a cycle",
+    "warmup": "steps the profiler warms up",
+    "active": "recorded steps of a cycle",
+    "repeat": "cycles; 0 is for ever",
+    "skip-first": "steps before the first cycle",
+}
+
+
+def add_profile_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    """Add both families of flags. A flag that the script has already is left as it is, and its value used."""
+    add = _Adder(parser)
+    add.group("profiling (rankscope)")
+    add("--profiling", action="store_true", help="record some steps with torch's profiler, with summaries")
+    add("--ptensorboard", action="store_true", help="write the trace for TensorBoard instead of as JSON")
+    add("--prof_dir", default=DEFAULT_FOLDER, metavar="DIR", help="traces and summaries (default: ./prof)")
+    add("--debug", action="store_true", help="say what happens, and the memory in use after each step")
+    add.group("torch profiler (rankscope, Megatron's names)")
+    add("--torch-profile", action="store_true", help="record with the schedule and on the ranks below")
+    add("--torch-profile-ranks", nargs="+", type=int, default=[0], metavar="N", help="default: 0")
+    for name, text in _CYCLE.items():
+        default = getattr(_DEFAULTS, name.replace("-", "_"))
+        add(
+            f"--torch-profile-{name}",
+            type=int,
+            default=default,
+            metavar="N",
+            help=f"{text} (default: {default})",
+        )
+    for name, text in _SWITCHES.items():
+        add(f"--torch-profile-{name}", action="store_true", help=text)
+    add("--tensorboard-dir", metavar="DIR", help="with --torch-profile: the traces go there, for TensorBoard")
+    return parser
+
+
+def profiler_from_args(args: argparse.Namespace, *, model: Any = None, name: str | None = None) -> profile:
+    """The profiler that the flags ask for; without one of them a profiler that does nothing."""
+    megatron = bool(getattr(args, "torch_profile", False))
+    enabled = megatron or bool(getattr(args, "profiling", False))
+    chosen = {key.replace("-", "_"): _megatron(args, key) for key in _SWITCHES}
+    cycle: dict[str, int] = {key.replace("-", "_"): _megatron(args, key) for key in _CYCLE}
+    return profile(
+        getattr(args, "prof_dir", DEFAULT_FOLDER),
+        enabled=enabled,
+        schedule=schedule(**cycle),
+        ranks=args.torch_profile_ranks if megatron else "all",
+        handlers=_handlers(args, megatron, name),
+        model=model,
+        name=name,
+        debug=bool(getattr(args, "debug", False)),
+        **chosen,
+    )
+
+
+def _megatron(args: argparse.Namespace, key: str) -> Any:
+    return getattr(args, f"torch_profile_{key.replace('-', '_')}")
+
+
+def _handlers(args: argparse.Namespace, megatron: bool, name: str | None) -> list[Handler] | None:
+    """None is the default: a Chrome trace and the summaries."""
+    folder = getattr(args, "tensorboard_dir", None) if megatron else None
+    if folder or getattr(args, "ptensorboard", False):
+        return [TensorBoard(folder), Summary()]
+    return [ChromeTrace(name), Summary()] if name else None
+
+
+class _Adder:
+    """add_argument that leaves alone what the script defines itself (Megatron has --tensorboard-dir)."""
+
+    def __init__(self, parser: argparse.ArgumentParser) -> None:
+        self._parser = parser
+        self._group: argparse._ArgumentGroup | None = None
+        self._title = ""
+
+    def group(self, title: str) -> None:
+        self._title, self._group = title, None
+
+    def __call__(self, flag: str, **options: Any) -> None:
+        spellings = {flag, flag.replace("_", "-"), "--" + flag[2:].replace("-", "_")}
+        if spellings & set(self._parser._option_string_actions):
+            return
+        if self._group is None:
+            self._group = self._parser.add_argument_group(self._title)
+        self._group.add_argument(flag, **options)

@@ -1,0 +1,116 @@
+"""What becomes of a recorded window: a handler is any callable that takes a Recorded.
+
+    def my_handler(recorded: rankscope.Recorded) -> None:
+        recorded.export(recorded.folder / "mine.json.gz")          # written by a forked child, training goes on
+        print(recorded.profile.key_averages().table(row_limit=5))  # torch's own object, all of it
+
+    rankscope.profile(handlers=[my_handler, rankscope.Summary()])
+
+One that has a ``close`` method is called once more at the end, after the last window.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rankscope.errors import UsageError
+
+Handler = Callable[["Recorded"], object]
+
+CHROME_TEMPLATE = "{name}-{rank}-of-{world}.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recorded:
+    """One window of one rank, stopped and ready to be looked at."""
+
+    profile: Any
+    """torch's profiler object: key_averages(), events(), export_stacks() and the rest."""
+    folder: Path
+    """The profile folder (absolute)."""
+    export: Callable[[Path], None]
+    """Write the trace there; gzip where the name ends in .gz. A forked child does it."""
+    rank: int
+    world_size: int | None
+    host: str
+    pid: int
+    index: int
+    """0 for the first cycle of the schedule."""
+    first_step: int
+    last_step: int
+
+
+@dataclass(frozen=True)
+class ChromeTrace:
+    """The trace as JSON, for chrome://tracing, Perfetto and `rankscope stats`."""
+
+    name: str = "trace"
+    template: str = CHROME_TEMPLATE
+    """{name}, {rank}, {world}, {host}, {pid}, {cycle}, {first_step}, {last_step}; .gz compresses."""
+
+    def __post_init__(self) -> None:
+        self.file_name(_EXAMPLE)
+
+    def file_name(self, recorded: Recorded) -> str:
+        fields = {
+            "name": self.name,
+            "rank": recorded.rank,
+            "world": recorded.world_size or 1,
+            "host": recorded.host,
+            "pid": recorded.pid,
+            "cycle": recorded.index,
+            "first_step": recorded.first_step,
+            "last_step": recorded.last_step,
+        }
+        try:
+            text = self.template.format(**fields)
+        except (KeyError, IndexError, ValueError) as error:
+            raise UsageError(
+                f"'{self.template}' is not a file name template",
+                why=f"{error} is not one of its fields: {', '.join(fields)}.",
+                hint=f"The default is {CHROME_TEMPLATE}",
+            ) from None
+        if recorded.index and "{cycle" not in self.template and "_step" not in self.template:
+            stem, dot, ending = text.partition(".json")
+            return f"{stem}.cycle-{recorded.index}{dot}{ending}"
+        return text
+
+    def __call__(self, recorded: Recorded) -> None:
+        recorded.export(recorded.folder / self.file_name(recorded))
+
+
+@dataclass(frozen=True)
+class TensorBoard:
+    """The trace under the name that TensorBoard's profiler plug-in looks for."""
+
+    folder: str | Path | None = None
+    """Default: the profile folder."""
+
+    def __call__(self, recorded: Recorded) -> None:
+        folder = Path(self.folder).absolute() if self.folder is not None else recorded.folder
+        folder.mkdir(parents=True, exist_ok=True)
+        # The rank is in the worker's name: host and pid alone do not tell which rank it was.
+        worker = f"rank-{recorded.rank:05d}_{recorded.host}_{recorded.pid}"
+        recorded.export(folder / f"{worker}.{time.time_ns()}.pt.trace.json.gz")
+
+
+def _no_export(_path: Path) -> None:
+    raise AssertionError("the example is never exported")
+
+
+_EXAMPLE = Recorded(
+    profile=None,
+    folder=Path(),
+    export=_no_export,
+    rank=0,
+    world_size=1,
+    host="host",
+    pid=1,
+    index=0,
+    first_step=0,
+    last_step=0,
+)

@@ -1,0 +1,165 @@
+"""Memory of this rank: peaks, a line to print, and torch's allocation history on demand and when it runs out."""
+
+from __future__ import annotations
+
+import os
+import resource
+from pathlib import Path
+from types import TracebackType
+from typing import NamedTuple
+
+from rankscope.capture.rank import detect
+from rankscope.errors import RankscopeError
+from rankscope.inapp.voice import Voice
+from rankscope.units import format_bytes
+
+# torch's own default keeps every event, which on a long run is gigabytes of host memory.
+MAX_ENTRIES = 100_000
+
+
+class Memory(NamedTuple):
+    """Bytes of one device; on the CPU only the process's peak is known."""
+
+    device: str
+    allocated: int | None
+    reserved: int | None
+    peak_allocated: int
+    peak_reserved: int | None
+    total: int | None
+
+
+def memory_now() -> list[Memory]:
+    """The process on the host, then each GPU it has used. Waits for nothing."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    found = [Memory("host", _resident(), None, peak, None, None)]
+    import torch
+
+    if not torch.cuda.is_available() or not torch.cuda.is_initialized():
+        return found
+    used = [index for index in range(torch.cuda.device_count()) if torch.cuda.max_memory_reserved(index)]
+    return found + [
+        Memory(
+            f"cuda:{index}",
+            torch.cuda.memory_allocated(index),
+            torch.cuda.memory_reserved(index),
+            torch.cuda.max_memory_allocated(index),
+            torch.cuda.max_memory_reserved(index),
+            torch.cuda.get_device_properties(index).total_memory,
+        )
+        for index in used
+    ]
+
+
+def memory_line() -> str:
+    """One line for a log."""
+    parts = []
+    for one in memory_now():
+        text = f"{one.device} {format_bytes(one.allocated or 0)}"
+        if one.reserved is not None:
+            text += f" allocated, {format_bytes(one.reserved)} reserved"
+        parts.append(f"{text} (peak {format_bytes(one.peak_allocated)})")
+    return ", ".join(parts)
+
+
+def memory_overview() -> str:
+    """The same as a small table, for the end of a summary."""
+    rows: list[tuple[str, ...]] = [
+        ("Device", "Allocated", "Reserved", "Peak allocated", "Peak reserved", "Total")
+    ]
+    for one in memory_now():
+        cells = (one.allocated, one.reserved, one.peak_allocated, one.peak_reserved, one.total)
+        rows.append((one.device, *("-" if value is None else format_bytes(value) for value in cells)))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join(
+        "  ".join([row[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(row[1:], widths[1:], strict=True))])
+        for row in rows
+    )
+
+
+def _resident() -> int:
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+    except (OSError, ValueError, IndexError):
+        return 0
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+class memory_history:  # noqa: N801  (used like a function: with rankscope.memory_history(...))
+    """Record who allocates what on the GPU, and write snapshots: on demand, and when memory runs out.
+
+        with rankscope.memory_history("prof") as history:
+            train()
+            history.snapshot()
+
+    Snapshots open in https://pytorch.org/memory_viz. Where there is no GPU it says so once and does nothing.
+    """
+
+    def __init__(
+        self, folder: str | Path = "prof", *, on_out_of_memory: bool = True, max_entries: int = MAX_ENTRIES
+    ) -> None:
+        self._identity = detect(os.environ)
+        self._folder = Path(folder).absolute()
+        self._on_out_of_memory = on_out_of_memory
+        self._max_entries = max_entries
+        self._voice = Voice(self._identity.rank, speaks=True, quiet=False, verbose=False)
+        self._taken = 0
+        self.recording = False
+
+    def __enter__(self) -> memory_history:
+        import torch
+
+        if not torch.cuda.is_available():
+            self._voice.fail(
+                "no memory history: torch keeps one for CUDA devices only, and there is none here"
+            )
+            return self
+        torch.cuda.memory._record_memory_history(max_entries=self._max_entries)
+        self.recording = True
+        if self._on_out_of_memory:
+            torch._C._cuda_attach_out_of_memory_observer(self._out_of_memory)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        if self.recording:
+            import torch
+
+            self.recording = False
+            torch.cuda.memory._record_memory_history(enabled=None)
+
+    def snapshot(self, path: str | Path | None = None) -> Path:
+        """Write what is known now; returns the file."""
+        if not self.recording:
+            raise RankscopeError(
+                "there is no memory history to write",
+                why="It is recorded between enter and exit, on a machine with a CUDA device.",
+                hint="Call snapshot() inside `with rankscope.memory_history() as history:`.",
+            )
+        target = Path(path) if path is not None else self._folder / self._name(f"-{self._taken}")
+        self._taken += 1
+        return self._dump(target)
+
+    def _dump(self, target: Path) -> Path:
+        import torch
+
+        target.parent.mkdir(parents=True, exist_ok=True)
+        torch.cuda.memory._dump_snapshot(str(target))
+        self._voice.tell(f"memory snapshot: {target}")
+        return target
+
+    def _out_of_memory(self, device: int, wanted: int, _total: int, _free: int) -> None:
+        """Called by torch before it raises OutOfMemoryError; an exception here would hide that one."""
+        if not self.recording:
+            return
+        try:
+            self._voice.fail(
+                f"out of memory on cuda:{device}, {format_bytes(wanted)} wanted: {memory_line()}"
+            )
+            self._dump(self._folder / self._name("-oom"))
+        except Exception as error:  # noqa: BLE001  (the job is about to see its OutOfMemoryError)
+            self._voice.fail(f"the memory snapshot could not be written: {error}")
+
+    def _name(self, suffix: str) -> str:
+        identity = self._identity
+        return f"memory-{identity.rank}-of-{identity.world_size or 1}{suffix}.pickle"

@@ -1,0 +1,240 @@
+"""rankscope.profile: torch's profiler for training loops, with the same engine as `rankscope profile`.
+
+with rankscope.profile(model=model) as prof:
+    for batch in loader:
+        train(batch)
+        prof.step()
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from rankscope.capture.job import script_name
+from rankscope.capture.plan import Plan
+from rankscope.capture.rank import Identity, detect
+from rankscope.capture.schedule import Schedule
+from rankscope.capture.selector import parse_selector
+from rankscope.errors import UsageError
+from rankscope.inapp.engine import Engine
+from rankscope.inapp.handlers import ChromeTrace, Handler
+from rankscope.inapp.region import DEFAULT_REGION, TrainStepRegion
+from rankscope.inapp.steps import current_engine, set_engine
+from rankscope.inapp.summary import Summary
+from rankscope.inapp.voice import Voice
+
+DEFAULT_FOLDER = "prof"
+# A window that lasts from the beginning to the end: torch's meaning of 'no schedule'.
+_EVERYTHING = Schedule(0, 0, 0, sys.maxsize, 1)
+
+
+def schedule(*, wait: int, warmup: int, active: int, repeat: int = 1, skip_first: int = 0) -> Schedule:
+    """torch.profiler.schedule's words and meaning; ``repeat=0``, for ever, must be asked for here."""
+    made = Schedule(skip_first, wait, warmup, active, repeat)
+    made.validate()
+    return made
+
+
+class profile:  # noqa: N801  (torch.profiler.profile's spelling)
+    """Record some steps of a training loop. A failure of ours ends the recording, never the training.
+
+    folder       traces and summaries go there; what an earlier job's profile left in it is replaced
+    schedule     rankscope.schedule(...); None records everything between enter and exit
+    ranks        which ranks: "all", "0,8-15", "local:0", or a list of numbers
+    handlers     what becomes of a window (default: a Chrome trace and the summaries)
+    name         the first part of the trace's file name (default: the script's name)
+    region       the name of the range around forward and backward; None for none
+    model        what is trained: a DeepSpeed engine gets its flops profile written
+    debug        say on stderr what happens, and the memory in use after each step
+    enabled      False: every method does nothing, so that a loop needs no ``if``
+    The others have torch.profiler.profile's names and meanings.
+    """
+
+    def __init__(
+        self,
+        folder: str | Path = DEFAULT_FOLDER,
+        *,
+        schedule: Schedule | None = Schedule(),  # noqa: B008  (immutable)
+        ranks: str | Iterable[int] = "all",
+        handlers: Sequence[Handler] | None = None,
+        name: str | None = None,
+        region: str | None = DEFAULT_REGION,
+        model: Any = None,
+        debug: bool = False,
+        enabled: bool = True,
+        activities: Iterable[Any] = (),
+        record_shapes: bool = False,
+        profile_memory: bool = False,
+        with_stack: bool = False,
+        with_flops: bool = False,
+        with_modules: bool = False,
+    ) -> None:
+        _check_schedule(schedule)
+        self.enabled = enabled
+        self._debug = debug
+        self._region = region
+        self._engine: Engine | None = None
+        self._owns_engine = False
+        self._flops: Any = None
+        self._model = model
+        self._everything = schedule is None
+        selector = ranks if isinstance(ranks, str) else ",".join(map(str, ranks))
+        parse_selector(selector)
+        label = name or script_name(sys.argv or ["trace"])
+        self._handlers: list[Handler] = (
+            list(handlers) if handlers is not None else [ChromeTrace(label), Summary()]
+        )
+        self._plan = Plan(
+            when=schedule or _EVERYTHING,
+            ranks=selector,
+            output=str(folder),
+            command=tuple(sys.orig_argv),
+            activities=tuple(getattr(one, "name", str(one)).lower() for one in activities),
+            record_shapes=record_shapes,
+            profile_memory=profile_memory,
+            with_stack=with_stack,
+            with_flops=with_flops,
+            with_modules=with_modules,
+            force=True,
+            verbose=debug,
+        )
+
+    @property
+    def step_number(self) -> int:
+        """How many steps have ended."""
+        return self._engine.step_number if self._engine is not None else 0
+
+    @property
+    def recording(self) -> bool:
+        """Whether the step that runs just now is being recorded."""
+        from rankscope.capture.schedule import RECORD, RECORD_AND_SAVE
+
+        return self._engine is not None and self._engine.action in (RECORD, RECORD_AND_SAVE)
+
+    def __enter__(self) -> profile:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        self.stop(f"{kind.__name__} ended the loop" if kind is not None else None)
+
+    def start(self) -> None:
+        """The first step begins now. Call it after init_process_group, so that the rank is known."""
+        if not self.enabled:
+            return
+        identity = _identity()
+        if not parse_selector(self._plan.ranks).selects(identity):
+            self.enabled = False
+            return
+        self._engine = current_engine()
+        if self._engine is None:
+            self._engine = self._start_engine(identity)
+        else:
+            self._engine.voice.tell(
+                "rankscope profile captures this job already: rankscope.profile in the code only counts steps"
+            )
+        self._follow()
+
+    def step(self) -> None:
+        """A training step has ended, the next one begins."""
+        if self._engine is None:
+            return
+        self._engine.mark_step()
+        self._follow()
+        if self._debug:
+            from rankscope.inapp.memory import memory_line
+
+            self._engine.voice.tell(f"step {self._engine.step_number}: {memory_line()}")
+
+    def stop(self, why: str | None = None) -> None:
+        """The loop is over. ``why`` marks an open window as partial; a loop that just ends needs none."""
+        engine, self._engine = self._engine, None
+        if engine is None or not self._owns_engine:
+            return
+        if self._flops is not None:
+            _attempt(engine.voice, "DeepSpeed's flops profile", self._flops.end)
+        if why is None and not self._everything:
+            why = "the loop ended in the window"
+        set_engine(None)
+        atexit.unregister(engine.finish)
+        _attempt(engine.voice, "ending the capture", lambda: engine.finish(why))
+        engine.release()
+        for handler in self._handlers:
+            close = getattr(handler, "close", None)
+            if close is not None:
+                _attempt(engine.voice, f"{type(handler).__name__}", close)
+
+    def _start_engine(self, identity: Identity) -> Engine:
+        import torch
+
+        from rankscope.inapp.rankfiles import RankFiles
+
+        voice = Voice(identity.rank, speaks=identity.rank == 0, quiet=False, verbose=self._debug)
+        files = RankFiles(self._plan, identity, os.environ)
+        files.manifest["torch"] = torch.__version__
+        engine = Engine(self._plan, files, voice, self._handlers)
+        if self._region is not None:
+            engine.mark_region(TrainStepRegion(self._region))
+        set_engine(engine)
+        self._owns_engine = True
+        atexit.register(engine.finish)
+        self._flops = _flops_profile(self._model, files.folder, identity.rank, self._handlers)
+        engine.begin()
+        return engine
+
+    def _follow(self) -> None:
+        """DeepSpeed's flops profiler slows the step it looks at: it gets the warm-up step, where there is one."""
+        if self._flops is not None and self._engine is not None:
+            action = self._engine.action
+            _attempt(self._engine.voice, "DeepSpeed's flops profile", lambda: self._flops.follow(action))
+
+
+def _attempt(voice: Voice, what: str, action: Callable[[], object]) -> None:
+    """What can fail in code that is not ours must not end the training."""
+    try:
+        action()
+    except Exception as error:  # noqa: BLE001  (the job goes on, and one line says why)
+        voice.fail(f"{what} failed, the job goes on: {type(error).__name__}: {error}")
+
+
+def _check_schedule(given: object) -> None:
+    if given is not None and not isinstance(given, Schedule):
+        raise UsageError(
+            f"schedule={given!r} is not a rankscope schedule",
+            why="The engine must know the whole cycle, and a function tells only one step at a time.",
+            hint="Write rankscope.schedule(wait=1, warmup=1, active=3): the words are torch's.",
+        )
+    if given is not None:
+        given.validate()
+
+
+def _identity() -> Identity:
+    """torch.distributed knows best, where it is up; else the launcher's variables."""
+    import torch
+
+    found = detect(os.environ)
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return found
+    rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
+    if (found.rank, found.world_size) == (rank, world):
+        return found
+    return Identity(rank, None, world, None, None, "torch.distributed")
+
+
+def _flops_profile(model: Any, folder: Path, rank: int, handlers: Sequence[Handler]) -> Any:
+    from rankscope.inapp.deepspeed_flops import FlopsProfile, is_deepspeed_engine
+
+    if model is None or not is_deepspeed_engine(model):
+        return None
+    for handler in handlers:
+        if isinstance(handler, Summary):
+            handler.deepspeed = True
+    return FlopsProfile(model, folder) if rank == 0 else None

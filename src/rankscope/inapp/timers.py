@@ -1,0 +1,211 @@
+"""Named timers for a training loop, as Megatron has them: cheap to keep on, min, max and mean over the ranks.
+
+    timers = rankscope.Timers()
+    with timers("forward"):
+        loss = model(batch)
+    if step % 100 == 0:
+        timers.log()                        # all ranks must call it: it gathers
+        timers.write(writer, step)          # TensorBoard's SummaryWriter, or wandb
+
+On a GPU the times are those of the device, from CUDA events: nothing waits until a report is made.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterable
+from types import TracebackType
+from typing import Any, NamedTuple
+
+from rankscope.errors import RankscopeError
+from rankscope.units import format_ns
+
+
+class Figures(NamedTuple):
+    """One timer over all ranks since the last report: nanoseconds of each rank, and who was at the ends."""
+
+    name: str
+    calls: int
+    by_rank: tuple[int, ...]
+
+    @property
+    def mean(self) -> float:
+        return sum(self.by_rank) / len(self.by_rank)
+
+    @property
+    def fastest(self) -> int:
+        return self.by_rank.index(min(self.by_rank))
+
+    @property
+    def slowest(self) -> int:
+        return self.by_rank.index(max(self.by_rank))
+
+
+class Timer:
+    """One name. ``start`` and ``stop``, or ``with``."""
+
+    def __init__(self, name: str, mark: Callable[[], Any], between: Callable[[Any, Any], int]) -> None:
+        self.name = name
+        self._mark, self._between = mark, between
+        self._started: Any = None
+        self._pairs: list[tuple[Any, Any]] = []
+
+    def start(self) -> None:
+        if self._started is not None:
+            raise RankscopeError(
+                f"the timer '{self.name}' runs already",
+                why="start() was called twice with no stop() between.",
+                hint="Use `with timers(name):`, which cannot forget it.",
+            )
+        self._started = self._mark()
+
+    def stop(self) -> None:
+        if self._started is None:
+            raise RankscopeError(f"the timer '{self.name}' does not run", why="stop() came before start().")
+        self._pairs.append((self._started, self._mark()))
+        self._started = None
+
+    def __enter__(self) -> Timer:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def take(self) -> tuple[int, int]:
+        """Calls and nanoseconds since the last take. On a GPU this waits for the timer's last event."""
+        pairs, self._pairs = self._pairs, []
+        return len(pairs), sum(self._between(begin, end) for begin, end in pairs)
+
+
+class Timers:
+    """Timers by name, and their reports."""
+
+    def __init__(self, device: str | None = None) -> None:
+        """``device`` "cpu" takes the host's clock even where there is a GPU."""
+        self._device = device
+        self._clock: tuple[Callable[[], Any], Callable[[Any, Any], int]] | None = None
+        self._timers: dict[str, Timer] = {}
+        self._last: list[Figures] = []
+
+    def __call__(self, name: str) -> Timer:
+        timer = self._timers.get(name)
+        if timer is None:
+            if self._clock is None:
+                self._clock = _device_clock() if self._uses_cuda() else _HOST_CLOCK
+            timer = self._timers[name] = Timer(name, *self._clock)
+        return timer
+
+    def collect(self, names: Iterable[str] | None = None) -> list[Figures]:
+        """Figures since the last call, over all ranks. A collective: every rank must call it."""
+        chosen = [self._timers[name] for name in names] if names is not None else list(self._timers.values())
+        mine = [timer.take() for timer in chosen]
+        everyone = _gather([total for _, total in mine])
+        self._last = [
+            Figures(timer.name, calls, tuple(rank[index] for rank in everyone))
+            for index, (timer, (calls, _)) in enumerate(zip(chosen, mine, strict=True))
+        ]
+        return self._last
+
+    def log(
+        self, names: Iterable[str] | None = None, *, per: int = 1, say: Callable[[str], object] | None = None
+    ) -> None:
+        """Collect and say it, on rank 0 on stderr by default. ``per`` divides: 100 for 100 steps a report."""
+        figures = self.collect(names)
+        if say is None and _rank() != 0:
+            return
+        say = say or _to_stderr
+        for one in figures:
+            low, high = one.by_rank[one.fastest], one.by_rank[one.slowest]
+            say(
+                f"{one.name}: mean {format_ns(one.mean / per)}, min {format_ns(low / per)} (rank {one.fastest}), "
+                f"max {format_ns(high / per)} (rank {one.slowest}), {one.calls} calls"
+            )
+
+    def write(self, writer: Any, step: int, *, per: int = 1) -> None:
+        """The last collected figures in seconds to TensorBoard (``add_scalar``) or wandb (``log``)."""
+        values = {
+            f"timers/{one.name}-{kind}": value / per / 1e9
+            for one in self._last
+            for kind, value in (
+                ("mean", one.mean),
+                ("min", one.by_rank[one.fastest]),
+                ("max", one.by_rank[one.slowest]),
+            )
+        }
+        if hasattr(writer, "add_scalar"):
+            for tag, value in values.items():
+                writer.add_scalar(tag, value, step)
+        elif hasattr(writer, "log"):
+            writer.log(values, step=step)
+        else:
+            raise RankscopeError(
+                f"timers cannot be written to a {type(writer).__name__}",
+                why="It has neither add_scalar (TensorBoard) nor log (wandb).",
+                hint="Pass a torch.utils.tensorboard.SummaryWriter, or wandb itself.",
+            )
+
+    def _uses_cuda(self) -> bool:
+        if self._device is not None:
+            return not self._device.startswith("cpu")
+        torch = sys.modules.get("torch")
+        return torch is not None and bool(torch.cuda.is_available())
+
+
+_HOST_CLOCK: tuple[Callable[[], Any], Callable[[Any, Any], int]] = (
+    time.perf_counter_ns,
+    lambda begin, end: int(end - begin),
+)
+
+
+def _device_clock() -> tuple[Callable[[], Any], Callable[[Any, Any], int]]:
+    """CUDA events; those that were read are used again, because making one is a driver call."""
+    import torch
+
+    free: list[Any] = []
+
+    def mark() -> Any:
+        event = free.pop() if free else torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def between(begin: Any, end: Any) -> int:
+        end.synchronize()
+        nanoseconds: int = round(begin.elapsed_time(end) * 1e6)
+        free.extend((begin, end))
+        return nanoseconds
+
+    return mark, between
+
+
+def _distributed() -> Any:
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.distributed.is_available() or not torch.distributed.is_initialized():
+        return None
+    return torch.distributed
+
+
+def _rank() -> int:
+    distributed = _distributed()
+    return 0 if distributed is None else int(distributed.get_rank())
+
+
+def _gather(values: list[int]) -> list[list[int]]:
+    """Every rank's list."""
+    distributed = _distributed()
+    if distributed is None:
+        return [values]
+    import torch
+
+    device = "cuda" if distributed.get_backend() == "nccl" else "cpu"
+    mine = torch.tensor(values, dtype=torch.int64, device=device)
+    parts = [torch.empty_like(mine) for _ in range(distributed.get_world_size())]
+    distributed.all_gather(parts, mine)
+    return [part.tolist() for part in parts]
+
+
+def _to_stderr(text: str) -> None:
+    sys.stderr.write(f"rankscope: {text}\n")

@@ -1,0 +1,207 @@
+"""rankscope.profile in a loop: files, steps, regions, summaries, and that it never stands in the way."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import rankscope
+from rankscope.errors import UsageError
+
+torch: Any = pytest.importorskip("torch")
+
+Train = Callable[[], None]
+ONE_CYCLE = rankscope.schedule(wait=1, warmup=1, active=2)
+
+
+def loop(prof: rankscope.profile, train: Train, steps: int = 6) -> None:
+    with prof:
+        for _ in range(steps):
+            train()
+            prof.step()
+
+
+def events(path: Path) -> list[dict[str, Any]]:
+    data = path.read_bytes()
+    found: list[dict[str, Any]] = json.loads(gzip.decompress(data) if path.suffix == ".gz" else data)[
+        "traceEvents"
+    ]
+    return found
+
+
+def ranges(path: Path, name: str) -> list[tuple[float, float]]:
+    return sorted(
+        (event["ts"], event["ts"] + event["dur"])
+        for event in events(path)
+        if event.get("name", "").startswith(name) and event.get("cat") == "user_annotation"
+    )
+
+
+def test_a_chrome_trace_of_the_scheduled_steps(tmp_path: Path, train: Train) -> None:
+    loop(rankscope.profile(tmp_path, schedule=ONE_CYCLE, name="mine"), train)
+    trace = tmp_path / "mine-0-of-1.json"
+    names = {event["name"] for event in events(trace) if event.get("cat") == "user_annotation"}
+    assert {name for name in names if name.startswith("ProfilerStep")} == {"ProfilerStep#2", "ProfilerStep#3"}
+    manifest = json.loads((tmp_path / "rank-00000.rankscope.json").read_text())
+    assert [window["state"] for window in manifest["windows"]] == ["whole"]
+    assert manifest["windows"][0]["file"] == trace.name
+
+
+def test_the_region_is_around_forward_and_backward(tmp_path: Path, train: Train) -> None:
+    loop(rankscope.profile(tmp_path, schedule=ONE_CYCLE, name="t", region="my_step"), train)
+    trace = tmp_path / "t-0-of-1.json"
+    regions = ranges(trace, "my_step")
+    steps = ranges(trace, "ProfilerStep#")
+    assert len(regions) == len(steps) == 2
+    inside = [event for event in events(trace) if event.get("cat") == "cpu_op"]
+    for (begin, end), (step_begin, step_end) in zip(regions, steps, strict=True):
+        assert step_begin <= begin < end <= step_end
+        forward = [e for e in inside if e["name"] == "aten::linear" and begin <= e["ts"] <= end]
+        assert len(forward) == 2
+        optimizer = [e for e in events(trace) if e.get("name", "").startswith("Optimizer.step")]
+        assert not any(begin <= one["ts"] <= end for one in optimizer)
+    backward = [e for e in inside if "Backward0" in e["name"]]
+    assert backward
+    assert all(any(b <= e["ts"] <= end for b, end in regions) for e in backward)
+
+
+def test_no_region_when_none_is_wanted_and_torch_is_left_as_it_was(tmp_path: Path, train: Train) -> None:
+    backward, prepare = torch.autograd.backward, torch.autograd.profiler.profile._prepare_trace
+    loop(rankscope.profile(tmp_path, schedule=ONE_CYCLE, name="t", region=None), train)
+    assert not ranges(tmp_path / "t-0-of-1.json", "train_step")
+    loop(rankscope.profile(tmp_path, schedule=ONE_CYCLE, name="t"), train)
+    assert len(ranges(tmp_path / "t-0-of-1.json", "train_step")) == 2
+    assert torch.autograd.backward is backward
+    assert torch.autograd.profiler.profile._prepare_trace is prepare
+
+
+def test_micro_batches_get_a_region_each_and_evaluation_none(tmp_path: Path) -> None:
+    model = torch.nn.Linear(4, 1)
+    with rankscope.profile(tmp_path, schedule=ONE_CYCLE, name="t") as prof:
+        for _ in range(5):
+            with torch.no_grad():
+                model(torch.ones(2, 4))
+            for _ in range(2):
+                model(torch.ones(2, 4)).sum().backward()
+            prof.step()
+    assert len(ranges(tmp_path / "t-0-of-1.json", "train_step")) == 4
+
+
+def test_the_summary_is_torchs_own_table_of_the_same_profile(tmp_path: Path, train: Train) -> None:
+    seen: list[rankscope.Recorded] = []
+    loop(rankscope.profile(tmp_path, schedule=ONE_CYCLE, handlers=[seen.append, rankscope.Summary()]), train)
+    averages = seen[0].profile.key_averages()
+    text = (tmp_path / "profiler_list.dat").read_text()
+    table = averages.table(sort_by="self_cpu_time_total", row_limit=-1, max_name_column_width=80)
+    assert table.strip("\n") in text
+    for one in averages:
+        lines = [line for line in text.splitlines() if line.split() and line.strip().startswith(one.key[:70])]
+        assert any(line.split()[-1] == str(one.count) for line in lines), one.key
+    assert "steps 2-3" in text.splitlines()[0]
+    assert "Memory at the end" in text
+    assert "host" in text
+
+
+def test_each_cycle_has_a_file_and_several_handlers_work(tmp_path: Path, train: Train) -> None:
+    schedule = rankscope.schedule(wait=0, warmup=1, active=1, repeat=2)
+    handlers = [rankscope.ChromeTrace("a"), rankscope.TensorBoard(tmp_path / "tb")]
+    loop(rankscope.profile(tmp_path, schedule=schedule, handlers=handlers), train, 5)
+    assert sorted(path.name for path in tmp_path.glob("a-*")) == ["a-0-of-1.cycle-1.json", "a-0-of-1.json"]
+    boards = sorted((tmp_path / "tb").iterdir())
+    assert len(boards) == 2
+    assert all(path.name.endswith(".pt.trace.json.gz") for path in boards)
+    assert ranges(boards[1], "ProfilerStep#3")
+    windows = json.loads((tmp_path / "rank-00000.rankscope.json").read_text())["windows"]
+    assert [(one["index"], one["state"]) for one in windows] == [
+        (0, "whole"),
+        (0, "whole"),
+        (1, "whole"),
+        (1, "whole"),
+    ]
+
+
+def test_a_handler_that_fails_is_said_and_stops_nobody(
+    tmp_path: Path, train: Train, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def broken(_recorded: rankscope.Recorded) -> None:
+        raise ValueError("no")
+
+    loop(
+        rankscope.profile(tmp_path, schedule=ONE_CYCLE, handlers=[broken, rankscope.ChromeTrace("a")]), train
+    )
+    assert (tmp_path / "a-0-of-1.json").exists()
+    assert "the handler broken failed, the job goes on: ValueError: no" in capfd.readouterr().err
+
+
+def test_without_a_schedule_everything_is_recorded_and_whole(tmp_path: Path, train: Train) -> None:
+    loop(rankscope.profile(tmp_path, schedule=None, name="t"), train, 3)
+    assert len(ranges(tmp_path / "t-0-of-1.json", "train_step")) == 3
+    manifest = json.loads((tmp_path / "rank-00000.rankscope.json").read_text())
+    assert manifest["windows"][0]["state"] == "whole"
+
+
+def test_an_exception_leaves_a_partial_trace_and_goes_on(tmp_path: Path, train: Train) -> None:
+    with pytest.raises(ZeroDivisionError), rankscope.profile(tmp_path, schedule=None, name="t") as prof:
+        train()
+        prof.step()
+        raise ZeroDivisionError
+    [window] = json.loads((tmp_path / "rank-00000.rankscope.json").read_text())["windows"]
+    assert window["state"] == "partial"
+    assert "ZeroDivisionError" in window["why"]
+
+
+def test_switched_off_it_does_nothing(tmp_path: Path, train: Train) -> None:
+    prof = rankscope.profile(tmp_path / "prof", enabled=False)
+    loop(prof, train)
+    loop(rankscope.profile(tmp_path / "prof", ranks=[3]), train)
+    assert prof.step_number == 0
+    assert not prof.recording
+    assert not (tmp_path / "prof").exists()
+
+
+def test_a_second_run_replaces_the_first(tmp_path: Path, train: Train) -> None:
+    for name in ("first", "second"):
+        loop(rankscope.profile(tmp_path, schedule=ONE_CYCLE, name=name), train)
+    windows = json.loads((tmp_path / "rank-00000.rankscope.json").read_text())["windows"]
+    assert [one["file"] for one in windows] == ["second-0-of-1.json"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"schedule": torch.profiler.schedule(wait=1, warmup=1, active=1)}, "is not a rankscope schedule"),
+        ({"ranks": "every"}, "every"),
+        ({"handlers": None, "schedule": 3}, "is not a rankscope schedule"),
+    ],
+)
+def test_wrong_arguments_are_refused_at_once(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        rankscope.profile(**arguments)
+    with pytest.raises(UsageError, match="not a file name template"):
+        rankscope.ChromeTrace(template="{nobody}.json")
+    with pytest.raises(UsageError, match="cannot be scheduled"):
+        rankscope.schedule(wait=1, warmup=1, active=0)
+
+
+def test_importing_rankscope_imports_nothing_heavy() -> None:
+    code = (
+        "import sys; sys.modules.update(dict.fromkeys(('numpy', 'duckdb', 'isal', 'rich')));"
+        "import rankscope; early = 'rankscope.inapp' in sys.modules;"
+        "rankscope.profile; rankscope.Timers; rankscope.trace;"
+        "print(early, 'torch' in sys.modules, sorted(set(dir(rankscope)) & {'profile', 'schedule'}))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "False", "['profile',", "'schedule']"]
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        rankscope.nothing  # noqa: B018
+
+
+def test_every_public_name_is_there() -> None:
+    assert all(getattr(rankscope, name) is not None for name in rankscope.__all__)

@@ -1,0 +1,115 @@
+"""The mini-benchmark as real ranks over gloo: by itself, and under each launcher."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from integration.jobs import BIN, PROFILE, PYTHON, manifests, needs, needs_torch, run, steps, traces
+
+pytestmark = [pytest.mark.slow, needs_torch]
+
+BENCH = [PYTHON, "-m", "rankscope", "bench", "seqpar"]
+SMALL = ["-s", "64", "-d", "32", "-it", "3", "-wit", "8"]
+OPENMPI = ["mpirun.openmpi", "--oversubscribe", "-n"]
+MPICH = ["mpiexec.hydra", "-launcher", "fork", "-n"]
+
+
+def check(text: str, ranks: int, launcher: str, **config: Any) -> dict[str, Any]:
+    """A report of so many ranks, whose result is right and whose figures fit each other."""
+    report: dict[str, Any] = json.loads(text)
+    expected = {"ranks": ranks, "launcher": launcher, "backend": "gloo", "sequence": 64, **config}
+    assert {key: report["config"][key] for key in expected} == expected
+    assert report["check"]["relative_error"] <= report["check"]["tolerance"]
+    assert [one["rank"] for one in report["ranks"]] == list(range(ranks))
+    for one in report["ranks"]:
+        parts = sum(times["total_ns"] for times in one["parts"].values())
+        assert abs(parts - one["iteration"]["total_ns"]) <= 1
+        assert parts <= one["wall_ns"] <= report["time_to_solution_ns"]
+    gather = report["parts"][0]
+    assert gather["algbw_gb_s"] == pytest.approx(gather["bytes"] / gather["p50_ns"])
+    assert gather["busbw_gb_s"] == pytest.approx(gather["algbw_gb_s"] * (ranks - 1) / ranks)
+    return report
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_by_itself_in_both_precisions_with_overlap(tmp_path: Path, precision: str) -> None:
+    done = run([*BENCH, *SMALL, "--nproc", "2", "-p", precision, "--overlap", "--json"], tmp_path)
+    report = check(done.stdout, 2, "RANK", precision=precision)
+    assert report["overlap"]["chunks"] == 4
+    assert report["overlap"]["speedup"] > 0
+    assert "Exception raised" not in done.stderr, "torch's warning is a note of ours"
+
+
+def test_one_rank_needs_no_launcher(tmp_path: Path) -> None:
+    done = run([*BENCH, *SMALL], tmp_path)
+    assert "seqpar: 1 rank, S 64, H 32, float32" in done.stdout
+    assert "Checked against a single-process reference" in done.stdout
+
+
+def test_under_torchrun(tmp_path: Path) -> None:
+    torchrun = ["torchrun", "--standalone", "--nproc-per-node", "2", "-m", "rankscope", "bench", "seqpar"]
+    check(run([*torchrun, *SMALL, "--json"], tmp_path).stdout, 2, "torchrun")
+
+
+@needs("mpirun.openmpi", "openmpi-bin")
+def test_under_openmpi(tmp_path: Path) -> None:
+    check(run([*OPENMPI, "4", *BENCH, *SMALL, "--json"], tmp_path).stdout, 4, "OpenMPI")
+
+
+@needs("mpiexec.hydra", "mpich")
+def test_under_mpich(tmp_path: Path) -> None:
+    check(run([*MPICH, "2", *BENCH, *SMALL, "--json"], tmp_path).stdout, 2, "PMI")
+
+
+@needs("srun", "slurm-wlm slurm-wlm-torque munge")
+def test_under_srun_on_two_nodes(tmp_path: Path, slurm: dict[str, str]) -> None:
+    srun = ["srun", "-N2", "-n4", "--ntasks-per-node=2"]
+    check(run([*srun, *BENCH, *SMALL, "--json"], tmp_path, env=slurm).stdout, 4, "Slurm")
+
+
+def test_profile_leaves_a_run_of_every_rank(tmp_path: Path) -> None:
+    done = run([*BENCH, *SMALL, "--nproc", "2", "--profile", "-o", "out"], tmp_path)
+    found = traces(tmp_path / "out")
+    assert sorted(found) == [0, 1]
+    assert {tuple(steps(trace)) for trace in found.values()} == {(2, 3, 4)}
+    names = {event.get("name") for event in found[1]["traceEvents"]}
+    assert names >= {"ALLGATHER", "matmul1", "matmul2", "REDUCE_SCATTER"}
+    assert "Next: rankscope stats" in done.stderr
+    again = run([*BENCH, *SMALL, "--nproc", "2", "--profile", "-o", "out"], tmp_path, check=False)
+    assert again.returncode == 2
+    assert "holds another run" in again.stderr
+
+
+def test_rankscope_profile_in_front_counts_iterations_as_steps(tmp_path: Path) -> None:
+    run([*PROFILE, "--ranks", "all", "-o", "out", *BENCH, *SMALL, "--nproc", "2"], tmp_path)
+    found = traces(tmp_path / "out")
+    assert {tuple(steps(trace)) for trace in found.values()} == {(2, 3, 4)}
+    assert manifests(tmp_path / "out")[1]["steps"] == 11
+
+
+def test_an_error_is_said_once_and_ends_all_ranks(tmp_path: Path) -> None:
+    done = run([*BENCH, "-s", "7", "--nproc", "2"], tmp_path, check=False)
+    assert done.returncode == 2
+    assert done.stderr.count("S = 7 cannot be split over 2 ranks") == 1
+    done = run([*BENCH, *SMALL, "--nproc", "2", "--backend", "xccl"], tmp_path, check=False)
+    assert done.returncode == 2
+    assert done.stderr.count("--backend xccl is not there") == 1
+
+
+def test_nproc_inside_a_launcher_is_refused(tmp_path: Path) -> None:
+    env = {**os.environ, "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
+    done = run([*BENCH, "--nproc", "2"], tmp_path, check=False, env=env)
+    assert done.returncode == 2
+    assert "Leave --nproc out" in done.stderr
+
+
+def test_sweep(tmp_path: Path) -> None:
+    words = [str(BIN / "rankscope"), "bench", "sweep", "-s", "32,64", "-d", "16", "-it", "2", "-wit", "1"]
+    done = run([*words, "--chart", "sweep.csv"], tmp_path)
+    assert len([line for line in done.stdout.splitlines() if "float32" in line]) == 3
+    assert len((tmp_path / "sweep.csv").read_text().splitlines()) == 3
