@@ -68,7 +68,7 @@ def compare_peers(path: Path, ours: Cost) -> None:
             f"from hta.common.trace_parser import parse_trace_dataframe; parse_trace_dataframe({str(path)!r})"
         )
         hta = measure([sys.executable, "-c", code])
-        show("HTA, parsing alone", hta, f"ours is {hta.seconds / ours.seconds:.1f} times as fast")
+        show("HTA, opening the trace", hta, f"ours is {hta.seconds / ours.seconds:.1f} times as fast")
     else:
         print("HTA is not installed (pip install HolisticTraceAnalysis 'pandas<3'): not compared")
     processor = shutil.which("trace_processor") or shutil.which("trace_processor_shell")

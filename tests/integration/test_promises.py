@@ -158,6 +158,30 @@ def test_the_jobs_own_sigterm_handler_still_runs(tmp_path: Path) -> None:
     assert manifests(tmp_path / "out")[0]["windows"][0]["state"] == "partial"
 
 
+STUCK = """\
+import ctypes, torch
+model = torch.nn.Linear(4, 4)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(4):
+    model(torch.randn(2, 4)).sum().backward()
+    optimizer.step()
+mutex, libc = ctypes.create_string_buffer(64), ctypes.CDLL(None)
+libc.pthread_mutex_lock(mutex)
+print("stuck", flush=True)
+libc.pthread_mutex_lock(mutex)  # as in a collective whose peer is gone: never back in Python
+"""
+
+
+@needs_torch
+def test_a_rank_that_hangs_in_mid_capture_still_dies_of_sigterm(tmp_path: Path) -> None:
+    (tmp_path / "stuck.py").write_text(STUCK)
+    job = start([*PROFILE, "-o", "out", "--steps", "2:100", PYTHON, "stuck.py"], tmp_path)
+    wait_for_line(job, "stuck")
+    job.send_signal(signal.SIGTERM)
+    job.communicate(timeout=30)
+    assert job.returncode == -signal.SIGTERM
+
+
 @needs_torch
 def test_at_max_size_the_file_ends_after_a_whole_event(tmp_path: Path) -> None:
     done = run([*PROFILE, "--max-size", "8kB", "--with-stack", "-o", "out", PYTHON, TRAIN], tmp_path)

@@ -25,11 +25,14 @@ from integration.jobs import (
 
 pytestmark = [pytest.mark.slow, needs_torch]
 
+# Where the first trace of `-o out` comes to lie.
+TRACE = "out/rank-00000.pt.trace.json.gz"
+
 INFERENCE = """\
-import sys, time, torch
+import os, sys, time, torch
 model = torch.nn.Linear(4, 4)
-end = time.time() + float(sys.argv[1])
-while time.time() < end:
+end = time.time() + 60
+while time.time() < end and not os.path.exists(sys.argv[1]):
     with torch.no_grad():
         model(torch.randn(2, 4))
     time.sleep(0.02)
@@ -72,7 +75,7 @@ def test_cycles_for_ever_must_be_asked_for_and_end_with_the_script(tmp_path: Pat
 def test_a_step_of_several_optimizers_ends_with_the_rarest(tmp_path: Path) -> None:
     (tmp_path / "gan.py").write_text(GAN)
     run([*PROFILE, "-o", "out", "--steps", "2:3", PYTHON, "gan.py"], tmp_path)
-    trace = read_trace(tmp_path / "out" / "rank-00000.pt.trace.json.gz")
+    trace = read_trace(tmp_path / TRACE)
     assert steps(trace) == [2, 3]
     names = [event.get("name", "") for event in trace["traceEvents"]]
     assert (names.count("Optimizer.step#SGD.step"), names.count("Optimizer.step#Adam.step")) == (6, 2)
@@ -82,15 +85,13 @@ def test_a_step_of_several_optimizers_ends_with_the_rarest(tmp_path: Path) -> No
 def test_step_on_names_the_optimizer(tmp_path: Path) -> None:
     (tmp_path / "gan.py").write_text(GAN)
     run([*PROFILE, "-o", "out", "--step-on", "SGD", "--steps", "9:11", PYTHON, "gan.py"], tmp_path)
-    names = [
-        e.get("name") for e in read_trace(tmp_path / "out" / "rank-00000.pt.trace.json.gz")["traceEvents"]
-    ]
+    names = [e.get("name") for e in read_trace(tmp_path / TRACE)["traceEvents"]]
     assert (names.count("Optimizer.step#SGD.step"), names.count("Optimizer.step#Adam.step")) == (3, 1)
 
 
 def test_an_optimizers_range_is_whole_and_inside_its_step(tmp_path: Path) -> None:
     run([*PROFILE, "-o", "out", PYTHON, TRAIN], tmp_path)
-    trace = read_trace(tmp_path / "out" / "rank-00000.pt.trace.json.gz")
+    trace = read_trace(tmp_path / TRACE)
     spans = {
         prefix: [
             (e["ts"], e["ts"] + e["dur"])
@@ -104,9 +105,50 @@ def test_an_optimizers_range_is_whole_and_inside_its_step(tmp_path: Path) -> Non
         assert step[0] <= optimizer[0] <= optimizer[1] <= step[1]
 
 
+SCALED = """\
+import torch
+model = torch.nn.Linear(4, 4)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+scaler = torch.amp.GradScaler("cpu")
+for step in range(6):
+    for micro in range(2):
+        scaler.scale(model(torch.full((2, 4), float("inf") if step == 1 else 1.0)).sum()).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad()
+"""
+
+
+def test_accumulated_gradients_are_one_step_and_a_skipped_step_is_none(tmp_path: Path) -> None:
+    (tmp_path / "scaled.py").write_text(SCALED)
+    run([*PROFILE, "-o", "out", PYTHON, "scaled.py"], tmp_path)
+    assert manifests(tmp_path / "out")[0]["steps"] == 5
+    trace = read_trace(tmp_path / TRACE)
+    assert [event.get("name") for event in trace["traceEvents"]].count("aten::linear") == 3 * 2
+
+
+COMPILED = """\
+import torch
+model = torch.nn.Linear(4, 4)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+forward, step = torch.compile(model, backend="eager"), torch.compile(optimizer.step, backend="eager")
+for _ in range(6):
+    forward(torch.randn(2, 4)).sum().backward()
+    step()
+"""
+
+
+def test_a_compiled_optimizer_is_counted_and_nothing_of_ours_is_traced(tmp_path: Path) -> None:
+    (tmp_path / "compiled.py").write_text(COMPILED)
+    done = run([*PROFILE, "-o", "out", PYTHON, "compiled.py"], tmp_path)
+    plain = run([PYTHON, "compiled.py"], tmp_path)
+    assert steps(read_trace(tmp_path / TRACE)) == [2, 3, 4]
+    assert done.stderr.count("Warning") == plain.stderr.count("Warning")
+
+
 def test_a_time_window_records_the_main_thread(tmp_path: Path) -> None:
     (tmp_path / "infer.py").write_text(INFERENCE)
-    run([*PROFILE, "-o", "out", "--after", "500ms", "--for", "1s", PYTHON, "infer.py", "4"], tmp_path)
+    run([*PROFILE, "-o", "out", "--after", "500ms", "--for", "1s", PYTHON, "infer.py", TRACE], tmp_path)
     [window] = manifests(tmp_path / "out")[0]["windows"]
     assert (window["kind"], window["state"]) == ("time", "whole")
     taken = (window["end"]["monotonic_ns"] - window["start"]["monotonic_ns"]) / 1e9
@@ -117,7 +159,7 @@ def test_a_time_window_records_the_main_thread(tmp_path: Path) -> None:
 
 def test_a_loop_without_an_optimizer_gets_a_time_window_by_itself(tmp_path: Path) -> None:
     (tmp_path / "infer.py").write_text(INFERENCE)
-    done = run([*PROFILE, "-v", "-o", "out", "--fallback-after", "1s", PYTHON, "infer.py", "8"], tmp_path)
+    done = run([*PROFILE, "-v", "-o", "out", "--fallback-after", "1s", PYTHON, "infer.py", TRACE], tmp_path)
     assert "no optimizer step in 1 s: recording 5 s" in done.stderr
     [window] = manifests(tmp_path / "out")[0]["windows"]
     assert (window["kind"], window["state"]) == ("time", "whole")

@@ -46,6 +46,14 @@ def test_a_second_call_does_nothing_and_a_changed_file_is_read_again(tmp_path: P
     assert run.rows("SELECT count(*) FROM slices WHERE rank = 1") == [(7,)]
 
 
+def test_what_lies_beside_the_traces_is_no_problem(tmp_path: Path) -> None:
+    trace(tmp_path / "rank-0.json")
+    for name in ("rankscope.json", "rank-00000.rankscope.json", "config.json"):
+        (tmp_path / name).write_text('{"rank": 0}')
+    ingested = ingest([tmp_path])
+    assert ingested.problems == () and Run(ingested).ranks == [0]
+
+
 def test_rank_from_the_file_then_its_name(tmp_path: Path) -> None:
     trace(tmp_path / "rank-7.json", rank=3)
     trace(tmp_path / "trace_rank5.json")

@@ -139,23 +139,16 @@ def _swapped(run: Run) -> Check:
 
 
 def _links(run: Run) -> Iterator[Check]:
-    launches = ", ".join(f"'{category}'" for category in LAUNCH_CATEGORIES)
     ((total, alone),) = run.rows("SELECT count(*), count(*) FILTER (launch IS NULL) FROM gpu")
-    share = 100 * alone / total if total else 0.0
-    severity: Severity | None = (
-        "critical" if share > 50 else "warning" if share > 5 else "info" if alone else None
+    yield _share(
+        "GPU events without their launch",
+        alone,
+        total,
+        "GPU events ({share:.2g} %) have no launch in the file",
+        "Their op is not known; they were launched before the recording began, or the launch was lost.",
+        "A warm-up of a step or two before the active steps avoids most of them.",
     )
-    finding = (
-        Finding(
-            severity,
-            f"{alone:,} of {total:,} GPU events ({share:.2g} %) have no launch in the file",
-            "Their op is not known; they were launched before the recording began, or the launch was lost.",
-            hint="A warm-up of a step or two before the active steps avoids most of them.",
-        )
-        if severity
-        else None
-    )
-    yield "GPU events without their launch", f"{alone:,} of {total:,}", finding
+    launches = ", ".join(f"'{category}'" for category in LAUNCH_CATEGORIES)
     ((calls, without),) = run.rows(f"""
         WITH calls AS (
             SELECT rank, segment, id FROM slices
@@ -165,19 +158,24 @@ def _links(run: Run) -> Iterator[Check]:
         LEFT JOIN (SELECT DISTINCT rank, segment, launch FROM gpu) g
         ON g.rank = c.rank AND g.segment = c.segment AND g.launch = c.id
     """)
-    share = 100 * without / calls if calls else 0.0
-    severity = "critical" if share > 50 else "warning" if share > 5 else "info" if without else None
-    finding = (
-        Finding(
-            severity,
-            f"{without:,} of {calls:,} launches ({share:.2g} %) have no GPU event",
-            "What they launched was not recorded: the buffer was full, or it ran after the end.",
-            hint="Profile fewer steps at a time.",
-        )
-        if severity
-        else None
+    yield _share(
+        "launches without their GPU event",
+        without,
+        calls,
+        "launches ({share:.2g} %) have no GPU event",
+        "What they launched was not recorded: the buffer was full, or it ran after the end.",
+        "Profile fewer steps at a time.",
     )
-    yield "launches without their GPU event", f"{without:,} of {calls:,}", finding
+
+
+def _share(check: str, count: int, total: int, sentence: str, evidence: str, hint: str) -> Check:
+    """Some of many are not as they should be: a few are a remark, more than half is critical."""
+    value = f"{count:,} of {total:,}"
+    if not count:
+        return check, value, None
+    share = 100 * count / total
+    severity: Severity = "critical" if share > 50 else "warning" if share > 5 else "info"
+    return check, value, Finding(severity, f"{value} {sentence.format(share=share)}", evidence, hint=hint)
 
 
 def _negative(run: Run) -> Check:

@@ -156,7 +156,7 @@ def _flops_by_group(
         FROM op_slices o
         JOIN segments f ON f.rank = o.rank AND f.segment = o.segment
         JOIN events e ON e.rank = o.rank AND e.segment = o.segment AND e.id = o.id
-        WHERE o.name IN ({names}) AND e.name IN ({names}) AND e.args->>'Input Dims' IS NOT NULL
+        WHERE o.name IN ({names}) AND e.name IN ({names}) AND (e.args->>'Input Dims') IS NOT NULL
     """)
     totals: list[int | None] = [None] * size
     known: dict[tuple[str, str], int | None] = {}

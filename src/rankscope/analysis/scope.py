@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 
 from rankscope.errors import UsageError
+from rankscope.ranges import as_ranges, numbers_in, parse_ranges
 from rankscope.store.run import Run
 
 
@@ -42,14 +43,14 @@ class Scope:
         """Complain about ranks or steps that the run does not have."""
         if self.ranks is not None and not self.ranks & set(run.ranks):
             raise UsageError(
-                f"none of the ranks {_compact(sorted(self.ranks))} is in this run",
-                why=f"It has {_compact(run.ranks)}.",
+                f"none of the ranks {as_ranges(sorted(self.ranks))} is in this run",
+                why=f"It has {as_ranges(run.ranks)}.",
                 hint="Choose among these: --ranks 0,8-15",
             )
         if self.steps is not None:
             numbers = [step for (step,) in run.rows("SELECT DISTINCT step FROM steps ORDER BY step")]
             if not any(self.steps[0] <= step <= self.steps[1] for step in numbers):
-                has = f"It has the steps {_compact(numbers)}." if numbers else "It has no steps."
+                has = f"It has the steps {as_ranges(numbers)}." if numbers else "It has no steps."
                 raise UsageError(
                     f"no {self.window} in this run", why=has, hint="Choose among these: --steps A:B"
                 )
@@ -59,13 +60,12 @@ def parse_ranks(text: str) -> frozenset[int] | None:
     """'0,8-15' or 'all'."""
     if text == "all":
         return None
-    ranks: set[int] = set()
-    for part in text.split(","):
-        match = re.fullmatch(r"\s*(\d+)(?:-(\d+))?\s*", part)
-        if not match or (match[2] and int(match[2]) < int(match[1])):
-            raise UsageError(f"'{text}' does not name ranks", hint="Write them like 0,8-15 or all.")
-        ranks.update(range(int(match[1]), int(match[2] or match[1]) + 1))
-    return frozenset(ranks)
+    try:
+        return frozenset(numbers_in(parse_ranges(text)))
+    except ValueError as error:
+        raise UsageError(
+            f"'{text}' does not name ranks", why=str(error), hint="Write them like 0,8-15 or all."
+        ) from None
 
 
 def parse_steps(text: str) -> tuple[int, int]:
@@ -81,14 +81,3 @@ def parse_steps(text: str) -> tuple[int, int]:
             hint=f"Did you mean {last}:{first}?",
         )
     return first, last
-
-
-def _compact(numbers: list[int]) -> str:
-    """[0, 1, 2, 5] as '0-2,5'."""
-    parts: list[list[int]] = []
-    for number in numbers:
-        if parts and parts[-1][-1] == number - 1:
-            parts[-1].append(number)
-        else:
-            parts.append([number])
-    return ",".join(f"{part[0]}-{part[-1]}" if len(part) > 1 else str(part[0]) for part in parts)

@@ -6,8 +6,7 @@ from typing import NamedTuple
 
 from rankscope.capture.rank import Identity
 from rankscope.errors import CaptureError, UsageError
-
-Ranges = tuple[tuple[int, int], ...]
+from rankscope.ranges import Ranges, parse_ranges
 
 FORMS = "0,8-15 | local:0 | node:0-1 | local:0@nodes:0-1 | all"
 
@@ -70,16 +69,10 @@ def _node_part(part: str, text: str) -> Ranges:
 
 
 def _ranges(values: str, text: str) -> Ranges:
-    found = []
-    for item in values.split(","):
-        low, dash, high = item.strip().partition("-")
-        if not low.isdecimal() or (dash and not high.isdecimal()):
-            raise _bad(text, f"'{item}' is not a number or a range.")
-        first, last = int(low), int(high) if dash else int(low)
-        if last < first:
-            raise _bad(text, f"The range {item} ends before it begins.")
-        found.append((first, last))
-    return tuple(found)
+    try:
+        return parse_ranges(values)
+    except ValueError as error:
+        raise _bad(text, str(error)) from None
 
 
 def _bad(text: str, why: str) -> UsageError:

@@ -54,7 +54,15 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter):
     """Keeps examples as they are written and gives option names room."""
 
     def __init__(self, prog: str) -> None:
-        super().__init__(prog, max_help_position=28)
+        super().__init__(prog, max_help_position=28, width=_terminal_width())
+
+
+def _terminal_width() -> int:
+    """As argparse finds it, but without importing shutil: a formatter is made even when no help is shown."""
+    try:
+        return int(os.environ.get("COLUMNS") or os.get_terminal_size().columns) - 2
+    except (ValueError, OSError):
+        return 78
 
 
 def _command_module(name: str) -> Command:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from rankscope.cli import HelpFormatter, bench_seqpar, bench_sweep
 from rankscope.errors import UsageError
+from rankscope.ranges import numbers_in, parse_ranges
 from rankscope.units import format_bytes, format_count, parse_count
 
 if TYPE_CHECKING:  # numpy is not needed for --help
@@ -175,13 +176,11 @@ def _straggler(text: str) -> Straggler:
 
 def _ranks(text: str) -> tuple[int, ...]:
     """'3' or '1,4-6'."""
-    ranks: set[int] = set()
-    for item in text.split(","):
-        match = re.fullmatch(r"([0-9]+)(?:-([0-9]+))?", item.strip())
-        if not match:
-            raise UsageError(f"--missing {text} is not a list of ranks", hint="Write it like 3 or 1,4-6")
-        ranks.update(range(int(match[1]), int(match[2] or match[1]) + 1))
-    return tuple(sorted(ranks))
+    try:
+        return tuple(sorted(numbers_in(parse_ranges(text))))
+    except ValueError as error:
+        why = str(error)
+    raise UsageError(f"--missing {text} is not a list of ranks", why=why, hint="Write it like 3 or 1,4-6")
 
 
 def _tensor_parallel(text: str) -> int:

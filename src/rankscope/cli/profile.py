@@ -13,7 +13,6 @@ from rankscope.capture.rank import SINGLE, Identity, detect
 from rankscope.capture.schedule import OnSignal, Schedule, TimeWindow, When, steps_window
 from rankscope.capture.selector import FORMS, parse_selector
 from rankscope.errors import CaptureError, UsageError
-from rankscope.units import parse_bytes, parse_seconds
 
 DESCRIPTION = """\
 Capture a training run with torch's profiler. The script is not changed; its exit code, signals, stdin and
@@ -21,7 +20,7 @@ stdout stay its own; whatever goes wrong in rankscope, the job goes on and one l
 """
 
 EPILOG = """\
-in front of a launcher, or behind it:
+examples:  (in front of a launcher, or behind it)
   rankscope profile torchrun --nproc-per-node 4 train.py
   torchrun --nproc-per-node 4 --no-python rankscope profile python train.py
   mpiexec -n 8 rankscope profile python train.py
@@ -39,7 +38,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.usage = "rankscope profile [options] [--] COMMAND..."
     parser.description = DESCRIPTION
     parser.epilog = EPILOG
-    add = parser.add_argument
+    # In groups throughout: argparse makes a help formatter for each option outside one, which takes its time.
+    add = parser.add_argument_group("what and where").add_argument
     add(
         "command",
         nargs=argparse.REMAINDER,
@@ -62,7 +62,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     _configure_when(parser)
     _configure_recording(parser)
     group = parser.add_argument_group(
-        "which rank this is, where no launcher rankscope knows says it (%%q{VAR} works)"
+        "which rank this is, where no launcher rankscope knows says it (%q{VAR} works)"
     )
     for name in ("rank", "local-rank", "node-rank", "world-size"):
         group.add_argument(f"--{name}", metavar="N")
@@ -195,11 +195,11 @@ def _plan(args: argparse.Namespace, command: tuple[str, ...]) -> Plan:
         command=command,
         identity=_identity(args),
         activities=tuple(args.activities.split(",")) if args.activities else (),
-        max_size=parse_bytes(args.max_size) if args.max_size else None,
+        max_size=_bytes(args.max_size) if args.max_size else None,
         # os.path because pathlib would double what an unselected rank imports
         tensorboard_dir=args.tensorboard_dir and os.path.abspath(args.tensorboard_dir),  # noqa: PTH100
         step_on=args.step_on,
-        fallback_after_s=parse_seconds(args.fallback_after) if args.fallback_after else FALLBACK_AFTER_S,
+        fallback_after_s=_seconds(args.fallback_after) if args.fallback_after else FALLBACK_AFTER_S,
         force=args.force,
         quiet=args.quiet,
         verbose=args.verbose,
@@ -229,12 +229,24 @@ def _when(args: argparse.Namespace) -> When:
     if args.steps is not None:
         return steps_window(args.steps, **lengths)
     if args.after is not None or args.for_ is not None:
-        return TimeWindow(parse_seconds(args.after or "0s"), parse_seconds(args.for_ or "10s"))
+        return TimeWindow(_seconds(args.after or "0s"), _seconds(args.for_ or "10s"))
     schedule = Schedule(**cycle)
     schedule.validate()
     if args.on_signal is not None:
         return OnSignal(_signal_name(args.on_signal), schedule.warmup, schedule.active)
     return schedule
+
+
+def _seconds(text: str) -> float:
+    from rankscope.units import parse_seconds  # few need it, and an unselected rank should start quickly
+
+    return parse_seconds(text)
+
+
+def _bytes(text: str) -> int:
+    from rankscope.units import parse_bytes
+
+    return parse_bytes(text)
 
 
 def _signal_name(text: str) -> str:

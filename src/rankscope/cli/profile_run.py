@@ -22,6 +22,7 @@ from rankscope.capture.schedule import OnSignal
 from rankscope.capture.supervise import end_like, replace_process, run_command
 from rankscope.errors import CaptureError
 from rankscope.inapp.rankfiles import run_manifest
+from rankscope.ranges import as_ranges
 from rankscope.units import format_bytes, format_ns
 
 # What `rankscope stats` needs beyond the standard library.
@@ -130,7 +131,7 @@ def _summary(folder: Path, plan: Plan) -> None:
     if not manifests:
         remove_if_empty(folder)
         _say(
-            f"nothing was captured: no wanted rank (--ranks {plan.ranks}) of this command trained with torch\n"
+            f"nothing was captured: no wanted rank (--ranks {plan.ranks}) of the command trained with torch\n"
             "  rankscope looks into Python processes; python -I, -S and -E keep it out.\n"
             "  See what would run: rankscope profile --dry-run ..."
         )
@@ -146,7 +147,7 @@ def _summary(folder: Path, plan: Plan) -> None:
     export = longest["stall_ns"] - longest["stop_ns"]
     steps = f"steps {longest['first_step']}-{longest['last_step']}"
     _say(
-        f"{_plural(len(kept), 'trace')} of {_plural(len(ranks), 'rank')} ({_ranges(ranks)}), {steps}, {size}"
+        f"{_plural(len(kept), 'trace')} of {_plural(len(ranks), 'rank')} ({as_ranges(ranks)}), {steps}, {size}"
         + (f", {partial} partial" if partial else "")
         + f"\n  Training stood still for {format_ns(longest['stall_ns'], 2)} at most: stop "
         f"{format_ns(longest['stop_ns'], 2)} (torch's own), export {format_ns(export, 2)}.\n"
@@ -179,17 +180,6 @@ def _stats(folder: Path, args: argparse.Namespace) -> None:
 def _traces(manifests: Iterable[Manifest]) -> Iterable[str]:
     for manifest in manifests:
         yield from (window["file"] for window in manifest["windows"] if window.get("bytes"))
-
-
-def _ranges(numbers: Sequence[int]) -> str:
-    """[0, 1, 2, 5] as '0-2,5'."""
-    parts: list[list[int]] = []
-    for number in numbers:
-        if parts and number == parts[-1][-1] + 1:
-            parts[-1] = [parts[-1][0], number]
-        else:
-            parts.append([number])
-    return ",".join("-".join(map(str, part)) for part in parts)
 
 
 def _plural(count: int, word: str) -> str:

@@ -17,13 +17,16 @@ from typing import Any
 
 # Python runs a signal handler when the main thread is back in Python. If a collective holds it longer than
 # this, the job dies as it would have without us, and the window is lost.
-STUCK_S = 10.0
+STUCK_S = 5.0
 
 
 class TerminationGuard:
-    """Between ``on`` and ``off`` SIGTERM first calls ``finish``, then does what it did before."""
+    """Between ``on`` and ``off`` SIGTERM first calls ``finish``, then does what it did before.
 
-    def __init__(self, finish: Callable[[str], None]) -> None:
+    ``finish`` is told whether the script answers the signal itself: then the process may well live on.
+    """
+
+    def __init__(self, finish: Callable[[bool], None]) -> None:
         self._finish = finish
         self._previous: Any = None
         self._installed = False
@@ -51,7 +54,7 @@ class TerminationGuard:
     def _on_term(self, number: int, frame: FrameType | None) -> None:
         previous = self._previous
         self.off()
-        self._finish("SIGTERM came")
+        self._finish(callable(previous))
         if callable(previous):
             previous(number, frame)
         else:

@@ -8,11 +8,13 @@ never the job.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from rankscope.capture.plan import FALLBACK_FOR_S, Plan
@@ -73,14 +75,19 @@ class Engine:
         """Count steps by torch's own global hook, and set the clock or the signal that opens windows."""
         from torch.optim.optimizer import register_optimizer_step_post_hook
 
-        self._hook = register_optimizer_step_post_hook(self._after_optimizer_step)
+        def after_step(optimizer: Any, _args: Any, _kwargs: Any) -> None:
+            self.optimizer_stepped(optimizer, sys._getframe(1))
+
+        # torch.compile shall call this, not trace it (torch.compiler.disable without its import of dynamo).
+        after_step._torchdynamo_disable = True  # type: ignore[attr-defined]
+        self._hook = register_optimizer_step_post_hook(after_step)
         os.register_at_fork(after_in_child=self._forked)
         when = self.plan.when
         if isinstance(when, TimeWindow):
             self._timer = Timer(when.after_s, lambda: self._shielded(self._open_timed, when.for_s))
             return
         if isinstance(when, Schedule) and when.first_busy_step == 0:
-            self._begin_with_first_forward()
+            self._begin_with_first_optimizer()
         if self.plan.fallback_after_s > 0 and not isinstance(when, OnSignal):
             self._timer = Timer(self.plan.fallback_after_s, lambda: self._shielded(self._fall_back))
 
@@ -162,13 +169,15 @@ class Engine:
         self.files.manifest["clock"].append(clock_anchor())
         if self.files.claimed:
             self.files.save()
-            if not self.stopped:
+            if not self.stopped and self.files.manifest["windows"]:
                 self.voice.speaks = self.voice.speaks or self._speaks_for_rank_zero()
                 self.voice.tell(ending(self.files))
+        self.stopped = True
 
     # -- steps and windows
 
-    def _after_optimizer_step(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
+    def optimizer_stepped(self, optimizer: Any, frame: FrameType) -> None:
+        """An optimizer has stepped, in this frame of torch's; most calls end after a few comparisons."""
         if self.stopped:
             return
         try:
@@ -178,7 +187,7 @@ class Engine:
                 self.step_number += 1
             else:
                 # torch calls this inside the optimizer's profiled range: a window must not begin or end in it
-                when_returning(sys._getframe(1), lambda: self._shielded(self.step))
+                when_returning(frame, lambda: self._shielded(self.step))
         except Exception as error:  # noqa: BLE001  (this runs inside the job's optimizer.step)
             self._give_up(error)
 
@@ -341,16 +350,24 @@ class Engine:
             )
             self._open_timed(FALLBACK_FOR_S)
 
-    def _begin_with_first_forward(self) -> None:
-        """Step 0 is wanted: begin with the first module's forward, when the script has chosen its devices."""
-        from torch.nn.modules.module import register_module_forward_pre_hook
+    def _begin_with_first_optimizer(self) -> None:
+        """Step 0 is wanted: begin when the first optimizer is made.
 
-        def begin(_module: Any, _inputs: Any) -> None:
-            handle.remove()
+        By then the script has chosen its devices; a profiler that started with `import torch` could open
+        a CUDA context on the wrong one.
+        """
+        from torch.optim import Optimizer
+
+        original = Optimizer.__init__
+
+        @functools.wraps(original)
+        def make(optimizer: Any, *args: Any, **kwargs: Any) -> None:
+            Optimizer.__init__ = original
+            original(optimizer, *args, **kwargs)
             if self.step_number == 0 and self._schedule is not None:
                 self._shielded(self._advance, self._schedule.action(0))
 
-        handle = register_module_forward_pre_hook(begin)
+        Optimizer.__init__ = make
 
     # -- when things end or go wrong
 
@@ -398,8 +415,13 @@ class Engine:
             self._window = None
             self._shielded(self._recorder.abandon)
 
-    def _terminated(self, why: str) -> None:
-        self.finish(why, TERM_WAIT_S)
+    def _terminated(self, lives_on: bool) -> None:
+        """A script that answers SIGTERM itself (to write a checkpoint, say) does not wait for a trace."""
+        if lives_on:
+            self._close_unfinished("SIGTERM came")
+            self._schedule = None
+        else:
+            self.finish("SIGTERM came", TERM_WAIT_S)
 
     def _forked(self) -> None:
         """In a child of the job (a DataLoader's worker): nothing of ours may act there."""
@@ -408,7 +430,7 @@ class Engine:
 
     def _say_nothing_captured(self) -> None:
         if not self.step_number and not self.plan.direct and not self.plan.speaks:
-            return  # one of several Pythons of a shell script; the command in front says it if there is nothing
+            return  # one of several Pythons of a script; the command in front says it if nothing comes
         text = nothing_captured(self.plan, self.step_number, self.counter.calls)
         self.files.manifest["notes"].append(text)
         try:

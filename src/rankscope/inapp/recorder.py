@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
+import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
@@ -161,7 +162,11 @@ class Recorder:
     def _ours(self, call: Callable[[], Any]) -> None:
         self._script.ours = True
         try:
-            call()
+            with warnings.catch_warnings():
+                # Torch's advice on its profiler's arguments is for us, not for whoever reads the job's output;
+                # and under -W error it would be an exception.
+                warnings.simplefilter("ignore")
+                call()
         finally:
             self._script.ours = False
 

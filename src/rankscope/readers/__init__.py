@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rankscope.errors import NotATraceError
 from rankscope.readers.base import Batch, Reader, Reading, TraceIdentity
-from rankscope.readers.byte_stream import cannot_read, open_stream
+from rankscope.readers.byte_stream import read_head
 from rankscope.readers.kineto import KINETO
 
 __all__ = ["READERS", "Batch", "Reader", "Reading", "TraceIdentity", "find_reader", "looks_like_a_trace"]
@@ -16,23 +16,16 @@ _GLANCE = 1 << 16
 
 
 def looks_like_a_trace(path: Path) -> bool:
-    """By its name alone: would a user expect this file to be read?"""
-    ours = path.name == "rankscope.json" or path.name.endswith(".rankscope.json")  # capture's manifests
-    return path.name.endswith((".json", ".json.gz")) and not ours
+    """By its name alone: would a user expect this file to be read? Capture's own manifests are not traces."""
+    return path.name.endswith((".json", ".json.gz")) and not path.name.endswith("rankscope.json")
 
 
 def find_reader(path: Path) -> Reader:
     """The reader of this file, or NotATraceError that says what the file is instead."""
-    stream = open_stream(path)
-    try:
-        head = stream.read(_GLANCE)
-    except OSError as error:
-        raise cannot_read(path, error) from error
-    finally:
-        stream.close()
+    head, damage = read_head(path, _GLANCE)
     if not head:
         why = (
-            stream.damage.capitalize()
+            damage.capitalize()
             or "It has no bytes; a job killed before it wrote its trace leaves such a file"
         )
         raise NotATraceError(

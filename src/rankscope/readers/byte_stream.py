@@ -122,6 +122,17 @@ def open_stream(path: Path) -> ByteStream:
         raise cannot_read(path, error) from error
 
 
+def read_head(path: Path, size: int) -> tuple[bytes, str]:
+    """The first bytes (decompressed), and what is wrong with the file if they end early."""
+    stream = open_stream(path)
+    try:
+        return stream.read(size), stream.damage
+    except OSError as error:
+        raise cannot_read(path, error) from error
+    finally:
+        stream.close()
+
+
 def is_gzip(path: Path) -> bool:
     with path.open("rb") as file:
         return file.read(2) == GZIP_MAGIC

@@ -16,7 +16,7 @@ from typing import Any
 from rankscope.errors import NotATraceError
 from rankscope.readers import json_layout
 from rankscope.readers.base import TraceIdentity, rank_from_name
-from rankscope.readers.byte_stream import cannot_read, is_gzip, open_stream
+from rankscope.readers.byte_stream import is_gzip, open_stream, read_head
 from rankscope.readers.json_repair import ReadReport, repair_range
 from rankscope.readers.memory_file import MemoryFile
 
@@ -234,13 +234,7 @@ KINETO = KinetoReader()
 
 def _glance(path: Path) -> dict[str, Any]:
     """The fields before the events."""
-    stream = open_stream(path)
-    try:
-        head = stream.read(_GLANCE)
-    except OSError as error:
-        raise cannot_read(path, error) from error
-    finally:
-        stream.close()
+    head, _ = read_head(path, _GLANCE)
     begin = json_layout.find_events_start(head)
     return begin.header if begin else {}
 

@@ -13,6 +13,7 @@ from typing import Any
 from rankscope.errors import NotATraceError, RankscopeError, StoreError
 from rankscope.model import FORMAT_VERSION
 from rankscope.readers import find_reader, looks_like_a_trace
+from rankscope.readers.base import rank_from_name
 from rankscope.store.segment import write_json
 
 INDEX_FILE = "store.json"
@@ -108,7 +109,7 @@ def find_sources(paths: Sequence[Path]) -> Sources:
                 find_reader(file)
             except NotATraceError as error:
                 # A configuration file beside the traces is nobody's problem; an empty trace is.
-                if path.is_file() or "is empty" in error.message or "rank" in file.name:
+                if path.is_file() or "is empty" in error.message or rank_from_name(file) is not None:
                     skipped.append(error)
             except RankscopeError as error:
                 skipped.append(error)

@@ -38,7 +38,7 @@ def _hand_over():
     try:
         import sitecustomize  # noqa: F401
     except ImportError as error:
-        if error.name != "sitecustomize":
+        if getattr(error, "name", "sitecustomize") != "sitecustomize":
             raise
         sys.modules["sitecustomize"] = ours
 

@@ -1,0 +1,34 @@
+"""Numbers as people write them: '0,8-15'. Small and without imports: capture starts with it in every rank."""
+
+from __future__ import annotations
+
+Ranges = tuple[tuple[int, int], ...]
+
+
+def parse_ranges(text: str) -> Ranges:
+    """'0,8-15' as ((0, 0), (8, 15)); ValueError says what is wrong with it."""
+    found = []
+    for item in text.split(","):
+        low, dash, high = item.strip().partition("-")
+        if not low.isdecimal() or (dash and not high.isdecimal()):
+            raise ValueError(f"'{item}' is not a number or a range.")
+        first, last = int(low), int(high) if dash else int(low)
+        if last < first:
+            raise ValueError(f"The range {item} ends before it begins.")
+        found.append((first, last))
+    return tuple(found)
+
+
+def numbers_in(ranges: Ranges) -> set[int]:
+    return {number for first, last in ranges for number in range(first, last + 1)}
+
+
+def as_ranges(numbers: list[int]) -> str:
+    """[0, 1, 2, 5] as '0-2,5'; the numbers are in order."""
+    parts: list[list[int]] = []
+    for number in numbers:
+        if parts and parts[-1][1] == number - 1:
+            parts[-1][1] = number
+        else:
+            parts.append([number, number])
+    return ",".join(f"{first}-{last}" if first != last else str(first) for first, last in parts)
