@@ -31,7 +31,9 @@ def with_region() -> None:
 
 def nanoseconds(function: object, calls: int = CALLS) -> float:
     """The fastest of five rounds, per call: what other processes add is not the decorator's."""
-    return min(timeit.repeat("function()", globals={"function": function}, number=calls, repeat=5)) / calls * 1e9
+    return (
+        min(timeit.repeat("function()", globals={"function": function}, number=calls, repeat=5)) / calls * 1e9
+    )
 
 
 def main() -> int:
