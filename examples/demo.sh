@@ -8,12 +8,18 @@ mkdir -p demo
 
 say() { printf '\n$ %s\n' "$*"; "$@"; }
 
-cat <<END
+if python -c 'import torch' 2>/dev/null; then
+  cat <<END
 Two ranks of tensor- and sequence-parallel training on this machine's CPUs, over
 gloo: ALLGATHER -> matmul1 -> matmul2 -> REDUCE_SCATTER, again and again.
 rankscope profile stands in front of it; the program is not changed.
 END
-say rankscope profile --ranks all --record-shapes -o demo/run rankscope bench seqpar --nproc 2 -s 256 -d 512
+  say rankscope profile --ranks all --record-shapes -o demo/run \
+    rankscope bench seqpar --nproc 2 -s 256 -d 512
+else
+  echo "There is no torch here (tests/requirements-torch.txt): recorded traces of four ranks instead."
+  cp -r tests/data/seqpar-gloo4-slow2 demo/run
+fi
 say rankscope stats demo/run -r breakdown
 say rankscope stats demo/run -r annotations --by rank
 say rankscope stats demo/run -r ops --top 5
