@@ -7,7 +7,7 @@ STAMP := .venv/.installed
 .DEFAULT_GOAL := help
 
 help:
-	@echo "make demo   the main job on small real traces: ingest them, then tables"
+	@echo "make demo   the main job: two ranks train under rankscope profile, then tables"
 	@echo "make test   every check and every test (what CI runs)"
 	@echo "make check  ruff, mypy --strict, import-linter"
 	@echo "make bench  ours against the peers, as ratios of one run"
@@ -37,6 +37,7 @@ unit: $(STAMP)
 bench: $(STAMP)
 	$(BIN)/python benchmarks/ingest.py
 	$(BIN)/python benchmarks/capture.py
+	$(BIN)/python benchmarks/trace_decorator.py
 
 docs: $(STAMP)
 	$(BIN)/python docs/generate.py

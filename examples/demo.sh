@@ -1,19 +1,39 @@
 #!/bin/sh
-# The main job on small real traces: four ranks of a sequence-parallel loop in which rank 2 is slow.
+# The whole story on this machine, in under two minutes: ranks over gloo run the mini-benchmark under
+# `rankscope profile`, then tables say where the time went.
 set -eu
 cd "$(dirname "$0")/.."
-run=demo/seqpar
 rm -rf demo
 mkdir -p demo
-cp -r tests/data/seqpar-gloo4-slow2 "$run"
 
 say() { printf '\n$ %s\n' "$*"; "$@"; }
-say rankscope stats "$run"
-say rankscope stats "$run" -r ops --top 5
-say rankscope doctor "$run"
-say rankscope query "$run" "SELECT rank, count(*) AS kernels, sum(dur_ns) / 1e6 AS ms FROM gpu GROUP BY rank ORDER BY rank"
+
+if python -c 'import torch' 2>/dev/null; then
+  cat <<END
+Two ranks of tensor- and sequence-parallel training on this machine's CPUs, over
+gloo: ALLGATHER -> matmul1 -> matmul2 -> REDUCE_SCATTER, again and again.
+rankscope profile stands in front of it; the program is not changed.
+END
+  say rankscope profile --ranks all --record-shapes -o demo/run \
+    rankscope bench seqpar --nproc 2 -s 256 -d 512
+else
+  echo "There is no torch here (tests/requirements-torch.txt): recorded traces of four ranks instead."
+  cp -r tests/data/seqpar-gloo4-slow2 demo/run
+fi
+say rankscope stats demo/run -r breakdown
+say rankscope stats demo/run -r annotations --by rank
+say rankscope stats demo/run -r ops --top 5
+say rankscope doctor demo/run
 cat <<END
 
-Rank 2 computes 77 ms while the others compute 0.06 ms and wait for it: that is the slow rank.
-Your turn: rankscope stats YOUR_TRACES    (a folder with one torch.profiler trace per rank)
+How to read it: compute is the matmuls, exposed comm is time in collectives that
+nothing hides, idle is the rest. A rank whose ALLGATHER or REDUCE_SCATTER takes
+longer than the other's came first and waited.
+
+Your turn:
+  rankscope profile torchrun --nproc-per-node 4 train.py
+                                     capture your own training, unchanged
+  rankscope stats RUN                then see where its time went
+  rankscope bench seqpar --help      this benchmark on your GPUs
+  python examples/plain_loop.py      the same from inside the code
 END

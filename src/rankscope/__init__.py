@@ -32,10 +32,13 @@ _PUBLIC = {
     "memory_now": "rankscope.inapp.memory",
     "add_profile_arguments": "rankscope.inapp.flags",
     "profiler_from_args": "rankscope.inapp.flags",
+    "trainer_callback": "rankscope.inapp.callbacks",
+    "lightning_callback": "rankscope.inapp.callbacks",
 }
 
 if TYPE_CHECKING:
     from rankscope.inapp.annotate import trace
+    from rankscope.inapp.callbacks import lightning_callback, trainer_callback
     from rankscope.inapp.cuda_range import cuda_profiler_range
     from rankscope.inapp.flags import add_profile_arguments, profiler_from_args
     from rankscope.inapp.handlers import ChromeTrace, Recorded, TensorBoard
@@ -54,6 +57,7 @@ __all__ = [
     "__version__",
     "add_profile_arguments",
     "cuda_profiler_range",
+    "lightning_callback",
     "mark_step",
     "memory_history",
     "memory_line",
@@ -62,6 +66,7 @@ __all__ = [
     "profiler_from_args",
     "schedule",
     "trace",
+    "trainer_callback",
 ]
 
 

@@ -6,11 +6,14 @@ import gzip
 import json
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import rankscope
 from rankscope.errors import UsageError
@@ -205,3 +208,19 @@ def test_importing_rankscope_imports_nothing_heavy() -> None:
 
 def test_every_public_name_is_there() -> None:
     assert all(getattr(rankscope, name) is not None for name in rankscope.__all__)
+
+
+@settings(deadline=None)
+@given(
+    wait=st.integers(0, 4),
+    warmup=st.integers(0, 4),
+    active=st.integers(1, 4),
+    repeat=st.integers(0, 3),
+    skip_first=st.integers(0, 4),
+)
+def test_a_schedule_is_torchs_for_every_combination(**cycle: int) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch warns about warmup=0
+        theirs = torch.profiler.schedule(**cycle)
+    ours = rankscope.schedule(**cycle)
+    assert [ours.action(step) for step in range(50)] == [theirs(step).value for step in range(50)]

@@ -24,7 +24,7 @@ COMMANDS = {
     "doctor": "can this trace be trusted? a grade, and what is wrong with it",
     "query": "SQL over the run: slices, steps, links, every argument of every event",
     "export": "the run's tables as Parquet or CSV",
-    "bench": "synthetic traces with known answers, of any size",
+    "bench": "a sequence-parallel workload to try everything on; traces with known answers",
 }
 
 EPILOG = """\

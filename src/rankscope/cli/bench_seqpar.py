@@ -24,18 +24,22 @@ from rankscope.errors import RankscopeError, UsageError
 
 DESCRIPTION = """\
 One block of tensor- and sequence-parallel training, over and over:
-  input (S/W,1,H) -ALLGATHER-> (S,1,H) -matmul1-> (S,1,H/W) -matmul2-> (S,1,H) -REDUCE_SCATTER-> (S/W,1,H)
-The result is checked against a single-process reference. Needs torch and nothing else.
+  input (S/W,1,H) -ALLGATHER-> (S,1,H) -matmul1-> (S,1,H/W)
+                  -matmul2-> (S,1,H) -REDUCE_SCATTER-> (S/W,1,H)
+The result is checked against a single-process reference. Needs torch and
+nothing else.
 """
 
 EPILOG = """\
 examples:
-  rankscope bench seqpar --nproc 2                        two ranks on this machine, no launcher
+  rankscope bench seqpar --nproc 2      two ranks on this machine, no launcher
   torchrun --nproc-per-node 4 -m rankscope bench seqpar -p bfloat16
   mpiexec -n 8 rankscope bench seqpar --overlap
   srun -n 8 rankscope bench seqpar --json > seqpar.json
-  rankscope bench seqpar --nproc 2 --profile              then: rankscope stats on the folder it names
-  rankscope profile --ranks all rankscope bench seqpar --nproc 2        the same from outside
+  rankscope bench seqpar --nproc 2 --profile
+      captures extra iterations; then: rankscope stats on the folder it names
+  rankscope profile --ranks all rankscope bench seqpar --nproc 2
+      the same from outside
 """
 
 # The profiled iterations are extra ones, so that the times above them are those of an undisturbed loop.

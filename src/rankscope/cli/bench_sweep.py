@@ -13,21 +13,22 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rankscope.bench.seqpar.config import PRECISIONS, Config
+from rankscope.bench.seqpar.config import DEFAULT_CHUNKS, PRECISIONS, Config
 from rankscope.cli.bench_seqpar import add_run_options, positive
 from rankscope.cli.plain_table import plain_table
 from rankscope.cli.seqpar_text import figure
 from rankscope.errors import RankscopeError, UsageError
 
 DESCRIPTION = """\
-Run seqpar for every combination of the lists given, each in fresh processes on this machine, and compare.
+Run seqpar for every combination of the lists given, each in fresh processes on
+this machine, and compare.
 """
 
 EPILOG = """\
 examples:
   rankscope bench sweep -s 256,512 -d 512,1024 --nproc 1,2
-  rankscope bench sweep -s 2304,4608,9216 -d 9216 -p float32,bfloat16 --chart sweep.json
-      sweep.json is a Vega-Lite chart with its data inside; name it .csv for the data alone
+  rankscope bench sweep -s 2304,4608 -d 9216 -p float32,bfloat16 --chart s.json
+      s.json is a Vega-Lite chart with its data inside; .csv is the data alone
   rankscope bench sweep -s 512 -d 1024 --nproc 1,2 --format csv
 """
 
@@ -83,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
         Point(*one) for one in itertools.product(args.sequence, args.hidden, args.precision, args.nproc)
     ]
     for point in points:  # all of them, before the first one runs for minutes
-        chunks = (args.chunks or 4) if args.overlap else 0
+        chunks = (args.chunks or DEFAULT_CHUNKS) if args.overlap else 0
         Config(sequence=point.sequence, hidden=point.hidden, chunks=chunks).check(point.ranks)
     rows = []
     for number, point in enumerate(points, 1):

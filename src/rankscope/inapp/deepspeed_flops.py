@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import logging
 import sys
@@ -52,7 +53,7 @@ class FlopsProfile:
 
 
 def memory_usage() -> str:
-    """What DeepSpeed's see_memory_usage logs, as text."""
+    """What DeepSpeed's see_memory_usage says, as text."""
     from deepspeed.runtime.utils import see_memory_usage
     from deepspeed.utils.logging import logger
 
@@ -63,7 +64,9 @@ def memory_usage() -> str:
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
     try:
-        see_memory_usage("At the end of profiling", force=True)
+        # It logs or prints, depending on the version.
+        with contextlib.redirect_stdout(text):
+            see_memory_usage("At the end of profiling", force=True)
     finally:
         logger.setLevel(level)
         logger.removeHandler(handler)

@@ -1,0 +1,88 @@
+"""Every example runs as its first lines say, and leaves what they promise."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+
+from integration.jobs import PYTHON, needs_torch, run
+from rankscope.store.ingest import ingest
+from rankscope.store.run import Run
+
+pytestmark = [pytest.mark.slow, needs_torch]
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def example(name: str) -> list[str]:
+    return [PYTHON, str(EXAMPLES / f"{name}.py")]
+
+
+def steps_of(folder: Path) -> set[tuple[int, int]]:
+    """Rank and step of everything that `rankscope stats` would find there."""
+    rows = Run(ingest([folder])).rows("SELECT DISTINCT rank, step FROM steps")
+    return {(rank, step) for rank, step in rows}
+
+
+def test_plain_loop(tmp_path: Path) -> None:
+    done = run(example("plain_loop"), tmp_path)
+    assert "forward-backward: mean" in done.stderr
+    assert "Next: rankscope stats" in done.stderr
+    prof = tmp_path / "prof"
+    trace = json.loads((prof / "plain_loop-0-of-1.json").read_text())
+    names = {event.get("name") for event in trace["traceEvents"]}
+    assert names >= {"make_batch", "train_step", "ProfilerStep#2"}
+    assert "aten::addmm" in (prof / "profiler_list.dat").read_text()
+    assert steps_of(prof) == {(0, 2), (0, 3), (0, 4)}
+
+
+def test_megatron_style(tmp_path: Path) -> None:
+    flags = "--torch-profile --torch-profile-ranks 0 --torch-profile-active 2 --torch-profile-with-flops"
+    run([*example("megatron_style"), *flags.split(), "--tensorboard-dir", "tb"], tmp_path)
+    assert steps_of(tmp_path / "tb") == {(0, 2), (0, 3)}
+    assert "FLOPs" in (tmp_path / "prof" / "profiler_list.dat").read_text()
+
+
+def test_a4s_style(tmp_path: Path) -> None:
+    done = run([*example("a4s_style"), "train", "--profiling", "--prof_dir", "out", "--debug"], tmp_path)
+    assert "step 8: host " in done.stderr
+    assert (tmp_path / "out" / "a4s-0-of-1.json").exists()
+    run([*example("a4s_style"), "train"], tmp_path / "out")
+    assert not (tmp_path / "out" / "prof").exists(), "not asked for"
+
+
+def test_ddp_over_gloo(tmp_path: Path) -> None:
+    torchrun = ["torchrun", "--standalone", "--nproc-per-node", "2"]
+    done = run([*torchrun, str(EXAMPLES / "ddp_gloo.py")], tmp_path)
+    assert "(rank 1)" in done.stderr
+    prof = tmp_path / "prof"
+    files = sorted(path.name for path in prof.iterdir() if path.is_file())
+    assert [name for name in files if name.startswith("ddp_gloo")] == [
+        "ddp_gloo-0-of-2.json",
+        "ddp_gloo-1-of-2.json",
+    ]
+    assert {"profiler_list.dat", "profiler_list-1-of-2.dat"} <= set(files)
+    assert steps_of(prof) == {(rank, step) for rank in (0, 1) for step in (2, 3, 4)}
+
+
+def test_trainer_callbacks(tmp_path: Path) -> None:
+    run(example("trainer_callbacks"), tmp_path)
+    for name in ("hf", "lightning"):
+        assert steps_of(tmp_path / f"prof-{name}") == {(0, 2), (0, 3), (0, 4)}
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("deepspeed") is None,
+    reason="deepspeed is not installed (pip install --no-build-isolation deepspeed, after torch)",
+)
+def test_deepspeed_engine(tmp_path: Path) -> None:
+    run(example("deepspeed_engine"), tmp_path)
+    profile = (tmp_path / "prof" / "profiler_ds.txt").read_text()
+    assert "DeepSpeed Flops Profiler" in profile
+    assert "Linear" in profile
+    summary = (tmp_path / "prof" / "profiler_list.dat").read_text()
+    assert "DeepSpeed's memory figures (see_memory_usage)" in summary
+    assert "At the end of profiling" in summary
