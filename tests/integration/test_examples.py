@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from integration.jobs import PYTHON, needs_torch, run
+from integration.jobs import PROFILE, PYTHON, manifests, needs_torch, run
 from rankscope.store.ingest import ingest
 from rankscope.store.run import Run
 
@@ -37,6 +37,14 @@ def test_plain_loop(tmp_path: Path) -> None:
     assert names >= {"make_batch", "train_step", "ProfilerStep#2"}
     assert "aten::addmm" in (prof / "profiler_list.dat").read_text()
     assert steps_of(prof) == {(0, 2), (0, 3), (0, 4)}
+
+
+def test_under_rankscope_profile_the_code_only_counts_steps(tmp_path: Path) -> None:
+    done = run([*PROFILE, "-o", "out", *example("plain_loop")], tmp_path)
+    assert "captures this job already" in done.stderr
+    assert not (tmp_path / "prof").exists()
+    assert steps_of(tmp_path / "out") == {(0, 2), (0, 3), (0, 4)}
+    assert manifests(tmp_path / "out")[0]["steps"] == 8, "the optimizer's steps do not count as well"
 
 
 def test_megatron_style(tmp_path: Path) -> None:

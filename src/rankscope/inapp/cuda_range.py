@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from rankscope.capture.rank import detect
+from rankscope.inapp.place import current_identity
 from rankscope.inapp.voice import Voice
 
 
@@ -20,7 +19,7 @@ def cuda_profiler_range() -> Iterator[None]:
     import torch
 
     if not torch.cuda.is_available():
-        voice = Voice(detect(os.environ).rank, speaks=True, quiet=False, verbose=False)
+        voice = Voice(current_identity().rank, speaks=True, quiet=False, verbose=False)
         voice.fail("cuda_profiler_range marks nothing: there is no CUDA device")
         yield
         return

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import json
 import os
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -23,11 +23,11 @@ from rankscope.capture.schedule import NONE, RECORD, RECORD_AND_SAVE, WARMUP, On
 from rankscope.capture.selector import parse_selector
 from rankscope.errors import CaptureError, RankscopeError
 from rankscope.inapp.endings import TerminationGuard
-from rankscope.inapp.export import Export, ExportOrder, Outcome
-from rankscope.inapp.handlers import Handler, Recorded
+from rankscope.inapp.handlers import Handler
 from rankscope.inapp.mainthread import Timer, when_returning
+from rankscope.inapp.outbox import Outbox
 from rankscope.inapp.rankfiles import RankFiles, clock_anchor
-from rankscope.inapp.recorder import Recorder, Recording, Region, ScriptProfiler
+from rankscope.inapp.recorder import Recorder, Region, ScriptProfiler, leave_to_the_system
 from rankscope.inapp.stepcount import StepCounter, live_optimizers
 from rankscope.inapp.story import ending, nothing_captured
 from rankscope.inapp.voice import Voice
@@ -58,9 +58,8 @@ class Engine:
         self._quiet_until = self._schedule.first_busy_step if self._schedule else sys.maxsize
         self._action = NONE
         self._window: dict[str, Any] | None = None
-        self._handlers = handlers
         self._opened = 0
-        self._exports: list[tuple[dict[str, Any], Export]] = []
+        self._outbox = Outbox(files, voice, plan.max_size, handlers)
         self._timer: Timer | None = None
         self._kept: object = None
         self._hook: Any = None
@@ -125,11 +124,15 @@ class Engine:
         self._advance(self._schedule.action(self.step_number))
         self._go_quiet()
 
-    def mark_step(self) -> None:
-        """The program says itself that a step has ended: from now on its optimizers do not count."""
+    def count_marked_steps(self) -> None:
+        """From now on the program says itself where its steps end; its optimizers do not count."""
         if self._hook is not None:
             self._hook.remove()
             self._hook = None
+
+    def mark_step(self) -> None:
+        """The program says that a step has ended."""
+        self.count_marked_steps()
         if not self.stopped:
             self._shielded(self.step)
 
@@ -144,7 +147,13 @@ class Engine:
         self._quiet_until = 0
         self.voice.tell(f"asked for a window: the next {when.warmup + when.active} steps")
 
-    def finish(self, why: str | None = "the script ended in the window", wait_s: float = EXIT_WAIT_S) -> None:
+    def finish(
+        self,
+        why: str | None = "the script ended in the window",
+        wait_s: float = EXIT_WAIT_S,
+        *,
+        process_ends: bool = True,
+    ) -> None:
         """The end: close what is open, wait for what is being written, say where it is.
 
         ``why`` is why an open window is not whole; None where it was to last until now.
@@ -155,11 +164,9 @@ class Engine:
         if self._timer is not None:
             self._timer.cancel()
         self._close_unfinished(why)
-        for window, export in self._exports:
-            export.wait(wait_s)
-            window.update(export.outcome or {"state": "lost", "why": "it was still being written at the end"})
-        self._exports.clear()
-        self._keep_to_the_end()
+        self._outbox.wait(wait_s)
+        if process_ends:
+            leave_to_the_system(self._kept)
         if not self.files.manifest["windows"] and not self.stopped:
             self._say_nothing_captured()
         self.files.manifest.update(state="done", steps=self.step_number)
@@ -183,7 +190,7 @@ class Engine:
         try:
             if not self.counter.ends_step(optimizer):
                 return
-            if 0 < self.step_number < self._quiet_until - 1 and not self._exports:
+            if 0 < self.step_number < self._quiet_until - 1 and not self._outbox.busy:
                 self.step_number += 1
             else:
                 # torch calls this inside the optimizer's profiled range: a window must not begin or end in it
@@ -236,7 +243,7 @@ class Engine:
         assert self._window is not None
         self._recorder.start()
         identity = {key: self.files.manifest[key] for key in ("job", "rank", "rank_source")}
-        self._recorder.add_metadata("rankscope", _json(identity))
+        self._recorder.add_metadata("rankscope", json.dumps(identity))
         self._window.update(first_step=self.step_number, start=clock_anchor())
 
     def _close_window(self, why: str | None = None) -> None:
@@ -248,14 +255,8 @@ class Engine:
         recording = self._recorder.stop()
         began = time.perf_counter_ns()
         window.update(last_step=last, end=clock_anchor(), stop_ns=recording.stop_ns)
-        if self._handlers:
-            self._hand_over(window, recording, why)
-        else:
-            self._export(window, recording, why, self.files.target(window["index"]))
-        window["stall_ns"] = recording.stop_ns + time.perf_counter_ns() - began
-        for other in self.files.manifest["windows"]:
-            if other["index"] == window["index"]:  # another file of the same window
-                other["stall_ns"] = window["stall_ns"]
+        self._outbox.send(window, recording, why)
+        self._outbox.stalled(window, recording.stop_ns + time.perf_counter_ns() - began)
         self._kept = recording.keep
         self.voice.detail(
             f"recorded steps {window['first_step']}-{last}; training stood still for "
@@ -263,57 +264,9 @@ class Engine:
             f"export {format_ns(window['stall_ns'] - window['stop_ns'])}"
         )
 
-    def _hand_over(self, window: dict[str, Any], recording: Recording, why: str | None) -> None:
-        """Each handler gets what was recorded; one that fails does not keep it from the others."""
-        facts = {key: self.files.manifest[key] for key in ("rank", "world_size", "host", "pid")}
-        steps = {key: window[key] for key in ("index", "first_step", "last_step")}
-        written: list[Path] = []
-
-        def export(path: Path) -> None:
-            # The manifest has one entry for each file: a second file of the same window is another entry.
-            self._export(dict(window) if written else window, recording, why, path)
-            written.append(path)
-
-        recorded = Recorded(profile=recording.keep, folder=self.files.folder, export=export, **facts, **steps)
-        for handler in self._handlers:
-            try:
-                handler(recorded)
-            except Exception as error:  # noqa: BLE001  (a handler of the user's must not stop the job)
-                name = getattr(handler, "__name__", type(handler).__name__)
-                self.voice.fail(
-                    f"the handler {name} failed, the job goes on: {type(error).__name__}: {error}"
-                )
-        if not written:
-            window.update(state="partial" if why else "whole", why=why, bytes=0)
-            self.files.manifest["windows"].append(window)
-
-    def _export(self, window: dict[str, Any], recording: Recording, why: str | None, target: Path) -> None:
-        window["file"] = target.name if target.parent == self.files.folder else str(target)
-        window["state"] = "exporting"
-        self.files.manifest["windows"].append(window)
-
-        def when_done(outcome: Outcome) -> None:
-            # In the exporter's process: this copy of the manifest is what is left if the rank is killed
-            # meanwhile.
-            if why is not None and outcome["state"] == "whole":
-                outcome.update(state="partial", why=why)
-            window.update(outcome)
-            if outcome["state"] != "whole":
-                self.voice.fail(
-                    f"the trace of steps {window['first_step']}-{window['last_step']} is "
-                    f"{outcome['state']}: {outcome['why']}"
-                )
-            self.files.save()
-
-        turn = self.files.manifest["local_rank"] or 0
-        order = ExportOrder(recording.save, target, self.plan.max_size, turn, when_done)
-        self._exports.append((window, Export(order)))
-
     def _collect_exports(self) -> None:
-        for window, export in [pair for pair in self._exports if pair[1].poll()]:
-            window.update(export.outcome or {})
-            self._exports.remove((window, export))
-        if not self._exports and self._window is None:
+        self._outbox.collect()
+        if not self._outbox.busy and self._window is None:
             self._guard.off()
 
     def _go_quiet(self) -> None:
@@ -321,7 +274,7 @@ class Engine:
         assert self._schedule is not None
         skip, wait, warmup, active, repeat = self._schedule
         over = repeat and self.step_number >= skip + repeat * (wait + warmup + active)
-        if not over or self._exports or self._window is not None:
+        if not over or self._outbox.busy or self._window is not None:
             return
         if isinstance(self.plan.when, OnSignal):
             self._schedule, self._quiet_until = None, sys.maxsize
@@ -444,18 +397,3 @@ class Engine:
         rank_zero = Identity(0, 0, None, None, 0, "")
         wanted = parse_selector(self.plan.ranks).selects(rank_zero)
         return self.files.first and self.plan.speaks and not self.plan.quiet and not wanted
-
-    def _keep_to_the_end(self) -> None:
-        """Leave the last window's events to the operating system: torch frees them slower than it exports
-        them.
-        """
-        if self._kept is not None:
-            import ctypes
-
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._kept))
-
-
-def _json(value: object) -> str:
-    import json
-
-    return json.dumps(value)

@@ -8,8 +8,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple
 
-from rankscope.capture.rank import detect
 from rankscope.errors import RankscopeError
+from rankscope.inapp.place import current_identity
 from rankscope.inapp.voice import Voice
 from rankscope.units import format_bytes
 
@@ -97,7 +97,7 @@ class memory_history:  # noqa: N801  (used like a function: with rankscope.memor
     def __init__(
         self, folder: str | Path = "prof", *, on_out_of_memory: bool = True, max_entries: int = MAX_ENTRIES
     ) -> None:
-        self._identity = detect(os.environ)
+        self._identity = current_identity()
         self._folder = Path(folder).absolute()
         self._on_out_of_memory = on_out_of_memory
         self._max_entries = max_entries

@@ -18,12 +18,13 @@ from typing import Any
 
 from rankscope.capture.job import script_name
 from rankscope.capture.plan import Plan
-from rankscope.capture.rank import Identity, detect
+from rankscope.capture.rank import Identity
 from rankscope.capture.schedule import Schedule
 from rankscope.capture.selector import parse_selector
 from rankscope.errors import UsageError
 from rankscope.inapp.engine import Engine
 from rankscope.inapp.handlers import ChromeTrace, Handler
+from rankscope.inapp.place import current_identity
 from rankscope.inapp.region import DEFAULT_REGION, TrainStepRegion
 from rankscope.inapp.steps import current_engine, set_engine
 from rankscope.inapp.summary import Summary
@@ -130,7 +131,7 @@ class profile:  # noqa: N801  (torch.profiler.profile's spelling)
         """The first step begins now. Call it after init_process_group, so that the rank is known."""
         if not self.enabled:
             return
-        identity = _identity()
+        identity = current_identity()
         if not parse_selector(self._plan.ranks).selects(identity):
             self.enabled = False
             return
@@ -138,9 +139,11 @@ class profile:  # noqa: N801  (torch.profiler.profile's spelling)
         if self._engine is None:
             self._engine = self._start_engine(identity)
         else:
-            self._engine.voice.tell(
-                "rankscope profile captures this job already: rankscope.profile in the code only counts steps"
-            )
+            self._engine.count_marked_steps()
+            if identity.rank == 0:  # always said: the folder that the code names stays empty
+                self._engine.voice.fail(
+                    "rankscope profile captures this job already: rankscope.profile in the code only counts steps"
+                )
         self._follow()
 
     def step(self) -> None:
@@ -165,7 +168,7 @@ class profile:  # noqa: N801  (torch.profiler.profile's spelling)
             why = "the loop ended in the window"
         set_engine(None)
         atexit.unregister(engine.finish)
-        _attempt(engine.voice, "ending the capture", lambda: engine.finish(why))
+        _attempt(engine.voice, "ending the capture", lambda: engine.finish(why, process_ends=False))
         engine.release()
         for handler in self._handlers:
             close = getattr(handler, "close", None)
@@ -214,19 +217,6 @@ def _check_schedule(given: object) -> None:
         )
     if given is not None:
         given.validate()
-
-
-def _identity() -> Identity:
-    """torch.distributed knows best, where it is up; else the launcher's variables."""
-    import torch
-
-    found = detect(os.environ)
-    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
-        return found
-    rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
-    if (found.rank, found.world_size) == (rank, world):
-        return found
-    return Identity(rank, None, world, None, None, "torch.distributed")
 
 
 def _flops_profile(model: Any, folder: Path, rank: int, handlers: Sequence[Handler]) -> Any:

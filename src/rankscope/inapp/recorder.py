@@ -179,3 +179,11 @@ def _activities(names: tuple[str, ...]) -> Any:
 
     known = torch.profiler.ProfilerActivity.__members__
     return {known[name.upper()] for name in names if name.upper() in known}
+
+
+def leave_to_the_system(events: object) -> None:
+    """Never free a window's events: at the end of a process torch frees them slower than it exports them."""
+    if events is not None:
+        import ctypes
+
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(events))
