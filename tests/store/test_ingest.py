@@ -181,21 +181,23 @@ def test_killed_while_reading_and_the_next_call_recovers(tmp_path: Path) -> None
 
 
 def test_a_worker_that_dies_takes_only_its_own_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker is killed as the out-of-memory killer would; the other rank is still read."""
-    trace(tmp_path / "rank-0.json")
-    trace(tmp_path / "rank-1.json")
+    """A worker is killed as the out-of-memory killer would; the other ranks are still read, by the next worker."""
+    for rank in range(4):
+        trace(tmp_path / f"rank-{rank}.json")
     killer = tmp_path / "site" / "sitecustomize.py"
     killer.parent.mkdir()
     killer.write_text(
-        "import sys, os, signal, io\n"
-        "if sys.argv[0] == '-m' or 'worker' in ' '.join(sys.orig_argv):\n"
-        "    task = sys.stdin.read()\n"
-        "    sys.stdin = io.StringIO(task)\n"
-        "    if 'rank-1' in task: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "import sys, os, signal\n"
+        "class Input:\n"
+        "    def __iter__(self):\n"
+        "        for task in sys.__stdin__:\n"
+        "            if 'rank-1' in task: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "            yield task\n"
+        "if 'rankscope.store.worker' in sys.orig_argv: sys.stdin = Input()\n"
     )
     monkeypatch.setenv("PYTHONPATH", str(killer.parent))
-    ingested = ingest([tmp_path])
-    assert Run(ingested).ranks == [0]
+    ingested = ingest([tmp_path], Options(jobs=1))
+    assert Run(ingested).ranks == [0, 2, 3]
     assert [type(problem) for problem in ingested.problems] == [StoreError]
     assert "SIGKILL" in ingested.problems[0].message and "--jobs 1" in ingested.problems[0].hint
 

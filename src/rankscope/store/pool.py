@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import selectors
@@ -11,40 +12,48 @@ import sys
 import tempfile
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import rankscope
 from rankscope.errors import RankscopeError, ReadError, StoreError
 from rankscope.store.worker import Task
 
 Key = TypeVar("Key", bound=Hashable)
+Outcome = dict[str, Any] | RankscopeError
 
 
 def run_tasks(
     tasks: Mapping[Key, Task], jobs: int, advance: Callable[[Key, int, str], None]
-) -> Iterator[tuple[Key, dict[str, Any] | RankscopeError]]:
-    """Yield each task's manifest, or the error that ended it, as they finish."""
+) -> Iterator[tuple[Key, Outcome]]:
+    """Yield each task's manifest, or the error that ended it, as they finish.
+
+    A worker that dies takes the task it was at with it, and nothing else: another one takes its place.
+    """
     waiting = list(tasks)
-    running: dict[Key, _Worker] = {}
-    outcomes: dict[Key, dict[str, Any] | RankscopeError] = {}
+    workers: list[_Worker[Key]] = []
     with selectors.DefaultSelector() as selector:
         try:
-            while waiting or running:
-                while waiting and len(running) < jobs:
-                    key = waiting.pop(0)
-                    running[key] = worker = _Worker(tasks[key])
-                    selector.register(worker.stdout, selectors.EVENT_READ, key)
+            while waiting or workers:
+                while waiting and len(workers) < jobs:
+                    workers.append(_Worker())
+                    workers[-1].begin(waiting[0], tasks[waiting.pop(0)])
+                    selector.register(workers[-1].output, selectors.EVENT_READ, workers[-1])
                 for ready, _ in selector.select():
-                    key = ready.data
-                    line = running[key].stdout.readline()
-                    if line:
-                        _listen(key, json.loads(line), outcomes, advance)
+                    worker: _Worker[Key] = ready.data
+                    key = worker.key
+                    outcome = worker.listen(advance)
+                    if outcome is None:
                         continue
-                    selector.unregister(ready.fileobj)
-                    yield key, running.pop(key).outcome(outcomes.get(key))
+                    if waiting and worker.alive:
+                        worker.begin(waiting[0], tasks[waiting.pop(0)])
+                    else:
+                        selector.unregister(worker.output)
+                        workers.remove(worker)
+                        worker.end()
+                    yield key, outcome
         finally:
-            for worker in running.values():
-                worker.kill()
+            for worker in workers:
+                worker.end(kill=True)
 
 
 def _environment() -> dict[str, str]:
@@ -54,40 +63,62 @@ def _environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
 
 
-class _Worker:
+class _Worker(Generic[Key]):
     """One worker process; what it complains about goes to a file, which never fills up as a pipe does."""
 
-    def __init__(self, task: Task) -> None:
-        self._task = task
+    key: Key
+
+    def __init__(self) -> None:
         self._complaints = tempfile.TemporaryFile("w+")  # noqa: SIM115 - lives as long as the process
         self._process = subprocess.Popen(
             [sys.executable, "-m", "rankscope.store.worker"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._complaints,
-            text=True,
+            bufsize=0,
             env=_environment(),
         )
         assert self._process.stdin is not None and self._process.stdout is not None
-        self.stdout = self._process.stdout
-        self._process.stdin.write(task.to_json())
-        self._process.stdin.close()
+        self._input, self.output = self._process.stdin, self._process.stdout
+        self._heard = b""
+        self.alive = True
 
-    def kill(self) -> None:
-        self._process.kill()
+    def begin(self, key: Key, task: Task) -> None:
+        self.key, self._task = key, task
+        self._heard = b""
+        with contextlib.suppress(BrokenPipeError):  # it has died; reading its output will say so
+            self._input.write(task.to_json().encode() + b"\n")
+
+    def listen(self, advance: Callable[[Key, int, str], None]) -> Outcome | None:
+        """Take in what it said: progress is passed on, the task's outcome is returned."""
+        heard = os.read(self.output.fileno(), 1 << 16)
+        if not heard:
+            self.alive = False
+            return self._why_it_died()
+        *lines, self._heard = (self._heard + heard).split(b"\n")
+        for line in lines:
+            message = json.loads(line)
+            if "done" in message:
+                manifest: dict[str, Any] = message["done"]
+                return manifest
+            if "error" in message:
+                return ReadError(*message["error"])
+            advance(self.key, message["read"], message["doing"])
+        return None
+
+    def end(self, kill: bool = False) -> None:
+        """Nothing more to do: it leaves when its input ends."""
+        self._input.close()
+        if kill:
+            self._process.kill()
         self._process.wait()
-        self.stdout.close()
+        self.output.close()
         self._complaints.close()
 
-    def outcome(self, said: dict[str, Any] | RankscopeError | None) -> dict[str, Any] | RankscopeError:
-        """What the worker said; when it died without a word, why it probably did."""
+    def _why_it_died(self) -> RankscopeError:
         code = self._process.wait()
-        self.stdout.close()
-        with self._complaints as complaints:
-            complaints.seek(0)
-            lines = complaints.read().strip().splitlines()
-        if said is not None and (code == 0 or isinstance(said, RankscopeError)):
-            return said
+        self._complaints.seek(0)
+        lines = self._complaints.read().strip().splitlines()
         if code < 0:
             memory = "The system ends processes that need more memory than there is."
             return StoreError(
@@ -100,17 +131,3 @@ class _Worker:
             why=f"The reader failed: {lines[-1] if lines else f'exit code {code}'}",
             hint="Please report this, with the file if you can.",
         )
-
-
-def _listen(
-    key: Key,
-    message: dict[str, Any],
-    outcomes: dict[Key, dict[str, Any] | RankscopeError],
-    advance: Callable[[Key, int, str], None],
-) -> None:
-    if "done" in message:
-        outcomes[key] = message["done"]
-    elif "error" in message:
-        outcomes[key] = ReadError(*message["error"])
-    else:
-        advance(key, message["read"], message["doing"])

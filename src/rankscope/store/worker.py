@@ -1,13 +1,12 @@
-"""The process that reads one file: `python -m rankscope.store.worker`, a task on stdin, reports on stdout.
+"""A process that reads files: `python -m rankscope.store.worker`, tasks on stdin, reports on stdout.
 
-A process of its own per file keeps memory apart, lets a crash or the out-of-memory killer take one rank and
-not the run, and uses every core. Reports are JSON lines: {"read", "doing"}, then {"done"} or {"error"}.
+Processes of their own keep memory apart, let a crash or the out-of-memory killer take one file and not the run, and
+use every core. A task is a line of JSON; reports are lines {"read", "doing"}, then {"done"} or {"error"}.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -36,8 +35,7 @@ def _report(**fields: Any) -> None:
     sys.stdout.flush()
 
 
-def main() -> int:
-    task = Task(**json.loads(sys.stdin.read()))
+def _do(task: Task) -> None:
     try:
         manifest = build_segment(
             Path(task.path),
@@ -48,19 +46,13 @@ def main() -> int:
         )
     except RankscopeError as error:
         _report(error=[error.message, error.why, error.hint])
-        return 1
     except OSError as error:
-        where = error.filename or task.path
-        _report(
-            error=[f"cannot read {task.path}", f"{error.strerror} ({where}).", "Check the disk and the path."]
-        )
-        return 1
-    _report(done=manifest)
-    return 0
+        why = f"{error.strerror} ({error.filename or task.path})."
+        _report(error=[f"cannot read {task.path}", why, "Check the disk and the path."])
+    else:
+        _report(done=manifest)
 
 
 if __name__ == "__main__":
-    code = main()
-    sys.stdout.flush()
-    # DuckDB's binding prints a list of "leaked" objects at a normal exit when a Python file system was used.
-    os._exit(code)
+    for line in sys.stdin:
+        _do(Task(**json.loads(line)))
