@@ -14,7 +14,6 @@ from rankscope.units import (
     format_bytes,
     format_count,
     format_ns,
-    format_percent,
     format_plain,
     format_value,
     parse_bytes,
@@ -62,9 +61,6 @@ def test_format_bytes(value: float, text: str) -> None:
 
 def test_small_formats() -> None:
     assert format_count(1_234_567) == "1,234,567"
-    assert format_percent(15.61) == "15.6"
-    assert format_percent(-0.01) == "0.0"
-    assert format_percent(-1234.56) == "-1,234.6"
 
 
 @pytest.mark.parametrize(

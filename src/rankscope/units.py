@@ -154,11 +154,6 @@ def format_count(count: float) -> str:
     return _fixed(count, 0)
 
 
-def format_percent(percent: float) -> str:
-    """A percentage with one digit: '15.6'; the unit stands in the heading."""
-    return _fixed(percent, 1)
-
-
 def format_plain(value: float) -> str:
     """A number without a unit. Whole ones are labels more often than amounts (rank, pid): no separators."""
     if isinstance(value, int):

@@ -7,7 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from rankscope.analysis.events import Activity, device_activity, host_collectives, host_work
+from rankscope.analysis.events import (
+    COMM,
+    COMPUTE,
+    COPY,
+    Activity,
+    device_activity,
+    host_collectives,
+    host_work,
+)
 from rankscope.analysis.intervals import Axis, Intervals, Ints, intersect, join, subtract, union
 from rankscope.analysis.notes import left_out, outside_steps
 from rankscope.analysis.result import Column, Result
@@ -129,9 +137,9 @@ def _measure(device: Activity, group: Ints, host: Activity, host_group: Ints, lo
         end = np.clip(activity.end[mine], low[g], high[g])
         return union(axis.place(start, g), axis.place(end, g))
 
-    compute = placed(device, group, 0)
-    comm = join(placed(device, group, 1), placed(host, host_group, 1))
-    copy = placed(device, group, 2)
+    compute = placed(device, group, COMPUTE)
+    comm = join(placed(device, group, COMM), placed(host, host_group, COMM))
+    copy = placed(device, group, COPY)
     span = np.where(real, high - low, 0)
     busy = axis.lengths(join(compute, comm, copy))
     return Parts(

@@ -19,12 +19,13 @@ from rankscope.store.run import Run
 _FLAG_CHECKS = "('aten::resolve_conj', 'aten::resolve_neg')"
 
 NO_STEP = -1
-CLASSES = ("COMPUTE", "COMM", "COPY")
+COMPUTE, COMM, COPY = range(3)
+"""The classes of activity, as numbers in arrays."""
 
 
 @dataclass(frozen=True)
 class Activity:
-    """Intervals with the rank, step (NO_STEP for none) and class (index in CLASSES) of each."""
+    """Intervals with the rank, step (NO_STEP for none) and class of each."""
 
     rank: Ints
     step: Ints
@@ -48,8 +49,11 @@ def device_activity(run: Run, scope: Scope) -> Activity:
     """Kernels, copies and fills; an event of negative length counts as empty."""
     return _activity(
         run,
-        f"SELECT {_COLUMNS}, CASE class WHEN 'COMPUTE' THEN 0 WHEN 'COMM' THEN 1 ELSE 2 END::BIGINT AS kind, "
-        f"start_ns AS start, start_ns + greatest(dur_ns, 0) AS stop FROM gpu WHERE {scope.where()}",
+        f"""
+        SELECT {_COLUMNS}, start_ns AS start, start_ns + greatest(dur_ns, 0) AS stop,
+               CASE class WHEN 'COMPUTE' THEN {COMPUTE} WHEN 'COMM' THEN {COMM} ELSE {COPY} END::BIGINT AS kind
+        FROM gpu WHERE {scope.where()}
+        """,
     )
 
 
@@ -78,7 +82,7 @@ def host_collectives(run: Run, scope: Scope) -> Activity:
             LEFT JOIN work w ON w.rank = k.rank AND w.segment = k.segment AND w.id = k.id
             WHERE k.waits AND (w.work_ns IS NULL OR k.start_ns < w.work_ns) GROUP BY ALL
         )
-        SELECT c.rank::BIGINT AS rank, coalesce(c.step, {NO_STEP})::BIGINT AS step, 1::BIGINT AS kind,
+        SELECT c.rank::BIGINT AS rank, coalesce(c.step, {NO_STEP})::BIGINT AS step, {COMM}::BIGINT AS kind,
                greatest(c.start_ns, coalesce(w.ready_ns, c.start_ns)) AS start,
                c.start_ns + greatest(c.dur_ns, 0) AS stop
         FROM collectives c
@@ -92,7 +96,7 @@ def host_work(run: Run, scope: Scope) -> Activity:
     return _activity(
         run,
         f"""
-        SELECT {_COLUMNS}, 0::BIGINT AS kind, start_ns AS start, start_ns + greatest(dur_ns, 0) AS stop
+        SELECT {_COLUMNS}, {COMPUTE}::BIGINT AS kind, start_ns AS start, start_ns + greatest(dur_ns, 0) AS stop
         FROM slices s
         WHERE category = 'cpu_op' AND {scope.where()} AND NOT regexp_matches(name, '{WAITING_PATTERN}')
         AND NOT EXISTS (
