@@ -134,7 +134,7 @@ def test_an_overlap_that_does_not_pay_says_why() -> None:
     report["overlap"]["speedup"] = 0.8
     assert "Communication is 50 % of an iteration" in report_text(report)
     report["config"].update(device="cpu", cores=2)
-    assert "want the same cores" in report_text(report).replace("\n  ", " ")
+    assert "leave none for gloo's threads" in report_text(report).replace("\n  ", " ")
 
 
 @pytest.mark.parametrize(

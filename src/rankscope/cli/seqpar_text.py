@@ -102,8 +102,8 @@ def _why_not_faster(report: dict[str, Any]) -> str:
         return "One rank has nothing to communicate: chunks only make its matmuls smaller."
     if config["device"] == "cpu" and config["cores"] <= config["ranks"]:
         return (
-            f"{config['ranks']} ranks on {config['cores']} cores: gloo's threads and the matmuls want the same "
-            "cores, so nothing can overlap, and smaller chunks cost more."
+            f"{config['ranks']} ranks on {config['cores']} cores leave none for gloo's threads while the "
+            "matmuls run, and smaller chunks cost more."
         )
     shares = {part["name"]: part["p50_ns"] for part in report["parts"]}
     moved = shares["ALLGATHER"] + shares["REDUCE_SCATTER"]
