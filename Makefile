@@ -36,6 +36,7 @@ unit: $(STAMP)
 
 bench: $(STAMP)
 	$(BIN)/python benchmarks/ingest.py
+	$(BIN)/python benchmarks/ingest.py --scaling
 	$(BIN)/python benchmarks/capture.py
 	$(BIN)/python benchmarks/trace_decorator.py
 

@@ -65,7 +65,7 @@ def compare(events: str) -> None:
 def compare_peers(path: Path, ours: Cost) -> None:
     if importlib.util.find_spec("hta"):
         code = (
-            f"from hta.common.trace_parser import parse_trace_dataframe; parse_trace_dataframe({str(path)!r})"
+            f"from hta.trace_analysis import TraceAnalysis; TraceAnalysis(trace_files={{0: {str(path)!r}}})"
         )
         hta = measure([sys.executable, "-c", code])
         show("HTA, opening the trace", hta, f"ours is {hta.seconds / ours.seconds:.1f} times as fast")

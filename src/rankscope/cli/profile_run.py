@@ -26,7 +26,7 @@ from rankscope.ranges import as_ranges
 from rankscope.units import format_bytes, format_ns
 
 # What `rankscope stats` needs beyond the standard library.
-STATS_LIBRARIES = ("duckdb", "numpy", "fsspec", "isal", "rich")
+STATS_LIBRARIES = ("duckdb", "numpy", "isal")
 # How long --stats waits for ranks that end later than the one that prints.
 OTHER_RANKS_WAIT_S = 60.0
 
