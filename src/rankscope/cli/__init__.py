@@ -29,6 +29,7 @@ COMMANDS = {
 
 EPILOG = """\
 first steps:
+  rankscope profile torchrun --nproc-per-node 4 train.py       capture; the script is not changed
   rankscope stats RUN               RUN is a trace file, or a folder with one file per rank
   rankscope stats RUN -r list       what else can be asked
   rankscope stats --help            every command explains itself with examples
@@ -92,7 +93,7 @@ def top_level_help() -> str:
     lines = [
         "usage: rankscope COMMAND [options]",
         "",
-        "See where every rank's time goes: read, analyse and check profiles of distributed training.",
+        "See where every rank's time goes: capture, read, analyse and check profiles of distributed training.",
         "",
         "commands:",
         *(f"  {name:<{width}}{text}" for name, text in COMMANDS.items()),
