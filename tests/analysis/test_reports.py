@@ -169,6 +169,16 @@ def test_a_run_without_a_gpu_is_broken_down_by_host_work(tmp_path: Path) -> None
     assert any("no GPU events" in note for note in result.notes)
 
 
+def test_an_op_that_only_has_its_flags_checked_inside_is_a_leaf(tmp_path: Path) -> None:
+    events = [
+        slice_event("aten::mm", 10, 20),
+        slice_event("aten::resolve_conj", 12, 1),
+        slice_event("aten::add", 40, 5),
+    ]
+    row = whole(report(open_trace(write_kineto(tmp_path / "t.json", events)), "breakdown"))
+    assert (row["span_ns"], row["compute_ns"]) == (35_000, 25_000)
+
+
 def test_memory_peaks(tmp_path: Path) -> None:
     def memory(ts: float, allocated: int, reserved: int, kind: int = 1) -> dict[str, Any]:
         args = {
