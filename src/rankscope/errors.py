@@ -4,6 +4,7 @@ RankscopeError              exit 1
 ├── UsageError              exit 2: the command line alone is wrong; nothing was started
 ├── ReadError               a file cannot be read as what it claims to be
 │   ├── NotATraceError      it is not a trace, or of a kind no reader knows
+│   │   └── EmptyTraceError it has no bytes at all: a trace that was never written
 │   └── RankError           the rank of a file cannot be told, or two files claim one rank
 ├── StoreError              the run folder cannot be opened or written
 ├── CaptureError            this rank cannot be captured; the job it belongs to runs on
@@ -41,6 +42,10 @@ class ReadError(RankscopeError):
 
 
 class NotATraceError(ReadError):
+    pass
+
+
+class EmptyTraceError(NotATraceError):
     pass
 
 

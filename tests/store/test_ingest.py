@@ -46,6 +46,23 @@ def test_a_second_call_does_nothing_and_a_changed_file_is_read_again(tmp_path: P
     assert run.rows("SELECT count(*) FROM slices WHERE rank = 1") == [(7,)]
 
 
+def test_a_second_call_opens_no_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every command starts with this: with a thousand ranks on a shared disk, opening them all would be felt."""
+    trace(tmp_path / "rank-0.json")
+    trace(tmp_path / "rank-1.json")
+    ingest([tmp_path])
+    opened: list[str] = []
+    real_open = Path.open
+
+    def note(self: Path, *args: object, **kwargs: object) -> object:
+        opened.append(self.name)
+        return real_open(self, *args, **kwargs)  # type: ignore[arg-type, call-overload]
+
+    monkeypatch.setattr(Path, "open", note)
+    assert ingest([tmp_path]).read == ()
+    assert not [name for name in opened if name.startswith("rank-")]
+
+
 def test_what_lies_beside_the_traces_is_no_problem(tmp_path: Path) -> None:
     trace(tmp_path / "rank-0.json")
     for name in ("rankscope.json", "rank-00000.rankscope.json", "config.json"):

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankscope.store.linking import Annotation, find_steps, match_first, self_time, slice_at
-from rankscope.store.nesting import NONE, nest, order_outer_first
+from rankscope.store.nesting import NONE, nest
 from rankscope.store.pairing import pair_by_key, pair_nested
 
 
@@ -31,9 +31,8 @@ def test_self_time_leaves_out_direct_children_only() -> None:
 def test_slice_at_finds_the_innermost_open_slice() -> None:
     track, start, end = ints(0, 0, 0, 1), ints(0, 2, 20, 0), ints(10, 4, 30, 5)
     nesting = nest(track, start, end)
-    order = order_outer_first(track, start, end)
     places = [(0, 0), (0, 3), (0, 7), (0, 15), (0, 20), (1, 4), (2, 0)]
-    found = slice_at(order, track, start, end, nesting.parent, *np.array(places, dtype=np.int64).T)
+    found = slice_at(nesting, track, start, end, *np.array(places, dtype=np.int64).T)
     assert found.tolist() == [0, 1, 0, NONE, 2, 3, NONE]
 
 

@@ -13,11 +13,12 @@ from rankscope.analysis.result import Column, Result
 from rankscope.analysis.scope import Scope
 from rankscope.store.run import Run
 
+# What --by may be: the key in SQL, and which option records it.
 _KEYS = {
-    "rank": ("rank", "s.rank::VARCHAR", ""),
-    "shape": ("shape", "coalesce(e.args->>'Input Dims', '')", "record_shapes=True records shapes"),
-    "module": ("module", "coalesce(m.name, '')", "with_stack=True records the modules"),
-    "source": ("source", "coalesce(m.name, '')", "with_stack=True records Python source lines"),
+    "rank": ("s.rank::VARCHAR", ""),
+    "shape": ("coalesce(e.args->>'Input Dims', '')", "record_shapes=True records shapes"),
+    "module": ("coalesce(m.name, '')", "with_stack=True records the modules"),
+    "source": ("coalesce(m.name, '')", "with_stack=True records Python source lines"),
 }
 
 
@@ -44,7 +45,7 @@ def ops(run: Run, scope: Scope, by: str | None = None) -> Result:
         return [int(x) for x in np.bincount(group, weights=values, minlength=size)]
 
     names, keys = _texts(run, "name_texts"), _texts(run, "key_texts")
-    work = _flops_by_group(run, scope, columns, group, size)
+    work = _flops_by_group(run, columns, group, size)
     sums = [total(columns[c]) for c in ("one", "self_ns", "dur_ns")] + [
         total(device_self),
         total(device_total),
@@ -53,7 +54,7 @@ def ops(run: Run, scope: Scope, by: str | None = None) -> Result:
     for i in range(size):
         row: dict[str, Any] = {"name": names[int(key[0, i])]}
         if by:
-            row[_KEYS[by][0]] = int(keys[int(key[1, i])]) if by == "rank" else keys[int(key[1, i])] or None
+            row[by] = int(keys[int(key[1, i])]) if by == "rank" else keys[int(key[1, i])] or None
         labels = ("calls", "self_host_ns", "total_host_ns", "self_device_ns", "total_device_ns")
         row |= {label: values[i] for label, values in zip(labels, sums, strict=True)}
         rows.append(row | {"flops": work[i]})
@@ -64,7 +65,7 @@ def ops(run: Run, scope: Scope, by: str | None = None) -> Result:
 
 
 def _columns(by: str | None) -> tuple[Column, ...]:
-    key = (Column(_KEYS[by][0], help="what the rows are grouped by", at_end=by != "rank"),) if by else ()
+    key = (Column(by, help="what the rows are grouped by", at_end=by != "rank"),) if by else ()
     return (
         Column("name", at_end=True),
         *key,
@@ -82,14 +83,14 @@ def _notes(run: Run, scope: Scope, by: str | None, rows: list[dict[str, Any]]) -
     notes = left_out(run, scope) + outside_steps(run, scope, inside, "slices", "category = 'cpu_op'", "ops")
     if not rows:
         notes.append("no ops in the window; ProfilerActivity.CPU records them")
-    elif by and _KEYS[by][2] and all(row[_KEYS[by][0]] is None for row in rows):
-        notes.append(f"the trace has no {by}: {_KEYS[by][2]}")
+    elif by and _KEYS[by][1] and all(row[by] is None for row in rows):
+        notes.append(f"the trace has no {by}: {_KEYS[by][1]}")
     return notes
 
 
 def _load(run: Run, scope: Scope, by: str | None) -> dict[str, Any]:
     """The ops as arrays; names and keys as numbers, their texts in two temporary tables."""
-    key = _KEYS[by][1] if by else "''"
+    key = _KEYS[by][0] if by else "''"
     link = {"module": "module", "source": "python"}.get(by or "")
     joins = ""
     if by == "shape":
@@ -146,9 +147,7 @@ def _device_time(run: Run, scope: Scope, columns: dict[str, Any]) -> Any:
     return time
 
 
-def _flops_by_group(
-    run: Run, scope: Scope, columns: dict[str, Any], group: Any, size: int
-) -> list[int | None]:
+def _flops_by_group(run: Run, columns: dict[str, Any], group: Any, size: int) -> list[int | None]:
     """Operations of matrix products by group; None where no shape tells."""
     names = ", ".join(f"'{name}'" for name in FLOP_OPS)
     shaped = run.rows(f"""

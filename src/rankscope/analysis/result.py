@@ -5,7 +5,7 @@ Views turn a Result into a terminal table, CSV, JSON or Markdown; no analysis dr
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 Unit = Literal["", "ns", "bytes", "count", "percent", "GB/s", "flop", "flop/s"]
@@ -73,12 +73,4 @@ class Result:
             return self
         hidden = len(self.rows) - count
         note = f"{hidden:,} more rows not shown (--top {len(self.rows)} or --top all shows them)"
-        return Result(
-            self.name,
-            self.title,
-            self.window,
-            self.columns,
-            self.rows[:count],
-            self.findings,
-            (*self.notes, note),
-        )
+        return replace(self, rows=self.rows[:count], notes=(*self.notes, note))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rankscope.errors import NotATraceError
+from rankscope.errors import EmptyTraceError, NotATraceError
 from rankscope.readers.base import Batch, Reader, Reading, TraceIdentity
 from rankscope.readers.byte_stream import read_head
 from rankscope.readers.kineto import KINETO
@@ -28,7 +28,7 @@ def find_reader(path: Path) -> Reader:
             damage.capitalize()
             or "It has no bytes; a job killed before it wrote its trace leaves such a file"
         )
-        raise NotATraceError(
+        raise EmptyTraceError(
             f"{path} is empty", why=f"{why}.", hint="Capture this rank again, or leave the file out."
         )
     for reader in READERS:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from rankscope.readers.json_repair import ReadReport
-
+_MAX_EXAMPLES = 5
 _RANK_IN_NAME = re.compile(r"(?:^|[^a-z0-9])rank[-_]?(\d{1,6})(?!\d)|-(\d{1,6})-of-\d", re.IGNORECASE)
 
 
@@ -23,6 +22,29 @@ class TraceIdentity:
     world_size: int | None = None
     trace_id: str = ""
     """Tells two captures apart; equal in two files means one was copied."""
+
+
+@dataclass
+class ReadReport:
+    """What reading cost: counted, shown by `ingest` and `doctor`, never silent."""
+
+    events_lost: int = 0
+    events_repaired: int = 0
+    damage: str = ""
+    """Why the file ended early; empty when it is whole."""
+    examples: list[str] = field(default_factory=list)
+
+    def lose(self, why: str) -> None:
+        self.events_lost += 1
+        self._example(f"lost: {why}")
+
+    def repaired(self, why: str) -> None:
+        self.events_repaired += 1
+        self._example(f"repaired: {why}")
+
+    def _example(self, text: str) -> None:
+        if len(self.examples) < _MAX_EXAMPLES:
+            self.examples.append(text)
 
 
 class Batch(Protocol):

@@ -9,12 +9,11 @@ from __future__ import annotations
 import json
 import math
 import re
-from dataclasses import dataclass, field
 from typing import Any
 
 from rankscope.readers import json_layout
+from rankscope.readers.base import ReadReport
 
-_MAX_EXAMPLES = 5
 _MAX_TIME_US = 9.2e15
 """Beyond this, nanoseconds do not fit into 64 bits."""
 _LARGEST_EVENT = 15_000_000
@@ -23,29 +22,6 @@ _TIME_TEXT = re.compile(rb'"ts"\s*:\s*([0-9]+\.[0-9]+)')
 _SURROGATE_ESCAPE = re.compile(r"\\ud[89a-f]", re.IGNORECASE)
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _BARE_QUOTE = re.compile(rb'(?<!\\)"')
-
-
-@dataclass
-class ReadReport:
-    """What reading cost: counted, shown by `ingest` and `doctor`, never silent."""
-
-    events_lost: int = 0
-    events_repaired: int = 0
-    damage: str = ""
-    """Why the file ended early; empty when it is whole."""
-    examples: list[str] = field(default_factory=list)
-
-    def lose(self, why: str) -> None:
-        self.events_lost += 1
-        self._example(f"lost: {why}")
-
-    def repaired(self, why: str) -> None:
-        self.events_repaired += 1
-        self._example(f"repaired: {why}")
-
-    def _example(self, text: str) -> None:
-        if len(self.examples) < _MAX_EXAMPLES:
-            self.examples.append(text)
 
 
 def repair_range(

@@ -15,9 +15,9 @@ from typing import Any
 
 from rankscope.errors import NotATraceError
 from rankscope.readers import json_layout
-from rankscope.readers.base import TraceIdentity, rank_from_name
+from rankscope.readers.base import ReadReport, TraceIdentity, rank_from_name
 from rankscope.readers.byte_stream import is_gzip, open_stream, read_head
-from rankscope.readers.json_repair import ReadReport, repair_range
+from rankscope.readers.json_repair import repair_range
 from rankscope.readers.memory_file import MemoryFile
 
 BLOCK_BYTES = 32 << 20

@@ -75,8 +75,10 @@ def ingest(paths: Sequence[Path], options: Options | None = None, watch: Watch |
     already = _opened_as_store(paths, options)
     if already is not None:
         return already
-    sources = find_sources(paths)
-    store, index = _choose_store(paths, sources, options, watch.say)
+    stores = _possible_stores(paths, options)
+    known = {entry.source for index in stores.values() for entry in index.segments if entry.is_current()}
+    sources = find_sources(paths, known)
+    store, index = _choose_store(paths, sources, stores, watch.say)
     said = {path.resolve(): rank for path, rank in options.ranks.items()}
     places = assign(sources.files, said, index)
     kept, wanted = _split(places, index)
@@ -109,20 +111,30 @@ def _opened_as_store(paths: Sequence[Path], options: Options) -> Ingested | None
     return Ingested(store, index, (), ())
 
 
-def _choose_store(paths: Sequence[Path], sources: Sources, options: Options, say: Say) -> tuple[Path, Index]:
-    """The store's folder and what is in it already; the user's cache when the natural place is read-only."""
+def _possible_stores(paths: Sequence[Path], options: Options) -> dict[Path, Index]:
+    """Where the store may be and what is in it: the natural place, then the user's cache if that is read-only."""
     store = store_folder(paths, options.output, options.cache)
-    index = Index.load(store)
+    stores = [store]
+    if not can_write(store) and not (options.output or options.cache):
+        stores.append(store_folder(paths, None, default_cache()))
+    return {folder: Index.load(folder) for folder in stores}
+
+
+def _choose_store(
+    paths: Sequence[Path], sources: Sources, stores: dict[Path, Index], say: Say
+) -> tuple[Path, Index]:
+    """The natural place, unless it can neither be written to nor has all that is asked for."""
+    (store, index), *elsewhere = stores.items()
     current = {entry.source for entry in index.segments if entry.is_current()}
     if can_write(store) or current >= set(sources.files):
         return store, index
-    if options.output or options.cache:
+    if not elsewhere:
         raise StoreError(
             f"cannot write to {store}", why="The folder is read-only.", hint="Name another one: --cache DIR"
         )
-    fallback = store_folder(paths, None, default_cache())
+    fallback, found = elsewhere[0]
     say(f"{paths[0]} cannot be written to: the store goes to {fallback} (--cache DIR puts it elsewhere)")
-    return fallback, Index.load(fallback)
+    return fallback, found
 
 
 def _split(places: list[Assignment], index: Index) -> tuple[list[SegmentEntry], list[Assignment]]:

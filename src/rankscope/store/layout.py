@@ -5,12 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rankscope.errors import NotATraceError, RankscopeError, StoreError
+from rankscope.errors import EmptyTraceError, NotATraceError, RankscopeError, StoreError
 from rankscope.model import FORMAT_VERSION
 from rankscope.readers import find_reader, looks_like_a_trace
 from rankscope.readers.base import rank_from_name
@@ -92,8 +92,11 @@ class Sources:
     skipped: tuple[RankscopeError, ...] = ()
 
 
-def find_sources(paths: Sequence[Path]) -> Sources:
-    """The traces named, or those in the folders named. A bad file among good ones is passed over and said."""
+def find_sources(paths: Sequence[Path], known: Collection[Path] = ()) -> Sources:
+    """The traces named, or those in the folders named. A bad file among good ones is passed over and said.
+
+    Known files are in a store and unchanged: they are not opened again, or every command would open every trace.
+    """
     files: list[Path] = []
     skipped: list[RankscopeError] = []
     for path in paths:
@@ -106,10 +109,11 @@ def find_sources(paths: Sequence[Path]) -> Sources:
         )
         for file in found:
             try:
-                find_reader(file)
+                if file not in known:
+                    find_reader(file)
             except NotATraceError as error:
                 # A configuration file beside the traces is nobody's problem; an empty trace is.
-                if path.is_file() or "is empty" in error.message or rank_from_name(file) is not None:
+                if path.is_file() or isinstance(error, EmptyTraceError) or rank_from_name(file) is not None:
                     skipped.append(error)
             except RankscopeError as error:
                 skipped.append(error)

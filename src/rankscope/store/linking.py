@@ -91,10 +91,9 @@ def link(
     return Links(launch, op, python, module)
 
 
-def slice_at(
-    order: Ints, track: Ints, start: Ints, end: Ints, parent: Ints, at_track: Ints, at_time: Ints
-) -> Ints:
-    """The innermost slice on a track that is open at a time, or starts then; `order` is outer first."""
+def slice_at(nesting: Nesting, track: Ints, start: Ints, end: Ints, at_track: Ints, at_time: Ints) -> Ints:
+    """The innermost slice on a track that is open at a time, or starts then."""
+    order, parent = nesting.order, nesting.parent
     if len(order) == 0:
         return np.full(len(at_track), NONE)
     key = track_time_key(track, start)[order]

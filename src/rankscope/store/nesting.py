@@ -28,6 +28,8 @@ class Nesting:
     """Index of the innermost slice that contains it, or NONE."""
     levels: list[Ints]
     """Indices of the slices with 0, 1, 2, … ancestors: walk it to carry things down or up the tree."""
+    order: Ints
+    """Indices by track and start, parents before children."""
 
 
 def track_time_key(track: Ints, time: Ints) -> Ints:
@@ -57,7 +59,7 @@ def nest(track: Ints, start: Ints, end: Ints) -> Nesting:
     """Rows and parents of slices [start, end) on their tracks; an empty slice counts as 1 ns long."""
     count = len(track)
     if count == 0:
-        return Nesting(start, start, [])
+        return Nesting(start, start, [], start)
     end = np.maximum(end, start + 1)
     order = order_outer_first(track, start, end)
     s_track, s_start, s_end = track[order], start[order], end[order]
@@ -76,7 +78,7 @@ def nest(track: Ints, start: Ints, end: Ints) -> Nesting:
     row_out[order] = depth
     inside = parent != NONE
     parent_out[order[inside]] = order[parent[inside]]
-    return Nesting(row_out, parent_out, [order[positions] for positions in _group(level)])
+    return Nesting(row_out, parent_out, [order[positions] for positions in _group(level)], order)
 
 
 def _group(level: Ints) -> list[Ints]:

@@ -8,7 +8,7 @@ import numpy as np
 
 from rankscope.model import COUNTERS, INSTANTS, LINKS, STEPS, TRACKS
 from rankscope.store.linking import Steps, slice_at
-from rankscope.store.nesting import Nesting, nest, order_outer_first
+from rankscope.store.nesting import Nesting, nest
 from rankscope.store.slices import SliceColumns, ids_of, link_slices, load_slices, steps_of_host, write_slices
 from rankscope.store.workspace import Workspace
 
@@ -123,10 +123,7 @@ def _write_links(workspace: Workspace, slices: SliceColumns, nesting: Nesting) -
         FROM placed e JOIN track_keys k ON k.pid = e.pid AND k.tid = e.tid AND k.kind IN ('thread', 'stream')
         WHERE e.ph IN ('s', 't', 'f')
     """)
-    order = order_outer_first(slices.track, slices.time, slices.end)
-    bound = slice_at(
-        order, slices.track, slices.time, slices.end, nesting.parent, flows["track"], flows["time"]
-    )
+    bound = slice_at(nesting, slices.track, slices.time, slices.end, flows["track"], flows["time"])
     workspace.connection.register("flow_arrays", {**flows, "slice": ids_of(slices, bound)})
     workspace.copy(
         """
