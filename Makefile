@@ -7,17 +7,21 @@ STAMP := .venv/.installed
 .DEFAULT_GOAL := help
 
 help:
-	@echo "make demo   the main job: two ranks train under rankscope profile, then tables"
+	@echo "make demo   the main job: two ranks train under rankscope profile, then tables and report.html"
 	@echo "make test   every check and every test (what CI runs)"
 	@echo "make check  ruff, mypy --strict, import-linter"
 	@echo "make bench  ours against the peers, as ratios of one run"
 	@echo "make docs   regenerate docs/commands and docs/store.md from the code"
 
-$(STAMP): pyproject.toml tests/requirements-torch.txt tests/integration/install-launchers.sh
+$(STAMP): pyproject.toml tests/requirements-torch.txt tests/integration/install-launchers.sh tests/integration/install-nsight.sh \
+		tests/browser/install-chromium.sh tests/integration/install-remote.sh
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --requirement tests/requirements-torch.txt
 	tests/integration/install-launchers.sh
+	tests/integration/install-remote.sh
+	tests/integration/install-nsight.sh .venv/nsight
+	tests/browser/install-chromium.sh
 	@touch $@
 
 demo: $(STAMP)
@@ -30,15 +34,21 @@ check: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	tests/viewer/check-js.sh
 
 unit: $(STAMP)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadgroup
 
 bench: $(STAMP)
 	$(BIN)/python benchmarks/ingest.py
 	$(BIN)/python benchmarks/ingest.py --scaling
+	$(BIN)/python benchmarks/analysis.py
+	$(BIN)/python benchmarks/analysis.py --scaling
+	$(BIN)/python benchmarks/analysis.py --hta
+	$(BIN)/python benchmarks/nsys.py
 	$(BIN)/python benchmarks/capture.py
 	$(BIN)/python benchmarks/trace_decorator.py
+	$(BIN)/python benchmarks/report.py
 
 docs: $(STAMP)
 	$(BIN)/python docs/generate.py

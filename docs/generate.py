@@ -1,4 +1,4 @@
-"""Writes docs/commands.md and docs/store.md from the code, so that they cannot be out of date.
+"""Writes docs/commands.md and docs/store.md from the code, and runs docs/notebook.ipynb: none can be out of date.
 
 `make docs` runs it; a test compares what it would write with what is there.
 """
@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 from rankscope import cli
@@ -46,7 +47,15 @@ def store_page() -> str:
     return "\n".join(parts)
 
 
-PAGES = {"commands.md": commands_page, "store.md": store_page}
+def notebook_page() -> str:
+    os.environ["COLUMNS"] = HELP_WIDTH
+    sys.path.insert(0, str(HERE))
+    from run_notebook import executed
+
+    return executed(HERE / "notebook.ipynb")
+
+
+PAGES = {"commands.md": commands_page, "store.md": store_page, "notebook.ipynb": notebook_page}
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 #!/bin/sh
 # The whole story on this machine, in under two minutes: ranks over gloo run the mini-benchmark under
-# `rankscope profile`, then tables say where the time went.
+# `rankscope profile`, then tables and demo/report.html say where the time went.
 set -eu
 cd "$(dirname "$0")/.."
 rm -rf demo
@@ -24,8 +24,10 @@ say rankscope stats demo/run -r breakdown
 say rankscope stats demo/run -r annotations --by rank
 say rankscope stats demo/run -r ops --top 5
 say rankscope doctor demo/run
+say rankscope report demo/run -o demo/report.html
 cat <<END
 
+demo/report.html has all of it, with charts: open it in any browser.
 How to read it: compute is the matmuls, exposed comm is time in collectives that
 nothing hides, idle is the rest. A rank whose ALLGATHER or REDUCE_SCATTER takes
 longer than the other's came first and waited.
@@ -34,6 +36,7 @@ Your turn:
   rankscope profile torchrun --nproc-per-node 4 train.py
                                      capture your own training, unchanged
   rankscope stats RUN                then see where its time went
+  rankscope report RUN -o r.html     one file to mail: findings, charts, tables
   rankscope bench seqpar --help      this benchmark on your GPUs
   python examples/plain_loop.py      the same from inside the code
 END

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # before numpy: two tests run at a time on two cores
 
 from rankscope.store.ingest import Options, ingest
 from rankscope.store.run import Run
@@ -15,6 +18,15 @@ from rankscope.store.run import Run
 ROOT = Path(__file__).parents[1]
 DATA = ROOT / "tests" / "data"
 SHARED = ROOT.parent / "shared" / "data"
+
+
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the marks
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Two tests at a time (pytest-xdist): a file's tests stay together, and so do those of the private Slurm, of which
+    a machine can have one."""
+    for item in items:
+        slurm = "slurm" in getattr(item, "fixturenames", ())
+        item.add_marker(pytest.mark.xdist_group("slurm" if slurm else str(item.path)))
 
 
 @pytest.fixture(scope="session")

@@ -6,6 +6,11 @@ In a training program (standard library and torch only)::
         for batch in loader:
             train(batch)
             prof.step()
+
+In a notebook, or any program that asks::
+
+    run = rankscope.open("RUN")
+    run.breakdown()
 """
 
 from __future__ import annotations
@@ -17,6 +22,7 @@ __version__ = "0.1.0"
 
 # Public name -> where it lives. Imported when first used: `import rankscope` costs next to nothing.
 _PUBLIC = {
+    "open": "rankscope.notebook",
     "profile": "rankscope.inapp.profiler",
     "schedule": "rankscope.inapp.profiler",
     "mark_step": "rankscope.inapp.steps",
@@ -62,6 +68,7 @@ __all__ = [
     "memory_history",
     "memory_line",
     "memory_now",
+    "open",
     "profile",
     "profiler_from_args",
     "schedule",

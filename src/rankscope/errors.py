@@ -8,6 +8,9 @@ RankscopeError              exit 1
 │   └── RankError           the rank of a file cannot be told, or two files claim one rank
 ├── StoreError              the run folder cannot be opened or written
 ├── CaptureError            this rank cannot be captured; the job it belongs to runs on
+├── ToolError               nsys or ncu is not there, or does not do what was asked
+├── RemoteError             another machine (ssh, kubectl) cannot be reached, or does not do what was asked
+├── MissingPackageError     an optional package is asked for and not installed
 └── QueryError              the SQL is wrong
 """
 
@@ -58,6 +61,18 @@ class StoreError(RankscopeError):
 
 
 class CaptureError(RankscopeError):
+    pass
+
+
+class ToolError(RankscopeError):
+    pass
+
+
+class RemoteError(RankscopeError):
+    pass
+
+
+class MissingPackageError(RankscopeError):
     pass
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 3
 """Of the store on disk; a store of another version is read again from the raw files."""
 
 GPU_CATEGORIES = ("kernel", "gpu_memcpy", "gpu_memset")
@@ -19,13 +19,21 @@ LAUNCH_CATEGORIES = ("cuda_runtime", "cuda_driver", "hip_runtime", "xpu_runtime"
 COLLECTIVE_NAME_PATTERN = r"(?i)(?:^|[^a-z])(?:nccl|rccl|oneccl|msccl|nvshmem|deep_?ep)|cross_device_reduce"
 """Kernels that communicate, by name, for files that carry no collective metadata (FACTS section 4)."""
 
-HOST_COLLECTIVE_PATTERN = r"^(?:gloo|mpi|ucc):"
-"""Annotations torch puts around collectives that run on the host."""
+HOST_COLLECTIVE_PATTERN = (
+    r"(?i)^(?:gloo|mpi|ucc):"
+    r"|^mpi_i?(?:all(?:reduce|gather|toall)|bcast|barrier|reduce|gather|scatter|scan|exscan|neighbor"
+    r"|[bsr]?send|m?recv|wait)"
+)
+"""Annotations around communication that runs on the host: torch's own, and MPI's functions as nsys records them."""
 
 SYNC_CALL_PATTERN = (
-    r"^(?:cuda|hip)(?:Stream|Event|Device|Ctx)Synchronize$|^cu(?:Stream|Event|Ctx)Synchronize$"
+    r"^(?:(?:cuda|hip)(?:Stream|Event|Device|Ctx|Thread)|cu(?:Stream|Event|Ctx))"
+    r"Synchronize(?:_v\d+)?(?:_ptsz)?$"
 )
 """Runtime calls in which the host waits for its own device."""
+
+DATALOADER_PATTERN = r"(?i)dataloader"
+"""Annotations in which the training loop waits for its next batch."""
 
 WAITING_PATTERN = r"(?i)work[:.]+wait|barrier|dataloader.*__next__"
 """Host events that wait for somebody else: not work of their own."""
@@ -181,4 +189,173 @@ STEPS = Table(
     ),
 )
 
-TABLES = (SLICES, EVENTS, INSTANTS, COUNTERS, LINKS, TRACKS, STEPS)
+COLLECTIVES = Table(
+    "collectives",
+    "Everything that communicates: kernels of NCCL and its kin, and collectives on the host (gloo).",
+    (
+        Field("id", "BIGINT", "its slice"),
+        Field("track", "INTEGER", "where it ran"),
+        Field("place", "VARCHAR", "device or host"),
+        Field("kind", "VARCHAR", "all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, send, …"),
+        Field(
+            "start_ns",
+            "BIGINT",
+            "from the run's start; on the host, when the synchronising calls at its start have returned",
+        ),
+        Field("dur_ns", "BIGINT", "from there to its end"),
+        Field("step", "INTEGER", "number of the step in which it was asked for"),
+        Field("call", "BIGINT", "id of the op that asked for it (c10d::…, record_param_comms)"),
+        Field("call_ns", "BIGINT", "when that op started, from the run's start"),
+        Field("group_name", "VARCHAR", "of its process group, where the file tells it"),
+        Field("group_description", "VARCHAR", "of its process group, where the file tells it"),
+        Field("group_ranks", "VARCHAR", "as the file lists them"),
+        Field("group_size", "INTEGER", "how many ranks take part"),
+        Field("seq", "BIGINT", "sequence number within its process group"),
+        Field("dtype", "VARCHAR", "float32, bfloat16, …"),
+        Field("in_elements", "BIGINT", "what this rank puts in"),
+        Field("out_elements", "BIGINT", "what this rank gets out"),
+        Field("in_splits", "VARCHAR", "all_to_all with uneven parts: how many elements go to each rank"),
+        Field("out_splits", "VARCHAR", "all_to_all with uneven parts: how many elements come from each rank"),
+        Field("peer", "INTEGER", "send and recv: the other rank"),
+    ),
+)
+
+NCU_KERNELS = Table(
+    "ncu_kernels",
+    "Kernels that Nsight Compute measured, one row a launch. They carry no time of day.",
+    (
+        Field("kernel", "BIGINT", "counts the kernels of the report"),
+        Field("name", "VARCHAR", ""),
+        Field("grid", "INTEGER[]", "blocks in x, y and z"),
+        Field("block", "INTEGER[]", "threads of a block in x, y and z"),
+        Field("device", "INTEGER", ""),
+        Field("context", "INTEGER", ""),
+        Field("stream", "BIGINT", ""),
+        Field("process_id", "BIGINT", ""),
+        Field("compute_capability", "VARCHAR", "9.0 is Hopper"),
+    ),
+)
+
+NCU_METRICS = Table(
+    "ncu_metrics",
+    "What Nsight Compute measured of each kernel, one row a kernel and metric.",
+    (
+        Field("kernel", "BIGINT", "join with ncu_kernels on (rank, segment, kernel)"),
+        Field("metric", "VARCHAR", "ncu's own name, as gpu__time_duration.sum"),
+        Field("value", "DOUBLE", "in the unit beside it; null where ncu gave a text"),
+        Field("unit", "VARCHAR", "without prefixes: ns, byte, byte/s, hz, %, inst, cycle, …"),
+        Field("text", "VARCHAR", "as the report has it"),
+    ),
+)
+
+SNAPSHOT_CATEGORY = "memory_snapshot"
+"""Instants of a memory snapshot's history; apart from [memory] events, which may tell of the same allocations."""
+
+MEMORY_SEGMENTS = Table(
+    "memory_segments",
+    "Memory the caching allocator held when a snapshot was taken, one row a segment.",
+    (
+        Field("number", "INTEGER", "counts the segments of the snapshot"),
+        Field("device", "INTEGER", ""),
+        Field("address", "BIGINT", ""),
+        Field("stream", "BIGINT", ""),
+        Field("kind", "VARCHAR", "large or small"),
+        Field("total_bytes", "BIGINT", "reserved"),
+        Field("allocated_bytes", "BIGINT", "of it, in use by tensors, rounded up to blocks"),
+        Field("active_bytes", "BIGINT", "in use, or freed and waiting for a stream"),
+        Field("requested_bytes", "BIGINT", "what was asked for, before rounding"),
+        Field("expandable", "BOOLEAN", ""),
+    ),
+)
+
+MEMORY_BLOCKS = Table(
+    "memory_blocks",
+    "The blocks those segments are cut into, in use or free.",
+    (
+        Field("number", "INTEGER", "of the segment: join with memory_segments on (rank, segment, number)"),
+        Field("device", "INTEGER", ""),
+        Field("address", "BIGINT", ""),
+        Field("bytes", "BIGINT", "rounded up"),
+        Field("requested_bytes", "BIGINT", "what was asked for"),
+        Field("state", "VARCHAR", "active_allocated, active_pending_free or inactive"),
+        Field("stack", "INTEGER", "who allocated it: join with memory_stacks on (rank, segment, stack)"),
+    ),
+)
+
+MEMORY_STACKS = Table(
+    "memory_stacks",
+    "Where in the program memory was allocated and freed; instants of a snapshot name theirs in args.stack.",
+    (
+        Field("stack", "INTEGER", ""),
+        Field("source", "VARCHAR", "innermost line of Python, the user's own if any"),
+        Field("op", "VARCHAR", "operator or node of autograd, when C++ frames were recorded"),
+        Field("frames", "VARCHAR[]", "lines of Python, innermost first"),
+    ),
+)
+
+FLIGHT = Table(
+    "flight",
+    "Collectives and point-to-point operations in the NCCL flight recorder's ring when it was dumped.",
+    (
+        Field("record", "BIGINT", "counts what the rank recorded"),
+        Field("group_name", "VARCHAR", "its name"),
+        Field("group_description", "VARCHAR", "of the process group"),
+        Field("local_group", "INTEGER", "the rank's own number for it"),
+        Field("seq", "BIGINT", "sequence number in the group; of the last collective for point to point"),
+        Field("p2p_seq", "BIGINT", "sequence number of point-to-point operations"),
+        Field("kind", "VARCHAR", "all_reduce, _all_gather_base, send, …"),
+        Field("peer", "INTEGER", "point to point: the other's rank in the group"),
+        Field("is_p2p", "BOOLEAN", ""),
+        Field("state", "VARCHAR", "scheduled, started or completed"),
+        Field("created_ns", "BIGINT", "asked for, from the run's start"),
+        Field("started_ns", "BIGINT", "seen to have started on the device"),
+        Field("completed_ns", "BIGINT", "seen to have completed"),
+        Field("duration_ns", "BIGINT", "on the device, where timing was on"),
+        Field("bytes", "BIGINT", "what the rank puts in"),
+        Field("input_sizes", "VARCHAR", "shapes, as JSON"),
+        Field("output_sizes", "VARCHAR", "shapes, as JSON"),
+        Field("dtype", "VARCHAR", ""),
+        Field("timeout_ms", "BIGINT", ""),
+        Field("source", "VARCHAR", "line of Python that called it, when stacks were recorded"),
+    ),
+)
+
+FLIGHT_GROUPS = Table(
+    "flight_groups",
+    "Process groups of the dumps: who is in them (by name), and how far the rank got (by its own number).",
+    (
+        Field("group_name", "VARCHAR", "name; null in rows that tell of progress"),
+        Field("group_description", "VARCHAR", ""),
+        Field("ranks", "INTEGER[]", "its members"),
+        Field(
+            "local_group",
+            "INTEGER",
+            "the rank's own number; join with flight on (rank, segment, local_group)",
+        ),
+        Field("last_enqueued", "BIGINT", "sequence number"),
+        Field("last_started", "BIGINT", "sequence number; -1 where starts are not watched"),
+        Field("last_completed", "BIGINT", "sequence number"),
+    ),
+)
+
+TABLES = (SLICES, EVENTS, INSTANTS, COUNTERS, LINKS, TRACKS, STEPS, COLLECTIVES)
+"""Every segment has them."""
+
+FURTHER_TABLES = (
+    NCU_KERNELS,
+    NCU_METRICS,
+    MEMORY_SEGMENTS,
+    MEMORY_BLOCKS,
+    MEMORY_STACKS,
+    FLIGHT,
+    FLIGHT_GROUPS,
+)
+"""What only some tools record: a segment has those its file speaks of, the views exist always."""
+
+TIMELINE_FORMATS = ("kineto", "nsys")
+"""Files that record the whole rank, first choice first: figures of a rank come from one of them, never from both."""
+
+TIMES = frozenset(
+    {"start_ns", "ts_ns", "source_ns", "target_ns", "created_ns", "started_ns", "completed_ns", "call_ns"}
+)
+"""Columns that are points in time: views add the distance from the run's start."""

@@ -49,6 +49,9 @@ _BYTE_FACTORS = {
     "gib": 2**30,
     "tib": 2**40,
 }
+_FLOP_FACTORS = {
+    prefix.lower() + ending: factor for factor, prefix in _FLOP_PREFIXES for ending in ("f", "flop", "flops")
+}
 _COUNT_FACTORS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9}
 # What a 64-bit column can hold; also keeps '1e999999999' from being written out.
 _LARGEST = Decimal(2**63 - 1)
@@ -197,6 +200,12 @@ def parse_bytes(text: str) -> int:
     return int(_parse(text, _BYTE_FACTORS, "a size", "Write it like 2GB, 512MiB or 1000000."))
 
 
+def parse_power_bytes(text: str) -> int:
+    """'8', '1K', '64M', '1G' as bytes in powers of two, as nccl-tests reads them; '1MB' is a million all the same."""
+    powers = {"k": 2**10, "m": 2**20, "g": 2**30}
+    return int(_parse(text, {**_BYTE_FACTORS, **powers}, "a size", "Write it like 8, 1K, 64M or 1G."))
+
+
 def parse_seconds(text: str) -> float:
     """'30s', '500ms', '2min', '1h' or '30' as seconds."""
     match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-z]*)\s*", text.lower())
@@ -212,6 +221,30 @@ def parse_count(text: str) -> int:
     if value != value.to_integral_value():
         raise UsageError(f"'{text}' is not a whole number", hint=hint)
     return int(value)
+
+
+def parse_flop_rate(text: str) -> float:
+    """'989TF', '989 TFLOP/s' or '9.89e14' as FLOP a second."""
+    hint = "Write it like 989TF or 67 TFLOP/s."
+    return float(_parse(_without_per_second(text), _FLOP_FACTORS | {"": 1}, "a rate of FLOP/s", hint))
+
+
+def parse_byte_rate(text: str) -> float:
+    """'4.8TB/s', '900 GB/s' or '4.8TB' as bytes a second."""
+    hint = "Write it like 4.8TB/s or 900GB/s."
+    return float(_parse(_without_per_second(text), _BYTE_FACTORS, "a bandwidth", hint))
+
+
+def _without_per_second(text: str) -> str:
+    return re.sub(r"\s*/\s*s(?:ec)?\s*$", "", text.strip(), flags=re.IGNORECASE)
+
+
+def parse_percent(text: str) -> float:
+    """'3%', '3 %' or '0.5' as a percentage."""
+    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*%?\s*", text)
+    if not match:
+        raise UsageError(f"'{text}' is not a percentage", hint="Write it like 3% or 0.5%.")
+    return float(match[1])
 
 
 def display_width(text: str) -> int:

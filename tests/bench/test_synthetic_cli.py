@@ -42,7 +42,8 @@ def test_every_option_reaches_the_plan(tmp_path: Path) -> None:
     options = (
         "--ranks 4 --events 4k --steps 2 --seed 7 --gzip --with-stack --straggler 2:copy:1.5 --offset 0.25"
     )
-    more = "--drift 12.5 --groups tp=2 --missing 1,3-3 --defect nan@2 --defect truncated"
+    more = "--drift 12.5 --groups tp=2 --missing 1,3-3 --defect nan@2 --defect truncated "
+    more += "--slower gelu=1.03 --step-noise 2 --no-jitter --bus 150 --leave-noise 0.02"
     target = tmp_path / "run"
     assert main(["bench", "synthetic", *options.split(), *more.split(), "-o", str(target)]) == 0
     assert json.loads((target / "truth.json").read_text())["plan"] == {
@@ -55,8 +56,14 @@ def test_every_option_reaches_the_plan(tmp_path: Path) -> None:
         "straggler": {"rank": 2, "cause": "copy", "ns": 1_500_000},
         "max_offset_ns": 250_000,
         "max_drift_ppm": 12.5,
+        "leave_noise_ns": 20_000,
         "missing": [1, 3],
         "tensor_parallel": 2,
+        "slower": [{"kernel": "gelu", "factor": 1.03}],
+        "step_noise_pct": 2.0,
+        "jitter": False,
+        "latency_ns": 12_000,
+        "bus_gb_s": 150.0,
         "defects": [{"name": "nan", "rank": 2}, {"name": "truncated", "rank": 0}],
     }
     with gzip.open(target / "rank-00002-of-00004.pt.trace.json.gz", "rt") as stream:
@@ -87,6 +94,9 @@ def test_defect_list_needs_nothing_else(capsys: pytest.CaptureFixture[str]) -> N
         (["--drift", "1e9"], "is out of range"),
         (["--groups", "pp=2"], "--groups pp=2 is not known"),
         (["--groups", "tp=3"], "2 ranks cannot be split"),
+        (["--slower", "gelu"], "--slower gelu is not KERNEL=FACTOR"),
+        (["--slower", "gelu=0"], "cannot take 0 times as long"),
+        (["--bus=-1"], "cannot be negative"),
         (["--missing", "x"], "--missing x is not a list of ranks"),
         (["--missing", "0-1"], "every rank is missing"),
         (["--missing", "7"], "--missing: there is no rank 7"),

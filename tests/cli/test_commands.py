@@ -65,13 +65,13 @@ def test_the_docs_are_what_the_code_says() -> None:
         )
 
 
-def test_stats_without_a_report_is_breakdown_and_ten_kernels(
+def test_stats_without_a_report_is_the_summary_and_ten_kernels(
     ddp: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code, out, err = run(capsys, "stats", ddp, "--format", "markdown")
     assert (code, err) == (0, "")
     tables = out.split("GPU kernels")
-    assert "Where the time went" in tables[0]
+    assert "A step takes" in tables[0] and "exposed communication" in tables[0]
     assert sum("COMPUTE" in line or "COMM" in line for line in tables[1].splitlines()) == 10
     assert "29 more rows" in out
 
@@ -95,7 +95,7 @@ def test_csv_has_the_stable_names(ddp: Path, capsys: pytest.CaptureFixture[str])
         "annotations": "name,calls,total_ns,avg_ns,med_ns,min_ns,max_ns,stddev_ns",
         "memcpy": "kind,count,bytes,total_ns,gb_s",
         "steps": "rank,step,start_ns,dur_ns",
-        "memory": "rank,device,peak_allocated_bytes,peak_reserved_bytes,at_ns",
+        "memory": "rank,device,peak_allocated_bytes,peak_reserved_bytes,at_ns,unused_bytes,growth_bytes",
     }
     for name, header in headers.items():
         code, out, _ = run(capsys, "stats", ddp, "-r", name, "--format", "csv")

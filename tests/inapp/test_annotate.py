@@ -161,10 +161,9 @@ def test_what_cannot_be_marked_is_refused() -> None:
 def test_nvtx_under_nsys(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[str] = []
     monkeypatch.setattr(annotate, "_under_nsys", True)
-    monkeypatch.setattr(annotate, "_has_nvtx", lambda _torch: True)
+    ranges = annotate._Ranges(calls.append, lambda: calls.append("pop"))
+    monkeypatch.setattr(annotate, "_nvtx", lambda _torch: ranges)
     monkeypatch.setattr(annotate, "_recording", annotate._before_torch)
-    monkeypatch.setattr(torch.cuda.nvtx, "range_push", calls.append)
-    monkeypatch.setattr(torch.cuda.nvtx, "range_pop", lambda: calls.append("pop"))
     add(1)
     with trace("lines"):
         pass

@@ -7,6 +7,7 @@ command -v mpirun.openmpi >/dev/null || packages+=(openmpi-bin)
 command -v mpiexec.hydra >/dev/null || packages+=(mpich)
 command -v srun >/dev/null || packages+=(slurm-wlm slurm-wlm-torque)
 command -v munged >/dev/null || packages+=(munge)
+command -v shellcheck >/dev/null || packages+=(shellcheck)
 if [ "${#packages[@]}" -eq 0 ]; then exit 0; fi
 if [ "$(id -u)" -ne 0 ] || ! command -v apt-get >/dev/null; then
   echo "install-launchers: not root, or no apt-get: without ${packages[*]} their tests skip" >&2

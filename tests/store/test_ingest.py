@@ -14,6 +14,8 @@ import pytest
 
 from conftest import DATA, slice_event, write_kineto
 from rankscope.errors import RankError, ReadError, StoreError
+from rankscope.model import FORMAT_VERSION
+from rankscope.store import pool
 from rankscope.store.ingest import Options, Watch, ingest
 from rankscope.store.run import Run
 
@@ -213,6 +215,7 @@ def test_a_worker_that_dies_takes_only_its_own_file(tmp_path: Path, monkeypatch:
         "if 'rankscope.store.worker' in sys.orig_argv: sys.stdin = Input()\n"
     )
     monkeypatch.setenv("PYTHONPATH", str(killer.parent))
+    monkeypatch.setattr(pool, "_SMALL_BYTES", 0)  # files this small are not given to workers
     ingested = ingest([tmp_path], Options(jobs=1))
     assert Run(ingested).ranks == [0, 2, 3]
     assert [type(problem) for problem in ingested.problems] == [StoreError]
@@ -270,7 +273,7 @@ def test_a_store_of_another_format_is_read_again(tmp_path: Path) -> None:
     trace(tmp_path / "rank-0.json")
     store = ingest([tmp_path]).store
     index = store / "store.json"
-    index.write_text(index.read_text().replace('"format": 1', '"format": 999'))
+    index.write_text(index.read_text().replace(f'"format": {FORMAT_VERSION}', '"format": 999'))
     assert read_names([tmp_path]) == ["rank-0.json"]
 
 

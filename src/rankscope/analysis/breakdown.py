@@ -7,16 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from rankscope.analysis.events import (
-    COMM,
-    COMPUTE,
-    COPY,
-    Activity,
-    device_activity,
-    host_collectives,
-    host_work,
-)
+from rankscope.analysis.device import device_events, ranks_in
+from rankscope.analysis.events import COMM, COMPUTE, COPY, Activity, host_work
 from rankscope.analysis.intervals import Axis, Intervals, Ints, intersect, join, subtract, union
+from rankscope.analysis.marks import rank_collectives
 from rankscope.analysis.notes import left_out, outside_steps
 from rankscope.analysis.result import Column, Result
 from rankscope.analysis.scope import Scope
@@ -50,41 +44,51 @@ class Parts:
 
 def breakdown(run: Run, scope: Scope, by: str | None = None) -> Result:
     """One row a rank for the whole window, then one a rank and step."""
-    device = device_activity(run, scope)
-    host = host_collectives(run, scope)
-    notes = [*left_out(run, scope), *outside_steps(run, scope, len(device.rank), "gpu", "true", "GPU events")]
-    on_host = len(device.rank) == 0
+    ranks = ranks_in(run, scope)
+    count = sum(len(device_events(run, rank, scope)) for rank in ranks)
+    notes = [*left_out(run, scope), *outside_steps(run, scope, count, "gpu", "true", "GPU events")]
+    on_host = count == 0
     if on_host:
         notes.append("no GPU events: compute is the leaf ops of the host, the span is that of the steps")
-        device = host_work(run, scope)
     rows: list[dict[str, Any]] = []
-    for per_step in (False, True):
-        rows += _rows(run, scope, device, host, on_host, per_step)
+    for rank in ranks:  # one after the other: only one rank's events need be in memory
+        device = (
+            host_work(run, Scope(frozenset([rank]), scope.steps)) if on_host else _activity(run, rank, scope)
+        )
+        host = rank_collectives(run, rank, scope)
+        for per_step in (False, True):
+            rows += _rows(run, rank, scope, device, host, on_host, per_step)
     rows.sort(key=lambda row: (row["step"] is not None, row["rank"], row["step"] or 0))
     return Result("breakdown", "Where the time went", scope.window, COLUMNS, rows, notes=tuple(notes))
 
 
+def _activity(run: Run, rank: int, scope: Scope) -> Activity:
+    events = device_events(run, rank, scope)
+    return Activity(np.full(len(events), rank), events.step, events.kind, events.start, events.end)
+
+
 def _rows(
-    run: Run, scope: Scope, device: Activity, host: Activity, on_host: bool, per_step: bool
+    run: Run, rank: int, scope: Scope, device: Activity, host: Activity, on_host: bool, per_step: bool
 ) -> list[dict[str, Any]]:
     if per_step:
         device, host = device.pick(device.step >= 0), host.pick(host.step >= 0)
-    keys = np.stack([device.rank, device.step if per_step else np.zeros_like(device.rank)], axis=1)
-    host_keys = np.stack([host.rank, host.step if per_step else np.zeros_like(host.rank)], axis=1)
-    groups, group = np.unique(np.concatenate([keys, host_keys]), axis=0, return_inverse=True)
+    steps = (
+        np.concatenate([device.step, host.step]) if per_step else np.zeros(len(device.step) + len(host.step))
+    )
+    groups, group = np.unique(steps.astype(np.int64), return_inverse=True)
     if len(groups) == 0:
         return []
-    group = group.reshape(-1)
+    count = len(device.step)
     low, high = (
-        _step_bounds(run, scope, groups, per_step)
+        _step_bounds(run, rank, scope, groups, per_step)
         if on_host
-        else _bounds(device, group[: len(keys)], len(groups))
+        else _bounds(device, group[:count], len(groups))
     )
-    measured = _measure(device, group[: len(keys)], host, group[len(keys) :], low, high)
+    measured = _measure(device, group[:count], host, group[count:], low, high)
     return [
         {
-            "rank": int(rank),
-            "step": int(step) if per_step else None,
+            "rank": rank,
+            "step": step if per_step else None,
             "span_ns": int(measured.span[i]),
             "compute_ns": int(measured.compute[i]),
             "comm_ns": int(measured.comm[i]),
@@ -95,7 +99,7 @@ def _rows(
             if measured.comm[i]
             else None,
         }
-        for i, (rank, step) in enumerate(groups.tolist())
+        for i, step in enumerate(groups.tolist())
         if high[i] >= low[i]
     ]
 
@@ -109,20 +113,19 @@ def _bounds(device: Activity, group: Ints, count: int) -> tuple[Ints, Ints]:
     return low, high
 
 
-def _step_bounds(run: Run, scope: Scope, groups: Ints, per_step: bool) -> tuple[Ints, Ints]:
+def _step_bounds(run: Run, rank: int, scope: Scope, groups: Ints, per_step: bool) -> tuple[Ints, Ints]:
     """The steps' own windows; without steps, all that the host did."""
     steps = run.rows(
-        f"SELECT rank, {'step' if per_step else '0'}, min(start_ns), max(start_ns + dur_ns) FROM steps "
-        f"WHERE {scope.where()} GROUP BY 1, 2"
+        f"SELECT {'step' if per_step else '0'}, min(start_ns), max(start_ns + dur_ns) FROM steps "
+        f"WHERE rank = {rank} AND {scope.where()} GROUP BY 1"
     )
     if not steps:
         steps = run.rows(
-            f"SELECT rank, 0, min(start_ns), max(start_ns + dur_ns) FROM slices WHERE category = 'cpu_op' "
-            f"AND {scope.where()} GROUP BY 1"
+            "SELECT 0, min(start_ns), max(start_ns + dur_ns) FROM slices WHERE category = 'cpu_op' "
+            f"AND rank = {rank} AND {scope.where()} HAVING count(*) > 0"
         )
-    bounds = {(rank, step): (low, high) for rank, step, low, high in steps}
-    pairs = [bounds.get((rank, step), (0, -1)) for rank, step in groups.tolist()]
-    low, high = np.array(pairs, dtype=np.int64).T
+    bounds = {step: (low, high) for step, low, high in steps}
+    low, high = np.array([bounds.get(step, (0, -1)) for step in groups.tolist()], dtype=np.int64).T
     return low, high
 
 

@@ -56,6 +56,7 @@ def _checks(run: Run) -> Iterator[Check]:
     yield _overlapping(run)
     yield from _steps(run)
     yield _unknown_kernels(run)
+    yield from _secrets(run)
 
 
 def _reading(run: Run) -> Iterator[Check]:
@@ -97,6 +98,38 @@ def _reading(run: Run) -> Iterator[Check]:
         if misplaced
         else None,
     )
+
+
+def _secrets(run: Run) -> Iterator[Check]:
+    """Only said of runs that nsys recorded: its reports carry every variable of the job."""
+    reports = [entry for entry in run.segments if "nsys" in entry.manifest["header"]]
+    if not reports:
+        return
+    telling = [entry for entry in reports if entry.manifest["header"].get("recordedEnvironment")]
+    names = list(dict.fromkeys(entry.source.name for entry in telling))
+    finding = None
+    if names:
+        some = ", ".join(names[:4]) + (" …" if len(names) > 4 else "")
+        export = next((name for name in names if name.endswith(".sqlite")), "REPORT.sqlite")
+        finding = Finding(
+            "warning",
+            f"{len(names)} nsys report{'s hold' if len(names) > 1 else ' holds'} the job's environment variables",
+            f"{some}: keys and tokens travel with the raw file; they are not in rankscope's store",
+            ranks=tuple(sorted({entry.rank for entry in telling})),
+            hint=f"Before you pass it on: rankscope scrub {export}",
+        )
+    others = {entry.source: entry.manifest["header"].get("otherProcesses", 0) for entry in reports}
+    if left := sum(others.values()):
+        yield (
+            "processes of no rank in nsys reports",
+            f"{left}",
+            Finding(
+                "info",
+                f"{left} processes of {len(others)} nsys report{'s' * (len(others) > 1)} belong to no rank",
+                "The launcher itself, shells, helpers: what they did is in no table.",
+            ),
+        )
+    yield "raw reports with the job's environment", f"{len(names)} of {len(reports)}", finding
 
 
 def _ranks(run: Run) -> Check:

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rankscope.analysis.intervals import Ints
+from rankscope.analysis.memo import once_per_run
 from rankscope.analysis.scope import Scope
 from rankscope.model import HOST_COLLECTIVE_PATTERN, SYNC_CALL_PATTERN, WAITING_PATTERN
 from rankscope.store.run import Run
@@ -45,6 +46,7 @@ def _activity(run: Run, sql: str) -> Activity:
     return Activity(*(columns[name] for name in ("rank", "step", "kind", "start", "stop")))
 
 
+@once_per_run
 def device_activity(run: Run, scope: Scope) -> Activity:
     """Kernels, copies and fills; an event of negative length counts as empty."""
     return _activity(

@@ -1,21 +1,220 @@
-"""Floating-point operations of matrix products from recorded shapes: 2·M·N·K."""
+"""Floating-point operations and bytes of one call, from the shapes the trace recorded.
+
+2·M·N·K for matrix products; convolutions likewise; attention 4·B·H·Sq·Sk·D, half of it when causal, and its
+backward pass 2.5 times that (flash recomputes the scores) or twice. Bytes are inputs and outputs, once each.
+"""
 
 from __future__ import annotations
 
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from math import prod
 from typing import Any
 
-FLOP_OPS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm")
-"""The ops that do the work; linear and matmul call one of them and are not counted again."""
+# What torch calls the types of inputs: our name, and bytes an element.
+_TYPES = {
+    "c10::BFloat16": ("bfloat16", 2),
+    "c10::Half": ("float16", 2),
+    "float": ("float32", 4),
+    "double": ("float64", 8),
+    "c10::Float8_e4m3fn": ("float8", 1),
+    "c10::Float8_e5m2": ("float8", 1),
+    "signed char": ("int8", 1),
+    "unsigned char": ("uint8", 1),
+    "bool": ("bool", 1),
+    "short int": ("int16", 2),
+    "int": ("int32", 4),
+    "long int": ("int64", 8),
+    "c10::complex<float>": ("complex64", 8),
+    "c10::complex<double>": ("complex128", 16),
+}
 
 
-def flops(name: str, dims: list[Any]) -> int | None:
-    """Operations of one call, or None when the shapes do not tell."""
-    first = 1 if name in ("aten::addmm", "aten::baddbmm") else 0
-    try:
-        a, b = dims[first], dims[first + 1]
-        if len(a) < 2 or len(b) != len(a) or a[-1] != b[-2]:
-            return None
-        return int(2 * prod(a) * b[-1])
-    except (IndexError, TypeError):
+@dataclass(frozen=True)
+class Call:
+    """The arguments of one call, as recorded; a list may be shorter than the op's signature."""
+
+    dims: list[list[int]]
+    types: list[str]
+    concrete: list[str]
+
+    def flag(self, index: int) -> bool:
+        return index < len(self.concrete) and self.concrete[index] == "True"
+
+    def numbers(self, index: int) -> list[int]:
+        """A list of numbers given as '[1, 1]' or as '1'."""
+        text = self.concrete[index] if index < len(self.concrete) else ""
+        return [int(number) for number in re.findall(r"-?\d+", text)]
+
+
+@dataclass(frozen=True)
+class Work:
+    """What one call takes."""
+
+    flops: int
+    bytes: int | None
+    """Inputs and outputs, once each; None where the types were not recorded."""
+    dtype: str | None
+    """Of the first factor."""
+
+
+@dataclass(frozen=True)
+class Counted:
+    """What a formula knows: operations, elements written, and which argument's type counts."""
+
+    flops: int
+    written: int
+    operand: int = 0
+
+
+Formula = Callable[[Call], Counted | None]
+
+
+def _product(call: Call, first: int) -> Counted | None:
+    """a[…, M, K] times b[…, K, N]; b may be one matrix for all of a."""
+    a, b = call.dims[first], call.dims[first + 1]
+    if len(a) < 2 or len(b) not in (2, len(a)) or a[-1] != b[-2]:
         return None
+    return Counted(2 * prod(a) * b[-1], prod(a[:-1]) * b[-1], first)
+
+
+def _linear(call: Call) -> Counted | None:
+    """x[…, K] times w[N, K] transposed."""
+    x, w = call.dims[0], call.dims[1]
+    if len(w) != 2 or not x or x[-1] != w[1]:
+        return None
+    return Counted(2 * prod(x) * w[0], prod(x[:-1]) * w[0])
+
+
+def _convolution(
+    call: Call, stride: int, padding: int, dilation: int, transposed: int | None
+) -> Counted | None:
+    """Every output (every input, when transposed) meets every weight of its group."""
+    x, weight = call.dims[0], call.dims[1]
+    if len(x) < 3 or len(weight) != len(x):
+        return None
+    around = len(x) - 2
+    if transposed is not None and call.flag(transposed):
+        return Counted(2 * prod(x) * prod(weight[1:]), prod(x) // x[1] * weight[1])
+    sizes = []
+    for i in range(around):
+        step, pad, spread = (_at(call.numbers(index), i, default) for index, default in
+                             ((stride, 1), (padding, 0), (dilation, 1)))  # fmt: skip
+        sizes.append((x[i + 2] + 2 * pad - spread * (weight[i + 2] - 1) - 1) // step + 1)
+    out = x[0] * weight[0] * prod(sizes)
+    return Counted(2 * out * prod(weight[1:]), out)
+
+
+def _at(values: list[int], index: int, default: int) -> int:
+    """One of several values; a single one holds for all."""
+    if not values:
+        return default
+    return values[index] if index < len(values) else values[0]
+
+
+def _convolution_backward(call: Call) -> Counted | None:
+    """One convolution's work for the gradient of the input, one for that of the weight, where asked for."""
+    grad, x, weight = call.dims[:3]
+    if len(grad) < 3 or len(weight) != len(grad):
+        return None
+    transposed = call.flag(7)
+    one = 2 * prod(x if transposed else grad) * prod(weight[1:])
+    mask = re.findall(r"True|False|[01]", call.concrete[10]) if len(call.concrete) > 10 else []
+    asked = [flag in ("True", "1") for flag in mask[:2]] or [True, True]
+    return Counted(
+        one * sum(asked), sum(prod(d) for d, wanted in zip((x, weight), asked, strict=False) if wanted)
+    )
+
+
+def _attention(
+    call: Call, causal: int, first: int = 0, passes: float = 1, sequence_first: bool = False
+) -> Counted | None:
+    """q[B, H, Sq, D] against k and v; with sequence_first, q[B, Sq, H, D]."""
+    q, k, v = call.dims[first : first + 3]
+    if not len(q) == len(k) == len(v) == 4:
+        return None
+    heads, length = (2, 1) if sequence_first else (1, 2)
+    scores = q[0] * q[heads] * q[length] * k[length]
+    whole = 2 * scores * (q[3] + v[3])
+    flops = int(passes * (whole // 2 if call.flag(causal) else whole))
+    out = q[0] * q[heads] * q[length] * v[3]
+    return Counted(flops, out if passes == 1 else prod(q) + prod(k) + prod(v), first)
+
+
+_FLASH_BACKWARD = 2.5
+_conv_first = partial(_convolution, stride=3, padding=4, dilation=5, transposed=6)
+_backward = partial(_attention, first=1, passes=_FLASH_BACKWARD)
+
+FORMULAS: dict[str, Formula] = {
+    **{
+        f"aten::{name}": partial(_product, first=0)
+        for name in ("mm", "bmm", "matmul", "_scaled_mm", "_int_mm")
+    },
+    **{f"aten::{name}": partial(_product, first=1) for name in ("addmm", "baddbmm", "_addmm_activation")},
+    "aten::linear": _linear,
+    "aten::mkldnn_linear": _linear,
+    "aten::_mkldnn_linear": _linear,
+    "aten::convolution": _conv_first,
+    "aten::_convolution": _conv_first,
+    "aten::cudnn_convolution": partial(_convolution, stride=3, padding=2, dilation=4, transposed=None),
+    "aten::mkldnn_convolution": partial(_convolution, stride=4, padding=3, dilation=5, transposed=None),
+    "aten::miopen_convolution": partial(_convolution, stride=4, padding=3, dilation=5, transposed=None),
+    "aten::convolution_backward": _convolution_backward,
+    "aten::scaled_dot_product_attention": partial(_attention, causal=5),
+    "aten::_scaled_dot_product_flash_attention": partial(_attention, causal=4),
+    "aten::_scaled_dot_product_flash_attention_for_cpu": partial(_attention, causal=4),
+    "aten::_scaled_dot_product_efficient_attention": partial(_attention, causal=6),
+    "aten::_scaled_dot_product_cudnn_attention": partial(_attention, causal=6),
+    "aten::_scaled_dot_product_flash_attention_backward": partial(_backward, causal=11),
+    "aten::_scaled_dot_product_flash_attention_for_cpu_backward": partial(_backward, causal=7),
+    "aten::_scaled_dot_product_efficient_attention_backward": partial(_backward, causal=11),
+    "aten::_scaled_dot_product_cudnn_attention_backward": partial(_backward, causal=14),
+    "flash_attn::_flash_attn_forward": partial(_attention, causal=5, sequence_first=True),
+    "flash_attn::_flash_attn_backward": partial(_backward, causal=11, sequence_first=True),
+}
+"""Ops whose work can be told from their inputs. Where they call each other, only the innermost counts."""
+
+
+def work_of(name: str, dims: str | None, types: str | None, concrete: str | None) -> Work | None:
+    """The work of one call from its recorded arguments (JSON texts), or None when they do not tell."""
+    call = Call(_shapes(dims), [str(t) for t in _parsed(types)], [str(c) for c in _parsed(concrete)])
+    try:
+        counted = FORMULAS[name](call)
+    except (KeyError, IndexError, TypeError, ValueError, ZeroDivisionError):
+        return None  # an op of another signature, or shapes that are no shapes
+    if counted is None or counted.flops <= 0:
+        return None
+    dtype, size = _TYPES.get(call.types[counted.operand], (None, 0)) if call.types else (None, 0)
+    if not dtype:
+        return Work(int(counted.flops), None, None)
+    # A product of float8 is written as bfloat16.
+    written = counted.written * (2 if dtype == "float8" else size)
+    return Work(int(counted.flops), _input_bytes(call) + written, dtype)
+
+
+def _parsed(text: str | None) -> list[Any]:
+    try:
+        value = json.loads(text or "[]")
+    except ValueError:
+        return []
+    return value if isinstance(value, list) else []
+
+
+def _shapes(text: str | None) -> list[list[int]]:
+    """One list of sizes an argument; empty for what is no tensor."""
+    return [
+        dims if isinstance(dims, list) and all(type(size) is int and size >= 0 for size in dims) else []
+        for dims in _parsed(text)
+    ]
+
+
+def _input_bytes(call: Call) -> int:
+    """Every tensor among the inputs, once."""
+    total = 0
+    for dims, kind in zip(call.dims, call.types, strict=False):
+        if dims and kind in _TYPES:
+            total += prod(dims) * _TYPES[kind][1]
+    return total

@@ -69,6 +69,17 @@ def _complement(a: Intervals, low: int, high: int) -> Intervals:
     return Intervals(starts, ends)
 
 
+def covered_before(a: Intervals, time: Ints) -> Ints:
+    """For each time, how much of the set lies before it: two of these give the part inside any interval."""
+    if len(a.start) == 0:
+        return np.zeros(len(time), dtype=np.int64)
+    index = np.searchsorted(a.start, time, side="right")
+    before = np.concatenate([[0], np.cumsum(a.end - a.start)])
+    rest = np.where(index > 0, np.maximum(a.end[np.maximum(index - 1, 0)] - time, 0), 0)
+    covered: Ints = before[index] - rest
+    return covered
+
+
 def length(a: Intervals) -> int:
     """Total time in the set."""
     return int((a.end - a.start).sum())

@@ -5,17 +5,29 @@ from __future__ import annotations
 from rankscope.analysis.scope import Scope
 from rankscope.store.run import Run
 
+NO_GPU = "no GPU events in the window; ProfilerActivity.CUDA records them (rankscope profile does by itself)"
+NO_STEPS = (
+    "no steps in the trace: call profiler.step() in the loop (rankscope profile counts optimizer steps)"
+)
+WITH_STACK = "with_stack=True records them (rankscope profile --with-stack)"
+
 
 def left_out(run: Run, scope: Scope) -> list[str]:
     """Events that no table can show, over the ranks in scope."""
     lost, misplaced = run.rows(
-        f"SELECT sum(lost), sum(misplaced) FROM segments WHERE {scope.only_ranks().where()}"
+        f"SELECT sum(lost), sum(misplaced) FROM segments WHERE used AND {scope.only_ranks().where()}"
     )[0]
     notes = []
     if lost:
         notes.append(f"left out: {lost:,} events that could not be read (rankscope doctor says which)")
     if misplaced:
         notes.append(f"left out: {misplaced:,} events without a usable time (ts = 0, or years away)")
+    aside = [e for e in run.set_aside if scope.ranks is None or e.rank in scope.ranks]
+    if aside:
+        files = ", ".join(entry.source.name for entry in aside[:3]) + ("" if len(aside) <= 3 else ", …")
+        notes.append(
+            f"left out: {files}: another tool's file of the same rank is used (--prefer changes that)"
+        )
     inferred = run.rows(
         f"SELECT DISTINCT source FROM steps WHERE source <> 'profiler' AND {scope.only_ranks().where()}"
     )

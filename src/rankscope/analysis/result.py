@@ -26,6 +26,12 @@ class Column:
     """True where each cell picks its own unit; else the whole column shares one and its heading names it."""
     at_end: bool = False
     """True for names: tables for people show them last, where there is room; machines get the order given."""
+    decimals: int | None = None
+    """How many digits stand behind the point, in CSV too, where a peer prints so many; None: as the value is."""
+    minor: bool = False
+    """True for what a narrow table leaves out first."""
+    for_machines: bool = False
+    """True for what tables for people say in another way: only csv and json have it."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +45,8 @@ class Finding:
     span: tuple[int, int] | None = None
     """Start and end in ns from the run's start, where the finding can be looked at."""
     hint: str = ""
+    cost_ns: int = 0
+    """What it costs the job: per step, or in the window where there are no steps. Orders findings."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +62,8 @@ class Result:
     findings: tuple[Finding, ...] = ()
     notes: tuple[str, ...] = ()
     """What was left out and why, what was inferred, which option would record what is missing."""
+    layout: str = ""
+    """Whose tables the terminal shows it like ('nsys'); empty for our own."""
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON form; its names do not change without a major version."""

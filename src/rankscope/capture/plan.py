@@ -25,6 +25,7 @@ class Plan(NamedTuple):
     """What `rankscope profile` was asked for. Every field has the default of its option."""
 
     when: When = Schedule()
+    tool: str = "torch"
     ranks: str = "local:0"
     output: str | None = None
     job: str | None = None
@@ -47,6 +48,8 @@ class Plan(NamedTuple):
     speaks: bool = True
     # The command is a Python program itself, not a script that may start several.
     direct: bool = True
+    # Under nsys or ncu: the folder for what the ranks note about their windows. The reports are the tool's.
+    windows: str | None = None
 
     def to_json(self) -> str:
         import json  # an unselected rank never needs it

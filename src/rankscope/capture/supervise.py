@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 
 # What people and schedulers send to a job. A signal sent to us goes on to the command.
-_FORWARDED = {
+FORWARDED = {
     signal.SIGINT,
     signal.SIGTERM,
     signal.SIGHUP,
@@ -22,7 +22,7 @@ _FORWARDED = {
 }
 # si_code of a signal that the kernel (the terminal) sent to the whole process group: the command has it
 # already.
-_SI_KERNEL = 0x80
+SI_KERNEL = 0x80
 
 
 def replace_process(
@@ -43,11 +43,11 @@ def run_command(
 
     ``kept`` is a signal meant for us: ``on_kept`` is called for it, and the command starts with it ignored.
     """
-    watched = _FORWARDED | {signal.SIGCHLD} | ({kept} if kept else set())
+    watched = FORWARDED | {signal.SIGCHLD} | ({kept} if kept else set())
     before = signal.pthread_sigmask(signal.SIG_BLOCK, watched)
     child = os.fork()
     if child == 0:
-        _become(command, env, before, kept)
+        become(command, env, before, kept)
     try:
         while True:
             info = signal.sigwaitinfo(watched)
@@ -57,7 +57,7 @@ def run_command(
                     return os.waitstatus_to_exitcode(status)
             elif info.si_signo == kept:
                 on_kept()
-            elif info.si_code != _SI_KERNEL:
+            elif info.si_code != SI_KERNEL:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(child, info.si_signo)
     finally:
@@ -78,12 +78,13 @@ def end_like(status: int) -> int:
     return 128 - status
 
 
-def _become(
+def become(
     command: Sequence[str],
     env: Mapping[str, str],
     mask: set[int | signal.Signals],
     ignored: signal.Signals | None,
 ) -> None:
+    """In a forked child: be the command, with the signals and the mask that it would have had."""
     try:
         _restore_signals(ignored)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)

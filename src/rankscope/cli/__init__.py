@@ -19,11 +19,20 @@ from rankscope.errors import RankscopeError, UsageError
 # The order is the order of a first session: get a trace, look, ask, take away.
 COMMANDS = {
     "profile": "capture: in front of any training command, or behind its launcher; no code change",
+    "job": "the same capture as a batch job: the whole script for PBS or Slurm, submitted and followed",
+    "ncu": "the hot kernels of a run, measured by Nsight Compute",
     "ingest": "read raw traces once into a fast store (stats, query and the rest do it by themselves)",
     "stats": "tables: where the time went, kernels, ops, steps, memory",
+    "whatif": "what would it be worth? the run played again: faster kernels, no straggler, hidden communication",
+    "diff": "did the change help? two runs, row by row; noise is called noise; a gate for CI",
     "doctor": "can this trace be trusted? a grade, and what is wrong with it",
+    "view": "the timeline of all ranks in a browser",
+    "fetch": "from another machine: what the views need of a run, not its raw gigabytes",
+    "report": "one HTML file to mail: what is wrong, charts, tables, how each number was computed",
+    "chart": "one chart as SVG, PNG or HTML: rank by time, roofline, memory, step times, …",
     "query": "SQL over the run: slices, steps, links, every argument of every event",
-    "export": "the run's tables as Parquet or CSV",
+    "export": "the run as a Perfetto or Chrome trace, or its tables as Parquet or CSV",
+    "scrub": "take the recorded environment out of an nsys export, so that it can be passed on",
     "bench": "a sequence-parallel workload to try everything on; traces with known answers",
 }
 
@@ -78,6 +87,16 @@ def command_parser(name: str) -> tuple[Parser, Command]:
     return parser, module
 
 
+def _parsed(parser: Parser, command: Command, words: list[str]) -> argparse.Namespace:
+    """A command's arguments; where it takes a command to run, that is what stands behind the first ``--``."""
+    if not getattr(command, "TAKES_COMMAND", False):
+        return parser.parse_args(words)
+    place = words.index("--") if "--" in words else len(words)
+    args = parser.parse_args(words[:place])
+    args.command = words[place + 1 :]
+    return args
+
+
 def help_texts(name: str) -> list[tuple[str, str]]:
     """The help of a command and of its subcommands, each with its title; docs are made from it."""
     parser, _ = command_parser(name)
@@ -123,7 +142,7 @@ def main(argv: Sequence[str]) -> int:
                 hint="See: rankscope --help",
             )
         parser, command = command_parser(argv[0])
-        return command.main(parser.parse_args(argv[1:]))
+        return command.main(_parsed(parser, command, list(argv[1:])))
     except RankscopeError as error:
         print(f"rankscope: {error}", file=sys.stderr)
         return error.exit_code

@@ -11,13 +11,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from rankscope.cli import HelpFormatter, bench_seqpar, bench_sweep
+from rankscope.cli import HelpFormatter, bench_collectives, bench_seqpar, bench_sweep
 from rankscope.errors import UsageError
 from rankscope.ranges import numbers_in, parse_ranges
 from rankscope.units import format_bytes, format_count, parse_count
 
 if TYPE_CHECKING:  # numpy is not needed for --help
-    from rankscope.bench.synthetic import Plan, Straggler
+    from rankscope.bench.synthetic import Plan, Slower, Straggler
 
 _SILENT_SECONDS = 2.0
 _SECONDS_BETWEEN_LINES = 1.0
@@ -84,8 +84,31 @@ def _configure_synthetic(parser: argparse.ArgumentParser) -> None:
     planted.add_argument(
         "--drift", metavar="PPM", default="0", help="clocks drift by up to PPM against rank 0's"
     )
+    planted.add_argument(
+        "--leave-noise",
+        metavar="MS",
+        default="0",
+        help="ranks leave collectives up to MS apart, by chance",
+    )
     planted.add_argument("--groups", metavar="tp=N", help="tensor-parallel groups of N, data-parallel across")
     planted.add_argument("--missing", metavar="RANKS", help="ranks whose files are not written: 3 or 1,4-6")
+    planted.add_argument(
+        "--slower",
+        metavar="KERNEL=FACTOR",
+        action="append",
+        default=[],
+        help="kernels with KERNEL in their name take FACTOR times as long: gelu=1.03; may be repeated",
+    )
+    planted.add_argument(
+        "--step-noise",
+        metavar="PCT",
+        default="0",
+        help="every step of every rank takes 0 to PCT %% longer on the GPU",
+    )
+    planted.add_argument("--no-jitter", action="store_true", help="everything takes the same time every time")
+    planted.add_argument(
+        "--bus", metavar="GB/s", default="300", help="busbw of the collectives (default 300; 0: at once)"
+    )
     planted.add_argument(
         "--defect",
         metavar="NAME[@RANK]",
@@ -145,8 +168,13 @@ def _plan(args: argparse.Namespace) -> Plan:
         straggler=_straggler(args.straggler) if args.straggler else None,
         max_offset_ns=round(_number("--offset", args.offset) * 1e6),
         max_drift_ppm=_number("--drift", args.drift),
+        leave_noise_ns=round(_number("--leave-noise", args.leave_noise) * 1e6),
         missing=_ranks(args.missing) if args.missing else (),
         tensor_parallel=_tensor_parallel(args.groups) if args.groups else None,
+        slower=tuple(_slower(text) for text in args.slower),
+        step_noise_pct=_number("--step-noise", args.step_noise),
+        jitter=not args.no_jitter,
+        bus_gb_s=_number("--bus", args.bus),
         defects=tuple(parse_defect(text) for text in args.defect),
     )
 
@@ -172,6 +200,19 @@ def _straggler(text: str) -> Straggler:
             hint="Write it like --straggler 2:compute:12",
         )
     return Straggler(int(match[1]), match[2], round(_number("--straggler", match[3]) * 1e6))
+
+
+def _slower(text: str) -> Slower:
+    from rankscope.bench.synthetic import Slower
+
+    kernel, _, factor = text.rpartition("=")
+    if not kernel:
+        raise UsageError(
+            f"--slower {text} is not KERNEL=FACTOR",
+            why="KERNEL is a part of a kernel's name.",
+            hint="Write it like --slower gelu=1.03",
+        )
+    return Slower(kernel, _number("--slower", factor))
 
 
 def _ranks(text: str) -> tuple[int, ...]:
@@ -225,6 +266,11 @@ BENCHES = {
     ),
     "sweep": Bench(
         "seqpar over a grid of sizes, precisions and ranks: one table", bench_sweep.configure, bench_sweep.run
+    ),
+    "collectives": Bench(
+        "how fast each collective is at each size, as nccl-tests measures it",
+        bench_collectives.configure,
+        bench_collectives.run,
     ),
     "synthetic": Bench(
         "multi-rank traces of any size whose every answer is known", _configure_synthetic, _run_synthetic

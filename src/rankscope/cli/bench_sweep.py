@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rankscope.bench.seqpar.config import DEFAULT_CHUNKS, PRECISIONS, Config
+from rankscope.cli import bench_sweep_job
 from rankscope.cli.bench_seqpar import add_run_options, positive
 from rankscope.cli.plain_table import plain_table
 from rankscope.cli.seqpar_text import figure
@@ -21,7 +22,7 @@ from rankscope.errors import RankscopeError, UsageError
 
 DESCRIPTION = """\
 Run seqpar for every combination of the lists given, each in fresh processes on
-this machine, and compare.
+this machine, and compare. With --job the grid is one job of a cluster.
 """
 
 EPILOG = """\
@@ -30,6 +31,9 @@ examples:
   rankscope bench sweep -s 2304,4608 -d 9216 -p float32,bfloat16 --chart s.json
       s.json is a Vega-Lite chart with its data inside; .csv is the data alone
   rankscope bench sweep -s 512 -d 1024 --nproc 1,2 --format csv
+  rankscope bench sweep --job slurm --nodes 1,2 --ppn 4 -s 4608 -d 9216 \\
+      -p float32,bfloat16 -o sweep --submit --wait
+      the table stands at the end of the job's output; later: --read sweep
 """
 
 COLUMNS = (
@@ -60,37 +64,55 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.description = DESCRIPTION
     parser.epilog = EPILOG
     add = parser.add_argument
-    add("-s", "--sequence", type=_list_of(positive), required=True, metavar="S,…", help="sequence lengths")
-    add("-d", "--hidden", type=_list_of(positive), required=True, metavar="H,…", help="hidden sizes")
+    add("-s", "--sequence", type=list_of(positive), default=[], metavar="S,…", help="sequence lengths")
+    add("-d", "--hidden", type=list_of(positive), default=[], metavar="H,…", help="hidden sizes")
     add(
         "-p",
         "--precision",
-        type=_list_of(_precision),
+        type=list_of(_precision),
         default=[PRECISIONS[0]],
         metavar="P,…",
         help="float32, bfloat16 or both (default: float32)",
     )
-    add("--nproc", type=_list_of(positive), default=[1], metavar="N,…", help="ranks (default: 1)")
+    add("--nproc", type=list_of(positive), metavar="N,…", help="ranks on this machine (default: 1)")
     add_run_options(parser)
     add("--format", choices=("table", "csv", "json"), default="table", help="default: table")
     add("--chart", type=Path, metavar="FILE", help="also write chart data: .json (Vega-Lite) or .csv")
-    add("-f", "--force", action="store_true", help="replace the chart's file")
+    add("-f", "--force", action="store_true", help="replace files that are there")
+    add("--read", type=Path, metavar="DIR", help="no run: the results that a job has left in DIR")
+    bench_sweep_job.add_options(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     if args.chart is not None:
         _check_chart(args.chart, args.force)
-    points = [
-        Point(*one) for one in itertools.product(args.sequence, args.hidden, args.precision, args.nproc)
-    ]
+    if args.read is not None:
+        return _show([row_of(report) for report in bench_sweep_job.read_reports(args.read)], args)
+    for option, values in (("-s", args.sequence), ("-d", args.hidden)):
+        if not values:
+            raise UsageError(
+                f"{option} is missing",
+                why="A grid needs lengths and sizes.",
+                hint="For example: rankscope bench sweep -s 256,512 -d 512",
+            )
+    ranks = bench_sweep_job.ranks_of_nodes(args) if args.job else dict.fromkeys(args.nproc or [1], 0)
+    points = [Point(*one) for one in itertools.product(args.sequence, args.hidden, args.precision, ranks)]
     for point in points:  # all of them, before the first one runs for minutes
         chunks = (args.chunks or DEFAULT_CHUNKS) if args.overlap else 0
         Config(sequence=point.sequence, hidden=point.hidden, chunks=chunks).check(point.ranks)
+    if args.job:
+        return bench_sweep_job.run(
+            [(seqpar_words(point, args), ranks[point.ranks]) for point in points], args
+        )
     rows = []
     for number, point in enumerate(points, 1):
         size = f"S {point.sequence}, H {point.hidden}, {point.precision}, {_ranks(point.ranks)}"
         print(f"rankscope: {number} of {len(points)}: {size}", file=sys.stderr, flush=True)
-        rows.append(_row(point, _measure(point, args)))
+        rows.append(row_of(_measure(point, args)))
+    return _show(rows, args)
+
+
+def _show(rows: list[Row], args: argparse.Namespace) -> int:
     sys.stdout.write(_FORMATS[args.format](rows))
     if args.chart is not None:
         args.chart.write_text(
@@ -100,16 +122,20 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _measure(point: Point, args: argparse.Namespace) -> dict[str, Any]:
-    """Fresh processes for each point: what one leaves behind (memory, threads) must not show in the next."""
-    words = [sys.executable, "-m", "rankscope", "bench", "seqpar", "--json", "-p", point.precision]
-    words += ["-s", str(point.sequence), "-d", str(point.hidden), "--nproc", str(point.ranks)]
+def seqpar_words(point: Point, args: argparse.Namespace) -> list[str]:
+    """What every rank of one point runs."""
+    words = ["bench", "seqpar", "--json", "-p", point.precision]
+    words += ["-s", str(point.sequence), "-d", str(point.hidden)]
     words += ["-it", str(args.iterations), "-wit", str(args.warmup)]
     for option, value in (("--chunks", args.chunks), ("--backend", args.backend), ("--device", args.device)):
         words += [option, str(value)] if value is not None else []
-    done = subprocess.run(
-        [*words, *(["--overlap"] if args.overlap else [])], stdout=subprocess.PIPE, text=True, check=False
-    )
+    return [*words, *(["--overlap"] if args.overlap else [])]
+
+
+def _measure(point: Point, args: argparse.Namespace) -> dict[str, Any]:
+    """Fresh processes for each point: what one leaves behind (memory, threads) must not show in the next."""
+    words = [sys.executable, "-m", "rankscope", *seqpar_words(point, args), "--nproc", str(point.ranks)]
+    done = subprocess.run(words, stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode:
         raise RankscopeError(
             f"seqpar failed with exit code {done.returncode}",
@@ -120,7 +146,9 @@ def _measure(point: Point, args: argparse.Namespace) -> dict[str, Any]:
     return report
 
 
-def _row(point: Point, report: dict[str, Any]) -> Row:
+def row_of(report: dict[str, Any]) -> Row:
+    config = report["config"]
+    point = (config["sequence"], config["hidden"], config["precision"], config["ranks"])
     parts = {part["name"]: part for part in report["parts"]}
     matmuls = [parts["matmul1"], parts["matmul2"]]
     flops, nanoseconds = (sum(part[key] for part in matmuls) for key in ("flops", "p50_ns"))
@@ -128,7 +156,7 @@ def _row(point: Point, report: dict[str, Any]) -> Row:
     peak = matmuls[0]["peak_tflop_s"]
     overlap = report.get("overlap")
     values = (
-        report["time_to_solution_ns"] // report["config"]["iterations"],
+        report["time_to_solution_ns"] // config["iterations"],
         rate,
         100 * rate / peak if peak else None,
         parts["ALLGATHER"]["busbw_gb_s"],
@@ -222,7 +250,7 @@ def _check_chart(path: Path, force: bool) -> None:
         raise UsageError(f"{path} exists already", why="Nothing is overwritten unasked.", hint="Add -f.")
 
 
-def _list_of(item: Callable[[str], Any]) -> Callable[[str], list[Any]]:
+def list_of(item: Callable[[str], Any]) -> Callable[[str], list[Any]]:
     def parse(text: str) -> list[Any]:
         return list(_unique(item(part.strip()) for part in text.split(",")))
 

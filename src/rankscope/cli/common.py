@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import os
 import sys
 import time
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from rankscope import units
-from rankscope.errors import UsageError
+from rankscope.errors import StoreError, UsageError
 
 if TYPE_CHECKING:
+    from rankscope.analysis.result import Result
     from rankscope.analysis.scope import Scope
     from rankscope.store.ingest import Ingested, Options, Watch
     from rankscope.store.run import Run
@@ -20,6 +24,7 @@ _QUIET_SECONDS = 2.0
 """Nothing is said about what takes less."""
 _REDRAW_SECONDS = 0.1
 _PLAIN_LINE_SECONDS = 10.0
+_BLAS_THREADS = "OPENBLAS_NUM_THREADS"
 
 
 def add_run_argument(parser: argparse.ArgumentParser, several: bool = True) -> None:
@@ -40,6 +45,10 @@ def add_reading_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--jobs", type=_positive, metavar="N", help="files read at a time (default: by cores and memory)"
     )
+    group.add_argument(
+        "--nsys", metavar="PATH", help="the nsys that exports .nsys-rep files (default: on PATH)"
+    )
+    group.add_argument("--ncu", metavar="PATH", help="the ncu that reads .ncu-rep files (default: on PATH)")
     group.add_argument("-q", "--quiet", action="store_true", help="no progress, only errors")
 
 
@@ -58,23 +67,104 @@ def add_scope_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_ceiling_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group(
+        "what the device can do at most (default: a table of devices, by its name)"
+    )
+    group.add_argument(
+        "--peak",
+        metavar="RATE",
+        help="989TF, bf16=989TF,tf32=494TF, or the file that `rankscope bench seqpar --json` wrote",
+    )
+    group.add_argument("--bandwidth", metavar="RATE", help="of its memory: 4.8TB/s")
+
+
+def add_clocks(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--clocks",
+        choices=("aligned", "raw"),
+        default="aligned",
+        help="ranks on one axis as their collectives tell, or each on its own wall clock (default: aligned)",
+    )
+
+
+def add_fail_on(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--fail-on",
+        choices=("info", "warning", "critical"),
+        help="exit with 3 when a finding is at least this severe",
+    )
+
+
+def exit_code(fail_on: str | None, results: Iterable[Result]) -> int:
+    """3 when --fail-on is given and a finding reaches it, else 0."""
+    from rankscope.analysis.result import SEVERITIES
+
+    if fail_on is None:
+        return 0
+    bad = SEVERITIES[SEVERITIES.index(fail_on) :]
+    return 3 if any(finding.severity in bad for result in results for finding in result.findings) else 0
+
+
 def scope_of(args: argparse.Namespace) -> Scope:
     from rankscope.analysis.scope import Scope, parse_ranks, parse_steps
 
     return Scope(parse_ranks(args.ranks), parse_steps(args.steps) if args.steps else None)
 
 
-def open_run(args: argparse.Namespace, comm_patterns: tuple[str, ...] = ()) -> Run:
-    """The run of a command line; raw traces are read first, and what went wrong is said on stderr."""
+def open_run(args: argparse.Namespace, comm_patterns: tuple[str, ...] = (), prefer: str = "") -> Run:
+    """The run of a command line; raw traces are read first, and what went wrong is said on stderr.
+
+    `prefer` names whose file to use where several tools recorded a rank.
+    """
     from rankscope.store.ingest import Options
     from rankscope.store.run import Run
 
+    ceilings = None
+    if getattr(args, "peak", None) or getattr(args, "bandwidth", None):
+        from rankscope.analysis.given_ceilings import given_ceilings
+
+        ceilings = given_ceilings(args.peak, args.bandwidth)
+    use_tools(args)
     paths = args.run if isinstance(args.run, list) else [args.run]
-    return Run(read(paths, Options(cache=args.cache, jobs=args.jobs), args.quiet), comm_patterns)
+    baseline = None
+    if getattr(args, "baseline", None):
+        from rankscope.baseline import load_baseline
+
+        baseline = load_baseline(args.baseline)
+    return Run(
+        read(paths, Options(cache=args.cache, jobs=args.jobs), args.quiet),
+        comm_patterns,
+        prefer,
+        ceilings=ceilings,
+        clocks=getattr(args, "clocks", "aligned"),
+        baseline=baseline,
+    )
+
+
+def use_tools(args: argparse.Namespace) -> None:
+    """--nsys PATH and --ncu PATH, for the processes that read the files."""
+    from rankscope import tools
+
+    if args.nsys:
+        os.environ[tools.NSYS_VARIABLE] = str(tools.find_tool("nsys", args.nsys).path)
+    if args.ncu:
+        os.environ[tools.NCU_VARIABLE] = str(tools.find_tool("ncu", args.ncu).path)
+
+
+def _import_numpy_with_one_thread() -> None:
+    """Our matrices are small, and on a busy login node BLAS threads wait for each other seven times as long as they
+    work. The variable goes again: a job started later must not inherit it."""
+    if os.environ.get(_BLAS_THREADS) is None:
+        os.environ[_BLAS_THREADS] = "1"
+        import numpy  # noqa: F401 - it reads the variable as it is loaded
+
+        del os.environ[_BLAS_THREADS]
 
 
 def read(paths: list[Path], options: Options, quiet: bool) -> Ingested:
     """Bring a store up to date, showing progress."""
+    _import_numpy_with_one_thread()
     from rankscope.store.ingest import ingest
 
     started = time.monotonic()
@@ -148,3 +238,20 @@ def check_target(path: Path, force: bool) -> None:
         raise UsageError(
             f"{path} exists already", why="Nothing is overwritten unasked.", hint="Name another, or add -f."
         )
+
+
+@contextlib.contextmanager
+def replacing(target: Path) -> Iterator[Path]:
+    """A temporary name beside `target`, which takes its place when all went well and is gone when not."""
+    temporary = target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        yield temporary
+        temporary.replace(target)
+    except OSError as error:
+        raise StoreError(
+            f"cannot write {target}", why=f"{error.strerror}.", hint="Name another place: -o PATH"
+        ) from error
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from rankscope.cli.common import add_reading_options, add_run_argument, open_run
+from rankscope.cli.common import add_fail_on, add_reading_options, add_run_argument, exit_code, open_run
 
 EXAMPLES = """\
 examples:
@@ -20,11 +20,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.epilog = EXAMPLES
     add_run_argument(parser)
-    parser.add_argument(
-        "--fail-on",
-        choices=("info", "warning", "critical"),
-        help="exit with 3 when a finding is at least this severe",
-    )
+    add_fail_on(parser)
     parser.add_argument(
         "--format", choices=("table", "csv", "json", "markdown"), default="table", help="default: table"
     )
@@ -33,13 +29,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     from rankscope.analysis.doctor import doctor
-    from rankscope.analysis.result import SEVERITIES
     from rankscope.analysis.scope import Scope
     from rankscope.views import render, terminal_width, use_color
 
     result = doctor(open_run(args), Scope())
     sys.stdout.write(render(result, args.format, terminal_width(sys.stdout), use_color(sys.stdout)))
-    if args.fail_on is None:
-        return 0
-    limit = SEVERITIES.index(args.fail_on)
-    return 3 if any(SEVERITIES.index(finding.severity) >= limit for finding in result.findings) else 0
+    return exit_code(args.fail_on, [result])

@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 import re
 from pathlib import Path
+from typing import Any
 
 from rankscope import units
-from rankscope.cli.common import add_reading_options, add_run_argument, read
+from rankscope.cli.common import add_reading_options, add_run_argument, read, use_tools
 from rankscope.errors import UsageError
 
 EXAMPLES = """\
@@ -36,6 +37,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="N=FILE",
         help="FILE is of rank N; for files that do not say (may be given several times)",
     )
+    parser.add_argument(
+        "--print-store",
+        action="store_true",
+        help="print only where the store is, as `rankscope fetch` needs it",
+    )
     add_reading_options(parser)
 
 
@@ -45,20 +51,29 @@ def main(args: argparse.Namespace) -> int:
     said = dict(_said_rank(text) for text in args.rank)
     paths = args.run + [path for path in said if not any(_holds(run, path) for run in args.run)]
     options = Options(output=args.output, cache=args.cache, ranks=said, jobs=args.jobs)
+    use_tools(args)
     ingested = read(paths, options, args.quiet)
+    if args.print_store:
+        print(ingested.store.resolve())
+        return 1 if ingested.problems else 0
     for entry in ingested.index.segments:
         manifest, report = entry.manifest, entry.manifest["reading"]
         damage = [f"{report['events_lost']:,} events lost"] if report["events_lost"] else []
         damage += [f"{report['events_repaired']:,} repaired"] if report["events_repaired"] else []
         damage += [report["damage"]] if report["damage"] else []
         note = f"  ({'; '.join(damage)}; see rankscope doctor)" if damage else ""
-        print(
-            f"rank {entry.rank:>4}  {units.format_count(manifest['events']):>12} events  {entry.source.name}{note}"
-        )
+        print(f"rank {entry.rank:>4}  {_amount(manifest):>20}  {entry.source.name}{note}")
     if not ingested.read and not args.quiet:
         print("Nothing to read: the store is up to date.")
     print(f"Next: rankscope stats {args.output or ' '.join(map(str, args.run))}")
     return 1 if ingested.problems else 0
+
+
+def _amount(manifest: dict[str, Any]) -> str:
+    """How much is in a file: its events, or the rows of what it has instead."""
+    further = {name: count for name, count in manifest["further"].items() if not manifest["events"]}
+    what, count = next(iter(further.items()), ("events", manifest["events"]))
+    return f"{units.format_count(count)} {what.replace('_', ' ')}"
 
 
 def _said_rank(text: str) -> tuple[Path, int]:

@@ -12,6 +12,7 @@ from rankscope.capture.plan import FALLBACK_AFTER_S, Plan
 from rankscope.capture.rank import SINGLE, Identity, detect
 from rankscope.capture.schedule import OnSignal, Schedule, TimeWindow, When, steps_window
 from rankscope.capture.selector import FORMS, parse_selector
+from rankscope.cli.tool_options import add_tool_options, check_tool_options
 from rankscope.errors import CaptureError, UsageError
 
 DESCRIPTION = """\
@@ -34,19 +35,21 @@ rankscope's own options end at the first word that is not one of them.
 """
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
+def configure(parser: argparse.ArgumentParser, takes_command: bool = True) -> None:
+    """``takes_command`` is False where another command, which has these options too, finds COMMAND itself."""
     parser.usage = "rankscope profile [options] [--] COMMAND..."
     parser.description = DESCRIPTION
     parser.epilog = EPILOG
     # In groups throughout: argparse makes a help formatter for each option outside one, which takes its time.
     add = parser.add_argument_group("what and where").add_argument
-    add(
-        "command",
-        nargs=argparse.REMAINDER,
-        metavar="COMMAND",
-        help="the training command, with its launcher if any",
-    )
-    add("--tool", choices=["torch"], default="torch", help="the profiler (default: torch)")
+    if takes_command:
+        add(
+            "command",
+            nargs=argparse.REMAINDER,
+            metavar="COMMAND",
+            help="the training command, with its launcher if any",
+        )
+    add("--tool", choices=["torch", "nsys", "ncu"], default="torch", help="the profiler (default: torch)")
     add(
         "-o",
         "--output",
@@ -61,6 +64,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add("-v", "--verbose", action="store_true", help="every captured rank says what it does")
     _configure_when(parser)
     _configure_recording(parser)
+    add_tool_options(parser)
     group = parser.add_argument_group(
         "which rank this is, where no launcher rankscope knows says it (%q{VAR} works)"
     )
@@ -121,7 +125,7 @@ def _configure_recording(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     command = args.command[1:] if args.command[:1] == ["--"] else args.command
-    plan = _plan(args, tuple(command))
+    plan = plan_of(args, tuple(command))
     if not command:
         raise UsageError("no COMMAND to profile", hint="For example: rankscope profile torchrun train.py")
     if not _on_path(command[0]):
@@ -131,10 +135,11 @@ def main(args: argparse.Namespace) -> int:
             hint="For a script without #! or x-bit name its interpreter: python train.py, bash train.sh.",
         )
     identity = detect(os.environ, plan.identity)
-    if _is_launcher(command) or (identity.source == SINGLE and not args.inner):
+    wraps = args.per_node and starts_ranks_here(command)
+    if (_is_launcher(command) and not wraps) or (identity.source == SINGLE and not args.inner):
         from rankscope.cli import profile_run
 
-        return profile_run.in_front(plan, command, _words(args), args)
+        return profile_run.in_front(plan, command, option_words(args), args)
     return _behind(plan, identity, args)
 
 
@@ -146,6 +151,11 @@ def _is_launcher(command: Sequence[str]) -> bool:
     return name in ("torchrun", "srun", "deepspeed", "accelerate") or name.startswith(
         ("mpiexec", "mpirun", "orterun")
     )
+
+
+def starts_ranks_here(command: Sequence[str]) -> bool:
+    """Whether a launcher's ranks are its own children: torchrun, which --per-node can stand around."""
+    return _is_launcher(command) and not command[0].rpartition("/")[2].startswith(("mpi", "orterun", "srun"))
 
 
 def _on_path(program: str) -> bool:
@@ -183,12 +193,14 @@ def _behind(plan: Plan, identity: Identity, args: argparse.Namespace) -> int:
     return profile_run.captured_rank(plan, identity, args)
 
 
-def _plan(args: argparse.Namespace, command: tuple[str, ...]) -> Plan:
+def plan_of(args: argparse.Namespace, command: tuple[str, ...]) -> Plan:
     """The options as a plan; what is wrong with them alone is found here, before anything starts."""
     parse_selector(args.ranks)
+    check_tool_options(args)
     recording = ("record_shapes", "profile_memory", "with_stack", "with_flops", "with_modules")
     return Plan(
         when=_when(args),
+        tool=args.tool,
         ranks=args.ranks,
         output=args.output,
         job=args.job,
@@ -286,7 +298,7 @@ def _identity(args: argparse.Namespace) -> dict[str, int]:
     return identity
 
 
-def _words(args: argparse.Namespace) -> list[str]:
+def option_words(args: argparse.Namespace) -> list[str]:
     """This command's own options again, for the command that is inserted into a launcher's."""
     from rankscope.cli import command_parser
 
@@ -306,7 +318,11 @@ def _words(args: argparse.Namespace) -> list[str]:
         value = getattr(args, action.dest)
         if value == action.default:
             continue
-        words += [action.option_strings[-1], *([] if value is True else [str(value)])]
+        name = action.option_strings[-1]
+        if isinstance(value, list):
+            words += [f"{name}={item}" for item in value]
+        else:
+            words += [name, *([] if value is True else [str(value)])]
     return words
 
 

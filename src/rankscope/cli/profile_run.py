@@ -19,7 +19,9 @@ from rankscope.capture.plan import PLAN_VARIABLE, Plan
 from rankscope.capture.rank import Identity, detect
 from rankscope.capture.runfolder import Manifest, open_run, rank_manifests, remove_if_empty
 from rankscope.capture.schedule import OnSignal
+from rankscope.capture.selector import parse_selector
 from rankscope.capture.supervise import end_like, replace_process, run_command
+from rankscope.cli.profile import starts_ranks_here
 from rankscope.errors import CaptureError
 from rankscope.inapp.rankfiles import run_manifest
 from rankscope.ranges import as_ranges
@@ -51,7 +53,10 @@ def in_front(plan: Plan, command: Sequence[str], words: Sequence[str], args: arg
         _say(f"{error}")
         return _run_plainly(command, args)
     located = [*words, "-o", str(folder), "--job", job, *(["-q"] if plan.quiet else [])]
-    launched = launcher_command(command, located, os.environ)
+    wraps = args.per_node and starts_ranks_here(command)
+    launched = None if wraps else launcher_command(command, located, os.environ)
+    if launched is None and plan.tool != "torch":
+        return _tool_in_front(plan._replace(output=str(folder), job=job, speaks=False, force=False), args)
     env: Mapping[str, str] = os.environ
     if launched is None:
         direct = is_python(Path(command[0]).name)
@@ -77,6 +82,8 @@ def captured_rank(plan: Plan, identity: Identity, args: argparse.Namespace) -> i
     except CaptureError as error:
         _say(f"rank {identity.rank}: {error}\n  The job runs without being captured.")
         return _run_plainly(plan.command, args)
+    if plan.tool != "torch":
+        return _tool_behind(plan._replace(output=str(folder), job=job), identity, args)
     wish = plan._replace(direct=is_python(Path(plan.command[0]).name), output=str(folder), job=job)
     env = bootstrap_environment(os.environ, wish.to_json(), PLAN_VARIABLE)
     if args.dry_run:
@@ -87,6 +94,33 @@ def captured_rank(plan: Plan, identity: Identity, args: argparse.Namespace) -> i
     status = run_command(plan.command, env)
     _wait_for_others(folder)
     _stats(folder, args)
+    return end_like(status)
+
+
+def _tool_in_front(plan: Plan, args: argparse.Namespace) -> int:
+    """nsys or ncu around a command that no launcher divides into ranks: it is rank 0."""
+    from rankscope.cli.profile_tool import run_rank
+
+    folder = Path(plan.output or "")
+    identity = detect(os.environ, plan.identity)
+    if not parse_selector(plan.ranks).selects(identity):
+        remove_if_empty(folder)
+        _say(f"--ranks {plan.ranks} does not select rank {identity.rank}; the job runs without {plan.tool}")
+        return _run_plainly(plan.command, args)
+    status = run_rank(plan, identity, args)
+    if not args.dry_run:
+        _summary(folder, plan)
+        _stats(folder, args)
+    return end_like(status)
+
+
+def _tool_behind(plan: Plan, identity: Identity, args: argparse.Namespace) -> int:
+    from rankscope.cli.profile_tool import run_rank
+
+    status = run_rank(plan, identity, args)
+    if args.stats and identity.rank == 0 and not args.dry_run and plan.output is not None:
+        _wait_for_others(Path(plan.output))
+        _stats(Path(plan.output), args)
     return end_like(status)
 
 
@@ -128,6 +162,9 @@ def _pass_on(folder: Path, number: signal.Signals | None) -> None:
 def _summary(folder: Path, plan: Plan) -> None:
     """Where the run is, what it cost, and the next command: or that there is none."""
     manifests = list(rank_manifests(folder))
+    if plan.tool != "torch":
+        _tool_summary(folder, plan, manifests)
+        return
     if not manifests:
         remove_if_empty(folder)
         _say(
@@ -152,6 +189,26 @@ def _summary(folder: Path, plan: Plan) -> None:
         + f"\n  Training stood still for {format_ns(longest['stall_ns'], 2)} at most: stop "
         f"{format_ns(longest['stop_ns'], 2)} (torch's own), export {format_ns(export, 2)}.\n"
         f"  Next: rankscope stats {_short(folder)}"
+    )
+
+
+def _tool_summary(folder: Path, plan: Plan, manifests: Sequence[Manifest]) -> None:
+    windows = [(manifest["rank"], window) for manifest in manifests for window in manifest["windows"]]
+    if not manifests:
+        remove_if_empty(folder)
+        _say(
+            f"nothing was captured: no wanted rank (--ranks {plan.ranks}) of the command ran under {plan.tool}\n"
+            "  See what would run: rankscope profile --dry-run ..."
+        )
+    if not windows or plan.quiet:
+        return
+    ranks = sorted({rank for rank, _ in windows})
+    size = format_bytes(sum(window["bytes"] for _, window in windows), 1)
+    partial = sum(window["state"] == "partial" for _, window in windows)
+    _say(
+        f"{_plural(len(windows), f'{plan.tool} report')} of {_plural(len(ranks), 'rank')} ({as_ranges(ranks)}), {size}"
+        + (f", {partial} partial" if partial else "")
+        + f"\n  Next: rankscope stats {_short(folder)}"
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from rankscope.cli.common import add_reading_options, add_run_argument, open_run
+from rankscope.cli.common import add_clocks, add_reading_options, add_run_argument, open_run
 
 EXAMPLES = """\
 examples:
@@ -24,6 +24,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_run_argument(parser, several=False)
     parser.add_argument("sql", nargs="?", metavar="SQL", help="one SELECT statement")
     parser.add_argument("--format", choices=("table", "csv", "json"), default="table", help="default: table")
+    add_clocks(parser)
     add_reading_options(parser)
 
 

@@ -4,40 +4,80 @@ from __future__ import annotations
 
 import argparse
 import re
+import shlex
 import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from rankscope.cli.common import add_reading_options, add_run_argument, add_scope_options, open_run, scope_of
+from rankscope.cli.common import (
+    add_ceiling_options,
+    add_clocks,
+    add_fail_on,
+    add_reading_options,
+    add_run_argument,
+    add_scope_options,
+    exit_code,
+    open_run,
+    scope_of,
+)
 from rankscope.errors import UsageError
 from rankscope.units import parse_count
 
+if TYPE_CHECKING:
+    from rankscope.analysis.report import Report
+    from rankscope.analysis.result import Result
+    from rankscope.analysis.scope import Scope
+    from rankscope.store.run import Run
+
 EXAMPLES = """\
 examples:
-  rankscope stats RUN                              where the time went, and the ten top kernels
+  rankscope stats RUN                              the summary: the verdict, what costs most, what to type next
+  rankscope stats RUN --fail-on warning            the same; exit code 3 when a finding is at least a warning
   rankscope stats RUN -r list                      every report, and what it answers
   rankscope stats RUN -r kernels --by rank --top 5
   rankscope stats RUN -r ops --by shape --steps 3:5
   rankscope stats RUN -r kernels,memcpy --format csv > tables.csv
+  rankscope stats RUN -r breakdown --compat hta    what HTA prints for it, and why ours differ
 """
 DEFAULT_ROWS = 20
-SUMMARY = (("breakdown", DEFAULT_ROWS), ("kernels", 10))
+# Made of the other reports: 'all' has what is in them already.
+GATHERED = ("summary", "findings")
+SUMMARY = (("summary", None), ("kernels", 10))
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.description = "Tables of a run. Raw traces are read first, once; later calls take a moment."
+    parser.description = (
+        "The summary of a run, or its tables. Raw traces are read first, once; later calls take a moment."
+    )
     parser.epilog = EXAMPLES
     add_run_argument(parser)
     parser.add_argument(
-        "-r", "--report", metavar="NAME,…", help="which reports: names, all, or list to see them"
+        "-r",
+        "--report",
+        metavar="NAME,…",
+        help="which reports: names, all, or list to see them (default: the summary)",
     )
     parser.add_argument(
-        "--by", metavar="KEY", help="split rows by rank, shape, module or source, where the report can"
+        "--by",
+        metavar="KEY",
+        help="split rows by rank, shape, module, source or kernel, where the report can",
     )
     add_scope_options(parser)
+    parser.add_argument(
+        "--compat",
+        metavar="PEER",
+        help="figures by another tool's definitions: hta, tracelens, nsys (-r list shows their reports)",
+    )
     parser.add_argument(
         "--top", metavar="N", help="rows shown, or all (default: 20 in tables, all in csv and json)"
     )
     parser.add_argument(
         "--format", choices=("table", "csv", "json", "markdown"), default="table", help="default: table"
+    )
+    parser.add_argument(
+        "--prefer",
+        choices=("torch", "nsys"),
+        help="whose file to use for a rank that both recorded (default: torch; nsys with --compat nsys)",
     )
     parser.add_argument(
         "--comm-pattern",
@@ -46,37 +86,77 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="REGEX",
         help="kernels whose name matches communicate too (may be given several times)",
     )
+    add_clocks(parser)
+    parser.add_argument(
+        "--baseline",
+        type=Path,
+        metavar="FILE",
+        help="compare collectives with what `rankscope bench collectives --json` or nccl-tests measured",
+    )
+    add_fail_on(parser)
+    add_ceiling_options(parser)
     add_reading_options(parser)
 
 
 def main(args: argparse.Namespace) -> int:
-    from rankscope.analysis import REPORTS
     from rankscope.views import render, terminal_width, use_color
 
+    reports = _reports(args.compat)
     if args.report == "list":
-        for report in REPORTS.values():
+        width = max(12, *map(len, reports))
+        for report in reports.values():
             keys = f"  (--by {', '.join(report.keys)})" if report.keys else ""
-            print(f"{report.name:<12} {report.question}{keys}")
+            print(f"{report.name:<{width}} {report.question}{keys}")
         return 0
-    wanted = _wanted(args, list(REPORTS))
+    wanted = _wanted(args, list(reports))
     if args.by:
-        _check_key(args.by, [name for name, _ in wanted])
+        _check_key(args.by, [name for name, _ in wanted], reports)
     scope = scope_of(args)
-    run = open_run(args, tuple(_pattern(text) for text in args.comm_pattern))
+    prefer = {"torch": "kineto", "nsys": "nsys", None: "nsys" if args.compat == "nsys" else ""}[args.prefer]
+    run = open_run(args, tuple(_pattern(text) for text in args.comm_pattern), prefer)
     scope.check(run)
     results = []
     for name, rows in wanted:
-        report = REPORTS[name]
+        report = reports[name]
         result = report.analyse(run, scope, args.by if args.by in report.keys else None)
         results.append(result.head(rows))
-    output = render(
-        results if len(results) > 1 else results[0],
-        args.format,
-        terminal_width(sys.stdout),
-        use_color(sys.stdout),
-    )
+    width, color = terminal_width(sys.stdout), use_color(sys.stdout)
+    if args.report is None and args.compat is None and args.format == "table":
+        output = _screen(args, run, scope, results, width, color)
+    else:
+        output = render(results if len(results) > 1 else results[0], args.format, width, color)
     sys.stdout.write(output)
-    return 0
+    return exit_code(args.fail_on, results)
+
+
+def _screen(
+    args: argparse.Namespace, run: Run, scope: Scope, results: list[Result], width: int, color: bool
+) -> str:
+    from rankscope.analysis.collected import collect
+    from rankscope.analysis.summary import subject
+    from rankscope.views.summary import Screen, screen
+
+    summary, kernels = results
+    named = shlex.join(map(str, args.run))
+    return screen(
+        Screen(named, subject(run, scope, summary), summary, kernels, collect(run, scope)), width, color
+    )
+
+
+def _reports(peer: str | None) -> dict[str, Report]:
+    if peer is None:
+        from rankscope.analysis import REPORTS
+
+        return REPORTS
+    from rankscope.analysis.compat import COMPAT
+
+    if peer not in COMPAT:
+        raise UsageError(
+            f"--compat {peer} is not known",
+            why="Its definitions are not written down here.",
+            hint=f"There are: {', '.join(COMPAT)}.",
+        )
+    return COMPAT[peer]
 
 
 def _wanted(args: argparse.Namespace, names: list[str]) -> list[tuple[str, int | None]]:
@@ -84,9 +164,12 @@ def _wanted(args: argparse.Namespace, names: list[str]) -> list[tuple[str, int |
     shown: int | None = DEFAULT_ROWS if args.format in ("table", "markdown") else None
     if args.top:
         shown = None if args.top == "all" else parse_count(args.top)
+    if args.report is None and args.compat:
+        return [(name, shown) for name in names]
     if args.report is None:
         return [(name, shown if args.top or shown is None else rows) for name, rows in SUMMARY]
-    wanted = names if args.report == "all" else [name.strip() for name in args.report.split(",")]
+    every = [name for name in names if args.compat or name not in GATHERED]
+    wanted = every if args.report == "all" else [name.strip() for name in args.report.split(",")]
     for name in wanted:
         if name not in names:
             raise UsageError(
@@ -95,11 +178,9 @@ def _wanted(args: argparse.Namespace, names: list[str]) -> list[tuple[str, int |
     return [(name, shown) for name in wanted]
 
 
-def _check_key(key: str, names: list[str]) -> None:
-    from rankscope.analysis import REPORTS
-
-    if not any(key in REPORTS[name].keys for name in names):
-        able = [report.name for report in REPORTS.values() if key in report.keys]
+def _check_key(key: str, names: list[str], reports: dict[str, Report]) -> None:
+    if not any(key in reports[name].keys for name in names):
+        able = [report.name for report in reports.values() if key in report.keys]
         raise UsageError(
             f"{', '.join(names)} cannot be split by {key}",
             why=f"These can: {', '.join(able)}." if able else "No report can.",

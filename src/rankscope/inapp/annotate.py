@@ -11,7 +11,7 @@ import os
 import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator
 from types import TracebackType
-from typing import Any, TypeVar, overload
+from typing import Any, NamedTuple, TypeVar, overload
 
 from rankscope.errors import UsageError
 
@@ -29,17 +29,30 @@ def _before_torch() -> bool:
     if torch is None or not hasattr(torch, "autograd"):  # not there, or half imported
         return False
     enabled: Callable[[], bool] = torch.autograd._profiler_enabled
-    nvtx = _under_nsys and _has_nvtx(torch)
-    _recording = (lambda: True) if nvtx else enabled
+    _recording = (lambda: True) if _under_nsys and _nvtx(torch) is not None else enabled
     return _recording()
 
 
 _recording: Callable[[], bool] = _before_torch
 
 
-def _has_nvtx(torch: Any) -> bool:
-    """Whether this torch was built with NVTX (a CPU build has functions that raise)."""
-    return bool(torch.version.cuda) and bool(torch.cuda.is_available())
+class _Ranges(NamedTuple):
+    """NVTX, by whom it may be."""
+
+    push: Callable[[str], object]
+    pop: Callable[[], object]
+
+
+@functools.cache
+def _nvtx(torch: Any) -> _Ranges | None:
+    """torch's own NVTX, or where it was built without (its functions raise) the nvtx package's."""
+    if torch.version.cuda and torch.cuda.is_available():
+        return _Ranges(torch.cuda.nvtx.range_push, torch.cuda.nvtx.range_pop)
+    try:
+        import nvtx
+    except ImportError:
+        return None
+    return _Ranges(nvtx.push_range, nvtx.pop_range)
 
 
 class Region:
@@ -197,11 +210,9 @@ def _run_in_turns(inner: Any, label: str) -> Generator[Any, Any, Any]:
 def _begin(label: str) -> Any:
     import torch
 
-    if _under_nsys and _has_nvtx(torch):
-        torch.cuda.nvtx.range_push(label)
-        nvtx = torch.cuda.nvtx
-    else:
-        nvtx = None
+    nvtx = _nvtx(torch) if _under_nsys else None
+    if nvtx is not None:
+        nvtx.push(label)
     record = torch.autograd.profiler.record_function(label)
     record.__enter__()
     return record, nvtx
@@ -211,4 +222,4 @@ def _end(opened: Any) -> None:
     record, nvtx = opened
     record.__exit__(None, None, None)
     if nvtx is not None:
-        nvtx.range_pop()
+        nvtx.pop()

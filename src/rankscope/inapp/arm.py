@@ -91,13 +91,16 @@ def _wait_for_torch(plan: Plan, identity: Identity, voice: Voice) -> None:
 
 def _say_no_torch(plan: Plan, identity: Identity, voice: Voice) -> None:
     """Unless a child of this process was the rank (a launcher of the user's own)."""
+    from rankscope.inapp.ranged import RangeFiles
     from rankscope.inapp.rankfiles import RankFiles
 
     text = "nothing was captured: the script never imported torch"
     try:
-        files = RankFiles(plan, identity, os.environ)
+        files = (RangeFiles if plan.windows else RankFiles)(plan, identity, os.environ)
         files.manifest.update(state="done", notes=[text])
         files.claim()
+        if plan.windows:
+            files.save()
     except RankscopeError:
         return
     voice.fail(text)
@@ -108,17 +111,14 @@ def _start_engine(plan: Plan, identity: Identity, voice: Voice) -> Any:
     try:
         import torch
 
-        from rankscope.inapp.engine import Engine
-        from rankscope.inapp.rankfiles import RankFiles
         from rankscope.inapp.signals import listen
         from rankscope.inapp.steps import set_engine
 
         version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
         if version < OLDEST_TORCH:
             raise CaptureError(f"torch {torch.__version__} is too old: 2.4 is the first that can be captured")
-        files = RankFiles(plan, identity, os.environ)
+        files, engine = _engine(plan, identity, voice)
         files.manifest["torch"] = torch.__version__
-        engine = Engine(plan, files, voice)
         engine.watch_optimizers()
         listen(engine)
         set_engine(engine)
@@ -132,6 +132,20 @@ def _start_engine(plan: Plan, identity: Identity, voice: Voice) -> Any:
         text = f"{error.message}. {error.hint}" if isinstance(error, RankscopeError) else repr(error)
         voice.fail(f"not captured, the job goes on: {text}")
         return None
+
+
+def _engine(plan: Plan, identity: Identity, voice: Voice) -> Any:
+    """What counts the steps, with torch's profiler in it or, under nsys and ncu, their range."""
+    from rankscope.inapp.engine import Engine
+    from rankscope.inapp.rankfiles import RankFiles
+
+    if plan.windows is None:
+        files = RankFiles(plan, identity, os.environ)
+        return files, Engine(plan, files, voice)
+    from rankscope.inapp.ranged import RangeFiles, RangeRecorder, nothing_to_export
+
+    files = RangeFiles(plan, identity, os.environ)
+    return files, Engine(plan, files, voice, [nothing_to_export], RangeRecorder())
 
 
 class _TorchWatcher(importlib.abc.MetaPathFinder):

@@ -26,6 +26,7 @@ from rankscope.inapp.endings import TerminationGuard
 from rankscope.inapp.handlers import Handler
 from rankscope.inapp.mainthread import Timer, when_returning
 from rankscope.inapp.outbox import Outbox
+from rankscope.inapp.ranged import RangeRecorder
 from rankscope.inapp.rankfiles import RankFiles, clock_anchor
 from rankscope.inapp.recorder import Recorder, Region, ScriptProfiler, leave_to_the_system
 from rankscope.inapp.stepcount import StepCounter, live_optimizers
@@ -46,8 +47,17 @@ _RECORDING = (RECORD, RECORD_AND_SAVE)
 class Engine:
     """Counts steps, opens and closes windows, and hands what was recorded to a forked exporter."""
 
-    def __init__(self, plan: Plan, files: RankFiles, voice: Voice, handlers: Sequence[Handler] = ()) -> None:
-        """``handlers`` take what was recorded instead of the one trace file in the run folder."""
+    def __init__(
+        self,
+        plan: Plan,
+        files: RankFiles,
+        voice: Voice,
+        handlers: Sequence[Handler] = (),
+        recorder: Recorder | RangeRecorder | None = None,
+    ) -> None:
+        """``handlers`` take what was recorded instead of the one trace file in the run folder; ``recorder``
+        stands in for torch's profiler.
+        """
         self.plan = plan
         self.files = files
         self.voice = voice
@@ -66,7 +76,7 @@ class Engine:
         self._finished = False
         self._pid = os.getpid()
         self._guard = TerminationGuard(self._terminated)
-        self._recorder = Recorder(plan, ScriptProfiler(self._step_aside))
+        self._recorder = recorder or Recorder(plan, ScriptProfiler(self._step_aside))
 
     # -- what makes it run
 

@@ -21,7 +21,7 @@ def run_manifest(plan: Plan, job: str) -> dict[str, Any]:
     """rankscope.json: the job. No values of environment variables go in here."""
     return {
         "job": job,
-        "tool": "torch",
+        "tool": plan.tool,
         "command": list(plan.command),
         "ranks": plan.ranks,
         "when": {"kind": type(plan.when).__name__, **plan.when._asdict()},

@@ -5,19 +5,53 @@ from __future__ import annotations
 from pathlib import Path
 
 from rankscope.errors import EmptyTraceError, NotATraceError
-from rankscope.readers.base import Batch, Reader, Reading, TraceIdentity
+from rankscope.readers.base import (
+    Batch,
+    Reader,
+    Reading,
+    TraceIdentity,
+    identities,
+    open_part,
+    rank_from_name,
+)
 from rankscope.readers.byte_stream import read_head
+from rankscope.readers.flight import FLIGHT_READER
 from rankscope.readers.kineto import KINETO
+from rankscope.readers.ncu import NCU
+from rankscope.readers.ncu_csv import HEADER as NCU_CSV_HEADER
+from rankscope.readers.nsys import NSYS
+from rankscope.readers.nsys_report import NSYS_REPORT
+from rankscope.readers.plain_pickle import PICKLE_NAMES, is_pickle
+from rankscope.readers.snapshot import SNAPSHOT
 
-__all__ = ["READERS", "Batch", "Reader", "Reading", "TraceIdentity", "find_reader", "looks_like_a_trace"]
+__all__ = [
+    "READERS",
+    "Batch",
+    "Reader",
+    "Reading",
+    "TraceIdentity",
+    "find_reader",
+    "identities",
+    "looks_like_a_trace",
+    "open_part",
+]
 
-READERS: tuple[Reader, ...] = (KINETO,)
+READERS: tuple[Reader, ...] = (KINETO, NSYS, NSYS_REPORT, NCU, FLIGHT_READER, SNAPSHOT)
 _GLANCE = 1 << 16
+_TRACE_NAMES = (".json", ".json.gz", ".sqlite", ".nsys-rep", ".qdrep", ".ncu-rep", *PICKLE_NAMES)
 
 
 def looks_like_a_trace(path: Path) -> bool:
-    """By its name alone: would a user expect this file to be read? Capture's own manifests are not traces."""
-    return path.name.endswith((".json", ".json.gz")) and not path.name.endswith("rankscope.json")
+    """By its name: would a user expect this file to be read? Capture's own manifests are not traces.
+
+    Anything may be called .csv, so of those the first line decides.
+    """
+    if path.name.endswith(".csv"):
+        with path.open("rb") as file:
+            return NCU_CSV_HEADER.search(file.read(_GLANCE)) is not None
+    if not path.suffix or path.suffix[1:].isdigit():  # flight-recorder dumps: _dump_3, nccl_trace_rank_3
+        return rank_from_name(path) is not None
+    return path.name.endswith(_TRACE_NAMES) and not path.name.endswith("rankscope.json")
 
 
 def find_reader(path: Path) -> Reader:
@@ -38,7 +72,16 @@ def find_reader(path: Path) -> Reader:
 
 
 def _not_a_trace(path: Path, head: bytes) -> NotATraceError:
-    known = "rankscope reads torch.profiler (Kineto) and Chrome traces: .json, .json.gz."
+    known = (
+        "rankscope reads torch.profiler (Kineto) and Chrome traces (.json, .json.gz), nsys (.nsys-rep, .sqlite), "
+        "Nsight Compute (.ncu-rep, .csv), memory snapshots (.pickle) and flight-recorder dumps."
+    )
+    if is_pickle(head):
+        return NotATraceError(
+            f"{path} is a pickle, but neither a memory snapshot nor a flight-recorder dump",
+            why="It names nothing that torch puts into those. Nothing of it was loaded.",
+            hint=known,
+        )
     if head.lstrip()[:1] in (b"{", b"["):
         return NotATraceError(f"{path} is JSON, but not a trace", why="It has no traceEvents.", hint=known)
     return NotATraceError(f"{path} is not a trace", why="It is not JSON.", hint=known)

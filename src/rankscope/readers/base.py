@@ -6,10 +6,16 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
+
+from rankscope.model import Table
 
 _MAX_EXAMPLES = 5
 _RANK_IN_NAME = re.compile(r"(?:^|[^a-z0-9])rank[-_]?(\d{1,6})(?!\d)|-(\d{1,6})-of-\d", re.IGNORECASE)
+# Reports of nsys and ncu are named by `-o name_%q{RANK}`, flight-recorder dumps _dump_3.
+_RANK_AT_END = re.compile(
+    r"_(\d{1,5})\.(?:nsys-rep|sqlite|ncu-rep)$|_dump_(\d{1,6})(?:\.[a-z.]+)?$", re.IGNORECASE
+)
 
 
 @dataclass(frozen=True)
@@ -22,6 +28,8 @@ class TraceIdentity:
     world_size: int | None = None
     trace_id: str = ""
     """Tells two captures apart; equal in two files means one was copied."""
+    part: str = ""
+    """Which part of the file this is about, where one file holds several ranks; empty for the whole file."""
 
 
 @dataclass
@@ -73,6 +81,9 @@ class Reading(Protocol):
     def clock_base_ns(self) -> int:
         """What to add to ts_ns for nanoseconds since 1970."""
 
+    def further(self) -> Iterator[tuple[Table, Batch]]:
+        """Tables besides the events, as SELECTs with their columns; asked for after the last batch."""
+
 
 class Reader(Protocol):
     """One format."""
@@ -87,7 +98,30 @@ class Reader(Protocol):
     def open(self, path: Path) -> Reading: ...
 
 
+@runtime_checkable
+class PartedReader(Protocol):
+    """A reader whose files may hold several ranks, as one nsys report of a whole node does."""
+
+    def identify_parts(self, path: Path) -> list[TraceIdentity]: ...
+
+    def open(self, path: Path, part: str = "") -> Reading: ...
+
+
+def identities(reader: Reader, path: Path) -> list[TraceIdentity]:
+    """Whose trace a file is: one identity, or one for each rank in it."""
+    return reader.identify_parts(path) if isinstance(reader, PartedReader) else [reader.identify(path)]
+
+
+def open_part(reader: Reader, path: Path, part: str) -> Reading:
+    """One pass over the part of a file that an identity named."""
+    return reader.open(path, part) if isinstance(reader, PartedReader) else reader.open(path)
+
+
 def rank_from_name(path: Path) -> int | None:
-    """rank-3, rank3, rank_3 or -3-of-8 in the file's name; None when it has none, or two that differ."""
-    ranks = {int(a or b) for a, b in _RANK_IN_NAME.findall(path.name)}
+    """rank-3, rank3, rank_3 or -3-of-8 in the file's name, or _3 and _dump_3 at the end of one that tools write so.
+
+    None when it has none, or two that differ.
+    """
+    found = _RANK_IN_NAME.findall(path.name) or _RANK_AT_END.findall(path.name)
+    ranks = {int(a or b) for a, b in found}
     return ranks.pop() if len(ranks) == 1 else None

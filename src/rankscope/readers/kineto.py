@@ -14,11 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from rankscope.errors import NotATraceError
+from rankscope.model import Table
 from rankscope.readers import json_layout
-from rankscope.readers.base import ReadReport, TraceIdentity, rank_from_name
+from rankscope.readers.base import Batch, ReadReport, TraceIdentity, rank_from_name
 from rankscope.readers.byte_stream import is_gzip, open_stream, read_head
 from rankscope.readers.json_repair import repair_range
 from rankscope.readers.memory_file import MemoryFile
+from rankscope.readers.rows import MEMORY_ARGS
 
 BLOCK_BYTES = 32 << 20
 """Read, and then parsed by one thread: small enough that memory stays low and threads finish together."""
@@ -41,14 +43,6 @@ _TYPED_ARGS = {
     "stream": "BIGINT",
     "bytes": "BIGINT",
     "Collective name": "VARCHAR",
-}
-_MEMORY_ARGS = {
-    "Bytes": "BIGINT",
-    "Total Allocated": "BIGINT",
-    "Total Reserved": "BIGINT",
-    "Device Type": "BIGINT",
-    "Device Id": "BIGINT",
-    "Addr": "BIGINT",
 }
 # Looking into arguments costs as much as a third of the parsing, so it is done where there is something to find.
 # Ops and annotations, the bulk of a trace, have one number that matters, and torch writes it first.
@@ -121,7 +115,7 @@ class JsonBatch:
         return _SELECT.format(
             typed=json.dumps(_TYPED_ARGS),
             untyped=_WITHOUT_TYPED_ARGS,
-            memory=json.dumps(_MEMORY_ARGS),
+            memory=json.dumps(MEMORY_ARGS),
             time=time[1],
             path=self._file.write_array(content),
             columns="{" + ", ".join(f"{name}: '{kind}'" for name, kind in columns.items()) + "}",
@@ -154,6 +148,9 @@ class KinetoReading:
     def clock_base_ns(self) -> int:
         base = self.header.get("baseTimeNanoseconds", 0)
         return int(base) if isinstance(base, (int, float, str)) and str(base).lstrip("-").isdigit() else 0
+
+    def further(self) -> Iterator[tuple[Table, Batch]]:
+        return iter(())
 
     def _read(self, size: int) -> bytes:
         try:

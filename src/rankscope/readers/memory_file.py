@@ -18,9 +18,13 @@ class MemoryFile:
 
     def write_array(self, content: bytes | memoryview) -> str:
         """Hold this text as a JSON array; returns the path to read it by, as SQL."""
+        return self.write(b"[", content, b"]")
+
+    def write(self, *pieces: bytes | memoryview) -> str:
+        """Hold these bytes; returns the path to read them by, as SQL."""
         os.ftruncate(self._descriptor, 0)
         os.lseek(self._descriptor, 0, os.SEEK_SET)
-        for piece in (b"[", content, b"]"):
+        for piece in pieces:
             rest = memoryview(piece)
             while rest:
                 rest = rest[os.write(self._descriptor, rest) :]

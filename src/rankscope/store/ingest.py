@@ -80,10 +80,11 @@ def ingest(paths: Sequence[Path], options: Options | None = None, watch: Watch |
     sources = find_sources(paths, known)
     store, index = _choose_store(paths, sources, stores, watch.say)
     said = {path.resolve(): rank for path, rank in options.ranks.items()}
-    places = assign(sources.files, said, index)
+    places, unopened = assign(sources.files, said, index)
     kept, wanted = _split(places, index)
+    skipped = (*sources.skipped, *unopened)
     if not wanted and len(kept) == len(index.segments):
-        return Ingested(store, index, (), sources.skipped)
+        return Ingested(store, index, (), skipped)
     _alone(wanted, watch.say)
     fresh, problems = _read(store, wanted, options.jobs, watch)
     refuse_overlaps([*kept, *fresh])
@@ -92,7 +93,7 @@ def ingest(paths: Sequence[Path], options: Options | None = None, watch: Watch |
     index = Index(sorted([*kept, *fresh], key=lambda e: (e.rank, e.segment)))
     index.save(store)
     _remove_unlisted(store, index)
-    return Ingested(store, index, tuple(fresh), (*sources.skipped, *problems))
+    return Ingested(store, index, tuple(fresh), (*skipped, *problems))
 
 
 def _opened_as_store(paths: Sequence[Path], options: Options) -> Ingested | None:
@@ -140,11 +141,13 @@ def _choose_store(
 def _split(places: list[Assignment], index: Index) -> tuple[list[SegmentEntry], list[Assignment]]:
     """What is in the store and still true, and what must be read."""
     known = {
-        (entry.source, entry.rank, entry.segment): entry for entry in index.segments if entry.is_current()
+        (entry.source, entry.part, entry.rank, entry.segment): entry
+        for entry in index.segments
+        if entry.is_current()
     }
-    kept = [known[key] for place in places if (key := (place.path, place.rank, place.segment)) in known]
-    wanted = [place for place in places if (place.path, place.rank, place.segment) not in known]
-    return kept, wanted
+    keys = {(place.path, place.part, place.rank, place.segment): place for place in places}
+    kept = [known[key] for key in keys if key in known]
+    return kept, [place for key, place in keys.items() if key not in known]
 
 
 def _alone(wanted: list[Assignment], say: Say) -> None:
@@ -170,7 +173,7 @@ def _read(
     for number, place in enumerate(wanted):
         folder = incoming / str(number)
         folder.mkdir()
-        tasks[place] = Task(str(place.path), str(folder), threads, memory)
+        tasks[place] = Task(str(place.path), str(folder), threads, memory, place.part)
     fresh: list[SegmentEntry] = []
     problems: list[RankscopeError] = []
     watch.begin(len(wanted), sum(place.path.stat().st_size for place in wanted))

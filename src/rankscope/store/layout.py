@@ -18,6 +18,8 @@ from rankscope.store.segment import write_json
 
 INDEX_FILE = "store.json"
 STORE_NAME = ".rankscope"
+_EXPORTS = {".nsys-rep": (".sqlite",), ".ncu-rep": (".raw.csv", ".details.csv", ".csv")}
+"""What tools write from their reports: the same recording once more."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,21 @@ class SegmentEntry:
     @property
     def source(self) -> Path:
         return Path(self.manifest["source"]["path"])
+
+    @property
+    def format(self) -> str:
+        """Which reader read it: kineto, ncu, …"""
+        return str(self.manifest["reader"])
+
+    @property
+    def has_times(self) -> bool:
+        """Does the file place anything in time? An ncu report does not."""
+        return bool(self.manifest["timed"])
+
+    @property
+    def part(self) -> str:
+        """Which rank's part of the file; empty for all of it."""
+        return str(self.manifest["source"].get("part", ""))
 
     @property
     def unix_origin_ns(self) -> int:
@@ -102,11 +119,7 @@ def find_sources(paths: Sequence[Path], known: Collection[Path] = ()) -> Sources
     for path in paths:
         if not path.exists():
             raise StoreError(f"there is no {path}", why="No such file or folder.", hint="Check the path.")
-        found = (
-            sorted(p for p in path.iterdir() if p.is_file() and looks_like_a_trace(p))
-            if path.is_dir()
-            else [path]
-        )
+        found = _traces_in(path) if path.is_dir() else [path]
         for file in found:
             try:
                 if file not in known:
@@ -124,13 +137,36 @@ def find_sources(paths: Sequence[Path], known: Collection[Path] = ()) -> Sources
     return Sources(tuple(dict.fromkeys(files)), tuple(skipped))
 
 
+def _traces_in(folder: Path) -> list[Path]:
+    """The traces of a folder; of a report and its exports just one, the fullest export when it is not older."""
+    found = sorted(path for path in folder.iterdir() if path.is_file() and looks_like_a_trace(path))
+    times = {path: path.stat().st_mtime_ns for path in found}
+
+    def has_better_twin(path: Path) -> bool:
+        for report_ending, export_endings in _EXPORTS.items():
+            ending = next((e for e in (*export_endings, report_ending) if path.name.endswith(e)), None)
+            if ending is None:
+                continue
+            stem = path.name.removesuffix(ending)
+            report = path.with_name(stem + report_ending)
+            exports = [twin for e in export_endings if (twin := path.with_name(stem + e)) in times]
+            whole = [twin for twin in exports if not twin.name.endswith(".details.csv")]
+            if report in times and not (whole and times[whole[0]] >= times[report]):
+                return path != report
+            return path != (whole or exports or [path])[0]
+        return False
+
+    return [path for path in found if not has_better_twin(path)]
+
+
 def _no_traces(paths: Sequence[Path], skipped: list[RankscopeError]) -> RankscopeError:
     if len(skipped) == 1:
         return skipped[0]
     below = sorted({p.parent for path in paths if path.is_dir() for p in path.glob("*/*.json*")})
     return NotATraceError(
         f"no trace in {', '.join(map(str, paths))}",
-        why="rankscope looks for torch.profiler and Chrome traces: *.json, *.json.gz.",
+        why="rankscope looks for traces of torch.profiler and Chrome (*.json, *.json.gz), of nsys (*.nsys-rep, "
+        "*.sqlite) and ncu (*.ncu-rep, *.csv), memory snapshots (*.pickle) and flight-recorder dumps (_dump_N).",
         hint=f"Did you mean {below[0]}?"
         if below
         else "Name the folder the profiler wrote to, or a trace file.",

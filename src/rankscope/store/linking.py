@@ -134,14 +134,14 @@ class Annotation:
     end: int
 
 
-_PROFILER_STEP = re.compile(r"^ProfilerStep#(\d+)$")
-_NUMBERED_STEP = re.compile(r"^(?:train(?:ing)?[_ ]?)?(?:step|iter(?:ation)?)[ _#:=]*(\d+)$", re.IGNORECASE)
+PROFILER_STEP = re.compile(r"^ProfilerStep#(\d+)$")
+NUMBERED_STEP = re.compile(r"^(?:train(?:ing)?[_ ]?)?(?:step|iter(?:ation)?)[ _#:=]*(\d+)$", re.IGNORECASE)
 _OPTIMIZER_STEP = re.compile(r"^Optimizer\.step#")
 
 
 def find_steps(annotations: list[Annotation]) -> Steps:
     """ProfilerStep#N; else annotations numbered as steps; else from one optimizer step's end to the next."""
-    for pattern, source in ((_PROFILER_STEP, "profiler"), (_NUMBERED_STEP, "annotation")):
+    for pattern, source in ((PROFILER_STEP, "profiler"), (NUMBERED_STEP, "annotation")):
         spans: dict[int, Annotation] = {}
         for item in sorted(annotations, key=lambda a: a.start):
             if match := pattern.match(item.name):

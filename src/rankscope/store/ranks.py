@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from rankscope.errors import RankError
-from rankscope.readers import TraceIdentity, find_reader
+from rankscope.errors import RankError, RankscopeError
+from rankscope.readers import TraceIdentity, find_reader, identities
 from rankscope.store.layout import Index, SegmentEntry
+
+_AT_A_TIME = 4
 
 
 @dataclass(frozen=True)
@@ -20,28 +23,55 @@ class Assignment:
     rank: int
     segment: int
     rank_source: str
+    part: str = ""
+    """Which rank's part of the file; empty for all of it."""
 
 
-def assign(files: Iterable[Path], said: Mapping[Path, int], index: Index) -> list[Assignment]:
-    """A rank and segment for each file; files the index knows keep theirs."""
+def assign(
+    files: Iterable[Path], said: Mapping[Path, int], index: Index
+) -> tuple[list[Assignment], list[RankscopeError]]:
+    """A rank and segment for each file; files the index knows keep theirs. Files that cannot be opened are told."""
     files = list(files)
-    known = {entry.source: entry for entry in index.segments}
-    identities = {
-        path: find_reader(path).identify(path) for path in files if path not in known or path in said
-    }
-    _refuse_copies(identities)
-    places = [_keep(known[path]) for path in files if path not in identities]
+    known: dict[Path, list[SegmentEntry]] = {}
+    for entry in index.segments:
+        if not entry.part or entry.is_current():  # a changed file may hold other ranks now
+            known.setdefault(entry.source, []).append(entry)
+    new = [path for path in files if path not in known or path in said]
+    answers = dict(zip(new, _identify(new), strict=True))
+    problems = [answer for answer in answers.values() if isinstance(answer, RankscopeError)]
+    found = {path: answer for path, answer in answers.items() if not isinstance(answer, RankscopeError)}
+    files = [path for path in files if path in known or path in found]
+    if not files:
+        raise problems[0]
+    _refuse_copies({path: parts[0] for path, parts in found.items()})
+    places = [_keep(entry) for path in files if path not in found for entry in known[path]]
     taken = {(place.rank, place.segment) for place in places}
-    for path, identity in identities.items():
-        rank, source = _rank(path, identity, said, alone=len(files) == 1)
-        segment = next(n for n in range(len(files) + len(taken) + 1) if (rank, n) not in taken)
-        taken.add((rank, segment))
-        places.append(Assignment(path, rank, segment, source))
-    return sorted(places, key=lambda place: (place.rank, place.segment))
+    for path, parts in found.items():
+        if path in said:  # the user means the file as a whole
+            parts = parts[:1] if not parts[0].part else [TraceIdentity(None, "")]
+        for identity in parts:
+            rank, source = _rank(path, identity, said, alone=len(files) == 1)
+            segment = next(n for n in range(len(files) + len(taken) + 1) if (rank, n) not in taken)
+            taken.add((rank, segment))
+            places.append(Assignment(path, rank, segment, source, identity.part))
+    return sorted(places, key=lambda place: (place.rank, place.segment)), problems
+
+
+def _identify(paths: list[Path]) -> list[list[TraceIdentity] | RankscopeError]:
+    """In threads: a report that another program must export first takes seconds."""
+
+    def answer(path: Path) -> list[TraceIdentity] | RankscopeError:
+        try:
+            return identities(find_reader(path), path)
+        except RankscopeError as error:
+            return error
+
+    with ThreadPoolExecutor(max_workers=_AT_A_TIME) as pool:
+        return list(pool.map(answer, paths))
 
 
 def _keep(entry: SegmentEntry) -> Assignment:
-    return Assignment(entry.source, entry.rank, entry.segment, entry.rank_source)
+    return Assignment(entry.source, entry.rank, entry.segment, entry.rank_source, entry.part)
 
 
 def _rank(path: Path, identity: TraceIdentity, said: Mapping[Path, int], alone: bool) -> tuple[int, str]:
@@ -51,9 +81,10 @@ def _rank(path: Path, identity: TraceIdentity, said: Mapping[Path, int], alone: 
         return identity.rank, identity.rank_source
     if alone:
         return 0, "alone"
+    missing = "distributedInfo" if ".json" in path.name else "launcher's variables in it"
     raise RankError(
         f"cannot tell the rank of {path}",
-        why="It has no distributedInfo and no rank in its name.",
+        why=f"It has no {missing} and no rank in its name.",
         hint=f"Say it: rankscope ingest --rank 17={path}",
     )
 
@@ -71,11 +102,15 @@ def _refuse_copies(identities: Mapping[Path, TraceIdentity]) -> None:
 
 
 def refuse_overlaps(segments: Iterable[SegmentEntry]) -> None:
-    """Two files of one rank must be cycles that follow each other; two of the same time are duplicates."""
-    by_rank: dict[int, list[SegmentEntry]] = {}
+    """Two files of one rank must be cycles that follow each other; two of the same time are duplicates.
+
+    Files of different kinds are not: several tools may look at the same run.
+    """
+    by_rank: dict[tuple[int, str], list[SegmentEntry]] = {}
     for entry in segments:
-        by_rank.setdefault(entry.rank, []).append(entry)
-    for rank, entries in by_rank.items():
+        if entry.has_times:
+            by_rank.setdefault((entry.rank, entry.format), []).append(entry)
+    for (rank, _), entries in by_rank.items():
         entries.sort(key=lambda e: e.unix_origin_ns)
         for before, after in pairwise(entries):
             if before.unix_origin_ns + before.manifest["end_ns"] > after.unix_origin_ns:

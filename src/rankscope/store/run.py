@@ -6,33 +6,46 @@ compare. Only this module and the writers know Parquet.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from copy import copy
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
+from rankscope.baseline import Baseline
+from rankscope.devices import Ceilings
 from rankscope.errors import QueryError, StoreError
 from rankscope.model import (
     COLLECTIVE_NAME_PATTERN,
+    COLLECTIVES,
     COPY_CATEGORIES,
     COUNTERS,
     EVENTS,
+    FURTHER_TABLES,
     GPU_CATEGORIES,
     INSTANTS,
     LINKS,
     SLICES,
     STEPS,
     TABLES,
+    TIMELINE_FORMATS,
+    TIMES,
     TRACKS,
     Field,
     Table,
 )
+from rankscope.store import clock
+from rankscope.store.clock import Clocks
 from rankscope.store.ingest import Ingested
 from rankscope.store.layout import SegmentEntry
 from rankscope.store.workspace import EVENT_ID, sql_text
 
 if TYPE_CHECKING:
     import duckdb
+
+    from rankscope.store.matching import Collectives
+
+ClockMode = Literal["aligned", "raw"]
 
 KEY_FIELDS = (
     Field("rank", "INTEGER", ""),
@@ -45,8 +58,11 @@ SEGMENTS = Table(
     (
         *KEY_FIELDS,
         Field("file", "VARCHAR", "the raw trace"),
+        Field("format", "VARCHAR", "what it is: kineto, ncu, …"),
+        Field("used", "BOOLEAN", "false: another tool's file of the same rank is in the tables instead"),
         Field("rank_source", "VARCHAR", "how the rank is known"),
-        Field("shift_ns", "BIGINT", "from the run's start to this file's first event"),
+        Field("shift_ns", "BIGINT", "from the run's start to this file's first event, clocks aligned"),
+        Field("ahead_ns", "BIGINT", "what was taken off its wall clock to align it with the other ranks"),
         Field("unix_ns", "BIGINT", "its first event, nanoseconds since 1970 by its own clock"),
         Field("events", "BIGINT", "read"),
         Field("lost", "BIGINT", "could not be read"),
@@ -60,28 +76,116 @@ GPU = Table(
     (*SLICES.fields, Field("class", "VARCHAR", "COMPUTE, COMM or COPY")),
 )
 
-VIEWS = (SLICES, GPU, EVENTS, INSTANTS, COUNTERS, LINKS, TRACKS, STEPS, SEGMENTS)
+VIEWS = (
+    SLICES,
+    GPU,
+    EVENTS,
+    INSTANTS,
+    COUNTERS,
+    LINKS,
+    TRACKS,
+    STEPS,
+    COLLECTIVES,
+    SEGMENTS,
+    *FURTHER_TABLES,
+)
 """What SQL users see; rank and segment stand before the columns listed."""
 
-_TIMES = {"start_ns", "ts_ns", "source_ns", "target_ns"}
+
+ALL_TOOLS = "*"
 
 
 class Run:
     """The segments of one run, and a DuckDB connection in which they are tables."""
 
-    def __init__(self, ingested: Ingested, comm_patterns: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        ingested: Ingested,
+        comm_patterns: Sequence[str] = (),
+        prefer: str = "",
+        ceilings: Ceilings | None = None,
+        clocks: ClockMode = "aligned",
+        baseline: Baseline | None = None,
+    ) -> None:
+        """`prefer` names the format to take where several tools recorded a rank's timeline (model.TIMELINE_FORMATS);
+        ALL_TOOLS takes all of them, for drawing, not for counting.
+
+        `clocks`: raw leaves every rank on its own wall clock; aligned moves them as their collectives tell.
+        """
+        self._clock_mode = clocks
+        self._own_clocks: Run | None = None
+        self._moved_ns = 0
+        self.baseline = baseline
+        """What collectives do on this machine alone, where the user has measured it."""
         self.store = ingested.store
         self.segments: list[SegmentEntry] = ingested.index.segments
-        self.start_unix_ns = min(entry.unix_origin_ns for entry in self.segments)
-        self._comm_patterns = (COLLECTIVE_NAME_PATTERN, *comm_patterns)
+        self.set_aside = _set_aside(self.segments, prefer)
+        """Not in the tables, or the rank's time would count twice; listed in `segments` with used = false."""
+        self._used = [entry for entry in self.segments if entry not in self.set_aside]
+        self.timelines = [entry for entry in self._used if entry.has_times]
+        """The segments that are used and tell the time."""
+        self.start_unix_ns = min((entry.unix_origin_ns for entry in self.timelines), default=0)
+        self.comm_patterns = (COLLECTIVE_NAME_PATTERN, *comm_patterns)
+        self.ceilings = ceilings or Ceilings()
+        """What the user says his devices can do at most; the table of devices fills in the rest."""
+
+    @property
+    def clock_mode(self) -> ClockMode:
+        return self._clock_mode
 
     @property
     def ranks(self) -> list[int]:
         return sorted({entry.rank for entry in self.segments})
 
     def shift_ns(self, entry: SegmentEntry) -> int:
-        """From the run's start to the origin of this segment."""
-        return entry.unix_origin_ns - self.start_unix_ns
+        """From the run's start to the origin of this segment; 0 where a file tells no time."""
+        return self._shifts.get((entry.rank, entry.segment), 0)
+
+    @cached_property
+    def _shifts(self) -> dict[tuple[int, int], int]:
+        """By file. Each is moved as a whole, by what its clock is ahead in its middle: durations stay as recorded."""
+        shifts = {}
+        for entry in self.timelines:
+            shift = entry.unix_origin_ns - self.start_unix_ns
+            shifts[entry.rank, entry.segment] = shift - round(self._ahead_ns(entry))
+        first = min(shifts.values(), default=0)
+        return {file: shift - first + self._moved_ns for file, shift in shifts.items()}
+
+    def _ahead_ns(self, entry: SegmentEntry) -> float:
+        middle = entry.unix_origin_ns - self.start_unix_ns + int(entry.manifest["end_ns"]) / 2
+        return self.clocks.of(entry.rank).ahead_ns(middle)
+
+    @cached_property
+    def clocks(self) -> Clocks:
+        """How the ranks' clocks relate: measured once a store, by the ends of collectives."""
+        ranks = sorted({entry.rank for entry in self.timelines})
+        if self._clock_mode == "raw" or len(ranks) < 2:
+            return clock.wall_clocks(ranks)
+        known = clock.load(self.store, self.timelines)
+        if known is None:
+            starts = [(entry.rank, entry.unix_origin_ns - self.start_unix_ns) for entry in self.timelines]
+            self._own_clocks = self._raw()
+            known = clock.measure(self._own_clocks.collectives, ranks, starts)
+            clock.save(known, self.store, self.timelines)
+        return known
+
+    def _raw(self) -> Run:
+        """The same run with every rank on its own wall clock."""
+        raw = copy(self)
+        raw._clock_mode, raw._moved_ns = "raw", 0
+        raw._forget()
+        return raw
+
+    def _forget(self) -> None:
+        """What depends on clocks is made anew."""
+        self._own_clocks = None
+        for made in ("connection", "_guarded", "collectives", "clocks", "_shifts"):
+            vars(self).pop(made, None)
+
+    def move(self, by_ns: int) -> None:
+        """Shift the time of everything, to set two runs side by side."""
+        self._moved_ns += by_ns
+        self._forget()
 
     @cached_property
     def connection(self) -> duckdb.DuckDBPyConnection:
@@ -94,7 +198,9 @@ class Run:
         connection = duckdb.connect()
         self._create_segments(connection)
         for table in TABLES:
-            self._create_view(connection, table)
+            self._create_view(connection, table, self._files(table))
+        for table in FURTHER_TABLES:
+            self._create_view(connection, table, self._found(f"{table.name}.parquet"))
         self._create_gpu(connection)
         return connection
 
@@ -106,6 +212,17 @@ class Run:
         guarded.execute("SET enable_external_access = false")
         guarded.execute("SET lock_configuration = true")
         return guarded
+
+    @cached_property
+    def collectives(self) -> Collectives:
+        """What communicates, on all ranks, and what belongs together; made once."""
+        from rankscope.store.loading import matched_collectives, moved
+
+        shifts = self._shifts
+        if self._own_clocks is None:
+            return matched_collectives(self)
+        raw = self._own_clocks._shifts  # matched already, to measure the clocks
+        return moved(self._own_clocks.collectives, {file: shifts[file] - raw[file] for file in shifts})
 
     def rows(self, sql: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]:
         return self.connection.execute(sql, list(parameters)).fetchall()
@@ -119,6 +236,16 @@ class Run:
         """Columns as numpy arrays; no column may be null."""
         columns: dict[str, Any] = self.connection.execute(sql, list(parameters)).fetchnumpy()
         return columns
+
+    def stream(self, sql: str, at_a_time: int = 20_000) -> Iterator[tuple[Any, ...]]:
+        """Rows one by one, never all in memory. Its own cursor: other questions may be asked meanwhile."""
+        cursor = self.connection.cursor()
+        try:
+            result = cursor.execute(sql)
+            while rows := result.fetchmany(at_a_time):
+                yield from rows
+        finally:
+            cursor.close()
 
     def query(self, sql: str) -> tuple[list[str], list[tuple[Any, ...]]]:
         """A user's question: one statement that only reads. Returns column names and rows."""
@@ -153,27 +280,32 @@ class Run:
     def _create_segments(self, connection: duckdb.DuckDBPyConnection) -> None:
         columns = ", ".join(f"{field.name} {field.type}" for field in SEGMENTS.fields)
         connection.execute(f"CREATE TABLE segments ({columns})")
+        rows: list[object] = []
         for entry in self.segments:
             manifest = entry.manifest
             values = (
                 entry.rank,
                 entry.segment,
                 str(entry.source),
+                entry.format,
+                entry not in self.set_aside,
                 entry.rank_source,
                 self.shift_ns(entry),
+                round(self._ahead_ns(entry)) if (entry.rank, entry.segment) in self._shifts else 0,
                 entry.unix_origin_ns,
                 manifest["events"],
                 manifest["reading"]["events_lost"],
                 manifest["misplaced"],
             )
-            connection.execute(f"INSERT INTO segments VALUES ({', '.join('?' * len(values))})", list(values))
+            rows += values
+        row = f"({', '.join('?' * len(SEGMENTS.fields))})"
+        if rows:
+            connection.execute(f"INSERT INTO segments VALUES {', '.join([row] * len(self.segments))}", rows)
 
     def _files(self, table: Table) -> list[Path]:
         pattern = "events/*/events.parquet" if table is EVENTS else f"{table.name}.parquet"
-        files = [
-            file for entry in self.segments for file in sorted((self.store / entry.folder).glob(pattern))
-        ]
-        if len(files) < len(self.segments):
+        files = self._found(pattern)
+        if len(files) < len(self._used):
             raise StoreError(
                 f"the store in {self.store} is damaged",
                 why=f"{table.name}.parquet is missing for some ranks.",
@@ -181,12 +313,19 @@ class Run:
             )
         return files
 
-    def _create_view(self, connection: duckdb.DuckDBPyConnection, table: Table) -> None:
-        files = ", ".join(sql_text(file) for file in self._files(table))
+    def _found(self, pattern: str) -> list[Path]:
+        return [file for entry in self._used for file in sorted((self.store / entry.folder).glob(pattern))]
+
+    def _create_view(self, connection: duckdb.DuckDBPyConnection, table: Table, paths: list[Path]) -> None:
+        if not paths:
+            nothing = ", ".join(f"NULL::{f.type} AS {f.name}" for f in (*KEY_FIELDS, *table.fields))
+            connection.execute(f"CREATE VIEW {table.name} AS SELECT {nothing} WHERE false")
+            return
+        files = ", ".join(sql_text(file) for file in paths)
         partitions = "'rank': INTEGER, 'segment': INTEGER" + (", 'part': BIGINT" if table is EVENTS else "")
         source = f"read_parquet([{files}], hive_partitioning=true, hive_types={{{partitions}}}"
         columns = ", ".join(
-            f"p.{name} + s.shift_ns AS {name}" if name in _TIMES and table is not EVENTS else f"p.{name}"
+            f"p.{name} + s.shift_ns AS {name}" if name in TIMES and table is not EVENTS else f"p.{name}"
             for name in table.columns
         )
         if table is EVENTS:
@@ -198,18 +337,32 @@ class Run:
         )
 
     def _create_gpu(self, connection: duckdb.DuckDBPyConnection) -> None:
-        """Classes are decided once a name, not once a kernel."""
+        """Classes are decided once a name and once a run, not once a kernel or a question."""
         communicates = " OR ".join(
-            f"regexp_matches(name, {sql_text(pattern)})" for pattern in self._comm_patterns
+            f"regexp_matches(name, {sql_text(pattern)})" for pattern in self.comm_patterns
         )
         gpu = ", ".join(map(sql_text, GPU_CATEGORIES))
         copies = ", ".join(map(sql_text, COPY_CATEGORIES))
         connection.execute(
-            f"CREATE VIEW gpu AS SELECT s.*, CASE WHEN s.category IN ({copies}) THEN 'COPY' "
-            "WHEN s.collective IS NOT NULL OR n.communicates THEN 'COMM' ELSE 'COMPUTE' END AS class FROM slices s "
-            f"JOIN (SELECT name, {communicates} AS communicates FROM (SELECT DISTINCT name FROM slices "
-            f"WHERE category IN ({gpu}))) n ON n.name = s.name WHERE s.category IN ({gpu})"
+            f"CREATE TEMP TABLE classes_of_names AS SELECT name, {communicates} AS communicates "
+            f"FROM (SELECT DISTINCT name FROM slices WHERE category IN ({gpu}))"
         )
+        connection.execute(
+            f"CREATE TEMP VIEW gpu AS SELECT s.*, CASE WHEN s.category IN ({copies}) THEN 'COPY' "
+            "WHEN s.collective IS NOT NULL OR n.communicates THEN 'COMM' ELSE 'COMPUTE' END AS class FROM slices s "
+            f"JOIN classes_of_names n ON n.name = s.name WHERE s.category IN ({gpu})"
+        )
+
+
+def _set_aside(segments: Sequence[SegmentEntry], prefer: str) -> list[SegmentEntry]:
+    """Files whose rank's timeline is told by a file of a format that comes first."""
+    if prefer == ALL_TOOLS:
+        return []
+    order = sorted(TIMELINE_FORMATS, key=lambda name: name != prefer)
+    chosen: dict[int, str] = {}
+    for entry in sorted((e for e in segments if e.format in order), key=lambda e: order.index(e.format)):
+        chosen.setdefault(entry.rank, entry.format)
+    return [entry for entry in segments if entry.format in order and entry.format != chosen[entry.rank]]
 
 
 def describe(view: Table) -> tuple[Field, ...]:

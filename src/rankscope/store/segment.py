@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from rankscope import __version__
 from rankscope.errors import ReadError, StoreError
 from rankscope.model import FORMAT_VERSION
-from rankscope.readers import Batch, Reading, find_reader
+from rankscope.readers import Batch, Reading, find_reader, open_part
 from rankscope.store.tables import write_tables
 from rankscope.store.workspace import PARQUET_OPTIONS, Workspace, sql_text
 
@@ -33,25 +33,27 @@ Progress = Callable[[int, str], None]
 
 
 def build_segment(
-    path: Path, folder: Path, threads: int, memory_bytes: int, progress: Progress
+    path: Path, folder: Path, threads: int, memory_bytes: int, progress: Progress, part: str = ""
 ) -> dict[str, Any]:
-    """Read `path` into the new folder `folder`; returns (and writes) what segment.json holds."""
+    """Read `path` (or a part of it) into the new folder `folder`; returns (and writes) what segment.json holds."""
     import duckdb
 
     before = path.stat()
-    reading = find_reader(path).open(path)
+    reader = find_reader(path)
+    reading = open_part(reader, path, part)
     connection = duckdb.connect(config={"threads": threads, "memory_limit": f"{memory_bytes // 1_000_000}MB"})
     try:
         connection.execute(f"SET temp_directory = {sql_text(folder / 'spill')}")
         events = _write_events(reading, folder, threads, memory_bytes, progress)
-        if events == 0 and reading.report.events_lost:
+        progress(before.st_size, "links and nesting")
+        workspace = Workspace(connection, folder)
+        facts = write_tables(workspace) | {"further": _write_further(reading, workspace)}
+        if reading.report.events_lost and not events and not any(facts["further"].values()):
             raise ReadError(
                 f"nothing in {path} could be read",
                 why=f"{reading.report.events_lost:,} events are damaged: {reading.report.examples[0]}.",
                 hint="Capture this rank again, or leave the file out.",
             )
-        progress(before.st_size, "links and nesting")
-        facts = write_tables(Workspace(connection, folder))
     except duckdb.Error as error:
         raise _storage_error(error, folder) from error
     finally:
@@ -59,7 +61,8 @@ def build_segment(
     manifest = {
         "format": FORMAT_VERSION,
         "written_by": f"rankscope {__version__}",
-        "source": {"path": str(path), "bytes": before.st_size, "mtime_ns": before.st_mtime_ns},
+        "reader": reader.name,
+        "source": {"path": str(path), "bytes": before.st_size, "mtime_ns": before.st_mtime_ns, "part": part},
         "clock_base_ns": reading.clock_base_ns(),
         "events": events,
         **facts,
@@ -116,6 +119,17 @@ def _write_batch(connection: duckdb.DuckDBPyConnection, batch: Batch, part: Path
         written = connection.execute(copy.format(batch.select_repaired()))
     row = written.fetchone()
     return int(row[0]) if row else 0
+
+
+def _write_further(reading: Reading, workspace: Workspace) -> dict[str, int]:
+    """The tables only this kind of file has; returns how many rows each got."""
+    written = {}
+    for table, batch in reading.further():
+        try:
+            written[table.name] = workspace.copy_batch(batch, table)
+        finally:
+            batch.close()
+    return written
 
 
 def _small_fields(header: dict[str, Any]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from rankscope.model import COUNTERS, INSTANTS, LINKS, STEPS, TRACKS
+from rankscope.store.collectives import write_collectives
 from rankscope.store.linking import Steps, slice_at
 from rankscope.store.nesting import Nesting, nest
 from rankscope.store.slices import SliceColumns, ids_of, link_slices, load_slices, steps_of_host, write_slices
@@ -37,6 +38,7 @@ def write_tables(workspace: Workspace) -> dict[str, Any]:
     links = link_slices(workspace, slices, nesting)
     steps = steps_of_host(workspace, slices)
     write_slices(workspace, slices, nesting, links, steps)
+    write_collectives(workspace)
     _write_tracks(workspace, slices, nesting)
     _write_steps(workspace, steps)
     _write_instants(workspace)
@@ -48,6 +50,7 @@ def write_tables(workspace: Workspace) -> dict[str, Any]:
         "slices": len(slices.id),
         "steps": len(steps.number),
         "steps_source": steps.source,
+        "timed": workspace.timed,
         "misplaced": workspace.misplaced,
         "unpaired": unpaired,
     }

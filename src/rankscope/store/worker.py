@@ -12,8 +12,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from rankscope.errors import RankscopeError
-from rankscope.store.segment import build_segment
+from rankscope.errors import RankscopeError, ReadError
+from rankscope.store.segment import Progress, build_segment
 
 
 @dataclass(frozen=True)
@@ -25,9 +25,28 @@ class Task:
     """New and empty; the worker fills it."""
     threads: int
     memory_bytes: int
+    part: str = ""
+    """Which rank's part of the file; empty for all of it."""
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
+
+
+Outcome = dict[str, Any] | RankscopeError
+"""What segment.json holds, or why there is none."""
+
+
+def perform(task: Task, progress: Progress) -> Outcome:
+    """Read one file."""
+    try:
+        return build_segment(
+            Path(task.path), Path(task.folder), task.threads, task.memory_bytes, progress, task.part
+        )
+    except RankscopeError as error:
+        return error
+    except OSError as error:
+        why = f"{error.strerror} ({error.filename or task.path})."
+        return ReadError(f"cannot read {task.path}", why, "Check the disk and the path.")
 
 
 def _report(**fields: Any) -> None:
@@ -36,21 +55,11 @@ def _report(**fields: Any) -> None:
 
 
 def _do(task: Task) -> None:
-    try:
-        manifest = build_segment(
-            Path(task.path),
-            Path(task.folder),
-            task.threads,
-            task.memory_bytes,
-            lambda read, doing: _report(read=read, doing=doing),
-        )
-    except RankscopeError as error:
-        _report(error=[error.message, error.why, error.hint])
-    except OSError as error:
-        why = f"{error.strerror} ({error.filename or task.path})."
-        _report(error=[f"cannot read {task.path}", why, "Check the disk and the path."])
+    outcome = perform(task, lambda read, doing: _report(read=read, doing=doing))
+    if isinstance(outcome, RankscopeError):
+        _report(error=[outcome.message, outcome.why, outcome.hint])
     else:
-        _report(done=manifest)
+        _report(done=outcome)
 
 
 if __name__ == "__main__":

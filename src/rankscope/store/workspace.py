@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rankscope.model import Table
+from rankscope.model import TIMES, Table
+from rankscope.readers import Batch
 from rankscope.store.nesting import Ints
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ class Workspace:
             SELECT {EVENT_ID} AS id, * EXCLUDE (file_row_number, part), {_TRACK_KIND} AS kind
             FROM read_parquet({parts}, file_row_number=true, hive_partitioning=true, hive_types={{'part': BIGINT}})
         """)
-        self.origin_ns, self.misplaced = self._place_events()
+        self.origin_ns, self.timed, self.misplaced = self._place_events()
         self._make_dictionaries()
 
     def rows(self, sql: str) -> list[tuple[Any, ...]]:
@@ -66,14 +67,30 @@ class Workspace:
         columns: dict[str, Ints] = self.connection.execute(sql).fetchnumpy()
         return columns
 
-    def copy(self, select: str, table: Table) -> None:
-        """Write a table with exactly the columns and types of the model."""
+    def copy(self, select: str, table: Table) -> int:
+        """Write a table with exactly the columns and types of the model; returns how many rows."""
         columns = ", ".join(f"CAST({f.name} AS {f.type}) AS {f.name}" for f in table.fields)
         target = sql_text(self.folder / f"{table.name}.parquet")
-        self.connection.execute(f"COPY (SELECT {columns} FROM ({select})) TO {target} ({PARQUET_OPTIONS})")
+        copy = f"COPY (SELECT {columns} FROM ({select})) TO {target} ({PARQUET_OPTIONS})"
+        row = self.connection.execute(copy).fetchone()
+        return int(row[0]) if row else 0
 
-    def _place_events(self) -> tuple[int, int]:
-        """The earliest sensible time, and how many events have none (ts = 0, or years away)."""
+    def copy_batch(self, batch: Batch, table: Table) -> int:
+        """Write a table a reader gives; its points in time count from the segment's origin then."""
+        import duckdb
+
+        times = [name for name in table.columns if name in TIMES]
+        shifted = ", ".join(f"{name} - {self.origin_ns} AS {name}" for name in times)
+        replace = f" REPLACE ({shifted})" if times else ""
+        try:
+            return self.copy(f"SELECT *{replace} FROM ({batch.select()})", table)
+        except (duckdb.IOException, duckdb.OutOfMemoryException):
+            raise
+        except duckdb.Error:
+            return self.copy(f"SELECT *{replace} FROM ({batch.select_repaired()})", table)
+
+    def _place_events(self) -> tuple[int, int, int]:
+        """The earliest sensible time, how many events have one, and how many do not (ts = 0, or years away)."""
         ((middle, timed),) = self.rows("""
             SELECT quantile_disc(ts_ns, 0.5), count(*) FROM events WHERE ph <> 'M'
         """)
@@ -87,7 +104,7 @@ class Workspace:
             CREATE TEMP VIEW placed AS
             SELECT * EXCLUDE (ts_ns, tid), ts_ns - {origin} AS time, {_TRACK_TID} AS tid FROM events WHERE {usable}
         """)
-        return int(origin), int(timed - placed)
+        return int(origin), int(placed), int(timed - placed)
 
     def _make_dictionaries(self) -> None:
         for table, column in (("names", "name"), ("categories", "category")):

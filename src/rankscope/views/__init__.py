@@ -12,6 +12,7 @@ from typing import Literal, get_args
 from rankscope.analysis.result import Result
 from rankscope.errors import UsageError
 from rankscope.views.markdown import markdown
+from rankscope.views.nsys_columns import nsys_columns
 from rankscope.views.table import table
 from rankscope.views.terminal import PIPED_WIDTH, terminal_width, use_color
 from rankscope.views.text_formats import csv_text, json_text
@@ -28,7 +29,10 @@ def render(
     """`results` in `format`, ending in a newline. Only tables heed `width` and `color`."""
     several = [results] if isinstance(results, Result) else list(results)
     if format == "table":
-        return "\n".join(table(result, width, color) for result in several)
+        return "\n".join(
+            nsys_columns(result) if result.layout == "nsys" else table(result, width, color)
+            for result in several
+        )
     if format == "markdown":
         return "\n".join(map(markdown, several))
     if format == "csv":

@@ -46,6 +46,8 @@ class Field:
     """As the heading shows it; empty where there is none or each cell has its own."""
     kind: Kind
     cells: list[str]
+    minor: bool = False
+    """Left out first where there is no room."""
 
     @property
     def label(self) -> str:
@@ -92,9 +94,14 @@ def values_of(result: Result, column: Column) -> list[Any]:
     return [plain(row.get(column.name)) for row in result.rows]
 
 
+def shown(result: Result) -> list[Column]:
+    """The columns people get to see."""
+    return [column for column in result.columns if not column.for_machines]
+
+
 def fields(result: Result) -> list[Field]:
     """Every column of `result`, formatted for people: names last."""
-    columns = sorted(result.columns, key=lambda column: column.at_end)
+    columns = sorted(shown(result), key=lambda column: column.at_end)
     values = [values_of(result, column) for column in columns]
     scales = _scales(columns, values)
     return [
@@ -106,7 +113,7 @@ def fields(result: Result) -> list[Field]:
 def _field(column: Column, values: list[Any], scale: Scale | None) -> Field:
     title, unit = _heading(column, scale)
     cells = [_cell(value, column.unit, scale) for value in values]
-    return Field(clean(column.name), title, unit, _kind(column, values), cells)
+    return Field(clean(column.name), title, unit, _kind(column, values), cells, column.minor)
 
 
 def _heading(column: Column, scale: Scale | None) -> tuple[str, str]:

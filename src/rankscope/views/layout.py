@@ -1,8 +1,8 @@
 """Which columns of a table are shown at a width, and how wide each is. Numbers only; nothing is drawn here.
 
-Where not all fits, in this order: headings are stacked; numeric columns go, from the right, down to the first
-four; names shrink to 24 cells (12 where there are several); short text columns go; then the rest, from the
-right.
+Where not all fits, in this order: headings are stacked; columns called minor go, then numeric ones, from the
+right, down to the first four; names shrink to 24 cells (12 where there are several); short text columns go; then
+the rest, from the right.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ class Shape:
     """The heading on one line."""
     stacked: int
     """The widest line of the heading once it is stacked."""
+    minor: bool = False
 
     @property
     def flexible(self) -> bool:
@@ -66,12 +67,15 @@ def _plans(shapes: Sequence[Shape], width: int) -> Iterator[tuple[list[int], boo
     kept = list(range(len(shapes)))
     several = sum(shape.flexible for shape in shapes) > 1
     wanted = max(_NAME_LEAST, int(width * _NAME_SHARE))
-    measures = [index for index in kept if shapes[index].kind == "measure"]
+    minor = [index for index in kept[1:] if shapes[index].minor]
+    measures = [index for index in kept if shapes[index].kind == "measure" and index not in minor]
     extra, core = measures[_CORE_MEASURES:], measures[1:_CORE_MEASURES]
-    side_text = [i for i in kept[1:] if shapes[i].kind == "text" and not shapes[i].flexible]
+    side_text = [
+        i for i in kept[1:] if shapes[i].kind == "text" and not shapes[i].flexible and i not in minor
+    ]
     for stacked in (False, True):
         yield kept, stacked, wanted
-    for index in reversed(extra):
+    for index in (*reversed(minor), *reversed(extra)):
         kept = [i for i in kept if i != index]
         for stacked in (False, True):
             yield kept, stacked, wanted

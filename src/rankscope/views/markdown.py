@@ -6,7 +6,7 @@ import re
 
 from rankscope.analysis.result import Finding, Result
 from rankscope.units import display_width
-from rankscope.views.columns import Field, fields
+from rankscope.views.columns import Field, fields, shown
 from rankscope.views.table import NOTHING
 from rankscope.views.text import clean, pad, shorten_name
 
@@ -22,27 +22,30 @@ _LEADING = re.compile(r"^(\d+(?=[.)](?:\s|$))|(?=[#+=-]))")
 
 def markdown(result: Result) -> str:
     """Heading, findings, table, then the window and the notes."""
-    blocks = [f"## {_prose(result.title or result.name)}"]
+    blocks = [f"## {prose(result.title or result.name)}"]
     if result.findings:
         blocks.append("\n".join(map(_finding, result.findings)))
-    blocks.append(_grid(fields(result)) if result.rows and result.columns else f"_{NOTHING}_")
+    if result.rows and shown(result):
+        blocks.append(_grid(fields(result)))
+    elif not (result.rows and result.columns):
+        blocks.append(f"_{NOTHING}_")
     remarks = [f"Window: {result.window}"] if result.window else []
     remarks += result.notes
     if remarks:
-        blocks.append("\n".join(f"- {_prose(remark)}" for remark in remarks))
+        blocks.append("\n".join(f"- {prose(remark)}" for remark in remarks))
     return "\n\n".join(blocks) + "\n"
 
 
 def _finding(finding: Finding) -> str:
-    lines = [f"- **{finding.severity}**: {_prose(finding.title)}"]
-    lines += [f"  {_prose(text)}" for text in (finding.evidence, finding.hint) if text]
+    lines = [f"- **{finding.severity}**: {prose(finding.title)}"]
+    lines += [f"  {prose(text)}" for text in (finding.evidence, finding.hint) if text]
     # Two spaces at the end would break the line too, but editors strip them.
     return "\\\n".join(lines)
 
 
 def _grid(columns: list[Field]) -> str:
     """Cells padded so that the source reads as a table too; space behind a long name helps no one."""
-    texts = [[_prose(column.heading), *_cells(column)] for column in columns]
+    texts = [[prose(column.heading), *_cells(column)] for column in columns]
     widths = [max(3, *map(display_width, text)) for text in texts]
     if widths[-1] > _LONGEST_PADDED:
         widths[-1] = 3
@@ -80,7 +83,7 @@ def _code(text: str) -> str:
     return f"{fence}{space}{text}{space}{fence}".replace("|", "\\|")
 
 
-def _prose(text: str) -> str:
+def prose(text: str) -> str:
     """A sentence that GitHub shows as it is."""
     escaped = _SPECIAL.sub(lambda match: "\\" + match[0], clean(text).strip())
     return _LEADING.sub(r"\1\\", escaped)

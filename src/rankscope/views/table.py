@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from rankscope.analysis.result import Finding, Result
 from rankscope.units import display_width
-from rankscope.views.columns import Field, fields
+from rankscope.views.columns import Field, fields, shown
 from rankscope.views.layout import GAP, Layout, Shape, fit
 from rankscope.views.terminal import BOLD, DIM, SEVERITY_STYLES, paint
 from rankscope.views.text import clean, hang, pad, shorten_name, wrap
@@ -24,13 +24,13 @@ def table(result: Result, width: int, color: bool) -> str:
     blocks = [_title(result, prose, color)]
     if result.findings:
         blocks.append([line for finding in result.findings for line in _finding(finding, prose, color)])
-    if result.rows and result.columns:
-        lines, left_out = _grid(fields(result), width, color)
+    if result.rows and shown(result):
+        lines, left_out = grid(fields(result), width, color)
         blocks.append(lines)
         if left_out:
             names, them = ", ".join(left_out), "it" if len(left_out) == 1 else "them"
             notes.append(f"No room at {width} columns for {names}; --format csv has {them}.")
-    else:
+    elif not (result.rows and result.columns):
         blocks.append([NOTHING])
     if notes:
         blocks.append([paint(line, DIM, color) for note in notes for line in hang("· ", clean(note), prose)])
@@ -58,7 +58,7 @@ def _finding(finding: Finding, width: int, color: bool) -> list[str]:
     return lines + hang("  → ", clean(finding.hint), width)
 
 
-def _grid(columns: Sequence[Field], width: int, color: bool) -> tuple[list[str], list[str]]:
+def grid(columns: Sequence[Field], width: int, color: bool) -> tuple[list[str], list[str]]:
     """Heading, rule and rows; and the titles of the columns there was no room for."""
     layout = fit([_shape(column) for column in columns], width)
     kept = [(columns[index], size) for index, size in layout.widths.items()]
@@ -73,7 +73,7 @@ def _grid(columns: Sequence[Field], width: int, color: bool) -> tuple[list[str],
 def _shape(column: Field) -> Shape:
     cells = max(map(display_width, column.cells), default=0)
     stacked = max(map(display_width, _stacked_words(column)), default=0)
-    return Shape(column.kind, cells, display_width(column.heading), stacked)
+    return Shape(column.kind, cells, display_width(column.heading), stacked, column.minor)
 
 
 def _stacked_words(column: Field) -> list[str]:

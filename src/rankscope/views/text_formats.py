@@ -33,7 +33,7 @@ def csv_text(results: Sequence[Result]) -> str:
         names = [column.name for column in result.columns]
         writer.writerow(map(_csv_text, names))
         for row in result.rows:
-            writer.writerow([_csv_value(row.get(name)) for name in names])
+            writer.writerow([_csv_value(row.get(c.name), c.decimals) for c in result.columns])
         blocks.append(out.getvalue())
     return "\n".join(blocks)
 
@@ -42,10 +42,12 @@ def _csv_text(text: str) -> str:
     return _CONTROL.sub(lambda match: " " if match[0].isspace() else "\ufffd", text)
 
 
-def _csv_value(value: Any) -> str:
+def _csv_value(value: Any, decimals: int | None = None) -> str:
     value = plain(value)
     if value is None:
         return ""
+    if decimals is not None and isinstance(value, (int, float)):
+        return f"{value:.{decimals}f}"
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, (list, dict)):

@@ -8,6 +8,15 @@ every rank; tree_compiler.py and rank_file.py write it down fast; bookkeeping.py
 defects.py and the *_damage.py spoil it on request.
 """
 
-from rankscope.bench.synthetic.generator import TRUTH_FILE, Clock, Defect, Plan, Straggler, Truth, write
+from rankscope.bench.synthetic.generator import (
+    TRUTH_FILE,
+    Clock,
+    Defect,
+    Plan,
+    Slower,
+    Straggler,
+    Truth,
+    write,
+)
 
-__all__ = ["TRUTH_FILE", "Clock", "Defect", "Plan", "Straggler", "Truth", "write"]
+__all__ = ["TRUTH_FILE", "Clock", "Defect", "Plan", "Slower", "Straggler", "Truth", "write"]

@@ -16,14 +16,14 @@ from typing import Any
 from rankscope.bench.synthetic import workload
 from rankscope.bench.synthetic.defects import Defect, in_order
 from rankscope.bench.synthetic.file_damage import damage
-from rankscope.bench.synthetic.plan import Clock, Plan, Straggler
+from rankscope.bench.synthetic.plan import Clock, Plan, Slower, Straggler
 from rankscope.bench.synthetic.rank_file import RankFile
 from rankscope.bench.synthetic.timeline import Timeline
 from rankscope.bench.synthetic.trace_bytes import write_pieces
 from rankscope.bench.synthetic.truth import Truth, truth
 from rankscope.errors import StoreError
 
-__all__ = ["TRUTH_FILE", "Clock", "Defect", "Plan", "Straggler", "Truth", "write"]
+__all__ = ["TRUTH_FILE", "Clock", "Defect", "Plan", "Slower", "Straggler", "Truth", "write"]
 
 TRUTH_FILE = "truth.json"
 _ENDINGS = (".pt.trace.json", ".pt.trace.json.gz")

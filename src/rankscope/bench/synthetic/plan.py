@@ -12,6 +12,7 @@ from rankscope.errors import UsageError
 
 # Beyond this a drift is no clock's, and ns times ppb would leave 64 bits within hours.
 MAX_DRIFT_PPM = 1000.0
+MAX_LEAVE_NOISE_NS = 1_000_000
 _UNIX_START_NS = 1_794_701_458_600_000_000  # when true time is 0
 _BASE_TIME_NS = 1_790_857_026_000_000_000
 
@@ -27,6 +28,16 @@ class Straggler:
     takes longer) or dataloader (the wait for the batch does)."""
     ns: int
     """By how much, in every step."""
+
+
+@dataclass(frozen=True)
+class Slower:
+    """Kernels that take longer (or shorter) than they should, on every rank."""
+
+    kernel: str
+    """Part of their name."""
+    factor: float
+    """1.03 is 3 % slower, 0.5 twice as fast."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,10 +92,22 @@ class Plan:
     """Largest clock offset of a rank; rank 0 has none."""
     max_drift_ppm: float = 0.0
     """Largest clock drift of a rank; rank 0 has none."""
+    leave_noise_ns: int = 0
+    """Each rank leaves a collective up to this much after its end, by chance."""
     missing: tuple[int, ...] = ()
     """Ranks that took part but whose files are not written."""
     tensor_parallel: int | None = None
     """Ranks per tensor-parallel group; the data-parallel groups run across them. None: one group of all."""
+    slower: tuple[Slower, ...] = ()
+    """Kernels whose duration is multiplied."""
+    step_noise_pct: float = 0.0
+    """Every step of every rank: all its kernels are longer by 0 to this much, as with a GPU's clock."""
+    jitter: bool = True
+    """False: every kernel, call and transfer takes the same time wherever it runs."""
+    latency_ns: int = 12_000
+    """Of a collective, before the first byte moves."""
+    bus_gb_s: float = 300.0
+    """How fast collectives move their bytes, as nccl-tests counts busbw; 0: at once."""
     defects: tuple[Defect, ...] = ()
     """Damage done to files after they were written."""
 
@@ -98,12 +121,19 @@ class Plan:
                 why="It is the largest offset of all ranks, to either side.",
                 hint="Write it like --offset 2.5",
             )
+        if not 0 <= self.leave_noise_ns <= MAX_LEAVE_NOISE_NS:
+            raise UsageError(
+                f"ranks cannot leave a collective {self.leave_noise_ns:,} ns late by chance",
+                why=f"Up to {MAX_LEAVE_NOISE_NS:,} ns (1 ms) is allowed: gloo's ends spread by 0.1 to 0.7 ms.",
+                hint="Write it like --leave-noise 0.02, in milliseconds",
+            )
         if not 0 <= self.max_drift_ppm <= MAX_DRIFT_PPM:
             raise UsageError(
                 f"a clock drift of {self.max_drift_ppm:g} ppm is out of range",
                 why=f"Clocks of computers drift by 1 to 100 ppm; up to {MAX_DRIFT_PPM:g} is allowed.",
                 hint="Write it like --drift 20",
             )
+        self._check_speeds()
         self._check_straggler()
         self._check_missing()
         width = self.tensor_parallel
@@ -138,6 +168,21 @@ class Plan:
                 f"{option}: there is no rank {rank}",
                 why=f"The run has ranks 0 to {self.ranks - 1}.",
                 hint="Name one of them, or ask for more with --ranks",
+            )
+
+    def _check_speeds(self) -> None:
+        for slower in self.slower:
+            if not 0 < slower.factor <= 1000:
+                raise UsageError(
+                    f"kernels cannot take {slower.factor:g} times as long",
+                    why="A factor is above 0 and at most 1000.",
+                    hint="Write it like --slower gelu=1.03",
+                )
+        if not 0 <= self.step_noise_pct <= 1000 or self.bus_gb_s < 0 or self.latency_ns < 0:
+            raise UsageError(
+                "noise, latency and bandwidth cannot be negative",
+                why=f"Noise {self.step_noise_pct:g} %, latency {self.latency_ns} ns, bus {self.bus_gb_s:g} GB/s.",
+                hint="Write them like --step-noise 2 --bus 300",
             )
 
     def _check_straggler(self) -> None:

@@ -26,6 +26,8 @@ _WAKE_NS = 1_500
 _SYNC_RETURN_NS = 3_000
 _BETWEEN_STEPS_NS = 45_000
 _BLOCKS_AT_ONCE = 48
+_STEP_NOISE = 0xFFFF_FFFE  # in a seed: not the jitter of a part
+_LEAVING = 0xFFFF_0000  # in a seed: how late each rank leaves; groups count from 1
 _ALL_RANKS = 0xFFFF_FFFF  # in a seed: this jitter is the group's, not one rank's
 
 
@@ -36,6 +38,16 @@ class Chunk(NamedTuple):
     host: Integers
     gpu_start: Integers
     gpu_end: Integers
+
+
+class Tempo(NamedTuple):
+    """What a plan changes about the pace of a rank in a step."""
+
+    delays: Mapping[str, int]
+    """Longer by so many ns, by label."""
+    work: npt.NDArray[np.float64] | None
+    """Factor of each launch's GPU work; None where all are 1."""
+    jitter: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,16 +91,20 @@ def _play(
     host_ns: int,
     gpu_free_ns: int,
     gpu_floor_ns: int,
-    delays: Mapping[str, int],
+    tempo: Tempo,
 ) -> Iterator[Chunk]:
     """Run some blocks, a bounded number at a time."""
     points, launches = len(template.increments), len(template.gpu_ns)
     for first in range(0, blocks, _BLOCKS_AT_ONCE):
         count = min(_BLOCKS_AT_ONCE, blocks - first)
         jitter = _jitter(count * (points + launches), *key, first).reshape(count, -1)
+        if not tempo.jitter:
+            jitter = np.zeros_like(jitter)
         steps = _stretched(template.increments, jitter[:, :points], 10)
         work = _stretched(template.gpu_ns, jitter[:, points:], 11)
-        for label, delay in delays.items():
+        if tempo.work is not None:
+            work = np.rint(work * tempo.work).astype(np.int64)
+        for label, delay in tempo.delays.items():
             if label in template.pauses:
                 steps[0, template.pauses[label]] += delay
             if label in template.gpu_labels:
@@ -146,11 +162,24 @@ class Timeline:
         self, rank: int, step: int, index: int, host_ns: int, gpu_free_ns: int, gpu_floor_ns: int
     ) -> Iterator[Chunk]:
         part = self.workload.steps[step][index]
-        straggler = self.plan.straggler
-        delays = {straggler.cause: straggler.ns} if straggler and straggler.rank == rank else {}
         template = self.workload.templates[part.template]
         key = (self.plan.seed, rank, step, index)
-        return _play(template, part.blocks, key, host_ns, gpu_free_ns, gpu_floor_ns, delays)
+        tempo = self._tempo(template, rank, step)
+        return _play(template, part.blocks, key, host_ns, gpu_free_ns, gpu_floor_ns, tempo)
+
+    def _tempo(self, template: Template, rank: int, step: int) -> Tempo:
+        plan = self.plan
+        straggler = plan.straggler
+        delays = {straggler.cause: straggler.ns} if straggler and straggler.rank == rank else {}
+        if not (plan.slower or plan.step_noise_pct):
+            return Tempo(delays, None, plan.jitter)
+        work = np.ones(len(template.gpu_ns))
+        for slower in plan.slower:
+            work[[slower.kernel.lower() in name.lower() for name in template.gpu_names]] *= slower.factor
+        if plan.step_noise_pct:
+            noise = _jitter(8, plan.seed, rank, step, _STEP_NOISE).view(np.uint64)[0] / 2.0**64
+            work *= 1 + plan.step_noise_pct / 100 * float(noise)
+        return Tempo(delays, work, plan.jitter)
 
 
 class _StepPlayer:
@@ -207,13 +236,17 @@ class _StepPlayer:
         """Ranks arrive when launched, when their gradients are computed and when their stream is free."""
         plan, ordinal, ranks = self.timeline.plan, collective.ordinal, len(self.host)
         free = self.stream_free[STREAMS[collective.axis]]
-        uneven = _jitter(ranks, plan.seed, _ALL_RANKS, self.step, ordinal, 0).astype(np.int64)
+        uneven = _jitter(ranks, plan.seed, _ALL_RANKS, self.step, ordinal, 0).astype(np.int64) * plan.jitter
         arrival = np.maximum(launched + _LAUNCH_LATENCY_NS, self.gpu_free + _WAKE_NS)
         arrival = np.maximum(arrival, free + KERNEL_GAP_NS) + uneven
         self.start[ordinal] = arrival
         for number, group in enumerate(plan.groups(collective.axis)):
             members = list(group.ranks)
-            jitter = int(_jitter(1, plan.seed, _ALL_RANKS, self.step, ordinal, 1 + number)[0])
+            jitter = int(_jitter(1, plan.seed, _ALL_RANKS, self.step, ordinal, 1 + number)[0]) * plan.jitter
             transfer = collective.transfer_ns + (collective.transfer_ns * jitter >> 12)
             self.transfer[ordinal, members] = transfer
             self.end[ordinal, members] = free[members] = arrival[members].max() + transfer
+        if plan.leave_noise_ns:
+            late = _jitter(ranks, plan.seed, _ALL_RANKS, self.step, ordinal, _LEAVING).astype(np.int64)
+            self.end[ordinal] += late * plan.leave_noise_ns >> 8
+            free[:] = self.end[ordinal]

@@ -65,10 +65,11 @@ def _collective(
 ) -> dict[str, Any]:
     members, ordinal = list(group.ranks), collective.ordinal
     arrival = times.collective_start[ordinal, members]
-    end = int(times.collective_end[ordinal, members[0]])
-    transfer = int(times.transfer[ordinal, members[0]])
-    wait = end - transfer - arrival
-    span = np.stack((arrival, np.full_like(arrival, end)))
+    end = times.collective_end[ordinal, members]
+    duration = end - arrival
+    transfer = int(duration.min())  # by definition; what was planted, unless ranks leave by chance
+    wait = duration - transfer
+    span = np.stack((arrival, end))
     own = [recorded(clocks[rank], span[:, i]) for i, rank in enumerate(members)]
     return {
         "group": group.name,
@@ -80,9 +81,10 @@ def _collective(
         "bytes": collective.nbytes,
         "stream": STREAMS[collective.axis],
         "transfer_ns": transfer,
-        "end_ns": end,
+        "end_ns": int(end.max()),
+        "left_ns": end.tolist(),
         # Nobody was last when all came at once.
-        "last_rank": members[int(arrival.argmax())] if wait.any() else None,
+        "last_rank": members[int(duration.argmin())] if wait.any() else None,
         "ranks": members,
         "arrival_ns": arrival.tolist(),
         "wait_ns": wait.tolist(),

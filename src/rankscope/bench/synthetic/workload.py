@@ -21,7 +21,7 @@ KERNEL_GAP_NS = 900
 _MOST_BUCKETS = 8
 _ACTIVATION_BUDGET = 96 * 2**30  # of the H200's 140 GiB
 _WEIGHTS_BYTES = 3 * 2**30
-_BUS_BYTES_PER_NS = 300
+_BUS_BYTES_PER_NS = 300  # sizes are chosen for this bus, whatever the plan's own is
 _FIRST_COUNTERS = {"external": 1, "correlation": 7001, "python": 1, "sequence": 1170, "flow": 1}
 _FIRST_ADDRESS = 140_264_135_983_104
 _FIRST_COLLECTIVE = 41
@@ -40,6 +40,8 @@ class Collective:
     group_size: int
     elements: int
     """Per rank: what it contributes to an all_gather or keeps of a reduce_scatter, or all it reduces."""
+    latency_ns: int
+    bus_gb_s: float
 
     @property
     def total_elements(self) -> int:
@@ -61,9 +63,10 @@ class Collective:
     @property
     def transfer_ns(self) -> int:
         """Shortest time on the wire: a latency, and the bus traffic of a ring."""
-        return 12_000 + self.nbytes * _bus_factor(self.kind, self.group_size) // (
-            self.group_size * _BUS_BYTES_PER_NS
-        )
+        if not self.bus_gb_s:
+            return self.latency_ns
+        traffic = self.nbytes * _bus_factor(self.kind, self.group_size)
+        return self.latency_ns + int(traffic // (self.group_size * self.bus_gb_s))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,6 +165,8 @@ class _StepBuilder:
             axis_ordinal=self.axis_ordinals[axis],
             group_size=size,
             elements=_bucket_elements(kind, size, wanted_ns),
+            latency_ns=self.plan.latency_ns,
+            bus_gb_s=self.plan.bus_gb_s,
         )
         self.parts.append(Part(template=f"{kind.kind}.{thread}", collective=collective))
         self.ordinals += 1

@@ -1,0 +1,86 @@
+"""What a rank was doing in any stretch of time: compute, another collective, copies, data loading, or nothing.
+
+The sets of each rank are made once, disjoint and sorted; how much of a set lies in a stretch is then the
+difference of two running sums, for any number of stretches at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from rankscope.analysis.events import COMPUTE, COPY, Activity, device_activity, host_work
+from rankscope.analysis.intervals import Intervals, Ints, join, subtract, union
+from rankscope.analysis.scope import Scope
+from rankscope.model import DATALOADER_PATTERN
+from rankscope.store.run import Run
+
+_RANKS_AT_ONCE = 16
+"""Bounds the memory: no more ranks' events are held at a time."""
+
+PARTS = ("compute", "waiting", "copy", "dataloader", "host")
+"""What time before a collective can go to. Each moment belongs to the first that applies; host is the rest."""
+
+
+@dataclass(frozen=True)
+class RankCover:
+    """The sets of one rank; no two of them overlap."""
+
+    rank: int
+    compute: Intervals
+    waiting: Intervals
+    copy: Intervals
+    dataloader: Intervals
+
+    def split(self, start: Ints, end: Ints) -> dict[str, Ints]:
+        """How the stretches from start to end (empty where end is not later) divide into PARTS."""
+        end = np.maximum(start, end)
+        parts = {name: within(getattr(self, name), start, end) for name in PARTS[:-1]}
+        return parts | {"host": end - start - sum(parts.values())}
+
+
+def within(a: Intervals, start: Ints, end: Ints) -> Ints:
+    """How much of a set lies in each stretch."""
+    return _before(a, end) - _before(a, start)
+
+
+def _before(a: Intervals, time: Ints) -> Ints:
+    """How much of a set lies before each time."""
+    total = np.concatenate([[0], np.cumsum(a.end - a.start)])
+    place = np.searchsorted(a.start, time, side="right")
+    open_now = np.maximum(place - 1, 0)
+    over = np.maximum(a.end[open_now] - time, 0) if len(a.end) else np.zeros(len(time), dtype=np.int64)
+    result: Ints = total[place] - np.where(place > 0, over, 0)
+    return result
+
+
+def covers(run: Run, ranks: Sequence[int]) -> Iterator[RankCover]:
+    """The sets of each of these ranks, a few ranks in memory at a time."""
+    rows = run.collectives
+    for first in range(0, len(ranks), _RANKS_AT_ONCE):
+        some = ranks[first : first + _RANKS_AT_ONCE]
+        scope = Scope(frozenset(some))
+        device = device_activity(run, scope)
+        if len(device.rank) == 0:  # a run without a GPU: the ops are the work
+            device = host_work(run, scope)
+        loading = run.arrays(
+            "SELECT rank::BIGINT AS rank, start_ns AS start, start_ns + greatest(dur_ns, 0) AS stop FROM slices "
+            f"WHERE category = 'user_annotation' AND {scope.where()} "
+            f"AND regexp_matches(name, '{DATALOADER_PATTERN}')"
+        )
+        for rank in some:
+            compute = _union(device, rank, COMPUTE)
+            mine = rows.rank == rank
+            waiting = subtract(union(rows.start[mine], rows.end[mine]), compute)
+            copy = subtract(subtract(_union(device, rank, COPY), compute), waiting)
+            loads = loading["rank"] == rank
+            data = union(loading["start"][loads], loading["stop"][loads])
+            data = subtract(data, join(compute, waiting, copy))
+            yield RankCover(rank, compute, waiting, copy, data)
+
+
+def _union(activity: Activity, rank: int, kind: int) -> Intervals:
+    mine = (activity.rank == rank) & (activity.kind == kind)
+    return union(activity.start[mine], activity.end[mine])

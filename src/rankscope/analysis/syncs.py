@@ -1,0 +1,177 @@
+"""Calls in which the host waits for its device: how often, how long, and which line of Python made them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from rankscope.analysis.device import UNKNOWN, ranks_in, sql_names, steps_in, vocabulary
+from rankscope.analysis.idle_time import idle_by_device, idle_by_rank
+from rankscope.analysis.intervals import EMPTY, Intervals, Ints, covered_before
+from rankscope.analysis.marks import sync_names
+from rankscope.analysis.notes import NO_GPU, WITH_STACK, left_out
+from rankscope.analysis.result import Column, Finding, Result
+from rankscope.analysis.scope import Scope
+from rankscope.analysis.severity import graded
+from rankscope.model import LAUNCH_CATEGORIES
+from rankscope.store.run import Run
+from rankscope.units import format_ns
+
+IDLE_INFO, IDLE_WARNING, IDLE_CRITICAL = 0.02, 0.10, 0.30
+"""Shares of the window in which the device does nothing while the host is in such calls."""
+_MOST_FINDINGS = 3
+
+COLUMNS = (
+    Column("calls", "count"),
+    Column("total_ns", "ns", "the host's time in them"),
+    Column("max_ns", "ns", "the longest"),
+    Column("gpu_idle_ns", "ns", "of that, the device did nothing", title="GPU idle"),
+    Column("name", help="the call; a pageable copy waits too", at_end=True),
+    Column("op", help="the op that made it", at_end=True),
+    Column("source", help="the line of Python that made it", at_end=True),
+)
+
+
+def syncs(run: Run, scope: Scope, by: str | None = None) -> Result:
+    """One row a call, op and line of Python."""
+    groups: dict[tuple[Any, ...], list[int]] = {}
+    in_steps: dict[tuple[Any, ...], list[Any]] = {}
+    span: dict[int, int] = {}
+    for found in idle_by_device(run, scope):
+        span[found.rank] = max(found.span, span.get(found.rank, 0))
+    idle = idle_by_rank(run, scope)
+    steps = steps_in(run, scope)
+    for rank in ranks_in(run, scope):
+        for key, sums, stepped in _calls(run, rank, scope, idle.get(rank, EMPTY), steps > 0):
+            named = (rank, *key) if by == "rank" else key
+            _add(groups.setdefault(named, [0, 0, 0, 0]), sums)
+            if stepped[0]:
+                entry = in_steps.setdefault(key, [[0, 0, 0, 0], {}])
+                _add(entry[0], stepped)
+                entry[1][rank] = stepped
+    keys = ("rank", "name", "op", "source") if by == "rank" else ("name", "op", "source")
+    rows = [
+        dict(zip(keys, key, strict=True))
+        | dict(zip(("calls", "total_ns", "max_ns", "gpu_idle_ns"), sums, strict=True))
+        for key, sums in groups.items()
+    ]
+    rows.sort(key=lambda row: (-row["total_ns"], *(str(row[key]) for key in keys)))
+    notes = left_out(run, scope)
+    if not rows:
+        has_calls = bool(vocabulary(run, *LAUNCH_CATEGORIES))
+        notes.append("no call in the window waits for the device" if has_calls else NO_GPU)
+    elif all(row["source"] is None for row in rows):
+        notes.append(f"the lines of Python are not in the trace: {WITH_STACK}")
+    columns = (*((Column("rank"),) if by == "rank" else ()), *COLUMNS)
+    findings = _findings(in_steps, span, steps)
+    return Result("syncs", "Calls that wait for the GPU", scope.window, columns, rows, findings, tuple(notes))
+
+
+def _add(sums: list[int], more: list[int]) -> None:
+    sums[0] += more[0]
+    sums[1] += more[1]
+    sums[2] = max(sums[2], more[2])
+    sums[3] += more[3]
+
+
+def _calls(
+    run: Run, rank: int, scope: Scope, idle: Intervals, has_steps: bool
+) -> Iterator[tuple[tuple[Any, ...], list[int], list[int]]]:
+    """Of each call, op and line: calls, time, longest, device idle; all, and those inside steps."""
+    names = sync_names(run)
+    waiting = f"s.name IN ({sql_names(names)})"
+    pageable = [name for name in vocabulary(run, "gpu_memcpy") if "ageable" in name]
+    copies = (
+        f"SELECT DISTINCT segment, launch FROM slices WHERE rank = {rank} AND category = 'gpu_memcpy' "
+        f"AND name IN ({sql_names(pageable)}) AND launch IS NOT NULL"
+    )
+    if not names and not pageable:
+        return
+    columns = run.arrays(f"""
+        SELECT s.segment::BIGINT AS segment, s.start_ns AS start, s.start_ns + greatest(s.dur_ns, 0) AS stop, s.name,
+               ({waiting})::BIGINT AS waits, coalesce(s.step, -1)::BIGINT AS step,
+               coalesce(s.op, {UNKNOWN}) AS op, coalesce(s.python, {UNKNOWN}) AS line
+        FROM (FROM slices WHERE rank = {rank} AND category IN ({sql_names(LAUNCH_CATEGORIES)})) s
+        LEFT JOIN ({copies}) c ON c.segment = s.segment AND c.launch = s.id
+        WHERE ({waiting} OR c.launch IS NOT NULL) AND {scope.where("s")}
+    """)
+    if len(columns["start"]) == 0:
+        return
+    start, stop = columns["start"], columns["stop"]
+    unused = covered_before(idle, stop) - covered_before(idle, start)
+    calls, name = np.unique(columns["name"].astype(str), return_inverse=True)
+    op = _texts_of(run, rank, columns["segment"], columns["op"], "cpu_op")
+    line = _texts_of(run, rank, columns["segment"], columns["line"], "python_function")
+    texts_known, text = np.unique(np.concatenate([op, line]), return_inverse=True)
+    key = ((name * 2 + columns["waits"]) << 40) + (text[: len(op)] << 20) + text[len(op) :]
+    order = np.argsort(key, kind="stable")
+    for mine in np.split(order, np.flatnonzero(np.diff(key[order])) + 1):
+        first = int(mine[0])
+        call = str(calls[name[first]])
+        texts_of = [str(texts_known[text[at]]) or None for at in (first, len(op) + first)]
+        label = call if columns["waits"][first] else f"{call}, pageable"
+        stepped = mine[columns["step"][mine] >= 0] if has_steps else mine
+        yield (
+            (label, *texts_of),
+            _sums(start, stop, unused, mine),
+            _sums(start, stop, unused, stepped),
+        )
+
+
+def _texts_of(run: Run, rank: int, segment: Ints, ids: Ints, category: str) -> Any:
+    """The names of some slices of a rank, as an array of texts; empty for UNKNOWN."""
+    texts = np.full(len(ids), "", dtype=object)
+    for part in np.unique(segment).tolist():
+        mine = (segment == part) & (ids != UNKNOWN)
+        if not mine.any():
+            continue
+        wanted, which = np.unique(ids[mine], return_inverse=True)
+        run.connection.register("wanted_slices", {"id": wanted})
+        # The bounds let whole stretches of the file be skipped.
+        found = run.arrays(
+            "SELECT s.id, s.name FROM slices s JOIN wanted_slices w ON w.id = s.id "
+            f"WHERE s.rank = {rank} AND s.segment = {part} AND s.category = '{category}' "
+            f"AND s.id BETWEEN {int(wanted[0])} AND {int(wanted[-1])}"
+        )
+        run.connection.unregister("wanted_slices")
+        names = np.full(len(wanted), "", dtype=object)
+        names[np.searchsorted(wanted, found["id"])] = found["name"]
+        texts[mine] = names[which]
+    return texts.astype(str)
+
+
+def _sums(start: Ints, stop: Ints, unused: Ints, mine: Ints) -> list[int]:
+    time = stop[mine] - start[mine]
+    return [len(mine), int(time.sum()), int(time.max(initial=0)), int(unused[mine].sum())]
+
+
+def _findings(
+    groups: dict[tuple[Any, ...], list[Any]], span: dict[int, int], steps: int
+) -> tuple[Finding, ...]:
+    """The calls inside steps during which the device stood still longest."""
+    findings = []
+    for (name, op, source), (sums, by_rank) in groups.items():
+        rank = max(by_rank, key=lambda r: by_rank[r][3])
+        calls, time, _, idle = by_rank[rank]
+        severity = graded(idle, span.get(rank, 0), IDLE_INFO, IDLE_WARNING, IDLE_CRITICAL)
+        if severity is None:
+            continue
+        where = f"in {source or op}" if source or op else "outside any op"
+        per = max(steps, 1)
+        every = " a step" if steps else ""
+        findings.append(
+            Finding(
+                severity,
+                f"{name} {where} keeps the GPU idle {format_ns(idle / per)}{every}",
+                f"rank {rank}: {calls:,} calls, {format_ns(time)} on the host, the GPU idle for {format_ns(idle)} "
+                f"of it; {sums[0]:,} calls on all ranks",
+                tuple(sorted(by_rank)),
+                hint="Read results later or less often (.item(), .cpu(), print), copy from pinned memory with "
+                "non_blocking=True, and wait with events instead of the whole device.",
+                cost_ns=idle // per,
+            )
+        )
+    findings.sort(key=lambda finding: -finding.cost_ns)
+    return tuple(findings[:_MOST_FINDINGS])

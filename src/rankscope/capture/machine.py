@@ -1,0 +1,88 @@
+"""What this machine can do for nsys and ncu, found out before they are asked for it.
+
+Both are asked things they answer by not starting the application at all, or by leaving out what was wanted
+without a word. So an option that cannot work here is taken out, and a sentence says so.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+from rankscope.errors import CaptureError
+from rankscope.tools import NcuOptions, NsysOptions
+
+_DRIVER_FILES = ("/proc/driver/nvidia/version", "/dev/nvidiactl", "/dev/nvhost-ctrl", "/dev/dxg")
+_VIRTUAL_MAKERS = (
+    "QEMU",
+    "KVM",
+    "VMware",
+    "Xen",
+    "Virtual Machine",
+    "Google Compute Engine",
+    "HVM domU",
+    "OpenStack",
+)
+
+
+def has_driver() -> bool:
+    """Whether an NVIDIA driver is loaded (or, on WSL, reached through the host's)."""
+    return any(Path(name).exists() for name in _DRIVER_FILES)
+
+
+def is_virtual() -> bool:
+    """Whether this is a virtual machine, where a guest may not set the GPU's clocks."""
+    makers = []
+    for name in ("sys_vendor", "product_name"):
+        try:
+            makers.append(Path(f"/sys/class/dmi/id/{name}").read_text(errors="replace").strip())
+        except OSError:
+            continue
+    if any(name in maker for name in _VIRTUAL_MAKERS for maker in makers):
+        return True
+    if "Amazon EC2" in makers:
+        return not any(maker.endswith(".metal") for maker in makers)
+    if any(Path("/sys/bus/virtio/devices").glob("*")):  # devices that only a guest has
+        return True
+    try:
+        return " hypervisor" in Path("/proc/cpuinfo").read_text(errors="replace")
+    except OSError:
+        return False
+
+
+def fit_nsys(options: NsysOptions, *, driver: bool, ranged: bool) -> tuple[NsysOptions, list[str]]:
+    """The options that work here. ``ranged`` says that steps were asked for."""
+    if driver:
+        return options, []
+    notes = []
+    if options.gpu_metrics_device:
+        options = replace(options, gpu_metrics_device=None)
+        notes.append(
+            "no NVIDIA driver here: nsys runs without --gpu-metrics-device, with which it would not start"
+        )
+    if "cuda" in options.trace.split(","):
+        notes.append("no NVIDIA driver here: the report will hold nothing of CUDA")
+    if ranged and options.capture_range is not None:
+        options = replace(options, capture_range=None)
+        notes.append("no NVIDIA driver here: nsys cannot begin and end at a step, the whole run is recorded")
+    return options, notes
+
+
+def fit_ncu(
+    options: NcuOptions, *, driver: bool, virtual: bool, clocks: str | None
+) -> tuple[NcuOptions, list[str]]:
+    """The options that work here. ``clocks`` is what was asked for, None where rankscope decides."""
+    if not driver:
+        raise CaptureError(
+            "ncu cannot profile here",
+            why="There is no NVIDIA driver on this machine.",
+            hint="Run it on a node with a GPU.",
+        )
+    if clocks is not None:
+        return replace(options, clock_control=clocks), []
+    why = "this is a virtual machine" if virtual else "" if os.geteuid() == 0 else "this user is not root"
+    if not why:
+        return options, []
+    note = f"GPU clocks are not locked, because {why}: durations vary with the clock (--clock-control base locks them)"
+    return replace(options, clock_control="none"), [note]

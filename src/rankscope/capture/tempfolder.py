@@ -1,0 +1,90 @@
+"""A folder for a profiler's unfinished files: on this node, this rank's own, and gone when all is well.
+
+nsys writes gigabytes to TMPDIR before there is a report, ends with an error when TMPDIR names no folder, and
+puts a report that it cannot place there without a word. With a folder of its own nothing of that gets lost
+among other files, and two users of a node do not meet in /tmp/nvidia.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from rankscope.errors import CaptureError
+
+# File systems that other nodes see too: slow for a profiler's stream of small writes, and shared by all ranks.
+_NETWORK = (
+    "nfs",
+    "lustre",
+    "gpfs",
+    "beegfs",
+    "cifs",
+    "smb",
+    "ceph",
+    "panfs",
+    "afs",
+    "weka",
+    "pvfs",
+    "orangefs",
+)
+_LITTLE_BYTES = 2 * 10**9
+
+
+class TempFolder(NamedTuple):
+    path: Path
+    notes: tuple[str, ...]
+
+
+def make_temp_folder(env: Mapping[str, str], prefix: str) -> TempFolder:
+    """A new folder below TMPDIR, or below /tmp when TMPDIR cannot be used; ``notes`` say what is wrong."""
+    notes = []
+    given = env.get("TMPDIR")
+    candidates = [
+        Path(folder) for folder in dict.fromkeys((given, "/tmp", "/var/tmp", str(Path.cwd()))) if folder
+    ]
+    for parent in candidates:
+        try:
+            made = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
+        except OSError as error:
+            if str(parent) == given:
+                notes.append(
+                    f"TMPDIR={given} cannot be used ({error.strerror}): the profiler gets another folder"
+                )
+            continue
+        kind = file_system(made)
+        if kind.startswith(_NETWORK) or (kind.startswith("fuse.") and kind.endswith("sshfs")):
+            notes.append(
+                f"{parent} is on a network file system ({kind}): set TMPDIR to a disk of the node's own"
+            )
+        free = os.statvfs(made)
+        if free.f_bavail * free.f_frsize < _LITTLE_BYTES:
+            notes.append(
+                f"less than {_LITTLE_BYTES // 10**9} GB are free in {parent}: set TMPDIR to a larger disk"
+            )
+        return TempFolder(made, tuple(notes))
+    raise CaptureError(
+        "there is no folder for the profiler's temporary files",
+        why=f"None of {', '.join(map(str, candidates))} can be written.",
+        hint="Set TMPDIR to a folder on a disk of the node's own.",
+    )
+
+
+def file_system(path: Path, mounts: str | None = None) -> str:
+    """The kind of file system a path is on, as the kernel names it; empty when it does not say."""
+    try:
+        text = Path("/proc/self/mountinfo").read_text(errors="replace") if mounts is None else mounts
+    except OSError:
+        return ""
+    found, kind = "", ""
+    for line in text.splitlines():
+        left, _, right = line.partition(" - ")
+        fields, kinds = left.split(), right.split()
+        if len(fields) < 5 or not kinds:
+            continue
+        point = fields[4].replace("\\040", " ")
+        if path.is_relative_to(point) and len(point) >= len(found):
+            found, kind = point, kinds[0]
+    return kind

@@ -1,0 +1,128 @@
+"""rankscope diff: did the change help?"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rankscope.cli.common import add_reading_options, add_scope_options, read, scope_of
+from rankscope.errors import UsageError
+from rankscope.units import parse_count, parse_percent, shorten_middle
+
+if TYPE_CHECKING:
+    from rankscope.analysis.result import Result
+    from rankscope.store.run import Run
+
+DESCRIPTION = """\
+Two runs, per step and rank: steps, breakdown, ops with their shapes, the host's
+ops, kernel families, kernels, collectives, memory. A permutation test over the
+steps tells a change from noise; what it cannot tell apart is called the same.
+"""
+EPILOG = """\
+examples:
+  rankscope diff before after
+  rankscope diff main-run pr-run --fail-over 3% --format junit > diff.xml
+      exit code 3 when anything got slower by more than 3 %, for CI
+  rankscope diff float32 bfloat16 -r steps,ops
+  rankscope diff one-node two-nodes -r breakdown,collectives
+"""
+DEFAULT_ROWS = 20
+THRESHOLD_CROSSED = 3
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.description = DESCRIPTION
+    parser.epilog = EPILOG
+    for name, what in (("base", "before"), ("new", "after")):
+        parser.add_argument(name, type=Path, metavar=name.upper(), help=f"the run {what}: folder or trace")
+    parser.add_argument(
+        "-r",
+        "--report",
+        metavar="NAME,…",
+        help="compare only these: steps, breakdown, ops, host, families, …",
+    )
+    add_scope_options(parser)
+    parser.add_argument(
+        "--fail-over",
+        metavar="PCT",
+        help="exit with 3 when a row is called slower by more than this, and name it: 3%%",
+    )
+    parser.add_argument(
+        "--min-change",
+        metavar="PCT",
+        default="1%",
+        help="call nothing below this, however sure: two captures of one program differ too (default: 1%%)",
+    )
+    parser.add_argument(
+        "--top", metavar="N", help="rows shown, or all (default: 20 in tables, all in csv, json and junit)"
+    )
+    parser.add_argument(
+        "--format",
+        choices=("table", "csv", "json", "markdown", "junit"),
+        default="table",
+        help="default: table",
+    )
+    add_reading_options(parser)
+
+
+def main(args: argparse.Namespace) -> int:
+    from rankscope.analysis.diff import diff, slower_rows
+    from rankscope.analysis.diff_compare import Rules
+
+    rules = Rules(_reports(args.report), parse_percent(args.min_change))
+    limit = parse_percent(args.fail_over) if args.fail_over is not None else None
+    shown = _shown(args)
+    scope = scope_of(args)
+    base, new = (_open(args, path) for path in (args.base, args.new))
+    for run in (base, new):
+        scope.check(run)
+    result = diff(base, new, scope, rules)
+    failed = slower_rows(result, limit) if limit is not None else []
+    sys.stdout.write(_text(result, failed, args.format, shown))
+    for row in failed:
+        change = "from nothing" if row["change_pct"] is None else f"{row['change_pct']:+.1f} %"
+        key = shorten_middle(str(row["key"]), 80)
+        print(f"rankscope: {row['report']}: {key}: {change}, over {args.fail_over}", file=sys.stderr)
+    return THRESHOLD_CROSSED if failed else 0
+
+
+def _open(args: argparse.Namespace, path: Path) -> Run:
+    from rankscope.store.ingest import Options
+    from rankscope.store.run import Run
+
+    return Run(read([path], Options(cache=args.cache, jobs=args.jobs), args.quiet))
+
+
+def _text(result: Result, failed: list[dict[str, object]], format: str, shown: int | None) -> str:
+    from rankscope.analysis.diff import by_unit
+    from rankscope.views import render, terminal_width, use_color
+    from rankscope.views.junit import junit
+
+    if format == "junit":
+        return junit(result, {(str(row["report"]), str(row["key"])) for row in failed})
+    if format in ("csv", "json"):
+        return render(result.head(shown), format)
+    tables = [part.head(shown) for part in by_unit(result)]
+    return render(tables, format, terminal_width(sys.stdout), use_color(sys.stdout))
+
+
+def _shown(args: argparse.Namespace) -> int | None:
+    if args.top:
+        return None if args.top == "all" else parse_count(args.top)
+    return DEFAULT_ROWS if args.format in ("table", "markdown") else None
+
+
+def _reports(text: str | None) -> tuple[str, ...]:
+    from rankscope.analysis.diff_samples import REPORTS
+
+    if text is None or text == "all":
+        return REPORTS
+    names = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
+    for name in names:
+        if name not in REPORTS:
+            raise UsageError(
+                f"'{name}' cannot be compared", why=f"There are: {', '.join(REPORTS)}.", hint="See: --help"
+            )
+    return names

@@ -1,0 +1,73 @@
+"""rankscope scrub: an nsys export without the environment that nsys recorded in it."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from rankscope.cli.common import check_target
+from rankscope.errors import UsageError
+
+EXAMPLES = """\
+examples:
+  rankscope scrub report.sqlite                    writes report.scrubbed.sqlite
+  rankscope scrub rank_*.sqlite                    each beside its original
+  rankscope scrub report.sqlite -o report.sqlite -f      in place of the original
+
+nsys records every environment variable of the job, keys and tokens included, and what the program printed. Both are
+taken out, and the new file's bytes are searched to make sure. What rankscope reads is not changed; a rank that only
+the variables told goes into the new file's name. A .nsys-rep cannot be changed: export it, scrub the export, and
+keep the report to yourself.
+"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.description = "Take the recorded environment out of nsys exports, so that they can be passed on."
+    parser.epilog = EXAMPLES
+    parser.add_argument("reports", nargs="+", type=Path, metavar="REPORT.sqlite", help="nsys exports")
+    parser.add_argument(
+        "-o", "--output", type=Path, metavar="FILE", help="where to (default: REPORT.scrubbed.sqlite)"
+    )
+    parser.add_argument("-f", "--force", action="store_true", help="overwrite what is there")
+
+
+def main(args: argparse.Namespace) -> int:
+    from rankscope.readers.nsys_scrub import scrub
+
+    if args.output and len(args.reports) > 1:
+        raise UsageError(
+            "-o names one file, but there are several reports", hint="Leave -o out, or do them one by one."
+        )
+    targets = {report: args.output or _target(report) for report in args.reports}
+    for target in targets.values():
+        check_target(target, args.force)
+    for report, target in targets.items():
+        done = scrub(report, target)
+        outputs = f" and {done.outputs} texts the program printed" if done.outputs else ""
+        found = (
+            f"{done.variables} variables{outputs} taken out"
+            if done.variables
+            else "no variables were recorded"
+        )
+        print(f"Wrote {target} ({found})")
+    return 0
+
+
+def _target(report: Path) -> Path:
+    """REPORT.scrubbed.sqlite, with the rank in its name where only the recorded variables told it."""
+    from rankscope.readers.base import rank_from_name
+    from rankscope.readers.nsys import NSYS
+    from rankscope.readers.nsys_identity import FROM_ENVIRONMENT
+
+    if not report.is_file():
+        raise UsageError(f"there is no {report}", why="No such file.", hint="Check the path.")
+    if report.suffix == ".nsys-rep":
+        raise UsageError(
+            f"{report} cannot be scrubbed",
+            why="Only nsys can write its own reports.",
+            hint=f"Scrub its export instead: nsys export --type sqlite {report.name}",
+        )
+    identity = NSYS.identify(report)
+    told = identity.rank_source == FROM_ENVIRONMENT and rank_from_name(report) != identity.rank
+    rank = f".rank-{identity.rank}" if told else ""
+    return report.with_name(f"{report.stem}{rank}.scrubbed.sqlite")

@@ -1,0 +1,174 @@
+"""The options of `rankscope profile` that belong to nsys or ncu: in their own words, checked before anything
+starts."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from typing import TYPE_CHECKING
+
+from rankscope.capture.schedule import OnSignal, Schedule, TimeWindow, When
+from rankscope.errors import UsageError
+
+if TYPE_CHECKING:
+    from rankscope.tools import NcuOptions, NsysOptions
+
+# Which options make sense for which tool, by their name in the parsed arguments.
+_ONLY_NSYS = (
+    "trace",
+    "sample",
+    "gpu_metrics_device",
+    "cuda_memory_usage",
+    "nic_metrics",
+    "per_node",
+    "run_as",
+)
+_ONLY_NCU = ("kernel_name", "set", "clock_control")
+_ONLY_TORCH = (
+    "record_shapes",
+    "profile_memory",
+    "with_stack",
+    "with_flops",
+    "with_modules",
+    "activities",
+    "max_size",
+    "tensorboard_dir",
+)
+_SCHEDULES = ("skip_first", "wait", "warmup", "active", "repeat", "steps", "after", "for_", "on_signal")
+# Without -c and -k, ncu profiles so many launches: all of them would take a job hundreds of times its walltime.
+NCU_LAUNCHES = 32
+
+
+def add_tool_options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("--tool nsys, in nsys's words (docs/nsight.md)").add_argument
+    add("-t", "--trace", metavar="LIST", help="what is traced (default: cuda,nvtx)")
+    add(
+        "-c",
+        "--capture-range",
+        metavar="RANGE",
+        help="cudaProfilerApi or nvtx:RANGE[@DOMAIN]: record only inside it; for ncu: how many launches",
+    )
+    add("-s", "--sample", choices=["process-tree", "system-wide", "none"], help="CPU samples (default: none)")
+    add("--gpu-metrics-device", metavar="ID", help="sample the GPU's counters: all, or a GPU's number")
+    add("--cuda-memory-usage", action="store_true", help="record every allocation on the GPU")
+    add("--nic-metrics", action="store_true", help="sample the network cards")
+    add("--per-node", action="store_true", help="one report around torchrun, with all ranks of the node")
+    add(
+        "--run-as",
+        metavar="USER",
+        help="run the job as this user, nsys as root (with sudo where it is needed)",
+    )
+    add(
+        "--tool-arg",
+        action="append",
+        metavar="X",
+        help="hand X to nsys or ncu as it is; may be repeated: --tool-arg=-X",
+    )
+    add("--nsys", metavar="PATH", help="where nsys is, when it is not on the PATH")
+    add = parser.add_argument_group("--tool ncu, in ncu's words").add_argument
+    add(
+        "-k",
+        "--kernel-name",
+        metavar="NAME",
+        help="which kernels: a name, or regex:… (default: all but NCCL's)",
+    )
+    add("--set", choices=["roofline", "detailed", "full"], help="which sections (default: roofline)")
+    add(
+        "--clock-control",
+        choices=["base", "none"],
+        help="lock the clocks or not (default: as the machine allows)",
+    )
+    add("--ncu", metavar="PATH", help="where ncu is, when it is not on the PATH")
+
+
+def is_ranged(args: argparse.Namespace) -> bool:
+    """Whether a schedule was asked for; without one, nsys and ncu look at the whole run."""
+    return any(getattr(args, name) is not None for name in _SCHEDULES)
+
+
+def check_tool_options(args: argparse.Namespace) -> None:
+    """Refuse what belongs to another tool, or cannot be read: from the arguments alone."""
+    others = {
+        "torch": (*_ONLY_NSYS, *_ONLY_NCU, "capture_range", "tool_arg", "nsys", "ncu"),
+        "nsys": (*_ONLY_TORCH, *_ONLY_NCU, "ncu"),
+        "ncu": (*_ONLY_TORCH, *_ONLY_NSYS, "nsys"),
+    }[args.tool]
+    for name in others:
+        if getattr(args, name):
+            owner = "torch" if name in _ONLY_TORCH else "ncu" if name in (*_ONLY_NCU, "ncu") else "nsys"
+            raise UsageError(
+                f"--{name.replace('_', '-')} is an option of --tool {owner}",
+                why=f"The tool here is {args.tool}.",
+                hint=f"Leave it out, or give --tool {owner}.",
+            )
+    given = args.capture_range
+    if given is None:
+        return
+    if args.tool == "ncu" and not given.isdecimal():
+        raise UsageError(
+            f"-c {given} is not a number of launches", hint="For example: -c 10; 0 is all of them."
+        )
+    if args.tool == "nsys":
+        _check_range(args, given)
+
+
+def _check_range(args: argparse.Namespace, given: str) -> None:
+    kind, _, name = given.partition(":")
+    if kind not in ("cudaProfilerApi", "nvtx", "none") or (kind == "nvtx") != bool(name):
+        raise UsageError(
+            f"-c {given} is not a capture range",
+            why="nsys waits for cudaProfilerStart, or for an NVTX range of a name.",
+            hint="Write -c cudaProfilerApi or -c nvtx:RANGE (nvtx:RANGE@DOMAIN).",
+        )
+    if is_ranged(args) and kind != "none":
+        raise UsageError(
+            f"-c {given} and steps are two schedules at once",
+            why="--steps and the like open the range themselves; -c waits until the program does.",
+            hint="Keep one of them.",
+        )
+
+
+def nsys_options(args: argparse.Namespace, when: When, env: dict[str, str] | None = None) -> NsysOptions:
+    from rankscope.capture.runfolder import expand
+    from rankscope.tools import NSYS_TRACE, NsysOptions
+
+    window = when if isinstance(when, TimeWindow) and is_ranged(args) else None
+    by_steps = is_ranged(args) and window is None
+    variables = os.environ if env is None else env
+    given = None if args.capture_range == "none" else args.capture_range
+    return NsysOptions(
+        trace=args.trace or NSYS_TRACE,
+        sample=args.sample or "none",
+        capture_range="cudaProfilerApi" if by_steps else given,
+        captures=_captures(when) if by_steps else 1,
+        delay_s=round(window.after_s) if window else 0,
+        duration_s=max(1, round(window.for_s)) if window else 0,
+        gpu_metrics_device=args.gpu_metrics_device,
+        cuda_memory_usage=args.cuda_memory_usage,
+        nic_metrics=args.nic_metrics,
+        run_as=args.run_as,
+        overwrite=args.force,
+        extra=tuple(expand(word, variables) for word in args.tool_arg or ()),
+    )
+
+
+def ncu_options(args: argparse.Namespace) -> NcuOptions:
+    from rankscope.capture.runfolder import expand
+    from rankscope.tools import NcuOptions
+
+    return NcuOptions(
+        kernels=args.kernel_name,
+        section_set=args.set or "roofline",
+        launch_count=int(args.capture_range) if args.capture_range else NCU_LAUNCHES,
+        ranged=is_ranged(args),
+        overwrite=args.force,
+        extra=tuple(expand(word, os.environ) for word in args.tool_arg or ()),
+    )
+
+
+def _captures(when: When) -> int:
+    """How many windows a schedule has; 0 where nobody knows."""
+    if isinstance(when, OnSignal):
+        return 0
+    assert isinstance(when, Schedule)
+    return when.repeat

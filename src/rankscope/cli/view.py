@@ -1,0 +1,167 @@
+"""rankscope view: the timeline of all ranks in a browser."""
+
+from __future__ import annotations
+
+import argparse
+import getpass
+import os
+import socket
+import sys
+import tempfile
+import threading
+import webbrowser
+from collections.abc import Callable
+from http.server import ThreadingHTTPServer
+from pathlib import Path
+from typing import TypeVar
+
+from rankscope.cli.common import add_reading_options, open_run
+from rankscope.cli.remote_options import add_remote_options
+from rankscope.cli.view_remote import is_remote, path_or_place, view_remote
+from rankscope.errors import RankscopeError
+
+EXAMPLES = """\
+examples:
+  rankscope view RUN                        prints the address, and opens it where there is a browser
+  rankscope view BASE NEW                   two runs on one axis, and what changed between them
+  rankscope view ssh://host/~/runs/a        a run on another machine: the viewer there, the browser here
+  rankscope view RUN --no-open --port 8899  on a machine you reach by ssh; prints the line for the tunnel
+
+Only this machine can reach it, and only with the token in the address. Ctrl-C ends it.
+Keys: W S zoom, A D pan, F fit, / search, ? all of them.
+"""
+S = TypeVar("S", bound=ThreadingHTTPServer)
+_LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "All ranks on one axis in the browser. Raw traces are read first, once; the page shows how far."
+    )
+    parser.epilog = EXAMPLES
+    parser.add_argument(
+        "run",
+        type=path_or_place,
+        metavar="RUN",
+        help="a folder with one trace per rank, or a trace file; ssh://host/path for one on another machine",
+    )
+    parser.add_argument(
+        "other",
+        nargs="?",
+        type=path_or_place,
+        metavar="OTHER",
+        help="a second run, on the same axis, with what changed",
+    )
+    parser.add_argument(
+        "--host", default="127.0.0.1", metavar="ADDRESS", help="listen here (default: 127.0.0.1)"
+    )
+    parser.add_argument("--port", type=int, default=0, metavar="N", help="default: a free one")
+    parser.add_argument(
+        "--perfetto",
+        action="store_true",
+        help="serve the run to ui.perfetto.dev instead (port 9001, as it wishes)",
+    )
+    parser.add_argument("--no-open", action="store_true", help="do not start a browser")
+    # What ssh:// starts over there: seen through a tunnel from port N, and gone when stdin ends.
+    parser.add_argument("--tunnel", type=int, metavar="N", help=argparse.SUPPRESS)
+    add_remote_options(parser, "ssh://host/path")
+    add_reading_options(parser)
+
+
+def main(args: argparse.Namespace) -> int:
+    if is_remote(args):
+        return view_remote(args)
+    return _perfetto(args) if args.perfetto else _view(args)
+
+
+def _view(args: argparse.Namespace) -> int:
+    from rankscope.store.ingest import Options
+    from rankscope.viewer.opening import Opening
+    from rankscope.viewer.server import Server
+
+    runs = [args.run, args.other] if args.other else [args.run]
+    opening = Opening(
+        runs, Options(cache=args.cache, jobs=args.jobs), lambda text: print(text, file=sys.stderr)
+    )
+    server = _listening(
+        lambda: Server(args.host, args.port, opening.routes(), tunnel=args.tunnel), args.host, args.port
+    )
+    opening.start()
+    print(server.url, flush=True)
+    if args.tunnel is not None:
+        threading.Thread(target=_end_with_stdin, args=(server,), daemon=True).start()
+    else:
+        _say_how_to_reach(server.server_address[1], args.host)
+    code = _serve(server, server.url, args.no_open)
+    if not opening.wait(0):
+        # Its thread is in DuckDB, which crashes when Python is taken down around it. The processes that read
+        # leave when their pipes close, and what is half-written goes the next time.
+        os._exit(code)
+    return code
+
+
+def _perfetto(args: argparse.Namespace) -> int:
+    from rankscope.analysis.scope import Scope
+    from rankscope.viewer.perfetto import PORT, PerfettoServer
+    from rankscope.views.export.perfetto import write_perfetto
+
+    run = open_run(args)
+    with tempfile.TemporaryDirectory(prefix="rankscope-") as folder:
+        trace = Path(folder) / "trace"
+        with trace.open("wb") as file:
+            write_perfetto(run, Scope(), file)
+        port = args.port or PORT
+        server = _listening(lambda: PerfettoServer(trace, port), "127.0.0.1", port)
+        print(server.url, flush=True)
+        print(
+            "Perfetto's page reads the trace from this machine; nothing is uploaded. Ctrl-C ends it.",
+            file=sys.stderr,
+        )
+        return _serve(server, server.url, args.no_open)
+
+
+def _listening(make: Callable[[], S], host: str, port: int) -> S:
+    try:
+        return make()
+    except OSError as error:
+        raise RankscopeError(
+            f"cannot listen on {host}:{port}",
+            why=f"{error.strerror or error}.",
+            hint="Choose another: --port 0 takes a free one.",
+        ) from error
+
+
+def _serve(server: ThreadingHTTPServer, url: str, no_open: bool) -> int:
+    """Until Ctrl-C, or until the terminal goes away."""
+    if not no_open:
+        webbrowser.open(url)
+    try:
+        server.serve_forever()
+    except KeyboardInterrupt:
+        pass
+    finally:
+        server.server_close()
+    return 0
+
+
+def _end_with_stdin(server: ThreadingHTTPServer) -> None:
+    """Whoever started this over ssh holds the other end of stdin, and nothing else tells that they have gone."""
+    while os.read(sys.stdin.fileno(), 65536):
+        pass
+    server.shutdown()
+
+
+def _say_how_to_reach(port: int, host: str) -> None:
+    if host in _LOOPBACK:
+        user = f"{getpass.getuser()}@{socket.gethostname()}"
+        print(
+            f"From another machine: ssh -L {port}:127.0.0.1:{port} {user}, then the same address",
+            file=sys.stderr,
+        )
+    else:
+        print(
+            f"rankscope: {host} can be reached by others on the network\n"
+            "  The token in the address is all that keeps them out, and it travels unencrypted.\n"
+            "  Prefer the default address and an ssh tunnel.",
+            file=sys.stderr,
+        )

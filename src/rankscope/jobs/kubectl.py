@@ -1,0 +1,156 @@
+"""What is asked of a cluster, through kubectl: create a job, find its reports, copy them, delete it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import subprocess
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from rankscope.errors import RemoteError, ToolError
+from rankscope.jobs import k8s
+
+Say = Callable[[str], None]
+_READY_SECONDS = 120
+
+
+class Kubectl:
+    """kubectl in one namespace."""
+
+    def __init__(self, namespace: str = "", context: str = "") -> None:
+        program = shutil.which("kubectl")
+        if program is None:
+            raise ToolError(
+                "kubectl is not here",
+                why="Jobs are created, copied from and deleted through it, with your own access to the cluster.",
+                hint="Install it, or write the manifest (--script FILE) and take it where kubectl is.",
+            )
+        place = [*(["--context", context] if context else []), *(["-n", namespace] if namespace else [])]
+        self._start = [program, *place]
+
+    def run(self, *words: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*self._start, *words], input=stdin, capture_output=True, text=True, check=False
+        )
+
+    def ask(self, *words: str, stdin: str = "") -> str:
+        """Its output; what it says when it fails is the reason of our error."""
+        done = self.run(*words, stdin=stdin)
+        if done.returncode:
+            raise RemoteError(
+                f"kubectl {' '.join(words[:3])} failed",
+                why=_last_line(done.stderr) or f"It ended with {done.returncode}.",
+                hint="Check the cluster and the namespace: kubectl config get-contexts; --namespace NAME.",
+            )
+        return done.stdout
+
+
+def submit(job: k8s.K8sJob, text: str, kubectl: Kubectl) -> str:
+    """Create the job; first see that the cluster knows its kind. Returns what kubectl says."""
+    require_kind(job.kind, kubectl)
+    return kubectl.ask("create", "-f", "-", stdin=text).strip()
+
+
+def require_kind(kind: str, kubectl: Kubectl) -> None:
+    _, name, resource, operator = k8s.KINDS[kind]
+    if not resource:
+        return
+    done = kubectl.run("get", "crd", resource)
+    if done.returncode and "NotFound" in done.stderr:
+        raise RemoteError(
+            f"this cluster has no {name}",
+            why=f"{operator[0].upper()}{operator[1:]} is not installed: the cluster has no resource {resource}.",
+            hint="Install it (docs/kubernetes.md), or use what every cluster has: --kind job",
+        )
+    # Many may not look at definitions; whoever may not read them can often still create jobs.
+    if done.returncode and "Forbidden" not in done.stderr:
+        raise RemoteError(
+            "cannot reach the cluster",
+            why=_last_line(done.stderr),
+            hint="Check: kubectl cluster-info; kubectl config get-contexts",
+        )
+
+
+def fetch(name: str, kind: str, target: Path, kubectl: Kubectl, namespace: str, say: Say) -> list[Path]:
+    """Copy the reports of a job to `target`; returns the files. Works when its pods have ended."""
+    reports, image = _where(_job(name, kind, kubectl), name)
+    nodes = [""] if reports.startswith("pvc:") else _nodes(name, kubectl)
+    target.mkdir(parents=True, exist_ok=True)
+    for number, node in enumerate(nodes):
+        pod = f"{name}-reader-{number}"
+        say(f"Copying from {node or reports.partition(':')[2]}")
+        kubectl.ask("create", "-f", "-", stdin=k8s.reader_pod(pod, name, image, reports, node, namespace))
+        try:
+            kubectl.ask("wait", "--for=condition=Ready", f"--timeout={_READY_SECONDS}s", f"pod/{pod}")
+            _copy(kubectl, pod, f"{k8s.REPORTS}/{name}", target)
+        finally:
+            kubectl.run("delete", "pod", pod, "--wait=false", "--ignore-not-found")
+    files = sorted(path for path in target.rglob("*") if path.is_file())
+    if not files:
+        with contextlib.suppress(OSError):
+            target.rmdir()
+        raise RemoteError(
+            f"job {name} has left no reports",
+            why=f"There is nothing in {reports.partition(':')[2]} under {name}.",
+            hint=f"See what it said: kubectl logs -l {k8s.JOB_LABEL}={name} --all-containers",
+        )
+    return files
+
+
+def delete(name: str, kind: str, kubectl: Kubectl) -> str:
+    """Remove the job, its pods and its Service; the reports stay on their volume."""
+    _job(name, kind, kubectl)
+    said = kubectl.ask("delete", kind, name)
+    if kind == "job":
+        said += kubectl.ask("delete", "service", name, "--ignore-not-found")
+    return said.strip()
+
+
+def _copy(kubectl: Kubectl, pod: str, source: str, target: Path) -> None:
+    # A node on which no rank was captured has no folder: that is no error.
+    if kubectl.run("exec", pod, "--", "test", "-d", source).returncode == 0:
+        kubectl.ask("cp", "--retries=5", f"{pod}:{source}/.", str(target))
+
+
+def _job(name: str, kind: str, kubectl: Kubectl) -> dict[str, Any]:
+    done = kubectl.run("get", kind, name, "-o", "json")
+    if done.returncode:
+        gone = "NotFound" in done.stderr
+        raise RemoteError(
+            f"there is no {kind} {name}" if gone else f"cannot ask for {kind} {name}",
+            why=_last_line(done.stderr),
+            hint=f"See: kubectl get {kind}; --namespace NAME or --kind {'|'.join(k8s.KINDS)} may be wrong.",
+        )
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def _where(job: dict[str, Any], name: str) -> tuple[str, str]:
+    notes = job["metadata"].get("annotations") or {}
+    if k8s.REPORTS_NOTE not in notes or k8s.IMAGE_NOTE not in notes:
+        raise RemoteError(
+            f"job {name} does not say where its reports are",
+            why="It was not made by `rankscope job k8s`, which notes it in the job.",
+            hint="Copy them by hand: kubectl cp POD:PATH DIR",
+        )
+    return notes[k8s.REPORTS_NOTE], notes[k8s.IMAGE_NOTE]
+
+
+def _nodes(name: str, kubectl: Kubectl) -> list[str]:
+    pods = json.loads(kubectl.ask("get", "pods", "-l", f"{k8s.JOB_LABEL}={name}", "-o", "json"))
+    nodes = {pod["spec"].get("nodeName", "") for pod in pods["items"]} - {""}
+    if not nodes:
+        raise RemoteError(
+            f"cannot tell on which nodes job {name} ran",
+            why="Its pods are gone or were never started, and the reports are on the nodes' own disks.",
+            hint="Look at it: kubectl get pods -o wide. With --pvc NAME reports do not depend on nodes.",
+        )
+    return sorted(nodes)
+
+
+def _last_line(text: str) -> str:
+    lines: Sequence[str] = text.strip().splitlines()
+    return lines[-1] if lines else ""

@@ -1,0 +1,201 @@
+"""The script of a job: directives on top, then what every scheduler's script shares."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from rankscope.capture.runfolder import RUN_MANIFEST
+from rankscope.jobs.launchers import Lines, Shell, launch, once_per_node, torchrun
+from rankscope.jobs.spec import Spec, Step
+
+EXIT_CODE = ".job-exit-code"
+"""In the run folder, the job and its code, for whoever waits where the scheduler does not tell how a job ended."""
+
+
+class Dialect(NamedTuple):
+    """What differs between schedulers, as shell text."""
+
+    directives: tuple[str, ...]
+    job_id: str
+    submit_folder: str
+    first_node: str
+    ends_by_itself: bool
+    """Whether the scheduler sends TERM some time before the end; if not, the script counts."""
+
+
+_TELL_RANKS = """\
+# Told to end (walltime, or somebody cancels): the ranks write what they have, then the script goes on.
+launcher=
+ended=
+tell_ranks() {
+    ended=TERM
+    [ -z "$launcher" ] || {tell}
+}
+trap tell_ranks TERM
+
+run_step() {
+    "$@" &
+    launcher=$!
+    wait "$launcher"
+    status=$?
+    # A trap ends `wait`, not the launcher.
+    while kill -0 "$launcher" 2>/dev/null; do
+        wait "$launcher"
+        status=$?
+    done
+    launcher=
+}
+"""
+
+_OUT_OF_TIME = """\
+    [ "$status" -ne 124 ] || ended=TERM
+    launcher=
+}"""
+
+_COLLECT = """\
+# From every node's own disk to the run folder, after failure too.
+if {each} \\
+    sh -c 'if [ -d "$1/run" ]; then cp -R "$1/run/." "$2/"; fi' sh "$scratch" "$run"; then
+    {each} rm -rf "$scratch"
+else
+    echo "rankscope: not everything could be copied; it is still in $scratch on the nodes" >&2
+fi
+"""
+
+
+def render(spec: Spec, dialect: Dialect) -> str:
+    parts = [
+        "\n".join(["#!/bin/bash -l" if spec.login else "#!/bin/bash", *dialect.directives]) + "\n",
+        _surroundings(spec, dialect),
+        _places(spec, dialect),
+        _step_function(spec, dialect),
+        *(_step(spec, step, dialect) for step in spec.steps),
+        _ending(spec),
+    ]
+    return "\n".join(parts)
+
+
+def _surroundings(spec: Spec, dialect: Dialect) -> str:
+    lines = ["set -u", f'cd "{dialect.submit_folder}" || exit 1', f'job="{dialect.job_id}"']
+    loads = [
+        f"module {shlex.join(words if words[0] in ('use', 'load', 'unload', 'swap') else ['load', *words])}"
+        for words in (module.split() for module in spec.modules)
+    ]
+    begin = [*loads]
+    begin += [f"conda activate {shlex.quote(spec.conda)}"] if spec.conda else []
+    begin += [f". {shlex.quote(spec.venv + '/bin/activate')}"] if spec.venv else []
+    if begin:
+        # module, conda and activate scripts use variables that are not set
+        lines += ["", "set +u", *begin, "set -u"]
+    lines += ["", *(f"export {name}={shlex.quote(value)}" for name, value in spec.env.items())]
+    if "PYTHONUNBUFFERED" not in spec.env:  # what a rank has said is not lost with it
+        lines += ["export PYTHONUNBUFFERED=1"]
+    if "MASTER_ADDR" not in spec.env:
+        lines += [f"MASTER_ADDR=$({dialect.first_node})", "export MASTER_ADDR"]
+    if "MASTER_PORT" not in spec.env:
+        lines += ["export MASTER_PORT=$((20000 + ${job%%[!0-9]*} % 20000))"]
+    lines += [
+        "",
+        "if ! command -v rankscope >/dev/null; then",
+        '    echo "rankscope: not on PATH on $(hostname); name its environment: --venv, --conda, --modules" >&2',
+        "    exit 1",
+        "fi",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _step_function(spec: Spec, dialect: Dialect) -> str:
+    # srun answers TERM by killing its ranks at once; the others hand it on.
+    tell = 'scancel --signal=TERM "$job"' if spec.launcher_outer == "srun" else 'kill -TERM "$launcher"'
+    text = _TELL_RANKS.replace("{tell}", tell)
+    return text if dialect.ends_by_itself else text.replace("    launcher=\n}", _OUT_OF_TIME)
+
+
+def _places(spec: Spec, dialect: Dialect) -> str:
+    default = f"rankscope-{spec.name}-"
+    run = folder_text(spec.run) if spec.run else f'{shlex.quote(default)}"$job"'
+    each = _words(once_per_node(spec.launcher_outer, spec.nodes))
+    lines = [
+        "# The run folder, and each node's own disk, where the profiler writes while the job runs.",
+        f"run={run}",
+        'case $run in /*) ;; *) run="$PWD/$run" ;; esac',
+        f'scratch="{spec.tmpdir}/rankscope-${{USER:-$(id -un)}}-$job"',
+    ]
+    marker = spec.steps[0].output or RUN_MANIFEST
+    if spec.force:
+        lines += [f'rm -f -- "$run"/rank-* "$run"/node-* "$run"/point-* "$run/{RUN_MANIFEST}"']
+    else:
+        lines += [
+            f'if [ -e "$run/{marker}" ]; then',
+            '    echo "rankscope: $run holds another run; name another with -o DIR, or add -f" >&2',
+            "    exit 1",
+            "fi",
+        ]
+    lines += [f'{each} mkdir -p "$scratch/tmp" || exit 1', 'mkdir -p "$run" || exit 1']
+    return "\n".join(lines) + "\n"
+
+
+def _step(spec: Spec, step: Step, dialect: Dialect) -> str:
+    env = {"TMPDIR": Shell("$scratch/tmp")}
+    kind = spec.launcher_outer
+    exported = dict.fromkeys(("PATH", "PYTHONUNBUFFERED", "MASTER_ADDR", "MASTER_PORT", *spec.env))
+    step = replace(step, exported=tuple(exported), labelled=step.output is None)
+    lines: Lines = [["run_step"]] if dialect.ends_by_itself else [["run_step", *_counting(spec)]]
+    profiler: Lines = [["rankscope", "profile", "-o", Shell('"$scratch/run"'), *spec.profile_words, "--"]]
+    if not step.profiled:
+        profiler = []
+    if spec.launcher == "torchrun":
+        lines += launch(kind, replace(step, ppn=1), env, spec.cpu_bind)
+        # --per-node: one report around torchrun, with all its ranks
+        around = "--per-node" in spec.profile_words
+        lines += [*profiler, *torchrun(step)] if around else [*torchrun(step), *profiler]
+    else:
+        lines += [*launch(kind, step, env, spec.cpu_bind), *profiler]
+    lines += [list(step.words)]
+    text = " \\\n    ".join(_words([line]) for line in lines)
+    redirect = f' \\\n    >"$run/"{shlex.quote(step.output)}' if step.output else ""
+    if len(spec.steps) == 1:
+        return text + redirect + "\n"
+    return f'if [ -z "$ended" ]; then\n    {text}{redirect}\n    [ "$status" -eq 0 ] || failed=$status\nfi\n'
+
+
+def _counting(spec: Spec) -> list[str]:
+    """PBS gives ten seconds from TERM to KILL, too few for many ranks: so TERM comes from here, earlier."""
+    left = Shell(f"$(({spec.walltime_s - spec.lead_s} - SECONDS))")  # since the script began
+    return ["timeout", "--foreground", "--signal=TERM", left]
+
+
+def _ending(spec: Spec) -> str:
+    each = _words(once_per_node(spec.launcher_outer, spec.nodes))
+    summary = f'{shlex.join(spec.summary)} "$run" || true'
+    status = '"$status"' if len(spec.steps) == 1 else '"${failed:-0}"'
+    lines = [
+        _COLLECT.replace("{each}", each),
+        '[ -z "$ended" ] || echo "rankscope: the job was told to end; what there is, is partial" >&2',
+        'echo "rankscope: the run is in $run"',
+        summary,
+        f'echo "$job" {status} >"$run/{EXIT_CODE}"',
+        f"exit {status}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def folder_text(text: str) -> str:
+    """A path with %q{VAR} in it, as shell text."""
+    parts = re.split(r"%q\{(\w+)\}", text)
+    return "".join(
+        f'"${{{part}}}"' if index % 2 else shlex.quote(part) if part else ""
+        for index, part in enumerate(parts)
+    )
+
+
+def _words(lines: Lines) -> str:
+    return " ".join(_quoted(line) for line in lines)
+
+
+def _quoted(words: Sequence[str]) -> str:
+    return " ".join(word if isinstance(word, Shell) else shlex.quote(word) for word in words)

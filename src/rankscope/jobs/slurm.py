@@ -1,0 +1,84 @@
+"""Slurm: directives, sbatch, and what became of a job."""
+
+from __future__ import annotations
+
+import re
+
+from rankscope.jobs.script import Dialect
+from rankscope.jobs.spec import Spec
+from rankscope.jobs.submit import Scheduler, State, ask
+
+
+def dialect(spec: Spec) -> Dialect:
+    asked = {
+        "job-name": spec.name,
+        "nodes": spec.nodes,
+        "ntasks-per-node": spec.ppn,
+        "time": spec.walltime,
+        "partition": spec.queue,
+        "account": spec.account,
+        "constraint": spec.constraint,
+        "licenses": spec.filesystems and spec.filesystems.replace(":", ","),
+        "output": f"{spec.name}-%j.out",
+        "error": f"{spec.name}-%j.err",
+        # to the script alone, which hands it on to the ranks and then still has time to collect
+        "signal": f"B:TERM@{spec.lead_s}",
+    }
+    return Dialect(
+        directives=tuple(f"#SBATCH --{name}={value}" for name, value in asked.items() if value is not None),
+        job_id="${SLURM_JOB_ID:?this script is for sbatch}",
+        submit_folder="${SLURM_SUBMIT_DIR:-.}",
+        first_node='scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1',
+        ends_by_itself=True,
+    )
+
+
+def _job_id(answer: str) -> str | None:
+    match = re.match(r"(\d+)", answer)
+    return match[1] if match else None
+
+
+def state_of(job: str) -> State:
+    """From the controller, which forgets a job some minutes after its end, else from the accounting."""
+    answer = ask(["scontrol", "--oneliner", "show", "job", job])
+    fields = dict(re.findall(r"(?:^|\s)(JobState|ExitCode|Reason)=(\S*)", answer or ""))
+    if not fields:
+        answer = ask(["sacct", "-X", "-n", "-P", "-j", job, "-o", "State,ExitCode"]) or ""
+        state, _, code = answer.strip().partition("\n")[0].partition("|")
+        fields = {"JobState": state.split()[0], "ExitCode": code} if state else {}
+    if not fields:
+        return State("unknown", True, None)
+    word = fields["JobState"]
+    ended = word not in (
+        "PENDING",
+        "RUNNING",
+        "CONFIGURING",
+        "COMPLETING",
+        "SUSPENDED",
+        "REQUEUED",
+        "RESIZING",
+    )
+    return State(word.lower(), ended, _code(fields.get("ExitCode", ""), word) if ended else None)
+
+
+def _code(text: str, word: str) -> int:
+    """Slurm writes CODE:SIGNAL."""
+    code, _, signal = text.partition(":")
+    if signal.isdecimal() and int(signal):
+        return 128 + int(signal)
+    if code.isdecimal() and int(code):
+        return int(code)
+    return 0 if word == "COMPLETED" else 1
+
+
+SCHEDULER = Scheduler(
+    name="slurm",
+    title="Slurm",
+    submit=("sbatch", "--parsable"),
+    delete=("scancel",),
+    tell=("scancel", "--signal=TERM", "--batch"),
+    job_id=_job_id,
+    state=state_of,
+    dialect=dialect,
+    launcher="srun",
+)

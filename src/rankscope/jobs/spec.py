@@ -1,0 +1,142 @@
+"""What a batch job is asked to be, before any scheduler's words."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+from rankscope.errors import UsageError
+
+_PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:+@=,/-]*")
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_END_LEAD_S = 60
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """One start of the launcher: so many nodes, these words on every rank."""
+
+    words: tuple[str, ...]
+    nodes: int
+    ppn: int
+    profiled: bool = True
+    """The words are a COMMAND for `rankscope profile`, not to be run as they are."""
+    output: str | None = None
+    """A file name in the run folder that takes the step's stdout."""
+    labelled: bool = True
+    """Whether every line of output says whose it is."""
+    exported: tuple[str, ...] = ()
+    """Variables of the script that the ranks need."""
+
+    @property
+    def ranks(self) -> int:
+        return self.nodes * self.ppn
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spec:
+    """Everything a script is made of."""
+
+    name: str
+    nodes: int
+    ppn: int
+    walltime_s: int
+    launcher: str
+    """torchrun, or what starts the ranks itself."""
+    launcher_outer: str
+    """What starts one process on every node; the same thing, except for torchrun."""
+    steps: tuple[Step, ...]
+    profile_words: tuple[str, ...] = ()
+    """Options of `rankscope profile`, as given."""
+    run: str | None = None
+    force: bool = False
+    queue: str | None = None
+    account: str | None = None
+    filesystems: str | None = None
+    select: str | None = None
+    place: str | None = None
+    keep: str | None = None
+    constraint: str | None = None
+    modules: tuple[str, ...] = ()
+    conda: str | None = None
+    venv: str | None = None
+    tmpdir: str = "/tmp"
+    env: dict[str, str] = field(default_factory=dict)
+    cpu_bind: str | None = None
+    login: bool = False
+    """Whether the shell reads /etc/profile, where some sites define `module`."""
+    summary: tuple[str, ...] = ("rankscope", "stats")
+    """What is run on the run folder at the end."""
+
+    @property
+    def walltime(self) -> str:
+        minutes, seconds = divmod(self.walltime_s, 60)
+        hours, minutes = divmod(minutes, 60)
+        return f"{hours:02d}:{minutes:02d}:{seconds:02d}"
+
+    @property
+    def lead_s(self) -> int:
+        """How long before the end the ranks are told to write what they have."""
+        return min(_END_LEAD_S, self.walltime_s // 4)
+
+    def check(self) -> None:
+        """Refuse what a directive line cannot hold, before anything is written or submitted."""
+        for option, value in (
+            ("--name", self.name),
+            ("--queue", self.queue),
+            ("--account", self.account),
+            ("--filesystems", self.filesystems),
+            ("select", self.select),
+            ("place", self.place),
+            ("keep", self.keep),
+            ("--constraint", self.constraint),
+            ("--cpu-bind", self.cpu_bind),
+            ("--conda", self.conda),
+        ):
+            if value is not None and not _PLAIN.fullmatch(value):
+                raise UsageError(
+                    f"{option} {value!r} cannot stand in a job script",
+                    why="A scheduler reads letters, digits and . : + @ = , / _ - there, and no spaces.",
+                    hint=f"Write {option} as the scheduler would show it.",
+                )
+        if not self.tmpdir.startswith("/") or not _PLAIN.fullmatch(self.tmpdir[1:] or "_"):
+            raise UsageError(
+                f"--tmpdir {self.tmpdir!r} is not a folder every node can have",
+                why="It is made on each node, so it must be a whole path, without spaces.",
+                hint="For example: --tmpdir /tmp, or the site's local disk.",
+            )
+        for name in self.env:
+            if not _NAME.fullmatch(name):
+                raise UsageError(
+                    f"--env {name} is not a variable",
+                    why="A shell's variables are letters, digits and _.",
+                    hint="Write --env NAME=VALUE.",
+                )
+
+
+def parse_walltime(text: str) -> int:
+    """Seconds of 30 (minutes, as Slurm reads a bare number), 5:00, 1:30:00, 1-00:00:00, 90s, 45m, 2h."""
+    match = re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d\d)", text)
+    if match and (match[1] is None or match[2] is not None) and int(match[4]) < 60:
+        days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
+        if match[2] is None or minutes < 60:
+            return _positive(text, ((days * 24 + hours) * 60 + minutes) * 60 + seconds)
+    match = re.fullmatch(r"(\d+)(s|m|min|h|d|)", text)
+    if match:
+        unit = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400, "": 60}[match[2]]
+        return _positive(text, int(match[1]) * unit)
+    raise UsageError(
+        f"--walltime {text} is not a time",
+        why="Schedulers count hours, minutes and seconds.",
+        hint="Write it like 0:30:00, 30m or 2h.",
+    )
+
+
+def _positive(text: str, seconds: int) -> int:
+    if seconds == 0:
+        raise UsageError(
+            f"--walltime {text} leaves no time to run",
+            why="It is zero.",
+            hint="For example: --walltime 0:30:00",
+        )
+    return seconds

@@ -1,0 +1,77 @@
+#!/bin/sh
+# Runs inside the image while it is built, as root. Choices come as variables: WITH_NSYS, WITH_MPI, WITH_EFA,
+# WITH_NCCL_TESTS (1 or 0), EFA_VERSION, NCCL_TESTS_VERSION.
+set -eu
+
+fail() {
+  echo "install.sh: $1" >&2
+  exit 1
+}
+
+check_choices() {
+  if [ "${WITH_EFA:-0}" = 1 ] && [ "${WITH_MPI:-0}" != 1 ]; then
+    fail "WITH_EFA=1 needs WITH_MPI=1: its plug-in is started by MPI"
+  fi
+  if [ "${WITH_NCCL_TESTS:-0}" = 1 ] && [ "${WITH_EFA:-0}" != 1 ]; then
+    fail "WITH_NCCL_TESTS=1 needs WITH_EFA=1: the tests are built to measure it"
+  fi
+  command -v python3 >/dev/null || fail "the base image has no python3; choose one that has torch, too"
+}
+
+packages() {
+  apt-get update
+  DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends "$@"
+}
+
+install_nsys() {
+  if command -v nsys >/dev/null; then return; fi # NVIDIA's PyTorch images have it
+  # shellcheck source=/dev/null
+  . /etc/os-release
+  [ "$ID" = ubuntu ] || fail "nsys comes from NVIDIA's repository for Ubuntu and this is $ID; set WITH_NSYS=0"
+  packages ca-certificates curl
+  release=ubuntu$(echo "$VERSION_ID" | tr -d .)
+  repository=https://developer.download.nvidia.com/devtools/repos/$release/$(dpkg --print-architecture)
+  key=/usr/share/keyrings/nvidia-devtools.asc
+  curl -fsSL "$repository/nvidia.pub" -o "$key"
+  echo "deb [signed-by=$key] $repository/ /" >/etc/apt/sources.list.d/nvidia-devtools.list
+  packages nsight-systems-cli
+}
+
+install_mpi() {
+  # MPIJobs reach their workers by ssh.
+  packages openmpi-bin libopenmpi-dev openssh-server openssh-client
+  mkdir -p /run/sshd
+}
+
+install_efa() {
+  packages ca-certificates curl
+  folder=$(mktemp -d)
+  curl -fsSL "https://efa-installer.amazonaws.com/aws-efa-installer-${EFA_VERSION:-latest}.tar.gz" |
+    tar -xz -C "$folder"
+  # The driver is the host's; the container needs the libraries only.
+  (cd "$folder/aws-efa-installer" && ./efa_installer.sh -y --skip-kmod --skip-limit-conf --no-verify)
+  rm -rf "$folder"
+}
+
+install_nccl_tests() {
+  packages git make g++
+  git clone --depth 1 --branch "${NCCL_TESTS_VERSION:-v2.13.10}" https://github.com/NVIDIA/nccl-tests /opt/nccl-tests
+  make -C /opt/nccl-tests MPI=1 MPI_HOME=/opt/amazon/openmpi
+}
+
+install_rankscope() {
+  # Capturing needs nothing but Python; reading what was captured needs these three.
+  python3 -m pip install --no-cache-dir duckdb numpy isal ||
+    echo "install.sh: without duckdb, numpy and isal this image captures but cannot show tables" >&2
+  printf '#!/bin/sh\nexec python3 -m rankscope "$@"\n' >/usr/local/bin/rankscope
+  cp /opt/rankscope/demo.sh /usr/local/bin/rankscope-demo
+  chmod 755 /usr/local/bin/rankscope /usr/local/bin/rankscope-demo
+}
+
+check_choices
+if [ "${WITH_NSYS:-1}" = 1 ]; then install_nsys; fi
+if [ "${WITH_MPI:-0}" = 1 ]; then install_mpi; fi
+if [ "${WITH_EFA:-0}" = 1 ]; then install_efa; fi
+if [ "${WITH_NCCL_TESTS:-0}" = 1 ]; then install_nccl_tests; fi
+install_rankscope
+rm -rf /var/lib/apt/lists/*

@@ -1,0 +1,11 @@
+#!/bin/sh
+# Push the image. Log in first with your registry's own tool (docker login, aws ecr get-login-password, …).
+. "$(dirname "$0")/common.sh"
+if [ -z "$REGISTRY" ]; then
+  echo "REGISTRY in .env is empty: name where to push" >&2
+  exit 2
+fi
+if [ "$ENGINE" = apptainer ]; then
+  exec apptainer push "$sif" "oras://$full_name"
+fi
+exec "$ENGINE" push "$full_name"

@@ -1,0 +1,71 @@
+"""Rows made in Python, as a batch of SQL: for formats that are small or not JSON."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from rankscope.model import EVENTS, Table
+from rankscope.readers.memory_file import MemoryFile
+
+MEMORY_ARGS = {
+    "Bytes": "BIGINT",
+    "Total Allocated": "BIGINT",
+    "Total Reserved": "BIGINT",
+    "Device Type": "BIGINT",
+    "Device Id": "BIGINT",
+    "Addr": "BIGINT",
+}
+"""The arguments of a [memory] event, as torch names them."""
+
+_MEMORY_TYPE = "STRUCT(" + ", ".join(f'"{name}" {kind}' for name, kind in MEMORY_ARGS.items()) + ")"
+_LARGEST_ROW = 64 << 20
+_LARGEST_INTEGER = 2**63 - 1
+
+
+class RowBatch:
+    """Rows of one table; a column that a row does not have is null."""
+
+    def __init__(self, table: Table, rows: Iterable[Mapping[str, Any]]) -> None:
+        self._table = table
+        self._rows = list(rows)
+        self._file = MemoryFile()
+
+    def select(self) -> str:
+        """Quickly, as they are: rows hardly ever hold what a column cannot take."""
+        return self._select(json.dumps(self._rows, ensure_ascii=False)[1:-1])
+
+    def select_repaired(self) -> str:
+        return self._select(json.dumps([_plain(row) for row in self._rows], ensure_ascii=False)[1:-1])
+
+    def _select(self, content: str) -> str:
+        types = {f.name: _MEMORY_TYPE if f.type == "STRUCT" else f.type for f in self._table.fields}
+        columns = ", ".join(f"{name}: '{kind}'" for name, kind in types.items())
+        path = self._file.write_array(content.encode("utf-8", "replace"))
+        return (
+            f"SELECT {', '.join(types)} FROM read_json({path}, format='array', columns={{{columns}}}, "
+            f"auto_detect=false, maximum_object_size={_LARGEST_ROW})"
+        )
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def no_events() -> RowBatch:
+    """For files that tell of no event: a segment has the table nevertheless."""
+    return RowBatch(EVENTS, ())
+
+
+def _plain(value: Any) -> Any:
+    """What a column can hold; numbers that are none, or that no column can take, are not known."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, int) and abs(value) > _LARGEST_INTEGER:
+        return None
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return value

@@ -1,0 +1,97 @@
+"""Process groups: their names as metadata tells them, or as the file's header and the worker threads imply."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+UNKNOWN = "?"
+"""The name of a group that no file names."""
+
+_WORKERS = 2
+"""Threads torch gives each gloo process group."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """A process group; two groups that share a name and not their ranks are two groups."""
+
+    name: str
+    description: str = ""
+    ranks: tuple[int, ...] | None = None
+    """None where no file lists them."""
+    size: int | None = None
+
+    @property
+    def is_named(self) -> bool:
+        return not self.name.startswith(UNKNOWN)
+
+
+def header_groups(header: Mapping[str, Any]) -> list[Group]:
+    """The groups a rank is in, in the order in which they were made, as torch's distributedInfo lists them."""
+    info = header.get("distributedInfo")
+    listed = info.get("pg_config") if isinstance(info, dict) else None
+    groups = []
+    for entry in listed if isinstance(listed, list) else []:
+        if not isinstance(entry, dict):
+            continue
+        ranks = entry.get("ranks")
+        known = isinstance(ranks, list) and all(isinstance(rank, int) for rank in ranks)
+        size = entry.get("pg_size")
+        groups.append(
+            Group(
+                str(entry.get("pg_name", UNKNOWN)),
+                _described(entry.get("pg_desc")),
+                tuple(ranks) if isinstance(ranks, list) and known else None,
+                size if isinstance(size, int) else len(ranks) if isinstance(ranks, list) else None,
+            )
+        )
+    return groups
+
+
+def told_group(
+    name: str | None, description: str | None, ranks: str | None, size: int | None, listed: Sequence[Group]
+) -> Group:
+    """The group of a collective with metadata; the header knows the ranks where the metadata cuts them short."""
+    members = parse_ranks(ranks)
+    if members is None:
+        members = next((group.ranks for group in listed if group.name == name and group.size == size), None)
+    return Group(
+        name or UNKNOWN, _described(description), members, size or (len(members) if members else None)
+    )
+
+
+def parse_ranks(text: str | None) -> tuple[int, ...] | None:
+    """'[0, 1, 2, 3]'; None when there is no list or it is cut short ('...')."""
+    if not text or not re.fullmatch(r"\[\s*\d+(?:\s*,\s*\d+)*\s*\]", text):
+        return None
+    return tuple(int(number) for number in re.findall(r"\d+", text))
+
+
+def groups_of_threads(threads: Sequence[str], listed: Sequence[Group]) -> dict[str, Group]:
+    """Which group each gloo worker thread serves.
+
+    Every group starts two workers when it is made, so thread ids in order are groups in order. {} where this
+    cannot be told.
+    """
+    if not listed or not all(thread.isdigit() for thread in threads):
+        return {}
+    in_order = sorted(threads, key=int)
+    if len(in_order) == _WORKERS * len(listed):
+        rows = [in_order[i : i + _WORKERS] for i in range(0, len(in_order), _WORKERS)]
+    else:  # some never ran: those that follow each other directly belong together
+        rows = []
+        for thread in in_order:
+            if rows and int(thread) == int(rows[-1][-1]) + 1 and len(rows[-1]) < _WORKERS:
+                rows[-1].append(thread)
+            else:
+                rows.append([thread])
+    if len(rows) != len(listed):
+        return {}
+    return {thread: group for row, group in zip(rows, listed, strict=True) for thread in row}
+
+
+def _described(text: Any) -> str:
+    return "" if text in (None, "undefined") else str(text)

@@ -1,0 +1,61 @@
+"""The communication of one rank as lanes of its own, above its streams: what it takes part in, group by group."""
+
+from __future__ import annotations
+
+import heapq
+
+import numpy as np
+
+from rankscope.collective_kinds import KINDS as COLLECTIVE_KINDS
+from rankscope.store.run import Run
+from rankscope.viewer.lanes import KINDS, Lanes
+from rankscope.viewer.lod import Ints, build_pyramid
+
+COMMUNICATION = -1
+"""The number of this track; the store's begin at 0."""
+
+
+def communication(run: Run, rank: int) -> Lanes:
+    """Collectives of a rank, in as many rows as overlap; names are the kind and the group."""
+    found = run.collectives.pick(run.collectives.rank == rank)
+    order = np.lexsort((found.end, found.start))
+    start, end = found.start[order], np.maximum(found.end[order], found.start[order])
+    row = _rows(start, end)
+    order, start, end = order[by := np.lexsort((start, row))], start[by], end[by]
+    row = row[by]
+    labels = found.kind[order] * (len(found.groups) + 1) + found.group[order]
+    distinct, name = np.unique(labels, return_inverse=True)
+    first = np.flatnonzero(np.diff(row, prepend=-1))
+    lanes = np.column_stack(
+        [np.full(len(first), COMMUNICATION), row[first], first, np.append(first[1:], len(row))[: len(first)]]
+    )
+    duration = end - start
+    return Lanes(
+        start=start,
+        duration=duration,
+        id=found.slice[order],
+        name=name.reshape(-1).astype(np.int32),
+        kind=np.full(len(order), KINDS.index("comm"), dtype=np.uint8),
+        names=[_label(int(label), found.groups) for label in distinct],
+        lanes=lanes.astype(np.int64),
+        levels=build_pyramid(duration),
+        segment=found.segment[order],
+    )
+
+
+def _label(label: int, groups: tuple[object, ...]) -> str:
+    kind, group = divmod(label, len(groups) + 1)
+    return f"{COLLECTIVE_KINDS[kind]} {getattr(groups[group], 'description', '') or getattr(groups[group], 'name', '')}"
+
+
+def _rows(start: Ints, end: Ints) -> Ints:
+    """The first row that is free for each, in order of start."""
+    row = np.zeros(len(start), dtype=np.int64)
+    busy: list[tuple[int, int]] = []
+    free: list[int] = []
+    for at, (begin, stop) in enumerate(zip(start.tolist(), end.tolist(), strict=True)):
+        while busy and busy[0][0] <= begin:
+            heapq.heappush(free, heapq.heappop(busy)[1])
+        row[at] = heapq.heappop(free) if free else len(busy)
+        heapq.heappush(busy, (stop, int(row[at])))
+    return row

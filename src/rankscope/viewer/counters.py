@@ -1,0 +1,127 @@
+"""Values over time, drawn as heights: memory by device, kernels that wait in a queue, counters of the file."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rankscope.store.run import Run
+from rankscope.viewer.server import Answer, Route
+from rankscope.viewer.session import Session
+
+_MOST_COLUMNS = 4096
+_QUEUE = "queue"
+
+
+def routes(session: Session) -> dict[str, Route]:
+    return {
+        "counters": lambda query: counters(session, query),
+        "counter": lambda query: counter(session, query),
+    }
+
+
+def counters(session: Session, query: dict[str, str]) -> Answer:
+    """What a rank has values of, by the name to ask `counter` with."""
+    rank = int(query["rank"])
+    with session.database() as run:
+        devices = memory_devices(run, rank)
+        series = run.rows("SELECT DISTINCT name, series FROM counters WHERE rank = ? ORDER BY ALL", [rank])
+        launched = run.rows("SELECT 1 FROM gpu WHERE rank = ? AND launch IS NOT NULL LIMIT 1", [rank])
+    found: list[dict[str, str]] = [
+        {
+            "name": f"memory/{kind}/{device}",
+            "label": f"{device_label(kind, device)} memory",
+            "unit": "bytes",
+        }
+        for kind, device in devices
+    ]
+    if launched:
+        found.append({"name": _QUEUE, "label": "queued on the GPU", "unit": "count"})
+    found += [
+        {"name": f"counter/{name}/{part}", "label": f"{name} {part}", "unit": ""} for name, part in series
+    ]
+    return {"rank": rank, "counters": found}
+
+
+def memory_devices(run: Run, rank: int) -> list[tuple[int, int]]:
+    """The devices whose allocator a rank recorded: type (0 is the CPU) and number."""
+    rows = run.rows(
+        "SELECT DISTINCT device_type, device FROM instants "
+        "WHERE rank = ? AND allocated_bytes IS NOT NULL ORDER BY ALL",
+        [rank],
+    )
+    return [(int(kind), int(device)) for kind, device in rows]
+
+
+def device_label(kind: int, device: int) -> str:
+    return "CPU" if kind == 0 else f"GPU {device}"
+
+
+def counter(session: Session, query: dict[str, str]) -> Answer:
+    """The highest value in each column of a window; a value holds until the next one."""
+    rank, name = int(query["rank"]), query["name"]
+    begin, end, width = int(query["begin"]), int(query["end"]), min(int(query["width"]), _MOST_COLUMNS)
+    if end <= begin or width < 1:
+        raise ValueError("the window is empty")
+    times, values = session.counter(rank, name, lambda run: _series(run, rank, name))
+    edges = np.linspace(begin, end, width + 1).astype(np.int64)
+    highest = float(values.max(initial=0.0))
+    return {"rank": rank, "name": name, "max": highest}, {"value": _highest(times, values, edges)}
+
+
+def _series(run: Run, rank: int, name: str) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    kind, _, rest = name.partition("/")
+    if kind == "memory":
+        device_type, device = rest.split("/")
+        found = run.arrays(
+            "SELECT ts_ns AS time, allocated_bytes::DOUBLE AS value FROM instants WHERE rank = ? AND device_type = ? "
+            "AND device = ? AND allocated_bytes IS NOT NULL ORDER BY ts_ns",
+            [rank, int(device_type), int(device)],
+        )
+    elif kind == _QUEUE:
+        found = _queue(run, rank)
+    else:
+        counter_name, _, series = rest.rpartition("/")
+        found = run.arrays(
+            "SELECT ts_ns AS time, value FROM counters WHERE rank = ? AND name = ? AND series = ? "
+            "AND value IS NOT NULL ORDER BY ts_ns",
+            [rank, counter_name, series],
+        )
+    return found["time"], found["value"]
+
+
+def _queue(run: Run, rank: int) -> dict[str, Any]:
+    """Launched and not yet begun: one more at each launch's end, one less at each start."""
+    return run.arrays(
+        """
+        WITH pairs AS (
+            SELECT l.start_ns + l.dur_ns AS launched, g.start_ns AS began FROM gpu g
+            JOIN slices l ON l.rank = g.rank AND l.segment = g.segment AND l.id = g.launch WHERE g.rank = ?
+        ), changes AS (
+            SELECT launched AS time, 1 AS change FROM pairs WHERE began > launched
+            UNION ALL SELECT began, -1 FROM pairs WHERE began > launched
+        )
+        SELECT time, sum(change) OVER (ORDER BY time, change ROWS UNBOUNDED PRECEDING)::DOUBLE AS value
+        FROM changes ORDER BY time, change
+        """,
+        [rank],
+    )
+
+
+def _highest(
+    times: NDArray[np.int64], values: NDArray[np.float64], edges: NDArray[np.int64]
+) -> NDArray[np.float64]:
+    """Of each stretch between edges, the highest of its points and of the value it begins with; 0 before the first."""
+    if len(times) == 0:
+        return np.zeros(len(edges) - 1)
+    places = np.searchsorted(times, edges, side="right")
+    held = np.where(places > 0, values[np.maximum(places - 1, 0)], 0.0)
+    highest: NDArray[np.float64] = held[:-1].copy()
+    full = places[1:] > places[:-1]
+    if full.any():
+        cuts = np.stack([places[:-1][full], places[1:][full]], axis=1).reshape(-1)
+        padded = np.append(values, 0.0)
+        highest[full] = np.maximum(highest[full], np.maximum.reduceat(padded, cuts)[::2])
+    return highest

@@ -1,0 +1,180 @@
+"""What the page asks when something is pointed at: a slice, a stretch of time, a name."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+
+from rankscope.analysis.heatmap import CLASSES
+from rankscope.store.run import Run
+from rankscope.viewer.server import Answer, Route
+from rankscope.viewer.session import Session
+
+_BINS = 32
+_MOST_NAMES = 100
+_REFERENCES = ("launch", "op", "python", "module", "parent")
+
+
+def routes(session: Session) -> dict[str, Route]:
+    return {
+        "slice": lambda query: slice_details(session, query),
+        "area": lambda query: area(session, query),
+        "search": lambda query: search(session, query),
+        "find": lambda query: find(session, query),
+        "neighbour": lambda query: neighbour(session, query),
+    }
+
+
+def slice_details(session: Session, query: dict[str, str]) -> Answer:
+    """One slice: its arguments, how it compares with all of its name, and what it hangs on."""
+    key = [int(query[name]) for name in ("rank", "segment", "id")]
+    with session.drawing() as run:
+        found = run.records("SELECT * FROM slices WHERE rank = ? AND segment = ? AND id = ?", key)
+        if not found:
+            raise ValueError("there is no such slice")
+        (slice,) = found
+        args = run.rows("SELECT args FROM events WHERE rank = ? AND segment = ? AND id = ?", key)
+        label = run.rows(
+            "SELECT label FROM tracks WHERE rank = ? AND segment = ? AND track = ?",
+            [*key[:2], slice["track"]],
+        )
+        related = {name: _brief(run, key, slice[name]) for name in _REFERENCES if slice[name] is not None}
+        links = run.records(
+            "SELECT kind, source, target, source_ns, target_ns FROM links "
+            "WHERE rank = ? AND segment = ? AND (source = ? OR target = ?) LIMIT 20",
+            [*key[:2], key[2], key[2]],
+        )
+        launched = run.records(
+            "SELECT id, name, category, start_ns, dur_ns, track, depth FROM slices "
+            "WHERE rank = ? AND segment = ? AND id <> ? AND (launch = ? OR (op = ? AND device IS NOT NULL)) "
+            "ORDER BY start_ns LIMIT 20",
+            [*key, key[2], key[2]],
+        )
+        compared = _compare(run, slice)
+        rows = run.collectives
+        here = (rows.rank == key[0]) & (rows.segment == key[1]) & (rows.slice == key[2])
+        is_collective = bool(here.any())
+    return {
+        **slice,
+        "is_collective": is_collective,
+        "args": json.loads(args[0][0]) if args and args[0][0] else {},
+        "where": label[0][0] if label else "",
+        "related": {name: brief for name, brief in related.items() if brief},
+        "links": links,
+        "launched": launched,
+        "compared": compared,
+    }
+
+
+def _brief(run: Run, key: list[int], id: int) -> dict[str, Any] | None:
+    rows = run.records(
+        "SELECT id, name, category, start_ns, dur_ns, track, depth FROM slices "
+        "WHERE rank = ? AND segment = ? AND id = ?",
+        [*key[:2], id],
+    )
+    return rows[0] if rows else None
+
+
+def _compare(run: Run, slice: dict[str, Any]) -> dict[str, Any]:
+    """The durations of all slices of this name and category, over all ranks."""
+    durations = run.arrays(
+        "SELECT greatest(dur_ns, 0) AS dur FROM slices WHERE name = ? AND category IS NOT DISTINCT FROM ?",
+        [slice["name"], slice["category"]],
+    )["dur"]
+    low, high = float(durations.min()), float(durations.max())
+    edges = (
+        np.geomspace(max(low, 1.0), max(high, 1.0) + 1, _BINS + 1)
+        if high > low
+        else np.array([low, high + 1])
+    )
+    counts, edges = np.histogram(np.maximum(durations, edges[0]), bins=edges)
+    return {
+        "count": len(durations),
+        "p50_ns": float(np.percentile(durations, 50)),
+        "p99_ns": float(np.percentile(durations, 99)),
+        "min_ns": low,
+        "max_ns": high,
+        "longer": int((durations > slice["dur_ns"]).sum()),
+        "histogram": {"edges_ns": edges.tolist(), "counts": counts.tolist()},
+    }
+
+
+def area(session: Session, query: dict[str, str]) -> Answer:
+    """A stretch of time on some ranks: the classes of each rank, and the names that fill it."""
+    begin, end = int(query["begin"]), int(query["end"])
+    if end <= begin:
+        raise ValueError("the window is empty")
+    ranks = [int(text) for text in query["ranks"].split(",")] if query.get("ranks") else session.run.ranks
+    edges = np.array([begin, end], dtype=np.int64)
+    shares = []
+    for rank in ranks:
+        values = session.rank_time(rank).shares(edges)[:, 0].tolist()
+        shares.append(
+            {"rank": rank, **dict(zip(CLASSES, values, strict=True)), "idle": max(0.0, 1 - sum(values))}
+        )
+    track = f"AND track = {int(query['track'])}" if query.get("track") else ""
+    with session.drawing() as run:
+        names = run.records(
+            f"""
+            SELECT name, category, count(*) AS count, count(DISTINCT rank) AS ranks,
+                   sum(least(start_ns + dur_ns, {end}) - greatest(start_ns, {begin})) AS inside_ns,
+                   avg(dur_ns) AS avg_ns, max(dur_ns) AS max_ns
+            FROM slices WHERE start_ns < {end} AND start_ns + dur_ns > {begin} {track}
+            AND rank IN ({", ".join(map(str, ranks))})
+            GROUP BY name, category ORDER BY inside_ns DESC LIMIT {_MOST_NAMES}
+            """
+        )
+    return {"begin_ns": begin, "end_ns": end, "shares": shares, "names": names}
+
+
+def search(session: Session, query: dict[str, str]) -> Answer:
+    """Names that contain a text, with how often and how long."""
+    with session.drawing() as run:
+        names = run.records(
+            "SELECT name, category, count(*) AS count, count(DISTINCT rank) AS ranks, sum(dur_ns) AS total_ns, "
+            "min(start_ns) AS first_ns FROM slices WHERE contains(lower(name), lower(?)) "
+            f"GROUP BY name, category ORDER BY total_ns DESC LIMIT {_MOST_NAMES}",
+            [query["q"]],
+        )
+    return {"q": query["q"], "names": names}
+
+
+def find(session: Session, query: dict[str, str]) -> Answer:
+    """The next or the previous slice of a name, in order of start over the ranks in view."""
+    at, back = int(query["at"]), query.get("direction") == "previous"
+    conditions, values = ["name = ?", f"start_ns {'<' if back else '>'} ?"], [query["name"], at]
+    if query.get("rank"):
+        conditions.append("rank = ?")
+        values.append(int(query["rank"]))
+    with session.drawing() as run:
+        rows = run.records(
+            "SELECT rank, segment, id, track, depth, name, category, start_ns, dur_ns FROM slices "
+            f"WHERE {' AND '.join(conditions)} ORDER BY start_ns {'DESC' if back else ''}, rank LIMIT 1",
+            values,
+        )
+    return {"found": rows[0] if rows else None}
+
+
+def neighbour(session: Session, query: dict[str, str]) -> Answer:
+    """The slice before or after one on its own row."""
+    rank, segment, id, by = (int(query[name]) for name in ("rank", "segment", "id", "by"))
+    lanes = session.lanes(rank, segment)
+    (place,) = np.flatnonzero(np.asarray(lanes.id) == id).tolist() or [-1]
+    other = place + (1 if by > 0 else -1)
+    lane = next((row for row in lanes.lanes.tolist() if row[2] <= place < row[3]), None)
+    if place < 0 or lane is None or not lane[2] <= other < lane[3]:
+        return {"found": None}
+    shift = session.drawn.shift_ns(session.entry(rank, segment))
+    found = {
+        "rank": rank,
+        "segment": segment,
+        "id": int(lanes.id[other]),
+        "track": lane[0],
+        "depth": lane[1],
+        "name": lanes.names[lanes.name[other]],
+        "start_ns": int(lanes.start[other]) + shift,
+        "dur_ns": int(lanes.duration[other]),
+    }
+    return {"found": found}

@@ -1,0 +1,143 @@
+"""One segment's slices as flat arrays in drawing order, kept beside the store and mapped into memory.
+
+Drawing reads these and never SQL: a tile costs a few searches in sorted arrays, whatever the size of the run.
+The folder `lod` of a segment is made at the first view and is safe to delete.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rankscope.model import HOST_COLLECTIVE_PATTERN, LAUNCH_CATEGORIES, SYNC_CALL_PATTERN
+from rankscope.store.layout import SegmentEntry, can_write
+from rankscope.store.run import Run
+from rankscope.viewer.lod import Indices, Ints, buckets, build_pyramid
+
+FOLDER = "lod"
+_VERSION = 1
+
+KINDS = ("compute", "comm", "copy", "op", "annotation", "runtime", "sync", "python", "other")
+"""How a slice is coloured: its number in the arrays."""
+
+_COLUMNS = {"start": np.int64, "duration": np.int64, "id": np.int64, "name": np.int32, "kind": np.uint8}
+
+
+@dataclass(frozen=True)
+class Lanes:
+    """Slices ordered by track, row and start."""
+
+    start: Ints
+    duration: Ints
+    id: Ints
+    name: Indices
+    kind: NDArray[np.uint8]
+    names: list[str]
+    lanes: Ints
+    """One row a lane: track, row in it, first slice, one past its last."""
+    levels: list[Indices]
+    segment: Ints | None = None
+    """Of each slice, where a table holds several segments."""
+
+    @cached_property
+    def by_track(self) -> dict[int, Ints]:
+        tracks = self.lanes[:, 0]
+        return {int(track): self.lanes[tracks == track] for track in np.unique(tracks)}
+
+    def tile(self, track: int, begin: int, step: int, width: int) -> tuple[Ints, Ints, Ints]:
+        """All rows of a track in a window: row, slice (index) and count of each drawn entry."""
+        rows = self.by_track.get(track, np.zeros((0, 4), dtype=np.int64))
+        spans = [(first, last) for _, _, first, last in rows.tolist()]
+        found = buckets(self.start, self.duration, self.levels, spans, begin, step, width)
+        return rows[found.lane, 1], found.longest, found.count
+
+
+def open_lanes(run: Run, entry: SegmentEntry) -> Lanes:
+    """The arrays of a segment: from its folder when they are there, else made, and kept where that is allowed."""
+    folder = run.store / entry.folder / FOLDER
+    kept = _load(folder)
+    if kept is not None:
+        return kept
+    lanes = _build(run, entry)
+    if can_write(folder.parent):
+        _save(lanes, folder)
+        return _load(folder) or lanes
+    return lanes
+
+
+def _build(run: Run, entry: SegmentEntry) -> Lanes:
+    shift = run.shift_ns(entry)
+    here = f"rank = {entry.rank} AND segment = {entry.segment}"
+    columns = run.arrays(
+        f"""
+        WITH mine AS (SELECT * FROM slices WHERE {here}),
+             names AS (SELECT name, (row_number() OVER (ORDER BY name) - 1)::INTEGER AS number
+                       FROM (SELECT DISTINCT name FROM mine))
+        SELECT s.track::BIGINT AS track, s.depth::BIGINT AS depth, s.start_ns - {shift} AS start,
+               greatest(s.dur_ns, 0) AS duration, s.id, n.number AS name, coalesce(g.kind, {_host_kind("s")}) AS kind
+        FROM mine s JOIN names n ON n.name = s.name
+        LEFT JOIN (SELECT id, CASE class WHEN 'COMPUTE' THEN 0 WHEN 'COMM' THEN 1 ELSE 2 END::UTINYINT AS kind
+                   FROM gpu WHERE {here}) g ON g.id = s.id
+        ORDER BY track, depth, start, duration
+        """
+    )
+    names = [name for (name,) in run.rows(f"SELECT DISTINCT name FROM slices WHERE {here} ORDER BY name")]
+    arrays = {name: np.ascontiguousarray(columns[name], dtype=kind) for name, kind in _COLUMNS.items()}
+    key = np.stack([columns["track"], columns["depth"]], axis=1)
+    first = (
+        np.flatnonzero(np.append(True, (key[1:] != key[:-1]).any(axis=1))) if len(key) else np.zeros(0, int)
+    )
+    lanes = np.column_stack([key[first], first, np.append(first[1:], len(key))]).astype(np.int64)
+    return Lanes(**arrays, names=names, lanes=lanes, levels=build_pyramid(arrays["duration"]))
+
+
+def _host_kind(alias: str) -> str:
+    """SQL for the kind of what is not device activity."""
+    number = {name: index for index, name in enumerate(KINDS)}
+    launches = ", ".join(f"'{category}'" for category in LAUNCH_CATEGORIES)
+    return f"""CASE
+        WHEN regexp_matches({alias}.name, '{SYNC_CALL_PATTERN}') THEN {number["sync"]}
+        WHEN {alias}.category = 'user_annotation'
+             AND regexp_matches({alias}.name, '{HOST_COLLECTIVE_PATTERN}') THEN {number["comm"]}
+        WHEN {alias}.category = 'cpu_op' THEN {number["op"]}
+        WHEN {alias}.category IN ('user_annotation', 'gpu_user_annotation') THEN {number["annotation"]}
+        WHEN {alias}.category IN ({launches}) THEN {number["runtime"]}
+        WHEN {alias}.category = 'python_function' THEN {number["python"]}
+        ELSE {number["other"]} END::UTINYINT"""
+
+
+def _save(lanes: Lanes, folder: Path) -> None:
+    """Under another name first: a view that starts meanwhile sees all of it or nothing."""
+    temporary = folder.with_name(f".{folder.name}.{os.getpid()}")
+    shutil.rmtree(temporary, ignore_errors=True)
+    try:
+        temporary.mkdir()
+        for name in (*_COLUMNS, "lanes"):
+            np.save(temporary / f"{name}.npy", getattr(lanes, name))
+        for number, level in enumerate(lanes.levels):
+            np.save(temporary / f"level-{number}.npy", level)
+        facts: dict[str, Any] = {"version": _VERSION, "levels": len(lanes.levels), "names": lanes.names}
+        (temporary / "lanes.json").write_text(json.dumps(facts), encoding="utf-8")
+        temporary.rename(folder)
+    except OSError:  # no room, or another viewer was first: what is in memory serves
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _load(folder: Path) -> Lanes | None:
+    try:
+        facts = json.loads((folder / "lanes.json").read_text(encoding="utf-8"))
+        if facts["version"] != _VERSION:
+            return None
+        arrays = {name: np.load(folder / f"{name}.npy", mmap_mode="r") for name in (*_COLUMNS, "lanes")}
+        levels = [np.load(folder / f"level-{n}.npy", mmap_mode="r") for n in range(facts["levels"])]
+    except (OSError, ValueError, KeyError):
+        return None
+    return Lanes(**arrays, names=facts["names"], levels=levels)

@@ -1,0 +1,124 @@
+"""The page opens at once: while raw traces are read it shows how far, then the run."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rankscope.errors import RankscopeError, UsageError
+from rankscope.store.ingest import Ingested, Options, Watch, ingest
+from rankscope.store.run import ALL_TOOLS, ClockMode, Run
+from rankscope.viewer import api, collective, counters, details, flame, panels
+from rankscope.viewer.server import Answer, Route
+from rankscope.viewer.session import Session
+from rankscope.viewer.two_runs import align, combined
+
+_PARTS = (api, details, collective, counters, flame, panels)
+
+
+class Opening:
+    """Reads one run, or two, in the background; `routes` answers from the moment it is made."""
+
+    def __init__(self, runs: list[Path], options: Options, say: Callable[[str], None]) -> None:
+        self._runs, self._options, self._say = runs, options, say
+        self._read: dict[Path, int] = {}
+        self._total = 0
+        self._error: RankscopeError | None = None
+        self._routes: dict[str, dict[str, Route]] = {}
+        self._make_raw: Callable[[], dict[str, Route]]
+        self._making = threading.Lock()
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._open, daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def wait(self, seconds: float | None = None) -> bool:
+        """True when the run is open, or could not be opened."""
+        return self._done.wait(seconds)
+
+    def _open(self) -> None:
+        try:
+            ingested = [self._ingest(path) for path in self._runs]
+            self._routes["aligned"] = self._routes_with("aligned", ingested)
+            self._make_raw = lambda: self._routes_with("raw", ingested)
+        except RankscopeError as error:
+            self._error = error
+            self._say(f"rankscope: {error}")
+        finally:
+            self._done.set()
+
+    def _routes_with(self, clocks: ClockMode, ingested: list[Ingested]) -> dict[str, Route]:
+        sessions = []
+        for read, path in zip(ingested, self._runs, strict=True):
+            run = Run(read, clocks=clocks)
+            drawn = Run(read, clocks=clocks, prefer=ALL_TOOLS) if run.set_aside else run
+            sessions.append(Session(run, path.resolve().name, drawn))
+        if len(sessions) == 1:
+            return routes_of(sessions[0])
+        first, second = sessions
+        align(first, second)
+        return combined((first, second), routes_of(first), routes_of(second))
+
+    def _answering(self, clocks: str) -> dict[str, Route]:
+        """The routes on aligned clocks, or on every rank's own, which few ask for and are made when they do."""
+        if clocks != "raw":
+            return self._routes["aligned"]
+        with self._making:
+            if "raw" not in self._routes:
+                self._routes["raw"] = self._make_raw()
+            return self._routes["raw"]
+
+    def _ingest(self, path: Path) -> Ingested:
+        watch = Watch(self._begin, self._advance, lambda: None, self._say)
+        ingested = ingest([path], self._options, watch)
+        for problem in ingested.problems:
+            self._say(f"rankscope: {problem}")
+        return ingested
+
+    def _begin(self, files: int, total_bytes: int) -> None:
+        self._total += total_bytes
+
+    def _advance(self, path: Path, read: int, doing: str) -> None:
+        self._read[path] = read
+
+    def routes(self) -> dict[str, Route]:
+        """Every question by name; until the run is open all but `state` say how far it is."""
+        return {name: self._route(name) for name in _names()}
+
+    def _route(self, name: str) -> Route:
+        def answer(query: dict[str, str]) -> Answer:
+            if name == "state":
+                return self.state()
+            if name == "index":
+                return {"routes": sorted(_names())}
+            if self._error:
+                raise self._error
+            if not self._done.is_set():
+                raise RankscopeError("the run is still being read", hint="Ask /api/state how far it is.")
+            routes = self._answering(query.get("clocks", ""))
+            if name not in routes:
+                raise UsageError(f"/api/{name} is for two runs", hint="Start it so: rankscope view RUN OTHER")
+            return routes[name](query)
+
+        return answer
+
+    def state(self) -> dict[str, Any]:
+        if self._error:
+            error = self._error
+            return {"state": "failed", "error": error.message, "why": error.why, "hint": error.hint}
+        if self._done.is_set():
+            return {"state": "open"}
+        return {"state": "reading", "read_bytes": sum(self._read.values()), "total_bytes": self._total}
+
+
+def routes_of(session: Session) -> dict[str, Route]:
+    """Every question about one run."""
+    return {name: route for part in _PARTS for name, route in part.routes(session).items()}
+
+
+def _names() -> list[str]:
+    nobody: Any = None
+    return [*routes_of(nobody), "diff", "state", "index"]

@@ -1,0 +1,78 @@
+// Questions to the server. Errors come back in three parts and are shown as such.
+
+import { complain } from "./dom.js";
+
+export class ServerError extends Error {
+  /** @param {string} what @param {string} why @param {string} hint */
+  constructor(what, why, hint) {
+    super(what);
+    this.why = why;
+    this.hint = hint;
+  }
+}
+
+/** Sent with every question: which clocks times are on. */
+export const always = { clocks: "" };
+
+/** @param {string} name @param {Record<string, any>} query */
+function address(name, query) {
+  const words = Object.entries({ ...always, ...query }).filter(([, value]) => value !== undefined && value !== null && value !== "");
+  return `/api/${name}?${new URLSearchParams(words.map(([key, value]) => [key, String(value)]))}`;
+}
+
+/** @param {string} name @param {Record<string, any>} query @param {AbortSignal} [signal] */
+async function ask(name, query, signal) {
+  let response;
+  try {
+    response = await fetch(address(name, query), { signal });
+  } catch (error) {
+    if (signal?.aborted) throw error;
+    throw new ServerError("rankscope does not answer", "The viewer was stopped, or the tunnel is down.", "Start it again and reload.");
+  }
+  if (!response.ok) {
+    const said = await response.json().catch(() => ({}));
+    throw new ServerError(said.error ?? `error ${response.status}`, said.why ?? "", said.hint ?? "");
+  }
+  return response;
+}
+
+/** @param {string} name @param {Record<string, any>} [query] @param {AbortSignal} [signal] @returns {Promise<any>} */
+export async function json(name, query = {}, signal) {
+  return (await ask(name, query, signal)).json();
+}
+
+/** @typedef {Record<string, any> & { column: Record<string, any> }} Columns */
+
+/** @param {string} name @param {Record<string, any>} query @param {AbortSignal} [signal] @returns {Promise<Columns>} */
+export async function columns(name, query, signal) {
+  return unpack(await (await ask(name, query, signal)).arrayBuffer());
+}
+
+const TYPES = /** @type {Record<string, any>} */ ({
+  float64: Float64Array, uint32: Uint32Array, uint16: Uint16Array, uint8: Uint8Array, int64: BigInt64Array,
+});
+
+/** The layout of viewer/wire.py.
+ * @param {ArrayBuffer} buffer @returns {Columns} */
+export function unpack(buffer) {
+  const bytes = new Uint8Array(buffer);
+  const end = bytes.indexOf(10);
+  const facts = JSON.parse(new TextDecoder().decode(bytes.subarray(0, end)));
+  let at = end + 1;
+  /** @type {Record<string, any>} */
+  const column = {};
+  for (const { name, type, length } of facts.columns) {
+    column[name] = new TYPES[type](buffer, at, length);
+    at += Math.ceil((column[name].byteLength) / 8) * 8;
+  }
+  return { ...facts, column };
+}
+
+/** @param {unknown} error */
+export function show(error) {
+  if (error instanceof ServerError) complain(error.message, error.why, error.hint);
+  else if (!(error instanceof DOMException && error.name === "AbortError")) {
+    complain("the page met an error", String(error), "Reload; if it stays, please report it.");
+    console.error(error);
+  }
+}

@@ -1,0 +1,69 @@
+// Values over time as filled steps: memory, queue depth, counters of the file.
+
+import { columns, json, show } from "./api.js";
+import { quantity } from "./format.js";
+import { COUNTER, GUTTER } from "./layout.js";
+
+const PAUSE = 80;
+
+export class Counters {
+  /** @param {import("./app.js").App} app @param {() => void} arrived */
+  constructor(app, arrived) {
+    this.app = app;
+    this.arrived = arrived;
+    /** @type {Map<number, { name: string, label: string, unit: string }[]>} */
+    this.known = new Map();
+    /** @type {Map<string, { begin: number, end: number, max: number, value: Float64Array }>} */
+    this.kept = new Map();
+    /** @type {Map<string, string>} */
+    this.wanted = new Map();
+  }
+
+  /** @param {number} rank */
+  async load(rank) {
+    this.known.set(rank, (await json("counters", { rank })).counters);
+  }
+
+  /** Draw what is here, and ask for what fits the window.
+   * @param {CanvasRenderingContext2D} g @param {any} row @param {number} width */
+  draw(g, row, width) {
+    const { begin, end } = this.app.store.view;
+    const { text } = this.app.palette;
+    const key = `${row.rank}/${row.counter.name}`;
+    g.font = "11px ui-monospace, 'DejaVu Sans Mono', monospace";
+    g.textAlign = "right";
+    g.fillStyle = text["ink-2"];
+    g.fillText(row.counter.label.slice(0, 19), GUTTER - 10, row.y + 10);
+    this.ask(key, row, begin, end, Math.ceil(width));
+    const kept = this.kept.get(key);
+    if (!kept || !kept.max) return;
+    g.fillText(quantity(kept.max, row.counter.unit), GUTTER - 10, row.y + 23);
+    const scale = (kept.end - kept.begin) / kept.value.length;
+    g.fillStyle = text.copy;
+    for (let at = 0; at < kept.value.length; at++) {
+      const x = ((kept.begin + at * scale - begin) / (end - begin)) * width;
+      const wide = (scale / (end - begin)) * width;
+      if (x + wide < 0 || x > width) continue;
+      const high = (kept.value[at] / kept.max) * (COUNTER - 6);
+      g.fillRect(GUTTER + Math.max(x, 0), row.y + COUNTER - 3 - high, Math.max(wide, 1), high);
+    }
+  }
+
+  /** @param {string} key @param {any} row @param {number} begin @param {number} end @param {number} width */
+  ask(key, row, begin, end, width) {
+    const window = `${begin}/${end}/${width}`;
+    if (this.wanted.get(key) === window) return;
+    this.wanted.set(key, window);
+    setTimeout(async () => {
+      if (this.wanted.get(key) !== window) return;
+      try {
+        const [from, to] = [Math.round(begin), Math.max(Math.round(end), Math.round(begin) + 1)];
+        const answer = await columns("counter", { rank: row.rank, name: row.counter.name, begin: from, end: to, width });
+        this.kept.set(key, { begin: from, end: to, max: answer.max, value: answer.column.value });
+        this.arrived();
+      } catch (error) {
+        show(error);
+      }
+    }, PAUSE);
+  }
+}

@@ -1,0 +1,65 @@
+// Numbers for people: the same units everywhere.
+
+const TIME = [[1e9, "s"], [1e6, "ms"], [1e3, "µs"], [1, "ns"]];
+const COUNT = [[1e15, "P"], [1e12, "T"], [1e9, "G"], [1e6, "M"], [1e3, "k"]];
+
+/** @param {number} value @param {number} digits */
+function short(value, digits = 3) {
+  if (value === 0) return "0";
+  const whole = Math.floor(Math.log10(Math.abs(value))) + 1;
+  return value.toFixed(Math.max(0, Math.min(digits, digits - whole)));
+}
+
+/** @param {number | null | undefined} ns */
+export function time(ns) {
+  if (ns === null || ns === undefined) return "–";
+  for (const [size, unit] of /** @type {[number, string][]} */ (TIME)) {
+    if (Math.abs(ns) >= size) return `${short(ns / size)} ${unit}`;
+  }
+  return ns === 0 ? "0 ns" : `${short(ns)} ns`;
+}
+
+/** A point in time, with as many digits as the zoom can tell apart.
+ * @param {number} ns @param {number} span */
+export function moment(ns, span) {
+  const [size, unit] = /** @type {[number, string]} */ (TIME.find(([size]) => span >= Number(size)) ?? TIME[3]);
+  const digits = Math.max(0, Math.min(6, Math.ceil(Math.log10(size / Math.max(span, 1))) + 3));
+  return `${(ns / size).toFixed(digits)} ${unit}`;
+}
+
+/** @param {number | null | undefined} value @param {string} unit */
+export function quantity(value, unit) {
+  if (value === null || value === undefined) return "–";
+  if (typeof value !== "number") return String(value);
+  if (unit === "ns") return time(value);
+  if (unit === "percent") return `${value.toFixed(1)} %`;
+  if (unit === "bytes") return scaled(value, "B");
+  if (unit === "flop") return scaled(value, "FLOP");
+  if (unit === "flop/s") return scaled(value, "FLOP/s");
+  if (unit === "GB/s") return `${short(value)} GB/s`;
+  return Number.isInteger(value) ? value.toLocaleString("en") : short(value, 4);
+}
+
+/** @param {number} value @param {string} unit */
+export function scaled(value, unit) {
+  for (const [size, prefix] of /** @type {[number, string][]} */ (COUNT)) {
+    if (Math.abs(value) >= size) return `${short(value / size)} ${prefix}${unit}`;
+  }
+  return `${short(value)} ${unit}`;
+}
+
+/** @param {number} share of one */
+export function percent(share) {
+  return `${(100 * share).toFixed(1)} %`;
+}
+
+/** Round steps for an axis: at most `most` ticks over a span, each 1, 2 or 5 times a power of ten.
+ * @param {number} begin @param {number} end @param {number} most @returns {number[]} */
+export function ticks(begin, end, most) {
+  const rough = (end - begin) / Math.max(most, 1);
+  const power = 10 ** Math.floor(Math.log10(Math.max(rough, 1e-12)));
+  const step = power * ([1, 2, 5, 10].find((factor) => factor * power >= rough) ?? 10);
+  const found = [];
+  for (let at = Math.ceil(begin / step) * step; at <= end; at += step) found.push(at);
+  return found;
+}

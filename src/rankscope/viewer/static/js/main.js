@@ -1,0 +1,54 @@
+// Start: wait until the run is read, then draw it.
+
+import { App, describe, startTheme } from "./app.js";
+import { always, json, show } from "./api.js";
+import { byId, fill, h } from "./dom.js";
+import { scaled } from "./format.js";
+import { listenToKeys } from "./keys.js";
+import { listenToPointer } from "./pointer.js";
+import { listenToSearch } from "./search.js";
+import { EMPTY, Store, decode } from "./state.js";
+import { drawVerdict } from "./verdict.js";
+
+async function opened() {
+  for (;;) {
+    const state = await json("state");
+    if (state.state === "open") return true;
+    if (state.state === "failed") {
+      fill(byId("verdict"), h("div", {}, h("h1", {}, state.error), h("p", {}, `${state.why} ${state.hint}`)));
+      return false;
+    }
+    const share = state.total_bytes ? state.read_bytes / state.total_bytes : 0;
+    fill(byId("verdict"), h("div", {}, h("h1", {}, "Reading the traces"),
+      h("p", {}, h("progress", { value: share, max: 1 }), ` ${scaled(state.read_bytes, "B")} of ${scaled(state.total_bytes, "B")}`)));
+    await new Promise((done) => setTimeout(done, 300));
+  }
+}
+
+async function start() {
+  const wished = decode(location.hash);
+  startTheme(wished.theme ?? "");
+  if (!(await opened())) return;
+  always.clocks = wished.clocks ?? "";
+  /** @type {import("./app.js").Run} */
+  const run = await json("run");
+  const view = { ...EMPTY, ...wished, begin: wished.begin ?? run.begin_ns, end: wished.end ?? run.end_ns };
+  if (!location.hash && run.ranks.length) view.open = [run.ranks[0]];
+  const app = new App(run, new Store(view));
+  describe(run);
+  listenToKeys(app);
+  listenToPointer(app);
+  listenToSearch(app);
+  window.addEventListener("popstate", () => app.store.set({ ...EMPTY, begin: run.begin_ns, end: run.end_ns, ...decode(location.hash) }));
+  app.store.listen((view, changed) => { if (changed.has("clocks")) setTimeout(() => location.reload(), 250); }); // times of all tiles change
+  /** @type {any} */ (window).rankscope = app; // for the console, and for tests
+  const map = app.overview.load();
+  app.timeline.loadTracks();
+  app.timeline.redraw();
+  app.panels.changed(new Set(["tab"]));
+  await map;
+  await drawVerdict(app);
+  document.body.dataset.ready = "true";
+}
+
+start().catch(show);

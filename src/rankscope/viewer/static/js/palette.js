@@ -1,0 +1,46 @@
+// The theme's colours as numbers for pixels, and as text for strokes.
+
+const NAMES = ["compute", "comm", "copy", "op", "annotation", "runtime", "sync", "python", "other"];
+
+/** @typedef {{ text: Record<string, string>, pixel: Uint32Array, shade: Uint32Array, idle: number }} Palette */
+
+/** @param {string[]} kinds as the server numbers them @returns {Palette} */
+export function readPalette(kinds) {
+  const style = getComputedStyle(document.documentElement);
+  /** @type {Record<string, string>} */
+  const text = {};
+  for (const name of [...NAMES, "bg", "panel", "line", "ink", "ink-2", "ink-3", "accent", "idle", "bad", "on-compute", "on-light"]) {
+    text[name] = style.getPropertyValue(`--${name}`).trim();
+  }
+  const pixel = new Uint32Array(kinds.map((kind) => number(text[kind] ?? text.other)));
+  const shade = new Uint32Array(pixel.map((value) => dim(value)));
+  return { text, pixel, shade, idle: number(text.idle) };
+}
+
+/** Little-endian RGBA of #rrggbb.
+ * @param {string} color */
+export function number(color) {
+  const value = parseInt(color.slice(1), 16);
+  return (0xff000000 | ((value & 0xff) << 16) | (value & 0xff00) | (value >> 16)) >>> 0;
+}
+
+/** The same a little towards grey: neighbours of different names tell apart.
+ * @param {number} pixel */
+function dim(pixel) {
+  const part = (/** @type {number} */ shift) => Math.round(((pixel >>> shift) & 0xff) * 0.86 + 18) << shift;
+  return (0xff000000 | (part(16) & 0xff0000) | (part(8) & 0xff00) | (part(0) & 0xff)) >>> 0;
+}
+
+/** Mix by shares of 255; what is left over is idle.
+ * @param {Palette} palette @param {number} compute @param {number} comm @param {number} copy */
+export function mix(palette, compute, comm, copy) {
+  const rest = Math.max(0, 255 - compute - comm - copy);
+  const all = compute + comm + copy + rest;
+  let mixed = 0xff000000;
+  for (const shift of [0, 8, 16]) {
+    const part = (compute * ((palette.pixel[0] >>> shift) & 0xff) + comm * ((palette.pixel[1] >>> shift) & 0xff)
+      + copy * ((palette.pixel[2] >>> shift) & 0xff) + rest * ((palette.idle >>> shift) & 0xff)) / all;
+    mixed |= Math.round(part) << shift;
+  }
+  return mixed >>> 0;
+}

@@ -1,0 +1,20 @@
+// What changed between two runs.
+
+import { json } from "../api.js";
+import { h } from "../dom.js";
+import { quantity, time } from "../format.js";
+import { table } from "../table.js";
+
+/** @param {import("../app.js").App} app */
+export async function diffPanel(app) {
+  if (!app.run.titles) return h("p", { class: "quiet" }, "One run is open. Two side by side: rankscope view BASE NEW");
+  const result = await json("diff");
+  const rows = result.rows.map((/** @type {any} */ row) => {
+    const show = (/** @type {number | null} */ value) => (row.report === "memory" ? quantity(value, "bytes") : time(value));
+    return { ...row, what: `${row.report}: ${row.key}`, before: show(row.base), after: show(row.new) };
+  });
+  const columns = [{ name: "verdict" }, { name: "change_pct", title: "change", unit: "percent" }, { name: "before" }, { name: "after" }, { name: "p_value", title: "p" }, { name: "what" }];
+  return h("div", {}, h("h2", {}, result.title), h("p", { class: "quiet" }, result.window),
+    result.findings.map((/** @type {any} */ finding) => h("article", { class: `card ${finding.severity}` }, h("h3", {}, finding.title), h("p", {}, finding.evidence))),
+    table(columns, rows, { caption: result.title, hot: (row) => row.verdict === "slower" }), result.notes.map((/** @type {string} */ note) => h("p", { class: "quiet" }, note)));
+}

@@ -1,0 +1,15 @@
+// What the analyses found, most expensive first; each leads to where it can be seen.
+
+import { h } from "../dom.js";
+import { time } from "../format.js";
+
+/** @param {import("../app.js").App} app */
+export async function findingsPanel(app) {
+  const findings = await app.panels.findings();
+  if (!findings.length) return h("p", { class: "quiet" }, "Nothing found: no analysis saw anything that costs time worth naming.");
+  return h("div", {}, findings.map((finding) => h("article", { class: `card ${finding.severity}` },
+    finding.span || finding.ranks?.length
+      ? h("button", { class: "go", onclick: () => app.panels.goToFinding(finding), "aria-label": `show: ${finding.title}` }, "show →") : "",
+    h("span", { class: "severity" }, finding.severity, finding.cost_ns ? ` · ${time(finding.cost_ns)}` : ""),
+    h("h3", {}, finding.title), h("p", {}, finding.evidence), finding.hint ? h("p", {}, "→ ", finding.hint) : "")));
+}

@@ -1,0 +1,117 @@
+// The right side: one panel at a time, chosen by tab or number.
+
+import { json, show } from "../api.js";
+import { byId, fill, h, speak } from "../dom.js";
+import { diffPanel } from "./diff.js";
+import { findingsPanel } from "./findings.js";
+import { flamePanel } from "./flame.js";
+import { memoryPanel } from "./memory.js";
+import { rooflinePanel } from "./roofline.js";
+import { selectionPanel } from "./selection.js";
+import { sqlPanel } from "./sql.js";
+import { tablesPanel } from "./tables.js";
+
+/** @type {Record<string, { title: string, draw: (app: import("../app.js").App) => Promise<Node | string>, redrawOn: string[] }>} */
+const PANELS = {
+  findings: { title: "Findings", draw: findingsPanel, redrawOn: [] },
+  selection: { title: "Selection", draw: selectionPanel, redrawOn: ["slice", "area"] },
+  tables: { title: "Tables", draw: tablesPanel, redrawOn: ["report"] },
+  flame: { title: "Flame", draw: flamePanel, redrawOn: ["area"] },
+  memory: { title: "Memory", draw: memoryPanel, redrawOn: [] },
+  roofline: { title: "Roofline", draw: rooflinePanel, redrawOn: [] },
+  diff: { title: "Diff", draw: diffPanel, redrawOn: [] },
+  sql: { title: "SQL", draw: sqlPanel, redrawOn: [] },
+};
+
+export class Panels {
+  /** @param {import("../app.js").App} app */
+  constructor(app) {
+    this.app = app;
+    this.box = byId("panel");
+    /** @type {any} the slice that is chosen, with all that is known of it */
+    this.slice = null;
+    this.turn = 0;
+    this.finding = -1;
+    /** @type {Promise<any[]> | undefined} */
+    this.asked = undefined;
+    this.tabs = Object.entries(PANELS).map(([name, { title }]) => h("button", {
+      role: "tab", id: `tab-${name}`, "aria-controls": "panel", onclick: () => app.store.set({ tab: name }, { history: true }),
+    }, title));
+    fill(byId("tabs"), ...this.tabs);
+    byId("tabs").addEventListener("keydown", (event) => this.arrows(event));
+  }
+
+  /** @param {Set<string>} changed */
+  changed(changed) {
+    const { tab } = this.app.store.view;
+    const panel = PANELS[tab] ?? PANELS.findings;
+    if (changed.has("slice") && !this.app.store.view.slice) this.slice = null;
+    if (changed.has("tab") || panel.redrawOn.some((name) => changed.has(name))) this.draw();
+  }
+
+  async draw() {
+    const { tab } = this.app.store.view;
+    const names = Object.keys(PANELS);
+    this.tabs.forEach((button, at) => {
+      button.setAttribute("aria-selected", String(names[at] === tab));
+      button.tabIndex = names[at] === tab ? 0 : -1;
+    });
+    this.box.setAttribute("aria-labelledby", `tab-${tab}`);
+    const turn = ++this.turn;
+    this.box.setAttribute("aria-busy", "true");
+    try {
+      const content = await (PANELS[tab] ?? PANELS.findings).draw(this.app);
+      if (turn === this.turn) fill(this.box, content); // the old picture stays until the new one is here
+    } catch (error) {
+      show(error);
+    }
+    if (turn === this.turn) this.box.setAttribute("aria-busy", "false");
+  }
+
+  /** @param {number} at */
+  choose(at) {
+    const name = Object.keys(PANELS)[at];
+    if (name) this.app.store.set({ tab: name }, { history: true });
+  }
+
+  /** @param {KeyboardEvent} event */
+  arrows(event) {
+    const names = Object.keys(PANELS);
+    const at = names.indexOf(this.app.store.view.tab);
+    const by = event.key === "ArrowRight" ? 1 : event.key === "ArrowLeft" ? -1 : 0;
+    if (!by) return;
+    event.stopPropagation();
+    const next = (at + by + names.length) % names.length;
+    this.choose(next);
+    this.tabs[next].focus();
+  }
+
+  /** All findings, worst first; asked for once. @returns {Promise<any[]>} */
+  findings() {
+    this.asked ??= json("findings").then((answer) => /** @type {any[]} */ (answer.findings));
+    return this.asked;
+  }
+
+  async nextFinding() {
+    const all = await this.findings();
+    if (!all.length) return speak("nothing found");
+    this.finding = (this.finding + 1) % all.length;
+    this.app.store.set({ tab: "findings" });
+    return this.goToFinding(all[this.finding]);
+  }
+
+  /** @param {any} finding */
+  goToFinding(finding) {
+    const { app } = this;
+    if (finding.span) {
+      const margin = (finding.span[1] - finding.span[0]) * 0.1;
+      app.show(finding.span[0] - margin, finding.span[1] + margin, { history: true });
+    }
+    if (finding.ranks?.length) {
+      const few = finding.ranks.slice(0, 4);
+      app.store.set({ open: [...new Set([...app.store.view.open, ...few])] });
+      app.timeline.loadTracks().then(() => app.timeline.scrollTo(finding.ranks[0]));
+    }
+    speak(finding.title);
+  }
+}

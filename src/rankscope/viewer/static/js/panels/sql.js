@@ -1,0 +1,32 @@
+// Anything else: SQL over the run, read-only.
+
+import { json, ServerError } from "../api.js";
+import { fill, h } from "../dom.js";
+import { table } from "../table.js";
+
+const FIRST = "SELECT name, count(*) AS calls, sum(dur_ns) AS total_ns\nFROM gpu GROUP BY name ORDER BY total_ns DESC LIMIT 20";
+
+/** @param {import("../app.js").App} app */
+export async function sqlPanel(app) {
+  const schema = await json("schema");
+  const box = /** @type {HTMLTextAreaElement} */ (h("textarea", { "aria-label": "SQL", spellcheck: "false" }));
+  box.value = app.store.view.sql || FIRST;
+  const out = h("div");
+
+  async function run() {
+    app.store.set({ sql: box.value });
+    try {
+      const answer = await json("query", { sql: box.value });
+      const rows = answer.rows.map((/** @type {any[]} */ row) => Object.fromEntries(answer.columns.map((/** @type {string} */ name, /** @type {number} */ at) => [name, row[at]])));
+      fill(out, h("p", { class: "quiet" }, `${answer.total.toLocaleString("en")} rows${answer.total > rows.length ? `, the first ${rows.length} shown` : ""}`),
+        table(answer.columns.map((/** @type {string} */ name) => ({ name, unit: name.endsWith("_ns") ? "ns" : "" })), rows));
+    } catch (error) {
+      if (!(error instanceof ServerError)) throw error;
+      fill(out, h("p", {}, error.message), h("p", { class: "quiet" }, error.why), h("p", { class: "quiet" }, error.hint));
+    }
+  }
+
+  box.addEventListener("keydown", (event) => { if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) run(); });
+  return h("div", {}, box, h("div", { class: "row" }, h("button", { class: "plain", onclick: run }, "Run"), h("span", { class: "quiet" }, "Ctrl-Enter; read-only")), out,
+    h("h2", {}, "Tables"), schema.map((/** @type {any} */ view) => h("details", {}, h("summary", {}, view.name), h("p", { class: "quiet" }, view.help), h("p", {}, view.columns.join(", ")))));
+}

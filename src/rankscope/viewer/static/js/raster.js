@@ -1,0 +1,29 @@
+// Slices as pixels: one row of numbers a lane, blown up by the canvas. Cost does not depend on how many are wide.
+
+/** @param {Uint32Array} pixels rows of `width` @param {number} width @param {number} lanes
+ * @param {import("./tiles.js").Tile[]} tiles coarse ones first @param {number} begin @param {number} nsPerPixel
+ * @param {import("./palette.js").Palette} palette */
+export function paint(pixels, width, lanes, tiles, begin, nsPerPixel, palette) {
+  for (const { start, duration, row, kind, name } of tiles) {
+    for (let at = 0; at < start.length; at++) {
+      if (row[at] >= lanes) continue;
+      const left = (start[at] - begin) / nsPerPixel;
+      const right = left + duration[at] / nsPerPixel;
+      if (right < 0 || left >= width) continue;
+      const from = Math.max(0, Math.floor(left));
+      let to = Math.min(width, Math.max(from + 1, Math.round(right)));
+      if (to - from > 3 && to < width) to -= 1; // a gap that tells neighbours apart
+      const color = name[at] & 1 ? palette.shade[kind[at]] : palette.pixel[kind[at]];
+      const line = row[at] * width;
+      if (to - from === 1) pixels[line + from] = color;
+      else pixels.fill(color, line + from, line + to);
+    }
+  }
+}
+
+/** The map of shares as pixels, one row a rank.
+ * @param {Uint32Array} pixels @param {{ compute: Uint8Array, comm: Uint8Array, copy: Uint8Array }} shares
+ * @param {(compute: number, comm: number, copy: number) => number} mix */
+export function paintShares(pixels, { compute, comm, copy }, mix) {
+  for (let at = 0; at < compute.length; at++) pixels[at] = mix(compute[at], comm[at], copy[at]);
+}

@@ -1,0 +1,83 @@
+// What is on the screen, and nothing else: all of it lives in the URL, so a link shows the same picture.
+
+/** @typedef {{ rank: number, segment: number, id: number }} SliceKey
+ * @typedef {{ begin: number, end: number, open: number[], pinned: number[], slice: SliceKey | null,
+ *   area: [number, number] | null, tab: string, report: string, sort: string, sql: string, theme: string, filter: string, clocks: string }} View */
+
+/** @type {View} */
+export const EMPTY = {
+  begin: 0, end: 0, open: [], pinned: [], slice: null, area: null, tab: "findings", report: "breakdown", sort: "rank", sql: "",
+  theme: "", filter: "", clocks: "",
+};
+
+/** @param {View} view @returns {string} */
+export function encode(view) {
+  const words = new URLSearchParams();
+  words.set("v", "1");
+  words.set("t", `${Math.round(view.begin)}-${Math.round(view.end)}`);
+  if (view.open.length) words.set("open", view.open.join(","));
+  if (view.pinned.length) words.set("pin", view.pinned.join(","));
+  if (view.slice) words.set("slice", `${view.slice.rank}.${view.slice.segment}.${view.slice.id}`);
+  if (view.area) words.set("area", view.area.map(Math.round).join("-"));
+  for (const name of /** @type {const} */ (["tab", "report", "sort", "sql", "theme", "filter", "clocks"])) {
+    if (view[name] && view[name] !== EMPTY[name]) words.set(name, view[name]);
+  }
+  return `#${words}`;
+}
+
+/** What a link says; anything that is not understood is left as it is by default.
+ * @param {string} hash @returns {Partial<View>} */
+export function decode(hash) {
+  const words = new URLSearchParams(hash.replace(/^#/, ""));
+  /** @type {Partial<View>} */
+  const view = {};
+  const span = pair(words.get("t"));
+  if (span) [view.begin, view.end] = span;
+  view.open = numbers(words.get("open"));
+  view.pinned = numbers(words.get("pin"));
+  const key = (words.get("slice") ?? "").split(".").map(Number);
+  view.slice = key.length === 3 && key.every(Number.isFinite) ? { rank: key[0], segment: key[1], id: key[2] } : null;
+  view.area = pair(words.get("area"));
+  for (const name of /** @type {const} */ (["tab", "report", "sort", "sql", "theme", "filter", "clocks"])) {
+    view[name] = words.get(name) ?? EMPTY[name];
+  }
+  return view;
+}
+
+/** @param {string | null} text @returns {[number, number] | null} */
+function pair(text) {
+  const match = /^(-?\d+)-(-?\d+)$/.exec(text ?? "");
+  return match && Number(match[2]) > Number(match[1]) ? [Number(match[1]), Number(match[2])] : null;
+}
+
+/** @param {string | null} text */
+function numbers(text) {
+  return (text ?? "").split(",").filter((word) => /^\d+$/.test(word)).map(Number);
+}
+
+/** The state, and who wants to know of changes. */
+export class Store {
+  /** @param {View} view */
+  constructor(view) {
+    this.view = view;
+    /** @type {((view: View, changed: Set<string>) => void)[]} */
+    this.listeners = [];
+    this.timer = 0;
+  }
+
+  /** @param {Partial<View>} change @param {{ history?: boolean }} [how] a step the Back button undoes, or not */
+  set(change, how = {}) {
+    const changed = new Set(Object.keys(change).filter((key) => /** @type {any} */ (change)[key] !== /** @type {any} */ (this.view)[key]));
+    if (!changed.size) return;
+    this.view = { ...this.view, ...change };
+    clearTimeout(this.timer);
+    if (how.history) history.pushState(null, "", encode(this.view));
+    else this.timer = window.setTimeout(() => history.replaceState(null, "", encode(this.view)), 200);
+    for (const listener of this.listeners) listener(this.view, changed);
+  }
+
+  /** @param {(view: View, changed: Set<string>) => void} listener */
+  listen(listener) {
+    this.listeners.push(listener);
+  }
+}

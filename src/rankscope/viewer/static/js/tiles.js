@@ -1,0 +1,102 @@
+// Tiles of tracks: asked for when they come into view, kept, and stood in for by coarser ones until they arrive.
+
+import { columns, show } from "./api.js";
+
+const AT_A_TIME = 6;
+const MOST_KEPT = 600;
+
+/** Pixels are powers of two ns, never coarser than the screen's.
+ * @param {number} nsPerPixel */
+export function levelOf(nsPerPixel) {
+  return Math.max(0, Math.floor(Math.log2(Math.max(nsPerPixel, 1))));
+}
+
+/** The tiles of a level that cover a window.
+ * @param {number} begin @param {number} end @param {number} level @param {number} width @returns {number[]} */
+export function indicesOf(begin, end, level, width) {
+  const size = width * 2 ** level;
+  const found = [];
+  for (let index = Math.floor(begin / size); index * size < end; index++) found.push(index);
+  return found;
+}
+
+/** @typedef {{ rank: number, segment: number, track: number }} TrackKey
+ * @typedef {{ start: Float64Array, duration: Float64Array, id: Float64Array, name: Uint32Array, count: Uint32Array,
+ *   row: Uint16Array, segment: Uint16Array, kind: Uint8Array, names: Record<string, string>, level: number }} Tile */
+
+export class Tiles {
+  /** @param {number} width pixels of a tile @param {() => void} arrived */
+  constructor(width, arrived) {
+    this.width = width;
+    this.arrived = arrived;
+    /** @type {Map<string, Tile>} */
+    this.kept = new Map();
+    /** @type {Map<string, { key: TrackKey, level: number, index: number }>} */
+    this.wanted = new Map();
+    /** @type {Set<string>} */
+    this.asked = new Set();
+  }
+
+  /** Forget what was wanted for an earlier picture: only what is on the screen now is asked for. */
+  begin() {
+    this.wanted.clear();
+  }
+
+  /** The tiles that show a window of a track; coarser ones where the right ones are not here yet.
+   * @param {TrackKey} key @param {number} begin @param {number} end @param {number} nsPerPixel @returns {Tile[]} */
+  of(key, begin, end, nsPerPixel) {
+    const level = levelOf(nsPerPixel);
+    /** @type {Map<string, Tile>} */
+    const found = new Map();
+    for (const index of indicesOf(begin, end, level, this.width)) {
+      const name = nameOf(key, level, index);
+      const tile = this.kept.get(name);
+      if (tile) {
+        this.kept.delete(name);
+        this.kept.set(name, tile); // the youngest is last
+        found.set(name, tile);
+        continue;
+      }
+      if (!this.asked.has(name)) this.wanted.set(name, { key, level, index });
+      for (let up = 1; up <= 12; up++) {
+        const coarse = nameOf(key, level + up, Math.floor(index / 2 ** up));
+        const substitute = this.kept.get(coarse);
+        if (substitute) {
+          found.set(coarse, substitute);
+          break;
+        }
+      }
+    }
+    return [...found.values()].sort((a, b) => b.level - a.level);
+  }
+
+  /** Ask for what is wanted and not yet on its way. */
+  fetch() {
+    for (const [name, { key, level, index }] of this.wanted) {
+      if (this.asked.size >= AT_A_TIME) return;
+      this.wanted.delete(name);
+      this.asked.add(name);
+      columns("tile", { ...key, level, index })
+        .then((answer) => this.keep(name, answer))
+        .catch((error) => { if (!this.failed) show(error); this.failed = true; })
+        .finally(() => { this.asked.delete(name); this.fetch(); });
+    }
+  }
+
+  /** @param {string} name @param {import("./api.js").Columns} answer */
+  keep(name, answer) {
+    this.failed = false;
+    this.kept.set(name, /** @type {any} */ ({ ...answer.column, names: answer.names, level: answer.level }));
+    while (this.kept.size > MOST_KEPT) this.kept.delete(/** @type {string} */ (this.kept.keys().next().value));
+    this.arrived();
+  }
+
+  get busy() {
+    return this.asked.size > 0 || this.wanted.size > 0;
+  }
+}
+
+/** @param {TrackKey} key @param {number} level @param {number} index */
+function nameOf(key, level, index) {
+  return `${key.rank}/${key.segment}/${key.track}/${level}/${index}`;
+}

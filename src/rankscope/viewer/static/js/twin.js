@@ -1,0 +1,23 @@
+// The ranks as a list of buttons, for those who hear the page: open, close, and what each spends its time on.
+
+import { byId, fill, h } from "./dom.js";
+import { percent } from "./format.js";
+import { rankName } from "./layout.js";
+
+const MOST = 256;
+
+/** @param {import("./app.js").App} app */
+export function drawTwin(app) {
+  const { view } = app.store;
+  fill(byId("twin"), ...app.ranks.slice(0, MOST).map((rank) => h("li", {}, h("button", {
+    "aria-expanded": view.open.includes(rank), onclick: () => app.toggle(rank),
+  }, `${rankName(rank)}${shares(app, rank)}`))));
+}
+
+/** @param {import("./app.js").App} app @param {number} rank */
+function shares(app, rank) {
+  const span = app.orders.get("span_ns")?.get(rank);
+  if (!span) return "";
+  const share = (/** @type {string} */ name) => percent((app.orders.get(name)?.get(rank) ?? 0) / span);
+  return `: compute ${share("compute_ns")}, exposed communication ${share("exposed_comm_ns")}, idle ${share("idle_ns")}`;
+}

@@ -1,0 +1,93 @@
+"""From values to pixels, and where the ticks are."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rankscope.units import SCALABLE, choose_scale, format_plain
+
+_DECADES_APART = 1e4
+
+
+@dataclass(frozen=True)
+class Linear:
+    low: float
+    high: float
+    start: float
+    end: float
+
+    def __call__(self, value: float) -> float:
+        share = (value - self.low) / (self.high - self.low or 1)
+        return self.start + share * (self.end - self.start)
+
+    def ticks(self, most: int = 6) -> list[float]:
+        """Round numbers, 1, 2 or 5 times a power of ten apart."""
+        span = self.high - self.low
+        if span <= 0:
+            return [self.low]
+        rough = span / max(most, 1)
+        power = 10.0 ** math.floor(math.log10(rough))
+        step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough * 0.999)
+        first = math.ceil(self.low / step - 1e-9)
+        return [number * step for number in range(first, math.floor(self.high / step + 1e-9) + 1)]
+
+
+@dataclass(frozen=True)
+class Log:
+    """Powers of ten are equally far apart; values must be positive."""
+
+    low: float
+    high: float
+    start: float
+    end: float
+
+    def __call__(self, value: float) -> float:
+        share = math.log(value / self.low) / math.log(self.high / self.low)
+        return self.start + share * (self.end - self.start)
+
+    def ticks(self, most: int = 8) -> list[float]:
+        first, last = math.ceil(math.log10(self.low) - 1e-9), math.floor(math.log10(self.high) + 1e-9)
+        every = max(1, math.ceil((last - first + 1) / most))
+        return [10.0**power for power in range(first, last + 1, every)]
+
+    def minor_ticks(self) -> list[float]:
+        powers = range(math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)) + 1)
+        ticks = [factor * 10.0**power for power in powers for factor in range(2, 10)]
+        return [tick for tick in ticks if self.low <= tick <= self.high]
+
+
+Scale = Linear | Log
+
+
+def decades(values: Sequence[float], room: float = 1.6) -> tuple[float, float]:
+    """Bounds for a log axis around these values, with some room, at least one decade apart."""
+    low, high = min(values) / room, max(values) * room
+    if high / low < 10:
+        middle = math.sqrt(low * high)
+        low, high = middle / math.sqrt(10), middle * math.sqrt(10)
+    return low, high
+
+
+def tick_labels(unit: str, ticks: Sequence[float]) -> tuple[list[str], str]:
+    """Labels without the unit, and the unit for the axis's title; far apart, each label has its own."""
+    if not unit:
+        return [_bare(tick) for tick in ticks], ""
+    sizes = [abs(tick) for tick in ticks if tick]
+    if unit in SCALABLE and sizes and max(sizes) >= _DECADES_APART * min(sizes):
+        own = [choose_scale(unit, [tick]) for tick in ticks]
+        return [f"{_bare(tick / s.factor)} {s.label}" for tick, s in zip(ticks, own, strict=True)], ""
+    # From 0.01 to 1 PFLOP/s reads worse than from 10 to 1,000 TFLOP/s.
+    wide = len(sizes) > 1 and max(sizes) >= 10 * min(sizes)
+    scale = choose_scale(unit, [max(sizes, default=0) / (10 if wide else 1)])
+    return [_bare(tick / scale.factor) for tick in ticks], scale.label
+
+
+def _bare(value: float) -> str:
+    """'0.5', '20', '1,000': no more digits than a tick needs."""
+    rounded = float(f"{value:.6g}")
+    if rounded.is_integer() and abs(rounded) < 1e6:
+        return f"{rounded:,.0f}"
+    text = format_plain(rounded)
+    return text.rstrip("0").rstrip(".") if "." in text and "e" not in text else text

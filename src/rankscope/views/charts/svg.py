@@ -1,0 +1,114 @@
+"""The few shapes a chart is made of, as SVG text. Colours are names of the theme."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from rankscope.views.charts.theme import var
+from rankscope.views.markup import attributes, escape
+
+CHARACTER = 0.62
+"""Width of an average letter, as a share of the font's size: DejaVu's, the widest of those a reader may have."""
+
+
+def text_width(text: str, size: float = 11) -> float:
+    return len(text) * size * CHARACTER
+
+
+def fill_of(colour: str) -> str:
+    """'comm' is striped, so that it differs from the others without colour too."""
+    return "url(#stripes)" if colour == "comm" else var(colour)
+
+
+STRIPES = (
+    '<defs><pattern id="stripes" width="5" height="5" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
+    f'<rect width="5" height="5" fill="{var("comm")}"/>'
+    f'<rect width="1.2" height="5" fill="{var("comm-2")}"/></pattern></defs>'
+)
+
+
+@dataclass
+class Drawing:
+    """Shapes in the order they are drawn."""
+
+    width: float
+    height: float
+    parts: list[str] = field(default_factory=list)
+
+    def _add(self, tag: str, tip: str | None, **values: object) -> None:
+        lines = "\n".join(map(escape, tip.splitlines())) if tip else ""
+        body = f"<title>{lines}</title>" if lines else ""
+        shape = f"<{tag}{attributes(values)}"
+        self.parts.append(f"{shape}>{body}</{tag}>" if body else f"{shape}/>")
+
+    def rect(
+        self,
+        x: float,
+        y: float,
+        width: float,
+        height: float,
+        colour: str,
+        tip: str | None = None,
+        **more: object,
+    ) -> None:
+        self._add("rect", tip, x=x, y=y, width=max(width, 0.0), height=height, fill=fill_of(colour), **more)
+
+    def line(self, x1: float, y1: float, x2: float, y2: float, colour: str, **more: object) -> None:
+        self._add("line", None, x1=x1, y1=y1, x2=x2, y2=y2, stroke=var(colour), **more)
+
+    def path(self, d: str, colour: str, tip: str | None = None, **more: object) -> None:
+        """A filled shape."""
+        self._add("path", tip, d=d, fill=fill_of(colour), **more)
+
+    def polyline(
+        self, points: list[tuple[float, float]], colour: str, tip: str | None = None, **more: object
+    ) -> None:
+        if points:
+            listed = " ".join(f"{_n(x)},{_n(y)}" for x, y in points)
+            self._add("polyline", tip, points=listed, fill="none", stroke=var(colour), **more)
+
+    def mark(
+        self, shape: int, x: float, y: float, radius: float, colour: str, tip: str | None = None
+    ) -> None:
+        """A point: circle, square, diamond or triangle, so that series differ without colour too."""
+        more = {"fill": var(colour), "fill_opacity": "0.75", "stroke": var("bg"), "stroke_width": "0.8"}
+        r = radius
+        if shape % 4 == 0:
+            self._add("circle", tip, cx=x, cy=y, r=r, **more)
+            return
+        outlines = (
+            ((-0.89, -0.89), (0.89, -0.89), (0.89, 0.89), (-0.89, 0.89)),
+            ((0, -1.25), (1.25, 0), (0, 1.25), (-1.25, 0)),
+            ((0, -1.2), (1.1, 0.8), (-1.1, 0.8)),
+        )
+        points = " ".join(f"{_n(x + dx * r)},{_n(y + dy * r)}" for dx, dy in outlines[shape % 4 - 1])
+        self._add("polygon", tip, points=points, **more)
+
+    def text(
+        self, x: float, y: float, text: str, anchor: str = "start", colour: str = "ink-2", **more: object
+    ) -> None:
+        values = {"x": x, "y": y, "text_anchor": None if anchor == "start" else anchor, "fill": var(colour)}
+        self.parts.append(f"<text{attributes(values | more)}>{escape(text)}</text>")
+
+    def body(self) -> str:
+        content = "".join(self.parts)
+        return (STRIPES if "url(#stripes)" in content else "") + content
+
+
+def _n(value: float) -> str:
+    return f"{value:.1f}".removesuffix(".0")
+
+
+def step_path(x: list[float], top: list[float], bottom: list[float]) -> str:
+    """The outline between two staircases: one stretch a pair of neighbours in `x`. Equal neighbours are one stretch."""
+    runs = [(x[i], x[i + 1], top[i], bottom[i]) for i in range(len(top)) if bottom[i] - top[i] > 0.01]
+    pieces: list[str] = []
+    at = 0
+    while at < len(runs):
+        left, right, high, low = runs[at]
+        at += 1
+        while at < len(runs) and runs[at][0] == right and runs[at][2:] == (high, low):
+            right = runs[at][1]
+            at += 1
+        pieces.append(f"M{_n(left)} {_n(high)}H{_n(right)}V{_n(low)}H{_n(left)}z")
+    return "".join(pieces)

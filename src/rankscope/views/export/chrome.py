@@ -1,0 +1,120 @@
+"""A run as Chrome's trace event JSON, for chrome://tracing and everything else that reads it.
+
+Written line by line. Times are µs with three decimals, which is whole nanoseconds, exactly.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import BinaryIO
+
+from rankscope.analysis.scope import Scope
+from rankscope.store.run import Run
+from rankscope.views.export.walk import Part, SliceEvent, walk
+
+_LINES_AT_A_TIME = 5_000
+
+
+def write_chrome(run: Run, scope: Scope, out: BinaryIO, with_args: bool = True) -> int:
+    """Write the trace; returns the number of slices in it."""
+    out.write(b'{"displayTimeUnit": "ns", "traceEvents": [\n')
+    slices = 0
+    first = True
+    for part in walk(run, scope):
+        writer = _PartWriter(part)
+        pending: list[str] = []
+        for line in writer.lines(with_args):
+            pending.append(line)
+            if len(pending) >= _LINES_AT_A_TIME:
+                _write(out, pending, first)
+                first, pending = False, []
+        if pending:
+            _write(out, pending, first)
+            first = False
+        slices += writer.slices
+    out.write(b"\n]}\n")
+    return slices
+
+
+def _write(out: BinaryIO, lines: list[str], first: bool) -> None:
+    out.write((("" if first else ",\n") + ",\n".join(lines)).encode("utf-8", "replace"))
+
+
+@lru_cache(maxsize=65_536)
+def _quoted(name: str) -> str:
+    return json.dumps(name)
+
+
+def _us(nanoseconds: int) -> str:
+    whole, rest = divmod(nanoseconds, 1000)
+    return f"{whole}.{rest:03d}"
+
+
+class _PartWriter:
+    """The lines of one trace file: the rank is the process, a lane is a thread."""
+
+    def __init__(self, part: Part) -> None:
+        self.slices = 0
+        self._part = part
+        self._tracks = {info.track: info for info in part.tracks}
+        self._threads: dict[tuple[int, int], int] = {}
+
+    def lines(self, with_args: bool) -> Iterator[str]:
+        rank = self._part.rank
+        yield self._meta("process_name", 0, f'"name": {_quoted(f"rank {rank}")}')
+        yield self._meta("process_sort_index", 0, f'"sort_index": {rank}')
+        for event in self._part.slices(with_args):
+            yield from self._name_thread(event.track, event.lane)
+            yield self._slice(event)
+            yield from self._arrows(event)
+            self.slices += 1
+        for mark in self._part.marks():
+            yield from self._name_thread(mark.track, 0)
+            yield (
+                f'{{"ph": "i", "s": "t", {self._place(mark.track, 0)}, "ts": {_us(mark.ts_ns)}, '
+                f'"cat": {_quoted(mark.category)}, "name": {_quoted(mark.name)}}}'
+            )
+        for sample in self._part.samples():
+            label = json.dumps(sample.unit or "value")
+            yield (
+                f'{{"ph": "C", "pid": {rank}, "ts": {_us(sample.ts_ns)}, "name": {_quoted(sample.counter)}, '
+                f'"args": {{{label}: {sample.value!r}}}}}'
+            )
+
+    def _slice(self, event: SliceEvent) -> str:
+        args = f', "args": {event.args}' if event.args else ""
+        return (
+            f'{{"ph": "X", {self._place(event.track, event.lane)}, "ts": {_us(event.start_ns)}, '
+            f'"dur": {_us(event.dur_ns)}, "cat": {_quoted(event.category)}, "name": {_quoted(event.name)}{args}}}'
+        )
+
+    def _arrows(self, event: SliceEvent) -> Iterator[str]:
+        place, at = self._place(event.track, event.lane), _us(event.start_ns)
+        for flow in event.leaves:
+            yield f'{{"ph": "s", "id": {flow}, {place}, "ts": {at}, "cat": "flow", "name": "flow"}}'
+        for flow in event.enters:
+            yield f'{{"ph": "f", "bp": "e", "id": {flow}, {place}, "ts": {at}, "cat": "flow", "name": "flow"}}'
+
+    def _place(self, track: int, lane: int) -> str:
+        return f'"pid": {self._part.rank}, "tid": {self._threads[track, lane]}'
+
+    def _name_thread(self, track: int, lane: int) -> Iterator[str]:
+        if (track, lane) in self._threads:
+            return
+        info = self._tracks[track]
+        thread = self._part.segment * 100_000 + info.order * 100 + min(lane, 99) + 1
+        while thread in self._threads.values():  # more than a hundred lanes: whatever number is free
+            thread += 1_000_000
+        self._threads[track, lane] = thread
+        name = info.label if lane == 0 else f"{info.label}, overlapping {lane}"
+        if self._part.segment:
+            name += f" ({self._part.label.partition(', ')[2]})"
+        yield self._meta("thread_name", thread, f'"name": {_quoted(name)}')
+        yield self._meta("thread_sort_index", thread, f'"sort_index": {thread}')
+
+    def _meta(self, what: str, thread: int, args: str) -> str:
+        return (
+            f'{{"ph": "M", "pid": {self._part.rank}, "tid": {thread}, "name": "{what}", "args": {{{args}}}}}'
+        )

@@ -1,0 +1,297 @@
+"""What a report says, before it is HTML or Markdown: the verdict, the findings, a section for each question."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+
+from rankscope.analysis import REPORTS
+from rankscope.analysis.diff import by_unit
+from rankscope.analysis.facts import facts
+from rankscope.analysis.memory_curve import memory_curve
+from rankscope.analysis.result import SEVERITIES, Finding, Result
+from rankscope.analysis.scope import Scope
+from rankscope.errors import RankscopeError
+from rankscope.ranges import as_ranges
+from rankscope.store.run import Run
+from rankscope.units import format_bytes, format_ns
+from rankscope.views.charts import CHARTS, Chart, NothingToDrawError, chart_of, known_roofs, rank_heatmap
+from rankscope.views.charts import clouds as cloud_charts
+from rankscope.views.charts import kinds as chart_kinds
+
+# What a reader looks for first; the other reports follow as they are registered.
+MAIN = (
+    "breakdown", "steps", "overlap", "collectives", "stragglers", "critical", "idle", "kernels", "ops", "memory",
+    "roofline",
+)  # fmt: skip
+# Said elsewhere on the page, or of no use without the raw files.
+_NOT_SECTIONS = ("summary", "findings")
+_LEAST_ROWS = 100
+# Their findings name the ranks that are to blame; others name an example.
+_NAME_RANKS = ("stragglers", "flight")
+# Questions of detail: of many ranks, a few are asked, evenly spread, with the one that others wait for most. The
+# section says which, and its command names them.
+_OF_FEW_RANKS = (
+    "ops", "roofline", "mfu", "gaps", "phases", "syncs", "short", "launches", "dataloader", "overhead", "allocators",
+)  # fmt: skip
+_MANY_RANKS = 16
+_FEW_RANKS = 8
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One number at the top, with what it is."""
+
+    value: str
+    label: str
+    colour: str = ""
+
+
+@dataclass(frozen=True)
+class Section:
+    """One question, its answer as chart and table, and the command that computes it."""
+
+    name: str
+    question: str
+    result: Result
+    chart: Chart | None
+    command: str
+    main: bool
+
+    @property
+    def empty(self) -> bool:
+        return not self.result.rows and self.chart is None
+
+
+@dataclass(frozen=True)
+class Content:
+    """All of a report."""
+
+    title: str
+    subtitle: str
+    verdict: str
+    evidence: str
+    figures: tuple[Figure, ...]
+    findings: tuple[Finding, ...]
+    heatmap: Chart | None
+    sections: tuple[Section, ...]
+    facts: dict[str, list[tuple[str, str]]]
+    words: str
+    """The run and the scope, as a command names them."""
+    command: str
+    """That made this report."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the report is of, and how to ask for it again."""
+
+    run: Run
+    scope: Scope
+    name: str
+    words: str = "RUN"
+    """The run and the scope, as a command names them: 'RUN --steps 3:5'."""
+    base: str = ""
+    """What it is compared with, as a command names it."""
+
+
+def build(request: Request, compared: Result | None = None) -> Content:
+    """Ask every report; what one cannot answer it says itself."""
+    run, scope = request.run, request.scope
+    sections: list[Section] = []
+    for name in report_order():
+        few = _few_ranks(request, sections) if name in _OF_FEW_RANKS else None
+        sections.append(_section(_narrowed(request, few) if few else request, name, few))
+    if compared is not None:
+        command = f"rankscope diff {request.base} {request.words}"
+        question = "What changed against the base, and is it more than noise?"
+        sections = [
+            *(
+                Section(name, question, part.head(_LEAST_ROWS), None, command, main=True)
+                for name, part in zip(("diff", "diff-memory"), by_unit(compared), strict=False)
+            ),
+            *sections,
+        ]
+    findings = _ordered([finding for section in sections for finding in section.result.findings])
+    bad = [finding for finding in findings if finding.severity in ("warning", "critical")]
+    results = {section.name: section.result for section in sections}
+    worst = _headline(bad, results)
+    blamed = {rank for name in _NAME_RANKS if name in results for rank in _blamed(results[name])}
+    return Content(
+        title=request.name,
+        subtitle=_subtitle(run, scope) + (f" · against {request.base}" if request.base else ""),
+        verdict=worst.title if worst else "Nothing stands out.",
+        evidence=_sentence(worst) if worst else _calm(findings),
+        figures=tuple(_figures(results)),
+        findings=tuple(findings),
+        heatmap=_heatmap(run, scope, blamed),
+        sections=tuple(sections),
+        facts=facts(run, scope),
+        words=request.words,
+        command=" ".join(filter(None, ("rankscope report", request.base, request.words))),
+    )
+
+
+def report_order() -> list[str]:
+    """The reports a report asks, in this order."""
+    main = [name for name in MAIN if name in REPORTS]
+    return [*main, *(name for name in REPORTS if name not in (*MAIN, *_NOT_SECTIONS))]
+
+
+def _few_ranks(request: Request, sections: list[Section]) -> list[int] | None:
+    """Whom to ask for details; None: everybody."""
+    ranks = _ranks(request)
+    if len(ranks) <= _MANY_RANKS:
+        return None
+    waited_for = [
+        (row["caused_wait_ns"], row["rank"])
+        for section in sections
+        if section.name == "stragglers"
+        for row in section.result.rows
+        if row["caused_wait_ns"]
+    ]
+    spread = ranks[:: -(-len(ranks) // (_FEW_RANKS - 1))]
+    return sorted({*spread, *(rank for _, rank in sorted(waited_for)[-1:])})
+
+
+def _ranks(request: Request) -> list[int]:
+    asked = request.scope.ranks
+    return [rank for rank in request.run.ranks if asked is None or rank in asked]
+
+
+def _narrowed(request: Request, ranks: list[int]) -> Request:
+    words = re.sub(r" --ranks \S+", "", request.words) + f" --ranks {as_ranges(ranks)}"
+    return replace(request, scope=Scope(frozenset(ranks), request.scope.steps), words=words)
+
+
+def _section(request: Request, name: str, few: list[int] | None) -> Section:
+    report = REPORTS[name]
+    command = f"rankscope stats {request.words} -r {name}"
+    try:
+        result = report.analyse(request.run, request.scope, None)
+    except RankscopeError as error:
+        # One question that cannot be answered must not cost the others their answers.
+        result = Result(name, name, request.scope.window, (), [], notes=(" ".join(str(error).split()),))
+    chart = _chart(request, result)
+    if few:
+        note = f"of {len(few)} ranks, {as_ranges(few)}: a few tell the details; the command without --ranks asks all"
+        result = replace(result, notes=(note, *result.notes))
+    shown = result.head(max(_LEAST_ROWS, len(request.run.ranks)))
+    return Section(name, report.question, shown, chart, command, name in MAIN)
+
+
+def _chart(request: Request, result: Result) -> Chart | None:
+    try:
+        if result.name == "memory":
+            return chart_kinds.memory(memory_curve(request.run, request.scope))
+        if result.name == "roofline":
+            return cloud_charts.roofline(result, known_roofs(request.run, request.scope))
+        return chart_of(result) if result.name in CHARTS else None
+    except NothingToDrawError:
+        return None
+
+
+def _heatmap(run: Run, scope: Scope, alarming: set[int]) -> Chart | None:
+    try:
+        return rank_heatmap(run, scope, alarming)
+    except NothingToDrawError:
+        return None
+
+
+def _ordered(findings: list[Finding]) -> list[Finding]:
+    """The worst first, then the dearest; one that two reports make is said once."""
+    unique: dict[str, Finding] = {}
+    for finding in findings:
+        unique.setdefault(finding.title, finding)
+    return sorted(
+        unique.values(),
+        key=lambda finding: (-SEVERITIES.index(finding.severity), -finding.cost_ns),
+    )
+
+
+def _headline(bad: list[Finding], results: dict[str, Result]) -> Finding | None:
+    """The dearest; but a late rank that makes up most of it is its cause, and is named instead."""
+    if not bad:
+        return None
+    causes = results["stragglers"].findings if "stragglers" in results else ()
+    for finding in bad:
+        if finding in causes and 2 * finding.cost_ns >= bad[0].cost_ns:
+            return finding
+    return bad[0]
+
+
+def _blamed(result: Result) -> set[int]:
+    """The ranks that a warning names."""
+    return {
+        rank
+        for finding in result.findings
+        if finding.severity in ("warning", "critical")
+        for rank in finding.ranks
+    }
+
+
+def _sentence(finding: Finding) -> str:
+    parts = (
+        part if part.endswith((".", "!", "?")) else f"{part}."
+        for part in (finding.evidence, finding.hint)
+        if part
+    )
+    return " ".join(parts)
+
+
+def _calm(findings: list[Finding]) -> str:
+    noticed = [finding for finding in findings if finding.severity == "info"]
+    if not noticed:
+        return "No report found a problem that costs time."
+    return f"{len(noticed)} thing{'s' * (len(noticed) > 1)} worth knowing, none of them a warning."
+
+
+def _subtitle(run: Run, scope: Scope) -> str:
+    ranks = [rank for rank in run.ranks if scope.ranks is None or rank in scope.ranks]
+    parts = [f"{len(ranks):,} ranks ({as_ranges(ranks)})" if len(ranks) > 1 else f"rank {ranks[0]}"]
+    steps = [
+        step for (step,) in run.rows(f"SELECT DISTINCT step FROM steps WHERE {scope.where()} ORDER BY step")
+    ]
+    parts.append(f"steps {as_ranges(steps)}" if steps else "no steps")
+    if scope.steps is None:
+        parts.append("whole file")
+    return " · ".join(parts)
+
+
+def _figures(results: dict[str, Result]) -> list[Figure]:
+    """The few numbers people ask for first; what is not known is not shown."""
+    figures = []
+    steps = results.get("steps")
+    if steps and steps.rows:
+        times = sorted(row["dur_ns"] for row in steps.rows)
+        figures.append(Figure(format_ns(times[len(times) // 2], 1), f"step, median of {len(times):,}"))
+    breakdown = results.get("breakdown")
+    rows = chart_kinds.whole_window(breakdown) if breakdown else []
+    span = sum(row["span_ns"] for row in rows)
+    if span:
+        if not (steps and steps.rows):
+            figures.append(
+                Figure(format_ns(max(row["span_ns"] for row in rows), 1), "span of the longest rank")
+            )
+        for column, label, colour in (
+            ("compute_ns", "compute", "compute"),
+            ("exposed_comm_ns", "exposed communication", "comm"),
+            ("idle_ns", "idle", "idle"),
+        ):
+            share = 100 * sum(row[column] for row in rows) / span
+            figures.append(Figure(f"{share:.1f} %", label, colour))
+    mfu = results.get("mfu")
+    shares = [
+        row["mfu_pct"] for row in (mfu.rows if mfu else []) if row.get("mfu_pct") and row.get("step") is None
+    ]
+    if shares:
+        of = "" if len(shares) == len(rows) else f", of {len(shares)} ranks"
+        figures.append(Figure(f"{sum(shares) / len(shares):.1f} %", f"MFU{of}"))
+    memory = results.get("memory")
+    peaks = [
+        row["peak_allocated_bytes"] for row in (memory.rows if memory else []) if row.get("device") != "CPU"
+    ]
+    peaks = [peak for peak in peaks if peak]
+    if peaks:
+        figures.append(Figure(format_bytes(max(peaks), 1), "peak memory allocated"))
+    return figures

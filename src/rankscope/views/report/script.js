@@ -1,0 +1,88 @@
+"use strict";
+// Tooltips, sorting, copying, light and dark. Everything is readable without this script.
+const root = document.documentElement;
+const tip = document.getElementById("tip");
+
+document.getElementById("theme").addEventListener("click", () => {
+  const dark = matchMedia("(prefers-color-scheme: dark)").matches;
+  root.dataset.theme = (root.dataset.theme || (dark ? "dark" : "light")) === "dark" ? "light" : "dark";
+});
+
+/** The text for a place: a shape's <title> (taken out, or the browser shows it too), a cell that is cut off. */
+function textAt(node) {
+  const shape = node.closest("svg.chart *");
+  if (shape) {
+    const title = shape.querySelector(":scope > title");
+    if (title) { shape.dataset.tip = title.textContent; title.remove(); }
+    return shape.dataset.tip || "";
+  }
+  const cell = node.closest("td.t");
+  return cell && cell.scrollWidth > cell.clientWidth ? cell.textContent : "";
+}
+function showTip(event) {
+  const text = event.target instanceof Element ? textAt(event.target) : "";
+  tip.hidden = !text;
+  if (!text) return;
+  tip.textContent = text;
+  const box = tip.getBoundingClientRect();
+  const left = Math.min(event.clientX + 12, innerWidth - box.width - 6);
+  const below = event.clientY + 16;
+  tip.style.left = Math.max(4, left) + "px";
+  tip.style.top = (below + box.height > innerHeight ? Math.max(4, event.clientY - box.height - 10) : below) + "px";
+}
+document.addEventListener("pointermove", showTip);
+document.addEventListener("pointerdown", showTip);
+document.addEventListener("scroll", () => { tip.hidden = true; }, { passive: true });
+
+/** The value a cell is sorted by: its number, whatever its unit and separators, or its text. */
+function valueOf(row, column, isText) {
+  const cell = row.cells[column];
+  if (cell.dataset.v !== undefined) return Number(cell.dataset.v);
+  const text = cell.textContent;
+  if (isText) return text;
+  return text === "-" ? null : Number(text.replaceAll(",", ""));
+}
+function sortBy(header) {
+  const table = header.closest("table");
+  const body = table.tBodies[0];
+  const column = header.cellIndex;
+  const isText = header.classList.contains("t");
+  // Numbers begin with the largest, names with A.
+  const next = { ascending: "descending", descending: "ascending" };
+  const order = next[header.getAttribute("aria-sort")] || (isText ? "ascending" : "descending");
+  for (const other of header.parentNode.cells) other.removeAttribute("aria-sort");
+  header.setAttribute("aria-sort", order);
+  const sign = order === "ascending" ? 1 : -1;
+  const rows = [...body.rows].map((row) => [valueOf(row, column, isText), row]);
+  rows.sort(([a], [b]) => {
+    if (a === null || b === null) return (a === null) - (b === null); // what is not known stays at the end
+    return sign * (isText ? a.localeCompare(b) : a - b);
+  });
+  body.append(...rows.map(([, row]) => row));
+}
+
+function tableText(table) {
+  return [...table.rows].map((row) => [...row.cells].map((cell) => cell.textContent.replace(/\s+/g, " ").trim()).join("\t")).join("\n");
+}
+async function copy(text, button) {
+  const label = button.textContent;
+  try {
+    await navigator.clipboard.writeText(text);
+  } catch {
+    const area = document.createElement("textarea"); // no clipboard for a page from a file, in some browsers
+    area.value = text;
+    document.body.append(area);
+    area.select();
+    document.execCommand("copy");
+    area.remove();
+  }
+  button.textContent = "Copied";
+  setTimeout(() => { button.textContent = label; }, 1200);
+}
+document.addEventListener("click", (event) => {
+  const button = event.target instanceof Element && event.target.closest("button");
+  if (!button) return;
+  if (button.parentNode.matches("table.data th")) sortBy(button.parentNode);
+  else if (button.dataset.copy === "table") copy(tableText(document.getElementById(button.dataset.of)), button);
+  else if (button.dataset.copy === "command") copy(button.previousElementSibling.textContent, button);
+});

@@ -1,0 +1,135 @@
+"""The summary as one screen of a terminal: the verdict, what costs most, the ranks, the kernels, what to type next."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+from typing import Any
+
+from rankscope.analysis.collected import NOTHING_FOUND, Found
+from rankscope.analysis.result import Column, Result
+from rankscope.units import format_ns
+from rankscope.views.columns import fields
+from rankscope.views.table import grid
+from rankscope.views.terminal import BOLD, DIM, SEVERITY_STYLES, paint
+from rankscope.views.text import clean, hang
+
+_MOST_FINDINGS = 3
+_MOST_RANKS = 4
+_MOST_KERNELS = 3
+_PROSE_WIDTH = 100
+_LEAST_WIDTH = 40
+
+
+@dataclass(frozen=True)
+class Screen:
+    """What the screen shows."""
+
+    run: str
+    """As the user named it: what to type next must work when it is copied."""
+    subject: str
+    summary: Result
+    kernels: Result
+    found: Sequence[Found]
+
+
+def screen(content: Screen, width: int, color: bool) -> str:
+    """Blocks with a blank line between them, made to fit 80 columns and some 24 lines."""
+    width = max(width, _LEAST_WIDTH)
+    prose = min(width, _PROSE_WIDTH)
+    has_steps = any(row["steps"] for row in content.summary.rows)
+    blocks = [
+        [
+            *(paint(line, BOLD, color) for line in hang("", clean(content.summary.title) + ".", prose)),
+            *(
+                paint(line, DIM, color)
+                for line in hang("", f"{content.subject} · {content.summary.window}", prose)
+            ),
+        ],
+        _findings(content, "a step" if has_steps else "in all", prose, color),
+        _ranks(content.summary, width, color),
+        _kernels(content.kernels, width, color),
+        _next(content, prose, color),
+    ]
+    return "\n\n".join("\n".join(block) for block in blocks if block) + "\n"
+
+
+def _findings(content: Screen, each: str, width: int, color: bool) -> list[str]:
+    lines: list[str] = []
+    for number, found in enumerate(content.found[:_MOST_FINDINGS], 1):
+        finding = found.finding
+        cost = f", {format_ns(finding.cost_ns, 1)} {each}" if finding.cost_ns else ""
+        word = f"{number}. {finding.severity}"
+        text = hang(f"{word}{cost}: ", clean(finding.title), width)
+        if len(text) > 1:  # a long lead would leave the further lines no room
+            text = hang("", f"{word}{cost}: {clean(finding.title)}", width)
+            text[1:] = hang("   ", " ".join(text[1:]), width)
+        text[0] = paint(word, SEVERITY_STYLES[finding.severity], color) + text[0][len(word) :]
+        lines += text
+        table = f" (-r {found.report})"
+        hint = _first_clauses(clean(finding.hint) or "Look at its table", width - 5 - len(table))
+        lines += hang("   → ", hint + table, width)
+    return lines or hang("", NOTHING_FOUND, width)
+
+
+def _first_clauses(text: str, room: int) -> str:
+    """As many clauses as one line holds, at least the first; -r findings has them all."""
+    clauses = re.split(r"(?<=[.;:])\s+", text)
+    kept = clauses[0]
+    for clause in clauses[1:]:
+        if len(kept) + 1 + len(clause) > room and not kept.endswith(":"):
+            break
+        kept = f"{kept} {clause}"
+    return kept.rstrip(".;")
+
+
+def _ranks(summary: Result, width: int, color: bool) -> list[str]:
+    """Every rank where they are few; else the least, the median and the most of each column."""
+    if not summary.rows:
+        return []
+    if len(summary.rows) <= _MOST_RANKS:
+        return grid(fields(summary), width, color)[0]
+    names = [column.name for column in summary.columns if column.name != "rank"]
+    columns = (
+        Column("of", title="Ranks"),
+        *(c for c in summary.columns if c.name != "rank"),
+    )
+    rows = []
+    for label, pick in (("least", min), ("median", median), ("most", max)):
+        known = {name: [row[name] for row in summary.rows if row[name] is not None] for name in names}
+        row: dict[str, Any] = {name: pick(values) if values else None for name, values in known.items()}
+        rows.append({"of": label} | row)
+    return grid(fields(replace(summary, columns=columns, rows=rows)), width, color)[0]
+
+
+def _kernels(kernels: Result, width: int, color: bool) -> list[str]:
+    """The first few, with the columns that tell most."""
+    if not kernels.rows:
+        return []
+    wanted = {"name", "time_pct", "total_ns", "instances", "avg_ns"}
+    columns = tuple(
+        replace(column, title="Kernel") if column.name == "name" else column
+        for column in kernels.columns
+        if column.name in wanted
+    )
+    return grid(fields(replace(kernels, columns=columns, rows=kernels.rows[:_MOST_KERNELS])), width, color)[0]
+
+
+def _next(content: Screen, width: int, color: bool) -> list[str]:
+    notes = [note for note in content.summary.notes if note != NOTHING_FOUND]
+    lines = [line for note in notes for line in hang("· ", clean(note), width)]
+    more = len(content.found) - _MOST_FINDINGS
+    what = f"{more} more, and what all of them rest on" if more > 0 else "what they rest on"
+    asked = [(f"stats {content.run} -r findings", what)] if content.found else []
+    asked += [
+        (f"stats {content.run} -r list", "what else can be asked"),
+        (f"doctor {content.run}", "can it be trusted?"),
+    ]
+    room = max(len(command) for command, _ in asked)
+    for command, reason in asked:
+        line = f"  rankscope {command:<{room}}   {reason}"
+        # A path too long for the screen is left to the reader.
+        lines.append(line if len(line) <= width else line.replace(content.run, "RUN"))
+    return [paint(line[:width], DIM, color) for line in lines]

@@ -1,0 +1,202 @@
+"""Bandwidth, waits and sizes of collectives: planted ones come back; fits and baselines say what is slow."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from conftest import DATA, kernel_event, open_trace, write_kineto
+from rankscope.analysis import REPORTS
+from rankscope.analysis.result import Result
+from rankscope.analysis.scope import Scope
+from rankscope.analysis.size_fit import fit_sizes
+from rankscope.baseline import load_baseline
+from rankscope.bench.synthetic import Plan, Straggler, write
+from rankscope.collective_kinds import bus_factor
+from rankscope.errors import UsageError
+from rankscope.store.ingest import ingest
+from rankscope.store.run import Run
+
+NCCL_TESTS = """\
+# nThread 1 nGpus 1 minBytes 1048576 maxBytes 4194304 step: 2(factor) warmup iters: 5 iters: 20 agg iters: 1
+# Using devices
+#  Rank  0 Group  0 Pid   4100 on   node01 device  0 [0x07] NVIDIA H200
+#  Rank  1 Group  0 Pid   4101 on   node01 device  1 [0x0f] NVIDIA H200
+#                                                              out-of-place                       in-place
+#       size         count      type   redop    root     time   algbw   busbw #wrong     time   algbw   busbw #wrong
+#        (B)    (elements)                               (us)  (GB/s)  (GB/s)            (us)  (GB/s)  (GB/s)
+     1048576        262144     float     sum      -1    20.00   52.43   52.43      0    19.80   52.96   52.96      0
+     4194304       1048576     float     sum      -1    80.00   52.43   52.43      0    79.10   53.03   53.03      0
+# Out of bounds values : 0 OK
+# Avg bus bandwidth    : 52.4288
+"""
+
+
+def ask(run: Run, scope: Scope | None = None) -> Result:
+    return REPORTS["collectives"].analyse(run, scope or Scope(), None)
+
+
+def test_planted_collectives_come_back(tmp_path: Path) -> None:
+    plan = Plan(
+        ranks=4, events_per_rank=5_000, steps=3, tensor_parallel=2, straggler=Straggler(2, "host", 3_000_000)
+    )
+    truth = write(plan, tmp_path / "run")
+    rows = ask(Run(ingest([tmp_path / "run"]))).rows
+    planned: dict[tuple[str, str, int], list[Any]] = {}
+    for entry in truth["collectives"]:
+        planned.setdefault((entry["group"], entry["kind"], entry["bytes"]), []).append(entry)
+    found = {(row["group"], row["kind"], row["bytes"]): row for row in rows}
+    assert set(found) == set(planned)
+    for key, entries in planned.items():
+        row, transfers = found[key], [entry["transfer_ns"] for entry in entries]
+        assert (row["count"], row["ranks"]) == (len(entries), 2)
+        assert row["transfer_ns"] == round(np.mean(transfers))
+        assert row["wait_ns"] == round(np.mean([entry["wait_ns"] for entry in entries]))
+        assert row["algbw_gb_s"] == pytest.approx(key[2] / np.median(transfers))
+        factor = bus_factor(key[1], 2)
+        assert factor is not None and row["busbw_gb_s"] == pytest.approx(row["algbw_gb_s"] * factor)
+        assert row["dtype"] == {"Float": "float32", "BFloat16": "bfloat16"}[entries[0]["dtype"]]
+
+
+def test_hidden_share_is_that_of_the_breakdown(tmp_path: Path) -> None:
+    """One group, one stream: what is hidden of all collectives together is the breakdown's overlap."""
+    truth = write(Plan(ranks=2, events_per_rank=5_000, steps=3), tmp_path / "run")
+    rows = ask(Run(ingest([tmp_path / "run"])), Scope(ranks=frozenset({1}))).rows
+    hidden = sum(row["hidden_pct"] / 100 * row["dur_ns"] * row["count"] for row in rows)
+    whole = truth["ranks"][1]["breakdown"][0]
+    assert hidden == pytest.approx(whole["overlap_ns"], rel=1e-5)
+
+
+def test_one_rank_gives_durations_and_says_what_is_missing() -> None:
+    result = ask(open_trace(DATA / "seqpar-gloo4-slow2" / "rank-0-of-4.json.gz"))
+    assert [row["transfer_ns"] for row in result.rows] == [None, None]
+    assert all(row["dur_ns"] > 0 and row["busbw_gb_s"] is None for row in result.rows)
+    assert any("--ranks all" in note for note in result.notes)
+
+
+def test_real_gloo() -> None:
+    rows = {row["kind"]: row for row in ask(open_trace(DATA / "seqpar-gloo4-slow2")).rows}
+    scatter = rows["reduce_scatter"]
+    assert (scatter["bytes"], scatter["ranks"], scatter["count"]) == (1 << 20, 4, 6)
+    assert scatter["wait_ns"] == pytest.approx(202_685_856 / 24, abs=1)
+    assert scatter["busbw_gb_s"] == pytest.approx(scatter["algbw_gb_s"] * 3 / 4)
+
+
+def uneven_run(folder: Path) -> Run:
+    """Two ranks, three all_to_allv each; rank 1 sends three times as much as rank 0."""
+    for rank in range(2):
+        events: list[Any] = []
+        for i in range(3):
+            elements = 1_000 * (1 + 2 * rank)
+            meta = {
+                "Collective name": "all_to_allv",
+                "Process Group Name": "0",
+                "Process Group Ranks": "[0, 1]",
+                "Group size": 2,
+                "Seq": i,
+                "dtype": "Float",
+                "In msg nelems": elements,
+                "Out msg nelems": 4_000 - elements,
+                "In split size": f"[{elements // 2}, {elements // 2}]",
+            }
+            kernel = kernel_event(
+                "ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)", 100 * i, 50 - 10 * rank
+            )
+            kernel["args"].update(meta)
+            events.append(kernel)
+        write_kineto(folder / f"rank-{rank}.json", events, distributedInfo={"rank": rank, "world_size": 2})
+    return Run(ingest([folder]))
+
+
+def test_uneven_all_to_all(tmp_path: Path) -> None:
+    result = ask(uneven_run(tmp_path))
+    (row,) = result.rows
+    assert (row["kind"], row["count"], row["bytes"]) == ("all_to_all", 3, 8_000)
+    assert row["imbalance"] == pytest.approx(1.5)
+    assert (row["transfer_ns"], row["wait_ns"]) == (40_000, 5_000)
+    run = uneven_run(tmp_path / "more")
+    run.collectives.in_elements[run.collectives.rank == 1] *= 3
+    finding = ask(run).findings[0]
+    assert "uneven" in finding.title and "1.8x the mean" in finding.title
+
+
+def test_baselines_in_both_forms(tmp_path: Path) -> None:
+    text = tmp_path / "all_reduce_perf.txt"
+    text.write_text(NCCL_TESTS)
+    theirs = load_baseline(text)
+    assert theirs.time_ns("all_reduce", 2, 1 << 20) == 20_000
+    assert theirs.time_ns("all_reduce", 2, 1 << 21) == pytest.approx(40_000)
+    assert theirs.busbw_gb_s("all_reduce", 2, 1 << 20) == pytest.approx(52.43, abs=0.01)
+    assert theirs.time_ns("all_reduce", 4, 1 << 20) is None  # another number of ranks
+    assert theirs.time_ns("all_reduce", 2, 1 << 30) is None  # beyond what was measured
+    ours = tmp_path / "ours.json"
+    rows = [
+        {"kind": "all_reduce", "bytes": 1 << 20, "ranks": 2, "dtype": "float32", "time_us": 20.0},
+        {"kind": "all_gather", "bytes": 1 << 20, "ranks": 4, "dtype": "float32", "busbw_gb_s": 75.0},
+        {"kind": "barrier", "bytes": None, "ranks": 4, "note": "no size"},
+    ]
+    ours.write_text(json.dumps(rows))
+    assert load_baseline(ours).time_ns("all_reduce", 2, 1 << 20) == 20_000
+    assert load_baseline(ours).busbw_gb_s("all_gather", 4, 1 << 20) == pytest.approx(75.0)
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"a": 1}', "hello\n", NCCL_TESTS.replace("#  Rank", "# R")])
+def test_a_baseline_that_is_none_is_refused(content: str, tmp_path: Path) -> None:
+    file = tmp_path / "all_reduce_perf.txt"
+    file.write_text(content)
+    with pytest.raises(UsageError) as caught:
+        load_baseline(file)
+    assert caught.value.why and caught.value.hint
+
+
+def test_a_baseline_names_what_is_slower_than_alone(tmp_path: Path) -> None:
+    truth = write(Plan(ranks=2, events_per_rank=3_000, steps=3), tmp_path / "run")
+    large = max(truth["collectives"], key=lambda entry: entry["bytes"])
+    file = tmp_path / "bench.json"
+    alone = {
+        "kind": large["kind"],
+        "bytes": large["bytes"],
+        "ranks": 2,
+        "time_us": large["transfer_ns"] / 3e3,
+    }
+    file.write_text(json.dumps([alone]))
+    result = ask(Run(ingest([tmp_path / "run"]), baseline=load_baseline(file)))
+    row = next(r for r in result.rows if (r["kind"], r["bytes"]) == (large["kind"], large["bytes"]))
+    assert row["baseline_pct"] == pytest.approx(100 / 3, rel=0.05)
+    assert any("of the bandwidth it has alone" in finding.title for finding in result.findings)
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    st.floats(1_000, 100_000),
+    st.floats(1, 500),
+    st.lists(st.integers(10, 30), min_size=4, max_size=12, unique=True),
+)
+def test_the_fit_finds_latency_and_bandwidth(latency: float, bandwidth: float, powers: list[int]) -> None:
+    sizes = [1 << power for power in powers]
+    fit = fit_sizes(sizes, [latency + size / bandwidth for size in sizes])
+    assert fit is not None
+    assert fit.bandwidth == pytest.approx(bandwidth, rel=1e-3)
+    assert fit.latency_ns == pytest.approx(latency, rel=1e-2, abs=1e-6 * max(sizes) / bandwidth)
+
+
+def test_one_slow_size_is_flagged_and_does_not_bend_the_line() -> None:
+    sizes = [1 << power for power in range(16, 27)]
+    times = [10_000 + size / 100 for size in sizes]
+    times[5] *= 3
+    fit = fit_sizes(sizes, times)
+    assert fit is not None
+    assert [fit.is_far(size, time) for size, time in zip(sizes, times, strict=True)] == [
+        i == 5 for i in range(11)
+    ]
+
+
+def test_too_few_sizes_or_none_that_matters_give_no_fit() -> None:
+    assert fit_sizes([1, 2], [1.0, 2.0]) is None
+    assert fit_sizes([1, 2, 3], [5.0, 5.0, 5.0]) is None

@@ -1,0 +1,144 @@
+"""The critical path: against brute force, on runs whose path is known, and on real ranks."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from analysis.random_programs import graph_of_program, longest_path, random_program
+from conftest import DATA, kernel_event, open_trace, slice_event, write_kineto
+from rankscope.analysis import REPORTS
+from rankscope.analysis.critical import walk
+from rankscope.analysis.graph_build import graph_of
+from rankscope.analysis.result import Result
+from rankscope.analysis.scope import Scope
+from rankscope.bench.synthetic import Plan, Straggler, write
+from rankscope.bench.synthetic.pipeline import PipelinePlan, write_pipeline
+from rankscope.store.ingest import ingest
+from rankscope.store.run import Run
+
+
+def critical(run: Run, **scope: Any) -> Result:
+    return REPORTS["critical"].analyse(run, Scope(**scope), None)
+
+
+def by_class(rows: list[dict[str, Any]]) -> Counter[str]:
+    sums: Counter[str] = Counter()
+    for row in rows:
+        sums[row["class"]] += row["ns"]
+    return sums
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.integers(0, 2**32 - 1))
+def test_the_path_is_the_longest_of_all(seed: int) -> None:
+    program = random_program(seed)
+    length, parts = longest_path(program)
+    graph, _, _ = graph_of_program(program)
+    path = walk(graph)
+    assert graph.window == (0, length)
+    found: Counter[str] = Counter()
+    for piece in path:
+        found[piece.kind] += piece.end - piece.start
+    assert {kind: ns for kind, ns in found.items() if ns} == parts
+    for later, earlier in pairwise(path):
+        assert earlier.end == later.start  # pieces meet end to end
+
+
+def adds_up(run: Run, result: Result, **scope: Any) -> None:
+    low, high = graph_of(run, Scope(**scope)).window
+    assert sum(row["ns"] for row in result.rows) == high - low
+    assert sum(row["pct"] for row in result.rows) == pytest.approx(100)
+    assert all(row["ns"] > 0 for row in result.rows)
+
+
+EMBEDDING_NS, COPY_NS, DATALOADER_NS, HOST_GAP_NS = 45_000, 60_000, 2_000_000, 350_000
+
+
+@pytest.mark.parametrize(
+    ("cause", "kind", "per_step"),
+    [
+        ("compute", "compute", EMBEDDING_NS),
+        ("dataloader", "dataloader", DATALOADER_NS),
+        ("host", "host", HOST_GAP_NS),
+    ],
+)
+def test_a_straggler_is_on_the_path_with_all_its_time(
+    tmp_path: Path, cause: str, kind: str, per_step: int
+) -> None:
+    write(
+        Plan(ranks=4, events_per_rank=6_000, steps=3, jitter=False, straggler=Straggler(2, cause, 4_000_000)),
+        tmp_path,
+    )
+    run = Run(ingest([tmp_path]))
+    result = critical(run)
+    adds_up(run, result)
+    mine = [row for row in result.rows if row["rank"] == 2 and row["class"] == kind]
+    longest = max(mine, key=lambda row: row["ns"])
+    assert longest["ns"] >= 3 * (4_000_000 + per_step)
+    if cause == "compute":
+        assert "gather_kernel" in longest["name"] and longest["ns"] == 3 * (4_000_000 + per_step)
+    assert [column.name for column in result.columns] == ["class", "rank", "name", "ns", "pct"]
+
+
+def test_a_pipeline_hangs_on_its_slow_stage(tmp_path: Path) -> None:
+    plan = PipelinePlan(stages=3, micro_batches=4, steps=2, slow_stage=1, slow_ns=900_000)
+    write_pipeline(plan, tmp_path)
+    run = Run(ingest([tmp_path]))
+    result = critical(run)
+    adds_up(run, result)
+    slow = next(row for row in result.rows if row["rank"] == 1 and "coopA_TNT" in row["name"])
+    assert slow["class"] == "compute"
+    assert slow["ns"] == plan.steps * plan.micro_batches * (plan.forward_ns + plan.slow_ns)
+    one = critical(run, steps=(1, 1))
+    adds_up(run, one, steps=(1, 1))
+    assert by_class(one.rows)["compute"] == by_class(result.rows)["compute"] // 2
+
+
+def test_clocks_that_disagree_change_nothing_but_microseconds(tmp_path: Path) -> None:
+    plan = {"ranks": 3, "events_per_rank": 5_000, "steps": 3, "straggler": Straggler(1, "compute", 3_000_000)}
+    write(Plan(**plan), tmp_path / "a")
+    write(Plan(**plan, max_offset_ns=20_000), tmp_path / "b")
+    for name in ("a", "b"):
+        run = Run(ingest([tmp_path / name]))
+        result = critical(run)
+        adds_up(run, result)
+        assert result.rows[0]["rank"] == 1 and result.rows[0]["class"] == "compute"
+
+
+def test_real_ranks(shared: Path, open_real: Callable[[Path], Run]) -> None:
+    run = open_real(DATA / "seqpar-gloo4-slow2")
+    result = critical(run)
+    adds_up(run, result)
+    top = result.rows[0]
+    assert (top["class"], top["rank"]) == ("compute", 2)
+    assert top["ns"] == pytest.approx(76.88e6, rel=1e-3)
+    assert any("Rank 2 carries" in finding.title for finding in result.findings)
+    assert any("slack" in note for note in result.notes)
+    for name in ("seqpar-gloo4", "ddp-gloo4", "gpt-h200", "seqpar-nccl1-bf16"):
+        run = open_real(shared / "kineto" / name)
+        adds_up(run, critical(run))
+
+
+def test_bad_input(tmp_path: Path) -> None:
+    lone = open_trace(write_kineto(tmp_path / "k.json", [kernel_event("k", 10, 5), kernel_event("k", 20, 5)]))
+    result = critical(lone)
+    adds_up(lone, result)
+    assert any("no steps" in note for note in result.notes)
+    assert any("no launch in the file" in note for note in result.notes)
+    for rank in (0, 1):
+        name = f"two/rank-{rank}.json"
+        write_kineto(tmp_path / name, [kernel_event("k", 10, 5), kernel_event("k", 20, 5 + rank)])
+    two = critical(open_trace(tmp_path / "two"))
+    assert any("the path stays on one of them" in note for note in two.notes)
+    assert {row["rank"] for row in two.rows} == {1}
+    empty = open_trace(write_kineto(tmp_path / "e.json", [slice_event("aten::mm", 1, 5)]))
+    assert critical(empty).rows == []
+    assert any("nothing hangs on anything" in note for note in critical(empty).notes)

@@ -1,0 +1,205 @@
+"""diff: the planted slowdown is named, the same program twice is the same, odd pairs are still compared."""
+
+from __future__ import annotations
+
+import json
+import xml.etree.ElementTree as ET
+from collections.abc import Callable
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conftest import DATA, kernel_event, open_trace, slice_event, write_kineto
+from rankscope.analysis.diff import by_unit, diff, slower_rows
+from rankscope.analysis.diff_compare import Rules, compare
+from rankscope.analysis.diff_samples import REPORTS, Measure, Samples, collect
+from rankscope.analysis.scope import Scope
+from rankscope.bench.synthetic import Plan, Slower, write
+from rankscope.cli import main
+from rankscope.store.ingest import ingest
+from rankscope.store.run import Run
+
+GELU = "aten::gelu [[8,1024,4096],[]]"
+
+
+def synthetic(folder: Path, events: int = 7_000, **plan: Any) -> Run:
+    write(Plan(ranks=1, events_per_rank=events, step_noise_pct=1.0, **plan), folder)
+    return Run(ingest([folder]))
+
+
+@pytest.fixture(scope="module")
+def captures(tmp_path_factory: pytest.TempPathFactory) -> list[Samples]:
+    """The same program captured fifteen times: 105 pairs."""
+    folder = tmp_path_factory.mktemp("captures")
+    return [collect(synthetic(folder / str(seed), seed=seed), Scope(), REPORTS) for seed in range(15)]
+
+
+def called(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [row for row in rows if row["verdict"] != "same"]
+
+
+def test_two_captures_of_the_same_code_call_nothing(captures: list[Samples]) -> None:
+    pairs = list(combinations(captures, 2))
+    assert len(pairs) >= 100
+    alarms = [rows for pair in pairs if (rows := called(compare(*pair, Rules()).rows))]
+    assert len(alarms) < 0.05 * len(pairs)
+    rows = compare(*pairs[0], Rules()).rows
+    assert {row["report"] for row in rows} == set(REPORTS) - {"collectives"}  # one rank has nobody to talk to
+    assert len(rows) > 60
+
+
+def test_nothing_is_called_with_three_steps_either(captures: list[Samples]) -> None:
+    def short(samples: Samples) -> Samples:
+        values = {measure: one[:3] for measure, one in samples.values.items()}
+        return Samples(samples.steps[:3], samples.ranks, values)
+
+    pairs = [compare(short(a), short(b), Rules()) for a, b in combinations(captures, 2)]
+    assert sum(bool(called(pair.rows)) for pair in pairs) < 0.05 * len(pairs)
+    assert all(pair.few and any("too few" in note for note in pair.notes) for pair in pairs)
+
+
+@pytest.mark.parametrize(("factor", "verdict"), [(1.03, "slower"), (0.5, "faster")])
+def test_a_planted_change_of_one_op_is_found_and_named(tmp_path: Path, factor: float, verdict: str) -> None:
+    base = synthetic(tmp_path / "base", 40_000, seed=101, steps=12)
+    new = synthetic(tmp_path / "new", 40_000, seed=102, steps=12, slower=(Slower("GeluCUDAKernel", factor),))
+    result = diff(base, new, Scope())
+    ops = [row for row in result.rows if row["report"] == "ops" and row["verdict"] != "same"]
+    assert [(row["key"], row["verdict"]) for row in ops] == [(GELU, verdict)]
+    assert ops[0]["change_pct"] == pytest.approx(100 * (factor - 1), abs=1.5)
+    assert ops[0]["p_value"] <= 0.01
+    assert {row["report"] for row in called(result.rows)} <= {
+        "ops",
+        "kernels",
+        "families",
+        "breakdown",
+        "steps",
+    }
+    finding = next(finding for finding in result.findings if GELU in finding.title)
+    assert finding.cost_ns == max(ops[0]["new"] - ops[0]["base"], 0)
+    assert [row["key"] for row in slower_rows(result, 2.0) if row["report"] == "ops"] == (
+        [GELU] if verdict == "slower" else []
+    )
+
+
+def trace(path: Path, kernel_us: float, steps: int = 6, kernel: str = "gemm_f32", noise: float = 0.1) -> Run:
+    """Steps of one op that launches one kernel; every other one a little longer."""
+    events: list[Any] = []
+    for step in range(steps):
+        t = 1000.0 + 1000 * step
+        events.append(slice_event(f"ProfilerStep#{step}", t, 900, cat="user_annotation"))
+        events.append(
+            slice_event("aten::mm", t + 10, 50, args={"External id": step + 1, "Input Dims": [[4, 4]]})
+        )
+        launch = {"correlation": step + 1, "External id": step + 1}
+        events.append(slice_event("cudaLaunchKernel", t + 20, 5, cat="cuda_runtime", args=launch))
+        took = kernel_us + noise * (step % 2)
+        events.append(kernel_event(kernel, t + 40, took, step + 1, **{"External id": step + 1}))
+    return open_trace(write_kineto(path, events))
+
+
+def test_an_op_is_compared_though_its_kernel_has_another_name(tmp_path: Path) -> None:
+    result = diff(
+        trace(tmp_path / "a.json", 400), trace(tmp_path / "b.json", 50, kernel="nvjet_bf16"), Scope()
+    )
+    rows = {(row["report"], row["key"]): row for row in result.rows}
+    op = rows["ops", "aten::mm [[4,4]]"]
+    assert (op["base"], op["new"], op["verdict"]) == (400_050, 50_050, "faster")
+    assert rows["kernels", "gemm_f32"]["verdict"] == "gone"
+    assert rows["kernels", "gemm_f32"]["new"] is None and rows["kernels", "gemm_f32"]["p_value"] is None
+    assert rows["kernels", "nvjet_bf16"]["verdict"] == "new"
+    assert rows["families", "matrix product"]["verdict"] == "faster"
+    said = [f"{finding.title}: {finding.evidence}" for finding in result.findings]
+    assert any("its kernels changed: gemm_f32 -> nvjet_bf16" in text for text in said)
+    assert any("1 kernels are new and 1 gone, but the ops" in text for text in said)
+
+
+def test_a_change_below_the_limit_is_not_called(tmp_path: Path) -> None:
+    base, new = trace(tmp_path / "a.json", 400, noise=0.01), trace(tmp_path / "b.json", 402, noise=0.01)
+    assert called(diff(base, new, Scope()).rows) == []
+    small = diff(base, new, Scope(), Rules(min_change_pct=0.2))
+    assert {row["key"] for row in called(small.rows)} >= {"aten::mm [[4,4]]", "gemm_f32"}
+
+
+def test_a_warm_up_step_is_left_out_and_said(tmp_path: Path) -> None:
+    values = {Measure("steps", "step"): [50.0, 10, 10, 11, 10, 11, 10]}
+    slow = {Measure("steps", "step"): [10.0, 20, 21, 20, 21, 20, 21]}
+    found = compare(Samples([*range(7)], 1, values), Samples([*range(7)], 1, slow), Rules())
+    assert found.rows[0]["base"] == 10 and found.rows[0]["verdict"] == "slower"
+    assert any(
+        "base: step 0 is left out as warm-up: it takes 5.0 times the median" in note for note in found.notes
+    )
+
+
+def test_odd_pairs_are_still_compared(tmp_path: Path) -> None:
+    one = trace(tmp_path / "a.json", 400)
+    no_steps = open_trace(
+        write_kineto(tmp_path / "n.json", [kernel_event("gemm_f32", 5, 900), slice_event("aten::mm", 1, 2)])
+    )
+    result = diff(one, no_steps, Scope())
+    assert any("new has no steps" in note for note in result.notes)
+    assert {row["report"]: row["verdict"] for row in result.rows}["families"] == "slower"
+    few = diff(trace(tmp_path / "f.json", 400, steps=2), trace(tmp_path / "g.json", 600, steps=2), Scope())
+    assert any("2 steps against 2 are too few" in note for note in few.notes)
+    assert {row["key"]: row["verdict"] for row in few.rows}["aten::mm [[4,4]]"] == "slower"
+    host = open_trace(write_kineto(tmp_path / "h.json", [slice_event("aten::mm", 1, 2000)]))
+    assert any("no GPU events" in note for note in diff(host, host, Scope()).notes)
+    assert called(diff(host, host, Scope()).rows) == []
+
+
+def test_more_ranks_than_before(tmp_path: Path) -> None:
+    write(Plan(ranks=2, events_per_rank=5_000, jitter=False), tmp_path / "two")
+    write(Plan(ranks=4, events_per_rank=5_000, jitter=False), tmp_path / "four")
+    result = diff(Run(ingest([tmp_path / "two"])), Run(ingest([tmp_path / "four"])), Scope())
+    assert "base has 2 ranks, new has 4: figures are means per rank" in result.notes
+    ops = [row for row in result.rows if row["report"] == "ops"]
+    assert ops and {row["change_pct"] for row in ops} == {0.0}  # the work of a rank is the same
+
+
+def test_real_ranks_one_of_them_slowed_down(shared: Path, open_real: Callable[[Path], Run]) -> None:
+    result = diff(open_real(shared / "kineto/seqpar-gloo4"), open_real(DATA / "seqpar-gloo4-slow2"), Scope())
+    assert result.findings[0].severity == "critical"
+    assert result.findings[0].cost_ns == pytest.approx(13.5e6, rel=0.01)
+    assert any("aten::mm [[8192,8192],[8192,8192]] is new" in finding.title for finding in result.findings)
+    gloo = next(row for row in result.rows if row["key"].startswith("reduce_scatter"))
+    assert gloo["verdict"] == "slower"
+    assert len(by_unit(result)) == 2
+    same = diff(open_real(shared / "kineto/ddp-gloo4"), open_real(shared / "kineto/ddp-gloo4"), Scope())
+    assert called(same.rows) == [] and same.findings[0].severity == "ok"
+
+
+def test_the_command_gates(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trace(tmp_path / "a.json", 400)
+    trace(tmp_path / "b.json", 500)
+    words = ["diff", str(tmp_path / "a.json"), str(tmp_path / "b.json"), "-q"]
+    assert main([*words, "--fail-over", "30%"]) == 0
+    assert main([*words, "--fail-over", "3%", "--format", "junit"]) == 3
+    printed = capsys.readouterr()
+    assert "rankscope: ops: aten::mm [[4,4]]: +25.0 %, over 3%" in printed.err
+    suite = ET.fromstring(printed.out[printed.out.index("<?xml") :].encode())
+    failed = {case.get("name") for case in suite if case.find("failure") is not None}
+    assert suite.get("failures") == str(len(failed)) and "aten::mm [[4,4]]" in failed
+    assert "step" not in failed
+    assert main([*words, "--format", "json", "-r", "ops"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    names = ["report", "key", "base", "new", "change_pct", "p_value", "verdict"]
+    assert [column["name"] for column in document["columns"]] == names
+    assert {row["report"] for row in document["rows"]} == {"ops"}
+    assert main([*words, "--format", "markdown"]) == 0
+    assert "ops: aten::mm" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["-r", "colour"], "'colour' cannot be compared"),
+        (["--fail-over", "lots"], "'lots' is not a percentage"),
+        (["--min-change", "-1"], "'-1' is not a percentage"),
+    ],
+)
+def test_wrong_arguments(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], message: str
+) -> None:
+    assert main(["diff", str(tmp_path), str(tmp_path), *words]) == 2
+    assert message in capsys.readouterr().err

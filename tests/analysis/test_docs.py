@@ -1,0 +1,17 @@
+"""Every report is explained: a line in docs/reports.md that leads to a page which exists."""
+
+from __future__ import annotations
+
+import re
+
+from conftest import ROOT
+from rankscope.analysis import REPORTS
+
+
+def test_every_report_has_a_page() -> None:
+    index = (ROOT / "docs" / "reports.md").read_text(encoding="utf-8")
+    pages = dict(re.findall(r"^\| \[([^]]+)\]\((reports/[a-z_-]+\.md)\)", index, re.MULTILINE))
+    listed = {name.strip() for names in pages for name in names.split(",")}
+    assert set(REPORTS) - listed == set()
+    for page in pages.values():
+        assert (ROOT / "docs" / page).read_text(encoding="utf-8").startswith("# ")

@@ -1,0 +1,189 @@
+"""Idle time by cause: hand-made traces, brute force on whole traces, random gaps, planted delays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from within import CAUSES, idle_causes, raw, report
+
+from conftest import DATA, kernel_event, open_trace, slice_event, write_kineto
+from rankscope.analysis.device import UNKNOWN, DeviceEvents
+from rankscope.analysis.idle_time import find_gaps
+from rankscope.analysis.intervals import union
+from rankscope.bench.synthetic import Plan, Straggler, write
+from rankscope.store.ingest import ingest
+from rankscope.store.run import Run
+
+OpenReal = Callable[[Path], Run]
+
+
+def launch(correlation: int, ts: float, dur: float = 5, name: str = "cudaLaunchKernel") -> dict[str, Any]:
+    return slice_event(name, ts, dur, cat="cuda_runtime", args={"correlation": correlation})
+
+
+def idle_row(path: Path, events: list[Any]) -> dict[str, int]:
+    row = report(open_trace(write_kineto(path, events)), "idle").rows[0]
+    return {cause: row[f"{cause}_ns"] // 1000 for cause in CAUSES if row[f"{cause}_ns"]}
+
+
+def two_kernels(*more: Any, start: float = 200, launched: float | None = 150) -> list[Any]:
+    """One kernel until 100 µs, one from `start` on, and what happens in between."""
+    events = [kernel_event("a", 0, 100, 1), kernel_event("b", start, 10, 2), *more]
+    return events + ([launch(2, launched)] if launched is not None else [])
+
+
+def test_each_cause_alone(tmp_path: Path) -> None:
+    data = slice_event("enumerate(DataLoader)#Iter.__next__", 0, 500, cat="user_annotation")
+    sync = launch(9, 90, 400, "cudaStreamSynchronize")
+    assert idle_row(tmp_path / "1.json", two_kernels()) == {"host_bound": 50, "launch_latency": 50}
+    assert idle_row(tmp_path / "2.json", two_kernels(launched=20)) == {"other": 100}
+    assert idle_row(tmp_path / "3.json", two_kernels(launched=None)) == {"other": 100}
+    assert idle_row(tmp_path / "4.json", two_kernels(sync)) == {"sync": 100}
+    assert idle_row(tmp_path / "5.json", two_kernels(data)) == {"dataloader": 100}
+    assert idle_row(tmp_path / "6.json", two_kernels(sync, data)) == {"dataloader": 100}
+
+
+def test_causes_share_a_gap(tmp_path: Path) -> None:
+    """100 to 200 µs: data until 120, a synchronising call from 110 to 140, the launch at 170."""
+    events = two_kernels(
+        slice_event("enumerate(DataLoader)#Iter.__next__", 50, 70, cat="user_annotation"),
+        launch(9, 110, 30, "cudaDeviceSynchronize"),
+        launched=170,
+    )
+    assert idle_row(tmp_path / "t.json", events) == {
+        "dataloader": 20,
+        "sync": 20,
+        "host_bound": 30,
+        "launch_latency": 30,
+    }
+
+
+def test_a_collective_on_the_host_is_not_idle_time(tmp_path: Path) -> None:
+    gloo = slice_event("gloo:all_reduce", 120, 20, cat="user_annotation", tid=9)
+    run = open_trace(write_kineto(tmp_path / "t.json", two_kernels(gloo)))
+    row = report(run, "idle").rows[0]
+    assert [row[f"{cause}_ns"] // 1000 for cause in CAUSES] == [30, 50, 0, 0, 0]
+    assert report(run, "breakdown").rows[0]["idle_ns"] == 80_000
+
+
+def test_two_devices_have_causes_of_their_own(tmp_path: Path) -> None:
+    other = [kernel_event("c", 0, 10, 5), kernel_event("d", 30, 10, 6), launch(6, 20)]
+    for event in other[:2]:
+        event["args"]["device"] = event["pid"] = 1
+    rows = report(open_trace(write_kineto(tmp_path / "t.json", two_kernels() + other)), "idle").rows
+    assert [(row["device"], row["host_bound_ns"], row["launch_latency_ns"]) for row in rows] == [
+        (0, 50_000, 50_000),
+        (1, 10_000, 10_000),
+    ]
+
+
+@pytest.mark.parametrize("name", ["gpt-h200-stack", "captured-h200"])
+def test_real_traces_against_brute_force(name: str, open_real: OpenReal) -> None:
+    run = open_real(DATA / name)
+    expected = idle_causes(raw(next(path for path in (DATA / name).iterdir() if ".json" in path.name)))
+    found = {row["device"]: {c: row[f"{c}_ns"] for c in CAUSES} for row in report(run, "idle").rows}
+    assert found == expected
+    assert sum(found[0].values()) == report(run, "breakdown").rows[0]["idle_ns"]
+
+
+def test_synthetic_ranks_against_brute_force(tmp_path: Path) -> None:
+    truth = write(Plan(ranks=2, events_per_rank=6_000, steps=2, tensor_parallel=2), tmp_path / "run")
+    run = Run(ingest([tmp_path / "run"]))
+    rows = {row["rank"]: row for row in report(run, "idle").rows}
+    for rank in truth["ranks"]:
+        ((_, expected),) = idle_causes(raw(tmp_path / "run" / rank["file"])).items()
+        assert {cause: rows[rank["rank"]][f"{cause}_ns"] for cause in CAUSES} == expected
+        assert sum(expected.values()) == rank["breakdown"][0]["idle_ns"]
+
+
+@pytest.mark.parametrize(
+    ("cause", "column", "steps"), [("dataloader", "dataloader", 3), ("host", "host_bound", 4)]
+)
+def test_a_planted_delay_comes_back_to_the_nanosecond(
+    cause: str, column: str, steps: int, tmp_path: Path
+) -> None:
+    """The same run with and without it; the first step's wait for data comes before the first GPU event."""
+    found = []
+    for delay in (1_000_000, 4_000_000):
+        folder = tmp_path / str(delay)
+        write(Plan(ranks=1, events_per_rank=6_000, steps=4, straggler=Straggler(0, cause, delay)), folder)
+        found.append(report(Run(ingest([folder])), "idle").rows[0])
+    assert found[1][f"{column}_ns"] - found[0][f"{column}_ns"] == steps * 3_000_000
+    for other in set(CAUSES) - {column}:
+        assert found[1][f"{other}_ns"] == found[0][f"{other}_ns"]
+
+
+times = st.integers(0, 40)
+spans = st.lists(st.tuples(times, st.integers(0, 9)), max_size=4)
+
+
+@given(
+    st.lists(st.tuples(times, st.integers(0, 6), st.integers(-1, 40)), min_size=1, max_size=8),
+    spans,
+    spans,
+    spans,
+)
+def test_random_gaps_against_brute_force(
+    work: list[tuple[int, int, int]], busy: Any, data: Any, sync: Any
+) -> None:
+    work = sorted(work, key=lambda w: (w[0], w[2]))
+    start, size, launched = np.array(work, dtype=np.int64).T
+    zeros = np.zeros(len(start), dtype=np.int64)
+    events = DeviceEvents(start, start + size, *[zeros] * 5, launched, launched, *[zeros] * 3)
+
+    def as_set(pairs: list[tuple[int, int]]) -> Any:
+        low = np.array([p[0] for p in pairs], dtype=np.int64)
+        return union(low, low + np.array([p[1] for p in pairs], dtype=np.int64))
+
+    gaps = find_gaps(events, as_set(busy), as_set(data), as_set(sync))
+    expected = dict.fromkeys(CAUSES, 0)
+    for time in range(int(start[0]), int((start + size).max())):
+        running = any(s <= time < s + d for s, d, _ in work) or any(s <= time < s + d for s, d in busy)
+        if running:
+            continue
+        launch_at = next(at for s, _, at in work if s > time)
+        previous = max(s + d for s, d, _ in work if s <= time)
+        if any(s <= time < s + d for s, d in data):
+            expected["dataloader"] += 1
+        elif any(s <= time < s + d for s, d in sync):
+            expected["sync"] += 1
+        elif launch_at == UNKNOWN or launch_at <= previous:
+            expected["other"] += 1
+        else:
+            expected["host_bound" if time < launch_at else "launch_latency"] += 1
+    assert {cause: int(getattr(gaps, cause).sum()) for cause in CAUSES} == expected
+
+
+def test_gaps_add_up_to_idle_and_name_the_place(open_real: OpenReal) -> None:
+    run = open_real(DATA / "gpt-h200-stack")
+    idle = report(run, "breakdown").rows[0]["idle_ns"]
+    for by in (None, "rank", "source"):
+        assert sum(row["idle_ns"] for row in report(run, "gaps", by).rows) == idle
+    places = {(row["within"], row["op"]): row for row in report(run, "gaps").rows}
+    optimizer = places["Optimizer.step#AdamW.step", "aten::_foreach_add_"]
+    assert (optimizer["gaps"], optimizer["cause"]) == (3, "host_bound")
+    assert any((row["source"] or "").startswith("gpt.py(31)") for row in report(run, "gaps", "source").rows)
+
+
+def test_the_finding_names_the_place_and_the_reason(tmp_path: Path) -> None:
+    """9 of 30 µs idle before the optimizer, whose launch comes late; 1 µs in all other gaps."""
+    events = [
+        slice_event("ProfilerStep#1", 0, 40, cat="user_annotation"),
+        slice_event("Optimizer.step#AdamW.step", 15, 10, cat="user_annotation"),
+        slice_event("aten::_foreach_add_", 17, 4),
+        launch(1, 0, 1),
+        launch(2, 18, 1),
+        kernel_event("a", 1, 9, 1),
+        kernel_event("b", 19, 12, 2),
+    ]
+    (finding,) = report(open_trace(write_kineto(tmp_path / "t.json", events)), "idle").findings
+    assert finding.severity == "warning" and finding.cost_ns == 9_000
+    assert "idle 30 %" in finding.title and "9.000 µs" in finding.title
+    assert "before Optimizer.step#AdamW.step, the host launches too late" in finding.title
+    assert finding.span == (10_000, 19_000) and "fused=True" in finding.hint

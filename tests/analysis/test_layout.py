@@ -1,0 +1,170 @@
+"""Layouts: planted grids come back, groups are recognised by name, by traffic and by shape, bubbles are exact."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conftest import DATA, kernel_event, open_trace, slice_event, write_kineto
+from rankscope.analysis import REPORTS
+from rankscope.analysis.parallelism import Seen, called, recognise
+from rankscope.analysis.result import Result
+from rankscope.analysis.scope import Scope
+from rankscope.bench.synthetic import Plan, write
+from rankscope.bench.synthetic.pipeline import PipelinePlan, write_pipeline
+from rankscope.errors import UsageError
+from rankscope.store.ingest import ingest
+from rankscope.store.run import Run
+
+
+def report(run: Run, name: str, by: str | None = None, **scope: Any) -> Result:
+    return REPORTS[name].analyse(run, Scope(**scope), by)
+
+
+@pytest.fixture(scope="module")
+def pipeline(tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, PipelinePlan, Any]:
+    folder = tmp_path_factory.mktemp("pipeline")
+    plan = PipelinePlan(stages=3, data=2, tensor=2, micro_batches=3, steps=2, slow_stage=1, slow_ns=300_000)
+    truth = write_pipeline(plan, folder)
+    return Run(ingest([folder])), plan, truth
+
+
+def test_the_grid_of_a_pipeline(pipeline: tuple[Run, PipelinePlan, Any]) -> None:
+    run, plan, truth = pipeline
+    result = report(run, "layout")
+    assert result.findings[0].title == "12 ranks: pp 3 x dp 2 x tp 2"
+    assert result.rows[0] == {"pp": 0, "dp": 0, "tp_0": 0, "tp_1": 1}
+    for row in result.rows:
+        for tensor in range(plan.tensor):
+            assert row[f"tp_{tensor}"] == plan.rank_at(row["pp"], row["dp"], tensor)
+    by_rank = [(row["pp"], row["dp"], row["tp"]) for row in report(run, "layout", "rank").rows]
+    assert by_rank == truth["places"]
+
+
+def test_groups_of_a_pipeline(pipeline: tuple[Run, PipelinePlan, Any]) -> None:
+    run, _, _ = pipeline
+    rows = {row["axis"]: row for row in report(run, "groups").rows}
+    assert {axis: (row["groups"], row["size"], row["stride"]) for axis, row in rows.items()} == {
+        "world": (1, 12, 1),
+        "pp": (4, 3, 4),
+        "dp": (6, 2, 2),
+        "tp": (6, 2, 1),
+    }
+    # two steps, three micro-batches, two directions, two of three links, four pipelines, both ends
+    assert rows["pp"]["kinds"] == "send 96, recv 96"
+    one_step = {row["axis"]: row for row in report(run, "groups", steps=(0, 0)).rows}
+    assert one_step["tp"]["collectives"] == rows["tp"]["collectives"] // 2
+
+
+def test_bubbles_are_exact(pipeline: tuple[Run, PipelinePlan, Any]) -> None:
+    run, _, truth = pipeline
+    result = report(run, "bubbles", "rank", steps=(1, 1))
+    found = {row["rank"]: row for row in result.rows}
+    for expected in truth["steps"][1]["ranks"]:
+        row = found[expected["rank"]]
+        assert {key: row[key] for key in expected} == expected
+        parts = sum(row[f"{part}_ns"] for part in ("busy", "p2p", "fill", "drain", "gap"))
+        assert parts == row["window_ns"]
+    stages = report(run, "bubbles").rows
+    assert [row["stage"] for row in stages] == [0, 1, 2] and {row["ranks"] for row in stages} == {4}
+    (finding,) = report(run, "bubbles").findings
+    assert "stage 1 works 1.12 times the mean" in finding.evidence
+    assert finding.severity in ("warning", "critical") and finding.cost_ns > 0
+
+
+def test_groups_without_names_are_recognised_by_what_they_do(tmp_path: Path) -> None:
+    plan = PipelinePlan(stages=2, data=2, tensor=2, micro_batches=2, steps=1, described=False)
+    truth = write_pipeline(plan, tmp_path)
+    run = Run(ingest([tmp_path]))
+    by_rank = report(run, "layout", "rank")
+    assert [(row["pp"], row["dp"], row["tp"]) for row in by_rank.rows] == truth["places"]
+    assert any("inferred from traffic, sizes and strides" in note for note in by_rank.notes)
+
+
+def test_tensor_and_data_parallel(tmp_path: Path) -> None:
+    write(Plan(ranks=8, events_per_rank=4_000, steps=2, tensor_parallel=4, missing=(5,)), tmp_path)
+    result = report(Run(ingest([tmp_path])), "layout")
+    assert result.findings[0].title == "8 ranks: dp 2 x tp 4"
+    assert result.rows == [
+        {"dp": 0, **{f"tp_{i}": i for i in range(4)}},
+        {"dp": 1, **{f"tp_{i}": 4 + i for i in range(4)}},
+    ]
+    assert "no file of rank 5" in result.notes
+
+
+@pytest.mark.parametrize(
+    ("text", "axis"),
+    [
+        ("mesh_tp", "tp"),
+        ("TENSOR_MODEL_PARALLEL_GROUP", "tp"),
+        ("model parallel", "tp"),
+        ("PIPELINE_MODEL_PARALLEL_GROUP", "pp"),
+        ("mesh_pp", "pp"),
+        ("DATA_PARALLEL_GROUP_WITH_CP", "dp"),
+        ("fsdp:dp_shard", "dp"),
+        ("EXPERT_MODEL_PARALLEL_GROUP", "ep"),
+        ("EXPERT_DATA_PARALLEL_GROUP", "dp"),
+        ("mesh_ep", "ep"),
+        ("CONTEXT_PARALLEL_GROUP", "cp"),
+        ("sequenceParallel", "cp"),
+        ("EMBEDDING_GROUP", "other"),
+        ("default_pg", "world"),
+        ("undefined", None),
+        ("17", None),
+        ("stepper", None),
+    ],
+)
+def test_names_of_groups(text: str, axis: str | None) -> None:
+    assert called(text) == axis
+
+
+def test_experts_inside_data_parallel_ranks() -> None:
+    groups = [
+        Seen("1", "mesh_dp", (0, 1, 2, 3), {"reduce_scatter": 4}),
+        Seen("2", "", (0, 1), {"all_to_all": 9}),
+        Seen("3", "", (2, 3), {"all_to_all": 9}),
+    ]
+    layout = recognise(groups, 4)
+    assert layout.axes == ("dp", "ep")
+    assert layout.places[3] == {"dp": 3, "ep": 1}
+
+
+def test_axes_that_do_not_make_the_world_are_said() -> None:
+    layout = recognise([Seen("1", "mesh_tp", (0, 1, 2), {})], 8)
+    assert any("tp 3 does not make 8 ranks" in note for note in layout.notes)
+    copies = recognise([Seen("1", "mesh_tp", (0, 1), {}), Seen("2", "mesh_tp", (2, 3), {})], 4)
+    assert copies.axes == ("dp", "tp") and copies.places[2] == {"tp": 0, "dp": 1}
+
+
+def test_one_group_of_everybody(open_real: Callable[[Path], Run]) -> None:
+    run = open_real(DATA / "ddp-gloo4")
+    result = report(run, "layout")
+    assert result.rows == [{"ranks": "0-3"}]
+    assert result.findings[0].title == "4 ranks: one group"
+    assert report(run, "groups").rows[0]["axis"] == "world"
+    bubbles = report(run, "bubbles")
+    assert bubbles.rows == [] and any("no pipeline-parallel group" in note for note in bubbles.notes)
+
+
+def test_real_nccl_metadata(shared: Path, open_real: Callable[[Path], Run]) -> None:
+    run = open_real(shared / "public/hta/nccl_data.json.gz")
+    (row,) = report(run, "groups").rows
+    assert (row["axis"], row["size"], row["kinds"]) == ("world", 2, "all_reduce 15, broadcast 6")
+    assert "no file of rank 1" in report(run, "layout").notes
+
+
+def test_no_groups_at_all(tmp_path: Path) -> None:
+    run = open_trace(
+        write_kineto(tmp_path / "a.json", [slice_event("aten::mm", 1, 5), kernel_event("k", 2, 3)])
+    )
+    for name in ("layout", "groups", "bubbles"):
+        assert REPORTS[name].analyse(run, Scope(), None).notes
+    assert any("no process groups" in note for note in report(run, "layout").notes)
+
+
+def test_a_pipeline_of_one_stage_is_refused() -> None:
+    with pytest.raises(UsageError, match="at least two stages"):
+        PipelinePlan(stages=1)

@@ -1,0 +1,224 @@
+"""Memory snapshots: peak and holders against brute force, on the real one and on ones made up by hypothesis."""
+
+from __future__ import annotations
+
+import gzip
+import pickle
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from conftest import open_trace
+from rankscope.analysis import REPORTS
+from rankscope.analysis.scope import Scope
+from rankscope.analysis.snapshot import BEFORE, snapshot_holders, snapshot_peaks
+from rankscope.readers.plain_pickle import Budget
+from rankscope.readers.stacks import op_name, own_line
+from rankscope.store.run import Run
+
+
+def frames(line: int, op: str = "mm") -> list[dict[str, Any]]:
+    return [
+        {"filename": "??", "line": 0, "name": f"at::_ops::{op}::call(at::Tensor const&)"},
+        {"filename": "/venv/lib/python3.12/site-packages/torch/nn/linear.py", "line": 9, "name": "forward"},
+        {"filename": "/home/me/train.py", "line": line, "name": "step"},
+    ]
+
+
+def entry(action: str, address: int, size: int, at: int, line: int = 1) -> dict[str, Any]:
+    stack = frames(line)
+    return {
+        "action": action,
+        "addr": address,
+        "size": size,
+        "stream": 0,
+        "time_us": 10**15 + at,
+        "frames": stack,
+    }
+
+
+def snapshot(history: list[dict[str, Any]], live: dict[int, int], reserved: int = 0) -> dict[str, Any]:
+    """`live` maps addresses to sizes at the end."""
+    blocks = [
+        {
+            "address": address,
+            "size": size + 12,
+            "requested_size": size,
+            "state": "active_allocated",
+            "frames": frames(99),
+        }
+        for address, size in live.items()
+    ]
+    segment = {
+        "device": 0, "address": 0, "total_size": reserved, "allocated_size": sum(live.values()) + 12 * len(live),
+        "active_size": 0, "requested_size": sum(live.values()), "stream": 0, "segment_type": "large", "blocks": blocks,
+    }  # fmt: skip
+    return {"segments": [segment], "device_traces": [history], "allocator_settings": {}}
+
+
+def write(path: Path, value: dict[str, Any]) -> Path:
+    path.write_bytes(pickle.dumps(value))
+    return path
+
+
+def brute_force(value: dict[str, Any], device: int = 0) -> tuple[int, Counter[str]]:
+    """The peak of what was asked for, and who held it, the slow way: back from the end, which is known."""
+    live = {
+        block["address"]: block["requested_size"]
+        for segment in value["segments"]
+        for block in segment["blocks"]
+        if segment["device"] == device and block["state"] == "active_allocated"
+    }
+    history = value["device_traces"][device]
+    moments = []
+    for event in reversed(history):
+        moments.append(dict(live))
+        if event["action"] == "alloc":
+            live.pop(event["addr"])
+        elif event["action"] == "free_requested":
+            live[event["addr"]] = event["size"]
+    moments.reverse()
+    totals = [sum(moment.values()) for moment in moments]
+    at = totals.index(max(totals))
+    made: dict[int, str] = {}
+    for event in history[: at + 1]:
+        if event["action"] == "alloc":
+            made[event["addr"]] = own_line(event["frames"], Budget(Path(), 1 << 30)) or ""
+        elif event["action"] == "free_requested":
+            made.pop(event["addr"], None)
+    holders: Counter[str] = Counter()
+    for address, size in moments[at].items():
+        holders[made.get(address, "?")] += size
+    return totals[at], holders
+
+
+def test_the_real_snapshot(shared: Path, open_real: Callable[[Path], Run]) -> None:
+    path = shared / "memory" / "gpt-h200.pickle.gz"
+    value = pickle.loads(gzip.decompress(path.read_bytes()))
+    peak, holders = brute_force(value)
+    run = open_real(path)
+    (ours,) = snapshot_peaks(run, Scope())
+    assert ours.allocated_bytes == peak == 6_432_652_760
+    assert ours.reserved_bytes == 7_948_206_080 == sum(s["total_size"] for s in value["segments"])
+    by_line: Counter[str] = Counter()
+    for holder in snapshot_holders(run, Scope()):
+        by_line[holder.source or ""] += holder.bytes
+    assert by_line == holders
+    top = snapshot_holders(run, Scope())[0]
+    assert (top.name, top.source, top.bytes, top.count) == (
+        "aten::cross_entropy_loss",
+        "gpt.py(34): step",
+        1_572_864_008,
+        4,
+    )
+    instants = run.rows(
+        "SELECT count(*), count(DISTINCT ts_ns) > 1000 FROM instants WHERE category = 'memory_snapshot'"
+    )
+    assert instants == [(16162, True)]
+
+
+def test_the_reports_use_it(shared: Path, open_real: Callable[[Path], Run]) -> None:
+    run = open_real(shared / "memory" / "gpt-h200.pickle.gz")
+    (row,) = REPORTS["memory"].analyse(run, Scope(), None).rows
+    assert (row["device"], row["peak_allocated_bytes"]) == ("GPU 0", 6_432_652_760)
+    result = REPORTS["allocators"].analyse(run, Scope(), None)
+    assert sum(row["bytes"] for row in result.rows) == 6_432_652_760
+    first = {key: result.rows[0][key] for key in ("rank", "name", "bytes", "count", "source")}
+    assert first == {
+        "rank": 0,
+        "name": "aten::cross_entropy_loss",
+        "bytes": 1_572_864_008,
+        "count": 4,
+        "source": "gpt.py(34): step",
+    }
+    assert any("snapshot" in note for note in result.notes)
+
+
+def test_fragments_of_the_real_snapshot(shared: Path, open_real: Callable[[Path], Run]) -> None:
+    path = shared / "memory" / "gpt-h200.pickle.gz"
+    value = pickle.loads(gzip.decompress(path.read_bytes()))
+    result = REPORTS["fragments"].analyse(open_real(path), Scope(), None)
+    for row in result.rows:
+        segments = [s for s in value["segments"] if s["segment_type"] == row["kind"]]
+        free = [b["size"] for s in segments for b in s["blocks"] if b["state"] == "inactive"]
+        assert row["segments"] == len(segments)
+        assert row["reserved_bytes"] == sum(s["total_size"] for s in segments)
+        assert row["free_bytes"] == row["reserved_bytes"] - row["allocated_bytes"] == sum(free)
+        assert (row["largest_free_bytes"], row["free_blocks"]) == (max(free), len(free))
+    assert {row["kind"] for row in result.rows} == {"large", "small"}
+    assert "6.18 GB" in result.findings[0].title
+
+
+def random_history(random: Random) -> tuple[list[dict[str, Any]], dict[int, int]]:
+    """One that begins late: what was there before is freed in it, or still there at the end."""
+    live = {address: random.randint(1, 1000) for address in range(6) if random.random() < 0.4}
+    history = []
+    for number in range(random.randint(1, 60)):
+        address, line = random.randrange(8), random.randint(1, 4)
+        if address not in live:
+            live[address] = random.randint(1, 1000)
+            history.append(entry("alloc", address, live[address], number // 3, line))
+        else:
+            history.append(entry("free_requested", address, live[address], number // 3, line))
+            history.append(entry("free_completed", address, live.pop(address), number // 3, line))
+    return history, live
+
+
+def test_any_history(tmp_path: Path) -> None:
+    """Forty devices with a history each."""
+    random = Random(5)
+    value: dict[str, Any] = {"segments": [], "device_traces": [], "allocator_settings": {}}
+    for device in range(40):
+        history, live = random_history(random)
+        (segment,) = snapshot(history, live)["segments"]
+        value["segments"].append({**segment, "device": device})
+        value["device_traces"].append(history)
+    run = open_trace(write(tmp_path / "rank-0.pickle", value))
+    peaks = {peak.device: peak.allocated_bytes for peak in snapshot_peaks(run, Scope())}
+    holders = snapshot_holders(run, Scope())
+    late = 0
+    for device in range(40):
+        expected, by_line = brute_force(value, device)
+        assert peaks[device] == expected
+        found: Counter[str] = Counter()
+        for holder in holders:
+            if holder.device == device:
+                before = holder.name == BEFORE or holder.source == "train.py(99): step"
+                found["?" if before else holder.source or ""] += holder.bytes
+        assert found == by_line
+        late += by_line["?"] > 0
+    assert 5 < late < 40  # both kinds are among them
+
+
+def test_a_snapshot_without_history(tmp_path: Path) -> None:
+    value = snapshot([], {1: 500, 2: 300}, reserved=2000)
+    value["device_traces"] = []
+    run = open_trace(write(tmp_path / "memory-3-of-8.pickle", value))
+    (peak,) = snapshot_peaks(run, Scope())
+    assert (peak.rank, peak.allocated_bytes, peak.reserved_bytes, peak.at_ns) == (3, 800, 2000, None)
+    assert [(h.bytes, h.count) for h in snapshot_holders(run, Scope())] == [(800, 2)]
+
+
+def test_where_in_the_program() -> None:
+    budget = Budget(Path(), 1000)
+    assert own_line(frames(7), budget) == "train.py(7): step"
+    assert own_line(frames(7)[:2], budget) == "linear.py(9): forward"
+    assert own_line("damaged", budget) is None
+    assert own_line([{"filename": "x.py"}, 3], budget) is None
+    inner = [{"name": "at::_ops::empty_strided::call(x)", "filename": "??"}, *frames(1, "linear")]
+    assert op_name(inner, budget) == "aten::linear"
+    node = [{"name": "torch::autograd::generated::MmBackward0::apply(x)", "filename": "??"}]
+    assert op_name([*inner[:1], *node], budget) == "MmBackward0"
+
+
+@pytest.mark.parametrize("name", ["fragments", "memory", "allocators"])
+def test_what_is_missing_is_said(tmp_path: Path, name: str) -> None:
+    from conftest import slice_event, write_kineto
+
+    run = open_trace(write_kineto(tmp_path / "rank-0.json", [slice_event("aten::mm", 1, 2)]))
+    result = REPORTS[name].analyse(run, Scope(), None)
+    assert result.rows == [] and result.notes

@@ -1,0 +1,247 @@
+"""The planted straggler comes back, with its cause; nobody is accused where nobody is slow."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from conftest import DATA, open_trace
+from rankscope.analysis import REPORTS
+from rankscope.analysis.blame import range_argmax
+from rankscope.analysis.result import Result
+from rankscope.analysis.scope import Scope
+from rankscope.bench.synthetic import Plan, Straggler, write
+from rankscope.store.ingest import ingest
+from rankscope.store.matching import NONE
+from rankscope.store.run import Run
+
+
+def ask(run: Run, scope: Scope | None = None) -> Result:
+    return REPORTS["stragglers"].analyse(run, scope or Scope(), None)
+
+
+def planted(plan: Plan, folder: Path) -> tuple[Run, Any]:
+    truth = write(plan, folder)
+    return Run(ingest([folder])), truth
+
+
+@pytest.mark.parametrize(
+    ("cause", "names"),
+    [
+        ("compute", "its vectorized_gather_kernel takes 107.5x the median"),
+        ("host", "aten::embedding"),
+        ("copy", "Memcpy HtoD"),
+        ("dataloader", "enumerate(DataLoader)"),
+    ],
+)
+def test_a_planted_straggler_comes_back_with_its_cause(cause: str, names: str, tmp_path: Path) -> None:
+    plan = Plan(ranks=4, events_per_rank=3_000, steps=4, straggler=Straggler(2, cause, 5_000_000))
+    run, truth = planted(plan, tmp_path / "run")
+    result = ask(run)
+    rows = {row["rank"]: row for row in result.rows}
+    for expected in truth["stragglers"]:
+        for name in ("last_count", "caused_wait_ns", "own_wait_ns"):
+            assert rows[expected["rank"]][name] == expected[name], (expected["rank"], name)
+    assert rows[2]["cause"] == cause
+    assert rows[2][f"{cause}_ns"] == pytest.approx(4 * 5_000_000, rel=0.15)
+    (finding,) = result.findings
+    assert finding.severity == "critical" and finding.ranks == (2,)
+    assert finding.title.startswith("Rank 2 made 3 others wait")
+    assert names in finding.title + finding.evidence
+    assert finding.cost_ns == pytest.approx(truth["straggler"]["caused_wait_ns"] / 3 / 4, rel=0.02)
+    assert finding.span is not None and finding.span[1] - finding.span[0] > 4_000_000
+    check_window(run, truth)
+
+
+def test_nobody_is_accused_where_nobody_is_slow(tmp_path: Path) -> None:
+    run, _ = planted(Plan(ranks=3, events_per_rank=3_000, steps=3), tmp_path / "run")
+    assert {finding.severity for finding in ask(run).findings} <= {"ok", "info"}
+
+
+@pytest.mark.parametrize("ranks", [2, 64])
+def test_from_two_ranks_to_many(ranks: int, tmp_path: Path) -> None:
+    plan = Plan(ranks=ranks, events_per_rank=1_300, steps=3, straggler=Straggler(1, "host", 5_000_000))
+    run, truth = planted(plan, tmp_path / "run")
+    result = ask(run)
+    top = result.rows[0]
+    assert (top["rank"], top["cause"]) == (1, "host")
+    assert top["caused_wait_ns"] == truth["stragglers"][1]["caused_wait_ns"]
+    assert result.findings[0].severity == "critical"
+    assert f"made {ranks - 1} other" in result.findings[0].title
+
+
+def test_blame_goes_back_through_a_chain_of_waiting(tmp_path: Path) -> None:
+    """Rank 2 is late for its tensor-parallel peer 3; so 3 is late for its data-parallel peer 1."""
+    plan = Plan(
+        ranks=4,
+        events_per_rank=6_000,
+        steps=4,
+        tensor_parallel=2,
+        straggler=Straggler(2, "compute", 5_000_000),
+    )
+    run, truth = planted(plan, tmp_path / "run")
+    direct = {row["rank"]: row["caused_wait_ns"] for row in truth["stragglers"]}
+    assert direct[3] > 15_000_000  # 3 comes last to its data-parallel collective, four times by some 5 ms
+    result = ask(run)
+    rows = {row["rank"]: row for row in result.rows}
+    assert rows[3]["cause"] == "waiting"
+    assert rows[3]["caused_wait_ns"] < 0.2 * direct[3]
+    assert rows[2]["caused_wait_ns"] > direct[2] + 0.8 * direct[3]
+    assert sum(row["caused_wait_ns"] for row in result.rows) == sum(direct.values())
+    (finding,) = result.findings
+    assert finding.ranks == (2,) and finding.severity == "critical"
+    assert "made 3 others wait" in finding.title
+
+
+def test_missing_sequence_numbers(tmp_path: Path) -> None:
+    """One rank's file has none: order gives them; the answer is the same."""
+    plan = Plan(ranks=4, events_per_rank=3_000, steps=4, straggler=Straggler(2, "compute", 5_000_000))
+    truth = write(plan, tmp_path / "run")
+    for rank in (1, 3):
+        file = tmp_path / "run" / truth["ranks"][rank]["file"]
+        file.write_text(re.sub(r'"Seq": \d+,? ?', "", file.read_text()))
+    run = Run(ingest([tmp_path / "run"]))
+    assert set(run.collectives.seq[run.collectives.rank == 1]) == {NONE}
+    rows = {row["rank"]: row for row in ask(run).rows}
+    assert run.collectives.unmatched == ()
+    for expected in truth["stragglers"]:
+        assert rows[expected["rank"]]["caused_wait_ns"] == expected["caused_wait_ns"]
+
+
+def test_no_sequence_numbers_and_no_steps_at_all(tmp_path: Path) -> None:
+    """And one rank began to record later: the first common pattern is the anchor."""
+    plan = Plan(ranks=3, events_per_rank=6_000, steps=3, straggler=Straggler(2, "compute", 5_000_000))
+    truth = write(plan, tmp_path / "run")
+    for rank in truth["ranks"]:
+        file = tmp_path / "run" / rank["file"]
+        text = re.sub(r'"Seq": \d+,? ?', "", file.read_text())
+        file.write_text(re.sub(r"ProfilerStep#|Optimizer.step#", "something else ", text))
+    first = tmp_path / "run" / truth["ranks"][0]["file"]
+    kernels = re.findall(
+        r'\n  \{\n    "ph": "X", "cat": "kernel", "name": "ncclDev.*?\n  \},', first.read_text(), re.S
+    )
+    text = first.read_text()
+    for kernel in sorted(kernels, key=lambda event: float(re.search(r'"ts": ([\d.]+)', event)[1]))[:3]:  # type: ignore[index]
+        text = text.replace(kernel, "", 1)
+    first.write_text(text)
+    run = Run(ingest([tmp_path / "run"]))
+    assert run.rows("SELECT count(*) FROM steps") == [(0,)]
+    per_rank = len(truth["collectives"])
+    sizes = np.bincount(run.collectives.match[run.collectives.match != NONE]).tolist()
+    assert sizes.count(3) == per_rank - 3
+    result = ask(run)
+    assert result.rows[0]["rank"] == 2 and result.rows[0]["cause"] == "compute"
+    assert any("no steps" in note for note in result.notes)
+
+
+def test_a_rank_that_leaves_early(tmp_path: Path) -> None:
+    """Its recording ends two steps before the others': what it shares with them is still answered."""
+    plan = Plan(ranks=4, events_per_rank=3_000, steps=4, straggler=Straggler(2, "compute", 5_000_000))
+    truth = write(plan, tmp_path / "run")
+    file = tmp_path / "run" / truth["ranks"][3]["file"]
+    trace = json.loads(file.read_text())
+    end_us = truth["ranks"][3]["steps"][2]["start_ns"] / 1000
+    trace["traceEvents"] = [event for event in trace["traceEvents"] if event.get("ts", 0) < end_us]
+    file.write_text(json.dumps(trace))
+    run = Run(ingest([tmp_path / "run"]))
+    result = ask(run)
+    assert result.rows[0]["rank"] == 2 and result.findings[0].ranks == (2,)
+    sizes = np.bincount(run.collectives.match[run.collectives.match != NONE]).tolist()
+    planned = [c["step"] for c in truth["collectives"]]
+    assert len(sizes) == len(planned)
+    assert sizes.count(4) == sum(step < 4 for step in planned) and sizes.count(3) == sum(
+        step >= 4 for step in planned
+    )
+
+
+def test_half_of_the_ranks_missing_is_said(tmp_path: Path) -> None:
+    plan = Plan(
+        ranks=4, events_per_rank=3_000, steps=4, straggler=Straggler(2, "compute", 5_000_000), missing=(1, 3)
+    )
+    run, _ = planted(plan, tmp_path / "run")
+    result = ask(run)
+    assert result.rows[0]["rank"] == 2
+    assert any("no file of ranks 1,3" in note for note in result.notes)
+
+
+def test_one_rank_alone_is_told_what_to_record(tmp_path: Path) -> None:
+    run, _ = planted(Plan(ranks=2, events_per_rank=3_000, steps=3, missing=(1,)), tmp_path / "run")
+    result = ask(run)
+    assert result.findings == ()
+    assert any("one rank" in note and "--ranks all" in note for note in result.notes)
+
+
+@pytest.mark.parametrize("told_by", ["time", "job"])
+def test_ranks_of_different_runs_are_not_compared(told_by: str, tmp_path: Path) -> None:
+    plan = Plan(ranks=4, events_per_rank=2_000, steps=3)
+    truth = write(plan, tmp_path / "run")
+    for rank in truth["ranks"]:
+        file = tmp_path / "run" / rank["file"]
+        text = file.read_text()
+        second = rank["rank"] >= 2
+        if told_by == "time" and second:  # recorded an hour later
+            base = str(truth["clocks"][rank["rank"]]["base_time_ns"])
+            text = text.replace(base, str(int(base) + 3_600_000_000_000))
+        if told_by == "job":  # as capture writes it
+            job = json.dumps({"job": "B" if second else "A"})
+            text = text.replace('"displayTimeUnit"', f'"rankscope": {job},\n  "displayTimeUnit"', 1)
+        file.write_text(text)
+    run = Run(ingest([tmp_path / "run"]))
+    result = ask(run)
+    assert any("ranks 0-1 and ranks 2-3 are not of one run" in note for note in result.notes)
+    assert set(np.bincount(run.collectives.match)) == {2}
+
+
+def check_window(run: Run, truth: Any) -> None:
+    inside = [c for c in truth["collectives"] if c["step"] in (3, 4) and c["last_rank"] == 2]
+    row = ask(run, Scope(steps=(3, 4))).rows[0]
+    assert row["last_count"] == len(inside)
+    assert row["caused_wait_ns"] == sum(sum(c["wait_ns"]) for c in inside)
+
+
+def test_the_real_straggler() -> None:
+    """NUMBERS.md: rank 2, cause compute; the other three wait 10.5-12.2 ms a step, 11.3 on average, of 17.2."""
+    run = open_trace(DATA / "seqpar-gloo4-slow2")
+    result = ask(run)
+    top = result.rows[0]
+    assert (top["rank"], top["cause"], top["last_count"]) == (2, "compute", 6)
+    (finding,) = result.findings
+    assert finding.severity == "critical"
+    assert finding.title == (
+        "Rank 2 made 3 others wait 11.3 ms per step (66 %); slow_extra runs 12.8 ms on its GPU"
+    )
+    for step in range(2, 8):
+        part = ask(run, Scope(steps=(step, step))).rows[0]
+        assert part["rank"] == 2
+        assert 10.5e6 <= part["caused_wait_ns"] / 3 <= 12.2e6
+
+
+@pytest.mark.parametrize("name", ["seqpar-gloo4", "ddp-gloo4"])
+def test_no_finding_above_info_where_nobody_is_slow(
+    name: str, shared: Path, open_real: Callable[[Path], Run]
+) -> None:
+    result = ask(open_real(shared / "kineto" / name))
+    assert {finding.severity for finding in result.findings} <= {"ok", "info"}
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=40), st.data())
+def test_range_argmax(values: list[int], data: st.DataObject) -> None:
+    ends = st.integers(0, len(values))
+    ranges = data.draw(st.lists(st.tuples(ends, ends), max_size=8))
+    low = np.array([a for a, _ in ranges], dtype=np.int64)
+    high = np.array([b for _, b in ranges], dtype=np.int64)
+    found = range_argmax(np.array(values, dtype=np.int64), low, high)
+    for (a, b), place in zip(ranges, found.tolist(), strict=True):
+        if a >= b:
+            assert place == NONE
+        else:
+            assert a <= place < b and values[place] == max(values[a:b])

@@ -1,0 +1,158 @@
+"""The summary and the findings: the verdict, the order, and a run that lacks everything."""
+
+from __future__ import annotations
+
+import csv
+import inspect
+import io
+import json
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conftest import DATA, kernel_event, open_trace, slice_event, write_kineto
+from rankscope.analysis import REPORTS
+from rankscope.analysis.collected import NOTHING_FOUND, Found, collect, findings
+from rankscope.analysis.result import Finding
+from rankscope.analysis.scope import Scope
+from rankscope.analysis.summary import summary
+from rankscope.bench.synthetic import Plan, Straggler, write
+from rankscope.cli import main
+from rankscope.store.ingest import ingest
+from rankscope.store.run import Run
+from rankscope.views.summary import Screen, screen
+
+OpenReal = Callable[[Path], Run]
+
+
+def shown(run: Run, width: int = 80) -> str:
+    result = summary(run, Scope())
+    kernels = REPORTS["kernels"].analyse(run, Scope(), None)
+    return screen(Screen("RUN", "subject", result, kernels, collect(run, Scope())), width, color=False)
+
+
+def test_the_verdict_comes_first(open_real: OpenReal) -> None:
+    run = open_real(DATA / "gpt-h200-stack")
+    result = summary(run, Scope())
+    (row,) = result.rows
+    whole = REPORTS["breakdown"].analyse(run, Scope(), None).rows[0]
+    assert row["idle_pct"] == pytest.approx(100 * whole["idle_ns"] / whole["span_ns"])
+    assert sum(
+        row[f"{part}_pct"] for part in ("compute", "exposed_comm", "exposed_copy", "idle")
+    ) == pytest.approx(100)
+    assert row["peak_allocated_bytes"] == 5_477_374_464 and row["steps"] == 3
+    assert result.title.startswith("A step takes 28.")
+    assert (
+        f"{row['compute_pct']:.0f} % compute" in result.title
+        and f"MFU {row['mfu_pct']:.1f} %" in result.title
+    )
+    assert shown(run).startswith(result.title[:40])
+
+
+def test_one_screen_for_few_ranks_and_for_many(tmp_path: Path, open_real: OpenReal) -> None:
+    write(Plan(ranks=6, events_per_rank=3_000, straggler=Straggler(2, "compute", 4_000_000)), tmp_path)
+    many = shown(Run(ingest([tmp_path])))
+    assert all(f"\n{word}" in many for word in ("least", "median", "most"))
+    for text in (many, shown(open_real(DATA / "gpt-h200-stack"))):
+        assert len(text.splitlines()) <= 32
+        assert max(map(len, text.splitlines())) <= 80
+    assert "rankscope stats RUN -r list" in many
+
+
+def test_findings_are_ordered_by_severity_and_cost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    planted = (
+        Finding("info", "cheap", "e", cost_ns=1),
+        Finding("info", "a remark", "e", cost_ns=500),
+        Finding("warning", "dear", "e", ranks=(1,), span=(2, 3), hint="h", cost_ns=100),
+        Finding("critical", "hangs", "e"),
+        Finding("ok", "fine", "e"),
+    )
+    roofline = REPORTS["roofline"]
+
+    def planted_report(run: Run, scope: Scope, by: str | None) -> Any:
+        return replace(roofline.analyse(run, scope, by), findings=planted)
+
+    monkeypatch.setitem(REPORTS, "roofline", replace(roofline, analyse=planted_report))
+    run = open_trace(write_kineto(tmp_path / "t.json", [slice_event("aten::add", 0, 1)]))
+    mine = [found for found in collect(run, Scope()) if found.report == "roofline"]
+    assert [found.finding.title for found in mine] == ["hangs", "dear", "a remark", "cheap"]
+    rows = [row for row in findings(run, Scope()).rows if row["report"] == "roofline"]
+    assert rows[1] == {"severity": "warning", "cost_ns": 100, "report": "roofline", "title": "dear", "evidence": "e",
+                       "hint": "h", "ranks": [1], "start_ns": 2, "end_ns": 3}  # fmt: skip
+    kernels = REPORTS["kernels"].analyse(run, Scope(), None)
+    text = screen(Screen("RUN", "s", summary(run, Scope()), kernels, [Found("x", planted[2])]), 80, False)
+    assert "1. warning, 100 ns in all: dear\n   → h (-r x)" in text
+
+
+def test_waiting_is_blamed_on_who_is_late_and_counted_once(open_real: OpenReal) -> None:
+    """Of 14.3 ms of exposed communication a step 11.3 are waiting for rank 2 (NUMBERS): that finding leads."""
+    found = collect(open_real(DATA / "seqpar-gloo4-slow2"), Scope())
+    exposed = next(one.finding for one in found if one.report == "overlap")
+    assert found[0].report == "stragglers" and found[0].finding.ranks == (2,)
+    assert exposed.evidence.endswith("of it is waiting for rank 2")
+    assert (exposed.cost_ns + found[0].finding.cost_ns) // 100_000 == 143
+
+
+def test_reports_with_findings_say_so() -> None:
+    """The summary asks only reports that are marked; one whose module makes findings must be."""
+    for report in REPORTS.values():
+        module = inspect.getmodule(report.analyse)
+        assert module is not None
+        # Finding("ok", …) is a remark, and the summary passes over it.
+        makes = re.search(r'\bFinding\(\s*(?!"ok")\S', inspect.getsource(module))
+        assert report.finds or not makes, f"{report.name}: set finds=True in REPORTS"
+
+
+BARE = {
+    "nothing at all": [],
+    "an op": [slice_event("aten::add", 0, 1)],
+    "a kernel alone": [kernel_event("gemm", 0, 1)],
+    "steps alone": [slice_event("ProfilerStep#1", 0, 5, cat="user_annotation")],
+    "empty things": [slice_event("ProfilerStep#1", 0, 0, cat="user_annotation"), kernel_event("gemm", 0, 0)],
+}
+
+
+@pytest.mark.parametrize("name", BARE)
+def test_a_run_that_lacks_everything(name: str, tmp_path: Path) -> None:
+    run = open_trace(write_kineto(tmp_path / "t.json", BARE[name]))
+    text = shown(run)
+    assert "nan" not in text.lower() and text.endswith("\n")
+    if name == "an op":
+        assert "without steps" in text and "--record-shapes" in text and "--profile-memory" in text
+    if not collect(run, Scope()):
+        assert NOTHING_FOUND[:20] in text and NOTHING_FOUND in summary(run, Scope()).notes
+        assert any("nothing found" in note for note in findings(run, Scope()).notes)
+
+
+def test_every_format_and_the_exit_code(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """float32 on an H200: a warning."""
+    dims = [[4096, 4096], [4096, 4096]]
+    events = [
+        slice_event("ProfilerStep#1", 0, 100, cat="user_annotation"),
+        slice_event("aten::mm", 10, 30, args={"Input Dims": dims, "Input type": ["float", "float"]}),
+        slice_event("cudaLaunchKernel", 20, 1, cat="cuda_runtime", args={"correlation": 1}),
+        kernel_event("ampere_sgemm_128x64", 50, 3000, 1),
+    ]
+    path = write_kineto(tmp_path / "t.json", events, deviceProperties=[{"id": 0, "name": "NVIDIA H200"}])
+
+    def run(*options: str) -> tuple[int, str]:
+        code = main(["stats", "-q", str(path), *options])
+        return code, capsys.readouterr().out
+
+    assert run("--fail-on", "critical")[0] == 0
+    code, out = run("--fail-on", "warning")
+    out = " ".join(out.split())
+    assert code == 3 and "1. warning" in out and "tensor cores" in out and "(-r roofline)" in out
+    assert run("-r", "kernels", "--fail-on", "info")[0] == 0
+    assert run("-r", "findings,kernels", "--fail-on", "info")[0] == 3
+    both = json.loads(run("--format", "json")[1])
+    assert [one["name"] for one in both] == ["summary", "kernels"] and both[0]["findings"]
+    rows = list(csv.DictReader(io.StringIO(run("-r", "findings", "--format", "csv")[1])))
+    assert [row["report"] for row in rows].count("roofline") == 1 and "," in rows[0]["title"] + ","
+    assert "**warning**" in run("--format", "markdown")[1]
+    assert "What was found" in run("-r", "findings")[1]
+    assert run("--peak", "nonsense")[0] == 2

@@ -1,0 +1,204 @@
+"""What-if: the prediction is the step time of the other run, to the nanosecond where nothing is random."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from analysis.random_programs import Program, graph_of_program, play, random_program
+from conftest import DATA, kernel_event, open_trace, write_kineto
+from rankscope.analysis import scenarios
+from rankscope.analysis.graph import HOST_CLASSES, NONE, Graph
+from rankscope.analysis.graph_build import graph_of
+from rankscope.analysis.replay import Times, recorded, replay
+from rankscope.analysis.scope import Scope
+from rankscope.analysis.whatif import whatif
+from rankscope.bench.synthetic import Plan, Slower, Straggler, write
+from rankscope.cli import main
+from rankscope.errors import UsageError
+from rankscope.store.ingest import ingest
+from rankscope.store.run import Run
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(0, 2**32 - 1))
+def test_a_replay_is_what_playing_the_program_gives(seed: int) -> None:
+    program = random_program(seed)
+    graph, device_at, _ = graph_of_program(program)
+    # Which stream a call would have waited for, had it had to, no file tells.
+    assume(not ((graph.host.kind == HOST_CLASSES.index("sync")) & (graph.host.target == NONE)).any())
+    unchanged = replay(graph, recorded(graph))
+    assert unchanged is not None
+    assert (unchanged.start == graph.device.start).all() and (unchanged.end == graph.device.end).all()
+    assert (unchanged.host == graph.host.time).all()
+    faster = Program(
+        [[replace(item, took=item.took // 3) for item in items] for items in program.ranks],
+        [time // 2 for time in program.transfer],
+    )
+    _, expected = play(faster)
+    durations = recorded(graph)
+    took = np.where(graph.device.match == -1, durations.device // 3, durations.device)
+    times = replay(graph, durations.changed(device=took, transfer=durations.transfer // 2))
+    assert times is not None
+    found = list(zip(times.start.tolist(), times.end.tolist(), strict=True))
+    assert found == [expected[rank][at] for rank, at in device_at]
+
+
+Make = Callable[..., Run]
+
+
+@pytest.fixture(scope="module")
+def make(tmp_path_factory: pytest.TempPathFactory) -> Make:
+    """Synthetic runs without anything random; each made once."""
+    made: dict[str, Run] = {}
+
+    def run(**plan: Any) -> Run:
+        key = repr(sorted(plan.items()))
+        if key not in made:
+            folder = tmp_path_factory.mktemp("whatif")
+            write(Plan(ranks=3, events_per_rank=4_000, steps=2, jitter=False, **plan), folder)
+            made[key] = Run(ingest([folder]))
+        return made[key]
+
+    return run
+
+
+def step_ns(run: Run) -> int:
+    graph = graph_of(run, Scope())
+    return round(as_recorded(graph).length(graph) / len(graph.steps))
+
+
+def as_recorded(graph: Graph) -> Times:
+    return Times(graph.device.start, graph.device.end, graph.host.time)
+
+
+def predicted(run: Run, *asked: scenarios.Scenario) -> int:
+    rows = whatif(run, Scope(), asked).rows
+    assert rows[0]["base_ns"] == step_ns(run)
+    found: int = rows[-1]["predicted_ns"]
+    return found
+
+
+@pytest.mark.parametrize("cause", ["compute", "host", "copy", "dataloader"])
+def test_without_the_straggler(make: Make, cause: str) -> None:
+    slow = make(straggler=Straggler(2, cause, 3_000_000))
+    assert step_ns(slow) > step_ns(make()) + 2_000_000
+    assert predicted(slow, scenarios.rank_at_median(2)) == step_ns(make())
+
+
+@pytest.mark.parametrize(("name", "factor"), [("gelu", 2.0), ("nvjet", 1.5), ("Adam", 0.5)])
+def test_a_faster_kernel(make: Make, name: str, factor: float) -> None:
+    assert predicted(make(), scenarios.kernel(name, factor)) == step_ns(
+        make(slower=(Slower(name, 1 / factor),))
+    )
+
+
+def test_communication_hidden_and_a_faster_bus(make: Make) -> None:
+    free = step_ns(make(bus_gb_s=0.0, latency_ns=0))
+    assert predicted(make(), scenarios.hide_comm()) == free
+    slow = make(bus_gb_s=50.0)
+    assert step_ns(slow) > 2 * step_ns(make())
+    assert predicted(slow, scenarios.hide_comm()) == free
+    # the latency comes from a fit over rounded times
+    assert abs(predicted(slow, scenarios.bandwidth(6.0)) - step_ns(make())) < 50
+
+
+def test_two_changes_together(make: Make) -> None:
+    both = make(straggler=Straggler(2, "compute", 3_000_000), bus_gb_s=50.0)
+    result = whatif(both, Scope(), [scenarios.rank_at_median(2), scenarios.bandwidth(6.0)])
+    assert [row["what"] for row in result.rows] == [
+        "rank 2 at the median",
+        "bandwidth x6",
+        "all of these together",
+    ]
+    assert abs(result.rows[-1]["predicted_ns"] - step_ns(make())) < 50
+    assert sum(note.startswith("assumed:") for note in result.notes) == 3
+    assert result.findings[0].cost_ns == result.rows[-1]["saved_ns"]
+
+
+def test_the_usual_questions_and_no_gaps(make: Make) -> None:
+    slow = make(straggler=Straggler(2, "dataloader", 3_000_000))
+    rows = {row["what"]: row for row in whatif(slow, Scope()).rows}
+    assert set(rows) == {"host gaps gone", "communication hidden", "bandwidth x2", "rank 2 at the median"}
+    assert rows["host gaps gone"]["saved_ns"] > 3_000_000
+    assert rows["communication hidden"]["saved_ns"] > 0
+
+
+def test_with_jitter_clocks_and_a_missing_rank(tmp_path: Path) -> None:
+    """Noise is kept as it is; offsets of clocks do not matter to a replay."""
+    plan = {"ranks": 4, "events_per_rank": 5_000, "steps": 4, "seed": 3}
+    clocks = {"max_offset_ns": 5_000_000, "max_drift_ppm": 10.0}
+    write(
+        Plan(**plan, straggler=Straggler(2, "compute", 3_000_000), **clocks, missing=(1,)), tmp_path / "slow"
+    )
+    write(Plan(**plan), tmp_path / "fast")
+    slow, fast = (Run(ingest([tmp_path / name])) for name in ("slow", "fast"))
+    found = whatif(slow, Scope(), [scenarios.rank_at_median(2)]).rows[0]
+    true = step_ns(fast)
+    assert found["predicted_ns"] == pytest.approx(true, rel=0.04)
+
+
+def test_real_ranks(shared: Path, open_real: Callable[[Path], Run]) -> None:
+    run = open_real(DATA / "seqpar-gloo4-slow2")
+    rows = {row["what"]: row for row in whatif(run, Scope()).rows}
+    assert rows["rank 2 at the median"]["saved_ns"] == pytest.approx(10.6e6, rel=0.05)
+    assert max(rows.values(), key=lambda row: row["saved_ns"])["what"] == "rank 2 at the median"
+    for name in ("seqpar-gloo4", "ddp-gloo4", "gpt-h200"):
+        run = open_real(shared / "kineto" / name)
+        result = whatif(run, Scope())
+        graph = graph_of(run, Scope())
+        assert result.rows[0]["base_ns"] == step_ns(run)
+        played = replay(graph, recorded(graph))
+        assert played is not None
+        for found, expected in zip(vars(played).values(), vars(as_recorded(graph)).values(), strict=True):
+            assert (found == expected).all()
+        assert not any("played unchanged" in note for note in result.notes)
+
+
+def test_bad_input(tmp_path: Path, make: Make, capsys: pytest.CaptureFixture[str]) -> None:
+    lone = open_trace(write_kineto(tmp_path / "k.json", [kernel_event("k", 10, 5), kernel_event("k", 20, 5)]))
+    assert whatif(lone, Scope()).rows[0]["what"] == "host gaps gone"
+    with pytest.raises(UsageError, match="no kernel has 'softmaxx'"):
+        predicted(make(), scenarios.kernel("softmaxx", 2.0))
+    with pytest.raises(UsageError, match="rank 9 is not in this run"):
+        predicted(make(), scenarios.rank_at_median(9))
+    with pytest.raises(UsageError, match="1 ranks have no median"):
+        predicted(lone, scenarios.rank_at_median(0))
+    for words, message in (
+        (["--rank", "2=fast"], "--rank 2=fast is not R=median"),
+        (["--kernel", "gelu"], "--kernel gelu is not NAME=FACTOR"),
+        (["--kernel", "gelu=0x"], "--kernel: '0x' is not a factor"),
+        (["--bandwidth", "lots"], "--bandwidth: 'lots' is not a factor"),
+    ):
+        assert main(["whatif", str(tmp_path), *words]) == 2
+        assert message in capsys.readouterr().err
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(Plan(ranks=3, events_per_rank=4_000, steps=2), tmp_path)
+    words = [
+        "whatif",
+        str(tmp_path),
+        "-q",
+        "--hide-comm",
+        "--no-gaps",
+        "--kernel",
+        "gelu=2x",
+        "--format",
+        "json",
+    ]
+    assert main(words) == 0
+    document = json.loads(capsys.readouterr().out)
+    names = ["what", "base_ns", "predicted_ns", "saved_ns", "change_pct"]
+    assert [column["name"] for column in document["columns"]] == names
+    assert [row["what"] for row in document["rows"]] == [
+        "communication hidden", "kernel gelu x2", "host gaps gone", "all of these together",
+    ]  # fmt: skip

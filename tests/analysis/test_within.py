@@ -1,0 +1,458 @@
+"""What happens within a rank: overlap, launches, short kernels, syncs, data, overhead, phases, families."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from within import GPU, RUNTIME, raw, report
+
+from conftest import DATA, kernel_event, open_trace, slice_event, write_kineto
+from rankscope.analysis import REPORTS
+from rankscope.analysis.families import family, kernel_name
+from rankscope.analysis.intervals import covered_before, union
+from rankscope.analysis.launches import queue_depth
+from rankscope.analysis.scope import Scope
+from rankscope.bench.synthetic import Plan, Straggler, write
+from rankscope.store.ingest import Options, ingest
+from rankscope.store.run import Run
+
+OpenReal = Callable[[Path], Run]
+MINE = (
+    "overlap",
+    "idle",
+    "gaps",
+    "phases",
+    "launches",
+    "short",
+    "syncs",
+    "dataloader",
+    "overhead",
+    "families",
+)
+
+
+def call(name: str, ts: float, dur: float, correlation: int = 0, **fields: Any) -> dict[str, Any]:
+    return slice_event(name, ts, dur, cat="cuda_runtime", args={"correlation": correlation}, **fields)
+
+
+def mark(name: str, ts: float, dur: float, **fields: Any) -> dict[str, Any]:
+    return slice_event(name, ts, dur, cat="user_annotation", **fields)
+
+
+@pytest.fixture(scope="module")
+def planted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, Any, Path]:
+    folder = tmp_path_factory.mktemp("synthetic")
+    plan = Plan(
+        ranks=2,
+        events_per_rank=8_000,
+        steps=3,
+        with_stack=True,
+        straggler=Straggler(1, "dataloader", 5_000_000),
+    )
+    truth = write(plan, folder)
+    return Run(ingest([folder])), truth, folder
+
+
+# overlap
+
+
+def test_overlap_is_the_breakdowns_and_the_truths(planted: tuple[Run, Any, Path]) -> None:
+    run, truth, _ = planted
+    whole = {row["rank"]: row for row in report(run, "overlap").rows if row["collective"] is None}
+    steps = {(row["rank"], row["step"]): row for row in report(run, "overlap", "step").rows}
+    for rank in truth["ranks"]:
+        for part in rank["breakdown"]:
+            row = whole[rank["rank"]] if part["step"] is None else steps[rank["rank"], part["step"]]
+            assert row["comm_ns"] == part["comm_ns"]
+            assert row["hidden_ns"] == part["overlap_ns"]
+            assert row["exposed_ns"] == part["exposed_comm_ns"]
+            assert row["overlap_pct"] == pytest.approx(part["overlap_pct"])
+
+
+def test_what_hides_a_collective(tmp_path: Path) -> None:
+    """The all_reduce runs from 10 to 40 µs; gemm covers 12 of them, add 5; the broadcast is bare."""
+    events = [
+        kernel_event("ncclDevKernel_AllReduce_Sum_f32_RING_LL(args)", 10, 30, 1, stream=20),
+        kernel_event("ncclDevKernel_Broadcast_RING_LL(args)", 60, 10, 2, stream=20),
+        kernel_event("gemm_128x128", 0, 22, 3),
+        kernel_event("void at::native::add<float>(int)", 22, 5, 4),
+    ]
+    result = report(open_trace(write_kineto(tmp_path / "t.json", events)), "overlap")
+    found = {row["collective"]: (row["comm_ns"], row["hidden_ns"], row["hidden_by"]) for row in result.rows}
+    assert found == {
+        None: (40_000, 17_000, "gemm"),
+        "ncclDevKernel_AllReduce_Sum_f32_RING_LL": (30_000, 17_000, "gemm"),
+        "ncclDevKernel_Broadcast_RING_LL": (10_000, 0, None),
+    }
+    (finding,) = result.findings
+    assert finding.severity == "warning" and "exposed 33 %" in finding.title and finding.cost_ns == 23_000
+
+
+# launches
+
+
+def test_launch_delay_and_queue_of_a_stream(tmp_path: Path) -> None:
+    """Three launched at 0, 10, 20; started at 30, 60, 70: depth 1, 2, 3, 2 and 1 for 10, 10, 10, 30, 10 µs."""
+    events = [call("cudaLaunchKernel", 10 * i, 5, i + 1) for i in range(3)]
+    events += [kernel_event("k", at, 5, i + 1) for i, at in enumerate((30, 60, 70))]
+    events.append(kernel_event("lost", 90, 5, 99))
+    result = report(open_trace(write_kineto(tmp_path / "t.json", events)), "launches")
+    (row,) = result.rows
+    assert (row["launches"], row["delay_avg_ns"], row["delay_med_ns"], row["delay_max_ns"]) == (
+        3,
+        pytest.approx(130_000 / 3),
+        50_000,
+        50_000,
+    )
+    assert (row["depth_max"], row["empty_pct"], row["full_ns"]) == (3, 0.0, 0)
+    assert row["depth_avg"] == pytest.approx(130 / 70)
+    assert any("left out: 1 of 4" in note for note in result.notes)
+
+
+def test_launches_of_a_synthetic_rank_against_brute_force(planted: tuple[Run, Any, Path]) -> None:
+    run, truth, folder = planted
+    events = raw(folder / truth["ranks"][0]["file"])
+    calls = {e["args"]["correlation"]: e["start"] for e in events if e.get("cat") in RUNTIME}
+    by_stream: dict[int, list[tuple[int, int]]] = {}
+    for event in events:
+        if event.get("cat") in GPU:
+            pair = (calls[event["args"]["correlation"]], event["start"])
+            by_stream.setdefault(event["args"]["stream"], []).append(pair)
+    rows = {row["stream"]: row for row in report(run, "launches", ranks=frozenset([0])).rows}
+    assert set(rows) == set(by_stream)
+    for stream, pairs in by_stream.items():
+        waiting, most = 0, 0
+        for _, change in sorted([(a, 1) for a, _ in pairs] + [(b, -1) for _, b in pairs]):
+            waiting += change
+            most = max(most, waiting)
+        assert (rows[stream]["launches"], rows[stream]["depth_max"]) == (len(pairs), most)
+        assert rows[stream]["delay_max_ns"] == max(b - a for a, b in pairs)
+        assert rows[stream]["delay_avg_ns"] == pytest.approx(sum(b - a for a, b in pairs) / len(pairs))
+
+
+pairs_of_times = st.lists(st.tuples(st.integers(0, 30), st.integers(-2, 12)), max_size=12)
+
+
+@given(pairs_of_times, st.integers(1, 4))
+def test_queue_depth_against_brute_force(pairs: list[tuple[int, int]], limit: int) -> None:
+    launch = np.array([a for a, _ in pairs], dtype=np.int64)
+    start = launch + np.array([b for _, b in pairs], dtype=np.int64)
+    depths = [sum(a <= t < a + b for a, b in pairs) for t in range(-3, 50)]
+    assert queue_depth(launch, start, limit) == (max(depths), sum(depth >= limit for depth in depths))
+
+
+@given(pairs_of_times, st.lists(st.integers(-5, 50), max_size=5))
+def test_covered_before_against_brute_force(pairs: list[tuple[int, int]], times: list[int]) -> None:
+    low = np.array([a for a, _ in pairs], dtype=np.int64)
+    spans = union(low, low + np.array([b for _, b in pairs], dtype=np.int64))
+    expected = [sum(any(a <= t < a + b for a, b in pairs) for t in range(-6, time)) for time in times]
+    assert covered_before(spans, np.array(times, dtype=np.int64)).tolist() == expected
+
+
+# short kernels
+
+
+def test_short_kernels_by_op_and_line(tmp_path: Path) -> None:
+    """aten::add launches two short ones and a long one, aten::mul one of exactly 10 µs: that is not short."""
+    events: list[Any] = [
+        slice_event("aten::add", 0, 100),
+        slice_event("train.py(7): step", 0, 150, cat="python_function", args={"Python id": 1}),
+        slice_event("aten::mul", 110, 30),
+    ]
+    for i, (at, duration) in enumerate([(10, 2), (20, 3), (30, 50), (115, 10)]):
+        events += [call("cudaLaunchKernel", at, 7, i + 1), kernel_event("k", 200 + 100 * i, duration, i + 1)]
+    run = open_trace(write_kineto(tmp_path / "t.json", events))
+    (row,) = report(run, "short").rows
+    assert row == {
+        "op": "aten::add",
+        "count": 2,
+        "count_pct": pytest.approx(200 / 3),
+        "total_ns": 5_000,
+        "avg_ns": 2_500.0,
+        "launch_ns": 14_000,
+    }
+    (row,) = report(run, "short", "source").rows
+    assert (row["source"], row["count"], row["count_pct"]) == ("train.py(7): step", 2, 50.0)
+
+
+def test_many_short_kernels_are_a_finding(tmp_path: Path) -> None:
+    events = [mark("ProfilerStep#1", 0, 1000)]
+    for i in range(50):
+        events += [call("cudaLaunchKernel", 20 * i, 9, i + 1), kernel_event("k", 20 * i + 10, 1, i + 1)]
+    (finding,) = report(open_trace(write_kineto(tmp_path / "t.json", events)), "short").findings
+    assert finding.severity == "critical"
+    assert finding.cost_ns == 50 * 8_000
+    assert "50 kernels" in finding.title and "450.000 µs" in finding.title and "50.000 µs" in finding.title
+
+
+# syncs
+
+
+def test_the_lines_of_python_that_wait(tmp_path: Path) -> None:
+    """A .item() at train.py(9) waits 50 µs, 20 of them with nothing on the GPU; a pageable copy waits too."""
+    events = [
+        mark("ProfilerStep#1", 0, 300),
+        slice_event("train.py(9): log", 40, 100, cat="python_function", args={"Python id": 1}),
+        slice_event("aten::item", 45, 90),
+        call("cudaStreamSynchronize", 50, 50, 9),
+        call("cudaMemcpyAsync", 200, 30, 2, tid=2),
+        call("cudaLaunchKernel", 0, 5, 1),
+        kernel_event("a", 5, 75, 1),
+        kernel_event("Memcpy HtoD (Pageable -> Device)", 225, 5, 2),
+    ]
+    events[-1]["cat"] = "gpu_memcpy"
+    result = report(open_trace(write_kineto(tmp_path / "t.json", events)), "syncs")
+    assert [
+        tuple(row[c] for c in ("name", "op", "source", "calls", "total_ns", "gpu_idle_ns"))
+        for row in result.rows
+    ] == [
+        ("cudaStreamSynchronize", "aten::item", "train.py(9): log", 1, 50_000, 20_000),
+        ("cudaMemcpyAsync, pageable", None, None, 1, 30_000, 25_000),
+    ]
+    titles = [finding.title for finding in result.findings]
+    assert "cudaStreamSynchronize in train.py(9): log keeps the GPU idle 20.000 µs a step" in titles
+    assert [finding.cost_ns for finding in result.findings] == [25_000, 20_000]
+
+
+def test_the_lines_that_synchronise_in_a_real_trace(open_real: OpenReal) -> None:
+    rows = report(open_real(DATA / "gpt-h200-stack"), "syncs").rows
+    assert [(row["name"], row["op"], row["source"], row["calls"]) for row in rows] == [
+        ("cudaMemcpyAsync, pageable", "aten::copy_", "gpt.py(31): step", 3),
+        ("cudaDeviceSynchronize", None, "gpt.py(47): <module>", 1),
+    ]
+
+
+def test_syncs_of_a_synthetic_run(planted: tuple[Run, Any, Path]) -> None:
+    run, _, folder = planted
+    expected = [
+        e["end"] - e["start"]
+        for file in folder.glob("rank-*")
+        for e in raw(file)
+        if e["name"] == "cudaStreamSynchronize"
+    ]
+    row = next(row for row in report(run, "syncs").rows if row["name"] == "cudaStreamSynchronize")
+    assert (row["calls"], row["total_ns"], row["max_ns"]) == (len(expected), sum(expected), max(expected))
+    assert (row["op"], row["source"]) == ("aten::_local_scalar_dense", "train.py(97): log")
+
+
+# dataloader
+
+
+def test_a_planted_stall(planted: tuple[Run, Any, Path]) -> None:
+    run, _, _ = planted
+    result = report(run, "dataloader")
+    waits = {(row["rank"], row["step"]): row for row in result.rows}
+    assert len(waits) == 6 and all(row["waits"] == 1 for row in result.rows)
+    for step in (2, 3, 4):
+        extra = waits[1, step]["wait_ns"] - waits[0, step]["wait_ns"]
+        assert abs(extra - 5_000_000) < 600_000  # two jitters of a wait of 2 ms
+        assert waits[1, step]["wait_pct"] == pytest.approx(
+            100 * waits[1, step]["wait_ns"] / waits[1, step]["step_ns"]
+        )
+    (finding,) = result.findings
+    assert finding.ranks[-1] == 1 and finding.severity in ("warning", "critical")
+    idle = sum(waits[1, step]["gpu_idle_ns"] for step in (2, 3, 4))
+    assert finding.cost_ns == idle // 3
+    assert idle == report(run, "idle").rows[1]["dataloader_ns"]
+
+
+# overhead
+
+
+def test_the_profilers_own_work(tmp_path: Path) -> None:
+    events = [mark("ProfilerStep#1", 0, 100), kernel_event("k", 10, 5)]
+    events += [slice_event("Activity Buffer Request", at, 20, cat="overhead", tid=3) for at in (10, 90)]
+    events += [slice_event("Instrumentation", 15, 5, cat="overhead", tid=4)]
+    result = report(open_trace(write_kineto(tmp_path / "t.json", events)), "overhead")
+    rows = [
+        (row["name"], row["calls"], row["total_ns"], row["in_steps_ns"], row["step_pct"])
+        for row in result.rows
+    ]
+    assert rows == [
+        ("Activity Buffer Request", 2, 40_000, 30_000, 30.0),
+        ("Instrumentation", 1, 5_000, 5_000, 5.0),
+    ]
+    (finding,) = result.findings
+    assert (finding.severity, finding.cost_ns) == ("critical", 30_000) and "30 %" in finding.title
+
+
+def test_recorded_stacks_are_said(open_real: OpenReal) -> None:
+    (finding,) = report(open_real(DATA / "gpt-h200-stack"), "overhead").findings
+    assert finding.severity == "info" and "4,639 frames" in finding.title
+
+
+# phases
+
+
+def test_phases_of_a_small_step(tmp_path: Path) -> None:
+    """Data 0-10, forward 20-60 (a pause inside), backward 70-100 on its own thread, optimizer 110-130."""
+    events = [
+        mark("ProfilerStep#1", 0, 150),
+        mark("enumerate(DataLoader)#Iter.__next__", 0, 10),
+        slice_event("aten::linear", 20, 10),
+        slice_event("aten::gelu", 50, 10),
+        slice_event("autograd::engine::evaluate_function: GeluBackward0", 70, 30, tid=2),
+        mark("Optimizer.step#AdamW.step", 110, 20),
+        slice_event("aten::_fused_adamw_", 112, 10),
+        slice_event("aten::item", 140, 5),
+    ]
+    for i, (at, duration) in enumerate([(22, 3), (55, 4), (80, 20), (115, 2), (142, 1)]):
+        events += [call("cudaLaunchKernel", at, 1, i + 1, tid=2 if at == 80 else 1)]
+        events += [kernel_event("k", 200 + 30 * i, duration, i + 1)]
+    rows = report(open_trace(write_kineto(tmp_path / "t.json", events)), "phases").rows
+    assert {
+        row["phase"]: (row["host_ns"] // 1000, row["device_ns"] // 1000, row["events"]) for row in rows
+    } == {
+        "dataloader": (10, 0, 0),
+        "forward": (40, 7, 2),
+        "backward": (30, 20, 1),
+        "optimizer": (20, 2, 1),
+        "other": (50, 1, 1),
+    }
+
+
+@pytest.mark.parametrize("name", ["gpt-h200-stack", "ddp-gloo4", "seqpar-gloo4-slow2"])
+def test_phases_add_up(name: str, open_real: OpenReal) -> None:
+    run = open_real(DATA / name)
+    rows = report(run, "phases").rows
+    for rank in run.ranks:
+        ((steps,),) = run.rows(f"SELECT sum(dur_ns) FROM steps WHERE rank = {rank}")
+        ((device, events),) = run.rows(f"SELECT sum(dur_ns), count(*) FROM gpu WHERE rank = {rank}")
+        own = [row for row in rows if row["rank"] == rank]
+        assert sum(row["host_ns"] for row in own) == steps
+        assert (sum(row["device_ns"] for row in own), sum(row["events"] for row in own)) == (device, events)
+        assert all(row["host_ns"] >= 0 for row in own)
+
+
+@pytest.mark.parametrize("kind", ["reentrant", "plain"])
+def test_recomputation_of_both_kinds_of_checkpointing(kind: str, tmp_path: Path) -> None:
+    """Real traces of torch.utils.checkpoint on a CPU: two blocks of layer_norm, linear, gelu; two steps."""
+    path = DATA / "checkpoint-cpu" / f"{kind}.pt.trace.json.gz"
+    run = Run(ingest([path], Options(cache=tmp_path)))
+    rows = {row["phase"]: row for row in report(run, "phases").rows}
+    # Where the forward ops inside the backward pass begin and end, read off the trace by their names.
+    blocks = run.rows("""
+        SELECT min(s.start_ns), max(s.start_ns + s.dur_ns) FROM slices s JOIN slices p ON p.id = s.op
+        WHERE s.name IN ('aten::layer_norm', 'aten::linear', 'aten::gelu') AND p.name LIKE '%Backward%' GROUP BY p.id
+    """)
+    assert len(blocks) == 4
+    assert rows["recompute"]["host_ns"] == sum(end - start for start, end in blocks)
+    assert rows["recompute"]["device_pct"] is None
+    assert rows["backward"]["host_ns"] > 0
+    (finding,) = report(run, "phases").findings
+    assert finding.severity == "info" and finding.title.startswith("Recomputation takes")
+
+
+def test_a_trace_without_ops_has_phases_by_the_names_of_ranges(tmp_path: Path) -> None:
+    """As from nsys: NVTX ranges and launches, no ops. Numbered steps are steps, not places."""
+    events = [mark("step 1", 0, 100), mark("forward", 10, 20), mark("backward", 40, 30)]
+    for i, at in enumerate((12, 45, 90)):
+        events += [call("cudaLaunchKernel", at, 1, i + 1), kernel_event("k", at + 5, 2, i + 1)]
+    run = open_trace(write_kineto(tmp_path / "t.json", events))
+    rows = {row["phase"]: (row["host_ns"], row["events"]) for row in report(run, "phases").rows}
+    assert rows == {"forward": (20_000, 1), "backward": (30_000, 1), "other": (50_000, 1)}
+    result = report(run, "gaps")
+    assert [row["within"] for row in result.rows] == ["other", "backward"]
+    assert any("no ops" in note for note in result.notes)
+    bare = open_trace(write_kineto(tmp_path / "b.json", [events[0], *events[3:]]))
+    assert [(row["phase"], row["host_ns"]) for row in report(bare, "phases").rows] == [("other", 100_000)]
+
+
+# families
+
+
+def test_kernel_names_without_sizes() -> None:
+    names = {
+        "nvjet_sm90_tst_128x256_64x4_2x1_v_bz_coopB_TNN": "nvjet_sm90_tst",
+        "void cutlass::Kernel2<cutlass_80_tensorop_bf16_s16816gemm_relu_bf16_256x64_32x4_tn_align8>(Params)": (
+            "cutlass_80_tensorop_bf16_s16816gemm_relu_bf16"
+        ),
+        "ampere_sgemm_128x64_tn": "ampere_sgemm",
+        "void at::native::vectorized_elementwise_kernel<8, at::native::GeluCUDAKernelImpl(at::TensorIteratorBase&)"
+        "::{lambda()#2}, std::array<char*, 2ul> >(int)": "vectorized_elementwise_kernel: GeluCUDAKernelImpl",
+        "Memset (Device)": "Memset",
+        "triton_poi_fused_add_mul_12": "triton_poi_fused_add_mul",
+        "": "",
+    }
+    assert {name: kernel_name(name) for name in names} == names
+    assert family("void at::native::copy_kernel<foo(lambda)>()") == "elementwise"  # no LAMB in lambda
+
+
+def test_families_add_up_to_kernels(open_real: OpenReal) -> None:
+    run = open_real(DATA / "gpt-h200-stack")
+    kernels = report(run, "kernels").rows
+    for by in (None, "rank"):
+        rows = report(run, "families", by).rows
+        assert sum(row["total_ns"] for row in rows) == sum(row["total_ns"] for row in kernels)
+        assert sum(row["variants"] for row in rows) == len(kernels)
+        assert sum(row["time_pct"] for row in rows) == pytest.approx(100)
+
+
+# what is missing is said
+
+
+KERNELS = [call("cudaLaunchKernel", 0, 5, 1), kernel_event("k", 10, 5, 1), kernel_event("k", 40, 5, 2)]
+BARE = {
+    "no events of use": [slice_event("noise", 0, 1, cat="odd")],
+    "no GPU": [mark("ProfilerStep#1", 0, 100), slice_event("aten::mm", 10, 50)],
+    "no steps": [*KERNELS, slice_event("aten::mm", 0, 50)],
+    "one empty kernel": [kernel_event("k", 10, 0, 7)],
+    "no ops": [*KERNELS, mark("ProfilerStep#1", 0, 100)],
+}
+
+
+@pytest.mark.parametrize("kind", BARE)
+def test_bare_traces_give_notes_and_no_nonsense(kind: str, tmp_path: Path) -> None:
+    run = open_trace(write_kineto(tmp_path / "t.json", BARE[kind]))
+    for name in MINE:
+        for by in (None, *REPORTS[name].keys):
+            result = report(run, name, by)
+            assert result.rows or result.notes, name
+            for row in result.rows:
+                assert set(row) == {column.name for column in result.columns}
+                assert not any(isinstance(v, float) and not math.isfinite(v) for v in row.values()), (
+                    name,
+                    row,
+                )
+
+
+def test_what_is_missing_is_said_with_the_option_that_records_it(tmp_path: Path) -> None:
+    cpu = open_trace(write_kineto(tmp_path / "cpu.json", BARE["no GPU"]))
+    for name in ("overlap", "idle", "gaps", "launches", "short", "syncs", "families"):
+        assert any("ProfilerActivity.CUDA" in note for note in report(cpu, name).notes), name
+    gpu = open_trace(write_kineto(tmp_path / "gpu.json", BARE["no steps"]))
+    for name in ("gaps", "short"):
+        assert any("--with-stack" in note for note in report(gpu, name, "source").notes), name
+    assert any("no communication" in note for note in report(gpu, "overlap").notes)
+    assert any("no steps" in note for note in report(gpu, "phases").notes)
+    assert any("DataLoader" in note for note in report(gpu, "dataloader").notes)
+    assert any("overhead" in note for note in report(gpu, "overhead").notes)
+
+
+def test_a_window_of_steps_is_said_and_adds_up(planted: tuple[Run, Any, Path]) -> None:
+    run, truth, _ = planted
+    parts = {r["rank"]: {p["step"]: p for p in r["breakdown"]} for r in truth["ranks"]}
+    for row in report(run, "idle", steps=(3, 3)).rows:
+        assert sum(v for k, v in row.items() if k.endswith("_ns")) == parts[row["rank"]][3]["idle_ns"]
+    for name in MINE:
+        assert report(run, name, steps=(3, 3)).window == "step 3"
+
+
+def test_a_run_whose_events_do_not_fit_is_read_rank_by_rank(
+    planted: tuple[Run, Any, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same answers with nothing kept in memory between reports."""
+    run, _, folder = planted
+    kept = [report(run, name).rows for name in MINE]
+    for module in ("device", "idle_time"):
+        monkeypatch.setattr(f"rankscope.analysis.{module}.KEPT_EVENTS", 1)
+    again = Run(ingest([folder]))
+    assert [report(again, name).rows for name in MINE] == kept
+    assert REPORTS["idle"].analyse(again, Scope(ranks=frozenset([1])), None).rows[0]["rank"] == 1

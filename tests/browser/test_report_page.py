@@ -1,0 +1,161 @@
+"""Reports in a real browser: nothing is asked for from elsewhere, nothing complains, light, dark, phone and paper.
+
+Debian's chromium, driven by playwright; tests/browser/install-chromium.sh installs it.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conftest import DATA, kernel_event, open_trace, slice_event, write_kineto
+from rankscope.analysis.scope import Scope
+from rankscope.store.run import Run
+from rankscope.views.report.content import Request, build
+from rankscope.views.report.page import html_page
+
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
+sync_api = pytest.importorskip(
+    "playwright.sync_api", reason="needs playwright (pip install 'rankscope[dev]')"
+)
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs chromium (tests/browser/install-chromium.sh)")
+
+WIDE, PHONE = {"width": 1100, "height": 800}, {"width": 390, "height": 844}
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with sync_api.sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield chromium
+        chromium.close()
+
+
+class Opened:
+    """A page that keeps count of what it asks for and what it complains about."""
+
+    def __init__(self, browser: Any, path: Path, **how: Any) -> None:
+        self.context = browser.new_context(**{"viewport": WIDE, **how})
+        self.page = self.context.new_page()
+        self.requests: list[str] = []
+        self.complaints: list[str] = []
+        self.page.on("request", lambda request: self.requests.append(request.url))
+        self.page.on("console", lambda message: self.complaints.append(message.text))
+        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        self.page.on("dialog", lambda dialog: self.complaints.append(f"dialog {dialog.message}"))
+        self.page.goto(path.as_uri())
+        self.path = path
+
+    def check(self) -> None:
+        """Asked for itself and nothing else; nothing was said; nothing sticks out to the right."""
+        assert self.requests == [self.path.as_uri()]
+        assert self.complaints == []
+        widths = self.page.evaluate("[document.documentElement.scrollWidth, innerWidth]")
+        assert widths[0] <= widths[1]
+
+    def background(self) -> str:
+        return str(self.page.evaluate("getComputedStyle(document.body).backgroundColor"))
+
+
+def write_report(run: Run, path: Path, name: str = "run") -> Path:
+    path.write_text(html_page(build(Request(run, Scope(), name, "RUN"))), encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def slow2(open_real: Callable[[Path], Run], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_report(
+        open_real(DATA / "seqpar-gloo4-slow2"), tmp_path_factory.mktemp("report") / "slow2.html"
+    )
+
+
+def test_light_dark_phone_and_paper(browser: Any, slow2: Path) -> None:
+    light = Opened(browser, slow2)
+    dark = Opened(browser, slow2, color_scheme="dark")
+    phone = Opened(browser, slow2, viewport=PHONE)
+    for opened in (light, dark, phone):
+        opened.check()
+    assert light.background() == "rgb(255, 255, 255)" and dark.background() == "rgb(14, 17, 22)"
+    dark.page.click("#theme")
+    assert dark.background() == "rgb(255, 255, 255)"
+    fill = "getComputedStyle(document.querySelector('#breakdown svg.chart > rect')).fill"
+    assert light.page.evaluate(fill) == "rgb(0, 114, 178)"
+    assert dark.page.pdf(format="A4").startswith(b"%PDF-")
+    dark.page.emulate_media(media="print", color_scheme="dark")
+    assert dark.background() == "rgb(255, 255, 255)", "paper is white"
+    assert (
+        dark.page.locator("#table-overlap th button").first.is_visible()
+        and not dark.page.locator("nav").is_visible()
+    )
+    dark.check()
+
+
+def test_tables_sort_with_the_keyboard_and_copy(browser: Any, slow2: Path) -> None:
+    opened = Opened(browser, slow2, permissions=["clipboard-read", "clipboard-write"])
+    page = opened.page
+    page.eval_on_selector("#breakdown details", "details => { details.open = true }")
+    header = page.locator("#table-breakdown th", has_text="Compute")
+    header.locator("button").focus()
+    column = header.evaluate("cell => cell.cellIndex")
+
+    def values() -> list[float]:
+        cells = f"[...document.querySelectorAll('#table-breakdown tbody tr')].map(r => r.cells[{column}].textContent)"
+        return [float(text.replace(",", "")) for text in page.evaluate(cells)]
+
+    page.keyboard.press("Enter")
+    assert header.get_attribute("aria-sort") == "descending" and values() == sorted(values(), reverse=True)
+    page.keyboard.press("Space")
+    assert header.get_attribute("aria-sort") == "ascending" and values() == sorted(values())
+    page.click('#breakdown button[data-copy="table"]')
+    page.wait_for_function(
+        "document.querySelector('#breakdown button[data-copy=table]').textContent === 'Copied'"
+    )
+    text = page.evaluate("navigator.clipboard.readText()")
+    lines = text.splitlines()
+    assert lines[0].startswith("Rank\tStep\tSpan (") and len(lines) == len(values()) + 1
+    opened.check()
+
+
+def test_tooltips_tell_the_figures(browser: Any, slow2: Path) -> None:
+    opened = Opened(browser, slow2)
+    opened.page.locator("#heatmap svg.chart > rect").nth(4).hover()  # behind the four of the legend: rank 0
+    tip = opened.page.locator("#tip")
+    assert tip.is_visible() and tip.inner_text().startswith("rank 0\n") and "%" in tip.inner_text()
+    opened.check()
+
+
+def test_a_name_with_a_script_stays_text(browser: Any, tmp_path: Path) -> None:
+    evil = "</title></style><script>document.title='owned';alert(1)</script><img src=http://x.invalid/ onerror=alert()>"
+    events = [kernel_event(evil, 10, 5, 1), slice_event(evil, 0, 100)]
+    run = open_trace(write_kineto(tmp_path / "rank-0.json", events))
+    opened = Opened(browser, write_report(run, tmp_path / "evil.html", name=evil))
+    opened.check()
+    assert opened.page.title() != "owned" and opened.page.locator("img").count() == 0
+    assert "document.title='owned'" in opened.page.locator("#kernels").inner_text()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "kineto/ddp-gloo4",
+        "kineto/gpt-h200",
+        "kineto/gpt-h200-stack",
+        "kineto/seqpar-gloo4",
+        "kineto/seqpar-nccl1-bf16",
+        "nsys/gpt-h200",
+        "nsys/seqpar-gloo2",
+        "public/hta/nccl_data.json.gz",
+        "public/tracelens/h100_qwen.json.gz",
+    ],
+)
+def test_every_dataset(
+    name: str, browser: Any, shared: Path, open_real: Callable[[Path], Run], tmp_path: Path
+) -> None:
+    path = write_report(open_real(shared / name), tmp_path / "report.html", name)
+    assert path.stat().st_size < 3_000_000
+    for how in ({}, {"viewport": PHONE, "color_scheme": "dark"}):
+        Opened(browser, path, **how).check()

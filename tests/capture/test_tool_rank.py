@@ -1,0 +1,216 @@
+"""What a machine can do, where temporary files go, what a profiler left: without the profilers."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+
+import pytest
+
+from rankscope.capture import machine, reports, tempfolder
+from rankscope.cli import command_parser, tool_options
+from rankscope.cli.profile import plan_of
+from rankscope.errors import CaptureError, UsageError
+from rankscope.tools import NcuOptions, NsysOptions, Tool
+
+NSYS = Tool("nsys", Path("/opt/nsys/bin/nsys"), (2023, 4))
+
+
+def parsed(*words: str) -> argparse.Namespace:
+    return command_parser("profile")[0].parse_args([*words, "python", "t.py"])
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--tool", "nsys", "--record-shapes"], "--record-shapes is an option of --tool torch"),
+        (["--tool", "nsys", "-k", "gemm"], "--kernel-name is an option of --tool ncu"),
+        (["--tool", "ncu", "--per-node"], "--per-node is an option of --tool nsys"),
+        (["-t", "cuda"], "--trace is an option of --tool nsys"),
+        (["--tool", "ncu", "-c", "many"], "-c many is not a number of launches"),
+        (["--tool", "nsys", "-c", "nvtx"], "-c nvtx is not a capture range"),
+        (["--tool", "nsys", "-c", "hotkey"], "-c hotkey is not a capture range"),
+        (["--tool", "nsys", "-c", "cudaProfilerApi", "--steps", "3:4"], "two schedules at once"),
+    ],
+)
+def test_what_is_wrong_in_the_arguments_alone(words: list[str], message: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        plan_of(parsed(*words), ("python", "t.py"))
+    assert message in str(caught.value)
+
+
+def nsys_options(*words: str) -> NsysOptions:
+    args = parsed("--tool", "nsys", *words)
+    return tool_options.nsys_options(args, plan_of(args, ("python",)).when, {"WHERE": "here"})
+
+
+def test_steps_become_a_range() -> None:
+    assert nsys_options().capture_range is None
+    steps = nsys_options("--steps", "10:12")
+    assert (steps.capture_range, steps.captures) == ("cudaProfilerApi", 1)
+    assert nsys_options("--repeat", "3").captures == 3
+    assert nsys_options("--on-signal", "USR2").captures == 0
+    window = nsys_options("--after", "30s", "--for", "10s")
+    assert (window.capture_range, window.delay_s, window.duration_s) == (None, 30, 10)
+    assert nsys_options("-c", "none").capture_range is None
+
+
+def test_names_in_tool_arguments_are_expanded_by_us() -> None:
+    assert nsys_options("--tool-arg=--session-new=%q{WHERE}").extra == ("--session-new=here",)
+    with pytest.raises(CaptureError):
+        nsys_options("--tool-arg=--session-new=%q{NOWHERE}")
+
+
+def test_options_travel_to_the_ranks() -> None:
+    from rankscope.cli.profile import option_words
+
+    words = option_words(
+        parsed("--tool", "nsys", "--tool-arg=-X", "--tool-arg=-Y", "-c", "nvtx:a", "--nic-metrics")
+    )
+    assert words == [
+        "--tool",
+        "nsys",
+        "--capture-range",
+        "nvtx:a",
+        "--nic-metrics",
+        "--tool-arg=-X",
+        "--tool-arg=-Y",
+    ]
+
+
+def test_what_cannot_work_without_a_driver_is_left_out() -> None:
+    asked = NsysOptions(gpu_metrics_device="all", capture_range="cudaProfilerApi")
+    fitted, notes = machine.fit_nsys(asked, driver=False, ranged=True)
+    assert (fitted.gpu_metrics_device, fitted.capture_range, len(notes)) == (None, None, 3)
+    assert machine.fit_nsys(asked, driver=True, ranged=True) == (asked, [])
+    kept, _ = machine.fit_nsys(asked, driver=False, ranged=False)
+    assert kept.capture_range == "cudaProfilerApi", "the program's own range: nsys will wait for it"
+    with pytest.raises(CaptureError):
+        machine.fit_ncu(NcuOptions(), driver=False, virtual=False, clocks=None)
+
+
+def test_clocks_are_locked_where_they_can_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    assert machine.fit_ncu(NcuOptions(), driver=True, virtual=False, clocks=None) == (NcuOptions(), [])
+    options, notes = machine.fit_ncu(NcuOptions(), driver=True, virtual=True, clocks=None)
+    assert options.clock_control == "none"
+    assert "virtual machine" in notes[0]
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert "not root" in machine.fit_ncu(NcuOptions(), driver=True, virtual=False, clocks=None)[1][0]
+    options, notes = machine.fit_ncu(NcuOptions(), driver=True, virtual=True, clocks="base")
+    assert (options.clock_control, notes) == ("base", [])
+
+
+MOUNTS = """\
+21 1 259:1 / / rw - ext4 /dev/root rw
+30 21 0:40 / /home rw shared:1 - nfs4 server:/home rw
+31 30 0:41 / /home/with\\040space rw - lustre server rw
+"""
+
+
+def test_file_systems(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kinds = [
+        tempfolder.file_system(Path(path), MOUNTS) for path in ("/tmp/x", "/home/ada", "/home/with space/x")
+    ]
+    assert kinds == ["ext4", "nfs4", "lustre"]
+    monkeypatch.setattr(tempfolder, "file_system", lambda _path: "nfs4")
+    made = tempfolder.make_temp_folder({"TMPDIR": str(tmp_path)}, "rankscope-test-")
+    assert made.path.parent == tmp_path
+    assert "network file system (nfs4)" in made.notes[0]
+    made = tempfolder.make_temp_folder({"TMPDIR": "/no/such"}, "rankscope-test-")
+    assert "TMPDIR=/no/such cannot be used" in made.notes[0]
+    made.path.rmdir()
+
+
+def left(tmp_path: Path, log: str = "", **more: object) -> reports.Left:
+    (tmp_path / "temp").mkdir(exist_ok=True)
+    options: dict[str, object] = {"ranged": None, "ended_early": False, **more}
+    target = tmp_path / "rank-00000.nsys-rep"
+    return reports.collect_nsys(NSYS, target, tmp_path / "temp", log, **options)  # type: ignore[arg-type]
+
+
+def test_a_report_for_each_range(tmp_path: Path) -> None:
+    for name in ("rank-00000.1.nsys-rep", "rank-00000.2.nsys-rep", "rank-00000x.nsys-rep"):
+        (tmp_path / name).write_text("x")
+    assert [path.name for path in left(tmp_path).files] == ["rank-00000.1.nsys-rep", "rank-00000.2.nsys-rep"]
+
+
+def test_a_report_that_nsys_put_elsewhere_is_brought_back(tmp_path: Path) -> None:
+    (tmp_path / "temp").mkdir()
+    (tmp_path / "temp" / "nsys-report-1.nsys-rep").write_text("x")
+    found = left(tmp_path, "Failed to create 'r': No space left\n")
+    assert found.files == (tmp_path / "rank-00000.nsys-rep",)
+    assert "No space left" in found.notes[0]
+
+
+def test_no_report_and_why(tmp_path: Path) -> None:
+    assert (
+        left(tmp_path, ranged="nvtx:a").why
+        == "the capture range (nvtx:a) never opened, so nsys wrote no report"
+    )
+    assert left(tmp_path, "one\rtwo\n").why == "nsys wrote no report: two"
+    assert left(tmp_path, ended_early=True).why == "nsys was killed before it had written all"
+
+
+def test_what_ncu_left(tmp_path: Path) -> None:
+    target = tmp_path / "rank-00000.ncu-rep"
+    kernels = "".join(f"{number}. kernel_{number}\n" for number in range(1, 26))
+    nothing = f"==WARNING== No kernels were profiled.\nAvailable Kernels:\n{kernels}"
+    why = reports.collect_ncu(target, nothing, "roofline").why or ""
+    assert why.startswith("no kernel matched -k. These ran:\n    kernel_1\n")
+    assert why.endswith("and 5 more")
+    refused = reports.collect_ncu(target, "==ERROR== ERR_NVGPUCTRPERM - no permission\n", "roofline")
+    assert refused.why == "ncu wrote no report: ERR_NVGPUCTRPERM - no permission"
+    target.write_text("x")
+    log = '==PROF== Profiling "a" - 0: 0%....100% - 9 passes\n'
+    assert reports.collect_ncu(target, log, "roofline").notes == ("ncu profiled 1 launches in 9 passes",)
+
+
+RECORDING_FAKE_NSYS = """#!/bin/sh
+if [ "$1" = --version ]; then echo "NVIDIA Nsight Systems version 2023.4.4.54"; exit 0; fi
+if [ "$1" = status ]; then echo "CPU Profiling Environment (process-tree): $FAKE_ANSWER"; exit 0; fi
+"""
+
+
+@pytest.mark.parametrize(
+    ("user", "answer", "prefix", "run_as"),
+    [
+        ("ada", "Fail", "sudo -n -E env PATH=", True),
+        ("ada", "OK", "", False),
+        ("bob", "OK", "sudo -n -E env", True),
+    ],
+)
+def test_nsys_as_root_where_it_asks_for_it(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    user: str,
+    answer: str,
+    prefix: str,
+    run_as: bool,
+) -> None:
+    """`nsys status --environment` says whether; a recording fake answers it. This user is ada."""
+    fake = tmp_path / "nsys"
+    fake.write_text(RECORDING_FAKE_NSYS)
+    fake.chmod(0o755)
+    monkeypatch.setenv("FAKE_ANSWER", answer)
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    monkeypatch.setattr("getpass.getuser", lambda: "ada")
+    words = [
+        "--tool",
+        "nsys",
+        "--nsys",
+        str(fake),
+        "--run-as",
+        user,
+        "-n",
+        "-o",
+        str(tmp_path / "out"),
+        "true",
+    ]
+    parser, command = command_parser("profile")
+    assert command.main(parser.parse_args(words)) == 0
+    line = capsys.readouterr().out
+    assert line.startswith(f"rank 0: {prefix or fake}")
+    assert (f"--run-as={user}" in line) == run_as

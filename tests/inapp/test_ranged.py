@@ -1,0 +1,97 @@
+"""Steps under nsys and ncu: the range opens and closes at the steps that were asked for. CUDA is a recording fake."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from rankscope.capture.plan import Plan
+from rankscope.capture.rank import Identity
+from rankscope.capture.schedule import Schedule, steps_window
+from rankscope.inapp.engine import Engine
+from rankscope.inapp.ranged import RangeFiles, RangeRecorder, nothing_to_export
+from rankscope.inapp.voice import Voice
+
+RANK = Identity(3, 1, 4, 2, 1, "torchrun")
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What is asked of CUDA."""
+    made: list[str] = []
+
+    class RecordingRuntime:
+        def cudaProfilerStart(self) -> None:  # noqa: N802
+            made.append("start")
+
+        def cudaProfilerStop(self) -> None:  # noqa: N802
+            made.append("stop")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: made.append("wait"))
+    monkeypatch.setattr(torch.cuda, "cudart", RecordingRuntime)
+    monkeypatch.setattr(torch.cuda.nvtx, "range_push", made.append)
+    monkeypatch.setattr(torch.cuda.nvtx, "range_pop", lambda: made.append("pop"))
+    return made
+
+
+def engine_for(tmp_path: Path, when: Schedule) -> Engine:
+    plan = Plan(
+        when=when, tool="nsys", output=str(tmp_path / "run"), job="j", windows=str(tmp_path), speaks=False
+    )
+    files = RangeFiles(plan, RANK, {})
+    voice = Voice(3, speaks=False, quiet=False, verbose=False)
+    return Engine(plan, files, voice, [nothing_to_export], RangeRecorder())
+
+
+def note(tmp_path: Path) -> dict[str, object]:
+    value: dict[str, object] = json.loads((tmp_path / "rank-00003.json").read_text())
+    return value
+
+
+def run_steps(engine: Engine, calls: list[str], count: int) -> None:
+    engine.begin()
+    for number in range(count):
+        calls.append(f"work {number}")
+        engine.mark_step()
+    engine.finish()
+    engine.release()
+
+
+def test_the_range_holds_exactly_these_steps(tmp_path: Path, calls: list[str]) -> None:
+    run_steps(engine_for(tmp_path, steps_window("2:3")), calls, 6)
+    assert calls == [
+        *("work 0", "work 1", "wait", "start"),
+        *("ProfilerStep#2", "work 2", "pop", "ProfilerStep#3", "work 3", "pop"),
+        *("wait", "stop", "work 4", "work 5"),
+    ]
+    [window] = note(tmp_path)["windows"]  # type: ignore[misc]
+    assert (window["first_step"], window["last_step"], window["state"]) == (2, 3, "whole")
+    assert note(tmp_path)["steps"] == 6
+    assert not (tmp_path / "run").exists(), "the run folder is the wrapper's"
+
+
+def test_a_range_for_each_cycle(tmp_path: Path, calls: list[str]) -> None:
+    run_steps(engine_for(tmp_path, Schedule(0, 1, 0, 1, 2)), calls, 6)
+    assert (calls.count("start"), calls.count("stop")) == (2, 2)
+    assert [window["first_step"] for window in note(tmp_path)["windows"]] == [1, 3]  # type: ignore[attr-defined]
+
+
+def test_a_script_that_ends_too_early_says_so(
+    tmp_path: Path, calls: list[str], capfd: pytest.CaptureFixture[str]
+) -> None:
+    run_steps(engine_for(tmp_path, steps_window("20:21")), calls, 3)
+    assert "start" not in calls
+    assert "the script ended after 3 steps, recording begins with step 20" in capfd.readouterr().err
+    assert note(tmp_path)["windows"] == []
+
+
+def test_without_cuda_the_job_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    run_steps(engine_for(tmp_path, steps_window("1:1")), [], 3)
+    assert "torch finds no CUDA device" in capfd.readouterr().err

@@ -1,0 +1,79 @@
+"""The real nsys for the tests (install-nsight.sh), and what its reports hold."""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from integration.jobs import environment
+
+NSIGHT = Path(sys.prefix) / "nsight"
+NSYS = NSIGHT / "bin" / "nsys"
+NCU = NSIGHT / "bin" / "ncu"
+JOB = str(Path(__file__).with_name("nvtx_job.py"))
+
+needs_nsys = pytest.mark.skipif(
+    not NSYS.exists(),
+    reason="the real nsys is not installed (tests/integration/install-nsight.sh .venv/nsight)",
+)
+
+
+def with_nsys(env: dict[str, str] | None = None, **more: str) -> dict[str, str]:
+    """An environment in which nsys is on the PATH."""
+    env = env or environment()
+    return {**env, "PATH": f"{NSYS.parent}:{env['PATH']}", **more}
+
+
+def nvtx_ranges(report: Path) -> list[str]:
+    """The names of a report's NVTX ranges, by way of nsys's own export."""
+    database = report.with_suffix(".test.sqlite")
+    words = [
+        str(NSYS),
+        "export",
+        "--type=sqlite",
+        f"--output={database}",
+        "--force-overwrite=true",
+        str(report),
+    ]
+    subprocess.run(words, check=True, capture_output=True, timeout=60)
+    with closing(sqlite3.connect(database)) as connection:
+        rows = connection.execute(
+            "SELECT coalesce(e.text, s.value) FROM NVTX_EVENTS e LEFT JOIN StringIds s ON s.id = e.textId "
+            "WHERE e.eventType IN (59, 60)"
+        ).fetchall()
+    database.unlink()
+    return [row[0] for row in rows]
+
+
+def reports(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.glob("*.nsys-rep"))
+
+
+def agents_of(temp: str) -> list[str]:
+    """Processes of nsys that use a temporary folder of ours."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            if "nsys" in (path / "comm").read_text() and temp in (path / "environ").read_text(
+                errors="replace"
+            ):
+                found.append(path.name)
+        except OSError:
+            continue
+    return found
+
+
+def link_importer(folder: Path) -> None:
+    """Beside a stand-in for nsys: the importer, where the real one has it."""
+    for host in NSIGHT.glob("host-linux-*"):
+        (folder / host.name).symlink_to(host.resolve())
+
+
+def have(program: str) -> bool:
+    return shutil.which(program) is not None

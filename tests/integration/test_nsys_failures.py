@@ -1,0 +1,222 @@
+"""Each way in which the real nsys fails without a word: prevented, or said. The job runs, once, in all of them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from integration.jobs import PROFILE, PYTHON, manifests, our_lines, run, start, wait_for_line
+from integration.nsight import (
+    JOB,
+    NSYS,
+    agents_of,
+    link_importer,
+    needs_nsys,
+    nvtx_ranges,
+    reports,
+    with_nsys,
+)
+from rankscope.capture.machine import has_driver
+
+pytestmark = [pytest.mark.slow, needs_nsys]
+
+PLAIN = [*PROFILE, "--tool", "nsys", "-t", "nvtx", "-o", "out"]
+without_driver = pytest.mark.skipif(has_driver(), reason="needs a machine without an NVIDIA driver")
+
+
+def said(stderr: str) -> str:
+    return "\n".join(our_lines(stderr))
+
+
+def test_a_variable_that_is_not_set_in_the_name(tmp_path: Path) -> None:
+    """nsys would name the file so, literally, and ranks would overwrite each other."""
+    words = [*PROFILE, "--tool", "nsys", "-o", "out-%q{NOT_SET}", PYTHON, JOB, "--exit-code", "4"]
+    done = run(words, tmp_path, check=False, env=with_nsys())
+    assert done.returncode == 4
+    assert "names NOT_SET, which is not set" in said(done.stderr)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_report_that_exists_is_not_replaced(tmp_path: Path) -> None:
+    """nsys would write to /tmp, with exit code 0."""
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "rank-00000.nsys-rep").write_text("somebody's")
+    done = run([*PLAIN, PYTHON, JOB], tmp_path, env=with_nsys())
+    assert "exists already" in done.stderr
+    assert "The job runs without nsys" in done.stderr
+    assert done.stdout.count("begins") == 1
+    assert (tmp_path / "out" / "rank-00000.nsys-rep").read_text() == "somebody's"
+
+
+def test_force_replaces_it(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "rank-00000.nsys-rep").write_text("somebody's")
+    run([*PLAIN, "-f", PYTHON, JOB], tmp_path, env=with_nsys())
+    assert nvtx_ranges(tmp_path / "out" / "rank-00000.nsys-rep")
+
+
+def test_tmpdir_that_names_no_folder(tmp_path: Path) -> None:
+    """nsys would end with 1 before the job has begun."""
+    done = run([*PLAIN, PYTHON, JOB], tmp_path, env=with_nsys(TMPDIR="/no/such/folder"))
+    assert "TMPDIR=/no/such/folder cannot be used" in said(done.stderr)
+    assert "TMPDIR /no/such/folder" in done.stdout, "the job's own is left as it was"
+    assert reports(tmp_path / "out") == ["rank-00000.nsys-rep"]
+
+
+def test_a_range_that_never_opens(tmp_path: Path) -> None:
+    """nsys would end with 0 and leave nothing."""
+    done = run(
+        [*PLAIN, "-c", "cudaProfilerApi", PYTHON, JOB, "--exit-code", "5"],
+        tmp_path,
+        check=False,
+        env=with_nsys(),
+    )
+    assert done.returncode == 5
+    assert "the capture range (cudaProfilerApi) never opened" in said(done.stderr)
+    assert not reports(tmp_path / "out")
+    [manifest] = manifests(tmp_path / "out").values()
+    assert manifest["windows"] == []
+    assert "never opened" in manifest["notes"][-1]
+
+
+@without_driver
+def test_cuda_and_steps_without_a_driver(tmp_path: Path) -> None:
+    """nsys would leave CUDA out, or record nothing at all; with GPU metrics it would not start the job."""
+    words = [
+        *PROFILE,
+        "--tool",
+        "nsys",
+        "-o",
+        "out",
+        "--steps",
+        "2:3",
+        "--gpu-metrics-device",
+        "all",
+        PYTHON,
+        JOB,
+    ]
+    done = run(words, tmp_path, env=with_nsys())
+    assert "nothing of CUDA" in said(done.stderr)
+    assert "the whole run is recorded" in said(done.stderr)
+    assert "without --gpu-metrics-device" in said(done.stderr)
+    assert done.stdout.count("begins") == 1
+    assert reports(tmp_path / "out") == ["rank-00000.nsys-rep"]
+
+
+def test_what_nsys_refuses_is_left_out(tmp_path: Path) -> None:
+    done = run([*PLAIN, "--tool-arg=--gpu-metrics-device=all", PYTHON, JOB], tmp_path, env=with_nsys())
+    assert "nsys refused to start the job (" in said(done.stderr)
+    assert "once more without the extra options" in said(done.stderr)
+    assert done.stdout.count("begins") == 1
+    assert reports(tmp_path / "out") == ["rank-00000.nsys-rep"]
+
+
+def test_a_job_that_nsys_never_starts_runs_without_it(tmp_path: Path) -> None:
+    words = [*PROFILE, "--tool", "nsys", "-o", "out", "-t", "nonsense", PYTHON, JOB, "--exit-code", "6"]
+    done = run(words, tmp_path, check=False, env=with_nsys())
+    assert done.returncode == 6
+    assert "Illegal --trace argument 'nonsense'" in said(done.stderr)
+    assert "the job runs without it" in said(done.stderr)
+    assert done.stdout.count("begins") == 1
+
+
+def test_no_nsys_at_all(tmp_path: Path) -> None:
+    done = run([*PROFILE, "--tool", "nsys", PYTHON, JOB, "--exit-code", "6"], tmp_path, check=False)
+    assert done.returncode == 6
+    assert done.stderr.startswith(
+        "rankscope: rank 0: cannot find nsys\n  Nsight Systems is not on the PATH.\n  Load its module or install"
+    )
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_job_that_is_killed(tmp_path: Path) -> None:
+    done = run([*PLAIN, PYTHON, JOB, "--kill", "9"], tmp_path, check=False, env=with_nsys())
+    assert done.returncode == 137
+    assert reports(tmp_path / "out") == ["rank-00000.nsys-rep"]
+
+
+# Starts the real nsys and kills all of it as soon as it makes the report, as a batch system does at the end of a job.
+KILLED = f"""#!{sys.executable}
+import os, pathlib, signal, subprocess, sys
+real = "{NSYS}"
+if sys.argv[1] == "--version":
+    os.execv(real, [real, "--version"])
+nsys = subprocess.Popen([real, *sys.argv[1:]], close_fds=False)
+while nsys.poll() is None:
+    for path in pathlib.Path("/proc").glob("[0-9]*"):
+        try:
+            words = (path / "cmdline").read_bytes()
+            if b"QdstrmImporter" in words and os.environ["TMPDIR"].encode() in words:
+                agent = int((path / "stat").read_text().rpartition(")")[2].split()[1])
+                for pid in (int(path.name), agent, nsys.pid):
+                    os.kill(pid, signal.SIGKILL)
+        except OSError:
+            continue
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize("importer", [True, False])
+def test_killed_before_the_report_is_made(tmp_path: Path, importer: bool) -> None:
+    stand_in = tmp_path / "tool" / "nsys"
+    stand_in.parent.mkdir()
+    stand_in.write_text(KILLED)
+    stand_in.chmod(0o755)
+    if importer:
+        link_importer(stand_in.parent)
+    words = [*PLAIN, "--nsys", str(stand_in), PYTHON, JOB]
+    done = run(words, tmp_path, check=False, env=with_nsys())
+    assert done.stdout.count("begins") == 1
+    if importer:
+        assert "its .qdstrm was converted" in said(done.stderr)
+        assert nvtx_ranges(tmp_path / "out" / "rank-00000.nsys-rep")
+    else:
+        assert f"QdstrmImporter -i {tmp_path}/out/rank-00000.qdstrm" in said(done.stderr)
+        assert (tmp_path / "out" / "rank-00000.qdstrm").stat().st_size
+
+
+def test_nsys_killed_in_mid_run_leaves_the_job_alone(tmp_path: Path) -> None:
+    job = start([*PLAIN, PYTHON, JOB, "--seconds", "3", "--exit-code", "8"], tmp_path, **{
+        name: with_nsys(TMPDIR=str(tmp_path))[name] for name in ("PATH", "TMPDIR")
+    })  # fmt: skip
+    wait_for_line(job, "begins")
+    os.kill(child_named(job.pid, "nsys"), signal.SIGKILL)
+    rest = job.communicate(timeout=60)[0]
+    assert job.returncode == 8
+    assert "nsys was killed" in rest
+    assert not agents_of(str(tmp_path)), "its agents are gone"
+
+
+def test_killing_the_wrapper_ends_the_job(tmp_path: Path) -> None:
+    """A launcher's SIGKILL goes to the process it started; nothing of the rank may live on."""
+    env = {name: with_nsys(TMPDIR=str(tmp_path))[name] for name in ("PATH", "TMPDIR")}
+    job = start([*PLAIN, PYTHON, JOB, "--seconds", "120"], tmp_path, **env)
+    wait_for_line(job, "begins")
+    application = int(next(tmp_path.glob("rankscope-nsys-*/application.pid")).read_text())
+    job.kill()
+    job.communicate(timeout=60)
+    deadline = time.monotonic() + 30
+    while alive(application) or agents_of(str(tmp_path)):
+        assert time.monotonic() < deadline, "the job or nsys lives on"
+        time.sleep(0.1)
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def child_named(parent: int, name: str) -> int:
+    for task in Path(f"/proc/{parent}/task").iterdir():
+        for child in (task / "children").read_text().split():
+            words = Path(f"/proc/{child}/cmdline").read_text().split("\0")
+            if Path(words[0]).name == name and "profile" in words:
+                return int(child)
+    raise AssertionError(f"no child {name}")

@@ -1,0 +1,330 @@
+"""fetch and view ssh:// against a real sshd and rsync on this machine's loopback."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from conftest import DATA, ROOT, open_trace
+from integration.local_sshd import LocalSshd, missing
+from rankscope.analysis.facts import facts
+from rankscope.analysis.scope import Scope
+from rankscope.cli import main
+from rankscope.errors import UsageError
+from rankscope.remote import Place, parse_place
+
+needs_sshd = pytest.mark.skipif(bool(missing()), reason=missing())
+
+
+@pytest.fixture(scope="module")
+def there(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalSshd]:
+    """Another machine with rankscope on its PATH."""
+    folder = tmp_path_factory.mktemp("there")
+    programs = folder / "bin"
+    programs.mkdir()
+    program = programs / "rankscope"
+    # A profile that talks, as many do: it must not be taken for an answer.
+    program.write_text(
+        f'#!/bin/sh\necho "Welcome"\nPYTHONPATH={ROOT / "src"} exec {sys.executable} -m rankscope "$@"\n'
+    )
+    program.chmod(0o755)
+    sshd = LocalSshd(folder / "sshd", f"{programs}:/usr/bin:/bin")
+    yield sshd
+    sshd.stop()
+
+
+@pytest.fixture(scope="module")
+def run(there: LocalSshd) -> Path:
+    """A run over there, with spaces in its name, as `rankscope profile` leaves it."""
+    folder = there.folder / "my run"
+    shutil.copytree(DATA / "ddp-gloo4", folder)
+    (folder / "rankscope.json").write_text('{"format": 1, "job": "j-17"}')
+    return folder
+
+
+@needs_sshd
+def test_fetch_brings_the_store_and_not_the_traces(
+    there: LocalSshd,
+    run: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    fetch = ["fetch", f"there:{run}", "--ssh", there.ssh]
+    assert main(fetch) == 0
+    out = capsys.readouterr().out
+    assert "Copied 4 files of there:" in out and "Next: rankscope stats" in out
+    here = tmp_path / "my run"
+    assert not list(here.glob("*.json.gz")) and (here / "rankscope.json").is_file()
+    assert all(word in (here / ".rankscope" / "store.json").read_text() for word in ("there:/", "my run"))
+    tables = []
+    for folder in (run, here):
+        assert main(["stats", str(folder), "-r", "breakdown,steps", "--format", "json", "-q"]) == 0
+        tables.append(capsys.readouterr().out.replace("there:", ""))
+    assert tables[0] == tables[1]
+    assert ("Job", "j-17") in facts(open_trace(here), Scope())["Run"]  # from the manifest that came along
+    # Again: an earlier copy is brought up to date; another run's folder is not touched.
+    shutil.rmtree(here / ".rankscope" / "rank=00003")
+    assert main(fetch) == 0
+    assert (here / ".rankscope" / "rank=00003").is_dir()
+    assert main(["fetch", f"there:{run}/rank-0.json.gz", "--ssh", there.ssh]) == 0
+    assert main(["stats", "rank-0", "-r", "steps", "-q"]) == 0
+    capsys.readouterr()
+    assert main(["fetch", f"elsewhere:{run}", "--ssh", there.ssh]) == 2
+    assert "exists already" in capsys.readouterr().err
+
+
+@needs_sshd
+def test_fetch_without_rankscope_over_there(
+    there: LocalSshd, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--ssh", there.ssh, "--remote-rankscope", "/nowhere/rankscope"]
+    assert main(["ingest", "-q", str(run)]) == 0
+    assert (
+        main(["fetch", f"there:{run}", "-o", str(tmp_path / "a"), *words]) == 0
+    )  # somebody has read it before
+    unread = there.folder / "unread"
+    shutil.copytree(DATA / "ddp-gloo4", unread)
+    capsys.readouterr()
+    assert main(["fetch", f"there:{unread}", "-o", str(tmp_path / "b"), *words]) == 1
+    error = capsys.readouterr().err
+    assert "there is no /nowhere/rankscope on there" in error and len(error.strip().splitlines()) == 3
+    assert not (tmp_path / "b").exists()
+
+
+@needs_sshd
+def test_fetch_without_rsync_over_there(
+    there: LocalSshd, run: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    config = (there.folder / "sshd_config").read_text()
+    programs = config.split("SetEnv PATH=")[1].split(":")[0]
+    bare = LocalSshd(tmp_path / "sshd", programs)  # rankscope, and not a program more
+    try:
+        assert main(["fetch", f"there:{run}", "-o", str(tmp_path / "a"), "--ssh", bare.ssh]) == 1
+        assert "rsync could not copy from there" in capfd.readouterr().err
+    finally:
+        bare.stop()
+
+
+@needs_sshd
+def test_fetch_of_what_is_not_there(
+    there: LocalSshd, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["fetch", "there:/no/such/run", "-o", str(tmp_path / "a"), "--ssh", there.ssh]) == 1
+    error = capfd.readouterr().err
+    assert "there is no /no/such/run" in error and "rankscope on there ended with 1" in error
+    assert not (tmp_path / "a").exists()
+
+
+@needs_sshd
+@pytest.mark.parametrize("command", ["fetch", "view"])
+def test_a_host_that_refuses(
+    command: str, there: LocalSshd, run: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    # Its key is not one it knows.
+    subprocess.run(
+        ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(tmp_path / "stranger")], check=True
+    )
+    config = (
+        (there.folder / "ssh_config")
+        .read_text()
+        .replace(str(there.folder / "user"), str(tmp_path / "stranger"))
+    )
+    (tmp_path / "config").write_text(config)
+    place = f"there:{run}" if command == "fetch" else f"ssh://there{run}"
+    more = ["-o", str(tmp_path / "a")] if command == "fetch" else ["--no-open"]
+    assert main([command, place, *more, "--ssh", f"ssh -F {tmp_path / 'config'}"]) == 1
+    error = capfd.readouterr().err
+    assert "Permission denied" in error and "cannot reach there" in error
+
+
+class View:
+    """rankscope view ssh://… as a process."""
+
+    def __init__(self, sshd: LocalSshd, run: Path, *more: str) -> None:
+        command = ["view", f"ssh://there{run}", "--no-open", "--ssh", sshd.ssh, *more]
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "rankscope", *command],
+            env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert self.process.stdout
+        self.url = self.process.stdout.readline().strip()
+
+    def __enter__(self) -> View:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.process.poll() is None:
+            self.process.terminate()
+            self.process.communicate(timeout=60)
+
+    def end(self) -> tuple[int, str]:
+        _, err = self.process.communicate(timeout=60)
+        return self.process.returncode, err
+
+
+def viewers(run: Path) -> list[int]:
+    """The viewers of this run over there: those that end with stdin."""
+    found = []
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            try:
+                words = (folder / "cmdline").read_bytes().split(b"\0")
+            except OSError:
+                continue
+            if b"--tunnel" in words and str(run).encode() in words:
+                found.append(int(folder.name))
+    return found
+
+
+def none_left(run: Path) -> bool:
+    for _ in range(600):
+        if not viewers(run):
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def ask(url: str) -> bytes:
+    with urllib.request.urlopen(url, timeout=60) as answer:
+        content: bytes = answer.read()
+        return content
+
+
+@needs_sshd
+def test_view_over_ssh_and_its_end(there: LocalSshd, run: Path) -> None:
+    with View(there, run) as view:
+        assert view.url.startswith("http://127.0.0.1:"), view.end()
+        assert b"<html" in ask(view.url).lower()
+        assert viewers(run)
+        view.process.send_signal(signal.SIGTERM)
+        code, err = view.end()
+    assert code in (0, 130) and "Traceback" not in err
+    assert none_left(run)
+    with pytest.raises(urllib.error.URLError):
+        ask(view.url)
+
+
+@needs_sshd
+def test_view_when_the_connection_breaks(there: LocalSshd, run: Path) -> None:
+    with View(there, run) as view:
+        assert ask(view.url)
+        for pid in there.sessions():
+            os.kill(pid, signal.SIGKILL)
+        code, err = view.end()
+    assert code == 1
+    assert "the connection to there has ended" in err and "ssh lost it" in err
+    assert none_left(run)
+
+
+@needs_sshd
+def test_view_where_tunnels_are_not_allowed(there: LocalSshd, run: Path, tmp_path: Path) -> None:
+    path = (there.folder / "sshd_config").read_text().split("SetEnv PATH=")[1].splitlines()[0]
+    strict = LocalSshd(tmp_path / "sshd", path, "AllowTcpForwarding no")
+    try:
+        view = View(strict, run)
+        code, err = view.end()
+        assert (code, view.url) == (1, "")
+        assert "the tunnel to there does not reach the viewer" in err and "rankscope fetch" in err
+        assert none_left(run)
+    finally:
+        strict.stop()
+
+
+@needs_sshd
+def test_view_without_rankscope_over_there(there: LocalSshd, run: Path) -> None:
+    view = View(there, run, "--remote-rankscope", "/nowhere/rankscope")
+    code, err = view.end()
+    assert (code, view.url) == (1, "")
+    assert "there is no /nowhere/rankscope on there" in err and "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        ("host:runs/a", Place("host", None, "runs/a")),
+        ("me@host:/data/a b", Place("me@host", None, "/data/a b")),
+        ("host:~/a", Place("host", None, "a")),
+        ("ssh://host/data/a", Place("host", None, "/data/a")),
+        ("ssh://me@host:2222/data/a", Place("me@host", 2222, "/data/a")),
+        ("ssh://host/~/a", Place("host", None, "a")),
+        ("ssh://host:runs/a", Place("host", None, "runs/a")),
+    ],
+)
+def test_places(text: str, place: Place) -> None:
+    assert parse_place(text) == place
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "host",
+        "host:",
+        "/data/a",
+        "ssh://",
+        "ssh://host",
+        "-oProxyCommand=x:/a",
+        "a b:/c",
+        ":/a",
+        "host/a",
+    ],
+)
+def test_places_that_are_none(text: str) -> None:
+    with pytest.raises(UsageError, match="names no path"):
+        parse_place(text)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["ssh://host/a", "b"],
+        ["ssh://host/a", "ssh://other/a"],
+        ["ssh://host/a", "--perfetto"],
+        ["ssh://host/a", "--host", "0.0.0.0"],
+        ["ssh://host/a", "--remote-rankscope", ""],
+    ],
+)
+def test_what_cannot_be_viewed_over_ssh(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["view", *words]) == 2
+    assert len(capsys.readouterr().err.splitlines()) >= 2
+
+
+def test_no_ssh_here(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    for words in (["view", "ssh://host/a"], ["fetch", "host:a", "-o", str(tmp_path / "a")]):
+        assert main(words) == 1
+        assert "ssh is not here" in capsys.readouterr().err
+
+
+def test_view_ends_with_stdin(tmp_path: Path) -> None:
+    """Without ssh: what the tunnel relies on."""
+    shutil.copytree(DATA / "ddp-gloo4", tmp_path / "a")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "rankscope", "view", str(tmp_path / "a"), "--no-open", "--tunnel", "1"],
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout and process.stdout.readline().startswith("http://")
+    _, err = process.communicate("", timeout=60)
+    assert process.returncode == 0 and "Traceback" not in err

@@ -1,0 +1,86 @@
+#!/bin/bash -l
+#PBS -N train
+#PBS -l select=2:system=polaris
+#PBS -l place=scatter
+#PBS -l walltime=00:05:00
+#PBS -l filesystems=home:eagle
+#PBS -q debug-scaling
+#PBS -A MyProject
+#PBS -k doe
+#PBS -o train.out
+#PBS -e train.err
+
+set -u
+cd "${PBS_O_WORKDIR:-.}" || exit 1
+job="${PBS_JOBID:?this script is for qsub}"
+
+set +u
+module use /soft/modulefiles
+module load conda
+conda activate base
+set -u
+
+export PYTHONUNBUFFERED=1
+MASTER_ADDR=$(sort -u "$PBS_NODEFILE" | head -n 1)
+export MASTER_ADDR
+export MASTER_PORT=$((20000 + ${job%%[!0-9]*} % 20000))
+
+if ! command -v rankscope >/dev/null; then
+    echo "rankscope: not on PATH on $(hostname); name its environment: --venv, --conda, --modules" >&2
+    exit 1
+fi
+
+# The run folder, and each node's own disk, where the profiler writes while the job runs.
+run=rankscope-train-"$job"
+case $run in /*) ;; *) run="$PWD/$run" ;; esac
+scratch="/local/scratch/rankscope-${USER:-$(id -un)}-$job"
+if [ -e "$run/rankscope.json" ]; then
+    echo "rankscope: $run holds another run; name another with -o DIR, or add -f" >&2
+    exit 1
+fi
+mpiexec -n 2 -ppn 1 mkdir -p "$scratch/tmp" || exit 1
+mkdir -p "$run" || exit 1
+
+# Told to end (walltime, or somebody cancels): the ranks write what they have, then the script goes on.
+launcher=
+ended=
+tell_ranks() {
+    ended=TERM
+    [ -z "$launcher" ] || kill -TERM "$launcher"
+}
+trap tell_ranks TERM
+
+run_step() {
+    "$@" &
+    launcher=$!
+    wait "$launcher"
+    status=$?
+    # A trap ends `wait`, not the launcher.
+    while kill -0 "$launcher" 2>/dev/null; do
+        wait "$launcher"
+        status=$?
+    done
+    [ "$status" -ne 124 ] || ended=TERM
+    launcher=
+}
+
+run_step timeout --foreground --signal=TERM $((240 - SECONDS)) \
+    mpiexec -n 8 -ppn 4 -l --line-buffer \
+    --env TMPDIR="$scratch/tmp" \
+    rankscope profile -o "$scratch/run" --tool nsys --quiet -- \
+    python train.py --note 'it'"'"'s "two"
+lines, $HOME'
+
+# From every node's own disk to the run folder, after failure too.
+if mpiexec -n 2 -ppn 1 \
+    sh -c 'if [ -d "$1/run" ]; then cp -R "$1/run/." "$2/"; fi' sh "$scratch" "$run"; then
+    mpiexec -n 2 -ppn 1 rm -rf "$scratch"
+else
+    echo "rankscope: not everything could be copied; it is still in $scratch on the nodes" >&2
+fi
+
+[ -z "$ended" ] || echo "rankscope: the job was told to end; what there is, is partial" >&2
+echo "rankscope: the run is in $run"
+rankscope stats "$run" || true
+echo "$job" "$status" >"$run/.job-exit-code"
+exit "$status"

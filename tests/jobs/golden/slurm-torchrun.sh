@@ -1,0 +1,79 @@
+#!/bin/bash
+#SBATCH --job-name=train
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=4
+#SBATCH --time=00:30:00
+#SBATCH --constraint=a100
+#SBATCH --output=train-%j.out
+#SBATCH --error=train-%j.err
+#SBATCH --signal=B:TERM@60
+
+set -u
+cd "${SLURM_SUBMIT_DIR:-.}" || exit 1
+job="${SLURM_JOB_ID:?this script is for sbatch}"
+
+export PYTHONUNBUFFERED=1
+MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+export MASTER_ADDR
+export MASTER_PORT=$((20000 + ${job%%[!0-9]*} % 20000))
+
+if ! command -v rankscope >/dev/null; then
+    echo "rankscope: not on PATH on $(hostname); name its environment: --venv, --conda, --modules" >&2
+    exit 1
+fi
+
+# The run folder, and each node's own disk, where the profiler writes while the job runs.
+run=rankscope-train-"$job"
+case $run in /*) ;; *) run="$PWD/$run" ;; esac
+scratch="/scratch/rankscope-${USER:-$(id -un)}-$job"
+if [ -e "$run/rankscope.json" ]; then
+    echo "rankscope: $run holds another run; name another with -o DIR, or add -f" >&2
+    exit 1
+fi
+srun --nodes=2 --ntasks=2 --ntasks-per-node=1 mkdir -p "$scratch/tmp" || exit 1
+mkdir -p "$run" || exit 1
+
+# Told to end (walltime, or somebody cancels): the ranks write what they have, then the script goes on.
+launcher=
+ended=
+tell_ranks() {
+    ended=TERM
+    [ -z "$launcher" ] || scancel --signal=TERM "$job"
+}
+trap tell_ranks TERM
+
+run_step() {
+    "$@" &
+    launcher=$!
+    wait "$launcher"
+    status=$?
+    # A trap ends `wait`, not the launcher.
+    while kill -0 "$launcher" 2>/dev/null; do
+        wait "$launcher"
+        status=$?
+    done
+    launcher=
+}
+
+run_step \
+    srun --nodes=2 --ntasks=2 --ntasks-per-node=1 \
+    --label --export="ALL,TMPDIR=$scratch/tmp" \
+    torchrun --nnodes=2 --nproc-per-node=4 --no-python \
+    --rdzv-backend=c10d --rdzv-id="$job" --rdzv-endpoint="$MASTER_ADDR:$MASTER_PORT" \
+    rankscope profile -o "$scratch/run" --with-stack --quiet -- \
+    python train.py --note 'it'"'"'s "two"
+lines, $HOME'
+
+# From every node's own disk to the run folder, after failure too.
+if srun --nodes=2 --ntasks=2 --ntasks-per-node=1 \
+    sh -c 'if [ -d "$1/run" ]; then cp -R "$1/run/." "$2/"; fi' sh "$scratch" "$run"; then
+    srun --nodes=2 --ntasks=2 --ntasks-per-node=1 rm -rf "$scratch"
+else
+    echo "rankscope: not everything could be copied; it is still in $scratch on the nodes" >&2
+fi
+
+[ -z "$ended" ] || echo "rankscope: the job was told to end; what there is, is partial" >&2
+echo "rankscope: the run is in $run"
+rankscope stats "$run" || true
+echo "$job" "$status" >"$run/.job-exit-code"
+exit "$status"

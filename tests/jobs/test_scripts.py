@@ -1,0 +1,125 @@
+"""The scripts as text: golden files, shellcheck, and what must be in them."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from rankscope.cli import main
+
+GOLDEN = Path(__file__).with_name("golden")
+COMMAND = ["--", "python", "train.py", "--note", 'it\'s "two"\nlines, $HOME']
+CASES = {
+    "polaris-nsys": "pbs --site polaris --account MyProject --nodes 2 --walltime 0:05:00 --tool nsys --ranks local:0",
+    "pbs-openmpi": "pbs --nodes 2 --ppn 4 --launcher openmpi --env A=1 --cpu-bind core --queue q --select ncpus=8",
+    "pbs-mpich": "pbs --nodes 3 --ppn 2 --venv env --walltime 90s -o runs/%q{PBS_JOBNAME} -f",
+    "slurm": "slurm --nodes 2 --ppn 2 --filesystems home:eagle "
+    "--partition gpu --account A --modules cuda,python/3.11 --conda my --steps 3:5",
+    "slurm-torchrun": "slurm --nodes 2 --ppn 4 --launcher torchrun --constraint a100 --tmpdir /scratch --with-stack",
+    "slurm-per-node": "slurm --nodes 2 --ppn 4 --launcher torchrun --tool nsys --per-node",
+    "slurm-ncu": "slurm --tool ncu -c 10 --name one --cpu-bind cores -v",
+}
+
+
+def rendered(capsys: pytest.CaptureFixture[str], words: str, command: list[str] = COMMAND) -> str:
+    assert main(["job", *shlex.split(words), *command]) == 0
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_golden(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    text = rendered(capsys, CASES[name])
+    path = GOLDEN / f"{name}.sh"
+    if os.environ.get("UPDATE_GOLDEN"):
+        path.write_text(text)
+    assert text == path.read_text(), f"UPDATE_GOLDEN=1 rewrites {path.name}"
+
+
+@pytest.mark.skipif(
+    not shutil.which("shellcheck"), reason="shellcheck is not installed (apt install shellcheck)"
+)
+def test_shellcheck() -> None:
+    # Left out: sourcing a file that is not here, text for another shell, a function that only a trap calls.
+    words = ["shellcheck", "-e", "SC1091,SC2016,SC2317", *map(str, sorted(GOLDEN.glob("*.sh")))]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+
+
+def test_polaris_has_what_the_site_wants(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = rendered(capsys, CASES["polaris-nsys"]).splitlines()
+    assert lines[0] == "#!/bin/bash -l"
+    assert set(lines[1:11]) == {
+        "#PBS -l select=2:system=polaris",
+        "#PBS -l place=scatter",
+        "#PBS -l walltime=00:05:00",
+        "#PBS -l filesystems=home:eagle",
+        "#PBS -q debug-scaling",
+        "#PBS -A MyProject",
+        "#PBS -N train",
+        "#PBS -k doe",
+        "#PBS -o train.out",
+        "#PBS -e train.err",
+    }
+    launch = [line.strip().rstrip("\\").strip() for line in lines]
+    assert "mpiexec -n 8 -ppn 4 -l --line-buffer" in launch, "PALS wants numbers, not variables"
+    assert '--env TMPDIR="$scratch/tmp"' in launch, "every rank gets the node's own disk"
+    assert 'scratch="/local/scratch/rankscope-${USER:-$(id -un)}-$job"' in launch
+    # 300 s, of which the last 60 are for writing and collecting: PBS has no signal before the end.
+    assert "run_step timeout --foreground --signal=TERM $((240 - SECONDS))" in launch
+
+
+def test_torchrun_meets_at_the_first_node(capsys: pytest.CaptureFixture[str]) -> None:
+    text = rendered(capsys, CASES["slurm-torchrun"])
+    assert "srun --nodes=2 --ntasks=2 --ntasks-per-node=1" in text
+    assert "torchrun --nnodes=2 --nproc-per-node=4 --no-python" in text
+    assert '--rdzv-endpoint="$MASTER_ADDR:$MASTER_PORT"' in text
+
+
+def test_a_command_comes_through_exactly(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """The shell itself takes the last words apart; the launcher and rankscope are stand-ins here."""
+    words = ["printf", "%s\\0", "a b", "it's", '"', "$HOME `id`", "x\ny", "", "--", "-n", "\\", "é"]
+    script = tmp_path / "job.sh"
+    script.write_text(rendered(capsys, "slurm --ppn 1", ["--", *words]))
+    bin_ = tmp_path / "bin"
+    bin_.mkdir()
+    for name, text in {
+        "srun": 'while [ "${1#--}" != "$1" ]; do shift; done\nexec "$@"',
+        "rankscope": '[ "$1" = profile ] || exit 0\nwhile [ "$1" != -- ]; do shift; done\nshift\n'
+        f'"$@" >{tmp_path}/words',
+        "scontrol": "echo localhost",
+    }.items():
+        (bin_ / name).write_text(f"#!/bin/sh\n{text}\n")
+        (bin_ / name).chmod(0o755)
+    env = {
+        "PATH": f"{bin_}:{os.environ['PATH']}",
+        "SLURM_JOB_ID": f"9{os.getpid()}",
+        "SLURM_JOB_NODELIST": "n",
+    }
+    done = subprocess.run(
+        ["bash", str(script)], cwd=tmp_path, env=env, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "words").read_bytes().decode().split("\0")[:-1] == words[2:]
+
+
+def test_script_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "job.sh"
+    assert main(["job", "slurm", "--script", str(path), "--", "true"]) == 0
+    said = capsys.readouterr()
+    assert (said.out, said.err) == ("", f"Wrote {path}\n")
+    assert os.access(path, os.X_OK)
+    assert main(["job", "slurm", "--script", str(path), "--", "true"]) == 2
+    assert "exists already" in capsys.readouterr().err
+
+
+def test_wait_is_two_words(capsys: pytest.CaptureFixture[str]) -> None:
+    """Alone it follows the job; with a number it is torch.profiler's."""
+    assert "--wait 3 --quiet" in rendered(capsys, "slurm --wait 3")
+    assert main(["job", "slurm", "--wait", "--", "true"]) == 2
+    assert "--wait needs --submit" in capsys.readouterr().err
+    assert "--wait 3 --quiet" in rendered(capsys, "slurm --submit --wait --wait 3 --dry-run")

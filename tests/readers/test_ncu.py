@@ -1,0 +1,325 @@
+"""Nsight Compute: both pages of its csv, every spelling of a unit, reports through ncu or its module, damage."""
+
+from __future__ import annotations
+
+import csv
+import io
+import shutil
+import stat
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any, ClassVar
+
+import pytest
+
+from conftest import open_trace
+from rankscope import tools
+from rankscope.analysis import REPORTS
+from rankscope.analysis.ncu_metrics import measured_kernels, roofline_points
+from rankscope.analysis.scope import Scope
+from rankscope.errors import ReadError
+from rankscope.readers.ncu_units import base_value
+from rankscope.store.ingest import Options, ingest
+from rankscope.store.run import Run
+
+_INSTALLED = Path(sys.prefix) / "nsight" / "bin" / "ncu"  # tests/integration/install-nsight.sh
+REAL_NCU = str(_INSTALLED) if _INSTALLED.exists() else shutil.which("ncu")
+ABOUT = ["ID", "Process ID", "Process Name", "Host Name", "Kernel Name", "Context", "Stream", "Block Size"]
+ABOUT += ["Grid Size", "Device", "CC"]
+ROW = ["0", "7", "python", "host", "gemm, the <1> kernel", "1", "7", "(384, 1, 1)", "(2, 66, 1)", "0", "9.0"]
+
+
+def raw_page(metrics: dict[str, tuple[str, str]], rows: int = 1) -> str:
+    out = io.StringIO()
+    writer = csv.writer(out, quoting=csv.QUOTE_ALL, lineterminator="\n")
+    writer.writerow([*ABOUT, *metrics])
+    writer.writerow([*([""] * len(ABOUT)), *(unit for unit, _ in metrics.values())])
+    for number in range(rows):
+        writer.writerow([str(number), *ROW[1:], *(value for _, value in metrics.values())])
+    return out.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("text", "unit", "expected"),
+    [
+        ("75.680000", "us", (75680.0, "ns")),
+        ("75.680000", "usecond", (75680.0, "ns")),
+        ("1,234.5", "msecond", (1_234_500_000.0, "ns")),
+        ("2", "s", (2e9, "ns")),
+        ("12", "nsecond", (12.0, "ns")),
+        ("0.887340", "Tbyte/s", (887_340_000_000.0, "byte/s")),
+        ("0.887340", "Tbyte/second", (887_340_000_000.0, "byte/s")),
+        ("887,340,380,549.68", "byte/second", (887_340_380_549.68, "byte/s")),
+        ("233.472", "Kbyte", (233_472.0, "byte")),
+        ("1", "Mibyte", (1_048_576.0, "byte")),
+        ("213.188", "Kbyte/block", (213_188.0, "byte/block")),
+        ("1.639", "Ghz", (1_639_000_000.0, "hz")),
+        ("1.639", "cycle/nsecond", (1_639_000_000.0, "hz")),
+        ("349.5", "cycle/usecond", (349_500_000.0, "hz")),
+        ("681020.184355", "/nsecond", (681_020_184_355_000.0, "/s")),
+        ("62.80", "%", (62.8, "%")),
+        ("51,539,607,552", "", (51_539_607_552.0, "")),
+        ("5 (1; 2; 2)", "inst", (5.0, "inst")),
+        ("CachePreferNone", "", (None, "")),
+        ("2x", "", (None, "")),
+        ("", "%", (None, "%")),
+    ],
+)
+def test_units(text: str, unit: str, expected: tuple[float | None, str]) -> None:
+    value, base = base_value(text, unit)
+    assert (value, base) == (pytest.approx(expected[0]), expected[1])
+
+
+def test_a_kernel_of_the_raw_page(tmp_path: Path) -> None:
+    metrics = {
+        "gpu__time_duration.sum": ("msecond", "1,000.5"),
+        "dram__bytes_read.sum": ("Gbyte", "1.5"),
+        "dram__bytes_write.sum": ("Mbyte", "500"),
+        "smsp__sass_thread_inst_executed_op_ffma_pred_on.sum": ("inst", "1,000"),
+        "smsp__sass_thread_inst_executed_op_fadd_pred_on.sum": ("inst", "10"),
+        "smsp__sass_thread_inst_executed_op_hfma_pred_on.sum": ("inst", "3"),
+        "sm__ops_path_tensor_src_fp16.sum": ("", "5"),
+        "sm__ops_path_tensor_src_int8.sum": ("", "1,000,000"),
+        "sm__ops_path_tensor_op_hmma_src_fp16_dst_fp16_sparsity_off.sum": ("", "5"),
+        "sm__warps_active.avg.pct_of_peak_sustained_active": ("%", "18.5"),
+        "launch__func_cache_config": ("", "CachePreferNone"),
+    }
+    path = tmp_path / "rank-3.csv"
+    path.write_text("==PROF== Connected to process 7\nstep 1, loss 2.5\n" + raw_page(metrics))
+    run = open_trace(path)
+    (kernel,) = measured_kernels(run, Scope())
+    assert (kernel.rank, kernel.name, kernel.grid, kernel.block) == (
+        3,
+        "gemm, the <1> kernel",
+        (2, 66, 1),
+        (384, 1, 1),
+    )
+    assert kernel.duration_ns == 1_000_500_000
+    assert kernel.dram_bytes == 2e9
+    assert kernel.flops_by_type == {
+        "fp16": 5 + 12,
+        "fp32": 2010,
+    }  # the op_ metrics repeat the others; int8 is no FLOP
+    assert kernel.dtype == "fp32"
+    assert kernel.shares == {"occupancy_pct": 18.5}
+    assert run.rows("SELECT value, text FROM ncu_metrics WHERE metric = 'launch__func_cache_config'") == [
+        (None, "CachePreferNone")
+    ]
+    assert run.rows("SELECT count(*) FROM events UNION ALL SELECT count(*) FROM slices") == [(0,), (0,)]
+
+
+def test_launches_with_the_same_work_are_one_point(tmp_path: Path) -> None:
+    metrics = {
+        "gpu__time_duration.sum": ("us", "2"),
+        "dram__bytes.sum.per_second": ("Gbyte/s", "500"),
+        "sm__ops_path_tensor_src_bf16_dst_fp32.sum.per_cycle_elapsed": ("/cycle", "1000"),
+        "sm__cycles_elapsed.avg": ("cycle", "3,000"),
+    }
+    path = tmp_path / "a.csv"
+    path.write_text(raw_page(metrics, rows=4))
+    (point,) = roofline_points(open_trace(path), Scope())
+    assert (point.calls, point.flops, point.bytes, point.duration_ns, point.dtype) == (
+        4,
+        12e6,
+        4e6,
+        8000,
+        "bf16",
+    )
+
+
+def test_a_run_without_reports_says_how_to_make_one(tmp_path: Path) -> None:
+    from conftest import slice_event, write_kineto
+
+    run = open_trace(write_kineto(tmp_path / "rank-0.json", [slice_event("aten::mm", 1, 2)]))
+    result = REPORTS["ncu"].analyse(run, Scope(), None)
+    assert result.rows == [] and any("--tool ncu" in note for note in result.notes)
+
+
+def test_the_real_report_by_either_way(shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if REAL_NCU is None:
+        pytest.skip("the real ncu is not installed (tests/integration/install-nsight.sh)")
+    monkeypatch.setenv(tools.NCU_VARIABLE, REAL_NCU)
+    opened = [
+        Run(ingest([shared / "ncu" / name], Options(cache=tmp_path)))
+        for name in ("gemm_bf16.raw.csv", "gemm_bf16.ncu-rep")
+    ]
+    from_csv, from_report = (roofline_points(run, Scope()) for run in opened)
+    assert len(from_csv) == len(from_report) == 4
+    for ours, theirs in zip(from_csv, from_report, strict=True):
+        assert (ours.name, ours.grid, ours.block, ours.calls) == (theirs.name, theirs.grid, theirs.block, 1)
+        assert ours.duration_ns == theirs.duration_ns
+        assert ours.flops == pytest.approx(theirs.flops, rel=1e-8)  # the csv is rounded to six digits
+        assert ours.bytes == pytest.approx(theirs.bytes, rel=2e-6)
+        assert ours.dtype == theirs.dtype == "bf16"
+    tensor = [kernel.flops_by_type["bf16"] for kernel in measured_kernels(opened[0], Scope())]
+    assert tensor == [51_539_607_552, 17_179_869_184, 68_719_476_736, 68_719_476_736]
+
+
+def test_the_real_details_page(shared: Path, open_real: Callable[[Path], Run]) -> None:
+    raw = measured_kernels(open_real(shared / "ncu" / "gemm_bf16.raw.csv"), Scope())
+    details = measured_kernels(open_real(shared / "ncu" / "gemm_bf16.details.csv"), Scope())
+    assert len(raw) == len(details) == 4
+    for whole, rounded in zip(raw, details, strict=True):
+        assert rounded.duration_ns == pytest.approx(whole.duration_ns, abs=5)
+        for share in ("compute_pct", "memory_pct", "dram_pct"):
+            assert rounded.shares[share] == pytest.approx(whole.shares[share], abs=0.005)
+        assert rounded.flops is None
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (raw_page({"m": ("%", "1")}).split("\n")[0] + "\n", "no row of units"),
+        ("\n".join(raw_page({"m": ("%", "1")}).split("\n")[::2]), "no row of units"),
+        ("\n".join(raw_page({"m": ("%", "1")}).split("\n")[:2]) + "\n", "no kernel"),
+        (raw_page({"m": ("%", "1")}).rsplit(",", 3)[0], "no kernel"),
+    ],
+)
+def test_csv_that_is_cut(tmp_path: Path, content: str, says: str) -> None:
+    path = tmp_path / "rank-0.csv"
+    path.write_text(content)
+    with pytest.raises(ReadError, match=says) as caught:
+        ingest([path])
+    assert caught.value.why and caught.value.hint
+
+
+def test_a_row_cut_short_is_counted(tmp_path: Path) -> None:
+    path = tmp_path / "rank-0.csv"
+    path.write_text(raw_page({"m": ("%", "1")}, rows=3).rsplit(",", 2)[0])
+    run = open_trace(path)
+    assert run.rows("SELECT count(*) FROM ncu_kernels") == [(2,)]
+    assert run.rows("SELECT lost FROM segments") == [(1,)]
+
+
+def test_other_csv_files_are_nobodys_problem(tmp_path: Path) -> None:
+    from conftest import slice_event, write_kineto
+
+    write_kineto(tmp_path / "rank-0.json", [slice_event("aten::mm", 1, 2)])
+    (tmp_path / "rank-0.losses.csv").write_text("step,loss\n1,2.5\n")
+    ingested = ingest([tmp_path])
+    assert len(ingested.index.segments) == 1 and ingested.problems == ()
+
+
+def fake_ncu(folder: Path, script: str) -> str:
+    path = folder / "ncu"
+    path.write_text(f"#!/bin/sh\n[ \"$1\" = --version ] && echo 'Version 2024.1.1.0' && exit 0\n{script}\n")
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return str(path)
+
+
+def report_file(folder: Path) -> Path:
+    path = folder / "rank-0.ncu-rep"
+    path.write_bytes(b"NVR\x00" + bytes(100))
+    return path
+
+
+def test_what_ncu_says_is_passed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = "echo '==ERROR== Failed to load report file.'; exit 1"
+    monkeypatch.setenv(tools.NCU_VARIABLE, fake_ncu(tmp_path, script))
+    with pytest.raises(ReadError, match="ncu cannot read") as caught:
+        ingest([report_file(tmp_path)])
+    assert "2024.1.1.0 says: Failed to load report file." in caught.value.why
+    assert "newer Nsight Compute" in caught.value.hint
+
+
+def test_damaged_reports_with_the_real_ncu(
+    shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if REAL_NCU is None:
+        pytest.skip("the real ncu is not installed (tests/integration/install-nsight.sh)")
+    monkeypatch.setenv(tools.NCU_VARIABLE, REAL_NCU)
+    whole = (shared / "ncu" / "gemm_bf16.ncu-rep").read_bytes()
+    for name, content in {"cut": whole[:3000], "junk": b"NVR\x00" + whole[:4] * 1000}.items():
+        path = tmp_path / f"{name}.ncu-rep"
+        path.write_bytes(content)
+        with pytest.raises(ReadError, match="ncu cannot read"):
+            ingest([path])
+
+
+@pytest.fixture
+def without_ncu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """No ncu on PATH; Python itself must still be found by its full path."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv(tools.NCU_VARIABLE, raising=False)
+    yield
+
+
+@pytest.mark.usefixtures("without_ncu")
+def test_without_ncu_the_error_names_the_command(tmp_path: Path) -> None:
+    with pytest.raises(ReadError, match="without Nsight Compute") as caught:
+        ingest([report_file(tmp_path)])
+    assert "ncu --import rank-0.ncu-rep --csv --page raw" in caught.value.hint
+
+
+class FakeAction:
+    """As ncu_report's IAction, as far as it is used."""
+
+    metrics: ClassVar[dict[str, tuple[Any, str]]] = {
+        "gpu__time_duration.sum": (2000.0, "second"),  # so says ncu 2024.1 of nanoseconds
+        "dram__bytes.sum.per_second": (5.0, "byte_per_second"),
+        "sm__cycles_elapsed.avg.per_second": (1e9, "cycle_per_second"),
+        "sm__ops_path_tensor_src_fp16.sum.per_second": (1.0, "1_per_second"),
+        "launch__func_cache_config": ("CachePreferNone", ""),
+        "launch__grid_dim_x": (4, ""),
+        "launch__grid_dim_y": (2, ""),
+        "launch__grid_dim_z": (1, ""),
+        "launch__device_id": (1, ""),
+    }
+
+    def name(self) -> str:
+        return "gemm"
+
+    def metric_names(self) -> list[str]:
+        return list(self.metrics)
+
+    def metric_by_name(self, name: str) -> SimpleNamespace:
+        value, unit = self.metrics[name]
+        return SimpleNamespace(value=lambda: value, unit=lambda: unit)
+
+
+@pytest.mark.usefixtures("without_ncu")
+@pytest.mark.parametrize("ranges", [0, 1])
+def test_the_module_that_comes_with_ncu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranges: int) -> None:
+    from rankscope.readers.base import ReadReport
+    from rankscope.readers.ncu import _load_report
+
+    part = SimpleNamespace(num_actions=lambda: 1, action_by_idx=lambda index: FakeAction())
+    module = ModuleType("ncu_report")
+    module.load_report = lambda path: SimpleNamespace(  # type: ignore[attr-defined]
+        num_ranges=lambda: ranges, range_by_idx=lambda index: part
+    )
+    monkeypatch.setitem(sys.modules, "ncu_report", module)
+    if ranges == 0:  # an older module: it finds nothing in a newer file, and does not say so
+        with pytest.raises(ReadError, match="without Nsight Compute"):
+            _load_report(report_file(tmp_path), ReadReport())
+        return
+    (kernel,) = _load_report(report_file(tmp_path), ReadReport())
+    assert kernel.name == "gemm"
+    assert kernel.about["Grid Size"] == "4, 2, 1" and kernel.about["Device"] == "1"
+    assert [kernel.metrics[name][:2] for name in list(FakeAction.metrics)[:5]] == [
+        (2000.0, "ns"),
+        (5.0, "byte/s"),
+        (1e9, "hz"),
+        (1.0, "/s"),
+        (None, ""),
+    ]
+
+
+def test_far_from_both_limits(tmp_path: Path) -> None:
+    def metrics(time: str, compute: str, memory: str) -> dict[str, tuple[str, str]]:
+        return {
+            "gpu__time_duration.sum": ("us", time),
+            "sm__throughput.avg.pct_of_peak_sustained_elapsed": ("%", compute),
+            "gpu__compute_memory_throughput.avg.pct_of_peak_sustained_elapsed": ("%", memory),
+        }
+
+    page = raw_page(metrics("100", "20", "30"))
+    for name, values in {"near": ("100", "20", "80"), "short": ("1", "2", "3")}.items():
+        page += raw_page(metrics(*values)).splitlines()[2].replace("gemm, the <1> kernel", name) + "\n"
+    path = tmp_path / "rank-0.csv"
+    path.write_text(page)
+    (finding,) = REPORTS["ncu"].analyse(open_trace(path), Scope(), None).findings
+    assert finding.title == "gemm, the <1> kernel uses 20 % of compute and 30 % of memory throughput"
+    assert "50 % of the measured time" in finding.evidence

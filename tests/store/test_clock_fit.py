@@ -1,0 +1,122 @@
+"""The fit finds planted clocks: exactly without noise, within its error with noise, and not misled by outliers."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from rankscope.store.clock_fit import Fit, Sightings, fit
+
+SPAN_NS = 200_000_000
+
+
+def sightings(
+    groups: list[list[int]], offset: np.ndarray, drift: np.ndarray, moments: int, noise_ns: float, seed: int
+) -> Sightings:
+    """Moments of each group in turn, as each clock would write them down."""
+    source = np.random.default_rng(seed)
+    times = np.sort(source.integers(0, SPAN_NS, moments))
+    rows = [
+        (
+            moment,
+            clock,
+            int(time + offset[clock] + round(drift[clock] * time) + round(noise)),
+            moment % len(groups),
+        )
+        for moment, time in enumerate(times)
+        for clock, noise in zip(
+            groups[moment % len(groups)],
+            source.normal(0, noise_ns, len(groups[moment % len(groups)])),
+            strict=True,
+        )
+    ]
+    return Sightings(*(np.array(column, dtype=np.int64) for column in zip(*rows, strict=True)))
+
+
+def ahead(found: Fit, time: float) -> np.ndarray:
+    result: np.ndarray = found.offset + found.drift * (time - found.center_ns)
+    return result
+
+
+LAYOUTS = {
+    "one group": [[0, 1, 2, 3]],
+    "pairs in a chain": [[0, 1], [1, 2], [2, 3]],
+    "tensor and data parallel": [[0, 1], [2, 3], [0, 2], [1, 3]],
+}
+
+planted = st.tuples(
+    st.sampled_from(list(LAYOUTS)),
+    st.lists(st.integers(-5_000_000, 5_000_000), min_size=3, max_size=3),
+    st.lists(st.floats(-50e-6, 50e-6), min_size=3, max_size=3),
+    st.integers(0, 10_000),
+)
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(planted)
+def test_without_noise_clocks_are_found_to_the_nanosecond(
+    plan: tuple[str, list[int], list[float], int],
+) -> None:
+    layout, offsets, drifts, seed = plan
+    offset, drift = np.array([0, *offsets]), np.array([0.0, *drifts])
+    found = fit(sightings(LAYOUTS[layout], offset, drift, 60, 0, seed), 4)
+    assert set(found.part) == {0}
+    for time in (0, SPAN_NS / 2, SPAN_NS):
+        assert np.abs(ahead(found, time) - (offset + drift * time)).max() < 5  # of whole-ns time stamps
+    assert np.abs(found.drift - drift).max() < 0.05e-6
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(planted, st.sampled_from([100.0, 5_000.0, 200_000.0]))
+def test_with_noise_the_error_is_as_stated(
+    plan: tuple[str, list[int], list[float], int], noise: float
+) -> None:
+    layout, offsets, drifts, seed = plan
+    offset, drift = np.array([0, *offsets]), np.array([0.0, *drifts])
+    found = fit(sightings(LAYOUTS[layout], offset, drift, 120, noise, seed), 4)
+    wrong = np.abs(ahead(found, found.center_ns) - (offset + drift * found.center_ns))
+    # five standard errors, and the spread that RankClock.error_ns adds
+    assert (wrong <= 5 * found.offset_error + noise + 1).all()
+    assert (np.abs(found.drift - drift) <= 5 * found.drift_error + 2 * noise / SPAN_NS + 1e-9).all()
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(planted, st.floats(0.05, 0.3))
+def test_outliers_do_not_mislead(plan: tuple[str, list[int], list[float], int], share: float) -> None:
+    """Some ranks leave late by milliseconds, now and then: always late, never early."""
+    _, offsets, drifts, seed = plan
+    offset, drift = np.array([0, *offsets]), np.array([0.0, *drifts])
+    seen = sightings(LAYOUTS["one group"], offset, drift, 150, 1_000, seed)
+    source = np.random.default_rng(seed + 1)
+    late = source.random(len(seen.time)) < share / 2
+    time = seen.time + np.where(late, source.integers(1_000_000, 9_000_000, len(late)), 0)
+    found = fit(Sightings(seen.moment, seen.clock, time, seen.sort), 4)
+    assert np.abs(ahead(found, found.center_ns) - (offset + drift * found.center_ns)).max() < 2_000
+
+
+def test_clocks_that_share_no_moment_are_in_different_parts() -> None:
+    offset, drift = np.array([0, 5_000, 7_000_000, 7_001_000]), np.zeros(4)
+    found = fit(sightings([[0, 1], [2, 3]], offset, drift, 40, 0, 1), 4)
+    assert found.part.tolist() == [0, 0, 2, 2]
+    assert np.abs(found.offset - [0, 5_000, 0, 1_000]).max() < 1
+
+
+def test_a_good_group_outweighs_a_bad_one() -> None:
+    """Moments seen to the µs count for more than those seen to the ms."""
+    offset, drift = np.array([0, 40_000]), np.zeros(2)
+    good = sightings([[0, 1]], offset, drift, 40, 1_000, 3)
+    bad = sightings([[0, 1]], offset + np.array([0, 300_000]), drift, 40, 500_000, 4)
+    seen = Sightings(
+        np.concatenate([good.moment, bad.moment + 40]),
+        np.concatenate([good.clock, bad.clock]),
+        np.concatenate([good.time, bad.time]),
+        np.concatenate([good.sort, bad.sort + 1]),
+    )
+    assert abs(fit(seen, 2).offset[1] - 40_000) < 2_000
+
+
+def test_one_moment_tells_the_offset_and_no_drift() -> None:
+    seen = Sightings(*(np.array(x, dtype=np.int64) for x in ([0, 0], [0, 1], [1_000, 6_000], [0, 0])))
+    found = fit(seen, 2)
+    assert abs(found.offset[1] - 5_000) < 1 and abs(found.drift[1]) < 1e-3

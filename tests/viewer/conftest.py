@@ -1,0 +1,161 @@
+"""A viewer over a small real run, asked by HTTP as a browser would."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode, urlsplit
+
+import pytest
+
+from conftest import DATA
+from rankscope.store.ingest import Options
+from rankscope.viewer.opening import Opening
+from rankscope.viewer.server import Server
+
+
+@dataclass
+class Viewer:
+    """A running server."""
+
+    server: Server
+    folder: Path
+
+    @property
+    def url(self) -> str:
+        return self.server.url
+
+    def ask(self, route: str, headers: dict[str, str] | None = None, /, **query: Any) -> tuple[int, Any]:
+        """Status and answer of an API route; columns come as JSON."""
+        words = urlencode({"token": self.server.token, "format": "json", **query})
+        return self.get(f"/api/{route}?{words}", headers)
+
+    def get(self, path: str, headers: dict[str, str] | None = None) -> tuple[int, Any]:
+        base = "http://" + urlsplit(self.server.url).netloc
+        request = urllib.request.Request(base + path, headers=headers or {})
+        try:
+            with urllib.request.urlopen(request, timeout=30) as answer:
+                return answer.status, _content(answer.read())
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, _content(error.read())
+
+
+def _content(body: bytes) -> Any:
+    try:
+        return json.loads(body)
+    except ValueError:
+        return body
+
+
+_STORES = tempfile.TemporaryDirectory(prefix="rankscope-viewer-")  # nothing is written into tests/data
+
+
+def serve(*runs: Path) -> Viewer:
+    opening = Opening(list(runs), Options(cache=Path(_STORES.name)), lambda text: None)
+    server = Server("127.0.0.1", 0, opening.routes())
+    opening.start()
+    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
+    assert opening.wait(60)
+    return Viewer(server, runs[0])
+
+
+def stop(viewer: Viewer) -> None:
+    viewer.server.shutdown()
+    viewer.server.server_close()
+
+
+@pytest.fixture(scope="session")
+def slow2(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Viewer]:
+    """Four ranks over gloo, rank 2 slow."""
+    folder = tmp_path_factory.mktemp("viewer") / "slow2"
+    shutil.copytree(DATA / "seqpar-gloo4-slow2", folder)
+    viewer = serve(folder)
+    yield viewer
+    stop(viewer)
+
+
+CHROMIUM = Path("/usr/bin/chromium")
+
+
+@pytest.fixture(scope="session")
+def chromium() -> Iterator[Any]:
+    """Debian's own browser, driven by playwright."""
+    api = pytest.importorskip("playwright.sync_api", reason="needs playwright (pip install playwright)")
+    if not CHROMIUM.exists():
+        pytest.skip("needs Debian's chromium (apt-get install chromium)")
+    with api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=str(CHROMIUM), args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@dataclass
+class Screen:
+    """One page, and what went wrong on it."""
+
+    page: Any
+    troubles: list[str]
+
+    def open(self, url: str) -> Screen:
+        self.page.goto(url)
+        self.page.wait_for_selector("body[data-ready=true]", timeout=60_000)
+        self.settle()
+        return self
+
+    def settle(self) -> None:
+        """Until every tile that is wanted is drawn."""
+        self.page.wait_for_timeout(100)
+        self.until("document.querySelector('#canvas').dataset.busy === 'false'")
+
+    def until(self, expression: str, seconds: float = 60) -> None:
+        """Asked again and again from outside: the page itself may not evaluate text (its CSP)."""
+        deadline = time.monotonic() + seconds
+        while not self.page.evaluate(expression):
+            assert time.monotonic() < deadline, f"never became true: {expression}"
+            self.page.wait_for_timeout(50)
+
+    def press(self, *keys: str) -> None:
+        for key in keys:
+            self.page.keyboard.press(key)
+        self.settle()
+
+    def view(self) -> dict[str, Any]:
+        state: dict[str, Any] = self.page.evaluate("window.rankscope.store.view")
+        return state
+
+    def panel(self) -> str:
+        self.page.wait_for_selector("#panel[aria-busy=false]", timeout=30_000)
+        return str(self.page.inner_text("#panel"))
+
+
+@pytest.fixture
+def screen(chromium: Any) -> Iterator[Screen]:
+    """A fresh page of 1400 by 820; errors and requests that leave the machine fail the test."""
+    context = chromium.new_context(viewport={"width": 1400, "height": 820})
+    page = context.new_page()
+    found = Screen(page, [])
+    page.on(
+        "console", lambda message: found.troubles.append(message.text) if message.type == "error" else None
+    )
+    page.on("pageerror", lambda error: found.troubles.append(str(error)))
+    page.on(
+        "request",
+        lambda request: (
+            None
+            if request.url.startswith(("http://127.0.0.1:", "data:"))
+            else found.troubles.append(f"asked {request.url}")
+        ),
+    )
+    yield found
+    context.close()
+    assert found.troubles == []

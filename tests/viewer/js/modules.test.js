@@ -1,0 +1,117 @@
+// The page's pure parts, by node's own test runner: no browser, no packages.
+
+import assert from "node:assert/strict";
+import test from "node:test";
+
+const js = new URL("../../../src/rankscope/viewer/static/js/", import.meta.url);
+const { moment, quantity, ticks, time } = await import(new URL("format.js", js));
+const { clamp, ordered, rankName, rowsOf, visible, zoomed } = await import(new URL("layout.js", js));
+const { indicesOf, levelOf, Tiles } = await import(new URL("tiles.js", js));
+const { decode, encode, EMPTY } = await import(new URL("state.js", js));
+const { unpack } = await import(new URL("api.js", js));
+const { compare, tsv } = await import(new URL("table.js", js));
+const { paint } = await import(new URL("raster.js", js));
+const { mix, number } = await import(new URL("palette.js", js));
+
+test("times read as people write them", () => {
+  assert.equal(time(0), "0 ns");
+  assert.equal(time(999), "999 ns");
+  assert.equal(time(12_345), "12.3 µs");
+  assert.equal(time(182_400_000), "182 ms");
+  assert.equal(time(null), "–");
+  assert.equal(quantity(12.34, "percent"), "12.3 %");
+  assert.equal(quantity(5_480_000_000, "bytes"), "5.48 GB");
+});
+
+test("neighbouring ticks never read the same", () => {
+  for (const [begin, end] of [[0, 1e9], [35e6, 36e6], [35_000_000, 35_000_100], [-5e6, 5e6]]) {
+    const labels = ticks(begin, end, 8).map((at) => moment(at, end - begin));
+    assert.ok(labels.length >= 2 && labels.length <= 11);
+    assert.equal(new Set(labels).size, labels.length, labels.join(" "));
+  }
+});
+
+test("a view survives its link", () => {
+  const view = { ...EMPTY, begin: 5, end: 900, open: [3, 1], pinned: [1], slice: { rank: 1, segment: 0, id: 77 }, area: [10, 20], tab: "sql", sql: "SELECT '&#'", sort: "idle_ns" };
+  assert.deepEqual({ ...EMPTY, ...decode(encode(view)) }, view);
+});
+
+test("a link that makes no sense opens the run as it is", () => {
+  for (const hash of ["", "#t=9-3", "#slice=a.b.c&open=x,y", "#%%%", "#t=1e9-2"]) {
+    const view = decode(hash);
+    assert.equal(view.begin, undefined);
+    assert.deepEqual([view.slice, view.open], [null, []]);
+  }
+});
+
+test("the window stays inside the run", () => {
+  assert.deepEqual(clamp(0, 100, 0, 1000), [0, 100]);
+  const [begin, end] = clamp(-1e9, 1e9, 0, 1000);
+  assert.ok(begin >= -40 && end <= 1040);
+  const [from, to] = clamp(500, 500, 0, 1000);
+  assert.equal(to - from, 10);
+  assert.deepEqual(zoomed(0, 100, 25, 0.5), [12.5, 62.5]);
+});
+
+test("rows of open ranks, and those in view", () => {
+  const tracks = new Map([[0, [{ segment: 0, track: 1, kind: "stream", label: "GPU 0", slices: 5, rows: 2 }, { segment: 0, track: 2, kind: "thread", label: "main", slices: 0, rows: 1 }]]]);
+  const { rows, height } = rowsOf([0, 1], new Set([0]), [], tracks);
+  assert.deepEqual(rows.map((row) => row.type), ["rank", "track", "rank"]);
+  assert.equal(height, rows[2].y + rows[2].height);
+  assert.deepEqual(visible(rows, 0, 10).map((row) => row.y), [0]);
+  assert.deepEqual(visible(rows, rows[1].y, height).length, 2);
+  assert.equal(rowsOf([0], new Set([0]), [], tracks, "nothing").rows.length, 1);
+  assert.deepEqual(ordered([0, 1, 2], [2], new Map([[0, 1], [1, 9]])), [2, 1, 0]);
+  assert.equal(rankName(1_000_003), "B rank 3");
+});
+
+test("tiles cover the window and are finer than the screen", () => {
+  assert.equal(levelOf(1), 0);
+  assert.equal(levelOf(1000), 9);
+  assert.deepEqual(indicesOf(0, 1024, 0, 1024), [0]);
+  assert.deepEqual(indicesOf(-1, 1025, 0, 1024), [-1, 0, 1]);
+});
+
+test("a coarse tile stands in until the fine one is here", () => {
+  const tiles = new Tiles(1024, () => {});
+  const tile = (level) => ({ names: {}, level, column: { start: new Float64Array(0) } });
+  const key = { rank: 0, segment: 0, track: 1 };
+  tiles.keep("0/0/1/5/0", tile(5));
+  assert.deepEqual(tiles.of(key, 0, 900, 1).map((found) => found.level), [5]);
+  assert.equal(tiles.wanted.size, 1);
+  tiles.keep("0/0/1/0/0", tile(0));
+  tiles.begin();
+  assert.deepEqual(tiles.of(key, 0, 900, 1).map((found) => found.level), [0]);
+  assert.equal(tiles.wanted.size, 0);
+});
+
+test("columns come back as they were packed", () => {
+  const head = JSON.stringify({ names: { 1: "x" }, columns: [{ name: "a", type: "uint8", length: 3 }, { name: "b", type: "float64", length: 1 }] });
+  const padded = head + " ".repeat((8 - ((head.length + 1) % 8)) % 8) + "\n";
+  const bytes = new Uint8Array(padded.length + 16);
+  bytes.set(new TextEncoder().encode(padded));
+  bytes.set([1, 2, 3], padded.length);
+  new DataView(bytes.buffer).setFloat64(padded.length + 8, 2.5, true);
+  const answer = unpack(bytes.buffer);
+  assert.deepEqual([[...answer.column.a], [...answer.column.b], answer.names], [[1, 2, 3], [2.5], { 1: "x" }]);
+});
+
+test("tables sort nulls last and leave as one line a row", () => {
+  assert.deepEqual([3, null, 1, 2].sort(compare), [null, 1, 2, 3]);
+  assert.equal(tsv([{ name: "a" }], [{ a: "x\ty\nz" }, { a: null }]), "a\nx y z\n");
+});
+
+test("every slice leaves at least one pixel", () => {
+  const palette = { pixel: new Uint32Array([0xff0000ff]), shade: new Uint32Array([0xff0000aa]), idle: number("#eceff3") };
+  const start = Float64Array.from({ length: 40 }, (_, at) => at * 10);
+  const tile = { start, duration: new Float64Array(40).fill(0.01), row: new Uint16Array(40), kind: new Uint8Array(40), name: new Uint32Array(40) };
+  const pixels = new Uint32Array(40);
+  paint(pixels, 40, 1, [tile], 0, 10, palette);
+  assert.ok(pixels.every((pixel) => pixel === 0xff0000ff));
+});
+
+test("idle is the colour of nothing", () => {
+  const palette = { pixel: new Uint32Array([1, 2, 3].map((n) => 0xff000000 + n)), idle: number("#eceff3") };
+  assert.equal(mix(palette, 0, 0, 0), number("#eceff3"));
+  assert.equal(mix(palette, 255, 0, 0) & 0xffffff, 1);
+});

@@ -1,0 +1,306 @@
+"""The report: complete in one file, harmless, true to the tables, and of use when half of the data is missing."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from conftest import DATA, kernel_event, open_trace, slice_event, write_kineto
+from rankscope.analysis import REPORTS
+from rankscope.analysis.result import Column, Finding, Result
+from rankscope.analysis.scope import Scope
+from rankscope.cli import main
+from rankscope.errors import StoreError
+from rankscope.store.ingest import ingest
+from rankscope.store.run import Run
+from rankscope.views.report import content as content_module
+from rankscope.views.report.content import Content, Request, build
+from rankscope.views.report.definitions import definition, to_html
+from rankscope.views.report.page import html_page
+from rankscope.views.report.short import markdown_page
+
+
+class Page(HTMLParser):
+    """Tags balanced, ids unique, text by section."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.open: list[str] = []
+        self.ids: list[str] = []
+        self.tags: set[str] = set()
+        self.attributes: list[tuple[str, str, str]] = []
+        self.sections: dict[str, str] = {}
+        self._section = ""
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        values = {name: value or "" for name, value in attrs}
+        self.attributes += [(tag, name, value) for name, value in values.items()]
+        if "id" in values:
+            self.ids.append(values["id"])
+        if tag == "section":
+            self._section = values["id"]
+        if tag != "meta":
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        self.attributes += [(tag, name, value or "") for name, value in attrs]
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+        if tag == "section":
+            self._section = ""
+
+    def handle_data(self, data: str) -> None:
+        self.sections[self._section] = self.sections.get(self._section, "") + data
+
+
+def report(run: Run, scope: Scope | None = None, compared: Result | None = None) -> tuple[Content, str]:
+    content = build(Request(run, scope or Scope(), "my run", "RUN"), compared)
+    return content, html_page(content)
+
+
+@pytest.fixture(scope="module")
+def slow2(open_real: Callable[[Path], Run]) -> tuple[Content, str, Run]:
+    run = open_real(DATA / "seqpar-gloo4-slow2")
+    return *report(run), run
+
+
+def test_page_is_well_formed_and_complete(slow2: tuple[Content, str, Run]) -> None:
+    _, html, _ = slow2
+    page = Page(html)
+    assert len(page.ids) == len(set(page.ids))
+    assert not page.tags & {"link", "img", "iframe", "object", "embed", "base", "form"}
+    for tag, name, value in page.attributes:
+        assert name not in ("src", "style", "srcset", "action", "xlink:href"), (tag, name, value)
+        assert not name.startswith("on"), (tag, name)
+        if name == "href":
+            assert value.startswith("#") and value[1:] in page.ids, value
+        if "url(" in value:
+            assert re.fullmatch(r"url\(#[\w-]+\)", value) and value[5:-1] in page.ids, value
+    assert "@import" not in html and "http" not in re.sub(r"http-equiv", "", html)
+
+
+def test_only_our_own_script_and_style_may_run(slow2: tuple[Content, str, Run]) -> None:
+    html = slow2[1]
+    policy = re.search(r'Content-Security-Policy" content="([^"]+)"', html)
+    assert policy and "default-src 'none'" in policy[1] and "unsafe" not in policy[1]
+    for tag in ("style", "script"):
+        blocks = re.findall(rf"<{tag}>(.*?)</{tag}>", html, re.DOTALL)
+        assert len(blocks) == 1
+        digest = base64.b64encode(hashlib.sha256(blocks[0].encode()).digest()).decode()
+        assert f"{tag}-src 'sha256-{digest}'" in policy[1]
+
+
+def test_every_report_has_its_place(slow2: tuple[Content, str, Run]) -> None:
+    content, html, _ = slow2
+    page = Page(html)
+    for section in content.sections:
+        missing = section.empty and not section.main
+        assert section.name in page.sections["missing" if missing else section.name]
+        if not section.empty:
+            assert section.command in page.sections[section.name]
+            assert "Definition" in page.sections[section.name], section.name
+    assert {section.name for section in content.sections} == set(REPORTS) - set(content_module._NOT_SECTIONS)
+
+
+def test_figures_are_those_of_the_tables(slow2: tuple[Content, str, Run]) -> None:
+    content, html, run = slow2
+    breakdown = REPORTS["breakdown"].analyse(run, Scope(), None)
+    rows = [row for row in breakdown.rows if row["step"] is None]
+    share = 100 * sum(row["compute_ns"] for row in rows) / sum(row["span_ns"] for row in rows)
+    figures = {figure.label: figure.value for figure in content.figures}
+    assert figures["compute"] == f"{share:.1f} %"
+    assert "4 ranks (0-3)" in content.subtitle
+    assert "NVIDIA H200" in Page(html).sections["facts"]
+
+
+def test_sections_without_data_say_what_records_it(tmp_path: Path) -> None:
+    run = open_trace(write_kineto(tmp_path / "rank-0.json", [slice_event("aten::mm", 0, 5)]))
+    content, html = report(run)
+    page = Page(html)
+    assert "memory" in page.sections["memory"] and "Nothing to show" in page.sections["memory"]
+    assert re.search(r"profile.memory", page.sections["memory"])
+    assert re.search(r"record.shapes", page.sections["roofline"])
+    assert content.verdict and "None" not in page.sections[""]
+    assert "NaN" not in html
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        pytest.param([kernel_event("k", 10, 5)], id="one kernel, no steps"),
+        pytest.param([slice_event("aten::add", 0, 0)], id="nothing takes time"),
+        pytest.param(
+            [slice_event(f"ProfilerStep#{n}", n * 10, 9, cat="user_annotation") for n in range(3)], id="steps only"
+        ),
+    ],
+)  # fmt: skip
+def test_odd_runs(events: list[object], tmp_path: Path) -> None:
+    _, html = report(open_trace(write_kineto(tmp_path / "rank-7.json", events)))
+    Page(html)
+    assert "Traceback" not in html and "nan" not in html.lower().replace("nano", "").replace("nant", "")
+
+
+def test_names_from_a_trace_stay_text(tmp_path: Path) -> None:
+    evil = "</script><script>document.title='owned'</script><img src=x onerror=alert(1)>\"'&\x1b[31m\u202e"
+    events = [
+        kernel_event(evil, 10, 5, 1),
+        slice_event(evil, 0, 100),
+        slice_event(evil, 1, 3, cat="user_annotation"),
+    ]
+    run = open_trace(write_kineto(tmp_path / "rank-0.json", events, deviceProperties=[{"name": evil}]))
+    content = build(Request(run, Scope(), evil, f"'{evil}'"))
+    html = html_page(content)
+    page = Page(html)
+    assert "img" not in page.tags and html.count("<script>") == 1 and html.count("</script>") == 1
+    assert "document.title='owned'" in page.sections["kernels"]
+    assert "\x1b" not in html and "\u202e" not in html
+    assert "<script>" not in re.sub(r"`[^`\n]*`", "", markdown_page(content))
+
+
+def test_findings_come_worst_and_dearest_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = (
+        Finding("ok", "fine", ""),
+        Finding("warning", "cheap", "", cost_ns=1),
+        Finding("critical", "rank 0 burns", "It is hot.", ranks=(0,), hint="Put it out.", cost_ns=2),
+        Finding("warning", "dear", "", cost_ns=9),
+    )
+    run = open_trace(write_kineto(tmp_path / "rank-0.json", [kernel_event("k", 10, 5)]))
+    real = REPORTS["kernels"]
+
+    def analyse(run: Run, scope: Scope, by: str | None) -> Result:
+        result = real.analyse(run, scope, by)
+        return Result(result.name, result.title, result.window, result.columns, result.rows, found)
+
+    monkeypatch.setitem(REPORTS, "kernels", type(real)(real.name, real.question, analyse))
+    content, html = report(run)
+    titles = [finding.title for finding in content.findings if finding in found]
+    assert titles == ["rank 0 burns", "dear", "cheap", "fine"], "the worst first, then the dearest"
+    assert content.verdict == "rank 0 burns" and "Put it out." in content.evidence
+    assert '<article class="card critical">' in html
+
+
+def test_a_report_that_fails_does_not_take_the_others_along(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(run: Run, scope: Scope, by: str | None) -> Result:
+        raise StoreError("the store is damaged", why="A file is gone.", hint="Read it again.")
+
+    real = REPORTS["ops"]
+    monkeypatch.setitem(REPORTS, "ops", type(real)("ops", real.question, broken))
+    _, html = report(open_trace(write_kineto(tmp_path / "rank-0.json", [kernel_event("k", 10, 5)])))
+    page = Page(html)
+    assert "the store is damaged" in page.sections["ops"] and "k" in page.sections["kernels"]
+
+
+def test_two_runs(slow2: tuple[Content, str, Run]) -> None:
+    from rankscope.analysis.diff import diff
+
+    run = slow2[2]
+    _, html = report(run, compared=diff(run, run, Scope()))
+    assert "What changed" in Page(html).sections["diff"]
+
+
+def test_markdown_is_short(slow2: tuple[Content, str, Run]) -> None:
+    text = markdown_page(slow2[0])
+    assert text.startswith("# my run\n") and "| " in text and "rankscope report RUN --format markdown" in text
+    assert len(text.splitlines()) < 120 and "<" not in re.sub(r"`[^`\n]*`", "", text).replace("\\<", "")
+
+
+def test_definitions_of_every_report() -> None:
+    for name in REPORTS:
+        assert definition(name), f"docs/reports has no page for {name}"
+
+
+def test_markdown_of_our_pages() -> None:
+    html = to_html(
+        "# t: x\n\nA *b* **c** `d <e>` [f](g.md)\n\n- one\n  more\n- two\n\n"
+        "| a | b |\n|---|---|\n| 1 \\| 2 | 3 |\n\n```\nx < y\n```"
+    )
+    assert html == (
+        "<p>A <i>b</i> <b>c</b> <code>d &lt;e&gt;</code> f</p><ul><li>one more</li><li>two</li></ul>"
+        "<div class=wide><table><tr><th>a</th><th>b</th></tr><tr><td>1 | 2</td><td>3</td></tr></table></div>"
+        "<pre>x &lt; y</pre>"
+    )  # fmt: skip
+
+
+def test_facts_of_a_captured_run(tmp_path: Path) -> None:
+    write_kineto(tmp_path / "rank-00000.pt.trace.json", [kernel_event("k", 10, 5)])
+    (tmp_path / "rankscope.json").write_text(
+        json.dumps({"job": "j1", "command": ["torchrun", "train.py"], "tool": "torch", "rankscope": "0.1"})
+    )
+    (tmp_path / "rank-00000.rankscope.json").write_text(
+        json.dumps({"host": "node7", "torch": "2.13.0", "python": "3.11.7", "world_size": 8})
+    )
+    text = Page(report(open_trace(tmp_path))[1]).sections["facts"]
+    for fact in ("torchrun train.py", "node7", "2.13.0", "8; not all ranks were recorded", "j1"):
+        assert fact in text
+    assert str(tmp_path) not in text
+
+
+def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[str] = []
+    monkeypatch.setattr("webbrowser.open", shown.append)
+    source = str(write_kineto(tmp_path / "rank-0.json", [kernel_event("k", 10, 5)]))
+    target = tmp_path / "r.html"
+    words = ["report", source, "-q", "-o", str(target)]
+    assert main([*words, "--open"]) == 0
+    assert shown == [target.as_uri()] and "Wrote" in capsys.readouterr().out
+    assert main(words) == 2, "nothing is overwritten unasked"
+    assert main(["report", source, "-q", "-o", "-", "--format", "markdown"]) == 0
+    assert capsys.readouterr().out.startswith("# rank-0")
+    assert main(["report", source, source, "-q", "-f", "-o", str(target)]) == 0
+    assert (
+        "What changed" in target.read_text()
+        and "rankscope diff rank-0.json rank-0.json" in target.read_text()
+    )
+    assert main(["report", source, source, source]) == 2
+
+
+def test_a_thousand_rows_are_cut_and_said(tmp_path: Path) -> None:
+    kernels = [kernel_event(f"kernel number {n}", n * 10, 5, n) for n in range(300)]
+    content, html = report(open_trace(write_kineto(tmp_path / "rank-0.json", kernels)))
+    section = next(section for section in content.sections if section.name == "kernels")
+    assert len(section.result.rows) == 100 and "200 more rows not shown" in html
+
+
+def test_a_column_with_its_own_units_sorts_by_value() -> None:
+    from rankscope.views.report.content import Section
+    from rankscope.views.report.page import _table
+
+    columns = (Column("rank"), Column("bytes", "bytes", per_row_unit=True))
+    rows = [{"rank": 0, "bytes": 2_000_000}, {"rank": 1, "bytes": None}]
+    html = _table(Section("m", "?", Result("m", "M", "w", columns, rows), None, "c", True))
+    assert 'data-v="2000000">2.00 MB' in html and "<td>-</td>" in html
+
+
+def test_of_many_ranks_a_few_tell_the_details(tmp_path: Path) -> None:
+    for rank in range(20):
+        write_kineto(
+            tmp_path / f"rank-{rank}.json", [slice_event("aten::mm", 0, 5), kernel_event("k", 10, 5)]
+        )
+    run = Run(ingest([tmp_path]))
+    content = build(Request(run, Scope(), "many", "RUN"))
+    sections = {section.name: section for section in content.sections}
+    ops = sections["ops"]
+    assert ops.command == "rankscope stats RUN --ranks 0,3,6,9,12,15,18 -r ops"
+    assert ops.result.rows[0]["calls"] == 7 and "of 7 ranks, 0,3,6,9,12,15,18" in ops.result.notes[0]
+    assert len(sections["breakdown"].result.rows) == 20
+    Page(html_page(content))
+    narrowed = build(Request(run, Scope(frozenset(range(4))), "few", "RUN --ranks 0-3"))
+    assert (
+        next(s for s in narrowed.sections if s.name == "ops").command
+        == "rankscope stats RUN --ranks 0-3 -r ops"
+    )
