@@ -37,7 +37,7 @@ check: $(STAMP)
 	tests/viewer/check-js.sh
 
 unit: $(STAMP)
-	$(BIN)/python -m pytest -n 2 --dist loadgroup
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 bench: $(STAMP)
 	$(BIN)/python benchmarks/ingest.py

@@ -20,15 +20,6 @@ DATA = ROOT / "tests" / "data"
 SHARED = ROOT.parent / "shared" / "data"
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the marks
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Two tests at a time (pytest-xdist): a file's tests stay together, and so do those of the private Slurm, of which
-    a machine can have one."""
-    for item in items:
-        slurm = "slurm" in getattr(item, "fixturenames", ())
-        item.add_marker(pytest.mark.xdist_group("slurm" if slurm else str(item.path)))
-
-
 @pytest.fixture(scope="session")
 def shared() -> Path:
     """The project's collection of real traces; not part of the repository."""
@@ -87,4 +78,6 @@ def write_kineto(path: Path, events: list[Any], **header: Any) -> Path:
 
 
 def open_trace(path: Path) -> Run:
+    """Open a trace that the test wrote itself: its store is kept beside it, which those in DATA must not have."""
+    assert not path.is_relative_to(DATA), "open_real keeps the store elsewhere"
     return Run(ingest([path]))

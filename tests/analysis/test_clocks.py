@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from conftest import DATA, open_trace
+from conftest import DATA
 from rankscope.analysis import REPORTS
 from rankscope.analysis.scope import Scope
 from rankscope.bench.synthetic import Plan, write
@@ -104,16 +104,16 @@ def test_ranks_that_share_no_collective_are_named(tmp_path: Path) -> None:
     assert any("not aligned: rank 3" in note for note in result.notes)
 
 
-def test_gloo_tells_less_than_the_wall_clock_of_one_machine() -> None:
-    result = ask(open_trace(DATA / "seqpar-gloo4-slow2"))
+def test_gloo_tells_less_than_the_wall_clock_of_one_machine(open_real: Callable[[Path], Run]) -> None:
+    result = ask(open_real(DATA / "seqpar-gloo4-slow2"))
     for row in result.rows[1:]:
         assert row["method"] == "wall clock, confirmed"
         assert 30_000 < row["error_ns"] < 1_000_000 and abs(row["offset_ns"]) < row["error_ns"]
     assert any("not applied" in note for note in result.notes)
 
 
-def test_one_rank_has_no_clock_to_compare_with() -> None:
-    result = ask(open_trace(DATA / "seqpar-gloo4-slow2" / "rank-0-of-4.json.gz"))
+def test_one_rank_has_no_clock_to_compare_with(open_real: Callable[[Path], Run]) -> None:
+    result = ask(open_real(DATA / "seqpar-gloo4-slow2" / "rank-0-of-4.json.gz"))
     assert result.rows == [] and any("one rank" in note for note in result.notes)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from conftest import DATA, kernel_event, open_trace, write_kineto
+from conftest import DATA, kernel_event, write_kineto
 from rankscope.analysis import REPORTS
 from rankscope.analysis.result import Result
 from rankscope.analysis.scope import Scope
@@ -73,15 +74,15 @@ def test_hidden_share_is_that_of_the_breakdown(tmp_path: Path) -> None:
     assert hidden == pytest.approx(whole["overlap_ns"], rel=1e-5)
 
 
-def test_one_rank_gives_durations_and_says_what_is_missing() -> None:
-    result = ask(open_trace(DATA / "seqpar-gloo4-slow2" / "rank-0-of-4.json.gz"))
+def test_one_rank_gives_durations_and_says_what_is_missing(open_real: Callable[[Path], Run]) -> None:
+    result = ask(open_real(DATA / "seqpar-gloo4-slow2" / "rank-0-of-4.json.gz"))
     assert [row["transfer_ns"] for row in result.rows] == [None, None]
     assert all(row["dur_ns"] > 0 and row["busbw_gb_s"] is None for row in result.rows)
     assert any("--ranks all" in note for note in result.notes)
 
 
-def test_real_gloo() -> None:
-    rows = {row["kind"]: row for row in ask(open_trace(DATA / "seqpar-gloo4-slow2")).rows}
+def test_real_gloo(open_real: Callable[[Path], Run]) -> None:
+    rows = {row["kind"]: row for row in ask(open_real(DATA / "seqpar-gloo4-slow2")).rows}
     scatter = rows["reduce_scatter"]
     assert (scatter["bytes"], scatter["ranks"], scatter["count"]) == (1 << 20, 4, 6)
     assert scatter["wait_ns"] == pytest.approx(202_685_856 / 24, abs=1)

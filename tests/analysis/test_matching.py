@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -65,8 +66,8 @@ def test_a_window_of_steps_keeps_only_its_matches(planted: tuple[Run, Any]) -> N
     assert int(part.wait.sum()) == sum(sum(c["wait_ns"]) for c in planned)
 
 
-def test_gloo_on_the_host_is_matched_without_any_metadata() -> None:
-    run = open_trace(DATA / "seqpar-gloo4-slow2")
+def test_gloo_on_the_host_is_matched_without_any_metadata(open_real: Callable[[Path], Run]) -> None:
+    run = open_real(DATA / "seqpar-gloo4-slow2")
     found = waits(run)
     rows = found.rows
     assert rows.count == 12 and rows.unmatched == ()
@@ -77,9 +78,9 @@ def test_gloo_on_the_host_is_matched_without_any_metadata() -> None:
     assert set(rows.bytes) == {512 * 1024 * 2}
 
 
-def test_two_worker_threads_may_start_in_any_order() -> None:
+def test_two_worker_threads_may_start_in_any_order(open_real: Callable[[Path], Run]) -> None:
     """DDP over gloo: on one rank two buckets start swapped; their size tells which is which."""
-    found = waits(open_trace(DATA / "ddp-gloo4"))
+    found = waits(open_real(DATA / "ddp-gloo4"))
     assert found.rows.count == 24
     # by order of start alone, two of the waits would be some 70 ms long
     assert found.wait.max() < 20_000_000

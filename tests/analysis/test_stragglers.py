@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from conftest import DATA, open_trace
+from conftest import DATA
 from rankscope.analysis import REPORTS
 from rankscope.analysis.blame import range_argmax
 from rankscope.analysis.result import Result
@@ -207,9 +207,9 @@ def check_window(run: Run, truth: Any) -> None:
     assert row["caused_wait_ns"] == sum(sum(c["wait_ns"]) for c in inside)
 
 
-def test_the_real_straggler() -> None:
+def test_the_real_straggler(open_real: Callable[[Path], Run]) -> None:
     """NUMBERS.md: rank 2, cause compute; the other three wait 10.5-12.2 ms a step, 11.3 on average, of 17.2."""
-    run = open_trace(DATA / "seqpar-gloo4-slow2")
+    run = open_real(DATA / "seqpar-gloo4-slow2")
     result = ask(run)
     top = result.rows[0]
     assert (top["rank"], top["cause"], top["last_count"]) == (2, "compute", 6)

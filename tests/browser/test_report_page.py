@@ -124,7 +124,8 @@ def test_tooltips_tell_the_figures(browser: Any, slow2: Path) -> None:
     opened = Opened(browser, slow2)
     opened.page.locator("#heatmap svg.chart > rect").nth(4).hover()  # behind the four of the legend: rank 0
     tip = opened.page.locator("#tip")
-    assert tip.is_visible() and tip.inner_text().startswith("rank 0\n") and "%" in tip.inner_text()
+    tip.wait_for(state="visible")
+    assert tip.inner_text().startswith("rank 0\n") and "%" in tip.inner_text()
     opened.check()
 
 
