@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,19 @@ def open_real(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], Run]
         return opened[path]
 
     return open_run
+
+
+@pytest.fixture(scope="module")  # playwright keeps an event loop running, which other tests must not meet
+def chromium() -> Iterator[Any]:
+    """A real browser (Debian's, installed by tests/browser/install-chromium.sh), driven by playwright."""
+    api = pytest.importorskip("playwright.sync_api", reason="needs playwright (pip install 'rankscope[dev]')")
+    program = shutil.which("chromium") or shutil.which("google-chrome")
+    if program is None:
+        pytest.skip("needs chromium (tests/browser/install-chromium.sh)")
+    with api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
+        yield browser
+        browser.close()
 
 
 def slice_event(name: str, ts: float, dur: float, *, cat: str = "cpu_op", **fields: Any) -> dict[str, Any]:

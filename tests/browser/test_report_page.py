@@ -5,8 +5,7 @@ Debian's chromium, driven by playwright; tests/browser/install-chromium.sh insta
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,28 +17,14 @@ from rankscope.store.run import Run
 from rankscope.views.report.content import Request, build
 from rankscope.views.report.page import html_page
 
-CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
-sync_api = pytest.importorskip(
-    "playwright.sync_api", reason="needs playwright (pip install 'rankscope[dev]')"
-)
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs chromium (tests/browser/install-chromium.sh)")
-
 WIDE, PHONE = {"width": 1100, "height": 800}, {"width": 390, "height": 844}
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with sync_api.sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield chromium
-        chromium.close()
 
 
 class Opened:
     """A page that keeps count of what it asks for and what it complains about."""
 
-    def __init__(self, browser: Any, path: Path, **how: Any) -> None:
-        self.context = browser.new_context(**{"viewport": WIDE, **how})
+    def __init__(self, chromium: Any, path: Path, **how: Any) -> None:
+        self.context = chromium.new_context(**{"viewport": WIDE, **how})
         self.page = self.context.new_page()
         self.requests: list[str] = []
         self.complaints: list[str] = []
@@ -73,10 +58,10 @@ def slow2(open_real: Callable[[Path], Run], tmp_path_factory: pytest.TempPathFac
     )
 
 
-def test_light_dark_phone_and_paper(browser: Any, slow2: Path) -> None:
-    light = Opened(browser, slow2)
-    dark = Opened(browser, slow2, color_scheme="dark")
-    phone = Opened(browser, slow2, viewport=PHONE)
+def test_light_dark_phone_and_paper(chromium: Any, slow2: Path) -> None:
+    light = Opened(chromium, slow2)
+    dark = Opened(chromium, slow2, color_scheme="dark")
+    phone = Opened(chromium, slow2, viewport=PHONE)
     for opened in (light, dark, phone):
         opened.check()
     assert light.background() == "rgb(255, 255, 255)" and dark.background() == "rgb(14, 17, 22)"
@@ -94,8 +79,8 @@ def test_light_dark_phone_and_paper(browser: Any, slow2: Path) -> None:
     dark.check()
 
 
-def test_tables_sort_with_the_keyboard_and_copy(browser: Any, slow2: Path) -> None:
-    opened = Opened(browser, slow2, permissions=["clipboard-read", "clipboard-write"])
+def test_tables_sort_with_the_keyboard_and_copy(chromium: Any, slow2: Path) -> None:
+    opened = Opened(chromium, slow2, permissions=["clipboard-read", "clipboard-write"])
     page = opened.page
     page.eval_on_selector("#breakdown details", "details => { details.open = true }")
     header = page.locator("#table-breakdown th", has_text="Compute")
@@ -120,8 +105,8 @@ def test_tables_sort_with_the_keyboard_and_copy(browser: Any, slow2: Path) -> No
     opened.check()
 
 
-def test_tooltips_tell_the_figures(browser: Any, slow2: Path) -> None:
-    opened = Opened(browser, slow2)
+def test_tooltips_tell_the_figures(chromium: Any, slow2: Path) -> None:
+    opened = Opened(chromium, slow2)
     opened.page.locator("#heatmap svg.chart > rect").nth(4).hover()  # behind the four of the legend: rank 0
     tip = opened.page.locator("#tip")
     tip.wait_for(state="visible")
@@ -129,11 +114,11 @@ def test_tooltips_tell_the_figures(browser: Any, slow2: Path) -> None:
     opened.check()
 
 
-def test_a_name_with_a_script_stays_text(browser: Any, tmp_path: Path) -> None:
+def test_a_name_with_a_script_stays_text(chromium: Any, tmp_path: Path) -> None:
     evil = "</title></style><script>document.title='owned';alert(1)</script><img src=http://x.invalid/ onerror=alert()>"
     events = [kernel_event(evil, 10, 5, 1), slice_event(evil, 0, 100)]
     run = open_trace(write_kineto(tmp_path / "rank-0.json", events))
-    opened = Opened(browser, write_report(run, tmp_path / "evil.html", name=evil))
+    opened = Opened(chromium, write_report(run, tmp_path / "evil.html", name=evil))
     opened.check()
     assert opened.page.title() != "owned" and opened.page.locator("img").count() == 0
     assert "document.title='owned'" in opened.page.locator("#kernels").inner_text()
@@ -154,9 +139,9 @@ def test_a_name_with_a_script_stays_text(browser: Any, tmp_path: Path) -> None:
     ],
 )
 def test_every_dataset(
-    name: str, browser: Any, shared: Path, open_real: Callable[[Path], Run], tmp_path: Path
+    name: str, chromium: Any, shared: Path, open_real: Callable[[Path], Run], tmp_path: Path
 ) -> None:
     path = write_report(open_real(shared / name), tmp_path / "report.html", name)
     assert path.stat().st_size < 3_000_000
     for how in ({}, {"viewport": PHONE, "color_scheme": "dark"}):
-        Opened(browser, path, **how).check()
+        Opened(chromium, path, **how).check()

@@ -84,21 +84,6 @@ def slow2(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Viewer]:
     stop(viewer)
 
 
-CHROMIUM = Path("/usr/bin/chromium")
-
-
-@pytest.fixture(scope="session")
-def chromium() -> Iterator[Any]:
-    """Debian's own browser, driven by playwright."""
-    api = pytest.importorskip("playwright.sync_api", reason="needs playwright (pip install playwright)")
-    if not CHROMIUM.exists():
-        pytest.skip("needs Debian's chromium (apt-get install chromium)")
-    with api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=str(CHROMIUM), args=["--no-sandbox"])
-        yield browser
-        browser.close()
-
-
 @dataclass
 class Screen:
     """One page, and what went wrong on it."""

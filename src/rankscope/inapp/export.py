@@ -31,6 +31,8 @@ STAGGER_S = 0.25
 STAGGER_TURNS = 16
 # After SIGTERM a job has some seconds (PBS 10, Slurm and torchrun 30) until SIGKILL.
 GRACE_S = 5.0
+# Once torch has closed the file, its process has nothing left to do.
+SAVER_END_S = 2.0
 
 Outcome = dict[str, Any]
 
@@ -111,15 +113,15 @@ def _child(order: ExportOrder, result_end: int, hurry_end: int) -> None:
 
 
 def _keep_only(kept: set[int]) -> None:
-    """Close the job's files and sockets: peers must see a dead rank as dead while its trace is written."""
+    """Close the job's files and sockets: peers must see a dead rank as dead while its trace is written.
+
+    Their numbers stay taken. libuv, under torch's TCPStore, closes in every forked process the numbers that its
+    own pipe once had: those must never be ours.
+    """
     nothing = os.open(os.devnull, os.O_RDWR)
-    os.dup2(nothing, 0)
-    os.dup2(nothing, 1)
-    for entry in list(Path("/proc/self/fd").iterdir()):
-        number = int(entry.name)
-        if number > 2 and number not in kept:
-            with contextlib.suppress(OSError):  # the listing's own descriptor is gone by now
-                os.close(number)
+    last = max(int(entry.name) for entry in Path("/proc/self/fd").iterdir())
+    for number in {*range(last + 1)} - kept - {2}:
+        os.dup2(nothing, number)
 
 
 def _quiet_signals() -> list[float]:
@@ -142,6 +144,8 @@ def _export(order: ExportOrder, terminated: list[float]) -> Outcome:
             compress = order.target.suffix == ".gz"
             stream = TraceStream(_writer(file.fileno()), order.max_size, compress=compress)
             why = _stream_save(order, stream, terminated)
+            if not stream.received and not terminated:
+                why = _stream_save(order, stream, terminated)  # once more: a recording cannot be made again
             os.fsync(file.fileno())
         if stream.raw_bytes == 0:
             part.unlink(missing_ok=True)
@@ -179,18 +183,38 @@ def _stream_save(order: ExportOrder, stream: TraceStream, terminated: list[float
         os.close(source)
         _save_into(order, Path(folder), sink)
     os.close(sink)
+    why: str | None = "the export was interrupted"
     try:
         why = _compress(order, source, stream, terminated)
     finally:
         os.close(source)
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(saver, signal.SIGKILL)
-        os.waitpid(saver, 0)
+        status = _end(saver, 0 if why else SAVER_END_S)
         shutil.rmtree(folder, ignore_errors=True)
+    if why is None and not stream.received:
+        return f"torch's export wrote nothing{_how_it_ended(status)}"
+    if why is None and not stream.finish():
+        return f"torch's export broke off{_how_it_ended(status)}"
     return why
 
 
+def _end(process: int, seconds: float) -> int:
+    """Wait so long for its own end, then end it. Returns its status."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        ended, status = os.waitpid(process, os.WNOHANG)
+        if ended:
+            return status
+        time.sleep(0.01)
+    os.kill(process, signal.SIGKILL)
+    return os.waitpid(process, 0)[1]
+
+
+def _how_it_ended(status: int) -> str:
+    return f" (ended by {signal.Signals(os.WTERMSIG(status)).name})" if os.WIFSIGNALED(status) else ""
+
+
 def _compress(order: ExportOrder, source: int, stream: TraceStream, terminated: list[float]) -> str | None:
+    """Up to the end of what torch writes. Returns why it was left before that."""
     while True:
         why = None
         if stream.full:
@@ -204,11 +228,8 @@ def _compress(order: ExportOrder, source: int, stream: TraceStream, terminated: 
             continue
         data = os.read(source, 1 << 20)
         if not data:
-            break
+            return None
         stream.feed(data)
-    if not stream.received:
-        return "torch could not save the trace"
-    return None if stream.finish() else "torch's export broke off"
 
 
 def _save_into(order: ExportOrder, folder: Path, sink: int) -> None:
