@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 """Of the store on disk; a store of another version is read again from the raw files."""
 
 GPU_CATEGORIES = ("kernel", "gpu_memcpy", "gpu_memset")
@@ -34,6 +34,29 @@ SYNC_CALL_PATTERN = (
 
 DATALOADER_PATTERN = r"(?i)dataloader"
 """Annotations in which the training loop waits for its next batch."""
+
+COMPUTING_OPS = (
+    *(f"aten::{name}" for name in (
+        "mm", "bmm", "matmul", "_scaled_mm", "_int_mm", "addmm", "baddbmm", "_addmm_activation",
+        "linear", "mkldnn_linear", "_mkldnn_linear",
+        "convolution", "_convolution", "cudnn_convolution", "mkldnn_convolution", "miopen_convolution",
+        "convolution_backward",
+        "scaled_dot_product_attention", "_scaled_dot_product_flash_attention",
+        "_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_efficient_attention",
+        "_scaled_dot_product_cudnn_attention", "_scaled_dot_product_flash_attention_backward",
+        "_scaled_dot_product_flash_attention_for_cpu_backward",
+        "_scaled_dot_product_efficient_attention_backward", "_scaled_dot_product_cudnn_attention_backward",
+    )),
+    "flash_attn::_flash_attn_forward",
+    "flash_attn::_flash_attn_backward",
+)  # fmt: skip
+"""Ops whose work can be told from the shapes of their inputs (analysis/flops.py has the formulas)."""
+
+SHAPE_ARGS = ("Input Dims", "Input type", "Concrete Inputs", "flops", "Flops")
+"""The arguments of such an op that tell it."""
+
+ALLOCATING_OP_PATTERN = r"^aten::(?:empty|new_|resize|set_|zeros|ones|full|clone|contiguous|to$|_to_copy)"
+"""Ops that only get memory for others: the one that asked for it is the one to name."""
 
 WAITING_PATTERN = r"(?i)work[:.]+wait|barrier|dataloader.*__next__"
 """Host events that wait for somebody else: not work of their own."""
@@ -81,6 +104,11 @@ EVENTS = Table(
         Field("bytes", "BIGINT", "args.bytes of copies and fills"),
         Field("collective", "VARCHAR", "args.Collective name"),
         Field("memory", "STRUCT", "the arguments of a [memory] event as numbers"),
+        Field(
+            "shapes",
+            "VARCHAR[]",
+            "of ops whose work can be told: Input Dims, Input type, Concrete Inputs, flops",
+        ),
     ),
 )
 
@@ -111,6 +139,37 @@ SLICES = Table(
         Field("stream", "BIGINT", "device activity: the stream"),
         Field("bytes", "BIGINT", "copies and fills: how much"),
         Field("collective", "VARCHAR", "kind of collective, from the metadata"),
+        Field("device_ns", "BIGINT", "ops: device activity launched by it, and by no op inside it"),
+        Field("total_device_ns", "BIGINT", "ops: device activity launched by it or by an op inside it"),
+    ),
+)
+
+GPU = Table(
+    "gpu",
+    "Device activity: the slices of kernels, copies and fills, with what launched them.",
+    (
+        *(field for field in SLICES.fields if not field.name.endswith("device_ns")),
+        Field("launch_ns", "BIGINT", "start of the runtime call that launched it, from the run's start"),
+        Field("launch_dur_ns", "BIGINT", "duration of that call"),
+        Field("launch_track", "INTEGER", "where that call ran"),
+        Field("op_name", "VARCHAR", "name of the op that launched it"),
+        Field("op_ns", "BIGINT", "start of that op, from the run's start"),
+        Field("op_track", "INTEGER", "where that op ran"),
+        Field("line", "VARCHAR", "the line of Python that launched it, the user's own if any (with_stack)"),
+    ),
+)
+
+COMPUTING = Table(
+    "computing_ops",
+    "Ops whose work can be told from the shapes of their inputs: products, convolutions, attention.",
+    (
+        Field("id", "BIGINT", "its slice"),
+        Field("track", "INTEGER", "where it ran"),
+        Field("start_ns", "BIGINT", "from the run's start"),
+        Field("dur_ns", "BIGINT", "duration"),
+        Field("name", "VARCHAR", ""),
+        Field("step", "INTEGER", "number of its step"),
+        Field("shapes", "VARCHAR[]", "Input Dims, Input type, Concrete Inputs, flops, as written"),
     ),
 )
 
@@ -130,6 +189,11 @@ INSTANTS = Table(
         Field("device_type", "INTEGER", "[memory]: 0 is the CPU, 1 CUDA"),
         Field("device", "INTEGER", "[memory]: which device"),
         Field("address", "BIGINT", "[memory]: address of the block"),
+        Field(
+            "op",
+            "BIGINT",
+            "[memory]: id of the op that asked for it: the innermost that does more than allocate",
+        ),
     ),
 )
 
@@ -338,7 +402,7 @@ FLIGHT_GROUPS = Table(
     ),
 )
 
-TABLES = (SLICES, EVENTS, INSTANTS, COUNTERS, LINKS, TRACKS, STEPS, COLLECTIVES)
+TABLES = (SLICES, GPU, COMPUTING, EVENTS, INSTANTS, COUNTERS, LINKS, TRACKS, STEPS, COLLECTIVES)
 """Every segment has them."""
 
 FURTHER_TABLES = (
@@ -356,6 +420,18 @@ TIMELINE_FORMATS = ("kineto", "nsys")
 """Files that record the whole rank, first choice first: figures of a rank come from one of them, never from both."""
 
 TIMES = frozenset(
-    {"start_ns", "ts_ns", "source_ns", "target_ns", "created_ns", "started_ns", "completed_ns", "call_ns"}
+    f"{moment}_ns"
+    for moment in (
+        "start",
+        "ts",
+        "source",
+        "target",
+        "created",
+        "started",
+        "completed",
+        "call",
+        "launch",
+        "op",
+    )
 )
 """Columns that are points in time: views add the distance from the run's start."""

@@ -22,6 +22,7 @@ from rankscope.analysis.tensor_cores import on_tensor_cores
 from rankscope.bench.synthetic import Plan, write
 from rankscope.devices import Ceilings, find_device
 from rankscope.errors import UsageError
+from rankscope.model import COMPUTING_OPS
 from rankscope.store.ingest import ingest
 from rankscope.store.run import Run
 
@@ -386,3 +387,7 @@ def test_points_that_ncu_measured_stand_beside_those_from_shapes(shared: Path, o
     assert min(abs(row["flops"] / (2 * 8192 * 1024 * 4096) - 1) for row in result.rows) < 0.01
     assert all(row["pct_of_roof"] == pytest.approx(100 * row["flop_s"] / 989e12) for row in result.rows)
     assert any("roof of NVIDIA H200" in note for note in result.notes)
+
+
+def test_the_store_keeps_the_shapes_of_every_op_that_has_a_formula() -> None:
+    assert set(FORMULAS) == set(COMPUTING_OPS)

@@ -5,6 +5,8 @@ A new one is one function here and one line below.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from rankscope.analysis.allocators import allocators
 from rankscope.analysis.breakdown import breakdown
 from rankscope.analysis.bubbles import bubbles
@@ -21,6 +23,7 @@ from rankscope.analysis.gaps import gaps
 from rankscope.analysis.idle import idle
 from rankscope.analysis.launches import launches
 from rankscope.analysis.layout import groups, layout
+from rankscope.analysis.memo import once_per_run
 from rankscope.analysis.memory import memory
 from rankscope.analysis.mfu import mfu
 from rankscope.analysis.ncu import ncu
@@ -39,7 +42,7 @@ __all__ = ["REPORTS", "Report"]
 
 
 REPORTS = {
-    report.name: report
+    report.name: replace(report, analyse=once_per_run(report.analyse))  # the summary asks most of them, too
     for report in (
         Report("summary", "What does a step take, what is it made of, what was found?", summary),
         Report("findings", "What costs most, and what can be done about it?", findings),

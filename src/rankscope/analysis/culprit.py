@@ -161,9 +161,8 @@ def _marked(run: Run, window: Scope, rank: int, top: _Extra, steps: int) -> _Ext
     rows = run.rows(
         f"""
         WITH launched AS (
-            SELECT g.segment, l.track, l.start_ns AS at, g.dur_ns FROM gpu g
-            JOIN slices l ON l.rank = g.rank AND l.segment = g.segment AND l.id = g.launch
-            WHERE g.rank = {rank} AND g.name = ? AND {window.where("g")}
+            SELECT g.segment, g.launch_track AS track, g.launch_ns AS at, g.dur_ns FROM gpu g
+            WHERE g.launch IS NOT NULL AND g.rank = {rank} AND g.name = ? AND {window.where("g")}
         ), around AS (
             SELECT k.segment, k.at, k.dur_ns, arg_max(a.name, a.start_ns) AS name
             FROM launched k JOIN slices a ON a.rank = {rank} AND a.segment = k.segment AND a.track = k.track

@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from rankscope.analysis.events import COMM, COMPUTE, COPY, NO_STEP
 from rankscope.analysis.intervals import Ints
 from rankscope.analysis.scope import Scope
-from rankscope.model import GPU_CATEGORIES, LAUNCH_CATEGORIES
 from rankscope.store.run import Run
 from rankscope.store.workspace import sql_text
 
@@ -163,33 +162,20 @@ def _prepared(run: Run) -> _Known:
 
 def _load(run: Run, ranks: list[int]) -> dict[int, DeviceEvents]:
     classes = " ".join(f"WHEN '{name}' THEN {number}" for name, number in _CLASSES.items())
-    # Spelt out each time: a common table would be written down with all its columns.
-    own = f"rank IN ({', '.join(map(str, ranks))})"
-    line, lines = f"{UNKNOWN}::BIGINT", ""
-    if run.rows(f"SELECT 1 FROM slices WHERE {own} AND category = 'python_function' LIMIT 1"):
-        line = f"coalesce(pt.code, {UNKNOWN})"
-        lines = (
-            f"LEFT JOIN (SELECT rank, segment, id, name FROM slices WHERE {own} AND category = 'python_function') p "
-            "ON p.rank = g.rank AND p.segment = g.segment AND p.id = g.python "
-            "LEFT JOIN device_texts pt ON pt.name = p.name"
-        )
     columns = run.arrays(f"""
         SELECT g.rank::BIGINT AS rank, g.start_ns AS start, g.start_ns + greatest(g.dur_ns, 0) AS end,
                CASE w.class {classes} END::BIGINT AS kind, w.code AS work,
                coalesce(g.step, {NO_STEP})::BIGINT AS step, coalesce(g.device, {UNKNOWN})::BIGINT AS device,
-               coalesce(g.stream, {UNKNOWN}) AS stream, coalesce(l.start_ns, {UNKNOWN}) AS launch_start,
-               coalesce(l.start_ns + greatest(l.dur_ns, 0), {UNKNOWN}) AS launch_end,
-               coalesce(l.track, {UNKNOWN})::BIGINT AS launch_track,
-               coalesce(ot.code, {UNKNOWN}) AS op, {line} AS line
-        FROM (FROM slices WHERE {own} AND category IN ({sql_names(GPU_CATEGORIES)})) g
+               coalesce(g.stream, {UNKNOWN}) AS stream, coalesce(g.launch_ns, {UNKNOWN}) AS launch_start,
+               coalesce(g.launch_ns + greatest(g.launch_dur_ns, 0), {UNKNOWN}) AS launch_end,
+               coalesce(g.launch_track, {UNKNOWN})::BIGINT AS launch_track,
+               coalesce(o.code, {UNKNOWN}) AS op, coalesce(l.code, {UNKNOWN}) AS line
+        FROM gpu g
         JOIN device_works w ON w.name = g.name AND w.category = g.category
              AND w.collective = (g.collective IS NOT NULL)
-        LEFT JOIN (FROM slices WHERE {own} AND category IN ({sql_names(LAUNCH_CATEGORIES)})) l
-             ON l.rank = g.rank AND l.segment = g.segment AND l.id = g.launch
-        LEFT JOIN (SELECT rank, segment, id, name FROM slices WHERE {own} AND category = 'cpu_op') o
-             ON o.rank = g.rank AND o.segment = g.segment AND o.id = g.op
-        LEFT JOIN device_texts ot ON ot.name = o.name
-        {lines}
+        LEFT JOIN device_texts o ON o.name = g.op_name
+        LEFT JOIN device_texts l ON l.name = g.line
+        WHERE g.rank IN ({", ".join(map(str, ranks))})
     """)
     order = np.lexsort((columns["launch_start"], columns["start"], columns["rank"]))
     bounds = np.searchsorted(columns["rank"][order], [*ranks, max(ranks) + 1])

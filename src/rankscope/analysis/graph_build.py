@@ -81,14 +81,11 @@ def _device_columns(run: Run, scope: Scope) -> dict[str, Any]:
                g.start_ns AS start, g.start_ns + greatest(g.dur_ns, 0) AS stop,
                coalesce(g.step, {NONE})::BIGINT AS step,
                CASE g.class WHEN 'COMPUTE' THEN 0 WHEN 'COMM' THEN 1 ELSE 2 END::BIGINT AS kind, n.code AS name,
-               coalesce(l.start_ns, {NONE}) AS launch_start,
-               coalesce(l.start_ns + greatest(l.dur_ns, 0), {NONE}) AS launch_stop,
-               coalesce(g.launch, {NONE}) AS launch, coalesce(l.track, {NONE})::BIGINT AS launch_track,
+               coalesce(g.launch_ns, {NONE}) AS launch_start,
+               coalesce(g.launch_ns + greatest(g.launch_dur_ns, 0), {NONE}) AS launch_stop,
+               coalesce(g.launch, {NONE}) AS launch, coalesce(g.launch_track, {NONE})::BIGINT AS launch_track,
                coalesce(o.code, n.code) AS op
-        FROM gpu g JOIN graph_names n ON n.name = g.name
-        LEFT JOIN slices l ON l.rank = g.rank AND l.segment = g.segment AND l.id = g.launch
-        LEFT JOIN slices s ON s.rank = g.rank AND s.segment = g.segment AND s.id = g.op
-        LEFT JOIN graph_names o ON o.name = s.name
+        FROM gpu g JOIN graph_names n ON n.name = g.name LEFT JOIN graph_names o ON o.name = g.op_name
         WHERE {scope.where("g")} ORDER BY g.rank, g.start_ns, g.id
     """)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rankscope.analysis.memo import once_per_run
 from rankscope.analysis.scope import Scope
 from rankscope.store.run import Run
 
@@ -14,8 +15,13 @@ WITH_STACK = "with_stack=True records them (rankscope profile --with-stack)"
 
 def left_out(run: Run, scope: Scope) -> list[str]:
     """Events that no table can show, over the ranks in scope."""
+    return list(_left_out(run, scope.only_ranks()))
+
+
+@once_per_run
+def _left_out(run: Run, scope: Scope) -> list[str]:
     lost, misplaced = run.rows(
-        f"SELECT sum(lost), sum(misplaced) FROM segments WHERE used AND {scope.only_ranks().where()}"
+        f"SELECT sum(lost), sum(misplaced) FROM segments WHERE used AND {scope.where()}"
     )[0]
     notes = []
     if lost:
@@ -28,9 +34,7 @@ def left_out(run: Run, scope: Scope) -> list[str]:
         notes.append(
             f"left out: {files}: another tool's file of the same rank is used (--prefer changes that)"
         )
-    inferred = run.rows(
-        f"SELECT DISTINCT source FROM steps WHERE source <> 'profiler' AND {scope.only_ranks().where()}"
-    )
+    inferred = run.rows(f"SELECT DISTINCT source FROM steps WHERE source <> 'profiler' AND {scope.where()}")
     if inferred:
         ways = {"optimizer": "optimizer steps", "annotation": "numbered annotations"}
         notes.append(

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rankscope.analysis.events import NO_STEP
-from rankscope.analysis.flops import FORMULAS, Work, work_of
+from rankscope.analysis.flops import Work, work_of
 from rankscope.analysis.grouping import distinct
 from rankscope.analysis.intervals import Ints
 from rankscope.analysis.memo import once_per_run
@@ -107,29 +107,18 @@ def op_work(run: Run, scope: Scope) -> OpWork:
 
 def _candidates(run: Run, scope: Scope) -> dict[str, Any]:
     """Ops that have a formula, in order of file, track and time, the outer before the inner."""
-    names = ", ".join(f"'{name}'" for name in FORMULAS)
-    keys = ", ".join(
-        f"'$.\"{key}\"'" for key in ("Input Dims", "Input type", "Concrete Inputs", "flops", "Flops")
-    )
-    run.connection.execute(f"""
-        CREATE OR REPLACE TEMP TABLE shaped_ops AS
-        SELECT s.rank, s.segment, s.id, s.track, s.step, s.start_ns, s.dur_ns, s.name,
-               json_extract_string(e.args, [{keys}]) AS shaped
-        FROM slices s JOIN events e ON e.rank = s.rank AND e.segment = s.segment AND e.id = s.id
-        WHERE s.category = 'cpu_op' AND s.name IN ({names}) AND e.name IN ({names}) AND {scope.where("s")}
-        AND {scope.only_ranks().where("e")} -- or the arguments of every rank are read
-    """)
     run.connection.execute(
-        "CREATE OR REPLACE TEMP TABLE op_signatures AS SELECT row_number() OVER (ORDER BY name, shaped) - 1 AS code, "
-        "name, shaped FROM (SELECT DISTINCT name, shaped FROM shaped_ops)"
+        "CREATE OR REPLACE TEMP TABLE op_signatures AS SELECT row_number() OVER (ORDER BY name, shapes) - 1 AS code, "
+        f"name, shapes FROM (SELECT DISTINCT name, shapes FROM computing_ops WHERE {scope.where()})"
     )
     return run.arrays(f"""
         SELECT (f.rowid << 40) | o.id AS number, (f.rowid << 24) | o.track AS place, o.rank::BIGINT AS rank,
                coalesce(o.step, {NO_STEP})::BIGINT AS step, o.start_ns AS start,
                o.start_ns + greatest(o.dur_ns, 0) AS end, g.code AS signature
-        FROM shaped_ops o
+        FROM computing_ops o
         JOIN segments f ON f.rank = o.rank AND f.segment = o.segment
-        JOIN op_signatures g ON g.name = o.name AND g.shaped IS NOT DISTINCT FROM o.shaped
+        JOIN op_signatures g ON g.name = o.name AND g.shapes IS NOT DISTINCT FROM o.shapes
+        WHERE {scope.where("o")}
         ORDER BY place, start, "end" DESC, number
     """)
 
@@ -137,8 +126,8 @@ def _candidates(run: Run, scope: Scope) -> dict[str, Any]:
 def _signatures(run: Run) -> tuple[list[str], list[str], list[Work | None]]:
     """Of every distinct op and arguments: name, shape, work."""
     names, shapes, works = [], [], []
-    for name, shaped in run.rows("SELECT name, shaped FROM op_signatures ORDER BY code"):
-        dims, types, concrete, flops, more_flops = shaped or [None] * 5
+    for name, arguments in run.rows("SELECT name, shapes FROM op_signatures ORDER BY code"):
+        dims, types, concrete, flops, more_flops = arguments
         work = work_of(name, dims, types, concrete)
         own = _number(flops or more_flops)
         if work is None and own:
@@ -171,14 +160,12 @@ def _launched(run: Run, scope: Scope) -> tuple[list[str], dict[str, Any]]:
         f"FROM (SELECT DISTINCT name FROM gpu WHERE {scope.only_ranks().where()})"
     )
     launched = run.arrays(f"""
-        SELECT (f.rowid << 24) | o.track AS place, o.start_ns AS at, greatest(g.dur_ns, 0) AS dur, n.code AS name,
+        SELECT (f.rowid << 24) | g.op_track AS place, g.op_ns AS at, greatest(g.dur_ns, 0) AS dur, n.code AS name,
                (g.category = 'kernel')::BIGINT AS is_kernel
         FROM gpu g
-        JOIN (SELECT rank, segment, id, track, start_ns FROM slices WHERE category = 'cpu_op') o
-        ON o.rank = g.rank AND o.segment = g.segment AND o.id = g.op
         JOIN segments f ON f.rank = g.rank AND f.segment = g.segment
         JOIN gpu_names n ON n.name = g.name
-        WHERE {scope.only_ranks().where("g")} AND {scope.only_ranks().where("o")}
+        WHERE g.op IS NOT NULL AND {scope.only_ranks().where("g")}
     """)
     return [name for (name,) in run.rows("SELECT name FROM gpu_names ORDER BY code")], launched
 

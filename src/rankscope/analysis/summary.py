@@ -5,11 +5,8 @@ from __future__ import annotations
 from statistics import median
 from typing import Any
 
-from rankscope.analysis.breakdown import breakdown
 from rankscope.analysis.ceilings import device_names
 from rankscope.analysis.collected import NOTHING_FOUND, collect
-from rankscope.analysis.memory import memory
-from rankscope.analysis.mfu import mfu
 from rankscope.analysis.periods import periods
 from rankscope.analysis.result import Column, Result
 from rankscope.analysis.scope import Scope
@@ -41,11 +38,15 @@ _PARTS = ("compute", "exposed_comm", "exposed_copy", "idle")
 
 def summary(run: Run, scope: Scope, by: str | None = None) -> Result:
     """One row a rank; the title is the verdict."""
-    broken = breakdown(run, scope)
+    from rankscope.analysis import REPORTS  # they list this report too
+
+    broken, used_of, memory = (
+        REPORTS[name].analyse(run, scope, None) for name in ("breakdown", "mfu", "memory")
+    )
     parts = {row["rank"]: row for row in broken.rows if row["step"] is None}
-    used = {row["rank"]: row["mfu_pct"] for row in mfu(run, scope).rows if row["step"] is None}
+    used = {row["rank"]: row["mfu_pct"] for row in used_of.rows if row["step"] is None}
     peak: dict[int, int] = {}
-    for row in memory(run, scope).rows:
+    for row in memory.rows:
         if row["device"] != "CPU" and row["peak_allocated_bytes"] is not None:
             peak[row["rank"]] = max(peak.get(row["rank"], 0), row["peak_allocated_bytes"])
     times: dict[int, list[int]] = {}

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from rankscope.errors import NotATraceError
-from rankscope.model import Table
+from rankscope.model import COMPUTING_OPS, SHAPE_ARGS, Table
 from rankscope.readers import json_layout
 from rankscope.readers.base import Batch, ReadReport, TraceIdentity, rank_from_name
 from rankscope.readers.byte_stream import is_gzip, open_stream, read_head
@@ -58,7 +58,8 @@ SELECT coalesce(ph, '') AS ph, coalesce(cat, '') AS category, coalesce(name, '')
                 CASE WHEN cat = 'cpu_op' THEN TRY_CAST(args->>'External id' AS BIGINT) END) AS external_id,
        typed.device AS device,
        typed.stream AS stream, typed.bytes AS bytes, typed."Collective name" AS collective,
-       CASE WHEN name = '[memory]' THEN json_transform(args, '{memory}') END AS memory
+       CASE WHEN name = '[memory]' THEN json_transform(args, '{memory}') END AS memory,
+       CASE WHEN cat = 'cpu_op' AND name IN {computing} THEN json_extract_string(args, {shapes}) END AS shapes
 FROM (SELECT *,
              CASE WHEN cat IS NULL OR cat NOT IN {untyped} OR name = 'record_param_comms'
                   THEN json_transform(args, '{typed}') END AS typed,
@@ -116,6 +117,8 @@ class JsonBatch:
             typed=json.dumps(_TYPED_ARGS),
             untyped=_WITHOUT_TYPED_ARGS,
             memory=json.dumps(MEMORY_ARGS),
+            computing=COMPUTING_OPS,
+            shapes=[f'$."{name}"' for name in SHAPE_ARGS],
             time=time[1],
             path=self._file.write_array(content),
             columns="{" + ", ".join(f"{name}: '{kind}'" for name, kind in columns.items()) + "}",

@@ -34,6 +34,7 @@ _EMPTY = {
     "bytes": "NULL::BIGINT",
     "collective": "NULL::VARCHAR",
     "memory": f"NULL::{MEMORY_TYPE}",
+    "shapes": "NULL::VARCHAR[]",
 }
 ON_DEVICE = {
     "pid": "r.device::VARCHAR",

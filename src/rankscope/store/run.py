@@ -18,11 +18,12 @@ from rankscope.errors import QueryError, StoreError
 from rankscope.model import (
     COLLECTIVE_NAME_PATTERN,
     COLLECTIVES,
+    COMPUTING,
     COPY_CATEGORIES,
     COUNTERS,
     EVENTS,
     FURTHER_TABLES,
-    GPU_CATEGORIES,
+    GPU,
     INSTANTS,
     LINKS,
     SLICES,
@@ -70,15 +71,12 @@ SEGMENTS = Table(
     ),
 )
 
-GPU = Table(
-    "gpu",
-    "Device activity: the slices of kernels, copies and fills, each with its class.",
-    (*SLICES.fields, Field("class", "VARCHAR", "COMPUTE, COMM or COPY")),
-)
+CLASSED_GPU = Table(GPU.name, GPU.help, (*GPU.fields, Field("class", "VARCHAR", "COMPUTE, COMM or COPY")))
 
 VIEWS = (
     SLICES,
-    GPU,
+    CLASSED_GPU,
+    COMPUTING,
     EVENTS,
     INSTANTS,
     COUNTERS,
@@ -197,11 +195,14 @@ class Run:
 
         connection = duckdb.connect()
         self._create_segments(connection)
-        for table in TABLES:
-            self._create_view(connection, table, self._files(table))
-        for table in FURTHER_TABLES:
-            self._create_view(connection, table, self._found(f"{table.name}.parquet"))
-        self._create_gpu(connection)
+        sources = {table: self._files(table) for table in TABLES}
+        sources |= {table: self._found(f"{table.name}.parquet") for table in FURTHER_TABLES}
+        for table, files in sources.items():
+            rows = self._rows_of(table, files)
+            if table is GPU:  # its view needs a temporary table
+                connection.execute(f"CREATE TEMP VIEW gpu AS {self._classed(rows, connection)}")
+            else:
+                connection.execute(f"CREATE VIEW {table.name} AS {rows}")
         return connection
 
     @cached_property
@@ -316,11 +317,11 @@ class Run:
     def _found(self, pattern: str) -> list[Path]:
         return [file for entry in self._used for file in sorted((self.store / entry.folder).glob(pattern))]
 
-    def _create_view(self, connection: duckdb.DuckDBPyConnection, table: Table, paths: list[Path]) -> None:
+    def _rows_of(self, table: Table, paths: list[Path]) -> str:
+        """A SELECT of a table's rows in some files, times counted from the run's start."""
         if not paths:
             nothing = ", ".join(f"NULL::{f.type} AS {f.name}" for f in (*KEY_FIELDS, *table.fields))
-            connection.execute(f"CREATE VIEW {table.name} AS SELECT {nothing} WHERE false")
-            return
+            return f"SELECT {nothing} WHERE false"
         files = ", ".join(sql_text(file) for file in paths)
         partitions = "'rank': INTEGER, 'segment': INTEGER" + (", 'part': BIGINT" if table is EVENTS else "")
         source = f"read_parquet([{files}], hive_partitioning=true, hive_types={{{partitions}}}"
@@ -331,26 +332,25 @@ class Run:
         if table is EVENTS:
             source += ", file_row_number=true"
             columns = f"{EVENT_ID} AS id, {columns}"
-        connection.execute(
-            f"CREATE VIEW {table.name} AS SELECT p.rank, p.segment, {columns} FROM {source}) p "
+        return (
+            f"SELECT p.rank, p.segment, {columns} FROM {source}) p "
             "JOIN segments s ON s.rank = p.rank AND s.segment = p.segment"
         )
 
-    def _create_gpu(self, connection: duckdb.DuckDBPyConnection) -> None:
-        """Classes are decided once a name and once a run, not once a kernel or a question."""
+    def _classed(self, rows: str, connection: duckdb.DuckDBPyConnection) -> str:
+        """Device activity with its classes, which are decided once a name and once a run, not once a question."""
         communicates = " OR ".join(
             f"regexp_matches(name, {sql_text(pattern)})" for pattern in self.comm_patterns
         )
-        gpu = ", ".join(map(sql_text, GPU_CATEGORIES))
         copies = ", ".join(map(sql_text, COPY_CATEGORIES))
         connection.execute(
             f"CREATE TEMP TABLE classes_of_names AS SELECT name, {communicates} AS communicates "
-            f"FROM (SELECT DISTINCT name FROM slices WHERE category IN ({gpu}))"
+            f"FROM (SELECT DISTINCT name FROM ({rows}))"
         )
-        connection.execute(
-            f"CREATE TEMP VIEW gpu AS SELECT s.*, CASE WHEN s.category IN ({copies}) THEN 'COPY' "
-            "WHEN s.collective IS NOT NULL OR n.communicates THEN 'COMM' ELSE 'COMPUTE' END AS class FROM slices s "
-            f"JOIN classes_of_names n ON n.name = s.name WHERE s.category IN ({gpu})"
+        return (
+            f"SELECT g.*, CASE WHEN g.category IN ({copies}) THEN 'COPY' "
+            "WHEN g.collective IS NOT NULL OR n.communicates THEN 'COMM' ELSE 'COMPUTE' END AS class "
+            f"FROM ({rows}) g JOIN classes_of_names n ON n.name = g.name"
         )
 
 

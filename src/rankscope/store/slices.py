@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from rankscope.model import GPU_CATEGORIES, LAUNCH_CATEGORIES, SLICES
+from rankscope.model import GPU_CATEGORIES, LAUNCH_CATEGORIES, Table
 from rankscope.store.linking import Annotation, Links, Mask, Steps, find_steps, link, self_time
 from rankscope.store.nesting import NONE, Ints, Nesting
 from rankscope.store.pairing import Pairs, pair_by_key, pair_nested
@@ -131,12 +131,11 @@ def ids_of(slices: SliceColumns, index: Ints) -> Ints:
     return np.where(index != NONE, slices.id[index], NONE) if len(slices.id) else index
 
 
-def write_slices(
-    workspace: Workspace, slices: SliceColumns, nesting: Nesting, links: Links, steps: Steps
-) -> None:
+def slice_numbers(slices: SliceColumns, nesting: Nesting, links: Links, steps: Steps) -> dict[str, Ints]:
+    """The columns of SLICES that are numbers, and codes for those that are texts; NONE for null."""
     launched = links.launch != NONE
     when = np.where(launched, slices.time[links.launch], slices.time) if len(slices.id) else slices.time
-    arrays = {
+    return {
         "id": slices.id,
         "track": slices.track,
         "start_ns": slices.time,
@@ -151,23 +150,31 @@ def write_slices(
         "op": ids_of(slices, links.op),
         "python": ids_of(slices, links.python),
         "module": ids_of(slices, links.module),
-        "correlation": slices.correlation,
+        "correlation": np.where(slices.correlation == 0, NONE, slices.correlation),
         "device": slices.device,
         "stream": slices.stream,
         "bytes": slices.bytes,
     }
-    optional = ("step", "parent", "launch", "op", "python", "module", "device", "stream", "bytes")
-    nulls = ", ".join(f"nullif(a.{name}, {NONE}) AS {name}" for name in optional)
-    workspace.connection.register("slice_arrays", arrays)
+
+
+_OPTIONAL = ("step", "parent", "launch", "op", "python", "module", "correlation", "device", "stream", "bytes")
+
+
+def write_slices(
+    workspace: Workspace, numbers: dict[str, Ints], table: Table, more: str, joins: str = ""
+) -> None:
+    """Write SLICES, or a table of some of them with more columns (SQL over a, the numbers)."""
+    nulls = ", ".join(f"nullif(a.{name}, {NONE}) AS {name}" for name in _OPTIONAL)
+    workspace.connection.register("slice_arrays", numbers)
     workspace.copy(
         f"""
-        SELECT a.* EXCLUDE (correlation, {", ".join(optional)}), nullif(a.correlation, 0) AS correlation, {nulls},
-               n.text AS name, c.text AS category, m.collective
+        SELECT a.* EXCLUDE ({", ".join(_OPTIONAL)}), {nulls}, n.text AS name, c.text AS category, m.collective, {more}
         FROM slice_arrays a
         JOIN names n ON n.code = a.name_code
         JOIN categories c ON c.code = a.category_code
-        LEFT JOIN (SELECT id, collective FROM placed WHERE collective IS NOT NULL) m USING (id)
+        LEFT JOIN (SELECT id, collective FROM placed WHERE collective IS NOT NULL) m ON m.id = a.id
+        {joins}
         """,
-        SLICES,
+        table,
     )
     workspace.connection.unregister("slice_arrays")

@@ -7,10 +7,18 @@ from typing import Any
 import numpy as np
 
 from rankscope.model import COUNTERS, INSTANTS, LINKS, STEPS, TRACKS
+from rankscope.store.activity import asking_ops, write_activity
 from rankscope.store.collectives import write_collectives
-from rankscope.store.linking import Steps, slice_at
-from rankscope.store.nesting import Nesting, nest
-from rankscope.store.slices import SliceColumns, ids_of, link_slices, load_slices, steps_of_host, write_slices
+from rankscope.store.linking import Links, Steps, slice_at
+from rankscope.store.nesting import NONE, Nesting, nest
+from rankscope.store.slices import (
+    SliceColumns,
+    ids_of,
+    link_slices,
+    load_slices,
+    slice_numbers,
+    steps_of_host,
+)
 from rankscope.store.workspace import Workspace
 
 _TRACK_LABEL = """CASE kind
@@ -37,11 +45,11 @@ def write_tables(workspace: Workspace) -> dict[str, Any]:
     nesting = nest(slices.track, slices.time, slices.end)
     links = link_slices(workspace, slices, nesting)
     steps = steps_of_host(workspace, slices)
-    write_slices(workspace, slices, nesting, links, steps)
+    write_activity(workspace, slices, links, slice_numbers(slices, nesting, links, steps))
     write_collectives(workspace)
     _write_tracks(workspace, slices, nesting)
     _write_steps(workspace, steps)
-    _write_instants(workspace)
+    _write_instants(workspace, slices, nesting, links)
     _write_counters(workspace)
     _write_links(workspace, slices, nesting)
     return {
@@ -91,14 +99,23 @@ def _write_steps(workspace: Workspace, steps: Steps) -> None:
     workspace.copy(f"SELECT *, '{steps.source}' AS source FROM step_arrays", STEPS)
 
 
-def _write_instants(workspace: Workspace) -> None:
+def _write_instants(workspace: Workspace, slices: SliceColumns, nesting: Nesting, links: Links) -> None:
+    asked = workspace.arrays("""
+        SELECT e.id, k.track, e.time FROM placed e
+        JOIN track_keys k ON k.kind = e.kind AND k.pid = e.pid AND k.tid = e.tid
+        WHERE e.name = '[memory]' AND e.ph IN ('i', 'I', 'R') AND e.memory.Bytes > 0
+    """)
+    asking = asking_ops(workspace, slices, nesting, links, asked["track"], asked["time"])
+    workspace.connection.register("asking_arrays", {"id": asked["id"], "op": asking})
     memory = ", ".join(f'e.memory."{key}" AS {name}' for name, key in _MEMORY_COLUMNS.items())
     workspace.copy(
         f"""
         SELECT e.id, k.track, e.time AS ts_ns, e.name, e.category,
-               CASE WHEN e.time < s.start_ns + s.dur_ns THEN s.step END AS step, {memory}
+               CASE WHEN e.time < s.start_ns + s.dur_ns THEN s.step END AS step, {memory},
+               nullif(a.op, {NONE}) AS op
         FROM placed e
         JOIN track_keys k ON k.kind = e.kind AND k.pid = e.pid AND k.tid = e.tid
+        LEFT JOIN asking_arrays a ON a.id = e.id
         ASOF LEFT JOIN step_arrays s ON e.time >= s.start_ns
         WHERE e.ph IN ('i', 'I', 'R')
         """,

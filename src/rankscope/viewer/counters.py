@@ -97,8 +97,8 @@ def _queue(run: Run, rank: int) -> dict[str, Any]:
     return run.arrays(
         """
         WITH pairs AS (
-            SELECT l.start_ns + l.dur_ns AS launched, g.start_ns AS began FROM gpu g
-            JOIN slices l ON l.rank = g.rank AND l.segment = g.segment AND l.id = g.launch WHERE g.rank = ?
+            SELECT launch_ns + launch_dur_ns AS launched, start_ns AS began FROM gpu
+            WHERE rank = ? AND launch IS NOT NULL
         ), changes AS (
             SELECT launched AS time, 1 AS change FROM pairs WHERE began > launched
             UNION ALL SELECT began, -1 FROM pairs WHERE began > launched

@@ -1,0 +1,107 @@
+"""Device activity with what launched it, ops with the device time they launched, ops whose work can be told.
+
+All of this could be joined together later, from slices and events; it is done here once, where it costs an index.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from rankscope.model import ALLOCATING_OP_PATTERN, COMPUTING, GPU, GPU_CATEGORIES, SLICES
+from rankscope.store.linking import Links, Mask, follow, slice_at
+from rankscope.store.nesting import NONE, Ints, Nesting
+from rankscope.store.slices import SliceColumns, ids_of, write_slices
+from rankscope.store.workspace import Workspace, sql_text
+
+
+def write_activity(
+    workspace: Workspace, slices: SliceColumns, links: Links, numbers: dict[str, Ints]
+) -> None:
+    """Write SLICES, GPU and COMPUTING."""
+    categories = workspace.codes("categories")
+    is_gpu = np.isin(slices.category, [categories[c] for c in GPU_CATEGORIES if c in categories])
+    own, total = device_time(links.op, is_gpu, slices.duration)
+    is_op = f"a.category_code = {categories.get('cpu_op', NONE)}"
+    write_slices(
+        workspace,
+        numbers | {"own_ns": own, "total_ns": total},
+        SLICES,
+        f"CASE WHEN {is_op} THEN a.own_ns END AS device_ns, CASE WHEN {is_op} THEN a.total_ns END AS total_device_ns",
+    )
+    _write_gpu(workspace, slices, links, numbers, np.flatnonzero(is_gpu))
+    workspace.connection.register("slice_arrays", numbers)
+    workspace.copy(
+        f"""
+        SELECT a.id, a.track, a.start_ns, a.dur_ns, e.name, nullif(a.step, {NONE}) AS step, e.shapes
+        FROM (SELECT id, name, shapes FROM placed WHERE shapes IS NOT NULL) e JOIN slice_arrays a ON a.id = e.id
+        """,
+        COMPUTING,
+    )
+    workspace.connection.unregister("slice_arrays")
+
+
+def _write_gpu(
+    workspace: Workspace, slices: SliceColumns, links: Links, numbers: dict[str, Ints], gpu: Ints
+) -> None:
+    launch, op, line = links.launch[gpu], links.op[gpu], links.python[gpu]
+    more = {
+        "launch_ns": follow(launch, slices.time),
+        "launch_dur_ns": follow(launch, slices.duration),
+        "launch_track": follow(launch, slices.track),
+        "op_code": follow(op, slices.name),
+        "op_ns": follow(op, slices.time),
+        "op_track": follow(op, slices.track),
+        "line_code": follow(line, slices.name),
+    }
+    told = {
+        "launch_ns": "launch",
+        "launch_dur_ns": "launch",
+        "launch_track": "launch",
+        "op_ns": "op",
+        "op_track": "op",
+    }
+    nulls = ", ".join(f"CASE WHEN a.{by} <> {NONE} THEN a.{name} END AS {name}" for name, by in told.items())
+    write_slices(
+        workspace,
+        {name: values[gpu] for name, values in numbers.items()} | more,
+        GPU,
+        f"{nulls}, o.text AS op_name, l.text AS line",
+        "LEFT JOIN names o ON o.code = a.op_code LEFT JOIN names l ON l.code = a.line_code",
+    )
+
+
+def device_time(op: Ints, is_gpu: Mask, duration: Ints) -> tuple[Ints, Ints]:
+    """Per slice: the device activity it launched as the innermost op, and all that was launched inside it."""
+    launched = np.flatnonzero(is_gpu & (op != NONE))
+    own = np.zeros(len(op), dtype=np.int64)
+    np.add.at(own, op[launched], duration[launched])
+    total = own.copy()
+    at, time = np.flatnonzero(own), own[np.flatnonzero(own)]
+    while len(at):  # handed from each op to the one around it
+        caller = op[at]
+        inside = caller != NONE
+        at, group = np.unique(caller[inside], return_inverse=True)
+        sums = np.zeros(len(at), dtype=np.int64)
+        np.add.at(sums, group, time[inside])
+        time = sums
+        total[at] += time
+    return own, total
+
+
+def asking_ops(
+    workspace: Workspace, slices: SliceColumns, nesting: Nesting, links: Links, track: Ints, time: Ints
+) -> Ints:
+    """Ids of the ops that asked for memory at some moments: the innermost open then that does more than allocate.
+
+    Where all that are open only allocate, the innermost.
+    """
+    pattern = f"regexp_matches(text, {sql_text(ALLOCATING_OP_PATTERN)})"
+    names = [code for (code,) in workspace.rows(f"SELECT code FROM names WHERE {pattern}")]
+    is_op = slices.category == workspace.codes("categories").get("cpu_op", NONE)
+    allocates = is_op & np.isin(slices.name, names)
+    found = slice_at(nesting, slices.track, slices.time, slices.end, track, time)
+    innermost = np.where((found != NONE) & ~is_op[found], follow(found, links.op), found)
+    asking = innermost
+    while (only := (asking != NONE) & allocates[asking]).any():
+        asking = np.where(only, links.op[asking], asking)
+    return ids_of(slices, np.where(asking != NONE, asking, innermost))
