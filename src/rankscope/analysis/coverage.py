@@ -13,8 +13,8 @@ import numpy as np
 
 from rankscope.analysis.events import COMPUTE, COPY, Activity, device_activity, host_work
 from rankscope.analysis.intervals import Intervals, Ints, join, subtract, union
+from rankscope.analysis.marks import dataloader_spans
 from rankscope.analysis.scope import Scope
-from rankscope.model import DATALOADER_PATTERN
 from rankscope.store.run import Run
 
 _RANKS_AT_ONCE = 16
@@ -65,19 +65,12 @@ def covers(run: Run, ranks: Sequence[int]) -> Iterator[RankCover]:
         device = device_activity(run, scope)
         if len(device.rank) == 0:  # a run without a GPU: the ops are the work
             device = host_work(run, scope)
-        loading = run.arrays(
-            "SELECT rank::BIGINT AS rank, start_ns AS start, start_ns + greatest(dur_ns, 0) AS stop FROM slices "
-            f"WHERE category = 'user_annotation' AND {scope.where()} "
-            f"AND regexp_matches(name, '{DATALOADER_PATTERN}')"
-        )
         for rank in some:
             compute = _union(device, rank, COMPUTE)
             mine = rows.rank == rank
             waiting = subtract(union(rows.start[mine], rows.end[mine]), compute)
             copy = subtract(subtract(_union(device, rank, COPY), compute), waiting)
-            loads = loading["rank"] == rank
-            data = union(loading["start"][loads], loading["stop"][loads])
-            data = subtract(data, join(compute, waiting, copy))
+            data = subtract(dataloader_spans(run, rank), join(compute, waiting, copy))
             yield RankCover(rank, compute, waiting, copy, data)
 
 

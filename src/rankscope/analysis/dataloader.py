@@ -14,6 +14,7 @@ from rankscope.analysis.notes import NO_STEPS, left_out
 from rankscope.analysis.result import Column, Finding, Result
 from rankscope.analysis.scope import Scope
 from rankscope.analysis.severity import graded, of_the_worst
+from rankscope.analysis.step_windows import step_windows
 from rankscope.store.run import Run
 from rankscope.units import format_ns
 
@@ -63,9 +64,8 @@ def dataloader(run: Run, scope: Scope, by: str | None = None) -> Result:
 def _rows(
     run: Run, rank: int, scope: Scope, waits: Intervals, idle: Intervals | None
 ) -> tuple[list[dict[str, Any]], bool]:
-    steps = run.rows(
-        f"SELECT step, start_ns, start_ns + dur_ns FROM steps WHERE rank = {rank} AND {scope.where()} ORDER BY start_ns"
-    )
+    found = step_windows(run, rank, scope)
+    steps = list(zip(found.step.tolist(), found.start.tolist(), found.end.tolist(), strict=True))
     windows = steps or [(None, int(waits.start[0]), int(waits.end[-1]))]
     edges = np.array([[start, end] for _, start, end in windows], dtype=np.int64).T
     waited = covered_before(waits, edges[1]) - covered_before(waits, edges[0])

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from typing import Any
-from weakref import WeakKeyDictionary, WeakSet
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from weakref import WeakKeyDictionary
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rankscope.analysis.device import UNKNOWN, sql_names, vocabulary
 from rankscope.analysis.events import Activity, host_collectives
-from rankscope.analysis.intervals import EMPTY, Intervals, Ints, union
+from rankscope.analysis.intervals import Intervals, Ints, union
 from rankscope.analysis.scope import Scope
 from rankscope.model import (
     DATALOADER_PATTERN,
@@ -23,52 +24,95 @@ from rankscope.store.linking import NUMBERED_STEP, PROFILER_STEP, slice_at
 from rankscope.store.nesting import nest
 from rankscope.store.run import Run
 
-ENGINE = "name LIKE 'autograd::engine::evaluate_function: %'"
-"""In SQL: ops by which autograd runs the nodes of a backward pass."""
-
 
 def sync_names(run: Run) -> list[str]:
     """Runtime calls that occur and in which the host waits for its device."""
     return [name for name in vocabulary(run, *LAUNCH_CATEGORIES) if re.search(SYNC_CALL_PATTERN, name)]
 
 
-_PREPARED: WeakSet[Run] = WeakSet()
+_ANNOTATION, _SYNC, _OP, _ENGINE = range(4)
+_ENGINE_NAME = "autograd::engine::evaluate_function: %"
+"""In SQL: ops by which autograd runs the nodes of a backward pass."""
 
 
-def host_marks(run: Run, rank: int, where: str, columns: str = "") -> dict[str, Any]:
-    """Start and end (and more columns) of what a rank's host did, out of a small table made once a run.
+@dataclass(frozen=True)
+class Marks:
+    """What a rank's host did, outermost: annotations, synchronising calls, ops; and what autograd's engine ran."""
 
-    It holds annotations, synchronising calls, the ops not inside another and what autograd's engine ran: one
-    pass over all slices instead of one for every question.
-    """
-    if run not in _PREPARED:
-        run.connection.execute(
-            "CREATE OR REPLACE TEMP TABLE host_marks AS SELECT rank, track::BIGINT AS track, start_ns AS start, "
-            "start_ns + greatest(dur_ns, 0) AS stop, name, category, op IS NULL AS is_outermost FROM slices "
-            f"WHERE category = 'user_annotation' OR (category = 'cpu_op' AND (op IS NULL OR {ENGINE})) "
-            f"OR (category IN ({sql_names(LAUNCH_CATEGORIES)}) AND name IN ({sql_names(sync_names(run))}))"
-        )
-        _PREPARED.add(run)
-    return run.arrays(f"SELECT start, stop {columns} FROM host_marks WHERE rank = {rank} AND {where}")
+    track: Ints
+    start: Ints
+    end: Ints
+    kind: Ints
+    name: Ints
+    """Of an annotation: an index into the vocabulary."""
+    outermost: NDArray[np.bool_]
+
+    def pick(self, mask: slice | NDArray[np.bool_]) -> Marks:
+        return Marks(*(getattr(self, f.name)[mask] for f in fields(self)))
 
 
-def spans(run: Run, rank: int, where: str) -> Intervals:
-    columns = host_marks(run, rank, where)
-    return union(columns["start"], columns["stop"])
+_MARKS: WeakKeyDictionary[Run, dict[int, Marks]] = WeakKeyDictionary()
+
+
+def _marks(run: Run, rank: int) -> Marks:
+    """Read for all ranks at once: one pass over all slices instead of one for every question."""
+    if run not in _MARKS:
+        names = vocabulary(run, "user_annotation")
+        run.connection.execute("CREATE OR REPLACE TEMP TABLE mark_names (name VARCHAR, code BIGINT)")
+        if names:
+            run.connection.execute(
+                "INSERT INTO mark_names SELECT unnest(?), unnest(range(?))", [names, len(names)]
+            )
+        found = run.arrays(f"""
+            SELECT s.rank::BIGINT AS rank, s.track::BIGINT AS track, s.start_ns AS start,
+                   s.start_ns + greatest(s.dur_ns, 0) AS end, s.op IS NULL AS outermost,
+                   CASE WHEN s.category = 'user_annotation' THEN {_ANNOTATION} WHEN s.category <> 'cpu_op' THEN {_SYNC}
+                        WHEN s.name LIKE '{_ENGINE_NAME}' THEN {_ENGINE} ELSE {_OP} END::BIGINT AS kind,
+                   coalesce(n.code, {UNKNOWN}) AS name
+            FROM slices s LEFT JOIN mark_names n ON s.category = 'user_annotation' AND n.name = s.name
+            WHERE s.category = 'user_annotation'
+               OR (s.category = 'cpu_op' AND (s.op IS NULL OR s.name LIKE '{_ENGINE_NAME}'))
+               OR (s.category IN ({sql_names(LAUNCH_CATEGORIES)}) AND s.name IN ({sql_names(sync_names(run))}))
+            ORDER BY s.rank
+        """)
+        rank_of = found.pop("rank")
+        every = Marks(**found)
+        _MARKS[run] = {one: every.pick(slice(*np.searchsorted(rank_of, [one, one + 1]))) for one in run.ranks}
+    return _MARKS[run][rank]
+
+
+def _spans(marks: Marks) -> Intervals:
+    return union(marks.start, marks.end)
 
 
 def annotated(run: Run, rank: int, pattern: str) -> Intervals:
     """When any thread was inside an annotation whose name matches."""
-    names = [name for name in vocabulary(run, "user_annotation") if re.search(pattern, name, re.IGNORECASE)]
-    if not names:
-        return EMPTY
-    return spans(run, rank, f"category = 'user_annotation' AND name IN ({sql_names(names)})")
+    return _spans(_annotations(run, rank, lambda name: bool(re.search(pattern, name, re.IGNORECASE))))
+
+
+def _annotations(run: Run, rank: int, wanted: Callable[[str], bool]) -> Marks:
+    marks = _marks(run, rank)
+    names = [code for code, name in enumerate(vocabulary(run, "user_annotation")) if wanted(name)]
+    return marks.pick((marks.kind == _ANNOTATION) & np.isin(marks.name, names))
 
 
 def sync_spans(run: Run, rank: int) -> Intervals:
     """When any thread was inside a synchronising call."""
-    names = sync_names(run)
-    return spans(run, rank, f"name IN ({sql_names(names)})") if names else EMPTY
+    marks = _marks(run, rank)
+    return _spans(marks.pick(marks.kind == _SYNC))
+
+
+def op_spans(run: Run, rank: int) -> Intervals:
+    """When any thread was inside an op."""
+    marks = _marks(run, rank)
+    return _spans(marks.pick((marks.kind >= _OP) & marks.outermost))
+
+
+def engine_calls(run: Run, rank: int) -> tuple[Ints, Ints, Ints]:
+    """Track, start and end of what autograd's engine ran."""
+    marks = _marks(run, rank)
+    found = marks.pick(marks.kind == _ENGINE)
+    return found.track, found.start, found.end
 
 
 def dataloader_spans(run: Run, rank: int) -> Intervals:
@@ -113,12 +157,5 @@ class Annotations:
 def rank_annotations(run: Run, rank: int) -> Annotations:
     others = [re.compile(pattern) for pattern in (DATALOADER_PATTERN, HOST_COLLECTIVE_PATTERN, "^nccl:")]
     skipped = [PROFILER_STEP, NUMBERED_STEP, *others]
-    names = [
-        name
-        for name in vocabulary(run, "user_annotation")
-        if not any(pattern.search(name) for pattern in skipped)
-    ]
-    where = f"category = 'user_annotation' AND name IN ({sql_names(names)})"
-    columns = host_marks(run, rank, where, ", track, name")
-    kept, name = np.unique(columns["name"].astype(str), return_inverse=True)
-    return Annotations(columns["track"], columns["start"], columns["stop"], name, kept.tolist())
+    found = _annotations(run, rank, lambda name: not any(pattern.search(name) for pattern in skipped))
+    return Annotations(found.track, found.start, found.end, found.name, vocabulary(run, "user_annotation"))

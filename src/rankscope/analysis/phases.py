@@ -10,12 +10,13 @@ import numpy as np
 
 from rankscope.analysis.device import UNKNOWN, device_events, ranks_in, steps_in
 from rankscope.analysis.intervals import EMPTY, Intervals, Ints, intersect, join, length, subtract, union
-from rankscope.analysis.marks import ENGINE, annotated, dataloader_spans, host_marks, spans
+from rankscope.analysis.marks import annotated, dataloader_spans, engine_calls, op_spans
 from rankscope.analysis.notes import left_out
 from rankscope.analysis.recompute import recomputed
 from rankscope.analysis.result import Column, Finding, Result
 from rankscope.analysis.scope import Scope
 from rankscope.analysis.severity import of_the_worst
+from rankscope.analysis.step_windows import step_windows
 from rankscope.store.run import Run
 from rankscope.units import format_ns
 
@@ -148,16 +149,14 @@ def partition_of(run: Run, rank: int, scope: Scope) -> Partition:
 
 
 def _partition(run: Run, rank: int, scope: Scope) -> Partition:
-    steps = run.arrays(
-        f"SELECT start_ns AS start, start_ns + dur_ns AS stop FROM steps WHERE rank = {rank} AND {scope.where()}"
-    )
-    ops = spans(run, rank, "category = 'cpu_op' AND is_outermost")
-    window = union(steps["start"], steps["stop"])
+    steps = step_windows(run, rank, scope)
+    ops = op_spans(run, rank)
+    window = union(steps.start, steps.end)
     if len(window.start) == 0:
         if len(ops.start) == 0:
             return Partition(EMPTY.start, EMPTY.start, EMPTY)
         window = Intervals(ops.start[:1], ops.end[-1:])
-    engine = _engine(run, rank)
+    engine = engine_calls(run, rank)
     backward = join(union(engine[1], engine[2]), annotated(run, rank, _BACKWARD))
     sets = {
         DATALOADER: dataloader_spans(run, rank),
@@ -192,12 +191,6 @@ def _filled(pieces: list[tuple[Intervals, Ints]], window: Intervals) -> Partitio
     labels = np.concatenate([phase, np.full(int(open_end.sum()), OTHER)])
     order = np.argsort(cuts, kind="stable")
     return Partition(cuts[order], labels[order], window)
-
-
-def _engine(run: Run, rank: int) -> tuple[Ints, Ints, Ints]:
-    """Track, start and end of what autograd's engine ran."""
-    columns = host_marks(run, rank, f"category = 'cpu_op' AND {ENGINE}", ", track")
-    return columns["track"], columns["start"], columns["stop"]
 
 
 def _before_backward(ops: Intervals, backward: Intervals, window: Intervals) -> Intervals:

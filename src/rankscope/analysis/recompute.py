@@ -13,6 +13,7 @@ import numpy as np
 
 from rankscope.analysis.device import UNKNOWN
 from rankscope.analysis.intervals import EMPTY, Intervals, Ints, join, subtract, union
+from rankscope.analysis.memo import once_per_run
 from rankscope.store.linking import slice_at
 from rankscope.store.nesting import nest
 from rankscope.store.run import Run
@@ -51,12 +52,11 @@ def _probe(run: Run, rank: int, track: Ints, start: Ints, end: Ints) -> bool:
     Arguments are dear to read, and most runs recompute nothing. Recomputation adds ops, so if this step has none,
     no step has; and ranks that ran the same number of ops in it ran the same program.
     """
-    tracks = ", ".join(map(str, np.unique(track).tolist()))
-    steps = run.rows(
-        f"SELECT step, count(*) FROM slices WHERE rank = {rank} AND category = 'cpu_op' AND step IS NOT NULL "
-        f"AND track IN ({tracks}) GROUP BY step ORDER BY count(*) DESC, step LIMIT 1"
-    )
-    step, ops = steps[0] if steps else (-1, -rank)
+    counted = _ops_by_step(run)
+    mine = (counted["rank"] == rank) & np.isin(counted["track"], track)
+    steps, which = np.unique(counted["step"][mine], return_inverse=True)
+    sums = np.bincount(which, weights=counted["ops"][mine])
+    step, ops = (int(steps[sums.argmax()]), int(sums.max())) if len(steps) else (-1, -rank)
     known = _PROBED.setdefault(run, {})
     if ops not in known:
         low, high = int(start.min()), int(end.max())
@@ -66,6 +66,14 @@ def _probe(run: Run, rank: int, track: Ints, start: Ints, end: Ints) -> bool:
             low, high = max(low, first), min(high, last)
         known[ops] = len(_forward_ops(run, rank, low, high, track, start, end)["start"]) > 0
     return known[ops]
+
+
+@once_per_run
+def _ops_by_step(run: Run) -> dict[str, Any]:
+    return run.arrays(
+        "SELECT rank::BIGINT AS rank, track::BIGINT AS track, step::BIGINT AS step, count(*) AS ops FROM slices "
+        "WHERE category = 'cpu_op' AND step IS NOT NULL GROUP BY ALL"
+    )
 
 
 def _forward_ops(

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from rankscope.analysis.device import UNKNOWN, ranks_in, sql_names, steps_in, vocabulary
+from rankscope.analysis.device import sql_names, steps_in, vocabulary
 from rankscope.analysis.idle_time import idle_by_device, idle_by_rank
 from rankscope.analysis.intervals import EMPTY, Intervals, Ints, covered_before
 from rankscope.analysis.marks import sync_names
@@ -43,8 +43,8 @@ def syncs(run: Run, scope: Scope, by: str | None = None) -> Result:
         span[found.rank] = max(found.span, span.get(found.rank, 0))
     idle = idle_by_rank(run, scope)
     steps = steps_in(run, scope)
-    for rank in ranks_in(run, scope):
-        for key, sums, stepped in _calls(run, rank, scope, idle.get(rank, EMPTY), steps > 0):
+    for rank, mine in _by_rank(_load(run, scope)):
+        for key, sums, stepped in _calls(mine, idle.get(rank, EMPTY), steps > 0):
             named = (rank, *key) if by == "rank" else key
             _add(groups.setdefault(named, [0, 0, 0, 0]), sums)
             if stepped[0]:
@@ -76,35 +76,47 @@ def _add(sums: list[int], more: list[int]) -> None:
     sums[3] += more[3]
 
 
+def _load(run: Run, scope: Scope) -> dict[str, Any]:
+    """The calls in the window that wait, with the op and the line that made them; by rank."""
+    waiting = f"name IN ({sql_names(sync_names(run))})"
+    pageable = [name for name in vocabulary(run, "gpu_memcpy") if "ageable" in name]
+    run.connection.execute(f"""
+        CREATE OR REPLACE TEMP TABLE waiting_calls AS
+        SELECT rank, segment, start_ns, dur_ns, name, {waiting} AS waits, step, op, python FROM slices s
+        WHERE category IN ({sql_names(LAUNCH_CATEGORIES)}) AND {scope.where()}
+        AND ({waiting} OR (rank, segment, id) IN (
+            SELECT (rank, segment, launch) FROM gpu
+            WHERE category = 'gpu_memcpy' AND name IN ({sql_names(pageable)}) AND launch IS NOT NULL
+        ))
+    """)
+    texts = "(SELECT rank, segment, id, name FROM slices WHERE category = '{}' AND id IN (SELECT {} FROM waiting_calls))"
+    return run.arrays(f"""
+        SELECT c.rank::BIGINT AS rank, c.start_ns AS start, c.start_ns + greatest(c.dur_ns, 0) AS stop, c.name,
+               c.waits::BIGINT AS waits, coalesce(c.step, -1)::BIGINT AS step,
+               coalesce(o.name, '') AS op, coalesce(l.name, '') AS line
+        FROM waiting_calls c
+        LEFT JOIN {texts.format("cpu_op", "op")} o ON o.rank = c.rank AND o.segment = c.segment AND o.id = c.op
+        LEFT JOIN {texts.format("python_function", "python")} l
+        ON l.rank = c.rank AND l.segment = c.segment AND l.id = c.python
+        ORDER BY c.rank
+    """)
+
+
+def _by_rank(columns: dict[str, Any]) -> Iterator[tuple[int, dict[str, Any]]]:
+    ranks, first = np.unique(columns["rank"], return_index=True)
+    for rank, low, high in zip(ranks.tolist(), first, [*first[1:], len(columns["rank"])], strict=True):
+        yield rank, {name: values[low:high] for name, values in columns.items()}
+
+
 def _calls(
-    run: Run, rank: int, scope: Scope, idle: Intervals, has_steps: bool
+    columns: dict[str, Any], idle: Intervals, has_steps: bool
 ) -> Iterator[tuple[tuple[Any, ...], list[int], list[int]]]:
     """Of each call, op and line: calls, time, longest, device idle; all, and those inside steps."""
-    names = sync_names(run)
-    waiting = f"s.name IN ({sql_names(names)})"
-    pageable = [name for name in vocabulary(run, "gpu_memcpy") if "ageable" in name]
-    copies = (
-        f"SELECT DISTINCT segment, launch FROM slices WHERE rank = {rank} AND category = 'gpu_memcpy' "
-        f"AND name IN ({sql_names(pageable)}) AND launch IS NOT NULL"
-    )
-    if not names and not pageable:
-        return
-    columns = run.arrays(f"""
-        SELECT s.segment::BIGINT AS segment, s.start_ns AS start, s.start_ns + greatest(s.dur_ns, 0) AS stop, s.name,
-               ({waiting})::BIGINT AS waits, coalesce(s.step, -1)::BIGINT AS step,
-               coalesce(s.op, {UNKNOWN}) AS op, coalesce(s.python, {UNKNOWN}) AS line
-        FROM (FROM slices WHERE rank = {rank} AND category IN ({sql_names(LAUNCH_CATEGORIES)})) s
-        LEFT JOIN ({copies}) c ON c.segment = s.segment AND c.launch = s.id
-        WHERE ({waiting} OR c.launch IS NOT NULL) AND {scope.where("s")}
-    """)
-    if len(columns["start"]) == 0:
-        return
     start, stop = columns["start"], columns["stop"]
     unused = covered_before(idle, stop) - covered_before(idle, start)
     calls, name = np.unique(columns["name"].astype(str), return_inverse=True)
-    op = _texts_of(run, rank, columns["segment"], columns["op"], "cpu_op")
-    line = _texts_of(run, rank, columns["segment"], columns["line"], "python_function")
-    texts_known, text = np.unique(np.concatenate([op, line]), return_inverse=True)
+    op = columns["op"]
+    texts_known, text = np.unique(np.concatenate([op, columns["line"]]).astype(str), return_inverse=True)
     key = ((name * 2 + columns["waits"]) << 40) + (text[: len(op)] << 20) + text[len(op) :]
     order = np.argsort(key, kind="stable")
     for mine in np.split(order, np.flatnonzero(np.diff(key[order])) + 1):
@@ -118,28 +130,6 @@ def _calls(
             _sums(start, stop, unused, mine),
             _sums(start, stop, unused, stepped),
         )
-
-
-def _texts_of(run: Run, rank: int, segment: Ints, ids: Ints, category: str) -> Any:
-    """The names of some slices of a rank, as an array of texts; empty for UNKNOWN."""
-    texts = np.full(len(ids), "", dtype=object)
-    for part in np.unique(segment).tolist():
-        mine = (segment == part) & (ids != UNKNOWN)
-        if not mine.any():
-            continue
-        wanted, which = np.unique(ids[mine], return_inverse=True)
-        run.connection.register("wanted_slices", {"id": wanted})
-        # The bounds let whole stretches of the file be skipped.
-        found = run.arrays(
-            "SELECT s.id, s.name FROM slices s JOIN wanted_slices w ON w.id = s.id "
-            f"WHERE s.rank = {rank} AND s.segment = {part} AND s.category = '{category}' "
-            f"AND s.id BETWEEN {int(wanted[0])} AND {int(wanted[-1])}"
-        )
-        run.connection.unregister("wanted_slices")
-        names = np.full(len(wanted), "", dtype=object)
-        names[np.searchsorted(wanted, found["id"])] = found["name"]
-        texts[mine] = names[which]
-    return texts.astype(str)
 
 
 def _sums(start: Ints, stop: Ints, unused: Ints, mine: Ints) -> list[int]:
