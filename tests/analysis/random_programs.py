@@ -131,7 +131,7 @@ def graph_of_program(program: Program) -> tuple[Graph, list[tuple[int, int]], li
             )  # fmt: skip
             device_at.append((rank, at))
     nodes = Device(**_columns(device_rows))
-    nodes = Device(**{**vars(nodes), "before": previous_on_stream(nodes.stream, nodes.start)})
+    nodes = Device(**{**vars(nodes), "before": previous_on_stream(nodes.stream)})
     moments = _columns(host_rows)
     moments["is_end"] = moments["is_end"].astype(bool)
     ranks = len(program.ranks)

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from analysis.plain_walk import pieces, plain_walk, random_graph
 from analysis.random_programs import graph_of_program, longest_path, random_program
 from conftest import DATA, kernel_event, open_trace, slice_event, write_kineto
 from rankscope.analysis import REPORTS
-from rankscope.analysis.critical import walk
+from rankscope.analysis.critical_path import walk
+from rankscope.analysis.graph import NONE
 from rankscope.analysis.graph_build import graph_of
 from rankscope.analysis.result import Result
 from rankscope.analysis.scope import Scope
@@ -42,7 +46,8 @@ def test_the_path_is_the_longest_of_all(seed: int) -> None:
     program = random_program(seed)
     length, parts = longest_path(program)
     graph, _, _ = graph_of_program(program)
-    path = walk(graph)
+    path = pieces(walk(graph))
+    assert path == plain_walk(graph)
     assert graph.window == (0, length)
     found: Counter[str] = Counter()
     for piece in path:
@@ -52,8 +57,27 @@ def test_the_path_is_the_longest_of_all(seed: int) -> None:
         assert earlier.end == later.start  # pieces meet end to end
 
 
+@settings(max_examples=500, deadline=None)
+@given(st.integers(0, 2**32 - 1))
+def test_the_path_is_that_of_the_plain_walk(seed: int) -> None:
+    graph = random_graph(seed)
+    assert pieces(walk(graph)) == plain_walk(graph)
+
+
+def test_a_circle_ends_the_path() -> None:
+    graph, _, _ = graph_of_program(random_program(1))
+    moments = len(graph.host.time)
+    circle = replace(graph.host, before=np.roll(np.arange(moments), 1), target=np.full(moments, NONE))
+    alone = replace(graph, host=circle, window=(-1, int(graph.host.time.max())))
+    path = pieces(walk(alone))
+    assert len(path) > moments
+    assert sum(piece.end - piece.start for piece in path) == alone.window[1] + 1
+
+
 def adds_up(run: Run, result: Result, **scope: Any) -> None:
-    low, high = graph_of(run, Scope(**scope)).window
+    graph = graph_of(run, Scope(**scope))
+    low, high = graph.window
+    assert pieces(walk(graph)) == plain_walk(graph)
     assert sum(row["ns"] for row in result.rows) == high - low
     assert sum(row["pct"] for row in result.rows) == pytest.approx(100)
     assert all(row["ns"] > 0 for row in result.rows)

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from rankscope.analysis.graph import DEVICE_CLASSES, HOST_CLASSES, NONE, Graph
+from rankscope.analysis.critical_path import PATH_CLASSES, Path, walk
+from rankscope.analysis.graph import Graph
 from rankscope.analysis.graph_build import graph_of
 from rankscope.analysis.matching import waits
 from rankscope.analysis.notes import left_out
 from rankscope.analysis.result import Column, Finding, Result, Severity
 from rankscope.analysis.scope import Scope
+from rankscope.store.numbering import number_rows
 from rankscope.store.run import Run
 from rankscope.units import format_ns
 
@@ -37,37 +39,12 @@ _HINTS = {
 }
 
 
-class Piece(NamedTuple):
-    """A stretch of the path."""
-
-    kind: str
-    rank: int
-    name: int
-    start: int
-    end: int
-
-
 def critical(run: Run, scope: Scope, by: str | None = None) -> Result:
     """The path by class, rank and name; it adds up to the window."""
     graph = graph_of(run, scope)
-    path = walk(graph)
     low, high = graph.window
     total = high - low
-    sums: Counter[tuple[str, int, int]] = Counter()
-    for piece in path:
-        sums[piece.kind, piece.rank, piece.name] += piece.end - piece.start
-    rows: list[dict[str, Any]] = [
-        {
-            "class": kind,
-            "rank": graph.ranks[rank],
-            "name": graph.names[name],
-            "ns": ns,
-            "pct": 100 * ns / total,
-        }
-        for (kind, rank, name), ns in sums.items()
-        if ns
-    ]
-    rows.sort(key=lambda row: (-row["ns"], row["class"], row["rank"], row["name"]))
+    rows = _rows(graph, walk(graph), total)
     notes = [*left_out(run, scope), *graph.notes]
     if not rows:
         notes.append("no GPU events and no steps in the window: nothing hangs on anything")
@@ -81,91 +58,24 @@ def critical(run: Run, scope: Scope, by: str | None = None) -> Result:
     return Result("critical", "The critical path", scope.window, columns, rows, findings, tuple(notes))
 
 
-def walk(graph: Graph) -> list[Piece]:
-    """Back from the last end, cause by cause. Visits the path and nothing else; pieces meet end to end."""
-    device, host = graph.device, graph.host
-    low, high = graph.window
-    bind, cause = _binding(graph)
-    path: list[Piece] = []
-    time = high
-    node, on_device = _last_node(graph)
-
-    def step_to(when: int, kind: str, rank: int, name: int) -> int:
-        """A piece from `when` to now; clocks that disagree never make one negative."""
-        reached = min(max(when, low), time)
-        path.append(Piece(kind, rank, name, reached, time))
-        return reached
-
-    while node != NONE and time > low:
-        if on_device:
-            rank, name = int(device.rank[node]), int(device.name[node])
-            first = _last_member(graph, int(device.match[node]), node)
-            kind = DEVICE_CLASSES[device.kind[node]]
-            time = step_to(int(device.start[first]), kind, rank, name)
-            node, rank = first, int(device.rank[first])
-            how, by = bind[node], int(cause[node])
-            if how == NONE:
-                break
-            if how == 0:
-                time = step_to(int(host.time[by]), "launch", rank, int(device.name[node]))
-                node, on_device = by, False
-            else:
-                time = step_to(int(device.end[by]), "gap", rank, int(device.name[node]))
-                node = by
-            continue
-        rank, name = int(host.rank[node]), int(host.name[node])
-        if host.target[node] != NONE:
-            node = int(host.target[node])
-            time = step_to(int(device.end[node]), "sync", rank, name)
-            on_device = True
-        elif host.match[node] != NONE:
-            opener = int(graph.meetings.last[host.match[node]])
-            time = step_to(int(host.time[opener]), "comm", rank, name)
-            node = int(host.before[opener])
-            if node != NONE:
-                time = step_to(int(host.time[node]), _host_kind(graph, opener), int(host.rank[opener]), name)
-        else:
-            before = int(host.before[node])
-            if before == NONE:
-                break
-            time = step_to(int(host.time[before]), _host_kind(graph, node), rank, name)
-            node = before
-    if time > low and path:
-        last = path[-1]
-        step_to(low, "host", last.rank, last.name)
-    return path
-
-
-def _host_kind(graph: Graph, node: int) -> str:
-    return HOST_CLASSES[graph.host.kind[node]]
-
-
-def _binding(graph: Graph) -> tuple[Any, Any]:
-    """What each device node's start hung on: 0 its launch, 1 its stream, 2 another stream; and that node."""
-    launch, stream, other = graph.constraints()
-    stack = np.stack([launch, stream, other])
-    bind = stack.argmax(axis=0) if stack.shape[1] else np.zeros(0, dtype=np.int64)
-    nodes = np.stack([graph.device.launch, graph.device.before, graph.device.other])
-    cause = np.take_along_axis(nodes, bind[None, :], axis=0)[0] if len(bind) else bind
-    return np.where(cause == NONE, NONE, bind), cause
-
-
-def _last_node(graph: Graph) -> tuple[int, bool]:
-    device_end = int(graph.device.end.max()) if len(graph.device.end) else NONE
-    host_end = int(graph.host.time.max()) if len(graph.host.time) else NONE
-    if device_end == NONE and host_end == NONE:
-        return NONE, True
-    if device_end > host_end:
-        return int(graph.device.end.argmax()), True
-    return int(graph.host.time.argmax()), False
-
-
-def _last_member(graph: Graph, match: int, node: int) -> int:
-    """Who came last to the collective of a device node: the node itself where it is none, or came last."""
-    met = graph.meetings
-    if match == NONE or met.members[match] < 2 or met.last[match] == NONE or met.on_host[match]:
-        return node
-    return int(met.last[match])
+def _rows(graph: Graph, path: Path, total: int) -> list[dict[str, Any]]:
+    """What each class, rank and name has of the path, the most first."""
+    keys, place = number_rows([path.kind, path.rank, path.name])
+    sums = np.zeros(len(keys), dtype=np.int64)
+    np.add.at(sums, place, path.end - path.start)
+    rows: list[dict[str, Any]] = [
+        {
+            "class": PATH_CLASSES[kind],
+            "rank": graph.ranks[rank],
+            "name": graph.names[name],
+            "ns": ns,
+            "pct": 100 * ns / total,
+        }
+        for (kind, rank, name), ns in zip(keys.tolist(), sums.tolist(), strict=True)
+        if ns
+    ]
+    rows.sort(key=lambda row: (-row["ns"], row["class"], row["rank"], row["name"]))
+    return rows
 
 
 def _slack(run: Run, scope: Scope) -> str:

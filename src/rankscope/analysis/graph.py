@@ -132,9 +132,9 @@ def follow(node: Ints, value: Ints, otherwise: int) -> Ints:
     return np.where(node != NONE, value[np.maximum(node, 0)], otherwise)
 
 
-def previous_on_stream(stream: Ints, start: Ints) -> Ints:
-    """The node before each on its stream, in order of start."""
-    order = np.lexsort((start, stream))
+def previous_on_stream(stream: Ints) -> Ints:
+    """The node before each on its stream; nodes come in order of start."""
+    order = np.argsort(stream, kind="stable")
     before = np.full(len(stream), NONE)
     same = stream[order][1:] == stream[order][:-1]
     before[order[1:][same]] = order[:-1][same]
@@ -142,10 +142,12 @@ def previous_on_stream(stream: Ints, start: Ints) -> Ints:
 
 
 def shortest(rank: Ints, lag: Ints, ranks: int) -> Ints:
-    """The smallest lag of each rank that is not negative; 0 where there is none."""
-    real = lag >= 0
+    """The smallest lag of each rank that is not negative; 0 where there is none. Nodes come by rank."""
     least = np.full(ranks, np.iinfo(np.int64).max)
-    np.minimum.at(least, rank[real], lag[real])
+    real = np.flatnonzero(lag >= 0)
+    if len(real):
+        firsts = np.flatnonzero(np.diff(rank[real], prepend=NONE))
+        least[rank[real[firsts]]] = np.minimum.reduceat(lag[real], firsts)
     return np.where(least == np.iinfo(np.int64).max, 0, least)
 
 
@@ -153,11 +155,11 @@ def latest_end_between(rank: Ints, end: Ints, of: Ints, low: Ints, high: Ints) -
     """For each question (rank `of`), the node of that rank that ends last in (low, high]; NONE without one."""
     if len(end) == 0:
         return np.full(len(of), NONE)
-    order = np.lexsort((end, rank))
     origin = int(min(end.min(), low.min(initial=0), high.min(initial=0)))
     width = int(max(end.max(), low.max(initial=0), high.max(initial=0))) - origin + 2
-    placed = rank[order] * width + (end[order] - origin)
-    at = np.searchsorted(placed, of * width + (high - origin), side="right") - 1
+    placed = rank * width + (end - origin)
+    order = np.argsort(placed, kind="stable")  # nearly in order already
+    at = np.searchsorted(placed, of * width + (high - origin), side="right", sorter=order) - 1
     found = np.where(at >= 0, order[np.maximum(at, 0)], NONE)
     good = (found != NONE) & (rank[found] == of) & (end[found] > low)
     return np.where(good, found, NONE)
