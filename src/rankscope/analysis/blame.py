@@ -78,13 +78,12 @@ def window_starts(run: Run, rows: Collectives) -> Ints:
         return opened
     steps = run.rows("SELECT rank, step, min(start_ns) FROM steps GROUP BY ALL")
     began = {(int(rank), int(step)): int(start) for rank, step, start in steps}
-    ranks = {
-        int(rank): int(start)
-        for rank, start in run.rows("SELECT rank, min(start_ns) FROM slices GROUP BY ALL")
-    }
+    ranks: dict[int, int] = {}
     for i in np.flatnonzero(first).tolist():
-        rank = int(rows.rank[i])
-        opened[i] = min(began.get((rank, int(rows.step[i])), ranks[rank]), int(rows.start[i]))
+        rank, step = int(rows.rank[i]), int(rows.step[i])
+        if (rank, step) not in began and not ranks:  # a pass over all slices, which most runs need not make
+            ranks = dict(run.rows("SELECT rank, min(start_ns) FROM slices GROUP BY ALL"))
+        opened[i] = min(began.get((rank, step), ranks.get(rank, 0)), int(rows.start[i]))
     return opened
 
 

@@ -67,8 +67,8 @@ class DeviceEvents:
 class _Known:
     """What has been read of a run."""
 
-    vocabulary: dict[str, list[str]]
-    """The names that occur, by category; Python's frames are left out."""
+    vocabulary: dict[tuple[str, ...], list[str]] = field(default_factory=dict)
+    """The names that occur, by categories."""
     works: list[str] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
     events: dict[int, DeviceEvents] = field(default_factory=dict)
@@ -79,20 +79,23 @@ _KNOWN: WeakKeyDictionary[Run, _Known] = WeakKeyDictionary()
 
 
 def _known(run: Run) -> _Known:
+    """Also makes the temporary table `slice_names`, which costs a pass over all slices."""
     if run not in _KNOWN:
-        names: dict[str, list[str]] = {}
-        for category, name in run.rows(
-            "SELECT DISTINCT category, name FROM slices WHERE category <> 'python_function'"
-        ):
-            names.setdefault(category, []).append(name)
-        _KNOWN[run] = _Known(names)
+        run.connection.execute(
+            "CREATE OR REPLACE TEMP TABLE slice_names AS SELECT DISTINCT category, name FROM slices"
+        )
+        _KNOWN[run] = _Known()
     return _KNOWN[run]
 
 
 def vocabulary(run: Run, *categories: str) -> list[str]:
     """The names that occur in some categories: regular expressions look at these, not at every event."""
     known = _known(run).vocabulary
-    return sorted({name for category in categories for name in known.get(category, ())})
+    if categories not in known:
+        where = f"category IN ({sql_names(categories)})"
+        rows = run.rows(f"SELECT DISTINCT name FROM slice_names WHERE {where} ORDER BY name")
+        known[categories] = [name for (name,) in rows]
+    return known[categories]
 
 
 def ranks_in(run: Run, scope: Scope) -> list[int]:
@@ -152,7 +155,7 @@ def _prepared(run: Run) -> _Known:
         )
         execute(
             "CREATE OR REPLACE TEMP TABLE device_texts AS SELECT *, row_number() OVER () - 1 AS code FROM "
-            "(SELECT DISTINCT name FROM slices WHERE category IN ('cpu_op', 'python_function'))"
+            "(SELECT DISTINCT name FROM slice_names WHERE category IN ('cpu_op', 'python_function'))"
         )
         known.works = [name for (name,) in run.rows("SELECT name FROM device_works ORDER BY code")]
         known.texts = [name for (name,) in run.rows("SELECT name FROM device_texts ORDER BY code")]

@@ -38,6 +38,8 @@ class Activity:
         return Activity(self.rank[mask], self.step[mask], self.kind[mask], self.start[mask], self.end[mask])
 
 
+NO_ACTIVITY = Activity(*(np.empty(0, dtype=np.int64) for _ in range(5)))
+
 _COLUMNS = f"rank::BIGINT AS rank, coalesce(step, {NO_STEP})::BIGINT AS step"
 
 

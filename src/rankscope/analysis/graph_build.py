@@ -6,13 +6,15 @@ from typing import Any
 
 import numpy as np
 
+from rankscope.analysis.device import vocabulary
 from rankscope.analysis.graph import NONE, Device, Graph, Host
 from rankscope.analysis.graph_device import device_nodes
-from rankscope.analysis.graph_host import CALLS, OWN_NAMES, host_nodes, with_targets
+from rankscope.analysis.graph_host import OWN_NAMES, host_nodes, with_targets
 from rankscope.analysis.graph_meetings import matched_here, meetings
 from rankscope.analysis.matching import waits
 from rankscope.analysis.memo import once_per_run
 from rankscope.analysis.scope import Scope
+from rankscope.model import GPU_CATEGORIES, LAUNCH_CATEGORIES
 from rankscope.store.run import Run
 
 
@@ -47,17 +49,17 @@ def graph_of(run: Run, scope: Scope) -> Graph:
 
 
 def _name_table(run: Run) -> None:
+    found = vocabulary(run, *GPU_CATEGORIES, "cpu_op", "user_annotation", *LAUNCH_CATEGORIES)
+    names = sorted({*found, *OWN_NAMES})
     run.connection.execute(
-        "CREATE OR REPLACE TEMP TABLE graph_names AS SELECT row_number() OVER (ORDER BY name) - 1 AS code, name FROM ("
-        "SELECT DISTINCT name FROM slices WHERE category IN "
-        f"('kernel', 'gpu_memcpy', 'gpu_memset', 'cpu_op', 'user_annotation', {CALLS}) "
-        f"UNION SELECT unnest({list(OWN_NAMES)}))"
+        "CREATE OR REPLACE TEMP TABLE graph_names AS SELECT unnest(?) AS name, unnest(range(?)) AS code",
+        [names, len(names)],
     )
 
 
 def _device_columns(run: Run, scope: Scope) -> dict[str, Any]:
     """Device activity by rank and start, with its launch call and the op it was launched for."""
-    return run.arrays(f"""
+    columns = run.arrays(f"""
         SELECT g.rank::BIGINT AS rank, g.segment::BIGINT AS segment, g.id, g.track::BIGINT AS track,
                g.start_ns AS start, g.start_ns + greatest(g.dur_ns, 0) AS stop,
                coalesce(g.step, {NONE})::BIGINT AS step,
@@ -67,8 +69,10 @@ def _device_columns(run: Run, scope: Scope) -> dict[str, Any]:
                coalesce(g.launch, {NONE}) AS launch, coalesce(g.launch_track, {NONE})::BIGINT AS launch_track,
                coalesce(o.code, n.code) AS op
         FROM gpu g JOIN graph_names n ON n.name = g.name LEFT JOIN graph_names o ON o.name = g.op_name
-        WHERE {scope.where("g")} ORDER BY g.rank, g.start_ns, g.id
+        WHERE {scope.where("g")}
     """)
+    order = np.lexsort((columns["id"], columns["start"], columns["rank"]))
+    return {name: values[order] for name, values in columns.items()}
 
 
 def _window(device: Device, host: Host) -> tuple[int, int]:

@@ -20,12 +20,11 @@ from rankscope.analysis.graph_host_collectives import HostCollectives, chain_thr
 from rankscope.analysis.graph_meetings import event_key
 from rankscope.analysis.intervals import Ints
 from rankscope.analysis.scope import Scope
-from rankscope.model import LAUNCH_CATEGORIES, SYNC_CALL_PATTERN
+from rankscope.analysis.waiting_calls import prepare_waiting_calls
 from rankscope.store.matching import Collectives
 from rankscope.store.run import Run
 from rankscope.store.workspace import sql_text
 
-CALLS = ", ".join(f"'{category}'" for category in LAUNCH_CATEGORIES)
 STEP_BEGINS, STEP_ENDS, DATA_WAIT = OWN_NAMES = ("the step begins", "the step ends", "waiting for data")
 """Names of moments that have none in the file."""
 _HOST, _DATALOADER, _SYNC, _BETWEEN = range(len(HOST_CLASSES))
@@ -115,14 +114,13 @@ def host_nodes(
 
 
 def _add_syncs(run: Run, scope: Scope, marks: _Marks, number: Ints) -> None:
-    calls = run.arrays(
-        "SELECT s.rank::BIGINT AS rank, s.segment::BIGINT AS segment, s.track::BIGINT AS track, s.start_ns AS start, "
-        "s.start_ns + greatest(s.dur_ns, 0) AS stop, "
-        "coalesce(o.code, n.code) AS op, n.code AS name FROM slices s JOIN graph_names n ON n.name = s.name "
-        "LEFT JOIN slices p ON p.rank = s.rank AND p.segment = s.segment AND p.id = s.op "
-        f"LEFT JOIN graph_names o ON o.name = p.name WHERE s.category IN ({CALLS}) "
-        f"AND {_named(SYNC_CALL_PATTERN)} AND {scope.where('s')} ORDER BY s.rank, s.start_ns, s.id"
-    )
+    prepare_waiting_calls(run, scope)
+    calls = run.arrays("""
+        SELECT c.rank::BIGINT AS rank, c.segment::BIGINT AS segment, c.track::BIGINT AS track, c.start_ns AS start,
+               c.start_ns + greatest(c.dur_ns, 0) AS stop, coalesce(o.code, n.code) AS op, n.code AS name
+        FROM waiting_calls c JOIN graph_names n ON n.name = c.name LEFT JOIN graph_names o ON o.name = c.op_name
+        WHERE c.waits ORDER BY c.rank, c.start_ns, c.id
+    """)
     who = number[calls["rank"]]
     where = {"file": calls["segment"], "track": calls["track"]}
     marks.add(who, calls["start"], 5, _HOST, calls["op"], **where)

@@ -20,17 +20,6 @@ DEVICE = "CASE device_type WHEN 0 THEN 'CPU' ELSE concat('GPU ', device) END"
 
 
 @dataclass(frozen=True)
-class Peak:
-    """The first moment at which a device's total was highest."""
-
-    rank: int
-    device: str
-    at_ns: int
-    allocated_bytes: int
-    reserved_bytes: int
-
-
-@dataclass(frozen=True)
 class Holder:
     """Memory live at the peak, by who allocated it; None where stacks or ops were not recorded."""
 
@@ -46,31 +35,23 @@ class Holder:
     """Allocations; None for what was there before."""
 
 
-def peaks(run: Run, scope: Scope) -> list[Peak]:
-    """One a rank and device, in order."""
-    rows = run.rows(
-        f"SELECT rank, {DEVICE} AS holder, arg_max(ts_ns, key), max(allocated_bytes), arg_max(reserved_bytes, key) "
-        "FROM ("
-        f"SELECT *, (allocated_bytes, -ts_ns, -id) AS key FROM instants WHERE {_EVENTS} AND {scope.where()}) "
-        "GROUP BY ALL ORDER BY rank, holder"
-    )
-    return [Peak(*row) for row in rows]
-
-
 def live_at_peak(run: Run, scope: Scope) -> list[Holder]:
     """Who holds the memory at each rank's and device's peak, the largest first."""
+    memory = (
+        f"SELECT rank, segment, op, bytes, address, allocated_bytes, {DEVICE} AS holder, "
+        # in order of time, then of the file: one number compares faster than two
+        f"(ts_ns::HUGEINT << 40) + id AS moment FROM instants WHERE {_EVENTS}"
+    )
+    run.connection.execute(f"""
+        CREATE OR REPLACE TEMP TABLE memory_peaks AS
+        SELECT rank, holder, max(allocated_bytes) AS allocated_bytes,
+               arg_max(moment, (allocated_bytes, -moment)) AS moment
+        FROM ({memory} AND {scope.where()}) GROUP BY ALL
+    """)
     found = run.rows(f"""
-        WITH memory AS (
-            SELECT rank, segment, op, id, ts_ns, bytes, address, allocated_bytes, {DEVICE} AS holder,
-                   {scope.where()} AS wanted
-            FROM instants WHERE {_EVENTS} AND {scope.only_ranks().where()}
-        ), peak AS (
-            SELECT rank, holder, arg_max((ts_ns, id), (allocated_bytes, -ts_ns, -id)) AS moment FROM memory
-            WHERE wanted GROUP BY ALL
-        ), last AS (
-            SELECT m.rank, m.holder, m.address,
-                   arg_max((m.segment, m.op, m.bytes), (m.ts_ns, m.id)) AS allocation
-            FROM memory m JOIN peak p ON p.rank = m.rank AND p.holder = m.holder AND (m.ts_ns, m.id) <= p.moment
+        WITH last AS (
+            SELECT m.rank, m.holder, m.address, arg_max((m.segment, m.op, m.bytes), m.moment) AS allocation
+            FROM ({memory}) m JOIN memory_peaks p ON p.rank = m.rank AND p.holder = m.holder AND m.moment <= p.moment
             GROUP BY ALL
         ), live AS (
             SELECT rank, holder, allocation[1] AS segment, allocation[2] AS op, allocation[3] AS bytes FROM last
@@ -95,10 +76,10 @@ def live_at_peak(run: Run, scope: Scope) -> list[Holder]:
     held: dict[tuple[int, str], int] = {}
     for holder in holders:
         held[holder.rank, holder.device] = held.get((holder.rank, holder.device), 0) + holder.bytes
-    for peak in peaks(run, scope):
-        rest = peak.allocated_bytes - held.get((peak.rank, peak.device), 0)
+    for rank, device, allocated in run.rows("SELECT rank, holder, allocated_bytes FROM memory_peaks"):
+        rest = allocated - held.get((rank, device), 0)
         if rest > 0:
-            holders.append(Holder(peak.rank, peak.device, BEFORE, None, None, rest, None))
+            holders.append(Holder(rank, device, BEFORE, None, None, rest, None))
     return sorted(
         holders, key=lambda h: (h.rank, h.device == "CPU", h.device, -h.bytes, h.name, h.source or "")
     )

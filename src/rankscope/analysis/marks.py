@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rankscope.analysis.device import UNKNOWN, sql_names, vocabulary
-from rankscope.analysis.events import Activity, host_collectives
+from rankscope.analysis.events import NO_ACTIVITY, Activity, host_collectives
 from rankscope.analysis.intervals import Intervals, Ints, union
 from rankscope.analysis.scope import Scope
 from rankscope.model import (
@@ -73,8 +73,9 @@ def _marks(run: Run, rank: int) -> Marks:
             WHERE s.category = 'user_annotation'
                OR (s.category = 'cpu_op' AND (s.op IS NULL OR s.name LIKE '{_ENGINE_NAME}'))
                OR (s.category IN ({sql_names(LAUNCH_CATEGORIES)}) AND s.name IN ({sql_names(sync_names(run))}))
-            ORDER BY s.rank
         """)
+        order = np.argsort(found["rank"], kind="stable")
+        found = {name: values[order] for name, values in found.items()}
         rank_of = found.pop("rank")
         every = Marks(**found)
         _MARKS[run] = {one: every.pick(slice(*np.searchsorted(rank_of, [one, one + 1]))) for one in run.ranks}
@@ -126,7 +127,9 @@ _COLLECTIVES: WeakKeyDictionary[Run, Activity] = WeakKeyDictionary()
 def rank_collectives(run: Run, rank: int, scope: Scope) -> Activity:
     """The collectives on the host of one rank in the window; read once a run."""
     if run not in _COLLECTIVES:
-        _COLLECTIVES[run] = host_collectives(run, Scope())
+        names = vocabulary(run, "user_annotation")
+        some = any(re.search(HOST_COLLECTIVE_PATTERN, name) for name in names)
+        _COLLECTIVES[run] = host_collectives(run, Scope()) if some else NO_ACTIVITY
     found = _COLLECTIVES[run]
     mine = found.rank == rank
     if scope.steps is not None:

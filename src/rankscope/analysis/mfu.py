@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from rankscope.analysis.ceilings import ceiling_notes, ceilings
 from rankscope.analysis.events import NO_STEP
+from rankscope.analysis.grouping import distinct
 from rankscope.analysis.notes import left_out
 from rankscope.analysis.op_work import OpWork, op_work
 from rankscope.analysis.periods import Period, periods
@@ -87,10 +88,10 @@ class Done:
 
 def _work_by_step(run: Run, scope: Scope, work: OpWork) -> dict[tuple[int, int | None], Done]:
     """By rank and step; with step None, all steps of a rank (all there is, where it has no steps)."""
-    groups, group = np.unique(np.stack([work.rank, work.step]), axis=1, return_inverse=True)
+    groups, group = distinct(np.stack([work.rank, work.step]))
     again = _recomputed(run, scope, work)
     sums = np.zeros((2, groups.shape[1]), dtype=np.int64)
-    np.add.at(sums, (again.astype(np.int64), group.reshape(-1)), work.flops)
+    np.add.at(sums, (again.astype(np.int64), group), work.flops)
     found: dict[tuple[int, int | None], Done] = {}
     stepped = {rank for rank, step in groups.T.tolist() if step != NO_STEP}
     for (rank, step), model, twice in zip(groups.T.tolist(), *sums.tolist(), strict=True):

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
+from rankscope.analysis.grouping import distinct
 from rankscope.analysis.notes import left_out, outside_steps
 from rankscope.analysis.op_work import OpWork, op_work
 from rankscope.analysis.result import Column, Result
@@ -80,17 +83,17 @@ def _notes(run: Run, scope: Scope, by: str | None, rows: list[dict[str, Any]]) -
 def _flops(run: Run, scope: Scope, by: str | None) -> dict[tuple[str, Any], int]:
     """Floating-point operations by name and key, where shapes tell."""
     work = op_work(run, scope)
-    names = [work.names[signature] for signature in work.signature.tolist()]
-    keys: list[Any] = [None] * len(names)
-    if by == "rank":
-        keys = work.rank.tolist()
-    elif by == "shape":
-        keys = [work.shapes[signature] or None for signature in work.signature.tolist()]
-    elif by is not None:
-        keys = _frames(run, scope, by, work)
+    keys: list[Any] = _frames(run, scope, by, work) if by in ("module", "source") else []
+    texts = list(dict.fromkeys(keys))
+    codes = np.array([texts.index(key) for key in keys], dtype=np.int64) if keys else work.rank
+    pairs, which = distinct(np.stack([work.signature, codes]))
+    sums = np.zeros(pairs.shape[1], dtype=np.int64)
+    np.add.at(sums, which, work.flops)
     found: dict[tuple[str, Any], int] = {}
-    for name, key, flops in zip(names, keys, work.flops.tolist(), strict=True):
-        found[name, key] = found.get((name, key), 0) + flops
+    for (signature, code), flops in zip(pairs.T.tolist(), sums.tolist(), strict=True):
+        key = code if by == "rank" else work.shapes[signature] or None if by == "shape" else None
+        name = work.names[signature], texts[code] if texts else key
+        found[name] = found.get(name, 0) + flops
     return found
 
 

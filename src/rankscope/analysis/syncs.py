@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from rankscope.analysis.device import sql_names, steps_in, vocabulary
+from rankscope.analysis.device import steps_in, vocabulary
 from rankscope.analysis.idle_time import idle_by_device, idle_by_rank
 from rankscope.analysis.intervals import EMPTY, Intervals, Ints, covered_before
-from rankscope.analysis.marks import sync_names
 from rankscope.analysis.notes import NO_GPU, WITH_STACK, left_out
 from rankscope.analysis.result import Column, Finding, Result
 from rankscope.analysis.scope import Scope
 from rankscope.analysis.severity import graded
+from rankscope.analysis.waiting_calls import prepare_waiting_calls
 from rankscope.model import LAUNCH_CATEGORIES
 from rankscope.store.run import Run
 from rankscope.units import format_ns
@@ -78,34 +78,19 @@ def _add(sums: list[int], more: list[int]) -> None:
 
 def _load(run: Run, scope: Scope) -> dict[str, Any]:
     """The calls in the window that wait, with the op and the line that made them; by rank."""
-    waiting = f"name IN ({sql_names(sync_names(run))})"
-    pageable = [name for name in vocabulary(run, "gpu_memcpy") if "ageable" in name]
-    run.connection.execute(f"""
-        CREATE OR REPLACE TEMP TABLE waiting_calls AS
-        SELECT rank, segment, start_ns, dur_ns, name, {waiting} AS waits, step, op, python FROM slices s
-        WHERE category IN ({sql_names(LAUNCH_CATEGORIES)}) AND {scope.where()}
-        AND ({waiting} OR (rank, segment, id) IN (
-            SELECT (rank, segment, launch) FROM gpu
-            WHERE category = 'gpu_memcpy' AND name IN ({sql_names(pageable)}) AND launch IS NOT NULL
-        ))
-    """)
-    texts = "(SELECT rank, segment, id, name FROM slices WHERE category = '{}' AND id IN (SELECT {} FROM waiting_calls))"
-    return run.arrays(f"""
-        SELECT c.rank::BIGINT AS rank, c.start_ns AS start, c.start_ns + greatest(c.dur_ns, 0) AS stop, c.name,
-               c.waits::BIGINT AS waits, coalesce(c.step, -1)::BIGINT AS step,
-               coalesce(o.name, '') AS op, coalesce(l.name, '') AS line
-        FROM waiting_calls c
-        LEFT JOIN {texts.format("cpu_op", "op")} o ON o.rank = c.rank AND o.segment = c.segment AND o.id = c.op
-        LEFT JOIN {texts.format("python_function", "python")} l
-        ON l.rank = c.rank AND l.segment = c.segment AND l.id = c.python
-        ORDER BY c.rank
+    prepare_waiting_calls(run, scope)
+    return run.arrays("""
+        SELECT rank::BIGINT AS rank, start_ns AS start, start_ns + greatest(dur_ns, 0) AS stop, name,
+               waits::BIGINT AS waits, coalesce(step, -1)::BIGINT AS step,
+               coalesce(op_name, '') AS op, coalesce(line, '') AS line
+        FROM waiting_calls ORDER BY rank
     """)
 
 
 def _by_rank(columns: dict[str, Any]) -> Iterator[tuple[int, dict[str, Any]]]:
-    ranks, first = np.unique(columns["rank"], return_index=True)
-    for rank, low, high in zip(ranks.tolist(), first, [*first[1:], len(columns["rank"])], strict=True):
-        yield rank, {name: values[low:high] for name, values in columns.items()}
+    for rank in np.unique(columns["rank"]).tolist():
+        mine = slice(*np.searchsorted(columns["rank"], [rank, rank + 1]))
+        yield rank, {name: values[mine] for name, values in columns.items()}
 
 
 def _calls(
