@@ -45,10 +45,18 @@ class DeviceEvents:
     """Of the runtime call that launched it, or UNKNOWN; so for the next two."""
     launch_end: Ints
     launch_track: Ints
+    launch: Ints
+    """Id of that call, or UNKNOWN."""
     op: Ints
     """Name of the op that launched it, an index into `texts`, or UNKNOWN."""
+    op_start: Ints
+    """Of that op, or UNKNOWN; so for the next."""
+    op_track: Ints
     line: Ints
     """The line of Python that launched it, an index into `texts`, or UNKNOWN."""
+    segment: Ints
+    track: Ints
+    id: Ints
 
     def __len__(self) -> int:
         return len(self.start)
@@ -96,6 +104,14 @@ def vocabulary(run: Run, *categories: str) -> list[str]:
         rows = run.rows(f"SELECT DISTINCT name FROM slice_names WHERE {where} ORDER BY name")
         known[categories] = [name for (name,) in rows]
     return known[categories]
+
+
+def categories(run: Run) -> list[str]:
+    """The categories that occur."""
+    _known(run)
+    return [
+        category for (category,) in run.rows("SELECT DISTINCT category FROM slice_names ORDER BY category")
+    ]
 
 
 def ranks_in(run: Run, scope: Scope) -> list[int]:
@@ -172,7 +188,9 @@ def _load(run: Run, ranks: list[int]) -> dict[int, DeviceEvents]:
                coalesce(g.stream, {UNKNOWN}) AS stream, coalesce(g.launch_ns, {UNKNOWN}) AS launch_start,
                coalesce(g.launch_ns + greatest(g.launch_dur_ns, 0), {UNKNOWN}) AS launch_end,
                coalesce(g.launch_track, {UNKNOWN})::BIGINT AS launch_track,
-               coalesce(o.code, {UNKNOWN}) AS op, coalesce(l.code, {UNKNOWN}) AS line
+               coalesce(g.launch, {UNKNOWN}) AS launch, coalesce(o.code, {UNKNOWN}) AS op,
+               coalesce(g.op_ns, {UNKNOWN}) AS op_start, coalesce(g.op_track, {UNKNOWN})::BIGINT AS op_track,
+               coalesce(l.code, {UNKNOWN}) AS line, g.segment::BIGINT AS segment, g.track::BIGINT AS track, g.id
         FROM gpu g
         JOIN device_works w ON w.name = g.name AND w.category = g.category
              AND w.collective = (g.collective IS NOT NULL)

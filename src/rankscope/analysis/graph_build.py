@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from rankscope.analysis.device import vocabulary
+from rankscope.analysis.device import UNKNOWN, device_events, ranks_in, texts, vocabulary, works
 from rankscope.analysis.graph import NONE, Device, Graph, Host
 from rankscope.analysis.graph_device import device_nodes
 from rankscope.analysis.graph_host import OWN_NAMES, host_nodes, with_targets
@@ -24,8 +24,8 @@ def graph_of(run: Run, scope: Scope) -> Graph:
     ranks = tuple(rank for rank in run.ranks if scope.ranks is None or rank in scope.ranks)
     number = np.full(max(ranks, default=0) + 1, NONE)
     number[list(ranks)] = np.arange(len(ranks))
-    _name_table(run)
-    raw = _device_columns(run, scope)
+    names = _name_table(run)
+    raw = _device_columns(run, scope, names)
     raw["rank"] = number[raw["rank"]]
     found = waits(run, scope)
     on_device, on_host = matched_here(found.rows, number)
@@ -34,7 +34,6 @@ def graph_of(run: Run, scope: Scope) -> Graph:
     host, lags = with_targets(marks, device, lags, len(ranks))
     met = meetings(found.rows, len(found.transfer), on_host, device, host, number)
     steps = tuple(s for (s,) in run.rows(f"SELECT DISTINCT step FROM steps WHERE {scope.where()} ORDER BY 1"))
-    names = [name for (name,) in run.rows("SELECT name FROM graph_names ORDER BY code")]
     return Graph(
         ranks,
         names,
@@ -48,31 +47,41 @@ def graph_of(run: Run, scope: Scope) -> Graph:
     )
 
 
-def _name_table(run: Run) -> None:
+def _name_table(run: Run) -> list[str]:
+    """The names of all nodes, also as the temporary table `graph_names`."""
     found = vocabulary(run, *GPU_CATEGORIES, "cpu_op", "user_annotation", *LAUNCH_CATEGORIES)
     names = sorted({*found, *OWN_NAMES})
     run.connection.execute(
         "CREATE OR REPLACE TEMP TABLE graph_names AS SELECT unnest(?) AS name, unnest(range(?)) AS code",
         [names, len(names)],
     )
+    return names
 
 
-def _device_columns(run: Run, scope: Scope) -> dict[str, Any]:
+_COLUMNS = (
+    "segment", "id", "track", "start", "end", "step", "kind", "launch", "launch_start", "launch_end", "launch_track",
+)  # fmt: skip
+
+
+def _device_columns(run: Run, scope: Scope, names: list[str]) -> dict[str, Any]:
     """Device activity by rank and start, with its launch call and the op it was launched for."""
-    columns = run.arrays(f"""
-        SELECT g.rank::BIGINT AS rank, g.segment::BIGINT AS segment, g.id, g.track::BIGINT AS track,
-               g.start_ns AS start, g.start_ns + greatest(g.dur_ns, 0) AS stop,
-               coalesce(g.step, {NONE})::BIGINT AS step,
-               CASE g.class WHEN 'COMPUTE' THEN 0 WHEN 'COMM' THEN 1 ELSE 2 END::BIGINT AS kind, n.code AS name,
-               coalesce(g.launch_ns, {NONE}) AS launch_start,
-               coalesce(g.launch_ns + greatest(g.launch_dur_ns, 0), {NONE}) AS launch_stop,
-               coalesce(g.launch, {NONE}) AS launch, coalesce(g.launch_track, {NONE})::BIGINT AS launch_track,
-               coalesce(o.code, n.code) AS op
-        FROM gpu g JOIN graph_names n ON n.name = g.name LEFT JOIN graph_names o ON o.name = g.op_name
-        WHERE {scope.where("g")}
-    """)
-    order = np.lexsort((columns["id"], columns["start"], columns["rank"]))
-    return {name: values[order] for name, values in columns.items()}
+    number = {name: code for code, name in enumerate(names)}
+    of_work = np.array([number[name] for name in works(run)], dtype=np.int64)
+    of_text = np.array([number.get(name, NONE) for name in texts(run)], dtype=np.int64)
+    parts = []
+    for rank in ranks_in(run, scope):
+        found = device_events(run, rank, scope)
+        order = np.lexsort((found.id, found.start))
+        name, op = of_work[found.work[order]], found.op[order]
+        parts.append(
+            {
+                "rank": np.full(len(found), rank),
+                "name": name,
+                "op": np.where(op == UNKNOWN, name, of_text[op]) if len(of_text) else name,
+                **{key: getattr(found, key)[order] for key in _COLUMNS},
+            }
+        )
+    return {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
 
 
 def _window(device: Device, host: Host) -> tuple[int, int]:

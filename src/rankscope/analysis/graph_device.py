@@ -27,7 +27,7 @@ def device_nodes(
     raw: dict[str, Any], launch: Ints, host: dict[str, Ints], on_device: Collectives, number: Ints, ranks: int
 ) -> tuple[Device, Lags]:
     """The nodes of the events in `raw`, and the shortest times from cause to effect."""
-    rank, start, end = raw["rank"], raw["start"], raw["stop"]
+    rank, start, end = raw["rank"], raw["start"], raw["end"]
     _, stream = number_rows([rank, raw["segment"], raw["track"]])
     before = previous_on_stream(stream)
     never = np.iinfo(np.int64).min // 2

@@ -96,9 +96,9 @@ def host_nodes(
     where = {"file": raw["segment"][calls], "track": raw["launch_track"][calls]}
     launches = marks.add(raw["rank"][calls], raw["launch_start"][calls], 5, _HOST, raw["op"][calls], **where)
     # A copy whose call returns after the copy has ended made the host wait for it.
-    blocking = calls[raw["stop"][calls] <= raw["launch_stop"][calls]]
+    blocking = calls[raw["end"][calls] <= raw["launch_end"][calls]]
     marks.add(
-        raw["rank"][blocking], raw["launch_stop"][blocking], 6, _SYNC, raw["op"][blocking],
+        raw["rank"][blocking], raw["launch_end"][blocking], 6, _SYNC, raw["op"][blocking],
         target_low=raw["launch_start"][blocking], sync=1,
         file=raw["segment"][blocking], track=raw["launch_track"][blocking],
     )  # fmt: skip

@@ -31,8 +31,8 @@ def sync_names(run: Run) -> list[str]:
 
 
 _ANNOTATION, _SYNC, _OP, _ENGINE = range(4)
-_ENGINE_NAME = "autograd::engine::evaluate_function: %"
-"""In SQL: ops by which autograd runs the nodes of a backward pass."""
+_ENGINE_NAME = "autograd::engine::evaluate_function: "
+"""Ops by which autograd runs the nodes of a backward pass."""
 
 
 @dataclass(frozen=True)
@@ -63,16 +63,21 @@ def _marks(run: Run, rank: int) -> Marks:
             run.connection.execute(
                 "INSERT INTO mark_names SELECT unnest(?), unnest(range(?))", [names, len(names)]
             )
+        engine = (
+            f"name IN ({sql_names([name for name in vocabulary(run, 'cpu_op') if _ENGINE_NAME in name])})"
+        )
+        calls = f"category IN ({sql_names(LAUNCH_CATEGORIES)}) AND name IN ({sql_names(sync_names(run))})"
+        columns = (
+            "rank::BIGINT AS rank, track::BIGINT AS track, start_ns AS start, start_ns + greatest(dur_ns, 0) AS end, "
+            "op IS NULL AS outermost"
+        )
         found = run.arrays(f"""
-            SELECT s.rank::BIGINT AS rank, s.track::BIGINT AS track, s.start_ns AS start,
-                   s.start_ns + greatest(s.dur_ns, 0) AS end, s.op IS NULL AS outermost,
-                   CASE WHEN s.category = 'user_annotation' THEN {_ANNOTATION} WHEN s.category <> 'cpu_op' THEN {_SYNC}
-                        WHEN s.name LIKE '{_ENGINE_NAME}' THEN {_ENGINE} ELSE {_OP} END::BIGINT AS kind,
-                   coalesce(n.code, {UNKNOWN}) AS name
-            FROM slices s LEFT JOIN mark_names n ON s.category = 'user_annotation' AND n.name = s.name
-            WHERE s.category = 'user_annotation'
-               OR (s.category = 'cpu_op' AND (s.op IS NULL OR s.name LIKE '{_ENGINE_NAME}'))
-               OR (s.category IN ({sql_names(LAUNCH_CATEGORIES)}) AND s.name IN ({sql_names(sync_names(run))}))
+            SELECT {columns}, {_ANNOTATION}::BIGINT AS kind, n.code AS name
+            FROM (FROM slices WHERE category = 'user_annotation') s JOIN mark_names n ON n.name = s.name
+            UNION ALL
+            SELECT {columns}, CASE WHEN category <> 'cpu_op' THEN {_SYNC} WHEN {engine} THEN {_ENGINE} ELSE {_OP} END,
+                   {UNKNOWN}
+            FROM slices WHERE (category = 'cpu_op' AND (op IS NULL OR {engine})) OR ({calls})
         """)
         order = np.argsort(found["rank"], kind="stable")
         found = {name: values[order] for name, values in found.items()}

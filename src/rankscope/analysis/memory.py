@@ -45,17 +45,13 @@ def _columns(by: str | None) -> tuple[Column, ...]:
 
 def memory(run: Run, scope: Scope, by: str | None = None) -> Result:
     """One row a rank and device, from [memory] events, else from a snapshot; by step, one a step too."""
-    step = "step," if by == "step" else ""
-    more = "AND step IS NOT NULL" if by == "step" else ""
-    rows = run.records(f"""
-        SELECT rank, {DEVICE} AS device, {step} max(allocated_bytes) AS peak_allocated_bytes,
-               max(reserved_bytes) AS peak_reserved_bytes, arg_max(ts_ns, key) AS at_ns,
-               greatest(arg_max(reserved_bytes - allocated_bytes, key), 0) AS unused_bytes
-        FROM (SELECT *, (allocated_bytes, -ts_ns) AS key FROM instants
-              WHERE name = '[memory]' AND allocated_bytes IS NOT NULL AND {scope.where()} {more})
-        GROUP BY ALL ORDER BY rank, device {step and ", step"}
-    """)
-    troughs = _troughs(run, scope)
+    in_steps = _by_step(run, scope)
+    troughs: dict[tuple[int, str], list[tuple[int, int]]] = {}
+    for row in in_steps:
+        least = row.pop("least_bytes")
+        if row["step"] is not None:
+            troughs.setdefault((row["rank"], row["device"]), []).append((row["step"], least))
+    rows = [row for row in in_steps if row["step"] is not None] if by == "step" else _over_steps(in_steps)
     if by != "step":
         for row in rows:
             row["growth_bytes"] = _growth(troughs.get((row["rank"], row["device"]), []))
@@ -83,15 +79,37 @@ def _from_snapshots(
     return rows, [note] if rows else []
 
 
-def _troughs(run: Run, scope: Scope) -> dict[tuple[int, str], list[tuple[int, int]]]:
-    """By rank and device: (step, least allocated in it). What a step leaves behind raises the next one's."""
-    found: dict[tuple[int, str], list[tuple[int, int]]] = {}
-    for rank, device, step, least in run.rows(
-        f"SELECT rank, {DEVICE} AS device, step, min(allocated_bytes) FROM instants WHERE name = '[memory]' "
-        f"AND allocated_bytes IS NOT NULL AND step IS NOT NULL AND {scope.where()} GROUP BY ALL ORDER BY ALL"
-    ):
-        found.setdefault((rank, device), []).append((step, least))
-    return found
+def _by_step(run: Run, scope: Scope) -> list[dict[str, Any]]:
+    """One row a rank, device and step, and one for what lies outside steps; with the least allocated, too.
+
+    What a step leaves behind raises the next one's least.
+    """
+    return run.records(f"""
+        SELECT rank, {DEVICE} AS device, step, max(allocated_bytes) AS peak_allocated_bytes,
+               max(reserved_bytes) AS peak_reserved_bytes, arg_max(ts_ns, key) AS at_ns,
+               greatest(arg_max(reserved_bytes - allocated_bytes, key), 0) AS unused_bytes,
+               min(allocated_bytes) AS least_bytes
+        FROM (SELECT *, (allocated_bytes, -ts_ns) AS key FROM instants
+              WHERE name = '[memory]' AND allocated_bytes IS NOT NULL AND {scope.where()})
+        GROUP BY ALL ORDER BY rank, device, step
+    """)
+
+
+def _over_steps(in_steps: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """One row a rank and device: the step with the highest peak, the first of several."""
+    found: dict[tuple[int, str], dict[str, Any]] = {}
+    for row in in_steps:
+        device = row["rank"], row["device"]
+        best = found.setdefault(device, row)
+        reserved = max(
+            (one["peak_reserved_bytes"] for one in (best, row) if one["peak_reserved_bytes"]), default=None
+        )
+        if (row["peak_allocated_bytes"], -row["at_ns"]) > (best["peak_allocated_bytes"], -best["at_ns"]):
+            best = row
+        found[device] = best | {"peak_reserved_bytes": reserved}
+    for row in found.values():
+        del row["step"]
+    return list(found.values())
 
 
 def _growth(troughs: list[tuple[int, int]]) -> int | None:

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rankscope.analysis.events import NO_STEP
+from rankscope.analysis.device import UNKNOWN, device_events, ranks_in, works
+from rankscope.analysis.events import COPY, NO_STEP
 from rankscope.analysis.flops import Work, work_of
 from rankscope.analysis.grouping import distinct
 from rankscope.analysis.intervals import Ints
@@ -155,19 +156,28 @@ def _innermost(calls: dict[str, Any]) -> NDArray[np.bool_]:
 
 def _launched(run: Run, scope: Scope) -> tuple[list[str], dict[str, Any]]:
     """Device activity with where and when the op that launched it ran; and the texts of its names."""
-    run.connection.execute(
-        "CREATE OR REPLACE TEMP TABLE gpu_names AS SELECT row_number() OVER (ORDER BY name) - 1 AS code, name "
-        f"FROM (SELECT DISTINCT name FROM gpu WHERE {scope.only_ranks().where()})"
-    )
-    launched = run.arrays(f"""
-        SELECT (f.rowid << 24) | g.op_track AS place, g.op_ns AS at, greatest(g.dur_ns, 0) AS dur, n.code AS name,
-               (g.category = 'kernel')::BIGINT AS is_kernel
-        FROM gpu g
-        JOIN segments f ON f.rank = g.rank AND f.segment = g.segment
-        JOIN gpu_names n ON n.name = g.name
-        WHERE g.op IS NOT NULL AND {scope.only_ranks().where("g")}
-    """)
-    return [name for (name,) in run.rows("SELECT name FROM gpu_names ORDER BY code")], launched
+    names = sorted(set(works(run)))
+    number = {name: code for code, name in enumerate(names)}
+    of_work = np.array([number[name] for name in works(run)], dtype=np.int64)
+    rows = {
+        (rank, segment): row for rank, segment, row in run.rows("SELECT rank, segment, rowid FROM segments")
+    }
+    parts = []
+    for rank in ranks_in(run, scope):
+        found = device_events(run, rank, scope.only_ranks())
+        mine = found.op != UNKNOWN
+        segments, which = np.unique(found.segment[mine], return_inverse=True)
+        row = np.array([rows[rank, segment] for segment in segments.tolist()], dtype=np.int64)[which]
+        parts.append(
+            {
+                "place": (row << 24) | found.op_track[mine],
+                "at": found.op_start[mine],
+                "dur": (found.end - found.start)[mine],
+                "name": of_work[found.work[mine]],
+                "is_kernel": found.kind[mine] != COPY,
+            }
+        )
+    return names, {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
 
 
 def _device_time(calls: dict[str, Any], launched: dict[str, Any]) -> tuple[Ints, Ints, Ints]:
@@ -180,7 +190,7 @@ def _device_time(calls: dict[str, Any], launched: dict[str, Any]) -> tuple[Ints,
     at = _call_around(calls, launched["place"], launched["at"])
     mine = at >= 0
     np.add.at(device_ns, at[mine], launched["dur"][mine])
-    kernels = np.flatnonzero(mine & (launched["is_kernel"] > 0))
+    kernels = np.flatnonzero(mine & launched["is_kernel"])
     kernels = kernels[np.lexsort((launched["name"][kernels], launched["dur"][kernels]))]
     # Written in order of duration: what stays is the longest.
     kernel[at[kernels]] = launched["name"][kernels]

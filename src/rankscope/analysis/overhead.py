@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rankscope.analysis.device import ranks_in
+from rankscope.analysis.device import categories, ranks_in, vocabulary
 from rankscope.analysis.intervals import Intervals, intersect, length, union
 from rankscope.analysis.notes import left_out
 from rankscope.analysis.result import Column, Finding, Result
@@ -33,7 +33,8 @@ def overhead(run: Run, scope: Scope, by: str | None = None) -> Result:
     """One row a rank and kind of the profiler's own work."""
     rows: list[dict[str, Any]] = []
     findings: list[Finding] = []
-    for rank in ranks_in(run, scope):
+    told = any(category.lower() == "overhead" for category in categories(run))
+    for rank in ranks_in(run, scope) if told else ():
         own, share = _rows(run, rank, scope)
         rows += own
         findings += share
@@ -112,6 +113,8 @@ def _finding(rank: int, rows: list[dict[str, Any]], inside: int, whole: int, ste
 
 def _stacks(run: Run, scope: Scope) -> list[Finding]:
     """Recording stacks slows the host: idle figures of such a trace are worse than the job's."""
+    if not vocabulary(run, "python_function"):
+        return []
     ((frames, ops),) = run.rows(
         "SELECT count(*) FILTER (category = 'python_function'), count(*) FILTER (category = 'cpu_op') "
         f"FROM slices WHERE {scope.where()}"
