@@ -135,7 +135,7 @@ def test_random_gaps_against_brute_force(
     work = sorted(work, key=lambda w: (w[0], w[2]))
     start, size, launched = np.array(work, dtype=np.int64).T
     zeros = np.zeros(len(start), dtype=np.int64)
-    events = DeviceEvents(start, start + size, *[zeros] * 5, launched, launched, *[zeros] * 3)
+    events = DeviceEvents(start, start + size, *[zeros] * 5, launched, launched, *[zeros] * 9)
 
     def as_set(pairs: list[tuple[int, int]]) -> Any:
         low = np.array([p[0] for p in pairs], dtype=np.int64)

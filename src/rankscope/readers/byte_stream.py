@@ -22,6 +22,9 @@ class ByteStream(Protocol):
     def read(self, size: int) -> bytes:
         """Up to `size` bytes; fewer only at the end."""
 
+    def read_into(self, buffer: memoryview) -> int:
+        """Fill the buffer; returns how many bytes, fewer only at the end."""
+
     def position(self) -> int:
         """Bytes of the file on disk consumed so far, for progress."""
 
@@ -45,6 +48,12 @@ class PlainStream:
             pieces.append(piece)
             missing -= len(piece)
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    def read_into(self, buffer: memoryview) -> int:
+        filled = 0
+        while filled < len(buffer) and (count := self._file.readinto(buffer[filled:])):
+            filled += count
+        return filled
 
     def position(self) -> int:
         return self._file.tell()
@@ -75,6 +84,14 @@ class GzipStream:
             pieces.append(piece)
             missing -= len(piece)
         return b"".join(pieces)
+
+    def read_into(self, buffer: memoryview) -> int:
+        filled = 0
+        while filled < len(buffer) and not self._ended:
+            piece = self._next(len(buffer) - filled)
+            buffer[filled : filled + len(piece)] = piece
+            filled += len(piece)
+        return filled
 
     def _next(self, limit: int) -> bytes:
         if self._inflate.eof:

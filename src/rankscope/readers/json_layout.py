@@ -87,15 +87,15 @@ def sniff_separator(block: bytes, start: int) -> bytes | None:
     return None
 
 
-def last_cut(block: bytes, start: int, separator: bytes) -> int | None:
+def last_cut(block: bytes | bytearray, start: int, end: int, separator: bytes) -> int | None:
     """Offset just after the last event that is surely whole: its closing brace; None if there is no cut."""
-    found = block.rfind(separator, start)
+    found = block.rfind(separator, start, end)
     while found >= 0 and not _is_event(block, found, separator):
         found = block.rfind(separator, start, found + len(separator) - 1)
     return None if found < 0 else found + separator.index(b"}") + 1
 
 
-def _is_event(block: bytes, found: int, separator: bytes) -> bool:
+def _is_event(block: bytes | bytearray, found: int, separator: bytes) -> bool:
     """Does a separator found here really stand before an event? Indents are proof enough."""
     if b"\n" in separator:
         return True

@@ -26,6 +26,8 @@ BLOCK_BYTES = 32 << 20
 """Read, and then parsed by one thread: small enough that memory stays low and threads finish together."""
 LARGEST_EVENT_BYTES = 16 << 20
 _GLANCE = 4 << 20
+_ROOM_FOR_REST = 1 << 16
+"""What is left of a block behind its last whole event, usually."""
 
 _COLUMNS = {
     "ph": "VARCHAR",
@@ -83,7 +85,7 @@ _LONG_TIME_SAMPLE = re.compile(rb'"ts":\s*[0-9]{14,}\.[0-9]')
 class _Block:
     """Bytes with whole events between start and end; `offset` is the block's place in the file."""
 
-    data: bytes
+    data: bytes | bytearray
     start: int
     end: int
     offset: int
@@ -93,9 +95,10 @@ class _Block:
 class JsonBatch:
     """The events of one block; parsed by one thread, while others parse other blocks."""
 
-    def __init__(self, block: _Block, report: ReadReport) -> None:
+    def __init__(self, block: _Block, report: ReadReport, spare: list[bytearray]) -> None:
         self._block = block
         self._report = report
+        self._spare = spare
         self._file = MemoryFile()
 
     def select(self) -> str:
@@ -108,7 +111,9 @@ class JsonBatch:
 
     def select_repaired(self) -> str:
         block = self._block
-        mended = repair_range(block.data, block.start, block.end, block.separator, block.offset, self._report)
+        mended = repair_range(
+            bytes(block.data), block.start, block.end, block.separator, block.offset, self._report
+        )
         return self._select(mended, _LONG_TIME)
 
     def _select(self, content: bytes | memoryview, time: tuple[str, str]) -> str:
@@ -127,6 +132,8 @@ class JsonBatch:
 
     def close(self) -> None:
         self._file.close()
+        if isinstance(self._block.data, bytearray):
+            self._spare.append(self._block.data)
 
 
 class KinetoReading:
@@ -137,11 +144,13 @@ class KinetoReading:
         self.report = ReadReport()
         self._path = path
         self._stream = open_stream(path)
+        self._spare: list[bytearray] = []
+        """Buffers to use again: new ones cost the system more than reading into them."""
 
     def batches(self) -> Iterator[JsonBatch]:
         try:
             for block in self._blocks():
-                yield JsonBatch(block, self.report)
+                yield JsonBatch(block, self.report, self._spare)
         finally:
             self._stream.close()
 
@@ -155,36 +164,42 @@ class KinetoReading:
     def further(self) -> Iterator[tuple[Table, Batch]]:
         return iter(())
 
-    def _read(self, size: int) -> bytes:
+    def _read_after(self, rest: bytes) -> tuple[bytearray, int]:
+        """A buffer that begins with these bytes and goes on with the file's next; and how many it holds."""
+        size = len(rest) + BLOCK_BYTES
+        buffer = self._spare.pop() if self._spare else bytearray(size + _ROOM_FOR_REST)
+        if len(buffer) < size:
+            buffer = bytearray(size)
+        buffer[: len(rest)] = rest
         try:
-            return self._stream.read(size)
+            return buffer, len(rest) + self._stream.read_into(memoryview(buffer)[len(rest) : size])
         except OSError as error:
             self._stream.damage = f"reading stopped: {error.strerror}"
-            return b""
+            return buffer, len(rest)
 
     def _blocks(self) -> Iterator[_Block]:
-        data = self._read(BLOCK_BYTES)
-        last = len(data) < BLOCK_BYTES
-        begin = json_layout.find_events_start(data)
+        buffer, size = self._read_after(b"")
+        head = bytes(memoryview(buffer)[:size])
+        last = size < BLOCK_BYTES
+        begin = json_layout.find_events_start(head)
         if begin is None:
             raise _no_events(self._path, self._stream.damage)
         self.header.update(begin.header)
         if begin.header_damaged:
             self.report.damage = "the fields before the events are damaged"
-        separator = json_layout.sniff_separator(data, begin.offset)
-        offset, start = 0, begin.offset
+        separator = json_layout.sniff_separator(head, begin.offset)
+        offset, start, data = 0, begin.offset, buffer
         while not last:
-            end = json_layout.last_cut(data, start, separator) if separator else None
-            if end is None:  # no boundary in sight: an event longer than a block, or an unusual layout
-                more = self._read(BLOCK_BYTES)
-            else:
+            end = json_layout.last_cut(data, start, size, separator) if separator else None
+            rest = bytes(
+                memoryview(data)[end or 0 : size]
+            )  # before others get the block, and then its buffer
+            if end is not None:  # else an event longer than a block, or an unusual layout
                 yield _Block(data, start, end, offset, separator)
-                more = self._read(BLOCK_BYTES)
-                data, offset, start = data[end:], offset + end, 0
-                start = json_layout.skip_between(data, 0, len(data))
-            last = len(more) < BLOCK_BYTES
-            data += more
-        yield self._last_block(data, start, offset, separator)
+                offset, start = offset + end, json_layout.skip_between(rest, 0, len(rest))
+            data, size = self._read_after(rest)
+            last = size < len(rest) + BLOCK_BYTES
+        yield self._last_block(bytes(memoryview(data)[:size]), start, offset, separator)
 
     def _last_block(self, data: bytes, start: int, offset: int, separator: bytes | None) -> _Block:
         end = json_layout.find_events_end(data, start, separator)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -45,13 +46,11 @@ def write_tables(workspace: Workspace) -> dict[str, Any]:
     nesting = nest(slices.track, slices.time, slices.end)
     links = link_slices(workspace, slices, nesting)
     steps = steps_of_host(workspace, slices)
-    write_activity(workspace, slices, links, slice_numbers(slices, nesting, links, steps))
-    write_collectives(workspace)
-    _write_tracks(workspace, slices, nesting)
-    _write_steps(workspace, steps)
-    _write_instants(workspace, slices, nesting, links)
-    _write_counters(workspace)
-    _write_links(workspace, slices, nesting)
+    with ThreadPoolExecutor(1) as pool:  # numpy and DuckDB let each other run
+        others = pool.submit(_write_others, workspace.beside(), slices, nesting, links, steps)
+        write_activity(workspace, slices, links, slice_numbers(slices, nesting, links, steps))
+        write_collectives(workspace)
+        others.result()
     return {
         "origin_ns": workspace.origin_ns,
         "end_ns": int(np.maximum(slices.end, slices.time).max(initial=0)),
@@ -62,6 +61,17 @@ def write_tables(workspace: Workspace) -> dict[str, Any]:
         "misplaced": workspace.misplaced,
         "unpaired": unpaired,
     }
+
+
+def _write_others(
+    workspace: Workspace, slices: SliceColumns, nesting: Nesting, links: Links, steps: Steps
+) -> None:
+    """What does not need the slices on disk."""
+    _write_tracks(workspace, slices, nesting)
+    _write_steps(workspace, steps)
+    _write_instants(workspace, slices, nesting, links)
+    _write_counters(workspace)
+    _write_links(workspace, slices, nesting)
 
 
 def _write_tracks(workspace: Workspace, slices: SliceColumns, nesting: Nesting) -> None:
