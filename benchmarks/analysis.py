@@ -118,13 +118,20 @@ def against_hta(events: int, python: Path | None) -> None:
     folder = run_folder(1, events)
     path = next(folder.glob("rank-*"))
     print(f"{path.stat().st_size / 1e9:.2f} GB, {events:,} events, one rank; {busy()}\n", flush=True)
-    shutil.rmtree(WORK / "store", ignore_errors=True)
     asked = [*RANKSCOPE, "stats", path, "--cache", WORK / "store"]
-    ours = measure([*asked, "-r", "breakdown,overlap,kernels"])
-    show("rankscope, reading and 3 reports", ours, "")
-    every = measure([*asked, "-r", "all"])
-    show("rankscope, every report, afterwards", every, "")
+
+    def read_and_ask() -> Cost:
+        shutil.rmtree(WORK / "store", ignore_errors=True)
+        return measure([*asked, "-r", "breakdown,overlap,kernels"])
+
+    # Both before and after HTA's minute: machines that others use too are not equally fast all the time.
+    runs = [read_and_ask() for _ in range(3)]
     hta = measure([python or hta_python(), "-c", HTA_CODE, path])
+    runs += [read_and_ask() for _ in range(2)]
+    show("rankscope, every report, afterwards", measure([*asked, "-r", "all"]), "")
+    ours = sorted(runs, key=lambda cost: cost.seconds)[len(runs) // 2]
+    times = ", ".join(f"{cost.seconds:.2f}" for cost in runs)
+    show("rankscope, reading and 3 reports", ours, f"median of {times}")
     show("HTA, reading and 3 analyses", hta, f"ours is {hta.seconds / ours.seconds:.1f} times as fast")
     print(busy())
 

@@ -142,6 +142,24 @@ def open_run(args: argparse.Namespace, comm_patterns: tuple[str, ...] = (), pref
     )
 
 
+def expect_reading(args: argparse.Namespace) -> None:
+    """Where traces will have to be read, let a process for it begin to load while this one still does."""
+    from rankscope.readers import looks_like_a_trace
+    from rankscope.store.layout import INDEX_FILE, store_folder
+    from rankscope.store.pool import are_small, start_early
+
+    paths = args.run if isinstance(args.run, list) else [args.run]
+    if (
+        not all(path.exists() for path in paths)
+        or (store_folder(paths, None, args.cache) / INDEX_FILE).exists()
+    ):
+        return
+    files = [file for path in paths for file in (path.iterdir() if path.is_dir() else [path])]
+    if not are_small([file for file in files if looks_like_a_trace(file)]):
+        use_tools(args)
+        start_early()
+
+
 def use_tools(args: argparse.Namespace) -> None:
     """--nsys PATH and --ncu PATH, for the processes that read the files."""
     from rankscope import tools

@@ -17,6 +17,7 @@ from rankscope.cli.common import (
     add_run_argument,
     add_scope_options,
     exit_code,
+    expect_reading,
     open_run,
     scope_of,
 )
@@ -99,6 +100,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
+    if args.report != "list":
+        expect_reading(args)
     from rankscope.views import render, terminal_width, use_color
 
     reports = _reports(args.compat)

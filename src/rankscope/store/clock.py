@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from rankscope.model import FORMAT_VERSION
+from rankscope.store.durable import write_json
 from rankscope.store.layout import SegmentEntry
-from rankscope.store.segment import write_json
 
 if TYPE_CHECKING:
     from rankscope.store.clock_fit import Fit

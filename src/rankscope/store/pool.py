@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import json
 import os
@@ -19,7 +20,7 @@ import rankscope
 from rankscope.errors import RankscopeError, ReadError, StoreError
 from rankscope.readers import find_reader
 from rankscope.readers.kineto import KINETO
-from rankscope.store.worker import Outcome, Task, perform
+from rankscope.store.task import Outcome, Task
 
 Key = TypeVar("Key", bound=Hashable)
 
@@ -33,16 +34,32 @@ def run_tasks(
     tasks: Mapping[Key, Task], jobs: int, advance: Callable[[Key, int, str], None]
 ) -> Iterator[tuple[Key, Outcome]]:
     """Yield each task's manifest, or the error that ended it, as they finish."""
-    if _are_small(tasks.values()):
+    if are_small([Path(task.path) for task in tasks.values()]):
+        from rankscope.store.worker import perform
+
         for key, task in tasks.items():
             yield key, perform(task, partial(advance, key))
     else:
         yield from _in_processes(tasks, jobs, advance)
 
 
-def _are_small(tasks: Collection[Task]) -> bool:
+_started: list[_Worker[Any]] = []
+
+
+def start_early() -> None:
+    """A worker begins to load what it needs while the caller still does; the first task will be its."""
+    if not _started:
+        _started.append(_Worker())
+        atexit.register(_end_unused)
+
+
+def _end_unused() -> None:
+    while _started:
+        _started.pop().end()
+
+
+def are_small(paths: Collection[Path]) -> bool:
     """Little text: it needs no process of its own, and nothing in it can end the one it is read in."""
-    paths = [Path(task.path) for task in tasks]
     try:
         return sum(map(_text_bytes, paths)) <= _SMALL_BYTES and all(
             find_reader(path) is KINETO for path in paths
@@ -65,7 +82,7 @@ def _in_processes(
         try:
             while waiting or workers:
                 while waiting and len(workers) < jobs:
-                    workers.append(_Worker())
+                    workers.append(_started.pop() if _started else _Worker())
                     workers[-1].begin(waiting[0], tasks[waiting.pop(0)])
                     selector.register(workers[-1].output, selectors.EVENT_READ, workers[-1])
                 for ready, _ in selector.select():

@@ -7,7 +7,6 @@ opened. Only this module and run.py know Parquet.
 from __future__ import annotations
 
 import json
-import os
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -19,6 +18,7 @@ from rankscope import __version__
 from rankscope.errors import ReadError, StoreError
 from rankscope.model import FORMAT_VERSION
 from rankscope.readers import Batch, Reading, find_reader, open_part
+from rankscope.store.durable import sync_folder, write_json
 from rankscope.store.tables import write_tables
 from rankscope.store.workspace import PARQUET_OPTIONS, Workspace, sql_text
 
@@ -144,24 +144,3 @@ def _storage_error(error: Exception, folder: Path) -> StoreError:
     return StoreError(
         f"cannot build the store in {folder.parent}", why=f"{text}.", hint=hint or "See the message above."
     )
-
-
-def write_json(path: Path, content: dict[str, Any]) -> None:
-    """Write under another name, flush to disk, rename: readers see the old file or the new one, whole."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with temporary.open("w", encoding="utf-8") as file:
-        json.dump(content, file, indent=1)
-        file.write("\n")
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-
-
-def sync_folder(folder: Path) -> None:
-    """Flush every file of a folder, and the folder itself, to disk."""
-    for entry in [*folder.rglob("*"), folder]:
-        descriptor = os.open(entry, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)

@@ -8,32 +8,12 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from rankscope.errors import RankscopeError, ReadError
 from rankscope.store.segment import Progress, build_segment
-
-
-@dataclass(frozen=True)
-class Task:
-    """What one worker is asked to do."""
-
-    path: str
-    folder: str
-    """New and empty; the worker fills it."""
-    threads: int
-    memory_bytes: int
-    part: str = ""
-    """Which rank's part of the file; empty for all of it."""
-
-    def to_json(self) -> str:
-        return json.dumps(asdict(self))
-
-
-Outcome = dict[str, Any] | RankscopeError
-"""What segment.json holds, or why there is none."""
+from rankscope.store.task import Outcome, Task
 
 
 def perform(task: Task, progress: Progress) -> Outcome:
