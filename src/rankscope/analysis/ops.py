@@ -85,7 +85,8 @@ def _flops(run: Run, scope: Scope, by: str | None) -> dict[tuple[str, Any], int]
     work = op_work(run, scope)
     keys: list[Any] = _frames(run, scope, by, work) if by in ("module", "source") else []
     texts = list(dict.fromkeys(keys))
-    codes = np.array([texts.index(key) for key in keys], dtype=np.int64) if keys else work.rank
+    number = {text: code for code, text in enumerate(texts)}
+    codes = np.array([number[key] for key in keys], dtype=np.int64) if keys else work.rank
     pairs, which = distinct(np.stack([work.signature, codes]))
     sums = np.zeros(pairs.shape[1], dtype=np.int64)
     np.add.at(sums, which, work.flops)
