@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from conftest import DATA
 from rankscope.analysis.breakdown import breakdown
-from rankscope.analysis.heatmap import RankTime, rank_time
+from rankscope.analysis.heatmap import RankTime, rank_times
 from rankscope.analysis.intervals import EMPTY, union
 from rankscope.analysis.scope import Scope
 from rankscope.store.run import Run
@@ -35,7 +35,7 @@ def test_a_row_adds_up_to_the_breakdown(open_real: Callable[[Path], Run]) -> Non
     for name in ("seqpar-gloo4-slow2", "gpt-h200-stack"):
         run = open_real(DATA / name)
         for row in breakdown(run, Scope()).rows[: len(run.ranks)]:
-            time = rank_time(run, row["rank"])
+            time = rank_times(run, Scope(frozenset({row["rank"]})), [row["rank"]])[0]
             compute = int((time.compute.end - time.compute.start).sum())
             copies = int((time.copy.end - time.copy.start).sum())
             assert (compute, copies) == (row["compute_ns"], row["exposed_copy_ns"])

@@ -107,7 +107,11 @@ def test_tables_sort_with_the_keyboard_and_copy(chromium: Any, slow2: Path) -> N
 
 def test_tooltips_tell_the_figures(chromium: Any, slow2: Path) -> None:
     opened = Opened(chromium, slow2)
-    opened.page.locator("#heatmap svg.chart > rect").nth(4).hover()  # behind the four of the legend: rank 0
+    rank_0 = opened.page.locator("#heatmap svg.chart > rect").nth(4)  # behind the four of the legend
+    rank_0.scroll_into_view_if_needed()
+    # Scrolling takes tooltips away, and is told to the page with the next picture.
+    opened.page.evaluate("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
+    rank_0.hover()
     tip = opened.page.locator("#tip")
     tip.wait_for(state="visible")
     assert tip.inner_text().startswith("rank 0\n") and "%" in tip.inner_text()
@@ -131,10 +135,17 @@ def test_a_name_with_a_script_stays_text(chromium: Any, tmp_path: Path) -> None:
         "kineto/gpt-h200",
         "kineto/gpt-h200-stack",
         "kineto/seqpar-gloo4",
+        "kineto/seqpar-gloo4-slow2",
         "kineto/seqpar-nccl1-bf16",
+        "kineto/seqpar-nccl1-fp32",
+        "memory",
+        "ncu",
         "nsys/gpt-h200",
         "nsys/seqpar-gloo2",
+        "public/flight-recorder/gpu_error_1st",
         "public/hta/nccl_data.json.gz",
+        "public/hta/ns_resolution.pt.trace.json.gz",
+        "public/pipit/saxpy-mpi-cuda_nsys_perlmutter0.sqlite",
         "public/tracelens/h100_qwen.json.gz",
     ],
 )

@@ -52,13 +52,8 @@ class RankTime:
         return np.stack([np.diff(_covered(getattr(self, name), edges)) / widths for name in CLASSES])
 
 
-def rank_time(run: Run, rank: int) -> RankTime:
-    """All that the breakdown of one rank is made of, kept as times."""
-    return rank_times(run, Scope(frozenset({rank})), [rank])[0]
-
-
 def rank_times(run: Run, scope: Scope, ranks: list[int]) -> list[RankTime]:
-    """The same for several ranks, asked for at once."""
+    """All that the breakdown of these ranks is made of, kept as times."""
     device = device_activity(run, scope)
     host = host_collectives(run, scope)
     bare = set(ranks) - set(np.unique(device.rank).tolist())

@@ -9,13 +9,15 @@ from contextlib import contextmanager
 import numpy as np
 from numpy.typing import NDArray
 
-from rankscope.analysis.heatmap import CLASSES, RankTime, rank_time
+from rankscope.analysis.heatmap import CLASSES, RankTime, rank_times
 from rankscope.analysis.intervals import Intervals
+from rankscope.analysis.scope import Scope
 from rankscope.store.layout import SegmentEntry, can_write
 from rankscope.store.run import Run
 from rankscope.viewer.communication import communication
 from rankscope.viewer.lanes import Lanes, open_lanes
 
+_RANKS_AT_A_TIME = 8
 _MAP_FILE = "map.npz"
 
 Series = tuple[NDArray[np.int64], NDArray[np.float64]]
@@ -123,8 +125,18 @@ class Session:
             return None
 
     def _made_map(self, rank: int) -> RankTime:
+        """With those that will be asked for next: a question to the store costs more than a rank's rows."""
+        later = [other for other in self.run.ranks if other > rank and other not in self._times]
+        some = [rank, *later[: _RANKS_AT_A_TIME - 1]]
         with self._database:
-            time = rank_time(self.run, rank)
+            made = rank_times(self.run, Scope(frozenset(some)), some)
+        for time in made:
+            self._keep_map(time)
+            self._times[time.rank] = time
+        return made[0]
+
+    def _keep_map(self, time: RankTime) -> None:
+        rank = time.rank
         folder = self.run.store / f"rank={rank:05d}"
         if can_write(folder):
             temporary = folder / f".{_MAP_FILE}"
@@ -141,4 +153,3 @@ class Session:
                 temporary.replace(folder / _MAP_FILE)
             except OSError:
                 temporary.unlink(missing_ok=True)
-        return time
