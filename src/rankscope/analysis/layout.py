@@ -76,7 +76,10 @@ def layout(run: Run, scope: Scope, by: str | None = None) -> Result:
         f"{found.world} rank{'s' * (found.world != 1)}: {shape}",
         "; ".join(f"{axis}: {TITLES[axis]}" for axis in found.axes) or "no groups but that of everybody",
     )
-    return Result("layout", "Where the ranks stand", scope.window, columns, rows, (finding,), tuple(notes))
+    findings: tuple[Finding, ...] = (finding,)
+    if not found.groups:  # what is not told must not be denied: the ranks may be divided all the same
+        rows, findings = [], ()
+    return Result("layout", "Where the ranks stand", scope.window, columns, rows, findings, tuple(notes))
 
 
 def _by_rank(found: Layout) -> tuple[list[dict[str, Any]], tuple[Column, ...]]:

@@ -12,6 +12,7 @@ from rankscope.analysis.memory_curve import memory_curve
 from rankscope.analysis.result import SEVERITIES, Finding, Result
 from rankscope.analysis.scope import Scope
 from rankscope.errors import RankscopeError
+from rankscope.model import TIMELINE_FORMATS
 from rankscope.ranges import as_ranges
 from rankscope.store.run import Run
 from rankscope.units import format_bytes, format_ns
@@ -177,7 +178,9 @@ def _section(request: Request, name: str, few: list[int] | None) -> Section:
         note = f"of {len(few)} ranks, {as_ranges(few)}: a few tell the details; the command without --ranks asks all"
         result = replace(result, notes=(note, *result.notes))
     shown = result.head(max(_LEAST_ROWS, len(request.run.ranks)))
-    return Section(name, report.question, shown, chart, command, name in MAIN)
+    # Without a trace nobody misses what a trace tells: a dump, a snapshot, a report of ncu comes first then.
+    traced = any(entry.format in TIMELINE_FORMATS for entry in request.run.segments)
+    return Section(name, report.question, shown, chart, command, name in MAIN and traced)
 
 
 def _chart(request: Request, result: Result) -> Chart | None:
