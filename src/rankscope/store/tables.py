@@ -40,10 +40,6 @@ _MEMORY_COLUMNS = {
 }
 
 
-_SIDE_BY_SIDE = 6_000_000
-"""Slices, up to which tables are written at the same time; beyond, memory is dearer than time."""
-
-
 def write_tables(workspace: Workspace) -> dict[str, Any]:
     """Write every table; returns the facts for segment.json."""
     slices, unpaired = load_slices(workspace)
@@ -52,8 +48,6 @@ def write_tables(workspace: Workspace) -> dict[str, Any]:
     steps = steps_of_host(workspace, slices)
     with ThreadPoolExecutor(1) as pool:  # numpy and DuckDB let each other run
         others = pool.submit(_write_others, workspace.beside(), slices, nesting, links, steps)
-        if len(slices.id) > _SIDE_BY_SIDE:
-            others.result()
         write_activity(workspace, slices, links, slice_numbers(slices, nesting, links, steps))
         write_collectives(workspace)
         others.result()
