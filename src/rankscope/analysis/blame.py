@@ -8,13 +8,13 @@ waiting inside another collective, the last rank of that one is to blame, and so
 from __future__ import annotations
 
 from dataclasses import dataclass
-from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from rankscope.analysis.coverage import PARTS, covers, within
 from rankscope.analysis.intervals import Ints
 from rankscope.analysis.matching import Waits, waits
+from rankscope.analysis.memo import once_per_run
 from rankscope.store.matching import NONE, Collectives
 from rankscope.store.run import Run
 
@@ -37,17 +37,10 @@ class Blame:
     """By entry: how much of the collective ran behind compute of its own rank."""
 
 
-_KNOWN: WeakKeyDictionary[Run, Blame] = WeakKeyDictionary()
-
-
+@once_per_run
 def blame(run: Run) -> Blame:
     """Of the whole run, worked out once; windows and ranks are chosen afterwards."""
-    if run not in _KNOWN:
-        _KNOWN[run] = _blame(run, waits(run))
-    return _KNOWN[run]
-
-
-def _blame(run: Run, found: Waits) -> Blame:
+    found = waits(run)
     rows = found.rows
     opened = window_starts(run, rows)
     split = np.zeros((len(PARTS), len(rows.rank)), dtype=np.int64)

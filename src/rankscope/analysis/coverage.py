@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from rankscope.analysis.events import COMPUTE, COPY, Activity, device_activity, host_work
-from rankscope.analysis.intervals import Intervals, Ints, join, subtract, union
+from rankscope.analysis.intervals import Intervals, Ints, covered_before, join, subtract, union
 from rankscope.analysis.marks import dataloader_spans
 from rankscope.analysis.scope import Scope
 from rankscope.store.run import Run
@@ -43,17 +43,7 @@ class RankCover:
 
 def within(a: Intervals, start: Ints, end: Ints) -> Ints:
     """How much of a set lies in each stretch."""
-    return _before(a, end) - _before(a, start)
-
-
-def _before(a: Intervals, time: Ints) -> Ints:
-    """How much of a set lies before each time."""
-    total = np.concatenate([[0], np.cumsum(a.end - a.start)])
-    place = np.searchsorted(a.start, time, side="right")
-    open_now = np.maximum(place - 1, 0)
-    over = np.maximum(a.end[open_now] - time, 0) if len(a.end) else np.zeros(len(time), dtype=np.int64)
-    result: Ints = total[place] - np.where(place > 0, over, 0)
-    return result
+    return covered_before(a, end) - covered_before(a, start)
 
 
 def covers(run: Run, ranks: Sequence[int]) -> Iterator[RankCover]:

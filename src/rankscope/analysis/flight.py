@@ -84,13 +84,6 @@ def flight(run: Run, scope: Scope, by: str | None = None) -> Result:
     return Result("flight", "Who is missing", "whole file", COLUMNS, rows, findings, tuple(notes))
 
 
-def _without_dump(groups: list[Group]) -> list[str]:
-    silent = sorted({rank for group in groups for rank in group.members if rank not in group.progress})
-    if not silent:
-        return []
-    return [f"no dump of rank{'s' * (len(silent) > 1)} {as_ranges(silent)}, which the process groups list"]
-
-
 def find_troubles(
     groups: list[Group], mismatches: list[Mismatch], unpaired: list[Unpaired], run: Run, where: str
 ) -> list[Trouble]:

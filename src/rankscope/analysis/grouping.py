@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Any
+
 import numpy as np
 
 from rankscope.analysis.intervals import Ints
@@ -35,3 +38,12 @@ def distinct(columns: Ints) -> tuple[Ints, Ints]:
         width *= size
     _, first, group = np.unique(packed, return_index=True, return_inverse=True)
     return columns[:, first], group.reshape(-1)
+
+
+def split_by_rank(columns: dict[str, Any], ranks: Iterable[int]) -> dict[int, dict[str, Any]]:
+    """Each rank's rows, in the order they came; the column that says the rank is left out."""
+    order = np.argsort(columns["rank"], kind="stable")
+    ordered = {name: values[order] for name, values in columns.items()}
+    rank = ordered.pop("rank")
+    bounds = {one: slice(*np.searchsorted(rank, [one, one + 1])) for one in ranks}
+    return {one: {name: values[own] for name, values in ordered.items()} for one, own in bounds.items()}

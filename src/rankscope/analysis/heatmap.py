@@ -19,7 +19,7 @@ from rankscope.analysis.events import (
     host_collectives,
     host_work,
 )
-from rankscope.analysis.intervals import Intervals, Ints, join, subtract, union
+from rankscope.analysis.intervals import Intervals, Ints, covered_before, join, subtract, union
 from rankscope.analysis.scope import Scope
 from rankscope.store.run import Run
 
@@ -49,7 +49,7 @@ class RankTime:
     def shares(self, edges: Ints) -> Shares:
         """One row a class, one column a stretch between two edges."""
         widths = np.maximum(np.diff(edges), 1)
-        return np.stack([np.diff(_covered(getattr(self, name), edges)) / widths for name in CLASSES])
+        return np.stack([np.diff(covered_before(getattr(self, name), edges)) / widths for name in CLASSES])
 
 
 def rank_times(run: Run, scope: Scope, ranks: list[int]) -> list[RankTime]:
@@ -68,15 +68,3 @@ def _of_rank(rank: int, everyone: Activity, hosts: Activity, on_host: bool) -> R
     exposed = subtract(comm, sets[COMPUTE])
     copies = subtract(subtract(sets[COPY], sets[COMPUTE]), comm)
     return RankTime(rank, sets[COMPUTE], exposed, copies, on_host)
-
-
-def _covered(times: Intervals, at: Ints) -> Ints:
-    """How much of the set lies before each of these times."""
-    if len(times.start) == 0:
-        return np.zeros(len(at), dtype=np.int64)
-    total = np.concatenate([[0], np.cumsum(times.end - times.start)])
-    before = np.searchsorted(times.start, at, side="right")
-    last = np.maximum(before - 1, 0)
-    beyond = np.where(before > 0, np.maximum(times.end[last] - at, 0), 0)
-    covered: Ints = total[before] - beyond
-    return covered

@@ -5,14 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rankscope.analysis.device import UNKNOWN, sql_names, vocabulary
 from rankscope.analysis.events import NO_ACTIVITY, Activity, host_collectives
+from rankscope.analysis.grouping import split_by_rank
 from rankscope.analysis.intervals import Intervals, Ints, union
+from rankscope.analysis.memo import once_per_run
 from rankscope.analysis.scope import Scope
 from rankscope.model import (
     DATALOADER_PATTERN,
@@ -47,44 +48,38 @@ class Marks:
     """Of an annotation: an index into the vocabulary."""
     outermost: NDArray[np.bool_]
 
-    def pick(self, mask: slice | NDArray[np.bool_]) -> Marks:
+    def pick(self, mask: NDArray[np.bool_]) -> Marks:
         return Marks(*(getattr(self, f.name)[mask] for f in fields(self)))
 
 
-_MARKS: WeakKeyDictionary[Run, dict[int, Marks]] = WeakKeyDictionary()
-
-
 def _marks(run: Run, rank: int) -> Marks:
+    return _marks_of_ranks(run)[rank]
+
+
+@once_per_run
+def _marks_of_ranks(run: Run) -> dict[int, Marks]:
     """Read for all ranks at once: one pass over all slices instead of one for every question."""
-    if run not in _MARKS:
-        names = vocabulary(run, "user_annotation")
-        run.connection.execute("CREATE OR REPLACE TEMP TABLE mark_names (name VARCHAR, code BIGINT)")
-        if names:
-            run.connection.execute(
-                "INSERT INTO mark_names SELECT unnest(?), unnest(range(?))", [names, len(names)]
-            )
-        engine = (
-            f"name IN ({sql_names([name for name in vocabulary(run, 'cpu_op') if _ENGINE_NAME in name])})"
+    names = vocabulary(run, "user_annotation")
+    run.connection.execute("CREATE OR REPLACE TEMP TABLE mark_names (name VARCHAR, code BIGINT)")
+    if names:
+        run.connection.execute(
+            "INSERT INTO mark_names SELECT unnest(?), unnest(range(?))", [names, len(names)]
         )
-        calls = f"category IN ({sql_names(LAUNCH_CATEGORIES)}) AND name IN ({sql_names(sync_names(run))})"
-        columns = (
-            "rank::BIGINT AS rank, track::BIGINT AS track, start_ns AS start, start_ns + greatest(dur_ns, 0) AS end, "
-            "op IS NULL AS outermost"
-        )
-        found = run.arrays(f"""
-            SELECT {columns}, {_ANNOTATION}::BIGINT AS kind, n.code AS name
-            FROM (FROM slices WHERE category = 'user_annotation') s JOIN mark_names n ON n.name = s.name
-            UNION ALL
-            SELECT {columns}, CASE WHEN category <> 'cpu_op' THEN {_SYNC} WHEN {engine} THEN {_ENGINE} ELSE {_OP} END,
-                   {UNKNOWN}
-            FROM slices WHERE (category = 'cpu_op' AND (op IS NULL OR {engine})) OR ({calls})
-        """)
-        order = np.argsort(found["rank"], kind="stable")
-        found = {name: values[order] for name, values in found.items()}
-        rank_of = found.pop("rank")
-        every = Marks(**found)
-        _MARKS[run] = {one: every.pick(slice(*np.searchsorted(rank_of, [one, one + 1]))) for one in run.ranks}
-    return _MARKS[run][rank]
+    engine = f"name IN ({sql_names([name for name in vocabulary(run, 'cpu_op') if _ENGINE_NAME in name])})"
+    calls = f"category IN ({sql_names(LAUNCH_CATEGORIES)}) AND name IN ({sql_names(sync_names(run))})"
+    columns = (
+        "rank::BIGINT AS rank, track::BIGINT AS track, start_ns AS start, start_ns + greatest(dur_ns, 0) AS end, "
+        "op IS NULL AS outermost"
+    )
+    found = run.arrays(f"""
+        SELECT {columns}, {_ANNOTATION}::BIGINT AS kind, n.code AS name
+        FROM (FROM slices WHERE category = 'user_annotation') s JOIN mark_names n ON n.name = s.name
+        UNION ALL
+        SELECT {columns}, CASE WHEN category <> 'cpu_op' THEN {_SYNC} WHEN {engine} THEN {_ENGINE} ELSE {_OP} END,
+               {UNKNOWN}
+        FROM slices WHERE (category = 'cpu_op' AND (op IS NULL OR {engine})) OR ({calls})
+    """)
+    return {rank: Marks(**own) for rank, own in split_by_rank(found, run.ranks).items()}
 
 
 def _spans(marks: Marks) -> Intervals:
@@ -126,16 +121,16 @@ def dataloader_spans(run: Run, rank: int) -> Intervals:
     return annotated(run, rank, DATALOADER_PATTERN)
 
 
-_COLLECTIVES: WeakKeyDictionary[Run, Activity] = WeakKeyDictionary()
+@once_per_run
+def _collectives(run: Run) -> Activity:
+    names = vocabulary(run, "user_annotation")
+    some = any(re.search(HOST_COLLECTIVE_PATTERN, name) for name in names)
+    return host_collectives(run, Scope()) if some else NO_ACTIVITY
 
 
 def rank_collectives(run: Run, rank: int, scope: Scope) -> Activity:
     """The collectives on the host of one rank in the window; read once a run."""
-    if run not in _COLLECTIVES:
-        names = vocabulary(run, "user_annotation")
-        some = any(re.search(HOST_COLLECTIVE_PATTERN, name) for name in names)
-        _COLLECTIVES[run] = host_collectives(run, Scope()) if some else NO_ACTIVITY
-    found = _COLLECTIVES[run]
+    found = _collectives(run)
     mine = found.rank == rank
     if scope.steps is not None:
         mine &= (found.step >= scope.steps[0]) & (found.step <= scope.steps[1])

@@ -7,11 +7,11 @@ follows from durations alone, so no clock needs to agree with another.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rankscope.analysis.memo import once_per_run
 from rankscope.analysis.scope import Scope
 from rankscope.store.matching import NONE, Collectives, Ints
 from rankscope.store.run import Run
@@ -38,15 +38,13 @@ class Waits:
 
 def waits(run: Run, scope: Scope | None = None) -> Waits:
     """The waits in scope. Ranks out of scope are left out after the matching: who was last among all stays last."""
-    if run not in _KNOWN:
-        _KNOWN[run] = _waits(run.collectives)
-    return _KNOWN[run] if scope is None else _within(_KNOWN[run], scope)
+    found = _all_waits(run)
+    return found if scope is None else _within(found, scope)
 
 
-_KNOWN: WeakKeyDictionary[Run, Waits] = WeakKeyDictionary()
-
-
-def _waits(rows: Collectives) -> Waits:
+@once_per_run
+def _all_waits(run: Run) -> Waits:
+    rows = run.collectives
     count = rows.count
     known = (rows.match != NONE) & rows.together
     at = rows.match[known]

@@ -10,6 +10,7 @@ from rankscope.analysis.notes import left_out
 from rankscope.analysis.result import Column, Finding, Result
 from rankscope.analysis.scope import Scope
 from rankscope.analysis.severity import graded, of_the_worst
+from rankscope.analysis.step_windows import step_windows
 from rankscope.store.run import Run
 from rankscope.units import format_ns
 
@@ -62,10 +63,8 @@ def _rows(run: Run, rank: int, scope: Scope) -> tuple[list[dict[str, Any]], list
     )
     if len(events["start"]) == 0:
         return [], []
-    windows = run.arrays(
-        f"SELECT start_ns AS start, start_ns + dur_ns AS stop FROM steps WHERE rank = {rank} AND {scope.where()}"
-    )
-    steps = union(windows["start"], windows["stop"])
+    windows = step_windows(run, rank, scope)
+    steps = union(windows.start, windows.end)
     whole = length(steps)
     rows = []
     for name in sorted(set(events["name"].tolist())):

@@ -14,6 +14,8 @@ import numpy as np
 from rankscope.analysis.device import UNKNOWN
 from rankscope.analysis.intervals import EMPTY, Intervals, Ints, join, subtract, union
 from rankscope.analysis.memo import once_per_run
+from rankscope.analysis.scope import Scope
+from rankscope.analysis.step_windows import step_windows
 from rankscope.store.linking import slice_at
 from rankscope.store.nesting import nest
 from rankscope.store.run import Run
@@ -60,10 +62,8 @@ def _probe(run: Run, rank: int, track: Ints, start: Ints, end: Ints) -> bool:
     known = _PROBED.setdefault(run, {})
     if ops not in known:
         low, high = int(start.min()), int(end.max())
-        for first, last in run.rows(
-            f"SELECT start_ns, start_ns + dur_ns FROM steps WHERE rank = {rank} AND step = {step}"
-        ):
-            low, high = max(low, first), min(high, last)
+        window = step_windows(run, rank, Scope(steps=(step, step)))
+        low, high = max([low, *window.start.tolist()]), min([high, *window.end.tolist()])
         known[ops] = len(_forward_ops(run, rank, low, high, track, start, end)["start"]) > 0
     return known[ops]
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from rankscope.analysis.device import steps_in, vocabulary
+from rankscope.analysis.grouping import split_by_rank
 from rankscope.analysis.idle_time import idle_by_device, idle_by_rank
 from rankscope.analysis.intervals import EMPTY, Intervals, Ints, covered_before
 from rankscope.analysis.notes import NO_GPU, WITH_STACK, left_out
@@ -43,7 +44,8 @@ def syncs(run: Run, scope: Scope, by: str | None = None) -> Result:
         span[found.rank] = max(found.span, span.get(found.rank, 0))
     idle = idle_by_rank(run, scope)
     steps = steps_in(run, scope)
-    for rank, mine in _by_rank(_load(run, scope)):
+    waiting = _load(run, scope)
+    for rank, mine in split_by_rank(waiting, np.unique(waiting["rank"]).tolist()).items():
         for key, sums, stepped in _calls(mine, idle.get(rank, EMPTY), steps > 0):
             named = (rank, *key) if by == "rank" else key
             _add(groups.setdefault(named, [0, 0, 0, 0]), sums)
@@ -77,20 +79,14 @@ def _add(sums: list[int], more: list[int]) -> None:
 
 
 def _load(run: Run, scope: Scope) -> dict[str, Any]:
-    """The calls in the window that wait, with the op and the line that made them; by rank."""
+    """The calls in the window that wait, with the op and the line that made them."""
     prepare_waiting_calls(run, scope)
     return run.arrays("""
         SELECT rank::BIGINT AS rank, start_ns AS start, start_ns + greatest(dur_ns, 0) AS stop, name,
                waits::BIGINT AS waits, coalesce(step, -1)::BIGINT AS step,
                coalesce(op_name, '') AS op, coalesce(line, '') AS line
-        FROM waiting_calls ORDER BY rank
+        FROM waiting_calls
     """)
-
-
-def _by_rank(columns: dict[str, Any]) -> Iterator[tuple[int, dict[str, Any]]]:
-    for rank in np.unique(columns["rank"]).tolist():
-        mine = slice(*np.searchsorted(columns["rank"], [rank, rank + 1]))
-        yield rank, {name: values[mine] for name, values in columns.items()}
 
 
 def _calls(
