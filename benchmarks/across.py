@@ -91,7 +91,7 @@ def _write_rank(
 def ask(folder: Path) -> dict[str, float]:
     """In this process: the three answers."""
     from rankscope.analysis import REPORTS
-    from rankscope.analysis.scope import Scope
+    from rankscope.analysis.core.scope import Scope
     from rankscope.store.ingest import ingest
     from rankscope.store.run import Run
 

@@ -70,7 +70,7 @@ def all_reports(ranks: int, events: int) -> Cost:
 def report_times(folder: Path) -> None:
     """One line a report, in this process."""
     from rankscope.analysis import REPORTS
-    from rankscope.analysis.scope import Scope
+    from rankscope.analysis.core.scope import Scope
     from rankscope.store.ingest import ingest
     from rankscope.store.run import Run
 

@@ -24,11 +24,11 @@ from across import LATE_RANK, write_run
 
 def ask(folder: Path) -> dict[str, float]:
     """In this process: both questions, timed."""
-    from rankscope.analysis.critical import critical
-    from rankscope.analysis.graph_build import graph_of
-    from rankscope.analysis.scenarios import rank_at_median
-    from rankscope.analysis.scope import Scope
-    from rankscope.analysis.whatif import whatif
+    from rankscope.analysis.core.scope import Scope
+    from rankscope.analysis.critical_path.graph.build import graph_of
+    from rankscope.analysis.critical_path.report import critical
+    from rankscope.analysis.critical_path.scenarios import rank_at_median
+    from rankscope.analysis.critical_path.whatif import whatif
     from rankscope.store.ingest import ingest
     from rankscope.store.run import Run
 

@@ -60,7 +60,7 @@ def compare(ranks: int, events: str) -> None:
 def each_report(ranks: int, events: str) -> None:
     """In one process, as the report asks them: what is shared is paid by the first."""
     from rankscope.analysis import REPORTS
-    from rankscope.analysis.scope import Scope
+    from rankscope.analysis.core.scope import Scope
     from rankscope.store.ingest import ingest
     from rankscope.store.run import Run
     from rankscope.views.report.content import report_order

@@ -30,7 +30,7 @@ from rankscope.bench.synthetic import Plan, write
 from rankscope.store.ingest import ingest
 from rankscope.store.run import Run
 from rankscope.viewer.lanes import FOLDER, Lanes, _save
-from rankscope.viewer.lod import build_pyramid
+from rankscope.viewer.level_of_detail import build_pyramid
 
 FOLDER_OF_RUNS = Path(__file__).parents[1] / ".bench"
 TEST_DATA = Path(__file__).parents[1] / "tests" / "data"

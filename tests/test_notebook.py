@@ -15,7 +15,7 @@ import pytest
 import rankscope
 from conftest import DATA, ROOT, slice_event, write_kineto
 from rankscope.analysis import REPORTS
-from rankscope.analysis.result import Column, Finding, Result
+from rankscope.analysis.core.result import Column, Finding, Result
 from rankscope.errors import MissingPackageError, QueryError, StoreError, UsageError
 from rankscope.notebook import Answer, OpenRun
 

@@ -18,21 +18,21 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from rankscope.version import __version__
 
 # Public name -> where it lives. Imported when first used: `import rankscope` costs next to nothing.
 _PUBLIC = {
     "open": "rankscope.notebook",
     "profile": "rankscope.inapp.profiler",
     "schedule": "rankscope.inapp.profiler",
-    "mark_step": "rankscope.inapp.steps",
+    "mark_step": "rankscope.inapp.current_engine",
     "trace": "rankscope.inapp.annotate",
     "cuda_profiler_range": "rankscope.inapp.cuda_range",
     "Timers": "rankscope.inapp.timers",
     "Recorded": "rankscope.inapp.handlers",
     "ChromeTrace": "rankscope.inapp.handlers",
     "TensorBoard": "rankscope.inapp.handlers",
-    "Summary": "rankscope.inapp.summary",
+    "Summary": "rankscope.inapp.operator_table",
     "memory_history": "rankscope.inapp.memory",
     "memory_line": "rankscope.inapp.memory",
     "memory_now": "rankscope.inapp.memory",
@@ -46,12 +46,12 @@ if TYPE_CHECKING:
     from rankscope.inapp.annotate import trace
     from rankscope.inapp.callbacks import lightning_callback, trainer_callback
     from rankscope.inapp.cuda_range import cuda_profiler_range
+    from rankscope.inapp.current_engine import mark_step
     from rankscope.inapp.flags import add_profile_arguments, profiler_from_args
     from rankscope.inapp.handlers import ChromeTrace, Recorded, TensorBoard
     from rankscope.inapp.memory import memory_history, memory_line, memory_now
+    from rankscope.inapp.operator_table import Summary
     from rankscope.inapp.profiler import profile, schedule
-    from rankscope.inapp.steps import mark_step
-    from rankscope.inapp.summary import Summary
     from rankscope.inapp.timers import Timers
 
 __all__ = [

@@ -18,11 +18,11 @@ from typing import Any
 
 from rankscope.analysis import REPORTS, Report
 from rankscope.analysis.compat import COMPAT
-from rankscope.analysis.diff import diff
-from rankscope.analysis.doctor import doctor
-from rankscope.analysis.given_ceilings import given_ceilings
-from rankscope.analysis.result import Column, Result
-from rankscope.analysis.scope import Scope, parse_ranks, parse_steps
+from rankscope.analysis.core.given_ceilings import given_ceilings
+from rankscope.analysis.core.result import Column, Result
+from rankscope.analysis.core.scope import Scope, parse_ranks, parse_steps
+from rankscope.analysis.diff.two_runs import diff
+from rankscope.analysis.health.doctor import doctor
 from rankscope.errors import UsageError
 from rankscope.store.ingest import Options, Watch, ingest
 from rankscope.store.run import Run

@@ -7,8 +7,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rankscope.analysis.critical_path import PATH_CLASSES, Path
-from rankscope.analysis.graph import DEVICE_CLASSES, HOST_CLASSES, NONE, Device, Graph, Host, Lags, Meetings
+from rankscope.analysis.critical_path.backtrack import PATH_CLASSES, Path
+from rankscope.analysis.critical_path.graph.nodes import (
+    DEVICE_CLASSES,
+    HOST_CLASSES,
+    NONE,
+    Device,
+    Graph,
+    Host,
+    Lags,
+    Meetings,
+)
 
 
 class Piece(NamedTuple):

@@ -8,7 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from rankscope.analysis.graph import NONE, Device, Graph, Host, Lags, Meetings, previous_on_stream
+from rankscope.analysis.critical_path.graph.nodes import (
+    NONE,
+    Device,
+    Graph,
+    Host,
+    Lags,
+    Meetings,
+    previous_on_stream,
+)
 
 LAUNCH, STREAM, OTHER, SYNC = 5_000, 1_000, 1_500, 3_000
 

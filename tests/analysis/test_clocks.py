@@ -10,9 +10,9 @@ import pytest
 
 from conftest import DATA
 from rankscope.analysis import REPORTS
-from rankscope.analysis.scope import Scope
+from rankscope.analysis.core.scope import Scope
 from rankscope.bench.synthetic import Plan, write
-from rankscope.store.clock import CLOCKS_FILE
+from rankscope.store.clocks.alignment import CLOCKS_FILE
 from rankscope.store.ingest import ingest
 from rankscope.store.run import Run
 
@@ -88,7 +88,7 @@ def test_the_fit_is_kept_and_may_be_deleted(tmp_path: Path, monkeypatch: pytest.
     kept = ingested.store / CLOCKS_FILE
     assert kept.is_file()
     with monkeypatch.context() as patch:
-        patch.setattr("rankscope.store.clock.measure", lambda *_: pytest.fail("measured again"))
+        patch.setattr("rankscope.store.clocks.alignment.measure", lambda *_: pytest.fail("measured again"))
         assert Run(ingested).clocks == first
     kept.write_text("{ not json")
     assert Run(ingested).clocks == first

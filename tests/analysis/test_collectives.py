@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from conftest import DATA, kernel_event, write_kineto
 from rankscope.analysis import REPORTS
-from rankscope.analysis.result import Result
-from rankscope.analysis.scope import Scope
-from rankscope.analysis.size_fit import fit_sizes
+from rankscope.analysis.across_ranks.size_fit import fit_sizes
+from rankscope.analysis.core.result import Result
+from rankscope.analysis.core.scope import Scope
 from rankscope.baseline import load_baseline
 from rankscope.bench.synthetic import Plan, Straggler, write
 from rankscope.collective_kinds import bus_factor

@@ -9,7 +9,7 @@ import pytest
 
 from conftest import kernel_event, open_trace, slice_event, write_kineto
 from rankscope.analysis.compat import COMPAT
-from rankscope.analysis.scope import Scope
+from rankscope.analysis.core.scope import Scope
 from rankscope.cli import main
 from rankscope.store.run import Run
 

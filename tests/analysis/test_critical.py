@@ -18,11 +18,11 @@ from analysis.plain_walk import pieces, plain_walk, random_graph
 from analysis.random_programs import graph_of_program, longest_path, random_program
 from conftest import DATA, kernel_event, open_trace, slice_event, write_kineto
 from rankscope.analysis import REPORTS
-from rankscope.analysis.critical_path import walk
-from rankscope.analysis.graph import NONE
-from rankscope.analysis.graph_build import graph_of
-from rankscope.analysis.result import Result
-from rankscope.analysis.scope import Scope
+from rankscope.analysis.core.result import Result
+from rankscope.analysis.core.scope import Scope
+from rankscope.analysis.critical_path.backtrack import walk
+from rankscope.analysis.critical_path.graph.build import graph_of
+from rankscope.analysis.critical_path.graph.nodes import NONE
 from rankscope.bench.synthetic import Plan, Straggler, write
 from rankscope.bench.synthetic.pipeline import PipelinePlan, write_pipeline
 from rankscope.store.ingest import ingest

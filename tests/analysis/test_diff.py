@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from conftest import DATA, kernel_event, open_trace, slice_event, write_kineto
-from rankscope.analysis.diff import by_unit, diff, slower_rows
-from rankscope.analysis.diff_compare import Rules, compare
-from rankscope.analysis.diff_samples import REPORTS, Measure, Samples, collect
-from rankscope.analysis.scope import Scope
+from rankscope.analysis.core.scope import Scope
+from rankscope.analysis.diff.compare import Rules, compare
+from rankscope.analysis.diff.samples import REPORTS, Measure, Samples, collect
+from rankscope.analysis.diff.two_runs import by_unit, diff, slower_rows
 from rankscope.bench.synthetic import Plan, Slower, write
 from rankscope.cli import main
 from rankscope.store.ingest import ingest

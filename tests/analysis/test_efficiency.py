@@ -12,13 +12,13 @@ import pytest
 
 from conftest import DATA, kernel_event, open_trace, slice_event, write_kineto
 from rankscope.analysis import REPORTS
-from rankscope.analysis.flops import FORMULAS, work_of
-from rankscope.analysis.given_ceilings import given_ceilings
-from rankscope.analysis.op_work import op_work
-from rankscope.analysis.periods import periods
-from rankscope.analysis.result import Result
-from rankscope.analysis.scope import Scope
-from rankscope.analysis.tensor_cores import on_tensor_cores
+from rankscope.analysis.core.given_ceilings import given_ceilings
+from rankscope.analysis.core.result import Result
+from rankscope.analysis.core.scope import Scope
+from rankscope.analysis.core.step_times import periods
+from rankscope.analysis.efficiency.tensor_cores import on_tensor_cores
+from rankscope.analysis.within_rank.flops import FORMULAS, work_of
+from rankscope.analysis.within_rank.op_work import op_work
 from rankscope.bench.synthetic import Plan, write
 from rankscope.devices import Ceilings, find_device
 from rankscope.errors import UsageError

@@ -12,11 +12,11 @@ import pytest
 
 from conftest import open_trace, slice_event, write_kineto
 from rankscope.analysis import REPORTS
-from rankscope.analysis.result import Finding, Result
-from rankscope.analysis.scope import Scope
+from rankscope.analysis.core.result import Finding, Result
+from rankscope.analysis.core.scope import Scope
 from rankscope.errors import ReadError
 from rankscope.model import FLIGHT, FLIGHT_GROUPS
-from rankscope.readers.flight import FLIGHT_READER
+from rankscope.readers.flight_recorder import FLIGHT_READER
 from rankscope.store.ingest import ingest
 from rankscope.store.run import Run
 

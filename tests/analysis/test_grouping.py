@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from rankscope.analysis.grouping import distinct
+from rankscope.analysis.core.grouping import distinct
 
 SMALL = st.integers(-3, 3)
 LARGE = st.sampled_from([-(2**63), -(2**61), -1, 0, 2**40, 2**61, 2**62, 2**63 - 1])

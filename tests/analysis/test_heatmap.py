@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conftest import DATA
-from rankscope.analysis.breakdown import breakdown
-from rankscope.analysis.heatmap import RankTime, rank_times
-from rankscope.analysis.intervals import EMPTY, union
-from rankscope.analysis.scope import Scope
+from rankscope.analysis.across_ranks.heatmap import RankTime, rank_times
+from rankscope.analysis.core.intervals import EMPTY, union
+from rankscope.analysis.core.scope import Scope
+from rankscope.analysis.within_rank.breakdown import breakdown
 from rankscope.store.run import Run
 
 times = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 20)), max_size=12)

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from conftest import DATA
-from rankscope.analysis.hot_kernels import hot_kernels, joined
-from rankscope.capture.kernels import HotKernel
+from rankscope.analysis.efficiency.hot_kernels import hot_kernels, joined
+from rankscope.capture.kernel_list import HotKernel
 from rankscope.store.run import Run
 
 

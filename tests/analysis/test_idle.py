@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from within import CAUSES, idle_causes, raw, report
 
 from conftest import DATA, kernel_event, open_trace, slice_event, write_kineto
-from rankscope.analysis.device import UNKNOWN, DeviceEvents
-from rankscope.analysis.idle_time import find_gaps
-from rankscope.analysis.intervals import union
+from rankscope.analysis.core.device_events import UNKNOWN, DeviceEvents
+from rankscope.analysis.core.intervals import union
+from rankscope.analysis.within_rank.idle_causes import find_gaps
 from rankscope.bench.synthetic import Plan, Straggler, write
 from rankscope.store.ingest import ingest
 from rankscope.store.run import Run

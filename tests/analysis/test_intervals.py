@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankscope.analysis.intervals import Axis, Intervals, intersect, join, length, subtract, union
+from rankscope.analysis.core.intervals import Axis, Intervals, intersect, join, length, subtract, union
 
 RAW = st.lists(st.tuples(st.integers(-20, 40), st.integers(-5, 15)), max_size=12)
 

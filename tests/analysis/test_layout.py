@@ -10,9 +10,9 @@ import pytest
 
 from conftest import DATA, kernel_event, open_trace, slice_event, write_kineto
 from rankscope.analysis import REPORTS
-from rankscope.analysis.parallelism import Seen, called, recognise
-from rankscope.analysis.result import Result
-from rankscope.analysis.scope import Scope
+from rankscope.analysis.across_ranks.parallelism import Seen, called, recognise
+from rankscope.analysis.core.result import Result
+from rankscope.analysis.core.scope import Scope
 from rankscope.bench.synthetic import Plan, write
 from rankscope.bench.synthetic.pipeline import PipelinePlan, write_pipeline
 from rankscope.errors import UsageError

@@ -12,12 +12,12 @@ import pytest
 
 from conftest import DATA, kernel_event, open_trace, slice_event, write_kineto
 from rankscope.analysis import REPORTS
-from rankscope.analysis.matching import waits
-from rankscope.analysis.scope import Scope
+from rankscope.analysis.across_ranks.collective_waits import waits
+from rankscope.analysis.core.scope import Scope
 from rankscope.bench.synthetic import Plan, Straggler, write
 from rankscope.collective_kinds import KINDS
+from rankscope.store.collectives.matching import NONE
 from rankscope.store.ingest import ingest
-from rankscope.store.matching import NONE
 from rankscope.store.run import Run
 
 PLANS = {

@@ -10,9 +10,9 @@ import pytest
 
 from conftest import DATA, open_trace, slice_event, write_kineto
 from rankscope.analysis import REPORTS
-from rankscope.analysis.live_memory import BEFORE, UNKNOWN, live_at_peak
-from rankscope.analysis.result import Result
-from rankscope.analysis.scope import Scope
+from rankscope.analysis.core.result import Result
+from rankscope.analysis.core.scope import Scope
+from rankscope.analysis.memory.live_at_peak import BEFORE, UNKNOWN, live_at_peak
 from rankscope.bench.synthetic import Plan, write
 from rankscope.store.ingest import ingest
 from rankscope.store.run import Run

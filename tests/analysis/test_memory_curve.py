@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from conftest import open_trace, slice_event, write_kineto
-from rankscope.analysis.memory_curve import POINTS, memory_curve
-from rankscope.analysis.scope import Scope
+from rankscope.analysis.core.scope import Scope
+from rankscope.analysis.memory.curve import POINTS, memory_curve
 
 
 def allocation(ts: float, total: int) -> dict[str, Any]:

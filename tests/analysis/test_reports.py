@@ -14,9 +14,9 @@ import pytest
 
 from conftest import DATA, kernel_event, open_trace, slice_event, write_kineto
 from rankscope.analysis import REPORTS
-from rankscope.analysis.doctor import doctor, grade
-from rankscope.analysis.result import Result
-from rankscope.analysis.scope import Scope
+from rankscope.analysis.core.result import Result
+from rankscope.analysis.core.scope import Scope
+from rankscope.analysis.health.doctor import doctor, grade
 from rankscope.store.run import Run
 
 OpenReal = Callable[[Path], Run]

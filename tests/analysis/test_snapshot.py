@@ -14,10 +14,10 @@ import pytest
 
 from conftest import open_trace
 from rankscope.analysis import REPORTS
-from rankscope.analysis.scope import Scope
-from rankscope.analysis.snapshot import BEFORE, snapshot_holders, snapshot_peaks
-from rankscope.readers.plain_pickle import Budget
-from rankscope.readers.stacks import op_name, own_line
+from rankscope.analysis.core.scope import Scope
+from rankscope.analysis.memory.snapshot import BEFORE, snapshot_holders, snapshot_peaks
+from rankscope.readers.safe_pickle import Budget
+from rankscope.readers.stack_frames import op_name, own_line
 from rankscope.store.run import Run
 
 

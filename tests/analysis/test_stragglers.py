@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 
 from conftest import DATA
 from rankscope.analysis import REPORTS
-from rankscope.analysis.blame import range_argmax
-from rankscope.analysis.result import Result
-from rankscope.analysis.scope import Scope
+from rankscope.analysis.across_ranks.blame import range_argmax
+from rankscope.analysis.core.result import Result
+from rankscope.analysis.core.scope import Scope
 from rankscope.bench.synthetic import Plan, Straggler, write
+from rankscope.store.collectives.matching import NONE
 from rankscope.store.ingest import ingest
-from rankscope.store.matching import NONE
 from rankscope.store.run import Run
 
 

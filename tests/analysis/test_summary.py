@@ -16,9 +16,10 @@ import pytest
 
 from conftest import DATA, kernel_event, open_trace, slice_event, write_kineto
 from rankscope.analysis import REPORTS
-from rankscope.analysis.collected import NOTHING_FOUND, Found, collect, findings
-from rankscope.analysis.result import Finding
-from rankscope.analysis.scope import Scope
+from rankscope.analysis.core.result import Finding
+from rankscope.analysis.core.scope import Scope
+from rankscope.analysis.findings import NOTHING_FOUND, Found, collect, findings
+from rankscope.analysis.questions import QUESTIONS
 from rankscope.analysis.summary import summary
 from rankscope.bench.synthetic import Plan, Straggler, write
 from rankscope.cli import main
@@ -76,7 +77,7 @@ def test_findings_are_ordered_by_severity_and_cost(tmp_path: Path, monkeypatch: 
     def planted_report(run: Run, scope: Scope, by: str | None) -> Any:
         return replace(roofline.analyse(run, scope, by), findings=planted)
 
-    monkeypatch.setitem(REPORTS, "roofline", replace(roofline, analyse=planted_report))
+    monkeypatch.setitem(QUESTIONS, "roofline", replace(roofline, analyse=planted_report))
     run = open_trace(write_kineto(tmp_path / "t.json", [slice_event("aten::add", 0, 1)]))
     mine = [found for found in collect(run, Scope()) if found.report == "roofline"]
     assert [found.finding.title for found in mine] == ["hangs", "dear", "a remark", "cheap"]

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from rankscope.analysis import REPORTS
-from rankscope.analysis.doctor import doctor
-from rankscope.analysis.scope import Scope
+from rankscope.analysis.core.scope import Scope
+from rankscope.analysis.health.doctor import doctor
 from rankscope.bench.synthetic import Defect, Plan, Straggler, write
 from rankscope.store.ingest import ingest
 from rankscope.store.run import Run

@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 
 from analysis.random_programs import Program, graph_of_program, play, random_program
 from conftest import DATA, kernel_event, open_trace, write_kineto
-from rankscope.analysis import scenarios
-from rankscope.analysis.graph import HOST_CLASSES, NONE, Graph
-from rankscope.analysis.graph_build import graph_of
-from rankscope.analysis.replay import Times, recorded, replay
-from rankscope.analysis.scope import Scope
-from rankscope.analysis.whatif import whatif
+from rankscope.analysis.core.scope import Scope
+from rankscope.analysis.critical_path import scenarios
+from rankscope.analysis.critical_path.graph.build import graph_of
+from rankscope.analysis.critical_path.graph.nodes import HOST_CLASSES, NONE, Graph
+from rankscope.analysis.critical_path.replay import Times, recorded, replay
+from rankscope.analysis.critical_path.whatif import whatif
 from rankscope.bench.synthetic import Plan, Slower, Straggler, write
 from rankscope.cli import main
 from rankscope.errors import UsageError

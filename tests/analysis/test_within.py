@@ -15,10 +15,10 @@ from within import GPU, RUNTIME, raw, report
 
 from conftest import DATA, kernel_event, open_trace, slice_event, write_kineto
 from rankscope.analysis import REPORTS
-from rankscope.analysis.families import family, kernel_name
-from rankscope.analysis.intervals import covered_before, union
-from rankscope.analysis.launches import queue_depth
-from rankscope.analysis.scope import Scope
+from rankscope.analysis.core.intervals import covered_before, union
+from rankscope.analysis.core.scope import Scope
+from rankscope.analysis.within_rank.kernel_families import family, kernel_name
+from rankscope.analysis.within_rank.launches import queue_depth
 from rankscope.bench.synthetic import Plan, Straggler, write
 from rankscope.store.ingest import Options, ingest
 from rankscope.store.run import Run

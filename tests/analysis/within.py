@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from rankscope.analysis import REPORTS
-from rankscope.analysis.result import Result
-from rankscope.analysis.scope import Scope
+from rankscope.analysis.core.result import Result
+from rankscope.analysis.core.scope import Scope
 from rankscope.store.run import Run
 
 GPU = ("kernel", "gpu_memcpy", "gpu_memset")

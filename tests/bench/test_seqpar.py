@@ -13,8 +13,9 @@ from rankscope.bench.seqpar.measure import median, spread
 from rankscope.bench.seqpar.peaks import peak_tflops
 from rankscope.bench.seqpar.rendezvous import first_of_nodelist, meeting_point
 from rankscope.capture.rank import detect
-from rankscope.cli import bench_sweep, main
-from rankscope.cli.seqpar_text import report_text
+from rankscope.cli import main
+from rankscope.cli.bench import sweep
+from rankscope.cli.bench.seqpar_text import report_text
 from rankscope.errors import RankscopeError, UsageError
 
 
@@ -170,13 +171,13 @@ def test_sweep_usage_errors(words: list[str], message: str, capsys: pytest.Captu
 def test_sweep_table_series_csv_and_chart() -> None:
     values = (1_500_000, 700.0, 70.8, 12.0, 9.0, 1.1)
     rows = [
-        dict(zip(bench_sweep.COLUMNS, (sequence, 9216, "bfloat16", 2, *values), strict=True))
+        dict(zip(sweep.COLUMNS, (sequence, 9216, "bfloat16", 2, *values), strict=True))
         for sequence in (2304, 4608)
     ]
-    text = bench_sweep.table_text(rows)
+    text = sweep.table_text(rows)
     assert max(map(len, text.splitlines())) <= 80
     assert "1.10x" in text
     assert "bfloat16, H 9216, 2 ranks   700.0   700.0" in text
-    assert bench_sweep.csv_text(rows).splitlines()[0] == ",".join(bench_sweep.COLUMNS)
-    chart = json.loads(json.dumps(bench_sweep.chart(rows)))
+    assert sweep.csv_text(rows).splitlines()[0] == ",".join(sweep.COLUMNS)
+    chart = json.loads(json.dumps(sweep.chart(rows)))
     assert [point["sequence"] for point in chart["data"]["values"]] == [2304, 4608]

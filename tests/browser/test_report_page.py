@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from conftest import DATA, kernel_event, open_trace, slice_event, write_kineto
-from rankscope.analysis.scope import Scope
+from rankscope.analysis.core.scope import Scope
 from rankscope.store.run import Run
 from rankscope.views.report.content import Request, build
 from rankscope.views.report.page import html_page

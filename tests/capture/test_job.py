@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from rankscope.capture.job import default_folder, job_id, name_run, script_name
+from rankscope.capture.job_name import default_folder, job_id, name_run, script_name
 from rankscope.capture.rank import Identity, detect
 from rankscope.errors import CaptureError
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rankscope.capture.kernels import (
+from rankscope.capture.kernel_list import (
     HotKernel,
     function_name,
     kernel_filter,

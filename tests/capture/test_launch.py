@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from rankscope.capture import launch
+from rankscope.capture import launcher_command
 from rankscope.capture.deepspeed import place_local_rank
-from rankscope.capture.launch import is_launcher, rewrite
+from rankscope.capture.launcher_command import is_launcher, rewrite
 
 WE = ["PY", "-m", "rankscope", "profile", "--ranks", "all", "--"]
 OURS = " ".join(WE)
@@ -16,7 +16,7 @@ OURS = " ".join(WE)
 
 @pytest.fixture(autouse=True)
 def python_of_console_scripts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch, "interpreter_of", lambda script: "python3")
+    monkeypatch.setattr(launcher_command, "interpreter_of", lambda script: "python3")
 
 
 def rewritten(text: str, env: dict[str, str] | None = None) -> str | None:
@@ -141,4 +141,4 @@ def test_the_python_of_a_console_script(
     script = tmp_path / "torchrun"
     script.write_text(head)
     script.chmod(0o755)
-    assert launch.interpreter_of(str(script)) == expected
+    assert launcher_command.interpreter_of(str(script)) == expected

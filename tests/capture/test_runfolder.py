@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rankscope.capture.runfolder import (
+from rankscope.capture.run_folder import (
     claim_rank,
     create_json,
     expand,

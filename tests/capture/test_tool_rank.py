@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rankscope.capture import machine, reports, tempfolder
+from rankscope.capture.under_tool import preflight, reports, temp_folder
 from rankscope.cli import command_parser, tool_options
 from rankscope.cli.profile import plan_of
 from rankscope.errors import CaptureError, UsageError
@@ -81,24 +81,24 @@ def test_options_travel_to_the_ranks() -> None:
 
 def test_what_cannot_work_without_a_driver_is_left_out() -> None:
     asked = NsysOptions(gpu_metrics_device="all", capture_range="cudaProfilerApi")
-    fitted, notes = machine.fit_nsys(asked, driver=False, ranged=True)
+    fitted, notes = preflight.fit_nsys(asked, driver=False, ranged=True)
     assert (fitted.gpu_metrics_device, fitted.capture_range, len(notes)) == (None, None, 3)
-    assert machine.fit_nsys(asked, driver=True, ranged=True) == (asked, [])
-    kept, _ = machine.fit_nsys(asked, driver=False, ranged=False)
+    assert preflight.fit_nsys(asked, driver=True, ranged=True) == (asked, [])
+    kept, _ = preflight.fit_nsys(asked, driver=False, ranged=False)
     assert kept.capture_range == "cudaProfilerApi", "the program's own range: nsys will wait for it"
     with pytest.raises(CaptureError):
-        machine.fit_ncu(NcuOptions(), driver=False, virtual=False, clocks=None)
+        preflight.fit_ncu(NcuOptions(), driver=False, virtual=False, clocks=None)
 
 
 def test_clocks_are_locked_where_they_can_be(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 0)
-    assert machine.fit_ncu(NcuOptions(), driver=True, virtual=False, clocks=None) == (NcuOptions(), [])
-    options, notes = machine.fit_ncu(NcuOptions(), driver=True, virtual=True, clocks=None)
+    assert preflight.fit_ncu(NcuOptions(), driver=True, virtual=False, clocks=None) == (NcuOptions(), [])
+    options, notes = preflight.fit_ncu(NcuOptions(), driver=True, virtual=True, clocks=None)
     assert options.clock_control == "none"
     assert "virtual machine" in notes[0]
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    assert "not root" in machine.fit_ncu(NcuOptions(), driver=True, virtual=False, clocks=None)[1][0]
-    options, notes = machine.fit_ncu(NcuOptions(), driver=True, virtual=True, clocks="base")
+    assert "not root" in preflight.fit_ncu(NcuOptions(), driver=True, virtual=False, clocks=None)[1][0]
+    options, notes = preflight.fit_ncu(NcuOptions(), driver=True, virtual=True, clocks="base")
     assert (options.clock_control, notes) == ("base", [])
 
 
@@ -111,14 +111,14 @@ MOUNTS = """\
 
 def test_file_systems(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kinds = [
-        tempfolder.file_system(Path(path), MOUNTS) for path in ("/tmp/x", "/home/ada", "/home/with space/x")
+        temp_folder.file_system(Path(path), MOUNTS) for path in ("/tmp/x", "/home/ada", "/home/with space/x")
     ]
     assert kinds == ["ext4", "nfs4", "lustre"]
-    monkeypatch.setattr(tempfolder, "file_system", lambda _path: "nfs4")
-    made = tempfolder.make_temp_folder({"TMPDIR": str(tmp_path)}, "rankscope-test-")
+    monkeypatch.setattr(temp_folder, "file_system", lambda _path: "nfs4")
+    made = temp_folder.make_temp_folder({"TMPDIR": str(tmp_path)}, "rankscope-test-")
     assert made.path.parent == tmp_path
     assert "network file system (nfs4)" in made.notes[0]
-    made = tempfolder.make_temp_folder({"TMPDIR": "/no/such"}, "rankscope-test-")
+    made = temp_folder.make_temp_folder({"TMPDIR": "/no/such"}, "rankscope-test-")
     assert "TMPDIR=/no/such cannot be used" in made.notes[0]
     made.path.rmdir()
 

@@ -12,7 +12,7 @@ from pathlib import Path
 JOB = """\
 import contextlib, os, sys
 from pathlib import Path
-from rankscope.inapp.export import Export, ExportOrder
+from rankscope.inapp.forked_export import Export, ExportOrder
 
 def pipes():
     return [number for _ in range(3) for number in os.pipe()]

@@ -4,7 +4,7 @@ import sys
 import threading
 import time
 
-from rankscope.inapp.mainthread import Timer, when_returning
+from rankscope.inapp.main_thread import Timer, when_returning
 
 
 def test_the_action_comes_after_the_function_and_before_the_next_line() -> None:

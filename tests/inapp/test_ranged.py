@@ -11,9 +11,9 @@ import torch
 from rankscope.capture.plan import Plan
 from rankscope.capture.rank import Identity
 from rankscope.capture.schedule import Schedule, steps_window
+from rankscope.inapp.cuda_range_windows import RangeFiles, RangeRecorder, nothing_to_export
 from rankscope.inapp.engine import Engine
-from rankscope.inapp.ranged import RangeFiles, RangeRecorder, nothing_to_export
-from rankscope.inapp.voice import Voice
+from rankscope.inapp.job_log import Voice
 
 RANK = Identity(3, 1, 4, 2, 1, "torchrun")
 

@@ -5,7 +5,7 @@ import gc
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankscope.inapp.stepcount import IDLE_AFTER, StepCounter
+from rankscope.inapp.step_counter import IDLE_AFTER, StepCounter
 
 
 class Adam:

@@ -6,7 +6,7 @@ import json
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rankscope.inapp.tracestream import TraceStream
+from rankscope.inapp.trace_stream import TraceStream
 
 EVENT = '  {\n    "ph": "X",\n    "name": "%s",\n    "args": {\n      "a": [1, 2]\n    }\n  }'
 HEAD = '{\n    "schemaVersion": 1,\n    "baseTimeNanoseconds": 7,\n    "traceEvents": [\n'

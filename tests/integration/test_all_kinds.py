@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from rankscope.analysis import REPORTS
-from rankscope.analysis.result import Result
-from rankscope.analysis.scope import Scope
+from rankscope.analysis.core.result import Result
+from rankscope.analysis.core.scope import Scope
 from rankscope.store.ingest import Ingested, Options, ingest
 from rankscope.store.run import Run
 

@@ -155,7 +155,7 @@ def test_torchs_profiler_fails(tmp_path: Path, method: str) -> None:
 
 @needs_torch
 def test_our_hook_raises(tmp_path: Path) -> None:
-    code = "import rankscope.inapp.stepcount as s\ns.StepCounter.ends_step = boom"
+    code = "import rankscope.inapp.step_counter as s\ns.StepCounter.ends_step = boom"
     done = run([*PROFILE, "-o", "out", *sabotaged(tmp_path, code)], tmp_path)
     assert "done rank" in done.stdout
     assert len(our_lines(done.stderr)) == 1

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from rankscope.analysis import REPORTS
-from rankscope.analysis.scope import Scope
+from rankscope.analysis.core.scope import Scope
 from rankscope.store.ingest import ingest
 from rankscope.store.run import Run
 

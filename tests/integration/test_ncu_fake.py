@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from integration.jobs import environment, manifests
-from rankscope.capture.kernels import HotKernel, write_kernels
+from rankscope.capture.kernel_list import HotKernel, write_kernels
 
 FAKE = """#!/bin/sh
 # Runs the command it is given, notes its own arguments, and says what ncu says.

@@ -21,7 +21,7 @@ from integration.nsight import (
     reports,
     with_nsys,
 )
-from rankscope.capture.machine import has_driver
+from rankscope.capture.under_tool.preflight import has_driver
 
 pytestmark = [pytest.mark.slow, needs_nsys]
 

@@ -16,7 +16,7 @@ import pytest
 
 from integration.jobs import PYTHON, environment, needs, run
 from rankscope.analysis.compat import COMPAT
-from rankscope.analysis.scope import Scope
+from rankscope.analysis.core.scope import Scope
 from rankscope.store.ingest import Options, ingest
 from rankscope.store.run import Run
 from rankscope.views import render
@@ -173,7 +173,7 @@ def test_sixteen_tables_of_an_entangled_export(shared: Path, tmp_path: Path) -> 
 
 
 def test_host_communication_is_seen(opened: Run) -> None:
-    from rankscope.analysis.events import host_collectives
+    from rankscope.analysis.core.event_sets import host_collectives
 
     found = host_collectives(opened, Scope())
     assert sorted(found.rank.tolist()) == [0, 0, 0, 1, 1, 1]

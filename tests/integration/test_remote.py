@@ -17,8 +17,8 @@ import pytest
 
 from conftest import DATA, ROOT, open_trace
 from integration.local_sshd import LocalSshd, missing
-from rankscope.analysis.facts import facts
-from rankscope.analysis.scope import Scope
+from rankscope.analysis.core.scope import Scope
+from rankscope.analysis.run_info import facts
 from rankscope.cli import main
 from rankscope.errors import UsageError
 from rankscope.remote import Place, parse_place

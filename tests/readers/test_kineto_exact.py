@@ -114,7 +114,7 @@ EVENTS = [
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("block_bytes", [1 << 25, 700])
 def test_any_layout(layout: str, block_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rankscope.readers.kineto.BLOCK_BYTES", block_bytes)
+    monkeypatch.setattr("rankscope.readers.kineto.reader.BLOCK_BYTES", block_bytes)
     path = tmp_path / "trace.json"
     path.write_text(LAYOUTS[layout](EVENTS * 3), encoding="utf-8")
     rows = read_all(path)

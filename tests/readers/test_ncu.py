@@ -17,10 +17,10 @@ import pytest
 from conftest import open_trace
 from rankscope import tools
 from rankscope.analysis import REPORTS
-from rankscope.analysis.ncu_metrics import measured_kernels, roofline_points
-from rankscope.analysis.scope import Scope
+from rankscope.analysis.core.scope import Scope
+from rankscope.analysis.efficiency.ncu_metrics import measured_kernels, roofline_points
 from rankscope.errors import ReadError
-from rankscope.readers.ncu_units import base_value
+from rankscope.readers.ncu.units import base_value
 from rankscope.store.ingest import Options, ingest
 from rankscope.store.run import Run
 
@@ -283,7 +283,7 @@ class FakeAction:
 @pytest.mark.parametrize("ranges", [0, 1])
 def test_the_module_that_comes_with_ncu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranges: int) -> None:
     from rankscope.readers.base import ReadReport
-    from rankscope.readers.ncu import _load_report
+    from rankscope.readers.ncu.reader import _load_report
 
     part = SimpleNamespace(num_actions=lambda: 1, action_by_idx=lambda index: FakeAction())
     module = ModuleType("ncu_report")

@@ -13,7 +13,7 @@ import pytest
 from nsys_files import ExportFile, thread
 from rankscope.errors import NotATraceError, RankError, ReadError
 from rankscope.model import EVENTS
-from rankscope.readers.nsys import NSYS
+from rankscope.readers.nsys.reader import NSYS
 from rankscope.store.ingest import Options, ingest
 from rankscope.store.run import Run
 

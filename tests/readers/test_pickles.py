@@ -13,7 +13,7 @@ import pytest
 
 from rankscope.errors import NotATraceError, ReadError
 from rankscope.readers import find_reader
-from rankscope.readers.plain_pickle import Budget, load_plain
+from rankscope.readers.safe_pickle import Budget, load_plain
 from rankscope.store.ingest import ingest
 
 SNAPSHOT: dict[str, Any] = {"segments": [], "device_traces": [[]], "allocator_settings": {}}
@@ -114,7 +114,7 @@ def test_truncated(tmp_path: Path, cut: float) -> None:
 
 
 def test_a_small_file_cannot_grow_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rankscope.readers.plain_pickle._LARGEST_CONTENT", 1 << 20)
+    monkeypatch.setattr("rankscope.readers.safe_pickle._LARGEST_CONTENT", 1 << 20)
     bomb = gzip.compress(pickle.dumps({"segments": b"\0" * (8 << 20)}))
     with pytest.raises(ReadError, match="is not read") as caught:
         load_plain(write(tmp_path / "a.pickle.gz", bomb))

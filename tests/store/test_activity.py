@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankscope.store.activity import device_time
+from rankscope.store.device_activity import device_time
 from rankscope.store.nesting import NONE
 
 

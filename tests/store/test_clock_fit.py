@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rankscope.store.clock_fit import Fit, Sightings, fit
+from rankscope.store.clocks.fit import Fit, Sightings, fit
 
 SPAN_NS = 200_000_000
 

@@ -253,9 +253,9 @@ def test_a_file_that_vanishes_while_it_is_read(tmp_path: Path) -> None:
 def test_a_file_cut_short_while_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import duckdb
 
-    from rankscope.readers.kineto import KINETO
+    from rankscope.readers.kineto.reader import KINETO
 
-    monkeypatch.setattr("rankscope.readers.kineto.BLOCK_BYTES", 4000)
+    monkeypatch.setattr("rankscope.readers.kineto.reader.BLOCK_BYTES", 4000)
     path = trace(tmp_path / "rank-0.json", events=500)
     reading = KINETO.open(path)
     rows = 0

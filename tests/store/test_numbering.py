@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rankscope.store.numbering import number_rows
+from rankscope.store.arrays import number_rows
 
 values = st.one_of(st.integers(-3, 3), st.integers(-(2**61), 2**61))
 

@@ -19,8 +19,8 @@ import pytest
 
 from conftest import DATA
 from rankscope.store.ingest import Options
-from rankscope.viewer.opening import Opening
 from rankscope.viewer.server import Server
+from rankscope.viewer.startup import Opening
 
 
 @dataclass

@@ -11,15 +11,15 @@ import pytest
 from conftest import DATA, kernel_event, slice_event, write_kineto
 from nsys_files import ExportFile
 from rankscope.analysis import REPORTS
-from rankscope.analysis.scope import Scope
+from rankscope.analysis.core.scope import Scope
 from rankscope.bench.synthetic import Plan, write
 from rankscope.cli import main
 from rankscope.store.ingest import ingest
 from rankscope.store.run import Run
 from rankscope.viewer.counters import _highest
-from rankscope.viewer.opening import Opening
 from rankscope.viewer.perfetto import ORIGIN, PerfettoServer
 from rankscope.viewer.server import CSP
+from rankscope.viewer.startup import Opening
 from viewer.conftest import Viewer, serve, stop
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rankscope.analysis.result import Column, Finding, Result
+from rankscope.analysis.core.result import Column, Finding, Result
 
 _KERNELS: tuple[tuple[Any, ...], ...] = (
     # From shared/data/nsys/gpt-h200 (nsys stats -r cuda_gpu_kern_sum), and one NCCL kernel.

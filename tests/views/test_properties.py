@@ -12,7 +12,7 @@ from typing import Any, get_args
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rankscope.analysis.result import SEVERITIES, Column, Finding, Result, Unit
+from rankscope.analysis.core.result import SEVERITIES, Column, Finding, Result, Unit
 from rankscope.units import display_width
 from rankscope.views import FORMATS, render
 

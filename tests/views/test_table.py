@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rankscope.analysis.result import SEVERITIES, Column, Finding, Result, Unit
+from rankscope.analysis.core.result import SEVERITIES, Column, Finding, Result, Unit
 from rankscope.errors import UsageError
 from rankscope.units import display_width
 from rankscope.views import render

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from rankscope.analysis.result import Column, Finding, Result
+from rankscope.analysis.core.result import Column, Finding, Result
 from rankscope.views import render
 from rankscope.views.columns import plain
 from views.samples import BREAKDOWN, EMPTY, KERNELS, OPS

@@ -1,128 +1,30 @@
 """Analyses: one file a question, each a pure function from a run to a Result.
 
-A new one is one function here and one line below.
+core holds what all of them share; within_rank, across_ranks, critical_path, efficiency, memory and health answer
+questions about one run, diff compares two, compat reproduces the figures of other tools. `questions` lists the reports
+that answer one question each; REPORTS adds the two that are made from them. An analysis reads a Run and returns a
+Result; it never draws, prints or writes.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from rankscope.analysis.allocators import allocators
-from rankscope.analysis.breakdown import breakdown
-from rankscope.analysis.bubbles import bubbles
-from rankscope.analysis.clocks import clocks
-from rankscope.analysis.collected import findings
-from rankscope.analysis.collectives import collectives
-from rankscope.analysis.critical import critical
-from rankscope.analysis.dataloader import dataloader
-from rankscope.analysis.distribution import annotated, api, kernels, memcpy, steps
-from rankscope.analysis.families import families
-from rankscope.analysis.flight import flight
-from rankscope.analysis.fragments import fragments
-from rankscope.analysis.gaps import gaps
-from rankscope.analysis.idle import idle
-from rankscope.analysis.launches import launches
-from rankscope.analysis.layout import groups, layout
-from rankscope.analysis.memo import once_per_run
-from rankscope.analysis.memory import memory
-from rankscope.analysis.mfu import mfu
-from rankscope.analysis.ncu import ncu
-from rankscope.analysis.ops import ops
-from rankscope.analysis.overhead import overhead
-from rankscope.analysis.overlap import overlap
-from rankscope.analysis.phases import phases
-from rankscope.analysis.report import Report
-from rankscope.analysis.roofline import roofline
-from rankscope.analysis.short import short
-from rankscope.analysis.stragglers import stragglers
+from rankscope.analysis.core.cache import once_per_run
+from rankscope.analysis.core.report import Report
+from rankscope.analysis.findings import findings
+from rankscope.analysis.questions import QUESTIONS
 from rankscope.analysis.summary import summary
-from rankscope.analysis.syncs import syncs
 
 __all__ = ["REPORTS", "Report"]
 
+_OVERVIEWS = (
+    Report("summary", "What does a step take, what is it made of, what was found?", summary),
+    Report("findings", "What costs most, and what can be done about it?", findings),
+)
 
 REPORTS = {
-    report.name: replace(report, analyse=once_per_run(report.analyse))  # the summary asks most of them, too
-    for report in (
-        Report("summary", "What does a step take, what is it made of, what was found?", summary),
-        Report("findings", "What costs most, and what can be done about it?", findings),
-        Report("breakdown", "Where did the time go: compute, communication, copies, idle?", breakdown),
-        Report(
-            "overlap",
-            "Is communication hidden behind compute, and behind what?",
-            overlap,
-            ("step",),
-            finds=True,
-        ),
-        Report("idle", "Why is the GPU idle?", idle, finds=True),
-        Report(
-            "gaps",
-            "What does the GPU wait for: before which op, annotation or line?",
-            gaps,
-            ("rank", "source"),
-        ),
-        Report("phases", "How much is forward, backward, optimizer, recomputation?", phases, finds=True),
-        Report("launches", "Is the host ahead: launch delays and queue depth of each stream?", launches),
-        Report(
-            "short",
-            "Which ops launch kernels too short to be worth it?",
-            short,
-            ("rank", "source"),
-            finds=True,
-        ),
-        Report(
-            "syncs",
-            "Which calls wait for the GPU, and which line of Python made them?",
-            syncs,
-            ("rank",),
-            finds=True,
-        ),
-        Report("dataloader", "Does the training loop wait for data?", dataloader, finds=True),
-        Report("overhead", "What did the profiler itself cost?", overhead, finds=True),
-        Report("families", "Which kinds of kernels take the time, sizes aside?", families, ("rank",)),
-        Report("kernels", "Which GPU kernels take the time?", kernels, ("rank",)),
-        Report(
-            "ops",
-            "Which operators take the time, on host and device?",
-            ops,
-            ("rank", "shape", "module", "source"),
-        ),
-        Report("steps", "How long does each step take on the host?", steps),
-        Report("api", "Which runtime and driver calls take the host's time?", api, ("rank",)),
-        Report("memcpy", "Which copies run, and how fast?", memcpy, ("rank",)),
-        Report("annotations", "How long do the ranges take that the program marked?", annotated, ("rank",)),
-        Report("mfu", "How much of the device's peak is the model's work?", mfu),
-        Report(
-            "roofline",
-            "How near is each op or kernel to what the device can do?",
-            roofline,
-            ("shape", "kernel", "rank"),
-            finds=True,
-        ),
-        Report(
-            "collectives",
-            "How fast are collectives, and how long do ranks wait in them?",
-            collectives,
-            finds=True,
-        ),
-        Report("stragglers", "Which rank keeps the others waiting, and why?", stragglers, finds=True),
-        Report("clocks", "How do the clocks of the ranks relate?", clocks, finds=True),
-        Report(
-            "layout", "Which rank stands where: pipeline, data, tensor, expert parallel?", layout, ("rank",)
-        ),
-        Report("groups", "Which process groups are there, and what are they for?", groups),
-        Report("critical", "What does the run's time hang on, from rank to rank?", critical, finds=True),
-        Report("bubbles", "How long do pipeline stages stand still?", bubbles, ("rank",), finds=True),
-        Report(
-            "fragments", "How much reserved memory is not in use, and in which pieces?", fragments, finds=True
-        ),
-        Report("flight", "The job hung: who is missing at which sequence number?", flight, finds=True),
-        Report(
-            "ncu", "How near the device's limits do kernels run, measured by Nsight Compute?", ncu, finds=True
-        ),
-        Report(
-            "memory", "How much memory is used at the peak, and does it grow?", memory, ("step",), finds=True
-        ),
-        Report("allocators", "Who holds the memory at the peak?", allocators, ("module",)),
-    )
+    **{report.name: replace(report, analyse=once_per_run(report.analyse)) for report in _OVERVIEWS},
+    **QUESTIONS,
 }
+"""Every report by its name, in the order in which they are listed."""

@@ -5,11 +5,12 @@ from __future__ import annotations
 from statistics import median
 from typing import Any
 
-from rankscope.analysis.ceilings import device_names
-from rankscope.analysis.collected import NOTHING_FOUND, collect
-from rankscope.analysis.periods import periods
-from rankscope.analysis.result import Column, Result
-from rankscope.analysis.scope import Scope
+from rankscope.analysis.core.ceilings import device_names
+from rankscope.analysis.core.result import Column, Result
+from rankscope.analysis.core.scope import Scope
+from rankscope.analysis.core.step_times import periods
+from rankscope.analysis.findings import NOTHING_FOUND, collect
+from rankscope.analysis.questions import QUESTIONS
 from rankscope.store.run import Run
 from rankscope.units import format_ns
 
@@ -38,10 +39,8 @@ _PARTS = ("compute", "exposed_comm", "exposed_copy", "idle")
 
 def summary(run: Run, scope: Scope, by: str | None = None) -> Result:
     """One row a rank; the title is the verdict."""
-    from rankscope.analysis import REPORTS  # they list this report too
-
     broken, used_of, memory = (
-        REPORTS[name].analyse(run, scope, None) for name in ("breakdown", "mfu", "memory")
+        QUESTIONS[name].analyse(run, scope, None) for name in ("breakdown", "mfu", "memory")
     )
     parts = {row["rank"]: row for row in broken.rows if row["step"] is None}
     used = {row["rank"]: row["mfu_pct"] for row in used_of.rows if row["step"] is None}

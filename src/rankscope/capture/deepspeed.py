@@ -12,7 +12,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from rankscope.capture.launch import LOCAL_RANK_PLACE
+from rankscope.capture.launcher_command import LOCAL_RANK_PLACE
 
 
 def place_local_rank(words: Sequence[str]) -> list[str]:

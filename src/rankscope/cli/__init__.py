@@ -13,8 +13,8 @@ import sys
 from collections.abc import Sequence
 from typing import Protocol
 
-from rankscope import __version__
 from rankscope.errors import RankscopeError, UsageError
+from rankscope.version import __version__
 
 # The order is the order of a first session: get a trace, look, ask, take away.
 COMMANDS = {

@@ -19,7 +19,7 @@ from rankscope.cli.common import (
 from rankscope.errors import NotATraceError, UsageError
 
 if TYPE_CHECKING:
-    from rankscope.analysis.result import Result
+    from rankscope.analysis.core.result import Result
     from rankscope.views.charts import Chart
 
 EXAMPLES = """\
@@ -92,7 +92,7 @@ def _sweep(path: Path) -> Chart:
 
 def sweep_result(path: Path) -> Result:
     """What `bench sweep --format json` (or its --chart) wrote, as a table."""
-    from rankscope.analysis.result import Column, Result
+    from rankscope.analysis.core.result import Column, Result
 
     columns = (
         Column("series", help="precision, hidden size, ranks"),

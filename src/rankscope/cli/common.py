@@ -15,8 +15,8 @@ from rankscope import units
 from rankscope.errors import StoreError, UsageError
 
 if TYPE_CHECKING:
-    from rankscope.analysis.result import Result
-    from rankscope.analysis.scope import Scope
+    from rankscope.analysis.core.result import Result
+    from rankscope.analysis.core.scope import Scope
     from rankscope.store.ingest import Ingested, Options, Watch
     from rankscope.store.run import Run
 
@@ -98,7 +98,7 @@ def add_fail_on(parser: argparse.ArgumentParser) -> None:
 
 def exit_code(fail_on: str | None, results: Iterable[Result]) -> int:
     """3 when --fail-on is given and a finding reaches it, else 0."""
-    from rankscope.analysis.result import SEVERITIES
+    from rankscope.analysis.core.result import SEVERITIES
 
     if fail_on is None:
         return 0
@@ -107,7 +107,7 @@ def exit_code(fail_on: str | None, results: Iterable[Result]) -> int:
 
 
 def scope_of(args: argparse.Namespace) -> Scope:
-    from rankscope.analysis.scope import Scope, parse_ranks, parse_steps
+    from rankscope.analysis.core.scope import Scope, parse_ranks, parse_steps
 
     return Scope(parse_ranks(args.ranks), parse_steps(args.steps) if args.steps else None)
 
@@ -122,7 +122,7 @@ def open_run(args: argparse.Namespace, comm_patterns: tuple[str, ...] = (), pref
 
     ceilings = None
     if getattr(args, "peak", None) or getattr(args, "bandwidth", None):
-        from rankscope.analysis.given_ceilings import given_ceilings
+        from rankscope.analysis.core.given_ceilings import given_ceilings
 
         ceilings = given_ceilings(args.peak, args.bandwidth)
     use_tools(args)

@@ -12,7 +12,7 @@ from rankscope.errors import UsageError
 from rankscope.units import parse_count, parse_percent, shorten_middle
 
 if TYPE_CHECKING:
-    from rankscope.analysis.result import Result
+    from rankscope.analysis.core.result import Result
     from rankscope.store.run import Run
 
 DESCRIPTION = """\
@@ -68,8 +68,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    from rankscope.analysis.diff import diff, slower_rows
-    from rankscope.analysis.diff_compare import Rules
+    from rankscope.analysis.diff.compare import Rules
+    from rankscope.analysis.diff.two_runs import diff, slower_rows
 
     rules = Rules(_reports(args.report), parse_percent(args.min_change))
     limit = parse_percent(args.fail_over) if args.fail_over is not None else None
@@ -96,7 +96,7 @@ def _open(args: argparse.Namespace, path: Path) -> Run:
 
 
 def _text(result: Result, failed: list[dict[str, object]], format: str, shown: int | None) -> str:
-    from rankscope.analysis.diff import by_unit
+    from rankscope.analysis.diff.two_runs import by_unit
     from rankscope.views import render, terminal_width, use_color
     from rankscope.views.junit import junit
 
@@ -115,7 +115,7 @@ def _shown(args: argparse.Namespace) -> int | None:
 
 
 def _reports(text: str | None) -> tuple[str, ...]:
-    from rankscope.analysis.diff_samples import REPORTS
+    from rankscope.analysis.diff.samples import REPORTS
 
     if text is None or text == "all":
         return REPORTS

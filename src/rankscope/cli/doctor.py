@@ -28,8 +28,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    from rankscope.analysis.doctor import doctor
-    from rankscope.analysis.scope import Scope
+    from rankscope.analysis.core.scope import Scope
+    from rankscope.analysis.health.doctor import doctor
     from rankscope.views import render, terminal_width, use_color
 
     result = doctor(open_run(args), Scope())

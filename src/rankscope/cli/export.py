@@ -20,7 +20,7 @@ from rankscope.cli.common import (
 from rankscope.errors import UsageError
 
 if TYPE_CHECKING:
-    from rankscope.analysis.scope import Scope
+    from rankscope.analysis.core.scope import Scope
     from rankscope.store.run import Run
 
 EXAMPLES = """\

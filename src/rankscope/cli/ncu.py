@@ -11,8 +11,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from rankscope.capture.job import script_name
-from rankscope.capture.kernels import (
+from rankscope.capture.job_name import script_name
+from rankscope.capture.kernel_list import (
     LIST_NAME,
     HotKernel,
     kernel_filter,
@@ -21,7 +21,7 @@ from rankscope.capture.kernels import (
     write_kernels,
 )
 from rankscope.capture.rank import SINGLE, detect
-from rankscope.capture.runfolder import expand
+from rankscope.capture.run_folder import expand
 from rankscope.capture.selector import FORMS
 from rankscope.cli.common import add_reading_options
 from rankscope.cli.plain_table import plain_table
@@ -121,7 +121,7 @@ def _chosen(args: argparse.Namespace) -> list[HotKernel]:
     if args.run is None:
         raise UsageError("no RUN to choose kernels from", hint="Name one, or give a list: --kernels FILE")
     _need_libraries("choosing kernels", f"rankscope ncu {args.run} --top {args.top} --kernels-out FILE")
-    from rankscope.analysis.hot_kernels import hot_kernels
+    from rankscope.analysis.efficiency.hot_kernels import hot_kernels
     from rankscope.cli.common import open_run
 
     kernels = hot_kernels(open_run(args), args.top)
@@ -189,7 +189,7 @@ def _show_if_possible(folder: Path, kernels: Sequence[HotKernel], args: argparse
 def _show(folder: Path, kernels: Sequence[HotKernel], args: argparse.Namespace) -> int:
     """The table of both: what they cost in RUN, what ncu measured."""
     _need_libraries("reading ncu's reports", f"rankscope ncu {folder}")
-    from rankscope.analysis.hot_kernels import joined
+    from rankscope.analysis.efficiency.hot_kernels import joined
     from rankscope.cli.common import open_run
     from rankscope.views import render, terminal_width, use_color
 

@@ -13,17 +13,17 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from rankscope.capture.job import is_python, name_run
-from rankscope.capture.launch import bootstrap_environment, rewrite
+from rankscope.capture.job_name import is_python, name_run
+from rankscope.capture.launcher_command import bootstrap_environment, rewrite
 from rankscope.capture.plan import PLAN_VARIABLE, Plan
 from rankscope.capture.rank import Identity, detect
-from rankscope.capture.runfolder import Manifest, open_run, rank_manifests, remove_if_empty
+from rankscope.capture.run_folder import Manifest, open_run, rank_manifests, remove_if_empty
 from rankscope.capture.schedule import OnSignal
 from rankscope.capture.selector import parse_selector
 from rankscope.capture.supervise import end_like, replace_process, run_command
 from rankscope.cli.profile import starts_ranks_here
 from rankscope.errors import CaptureError
-from rankscope.inapp.rankfiles import run_manifest
+from rankscope.inapp.rank_files import run_manifest
 from rankscope.ranges import as_ranges
 from rankscope.units import format_bytes, format_ns
 

@@ -16,19 +16,19 @@ from pathlib import Path
 from typing import Any
 
 from rankscope import tools
-from rankscope.capture import machine, reports
-from rankscope.capture.job import is_python
-from rankscope.capture.launch import bootstrap_environment
+from rankscope.capture.job_name import is_python
+from rankscope.capture.launcher_command import bootstrap_environment
 from rankscope.capture.plan import PLAN_VARIABLE, Plan
 from rankscope.capture.rank import Identity, disagreements
-from rankscope.capture.runfolder import rank_stem, read_json, remove_if_empty
+from rankscope.capture.run_folder import rank_stem, read_json, remove_if_empty
 from rankscope.capture.schedule import OnSignal
 from rankscope.capture.supervise import replace_process
-from rankscope.capture.tempfolder import make_temp_folder
-from rankscope.capture.undertool import Ended, run_under_tool, wrap_application
+from rankscope.capture.under_tool import preflight, reports
+from rankscope.capture.under_tool.supervise import Ended, run_under_tool, wrap_application
+from rankscope.capture.under_tool.temp_folder import make_temp_folder
 from rankscope.cli.tool_options import is_ranged, ncu_options, nsys_options
 from rankscope.errors import CaptureError, RankscopeError, ToolError
-from rankscope.inapp.rankfiles import RankFiles, clock_anchor
+from rankscope.inapp.rank_files import RankFiles, clock_anchor
 from rankscope.units import format_bytes
 
 _SUFFIX = {"nsys": ".nsys-rep", "ncu": ".ncu-rep"}
@@ -111,12 +111,12 @@ class ToolRank:
         """The options, without what this machine cannot do."""
         if self.plan.tool == "nsys":
             asked = nsys_options(args, self.plan.when)
-            options, notes = machine.fit_nsys(asked, driver=machine.has_driver(), ranged=self.ranged)
+            options, notes = preflight.fit_nsys(asked, driver=preflight.has_driver(), ranged=self.ranged)
             self.notes += notes
             return options
-        driver = machine.has_driver() or args.dry_run
-        fitted, notes = machine.fit_ncu(
-            ncu_options(args), driver=driver, virtual=machine.is_virtual(), clocks=args.clock_control
+        driver = preflight.has_driver() or args.dry_run
+        fitted, notes = preflight.fit_ncu(
+            ncu_options(args), driver=driver, virtual=preflight.is_virtual(), clocks=args.clock_control
         )
         self.notes += notes
         if not args.quiet:

@@ -29,7 +29,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    from rankscope.analysis.result import Column, Result
+    from rankscope.analysis.core.result import Column, Result
     from rankscope.store.run import VIEWS, describe
     from rankscope.views import render, terminal_width, use_color
 

@@ -20,8 +20,8 @@ from rankscope.cli.common import (
 from rankscope.errors import UsageError
 
 if TYPE_CHECKING:
-    from rankscope.analysis.result import Result
-    from rankscope.analysis.scope import Scope
+    from rankscope.analysis.core.result import Result
+    from rankscope.analysis.core.scope import Scope
     from rankscope.store.run import Run
 
 EXAMPLES = """\
@@ -59,8 +59,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     from rankscope.views.report.content import Request, build
+    from rankscope.views.report.markdown_report import markdown_page
     from rankscope.views.report.page import html_page
-    from rankscope.views.report.short import markdown_page
 
     if len(args.run) > 2:
         raise UsageError(
@@ -97,7 +97,7 @@ def _open(args: argparse.Namespace, path: Path) -> Run:
 
 
 def _compare(base: Run, new: Run, scope: Scope) -> Result:
-    from rankscope.analysis.diff import diff
+    from rankscope.analysis.diff.two_runs import diff
 
     return diff(base, new, scope)
 

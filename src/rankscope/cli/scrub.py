@@ -32,7 +32,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    from rankscope.readers.nsys_scrub import scrub
+    from rankscope.readers.nsys.scrub import scrub
 
     if args.output and len(args.reports) > 1:
         raise UsageError(
@@ -56,8 +56,8 @@ def main(args: argparse.Namespace) -> int:
 def _target(report: Path) -> Path:
     """REPORT.scrubbed.sqlite, with the rank in its name where only the recorded variables told it."""
     from rankscope.readers.base import rank_from_name
-    from rankscope.readers.nsys import NSYS
-    from rankscope.readers.nsys_identity import FROM_ENVIRONMENT
+    from rankscope.readers.nsys.identity import FROM_ENVIRONMENT
+    from rankscope.readers.nsys.reader import NSYS
 
     if not report.is_file():
         raise UsageError(f"there is no {report}", why="No such file.", hint="Check the path.")

@@ -25,9 +25,9 @@ from rankscope.errors import UsageError
 from rankscope.units import parse_count
 
 if TYPE_CHECKING:
-    from rankscope.analysis.report import Report
-    from rankscope.analysis.result import Result
-    from rankscope.analysis.scope import Scope
+    from rankscope.analysis.core.report import Report
+    from rankscope.analysis.core.result import Result
+    from rankscope.analysis.core.scope import Scope
     from rankscope.store.run import Run
 
 EXAMPLES = """\
@@ -135,7 +135,7 @@ def main(args: argparse.Namespace) -> int:
 def _screen(
     args: argparse.Namespace, run: Run, scope: Scope, results: list[Result], width: int, color: bool
 ) -> str:
-    from rankscope.analysis.collected import collect
+    from rankscope.analysis.findings import collect
     from rankscope.analysis.summary import subject
     from rankscope.views.summary import Screen, screen
 

@@ -129,7 +129,7 @@ def _check_range(args: argparse.Namespace, given: str) -> None:
 
 
 def nsys_options(args: argparse.Namespace, when: When, env: dict[str, str] | None = None) -> NsysOptions:
-    from rankscope.capture.runfolder import expand
+    from rankscope.capture.run_folder import expand
     from rankscope.tools import NSYS_TRACE, NsysOptions
 
     window = when if isinstance(when, TimeWindow) and is_ranged(args) else None
@@ -153,7 +153,7 @@ def nsys_options(args: argparse.Namespace, when: When, env: dict[str, str] | Non
 
 
 def ncu_options(args: argparse.Namespace) -> NcuOptions:
-    from rankscope.capture.runfolder import expand
+    from rankscope.capture.run_folder import expand
     from rankscope.tools import NcuOptions
 
     return NcuOptions(

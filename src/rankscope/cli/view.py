@@ -76,8 +76,8 @@ def main(args: argparse.Namespace) -> int:
 
 def _view(args: argparse.Namespace) -> int:
     from rankscope.store.ingest import Options
-    from rankscope.viewer.opening import Opening
     from rankscope.viewer.server import Server
+    from rankscope.viewer.startup import Opening
 
     runs = [args.run, args.other] if args.other else [args.run]
     opening = Opening(
@@ -101,7 +101,7 @@ def _view(args: argparse.Namespace) -> int:
 
 
 def _perfetto(args: argparse.Namespace) -> int:
-    from rankscope.analysis.scope import Scope
+    from rankscope.analysis.core.scope import Scope
     from rankscope.viewer.perfetto import PORT, PerfettoServer
     from rankscope.views.export.perfetto import write_perfetto
 

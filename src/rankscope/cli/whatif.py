@@ -11,7 +11,7 @@ from rankscope.cli.common import add_reading_options, add_run_argument, add_scop
 from rankscope.errors import UsageError
 
 if TYPE_CHECKING:
-    from rankscope.analysis.scenarios import Scenario
+    from rankscope.analysis.critical_path.scenarios import Scenario
 
 DESCRIPTION = """\
 Play the run again with something different, and say how long a step would take.
@@ -55,7 +55,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    from rankscope.analysis.whatif import whatif
+    from rankscope.analysis.critical_path.whatif import whatif
     from rankscope.views import render, terminal_width, use_color
 
     scenarios = _scenarios(args)
@@ -68,7 +68,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _scenarios(args: argparse.Namespace) -> list[Scenario]:
-    from rankscope.analysis import scenarios
+    from rankscope.analysis.critical_path import scenarios
 
     found = []
     if args.hide_comm:

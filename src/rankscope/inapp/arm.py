@@ -15,12 +15,12 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-from rankscope.capture.launch import is_launcher
+from rankscope.capture.launcher_command import is_launcher
 from rankscope.capture.plan import MAIN_VARIABLE, PLAN_VARIABLE, Plan
 from rankscope.capture.rank import SINGLE, Identity, detect, disagreements
 from rankscope.capture.selector import parse_selector
 from rankscope.errors import CaptureError, RankscopeError
-from rankscope.inapp.voice import Voice
+from rankscope.inapp.job_log import Voice
 
 OLDEST_TORCH = (2, 4)
 
@@ -91,8 +91,8 @@ def _wait_for_torch(plan: Plan, identity: Identity, voice: Voice) -> None:
 
 def _say_no_torch(plan: Plan, identity: Identity, voice: Voice) -> None:
     """Unless a child of this process was the rank (a launcher of the user's own)."""
-    from rankscope.inapp.ranged import RangeFiles
-    from rankscope.inapp.rankfiles import RankFiles
+    from rankscope.inapp.cuda_range_windows import RangeFiles
+    from rankscope.inapp.rank_files import RankFiles
 
     text = "nothing was captured: the script never imported torch"
     try:
@@ -111,8 +111,8 @@ def _start_engine(plan: Plan, identity: Identity, voice: Voice) -> Any:
     try:
         import torch
 
+        from rankscope.inapp.current_engine import set_engine
         from rankscope.inapp.signals import listen
-        from rankscope.inapp.steps import set_engine
 
         version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
         if version < OLDEST_TORCH:
@@ -137,12 +137,12 @@ def _start_engine(plan: Plan, identity: Identity, voice: Voice) -> Any:
 def _engine(plan: Plan, identity: Identity, voice: Voice) -> Any:
     """What counts the steps, with torch's profiler in it or, under nsys and ncu, their range."""
     from rankscope.inapp.engine import Engine
-    from rankscope.inapp.rankfiles import RankFiles
+    from rankscope.inapp.rank_files import RankFiles
 
     if plan.windows is None:
         files = RankFiles(plan, identity, os.environ)
         return files, Engine(plan, files, voice)
-    from rankscope.inapp.ranged import RangeFiles, RangeRecorder, nothing_to_export
+    from rankscope.inapp.cuda_range_windows import RangeFiles, RangeRecorder, nothing_to_export
 
     files = RangeFiles(plan, identity, os.environ)
     return files, Engine(plan, files, voice, [nothing_to_export], RangeRecorder())

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from rankscope.inapp.job_log import Voice
 from rankscope.inapp.place import current_identity
-from rankscope.inapp.voice import Voice
 
 
 @contextmanager

@@ -22,16 +22,16 @@ from rankscope.capture.rank import Identity
 from rankscope.capture.schedule import NONE, RECORD, RECORD_AND_SAVE, WARMUP, OnSignal, Schedule, TimeWindow
 from rankscope.capture.selector import parse_selector
 from rankscope.errors import CaptureError, RankscopeError
-from rankscope.inapp.endings import TerminationGuard
+from rankscope.inapp.cuda_range_windows import RangeRecorder
+from rankscope.inapp.end_messages import ending, nothing_captured
 from rankscope.inapp.handlers import Handler
-from rankscope.inapp.mainthread import Timer, when_returning
-from rankscope.inapp.outbox import Outbox
-from rankscope.inapp.ranged import RangeRecorder
-from rankscope.inapp.rankfiles import RankFiles, clock_anchor
+from rankscope.inapp.job_log import Voice
+from rankscope.inapp.main_thread import Timer, when_returning
+from rankscope.inapp.rank_files import RankFiles, clock_anchor
 from rankscope.inapp.recorder import Recorder, Region, ScriptProfiler, leave_to_the_system
-from rankscope.inapp.stepcount import StepCounter, live_optimizers
-from rankscope.inapp.story import ending, nothing_captured
-from rankscope.inapp.voice import Voice
+from rankscope.inapp.sigterm import TerminationGuard
+from rankscope.inapp.step_counter import StepCounter, live_optimizers
+from rankscope.inapp.window_export import Outbox
 from rankscope.units import format_ns
 
 # How long the end of the process waits for a trace that is still being written.

@@ -13,8 +13,8 @@ from typing import Any
 
 from rankscope.capture.schedule import Schedule
 from rankscope.inapp.handlers import ChromeTrace, Handler, TensorBoard
+from rankscope.inapp.operator_table import Summary
 from rankscope.inapp.profiler import DEFAULT_FOLDER, profile, schedule
-from rankscope.inapp.summary import Summary
 
 _DEFAULTS = Schedule()
 _SWITCHES = {

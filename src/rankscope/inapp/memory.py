@@ -9,8 +9,8 @@ from types import TracebackType
 from typing import NamedTuple
 
 from rankscope.errors import RankscopeError
+from rankscope.inapp.job_log import Voice
 from rankscope.inapp.place import current_identity
-from rankscope.inapp.voice import Voice
 from rankscope.units import format_bytes
 
 # torch's own default keeps every event, which on a long run is gigabytes of host memory.

@@ -16,19 +16,19 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from rankscope.capture.job import script_name
+from rankscope.capture.job_name import script_name
 from rankscope.capture.plan import Plan
 from rankscope.capture.rank import Identity
 from rankscope.capture.schedule import Schedule
 from rankscope.capture.selector import parse_selector
 from rankscope.errors import UsageError
+from rankscope.inapp.current_engine import current_engine, set_engine
 from rankscope.inapp.engine import Engine
 from rankscope.inapp.handlers import ChromeTrace, Handler
+from rankscope.inapp.job_log import Voice
+from rankscope.inapp.operator_table import Summary
 from rankscope.inapp.place import current_identity
-from rankscope.inapp.region import DEFAULT_REGION, TrainStepRegion
-from rankscope.inapp.steps import current_engine, set_engine
-from rankscope.inapp.summary import Summary
-from rankscope.inapp.voice import Voice
+from rankscope.inapp.train_step_region import DEFAULT_REGION, TrainStepRegion
 
 DEFAULT_FOLDER = "prof"
 # A window that lasts from the beginning to the end: torch's meaning of 'no schedule'.
@@ -178,7 +178,7 @@ class profile:  # noqa: N801  (torch.profiler.profile's spelling)
     def _start_engine(self, identity: Identity) -> Engine:
         import torch
 
-        from rankscope.inapp.rankfiles import RankFiles
+        from rankscope.inapp.rank_files import RankFiles
 
         voice = Voice(identity.rank, speaks=identity.rank == 0, quiet=False, verbose=self._debug)
         files = RankFiles(self._plan, identity, os.environ)

@@ -13,14 +13,13 @@ import tarfile
 from dataclasses import dataclass
 from pathlib import Path
 
-import rankscope
 from rankscope.errors import UsageError
 
 ENGINES = ("docker", "podman", "apptainer")
 DEFAULT_BASE = "nvcr.io/nvidia/pytorch:25.01-py3"
 ARCHIVE = "rankscope.tar.gz"
 _TEMPLATES = Path(__file__).parent / "templates" / "container"
-_PACKAGE = Path(rankscope.__file__).parent
+_PACKAGE = Path(__file__).parents[1]
 _IMAGE = re.compile(r"[a-z0-9]+([._/-][a-z0-9]+)*")
 _TAG = re.compile(r"\w[\w.-]{0,127}")
 _REFERENCE = re.compile(r"[\w][\w.:/@-]*")

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from rankscope.capture.runfolder import RUN_MANIFEST
+from rankscope.capture.run_folder import RUN_MANIFEST
 from rankscope.jobs.launchers import Lines, Shell, launch, once_per_node, torchrun
 from rankscope.jobs.spec import Spec, Step
 

@@ -15,14 +15,14 @@ from rankscope.readers.base import (
     rank_from_name,
 )
 from rankscope.readers.byte_stream import read_head
-from rankscope.readers.flight import FLIGHT_READER
-from rankscope.readers.kineto import KINETO
-from rankscope.readers.ncu import NCU
-from rankscope.readers.ncu_csv import HEADER as NCU_CSV_HEADER
-from rankscope.readers.nsys import NSYS
-from rankscope.readers.nsys_report import NSYS_REPORT
-from rankscope.readers.plain_pickle import PICKLE_NAMES, is_pickle
-from rankscope.readers.snapshot import SNAPSHOT
+from rankscope.readers.flight_recorder import FLIGHT_READER
+from rankscope.readers.kineto.reader import KINETO
+from rankscope.readers.memory_snapshot import SNAPSHOT
+from rankscope.readers.ncu.csv_pages import HEADER as NCU_CSV_HEADER
+from rankscope.readers.ncu.reader import NCU
+from rankscope.readers.nsys.reader import NSYS
+from rankscope.readers.nsys.report import NSYS_REPORT
+from rankscope.readers.safe_pickle import PICKLE_NAMES, is_pickle
 
 __all__ = [
     "READERS",

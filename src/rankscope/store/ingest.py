@@ -21,7 +21,7 @@ from rankscope.store.layout import (
 )
 from rankscope.store.pool import run_tasks
 from rankscope.store.ranks import Assignment, assign, refuse_overlaps
-from rankscope.store.task import Task
+from rankscope.store.worker_protocol import Task
 
 Say = Callable[[str], None]
 

@@ -14,7 +14,7 @@ from rankscope.errors import EmptyTraceError, NotATraceError, RankscopeError, St
 from rankscope.model import FORMAT_VERSION
 from rankscope.readers import find_reader, looks_like_a_trace
 from rankscope.readers.base import rank_from_name
-from rankscope.store.durable import write_json
+from rankscope.store.atomic_files import write_json
 
 INDEX_FILE = "store.json"
 STORE_NAME = ".rankscope"

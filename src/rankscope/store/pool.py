@@ -16,11 +16,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-import rankscope
 from rankscope.errors import RankscopeError, ReadError, StoreError
 from rankscope.readers import find_reader
-from rankscope.readers.kineto import KINETO
-from rankscope.store.task import Outcome, Task
+from rankscope.readers.kineto.reader import KINETO
+from rankscope.store.worker_protocol import Outcome, Task
 
 Key = TypeVar("Key", bound=Hashable)
 
@@ -105,7 +104,7 @@ def _in_processes(
 
 def _environment() -> dict[str, str]:
     """Ours, with this very package importable however this process came to it (notebooks, sys.path)."""
-    here = str(Path(rankscope.__file__).parents[1])
+    here = str(Path(__file__).parents[2])
     paths = [here, *filter(None, [os.environ.get("PYTHONPATH")])]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
 

@@ -35,8 +35,8 @@ from rankscope.model import (
     Field,
     Table,
 )
-from rankscope.store import clock
-from rankscope.store.clock import Clocks
+from rankscope.store.clocks import alignment
+from rankscope.store.clocks.alignment import Clocks
 from rankscope.store.ingest import Ingested
 from rankscope.store.layout import SegmentEntry
 from rankscope.store.workspace import EVENT_ID, sql_text
@@ -44,7 +44,7 @@ from rankscope.store.workspace import EVENT_ID, sql_text
 if TYPE_CHECKING:
     import duckdb
 
-    from rankscope.store.matching import Collectives
+    from rankscope.store.collectives.matching import Collectives
 
 ClockMode = Literal["aligned", "raw"]
 
@@ -158,17 +158,17 @@ class Run:
         """How the ranks' clocks relate: measured once a store, by the ends of collectives."""
         ranks = sorted({entry.rank for entry in self.timelines})
         if self._clock_mode == "raw" or len(ranks) < 2:
-            return clock.wall_clocks(ranks)
-        known = clock.load(self.store, self.timelines)
+            return alignment.wall_clocks(ranks)
+        known = alignment.load(self.store, self.timelines)
         if known is None:
             starts = [(entry.rank, entry.unix_origin_ns - self.start_unix_ns) for entry in self.timelines]
             self._own_clocks = self._raw()
-            known = clock.measure(self._own_clocks.collectives, ranks, starts)
-            clock.save(known, self.store, self.timelines)
+            known = alignment.measure(self._own_clocks.collectives, ranks, starts)
+            alignment.save(known, self.store, self.timelines)
         return known
 
     def _raw(self) -> Run:
-        """The same run with every rank on its own wall clock."""
+        """The same run with every rank on its own wall alignment."""
         raw = copy(self)
         raw._clock_mode, raw._moved_ns = "raw", 0
         raw._forget()
@@ -217,7 +217,7 @@ class Run:
     @cached_property
     def collectives(self) -> Collectives:
         """What communicates, on all ranks, and what belongs together; made once."""
-        from rankscope.store.loading import matched_collectives, moved
+        from rankscope.store.collectives.loading import matched_collectives, moved
 
         shifts = self._shifts
         if self._own_clocks is None:

@@ -14,13 +14,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rankscope import __version__
 from rankscope.errors import ReadError, StoreError
 from rankscope.model import FORMAT_VERSION
 from rankscope.readers import Batch, Reading, find_reader, open_part
-from rankscope.store.durable import sync_folder, write_json
+from rankscope.store.atomic_files import sync_folder, write_json
 from rankscope.store.tables import write_tables
 from rankscope.store.workspace import PARQUET_OPTIONS, Workspace, sql_text
+from rankscope.version import __version__
 
 if TYPE_CHECKING:
     import duckdb

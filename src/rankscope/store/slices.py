@@ -7,9 +7,9 @@ from dataclasses import dataclass, fields
 import numpy as np
 
 from rankscope.model import GPU_CATEGORIES, LAUNCH_CATEGORIES, Table
+from rankscope.store.begin_end import Pairs, pair_by_key, pair_nested
 from rankscope.store.linking import Annotation, Links, Mask, Steps, find_steps, link, self_time
 from rankscope.store.nesting import NONE, Ints, Nesting
-from rankscope.store.pairing import Pairs, pair_by_key, pair_nested
 from rankscope.store.workspace import Workspace
 
 _SOURCE_LINE = r"\.py\(\d+\): "

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from rankscope.model import COUNTERS, INSTANTS, LINKS, STEPS, TRACKS
-from rankscope.store.activity import asking_ops, write_activity
-from rankscope.store.collectives import write_collectives
+from rankscope.store.collectives.table import write_collectives
+from rankscope.store.device_activity import asking_ops, write_activity
 from rankscope.store.linking import Links, Steps, slice_at
 from rankscope.store.nesting import NONE, Nesting, nest
 from rankscope.store.slices import (

@@ -13,7 +13,7 @@ from typing import Any
 
 from rankscope.errors import RankscopeError, ReadError
 from rankscope.store.segment import Progress, build_segment
-from rankscope.store.task import Outcome, Task
+from rankscope.store.worker_protocol import Outcome, Task
 
 
 def perform(task: Task, progress: Progress) -> Outcome:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from rankscope.analysis.matching import Waits, waits
+from rankscope.analysis.across_ranks.collective_waits import Waits, waits
 from rankscope.collective_kinds import KINDS
-from rankscope.store.matching import NONE
+from rankscope.store.collectives.matching import NONE
 from rankscope.units import format_bytes, format_ns
 from rankscope.viewer.server import Answer, Route
 from rankscope.viewer.session import Session

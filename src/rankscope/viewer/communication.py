@@ -9,7 +9,7 @@ import numpy as np
 from rankscope.collective_kinds import KINDS as COLLECTIVE_KINDS
 from rankscope.store.run import Run
 from rankscope.viewer.lanes import KINDS, Lanes
-from rankscope.viewer.lod import Ints, build_pyramid
+from rankscope.viewer.level_of_detail import Ints, build_pyramid
 
 COMMUNICATION = -1
 """The number of this track; the store's begin at 0."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from rankscope.analysis.heatmap import CLASSES
+from rankscope.analysis.across_ranks.heatmap import CLASSES
 from rankscope.store.run import Run
 from rankscope.viewer.server import Answer, Route
 from rankscope.viewer.session import Session

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from rankscope.model import HOST_COLLECTIVE_PATTERN, LAUNCH_CATEGORIES, SYNC_CALL_PATTERN
 from rankscope.store.layout import SegmentEntry, can_write
 from rankscope.store.run import Run
-from rankscope.viewer.lod import Indices, Ints, buckets, build_pyramid
+from rankscope.viewer.level_of_detail import Indices, Ints, buckets, build_pyramid
 
 FOLDER = "lod"
 _VERSION = 1

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from rankscope.analysis import REPORTS
-from rankscope.analysis.collected import collect
-from rankscope.analysis.scope import Scope, parse_ranks, parse_steps
+from rankscope.analysis.core.scope import Scope, parse_ranks, parse_steps
+from rankscope.analysis.findings import collect
 from rankscope.errors import UsageError
 from rankscope.store.run import VIEWS, describe
 from rankscope.viewer.counters import device_label, memory_devices

@@ -21,7 +21,7 @@ from typing import Any, ClassVar
 from urllib.parse import parse_qs, urlsplit
 
 from rankscope.errors import RankscopeError
-from rankscope.viewer.wire import TYPE, as_json, pack
+from rankscope.viewer.binary_columns import TYPE, as_json, pack
 
 CSP = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "

@@ -9,9 +9,9 @@ from contextlib import contextmanager
 import numpy as np
 from numpy.typing import NDArray
 
-from rankscope.analysis.heatmap import CLASSES, RankTime, rank_times
-from rankscope.analysis.intervals import Intervals
-from rankscope.analysis.scope import Scope
+from rankscope.analysis.across_ranks.heatmap import CLASSES, RankTime, rank_times
+from rankscope.analysis.core.intervals import Intervals
+from rankscope.analysis.core.scope import Scope
 from rankscope.store.layout import SegmentEntry, can_write
 from rankscope.store.run import Run
 from rankscope.viewer.communication import communication

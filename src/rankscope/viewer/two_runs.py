@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from rankscope.analysis.diff import diff
-from rankscope.analysis.scope import Scope
+from rankscope.analysis.core.scope import Scope
+from rankscope.analysis.diff.two_runs import diff
 from rankscope.viewer.server import Answer, Route
 from rankscope.viewer.session import Session
 

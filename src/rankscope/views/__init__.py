@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal, get_args
 
-from rankscope.analysis.result import Result
+from rankscope.analysis.core.result import Result
 from rankscope.errors import UsageError
+from rankscope.views.csv_json import csv_text, json_text
 from rankscope.views.markdown import markdown
 from rankscope.views.nsys_columns import nsys_columns
 from rankscope.views.table import table
 from rankscope.views.terminal import PIPED_WIDTH, terminal_width, use_color
-from rankscope.views.text_formats import csv_text, json_text
 
 Format = Literal["table", "csv", "json", "markdown"]
 FORMATS: tuple[str, ...] = get_args(Format)

@@ -12,7 +12,7 @@ from decimal import Decimal
 from enum import Enum
 from typing import Any, Literal
 
-from rankscope.analysis.result import Column, Result
+from rankscope.analysis.core.result import Column, Result
 from rankscope.units import READABLE, SCALABLE, Scale, choose_scale, decimals_for, format_plain, format_value
 from rankscope.views.text import clean
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from rankscope.analysis.result import Result
+from rankscope.analysis.core.result import Result
 from rankscope.errors import MissingPackageError
 from rankscope.views.columns import plain
 

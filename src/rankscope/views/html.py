@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from html import escape
 
-from rankscope.analysis.result import Finding, Result
+from rankscope.analysis.core.result import Finding, Result
 from rankscope.views.columns import Field, fields, shown
 from rankscope.views.table import NOTHING
 from rankscope.views.text import clean, shorten_name

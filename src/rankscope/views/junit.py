@@ -7,7 +7,7 @@ from collections.abc import Collection
 from typing import Any
 from xml.sax.saxutils import escape, quoteattr
 
-from rankscope.analysis.result import Result
+from rankscope.analysis.core.result import Result
 
 # XML 1.0 has no way to write these, not even escaped.
 _FORBIDDEN = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from rankscope.analysis.result import Finding, Result
+from rankscope.analysis.core.result import Finding, Result
 from rankscope.units import display_width
 from rankscope.views.columns import Field, fields, shown
 from rankscope.views.table import NOTHING

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rankscope.analysis.result import Column, Result
+from rankscope.analysis.core.result import Column, Result
 from rankscope.units import display_width
 from rankscope.views.columns import plain
 from rankscope.views.text import clean

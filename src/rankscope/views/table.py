@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rankscope.analysis.result import Finding, Result
+from rankscope.analysis.core.result import Finding, Result
 from rankscope.units import display_width
+from rankscope.views.column_layout import GAP, Layout, Shape, fit
 from rankscope.views.columns import Field, fields, shown
-from rankscope.views.layout import GAP, Layout, Shape, fit
 from rankscope.views.terminal import BOLD, DIM, SEVERITY_STYLES, paint
 from rankscope.views.text import clean, hang, pad, shorten_name, wrap
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TextIO
 
-from rankscope.analysis.result import Severity
+from rankscope.analysis.core.result import Severity
 
 PIPED_WIDTH = 160
 """Width where the output is no terminal: a file or a pager has room, and names should not be cut to 80."""

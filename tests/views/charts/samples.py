@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rankscope.analysis.result import Column, Finding, Result
+from rankscope.analysis.core.result import Column, Finding, Result
 from views.samples import BREAKDOWN, KERNELS
 
 

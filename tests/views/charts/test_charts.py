@@ -21,8 +21,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conftest import DATA
-from rankscope.analysis.result import Result
-from rankscope.analysis.scope import Scope
+from rankscope.analysis.core.result import Result
+from rankscope.analysis.core.scope import Scope
 from rankscope.cli import main
 from rankscope.errors import RankscopeError, UsageError
 from rankscope.store.run import Run
@@ -274,7 +274,7 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_command_sweep(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from rankscope.cli.bench_sweep import chart as vega_lite
+    from rankscope.cli.bench.sweep import chart as vega_lite
 
     row = {"sequence": 64, "hidden": 128, "precision": "float32", "ranks": 2, "matmul_tflop_s": 1.5}
     source = tmp_path / "sweep.json"

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from conftest import DATA, kernel_event, open_trace, slice_event, write_kineto
-from rankscope.analysis.scope import Scope
+from rankscope.analysis.core.scope import Scope
 from rankscope.cli import main
 from rankscope.store.ingest import ingest
 from rankscope.store.run import Run

@@ -14,8 +14,8 @@ import pytest
 
 from conftest import DATA, kernel_event, open_trace, slice_event, write_kineto
 from rankscope.analysis import REPORTS
-from rankscope.analysis.result import Column, Finding, Result
-from rankscope.analysis.scope import Scope
+from rankscope.analysis.core.result import Column, Finding, Result
+from rankscope.analysis.core.scope import Scope
 from rankscope.cli import main
 from rankscope.errors import StoreError
 from rankscope.store.ingest import ingest
@@ -23,8 +23,8 @@ from rankscope.store.run import Run
 from rankscope.views.report import content as content_module
 from rankscope.views.report.content import Content, Request, build
 from rankscope.views.report.definitions import definition, to_html
+from rankscope.views.report.markdown_report import markdown_page
 from rankscope.views.report.page import html_page
-from rankscope.views.report.short import markdown_page
 
 
 class Page(HTMLParser):
@@ -206,7 +206,7 @@ def test_a_report_that_fails_does_not_take_the_others_along(
 
 
 def test_two_runs(slow2: tuple[Content, str, Run]) -> None:
-    from rankscope.analysis.diff import diff
+    from rankscope.analysis.diff.two_runs import diff
 
     run = slow2[2]
     _, html = report(run, compared=diff(run, run, Scope()))

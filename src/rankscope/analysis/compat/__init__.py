@@ -6,9 +6,9 @@ Each Result says in a note why ours differ.
 from __future__ import annotations
 
 from rankscope.analysis.compat.hta import breakdown as hta_breakdown
-from rankscope.analysis.compat.nsys import NSYS_REPORTS
+from rankscope.analysis.compat.nsys.reports import NSYS_REPORTS
 from rankscope.analysis.compat.tracelens import breakdown as tracelens_breakdown
-from rankscope.analysis.report import Report
+from rankscope.analysis.core.report import Report
 
 __all__ = ["COMPAT"]
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from rankscope.analysis.intervals import Intervals, Ints, intersect, length, union
-from rankscope.analysis.result import Column, Result
-from rankscope.analysis.scope import Scope
+from rankscope.analysis.core.intervals import Intervals, Ints, intersect, length, union
+from rankscope.analysis.core.result import Column, Result
+from rankscope.analysis.core.scope import Scope
 from rankscope.store.run import Run
 
 COLUMNS = (

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from rankscope.analysis.intervals import join, length, subtract, union
-from rankscope.analysis.result import Column, Result
-from rankscope.analysis.scope import Scope
+from rankscope.analysis.core.intervals import join, length, subtract, union
+from rankscope.analysis.core.result import Column, Result
+from rankscope.analysis.core.scope import Scope
 from rankscope.store.run import Run
 
 COLUMNS = (Column("type"), Column("time_ms"), Column("percent"))

@@ -21,7 +21,7 @@ from rankscope.bench.seqpar.reference import (
 from rankscope.bench.seqpar.stopwatch import Stopwatch
 from rankscope.bench.seqpar.world import World
 from rankscope.errors import RankscopeError
-from rankscope.inapp.steps import mark_step
+from rankscope.inapp.current_engine import mark_step
 
 FORMAT = 1
 Report = dict[str, Any]

@@ -10,7 +10,7 @@ import zlib
 from collections.abc import Mapping
 from pathlib import Path
 
-from rankscope.capture.job import job_id
+from rankscope.capture.job_name import job_id
 from rankscope.capture.rank import Identity
 from rankscope.errors import RankscopeError
 

@@ -1,6 +1,6 @@
 """Charts: SVG of our own, coloured by CSS variables in a page, by themselves in a file (docs/adr/0080).
 
-A new one is one function from a Result to a Chart in kinds.py or clouds.py, and one line below.
+A new one is one function from a Result to a Chart in report_charts.py or log_charts.py, and one line below.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from rankscope.analysis import REPORTS
-from rankscope.analysis.heatmap import CLASSES, rank_times
-from rankscope.analysis.memory_curve import memory_curve
-from rankscope.analysis.result import Result
-from rankscope.analysis.scope import Scope
+from rankscope.analysis.across_ranks.heatmap import CLASSES, rank_times
+from rankscope.analysis.core.result import Result
+from rankscope.analysis.core.scope import Scope
+from rankscope.analysis.memory.curve import memory_curve
 from rankscope.errors import UsageError
 from rankscope.store.run import Run
-from rankscope.views.charts import clouds, kinds
+from rankscope.views.charts import log_charts, report_charts
 from rankscope.views.charts.chart import Chart
 from rankscope.views.charts.heatmap import Row, Step, heatmap, tip_of
-from rankscope.views.charts.kinds import NothingToDrawError
+from rankscope.views.charts.report_charts import NothingToDrawError
 
 __all__ = ["CHARTS", "Chart", "ChartKind", "NothingToDrawError", "chart_of", "rank_heatmap"]
 
@@ -38,24 +38,24 @@ class ChartKind:
 
 
 _OF_RESULTS: dict[str, Callable[[Result], Chart]] = {
-    "breakdown": kinds.breakdown,
-    "overlap": kinds.overlap,
-    "idle": kinds.idle,
-    "steps": kinds.steps,
-    "memory_curve": kinds.memory,
-    "collectives": clouds.collectives,
-    "stragglers": kinds.stragglers,
-    "critical": kinds.critical,
-    "roofline": clouds.roofline,
-    "ncu": kinds.speed_of_light,
-    "sweep": kinds.sweep,
+    "breakdown": report_charts.breakdown,
+    "overlap": report_charts.overlap,
+    "idle": report_charts.idle,
+    "steps": report_charts.steps,
+    "memory_curve": report_charts.memory,
+    "collectives": log_charts.collectives,
+    "stragglers": report_charts.stragglers,
+    "critical": report_charts.critical,
+    "roofline": log_charts.roofline,
+    "ncu": report_charts.speed_of_light,
+    "sweep": report_charts.sweep,
 }
 _AS_BARS = ("kernels", "families", "ops", "gaps", "short", "syncs", "api", "annotations", "phases", "memcpy")
 
 
 def chart_of(result: Result) -> Chart:
     """The chart of a result; bars of its largest rows where it has none of its own."""
-    return _OF_RESULTS.get(result.name, kinds.longest)(result)
+    return _OF_RESULTS.get(result.name, report_charts.longest)(result)
 
 
 def _of_report(name: str) -> ChartKind:
@@ -64,16 +64,16 @@ def _of_report(name: str) -> ChartKind:
 
 
 def _roofline(run: Run, scope: Scope) -> Chart:
-    return clouds.roofline(REPORTS["roofline"].analyse(run, scope, None), known_roofs(run, scope))
+    return log_charts.roofline(REPORTS["roofline"].analyse(run, scope, None), known_roofs(run, scope))
 
 
-def known_roofs(run: Run, scope: Scope) -> clouds.Roofs | None:
+def known_roofs(run: Run, scope: Scope) -> log_charts.Roofs | None:
     """Of the first rank whose device is known."""
-    from rankscope.analysis.ceilings import ceilings
+    from rankscope.analysis.core.ceilings import ceilings
 
     for ceiling in ceilings(run, scope).values():
         if ceiling.peaks or ceiling.bandwidth:
-            return clouds.Roofs(ceiling.peaks, ceiling.bandwidth)
+            return log_charts.Roofs(ceiling.peaks, ceiling.bandwidth)
     return None
 
 
@@ -83,7 +83,7 @@ def rank_heatmap(run: Run, scope: Scope, alarming: Collection[int] = ()) -> Char
     times = [time for time in rank_times(run, scope, ranks) if time.bounds]
     if not times:
         empty = Result("heatmap", "Rank by time", scope.window, (), [], notes=("no rank did anything",))
-        raise kinds.nothing(empty, "has no activity")
+        raise report_charts.nothing(empty, "has no activity")
     low = min(time.bounds[0] for time in times if time.bounds)
     high = max(time.bounds[1] for time in times if time.bounds)
     stretches = int(np.clip(_MOST_CELLS // len(times), 48, 480))
@@ -134,7 +134,7 @@ CHARTS: dict[str, ChartKind] = {
         ChartKind(
             "memory",
             "How much memory is used when?",
-            lambda run, scope: kinds.memory(memory_curve(run, scope)),
+            lambda run, scope: report_charts.memory(memory_curve(run, scope)),
         ),
     )
 }

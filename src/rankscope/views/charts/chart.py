@@ -8,7 +8,7 @@ from pathlib import Path
 from rankscope.errors import UsageError
 from rankscope.views.charts.png import to_png
 from rankscope.views.charts.theme import FONT, resolve, style_variables, var
-from rankscope.views.markup import escape
+from rankscope.views.escape import escape
 
 _TITLE_HEIGHT = 46
 FILE_TYPES = (".svg", ".png", ".html")

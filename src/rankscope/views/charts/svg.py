@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from rankscope.views.charts.theme import var
-from rankscope.views.markup import attributes, escape
+from rankscope.views.escape import attributes, escape
 
 CHARACTER = 0.62
 """Width of an average letter, as a share of the font's size: DejaVu's, the widest of those a reader may have."""

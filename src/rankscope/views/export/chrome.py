@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 from typing import BinaryIO
 
-from rankscope.analysis.scope import Scope
+from rankscope.analysis.core.scope import Scope
 from rankscope.store.run import Run
 from rankscope.views.export.walk import Part, SliceEvent, walk
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import BinaryIO
 
-from rankscope.analysis.scope import Scope
+from rankscope.analysis.core.scope import Scope
 from rankscope.store.run import Run
 from rankscope.views.export.protobuf import blob, double, fixed64, number, text, varint
 from rankscope.views.export.walk import Part, SliceEvent, origin_ns, walk

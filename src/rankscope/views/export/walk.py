@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from rankscope.analysis.scope import Scope
+from rankscope.analysis.core.scope import Scope
 from rankscope.store.run import Run
 
 _MEMORY = "[memory]"

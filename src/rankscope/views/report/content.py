@@ -6,19 +6,19 @@ import re
 from dataclasses import dataclass, replace
 
 from rankscope.analysis import REPORTS
-from rankscope.analysis.diff import by_unit
-from rankscope.analysis.facts import facts
-from rankscope.analysis.memory_curve import memory_curve
-from rankscope.analysis.result import SEVERITIES, Finding, Result
-from rankscope.analysis.scope import Scope
+from rankscope.analysis.core.result import SEVERITIES, Finding, Result
+from rankscope.analysis.core.scope import Scope
+from rankscope.analysis.diff.two_runs import by_unit
+from rankscope.analysis.memory.curve import memory_curve
+from rankscope.analysis.run_info import facts
 from rankscope.errors import RankscopeError
 from rankscope.model import TIMELINE_FORMATS
 from rankscope.ranges import as_ranges
 from rankscope.store.run import Run
 from rankscope.units import format_bytes, format_ns
 from rankscope.views.charts import CHARTS, Chart, NothingToDrawError, chart_of, known_roofs, rank_heatmap
-from rankscope.views.charts import clouds as cloud_charts
-from rankscope.views.charts import kinds as chart_kinds
+from rankscope.views.charts import log_charts as cloud_charts
+from rankscope.views.charts import report_charts as chart_kinds
 
 # What a reader looks for first; the other reports follow as they are registered.
 MAIN = (

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-from rankscope.views.markup import escape
+from rankscope.views.escape import escape
 
 _PACKAGE = Path(__file__).parents[2]
 _FOLDERS = (_PACKAGE / "definitions", _PACKAGE.parents[1] / "docs" / "reports")

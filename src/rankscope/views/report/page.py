@@ -7,12 +7,12 @@ import hashlib
 from functools import cache
 from pathlib import Path
 
-from rankscope import __version__
-from rankscope.analysis.result import Finding, Result
+from rankscope.analysis.core.result import Finding, Result
+from rankscope.version import __version__
 from rankscope.views.charts import Chart
 from rankscope.views.charts.theme import style_variables
 from rankscope.views.columns import fields, values_of
-from rankscope.views.markup import attributes, escape
+from rankscope.views.escape import attributes, escape
 from rankscope.views.report.content import Content, Figure, Section
 from rankscope.views.report.definitions import definition
 

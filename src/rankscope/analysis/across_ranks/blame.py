@@ -1,0 +1,161 @@
+"""Why the last rank of each collective was last, and who made it so: blame followed back through chains of waiting.
+
+For each collective and rank, the time from the end of the group's previous collective to the arrival is split into
+what the rank did in it. What the last rank spent beyond the median of the others is why it was late. When that is
+waiting inside another collective, the last rank of that one is to blame, and so on.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from rankscope.analysis.across_ranks.collective_waits import Waits, waits
+from rankscope.analysis.across_ranks.rank_activity import PARTS, covers, within
+from rankscope.analysis.core.cache import once_per_run
+from rankscope.analysis.core.intervals import Ints
+from rankscope.store.collectives.matching import NONE, Collectives
+from rankscope.store.run import Run
+
+WAITING = PARTS.index("waiting")
+
+
+@dataclass(frozen=True)
+class Blame:
+    """By match, in the numbering of `waits(run)`."""
+
+    excess: Ints
+    """[part, match]: what the last rank spent beyond the median of the others; 0 where it spent less."""
+    cause: Ints
+    """The largest excess, as a place in PARTS; NONE where nobody was last or nothing stands out."""
+    root: Ints
+    """The match at which the chain of waiting began; itself where the last rank did not wait for another."""
+    rank: Ints
+    """Who is to blame: the last rank of the root; NONE where nobody was last."""
+    hidden: Ints
+    """By entry: how much of the collective ran behind compute of its own rank."""
+
+
+@once_per_run
+def blame(run: Run) -> Blame:
+    """Of the whole run, worked out once; windows and ranks are chosen afterwards."""
+    found = waits(run)
+    rows = found.rows
+    opened = window_starts(run, rows)
+    split = np.zeros((len(PARTS), len(rows.rank)), dtype=np.int64)
+    hidden = np.zeros(len(rows.rank), dtype=np.int64)
+    for cover in covers(run, np.unique(rows.rank).tolist()):
+        mine = np.flatnonzero(rows.rank == cover.rank)
+        parts = cover.split(opened[mine], rows.start[mine])
+        for i, name in enumerate(PARTS):
+            split[i, mine] = parts[name]
+        hidden[mine] = within(cover.compute, rows.start[mine], rows.end[mine])
+    excess = np.stack([_excess(part, found) for part in split])
+    cause, follows = _causes(found, excess, opened)
+    root = _roots(follows)
+    last = found.last[root] if len(root) else root
+    rank = np.where(found.last != NONE, rows.rank[np.maximum(last, 0)], NONE) if len(rows.rank) else last
+    return Blame(excess, cause, root, rank, hidden)
+
+
+def window_starts(run: Run, rows: Collectives) -> Ints:
+    """By entry: when its rank left the group's previous collective; before the first, when its step began."""
+    order = np.lexsort((rows.start, rows.group, rows.rank))
+    before = np.full(len(order), NONE)
+    same = (np.diff(rows.rank[order]) == 0) & (np.diff(rows.group[order]) == 0)
+    before[order[1:][same]] = order[:-1][same]
+    opened = np.minimum(rows.end[np.maximum(before, 0)], rows.start) if len(order) else rows.start
+    first = before == NONE
+    if not first.any():
+        return opened
+    steps = run.rows("SELECT rank, step, min(start_ns) FROM steps GROUP BY ALL")
+    began = {(int(rank), int(step)): int(start) for rank, step, start in steps}
+    ranks: dict[int, int] = {}
+    for i in np.flatnonzero(first).tolist():
+        rank, step = int(rows.rank[i]), int(rows.step[i])
+        if (rank, step) not in began and not ranks:  # a pass over all slices, which most runs need not make
+            ranks = dict(run.rows("SELECT rank, min(start_ns) FROM slices GROUP BY ALL"))
+        opened[i] = min(began.get((rank, step), ranks.get(rank, 0)), int(rows.start[i]))
+    return opened
+
+
+def _excess(part: Ints, found: Waits) -> Ints:
+    """By match: the last rank's share less the median of the other ranks'; never negative."""
+    rows, count = found.rows, len(found.last)
+    known = np.flatnonzero(found.wait != NONE)
+    known = known[found.last[rows.match[known]] != known]
+    order = known[np.lexsort((part[known], rows.match[known]))]
+    sizes = np.bincount(rows.match[order], minlength=count)
+    first = np.cumsum(sizes) - sizes
+    value = np.append(part[order], 0)
+    some = sizes > 0
+    low = value[np.where(some, first + (sizes - 1) // 2, -1)]
+    high = value[np.where(some, first + sizes // 2, -1)]
+    excess = (
+        part[np.maximum(found.last, 0)] - (low + high) // 2 if len(part) else np.zeros(count, dtype=np.int64)
+    )
+    return np.where((found.last != NONE) & some, np.maximum(excess, 0), 0)
+
+
+def _causes(found: Waits, excess: Ints, opened: Ints) -> tuple[Ints, Ints]:
+    """By match: the cause, and the match whose last rank was waited for first (itself when that is not the cause)."""
+    count = len(found.last)
+    itself = np.arange(count)
+    if count == 0:
+        return itself, itself
+    largest = excess.argmax(axis=0)
+    waits_first = (largest == WAITING) & (excess[WAITING] > 0)
+    behind = np.full(count, NONE)
+    at = np.flatnonzero(waits_first)
+    behind[at] = _longest_wait_inside(found, found.last[at], opened)
+    # nobody to follow: what stands out besides
+    others = excess.copy()
+    others[WAITING, waits_first & (behind == NONE)] = 0
+    cause = others.argmax(axis=0)
+    cause = np.where((others.max(axis=0) > 0) & (found.last != NONE), cause, NONE)
+    return cause, np.where(behind != NONE, behind, itself)
+
+
+def _longest_wait_inside(found: Waits, entries: Ints, opened: Ints) -> Ints:
+    """For each entry, the match in which its rank waited longest between the window's start and the arrival."""
+    rows = found.rows
+    result = np.full(len(entries), NONE)
+    for rank in np.unique(rows.rank[entries]):
+        mine = np.flatnonzero((rows.rank == rank) & (found.wait > 0))
+        mine = mine[np.argsort(rows.end[mine], kind="stable")]
+        asked = np.flatnonzero(rows.rank[entries] == rank)
+        low = np.searchsorted(rows.end[mine], opened[entries[asked]], side="right")
+        high = np.searchsorted(rows.end[mine], rows.start[entries[asked]], side="right")
+        best = range_argmax(found.wait[mine], low, high)
+        has = best != NONE
+        result[asked[has]] = rows.match[mine[best[has]]]
+    return result
+
+
+def range_argmax(value: Ints, low: Ints, high: Ints) -> Ints:
+    """Place of the largest value in each range [low, high); NONE where the range is empty."""
+    result = np.full(len(low), NONE)
+    size = high - low
+    level, place = 0, np.arange(len(value))
+    while (size >= 1 << level).any():
+        span = 1 << level
+        of_level = np.flatnonzero((size >= span) & (size < 2 * span))
+        left, right = place[low[of_level]], place[high[of_level] - span]
+        result[of_level] = np.where(value[left] >= value[right], left, right)
+        if len(place) <= span:
+            break
+        left, right = place[:-span], place[span:]
+        place = np.where(value[left] >= value[right], left, right)
+        level += 1
+    return result
+
+
+def _roots(follows: Ints) -> Ints:
+    """Where each chain ends. Chains go back in time, so they do end; twice as far with every round."""
+    for _ in range(int(np.log2(len(follows) + 1)) + 2):
+        further = follows[follows]
+        if (further == follows).all():
+            break
+        follows = further
+    return follows

@@ -1,0 +1,69 @@
+"""What a rank was doing in any stretch of time: compute, another collective, copies, data loading, or nothing.
+
+The sets of each rank are made once, disjoint and sorted; how much of a set lies in a stretch is then the
+difference of two running sums, for any number of stretches at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from rankscope.analysis.core.event_sets import COMPUTE, COPY, Activity, device_activity, host_work
+from rankscope.analysis.core.host_spans import dataloader_spans
+from rankscope.analysis.core.intervals import Intervals, Ints, covered_before, join, subtract, union
+from rankscope.analysis.core.scope import Scope
+from rankscope.store.run import Run
+
+_RANKS_AT_ONCE = 16
+"""Bounds the memory: no more ranks' events are held at a time."""
+
+PARTS = ("compute", "waiting", "copy", "dataloader", "host")
+"""What time before a collective can go to. Each moment belongs to the first that applies; host is the rest."""
+
+
+@dataclass(frozen=True)
+class RankCover:
+    """The sets of one rank; no two of them overlap."""
+
+    rank: int
+    compute: Intervals
+    waiting: Intervals
+    copy: Intervals
+    dataloader: Intervals
+
+    def split(self, start: Ints, end: Ints) -> dict[str, Ints]:
+        """How the stretches from start to end (empty where end is not later) divide into PARTS."""
+        end = np.maximum(start, end)
+        parts = {name: within(getattr(self, name), start, end) for name in PARTS[:-1]}
+        return parts | {"host": end - start - sum(parts.values())}
+
+
+def within(a: Intervals, start: Ints, end: Ints) -> Ints:
+    """How much of a set lies in each stretch."""
+    return covered_before(a, end) - covered_before(a, start)
+
+
+def covers(run: Run, ranks: Sequence[int]) -> Iterator[RankCover]:
+    """The sets of each of these ranks, a few ranks in memory at a time."""
+    rows = run.collectives
+    for first in range(0, len(ranks), _RANKS_AT_ONCE):
+        some = ranks[first : first + _RANKS_AT_ONCE]
+        scope = Scope(frozenset(some))
+        device = device_activity(run, scope)
+        if len(device.rank) == 0:  # a run without a GPU: the ops are the work
+            device = host_work(run, scope)
+        for rank in some:
+            compute = _union(device, rank, COMPUTE)
+            mine = rows.rank == rank
+            waiting = subtract(union(rows.start[mine], rows.end[mine]), compute)
+            copy = subtract(subtract(_union(device, rank, COPY), compute), waiting)
+            data = subtract(dataloader_spans(run, rank), join(compute, waiting, copy))
+            yield RankCover(rank, compute, waiting, copy, data)
+
+
+def _union(activity: Activity, rank: int, kind: int) -> Intervals:
+    mine = (activity.rank == rank) & (activity.kind == kind)
+    return union(activity.start[mine], activity.end[mine])

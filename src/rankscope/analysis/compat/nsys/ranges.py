@@ -1,0 +1,250 @@
+"""The reports of `nsys stats` that join NVTX ranges with GPU work.
+
+GPU work belongs to a range when its launch call lies inside the range on the same thread, so to every range around
+it. A range's projection runs from its first work's start to its last work's end. Ranges that end on another thread
+than they began on take no part.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from rankscope.analysis.compat.nsys.rows import (
+    CORRELATION,
+    DEVICE_WORK,
+    KERNELS,
+    RANGES,
+    TAG,
+    Question,
+    number,
+    rank_key,
+    slices_of,
+    statistic_columns,
+    statistics,
+)
+from rankscope.analysis.core.result import Column, Result
+from rankscope.analysis.core.scope import Scope
+from rankscope.store.run import Run
+
+
+def _ranges(scope: Scope) -> str:
+    """Ranges with a number that orders them as the file does; one never closed lasts to the last range's end."""
+    stop = "e.ts_ns + e.dur_ns"
+    return f"""
+        SELECT rank, segment, range_id, pid, tid, start, tag, style,
+               CASE WHEN is_open THEN max(greatest(start, CASE WHEN is_open THEN start ELSE stop END)) OVER (
+                   PARTITION BY rank, segment) ELSE stop END AS stop
+        FROM (
+            SELECT s.rank, s.segment, e.pid, split_part(e.tid, ' ', 1) AS tid, e.ts_ns AS start, {stop} AS stop,
+                   {TAG} AS tag, coalesce(e.args->>'style', 'PushPop') AS style,
+                   (e.args->>'open') IS NOT NULL AS is_open,
+                   coalesce({number("range")}, row_number() OVER (PARTITION BY s.rank, s.segment ORDER BY s.id))
+                       AS range_id
+            FROM {slices_of(scope.only_ranks(), f"{RANGES} AND (e.args->>'end thread') IS NULL", events=True)}
+        )
+    """
+
+
+def _launches(scope: Scope, work: str) -> str:
+    """GPU work with the call that launched it; times on the file's own clock."""
+    return f"""
+        SELECT k.rank, k.segment, k.id, k.name, k.dur_ns, {CORRELATION.format("k")} AS correlation, e.pid, e.tid,
+               e.ts_ns AS call_start,
+               e.ts_ns + e.dur_ns AS call_stop, w.ts_ns AS work_start, w.ts_ns + w.dur_ns AS work_stop
+        FROM (SELECT s.* FROM {slices_of(scope, work)}) k
+        JOIN events w ON w.rank = k.rank AND w.segment = k.segment AND w.id = k.id
+        LEFT JOIN events e ON e.rank = k.rank AND e.segment = k.segment AND e.id = k.launch
+    """
+
+
+_INSIDE = """r.rank = l.rank AND r.segment = l.segment AND r.pid = l.pid AND r.tid = l.tid
+    AND r.start <= l.call_start AND r.stop >= l.call_stop"""
+
+_KERNELS = Question(
+    "nvtx_kern_sum",
+    "NVTX Range Kernel Summary",
+    (
+        *map(Column, ("NVTX Range", "Style", "PID", "TID", "NVTX Inst", "Kern Inst", "Total Time (ns)")),
+        *statistic_columns(),
+        Column("Kernel Name"),
+    ),
+    "kernel",
+)
+
+
+def nvtx_kern_sum(run: Run, scope: Scope, by: str | None = None) -> Result:
+    """Kernels by every range around their launch; those in none come first."""
+    rank, group = rank_key(by, "l.")
+    if not run.rows(f"SELECT 1 FROM ({_ranges(scope)}) LIMIT 1"):
+        return Question(_KERNELS.name, _KERNELS.title, _KERNELS.columns, "nvtx").answer(run, scope, [], by)
+    rows = run.rows(
+        f"""
+        SELECT {rank} tag, style, TRY_CAST(l.pid AS BIGINT) AS process, TRY_CAST(l.tid AS BIGINT) AS thread,
+               count(DISTINCT (r.segment, r.range_id)) FILTER (r.range_id IS NOT NULL),
+               count(DISTINCT (l.rank, l.segment, l.id)),
+               sum(l.dur_ns)::BIGINT AS total, {statistics("l.dur_ns")}, l.name
+        FROM ({_launches(scope, KERNELS)}) l LEFT JOIN ({_ranges(scope)}) r ON {_INSIDE}
+        GROUP BY {group} tag, style, process, thread, l.name
+        ORDER BY {group} tag NULLS FIRST, process NULLS FIRST, thread NULLS FIRST, total DESC, style, l.name
+        """
+    )
+    return _KERNELS.answer(run, scope, rows, by)
+
+
+@dataclass(frozen=True)
+class _Projected:
+    """One range as its GPU work shows it; without a name: all work that is in no range."""
+
+    rank: int
+    segment: int
+    range_id: int | None
+    tag: str | None
+    style: str | None
+    start: int | None
+    duration: int | None
+    work_start: int
+    work_duration: int
+    operations: int
+    pid: int | None
+    tid: int | None
+    level: int | None = None
+    children: int = 0
+    parent: int | None = None
+    stack: str | None = None
+
+
+def _project(run: Run, scope: Scope) -> list[_Projected]:
+    ranges = f"({_ranges(scope)})"
+    rows = run.rows(
+        f"""
+        SELECT l.rank, l.segment, r.range_id, any_value(tag), any_value(style), any_value(r.start),
+               any_value(r.stop - r.start), min(work_start), max(work_stop) - min(work_start),
+               count(DISTINCT l.correlation), TRY_CAST(arg_max(l.pid, work_stop) AS BIGINT),
+               TRY_CAST(arg_max(l.tid, work_stop) AS BIGINT)
+        FROM ({_launches(scope, DEVICE_WORK)}) l LEFT JOIN {ranges} r ON {_INSIDE}
+        WHERE l.call_start IS NOT NULL
+        GROUP BY l.rank, l.segment, r.range_id ORDER BY l.rank, l.segment, r.range_id NULLS FIRST
+        """
+    )
+    found = [_Projected(*row) for row in rows]
+    if not any(item.range_id is not None for item in found):
+        return []
+    return _with_family(found, _parents(run, scope))
+
+
+def _parents(run: Run, scope: Scope) -> dict[tuple[int, int, int], int]:
+    """(rank, segment, range) -> the shortest range around it on its thread; of two alike, the later lies inside."""
+    rows = run.rows(
+        f"""
+        WITH ranges AS MATERIALIZED ({_ranges(scope)})
+        SELECT c.rank, c.segment, c.range_id, arg_min(p.range_id, (p.stop - p.start, p.range_id))
+        FROM ranges c JOIN ranges p ON p.rank = c.rank AND p.segment = c.segment AND p.pid = c.pid AND p.tid = c.tid
+            AND p.start <= c.start AND p.stop >= c.stop AND p.range_id <> c.range_id
+            AND (p.start < c.start OR p.stop > c.stop OR p.range_id < c.range_id)
+        GROUP BY ALL
+        """
+    )
+    return {(rank, segment, child): parent for rank, segment, child, parent in rows}
+
+
+def _with_family(found: list[_Projected], parents: dict[tuple[int, int, int], int]) -> list[_Projected]:
+    """Level, children that have GPU work too, and the way down from the outermost range."""
+    children: dict[tuple[int, int, int], int] = {}
+    for item in found:
+        if item.range_id is not None:
+            parent = parents.get((item.rank, item.segment, item.range_id))
+            if parent is not None:
+                key = (item.rank, item.segment, parent)
+                children[key] = children.get(key, 0) + 1
+    result = []
+    for item in found:
+        if item.range_id is None:
+            result.append(item)
+            continue
+        way = [item.range_id]
+        while (up := parents.get((item.rank, item.segment, way[-1]))) is not None:
+            way.append(up)
+        more: dict[str, Any] = {
+            "level": len(way) - 1,
+            "children": children.get((item.rank, item.segment, item.range_id), 0),
+            "parent": way[1] if len(way) > 1 else None,
+            "stack": "".join(f":{number}" for number in reversed(way)),
+        }
+        result.append(_Projected(**{**item.__dict__, **more}))
+    return result
+
+
+_TRACE = Question(
+    "nvtx_gpu_proj_trace",
+    "NVTX GPU Projection Trace",
+    tuple(
+        map(
+            Column,
+            (
+                *(
+                    "Name",
+                    "Projected Start (ns)",
+                    "Projected Duration (ns)",
+                    "Orig Start (ns)",
+                    "Orig Duration (ns)",
+                ),
+                *("Style", "PID", "TID", "NumGPUOps", "Lvl", "NumChild", "RangeId", "ParentId", "RangeStack"),
+            ),
+        )
+    ),
+    "projection",
+)
+
+
+def nvtx_gpu_proj_trace(run: Run, scope: Scope, by: str | None = None) -> Result:
+    """Each range with GPU work in it, in the file's order; first what is in no range."""
+    rows = [
+        (
+            *((item.rank,) if by == "rank" else ()),
+            *(item.tag, item.work_start, item.work_duration, item.start, item.duration, item.style, item.pid),
+            *(item.tid, item.operations, item.level, item.children, item.range_id, item.parent, item.stack),
+        )
+        for item in _project(run, scope)
+    ]
+    return _TRACE.answer(run, scope, rows, by)
+
+
+_SUMMARY = Question(
+    "nvtx_gpu_proj_sum",
+    "NVTX GPU Projection Summary",
+    (
+        *map(Column, ("Range", "Style", "Total Proj Time (ns)", "Total Range Time (ns)", "Range Instances")),
+        *statistic_columns("Proj "),
+        Column("Total GPU Ops"),
+        *(Column(name, decimals=1) for name in ("Avg GPU Ops", "Avg Range Lvl", "Avg Num Child")),
+    ),
+    "projection",
+)
+
+
+def nvtx_gpu_proj_sum(run: Run, scope: Scope, by: str | None = None) -> Result:
+    """Ranges of one name and style together."""
+    named = [item for item in _project(run, scope) if item.tag is not None]
+    if not named:
+        return _SUMMARY.answer(run, scope, [], by)
+    fields = ("rank", "tag", "style", "work_duration", "duration", "operations", "level", "children")
+    columns = {name: np.array([getattr(item, name) for item in named]) for name in fields}
+    for name in ("tag", "style"):
+        columns[name] = columns[name].astype(object)
+    rank, group = rank_key(by)
+    run.connection.register("projected_ranges", columns)
+    try:
+        rows = run.rows(
+            f"""
+            SELECT {rank} tag, style, sum(work_duration)::BIGINT AS total, sum(duration)::BIGINT, count(*),
+                   {statistics("work_duration")}, sum(operations)::BIGINT, round(avg(operations), 1),
+                   round(avg(level), 1), round(avg(children), 1)
+            FROM projected_ranges GROUP BY {group} tag, style ORDER BY {group} total DESC, tag, style
+            """
+        )
+    finally:
+        run.connection.unregister("projected_ranges")
+    return _SUMMARY.answer(run, scope, rows, by)

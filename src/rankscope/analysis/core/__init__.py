@@ -1,0 +1,4 @@
+"""What every analysis is built from: Result, Report, Scope, severities, notes, the cache, intervals, event sets.
+
+Imports the store and nothing else of analysis; every other analysis package imports it.
+"""

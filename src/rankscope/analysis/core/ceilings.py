@@ -1,0 +1,87 @@
+"""What each rank's device can do at most: what the user said, else the table of devices by the trace's name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rankscope.analysis.core.scope import Scope
+from rankscope.devices import Ceilings, ceilings_of, find_device
+from rankscope.store.run import Run
+from rankscope.units import format_value
+
+
+def device_names(run: Run, scope: Scope) -> dict[int, str]:
+    """By rank, the name of its device as the trace has it; '' where it has none."""
+    return {rank: str(found.get("name", "")) for rank, found in _properties(run, scope).items()}
+
+
+def device_memory(run: Run, scope: Scope) -> dict[int, int]:
+    """By rank, the bytes its device has; ranks whose trace does not say are not there."""
+    found = {rank: properties.get("totalGlobalMem") for rank, properties in _properties(run, scope).items()}
+    return {rank: size for rank, size in found.items() if isinstance(size, int) and size > 0}
+
+
+def ceilings(run: Run, scope: Scope) -> dict[int, Ceilings]:
+    """By rank; empty ones where nothing is known."""
+    found = {}
+    for rank, properties in _properties(run, scope).items():
+        memory = properties.get("totalGlobalMem")
+        device = find_device(str(properties.get("name", "")), memory if isinstance(memory, int) else None)
+        found[rank] = run.ceilings.over(ceilings_of(device) if device else Ceilings())
+    return found
+
+
+def _properties(run: Run, scope: Scope) -> dict[int, dict[str, Any]]:
+    """The first device a rank's files describe. A node's devices are of one kind."""
+    found: dict[int, dict[str, Any]] = {}
+    for entry in run.segments:
+        if scope.ranks is not None and entry.rank not in scope.ranks:
+            continue
+        listed = entry.manifest["header"].get("deviceProperties")
+        first = listed[0] if isinstance(listed, list) and listed and isinstance(listed[0], dict) else {}
+        if first or entry.rank not in found:
+            found[entry.rank] = first
+    if not all(found.values()):
+        found |= {rank: {"name": name} for rank, name in _named_by_ncu(run) if not found.get(rank, True)}
+    return found
+
+
+def _named_by_ncu(run: Run) -> list[tuple[int, str]]:
+    return run.rows(
+        "SELECT rank, first(text) FROM ncu_metrics WHERE metric = 'device__attribute_display_name' "
+        "AND text IS NOT NULL GROUP BY rank"
+    )
+
+
+def ceiling_notes(run: Run, scope: Scope, dtypes: set[str]) -> list[str]:
+    """Which peaks the figures are held against, or what to say so that they can be."""
+    notes: list[str] = []
+    if not dtypes:
+        return notes
+    names = device_names(run, scope)
+    known = ceilings(run, scope)
+    groups: dict[str, list[int]] = {}
+    for rank, name in names.items():
+        groups.setdefault(name, []).append(rank)
+    for name, ranks in groups.items():
+        ceiling = known[ranks[0]]
+        peaks = [
+            f"{dtype} {format_value('flop/s', peak)}"
+            for dtype in sorted(dtypes)
+            if (peak := ceiling.peak(dtype)) is not None
+        ]
+        if ceiling.bandwidth is not None:
+            peaks.append(f"memory {format_value('GB/s', ceiling.bandwidth / 1e9)}")
+        missing = sorted(dtype for dtype in dtypes if ceiling.peak(dtype) is None)
+        if peaks:
+            notes.append(f"roof of {name or 'the device'}: {', '.join(peaks)} ({ceiling.source})")
+        if missing or ceiling.bandwidth is None:
+            what = [
+                *(f"the {dtype} peak" for dtype in missing),
+                *(["the bandwidth"] if ceiling.bandwidth is None else []),
+            ]
+            notes.append(
+                f"not known of {name or 'this device (the trace does not name it)'}: {', '.join(what)}; "
+                "give --peak 989TF --bandwidth 4.8TB/s"
+            )
+    return notes

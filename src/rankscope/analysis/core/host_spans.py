@@ -1,0 +1,164 @@
+"""What the host was doing, as spans of one rank: waiting for data, synchronising, inside an annotation."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rankscope.analysis.core.cache import once_per_run
+from rankscope.analysis.core.device_events import UNKNOWN, sql_names, vocabulary
+from rankscope.analysis.core.event_sets import NO_ACTIVITY, Activity, host_collectives
+from rankscope.analysis.core.grouping import split_by_rank
+from rankscope.analysis.core.intervals import Intervals, Ints, union
+from rankscope.analysis.core.scope import Scope
+from rankscope.model import (
+    DATALOADER_PATTERN,
+    HOST_COLLECTIVE_PATTERN,
+    LAUNCH_CATEGORIES,
+    SYNC_CALL_PATTERN,
+)
+from rankscope.store.linking import NUMBERED_STEP, PROFILER_STEP, slice_at
+from rankscope.store.nesting import nest
+from rankscope.store.run import Run
+
+
+def sync_names(run: Run) -> list[str]:
+    """Runtime calls that occur and in which the host waits for its device."""
+    return [name for name in vocabulary(run, *LAUNCH_CATEGORIES) if re.search(SYNC_CALL_PATTERN, name)]
+
+
+_ANNOTATION, _SYNC, _OP, _ENGINE = range(4)
+_ENGINE_NAME = "autograd::engine::evaluate_function: "
+"""Ops by which autograd runs the nodes of a backward pass."""
+
+
+@dataclass(frozen=True)
+class Marks:
+    """What a rank's host did, outermost: annotations, synchronising calls, ops; and what autograd's engine ran."""
+
+    track: Ints
+    start: Ints
+    end: Ints
+    kind: Ints
+    name: Ints
+    """Of an annotation: an index into the vocabulary."""
+    outermost: NDArray[np.bool_]
+
+    def pick(self, mask: NDArray[np.bool_]) -> Marks:
+        return Marks(*(getattr(self, f.name)[mask] for f in fields(self)))
+
+
+def _marks(run: Run, rank: int) -> Marks:
+    return _marks_of_ranks(run)[rank]
+
+
+@once_per_run
+def _marks_of_ranks(run: Run) -> dict[int, Marks]:
+    """Read for all ranks at once: one pass over all slices instead of one for every question."""
+    names = vocabulary(run, "user_annotation")
+    run.connection.execute("CREATE OR REPLACE TEMP TABLE mark_names (name VARCHAR, code BIGINT)")
+    if names:
+        run.connection.execute(
+            "INSERT INTO mark_names SELECT unnest(?), unnest(range(?))", [names, len(names)]
+        )
+    engine = f"name IN ({sql_names([name for name in vocabulary(run, 'cpu_op') if _ENGINE_NAME in name])})"
+    calls = f"category IN ({sql_names(LAUNCH_CATEGORIES)}) AND name IN ({sql_names(sync_names(run))})"
+    columns = (
+        "rank::BIGINT AS rank, track::BIGINT AS track, start_ns AS start, start_ns + greatest(dur_ns, 0) AS end, "
+        "op IS NULL AS outermost"
+    )
+    found = run.arrays(f"""
+        SELECT {columns}, {_ANNOTATION}::BIGINT AS kind, n.code AS name
+        FROM (FROM slices WHERE category = 'user_annotation') s JOIN mark_names n ON n.name = s.name
+        UNION ALL
+        SELECT {columns}, CASE WHEN category <> 'cpu_op' THEN {_SYNC} WHEN {engine} THEN {_ENGINE} ELSE {_OP} END,
+               {UNKNOWN}
+        FROM slices WHERE (category = 'cpu_op' AND (op IS NULL OR {engine})) OR ({calls})
+    """)
+    return {rank: Marks(**own) for rank, own in split_by_rank(found, run.ranks).items()}
+
+
+def _spans(marks: Marks) -> Intervals:
+    return union(marks.start, marks.end)
+
+
+def annotated(run: Run, rank: int, pattern: str) -> Intervals:
+    """When any thread was inside an annotation whose name matches."""
+    return _spans(_annotations(run, rank, lambda name: bool(re.search(pattern, name, re.IGNORECASE))))
+
+
+def _annotations(run: Run, rank: int, wanted: Callable[[str], bool]) -> Marks:
+    marks = _marks(run, rank)
+    names = [code for code, name in enumerate(vocabulary(run, "user_annotation")) if wanted(name)]
+    return marks.pick((marks.kind == _ANNOTATION) & np.isin(marks.name, names))
+
+
+def sync_spans(run: Run, rank: int) -> Intervals:
+    """When any thread was inside a synchronising call."""
+    marks = _marks(run, rank)
+    return _spans(marks.pick(marks.kind == _SYNC))
+
+
+def op_spans(run: Run, rank: int) -> Intervals:
+    """When any thread was inside an op."""
+    marks = _marks(run, rank)
+    return _spans(marks.pick((marks.kind >= _OP) & marks.outermost))
+
+
+def engine_calls(run: Run, rank: int) -> tuple[Ints, Ints, Ints]:
+    """Track, start and end of what autograd's engine ran."""
+    marks = _marks(run, rank)
+    found = marks.pick(marks.kind == _ENGINE)
+    return found.track, found.start, found.end
+
+
+def dataloader_spans(run: Run, rank: int) -> Intervals:
+    """When the training loop waited for a batch."""
+    return annotated(run, rank, DATALOADER_PATTERN)
+
+
+@once_per_run
+def _collectives(run: Run) -> Activity:
+    names = vocabulary(run, "user_annotation")
+    some = any(re.search(HOST_COLLECTIVE_PATTERN, name) for name in names)
+    return host_collectives(run, Scope()) if some else NO_ACTIVITY
+
+
+def rank_collectives(run: Run, rank: int, scope: Scope) -> Activity:
+    """The collectives on the host of one rank in the window; read once a run."""
+    found = _collectives(run)
+    mine = found.rank == rank
+    if scope.steps is not None:
+        mine &= (found.step >= scope.steps[0]) & (found.step <= scope.steps[1])
+    return found.pick(mine)
+
+
+@dataclass(frozen=True)
+class Annotations:
+    """The ranges a rank's program marked; steps, waits for data and collectives are not among them."""
+
+    track: Ints
+    start: Ints
+    end: Ints
+    name: Ints
+    names: list[str]
+
+    def at(self, track: Ints, time: Ints) -> Ints:
+        """For each place the innermost annotation on that thread, as an index into `names`, or UNKNOWN."""
+        if len(self.start) == 0 or len(track) == 0:
+            return np.full(len(track), UNKNOWN)
+        found = slice_at(
+            nest(self.track, self.start, self.end), self.track, self.start, self.end, track, time
+        )
+        return np.where(found >= 0, self.name[found], UNKNOWN)
+
+
+def rank_annotations(run: Run, rank: int) -> Annotations:
+    others = [re.compile(pattern) for pattern in (DATALOADER_PATTERN, HOST_COLLECTIVE_PATTERN, "^nccl:")]
+    skipped = [PROFILER_STEP, NUMBERED_STEP, *others]
+    found = _annotations(run, rank, lambda name: not any(pattern.search(name) for pattern in skipped))
+    return Annotations(found.track, found.start, found.end, found.name, vocabulary(run, "user_annotation"))

@@ -1,0 +1,53 @@
+"""What an output must say besides its figures: what it leaves out, and why."""
+
+from __future__ import annotations
+
+from rankscope.analysis.core.cache import once_per_run
+from rankscope.analysis.core.scope import Scope
+from rankscope.store.run import Run
+
+NO_GPU = "no GPU events in the window; ProfilerActivity.CUDA records them (rankscope profile does by itself)"
+NO_STEPS = (
+    "no steps in the trace: call profiler.step() in the loop (rankscope profile counts optimizer steps)"
+)
+WITH_STACK = "with_stack=True records them (rankscope profile --with-stack)"
+
+
+def left_out(run: Run, scope: Scope) -> list[str]:
+    """Events that no table can show, over the ranks in scope."""
+    return list(_left_out(run, scope.only_ranks()))
+
+
+@once_per_run
+def _left_out(run: Run, scope: Scope) -> list[str]:
+    lost, misplaced = run.rows(
+        f"SELECT sum(lost), sum(misplaced) FROM segments WHERE used AND {scope.where()}"
+    )[0]
+    notes = []
+    if lost:
+        notes.append(f"left out: {lost:,} events that could not be read (rankscope doctor says which)")
+    if misplaced:
+        notes.append(f"left out: {misplaced:,} events without a usable time (ts = 0, or years away)")
+    aside = [e for e in run.set_aside if scope.ranks is None or e.rank in scope.ranks]
+    if aside:
+        files = ", ".join(entry.source.name for entry in aside[:3]) + ("" if len(aside) <= 3 else ", …")
+        notes.append(
+            f"left out: {files}: another tool's file of the same rank is used (--prefer changes that)"
+        )
+    inferred = run.rows(f"SELECT DISTINCT source FROM steps WHERE source <> 'profiler' AND {scope.where()}")
+    if inferred:
+        ways = {"optimizer": "optimizer steps", "annotation": "numbered annotations"}
+        notes.append(
+            f"no ProfilerStep in the file: steps are inferred from {ways.get(inferred[0][0], inferred[0][0])}"
+        )
+    return notes
+
+
+def outside_steps(run: Run, scope: Scope, inside: int, table: str, where: str, what: str) -> list[str]:
+    """How many events a window of steps leaves out; nothing for the whole file."""
+    if scope.steps is None:
+        return []
+    ((total,),) = run.rows(f"SELECT count(*) FROM {table} WHERE {where} AND {scope.only_ranks().where()}")
+    if total <= inside:
+        return []
+    return [f"left out: {total - inside:,} of {total:,} {what}, outside {scope.window}"]

@@ -1,0 +1,233 @@
+"""Plays a run again with some durations changed: when would everything have happened?
+
+One pass over the nodes in the order in which they happened, a rank at a time, until it has to wait for a collective
+that others have not reached. A loop over events, because each start hangs on an end just computed; it is linear, and a
+million nodes take seconds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import numpy as np
+
+from rankscope.analysis.core.intervals import Ints
+from rankscope.analysis.critical_path.graph.nodes import HOST_CLASSES, NONE, Graph, follow, latest_end_between
+
+_UNKNOWN = None
+
+
+@dataclass(frozen=True)
+class Durations:
+    """What a scenario may change: all else follows."""
+
+    device: Ints
+    """How long each device node runs (collectives: see transfer)."""
+    host: Ints
+    """How long the host takes up to each host node."""
+    transfer: Ints
+    """Of each collective, once all are there."""
+
+    def changed(self, **arrays: Ints) -> Durations:
+        return replace(self, **arrays)
+
+
+@dataclass(frozen=True)
+class Times:
+    """When everything happens."""
+
+    start: Ints
+    end: Ints
+    host: Ints
+
+    def length(self, graph: Graph) -> int:
+        """From a rank's first step to the end of its last thing, by its own clock; of the rank that takes longest."""
+        ranks = len(graph.ranks)
+        marks = (graph.host.step != NONE) & ~graph.host.is_end
+        first = np.full(ranks, np.iinfo(np.int64).max)
+        last = np.full(ranks, np.iinfo(np.int64).min)
+        if marks.any():
+            np.minimum.at(first, graph.host.rank[marks], self.host[marks])
+        else:
+            np.minimum.at(first, graph.host.rank, self.host)
+            np.minimum.at(first, graph.device.rank, self.start)
+        np.maximum.at(last, graph.host.rank, self.host)
+        np.maximum.at(last, graph.device.rank, self.end)
+        there = (first != np.iinfo(np.int64).max) & (last != np.iinfo(np.int64).min)
+        return int((last[there] - first[there]).max(initial=0))
+
+
+def recorded(graph: Graph) -> Durations:
+    """As it was: playing these gives the times of the files."""
+    host = graph.host
+    steps = np.where(host.before != NONE, host.time - follow(host.before, host.time, 0), 0)
+    return Durations(graph.device.end - graph.device.start, steps, graph.meetings.transfer.copy())
+
+
+class _Player:
+    """The state of a replay; plain lists, because single elements are read and written in turn."""
+
+    def __init__(self, graph: Graph, durations: Durations) -> None:
+        device, host, met = graph.device, graph.host, graph.meetings
+        launch, stream, other = graph.constraints()
+        latest = np.maximum(np.maximum(launch, stream), other)
+        caused = (device.launch != NONE) | (device.before != NONE) | (device.other != NONE)
+        self.residual = np.where(caused, device.start - latest, 0).tolist()
+        self.caused = caused.tolist()
+        self.lag = {
+            name: getattr(graph.lags, name)[device.rank].tolist() for name in ("launch", "stream", "other")
+        }
+        self.launch, self.before, self.other = (
+            array.tolist() for array in (device.launch, device.before, device.other)
+        )
+        self.meets = np.where(
+            (device.match != NONE) & (met.members[np.maximum(device.match, 0)] > 1)
+            if len(met.members)
+            else np.zeros(len(device.match), dtype=bool),
+            device.match,
+            NONE,
+        ).tolist()
+        self.took, self.steps = durations.device.tolist(), durations.host.tolist()
+        self.transfer = durations.transfer.tolist()
+        self.old_start, self.old_host = device.start.tolist(), host.time.tolist()
+        self._prepare_host(graph)
+        self._prepare_meetings(graph)
+        self.start: list[int | None] = [_UNKNOWN] * len(device.start)
+        self.end: list[int | None] = [_UNKNOWN] * len(device.start)
+        self.host: list[int | None] = [_UNKNOWN] * len(host.time)
+
+    def _prepare_host(self, graph: Graph) -> None:
+        host, device = graph.host, graph.device
+        waits = host.target != NONE
+        is_sync = host.kind == HOST_CLASSES.index("sync")
+        target = host.target.copy()
+        quiet = np.flatnonzero(is_sync & ~waits)
+        if len(quiet) and len(device.end):
+            # It did not have to wait; with slower kernels it would.
+            low = np.full(len(quiet), int(device.end.min()) - 1)
+            target[quiet] = latest_end_between(
+                device.rank, device.end, host.rank[quiet], low, host.time[quiet]
+            )
+        passed = host.time - follow(target, device.end, 0)
+        lag = np.where(waits, passed, np.minimum(passed, graph.lags.sync[host.rank]))
+        self.target, self.waits, self.sync_lag = target.tolist(), waits.tolist(), lag.tolist()
+        self.host_before = host.before.tolist()
+        self.closes, self.opens = host.match.tolist(), host.opens.tolist()
+
+    def _prepare_meetings(self, graph: Graph) -> None:
+        """How far each member's end lies from the collective's: what its clock, or its way out, adds."""
+        device, host, met = graph.device, graph.host, graph.meetings
+        count = len(met.transfer)
+        done = np.zeros(count, dtype=np.int64)
+        known = met.last != NONE
+        on_device, on_host = known & ~met.on_host, known & met.on_host
+        done[on_device] = device.end[met.last[on_device]]
+        done[on_host] = host.time[met.last[on_host]] + met.transfer[on_host]
+        self.shift = (device.end - done[np.maximum(device.match, 0)] if count else device.end).tolist()
+        closing = np.where(host.match != NONE, host.time - done[np.maximum(host.match, 0)] if count else 0, 0)
+        self.close_shift = closing.tolist()
+        # An opener's clock is that of the end it belongs to on its rank, where there is one.
+        opening = np.zeros(len(host.time), dtype=np.int64)
+        ends = {
+            (r, m): s
+            for r, m, s in zip(host.rank.tolist(), host.match.tolist(), closing.tolist(), strict=True)
+            if m != NONE
+        }
+        for node in np.flatnonzero(host.opens != NONE).tolist():
+            opening[node] = ends.get((int(host.rank[node]), int(host.opens[node])), 0)
+        self.open_shift = opening.tolist()
+        self.members = met.members.tolist()
+        self.arrived, self.latest = [0] * count, [np.iinfo(np.int64).min // 2] * count
+        self.done: list[int | None] = [_UNKNOWN] * count
+        self.inside: list[list[int]] = [[] for _ in range(count)]
+
+    def play_device(self, node: int) -> bool:
+        """False when something it hangs on is not known yet."""
+        if self.start[node] is None:
+            best = None
+            for cause, times, lag in (
+                (self.launch[node], self.host, self.lag["launch"]),
+                (self.before[node], self.end, self.lag["stream"]),
+                (self.other[node], self.end, self.lag["other"]),
+            ):
+                if cause == NONE:
+                    continue
+                time = times[cause]
+                if time is None:
+                    return False
+                best = time + lag[node] if best is None else max(best, time + lag[node])
+            self.start[node] = self.old_start[node] if best is None else best + self.residual[node]
+        begun = self.start[node]
+        assert begun is not None
+        match = self.meets[node]
+        if match == NONE:
+            self.end[node] = begun + self.took[node]
+        else:
+            self.inside[match].append(node)
+            self._arrive(match, begun - self.shift[node])
+        return True
+
+    def play_host(self, node: int) -> bool:
+        if self.host_before[node] == NONE:
+            now: int = self.old_host[node]
+        else:
+            before = self.host[self.host_before[node]]
+            if before is None:
+                return False
+            closes = self.closes[node]
+            if closes != NONE:
+                done = self.done[closes]
+                if done is None:
+                    return False
+                now = max(before, done + self.close_shift[node])
+            elif self.target[node] != NONE:
+                ended = self.end[self.target[node]]
+                if ended is None:
+                    return False
+                chain = before if self.waits[node] else before + self.steps[node]
+                now = max(chain, ended + self.sync_lag[node])
+            else:
+                now = before + self.steps[node]
+        self.host[node] = now
+        if self.opens[node] != NONE:
+            self._arrive(self.opens[node], now - self.open_shift[node])
+        return True
+
+    def _arrive(self, match: int, when: int) -> None:
+        self.arrived[match] += 1
+        self.latest[match] = max(self.latest[match], when)
+        if self.arrived[match] == self.members[match]:
+            done = self.latest[match] + self.transfer[match]
+            self.done[match] = done
+            for node in self.inside[match]:
+                self.end[node] = done + self.shift[node]
+
+
+def replay(graph: Graph, durations: Durations) -> Times | None:
+    """When everything would have happened; None when ranks wait for each other in a circle."""
+    player = _Player(graph, durations)
+    hosts = len(graph.host.time)
+    time = np.concatenate([graph.host.time, graph.device.start])
+    rank = np.concatenate([graph.host.rank, graph.device.rank])
+    is_device = np.arange(len(time)) >= hosts
+    order = np.lexsort((np.arange(len(time)), is_device, time, rank))
+    bounds = np.searchsorted(rank[order], np.arange(len(graph.ranks) + 1))
+    queues = [order[low:high].tolist() for low, high in pairwise(bounds.tolist())]
+    at = [0] * len(queues)
+    moved = True
+    while moved:
+        moved = False
+        for number, queue in enumerate(queues):
+            place = at[number]
+            while place < len(queue):
+                node = queue[place]
+                ready = player.play_host(node) if node < hosts else player.play_device(node - hosts)
+                if not ready:
+                    break
+                place += 1
+            moved |= place > at[number]
+            at[number] = place
+    if any(place < len(queue) for place, queue in zip(at, queues, strict=True)) or None in player.end:
+        return None
+    return Times(*(np.array(values, dtype=np.int64) for values in (player.start, player.end, player.host)))

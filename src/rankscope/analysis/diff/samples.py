@@ -1,0 +1,237 @@
+"""What two runs are compared by: one value a measure and step, the mean over the ranks.
+
+The step is the unit: within a step ranks wait for each other, so their values are not independent.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from rankscope.analysis.core.grouping import distinct
+from rankscope.analysis.core.scope import Scope
+from rankscope.analysis.within_rank.breakdown import breakdown
+from rankscope.analysis.within_rank.kernel_families import family
+from rankscope.collective_kinds import KINDS
+from rankscope.store.run import Run
+
+Unit = Literal["ns", "bytes"]
+NO_STEP = -1
+"""Stands for the whole window where a run has no steps."""
+
+
+class Measure(NamedTuple):
+    """One row of the comparison."""
+
+    report: str
+    key: str
+
+
+STEP, SPAN = Measure("steps", "step"), Measure("breakdown", "span")
+
+
+@dataclass
+class Samples:
+    """A run as the comparison sees it."""
+
+    steps: list[int]
+    ranks: int
+    values: dict[Measure, list[float]] = field(default_factory=dict)
+    """By measure one value a step, in the order of `steps`."""
+    kernels_of: dict[str, set[str]] = field(default_factory=dict)
+    """By op (as its key is written) the kernels it launched."""
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def has_steps(self) -> bool:
+        return self.steps != [NO_STEP]
+
+    def mean(self, measure: Measure) -> float:
+        values = self.values.get(measure)
+        return sum(values) / len(values) if values else 0.0
+
+    @property
+    def step_measure(self) -> Measure:
+        """What a step takes: the host's part of it or the device's, whichever is longer."""
+        return max(STEP, SPAN, key=self.mean)
+
+    @property
+    def step_ns(self) -> float:
+        """The yardstick for what is too small to matter."""
+        return self.mean(self.step_measure)
+
+
+def unit_of(report: str) -> Unit:
+    return "bytes" if report == "memory" else "ns"
+
+
+def collect(run: Run, scope: Scope, reports: Iterable[str]) -> Samples:
+    """Everything the reports ask for, in one value a step and measure."""
+    steps = [
+        step for (step,) in run.rows(f"SELECT DISTINCT step FROM steps WHERE {scope.where()} ORDER BY step")
+    ]
+    ranks = len(run.ranks) if scope.ranks is None else len(scope.ranks & set(run.ranks))
+    samples = Samples(steps or [NO_STEP], ranks)
+    on_device = bool(run.rows(f"SELECT 1 FROM gpu WHERE {scope.where()} LIMIT 1"))
+    if not steps:
+        samples.notes.append("no steps")
+    if not on_device:
+        samples.notes.append("no GPU events")
+    for report in dict.fromkeys(("steps", "breakdown", *reports)):  # the yardstick is always needed
+        _COLLECTORS[report](run, scope, samples, on_device)
+    return samples
+
+
+def _add(run: Run, samples: Samples, report: str, sql: str) -> None:
+    """Rows of (step, key, sum over ranks): divided by the ranks that have the step. Absent means none: 0."""
+    present = dict(run.rows("SELECT step, count(DISTINCT rank) FROM steps GROUP BY 1"))
+    at = {step: index for index, step in enumerate(samples.steps)}
+    for step, key, total in run.rows(sql):
+        if step in at and total is not None:
+            values = samples.values.setdefault(Measure(report, key), [0.0] * len(at))
+            share = total / min(present.get(step, samples.ranks), samples.ranks)
+            values[at[step]] += float(share)
+
+
+def _step_column(samples: Samples, alias: str = "") -> str:
+    return f"{alias}step" if samples.has_steps else str(NO_STEP)
+
+
+def _steps(run: Run, scope: Scope, samples: Samples, on_device: bool) -> None:
+    if samples.has_steps:
+        sql = f"SELECT step, 'step', sum(dur_ns) FROM steps WHERE {scope.where()} GROUP BY 1"
+        _add(run, samples, "steps", sql)
+
+
+def _breakdown(run: Run, scope: Scope, samples: Samples, on_device: bool) -> None:
+    parts = ("span", "compute", "exposed_comm", "exposed_copy", "idle")
+    at = {step: index for index, step in enumerate(samples.steps)}
+    ranks = [0] * len(at)
+    sums = {part: [0.0] * len(at) for part in parts}
+    for row in breakdown(run, scope).rows:
+        step = row["step"] if samples.has_steps else NO_STEP
+        if (row["step"] is None) == samples.has_steps or step not in at:
+            continue
+        ranks[at[step]] += 1
+        for part in parts:
+            sums[part][at[step]] += row[f"{part}_ns"]
+    if any(ranks):
+        for part in parts:
+            mean = [total / max(count, 1) for total, count in zip(sums[part], ranks, strict=True)]
+            samples.values[Measure("breakdown", part)] = mean
+
+
+# Versions of torch differ in the spaces.
+_SHAPE = "concat(o.name, ' ' || replace(e.args->>'Input Dims', ' ', ''))"
+
+
+def _ops(run: Run, scope: Scope, samples: Samples, on_device: bool) -> None:
+    """Device time by the op that launched it, with its shapes; host time of the ops where there is no GPU."""
+    if not on_device:
+        _host(run, scope, samples, on_device, "ops")
+        return
+    launched = (
+        f"SELECT {_step_column(samples, 'g.')} AS step, {_SHAPE} AS key, "
+        "CASE WHEN g.category = 'kernel' THEN g.name END AS kernel, "
+        "sum(greatest(g.dur_ns, 0))::BIGINT AS time "
+        "FROM gpu g JOIN slices o ON o.rank = g.rank AND o.segment = g.segment AND o.id = g.op "
+        "JOIN events e ON e.rank = o.rank AND e.segment = o.segment AND e.id = o.id "
+        f"WHERE g.class <> 'COMM' AND o.category = 'cpu_op' AND {scope.where('g')} GROUP BY ALL"
+    )
+    run.connection.execute(f"CREATE OR REPLACE TEMP TABLE diff_ops AS {launched}")
+    _add(run, samples, "ops", "SELECT step, key, sum(time) FROM diff_ops GROUP BY ALL")
+    for key, kernel in run.rows("SELECT DISTINCT key, kernel FROM diff_ops WHERE kernel IS NOT NULL"):
+        samples.kernels_of.setdefault(key, set()).add(kernel)
+
+
+def _host(run: Run, scope: Scope, samples: Samples, on_device: bool, report: str = "host") -> None:
+    """Own time of ops on the host, by name."""
+    sql = (
+        f"SELECT {_step_column(samples)}, name, sum(greatest(self_ns, 0)) FROM slices "
+        f"WHERE category = 'cpu_op' AND {scope.where()} GROUP BY ALL"
+    )
+    if report != "host" or on_device:  # without a GPU, ops is this table already
+        _add(run, samples, report, sql)
+
+
+def _kernels(run: Run, scope: Scope, samples: Samples, on_device: bool) -> None:
+    _add(run, samples, "kernels", _by_kernel(scope, samples))
+
+
+def _families(run: Run, scope: Scope, samples: Samples, on_device: bool) -> None:
+    run.connection.execute("CREATE OR REPLACE TEMP TABLE diff_families (name VARCHAR, family VARCHAR)")
+    names = [name for (name,) in run.rows(f"SELECT DISTINCT name FROM gpu WHERE {scope.where()}")]
+    if names:
+        pairs = [(name, family(name)) for name in names]
+        run.connection.executemany("INSERT INTO diff_families VALUES (?, ?)", pairs)
+    sql = (
+        f"SELECT step, f.family, sum(time) FROM ({_by_kernel(scope, samples)}) k "
+        "JOIN diff_families f ON f.name = k.key GROUP BY ALL"
+    )
+    _add(run, samples, "families", sql)
+
+
+def _by_kernel(scope: Scope, samples: Samples) -> str:
+    return (
+        f"SELECT {_step_column(samples)} AS step, name AS key, sum(greatest(dur_ns, 0))::BIGINT AS time "
+        f"FROM gpu WHERE category = 'kernel' AND class <> 'COMM' AND {scope.where()} GROUP BY ALL"
+    )
+
+
+def _collectives(run: Run, scope: Scope, samples: Samples, on_device: bool) -> None:
+    """Time inside collectives (waiting for others included), by kind and size."""
+    rows = run.collectives
+    inside = np.ones(len(rows.rank), dtype=bool)
+    if scope.ranks is not None:
+        inside &= np.isin(rows.rank, sorted(scope.ranks))
+    step = rows.step if samples.has_steps else np.full_like(rows.step, NO_STEP)
+    at = {number: index for index, number in enumerate(samples.steps)}
+    keys = np.stack([step, rows.kind, rows.bytes])[:, inside]
+    groups, place = distinct(keys)
+    totals = np.bincount(place, weights=rows.duration[inside], minlength=groups.shape[1])
+    for (number, kind, size), total in zip(groups.T.tolist(), totals.tolist(), strict=True):
+        if number in at:
+            key = f"{KINDS[kind]} {size} B" if size >= 0 else KINDS[kind]
+            values = samples.values.setdefault(Measure("collectives", key), [0.0] * len(at))
+            values[at[number]] += total / samples.ranks
+
+
+def _memory(run: Run, scope: Scope, samples: Samples, on_device: bool) -> None:
+    """The highest of any rank's devices, step by step."""
+    at = {step: index for index, step in enumerate(samples.steps)}
+    rows = run.rows(
+        f"SELECT {_step_column(samples)}, max(allocated_bytes), max(reserved_bytes) FROM instants "
+        f"WHERE name = '[memory]' AND device_type <> 0 AND {scope.where()} GROUP BY 1"
+    )
+    found = {step: peaks for step, *peaks in rows if step in at}
+    if len(found) < len(at):
+        return
+    for index, key in enumerate(("peak allocated", "peak reserved")):
+        peaks = [found[step][index] for step in samples.steps]
+        if None not in peaks:
+            samples.values[Measure("memory", key)] = [float(peak) for peak in peaks]
+
+
+Collector = Callable[[Run, Scope, Samples, bool], None]
+_COLLECTORS: dict[str, Collector] = {
+    "steps": _steps,
+    "breakdown": _breakdown,
+    "ops": _ops,
+    "host": _host,
+    "families": _families,
+    "kernels": _kernels,
+    "collectives": _collectives,
+    "memory": _memory,
+}
+REPORTS = tuple(_COLLECTORS)
+"""What `diff` compares, in the order it is shown."""
+
+
+def short_name(kernel: str) -> str:
+    """A kernel's name without its template and call arguments."""
+    text = re.sub(r"\(anonymous namespace\)::|<unnamed>::|^void ", "", kernel)
+    return re.split(r"[<(]", text)[0] or kernel

@@ -1,0 +1,71 @@
+"""Did the change help? Two runs, measure by measure, and whether a difference is more than noise."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from rankscope.analysis.core.result import Column, Result
+from rankscope.analysis.core.scope import Scope
+from rankscope.analysis.diff.compare import Rules, compare
+from rankscope.analysis.diff.findings import findings
+from rankscope.analysis.diff.samples import collect, unit_of
+from rankscope.store.run import Run
+
+COLUMNS = (
+    Column("report"),
+    Column("key", at_end=True),
+    Column("base", help="per step and rank: ns; bytes for memory"),
+    Column("new", help="the same of the second run"),
+    Column("change_pct", "percent", "of base; more is slower"),
+    Column(
+        "p_value", title="p", help="how often chance alone shows a difference as large in any of the rows"
+    ),
+    Column("verdict", help="same, faster, slower, new or gone"),
+)
+
+
+def diff(base: Run, new: Run, scope: Scope, rules: Rules | None = None) -> Result:
+    """One row a measure, those that changed first."""
+    rules = rules or Rules()
+    comparison = compare(collect(base, scope, rules.reports), collect(new, scope, rules.reports), rules)
+    steps = [len(samples.steps) if samples.has_steps else 0 for samples in (comparison.base, comparison.new)]
+    counted = f"{steps[0]} steps against {steps[1]}" if all(steps) else "not all steps known"
+    return Result(
+        "diff",
+        "What changed, per step and rank",
+        f"{scope.window}, {counted}",
+        COLUMNS,
+        comparison.rows,
+        findings=tuple(findings(comparison)),
+        notes=comparison.notes,
+    )
+
+
+def by_unit(result: Result) -> list[Result]:
+    """For people: times and sizes apart, so that each table has one unit; report and key in one column."""
+    parts = []
+    for unit in ("ns", "bytes"):
+        rows = [
+            row | {"what": f"{row['report']}: {row['key']}"}
+            for row in result.rows
+            if unit_of(row["report"]) == unit
+        ]
+        if rows or (unit == "ns" and not result.rows):
+            columns = tuple(
+                replace(column, unit=unit) if column.name in ("base", "new") else column
+                for column in result.columns
+                if column.name not in ("report", "key")
+            )
+            parts.append(replace(result, columns=(*columns, Column("what", at_end=True)), rows=rows))
+    for later in range(1, len(parts)):  # said once
+        parts[later] = replace(parts[later], title="Memory, highest rank", findings=(), notes=())
+    return parts
+
+
+def slower_rows(result: Result, over_pct: float) -> list[dict[str, object]]:
+    """Rows called slower (or larger) by more than this."""
+    return [
+        row
+        for row in result.rows
+        if row["verdict"] == "slower" and (row["change_pct"] is None or row["change_pct"] > over_pct)
+    ]

@@ -1,0 +1,177 @@
+"""What Nsight Compute measured, kernel by kernel: durations, bytes from DRAM, executed FLOPs, shares of the peak."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from rankscope.analysis.core.scope import Scope
+from rankscope.store.run import Run
+
+DURATION = "gpu__time_duration.sum"
+_CYCLES = "sm__cycles_elapsed.avg"
+"""What ncu divides by for its per_cycle_elapsed; with it the product is the count, to the last digit shown."""
+# By presence, best first: which of them a report has depends on its sections, the device and ncu's version.
+_ALTERNATIVES = {
+    "compute_pct": ("sm__throughput.avg.pct_of_peak_sustained_elapsed",),
+    "memory_pct": ("gpu__compute_memory_throughput.avg.pct_of_peak_sustained_elapsed",),
+    "dram_pct": (
+        "gpu__dram_throughput.avg.pct_of_peak_sustained_elapsed",
+        "dram__throughput.avg.pct_of_peak_sustained_elapsed",
+    ),
+    "tensor_pct": (
+        "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_elapsed",
+        "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_active",
+        "sm__inst_executed_pipe_tensor.avg.pct_of_peak_sustained_active",
+        "sm__pipe_tensor_op_hmma_cycles_active.avg.pct_of_peak_sustained_active",
+    ),
+    "occupancy_pct": ("sm__warps_active.avg.pct_of_peak_sustained_active",),
+}
+_TENSOR = "sm__ops_path_tensor_src_"
+"""Operations of the tensor cores by the type they read; a multiply-add counts as two."""
+_SCALAR = "smsp__sass_thread_inst_executed_op_{letter}{op}_pred_on"
+# FLOPs of one instruction of one thread; those on half precision work on two numbers at a time.
+_SCALAR_FLOPS = {
+    "fp32": {"fadd": 1, "fmul": 1, "ffma": 2},
+    "fp64": {"dadd": 1, "dmul": 1, "dfma": 2},
+    "fp16": {"hadd": 2, "hmul": 2, "hfma": 4},
+}
+
+
+@dataclass(frozen=True)
+class MeasuredKernel:
+    """One launch that ncu measured; None is what the report does not hold."""
+
+    rank: int
+    name: str
+    grid: tuple[int, ...] | None
+    block: tuple[int, ...] | None
+    duration_ns: float | None
+    dram_bytes: float | None
+    flops_by_type: Mapping[str, float] = field(default_factory=dict)
+    """Executed, by type: bf16, fp16, tf32, fp8, fp64 on the tensor cores, fp32, fp64, fp16 elsewhere."""
+    shares: Mapping[str, float] = field(default_factory=dict)
+    """Percent of the peak: compute_pct, memory_pct, dram_pct, tensor_pct, occupancy_pct."""
+
+    @property
+    def flops(self) -> float | None:
+        return sum(self.flops_by_type.values()) if self.flops_by_type else None
+
+    @property
+    def dtype(self) -> str | None:
+        """The type that did most of the work; None when there was none."""
+        most = max(self.flops_by_type, key=lambda name: self.flops_by_type[name], default=None)
+        return most if most and self.flops_by_type[most] else None
+
+
+@dataclass(frozen=True)
+class RooflinePoint:
+    """Launches of one kernel that did the same work; the figures are totals over them."""
+
+    name: str
+    grid: tuple[int, ...] | None
+    block: tuple[int, ...] | None
+    calls: int
+    flops: float
+    bytes: float
+    duration_ns: float
+    dtype: str | None
+
+
+def measured_kernels(run: Run, scope: Scope) -> list[MeasuredKernel]:
+    """Every launch the ncu reports of these ranks hold, in their order."""
+    wanted = ", ".join(f"'{name}'" for names in _ALTERNATIVES.values() for name in names)
+    rows = run.rows(f"""
+        SELECT k.rank, k.segment, k.kernel, k.name, k.grid, k.block, map_from_entries(list((m.metric, m.value)))
+        FROM ncu_kernels k
+        LEFT JOIN ncu_metrics m ON m.rank = k.rank AND m.segment = k.segment AND m.kernel = k.kernel
+            AND m.value IS NOT NULL AND (m.metric IN ({wanted}) OR m.metric LIKE 'dram\\_\\_bytes%' ESCAPE '\\'
+                OR m.metric IN ('{DURATION}', '{_CYCLES}') OR starts_with(m.metric, '{_TENSOR}')
+                OR regexp_matches(m.metric, '^smsp__sass_thread_inst_executed_op_[fdh](add|mul|fma)_pred_on'))
+        WHERE {scope.only_ranks().where("k")}
+        GROUP BY ALL ORDER BY k.rank, k.segment, k.kernel
+    """)
+    return [
+        _measured(rank, name, grid, block, metrics or {}) for rank, _, _, name, grid, block, metrics in rows
+    ]
+
+
+def roofline_points(run: Run, scope: Scope) -> list[RooflinePoint]:
+    """Measured DRAM bytes and executed FLOPs; kernels without either are left out."""
+    groups: dict[tuple[object, ...], list[MeasuredKernel]] = {}
+    for kernel in measured_kernels(run, scope):
+        if kernel.flops and kernel.dram_bytes and kernel.duration_ns:
+            # The same work: a count made of a rate and cycles differs in its last digits from launch to launch.
+            work = f"{kernel.flops:.6g}"
+            groups.setdefault((kernel.name, kernel.grid, kernel.block, work), []).append(kernel)
+    return [
+        RooflinePoint(
+            name=same[0].name,
+            grid=same[0].grid,
+            block=same[0].block,
+            calls=len(same),
+            flops=sum(kernel.flops or 0 for kernel in same),
+            bytes=sum(kernel.dram_bytes or 0 for kernel in same),
+            duration_ns=sum(kernel.duration_ns or 0 for kernel in same),
+            dtype=same[0].dtype,
+        )
+        for same in groups.values()
+    ]
+
+
+def _measured(
+    rank: int, name: str, grid: list[int] | None, block: list[int] | None, metrics: Mapping[str, float]
+) -> MeasuredKernel:
+    shares = {
+        share: next(metrics[metric] for metric in names if metric in metrics)
+        for share, names in _ALTERNATIVES.items()
+        if any(metric in metrics for metric in names)
+    }
+    return MeasuredKernel(
+        rank=rank,
+        name=name,
+        grid=tuple(grid) if grid else None,
+        block=tuple(block) if block else None,
+        duration_ns=metrics.get(DURATION),
+        dram_bytes=_dram_bytes(metrics),
+        flops_by_type=_flops(metrics),
+        shares=shares,
+    )
+
+
+def _dram_bytes(metrics: Mapping[str, float]) -> float | None:
+    if "dram__bytes.sum" in metrics:
+        return metrics["dram__bytes.sum"]
+    if "dram__bytes_read.sum" in metrics and "dram__bytes_write.sum" in metrics:
+        return metrics["dram__bytes_read.sum"] + metrics["dram__bytes_write.sum"]
+    rate, duration = metrics.get("dram__bytes.sum.per_second"), metrics.get(DURATION)
+    return rate * duration / 1e9 if rate is not None and duration is not None else None
+
+
+def _flops(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Executed operations by type; empty when the report counts none."""
+    found: dict[str, float] = {}
+    bases = {metric.partition(".")[0] for metric in metrics}
+    for base in sorted(bases):
+        if base.startswith(_TENSOR):
+            count = _total(metrics, base)
+            kind = base.removeprefix(_TENSOR).partition("_")[0]
+            if count is not None and not kind.startswith("int"):
+                found[kind] = found.get(kind, 0.0) + count
+    for kind, weights in _SCALAR_FLOPS.items():
+        for op, weight in weights.items():
+            count = _total(metrics, _SCALAR.format(letter=op[0], op=op[1:]))
+            if count is not None:
+                found[kind] = found.get(kind, 0.0) + weight * count
+    return found
+
+
+def _total(metrics: Mapping[str, float], base: str) -> float | None:
+    """A count over the whole kernel, however the report gives it."""
+    if f"{base}.sum" in metrics:
+        return metrics[f"{base}.sum"]
+    per_cycle, cycles = metrics.get(f"{base}.sum.per_cycle_elapsed"), metrics.get(_CYCLES)
+    if per_cycle is not None and cycles is not None:
+        return per_cycle * cycles
+    rate, duration = metrics.get(f"{base}.sum.per_second"), metrics.get(DURATION)
+    return rate * duration / 1e9 if rate is not None and duration is not None else None

@@ -1,0 +1,132 @@
+"""Memory from torch's snapshots: the peak of their history, and who held what then.
+
+A snapshot's sizes are those the program asked for; [memory] events of a trace count them rounded up to blocks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from rankscope.analysis.core.scope import Scope
+from rankscope.model import SNAPSHOT_CATEGORY
+from rankscope.store.run import Run
+
+BEFORE = "(before the history)"
+NO_OP = "(no op recorded)"
+_LIVE = "active_allocated"
+
+
+@dataclass(frozen=True)
+class SnapshotPeak:
+    """The first moment at which a device's total was highest, in one snapshot."""
+
+    rank: int
+    segment: int
+    """Which file: where a rank has several, the one with the highest peak."""
+    device: int
+    allocated_bytes: int
+    reserved_bytes: int
+    """Most held by the allocator, at any moment."""
+    at_ns: int | None
+    """None for a snapshot without history: its figures are those of the moment it was taken."""
+    unused_bytes: int
+    """Reserved less allocated, at the peak."""
+    event: int | None
+    """Id of the event that reached it."""
+
+
+@dataclass(frozen=True)
+class SnapshotHolder:
+    """What one place in the program held at the peak."""
+
+    rank: int
+    device: int
+    name: str
+    """Operator or node of autograd, or why there is none."""
+    source: str | None
+    bytes: int
+    count: int | None
+    """None where it is not known."""
+
+
+def snapshot_peaks(run: Run, scope: Scope) -> list[SnapshotPeak]:
+    """One a rank and device, in order."""
+    where = scope.only_ranks().where()
+    rows = run.rows(f"""
+        WITH with_history AS (
+            SELECT rank, segment, device, max(allocated_bytes) AS allocated, max(reserved_bytes) AS reserved,
+                   arg_max(ts_ns, key) AS at_ns, arg_max(reserved_bytes - allocated_bytes, key) AS unused,
+                   arg_max(id, key) AS event
+            FROM (SELECT *, (allocated_bytes, -id) AS key FROM instants
+                  WHERE category = '{SNAPSHOT_CATEGORY}' AND {where})
+            GROUP BY rank, segment, device
+        ), at_the_end AS (
+            SELECT rank, segment, device, sum(total_bytes)::BIGINT AS reserved,
+                   sum(coalesce(requested_bytes, allocated_bytes))::BIGINT AS allocated
+            FROM memory_segments WHERE {where} GROUP BY rank, segment, device
+        )
+        SELECT rank, segment, device, allocated, reserved, at_ns, unused, event FROM (
+            FROM with_history UNION ALL BY NAME
+            SELECT *, NULL AS at_ns, reserved - allocated AS unused, NULL AS event FROM at_the_end e
+            WHERE NOT EXISTS (FROM with_history h WHERE (h.rank, h.segment, h.device) = (e.rank, e.segment, e.device))
+        )
+        QUALIFY row_number() OVER (PARTITION BY rank, device ORDER BY allocated DESC, segment DESC) = 1
+        ORDER BY rank, device
+    """)
+    return [
+        SnapshotPeak(rank, segment, device, allocated, reserved, at_ns, max(unused, 0), event)
+        for rank, segment, device, allocated, reserved, at_ns, unused, event in rows
+    ]
+
+
+def memory_rows(run: Run, scope: Scope) -> list[dict[str, Any]]:
+    """The peaks as rows of the memory report."""
+    return [
+        {
+            "rank": peak.rank,
+            "device": f"GPU {peak.device}",
+            "peak_allocated_bytes": peak.allocated_bytes,
+            "peak_reserved_bytes": peak.reserved_bytes,
+            "at_ns": peak.at_ns,
+            "unused_bytes": peak.unused_bytes,
+            "growth_bytes": None,
+        }
+        for peak in snapshot_peaks(run, scope)
+    ]
+
+
+def snapshot_holders(run: Run, scope: Scope) -> list[SnapshotHolder]:
+    """Who held the memory at each rank's and device's peak, the largest first; it adds up to the peak."""
+    found = []
+    for peak in snapshot_peaks(run, scope):
+        mine = f"rank = {peak.rank} AND segment = {peak.segment} AND device = {peak.device}"
+        rows = run.rows(f"""
+            WITH held AS ({_held_at(peak, mine)}), stacks AS (
+                FROM memory_stacks WHERE rank = {peak.rank} AND segment = {peak.segment}
+            )
+            SELECT coalesce(s.op, '{NO_OP}'), s.source, sum(h.bytes)::BIGINT, count(*)
+            FROM held h LEFT JOIN stacks s ON s.stack = h.stack GROUP BY ALL ORDER BY 3 DESC, 1, 2
+        """)
+        found += [SnapshotHolder(peak.rank, peak.device, *row) for row in rows]
+        rest = peak.allocated_bytes - sum(row[2] for row in rows)
+        if rest > 0:
+            found.append(SnapshotHolder(peak.rank, peak.device, BEFORE, None, rest, None))
+    return sorted(found, key=lambda h: (h.rank, h.device, -h.bytes, h.name, h.source or ""))
+
+
+def _held_at(peak: SnapshotPeak, mine: str) -> str:
+    """What is live then, as SQL: allocations not freed yet, and blocks of the end that the history did not see made."""
+    size = "coalesce(requested_bytes, bytes)"
+    if peak.event is None:
+        return f"SELECT {size} AS bytes, stack FROM memory_blocks WHERE {mine} AND state = '{_LIVE}'"
+    events = f"category = '{SNAPSHOT_CATEGORY}' AND name IN ('alloc', 'free_requested') AND {mine}"
+    return f"""
+        SELECT i.bytes, TRY_CAST(e.args->>'stack' AS INTEGER) AS stack
+        FROM (SELECT address, max(id) AS id FROM instants WHERE {events} AND id <= {peak.event} GROUP BY address) l
+        JOIN (FROM instants WHERE {events}) i ON i.id = l.id AND i.name = 'alloc'
+        JOIN (FROM events WHERE rank = {peak.rank} AND segment = {peak.segment}) e ON e.id = i.id
+        UNION ALL
+        SELECT {size}, stack FROM memory_blocks b WHERE {mine} AND state = '{_LIVE}'
+        AND NOT EXISTS (FROM instants i WHERE {events} AND i.address = b.address)
+    """

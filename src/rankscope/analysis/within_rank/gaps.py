@@ -1,0 +1,158 @@
+"""Where a GPU waits: idle time by what came after it, an annotation or phase, an op, a line of Python."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from rankscope.analysis.core.device_events import UNKNOWN, texts
+from rankscope.analysis.core.host_spans import rank_annotations
+from rankscope.analysis.core.intervals import Ints
+from rankscope.analysis.core.notes import NO_GPU, WITH_STACK, left_out, outside_steps
+from rankscope.analysis.core.result import Column, Result
+from rankscope.analysis.core.scope import Scope
+from rankscope.analysis.within_rank.idle_causes import CAUSES, DeviceIdle, idle_by_device
+from rankscope.analysis.within_rank.phases import PHASES, partition_of
+from rankscope.store.run import Run
+
+_MEASURES = (
+    Column("idle_ns", "ns", "idle time that ended with such an event"),
+    Column("idle_pct", "percent", "share of all idle time"),
+    Column("gaps", "count", "how many gaps"),
+    Column("max_ns", "ns", "the longest"),
+    Column("cause", help="what most of the time went to: see the idle report"),
+)
+
+
+@dataclass
+class Place:
+    """Gaps with the same event behind them, added up."""
+
+    gaps: int = 0
+    longest: int = 0
+    longest_span: tuple[int, int] = (0, 0)
+    causes: dict[str, int] = field(default_factory=lambda: dict.fromkeys(CAUSES, 0))
+
+    @property
+    def idle(self) -> int:
+        return sum(self.causes.values())
+
+    @property
+    def cause(self) -> str:
+        return max(self.causes, key=lambda name: self.causes[name])
+
+
+def gaps(run: Run, scope: Scope, by: str | None = None) -> Result:
+    """One row a place, the dearest first."""
+    keys = {"rank": ("rank", "within", "op"), "source": ("source",)}.get(by or "", ("within", "op"))
+    places: dict[tuple[Any, ...], Place] = {}
+    inside = 0
+    for found in idle_by_device(run, scope):
+        inside += len(found.events)
+        for key, place in places_of(run, scope, found, keys):
+            _add(places.setdefault(key, Place()), place)
+    total = sum(place.idle for place in places.values())
+    rows = [
+        dict(zip(keys, key, strict=True))
+        | {
+            "idle_ns": place.idle,
+            "idle_pct": 100 * place.idle / total if total else 0.0,
+            "gaps": place.gaps,
+            "max_ns": place.longest,
+            "cause": place.cause,
+        }
+        for key, place in places.items()
+    ]
+    rows.sort(key=lambda row: (-row["idle_ns"], *(str(row[key]) for key in keys)))
+    notes = left_out(run, scope) + outside_steps(run, scope, inside, "gpu", "true", "GPU events")
+    if not inside:
+        notes.append(NO_GPU)
+    elif not rows:
+        notes.append("no gap: the GPU is never idle")
+    elif by is None and all(row["op"] is None for row in rows):
+        notes.append("the trace has no ops; torch.profiler records them (rankscope profile --tool torch)")
+    elif by == "source" and all(row["source"] is None for row in rows):
+        notes.append(f"the trace has no lines of Python: {WITH_STACK}")
+    columns = (*(_KEY_COLUMNS[key] for key in keys), *_MEASURES)
+    return Result("gaps", "What the GPU waits for", scope.window, columns, rows, notes=tuple(notes))
+
+
+_KEY_COLUMNS = {
+    "rank": Column("rank"),
+    "within": Column(
+        "within", help="annotation around the launch that ended the gap, or its phase", at_end=True
+    ),
+    "op": Column("op", help="op that launched it", at_end=True),
+    "source": Column("source", help="line of Python that launched it", at_end=True),
+}
+
+
+def _add(place: Place, more: Place) -> None:
+    place.gaps += more.gaps
+    if more.longest > place.longest:
+        place.longest, place.longest_span = more.longest, more.longest_span
+    for cause, time in more.causes.items():
+        place.causes[cause] += time
+
+
+def places_of(
+    run: Run, scope: Scope, found: DeviceIdle, keys: tuple[str, ...]
+) -> Iterator[tuple[tuple[Any, ...], Place]]:
+    """The gaps of one device by some of rank, within, op, source."""
+    spans = found.gaps
+    if len(spans.start) == 0:
+        return
+    events = found.events
+    before, names = spans.before, texts(run)
+    codes: dict[str, tuple[Ints, list[Any]]] = {
+        "rank": (np.zeros(len(before), dtype=np.int64), [found.rank]),
+        "op": (events.op[before], [*names, None]),
+        "source": (events.line[before], [*names, None]),
+    }
+    if "within" in keys:
+        codes["within"] = within(run, scope, found, before)
+    stacked = np.stack([codes[key][0] for key in keys], axis=1)
+    groups, group = _unique_rows(stacked)
+    count = len(groups)
+    totals = {c: np.bincount(group, weights=getattr(spans, c), minlength=count) for c in CAUSES}
+    idle = spans.idle
+    order = np.lexsort((idle, group))
+    last = np.append(np.flatnonzero(np.diff(group[order])), len(order) - 1)
+    longest = order[last]
+    gaps_in = np.bincount(group, minlength=count)
+    for i, row in enumerate(groups.tolist()):
+        key = tuple(codes[name][1][code] for name, code in zip(keys, row, strict=True))
+        at = int(longest[i])
+        yield (
+            key,
+            Place(
+                int(gaps_in[i]),
+                int(idle[at]),
+                (int(spans.start[at]), int(spans.end[at])),
+                {cause: int(totals[cause][i]) for cause in CAUSES},
+            ),
+        )
+
+
+def _unique_rows(rows: Ints) -> tuple[Ints, Ints]:
+    """Distinct rows of small numbers and which each is: np.unique(axis=0) sorts bytes and takes much longer."""
+    key = np.zeros(len(rows), dtype=np.int64)
+    for column in rows.T:
+        key = key * (int(column.max()) + 2) + column + 1
+    _, first, group = np.unique(key, return_index=True, return_inverse=True)
+    return rows[first], group
+
+
+def within(run: Run, scope: Scope, found: DeviceIdle, which: Ints) -> tuple[Ints, list[Any]]:
+    """For some events the annotation around their launch, else the phase; as numbers, and their texts."""
+    events = found.events
+    track, time = events.launch_track[which], events.launch_start[which]
+    marked = rank_annotations(run, found.rank)
+    number = marked.at(np.where(time == UNKNOWN, UNKNOWN, track), time)
+    phase = partition_of(run, found.rank, Scope(ranks=scope.ranks)).at(time)
+    place = np.where(number != UNKNOWN, number, len(marked.names) + phase)
+    place = np.where(time == UNKNOWN, len(marked.names) + len(PHASES), place)
+    return place, [*marked.names, *PHASES, None]

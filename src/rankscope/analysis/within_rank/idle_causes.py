@@ -1,0 +1,120 @@
+"""When a GPU does nothing, and why: gaps between events, every nanosecond of them given to one cause."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from rankscope.analysis.core.device_events import KEPT_EVENTS, UNKNOWN, DeviceEvents, device_events, ranks_in
+from rankscope.analysis.core.host_spans import dataloader_spans, rank_collectives, sync_spans
+from rankscope.analysis.core.intervals import Intervals, Ints, intersect, subtract, union
+from rankscope.analysis.core.scope import Scope
+from rankscope.store.run import Run
+
+CAUSES = ("host_bound", "launch_latency", "sync", "dataloader", "other")
+"""In the words of the output; what each means is in docs/reports/idle.md."""
+
+
+@dataclass(frozen=True)
+class Gaps:
+    """Stretches in which a device does nothing, each up to the event that ends it, split by cause."""
+
+    start: Ints
+    end: Ints
+    before: Ints
+    """Index of the event that ends it."""
+    host_bound: Ints
+    launch_latency: Ints
+    sync: Ints
+    dataloader: Ints
+    other: Ints
+
+    @property
+    def idle(self) -> Ints:
+        total: Ints = np.sum([getattr(self, cause) for cause in CAUSES], axis=0)
+        return total
+
+    def pick(self, order: Ints) -> Gaps:
+        return Gaps(*(getattr(self, f.name)[order] for f in fields(self)))
+
+
+def find_gaps(events: DeviceEvents, busy: Intervals, dataloader: Intervals, sync: Intervals) -> Gaps:
+    """The gaps of one device; `busy` is what the rank communicates on the host meanwhile."""
+    reach = np.maximum.accumulate(events.end)
+    before = np.flatnonzero(events.start[1:] > reach[:-1]) + 1
+    start, end, launch = reach[before - 1], events.start[before], events.launch_start[before]
+    late = (launch != UNKNOWN) & (launch > start)
+    launch = np.minimum(launch, end)
+
+    def by_gap(pieces: Intervals) -> Ints:
+        gap = np.searchsorted(start, pieces.start, side="right") - 1
+        return np.bincount(gap, weights=pieces.end - pieces.start, minlength=len(start)).astype(np.int64)
+
+    idle = subtract(Intervals(start, end), busy)
+    loading, idle = intersect(idle, dataloader), subtract(idle, dataloader)
+    waiting, idle = intersect(idle, sync), subtract(idle, sync)
+    bound = by_gap(intersect(idle, Intervals(start[late], launch[late])))
+    latency = by_gap(intersect(idle, Intervals(launch[late], end[late])))
+    other = by_gap(idle) - bound - latency
+    return Gaps(start, end, before, bound, latency, by_gap(waiting), by_gap(loading), other)
+
+
+@dataclass(frozen=True)
+class DeviceIdle:
+    """One device of one rank: its events and its gaps."""
+
+    rank: int
+    device: int
+    events: DeviceEvents
+    gaps: Gaps
+    spans: Intervals
+    """The idle time itself: the gaps less what is communicated on the host meanwhile."""
+
+    @property
+    def span(self) -> int:
+        return int(self.events.end.max() - self.events.start.min())
+
+    def total(self, cause: str) -> int:
+        return int(getattr(self.gaps, cause).sum())
+
+
+_LAST: WeakKeyDictionary[Run, tuple[Scope, list[DeviceIdle]]] = WeakKeyDictionary()
+
+
+def idle_by_device(run: Run, scope: Scope) -> Iterator[DeviceIdle]:
+    """Rank by rank, device by device; what fits into memory is kept for the next report."""
+    if run in _LAST and _LAST[run][0] == scope:
+        yield from _LAST[run][1]
+        return
+    found, events = [], 0
+    for device in _idle_by_device(run, scope):
+        events += len(device.events)
+        if events <= KEPT_EVENTS:
+            found.append(device)
+        yield device
+    if events <= KEPT_EVENTS:
+        _LAST[run] = (scope, found)
+
+
+def _idle_by_device(run: Run, scope: Scope) -> Iterator[DeviceIdle]:
+    for rank in ranks_in(run, scope):
+        events = device_events(run, rank, scope)
+        if len(events) == 0:
+            continue
+        collectives = rank_collectives(run, rank, scope)
+        busy = union(collectives.start, collectives.end)
+        dataloader, sync = dataloader_spans(run, rank), sync_spans(run, rank)
+        for device, own in events.devices():
+            gaps = find_gaps(own, busy, dataloader, sync)
+            yield DeviceIdle(rank, device, own, gaps, subtract(Intervals(gaps.start, gaps.end), busy))
+
+
+def idle_by_rank(run: Run, scope: Scope) -> dict[int, Intervals]:
+    """When every device of a rank is idle."""
+    idle: dict[int, Intervals] = {}
+    for found in idle_by_device(run, scope):
+        idle[found.rank] = intersect(idle[found.rank], found.spans) if found.rank in idle else found.spans
+    return idle

@@ -1,0 +1,122 @@
+"""What kind of work a kernel does, by its name; 'unknown' is a kind too, and its share is reported."""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from typing import Any
+
+from rankscope.analysis.core.notes import NO_GPU, left_out, outside_steps
+from rankscope.analysis.core.result import Column, Result
+from rankscope.analysis.core.scope import Scope
+from rankscope.store.run import Run
+
+FAMILIES = (
+    ("collective", r"nccl|rccl|oneccl|msccl|nvshmem|deep_?ep|cross_device_reduce"),
+    ("attention", r"flash|fmha|attention|sdpa|compute_dot_do_o"),
+    (
+        "matrix product",
+        r"gemm|nvjet|cutlass|cublas|gemv|splitk|^ampere_|^sm\d+_|^volta_|wgmma|Cijk_|matmul|s16816|h16816",
+    ),
+    ("convolution", r"conv|wgrad|dgrad|winograd|implicit|fprop|nchw|nhwc"),
+    ("normalisation", r"norm|rms|::bn_|\bbn_|GammaBeta"),
+    ("softmax", r"softmax"),
+    ("optimizer", r"multi_tensor_apply|adam(?!ax)|\blamb\b|lamb_|sgd"),
+    ("reduction", r"reduce"),
+    (
+        "elementwise",
+        r"elementwise|vectorized|unrolled|pointwise|triton_poi|distribution|copy|fill|dropout|gelu|silu",
+    ),
+    (
+        "indexing",
+        r"index|gather|scatter|embedding|sort|topk|scan|unique|compare|radix|DeviceSelect|cub::|thrust|cat(?:Array|_array)|roll|nonzero",
+    ),
+    ("fused", r"triton|fused|jit"),
+)
+_COMPILED = tuple((name, re.compile(pattern, re.IGNORECASE)) for name, pattern in FAMILIES)
+
+
+def family(kernel: str) -> str:
+    """The first family whose pattern the name holds."""
+    return next((name for name, pattern in _COMPILED if pattern.search(kernel)), "unknown")
+
+
+# What makes two kernels of one sort differ in name: the sizes of tiles and what follows them, element widths, ids.
+_TILE = re.compile(r"_?\d+x\d+(?:x\d+)?.*$")
+_NUMBERED = re.compile(r"(?:_\d+)+$|_\d+d?e?\d*c?$")
+_WRAPPERS = frozenset({"Kernel", "Kernel2", "device_kernel"})  # CUTLASS: the name is in the first argument
+_CALLABLE = re.compile(r"[A-Za-z_~][\w:~]*(?:[Kk]ernel|_cuda|Functor|Impl)\w*")
+
+
+@lru_cache(maxsize=16384)
+def kernel_name(kernel: str) -> str:
+    """The name without its template arguments, parameters and tile sizes: what the kernel is called in its source.
+
+    A kernel that applies a function keeps the function's name: 'vectorized_elementwise_kernel: GeluCUDAKernelImpl'.
+    """
+    plain = kernel.removeprefix("void ").replace("(anonymous namespace)::", "")
+    bare, arguments = _without_arguments(plain)
+    bare = bare.split("::")[-1].strip() or bare.strip()
+    if bare in _WRAPPERS and arguments:
+        bare = _without_arguments(arguments.lstrip("<").split(",")[0])[0].split("::")[-1].strip() or bare
+    short = _NUMBERED.sub("", _TILE.sub("", bare)).rstrip("_") or bare
+    if re.search(r"elementwise|multi_tensor_apply|reduce_kernel|index_kernel", short):
+        inner = next((m[0].split("::")[-1] for m in _CALLABLE.finditer(arguments)), None)
+        if inner and inner != short:
+            return f"{short}: {inner}"
+    return short
+
+
+def _without_arguments(name: str) -> tuple[str, str]:
+    """What stands outside <…> and (…), and the first template arguments."""
+    kept, depth, first = [], 0, ""
+    for character in name.replace("operator()", "operator"):
+        if character in "<(":
+            if character == "(" and depth == 0:
+                break
+            depth += 1
+        elif character in ">)":
+            depth = max(depth - 1, 0)
+        elif depth == 0:
+            kept.append(character)
+        if depth > 0:
+            first += character
+    return "".join(kept), first
+
+
+def families(run: Run, scope: Scope, by: str | None = None) -> Result:
+    """Kernels of one source and one kind of work together, whatever their template arguments and tile sizes."""
+    keys = ("rank", "family", "name") if by == "rank" else ("family", "name")
+    groups: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for rank, name, count, total in run.rows(
+        f"SELECT {'rank' if by == 'rank' else 'NULL'}, name, count(*), sum(dur_ns)::BIGINT FROM gpu "
+        f"WHERE category = 'kernel' AND {scope.where()} GROUP BY ALL"
+    ):
+        found = {"rank": rank, "family": family(name), "name": kernel_name(name)}
+        key = tuple(found[k] for k in keys)
+        row = groups.setdefault(
+            key, dict(zip(keys, key, strict=True)) | {"total_ns": 0, "instances": 0, "variants": 0}
+        )
+        row["total_ns"] += total
+        row["instances"] += count
+        row["variants"] += 1
+    rows = sorted(groups.values(), key=lambda row: (-row["total_ns"], *(str(row[key]) for key in keys)))
+    whole = sum(row["total_ns"] for row in rows)
+    for row in rows:
+        row["time_pct"] = 100 * row["total_ns"] / whole if whole else 0.0
+        row["avg_ns"] = row["total_ns"] / row["instances"]
+    inside = sum(row["instances"] for row in rows)
+    notes = left_out(run, scope) + outside_steps(run, scope, inside, "gpu", "category = 'kernel'", "kernels")
+    if not rows:
+        notes.append(NO_GPU)
+    columns = (
+        *((Column("rank"),) if by == "rank" else ()),
+        Column("family", help="kind of work"),
+        Column("time_pct", "percent", "share of all kernels' time"),
+        Column("total_ns", "ns"),
+        Column("instances", "count"),
+        Column("avg_ns", "ns", "mean duration"),
+        Column("variants", "count", "full names behind it"),
+        Column("name", help="without template arguments, parameters and tile sizes", at_end=True),
+    )
+    return Result("families", "Kernel families", scope.window, columns, rows, notes=tuple(notes))

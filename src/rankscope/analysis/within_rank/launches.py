@@ -1,0 +1,97 @@
+"""How the host keeps each stream fed: how long events wait between their launch and their start, and how many."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from rankscope.analysis.core.device_events import UNKNOWN, DeviceEvents, device_events, ranks_in
+from rankscope.analysis.core.intervals import Ints, length, union
+from rankscope.analysis.core.notes import NO_GPU, left_out, outside_steps
+from rankscope.analysis.core.result import Column, Result
+from rankscope.analysis.core.scope import Scope
+from rankscope.store.run import Run
+
+QUEUE_SLOTS = 1024
+"""How many launches a CUDA stream takes before the next call blocks (observed, not documented; HTA uses it too)."""
+
+COLUMNS = (
+    Column("rank"),
+    Column("device"),
+    Column("stream"),
+    Column("launches", "count", "events whose launch is in the file"),
+    Column(
+        "delay_avg_ns",
+        "ns",
+        "from the start of the launch call to the event's start: mean",
+        title="Delay avg",
+    ),
+    Column("delay_med_ns", "ns", "the same: median", title="Delay med"),
+    Column("delay_max_ns", "ns", "the same: longest", title="Delay max"),
+    Column("depth_avg", help="events launched and not started, averaged over time"),
+    Column("depth_max", "count", "the most at once"),
+    Column("empty_pct", "percent", "share of the time in which nothing is queued"),
+    Column("full_ns", "ns", f"time with {QUEUE_SLOTS} or more queued: the host may block"),
+)
+
+
+def launches(run: Run, scope: Scope, by: str | None = None) -> Result:
+    """One row a rank, device and stream, the busiest first."""
+    rows: list[dict[str, Any]] = []
+    inside = without = 0
+    for rank in ranks_in(run, scope):
+        events = device_events(run, rank, scope)
+        inside += len(events)
+        launched = events.launch_start != UNKNOWN
+        without += int((~launched).sum())
+        rows += _streams(rank, events.pick(launched))
+    rows.sort(key=lambda row: -row["launches"])
+    notes = left_out(run, scope) + outside_steps(run, scope, inside, "gpu", "true", "GPU events")
+    if not inside:
+        notes.append(NO_GPU)
+    elif without:
+        notes.append(f"left out: {without:,} of {inside:,} GPU events whose launch is not in the file")
+    return Result("launches", "Launches and queues", scope.window, COLUMNS, rows, notes=tuple(notes))
+
+
+def _streams(rank: int, events: DeviceEvents) -> Iterator[dict[str, Any]]:
+    streams = sorted(set(zip(events.device.tolist(), events.stream.tolist(), strict=True)))
+    for device, stream in streams:
+        mine = (events.device == device) & (events.stream == stream)
+        launch, start = events.launch_start[mine], events.start[mine]
+        delay = start - launch
+        window = int(max(start.max(), launch.max()) - min(launch.min(), start.min()))
+        waiting = union(launch, start)
+        queued = int(np.maximum(delay, 0).sum())
+        most, full = queue_depth(launch, start, QUEUE_SLOTS)
+        yield {
+            "rank": rank,
+            "device": device if device != UNKNOWN else None,
+            "stream": stream if stream != UNKNOWN else None,
+            "launches": len(launch),
+            "delay_avg_ns": float(delay.mean()),
+            "delay_med_ns": float(np.median(delay)),
+            "delay_max_ns": int(delay.max()),
+            "depth_avg": queued / window if window else 0.0,
+            "depth_max": most,
+            "empty_pct": 100 * (window - length(waiting)) / window if window else 0.0,
+            "full_ns": full,
+        }
+
+
+def queue_depth(launch: Ints, start: Ints, limit: int) -> tuple[int, int]:
+    """The most events in [launch, start) at once, and for how long there were `limit` or more."""
+    real = start > launch
+    launch, start = np.sort(launch[real]), np.sort(start[real])
+    if len(launch) == 0:
+        return 0, 0
+    # Just after the i-th launch, i + 1 have come and those with an earlier or equal start have gone.
+    depth = np.arange(1, len(launch) + 1) - np.searchsorted(start, launch, side="right")
+    times = np.concatenate([launch, start])
+    change = np.concatenate([np.ones(len(launch)), -np.ones(len(start))]).astype(np.int64)
+    order = np.argsort(times, kind="stable")
+    times, level = times[order], np.cumsum(change[order])
+    full = (level[:-1] >= limit) * np.diff(times)
+    return int(depth.max()), int(full.sum())

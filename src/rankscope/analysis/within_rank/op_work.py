@@ -1,0 +1,210 @@
+"""The calls whose work is known, each with its FLOPs, bytes, data type and the device time it took.
+
+Ops that compute call each other (linear calls addmm): only the innermost whose shapes tell counts, so nothing
+counts twice. Device activity belongs to the counted call around its launching op.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rankscope.analysis.core.cache import once_per_run
+from rankscope.analysis.core.device_events import UNKNOWN, device_events, ranks_in, works
+from rankscope.analysis.core.event_sets import COPY, NO_STEP
+from rankscope.analysis.core.grouping import distinct
+from rankscope.analysis.core.intervals import Ints
+from rankscope.analysis.core.scope import Scope
+from rankscope.analysis.within_rank.flops import Work, work_of
+from rankscope.store.run import Run
+
+NO_KERNEL = -1
+
+# float32 factors on tensor cores: what cuBLAS and CUTLASS call such kernels (instruction shapes, or outright).
+_TF32_KERNEL = re.compile(r"tf32|s1688|tensorop|nvjet|wgmma|hmma", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class OpWork:
+    """One entry a call, in order of file, track and time."""
+
+    number: Ints
+    """Names the slice in the run: the file's row in segments times 2**40, plus its id."""
+    rank: Ints
+    step: Ints
+    start: Ints
+    """On the host."""
+    host_ns: Ints
+    signature: Ints
+    """Index into the lists below."""
+    flops: Ints
+    device_ns: Ints
+    """All device activity it launched."""
+    kernel: Ints
+    """Index of its longest kernel's name, or NO_KERNEL."""
+    kernel_ns: Ints
+    """How long that kernel took; its helpers (fills, split-K sums) are not in it."""
+
+    dtype: Ints
+    """Index of the data type whose peak applies: float32 on tensor cores is tf32."""
+
+    names: list[str]
+    shapes: list[str]
+    works: list[Work]
+    kernels: list[str]
+    dtypes: list[str | None]
+
+    @property
+    def bytes(self) -> Ints:
+        """-1 where it is not known."""
+        known = [-1 if work.bytes is None else work.bytes for work in self.works]
+        return np.array([*known, -1], dtype=np.int64)[self.signature]
+
+
+def _dtypes(
+    works: list[Work], kernels: list[str], signature: Ints, kernel: Ints
+) -> tuple[Ints, list[str | None]]:
+    """Decided once for each pair of arguments and kernel; (code of each call, texts)."""
+    pairs, which = distinct(np.stack([signature, kernel]))
+    texts: list[str | None] = []
+    codes = []
+    for of_work, of_kernel in pairs.T.tolist():
+        dtype = _peak_type(works[of_work].dtype, kernels[of_kernel] if of_kernel >= 0 else "")
+        if dtype not in texts:
+            texts.append(dtype)
+        codes.append(texts.index(dtype))
+    return np.array(codes, dtype=np.int64)[which], texts
+
+
+def _peak_type(dtype: str | None, kernel: str) -> str | None:
+    return "tf32" if dtype == "float32" and _TF32_KERNEL.search(kernel) else dtype
+
+
+@once_per_run
+def op_work(run: Run, scope: Scope) -> OpWork:
+    """The counted calls of the ops in scope."""
+    candidates = _candidates(run, scope)
+    names, shapes, works = _signatures(run)
+    known = np.array([work is not None for work in works], dtype=bool)
+    mine = known[candidates["signature"]] if len(known) else np.empty(0, dtype=bool)
+    candidates = {name: values[mine] for name, values in candidates.items()}
+    innermost = _innermost(candidates)
+    calls = {name: values[innermost] for name, values in candidates.items()}
+    kernel_names, launched = _launched(run, scope)
+    device_ns, kernel, kernel_ns = _device_time(calls, launched)
+    done = [work or Work(0, None, None) for work in works]
+    signature = calls["signature"]
+    flops = np.array([*(work.flops for work in done), 0], dtype=np.int64)[signature]
+    dtype, dtypes = _dtypes(done, kernel_names, signature, kernel)
+    return OpWork(
+        calls["number"], calls["rank"], calls["step"], calls["start"], calls["end"] - calls["start"],
+        signature, flops, device_ns, kernel, kernel_ns, dtype, names, shapes, done, kernel_names, dtypes,
+    )  # fmt: skip
+
+
+def _candidates(run: Run, scope: Scope) -> dict[str, Any]:
+    """Ops that have a formula, in order of file, track and time, the outer before the inner."""
+    run.connection.execute(
+        "CREATE OR REPLACE TEMP TABLE op_signatures AS SELECT row_number() OVER (ORDER BY name, shapes) - 1 AS code, "
+        f"name, shapes FROM (SELECT DISTINCT name, shapes FROM computing_ops WHERE {scope.where()})"
+    )
+    return run.arrays(f"""
+        SELECT (f.rowid << 40) | o.id AS number, (f.rowid << 24) | o.track AS place, o.rank::BIGINT AS rank,
+               coalesce(o.step, {NO_STEP})::BIGINT AS step, o.start_ns AS start,
+               o.start_ns + greatest(o.dur_ns, 0) AS end, g.code AS signature
+        FROM computing_ops o
+        JOIN segments f ON f.rank = o.rank AND f.segment = o.segment
+        JOIN op_signatures g ON g.name = o.name AND g.shapes IS NOT DISTINCT FROM o.shapes
+        WHERE {scope.where("o")}
+        ORDER BY place, start, "end" DESC, number
+    """)
+
+
+def _signatures(run: Run) -> tuple[list[str], list[str], list[Work | None]]:
+    """Of every distinct op and arguments: name, shape, work."""
+    names, shapes, works = [], [], []
+    for name, arguments in run.rows("SELECT name, shapes FROM op_signatures ORDER BY code"):
+        dims, types, concrete, flops, more_flops = arguments
+        work = work_of(name, dims, types, concrete)
+        own = _number(flops or more_flops)
+        if work is None and own:
+            work = Work(own, None, None)  # with_flops' own figure, where the shapes do not tell
+        names.append(name)
+        shapes.append(dims or "")
+        works.append(work)
+    return names, shapes, works
+
+
+def _number(text: str | None) -> int:
+    try:
+        return int(float(text or 0))
+    except ValueError:
+        return 0
+
+
+def _innermost(calls: dict[str, Any]) -> NDArray[np.bool_]:
+    """Calls nest on their track: one has another inside exactly when the next one starts before its end."""
+    place, start, end = calls["place"], calls["start"], calls["end"]
+    inner = np.ones(len(place), dtype=bool)
+    inner[:-1] = (place[1:] != place[:-1]) | (start[1:] >= end[:-1])
+    return inner
+
+
+def _launched(run: Run, scope: Scope) -> tuple[list[str], dict[str, Any]]:
+    """Device activity with where and when the op that launched it ran; and the texts of its names."""
+    names = sorted(set(works(run)))
+    number = {name: code for code, name in enumerate(names)}
+    of_work = np.array([number[name] for name in works(run)], dtype=np.int64)
+    rows = {
+        (rank, segment): row for rank, segment, row in run.rows("SELECT rank, segment, rowid FROM segments")
+    }
+    parts = []
+    for rank in ranks_in(run, scope):
+        found = device_events(run, rank, scope.only_ranks())
+        mine = found.op != UNKNOWN
+        segments, which = np.unique(found.segment[mine], return_inverse=True)
+        row = np.array([rows[rank, segment] for segment in segments.tolist()], dtype=np.int64)[which]
+        parts.append(
+            {
+                "place": (row << 24) | found.op_track[mine],
+                "at": found.op_start[mine],
+                "dur": (found.end - found.start)[mine],
+                "name": of_work[found.work[mine]],
+                "is_kernel": found.kind[mine] != COPY,
+            }
+        )
+    return names, {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
+
+
+def _device_time(calls: dict[str, Any], launched: dict[str, Any]) -> tuple[Ints, Ints, Ints]:
+    """Per call: its device time, its longest kernel and that one's time."""
+    count = len(calls["place"])
+    device_ns, kernel_ns = np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.int64)
+    kernel = np.full(count, NO_KERNEL, dtype=np.int64)
+    if count == 0 or len(launched["place"]) == 0:
+        return device_ns, kernel, kernel_ns
+    at = _call_around(calls, launched["place"], launched["at"])
+    mine = at >= 0
+    np.add.at(device_ns, at[mine], launched["dur"][mine])
+    kernels = np.flatnonzero(mine & launched["is_kernel"])
+    kernels = kernels[np.lexsort((launched["name"][kernels], launched["dur"][kernels]))]
+    # Written in order of duration: what stays is the longest.
+    kernel[at[kernels]] = launched["name"][kernels]
+    kernel_ns[at[kernels]] = launched["dur"][kernels]
+    return device_ns, kernel, kernel_ns
+
+
+def _call_around(calls: dict[str, Any], place: Ints, at: Ints) -> Ints:
+    """For each place and time, the index of the call that is open there, or -1. Calls do not overlap there."""
+    _, code = np.unique(np.concatenate([calls["place"], place]), return_inverse=True)
+    low = min(int(calls["start"].min()), int(at.min()))
+    width = max(int(calls["end"].max()), int(at.max())) - low + 1
+    keys = code[: len(calls["place"])] * width + (calls["start"] - low)
+    found = np.searchsorted(keys, code[len(calls["place"]) :] * width + (at - low), side="right") - 1
+    safe = np.maximum(found, 0)
+    inside = (found >= 0) & (calls["place"][safe] == place) & (at <= calls["end"][safe])
+    return np.where(inside, found, -1)

@@ -1,0 +1,111 @@
+"""Operators: calls, time on the host and on the device, own and with everything below them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from rankscope.analysis.core.grouping import distinct
+from rankscope.analysis.core.notes import left_out, outside_steps
+from rankscope.analysis.core.result import Column, Result
+from rankscope.analysis.core.scope import Scope
+from rankscope.analysis.within_rank.op_work import OpWork, op_work
+from rankscope.store.run import Run
+
+# What --by may be, and which option records it.
+_KEYS = {
+    "rank": "",
+    "shape": "record_shapes=True records shapes",
+    "module": "with_stack=True records the modules",
+    "source": "with_stack=True records Python source lines",
+}
+
+
+def ops(run: Run, scope: Scope, by: str | None = None) -> Result:
+    """One row an operator name, or one a name and key; total includes ops called inside."""
+    key, joins = _key(by)
+    rows = run.records(f"""
+        SELECT s.name, {key} count(*) AS calls, sum(s.self_ns)::BIGINT AS self_host_ns,
+               sum(s.dur_ns)::BIGINT AS total_host_ns, sum(s.device_ns)::BIGINT AS self_device_ns,
+               sum(s.total_device_ns)::BIGINT AS total_device_ns
+        FROM (FROM slices WHERE category = 'cpu_op' AND {scope.where()}) s {joins} GROUP BY ALL
+    """)
+    flops = _flops(run, scope, by)
+    for row in rows:
+        row["flops"] = flops.get((row["name"], row[by] if by else None))
+    rows.sort(
+        key=lambda row: (-row["self_device_ns"], -row["self_host_ns"], row["name"], str(row.get(by or "")))
+    )
+    return Result(
+        "ops", "Operators", scope.window, _columns(by), rows, notes=tuple(_notes(run, scope, by, rows))
+    )
+
+
+def _key(by: str | None) -> tuple[str, str]:
+    """A column named as the key, and the joins it needs, for slices or computing ops s."""
+    same = "k.rank = s.rank AND k.segment = s.segment"
+    if by == "rank":
+        return "s.rank,", ""
+    if by == "shape":
+        return "nullif(k.args->>'Input Dims', '') AS shape,", f"LEFT JOIN events k ON {same} AND k.id = s.id"
+    if by in ("module", "source"):
+        link = "module" if by == "module" else "python"
+        frames = "(SELECT rank, segment, id, name FROM slices WHERE category = 'python_function')"
+        return f"k.name AS {by},", f"LEFT JOIN {frames} k ON {same} AND k.id = s.{link}"
+    return "", ""
+
+
+def _columns(by: str | None) -> tuple[Column, ...]:
+    key = (Column(by, help="what the rows are grouped by", at_end=by != "rank"),) if by else ()
+    return (
+        Column("name", at_end=True),
+        *key,
+        Column("calls", "count"),
+        Column("self_host_ns", "ns", "on the host, less what it calls"),
+        Column("total_host_ns", "ns", "on the host"),
+        Column("self_device_ns", "ns", "device activity it launched itself"),
+        Column("total_device_ns", "ns", "device activity it or anything inside it launched"),
+        Column("flops", "flop", "of products, convolutions, attention, from recorded shapes"),
+    )
+
+
+def _notes(run: Run, scope: Scope, by: str | None, rows: list[dict[str, Any]]) -> list[str]:
+    inside = sum(row["calls"] for row in rows)
+    notes = left_out(run, scope) + outside_steps(run, scope, inside, "slices", "category = 'cpu_op'", "ops")
+    if not rows:
+        notes.append("no ops in the window; ProfilerActivity.CPU records them")
+    elif by and _KEYS[by] and all(row[by] is None for row in rows):
+        notes.append(f"the trace has no {by}: {_KEYS[by]}")
+    return notes
+
+
+def _flops(run: Run, scope: Scope, by: str | None) -> dict[tuple[str, Any], int]:
+    """Floating-point operations by name and key, where shapes tell."""
+    work = op_work(run, scope)
+    keys: list[Any] = _frames(run, scope, by, work) if by in ("module", "source") else []
+    texts = list(dict.fromkeys(keys))
+    number = {text: code for code, text in enumerate(texts)}
+    codes = np.array([number[key] for key in keys], dtype=np.int64) if keys else work.rank
+    pairs, which = distinct(np.stack([work.signature, codes]))
+    sums = np.zeros(pairs.shape[1], dtype=np.int64)
+    np.add.at(sums, which, work.flops)
+    found: dict[tuple[str, Any], int] = {}
+    for (signature, code), flops in zip(pairs.T.tolist(), sums.tolist(), strict=True):
+        key = code if by == "rank" else work.shapes[signature] or None if by == "shape" else None
+        name = work.names[signature], texts[code] if texts else key
+        found[name] = found.get(name, 0) + flops
+    return found
+
+
+def _frames(run: Run, scope: Scope, by: str, work: OpWork) -> list[Any]:
+    """The module or line of each counted call."""
+    key, joins = _key(by)
+    known = dict(
+        run.rows(f"""
+            SELECT (f.rowid << 40) | s.id, {key.rstrip(",")} FROM (FROM slices WHERE {scope.where()}) s
+            SEMI JOIN computing_ops c ON c.rank = s.rank AND c.segment = s.segment AND c.id = s.id
+            JOIN segments f ON f.rank = s.rank AND f.segment = s.segment {joins}
+        """)
+    )
+    return [known[number] for number in work.number.tolist()]

@@ -1,0 +1,143 @@
+"""Is communication hidden: how much of each collective runs behind compute, and behind which."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from rankscope.analysis.core.device_events import DeviceEvents, device_events, ranks_in, steps_in, works
+from rankscope.analysis.core.event_sets import COMM, COMPUTE, Activity
+from rankscope.analysis.core.host_spans import rank_collectives
+from rankscope.analysis.core.intervals import Intervals, covered_before, intersect, join, length, union
+from rankscope.analysis.core.notes import NO_GPU, left_out, outside_steps
+from rankscope.analysis.core.result import Column, Finding, Result
+from rankscope.analysis.core.scope import Scope
+from rankscope.analysis.core.severity import graded, of_the_worst
+from rankscope.analysis.within_rank.kernel_families import kernel_name
+from rankscope.store.run import Run
+from rankscope.units import format_ns
+
+EXPOSED_INFO, EXPOSED_WARNING, EXPOSED_CRITICAL = 0.05, 0.15, 0.40
+"""Shares of the span in which only communication runs. Under 5 % it is as good as hidden; data-parallel training that
+overlaps its buckets stays under 15 %."""
+
+ON_HOST = "collectives on the host"
+COLUMNS = (
+    Column("rank"),
+    Column("step", help="null: the whole window"),
+    Column("collective", help="null: all of them together", at_end=True),
+    Column("comm_ns", "ns", "at least one runs"),
+    Column("hidden_ns", "ns", "and a compute kernel runs too"),
+    Column("exposed_ns", "ns", "and no compute kernel runs"),
+    Column("overlap_pct", "percent", "hidden share"),
+    Column("hidden_by", help="the compute kernel that runs longest meanwhile", at_end=True),
+)
+
+
+def overlap(run: Run, scope: Scope, by: str | None = None) -> Result:
+    """One row a rank for all collectives, then one for each; --by step: one a rank and step."""
+    rows: list[dict[str, Any]] = []
+    findings: list[Finding] = []
+    steps = steps_in(run, scope)
+    inside = 0
+    for rank in ranks_in(run, scope):
+        events, host = device_events(run, rank, scope), rank_collectives(run, rank, scope)
+        inside += len(events)
+        if len(events) == 0:
+            continue
+        if by == "step":
+            numbers = np.unique(events.step[events.step >= 0]).tolist()
+            for step in numbers:
+                own = events.pick(events.step == step)
+                rows += list(_rows(run, rank, step, own, host.pick(host.step == step), each=False))
+            continue
+        own_rows = list(_rows(run, rank, None, events, host, each=True))
+        rows += own_rows
+        findings += _finding(rank, own_rows, events, steps)
+    notes = left_out(run, scope) + outside_steps(run, scope, inside, "gpu", "true", "GPU events")
+    if not inside:
+        notes.append(NO_GPU)
+    elif not rows:
+        notes.append("no communication in the window: one rank, or its collectives were not recorded")
+    return Result(
+        "overlap",
+        "Is communication hidden?",
+        scope.window,
+        COLUMNS,
+        rows,
+        of_the_worst(findings),
+        tuple(notes),
+    )
+
+
+def _rows(
+    run: Run, rank: int, step: int | None, events: DeviceEvents, host: Activity, each: bool
+) -> Iterator[dict[str, Any]]:
+    low, high = int(events.start.min()), int(events.end.max())
+    on_host = union(np.clip(host.start, low, high), np.clip(host.end, low, high))
+    is_comm, is_compute = events.kind == COMM, events.kind == COMPUTE
+    compute = events.pick(is_compute)
+    behind = union(compute.start, compute.end)
+    comm = events.pick(is_comm)
+    names = works(run)
+    sets: list[tuple[str | None, Intervals]] = [(None, join(union(comm.start, comm.end), on_host))]
+    if each:
+        kinds: dict[str, list[int]] = {}
+        for code in np.unique(comm.work).tolist():
+            kinds.setdefault(kernel_name(names[code]), []).append(code)
+        for kind, codes in sorted(kinds.items()):
+            mine = np.isin(comm.work, codes)
+            sets.append((kind, union(comm.start[mine], comm.end[mine])))
+        sets.append((ON_HOST, on_host))
+    for name, spans in sets:
+        total = length(spans)
+        if not total:
+            continue
+        hidden = length(intersect(spans, behind))
+        yield {
+            "rank": rank,
+            "step": step,
+            "collective": name,
+            "comm_ns": total,
+            "hidden_ns": hidden,
+            "exposed_ns": total - hidden,
+            "overlap_pct": 100 * hidden / total,
+            "hidden_by": _longest(compute, spans, names) if hidden else None,
+        }
+
+
+def _longest(compute: DeviceEvents, spans: Intervals, names: Any) -> str:
+    """The kernel that runs longest while these spans last."""
+    shared = covered_before(spans, compute.end) - covered_before(spans, compute.start)
+    times: Counter[str] = Counter()
+    for code, time in enumerate(np.bincount(compute.work, weights=shared).tolist()):
+        if time:
+            times[kernel_name(names[code])] += int(time)
+    return max(times, key=lambda name: times[name])
+
+
+def _finding(rank: int, rows: list[dict[str, Any]], events: DeviceEvents, steps: int) -> list[Finding]:
+    if not rows:
+        return []
+    whole, *kinds = rows
+    span = int(events.end.max() - events.start.min())
+    severity = graded(whole["exposed_ns"], span, EXPOSED_INFO, EXPOSED_WARNING, EXPOSED_CRITICAL)
+    if severity is None:
+        return []
+    most = max(kinds, key=lambda row: row["exposed_ns"])
+    every = f", {format_ns(whole['exposed_ns'] / steps)} a step" if steps else ""
+    return [
+        Finding(
+            severity,
+            f"Communication is exposed {100 * whole['exposed_ns'] / span:.0f} % of the time{every}",
+            f"rank {rank}: {format_ns(whole['exposed_ns'])} of {format_ns(whole['comm_ns'])} is not behind compute; "
+            f"most of it in {most['collective']} ({format_ns(most['exposed_ns'])})",
+            (rank,),
+            hint="Part of it may be waiting for a late rank (-r stragglers). The rest: overlap it with compute "
+            "(larger DDP buckets, FSDP prefetch, async_op=True), or send less.",
+            cost_ns=whole["exposed_ns"] // max(steps, 1),
+        )
+    ]

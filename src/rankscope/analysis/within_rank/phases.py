@@ -1,0 +1,204 @@
+"""Forward, backward, optimizer, recomputation: the host's time cut into phases, and the GPU's work by them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from rankscope.analysis.core.device_events import UNKNOWN, device_events, ranks_in, steps_in
+from rankscope.analysis.core.host_spans import annotated, dataloader_spans, engine_calls, op_spans
+from rankscope.analysis.core.intervals import EMPTY, Intervals, Ints, intersect, join, length, subtract, union
+from rankscope.analysis.core.notes import left_out
+from rankscope.analysis.core.result import Column, Finding, Result
+from rankscope.analysis.core.scope import Scope
+from rankscope.analysis.core.severity import of_the_worst
+from rankscope.analysis.core.step_windows import step_windows
+from rankscope.analysis.within_rank.recomputation import recomputed
+from rankscope.store.run import Run
+from rankscope.units import format_ns
+
+PHASES = ("dataloader", "forward", "backward", "recompute", "optimizer", "other")
+DATALOADER, FORWARD, BACKWARD, RECOMPUTE, OPTIMIZER, OTHER = range(len(PHASES))
+
+RECOMPUTE_INFO = 0.05
+"""Share of the device's work. Recomputation is a choice, memory for time: always a remark, never a warning."""
+
+# Names that say their phase: torch's own, and what people call their ranges (and NVTX ranges).
+_OPTIMIZER = r"^Optimizer\.(?:step|zero_grad)#|^\W*(?:optimizer|optim)(?:[^a-z]|$)"
+_BACKWARD = r"^\W*(?:backward|bwd)(?:[^a-z]|$)"
+_FORWARD = r"^\W*(?:forward|fwd|loss)(?:[^a-z]|$)"
+
+COLUMNS = (
+    Column("rank"),
+    Column("phase"),
+    Column("host_ns", "ns", "of the steps' time on the host"),
+    Column("host_pct", "percent", "share of the steps' time"),
+    Column("device_ns", "ns", "durations of the GPU events launched in the phase, added up"),
+    Column("device_pct", "percent", "share of all GPU events' durations"),
+    Column("events", "count", "GPU events launched in the phase", title="GPU events"),
+)
+
+
+@dataclass(frozen=True)
+class Partition:
+    """The host's time, cut at `start` into pieces of one phase each; before the first it is OTHER."""
+
+    start: Ints
+    phase: Ints
+    window: Intervals
+
+    def at(self, time: Ints) -> Ints:
+        """The phase at each time."""
+        if len(self.start) == 0:
+            return np.full(len(time), OTHER)
+        index = np.searchsorted(self.start, time, side="right") - 1
+        return np.where(index >= 0, self.phase[np.maximum(index, 0)], OTHER)
+
+    def lengths(self) -> list[int]:
+        """Time in each phase; together the length of the window."""
+        sizes = np.append(np.diff(self.start), 0) if len(self.start) else self.start
+        found = np.bincount(self.phase, weights=sizes, minlength=len(PHASES)).astype(np.int64)
+        found[OTHER] = length(self.window) - int(found[:OTHER].sum())
+        return [int(time) for time in found]
+
+
+def phases(run: Run, scope: Scope, by: str | None = None) -> Result:
+    """One row a rank and phase that occurs."""
+    rows: list[dict[str, Any]] = []
+    findings: list[Finding] = []
+    steps = steps_in(run, scope)
+    for rank in ranks_in(run, scope):
+        own = _rank_rows(run, rank, scope)
+        rows += own
+        findings += _recomputation(rank, own, steps)
+    notes = left_out(run, scope)
+    seen = {row["phase"] for row in rows}
+    if not rows:
+        notes.append("no ops and no annotations in the window; ProfilerActivity.CPU records them")
+    elif not seen & {"backward", "optimizer"}:
+        notes.append(
+            "no backward pass and no optimizer in the window; where ops are not recorded (nsys), ranges named forward, "
+            "backward and optimizer tell: torch.cuda.nvtx.range('backward')"
+        )
+    if rows and not steps:
+        notes.append("no steps in the trace: the host's time is that from the first op to the last")
+    return Result(
+        "phases", "Phases of the step", scope.window, COLUMNS, rows, of_the_worst(findings), tuple(notes)
+    )
+
+
+def _rank_rows(run: Run, rank: int, scope: Scope) -> list[dict[str, Any]]:
+    partition = partition_of(run, rank, scope)
+    events = device_events(run, rank, scope)
+    known = events.launch_start != UNKNOWN
+    phase = np.where(known, partition.at(events.launch_start), OTHER)
+    size = len(PHASES)
+    device = np.bincount(phase, weights=events.end - events.start, minlength=size).astype(np.int64).tolist()
+    counts = np.bincount(phase, minlength=size).tolist()
+    host = partition.lengths()
+    host_total, device_total = sum(host), sum(device)
+    return [
+        {
+            "rank": rank,
+            "phase": name,
+            "host_ns": host[i],
+            "host_pct": 100 * host[i] / host_total if host_total else None,
+            "device_ns": device[i],
+            "device_pct": 100 * device[i] / device_total if device_total else None,
+            "events": counts[i],
+        }
+        for i, name in enumerate(PHASES)
+        if host[i] or counts[i]
+    ]
+
+
+def _recomputation(rank: int, rows: list[dict[str, Any]], steps: int) -> list[Finding]:
+    row = next((row for row in rows if row["phase"] == "recompute"), None)
+    if row is None:
+        return []
+    on_device = row["device_pct"] is not None
+    share, time = (row["device_pct"], row["device_ns"]) if on_device else (row["host_pct"], row["host_ns"])
+    if share is None or share < 100 * RECOMPUTE_INFO:
+        return []
+    per = f", {format_ns(time / steps)} a step" if steps else ""
+    return [
+        Finding(
+            "info",
+            f"Recomputation takes {share:.0f} % of the {'GPU' if on_device else 'host'} time{per}",
+            f"rank {rank}: forward ops inside the backward pass, {format_ns(time)} in the window",
+            (rank,),
+            hint="Activation checkpointing trades time for memory; with memory to spare (-r memory), checkpoint less.",
+            cost_ns=time // max(steps, 1),
+        )
+    ]
+
+
+_PARTITIONS: WeakKeyDictionary[Run, dict[tuple[int, Scope], Partition]] = WeakKeyDictionary()
+
+
+def partition_of(run: Run, rank: int, scope: Scope) -> Partition:
+    """A rank's time on the host by phase; worked out once."""
+    known = _PARTITIONS.setdefault(run, {})
+    key = (rank, Scope(steps=scope.steps))
+    if key not in known:
+        known[key] = _partition(run, rank, scope)
+    return known[key]
+
+
+def _partition(run: Run, rank: int, scope: Scope) -> Partition:
+    steps = step_windows(run, rank, scope)
+    ops = op_spans(run, rank)
+    window = union(steps.start, steps.end)
+    if len(window.start) == 0:
+        if len(ops.start) == 0:
+            return Partition(EMPTY.start, EMPTY.start, EMPTY)
+        window = Intervals(ops.start[:1], ops.end[-1:])
+    engine = engine_calls(run, rank)
+    backward = join(union(engine[1], engine[2]), annotated(run, rank, _BACKWARD))
+    sets = {
+        DATALOADER: dataloader_spans(run, rank),
+        OPTIMIZER: annotated(run, rank, _OPTIMIZER),
+        RECOMPUTE: recomputed(run, rank, *engine),
+        BACKWARD: backward,
+        FORWARD: join(_before_backward(ops, backward, window), annotated(run, rank, _FORWARD)),
+        OTHER: ops,
+    }
+    pieces, taken = [], EMPTY
+    for phase, found in sets.items():
+        own = intersect(subtract(found, taken), window)
+        pieces.append((own, np.full(len(own.start), phase)))
+        taken = join(taken, found)
+    return _filled(pieces, window)
+
+
+def _filled(pieces: list[tuple[Intervals, Ints]], window: Intervals) -> Partition:
+    """Time between two pieces of one phase in one step belongs to it: there the host was in Python, not away."""
+    start = np.concatenate([own.start for own, _ in pieces])
+    end = np.concatenate([own.end for own, _ in pieces])
+    phase = np.concatenate([numbers for _, numbers in pieces])
+    order = np.argsort(start, kind="stable")
+    start, end, phase = start[order], end[order], phase[order]
+    step = np.searchsorted(window.start, start, side="right")
+    same = (phase[1:] == phase[:-1]) & (step[1:] == step[:-1])
+    ends = end.copy()
+    ends[:-1][same] = start[1:][same]
+    # A cut at each start, and one back to OTHER where no piece follows at once.
+    open_end = np.append(ends[:-1] != start[1:], True) if len(start) else np.empty(0, dtype=bool)
+    cuts = np.concatenate([start, ends[open_end]])
+    labels = np.concatenate([phase, np.full(int(open_end.sum()), OTHER)])
+    order = np.argsort(cuts, kind="stable")
+    return Partition(cuts[order], labels[order], window)
+
+
+def _before_backward(ops: Intervals, backward: Intervals, window: Intervals) -> Intervals:
+    """Ops of each step up to the end of its last backward pass; all of them where it has none."""
+    inside = intersect(backward, window)
+    last = np.full(len(window.start) + 1, np.iinfo(np.int64).min)
+    np.maximum.at(last, np.searchsorted(window.start, inside.start, side="right"), inside.end)
+    last[last == np.iinfo(np.int64).min] = np.iinfo(np.int64).max
+    limit = last[np.searchsorted(window.start, ops.start, side="right")]
+    early = ops.start < limit
+    return Intervals(ops.start[early], ops.end[early])

@@ -1,0 +1,128 @@
+"""Kernels so short that launching them takes longer than running them, and which ops launch them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from rankscope.analysis.core.device_events import (
+    UNKNOWN,
+    DeviceEvents,
+    device_events,
+    ranks_in,
+    steps_in,
+    texts,
+)
+from rankscope.analysis.core.event_sets import COMPUTE
+from rankscope.analysis.core.notes import NO_GPU, WITH_STACK, left_out, outside_steps
+from rankscope.analysis.core.result import Column, Finding, Result
+from rankscope.analysis.core.scope import Scope
+from rankscope.analysis.core.severity import graded, of_the_worst
+from rankscope.store.run import Run
+from rankscope.units import format_ns
+
+SHORT_NS = 10_000
+"""A kernel under 10 µs. A launch costs the host 5 to 10 µs under the profiler (median 8.2 µs on the H200 traces), so
+such a kernel is over before the next can come."""
+COST_INFO, COST_WARNING, COST_CRITICAL = 0.05, 0.15, 0.40
+"""Shares of the span by which launching short kernels takes longer than running them."""
+
+_MEASURES = (
+    Column("count", "count", f"compute kernels under {SHORT_NS // 1000} µs"),
+    Column("count_pct", "percent", "share of the compute kernels this launches"),
+    Column("total_ns", "ns", "their time on the device"),
+    Column("avg_ns", "ns", "mean duration"),
+    Column("launch_ns", "ns", "the host's time in the calls that launched them"),
+)
+
+
+def short(run: Run, scope: Scope, by: str | None = None) -> Result:
+    """One row an op, or a line of Python, that launches short kernels."""
+    key = {"rank": "rank", "source": "source"}.get(by or "", "op")
+    names = texts(run)
+    groups: dict[Any, dict[str, Any]] = {}
+    findings: list[Finding] = []
+    inside, steps = 0, steps_in(run, scope)
+    for rank in ranks_in(run, scope):
+        events = device_events(run, rank, scope)
+        events = events.pick(events.kind == COMPUTE)
+        inside += len(events)
+        if len(events) == 0:
+            continue
+        findings += _finding(rank, events, steps)
+        codes = {"op": events.op, "source": events.line, "rank": np.full(len(events), rank)}[key]
+        for code, sums in _sums(events, codes):
+            name = code if key == "rank" else None if code == UNKNOWN else names[code]
+            row = groups.setdefault(name, dict.fromkeys(("count", "total_ns", "launch_ns", "all"), 0))
+            for column, value in sums.items():
+                row[column] += value
+    rows = [
+        {
+            key: name,
+            "count": row["count"],
+            "count_pct": 100 * row["count"] / row["all"],
+            "total_ns": row["total_ns"],
+            "avg_ns": row["total_ns"] / row["count"],
+            "launch_ns": row["launch_ns"],
+        }
+        for name, row in groups.items()
+        if row["count"]
+    ]
+    rows.sort(key=lambda row: (-row["launch_ns"], -row["count"], str(row[key])))
+    notes = left_out(run, scope) + outside_steps(run, scope, inside, "gpu", "class = 'COMPUTE'", "kernels")
+    if not inside:
+        notes.append(NO_GPU)
+    elif not rows:
+        notes.append(f"no compute kernel takes less than {format_ns(SHORT_NS)}")
+    elif key == "source" and all(row["source"] is None for row in rows):
+        notes.append(f"the trace has no lines of Python: {WITH_STACK}")
+    columns = (Column(key, help="what launched them", at_end=key != "rank"), *_MEASURES)
+    title = f"Kernels under {SHORT_NS // 1000} µs"
+    return Result("short", title, scope.window, columns, rows, of_the_worst(findings), tuple(notes))
+
+
+def _sums(events: DeviceEvents, codes: Any) -> Any:
+    """For each code its short kernels: how many, their time, their launches' time; and all kernels."""
+    duration = events.end - events.start
+    is_short = duration < SHORT_NS
+    launch = np.where(events.launch_start != UNKNOWN, events.launch_end - events.launch_start, 0)
+    distinct, group = np.unique(codes, return_inverse=True)
+    size = len(distinct)
+    count = np.bincount(group, weights=is_short, minlength=size).astype(np.int64)
+    total = np.bincount(group, weights=duration * is_short, minlength=size).astype(np.int64)
+    calls = np.bincount(group, weights=launch * is_short, minlength=size).astype(np.int64)
+    whole = np.bincount(group, minlength=size)
+    for i, code in enumerate(distinct.tolist()):
+        yield (
+            code,
+            {
+                "count": int(count[i]),
+                "total_ns": int(total[i]),
+                "launch_ns": int(calls[i]),
+                "all": int(whole[i]),
+            },
+        )
+
+
+def _finding(rank: int, events: DeviceEvents, steps: int) -> list[Finding]:
+    ((_, sums),) = _sums(events, np.zeros(len(events), dtype=np.int64))
+    span = int(events.end.max() - events.start.min())
+    cost = sums["launch_ns"] - sums["total_ns"]
+    severity = graded(cost, span, COST_INFO, COST_WARNING, COST_CRITICAL)
+    if severity is None:
+        return []
+    steps = max(steps, 1)
+    every = " a step" if steps > 1 else ""
+    return [
+        Finding(
+            severity,
+            f"{sums['count'] / steps:,.0f} kernels{every} run under {format_ns(SHORT_NS, 0)}: launching them takes "
+            f"{format_ns(sums['launch_ns'] / steps)}, running them {format_ns(sums['total_ns'] / steps)}",
+            f"rank {rank}: {sums['count']:,} of {len(events):,} compute kernels",
+            (rank,),
+            hint="Fuse them (torch.compile, fused or foreach optimizers), record them once (CUDA graphs), or make "
+            "each larger (batch size).",
+            cost_ns=cost // steps,
+        )
+    ]

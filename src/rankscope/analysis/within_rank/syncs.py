@@ -1,0 +1,148 @@
+"""Calls in which the host waits for its device: how often, how long, and which line of Python made them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from rankscope.analysis.core.device_events import steps_in, vocabulary
+from rankscope.analysis.core.grouping import split_by_rank
+from rankscope.analysis.core.intervals import EMPTY, Intervals, Ints, covered_before
+from rankscope.analysis.core.notes import NO_GPU, WITH_STACK, left_out
+from rankscope.analysis.core.result import Column, Finding, Result
+from rankscope.analysis.core.scope import Scope
+from rankscope.analysis.core.severity import graded
+from rankscope.analysis.within_rank.idle_causes import idle_by_device, idle_by_rank
+from rankscope.analysis.within_rank.sync_calls import prepare_waiting_calls
+from rankscope.model import LAUNCH_CATEGORIES
+from rankscope.store.run import Run
+from rankscope.units import format_ns
+
+IDLE_INFO, IDLE_WARNING, IDLE_CRITICAL = 0.02, 0.10, 0.30
+"""Shares of the window in which the device does nothing while the host is in such calls."""
+_MOST_FINDINGS = 3
+
+COLUMNS = (
+    Column("calls", "count"),
+    Column("total_ns", "ns", "the host's time in them"),
+    Column("max_ns", "ns", "the longest"),
+    Column("gpu_idle_ns", "ns", "of that, the device did nothing", title="GPU idle"),
+    Column("name", help="the call; a pageable copy waits too", at_end=True),
+    Column("op", help="the op that made it", at_end=True),
+    Column("source", help="the line of Python that made it", at_end=True),
+)
+
+
+def syncs(run: Run, scope: Scope, by: str | None = None) -> Result:
+    """One row a call, op and line of Python."""
+    groups: dict[tuple[Any, ...], list[int]] = {}
+    in_steps: dict[tuple[Any, ...], list[Any]] = {}
+    span: dict[int, int] = {}
+    for found in idle_by_device(run, scope):
+        span[found.rank] = max(found.span, span.get(found.rank, 0))
+    idle = idle_by_rank(run, scope)
+    steps = steps_in(run, scope)
+    waiting = _load(run, scope)
+    for rank, mine in split_by_rank(waiting, np.unique(waiting["rank"]).tolist()).items():
+        for key, sums, stepped in _calls(mine, idle.get(rank, EMPTY), steps > 0):
+            named = (rank, *key) if by == "rank" else key
+            _add(groups.setdefault(named, [0, 0, 0, 0]), sums)
+            if stepped[0]:
+                entry = in_steps.setdefault(key, [[0, 0, 0, 0], {}])
+                _add(entry[0], stepped)
+                entry[1][rank] = stepped
+    keys = ("rank", "name", "op", "source") if by == "rank" else ("name", "op", "source")
+    rows = [
+        dict(zip(keys, key, strict=True))
+        | dict(zip(("calls", "total_ns", "max_ns", "gpu_idle_ns"), sums, strict=True))
+        for key, sums in groups.items()
+    ]
+    rows.sort(key=lambda row: (-row["total_ns"], *(str(row[key]) for key in keys)))
+    notes = left_out(run, scope)
+    if not rows:
+        has_calls = bool(vocabulary(run, *LAUNCH_CATEGORIES))
+        notes.append("no call in the window waits for the device" if has_calls else NO_GPU)
+    elif all(row["source"] is None for row in rows):
+        notes.append(f"the lines of Python are not in the trace: {WITH_STACK}")
+    columns = (*((Column("rank"),) if by == "rank" else ()), *COLUMNS)
+    findings = _findings(in_steps, span, steps)
+    return Result("syncs", "Calls that wait for the GPU", scope.window, columns, rows, findings, tuple(notes))
+
+
+def _add(sums: list[int], more: list[int]) -> None:
+    sums[0] += more[0]
+    sums[1] += more[1]
+    sums[2] = max(sums[2], more[2])
+    sums[3] += more[3]
+
+
+def _load(run: Run, scope: Scope) -> dict[str, Any]:
+    """The calls in the window that wait, with the op and the line that made them."""
+    prepare_waiting_calls(run, scope)
+    return run.arrays("""
+        SELECT rank::BIGINT AS rank, start_ns AS start, start_ns + greatest(dur_ns, 0) AS stop, name,
+               waits::BIGINT AS waits, coalesce(step, -1)::BIGINT AS step,
+               coalesce(op_name, '') AS op, coalesce(line, '') AS line
+        FROM waiting_calls
+    """)
+
+
+def _calls(
+    columns: dict[str, Any], idle: Intervals, has_steps: bool
+) -> Iterator[tuple[tuple[Any, ...], list[int], list[int]]]:
+    """Of each call, op and line: calls, time, longest, device idle; all, and those inside steps."""
+    start, stop = columns["start"], columns["stop"]
+    unused = covered_before(idle, stop) - covered_before(idle, start)
+    calls, name = np.unique(columns["name"].astype(str), return_inverse=True)
+    op = columns["op"]
+    texts_known, text = np.unique(np.concatenate([op, columns["line"]]).astype(str), return_inverse=True)
+    key = ((name * 2 + columns["waits"]) << 40) + (text[: len(op)] << 20) + text[len(op) :]
+    order = np.argsort(key, kind="stable")
+    for mine in np.split(order, np.flatnonzero(np.diff(key[order])) + 1):
+        first = int(mine[0])
+        call = str(calls[name[first]])
+        texts_of = [str(texts_known[text[at]]) or None for at in (first, len(op) + first)]
+        label = call if columns["waits"][first] else f"{call}, pageable"
+        stepped = mine[columns["step"][mine] >= 0] if has_steps else mine
+        yield (
+            (label, *texts_of),
+            _sums(start, stop, unused, mine),
+            _sums(start, stop, unused, stepped),
+        )
+
+
+def _sums(start: Ints, stop: Ints, unused: Ints, mine: Ints) -> list[int]:
+    time = stop[mine] - start[mine]
+    return [len(mine), int(time.sum()), int(time.max(initial=0)), int(unused[mine].sum())]
+
+
+def _findings(
+    groups: dict[tuple[Any, ...], list[Any]], span: dict[int, int], steps: int
+) -> tuple[Finding, ...]:
+    """The calls inside steps during which the device stood still longest."""
+    findings = []
+    for (name, op, source), (sums, by_rank) in groups.items():
+        rank = max(by_rank, key=lambda r: by_rank[r][3])
+        calls, time, _, idle = by_rank[rank]
+        severity = graded(idle, span.get(rank, 0), IDLE_INFO, IDLE_WARNING, IDLE_CRITICAL)
+        if severity is None:
+            continue
+        where = f"in {source or op}" if source or op else "outside any op"
+        per = max(steps, 1)
+        every = " a step" if steps else ""
+        findings.append(
+            Finding(
+                severity,
+                f"{name} {where} keeps the GPU idle {format_ns(idle / per)}{every}",
+                f"rank {rank}: {calls:,} calls, {format_ns(time)} on the host, the GPU idle for {format_ns(idle)} "
+                f"of it; {sums[0]:,} calls on all ranks",
+                tuple(sorted(by_rank)),
+                hint="Read results later or less often (.item(), .cpu(), print), copy from pinned memory with "
+                "non_blocking=True, and wait with events instead of the whole device.",
+                cost_ns=idle // per,
+            )
+        )
+    findings.sort(key=lambda finding: -finding.cost_ns)
+    return tuple(findings[:_MOST_FINDINGS])

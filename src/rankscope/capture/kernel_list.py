@@ -1,0 +1,97 @@
+"""A list of kernels worth a closer look: chosen once, where the store is, and carried to a job as a small file.
+
+Standard library only. ncu and the traces agree on a kernel's function name, grid and block; in the rest of the
+name (namespaces, template arguments) demanglers differ, so the join is by those three.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from rankscope.capture.run_folder import write_json
+from rankscope.errors import UsageError
+from rankscope.tools import NCU_PASSES
+
+FORMAT = 1
+LIST_NAME = "kernels.json"
+
+
+class HotKernel(NamedTuple):
+    """One kernel with one launch size, and what it cost in the run it was chosen from."""
+
+    name: str
+    grid: tuple[int, ...]
+    block: tuple[int, ...]
+    calls: int
+    total_ns: int
+
+    @property
+    def key(self) -> tuple[str, tuple[int, ...], tuple[int, ...]]:
+        return function_name(self.name), self.grid, self.block
+
+
+def function_name(name: str) -> str:
+    """A kernel's name without return type, namespaces, template arguments and parameters, as ncu's base name.
+
+    >>> function_name("void at::native::(anonymous namespace)::fill<4, Op<float> >(int, Op<float>)")
+    'fill'
+    """
+    text = name.strip()
+    for closing, opening in ((")", "("), (">", "<")):
+        if text.endswith(closing):
+            text = text[: _opening(text, opening, closing)].rstrip()
+    return re.split(r"::|\s", text)[-1] or name.strip()
+
+
+def _opening(text: str, opening: str, closing: str) -> int:
+    """Where the bracket that closes at the end was opened."""
+    depth = 0
+    for index in range(len(text) - 1, -1, -1):
+        depth += (text[index] == closing) - (text[index] == opening)
+        if depth == 0:
+            return index
+    return len(text)
+
+
+def kernel_filter(kernels: Sequence[HotKernel]) -> str:
+    """What `ncu -k` takes for just these functions."""
+    names = dict.fromkeys(function_name(kernel.name) for kernel in kernels)
+    return f"regex:^({'|'.join(re.escape(name) for name in names)})$"
+
+
+def replay_ns(kernels: Sequence[HotKernel], section_set: str, launches: int) -> int:
+    """The least time that ncu's passes take: passes x launches x kernel time, without saving and restoring."""
+    passes = NCU_PASSES[section_set]
+    return sum(passes * min(launches, one.calls) * one.total_ns // max(1, one.calls) for one in kernels)
+
+
+def write_kernels(path: Path, kernels: Sequence[HotKernel], run: str) -> None:
+    """Whole or not at all: several ranks may write the same list at once."""
+    listed = [kernel._asdict() for kernel in kernels]
+    write_json(path, {"format": FORMAT, "run": run, "kernels": listed})
+
+
+def read_kernels(path: Path) -> list[HotKernel]:
+    """A list that `rankscope ncu RUN --kernels-out FILE` wrote."""
+    try:
+        value = json.loads(path.read_text())
+        return [
+            HotKernel(
+                str(one["name"]),
+                tuple(map(int, one["grid"])),
+                tuple(map(int, one["block"])),
+                int(one["calls"]),
+                int(one["total_ns"]),
+            )
+            for one in value["kernels"]
+        ]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UsageError(
+            f"{path} is not a list of kernels",
+            why=f"{type(error).__name__}: {error}.",
+            hint="Make one where the store's libraries are: rankscope ncu RUN --top 3 --kernels-out FILE",
+        ) from error

@@ -1,0 +1,57 @@
+"""rankscope job: the profile as a job of a scheduler. A kind of job is one line in JOBS."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from typing import NamedTuple
+
+from rankscope.cli import HelpFormatter
+from rankscope.cli.job import batch, container, k8s, manage
+
+TAKES_COMMAND = True
+EPILOG = """\
+examples:
+  rankscope job slurm --nodes 2 --ppn 4 --submit --wait -- python train.py
+  rankscope job pbs --site polaris --account MyProject --nodes 2 -- python train.py
+  rankscope job k8s --image IMAGE --nodes 2 --ppn 8 --pvc reports --submit -- python train.py
+  rankscope job container -o image          a folder that builds such an image
+
+Each of them explains itself: rankscope job slurm --help
+"""
+
+
+class Job(NamedTuple):
+    """One subcommand."""
+
+    summary: str
+    configure: Callable[[argparse.ArgumentParser], None]
+    run: Callable[[argparse.Namespace], int]
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.description = "Write the job around a profile, submit it, follow it."
+    parser.epilog = EPILOG
+    commands = parser.add_subparsers(dest="kind", metavar="KIND", required=True)
+    for name, job in JOBS.items():
+        sub = commands.add_parser(name, help=job.summary, formatter_class=HelpFormatter, allow_abbrev=False)
+        job.configure(sub)
+
+
+def main(args: argparse.Namespace) -> int:
+    return JOBS[args.kind].run(args)
+
+
+JOBS = {
+    "pbs": Job("a script for PBS Pro or OpenPBS", batch.configure_pbs, batch.run),
+    "slurm": Job("a script for Slurm", batch.configure_slurm, batch.run),
+    "k8s": Job("a manifest for Kubernetes: MPIJob, PyTorchJob or Job", k8s.configure, k8s.run),
+    "container": Job(
+        "a folder that builds and runs an image with the profiler in it",
+        container.configure,
+        container.main,
+    ),
+    "fetch": Job("copy the reports of a job in Kubernetes", k8s.configure_fetch, k8s.run_fetch),
+    "status": Job("where a submitted job is", manage.configure_status, manage.run_status),
+    "delete": Job("end a submitted job", manage.configure_delete, manage.run_delete),
+}

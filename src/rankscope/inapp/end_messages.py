@@ -1,0 +1,46 @@
+"""The sentences at the end of a captured rank: what there is, or why there is nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rankscope.capture.plan import Plan
+from rankscope.capture.schedule import OnSignal, TimeWindow
+from rankscope.inapp.rank_files import RankFiles
+from rankscope.units import format_bytes, format_ns
+
+
+def nothing_captured(plan: Plan, steps: int, optimizer_calls: Mapping[str, int]) -> str:
+    """Why a rank that was wanted left no trace, and what to do about it."""
+    if isinstance(plan.when, TimeWindow):
+        return f"nothing was captured: the script ended before --after {plan.when.after_s:g} s had passed"
+    if isinstance(plan.when, OnSignal):
+        return f"nothing was captured: no SIG{plan.when.signal} came while the script ran"
+    if plan.step_on and plan.step_on not in optimizer_calls:
+        seen = ", ".join(optimizer_calls) or "none"
+        return (
+            f"nothing was captured: no optimizer named {plan.step_on} stepped (seen: {seen}); see --step-on"
+        )
+    if not steps:
+        return "nothing was captured: no optimizer stepped; for a loop without one give --after 10s --for 5s"
+    first = plan.when.first_recorded_step
+    return f"nothing was captured: the script ended after {steps} steps, recording begins with step {first}"
+
+
+def ending(files: RankFiles) -> str:
+    """Where the run is, what a window cost, and the next command."""
+    windows: list[dict[str, Any]] = [
+        window for window in files.manifest["windows"] if window["state"] != "lost"
+    ]
+    if not windows:
+        return f"nothing could be kept in {files.folder}"
+    size = format_bytes(sum(window.get("bytes", 0) for window in windows), 1)
+    steps = ", ".join(f"{window['first_step']}-{window['last_step']}" for window in windows[:4])
+    longest = max(windows, key=lambda window: int(window["stall_ns"]))
+    own = longest["stall_ns"] - longest["stop_ns"]
+    return (
+        f"captured steps {steps} ({size}); training stood still for {format_ns(longest['stall_ns'], 2)} "
+        f"(stop {format_ns(longest['stop_ns'], 2)} by torch, export {format_ns(own, 2)}). "
+        f"Next: rankscope stats {files.folder}"
+    )

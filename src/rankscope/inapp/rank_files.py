@@ -1,0 +1,88 @@
+"""Where one rank's files go, and its manifest."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rankscope.capture.job_name import name_run
+from rankscope.capture.plan import Plan
+from rankscope.capture.rank import Identity
+from rankscope.capture.run_folder import FORMAT, claim_rank, open_run, rank_stem, write_rank
+from rankscope.version import __version__
+
+
+def run_manifest(plan: Plan, job: str) -> dict[str, Any]:
+    """rankscope.json: the job. No values of environment variables go in here."""
+    return {
+        "job": job,
+        "tool": plan.tool,
+        "command": list(plan.command),
+        "ranks": plan.ranks,
+        "when": {"kind": type(plan.when).__name__, **plan.when._asdict()},
+        "rankscope": __version__,
+        "created_unix_ns": time.time_ns(),
+    }
+
+
+def clock_anchor() -> dict[str, int]:
+    """One moment on both clocks: lets readers put ranks that share no collective beside each other."""
+    return {"unix_ns": time.time_ns(), "monotonic_ns": time.monotonic_ns()}
+
+
+class RankFiles:
+    """The run folder as this rank sees it. Nothing is written before ``claim``."""
+
+    def __init__(self, plan: Plan, identity: Identity, env: Mapping[str, str]) -> None:
+        self._plan = plan
+        # Absolute from here on: the script may change its working directory before the first window.
+        self.folder, self.job = name_run(env, identity, plan.command, plan.output, plan.job)
+        self.claimed = False
+        self.first = False
+        self.manifest: dict[str, Any] = {
+            "format": FORMAT,
+            "job": self.job,
+            "rank": identity.rank,
+            "local_rank": identity.local_rank,
+            "world_size": identity.world_size,
+            "local_size": identity.local_size,
+            "node": identity.node,
+            "rank_source": identity.source,
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "restart": int(env.get("TORCHELASTIC_RESTART_COUNT", "0") or 0),
+            "python": ".".join(map(str, sys.version_info[:3])),
+            "clock": [clock_anchor()],
+            "notes": [],
+            "windows": [],
+            "state": "running",
+        }
+
+    def claim(self) -> None:
+        """Open the run folder and take this rank's place in it, once."""
+        if not self.claimed:
+            force = self._plan.force
+            self.first = open_run(self.folder, run_manifest(self._plan, self.job), force=force)
+            claim_rank(self.folder, self.manifest, force=force)
+            self.claimed = True
+
+    def target(self, window: int) -> Path:
+        """One file for each rank and cycle. The first has the plain name; TensorBoard's plug-in wants its own
+        form.
+        """
+        stem = rank_stem(self.manifest["rank"])
+        if self._plan.tensorboard_dir:
+            folder = Path(self._plan.tensorboard_dir)
+            folder.mkdir(parents=True, exist_ok=True)
+            worker = f"{stem}_{self.manifest['host']}_{self.manifest['pid']}"
+            return folder / f"{worker}.{time.time_ns()}.pt.trace.json.gz"
+        cycle = f".cycle-{window}" if window else ""
+        return self.folder / f"{stem}{cycle}.pt.trace.json.gz"
+
+    def save(self) -> None:
+        write_rank(self.folder, self.manifest)

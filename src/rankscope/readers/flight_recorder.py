@@ -1,0 +1,233 @@
+"""NCCL flight-recorder dumps: what each rank had asked for, and how far it got, when the job hung.
+
+Torch writes one file a rank (TORCH_NCCL_DEBUG_INFO_TEMP_FILE, or _dump_3), a pickle; JSON when asked for it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from rankscope.errors import ReadError
+from rankscope.model import EVENTS, FLIGHT, FLIGHT_GROUPS, Table
+from rankscope.readers.base import Batch, ReadReport, TraceIdentity, rank_from_name
+from rankscope.readers.byte_stream import open_stream
+from rankscope.readers.rows import RowBatch
+from rankscope.readers.safe_pickle import Budget, integer, is_pickle, load_plain, text
+from rankscope.readers.stack_frames import own_line
+
+_MARKS = (b"collective_seq_id", b"nccl_version", b"pg_config", b"pg_status", b"comm_lib_version")
+_TRACK = "NCCL flight recorder"
+_LARGEST_JSON = 1 << 30
+_PEERS = re.compile(r"(?:send|recv)\s*(\d+)\s*(?:->|<-)\s*(\d+)")
+_ELEMENT_BYTES = {
+    "double": 8, "long": 8, "complexfloat": 8, "complexdouble": 16, "float": 4, "int": 4, "half": 2, "bfloat16": 2,
+    "short": 2, "byte": 1, "char": 1, "bool": 1,
+}  # fmt: skip
+
+
+class FlightReading:
+    """One dump: entries as rows, and on the timeline."""
+
+    def __init__(self, path: Path) -> None:
+        self.report = ReadReport()
+        self.header: dict[str, Any] = {}
+        self._path = path
+        self._entries: list[dict[str, Any]] = []
+        self._groups: list[dict[str, Any]] = []
+
+    def batches(self) -> Iterator[Batch]:
+        dump, size = self._load()
+        budget = Budget(self._path, max(size, 1000))
+        if not isinstance(dump.get("entries"), list):
+            raise ReadError(
+                f"{self._path} is no flight-recorder dump",
+                why="It has no list of entries.",
+                hint="Torch writes dumps to TORCH_NCCL_DEBUG_INFO_TEMP_FILE when a collective times out.",
+            )
+        self.header = {
+            key: dump[key] for key in ("version", "nccl_version") if isinstance(dump.get(key), str)
+        }
+        self._entries = [_entry_row(entry, budget) for entry in budget.dicts(dump["entries"])]
+        self._groups = _group_rows(dump, budget)
+        yield RowBatch(EVENTS, [*map(_event, self._entries), *self._tracks()])
+
+    def _load(self) -> tuple[dict[Any, Any], int]:
+        stream = open_stream(self._path)
+        try:
+            head = stream.read(2)
+            if is_pickle(head):
+                return load_plain(self._path)
+            content = head + stream.read(_LARGEST_JSON)
+        finally:
+            stream.close()
+        try:
+            dump = json.loads(content)
+        except (ValueError, RecursionError) as error:
+            why = f"It is damaged or cut short: {stream.damage or error}."
+            raise ReadError(f"cannot read {self._path}", why=why, hint="Capture this rank again.") from None
+        return dump, len(content)
+
+    def _tracks(self) -> Iterator[dict[str, Any]]:
+        """Names for the tracks: one a process group."""
+        for group, description in sorted(
+            {(row["group_name"] or "", row["group_description"] or "") for row in self._entries}
+        ):
+            name = f"NCCL group {group} {description}".strip()
+            yield {
+                "ph": "M", "category": "", "name": "thread_name", "pid": _TRACK, "tid": group, "args": {"name": name},
+            }  # fmt: skip
+
+    def position(self) -> int:
+        return self._path.stat().st_size
+
+    def clock_base_ns(self) -> int:
+        return 0
+
+    def further(self) -> Iterator[tuple[Table, Batch]]:
+        yield FLIGHT, RowBatch(FLIGHT, self._entries)
+        yield FLIGHT_GROUPS, RowBatch(FLIGHT_GROUPS, self._groups)
+
+
+class FlightReader:
+    """Dumps by what their first bytes name."""
+
+    name = "flight"
+
+    def recognises(self, path: Path, head: bytes) -> bool:
+        is_json = head.lstrip()[:1] == b"{" and b'"entries"' in head
+        return (is_pickle(head) or is_json) and any(mark in head for mark in _MARKS)
+
+    def identify(self, path: Path) -> TraceIdentity:
+        rank = rank_from_name(path)
+        return TraceIdentity(rank, "file name" if rank is not None else "")
+
+    def open(self, path: Path) -> FlightReading:
+        return FlightReading(path)
+
+
+FLIGHT_READER = FlightReader()
+
+
+def _entry_row(entry: dict[Any, Any], budget: Budget) -> dict[str, Any]:
+    group = entry.get("process_group")
+    name, description = (*group, None, None)[:2] if isinstance(group, (list, tuple)) else (group, None)
+    label = text(entry.get("profiling_name")) or ""
+    kind = label.partition(":")[2] or label
+    peers = _PEERS.search(kind)
+    is_p2p = entry["is_p2p"] if isinstance(entry.get("is_p2p"), bool) else peers is not None
+    input_sizes = _sizes(entry.get("input_sizes"), budget)
+    output_sizes = _sizes(entry.get("output_sizes"), budget)
+    dtypes = [text(item) for item in budget.take(entry.get("input_dtypes"))]
+    return {
+        "record": integer(entry.get("record_id")),
+        "group_name": text(name) if isinstance(name, str) else str(integer(entry.get("pg_id")) or 0),
+        "group_description": text(description),
+        "local_group": integer(entry.get("pg_id")),
+        "seq": _first_integer(entry, "collective_seq_id", "seq_id"),
+        "p2p_seq": integer(entry.get("p2p_seq_id")) if is_p2p else None,
+        "kind": kind.split(" ")[0] or "?",
+        "peer": int(peers[2]) if peers else None,
+        "is_p2p": is_p2p,
+        # gloo's entries stay scheduled to the end; what is retired is over on any backend.
+        "state": "completed" if entry.get("retired") is True else text(entry.get("state")) or "",
+        "created_ns": integer(entry.get("time_created_ns")) or None,  # JSON has 0 for what did not happen
+        "started_ns": integer(entry.get("time_discovered_started_ns")) or None,
+        "completed_ns": integer(entry.get("time_discovered_completed_ns")) or None,
+        "duration_ns": _duration(entry),
+        "bytes": _bytes(input_sizes, dtypes),
+        "input_sizes": json.dumps(input_sizes),
+        "output_sizes": json.dumps(output_sizes),
+        "dtype": ", ".join(dict.fromkeys(item for item in dtypes if item)) or None,
+        "timeout_ms": integer(entry.get("timeout_ms")),
+        "source": own_line(entry.get("frames"), budget),
+    }
+
+
+def _first_integer(entry: dict[Any, Any], *keys: str) -> int | None:
+    return next((value for key in keys if (value := integer(entry.get(key))) is not None), None)
+
+
+def _duration(entry: dict[Any, Any]) -> int | None:
+    duration = entry.get("duration_ms")
+    if not isinstance(duration, (int, float)) or not math.isfinite(duration) or not 0 <= duration < 1e12:
+        return None
+    return round(duration * 1e6)
+
+
+def _sizes(value: Any, budget: Budget) -> list[list[int]]:
+    return [[integer(size) or 0 for size in budget.take(shape)] for shape in budget.take(value)]
+
+
+def _bytes(shapes: list[list[int]], dtypes: list[str | None]) -> int | None:
+    """What goes in; None where a type is not known."""
+    total = 0
+    for shape, dtype in zip(shapes, [*dtypes, *[None] * len(shapes)], strict=False):
+        width = _ELEMENT_BYTES.get((dtype or "").lower())
+        if width is None:
+            return None
+        total += math.prod(shape) * width
+    return total if shapes and total < 2**63 else None
+
+
+def _group_rows(dump: dict[Any, Any], budget: Budget) -> list[dict[str, Any]]:
+    """Process groups by name; how far each got is told under the rank's own numbering of them."""
+    rows: list[dict[str, Any]] = []
+    config = dump.get("pg_config")
+    for name, about in config.items() if isinstance(config, dict) else ():
+        if isinstance(about, dict):
+            row = {
+                # gloo lists the default group without a name; its entries call it 0.
+                "group_name": text(about.get("name")) or text(name) or "0",
+                "group_description": text(about.get("desc")),
+            }
+            rows.append(row | {"ranks": _ranks(about.get("ranks"), budget)})
+    status = dump.get("pg_status")
+    for number, about in status.items() if isinstance(status, dict) else ():
+        if isinstance(about, dict) and str(number).isdigit():
+            rows.append({
+                "local_group": int(number),
+                "last_enqueued": _number(about.get("last_enqueued_collective")),
+                "last_started": _number(about.get("last_started_collective")),
+                "last_completed": _number(about.get("last_completed_collective")),
+            })  # fmt: skip
+    budget.take(rows)
+    return rows
+
+
+def _number(value: Any) -> int | None:
+    """A number, or the text of one, as JSON dumps have it."""
+    if isinstance(value, str) and re.fullmatch(r"-?\d{1,18}", value):
+        return int(value)
+    return integer(value)
+
+
+def _ranks(value: Any, budget: Budget) -> list[int] | None:
+    """A list, or the text of one: '[0, 1, 2]'."""
+    if isinstance(value, str):
+        return [int(number) for number in budget.take(re.findall(r"\d{1,9}", value))]
+    ranks = [rank for item in budget.take(value) if (rank := integer(item)) is not None]
+    return ranks or None
+
+
+def _event(row: dict[str, Any]) -> dict[str, Any]:
+    """What has ended is a slice, what has not a mark at the time it was asked for."""
+    begin = row["started_ns"] or row["created_ns"]
+    ended = row["completed_ns"] is not None and begin is not None
+    seq = row["p2p_seq"] if row["is_p2p"] else row["seq"]
+    return {
+        "ph": "X" if ended else "i",
+        "category": "flight",
+        "name": f"{row['kind']} {seq}",
+        "pid": _TRACK,
+        "tid": row["group_name"] or "",
+        "ts_ns": begin,
+        "dur_ns": max(row["completed_ns"] - begin, 0) if ended else None,
+        "args": {
+            key: row[key] for key in ("state", "seq", "p2p_seq", "bytes", "input_sizes", "dtype", "source")
+        },
+    }

@@ -1,0 +1,291 @@
+"""torch.profiler's Kineto traces, and Chrome traces in general: .json and .json.gz, in any layout.
+
+The bytes are cut at event boundaries into blocks, and DuckDB parses the blocks in parallel as if each were a
+file (docs/adr/0003-reading-json.md). A block that does not parse is mended event by event.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rankscope.errors import NotATraceError
+from rankscope.model import COMPUTING_OPS, SHAPE_ARGS, Table
+from rankscope.readers.base import Batch, ReadReport, TraceIdentity, rank_from_name
+from rankscope.readers.byte_stream import is_gzip, open_stream, read_head
+from rankscope.readers.kineto import json_layout
+from rankscope.readers.kineto.json_repair import repair_range
+from rankscope.readers.memory_file import MemoryFile
+from rankscope.readers.rows import MEMORY_ARGS
+
+BLOCK_BYTES = 32 << 20
+"""Read, and then parsed by one thread: small enough that memory stays low and threads finish together."""
+LARGEST_EVENT_BYTES = 16 << 20
+_GLANCE = 4 << 20
+_ROOM_FOR_REST = 1 << 16
+"""What is left of a block behind its last whole event, usually."""
+
+_COLUMNS = {
+    "ph": "VARCHAR",
+    "cat": "VARCHAR",
+    "name": "VARCHAR",
+    "pid": "VARCHAR",
+    "tid": "VARCHAR",
+    "id": "VARCHAR",
+    "args": "JSON",
+}
+_TYPED_ARGS = {
+    "correlation": "BIGINT",
+    "External id": "BIGINT",
+    "device": "BIGINT",
+    "stream": "BIGINT",
+    "bytes": "BIGINT",
+    "Collective name": "VARCHAR",
+}
+# Looking into arguments costs as much as a third of the parsing, so it is done where there is something to find.
+# Ops and annotations, the bulk of a trace, have one number that matters, and torch writes it first.
+_WITHOUT_TYPED_ARGS = (
+    "('cpu_op', 'user_annotation', 'python_function', 'cpu_instant_event', 'ac2g', 'fwdbwd')"
+)
+_SELECT = """
+SELECT coalesce(ph, '') AS ph, coalesce(cat, '') AS category, coalesce(name, '') AS name,
+       coalesce(pid, '') AS pid, coalesce(tid, '') AS tid,
+       {time} AS ts_ns, CAST(round(dur * 1000) AS BIGINT) AS dur_ns, id AS flow, args,
+       typed.correlation AS correlation,
+       coalesce(typed."External id", op_id,
+                CASE WHEN cat = 'cpu_op' THEN TRY_CAST(args->>'External id' AS BIGINT) END) AS external_id,
+       typed.device AS device,
+       typed.stream AS stream, typed.bytes AS bytes, typed."Collective name" AS collective,
+       CASE WHEN name = '[memory]' THEN json_transform(args, '{memory}') END AS memory,
+       CASE WHEN cat = 'cpu_op' AND name IN {computing} THEN json_extract_string(args, {shapes}) END AS shapes
+FROM (SELECT *,
+             CASE WHEN cat IS NULL OR cat NOT IN {untyped} OR name = 'record_param_comms'
+                  THEN json_transform(args, '{typed}') END AS typed,
+             CASE WHEN cat IN ('cpu_op', 'user_annotation')
+                  THEN TRY_CAST(regexp_extract(args, '^.?"External id":(\\d+)', 1) AS BIGINT) END AS op_id
+      FROM read_json({path}, format='array', columns={columns}, auto_detect=false,
+                     maximum_object_size={largest}))
+"""
+
+# Exact ns: a double tells µs to three digits up to 2**43 (102 days; Kineto's base time is at most 92 days
+# back) when the fraction is scaled apart from the whole. DuckDB's own cast of a JSON number to DECIMAL is
+# wrong by 1 ns from 2**42 on. Files that count from 1970 with fractions need their text kept, so it is put
+# in quotes, and a string does become an exact DECIMAL.
+_SHORT_TIME = ("DOUBLE", "CAST(trunc(ts) AS BIGINT) * 1000 + CAST(round((ts - trunc(ts)) * 1000) AS BIGINT)")
+_LONG_TIME = ("DECIMAL(20,3)", "CAST(ts * 1000 AS BIGINT)")
+_LONG_TIME_TEXT = re.compile(rb'"ts":\s*([0-9]{13,}\.[0-9]+)')
+_LONG_TIME_SAMPLE = re.compile(rb'"ts":\s*[0-9]{14,}\.[0-9]')
+
+
+@dataclass(frozen=True)
+class _Block:
+    """Bytes with whole events between start and end; `offset` is the block's place in the file."""
+
+    data: bytes | bytearray
+    start: int
+    end: int
+    offset: int
+    separator: bytes | None
+
+
+class JsonBatch:
+    """The events of one block; parsed by one thread, while others parse other blocks."""
+
+    def __init__(self, block: _Block, report: ReadReport, spare: list[bytearray]) -> None:
+        self._block = block
+        self._report = report
+        self._spare = spare
+        self._file = MemoryFile()
+
+    def select(self) -> str:
+        block = self._block
+        content: bytes | memoryview = memoryview(block.data)[block.start : block.end]
+        time = _SHORT_TIME
+        if _LONG_TIME_SAMPLE.search(content, 0, 1 << 16):
+            content, time = _LONG_TIME_TEXT.sub(rb'"ts":"\1"', bytes(content)), _LONG_TIME
+        return self._select(content, time)
+
+    def select_repaired(self) -> str:
+        block = self._block
+        mended = repair_range(
+            bytes(block.data), block.start, block.end, block.separator, block.offset, self._report
+        )
+        return self._select(mended, _LONG_TIME)
+
+    def _select(self, content: bytes | memoryview, time: tuple[str, str]) -> str:
+        columns = _COLUMNS | {"ts": time[0], "dur": "DOUBLE"}
+        return _SELECT.format(
+            typed=json.dumps(_TYPED_ARGS),
+            untyped=_WITHOUT_TYPED_ARGS,
+            memory=json.dumps(MEMORY_ARGS),
+            computing=COMPUTING_OPS,
+            shapes=[f'$."{name}"' for name in SHAPE_ARGS],
+            time=time[1],
+            path=self._file.write_array(content),
+            columns="{" + ", ".join(f"{name}: '{kind}'" for name, kind in columns.items()) + "}",
+            largest=LARGEST_EVENT_BYTES,
+        )
+
+    def close(self) -> None:
+        self._file.close()
+        if isinstance(self._block.data, bytearray):
+            self._spare.append(self._block.data)
+
+
+class KinetoReading:
+    """One pass over one JSON trace."""
+
+    def __init__(self, path: Path) -> None:
+        self.header: dict[str, Any] = {}
+        self.report = ReadReport()
+        self._path = path
+        self._stream = open_stream(path)
+        self._spare: list[bytearray] = []
+        """Buffers to use again: new ones cost the system more than reading into them."""
+
+    def batches(self) -> Iterator[JsonBatch]:
+        try:
+            for block in self._blocks():
+                yield JsonBatch(block, self.report, self._spare)
+        finally:
+            self._stream.close()
+
+    def position(self) -> int:
+        return self._stream.position()
+
+    def clock_base_ns(self) -> int:
+        base = self.header.get("baseTimeNanoseconds", 0)
+        return int(base) if isinstance(base, (int, float, str)) and str(base).lstrip("-").isdigit() else 0
+
+    def further(self) -> Iterator[tuple[Table, Batch]]:
+        return iter(())
+
+    def _read_after(self, rest: bytes) -> tuple[bytearray, int]:
+        """A buffer that begins with these bytes and goes on with the file's next; and how many it holds."""
+        size = len(rest) + BLOCK_BYTES
+        buffer = self._spare.pop() if self._spare else bytearray(size + _ROOM_FOR_REST)
+        if len(buffer) < size:
+            buffer = bytearray(size)
+        buffer[: len(rest)] = rest
+        try:
+            return buffer, len(rest) + self._stream.read_into(memoryview(buffer)[len(rest) : size])
+        except OSError as error:
+            self._stream.damage = f"reading stopped: {error.strerror}"
+            return buffer, len(rest)
+
+    def _blocks(self) -> Iterator[_Block]:
+        buffer, size = self._read_after(b"")
+        head = bytes(memoryview(buffer)[:size])
+        last = size < BLOCK_BYTES
+        begin = json_layout.find_events_start(head)
+        if begin is None:
+            raise _no_events(self._path, self._stream.damage)
+        self.header.update(begin.header)
+        if begin.header_damaged:
+            self.report.damage = "the fields before the events are damaged"
+        separator = json_layout.sniff_separator(head, begin.offset)
+        offset, start, data = 0, begin.offset, buffer
+        while not last:
+            end = json_layout.last_cut(data, start, size, separator) if separator else None
+            rest = bytes(
+                memoryview(data)[end or 0 : size]
+            )  # before others get the block, and then its buffer
+            if end is not None:  # else an event longer than a block, or an unusual layout
+                yield _Block(data, start, end, offset, separator)
+                offset, start = offset + end, json_layout.skip_between(rest, 0, len(rest))
+            data, size = self._read_after(rest)
+            last = size < len(rest) + BLOCK_BYTES
+        yield self._last_block(bytes(memoryview(data)[:size]), start, offset, separator)
+
+    def _last_block(self, data: bytes, start: int, offset: int, separator: bytes | None) -> _Block:
+        end = json_layout.find_events_end(data, start, separator)
+        self.header.update(end.trailer)
+        if not end.closed:
+            self.report.damage = self._stream.damage or "the file ends before its list of events does"
+        if end.leftover:
+            self.report.lose("the last event is cut off by the end of the file")
+        return _Block(data, start, end.events, offset, separator)
+
+
+class KinetoReader:
+    """Kineto and Chrome JSON."""
+
+    name = "kineto"
+
+    def recognises(self, path: Path, head: bytes) -> bool:
+        text = head.lstrip(b"\xef\xbb\xbf \t\r\n")
+        if b'"traceEvents"' in head or (text[:1] == b"[" and re.search(rb'"ph"\s*:', head)):
+            return True
+        # A long header may push the events out of the glance; a name that promises a trace gets a real look.
+        return text[:1] == b"{" and ".trace.json" in path.name
+
+    def identify(self, path: Path) -> TraceIdentity:
+        fields = _glance(path)
+        named = rank_from_name(path)
+        info = fields.get("distributedInfo")
+        if not isinstance(info, dict):
+            info = _trailing_object(path, "distributedInfo", thorough=named is None)
+        world = info.get("world_size")
+        rank, source = info.get("rank"), "distributedInfo"
+        if not isinstance(rank, int):
+            rank, source = named, "file name" if named is not None else ""
+        return TraceIdentity(
+            rank=rank,
+            rank_source=source,
+            world_size=world if isinstance(world, int) else None,
+            trace_id=str(fields.get("trace_id", "")),
+        )
+
+    def open(self, path: Path) -> KinetoReading:
+        return KinetoReading(path)
+
+
+KINETO = KinetoReader()
+
+
+def _glance(path: Path) -> dict[str, Any]:
+    """The fields before the events."""
+    head, _ = read_head(path, _GLANCE)
+    begin = json_layout.find_events_start(head)
+    return begin.header if begin else {}
+
+
+def _trailing_object(path: Path, key: str, thorough: bool) -> dict[str, Any]:
+    """An object among the fields after the events ({} if there is none); a gzip file must be read through."""
+    if is_gzip(path):
+        tail = _gzip_tail(path) if thorough else b""
+    else:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - _GLANCE))
+            tail = file.read()
+    found = tail.rfind(f'"{key}":'.encode())
+    if found < 0:
+        return {}
+    try:
+        value, _ = json.JSONDecoder(strict=False).raw_decode(
+            tail[found + len(key) + 3 :].decode("latin-1").lstrip()
+        )
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _gzip_tail(path: Path) -> bytes:
+    stream = open_stream(path)
+    tail = b""
+    while piece := stream.read(BLOCK_BYTES):
+        tail = (tail + piece)[-_GLANCE:]
+    stream.close()
+    return tail
+
+
+def _no_events(path: Path, damage: str) -> NotATraceError:
+    return NotATraceError(
+        f"{path} holds no events",
+        why=f"It ends before traceEvents begins{f' ({damage})' if damage else ''}.",
+        hint="Capture this rank again, or leave the file out.",
+    )

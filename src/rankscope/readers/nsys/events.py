@@ -1,0 +1,331 @@
+"""Which table of an nsys export becomes which events: CUDA, MPI, the operating system, metrics.
+
+Arguments are named as Kineto names them where both have the same thing, so that analyses need not ask who recorded
+it.
+"""
+
+from __future__ import annotations
+
+from rankscope.readers.nsys.export import NsysExport
+from rankscope.readers.nsys.table_source import (
+    ON_DEVICE,
+    Source,
+    arguments,
+    choice,
+    number,
+    numbers,
+    text,
+    triple,
+)
+
+MEMCPY_KINDS = {
+    1: ("HtoD", "Host-to-Device"),
+    2: ("DtoH", "Device-to-Host"),
+    3: ("HtoA", "Host-to-Array"),
+    4: ("AtoH", "Array-to-Host"),
+    5: ("AtoA", "Array-to-Array"),
+    6: ("AtoD", "Array-to-Device"),
+    7: ("DtoA", "Device-to-Array"),
+    8: ("DtoD", "Device-to-Device"),
+    9: ("HtoH", "Host-to-Host"),
+    10: ("PtoP", "Peer-to-Peer"),
+    11: ("Unified HtoD", "Unified Host-to-Device"),
+    12: ("Unified DtoH", "Unified Device-to-Host"),
+    13: ("Unified DtoD", "Unified Device-to-Device"),
+}
+"""Kineto's word and nsys's for each copyKind."""
+MEMORY_KINDS = {
+    0: "Pageable",
+    1: "Pinned",
+    2: "Device",
+    3: "Array",
+    4: "Managed",
+    5: "Device Static",
+    6: "Managed Static",
+}
+_SYNC_KINDS = {1: "Event Sync", 2: "Stream Wait Event", 3: "Stream Sync", 4: "Context Sync"}
+_NO_STREAM = 0xFFFFFFFF
+
+_DEVICE_COLUMNS = {
+    "start": "start",
+    "stop": "end",
+    "device": "deviceId",
+    "context": "contextId",
+    "green": "greenContextId",
+    "stream": "streamId",
+    "correlation": "correlationId",
+    "thread": "globalPid",
+}
+# The correlation has a column of its own. Without it most arguments repeat, which halves the cost of keeping them.
+_DEVICE_ARGS = numbers(device="device", context="context", stream="stream")
+_DEVICE_PIECES = (*_DEVICE_ARGS, number("green context", "nullif(r.green, 0)"))
+
+
+def _kernels(export: NsysExport) -> Source:
+    table = "CUPTI_ACTIVITY_KIND_KERNEL"
+    names = ("demangledName", "shortName", "mangledName")
+    return Source(
+        table,
+        {
+            **_DEVICE_COLUMNS,
+            "name": next((name for name in names if export.has(table, name)), names[0]),
+            "registers": "registersPerThread",
+            **{f"grid_{axis.lower()}": f"grid{axis}" for axis in "XYZ"},
+            **{f"block_{axis.lower()}": f"block{axis}" for axis in "XYZ"},
+            "static_memory": "staticSharedMemory",
+            "dynamic_memory": "dynamicSharedMemory",
+            "local_memory": "localMemoryPerThread",
+            "node": "graphNodeId",
+        },
+        {
+            **ON_DEVICE,
+            "category": "'kernel'",
+            "name": "coalesce(s.text, '')",
+            "args": arguments(
+                *_DEVICE_PIECES,
+                number("registers per thread", "r.registers"),
+                number("shared memory", "(r.static_memory + r.dynamic_memory)"),
+                number("static shared memory", "r.static_memory"),
+                number("dynamic shared memory", "r.dynamic_memory"),
+                number("local memory per thread", "nullif(r.local_memory, 0)"),
+                triple("grid", "grid_x", "grid_y", "grid_z"),
+                triple("block", "block_x", "block_y", "block_z"),
+                number("graph node id", "r.node"),
+            ),
+        },
+        needs=("start", "end", "deviceId", "streamId"),
+    )
+
+
+def _graphs() -> Source:
+    """Whole CUDA graphs, recorded as one activity each (nsys's default): their kernels are not in the file."""
+    return Source(
+        "CUPTI_ACTIVITY_KIND_GRAPH_TRACE",
+        {**_DEVICE_COLUMNS, "graph": "graphId", "executable": "graphExecId"},
+        {
+            **ON_DEVICE,
+            "category": "'kernel'",
+            "name": "'CUDA graph ' || coalesce(r.executable, r.graph, 0)",
+            "args": arguments(
+                *_DEVICE_PIECES,
+                number("graph id", "r.graph"),
+                number("graph exec id", "r.executable"),
+                "',\"whole graph\":true'",
+            ),
+        },
+        more={"name": "NULL"},
+        needs=("start", "end", "deviceId", "streamId"),
+    )
+
+
+def _copies() -> Source:
+    short = choice("r.kind", {kind: names[0] for kind, names in MEMCPY_KINDS.items()}, "'Unknown'")
+    long = choice("r.kind", {kind: names[1] for kind, names in MEMCPY_KINDS.items()}, "'Unknown'")
+    source, target = (choice(f"r.{end}", MEMORY_KINDS, "'Unknown'") for end in ("source", "target"))
+    known = "r.source IS NOT NULL AND r.target IS NOT NULL"
+    kinds = f"CASE WHEN {known} THEN ' (' || {source} || ' -> ' || {target} || ')' END"
+    return Source(
+        "CUPTI_ACTIVITY_KIND_MEMCPY",
+        {
+            **_DEVICE_COLUMNS,
+            "size": "bytes",
+            "kind": "copyKind",
+            "source": "srcKind",
+            "target": "dstKind",
+            "source_device": "srcDeviceId",
+            "target_device": "dstDeviceId",
+            "cause": "migrationCause",
+            "node": "graphNodeId",
+        },
+        {
+            **ON_DEVICE,
+            "category": "'gpu_memcpy'",
+            "name": f"concat('Memcpy ', {short}, {kinds})",
+            "bytes": "r.size",
+            "args": arguments(
+                *_DEVICE_PIECES,
+                number("bytes", "r.size"),
+                number("memory bandwidth (GB/s)", "round(r.size / nullif(r.stop - r.start, 0), 6)"),
+                text("copy kind", long),
+                text("source kind", f"CASE WHEN r.source IS NOT NULL THEN {source} END"),
+                text("destination kind", f"CASE WHEN r.target IS NOT NULL THEN {target} END"),
+                number("fromDevice", "r.source_device"),
+                number("toDevice", "r.target_device"),
+                number("migration cause", "r.cause"),
+                number("graph node id", "r.node"),
+            ),
+        },
+        more={"name": "NULL"},
+        needs=("start", "end", "deviceId", "streamId", "copyKind"),
+    )
+
+
+def _fills() -> Source:
+    kind = choice("r.kind", MEMORY_KINDS, "'Unknown'")
+    return Source(
+        "CUPTI_ACTIVITY_KIND_MEMSET",
+        {**_DEVICE_COLUMNS, "size": "bytes", "kind": "memKind", "value": "value", "node": "graphNodeId"},
+        {
+            **ON_DEVICE,
+            "category": "'gpu_memset'",
+            "name": f"'Memset (' || {kind} || ')'",
+            "bytes": "r.size",
+            "args": arguments(
+                *_DEVICE_PIECES,
+                number("bytes", "r.size"),
+                number("memory bandwidth (GB/s)", "round(r.size / nullif(r.stop - r.start, 0), 6)"),
+                text("memory kind", f"CASE WHEN r.kind IS NOT NULL THEN {kind} END"),
+                number("value", "r.value"),
+                number("graph node id", "r.node"),
+            ),
+        },
+        more={"name": "NULL"},
+        needs=("start", "end", "deviceId", "streamId"),
+    )
+
+
+def _synchronisations() -> Source:
+    stream = f"CASE WHEN r.stream = {_NO_STREAM} THEN -1 ELSE r.stream END"
+    return Source(
+        "CUPTI_ACTIVITY_KIND_SYNCHRONIZATION",
+        {**_DEVICE_COLUMNS, "kind": "syncType", "event": "eventId"},
+        {
+            **ON_DEVICE,
+            "category": "'cuda_sync'",
+            "name": choice("r.kind", _SYNC_KINDS, "'Unknown'"),
+            "tid": f"({stream})::VARCHAR",
+            "stream": stream,
+            "args": arguments(
+                *_DEVICE_PIECES[:2],
+                number("stream", f"({stream})"),
+                number("event", f"nullif(r.event, {_NO_STREAM})"),
+            ),
+        },
+        more={"name": "NULL"},
+        needs=("start", "end", "deviceId"),
+    )
+
+
+_THREAD_COLUMNS = {"start": "start", "stop": "end", "thread": "globalTid"}
+
+
+def _calls() -> Source:
+    """CUDA runtime and driver calls; the version in a runtime call's name (_v3020) goes to the arguments."""
+    return Source(
+        "CUPTI_ACTIVITY_KIND_RUNTIME",
+        {
+            **_THREAD_COLUMNS,
+            "layer": "eventClass",
+            "correlation": "correlationId",
+            "name": "nameId",
+            "result": "returnValue",
+        },
+        {
+            "category": "CASE WHEN coalesce(r.layer = 1, NOT starts_with(s.text, 'cuda')) THEN 'cuda_driver' "
+            "ELSE 'cuda_runtime' END",
+            "name": "coalesce(s.name, '')",
+            "correlation": "r.correlation",
+            "args": arguments(
+                number("return value", "r.result"),
+                text("version", "nullif(s.version, '')"),
+            ),
+        },
+        needs=("start", "end", "nameId"),
+    )
+
+
+def _os_calls() -> Source:
+    return Source(
+        "OSRT_API",
+        {
+            **_THREAD_COLUMNS,
+            "name": "nameId",
+            "layer": "eventClass",
+            "result": "returnValue",
+            "level": "nestingLevel",
+        },
+        {
+            "category": "'os_runtime'",
+            "name": "coalesce(s.text, '')",
+            "args": arguments(
+                number("return value", "r.result"),
+                number("nesting level", "nullif(r.level, 0)"),
+                number("class", "nullif(r.layer, 27)"),
+                number("name id", "r.name"),
+            ),
+        },
+        needs=("start", "end", "nameId"),
+    )
+
+
+def _mpi(export: NsysExport, table: str, **more: str) -> Source:
+    """MPI calls are annotations like those gloo makes: collectives on the host."""
+    known = export.has("MPI_RANKS", "globalTid", "rank")
+    rank = f"(SELECT m.rank FROM MPI_RANKS m WHERE m.globalTid = {table}.globalTid)" if known else "NULL"
+    return Source(
+        table,
+        {**_THREAD_COLUMNS, "name": "textId", "communicator": "commHandle", **more},
+        {
+            "category": "'user_annotation'",
+            "name": "coalesce(s.text, '')",
+            "args": arguments(
+                '\',"domain":"MPI","mpi":true\'',
+                number("communicator", "r.communicator"),
+                number("rank", "r.mpi_rank"),
+                *(number(key.replace("_", " "), f"r.{key}") for key in more),
+            ),
+        },
+        more={"mpi_rank": rank},
+        needs=("start", "end", "textId"),
+    )
+
+
+def _overhead() -> Source:
+    return Source(
+        "PROFILER_OVERHEAD",
+        {**_THREAD_COLUMNS, "name": "nameId", "result": "returnValue"},
+        {"category": "'overhead'", "name": "coalesce(s.text, '')", "args": arguments("''")},
+        needs=("start", "end", "nameId"),
+    )
+
+
+def _metrics() -> Source:
+    """Sampled GPU counters; the metrics' names are joined in by the reader as strings of their own."""
+    return Source(
+        "GPU_METRICS",
+        {"start": "timestamp", "type": "typeId", "metric": "metricId", "value": "value"},
+        {
+            "ph": "'C'",
+            "category": "'gpu_metrics'",
+            "name": "coalesce(s.text, 'metric ' || r.metric)",
+            "pid": "concat('GPU ', r.type & 255)",
+            "tid": "''",
+            "dur_ns": "NULL::BIGINT",
+            "device": "r.type & 255",
+            "args": arguments(number("value", "r.value")),
+        },
+        process="",
+        more={"name": "metricId"},
+        needs=("timestamp", "metricId", "value"),
+    )
+
+
+def plain_sources(export: NsysExport) -> list[Source]:
+    """The tables whose rows are all of one kind; NVTX and names are in nsys_nvtx."""
+    collective = {"root_rank": "rootRank", "send_bytes": "size", "receive_bytes": "recvSize"}
+    sources = (
+        _kernels(export),
+        _graphs(),
+        _copies(),
+        _fills(),
+        _synchronisations(),
+        _calls(),
+        _os_calls(),
+        _mpi(export, "MPI_COLLECTIVES_EVENTS", **collective),
+        _mpi(export, "MPI_P2P_EVENTS", tag="tag", peer_rank="remoteRank", bytes="size"),
+        _mpi(export, "MPI_START_WAIT_EVENTS"),
+        _mpi(export, "MPI_OTHER_EVENTS"),
+        _overhead(),
+        _metrics(),
+    )
+    return [source for source in sources if source.found_in(export)]

@@ -1,0 +1,196 @@
+"""Which ranks a report holds: one, as a rule; one per process where nsys ran around a launcher.
+
+nsys records the environment of what it started. It is looked at here for the launcher's variables, by the rules of
+capture, and goes no further.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from rankscope.capture.rank import SINGLE, Identity, detect
+from rankscope.readers.base import rank_from_name
+from rankscope.readers.nsys.export import PID, NsysExport
+
+FROM_ENVIRONMENT = "recorded environment"
+FROM_MPI = "MPI rank"
+IN_ORDER = "recorded environment, processes in order of start"
+_OF_ONE_PROCESS = ("torchrun", "RANK")
+"""Families of variables that a launcher sets for one process; the others' may be of a node's one task."""
+_MPI_RANK = re.compile(r"^MPI Rank (\d+)$")
+_THREAD_NAME = 39
+_TRAILING_NUMBER = re.compile(r"_(\d{1,6})$")
+
+
+@dataclass(frozen=True)
+class ProcessGroup:
+    """The processes of one rank in a report."""
+
+    rank: int | None
+    source: str
+    world_size: int | None
+    pids: frozenset[int]
+    part: str = ""
+    """Names this group among several of a file; empty when the file is of one rank."""
+    others: int = 0
+    """Processes of the file that are of no rank, as the launcher itself: they are left out."""
+
+    @property
+    def whole(self) -> bool:
+        return not self.part
+
+
+def groups_of(export: NsysExport) -> list[ProcessGroup]:
+    """The ranks in a report, in order; a file that is of one rank gives one group with every process."""
+    pids = _processes(export)
+    started = _first_identity(_of_the_command(export))
+    by_pid, source, world = _ranks_of_processes(export, pids, started)
+    if len(set(by_pid.values())) > 1:
+        others = len(set(pids) - set(by_pid))
+        return [
+            ProcessGroup(
+                rank,
+                source,
+                world,
+                frozenset(pid for pid in by_pid if by_pid[pid] == rank),
+                f"rank {rank}",
+                others,
+            )
+            for rank in sorted(set(by_pid.values()))
+        ]
+    everything = frozenset(pids)
+    identity = started or _agreed_identity(_of_processes(export))
+    if identity is not None and not (identity.source not in _OF_ONE_PROCESS and _is_of_a_node(export)):
+        return [ProcessGroup(identity.rank, FROM_ENVIRONMENT, identity.world_size, everything)]
+    if by_pid:
+        return [ProcessGroup(next(iter(by_pid.values())), FROM_MPI, None, everything)]
+    named = rank_from_report_name(export)
+    return [ProcessGroup(named, "file name" if named is not None else "", None, everything)]
+
+
+def rank_from_report_name(export: NsysExport) -> int | None:
+    """As for other traces, and a number at the end: report_3.sqlite."""
+    named = rank_from_name(export.path)
+    if named is None and (match := _TRAILING_NUMBER.search(export.path.name.partition(".")[0])):
+        named = int(match[1])
+    return named
+
+
+def recorded_environments(export: NsysExport) -> list[dict[str, str]]:
+    """Every environment in the report: of the command nsys ran first, then of processes in order of appearance."""
+    return [environment for environment in _of_the_command(export) + _of_processes(export) if environment]
+
+
+def _of_the_command(export: NsysExport) -> list[dict[str, str]]:
+    """What nsys itself was started with, and so the command it ran."""
+    found = []
+    if export.has("META_DATA_CAPTURE", "name", "value"):
+        rows = export.rows(
+            "SELECT value FROM META_DATA_CAPTURE WHERE name LIKE 'PROCESS_%ENVIRONMENT_VARIABLE'"
+        )
+        found.append(_variables((export.text(value) for (value,) in rows), quoted=True))
+    if export.has("TARGET_INFO_SYSTEM_ENV", "name", "value"):
+        rows = export.rows("SELECT value FROM TARGET_INFO_SYSTEM_ENV WHERE name = 'DeviceEnvironment'")
+        found += [_variables(export.text(value).split(";")) for (value,) in rows]
+    return found
+
+
+def _of_processes(export: NsysExport) -> list[dict[str, str]]:
+    """Environments kept among the strings: variables divided by zero bytes; which process had which is not told.
+
+    Processes that nsys only saw running beside its own are among them: another rank's, another job's.
+    """
+    rows = export.rows("SELECT value FROM StringIds WHERE instr(CAST(value AS BLOB), x'00') > 0 ORDER BY id")
+    return [_variables(export.text(value).split("\0")) for (value,) in rows]
+
+
+def _variables(lines: Iterable[str], quoted: bool = False) -> dict[str, str]:
+    pairs = (line.partition("=") for line in lines if "=" in line)
+    return {name: value.strip('"') if quoted else value for name, _, value in pairs}
+
+
+def _first_identity(environments: Iterable[Mapping[str, str]]) -> Identity | None:
+    found = (identity for identity in map(detect, environments) if identity.source != SINGLE)
+    return next(found, None)
+
+
+def _agreed_identity(environments: Iterable[Mapping[str, str]]) -> Identity | None:
+    """What the environments agree on; several ranks that cannot be told apart are none."""
+    found = [identity for identity in map(detect, environments) if identity.source != SINGLE]
+    return found[0] if len({identity.rank for identity in found}) == 1 else None
+
+
+def _is_of_a_node(export: NsysExport) -> bool:
+    """Several processes compute: nsys ran around a launcher, whose own number is not a rank's."""
+    return len(processes_with_cuda(export)) > 1
+
+
+def _processes(export: NsysExport) -> list[int]:
+    """Processes that recorded something, in order of their number."""
+    pids = set(processes_with_cuda(export))
+    scanned = ["NVTX_EVENTS", "OSRT_API", "MPI_RANKS", "MPI_OTHER_EVENTS"]
+    if not pids:
+        scanned.append("CUPTI_ACTIVITY_KIND_RUNTIME")
+    for table in scanned:
+        if export.has(table, "globalTid"):
+            rows = export.rows(
+                f"SELECT DISTINCT {PID.format('globalTid')} FROM {table} WHERE globalTid IS NOT NULL"
+            )
+            pids |= {pid for (pid,) in rows}
+    return sorted(pids)
+
+
+def _ranks_of_processes(
+    export: NsysExport, pids: list[int], started: Identity | None
+) -> tuple[dict[int, int], str, int | None]:
+    """Rank by process, how it is known, and the size of the world; empty when it cannot be told.
+
+    A command that was started as one rank is that rank, with all its children.
+    """
+    ranks = _mpi_ranks(export)
+    if ranks:
+        return ranks, FROM_MPI, None
+    if started is not None and started.source in _OF_ONE_PROCESS:
+        return {}, "", None
+    workers = processes_with_cuda(export) or _with_ranges(export) or pids
+    launchers: dict[tuple[str, int | None], list[int]] = {}
+    for identity in map(detect, _of_processes(export)):
+        if identity.source in _OF_ONE_PROCESS or (started is None and identity.source != SINGLE):
+            launchers.setdefault((identity.source, identity.world_size), []).append(identity.rank)
+    for (_, world), found in launchers.items():
+        distinct = list(dict.fromkeys(found))
+        if len(distinct) > 1 and len(distinct) == len(workers):
+            return dict(zip(workers, distinct, strict=True)), IN_ORDER, world
+    return {}, "", None
+
+
+def _mpi_ranks(export: NsysExport) -> dict[int, int]:
+    """What MPI itself said: a table of its own, or the name nsys gives the thread."""
+    ranks: dict[int, int] = {}
+    if export.has("MPI_RANKS", "globalTid", "rank"):
+        ranks.update(export.rows(f"SELECT {PID.format('globalTid')}, rank FROM MPI_RANKS"))
+    if not ranks and export.has("NVTX_EVENTS", "eventType", "text", "globalTid"):
+        rows = export.rows(
+            f"SELECT {PID.format('globalTid')}, text FROM NVTX_EVENTS "
+            f"WHERE eventType = {_THREAD_NAME} AND text LIKE 'MPI Rank %'"
+        )
+        matches = ((pid, _MPI_RANK.match(export.text(text))) for pid, text in rows)
+        ranks.update({pid: int(match[1]) for pid, match in matches if match})
+    return ranks
+
+
+def processes_with_cuda(export: NsysExport) -> list[int]:
+    for table in ("TARGET_INFO_CUDA_CONTEXT_INFO", "TARGET_INFO_CUDA_STREAM"):
+        if export.has(table, "processId"):
+            return sorted(pid for (pid,) in export.rows(f"SELECT DISTINCT processId FROM {table}") if pid)
+    return []
+
+
+def _with_ranges(export: NsysExport) -> list[int]:
+    if not export.has("NVTX_EVENTS", "globalTid"):
+        return []
+    return sorted(
+        pid for (pid,) in export.rows(f"SELECT DISTINCT {PID.format('globalTid')} FROM NVTX_EVENTS") if pid
+    )

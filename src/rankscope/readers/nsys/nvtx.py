@@ -1,0 +1,175 @@
+"""NVTX rows of an nsys export as events: ranges become annotations, marks instants; and the names of threads.
+
+A range's name is its text; the domain stands in the arguments. Ranges of the start/end kind may cross each other
+and the calls around them, so they get a track of their own beside their thread's.
+"""
+
+from __future__ import annotations
+
+from rankscope.readers.nsys.export import PID, TID, NsysExport
+from rankscope.readers.nsys.table_source import Source, arguments, number, text
+
+PUSH_POP = (59, 70)
+START_END = (60, 71)
+MARK = 34
+THREAD_NAME = 39
+DOMAIN_CREATE = 75
+"""Values of NVTX_EVENTS.eventType; 70 and 71 are ranges imported from NVTXT files."""
+
+_RANGES = (*PUSH_POP, *START_END)
+_PLAIN_RANGE = PUSH_POP[0]
+
+
+def other_sources(export: NsysExport) -> list[Source]:
+    """NVTX, names of threads and processes, and device memory, where the export has them."""
+    sources = [_memory_usage(), _thread_names(), _process_names()]
+    if export.has("NVTX_EVENTS", "start", "end", "globalTid"):
+        sources.append(_nvtx(export))
+    return [source for source in sources if source.found_in(export)]
+
+
+def _nvtx(export: NsysExport) -> Source:
+    kind = f"coalesce(r.kind, {_PLAIN_RANGE})"
+    is_range = f"{kind} IN {_RANGES}"
+    crossing = f"{kind} IN {START_END}"
+    name = "coalesce(s.text, r.text, '')"
+    thread = f"({TID.format('r.thread')})::VARCHAR"
+    return Source(
+        "NVTX_EVENTS",
+        {
+            "start": "start",
+            "stop": "end",
+            "thread": "globalTid",
+            "end_thread": "endGlobalTid",
+            "name": "textId",
+            "text": "text",
+            "kind": "eventType",
+            "nvtx_category": "category",
+            "domain": "domainId",
+            "payload": "jsonText",
+        },
+        {
+            "ph": f"CASE WHEN {is_range} THEN 'X' WHEN {kind} = {MARK} THEN 'i' ELSE 'M' END",
+            "category": "'user_annotation'",
+            "name": f"CASE WHEN {kind} = {THREAD_NAME} THEN 'thread_name' ELSE {name} END",
+            "tid": f"CASE WHEN {crossing} THEN {thread} || ' start/end ranges' ELSE {thread} END",
+            "dur_ns": f"CASE WHEN {is_range} THEN coalesce(r.stop, {_last_time(export)}) - r.start END",
+            "args": f"CASE WHEN {kind} = {THREAD_NAME} THEN {arguments(text('name', name))} ELSE "
+            + arguments(
+                text(
+                    "style",
+                    f"CASE WHEN {kind} IN {PUSH_POP} THEN 'PushPop' WHEN {crossing} THEN 'StartEnd' END",
+                ),
+                text("domain", "d.domain_name"),
+                number("nvtx category", "nullif(r.nvtx_category, 0)"),
+                number("range", "r.row"),
+                text("payload", "r.payload"),
+                number("end thread", f"({TID.format('r.end_thread')})"),
+                f"CASE WHEN {is_range} AND r.stop IS NULL THEN ',\"open\":true' END",
+            )
+            + " END",
+        },
+        texts=frozenset({"text", "payload"}),
+        where=f'"eventType" IN {(*_RANGES, MARK, THREAD_NAME)}'
+        if export.has("NVTX_EVENTS", "eventType")
+        else "",
+        needs=("start",),
+        more={"row": "rowid"},
+        joins=_domains(export),
+    )
+
+
+def _thread_names() -> Source:
+    """As the trace event format names threads; times mean nothing here."""
+    return Source(
+        "ThreadNames",
+        {"name": "nameId", "thread": "globalTid", "priority": "priority"},
+        {
+            "ph": "'M'",
+            "category": "''",
+            "name": "'thread_name'",
+            "ts_ns": "0",
+            "dur_ns": "NULL::BIGINT",
+            "args": arguments(text("name", "coalesce(s.text, '')"), number("priority", "r.priority")),
+        },
+        needs=("nameId", "globalTid"),
+    )
+
+
+def _process_names() -> Source:
+    return Source(
+        "PROCESSES",
+        {"text": "name", "thread": "globalPid"},
+        {
+            "ph": "'M'",
+            "category": "''",
+            "name": "'process_name'",
+            "tid": "'0'",
+            "ts_ns": "0",
+            "dur_ns": "NULL::BIGINT",
+            "args": arguments(text("name", "coalesce(r.text, '')")),
+        },
+        texts=frozenset({"text"}),
+        more={"name": "NULL"},
+        needs=("globalPid", "name"),
+    )
+
+
+def _memory_usage() -> Source:
+    """Device memory taken and given back (--cuda-memory-usage). Torch's allocator is not seen: held is used."""
+    signed = "CASE WHEN r.operation = 1 THEN -r.size ELSE r.size END"
+    total = f"sum({signed}) OVER (PARTITION BY r.device ORDER BY r.start ROWS UNBOUNDED PRECEDING)::BIGINT"
+    return Source(
+        "CUDA_GPU_MEMORY_USAGE_EVENTS",
+        {
+            "start": "start",
+            "thread": "globalPid",
+            "device": "deviceId",
+            "address": "address",
+            "size": "bytes",
+            "operation": "memoryOperationType",
+            "name": "name",
+        },
+        {
+            "ph": "'i'",
+            "category": "'cpu_instant_event'",
+            "name": "'[memory]'",
+            "dur_ns": "NULL::BIGINT",
+            "args": arguments(
+                number("Bytes", f"({signed})"), number("Device Id", "r.device"), text("pool", "s.text")
+            ),
+            "memory": f"{{'Bytes': {signed}, 'Total Allocated': {total}, 'Total Reserved': {total}, "
+            "'Device Type': 1::BIGINT, 'Device Id': r.device, 'Addr': r.address}",
+        },
+        needs=("start", "deviceId", "bytes", "memoryOperationType"),
+        whole=True,
+    )
+
+
+def _last_time(export: NsysExport) -> int:
+    """The end of ranges that were never closed: the last NVTX time there is, as nsys takes it."""
+    ((start, stop),) = export.rows('SELECT max("start"), max("end") FROM NVTX_EVENTS')
+    return max(start or 0, stop or 0)
+
+
+def _domains(export: NsysExport) -> str:
+    """A join that finds the name of a row's domain: a process's own, by number."""
+    named: dict[tuple[int, int], str] = {}
+    if export.has("NVTX_EVENTS", "eventType", "domainId", "globalTid"):
+        columns = export.tables["NVTX_EVENTS"]
+        text = "e.text" if "text" in columns else "NULL"
+        by_id = "(SELECT s.value FROM StringIds s WHERE s.id = e.textId)" if "textId" in columns else "NULL"
+        rows = export.rows(
+            f"SELECT {PID.format('e.globalTid')}, e.domainId, coalesce({text}, {by_id}) AS name FROM NVTX_EVENTS e "
+            f"WHERE e.eventType = {DOMAIN_CREATE} AND name IS NOT NULL ORDER BY e.start"
+        )
+        for pid, domain, name in rows:
+            named.setdefault((pid, domain), export.text(name))
+    values = [
+        f"({pid}, {domain}, '{name.replace(chr(39), chr(39) * 2)}')" for (pid, domain), name in named.items()
+    ]
+    table = ", ".join(values) or "(NULL::BIGINT, NULL::BIGINT, NULL::VARCHAR)"
+    return (
+        f"LEFT JOIN (VALUES {table}) d(domain_pid, domain_id, domain_name) "
+        f"ON d.domain_id = r.domain AND d.domain_pid = {PID.format('r.thread')}"
+    )

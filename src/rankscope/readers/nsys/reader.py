@@ -1,0 +1,297 @@
+"""nsys reports exported to sqlite: `nsys export --type sqlite`, of any version.
+
+sqlite writes a stretch of a table as text, one C call for a hundred thousand rows, and DuckDB reads the text from
+memory; several threads do so side by side (docs/adr/0030-reading-nsys.md).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sqlite3
+import weakref
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rankscope.model import Table
+from rankscope.readers.base import Batch, ReadReport, TraceIdentity
+from rankscope.readers.memory_file import MemoryFile
+from rankscope.readers.nsys.events import plain_sources
+from rankscope.readers.nsys.export import (
+    PID,
+    SQLITE_MAGIC,
+    NsysExport,
+    damaged,
+    open_export,
+    row_ranges,
+    run_once,
+)
+from rankscope.readers.nsys.identity import (
+    ProcessGroup,
+    groups_of,
+    processes_with_cuda,
+    recorded_environments,
+)
+from rankscope.readers.nsys.nvtx import other_sources
+from rankscope.readers.nsys.table_source import Source
+
+ROWS_PER_BATCH = 200_000
+_MANY_STRINGS = 50_000
+_LONGEST_STRING = 100_000
+_API_VERSION = re.compile(r"^(.+?)(_v\d{4,})$")
+
+
+class Strings:
+    """The names that events refer to, as a table DuckDB reads; gone with the last batch that needs it."""
+
+    def __init__(self, rows: list[tuple[int, str]]) -> None:
+        file = MemoryFile()
+        weakref.finalize(self, file.close)
+        path = file.write(b"\n".join(_string_record(number, text) for number, text in rows) or b"{}")
+        columns = "{id: 'BIGINT', text: 'VARCHAR', name: 'VARCHAR', version: 'VARCHAR'}"
+        self.sql = f"read_json({path}, format='newline_delimited', columns={columns}, auto_detect=false)"
+
+
+def _string_record(number: int, text: str) -> bytes:
+    version = _API_VERSION.match(text)
+    record = {"id": number, "text": text, "name": version[1] if version else text}
+    return json.dumps({**record, "version": version[2] if version else ""}).encode()
+
+
+@dataclass(frozen=True)
+class NsysBatch:
+    """A stretch of one table."""
+
+    path: Path
+    source: Source
+    values: dict[str, str]
+    """Our names of the values, and SQL in sqlite for each."""
+    rows: tuple[int, int]
+    where: str
+    strings: Strings
+    report: ReadReport
+    file: MemoryFile
+    processes: tuple[int, ...]
+    """Those that use CUDA."""
+
+    def select(self) -> str:
+        return self.source.select(self._rows(lenient=False), self.strings.sql, self.processes)
+
+    def select_repaired(self) -> str:
+        self.report.repaired(f"{self.source.table}: values that are not numbers")
+        return self.source.select(self._rows(lenient=True), self.strings.sql, self.processes)
+
+    def close(self) -> None:
+        self.file.close()
+
+    def _rows(self, lenient: bool) -> str:
+        """SQL that yields the values; lenient: what is not a number is null."""
+        as_objects = lenient or bool(self.source.texts)
+        path = self.file.write(self._text(as_objects))
+        kinds = {name: "VARCHAR" if name in self.source.texts else "BIGINT" for name in self.values}
+        declared = {name: "VARCHAR" if lenient else kind for name, kind in kinds.items()}
+        if as_objects:
+            columns = ", ".join(f"{name}: '{kind}'" for name, kind in declared.items())
+            table = f"read_json({path}, format='newline_delimited', columns={{{columns}}}, auto_detect=false)"
+        else:
+            # The brackets of each row's array are in columns of their own, which nobody asks for.
+            columns = ", ".join(f"'{name}': '{kind}'" for name, kind in declared.items())
+            table = (
+                f"read_csv({path}, header=false, delim=',', quote='', escape='', nullstr='null', parallel=false, "
+                f"columns={{'before': 'VARCHAR', {columns}, 'behind': 'VARCHAR'}}, auto_detect=false)"
+            )
+        if not lenient:
+            return table
+        tried = ", ".join(f"TRY_CAST({name} AS {kind}) AS {name}" for name, kind in kinds.items())
+        return f"(SELECT {tried} FROM {table})"
+
+    def _text(self, as_objects: bool) -> bytes:
+        """One row a line: numbers divided by commas, or objects where there is text in them."""
+        if as_objects:
+            pairs = ", ".join(f"'{name}', {sql}" for name, sql in self.values.items())
+            row = f"json_object({pairs})"
+        else:
+            row = f"json_array(0, {', '.join(self.values.values())}, 0)"
+        sql = f"SELECT group_concat({row}, char(10)) FROM {self.source.table} WHERE rowid BETWEEN ? AND ?"
+        try:
+            content = run_once(self.path, f"{sql} AND {self.where or 'true'}", self.rows) or b""
+        except sqlite3.Error as error:
+            raise damaged(self.path, error) from error
+        if not as_objects:
+            return bytes(content)
+        return bytes(content).decode("utf-8", "replace").encode()
+
+
+class NsysReading:
+    """One pass over one export, or over the processes of one rank in it."""
+
+    def __init__(self, path: Path, part: str = "", shown_as: Path | None = None) -> None:
+        self.report = ReadReport()
+        self._path = path
+        self._shown_bytes = (shown_as or path).stat().st_size
+        self._done = self._total = 0
+        self._export = open_export(path)
+        self._group = _group(self._export, part)
+        self.header: dict[str, Any] = _header(self._export, self._group)
+        self._clock_base_ns = self._export.start_unix_ns
+
+    def batches(self) -> Iterator[NsysBatch]:
+        export = self._export
+        strings = Strings(_event_strings(export))
+        metrics = Strings(_metric_names(export))
+        sources = [*plain_sources(export), *other_sources(export)]
+        pieces = [
+            (source, rows)
+            for source in sources
+            for rows in row_ranges(export, source.table, 1 << 26 if source.whole else ROWS_PER_BATCH)
+        ]
+        self._total = len(pieces)
+        processes = tuple(pid for pid in processes_with_cuda(export) if pid in self._group.pids)
+        for source, rows in pieces:
+            values = source.sqlite_values(export)
+            where = [source.where] if source.where else []
+            where += self._of_process(source, values)
+            names = metrics if source.table == "GPU_METRICS" else strings
+            yield NsysBatch(
+                self._path,
+                source,
+                values,
+                rows,
+                " AND ".join(where),
+                names,
+                self.report,
+                MemoryFile(),
+                processes,
+            )
+            self._done += 1
+        export.close()
+
+    def position(self) -> int:
+        return self._shown_bytes * self._done // self._total if self._total else self._shown_bytes
+
+    def clock_base_ns(self) -> int:
+        return self._clock_base_ns
+
+    def further(self) -> Iterator[tuple[Table, Batch]]:
+        return iter(())
+
+    def _of_process(self, source: Source, values: dict[str, str]) -> list[str]:
+        """Only the rank's own processes; names of processes and threads only where something was recorded."""
+        column = values.get(source.process, "NULL")
+        if column == "NULL":
+            return []
+        if self._group.whole and source.table not in ("ThreadNames", "PROCESSES"):
+            return []
+        pids = ", ".join(map(str, sorted(self._group.pids)))
+        return [f"{PID.format(column)} IN ({pids})"]
+
+
+class NsysReader:
+    """sqlite exports of nsys reports."""
+
+    name = "nsys"
+
+    def recognises(self, path: Path, head: bytes) -> bool:
+        """Another program's sqlite file is refused here, and so is a damaged one."""
+        if not head.startswith(SQLITE_MAGIC):
+            return False
+        open_export(path).close()
+        return True
+
+    def identify(self, path: Path) -> TraceIdentity:
+        return self.identify_parts(path)[0]
+
+    def identify_parts(self, path: Path) -> list[TraceIdentity]:
+        export = open_export(path)
+        try:
+            return [
+                TraceIdentity(group.rank, group.source, group.world_size, export.capture_id, group.part)
+                for group in groups_of(export)
+            ]
+        finally:
+            export.close()
+
+    def open(self, path: Path, part: str = "") -> NsysReading:
+        return NsysReading(path, part)
+
+
+NSYS = NsysReader()
+
+
+def _group(export: NsysExport, part: str) -> ProcessGroup:
+    groups = groups_of(export)
+    return next((group for group in groups if group.part == part), groups[0])
+
+
+def _event_strings(export: NsysExport) -> list[tuple[int, str]]:
+    """Names of events. The recorded environments and the program's own output are strings too: they are left."""
+    where = f"length(CAST(value AS BLOB)) < {_LONGEST_STRING} AND instr(CAST(value AS BLOB), x'00') = 0"
+    if export.has("ProcessStreams", "contentId"):
+        where += " AND id NOT IN (SELECT contentId FROM ProcessStreams WHERE contentId IS NOT NULL)"
+    ((count,),) = export.rows("SELECT count(*) FROM StringIds")
+    if count > _MANY_STRINGS:
+        where += f" AND id IN ({_referenced(export)})"
+    rows = export.rows(f"SELECT id, value FROM StringIds WHERE {where}")
+    return [(number, export.text(value)) for number, value in rows]
+
+
+def _referenced(export: NsysExport) -> str:
+    """The ids that events use: with CPU sampling most strings are symbols, which we do not read."""
+    columns = [
+        (source.table, source.columns["name"])
+        for source in (*plain_sources(export), *other_sources(export))
+        if "name" in source.columns
+    ]
+    found = [f'SELECT "{column}" FROM {table}' for table, column in columns if export.has(table, column)]
+    return " UNION ".join(found) or "NULL"
+
+
+def _metric_names(export: NsysExport) -> list[tuple[int, str]]:
+    if not export.has("TARGET_INFO_GPU_METRICS", "metricId", "metricName"):
+        return []
+    rows = export.rows("SELECT metricId, min(metricName) FROM TARGET_INFO_GPU_METRICS GROUP BY metricId")
+    return [(number, export.text(name)) for number, name in rows]
+
+
+def _header(export: NsysExport, group: ProcessGroup) -> dict[str, Any]:
+    """What segment.json keeps: the devices as Kineto describes them, and who wrote this. No recorded variable."""
+    header: dict[str, Any] = {"nsys": {"version": export.version, "schema": export.schema}}
+    header["deviceProperties"] = _devices(export)
+    header["processes"] = sorted(group.pids)
+    if group.others:
+        header["otherProcesses"] = group.others
+    header["recordedEnvironment"] = bool(recorded_environments(export))
+    if group.rank is not None and group.world_size is not None:
+        header["distributedInfo"] = {"rank": group.rank, "world_size": group.world_size}
+    return header
+
+
+_DEVICE_FACTS = {
+    "name": "name",
+    "totalGlobalMem": "totalMemory",
+    "computeMajor": "computeMajor",
+    "computeMinor": "computeMinor",
+    "numSms": "smCount",
+    "maxThreadsPerBlock": "maxThreadsPerBlock",
+    "regsPerMultiprocessor": "maxRegistersPerSm",
+    "warpSize": "threadsPerWarp",
+    "sharedMemPerBlock": "maxShmemPerBlock",
+    "sharedMemPerMultiprocessor": "maxShmemPerSm",
+    "memoryBandwidth": "memoryBandwidth",
+}
+
+
+def _devices(export: NsysExport) -> list[dict[str, Any]]:
+    if not export.has("TARGET_INFO_GPU", "id"):
+        return []
+    facts = {key: column for key, column in _DEVICE_FACTS.items() if export.has("TARGET_INFO_GPU", column)}
+    columns = ", ".join(["id", *facts.values()])
+    devices = []
+    for number, *values in export.rows(f"SELECT {columns} FROM TARGET_INFO_GPU ORDER BY id"):
+        named = {
+            key: export.text(v) if isinstance(v, bytes) else v for key, v in zip(facts, values, strict=True)
+        }
+        devices.append({"id": number, **named})
+    return devices

@@ -1,0 +1,148 @@
+"""Takes the recorded environment out of an nsys export: every place of it, and the bytes on the pages too.
+
+nsys writes the variables of the command into META_DATA_CAPTURE, those of the session into TARGET_INFO_SYSTEM_ENV,
+and those of every process among the strings, beside what the processes printed.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sqlite3
+from collections.abc import Iterable, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+from rankscope.errors import ReadError
+from rankscope.readers.nsys.export import NsysExport, damaged, open_export
+from rankscope.readers.nsys.identity import recorded_environments
+
+_SECRET_NAME = re.compile(r"(?i)token|secret|passw|credential|api_?key|access_?key|private|auth|session_key")
+_TELLING = 6
+"""A secret's value is looked for everywhere when it has at least so many characters; '1' would be everywhere."""
+_CHUNK = 16 << 20
+
+
+@dataclass(frozen=True)
+class Scrubbed:
+    """What was taken out."""
+
+    variables: int
+    """Names of recorded variables."""
+    outputs: int
+    """Texts that the program printed and nsys kept."""
+
+
+def scrub(source: Path, target: Path) -> Scrubbed:
+    """Write `source` without its environment to `target`, which appears only when it is whole and clean."""
+    with closing(open_export(source)) as export:
+        environments = recorded_environments(export)
+        outputs = _output_ids(export)
+        tables = {name: columns for name, columns in export.tables.items() if not name.startswith("ENUM_")}
+    unfinished = target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        with unfinished.open("xb") as file:
+            os.fchmod(file.fileno(), 0o600)
+            with source.open("rb") as original:
+                shutil.copyfileobj(original, file, _CHUNK)
+        _clean(unfinished, tables, environments, outputs)
+        _check(unfinished, environments, source)
+        unfinished.replace(target)
+    except sqlite3.Error as error:
+        raise damaged(source, error) from error
+    finally:
+        unfinished.unlink(missing_ok=True)
+    return Scrubbed(len({name for environment in environments for name in environment}), len(outputs))
+
+
+def _output_ids(export: NsysExport) -> list[int]:
+    if not export.has("ProcessStreams", "contentId"):
+        return []
+    rows = export.rows(
+        "SELECT s.id FROM StringIds s JOIN ProcessStreams p ON p.contentId = s.id WHERE length(s.value) > 0"
+    )
+    return [number for (number,) in rows]
+
+
+def _clean(
+    path: Path,
+    tables: dict[str, frozenset[str]],
+    environments: list[dict[str, str]],
+    outputs: list[int],
+) -> None:
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        # No journal on disk, and freed pages are overwritten: nothing of the old text may stay anywhere.
+        connection.execute("PRAGMA journal_mode = MEMORY")
+        connection.execute("PRAGMA secure_delete = ON")
+        connection.execute("BEGIN")
+        if "META_DATA_CAPTURE" in tables:
+            connection.execute("DELETE FROM META_DATA_CAPTURE WHERE name LIKE '%ENVIRONMENT_VARIABLE%'")
+        if "TARGET_INFO_SYSTEM_ENV" in tables:
+            connection.execute("DELETE FROM TARGET_INFO_SYSTEM_ENV WHERE name = 'DeviceEnvironment'")
+        connection.execute("UPDATE StringIds SET value = '' WHERE instr(CAST(value AS BLOB), x'00') > 0")
+        connection.executemany(
+            "UPDATE StringIds SET value = '' WHERE id = ?", [(number,) for number in outputs]
+        )
+        if (pattern := _telling(environments)) is not None:
+            _replace_everywhere(connection, tables, pattern)
+        connection.execute("COMMIT")
+        connection.execute("VACUUM")
+
+
+def _replace_everywhere(
+    connection: sqlite3.Connection, tables: dict[str, frozenset[str]], pattern: re.Pattern[bytes]
+) -> None:
+    """In every text of every table, in one pass; as bytes, since texts need not be UTF-8."""
+    connection.create_function("tells", 1, lambda text: bool(text and pattern.search(text)))
+    connection.create_function("cleaned", 1, lambda text: pattern.sub(b"[removed]", text))
+    for table, column in _text_columns(connection, tables):
+        text = f'CAST("{column}" AS BLOB)'
+        connection.execute(
+            f'UPDATE "{table}" SET "{column}" = CAST(cleaned({text}) AS TEXT) WHERE tells({text})'
+        )
+
+
+def _text_columns(
+    connection: sqlite3.Connection, tables: dict[str, frozenset[str]]
+) -> Iterator[tuple[str, str]]:
+    for table in tables:
+        for _, name, kind, *_ in connection.execute(f'PRAGMA table_info("{table}")').fetchall():
+            if "INT" not in kind.upper() and "REAL" not in kind.upper():
+                yield table, name
+
+
+def _telling(environments: Iterable[dict[str, str]]) -> re.Pattern[bytes] | None:
+    texts = [text.encode() for text in _telling_texts(environments)]
+    return re.compile(b"|".join(map(re.escape, texts))) if texts else None
+
+
+def _telling_texts(environments: Iterable[dict[str, str]]) -> list[str]:
+    """What must not be found any more: NAME=value, and the bare values of variables that are named like secrets."""
+    texts = set()
+    for environment in environments:
+        for name, value in environment.items():
+            if value:
+                texts |= {f"{name}={value}", f'{name}="{value}"'}
+            if len(value) >= _TELLING and _SECRET_NAME.search(name):
+                texts.add(value)
+    return sorted(texts, key=len, reverse=True)
+
+
+def _check(path: Path, environments: list[dict[str, str]], source: Path) -> None:
+    """Look at the bytes themselves."""
+    pattern = _telling(environments)
+    if pattern is None:
+        return
+    overlap = max(len(text.encode()) for text in _telling_texts(environments))
+    with path.open("rb") as file:
+        before = b""
+        while piece := file.read(_CHUNK):
+            if pattern.search(before + piece):
+                raise ReadError(
+                    f"{source} still holds recorded variables after scrubbing",
+                    why="This version of nsys keeps them in a place rankscope does not know.",
+                    hint="Do not pass the file on; please report the nsys version (rankscope doctor shows it).",
+                )
+            before = piece[-overlap:]

@@ -1,0 +1,121 @@
+"""How a table of an nsys export becomes events: the columns to take, and SQL that makes them model.EVENTS.
+
+`r` is a row of the table, `s` the string its name refers to. Only the way is here; which tables there are, is in
+nsys_events and nsys_nvtx.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from rankscope.model import EVENTS
+from rankscope.readers.nsys.export import PID, TID, NsysExport
+
+CORRELATION_BITS = 32
+"""CUPTI's correlation ids; which process one is of stands above them."""
+
+MEMORY_TYPE = (
+    'STRUCT("Bytes" BIGINT, "Total Allocated" BIGINT, "Total Reserved" BIGINT, "Device Type" BIGINT, '
+    '"Device Id" BIGINT, "Addr" BIGINT)'
+)
+_EMPTY = {
+    "ph": "'X'",
+    "pid": f"({PID.format('r.thread')})::VARCHAR",
+    "tid": f"({TID.format('r.thread')})::VARCHAR",
+    "ts_ns": "r.start",
+    "dur_ns": "r.stop - r.start",
+    "flow": "NULL::VARCHAR",
+    "args": "NULL",
+    "correlation": "NULL::BIGINT",
+    "external_id": "NULL::BIGINT",
+    "device": "NULL::BIGINT",
+    "stream": "NULL::BIGINT",
+    "bytes": "NULL::BIGINT",
+    "collective": "NULL::VARCHAR",
+    "memory": f"NULL::{MEMORY_TYPE}",
+    "shapes": "NULL::VARCHAR[]",
+}
+ON_DEVICE = {
+    "pid": "r.device::VARCHAR",
+    "tid": "r.stream::VARCHAR",
+    "correlation": "r.correlation",
+    "device": "r.device",
+    "stream": "r.stream",
+}
+
+
+@dataclass(frozen=True)
+class Source:
+    """One table: what to take from it and what to make of it."""
+
+    table: str
+    columns: dict[str, str]
+    """Our name of a value -> its column; one that this export does not have is null."""
+    events: dict[str, str]
+    """Column of EVENTS -> SQL over r and s; what is not here is empty."""
+    process: str = "thread"
+    """Which of the values holds the process."""
+    texts: frozenset[str] = frozenset()
+    """Values that are text of their own, not a string's id."""
+    where: str = ""
+    needs: tuple[str, ...] = ()
+    """Columns without which the table is not what we take it for."""
+    more: dict[str, str] = field(default_factory=dict)
+    """Our name -> SQL in sqlite, where a value is not just a column."""
+    joins: str = ""
+    """What else the events are joined with, as SQL."""
+    whole: bool = False
+    """The table must be read in one piece: its events build on each other."""
+
+    def found_in(self, export: NsysExport) -> bool:
+        return export.has(self.table, *self.needs)
+
+    def sqlite_values(self, export: NsysExport) -> dict[str, str]:
+        there = export.tables[self.table]
+        plain = {name: f'"{column}"' if column in there else "NULL" for name, column in self.columns.items()}
+        return {**plain, **self.more}
+
+    def select(self, rows: str, strings: str, processes: Sequence[int] = ()) -> str:
+        """The events, from SQL that yields the values and SQL that yields the strings.
+
+        Each process counts its correlations and streams from 1 anew: of several processes all but the first get
+        numbers and tracks of their own.
+        """
+        columns = {**_EMPTY, **self.events}
+        if len(processes) > 1 and "correlation" in self.events:
+            process = PID.format("r.thread")
+            index = f"(coalesce(list_position({list(processes)}, {process}), 1) - 1)"
+            columns["correlation"] = f"({index}::BIGINT << {CORRELATION_BITS}) + ({columns['correlation']})"
+            if columns["pid"] == ON_DEVICE["pid"]:
+                other = f"CASE WHEN {index} > 0 THEN ' of process ' || ({process}) END"
+                columns["tid"] = f"concat({columns['tid']}, {other})"
+        columns["args"] = f"({columns['args']})::JSON"
+        values = ", ".join(f"{columns[name]} AS {name}" for name in EVENTS.columns)
+        return f"SELECT {values} FROM {rows} r LEFT JOIN {strings} s ON s.id = r.name {self.joins}"
+
+
+def arguments(*pieces: str) -> str:
+    """A JSON object from pieces; one that is null is left out."""
+    return f"concat('{{', substr(concat({', '.join(pieces)}), 2), '}}')"
+
+
+def number(key: str, sql: str) -> str:
+    return f"""',"{key}":' || {sql}"""
+
+
+def text(key: str, sql: str) -> str:
+    return f"""',"{key}":' || to_json({sql})::VARCHAR"""
+
+
+def numbers(**keys: str) -> Iterable[str]:
+    return (number(key.replace("_", " "), f"r.{name}") for key, name in keys.items())
+
+
+def choice(value: str, choices: dict[int, str], otherwise: str = "NULL") -> str:
+    whens = " ".join(f"WHEN {number} THEN '{name}'" for number, name in choices.items())
+    return f"CASE {value} {whens} ELSE {otherwise} END"
+
+
+def triple(key: str, x: str, y: str, z: str) -> str:
+    return f"""',"{key}":[' || r.{x} || ',' || r.{y} || ',' || r.{z} || ']'"""

@@ -1,0 +1,5 @@
+"""Collectives: the table written for each segment, process groups, and matching them across ranks.
+
+`table` is called while a segment is written; `loading.matched_collectives` when a run is opened. Analyses read
+`run.collectives` and the arrays defined in `matching`.
+"""

@@ -1,0 +1,219 @@
+"""The collectives of a run as arrays, with their process groups, before anything is matched."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rankscope.collective_kinds import KINDS, POINT_TO_POINT
+from rankscope.store.arrays import number_rows
+from rankscope.store.collectives.groups import UNKNOWN, Group, groups_of_threads, header_groups, told_group
+from rankscope.store.collectives.matching import NONE, Collectives, match_collectives
+
+if TYPE_CHECKING:
+    from rankscope.store.run import Run
+
+Ints = NDArray[np.int64]
+
+_DTYPE_BYTES = {
+    "float64": 8, "int64": 8, "complex64": 8, "complex128": 16, "float32": 4, "int32": 4, "float16": 2,
+    "bfloat16": 2, "int16": 2, "int8": 1, "uint8": 1, "bool": 1,
+}  # fmt: skip
+
+_APART_NS = 60_000_000_000
+"""Recordings farther apart than this by wall clock are not of the same moment; no cluster's clocks differ so much."""
+_CREDIBLE_UNIX_NS = 10**18
+"""2001: an earlier time is not a wall clock's, but counts from the machine's start."""
+
+
+def matched_collectives(run: Run) -> Collectives:
+    """The collectives of all ranks, and which of them are the same one."""
+    found = load_collectives(run)
+    era = eras(run)
+    files, place = number_rows([found.rank, found.segment])
+    numbers = np.array([era[rank, segment] for rank, segment in files.tolist()], dtype=np.int64)
+    return match_collectives(found, numbers[place])
+
+
+def moved(rows: Collectives, shifts: Mapping[tuple[int, int], int]) -> Collectives:
+    """The same with each file's times moved."""
+    files, place = number_rows([rows.rank, rows.segment])
+    by = np.array([shifts[rank, segment] for rank, segment in files.tolist()], dtype=np.int64)[place]
+    called = np.where(rows.call_start == NONE, NONE, rows.call_start + by)
+    return replace(rows, start=rows.start + by, end=rows.end + by, call_start=called)
+
+
+def load_collectives(run: Run) -> Collectives:
+    """Every entry of `collectives`, sorted by rank and start; nothing is matched yet."""
+    labels, columns = _columns(run)
+    groups, group_of_label = _groups(run, labels)
+    dtypes = sorted({row["dtype"] for row in labels if row["dtype"] is not None})
+    code = columns["label"]
+
+    def of_label(values: list[int]) -> Ints:
+        return np.array(values, dtype=np.int64)[code] if len(code) else code
+
+    kind = of_label([KINDS.index(row["kind"]) if row["kind"] in KINDS else len(KINDS) - 1 for row in labels])
+    group = of_label(group_of_label)
+    return Collectives(
+        rank=columns["rank"],
+        segment=columns["segment"],
+        slice=columns["id"],
+        track=columns["track"],
+        group=group,
+        kind=kind,
+        dtype=of_label([dtypes.index(row["dtype"]) if row["dtype"] else NONE for row in labels]),
+        bytes=_bytes(
+            kind,
+            columns["in_elements"],
+            columns["out_elements"],
+            of_label([_element_bytes(row["dtype"]) for row in labels]),
+            np.array([found.size or 0 for found in groups], dtype=np.int64)[group],
+        ),
+        seq=columns["seq"],
+        step=columns["step"],
+        start=columns["start_ns"],
+        end=columns["start_ns"] + columns["dur_ns"],
+        on_device=of_label([row["place"] == "device" for row in labels]).astype(bool),
+        call=columns["call"],
+        call_start=columns["call_ns"],
+        peer=columns["peer"],
+        in_elements=columns["in_elements"],
+        out_elements=columns["out_elements"],
+        match=np.full(len(code), NONE),
+        groups=tuple(groups),
+        dtypes=tuple(dtypes),
+    )
+
+
+_LABELS = ("place", "kind", "dtype", "group_name", "group_description", "group_ranks", "group_size")
+
+
+def _columns(run: Run) -> tuple[list[dict[str, Any]], dict[str, Ints]]:
+    """Texts once each, and numbers for every entry; `label` says which texts."""
+    texts = ", ".join(f"c.{name}" for name in _LABELS)
+    # who serves an unnamed group is told by where it runs
+    where = ", ".join(
+        f"CASE WHEN c.group_name IS NULL THEN c.{name} END AS of_{name}"
+        for name in ("rank", "segment", "track")
+    )
+    run.connection.execute(f"""
+        CREATE OR REPLACE TEMP TABLE collective_labels AS
+        SELECT row_number() OVER () - 1 AS label, *
+        FROM (SELECT DISTINCT {texts}, {where} FROM collectives c ORDER BY ALL)
+    """)
+    same = " AND ".join(f"l.{name} IS NOT DISTINCT FROM c.{name}" for name in _LABELS)
+    same += "".join(
+        f" AND l.of_{name} IS NOT DISTINCT FROM CASE WHEN c.group_name IS NULL THEN c.{name} END"
+        for name in ("rank", "segment", "track")
+    )
+    optional = ("step", "call", "call_ns", "seq", "in_elements", "out_elements", "peer")
+    numbers = ", ".join(f"coalesce(c.{name}, {NONE})::BIGINT AS {name}" for name in optional)
+    columns = run.arrays(f"""
+        SELECT l.label, c.rank::BIGINT AS rank, c.segment::BIGINT AS segment, c.id, c.track::BIGINT AS track,
+               c.start_ns, c.dur_ns, {numbers}
+        FROM collectives c JOIN collective_labels l ON {same}
+        ORDER BY c.rank, c.start_ns, c.id
+    """)
+    labels = run.records("""
+        SELECT l.*, t.tid, t.stream FROM collective_labels l
+        LEFT JOIN tracks t ON t.rank = l.of_rank AND t.segment = l.of_segment AND t.track = l.of_track
+        ORDER BY l.label
+    """)
+    return labels, columns
+
+
+def _groups(run: Run, labels: list[dict[str, Any]]) -> tuple[list[Group], list[int]]:
+    """The process groups, and each label's place among them."""
+    listed = {
+        (entry.rank, entry.segment): header_groups(entry.manifest.get("header", {}))
+        for entry in run.timelines
+    }
+    everywhere = list({group: None for groups in listed.values() for group in groups})
+    unnamed = _unnamed_groups(labels, listed)
+    groups: dict[Group, int] = {}
+    places = []
+    for number, row in enumerate(labels):
+        if row["group_name"] is None:
+            group = unnamed[number]
+        else:
+            group = told_group(
+                row["group_name"], row["group_description"], row["group_ranks"], row["group_size"], everywhere
+            )
+        places.append(groups.setdefault(group, len(groups)))
+    return list(groups), places
+
+
+def _unnamed_groups(
+    labels: list[dict[str, Any]], listed: dict[tuple[int, int], list[Group]]
+) -> dict[int, Group]:
+    """Groups of collectives without metadata, by label: from the header, and from threads and streams."""
+    by_file: dict[tuple[int, int], list[int]] = {}
+    for number, row in enumerate(labels):
+        if row["group_name"] is None:
+            by_file.setdefault((row["of_rank"], row["of_segment"]), []).append(number)
+    found: dict[int, Group] = {}
+    for file, numbers in by_file.items():
+        known = listed.get(file, [])
+        on_workers = [
+            n for n in numbers if labels[n]["place"] == "host" and labels[n]["kind"] not in POINT_TO_POINT
+        ]
+        threads = sorted({labels[n]["tid"] or "" for n in on_workers})
+        workers = groups_of_threads(threads, known)
+        streams = sorted({labels[n]["stream"] or 0 for n in numbers if labels[n]["place"] == "device"})
+        for n in numbers:
+            row = labels[n]
+            if len(known) == 1:
+                found[n] = known[0]
+            elif row["place"] == "host":
+                found[n] = workers.get(row["tid"] or "", Group(UNKNOWN))
+            else:  # NCCL gives each process group a stream of its own, in the order in which they are made
+                place = streams.index(row["stream"] or 0)
+                found[n] = Group(UNKNOWN if len(streams) == 1 else f"{UNKNOWN}{place}")
+    return found
+
+
+def _element_bytes(dtype: str | None) -> int:
+    return 1 if (dtype or "").startswith("float8") else _DTYPE_BYTES.get(dtype or "", 0)
+
+
+def _bytes(kind: Ints, inside: Ints, outside: Ints, element: Ints, size: Ints) -> Ints:
+    """S of nccl-tests: what is reduced, or the sum of what all ranks contribute (FACTS section 7)."""
+    gathers = np.isin(kind, [KINDS.index("all_gather"), KINDS.index("gather")])
+    spreads = np.isin(kind, [KINDS.index("scatter")])
+    takes = np.isin(kind, [KINDS.index("recv")])
+    elements = np.where(gathers, np.where((inside != NONE) & (size > 0), inside * size, outside), inside)
+    elements = np.where(spreads, np.where((outside != NONE) & (size > 0), outside * size, inside), elements)
+    elements = np.where(takes & (outside != NONE), outside, elements)
+    return np.where((elements >= 0) & (element > 0), elements * element, NONE)
+
+
+def eras(run: Run) -> dict[tuple[int, int], int]:
+    """A number for each file: files of the same number were recorded by the same job at the same time.
+
+    Jobs count only where every file names its own, times only where every file has a wall clock's.
+    """
+    files = run.timelines
+    jobs = {(entry.rank, entry.segment): job_of(entry.manifest.get("header", {})) for entry in files}
+    by_job = all(jobs.values())
+    by_time = all(entry.unix_origin_ns >= _CREDIBLE_UNIX_NS for entry in files)
+    era, reach = 0, 0
+    keys: dict[tuple[int, int], tuple[int, str]] = {}
+    for entry in sorted(files, key=lambda entry: entry.unix_origin_ns):
+        if keys and by_time and entry.unix_origin_ns > reach + _APART_NS:
+            era += 1
+        reach = max(reach, entry.unix_origin_ns + int(entry.manifest["end_ns"]))
+        file = entry.rank, entry.segment
+        keys[file] = (era, jobs[file] if by_job else "")
+    known = {key: number for number, key in enumerate(dict.fromkeys(keys.values()))}
+    return {file: known[key] for file, key in keys.items()}
+
+
+def job_of(header: Mapping[str, Any]) -> str:
+    """The job rankscope's capture wrote into the trace; '' where another tool made it."""
+    told = header.get("rankscope")
+    return str(told.get("job", "")) if isinstance(told, dict) else ""

@@ -1,0 +1,305 @@
+"""From a result to its chart, one function a report. They choose what is drawn; nothing is computed here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rankscope.analysis.core.result import Result
+from rankscope.errors import RankscopeError
+from rankscope.units import format_ns, format_value
+from rankscope.views.charts.bars import Bar, Part, bars, paired_bars
+from rankscope.views.charts.chart import Chart
+from rankscope.views.charts.lines import MOST_LINES, Band, Line, lines
+from rankscope.views.columns import fields
+
+TOP = 15
+_MOST_ROWS = 512
+_VISIBLE = 0.005
+"""A curve below this share of the highest would lie on the axis."""
+_OF_WHAT = {
+    "self_device_ns": "Self time on the device",
+    "total_device_ns": "Time on the device",
+    "device_ns": "Time on the device",
+    "self_host_ns": "Self time on the host",
+    "host_ns": "Time on the host",
+}
+_CLASS_COLOURS = {"COMPUTE": "compute", "COMM": "comm", "COPY": "copy"}
+
+
+class NothingToDrawError(RankscopeError):
+    """The result has no rows, or none with what the chart needs; the notes say why."""
+
+
+def nothing(result: Result, what: str = "has no rows") -> NothingToDrawError:
+    why = " ".join(f"{note[0].upper()}{note[1:]}." for note in result.notes if note)
+    return NothingToDrawError(
+        f"there is nothing to draw: '{result.name}' {what}",
+        why=why or "The run has nothing of the kind.",
+        hint="See what there is: rankscope stats RUN -r all",
+    )
+
+
+def whole_window(result: Result) -> list[dict[str, Any]]:
+    """The rows that speak of the whole window, not of a step of it."""
+    return [row for row in result.rows if row.get("step") is None]
+
+
+def breakdown(result: Result) -> Chart:
+    parts = (
+        Part("compute", "compute"),
+        Part("exposed communication", "comm"),
+        Part("exposed copies", "copy"),
+        Part("idle", "idle"),
+    )
+    names = ("compute_ns", "exposed_comm_ns", "exposed_copy_ns", "idle_ns")
+    rows = [
+        Bar(f"rank {row['rank']}", [row[name] for name in names]) for row in whole_window(result)[:_MOST_ROWS]
+    ]
+    if not rows:
+        raise nothing(result)
+    subtitle = _counted(f"{result.window}; each bar is a rank's span", len(rows), len(whole_window(result)))
+    return bars(result.name, result.title, subtitle, parts, rows, "ns", "Time")
+
+
+def overlap(result: Result) -> Chart:
+    rows = [row for row in whole_window(result) if row.get("collective") is None and row.get("comm_ns")]
+    if not rows:
+        raise nothing(result, "has no communication")
+    drawn = [
+        Bar(
+            f"rank {row['rank']}",
+            [row["hidden_ns"], row["exposed_ns"]],
+            "" if row["overlap_pct"] is None else f"{row['overlap_pct']:.1f} % hidden",
+        )
+        for row in rows[:_MOST_ROWS]
+    ]
+    parts = (Part("hidden behind compute", "s3"), Part("exposed", "comm"))
+    subtitle = _counted(f"{result.window}; communication of each rank", len(drawn), len(rows))
+    return bars(result.name, "Is communication hidden?", subtitle, parts, drawn, "ns", "Time")
+
+
+def idle(result: Result) -> Chart:
+    parts = (
+        Part("host bound", "s2"),
+        Part("launch latency", "s6"),
+        Part("sync", "s4"),
+        Part("dataloader", "s5"),
+        Part("other", "idle"),
+    )
+    names = ("host_bound_ns", "launch_latency_ns", "sync_ns", "dataloader_ns", "other_ns")
+    rows = [
+        Bar(f"rank {row['rank']} · {_device(row.get('device'))}", [row[name] or 0 for name in names])
+        for row in whole_window(result)[:_MOST_ROWS]
+    ]
+    if not rows:
+        raise nothing(result)
+    subtitle = f"{result.window}; each bar is a device's idle time"
+    return bars(result.name, "Why the GPU idles", subtitle, parts, rows, "ns", "Time")
+
+
+def _device(device: object) -> str:
+    return device if isinstance(device, str) else f"GPU {device}"
+
+
+def longest(result: Result) -> Chart:
+    """The first rows of any table that has names and an amount: kernels, ops, calls, families."""
+    name, measure = _name_column(result), _measure_column(result)
+    rows = [row for row in result.rows if row.get(measure[0])]
+    if not name or not rows:
+        raise nothing(result)
+    rows = sorted(rows, key=lambda row: -row[measure[0]])
+    classes = [row.get("class", "COMPUTE") for row in rows[:TOP]]
+    shown = [c for c in _CLASS_COLOURS if c in classes] or ["COMPUTE"]
+    labels = {"COMPUTE": "compute", "COMM": "communication", "COPY": "copies"}
+    parts = [Part(labels[c] if len(shown) > 1 else "", _CLASS_COLOURS[c]) for c in shown]
+    ranks = {row.get("rank") for row in rows}
+    drawn = [
+        Bar(
+            _label(row, name, len(ranks) > 1),
+            [row[measure[0]] if (c == kind or len(shown) == 1) else 0 for c in shown],
+            _note(row, measure),
+        )
+        for row, kind in zip(rows[:TOP], classes, strict=True)
+    ]
+    subtitle = _counted(f"{result.window}; {measure[2].lower()}", len(drawn), len(rows))
+    return bars(result.name, result.title, subtitle, parts, drawn, measure[1], measure[2])
+
+
+def _label(row: dict[str, Any], keys: tuple[str, ...], name_rank: bool) -> str:
+    texts = [str(row[key]) for key in keys if key != "rank" and row.get(key) is not None]
+    return " ".join([f"rank {row['rank']}:", *texts] if name_rank and row.get("rank") is not None else texts)
+
+
+def critical(result: Result) -> Chart:
+    """Whose work the path runs through: a bar a rank, by class."""
+    colours = {
+        "compute": "compute", "comm": "comm", "copy": "copy", "host": "s2", "launch": "s6", "sync": "s4",
+        "dataloader": "s5", "gap": "idle", "between": "s7",
+    }  # fmt: skip
+    sums: dict[int, dict[str, float]] = {}
+    for row in result.rows:
+        mine = sums.setdefault(-1 if row["rank"] is None else row["rank"], {})
+        mine[row["class"]] = mine.get(row["class"], 0) + row["ns"]
+    if not sums:
+        raise nothing(result)
+    there = [kind for kind in colours if any(mine.get(kind) for mine in sums.values())]
+    rows = [
+        Bar(f"rank {rank}" if rank >= 0 else "no rank", [mine.get(kind, 0) for kind in there])
+        for rank, mine in sorted(sums.items())[:_MOST_ROWS]
+    ]
+    parts = [Part(kind, colours[kind]) for kind in there]
+    subtitle = f"{result.window}; how much of the path runs through each rank, and what it does there"
+    return bars(result.name, "The critical path", subtitle, parts, rows, "ns", "Time on the path")
+
+
+def _note(row: dict[str, Any], measure: tuple[str, str, str]) -> str:
+    share = row.get("time_pct")
+    return f"{share:.1f} %" if share is not None else format_value(measure[1], row[measure[0]])
+
+
+def _name_column(result: Result) -> tuple[str, ...]:
+    """What tells the rows apart: text columns that name things, and a rank where there is one."""
+    names = [c.name for c in result.columns if c.name in ("name", "kind", "family", "phase", "key", "what")]
+    names = names or [field.name for field in fields(result) if field.kind == "text"][:1]
+    return tuple(c.name for c in result.columns if c.name in ("rank", "shape", "module", "source")) + tuple(
+        names[-1:]
+    )
+
+
+def _measure_column(result: Result) -> tuple[str, str, str]:
+    """Name, unit and heading of the amount the table is sorted by: totals before anything else."""
+    best = (
+        "total_ns",
+        "self_device_ns",
+        "device_ns",
+        "total_device_ns",
+        "self_host_ns",
+        "host_ns",
+        "duration_ns",
+    )
+    for wanted in best:
+        for column in result.columns:
+            if column.name == wanted and any(row.get(wanted) for row in result.rows):
+                return wanted, column.unit, column.title or _OF_WHAT.get(wanted, "Total time")
+    for column in result.columns:
+        if column.unit in ("ns", "bytes") and any(row.get(column.name) for row in result.rows):
+            return column.name, column.unit, column.title or ("Time" if column.unit == "ns" else "Size")
+    raise nothing(result, "has no column of times or sizes")
+
+
+def steps(result: Result) -> Chart:
+    points: dict[int, list[tuple[float, float]]] = {}
+    for row in sorted(result.rows, key=lambda row: (row["rank"], row["step"])):
+        points.setdefault(row["rank"], []).append((row["step"], row["dur_ns"]))
+    if not points:
+        raise nothing(result)
+    x, y = ("Step", ""), ("Duration", "ns")
+    subtitle = f"{result.window}; on the host"
+    if len(points) <= MOST_LINES:
+        drawn = [Line(f"rank {rank}", line) for rank, line in points.items()]
+        return lines(result.name, "Step times", subtitle, drawn, x, y, whole_x=True)
+    numbers = sorted({step for line in points.values() for step, _ in line})
+    at = {
+        step: sorted(dict(line)[step] for line in points.values() if step in dict(line)) for step in numbers
+    }
+    middle = Line("median rank", [(step, at[step][len(at[step]) // 2]) for step in numbers])
+    band = Band(
+        f"fastest to slowest of {len(points)} ranks", [(step, at[step][0], at[step][-1]) for step in numbers]
+    )
+    return lines(result.name, "Step times", subtitle, [middle], x, y, band=band, whole_x=True)
+
+
+def memory(result: Result) -> Chart:
+    """The curve; of many ranks those with the highest peaks."""
+    series: dict[tuple[int, str], list[dict[str, Any]]] = {}
+    for row in result.rows:
+        series.setdefault((row["rank"], row["device"]), []).append(row)
+    if not series:
+        raise nothing(result)
+    several = len({rank for rank, _ in series}) > 1
+    ordered = sorted(series.items(), key=lambda item: -max(row["allocated_bytes"] for row in item[1]))
+    highest = max(row["allocated_bytes"] for row in ordered[0][1])
+    ordered = [item for item in ordered if max(r["allocated_bytes"] for r in item[1]) >= highest * _VISIBLE]
+    drawn = []
+    for number, ((rank, device), rows) in enumerate(ordered[: MOST_LINES // 2]):
+        label = f"rank {rank}, {device}" if several else device
+        colour = f"s{number + 1}"
+        for what, dashed in (("reserved_bytes", True), ("allocated_bytes", False)):
+            points = [(row["ts_ns"], row[what]) for row in rows if row[what] is not None]
+            if points and max(y for _, y in points):
+                named = f"{label}: {what.partition('_')[0]}"
+                drawn.append(Line(named, points, dashed=dashed, marks=False, colour=colour))
+    subtitle = _counted(f"{result.window}; as the allocator reports it", min(len(ordered), 3), len(ordered))
+    return lines(
+        "memory", "Memory over time", subtitle, drawn, ("Time from the run's start", "ns"), ("Memory", "bytes"),
+        staircase=True,
+    )  # fmt: skip
+
+
+def stragglers(result: Result) -> Chart:
+    rows = [row for row in result.rows if row.get("caused_wait_ns") is not None]
+    if not any(row["caused_wait_ns"] for row in rows):
+        raise nothing(result, "has no rank that made others wait")
+    worst = max(row["caused_wait_ns"] for row in rows)
+    blamed = {rank for finding in result.findings if finding.severity != "info" for rank in finding.ranks}
+    drawn = [
+        Bar(
+            f"rank {row['rank']}",
+            [row["caused_wait_ns"]],
+            f"{row['cause']}, {format_ns(row['caused_wait_ns'])}" if row.get("cause") else "",
+            alarming=row["rank"] in blamed and row["caused_wait_ns"] == worst,
+        )
+        for row in sorted(rows, key=lambda row: row["rank"])[:_MOST_ROWS]
+    ]
+    subtitle = _counted(
+        f"{result.window}; summed over the ranks that waited; the cause is written behind",
+        len(drawn),
+        len(rows),
+    )
+    return bars(
+        result.name,
+        "Waiting each rank caused",
+        subtitle,
+        [Part("", "comm")],
+        drawn,
+        "ns",
+        "Time others waited",
+    )
+
+
+def speed_of_light(result: Result) -> Chart:
+    rows = [
+        row for row in result.rows if row.get("compute_pct") is not None and row.get("memory_pct") is not None
+    ]
+    if not rows:
+        raise nothing(result)
+    drawn = [
+        Bar(str(row["name"]), [row["compute_pct"], row["memory_pct"]])
+        for row in sorted(rows, key=lambda row: -(row.get("duration_ns") or 0))[:TOP]
+    ]
+    subtitle = _counted("measured by Nsight Compute; longest first", len(drawn), len(rows))
+    parts = (
+        Part("compute, % of the SMs' peak", "compute"),
+        Part("memory, % of the memory system's peak", "s2"),
+    )
+    return paired_bars(
+        result.name, "Speed of light", subtitle, parts, drawn, "percent", "Share of the peak", highest=100
+    )
+
+
+def sweep(result: Result) -> Chart:
+    """Figures of `bench sweep`: a line a series."""
+    series: dict[str, list[tuple[float, float]]] = {}
+    for row in result.rows:
+        series.setdefault(row["series"], []).append((row["sequence"], row["flop_s"]))
+    if not series:
+        raise nothing(result)
+    drawn = [Line(label, sorted(points)) for label, points in list(series.items())[:MOST_LINES]]
+    subtitle = _counted("matmuls of one rank, median", len(drawn), len(series))
+    return lines(
+        result.name, result.title, subtitle, drawn, ("Sequence length", ""), ("Rate per rank", "flop/s")
+    )
+
+
+def _counted(text: str, shown: int, there: int) -> str:
+    return text if shown >= there else f"{text}; {shown} of {there:,} drawn"

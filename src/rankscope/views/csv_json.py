@@ -1,0 +1,85 @@
+"""A Result for other programs: CSV and JSON, raw values in the units of the columns, nothing rounded."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from rankscope.analysis.core.result import Result
+from rankscope.views.columns import plain
+from rankscope.views.text import clean
+
+# What a terminal obeys (C0, DEL, C1), what ends a line for some readers, what no encoding takes (surrogates).
+_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+
+
+def csv_text(results: Sequence[Result]) -> str:
+    """One result: a plain CSV. Several: one block each, led by a '#' line and divided by an empty one.
+
+    A record is one line: control characters in a name become a space or U+FFFD. JSON has the exact string.
+    """
+    blocks = []
+    for result in results:
+        out = io.StringIO()
+        writer = csv.writer(out, lineterminator="\n")
+        if len(results) > 1:
+            # A quote here could start a field that runs into the rows below.
+            title = f"# {result.name}: {result.title} ({result.window})"
+            out.write(clean(title).replace('"', "'") + "\n")
+        names = [column.name for column in result.columns]
+        writer.writerow(map(_csv_text, names))
+        for row in result.rows:
+            writer.writerow([_csv_value(row.get(c.name), c.decimals) for c in result.columns])
+        blocks.append(out.getvalue())
+    return "\n".join(blocks)
+
+
+def _csv_text(text: str) -> str:
+    return _CONTROL.sub(lambda match: " " if match[0].isspace() else "\ufffd", text)
+
+
+def _csv_value(value: Any, decimals: int | None = None) -> str:
+    value = plain(value)
+    if value is None:
+        return ""
+    if decimals is not None and isinstance(value, (int, float)):
+        return f"{value:.{decimals}f}"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, (list, dict)):
+        return _dump(value)
+    return _csv_text(value) if isinstance(value, str) else repr(value)
+
+
+def json_text(results: Sequence[Result]) -> str:
+    """One result: its object. Several: a list of them. One row per line, so that grep and diff work too."""
+    documents = [_document(result) for result in results]
+    if len(documents) == 1:
+        return documents[0] + "\n"
+    return _listed("[", documents, "]", "") + "\n"
+
+
+def _document(result: Result) -> str:
+    parts = result.to_dict()
+    names = [column.name for column in result.columns]
+    parts["rows"] = ({name: row.get(name) for name in names} for row in result.rows)
+    listed = ("columns", "rows", "findings", "notes")
+    pairs = (
+        f"{_dump(key)}: {_listed('[', map(_dump, value), ']', '  ') if key in listed else _dump(value)}"
+        for key, value in parts.items()
+    )
+    return _listed("{", pairs, "}", "")
+
+
+def _listed(start: str, items: Iterable[str], end: str, indent: str) -> str:
+    inner = f",\n{indent}  ".join(items)
+    return f"{start}\n{indent}  {inner}\n{indent}{end}" if inner else start + end
+
+
+def _dump(value: Any) -> str:
+    # ASCII only: safe in every locale and on every terminal. DEL is the one control character json lets pass.
+    return json.dumps(plain(value), ensure_ascii=True, allow_nan=False).replace("\x7f", "\\u007f")

@@ -1,0 +1,62 @@
+"""The report in short, as Markdown for a pull request or an issue."""
+
+from __future__ import annotations
+
+from rankscope.analysis.core.result import Result
+from rankscope.version import __version__
+from rankscope.views.markdown import markdown, prose
+from rankscope.views.report.content import Content, Section
+
+_ROWS = {
+    "breakdown": 8,
+    "kernels": 5,
+    "ops": 5,
+    "stragglers": 8,
+    "collectives": 5,
+    "overlap": 8,
+    "diff": 20,
+    "diff-memory": 5,
+}
+"""Rows of the tables that are shown."""
+
+
+def markdown_page(content: Content) -> str:
+    """Verdict, figures, findings, and the few tables that people ask for."""
+    figures = " · ".join(f"**{prose(figure.value)}** {prose(figure.label)}" for figure in content.figures)
+    blocks = [
+        f"# {prose(content.title)}",
+        f"{prose(content.subtitle)}",
+        f"**{prose(content.verdict)}** {prose(content.evidence)}",
+        figures,
+        _findings(content),
+        *(_section(section) for section in content.sections if section.name in _ROWS and section.result.rows),
+        f"Made by rankscope {__version__}: `{content.command} --format markdown`. "
+        f"`{content.command}` writes it with charts.",
+    ]
+    return "\n\n".join(block for block in blocks if block) + "\n"
+
+
+def _findings(content: Content) -> str:
+    noticed = [finding for finding in content.findings if finding.severity != "ok"]
+    lines = [
+        f"- **{finding.severity}**: {prose(finding.title.rstrip('.'))}. {prose(finding.evidence)}".rstrip()
+        for finding in noticed
+    ]
+    return "## Findings\n\n" + "\n".join(lines) if lines else ""
+
+
+def _section(section: Section) -> str:
+    result = section.result
+    short = Result(
+        result.name,
+        result.title,
+        result.window,
+        result.columns,
+        result.rows[: _ROWS[section.name]],
+        notes=result.notes if len(result.rows) <= _ROWS[section.name] else (*result.notes, _more(section)),
+    )
+    return markdown(short).rstrip()
+
+
+def _more(section: Section) -> str:
+    return f"{len(section.result.rows) - _ROWS[section.name]:,} more rows: {section.command}"
