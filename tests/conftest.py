@@ -10,11 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # before numpy: two tests run at a time on two cores
 
 from rankscope.store.ingest import Options, ingest
 from rankscope.store.run import Run
+
+# A busy machine makes a test slow, not wrong.
+settings.register_profile("rankscope", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("rankscope")
 
 ROOT = Path(__file__).parents[1]
 DATA = ROOT / "tests" / "data"
