@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import resource
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple
 
 from rankscope.errors import RankscopeError
+from rankscope.host import resident_bytes
 from rankscope.inapp.job_log import Voice
 from rankscope.inapp.place import current_identity
 from rankscope.units import format_bytes
@@ -31,7 +31,7 @@ class Memory(NamedTuple):
 def memory_now() -> list[Memory]:
     """The process on the host, then each GPU it has used. Waits for nothing."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    found = [Memory("host", _resident(), None, peak, None, None)]
+    found = [Memory("host", resident_bytes() or 0, None, peak, None, None)]
     import torch
 
     if not torch.cuda.is_available() or not torch.cuda.is_initialized():
@@ -74,14 +74,6 @@ def memory_overview() -> str:
         "  ".join([row[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(row[1:], widths[1:], strict=True))])
         for row in rows
     )
-
-
-def _resident() -> int:
-    try:
-        pages = int(Path("/proc/self/statm").read_text().split()[1])
-    except (OSError, ValueError, IndexError):
-        return 0
-    return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 class memory_history:  # noqa: N801  (used like a function: with rankscope.memory_history(...))

@@ -8,13 +8,22 @@ from __future__ import annotations
 
 import os
 import tempfile
+from typing import IO
+
+from rankscope.host import has_descriptor_paths
 
 
 class MemoryFile:
-    """A file without a name, gone when it is closed."""
+    """A file in memory, or in the temporary folder where the system has none; gone when it is closed."""
 
     def __init__(self) -> None:
-        self._descriptor = _nameless_file()
+        self._named: IO[bytes] | None = None
+        if hasattr(os, "memfd_create") and has_descriptor_paths():
+            self._descriptor = os.memfd_create("rankscope")
+            self._path = f"/proc/self/fd/{self._descriptor}"
+        else:  # macOS
+            self._named = tempfile.NamedTemporaryFile(prefix="rankscope-")  # noqa: SIM115 - closed by close
+            self._descriptor, self._path = self._named.fileno(), self._named.name
 
     def write_array(self, content: bytes | memoryview) -> str:
         """Hold this text as a JSON array; returns the path to read it by, as SQL."""
@@ -28,15 +37,10 @@ class MemoryFile:
             rest = memoryview(piece)
             while rest:
                 rest = rest[os.write(self._descriptor, rest) :]
-        return f"'/proc/self/fd/{self._descriptor}'"
+        return f"'{self._path}'"
 
     def close(self) -> None:
-        os.close(self._descriptor)
-
-
-def _nameless_file() -> int:
-    """In memory where the system can, else in the temporary folder."""
-    if hasattr(os, "memfd_create"):
-        return os.memfd_create("rankscope")
-    with tempfile.TemporaryFile() as file:
-        return os.dup(file.fileno())
+        if self._named is not None:
+            self._named.close()
+        else:
+            os.close(self._descriptor)

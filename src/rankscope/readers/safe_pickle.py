@@ -8,13 +8,13 @@ billion), so the load runs under a limit; it is done in a worker process, which 
 from __future__ import annotations
 
 import contextlib
-import os
 import pickle
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from rankscope.errors import ReadError
+from rankscope.host import address_space_bytes, physical_memory_bytes
 from rankscope.readers.byte_stream import ByteStream, open_stream
 
 PICKLE_NAMES = (".pickle", ".pickle.gz", ".pkl", ".pkl.gz")
@@ -132,21 +132,19 @@ def _memory_limit(file_bytes: int) -> Iterator[None]:
     """For this process, while it loads: what it has now, and what a file of this size can need."""
     import resource
 
+    now = address_space_bytes()
+    if now is None:  # macOS: neither the figure nor a limit on address space; the row budget still holds
+        yield
+        return
     before, hard = resource.getrlimit(resource.RLIMIT_AS)
-    with open("/proc/self/statm", encoding="ascii") as file:  # noqa: PTH123 - not a file of the disk
-        now = int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
     # gzip packs such files by up to 1:100; repeated data needs no more memory for being repeated.
-    allowed = now + max(_LEAST_MEMORY, min(file_bytes * _MEMORY_BYTES_PER_BYTE, _physical_memory()))
+    allowed = now + max(_LEAST_MEMORY, min(file_bytes * _MEMORY_BYTES_PER_BYTE, physical_memory_bytes()))
     limits = [limit for limit in (allowed, before, hard) if limit != resource.RLIM_INFINITY]
     resource.setrlimit(resource.RLIMIT_AS, (min(limits), hard))
     try:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_AS, (before, hard))
-
-
-def _physical_memory() -> int:
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 class Budget:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from rankscope.errors import RankscopeError, StoreError
+from rankscope.host import available_memory_bytes, process_exists, usable_cores
 from rankscope.store.layout import (
     Index,
     SegmentEntry,
@@ -195,16 +196,12 @@ def _read(
 
 def _share_machine(files: int, jobs: int | None) -> tuple[int, int, int]:
     """How many files at a time, threads for each, and memory for each one's DuckDB."""
-    cores = len(os.sched_getaffinity(0))
-    budget = _available_memory() // 2
+    cores = usable_cores()
+    budget = available_memory_bytes() // 2
     most = max(1, min(cores, budget // (_LEAST_MEMORY + _WORKER_OVERHEAD)))
     jobs = max(1, min(files, jobs or most))
     memory = min(max(_LEAST_MEMORY, budget // jobs - _WORKER_OVERHEAD), 4_000_000_000)
     return jobs, max(1, cores // jobs), memory
-
-
-def _available_memory() -> int:
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def _move_into_place(built: Path, target: Path) -> None:
@@ -219,7 +216,7 @@ def _remove_stale(store: Path) -> None:
     """Folders left by a call that was killed; those of a running one stay."""
     for folder in store.glob(f"{_STALE_PREFIX}*"):
         pid = folder.name.removeprefix(_STALE_PREFIX).partition("-")[0]
-        if not (pid.isdigit() and Path(f"/proc/{pid}").exists() and int(pid) != os.getpid()):
+        if not (pid.isdigit() and process_exists(int(pid)) and int(pid) != os.getpid()):
             shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import time
 from collections.abc import Callable
@@ -21,6 +20,7 @@ from rankscope.bench.seqpar.reference import (
 from rankscope.bench.seqpar.stopwatch import Stopwatch
 from rankscope.bench.seqpar.world import World
 from rankscope.errors import RankscopeError
+from rankscope.host import usable_cores
 from rankscope.inapp.current_engine import mark_step
 
 FORMAT = 1
@@ -133,7 +133,7 @@ def _described(config: Config, world: World) -> dict[str, Any]:
         "tf32": _tf32(world),
         "torch": torch.__version__,
         "host": platform.node(),
-        "cores": len(os.sched_getaffinity(0)),
+        "cores": usable_cores(),
     }
 
 

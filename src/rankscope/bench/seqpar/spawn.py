@@ -10,6 +10,8 @@ import time
 from collections.abc import Sequence
 from types import FrameType
 
+from rankscope.host import usable_cores
+
 # How long the other ranks have to end by themselves when one has failed.
 _GRACE_S = 5.0
 _POLL_S = 0.02
@@ -18,7 +20,7 @@ _POLL_S = 0.02
 def run_ranks(words: Sequence[str], ranks: int) -> int:
     """Run ``python -m rankscope WORDS`` once for each rank; the exit code of the first that fails, or 0."""
     command = [sys.executable, "-m", "rankscope", *words]
-    threads = os.environ.get("OMP_NUM_THREADS") or str(max(1, len(os.sched_getaffinity(0)) // ranks))
+    threads = os.environ.get("OMP_NUM_THREADS") or str(max(1, usable_cores() // ranks))
     children = [
         subprocess.Popen(
             command,
