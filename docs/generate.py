@@ -1,4 +1,4 @@
-"""Writes docs/commands.md and docs/store.md from the code, and runs docs/notebook.ipynb: none can be out of date.
+"""Writes docs/commands.md, docs/store.md and the graph in docs/architecture.md from the code, and runs docs/notebook.ipynb.
 
 `make docs` runs it; a test compares what it would write with what is there.
 """
@@ -8,6 +8,9 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+from import_graph import architecture_page
 
 from rankscope import cli
 from rankscope.store.run import VIEWS, describe
@@ -49,13 +52,17 @@ def store_page() -> str:
 
 def notebook_page() -> str:
     os.environ["COLUMNS"] = HELP_WIDTH
-    sys.path.insert(0, str(HERE))
     from run_notebook import executed
 
     return executed(HERE / "notebook.ipynb")
 
 
-PAGES = {"commands.md": commands_page, "store.md": store_page, "notebook.ipynb": notebook_page}
+PAGES = {
+    "commands.md": commands_page,
+    "store.md": store_page,
+    "architecture.md": architecture_page,
+    "notebook.ipynb": notebook_page,
+}
 
 
 if __name__ == "__main__":
