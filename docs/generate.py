@@ -1,4 +1,4 @@
-"""Writes docs/commands.md, docs/store.md and the graph in docs/architecture.md from the code, and runs docs/notebook.ipynb.
+"""Writes commands.md, store.md and the graph in architecture.md from the code, and runs notebook.ipynb.
 
 `make docs` runs it; a test compares what it would write with what is there.
 """
