@@ -81,7 +81,7 @@ def test_told_to_end(tmp_path: Path, slurm: dict[str, str]) -> None:
         deadline = time.monotonic() + 60
         while len(list(tmp_path.glob("ready-[01]"))) < 2 and time.monotonic() < deadline:
             time.sleep(0.2)
-        assert "Told job" in run([*JOB, "delete", job], tmp_path, env=slurm).stdout
+        assert "Asked job" in run([*JOB, "delete", job], tmp_path, env=slurm).stdout
         assert waiting.wait(60) == 143
     folder = tmp_path / "run"
     (folder / ".job-exit-code").unlink()

@@ -21,7 +21,7 @@ from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.run_info import facts
 from rankscope.cli import main
 from rankscope.errors import UsageError
-from rankscope.remote import Place, parse_place
+from rankscope.remote.ssh import Place, parse_place
 
 needs_sshd = pytest.mark.skipif(bool(missing()), reason=missing())
 
@@ -228,7 +228,7 @@ def test_view_when_the_connection_breaks(there: LocalSshd, run: Path) -> None:
             os.kill(pid, signal.SIGKILL)
         code, err = view.end()
     assert code == 1
-    assert "the connection to there has ended" in err and "ssh lost it" in err
+    assert "the connection to there was lost" in err and "ssh ended" in err
     assert none_left(run)
 
 

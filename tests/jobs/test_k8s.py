@@ -214,7 +214,7 @@ def test_administrator_only_where_counters_are_read(capsys: pytest.CaptureFixtur
         (["--gpus", "-1"], "--gpus -1"),
         (["-o", "runs/a"], "--output is not for a job"),
         (["--ranks", "x:y"], "x:y"),
-        (["--env", "A"], "--env A says no value"),
+        (["--env", "A"], "--env A has no value"),
         (["--env", "A B=1"], "--env 'A B'"),
         (["--pvc", "Rep orts"], "--pvc"),
         (["--namespace", "x/y"], "--namespace"),

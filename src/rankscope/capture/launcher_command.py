@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -280,3 +281,9 @@ def bootstrap_environment(env: Mapping[str, str], plan_json: str, plan_variable:
         plan_variable: plan_json,
         "PYTHONPATH": f"{bootstrap}{os.pathsep}{path}" if path else bootstrap,
     }
+
+
+def command_text(command: Sequence[str], env: Mapping[str, str]) -> str:
+    """A command line for a shell, with the variables that differ from ours in front."""
+    changed = [f"{name}={shlex.quote(value)}" for name, value in env.items() if os.environ.get(name) != value]
+    return " ".join([*changed, shlex.join(command)])

@@ -10,7 +10,7 @@ import importlib
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from rankscope.errors import RankscopeError, UsageError
@@ -48,16 +48,30 @@ first steps:
 class Command(Protocol):
     """What a module in this package offers."""
 
-    def configure(self, parser: argparse.ArgumentParser) -> None: ...
+    def configure(self, parser: Parser) -> None: ...
 
     def main(self, args: argparse.Namespace) -> int: ...
+
+
+# The line in the help of the command, `configure` for its parser, and `run`.
+Subcommand = tuple[str, Callable[[argparse.ArgumentParser], None], Callable[[argparse.Namespace], int]]
 
 
 class Parser(argparse.ArgumentParser):
     """An argument parser whose errors have our three parts and exit code 2."""
 
+    subcommands: tuple[argparse.ArgumentParser, ...] = ()
+
     def error(self, message: str) -> None:  # type: ignore[override]
         raise UsageError(f"{self.prog}: {message}", hint=f"See: {self.prog} --help")
+
+    def add_subcommands(self, dest: str, commands: Mapping[str, Subcommand]) -> None:
+        """A parser for each name; the chosen name is ``dest`` of the parsed arguments."""
+        parsers = self.add_subparsers(dest=dest, metavar=dest.upper(), required=True)
+        for name, (summary, configure, _) in commands.items():
+            added = parsers.add_parser(name, help=summary, formatter_class=HelpFormatter, allow_abbrev=False)
+            configure(added)
+            self.subcommands += (added,)
 
 
 class HelpFormatter(argparse.RawDescriptionHelpFormatter):
@@ -101,10 +115,7 @@ def help_texts(name: str) -> list[tuple[str, str]]:
     """The help of a command and of its subcommands, each with its title; docs are made from it."""
     parser, _ = command_parser(name)
     texts = [(parser.prog, parser.format_help())]
-    for action in parser._actions:
-        if isinstance(action, argparse._SubParsersAction):
-            texts += [(sub.prog, sub.format_help()) for sub in action.choices.values()]
-    return texts
+    return [*texts, *((sub.prog, sub.format_help()) for sub in parser.subcommands)]
 
 
 def top_level_help() -> str:

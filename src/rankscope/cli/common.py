@@ -88,6 +88,17 @@ def add_clocks(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_remote_options(parser: argparse.ArgumentParser, title: str) -> None:
+    add = parser.add_argument_group(title).add_argument
+    add("--ssh", default="ssh", metavar="COMMAND", help="such as 'ssh -i KEY -J GATE' (default: ssh)")
+    add(
+        "--remote-rankscope",
+        default="rankscope",
+        metavar="COMMAND",
+        help="over there, such as .venv/bin/rankscope or 'python3 -m rankscope' (default: rankscope)",
+    )
+
+
 def add_fail_on(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--fail-on",

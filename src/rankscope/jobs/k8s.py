@@ -6,9 +6,11 @@ Plain data in, plain data out; jobs/kubectl.py speaks with the cluster.
 from __future__ import annotations
 
 import re
+import time
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+from rankscope.capture.job_name import script_name
 from rankscope.errors import UsageError
 from rankscope.jobs.yaml_text import Node, documents
 
@@ -163,6 +165,23 @@ def size_bytes(option: str, text: str) -> int:
             hint="For example: 64Gi",
         )
     return int(match[1]) * _UNITS[match[2]]
+
+
+def parse_devices(option: str, value: object) -> int:
+    """A number of devices of a worker; 0 is none."""
+    text = str(value)
+    if not text.isascii() or not text.isdecimal():
+        raise UsageError(
+            f"{option} {text} is not a number", why="It counts devices.", hint=f"For example: {option} 4"
+        )
+    return int(text)
+
+
+def default_name(command: tuple[str, ...]) -> str:
+    """The script's name and the time, so that two jobs of one script have different folders."""
+    stem = re.sub(r"[^a-z0-9]+", "-", script_name(command).lower()).strip("-") if command else ""
+    stem = stem if stem[:1].isalpha() else f"job-{stem}".rstrip("-")
+    return f"{stem[:30].rstrip('-')}-{time.strftime('%m%d-%H%M%S')}"
 
 
 def manifest(job: K8sJob) -> str:

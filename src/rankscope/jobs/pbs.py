@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 
+from rankscope.jobs.scheduler import Scheduler, State, ask
 from rankscope.jobs.script import Dialect
 from rankscope.jobs.spec import Spec
-from rankscope.jobs.submit import Scheduler, State, ask
 
 
 def dialect(spec: Spec) -> Dialect:

@@ -139,7 +139,7 @@ def _line_with(log: str, text: str) -> str:
     return next((line.strip() for line in log.splitlines() if text in line), "")
 
 
-def last_words(log: str) -> str:
+def refusal_reason(log: str) -> str:
     """The profiler's reason for not starting, from what it printed: the first line that says something."""
     lines = [line.strip() for line in log.splitlines()]
     said = [line for line in lines if line and not line.startswith(("usage:", "Try '", "["))]

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Callable
 from typing import NamedTuple
 
-from rankscope.cli import HelpFormatter
+from rankscope.cli import Parser
 from rankscope.cli.job import batch, container, k8s, manage
 
 TAKES_COMMAND = True
@@ -29,13 +29,10 @@ class Job(NamedTuple):
     run: Callable[[argparse.Namespace], int]
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
+def configure(parser: Parser) -> None:
     parser.description = "Write the job around a profile, submit it, follow it."
     parser.epilog = EPILOG
-    commands = parser.add_subparsers(dest="kind", metavar="KIND", required=True)
-    for name, job in JOBS.items():
-        sub = commands.add_parser(name, help=job.summary, formatter_class=HelpFormatter, allow_abbrev=False)
-        job.configure(sub)
+    parser.add_subcommands("kind", JOBS)
 
 
 def main(args: argparse.Namespace) -> int:

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from rankscope.capture.supervise import FORWARDED, SI_KERNEL, become
+from rankscope.capture.child_process import FORWARDED, SI_KERNEL, become
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
