@@ -33,7 +33,9 @@ fi
 exit $code
 """
 # ncu is refused where there is no driver, and no test machine need have one.
-DRIVER = "import sys; from rankscope.capture import machine; machine.has_driver = lambda: True; "
+DRIVER = (
+    "import sys; from rankscope.capture.under_tool import preflight; preflight.has_driver = lambda: True; "
+)
 DRIVER += "from rankscope.cli import main; sys.exit(main(sys.argv[1:]))"
 
 

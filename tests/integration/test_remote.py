@@ -286,7 +286,7 @@ def test_places(text: str, place: Place) -> None:
     ],
 )
 def test_places_that_are_none(text: str) -> None:
-    with pytest.raises(UsageError, match="names no path"):
+    with pytest.raises(UsageError, match="is not a path"):
         parse_place(text)
 
 
@@ -311,7 +311,7 @@ def test_no_ssh_here(
     monkeypatch.setenv("PATH", str(tmp_path))
     for words in (["view", "ssh://host/a"], ["fetch", "host:a", "-o", str(tmp_path / "a")]):
         assert main(words) == 1
-        assert "ssh is not here" in capsys.readouterr().err
+        assert "ssh is not installed here" in capsys.readouterr().err
 
 
 def test_view_ends_with_stdin(tmp_path: Path) -> None:

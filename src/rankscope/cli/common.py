@@ -261,6 +261,12 @@ class Progress:
             self._stream.flush()
 
 
+def run_name(path: Path) -> str:
+    """A run's name for output files: 'rank-0' of rank-0.pt.trace.json.gz; a folder's whole name."""
+    path = path.resolve()
+    return path.name if path.is_dir() else path.name.split(".")[0]
+
+
 def check_target(path: Path, force: bool) -> None:
     """Never overwrite without being told to."""
     if path.exists() and not force and (path.is_file() or any(path.iterdir())):

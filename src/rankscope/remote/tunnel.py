@@ -37,7 +37,7 @@ class Tunnel:
         )
 
     def address(self) -> str:
-        """The server's address over there, which it prints when it is ready. A shell's profile may print lines before it."""
+        """The server's address over there, printed when it is ready. A shell's profile may print lines before it."""
         assert self._process.stdout
         for line in self._process.stdout:
             if line.startswith("http://"):
@@ -122,7 +122,7 @@ def answers(port: int) -> bool:
 def viewer_command(
     program: Sequence[str], places: Sequence[Place], port: int, options: Mapping[str, object]
 ) -> list[str]:
-    """The command that starts the viewer over there, to be seen from ``port`` here; an option that is None is omitted."""
+    """The command that starts the viewer over there, for a tunnel from ``port`` here. None: option omitted."""
     paths = [path_argument(place.path) for place in places]
     given = [word for name, value in options.items() if value is not None for word in (name, str(value))]
     return [*program, "view", *paths, "--no-open", "--tunnel", str(port), *given]
