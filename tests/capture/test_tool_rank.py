@@ -162,7 +162,7 @@ def test_no_report_and_why(tmp_path: Path) -> None:
         == "the capture range (nvtx:a) never opened, so nsys wrote no report"
     )
     assert left(tmp_path, "one\rtwo\n").why == "nsys wrote no report: two"
-    assert left(tmp_path, ended_early=True).why == "nsys was killed before it had written all"
+    assert left(tmp_path, ended_early=True).why == "nsys was killed before the report was complete"
 
 
 def test_what_ncu_left(tmp_path: Path) -> None:

@@ -88,7 +88,7 @@ def test_told_to_end(tmp_path: Path, slurm: dict[str, str]) -> None:
     for manifest in manifests(folder).values():
         assert [window["state"] for window in manifest["windows"]] == ["partial"]
     assert "2 ranks, " in output_of(tmp_path, "endless-*.out"), "the tables of what there is"
-    assert "told to end" in output_of(tmp_path, "endless-*.err")
+    assert "ended early" in output_of(tmp_path, "endless-*.err")
     for path in folder.glob(".rankscope"):
         path.rename(tmp_path / "store")
     found = traces(folder)

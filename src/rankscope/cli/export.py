@@ -59,7 +59,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="traces without the events' arguments: smaller, and written faster",
     )
-    parser.add_argument("-f", "--force", action="store_true", help="overwrite what is there")
+    parser.add_argument("-f", "--force", action="store_true", help="overwrite existing files")
     add_scope_options(parser)
     add_clocks(parser)
     add_reading_options(parser)

@@ -1,4 +1,4 @@
-"""rankscope whatif: what would it be worth?"""
+"""rankscope whatif: estimate the gain of a change."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ if TYPE_CHECKING:
     from rankscope.analysis.critical_path.scenarios import Scenario
 
 DESCRIPTION = """\
-Play the run again with something different, and say how long a step would take.
-Without an option: the usual questions, one by one. Several options: each alone,
-and all together. What is assumed is printed.
+Replay the run with changed durations, and show how long a step would take.
+Without an option: the common changes, one by one. With several options: each
+alone, and all together. The assumptions are printed.
 """
 EPILOG = """\
 examples:
@@ -30,8 +30,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EPILOG
     add_run_argument(parser)
     add = parser.add_argument
-    add("--hide-comm", action="store_true", help="collectives take no time once all ranks are there")
-    add("--bandwidth", metavar="2x", help="transfers are so many times as fast; latency stays")
+    add("--hide-comm", action="store_true", help="collectives take no time once all ranks have arrived")
+    add("--bandwidth", metavar="2x", help="transfers are this many times as fast; latency stays")
     add(
         "--rank",
         metavar="R=median",
@@ -44,7 +44,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="NAME=2x",
         action="append",
         default=[],
-        help="kernels with NAME in their name are so many times as fast (may be repeated)",
+        help="kernels with NAME in their name are this many times as fast (may be repeated)",
     )
     add("--no-gaps", action="store_true", help="the host and its data are always ready")
     add_scope_options(parser)

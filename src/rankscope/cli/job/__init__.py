@@ -1,4 +1,4 @@
-"""rankscope job: the profile as a job of a scheduler. A kind of job is one line in JOBS."""
+"""rankscope job: the profile as a batch job. A kind of job is one line in JOBS."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ examples:
   rankscope job k8s --image IMAGE --nodes 2 --ppn 8 --pvc reports --submit -- python train.py
   rankscope job container -o image          a folder that builds such an image
 
-Each of them explains itself: rankscope job slurm --help
+Each has its own help: rankscope job slurm --help
 """
 
 
@@ -30,7 +30,7 @@ class Job(NamedTuple):
 
 
 def configure(parser: Parser) -> None:
-    parser.description = "Write the job around a profile, submit it, follow it."
+    parser.description = "Write a batch job with the profiler in it, submit it, follow it."
     parser.epilog = EPILOG
     parser.add_subcommands("kind", JOBS)
 
@@ -49,6 +49,6 @@ JOBS = {
         container.main,
     ),
     "fetch": Job("copy the reports of a job in Kubernetes", k8s.configure_fetch, k8s.run_fetch),
-    "status": Job("where a submitted job is", manage.configure_status, manage.run_status),
+    "status": Job("the state of a submitted job", manage.configure_status, manage.run_status),
     "delete": Job("end a submitted job", manage.configure_delete, manage.run_delete),
 }
