@@ -96,10 +96,10 @@ def measure_hook() -> float:
 
     from rankscope.capture.plan import Plan
     from rankscope.capture.rank import detect
+    from rankscope.capture.rank_files import RankFiles
     from rankscope.capture.schedule import steps_window
     from rankscope.inapp.engine import Engine
     from rankscope.inapp.job_log import Voice
-    from rankscope.inapp.rank_files import RankFiles
 
     with tempfile.TemporaryDirectory() as folder:
         plan = Plan(when=steps_window("1000000:1000001"), output=f"{folder}/run", fallback_after_s=0)

@@ -1,4 +1,4 @@
-"""Numbers as people write them: '0,8-15'. Small and without imports: capture starts with it in every rank."""
+"""Lists of numbers as text: '0,8-15'. Without imports, because every rank of a captured job loads it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ Ranges = tuple[tuple[int, int], ...]
 
 
 def parse_ranges(text: str) -> Ranges:
-    """'0,8-15' as ((0, 0), (8, 15)); ValueError says what is wrong with it."""
+    """'0,8-15' as ((0, 0), (8, 15)); ValueError if it is malformed."""
     found = []
     for item in text.split(","):
         low, dash, high = item.strip().partition("-")
@@ -24,7 +24,7 @@ def numbers_in(ranges: Ranges) -> set[int]:
 
 
 def as_ranges(numbers: list[int]) -> str:
-    """[0, 1, 2, 5] as '0-2,5'; the numbers are in order."""
+    """[0, 1, 2, 5] as '0-2,5'; the numbers must be sorted."""
     parts: list[list[int]] = []
     for number in numbers:
         if parts and parts[-1][1] == number - 1:

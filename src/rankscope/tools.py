@@ -1,4 +1,4 @@
-"""The profilers of others: where nsys and ncu are, and which version. Only this module spells their command lines."""
+"""nsys and ncu: where they are, their versions, and their command lines, which only this module builds."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ class Tool:
     name: str
     path: Path
     version: tuple[int, ...]
-    """As the tool says it: (2023, 4, 4, 54); empty when its answer holds no version."""
+    """As the tool prints it: (2023, 4, 4, 54); empty when its output has no version."""
 
 
 def find_tool(name: str, given: str | None = None) -> Tool:
-    """`nsys` or `ncu`: the one given by the user, else the first on PATH."""
+    """`nsys` or `ncu`: the given path, else the first on PATH."""
     found = shutil.which(given or name)
     if found is None:
         raise ToolError(
             f"cannot find {given or name}",
-            why="There is no such program." if given else f"{_PRODUCTS[name]} is not on the PATH.",
-            hint=f"Load its module or install {_PRODUCTS[name]}, or say where it is: --{name} PATH",
+            why="There is no such program." if given else f"{_PRODUCTS[name]} is not on PATH.",
+            hint=f"Load its module or install {_PRODUCTS[name]}, or give its path: --{name} PATH",
         )
     return Tool(name, Path(found), _version(Path(found)))
 
@@ -54,32 +54,32 @@ def _version(path: Path) -> tuple[int, ...]:
 
 
 def nsys_export(tool: Tool, report: Path, output: Path) -> list[str]:
-    """Writes a report as sqlite."""
+    """The command that writes a report as sqlite."""
     options = ["--type", "sqlite", "--force-overwrite", "true", "--output", str(output)]
     return [str(tool.path), "export", *options, str(report)]
 
 
 def ncu_raw_page(tool: Tool, report: Path) -> list[str]:
-    """Prints everything a report holds as csv; in base units, which need no rounding to fit a prefix."""
+    """The command that prints a whole report as csv, in base units (without prefixes, so without rounding)."""
     return [str(tool.path), "--import", str(report), "--csv", "--page", "raw", "--print-units", "base"]
 
 
-# What a training job is traced for by default. Not osrt: it records every blocking libc call of every thread
-# (50 times the report and twice the run time of a small script with two DataLoader workers).
+# The default of --trace. Without osrt, which records every blocking libc call of every thread: for a small script with
+# two DataLoader workers the report is 50 times as large and the run takes twice as long.
 NSYS_TRACE = "cuda,nvtx"
-# The sets of `ncu --set` that are offered, and how often each kernel is run for it (ncu 2025.3 on an H200).
+# The sets of `ncu --set`, and how many times each kernel runs for it (ncu 2025.3 on an H200).
 NCU_PASSES = {"roofline": 17, "detailed": 20, "full": 38}
-# Kernels that wait for other ranks. ncu runs a kernel several times, alone: one that waits would never end.
+# Kernels that wait for other ranks. ncu runs a kernel several times on one rank alone, so these would never end.
 NCU_NEVER = "nccl|rccl|oneccl|msccl|nvshmem|cross_device_reduce"
 
 
 @dataclass(frozen=True, kw_only=True)
 class NsysOptions:
-    """What is asked of nsys, in its own words."""
+    """Options of `nsys profile`, under its own names."""
 
     trace: str = NSYS_TRACE
     sample: str = "none"
-    """CPU samples: with torch loaded they make gigabytes (2.4 GB against 2 MB for ten seconds)."""
+    """CPU samples. With torch loaded, ten seconds give 2.4 GB, against 2 MB without samples."""
     capture_range: str | None = None
     """cudaProfilerApi, or nvtx:RANGE[@DOMAIN]."""
     captures: int = 1
@@ -95,13 +95,13 @@ class NsysOptions:
 
     @property
     def has_extras(self) -> bool:
-        """Whether it asks for something that a machine may refuse before the application has started."""
+        """Whether an option is set for which nsys may refuse to start the application."""
         return bool(self.gpu_metrics_device or self.nic_metrics or self.extra)
 
 
 @dataclass(frozen=True, kw_only=True)
 class NcuOptions:
-    """What is asked of ncu, in its own words."""
+    """Options of ncu, under its own names."""
 
     kernels: str | None = None
     """A name, or regex:…; None is every kernel but those that wait for other ranks."""
@@ -116,17 +116,17 @@ class NcuOptions:
 
 
 def nsys_profile(program: str, options: NsysOptions, output: Path, application: list[str]) -> list[str]:
-    """`nsys profile` around an application."""
+    """The command that runs an application under nsys."""
     words = [
         program,
         "profile",
         f"--trace={options.trace}",
         f"--sample={options.sample}",
-        # With sampling on nsys wants the same here, and takes it by itself.
+        # With samples, nsys sets this option itself.
         *(["--cpuctxsw=none"] if options.sample == "none" else []),
-        # The application's end is the end: what it leaves in the background is not waited for.
+        # End with the application: do not wait for processes that it leaves in the background.
         "--wait=primary",
-        # nsys must never end the application, which is its default where a range or a duration ends.
+        # By default nsys ends the application when a range or a duration ends.
         "--kill=none",
         *_nsys_range(options),
         *([f"--gpu-metrics-device={options.gpu_metrics_device}"] if options.gpu_metrics_device else []),
@@ -166,7 +166,7 @@ def nsys_environment(options: NsysOptions) -> dict[str, str]:
 
 
 def nsys_check_privileges(program: str) -> list[str]:
-    """What nsys may record here: `refuses_cpu_profiling` reads the answer."""
+    """The command that prints what nsys may record here; `refuses_cpu_profiling` reads its output."""
     return [program, "status", "--environment"]
 
 
@@ -176,7 +176,7 @@ def refuses_cpu_profiling(answer: str) -> bool:
 
 
 def nsys_importer(program: Path) -> Path | None:
-    """QdstrmImporter, which turns the .qdstrm of an nsys that was killed into a report; beside nsys's libraries."""
+    """QdstrmImporter, which makes a report of the .qdstrm that a killed nsys leaves; it is beside nsys's libraries."""
     here = program.resolve().parent
     for folder in (here, here.parent, here.parent.parent):
         for found in sorted(folder.glob("host-linux-*/QdstrmImporter")):
@@ -192,12 +192,12 @@ def import_qdstrm(importer: str | Path, stream: Path, report: Path) -> list[str]
 def ncu_profile(
     program: str, options: NcuOptions, output: Path, log: Path | None, application: list[str]
 ) -> list[str]:
-    """`ncu` around an application."""
+    """The command that runs an application under ncu."""
     kernels = options.kernels or f"regex:^(?!.*({NCU_NEVER}))"
     words = [
         program,
         f"--set={options.section_set}",
-        # "function" is the name without namespaces, template arguments and parameters: versions differ in those.
+        # "function": the name without namespaces, template arguments and parameters, in which versions differ.
         "--kernel-name-base=function",
         f"--kernel-name={kernels}",
         *([f"--launch-count={options.launch_count}"] if options.launch_count else []),
@@ -212,7 +212,7 @@ def ncu_profile(
 
 
 def _escaped(path: Path) -> str:
-    """Both tools replace %p, %h, %q{…} in names; ours are final."""
+    """Both tools replace %p, %h, %q{…} in file names; ours are expanded already."""
     return str(path).replace("%", "%%")
 
 
@@ -222,7 +222,7 @@ _NCU_AVAILABLE = re.compile(r"^\s*(?:\d+\.|[-*])\s*(?P<name>\S.*?)\s*$", re.MULT
 
 @dataclass(frozen=True)
 class NcuLog:
-    """What ncu said while it ran."""
+    """The log of an ncu run."""
 
     profiled: tuple[tuple[str, int], ...]
     """Each profiled launch: kernel, passes."""

@@ -69,4 +69,4 @@ def test_several_ranks_are_told_apart(tmp_path: Path) -> None:
 
 def test_an_unknown_peer_is_a_usage_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["stats", str(tmp_path), "--compat", "vtune"]) == 2
-    assert "There are: hta, tracelens" in capsys.readouterr().err
+    assert "Supported: hta, tracelens" in capsys.readouterr().err

@@ -91,7 +91,7 @@ def test_mpiexec_inside_sbatch_takes_mpi_and_says_the_difference() -> None:
     env = {**MPICH, **SRUN, "SLURM_PROCID": "1"}
     identity = detect(env)
     assert (identity.rank, identity.source) == (3, "PMI")
-    assert disagreements(env, identity) == ["PMI says rank 3, SLURM_PROCID says 1; PMI is believed"]
+    assert disagreements(env, identity) == ["PMI gives rank 3, but SLURM_PROCID is 1; PMI's rank is used"]
 
 
 def test_torchrun_inside_srun_is_no_disagreement() -> None:

@@ -68,7 +68,7 @@ def test_a_missing_fact_is_an_error_only_where_it_is_needed() -> None:
     assert parse_selector("5").selects(aprun)
     assert parse_selector("all").selects(aprun)
     assert not parse_selector("4@nodes:0").selects(aprun)
-    with pytest.raises(CaptureError, match="needs the local rank, and aprun does not say it"):
+    with pytest.raises(CaptureError, match="needs the local rank, and aprun does not set it"):
         parse_selector("local:0").selects(aprun)
     with pytest.raises(CaptureError, match="needs the node"):
         parse_selector("5@nodes:0").selects(aprun)

@@ -8,7 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from rankscope.capture.rank import detect
 from rankscope.capture.under_tool import preflight, reports, temp_folder
+from rankscope.capture.under_tool.tool_rank import ToolRank
+from rankscope.capture.wrapper import Output
 from rankscope.cli import command_parser, tool_options
 from rankscope.cli.profile import plan_of
 from rankscope.errors import CaptureError, UsageError
@@ -42,7 +45,7 @@ def test_what_is_wrong_in_the_arguments_alone(words: list[str], message: str) ->
 
 def nsys_options(*words: str) -> NsysOptions:
     args = parsed("--tool", "nsys", *words)
-    return tool_options.nsys_options(args, plan_of(args, ("python",)).when, {"WHERE": "here"})
+    return tool_options.nsys_options(args, plan_of(args, ("python",)).when)
 
 
 def test_steps_become_a_range() -> None:
@@ -56,10 +59,19 @@ def test_steps_become_a_range() -> None:
     assert nsys_options("-c", "none").capture_range is None
 
 
-def test_names_in_tool_arguments_are_expanded_by_us() -> None:
-    assert nsys_options("--tool-arg=--session-new=%q{WHERE}").extra == ("--session-new=here",)
+def test_names_in_tool_arguments_are_expanded_by_us(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WHERE", "here")
+    output = Output(message=lambda _: None, line=lambda _: None)
+
+    def expanded(word: str) -> tuple[str, ...]:
+        args = parsed("--tool", "nsys", "-n", f"--tool-arg={word}", "-o", str(tmp_path))
+        plan = plan_of(args, ("python", "t.py"))
+        request = tool_options.tool_request(args, plan.when)
+        return ToolRank(plan, detect({}), request, output).options.extra
+
+    assert expanded("--session-new=%q{WHERE}") == ("--session-new=here",)
     with pytest.raises(CaptureError):
-        nsys_options("--tool-arg=--session-new=%q{NOWHERE}")
+        expanded("--session-new=%q{NOWHERE}")
 
 
 def test_options_travel_to_the_ranks() -> None:
@@ -150,7 +162,7 @@ def test_no_report_and_why(tmp_path: Path) -> None:
         == "the capture range (nvtx:a) never opened, so nsys wrote no report"
     )
     assert left(tmp_path, "one\rtwo\n").why == "nsys wrote no report: two"
-    assert left(tmp_path, ended_early=True).why == "nsys was killed before it had written all"
+    assert left(tmp_path, ended_early=True).why == "nsys was killed before the report was complete"
 
 
 def test_what_ncu_left(tmp_path: Path) -> None:

@@ -63,7 +63,7 @@ def test_a_selection_that_matches_nobody_says_so(tmp_path: Path) -> None:
 def test_a_fact_the_launcher_does_not_say(tmp_path: Path) -> None:
     done = run([*PROFILE, "--ranks", "local:0", "echo", "ran"], tmp_path, env=environment(ALPS_APP_PE="0"))
     assert done.stdout == "ran\n"
-    assert "aprun does not say it" in done.stderr
+    assert "aprun does not set it" in done.stderr
 
 
 def test_an_output_folder_that_cannot_be_written(tmp_path: Path) -> None:

@@ -81,14 +81,14 @@ def test_told_to_end(tmp_path: Path, slurm: dict[str, str]) -> None:
         deadline = time.monotonic() + 60
         while len(list(tmp_path.glob("ready-[01]"))) < 2 and time.monotonic() < deadline:
             time.sleep(0.2)
-        assert "Told job" in run([*JOB, "delete", job], tmp_path, env=slurm).stdout
+        assert "Asked job" in run([*JOB, "delete", job], tmp_path, env=slurm).stdout
         assert waiting.wait(60) == 143
     folder = tmp_path / "run"
     (folder / ".job-exit-code").unlink()
     for manifest in manifests(folder).values():
         assert [window["state"] for window in manifest["windows"]] == ["partial"]
     assert "2 ranks, " in output_of(tmp_path, "endless-*.out"), "the tables of what there is"
-    assert "told to end" in output_of(tmp_path, "endless-*.err")
+    assert "ended early" in output_of(tmp_path, "endless-*.err")
     for path in folder.glob(".rankscope"):
         path.rename(tmp_path / "store")
     found = traces(folder)

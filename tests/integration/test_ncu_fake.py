@@ -33,7 +33,9 @@ fi
 exit $code
 """
 # ncu is refused where there is no driver, and no test machine need have one.
-DRIVER = "import sys; from rankscope.capture import machine; machine.has_driver = lambda: True; "
+DRIVER = (
+    "import sys; from rankscope.capture.under_tool import preflight; preflight.has_driver = lambda: True; "
+)
 DRIVER += "from rankscope.cli import main; sys.exit(main(sys.argv[1:]))"
 
 
@@ -81,7 +83,7 @@ def test_a_report_of_one_rank(tmp_path: Path) -> None:
     assert arguments.startswith(
         "--set=roofline --kernel-name-base=function --kernel-name=regex:gemm --launch-count=3 --clock-control=none"
     )
-    assert "ncu runs a profiled kernel about" in done.stderr
+    assert "ncu runs each profiled kernel about" in done.stderr
     assert "ncu profiled 1 launches in 9 passes" in done.stderr
     assert "1 ncu report of 1 rank (0)" in done.stderr
     [window] = manifests(tmp_path / "out")[0]["windows"]

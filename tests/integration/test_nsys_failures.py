@@ -101,7 +101,7 @@ def test_cuda_and_steps_without_a_driver(tmp_path: Path) -> None:
         JOB,
     ]
     done = run(words, tmp_path, env=with_nsys())
-    assert "nothing of CUDA" in said(done.stderr)
+    assert "no CUDA events" in said(done.stderr)
     assert "the whole run is recorded" in said(done.stderr)
     assert "without --gpu-metrics-device" in said(done.stderr)
     assert done.stdout.count("begins") == 1
@@ -111,7 +111,7 @@ def test_cuda_and_steps_without_a_driver(tmp_path: Path) -> None:
 def test_what_nsys_refuses_is_left_out(tmp_path: Path) -> None:
     done = run([*PLAIN, "--tool-arg=--gpu-metrics-device=all", PYTHON, JOB], tmp_path, env=with_nsys())
     assert "nsys refused to start the job (" in said(done.stderr)
-    assert "once more without the extra options" in said(done.stderr)
+    assert "trying again without the extra options" in said(done.stderr)
     assert done.stdout.count("begins") == 1
     assert reports(tmp_path / "out") == ["rank-00000.nsys-rep"]
 
@@ -129,7 +129,7 @@ def test_no_nsys_at_all(tmp_path: Path) -> None:
     done = run([*PROFILE, "--tool", "nsys", PYTHON, JOB, "--exit-code", "6"], tmp_path, check=False)
     assert done.returncode == 6
     assert done.stderr.startswith(
-        "rankscope: rank 0: cannot find nsys\n  Nsight Systems is not on the PATH.\n  Load its module or install"
+        "rankscope: rank 0: cannot find nsys\n  Nsight Systems is not on PATH.\n  Load its module or install"
     )
     assert not list(tmp_path.iterdir())
 

@@ -9,6 +9,7 @@ import pytest
 
 from rankscope.cli import main
 from rankscope.errors import UsageError
+from rankscope.jobs import sites
 from rankscope.jobs.sites import load_site, parse_site
 from rankscope.jobs.spec import parse_walltime
 
@@ -38,7 +39,7 @@ def recording_fakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("slurm --site polaris -- true", "is a machine with pbs"),
         ("slurm --name 'a b' -- true", "--name 'a b'"),
         ("slurm --account 'x\n#SBATCH' -- true", "--account"),
-        ("slurm --env NOVALUE -- true", "says no value"),
+        ("slurm --env NOVALUE -- true", "has no value"),
         ("slurm --env 1X=3 -- true", "is not a variable"),
         ("slurm --tmpdir rel -- true", "--tmpdir 'rel'"),
         ("slurm --stats -- true", "--stats is not for a job"),
@@ -78,7 +79,7 @@ def test_no_scheduler(
 def test_a_scheduler_that_refuses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "sbatch").write_text("#!/bin/sh\necho 'invalid partition' >&2; exit 1\n")
     assert main(["job", "slurm", "--submit", "--", "true"]) == 1
-    assert "sbatch did not take the job\n  invalid partition" in capsys.readouterr().err
+    assert "sbatch refused the job\n  invalid partition" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -117,6 +118,38 @@ def test_a_users_site(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert "export NCCL_DEBUG=WARN" in text
 
 
+@pytest.fixture(params=["this Python's reader", "the reader for Python 3.10"])
+def reader(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """tomllib where Python has it, and the small reader that stands in for it in Python 3.10."""
+    if "3.10" in request.param:
+        monkeypatch.setattr(sites, "read_toml", sites._read_json_values)
+
+
+@pytest.mark.usefixtures("reader")
+def test_the_readers_agree() -> None:
+    text = """
+# a site
+scheduler = "slurm"   # with a comment
+ppn = 8
+cpu-bind = "cores"
+login = true
+modules = ["use /soft # not a comment", "load conda"]
+
+[env]  # for every rank
+A = "1"
+B_C = "x = y"
+"""
+    assert parse_site(text, "lab.toml") == {
+        "scheduler": "slurm",
+        "ppn": 8,
+        "cpu_bind": "cores",
+        "login": True,
+        "modules": ["use /soft # not a comment", "load conda"],
+        "env": {"A": "1", "B_C": "x = y"},
+    }
+
+
+@pytest.mark.usefixtures("reader")
 @pytest.mark.parametrize(
     ("line", "why"),
     [
@@ -125,6 +158,9 @@ def test_a_users_site(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
         ("nonsense", "NAME = VALUE"),
         ('colour = "red"', "not one of"),
         ("modules = [1]", "list of strings"),
+        ('conda = "base" x', "not a string"),
+        ("login = 1", "true or false"),
+        ('env = "A=1"', "not one of"),
     ],
 )
 def test_a_bad_site(line: str, why: str) -> None:
@@ -135,6 +171,7 @@ def test_a_bad_site(line: str, why: str) -> None:
     assert caught.value.hint
 
 
+@pytest.mark.usefixtures("reader")
 def test_shipped_sites_are_toml_too() -> None:
     tomllib = pytest.importorskip("tomllib")
     path = Path(__file__).parents[2] / "src/rankscope/jobs/sites/polaris.toml"

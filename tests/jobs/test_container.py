@@ -107,7 +107,7 @@ def test_test_script_does_all_and_returns_the_examples_code(tmp_path: Path) -> N
         f"container) test -e {state} ;;\nexec) exit 7 ;;\nesac\n"
     )
     done = sh(folder, "test.sh", fake)
-    assert done.returncode == 7 and "the example ended with 7" in done.stderr
+    assert done.returncode == 7 and "the example ended with exit code 7" in done.stderr
     words = (fake.folder / "log").read_text().split()
     assert words == ["build", "container", "run", "container", "exec", "rm"]
 
@@ -122,7 +122,7 @@ def test_the_folder_says_what_is_wrong(tmp_path: Path) -> None:
     assert done.returncode == 2 and "podmann" in done.stderr
     settings.write_text(settings.read_text().replace("ENGINE=podmann", "ENGINE=podman"))
     done = sh(folder, "build.sh", Fake(tmp_path / "empty"))
-    assert done.returncode == 1 and "podman is not on the PATH" in done.stderr
+    assert done.returncode == 1 and "podman is not on PATH" in done.stderr
     assert fake.calls == []
 
 

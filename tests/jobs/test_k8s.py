@@ -204,17 +204,17 @@ def test_administrator_only_where_counters_are_read(capsys: pytest.CaptureFixtur
     [
         (["--nodes", "0"], "--nodes 0"),
         (["--ppn", "x"], "--ppn x"),
-        (["--name", "Not_A_Name"], "is no name for a job"),
+        (["--name", "Not_A_Name"], "is not a valid job name"),
         (["--image", ""], "no --image"),
-        (["--memory", "lots"], "--memory lots is no size"),
+        (["--memory", "lots"], "--memory lots is not a size"),
         (["--efa", "4"], "--efa needs --memory"),
-        (["--hugepages", "3Mi", "--memory", "1Gi", "--shm", "1Mi"], "no whole number of pages"),
+        (["--hugepages", "3Mi", "--memory", "1Gi", "--shm", "1Mi"], "not a whole number of pages"),
         (["--shm", "64Gi", "--memory", "32Gi"], "more than --memory"),
         (["--cpu", "many"], "--cpu many"),
         (["--gpus", "-1"], "--gpus -1"),
         (["-o", "runs/a"], "--output is not for a job"),
         (["--ranks", "x:y"], "x:y"),
-        (["--env", "A"], "--env A says no value"),
+        (["--env", "A"], "--env A has no value"),
         (["--env", "A B=1"], "--env 'A B'"),
         (["--pvc", "Rep orts"], "--pvc"),
         (["--namespace", "x/y"], "--namespace"),
@@ -335,15 +335,15 @@ def test_fetch_cleans_up_and_says_when_there_is_nothing(
     target = tmp_path / "a"
     answers = [
         ([(["get", "mpijob"], (1, "", "Error from server (NotFound)"))], "there is no mpijob a"),
-        ([(["get", "mpijob"], (0, '{"metadata": {}}', ""))], "does not say where"),
-        ([(["get", "mpijob"], (0, _noted("pvc:r"), "")), (["test"], (1, "", ""))], "has left no reports"),
+        ([(["get", "mpijob"], (0, '{"metadata": {}}', ""))], "reports is not known"),
+        ([(["get", "mpijob"], (0, _noted("pvc:r"), "")), (["test"], (1, "", ""))], "has written no reports"),
         ([(["get", "mpijob"], (0, _noted("pvc:r"), "")), (["wait"], (1, "", "timed out"))], "timed out"),
         (
             [
                 (["get", "mpijob"], (0, _noted("hostPath:/x"), "")),
                 (["get", "pods"], (0, '{"items": []}', "")),
             ],
-            "on which nodes",
+            "the nodes of job a are not known",
         ),
     ]
     for answer, says in answers:

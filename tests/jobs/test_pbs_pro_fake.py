@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rankscope.cli import main
-from rankscope.jobs import submit
+from rankscope.jobs import scheduler
 
 QSTAT = """\
 Job Id: 4711.pbs-01
@@ -34,7 +34,7 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "ended").write_text(QSTAT.format(letter="F", code="7"))
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(submit, "_FIRST_PAUSE_S", 0.0)
+    monkeypatch.setattr(scheduler, "_FIRST_PAUSE_S", 0.0)
     return tmp_path
 
 
@@ -84,7 +84,7 @@ def test_a_running_job_is_told(fake: Path, capsys: pytest.CaptureFixture[str]) -
     assert main(["job", "delete", "4711", "--scheduler", "pbs"]) == 0
     assert (fake / "told").read_text() == "-s SIGTERM 4711\n"
     assert not (fake / "deleted").exists()
-    assert "Told job 4711 to end" in capsys.readouterr().out
+    assert "Asked job 4711 to end" in capsys.readouterr().out
     (fake / "ran").unlink()
     assert main(["job", "delete", "4711", "--scheduler", "pbs", "--now"]) == 0
     assert (fake / "deleted").exists()

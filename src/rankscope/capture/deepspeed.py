@@ -1,9 +1,7 @@
-"""What deepspeed starts in place of the script: ``python -u -m rankscope.capture.deepspeed --local_rank=N
-…``.
+"""Started by deepspeed in place of the script: ``python -u -m rankscope.capture.deepspeed --local_rank=N …``.
 
-deepspeed gives --local_rank=N to whatever it starts, as the first argument. It belongs to the training
-script, so it is put where ``launch.LOCAL_RANK_PLACE`` stands, and the rest is an ordinary `rankscope
-profile`.
+deepspeed passes --local_rank=N as the first argument. It belongs to the training script, so it replaces
+``LOCAL_RANK_PLACE`` there; the rest is an ordinary `rankscope profile`.
 """
 
 from __future__ import annotations
@@ -16,7 +14,7 @@ from rankscope.capture.launcher_command import LOCAL_RANK_PLACE
 
 
 def place_local_rank(words: Sequence[str]) -> list[str]:
-    """Put deepspeed's argument where the script expects it (there is none with --no_local_rank)."""
+    """Move deepspeed's argument to where the script expects it (with --no_local_rank there is none)."""
     given = [word for word in words[:1] if word.startswith("--local_rank=")]
     rest = list(words[len(given) :])
     place = rest.index(LOCAL_RANK_PLACE)

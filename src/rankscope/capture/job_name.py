@@ -1,4 +1,4 @@
-"""One name for one job, the same on every rank without a word between them: no time stamp, nothing random."""
+"""The job's id and run folder: the same on every rank without communication, so no time stamp and nothing random."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _PYTHON = re.compile(r"python[0-9.]*$")
 
 
 def job_id(env: Mapping[str, str], identity: Identity) -> str:
-    """What tells this job from every other, from the launcher's own ids.
+    """An id that no other job has, made of the launcher's own ids.
 
-    A batch job may run several steps, so its id alone is not enough where the step has one too.
+    A batch job may run several steps, so the step's id is added where there is one.
     """
     parts = _scheduler_id(env, identity)
     run_id = env.get("TORCHELASTIC_RUN_ID", "")
-    if run_id and run_id != "none":  # "none" is torchrun's word for 'not given'
+    if run_id and run_id != "none":  # torchrun writes "none" when no id was given
         parts.append(run_id)
     step = env.get("PALS_APID") or env.get("PMIX_NAMESPACE")
     if step:
@@ -35,15 +35,13 @@ def job_id(env: Mapping[str, str], identity: Identity) -> str:
         return _clean(f"{env['MASTER_ADDR']}-{env['MASTER_PORT']}")
     raise CaptureError(
         "cannot tell which job this is: -o DIR is needed",
-        why=f"{identity.source} runs on several nodes and sets no job id: ranks could not agree on a folder.",
-        hint="Say it: rankscope profile -o DIR …, or put rankscope profile in front of the launcher.",
+        why=f"{identity.source} runs on several nodes and sets no job id, so ranks could choose different folders.",
+        hint="Name it: rankscope profile -o DIR …, or put rankscope profile in front of the launcher.",
     )
 
 
 def local_job_id(env: Mapping[str, str], identity: Identity) -> str:
-    """On one node: the launcher's pid and start. The launcher is the nearest ancestor that has no rank
-    itself.
-    """
+    """On one node: the launcher's pid and start time. The launcher is the nearest ancestor without a rank."""
     pid = os.getppid()
     if identity.source == SINGLE:
         return f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
@@ -62,7 +60,7 @@ def name_run(
         try:
             return folder, job or job_id(env, identity)
         except CaptureError:
-            # The folder was named, so ranks agree without an id: its name is the job's.
+            # All ranks have the same folder name, so it can serve as the id.
             return folder, _clean(folder.name)
     job = job or job_id(env, identity)
     return Path.cwd() / default_folder(command, job), job
@@ -95,8 +93,7 @@ def _scheduler_id(env: Mapping[str, str], identity: Identity) -> list[str]:
     if env.get("SLURM_JOB_ID"):
         step = env.get("SLURM_STEP_ID") if identity.source != SINGLE else None
         parts = [env["SLURM_JOB_ID"], step] if step else [env["SLURM_JOB_ID"]]
-        # Without a step of its own (mpiexec inside sbatch, or a plain command) the job's id would serve
-        # twice.
+        # Without a step id (mpiexec inside sbatch, or a plain command) two commands of a job would share its id.
         return parts if step else [*parts, *_local_part(env, identity)]
     if env.get("PBS_JOBID"):
         return [env["PBS_JOBID"].partition(".")[0], *_local_part(env, identity)]
@@ -114,7 +111,7 @@ def _local_part(env: Mapping[str, str], identity: Identity) -> list[str]:
 
 
 def _clean(text: str) -> str:
-    """Only characters that are safe in a file name, and not too many."""
+    """Only characters that are safe in a file name, at most 80."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-.")[:80] or "job"
 
 

@@ -1,17 +1,19 @@
-"""A list of kernels worth a closer look: chosen once, where the store is, and carried to a job as a small file.
+"""A list of kernels for ncu to profile: chosen once, where the store is, and taken to a job as a small file.
 
-Standard library only. ncu and the traces agree on a kernel's function name, grid and block; in the rest of the
-name (namespaces, template arguments) demanglers differ, so the join is by those three.
+ncu and the traces agree on a kernel's function name, grid and block. In the rest of the name (namespaces, template
+arguments) demanglers differ, so kernels are matched by those three.
 """
 
 from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from rankscope.capture.job_name import script_name
 from rankscope.capture.run_folder import write_json
 from rankscope.errors import UsageError
 from rankscope.tools import NCU_PASSES
@@ -35,7 +37,7 @@ class HotKernel(NamedTuple):
 
 
 def function_name(name: str) -> str:
-    """A kernel's name without return type, namespaces, template arguments and parameters, as ncu's base name.
+    """A kernel's name without return type, namespaces, template arguments and parameters, like ncu's base name.
 
     >>> function_name("void at::native::(anonymous namespace)::fill<4, Op<float> >(int, Op<float>)")
     'fill'
@@ -48,7 +50,7 @@ def function_name(name: str) -> str:
 
 
 def _opening(text: str, opening: str, closing: str) -> int:
-    """Where the bracket that closes at the end was opened."""
+    """The index of the bracket that the last character closes."""
     depth = 0
     for index in range(len(text) - 1, -1, -1):
         depth += (text[index] == closing) - (text[index] == opening)
@@ -58,19 +60,38 @@ def _opening(text: str, opening: str, closing: str) -> int:
 
 
 def kernel_filter(kernels: Sequence[HotKernel]) -> str:
-    """What `ncu -k` takes for just these functions."""
+    """The value of `ncu -k` that selects just these functions."""
     names = dict.fromkeys(function_name(kernel.name) for kernel in kernels)
     return f"regex:^({'|'.join(re.escape(name) for name in names)})$"
 
 
 def replay_ns(kernels: Sequence[HotKernel], section_set: str, launches: int) -> int:
-    """The least time that ncu's passes take: passes x launches x kernel time, without saving and restoring."""
+    """A lower bound of ncu's kernel time: passes x launches x duration, without saving and restoring memory."""
     passes = NCU_PASSES[section_set]
     return sum(passes * min(launches, one.calls) * one.total_ns // max(1, one.calls) for one in kernels)
 
 
+def ncu_words(
+    kernels: Sequence[HotKernel], *, section_set: str, launches: int, ranks: str, output: str
+) -> list[str]:
+    """The options of `rankscope profile` that profile these kernels, ``launches`` of each."""
+    words = ["--tool", "ncu", "-k", kernel_filter(kernels), "-c", str(launches * len(kernels))]
+    return [*words, "--set", section_set, "--ranks", ranks, "-o", output]
+
+
+def default_folder(command: Sequence[str], in_front: bool) -> str:
+    """A name for the reports' folder. The ranks behind a launcher could not agree on one."""
+    if not in_front:
+        raise UsageError(
+            "-o DIR is needed behind a launcher",
+            why="Every rank must find the same folder, and the list of kernels is written there too.",
+            hint="Name it: rankscope ncu --kernels FILE -o DIR -- COMMAND",
+        )
+    return f"rankscope-ncu-{script_name(command)}-{time.strftime('%Y%m%d-%H%M%S')}"
+
+
 def write_kernels(path: Path, kernels: Sequence[HotKernel], run: str) -> None:
-    """Whole or not at all: several ranks may write the same list at once."""
+    """Atomic: several ranks may write the same list at once."""
     listed = [kernel._asdict() for kernel in kernels]
     write_json(path, {"format": FORMAT, "run": run, "kernels": listed})
 
@@ -93,5 +114,5 @@ def read_kernels(path: Path) -> list[HotKernel]:
         raise UsageError(
             f"{path} is not a list of kernels",
             why=f"{type(error).__name__}: {error}.",
-            hint="Make one where the store's libraries are: rankscope ncu RUN --top 3 --kernels-out FILE",
+            hint="Make one where rankscope is installed in full: rankscope ncu RUN --top 3 --kernels-out FILE",
         ) from error

@@ -1,14 +1,15 @@
-"""In front of a launcher: put ourselves before the program in the launcher's own command line.
+"""In front of a launcher: insert `rankscope profile` before the program in the launcher's own command line.
 
-So every rank decides for itself, and what rankscope needs travels in the command line, which all launchers
-carry to all nodes (environments they do not). A launcher or form that is not known here is no error: then the
-environment carries the wish (see the bootstrap).
+Each rank then decides for itself. The options are in the command line because every launcher passes that to all
+nodes, which is not true of the environment. A launcher that is not known here is not an error: the plan is then
+passed in the environment (see inapp's bootstrap).
 """
 
 from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -25,9 +26,7 @@ _LAUNCHER_MODULES = ("torch.distributed.", "accelerate.commands", "deepspeed.lau
 
 
 class Grammar(NamedTuple):
-    """Which of a launcher's options stand alone or take two words; the rest are told apart by what follows
-    them.
-    """
+    """Which options of a launcher take no value, one or two; `program_index` guesses for the others."""
 
     flags: frozenset[str] = frozenset()
     values: frozenset[str] = frozenset()
@@ -56,7 +55,7 @@ _TORCHRUN = Grammar(
         "--signals-to-handle --signals_to_handle"
     ),
 )
-# OpenMPI's, MPICH's and PALS's mpiexec in one table: where a name is in two of them it means the same.
+# OpenMPI's, MPICH's and PALS's mpiexec in one table: an option that two of them have means the same in both.
 _MPIEXEC = Grammar(
     flags=_set(
         "--oversubscribe -oversubscribe --nooversubscribe --allow-run-as-root --tag-output -tag-output "
@@ -117,7 +116,7 @@ _ACCELERATE = Grammar(
 
 
 def rewrite(command: Sequence[str], inserted: Sequence[str], env: Mapping[str, str]) -> Words | None:
-    """The launcher's command with ``inserted`` before each program, or None when it is no known launcher."""
+    """The launcher's command with ``inserted`` before each program; None when it is not a known launcher."""
     words = list(command)
     name = Path(words[0]).name
     if name == "torchrun":
@@ -138,7 +137,7 @@ def rewrite(command: Sequence[str], inserted: Sequence[str], env: Mapping[str, s
 
 
 def is_launcher(words: Sequence[str]) -> bool:
-    """Whether a running process is a launcher's own Python (the torchrun agent), which is no rank."""
+    """Whether a running process is a launcher's own Python (the torchrun agent) and not a rank."""
     rest = list(words[1:])
     while rest:
         word = rest.pop(0)
@@ -182,7 +181,7 @@ def _programs(head: Words, rest: Words, inserted: Sequence[str], grammar: Gramma
 
 
 def _deepspeed(head: Words, rest: Words, inserted: Sequence[str]) -> Words | None:
-    """deepspeed puts --local_rank=N right behind what it starts, so a module of ours must hand it on."""
+    """deepspeed adds --local_rank=N right after what it starts; rankscope.capture.deepspeed moves it to the script."""
     place = program_index(rest, _DEEPSPEED)
     if place is None:
         return None
@@ -226,10 +225,9 @@ def _accelerate(head: Words, rest: Words, inserted: Sequence[str]) -> Words | No
 def program_index(
     words: Sequence[str], grammar: Grammar, which: Callable[[str], str | None] = shutil.which
 ) -> int | None:
-    """Where the program begins among a launcher's words.
+    """The index of the program among a launcher's words.
 
-    An option that is not in the table takes a value unless another option or a program that exists follows
-    it.
+    An option that is not in the table takes a value unless another option or an existing program follows it.
     """
     index = 0
     while index < len(words):
@@ -272,7 +270,7 @@ def interpreter_of(script: str) -> str | None:
 
 
 def bootstrap_environment(env: Mapping[str, str], plan_json: str, plan_variable: str) -> dict[str, str]:
-    """The environment that makes every Python below ask whether it is a wanted rank."""
+    """The environment in which every Python process checks whether it is a selected rank."""
     bootstrap = str(Path(__file__).resolve().parent.parent / "inapp" / "bootstrap")
     path = env.get("PYTHONPATH")
     return {
@@ -280,3 +278,9 @@ def bootstrap_environment(env: Mapping[str, str], plan_json: str, plan_variable:
         plan_variable: plan_json,
         "PYTHONPATH": f"{bootstrap}{os.pathsep}{path}" if path else bootstrap,
     }
+
+
+def command_text(command: Sequence[str], env: Mapping[str, str]) -> str:
+    """A command line for a shell, with the variables that differ from ours in front."""
+    changed = [f"{name}={shlex.quote(value)}" for name, value in env.items() if os.environ.get(name) != value]
+    return " ".join([*changed, shlex.join(command)])

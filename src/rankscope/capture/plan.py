@@ -1,4 +1,4 @@
-"""The wish: everything a rank must know to capture itself, small enough for one environment variable."""
+"""The plan: everything a rank must know to capture itself, small enough for one environment variable."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 from rankscope.capture.schedule import OnSignal, Schedule, TimeWindow, When
 
 PLAN_VARIABLE = "RANKSCOPE_PLAN"
-# Set by a process of a job without ranks once it has torch: its children are helpers, not ranks.
+# Set by the first process of a job without ranks that imports torch: its children are helpers, not ranks.
 MAIN_VARIABLE = "RANKSCOPE_MAIN"
 
-# A script in which no optimizer has stepped for so long gets a time window (inference, or a custom loop).
+# Without an optimizer step for this long (inference, or a custom loop), a time window is recorded.
 FALLBACK_AFTER_S = 120.0
 FALLBACK_FOR_S = 5.0
 
@@ -44,11 +44,11 @@ class Plan(NamedTuple):
     force: bool = False
     quiet: bool = False
     verbose: bool = False
-    # The process speaks at its end where nobody outside does.
+    # Whether the rank prints a summary at its end; False where the process in front does.
     speaks: bool = True
-    # The command is a Python program itself, not a script that may start several.
+    # The command itself is a Python program, not a script that may start several.
     direct: bool = True
-    # Under nsys or ncu: the folder for what the ranks note about their windows. The reports are the tool's.
+    # Under nsys or ncu: the folder where the ranks describe their windows. The tool writes the reports.
     windows: str | None = None
 
     def to_json(self) -> str:

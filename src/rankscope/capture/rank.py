@@ -1,8 +1,8 @@
-"""Who am I: a rank's place in its job, read from the variables its launcher set.
+"""The rank of this process and its place in the job, from the variables that its launcher sets.
 
-Every launcher family has its own names for the same five facts. One family answers all five (mixing them
-gives ranks that never existed: mpiexec inside sbatch shows SLURM_PROCID 0,0,1,1 beside the right PMI_RANK),
-the first in the table that matches wins, and a variable that is not there is unknown, never 0.
+Every launcher family has its own names for the same five values. All five are taken from one family, the first in
+the table that matches: mixing families gives wrong ranks (under mpiexec inside sbatch, SLURM_PROCID is 0,0,1,1
+beside the right PMI_RANK). A missing variable means unknown, never 0.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 
 class Identity(NamedTuple):
-    """One process's place in the job; None is 'this launcher does not say'."""
+    """One process's place in the job; None where the launcher does not set the value."""
 
     rank: int
     local_rank: int | None
@@ -28,7 +28,7 @@ class Identity(NamedTuple):
 
 
 class Family(NamedTuple):
-    """The variables of one launcher. ``gate`` must all be set for the family to speak at all."""
+    """The variables of one launcher. The family matches only if all of ``gate`` are set."""
 
     name: str
     gate: tuple[str, ...]
@@ -42,8 +42,7 @@ class Family(NamedTuple):
 SINGLE = "single process"
 OPTION = "--rank"
 
-# In order of precedence. OMPI_COMM_WORLD_NODE_RANK is not here on purpose: it is the process's number on its
-# node.
+# In order of precedence. OMPI_COMM_WORLD_NODE_RANK is missing on purpose: it is the process's number on its node.
 FAMILIES = (
     Family(
         "torchrun",
@@ -54,8 +53,7 @@ FAMILIES = (
         ("LOCAL_WORLD_SIZE",),
         ("GROUP_RANK",),
     ),
-    # deepspeed and scripts that set the trio by hand. RANK alone is a pod's number in a PyTorchJob, not a
-    # rank.
+    # deepspeed, and scripts that set the three by hand. RANK alone is a pod's number in a PyTorchJob, not a rank.
     Family(
         "RANK",
         ("RANK", "LOCAL_RANK", "WORLD_SIZE"),
@@ -112,7 +110,7 @@ FAMILIES = (
     ),
 )
 
-# Lists of task ids whose length is the fact we want.
+# Lists of task ids; the value is their length.
 _COUNTED = frozenset({"SLURM_GTIDS"})
 
 
@@ -137,10 +135,9 @@ def detect(env: Mapping[str, str], explicit: Mapping[str, int] | None = None) ->
 
 
 def disagreements(env: Mapping[str, str], chosen: Identity) -> list[str]:
-    """Other families that name a different rank, as sentences.
+    """A message for each other family that gives a different rank.
 
-    Below torchrun this is normal (the outer launcher's variables describe the agent), so it is not said
-    there.
+    Below torchrun this is normal (the outer launcher's variables describe the agent), so there is no message.
     """
     if chosen.source in (FAMILIES[0].name, SINGLE):
         return []
@@ -149,8 +146,8 @@ def disagreements(env: Mapping[str, str], chosen: Identity) -> list[str]:
         other = _from_family(family, env)
         if other is not None and other.source != chosen.source and other.rank != chosen.rank:
             found.append(
-                f"{chosen.source} says rank {chosen.rank}, {family.rank} says {other.rank}; "
-                f"{chosen.source} is believed"
+                f"{chosen.source} gives rank {chosen.rank}, but {family.rank} is {other.rank}; "
+                f"{chosen.source}'s rank is used"
             )
     return found
 
@@ -183,9 +180,9 @@ def _first_number(names: tuple[str, ...], env: Mapping[str, str]) -> int | None:
 
 
 def _with_node(identity: Identity) -> Identity:
-    """Fill in the node where the launcher does not say it but the numbers leave no doubt.
+    """Derive the node where the launcher does not set it.
 
-    MPI launchers fill node after node by default; that is checked as far as one rank can check it.
+    MPI launchers fill node after node by default; one rank can check that against its own numbers only.
     """
     rank, local_rank, world, local, node, *_ = identity
     if node is not None or None in (local_rank, world, local):

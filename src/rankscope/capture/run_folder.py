@@ -1,7 +1,7 @@
 """The run folder's small files: rankscope.json for the job, rank-00003.rankscope.json for each rank.
 
-Safe on NFS: every file is written under a temporary name and moved into place whole; "who is first" is
-decided by link(2), which is atomic there; there are no locks. Only the rank itself writes its manifest.
+Safe on NFS without locks: every file is written under a temporary name and moved into place; the first of several
+writers is decided by link(2), which is atomic there. Only the rank itself writes its manifest.
 """
 
 from __future__ import annotations
@@ -25,15 +25,13 @@ Manifest = dict[str, Any]
 
 
 def expand(text: str, env: Mapping[str, str]) -> str:
-    """``%q{VAR}`` as nsys means it; a variable that is not set is an error, never a file with that literal
-    name.
-    """
+    """Replace ``%q{VAR}`` as nsys does; a variable that is not set is an error."""
 
     def value(match: re.Match[str]) -> str:
         if match[1] not in env:
             raise CaptureError(
                 f"{text} names {match[1]}, which is not set",
-                why="Ranks would write to one literal name and overwrite each other.",
+                why="All ranks would write to the same literal name and overwrite each other.",
                 hint=f"Export {match[1]} in the job, or leave %q{{{match[1]}}} out.",
             )
         return env[match[1]]
@@ -47,7 +45,7 @@ def rank_stem(rank: int) -> str:
 
 
 def rank_manifests(folder: Path) -> Iterator[Manifest]:
-    """Every rank's manifest, in order of rank; one that is being replaced just now is read as it was."""
+    """Every rank's manifest, in order of rank."""
     for path in sorted(folder.glob("rank-*.rankscope.json")):
         if _RANK_MANIFEST.fullmatch(path.name):
             manifest = read_json(path)
@@ -56,7 +54,7 @@ def rank_manifests(folder: Path) -> Iterator[Manifest]:
 
 
 def read_json(path: Path) -> Manifest | None:
-    """A small JSON object, or None when there is none (or what is there is not one)."""
+    """A JSON object, or None when there is no file or something else is in it."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -65,20 +63,20 @@ def read_json(path: Path) -> Manifest | None:
 
 
 def write_json(path: Path, value: Manifest) -> None:
-    """Replace a small file as a whole."""
+    """Replace a file atomically."""
     temporary = _write_temporary(path, value)
     temporary.replace(path)
 
 
 def create_json(path: Path, value: Manifest) -> bool:
-    """Write a small file unless it is there already; exactly one of many writers gets True."""
+    """Write a file unless it exists already; exactly one of several writers gets True."""
     temporary = _write_temporary(path, value)
     try:
         os.link(temporary, path)
     except FileExistsError:
         return False
     except OSError:
-        # No hard links here (some FUSE and SMB mounts): O_EXCL is the next best, and as good on a local disk.
+        # No hard links here (some FUSE and SMB mounts): O_EXCL, which is equally safe on a local disk.
         try:
             with path.open("x", encoding="utf-8") as file:
                 file.write(temporary.read_text(encoding="utf-8"))
@@ -90,7 +88,7 @@ def create_json(path: Path, value: Manifest) -> bool:
 
 
 def open_run(folder: Path, manifest: Manifest, *, force: bool) -> bool:
-    """Make the folder this job's: the first writer leaves rankscope.json, others find their job in it.
+    """Take the folder for this job: the first writer creates rankscope.json, the others find their job in it.
 
     True for the first writer.
     """
@@ -104,7 +102,7 @@ def open_run(folder: Path, manifest: Manifest, *, force: bool) -> bool:
         raise CaptureError(
             f"cannot write the run folder {folder}",
             why=f"{error.strerror or error}.",
-            hint="Name another with -o DIR. The job runs without being captured.",
+            hint="Name another folder with -o DIR. The job runs without being captured.",
         ) from error
     there = (read_json(path) or {}).get("job")
     if there == job:
@@ -112,8 +110,8 @@ def open_run(folder: Path, manifest: Manifest, *, force: bool) -> bool:
     if not force:
         raise CaptureError(
             f"{folder} holds another job",
-            why=f"It belongs to job {there}; this is {job}. Mixing two jobs would mix their ranks.",
-            hint="Name another with -o DIR, or give -f to replace it. The job runs without being captured.",
+            why=f"It belongs to job {there}; this is {job}. Two jobs in one folder would mix their ranks.",
+            hint="Name another folder with -o DIR, or give -f to replace it. The job runs without being captured.",
         )
     _remove_other_jobs(folder, job)
     write_json(path, {"format": FORMAT, **manifest})
@@ -121,10 +119,10 @@ def open_run(folder: Path, manifest: Manifest, *, force: bool) -> bool:
 
 
 def claim_rank(folder: Path, manifest: Manifest, *, force: bool) -> None:
-    """Make this rank of the run this process's.
+    """Take this rank of the run for this process.
 
-    A torchrun restart takes over from an attempt that left nothing whole, and any process from one that ended
-    without a window (a script that prepares data before the one that trains); anything else is refused.
+    Allowed after a torchrun restart, if the earlier attempt left no complete trace, and after a process that ended
+    without a window (a script that prepares data before the one that trains); otherwise refused.
     """
     path = folder / f"{rank_stem(manifest['rank'])}.rankscope.json"
     if create_json(path, manifest):
@@ -139,7 +137,7 @@ def claim_rank(folder: Path, manifest: Manifest, *, force: bool) -> None:
         write_json(path, manifest)
         return
     raise CaptureError(
-        f"rank {manifest['rank']} of this run was captured already",
+        f"rank {manifest['rank']} of this run is captured already",
         why=f"By process {there.get('pid')} on {there.get('host')}, in {folder}.",
         hint="Name another folder with -o DIR, or give -f to replace it.",
     )
@@ -150,17 +148,17 @@ def write_rank(folder: Path, manifest: Manifest) -> None:
 
 
 def remove_if_empty(folder: Path) -> None:
-    """Take back a folder that holds nothing but our own first file."""
+    """Remove a folder that holds nothing but rankscope.json."""
     try:
         if [path.name for path in folder.iterdir()] == [RUN_MANIFEST]:
             (folder / RUN_MANIFEST).unlink()
             folder.rmdir()
     except OSError:
-        pass  # somebody else uses it: then it is not ours to take away
+        pass  # in use by another process
 
 
 def _remove_other_jobs(folder: Path, job: str) -> None:
-    """With -f: what earlier jobs' ranks left. Several ranks may do this at once; each finds less to do."""
+    """With -f: remove the files of earlier jobs' ranks. Several ranks may do this at once."""
     for path in folder.glob("rank-*.rankscope.json"):
         manifest = read_json(path) or {}
         if manifest.get("job") == job:

@@ -1,7 +1,7 @@
-"""When to record: torch.profiler's schedule with torch's exact meaning, a time window, or on demand. Pure.
+"""When to record: a schedule with torch.profiler's exact meaning, a time window, or on a signal.
 
 A step ends when the counted optimizer has stepped; steps count from 0, so step 0 is everything up to the end
-of the first optimizer step. That is what a script sees that calls ``prof.step()`` after ``optimizer.step()``.
+of the first optimizer step. A script that calls ``prof.step()`` after ``optimizer.step()`` counts the same way.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from rankscope.errors import UsageError
 
-# What a step is for, in torch's words (torch.profiler.ProfilerAction).
+# What is done in a step: torch.profiler.ProfilerAction.
 NONE, WARMUP, RECORD, RECORD_AND_SAVE = range(4)
 
 DEFAULT_WARMUP = 1
@@ -18,7 +18,7 @@ DEFAULT_ACTIVE = 3
 
 
 class Schedule(NamedTuple):
-    """torch.profiler.schedule: skip, then (wait, warm up, record) again and again; repeat 0 is for ever."""
+    """torch.profiler.schedule: skip, then repeat (wait, warm up, record); repeat 0 is without end."""
 
     skip_first: int = 0
     wait: int = 1
@@ -27,7 +27,7 @@ class Schedule(NamedTuple):
     repeat: int = 1
 
     def action(self, step: int) -> int:
-        """What this step is for."""
+        """What is done in this step."""
         if step < self.skip_first:
             return NONE
         cycle, place = divmod(step - self.skip_first, self.wait + self.warmup + self.active)
@@ -39,7 +39,7 @@ class Schedule(NamedTuple):
 
     @property
     def first_busy_step(self) -> int:
-        """The first step that is not NONE; before it a step costs one comparison."""
+        """The first step that is not NONE; before it, a step costs one comparison."""
         return self.skip_first + self.wait
 
     @property
@@ -47,7 +47,7 @@ class Schedule(NamedTuple):
         return self.skip_first + self.wait + self.warmup
 
     def validate(self) -> None:
-        """Refuse what torch.profiler.schedule refuses."""
+        """Refuse the values that torch.profiler.schedule refuses."""
         for name, value in self._asdict().items():
             if value < 0 or (name == "active" and value == 0):
                 least = 1 if name == "active" else 0
@@ -65,7 +65,7 @@ class TimeWindow(NamedTuple):
 
 
 class OnSignal(NamedTuple):
-    """Each time the signal comes: warm up and record the next steps."""
+    """Each time the signal arrives: warm up and record the next steps."""
 
     signal: str
     warmup: int = DEFAULT_WARMUP
@@ -86,7 +86,7 @@ def steps_window(text: str, warmup: int = DEFAULT_WARMUP) -> Schedule:
     if last < first:
         raise UsageError(
             f"--steps {text} ends before it begins",
-            why="The first number is the first step to record, the second the last.",
+            why="The first number is the first step to record, the second is the last.",
             hint=f"Did you mean --steps {last}:{first}?",
         )
     warmup = min(warmup, first)

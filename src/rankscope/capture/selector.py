@@ -12,7 +12,7 @@ FORMS = "0,8-15 | local:0 | node:0-1 | local:0@nodes:0-1 | all"
 
 
 class RankSelector(NamedTuple):
-    """A parsed selector. ``field`` names the fact of an Identity that ``ranges`` are matched against."""
+    """A parsed selector. ``field`` is the field of an Identity that ``ranges`` apply to."""
 
     text: str
     field: str
@@ -20,7 +20,7 @@ class RankSelector(NamedTuple):
     nodes: Ranges | None = None
 
     def selects(self, identity: Identity) -> bool:
-        """Whether this rank is wanted; raises CaptureError when its launcher does not say what is needed."""
+        """Whether this rank is selected; raises CaptureError when its launcher does not set the field."""
         if self.field == "all":
             return True
         if not _within(self.ranges, _fact(identity, self.field, self.text)):
@@ -28,7 +28,7 @@ class RankSelector(NamedTuple):
         return self.nodes is None or _within(self.nodes, _fact(identity, "node", self.text))
 
     def matches_nobody(self, identity: Identity) -> bool:
-        """Whether, from what one rank knows of the whole job, no rank of it can be meant."""
+        """Whether no rank of the job can match, as far as one rank knows the job's size."""
         sizes = {
             "rank": identity.world_size,
             "local_rank": identity.local_size,
@@ -58,7 +58,7 @@ def parse_selector(text: str) -> RankSelector:
         return RankSelector(body, "local_rank", _ranges(values, text), nodes)
     if kind in ("node", "nodes") and nodes is None:
         return RankSelector(body, "node", _ranges(values, text))
-    raise _bad(text, f"'{head}' is no kind of rank.")
+    raise _bad(text, f"'{head}' is not a form of selection.")
 
 
 def _node_part(part: str, text: str) -> Ranges:
@@ -97,8 +97,8 @@ def _fact(identity: Identity, field: str, text: str) -> int:
         words = {"local_rank": "local rank", "node": "node", "rank": "rank"}[field]
         option = {"local_rank": "--local-rank", "node": "--node-rank", "rank": "--rank"}[field]
         raise CaptureError(
-            f"--ranks {text} needs the {words}, and {identity.source} does not say it",
-            why=f"This is rank {identity.rank} as {identity.source} counts; its launcher sets no {words}.",
-            hint=f"Select by rank (--ranks 0), or say it: --rank N {option} N (N may be %q{{VARIABLE}}).",
+            f"--ranks {text} needs the {words}, and {identity.source} does not set it",
+            why=f"This is rank {identity.rank} of {identity.source}, which sets no variable for the {words}.",
+            hint=f"Select by rank (--ranks 0), or give it: --rank N {option} N (N may be %q{{VARIABLE}}).",
         )
     return value

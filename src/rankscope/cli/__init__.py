@@ -1,4 +1,4 @@
-"""The command line: one file a command, found here by name, imported only when it is asked for.
+"""The command line: one module a command, imported only when it is used.
 
 A command module has ``configure(parser)`` and ``main(args) -> int``. Only this layer prints and exits.
 """
@@ -10,65 +10,79 @@ import importlib
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from rankscope.errors import RankscopeError, UsageError
 from rankscope.version import __version__
 
-# The order is the order of a first session: get a trace, look, ask, take away.
+# In the order of a first session: capture, read, analyse, view, export.
 COMMANDS = {
-    "profile": "capture: in front of any training command, or behind its launcher; no code change",
-    "job": "the same capture as a batch job: the whole script for PBS or Slurm, submitted and followed",
-    "ncu": "the hot kernels of a run, measured by Nsight Compute",
-    "ingest": "read raw traces once into a fast store (stats, query and the rest do it by themselves)",
-    "stats": "tables: where the time went, kernels, ops, steps, memory",
-    "whatif": "what would it be worth? the run played again: faster kernels, no straggler, hidden communication",
-    "diff": "did the change help? two runs, row by row; noise is called noise; a gate for CI",
-    "doctor": "can this trace be trusted? a grade, and what is wrong with it",
+    "profile": "capture a training command, in front of its launcher or behind it; no code change",
+    "job": "the same capture as a batch job: the script for PBS, Slurm or Kubernetes",
+    "ncu": "profile the costliest kernels of a run with Nsight Compute",
+    "ingest": "read raw traces into a fast store, once (the other commands do it when needed)",
+    "stats": "tables: where the time goes, kernels, ops, steps, memory",
+    "whatif": "estimate the gain of a change: faster kernels, no straggler, hidden communication",
+    "diff": "compare two runs, row by row, with a test against noise; a gate for CI",
+    "doctor": "check whether a trace can be trusted: a grade, and its defects",
     "view": "the timeline of all ranks in a browser",
-    "fetch": "from another machine: what the views need of a run, not its raw gigabytes",
-    "report": "one HTML file to mail: what is wrong, charts, tables, how each number was computed",
+    "fetch": "copy what the views need of a run on another machine, without its raw traces",
+    "report": "one HTML file to mail: findings, charts, tables, and how each number is computed",
     "chart": "one chart as SVG, PNG or HTML: rank by time, roofline, memory, step times, …",
     "query": "SQL over the run: slices, steps, links, every argument of every event",
     "export": "the run as a Perfetto or Chrome trace, or its tables as Parquet or CSV",
-    "scrub": "take the recorded environment out of an nsys export, so that it can be passed on",
-    "bench": "a sequence-parallel workload to try everything on; traces with known answers",
+    "scrub": "remove the recorded environment from an nsys export, so that it can be shared",
+    "bench": "a sequence-parallel workload to try rankscope on; traces with known answers",
 }
 
 EPILOG = """\
 first steps:
   rankscope profile torchrun --nproc-per-node 4 train.py       capture; the script is not changed
   rankscope stats RUN               RUN is a trace file, or a folder with one file per rank
-  rankscope stats RUN -r list       what else can be asked
-  rankscope stats --help            every command explains itself with examples
+  rankscope stats RUN -r list       all reports
+  rankscope stats --help            every command has a help text with examples
 """
 
 
 class Command(Protocol):
-    """What a module in this package offers."""
+    """A module of this package."""
 
-    def configure(self, parser: argparse.ArgumentParser) -> None: ...
+    def configure(self, parser: Parser) -> None: ...
 
     def main(self, args: argparse.Namespace) -> int: ...
 
 
+# The line in the help of the command, `configure` for its parser, and `run`.
+Subcommand = tuple[str, Callable[[argparse.ArgumentParser], None], Callable[[argparse.Namespace], int]]
+
+
 class Parser(argparse.ArgumentParser):
-    """An argument parser whose errors have our three parts and exit code 2."""
+    """An argument parser whose errors are UsageErrors: three parts, exit code 2."""
+
+    subcommands: tuple[argparse.ArgumentParser, ...] = ()
 
     def error(self, message: str) -> None:  # type: ignore[override]
         raise UsageError(f"{self.prog}: {message}", hint=f"See: {self.prog} --help")
 
+    def add_subcommands(self, dest: str, commands: Mapping[str, Subcommand]) -> None:
+        """A parser for each name; the chosen name is ``dest`` of the parsed arguments."""
+        parsers = self.add_subparsers(dest=dest, metavar=dest.upper(), required=True)
+        for name, (summary, configure, _) in commands.items():
+            added = parsers.add_parser(name, help=summary, formatter_class=HelpFormatter, allow_abbrev=False)
+            configure(added)
+            self.subcommands += (added,)
+
 
 class HelpFormatter(argparse.RawDescriptionHelpFormatter):
-    """Keeps examples as they are written and gives option names room."""
+    """Keeps the line breaks of examples, and has a wider column for option names."""
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog, max_help_position=28, width=_terminal_width())
 
 
 def _terminal_width() -> int:
-    """As argparse finds it, but without importing shutil: a formatter is made even when no help is shown."""
+    """As in argparse, but without importing shutil: a formatter is made even when no help is shown."""
     try:
         return int(os.environ.get("COLUMNS") or os.get_terminal_size().columns) - 2
     except (ValueError, OSError):
@@ -88,7 +102,7 @@ def command_parser(name: str) -> tuple[Parser, Command]:
 
 
 def _parsed(parser: Parser, command: Command, words: list[str]) -> argparse.Namespace:
-    """A command's arguments; where it takes a command to run, that is what stands behind the first ``--``."""
+    """A command's arguments; for a command that runs another, that one follows the first ``--``."""
     if not getattr(command, "TAKES_COMMAND", False):
         return parser.parse_args(words)
     place = words.index("--") if "--" in words else len(words)
@@ -98,13 +112,10 @@ def _parsed(parser: Parser, command: Command, words: list[str]) -> argparse.Name
 
 
 def help_texts(name: str) -> list[tuple[str, str]]:
-    """The help of a command and of its subcommands, each with its title; docs are made from it."""
+    """The help of a command and of its subcommands, each with its title; docs/commands.md is made from it."""
     parser, _ = command_parser(name)
     texts = [(parser.prog, parser.format_help())]
-    for action in parser._actions:
-        if isinstance(action, argparse._SubParsersAction):
-            texts += [(sub.prog, sub.format_help()) for sub in action.choices.values()]
-    return texts
+    return [*texts, *((sub.prog, sub.format_help()) for sub in parser.subcommands)]
 
 
 def top_level_help() -> str:
@@ -138,7 +149,7 @@ def main(argv: Sequence[str]) -> int:
         if argv[0] not in COMMANDS:
             raise UsageError(
                 f"'{argv[0]}' is not a rankscope command",
-                why=f"There are: {', '.join(COMMANDS)}.",
+                why=f"The commands are: {', '.join(COMMANDS)}.",
                 hint="See: rankscope --help",
             )
         parser, command = command_parser(argv[0])
@@ -147,11 +158,11 @@ def main(argv: Sequence[str]) -> int:
         print(f"rankscope: {error}", file=sys.stderr)
         return error.exit_code
     except BrokenPipeError:
-        # `rankscope stats | head`: the reader has gone; keep the interpreter from complaining at exit.
+        # `rankscope stats | head`: the reader has ended. Avoid the interpreter's message at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
     except KeyboardInterrupt:
-        print("rankscope: interrupted; nothing half-written is kept", file=sys.stderr)
+        print("rankscope: interrupted; unfinished files are removed", file=sys.stderr)
         return 128 + signal.SIGINT
 
 

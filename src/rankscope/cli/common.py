@@ -1,4 +1,4 @@
-"""What commands share: naming a run, reading it with progress, saying what went wrong."""
+"""What commands share: options, opening a run, progress, output files."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from rankscope.store.run import Run
 
 _QUIET_SECONDS = 2.0
-"""Nothing is said about what takes less."""
+"""No progress is shown before."""
 _REDRAW_SECONDS = 0.1
 _PLAIN_LINE_SECONDS = 10.0
 _BLAS_THREADS = "OPENBLAS_NUM_THREADS"
@@ -69,14 +69,14 @@ def add_scope_options(parser: argparse.ArgumentParser) -> None:
 
 def add_ceiling_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group(
-        "what the device can do at most (default: a table of devices, by its name)"
+        "the device's peak rates (default: from a table of devices, by its name)"
     )
     group.add_argument(
         "--peak",
         metavar="RATE",
         help="989TF, bf16=989TF,tf32=494TF, or the file that `rankscope bench seqpar --json` wrote",
     )
-    group.add_argument("--bandwidth", metavar="RATE", help="of its memory: 4.8TB/s")
+    group.add_argument("--bandwidth", metavar="RATE", help="peak memory bandwidth: 4.8TB/s")
 
 
 def add_clocks(parser: argparse.ArgumentParser) -> None:
@@ -84,7 +84,18 @@ def add_clocks(parser: argparse.ArgumentParser) -> None:
         "--clocks",
         choices=("aligned", "raw"),
         default="aligned",
-        help="ranks on one axis as their collectives tell, or each on its own wall clock (default: aligned)",
+        help="ranks aligned by their collectives, or each by its own wall clock (default: aligned)",
+    )
+
+
+def add_remote_options(parser: argparse.ArgumentParser, title: str) -> None:
+    add = parser.add_argument_group(title).add_argument
+    add("--ssh", default="ssh", metavar="COMMAND", help="such as 'ssh -i KEY -J GATE' (default: ssh)")
+    add(
+        "--remote-rankscope",
+        default="rankscope",
+        metavar="COMMAND",
+        help="over there, such as .venv/bin/rankscope or 'python3 -m rankscope' (default: rankscope)",
     )
 
 
@@ -113,9 +124,9 @@ def scope_of(args: argparse.Namespace) -> Scope:
 
 
 def open_run(args: argparse.Namespace, comm_patterns: tuple[str, ...] = (), prefer: str = "") -> Run:
-    """The run of a command line; raw traces are read first, and what went wrong is said on stderr.
+    """The run of a command line; raw traces are read first, and problems are printed to stderr.
 
-    `prefer` names whose file to use where several tools recorded a rank.
+    `prefer` is the format to use where several tools recorded a rank.
     """
     from rankscope.store.ingest import Options
     from rankscope.store.run import Run
@@ -143,7 +154,7 @@ def open_run(args: argparse.Namespace, comm_patterns: tuple[str, ...] = (), pref
 
 
 def expect_reading(args: argparse.Namespace) -> None:
-    """Where traces will have to be read, let a process for it begin to load while this one still does."""
+    """If traces must be read, start a reading process now, so that it loads while this one does."""
     from rankscope.readers import looks_like_a_trace
     from rankscope.store.layout import INDEX_FILE, store_folder
     from rankscope.store.pool import are_small, start_early
@@ -171,8 +182,8 @@ def use_tools(args: argparse.Namespace) -> None:
 
 
 def _import_numpy_with_one_thread() -> None:
-    """Our matrices are small, and on a busy login node BLAS threads wait for each other seven times as long as they
-    work. The variable goes again: a job started later must not inherit it."""
+    """The matrices are small: on a busy login node BLAS threads spend seven times as long waiting as working. The
+    variable is removed again, so that a job that is started later does not inherit it."""
     if os.environ.get(_BLAS_THREADS) is None:
         os.environ[_BLAS_THREADS] = "1"
         import numpy  # noqa: F401 - it reads the variable as it is loaded
@@ -181,7 +192,7 @@ def _import_numpy_with_one_thread() -> None:
 
 
 def read(paths: list[Path], options: Options, quiet: bool) -> Ingested:
-    """Bring a store up to date, showing progress."""
+    """Update a store, showing progress."""
     _import_numpy_with_one_thread()
     from rankscope.store.ingest import ingest
 
@@ -210,7 +221,7 @@ def watch(quiet: bool) -> Watch:
 
 
 class Progress:
-    """One line on stderr: percent, MB/s, time left. On a terminal it is redrawn, elsewhere said now and then."""
+    """One line on stderr: percent, MB/s, time left. Redrawn on a terminal; elsewhere printed every ten seconds."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -250,17 +261,25 @@ class Progress:
             self._stream.flush()
 
 
+def run_name(path: Path) -> str:
+    """A run's name for output files: 'rank-0' of rank-0.pt.trace.json.gz; a folder's whole name."""
+    path = path.resolve()
+    return path.name if path.is_dir() else path.name.split(".")[0]
+
+
 def check_target(path: Path, force: bool) -> None:
-    """Never overwrite without being told to."""
+    """Refuse to overwrite without -f."""
     if path.exists() and not force and (path.is_file() or any(path.iterdir())):
         raise UsageError(
-            f"{path} exists already", why="Nothing is overwritten unasked.", hint="Name another, or add -f."
+            f"{path} exists already",
+            why="Existing files are not overwritten by default.",
+            hint="Name another, or add -f.",
         )
 
 
 @contextlib.contextmanager
 def replacing(target: Path) -> Iterator[Path]:
-    """A temporary name beside `target`, which takes its place when all went well and is gone when not."""
+    """A temporary file beside `target`: renamed to it at the end, removed after an error."""
     temporary = target.with_name(f".{target.name}.{os.getpid()}")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)

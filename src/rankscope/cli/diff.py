@@ -1,4 +1,4 @@
-"""rankscope diff: did the change help?"""
+"""rankscope diff: compare two runs."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 DESCRIPTION = """\
 Two runs, per step and rank: steps, breakdown, ops with their shapes, the host's
 ops, kernel families, kernels, collectives, memory. A permutation test over the
-steps tells a change from noise; what it cannot tell apart is called the same.
+steps separates changes from noise; a row without a clear change is "same".
 """
 EPILOG = """\
 examples:
   rankscope diff before after
   rankscope diff main-run pr-run --fail-over 3% --format junit > diff.xml
-      exit code 3 when anything got slower by more than 3 %, for CI
+      exit code 3 when a row is slower by more than 3 %, for CI
   rankscope diff float32 bfloat16 -r steps,ops
   rankscope diff one-node two-nodes -r breakdown,collectives
 """
@@ -47,13 +47,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--fail-over",
         metavar="PCT",
-        help="exit with 3 when a row is called slower by more than this, and name it: 3%%",
+        help="exit with 3 when a row is slower by more than this, and print it: 3%%",
     )
     parser.add_argument(
         "--min-change",
         metavar="PCT",
         default="1%",
-        help="call nothing below this, however sure: two captures of one program differ too (default: 1%%)",
+        help="ignore smaller changes, however certain: two captures of one program differ too (default: 1%%)",
     )
     parser.add_argument(
         "--top", metavar="N", help="rows shown, or all (default: 20 in tables, all in csv, json and junit)"
@@ -123,6 +123,8 @@ def _reports(text: str | None) -> tuple[str, ...]:
     for name in names:
         if name not in REPORTS:
             raise UsageError(
-                f"'{name}' cannot be compared", why=f"There are: {', '.join(REPORTS)}.", hint="See: --help"
+                f"'{name}' cannot be compared",
+                why=f"The parts are: {', '.join(REPORTS)}.",
+                hint="See: --help",
             )
     return names

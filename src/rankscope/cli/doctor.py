@@ -1,4 +1,4 @@
-"""rankscope doctor: can this trace be trusted?"""
+"""rankscope doctor: check whether a trace can be trusted."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ examples:
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "What was lost, cut, mixed up or inferred in a recording: look before you believe it."
+        "What was lost, cut, mixed up or inferred in a recording, and whether its figures can be trusted."
     )
     parser.epilog = EXAMPLES
     add_run_argument(parser)

@@ -15,8 +15,8 @@ EXAMPLES = """\
 examples:
   rankscope ingest runs/a                                a folder with one trace per rank
   rankscope ingest t0.json.gz t1.json.gz -o runs/a       files from anywhere; the store goes to runs/a
-  rankscope ingest runs/a --rank 17=runs/a/trace_x.json  say the rank of a file that does not
-  rankscope ingest /readonly/run --cache /scratch/me     the run's folder cannot be written to
+  rankscope ingest runs/a --rank 17=runs/a/trace_x.json  give the rank of a file that does not contain it
+  rankscope ingest /readonly/run --cache /scratch/me     where the run's folder is read-only
 
 The store is made beside the traces (RUN/.rankscope, FILE.rankscope) and can be deleted at any time.
 A second call reads only files that are new or changed.
@@ -24,7 +24,7 @@ A second call reads only files that are new or changed.
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.description = "Read raw traces once into a store that every other command opens in a moment."
+    parser.description = "Read raw traces once into a store that the other commands open quickly."
     parser.epilog = EXAMPLES
     add_run_argument(parser)
     parser.add_argument(
@@ -35,12 +35,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="N=FILE",
-        help="FILE is of rank N; for files that do not say (may be given several times)",
+        help="FILE is of rank N, for files that do not contain their rank (may be repeated)",
     )
     parser.add_argument(
         "--print-store",
         action="store_true",
-        help="print only where the store is, as `rankscope fetch` needs it",
+        help="print only the path of the store (for `rankscope fetch`)",
     )
     add_reading_options(parser)
 
@@ -48,9 +48,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     from rankscope.store.ingest import Options
 
-    said = dict(_said_rank(text) for text in args.rank)
-    paths = args.run + [path for path in said if not any(_holds(run, path) for run in args.run)]
-    options = Options(output=args.output, cache=args.cache, ranks=said, jobs=args.jobs)
+    ranks = dict(_given_rank(text) for text in args.rank)
+    paths = args.run + [path for path in ranks if not any(_holds(run, path) for run in args.run)]
+    options = Options(output=args.output, cache=args.cache, ranks=ranks, jobs=args.jobs)
     use_tools(args)
     ingested = read(paths, options, args.quiet)
     if args.print_store:
@@ -70,19 +70,21 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _amount(manifest: dict[str, Any]) -> str:
-    """How much is in a file: its events, or the rows of what it has instead."""
+    """How much is in a file: its events, or the rows of its first other table."""
     further = {name: count for name, count in manifest["further"].items() if not manifest["events"]}
     what, count = next(iter(further.items()), ("events", manifest["events"]))
     return f"{units.format_count(count)} {what.replace('_', ' ')}"
 
 
-def _said_rank(text: str) -> tuple[Path, int]:
+def _given_rank(text: str) -> tuple[Path, int]:
     match = re.fullmatch(r"(\d+)=(.+)", text)
     if not match:
-        raise UsageError(f"--rank {text} says no rank", hint="Write it like --rank 17=runs/a/trace_x.json.gz")
+        raise UsageError(
+            f"--rank {text} is not N=FILE", hint="Write it like --rank 17=runs/a/trace_x.json.gz"
+        )
     path = Path(match[2])
     if not path.is_file():
-        raise UsageError(f"--rank {text} names no file", why=f"There is no {path}.", hint="Check the path.")
+        raise UsageError(f"--rank {text} is not a file", why=f"There is no {path}.", hint="Check the path.")
     return path, int(match[1])
 
 

@@ -1,21 +1,19 @@
-"""rankscope ncu: the hot kernels of an earlier run, looked at closely by Nsight Compute."""
+"""rankscope ncu: the costliest kernels of an earlier run, profiled by Nsight Compute."""
 
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import os
 import shlex
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from rankscope.capture.job_name import script_name
 from rankscope.capture.kernel_list import (
     LIST_NAME,
     HotKernel,
-    kernel_filter,
+    default_folder,
+    ncu_words,
     read_kernels,
     replay_ns,
     write_kernels,
@@ -25,28 +23,28 @@ from rankscope.capture.run_folder import expand
 from rankscope.capture.selector import FORMS
 from rankscope.cli.common import add_reading_options
 from rankscope.cli.plain_table import plain_table
+from rankscope.cli.store_libraries import missing_libraries
 from rankscope.errors import UsageError
 from rankscope.units import format_ns
 
-# The command to profile stands behind `--` (see cli/__init__.py).
+# The command to profile follows `--` (see cli/__init__.py).
 TAKES_COMMAND = True
 
 DESCRIPTION = """\
-Take the kernels of RUN (torch or nsys traces) that cost most, run COMMAND with ncu on just those, and put what
-ncu measured beside what they cost in RUN. Kernels that wait for other ranks (NCCL) are never chosen.
+Take the costliest kernels of RUN (torch or nsys traces), run COMMAND with ncu on just those, and show what ncu
+measured beside what they cost in RUN. Kernels that wait for other ranks (NCCL) are never chosen.
 """
 
 EPILOG = """\
 examples:
-  rankscope ncu RUN                                        the hot kernels, nothing is run
+  rankscope ncu RUN                                        list the kernels, run nothing
   rankscope ncu RUN --top 3 -- torchrun --nproc-per-node 4 train.py
-  rankscope ncu RUN -n -- python train.py                  the ncu line
+  rankscope ncu RUN -n -- python train.py                  print the ncu command
   rankscope ncu RUN --kernels-out hot.json                 choose here, run elsewhere:
   srun -n 8 rankscope ncu --kernels hot.json -o NCU -- python train.py
-  rankscope ncu NCU                                        what ncu measured, beside the list it was given
+  rankscope ncu NCU                                        what ncu measured, beside that list
 """
 
-LIBRARIES = ("duckdb", "numpy", "isal")
 DEFAULT_LAUNCHES = 5
 NAME_WIDTH = 44
 
@@ -63,8 +61,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="RUN",
         help="the run to choose from, or a run that this command made",
     )
-    add("--top", type=int, default=3, metavar="N", help="so many kernels, by total time (default: 3)")
-    add("--kernels", type=Path, metavar="FILE", help="take the list from FILE; needs no RUN and no libraries")
+    add("--top", type=int, default=3, metavar="N", help="how many kernels, by total time (default: 3)")
+    add("--kernels", type=Path, metavar="FILE", help="read the list from FILE; needs no RUN and no libraries")
     add("--kernels-out", type=Path, metavar="FILE", help="write the list to FILE")
     add(
         "-c",
@@ -83,12 +81,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add(
         "--clock-control",
         choices=["base", "none"],
-        help="lock the clocks or not (default: as the machine allows)",
+        help="lock the clocks or not (default: lock them where the machine allows it)",
     )
     add("--ranks", default="0", metavar="SEL", help=f"which ranks run under ncu: {FORMS} (default: 0)")
     add("-o", "--output", metavar="DIR", help="the folder for the reports")
-    add("--tool-arg", action="append", metavar="X", help="hand X to ncu as it is: --tool-arg=-X")
-    add("-n", "--dry-run", action="store_true", help="print the ncu line, and stop")
+    add("--tool-arg", action="append", metavar="X", help="pass X to ncu unchanged: --tool-arg=-X")
+    add("-n", "--dry-run", action="store_true", help="print the ncu command, and stop")
     add("-f", "--force", action="store_true", help="replace a folder that holds another run")
     add(
         "--format",
@@ -119,8 +117,8 @@ def _chosen(args: argparse.Namespace) -> list[HotKernel]:
     if args.kernels is not None:
         return read_kernels(args.kernels)[: args.top]
     if args.run is None:
-        raise UsageError("no RUN to choose kernels from", hint="Name one, or give a list: --kernels FILE")
-    _need_libraries("choosing kernels", f"rankscope ncu {args.run} --top {args.top} --kernels-out FILE")
+        raise UsageError("no RUN to choose kernels from", hint="Name a run, or give a list: --kernels FILE")
+    _require_libraries("choosing kernels", f"rankscope ncu {args.run} --top {args.top} --kernels-out FILE")
     from rankscope.analysis.efficiency.hot_kernels import hot_kernels
     from rankscope.cli.common import open_run
 
@@ -128,7 +126,7 @@ def _chosen(args: argparse.Namespace) -> list[HotKernel]:
     if not kernels:
         raise UsageError(
             f"{args.run} has no kernels to choose from",
-            why="ncu looks at compute kernels, and the run has none with a grid and a block.",
+            why="ncu profiles compute kernels, and the run has none with a grid and a block.",
             hint="See what it has: rankscope stats RUN -r kernels",
         )
     return kernels
@@ -139,9 +137,10 @@ def _profile(kernels: Sequence[HotKernel], args: argparse.Namespace) -> int:
     from rankscope.cli import command_parser
 
     in_front = detect(os.environ).source == SINGLE
-    output = args.output or _default_folder(args.command, in_front)
-    words = ["--tool", "ncu", "-k", kernel_filter(kernels), "-c", str(args.launch_count * len(kernels))]
-    words += ["--set", args.set, "--ranks", args.ranks, "-o", output]
+    output = args.output or default_folder(args.command, in_front)
+    words = ncu_words(
+        kernels, section_set=args.set, launches=args.launch_count, ranks=args.ranks, output=output
+    )
     words += ["--clock-control", args.clock_control] if args.clock_control else []
     words += ["--ncu", str(args.ncu)] if args.ncu else []
     words += [f"--tool-arg={word}" for word in args.tool_arg or ()]
@@ -150,45 +149,32 @@ def _profile(kernels: Sequence[HotKernel], args: argparse.Namespace) -> int:
         _print_list(kernels)
         least = format_ns(replay_ns(kernels, args.set, args.launch_count), 2)
         print(
-            f"ncu's passes take at least {least} of kernel time, and about half a second a launch around it.",
+            f"ncu needs at least {least} of kernel time, and about half a second more for each launch.",
             file=sys.stderr,
         )
     parser, profile = command_parser("profile")
     code = profile.main(parser.parse_args([*words, "--", *args.command]))
     folder = Path(expand(output, os.environ))
-    if folder.is_dir() and not args.dry_run:  # a rank that was not wanted does not come back here
+    if (
+        folder.is_dir() and not args.dry_run
+    ):  # an unselected rank has become the command and does not get here
         write_kernels(folder / LIST_NAME, kernels, str(args.run or args.kernels))
-        if in_front:
+        if in_front and list(folder.glob("*.ncu-rep")):
             _show_if_possible(folder, kernels, args)
     return code
 
 
-def _default_folder(command: Sequence[str], in_front: bool) -> str:
-    """In front of the job it can be named here; the ranks behind a launcher must all be told."""
-    if not in_front:
-        raise UsageError(
-            "-o DIR is needed behind a launcher",
-            why="Every rank must find the same folder, and the list of kernels goes there too.",
-            hint="Say it: rankscope ncu --kernels FILE -o DIR -- COMMAND",
-        )
-    return f"rankscope-ncu-{script_name(command)}-{time.strftime('%Y%m%d-%H%M%S')}"
-
-
 def _show_if_possible(folder: Path, kernels: Sequence[HotKernel], args: argparse.Namespace) -> None:
-    if not list(folder.glob("*.ncu-rep")):
-        return
-    if any(importlib.util.find_spec(name) is None for name in LIBRARIES):
-        print(
-            f"What ncu measured, where rankscope is installed in full: rankscope ncu {shlex.quote(str(folder))}",
-            file=sys.stderr,
-        )
-        return
-    _show(folder, kernels, args)
+    if missing_libraries():
+        command = f"rankscope ncu {shlex.quote(str(folder))}"
+        print(f"To see the results, where rankscope is installed in full: {command}", file=sys.stderr)
+    else:
+        _show(folder, kernels, args)
 
 
 def _show(folder: Path, kernels: Sequence[HotKernel], args: argparse.Namespace) -> int:
-    """The table of both: what they cost in RUN, what ncu measured."""
-    _need_libraries("reading ncu's reports", f"rankscope ncu {folder}")
+    """One table: what the kernels cost in RUN, and what ncu measured."""
+    _require_libraries("reading ncu's reports", f"rankscope ncu {folder}")
     from rankscope.analysis.efficiency.hot_kernels import joined
     from rankscope.cli.common import open_run
     from rankscope.views import render, terminal_width, use_color
@@ -199,12 +185,11 @@ def _show(folder: Path, kernels: Sequence[HotKernel], args: argparse.Namespace) 
     return 0
 
 
-def _need_libraries(what: str, command: str) -> None:
-    missing = [name for name in LIBRARIES if importlib.util.find_spec(name) is None]
-    if missing:
+def _require_libraries(what: str, command: str) -> None:
+    if missing := missing_libraries():
         raise UsageError(
             f"{what} needs {', '.join(missing)}, not installed here",
-            why="A job's environment needs only rankscope's capture side.",
+            why="This environment has only what capturing needs.",
             hint=f"Where rankscope is installed in full: {command}",
         )
 

@@ -19,7 +19,7 @@ docs/store.md describes every table and column.
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.description = "Ask the run anything, in SQL. Without SQL: the tables and their columns."
+    parser.description = "Query the run in SQL. Without SQL: print the tables and their columns."
     parser.epilog = EXAMPLES
     add_run_argument(parser, several=False)
     parser.add_argument("sql", nargs="?", metavar="SQL", help="one SELECT statement")

@@ -1,4 +1,4 @@
-"""rankscope report: one file that says what is wrong."""
+"""rankscope report: findings, charts and tables in one file."""
 
 from __future__ import annotations
 
@@ -15,30 +15,29 @@ from rankscope.cli.common import (
     check_target,
     open_run,
     replacing,
+    run_name,
     scope_of,
 )
 from rankscope.errors import UsageError
 
 if TYPE_CHECKING:
-    from rankscope.analysis.core.result import Result
-    from rankscope.analysis.core.scope import Scope
     from rankscope.store.run import Run
 
 EXAMPLES = """\
 examples:
   rankscope report RUN                          RUN-report.html: findings, charts, tables, definitions
   rankscope report RUN -o report.html --open
-  rankscope report BASE NEW                     of NEW, with what changed against BASE
+  rankscope report BASE NEW                     of NEW, with the changes from BASE
   rankscope report RUN --format markdown        the same in short, for a pull request (-o - prints it)
   rankscope report RUN --ranks 0-7 --steps 3:5
 
-The file is complete: no request leaves it, names from traces stay text, any browser, phone or printer shows it.
+The file is complete: it loads nothing from the network, and names from traces are shown as text only.
 """
 ENDINGS = {"html": ".html", "markdown": ".md"}
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.description = "One file to mail: what is wrong, charts, tables, how each number was computed."
+    parser.description = "One file to mail: findings, charts, tables, and how each number is computed."
     parser.epilog = EXAMPLES
     parser.add_argument(
         "run",
@@ -48,16 +47,23 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="a folder with one trace per rank, or a trace file; with two, BASE and NEW",
     )
     parser.add_argument(
-        "-o", "--output", type=Path, metavar="FILE", help="where to (default: RUN-report.html here; - prints)"
+        "-o",
+        "--output",
+        type=Path,
+        metavar="FILE",
+        help="where to (default: RUN-report.html here; - prints it)",
     )
-    parser.add_argument("--format", choices=tuple(ENDINGS), help="default: by the name's ending, else html")
-    parser.add_argument("--open", action="store_true", help="show it in the browser")
-    parser.add_argument("-f", "--force", action="store_true", help="overwrite what is there")
+    parser.add_argument(
+        "--format", choices=tuple(ENDINGS), help="default: by the file name's ending, else html"
+    )
+    parser.add_argument("--open", action="store_true", help="open it in the browser")
+    parser.add_argument("-f", "--force", action="store_true", help="overwrite an existing file")
     add_scope_options(parser)
     add_reading_options(parser)
 
 
 def main(args: argparse.Namespace) -> int:
+    from rankscope.analysis.diff.two_runs import diff
     from rankscope.views.report.content import Request, build
     from rankscope.views.report.markdown_report import markdown_page
     from rankscope.views.report.page import html_page
@@ -71,15 +77,15 @@ def main(args: argparse.Namespace) -> int:
     format = args.format or ("markdown" if args.output and args.output.suffix == ".md" else "html")
     subject = args.run[-1]
     printed = str(args.output) == "-"
-    target = args.output or Path(f"{_stem(subject)}-report{ENDINGS[format]}")
+    target = args.output or Path(f"{run_name(subject)}-report{ENDINGS[format]}")
     if not printed:
         check_target(target, args.force)
     scope = scope_of(args)
     run = _open(args, subject)
     scope.check(run)
-    compared = _compare(_open(args, args.run[0]), run, scope) if len(args.run) == 2 else None
+    compared = diff(_open(args, args.run[0]), run, scope) if len(args.run) == 2 else None
     base = shlex.quote(args.run[0].name) if len(args.run) == 2 else ""
-    content = build(Request(run, scope, _stem(subject), _words(args, subject), base), compared)
+    content = build(Request(run, scope, run_name(subject), _words(args, subject), base), compared)
     text = html_page(content) if format == "html" else markdown_page(content)
     if printed:
         print(text, end="")
@@ -96,19 +102,8 @@ def _open(args: argparse.Namespace, path: Path) -> Run:
     return open_run(argparse.Namespace(**{**vars(args), "run": path}))
 
 
-def _compare(base: Run, new: Run, scope: Scope) -> Result:
-    from rankscope.analysis.diff.two_runs import diff
-
-    return diff(base, new, scope)
-
-
-def _stem(path: Path) -> str:
-    path = path.resolve()
-    return path.name if path.is_dir() else path.name.split(".")[0]
-
-
 def _words(args: argparse.Namespace, subject: Path) -> str:
-    """How to name this run and scope again, without the folders of whoever made the report."""
+    """The run and scope as a command names them, without the folders of this machine."""
     words = [subject.name or str(subject)]
     if args.ranks != "all":
         words += ["--ranks", args.ranks]

@@ -15,20 +15,20 @@ examples:
   rankscope scrub report.sqlite -o report.sqlite -f      in place of the original
 
 nsys records every environment variable of the job, keys and tokens included, and what the program printed. Both are
-taken out, and the new file's bytes are searched to make sure. What rankscope reads is not changed; a rank that only
-the variables told goes into the new file's name. A .nsys-rep cannot be changed: export it, scrub the export, and
-keep the report to yourself.
+removed, and the new file's bytes are searched as a check. The data that rankscope reads is not changed; a rank that
+only the variables contain is added to the new file's name. A .nsys-rep cannot be changed: export it, scrub the export,
+and do not share the report.
 """
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.description = "Take the recorded environment out of nsys exports, so that they can be passed on."
+    parser.description = "Remove the recorded environment from nsys exports, so that they can be shared."
     parser.epilog = EXAMPLES
     parser.add_argument("reports", nargs="+", type=Path, metavar="REPORT.sqlite", help="nsys exports")
     parser.add_argument(
         "-o", "--output", type=Path, metavar="FILE", help="where to (default: REPORT.scrubbed.sqlite)"
     )
-    parser.add_argument("-f", "--force", action="store_true", help="overwrite what is there")
+    parser.add_argument("-f", "--force", action="store_true", help="overwrite existing files")
 
 
 def main(args: argparse.Namespace) -> int:
@@ -36,25 +36,23 @@ def main(args: argparse.Namespace) -> int:
 
     if args.output and len(args.reports) > 1:
         raise UsageError(
-            "-o names one file, but there are several reports", hint="Leave -o out, or do them one by one."
+            "-o names one file, but there are several reports", hint="Leave -o out, or scrub them one by one."
         )
     targets = {report: args.output or _target(report) for report in args.reports}
     for target in targets.values():
         check_target(target, args.force)
     for report, target in targets.items():
         done = scrub(report, target)
-        outputs = f" and {done.outputs} texts the program printed" if done.outputs else ""
+        outputs = f" and {done.outputs} printed texts" if done.outputs else ""
         found = (
-            f"{done.variables} variables{outputs} taken out"
-            if done.variables
-            else "no variables were recorded"
+            f"{done.variables} variables{outputs} removed" if done.variables else "no variables were recorded"
         )
         print(f"Wrote {target} ({found})")
     return 0
 
 
 def _target(report: Path) -> Path:
-    """REPORT.scrubbed.sqlite, with the rank in its name where only the recorded variables told it."""
+    """REPORT.scrubbed.sqlite, with the rank in its name where only the recorded variables contain it."""
     from rankscope.readers.base import rank_from_name
     from rankscope.readers.nsys.identity import FROM_ENVIRONMENT
     from rankscope.readers.nsys.reader import NSYS
@@ -68,6 +66,6 @@ def _target(report: Path) -> Path:
             hint=f"Scrub its export instead: nsys export --type sqlite {report.name}",
         )
     identity = NSYS.identify(report)
-    told = identity.rank_source == FROM_ENVIRONMENT and rank_from_name(report) != identity.rank
-    rank = f".rank-{identity.rank}" if told else ""
+    only_recorded = identity.rank_source == FROM_ENVIRONMENT and rank_from_name(report) != identity.rank
+    rank = f".rank-{identity.rank}" if only_recorded else ""
     return report.with_name(f"{report.stem}{rank}.scrubbed.sqlite")

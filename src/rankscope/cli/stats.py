@@ -1,4 +1,4 @@
-"""rankscope stats: tables."""
+"""rankscope stats: the summary of a run, or its tables."""
 
 from __future__ import annotations
 
@@ -32,23 +32,23 @@ if TYPE_CHECKING:
 
 EXAMPLES = """\
 examples:
-  rankscope stats RUN                              the summary: the verdict, what costs most, what to type next
+  rankscope stats RUN                              the summary: the verdict, the largest costs, the next commands
   rankscope stats RUN --fail-on warning            the same; exit code 3 when a finding is at least a warning
   rankscope stats RUN -r list                      every report, and what it answers
   rankscope stats RUN -r kernels --by rank --top 5
   rankscope stats RUN -r ops --by shape --steps 3:5
   rankscope stats RUN -r kernels,memcpy --format csv > tables.csv
-  rankscope stats RUN -r breakdown --compat hta    what HTA prints for it, and why ours differ
+  rankscope stats RUN -r breakdown --compat hta    HTA's figures for it, and why ours differ
 """
 DEFAULT_ROWS = 20
-# Made of the other reports: 'all' has what is in them already.
+# Derived from the other reports, so not part of 'all'.
 GATHERED = ("summary", "findings")
 SUMMARY = (("summary", None), ("kernels", 10))
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "The summary of a run, or its tables. Raw traces are read first, once; later calls take a moment."
+        "The summary of a run, or its tables. Raw traces are read first, once; later calls are fast."
     )
     parser.epilog = EXAMPLES
     add_run_argument(parser)
@@ -56,18 +56,18 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "-r",
         "--report",
         metavar="NAME,…",
-        help="which reports: names, all, or list to see them (default: the summary)",
+        help="which reports: names, all, or list to print the names (default: the summary)",
     )
     parser.add_argument(
         "--by",
         metavar="KEY",
-        help="split rows by rank, shape, module, source or kernel, where the report can",
+        help="split rows by rank, shape, module, source or kernel, where the report supports it",
     )
     add_scope_options(parser)
     parser.add_argument(
         "--compat",
         metavar="PEER",
-        help="figures by another tool's definitions: hta, tracelens, nsys (-r list shows their reports)",
+        help="figures by another tool's definitions: hta, tracelens, nsys (-r list prints their reports)",
     )
     parser.add_argument(
         "--top", metavar="N", help="rows shown, or all (default: 20 in tables, all in csv and json)"
@@ -78,21 +78,21 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--prefer",
         choices=("torch", "nsys"),
-        help="whose file to use for a rank that both recorded (default: torch; nsys with --compat nsys)",
+        help="which file to use for a rank that both tools recorded (default: torch; nsys with --compat nsys)",
     )
     parser.add_argument(
         "--comm-pattern",
         action="append",
         default=[],
         metavar="REGEX",
-        help="kernels whose name matches communicate too (may be given several times)",
+        help="count kernels whose name matches as communication too (may be repeated)",
     )
     add_clocks(parser)
     parser.add_argument(
         "--baseline",
         type=Path,
         metavar="FILE",
-        help="compare collectives with what `rankscope bench collectives --json` or nccl-tests measured",
+        help="compare collectives with the results of `rankscope bench collectives --json` or nccl-tests",
     )
     add_fail_on(parser)
     add_ceiling_options(parser)
@@ -155,9 +155,9 @@ def _reports(peer: str | None) -> dict[str, Report]:
 
     if peer not in COMPAT:
         raise UsageError(
-            f"--compat {peer} is not known",
-            why="Its definitions are not written down here.",
-            hint=f"There are: {', '.join(COMPAT)}.",
+            f"--compat {peer} is not supported",
+            why="rankscope does not have its definitions.",
+            hint=f"Supported: {', '.join(COMPAT)}.",
         )
     return COMPAT[peer]
 
@@ -176,7 +176,9 @@ def _wanted(args: argparse.Namespace, names: list[str]) -> list[tuple[str, int |
     for name in wanted:
         if name not in names:
             raise UsageError(
-                f"there is no report '{name}'", why=f"There are: {', '.join(names)}.", hint="See: -r list"
+                f"there is no report '{name}'",
+                why=f"The reports are: {', '.join(names)}.",
+                hint="See: -r list",
             )
     return [(name, shown) for name in wanted]
 
@@ -186,7 +188,7 @@ def _check_key(key: str, names: list[str], reports: dict[str, Report]) -> None:
         able = [report.name for report in reports.values() if key in report.keys]
         raise UsageError(
             f"{', '.join(names)} cannot be split by {key}",
-            why=f"These can: {', '.join(able)}." if able else "No report can.",
+            why=f"These reports can: {', '.join(able)}." if able else "No report supports it.",
             hint="See: -r list",
         )
 

@@ -1,16 +1,17 @@
-"""The options of `rankscope profile` that belong to nsys or ncu: in their own words, checked before anything
+"""The options of `rankscope profile` that belong to nsys or ncu, under their own names; checked before anything
 starts."""
 
 from __future__ import annotations
 
 import argparse
-import os
 from typing import TYPE_CHECKING
 
 from rankscope.capture.schedule import OnSignal, Schedule, TimeWindow, When
+from rankscope.cli.options import Group, option
 from rankscope.errors import UsageError
 
 if TYPE_CHECKING:
+    from rankscope.capture.under_tool.tool_rank import ToolRequest
     from rankscope.tools import NcuOptions, NsysOptions
 
 # Which options make sense for which tool, by their name in the parsed arguments.
@@ -35,59 +36,81 @@ _ONLY_TORCH = (
     "tensorboard_dir",
 )
 _SCHEDULES = ("skip_first", "wait", "warmup", "active", "repeat", "steps", "after", "for_", "on_signal")
-# Without -c and -k, ncu profiles so many launches: all of them would take a job hundreds of times its walltime.
+# How many launches ncu profiles without -c: all of them would take hundreds of times the job's walltime.
 NCU_LAUNCHES = 32
 
 
-def add_tool_options(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument_group("--tool nsys, in nsys's words (docs/nsight.md)").add_argument
-    add("-t", "--trace", metavar="LIST", help="what is traced (default: cuda,nvtx)")
-    add(
-        "-c",
-        "--capture-range",
-        metavar="RANGE",
-        help="cudaProfilerApi or nvtx:RANGE[@DOMAIN]: record only inside it; for ncu: how many launches",
-    )
-    add("-s", "--sample", choices=["process-tree", "system-wide", "none"], help="CPU samples (default: none)")
-    add("--gpu-metrics-device", metavar="ID", help="sample the GPU's counters: all, or a GPU's number")
-    add("--cuda-memory-usage", action="store_true", help="record every allocation on the GPU")
-    add("--nic-metrics", action="store_true", help="sample the network cards")
-    add("--per-node", action="store_true", help="one report around torchrun, with all ranks of the node")
-    add(
-        "--run-as",
-        metavar="USER",
-        help="run the job as this user, nsys as root (with sudo where it is needed)",
-    )
-    add(
-        "--tool-arg",
-        action="append",
-        metavar="X",
-        help="hand X to nsys or ncu as it is; may be repeated: --tool-arg=-X",
-    )
-    add("--nsys", metavar="PATH", help="where nsys is, when it is not on the PATH")
-    add = parser.add_argument_group("--tool ncu, in ncu's words").add_argument
-    add(
-        "-k",
-        "--kernel-name",
-        metavar="NAME",
-        help="which kernels: a name, or regex:… (default: all but NCCL's)",
-    )
-    add("--set", choices=["roofline", "detailed", "full"], help="which sections (default: roofline)")
-    add(
-        "--clock-control",
-        choices=["base", "none"],
-        help="lock the clocks or not (default: as the machine allows)",
-    )
-    add("--ncu", metavar="PATH", help="where ncu is, when it is not on the PATH")
+TOOL_GROUPS = (
+    Group(
+        "--tool nsys, with nsys's option names (docs/nsight.md)",
+        (
+            option("-t", "--trace", metavar="LIST", help="what is traced (default: cuda,nvtx)"),
+            option(
+                "-c",
+                "--capture-range",
+                metavar="RANGE",
+                help="cudaProfilerApi or nvtx:RANGE[@DOMAIN]: record only inside it; for ncu: how many launches",
+            ),
+            option(
+                "-s",
+                "--sample",
+                choices=["process-tree", "system-wide", "none"],
+                help="CPU samples (default: none)",
+            ),
+            option(
+                "--gpu-metrics-device", metavar="ID", help="sample the GPU's counters: all, or a GPU's number"
+            ),
+            option("--cuda-memory-usage", action="store_true", help="record every allocation on the GPU"),
+            option("--nic-metrics", action="store_true", help="sample the network cards"),
+            option(
+                "--per-node",
+                action="store_true",
+                help="one report around torchrun, with all ranks of the node",
+            ),
+            option(
+                "--run-as",
+                metavar="USER",
+                help="run the job as this user, nsys as root (with sudo where it is needed)",
+            ),
+            option(
+                "--tool-arg",
+                action="append",
+                metavar="X",
+                help="pass X to nsys or ncu unchanged; may be repeated: --tool-arg=-X",
+            ),
+            option("--nsys", metavar="PATH", help="where nsys is, when it is not on PATH"),
+        ),
+    ),
+    Group(
+        "--tool ncu, with ncu's option names",
+        (
+            option(
+                "-k",
+                "--kernel-name",
+                metavar="NAME",
+                help="which kernels: a name, or regex:… (default: all but NCCL's)",
+            ),
+            option(
+                "--set", choices=["roofline", "detailed", "full"], help="which sections (default: roofline)"
+            ),
+            option(
+                "--clock-control",
+                choices=["base", "none"],
+                help="lock the clocks or not (default: lock them where the machine allows it)",
+            ),
+            option("--ncu", metavar="PATH", help="where ncu is, when it is not on PATH"),
+        ),
+    ),
+)
 
 
 def is_ranged(args: argparse.Namespace) -> bool:
-    """Whether a schedule was asked for; without one, nsys and ncu look at the whole run."""
+    """Whether a schedule was asked for; without one, nsys and ncu record the whole run."""
     return any(getattr(args, name) is not None for name in _SCHEDULES)
 
 
 def check_tool_options(args: argparse.Namespace) -> None:
-    """Refuse what belongs to another tool, or cannot be read: from the arguments alone."""
+    """Refuse options of another tool, and values that cannot be parsed."""
     others = {
         "torch": (*_ONLY_NSYS, *_ONLY_NCU, "capture_range", "tool_arg", "nsys", "ncu"),
         "nsys": (*_ONLY_TORCH, *_ONLY_NCU, "ncu"),
@@ -123,18 +146,30 @@ def _check_range(args: argparse.Namespace, given: str) -> None:
     if is_ranged(args) and kind != "none":
         raise UsageError(
             f"-c {given} and steps are two schedules at once",
-            why="--steps and the like open the range themselves; -c waits until the program does.",
+            why="--steps and the other schedules open the range themselves; -c waits until the program does.",
             hint="Keep one of them.",
         )
 
 
-def nsys_options(args: argparse.Namespace, when: When, env: dict[str, str] | None = None) -> NsysOptions:
-    from rankscope.capture.run_folder import expand
+def tool_request(args: argparse.Namespace, when: When) -> ToolRequest:
+    from rankscope.capture.under_tool.tool_rank import ToolRequest
+
+    options = nsys_options(args, when) if args.tool == "nsys" else ncu_options(args)
+    return ToolRequest(
+        options=options,
+        program=args.nsys if args.tool == "nsys" else args.ncu,
+        per_node=args.per_node,
+        ranged=is_ranged(args),
+        clock_control=args.clock_control,
+        dry_run=args.dry_run,
+    )
+
+
+def nsys_options(args: argparse.Namespace, when: When) -> NsysOptions:
     from rankscope.tools import NSYS_TRACE, NsysOptions
 
     window = when if isinstance(when, TimeWindow) and is_ranged(args) else None
     by_steps = is_ranged(args) and window is None
-    variables = os.environ if env is None else env
     given = None if args.capture_range == "none" else args.capture_range
     return NsysOptions(
         trace=args.trace or NSYS_TRACE,
@@ -148,12 +183,11 @@ def nsys_options(args: argparse.Namespace, when: When, env: dict[str, str] | Non
         nic_metrics=args.nic_metrics,
         run_as=args.run_as,
         overwrite=args.force,
-        extra=tuple(expand(word, variables) for word in args.tool_arg or ()),
+        extra=tuple(args.tool_arg or ()),
     )
 
 
 def ncu_options(args: argparse.Namespace) -> NcuOptions:
-    from rankscope.capture.run_folder import expand
     from rankscope.tools import NcuOptions
 
     return NcuOptions(
@@ -162,12 +196,12 @@ def ncu_options(args: argparse.Namespace) -> NcuOptions:
         launch_count=int(args.capture_range) if args.capture_range else NCU_LAUNCHES,
         ranged=is_ranged(args),
         overwrite=args.force,
-        extra=tuple(expand(word, os.environ) for word in args.tool_arg or ()),
+        extra=tuple(args.tool_arg or ()),
     )
 
 
 def _captures(when: When) -> int:
-    """How many windows a schedule has; 0 where nobody knows."""
+    """How many windows a schedule has; 0 where that is not known in advance."""
     if isinstance(when, OnSignal):
         return 0
     assert isinstance(when, Schedule)

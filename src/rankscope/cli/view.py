@@ -15,8 +15,7 @@ from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import TypeVar
 
-from rankscope.cli.common import add_reading_options, open_run
-from rankscope.cli.remote_options import add_remote_options
+from rankscope.cli.common import add_reading_options, add_remote_options, open_run
 from rankscope.cli.view_remote import is_remote, path_or_place, view_remote
 from rankscope.errors import RankscopeError
 
@@ -25,7 +24,7 @@ examples:
   rankscope view RUN                        prints the address, and opens it where there is a browser
   rankscope view BASE NEW                   two runs on one axis, and what changed between them
   rankscope view ssh://host/~/runs/a        a run on another machine: the viewer there, the browser here
-  rankscope view RUN --no-open --port 8899  on a machine you reach by ssh; prints the line for the tunnel
+  rankscope view RUN --no-open --port 8899  on a machine you reach by ssh; prints the ssh command for it
 
 Only this machine can reach it, and only with the token in the address. Ctrl-C ends it.
 Keys: W S zoom, A D pan, F fit, / search, ? all of them.
@@ -36,7 +35,7 @@ _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "All ranks on one axis in the browser. Raw traces are read first, once; the page shows how far."
+        "All ranks on one axis in the browser. Raw traces are read first, once; the page shows the progress."
     )
     parser.epilog = EXAMPLES
     parser.add_argument(
@@ -59,10 +58,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--perfetto",
         action="store_true",
-        help="serve the run to ui.perfetto.dev instead (port 9001, as it wishes)",
+        help="serve the run to ui.perfetto.dev instead (on port 9001, the one that page uses)",
     )
     parser.add_argument("--no-open", action="store_true", help="do not start a browser")
-    # What ssh:// starts over there: seen through a tunnel from port N, and gone when stdin ends.
+    # Set by `view ssh://` for the viewer over there: it is seen through a tunnel from port N, and ends with stdin.
     parser.add_argument("--tunnel", type=int, metavar="N", help=argparse.SUPPRESS)
     add_remote_options(parser, "ssh://host/path")
     add_reading_options(parser)
@@ -91,11 +90,11 @@ def _view(args: argparse.Namespace) -> int:
     if args.tunnel is not None:
         threading.Thread(target=_end_with_stdin, args=(server,), daemon=True).start()
     else:
-        _say_how_to_reach(server.server_address[1], args.host)
+        _print_how_to_reach(server.server_address[1], args.host)
     code = _serve(server, server.url, args.no_open)
     if not opening.wait(0):
-        # Its thread is in DuckDB, which crashes when Python is taken down around it. The processes that read
-        # leave when their pipes close, and what is half-written goes the next time.
+        # Its thread is in DuckDB, which crashes if the interpreter shuts down meanwhile. The reading processes
+        # end when their pipes close; unfinished files are removed by the next ingest.
         os._exit(code)
     return code
 
@@ -132,7 +131,7 @@ def _listening(make: Callable[[], S], host: str, port: int) -> S:
 
 
 def _serve(server: ThreadingHTTPServer, url: str, no_open: bool) -> int:
-    """Until Ctrl-C, or until the terminal goes away."""
+    """Serve until Ctrl-C, or until the terminal closes."""
     if not no_open:
         webbrowser.open(url)
     try:
@@ -145,13 +144,13 @@ def _serve(server: ThreadingHTTPServer, url: str, no_open: bool) -> int:
 
 
 def _end_with_stdin(server: ThreadingHTTPServer) -> None:
-    """Whoever started this over ssh holds the other end of stdin, and nothing else tells that they have gone."""
+    """The process at the other end of ssh holds stdin open; its end is the only sign that it has gone."""
     while os.read(sys.stdin.fileno(), 65536):
         pass
     server.shutdown()
 
 
-def _say_how_to_reach(port: int, host: str) -> None:
+def _print_how_to_reach(port: int, host: str) -> None:
     if host in _LOOPBACK:
         user = f"{getpass.getuser()}@{socket.gethostname()}"
         print(
@@ -161,7 +160,7 @@ def _say_how_to_reach(port: int, host: str) -> None:
     else:
         print(
             f"rankscope: {host} can be reached by others on the network\n"
-            "  The token in the address is all that keeps them out, and it travels unencrypted.\n"
-            "  Prefer the default address and an ssh tunnel.",
+            "  Only the token in the address keeps them out, and it is sent unencrypted.\n"
+            "  Use the default address and an ssh tunnel instead.",
             file=sys.stderr,
         )

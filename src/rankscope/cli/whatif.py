@@ -1,22 +1,20 @@
-"""rankscope whatif: what would it be worth?"""
+"""rankscope whatif: estimate the gain of a change."""
 
 from __future__ import annotations
 
 import argparse
-import re
 import sys
 from typing import TYPE_CHECKING
 
 from rankscope.cli.common import add_reading_options, add_run_argument, add_scope_options, open_run, scope_of
-from rankscope.errors import UsageError
 
 if TYPE_CHECKING:
     from rankscope.analysis.critical_path.scenarios import Scenario
 
 DESCRIPTION = """\
-Play the run again with something different, and say how long a step would take.
-Without an option: the usual questions, one by one. Several options: each alone,
-and all together. What is assumed is printed.
+Replay the run with changed durations, and show how long a step would take.
+Without an option: the common changes, one by one. With several options: each
+alone, and all together. The assumptions are printed.
 """
 EPILOG = """\
 examples:
@@ -32,8 +30,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EPILOG
     add_run_argument(parser)
     add = parser.add_argument
-    add("--hide-comm", action="store_true", help="collectives take no time once all ranks are there")
-    add("--bandwidth", metavar="2x", help="transfers are so many times as fast; latency stays")
+    add("--hide-comm", action="store_true", help="collectives take no time once all ranks have arrived")
+    add("--bandwidth", metavar="2x", help="transfers are this many times as fast; latency stays")
     add(
         "--rank",
         metavar="R=median",
@@ -46,7 +44,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="NAME=2x",
         action="append",
         default=[],
-        help="kernels with NAME in their name are so many times as fast (may be repeated)",
+        help="kernels with NAME in their name are this many times as fast (may be repeated)",
     )
     add("--no-gaps", action="store_true", help="the host and its data are always ready")
     add_scope_options(parser)
@@ -70,41 +68,9 @@ def main(args: argparse.Namespace) -> int:
 def _scenarios(args: argparse.Namespace) -> list[Scenario]:
     from rankscope.analysis.critical_path import scenarios
 
-    found = []
-    if args.hide_comm:
-        found.append(scenarios.hide_comm())
+    found = [scenarios.hide_comm()] if args.hide_comm else []
     if args.bandwidth is not None:
-        found.append(scenarios.bandwidth(_factor("--bandwidth", args.bandwidth)))
-    for text in args.rank:
-        match = re.fullmatch(r"([0-9]+)=median", text)
-        if not match:
-            raise UsageError(
-                f"--rank {text} is not R=median",
-                why="A rank can be put at the median of all ranks.",
-                hint="Write it like --rank 2=median",
-            )
-        found.append(scenarios.rank_at_median(int(match[1])))
-    for text in args.kernel:
-        name, equals, factor = text.rpartition("=")
-        if not equals or not name:
-            raise UsageError(
-                f"--kernel {text} is not NAME=FACTOR",
-                why="NAME is a part of a kernel's name.",
-                hint="Write it like --kernel gelu=2x",
-            )
-        found.append(scenarios.kernel(name, _factor("--kernel", factor)))
-    if args.no_gaps:
-        found.append(scenarios.no_gaps())
-    return found
-
-
-def _factor(option: str, text: str) -> float:
-    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)x?", text.strip().lower())
-    value = float(match[1]) if match else 0.0
-    if value <= 0:
-        raise UsageError(
-            f"{option}: '{text}' is not a factor",
-            why="It is a number above 0.",
-            hint="Write it like 2x or 1.5x.",
-        )
-    return value
+        found.append(scenarios.bandwidth(scenarios.parse_factor("--bandwidth", args.bandwidth)))
+    found += [scenarios.rank_at_median(scenarios.parse_rank(text)) for text in args.rank]
+    found += [scenarios.kernel(*scenarios.parse_kernel(text)) for text in args.kernel]
+    return [*found, scenarios.no_gaps()] if args.no_gaps else found

@@ -91,8 +91,8 @@ def _wait_for_torch(plan: Plan, identity: Identity, voice: Voice) -> None:
 
 def _say_no_torch(plan: Plan, identity: Identity, voice: Voice) -> None:
     """Unless a child of this process was the rank (a launcher of the user's own)."""
+    from rankscope.capture.rank_files import RankFiles
     from rankscope.inapp.cuda_range_windows import RangeFiles
-    from rankscope.inapp.rank_files import RankFiles
 
     text = "nothing was captured: the script never imported torch"
     try:
@@ -136,8 +136,8 @@ def _start_engine(plan: Plan, identity: Identity, voice: Voice) -> Any:
 
 def _engine(plan: Plan, identity: Identity, voice: Voice) -> Any:
     """What counts the steps, with torch's profiler in it or, under nsys and ncu, their range."""
+    from rankscope.capture.rank_files import RankFiles
     from rankscope.inapp.engine import Engine
-    from rankscope.inapp.rank_files import RankFiles
 
     if plan.windows is None:
         files = RankFiles(plan, identity, os.environ)

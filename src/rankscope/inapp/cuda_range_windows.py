@@ -13,9 +13,9 @@ from typing import Any
 
 from rankscope.capture.plan import Plan
 from rankscope.capture.rank import Identity
+from rankscope.capture.rank_files import RankFiles
 from rankscope.capture.run_folder import rank_stem, write_json
 from rankscope.errors import CaptureError
-from rankscope.inapp.rank_files import RankFiles
 from rankscope.inapp.recorder import Recording, Region
 
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from rankscope.capture.plan import Plan
+from rankscope.capture.rank_files import RankFiles
 from rankscope.capture.schedule import OnSignal, TimeWindow
-from rankscope.inapp.rank_files import RankFiles
 from rankscope.units import format_bytes, format_ns
 
 

@@ -19,6 +19,7 @@ from typing import Any
 
 from rankscope.capture.plan import FALLBACK_FOR_S, Plan
 from rankscope.capture.rank import Identity
+from rankscope.capture.rank_files import RankFiles, clock_anchor
 from rankscope.capture.schedule import NONE, RECORD, RECORD_AND_SAVE, WARMUP, OnSignal, Schedule, TimeWindow
 from rankscope.capture.selector import parse_selector
 from rankscope.errors import CaptureError, RankscopeError
@@ -27,7 +28,6 @@ from rankscope.inapp.end_messages import ending, nothing_captured
 from rankscope.inapp.handlers import Handler
 from rankscope.inapp.job_log import Voice
 from rankscope.inapp.main_thread import Timer, when_returning
-from rankscope.inapp.rank_files import RankFiles, clock_anchor
 from rankscope.inapp.recorder import Recorder, Region, ScriptProfiler, leave_to_the_system
 from rankscope.inapp.sigterm import TerminationGuard
 from rankscope.inapp.step_counter import StepCounter, live_optimizers

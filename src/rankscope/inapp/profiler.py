@@ -178,7 +178,7 @@ class profile:  # noqa: N801  (torch.profiler.profile's spelling)
     def _start_engine(self, identity: Identity) -> Engine:
         import torch
 
-        from rankscope.inapp.rank_files import RankFiles
+        from rankscope.capture.rank_files import RankFiles
 
         voice = Voice(identity.rank, speaks=identity.rank == 0, quiet=False, verbose=self._debug)
         files = RankFiles(self._plan, identity, os.environ)

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from rankscope.capture.rank_files import RankFiles
 from rankscope.inapp.forked_export import Export, ExportOrder, Outcome
 from rankscope.inapp.handlers import Handler, Recorded
 from rankscope.inapp.job_log import Voice
-from rankscope.inapp.rank_files import RankFiles
 from rankscope.inapp.recorder import Recording
 
 Window = dict[str, Any]

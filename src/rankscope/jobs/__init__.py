@@ -1,6 +1,6 @@
-"""The same profile as a batch job: what stands in the script around it, and how to hand it in.
+"""A profile as a batch job: the script or manifest around it, and submitting it.
 
-Standard library only: a login node needs nothing else. One file a scheduler (pbs.py, slurm.py), one for the
-launchers (launchers.py), one for what all scripts share (script.py), one for sites (sites.py);
-k8s.py, kubectl.py and container.py for clusters and images.
+`batch` makes a `Spec` from options and a site; `script` renders it with `launchers` and one module for each scheduler
+(`pbs`, `slurm`); `scheduler` submits it. `k8s`, `kubectl` and `container` are for clusters and images. Called by the
+command line and `bench`'s sweep. Standard library only: a login node needs nothing else.
 """

@@ -1,6 +1,6 @@
 """A folder that builds and runs an image with rankscope in it: Dockerfile or apptainer definition, .env, scripts.
 
-The files themselves are in templates/container, as they are written; only .env is made here.
+The files are copied from templates/container; only .env is made here.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _SIZE = re.compile(r"[1-9]\d*[kmg]")
 
 @dataclass(frozen=True)
 class Container:
-    """The choices; they become .env, where they can be changed later."""
+    """The settings that are written to .env, where they can be changed later."""
 
     engine: str = "docker"
     base: str = DEFAULT_BASE
@@ -48,15 +48,15 @@ class Container:
 
 
 def check(choices: Container) -> None:
-    """Refuse what cannot be built, before anything is written. install.sh checks the same when .env was edited."""
+    """Refuse what cannot be built, before anything is written. install.sh checks the same for an edited .env."""
     if choices.efa and not choices.mpi:
         raise UsageError(
-            "--efa needs --mpi", why="EFA's plug-in is started by MPI.", hint="Give both: --mpi --efa"
+            "--efa needs --mpi", why="The EFA plug-in is used through MPI.", hint="Give both: --mpi --efa"
         )
     if choices.nccl_tests and not choices.efa:
         raise UsageError(
             "--nccl-tests needs --efa",
-            why="The tests are built to measure the network that EFA brings.",
+            why="The tests measure the network that EFA provides.",
             hint="Give all three: --mpi --efa --nccl-tests",
         )
     for option, value, form, example in (
@@ -72,11 +72,11 @@ def check(choices: Container) -> None:
         if not form.fullmatch(value):
             raise UsageError(
                 f"{option} {value!r} cannot be used",
-                why="A container engine would refuse it.",
+                why="Container engines refuse it.",
                 hint=f"For example: {option} {example}",
             )
     if "\n" in choices.reports:
-        raise UsageError("--reports has a line break in it", hint="Name a folder.")
+        raise UsageError("--reports contains a line break", hint="Name a folder.")
 
 
 def environment(choices: Container) -> str:
@@ -100,7 +100,9 @@ def environment(choices: Container) -> str:
         "REPORTS": choices.reports,
     }
     lines = [f"{name}={shlex.quote(value) if value else ''}" for name, value in values.items()]
-    return "\n".join(["# What ./build.sh and the others work with; change it freely.", *lines, ""])
+    return "\n".join(
+        ["# The settings of ./build.sh and the other scripts; they can be changed here.", *lines, ""]
+    )
 
 
 def write(choices: Container, folder: Path) -> list[Path]:
@@ -124,7 +126,7 @@ def write(choices: Container, folder: Path) -> list[Path]:
 
 
 def package_archive() -> bytes:
-    """This very rankscope, for the image: the same version captures there and reads here."""
+    """This installation of rankscope, so that the same version captures in the image and reads here."""
     buffer = io.BytesIO()
     with (
         gzip.GzipFile(fileobj=buffer, mode="wb", mtime=0) as packed,

@@ -1,14 +1,16 @@
 """Kubernetes manifests with the profiler in them: MPIJob, PyTorchJob, or an indexed Job with its Service.
 
-Plain data in, plain data out; jobs/kubectl.py speaks with the cluster.
+Only builds the text; jobs/kubectl.py calls the cluster.
 """
 
 from __future__ import annotations
 
 import re
+import time
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+from rankscope.capture.job_name import script_name
 from rankscope.errors import UsageError
 from rankscope.jobs.yaml_text import Node, documents
 
@@ -22,7 +24,7 @@ REPORTS_NOTE = "rankscope/reports"
 IMAGE_NOTE = "rankscope/image"
 _PORT = 29500
 _EFA_HUGEPAGES = "5120Mi"
-"""What AWS's own manifests give a pod with EFA."""
+"""As in AWS's own manifests for a pod with EFA."""
 _NAME = re.compile(r"[a-z]([-a-z0-9]{0,46}[a-z0-9])?")
 _LAUNCHERS = ("torchrun", "mpirun", "mpiexec", "srun", "orterun")
 _UNITS = {"": 1, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "k": 10**3, "M": 10**6, "G": 10**9}
@@ -37,12 +39,12 @@ KINDS = {
     ),
     "job": ("batch/v1", "Job", "", ""),
 }
-"""For each kind: apiVersion, kind, the resource that must be installed, and who installs it."""
+"""For each kind: apiVersion, kind, the resource that must be installed, and the operator that installs it."""
 
 
 @dataclass(frozen=True)
 class K8sJob:
-    """What to run, on what, with which profiler options."""
+    """The command, the resources, and the profiler's options."""
 
     name: str
     image: str
@@ -51,7 +53,7 @@ class K8sJob:
     nodes: int = 1
     ppn: int = 1
     profile: tuple[str, ...] = ()
-    """The options of `rankscope profile`, as words; not -o, which is the volume."""
+    """The options of `rankscope profile`, without -o: the reports go to the volume."""
     gpus: int | None = None
     """GPUs of a worker; as many as processes when None."""
     efa: int = 0
@@ -63,7 +65,7 @@ class K8sJob:
     host_path: str = HOST_REPORTS
     namespace: str = ""
     counters: bool = False
-    """Does the tool read the GPU's counters? Only then is SYS_ADMIN asked for."""
+    """Whether the tool reads the GPU's counters, which needs SYS_ADMIN."""
     env: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -72,11 +74,11 @@ class K8sJob:
 
 
 def check(job: K8sJob) -> None:
-    """Refuse what the cluster would refuse, or what cannot work, before anything is sent."""
+    """Refuse what the cluster would refuse or cannot run, before anything is sent."""
     if not _NAME.fullmatch(job.name):
         raise UsageError(
-            f"--name {job.name!r} is no name for a job in Kubernetes",
-            why="It becomes part of host names: small letters, digits and '-', a letter first, at most 48.",
+            f"--name {job.name!r} is not a valid job name in Kubernetes",
+            why="It becomes part of host names: lower-case letters, digits and '-', a letter first, at most 48.",
             hint="For example: --name train-4x8",
         )
     for option, number, least in (("--nodes", job.nodes, 1), ("--ppn", job.ppn, 1), ("--efa", job.efa, 0)):
@@ -87,19 +89,21 @@ def check(job: K8sJob) -> None:
     if not job.image:
         raise UsageError(
             "no --image",
-            why="The pods run in a container that has rankscope and the training code in it.",
-            hint="Give --image NAME; `rankscope job container` writes what builds one.",
+            why="The pods run in an image that has rankscope and the training code in it.",
+            hint="Give --image NAME; `rankscope job container` writes a folder that builds one.",
         )
     if not job.command:
         raise UsageError("no COMMAND to profile", hint="For example: rankscope job k8s … -- python train.py")
     if job.command[0].rpartition("/")[2] in _LAUNCHERS:
         raise UsageError(
             f"the command starts with {job.command[0]}",
-            why=f"{KINDS[job.kind][1]} and rankscope start the ranks themselves, on every node.",
+            why=f"{KINDS[job.kind][1]} and rankscope start the ranks on every node themselves.",
             hint="Give the command of one rank: -- python train.py …",
         )
     if any("\0" in word or not _is_text(word) for word in job.command):
-        raise UsageError("the command has bytes in it that are no text", hint="A manifest is UTF-8.")
+        raise UsageError(
+            "the command is not valid text", why="A manifest is UTF-8.", hint="Remove the bytes that are not."
+        )
     _check_names(job)
     _check_sizes(job)
 
@@ -132,23 +136,25 @@ def _check_sizes(job: K8sJob) -> None:
     sizes = {"--memory": job.memory, "--shm": job.shm, "--hugepages": job.hugepages}
     number = {option: size_bytes(option, text) for option, text in sizes.items() if text}
     if job.cpu and not re.fullmatch(r"\d+(\.\d+)?|\d+m", job.cpu):
-        raise UsageError(f"--cpu {job.cpu} is no number of cores", hint="For example: --cpu 96 or --cpu 500m")
+        raise UsageError(
+            f"--cpu {job.cpu} is not a number of cores", hint="For example: --cpu 96 or --cpu 500m"
+        )
     if (job.hugepages or job.efa) and not job.memory:
         raise UsageError(
             f"{'--efa' if job.efa else '--hugepages'} needs --memory",
-            why="Kubernetes refuses a pod that asks for huge pages and says nothing of its other memory.",
+            why="Kubernetes refuses a pod that requests huge pages without memory or cores.",
             hint="For example: --memory 256Gi",
         )
     if number.get("--hugepages", 0) % (2 * 2**20):
         raise UsageError(
-            f"--hugepages {job.hugepages} is no whole number of pages",
+            f"--hugepages {job.hugepages} is not a whole number of pages",
             why="A page is 2Mi.",
             hint=f"For example: --hugepages {_EFA_HUGEPAGES}",
         )
     if job.memory and number["--shm"] > number["--memory"]:
         raise UsageError(
             f"--shm {job.shm} is more than --memory {job.memory}",
-            why="/dev/shm is counted as memory of the pod: filling it would kill the pod.",
+            why="/dev/shm counts as memory of the pod: the pod would be killed when it is full.",
             hint="Give more --memory or less --shm.",
         )
 
@@ -158,11 +164,28 @@ def size_bytes(option: str, text: str) -> int:
     match = re.fullmatch(r"([1-9]\d*)([A-Za-z]*)", text)
     if not match or match[2] not in _UNITS:
         raise UsageError(
-            f"{option} {text} is no size",
-            why="Sizes are as Kubernetes writes them.",
+            f"{option} {text} is not a size",
+            why="Sizes are written as in Kubernetes.",
             hint="For example: 64Gi",
         )
     return int(match[1]) * _UNITS[match[2]]
+
+
+def parse_devices(option: str, value: object) -> int:
+    """A number of devices of a worker; 0 is none."""
+    text = str(value)
+    if not text.isascii() or not text.isdecimal():
+        raise UsageError(
+            f"{option} {text} is not a number", why="It counts devices.", hint=f"For example: {option} 4"
+        )
+    return int(text)
+
+
+def default_name(command: tuple[str, ...]) -> str:
+    """The script's name and the time, so that two jobs of one script have different folders."""
+    stem = re.sub(r"[^a-z0-9]+", "-", script_name(command).lower()).strip("-") if command else ""
+    stem = stem if stem[:1].isalpha() else f"job-{stem}".rstrip("-")
+    return f"{stem[:30].rstrip('-')}-{time.strftime('%m%d-%H%M%S')}"
 
 
 def manifest(job: K8sJob) -> str:
@@ -176,7 +199,7 @@ def manifest(job: K8sJob) -> str:
 
 
 def reader_pod(name: str, job: str, image: str, reports: str, node: str = "", namespace: str = "") -> str:
-    """A pod that does nothing but mount the reports, so that they can be copied when the job's pods have ended."""
+    """A pod that only mounts the reports, so that they can be copied after the job's pods have ended."""
     kind, _, where = reports.partition(":")
     spec: Map = {
         "restartPolicy": "Never",
@@ -191,7 +214,7 @@ def reader_pod(name: str, job: str, image: str, reports: str, node: str = "", na
         ],
         "volumes": [{"name": "reports", **_reports_volume(where if kind == "pvc" else "", where)}],
     }
-    if node:  # straight to that node; nodes with GPUs are often tainted
+    if node:  # bypasses the scheduler, and tolerates the taints that nodes with GPUs often have
         spec = {"nodeName": node, "tolerations": [{"operator": "Exists"}], **spec}
     labels: Map = {"app.kubernetes.io/created-by": "rankscope", "rankscope/reader-of": job}
     return documents(
@@ -210,9 +233,9 @@ def _mpi_job(job: K8sJob) -> Map:
     mpirun = ["mpirun", "--allow-run-as-root", "-np", str(ranks), "--map-by", f"ppr:{job.ppn}:node"]
     command = [*mpirun, "--bind-to", "none", *exported, *_profiled(job)]
     launcher = _container(job, "launcher", command, on_gpu=False)
-    # The operator's ssh comes from the image; the worker runs it and nothing else.
+    # The worker only runs the ssh server of the image, which the operator starts.
     worker = _container(job, "worker", [], on_gpu=True)
-    # The workers' disks are found again through their pods, so these stay; a claim needs no pod.
+    # Reports on the nodes' disks are found through the workers' pods, so these are kept; a claim needs no pod.
     policy = "Running" if job.pvc else "None"
     return _object(
         job,
@@ -229,9 +252,11 @@ def _mpi_job(job: K8sJob) -> Map:
 
 
 def _pytorch_job(job: K8sJob) -> Map:
-    # The operator gives every pod its number and the master's address.
+    # The operator sets these variables in every pod.
     where = ["--node-rank=$(RANK)", "--master-addr=$(MASTER_ADDR)", "--master-port=$(MASTER_PORT)"]
-    container = _container(job, "pytorch", _torchrun(job, where), on_gpu=True)  # the operator wants this name
+    container = _container(
+        job, "pytorch", _torchrun(job, where), on_gpu=True
+    )  # the operator requires this name
     replicas: Map = {"Master": _replicas(job, 1, container, shm=True)}
     if job.nodes > 1:
         replicas["Worker"] = _replicas(job, job.nodes - 1, container, shm=True)
@@ -269,7 +294,7 @@ def _service(job: K8sJob) -> Map:
     metadata: Map = {"name": job.name, **_namespace(job), "labels": _labels(job)}
     spec: Map = {
         "clusterIP": "None",
-        "publishNotReadyAddresses": True,  # the ranks meet before any of them is ready
+        "publishNotReadyAddresses": True,  # the ranks connect before any pod is ready
         "selector": {JOB_LABEL: job.name},
     }
     return {"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": spec}
@@ -350,7 +375,7 @@ def _container(job: K8sJob, name: str, command: list[str], on_gpu: bool) -> Map:
 
 
 def _variables(job: K8sJob) -> dict[str, str]:
-    # The value of a variable is expanded like a command is.
+    # Kubernetes expands $(NAME) in values too.
     efa = {"FI_PROVIDER": "efa", "FI_EFA_USE_DEVICE_RDMA": "1"} if job.efa else {}
     return {**efa, **{name: value.replace("$", "$$") for name, value in job.env.items()}}
 

@@ -1,4 +1,4 @@
-"""What is asked of a cluster, through kubectl: create a job, find its reports, copy them, delete it."""
+"""Calls of kubectl: create a job, find and copy its reports, delete it."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class Kubectl:
         program = shutil.which("kubectl")
         if program is None:
             raise ToolError(
-                "kubectl is not here",
-                why="Jobs are created, copied from and deleted through it, with your own access to the cluster.",
-                hint="Install it, or write the manifest (--script FILE) and take it where kubectl is.",
+                "kubectl is not installed here",
+                why="Jobs are created, copied from and deleted with it, with your own access to the cluster.",
+                hint="Install it, or write the manifest (--script FILE) and use it on a machine with kubectl.",
             )
         place = [*(["--context", context] if context else []), *(["-n", namespace] if namespace else [])]
         self._start = [program, *place]
@@ -37,19 +37,19 @@ class Kubectl:
         )
 
     def ask(self, *words: str, stdin: str = "") -> str:
-        """Its output; what it says when it fails is the reason of our error."""
+        """Its output; when it fails, an error with the last line of its stderr."""
         done = self.run(*words, stdin=stdin)
         if done.returncode:
             raise RemoteError(
                 f"kubectl {' '.join(words[:3])} failed",
-                why=_last_line(done.stderr) or f"It ended with {done.returncode}.",
+                why=_last_line(done.stderr) or f"Its exit code was {done.returncode}.",
                 hint="Check the cluster and the namespace: kubectl config get-contexts; --namespace NAME.",
             )
         return done.stdout
 
 
 def submit(job: k8s.K8sJob, text: str, kubectl: Kubectl) -> str:
-    """Create the job; first see that the cluster knows its kind. Returns what kubectl says."""
+    """Create the job, after a check that the cluster knows its kind. Returns kubectl's output."""
     require_kind(job.kind, kubectl)
     return kubectl.ask("create", "-f", "-", stdin=text).strip()
 
@@ -63,9 +63,9 @@ def require_kind(kind: str, kubectl: Kubectl) -> None:
         raise RemoteError(
             f"this cluster has no {name}",
             why=f"{operator[0].upper()}{operator[1:]} is not installed: the cluster has no resource {resource}.",
-            hint="Install it (docs/kubernetes.md), or use what every cluster has: --kind job",
+            hint="Install it (docs/kubernetes.md), or use a plain Job, which every cluster has: --kind job",
         )
-    # Many may not look at definitions; whoever may not read them can often still create jobs.
+    # Reading definitions is often forbidden to users who may create jobs.
     if done.returncode and "Forbidden" not in done.stderr:
         raise RemoteError(
             "cannot reach the cluster",
@@ -93,9 +93,9 @@ def fetch(name: str, kind: str, target: Path, kubectl: Kubectl, namespace: str, 
         with contextlib.suppress(OSError):
             target.rmdir()
         raise RemoteError(
-            f"job {name} has left no reports",
+            f"job {name} has written no reports",
             why=f"There is nothing in {reports.partition(':')[2]} under {name}.",
-            hint=f"See what it said: kubectl logs -l {k8s.JOB_LABEL}={name} --all-containers",
+            hint=f"See its output: kubectl logs -l {k8s.JOB_LABEL}={name} --all-containers",
         )
     return files
 
@@ -103,14 +103,14 @@ def fetch(name: str, kind: str, target: Path, kubectl: Kubectl, namespace: str, 
 def delete(name: str, kind: str, kubectl: Kubectl) -> str:
     """Remove the job, its pods and its Service; the reports stay on their volume."""
     _job(name, kind, kubectl)
-    said = kubectl.ask("delete", kind, name)
+    text = kubectl.ask("delete", kind, name)
     if kind == "job":
-        said += kubectl.ask("delete", "service", name, "--ignore-not-found")
-    return said.strip()
+        text += kubectl.ask("delete", "service", name, "--ignore-not-found")
+    return text.strip()
 
 
 def _copy(kubectl: Kubectl, pod: str, source: str, target: Path) -> None:
-    # A node on which no rank was captured has no folder: that is no error.
+    # A node on which no rank was captured has no folder, which is not an error.
     if kubectl.run("exec", pod, "--", "test", "-d", source).returncode == 0:
         kubectl.ask("cp", "--retries=5", f"{pod}:{source}/.", str(target))
 
@@ -120,7 +120,7 @@ def _job(name: str, kind: str, kubectl: Kubectl) -> dict[str, Any]:
     if done.returncode:
         gone = "NotFound" in done.stderr
         raise RemoteError(
-            f"there is no {kind} {name}" if gone else f"cannot ask for {kind} {name}",
+            f"there is no {kind} {name}" if gone else f"cannot get {kind} {name}",
             why=_last_line(done.stderr),
             hint=f"See: kubectl get {kind}; --namespace NAME or --kind {'|'.join(k8s.KINDS)} may be wrong.",
         )
@@ -132,8 +132,8 @@ def _where(job: dict[str, Any], name: str) -> tuple[str, str]:
     notes = job["metadata"].get("annotations") or {}
     if k8s.REPORTS_NOTE not in notes or k8s.IMAGE_NOTE not in notes:
         raise RemoteError(
-            f"job {name} does not say where its reports are",
-            why="It was not made by `rankscope job k8s`, which notes it in the job.",
+            f"the place of job {name}'s reports is not known",
+            why="The job has no annotation for it, which `rankscope job k8s` would have written.",
             hint="Copy them by hand: kubectl cp POD:PATH DIR",
         )
     return notes[k8s.REPORTS_NOTE], notes[k8s.IMAGE_NOTE]
@@ -144,9 +144,9 @@ def _nodes(name: str, kubectl: Kubectl) -> list[str]:
     nodes = {pod["spec"].get("nodeName", "") for pod in pods["items"]} - {""}
     if not nodes:
         raise RemoteError(
-            f"cannot tell on which nodes job {name} ran",
-            why="Its pods are gone or were never started, and the reports are on the nodes' own disks.",
-            hint="Look at it: kubectl get pods -o wide. With --pvc NAME reports do not depend on nodes.",
+            f"the nodes of job {name} are not known",
+            why="Its pods were deleted or never started, and the reports are on the nodes' own disks.",
+            hint="See: kubectl get pods -o wide. With --pvc NAME, reports do not depend on nodes.",
         )
     return sorted(nodes)
 

@@ -1,4 +1,4 @@
-"""How each launcher is told: so many nodes, so many ranks on each, this environment, labelled lines."""
+"""The command lines of the launchers: number of nodes and ranks, environment, labelled output."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping
 
 from rankscope.jobs.spec import Step
 
-# Words by line; each is quoted unless it is a Shell.
+# Lists of words, one for each line of the script; a word is quoted unless it is a Shell.
 Lines = list[list[str]]
 
 
 class Shell(str):
-    """Text that the shell is to expand: it is written as it is, not quoted."""
+    """Text that the shell expands: it is not quoted."""
 
 
 def launch(kind: str, step: Step, env: Mapping[str, Shell], cpu_bind: str | None) -> Lines:
@@ -20,7 +20,7 @@ def launch(kind: str, step: Step, env: Mapping[str, Shell], cpu_bind: str | None
 
 
 def once_per_node(kind: str, nodes: int) -> Lines:
-    """The launcher's words for one process on every node; torchrun's are of what starts it (`outer`)."""
+    """The launcher's words for one process on every node."""
     step = Step(words=(), nodes=nodes, ppn=1, labelled=False)
     return LAUNCHERS[kind](step, {}, None)
 
@@ -32,7 +32,7 @@ def _srun(step: Step, env: Mapping[str, Shell], cpu_bind: str | None) -> Lines:
     ]
     if env:
         pairs = ",".join(f"{name}={value}" for name, value in env.items())
-        # not --unbuffered, which labels pieces of lines
+        # without --unbuffered, which labels parts of lines
         label = ["--label"] if step.labelled else []
         lines.append([*label, Shell(f'--export="ALL,{pairs}"')])
     return lines
@@ -58,7 +58,7 @@ def _openmpi(step: Step, env: Mapping[str, Shell], cpu_bind: str | None) -> Line
     lines = [["mpirun", "-n", str(step.ranks), "--map-by", f"ppr:{step.ppn}:node"]]
     lines[0] += ["--tag-output"] if step.labelled else []
     lines[0] += ["--bind-to", cpu_bind] if cpu_bind else []
-    # The others hand the script's environment on; Open MPI does so only for what it is told.
+    # The other launchers pass on the script's environment; Open MPI passes only the variables named with -x.
     lines += [["-x", Shell(f'{name}="{value}"')] for name, value in env.items()]
     lines += [[word for name in step.exported for word in ("-x", name)]] if env and step.exported else []
     return lines
@@ -73,7 +73,7 @@ LAUNCHERS: dict[str, Callable[[Step, Mapping[str, Shell], str | None], Lines]] =
 
 
 def torchrun(step: Step) -> Lines:
-    """What each node's launcher starts when torchrun is to start the ranks: they meet at the first node."""
+    """The torchrun command of each node; its rendezvous is on the first node."""
     return [
         ["torchrun", f"--nnodes={step.nodes}", f"--nproc-per-node={step.ppn}", "--no-python"],
         [

@@ -1,12 +1,12 @@
-"""PBS Pro and OpenPBS: directives, qsub, and what became of a job."""
+"""PBS Pro and OpenPBS: directives, qsub, and the state of a job."""
 
 from __future__ import annotations
 
 import re
 
+from rankscope.jobs.scheduler import Scheduler, State, ask
 from rankscope.jobs.script import Dialect
 from rankscope.jobs.spec import Spec
-from rankscope.jobs.submit import Scheduler, State, ask
 
 
 def dialect(spec: Spec) -> Dialect:
@@ -38,7 +38,7 @@ def _job_id(answer: str) -> str | None:
 
 
 def state_of(job: str) -> State:
-    """-x also shows jobs that have ended, where the site keeps their history; Torque's qstat has no -x."""
+    """-x also shows ended jobs, where the site keeps their history; Torque's qstat has no -x."""
     answer = ask(["qstat", "-x", "-f", job]) or ask(["qstat", "-f", job]) or ""
     fields = {name.lower(): value for name, value in re.findall(r"(?m)^\s*(\w+)\s*=\s*(.*?)\s*$", answer)}
     letter = fields.get("job_state")

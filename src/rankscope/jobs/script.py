@@ -1,4 +1,4 @@
-"""The script of a job: directives on top, then what every scheduler's script shares."""
+"""The script of a job: directives, then the part that is the same for all schedulers."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from rankscope.jobs.launchers import Lines, Shell, launch, once_per_node, torchr
 from rankscope.jobs.spec import Spec, Step
 
 EXIT_CODE = ".job-exit-code"
-"""In the run folder, the job and its code, for whoever waits where the scheduler does not tell how a job ended."""
+"""A file in the run folder with the job's id and exit code, for schedulers that do not report exit codes."""
 
 
 class Dialect(NamedTuple):
-    """What differs between schedulers, as shell text."""
+    """The parts of a script that differ between schedulers, as shell text."""
 
     directives: tuple[str, ...]
     job_id: str
     submit_folder: str
     first_node: str
     ends_by_itself: bool
-    """Whether the scheduler sends TERM some time before the end; if not, the script counts."""
+    """Whether the scheduler sends TERM before the walltime is over; if not, the script uses timeout."""
 
 
 _TELL_RANKS = """\
-# Told to end (walltime, or somebody cancels): the ranks write what they have, then the script goes on.
+# On TERM (walltime, or the job is cancelled): the ranks write what they have recorded, then the script continues.
 launcher=
 ended=
 tell_ranks() {
@@ -42,7 +42,7 @@ run_step() {
     launcher=$!
     wait "$launcher"
     status=$?
-    # A trap ends `wait`, not the launcher.
+    # A trap interrupts `wait`; the launcher is still running.
     while kill -0 "$launcher" 2>/dev/null; do
         wait "$launcher"
         status=$?
@@ -57,12 +57,12 @@ _OUT_OF_TIME = """\
 }"""
 
 _COLLECT = """\
-# From every node's own disk to the run folder, after failure too.
+# Copy the files from every node's disk to the run folder, after a failure too.
 if {each} \\
     sh -c 'if [ -d "$1/run" ]; then cp -R "$1/run/." "$2/"; fi' sh "$scratch" "$run"; then
     {each} rm -rf "$scratch"
 else
-    echo "rankscope: not everything could be copied; it is still in $scratch on the nodes" >&2
+    echo "rankscope: not all files could be copied; they are still in $scratch on the nodes" >&2
 fi
 """
 
@@ -89,10 +89,10 @@ def _surroundings(spec: Spec, dialect: Dialect) -> str:
     begin += [f"conda activate {shlex.quote(spec.conda)}"] if spec.conda else []
     begin += [f". {shlex.quote(spec.venv + '/bin/activate')}"] if spec.venv else []
     if begin:
-        # module, conda and activate scripts use variables that are not set
+        # module, conda and activate scripts may use unset variables
         lines += ["", "set +u", *begin, "set -u"]
     lines += ["", *(f"export {name}={shlex.quote(value)}" for name, value in spec.env.items())]
-    if "PYTHONUNBUFFERED" not in spec.env:  # what a rank has said is not lost with it
+    if "PYTHONUNBUFFERED" not in spec.env:  # so that output is not lost when a rank is killed
         lines += ["export PYTHONUNBUFFERED=1"]
     if "MASTER_ADDR" not in spec.env:
         lines += [f"MASTER_ADDR=$({dialect.first_node})", "export MASTER_ADDR"]
@@ -101,7 +101,7 @@ def _surroundings(spec: Spec, dialect: Dialect) -> str:
     lines += [
         "",
         "if ! command -v rankscope >/dev/null; then",
-        '    echo "rankscope: not on PATH on $(hostname); name its environment: --venv, --conda, --modules" >&2',
+        '    echo "rankscope: not on PATH on $(hostname); give its environment: --venv, --conda, --modules" >&2',
         "    exit 1",
         "fi",
     ]
@@ -109,7 +109,7 @@ def _surroundings(spec: Spec, dialect: Dialect) -> str:
 
 
 def _step_function(spec: Spec, dialect: Dialect) -> str:
-    # srun answers TERM by killing its ranks at once; the others hand it on.
+    # On TERM srun kills its ranks at once; the other launchers forward it.
     tell = 'scancel --signal=TERM "$job"' if spec.launcher_outer == "srun" else 'kill -TERM "$launcher"'
     text = _TELL_RANKS.replace("{tell}", tell)
     return text if dialect.ends_by_itself else text.replace("    launcher=\n}", _OUT_OF_TIME)
@@ -120,7 +120,7 @@ def _places(spec: Spec, dialect: Dialect) -> str:
     run = folder_text(spec.run) if spec.run else f'{shlex.quote(default)}"$job"'
     each = _words(once_per_node(spec.launcher_outer, spec.nodes))
     lines = [
-        "# The run folder, and each node's own disk, where the profiler writes while the job runs.",
+        "# The run folder, and a folder on each node's disk, where the profiler writes while the job runs.",
         f"run={run}",
         'case $run in /*) ;; *) run="$PWD/$run" ;; esac',
         f'scratch="{spec.tmpdir}/rankscope-${{USER:-$(id -un)}}-$job"',
@@ -131,7 +131,7 @@ def _places(spec: Spec, dialect: Dialect) -> str:
     else:
         lines += [
             f'if [ -e "$run/{marker}" ]; then',
-            '    echo "rankscope: $run holds another run; name another with -o DIR, or add -f" >&2',
+            '    echo "rankscope: $run holds another run; name another folder with -o DIR, or add -f" >&2',
             "    exit 1",
             "fi",
         ]
@@ -164,8 +164,8 @@ def _step(spec: Spec, step: Step, dialect: Dialect) -> str:
 
 
 def _counting(spec: Spec) -> list[str]:
-    """PBS gives ten seconds from TERM to KILL, too few for many ranks: so TERM comes from here, earlier."""
-    left = Shell(f"$(({spec.walltime_s - spec.lead_s} - SECONDS))")  # since the script began
+    """PBS waits ten seconds from TERM to KILL, too short for many ranks, so `timeout` sends TERM earlier."""
+    left = Shell(f"$(({spec.walltime_s - spec.lead_s} - SECONDS))")  # SECONDS: since the script started
     return ["timeout", "--foreground", "--signal=TERM", left]
 
 
@@ -175,7 +175,7 @@ def _ending(spec: Spec) -> str:
     status = '"$status"' if len(spec.steps) == 1 else '"${failed:-0}"'
     lines = [
         _COLLECT.replace("{each}", each),
-        '[ -z "$ended" ] || echo "rankscope: the job was told to end; what there is, is partial" >&2',
+        '[ -z "$ended" ] || echo "rankscope: the job was ended early; the recording may be partial" >&2',
         'echo "rankscope: the run is in $run"',
         summary,
         f'echo "$job" {status} >"$run/{EXIT_CODE}"',

@@ -1,12 +1,12 @@
-"""Slurm: directives, sbatch, and what became of a job."""
+"""Slurm: directives, sbatch, and the state of a job."""
 
 from __future__ import annotations
 
 import re
 
+from rankscope.jobs.scheduler import Scheduler, State, ask
 from rankscope.jobs.script import Dialect
 from rankscope.jobs.spec import Spec
-from rankscope.jobs.submit import Scheduler, State, ask
 
 
 def dialect(spec: Spec) -> Dialect:
@@ -21,7 +21,7 @@ def dialect(spec: Spec) -> Dialect:
         "licenses": spec.filesystems and spec.filesystems.replace(":", ","),
         "output": f"{spec.name}-%j.out",
         "error": f"{spec.name}-%j.err",
-        # to the script alone, which hands it on to the ranks and then still has time to collect
+        # to the script alone, which forwards it to the ranks and then has time to collect their files
         "signal": f"B:TERM@{spec.lead_s}",
     }
     return Dialect(
@@ -39,7 +39,7 @@ def _job_id(answer: str) -> str | None:
 
 
 def state_of(job: str) -> State:
-    """From the controller, which forgets a job some minutes after its end, else from the accounting."""
+    """From the controller, which keeps a job for some minutes after its end; else from the accounting."""
     answer = ask(["scontrol", "--oneliner", "show", "job", job])
     fields = dict(re.findall(r"(?:^|\s)(JobState|ExitCode|Reason)=(\S*)", answer or ""))
     if not fields:

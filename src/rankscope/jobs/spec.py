@@ -1,8 +1,9 @@
-"""What a batch job is asked to be, before any scheduler's words."""
+"""A batch job as plain data, independent of the scheduler; and how its options are parsed."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from rankscope.errors import UsageError
@@ -14,17 +15,17 @@ _END_LEAD_S = 60
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """One start of the launcher: so many nodes, these words on every rank."""
+    """One start of the launcher: on how many nodes, with which command on every rank."""
 
     words: tuple[str, ...]
     nodes: int
     ppn: int
     profiled: bool = True
-    """The words are a COMMAND for `rankscope profile`, not to be run as they are."""
+    """The words are a COMMAND for `rankscope profile`; otherwise they run as they are."""
     output: str | None = None
     """A file name in the run folder that takes the step's stdout."""
     labelled: bool = True
-    """Whether every line of output says whose it is."""
+    """Whether every line of output starts with its rank."""
     exported: tuple[str, ...] = ()
     """Variables of the script that the ranks need."""
 
@@ -35,16 +36,16 @@ class Step:
 
 @dataclass(frozen=True, kw_only=True)
 class Spec:
-    """Everything a script is made of."""
+    """Everything that goes into a job script."""
 
     name: str
     nodes: int
     ppn: int
     walltime_s: int
     launcher: str
-    """torchrun, or what starts the ranks itself."""
+    """What starts the ranks."""
     launcher_outer: str
-    """What starts one process on every node; the same thing, except for torchrun."""
+    """What starts one process on every node: the launcher itself, except for torchrun."""
     steps: tuple[Step, ...]
     profile_words: tuple[str, ...] = ()
     """Options of `rankscope profile`, as given."""
@@ -66,7 +67,7 @@ class Spec:
     login: bool = False
     """Whether the shell reads /etc/profile, where some sites define `module`."""
     summary: tuple[str, ...] = ("rankscope", "stats")
-    """What is run on the run folder at the end."""
+    """The command that is run on the run folder at the end."""
 
     @property
     def walltime(self) -> str:
@@ -76,11 +77,11 @@ class Spec:
 
     @property
     def lead_s(self) -> int:
-        """How long before the end the ranks are told to write what they have."""
+        """How long before the end the ranks get SIGTERM, so that they can write what they have recorded."""
         return min(_END_LEAD_S, self.walltime_s // 4)
 
     def check(self) -> None:
-        """Refuse what a directive line cannot hold, before anything is written or submitted."""
+        """Refuse values that cannot stand in a directive line, before anything is written or submitted."""
         for option, value in (
             ("--name", self.name),
             ("--queue", self.queue),
@@ -96,20 +97,20 @@ class Spec:
             if value is not None and not _PLAIN.fullmatch(value):
                 raise UsageError(
                     f"{option} {value!r} cannot stand in a job script",
-                    why="A scheduler reads letters, digits and . : + @ = , / _ - there, and no spaces.",
+                    why="A directive may hold letters, digits and . : + @ = , / _ -, and no spaces.",
                     hint=f"Write {option} as the scheduler would show it.",
                 )
         if not self.tmpdir.startswith("/") or not _PLAIN.fullmatch(self.tmpdir[1:] or "_"):
             raise UsageError(
-                f"--tmpdir {self.tmpdir!r} is not a folder every node can have",
-                why="It is made on each node, so it must be a whole path, without spaces.",
+                f"--tmpdir {self.tmpdir!r} cannot be used",
+                why="It is created on each node, so it must be an absolute path without spaces.",
                 hint="For example: --tmpdir /tmp, or the site's local disk.",
             )
         for name in self.env:
             if not _NAME.fullmatch(name):
                 raise UsageError(
-                    f"--env {name} is not a variable",
-                    why="A shell's variables are letters, digits and _.",
+                    f"--env {name} is not a variable name",
+                    why="The name of a shell variable consists of letters, digits and _.",
                     hint="Write --env NAME=VALUE.",
                 )
 
@@ -127,7 +128,7 @@ def parse_walltime(text: str) -> int:
         return _positive(text, int(match[1]) * unit)
     raise UsageError(
         f"--walltime {text} is not a time",
-        why="Schedulers count hours, minutes and seconds.",
+        why="A walltime has hours, minutes and seconds.",
         hint="Write it like 0:30:00, 30m or 2h.",
     )
 
@@ -140,3 +141,30 @@ def _positive(text: str, seconds: int) -> int:
             hint="For example: --walltime 0:30:00",
         )
     return seconds
+
+
+def parse_count(option: str, value: object) -> int:
+    """A number of nodes or ranks."""
+    text = str(value)
+    if not text.isascii() or not text.isdecimal() or int(text) == 0:
+        raise UsageError(
+            f"{option} {text} is not a positive number",
+            why="A job has at least one node and one rank on it.",
+            hint=f"For example: {option} 2",
+        )
+    return int(text)
+
+
+def parse_variables(pairs: Sequence[str]) -> dict[str, str]:
+    """--env NAME=VALUE, several times."""
+    found = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals:
+            raise UsageError(
+                f"--env {pair} has no value",
+                why="The job does not inherit variables from this shell.",
+                hint="Write --env NAME=VALUE.",
+            )
+        found[name] = value
+    return found

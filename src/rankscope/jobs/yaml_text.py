@@ -1,7 +1,7 @@
-"""YAML, as much of it as a manifest needs: maps, lists, text, numbers, booleans.
+"""Writes YAML, as far as a manifest needs it: maps, lists, text, numbers, booleans.
 
-Text that YAML could read as something else (yes, 1e3, 12:30, a leading *) is quoted; so is all that is not plain
-letters. PyYAML reads back what is written here: a property test says so.
+Text that YAML could read as something else (yes, 1e3, 12:30, a leading *) is quoted, as is any text with special
+characters. A property test checks that PyYAML reads back what is written here.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ Node: TypeAlias = "str | int | bool | Sequence[Node] | Mapping[str, Node]"
 
 _PLAIN = re.compile(r"[A-Za-z/][A-Za-z0-9_./@-]*(:[A-Za-z0-9_./@-]+)*")
 _RESERVED = frozenset(("true", "false", "yes", "no", "on", "off", "null", "y", "n"))
-# What YAML does not allow as it is, or takes for the end of a line.
+# Characters that YAML does not allow unescaped, or takes for a line break.
 _UNPRINTABLE = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
 
 
@@ -38,7 +38,7 @@ def _entry(head: str, value: Node, in_list: bool) -> list[str]:
     if isinstance(value, str | int) or not value:
         return [f"{head} {_scalar(value)}"]
     inner = _lines(value)
-    if in_list:  # the first line stands behind the dash
+    if in_list:  # the first line follows the dash
         return [f"- {inner[0]}", *(f"  {line}" for line in inner[1:])]
     return [head, *(f"  {line}" for line in inner)]
 

@@ -18,22 +18,22 @@ export MASTER_ADDR
 export MASTER_PORT=$((20000 + ${job%%[!0-9]*} % 20000))
 
 if ! command -v rankscope >/dev/null; then
-    echo "rankscope: not on PATH on $(hostname); name its environment: --venv, --conda, --modules" >&2
+    echo "rankscope: not on PATH on $(hostname); give its environment: --venv, --conda, --modules" >&2
     exit 1
 fi
 
-# The run folder, and each node's own disk, where the profiler writes while the job runs.
+# The run folder, and a folder on each node's disk, where the profiler writes while the job runs.
 run=rankscope-train-"$job"
 case $run in /*) ;; *) run="$PWD/$run" ;; esac
 scratch="/tmp/rankscope-${USER:-$(id -un)}-$job"
 if [ -e "$run/rankscope.json" ]; then
-    echo "rankscope: $run holds another run; name another with -o DIR, or add -f" >&2
+    echo "rankscope: $run holds another run; name another folder with -o DIR, or add -f" >&2
     exit 1
 fi
 mpirun -n 2 --map-by ppr:1:node mkdir -p "$scratch/tmp" || exit 1
 mkdir -p "$run" || exit 1
 
-# Told to end (walltime, or somebody cancels): the ranks write what they have, then the script goes on.
+# On TERM (walltime, or the job is cancelled): the ranks write what they have recorded, then the script continues.
 launcher=
 ended=
 tell_ranks() {
@@ -47,7 +47,7 @@ run_step() {
     launcher=$!
     wait "$launcher"
     status=$?
-    # A trap ends `wait`, not the launcher.
+    # A trap interrupts `wait`; the launcher is still running.
     while kill -0 "$launcher" 2>/dev/null; do
         wait "$launcher"
         status=$?
@@ -64,15 +64,15 @@ run_step timeout --foreground --signal=TERM $((1740 - SECONDS)) \
     python train.py --note 'it'"'"'s "two"
 lines, $HOME'
 
-# From every node's own disk to the run folder, after failure too.
+# Copy the files from every node's disk to the run folder, after a failure too.
 if mpirun -n 2 --map-by ppr:1:node \
     sh -c 'if [ -d "$1/run" ]; then cp -R "$1/run/." "$2/"; fi' sh "$scratch" "$run"; then
     mpirun -n 2 --map-by ppr:1:node rm -rf "$scratch"
 else
-    echo "rankscope: not everything could be copied; it is still in $scratch on the nodes" >&2
+    echo "rankscope: not all files could be copied; they are still in $scratch on the nodes" >&2
 fi
 
-[ -z "$ended" ] || echo "rankscope: the job was told to end; what there is, is partial" >&2
+[ -z "$ended" ] || echo "rankscope: the job was ended early; the recording may be partial" >&2
 echo "rankscope: the run is in $run"
 rankscope stats "$run" || true
 echo "$job" "$status" >"$run/.job-exit-code"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -201,3 +202,40 @@ def _occurrences(keys: Ints) -> Ints:
     count = np.empty(len(group), dtype=np.int64)
     count[order] = np.arange(len(group)) - first
     return count
+
+
+def parse_rank(text: str) -> int:
+    """The rank of 'R=median'."""
+    match = re.fullmatch(r"([0-9]+)=median", text)
+    if not match:
+        raise UsageError(
+            f"--rank {text} is not R=median",
+            why="The only change of a rank is to set it to the median of all ranks.",
+            hint="Write it like --rank 2=median",
+        )
+    return int(match[1])
+
+
+def parse_kernel(text: str) -> tuple[str, float]:
+    """The name and the factor of 'NAME=2x'."""
+    name, equals, factor = text.rpartition("=")
+    if not equals or not name:
+        raise UsageError(
+            f"--kernel {text} is not NAME=FACTOR",
+            why="NAME is a part of a kernel's name.",
+            hint="Write it like --kernel gelu=2x",
+        )
+    return name, parse_factor("--kernel", factor)
+
+
+def parse_factor(option: str, text: str) -> float:
+    """'2x' or '1.5'."""
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)x?", text.strip().lower())
+    value = float(match[1]) if match else 0.0
+    if value <= 0:
+        raise UsageError(
+            f"{option}: '{text}' is not a factor",
+            why="A factor is a number above 0.",
+            hint="Write it like 2x or 1.5x.",
+        )
+    return value

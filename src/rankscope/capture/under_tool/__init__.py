@@ -1,4 +1,5 @@
-"""One rank under nsys or ncu: checks beforehand, the supervised start, temporary files, and the reports left behind.
+"""One rank under nsys or ncu: `tool_rank` runs it, with checks beforehand (`preflight`), the profiler as a child
+process (`tool_process`), its temporary files and its reports.
 
-Standard library only. `app_start.py` runs as a script between the profiler and the application.
+`app_start.py` runs as a script between the profiler and the application. Called by `capture.start`.
 """

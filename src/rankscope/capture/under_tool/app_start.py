@@ -1,10 +1,10 @@
-"""What a profiler starts in place of the application: says its process id, then becomes it.
+"""Started by a profiler in place of the application: writes its process id, then becomes the application.
 
-``python -I -S start.py PIDFILE OUT ERR PARENT VARIABLES COMMAND…``. The profiler may stand between the job and its
-streams: OUT and ERR are file descriptors of the job's stdout and stderr (where the profiler has closed them, those
-of PARENT serve), "-" for none. VARIABLES is a file with what the job's environment has and the profiler's has not
-(ncu runs Python of its own, which must not take itself for a rank), as NAME=VALUE or NAME for unset, each ended by
-a zero byte. Kept to what starts in a few milliseconds.
+``python -I -S app_start.py PIDFILE OUT ERR PARENT VARIABLES COMMAND…``. OUT and ERR are file descriptors of the job's
+stdout and stderr, because the profiler may redirect both; "-" for none. Where the profiler has closed them, PARENT's
+are used. VARIABLES is a file with the differences between the job's environment and the profiler's (ncu runs Python of
+its own, which must not be taken for a rank): NAME=VALUE, or NAME for unset, each ended by a zero byte. It imports
+little, to start in a few milliseconds.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ import sys
 
 def main(words: list[str]) -> None:
     pid_file, out, err, parent, variables, *command = words
-    with open(pid_file, "w") as file:  # noqa: PTH123  (pathlib costs more than all the rest)
+    with open(pid_file, "w") as file:  # noqa: PTH123  (pathlib takes longer to import than all the rest)
         file.write(str(os.getpid()))
     if out != "-":
         for stream, descriptor in ((1, int(out)), (2, int(err))):
@@ -26,7 +26,10 @@ def main(words: list[str]) -> None:
             os.environb.pop(name, None)
             if given:
                 os.environb[name] = value
-    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and what it ignores stays ignored
+    for number in (
+        signal.SIGPIPE,
+        signal.SIGXFSZ,
+    ):  # Python ignores these, and the command would inherit that
         signal.signal(number, signal.SIG_DFL)
     try:
         os.execvp(command[0], command)
@@ -40,7 +43,7 @@ def _take(descriptor: int, number: int, parent: str) -> None:
         os.dup2(descriptor, number)
         os.close(descriptor)
     except OSError:
-        with contextlib.suppress(OSError):  # then the profiler's own way to the log must do
+        with contextlib.suppress(OSError):  # then output goes where the profiler sends it
             os.dup2(os.open(f"/proc/{parent}/fd/{number}", os.O_WRONLY | os.O_APPEND), number)
 
 

@@ -1,7 +1,7 @@
-"""What this machine can do for nsys and ncu, found out before they are asked for it.
+"""Checks before nsys or ncu start: which options can work on this machine.
 
-Both are asked things they answer by not starting the application at all, or by leaving out what was wanted
-without a word. So an option that cannot work here is taken out, and a sentence says so.
+With an option that cannot work, both may not start the application at all, or ignore the option silently. So such an
+option is removed here, and a message says so.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _VIRTUAL_MAKERS = (
 
 
 def has_driver() -> bool:
-    """Whether an NVIDIA driver is loaded (or, on WSL, reached through the host's)."""
+    """Whether an NVIDIA driver is loaded (on WSL: the host's)."""
     return any(Path(name).exists() for name in _DRIVER_FILES)
 
 
@@ -43,7 +43,7 @@ def is_virtual() -> bool:
         return True
     if "Amazon EC2" in makers:
         return not any(maker.endswith(".metal") for maker in makers)
-    if any(Path("/sys/bus/virtio/devices").glob("*")):  # devices that only a guest has
+    if any(Path("/sys/bus/virtio/devices").glob("*")):  # devices that only virtual machines have
         return True
     try:
         return " hypervisor" in Path("/proc/cpuinfo").read_text(errors="replace")
@@ -52,27 +52,29 @@ def is_virtual() -> bool:
 
 
 def fit_nsys(options: NsysOptions, *, driver: bool, ranged: bool) -> tuple[NsysOptions, list[str]]:
-    """The options that work here. ``ranged`` says that steps were asked for."""
+    """The options that work here, and messages. ``ranged``: steps were asked for."""
     if driver:
         return options, []
     notes = []
     if options.gpu_metrics_device:
         options = replace(options, gpu_metrics_device=None)
         notes.append(
-            "no NVIDIA driver here: nsys runs without --gpu-metrics-device, with which it would not start"
+            "no NVIDIA driver here: nsys runs without --gpu-metrics-device, because it would not start with it"
         )
     if "cuda" in options.trace.split(","):
-        notes.append("no NVIDIA driver here: the report will hold nothing of CUDA")
+        notes.append("no NVIDIA driver here: the report will have no CUDA events")
     if ranged and options.capture_range is not None:
         options = replace(options, capture_range=None)
-        notes.append("no NVIDIA driver here: nsys cannot begin and end at a step, the whole run is recorded")
+        notes.append(
+            "no NVIDIA driver here: nsys cannot start and stop at steps, so the whole run is recorded"
+        )
     return options, notes
 
 
 def fit_ncu(
     options: NcuOptions, *, driver: bool, virtual: bool, clocks: str | None
 ) -> tuple[NcuOptions, list[str]]:
-    """The options that work here. ``clocks`` is what was asked for, None where rankscope decides."""
+    """The options that work here, and messages. ``clocks`` is --clock-control; None: rankscope decides."""
     if not driver:
         raise CaptureError(
             "ncu cannot profile here",

@@ -1,4 +1,4 @@
-"""What a profiler left: the report where it belongs, or why there is none and what can still be done."""
+"""The reports of a profiler that has ended: found, moved or converted; or the reason why there is none."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ _SHOWN_KERNELS = 20
 
 
 class Left(NamedTuple):
-    """The reports of one rank, and what must be said about them."""
+    """The reports of one rank, and messages about them."""
 
     files: tuple[Path, ...]
     notes: tuple[str, ...]
     why: str | None
-    """Why there is none, or why it is not whole."""
+    """Why there is none, or why it is not complete."""
 
 
 def collect_nsys(
     tool: Tool, target: Path, temp: Path, log: str, *, ranged: str | None, ended_early: bool
 ) -> Left:
-    """nsys ends with 0 whether or not there is a report; look for it, and for what it may have become.
+    """Find nsys's reports. Its exit code is 0 with and without a report, so the files decide.
 
-    ``ranged`` names the range it was told to wait for; ``ended_early`` says that nsys was killed.
+    ``ranged`` is the capture range it waited for; ``ended_early``: nsys was killed.
     """
-    why = "nsys was killed before it had written all" if ended_early else None
+    why = "nsys was killed before the report was complete" if ended_early else None
     notes: list[str] = []
     files = _reports(target)
     if not files and (moved := _strays(target, temp)):
         files, refusal = moved, _line_with(log, "Failed to create")
         notes.append(
-            f"nsys put the report elsewhere ({refusal or 'it does not say why'}); it was moved to {target.name}"
+            f"nsys wrote the report elsewhere ({refusal or 'it gives no reason'}); it was moved to {target.name}"
         )
     if not files:
         files, said = _imported(tool, target, temp)
@@ -52,35 +52,35 @@ def collect_nsys(
 
 
 def collect_ncu(target: Path, log: str, section_set: str) -> Left:
-    """ncu writes no file when no kernel matched, and lists those that ran."""
-    heard = read_ncu_log(log)
+    """Find ncu's report. When no kernel matched there is none, and its log lists the kernels that ran."""
+    logged = read_ncu_log(log)
     if target.is_file() and target.stat().st_size:
-        passes = sum(count for _, count in heard.profiled)
-        said = f"ncu profiled {len(heard.profiled)} launches in {passes} passes" if heard.profiled else ""
-        return Left((target,), (said,) if said else (), None)
-    if heard.available:
-        shown = "\n".join(f"    {name}" for name in heard.available[:_SHOWN_KERNELS])
-        more = len(heard.available) - _SHOWN_KERNELS
+        passes = sum(count for _, count in logged.profiled)
+        note = f"ncu profiled {len(logged.profiled)} launches in {passes} passes" if logged.profiled else ""
+        return Left((target,), (note,) if note else (), None)
+    if logged.available:
+        shown = "\n".join(f"    {name}" for name in logged.available[:_SHOWN_KERNELS])
+        more = len(logged.available) - _SHOWN_KERNELS
         rest = f"\n    and {more} more" if more > 0 else ""
         return Left((), (), f"no kernel matched -k. These ran:\n{shown}{rest}")
-    if heard.errors:
-        return Left((), (), f"ncu wrote no report: {heard.errors[0].removeprefix('==ERROR==').strip()}")
+    if logged.errors:
+        return Left((), (), f"ncu wrote no report: {logged.errors[0].removeprefix('==ERROR==').strip()}")
     return Left((), (), f"ncu wrote no report: {_last_line(log)}")
 
 
 def ncu_advice(section_set: str, launch_count: int) -> str:
-    """What it will cost: said before, because a job has a walltime."""
+    """How much longer a job takes under ncu: a message before it starts, because a job has a walltime."""
     passes = NCU_PASSES.get(section_set)
-    often = f"about {passes} times" if passes else "many times"
+    times = f"about {passes} times" if passes else "many times"
     how_many = f"{launch_count} launches" if launch_count else "every launch that matches"
     return (
-        f"ncu runs a profiled kernel {often} (--set {section_set}), alone on its GPU and with its memory saved and "
-        f"restored: {how_many}; other ranks wait in their collectives meanwhile"
+        f"ncu runs each profiled kernel {times} (--set {section_set}), alone on its GPU and with its memory saved and "
+        f"restored ({how_many}); meanwhile other ranks wait in their collectives"
     )
 
 
 def _reports(target: Path) -> tuple[Path, ...]:
-    """The report, or with several ranges rank-00000.1.nsys-rep and so on; an empty file is none."""
+    """The report, or with several ranges rank-00000.1.nsys-rep and so on; empty files do not count."""
     numbered = re.compile(re.escape(target.stem) + r"(\.\d+)?" + re.escape(target.suffix))
     found = [
         path for path in target.parent.glob(f"{target.stem}*{target.suffix}") if numbered.fullmatch(path.name)
@@ -98,12 +98,12 @@ def _strays(target: Path, temp: Path) -> tuple[Path, ...]:
 
 
 def _imported(tool: Tool, target: Path, temp: Path) -> tuple[tuple[Path, ...], str]:
-    """A .qdstrm is what nsys has before there is a report: convert it, or say how."""
+    """Convert a .qdstrm, which nsys writes before it makes the report; if that fails, the message says how to."""
     streams = sorted(temp.glob("*.qdstrm"))
     if not streams:
         return (), ""
     if target.exists() and not target.stat().st_size:
-        target.unlink()  # begun, and the importer would not write over it
+        target.unlink()  # incomplete, and the importer would not overwrite it
     kept = target.with_suffix(".qdstrm")
     shutil.move(streams[-1], kept)
     importer = nsys_importer(tool.path)
@@ -139,20 +139,20 @@ def _line_with(log: str, text: str) -> str:
     return next((line.strip() for line in log.splitlines() if text in line), "")
 
 
-def last_words(log: str) -> str:
-    """The profiler's reason for not starting, from what it printed: the first line that says something."""
+def refusal_reason(log: str) -> str:
+    """The profiler's reason for not starting: the first meaningful line of its log."""
     lines = [line.strip() for line in log.splitlines()]
-    said = [line for line in lines if line and not line.startswith(("usage:", "Try '", "["))]
-    return said[0] if said else "it does not say why"
+    meaningful = [line for line in lines if line and not line.startswith(("usage:", "Try '", "["))]
+    return meaningful[0] if meaningful else "it gives no reason"
 
 
 def _last_line(log: str) -> str:
     lines = [line.strip() for line in log.replace("\r", "\n").splitlines() if line.strip()]
-    return lines[-1] if lines else "it does not say why"
+    return lines[-1] if lines else "it gives no reason"
 
 
 def read_log(path: Path, most: int = 1_000_000) -> str:
-    """The end of what a profiler printed."""
+    """The last part of a profiler's log."""
     try:
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - most))

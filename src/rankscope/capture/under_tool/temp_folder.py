@@ -1,8 +1,8 @@
-"""A folder for a profiler's unfinished files: on this node, this rank's own, and gone when all is well.
+"""A temporary folder for one rank's profiler, on this node; it is removed at the end.
 
-nsys writes gigabytes to TMPDIR before there is a report, ends with an error when TMPDIR names no folder, and
-puts a report that it cannot place there without a word. With a folder of its own nothing of that gets lost
-among other files, and two users of a node do not meet in /tmp/nvidia.
+nsys writes gigabytes to TMPDIR before it makes the report, fails when TMPDIR is not a folder, and silently leaves a
+report there that it cannot write to its target. A folder of its own keeps these files apart, and two users of a node
+do not collide in /tmp/nvidia.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from rankscope.errors import CaptureError
 
-# File systems that other nodes see too: slow for a profiler's stream of small writes, and shared by all ranks.
+# Network file systems: slow for a profiler's many small writes, and shared by all ranks.
 _NETWORK = (
     "nfs",
     "lustre",
@@ -30,7 +30,7 @@ _NETWORK = (
     "pvfs",
     "orangefs",
 )
-_LITTLE_BYTES = 2 * 10**9
+_LOW_SPACE_BYTES = 2 * 10**9
 
 
 class TempFolder(NamedTuple):
@@ -39,7 +39,7 @@ class TempFolder(NamedTuple):
 
 
 def make_temp_folder(env: Mapping[str, str], prefix: str) -> TempFolder:
-    """A new folder below TMPDIR, or below /tmp when TMPDIR cannot be used; ``notes`` say what is wrong."""
+    """A new folder below TMPDIR, or below /tmp when TMPDIR cannot be used; ``notes`` are warnings."""
     notes = []
     given = env.get("TMPDIR")
     candidates = [
@@ -51,29 +51,29 @@ def make_temp_folder(env: Mapping[str, str], prefix: str) -> TempFolder:
         except OSError as error:
             if str(parent) == given:
                 notes.append(
-                    f"TMPDIR={given} cannot be used ({error.strerror}): the profiler gets another folder"
+                    f"TMPDIR={given} cannot be used ({error.strerror}): the profiler uses another folder"
                 )
             continue
         kind = file_system(made)
         if kind.startswith(_NETWORK) or (kind.startswith("fuse.") and kind.endswith("sshfs")):
             notes.append(
-                f"{parent} is on a network file system ({kind}): set TMPDIR to a disk of the node's own"
+                f"{parent} is on a network file system ({kind}): set TMPDIR to a local disk of the node"
             )
         free = os.statvfs(made)
-        if free.f_bavail * free.f_frsize < _LITTLE_BYTES:
+        if free.f_bavail * free.f_frsize < _LOW_SPACE_BYTES:
             notes.append(
-                f"less than {_LITTLE_BYTES // 10**9} GB are free in {parent}: set TMPDIR to a larger disk"
+                f"less than {_LOW_SPACE_BYTES // 10**9} GB are free in {parent}: set TMPDIR to a larger disk"
             )
         return TempFolder(made, tuple(notes))
     raise CaptureError(
         "there is no folder for the profiler's temporary files",
         why=f"None of {', '.join(map(str, candidates))} can be written.",
-        hint="Set TMPDIR to a folder on a disk of the node's own.",
+        hint="Set TMPDIR to a folder on a local disk of the node.",
     )
 
 
 def file_system(path: Path, mounts: str | None = None) -> str:
-    """The kind of file system a path is on, as the kernel names it; empty when it does not say."""
+    """The type of the file system of a path, as the kernel names it; empty when unknown."""
     try:
         text = Path("/proc/self/mountinfo").read_text(errors="replace") if mounts is None else mounts
     except OSError:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from rankscope.cli import HelpFormatter
+from rankscope.cli import Parser
 from rankscope.cli.bench import collectives, seqpar, sweep
 from rankscope.errors import UsageError
 from rankscope.ranges import numbers_in, parse_ranges
@@ -45,12 +45,9 @@ class Bench(NamedTuple):
     run: Callable[[argparse.Namespace], int]
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
+def configure(parser: Parser) -> None:
     parser.description = "A workload to try everything on, and traces with known answers."
-    commands = parser.add_subparsers(dest="bench", metavar="BENCH", required=True)
-    for name, bench in BENCHES.items():
-        sub = commands.add_parser(name, help=bench.summary, formatter_class=HelpFormatter, allow_abbrev=False)
-        bench.configure(sub)
+    parser.add_subcommands("bench", BENCHES)
 
 
 def main(args: argparse.Namespace) -> int:

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from rankscope.cli.job.batch import deliver
-from rankscope.cli.job.manage import SCHEDULERS
-from rankscope.cli.job.options import add_job_options, count, spec_of
+from rankscope.cli.job.options import add_job_options
 from rankscope.errors import ReadError, UsageError
+from rankscope.jobs.batch import SCHEDULERS, make_spec
+from rankscope.jobs.spec import parse_count
 
 _POINT = "point-{:03d}.json"
 
@@ -18,10 +19,8 @@ _POINT = "point-{:03d}.json"
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--job", choices=list(SCHEDULERS), help="one job that runs the whole grid")
     parser.add_argument("-o", "--output", metavar="DIR", help="with --job: where the results are left")
-    add_job_options(parser, "slurm")
-    for action in parser._actions:
-        if action.dest == "nodes":
-            action.help, action.metavar = "with --job: numbers of nodes (default: 1)", "N,…"
+    nodes = {"help": "with --job: numbers of nodes (default: 1)", "metavar": "N,…"}
+    add_job_options(parser, "slurm", {"nodes": nodes})
     parser.set_defaults(dry_run=False, quiet=False)
 
 
@@ -33,10 +32,10 @@ def ranks_of_nodes(args: argparse.Namespace) -> dict[int, int]:
             why="In a job the ranks are those of the nodes.",
             hint="Give --nodes 1,2 --ppn 4.",
         )
-    nodes = [count("--nodes", text) for text in (args.nodes or "1").split(",")]
+    nodes = [parse_count("--nodes", text) for text in (args.nodes or "1").split(",")]
     # The site may say how many ranks a node has, so it is asked first.
     args.nodes = str(max(nodes))
-    ppn = spec_of(args, SCHEDULERS[args.job], [], name="sweep").ppn
+    ppn = make_spec(SCHEDULERS[args.job], vars(args), [], name="sweep").ppn
     return {one * ppn: one for one in dict.fromkeys(nodes)}
 
 
@@ -47,9 +46,9 @@ def run(points: list[tuple[list[str], int]], args: argparse.Namespace) -> int:
         for number, (words, nodes) in enumerate(points, 1)
     ]
     scheduler = SCHEDULERS[args.job]
-    spec = spec_of(
-        args,
+    spec = make_spec(
         scheduler,
+        vars(args),
         steps,
         name=args.name or "sweep",
         run=args.output,

@@ -1,4 +1,4 @@
-"""rankscope job: the profile as a job of a scheduler. A kind of job is one line in JOBS."""
+"""rankscope job: the profile as a batch job. A kind of job is one line in JOBS."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Callable
 from typing import NamedTuple
 
-from rankscope.cli import HelpFormatter
+from rankscope.cli import Parser
 from rankscope.cli.job import batch, container, k8s, manage
 
 TAKES_COMMAND = True
@@ -17,7 +17,7 @@ examples:
   rankscope job k8s --image IMAGE --nodes 2 --ppn 8 --pvc reports --submit -- python train.py
   rankscope job container -o image          a folder that builds such an image
 
-Each of them explains itself: rankscope job slurm --help
+Each has its own help: rankscope job slurm --help
 """
 
 
@@ -29,13 +29,10 @@ class Job(NamedTuple):
     run: Callable[[argparse.Namespace], int]
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
-    parser.description = "Write the job around a profile, submit it, follow it."
+def configure(parser: Parser) -> None:
+    parser.description = "Write a batch job with the profiler in it, submit it, follow it."
     parser.epilog = EPILOG
-    commands = parser.add_subparsers(dest="kind", metavar="KIND", required=True)
-    for name, job in JOBS.items():
-        sub = commands.add_parser(name, help=job.summary, formatter_class=HelpFormatter, allow_abbrev=False)
-        job.configure(sub)
+    parser.add_subcommands("kind", JOBS)
 
 
 def main(args: argparse.Namespace) -> int:
@@ -52,6 +49,6 @@ JOBS = {
         container.main,
     ),
     "fetch": Job("copy the reports of a job in Kubernetes", k8s.configure_fetch, k8s.run_fetch),
-    "status": Job("where a submitted job is", manage.configure_status, manage.run_status),
+    "status": Job("the state of a submitted job", manage.configure_status, manage.run_status),
     "delete": Job("end a submitted job", manage.configure_delete, manage.run_delete),
 }

@@ -30,14 +30,18 @@ def configure(parser: argparse.ArgumentParser) -> None:
     defaults = container.Container()
     add = parser.add_argument
     add("-o", "--output", type=Path, required=True, metavar="DIR", help="the folder to write")
-    add("-f", "--force", action="store_true", help="write over what is in it")
+    add("-f", "--force", action="store_true", help="overwrite the files in it")
     add("--engine", choices=container.ENGINES, default=defaults.engine, help=f"(default: {defaults.engine})")
     add("--base", default=defaults.base, metavar="IMAGE", help=f"with torch in it (default: {defaults.base})")
     add("--image", default=defaults.image, metavar="NAME", help=f"its name (default: {defaults.image})")
     add("--tag", default=defaults.tag, help=f"(default: {defaults.tag})")
     add("--registry", default="", metavar="HOST/PATH", help="where ./push.sh pushes")
-    add = parser.add_argument_group("what is installed besides rankscope").add_argument
-    add("--no-nsys", action="store_true", help="no Nsight Systems (it is installed where the base lacks it)")
+    add = parser.add_argument_group("what is installed in addition to rankscope").add_argument
+    add(
+        "--no-nsys",
+        action="store_true",
+        help="no Nsight Systems (by default it is installed where the base lacks it)",
+    )
     add("--mpi", action="store_true", help="OpenMPI and ssh")
     add("--efa", action="store_true", help="the libraries of AWS's EFA (needs --mpi)")
     add("--nccl-tests", action="store_true", help="NVIDIA's nccl-tests (needs --efa)")
@@ -48,7 +52,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="V",
         help=f"(default: {defaults.nccl_tests_version})",
     )
-    add = parser.add_argument_group("how ./run.sh starts it").add_argument
+    add = parser.add_argument_group("how ./run.sh starts the container").add_argument
     add(
         "--gpus", default=defaults.gpus, metavar="N", help=f"all, none or a number (default: {defaults.gpus})"
     )
@@ -66,7 +70,7 @@ def main(args: argparse.Namespace) -> int:
     if args.command:
         raise UsageError(
             "a container folder takes no COMMAND",
-            why="./exec.sh COMMAND runs one in the container.",
+            why="A command is run in the container later: ./exec.sh COMMAND.",
             hint="Leave out what follows --.",
         )
     choices = container.Container(
@@ -92,7 +96,7 @@ def main(args: argparse.Namespace) -> int:
         files = container.write(choices, args.output)
     except OSError as error:
         raise StoreError(
-            f"cannot write {args.output}", why=f"{error.strerror}.", hint="Name another place: -o DIR"
+            f"cannot write {args.output}", why=f"{error.strerror}.", hint="Name another folder: -o DIR"
         ) from error
     print(f"Wrote {args.output}: {', '.join(path.name for path in files)}")
     print(f"Next: cd {args.output} && ./test.sh    (build, start, profile an example, stop)")

@@ -5,14 +5,13 @@ from __future__ import annotations
 import argparse
 import shutil
 
-from rankscope.cli.job.k8s import add_cluster, add_kind
+from rankscope.cli.job.k8s import add_job_name_options
 from rankscope.errors import RankscopeError, UsageError
-from rankscope.jobs import kubectl, pbs, slurm
-from rankscope.jobs import submit as jobs
-from rankscope.jobs.submit import Scheduler
+from rankscope.jobs import kubectl
+from rankscope.jobs.batch import SCHEDULERS, find_scheduler, scheduler_here
+from rankscope.jobs.scheduler import delete
 
 KUBERNETES = "k8s"
-SCHEDULERS = {"pbs": pbs.SCHEDULER, "slurm": slurm.SCHEDULER}
 
 
 def configure_status(parser: argparse.ArgumentParser) -> None:
@@ -22,65 +21,46 @@ def configure_status(parser: argparse.ArgumentParser) -> None:
 
 def configure_delete(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "End a job. Its script is told, so what was recorded is still collected. In Kubernetes the job and its\n"
+        "End a job. Its script gets SIGTERM first and collects what was recorded. In Kubernetes the job and its\n"
         "pods are removed; reports stay on their volume."
     )
     _configure(parser, KUBERNETES)
     parser.add_argument("--now", action="store_true", help="PBS, Slurm: at once; what was recorded is lost")
-    add_kind(parser.add_argument)
-    add_cluster(parser.add_argument)
+    add_job_name_options(parser)
 
 
 def _configure(parser: argparse.ArgumentParser, *more: str) -> None:
     parser.add_argument("id", metavar="ID", help="as --submit printed it")
-    parser.add_argument(
-        "--scheduler", choices=[*SCHEDULERS, *more], help="default: the one that is on this machine"
-    )
+    parser.add_argument("--scheduler", choices=[*SCHEDULERS, *more], help="default: the one on this machine")
 
 
 def run_status(args: argparse.Namespace) -> int:
-    scheduler = _scheduler(args)
+    _refuse_command(args)
+    scheduler = find_scheduler(args.scheduler)
     state = scheduler.state(args.id)
     if state.word == "unknown":
         raise RankscopeError(
             f"{scheduler.title} does not know job {args.id}",
-            why="It never was, or it ended long ago.",
-            hint="Look for its output file beside the script's folder.",
+            why="The id is wrong, or the job ended long ago.",
+            hint="Look for its output file in the folder it was submitted from.",
         )
     print(state.word if state.code is None else f"{state.word}, exit code {state.code}")
     return 0
 
 
 def run_delete(args: argparse.Namespace) -> int:
-    if args.scheduler == KUBERNETES or (args.scheduler is None and not _here() and shutil.which("kubectl")):
+    in_cluster = args.scheduler is None and not scheduler_here() and shutil.which("kubectl")
+    if args.scheduler == KUBERNETES or in_cluster:
         print(kubectl.delete(args.id, args.job_kind, kubectl.Kubectl(args.namespace, args.context)))
         return 0
-    if jobs.delete(_scheduler(args), args.id, now=args.now):
-        print(f"Told job {args.id} to end; it collects what there is first")
+    _refuse_command(args)
+    if delete(find_scheduler(args.scheduler), args.id, now=args.now):
+        print(f"Asked job {args.id} to end; it collects its reports first")
     else:
         print(f"Deleted job {args.id}")
     return 0
 
 
-def _scheduler(args: argparse.Namespace) -> Scheduler:
+def _refuse_command(args: argparse.Namespace) -> None:
     if args.command:
         raise UsageError("this takes the id of a job, and no COMMAND", hint="Leave out what follows --.")
-    if args.scheduler is not None:
-        found = SCHEDULERS[args.scheduler]
-        jobs.need(found)
-        return found
-    if here := _here():
-        return here
-    raise RankscopeError(
-        "there is no scheduler on this machine",
-        why="Neither sbatch nor qsub is on PATH.",
-        hint="Ask on the machine the job was submitted from.",
-    )
-
-
-def _here() -> Scheduler | None:
-    # Slurm first: its qsub, for those who are used to it, is no PBS
-    for scheduler in (slurm.SCHEDULER, pbs.SCHEDULER):
-        if shutil.which(scheduler.submit[0]):
-            return scheduler
-    return None

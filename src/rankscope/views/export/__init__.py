@@ -1,1 +1,1 @@
-"""A run as one file that a timeline viewer opens: Perfetto's own format, or Chrome's JSON."""
+"""A run as files for other tools: a trace in Perfetto's own format or Chrome's JSON, or its tables."""

@@ -1,6 +1,6 @@
 # shellcheck shell=sh
-# What the other scripts share: the settings of .env, and the three engines' different words. Not run by itself.
-# shellcheck disable=SC2034,SC2153 # the scripts that read this one use its variables, and .env sets them
+# Shared by the other scripts, which source it: the settings of .env, and the differences between the engines.
+# shellcheck disable=SC2034,SC2153 # .env sets the variables, and the scripts that source this file use them
 set -eu
 cd "$(dirname "$0")"
 # shellcheck source=/dev/null
@@ -9,12 +9,12 @@ cd "$(dirname "$0")"
 case $ENGINE in
   docker | podman | apptainer) ;;
   *)
-    echo "ENGINE=$ENGINE in .env is none of docker, podman, apptainer" >&2
+    echo "ENGINE=$ENGINE in .env is not one of docker, podman, apptainer" >&2
     exit 2
     ;;
 esac
 if ! command -v "$ENGINE" >/dev/null; then
-  echo "$ENGINE is not on the PATH; install it, or change ENGINE in .env" >&2
+  echo "$ENGINE is not on PATH; install it, or change ENGINE in .env" >&2
   exit 1
 fi
 # REGISTRY may be empty; IMAGE is the name without it.

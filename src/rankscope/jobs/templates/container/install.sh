@@ -1,5 +1,5 @@
 #!/bin/sh
-# Runs inside the image while it is built, as root. Choices come as variables: WITH_NSYS, WITH_MPI, WITH_EFA,
+# Runs inside the image while it is built, as root. Its options are variables: WITH_NSYS, WITH_MPI, WITH_EFA,
 # WITH_NCCL_TESTS (1 or 0), EFA_VERSION, NCCL_TESTS_VERSION.
 set -eu
 
@@ -10,12 +10,12 @@ fail() {
 
 check_choices() {
   if [ "${WITH_EFA:-0}" = 1 ] && [ "${WITH_MPI:-0}" != 1 ]; then
-    fail "WITH_EFA=1 needs WITH_MPI=1: its plug-in is started by MPI"
+    fail "WITH_EFA=1 needs WITH_MPI=1: the EFA plug-in is used through MPI"
   fi
   if [ "${WITH_NCCL_TESTS:-0}" = 1 ] && [ "${WITH_EFA:-0}" != 1 ]; then
-    fail "WITH_NCCL_TESTS=1 needs WITH_EFA=1: the tests are built to measure it"
+    fail "WITH_NCCL_TESTS=1 needs WITH_EFA=1: the tests measure the network that EFA provides"
   fi
-  command -v python3 >/dev/null || fail "the base image has no python3; choose one that has torch, too"
+  command -v python3 >/dev/null || fail "the base image has no python3; choose a base with Python and torch"
 }
 
 packages() {
@@ -27,7 +27,7 @@ install_nsys() {
   if command -v nsys >/dev/null; then return; fi # NVIDIA's PyTorch images have it
   # shellcheck source=/dev/null
   . /etc/os-release
-  [ "$ID" = ubuntu ] || fail "nsys comes from NVIDIA's repository for Ubuntu and this is $ID; set WITH_NSYS=0"
+  [ "$ID" = ubuntu ] || fail "nsys is installed from NVIDIA's repository for Ubuntu, and this is $ID; set WITH_NSYS=0"
   packages ca-certificates curl
   release=ubuntu$(echo "$VERSION_ID" | tr -d .)
   repository=https://developer.download.nvidia.com/devtools/repos/$release/$(dpkg --print-architecture)
@@ -48,7 +48,7 @@ install_efa() {
   folder=$(mktemp -d)
   curl -fsSL "https://efa-installer.amazonaws.com/aws-efa-installer-${EFA_VERSION:-latest}.tar.gz" |
     tar -xz -C "$folder"
-  # The driver is the host's; the container needs the libraries only.
+  # The driver is the host's; the container needs only the libraries.
   (cd "$folder/aws-efa-installer" && ./efa_installer.sh -y --skip-kmod --skip-limit-conf --no-verify)
   rm -rf "$folder"
 }
@@ -60,7 +60,7 @@ install_nccl_tests() {
 }
 
 install_rankscope() {
-  # Capturing needs nothing but Python; reading what was captured needs these three.
+  # Capturing needs only Python; reading traces needs these three.
   python3 -m pip install --no-cache-dir duckdb numpy isal ||
     echo "install.sh: without duckdb, numpy and isal this image captures but cannot show tables" >&2
   printf '#!/bin/sh\nexec python3 -m rankscope "$@"\n' >/usr/local/bin/rankscope

@@ -2,7 +2,7 @@
 # Push the image. Log in first with your registry's own tool (docker login, aws ecr get-login-password, …).
 . "$(dirname "$0")/common.sh"
 if [ -z "$REGISTRY" ]; then
-  echo "REGISTRY in .env is empty: name where to push" >&2
+  echo "REGISTRY in .env is empty: set it to the registry to push to" >&2
   exit 2
 fi
 if [ "$ENGINE" = apptainer ]; then

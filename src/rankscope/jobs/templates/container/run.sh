@@ -1,5 +1,5 @@
 #!/bin/sh
-# Start the container in the background, the reports' folder mounted at /reports; ./exec.sh runs things in it.
+# Start the container in the background, with the reports' folder mounted at /reports; ./exec.sh runs commands in it.
 . "$(dirname "$0")/common.sh"
 if is_running; then
   echo "$CONTAINER is running already; ./stop.sh ends it" >&2
@@ -16,6 +16,6 @@ case $ENGINE-$GPUS in
   podman-*) set -- "$@" --device "nvidia.com/gpu=$GPUS" ;;
   *) set -- "$@" --gpus "$GPUS" ;;
 esac
-# Counters (ncu, nsys --gpu-metrics-device) are for administrators only, unless the host's driver says otherwise.
+# Counters (ncu, nsys --gpu-metrics-device) are for administrators only, unless the host's driver is configured otherwise.
 if [ "$COUNTERS" = 1 ]; then set -- "$@" --cap-add SYS_ADMIN; fi
 exec "$ENGINE" run "$@" "$full_name" sleep infinity

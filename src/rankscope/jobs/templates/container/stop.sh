@@ -1,5 +1,5 @@
 #!/bin/sh
-# End the container. The reports stay.
+# Stop the container. The reports are kept.
 . "$(dirname "$0")/common.sh"
 if [ "$ENGINE" = apptainer ]; then
   exec apptainer instance stop "$CONTAINER"

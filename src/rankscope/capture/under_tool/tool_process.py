@@ -1,9 +1,9 @@
-"""Run an application under a profiler that is its parent, and keep the application's own ways.
+"""Run an application as the child of a profiler, with the application's own streams, signals and exit status.
 
-nsys puts itself between the launcher and the application: it pipes the application's output, dies by signals
-that were meant for the application (SIGUSR1: and leaves it an orphan), and may end before it. So the
-application is started through a few lines (start.py) that say its process id and give it the job's own stdout
-and stderr; signals go to it alone; and where the profiler ends early, the application's own status is waited for.
+nsys stands between the launcher and the application: it pipes the application's output, is killed by signals that are
+meant for the application (SIGUSR1, which leaves the application an orphan), and may end before it. So the application
+is started through app_start.py, which writes its process id and restores the job's stdout and stderr; signals are
+forwarded to the application only; and if the profiler ends early, this process waits for the application.
 """
 
 from __future__ import annotations
@@ -18,22 +18,23 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from rankscope.capture.supervise import FORWARDED, SI_KERNEL, become
+from rankscope.capture.child_process import FORWARDED, SI_KERNEL, become
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
-# Programs of nsys that may outlive it; the application's own children are left alone.
+# Programs of nsys and ncu that may outlive them; they are ended, the application's own children are not.
 _AGENTS = ("nsys", "nsys-launcher", "nsys-tee", "QdstrmImporter", "ncu")
 _AGENT_GRACE_S = 3.0
 _POLL_S = 0.05
-# SIGCHLD says when a child ends; that an adopted process was waited for by another is seen only by looking.
-_LOOK_S = 1.0
+# How often to check for the end of an adopted process that another process has waited for: that sends no SIGCHLD.
+_CHECK_S = 1.0
 
 
 class Ended(NamedTuple):
-    """How it ended: an exit code, or minus the signal, as for a command without a profiler."""
+    """How the application ended."""
 
     status: int
+    """An exit code, or minus the signal."""
     started: bool
     """Whether the application ever ran."""
     tool_status: int
@@ -41,7 +42,7 @@ class Ended(NamedTuple):
 
 
 class Supervised(NamedTuple):
-    """An application's command, wrapped so that it says who it is."""
+    """An application's command, wrapped so that it writes its process id."""
 
     application: list[str]
     pid_file: Path
@@ -52,9 +53,9 @@ class Supervised(NamedTuple):
 def wrap_application(
     command: Sequence[str], env: Mapping[str, str], folder: Path, *, own_streams: bool
 ) -> Supervised:
-    """The command as the profiler shall start it, with ``env`` for its environment.
+    """The command that the profiler is to start; the application gets ``env`` as its environment.
 
-    ``own_streams`` where the profiler would pipe its output.
+    ``own_streams`` restores the job's stdout and stderr, where the profiler would pipe them.
     """
     pid_file, variables = folder / "application.pid", folder / "application.env"
     variables.write_bytes(_changes(env))
@@ -66,7 +67,7 @@ def wrap_application(
 
 
 def _changes(env: Mapping[str, str]) -> bytes:
-    """What makes the job's environment of ours; TMPDIR always, because the profiler has its own."""
+    """The differences between ``env`` and our environment; TMPDIR always, because the profiler has its own."""
     changed = {
         name: value for name, value in env.items() if os.environ.get(name) != value or name == "TMPDIR"
     }
@@ -82,10 +83,10 @@ def run_under_tool(
     log: Path,
     ignored: signal.Signals | None = None,
 ) -> Ended:
-    """Run the profiler's command to its end, and the application to its own.
+    """Run the profiler and the application until both have ended.
 
-    The profiler's words go to ``log``; signals that are sent to us go to the application, which starts with
-    ``ignored`` ignored: it asks for a window, and may come before anybody answers it.
+    The profiler's output goes to ``log``; signals are forwarded to the application, which starts with ``ignored``
+    ignored: that signal asks for a recording, and may arrive before a handler for it is installed.
     """
     _adopt_orphans()
     watched = FORWARDED | {signal.SIGCHLD}
@@ -98,11 +99,11 @@ def run_under_tool(
             become(command, env, before, ignored)
         statuses = _Statuses(tool, supervised)
         tool_status = statuses.wait_for(tool, watched)
-        assert tool_status is not None  # a child of ours: its end is always seen
+        assert tool_status is not None  # our own child: its status is never lost
         application = statuses.application
         own_status = None
         if application is not None and statuses.alive(application):
-            _end_agents("nsys-launcher")  # the application's parent: without it, it is ours
+            _end_agents("nsys-launcher")  # the application's parent; without it, we adopt the application
             own_status = statuses.wait_for(application, watched)
         _end_agents()
         status = tool_status if own_status is None else own_status
@@ -112,7 +113,7 @@ def run_under_tool(
 
 
 class _Statuses:
-    """Every child's end, our adopted ones included, and where signals go meanwhile."""
+    """The exit statuses of all children, adopted ones included; forwards signals while it waits."""
 
     def __init__(self, tool: int, supervised: Supervised) -> None:
         self.seen: dict[int, int] = {}
@@ -121,7 +122,7 @@ class _Statuses:
 
     @property
     def application(self) -> int | None:
-        """The application's process, once it has said so."""
+        """The application's process id, once it is written."""
         with contextlib.suppress(OSError, ValueError):
             return int(self._pid_file.read_text())
         return None
@@ -130,15 +131,15 @@ class _Statuses:
         return pid not in self.seen and Path(f"/proc/{pid}").exists()
 
     def wait_for(self, pid: int, watched: set[signal.Signals]) -> int | None:
-        """A process's status; None when somebody else waited for it first."""
+        """A process's status; None when another process waited for it first."""
         while pid not in self.seen:
-            info = signal.sigtimedwait(watched, _LOOK_S)
+            info = signal.sigtimedwait(watched, _CHECK_S)
             if info is None or info.si_signo == signal.SIGCHLD:
                 self._reap()
                 if not self.alive(pid):
                     break
             elif info.si_code != SI_KERNEL:
-                # A signal of the terminal's reached the profiler too, which hands it on itself.
+                # A signal from the terminal has reached the profiler too, which forwards it.
                 receiver = self._receiver()
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     if receiver is not None:
@@ -146,7 +147,7 @@ class _Statuses:
         return self.seen.get(pid)
 
     def _receiver(self) -> int | None:
-        """The application; before it runs, the profiler; after it, nobody: a report is being finished."""
+        """The application; before it runs, the profiler; after it, none: the report is being written."""
         application = self.application
         if application is None:
             return self._tool
@@ -164,22 +165,22 @@ class _Statuses:
 
 
 def _adopt_orphans() -> None:
-    """Processes below us that lose their parent become our children: so they can be waited for, or ended."""
+    """Become the parent of descendants that lose theirs, so that they can be waited for or ended."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def _die_with_us() -> None:
-    """In the profiler's process: a launcher that kills us kills one process, and means the rank.
+    """In the profiler's process: get SIGTERM when we are killed, as a launcher kills only this one process.
 
-    SIGTERM, because nsys hands it on to the application and ends its agents; by SIGKILL it would leave both.
+    SIGTERM, because nsys forwards it to the application and ends its agents; SIGKILL would leave both running.
     """
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
 
 
 def _end_agents(*names: str) -> None:
-    """End what the profiler left running; no process of the application's is touched."""
+    """End processes that the profiler left running; those of the application are not touched."""
     wanted = names or _AGENTS
     deadline = time.monotonic() + (0 if names else _AGENT_GRACE_S)
     for number in (None, signal.SIGTERM, signal.SIGKILL):
@@ -210,7 +211,7 @@ def _children() -> list[tuple[int, str]]:
 
 
 def _redirect(supervised: Supervised, log: Path) -> None:
-    """In the profiler's process: its own words to the log, the job's streams where the application finds them."""
+    """In the profiler's process: send its output to the log, and keep the job's streams open for the application."""
     if supervised.out is None or supervised.err is None:
         return
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)

@@ -1,4 +1,4 @@
-"""Start a command and be as good as not there: its exit code, its signals, its terminal stay its own."""
+"""Run a command transparently: its exit code, its signals and its terminal stay its own."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 
-# What people and schedulers send to a job. A signal sent to us goes on to the command.
+# Signals that people and schedulers send to a job; they are forwarded to the command.
 FORWARDED = {
     signal.SIGINT,
     signal.SIGTERM,
@@ -20,15 +20,14 @@ FORWARDED = {
     signal.SIGALRM,
     signal.SIGCONT,
 }
-# si_code of a signal that the kernel (the terminal) sent to the whole process group: the command has it
-# already.
+# si_code of a signal that the kernel (the terminal) sent to the whole process group: the command has received it.
 SI_KERNEL = 0x80
 
 
 def replace_process(
     command: Sequence[str], env: Mapping[str, str], ignored: signal.Signals | None = None
 ) -> None:
-    """Become the command (never returns unless the system refuses)."""
+    """Become the command: never returns, except as an OSError."""
     _restore_signals(ignored)
     os.execvpe(command[0], list(command), dict(env))
 
@@ -41,7 +40,7 @@ def run_command(
 ) -> int:
     """Run the command to its end and return its status: an exit code, or minus the signal that killed it.
 
-    ``kept`` is a signal meant for us: ``on_kept`` is called for it, and the command starts with it ignored.
+    ``kept`` is not forwarded: ``on_kept`` is called for it, and the command starts with it ignored.
     """
     watched = FORWARDED | {signal.SIGCHLD} | ({kept} if kept else set())
     before = signal.pthread_sigmask(signal.SIG_BLOCK, watched)
@@ -65,13 +64,13 @@ def run_command(
 
 
 def end_like(status: int) -> int:
-    """The exit code to return; where a signal killed the command, the same signal ends us."""
+    """The exit code to return; if a signal killed the command, the same signal ends this process."""
     if status >= 0:
         return status
     sys.stdout.flush()
-    # One core file of the command is enough.
+    # No second core file: the command has written one.
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
-    # SIGKILL's handler cannot be set, and need not be.
+    # The handler of SIGKILL cannot be set.
     with contextlib.suppress(OSError):
         signal.signal(-status, signal.SIG_DFL)
     os.kill(os.getpid(), -status)
@@ -84,7 +83,7 @@ def become(
     mask: set[int | signal.Signals],
     ignored: signal.Signals | None,
 ) -> None:
-    """In a forked child: be the command, with the signals and the mask that it would have had."""
+    """In a forked child: become the command, with the signal handlers and mask that it would have had."""
     try:
         _restore_signals(ignored)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
@@ -96,7 +95,7 @@ def become(
 
 
 def _restore_signals(ignored: signal.Signals | None) -> None:
-    """Give back what Python took at its start (ignored signals would stay ignored in the command)."""
+    """Restore the signals that Python ignores: they would stay ignored in the command."""
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_DFL)
     if ignored is not None:

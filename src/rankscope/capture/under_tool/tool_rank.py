@@ -1,130 +1,147 @@
-"""One rank, or one node, under nsys or ncu: prepare, run, look at what came out, say it."""
+"""One rank, or one node, under nsys or ncu: prepare, run, collect the reports, write the rank's manifest."""
 
 from __future__ import annotations
 
-import argparse
 import getpass
 import os
 import shlex
 import shutil
-import signal
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from rankscope import tools
+from rankscope.capture.child_process import replace_process
 from rankscope.capture.job_name import is_python
-from rankscope.capture.launcher_command import bootstrap_environment
+from rankscope.capture.launcher_command import bootstrap_environment, command_text
 from rankscope.capture.plan import PLAN_VARIABLE, Plan
 from rankscope.capture.rank import Identity, disagreements
-from rankscope.capture.run_folder import rank_stem, read_json, remove_if_empty
-from rankscope.capture.schedule import OnSignal
-from rankscope.capture.supervise import replace_process
+from rankscope.capture.rank_files import RankFiles, clock_anchor
+from rankscope.capture.run_folder import expand, rank_stem, read_json, remove_if_empty
 from rankscope.capture.under_tool import preflight, reports
-from rankscope.capture.under_tool.supervise import Ended, run_under_tool, wrap_application
 from rankscope.capture.under_tool.temp_folder import make_temp_folder
-from rankscope.cli.tool_options import is_ranged, ncu_options, nsys_options
+from rankscope.capture.under_tool.tool_process import Ended, run_under_tool, wrap_application
+from rankscope.capture.wrapper import Output, requested_signal
 from rankscope.errors import CaptureError, RankscopeError, ToolError
-from rankscope.inapp.rank_files import RankFiles, clock_anchor
 from rankscope.units import format_bytes
 
 _SUFFIX = {"nsys": ".nsys-rep", "ncu": ".ncu-rep"}
 _ANSWER_SECONDS = 30
 
 
-def run_rank(plan: Plan, identity: Identity, args: argparse.Namespace) -> int:
-    """The whole life of a wanted rank; whatever cannot be done, the job runs without the profiler.
+@dataclass(frozen=True, kw_only=True)
+class ToolRequest:
+    """What `rankscope profile --tool nsys` or `--tool ncu` was asked for."""
+
+    options: tools.NsysOptions | tools.NcuOptions
+    """%q{VAR} in ``extra`` is not expanded yet: each rank does that with its own environment."""
+    program: str | None = None
+    """The tool's path, when it is not on PATH."""
+    per_node: bool = False
+    """One report for all processes of a node."""
+    ranged: bool = False
+    """Steps or a time window were asked for; otherwise the whole run is recorded."""
+    clock_control: str | None = None
+    """ncu's option; None: decided by what this machine allows."""
+    dry_run: bool = False
+
+
+def run_rank(plan: Plan, identity: Identity, request: ToolRequest, output: Output) -> int:
+    """Run a selected rank from start to end; where the profiler cannot be used, the job runs without it.
 
     Returns its status: an exit code, or minus the signal that ended it.
     """
     try:
-        rank = ToolRank(plan, identity, args)
+        rank = ToolRank(plan, identity, request, output)
     except RankscopeError as error:
-        _say(f"rank {identity.rank}: {error}\n  The job runs without {plan.tool}.")
-        if args.dry_run:
-            print(f"rank {identity.rank}: {shlex.join(plan.command)}")
+        output.message(f"rank {identity.rank}: {error}\n  The job runs without {plan.tool}.")
+        if request.dry_run:
+            output.line(f"rank {identity.rank}: {shlex.join(plan.command)}")
             return 0
         if plan.output is not None:
             remove_if_empty(Path(plan.output))
         replace_process(plan.command, os.environ)
         return 1
-    if args.dry_run:
-        print(f"rank {identity.rank}: {rank.spelled()}")
+    if request.dry_run:
+        output.line(f"rank {identity.rank}: {rank.command_line()}")
         for note in rank.notes:
-            print(f"rankscope: {note}", file=sys.stderr)
+            output.message(note)
         return 0
     return rank.run()
 
 
 class ToolRank:
-    """What is known before the job starts."""
+    """A rank under a tool. The constructor checks what can be checked before the job starts."""
 
-    def __init__(self, plan: Plan, identity: Identity, args: argparse.Namespace) -> None:
+    def __init__(self, plan: Plan, identity: Identity, request: ToolRequest, output: Output) -> None:
         self.plan = plan
         self.identity = identity
-        self.ranged = is_ranged(args)
+        self.request = request
+        self.output = output
         self.notes: list[str] = []
-        self.tool = self._found(args)
-        self.options = self._fitted(args)
+        self.tool = self._find_tool()
+        self.options = self._usable_options()
         self.files = RankFiles(plan, identity, os.environ)
-        self.target = self.files.folder / f"{self._stem(args)}{_SUFFIX[plan.tool]}"
+        stem = f"node-{identity.node or 0:05d}" if request.per_node else rank_stem(identity.rank)
+        self.target = self.files.folder / f"{stem}{_SUFFIX[plan.tool]}"
         self.prefix: list[str] = self._as_root()
         self.notes += disagreements(os.environ, identity)
-        self._said: list[str] = []
-        self._inside: list[dict[str, Any]] = []
+        self._inner_notes: list[str] = []
+        self._inner_windows: list[dict[str, Any]] = []
         self._began = self._ended = clock_anchor()
-        self._refuse_unclear_target(args)
+        self._check_target()
 
-    def _refuse_unclear_target(self, args: argparse.Namespace) -> None:
-        if args.per_node and (self.identity.local_size or 1) > 1:
+    def _check_target(self) -> None:
+        if self.request.per_node and (self.identity.local_size or 1) > 1:
             raise CaptureError(
                 "--per-node is for one process a node, such as torchrun",
                 why=f"{self.identity.source} has started {self.identity.local_size} ranks on this node itself.",
                 hint="Leave --per-node out: each selected rank then has its own report.",
             )
-        if self.target.exists() and not args.force:
+        if self.target.exists() and not self.options.overwrite:
             raise CaptureError(
                 f"{self.target} exists already",
-                why=f"{self.plan.tool} would put its report elsewhere, without a word.",
+                why=f"{self.plan.tool} would write its report to another folder, without a message.",
                 hint="Name another folder with -o DIR, or give -f to replace it.",
             )
 
-    def _stem(self, args: argparse.Namespace) -> str:
-        if args.per_node:
-            return f"node-{self.identity.node or 0:05d}"
-        return rank_stem(self.identity.rank)
-
-    def _found(self, args: argparse.Namespace) -> tools.Tool:
+    def _find_tool(self) -> tools.Tool:
         name = self.plan.tool
         try:
-            return tools.find_tool(name, args.nsys if name == "nsys" else args.ncu)
+            return tools.find_tool(name, self.request.program)
         except ToolError as error:
-            if not args.dry_run:
+            if not self.request.dry_run:
                 raise
             self.notes.append(error.message)  # a dry run is often on another machine than the job
             return tools.Tool(name, Path(name), ())
 
-    def _fitted(self, args: argparse.Namespace) -> tools.NsysOptions | tools.NcuOptions:
-        """The options, without what this machine cannot do."""
-        if self.plan.tool == "nsys":
-            asked = nsys_options(args, self.plan.when)
-            options, notes = preflight.fit_nsys(asked, driver=preflight.has_driver(), ranged=self.ranged)
+    def _usable_options(self) -> tools.NsysOptions | tools.NcuOptions:
+        """The options, without those that this machine cannot fulfil."""
+        asked = self.request.options
+        extra = tuple(expand(word, os.environ) for word in asked.extra)
+        driver = preflight.has_driver()
+        options: tools.NsysOptions | tools.NcuOptions
+        if isinstance(asked, tools.NsysOptions):
+            options, notes = preflight.fit_nsys(
+                replace(asked, extra=extra), driver=driver, ranged=self.request.ranged
+            )
             self.notes += notes
             return options
-        driver = preflight.has_driver() or args.dry_run
-        fitted, notes = preflight.fit_ncu(
-            ncu_options(args), driver=driver, virtual=preflight.is_virtual(), clocks=args.clock_control
+        options, notes = preflight.fit_ncu(
+            replace(asked, extra=extra),
+            driver=driver or self.request.dry_run,
+            virtual=preflight.is_virtual(),
+            clocks=self.request.clock_control,
         )
         self.notes += notes
-        if not args.quiet:
-            self.notes.append(reports.ncu_advice(fitted.section_set, fitted.launch_count))
-        return fitted
+        if not self.plan.quiet:
+            self.notes.append(reports.ncu_advice(options.section_set, options.launch_count))
+        return options
 
     def _as_root(self) -> list[str]:
-        """sudo and the environment it would drop, where nsys must be root and is not."""
+        """The sudo prefix, with the variables that sudo drops, where nsys must be root and is not."""
         options = self.options
         if not isinstance(options, tools.NsysOptions) or options.run_as is None or os.geteuid() == 0:
             return []
@@ -136,7 +153,7 @@ class ToolRank:
             timeout=_ANSWER_SECONDS,
         )
         if options.run_as == getpass.getuser() and not tools.refuses_cpu_profiling(answer.stdout):
-            # Nothing here needs root: --run-as would.
+            # nsys itself needs no root here; --run-as does.
             self.options = replace(options, run_as=None)
             self.notes.append("nsys needs no root here: --run-as is left out")
             return []
@@ -151,47 +168,41 @@ class ToolRank:
             line = tools.ncu_profile(str(self.tool.path), self.options, self.target, log, words)
         return [*self.prefix, *line]
 
-    def spelled(self) -> str:
-        """The line one could type: without our supervision, which a shell has not."""
-        env = self._environment(Path("/tmp"))
-        changed = [
-            f"{name}={shlex.quote(value)}" for name, value in env.items() if os.environ.get(name) != value
-        ]
-        return " ".join([*changed, shlex.join(self.command(self.plan.command))])
+    def command_line(self) -> str:
+        """The line for a shell: without our supervision."""
+        return command_text(self.command(self.plan.command), self._environment(Path("/tmp")))
 
     def _environment(self, windows: Path) -> Mapping[str, str]:
-        """What the application's processes need to know: where to open the range, when steps were asked for."""
+        """The application's environment; when steps were asked for, it makes the Python processes open the range."""
         env: dict[str, str] = dict(os.environ)
         ranged = False
         if isinstance(self.options, tools.NsysOptions):
             env |= tools.nsys_environment(self.options)
-            ranged = self.ranged and self.options.capture_range is not None
+            ranged = self.request.ranged and self.options.capture_range is not None
         else:
             ranged = self.options.ranged
         if not ranged:
             return env
-        wish = self.plan._replace(
+        plan = self.plan._replace(
             output=str(self.files.folder),
             job=self.files.job,
             speaks=False,
             direct=is_python(Path(self.plan.command[0]).name),
             windows=str(windows),
         )
-        return bootstrap_environment(env, wish.to_json(), PLAN_VARIABLE)
-
-    # -- the run
+        return bootstrap_environment(env, plan.to_json(), PLAN_VARIABLE)
 
     def run(self) -> int:
         try:
             self.files.claim()
             temp = make_temp_folder(os.environ, f"rankscope-{self.plan.tool}-")
         except RankscopeError as error:
-            self._tell(f"{error}\n  The job runs without {self.plan.tool}.")
+            self._message(f"{error}\n  The job runs without {self.plan.tool}.")
             replace_process(self.plan.command, os.environ)
             return 1
         self.notes += temp.notes
         for note in self.notes:
-            self._tell(note)
+            self._message(note)
         ended = self._attempt(temp.path)
         if not ended.started:
             self._finish(reports.Left((), (), f"{self.plan.tool} did not start the job"))
@@ -204,25 +215,29 @@ class ToolRank:
         return ended.status
 
     def _attempt(self, temp: Path) -> Ended:
-        """Run it; where the profiler refuses to start the job, once more without what it may have refused."""
+        """Run it. If the profiler refuses to start the job, try again without the options it may have refused."""
         began = clock_anchor()
         ended = self._once(temp)
         if not ended.started:
-            said = reports.last_words(reports.read_log(temp / "log"))
+            reason = reports.refusal_reason(reports.read_log(temp / "log"))
             if isinstance(self.options, tools.NsysOptions) and self.options.has_extras:
-                self._tell(f"nsys refused to start the job ({said}); once more without the extra options")
+                self._message(
+                    f"nsys refused to start the job ({reason}); trying again without the extra options"
+                )
                 self.options = replace(self.options, gpu_metrics_device=None, nic_metrics=False, extra=())
                 (temp / "log").unlink(missing_ok=True)
                 ended = self._once(temp)
-                said = reports.last_words(reports.read_log(temp / "log"))
+                reason = reports.refusal_reason(reports.read_log(temp / "log"))
             if not ended.started:
-                self._tell(f"{self.plan.tool} refused to start the job ({said}); the job runs without it")
+                self._message(
+                    f"{self.plan.tool} refused to start the job ({reason}); the job runs without it"
+                )
         self._began, self._ended = began, clock_anchor()
         return ended
 
     def _once(self, temp: Path) -> Ended:
         log = temp / "log"
-        # ncu leaves the application's streams alone, and takes a file for its own words; sudo closes descriptors.
+        # ncu does not redirect the application's streams and logs to a file; sudo closes inherited descriptors.
         supervised = wrap_application(
             self.plan.command,
             self._environment(temp),
@@ -230,9 +245,8 @@ class ToolRank:
             own_streams=self.plan.tool == "nsys" and not self.prefix,
         )
         env = {**os.environ, "TMPDIR": str(temp)}
-        when = self.plan.when
-        asks = signal.Signals[f"SIG{when.signal}"] if isinstance(when, OnSignal) else None
-        return run_under_tool(self.command(supervised.application, log), env, supervised, log, asks)
+        command = self.command(supervised.application, log)
+        return run_under_tool(command, env, supervised, log, requested_signal(self.plan))
 
     def _collect(self, temp: Path, ended: Ended) -> reports.Left:
         log = reports.read_log(temp / "log")
@@ -248,19 +262,19 @@ class ToolRank:
         )
 
     def _merge_windows(self, temp: Path) -> None:
-        """What the processes inside noted about their steps (one file for each of them)."""
+        """Read what the captured processes wrote about their steps, one file each."""
         for path in sorted(temp.glob("rank-*.json")):
             noted = read_json(path) or {}
-            self._inside += noted.get("windows", [])
-            self._said += noted.get("notes", [])
+            self._inner_windows += noted.get("windows", [])
+            self._inner_notes += noted.get("notes", [])
             self.files.manifest["steps"] = noted.get("steps")
 
     def _finish(self, left: reports.Left) -> None:
         manifest = self.files.manifest
         manifest["tool"] = {"name": self.tool.name, "version": ".".join(map(str, self.tool.version))}
-        manifest["notes"] += [*self.notes, *left.notes, *self._said]
+        manifest["notes"] += [*self.notes, *left.notes, *self._inner_notes]
         for index, path in enumerate(left.files):
-            inside = self._inside[index] if index < len(self._inside) else {}
+            inside = self._inner_windows[index] if index < len(self._inner_windows) else {}
             manifest["windows"].append(
                 {
                     "index": index,
@@ -282,23 +296,19 @@ class ToolRank:
         try:
             self.files.save()
         except OSError as error:
-            self._tell(f"cannot write the rank's manifest: {error.strerror}")
-        self._speak(left)
+            self._message(f"cannot write the rank's manifest: {error.strerror}")
+        self._report(left)
 
-    def _speak(self, left: reports.Left) -> None:
+    def _report(self, left: reports.Left) -> None:
         for note in left.notes:
-            self._tell(note)
-        # What the processes inside have said themselves ("the script ended after 3 steps …") is reason enough.
-        if left.why and not (self._said and not left.files):
-            self._tell(left.why)
-        rank_zero_speaks = self.identity.rank == 0 or self.files.first
-        if left.files and self.plan.speaks and rank_zero_speaks and not self.plan.quiet:
+            self._message(note)
+        # A captured process may have printed the reason already ("the script ended after 3 steps …").
+        if left.why and not (self._inner_notes and not left.files):
+            self._message(left.why)
+        reports_for_run = self.identity.rank == 0 or self.files.first
+        if left.files and self.plan.speaks and reports_for_run and not self.plan.quiet:
             size = format_bytes(sum(path.stat().st_size for path in left.files), 1)
-            self._tell(f"wrote {left.files[0].name} ({size}). Next: rankscope stats {self.files.folder}")
+            self._message(f"wrote {left.files[0].name} ({size}). Next: rankscope stats {self.files.folder}")
 
-    def _tell(self, text: str) -> None:
-        _say(f"rank {self.identity.rank}: {text}")
-
-
-def _say(text: str) -> None:
-    print(f"rankscope: {text}", file=sys.stderr, flush=True)
+    def _message(self, text: str) -> None:
+        self.output.message(f"rank {self.identity.rank}: {text}")

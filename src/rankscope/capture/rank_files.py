@@ -1,4 +1,4 @@
-"""Where one rank's files go, and its manifest."""
+"""The files of one rank in the run folder, and its manifest."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rankscope.version import __version__
 
 
 def run_manifest(plan: Plan, job: str) -> dict[str, Any]:
-    """rankscope.json: the job. No values of environment variables go in here."""
+    """The content of rankscope.json. It holds no values of environment variables."""
     return {
         "job": job,
         "tool": plan.tool,
@@ -31,7 +31,7 @@ def run_manifest(plan: Plan, job: str) -> dict[str, Any]:
 
 
 def clock_anchor() -> dict[str, int]:
-    """One moment on both clocks: lets readers put ranks that share no collective beside each other."""
+    """One moment on both clocks, with which readers align ranks that share no collective."""
     return {"unix_ns": time.time_ns(), "monotonic_ns": time.monotonic_ns()}
 
 
@@ -64,7 +64,7 @@ class RankFiles:
         }
 
     def claim(self) -> None:
-        """Open the run folder and take this rank's place in it, once."""
+        """Open the run folder and take this rank in it; does nothing the second time."""
         if not self.claimed:
             force = self._plan.force
             self.first = open_run(self.folder, run_manifest(self._plan, self.job), force=force)
@@ -72,9 +72,7 @@ class RankFiles:
             self.claimed = True
 
     def target(self, window: int) -> Path:
-        """One file for each rank and cycle. The first has the plain name; TensorBoard's plug-in wants its own
-        form.
-        """
+        """One file for each rank and cycle; the first has no number. TensorBoard's plug-in expects another form."""
         stem = rank_stem(self.manifest["rank"])
         if self._plan.tensorboard_dir:
             folder = Path(self._plan.tensorboard_dir)

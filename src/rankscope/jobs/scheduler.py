@@ -1,4 +1,4 @@
-"""Hand a script to a scheduler and follow what becomes of it."""
+"""What all schedulers have in common: submit a script, follow the job, end it."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from rankscope.jobs.spec import Spec
 _ANSWER_S = 60
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 15.0
 _PAUSE_SHARE = 0.1
-"""The end is noticed within a tenth of what the job took: soon for a short one, with few questions for a long."""
+"""The pause between two queries, as a share of the time since submission: few queries for a long job."""
 _FORGOTTEN = 3
-"""A scheduler may be asked before it knows the job, so one "unknown" is no answer yet."""
+"""How many times "unknown" must come in a row: right after submission a scheduler may not know the job yet."""
 
 
 class State(NamedTuple):
-    """Where a job is."""
+    """The state of a job."""
 
     word: str
     ended: bool
@@ -30,22 +30,22 @@ class State(NamedTuple):
 
 
 class Scheduler(NamedTuple):
-    """One scheduler's words."""
+    """The commands of one scheduler."""
 
     name: str
     title: str
     submit: tuple[str, ...]
     delete: tuple[str, ...]
     tell: tuple[str, ...]
-    """TERM for the script alone, which then tells its ranks and still can collect."""
+    """Sends TERM to the script alone, which passes it on to its ranks and can still collect their files."""
     job_id: Callable[[str], str | None]
     state: Callable[[str], State]
     dialect: Callable[[Spec], Dialect]
     launcher: str
-    """What starts ranks there unless something else is asked for."""
+    """What starts ranks there by default."""
 
 
-def need(scheduler: Scheduler) -> None:
+def require(scheduler: Scheduler) -> None:
     if shutil.which(scheduler.submit[0]) is None:
         raise RankscopeError(
             f"there is no {scheduler.title} on this machine",
@@ -56,28 +56,28 @@ def need(scheduler: Scheduler) -> None:
 
 def submit(scheduler: Scheduler, script: Path) -> str:
     """The id of the job."""
-    need(scheduler)
+    require(scheduler)
     done = _run([*scheduler.submit, str(script)])
     job = scheduler.job_id(done.stdout) if done.returncode == 0 else None
     if job is None:
-        said = " ".join((done.stderr.strip() or done.stdout.strip() or "It said nothing.").split())
+        reason = " ".join((done.stderr.strip() or done.stdout.strip() or "It gave no reason.").split())
         raise RankscopeError(
-            f"{scheduler.submit[0]} did not take the job",
-            why=said,
-            hint="Look at the script: the same command with --dry-run.",
+            f"{scheduler.submit[0]} refused the job",
+            why=reason,
+            hint="Print the script: the same command with --dry-run.",
         )
     return job
 
 
-def follow(scheduler: Scheduler, job: str, say: Callable[[str], None]) -> State:
-    """Wait for the end of a job; ``say`` gets every new state."""
+def follow(scheduler: Scheduler, job: str, on_state: Callable[[str], None]) -> State:
+    """Wait for the end of a job; ``on_state`` gets every new state."""
     started, unknown, last = time.monotonic(), 0, ""
     while True:
         state = scheduler.state(job)
         unknown = unknown + 1 if state.word == "unknown" else 0
         if state.word != last and not (unknown and unknown < _FORGOTTEN):
             last = state.word
-            say(state.word)
+            on_state(state.word)
         if state.ended and (not unknown or unknown >= _FORGOTTEN):
             return state
         pause = max(_FIRST_PAUSE_S, _PAUSE_SHARE * (time.monotonic() - started))
@@ -85,10 +85,10 @@ def follow(scheduler: Scheduler, job: str, say: Callable[[str], None]) -> State:
 
 
 def delete(scheduler: Scheduler, job: str, *, now: bool = False) -> bool:
-    """End a job. True when its script was told and will collect what there is first."""
-    need(scheduler)
-    told = not now and scheduler.state(job).word == "running"
-    words = scheduler.tell if told else scheduler.delete
+    """End a job. True when its script was asked to end and will collect its files first."""
+    require(scheduler)
+    asked = not now and scheduler.state(job).word == "running"
+    words = scheduler.tell if asked else scheduler.delete
     done = _run([*words, job])
     if done.returncode:
         raise RankscopeError(
@@ -96,11 +96,11 @@ def delete(scheduler: Scheduler, job: str, *, now: bool = False) -> bool:
             why=(done.stderr.strip() or done.stdout.strip()),
             hint=f"See: rankscope job status {job}",
         )
-    return told
+    return asked
 
 
 def ask(words: Sequence[str]) -> str | None:
-    """A program's answer, or None when it is not there or does not know."""
+    """A program's output, or None when it is missing or fails."""
     try:
         done = _run(words)
     except RankscopeError:
@@ -115,5 +115,7 @@ def _run(words: Sequence[str]) -> subprocess.CompletedProcess[str]:
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise RankscopeError(
-            f"{words[0]} does not answer", why=str(error), hint="Is the scheduler up, and its PATH set?"
+            f"{words[0]} does not answer",
+            why=str(error),
+            hint="Check that the scheduler is running.",
         ) from error

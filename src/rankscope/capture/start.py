@@ -1,0 +1,176 @@
+"""Start a command so that its selected ranks are captured, and wait for it where something follows.
+
+In front of a launcher, `rankscope profile` is inserted into the launcher's command; in front of anything else, and
+for each selected rank, the environment makes the Python processes capture themselves; nsys and ncu wrap the command.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from rankscope.capture.child_process import replace_process, run_command
+from rankscope.capture.job_name import is_python, name_run
+from rankscope.capture.launcher_command import bootstrap_environment, command_text, rewrite
+from rankscope.capture.plan import PLAN_VARIABLE, Plan
+from rankscope.capture.rank import Identity, detect
+from rankscope.capture.rank_files import run_manifest
+from rankscope.capture.run_folder import open_run, rank_manifests, remove_if_empty
+from rankscope.capture.selector import parse_selector
+from rankscope.capture.summary import summary
+from rankscope.capture.under_tool.tool_rank import ToolRequest, run_rank
+from rankscope.capture.wrapper import Output, requested_signal, starts_ranks_here
+from rankscope.errors import CaptureError
+
+# How long a rank that prints tables waits for ranks that end later.
+_OTHER_RANKS_WAIT_S = 60.0
+
+
+class Ended(NamedTuple):
+    """A command that has ended."""
+
+    status: int
+    """An exit code, or minus the signal that ended it."""
+    folder: Path | None
+    """The run folder, where this process is the one that may show its tables."""
+
+
+_SHOWN = Ended(0, None)
+"""--dry-run: the command was only shown."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Start:
+    """One call of `rankscope profile`. A method returns only where it does not replace this process."""
+
+    plan: Plan
+    options: Sequence[str]
+    """The options again, as words, for the command that is inserted into a launcher's."""
+    output: Output
+    tool: ToolRequest | None = None
+    """nsys or ncu; None is torch's profiler."""
+    inserted: bool = False
+    """This is such an inserted command: the one in front has opened the run folder and reports the end."""
+    dry_run: bool = False
+    stay: bool = False
+    """Wait for the command, because tables are shown after it."""
+
+    def in_front(self) -> Ended:
+        """In front of a launcher, a script or a program: start it, wait, report what was captured."""
+        plan, command = self.plan, self.plan.command
+        try:
+            folder, job = self._name_run()
+            if not self.inserted and not self.dry_run:
+                open_run(folder, run_manifest(plan, job), force=plan.force)
+        except CaptureError as error:
+            self.output.message(f"{error}")
+            return self._run_plainly()
+        plan = plan._replace(output=str(folder), job=job, speaks=False, force=False)
+        wraps = self.tool is not None and self.tool.per_node and starts_ranks_here(command)
+        launched = None if wraps else self._with_us_inserted(folder, job)
+        if launched is None and self.tool is not None:
+            return self._tool_in_front(plan, folder, self.tool)
+        env: Mapping[str, str] = os.environ
+        if launched is None:
+            env = _capturing_environment(plan)
+            launched = list(command)
+        if self.dry_run:
+            self.output.line(command_text(launched, env))
+            return _SHOWN
+        kept = requested_signal(plan)
+        if self.inserted:
+            replace_process(launched, env, kept)
+        status = run_command(launched, env, kept, lambda: self._pass_signal_on(folder))
+        self._report(folder)
+        return Ended(status, folder)
+
+    def selected_rank(self, identity: Identity) -> Ended:
+        """One selected rank behind a launcher: become the command, with an environment that captures it."""
+        try:
+            folder, job = self._name_run()
+        except CaptureError as error:
+            self.output.message(f"rank {identity.rank}: {error}\n  The job runs without being captured.")
+            return self._run_plainly()
+        plan = self.plan._replace(output=str(folder), job=job)
+        shows_tables = self.stay and identity.rank == 0
+        if self.tool is not None:
+            status = run_rank(plan, identity, self.tool, self.output)
+        else:
+            env = _capturing_environment(plan)
+            if self.dry_run:
+                self.output.line(f"rank {identity.rank}: {command_text(plan.command, env)}")
+                return _SHOWN
+            if not shows_tables:
+                replace_process(plan.command, env, requested_signal(plan))
+            status = run_command(plan.command, env)
+        if not shows_tables or self.dry_run:
+            return Ended(status, None)
+        _wait_for_others(folder)
+        return Ended(status, folder)
+
+    def _tool_in_front(self, plan: Plan, folder: Path, tool: ToolRequest) -> Ended:
+        """nsys or ncu around a command that no launcher divides into ranks: it is rank 0."""
+        identity = detect(os.environ, plan.identity)
+        if not parse_selector(plan.ranks).selects(identity):
+            remove_if_empty(folder)
+            self.output.message(
+                f"--ranks {plan.ranks} does not select rank {identity.rank}; the job runs without {plan.tool}"
+            )
+            return self._run_plainly()
+        status = run_rank(plan, identity, tool, self.output)
+        if self.dry_run:
+            return Ended(status, None)
+        self._report(folder)
+        return Ended(status, folder)
+
+    def _name_run(self) -> tuple[Path, str]:
+        plan = self.plan
+        return name_run(os.environ, detect(os.environ, plan.identity), plan.command, plan.output, plan.job)
+
+    def _with_us_inserted(self, folder: Path, job: str) -> list[str] | None:
+        """The launcher's command with `rankscope profile` before its program; None when it is no launcher."""
+        words = [*self.options, "-o", str(folder), "--job", job, *(["-q"] if self.plan.quiet else [])]
+        inserted = [sys.executable, "-m", "rankscope", "profile", *words, "--inner", "--"]
+        return rewrite(self.plan.command, inserted, os.environ)
+
+    def _run_plainly(self) -> Ended:
+        if self.dry_run:
+            self.output.line(shlex.join(self.plan.command))
+            return _SHOWN
+        replace_process(self.plan.command, os.environ)
+        return Ended(1, None)
+
+    def _pass_signal_on(self, folder: Path) -> None:
+        """--on-signal sent to the command in front goes to the captured ranks of this host."""
+        number = requested_signal(self.plan)
+        host = os.uname().nodename
+        for manifest in rank_manifests(folder):
+            if number is not None and manifest.get("host") == host and manifest.get("state") == "running":
+                try:
+                    os.kill(int(manifest["pid"]), number)
+                except (ProcessLookupError, PermissionError) as error:
+                    process = f"rank {manifest['rank']} (process {manifest['pid']})"
+                    self.output.message(f"{process} cannot be reached: {error.strerror}")
+
+    def _report(self, folder: Path) -> None:
+        text = summary(folder, self.plan)
+        if text is not None:
+            self.output.message(text)
+
+
+def _capturing_environment(plan: Plan) -> dict[str, str]:
+    """The environment that makes the Python processes of the command capture themselves."""
+    direct = is_python(Path(plan.command[0]).name)
+    return bootstrap_environment(os.environ, plan._replace(direct=direct).to_json(), PLAN_VARIABLE)
+
+
+def _wait_for_others(folder: Path) -> None:
+    deadline = time.monotonic() + _OTHER_RANKS_WAIT_S
+    while time.monotonic() < deadline and any(one["state"] == "running" for one in rank_manifests(folder)):
+        time.sleep(0.2)

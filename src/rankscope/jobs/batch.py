@@ -1,0 +1,164 @@
+"""A batch job from options, a site and defaults; and what is done with its script."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rankscope.errors import RankscopeError, UsageError
+from rankscope.jobs import pbs, slurm
+from rankscope.jobs.launchers import LAUNCHERS
+from rankscope.jobs.scheduler import Scheduler, follow, require, submit
+from rankscope.jobs.script import EXIT_CODE
+from rankscope.jobs.sites import load_site
+from rankscope.jobs.spec import Spec, Step, parse_count, parse_variables, parse_walltime
+
+SCHEDULERS = {"pbs": pbs.SCHEDULER, "slurm": slurm.SCHEDULER}
+
+_DEFAULTS: dict[str, Any] = {"nodes": 1, "ppn": 1, "walltime": "0:30:00", "tmpdir": "/tmp"}
+_TEXTS = (
+    "queue",
+    "account",
+    "filesystems",
+    "select",
+    "place",
+    "keep",
+    "constraint",
+    "conda",
+    "venv",
+    "tmpdir",
+    "cpu_bind",
+)
+
+
+def make_spec(
+    scheduler: Scheduler, given: Mapping[str, Any], steps: Sequence[Mapping[str, Any]], **more: Any
+) -> Spec:
+    """The job of these options: ``given`` by name, None where an option is missing; then its site; then defaults.
+
+    ``steps`` are keywords of Step; one without nodes and ranks gets the job's.
+    """
+    site_name = given.get("site")
+    site = load_site(site_name) if site_name else {"env": {}}
+    if site.get("scheduler", scheduler.name) != scheduler.name:
+        raise UsageError(
+            f"--site {site_name} is a machine with {site['scheduler']}",
+            why=f"The script asked for is one for {scheduler.title}.",
+            hint=f"Write: rankscope job {site['scheduler']} --site {site_name} ...",
+        )
+
+    def chosen(name: str) -> Any:
+        value = given.get(name)
+        return value if value is not None else site.get(name, _DEFAULTS.get(name))
+
+    nodes, ppn = parse_count("--nodes", chosen("nodes")), parse_count("--ppn", chosen("ppn"))
+    launcher, outer = _launchers(given.get("launcher"), site, scheduler)
+    modules = [name for text in given.get("modules") or () for name in text.split(",") if name.strip()]
+    spec = Spec(
+        nodes=nodes,
+        ppn=ppn,
+        walltime_s=parse_walltime(chosen("walltime")),
+        launcher=launcher,
+        launcher_outer=outer,
+        modules=tuple(modules or site.get("modules", ())),
+        env={**site["env"], **parse_variables(given.get("env") or ())},
+        login=site.get("login", False),
+        steps=tuple(Step(**{"nodes": nodes, "ppn": ppn, **step}) for step in steps),
+        **{name: chosen(name) for name in _TEXTS if not (name == "conda" and given.get("venv"))},
+        **more,
+    )
+    spec.check()
+    return spec
+
+
+def _launchers(given: str | None, site: Mapping[str, Any], scheduler: Scheduler) -> tuple[str, str]:
+    """What starts the ranks, and what starts one process on every node."""
+    outer = site.get("launcher", scheduler.launcher)
+    launcher = given or outer
+    if launcher != "torchrun" and launcher not in LAUNCHERS:
+        raise UsageError(
+            f"the site's launcher '{launcher}' is not known",
+            why=f"Known launchers: {', '.join(LAUNCHERS)}, torchrun.",
+            hint="Correct the site's file.",
+        )
+    if launcher != "torchrun":
+        return launcher, launcher
+    return launcher, scheduler.launcher if outer == "torchrun" else outer
+
+
+def default_name(command: Sequence[str]) -> str:
+    """The script's name, as far as a scheduler can show it (PBS: 15 characters, a letter first)."""
+    scripts = [word for word in command if word.endswith((".py", ".sh"))]
+    if not scripts and command[0] == "rankscope" and len(command) > 2:
+        scripts = [command[2]]  # rankscope bench seqpar
+    stem = Path(scripts[0] if scripts else command[0]).stem
+    return re.sub(r"[^A-Za-z0-9_.-]", "-", stem).lstrip("-.0123456789")[:15] or "job"
+
+
+def write_script(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+        path.chmod(0o755)
+    except OSError as error:
+        raise RankscopeError(
+            f"cannot write {path}", why=f"{error.strerror}.", hint="Name another file: --script FILE"
+        ) from error
+
+
+def submit_script(scheduler: Scheduler, spec: Spec, text: str, written: Path | None) -> str:
+    """The id of the job. A script that was not ``written`` is submitted from a temporary file."""
+    if written is not None:
+        return submit(scheduler, written)
+    with tempfile.TemporaryDirectory(prefix="rankscope-job-") as folder:
+        path = Path(folder) / f"{spec.name}.sh"
+        path.write_text(text, encoding="utf-8")
+        return submit(scheduler, path)
+
+
+def wait_for(scheduler: Scheduler, spec: Spec, job: str, on_state: Callable[[str], None]) -> int:
+    """The exit code of a job, once it has ended; ``on_state`` gets every new state."""
+    state = follow(scheduler, job, on_state)
+    code = state.code if state.code is not None else _recorded_code(spec, job)
+    if code is None:
+        raise RankscopeError(
+            f"the exit code of job {job} is not known",
+            why=f"{scheduler.title} does not report it.",
+            hint="See its output file and the run folder.",
+        )
+    return code
+
+
+def _recorded_code(spec: Spec, job: str) -> int | None:
+    """What the script itself wrote into the run folder, for schedulers that do not keep exit codes."""
+    folder = spec.run or f"rankscope-{spec.name}-{job}"
+    try:
+        recorded_job, code = (Path(folder) / EXIT_CODE).read_text().split()
+        return int(code) if recorded_job.partition(".")[0] == job.partition(".")[0] else None
+    except (OSError, ValueError):
+        return None
+
+
+def scheduler_here() -> Scheduler | None:
+    """The scheduler of this machine. Slurm first: a qsub that comes with Slurm is not PBS."""
+    for scheduler in (slurm.SCHEDULER, pbs.SCHEDULER):
+        if shutil.which(scheduler.submit[0]):
+            return scheduler
+    return None
+
+
+def find_scheduler(name: str | None) -> Scheduler:
+    """The named one, else the one of this machine."""
+    if name is not None:
+        require(SCHEDULERS[name])
+        return SCHEDULERS[name]
+    if here := scheduler_here():
+        return here
+    raise RankscopeError(
+        "there is no scheduler on this machine",
+        why="Neither sbatch nor qsub is on PATH.",
+        hint="Run this on the machine the job was submitted from.",
+    )

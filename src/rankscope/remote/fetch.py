@@ -1,0 +1,117 @@
+"""Copy what the views need of a run on another machine: its store, not the raw traces."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path, PurePosixPath
+from typing import NamedTuple
+
+from rankscope.errors import RemoteError, StoreError
+from rankscope.remote.ssh import NOT_FOUND, Place, Ssh, check_remote, path_argument, rsync
+from rankscope.store.atomic_files import write_json
+from rankscope.store.layout import INDEX_FILE, STORE_NAME, Index
+
+_MANIFESTS = ("--include=/rankscope.json", "--include=/rank-*.rankscope.json", "--exclude=*")
+_ENDING = re.compile(r"(\.pt\.trace)?(\.json(\.gz)?|\.nsys-rep|\.ncu-rep|\.sqlite)$")
+_RSYNC_PROTOCOL_ERROR = 12
+
+
+class Fetched(NamedTuple):
+    """A copied run."""
+
+    files: int
+    """Trace files in the store."""
+    copied_bytes: int
+    raw_bytes: int
+    """The size of those trace files, which stay where they are."""
+
+
+def default_target(place: Place) -> Path:
+    """The run's own name, without the ending of a trace file."""
+    name = _ENDING.sub("", PurePosixPath(place.path).name)
+    return Path(name if name not in ("", "..") else place.host.rpartition("@")[2])
+
+
+def is_earlier_copy(target: Path, place: Place) -> bool:
+    """Whether this folder was fetched from that machine before."""
+    with contextlib.suppress(StoreError):
+        entries = Index.load(target / STORE_NAME).segments
+        return bool(entries) and all(str(entry.source).startswith(f"{place.host}:") for entry in entries)
+    return False
+
+
+def fetch(
+    ssh: Ssh, program: Sequence[str], target: Path, *, quiet: bool, log: Callable[[str], None]
+) -> Fetched:
+    """Have the run read over there, if it is not yet, and copy its store to ``target``; again: only what changed."""
+    place, store = ssh.place, target / STORE_NAME
+    source = _remote_store(ssh, program, quiet, log)
+    try:
+        store.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StoreError(
+            f"cannot write {target}", why=f"{error.strerror}.", hint="Name another folder: -o DIR"
+        ) from error
+    _copy(ssh, f"{source}/", store, ["--delete", "--exclude=incoming-*"])
+    # The manifests of the capture are small; a single trace has none, which is not an error.
+    rsync(ssh, [f"{place.path}/"], target, _MANIFESTS, silent=True)
+    _note_origin(store, place)
+    entries = Index.load(store).segments
+    if not entries:
+        raise RemoteError(
+            f"what came from {place} cannot be used here",
+            why="Its store is empty, or of another version of rankscope.",
+            hint="Use the same version on both machines.",
+        )
+    copied = sum(path.stat().st_size for path in target.rglob("*") if path.is_file())
+    return Fetched(len(entries), copied, sum(entry.manifest["source"]["bytes"] for entry in entries))
+
+
+def _remote_store(ssh: Ssh, program: Sequence[str], quiet: bool, log: Callable[[str], None]) -> str:
+    """Where the store is over there; the run is read first, if it has not been."""
+    place = ssh.place
+    options = ["--print-store", *(["-q"] if quiet else [])]
+    done = ssh.run([*program, "ingest", path_argument(place.path), *options])
+    lines = done.stdout.strip().splitlines()
+    if lines and lines[-1].startswith("/"):  # printed also when some files are damaged
+        return lines[-1]
+    if done.returncode == NOT_FOUND:
+        # The run may have been read before; that store can be used, though it may not be the newest.
+        store = f"{place.path.rstrip('/')}/{STORE_NAME}"
+        if ssh.run(["test", "-f", f"{store}/{INDEX_FILE}"]).returncode == 0:
+            log(f"rankscope is not on {place.host}: copying the store as it is there")
+            return store
+    check_remote(done.returncode or 1, place, program)
+    raise AssertionError("check_remote raises for every code but 0")
+
+
+def _copy(ssh: Ssh, source: str, target: Path, options: Sequence[str]) -> None:
+    code = rsync(ssh, [source], target, options)
+    if code in (NOT_FOUND, _RSYNC_PROTOCOL_ERROR):
+        raise RemoteError(
+            f"rsync could not copy from {ssh.place.host}",
+            why="It is not installed over there, or the connection was lost; its own message is above.",
+            hint=f"Try: ssh {ssh.place.host} rsync --version. Run this again: it continues where it stopped.",
+        )
+    if code:
+        raise RemoteError(
+            f"rsync from {ssh.place.host} ended with {code}",
+            why="Its own message is above.",
+            hint="Run this again: it continues where it stopped.",
+        )
+
+
+def _note_origin(store: Path, place: Place) -> None:
+    """Write the machine into the index: a file here with the path of a raw file over there is another file."""
+    path = store / INDEX_FILE
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        for segment in content["segments"]:
+            source = segment["manifest"]["source"]
+            source["path"] = f"{place.host}:{source['path']}"
+    except (OSError, ValueError, KeyError, TypeError):
+        return  # a damaged index is reported when it is opened
+    write_json(path, content)

@@ -1,0 +1,133 @@
+"""A path on another machine, and the commands that reach it: ssh and rsync."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from rankscope.errors import RemoteError, ToolError, UsageError
+
+SCHEME = "ssh://"
+SSH_FAILED = 255
+"""ssh's exit code for its own errors."""
+NOT_FOUND = 127
+"""A shell's exit code when there is no such program."""
+_KEEP_ALIVE = ("-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=3")
+
+
+class Place(NamedTuple):
+    """A path on another machine."""
+
+    host: str
+    """[user@]host."""
+    port: int | None
+    path: str
+    """Relative to the home folder unless it starts with /."""
+
+    def __str__(self) -> str:
+        return f"{self.host}:{self.path}"
+
+
+def parse_place(text: str) -> Place:
+    """ssh://[user@]host[:port]/path, ssh://host/~/path (from the home folder), or host:path as scp has it."""
+    match = re.fullmatch(r"(?P<host>[^/:]+)(?P<rest>[:/].*)?", text.removeprefix(SCHEME), re.DOTALL)
+    host = match["host"] if match else ""
+    rest = (match["rest"] or "") if match else ""
+    with_port = re.fullmatch(r":(\d+)(/.*)", rest, re.DOTALL) if text.startswith(SCHEME) else None
+    port, path = (int(with_port[1]), with_port[2]) if with_port else (None, rest.removeprefix(":"))
+    if path.startswith("/~/"):
+        path = path[3:]
+    path = path.removeprefix("~/")
+    named = re.fullmatch(r"([\w.+-]+@)?[\w.-]+", host) and not host.startswith("-")
+    if not named or not path or (not text.startswith(SCHEME) and not rest.startswith(":")) or "\0" in path:
+        raise UsageError(
+            f"{text!r} is not a path on another machine",
+            why="A host and a path are needed.",
+            hint="For example: host:runs/a, or ssh://user@host:2222/data/runs/a",
+        )
+    return Place(host, port, path)
+
+
+class Ssh:
+    """How to reach one machine."""
+
+    def __init__(self, place: Place, command: str = "ssh") -> None:
+        words = shlex.split(command)
+        if not words or shutil.which(words[0]) is None:
+            raise ToolError(
+                f"{words[0] if words else 'ssh'} is not installed here",
+                why="It is needed to reach other machines.",
+                hint="Install OpenSSH's client, or name another: --ssh PATH",
+            )
+        port = ["-p", str(place.port)] if place.port else []
+        self.place = place
+        self.start = [*words, *port, *_KEEP_ALIVE]
+
+    def run(self, command: Sequence[str], timeout: float | None = None) -> subprocess.CompletedProcess[str]:
+        """Run a command over there to its end; its stderr is shown as it comes."""
+        words = [*self.start, "--", self.place.host, shlex.join(command)]
+        return subprocess.run(
+            words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, timeout=timeout, check=False
+        )
+
+
+def check_remote(code: int, place: Place, program: Sequence[str]) -> None:
+    """Raise the error that an exit code of ssh stands for; 0 is no error."""
+    if code == SSH_FAILED:
+        raise RemoteError(
+            f"cannot reach {place.host}",
+            why="ssh's own message is above.",
+            hint=f"Try it alone: ssh {place.host} true. Other options for ssh: --ssh 'ssh -i KEY -J GATE'",
+        )
+    if code == NOT_FOUND:
+        raise RemoteError(
+            f"there is no {program[0]} on {place.host}",
+            why="It is not on the PATH of a non-login shell.",
+            hint="Install it there, or give its path there: --remote-rankscope .venv/bin/rankscope. "
+            "Or copy the traces with rsync and read them here.",
+        )
+    if code:
+        raise RemoteError(
+            f"{program[0]} on {place.host} ended with {code}",
+            why="Its own message is above.",
+            hint=f"Run it there to see more: ssh {place.host}",
+        )
+
+
+def rsync(
+    ssh: Ssh, sources: Sequence[str], target: Path, options: Sequence[str], silent: bool = False
+) -> int:
+    """Copy from another machine; returns rsync's exit code. Its own messages are shown, unless `silent`."""
+    program = shutil.which("rsync")
+    if program is None:
+        raise ToolError(
+            "rsync is not installed here",
+            why="It copies only what has changed.",
+            hint="Install rsync on both machines.",
+        )
+    start = shlex.join(ssh.start)
+    errors = subprocess.DEVNULL if silent else None
+    # --protect-args: the shell over there does not split names with spaces
+    words = [program, "--archive", "--protect-args", *options, "-e", start]
+    words += [f"{ssh.place.host}:{source}" for source in sources]
+    return subprocess.run(
+        [*words, str(target)], stdin=subprocess.DEVNULL, stderr=errors, check=False
+    ).returncode
+
+
+def program_words(text: str) -> list[str]:
+    """--remote-rankscope as words."""
+    words = shlex.split(text)
+    if not words:
+        raise UsageError("--remote-rankscope is empty", hint="Leave it out, or name the program over there.")
+    return words
+
+
+def path_argument(path: str) -> str:
+    """A path as an argument: one that starts with a dash must not be taken for an option."""
+    return f"./{path}" if path.startswith("-") else path

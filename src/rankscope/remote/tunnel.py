@@ -1,0 +1,154 @@
+"""The viewer on another machine, seen here through an ssh tunnel."""
+
+from __future__ import annotations
+
+import contextlib
+import shlex
+import socket
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from urllib.parse import urlsplit
+
+from rankscope.errors import RemoteError, UsageError
+from rankscope.remote.ssh import SSH_FAILED, Place, Ssh, check_remote, path_argument
+
+_ENDING_SECONDS = 5.0
+_ANSWER_SECONDS = 30.0
+"""Enough for a slow line; a refused tunnel closes at once."""
+
+
+class Tunnel:
+    """A server that runs over there, and a port here that leads to it.
+
+    One connection serves both, so that a password is asked for once.
+    """
+
+    def __init__(self, ssh: Ssh, command: Sequence[str], folder: str) -> None:
+        self._ssh, self._command = ssh, command
+        # ssh limits the length of this name to about 100 characters.
+        self._control = ["-o", f"ControlPath={folder}/s"]
+        master = [*ssh.start, *self._control, "-o", "ControlMaster=yes", "-o", "ControlPersist=no"]
+        self._process = subprocess.Popen(
+            [*master, "--", ssh.place.host, shlex.join(command)],
+            stdin=subprocess.PIPE,  # the server over there ends when this is closed
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def address(self) -> str:
+        """The server's address over there, printed when it is ready. A shell's profile may print lines before it."""
+        assert self._process.stdout
+        for line in self._process.stdout:
+            if line.startswith("http://"):
+                return line.strip()
+        check_remote(self._process.wait() or 1, self._ssh.place, self._command)
+        raise AssertionError("a code that is not 0 is an error")
+
+    def forward(self, remote_port: int, port: int) -> None:
+        """Lead a port here to one over there."""
+        words = [
+            *self._ssh.start,
+            *self._control,
+            "-O",
+            "forward",
+            "-L",
+            f"127.0.0.1:{port}:127.0.0.1:{remote_port}",
+        ]
+        done = subprocess.run(
+            [*words, "--", self._ssh.place.host],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode:
+            raise RemoteError(
+                f"cannot tunnel port {port} to {self._ssh.place.host}",
+                why=(done.stderr.strip().splitlines() or ["ssh gives no reason."])[-1],
+                hint="Choose another port here: --port 0 takes a free one.",
+            )
+
+    def wait(self) -> None:
+        """Wait until it ends by itself, which is an error."""
+        code = self._process.wait()
+        raise RemoteError(
+            f"the connection to {self._ssh.place.host} was lost",
+            why="ssh ended." if code == SSH_FAILED else f"The viewer over there ended with exit code {code}.",
+            hint="Start it again; the traces that were read over there are kept.",
+        )
+
+    def end(self) -> None:
+        """End the server over there, then the connection."""
+        assert self._process.stdin and self._process.stdout
+        with contextlib.suppress(OSError):
+            self._process.stdin.close()
+        try:
+            self._process.wait(_ENDING_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.terminate()
+            self._process.wait()
+        self._process.stdout.close()
+
+
+@contextlib.contextmanager
+def tunnel(ssh: Ssh, command: Sequence[str]) -> Iterator[Tunnel]:
+    base = tempfile.gettempdir()
+    with tempfile.TemporaryDirectory(prefix="rankscope-", dir=base if len(base) < 40 else "/tmp") as folder:
+        made = Tunnel(ssh, command, folder)
+        try:
+            yield made
+        finally:
+            made.end()
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def answers(port: int) -> bool:
+    """Whether a web server answers at this port. A tunnel that the other side refuses closes at once."""
+    try:
+        with socket.create_connection(("127.0.0.1", port), timeout=_ANSWER_SECONDS) as probe:
+            probe.sendall(b"GET / HTTP/1.0\r\n\r\n")
+            return probe.recv(5) == b"HTTP/"
+    except OSError:
+        return False
+
+
+def viewer_command(
+    program: Sequence[str], places: Sequence[Place], port: int, options: Mapping[str, object]
+) -> list[str]:
+    """The command that starts the viewer over there, for a tunnel from ``port`` here. None: option omitted."""
+    paths = [path_argument(place.path) for place in places]
+    given = [word for name, value in options.items() if value is not None for word in (name, str(value))]
+    return [*program, "view", *paths, "--no-open", "--tunnel", str(port), *given]
+
+
+def check_one_machine(places: Sequence[Place | None]) -> list[Place]:
+    """The runs of one viewer; None stands for a run on this machine."""
+    remote = [place for place in places if place is not None]
+    if len(remote) != len(places) or len({(place.host, place.port) for place in remote}) > 1:
+        raise UsageError(
+            "the two runs are not on one machine",
+            why="One viewer shows both, so it must be able to read both.",
+            hint="Copy them first: rankscope fetch HOST:PATH, then view both here.",
+        )
+    return remote
+
+
+def local_url(link: Tunnel, port: int, host: str) -> str:
+    """The viewer's address as a browser here opens it; the tunnel is made and tried."""
+    there = urlsplit(link.address())
+    assert there.port
+    link.forward(there.port, port)
+    if not answers(port):
+        raise RemoteError(
+            f"the tunnel to {host} does not reach the viewer",
+            why="Its ssh server does not allow tunnels (AllowTcpForwarding), or the viewer has ended.",
+            hint="Copy the run and view it here: rankscope fetch HOST:PATH",
+        )
+    return there._replace(netloc=f"127.0.0.1:{port}").geturl()

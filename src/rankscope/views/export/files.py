@@ -1,0 +1,52 @@
+"""Write a run to files: a trace for a timeline viewer, or one file for each table."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from isal import igzip
+
+from rankscope.analysis.core.scope import Scope
+from rankscope.model import Table
+from rankscope.store.run import SEGMENTS, VIEWS, Run, describe
+from rankscope.views.export.chrome import write_chrome
+from rankscope.views.export.perfetto import write_perfetto
+
+TRACE_ENDINGS = {"perfetto": ".perfetto-trace", "chrome": ".trace.json"}
+_WRITERS = {"perfetto": write_perfetto, "chrome": write_chrome}
+_TABLE_OPTIONS = {"parquet": "FORMAT parquet, COMPRESSION zstd", "csv": "FORMAT csv, HEADER"}
+
+
+def write_trace(
+    run: Run, scope: Scope, path: Path, kind: str, *, with_args: bool = True, compress: bool = False
+) -> int:
+    """A trace of one of TRACE_ENDINGS; returns the number of slices in it."""
+    write = _WRITERS[kind]
+    with path.open("wb") as raw:
+        if not compress:
+            return write(run, scope, raw, with_args)
+        packer: Any = igzip.IGzipFile  # it has no types
+        with packer(filename="", mode="wb", fileobj=raw, mtime=0) as packed:
+            return write(run, scope, packed, with_args)
+
+
+def write_tables(run: Run, scope: Scope, folder: Path, kind: str) -> list[str]:
+    """Every table that SQL sees as a file, parquet or csv; returns their names."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for view in VIEWS:
+        path = folder / f"{view.name}.{kind}"
+        temporary = path.with_name(f".{path.name}")
+        where = scope.where() if _has_steps(view) else scope.only_ranks().where()
+        run.export(view, where, temporary, _TABLE_OPTIONS[kind])
+        temporary.replace(path)
+    return [view.name for view in VIEWS]
+
+
+def tables_without_steps() -> list[str]:
+    """Tables that --steps does not narrow; the list of trace files (segments) is not counted."""
+    return [view.name for view in VIEWS if view is not SEGMENTS and not _has_steps(view)]
+
+
+def _has_steps(view: Table) -> bool:
+    return any(field.name == "step" for field in describe(view))
