@@ -16,7 +16,7 @@ from rankscope.analysis.core.given_ceilings import given_ceilings
 from rankscope.analysis.core.result import Result
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.core.step_times import periods
-from rankscope.analysis.efficiency.tensor_cores import on_tensor_cores
+from rankscope.analysis.efficiency.mfu import on_tensor_cores
 from rankscope.analysis.within_rank.flops import FORMULAS, work_of
 from rankscope.analysis.within_rank.op_work import op_work
 from rankscope.bench.synthetic import Plan, write
@@ -189,7 +189,7 @@ def test_mfu_is_the_step_s_work_over_its_time_and_peak(tmp_path: Path) -> None:
     assert (whole["step"], step["step"], step["dur_ns"]) == (None, 1, 2_060_000)
     assert step["mfu_pct"] == pytest.approx(100 * 2 * 4096**3 / 2.060e-3 / 989e12)
     assert step["tensor_core_pct"] == pytest.approx(100 * 2000 / 2010)
-    assert any("989.0 TFLOP/s (bfloat16)" in note for note in report(product(tmp_path), "mfu").notes)
+    assert any("989 TFLOP/s (bfloat16)" in note for note in report(product(tmp_path), "mfu").notes)
 
 
 def test_float32_has_the_peak_of_the_kernel_that_ran(tmp_path: Path) -> None:
@@ -373,7 +373,7 @@ def test_work_that_is_done_again_is_not_the_model_s(reentrant: bool, tmp_path: P
     one = 2 * 32 * 64 * 64
     assert result.rows[0]["flops"] == 2 * 3 * one
     assert result.rows[0]["hfu_pct"] == pytest.approx(result.rows[0]["mfu_pct"] * 8 / 6)
-    assert any("33 % of the work a second time" in note for note in result.notes)
+    assert any("33 % of the work is computed a second time" in note for note in result.notes)
 
 
 def test_points_that_ncu_measured_stand_beside_those_from_shapes(shared: Path, open_real: OpenReal) -> None:
