@@ -76,10 +76,10 @@ def _unused_memory(row: dict[str, Any]) -> Finding | None:
         "info",
         f"{format_rounded('bytes', free)} in {row['kind']} segments of GPU {row['device']} (rank {row['rank']}) is "
         f"reserved but not allocated ({100 * free / reserved:.0f} %)",
-        f"Free blocks: {row['free_blocks']:,}; the largest is {format_rounded('bytes', largest)}.",
+        f"Free blocks: {row['free_blocks']:,}; the largest is {format_rounded('bytes', largest)}. "
+        "A larger tensor needs new memory.",
         ranks=(row["rank"],),
         hint="The next peak can use it."
         if in_one_block
-        else "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True reduces fragmentation: now a tensor larger than the "
-        "largest free block needs new memory.",
+        else "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True reduces fragmentation.",
     )
