@@ -91,7 +91,7 @@ def _peak_type(dtype: str | None, kernel: str) -> str | None:
 
 @once_per_run
 def op_work(run: Run, scope: Scope) -> OpWork:
-    """The calls in scope whose FLOPs are known."""
+    """The counted calls of the ops in scope."""
     candidates = _candidates(run, scope)
     names, shapes, works = _signatures(run)
     known = np.array([work is not None for work in works], dtype=bool)
@@ -112,7 +112,7 @@ def op_work(run: Run, scope: Scope) -> OpWork:
 
 
 def _candidates(run: Run, scope: Scope) -> dict[str, Any]:
-    """Ops that have a formula, in order of file, track and time, outer ops before inner ones."""
+    """Ops that have a formula, in order of file, track and time, the outer before the inner."""
     run.connection.execute(
         "CREATE OR REPLACE TEMP TABLE op_signatures AS SELECT row_number() OVER (ORDER BY name, shapes) - 1 AS code, "
         f"name, shapes FROM (SELECT DISTINCT name, shapes FROM computing_ops WHERE {scope.where()})"
@@ -130,7 +130,7 @@ def _candidates(run: Run, scope: Scope) -> dict[str, Any]:
 
 
 def _signatures(run: Run) -> tuple[list[str], list[str], list[Work | None]]:
-    """Name, shapes and work of each distinct op and arguments."""
+    """Of every distinct op and arguments: name, shape, work."""
     names, shapes, works = [], [], []
     for name, arguments in run.rows("SELECT name, shapes FROM op_signatures ORDER BY code"):
         dims, types, concrete, flops, more_flops = arguments

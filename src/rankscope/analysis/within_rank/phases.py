@@ -141,7 +141,7 @@ _PARTITIONS: WeakKeyDictionary[Run, dict[tuple[int, Scope], Partition]] = WeakKe
 
 
 def partition_of(run: Run, rank: int, scope: Scope) -> Partition:
-    """The host time of a rank by phase; computed once."""
+    """A rank's time on the host by phase; worked out once."""
     known = _PARTITIONS.setdefault(run, {})
     key = (rank, Scope(steps=scope.steps))
     if key not in known:

@@ -1,4 +1,4 @@
-"""Runtime calls in which the host waits for the device, as a table for several reports."""
+"""Runtime calls in which the host waits for its device, as a small table that several reports ask."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _NAMES = "SELECT rank, segment, id, name FROM slices WHERE category = '{category
 def prepare_waiting_calls(run: Run, scope: Scope) -> None:
     """Make the temporary table `waiting_calls` of the calls in scope.
 
-    `waits` is true for calls that synchronise by their name, false for copies of pageable memory, which also wait.
+    `waits` is false for copies of pageable memory, which wait although their name does not say so.
     """
     waits = f"name IN ({sql_names(sync_names(run))})"
     pageable = [name for name in vocabulary(run, "gpu_memcpy") if "ageable" in name]

@@ -81,7 +81,7 @@ def _add(sums: list[int], more: list[int]) -> None:
 
 
 def _load(run: Run, scope: Scope) -> dict[str, Any]:
-    """The waiting calls in scope, with the op and the line of Python that made each."""
+    """The calls in the window that wait, with the op and the line that made them."""
     prepare_waiting_calls(run, scope)
     return run.arrays("""
         SELECT rank::BIGINT AS rank, start_ns AS start, start_ns + greatest(dur_ns, 0) AS stop, name,
