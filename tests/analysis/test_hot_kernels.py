@@ -1,4 +1,4 @@
-"""The kernels that cost most, against brute force; and ncu's figures beside them, from a real report."""
+"""Hot kernels against brute force, and their ncu figures from a real report."""
 
 from __future__ import annotations
 

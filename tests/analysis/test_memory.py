@@ -1,4 +1,4 @@
-"""Memory from [memory] events: peaks, growth, and who holds it, against brute force and planted truths."""
+"""Memory from [memory] events: peaks, growth and live allocations, against brute force and planted figures."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_live_at_the_peak_against_brute_force(seed: int, tmp_path: Path) -> None
     assert len(known) == len(rows)
 
 
-def test_the_op_that_asked_is_named_and_not_the_one_that_allocates(tmp_path: Path) -> None:
+def test_the_calling_op_is_named_and_not_the_allocating_one(tmp_path: Path) -> None:
     frames = [slice_event("train.py(7): step", 0, 100, cat="python_function", args={"Python id": 1}),
               slice_event("nn.Module: Linear_0", 1, 90, cat="python_function", args={"Python id": 2})]  # fmt: skip
     events = [
