@@ -15,6 +15,7 @@ from rankscope.units import (
     format_count,
     format_ns,
     format_plain,
+    format_rounded,
     format_value,
     parse_bytes,
     parse_count,
@@ -79,6 +80,26 @@ def test_small_formats() -> None:
 )
 def test_format_plain(value: float, text: str) -> None:
     assert format_plain(value) == text
+
+
+@pytest.mark.parametrize(
+    ("unit", "value", "text"),
+    [
+        ("ns", 0, "0 ns"),
+        ("ns", 512, "512 ns"),
+        ("ns", 1.5, "1.50 ns"),
+        ("ns", 11_793_000, "11.8 ms"),
+        ("ns", -11_793_000, "-11.8 ms"),
+        ("ns", 999_600, "1.00 ms"),
+        ("ns", 12_345 * 10**9, "12,300 s"),
+        ("bytes", 564_580_000, "565 MB"),
+        ("flop/s", 989e12, "989 TFLOP/s"),
+        ("count", 1234, "1,230"),
+        ("ns", math.inf, "-"),
+    ],
+)
+def test_format_rounded(unit: str, value: float, text: str) -> None:
+    assert format_rounded(unit, value) == text
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 from conftest import DATA, SHARED
 from rankscope.analysis.compat import COMPAT
 from rankscope.analysis.core.scope import Scope
-from rankscope.analysis.within_rank.duration_tables import kernels
+from rankscope.analysis.within_rank.event_tables import kernels
 from rankscope.store.run import Run
 from rankscope.views import render
 

@@ -16,7 +16,7 @@ from rankscope.analysis.core.given_ceilings import given_ceilings
 from rankscope.analysis.core.result import Result
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.core.step_times import periods
-from rankscope.analysis.efficiency.tensor_cores import on_tensor_cores
+from rankscope.analysis.efficiency.mfu import on_tensor_cores
 from rankscope.analysis.within_rank.flops import FORMULAS, work_of
 from rankscope.analysis.within_rank.op_work import op_work
 from rankscope.bench.synthetic import Plan, write
@@ -52,7 +52,7 @@ def test_matrix_products() -> None:
     assert work("aten::matmul", [[7, 2, 3], [3, 4]])[0] == 336
 
 
-def test_what_the_shapes_do_not_tell_is_not_known() -> None:
+def test_unusable_shapes_have_no_flops() -> None:
     def unknown(name: str, dims: Any) -> bool:
         return work_of(name, json.dumps(dims), "[]", "[]") is None
 
@@ -189,7 +189,7 @@ def test_mfu_is_the_step_s_work_over_its_time_and_peak(tmp_path: Path) -> None:
     assert (whole["step"], step["step"], step["dur_ns"]) == (None, 1, 2_060_000)
     assert step["mfu_pct"] == pytest.approx(100 * 2 * 4096**3 / 2.060e-3 / 989e12)
     assert step["tensor_core_pct"] == pytest.approx(100 * 2000 / 2010)
-    assert any("989.0 TFLOP/s (bfloat16)" in note for note in report(product(tmp_path), "mfu").notes)
+    assert any("989 TFLOP/s (bfloat16)" in note for note in report(product(tmp_path), "mfu").notes)
 
 
 def test_float32_has_the_peak_of_the_kernel_that_ran(tmp_path: Path) -> None:
@@ -224,7 +224,7 @@ def test_the_user_s_ceilings_go_before_the_table_s(tmp_path: Path) -> None:
     assert any("--peak and the data sheet of H200" in note for note in report(run, "roofline").notes)
 
 
-def test_what_is_missing_is_said(tmp_path: Path) -> None:
+def test_notes_on_missing_data(tmp_path: Path) -> None:
     unknown_device = report(product(tmp_path / "a", header=None), "roofline")
     assert unknown_device.rows[0]["pct_of_roof"] is None and unknown_device.rows[0]["bound"] is None
     assert any("--peak 989TF --bandwidth 4.8TB/s" in note for note in unknown_device.notes)
@@ -320,7 +320,7 @@ def test_devices() -> None:
     assert named("AMD Instinct MI300X") == "MI300X" and named("Grid K1") == ""
 
 
-def test_every_formula_survives_every_kind_of_nonsense() -> None:
+def test_formulas_accept_malformed_arguments() -> None:
     nonsense = ["", "null", "{}", "[]", "[[]]", "[[],[],[]]", "[1,2,3]", '["x","y"]', "[[0,0],[0,0]]", "[[[1]],[[2]]]",
                 "[null,null]", "[[1,1,0,0],[1,1,0,0],[1,1,0,0]]", "[[-1,2],[2,-3]]"]  # fmt: skip
     for name in FORMULAS:
@@ -353,7 +353,7 @@ def test_ceilings_as_the_user_writes_them(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("reentrant", [True, False])
-def test_work_that_is_done_again_is_not_the_model_s(reentrant: bool, tmp_path: Path) -> None:
+def test_recomputation_is_not_work_of_the_model(reentrant: bool, tmp_path: Path) -> None:
     """Two checkpointed linear layers, for real: one forward and both gradients are the model's work."""
     torch = pytest.importorskip("torch", reason="runs torch.utils.checkpoint")
     from torch.utils.checkpoint import checkpoint
@@ -373,7 +373,7 @@ def test_work_that_is_done_again_is_not_the_model_s(reentrant: bool, tmp_path: P
     one = 2 * 32 * 64 * 64
     assert result.rows[0]["flops"] == 2 * 3 * one
     assert result.rows[0]["hfu_pct"] == pytest.approx(result.rows[0]["mfu_pct"] * 8 / 6)
-    assert any("33 % of the work a second time" in note for note in result.notes)
+    assert any("33 % of the work is computed a second time" in note for note in result.notes)
 
 
 def test_points_that_ncu_measured_stand_beside_those_from_shapes(shared: Path, open_real: OpenReal) -> None:

@@ -1,4 +1,4 @@
-"""The kernels that cost most, against brute force; and ncu's figures beside them, from a real report."""
+"""Hot kernels against brute force, and their ncu figures from a real report."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from conftest import DATA
-from rankscope.analysis.efficiency.hot_kernels import hot_kernels, joined
+from rankscope.analysis.efficiency.hot_kernels import hot_kernels, hot_kernels_measured
 from rankscope.capture.kernel_list import HotKernel
 from rankscope.store.run import Run
 
@@ -43,14 +43,14 @@ def test_ncu_beside_the_run(shared: Path, tmp_path: Path, open_real: Callable[[P
     name = "nvjet_sm90_tst_256x128_64x4_1x2_h_bz_coopA_bias_TNT"
     met = HotKernel(name, (2, 66, 1), (384, 1, 1), 10, 1_000_000)
     missed = met._replace(grid=(7, 7, 7))
-    result = joined(open_real(report), [met, missed])
+    result = hot_kernels_measured(open_real(report), [met, missed])
     first, second = result.rows
     assert (first["launches"], first["calls"], first["avg_ns"]) == (4, 10, 100_000)
     assert first["duration_ns"] == pytest.approx((101_184 + 91_840 + 75_680 + 26_944) / 4, rel=1e-3)
     assert first["compute_pct"] == pytest.approx((78.7 + 87.1 + 76.8 + 67.6) / 4, abs=0.1)
     assert first["flop_s"] == pytest.approx(697e12, rel=0.02)
     assert (second["launches"], second["duration_ns"], second["flop_s"]) == (0, None, None)
-    assert "met no launch" in result.notes[0]
+    assert "measured no launch" in result.notes[0]
 
 
 def test_twins_are_told_apart_by_their_whole_name(
@@ -61,4 +61,4 @@ def test_twins_are_told_apart_by_their_whole_name(
     name = "nvjet_sm90_tst_256x128_64x4_1x2_h_bz_coopA_bias_TNT"
     here = HotKernel(name, (2, 66, 1), (384, 1, 1), 1, 1)
     twin = here._replace(name=f"void space::{name}<(int)4>(P)")
-    assert [row["launches"] for row in joined(open_real(report), [here, twin]).rows] == [4, 0]
+    assert [row["launches"] for row in hot_kernels_measured(open_real(report), [here, twin]).rows] == [4, 0]

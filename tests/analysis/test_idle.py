@@ -184,6 +184,6 @@ def test_the_finding_names_the_place_and_the_reason(tmp_path: Path) -> None:
     ]
     (finding,) = report(open_trace(write_kineto(tmp_path / "t.json", events)), "idle").findings
     assert finding.severity == "warning" and finding.cost_ns == 9_000
-    assert "idle 30 %" in finding.title and "9.000 µs" in finding.title
-    assert "before Optimizer.step#AdamW.step, the host launches too late" in finding.title
+    assert "idle 30 %" in finding.title and "9.00 µs" in finding.title
+    assert "before work launched in Optimizer.step#AdamW.step: mainly host-bound" in finding.title
     assert finding.span == (10_000, 19_000) and "fused=True" in finding.hint

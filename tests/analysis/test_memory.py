@@ -1,4 +1,4 @@
-"""Memory from [memory] events: peaks, growth, and who holds it, against brute force and planted truths."""
+"""Memory from [memory] events: peaks, growth and live allocations, against brute force and planted figures."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_live_at_the_peak_against_brute_force(seed: int, tmp_path: Path) -> None
     assert len(known) == len(rows)
 
 
-def test_the_op_that_asked_is_named_and_not_the_one_that_allocates(tmp_path: Path) -> None:
+def test_the_calling_op_is_named_and_not_the_allocating_one(tmp_path: Path) -> None:
     frames = [slice_event("train.py(7): step", 0, 100, cat="python_function", args={"Python id": 1}),
               slice_event("nn.Module: Linear_0", 1, 90, cat="python_function", args={"Python id": 2})]  # fmt: skip
     events = [
@@ -177,7 +177,7 @@ def leaking(path: Path, steps: int, grows: int, header: Any = None) -> Run:
 def test_a_leak_is_found_and_a_steady_run_is_not(tmp_path: Path) -> None:
     result = report(leaking(tmp_path / "a", 5, 3_000_000), "memory")
     assert result.rows[0]["growth_bytes"] == 3_000_000
-    leak = next(f for f in result.findings if "grows by 3.00 MB a step" in f.title)
+    leak = next(f for f in result.findings if "grows by 3.00 MB per step" in f.title)
     assert leak.severity == "warning" and leak.ranks == (0,)
     assert all("grows" not in f.title for f in report(leaking(tmp_path / "b", 5, 0), "memory").findings)
     assert report(leaking(tmp_path / "c", 3, 2_000_000), "memory").findings[0].severity == "info"
@@ -189,8 +189,8 @@ def test_memory_that_is_full_and_memory_that_is_not_used(tmp_path: Path) -> None
     small = [{"id": 0, "name": "x", "totalGlobalMem": 21_000_000_000}]
     titles = {f.title: f.severity for f in report(leaking(tmp_path, 2, 0, small), "memory").findings}
     assert titles == {
-        "GPU 0 of rank 0 is 95 % full": "warning",
-        "9.99 GB of GPU 0's memory is held but not used at the peak (rank 0)": "warning",
+        "Memory of GPU 0 (rank 0) is 95 % full": "warning",
+        "10.0 GB on GPU 0 (rank 0) is reserved but not allocated at the peak": "warning",
     }
 
 

@@ -1,4 +1,4 @@
-"""The memory curve: thinned, but with every peak, and no peak longer than it was."""
+"""The memory curve: fewer points, but every peak with its end."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def allocation(ts: float, total: int) -> dict[str, Any]:
 def test_peaks_are_kept_and_end(tmp_path: Path) -> None:
     events: list[Any] = [slice_event("op", 0, 100_000)]
     events += [allocation(ts, 100 + ts % 7) for ts in range(0, 100_000, 10)]
-    events += [allocation(50_001, 9_999), allocation(50_002, 50)]  # up and down within one stretch
+    events += [allocation(50_001, 9_999), allocation(50_002, 50)]  # up and down within one interval
     run = open_trace(write_kineto(tmp_path / "rank-0.json", events))
     rows = memory_curve(run, Scope()).rows
     assert len(rows) <= 2 * (POINTS + 1)
@@ -32,7 +32,7 @@ def test_peaks_are_kept_and_end(tmp_path: Path) -> None:
     assert rows[peak + 1]["allocated_bytes"] < 200 and rows[peak + 1]["ts_ns"] < 50_400_000
 
 
-def test_nothing_recorded_says_what_records_it(tmp_path: Path) -> None:
+def test_note_without_memory_events(tmp_path: Path) -> None:
     run = open_trace(write_kineto(tmp_path / "rank-0.json", [slice_event("op", 0, 1)]))
     result = memory_curve(run, Scope())
     assert result.rows == [] and "--profile-memory" in result.notes[0]

@@ -254,25 +254,25 @@ def test_metadata_goes_before_the_name(tmp_path: Path) -> None:
     assert run.rows("SELECT class, collective FROM gpu") == [("COMM", "allreduce")]
 
 
-# Reports whose rows need no more than an op; the others must say what they lack.
-SPEAK_OF_THE_HOST = ("ops", "breakdown", "phases", "summary", "clocks", "layout", "groups")
+# Reports that have rows for a trace with ops only; the others need a note on what is missing.
+NEED_ONLY_OPS = ("ops", "breakdown", "phases", "summary", "clocks", "layout", "groups")
 
 
 def test_every_report_of_a_bare_run_says_what_is_missing(tmp_path: Path) -> None:
-    """One op, no GPU, no steps, no shapes, no stacks, no memory: never an error, always a reason."""
+    """One op, no GPU, no steps, no shapes, no stacks, no memory: no report fails, each has rows or a note."""
     run = open_trace(write_kineto(tmp_path / "t.json", [slice_event("aten::add", 0, 1)]))
     for name, known in REPORTS.items():
         for key in (None, *known.keys):
             result = report(run, name, key)
             assert result.rows or result.notes, name
-            assert result.notes or name in SPEAK_OF_THE_HOST, name
+            assert result.notes or name in NEED_ONLY_OPS, name
     assert "record_shapes" in " ".join(report(run, "ops", "shape").notes)
 
 
 def test_an_empty_run_has_empty_reports(tmp_path: Path) -> None:
     run = open_trace(write_kineto(tmp_path / "t.json", []))
-    speaking = {name for name in REPORTS if report(run, name).rows}
-    assert speaking <= {"layout", "clocks", "groups"}  # a run has ranks, if nothing else
+    with_rows = {name for name in REPORTS if report(run, name).rows}
+    assert with_rows <= {"layout", "clocks", "groups"}  # an empty run still has ranks
     assert doctor(run, Scope()).rows
 
 

@@ -1,4 +1,4 @@
-"""Memory snapshots: peak and holders against brute force, on the real one and on ones made up by hypothesis."""
+"""Memory snapshots: peak and live allocations against brute force, on a real snapshot and on random ones."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def write(path: Path, value: dict[str, Any]) -> Path:
 
 
 def brute_force(value: dict[str, Any], device: int = 0) -> tuple[int, Counter[str]]:
-    """The peak of what was asked for, and who held it, the slow way: back from the end, which is known."""
+    """The requested bytes at the peak and their stacks, by brute force: back from the state at the end."""
     live = {
         block["address"]: block["requested_size"]
         for segment in value["segments"]
@@ -216,7 +216,7 @@ def test_where_in_the_program() -> None:
 
 
 @pytest.mark.parametrize("name", ["fragments", "memory", "allocators"])
-def test_what_is_missing_is_said(tmp_path: Path, name: str) -> None:
+def test_note_without_a_snapshot(tmp_path: Path, name: str) -> None:
     from conftest import slice_event, write_kineto
 
     run = open_trace(write_kineto(tmp_path / "rank-0.json", [slice_event("aten::mm", 1, 2)]))

@@ -24,7 +24,7 @@ from rankscope.store.ingest import Options, ingest
 from rankscope.store.run import Run
 
 OpenReal = Callable[[Path], Run]
-MINE = (
+WITHIN_RANK_REPORTS = (
     "overlap",
     "idle",
     "gaps",
@@ -77,7 +77,7 @@ def test_overlap_is_the_breakdowns_and_the_truths(planted: tuple[Run, Any, Path]
 
 
 def test_what_hides_a_collective(tmp_path: Path) -> None:
-    """The all_reduce runs from 10 to 40 µs; gemm covers 12 of them, add 5; the broadcast is bare."""
+    """The all_reduce runs from 10 to 40 µs; gemm covers 12 of them, add 5; the broadcast is exposed."""
     events = [
         kernel_event("ncclDevKernel_AllReduce_Sum_f32_RING_LL(args)", 10, 30, 1, stream=20),
         kernel_event("ncclDevKernel_Broadcast_RING_LL(args)", 60, 10, 2, stream=20),
@@ -189,7 +189,7 @@ def test_many_short_kernels_are_a_finding(tmp_path: Path) -> None:
     (finding,) = report(open_trace(write_kineto(tmp_path / "t.json", events)), "short").findings
     assert finding.severity == "critical"
     assert finding.cost_ns == 50 * 8_000
-    assert "50 kernels" in finding.title and "450.000 µs" in finding.title and "50.000 µs" in finding.title
+    assert "50 kernels" in finding.title and "450 µs" in finding.title and "50.0 µs" in finding.title
 
 
 # syncs
@@ -217,7 +217,7 @@ def test_the_lines_of_python_that_wait(tmp_path: Path) -> None:
         ("cudaMemcpyAsync, pageable", None, None, 1, 30_000, 25_000),
     ]
     titles = [finding.title for finding in result.findings]
-    assert "cudaStreamSynchronize in train.py(9): log keeps the GPU idle 20.000 µs a step" in titles
+    assert "GPU idle 20.0 µs per step during cudaStreamSynchronize (train.py(9): log)" in titles
     assert [finding.cost_ns for finding in result.findings] == [25_000, 20_000]
 
 
@@ -266,7 +266,7 @@ def test_a_planted_stall(planted: tuple[Run, Any, Path]) -> None:
 # overhead
 
 
-def test_the_profilers_own_work(tmp_path: Path) -> None:
+def test_profiler_overhead(tmp_path: Path) -> None:
     events = [mark("ProfilerStep#1", 0, 100), kernel_event("k", 10, 5)]
     events += [slice_event("Activity Buffer Request", at, 20, cat="overhead", tid=3) for at in (10, 90)]
     events += [slice_event("Instrumentation", 15, 5, cat="overhead", tid=4)]
@@ -283,7 +283,7 @@ def test_the_profilers_own_work(tmp_path: Path) -> None:
     assert (finding.severity, finding.cost_ns) == ("critical", 30_000) and "30 %" in finding.title
 
 
-def test_recorded_stacks_are_said(open_real: OpenReal) -> None:
+def test_recorded_stacks_are_reported(open_real: OpenReal) -> None:
     (finding,) = report(open_real(DATA / "gpt-h200-stack"), "overhead").findings
     assert finding.severity == "info" and "4,639 frames" in finding.title
 
@@ -351,7 +351,7 @@ def test_recomputation_of_both_kinds_of_checkpointing(kind: str, tmp_path: Path)
 
 
 def test_a_trace_without_ops_has_phases_by_the_names_of_ranges(tmp_path: Path) -> None:
-    """As from nsys: NVTX ranges and launches, no ops. Numbered steps are steps, not places."""
+    """As from nsys: NVTX ranges and launches, no ops. Numbered ranges are steps, not annotations."""
     events = [mark("step 1", 0, 100), mark("forward", 10, 20), mark("backward", 40, 30)]
     for i, at in enumerate((12, 45, 90)):
         events += [call("cudaLaunchKernel", at, 1, i + 1), kernel_event("k", at + 5, 2, i + 1)]
@@ -395,7 +395,7 @@ def test_families_add_up_to_kernels(open_real: OpenReal) -> None:
         assert sum(row["time_pct"] for row in rows) == pytest.approx(100)
 
 
-# what is missing is said
+# notes on missing data
 
 
 KERNELS = [call("cudaLaunchKernel", 0, 5, 1), kernel_event("k", 10, 5, 1), kernel_event("k", 40, 5, 2)]
@@ -409,9 +409,9 @@ BARE = {
 
 
 @pytest.mark.parametrize("kind", BARE)
-def test_bare_traces_give_notes_and_no_nonsense(kind: str, tmp_path: Path) -> None:
+def test_bare_traces_have_rows_or_notes(kind: str, tmp_path: Path) -> None:
     run = open_trace(write_kineto(tmp_path / "t.json", BARE[kind]))
-    for name in MINE:
+    for name in WITHIN_RANK_REPORTS:
         for by in (None, *REPORTS[name].keys):
             result = report(run, name, by)
             assert result.rows or result.notes, name
@@ -423,7 +423,7 @@ def test_bare_traces_give_notes_and_no_nonsense(kind: str, tmp_path: Path) -> No
                 )
 
 
-def test_what_is_missing_is_said_with_the_option_that_records_it(tmp_path: Path) -> None:
+def test_notes_name_the_option_that_records_missing_data(tmp_path: Path) -> None:
     cpu = open_trace(write_kineto(tmp_path / "cpu.json", BARE["no GPU"]))
     for name in ("overlap", "idle", "gaps", "launches", "short", "syncs", "families"):
         assert any("ProfilerActivity.CUDA" in note for note in report(cpu, name).notes), name
@@ -436,23 +436,23 @@ def test_what_is_missing_is_said_with_the_option_that_records_it(tmp_path: Path)
     assert any("overhead" in note for note in report(gpu, "overhead").notes)
 
 
-def test_a_window_of_steps_is_said_and_adds_up(planted: tuple[Run, Any, Path]) -> None:
+def test_a_window_of_steps_is_named_and_adds_up(planted: tuple[Run, Any, Path]) -> None:
     run, truth, _ = planted
     parts = {r["rank"]: {p["step"]: p for p in r["breakdown"]} for r in truth["ranks"]}
     for row in report(run, "idle", steps=(3, 3)).rows:
         assert sum(v for k, v in row.items() if k.endswith("_ns")) == parts[row["rank"]][3]["idle_ns"]
-    for name in MINE:
+    for name in WITHIN_RANK_REPORTS:
         assert report(run, name, steps=(3, 3)).window == "step 3"
 
 
 def test_a_run_whose_events_do_not_fit_is_read_rank_by_rank(
     planted: tuple[Run, Any, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The same answers with nothing kept in memory between reports."""
+    """The rows are the same if no events are kept in memory between reports."""
     run, _, folder = planted
-    kept = [report(run, name).rows for name in MINE]
-    for module in ("device", "idle_time"):
+    kept = [report(run, name).rows for name in WITHIN_RANK_REPORTS]
+    for module in ("core.device_events", "within_rank.idle_causes"):
         monkeypatch.setattr(f"rankscope.analysis.{module}.KEPT_EVENTS", 1)
     again = Run(ingest([folder]))
-    assert [report(again, name).rows for name in MINE] == kept
+    assert [report(again, name).rows for name in WITHIN_RANK_REPORTS] == kept
     assert REPORTS["idle"].analyse(again, Scope(ranks=frozenset([1])), None).rows[0]["rank"] == 1

@@ -1,4 +1,4 @@
-"""What the tests of the within-rank reports share: raw events, and idle causes worked out the slow, plain way."""
+"""Helpers for the tests of within_rank: raw events, and idle causes by brute force."""
 
 from __future__ import annotations
 

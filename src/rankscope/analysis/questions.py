@@ -21,9 +21,9 @@ from rankscope.analysis.memory.fragments import fragments
 from rankscope.analysis.memory.usage import memory
 from rankscope.analysis.within_rank.breakdown import breakdown
 from rankscope.analysis.within_rank.dataloader import dataloader
-from rankscope.analysis.within_rank.duration_tables import annotated, api, kernels, memcpy, steps
-from rankscope.analysis.within_rank.gaps import gaps
+from rankscope.analysis.within_rank.event_tables import annotated, api, kernels, memcpy, steps
 from rankscope.analysis.within_rank.idle import idle
+from rankscope.analysis.within_rank.idle_gaps import gaps
 from rankscope.analysis.within_rank.kernel_families import families
 from rankscope.analysis.within_rank.launches import launches
 from rankscope.analysis.within_rank.ops import ops

@@ -175,12 +175,12 @@ def _show_if_possible(folder: Path, kernels: Sequence[HotKernel], args: argparse
 def _show(folder: Path, kernels: Sequence[HotKernel], args: argparse.Namespace) -> int:
     """One table: what the kernels cost in RUN, and what ncu measured."""
     _require_libraries("reading ncu's reports", f"rankscope ncu {folder}")
-    from rankscope.analysis.efficiency.hot_kernels import joined
+    from rankscope.analysis.efficiency.hot_kernels import hot_kernels_measured
     from rankscope.cli.common import open_run
     from rankscope.views import render, terminal_width, use_color
 
     args.run = folder
-    result = joined(open_run(args), kernels)
+    result = hot_kernels_measured(open_run(args), kernels)
     sys.stdout.write(render(result, args.format, terminal_width(sys.stdout), use_color(sys.stdout)))
     return 0
 

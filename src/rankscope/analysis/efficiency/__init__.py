@@ -1,4 +1,4 @@
-"""How much of the hardware's peak is used: MFU, roofline, Nsight Compute's measurements, kernels worth profiling.
+"""Reports on hardware efficiency: MFU, roofline, Nsight Compute measurements, and the kernels to measure with ncu.
 
 Imports core and within_rank.
 """

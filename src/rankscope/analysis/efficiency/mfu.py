@@ -1,7 +1,8 @@
-"""Model FLOPs utilisation: of what the device could have computed in a step, how much was the model's work."""
+"""Model FLOPs utilisation (MFU): the FLOP rate of the model as a share of the peak of the device."""
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from dataclasses import dataclass
 from typing import Any
@@ -16,36 +17,40 @@ from rankscope.analysis.core.notes import left_out
 from rankscope.analysis.core.result import Column, Result
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.core.step_times import Period, periods
-from rankscope.analysis.efficiency.tensor_cores import on_tensor_cores
-from rankscope.analysis.within_rank.op_work import OpWork, op_work
+from rankscope.analysis.within_rank.op_work import NO_SHAPES, OpWork, op_work
 from rankscope.analysis.within_rank.phases import RECOMPUTE, partition_of
 from rankscope.devices import Ceilings
 from rankscope.store.run import Run
-from rankscope.units import format_value
-
-NO_SHAPES = (
-    "the trace has no shapes, so FLOPs are not known; rankscope profile --record-shapes "
-    "(record_shapes=True) records them"
-)
+from rankscope.units import format_rounded
 
 COLUMNS = (
     Column("rank"),
     Column("step", help="null: the whole window"),
-    Column("flops", "flop", "of products, convolutions and attention, less what is done again in the backward pass",
+    Column("flops", "flop", "of matrix products, convolutions and attention, without recomputation",
            title="Work"),
-    Column("dur_ns", "ns", "of the step, host and device together", title="Time"),
-    Column("flop_s", "flop/s", "flops over that time", title="Rate"),
-    Column("peak_flop_s", "flop/s", "what the device can do in the data type most of the work has", title="Peak"),
+    Column("dur_ns", "ns", "duration of the step, host and device together", title="Time"),
+    Column("flop_s", "flop/s", "work divided by time", title="Rate"),
+    Column("peak_flop_s", "flop/s", "peak of the device for this dtype", title="Peak"),
     Column("mfu_pct", "percent", "100 * rate / peak", title="MFU"),
-    Column("hfu_pct", "percent", "the same with the work that was done again (checkpointing)", title="HFU", minor=True),
-    Column("tensor_core_pct", "percent", "share of compute kernel time in kernels that use tensor cores",
+    Column("hfu_pct", "percent", "the same with recomputation (hardware FLOPs utilisation)", title="HFU", minor=True),
+    Column("tensor_core_pct", "percent", "share of compute kernel time in kernels on tensor cores",
            title="Tensor cores"),
-    Column("dtype", help="the data type most of the work has"),
+    Column("dtype", help="data type of most of the work"),
 )  # fmt: skip
 
 
+# Instruction shapes (884, 1688, 16816, …), instruction names, and libraries whose kernels always use tensor cores.
+_TENSOR_CORE_KERNEL = re.compile(
+    r"(?:^|[^0-9])(?:[hsid]?(?:884|1688|16816|16832|8816|8832)|16816)(?:[^0-9]|$)"
+    r"|hmma|imma|wgmma|gmma|tensorop|nvjet|tcgen05|flash_(?:fwd|bwd|attn)|sdpa_.*flash|fmha_(?:cutlass|v\d)"
+    r"|xmma_\w*(?:bf16|f16|tf32|e4m3)|mfma|Cijk_\w*MFMA",
+    re.IGNORECASE,
+)
+_OTHER_KERNEL = re.compile(r"ffma|simt|(?:^|_)[sd]gemm_(?!tf32)|gemv", re.IGNORECASE)
+
+
 def mfu(run: Run, scope: Scope, by: str | None = None) -> Result:
-    """One row a rank for the whole window, then one a rank and step."""
+    """One row per rank for the whole window, then one per rank and step."""
     work = op_work(run, scope)
     spans = periods(run, scope)
     roofs = ceilings(run, scope)
@@ -53,7 +58,7 @@ def mfu(run: Run, scope: Scope, by: str | None = None) -> Result:
     main = {rank: _main_dtype(work, rank) for rank in roofs}
     wanted = [*_whole_windows(spans), *(period for period in spans if period.step is not None)]
     if not len(work.flops) and not shares:
-        wanted = []  # without work and without kernels there is nothing to say of any step
+        wanted = []  # nothing is known about any step
     done = _work_by_step(run, scope, work)
     rows = [_row(done, period, main[period.rank], roofs[period.rank], shares) for period in wanted]
     notes = left_out(run, scope)
@@ -61,17 +66,17 @@ def mfu(run: Run, scope: Scope, by: str | None = None) -> Result:
         notes.append(NO_SHAPES)
     else:
         notes += [_formula(rows[0])] if rows else []
-        notes += _said_again(done)
+        notes += _recomputation_note(done)
         notes += ceiling_notes(run, scope, {dtype for dtype in main.values() if dtype})
     if not any(period.step is not None for period in spans):
-        notes.append("no steps: one figure for all that was recorded; profiler.step() marks steps")
+        notes.append("no steps in the trace: one row covers the whole recording; profiler.step() marks steps")
     if spans and not shares:
-        notes.append("no GPU events: time is the host's; ProfilerActivity.CUDA records the GPU")
+        notes.append("no GPU events: time is host time; ProfilerActivity.CUDA records the GPU")
     return Result("mfu", "Model FLOPs utilisation", scope.window, COLUMNS, rows, notes=tuple(notes))
 
 
 def _whole_windows(spans: list[Period]) -> list[Period]:
-    """The time in steps of each rank, laid end to end: what lies between recording cycles is not counted."""
+    """The total step time of each rank; time between recording cycles does not count."""
     totals: dict[int, int] = {}
     for period in spans:
         totals[period.rank] = totals.get(period.rank, 0) + period.dur_ns
@@ -79,41 +84,41 @@ def _whole_windows(spans: list[Period]) -> list[Period]:
 
 
 @dataclass(frozen=True)
-class Done:
-    """FLOPs of the model, and those of them that were computed a second time."""
+class StepFlops:
+    """FLOPs of the model, without recomputation, and FLOPs of the recomputation."""
 
     model: int
-    again: int
+    recomputed: int
 
 
-def _work_by_step(run: Run, scope: Scope, work: OpWork) -> dict[tuple[int, int | None], Done]:
-    """By rank and step; with step None, all steps of a rank (all there is, where it has no steps)."""
+def _work_by_step(run: Run, scope: Scope, work: OpWork) -> dict[tuple[int, int | None], StepFlops]:
+    """By rank and step; step None is the sum over all steps of a rank, or over the recording if it has no steps."""
     groups, group = distinct(np.stack([work.rank, work.step]))
-    again = _recomputed(run, scope, work)
+    recomputed = _recomputed(run, scope, work)
     sums = np.zeros((2, groups.shape[1]), dtype=np.int64)
-    np.add.at(sums, (again.astype(np.int64), group), work.flops)
-    found: dict[tuple[int, int | None], Done] = {}
+    np.add.at(sums, (recomputed.astype(np.int64), group), work.flops)
+    found: dict[tuple[int, int | None], StepFlops] = {}
     stepped = {rank for rank, step in groups.T.tolist() if step != NO_STEP}
-    for (rank, step), model, twice in zip(groups.T.tolist(), *sums.tolist(), strict=True):
+    for (rank, step), model, again in zip(groups.T.tolist(), *sums.tolist(), strict=True):
         if step != NO_STEP:
-            found[rank, step] = Done(model, twice)
+            found[rank, step] = StepFlops(model, again)
         if step != NO_STEP or rank not in stepped:
-            before = found.get((rank, None), Done(0, 0))
-            found[rank, None] = Done(before.model + model, before.again + twice)
+            before = found.get((rank, None), StepFlops(0, 0))
+            found[rank, None] = StepFlops(before.model + model, before.recomputed + again)
     return found
 
 
 def _recomputed(run: Run, scope: Scope, work: OpWork) -> NDArray[np.bool_]:
-    """Which calls are of a forward pass that is run again inside the backward pass."""
-    again = np.zeros(len(work.flops), dtype=bool)
+    """Which calls belong to a forward pass that runs again inside the backward pass."""
+    recomputed = np.zeros(len(work.flops), dtype=bool)
     for rank in np.unique(work.rank).tolist():
         mine = work.rank == rank
-        again[mine] = partition_of(run, rank, scope).at(work.start[mine]) == RECOMPUTE
-    return again
+        recomputed[mine] = partition_of(run, rank, scope).at(work.start[mine]) == RECOMPUTE
+    return recomputed
 
 
 def _row(
-    done: dict[tuple[int, int | None], Done],
+    done: dict[tuple[int, int | None], StepFlops],
     period: Period,
     dtype: str | None,
     roof: Ceilings,
@@ -132,14 +137,14 @@ def _row(
         "flop_s": rate,
         "peak_flop_s": peak,
         "mfu_pct": 100 * rate / peak if rate is not None and peak else None,
-        "hfu_pct": 100 * (work.model + work.again) / seconds / peak if known and work and peak else None,
+        "hfu_pct": 100 * (work.model + work.recomputed) / seconds / peak if known and work and peak else None,
         "tensor_core_pct": shares.get((period.rank, period.step)),
         "dtype": dtype,
     }
 
 
 def _main_dtype(work: OpWork, rank: int) -> str | None:
-    """The data type in which most of a rank's FLOPs are done."""
+    """The data type of most of the FLOPs of a rank."""
     mine = work.rank == rank
     totals = np.zeros(len(work.dtypes) + 1, dtype=np.int64)
     np.add.at(totals, work.dtype[mine], work.flops[mine])
@@ -147,7 +152,7 @@ def _main_dtype(work: OpWork, rank: int) -> str | None:
 
 
 def _tensor_shares(run: Run, scope: Scope) -> dict[tuple[int, int | None], float]:
-    """Percent of COMPUTE kernel time on tensor cores, per rank and step and per rank."""
+    """Percentage of COMPUTE kernel time on tensor cores, by rank and step; step None is the whole window."""
     spent: Counter[tuple[int, int | None]] = Counter()
     tensor: Counter[tuple[int, int | None]] = Counter()
     known: dict[str, bool] = {}
@@ -163,26 +168,36 @@ def _tensor_shares(run: Run, scope: Scope) -> dict[tuple[int, int | None], float
     return {key: 100 * tensor[key] / time for key, time in spent.items() if time}
 
 
-def _said_again(done: dict[tuple[int, int | None], Done]) -> list[str]:
+def on_tensor_cores(kernel: str) -> bool:
+    """Whether a kernel of this name uses tensor cores (AMD: matrix cores)."""
+    return bool(_TENSOR_CORE_KERNEL.search(kernel)) and not _OTHER_KERNEL.search(kernel)
+
+
+def _recomputation_note(done: dict[tuple[int, int | None], StepFlops]) -> list[str]:
     whole = [work for (_, step), work in done.items() if step is None]
-    again, model = sum(work.again for work in whole), sum(work.model for work in whole)
-    if not again:
+    recomputed, model = sum(work.recomputed for work in whole), sum(work.model for work in whole)
+    if not recomputed:
         return []
-    share = 100 * again / model if model else 0.0
+    share = 100 * recomputed / model if model else 0.0
     return [
-        f"activation checkpointing computes {share:.0f} % of the work a second time; HFU counts it, MFU does not"
+        f"{share:.0f} % of the work is computed a second time (activation checkpointing); HFU includes it, MFU does not"
     ]
 
 
 def _formula(row: dict[str, Any]) -> str:
-    """The first row's figures, written out."""
+    """The MFU formula with the figures of the first row."""
     if row["mfu_pct"] is None:
-        return "MFU = FLOPs / time / peak; the peak is not known"
-    flops, rate, peak = (
-        format_value(unit, row[name])
-        for name, unit in (("flops", "flop"), ("flop_s", "flop/s"), ("peak_flop_s", "flop/s"))
+        return "MFU = FLOPs / time / peak; the peak is unknown"
+    flops, time, rate, peak = (
+        format_rounded(unit, row[name])
+        for name, unit in (
+            ("flops", "flop"),
+            ("dur_ns", "ns"),
+            ("flop_s", "flop/s"),
+            ("peak_flop_s", "flop/s"),
+        )
     )
     return (
-        f"MFU = FLOPs / time / peak; rank {row['rank']}: {flops} / {format_value('ns', row['dur_ns'])} = {rate}, "
-        f"of {peak} ({row['dtype']}) is {row['mfu_pct']:.1f} %"
+        f"MFU = FLOPs / time / peak; rank {row['rank']}: {flops} / {time} = {rate}, which is {row['mfu_pct']:.1f} % of "
+        f"{peak} ({row['dtype']})"
     )

@@ -1,4 +1,4 @@
-"""How near the limits of the device each kernel runs, as Nsight Compute measured it."""
+"""Kernels measured by Nsight Compute: how close each runs to the limits of the device."""
 
 from __future__ import annotations
 
@@ -9,34 +9,34 @@ from rankscope.analysis.core.result import Column, Finding, Result
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.efficiency.ncu_metrics import MeasuredKernel, measured_kernels
 from rankscope.store.run import Run
-from rankscope.units import format_bytes, format_ns, shorten_middle
+from rankscope.units import format_rounded, shorten_middle
 
 LOW_PCT = 60.0
-"""Below this share of both peaks a kernel is near neither limit; ncu draws the same line."""
+"""A kernel below this share of both peaks is near neither limit; ncu uses the same threshold."""
 
-LEAST_SHARE = 0.1
-"""Of the measured time; less is not worth a finding."""
+MIN_SHARE = 0.1
+"""Share of the measured time; kernels below it give no finding."""
 
 COLUMNS = (
     Column("rank"),
     Column("name", at_end=True),
     Column("grid", help="blocks in x, y, z", minor=True),
-    Column("block", help="threads of a block in x, y, z", minor=True),
-    Column("duration_ns", "ns", "of this launch, at the clocks ncu set"),
-    Column("compute_pct", "percent", "of the SMs' peak (speed of light)"),
-    Column("memory_pct", "percent", "of the memory system's peak (speed of light)"),
-    Column("dram_pct", "percent", "of DRAM's peak bandwidth", title="DRAM", minor=True),
-    Column("tensor_pct", "percent", "cycles in which the tensor cores worked"),
-    Column("occupancy_pct", "percent", "warps resident, of the most an SM holds", minor=True),
+    Column("block", help="threads per block in x, y, z", minor=True),
+    Column("duration_ns", "ns", "of this launch, at the clocks that ncu set"),
+    Column("compute_pct", "percent", "of the peak throughput of the SMs (speed of light)"),
+    Column("memory_pct", "percent", "of the peak throughput of the memory system (speed of light)"),
+    Column("dram_pct", "percent", "of the peak DRAM bandwidth", title="DRAM", minor=True),
+    Column("tensor_pct", "percent", "share of cycles in which the tensor cores are active"),
+    Column("occupancy_pct", "percent", "active warps, of the maximum per SM", minor=True),
     Column("dram_bytes", "bytes", "read from and written to DRAM", title="DRAM traffic", minor=True),
-    Column("flops", "flop", "executed, all types", minor=True),
-    Column("flop_s", "flop/s", "executed per second"),
-    Column("dtype", help="the type that did most of the work"),
+    Column("flops", "flop", "executed FLOPs of all types", minor=True),
+    Column("flop_s", "flop/s", "executed FLOPs per second"),
+    Column("dtype", help="data type of most of the FLOPs"),
 )
 
 
 def ncu(run: Run, scope: Scope, by: str | None = None) -> Result:
-    """One row a launch that ncu measured, longest first."""
+    """One row per launch that ncu measured, longest first."""
     kernels = sorted(measured_kernels(run, scope), key=lambda kernel: -(kernel.duration_ns or 0))
     notes = left_out(run, scope)
     if not kernels:
@@ -49,7 +49,7 @@ def ncu(run: Run, scope: Scope, by: str | None = None) -> Result:
     rows = [_row(kernel) for kernel in kernels]
     return Result(
         "ncu",
-        "Kernels that Nsight Compute measured",
+        "Kernels measured by Nsight Compute",
         "whole file",
         COLUMNS,
         rows,
@@ -82,7 +82,7 @@ def _size(dimensions: tuple[int, ...] | None) -> str | None:
 
 
 def _findings(kernels: list[MeasuredKernel]) -> list[Finding]:
-    """One a kernel that matters: at least a tenth of the time that was measured."""
+    """One per kernel with at least a tenth of the measured time that is near neither limit."""
     total = sum(kernel.duration_ns or 0 for kernel in kernels)
     by_name: dict[tuple[int, str], list[MeasuredKernel]] = {}
     for kernel in kernels:
@@ -90,23 +90,30 @@ def _findings(kernels: list[MeasuredKernel]) -> list[Finding]:
     found = []
     for launches in by_name.values():
         time = sum(kernel.duration_ns or 0 for kernel in launches)
-        if time >= LEAST_SHARE * total and (finding := _far_from_both(launches, time / total)) is not None:
+        if time >= MIN_SHARE * total and (finding := _near_neither_limit(launches, time / total)) is not None:
             found.append(finding)
     return found
 
 
-def _far_from_both(launches: list[MeasuredKernel], share: float) -> Finding | None:
-    """Judged by its longest launch."""
+def _near_neither_limit(launches: list[MeasuredKernel], share: float) -> Finding | None:
+    """From the longest launch of the kernel."""
     kernel = max(launches, key=lambda k: k.duration_ns or 0)
     compute, memory = kernel.shares.get("compute_pct"), kernel.shares.get("memory_pct")
     if compute is None or memory is None or max(compute, memory) >= LOW_PCT:
         return None
-    moved = f", {format_bytes(kernel.dram_bytes)} from DRAM" if kernel.dram_bytes is not None else ""
+    traffic = (
+        f", DRAM traffic {format_rounded('bytes', kernel.dram_bytes)}"
+        if kernel.dram_bytes is not None
+        else ""
+    )
     return Finding(
         "info",
-        f"{shorten_middle(kernel.name, 60)} uses {compute:.0f} % of compute and {memory:.0f} % of memory throughput",
-        f"{format_ns(kernel.duration_ns or 0)} a launch, grid {_size(kernel.grid)}{moved}, {100 * share:.0f} % of the "
-        "measured time: near neither limit, so it waits for latency or has too little work.",
+        f"{shorten_middle(kernel.name, 60)} reaches {compute:.0f} % of the compute peak and {memory:.0f} % of the "
+        "memory peak",
+        f"Longest launch: {format_rounded('ns', kernel.duration_ns or 0)}, grid {_size(kernel.grid)}{traffic}. "
+        f"All launches: {100 * share:.0f} % of the measured time. The kernel is near neither limit; usual causes are "
+        "latency and too little work per launch.",
         ranks=(kernel.rank,),
-        hint="Give it more work a launch, or fuse it with its neighbours; ncu --set detailed shows what stalls it.",
+        hint="Give each launch more work, or fuse the kernel with its neighbours. ncu --set detailed shows stall "
+        "reasons.",
     )

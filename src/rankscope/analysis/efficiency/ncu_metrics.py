@@ -1,4 +1,4 @@
-"""What Nsight Compute measured, kernel by kernel: durations, bytes from DRAM, executed FLOPs, shares of the peak."""
+"""Metrics that Nsight Compute measured per kernel: duration, DRAM bytes, executed FLOPs, shares of the peak."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from rankscope.store.run import Run
 
 DURATION = "gpu__time_duration.sum"
 _CYCLES = "sm__cycles_elapsed.avg"
-"""What ncu divides by for its per_cycle_elapsed; with it the product is the count, to the last digit shown."""
-# By presence, best first: which of them a report has depends on its sections, the device and ncu's version.
+"""The cycles that ncu divides by for its .per_cycle_elapsed metrics."""
+# The first metric that is present counts. Which ones a report has depends on its sections, the device and the
+# version of ncu.
 _ALTERNATIVES = {
     "compute_pct": ("sm__throughput.avg.pct_of_peak_sustained_elapsed",),
     "memory_pct": ("gpu__compute_memory_throughput.avg.pct_of_peak_sustained_elapsed",),
@@ -28,9 +29,9 @@ _ALTERNATIVES = {
     "occupancy_pct": ("sm__warps_active.avg.pct_of_peak_sustained_active",),
 }
 _TENSOR = "sm__ops_path_tensor_src_"
-"""Operations of the tensor cores by the type they read; a multiply-add counts as two."""
+"""Tensor core operations by input type; a multiply-add counts as two."""
 _SCALAR = "smsp__sass_thread_inst_executed_op_{letter}{op}_pred_on"
-# FLOPs of one instruction of one thread; those on half precision work on two numbers at a time.
+# FLOPs per instruction and thread; a half-precision instruction works on two numbers.
 _SCALAR_FLOPS = {
     "fp32": {"fadd": 1, "fmul": 1, "ffma": 2},
     "fp64": {"dadd": 1, "dmul": 1, "dfma": 2},
@@ -40,7 +41,7 @@ _SCALAR_FLOPS = {
 
 @dataclass(frozen=True)
 class MeasuredKernel:
-    """One launch that ncu measured; None is what the report does not hold."""
+    """One launch that ncu measured; None where the report has no such metric."""
 
     rank: int
     name: str
@@ -49,9 +50,9 @@ class MeasuredKernel:
     duration_ns: float | None
     dram_bytes: float | None
     flops_by_type: Mapping[str, float] = field(default_factory=dict)
-    """Executed, by type: bf16, fp16, tf32, fp8, fp64 on the tensor cores, fp32, fp64, fp16 elsewhere."""
+    """Executed FLOPs by type: bf16, fp16, tf32, fp8, fp64 on tensor cores; fp32, fp64, fp16 on other units."""
     shares: Mapping[str, float] = field(default_factory=dict)
-    """Percent of the peak: compute_pct, memory_pct, dram_pct, tensor_pct, occupancy_pct."""
+    """Percentages of the peak: compute_pct, memory_pct, dram_pct, tensor_pct, occupancy_pct."""
 
     @property
     def flops(self) -> float | None:
@@ -59,14 +60,14 @@ class MeasuredKernel:
 
     @property
     def dtype(self) -> str | None:
-        """The type that did most of the work; None when there was none."""
+        """The type of most of the FLOPs; None without FLOPs."""
         most = max(self.flops_by_type, key=lambda name: self.flops_by_type[name], default=None)
         return most if most and self.flops_by_type[most] else None
 
 
 @dataclass(frozen=True)
 class RooflinePoint:
-    """Launches of one kernel that did the same work; the figures are totals over them."""
+    """Launches of one kernel with the same FLOPs; the figures are their totals."""
 
     name: str
     grid: tuple[int, ...] | None
@@ -79,7 +80,7 @@ class RooflinePoint:
 
 
 def measured_kernels(run: Run, scope: Scope) -> list[MeasuredKernel]:
-    """Every launch the ncu reports of these ranks hold, in their order."""
+    """Every launch in the ncu reports of the ranks in scope, in report order."""
     wanted = ", ".join(f"'{name}'" for names in _ALTERNATIVES.values() for name in names)
     rows = run.rows(f"""
         SELECT k.rank, k.segment, k.kernel, k.name, k.grid, k.block, map_from_entries(list((m.metric, m.value)))
@@ -97,11 +98,11 @@ def measured_kernels(run: Run, scope: Scope) -> list[MeasuredKernel]:
 
 
 def roofline_points(run: Run, scope: Scope) -> list[RooflinePoint]:
-    """Measured DRAM bytes and executed FLOPs; kernels without either are left out."""
+    """Launches with measured DRAM bytes, executed FLOPs and a duration."""
     groups: dict[tuple[object, ...], list[MeasuredKernel]] = {}
     for kernel in measured_kernels(run, scope):
         if kernel.flops and kernel.dram_bytes and kernel.duration_ns:
-            # The same work: a count made of a rate and cycles differs in its last digits from launch to launch.
+            # Rounded: a count computed from a rate and cycles varies in its last digits between launches.
             work = f"{kernel.flops:.6g}"
             groups.setdefault((kernel.name, kernel.grid, kernel.block, work), []).append(kernel)
     return [
@@ -149,7 +150,7 @@ def _dram_bytes(metrics: Mapping[str, float]) -> float | None:
 
 
 def _flops(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Executed operations by type; empty when the report counts none."""
+    """Executed FLOPs by type; empty if the report has no FLOP metrics."""
     found: dict[str, float] = {}
     bases = {metric.partition(".")[0] for metric in metrics}
     for base in sorted(bases):
@@ -167,7 +168,7 @@ def _flops(metrics: Mapping[str, float]) -> dict[str, float]:
 
 
 def _total(metrics: Mapping[str, float], base: str) -> float | None:
-    """A count over the whole kernel, however the report gives it."""
+    """The count for the whole kernel, from the sum or else from a rate."""
     if f"{base}.sum" in metrics:
         return metrics[f"{base}.sum"]
     per_cycle, cycles = metrics.get(f"{base}.sum.per_cycle_elapsed"), metrics.get(_CYCLES)

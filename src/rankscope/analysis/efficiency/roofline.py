@@ -1,4 +1,4 @@
-"""How near the roof: FLOP/s of each op or kernel against what its intensity and data type allow."""
+"""Roofline: the FLOP rate of each op or kernel against the limit for its intensity and data type."""
 
 from __future__ import annotations
 
@@ -10,46 +10,52 @@ from rankscope.analysis.core.ceilings import ceiling_notes, ceilings
 from rankscope.analysis.core.grouping import distinct
 from rankscope.analysis.core.intervals import Ints
 from rankscope.analysis.core.notes import left_out
-from rankscope.analysis.core.result import Column, Result
+from rankscope.analysis.core.result import Column, Finding, Result, Severity
 from rankscope.analysis.core.scope import Scope
-from rankscope.analysis.efficiency.mfu import NO_SHAPES
+from rankscope.analysis.core.step_times import periods, step_count
 from rankscope.analysis.efficiency.ncu_metrics import roofline_points
-from rankscope.analysis.efficiency.roofline_findings import findings
-from rankscope.analysis.within_rank.op_work import NO_KERNEL, OpWork, op_work
+from rankscope.analysis.within_rank.op_work import NO_KERNEL, NO_SHAPES, OpWork, op_work
 from rankscope.devices import Ceilings
 from rankscope.store.run import Run
+from rankscope.units import format_rounded
+
+# Large matrix products reach about 80 % of the roof in practice; half of that is the threshold for a finding.
+_GOOD_PCT = 80.0
+_POOR_PCT = 40.0
+# Shares of a step: at the first a finding is reported, above the second it is a warning.
+_INFO_SHARE, _WARNING_SHARE = 0.02, 0.10
 
 
 def _columns(by: str | None) -> tuple[Column, ...]:
     key = (
-        (Column(by, help="what the rows are split by", at_end=by == "shape"),)
+        (Column(by, help="key that splits the rows", at_end=by == "shape"),)
         if by in ("rank", "shape")
         else ()
     )
     return (
-        Column("name", help="the op, or the kernel", at_end=True),
+        Column("name", help="op or kernel", at_end=True),
         *key,
         Column("calls", "count"),
-        Column("flops", "flop", "from the shapes, or as ncu counted them", title="Work", minor=True),
+        Column("flops", "flop", "FLOPs, from recorded shapes or counted by ncu", title="Work", minor=True),
         Column(
             "bytes",
             "bytes",
-            "inputs and outputs once; from ncu, what crossed the memory's bus",
+            "inputs and outputs, counted once; from ncu: measured DRAM traffic",
             title="Bytes",
             minor=True,
         ),
-        Column("intensity", help="FLOP a byte", title="FLOP/B"),
-        Column("flop_s", "flop/s", "FLOPs over device time", title="Rate"),
+        Column("intensity", help="FLOPs per byte", title="FLOP/B"),
+        Column("flop_s", "flop/s", "FLOPs divided by time", title="Rate"),
         Column("pct_of_roof", "percent", "of min(peak, intensity * bandwidth)", title="% of roof"),
-        Column("bound", help="what the roof is made of there: compute or memory"),
-        Column("dtype", help="the data type whose peak applies"),
-        Column("device_ns", "ns", "time on the device; on the host in a run without a GPU", title="Time"),
-        Column("source", help="shapes, or ncu", minor=True),
+        Column("bound", help="the lower limit: compute or memory"),
+        Column("dtype", help="data type whose peak applies"),
+        Column("device_ns", "ns", "time on the device; on the host if the run has no GPU", title="Time"),
+        Column("source", help="where FLOPs and bytes come from: shapes or ncu", minor=True),
     )
 
 
 def roofline(run: Run, scope: Scope, by: str | None = None) -> Result:
-    """One row an op and data type, or one a kernel (--by kernel), shape or rank; most time first."""
+    """One row per op and data type, or per kernel, shape or rank (--by); most time first."""
     work = op_work(run, scope)
     roofs = ceilings(run, scope)
     on_host = not work.device_ns.any() and not _has_gpu(run, scope)
@@ -62,8 +68,8 @@ def roofline(run: Run, scope: Scope, by: str | None = None) -> Result:
     if len(work.flops):
         notes += _coverage(run, scope, work)
     if on_host and not measured:
-        notes.append("no GPU events: time is the host's; ProfilerActivity.CUDA records the GPU")
-    found = findings(run, scope, rows) if by is None else ()
+        notes.append("no GPU events: time is host time; ProfilerActivity.CUDA records the GPU")
+    found = _findings(run, scope, rows) if by is None else ()
     return Result("roofline", "Roofline", scope.window, _columns(by), rows + measured, found, tuple(notes))
 
 
@@ -71,13 +77,13 @@ _NCU_TYPES = {"bf16": "bfloat16", "fp16": "float16", "fp8": "float8", "fp32": "f
 
 
 def _measured(run: Run, scope: Scope, roofs: dict[int, Ceilings]) -> list[dict[str, Any]]:
-    """The same kernels as ncu measured them: executed FLOPs, and bytes that crossed the memory's bus."""
+    """Rows of the kernels that ncu measured: executed FLOPs and DRAM traffic."""
     roof = next(iter(roofs.values()), Ceilings())
     rows = []
     for found in roofline_points(run, scope):
         dtype = _NCU_TYPES.get(found.dtype or "", found.dtype)
         size, flops, time = round(found.bytes), round(found.flops), round(found.duration_ns)
-        rows.append({"name": found.name} | point(found.calls, flops, size, time, dtype, roof, "ncu"))
+        rows.append({"name": found.name} | _point(found.calls, flops, size, time, dtype, roof, "ncu"))
     return sorted(rows, key=lambda row: (-row["device_ns"], row["name"]))
 
 
@@ -86,11 +92,11 @@ def _has_gpu(run: Run, scope: Scope) -> bool:
 
 
 def _rows(work: OpWork, by: str | None, roofs: dict[int, Ceilings], on_host: bool) -> list[dict[str, Any]]:
-    """Grouped by name and data type, and by what was asked for."""
+    """One row per name and data type, and per rank or shape if `by` is one of them."""
     texts, code = _names(work, by)
     spent = work.host_ns if on_host else work.kernel_ns if by == "kernel" else work.device_ns
     key = {"rank": work.rank, "shape": work.signature}.get(by or "", np.zeros_like(code))
-    # A call with no device time of its own (its launch was lost) would spoil the rate of the others.
+    # A call without device time (its launch is not in the file) would raise the rate of the others.
     mine = (code >= 0) & (spent > 0)
     columns = np.stack([code, work.dtype, key])[:, mine]
     groups, group = distinct(columns)
@@ -113,13 +119,13 @@ def _rows(work: OpWork, by: str | None, roofs: dict[int, Ceilings], on_host: boo
         if by in ("rank", "shape"):
             row[by] = value if by == "rank" else work.shapes[value] or None
         rows.append(
-            row | point(calls, flops, None if unknown else size, time, work.dtypes[dtype], roof, "shapes")
+            row | _point(calls, flops, None if unknown else size, time, work.dtypes[dtype], roof, "shapes")
         )
     return sorted(rows, key=lambda row: (-row["device_ns"], row["name"], str(row.get(by or ""))))
 
 
 def _names(work: OpWork, by: str | None) -> tuple[list[str], Ints]:
-    """What a row is called: the op, or its longest kernel (-1 where it has none)."""
+    """Names of the rows, and the index of each call's name: its op or its longest kernel (-1 without a kernel)."""
     if by == "kernel":
         return work.kernels, np.where(work.kernel == NO_KERNEL, -1, work.kernel)
     texts = sorted(set(work.names))
@@ -127,10 +133,10 @@ def _names(work: OpWork, by: str | None) -> tuple[list[str], Ints]:
     return texts, codes[work.signature]
 
 
-def point(
+def _point(
     calls: int, flops: int, size: int | None, time_ns: int, dtype: str | None, roof: Ceilings, source: str
 ) -> dict[str, Any]:
-    """Where a row lies under its roof."""
+    """The columns of a row after its name and keys."""
     intensity = flops / size if size else None
     rate = flops * 1e9 / time_ns if time_ns > 0 else None
     peak = roof.peak(dtype)
@@ -151,11 +157,72 @@ def point(
 
 
 def _coverage(run: Run, scope: Scope, work: OpWork) -> list[str]:
-    """How much of the device's time these rows speak of."""
+    """The share of compute kernel time that the rows cover."""
     ((total,),) = run.rows(
         f"SELECT sum(greatest(dur_ns, 0)) FROM gpu WHERE class = 'COMPUTE' AND {scope.where()}"
     )
     if not total:
         return []
     share = 100 * int(work.kernel_ns.sum()) / int(total)
-    return [f"{share:.0f} % of the compute kernels' time is here; the rest has no FLOPs that shapes tell"]
+    return [f"the rows cover {share:.0f} % of the compute kernel time; the FLOPs of the rest are unknown"]
+
+
+def _findings(run: Run, scope: Scope, rows: list[dict[str, Any]]) -> tuple[Finding, ...]:
+    """Float32 without tensor cores, and ops far below their roof; costs are per step and rank."""
+    spans = periods(run, scope)
+    ranks = sorted({period.rank for period in spans})
+    rank_steps = step_count(run, scope) * max(1, len(ranks))
+    step_ns = sum(period.dur_ns for period in spans) / max(1, len(spans))
+    found = []
+    roofs = ceilings(run, scope)
+    for row in rows:
+        time_ns = row["device_ns"] / rank_steps
+        tf32 = roofs[ranks[0]].peaks.get("tf32") if ranks else None
+        peak = roofs[ranks[0]].peak(row["dtype"]) if ranks else None
+        if row["dtype"] == "float32" and tf32 and peak and tf32 > peak and row["bound"] == "compute":
+            found.append(_float32(row, time_ns, step_ns, peak, tf32, ranks))
+        elif row["pct_of_roof"] is not None and row["pct_of_roof"] < _POOR_PCT:
+            found.append(_far_below(row, time_ns, step_ns, ranks))
+    return tuple(sorted((f for f in found if f), key=lambda finding: -finding.cost_ns))
+
+
+def _severity(cost_ns: float, step_ns: float) -> Severity | None:
+    share = cost_ns / step_ns if step_ns else 0.0
+    return None if share < _INFO_SHARE else "warning" if share > _WARNING_SHARE else "info"
+
+
+def _float32(
+    row: dict[str, Any], time_ns: float, step_ns: float, peak: float, tf32: float, ranks: list[int]
+) -> Finding | None:
+    cost = time_ns * (1 - peak / tf32)
+    severity = _severity(cost, step_ns)
+    if severity is None:
+        return None
+    return Finding(
+        severity,
+        f"{row['name']} runs in float32 without tensor cores ({format_rounded('ns', time_ns)} of a "
+        f"{format_rounded('ns', step_ns)} step)",
+        f"Its {row['calls']:,} calls reach {format_rounded('flop/s', row['flop_s'])}. The peak is "
+        f"{format_rounded('flop/s', peak)} in float32 and {format_rounded('flop/s', tf32)} in TF32.",
+        tuple(ranks),
+        hint='torch.set_float32_matmul_precision("high") allows TF32; bfloat16 autocast is usually faster still.',
+        cost_ns=round(cost),
+    )
+
+
+def _far_below(row: dict[str, Any], time_ns: float, step_ns: float, ranks: list[int]) -> Finding | None:
+    cost = time_ns * (1 - row["pct_of_roof"] / _GOOD_PCT)
+    severity = _severity(cost, step_ns)
+    if severity is None:
+        return None
+    limit = "memory bandwidth" if row["bound"] == "memory" else "the compute peak"
+    return Finding(
+        severity,
+        f"{row['name']} ({row['dtype']}) reaches {row['pct_of_roof']:.0f} % of its roof "
+        f"({format_rounded('ns', time_ns)} of a {format_rounded('ns', step_ns)} step)",
+        f"Its {row['calls']:,} calls reach {format_rounded('flop/s', row['flop_s'])}; the limit is {limit}. "
+        f"At {_GOOD_PCT:.0f} % of the roof they would take {format_rounded('ns', cost)} less per step.",
+        tuple(ranks),
+        hint="Small or unaligned sizes are the usual cause: rankscope stats RUN -r roofline --by shape",
+        cost_ns=round(cost),
+    )

@@ -1,4 +1,4 @@
-"""Device memory: peak and growth, who holds it at the peak, fragmentation, the curve over time.
+"""Reports on device memory: peak and growth, what is allocated at the peak, fragmentation, the curve over time.
 
-Sources: [memory] events of a trace and torch memory snapshots. Imports core only.
+Their sources are the [memory] events of a trace and torch memory snapshots. Imports core only.
 """

@@ -1,4 +1,4 @@
-"""Who holds the memory at the peak: what is live then, by the op and the line of Python that allocated it."""
+"""What is allocated at the memory peak, by the op and the line of Python that allocated it."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any
 from rankscope.analysis.core.notes import left_out
 from rankscope.analysis.core.result import Column, Result
 from rankscope.analysis.core.scope import Scope
+from rankscope.analysis.memory.allocator_events import NO_MEMORY_EVENTS
 from rankscope.analysis.memory.live_at_peak import Holder, live_at_peak
 from rankscope.analysis.memory.snapshot import SnapshotHolder, snapshot_holders
-from rankscope.analysis.memory.usage import NO_MEMORY
 from rankscope.ranges import as_ranges
 from rankscope.store.run import Run
 
@@ -17,34 +17,32 @@ from rankscope.store.run import Run
 def _columns(by: str | None) -> tuple[Column, ...]:
     return (
         Column("rank"),
-        Column("name", help="the op that asked for it", at_end=True),
-        Column("bytes", "bytes", "live at the peak", per_row_unit=True),
-        Column("count", "count", "allocations"),
-        Column("source", help="the line of Python", at_end=True),
-        *(
-            (Column("module", help="the nn.Module it was called from", at_end=True),)
-            if by == "module"
-            else ()
-        ),
+        Column("name", help="op that allocated it", at_end=True),
+        Column("bytes", "bytes", "allocated at the peak", per_row_unit=True),
+        Column("count", "count", "number of allocations"),
+        Column("source", help="line of Python that called the op", at_end=True),
+        *((Column("module", help="nn.Module that called the op", at_end=True),) if by == "module" else ()),
         Column("device"),
     )
 
 
 def allocators(run: Run, scope: Scope, by: str | None = None) -> Result:
-    """One row a device, op and line, the largest first; by module too where asked."""
+    """One row per device, op and line, largest first; with --by module also per module."""
     holders, notes = _holders(run, scope)
     rows = _summed(holders, by)
     if not rows:
-        notes.append(NO_MEMORY)
+        notes.append(NO_MEMORY_EVENTS)
     elif all(holder.source is None for holder in holders):
-        notes.append("no Python lines; rankscope profile --with-stack (with_stack=True) records them")
+        notes.append(
+            "the trace has no lines of Python; rankscope profile --with-stack (with_stack=True) records them"
+        )
     return Result(
-        "allocators", "Memory live at the peak", scope.window, _columns(by), rows, notes=tuple(notes)
+        "allocators", "Memory allocated at the peak", scope.window, _columns(by), rows, notes=tuple(notes)
     )
 
 
 def _holders(run: Run, scope: Scope) -> tuple[list[Holder], list[str]]:
-    """From a snapshot where a device has one: its history is whole. From the trace's events else, or for some steps."""
+    """From a device's snapshot if it has one and all steps are in scope, otherwise from the events of the trace."""
     notes = left_out(run, scope)
     snapped = [] if scope.steps is not None else snapshot_holders(run, scope)
     seen = {(held.rank, f"GPU {held.device}") for held in snapped}

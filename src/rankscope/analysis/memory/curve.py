@@ -1,31 +1,32 @@
-"""Memory over time, from the allocator's events, thinned to what a chart can show."""
+"""Memory over time from the allocator's events, reduced to the points that a chart can show."""
 
 from __future__ import annotations
 
 from rankscope.analysis.core.notes import left_out
 from rankscope.analysis.core.result import Column, Result
 from rankscope.analysis.core.scope import Scope
+from rankscope.analysis.memory.allocator_events import DEVICE_NAME, IS_MEMORY_EVENT, NO_MEMORY_EVENTS
 from rankscope.store.run import Run
 
 POINTS = 300
-"""Stretches of time a rank; of each, the most and the last: no peak is lost, and none lasts too long."""
+"""Number of time intervals. Each keeps its highest and its last value, so that every peak is in the curve and
+ends where it ended in the trace."""
 
 COLUMNS = (
     Column("rank"),
     Column("device"),
-    Column("ts_ns", "ns", "when, from the run's start"),
-    Column("allocated_bytes", "bytes", "in use by tensors: the most in a stretch of time, or the last in it"),
-    Column("reserved_bytes", "bytes", "held by the caching allocator then"),
+    Column("ts_ns", "ns", "time since the start of the run"),
+    Column("allocated_bytes", "bytes", "used by tensors: the highest or the last value in an interval"),
+    Column("reserved_bytes", "bytes", "held by the caching allocator at that time"),
 )
 
 
 def memory_curve(run: Run, scope: Scope, by: str | None = None) -> Result:
-    """One or two rows a rank, device and stretch of time in which something was allocated or freed."""
-    where = f"name = '[memory]' AND allocated_bytes IS NOT NULL AND {scope.where()}"
+    """One or two rows per rank, device and interval in which something was allocated or freed."""
     rows = run.records(f"""
         WITH points AS (
-            SELECT rank, CASE device_type WHEN 0 THEN 'CPU' ELSE concat('GPU ', device) END AS device, ts_ns,
-                   allocated_bytes, reserved_bytes FROM instants WHERE {where}
+            SELECT rank, {DEVICE_NAME} AS device, ts_ns, allocated_bytes, reserved_bytes
+            FROM instants WHERE {IS_MEMORY_EVENT} AND {scope.where()}
         ), bounds AS (
             SELECT min(ts_ns) AS low, greatest(max(ts_ns) - min(ts_ns), 1) AS width FROM points
         )
@@ -33,12 +34,12 @@ def memory_curve(run: Run, scope: Scope, by: str | None = None) -> Result:
                p.reserved_bytes AS reserved_bytes
         FROM (SELECT rank, device, unnest([arg_max(p, allocated_bytes), arg_max(p, ts_ns)]) AS p
         FROM (
-            SELECT *, (ts_ns - low) * {POINTS} // width AS stretch,
+            SELECT *, (ts_ns - low) * {POINTS} // width AS interval_number,
                    {{'ts_ns': ts_ns, 'allocated_bytes': allocated_bytes, 'reserved_bytes': reserved_bytes}} AS p
             FROM points, bounds
-        ) GROUP BY rank, device, stretch) ORDER BY rank, device, ts_ns
+        ) GROUP BY rank, device, interval_number) ORDER BY rank, device, ts_ns
     """)
     notes = left_out(run, scope)
     if not rows:
-        notes.append("the trace has no [memory] events; rankscope profile --profile-memory records them")
+        notes.append(NO_MEMORY_EVENTS)
     return Result("memory_curve", "Memory over time", scope.window, COLUMNS, rows, notes=tuple(notes))

@@ -1,4 +1,4 @@
-"""What the caching allocator holds and does not use, from torch's memory snapshots: how much, in which pieces."""
+"""Memory that the caching allocator reserves and tensors do not use, from torch memory snapshots."""
 
 from __future__ import annotations
 
@@ -8,26 +8,27 @@ from rankscope.analysis.core.notes import left_out
 from rankscope.analysis.core.result import Column, Finding, Result
 from rankscope.analysis.core.scope import Scope
 from rankscope.store.run import Run
-from rankscope.units import format_bytes
+from rankscope.units import format_rounded
 
 COLUMNS = (
     Column("rank"),
     Column("device"),
-    Column("kind", help="large: segments for blocks over 1 MB; small: for the others"),
-    Column("segments", "count", "pieces got from the driver"),
-    Column("reserved_bytes", "bytes", "their size", per_row_unit=True),
-    Column("allocated_bytes", "bytes", "in use by tensors, rounded up to blocks", per_row_unit=True),
-    Column("free_bytes", "bytes", "reserved less allocated", per_row_unit=True),
-    Column("largest_free_bytes", "bytes", "largest block that is free", per_row_unit=True),
-    Column("free_blocks", "count", "pieces the free memory is in"),
-    Column("rounding_bytes", "bytes", "allocated less asked for", per_row_unit=True),
+    Column("kind", help="large: segments for blocks over 1 MB; small: segments for smaller blocks"),
+    Column("segments", "count", "allocations from the driver"),
+    Column("reserved_bytes", "bytes", "size of the segments", per_row_unit=True),
+    Column("allocated_bytes", "bytes", "used by tensors, rounded up to blocks", per_row_unit=True),
+    Column("free_bytes", "bytes", "reserved minus allocated", per_row_unit=True),
+    Column("largest_free_bytes", "bytes", "largest free block", per_row_unit=True),
+    Column("free_blocks", "count", "number of free blocks"),
+    Column("rounding_bytes", "bytes", "allocated minus requested", per_row_unit=True),
 )
-_LEAST_FREE = 1_000_000_000
-_LEAST_SHARE = 0.25
+# A finding needs both: this many free bytes, and this share of the reserved memory.
+_MIN_FREE_BYTES = 1_000_000_000
+_MIN_FREE_SHARE = 0.25
 
 
 def fragments(run: Run, scope: Scope, by: str | None = None) -> Result:
-    """One row a rank, device and kind of segment, at the moment of the rank's last snapshot."""
+    """One row per rank, device and kind of segment, from the last snapshot of each rank."""
     where = scope.only_ranks().where()
     rows = run.records(f"""
         WITH last AS (
@@ -54,24 +55,31 @@ def fragments(run: Run, scope: Scope, by: str | None = None) -> Result:
         notes.append(
             "no memory snapshot; torch.cuda.memory._dump_snapshot(FILE) or rankscope.memory_history() writes one"
         )
-    findings = tuple(finding for row in rows if (finding := _fragmented(row)) is not None)
+    findings = tuple(finding for row in rows if (finding := _unused_memory(row)) is not None)
     return Result(
-        "fragments", "Reserved memory not in use", "at the snapshot", COLUMNS, rows, findings, tuple(notes)
+        "fragments",
+        "Reserved memory that is not used",
+        "at the snapshot",
+        COLUMNS,
+        rows,
+        findings,
+        tuple(notes),
     )
 
 
-def _fragmented(row: dict[str, Any]) -> Finding | None:
+def _unused_memory(row: dict[str, Any]) -> Finding | None:
     free, reserved, largest = row["free_bytes"], row["reserved_bytes"], row["largest_free_bytes"]
-    if free < _LEAST_FREE or free < _LEAST_SHARE * reserved:
+    if free < _MIN_FREE_BYTES or free < _MIN_FREE_SHARE * reserved:
         return None
-    whole = largest >= free / 2
+    in_one_block = largest >= free / 2
     return Finding(
         "info",
-        f"GPU {row['device']} of rank {row['rank']} holds {format_bytes(free)} it does not use "
-        f"({100 * free / reserved:.0f} % of what is reserved)",
-        f"It is in {row['free_blocks']:,} pieces; the largest is {format_bytes(largest)}.",
+        f"{format_rounded('bytes', free)} in {row['kind']} segments of GPU {row['device']} (rank {row['rank']}) is "
+        f"reserved but not allocated ({100 * free / reserved:.0f} %)",
+        f"Free blocks: {row['free_blocks']:,}; the largest is {format_rounded('bytes', largest)}. "
+        "A larger tensor needs new memory.",
         ranks=(row["rank"],),
-        hint="It is there for the next peak."
-        if whole
-        else "A larger tensor than that piece needs new memory: PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True.",
+        hint="The next peak can use it."
+        if in_one_block
+        else "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True reduces fragmentation.",
     )

@@ -1,7 +1,7 @@
-"""What was in memory at the peak: the allocations of [memory] events that were not freed yet, and who made them.
+"""Allocations from [memory] events that are live at the memory peak, with the op that made each.
 
-An address is live when the last thing that happened to it, up to the peak, was an allocation. What was allocated
-before the recording began has no event; it is the difference to the allocator's own total.
+An address is live if its last event up to the peak is an allocation. Memory allocated before the recording has no
+event: it is the allocator's own total minus the live allocations.
 """
 
 from __future__ import annotations
@@ -9,38 +9,35 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rankscope.analysis.core.scope import Scope
+from rankscope.analysis.memory.allocator_events import DEVICE_NAME, IS_MEMORY_EVENT
 from rankscope.store.run import Run
 
 BEFORE = "(before the recording)"
 UNKNOWN = "(no op around it)"
 
-_EVENTS = "name = '[memory]' AND allocated_bytes IS NOT NULL AND bytes IS NOT NULL"
-# 'GPU 0' for people; which allocator it is, for joins.
-DEVICE = "CASE device_type WHEN 0 THEN 'CPU' ELSE concat('GPU ', device) END"
-
 
 @dataclass(frozen=True)
 class Holder:
-    """Memory live at the peak, by who allocated it; None where stacks or ops were not recorded."""
+    """Memory live at the peak that one op and line allocated; None where stacks were not recorded."""
 
     rank: int
     device: str
     name: str
-    """The op, or why there is none."""
+    """The op, or BEFORE or UNKNOWN."""
     module: str | None
     source: str | None
-    """The line of Python."""
+    """The line of Python that called the op."""
     bytes: int
     count: int | None
-    """Allocations; None for what was there before."""
+    """Number of allocations; None for memory allocated before the recording."""
 
 
 def live_at_peak(run: Run, scope: Scope) -> list[Holder]:
-    """Who holds the memory at each rank's and device's peak, the largest first."""
+    """Live allocations at the peak of each rank and device, largest first."""
     memory = (
-        f"SELECT rank, segment, op, bytes, address, allocated_bytes, {DEVICE} AS holder, "
-        # in order of time, then of the file: one number compares faster than two
-        f"(ts_ns::HUGEINT << 40) + id AS moment FROM instants WHERE {_EVENTS}"
+        f"SELECT rank, segment, op, bytes, address, allocated_bytes, {DEVICE_NAME} AS holder, "
+        # Order by time, then by position in the file; one number compares faster than a pair.
+        f"(ts_ns::HUGEINT << 40) + id AS moment FROM instants WHERE {IS_MEMORY_EVENT} AND bytes IS NOT NULL"
     )
     run.connection.execute(f"""
         CREATE OR REPLACE TEMP TABLE memory_peaks AS

@@ -1,12 +1,11 @@
-"""Memory from torch's snapshots: the peak of their history, and who held what then.
+"""Memory from torch snapshots: the peak in their history, and the allocations that are live at it.
 
-A snapshot's sizes are those the program asked for; [memory] events of a trace count them rounded up to blocks.
+Sizes in a snapshot are as requested by the program; [memory] events of a trace round them up to blocks.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from rankscope.analysis.core.scope import Scope
 from rankscope.model import SNAPSHOT_CATEGORY
@@ -19,39 +18,39 @@ _LIVE = "active_allocated"
 
 @dataclass(frozen=True)
 class SnapshotPeak:
-    """The first moment at which a device's total was highest, in one snapshot."""
+    """The first time at which the allocated total of a device was highest, in one snapshot."""
 
     rank: int
     segment: int
-    """Which file: where a rank has several, the one with the highest peak."""
+    """The file; for a rank with several, the one with the highest peak."""
     device: int
     allocated_bytes: int
     reserved_bytes: int
-    """Most held by the allocator, at any moment."""
+    """Highest reserved total, at any time."""
     at_ns: int | None
-    """None for a snapshot without history: its figures are those of the moment it was taken."""
+    """None for a snapshot without history; its figures are from when it was taken."""
     unused_bytes: int
-    """Reserved less allocated, at the peak."""
+    """Reserved minus allocated, at the peak."""
     event: int | None
-    """Id of the event that reached it."""
+    """Id of the event that reached the peak; None without history."""
 
 
 @dataclass(frozen=True)
 class SnapshotHolder:
-    """What one place in the program held at the peak."""
+    """Memory live at the peak that one op and line allocated."""
 
     rank: int
     device: int
     name: str
-    """Operator or node of autograd, or why there is none."""
+    """The operator or autograd node, or BEFORE or NO_OP."""
     source: str | None
     bytes: int
     count: int | None
-    """None where it is not known."""
+    """Number of allocations; None for memory allocated before the history."""
 
 
 def snapshot_peaks(run: Run, scope: Scope) -> list[SnapshotPeak]:
-    """One a rank and device, in order."""
+    """One per rank and device, in that order."""
     where = scope.only_ranks().where()
     rows = run.rows(f"""
         WITH with_history AS (
@@ -80,24 +79,8 @@ def snapshot_peaks(run: Run, scope: Scope) -> list[SnapshotPeak]:
     ]
 
 
-def memory_rows(run: Run, scope: Scope) -> list[dict[str, Any]]:
-    """The peaks as rows of the memory report."""
-    return [
-        {
-            "rank": peak.rank,
-            "device": f"GPU {peak.device}",
-            "peak_allocated_bytes": peak.allocated_bytes,
-            "peak_reserved_bytes": peak.reserved_bytes,
-            "at_ns": peak.at_ns,
-            "unused_bytes": peak.unused_bytes,
-            "growth_bytes": None,
-        }
-        for peak in snapshot_peaks(run, scope)
-    ]
-
-
 def snapshot_holders(run: Run, scope: Scope) -> list[SnapshotHolder]:
-    """Who held the memory at each rank's and device's peak, the largest first; it adds up to the peak."""
+    """Live allocations at the peak of each rank and device, largest first; they add up to the peak."""
     found = []
     for peak in snapshot_peaks(run, scope):
         mine = f"rank = {peak.rank} AND segment = {peak.segment} AND device = {peak.device}"
@@ -116,7 +99,8 @@ def snapshot_holders(run: Run, scope: Scope) -> list[SnapshotHolder]:
 
 
 def _held_at(peak: SnapshotPeak, mine: str) -> str:
-    """What is live then, as SQL: allocations not freed yet, and blocks of the end that the history did not see made."""
+    """SQL for the allocations live at the peak: those of the history that are not freed by then, and blocks of the
+    snapshot whose allocation is older than the history."""
     size = "coalesce(requested_bytes, bytes)"
     if peak.event is None:
         return f"SELECT {size} AS bytes, stack FROM memory_blocks WHERE {mine} AND state = '{_LIVE}'"

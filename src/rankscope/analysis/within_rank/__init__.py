@@ -1,4 +1,4 @@
 """Reports on one rank at a time: breakdown, overlap, idle causes, phases, kernels, ops, syncs, data loading.
 
-They never compare ranks; that is across_ranks. Imports core only.
+Reports that compare ranks are in across_ranks. Imports core only.
 """

@@ -1,4 +1,4 @@
-"""Where the time went, per rank and step: compute, exposed communication, exposed copies, idle."""
+"""The time of each rank and step, split into compute, exposed communication, exposed copies and idle."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from rankscope.store.run import Run
 COLUMNS = (
     Column("rank"),
     Column("step", help="null: the whole window"),
-    Column("span_ns", "ns", "last end less first start of the GPU's events"),
-    Column("compute_ns", "ns", "at least one compute kernel runs"),
-    Column("comm_ns", "ns", "at least one collective runs, hidden or not"),
-    Column("exposed_comm_ns", "ns", "a collective runs and no compute kernel does"),
-    Column("exposed_copy_ns", "ns", "only copies or fills run"),
-    Column("idle_ns", "ns", "nothing runs"),
-    Column("overlap_pct", "percent", "share of communication hidden behind compute"),
+    Column("span_ns", "ns", "from the first start to the last end of GPU events"),
+    Column("compute_ns", "ns", "time in which at least one compute kernel runs"),
+    Column("comm_ns", "ns", "time in which at least one collective runs, hidden or not"),
+    Column("exposed_comm_ns", "ns", "time in which a collective runs and no compute kernel does"),
+    Column("exposed_copy_ns", "ns", "time in which only copies or fills run"),
+    Column("idle_ns", "ns", "time in which nothing runs"),
+    Column("overlap_pct", "percent", "share of communication that overlaps with compute"),
 )
 
 
 @dataclass(frozen=True)
-class Parts:
-    """The parts of the span, one entry a group; the four that fill it add up to it exactly."""
+class SpanParts:
+    """Lengths in ns, one entry per group. compute + exposed_comm + exposed_copy + idle = span, exactly."""
 
     span: Ints
     compute: Ints
@@ -43,15 +43,17 @@ class Parts:
 
 
 def breakdown(run: Run, scope: Scope, by: str | None = None) -> Result:
-    """One row a rank for the whole window, then one a rank and step."""
+    """One row per rank for the whole window, then one per rank and step."""
     ranks = ranks_in(run, scope)
     count = sum(len(device_events(run, rank, scope)) for rank in ranks)
     notes = [*left_out(run, scope), *outside_steps(run, scope, count, "gpu", "true", "GPU events")]
     on_host = count == 0
     if on_host:
-        notes.append("no GPU events: compute is the leaf ops of the host, the span is that of the steps")
+        notes.append(
+            "no GPU events: compute is the time in leaf ops on the host, the span is that of the steps"
+        )
     rows: list[dict[str, Any]] = []
-    for rank in ranks:  # one after the other: only one rank's events need be in memory
+    for rank in ranks:  # one at a time, to hold the events of one rank in memory
         device = (
             host_work(run, Scope(frozenset([rank]), scope.steps)) if on_host else _activity(run, rank, scope)
         )
@@ -105,7 +107,7 @@ def _rows(
 
 
 def _bounds(device: Activity, group: Ints, count: int) -> tuple[Ints, Ints]:
-    """First start and last end of each group; an empty group ends before it begins."""
+    """First start and last end of each group; for an empty group the end is below the start."""
     low = np.full(count, np.iinfo(np.int64).max)
     high = np.full(count, np.iinfo(np.int64).min)
     np.minimum.at(low, group, device.start)
@@ -114,7 +116,7 @@ def _bounds(device: Activity, group: Ints, count: int) -> tuple[Ints, Ints]:
 
 
 def _step_bounds(run: Run, rank: int, scope: Scope, groups: Ints, per_step: bool) -> tuple[Ints, Ints]:
-    """The steps' own windows; without steps, all that the host did."""
+    """Start and end of each step on the host; without steps, of all host ops."""
     steps = run.rows(
         f"SELECT {'step' if per_step else '0'}, min(start_ns), max(start_ns + dur_ns) FROM steps "
         f"WHERE rank = {rank} AND {scope.where()} GROUP BY 1"
@@ -129,9 +131,11 @@ def _step_bounds(run: Run, rank: int, scope: Scope, groups: Ints, per_step: bool
     return low, high
 
 
-def _measure(device: Activity, group: Ints, host: Activity, host_group: Ints, low: Ints, high: Ints) -> Parts:
-    real = high >= low
-    axis = Axis.over(low[real], high[real], len(low))
+def _measure(
+    device: Activity, group: Ints, host: Activity, host_group: Ints, low: Ints, high: Ints
+) -> SpanParts:
+    not_empty = high >= low
+    axis = Axis.over(low[not_empty], high[not_empty], len(low))
 
     def placed(activity: Activity, groups: Ints, kind: int) -> Intervals:
         mine = activity.kind == kind
@@ -143,9 +147,9 @@ def _measure(device: Activity, group: Ints, host: Activity, host_group: Ints, lo
     compute = placed(device, group, COMPUTE)
     comm = join(placed(device, group, COMM), placed(host, host_group, COMM))
     copy = placed(device, group, COPY)
-    span = np.where(real, high - low, 0)
+    span = np.where(not_empty, high - low, 0)
     busy = axis.lengths(join(compute, comm, copy))
-    return Parts(
+    return SpanParts(
         span=span,
         compute=axis.lengths(compute),
         comm=axis.lengths(comm),

@@ -1,4 +1,4 @@
-"""Does the training loop wait for data: how long in each step, and does the GPU stand still meanwhile."""
+"""Time that the training loop waits for data in each step, and how much of it the GPU is idle."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from rankscope.analysis.core.severity import graded, of_the_worst
 from rankscope.analysis.core.step_windows import step_windows
 from rankscope.analysis.within_rank.idle_causes import idle_by_rank
 from rankscope.store.run import Run
-from rankscope.units import format_ns
+from rankscope.units import format_rounded
 
 STALL_INFO, STALL_WARNING, STALL_CRITICAL = 0.05, 0.10, 0.30
-"""Shares of the steps' time. A loop that prefetches waits microseconds; from a tenth on it sets the pace."""
+"""Shares of the step time. A loader that prefetches makes the loop wait for microseconds only."""
 
 COLUMNS = (
     Column("rank"),
-    Column("step", help="null: the whole file, in a trace without steps"),
-    Column("waits", "count", "batches waited for"),
-    Column("wait_ns", "ns", "the host's time in the DataLoader"),
-    Column("step_ns", "ns", "the step's time on the host"),
+    Column("step", help="null: the whole file, for a trace without steps"),
+    Column("waits", "count", "number of waits for a batch"),
+    Column("wait_ns", "ns", "host time in the DataLoader"),
+    Column("step_ns", "ns", "duration of the step on the host"),
     Column("wait_pct", "percent", "share of the step"),
     Column(
-        "gpu_idle_ns", "ns", "of the wait, the device did nothing; null without a device", title="GPU idle"
+        "gpu_idle_ns", "ns", "part of the wait in which the GPU is idle; null without a GPU", title="GPU idle"
     ),
 )
 
 
 def dataloader(run: Run, scope: Scope, by: str | None = None) -> Result:
-    """One row a rank and step."""
+    """One row per rank and step."""
     idle = idle_by_rank(run, scope)
     rows: list[dict[str, Any]] = []
     findings: list[Finding] = []
@@ -51,8 +51,8 @@ def dataloader(run: Run, scope: Scope, by: str | None = None) -> Result:
     notes = left_out(run, scope)
     if not rows:
         notes.append(
-            "no wait for data in the window: torch marks them when a DataLoader is iterated while ProfilerActivity.CPU "
-            "records; mark a loader of your own with record_function('DataLoader.next')"
+            "no waits for data in the window; torch records them for its DataLoader with ProfilerActivity.CPU. "
+            "For another loader, use record_function('DataLoader.next')"
         )
     elif not has_steps:
         notes.append(NO_STEPS)
@@ -70,8 +70,8 @@ def _rows(
     edges = np.array([[start, end] for _, start, end in windows], dtype=np.int64).T
     waited = covered_before(waits, edges[1]) - covered_before(waits, edges[0])
     count = np.searchsorted(waits.start, edges[1]) - np.searchsorted(waits.start, edges[0])
-    stalled = intersect(waits, idle) if idle is not None else EMPTY
-    unused = covered_before(stalled, edges[1]) - covered_before(stalled, edges[0])
+    idle_waits = intersect(waits, idle) if idle is not None else EMPTY
+    gpu_idle = covered_before(idle_waits, edges[1]) - covered_before(idle_waits, edges[0])
     rows = []
     for i, (step, start, end) in enumerate(windows):
         total = end - start if step is not None else None
@@ -83,7 +83,7 @@ def _rows(
                 "wait_ns": int(waited[i]),
                 "step_ns": total,
                 "wait_pct": 100 * int(waited[i]) / total if total else None,
-                "gpu_idle_ns": int(unused[i]) if idle is not None else None,
+                "gpu_idle_ns": int(gpu_idle[i]) if idle is not None else None,
             }
         )
     return rows, bool(steps)
@@ -92,7 +92,7 @@ def _rows(
 def _finding(
     rank: int, rows: list[dict[str, Any]], waits: Intervals, has_gpu: bool, has_steps: bool
 ) -> list[Finding]:
-    """With a device, what counts is its idle time: a wait behind which the GPU works costs nothing."""
+    """The cost is the idle time of the GPU: a wait costs nothing while the GPU works. Without a GPU it is the wait."""
     if not has_steps:
         return []
     total = sum(row["step_ns"] for row in rows)
@@ -105,13 +105,13 @@ def _finding(
     return [
         Finding(
             severity,
-            f"Waiting for data {'keeps the GPU idle' if has_gpu else 'takes'} {100 * cost / total:.0f} % of the time, "
-            f"{format_ns(cost / len(rows))} a step",
-            f"rank {rank}: {format_ns(waited)} in the DataLoader in {len(rows)} steps",
+            f"{'GPU idle while the host waits' if has_gpu else 'The host waits'} for data: "
+            f"{100 * cost / total:.0f} % of the step time ({format_rounded('ns', cost / len(rows))} per step)",
+            f"rank {rank}: {format_rounded('ns', waited)} in the DataLoader over {len(rows)} steps",
             (rank,),
             (int(waits.start[longest]), int(waits.end[longest])),
-            "More workers (num_workers), prefetch_factor, persistent_workers=True, pin_memory=True; or cheaper "
-            "decoding.",
+            "Use more DataLoader workers (num_workers). Also: prefetch_factor, persistent_workers=True, "
+            "pin_memory=True, cheaper decoding.",
             cost // len(rows),
         )
     ]

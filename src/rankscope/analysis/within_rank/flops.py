@@ -1,7 +1,8 @@
-"""Floating-point operations and bytes of one call, from the shapes the trace recorded.
+"""FLOPs and bytes of one op call, from its recorded shapes.
 
-2·M·N·K for matrix products; convolutions likewise; attention 4·B·H·Sq·Sk·D, half of it when causal, and its
-backward pass 2.5 times that (flash recomputes the scores) or twice. Bytes are inputs and outputs, once each.
+A matrix product has 2·M·N·K FLOPs. A convolution has 2 per output and weight of its group. Attention has
+4·B·H·Sq·Sk·D, half of that if causal, and 2.5 times as many in its backward pass (flash kernels recompute the
+scores). Bytes are inputs and outputs, counted once.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from functools import partial
 from math import prod
 from typing import Any
 
-# What torch calls the types of inputs: our name, and bytes an element.
+# Type names in a trace -> (our name, bytes per element).
 _TYPES = {
     "c10::BFloat16": ("bfloat16", 2),
     "c10::Half": ("float16", 2),
@@ -35,7 +36,7 @@ _TYPES = {
 
 @dataclass(frozen=True)
 class Call:
-    """The arguments of one call, as recorded; a list may be shorter than the op's signature."""
+    """The recorded arguments of one call; a list may be shorter than the signature of the op."""
 
     dims: list[list[int]]
     types: list[str]
@@ -45,93 +46,93 @@ class Call:
         return index < len(self.concrete) and self.concrete[index] == "True"
 
     def numbers(self, index: int) -> list[int]:
-        """A list of numbers given as '[1, 1]' or as '1'."""
+        """The integers of an argument such as '[1, 1]' or '1'."""
         text = self.concrete[index] if index < len(self.concrete) else ""
         return [int(number) for number in re.findall(r"-?\d+", text)]
 
 
 @dataclass(frozen=True)
 class Work:
-    """What one call takes."""
+    """FLOPs and bytes of one call."""
 
     flops: int
     bytes: int | None
-    """Inputs and outputs, once each; None where the types were not recorded."""
+    """Inputs and outputs, counted once; None if the types were not recorded."""
     dtype: str | None
-    """Of the first factor."""
+    """Of the first operand."""
 
 
 @dataclass(frozen=True)
-class Counted:
-    """What a formula knows: operations, elements written, and which argument's type counts."""
+class FormulaResult:
+    """FLOPs, number of elements written, and index of the argument whose type is the dtype."""
 
     flops: int
     written: int
     operand: int = 0
 
 
-Formula = Callable[[Call], Counted | None]
+Formula = Callable[[Call], FormulaResult | None]
 
 
-def _product(call: Call, first: int) -> Counted | None:
-    """a[…, M, K] times b[…, K, N]; b may be one matrix for all of a."""
+def _product(call: Call, first: int) -> FormulaResult | None:
+    """a[…, M, K] times b[…, K, N]; b may be a single matrix."""
     a, b = call.dims[first], call.dims[first + 1]
     if len(a) < 2 or len(b) not in (2, len(a)) or a[-1] != b[-2]:
         return None
-    return Counted(2 * prod(a) * b[-1], prod(a[:-1]) * b[-1], first)
+    return FormulaResult(2 * prod(a) * b[-1], prod(a[:-1]) * b[-1], first)
 
 
-def _linear(call: Call) -> Counted | None:
+def _linear(call: Call) -> FormulaResult | None:
     """x[…, K] times w[N, K] transposed."""
     x, w = call.dims[0], call.dims[1]
     if len(w) != 2 or not x or x[-1] != w[1]:
         return None
-    return Counted(2 * prod(x) * w[0], prod(x[:-1]) * w[0])
+    return FormulaResult(2 * prod(x) * w[0], prod(x[:-1]) * w[0])
 
 
 def _convolution(
     call: Call, stride: int, padding: int, dilation: int, transposed: int | None
-) -> Counted | None:
-    """Every output (every input, when transposed) meets every weight of its group."""
+) -> FormulaResult | None:
+    """Each output element (each input element if transposed) is multiplied with every weight of its group."""
     x, weight = call.dims[0], call.dims[1]
     if len(x) < 3 or len(weight) != len(x):
         return None
-    around = len(x) - 2
     if transposed is not None and call.flag(transposed):
-        return Counted(2 * prod(x) * prod(weight[1:]), prod(x) // x[1] * weight[1])
+        return FormulaResult(2 * prod(x) * prod(weight[1:]), prod(x) // x[1] * weight[1])
     sizes = []
-    for i in range(around):
+    for i in range(len(x) - 2):
         step, pad, spread = (_at(call.numbers(index), i, default) for index, default in
                              ((stride, 1), (padding, 0), (dilation, 1)))  # fmt: skip
         sizes.append((x[i + 2] + 2 * pad - spread * (weight[i + 2] - 1) - 1) // step + 1)
     out = x[0] * weight[0] * prod(sizes)
-    return Counted(2 * out * prod(weight[1:]), out)
+    return FormulaResult(2 * out * prod(weight[1:]), out)
 
 
 def _at(values: list[int], index: int, default: int) -> int:
-    """One of several values; a single one holds for all."""
+    """values[index]; a shorter list repeats its first value."""
     if not values:
         return default
     return values[index] if index < len(values) else values[0]
 
 
-def _convolution_backward(call: Call) -> Counted | None:
-    """One convolution's work for the gradient of the input, one for that of the weight, where asked for."""
+def _convolution_backward(call: Call) -> FormulaResult | None:
+    """The FLOPs of one convolution for each requested gradient, of the input and of the weight."""
     grad, x, weight = call.dims[:3]
     if len(grad) < 3 or len(weight) != len(grad):
         return None
     transposed = call.flag(7)
-    one = 2 * prod(x if transposed else grad) * prod(weight[1:])
+    per_gradient = 2 * prod(x if transposed else grad) * prod(weight[1:])
     mask = re.findall(r"True|False|[01]", call.concrete[10]) if len(call.concrete) > 10 else []
-    asked = [flag in ("True", "1") for flag in mask[:2]] or [True, True]
-    return Counted(
-        one * sum(asked), sum(prod(d) for d, wanted in zip((x, weight), asked, strict=False) if wanted)
+    requested = [flag in ("True", "1") for flag in mask[:2]] or [True, True]
+    return FormulaResult(
+        per_gradient * sum(requested),
+        sum(prod(dims) for dims, wanted in zip((x, weight), requested, strict=False) if wanted),
     )
 
 
 def _attention(
     call: Call, causal: int, first: int = 0, passes: float = 1, sequence_first: bool = False
-) -> Counted | None:
+) -> FormulaResult | None:
     """q[B, H, Sq, D] against k and v; with sequence_first, q[B, Sq, H, D]."""
     q, k, v = call.dims[first : first + 3]
     if not len(q) == len(k) == len(v) == 4:
@@ -141,7 +142,7 @@ def _attention(
     whole = 2 * scores * (q[3] + v[3])
     flops = int(passes * (whole // 2 if call.flag(causal) else whole))
     out = q[0] * q[heads] * q[length] * v[3]
-    return Counted(flops, out if passes == 1 else prod(q) + prod(k) + prod(v), first)
+    return FormulaResult(flops, out if passes == 1 else prod(q) + prod(k) + prod(v), first)
 
 
 _FLASH_BACKWARD = 2.5
@@ -175,22 +176,22 @@ FORMULAS: dict[str, Formula] = {
     "flash_attn::_flash_attn_forward": partial(_attention, causal=5, sequence_first=True),
     "flash_attn::_flash_attn_backward": partial(_backward, causal=11, sequence_first=True),
 }
-"""Ops whose work can be told from their inputs. Where they call each other, only the innermost counts."""
+"""Ops whose FLOPs follow from their inputs. Where one calls another, only the inner one counts."""
 
 
 def work_of(name: str, dims: str | None, types: str | None, concrete: str | None) -> Work | None:
-    """The work of one call from its recorded arguments (JSON texts), or None when they do not tell."""
+    """The work of one call from its recorded arguments (JSON texts); None if they are not sufficient."""
     call = Call(_shapes(dims), [str(t) for t in _parsed(types)], [str(c) for c in _parsed(concrete)])
     try:
         counted = FORMULAS[name](call)
     except (KeyError, IndexError, TypeError, ValueError, ZeroDivisionError):
-        return None  # an op of another signature, or shapes that are no shapes
+        return None  # another signature of the op, or arguments that are not shapes
     if counted is None or counted.flops <= 0:
         return None
     dtype, size = _TYPES.get(call.types[counted.operand], (None, 0)) if call.types else (None, 0)
     if not dtype:
         return Work(int(counted.flops), None, None)
-    # A product of float8 is written as bfloat16.
+    # A float8 product has a bfloat16 output.
     written = counted.written * (2 if dtype == "float8" else size)
     return Work(int(counted.flops), _input_bytes(call) + written, dtype)
 
@@ -204,7 +205,7 @@ def _parsed(text: str | None) -> list[Any]:
 
 
 def _shapes(text: str | None) -> list[list[int]]:
-    """One list of sizes an argument; empty for what is no tensor."""
+    """The sizes of each argument; empty for an argument that is not a tensor."""
     return [
         dims if isinstance(dims, list) and all(type(size) is int and size >= 0 for size in dims) else []
         for dims in _parsed(text)
@@ -212,7 +213,7 @@ def _shapes(text: str | None) -> list[list[int]]:
 
 
 def _input_bytes(call: Call) -> int:
-    """Every tensor among the inputs, once."""
+    """Size of all input tensors."""
     total = 0
     for dims, kind in zip(call.dims, call.types, strict=False):
         if dims and kind in _TYPES:

@@ -1,4 +1,4 @@
-"""Why a GPU does nothing: every nanosecond of idle time goes to one cause."""
+"""GPU idle time by cause; each nanosecond has exactly one cause."""
 
 from __future__ import annotations
 
@@ -9,28 +9,27 @@ from rankscope.analysis.core.notes import NO_GPU, left_out, outside_steps
 from rankscope.analysis.core.result import Column, Finding, Result
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.core.severity import graded, of_the_worst
-from rankscope.analysis.within_rank.gaps import Place, places_of
 from rankscope.analysis.within_rank.idle_causes import CAUSES, DeviceIdle, idle_by_device
+from rankscope.analysis.within_rank.idle_gaps import GapGroup, gap_groups
 from rankscope.store.run import Run
-from rankscope.units import format_ns
+from rankscope.units import format_rounded
 
 IDLE_INFO, IDLE_WARNING, IDLE_CRITICAL = 0.05, 0.15, 0.40
-"""Shares of the span. Below 5 % there is nothing to gain; a well-fed training step stays under 10 to 15 %; above
-40 % the device is mostly rented for nothing."""
+"""Shares of the span. A training step that keeps the GPU busy stays under 10 to 15 %."""
 
 COLUMNS = (
     Column("rank"),
     Column("device"),
-    Column("host_bound_ns", "ns", "the next event's launch call had not begun"),
-    Column("launch_latency_ns", "ns", "from that call to the event's start"),
-    Column("sync_ns", "ns", "the host was in a synchronising call"),
-    Column("dataloader_ns", "ns", "the host waited for a batch"),
-    Column("other_ns", "ns", "the next event was queued already, or its launch is not known"),
+    Column("host_bound_ns", "ns", "before the call that launches the next event"),
+    Column("launch_latency_ns", "ns", "from the start of that call to the start of the event"),
+    Column("sync_ns", "ns", "the host is in a synchronising call"),
+    Column("dataloader_ns", "ns", "the host waits for a batch"),
+    Column("other_ns", "ns", "the next event is already launched, or its launch is not in the file"),
 )
 
 
 def idle(run: Run, scope: Scope, by: str | None = None) -> Result:
-    """One row a rank and device."""
+    """One row per rank and device."""
     rows: list[dict[str, Any]] = []
     findings: list[Finding] = []
     inside = without_launch = 0
@@ -47,7 +46,7 @@ def idle(run: Run, scope: Scope, by: str | None = None) -> Result:
         notes.append(NO_GPU)
     elif without_launch:
         notes.append(
-            f"{without_launch:,} GPU events have no launch in the file: idle time before them is 'other'"
+            f"{without_launch:,} GPU events have no launch in the file; idle time before them counts as 'other'"
         )
     return Result(
         "idle", "Why the GPU is idle", scope.window, COLUMNS, rows, of_the_worst(findings), tuple(notes)
@@ -55,47 +54,60 @@ def idle(run: Run, scope: Scope, by: str | None = None) -> Result:
 
 
 def _finding(run: Run, scope: Scope, found: DeviceIdle, row: dict[str, Any], steps: int) -> list[Finding]:
-    """What the host's pace costs; waits for data and synchronising calls have reports of their own."""
-    ours = row["host_bound_ns"] + row["launch_latency_ns"] + row["other_ns"]
-    severity = graded(ours, found.span, IDLE_INFO, IDLE_WARNING, IDLE_CRITICAL)
+    """Idle time without waits for data and synchronising calls, which have findings of their own."""
+    cost = sum(row[f"{cause}_ns"] for cause in _LAUNCH_CAUSES)
+    severity = graded(cost, found.span, IDLE_INFO, IDLE_WARNING, IDLE_CRITICAL)
     if severity is None:
         return []
-    (where, place), *_ = sorted(places_of(run, scope, found, ("within",)), key=lambda item: -_pace(item[1]))
+    ((where,), group) = max(
+        gap_groups(run, scope, found, ("within",)), key=lambda item: _launch_idle(item[1])
+    )
     idle = sum(row[f"{cause}_ns"] for cause in CAUSES)
     steps = max(steps, 1)
-    every = " a step" if steps > 1 else ""
-    parts = ", ".join(f"{name.replace('_', ' ')} {format_ns(row[f'{name}_ns'])}" for name in CAUSES)
+    per_step = " per step" if steps > 1 else ""
+    parts = ", ".join(
+        f"{name.replace('_', ' ')} {format_rounded('ns', row[f'{name}_ns'])}" for name in CAUSES
+    )
+    if where is None:
+        what = "events without a recorded launch"
+    else:
+        reason = _REASONS[max(_LAUNCH_CAUSES, key=group.causes.__getitem__)]
+        what = f"work launched in {_PHASE_NAMES.get(where, where)}: mainly {reason}"
     return [
         Finding(
             severity,
-            f"The GPU is idle {100 * idle / found.span:.0f} % of the time: {format_ns(_pace(place) / steps)}{every} "
-            f"before {where[0] or 'events without a launch'}, {_REASONS[max(_PACE, key=place.causes.__getitem__)]}",
-            f"rank {found.rank}, device {row['device']}: {format_ns(idle)} of {format_ns(found.span)} in "
-            f"{len(found.gaps.start):,} gaps: {parts}",
+            f"GPU idle {100 * idle / found.span:.0f} % of the time; {format_rounded('ns', _launch_idle(group) / steps)}"
+            f"{per_step} before {what}",
+            f"rank {found.rank}, device {row['device']}: {format_rounded('ns', idle)} of "
+            f"{format_rounded('ns', found.span)} in {len(found.gaps.start):,} gaps: {parts}",
             (found.rank,),
-            place.longest_span,
-            _HINTS.get(_kind(where[0]), _FEWER_LAUNCHES),
-            ours // steps,
+            group.longest_span,
+            _FASTER_OPTIMIZER if where and where.lower().startswith("optim") else _FEWER_LAUNCHES,
+            cost // steps,
         )
     ]
 
 
-def _pace(place: Place) -> int:
-    """Idle time that is neither a wait for data nor a synchronising call."""
-    return sum(place.causes[cause] for cause in _PACE)
+def _launch_idle(group: GapGroup) -> int:
+    return sum(group.causes[cause] for cause in _LAUNCH_CAUSES)
 
 
-def _kind(where: str | None) -> str:
-    return "optimizer" if where and where.lower().startswith("optim") else ""
-
-
-_PACE = ("host_bound", "launch_latency", "other")
+_LAUNCH_CAUSES = ("host_bound", "launch_latency", "other")
+"""All causes except waits for data and synchronising calls."""
 _REASONS = {
-    "host_bound": "the host launches too late",
-    "launch_latency": "launches take long to arrive",
-    "other": "the work was queued and did not run",
+    "host_bound": "host-bound (the launch calls come too late)",
+    "launch_latency": "launch latency (from the launch call to the start on the GPU)",
+    "other": "other (the work was already queued)",
 }
-_FEWER_LAUNCHES = "Launch less: larger batches, torch.compile, CUDA graphs; -r gaps and -r short say where."
-_HINTS = {
-    "optimizer": "Use fused=True (or foreach=True) in the optimizer, or CUDA graphs; -r gaps says where."
+_PHASE_NAMES = {
+    "dataloader": "data loading",
+    "forward": "the forward pass",
+    "backward": "the backward pass",
+    "recompute": "the recomputation",
+    "optimizer": "the optimizer step",
+    "other": "an unannotated region",
 }
+_FEWER_LAUNCHES = (
+    "Launch fewer kernels: larger batches, torch.compile, CUDA graphs. -r gaps and -r short show where."
+)
+_FASTER_OPTIMIZER = "Use fused=True (or foreach=True) in the optimizer, or CUDA graphs. -r gaps shows where."

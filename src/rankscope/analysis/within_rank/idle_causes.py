@@ -1,4 +1,4 @@
-"""When a GPU does nothing, and why: gaps between events, every nanosecond of them given to one cause."""
+"""The gaps between the events of a GPU, with each nanosecond of idle time assigned to one cause."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from rankscope.analysis.core.scope import Scope
 from rankscope.store.run import Run
 
 CAUSES = ("host_bound", "launch_latency", "sync", "dataloader", "other")
-"""In the words of the output; what each means is in docs/reports/idle.md."""
+"""Names as in the output; docs/reports/idle.md defines them."""
 
 
 @dataclass(frozen=True)
 class Gaps:
-    """Stretches in which a device does nothing, each up to the event that ends it, split by cause."""
+    """Intervals in which no event runs on a device, each up to the event that ends it, split by cause."""
 
     start: Ints
     end: Ints
     before: Ints
-    """Index of the event that ends it."""
+    """Index of the event that ends the gap."""
     host_bound: Ints
     launch_latency: Ints
     sync: Ints
@@ -42,11 +42,11 @@ class Gaps:
 
 
 def find_gaps(events: DeviceEvents, busy: Intervals, dataloader: Intervals, sync: Intervals) -> Gaps:
-    """The gaps of one device; `busy` is what the rank communicates on the host meanwhile."""
-    reach = np.maximum.accumulate(events.end)
-    before = np.flatnonzero(events.start[1:] > reach[:-1]) + 1
-    start, end, launch = reach[before - 1], events.start[before], events.launch_start[before]
-    late = (launch != UNKNOWN) & (launch > start)
+    """The gaps of one device. Time in `busy` (collectives on the host) is not idle."""
+    last_end = np.maximum.accumulate(events.end)
+    before = np.flatnonzero(events.start[1:] > last_end[:-1]) + 1
+    start, end, launch = last_end[before - 1], events.start[before], events.launch_start[before]
+    late_launch = (launch != UNKNOWN) & (launch > start)
     launch = np.minimum(launch, end)
 
     def by_gap(pieces: Intervals) -> Ints:
@@ -56,22 +56,22 @@ def find_gaps(events: DeviceEvents, busy: Intervals, dataloader: Intervals, sync
     idle = subtract(Intervals(start, end), busy)
     loading, idle = intersect(idle, dataloader), subtract(idle, dataloader)
     waiting, idle = intersect(idle, sync), subtract(idle, sync)
-    bound = by_gap(intersect(idle, Intervals(start[late], launch[late])))
-    latency = by_gap(intersect(idle, Intervals(launch[late], end[late])))
+    bound = by_gap(intersect(idle, Intervals(start[late_launch], launch[late_launch])))
+    latency = by_gap(intersect(idle, Intervals(launch[late_launch], end[late_launch])))
     other = by_gap(idle) - bound - latency
     return Gaps(start, end, before, bound, latency, by_gap(waiting), by_gap(loading), other)
 
 
 @dataclass(frozen=True)
 class DeviceIdle:
-    """One device of one rank: its events and its gaps."""
+    """The events and gaps of one device of one rank."""
 
     rank: int
     device: int
     events: DeviceEvents
     gaps: Gaps
     spans: Intervals
-    """The idle time itself: the gaps less what is communicated on the host meanwhile."""
+    """The idle time: the gaps without the collectives on the host."""
 
     @property
     def span(self) -> int:
@@ -113,7 +113,7 @@ def _idle_by_device(run: Run, scope: Scope) -> Iterator[DeviceIdle]:
 
 
 def idle_by_rank(run: Run, scope: Scope) -> dict[int, Intervals]:
-    """When every device of a rank is idle."""
+    """The times at which all devices of a rank are idle."""
     idle: dict[int, Intervals] = {}
     for found in idle_by_device(run, scope):
         idle[found.rank] = intersect(idle[found.rank], found.spans) if found.rank in idle else found.spans

@@ -1,4 +1,4 @@
-"""What kind of work a kernel does, by its name; 'unknown' is a kind too, and its share is reported."""
+"""Kernels grouped by kind of work and base name; both follow from the kernel name."""
 
 from __future__ import annotations
 
@@ -37,22 +37,24 @@ _COMPILED = tuple((name, re.compile(pattern, re.IGNORECASE)) for name, pattern i
 
 
 def family(kernel: str) -> str:
-    """The first family whose pattern the name holds."""
+    """The first family whose pattern matches the name, or 'unknown'."""
     return next((name for name, pattern in _COMPILED if pattern.search(kernel)), "unknown")
 
 
-# What makes two kernels of one sort differ in name: the sizes of tiles and what follows them, element widths, ids.
+# Parts in which the names of similar kernels differ: tile sizes and what follows them, and numbers at the end.
 _TILE = re.compile(r"_?\d+x\d+(?:x\d+)?.*$")
 _NUMBERED = re.compile(r"(?:_\d+)+$|_\d+d?e?\d*c?$")
-_WRAPPERS = frozenset({"Kernel", "Kernel2", "device_kernel"})  # CUTLASS: the name is in the first argument
+_WRAPPERS = frozenset(
+    {"Kernel", "Kernel2", "device_kernel"}
+)  # CUTLASS: the name is the first template argument
 _CALLABLE = re.compile(r"[A-Za-z_~][\w:~]*(?:[Kk]ernel|_cuda|Functor|Impl)\w*")
 
 
 @lru_cache(maxsize=16384)
 def kernel_name(kernel: str) -> str:
-    """The name without its template arguments, parameters and tile sizes: what the kernel is called in its source.
+    """The name without namespaces, template arguments, parameters and tile sizes.
 
-    A kernel that applies a function keeps the function's name: 'vectorized_elementwise_kernel: GeluCUDAKernelImpl'.
+    A kernel that applies a function has its name appended: 'vectorized_elementwise_kernel: GeluCUDAKernelImpl'.
     """
     plain = kernel.removeprefix("void ").replace("(anonymous namespace)::", "")
     bare, arguments = _without_arguments(plain)
@@ -68,8 +70,8 @@ def kernel_name(kernel: str) -> str:
 
 
 def _without_arguments(name: str) -> tuple[str, str]:
-    """What stands outside <…> and (…), and the first template arguments."""
-    kept, depth, first = [], 0, ""
+    """The text outside <…> and (…), and the template arguments."""
+    kept, depth, arguments = [], 0, ""
     for character in name.replace("operator()", "operator"):
         if character in "<(":
             if character == "(" and depth == 0:
@@ -80,12 +82,12 @@ def _without_arguments(name: str) -> tuple[str, str]:
         elif depth == 0:
             kept.append(character)
         if depth > 0:
-            first += character
-    return "".join(kept), first
+            arguments += character
+    return "".join(kept), arguments
 
 
 def families(run: Run, scope: Scope, by: str | None = None) -> Result:
-    """Kernels of one source and one kind of work together, whatever their template arguments and tile sizes."""
+    """One row per kind of work and base name."""
     keys = ("rank", "family", "name") if by == "rank" else ("family", "name")
     groups: dict[tuple[Any, ...], dict[str, Any]] = {}
     for rank, name, count, total in run.rows(
@@ -101,9 +103,9 @@ def families(run: Run, scope: Scope, by: str | None = None) -> Result:
         row["instances"] += count
         row["variants"] += 1
     rows = sorted(groups.values(), key=lambda row: (-row["total_ns"], *(str(row[key]) for key in keys)))
-    whole = sum(row["total_ns"] for row in rows)
+    total_ns = sum(row["total_ns"] for row in rows)
     for row in rows:
-        row["time_pct"] = 100 * row["total_ns"] / whole if whole else 0.0
+        row["time_pct"] = 100 * row["total_ns"] / total_ns if total_ns else 0.0
         row["avg_ns"] = row["total_ns"] / row["instances"]
     inside = sum(row["instances"] for row in rows)
     notes = left_out(run, scope) + outside_steps(run, scope, inside, "gpu", "category = 'kernel'", "kernels")
@@ -112,11 +114,11 @@ def families(run: Run, scope: Scope, by: str | None = None) -> Result:
     columns = (
         *((Column("rank"),) if by == "rank" else ()),
         Column("family", help="kind of work"),
-        Column("time_pct", "percent", "share of all kernels' time"),
+        Column("time_pct", "percent", "share of the time of all kernels"),
         Column("total_ns", "ns"),
         Column("instances", "count"),
         Column("avg_ns", "ns", "mean duration"),
-        Column("variants", "count", "full names behind it"),
+        Column("variants", "count", "number of full kernel names in the row"),
         Column("name", help="without template arguments, parameters and tile sizes", at_end=True),
     )
     return Result("families", "Kernel families", scope.window, columns, rows, notes=tuple(notes))

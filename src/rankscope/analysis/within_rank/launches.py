@@ -1,4 +1,4 @@
-"""How the host keeps each stream fed: how long events wait between their launch and their start, and how many."""
+"""Launch delay and queue depth of each stream: how far the host is ahead of the device."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ from rankscope.analysis.core.scope import Scope
 from rankscope.store.run import Run
 
 QUEUE_SLOTS = 1024
-"""How many launches a CUDA stream takes before the next call blocks (observed, not documented; HTA uses it too)."""
+"""Launches that a CUDA stream queues before the next call blocks (observed, not documented; HTA uses it too)."""
 
 COLUMNS = (
     Column("rank"),
     Column("device"),
     Column("stream"),
-    Column("launches", "count", "events whose launch is in the file"),
+    Column("launches", "count", "events with a launch in the file"),
     Column(
         "delay_avg_ns",
         "ns",
-        "from the start of the launch call to the event's start: mean",
+        "mean time from the start of the launch call to the start of the event",
         title="Delay avg",
     ),
-    Column("delay_med_ns", "ns", "the same: median", title="Delay med"),
-    Column("delay_max_ns", "ns", "the same: longest", title="Delay max"),
-    Column("depth_avg", help="events launched and not started, averaged over time"),
-    Column("depth_max", "count", "the most at once"),
-    Column("empty_pct", "percent", "share of the time in which nothing is queued"),
-    Column("full_ns", "ns", f"time with {QUEUE_SLOTS} or more queued: the host may block"),
+    Column("delay_med_ns", "ns", "median of that time", title="Delay med"),
+    Column("delay_max_ns", "ns", "longest such time", title="Delay max"),
+    Column("depth_avg", help="mean number of queued events (launched, not started) over time"),
+    Column("depth_max", "count", "most queued events at any time"),
+    Column("empty_pct", "percent", "share of the time with no queued event"),
+    Column("full_ns", "ns", f"time with {QUEUE_SLOTS} or more queued events: the host may block"),
 )
 
 
 def launches(run: Run, scope: Scope, by: str | None = None) -> Result:
-    """One row a rank, device and stream, the busiest first."""
+    """One row per rank, device and stream, most launches first."""
     rows: list[dict[str, Any]] = []
     inside = without = 0
     for rank in ranks_in(run, scope):
@@ -52,7 +52,7 @@ def launches(run: Run, scope: Scope, by: str | None = None) -> Result:
     if not inside:
         notes.append(NO_GPU)
     elif without:
-        notes.append(f"left out: {without:,} of {inside:,} GPU events whose launch is not in the file")
+        notes.append(f"left out: {without:,} of {inside:,} GPU events that have no launch in the file")
     return Result("launches", "Launches and queues", scope.window, COLUMNS, rows, notes=tuple(notes))
 
 
@@ -82,12 +82,12 @@ def _streams(rank: int, events: DeviceEvents) -> Iterator[dict[str, Any]]:
 
 
 def queue_depth(launch: Ints, start: Ints, limit: int) -> tuple[int, int]:
-    """The most events in [launch, start) at once, and for how long there were `limit` or more."""
-    real = start > launch
-    launch, start = np.sort(launch[real]), np.sort(start[real])
+    """The highest number of events in [launch, start) at any time, and the time with `limit` or more of them."""
+    queued = start > launch
+    launch, start = np.sort(launch[queued]), np.sort(start[queued])
     if len(launch) == 0:
         return 0, 0
-    # Just after the i-th launch, i + 1 have come and those with an earlier or equal start have gone.
+    # After launch i, i + 1 events are launched; those with an earlier or equal start have left the queue.
     depth = np.arange(1, len(launch) + 1) - np.searchsorted(start, launch, side="right")
     times = np.concatenate([launch, start])
     change = np.concatenate([np.ones(len(launch)), -np.ones(len(start))]).astype(np.int64)

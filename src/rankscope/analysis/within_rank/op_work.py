@@ -1,7 +1,7 @@
-"""The calls whose work is known, each with its FLOPs, bytes, data type and the device time it took.
+"""Op calls with known FLOPs: the FLOPs, bytes, data type and device time of each.
 
-Ops that compute call each other (linear calls addmm): only the innermost whose shapes tell counts, so nothing
-counts twice. Device activity belongs to the counted call around its launching op.
+Where such ops call each other (linear calls addmm), only the innermost counts, so nothing counts twice. Device
+activity belongs to the counted call around the op that launched it.
 """
 
 from __future__ import annotations
@@ -22,35 +22,40 @@ from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.within_rank.flops import Work, work_of
 from rankscope.store.run import Run
 
+NO_SHAPES = (
+    "the trace has no shapes, so FLOPs are unknown; rankscope profile --record-shapes "
+    "(record_shapes=True) records them"
+)
+
 NO_KERNEL = -1
 
-# float32 factors on tensor cores: what cuBLAS and CUTLASS call such kernels (instruction shapes, or outright).
+# Names in cuBLAS and CUTLASS of kernels that multiply float32 on tensor cores.
 _TF32_KERNEL = re.compile(r"tf32|s1688|tensorop|nvjet|wgmma|hmma", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
 class OpWork:
-    """One entry a call, in order of file, track and time."""
+    """One entry per call, in order of file, track and time."""
 
     number: Ints
-    """Names the slice in the run: the file's row in segments times 2**40, plus its id."""
+    """Identifies the slice in the run: the row of its file in segments times 2**40, plus its id."""
     rank: Ints
     step: Ints
     start: Ints
-    """On the host."""
+    """On the host, in ns."""
     host_ns: Ints
     signature: Ints
-    """Index into the lists below."""
+    """Index into names, shapes and works."""
     flops: Ints
     device_ns: Ints
-    """All device activity it launched."""
+    """All device activity that the call launched."""
     kernel: Ints
-    """Index of its longest kernel's name, or NO_KERNEL."""
+    """Index into kernels of the longest kernel, or NO_KERNEL."""
     kernel_ns: Ints
-    """How long that kernel took; its helpers (fills, split-K sums) are not in it."""
+    """Duration of that kernel, without helper kernels (fills, split-K sums)."""
 
     dtype: Ints
-    """Index of the data type whose peak applies: float32 on tensor cores is tf32."""
+    """Index into dtypes of the data type whose peak applies; float32 on tensor cores is tf32."""
 
     names: list[str]
     shapes: list[str]
@@ -60,7 +65,7 @@ class OpWork:
 
     @property
     def bytes(self) -> Ints:
-        """-1 where it is not known."""
+        """Inputs and outputs, counted once; -1 where unknown."""
         known = [-1 if work.bytes is None else work.bytes for work in self.works]
         return np.array([*known, -1], dtype=np.int64)[self.signature]
 
@@ -68,7 +73,7 @@ class OpWork:
 def _dtypes(
     works: list[Work], kernels: list[str], signature: Ints, kernel: Ints
 ) -> tuple[Ints, list[str | None]]:
-    """Decided once for each pair of arguments and kernel; (code of each call, texts)."""
+    """The index of each call's data type, and the data types; evaluated once per pair of signature and kernel."""
     pairs, which = distinct(np.stack([signature, kernel]))
     texts: list[str | None] = []
     codes = []
@@ -130,9 +135,9 @@ def _signatures(run: Run) -> tuple[list[str], list[str], list[Work | None]]:
     for name, arguments in run.rows("SELECT name, shapes FROM op_signatures ORDER BY code"):
         dims, types, concrete, flops, more_flops = arguments
         work = work_of(name, dims, types, concrete)
-        own = _number(flops or more_flops)
-        if work is None and own:
-            work = Work(own, None, None)  # with_flops' own figure, where the shapes do not tell
+        recorded = _number(flops or more_flops)
+        if work is None and recorded:
+            work = Work(recorded, None, None)  # the figure that with_flops recorded
         names.append(name)
         shapes.append(dims or "")
         works.append(work)
@@ -147,7 +152,7 @@ def _number(text: str | None) -> int:
 
 
 def _innermost(calls: dict[str, Any]) -> NDArray[np.bool_]:
-    """Calls nest on their track: one has another inside exactly when the next one starts before its end."""
+    """Calls nest on their track, so a call contains another exactly if the next one starts before its end."""
     place, start, end = calls["place"], calls["start"], calls["end"]
     inner = np.ones(len(place), dtype=bool)
     inner[:-1] = (place[1:] != place[:-1]) | (start[1:] >= end[:-1])
@@ -155,7 +160,7 @@ def _innermost(calls: dict[str, Any]) -> NDArray[np.bool_]:
 
 
 def _launched(run: Run, scope: Scope) -> tuple[list[str], dict[str, Any]]:
-    """Device activity with where and when the op that launched it ran; and the texts of its names."""
+    """The kernel names, and for each device event the track and start time of the op that launched it."""
     names = sorted(set(works(run)))
     number = {name: code for code, name in enumerate(names)}
     of_work = np.array([number[name] for name in works(run)], dtype=np.int64)
@@ -181,7 +186,7 @@ def _launched(run: Run, scope: Scope) -> tuple[list[str], dict[str, Any]]:
 
 
 def _device_time(calls: dict[str, Any], launched: dict[str, Any]) -> tuple[Ints, Ints, Ints]:
-    """Per call: its device time, its longest kernel and that one's time."""
+    """For each call: device time, longest kernel, and the duration of that kernel."""
     count = len(calls["place"])
     device_ns, kernel_ns = np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.int64)
     kernel = np.full(count, NO_KERNEL, dtype=np.int64)
@@ -192,14 +197,14 @@ def _device_time(calls: dict[str, Any], launched: dict[str, Any]) -> tuple[Ints,
     np.add.at(device_ns, at[mine], launched["dur"][mine])
     kernels = np.flatnonzero(mine & launched["is_kernel"])
     kernels = kernels[np.lexsort((launched["name"][kernels], launched["dur"][kernels]))]
-    # Written in order of duration: what stays is the longest.
+    # Assigned in order of duration, so the longest kernel remains.
     kernel[at[kernels]] = launched["name"][kernels]
     kernel_ns[at[kernels]] = launched["dur"][kernels]
     return device_ns, kernel, kernel_ns
 
 
 def _call_around(calls: dict[str, Any], place: Ints, at: Ints) -> Ints:
-    """For each place and time, the index of the call that is open there, or -1. Calls do not overlap there."""
+    """For each place and time the index of the call around it, or -1. Calls at one place do not overlap."""
     _, code = np.unique(np.concatenate([calls["place"], place]), return_inverse=True)
     low = min(int(calls["start"].min()), int(at.min()))
     width = max(int(calls["end"].max()), int(at.max())) - low + 1

@@ -1,4 +1,4 @@
-"""Operators: calls, time on the host and on the device, own and with everything below them."""
+"""Operators: calls, self and total time on the host and on the device, FLOPs."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.within_rank.op_work import OpWork, op_work
 from rankscope.store.run import Run
 
-# What --by may be, and which option records it.
+# Keys of --by, and the option that records each.
 _KEYS = {
     "rank": "",
     "shape": "record_shapes=True records shapes",
-    "module": "with_stack=True records the modules",
-    "source": "with_stack=True records Python source lines",
+    "module": "with_stack=True records modules",
+    "source": "with_stack=True records lines of Python",
 }
 
 
 def ops(run: Run, scope: Scope, by: str | None = None) -> Result:
-    """One row an operator name, or one a name and key; total includes ops called inside."""
+    """One row per operator name, or per name and key; totals include the ops it calls."""
     key, joins = _key(by)
     rows = run.records(f"""
         SELECT s.name, {key} count(*) AS calls, sum(s.self_ns)::BIGINT AS self_host_ns,
@@ -43,7 +43,7 @@ def ops(run: Run, scope: Scope, by: str | None = None) -> Result:
 
 
 def _key(by: str | None) -> tuple[str, str]:
-    """A column named as the key, and the joins it needs, for slices or computing ops s."""
+    """SQL for the key column and for the joins it needs; `s` is the table of ops."""
     same = "k.rank = s.rank AND k.segment = s.segment"
     if by == "rank":
         return "s.rank,", ""
@@ -57,16 +57,16 @@ def _key(by: str | None) -> tuple[str, str]:
 
 
 def _columns(by: str | None) -> tuple[Column, ...]:
-    key = (Column(by, help="what the rows are grouped by", at_end=by != "rank"),) if by else ()
+    key = (Column(by, help="key that splits the rows", at_end=by != "rank"),) if by else ()
     return (
         Column("name", at_end=True),
         *key,
         Column("calls", "count"),
-        Column("self_host_ns", "ns", "on the host, less what it calls"),
-        Column("total_host_ns", "ns", "on the host"),
-        Column("self_device_ns", "ns", "device activity it launched itself"),
-        Column("total_device_ns", "ns", "device activity it or anything inside it launched"),
-        Column("flops", "flop", "of products, convolutions, attention, from recorded shapes"),
+        Column("self_host_ns", "ns", "time on the host, without what it calls"),
+        Column("total_host_ns", "ns", "time on the host"),
+        Column("self_device_ns", "ns", "device activity that it launched itself"),
+        Column("total_device_ns", "ns", "device activity that it or an op inside it launched"),
+        Column("flops", "flop", "of matrix products, convolutions and attention, from recorded shapes"),
     )
 
 
@@ -81,7 +81,7 @@ def _notes(run: Run, scope: Scope, by: str | None, rows: list[dict[str, Any]]) -
 
 
 def _flops(run: Run, scope: Scope, by: str | None) -> dict[tuple[str, Any], int]:
-    """Floating-point operations by name and key, where shapes tell."""
+    """FLOPs by name and key, for ops with known FLOPs."""
     work = op_work(run, scope)
     keys: list[Any] = _frames(run, scope, by, work) if by in ("module", "source") else []
     texts = list(dict.fromkeys(keys))
@@ -99,7 +99,7 @@ def _flops(run: Run, scope: Scope, by: str | None) -> dict[tuple[str, Any], int]
 
 
 def _frames(run: Run, scope: Scope, by: str, work: OpWork) -> list[Any]:
-    """The module or line of each counted call."""
+    """The module or line of Python of each counted call."""
     key, joins = _key(by)
     known = dict(
         run.rows(f"""

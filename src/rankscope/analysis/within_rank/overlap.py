@@ -1,4 +1,4 @@
-"""Is communication hidden: how much of each collective runs behind compute, and behind which."""
+"""Communication that overlaps with compute and communication that is exposed, by kind of collective."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.core.severity import graded, of_the_worst
 from rankscope.analysis.within_rank.kernel_families import kernel_name
 from rankscope.store.run import Run
-from rankscope.units import format_ns
+from rankscope.units import format_rounded
 
 EXPOSED_INFO, EXPOSED_WARNING, EXPOSED_CRITICAL = 0.05, 0.15, 0.40
-"""Shares of the span in which only communication runs. Under 5 % it is as good as hidden; data-parallel training that
-overlaps its buckets stays under 15 %."""
+"""Shares of the span in which communication is exposed. Data-parallel training that overlaps its buckets stays under
+15 %."""
 
 ON_HOST = "collectives on the host"
 COLUMNS = (
     Column("rank"),
     Column("step", help="null: the whole window"),
-    Column("collective", help="null: all of them together", at_end=True),
-    Column("comm_ns", "ns", "at least one runs"),
-    Column("hidden_ns", "ns", "and a compute kernel runs too"),
-    Column("exposed_ns", "ns", "and no compute kernel runs"),
-    Column("overlap_pct", "percent", "hidden share"),
-    Column("hidden_by", help="the compute kernel that runs longest meanwhile", at_end=True),
+    Column("collective", help="null: all collectives together", at_end=True),
+    Column("comm_ns", "ns", "time in which at least one collective of the row runs"),
+    Column("hidden_ns", "ns", "part of it in which a compute kernel also runs"),
+    Column("exposed_ns", "ns", "part of it in which no compute kernel runs"),
+    Column("overlap_pct", "percent", "hidden share of the communication time"),
+    Column("hidden_by", help="compute kernel with the longest overlap", at_end=True),
 )
 
 
 def overlap(run: Run, scope: Scope, by: str | None = None) -> Result:
-    """One row a rank for all collectives, then one for each; --by step: one a rank and step."""
+    """One row per rank for all collectives, then one per kind; --by step: one per rank and step."""
     rows: list[dict[str, Any]] = []
     findings: list[Finding] = []
     steps = steps_in(run, scope)
@@ -61,10 +61,10 @@ def overlap(run: Run, scope: Scope, by: str | None = None) -> Result:
     if not inside:
         notes.append(NO_GPU)
     elif not rows:
-        notes.append("no communication in the window: one rank, or its collectives were not recorded")
+        notes.append("no communication in the window: the run has one rank, or collectives were not recorded")
     return Result(
         "overlap",
-        "Is communication hidden?",
+        "Overlap of communication and compute",
         scope.window,
         COLUMNS,
         rows,
@@ -80,7 +80,7 @@ def _rows(
     on_host = union(np.clip(host.start, low, high), np.clip(host.end, low, high))
     is_comm, is_compute = events.kind == COMM, events.kind == COMPUTE
     compute = events.pick(is_compute)
-    behind = union(compute.start, compute.end)
+    computing = union(compute.start, compute.end)
     comm = events.pick(is_comm)
     names = works(run)
     sets: list[tuple[str | None, Intervals]] = [(None, join(union(comm.start, comm.end), on_host))]
@@ -96,7 +96,7 @@ def _rows(
         total = length(spans)
         if not total:
             continue
-        hidden = length(intersect(spans, behind))
+        hidden = length(intersect(spans, computing))
         yield {
             "rank": rank,
             "step": step,
@@ -110,7 +110,7 @@ def _rows(
 
 
 def _longest(compute: DeviceEvents, spans: Intervals, names: Any) -> str:
-    """The kernel that runs longest while these spans last."""
+    """The kernel with the longest overlap with the spans."""
     shared = covered_before(spans, compute.end) - covered_before(spans, compute.start)
     times: Counter[str] = Counter()
     for code, time in enumerate(np.bincount(compute.work, weights=shared).tolist()):
@@ -128,16 +128,17 @@ def _finding(rank: int, rows: list[dict[str, Any]], events: DeviceEvents, steps:
     if severity is None:
         return []
     most = max(kinds, key=lambda row: row["exposed_ns"])
-    every = f", {format_ns(whole['exposed_ns'] / steps)} a step" if steps else ""
+    per_step = f" ({format_rounded('ns', whole['exposed_ns'] / steps)} per step)" if steps else ""
     return [
         Finding(
             severity,
-            f"Communication is exposed {100 * whole['exposed_ns'] / span:.0f} % of the time{every}",
-            f"rank {rank}: {format_ns(whole['exposed_ns'])} of {format_ns(whole['comm_ns'])} is not behind compute; "
-            f"most of it in {most['collective']} ({format_ns(most['exposed_ns'])})",
+            f"Communication is exposed {100 * whole['exposed_ns'] / span:.0f} % of the time{per_step}",
+            f"rank {rank}: {format_rounded('ns', whole['exposed_ns'])} of {format_rounded('ns', whole['comm_ns'])} "
+            f"does not overlap with compute; the largest part is {most['collective']} "
+            f"({format_rounded('ns', most['exposed_ns'])})",
             (rank,),
-            hint="Part of it may be waiting for a late rank (-r stragglers). The rest: overlap it with compute "
-            "(larger DDP buckets, FSDP prefetch, async_op=True), or send less.",
+            hint="Part of it may be waiting for a late rank (-r stragglers). Overlap the rest with compute (larger DDP "
+            "buckets, FSDP prefetch, async_op=True), or send less data.",
             cost_ns=whole["exposed_ns"] // max(steps, 1),
         )
     ]

@@ -1,4 +1,4 @@
-"""Forward, backward, optimizer, recomputation: the host's time cut into phases, and the GPU's work by them."""
+"""Phases of the step: host time and GPU work in data loading, forward, backward, recomputation and optimizer."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from rankscope.analysis.core.severity import of_the_worst
 from rankscope.analysis.core.step_windows import step_windows
 from rankscope.analysis.within_rank.recomputation import recomputed
 from rankscope.store.run import Run
-from rankscope.units import format_ns
+from rankscope.units import format_rounded
 
 PHASES = ("dataloader", "forward", "backward", "recompute", "optimizer", "other")
 DATALOADER, FORWARD, BACKWARD, RECOMPUTE, OPTIMIZER, OTHER = range(len(PHASES))
 
 RECOMPUTE_INFO = 0.05
-"""Share of the device's work. Recomputation is a choice, memory for time: always a remark, never a warning."""
+"""Share of the GPU time. Recomputation trades time for memory on purpose, so the finding is never a warning."""
 
-# Names that say their phase: torch's own, and what people call their ranges (and NVTX ranges).
+# Annotations that name a phase: those of torch, and common names of user and NVTX ranges.
 _OPTIMIZER = r"^Optimizer\.(?:step|zero_grad)#|^\W*(?:optimizer|optim)(?:[^a-z]|$)"
 _BACKWARD = r"^\W*(?:backward|bwd)(?:[^a-z]|$)"
 _FORWARD = r"^\W*(?:forward|fwd|loss)(?:[^a-z]|$)"
@@ -34,17 +34,17 @@ _FORWARD = r"^\W*(?:forward|fwd|loss)(?:[^a-z]|$)"
 COLUMNS = (
     Column("rank"),
     Column("phase"),
-    Column("host_ns", "ns", "of the steps' time on the host"),
-    Column("host_pct", "percent", "share of the steps' time"),
-    Column("device_ns", "ns", "durations of the GPU events launched in the phase, added up"),
-    Column("device_pct", "percent", "share of all GPU events' durations"),
+    Column("host_ns", "ns", "host time of the steps in the phase"),
+    Column("host_pct", "percent", "share of the step time"),
+    Column("device_ns", "ns", "total duration of the GPU events launched in the phase"),
+    Column("device_pct", "percent", "share of the total duration of all GPU events"),
     Column("events", "count", "GPU events launched in the phase", title="GPU events"),
 )
 
 
 @dataclass(frozen=True)
 class Partition:
-    """The host's time, cut at `start` into pieces of one phase each; before the first it is OTHER."""
+    """The host time of a rank, cut at `start` into intervals of one phase each; before the first it is OTHER."""
 
     start: Ints
     phase: Ints
@@ -58,7 +58,7 @@ class Partition:
         return np.where(index >= 0, self.phase[np.maximum(index, 0)], OTHER)
 
     def lengths(self) -> list[int]:
-        """Time in each phase; together the length of the window."""
+        """Time in each phase; the sum is the length of the window."""
         sizes = np.append(np.diff(self.start), 0) if len(self.start) else self.start
         found = np.bincount(self.phase, weights=sizes, minlength=len(PHASES)).astype(np.int64)
         found[OTHER] = length(self.window) - int(found[:OTHER].sum())
@@ -66,25 +66,25 @@ class Partition:
 
 
 def phases(run: Run, scope: Scope, by: str | None = None) -> Result:
-    """One row a rank and phase that occurs."""
+    """One row per rank and phase that occurs."""
     rows: list[dict[str, Any]] = []
     findings: list[Finding] = []
     steps = steps_in(run, scope)
     for rank in ranks_in(run, scope):
         own = _rank_rows(run, rank, scope)
         rows += own
-        findings += _recomputation(rank, own, steps)
+        findings += _recomputation_finding(rank, own, steps)
     notes = left_out(run, scope)
     seen = {row["phase"] for row in rows}
     if not rows:
         notes.append("no ops and no annotations in the window; ProfilerActivity.CPU records them")
     elif not seen & {"backward", "optimizer"}:
         notes.append(
-            "no backward pass and no optimizer in the window; where ops are not recorded (nsys), ranges named forward, "
-            "backward and optimizer tell: torch.cuda.nvtx.range('backward')"
+            "no backward pass and no optimizer in the window; if ops are not recorded (nsys), mark the phases with "
+            "ranges named forward, backward and optimizer: torch.cuda.nvtx.range('backward')"
         )
     if rows and not steps:
-        notes.append("no steps in the trace: the host's time is that from the first op to the last")
+        notes.append("no steps in the trace: host time is from the first op to the last")
     return Result(
         "phases", "Phases of the step", scope.window, COLUMNS, rows, of_the_worst(findings), tuple(notes)
     )
@@ -115,7 +115,7 @@ def _rank_rows(run: Run, rank: int, scope: Scope) -> list[dict[str, Any]]:
     ]
 
 
-def _recomputation(rank: int, rows: list[dict[str, Any]], steps: int) -> list[Finding]:
+def _recomputation_finding(rank: int, rows: list[dict[str, Any]], steps: int) -> list[Finding]:
     row = next((row for row in rows if row["phase"] == "recompute"), None)
     if row is None:
         return []
@@ -123,14 +123,15 @@ def _recomputation(rank: int, rows: list[dict[str, Any]], steps: int) -> list[Fi
     share, time = (row["device_pct"], row["device_ns"]) if on_device else (row["host_pct"], row["host_ns"])
     if share is None or share < 100 * RECOMPUTE_INFO:
         return []
-    per = f", {format_ns(time / steps)} a step" if steps else ""
+    per_step = f" ({format_rounded('ns', time / steps)} per step)" if steps else ""
     return [
         Finding(
             "info",
-            f"Recomputation takes {share:.0f} % of the {'GPU' if on_device else 'host'} time{per}",
-            f"rank {rank}: forward ops inside the backward pass, {format_ns(time)} in the window",
+            f"Recomputation takes {share:.0f} % of the {'GPU' if on_device else 'host'} time{per_step}",
+            f"rank {rank}: {format_rounded('ns', time)} in forward ops that run inside the backward pass",
             (rank,),
-            hint="Activation checkpointing trades time for memory; with memory to spare (-r memory), checkpoint less.",
+            hint="Activation checkpointing trades time for memory. If memory is free (-r memory), checkpoint fewer "
+            "layers.",
             cost_ns=time // max(steps, 1),
         )
     ]
@@ -175,7 +176,7 @@ def _partition(run: Run, rank: int, scope: Scope) -> Partition:
 
 
 def _filled(pieces: list[tuple[Intervals, Ints]], window: Intervals) -> Partition:
-    """Time between two pieces of one phase in one step belongs to it: there the host was in Python, not away."""
+    """Time between two intervals of one phase in one step belongs to that phase: the host is in Python."""
     start = np.concatenate([own.start for own, _ in pieces])
     end = np.concatenate([own.end for own, _ in pieces])
     phase = np.concatenate([numbers for _, numbers in pieces])
@@ -185,7 +186,7 @@ def _filled(pieces: list[tuple[Intervals, Ints]], window: Intervals) -> Partitio
     same = (phase[1:] == phase[:-1]) & (step[1:] == step[:-1])
     ends = end.copy()
     ends[:-1][same] = start[1:][same]
-    # A cut at each start, and one back to OTHER where no piece follows at once.
+    # A cut at each start, and a cut to OTHER where no interval follows directly.
     open_end = np.append(ends[:-1] != start[1:], True) if len(start) else np.empty(0, dtype=bool)
     cuts = np.concatenate([start, ends[open_end]])
     labels = np.concatenate([phase, np.full(int(open_end.sum()), OTHER)])
@@ -194,7 +195,7 @@ def _filled(pieces: list[tuple[Intervals, Ints]], window: Intervals) -> Partitio
 
 
 def _before_backward(ops: Intervals, backward: Intervals, window: Intervals) -> Intervals:
-    """Ops of each step up to the end of its last backward pass; all of them where it has none."""
+    """Ops of each step up to the end of its last backward pass; all ops if it has none."""
     inside = intersect(backward, window)
     last = np.full(len(window.start) + 1, np.iinfo(np.int64).min)
     np.maximum.at(last, np.searchsorted(window.start, inside.start, side="right"), inside.end)

@@ -1,4 +1,4 @@
-"""What the profiler itself costs, where the trace tells: its own events, and the stacks it recorded."""
+"""Cost of the profiler, as far as the trace shows it: its overhead events and recorded Python stacks."""
 
 from __future__ import annotations
 
@@ -12,42 +12,42 @@ from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.core.severity import graded, of_the_worst
 from rankscope.analysis.core.step_windows import step_windows
 from rankscope.store.run import Run
-from rankscope.units import format_ns
+from rankscope.units import format_rounded
 
 SHARE_INFO, SHARE_WARNING, SHARE_CRITICAL = 0.02, 0.10, 0.30
-"""Shares of the steps' time: beyond a tenth the trace shows the profiler, not the program."""
-STACKS_PER_OP = 0.25
-"""From one recorded Python frame for every four ops on, stacks were on; each costs a microsecond or so."""
+"""Shares of the step time."""
+FRAMES_PER_OP = 0.25
+"""Python frames per op from which stacks count as recorded. Each frame costs about a microsecond."""
 
 COLUMNS = (
     Column("rank"),
-    Column("name", help="what the profiler did", at_end=True),
+    Column("name", help="kind of overhead", at_end=True),
     Column("calls", "count"),
     Column("total_ns", "ns"),
-    Column("max_ns", "ns", "the longest"),
-    Column("in_steps_ns", "ns", "of the total, inside steps"),
-    Column("step_pct", "percent", "that as a share of the steps' time"),
+    Column("max_ns", "ns", "longest event"),
+    Column("in_steps_ns", "ns", "part of the total inside steps, with overlapping events counted once"),
+    Column("step_pct", "percent", "that part as a share of the step time"),
 )
 
 
 def overhead(run: Run, scope: Scope, by: str | None = None) -> Result:
-    """One row a rank and kind of the profiler's own work."""
+    """One row per rank and kind of overhead."""
     rows: list[dict[str, Any]] = []
     findings: list[Finding] = []
-    told = any(category.lower() == "overhead" for category in categories(run))
-    for rank in ranks_in(run, scope) if told else ():
-        own, share = _rows(run, rank, scope)
-        rows += own
-        findings += share
+    has_overhead_events = any(category.lower() == "overhead" for category in categories(run))
+    for rank in ranks_in(run, scope) if has_overhead_events else ():
+        own_rows, own_findings = _rows(run, rank, scope)
+        rows += own_rows
+        findings += own_findings
     notes = left_out(run, scope)
     if not rows:
         notes.append(
-            "the trace has no events of category 'overhead': the profiler reported no work of its own, which does not "
-            "mean that it cost nothing; compare with a run without it"
+            "the trace has no events of category 'overhead'. The profiler still has a cost; a run without it shows "
+            "how much"
         )
     return Result(
         "overhead",
-        "What the profiler costs",
+        "Profiler overhead",
         scope.window,
         COLUMNS,
         rows,
@@ -65,7 +65,7 @@ def _rows(run: Run, rank: int, scope: Scope) -> tuple[list[dict[str, Any]], list
         return [], []
     windows = step_windows(run, rank, scope)
     steps = union(windows.start, windows.end)
-    whole = length(steps)
+    step_ns = length(steps)
     rows = []
     for name in sorted(set(events["name"].tolist())):
         mine = events["name"] == name
@@ -78,13 +78,13 @@ def _rows(run: Run, rank: int, scope: Scope) -> tuple[list[dict[str, Any]], list
                 "calls": len(start),
                 "total_ns": int((stop - start).sum()),
                 "max_ns": int((stop - start).max()),
-                "in_steps_ns": inside if whole else None,
-                "step_pct": 100 * inside / whole if whole else None,
+                "in_steps_ns": inside if step_ns else None,
+                "step_pct": 100 * inside / step_ns if step_ns else None,
             }
         )
     rows.sort(key=lambda row: (-row["total_ns"], row["name"]))
     return rows, _finding(
-        rank, rows, _inside(events["start"], events["stop"], steps), whole, len(steps.start)
+        rank, rows, _inside(events["start"], events["stop"], steps), step_ns, len(steps.start)
     )
 
 
@@ -92,39 +92,39 @@ def _inside(start: Any, stop: Any, steps: Intervals) -> int:
     return length(intersect(union(start, stop), steps))
 
 
-def _finding(rank: int, rows: list[dict[str, Any]], inside: int, whole: int, steps: int) -> list[Finding]:
-    severity = graded(inside, whole, SHARE_INFO, SHARE_WARNING, SHARE_CRITICAL)
+def _finding(rank: int, rows: list[dict[str, Any]], inside: int, step_ns: int, steps: int) -> list[Finding]:
+    severity = graded(inside, step_ns, SHARE_INFO, SHARE_WARNING, SHARE_CRITICAL)
     if severity is None:
         return []
     most = rows[0]
     return [
         Finding(
             severity,
-            f"The profiler's own work takes {100 * inside / whole:.0f} % of the steps' time",
-            f"rank {rank}: {format_ns(inside)} in {steps} steps; the most: {most['name']}, "
-            f"{format_ns(most['total_ns'])}",
+            f"Profiler overhead: {100 * inside / step_ns:.0f} % of the step time",
+            f"rank {rank}: {format_rounded('ns', inside)} in the steps; the largest kind is {most['name']} "
+            f"({format_rounded('ns', most['total_ns'])} in total)",
             (rank,),
-            hint="Record fewer steps at a time, warm up a step longer, and leave out stacks and shapes.",
+            hint="Record fewer steps at a time, add a warm-up step, and leave out stacks and shapes.",
             cost_ns=inside // max(steps, 1),
         )
     ]
 
 
 def _stacks(run: Run, scope: Scope) -> list[Finding]:
-    """Recording stacks slows the host: idle figures of such a trace are worse than the job's."""
+    """Recording stacks slows the host, so such a trace shows more idle time than the job has without them."""
     if not vocabulary(run, "python_function"):
         return []
     ((frames, ops),) = run.rows(
         "SELECT count(*) FILTER (category = 'python_function'), count(*) FILTER (category = 'cpu_op') "
         f"FROM slices WHERE {scope.where()}"
     )
-    if frames == 0 or frames < STACKS_PER_OP * ops:
+    if frames == 0 or frames < FRAMES_PER_OP * ops:
         return []
     return [
         Finding(
             "info",
-            f"Python stacks were recorded, {frames:,} frames beside {ops:,} ops: the host was slower than without them",
-            "Idle time that is host bound, and the host's times, include that.",
-            hint="For figures to quote, record once more without with_stack (rankscope profile without --with-stack).",
+            f"Python stacks were recorded ({frames:,} frames, {ops:,} ops), which slows the host",
+            "Host times and host-bound idle time include this cost.",
+            hint="For timings, record again without stacks (rankscope profile without --with-stack).",
         )
     ]

@@ -1,7 +1,7 @@
 """Forward ops that run again inside the backward pass: activation checkpointing, reentrant or not.
 
-Autograd gives every op it will differentiate a sequence number and marks it as forward ("Fwd thread id" 0). Ops in a
-backward pass run without recording gradients and have none; the exception is a forward pass that is run again.
+Autograd gives each forward op that it will differentiate a sequence number and "Fwd thread id" 0. Ops of the backward
+pass do not have both, so an op that has them there belongs to a recomputed forward pass.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ _IS_FORWARD = "(e.args->>'Fwd thread id') = '0' AND (e.args->>'Sequence number')
 
 
 def recomputed(run: Run, rank: int, track: Ints, start: Ints, end: Ints) -> Intervals:
-    """Inside each call of the engine, from the first forward op to the last; calls nested deeper are their own.
+    """In each call of the autograd engine, the time from the first forward op to the last; nested calls are separate.
 
-    track, start and end are of the engine's calls.
+    track, start and end describe the calls of the engine.
     """
     if len(track) == 0:
         return EMPTY
@@ -49,10 +49,10 @@ _PROBED: WeakKeyDictionary[Run, dict[int, bool]] = WeakKeyDictionary()
 
 
 def _probe(run: Run, rank: int, track: Ints, start: Ints, end: Ints) -> bool:
-    """Whether anything is recomputed, by the step whose backward threads ran the most ops.
+    """Whether anything is recomputed, judged by the step with the most ops on the backward threads.
 
-    Arguments are dear to read, and most runs recompute nothing. Recomputation adds ops, so if this step has none,
-    no step has; and ranks that ran the same number of ops in it ran the same program.
+    Arguments are slow to read, and most runs recompute nothing. Recomputation adds ops, so if this step has none, no
+    step is expected to have any. Ranks with the same number of ops in their step are assumed to run the same program.
     """
     counted = _ops_by_step(run)
     mine = (counted["rank"] == rank) & np.isin(counted["track"], track)
@@ -79,10 +79,12 @@ def _ops_by_step(run: Run) -> dict[str, Any]:
 def _forward_ops(
     run: Run, rank: int, low: int, high: int, track: Ints, start: Ints, end: Ints
 ) -> dict[str, Any]:
-    """Track, start and end of the forward ops that begin in [low, high) inside a call of the engine."""
+    """Track, start and end of the forward ops that start in [low, high) inside a call of the engine."""
     parts = []
     for entry in (entry for entry in run.segments if entry.rank == rank):
-        shift = run.shift_ns(entry) - entry.manifest["origin_ns"]  # from the file's clock to the run's
+        shift = (
+            run.shift_ns(entry) - entry.manifest["origin_ns"]
+        )  # from the clock of the file to the clock of the run
         parts.append(
             run.arrays(f"""
                 SELECT s.track::BIGINT AS track, s.start_ns AS start, s.start_ns + greatest(s.dur_ns, 0) AS stop

@@ -1,4 +1,4 @@
-"""Kernels so short that launching them takes longer than running them, and which ops launch them."""
+"""Short kernels: how many each op launches, and whether launching them takes longer than running them."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ from rankscope.analysis.core.result import Column, Finding, Result
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.core.severity import graded, of_the_worst
 from rankscope.store.run import Run
-from rankscope.units import format_ns
+from rankscope.units import format_rounded
 
 SHORT_NS = 10_000
-"""A kernel under 10 µs. A launch costs the host 5 to 10 µs under the profiler (median 8.2 µs on the H200 traces), so
-such a kernel is over before the next can come."""
+"""A launch costs the host 5 to 10 µs under the profiler (median 8.2 µs on the H200 traces), so a shorter kernel can
+end before the next one is launched."""
 COST_INFO, COST_WARNING, COST_CRITICAL = 0.05, 0.15, 0.40
-"""Shares of the span by which launching short kernels takes longer than running them."""
+"""Shares of the span: launch time minus run time of the short kernels."""
 
 _MEASURES = (
     Column("count", "count", f"compute kernels under {SHORT_NS // 1000} µs"),
-    Column("count_pct", "percent", "share of the compute kernels this launches"),
-    Column("total_ns", "ns", "their time on the device"),
-    Column("avg_ns", "ns", "mean duration"),
-    Column("launch_ns", "ns", "the host's time in the calls that launched them"),
+    Column("count_pct", "percent", "share of all compute kernels of the row"),
+    Column("total_ns", "ns", "time of the short kernels on the device"),
+    Column("avg_ns", "ns", "mean duration of the short kernels"),
+    Column("launch_ns", "ns", "host time in the calls that launched them"),
 )
 
 
 def short(run: Run, scope: Scope, by: str | None = None) -> Result:
-    """One row an op, or a line of Python, that launches short kernels."""
+    """One row per op (--by: line of Python, or rank) that launches short kernels."""
     key = {"rank": "rank", "source": "source"}.get(by or "", "op")
     names = texts(run)
     groups: dict[Any, dict[str, Any]] = {}
@@ -74,16 +74,16 @@ def short(run: Run, scope: Scope, by: str | None = None) -> Result:
     if not inside:
         notes.append(NO_GPU)
     elif not rows:
-        notes.append(f"no compute kernel takes less than {format_ns(SHORT_NS)}")
+        notes.append(f"no compute kernel is shorter than {SHORT_NS // 1000} µs")
     elif key == "source" and all(row["source"] is None for row in rows):
         notes.append(f"the trace has no lines of Python: {WITH_STACK}")
-    columns = (Column(key, help="what launched them", at_end=key != "rank"), *_MEASURES)
+    columns = (Column(key, help="origin of the launches", at_end=key != "rank"), *_MEASURES)
     title = f"Kernels under {SHORT_NS // 1000} µs"
     return Result("short", title, scope.window, columns, rows, of_the_worst(findings), tuple(notes))
 
 
 def _sums(events: DeviceEvents, codes: Any) -> Any:
-    """For each code its short kernels: how many, their time, their launches' time; and all kernels."""
+    """For each code the count, run time and launch time of its short kernels, and the count of all its kernels."""
     duration = events.end - events.start
     is_short = duration < SHORT_NS
     launch = np.where(events.launch_start != UNKNOWN, events.launch_end - events.launch_start, 0)
@@ -113,16 +113,17 @@ def _finding(rank: int, events: DeviceEvents, steps: int) -> list[Finding]:
     if severity is None:
         return []
     steps = max(steps, 1)
-    every = " a step" if steps > 1 else ""
+    per_step = " per step" if steps > 1 else ""
     return [
         Finding(
             severity,
-            f"{sums['count'] / steps:,.0f} kernels{every} run under {format_ns(SHORT_NS, 0)}: launching them takes "
-            f"{format_ns(sums['launch_ns'] / steps)}, running them {format_ns(sums['total_ns'] / steps)}",
+            f"{sums['count'] / steps:,.0f} kernels{per_step} are under {SHORT_NS // 1000} µs: "
+            f"{format_rounded('ns', sums['launch_ns'] / steps)} to launch, "
+            f"{format_rounded('ns', sums['total_ns'] / steps)} to run",
             f"rank {rank}: {sums['count']:,} of {len(events):,} compute kernels",
             (rank,),
-            hint="Fuse them (torch.compile, fused or foreach optimizers), record them once (CUDA graphs), or make "
-            "each larger (batch size).",
+            hint="Fuse them (torch.compile, fused or foreach optimizers), launch them together (CUDA graphs), or make "
+            "them larger (batch size).",
             cost_ns=cost // steps,
         )
     ]

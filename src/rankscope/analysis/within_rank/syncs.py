@@ -1,4 +1,4 @@
-"""Calls in which the host waits for its device: how often, how long, and which line of Python made them."""
+"""Calls in which the host waits for the device: count, time, and the op and line of Python that made them."""
 
 from __future__ import annotations
 
@@ -18,25 +18,27 @@ from rankscope.analysis.within_rank.idle_causes import idle_by_device, idle_by_r
 from rankscope.analysis.within_rank.sync_calls import prepare_waiting_calls
 from rankscope.model import LAUNCH_CATEGORIES
 from rankscope.store.run import Run
-from rankscope.units import format_ns
+from rankscope.units import format_rounded
 
 IDLE_INFO, IDLE_WARNING, IDLE_CRITICAL = 0.02, 0.10, 0.30
-"""Shares of the window in which the device does nothing while the host is in such calls."""
-_MOST_FINDINGS = 3
+"""Shares of the span in which the device is idle while the host is in such a call."""
+_MAX_FINDINGS = 3
 
 COLUMNS = (
     Column("calls", "count"),
-    Column("total_ns", "ns", "the host's time in them"),
-    Column("max_ns", "ns", "the longest"),
-    Column("gpu_idle_ns", "ns", "of that, the device did nothing", title="GPU idle"),
-    Column("name", help="the call; a pageable copy waits too", at_end=True),
-    Column("op", help="the op that made it", at_end=True),
-    Column("source", help="the line of Python that made it", at_end=True),
+    Column("total_ns", "ns", "host time in the calls"),
+    Column("max_ns", "ns", "longest call"),
+    Column("gpu_idle_ns", "ns", "part of the total in which the GPU is idle", title="GPU idle"),
+    Column(
+        "name", help="runtime call; 'pageable' is a copy of pageable memory, which also waits", at_end=True
+    ),
+    Column("op", help="op that made the call", at_end=True),
+    Column("source", help="line of Python that made the call", at_end=True),
 )
 
 
 def syncs(run: Run, scope: Scope, by: str | None = None) -> Result:
-    """One row a call, op and line of Python."""
+    """One row per call, op and line of Python."""
     groups: dict[tuple[Any, ...], list[int]] = {}
     in_steps: dict[tuple[Any, ...], list[Any]] = {}
     span: dict[int, int] = {}
@@ -65,7 +67,7 @@ def syncs(run: Run, scope: Scope, by: str | None = None) -> Result:
         has_calls = bool(vocabulary(run, *LAUNCH_CATEGORIES))
         notes.append("no call in the window waits for the device" if has_calls else NO_GPU)
     elif all(row["source"] is None for row in rows):
-        notes.append(f"the lines of Python are not in the trace: {WITH_STACK}")
+        notes.append(f"the trace has no lines of Python: {WITH_STACK}")
     columns = (*((Column("rank"),) if by == "rank" else ()), *COLUMNS)
     findings = _findings(in_steps, span, steps)
     return Result("syncs", "Calls that wait for the GPU", scope.window, columns, rows, findings, tuple(notes))
@@ -92,9 +94,9 @@ def _load(run: Run, scope: Scope) -> dict[str, Any]:
 def _calls(
     columns: dict[str, Any], idle: Intervals, has_steps: bool
 ) -> Iterator[tuple[tuple[Any, ...], list[int], list[int]]]:
-    """Of each call, op and line: calls, time, longest, device idle; all, and those inside steps."""
+    """For each call, op and line: [calls, time, longest, GPU idle] of all calls, and of those inside steps."""
     start, stop = columns["start"], columns["stop"]
-    unused = covered_before(idle, stop) - covered_before(idle, start)
+    gpu_idle = covered_before(idle, stop) - covered_before(idle, start)
     calls, name = np.unique(columns["name"].astype(str), return_inverse=True)
     op = columns["op"]
     texts_known, text = np.unique(np.concatenate([op, columns["line"]]).astype(str), return_inverse=True)
@@ -108,20 +110,20 @@ def _calls(
         stepped = mine[columns["step"][mine] >= 0] if has_steps else mine
         yield (
             (label, *texts_of),
-            _sums(start, stop, unused, mine),
-            _sums(start, stop, unused, stepped),
+            _sums(start, stop, gpu_idle, mine),
+            _sums(start, stop, gpu_idle, stepped),
         )
 
 
-def _sums(start: Ints, stop: Ints, unused: Ints, mine: Ints) -> list[int]:
+def _sums(start: Ints, stop: Ints, gpu_idle: Ints, mine: Ints) -> list[int]:
     time = stop[mine] - start[mine]
-    return [len(mine), int(time.sum()), int(time.max(initial=0)), int(unused[mine].sum())]
+    return [len(mine), int(time.sum()), int(time.max(initial=0)), int(gpu_idle[mine].sum())]
 
 
 def _findings(
     groups: dict[tuple[Any, ...], list[Any]], span: dict[int, int], steps: int
 ) -> tuple[Finding, ...]:
-    """The calls inside steps during which the device stood still longest."""
+    """The calls inside steps with the most GPU idle time during them."""
     findings = []
     for (name, op, source), (sums, by_rank) in groups.items():
         rank = max(by_rank, key=lambda r: by_rank[r][3])
@@ -129,20 +131,19 @@ def _findings(
         severity = graded(idle, span.get(rank, 0), IDLE_INFO, IDLE_WARNING, IDLE_CRITICAL)
         if severity is None:
             continue
-        where = f"in {source or op}" if source or op else "outside any op"
-        per = max(steps, 1)
-        every = " a step" if steps else ""
+        per_step = " per step" if steps else ""
         findings.append(
             Finding(
                 severity,
-                f"{name} {where} keeps the GPU idle {format_ns(idle / per)}{every}",
-                f"rank {rank}: {calls:,} calls, {format_ns(time)} on the host, the GPU idle for {format_ns(idle)} "
-                f"of it; {sums[0]:,} calls on all ranks",
+                f"GPU idle {format_rounded('ns', idle / max(steps, 1))}{per_step} during {name} "
+                f"({source or op or 'outside any op'})",
+                f"rank {rank}: {calls:,} calls, {format_rounded('ns', time)} on the host, GPU idle for "
+                f"{format_rounded('ns', idle)} of it; {sums[0]:,} calls on all ranks",
                 tuple(sorted(by_rank)),
-                hint="Read results later or less often (.item(), .cpu(), print), copy from pinned memory with "
-                "non_blocking=True, and wait with events instead of the whole device.",
-                cost_ns=idle // per,
+                hint="Read results later or less often (.item(), .cpu(), print). Copy from pinned memory with "
+                "non_blocking=True; wait for an event, not for the whole device.",
+                cost_ns=idle // max(steps, 1),
             )
         )
     findings.sort(key=lambda finding: -finding.cost_ns)
-    return tuple(findings[:_MOST_FINDINGS])
+    return tuple(findings[:_MAX_FINDINGS])

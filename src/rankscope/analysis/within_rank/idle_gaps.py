@@ -1,4 +1,4 @@
-"""Where a GPU waits: idle time by what came after it, an annotation or phase, an op, a line of Python."""
+"""GPU idle time by the launch that ends each gap: its annotation or phase, op and line of Python."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from rankscope.analysis.within_rank.phases import PHASES, partition_of
 from rankscope.store.run import Run
 
 _MEASURES = (
-    Column("idle_ns", "ns", "idle time that ended with such an event"),
+    Column("idle_ns", "ns", "idle time in gaps that such a launch ends"),
     Column("idle_pct", "percent", "share of all idle time"),
-    Column("gaps", "count", "how many gaps"),
-    Column("max_ns", "ns", "the longest"),
-    Column("cause", help="what most of the time went to: see the idle report"),
+    Column("gaps", "count", "number of gaps"),
+    Column("max_ns", "ns", "the longest gap"),
+    Column("cause", help="largest cause of this idle time; see the idle report"),
 )
 
 
 @dataclass
-class Place:
-    """Gaps with the same event behind them, added up."""
+class GapGroup:
+    """Totals of the gaps that launches of one kind end."""
 
     gaps: int = 0
     longest: int = 0
@@ -46,62 +46,62 @@ class Place:
 
 
 def gaps(run: Run, scope: Scope, by: str | None = None) -> Result:
-    """One row a place, the dearest first."""
+    """One row per annotation or phase and op (--by source: per line), the most idle time first."""
     keys = {"rank": ("rank", "within", "op"), "source": ("source",)}.get(by or "", ("within", "op"))
-    places: dict[tuple[Any, ...], Place] = {}
+    groups: dict[tuple[Any, ...], GapGroup] = {}
     inside = 0
     for found in idle_by_device(run, scope):
         inside += len(found.events)
-        for key, place in places_of(run, scope, found, keys):
-            _add(places.setdefault(key, Place()), place)
-    total = sum(place.idle for place in places.values())
+        for key, group in gap_groups(run, scope, found, keys):
+            _add(groups.setdefault(key, GapGroup()), group)
+    total = sum(group.idle for group in groups.values())
     rows = [
         dict(zip(keys, key, strict=True))
         | {
-            "idle_ns": place.idle,
-            "idle_pct": 100 * place.idle / total if total else 0.0,
-            "gaps": place.gaps,
-            "max_ns": place.longest,
-            "cause": place.cause,
+            "idle_ns": group.idle,
+            "idle_pct": 100 * group.idle / total if total else 0.0,
+            "gaps": group.gaps,
+            "max_ns": group.longest,
+            "cause": group.cause,
         }
-        for key, place in places.items()
+        for key, group in groups.items()
     ]
     rows.sort(key=lambda row: (-row["idle_ns"], *(str(row[key]) for key in keys)))
     notes = left_out(run, scope) + outside_steps(run, scope, inside, "gpu", "true", "GPU events")
     if not inside:
         notes.append(NO_GPU)
     elif not rows:
-        notes.append("no gap: the GPU is never idle")
+        notes.append("no gaps: the GPU is never idle")
     elif by is None and all(row["op"] is None for row in rows):
         notes.append("the trace has no ops; torch.profiler records them (rankscope profile --tool torch)")
     elif by == "source" and all(row["source"] is None for row in rows):
         notes.append(f"the trace has no lines of Python: {WITH_STACK}")
     columns = (*(_KEY_COLUMNS[key] for key in keys), *_MEASURES)
-    return Result("gaps", "What the GPU waits for", scope.window, columns, rows, notes=tuple(notes))
+    return Result("gaps", "Idle gaps of the GPU", scope.window, columns, rows, notes=tuple(notes))
 
 
 _KEY_COLUMNS = {
     "rank": Column("rank"),
     "within": Column(
-        "within", help="annotation around the launch that ended the gap, or its phase", at_end=True
+        "within", help="annotation around the launch that ends the gap, or else its phase", at_end=True
     ),
-    "op": Column("op", help="op that launched it", at_end=True),
-    "source": Column("source", help="line of Python that launched it", at_end=True),
+    "op": Column("op", help="op around that launch", at_end=True),
+    "source": Column("source", help="line of Python around that launch", at_end=True),
 }
 
 
-def _add(place: Place, more: Place) -> None:
-    place.gaps += more.gaps
-    if more.longest > place.longest:
-        place.longest, place.longest_span = more.longest, more.longest_span
+def _add(group: GapGroup, more: GapGroup) -> None:
+    group.gaps += more.gaps
+    if more.longest > group.longest:
+        group.longest, group.longest_span = more.longest, more.longest_span
     for cause, time in more.causes.items():
-        place.causes[cause] += time
+        group.causes[cause] += time
 
 
-def places_of(
+def gap_groups(
     run: Run, scope: Scope, found: DeviceIdle, keys: tuple[str, ...]
-) -> Iterator[tuple[tuple[Any, ...], Place]]:
-    """The gaps of one device by some of rank, within, op, source."""
+) -> Iterator[tuple[tuple[Any, ...], GapGroup]]:
+    """The gaps of one device, grouped by `keys`: any of rank, within, op, source."""
     spans = found.gaps
     if len(spans.start) == 0:
         return
@@ -113,7 +113,7 @@ def places_of(
         "source": (events.line[before], [*names, None]),
     }
     if "within" in keys:
-        codes["within"] = within(run, scope, found, before)
+        codes["within"] = _launch_context(run, scope, found, before)
     stacked = np.stack([codes[key][0] for key in keys], axis=1)
     groups, group = _unique_rows(stacked)
     count = len(groups)
@@ -128,7 +128,7 @@ def places_of(
         at = int(longest[i])
         yield (
             key,
-            Place(
+            GapGroup(
                 int(gaps_in[i]),
                 int(idle[at]),
                 (int(spans.start[at]), int(spans.end[at])),
@@ -138,7 +138,7 @@ def places_of(
 
 
 def _unique_rows(rows: Ints) -> tuple[Ints, Ints]:
-    """Distinct rows of small numbers and which each is: np.unique(axis=0) sorts bytes and takes much longer."""
+    """The distinct rows, and the index of each row among them. Faster than np.unique(axis=0), for small numbers."""
     key = np.zeros(len(rows), dtype=np.int64)
     for column in rows.T:
         key = key * (int(column.max()) + 2) + column + 1
@@ -146,13 +146,13 @@ def _unique_rows(rows: Ints) -> tuple[Ints, Ints]:
     return rows[first], group
 
 
-def within(run: Run, scope: Scope, found: DeviceIdle, which: Ints) -> tuple[Ints, list[Any]]:
-    """For some events the annotation around their launch, else the phase; as numbers, and their texts."""
+def _launch_context(run: Run, scope: Scope, found: DeviceIdle, which: Ints) -> tuple[Ints, list[Any]]:
+    """The annotation around the launch of some events, or else the phase: (index of each, texts)."""
     events = found.events
     track, time = events.launch_track[which], events.launch_start[which]
     marked = rank_annotations(run, found.rank)
     number = marked.at(np.where(time == UNKNOWN, UNKNOWN, track), time)
     phase = partition_of(run, found.rank, Scope(ranks=scope.ranks)).at(time)
-    place = np.where(number != UNKNOWN, number, len(marked.names) + phase)
-    place = np.where(time == UNKNOWN, len(marked.names) + len(PHASES), place)
-    return place, [*marked.names, *PHASES, None]
+    index = np.where(number != UNKNOWN, number, len(marked.names) + phase)
+    index = np.where(time == UNKNOWN, len(marked.names) + len(PHASES), index)
+    return index, [*marked.names, *PHASES, None]

@@ -1,4 +1,4 @@
-"""Tables of durations by name, as `nsys stats` prints them: kernels, API calls, annotations, copies."""
+"""Tables of recorded events, as in `nsys stats`: kernels, API calls, annotations and copies by name, and steps."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _NUMBERS = (
     Column("med_ns", "ns", "median duration"),
     Column("min_ns", "ns"),
     Column("max_ns", "ns"),
-    Column("stddev_ns", "ns", "of the sample (n-1); 0 for a single one"),
+    Column("stddev_ns", "ns", "sample standard deviation (n-1); 0 for one instance"),
 )
 _BY_RANK = (Column("rank"),)
 
 
 def kernels(run: Run, scope: Scope, by: str | None = None) -> Result:
-    """GPU kernels by name; copies and fills are in the memcpy report."""
+    """GPU kernels by name; the memcpy report has copies and fills."""
     rank, group = _rank_columns(by)
     rows = run.records(
         f"SELECT {rank} name, first(class) AS class, 0.0 AS time_pct, {_STATISTICS.format(count='instances')} "
@@ -37,7 +37,7 @@ def kernels(run: Run, scope: Scope, by: str | None = None) -> Result:
         *(_BY_RANK if by == "rank" else ()),
         Column("name", at_end=True),
         Column("class", help="COMPUTE or COMM", at_end=True),
-        Column("time_pct", "percent", "share of the listed total, not of wall time"),
+        Column("time_pct", "percent", "share of the total of this table, not of wall time"),
         Column("total_ns", "ns"),
         Column("instances", "count"),
         *_NUMBERS,
@@ -50,15 +50,15 @@ def kernels(run: Run, scope: Scope, by: str | None = None) -> Result:
 
 
 def api(run: Run, scope: Scope, by: str | None = None) -> Result:
-    """Calls into the CUDA (HIP, XPU) runtime and driver."""
+    """Calls of the CUDA (HIP, XPU) runtime and driver by name."""
     categories = ", ".join(f"'{category}'" for category in LAUNCH_CATEGORIES)
     missing = "no runtime calls in the window; ProfilerActivity.CUDA records them"
     return _by_name(run, scope, by, "api", "Runtime and driver calls", f"category IN ({categories})", missing)
 
 
 def annotated(run: Run, scope: Scope, by: str | None = None) -> Result:
-    """Ranges the program marked: record_function, ProfilerStep, Optimizer.step, collectives on the host."""
-    missing = "no annotations in the window; torch.profiler.record_function(name) makes them"
+    """Annotated ranges by name: record_function, ProfilerStep, Optimizer.step, collectives on the host."""
+    missing = "no annotations in the window; torch.profiler.record_function(name) adds them"
     return _by_name(run, scope, by, "annotations", "Annotations", "category = 'user_annotation'", missing)
 
 
@@ -98,7 +98,7 @@ def memcpy(run: Run, scope: Scope, by: str | None = None) -> Result:
         Column("count", "count"),
         Column("bytes", "bytes"),
         Column("total_ns", "ns"),
-        Column("gb_s", "GB/s", "bytes over time; GB = 1e9"),
+        Column("gb_s", "GB/s", "bytes divided by time; GB = 1e9 bytes"),
     )
     inside = sum(row["count"] for row in rows)
     notes = left_out(run, scope) + outside_steps(run, scope, inside, "gpu", "class = 'COPY'", "copies")
@@ -108,24 +108,24 @@ def memcpy(run: Run, scope: Scope, by: str | None = None) -> Result:
 
 
 def steps(run: Run, scope: Scope, by: str | None = None) -> Result:
-    """Training steps as the host saw them."""
+    """Training steps on the host."""
     rows = run.records(
         f"SELECT rank, step, start_ns, dur_ns FROM steps WHERE {scope.where()} ORDER BY rank, start_ns"
     )
     columns = (
         Column("rank"),
         Column("step"),
-        Column("start_ns", "ns", "from the run's start"),
+        Column("start_ns", "ns", "time since the start of the run"),
         Column("dur_ns", "ns", "duration on the host", title="Duration"),
     )
     notes = left_out(run, scope)
     if not rows:
         notes.append(
-            "no steps; call profiler.step() in the loop, or mark them with record_function('step 1')"
+            "no steps; call profiler.step() in the loop, or mark steps with record_function('step 1')"
         )
     return Result("steps", "Steps", scope.window, columns, rows, notes=tuple(notes))
 
 
 def _rank_columns(by: str | None) -> tuple[str, str]:
-    """What to put before the other columns, and before the other keys."""
+    """SQL to put before the other columns and before the other GROUP BY keys."""
     return ("rank,", "rank,") if by == "rank" else ("", "")
