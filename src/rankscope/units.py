@@ -152,6 +152,18 @@ def format_bytes(count: float, digits: int = 2) -> str:
     return _scaled(count, _STEPS["bytes"], digits)
 
 
+def format_rounded(unit: str, value: float) -> str:
+    """A value with three significant digits, for a sentence: 11,793,000 ns is '11.8 ms'."""
+    if not math.isfinite(value):
+        return "-"
+    value = float(f"{value:.3g}")  # first, so that 999,600 ns is '1.00 ms'
+    steps = _STEPS[unit]
+    factor, label = next((step for step in steps if abs(value) >= step[0]), steps[-1])
+    whole = factor == 1 and value.is_integer()
+    decimals = 0 if whole else max(0, 3 - _digits_before_point(abs(value) / factor))
+    return f"{_fixed(value / factor, decimals)} {label}".rstrip()
+
+
 def format_count(count: float) -> str:
     """A count with thousands separators."""
     return _fixed(count, 0)
