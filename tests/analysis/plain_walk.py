@@ -7,17 +7,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rankscope.analysis.critical_path.backtrack import PATH_CLASSES, Path
 from rankscope.analysis.critical_path.graph.nodes import (
     DEVICE_CLASSES,
     HOST_CLASSES,
     NONE,
-    Device,
+    DeviceNodes,
     Graph,
-    Host,
+    HostNodes,
     Lags,
-    Meetings,
+    MatchedCollectives,
 )
+from rankscope.analysis.critical_path.path import PATH_CLASSES, CriticalPath
 
 
 class Piece(NamedTuple):
@@ -30,7 +30,7 @@ class Piece(NamedTuple):
     end: int
 
 
-def pieces(path: Path) -> list[Piece]:
+def pieces(path: CriticalPath) -> list[Piece]:
     columns = (path.kind, path.rank, path.name, path.start, path.end)
     rows = zip(*(column.tolist() for column in columns), strict=True)
     return [Piece(PATH_CLASSES[kind], *rest) for kind, *rest in rows]
@@ -74,7 +74,7 @@ def plain_walk(graph: Graph) -> list[Piece]:
             time = step_to(int(device.end[node]), "sync", rank, name)
             on_device = True
         elif host.match[node] != NONE:
-            opener = int(graph.meetings.last[host.match[node]])
+            opener = int(graph.collectives.last[host.match[node]])
             time = step_to(int(host.time[opener]), "comm", rank, name)
             node = int(host.before[opener])
             if node != NONE:
@@ -117,10 +117,10 @@ def _last_node(graph: Graph) -> tuple[int, bool]:
 
 def _last_member(graph: Graph, match: int, node: int) -> int:
     """Who came last to the collective of a device node: the node itself where it is none, or came last."""
-    met = graph.meetings
-    if match == NONE or met.members[match] < 2 or met.last[match] == NONE or met.on_host[match]:
+    matched = graph.collectives
+    if match == NONE or matched.members[match] < 2 or matched.last[match] == NONE or matched.on_host[match]:
         return node
-    return int(met.last[match])
+    return int(matched.last[match])
 
 
 def random_graph(seed: int) -> Graph:
@@ -132,21 +132,21 @@ def random_graph(seed: int) -> Graph:
     ranks, turns = source.randint(1, 3), source.randint(1, 12)
     device: list[dict[str, Any]] = []
     host: list[dict[str, Any]] = []
-    meetings: list[dict[str, Any]] = []
+    collectives: list[dict[str, Any]] = []
     for turn in range(turns):
         devices, hosts = len(device), len(host)
-        kind = source.choice(("device", "device", "host", "host", "meeting", "host meeting"))
-        members = source.randint(1, ranks) if "meeting" in kind else 1
+        kind = source.choice(("device", "device", "host", "host", "device collective", "host collective"))
+        members = source.randint(1, ranks) if "collective" in kind else 1
         match = NONE
-        if "meeting" in kind:
-            match = len(meetings)
-            here = hosts if kind == "host meeting" else devices
+        if "collective" in kind:
+            match = len(collectives)
+            here = hosts if kind == "host collective" else devices
             last = here + source.randrange(members)
-            meetings.append({"last": last, "on_host": kind == "host meeting", "members": members})
+            collectives.append({"last": last, "on_host": kind == "host collective", "members": members})
         for _ in range(members):
             row = {"rank": source.randrange(ranks), "name": source.randrange(5), "step": NONE, "match": NONE}
             now = 1_000 * turn + source.randint(0, 3_000)
-            if kind in ("device", "meeting"):
+            if kind in ("device", "device collective"):
                 causes = {"launch": _earlier(source, hosts)}
                 causes |= {key: _earlier(source, devices) for key in ("before", "other")}
                 row |= {"start": now, "end": now + source.randint(0, 2_000), "kind": source.randrange(3)}
@@ -156,8 +156,8 @@ def random_graph(seed: int) -> Graph:
                 row["before"] = _earlier(source, hosts)
                 opened = [
                     number
-                    for number, met in enumerate(meetings[: match if match != NONE else None])
-                    if met["on_host"]
+                    for number, matched in enumerate(collectives[: match if match != NONE else None])
+                    if matched["on_host"]
                 ]
                 if kind == "host" and opened and source.random() < 0.5:
                     row["match"] = source.choice(opened)
@@ -165,18 +165,19 @@ def random_graph(seed: int) -> Graph:
                     row["target"] = _earlier(source, devices)
                 host.append(row)
     lags = Lags(*(np.array([source.randint(0, 50) for _ in range(ranks)]) for _ in range(4)))
-    none = np.full(len(meetings), NONE)
+    none = np.full(len(collectives), NONE)
     last, on_host, size = (
-        np.array([met[key] for met in meetings], dtype=np.int64) for key in ("last", "on_host", "members")
+        np.array([matched[key] for matched in collectives], dtype=np.int64)
+        for key in ("last", "on_host", "members")
     )
-    met = Meetings(none, last, on_host.astype(bool), size, none, none, none)
-    moments = _columns(host, Host)
-    nodes = Device(**_columns(device, Device))
+    matched = MatchedCollectives(none, last, on_host.astype(bool), size, none, none, none)
+    moments = _columns(host, HostNodes)
+    nodes = DeviceNodes(**_columns(device, DeviceNodes))
     ends = [*nodes.end.tolist(), *moments["time"].tolist()]
     window = (source.randint(0, 8_000), max(ends))
     names = [str(i) for i in range(5)]
     moments["is_end"] = moments["is_end"].astype(bool)
-    return Graph(tuple(range(ranks)), names, nodes, Host(**moments), lags, met, window, (), ())
+    return Graph(tuple(range(ranks)), names, nodes, HostNodes(**moments), lags, matched, window, (), ())
 
 
 def _earlier(source: random.Random, count: int) -> int:

@@ -10,11 +10,11 @@ import numpy as np
 
 from rankscope.analysis.critical_path.graph.nodes import (
     NONE,
-    Device,
+    DeviceNodes,
     Graph,
-    Host,
+    HostNodes,
     Lags,
-    Meetings,
+    MatchedCollectives,
     previous_on_stream,
 )
 
@@ -31,7 +31,7 @@ class Item:
     stream: int = 0
     other: int | None = None
     """An earlier item of the same rank that it waits for."""
-    meeting: int | None = None
+    collective: int | None = None
     sync: int | None = None
     """The item whose device work the call waits for; then nothing is launched."""
 
@@ -60,7 +60,10 @@ def random_program(seed: int) -> Program:
                 items.append(Item(host, sync=source.choice(launched)))
                 continue
             item = Item(
-                host, took=source.randint(2_000, 300_000), stream=source.randint(0, 1), meeting=meets.get(at)
+                host,
+                took=source.randint(2_000, 300_000),
+                stream=source.randint(0, 1),
+                collective=meets.get(at),
             )
             others = [i for i in launched if items[i].stream != item.stream]
             if others and source.random() < 0.4:
@@ -93,10 +96,10 @@ def play(program: Program) -> tuple[list[list[int]], list[list[tuple[int, int]]]
             item, start = items[at], starts[rank]
             if item.sync is not None:
                 device[rank].append((NONE, NONE))
-            elif item.meeting is None:
+            elif item.collective is None:
                 device[rank].append((start, start + item.took))
             else:
-                device[rank].append((start, max(starts) + program.transfer[item.meeting]))
+                device[rank].append((start, max(starts) + program.transfer[item.collective]))
     return host, device
 
 
@@ -132,22 +135,25 @@ def graph_of_program(program: Program) -> tuple[Graph, list[tuple[int, int]], li
             device_rows.append(
                 {
                     "rank": rank, "step": NONE, "stream": 2 * rank + item.stream, "start": start, "end": end,
-                    "kind": 0 if item.meeting is None else 1, "name": at, "launch": len(host_rows) - 1, "before": NONE,
+                    "kind": 0 if item.collective is None else 1, "name": at,
+                    "launch": len(host_rows) - 1, "before": NONE,
                     "other": NONE if item.other is None else place[rank, item.other],
-                    "match": NONE if item.meeting is None else item.meeting,
+                    "match": NONE if item.collective is None else item.collective,
                 }
             )  # fmt: skip
             device_at.append((rank, at))
-    nodes = Device(**_columns(device_rows))
-    nodes = Device(**{**vars(nodes), "before": previous_on_stream(nodes.stream)})
+    nodes = DeviceNodes(**_columns(device_rows))
+    nodes = DeviceNodes(**{**vars(nodes), "before": previous_on_stream(nodes.stream)})
     moments = _columns(host_rows)
     moments["is_end"] = moments["is_end"].astype(bool)
     ranks = len(program.ranks)
     lags = Lags(*(np.full(ranks, lag) for lag in (LAUNCH, STREAM, OTHER, SYNC)))
-    meetings = _meetings(program, nodes)
+    collectives = _matched_collectives(program, nodes)
     ends = [*nodes.end.tolist(), *moments["time"].tolist()]
     names = [str(i) for i in range(64)]
-    graph = Graph(tuple(range(ranks)), names, nodes, Host(**moments), lags, meetings, (0, max(ends)), (), ())
+    graph = Graph(
+        tuple(range(ranks)), names, nodes, HostNodes(**moments), lags, collectives, (0, max(ends)), (), ()
+    )
     return graph, device_at, host_at
 
 
@@ -162,7 +168,7 @@ def _columns(rows: list[dict[str, int]]) -> dict[str, Any]:
     return {key: np.array([row[key] for row in rows], dtype=np.int64) for key in rows[0]}
 
 
-def _meetings(program: Program, nodes: Device) -> Meetings:
+def _matched_collectives(program: Program, nodes: DeviceNodes) -> MatchedCollectives:
     count = len(program.transfer)
     last = np.full(count, NONE)
     for number in range(count):
@@ -171,7 +177,7 @@ def _meetings(program: Program, nodes: Device) -> Meetings:
     one = np.zeros(count, dtype=np.int64)
     members = np.array([(nodes.match == number).sum() for number in range(count)], dtype=np.int64)
     transfer = np.array(program.transfer, dtype=np.int64)
-    return Meetings(transfer, last, np.zeros(count, dtype=bool), members, one - 1, one, one)
+    return MatchedCollectives(transfer, last, np.zeros(count, dtype=bool), members, one - 1, one, one)
 
 
 def longest_path(program: Program) -> tuple[int, dict[str, int]]:
@@ -198,10 +204,10 @@ def longest_path(program: Program) -> tuple[int, dict[str, int]]:
 
     def to_end(rank: int, at: int) -> tuple[int, dict[str, int]]:
         item = program.ranks[rank][at]
-        if item.meeting is None:
+        if item.collective is None:
             return _longer(*to_start(rank, at), "compute", item.took)
         starts = [to_start(other, at) for other in range(len(program.ranks))]
-        return _longer(*max(starts, key=lambda one: one[0]), "comm", program.transfer[item.meeting])
+        return _longer(*max(starts, key=lambda one: one[0]), "comm", program.transfer[item.collective])
 
     ends = []
     for rank, items in enumerate(program.ranks):

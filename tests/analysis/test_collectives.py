@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from conftest import DATA, kernel_event, write_kineto
 from rankscope.analysis import REPORTS
-from rankscope.analysis.across_ranks.size_fit import fit_sizes
+from rankscope.analysis.across_ranks.collectives import fit_sizes
 from rankscope.analysis.core.result import Result
 from rankscope.analysis.core.scope import Scope
 from rankscope.baseline import load_baseline
@@ -89,7 +89,7 @@ def test_real_gloo(open_real: Callable[[Path], Run]) -> None:
     assert scatter["busbw_gb_s"] == pytest.approx(scatter["algbw_gb_s"] * 3 / 4)
 
 
-def uneven_run(folder: Path) -> Run:
+def unbalanced_run(folder: Path) -> Run:
     """Two ranks, three all_to_allv each; rank 1 sends three times as much as rank 0."""
     for rank in range(2):
         events: list[Any] = []
@@ -115,16 +115,16 @@ def uneven_run(folder: Path) -> Run:
     return Run(ingest([folder]))
 
 
-def test_uneven_all_to_all(tmp_path: Path) -> None:
-    result = ask(uneven_run(tmp_path))
+def test_unbalanced_all_to_all(tmp_path: Path) -> None:
+    result = ask(unbalanced_run(tmp_path))
     (row,) = result.rows
     assert (row["kind"], row["count"], row["bytes"]) == ("all_to_all", 3, 8_000)
     assert row["imbalance"] == pytest.approx(1.5)
     assert (row["transfer_ns"], row["wait_ns"]) == (40_000, 5_000)
-    run = uneven_run(tmp_path / "more")
+    run = unbalanced_run(tmp_path / "more")
     run.collectives.in_elements[run.collectives.rank == 1] *= 3
     finding = ask(run).findings[0]
-    assert "uneven" in finding.title and "1.8x the mean" in finding.title
+    assert "unbalanced" in finding.title and "1.8x the mean" in finding.title
 
 
 def test_baselines_in_both_forms(tmp_path: Path) -> None:
@@ -156,7 +156,7 @@ def test_a_baseline_that_is_none_is_refused(content: str, tmp_path: Path) -> Non
     assert caught.value.why and caught.value.hint
 
 
-def test_a_baseline_names_what_is_slower_than_alone(tmp_path: Path) -> None:
+def test_a_baseline_names_what_is_slower_than_the_baseline(tmp_path: Path) -> None:
     truth = write(Plan(ranks=2, events_per_rank=3_000, steps=3), tmp_path / "run")
     large = max(truth["collectives"], key=lambda entry: entry["bytes"])
     file = tmp_path / "bench.json"
@@ -170,7 +170,7 @@ def test_a_baseline_names_what_is_slower_than_alone(tmp_path: Path) -> None:
     result = ask(Run(ingest([tmp_path / "run"]), baseline=load_baseline(file)))
     row = next(r for r in result.rows if (r["kind"], r["bytes"]) == (large["kind"], large["bytes"]))
     assert row["baseline_pct"] == pytest.approx(100 / 3, rel=0.05)
-    assert any("of the bandwidth it has alone" in finding.title for finding in result.findings)
+    assert any("of its baseline bandwidth" in finding.title for finding in result.findings)
 
 
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -193,7 +193,7 @@ def test_one_slow_size_is_flagged_and_does_not_bend_the_line() -> None:
     times[5] *= 3
     fit = fit_sizes(sizes, times)
     assert fit is not None
-    assert [fit.is_far(size, time) for size, time in zip(sizes, times, strict=True)] == [
+    assert [fit.is_outlier(size, time) for size, time in zip(sizes, times, strict=True)] == [
         i == 5 for i in range(11)
     ]
 

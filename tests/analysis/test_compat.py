@@ -38,7 +38,7 @@ def test_where_hta_stops_we_say_so(shared: Path, open_real: OpenReal) -> None:
     """HTA 0.5.0 fails its own assertion on this file; the figures behind it are still given."""
     result = HTA(open_real(shared / "public/tracelens/h100_qwen.json.gz"), Scope(), None)
     assert result.rows[0]["non_compute_time_us"] < 0
-    assert "HTA itself stops here" in result.notes[1]
+    assert "HTA itself fails on this trace" in result.notes[1]
 
 
 def test_tracelens(shared: Path, open_real: OpenReal) -> None:
@@ -53,7 +53,7 @@ def test_without_a_gpu_both_say_so(tmp_path: Path) -> None:
     run = open_trace(write_kineto(tmp_path / "rank-0.json", [slice_event("aten::mm", 1, 2)]))
     for analyse in (HTA, TRACELENS):
         result = analyse(run, Scope(), None)
-        assert result.rows == [] and "would give nothing" in result.notes[0]
+        assert result.rows == [] and "would have no result" in result.notes[0]
 
 
 def test_several_ranks_are_told_apart(tmp_path: Path) -> None:

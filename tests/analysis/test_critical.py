@@ -20,9 +20,9 @@ from conftest import DATA, kernel_event, open_trace, slice_event, write_kineto
 from rankscope.analysis import REPORTS
 from rankscope.analysis.core.result import Result
 from rankscope.analysis.core.scope import Scope
-from rankscope.analysis.critical_path.backtrack import walk
 from rankscope.analysis.critical_path.graph.build import graph_of
 from rankscope.analysis.critical_path.graph.nodes import NONE
+from rankscope.analysis.critical_path.path import find_critical_path
 from rankscope.bench.synthetic import Plan, Straggler, write
 from rankscope.bench.synthetic.pipeline import PipelinePlan, write_pipeline
 from rankscope.store.ingest import ingest
@@ -46,7 +46,7 @@ def test_the_path_is_the_longest_of_all(seed: int) -> None:
     program = random_program(seed)
     length, parts = longest_path(program)
     graph, _, _ = graph_of_program(program)
-    path = pieces(walk(graph))
+    path = pieces(find_critical_path(graph))
     assert path == plain_walk(graph)
     assert graph.window == (0, length)
     found: Counter[str] = Counter()
@@ -61,7 +61,7 @@ def test_the_path_is_the_longest_of_all(seed: int) -> None:
 @given(st.integers(0, 2**32 - 1))
 def test_the_path_is_that_of_the_plain_walk(seed: int) -> None:
     graph = random_graph(seed)
-    assert pieces(walk(graph)) == plain_walk(graph)
+    assert pieces(find_critical_path(graph)) == plain_walk(graph)
 
 
 def test_a_circle_ends_the_path() -> None:
@@ -69,7 +69,7 @@ def test_a_circle_ends_the_path() -> None:
     moments = len(graph.host.time)
     circle = replace(graph.host, before=np.roll(np.arange(moments), 1), target=np.full(moments, NONE))
     alone = replace(graph, host=circle, window=(-1, int(graph.host.time.max())))
-    path = pieces(walk(alone))
+    path = pieces(find_critical_path(alone))
     assert len(path) > moments
     assert sum(piece.end - piece.start for piece in path) == alone.window[1] + 1
 
@@ -77,7 +77,7 @@ def test_a_circle_ends_the_path() -> None:
 def adds_up(run: Run, result: Result, **scope: Any) -> None:
     graph = graph_of(run, Scope(**scope))
     low, high = graph.window
-    assert pieces(walk(graph)) == plain_walk(graph)
+    assert pieces(find_critical_path(graph)) == plain_walk(graph)
     assert sum(row["ns"] for row in result.rows) == high - low
     assert sum(row["pct"] for row in result.rows) == pytest.approx(100)
     assert all(row["ns"] > 0 for row in result.rows)
@@ -144,7 +144,7 @@ def test_real_ranks(shared: Path, open_real: Callable[[Path], Run]) -> None:
     top = result.rows[0]
     assert (top["class"], top["rank"]) == ("compute", 2)
     assert top["ns"] == pytest.approx(76.88e6, rel=1e-3)
-    assert any("Rank 2 carries" in finding.title for finding in result.findings)
+    assert any("of the critical path is on rank 2" in finding.title for finding in result.findings)
     assert any("slack" in note for note in result.notes)
     for name in ("seqpar-gloo4", "ddp-gloo4", "gpt-h200", "seqpar-nccl1-bf16"):
         run = open_real(shared / "kineto" / name)
@@ -161,8 +161,8 @@ def test_bad_input(tmp_path: Path) -> None:
         name = f"two/rank-{rank}.json"
         write_kineto(tmp_path / name, [kernel_event("k", 10, 5), kernel_event("k", 20, 5 + rank)])
     two = critical(open_trace(tmp_path / "two"))
-    assert any("the path stays on one of them" in note for note in two.notes)
+    assert any("the path stays on one rank" in note for note in two.notes)
     assert {row["rank"] for row in two.rows} == {1}
     empty = open_trace(write_kineto(tmp_path / "e.json", [slice_event("aten::mm", 1, 5)]))
     assert critical(empty).rows == []
-    assert any("nothing hangs on anything" in note for note in critical(empty).notes)
+    assert any("there is no path" in note for note in critical(empty).notes)

@@ -112,7 +112,7 @@ def test_an_op_is_compared_though_its_kernel_has_another_name(tmp_path: Path) ->
     assert rows["families", "matrix product"]["verdict"] == "faster"
     said = [f"{finding.title}: {finding.evidence}" for finding in result.findings]
     assert any("its kernels changed: gemm_f32 -> nvjet_bf16" in text for text in said)
-    assert any("1 kernels are new and 1 gone, but the ops" in text for text in said)
+    assert any("(new kernels: 1, gone: 1)" in text for text in said)
 
 
 def test_a_change_below_the_limit_is_not_called(tmp_path: Path) -> None:
@@ -141,7 +141,7 @@ def test_odd_pairs_are_still_compared(tmp_path: Path) -> None:
     assert any("new has no steps" in note for note in result.notes)
     assert {row["report"]: row["verdict"] for row in result.rows}["families"] == "slower"
     few = diff(trace(tmp_path / "f.json", 400, steps=2), trace(tmp_path / "g.json", 600, steps=2), Scope())
-    assert any("2 steps against 2 are too few" in note for note in few.notes)
+    assert any("2 against 2 steps are too few" in note for note in few.notes)
     assert {row["key"]: row["verdict"] for row in few.rows}["aten::mm [[4,4]]"] == "slower"
     host = open_trace(write_kineto(tmp_path / "h.json", [slice_event("aten::mm", 1, 2000)]))
     assert any("no GPU events" in note for note in diff(host, host, Scope()).notes)

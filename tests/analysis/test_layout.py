@@ -10,7 +10,7 @@ import pytest
 
 from conftest import DATA, kernel_event, open_trace, slice_event, write_kineto
 from rankscope.analysis import REPORTS
-from rankscope.analysis.across_ranks.parallelism import Seen, called, recognise
+from rankscope.analysis.across_ranks.parallelism import ObservedGroup, axis_from_name, infer_layout
 from rankscope.analysis.core.result import Result
 from rankscope.analysis.core.scope import Scope
 from rankscope.bench.synthetic import Plan, write
@@ -71,7 +71,7 @@ def test_bubbles_are_exact(pipeline: tuple[Run, PipelinePlan, Any]) -> None:
     stages = report(run, "bubbles").rows
     assert [row["stage"] for row in stages] == [0, 1, 2] and {row["ranks"] for row in stages} == {4}
     (finding,) = report(run, "bubbles").findings
-    assert "stage 1 works 1.12 times the mean" in finding.evidence
+    assert "stage 1 is busy for 1.12x the mean" in finding.evidence
     assert finding.severity in ("warning", "critical") and finding.cost_ns > 0
 
 
@@ -81,7 +81,7 @@ def test_groups_without_names_are_recognised_by_what_they_do(tmp_path: Path) -> 
     run = Run(ingest([tmp_path]))
     by_rank = report(run, "layout", "rank")
     assert [(row["pp"], row["dp"], row["tp"]) for row in by_rank.rows] == truth["places"]
-    assert any("inferred from traffic, sizes and strides" in note for note in by_rank.notes)
+    assert any("inferred from traffic, size and stride" in note for note in by_rank.notes)
 
 
 def test_tensor_and_data_parallel(tmp_path: Path) -> None:
@@ -92,7 +92,7 @@ def test_tensor_and_data_parallel(tmp_path: Path) -> None:
         {"dp": 0, **{f"tp_{i}": i for i in range(4)}},
         {"dp": 1, **{f"tp_{i}": 4 + i for i in range(4)}},
     ]
-    assert "no file of rank 5" in result.notes
+    assert "no file for rank 5" in result.notes
 
 
 @pytest.mark.parametrize(
@@ -118,42 +118,44 @@ def test_tensor_and_data_parallel(tmp_path: Path) -> None:
     ],
 )
 def test_names_of_groups(text: str, axis: str | None) -> None:
-    assert called(text) == axis
+    assert axis_from_name(text) == axis
 
 
 def test_experts_inside_data_parallel_ranks() -> None:
     groups = [
-        Seen("1", "mesh_dp", (0, 1, 2, 3), {"reduce_scatter": 4}),
-        Seen("2", "", (0, 1), {"all_to_all": 9}),
-        Seen("3", "", (2, 3), {"all_to_all": 9}),
+        ObservedGroup("1", "mesh_dp", (0, 1, 2, 3), {"reduce_scatter": 4}),
+        ObservedGroup("2", "", (0, 1), {"all_to_all": 9}),
+        ObservedGroup("3", "", (2, 3), {"all_to_all": 9}),
     ]
-    layout = recognise(groups, 4)
+    layout = infer_layout(groups, 4)
     assert layout.axes == ("dp", "ep")
     assert layout.places[3] == {"dp": 3, "ep": 1}
 
 
 def test_axes_that_do_not_make_the_world_are_said() -> None:
-    layout = recognise([Seen("1", "mesh_tp", (0, 1, 2), {})], 8)
-    assert any("tp 3 does not make 8 ranks" in note for note in layout.notes)
-    copies = recognise([Seen("1", "mesh_tp", (0, 1), {}), Seen("2", "mesh_tp", (2, 3), {})], 4)
+    layout = infer_layout([ObservedGroup("1", "mesh_tp", (0, 1, 2), {})], 8)
+    assert any("tp 3 does not multiply to 8 ranks" in note for note in layout.notes)
+    copies = infer_layout(
+        [ObservedGroup("1", "mesh_tp", (0, 1), {}), ObservedGroup("2", "mesh_tp", (2, 3), {})], 4
+    )
     assert copies.axes == ("dp", "tp") and copies.places[2] == {"tp": 0, "dp": 1}
 
 
-def test_one_group_of_everybody(open_real: Callable[[Path], Run]) -> None:
+def test_one_group_of_all_ranks(open_real: Callable[[Path], Run]) -> None:
     run = open_real(DATA / "ddp-gloo4")
     result = report(run, "layout")
     assert result.rows == [{"ranks": "0-3"}]
-    assert result.findings[0].title == "4 ranks: one group"
+    assert result.findings[0].title == "4 ranks, 1 process group: world"
     assert report(run, "groups").rows[0]["axis"] == "world"
     bubbles = report(run, "bubbles")
-    assert bubbles.rows == [] and any("no pipeline-parallel group" in note for note in bubbles.notes)
+    assert bubbles.rows == [] and any("no pipeline-parallel process group" in note for note in bubbles.notes)
 
 
 def test_real_nccl_metadata(shared: Path, open_real: Callable[[Path], Run]) -> None:
     run = open_real(shared / "public/hta/nccl_data.json.gz")
     (row,) = report(run, "groups").rows
     assert (row["axis"], row["size"], row["kinds"]) == ("world", 2, "all_reduce 15, broadcast 6")
-    assert "no file of rank 1" in report(run, "layout").notes
+    assert "no file for rank 1" in report(run, "layout").notes
 
 
 def test_no_groups_at_all(tmp_path: Path) -> None:

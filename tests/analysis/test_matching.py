@@ -119,7 +119,7 @@ def test_groups_without_names_are_told_apart_by_stream_and_order(tmp_path: Path)
     assert sorted(found.transfer.tolist()) == sorted(c["transfer_ns"] for c in truth["collectives"])
     result = REPORTS["stragglers"].analyse(run, Scope(), None)
     assert result.rows[0]["rank"] == 1 and result.findings[0].ranks == (1,)
-    assert any("without names" in note for note in result.notes)
+    assert any("have no name" in note for note in result.notes)
 
 
 def test_nvtx_ranges_around_the_launch_tell_the_kind(tmp_path: Path) -> None:

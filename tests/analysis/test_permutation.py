@@ -14,7 +14,7 @@ from rankscope.analysis.diff.permutation import adjusted_p, smallest_p
 
 
 def brute_force(base: Any, new: Any) -> list[float]:
-    """Every deal, row by row, in plain Python."""
+    """Every split, row by row, in plain Python."""
     values, count = np.concatenate([base, new], axis=1), base.shape[1]
     total = values.shape[1]
 
@@ -31,13 +31,13 @@ def brute_force(base: Any, new: Any) -> list[float]:
         return found
 
     real = statistics(tuple(range(count)))
-    largest = [max(statistics(deal)) for deal in combinations(range(total), count)]
+    largest = [max(statistics(split)) for split in combinations(range(total), count)]
     return [sum(one >= row * (1 - 1e-7) for one in largest) / len(largest) for row in real]
 
 
 @settings(max_examples=40, deadline=None)
 @given(st.integers(2, 4), st.integers(2, 4), st.integers(1, 5), st.integers(0, 2**32 - 1))
-def test_p_values_are_those_of_trying_every_deal(first: int, second: int, rows: int, seed: int) -> None:
+def test_p_values_are_those_of_trying_every_split(first: int, second: int, rows: int, seed: int) -> None:
     source = np.random.default_rng(seed)
     base, new = source.normal(100, 5, (rows, first)), source.normal(101, 5, (rows, second))
     assert adjusted_p(base, new) == pytest.approx(brute_force(base, new))
@@ -61,7 +61,7 @@ def test_rows_that_do_not_vary() -> None:
 
 @pytest.mark.parametrize(("steps", "pairs", "allowed"), [(6, 200, 6), (12, 30, 2)])
 def test_noise_is_called_noise(steps: int, pairs: int, allowed: int) -> None:
-    """Family-wise: over 100 rows at once, less than 1 % of pairs may show anything. Random deals included."""
+    """Family-wise: over 100 rows at once, less than 1 % of pairs may show anything. Random splits included."""
     source = np.random.default_rng(steps)
     level = source.uniform(1e3, 1e7, (100, 1))
     alarms = 0

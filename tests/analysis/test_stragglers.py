@@ -169,7 +169,7 @@ def test_half_of_the_ranks_missing_is_said(tmp_path: Path) -> None:
     run, _ = planted(plan, tmp_path / "run")
     result = ask(run)
     assert result.rows[0]["rank"] == 2
-    assert any("no file of ranks 1,3" in note for note in result.notes)
+    assert any("no file for ranks 1,3" in note for note in result.notes)
 
 
 def test_one_rank_alone_is_told_what_to_record(tmp_path: Path) -> None:
@@ -196,7 +196,7 @@ def test_ranks_of_different_runs_are_not_compared(told_by: str, tmp_path: Path) 
         file.write_text(text)
     run = Run(ingest([tmp_path / "run"]))
     result = ask(run)
-    assert any("ranks 0-1 and ranks 2-3 are not of one run" in note for note in result.notes)
+    assert any("ranks 0-1 and ranks 2-3 are not from one run" in note for note in result.notes)
     assert set(np.bincount(run.collectives.match)) == {2}
 
 

@@ -1,8 +1,8 @@
-"""Why the last rank of each collective was last, and who made it so: blame followed back through chains of waiting.
+"""For each collective, why its last rank was late, and which rank caused that.
 
-For each collective and rank, the time from the end of the group's previous collective to the arrival is split into
-what the rank did in it. What the last rank spent beyond the median of the others is why it was late. When that is
-waiting inside another collective, the last rank of that one is to blame, and so on.
+For each collective and rank, the time from the end of the group's previous collective to the arrival is split by
+what the rank did. The activity on which the last rank spent most beyond the median of the others is the cause. When
+that is waiting inside another collective, the last rank of that collective is to blame, and so on back in time.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ WAITING = PARTS.index("waiting")
 
 @dataclass(frozen=True)
 class Blame:
-    """By match, in the numbering of `waits(run)`."""
+    """Arrays by match, in the numbering of `waits(run)`."""
 
     excess: Ints
-    """[part, match]: what the last rank spent beyond the median of the others; 0 where it spent less."""
+    """[part, match]: time of the last rank minus the median of the others, or 0 if that is negative."""
     cause: Ints
-    """The largest excess, as a place in PARTS; NONE where nobody was last or nothing stands out."""
+    """The part with the largest excess, as an index into PARTS; NONE without a last rank or without an excess."""
     root: Ints
-    """The match at which the chain of waiting began; itself where the last rank did not wait for another."""
+    """The match at which the chain of waiting began; the match itself where its last rank did not wait."""
     rank: Ints
-    """Who is to blame: the last rank of the root; NONE where nobody was last."""
+    """The rank to blame: the last rank of the root match; NONE where no rank was last."""
     hidden: Ints
-    """By entry: how much of the collective ran behind compute of its own rank."""
+    """By entry, not by match: how long the collective overlapped with compute on its own rank."""
 
 
 @once_per_run
 def blame(run: Run) -> Blame:
-    """Of the whole run, worked out once; windows and ranks are chosen afterwards."""
+    """Computed for the whole run; callers select steps and ranks from it."""
     found = waits(run)
     rows = found.rows
     opened = window_starts(run, rows)
@@ -60,7 +60,7 @@ def blame(run: Run) -> Blame:
 
 
 def window_starts(run: Run, rows: Collectives) -> Ints:
-    """By entry: when its rank left the group's previous collective; before the first, when its step began."""
+    """By entry: the end of the group's previous collective on that rank; for the first one, the start of its step."""
     order = np.lexsort((rows.start, rows.group, rows.rank))
     before = np.full(len(order), NONE)
     same = (np.diff(rows.rank[order]) == 0) & (np.diff(rows.group[order]) == 0)
@@ -74,14 +74,14 @@ def window_starts(run: Run, rows: Collectives) -> Ints:
     ranks: dict[int, int] = {}
     for i in np.flatnonzero(first).tolist():
         rank, step = int(rows.rank[i]), int(rows.step[i])
-        if (rank, step) not in began and not ranks:  # a pass over all slices, which most runs need not make
+        if (rank, step) not in began and not ranks:  # reads all slices, so only when needed
             ranks = dict(run.rows("SELECT rank, min(start_ns) FROM slices GROUP BY ALL"))
         opened[i] = min(began.get((rank, step), ranks.get(rank, 0)), int(rows.start[i]))
     return opened
 
 
 def _excess(part: Ints, found: Waits) -> Ints:
-    """By match: the last rank's share less the median of the other ranks'; never negative."""
+    """By match: the time of the last rank minus the median of the other ranks; never negative."""
     rows, count = found.rows, len(found.last)
     known = np.flatnonzero(found.wait != NONE)
     known = known[found.last[rows.match[known]] != known]
@@ -99,7 +99,7 @@ def _excess(part: Ints, found: Waits) -> Ints:
 
 
 def _causes(found: Waits, excess: Ints, opened: Ints) -> tuple[Ints, Ints]:
-    """By match: the cause, and the match whose last rank was waited for first (itself when that is not the cause)."""
+    """By match: the cause, and the earlier match in which the last rank waited (itself for any other cause)."""
     count = len(found.last)
     itself = np.arange(count)
     if count == 0:
@@ -109,7 +109,7 @@ def _causes(found: Waits, excess: Ints, opened: Ints) -> tuple[Ints, Ints]:
     behind = np.full(count, NONE)
     at = np.flatnonzero(waits_first)
     behind[at] = _longest_wait_inside(found, found.last[at], opened)
-    # nobody to follow: what stands out besides
+    # No earlier match to follow: take the largest excess besides waiting.
     others = excess.copy()
     others[WAITING, waits_first & (behind == NONE)] = 0
     cause = others.argmax(axis=0)
@@ -118,7 +118,7 @@ def _causes(found: Waits, excess: Ints, opened: Ints) -> tuple[Ints, Ints]:
 
 
 def _longest_wait_inside(found: Waits, entries: Ints, opened: Ints) -> Ints:
-    """For each entry, the match in which its rank waited longest between the window's start and the arrival."""
+    """For each entry, the match in which its rank waited longest between `opened` and the arrival."""
     rows = found.rows
     result = np.full(len(entries), NONE)
     for rank in np.unique(rows.rank[entries]):
@@ -134,7 +134,7 @@ def _longest_wait_inside(found: Waits, entries: Ints, opened: Ints) -> Ints:
 
 
 def range_argmax(value: Ints, low: Ints, high: Ints) -> Ints:
-    """Place of the largest value in each range [low, high); NONE where the range is empty."""
+    """Index of the largest value in each range [low, high); NONE for an empty range."""
     result = np.full(len(low), NONE)
     size = high - low
     level, place = 0, np.arange(len(value))
@@ -152,7 +152,7 @@ def range_argmax(value: Ints, low: Ints, high: Ints) -> Ints:
 
 
 def _roots(follows: Ints) -> Ints:
-    """Where each chain ends. Chains go back in time, so they do end; twice as far with every round."""
+    """The end of each chain, by pointer doubling. Chains go back in time, so they have an end."""
     for _ in range(int(np.log2(len(follows) + 1)) + 2):
         further = follows[follows]
         if (further == follows).all():

@@ -1,4 +1,4 @@
-"""How much of a pipeline's step do its stages stand still, and where in the step?"""
+"""Pipeline bubbles: how long each stage is not busy in a step, and in which part of the step."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from rankscope.analysis.core.result import Column, Finding, Result, Severity
 from rankscope.analysis.core.scope import Scope
 from rankscope.collective_kinds import KINDS
 from rankscope.store.run import Run
-from rankscope.units import format_ns
+from rankscope.units import format_rounded
 
 _PARTS = ("busy", "p2p", "fill", "drain", "gap")
-_BETWEEN = ("send", "recv", "sendrecv")
+_POINT_TO_POINT = ("send", "recv", "sendrecv")
 _WARNING_PCT, _CRITICAL_PCT = 20.0, 40.0
 NO_STEP = -1
 
 
 def bubbles(run: Run, scope: Scope, by: str | None = None) -> Result:
-    """One row a stage: the means over its ranks and steps. With --by rank one row a rank."""
+    """One row for each stage, the mean over its ranks and steps; with --by rank one row for each rank."""
     columns = _columns(by)
     layout = layout_of(run, Scope())
     notes = [*left_out(run, scope), *layout.notes]
     if "pp" not in layout.axes:
-        notes.append("no pipeline-parallel group: there are no stages to stand still")
+        notes.append("no pipeline-parallel process group was recognised, so there are no stages to compare")
         return Result("bubbles", "Pipeline bubbles", scope.window, columns, [], notes=tuple(notes))
     measured = _measure(run, scope)
     if not measured:
         notes.append("no GPU events in the window; ProfilerActivity.CUDA records them")
         return Result("bubbles", "Pipeline bubbles", scope.window, columns, [], notes=tuple(notes))
     if any(step == NO_STEP for _, step in measured):
-        notes.append("no steps: the whole window counts as one; call profiler.step() in the loop")
+        notes.append("no steps: the whole window counts as one step (call profiler.step() in the loop)")
     rows = _rows(measured, {rank: layout.places[rank].get("pp", 0) for rank, _ in measured}, by)
     return Result(
         "bubbles",
@@ -53,18 +53,23 @@ def _columns(by: str | None) -> tuple[Column, ...]:
     return (
         Column("stage"),
         *((Column("rank"),) if by == "rank" else (Column("ranks", "count"),)),
-        Column("window_ns", "ns", "of a step, from the first to the last GPU event of its pipeline"),
-        Column("busy_ns", "ns", "the GPU computes, copies, or communicates within the stage"),
-        Column("p2p_ns", "ns", "only a send or a receive runs: it waits for a neighbour", title="In p2p"),
-        Column("fill_ns", "ns", "nothing has run yet"),
-        Column("drain_ns", "ns", "nothing runs any more"),
-        Column("gap_ns", "ns", "nothing runs in between"),
-        Column("bubble_pct", "percent", "all but busy, of the window"),
+        Column("window_ns", "ns", "length of a step, from the first to the last GPU event of the pipeline"),
+        Column("busy_ns", "ns", "time in compute, copies and collectives other than send and recv"),
+        Column(
+            "p2p_ns",
+            "ns",
+            "time in which only a send or recv runs, including the wait for the other stage",
+            title="P2P",
+        ),
+        Column("fill_ns", "ns", "time before the first GPU event of the rank"),
+        Column("drain_ns", "ns", "time after the last GPU event of the rank"),
+        Column("gap_ns", "ns", "time between these events in which nothing runs"),
+        Column("bubble_pct", "percent", "share of the window that is not busy"),
     )
 
 
 def _measure(run: Run, scope: Scope) -> dict[tuple[int, int], dict[str, int]]:
-    """By rank and step, the parts of the window of its pipeline; they add up to it exactly."""
+    """By rank and step, the parts of the pipeline's window; they add up to the window exactly."""
     device = device_activity(run, scope)
     if len(device.rank) == 0:
         return {}
@@ -81,7 +86,7 @@ def _measure(run: Run, scope: Scope) -> dict[tuple[int, int], dict[str, int]]:
     between = _point_to_point(run, scope, keys)
     everything = _placed(axis, device.start, device.end, group)
     p2p = _placed(axis, *between)
-    # A send's kernel is among the device's events: what is left when it is gone is the stage's own work.
+    # `everything` includes the kernels of send and recv, so they are subtracted from it.
     own = _own_work(run, scope, axis, keys)
     waiting = subtract(p2p, own)
     busy = axis.lengths(join(own, subtract(everything, p2p)))
@@ -98,7 +103,7 @@ def _measure(run: Run, scope: Scope) -> dict[tuple[int, int], dict[str, int]]:
 
 
 def _windows(keys: Ints, first: Ints, last: Ints, pipelines: list[tuple[int, ...]]) -> tuple[Ints, Ints]:
-    """From the earliest to the latest of the ranks of a pipeline, step by step, on the run's common axis."""
+    """For each step, from the earliest start to the latest end over the ranks of a pipeline."""
     bounds: dict[tuple[tuple[int, ...], int], tuple[int, int]] = {}
     named = [(pipeline, int(step)) for pipeline, step in zip(pipelines, keys[:, 1], strict=True)]
     for name, low, high in zip(named, first.tolist(), last.tolist(), strict=True):
@@ -113,7 +118,7 @@ def _placed(axis: Axis, start: Ints, end: Ints, group: Ints) -> Intervals:
 
 
 def _numbers(keys: Ints, rank: Ints, step: Ints) -> Ints:
-    """The place of each (rank, step) among the keys; -1 where it is not there."""
+    """The index of each (rank, step) in `keys`; -1 where it is missing."""
     width = int(keys[:, 1].max()) + 3
     code, wanted = keys[:, 0] * width + keys[:, 1] + 1, rank * width + step + 1
     at = np.minimum(np.searchsorted(code, wanted), len(code) - 1)
@@ -123,20 +128,22 @@ def _numbers(keys: Ints, rank: Ints, step: Ints) -> Ints:
 def _point_to_point(run: Run, scope: Scope, keys: Ints) -> tuple[Ints, Ints, Ints]:
     rows = run.collectives
     number = _numbers(keys, rows.rank, rows.step)
-    mine = np.isin(rows.kind, [KINDS.index(kind) for kind in _BETWEEN]) & (number >= 0)
+    mine = np.isin(rows.kind, [KINDS.index(kind) for kind in _POINT_TO_POINT]) & (number >= 0)
     return rows.start[mine], rows.end[mine], number[mine]
 
 
 def _own_work(run: Run, scope: Scope, axis: Axis, keys: Ints) -> Intervals:
-    """Compute, copies, and communication that is not between stages."""
+    """Compute, copies, and collectives other than send and recv."""
     device = device_activity(run, scope)
     number = _numbers(keys, device.rank, device.step)
     other = (device.kind != COMM) & (number >= 0)
     work = _placed(axis, device.start[other], device.end[other], number[other])
     rows = run.collectives
     place = _numbers(keys, rows.rank, rows.step)
-    talk = ~np.isin(rows.kind, [KINDS.index(kind) for kind in _BETWEEN]) & (place >= 0) & rows.on_device
-    return join(work, _placed(axis, rows.start[talk], rows.end[talk], place[talk]))
+    comm = (
+        ~np.isin(rows.kind, [KINDS.index(kind) for kind in _POINT_TO_POINT]) & (place >= 0) & rows.on_device
+    )
+    return join(work, _placed(axis, rows.start[comm], rows.end[comm], place[comm]))
 
 
 def _rows(
@@ -171,15 +178,19 @@ def _findings(rows: list[dict[str, Any]], by: str | None) -> list[Finding]:
     busiest = max(known, key=lambda row: row["busy_ns"])
     mean = sum(row["busy_ns"] for row in known) / len(known)
     uneven = busiest["busy_ns"] / mean if mean else 1.0
-    evidence = f"{format_ns(lost)} of {format_ns(known[0]['window_ns'])} a step, mean over the stages"
-    hint = "More micro-batches a step, or an interleaved schedule, make the bubble a smaller share."
+    window = sum(row["window_ns"] for row in known) / len(known)
+    evidence = (
+        f"{format_rounded('ns', lost)} of {format_rounded('ns', window)} per step, "
+        f"mean over the {'ranks' if by == 'rank' else 'stages'}"
+    )
+    hint = "Use more micro-batches per step, or an interleaved schedule."
     if uneven > 1.1:
-        evidence += f"; stage {busiest['stage']} works {uneven:.2f} times the mean"
-        hint = f"Move layers away from stage {busiest['stage']}: the others wait for it."
+        evidence += f"; stage {busiest['stage']} is busy for {uneven:.2f}x the mean"
+        hint = f"Move layers away from stage {busiest['stage']}: the other stages wait for it."
     return [
         Finding(
             severity,
-            f"Pipeline stages stand still {share:.1f} % of the step",
+            f"Pipeline bubbles take {share:.1f} % of a step",
             evidence,
             hint=hint,
             cost_ns=lost,

@@ -1,7 +1,7 @@
-"""Who waited for whom: of each matched collective its transfer, each rank's wait, and who came last.
+"""For each matched collective: the transfer time, how long each rank waited, and which rank arrived last.
 
-`run.collectives` has the collectives of all ranks and the number of the match each belongs to. This adds what
-follows from durations alone, so no clock needs to agree with another.
+`run.collectives` has the collectives of all ranks, and the number of the match that each belongs to. The waits are
+computed from durations alone, so the clocks of the ranks need not agree.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ from rankscope.store.run import Run
 
 @dataclass(frozen=True)
 class Waits:
-    """Entries of `rows` belong to entries of `match`; waits are known for kinds that all ranks leave together."""
+    """Arrays by entry of `rows`, or by match. Waits are known for the kinds that all ranks leave together."""
 
     rows: Collectives
     wait: Ints
-    """By entry: its duration less the transfer; NONE where it has no match or its kind does not tell."""
+    """By entry: duration minus transfer; NONE without a match, or where the kind has no known waits."""
     transfer: Ints
-    """By match: the shortest duration over its ranks; NONE where the kind does not tell."""
+    """By match: the shortest duration over its ranks; NONE where the kind has no known waits."""
     last: Ints
-    """By match: the entry with the shortest duration; NONE when nobody waited, or the kind does not tell."""
+    """By match: the entry with the shortest duration; NONE when no rank is known to have waited."""
     ranks: Ints
-    """By match: how many ranks of it are here."""
+    """By match: the number of its ranks in this run."""
     whole: NDArray[np.bool_]
-    """By match: every rank of its group is here."""
+    """By match: whether every rank of its group is in this run."""
     step: Ints
-    """By match: its step (the smallest where ranks disagree), NONE for none."""
+    """By match: its step (the smallest where ranks disagree), or NONE."""
 
 
 def waits(run: Run, scope: Scope | None = None) -> Waits:
-    """The waits in scope. Ranks out of scope are left out after the matching: who was last among all stays last."""
+    """The waits of the steps in scope; always of all ranks, so that the last rank does not depend on the scope."""
     found = _all_waits(run)
     return found if scope is None else _within(found, scope)
 
@@ -83,9 +83,9 @@ def _least(match: Ints, value: Ints, count: int) -> Ints:
 
 
 def _last(rows: Collectives, wait: Ints, count: int) -> Ints:
-    """The entry of each match that nobody could have waited less than; NONE when all came at once."""
+    """The entry of each match that did not wait; NONE when all arrived at once."""
     last = np.full(count, NONE)
-    first = np.flatnonzero(wait == 0)[::-1]  # the lowest rank, where two came at the same time
+    first = np.flatnonzero(wait == 0)[::-1]  # of ranks that arrived together, the lowest
     last[rows.match[first]] = first
     waited = np.zeros(count, dtype=bool)
     waited[rows.match[wait > 0]] = True
@@ -93,7 +93,7 @@ def _last(rows: Collectives, wait: Ints, count: int) -> Ints:
 
 
 def _within(found: Waits, scope: Scope) -> Waits:
-    """Only the matches of the steps in scope."""
+    """Select the matches of the steps in scope."""
     if scope.steps is None:
         return found
     first, final = scope.steps

@@ -1,4 +1,7 @@
-"""Collectives by group, kind, type and size: how long the transfer takes, how long ranks wait, how fast it is."""
+"""The collectives by group, kind, data type and size: transfer time, waiting time and bandwidth.
+
+Findings: a size far slower than the other sizes, or than the baseline, and an unbalanced all_to_all.
+"""
 
 from __future__ import annotations
 
@@ -8,19 +11,18 @@ from typing import Any
 import numpy as np
 
 from rankscope.analysis.across_ranks.blame import blame
-from rankscope.analysis.across_ranks.collective_findings import collective_findings
 from rankscope.analysis.across_ranks.collective_waits import Waits, waits
-from rankscope.analysis.across_ranks.comparison_notes import across_notes
-from rankscope.analysis.across_ranks.size_fit import LEAST_SIZES, SizeFit, fit_sizes
+from rankscope.analysis.across_ranks.comparison_notes import comparison_notes
 from rankscope.analysis.core.intervals import Ints
-from rankscope.analysis.core.result import Column, Result
+from rankscope.analysis.core.result import Column, Finding, Result, Severity
 from rankscope.analysis.core.scope import Scope
+from rankscope.analysis.core.step_times import periods
 from rankscope.collective_kinds import KINDS, bus_factor
 from rankscope.ranges import as_ranges
 from rankscope.store.arrays import number_rows
 from rankscope.store.collectives.matching import NONE
 from rankscope.store.run import Run
-from rankscope.units import format_ns, format_value
+from rankscope.units import format_rounded
 
 COLUMNS = (
     Column("group", "", "name of the process group"),
@@ -29,38 +31,76 @@ COLUMNS = (
     Column(
         "bytes",
         "bytes",
-        "S of nccl-tests: what is reduced, or what all ranks contribute together",
+        "message size S as in nccl-tests: what is reduced, or the sum of what all ranks contribute",
         per_row_unit=True,
     ),
-    Column("ranks", "count", "size of the group"),
-    Column("count", "count", "how often"),
+    Column("ranks", "count", "size of the process group"),
+    Column("count", "count", "number of calls on a rank; the largest over the ranks"),
     Column("transfer_ns", "ns", "shortest duration over the ranks, mean over the collectives"),
-    Column("wait_ns", "ns", "duration less transfer, mean over collectives and ranks"),
-    Column("algbw_gb_s", "GB/s", "S over the median transfer", title="algbw"),
+    Column("wait_ns", "ns", "duration minus transfer, mean over collectives and ranks"),
+    Column("algbw_gb_s", "GB/s", "S divided by the median transfer", title="algbw"),
     Column(
-        "busbw_gb_s", "GB/s", "what each link carries, comparable with the hardware's figure", title="busbw"
+        "busbw_gb_s",
+        "GB/s",
+        "bus bandwidth as in nccl-tests, comparable with the speed of a link",
+        title="busbw",
     ),
-    Column("hidden_pct", "percent", "share of its time behind compute of the same rank", title="Hidden"),
-    Column("dur_ns", "ns", "mean duration, waiting included", minor=True),
     Column(
-        "fit_pct", "percent", "what t = a + S/b, fitted over the sizes, gives of the transfer", minor=True
+        "hidden_pct",
+        "percent",
+        "share of its time that overlaps with compute on the same rank",
+        title="Hidden",
     ),
-    Column("imbalance", "", "all_to_all: the largest share of a rank over the mean", minor=True, decimals=2),
-    Column("description", "", "of the process group", minor=True, at_end=True),
+    Column("dur_ns", "ns", "mean duration, including waiting", minor=True),
+    Column("fit_pct", "percent", "fitted time t = a + S/b as a share of the median transfer", minor=True),
+    Column(
+        "imbalance",
+        "",
+        "all_to_all: the largest amount of any rank, relative to the mean",
+        minor=True,
+        decimals=2,
+    ),
+    Column("description", "", "description of the process group", minor=True, at_end=True),
     Column("members", "", "ranks of the process group", minor=True, at_end=True),
 )
 _BASELINE_COLUMNS = (
-    Column("baseline_busbw_gb_s", "GB/s", "busbw of the same size measured alone", title="Alone"),
-    Column("baseline_pct", "percent", "busbw of that", title="Of alone"),
+    Column("baseline_busbw_gb_s", "GB/s", "busbw of the same size in the baseline file", title="Baseline"),
+    Column("baseline_pct", "percent", "busbw as a share of the baseline", title="Of baseline"),
 )
 
-_UNEVEN = -2
-"""In place of a size: each rank has its own."""
+_SIZE_VARIES = -2
+"""In place of a size: the ranks contribute different amounts."""
+LEAST_SIZES = 3
+_OUTLIER = 1.5
+"""A size is an outlier when it takes more than this times the fitted time."""
+_SLOW_PCT = 70.0
+"""Bandwidth below this share of the baseline is a finding."""
+_UNBALANCED = 1.5
+"""An imbalance above this is a finding."""
+_WARNING_SHARE = 0.05
+"""A finding that costs more than this share of a step is a warning."""
+
+
+@dataclass(frozen=True)
+class SizeFit:
+    """t = a + S/b with the latency a in ns and the bandwidth b in bytes per ns (GB/s)."""
+
+    latency_ns: float
+    bandwidth: float
+
+    def __str__(self) -> str:
+        return f"{format_rounded('ns', self.latency_ns)} + S / {format_rounded('GB/s', self.bandwidth)}"
+
+    def time_ns(self, size: float) -> float:
+        return self.latency_ns + size / self.bandwidth
+
+    def is_outlier(self, size: float, time_ns: float) -> bool:
+        return time_ns > _OUTLIER * self.time_ns(size)
 
 
 @dataclass(frozen=True)
 class _Table:
-    """The entries in scope, and the row each belongs to."""
+    """The entries in scope, and the table row that each belongs to."""
 
     entry: Ints
     row: Ints
@@ -69,23 +109,23 @@ class _Table:
 
 
 def collectives(run: Run, scope: Scope, by: str | None = None) -> Result:
-    """One row a group, kind, type and size, what takes most time first."""
+    """One row for each group, kind, data type and size, by total time."""
     found = waits(run)
     table = _table(found, scope)
     rows = _rows(run, found, table)
     fits = _fits(rows)
     _compare(run, rows, fits)
-    notes = across_notes(run, scope)
+    notes = comparison_notes(run, scope)
     for (group, kind), fit in fits.items():
-        line = f"{format_ns(fit.latency_ns, 1)} + S / {format_value('GB/s', fit.bandwidth)}"
-        notes.append(f"fit over the sizes of {kind} in group {group}: {line}")
+        notes.append(f"transfer time of {kind} in group {group}, fitted over the sizes: {fit}")
     if not rows:
-        notes.append("no collective in the window")
+        notes.append("no collectives in the window")
     elif any(row["bytes"] is None for row in rows):
         notes.append(
-            "sizes are not recorded: gloo's need shapes (rankscope profile --record-shapes), nsys has none"
+            "some sizes are not recorded: gloo's need input shapes (rankscope profile --record-shapes), "
+            "and nsys reports have none"
         )
-    findings = collective_findings(run, scope, rows, fits)
+    findings = _findings(run, scope, rows, fits)
     shown = [{name: value for name, value in row.items() if not name.startswith("_")} for row in rows]
     columns = COLUMNS[:11] + (_BASELINE_COLUMNS if run.baseline else ()) + COLUMNS[11:]
     return Result("collectives", "Collectives", scope.window, columns, shown, findings, tuple(notes))
@@ -101,14 +141,14 @@ def _table(found: Waits, scope: Scope) -> _Table:
         inside &= (step >= scope.steps[0]) & (step <= scope.steps[1])
     if scope.ranks is not None:
         inside &= np.isin(rows.rank, sorted(scope.ranks))
-    size = np.where(_uneven(found), _UNEVEN, rows.bytes)
+    size = np.where(_sizes_vary(found), _SIZE_VARIES, rows.bytes)
     entry = np.flatnonzero(inside)
     keys, row = number_rows([rows.group[entry], rows.kind[entry], rows.dtype[entry], size[entry]])
     return _Table(entry, row, keys)
 
 
-def _uneven(found: Waits) -> Any:
-    """By entry: an all_to_all in which ranks put in different amounts (all_to_allv)."""
+def _sizes_vary(found: Waits) -> Any:
+    """By entry: an all_to_all to which the ranks contribute different amounts (all_to_allv)."""
     rows = found.rows
     wide = np.flatnonzero(
         (rows.match != NONE) & (rows.kind == KINDS.index("all_to_all")) & (rows.bytes != NONE)
@@ -137,7 +177,7 @@ def _rows(run: Run, found: Waits, table: _Table) -> list[dict[str, Any]]:
         wait = wait[wait != NONE]
         duration = entries.duration[mine]
         size_known = (
-            size if size > 0 else round(float(entries.bytes[mine].mean())) if size == _UNEVEN else None
+            size if size > 0 else round(float(entries.bytes[mine].mean())) if size == _SIZE_VARIES else None
         )
         ranks = group.size or (int(found.ranks[matches].max()) if len(matches) else None)
         median = float(np.median(transfer)) if len(transfer) else None
@@ -170,7 +210,7 @@ def _rows(run: Run, found: Waits, table: _Table) -> list[dict[str, Any]]:
 
 
 def _imbalance(found: Waits, mine: Ints) -> float | None:
-    """The largest share of what goes in or out, over the mean; of the matches whose every rank is here, the mean."""
+    """The largest input or output of a rank relative to the mean, averaged over the matches that have all ranks."""
     entries = found.rows
     mine = mine[(entries.match[mine] != NONE)]
     mine = mine[found.whole[entries.match[mine]]] if len(mine) else mine
@@ -189,7 +229,7 @@ def _imbalance(found: Waits, mine: Ints) -> float | None:
 
 
 def _fits(rows: list[dict[str, Any]]) -> dict[tuple[str, str], SizeFit]:
-    """By group and kind, where there are sizes enough."""
+    """By group and kind, where there are enough sizes."""
     points: dict[tuple[str, str], dict[int, float]] = {}
     for row in rows:
         if row["_median"] and row["bytes"]:
@@ -203,7 +243,7 @@ def _fits(rows: list[dict[str, Any]]) -> dict[tuple[str, str], SizeFit]:
 
 
 def _compare(run: Run, rows: list[dict[str, Any]], fits: dict[tuple[str, str], SizeFit]) -> None:
-    """Fill in what the fit, and the baseline if there is one, say of each row."""
+    """Fill in the columns that compare each row with the fit and with the baseline."""
     for row in rows:
         fit = fits.get((row["group"], row["kind"]))
         if fit and row["_median"] and row["bytes"]:
@@ -213,3 +253,88 @@ def _compare(run: Run, rows: list[dict[str, Any]], fits: dict[tuple[str, str], S
             alone = run.baseline.busbw_gb_s(row["kind"], row["ranks"], row["bytes"]) if known else None
             row["baseline_busbw_gb_s"] = alone
             row["baseline_pct"] = 100 * row["busbw_gb_s"] / alone if alone and row["busbw_gb_s"] else None
+
+
+def fit_sizes(sizes: list[int], times_ns: list[float]) -> SizeFit | None:
+    """A Theil-Sen fit: the median of the slopes between all pairs, so that one slow size does not bend the line.
+
+    Pairs are weighted by their distance, because two almost equal sizes do not determine a slope. None with fewer
+    than three sizes, or when larger sizes do not take longer.
+    """
+    if len(sizes) < LEAST_SIZES:
+        return None
+    x, y = np.array(sizes, dtype=np.float64), np.array(times_ns, dtype=np.float64)
+    first, second = np.triu_indices(len(x), 1)
+    slopes, far = (y[second] - y[first]) / (x[second] - x[first]), np.abs(x[second] - x[first])
+    order = np.argsort(slopes)
+    weight = np.cumsum(far[order])
+    slope = float(slopes[order][np.searchsorted(weight, weight[-1] / 2)])
+    if slope <= 0:
+        return None
+    return SizeFit(max(float(np.median(y - slope * x)), 0.0), 1 / slope)
+
+
+def _findings(
+    run: Run, scope: Scope, rows: list[dict[str, Any]], fits: dict[tuple[str, str], SizeFit]
+) -> tuple[Finding, ...]:
+    steps = [period for period in periods(run, Scope(steps=scope.steps)) if period.step is not None]
+    count = len({period.step for period in steps}) or 1
+    step_ns = sum(period.dur_ns for period in steps) / len(steps) if steps else 0.0
+    found = []
+    for row in rows:
+        fit = fits.get((row["group"], row["kind"]))
+        size = format_rounded("bytes", row["bytes"]) if row["bytes"] else "unknown size"
+        what = f"{row['kind']} of {size} in group {row['group']}"
+        if fit and row["_median"] and row["bytes"] and fit.is_outlier(row["bytes"], row["_median"]):
+            cost = (row["_median"] - fit.time_ns(row["bytes"])) * row["count"] / count
+            found.append(_outlier(row, fit, what, cost, step_ns))
+        if (row.get("baseline_pct") or 100.0) < _SLOW_PCT:
+            cost = row["_median"] * (1 - row["baseline_pct"] / 100) * row["count"] / count
+            found.append(_below_baseline(run, row, what, cost, step_ns))
+        if (row["imbalance"] or 1.0) > _UNBALANCED:
+            cost = (row["transfer_ns"] or 0) * (1 - 1 / row["imbalance"]) * row["count"] / count
+            found.append(_unbalanced(row, cost, step_ns))
+    return tuple(sorted(found, key=lambda finding: -finding.cost_ns))
+
+
+def _severity(cost_ns: float, step_ns: float) -> Severity:
+    return "warning" if step_ns and cost_ns > _WARNING_SHARE * step_ns else "info"
+
+
+def _outlier(row: dict[str, Any], fit: SizeFit, what: str, cost: float, step_ns: float) -> Finding:
+    expected = fit.time_ns(row["bytes"])
+    return Finding(
+        _severity(cost, step_ns),
+        f"{what} takes {row['_median'] / expected:.1f}x the time that the fit over the sizes predicts",
+        f"the median transfer takes {format_rounded('ns', row['_median'])}; the fit {fit} predicts "
+        f"{format_rounded('ns', expected)}; {row['count']} calls on a rank",
+        ranks=row["_ranks"],
+        hint="Try another message size (DDP: bucket_cap_mb, FSDP: the wrapped unit); with NCCL also "
+        "NCCL_ALGO and NCCL_PROTO.",
+        cost_ns=round(cost),
+    )
+
+
+def _below_baseline(run: Run, row: dict[str, Any], what: str, cost: float, step_ns: float) -> Finding:
+    source = run.baseline.source if run.baseline else ""
+    return Finding(
+        _severity(cost, step_ns),
+        f"{what} reaches {row['baseline_pct']:.0f} % of its baseline bandwidth",
+        f"busbw {format_rounded('GB/s', row['busbw_gb_s'])} in this run, "
+        f"{format_rounded('GB/s', row['baseline_busbw_gb_s'])} in {source}",
+        ranks=row["_ranks"],
+        hint="Check whether it runs at the same time as compute (rankscope stats RUN -r overlap), and the load "
+        "on the network.",
+        cost_ns=round(cost),
+    )
+
+
+def _unbalanced(row: dict[str, Any], cost: float, step_ns: float) -> Finding:
+    return Finding(
+        _severity(cost, step_ns),
+        f"all_to_all in group {row['group']} is unbalanced: the largest rank moves {row['imbalance']:.1f}x the mean",
+        f"{row['count']} calls on a rank, {format_rounded('ns', row['transfer_ns'] or 0)} each",
+        ranks=row["_ranks"],
+        hint="All ranks wait for the one that moves most. With experts: balance them, or limit their capacity.",
+        cost_ns=round(cost),
+    )

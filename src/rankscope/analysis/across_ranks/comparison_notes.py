@@ -1,4 +1,4 @@
-"""What every comparison of ranks must say: which ranks are missing, what was not matched, and why."""
+"""Notes for every report that compares ranks: missing ranks, and collectives that were not matched, with the reason."""
 
 from __future__ import annotations
 
@@ -9,52 +9,54 @@ from rankscope.store.collectives.loading import eras
 from rankscope.store.run import Run
 
 
-def across_notes(run: Run, scope: Scope) -> list[str]:
-    parts = (_one_rank, _none, _missing, mixed, _unmatched, _unnamed)
-    return [*left_out(run, scope), *(note for part in parts for note in part(run))]
+def comparison_notes(run: Run, scope: Scope) -> list[str]:
+    sources = (_one_rank, _no_collectives, _missing_ranks, _several_runs, _unmatched, _unnamed_groups)
+    return [*left_out(run, scope), *(note for source in sources for note in source(run))]
 
 
-def _none(run: Run) -> list[str]:
-    """No collective at all, in a run of several ranks."""
+def _no_collectives(run: Run) -> list[str]:
+    """A run of several ranks without any collective."""
     if len(run.ranks) < 2 or len(run.collectives.rank):
         return []
     if any(entry.format == "nsys" for entry in run.timelines):
-        return ["no collective in these reports: nsys sees NCCL's kernels, but gloo only through NVTX "
-                "(rankscope profile --tool torch records gloo's collectives)"]  # fmt: skip
-    return [
-        "no collective in these files: torch.profiler marks them when ProfilerActivity.CPU and CUDA record"
-    ]
+        return ["no collectives in these reports: nsys records NCCL's kernels, and gloo's collectives only as NVTX "
+                "ranges (rankscope profile --tool torch records them)"]  # fmt: skip
+    return ["no collectives in these files: torch.profiler records them with ProfilerActivity.CPU and CUDA"]
 
 
 def _one_rank(run: Run) -> list[str]:
     if len(run.ranks) > 1:
         return []
-    return ["one rank: who waits for whom shows only with the others' traces (rankscope profile --ranks all)"]
+    return [
+        "only one rank was recorded: waiting shows only in a comparison of ranks (rankscope profile --ranks all)"
+    ]
 
 
-def _missing(run: Run) -> list[str]:
-    """Ranks that process groups speak of and that have no file here."""
+def _missing_ranks(run: Run) -> list[str]:
+    """Ranks that are members of a process group but have no file."""
     rows = run.collectives
     wanted = {rank for group in rows.groups for rank in group.ranks or ()}
     missing = sorted(wanted - set(run.ranks))
     if not missing or len(run.ranks) == 1:
         return []
     return [
-        f"no file of rank{'s' * (len(missing) > 1)} {as_ranges(missing)}: waiting for a rank that is not here looks "
-        "like transfer (rankscope profile --ranks all)"
+        f"no file for rank{'s' * (len(missing) > 1)} {as_ranges(missing)}: waiting for them counts as transfer "
+        "(rankscope profile --ranks all records every rank)"
     ]
 
 
-def mixed(run: Run) -> list[str]:
-    """Files of different jobs, or recorded at different times, on different ranks: not one run."""
+def _several_runs(run: Run) -> list[str]:
+    """Groups of ranks whose files come from different jobs, or were recorded at different times."""
     by_era: dict[int, set[int]] = {}
     for (rank, _), era in eras(run).items():
         by_era.setdefault(era, set()).add(rank)
     parts = [ranks for ranks in by_era.values() if not any(ranks < other for other in by_era.values())]
     if len(parts) < 2 or any(a & b for i, a in enumerate(parts) for b in parts[i + 1 :]):
         return []
-    told = " and ".join(f"ranks {as_ranges(sorted(ranks))}" for ranks in parts)
-    return [f"{told} are not of one run (another job, or more than a minute apart): they are not compared"]
+    shown = " and ".join(f"ranks {as_ranges(sorted(ranks))}" for ranks in parts)
+    return [
+        f"{shown} are not from one run (different jobs, or recorded more than a minute apart): they are not compared"
+    ]
 
 
 def _unmatched(run: Run) -> list[str]:
@@ -66,11 +68,11 @@ def _unmatched(run: Run) -> list[str]:
     ]
 
 
-def _unnamed(run: Run) -> list[str]:
+def _unnamed_groups(run: Run) -> list[str]:
     rows = run.collectives
     if rows.count == 0 or all(group.is_named for group in rows.groups):
         return []
     return [
-        "process groups without names ('?'): told apart by stream and order alone; torch.profiler records their names "
-        "with NCCL, nsys does not"
+        "some process groups have no name ('?'): they are told apart only by stream and order; torch.profiler records "
+        "the names with NCCL, nsys does not"
     ]

@@ -1,6 +1,6 @@
-"""Rank by time: the share of each stretch of time that a rank computes, communicates exposed, copies or idles.
+"""Rank by time: the share of each interval that a rank spends in compute, exposed communication and exposed copies.
 
-The classes are those of the breakdown, so that a row of the map adds up to the breakdown of its rank.
+The classes are those of the breakdown, so that a row of the heat map adds up to the breakdown of its rank.
 """
 
 from __future__ import annotations
@@ -24,45 +24,46 @@ from rankscope.analysis.core.scope import Scope
 from rankscope.store.run import Run
 
 CLASSES = ("compute", "comm", "copy")
-"""What is drawn, in this order; the rest of a rank's span is idle."""
+"""The classes that are drawn, in this order; the rest of a rank's time is idle."""
 
 Shares = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class RankTime:
-    """When one rank did what: three disjoint sets of time, exposed communication and copies only."""
+    """Three disjoint sets of time of one rank; communication and copies only where they are exposed."""
 
     rank: int
     compute: Intervals
     comm: Intervals
     copy: Intervals
     on_host: bool
-    """There are no GPU events: compute is that of the host."""
+    """The rank has no GPU events, so compute is that of the host."""
 
     @property
     def bounds(self) -> tuple[int, int] | None:
-        """First start and last end of anything; None where nothing ran."""
+        """The first start and the last end; None where nothing ran."""
         everything = join(self.compute, self.comm, self.copy)
         return (int(everything.start[0]), int(everything.end[-1])) if len(everything.start) else None
 
     def shares(self, edges: Ints) -> Shares:
-        """One row a class, one column a stretch between two edges."""
+        """One row for each class, one column for each interval between two edges."""
         widths = np.maximum(np.diff(edges), 1)
         return np.stack([np.diff(covered_before(getattr(self, name), edges)) / widths for name in CLASSES])
 
 
 def rank_times(run: Run, scope: Scope, ranks: list[int]) -> list[RankTime]:
-    """All that the breakdown of these ranks is made of, kept as times."""
+    """The sets behind the breakdown of these ranks."""
     device = device_activity(run, scope)
     host = host_collectives(run, scope)
-    bare = set(ranks) - set(np.unique(device.rank).tolist())
-    work = host_work(run, Scope(frozenset(bare), scope.steps)) if bare else device
-    return [_of_rank(rank, work if rank in bare else device, host, rank in bare) for rank in ranks]
+    no_gpu = set(ranks) - set(np.unique(device.rank).tolist())
+    work = host_work(run, Scope(frozenset(no_gpu), scope.steps)) if no_gpu else device
+    return [_of_rank(rank, work if rank in no_gpu else device, host, rank in no_gpu) for rank in ranks]
 
 
-def _of_rank(rank: int, everyone: Activity, hosts: Activity, on_host: bool) -> RankTime:
-    mine, host = everyone.pick(everyone.rank == rank), hosts.pick(hosts.rank == rank)
+def _of_rank(rank: int, work: Activity, collectives: Activity, on_host: bool) -> RankTime:
+    mine = work.pick(work.rank == rank)
+    host = collectives.pick(collectives.rank == rank)
     sets = {kind: union(mine.start[mine.kind == kind], mine.end[mine.kind == kind]) for kind in range(3)}
     comm = join(sets[COMM], union(host.start, host.end))
     exposed = subtract(comm, sets[COMPUTE])

@@ -1,4 +1,4 @@
-"""Who works with whom: process groups, what they are for, and every rank's place in the grid."""
+"""The process groups, the kind of parallelism that each serves, and the position of every rank in the grid."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from rankscope.analysis.across_ranks.parallelism import (
     AXES,
     TITLES,
     Axis,
+    ClassifiedGroup,
     Layout,
-    Recognised,
-    Seen,
-    recognise,
+    ObservedGroup,
+    infer_layout,
 )
 from rankscope.analysis.core.cache import once_per_run
 from rankscope.analysis.core.result import Column, Finding, Result
@@ -26,19 +26,19 @@ from rankscope.store.run import Run
 
 GROUP_COLUMNS = (
     Column("axis", help="pp, dp, ep, cp, tp, world or other"),
-    Column("groups", "count", "how many of them"),
-    Column("size", help="ranks in each"),
-    Column("stride", help="from one rank of a group to the next; null where it varies"),
-    Column("basis", help="known by name, traffic or shape"),
-    Column("collectives", "count", "that ran in them, on the ranks at hand"),
-    Column("time_ns", "ns", "inside them, summed over the ranks"),
-    Column("kinds", help="what ran"),
-    Column("description", help="as the program calls them", at_end=True),
+    Column("groups", "count", "number of groups"),
+    Column("size", help="ranks in each group"),
+    Column("stride", help="distance between neighbouring ranks of a group; null where it varies"),
+    Column("basis", help="how the axis was recognised: name, traffic or shape"),
+    Column("collectives", "count", "collectives that ran in these groups on the recorded ranks"),
+    Column("time_ns", "ns", "time inside these collectives, summed over the ranks"),
+    Column("kinds", help="number of collectives of each kind"),
+    Column("description", help="description given by the program", at_end=True),
 )
-_NO_GROUPS = "no process groups in the files: torch >= 2.3 records them in the header; all ranks count as one"
+_NO_GROUPS = "no process groups in the files: torch 2.3 and later record them in the header"
 
 
-def _world(run: Run) -> int:
+def _world_size(run: Run) -> int:
     sizes: list[int] = []
     for entry in run.timelines:
         info = entry.manifest.get("header", {}).get("distributedInfo")
@@ -49,7 +49,7 @@ def _world(run: Run) -> int:
 
 @once_per_run
 def layout_of(run: Run, scope: Scope) -> Layout:
-    """The layout of the whole run; groups are known from the files' headers and from what ran."""
+    """The layout of the whole run, from the groups in the file headers and in the collectives."""
     rows = run.collectives
     kinds: dict[tuple[str, tuple[int, ...]], Counter[str]] = {}
     described: dict[tuple[str, tuple[int, ...]], str] = {}
@@ -64,30 +64,44 @@ def layout_of(run: Run, scope: Scope) -> Layout:
         group = rows.groups[place]
         if group.ranks:
             kinds[group.name, tuple(group.ranks)][KINDS[kind]] += count
-    seen = [Seen(name, described[name, ranks], ranks, dict(found)) for (name, ranks), found in kinds.items()]
-    return recognise(seen, _world(run))
+    observed = [
+        ObservedGroup(name, described[name, ranks], ranks, dict(found))
+        for (name, ranks), found in kinds.items()
+    ]
+    return infer_layout(observed, _world_size(run))
 
 
 def layout(run: Run, scope: Scope, by: str | None = None) -> Result:
-    """The grid of ranks; with --by rank one row a rank."""
+    """The grid of ranks; with --by rank one row for each rank."""
     found = layout_of(run, Scope())
     rows, columns = _by_rank(found) if by == "rank" else _grid(found)
-    shape = " x ".join(f"{axis} {found.sizes[axis]}" for axis in found.axes) or "one group"
     notes = [*found.notes]
     if not found.groups:
         notes.append(_NO_GROUPS)
     missing = sorted(set(range(found.world)) - set(run.ranks))
     if missing:
-        notes.append(f"no file of rank{'s' * (len(missing) > 1)} {as_ranges(missing)}")
-    finding = Finding(
-        "ok",
-        f"{found.world} rank{'s' * (found.world != 1)}: {shape}",
-        "; ".join(f"{axis}: {TITLES[axis]}" for axis in found.axes) or "no groups but that of everybody",
-    )
+        notes.append(f"no file for rank{'s' * (len(missing) > 1)} {as_ranges(missing)}")
+    ranks = f"{found.world} rank{'s' * (found.world != 1)}"
+    if found.axes:
+        shape = " x ".join(f"{axis} {found.sizes[axis]}" for axis in found.axes)
+        meaning = "; ".join(f"{axis}: {TITLES[axis]}" for axis in found.axes)
+        finding = Finding("ok", f"{ranks}: {shape}", meaning)
+    else:
+        finding = Finding(
+            "ok", f"{ranks}, {_group_counts(found)}", "no group was recognised as pp, dp, ep, cp or tp"
+        )
     findings: tuple[Finding, ...] = (finding,)
-    if not found.groups:  # what is not told must not be denied: the ranks may be divided all the same
+    if not found.groups:  # unknown groups are not the same as one group: show nothing
         rows, findings = [], ()
-    return Result("layout", "Where the ranks stand", scope.window, columns, rows, findings, tuple(notes))
+    return Result("layout", "Layout of the ranks", scope.window, columns, rows, findings, tuple(notes))
+
+
+def _group_counts(found: Layout) -> str:
+    """'1 process group: world' or '3 process groups: 1 world, 2 other'."""
+    counts = Counter(one.axis for one in found.groups)
+    total = sum(counts.values())
+    parts = counts if len(counts) == 1 else [f"{count} {axis}" for axis, count in counts.items()]
+    return f"{total} process group{'s' * (total != 1)}: {', '.join(parts)}"
 
 
 def _by_rank(found: Layout) -> tuple[list[dict[str, Any]], tuple[Column, ...]]:
@@ -100,11 +114,10 @@ def _by_rank(found: Layout) -> tuple[list[dict[str, Any]], tuple[Column, ...]]:
 
 
 def _grid(found: Layout) -> tuple[list[dict[str, Any]], tuple[Column, ...]]:
-    """The innermost axis goes across, the others down; a cell is a rank (or several, inside one place)."""
+    """The innermost axis in columns, the others in rows; a cell holds one rank, or several at the same position."""
     inner: Axis | None = next((axis for axis in reversed(AXES) if axis in found.axes and axis != "ep"), None)
     if inner is None:
-        everybody = {"ranks": as_ranges(sorted(found.places))}
-        return [everybody], (Column("ranks"),)
+        return [{"ranks": as_ranges(sorted(found.places))}], (Column("ranks"),)
     outer = [axis for axis in found.axes if axis not in (inner, "ep")]
     cells: dict[tuple[int | None, ...], dict[int, list[int]]] = {}
     for rank, place in sorted(found.places.items()):
@@ -133,7 +146,7 @@ def _cell(ranks: list[int] | None) -> int | str | None:
 
 
 def groups(run: Run, scope: Scope, by: str | None = None) -> Result:
-    """The process groups, those alike in one row."""
+    """The process groups; groups of equal axis, size, stride and description share a row."""
     found = layout_of(run, Scope())
     rows = run.collectives
     time: Counter[tuple[str, tuple[int, ...]]] = Counter()
@@ -149,10 +162,10 @@ def groups(run: Run, scope: Scope, by: str | None = None) -> Result:
             key = (group.name, tuple(group.ranks))
             time[key] += int(rows.duration[mine].sum())
             count[key] += int(mine.sum())
-    families: dict[tuple[Any, ...], list[Recognised]] = {}
+    families: dict[tuple[Any, ...], list[ClassifiedGroup]] = {}
     for one in found.groups:
-        alike = (one.axis, one.group.size, one.group.stride, one.basis, one.group.description)
-        families.setdefault(alike, []).append(one)
+        family = (one.axis, one.group.size, one.group.stride, one.basis, one.group.description)
+        families.setdefault(family, []).append(one)
     table = []
     for (axis, size, stride, basis, description), members in families.items():
         kinds: Counter[str] = Counter()
@@ -177,5 +190,5 @@ def groups(run: Run, scope: Scope, by: str | None = None) -> Result:
     notes = list(found.notes) if found.groups else [_NO_GROUPS]
     unnamed = int(sum(inside & np.isin(rows.group, [i for i, g in enumerate(rows.groups) if not g.ranks])))
     if unnamed:
-        notes.append(f"left out: {unnamed:,} collectives whose group no file names")
+        notes.append(f"left out: {unnamed:,} collectives whose process group is not known")
     return Result("groups", "Process groups", scope.window, GROUP_COLUMNS, table, notes=tuple(notes))

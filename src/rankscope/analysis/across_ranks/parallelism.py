@@ -1,6 +1,6 @@
-"""Which process group serves which kind of parallelism: by what it is called, else by what runs in it.
+"""Infer which kind of parallelism each process group serves, from its name, else from its traffic and its ranks.
 
-Pure: groups and what is known of them in, a layout out.
+Pure functions: observed groups in, a layout out.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from typing import Literal
 
 Axis = Literal["world", "pp", "dp", "cp", "ep", "tp", "other"]
 AXES: tuple[Axis, ...] = ("pp", "dp", "ep", "cp", "tp")
-"""Outermost first, as ranks are usually counted."""
+"""Outermost first, in the usual order of rank numbers."""
 TITLES = {
-    "world": "everybody",
+    "world": "all ranks",
     "pp": "pipeline stages",
     "dp": "data parallel",
-    "ep": "experts",
+    "ep": "expert parallel",
     "cp": "context or sequence parallel",
     "tp": "tensor parallel",
     "other": "not recognised",
 }
 
-# What frameworks call their groups (torch's DeviceMesh: mesh_tp; Megatron: TENSOR_MODEL_PARALLEL_GROUP;
-# DeepSpeed, FSDP); the first that a name holds decides. Words, not parts of words.
-_CALLED: tuple[tuple[Axis, str], ...] = (
+# Words in the group names of the frameworks (torch's DeviceMesh: mesh_tp; Megatron: TENSOR_MODEL_PARALLEL_GROUP;
+# DeepSpeed, FSDP). The first axis with a whole word in the name is chosen.
+_NAME_WORDS: tuple[tuple[Axis, str], ...] = (
     ("world", r"default_?pg|world"),
     (
         "other",
@@ -41,19 +41,19 @@ _CALLED: tuple[tuple[Axis, str], ...] = (
     ("cp", r"cp|context|sp|sequence|ulysses|ring"),
     ("tp", r"tp|mp|tensor|model|col|row"),
 )
-_PATTERNS = tuple((axis, re.compile(rf"(?:^|[^a-z])(?:{words})(?:$|[^a-z])")) for axis, words in _CALLED)
+_PATTERNS = tuple((axis, re.compile(rf"(?:^|[^a-z])(?:{words})(?:$|[^a-z])")) for axis, words in _NAME_WORDS)
 _TOO_GENERAL = re.compile(r"(?:^|[^a-z])(?:parallel|group|model|pg|mesh)(?=$|[^a-z])")
 
 
 @dataclass(frozen=True)
-class Seen:
-    """A process group as the files tell it."""
+class ObservedGroup:
+    """A process group as recorded in the files."""
 
     name: str
     description: str
     ranks: tuple[int, ...]
     kinds: Mapping[str, int]
-    """How many collectives of each kind ran in it, on the ranks at hand."""
+    """Number of collectives of each kind that ran in it, on the recorded ranks."""
 
     @property
     def size(self) -> int:
@@ -61,32 +61,32 @@ class Seen:
 
     @property
     def stride(self) -> int | None:
-        """The distance between neighbours; None where it is not the same for all."""
+        """The distance between neighbouring ranks; None where it varies."""
         steps = {after - before for before, after in zip(self.ranks, self.ranks[1:], strict=False)}
         return steps.pop() if len(steps) == 1 else None
 
 
 @dataclass(frozen=True)
-class Recognised:
-    """A group, what it is for, and how that is known."""
+class ClassifiedGroup:
+    """A group with its axis of parallelism."""
 
-    group: Seen
+    group: ObservedGroup
     axis: Axis
     basis: str
-    """name, traffic, shape, or nothing."""
+    """How the axis was recognised: name, traffic, shape, or nothing."""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Where every rank stands."""
+    """The position of every rank along the axes of parallelism."""
 
     world: int
     axes: tuple[Axis, ...]
-    """Those there are more than one of, outermost first."""
+    """The axes of size 2 or more, outermost first."""
     sizes: Mapping[Axis, int]
     places: Mapping[int, Mapping[Axis, int]]
-    """By rank, its number along each axis."""
-    groups: tuple[Recognised, ...]
+    """For each rank, its index along each axis."""
+    groups: tuple[ClassifiedGroup, ...]
     notes: tuple[str, ...]
 
     def group_of(self, rank: int, axis: Axis) -> tuple[int, ...]:
@@ -96,10 +96,10 @@ class Layout:
         return (rank,)
 
 
-def called(text: str) -> Axis | None:
-    """What a name or description says; None when it says nothing."""
+def axis_from_name(text: str) -> Axis | None:
+    """The axis that a group's name or description states, if any."""
     words = re.sub(r"[^a-z]+", "_", re.sub(r"(?<=[a-z])(?=[A-Z])", "_", text).lower())
-    # PIPELINE_MODEL_PARALLEL_GROUP: 'model' alone means tensor, beside another word it means nothing.
+    # 'model' alone means tensor parallel; in PIPELINE_MODEL_PARALLEL_GROUP it means nothing.
     bare = _TOO_GENERAL.sub("_", f"_{words}_")
     for candidate in (bare, f"_{words}_"):
         for axis, pattern in _PATTERNS:
@@ -108,8 +108,8 @@ def called(text: str) -> Axis | None:
     return None
 
 
-def recognise(groups: Sequence[Seen], world: int) -> Layout:
-    """Give every group an axis and every rank a place."""
+def infer_layout(groups: Sequence[ObservedGroup], world: int) -> Layout:
+    """Assign an axis to every group and a position to every rank."""
     found = [_by_name(group, world) for group in groups]
     found = _by_traffic(found)
     found = _by_shape(found)
@@ -117,8 +117,8 @@ def recognise(groups: Sequence[Seen], world: int) -> Layout:
     guessed = sorted({one.axis for one in found if one.basis in ("traffic", "shape") and one.axis != "other"})
     if guessed:
         notes.append(
-            f"no name tells what some groups are for; {', '.join(guessed)} "
-            f"{'are' if len(guessed) > 1 else 'is'} inferred from traffic, sizes and strides"
+            f"the names of some groups do not state their purpose: {', '.join(guessed)} "
+            f"{'are' if len(guessed) > 1 else 'is'} inferred from traffic, size and stride"
         )
     chosen = _one_family_an_axis(found, notes)
     sizes = {axis: max((one.group.size for one in chosen if one.axis == axis), default=1) for axis in AXES}
@@ -127,34 +127,36 @@ def recognise(groups: Sequence[Seen], world: int) -> Layout:
     return Layout(world, axes, sizes, _places(chosen, axes, sizes, world), tuple(found), tuple(notes))
 
 
-def _by_name(group: Seen, world: int) -> Recognised:
-    axis = called(group.description) or (called(group.name) if not group.name.isdigit() else None)
+def _by_name(group: ObservedGroup, world: int) -> ClassifiedGroup:
+    axis = axis_from_name(group.description) or (
+        axis_from_name(group.name) if not group.name.isdigit() else None
+    )
     if axis is not None:
-        return Recognised(group, axis, "name")
+        return ClassifiedGroup(group, axis, "name")
     if group.size == world and group.name == "0":
-        return Recognised(group, "world", "shape")
-    return Recognised(group, "other", "nothing")
+        return ClassifiedGroup(group, "world", "shape")
+    return ClassifiedGroup(group, "other", "nothing")
 
 
-def _by_traffic(found: list[Recognised]) -> list[Recognised]:
-    """Sends and receives make a pipeline, all_to_all makes experts."""
+def _by_traffic(found: list[ClassifiedGroup]) -> list[ClassifiedGroup]:
+    """Mostly send and recv: a pipeline. Mostly all_to_all: experts."""
 
-    def judged(one: Recognised) -> Recognised:
+    def judged(one: ClassifiedGroup) -> ClassifiedGroup:
         if one.basis != "nothing" or one.group.size < 2:
             return one
         kinds = one.group.kinds
         between = kinds.get("send", 0) + kinds.get("recv", 0) + kinds.get("sendrecv", 0)
         if between > sum(kinds.values()) / 2:
-            return Recognised(one.group, "pp", "traffic")
+            return ClassifiedGroup(one.group, "pp", "traffic")
         if kinds.get("all_to_all", 0) > sum(kinds.values()) / 2:
-            return Recognised(one.group, "ep", "traffic")
+            return ClassifiedGroup(one.group, "ep", "traffic")
         return one
 
     return [judged(one) for one in found]
 
 
-def _by_shape(found: list[Recognised]) -> list[Recognised]:
-    """Of what is left: neighbours are a tensor group (they share a node), ranks farther apart hold copies."""
+def _by_shape(found: list[ClassifiedGroup]) -> list[ClassifiedGroup]:
+    """Of the remaining groups, neighbouring ranks are tensor parallel (one node), and distant ranks data parallel."""
     taken = {one.axis for one in found}
     open_strides = sorted(
         {one.group.stride or 0 for one in found if one.basis == "nothing" and one.group.size > 1}
@@ -167,18 +169,18 @@ def _by_shape(found: list[Recognised]) -> list[Recognised]:
             names[stride] = axis
             taken.add(axis)
     return [
-        Recognised(one.group, names[one.group.stride or 0], "shape")
+        ClassifiedGroup(one.group, names[one.group.stride or 0], "shape")
         if one.basis == "nothing" and one.group.size > 1 and (one.group.stride or 0) in names
         else one
         for one in found
     ]
 
 
-def _one_family_an_axis(found: Sequence[Recognised], notes: list[str]) -> list[Recognised]:
-    """Several kinds of groups may serve one axis (Megatron has five for data): the one most used stands for it."""
+def _one_family_an_axis(found: Sequence[ClassifiedGroup], notes: list[str]) -> list[ClassifiedGroup]:
+    """Choose the most used family where several serve one axis (Megatron has five for data parallelism)."""
     chosen = []
     for axis in AXES:
-        families: dict[tuple[int, int | None, str], list[Recognised]] = {}
+        families: dict[tuple[int, int | None, str], list[ClassifiedGroup]] = {}
         for one in found:
             if one.axis == axis and one.group.size > 1:
                 key = (one.group.size, one.group.stride, one.group.description)
@@ -192,19 +194,19 @@ def _one_family_an_axis(found: Sequence[Recognised], notes: list[str]) -> list[R
             others = sorted({group.description or group.name for group in rest})
             notes.append(
                 f"{axis}: the layout uses {best[0].group.description or 'groups of one size'}; "
-                f"also there: {', '.join(others[:3])}"
+                f"other groups of this axis: {', '.join(others[:3])}"
             )
     return chosen
 
 
-def _weight(family: Sequence[Recognised]) -> tuple[int, int]:
+def _weight(family: Sequence[ClassifiedGroup]) -> tuple[int, int]:
     return sum(sum(one.group.kinds.values()) for one in family), len(family)
 
 
 def _completed(
     axes: tuple[Axis, ...], sizes: dict[Axis, int], world: int, notes: list[str]
 ) -> tuple[tuple[Axis, ...], dict[Axis, int]]:
-    """The axes must multiply to the world; experts live inside the data-parallel ranks and do not count."""
+    """The axes must multiply to the world size; expert groups lie inside the data-parallel ranks and do not count."""
     product = 1
     for axis in axes:
         product *= 1 if axis == "ep" else sizes[axis]
@@ -212,18 +214,18 @@ def _completed(
         return axes, sizes
     if product and world % product == 0 and "dp" not in axes and product > 1:
         sizes["dp"] = world // product
-        notes.append(f"no data-parallel group is known; {sizes['dp']} copies follow from {world} ranks")
+        notes.append(f"no data-parallel group is known: dp {sizes['dp']} is inferred from {world} ranks")
         return tuple(axis for axis in AXES if axis in axes or axis == "dp"), sizes
     if axes:
         shown = " x ".join(f"{axis} {sizes[axis]}" for axis in axes)
-        notes.append(f"{shown} does not make {world} ranks: some groups are not known")
+        notes.append(f"{shown} does not multiply to {world} ranks: some groups are missing or not recognised")
     return axes, sizes
 
 
 def _places(
-    chosen: Sequence[Recognised], axes: tuple[Axis, ...], sizes: Mapping[Axis, int], world: int
+    chosen: Sequence[ClassifiedGroup], axes: tuple[Axis, ...], sizes: Mapping[Axis, int], world: int
 ) -> dict[int, dict[Axis, int]]:
-    """A rank's number in its group is its number along the axis."""
+    """The index of a rank in its group is its index along the axis."""
     places: dict[int, dict[Axis, int]] = {rank: {} for rank in range(world)}
     for one in chosen:
         for number, rank in enumerate(one.group.ranks):
@@ -235,7 +237,7 @@ def _places(
 
 
 def _number_copies(places: dict[int, dict[Axis, int]], others: Sequence[Axis]) -> None:
-    """Copies without a group of their own: the first rank with a place is copy 0, the next copy 1, ..."""
+    """Number the data-parallel copies where no group lists them: by rank among equal positions on the other axes."""
     seen: Counter[tuple[int, ...]] = Counter()
     for rank in sorted(places):
         key = tuple(places[rank].get(axis, 0) for axis in others)

@@ -1,7 +1,7 @@
-"""What a rank was doing in any stretch of time: compute, another collective, copies, data loading, or nothing.
+"""What a rank did in a given interval: compute, wait in a collective, copy, load data, or none of these.
 
-The sets of each rank are made once, disjoint and sorted; how much of a set lies in a stretch is then the
-difference of two running sums, for any number of stretches at once.
+The sets of each rank are computed once, disjoint and sorted. The part of a set inside an interval is then the
+difference of two cumulative sums, for many intervals at once.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from rankscope.analysis.core.scope import Scope
 from rankscope.store.run import Run
 
 _RANKS_AT_ONCE = 16
-"""Bounds the memory: no more ranks' events are held at a time."""
+"""Bounds the memory: events are loaded for this many ranks at a time."""
 
 PARTS = ("compute", "waiting", "copy", "dataloader", "host")
-"""What time before a collective can go to. Each moment belongs to the first that applies; host is the rest."""
+"""The classes of the time before a collective. Each moment belongs to the first that applies; host is the rest."""
 
 
 @dataclass(frozen=True)
 class RankCover:
-    """The sets of one rank; no two of them overlap."""
+    """The disjoint sets of one rank."""
 
     rank: int
     compute: Intervals
@@ -35,25 +35,25 @@ class RankCover:
     dataloader: Intervals
 
     def split(self, start: Ints, end: Ints) -> dict[str, Ints]:
-        """How the stretches from start to end (empty where end is not later) divide into PARTS."""
+        """Split the intervals from start to end into PARTS; an interval that ends before it starts is empty."""
         end = np.maximum(start, end)
         parts = {name: within(getattr(self, name), start, end) for name in PARTS[:-1]}
         return parts | {"host": end - start - sum(parts.values())}
 
 
 def within(a: Intervals, start: Ints, end: Ints) -> Ints:
-    """How much of a set lies in each stretch."""
+    """The part of a set inside each interval, in ns."""
     return covered_before(a, end) - covered_before(a, start)
 
 
 def covers(run: Run, ranks: Sequence[int]) -> Iterator[RankCover]:
-    """The sets of each of these ranks, a few ranks in memory at a time."""
+    """The sets of these ranks, with a few ranks in memory at a time."""
     rows = run.collectives
     for first in range(0, len(ranks), _RANKS_AT_ONCE):
         some = ranks[first : first + _RANKS_AT_ONCE]
         scope = Scope(frozenset(some))
         device = device_activity(run, scope)
-        if len(device.rank) == 0:  # a run without a GPU: the ops are the work
+        if len(device.rank) == 0:  # without GPU events, host ops count as compute
             device = host_work(run, scope)
         for rank in some:
             compute = _union(device, rank, COMPUTE)

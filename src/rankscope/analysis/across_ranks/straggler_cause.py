@@ -1,4 +1,4 @@
-"""What exactly a late rank was doing: which kernel, op or annotation, copy, data loading or gap on the host."""
+"""Why a rank is late, in detail: the kernel, op, annotation, copy, data loading or host gap that takes extra time."""
 
 from __future__ import annotations
 
@@ -15,29 +15,31 @@ from rankscope.analysis.core.scope import Scope
 from rankscope.model import DATALOADER_PATTERN
 from rankscope.store.collectives.matching import NONE
 from rankscope.store.run import Run
-from rankscope.units import format_ns, shorten_middle
+from rankscope.units import format_rounded, shorten_middle
 
 _NAME_WIDTH = 60
-_MOSTLY = 0.8
-"""An annotation that holds this share of the extra time is what to name."""
+_ANNOTATED_SHARE = 0.8
+"""An annotation that contains this share of the extra time is named instead of the kernel."""
 
 
 @dataclass(frozen=True)
-class Reason:
-    """Why a rank is late, for a finding: the end of its title, more of its evidence, and the next step."""
+class StragglerCause:
+    """Text for the finding about a late rank."""
 
-    cause: str
-    text: str = ""
+    title: str = ""
+    """The end of the title."""
     evidence: str = ""
     hint: str = ""
 
 
-def reason(run: Run, scope: Scope, found: Waits, why: Blame, roots: Ints, rank: int, steps: int) -> Reason:
-    """Of the matches in which this rank was the first to be late."""
+def straggler_cause(
+    run: Run, scope: Scope, found: Waits, why: Blame, roots: Ints, rank: int, steps: int
+) -> StragglerCause:
+    """The cause over `roots`, the matches at which this rank was late and did not wait for another."""
     roots = roots[(found.last[roots] != NONE)]
     spent = why.excess[:, roots].sum(axis=1)
     if len(roots) == 0 or spent.max() == 0:
-        return Reason("", hint=_LOOK)
+        return StragglerCause(hint=_COMPARE)
     cause = PARTS[int(spent.argmax())]
     extra = int(spent.max()) / max(steps, 1)
     if cause == "compute":
@@ -49,75 +51,72 @@ def reason(run: Run, scope: Scope, found: Waits, why: Blame, roots: Ints, rank: 
     if cause == "host":
         entry = found.last[roots[why.excess[PARTS.index("host"), roots].argmax()]]
         return _host(run, found, int(entry), rank, extra)
-    return Reason(
-        cause, f"it waits {format_ns(extra, 1)} longer in collectives that others are not in", hint=_LOOK
+    return StragglerCause(
+        f"it waits {format_rounded('ns', extra)} longer in other collectives", hint=_COMPARE
     )
 
 
-_LOOK = "Compare the ranks: rankscope stats RUN -r breakdown"
+_COMPARE = "Compare the ranks: rankscope stats RUN -r breakdown"
 
 
 @dataclass(frozen=True)
 class _Extra:
-    """A name whose time on the late rank exceeds that on the others most."""
+    """The name whose time on the late rank exceeds that on the other ranks most. Times are per step."""
 
     name: str
     mine_ns: float
     median_ns: float
-    count: float
 
     @property
     def evidence(self) -> str:
         name = shorten_middle(self.name, _NAME_WIDTH)
         return (
-            f"{name}: {format_ns(self.mine_ns, 1)} a step, {format_ns(self.median_ns, 1)} on the median rank"
+            f"{name}: {format_rounded('ns', self.mine_ns)} per step, "
+            f"{format_rounded('ns', self.median_ns)} on the median of the other ranks"
         )
 
     @property
-    def words(self) -> str:
+    def title(self) -> str:
         name = shorten_middle(bare_name(self.name), _NAME_WIDTH)
         if self.median_ns * 1.05 < self.mine_ns and self.median_ns > 0:
             return f"its {name} takes {self.mine_ns / self.median_ns:.1f}x the median"
-        return f"{name} runs {format_ns(self.mine_ns, 1)} on its GPU"
+        return f"{name} runs {format_rounded('ns', self.mine_ns)} on its GPU"
 
 
 def bare_name(kernel: str) -> str:
-    """A C++ name without its type, namespaces, template and arguments: what people call the kernel."""
+    """A C++ name without its return type, namespaces, template arguments and parameters."""
     plain = re.split(r"[<(]", kernel.removeprefix("void "), maxsplit=1)[0]
     return plain.rpartition("::")[2].strip() or kernel
 
 
-_LOADING = f"category = 'user_annotation' AND regexp_matches(name, '{DATALOADER_PATTERN}')"
+_IS_DATALOADER = f"category = 'user_annotation' AND regexp_matches(name, '{DATALOADER_PATTERN}')"
 
 
 def _totals(table: str, time: str, where: str, window: Scope) -> str:
-    totals = f"SELECT rank, name, sum({time})::DOUBLE, count(*) FROM {table}"
+    totals = f"SELECT rank, name, sum({time})::DOUBLE FROM {table}"
     return f"{totals} WHERE {where} AND {window.where()} GROUP BY ALL"
 
 
 def _most_extra(run: Run, sql: str, rank: int, steps: int) -> _Extra | None:
-    """From rows (rank, name, time, count): the name with the largest time per step beyond the median rank's."""
+    """From rows (rank, name, time): the name whose time exceeds the median of the other ranks most."""
     rows = run.rows(sql)
     ranks = sorted({row[0] for row in rows} | {rank})
     names = sorted({row[1] for row in rows})
     if not names:
         return None
     time = np.zeros((len(names), len(ranks)))
-    count = np.zeros(len(names))
-    for row_rank, name, total, number in rows:
+    for row_rank, name, total in rows:
         time[names.index(name), ranks.index(row_rank)] = total
-        if row_rank == rank:
-            count[names.index(name)] = number
     mine = time[:, ranks.index(rank)]
     others = np.delete(time, ranks.index(rank), axis=1)
     median = np.median(others, axis=1) if others.shape[1] else np.zeros(len(names))
     best = int((mine - median).argmax())
     if mine[best] <= median[best]:
         return None
-    return _Extra(names[best], mine[best] / steps, median[best] / steps, count[best] / steps)
+    return _Extra(names[best], mine[best] / steps, median[best] / steps)
 
 
-def _compute(run: Run, scope: Scope, rank: int, steps: int, extra: float) -> Reason:
+def _compute(run: Run, scope: Scope, rank: int, steps: int, extra: float) -> StragglerCause:
     window = Scope(steps=scope.steps)
     on_gpu = bool(run.rows("SELECT 1 FROM gpu LIMIT 1"))
     table, where = (
@@ -131,33 +130,22 @@ def _compute(run: Run, scope: Scope, rank: int, steps: int, extra: float) -> Rea
         steps,
     )
     if top is None:
-        return Reason("compute", f"it computes {format_ns(extra, 1)} longer", hint=_LOOK)
-    evidence = top.evidence
-    marked = _marked(run, window, rank, top, steps) if on_gpu else None
-    place = _place(run, window, rank, top.name, table)
-    if marked is not None:
-        shown = marked
-    elif on_gpu:
-        shown = top
+        return StragglerCause(f"it computes {format_rounded('ns', extra)} longer", hint=_COMPARE)
+    if on_gpu:
+        title = (_annotation_around(run, window, rank, top, steps) or top).title
     else:
-        shown = None
-    words = (
-        shown.words
-        if shown
-        else f"its {shorten_middle(top.name, _NAME_WIDTH)} takes {format_ns(top.mine_ns, 1)}"
-    )
-    return Reason(
-        "compute",
-        words,
-        f"{evidence}{place}",
-        f"See all its kernels: rankscope stats RUN -r kernels --by rank --ranks {rank}"
+        title = f"its {shorten_middle(top.name, _NAME_WIDTH)} takes {format_rounded('ns', top.mine_ns)}"
+    return StragglerCause(
+        title,
+        f"{top.evidence}{_source(run, window, rank, top.name, table)}",
+        f"List its kernels: rankscope stats RUN -r kernels --by rank --ranks {rank}"
         if on_gpu
-        else f"See all its ops: rankscope stats RUN -r ops --by rank --ranks {rank}",
+        else f"List its ops: rankscope stats RUN -r ops --by rank --ranks {rank}",
     )
 
 
-def _marked(run: Run, window: Scope, rank: int, top: _Extra, steps: int) -> _Extra | None:
-    """The innermost range of the program's own that holds most of the extra kernel's time, if there is one."""
+def _annotation_around(run: Run, window: Scope, rank: int, top: _Extra, steps: int) -> _Extra | None:
+    """The innermost annotation of the program that contains most of the extra time of a kernel, if there is one."""
     rows = run.rows(
         f"""
         WITH launched AS (
@@ -174,7 +162,7 @@ def _marked(run: Run, window: Scope, rank: int, top: _Extra, steps: int) -> _Ext
         """,
         [top.name],
     )
-    if not rows or rows[0][1] < _MOSTLY * (top.mine_ns - top.median_ns) * steps:
+    if not rows or rows[0][1] < _ANNOTATED_SHARE * (top.mine_ns - top.median_ns) * steps:
         return None
     name, inside_ns = rows[0]
     text = "'" + name.replace("'", "''") + "'"
@@ -184,13 +172,13 @@ def _marked(run: Run, window: Scope, rank: int, top: _Extra, steps: int) -> _Ext
         rank,
         steps,
     )
-    if spans is None or not spans.median_ns:  # no other rank has it: what it holds is all extra
-        return _Extra(name, inside_ns / steps, 0.0, 0.0)
+    if spans is None or not spans.median_ns:  # no other rank has this annotation
+        return _Extra(name, inside_ns / steps, 0.0)
     return spans
 
 
-def _place(run: Run, window: Scope, rank: int, name: str, table: str) -> str:
-    """Which op launched it, and from which line, as far as the trace tells."""
+def _source(run: Run, window: Scope, rank: int, name: str, table: str) -> str:
+    """The op that launched a kernel, and its line of Python, where they were recorded."""
     rows = run.rows(
         f"""
         SELECT o.name, p.name FROM {table} g
@@ -207,7 +195,7 @@ def _place(run: Run, window: Scope, rank: int, name: str, table: str) -> str:
     return (f", from {op}" if op and table == "gpu" else "") + (f" at {line}" if line else "")
 
 
-def _copy(run: Run, scope: Scope, rank: int, steps: int, extra: float) -> Reason:
+def _copy(run: Run, scope: Scope, rank: int, steps: int, extra: float) -> StragglerCause:
     window = Scope(steps=scope.steps)
     top = _most_extra(
         run,
@@ -215,38 +203,35 @@ def _copy(run: Run, scope: Scope, rank: int, steps: int, extra: float) -> Reason
         rank,
         steps,
     )
-    hint = f"See its copies: rankscope stats RUN -r memcpy --by rank --ranks {rank}"
+    hint = f"List its copies: rankscope stats RUN -r memcpy --by rank --ranks {rank}"
     if top is None:
-        return Reason("copy", f"its copies take {format_ns(extra, 1)} longer", hint=hint)
-    evidence = top.evidence
-    return Reason(
-        "copy", f"its {top.name} takes {format_ns(top.mine_ns - top.median_ns, 1)} longer", evidence, hint
-    )
+        return StragglerCause(f"its copies take {format_rounded('ns', extra)} longer", hint=hint)
+    longer = format_rounded("ns", top.mine_ns - top.median_ns)
+    return StragglerCause(f"its {top.name} takes {longer} longer", top.evidence, hint)
 
 
-def _dataloader(run: Run, scope: Scope, rank: int, steps: int, extra: float) -> Reason:
+def _dataloader(run: Run, scope: Scope, rank: int, steps: int, extra: float) -> StragglerCause:
     window = Scope(steps=scope.steps)
     top = _most_extra(
         run,
-        _totals("slices", "dur_ns", _LOADING, window),
+        _totals("slices", "dur_ns", _IS_DATALOADER, window),
         rank,
         steps,
     )
     evidence = top.evidence if top else ""
-    return Reason(
-        "dataloader",
-        f"it waits {format_ns(extra, 1)} longer for data",
+    return StragglerCause(
+        f"it waits {format_rounded('ns', extra)} longer for data",
         evidence,
-        "More workers, or look at what this rank reads: storage, node, uneven files",
+        "Use more workers, or check what this rank reads: storage, node, size of its files.",
     )
 
 
-def _host(run: Run, found: Waits, entry: int, rank: int, extra: float) -> Reason:
-    """The longest stretch before the worst arrival in which the host ran no op."""
+def _host(run: Run, found: Waits, entry: int, rank: int, extra: float) -> StragglerCause:
+    """The longest time without an op on the host before the latest arrival."""
     rows = found.rows
     end = int(rows.start[entry])
-    text = f"its host is {format_ns(extra, 1)} late"
-    hint = "Record Python lines to see what the host does there: rankscope profile --with-stack"
+    title = f"its host is {format_rounded('ns', extra)} late"
+    hint = "Record Python stacks to see what the host does: rankscope profile --with-stack"
     gap = run.rows(f"""
         WITH top AS (
             SELECT name, start_ns, start_ns + dur_ns AS end_ns, python, segment,
@@ -263,14 +248,13 @@ def _host(run: Run, found: Waits, entry: int, rank: int, extra: float) -> Reason
         ORDER BY 3 DESC LIMIT 1
     """)
     if not gap or gap[0][2] < extra / 2:
-        return Reason("host", text, hint=hint)
+        return StragglerCause(title, hint=hint)
     before, after, length, line = gap[0]
     if line:
         hint = f"Look at {line}"
-    return Reason(
-        "host",
-        text,
-        f"it runs no op for {format_ns(length, 1)} between {before} and {after}"
+    return StragglerCause(
+        title,
+        f"it runs no op for {format_rounded('ns', length)} between {before} and {after}"
         + (f", at {line}" if line else ""),
         hint,
     )

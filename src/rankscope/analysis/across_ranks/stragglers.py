@@ -1,4 +1,4 @@
-"""Which rank keeps the others waiting, what that costs, and why it is late."""
+"""Which rank makes the others wait, how long, and why it is late."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import numpy as np
 
 from rankscope.analysis.across_ranks.blame import Blame, blame
 from rankscope.analysis.across_ranks.collective_waits import Waits, waits
-from rankscope.analysis.across_ranks.comparison_notes import across_notes
+from rankscope.analysis.across_ranks.comparison_notes import comparison_notes
 from rankscope.analysis.across_ranks.rank_activity import PARTS
-from rankscope.analysis.across_ranks.straggler_cause import reason
+from rankscope.analysis.across_ranks.straggler_cause import straggler_cause
 from rankscope.analysis.core.intervals import Axis, Ints, union
 from rankscope.analysis.core.result import Column, Finding, Result, Severity
 from rankscope.analysis.core.scope import Scope
@@ -19,39 +19,48 @@ from rankscope.analysis.core.step_times import periods
 from rankscope.store.arrays import number_rows
 from rankscope.store.collectives.matching import NONE
 from rankscope.store.run import Run
-from rankscope.units import format_ns
+from rankscope.units import format_rounded
 
 COLUMNS = (
     Column("rank"),
-    Column("last_count", "count", "collectives it came last to", title="Last"),
-    Column("caused_wait_ns", "ns", "what it made others wait, summed over them", title="Caused wait"),
-    Column("own_wait_ns", "ns", "what it waited for others", title="Own wait"),
-    Column("compute_ns", "ns", "before the collectives it came last to: GPU busy longer than the median's"),
-    Column("host_ns", "ns", "GPU idle longer, the host late"),
-    Column("copy_ns", "ns", "copies longer", minor=True),
-    Column("dataloader_ns", "ns", "waiting longer for data", minor=True),
-    Column("waiting_ns", "ns", "waiting longer in another collective", minor=True),
+    Column("last_count", "count", "collectives at which it arrived last", title="Last"),
+    Column(
+        "caused_wait_ns",
+        "ns",
+        "time that other ranks waited because of it, summed over them",
+        title="Caused wait",
+    ),
+    Column("own_wait_ns", "ns", "time that it waited for other ranks", title="Own wait"),
+    Column(
+        "compute_ns",
+        "ns",
+        "extra compute time before those collectives, over the median of the other ranks",
+    ),
+    Column("host_ns", "ns", "extra time in none of the other classes: the host is late"),
+    Column("copy_ns", "ns", "extra time in copies", minor=True),
+    Column("dataloader_ns", "ns", "extra time waiting for data", minor=True),
+    Column("waiting_ns", "ns", "extra time in other collectives", minor=True),
     Column("cause", "", "the largest of these", at_end=True),
 )
 
 WARNING_SHARE, CRITICAL_SHARE = 0.10, 0.25
 LEAST_STEPS = 3
-_NOTHING_SHARE = 0.01
-"""Below this share of a step nobody would look."""
+_LEAST_SHARE = 0.01
+"""Waits below this share of a step are not reported."""
 
 
 @dataclass(frozen=True)
-class Toll:
-    """What one rank made the others wait, over all steps."""
+class CausedWait:
+    """How long one rank made the others wait, over all steps."""
 
     rank: int
     waiting_ranks: int
     per_step_ns: float
-    """Per waiting rank and step, on the clock: waiting in two collectives at once is waiting once."""
+    """Per waiting rank and step; time spent waiting in two collectives at once counts once."""
     share: float
-    """Of a step."""
+    """per_step_ns as a share of a step."""
     worst_steps: int
-    """Steps in which no rank caused more."""
+    """Steps in which it caused more waiting than any other rank."""
     steps: int
 
     @property
@@ -61,32 +70,29 @@ class Toll:
             return "critical"
         if often and self.share > WARNING_SHARE:
             return "warning"
-        return "info" if self.share >= _NOTHING_SHARE else "ok"
+        return "info" if self.share >= _LEAST_SHARE else "ok"
 
 
 def stragglers(run: Run, scope: Scope, by: str | None = None) -> Result:
-    """One row a rank, who cost the others most first."""
+    """One row for each rank, by the wait it caused."""
     found, why = waits(run), blame(run)
     used = _in_scope(found, scope)
     rows = _rows(found, why, used, scope)
-    toll = _toll(run, scope, found, why, used)
-    findings = _findings(run, scope, found, why, used, toll)
-    notes = across_notes(run, scope)
+    worst = _worst(run, scope, found, why, used)
+    findings = _findings(run, scope, found, why, used, worst)
+    notes = comparison_notes(run, scope)
     if not used.any():
         notes.append(
-            "no collective in the window was matched across ranks: nobody can be said to wait for another"
+            "waiting times are not known: no all_reduce, all_gather, reduce_scatter, all_to_all or barrier in the "
+            "window was matched across ranks"
         )
-    elif toll is None:
-        notes.append(
-            "no steps in the window: what waiting costs a step cannot be told (rankscope profile marks them)"
-        )
-    return Result(
-        "stragglers", "Who keeps the others waiting", scope.window, COLUMNS, rows, findings, tuple(notes)
-    )
+    elif worst is None:
+        notes.append("the wait per step is not known: no steps in the window, or no rank waited in one")
+    return Result("stragglers", "Stragglers", scope.window, COLUMNS, rows, findings, tuple(notes))
 
 
 def _in_scope(found: Waits, scope: Scope) -> Any:
-    """By match: does it tell who waited, and lie in the window?"""
+    """By match: whether its waits are known and it lies in the window."""
     used = found.transfer != NONE
     if scope.steps is not None:
         used &= (found.step >= scope.steps[0]) & (found.step <= scope.steps[1])
@@ -137,8 +143,8 @@ def _sums(index: Ints, value: Ints, count: int) -> Ints:
     return total
 
 
-def _toll(run: Run, scope: Scope, found: Waits, why: Blame, used: Any) -> Toll | None:
-    """Of the rank that cost the others most; None without steps or without anybody who waited."""
+def _worst(run: Run, scope: Scope, found: Waits, why: Blame, used: Any) -> CausedWait | None:
+    """The rank that caused most waiting; None when there are no steps or no rank waited."""
     numbers, mean = _steps(run, Scope(steps=scope.steps))
     entries = found.rows
     at = np.flatnonzero((found.wait > 0) & (entries.match != NONE))
@@ -153,14 +159,14 @@ def _toll(run: Run, scope: Scope, found: Waits, why: Blame, used: Any) -> Toll |
     step = np.minimum(np.searchsorted(numbers, found.step[match]), len(numbers) - 1)
     groups, group = number_rows([step, why.rank[match], entries.rank[at]])
     waited = _waited(entries.start[at], found.wait[at], group, len(groups))
-    culprit = groups[:, 1]
-    table = np.zeros((len(numbers), int(culprit.max()) + 1), dtype=np.int64)
-    np.add.at(table, (groups[:, 0], culprit), waited)
+    causing = groups[:, 1]
+    table = np.zeros((len(numbers), int(causing.max()) + 1), dtype=np.int64)
+    np.add.at(table, (groups[:, 0], causing), waited)
     worst = table.argmax(axis=1)
     rank = int(table.sum(axis=0).argmax())
-    waiting = len(np.unique(groups[(culprit == rank) & (groups[:, 2] != rank), 2]))
+    waiting = len(np.unique(groups[(causing == rank) & (groups[:, 2] != rank), 2]))
     per_step = float(table[:, rank].sum()) / max(waiting, 1) / len(numbers)
-    return Toll(
+    return CausedWait(
         rank=rank,
         waiting_ranks=waiting,
         per_step_ns=per_step,
@@ -171,14 +177,14 @@ def _toll(run: Run, scope: Scope, found: Waits, why: Blame, used: Any) -> Toll |
 
 
 def _waited(start: Ints, wait: Ints, group: Ints, count: int) -> Ints:
-    """How long each group waited: collectives in flight at the same time wait for the same rank only once."""
+    """How long each group waited; overlapping waits count once."""
     end = start + wait
     axis = Axis.over(start, end, count)
     return axis.lengths(union(axis.place(start, group), axis.place(end, group)))
 
 
 def _steps(run: Run, everyone: Scope) -> tuple[list[int], float]:
-    """The steps, and how long one takes: on the host, unless the GPU lags behind it by more than a tenth."""
+    """The step numbers, and the mean step time: the host's, or the GPU's where that is more than 10 % longer."""
     host = run.rows(f"SELECT step, dur_ns FROM steps WHERE {everyone.where()}")
     if not host:
         return [], 0.0
@@ -188,34 +194,34 @@ def _steps(run: Run, everyone: Scope) -> tuple[list[int], float]:
 
 
 def _findings(
-    run: Run, scope: Scope, found: Waits, why: Blame, used: Any, toll: Toll | None
+    run: Run, scope: Scope, found: Waits, why: Blame, used: Any, worst: CausedWait | None
 ) -> tuple[Finding, ...]:
-    if toll is None:
+    if worst is None:
         return ()
-    if toll.severity == "ok":
-        cost = f"{format_ns(toll.per_step_ns, 1)} a step ({100 * toll.share:.1f} %)"
-        most = f"rank {toll.rank} costs the others most, {cost}"
-        return (Finding("ok", "No rank keeps the others waiting", most),)
-    blamed = np.flatnonzero(used & (why.rank == toll.rank) & (found.last != NONE))
-    told = reason(run, scope, found, why, np.unique(why.root[blamed]), toll.rank, toll.steps)
-    others = f"{toll.waiting_ranks} other{'s' * (toll.waiting_ranks != 1)}"
-    title = f"Rank {toll.rank} made {others} wait {format_ns(toll.per_step_ns, 1)} per step ({100 * toll.share:.0f} %)"
-    evidence = f"it caused the largest wait in {toll.worst_steps} of {toll.steps} steps"
+    if worst.severity == "ok":
+        wait = f"{format_rounded('ns', worst.per_step_ns)} per step ({100 * worst.share:.1f} %)"
+        return (Finding("ok", "No straggler", f"the longest wait is for rank {worst.rank}: {wait}"),)
+    blamed = np.flatnonzero(used & (why.rank == worst.rank) & (found.last != NONE))
+    cause = straggler_cause(run, scope, found, why, np.unique(why.root[blamed]), worst.rank, worst.steps)
+    others = f"{worst.waiting_ranks} other{'s' * (worst.waiting_ranks != 1)}"
+    wait = f"{format_rounded('ns', worst.per_step_ns)} per step ({100 * worst.share:.0f} %)"
+    title = f"Rank {worst.rank} made {others} wait {wait}"
+    evidence = f"it caused the largest wait in {worst.worst_steps} of {worst.steps} steps"
     return (
         Finding(
-            toll.severity,
-            f"{title}; {told.text}" if told.text else title,
-            f"{evidence}; {told.evidence}" if told.evidence else evidence,
-            ranks=(toll.rank,),
+            worst.severity,
+            f"{title}; {cause.title}" if cause.title else title,
+            f"{evidence}; {cause.evidence}" if cause.evidence else evidence,
+            ranks=(worst.rank,),
             span=_span(found, blamed),
-            hint=told.hint,
-            cost_ns=round(toll.per_step_ns),
+            hint=cause.hint,
+            cost_ns=round(worst.per_step_ns),
         ),
     )
 
 
 def _span(found: Waits, blamed: Ints) -> tuple[int, int] | None:
-    """The collective with the longest wait of all that this rank caused."""
+    """The collective with the longest wait that this rank caused."""
     rows = found.rows
     at = np.flatnonzero(np.isin(rows.match, blamed) & (found.wait != NONE))
     if len(at) == 0:

@@ -1,6 +1,6 @@
-"""The peers' figures: the same trace, measured by the definitions of another tool, so that numbers can be compared.
+"""Reports that reproduce the numbers of other tools (HTA, TraceLens, nsys) by their definitions.
 
-Each Result says in a note why ours differ.
+A note explains why rankscope's own numbers differ. Imports core.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from rankscope.analysis.core.report import Report
 __all__ = ["COMPAT"]
 
 COMPAT: dict[str, dict[str, Report]] = {
-    "hta": {"breakdown": Report("breakdown", "HTA's temporal breakdown and overlap.", hta_breakdown)},
-    "tracelens": {"breakdown": Report("breakdown", "TraceLens's GPU timeline.", tracelens_breakdown)},
+    "hta": {"breakdown": Report("breakdown", "The temporal breakdown and overlap of HTA.", hta_breakdown)},
+    "tracelens": {"breakdown": Report("breakdown", "The GPU timeline of TraceLens.", tracelens_breakdown)},
     "nsys": NSYS_REPORTS,
 }

@@ -1,8 +1,9 @@
-"""Holistic Trace Analysis 0.5: get_temporal_breakdown and get_comm_comp_overlap, with its defaults.
+"""Holistic Trace Analysis 0.5: get_temporal_breakdown and get_comm_comp_overlap with default options.
 
-What it does, found by running it: where times have fractions of a µs, starts are rounded up and ends down;
-with two or more profiler steps only GPU events launched before the last step's start stay; an event with a
-stream is a GPU event, synchronisation included; idle is the kernels' window less their union.
+Its behaviour, determined by running it: times with fractions of a µs have their starts rounded up and their ends
+rounded down; with two or more profiler steps, only GPU events launched before the start of the last step are kept;
+every event with a stream is a GPU event, including synchronisation; idle is the window of the kernels minus their
+union.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ COLUMNS = (
     Column("comp_comm_overlap_pctg", "percent"),
 )
 WHY = (
-    "HTA rounds starts up and ends down to whole µs and leaves out the last step when there are two or more; "
-    "ours are exact and whole (-r breakdown without --compat)"
+    "HTA rounds starts up and ends down to whole µs, and leaves out the last step when there are two or more; "
+    "-r breakdown without --compat does neither"
 )
 _COMM = "^nccl.*Kernel"
 _MEMORY = "^(Memcpy|Memset|dma)"
@@ -34,14 +35,18 @@ _NOT_COMPUTE = "Memcpy|^Memset|Sync"
 
 
 def breakdown(run: Run, scope: Scope, by: str | None = None) -> Result:
-    """One row a rank; --steps is not heeded, since HTA has no such choice."""
+    """One row for each rank. --steps has no effect, because HTA has no such option."""
     (steps,) = run.rows("SELECT count(DISTINCT name) FROM slices WHERE contains(name, 'ProfilerStep')")[0]
     ranks = [rank for rank in run.ranks if scope.ranks is None or rank in scope.ranks]
     rows = [row for rank in ranks if (row := _row(run, rank, drop_last=steps >= 2))]
-    notes = [WHY] if rows else ["no GPU events: HTA would give nothing"]
+    notes = [WHY] if rows else ["no GPU events: HTA would have no result"]
     if any(row["non_compute_time_us"] < 0 for row in rows):
-        notes.append("HTA itself stops here: with its rounding, kernels under 1 µs have negative length")
-    return Result("breakdown", "As HTA's temporal breakdown", "whole file", COLUMNS, rows, notes=tuple(notes))
+        notes.append(
+            "HTA itself fails on this trace: after its rounding, kernels under 1 µs have a negative duration"
+        )
+    return Result(
+        "breakdown", "Temporal breakdown as in HTA", "whole file", COLUMNS, rows, notes=tuple(notes)
+    )
 
 
 def _row(run: Run, rank: int, drop_last: bool) -> dict[str, Any] | None:
@@ -77,9 +82,9 @@ def _row(run: Run, rank: int, drop_last: bool) -> dict[str, Any] | None:
 
 
 def _rounded(start: Ints, duration: Ints) -> tuple[Ints, Ints]:
-    """Starts up and ends down to whole µs, in ns; files without fractions are left as they are.
+    """Round starts up and ends down to whole µs, in ns; files without fractions do not change.
 
-    In doubles, as HTA does it: at 1.7e15 µs since 1970 they know quarters of a µs, which moves some ends.
+    Uses doubles, as HTA does: at 1.7e15 µs since 1970 their resolution is 0.25 µs, which changes some ends.
     """
     if not (start % 1000).any():
         return start, start + duration
@@ -89,7 +94,7 @@ def _rounded(start: Ints, duration: Ints) -> tuple[Ints, Ints]:
 
 
 def _merged(start: Ints, end: Ints) -> Intervals:
-    """A union the way HTA forms it: an interval that rounding turned round keeps its negative length."""
+    """The union as HTA computes it: an interval that is negative after rounding keeps its negative length."""
     if len(start) == 0:
         return Intervals(start, end)
     order = np.argsort(start, kind="stable")

@@ -1,4 +1,4 @@
-"""TraceLens: its GPU timeline. Fills count as computation; GPU events whose launch is not in the file do not count."""
+"""The GPU timeline of TraceLens. Fills count as computation; GPU events without a launch in the file do not count."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from rankscope.store.run import Run
 COLUMNS = (Column("type"), Column("time_ms"), Column("percent"))
 WHY = (
     "TraceLens counts fills as computation and leaves out GPU events whose launch call is not in the file; "
-    "ours counts them (-r breakdown without --compat)"
+    "-r breakdown without --compat includes them, and counts fills as copies"
 )
 
 
 def breakdown(run: Run, scope: Scope, by: str | None = None) -> Result:
-    """Its eight rows for each rank; with several ranks each row names its own. --steps is not heeded."""
+    """Eight rows for each rank; with several ranks, a column names the rank. --steps has no effect."""
     ranks = [rank for rank in run.ranks if scope.ranks is None or rank in scope.ranks]
     rows = [{"rank": rank, **row} for rank in ranks for row in _rows(run, rank)]
     columns = (Column("rank"), *COLUMNS) if len(ranks) > 1 else COLUMNS
-    notes = (WHY,) if rows else ("no GPU events with their launch: TraceLens would give nothing",)
-    return Result("breakdown", "As TraceLens's GPU timeline", "whole file", columns, rows, notes=notes)
+    notes = (WHY,) if rows else ("no GPU events with a launch: TraceLens would have no result",)
+    return Result("breakdown", "GPU timeline as in TraceLens", "whole file", columns, rows, notes=notes)
 
 
 def _rows(run: Run, rank: int) -> list[dict[str, Any]]:

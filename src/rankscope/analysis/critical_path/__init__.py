@@ -1,4 +1,4 @@
-"""The dependency graph of a run: its critical path (`report`), and replaying it with changes (`whatif`).
+"""The dependency graph of a run: its critical path (`report`), and predictions from replaying it (`whatif`).
 
 Imports core, within_rank and across_ranks.
 """

@@ -1,8 +1,8 @@
-"""Plays a run again with some durations changed: when would everything have happened?
+"""Replay a run with some durations changed, to predict when everything would have happened.
 
-One pass over the nodes in the order in which they happened, a rank at a time, until it has to wait for a collective
-that others have not reached. A loop over events, because each start hangs on an end just computed; it is linear, and a
-million nodes take seconds.
+One pass over the nodes in the order in which they happened, one rank at a time, until that rank has to wait for a
+collective that the others have not reached. This is a loop over events, because each start depends on an end just
+computed; it is linear, and a million nodes take seconds.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ _UNKNOWN = None
 
 @dataclass(frozen=True)
 class Durations:
-    """What a scenario may change: all else follows."""
+    """The durations that a scenario may change; all times follow from them."""
 
     device: Ints
-    """How long each device node runs (collectives: see transfer)."""
+    """Of each device node; for collectives see transfer."""
     host: Ints
-    """How long the host takes up to each host node."""
+    """Host time before each host node."""
     transfer: Ints
-    """Of each collective, once all are there."""
+    """Of each collective, from the arrival of the last rank."""
 
     def changed(self, **arrays: Ints) -> Durations:
         return replace(self, **arrays)
@@ -35,14 +35,14 @@ class Durations:
 
 @dataclass(frozen=True)
 class Times:
-    """When everything happens."""
+    """Start and end of each device node, and the time of each host node."""
 
     start: Ints
     end: Ints
     host: Ints
 
     def length(self, graph: Graph) -> int:
-        """From a rank's first step to the end of its last thing, by its own clock; of the rank that takes longest."""
+        """From the first step of a rank to its last event, by its own clock; the longest over the ranks."""
         ranks = len(graph.ranks)
         marks = (graph.host.step != NONE) & ~graph.host.is_end
         first = np.full(ranks, np.iinfo(np.int64).max)
@@ -59,17 +59,17 @@ class Times:
 
 
 def recorded(graph: Graph) -> Durations:
-    """As it was: playing these gives the times of the files."""
+    """The recorded durations: replaying them gives the recorded times."""
     host = graph.host
     steps = np.where(host.before != NONE, host.time - follow(host.before, host.time, 0), 0)
-    return Durations(graph.device.end - graph.device.start, steps, graph.meetings.transfer.copy())
+    return Durations(graph.device.end - graph.device.start, steps, graph.collectives.transfer.copy())
 
 
-class _Player:
-    """The state of a replay; plain lists, because single elements are read and written in turn."""
+class _Replay:
+    """The state of a replay. Plain lists, because reading single elements of an array is slow."""
 
     def __init__(self, graph: Graph, durations: Durations) -> None:
-        device, host, met = graph.device, graph.host, graph.meetings
+        device, host, matched = graph.device, graph.host, graph.collectives
         launch, stream, other = graph.constraints()
         latest = np.maximum(np.maximum(launch, stream), other)
         caused = (device.launch != NONE) | (device.before != NONE) | (device.other != NONE)
@@ -82,8 +82,8 @@ class _Player:
             array.tolist() for array in (device.launch, device.before, device.other)
         )
         self.meets = np.where(
-            (device.match != NONE) & (met.members[np.maximum(device.match, 0)] > 1)
-            if len(met.members)
+            (device.match != NONE) & (matched.members[np.maximum(device.match, 0)] > 1)
+            if len(matched.members)
             else np.zeros(len(device.match), dtype=bool),
             device.match,
             NONE,
@@ -92,7 +92,7 @@ class _Player:
         self.transfer = durations.transfer.tolist()
         self.old_start, self.old_host = device.start.tolist(), host.time.tolist()
         self._prepare_host(graph)
-        self._prepare_meetings(graph)
+        self._prepare_collectives(graph)
         self.start: list[int | None] = [_UNKNOWN] * len(device.start)
         self.end: list[int | None] = [_UNKNOWN] * len(device.start)
         self.host: list[int | None] = [_UNKNOWN] * len(host.time)
@@ -104,7 +104,7 @@ class _Player:
         target = host.target.copy()
         quiet = np.flatnonzero(is_sync & ~waits)
         if len(quiet) and len(device.end):
-            # It did not have to wait; with slower kernels it would.
+            # These calls did not wait, but with slower kernels they would.
             low = np.full(len(quiet), int(device.end.min()) - 1)
             target[quiet] = latest_end_between(
                 device.rank, device.end, host.rank[quiet], low, host.time[quiet]
@@ -115,19 +115,19 @@ class _Player:
         self.host_before = host.before.tolist()
         self.closes, self.opens = host.match.tolist(), host.opens.tolist()
 
-    def _prepare_meetings(self, graph: Graph) -> None:
-        """How far each member's end lies from the collective's: what its clock, or its way out, adds."""
-        device, host, met = graph.device, graph.host, graph.meetings
-        count = len(met.transfer)
+    def _prepare_collectives(self, graph: Graph) -> None:
+        """The offset of each member's end from the end of the collective: clock differences and time to return."""
+        device, host, matched = graph.device, graph.host, graph.collectives
+        count = len(matched.transfer)
         done = np.zeros(count, dtype=np.int64)
-        known = met.last != NONE
-        on_device, on_host = known & ~met.on_host, known & met.on_host
-        done[on_device] = device.end[met.last[on_device]]
-        done[on_host] = host.time[met.last[on_host]] + met.transfer[on_host]
+        known = matched.last != NONE
+        on_device, on_host = known & ~matched.on_host, known & matched.on_host
+        done[on_device] = device.end[matched.last[on_device]]
+        done[on_host] = host.time[matched.last[on_host]] + matched.transfer[on_host]
         self.shift = (device.end - done[np.maximum(device.match, 0)] if count else device.end).tolist()
         closing = np.where(host.match != NONE, host.time - done[np.maximum(host.match, 0)] if count else 0, 0)
         self.close_shift = closing.tolist()
-        # An opener's clock is that of the end it belongs to on its rank, where there is one.
+        # The start of a host collective gets the offset of its end on the same rank, where there is one.
         opening = np.zeros(len(host.time), dtype=np.int64)
         ends = {
             (r, m): s
@@ -137,13 +137,13 @@ class _Player:
         for node in np.flatnonzero(host.opens != NONE).tolist():
             opening[node] = ends.get((int(host.rank[node]), int(host.opens[node])), 0)
         self.open_shift = opening.tolist()
-        self.members = met.members.tolist()
+        self.members = matched.members.tolist()
         self.arrived, self.latest = [0] * count, [np.iinfo(np.int64).min // 2] * count
         self.done: list[int | None] = [_UNKNOWN] * count
         self.inside: list[list[int]] = [[] for _ in range(count)]
 
     def play_device(self, node: int) -> bool:
-        """False when something it hangs on is not known yet."""
+        """False when the time of one of its causes is not known yet."""
         if self.start[node] is None:
             best = None
             for cause, times, lag in (
@@ -158,14 +158,14 @@ class _Player:
                     return False
                 best = time + lag[node] if best is None else max(best, time + lag[node])
             self.start[node] = self.old_start[node] if best is None else best + self.residual[node]
-        begun = self.start[node]
-        assert begun is not None
+        started = self.start[node]
+        assert started is not None
         match = self.meets[node]
         if match == NONE:
-            self.end[node] = begun + self.took[node]
+            self.end[node] = started + self.took[node]
         else:
             self.inside[match].append(node)
-            self._arrive(match, begun - self.shift[node])
+            self._arrive(match, started - self.shift[node])
         return True
 
     def play_host(self, node: int) -> bool:
@@ -205,8 +205,8 @@ class _Player:
 
 
 def replay(graph: Graph, durations: Durations) -> Times | None:
-    """When everything would have happened; None when ranks wait for each other in a circle."""
-    player = _Player(graph, durations)
+    """The times with these durations; None when ranks wait for each other in a cycle."""
+    player = _Replay(graph, durations)
     hosts = len(graph.host.time)
     time = np.concatenate([graph.host.time, graph.device.start])
     rank = np.concatenate([graph.host.rank, graph.device.rank])

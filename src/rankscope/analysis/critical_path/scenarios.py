@@ -1,4 +1,4 @@
-"""What could be different: each scenario changes some durations of a graph, and says what it assumes."""
+"""Scenarios for whatif: each changes some durations of a graph, and states what it assumes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _GAPS = tuple(HOST_CLASSES.index(name) for name in ("host", "dataloader", "betwe
 
 @dataclass(frozen=True)
 class Scenario:
-    """One change."""
+    """One change to a run."""
 
     what: str
     change: Callable[[Graph, Durations], Durations]
@@ -38,7 +38,7 @@ def hide_comm() -> Scenario:
     return Scenario(
         "communication hidden",
         change,
-        "communication hidden: a collective takes no time once its last rank is there; ranks still wait for each other",
+        "communication hidden: a collective takes no time once its last rank has arrived; ranks still wait for it",
     )
 
 
@@ -51,29 +51,28 @@ def bandwidth(factor: float) -> Scenario:
     return Scenario(
         f"bandwidth x{factor:g}",
         change,
-        f"bandwidth x{factor:g}: the part of a transfer that grows with its size shrinks; the latency, fitted by "
-        "group, stays (none where all sizes are the same)",
+        f"bandwidth x{factor:g}: the part of a transfer that grows with its size is divided by {factor:g}; the "
+        "latency, fitted by group, does not change (it is 0 where all sizes are equal)",
     )
 
 
 def _latencies(graph: Graph, transfer: Ints) -> Ints:
-    """The part of each transfer that does not depend on its size: t = a + x/b, with 0 <= a <= t.
+    """The part of each transfer that does not depend on its size: a in t = a + x/b, with 0 <= a <= t.
 
-    x is what crosses a link (S times busbw's factor), so that kinds of one group can share a fit; a kind that has
-    several sizes of its own is fitted by itself.
+    x is the traffic on a link, so that the kinds of a group can share a fit; a kind with several sizes has its own.
     """
-    met = graph.meetings
+    matched = graph.collectives
     factor = (
-        np.array([2 if kind == "all_reduce" else 1 for kind in KINDS])[met.kind]
-        if len(met.kind)
-        else met.kind
+        np.array([2 if kind == "all_reduce" else 1 for kind in KINDS])[matched.kind]
+        if len(matched.kind)
+        else matched.kind
     )
-    traffic = met.bytes * factor
+    traffic = matched.bytes * factor
     latency = np.zeros(len(transfer), dtype=np.int64)
-    by_group, by_kind = met.group * len(KINDS), met.group * len(KINDS) + met.kind
+    by_group, by_kind = matched.group * len(KINDS), matched.group * len(KINDS) + matched.kind
     for keys in (by_group, by_kind):
         for key in np.unique(keys):
-            mine = np.flatnonzero((keys == key) & (met.bytes > 0))
+            mine = np.flatnonzero((keys == key) & (matched.bytes > 0))
             size, took = traffic[mine].astype(float), transfer[mine].astype(float)
             if len(np.unique(size)) < 2:
                 continue
@@ -94,8 +93,8 @@ def kernel(name: str, factor: float) -> Scenario:
         if not mine.any():
             raise UsageError(
                 f"no kernel has '{name}' in its name",
-                why="Collectives do not count: --hide-comm and --bandwidth are for those.",
-                hint="See: rankscope stats RUN -r kernels",
+                why="Kernels of collectives are not included: use --hide-comm or --bandwidth for them.",
+                hint="List the kernels: rankscope stats RUN -r kernels",
             )
         faster = np.rint(durations.device / factor).astype(np.int64)
         return durations.changed(device=np.where(mine, faster, durations.device))
@@ -112,10 +111,10 @@ def no_gaps() -> Scenario:
         return durations.changed(host=np.where(np.isin(graph.host.kind, _GAPS), 0, durations.host))
 
     return Scenario(
-        "host gaps gone",
+        "no host gaps",
         change,
-        "host gaps gone: the host (and its data) is always ready; it still waits where it synchronises, and a launch "
-        "still takes its latency",
+        "no host gaps: the host and its data are always ready; the host still waits in synchronising calls, and "
+        "launches keep their latency",
     )
 
 
@@ -129,15 +128,15 @@ def rank_at_median(rank: int) -> Scenario:
             )
         if len(graph.ranks) < 3:
             raise UsageError(
-                f"{len(graph.ranks)} ranks have no median",
-                why="A rank is held against what most ranks do.",
-                hint="Capture three ranks or more: rankscope profile --ranks all",
+                f"the median over {len(graph.ranks)} rank{'s' * (len(graph.ranks) != 1)} is not meaningful",
+                why="The median needs at least three ranks.",
+                hint="Capture more ranks: rankscope profile --ranks all",
             )
         who = graph.ranks.index(rank)
         device, host = graph.device, graph.host
-        # A collective's kernel lasts until the others come: its own length says nothing.
+        # The kernel of a collective includes waiting for other ranks, so it is not compared.
         work = np.where(device.kind == _COMM, NONE, device.name)
-        # What lies between steps may be waiting of a kind that no file shows.
+        # Time between steps may be waiting that is not recorded.
         kept = np.isin(host.kind, [HOST_CLASSES.index(kind) for kind in ("sync", "between")])
         name = np.where(kept, NONE, host.name * len(HOST_CLASSES) + host.kind)
         count = len(graph.ranks)
@@ -151,13 +150,13 @@ def rank_at_median(rank: int) -> Scenario:
     return Scenario(
         f"rank {rank} at the median",
         change,
-        f"rank {rank} at the median: each of its kernels, copies and stretches of host time lasts at most as long "
-        "as the median rank's at the same place of the step; what most ranks do not do takes no time",
+        f"rank {rank} at the median: each of its kernels, copies and host times lasts at most as long as the median "
+        "over the ranks at the same place in the step; what most ranks do not do takes no time",
     )
 
 
 def _steps(graph: Graph, rank: Ints, time: Ints) -> Ints:
-    """In which step of its rank a moment lies, counted from 0; before the first, -1."""
+    """The index of the step of its rank in which each time lies; -1 before the first step."""
     host = graph.host
     begins = np.flatnonzero((host.step != NONE) & ~host.is_end)
     if len(begins) == 0 or len(time) == 0:
@@ -171,7 +170,7 @@ def _steps(graph: Graph, rank: Ints, time: Ints) -> Ints:
 
 
 def _at_median(rank: Ints, step: Ints, name: Ints, took: Ints, who: int, ranks: int) -> Ints:
-    """The durations of rank `who`, none above the median over all ranks of the same thing; absent counts as 0."""
+    """The durations with those of rank `who` limited to the median over all ranks; a missing event counts as 0."""
     named = np.flatnonzero(name != NONE)
     if len(named) == 0:
         return took
@@ -187,13 +186,12 @@ def _at_median(rank: Ints, step: Ints, name: Ints, took: Ints, who: int, ranks: 
     table[r[there], at[there]] = took[named][there]
     median = np.rint(np.median(table, axis=0)).astype(np.int64)
     changed: Ints = took.copy()
-    # Never longer than it was: to be put at the median is to be mended.
     changed[named[mine]] = np.minimum(took[named[mine]], median[column.reshape(-1)])
     return changed
 
 
 def _occurrences(keys: Ints) -> Ints:
-    """For each column the number of equal columns before it."""
+    """For each column of `keys`, the number of equal columns before it."""
     _, group = np.unique(keys, axis=1, return_inverse=True)
     group = group.reshape(-1)
     order = np.argsort(group, kind="stable")

@@ -1,4 +1,4 @@
-"""What would it be worth? The run played again with something different."""
+"""Predict the step time under changes, by replaying the run."""
 
 from __future__ import annotations
 
@@ -17,45 +17,52 @@ from rankscope.analysis.critical_path.graph.nodes import Graph
 from rankscope.analysis.critical_path.replay import Times, recorded, replay
 from rankscope.analysis.critical_path.scenarios import Scenario, bandwidth, hide_comm, no_gaps, rank_at_median
 from rankscope.store.run import Run
-from rankscope.units import format_ns
+from rankscope.units import format_rounded
 
 COLUMNS = (
-    Column("what", at_end=True),
-    Column("base_ns", "ns", "a step as it was: the slowest rank's window over its steps"),
-    Column("predicted_ns", "ns", "a step as it would be"),
-    Column("saved_ns", "ns", "the difference"),
-    Column("change_pct", "percent", "of a step"),
+    Column("what", help="the scenario", title="Scenario", at_end=True),
+    Column(
+        "base_ns",
+        "ns",
+        "step time as recorded: the window of the slowest rank divided by the number of steps",
+    ),
+    Column("predicted_ns", "ns", "predicted step time"),
+    Column("saved_ns", "ns", "base minus predicted"),
+    Column("change_pct", "percent", "change relative to base"),
 )
+_TITLE = "Predicted time"
 _GENERAL = (
-    "the replay keeps the order of everything on each thread and stream, and the dependencies that showed; a wait "
-    "between streams that never held anything up is not known"
+    "the order on each thread and stream does not change; dependencies between streams are known only where "
+    "something waited for them"
 )
 
 
 def whatif(run: Run, scope: Scope, scenarios: Sequence[Scenario] = ()) -> Result:
-    """One row a scenario, and one for all together; without any, the usual questions one by one."""
+    """One row for each scenario, and one for all together; without scenarios, the default ones."""
     graph = graph_of(run, scope)
     notes = [*left_out(run, scope), *graph.notes]
     steps = max(len(graph.steps), 1)
     durations = recorded(graph)
     played = replay(graph, durations)
     if not len(graph.device.start) and not len(graph.host.time):
-        notes.append("nothing to play: no GPU events and no steps in the window")
-        return Result("whatif", "What it would be worth", scope.window, COLUMNS, [], notes=tuple(notes))
+        notes.append("nothing to replay: no GPU events and no steps in the window")
+        return Result("whatif", _TITLE, scope.window, COLUMNS, [], notes=tuple(notes))
     if played is None:
-        notes.append("the ranks wait for each other in a circle: some files are missing or from another run")
-        return Result("whatif", "What it would be worth", scope.window, COLUMNS, [], notes=tuple(notes))
+        notes.append(
+            "no replay: the ranks wait for each other in a cycle; files may be missing or from another run"
+        )
+        return Result("whatif", _TITLE, scope.window, COLUMNS, [], notes=tuple(notes))
     base = played.length(graph)
-    asked = [(scenario.what, [scenario]) for scenario in scenarios or _usual(run, scope, graph)]
+    cases = [(scenario.what, [scenario]) for scenario in scenarios or _default_scenarios(run, scope, graph)]
     if len(scenarios) > 1:
-        asked.append(("all of these together", list(scenarios)))
+        cases.append(("all of these together", list(scenarios)))
     rows: list[dict[str, Any]] = []
-    for what, together in asked:
+    for what, together in cases:
         changed = durations
         for scenario in together:
             changed = scenario.change(graph, changed)
         times = replay(graph, changed)
-        assert times is not None  # the same order that could be played before
+        assert times is not None  # its dependencies are those of the first replay
         length = times.length(graph)
         rows.append(
             {
@@ -66,29 +73,33 @@ def whatif(run: Run, scope: Scope, scenarios: Sequence[Scenario] = ()) -> Result
                 "change_pct": 100 * (length - base) / base if base else None,
             }
         )
-    assumptions = dict.fromkeys(scenario.assumption for _, together in asked for scenario in together)
-    notes += [f"assumed: {text}" for text in (*assumptions, _GENERAL)]
+    assumptions = dict.fromkeys(scenario.assumption for _, together in cases for scenario in together)
+    notes += [f"assumption: {text}" for text in (*assumptions, _GENERAL)]
     off = base - Times(graph.device.start, graph.device.end, graph.host.time).length(graph)
     if off:
         word = "longer" if off > 0 else "shorter"
-        notes.append(f"played unchanged, the window is {format_ns(abs(off))} {word} than recorded")
-    title = "What it would be worth, per step" if graph.steps else "What it would be worth, in the window"
-    return Result("whatif", title, scope.window, COLUMNS, rows, tuple(_findings(rows)), tuple(notes))
+        notes.append(
+            f"a replay without changes is {format_rounded('ns', abs(off))} {word} than the recorded window"
+        )
+    title = f"{_TITLE} per step" if graph.steps else f"{_TITLE} of the window"
+    return Result(
+        "whatif", title, scope.window, COLUMNS, rows, tuple(_findings(rows, bool(graph.steps))), tuple(notes)
+    )
 
 
-def _usual(run: Run, scope: Scope, graph: Graph) -> list[Scenario]:
+def _default_scenarios(run: Run, scope: Scope, graph: Graph) -> list[Scenario]:
     found = [no_gaps()]
-    if len(graph.meetings.transfer):
+    if len(graph.collectives.transfer):
         found += [hide_comm(), bandwidth(2.0)]
-    rank = _slowest(run, scope)
-    # Stages of a pipeline do different work: their median says nothing.
+    rank = _least_waiting_rank(run, scope)
+    # Pipeline stages do different work, so their median has no meaning.
     if rank is not None and len(graph.ranks) > 2 and "pp" not in layout_of(run, Scope()).axes:
         found.append(rank_at_median(rank))
     return found
 
 
-def _slowest(run: Run, scope: Scope) -> int | None:
-    """The rank that waited least, where the others waited."""
+def _least_waiting_rank(run: Run, scope: Scope) -> int | None:
+    """The rank that waited least; None where waits are not known."""
     found = waits(run, scope)
     known = found.wait >= 0
     if not known.any():
@@ -97,16 +108,17 @@ def _slowest(run: Run, scope: Scope) -> int | None:
     return int(ranks[np.bincount(place.reshape(-1), weights=found.wait[known]).argmin()])
 
 
-def _findings(rows: list[dict[str, Any]]) -> list[Finding]:
+def _findings(rows: list[dict[str, Any]], has_steps: bool) -> list[Finding]:
     best = max(rows, key=lambda row: row["saved_ns"], default=None)
     if best is None or best["saved_ns"] <= 0:
         return []
-    took, would = format_ns(best["base_ns"]), format_ns(best["predicted_ns"])
+    unit = "a step" if has_steps else "the window"
+    took, would = (format_rounded("ns", best[name]) for name in ("base_ns", "predicted_ns"))
     return [
         Finding(
             "info",
-            f"With {best['what']}, a step would take {would} instead of {took} ({best['change_pct']:+.1f} %)",
-            f"{format_ns(best['saved_ns'])} a step, from playing the run again",
+            f"With {best['what']}, {unit} would take {would} instead of {took} ({best['change_pct']:+.1f} %)",
+            f"{format_rounded('ns', best['saved_ns'])} less, predicted by a replay of the run",
             cost_ns=best["saved_ns"],
         )
     ]

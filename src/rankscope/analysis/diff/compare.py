@@ -1,4 +1,4 @@
-"""Two runs side by side, measure by measure: how large a difference is, and whether it is more than noise."""
+"""Compare two runs measure by measure: the size of each difference, and whether it is more than noise."""
 
 from __future__ import annotations
 
@@ -13,18 +13,19 @@ from rankscope.analysis.diff.permutation import adjusted_p, smallest_p
 from rankscope.analysis.diff.samples import REPORTS, Measure, Samples, unit_of
 
 ALPHA = 0.01
-"""A difference counts when chance alone would show one as large, in any row at all, this seldom."""
+"""The largest p-value of a significant difference."""
 MIN_CHANGE_PCT = 1.0
-"""And when it is at least this large: two captures of one program differ by as much, whatever the test says."""
+"""The smallest change that is reported: two captures of one program differ by as much."""
 MIN_SHARE = 0.001
-"""Rows below this share of the step, in both runs, are left out."""
-# With too few steps for the test: what stands clear of everything seen on the other side.
+"""Rows below this share of a step in both runs are left out."""
+# With too few steps for the test, a change must exceed both of these; see `_clear`.
 FEW_CHANGE_PCT, FEW_SPREADS = 10.0, 3.0
 WARM_UP = 1.5
+"""A first step longer than this times the median of the others is warm-up."""
 
 
 class Rules(NamedTuple):
-    """What a user may set."""
+    """The options of a comparison."""
 
     reports: tuple[str, ...] = REPORTS
     min_change_pct: float = MIN_CHANGE_PCT
@@ -32,31 +33,31 @@ class Rules(NamedTuple):
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two runs side by side: the rows, and what findings are made from."""
+    """The rows of a comparison, and the samples behind them."""
 
     base: Samples
     new: Samples
     rows: list[dict[str, Any]]
     notes: tuple[str, ...]
     few: bool
-    """Too few steps for the test."""
+    """Whether there are too few steps for the test."""
 
 
 def compare(base: Samples, new: Samples, rules: Rules) -> Comparison:
-    """Pure arithmetic on what was collected."""
-    notes = list(_differences_of_kind(base, new))
-    base, new = _settled(base, "base", notes), _settled(new, "new", notes)
+    """Compare the collected samples."""
+    notes = list(_comparability_notes(base, new))
+    base, new = _without_warm_up(base, "base", notes), _without_warm_up(new, "new", notes)
     measures = _measures(base, new, rules, notes)
     both = [measure for measure in measures if measure in base.values and measure in new.values]
     few = smallest_p(len(base.steps), len(new.steps)) > ALPHA
-    chances = dict(zip(both, _chances(base, new, both), strict=True))
+    p_values = dict(zip(both, _p_values(base, new, both), strict=True))
     if few:
         notes.append(_few_note(base, new))
-    rows = [_row(measure, base, new, chances.get(measure), rules, few) for measure in measures]
+    rows = [_row(measure, base, new, p_values.get(measure), rules, few) for measure in measures]
     order = {report: place for place, report in enumerate(REPORTS)}
     rows.sort(key=lambda row: (_URGENCY[row["verdict"]], order[row["report"]], -_size(row), row["key"]))
     if not rows:
-        notes.append("nothing to compare: neither run has steps, ops or kernels in the window")
+        notes.append("nothing to compare in the window")
     return Comparison(base, new, rows, tuple(notes), few)
 
 
@@ -67,17 +68,17 @@ def _size(row: dict[str, Any]) -> int:
     return abs(int(row["new"] or 0) - int(row["base"] or 0))
 
 
-def _chances(base: Samples, new: Samples, measures: Sequence[Measure]) -> list[float | None]:
+def _p_values(base: Samples, new: Samples, measures: Sequence[Measure]) -> list[float | None]:
     if len(base.steps) + len(new.steps) < 3 or not measures:
         return [None] * len(measures)
     first = np.array([base.values[measure] for measure in measures])
     second = np.array([new.values[measure] for measure in measures])
-    chances: list[float | None] = adjusted_p(first, second).tolist()
-    return chances
+    p_values: list[float | None] = adjusted_p(first, second).tolist()
+    return p_values
 
 
 def _row(
-    measure: Measure, base: Samples, new: Samples, chance: float | None, rules: Rules, few: bool
+    measure: Measure, base: Samples, new: Samples, p_value: float | None, rules: Rules, few: bool
 ) -> dict[str, Any]:
     before, after = base.values.get(measure), new.values.get(measure)
     old, now = (None if values is None else sum(values) / len(values) for values in (before, after))
@@ -86,7 +87,7 @@ def _row(
         verdict = "gone" if now is None else "new"
     else:
         change = 100 * (now - old) / old if old else None
-        real = _clear(before, after) if few else chance is not None and chance <= ALPHA
+        real = _clear(before, after) if few else p_value is not None and p_value <= ALPHA
         large = change is None or abs(change) >= rules.min_change_pct
         verdict = ("slower" if now > old else "faster") if real and large and now != old else "same"
     return {
@@ -95,13 +96,13 @@ def _row(
         "base": None if old is None else round(old),
         "new": None if now is None else round(now),
         "change_pct": change,
-        "p_value": None if chance is None else round(chance, 4),
+        "p_value": None if p_value is None else round(p_value, 4),
         "verdict": verdict,
     }
 
 
 def _clear(before: Sequence[float], after: Sequence[float]) -> bool:
-    """No value of one side among the other's, by a gap that no spread seen explains."""
+    """The values of the two runs do not overlap, and the gap is larger than the spread within either run explains."""
     low, high = sorted((before, after), key=lambda values: sum(values) / len(values))
     gap = min(high) - max(low)
     spread = max(max(values) - min(values) for values in (low, high))
@@ -111,7 +112,7 @@ def _clear(before: Sequence[float], after: Sequence[float]) -> bool:
 
 
 def _measures(base: Samples, new: Samples, rules: Rules, notes: list[str]) -> list[Measure]:
-    """What is large enough to be looked at, in either run."""
+    """The measures that are large enough in either run."""
     least = MIN_SHARE * max(base.step_ns, new.step_ns)
     every = [
         measure for measure in dict.fromkeys((*base.values, *new.values)) if measure.report in rules.reports
@@ -128,20 +129,20 @@ def _measures(base: Samples, new: Samples, rules: Rules, notes: list[str]) -> li
     return large
 
 
-def _settled(samples: Samples, name: str, notes: list[str]) -> Samples:
-    """Without a first step that is warm-up: it would drown every difference."""
+def _without_warm_up(samples: Samples, name: str, notes: list[str]) -> Samples:
+    """Leave out a first step that is warm-up: its length would hide every difference."""
     lengths = samples.values.get(samples.step_measure)
     if not lengths or len(lengths) < 4 or lengths[0] <= WARM_UP * median(lengths[1:]):
         return samples
     times = lengths[0] / median(lengths[1:])
     notes.append(
-        f"{name}: step {samples.steps[0]} is left out as warm-up: it takes {times:.1f} times the median"
+        f"{name}: step {samples.steps[0]} is left out as warm-up: it takes {times:.1f}x the median of the others"
     )
     values = {measure: one[1:] for measure, one in samples.values.items()}
     return replace(samples, steps=samples.steps[1:], values=values)
 
 
-def _differences_of_kind(base: Samples, new: Samples) -> Iterable[str]:
+def _comparability_notes(base: Samples, new: Samples) -> Iterable[str]:
     if base.ranks != new.ranks:
         yield (
             f"base has {base.ranks} rank{'s' * (base.ranks != 1)}, new has {new.ranks}: "
@@ -150,17 +151,17 @@ def _differences_of_kind(base: Samples, new: Samples) -> Iterable[str]:
     for name, samples in (("base", base), ("new", new)):
         if not samples.has_steps:
             yield (
-                f"{name} has no steps: totals of its whole window are compared; call profiler.step() in the "
-                "loop, or capture with rankscope profile, which counts optimizer steps"
+                f"{name} has no steps: totals of its whole window are compared (call profiler.step() in the loop, or "
+                "capture with rankscope profile, which counts optimizer steps)"
             )
         if "no GPU events" in samples.notes:
-            yield f"{name} has no GPU events: ops are compared by their time on the host"
+            yield f"{name} has no GPU events: ops are compared by host time"
 
 
 def _few_note(base: Samples, new: Samples) -> str:
     best = smallest_p(len(base.steps), len(new.steps))
     return (
-        f"{len(base.steps)} steps against {len(new.steps)} are too few for the test (its p is {best:.2g} at best): "
-        f"only changes over {FEW_CHANGE_PCT:g} % and {FEW_SPREADS:g} times the spread between steps are called; "
-        "capture 6 or more of each: rankscope profile --active 6"
+        f"{len(base.steps)} against {len(new.steps)} steps are too few for the test (p is at least {best:.2g}): only "
+        f"changes over {FEW_CHANGE_PCT:g} % and {FEW_SPREADS:g} times the spread between steps are reported; capture "
+        "6 or more steps of each run (rankscope profile --active 6)"
     )

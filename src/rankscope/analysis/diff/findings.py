@@ -1,4 +1,4 @@
-"""What a comparison comes to, in sentences: the step first, then what moved it."""
+"""The findings of a comparison: the step time first, then the rows that changed."""
 
 from __future__ import annotations
 
@@ -10,34 +10,35 @@ import numpy as np
 from rankscope.analysis.core.result import Finding, Severity
 from rankscope.analysis.diff.compare import Comparison
 from rankscope.analysis.diff.samples import SPAN, STEP, Measure, short_name, unit_of
-from rankscope.units import format_bytes, format_ns, shorten_middle
+from rankscope.units import format_rounded, shorten_middle
 
 _NAMED = ("ops", "host", "collectives", "memory")
-"""Reports whose rows point at something one can change; the others say the same in sums."""
+"""Reports whose rows name something that can be changed; the others are sums of these."""
 _MOST = 8
-_SAME_PCT = 1.0
+_AS_RATIO = 2.0
+"""Changes from this factor on are written as a factor instead of a percentage."""
 _NAME_CELLS = 48
 _WORTH_A_WARNING = 0.01
 _CRITICAL = 0.25
 _HINTS = {
-    "ops": "See where it is called from: rankscope stats NEW -r ops --by source (needs --with-stack).",
-    "host": "See what the host does: rankscope stats NEW -r ops,api.",
-    "collectives": "See who waits for whom: rankscope stats NEW -r collectives,stragglers.",
-    "memory": "See who holds it: rankscope stats NEW -r memory.",
+    "ops": "Find the call: rankscope stats NEW -r ops --by source (needs --with-stack).",
+    "host": "Look at the host: rankscope stats NEW -r ops,api.",
+    "collectives": "Find the ranks that wait: rankscope stats NEW -r collectives,stragglers.",
+    "memory": "Look at the memory: rankscope stats NEW -r memory.",
 }
 
 
 def findings(comparison: Comparison) -> Iterator[Finding]:
-    """The step's own, then rows that changed, the costliest first."""
+    """The step time, then the rows that changed, costliest first."""
     yield from _step(comparison)
-    called = [
+    changed = [
         row for row in comparison.rows if row["verdict"] in ("slower", "faster") and row["report"] in _NAMED
     ]
-    called.sort(key=lambda row: -abs(row["new"] - row["base"]) * (unit_of(row["report"]) == "ns"))
-    for row in called[:_MOST]:
+    changed.sort(key=lambda row: -abs(row["new"] - row["base"]) * (unit_of(row["report"]) == "ns"))
+    for row in changed[:_MOST]:
         yield _changed(comparison, row)
-    yield from _arrived(comparison)
-    yield from _renamed(comparison, called)
+    yield from _in_one_run(comparison)
+    yield from _other_kernels(comparison, changed)
 
 
 def _step(comparison: Comparison) -> Iterator[Finding]:
@@ -46,14 +47,11 @@ def _step(comparison: Comparison) -> Iterator[Finding]:
     if row is None or row["base"] is None or row["new"] is None:
         return
     change = row["change_pct"] or 0.0
+    subject = "step" if _has_steps(comparison) else "window"
     where = "on the device" if measure == SPAN else "on the host"
-    took = f"{format_ns(row['base'])} -> {format_ns(row['new'])} a step {where}"
+    took = f"{format_rounded('ns', row['base'])} -> {format_rounded('ns', row['new'])} per {subject} {where}"
     if row["verdict"] == "same":
-        if abs(change) < _SAME_PCT:
-            title = f"The step takes as long as before ({change:+.1f} %)"
-        else:
-            title = f"No change of the step that is more than noise ({change:+.1f} %)"
-        yield Finding("ok", title, f"{took}{_chance(row)}")
+        yield Finding("ok", f"No clear change in {subject} time ({change:+.1f} %)", f"{took}{_p_value(row)}")
         return
     slower = row["verdict"] == "slower"
     severity: Severity = "info"
@@ -61,32 +59,30 @@ def _step(comparison: Comparison) -> Iterator[Finding]:
         severity = "critical" if change >= 100 * _CRITICAL else "warning"
     yield Finding(
         severity,
-        f"A step is {abs(change):.1f} % {row['verdict']}",
-        f"{took}{_chance(row)}{_effect(comparison, row)}",
-        hint="The rows below say what moved." if slower else "",
+        f"{'A' if subject == 'step' else 'The'} {subject} {_comparison_words(row)}",
+        f"{took}{_p_value(row)}{_effect(comparison, row)}",
+        hint="The table shows which rows changed." if slower else "",
         cost_ns=max(row["new"] - row["base"], 0),
     )
 
 
 def _changed(comparison: Comparison, row: dict[str, Any]) -> Finding:
     in_bytes = unit_of(row["report"]) == "bytes"
-    show = format_bytes if in_bytes else format_ns
-    word = {"slower": "more", "faster": "less"}[row["verdict"]] if in_bytes else row["verdict"]
+    base, new = (format_rounded(unit_of(row["report"]), row[side]) for side in ("base", "new"))
     cost = 0 if in_bytes else max(row["new"] - row["base"], 0)
     worth = row["verdict"] == "slower" and (in_bytes or cost >= _WORTH_A_WARNING * comparison.new.step_ns)
-    by = f"{abs(row['change_pct']):.1f} % " if row["change_pct"] is not None else ""
     kernels = _kernels(comparison, row["key"]) if row["report"] == "ops" else ""
     return Finding(
         "warning" if worth else "info",
-        f"{row['report']}: {row['key']} {'takes' if in_bytes else 'is'} {by}{word}",
-        f"{show(row['base'])} -> {show(row['new'])} a step and rank{_chance(row)}{_effect(comparison, row)}{kernels}",
+        f"{row['report']}: {row['key']} {_comparison_words(row)}",
+        f"{base} -> {new}{'' if in_bytes else _per(comparison)}{_p_value(row)}{_effect(comparison, row)}{kernels}",
         hint=_HINTS[row["report"]] if row["verdict"] == "slower" else "",
         cost_ns=cost,
     )
 
 
-def _arrived(comparison: Comparison) -> Iterator[Finding]:
-    """Ops that only one of the runs has, where they weigh."""
+def _in_one_run(comparison: Comparison) -> Iterator[Finding]:
+    """Ops of at least 1 % of a step that only one of the runs has."""
     least = _WORTH_A_WARNING * max(comparison.base.step_ns, comparison.new.step_ns)
     rows = [row for row in comparison.rows if row["report"] == "ops" and row["verdict"] in ("new", "gone")]
     for row in rows[:_MOST]:
@@ -96,18 +92,41 @@ def _arrived(comparison: Comparison) -> Iterator[Finding]:
             yield Finding(
                 "warning" if is_new else "info",
                 f"ops: {row['key']} is {row['verdict']}",
-                f"it {'takes' if is_new else 'took'} {format_ns(takes)} a step and rank",
+                f"it {'takes' if is_new else 'took'} {format_rounded('ns', takes)}{_per(comparison)}",
                 hint=_HINTS["ops"] if is_new else "",
                 cost_ns=takes if is_new else 0,
             )
 
 
-def _chance(row: dict[str, Any]) -> str:
-    return f", p {row['p_value']:.2g}" if row["p_value"] is not None else ""
+def _has_steps(comparison: Comparison) -> bool:
+    return comparison.base.has_steps and comparison.new.has_steps
+
+
+def _per(comparison: Comparison) -> str:
+    return " per step and rank" if _has_steps(comparison) else " per rank"
+
+
+def _comparison_words(row: dict[str, Any]) -> str:
+    """'is 3.4 % slower', 'is 4.7x slower', 'takes 20.0 % less time' or, for memory, 'is 12.0 % larger'."""
+    base, new, slower = row["base"], row["new"], row["verdict"] == "slower"
+    if unit_of(row["report"]) == "bytes":
+        word, less = ("larger" if slower else "smaller"), f"is {-(row['change_pct'] or 0):.1f} % smaller"
+    else:
+        word, less = row["verdict"], f"takes {-(row['change_pct'] or 0):.1f} % less time"
+    if not base or not new:
+        return f"is {word}"
+    ratio = max(base, new) / min(base, new)
+    if ratio >= _AS_RATIO:
+        return f"is {ratio:.1f}x {word}" if ratio < 100 else f"is {format_rounded('count', ratio)}x {word}"
+    return f"is {row['change_pct']:.1f} % {word}" if slower else less
+
+
+def _p_value(row: dict[str, Any]) -> str:
+    return f", p = {row['p_value']:.2g}" if row["p_value"] is not None else ""
 
 
 def _effect(comparison: Comparison, row: dict[str, Any]) -> str:
-    """The change in standard deviations between steps (Cohen's d), where steps differ at all."""
+    """The change in standard deviations between steps (Cohen's d), where steps differ."""
     measure = Measure(row["report"], row["key"])
     before, after = comparison.base.values[measure], comparison.new.values[measure]
     if len(before) < 2 or len(after) < 2:
@@ -115,17 +134,17 @@ def _effect(comparison: Comparison, row: dict[str, Any]) -> str:
     spread = ((np.var(before, ddof=1) + np.var(after, ddof=1)) / 2) ** 0.5
     if spread <= 1e-9 * max(before):
         return ""
-    return f", {abs(row['new'] - row['base']) / spread:.1f} standard deviations of a step"
+    return f", {format_rounded('count', abs(row['new'] - row['base']) / spread)} standard deviations between steps"
 
 
 def _kernels(comparison: Comparison, op: str) -> str:
-    """An op that runs other kernels than before: which."""
+    """The kernels that an op no longer launches, and those that it launches now."""
     before = comparison.base.kernels_of.get(op, set())
     after = comparison.new.kernels_of.get(op, set())
     if not before or not after or before == after:
         return ""
-    gone, come = _listed(before - after), _listed(after - before)
-    return f"; its kernels changed: {gone or 'nothing gone'} -> {come or 'nothing new'}"
+    gone, added = _listed(before - after), _listed(after - before)
+    return f"; its kernels changed: {gone or 'none removed'} -> {added or 'none added'}"
 
 
 def _listed(kernels: set[str]) -> str:
@@ -133,20 +152,20 @@ def _listed(kernels: set[str]) -> str:
     return ", ".join(names[:2]) + (f" and {len(names) - 2} more" if len(names) > 2 else "")
 
 
-def _renamed(comparison: Comparison, called: list[dict[str, Any]]) -> Iterator[Finding]:
-    """Kernels under new names are not new work: the ops that launch them are what can be compared."""
+def _other_kernels(comparison: Comparison, changed: list[dict[str, Any]]) -> Iterator[Finding]:
+    """Where ops launch other kernels than before, only the rows of ops can be compared."""
     count = {
         verdict: sum(row["verdict"] == verdict and row["report"] == "kernels" for row in comparison.rows)
         for verdict in ("new", "gone")
     }
-    changed = [row for row in called if row["report"] == "ops" and _kernels(comparison, row["key"])]
-    if not (count["new"] and count["gone"] and changed):
+    ops = [row for row in changed if row["report"] == "ops" and _kernels(comparison, row["key"])]
+    if not (count["new"] and count["gone"] and ops):
         return
-    saved = sum(row["base"] - row["new"] for row in changed)
+    saved = sum(row["base"] - row["new"] for row in ops)
     word = "less" if saved > 0 else "more"
     yield Finding(
         "info",
-        f"{count['new']} kernels are new and {count['gone']} gone, but the ops that launch them are the same",
-        f"{len(changed)} ops run other kernels and take {format_ns(abs(saved))} {word} a step and rank; "
+        f"Some ops launch other kernels than before (new kernels: {count['new']}, gone: {count['gone']})",
+        f"ops with a changed time: {len(ops)}, in total {format_rounded('ns', abs(saved))} {word}{_per(comparison)}; "
         "compare the rows of ops, not those of kernels",
     )

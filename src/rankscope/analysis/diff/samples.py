@@ -1,6 +1,6 @@
-"""What two runs are compared by: one value a measure and step, the mean over the ranks.
+"""The samples by which two runs are compared: for each measure one value per step, the mean over the ranks.
 
-The step is the unit: within a step ranks wait for each other, so their values are not independent.
+The step is the sampling unit: ranks wait for each other within a step, so their values are not independent.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ STEP, SPAN = Measure("steps", "step"), Measure("breakdown", "span")
 
 @dataclass
 class Samples:
-    """A run as the comparison sees it."""
+    """The samples of one run."""
 
     steps: list[int]
     ranks: int
     values: dict[Measure, list[float]] = field(default_factory=dict)
-    """By measure one value a step, in the order of `steps`."""
+    """For each measure one value per step, in the order of `steps`."""
     kernels_of: dict[str, set[str]] = field(default_factory=dict)
-    """By op (as its key is written) the kernels it launched."""
+    """For each key of an op, the kernels it launched."""
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -56,12 +56,12 @@ class Samples:
 
     @property
     def step_measure(self) -> Measure:
-        """What a step takes: the host's part of it or the device's, whichever is longer."""
+        """The measure of the step time: on the host or on the device, whichever is longer."""
         return max(STEP, SPAN, key=self.mean)
 
     @property
     def step_ns(self) -> float:
-        """The yardstick for what is too small to matter."""
+        """The mean step time; rows are small or large relative to it."""
         return self.mean(self.step_measure)
 
 
@@ -70,7 +70,7 @@ def unit_of(report: str) -> Unit:
 
 
 def collect(run: Run, scope: Scope, reports: Iterable[str]) -> Samples:
-    """Everything the reports ask for, in one value a step and measure."""
+    """The samples that the reports need."""
     steps = [
         step for (step,) in run.rows(f"SELECT DISTINCT step FROM steps WHERE {scope.where()} ORDER BY step")
     ]
@@ -81,13 +81,13 @@ def collect(run: Run, scope: Scope, reports: Iterable[str]) -> Samples:
         samples.notes.append("no steps")
     if not on_device:
         samples.notes.append("no GPU events")
-    for report in dict.fromkeys(("steps", "breakdown", *reports)):  # the yardstick is always needed
+    for report in dict.fromkeys(("steps", "breakdown", *reports)):  # the step time is always needed
         _COLLECTORS[report](run, scope, samples, on_device)
     return samples
 
 
 def _add(run: Run, samples: Samples, report: str, sql: str) -> None:
-    """Rows of (step, key, sum over ranks): divided by the ranks that have the step. Absent means none: 0."""
+    """From rows of (step, key, sum over ranks), the mean over the ranks that have the step; a missing row is 0."""
     present = dict(run.rows("SELECT step, count(DISTINCT rank) FROM steps GROUP BY 1"))
     at = {step: index for index, step in enumerate(samples.steps)}
     for step, key, total in run.rows(sql):
@@ -125,12 +125,12 @@ def _breakdown(run: Run, scope: Scope, samples: Samples, on_device: bool) -> Non
             samples.values[Measure("breakdown", part)] = mean
 
 
-# Versions of torch differ in the spaces.
+# Versions of torch write the dimensions with different spaces.
 _SHAPE = "concat(o.name, ' ' || replace(e.args->>'Input Dims', ' ', ''))"
 
 
 def _ops(run: Run, scope: Scope, samples: Samples, on_device: bool) -> None:
-    """Device time by the op that launched it, with its shapes; host time of the ops where there is no GPU."""
+    """Device time by the op that launched it, with its shapes; without GPU events, host time of the ops."""
     if not on_device:
         _host(run, scope, samples, on_device, "ops")
         return
@@ -149,12 +149,12 @@ def _ops(run: Run, scope: Scope, samples: Samples, on_device: bool) -> None:
 
 
 def _host(run: Run, scope: Scope, samples: Samples, on_device: bool, report: str = "host") -> None:
-    """Own time of ops on the host, by name."""
+    """Self time of ops on the host, by name."""
     sql = (
         f"SELECT {_step_column(samples)}, name, sum(greatest(self_ns, 0)) FROM slices "
         f"WHERE category = 'cpu_op' AND {scope.where()} GROUP BY ALL"
     )
-    if report != "host" or on_device:  # without a GPU, ops is this table already
+    if report != "host" or on_device:  # without GPU events, `ops` has these rows already
         _add(run, samples, report, sql)
 
 
@@ -183,7 +183,7 @@ def _by_kernel(scope: Scope, samples: Samples) -> str:
 
 
 def _collectives(run: Run, scope: Scope, samples: Samples, on_device: bool) -> None:
-    """Time inside collectives (waiting for others included), by kind and size."""
+    """Time inside collectives, including waiting, by kind and size."""
     rows = run.collectives
     inside = np.ones(len(rows.rank), dtype=bool)
     if scope.ranks is not None:
@@ -201,7 +201,7 @@ def _collectives(run: Run, scope: Scope, samples: Samples, on_device: bool) -> N
 
 
 def _memory(run: Run, scope: Scope, samples: Samples, on_device: bool) -> None:
-    """The highest of any rank's devices, step by step."""
+    """For each step, the highest value over ranks and devices."""
     at = {step: index for index, step in enumerate(samples.steps)}
     rows = run.rows(
         f"SELECT {_step_column(samples)}, max(allocated_bytes), max(reserved_bytes) FROM instants "
@@ -228,7 +228,7 @@ _COLLECTORS: dict[str, Collector] = {
     "memory": _memory,
 }
 REPORTS = tuple(_COLLECTORS)
-"""What `diff` compares, in the order it is shown."""
+"""The reports that `diff` compares, in the order of its rows."""
 
 
 def short_name(kernel: str) -> str:

@@ -1,4 +1,4 @@
-"""Did the change help? Two runs, measure by measure, and whether a difference is more than noise."""
+"""The diff report: two runs compared measure by measure."""
 
 from __future__ import annotations
 
@@ -14,18 +14,16 @@ from rankscope.store.run import Run
 COLUMNS = (
     Column("report"),
     Column("key", at_end=True),
-    Column("base", help="per step and rank: ns; bytes for memory"),
-    Column("new", help="the same of the second run"),
-    Column("change_pct", "percent", "of base; more is slower"),
-    Column(
-        "p_value", title="p", help="how often chance alone shows a difference as large in any of the rows"
-    ),
+    Column("base", help="mean per step and rank in ns; for memory the peak in bytes"),
+    Column("new", help="the same for the second run"),
+    Column("change_pct", "percent", "change relative to base; positive is slower"),
+    Column("p_value", title="p", help="probability that noise alone gives a difference as large in any row"),
     Column("verdict", help="same, faster, slower, new or gone"),
 )
 
 
 def diff(base: Run, new: Run, scope: Scope, rules: Rules | None = None) -> Result:
-    """One row a measure, those that changed first."""
+    """One row for each measure, those that changed first."""
     rules = rules or Rules()
     comparison = compare(collect(base, scope, rules.reports), collect(new, scope, rules.reports), rules)
     steps = [len(samples.steps) if samples.has_steps else 0 for samples in (comparison.base, comparison.new)]
@@ -42,7 +40,7 @@ def diff(base: Run, new: Run, scope: Scope, rules: Rules | None = None) -> Resul
 
 
 def by_unit(result: Result) -> list[Result]:
-    """For people: times and sizes apart, so that each table has one unit; report and key in one column."""
+    """For display: times and sizes in separate tables with one unit each; report and key in one column."""
     parts = []
     for unit in ("ns", "bytes"):
         rows = [
@@ -57,13 +55,13 @@ def by_unit(result: Result) -> list[Result]:
                 if column.name not in ("report", "key")
             )
             parts.append(replace(result, columns=(*columns, Column("what", at_end=True)), rows=rows))
-    for later in range(1, len(parts)):  # said once
+    for later in range(1, len(parts)):  # findings and notes only once
         parts[later] = replace(parts[later], title="Memory, highest rank", findings=(), notes=())
     return parts
 
 
 def slower_rows(result: Result, over_pct: float) -> list[dict[str, object]]:
-    """Rows called slower (or larger) by more than this."""
+    """Rows with the verdict slower (for memory: larger) by more than `over_pct`."""
     return [
         row
         for row in result.rows

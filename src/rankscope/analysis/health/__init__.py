@@ -1,4 +1,4 @@
-"""Can the recording be trusted (`doctor`), and why does a job hang (`flight`, from flight-recorder dumps).
+"""Checks of a recording (`doctor`), and the cause of a hang from flight-recorder dumps (`flight`).
 
 Imports core and within_rank.
 """

@@ -1,4 +1,4 @@
-"""Can this trace be trusted? Checks of the recording itself, each with a figure, and a grade."""
+"""Checks of the quality of a recording, each with a value, and a grade."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from rankscope.store.run import Run
 
 COLUMNS = (
     Column("verdict", help="ok, info, warning or critical"),
-    Column("value", help="the figure"),
-    Column("check", help="what was looked at"),
+    Column("value", help="the measured value"),
+    Column("check", help="what is checked"),
 )
 _LAUNCHES = r"Launch|MemcpyAsync|MemsetAsync|MemcpyHtoD|MemcpyDtoH"
 
 
 def doctor(run: Run, scope: Scope, by: str | None = None) -> Result:
-    """One row a check; what is not ok is a finding too."""
+    """One row for each check; every check that is not ok is also a finding."""
     rows = []
     findings = []
     for title, value, finding in _checks(run):
@@ -30,12 +30,12 @@ def doctor(run: Run, scope: Scope, by: str | None = None) -> Result:
             findings.append(finding)
     findings.sort(key=lambda finding: -SEVERITIES.index(finding.severity))
     title = f"Can this trace be trusted? Grade {grade([finding.severity for finding in findings])}"
-    note = "grades: A clean, B remarks, C one or two warnings, D more, F something critical"
+    note = "grades: A no findings, B only info, C one or two warnings, D more warnings, F a critical finding"
     return Result("doctor", title, "whole file", COLUMNS, rows, tuple(findings), (note,))
 
 
 def grade(severities: list[Severity]) -> str:
-    """A: nothing found; B: remarks; C: one or two warnings; D: more; F: something critical."""
+    """A: no findings; B: only info; C: one or two warnings; D: more warnings; F: a critical finding."""
     if "critical" in severities:
         return "F"
     warnings = severities.count("warning")
@@ -72,20 +72,20 @@ def _reading(run: Run) -> Iterator[Check]:
             "critical" if share > 5 else "warning",
             f"{lost:,} events ({share:.2g} %) could not be read",
             example,
-            hint="Figures lack these events; capture again if they matter.",
+            hint="These events are missing from all tables; capture again if they matter.",
         )
     yield "events lost in reading", f"{lost:,} of {events + lost:,}", finding
     repaired = sum(report["events_repaired"] for report in reports.values())
-    mended = f"{repaired:,} damaged events were repaired"
-    yield "events repaired", f"{repaired:,}", Finding("info", mended, example) if repaired else None
+    text = f"{repaired:,} damaged events were repaired"
+    yield "events repaired", f"{repaired:,}", Finding("info", text, example) if repaired else None
     yield (
         "files cut short",
         f"{len(cut)} of {len(reports)}",
         Finding(
             "warning",
-            f"{len(cut)} of {len(reports)} files end early",
+            f"{len(cut)} of {len(reports)} files are truncated",
             "; ".join(f"{name}: {why}" for name, why in cut.items()),
-            hint="The last step of these ranks is incomplete: leave it out with --steps.",
+            hint="The last step of these ranks may be incomplete: exclude it with --steps.",
         )
         if cut
         else None,
@@ -94,29 +94,33 @@ def _reading(run: Run) -> Iterator[Check]:
     yield (
         "events without a usable time",
         f"{misplaced:,}",
-        Finding("warning", f"{misplaced:,} events have ts = 0 or a time years away", "They are in no table.")
+        Finding(
+            "warning",
+            f"{misplaced:,} events have ts = 0 or a time far from the others",
+            "They are in no table.",
+        )
         if misplaced
         else None,
     )
 
 
 def _secrets(run: Run) -> Iterator[Check]:
-    """Only said of runs that nsys recorded: its reports carry every variable of the job."""
+    """Checks of nsys reports only: they contain all environment variables of the job."""
     reports = [entry for entry in run.segments if "nsys" in entry.manifest["header"]]
     if not reports:
         return
-    telling = [entry for entry in reports if entry.manifest["header"].get("recordedEnvironment")]
-    names = list(dict.fromkeys(entry.source.name for entry in telling))
+    with_environment = [entry for entry in reports if entry.manifest["header"].get("recordedEnvironment")]
+    names = list(dict.fromkeys(entry.source.name for entry in with_environment))
     finding = None
     if names:
         some = ", ".join(names[:4]) + (" …" if len(names) > 4 else "")
         export = next((name for name in names if name.endswith(".sqlite")), "REPORT.sqlite")
         finding = Finding(
             "warning",
-            f"{len(names)} nsys report{'s hold' if len(names) > 1 else ' holds'} the job's environment variables",
-            f"{some}: keys and tokens travel with the raw file; they are not in rankscope's store",
-            ranks=tuple(sorted({entry.rank for entry in telling})),
-            hint=f"Before you pass it on: rankscope scrub {export}",
+            f"{len(names)} nsys report{'s contain' if len(names) > 1 else ' contains'} the job's environment variables",
+            f"{some}: the raw file may contain keys and tokens; rankscope's store does not contain the variables",
+            ranks=tuple(sorted({entry.rank for entry in with_environment})),
+            hint=f"Before you share it: rankscope scrub {export}",
         )
     others = {entry.source: entry.manifest["header"].get("otherProcesses", 0) for entry in reports}
     if left := sum(others.values()):
@@ -125,8 +129,9 @@ def _secrets(run: Run) -> Iterator[Check]:
             f"{left}",
             Finding(
                 "info",
-                f"{left} processes of {len(others)} nsys report{'s' * (len(others) > 1)} belong to no rank",
-                "The launcher itself, shells, helpers: what they did is in no table.",
+                f"{left} process{'es' * (left > 1)} in {len(others)} nsys report{'s' * (len(others) > 1)} "
+                f"belong{'s' * (left == 1)} to no rank",
+                "These can be launchers, shells or helpers; their events are in no table.",
             ),
         )
     yield "raw reports with the job's environment", f"{len(names)} of {len(reports)}", finding
@@ -137,7 +142,7 @@ def _ranks(run: Run) -> Check:
     world = max(worlds, default=0)
     missing = sorted(set(range(world)) - set(run.ranks))
     if len(worlds) > 1:
-        found = Finding("critical", "the files are of different runs", f"world sizes {sorted(worlds)}")
+        found = Finding("critical", "the files are from different runs", f"world sizes {sorted(worlds)}")
         return "missing ranks", "-", found
     finding = None
     if missing:
@@ -146,7 +151,7 @@ def _ranks(run: Run) -> Check:
             "info",
             f"{len(missing)} of {world} ranks have no trace",
             f"missing: {some}",
-            hint="Waiting for a rank that is not here cannot be explained.",
+            hint="Waiting for these ranks cannot be explained: rankscope profile --ranks all",
         )
     return "missing ranks", f"{len(missing)} of {world or len(run.ranks)}", finding
 
@@ -162,9 +167,13 @@ def _swapped(run: Run) -> Check:
     for entry in run.segments:
         named = rank_from_name(entry.source)
         if named is not None and named != entry.rank:
-            wrong.append(f"{entry.source.name} is of rank {entry.rank}")
+            wrong.append(f"{entry.source.name} contains rank {entry.rank}")
     finding = (
-        Finding("warning", f"{len(wrong)} files are named after another rank", "; ".join(wrong[:4]))
+        Finding(
+            "warning",
+            f"{len(wrong)} files have another rank in their name",
+            "; ".join(wrong[:4]),
+        )
         if wrong
         else None
     )
@@ -178,8 +187,8 @@ def _links(run: Run) -> Iterator[Check]:
         alone,
         total,
         "GPU events ({share:.2g} %) have no launch in the file",
-        "Their op is not known; they were launched before the recording began, or the launch was lost.",
-        "A warm-up of a step or two before the active steps avoids most of them.",
+        "Their op is not known. They were launched before the recording began, or the launch was lost.",
+        "One or two warm-up steps before the active steps avoid most of them.",
     )
     launches = ", ".join(f"'{category}'" for category in LAUNCH_CATEGORIES)
     ((calls, without),) = run.rows(f"""
@@ -196,13 +205,13 @@ def _links(run: Run) -> Iterator[Check]:
         without,
         calls,
         "launches ({share:.2g} %) have no GPU event",
-        "What they launched was not recorded: the buffer was full, or it ran after the end.",
-        "Profile fewer steps at a time.",
+        "The GPU event was not recorded: the buffer was full, or it ran after the end of the recording.",
+        "Record fewer steps at a time.",
     )
 
 
 def _share(check: str, count: int, total: int, sentence: str, evidence: str, hint: str) -> Check:
-    """Some of many are not as they should be: a few are a remark, more than half is critical."""
+    """A check of a share: up to 5 % is info, more is a warning, over 50 % is critical."""
     value = f"{count:,} of {total:,}"
     if not count:
         return check, value, None
@@ -214,7 +223,7 @@ def _share(check: str, count: int, total: int, sentence: str, evidence: str, hin
 def _negative(run: Run) -> Check:
     ((count,),) = run.rows("SELECT count(*) FROM slices WHERE dur_ns < 0")
     finding = (
-        Finding("warning", f"{count:,} events have a negative duration", "They count as empty.")
+        Finding("warning", f"{count:,} events have a negative duration", "Their duration counts as 0.")
         if count
         else None
     )
@@ -222,7 +231,7 @@ def _negative(run: Run) -> Check:
 
 
 def _overlapping(run: Run) -> Check:
-    """On one stream kernels follow each other, unless programmatic dependent launch overlaps their ends."""
+    """Kernels of one stream run one after another, except with programmatic dependent launch."""
     ((total, count),) = run.rows(
         "SELECT count(*), count(*) FILTER (g.depth > 0) FROM gpu g JOIN tracks t ON t.rank = g.rank "
         "AND t.segment = g.segment AND t.track = g.track WHERE t.kind = 'stream'"
@@ -233,8 +242,8 @@ def _overlapping(run: Run) -> Check:
         finding = Finding(
             "warning" if share > 20 else "info",
             f"{count:,} GPU events ({share:.2g} %) overlap another on their stream",
-            "Shown on extra rows; sums of durations exceed the time they cover.",
-            hint="Normal with programmatic dependent launch (CUDA 12 on Hopper); else the clocks were unsteady.",
+            "They are drawn on extra rows; the sum of their durations exceeds the time they cover.",
+            hint="Normal with programmatic dependent launch (CUDA 12 on Hopper); otherwise the clocks were unsteady.",
         )
     return "overlaps on one stream", f"{count:,} of {total:,}", finding
 
@@ -245,8 +254,8 @@ def _steps(run: Run) -> Iterator[Check]:
         found = Finding(
             "info",
             "no steps in the trace",
-            "Figures are for the whole file only.",
-            hint="Call profiler.step().",
+            "All values are for the whole file.",
+            hint="Call profiler.step() in the training loop.",
         )
         yield "steps", "none", found
         return
@@ -255,7 +264,7 @@ def _steps(run: Run) -> Iterator[Check]:
     yield (
         "steps",
         found_steps,
-        Finding("info", f"{found_steps} steps were inferred", "There is no ProfilerStep in the file.")
+        Finding("info", f"{found_steps} steps, some of them inferred", "Some files have no ProfilerStep.")
         if inferred
         else None,
     )
@@ -264,7 +273,7 @@ def _steps(run: Run) -> Iterator[Check]:
 
 
 def _warm_up(rows: list[tuple[int, int, int, str]]) -> Check:
-    """A first step well above the others' median is warm-up, and does not belong into averages."""
+    """A first step of more than 1.5 times the median of the others is warm-up."""
     slow = []
     for rank in {row[0] for row in rows}:
         durations = [duration for r, _, duration, _ in rows if r == rank]
@@ -275,16 +284,16 @@ def _warm_up(rows: list[tuple[int, int, int, str]]) -> Check:
         rank, ratio = max(slow, key=lambda item: item[1])
         finding = Finding(
             "warning",
-            f"the first step takes {ratio:.1f} times the median of the others (rank {rank})",
-            "It holds warm-up: compilation, autotuning, caches.",
+            f"the first step takes {ratio:.1f}x the median of the others (rank {rank})",
+            "This is usually warm-up: compilation, autotuning, caches.",
             ranks=tuple(sorted(r for r, _ in slow)),
-            hint="Leave it out with --steps, or wait and warm up longer before the active steps.",
+            hint="Exclude it with --steps, or use more wait and warm-up steps before the active steps.",
         )
     return "warm-up inside the recording", f"{len(slow)} ranks", finding
 
 
 def _truncated(run: Run) -> Check:
-    """A step with far fewer GPU events than the others of its rank was cut."""
+    """A step with less than 70 % of the usual number of GPU events of its rank is incomplete."""
     cut = run.rows(
         "WITH counts AS (SELECT s.rank, s.step, count(g.id) AS events FROM steps s LEFT JOIN gpu g ON g.rank = s.rank "
         "AND g.step = s.step GROUP BY ALL), typical AS (SELECT rank, median(events) AS usual FROM counts GROUP BY ALL) "
@@ -295,10 +304,10 @@ def _truncated(run: Run) -> Check:
         rank, step, events, usual = cut[0]
         finding = Finding(
             "warning",
-            f"{len(cut)} steps lack GPU events",
-            f"rank {rank} step {step} has {events:,} of the usual {usual:,.0f}",
+            f"{len(cut)} step{'s have' if len(cut) > 1 else ' has'} fewer GPU events than usual",
+            f"rank {rank}, step {step}: {events:,} events, {usual:,.0f} in the median step",
             ranks=tuple(sorted({row[0] for row in cut})),
-            hint="Leave these steps out with --steps.",
+            hint="Exclude these steps with --steps.",
         )
     return "truncated steps", f"{len(cut)}", finding
 
@@ -315,6 +324,6 @@ def _unknown_kernels(run: Run) -> Check:
             "info",
             f"{share:.0f} % of the kernel time is in kernels of unknown kind",
             f"the largest: {largest[:100]}",
-            hint="If they communicate, say so: rankscope stats --comm-pattern REGEX",
+            hint="If these are collectives: rankscope stats RUN --comm-pattern REGEX",
         )
     return "kernel time of unknown kind", f"{share:.1f} %", finding

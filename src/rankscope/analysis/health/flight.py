@@ -1,4 +1,4 @@
-"""Who is missing: the flight recorder's dumps of all ranks, read together after a job hung."""
+"""Find the ranks that caused a hang, from the flight-recorder dumps of all ranks."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from rankscope.store.run import Run
 COLUMNS = (
     Column("group", help="name of the process group"),
     Column("seq", help="sequence number in the group"),
-    Column("kind", help="which collective"),
+    Column("kind", help="kind of collective"),
     Column(
         "missing_ranks",
         title="Missing",
-        help="whom the others wait for: they did not join, or not finish what others finished",
+        help="ranks that the others wait for: they did not join, or did not finish what others finished",
     ),
-    Column("state", help="what is wrong; see docs/reports/flight.md"),
-    Column("finished_ranks", title="Finished", help="done with it", minor=True),
-    Column("waiting_ranks", title="Waiting", help="have asked for it, and wait"),
-    Column("bytes", "bytes", "what a rank puts in", per_row_unit=True, minor=True),
-    Column("description", help="of the process group", at_end=True, minor=True),
-    Column("last_completed", help="sequence number each rank got to", at_end=True, minor=True),
+    Column("state", help="what is wrong: see docs/reports/flight.md"),
+    Column("finished_ranks", title="Finished", help="ranks that have finished it", minor=True),
+    Column("waiting_ranks", title="Waiting", help="ranks that have called it and wait"),
+    Column("bytes", "bytes", "input size of a rank", per_row_unit=True, minor=True),
+    Column("description", help="description of the process group", at_end=True, minor=True),
+    Column("last_completed", help="last completed sequence number of each rank", at_end=True, minor=True),
 )
 
 MISMATCH, NOT_FINISHED, NO_DUMP, NOT_JOINED = "mismatch", "not finished", "no dump", "not joined"
@@ -43,8 +43,8 @@ STATES = (MISMATCH, NOT_FINISHED, NO_DUMP, NOT_JOINED, NOT_STARTED, NO_PARTNER, 
 
 
 @dataclass(frozen=True)
-class Trouble:
-    """One sequence number that did not end as it should."""
+class Problem:
+    """A collective, by sequence number, that is not completed or does not match between the ranks."""
 
     state: str
     group: str
@@ -55,42 +55,42 @@ class Trouble:
     finished: list[int]
     waiting: list[int]
     first: bool = True
-    """The group's first; later ones may follow from it."""
+    """Whether it is the first of its group; later ones may be a consequence."""
     detail: str = ""
 
 
 def flight(run: Run, scope: Scope, by: str | None = None) -> Result:
-    """One row a group and sequence number in trouble; the guilty are named in the finding."""
+    """One row for each group and sequence number with a problem; the finding names the suspect ranks."""
     where = scope.only_ranks().where()
     groups = read_groups(run, where, scope.ranks)
-    troubles = find_troubles(
+    problems = find_problems(
         groups, read_mismatches(run, where), read_unpaired(run, where, groups), run, where
     )
-    about = _about(run, where)
-    rows = [_row(trouble, groups, about) for trouble in troubles]
+    sizes = _sizes(run, where)
+    rows = [_row(problem, groups, sizes) for problem in problems]
     notes = left_out(run, scope)
     ((entries,),) = run.rows(f"SELECT count(*) FROM flight WHERE {where}")
     if not entries:
         notes.append(
-            "no flight-recorder dumps; TORCH_NCCL_TRACE_BUFFER_SIZE=2000 and TORCH_NCCL_DUMP_ON_TIMEOUT=1 in the job's "
-            "environment record them, TORCH_NCCL_DEBUG_INFO_TEMP_FILE says where"
+            "no flight-recorder dumps: to record them, set TORCH_NCCL_TRACE_BUFFER_SIZE=2000 and "
+            "TORCH_NCCL_DUMP_ON_TIMEOUT=1 in the job's environment, and TORCH_NCCL_DEBUG_INFO_TEMP_FILE to a path"
         )
-    silent = sorted({rank for group in groups for rank in group.silent})
-    if silent:
+    without_dump = sorted({rank for group in groups for rank in group.without_dump})
+    if without_dump:
         notes.append(
-            f"no dump of rank{'s' * (len(silent) > 1)} {as_ranges(silent)}, which the others' groups list"
+            f"no dump of rank{'s' * (len(without_dump) > 1)} {as_ranges(without_dump)}, named in other dumps"
         )
-    findings = _findings(troubles, run, where) if entries else ()
-    return Result("flight", "Who is missing", "whole file", COLUMNS, rows, findings, tuple(notes))
+    findings = _findings(problems, run, where) if entries else ()
+    return Result("flight", "Missing ranks", "whole file", COLUMNS, rows, findings, tuple(notes))
 
 
-def find_troubles(
+def find_problems(
     groups: list[Group], mismatches: list[Mismatch], unpaired: list[Unpaired], run: Run, where: str
-) -> list[Trouble]:
-    """Of each group its first unfinished number, its first one not joined by all, and its first mismatch."""
+) -> list[Problem]:
+    """For each group the first unfinished number, the first number not joined by all, and the first mismatch."""
     states = _states(run, where)
     by_name = {group.name: group for group in groups}
-    troubles = []
+    problems = []
     for mismatch in mismatches:
         group = by_name.get(mismatch.group)
         if (
@@ -98,26 +98,28 @@ def find_troubles(
             and group.first_unfinished is not None
             and mismatch.seq >= group.first_unfinished
         ):
-            troubles.append(_of(MISMATCH, group, mismatch.seq, mismatch.kinds, mismatch.odd, mismatch.detail))
+            problems.append(
+                _problem(MISMATCH, group, mismatch.seq, mismatch.kinds, mismatch.minority, mismatch.detail)
+            )
     kinds = _kinds(run, where)
     for group in groups:
         seq = group.first_unfinished
         if seq is None:
             continue
         kind = kinds.get((group.name, seq), "?")
-        first = _first_trouble(group, seq, kind, states)
-        if group.silent:
-            troubles.append(_of(NO_DUMP, group, seq, kind, group.silent))
-        if not group.silent or first.state != WAITING:
-            troubles.append(first)
+        first = _first_problem(group, seq, kind, states)
+        if group.without_dump:
+            problems.append(_problem(NO_DUMP, group, seq, kind, group.without_dump))
+        if not group.without_dump or first.state != WAITING:
+            problems.append(first)
         later = group.first_not_joined
         if later is not None and later > seq:
             kind = kinds.get((group.name, later), "?")
-            troubles.append(_of(NOT_JOINED, group, later, kind, group.absent(later), first=False))
+            problems.append(_problem(NOT_JOINED, group, later, kind, group.absent(later), first=False))
     for end in unpaired:
         arrow = f"{end.rank}->{end.peer}" if end.kind == "send" else f"{end.rank}<-{end.peer}"
-        troubles.append(
-            Trouble(
+        problems.append(
+            Problem(
                 NO_PARTNER,
                 end.group,
                 end.description,
@@ -128,26 +130,26 @@ def find_troubles(
                 [end.rank],
             )
         )
-    return sorted(troubles, key=lambda t: (STATES.index(t.state), not t.first, -len(t.missing)))
+    return sorted(problems, key=lambda t: (STATES.index(t.state), not t.first, -len(t.missing)))
 
 
-def _first_trouble(group: Group, seq: int, kind: str, states: dict[tuple[str, int, int], str]) -> Trouble:
+def _first_problem(group: Group, seq: int, kind: str, states: dict[tuple[str, int, int], str]) -> Problem:
     finished, absent, waiting = group.finished(seq), group.absent(seq), group.waiting(seq)
     if absent:
-        return _of(NOT_JOINED, group, seq, kind, absent)
+        return _problem(NOT_JOINED, group, seq, kind, absent)
     if finished:
-        return _of(NOT_FINISHED, group, seq, kind, waiting)
+        return _problem(NOT_FINISHED, group, seq, kind, waiting)
     idle = [rank for rank in waiting if states.get((group.name, seq, rank)) == "scheduled"]
     if 0 < len(idle) < len(waiting):
-        return _of(NOT_STARTED, group, seq, kind, idle)
-    return _of(WAITING, group, seq, kind, [])
+        return _problem(NOT_STARTED, group, seq, kind, idle)
+    return _problem(WAITING, group, seq, kind, [])
 
 
-def _of(
+def _problem(
     state: str, group: Group, seq: int, kind: str, missing: list[int], detail: str = "", first: bool = True
-) -> Trouble:
+) -> Problem:
     waiting = [rank for rank in group.waiting(seq) if rank not in missing]
-    return Trouble(
+    return Problem(
         state,
         group.name,
         group.description,
@@ -162,7 +164,7 @@ def _of(
 
 
 def _states(run: Run, where: str) -> dict[tuple[str, int, int], str]:
-    """Of what is unfinished."""
+    """The state of each unfinished collective."""
     rows = run.rows(
         f"SELECT group_name, seq, rank, state FROM flight WHERE NOT is_p2p AND state <> 'completed' AND {where}"
     )
@@ -177,8 +179,8 @@ def _kinds(run: Run, where: str) -> dict[tuple[str, int], str]:
     return {(group, seq): kind for group, seq, kind in rows}
 
 
-def _asked(run: Run, where: str) -> dict[tuple[str, int], int]:
-    """When each was first asked for."""
+def _first_calls(run: Run, where: str) -> dict[tuple[str, int], int]:
+    """When each collective was first called."""
     rows = run.rows(
         "SELECT group_name, coalesce(p2p_seq, seq), min(created_ns) FROM flight "
         f"WHERE created_ns IS NOT NULL AND {where} GROUP BY ALL"
@@ -186,8 +188,8 @@ def _asked(run: Run, where: str) -> dict[tuple[str, int], int]:
     return {(group, seq): when for group, seq, when in rows}
 
 
-def _about(run: Run, where: str) -> dict[tuple[str, int], int | None]:
-    """The usual size of each."""
+def _sizes(run: Run, where: str) -> dict[tuple[str, int], int | None]:
+    """The most frequent size of each unfinished collective."""
     rows = run.rows(
         "SELECT group_name, coalesce(p2p_seq, seq), mode(bytes) FROM flight "
         f"WHERE state <> 'completed' AND {where} GROUP BY ALL"
@@ -195,18 +197,18 @@ def _about(run: Run, where: str) -> dict[tuple[str, int], int | None]:
     return {(group, seq): size for group, seq, size in rows}
 
 
-def _row(trouble: Trouble, groups: list[Group], about: dict[tuple[str, int], int | None]) -> dict[str, Any]:
-    group = next((group for group in groups if group.name == trouble.group), None)
+def _row(problem: Problem, groups: list[Group], sizes: dict[tuple[str, int], int | None]) -> dict[str, Any]:
+    group = next((group for group in groups if group.name == problem.group), None)
     return {
-        "group": trouble.group,
-        "seq": trouble.seq,
-        "kind": trouble.kind,
-        "missing_ranks": trouble.missing,
-        "state": trouble.state,
-        "finished_ranks": trouble.finished,
-        "waiting_ranks": trouble.waiting,
-        "bytes": about.get((trouble.group, trouble.seq)),
-        "description": trouble.description or None,
+        "group": problem.group,
+        "seq": problem.seq,
+        "kind": problem.kind,
+        "missing_ranks": problem.missing,
+        "state": problem.state,
+        "finished_ranks": problem.finished,
+        "waiting_ranks": problem.waiting,
+        "bytes": sizes.get((problem.group, problem.seq)),
+        "description": problem.description or None,
         "last_completed": _last_completed(group) if group else None,
     }
 
@@ -220,17 +222,17 @@ def _last_completed(group: Group) -> str:
     return ", ".join(f"{'?' if seq is None else seq} ({as_ranges(ranks)})" for seq, ranks in known)
 
 
-def guilty_ranks(troubles: list[Trouble]) -> tuple[list[int], list[Trouble], bool]:
-    """Whom to look at, what speaks against them, and whether they wait for each other in a circle.
+def suspect_ranks(problems: list[Problem]) -> tuple[list[int], list[Problem], bool]:
+    """The suspect ranks, the problems that they are missing in, and whether they wait for each other in a cycle.
 
-    Who gave a number to something else, or did not finish what its peers finished, is at fault. Else those who did
-    not join, or left nothing; one who waits in turn for somebody who is missing is a victim.
+    Ranks with a mismatch, or that did not finish what others finished, come first. Otherwise it is the ranks that did
+    not join or wrote no dump, except those that wait for another missing rank themselves.
     """
-    strong = [t for t in troubles if t.state in (MISMATCH, NOT_FINISHED) and t.missing]
+    strong = [t for t in problems if t.state in (MISMATCH, NOT_FINISHED) and t.missing]
     if strong:
         return sorted({rank for t in strong for rank in t.missing}), strong, False
     for states in ((NO_DUMP, NOT_JOINED), (NOT_STARTED,), (NO_PARTNER,)):
-        evidence = [t for t in troubles if t.state in states and t.first and t.missing]
+        evidence = [t for t in problems if t.state in states and t.first and t.missing]
         if evidence:
             missing = {rank for t in evidence for rank in t.missing}
             roots = missing - {rank for t in evidence for rank in t.waiting}
@@ -239,36 +241,38 @@ def guilty_ranks(troubles: list[Trouble]) -> tuple[list[int], list[Trouble], boo
 
 
 _WHY = {
-    MISMATCH: "they run different collectives under one number: the program took another path there",
-    NOT_FINISHED: "their device or process stopped: look for CUDA errors in their logs and Xid in the kernel log",
-    NO_DUMP: "they wrote no dump: killed, crashed or never started; look at their logs first",
-    NOT_JOINED: "their hosts are busy elsewhere: look at what they did last (py-spy dump, DataLoader, an exception)",
-    NOT_STARTED: "their devices have not come to it: work before it on the same stream does not end",
-    NO_PARTNER: "they have not posted the other side of a send or recv",
+    MISMATCH: "they run different collectives under one sequence number: the program took another path there",
+    NOT_FINISHED: "their device or process may have stopped: look for CUDA errors in their logs, Xid in kernel logs",
+    NO_DUMP: "they wrote no dump: they may have been killed, crashed or never started; check their logs first",
+    NOT_JOINED: "their host code did not reach it: check what they did last (py-spy dump, DataLoader, an exception)",
+    NOT_STARTED: "their devices have not reached it: earlier work on the same stream may not have ended",
+    NO_PARTNER: "they have not called the other side of a send or recv",
 }
 
 
-def _findings(troubles: list[Trouble], run: Run, where: str) -> tuple[Finding, ...]:
-    guilty, evidence, circle = guilty_ranks(troubles)
-    if not guilty:
-        return (_nobody(troubles),)
-    against = [t for t in evidence if set(t.missing) & set(guilty)]
-    asked = _asked(run, where)
-    first = min(against, key=lambda t: (-len(set(t.missing) & set(guilty)), asked.get((t.group, t.seq), 0)))
-    who = f"rank{'s' * (len(guilty) > 1)} {as_ranges(guilty)}"
-    title = f"{who} {'wait for each other' if circle else 'stopped the job'}: {first.state} at {first.kind} {first.seq}"
+def _findings(problems: list[Problem], run: Run, where: str) -> tuple[Finding, ...]:
+    suspects, evidence, cycle = suspect_ranks(problems)
+    if not suspects:
+        return (_no_suspect(problems),)
+    against = [t for t in evidence if set(t.missing) & set(suspects)]
+    first_call = _first_calls(run, where)
+    first = min(
+        against, key=lambda t: (-len(set(t.missing) & set(suspects)), first_call.get((t.group, t.seq), 0))
+    )
+    who = f"rank{'s' * (len(suspects) > 1)} {as_ranges(suspects)}"
+    title = f"{who} {'wait for each other' if cycle else 'stopped the job'}: {first.state} at {first.kind} {first.seq}"
     sentences = [_sentence(first)]
     others = len({t.group for t in against} - {first.group})
     if others:
-        sentences.append(f"The same in {others} more group{'s' * (others > 1)}.")
-    sentences += [_sentence(t) for t in troubles if not t.first and set(t.missing) & set(guilty)][:1]
-    began, ended, timeout = _when(run, where, guilty)
+        sentences.append(f"The same ranks are missing in {others} more group{'s' * (others > 1)}.")
+    sentences += [_sentence(t) for t in problems if not t.first and set(t.missing) & set(suspects)][:1]
+    began, ended, timeout = _when(run, where, suspects)
     return (
         Finding(
             "critical",
             title,
             " ".join(sentences),
-            ranks=tuple(guilty),
+            ranks=tuple(suspects),
             span=(began, ended) if began is not None and ended is not None else None,
             hint=f"{who.capitalize()}: {_WHY[first.state]}.",
             cost_ns=timeout or 0,
@@ -276,40 +280,47 @@ def _findings(troubles: list[Trouble], run: Run, where: str) -> tuple[Finding, .
     )
 
 
-def _nobody(troubles: list[Trouble]) -> Finding:
-    if not troubles:
-        return Finding(
-            "ok", "nobody is missing", "Every collective that was recorded has ended on every rank."
-        )
-    first = troubles[0]
+def _no_suspect(problems: list[Problem]) -> Finding:
+    if not problems:
+        return Finding("ok", "no rank is missing", "Every recorded collective has ended on every rank.")
+    first = problems[0]
     return Finding(
         "warning",
-        f"{len(troubles)} collectives wait, and nobody is missing",
-        f"{_sentence(first)} All members have asked for it.",
-        hint="Nobody is late: suspect the network or a device. NCCL_DEBUG=INFO and the nodes' kernel logs tell more.",
+        f"{len(problems)} collective{'s wait' if len(problems) > 1 else ' waits'}, and no rank is missing",
+        f"{_sentence(first)} All members have called it.",
+        hint="No rank is late: check the network and the devices (NCCL_DEBUG=INFO, kernel logs of the nodes).",
     )
 
 
-def _sentence(trouble: Trouble) -> str:
-    about = f" ({trouble.description})" if trouble.description else ""
-    place = f"In group {trouble.group}{about}, {trouble.kind} {trouble.seq}"
-    missing, who = as_ranges(trouble.missing), f"rank{'s' * (len(trouble.missing) > 1)}"
-    if trouble.state == MISMATCH:
-        return f"{place}: {trouble.detail}."
-    if trouble.state == NOT_FINISHED:
-        return f"{place}: {who} {missing} did not finish what {as_ranges(trouble.finished)} finished."
-    if trouble.state == NO_DUMP:
-        return f"{place}: {who} {missing} left no dump, {as_ranges(trouble.waiting)} wait."
-    if trouble.state in (NOT_JOINED, NO_PARTNER):
-        return f"{place}: {who} {missing} never joined, {as_ranges(trouble.waiting) or 'others'} wait."
-    if trouble.state == NOT_STARTED:
-        return f"{place}: it has not started on {who} {missing}, it has on {as_ranges(trouble.waiting)}."
-    return f"{place}: {as_ranges(trouble.waiting)} wait."
+def _ranks(ranks: list[int]) -> str:
+    return f"rank{'s' * (len(ranks) > 1)} {as_ranges(ranks)}"
 
 
-def _when(run: Run, where: str, guilty: list[int]) -> tuple[int | None, int | None, int | None]:
-    """When the guilty got stuck (else when anybody did), the last record of all, and what the timeout cost."""
-    mine = f"rank IN ({', '.join(map(str, guilty))})"
+def _wait(ranks: list[int]) -> str:
+    """'rank 3 waits', 'ranks 0-2 wait'."""
+    return f"{_ranks(ranks)} wait{'s' * (len(ranks) == 1)}" if ranks else "others wait"
+
+
+def _sentence(problem: Problem) -> str:
+    about = f" ({problem.description})" if problem.description else ""
+    place = f"In group {problem.group}{about}, {problem.kind} {problem.seq}"
+    missing, who = as_ranges(problem.missing), f"rank{'s' * (len(problem.missing) > 1)}"
+    if problem.state == MISMATCH:
+        return f"{place}: {problem.detail}."
+    if problem.state == NOT_FINISHED:
+        return f"{place}: {who} {missing} did not finish what {_ranks(problem.finished)} finished."
+    if problem.state == NO_DUMP:
+        return f"{place}: {who} {missing} wrote no dump; {_wait(problem.waiting)}."
+    if problem.state in (NOT_JOINED, NO_PARTNER):
+        return f"{place}: {who} {missing} did not join; {_wait(problem.waiting)}."
+    if problem.state == NOT_STARTED:
+        return f"{place}: it has started on {_ranks(problem.waiting)}, but not on {who} {missing}."
+    return f"{place}: {_wait(problem.waiting)}."
+
+
+def _when(run: Run, where: str, suspects: list[int]) -> tuple[int | None, int | None, int | None]:
+    """When the suspects got stuck (else when any rank did), the last record, and the timeout."""
+    mine = f"rank IN ({', '.join(map(str, suspects))})"
     ((began, anybody, ended, timeout),) = run.rows(
         f"SELECT min(created_ns) FILTER (state <> 'completed' AND {mine}), "
         "min(created_ns) FILTER (state <> 'completed'), max(created_ns), "

@@ -1,4 +1,4 @@
-"""How far each rank got in each process group, from the flight recorder's dumps."""
+"""The progress of each rank in each process group, from the flight-recorder dumps."""
 
 from __future__ import annotations
 
@@ -11,42 +11,42 @@ SAME_SIZE_KINDS = (
     "all_reduce", "allreduce", "broadcast", "reduce", "barrier",
     "_all_gather_base", "all_gather_into_tensor", "_reduce_scatter_base", "reduce_scatter_tensor",
 )  # fmt: skip
-"""Every rank puts in as much as the others; the rest may be uneven."""
+"""Kinds for which all ranks have inputs of equal size."""
 
 
 @dataclass(frozen=True)
 class Progress:
-    """One rank in one group; collectives of a group run in the order of their numbers."""
+    """One rank in one group. The collectives of a group run in the order of their sequence numbers."""
 
     completed: int | None
-    """Up to here everything is done; None when the dump does not tell."""
+    """Everything up to this number is completed; None when the dump does not contain it."""
     enqueued: int
-    """The last number the rank asked for; -1 when none is known."""
+    """The last number that the rank has called; -1 when none is known."""
 
 
 @dataclass
 class Group:
-    """One process group, as its members' dumps tell it together."""
+    """One process group, from the dumps of all its members."""
 
     name: str
     description: str
     members: list[int]
     progress: dict[int, Progress] = field(default_factory=dict)
-    """Of the members that left a dump."""
+    """For the members with a dump."""
 
-    all_looked_for: bool = True
-    """False when most ranks left no dump: then only some were brought here, and nobody is blamed for that."""
+    dumps_complete: bool = True
+    """False when most ranks have no dump: then probably only some dumps were collected."""
 
     @property
-    def silent(self) -> list[int]:
-        """Members that left no dump, among others that did."""
-        return [r for r in self.members if r not in self.progress] if self.all_looked_for else []
+    def without_dump(self) -> list[int]:
+        """Members without a dump, where most ranks have one."""
+        return [r for r in self.members if r not in self.progress] if self.dumps_complete else []
 
     def finished(self, seq: int) -> list[int]:
         return [r for r, p in self.progress.items() if p.completed is not None and p.completed >= seq]
 
     def absent(self, seq: int) -> list[int]:
-        """Members that have not asked for this number, and did not finish it either."""
+        """Members that have neither called nor finished this number."""
         done = set(self.finished(seq))
         return [rank for rank, p in self.progress.items() if p.enqueued < seq and rank not in done]
 
@@ -56,7 +56,7 @@ class Group:
 
     @property
     def first_unfinished(self) -> int | None:
-        """The first number somebody asked for that not everyone has finished."""
+        """The first number that some rank has called and not every rank has finished."""
         known = [p.completed for p in self.progress.values() if p.completed is not None]
         if not known:
             return None
@@ -65,13 +65,13 @@ class Group:
 
     @property
     def first_not_joined(self) -> int | None:
-        """The first number that some asked for and others did not."""
+        """The first number that some ranks have called and others have not."""
         asked = [p.enqueued for p in self.progress.values() if p.enqueued >= 0]
         return min(asked) + 1 if asked and min(asked) < max(asked) else None
 
 
 def read_groups(run: Run, where: str, only: Collection[int] | None = None) -> list[Group]:
-    """Groups with more than one member in which anything was recorded, by name; of `only` these ranks."""
+    """Groups with more than one member and at least one record, by name; of the ranks in `only`."""
     dumped = [
         rank for (rank,) in run.rows(f"SELECT DISTINCT rank FROM flight_groups WHERE {where} ORDER BY 1")
     ]
@@ -83,20 +83,20 @@ def read_groups(run: Run, where: str, only: Collection[int] | None = None) -> li
     groups: dict[str, Group] = {}
     for rank, name, description, completed, enqueued in run.rows(_PROGRESS.format(where=where)):
         group = groups.setdefault(name, Group(name, description or "", sorted(members.get(name, ()))))
-        if rank not in group.members:  # old dumps do not list members: those that took part are
+        if rank not in group.members:  # old dumps do not list the members
             group.members = sorted({*group.members, rank})
         group.progress[rank] = Progress(completed, enqueued)
     everyone = {rank for ranks in members.values() for rank in ranks}
     for group in groups.values():
-        group.all_looked_for = len(everyone - set(dumped)) <= len(dumped)
+        group.dumps_complete = len(everyone - set(dumped)) <= len(dumped)
         for rank in group.members:
             if rank in dumped and rank not in group.progress:
                 group.progress[rank] = Progress(None, -1)
     return sorted((g for g in groups.values() if len(g.members) > 1), key=lambda g: _natural(g.name))
 
 
-# A rank's own number for a group leads to how far it got; where point-to-point operations run in the group too,
-# that figure counts both and is of no use. A dump may hold unfinished operations only, or all of the ring.
+# The status of a group in a dump counts collectives and point-to-point operations together, so it is used only where
+# the group has no point-to-point operations. A dump may contain all operations of the ring, or only unfinished ones.
 _PROGRESS = """
     WITH entries AS (
         SELECT rank, group_name, any_value(group_description) AS description, any_value(local_group) AS local_group,
@@ -117,18 +117,18 @@ _PROGRESS = """
 
 @dataclass(frozen=True)
 class Mismatch:
-    """Members that gave one number to different things."""
+    """Members that run different collectives under one sequence number."""
 
     group: str
     seq: int
     kinds: str
-    odd: list[int]
-    """Who differs from most; all of them when there is no majority."""
+    minority: list[int]
+    """The ranks that differ from the majority; all ranks when there is no majority."""
     detail: str
 
 
 def read_mismatches(run: Run, where: str) -> list[Mismatch]:
-    """The first of each group."""
+    """The first mismatch of each group."""
     same = ", ".join(f"'{kind}'" for kind in SAME_SIZE_KINDS)
     rows = run.rows(f"""
         WITH asked AS (
@@ -153,14 +153,16 @@ def read_mismatches(run: Run, where: str) -> list[Mismatch]:
 def _mismatch(group: str, seq: int, sides: list[tuple[str, str, list[int]]]) -> Mismatch:
     largest = max(len(ranks) for _, _, ranks in sides)
     tied = sum(len(ranks) == largest for _, _, ranks in sides) > 1
-    odd = sorted(r for _, _, ranks in sides if tied or len(ranks) < largest for r in ranks)
-    detail = "; ".join(f"ranks {', '.join(map(str, ranks))}: {what}" for what, _, ranks in sides)
-    return Mismatch(group, seq, " / ".join(dict.fromkeys(kind for _, kind, _ in sides)), odd, detail)
+    minority = sorted(r for _, _, ranks in sides if tied or len(ranks) < largest for r in ranks)
+    detail = "; ".join(
+        f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}: {what}" for what, _, ranks in sides
+    )
+    return Mismatch(group, seq, " / ".join(dict.fromkeys(kind for _, kind, _ in sides)), minority, detail)
 
 
 @dataclass(frozen=True)
 class Unpaired:
-    """A send or recv whose other side has none open in return."""
+    """An unfinished send or recv without a matching one on the other side."""
 
     group: str
     seq: int
@@ -171,7 +173,7 @@ class Unpaired:
 
 
 def read_unpaired(run: Run, where: str, groups: Iterable[Group]) -> list[Unpaired]:
-    """One a group and pair of ranks. Sends and recvs of a pair are counted, not numbered alike on both sides."""
+    """One for each group and pair of ranks. The two sides number their operations separately, so pairs are matched."""
     members = {group.name: group.members for group in groups}
     for name, ranks in run.rows(
         f"SELECT DISTINCT group_name, ranks FROM flight_groups WHERE ranks IS NOT NULL AND {where}"

@@ -1,4 +1,4 @@
-"""The reports of `nsys stats`, with its headings, rows and digits.
+"""The reports of `nsys stats`, with the same headings, rows and digits.
 
-`reports.NSYS_REPORTS` lists them by nsys's own names; rows, sums, ranges and traces make them.
+`reports.NSYS_REPORTS` lists them by their names in nsys; the other modules implement them.
 """

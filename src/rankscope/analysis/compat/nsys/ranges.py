@@ -1,8 +1,7 @@
 """The reports of `nsys stats` that join NVTX ranges with GPU work.
 
-GPU work belongs to a range when its launch call lies inside the range on the same thread, so to every range around
-it. A range's projection runs from its first work's start to its last work's end. Ranges that end on another thread
-than they began on take no part.
+GPU work belongs to every range that contains its launch call on the same thread. The projection of a range is the
+time from the start of its first GPU work to the end of its last. Ranges that end on another thread are left out.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from rankscope.analysis.compat.nsys.rows import (
     KERNELS,
     RANGES,
     TAG,
-    Question,
+    NsysTable,
     number,
     rank_key,
     slices_of,
@@ -31,7 +30,7 @@ from rankscope.store.run import Run
 
 
 def _ranges(scope: Scope) -> str:
-    """Ranges with a number that orders them as the file does; one never closed lasts to the last range's end."""
+    """Ranges, numbered in the order of the file; a range that is never closed ends with the last range."""
     stop = "e.ts_ns + e.dur_ns"
     return f"""
         SELECT rank, segment, range_id, pid, tid, start, tag, style,
@@ -49,7 +48,7 @@ def _ranges(scope: Scope) -> str:
 
 
 def _launches(scope: Scope, work: str) -> str:
-    """GPU work with the call that launched it; times on the file's own clock."""
+    """GPU work with the call that launched it; times are on the clock of the file."""
     return f"""
         SELECT k.rank, k.segment, k.id, k.name, k.dur_ns, {CORRELATION.format("k")} AS correlation, e.pid, e.tid,
                e.ts_ns AS call_start,
@@ -63,7 +62,7 @@ def _launches(scope: Scope, work: str) -> str:
 _INSIDE = """r.rank = l.rank AND r.segment = l.segment AND r.pid = l.pid AND r.tid = l.tid
     AND r.start <= l.call_start AND r.stop >= l.call_stop"""
 
-_KERNELS = Question(
+_KERNELS = NsysTable(
     "nvtx_kern_sum",
     "NVTX Range Kernel Summary",
     (
@@ -76,10 +75,10 @@ _KERNELS = Question(
 
 
 def nvtx_kern_sum(run: Run, scope: Scope, by: str | None = None) -> Result:
-    """Kernels by every range around their launch; those in none come first."""
+    """Kernels by every range around their launch; kernels outside all ranges come first."""
     rank, group = rank_key(by, "l.")
     if not run.rows(f"SELECT 1 FROM ({_ranges(scope)}) LIMIT 1"):
-        return Question(_KERNELS.name, _KERNELS.title, _KERNELS.columns, "nvtx").answer(run, scope, [], by)
+        return NsysTable(_KERNELS.name, _KERNELS.title, _KERNELS.columns, "nvtx").result(run, scope, [], by)
     rows = run.rows(
         f"""
         SELECT {rank} tag, style, TRY_CAST(l.pid AS BIGINT) AS process, TRY_CAST(l.tid AS BIGINT) AS thread,
@@ -91,12 +90,12 @@ def nvtx_kern_sum(run: Run, scope: Scope, by: str | None = None) -> Result:
         ORDER BY {group} tag NULLS FIRST, process NULLS FIRST, thread NULLS FIRST, total DESC, style, l.name
         """
     )
-    return _KERNELS.answer(run, scope, rows, by)
+    return _KERNELS.result(run, scope, rows, by)
 
 
 @dataclass(frozen=True)
 class _Projected:
-    """One range as its GPU work shows it; without a name: all work that is in no range."""
+    """One range projected onto its GPU work; without a name, all work outside ranges."""
 
     rank: int
     segment: int
@@ -132,11 +131,11 @@ def _project(run: Run, scope: Scope) -> list[_Projected]:
     found = [_Projected(*row) for row in rows]
     if not any(item.range_id is not None for item in found):
         return []
-    return _with_family(found, _parents(run, scope))
+    return _with_ancestry(found, _parents(run, scope))
 
 
 def _parents(run: Run, scope: Scope) -> dict[tuple[int, int, int], int]:
-    """(rank, segment, range) -> the shortest range around it on its thread; of two alike, the later lies inside."""
+    """(rank, segment, range) -> the shortest range around it on its thread; of equal ranges, the later is the child."""
     rows = run.rows(
         f"""
         WITH ranges AS MATERIALIZED ({_ranges(scope)})
@@ -150,8 +149,8 @@ def _parents(run: Run, scope: Scope) -> dict[tuple[int, int, int], int]:
     return {(rank, segment, child): parent for rank, segment, child, parent in rows}
 
 
-def _with_family(found: list[_Projected], parents: dict[tuple[int, int, int], int]) -> list[_Projected]:
-    """Level, children that have GPU work too, and the way down from the outermost range."""
+def _with_ancestry(found: list[_Projected], parents: dict[tuple[int, int, int], int]) -> list[_Projected]:
+    """Add the level, the number of children with GPU work, and the path from the outermost range."""
     children: dict[tuple[int, int, int], int] = {}
     for item in found:
         if item.range_id is not None:
@@ -177,7 +176,7 @@ def _with_family(found: list[_Projected], parents: dict[tuple[int, int, int], in
     return result
 
 
-_TRACE = Question(
+_TRACE = NsysTable(
     "nvtx_gpu_proj_trace",
     "NVTX GPU Projection Trace",
     tuple(
@@ -200,7 +199,7 @@ _TRACE = Question(
 
 
 def nvtx_gpu_proj_trace(run: Run, scope: Scope, by: str | None = None) -> Result:
-    """Each range with GPU work in it, in the file's order; first what is in no range."""
+    """Each range with GPU work, in the order of the file; work outside ranges comes first."""
     rows = [
         (
             *((item.rank,) if by == "rank" else ()),
@@ -209,10 +208,10 @@ def nvtx_gpu_proj_trace(run: Run, scope: Scope, by: str | None = None) -> Result
         )
         for item in _project(run, scope)
     ]
-    return _TRACE.answer(run, scope, rows, by)
+    return _TRACE.result(run, scope, rows, by)
 
 
-_SUMMARY = Question(
+_SUMMARY = NsysTable(
     "nvtx_gpu_proj_sum",
     "NVTX GPU Projection Summary",
     (
@@ -226,10 +225,10 @@ _SUMMARY = Question(
 
 
 def nvtx_gpu_proj_sum(run: Run, scope: Scope, by: str | None = None) -> Result:
-    """Ranges of one name and style together."""
+    """Ranges by name and style."""
     named = [item for item in _project(run, scope) if item.tag is not None]
     if not named:
-        return _SUMMARY.answer(run, scope, [], by)
+        return _SUMMARY.result(run, scope, [], by)
     fields = ("rank", "tag", "style", "work_duration", "duration", "operations", "level", "children")
     columns = {name: np.array([getattr(item, name) for item in named]) for name in fields}
     for name in ("tag", "style"):
@@ -247,4 +246,4 @@ def nvtx_gpu_proj_sum(run: Run, scope: Scope, by: str | None = None) -> Result:
         )
     finally:
         run.connection.unregister("projected_ranges")
-    return _SUMMARY.answer(run, scope, rows, by)
+    return _SUMMARY.result(run, scope, rows, by)

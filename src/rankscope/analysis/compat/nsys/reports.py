@@ -1,6 +1,6 @@
-"""The reports of `nsys stats` by name: same headings, same rows, same digits in CSV.
+"""The reports of `nsys stats` by name.
 
-Several ranks stand in one table, as several processes of one report do; --by rank keeps them apart.
+Several ranks share one table, as several processes of one nsys report do; --by rank separates them.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ NSYS_REPORTS = {
         ),
         Report(
             "nvtx_gpu_proj_trace",
-            "Each NVTX range as its GPU work shows it.",
+            "Each NVTX range with the GPU work in it.",
             ranges.nvtx_gpu_proj_trace,
             _BY_RANK,
         ),

@@ -1,7 +1,8 @@
-"""What `nsys stats` reports are made of, as SQL over the store, and the columns they have in common.
+"""SQL and columns shared by the reports of `nsys stats`.
 
-The names nsys prints are made from ours: `Memcpy HtoD (Pageable -> Device)` is `[CUDA memcpy Host-to-Device]`, a
-runtime call gets back a version that nsys leaves in its name. So the reports answer for Kineto traces too.
+The names that nsys prints are derived from those in the store: `Memcpy HtoD (Pageable -> Device)` becomes
+`[CUDA memcpy Host-to-Device]`, and a runtime call gets the version suffix that nsys prints. So the reports also work
+for Kineto traces.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ RECORDED_BY = {
 
 
 def _copy_name() -> str:
-    """nsys's name of a copy, from ours or Kineto's."""
+    """The name of a copy in nsys, from the name in the store."""
     kind = "regexp_extract(s.name, '^Memcpy ((?:Unified )?[A-Z]to[A-Z])', 1)"
     whens = " ".join(
         f"WHEN '{unified}{short}' THEN '{unified}{_MEMORY_KINDS[short[0]]}-to-{_MEMORY_KINDS[short[-1]]}'"
@@ -45,18 +46,18 @@ def _copy_name() -> str:
 COPY_NAME = f"CASE WHEN s.category = 'gpu_memset' THEN '[CUDA memset]' ELSE {_copy_name()} END"
 DEVICE_NAME = f"CASE WHEN s.category = 'kernel' THEN s.name ELSE {COPY_NAME} END"
 CALL_NAME = """concat(s.name, CASE WHEN length(e.args->>'version') <> 6 THEN e.args->>'version' END)"""
-"""nsys takes a version of four digits off a call's name, and leaves one of five."""
+"""nsys removes a version of four digits from the name of a call, but not one of five."""
 TAG = "concat((e.args->>'domain') || ':', s.name)"
-"""A range as nsys names it: its domain before it."""
+"""The name of a range in nsys: domain and name."""
 
 CORRELATION = "({0}.correlation & 4294967295)"
-"""As the process itself counts; above these bits the store keeps processes apart."""
+"""The correlation id of the process; the store uses higher bits to separate processes."""
 
 _WITH_EVENT = "JOIN events e ON e.rank = s.rank AND e.segment = s.segment AND e.id = s.id"
 
 
 def slices_of(scope: Scope, condition: str, events: bool = False) -> str:
-    """FROM and WHERE of slices `s`, with their events `e` where times or arguments are wanted."""
+    """FROM and WHERE of slices `s`, with their events `e` where times or arguments are needed."""
     return f"slices s {_WITH_EVENT if events else ''} WHERE {condition} AND {scope.where('s')}"
 
 
@@ -68,18 +69,18 @@ RANGES = "s.category = 'user_annotation' AND (e.args->>'mpi') IS NULL"
 
 
 def number(value: str, sql: str = "e.args") -> str:
-    """One argument as a whole number."""
+    """One argument as an integer."""
     return f"TRY_CAST({sql}->>'{value}' AS BIGINT)"
 
 
 def triple(key: str) -> str:
-    """Grid or block as nsys prints them in one column."""
+    """Grid or block as nsys prints it in one column."""
     axes = ", ".join(f"TRY_CAST(e.args->'{key}'->>{axis} AS BIGINT)" for axis in range(3))
     return f"CASE WHEN (e.args->'{key}') IS NOT NULL THEN printf('%4d %4d %4d', {axes}) END"
 
 
 def statistics(value: str, alias: str = "") -> str:
-    """Average, median, least, most and deviation as nsys rounds them; `alias` keeps several sets apart."""
+    """Average, median, minimum, maximum and standard deviation, rounded as in nsys; `alias` prefixes their names."""
     return (
         f"round(avg({value}), 1) AS {alias}avg, round(median({value}), 1) AS {alias}med, "
         f"min({value}) AS {alias}min, max({value}) AS {alias}max, "
@@ -96,34 +97,34 @@ def statistic_columns(prefix: str = "") -> tuple[Column, ...]:
 
 
 @dataclass(frozen=True)
-class Question:
-    """One report: what it is called, which columns it has, and why it may be empty."""
+class NsysTable:
+    """One report: its name, title and columns, and the kind of data that it needs."""
 
     name: str
     title: str
     columns: tuple[Column, ...]
     missing: str
 
-    def answer(self, run: Run, scope: Scope, rows: Sequence[Sequence[Any]], by: str | None) -> Result:
-        """Rows in the order of the columns; with --by rank the rank stands first."""
+    def result(self, run: Run, scope: Scope, rows: Sequence[Sequence[Any]], by: str | None) -> Result:
+        """The Result of rows in the order of the columns; with --by rank, the rank is the first value."""
         columns = (Column("Rank"), *self.columns) if by == "rank" else self.columns
         names = [column.name for column in columns]
         table = [dict(zip(names, row, strict=True)) for row in rows]
-        said = [
+        notes = [
             *([] if table else [RECORDED_BY[self.missing]]),
             *(left_out(run, scope) if scope.steps else ()),
         ]
-        return Result(self.name, self.title, scope.window, columns, table, notes=tuple(said), layout="nsys")
+        return Result(self.name, self.title, scope.window, columns, table, notes=tuple(notes), layout="nsys")
 
 
 def rank_key(by: str | None, alias: str = "") -> tuple[str, str]:
-    """What stands before the other columns, and before the other keys of GROUP BY and ORDER BY."""
+    """The rank as first column, and as first key of GROUP BY and ORDER BY, where asked for."""
     column = f"{alias}rank, "
     return (column, column) if by == "rank" else ("", "")
 
 
 def device_names(run: Run) -> str:
-    """A table of (rank, segment, device, device_name), from what the files say of their GPUs."""
+    """A table of (rank, segment, device, device_name), from the headers of the files."""
     rows = [
         f"({entry.rank}, {entry.segment}, {int(device['id'])}, '{str(device['name']).replace(chr(39), '')}')"
         for entry in run.segments

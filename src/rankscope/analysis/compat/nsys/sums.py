@@ -1,4 +1,4 @@
-"""The summaries of `nsys stats`: one row a name, by total time (or size), largest first."""
+"""The summaries of `nsys stats`: one row for each name, by total time (or size), largest first."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rankscope.analysis.compat.nsys.rows import (
     KERNELS,
     RANGES,
     TAG,
-    Question,
+    NsysTable,
     rank_key,
     slices_of,
     statistic_columns,
@@ -46,9 +46,9 @@ def _by_time(
     order: str = "",
     group_more: str = "",
 ) -> Analysis:
-    """A summary of durations. `keys`: heading -> SQL, in the order of the columns."""
+    """A summary of durations. `keys` maps headings to SQL, in the order of the columns."""
     columns = (_TIME, _TOTAL, Column(count), *statistic_columns(), *(Column(heading) for heading in keys))
-    question = Question(name, title, columns, missing)
+    table = NsysTable(name, title, columns, missing)
     numbered = {f"key{i}": sql for i, sql in enumerate(keys.values())}
 
     def analyse(run: Run, scope: Scope, by: str | None = None) -> Result:
@@ -68,7 +68,7 @@ def _by_time(
             FROM summary ORDER BY {outer} total DESC, {order} {", ".join(numbered)}
             """
         )
-        return question.answer(run, scope, rows, by)
+        return table.result(run, scope, rows, by)
 
     return analyse
 
@@ -153,7 +153,7 @@ osrt_sum = _by_time(
     group_more="TRY_CAST(e.args->>'name id' AS BIGINT)",
 )
 
-_SIZES = Question(
+_SIZES = NsysTable(
     "cuda_gpu_mem_size_sum",
     "CUDA GPU MemOps Summary (by Size)",
     (
@@ -178,11 +178,11 @@ def cuda_gpu_mem_size_sum(run: Run, scope: Scope, by: str | None = None) -> Resu
         FROM {slices_of(scope, COPIES)} GROUP BY {group} operation ORDER BY {group} total DESC, operation
         """
     )
-    return _SIZES.answer(run, scope, rows, by)
+    return _SIZES.result(run, scope, rows, by)
 
 
 _PHASES = {"T": "total", "A": "api", "Q": "queue", "K": "kernel"}
-_EXECUTION = Question(
+_EXECUTION = NsysTable(
     "cuda_kern_exec_sum",
     "CUDA Kernel Launch & Exec Time Summary",
     (
@@ -196,7 +196,7 @@ _EXECUTION = Question(
 
 
 def cuda_kern_exec_sum(run: Run, scope: Scope, by: str | None = None) -> Result:
-    """Launch call, time in the queue and run time of kernels, by thread, device, call and kernel."""
+    """Duration of the launch call, time in the queue and duration of kernels, by thread, device, call and kernel."""
     rank, group = rank_key(by)
     sets = ", ".join(statistics(name, alias=f"{name}_") for name in _PHASES.values())
     rows = run.rows(
@@ -207,11 +207,11 @@ def cuda_kern_exec_sum(run: Run, scope: Scope, by: str | None = None) -> Result:
         ORDER BY {group} total_avg DESC, pid, tid, device, call, kernel_name
         """
     )
-    return _EXECUTION.answer(run, scope, rows, by)
+    return _EXECUTION.result(run, scope, rows, by)
 
 
 def launched_kernels(scope: Scope) -> str:
-    """Kernels with the call that launched them; the queue's time only where the kernel began after the call's end."""
+    """Kernels with their launch call; the time in the queue only where the kernel starts after the call."""
     return f"""
         SELECT k.rank, TRY_CAST(e.pid AS BIGINT) AS pid, TRY_CAST(e.tid AS BIGINT) AS tid, k.device, s.dur_ns AS api,
                CASE WHEN k.start_ns >= s.start_ns + s.dur_ns THEN k.start_ns - s.start_ns - s.dur_ns END AS queue,

@@ -1,4 +1,4 @@
-"""The traces of `nsys stats`: one row an event, in order of time, on the report's own clock."""
+"""The traces of `nsys stats`: one row for each event, in order of time, on the clock of the report."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from rankscope.analysis.compat.nsys.rows import (
     CORRELATION,
     DEVICE_NAME,
     DEVICE_WORK,
-    Question,
+    NsysTable,
     device_names,
     number,
     rank_key,
@@ -21,7 +21,7 @@ from rankscope.analysis.core.scope import Scope
 from rankscope.store.run import Run
 
 _MEGA = 1e6
-_GPU_TRACE = Question(
+_GPU_TRACE = NsysTable(
     "cuda_gpu_trace",
     "CUDA GPU Trace",
     (
@@ -65,10 +65,10 @@ def cuda_gpu_trace(run: Run, scope: Scope, by: str | None = None) -> Result:
         ORDER BY {order} e.ts_ns, s.rank, s.id
         """
     )
-    return _GPU_TRACE.answer(run, scope, rows, by)
+    return _GPU_TRACE.result(run, scope, rows, by)
 
 
-_API_TRACE = Question(
+_API_TRACE = NsysTable(
     "cuda_api_trace",
     "CUDA API Trace",
     tuple(
@@ -102,10 +102,10 @@ def cuda_api_trace(run: Run, scope: Scope, by: str | None = None) -> Result:
         ORDER BY {order} e.ts_ns, s.rank, s.id
         """
     )
-    return _API_TRACE.answer(run, scope, rows, by)
+    return _API_TRACE.result(run, scope, rows, by)
 
 
-_EXEC_TRACE = Question(
+_EXEC_TRACE = NsysTable(
     "cuda_kern_exec_trace",
     "CUDA Kernel Launch & Exec Time Trace",
     tuple(
@@ -149,10 +149,10 @@ def cuda_kern_exec_trace(run: Run, scope: Scope, by: str | None = None) -> Resul
         ORDER BY {order} call_start, l.rank, l.kernel_id
         """
     )
-    return _EXEC_TRACE.answer(run, scope, rows, by)
+    return _EXEC_TRACE.result(run, scope, rows, by)
 
 
-_MPI_TRACE = Question(
+_MPI_TRACE = NsysTable(
     "mpi_event_trace",
     "MPI Event Trace",
     (
@@ -168,7 +168,7 @@ _MPI_TRACE = Question(
 
 
 def mpi_event_trace(run: Run, scope: Scope, by: str | None = None) -> Result:
-    """MPI calls: from the tables nsys makes of them, or from the NVTX domain where an older version put them."""
+    """MPI calls, from the MPI tables of nsys or, for older versions, from the NVTX domain MPI."""
     rows = run.rows(
         f"""
         SELECT e.ts_ns, e.ts_ns + e.dur_ns, e.dur_ns, s.name, TRY_CAST(e.pid AS BIGINT), TRY_CAST(e.tid AS BIGINT),
@@ -179,4 +179,4 @@ def mpi_event_trace(run: Run, scope: Scope, by: str | None = None) -> Result:
         ORDER BY e.ts_ns, s.rank, s.id
         """
     )
-    return _MPI_TRACE.answer(run, scope, rows, None)
+    return _MPI_TRACE.result(run, scope, rows, None)

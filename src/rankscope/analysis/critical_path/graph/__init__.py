@@ -1,4 +1,4 @@
-"""The graph itself: device nodes, host nodes, collectives, and the builder that makes them from a run.
+"""The dependency graph: device nodes, host nodes and collectives of a run.
 
-`build.graph_of` is the entry; report, replay and whatif read `nodes.Graph`.
+`build.graph_of` builds it; path, replay and scenarios read `nodes.Graph`.
 """

@@ -1,4 +1,4 @@
-"""Builds the graph of a run from the store: SQL for the columns, numpy for the edges."""
+"""Build the graph of a run from the store: columns with SQL, edges with numpy."""
 
 from __future__ import annotations
 
@@ -9,12 +9,19 @@ import numpy as np
 from rankscope.analysis.across_ranks.collective_waits import waits
 from rankscope.analysis.core.cache import once_per_run
 from rankscope.analysis.core.device_events import UNKNOWN, device_events, ranks_in, texts, vocabulary, works
+from rankscope.analysis.core.intervals import Ints
 from rankscope.analysis.core.scope import Scope
-from rankscope.analysis.critical_path.graph.collectives import matched_here, meetings
 from rankscope.analysis.critical_path.graph.device_nodes import device_nodes
 from rankscope.analysis.critical_path.graph.host_nodes import OWN_NAMES, host_nodes, with_targets
-from rankscope.analysis.critical_path.graph.nodes import NONE, Device, Graph, Host
+from rankscope.analysis.critical_path.graph.nodes import (
+    NONE,
+    DeviceNodes,
+    Graph,
+    HostNodes,
+    MatchedCollectives,
+)
 from rankscope.model import GPU_CATEGORIES, LAUNCH_CATEGORIES
+from rankscope.store.collectives.matching import Collectives
 from rankscope.store.run import Run
 
 
@@ -28,11 +35,11 @@ def graph_of(run: Run, scope: Scope) -> Graph:
     raw = _device_columns(run, scope, names)
     raw["rank"] = number[raw["rank"]]
     found = waits(run, scope)
-    on_device, on_host = matched_here(found.rows, number)
-    marks, launch = host_nodes(run, scope, raw, on_host, number)
-    device, lags = device_nodes(raw, launch, marks, on_device, number, len(ranks))
-    host, lags = with_targets(marks, device, lags, len(ranks))
-    met = meetings(found.rows, len(found.transfer), on_host, device, host, number)
+    on_device, on_host = _in_graph(found.rows, number)
+    host_columns, launch = host_nodes(run, scope, raw, on_host, number)
+    device, lags = device_nodes(raw, launch, host_columns, on_device, number, len(ranks))
+    host, lags = with_targets(host_columns, device, lags, len(ranks))
+    matched = _matched_collectives(found.rows, len(found.transfer), on_host, device, host, number)
     steps = tuple(s for (s,) in run.rows(f"SELECT DISTINCT step FROM steps WHERE {scope.where()} ORDER BY 1"))
     return Graph(
         ranks,
@@ -40,7 +47,7 @@ def graph_of(run: Run, scope: Scope) -> Graph:
         device,
         host,
         lags,
-        met,
+        matched,
         _window(device, host),
         steps,
         _notes(device, steps),
@@ -84,8 +91,8 @@ def _device_columns(run: Run, scope: Scope, names: list[str]) -> dict[str, Any]:
     return {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
 
 
-def _window(device: Device, host: Host) -> tuple[int, int]:
-    """From the first step's start to the end of the last thing in scope."""
+def _window(device: DeviceNodes, host: HostNodes) -> tuple[int, int]:
+    """From the start of the first step to the last end in scope."""
     begins = host.time[(host.step != NONE) & ~host.is_end]
     starts = begins if len(begins) else np.concatenate([device.start, host.time])
     ends = np.concatenate([device.end, host.time])
@@ -94,13 +101,62 @@ def _window(device: Device, host: Host) -> tuple[int, int]:
     return int(starts.min()), int(ends.max())
 
 
-def _notes(device: Device, steps: tuple[int, ...]) -> tuple[str, ...]:
+def _notes(device: DeviceNodes, steps: tuple[int, ...]) -> tuple[str, ...]:
     notes = []
     lost = int((device.launch == NONE).sum())
     if lost:
         notes.append(
-            f"{lost:,} GPU events have no launch in the file: what the host did before them is not known"
+            f"{lost:,} GPU event{'s have' if lost > 1 else ' has'} no launch in the file: host time before "
+            f"{'them' if lost > 1 else 'it'} is not known"
         )
     if not steps:
-        notes.append("no steps: the window is the whole file; call profiler.step() in the loop")
+        notes.append("no steps: the window is the whole file (call profiler.step() in the loop)")
     return tuple(notes)
+
+
+def _in_graph(rows: Collectives, number: Ints) -> tuple[Collectives, Collectives]:
+    """The matched collectives of the ranks in the graph, on the device and on the host."""
+    known = (rows.rank < len(number)) & (rows.rank >= 0) & (rows.match != NONE)
+    mine = known & (number[np.where(known, rows.rank, 0)] != NONE)
+    return rows.pick(mine & rows.on_device), rows.pick(mine & ~rows.on_device)
+
+
+def _matched_collectives(
+    rows: Collectives, count: int, on_host: Collectives, device: DeviceNodes, host: HostNodes, number: Ints
+) -> MatchedCollectives:
+    """For each matched collective the node that arrived last (with the shortest duration) and the transfer time."""
+    last, members = np.full(count, NONE), np.zeros(count, dtype=np.int64)
+    least = np.full(count, np.iinfo(np.int64).max)
+    of_host = np.zeros(count, dtype=bool)
+    sizes, group, kind = (np.full(count, NONE) for _ in range(3))
+    matched = rows.match != NONE
+    sizes[rows.match[matched]] = rows.bytes[matched]
+    group[rows.match[matched]], kind[rows.match[matched]] = rows.group[matched], rows.kind[matched]
+    nodes = np.flatnonzero(device.match != NONE)
+    opened = np.flatnonzero(host.opens != NONE)
+    # A device node has the duration of the collective; host nodes have none, so it comes from the entries.
+    inside = _host_durations(on_host, number, host, opened)
+    for which, at, took, here in (
+        (nodes, device.match[nodes], (device.end - device.start)[nodes], False),
+        (opened, host.opens[opened], inside, True),
+    ):
+        if len(which) == 0:
+            continue
+        np.add.at(members, at, 1)
+        order = np.lexsort((-which, -took))  # the shortest is written last; of equal ones the first
+        better = took[order] <= least[at[order]]
+        last[at[order][better]] = which[order][better]
+        np.minimum.at(least, at, took)
+        of_host[at] = here
+    transfer = np.where(least == np.iinfo(np.int64).max, 0, least)
+    return MatchedCollectives(transfer, last, of_host, members, sizes, group, kind)
+
+
+def _host_durations(on_host: Collectives, number: Ints, host: HostNodes, opened: Ints) -> Ints:
+    if len(opened) == 0 or len(on_host.rank) == 0:
+        return np.zeros(len(opened), dtype=np.int64)
+    width = on_host.count
+    keys = number[on_host.rank] * width + on_host.match
+    order = np.argsort(keys)
+    at = np.searchsorted(keys[order], host.rank[opened] * width + host.opens[opened])
+    return on_host.duration[order][np.minimum(at, len(keys) - 1)]

@@ -1,4 +1,4 @@
-"""The device nodes of the graph: which came before which, and on what each had to wait."""
+"""The device nodes of the graph, with the nodes that each waits for."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 
 from rankscope.analysis.core.intervals import Ints
-from rankscope.analysis.critical_path.graph.collectives import event_key
 from rankscope.analysis.critical_path.graph.nodes import (
     DEVICE_CLASSES,
     NONE,
-    Device,
+    DeviceNodes,
     Lags,
     Mask,
     cross_stream,
+    event_key,
     follow,
     previous_on_stream,
     shortest,
@@ -25,8 +25,8 @@ from rankscope.store.collectives.matching import Collectives
 
 def device_nodes(
     raw: dict[str, Any], launch: Ints, host: dict[str, Ints], on_device: Collectives, number: Ints, ranks: int
-) -> tuple[Device, Lags]:
-    """The nodes of the events in `raw`, and the shortest times from cause to effect."""
+) -> tuple[DeviceNodes, Lags]:
+    """The nodes of the events in `raw`, and the shortest delays from cause to effect."""
     rank, start, end = raw["rank"], raw["start"], raw["end"]
     _, stream = number_rows([rank, raw["segment"], raw["track"]])
     before = previous_on_stream(stream)
@@ -41,7 +41,7 @@ def device_nodes(
     other = np.where((other == NONE) & is_comm, _computed_before(rank, launch, start, end, is_comm), other)
     after_other = np.where(other != NONE, start - follow(other, end, 0), NONE)
     match = _matches(raw, on_device, number)
-    device = Device(
+    device = DeviceNodes(
         rank, raw["step"], stream, start, end, raw["kind"], raw["name"], launch, before, other, match
     )
     return device, Lags(
@@ -50,17 +50,17 @@ def device_nodes(
 
 
 def _computed_before(rank: Ints, launch: Ints, start: Ints, end: Ints, is_comm: Mask) -> Ints:
-    """For a collective's kernel the work launched last before it: c10d makes it wait for that, shown or not."""
+    """For the kernel of a collective, the work launched last before it: c10d makes the kernel wait for that."""
     found = np.full(len(rank), NONE)
     work = np.flatnonzero(~is_comm & (launch != NONE))
-    talk = np.flatnonzero(is_comm & (launch != NONE))
-    if len(work) == 0 or len(talk) == 0:
+    comm = np.flatnonzero(is_comm & (launch != NONE))
+    if len(work) == 0 or len(comm) == 0:
         return found
     order = work[np.argsort(launch[work], kind="stable")]  # host nodes are sorted by rank and time
-    at = np.searchsorted(launch[order], launch[talk]) - 1
+    at = np.searchsorted(launch[order], launch[comm]) - 1
     before = order[np.maximum(at, 0)]
-    good = (at >= 0) & (rank[before] == rank[talk]) & (end[before] <= start[talk])
-    found[talk[good]] = before[good]
+    good = (at >= 0) & (rank[before] == rank[comm]) & (end[before] <= start[comm])
+    found[comm[good]] = before[good]
     return found
 
 

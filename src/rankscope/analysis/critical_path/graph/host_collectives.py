@@ -1,4 +1,4 @@
-"""Collectives on the host (gloo): when the host waited for them, and what happened inside them."""
+"""Host collectives (gloo): whether the host waited for them, and which host nodes lie inside them."""
 
 from __future__ import annotations
 
@@ -8,28 +8,27 @@ import numpy as np
 
 from rankscope.analysis.core.intervals import Ints
 from rankscope.analysis.core.scope import Scope
-from rankscope.analysis.critical_path.graph.collectives import event_key
-from rankscope.analysis.critical_path.graph.nodes import NONE, Mask
+from rankscope.analysis.critical_path.graph.nodes import NONE, Mask, event_key
 from rankscope.store.collectives.matching import Collectives
 from rankscope.store.run import Run
 
 
 @dataclass(frozen=True)
 class HostCollectives:
-    """One entry a collective and rank."""
+    """One entry for each collective and rank."""
 
     rows: Collectives
     rank: Ints
-    """Number of the rank."""
+    """Index of the rank in the graph."""
     begins: Ints
-    """When its thread took it up; rows.start is later, when its own GPU was ready."""
+    """Start of its slice; rows.start is later, after the synchronisation with its own GPU."""
     name: Ints
     waited_for: Mask
-    """The host did nothing else at its end."""
+    """The host ran no op at its end."""
 
 
 def host_collectives(run: Run, scope: Scope, rows: Collectives, number: Ints) -> HostCollectives:
-    """What the store says of `rows`; asks nothing where there are none."""
+    """The entries for `rows`, with their slices from the store."""
     if len(rows.rank) == 0:
         none = np.zeros(0, dtype=np.int64)
         return HostCollectives(rows, none, none, none, none.astype(bool))
@@ -47,7 +46,7 @@ def host_collectives(run: Run, scope: Scope, rows: Collectives, number: Ints) ->
 
 
 def _host_works(run: Run, scope: Scope, rows: Collectives) -> Mask:
-    """Whether the host computes in the last moment of each collective: then it was not waited for."""
+    """Whether the host runs an op at the end of each collective; then it did not wait for the collective."""
     ops = run.arrays(
         "SELECT rank::BIGINT AS rank, start_ns AS start, start_ns + greatest(dur_ns, 0) AS stop FROM slices "
         f"WHERE category = 'cpu_op' AND name LIKE 'aten::%' AND {scope.where()}"
@@ -55,7 +54,7 @@ def _host_works(run: Run, scope: Scope, rows: Collectives) -> Mask:
     width = int(max(ops["stop"].max(initial=0), rows.end.max())) + 2
     ends = rows.rank * width + rows.end
     order = np.argsort(ends)
-    # The few ends are sorted, not the many ops: each op covers those between its own start and end.
+    # Sorts the ends, which are few, not the ops: each op covers the ends between its own start and end.
     first = np.searchsorted(ends, ops["rank"] * width + ops["start"], side="right", sorter=order)
     after = np.searchsorted(ends, ops["rank"] * width + ops["stop"], side="left", sorter=order)
     covers = first < after
@@ -67,17 +66,17 @@ def _host_works(run: Run, scope: Scope, rows: Collectives) -> Mask:
     return works
 
 
-def chain_threads(host: dict[str, Ints], talk: HostCollectives) -> None:
-    """Which node comes before which; and inside a collective on the host, what happens once its data is there."""
-    rows, count = talk.rows, len(host["rank"])
+def chain_threads(host: dict[str, Ints], comm: HostCollectives) -> None:
+    """Set the previous node of each host node, and mark the nodes inside a host collective after its data arrived."""
+    rows, count = comm.rows, len(host["rank"])
     chain = np.full(count, NONE)
     if len(rows.rank):
-        served = _thread(talk.rank, rows.segment, rows.track)
-        order = np.lexsort((talk.begins, served))
+        served = _thread(comm.rank, rows.segment, rows.track)
+        order = np.lexsort((comm.begins, served))
         width = int(max(host["time"].max(initial=0), rows.end.max())) + 2
         thread = _thread(host["rank"], host["file"], host["track"])
         _, place = np.unique(np.concatenate([served, thread]), return_inverse=True)
-        keys = place[: len(served)][order] * width + talk.begins[order]
+        keys = place[: len(served)][order] * width + comm.begins[order]
         at = np.searchsorted(keys, place[len(served) :] * width + host["time"], side="right") - 1
         entry = order[np.maximum(at, 0)]
         good = (
@@ -97,7 +96,7 @@ def _thread(rank: Ints, segment: Ints, track: Ints) -> Ints:
 
 
 def _before(rank: Ints, chain: Ints) -> Ints:
-    """Of the same chain where there is one before it; else the last node of the rank that is in no chain."""
+    """The previous node of the same chain, else the last node of the rank that is in no chain."""
     count = len(rank)
     places = np.arange(count)
     free = np.where(chain == NONE, places, NONE)

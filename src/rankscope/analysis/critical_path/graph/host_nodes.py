@@ -1,4 +1,4 @@
-"""The host nodes of the graph: launches, synchronising calls, waits for data and the marks of steps."""
+"""The host nodes of the graph: launches, synchronising calls, waits for data, host collectives and steps."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import numpy as np
 
 from rankscope.analysis.core.intervals import Ints
 from rankscope.analysis.core.scope import Scope
-from rankscope.analysis.critical_path.graph.collectives import event_key
 from rankscope.analysis.critical_path.graph.host_collectives import (
     HostCollectives,
     chain_threads,
@@ -17,9 +16,10 @@ from rankscope.analysis.critical_path.graph.host_collectives import (
 from rankscope.analysis.critical_path.graph.nodes import (
     HOST_CLASSES,
     NONE,
-    Device,
-    Host,
+    DeviceNodes,
+    HostNodes,
     Lags,
+    event_key,
     follow,
     latest_end_between,
     shortest,
@@ -30,10 +30,10 @@ from rankscope.store.run import Run
 from rankscope.store.workspace import sql_text
 
 STEP_BEGINS, STEP_ENDS, DATA_WAIT = OWN_NAMES = ("the step begins", "the step ends", "waiting for data")
-"""Names of moments that have none in the file."""
+"""Names for nodes that have no name in the file."""
 _HOST, _DATALOADER, _SYNC, _BETWEEN = range(len(HOST_CLASSES))
 _DATALOADER_PATTERN = r"(?i)dataloader.*__next__"
-_OTHERWISE = {
+_DEFAULTS = {
     "target_low": NONE,
     "match": NONE,
     "opens": NONE,
@@ -43,26 +43,26 @@ _OTHERWISE = {
     "file": NONE,
     "track": NONE,
 }
-"""What a mark has where nothing is said."""
+"""Column values of a node where none are given."""
 
 
-class _Marks:
-    """Host nodes as they are collected: one row each, sorted at the end."""
+class _Collector:
+    """Collects host nodes, one row each, and sorts them at the end."""
 
     def __init__(self) -> None:
         self.parts: list[tuple[int, Ints, dict[str, Any]]] = []
         self.count = 0
 
     def add(self, rank: Ints, time: Ints, order: int, kind: int, name: Any, **more: Any) -> Ints:
-        """Returns the numbers of the new rows, for now. `order` is that of rows at the same time."""
+        """Returns the numbers of the new rows before sorting. `order` sorts rows at the same time."""
         numbers = np.arange(self.count, self.count + len(rank))
         self.parts.append((order, numbers, {"rank": rank, "time": time, "kind": kind, "name": name, **more}))
         self.count += len(rank)
         return numbers
 
     def sorted(self) -> tuple[dict[str, Ints], Ints]:
-        """The rows by rank and time, and the place of each number."""
-        # Parts in order, then a stable sort by one key: most of it is sorted already, and that makes it fast.
+        """The rows sorted by rank and time, and the new place of each row number."""
+        # A stable sort by one key is fast, because the parts are mostly sorted already.
         parts = sorted(self.parts, key=lambda part: part[0])
         rank, time = (np.concatenate([part[2][key] for part in parts]) for key in ("rank", "time"))
         since = time - time.min() if len(time) else time
@@ -70,8 +70,8 @@ class _Marks:
         place = np.empty(self.count, dtype=np.int64)
         place[np.concatenate([numbers for _, numbers, _ in parts])[order]] = np.arange(self.count)
         columns = {"rank": rank[order], "time": time[order]}
-        for key, otherwise in {"kind": 0, "name": 0, **_OTHERWISE}.items():
-            columns[key] = np.full(self.count, otherwise)
+        for key, default in {"kind": 0, "name": 0, **_DEFAULTS}.items():
+            columns[key] = np.full(self.count, default)
             for _, numbers, values in parts:
                 if key in values:
                     columns[key][place[numbers]] = values[key]
@@ -81,8 +81,8 @@ class _Marks:
 def host_nodes(
     run: Run, scope: Scope, raw: dict[str, Any], on_host: Collectives, number: Ints
 ) -> tuple[dict[str, Ints], Ints]:
-    """The host's moments, and where each device event was launched."""
-    marks = _Marks()
+    """The host nodes as columns, and the host node that launched each device event."""
+    nodes = _Collector()
     code = dict(
         run.rows(f"SELECT name, code FROM graph_names WHERE name IN ({', '.join(map(sql_text, OWN_NAMES))})")
     )
@@ -91,33 +91,33 @@ def host_nodes(
         f"WHERE {scope.where()}"
     )
     who = number[steps["rank"]]
-    marks.add(who, steps["start"], 1, _BETWEEN, code[STEP_BEGINS], step=steps["step"])
-    marks.add(who, steps["stop"], 9, _HOST, code[STEP_ENDS], step=steps["step"], is_end=1)
+    nodes.add(who, steps["start"], 1, _BETWEEN, code[STEP_BEGINS], step=steps["step"])
+    nodes.add(who, steps["stop"], 9, _HOST, code[STEP_ENDS], step=steps["step"], is_end=1)
     launched = np.flatnonzero(raw["launch"] != NONE)
     keys = event_key(raw["rank"][launched], raw["segment"][launched], raw["launch"][launched])
     _, first, which = np.unique(keys, return_index=True, return_inverse=True)
     calls = launched[first]
     where = {"file": raw["segment"][calls], "track": raw["launch_track"][calls]}
-    launches = marks.add(raw["rank"][calls], raw["launch_start"][calls], 5, _HOST, raw["op"][calls], **where)
-    # A copy whose call returns after the copy has ended made the host wait for it.
+    launches = nodes.add(raw["rank"][calls], raw["launch_start"][calls], 5, _HOST, raw["op"][calls], **where)
+    # A call that returns after its copy has ended made the host wait for the copy.
     blocking = calls[raw["end"][calls] <= raw["launch_end"][calls]]
-    marks.add(
+    nodes.add(
         raw["rank"][blocking], raw["launch_end"][blocking], 6, _SYNC, raw["op"][blocking],
         target_low=raw["launch_start"][blocking], sync=1,
         file=raw["segment"][blocking], track=raw["launch_track"][blocking],
     )  # fmt: skip
-    _add_syncs(run, scope, marks, number)
-    _add_data_waits(run, scope, marks, number, code[DATA_WAIT])
-    talk = host_collectives(run, scope, on_host, number)
-    _add_host_collectives(marks, talk)
-    host, place = marks.sorted()
-    chain_threads(host, talk)
+    _add_syncs(run, scope, nodes, number)
+    _add_data_waits(run, scope, nodes, number, code[DATA_WAIT])
+    comm = host_collectives(run, scope, on_host, number)
+    _add_host_collectives(nodes, comm)
+    host, place = nodes.sorted()
+    chain_threads(host, comm)
     launch = np.full(len(raw["rank"]), NONE)
     launch[launched] = place[launches[which]]
     return host, launch
 
 
-def _add_syncs(run: Run, scope: Scope, marks: _Marks, number: Ints) -> None:
+def _add_syncs(run: Run, scope: Scope, nodes: _Collector, number: Ints) -> None:
     prepare_waiting_calls(run, scope)
     calls = run.arrays("""
         SELECT c.rank::BIGINT AS rank, c.segment::BIGINT AS segment, c.track::BIGINT AS track, c.start_ns AS start,
@@ -127,36 +127,36 @@ def _add_syncs(run: Run, scope: Scope, marks: _Marks, number: Ints) -> None:
     """)
     who = number[calls["rank"]]
     where = {"file": calls["segment"], "track": calls["track"]}
-    marks.add(who, calls["start"], 5, _HOST, calls["op"], **where)
-    marks.add(who, calls["stop"], 6, _SYNC, calls["name"], target_low=calls["start"], sync=1, **where)
+    nodes.add(who, calls["start"], 5, _HOST, calls["op"], **where)
+    nodes.add(who, calls["stop"], 6, _SYNC, calls["name"], target_low=calls["start"], sync=1, **where)
 
 
-def _add_data_waits(run: Run, scope: Scope, marks: _Marks, number: Ints, name: int) -> None:
+def _add_data_waits(run: Run, scope: Scope, nodes: _Collector, number: Ints, name: int) -> None:
     found = run.arrays(
         "SELECT rank::BIGINT AS rank, start_ns AS start, start_ns + greatest(dur_ns, 0) AS stop FROM slices s "
         f"WHERE category = 'user_annotation' AND {_named(_DATALOADER_PATTERN)} AND {scope.where()}"
     )
     who = number[found["rank"]]
-    marks.add(who, found["start"], 2, _HOST, name)
-    marks.add(who, found["stop"], 8, _DATALOADER, name)
+    nodes.add(who, found["start"], 2, _HOST, name)
+    nodes.add(who, found["stop"], 8, _DATALOADER, name)
 
 
 def _named(pattern: str) -> str:
-    """Slices whose name matches: few names are tried, not millions of slices."""
+    """A condition on slices `s`; tests the regular expression on the distinct names only."""
     return f"s.name IN (SELECT name FROM graph_names WHERE regexp_matches(name, '{pattern}'))"
 
 
-def _add_host_collectives(marks: _Marks, talk: HostCollectives) -> None:
-    """Both ends; at the end only where the host waits for it."""
-    rows, ends = talk.rows, talk.waited_for
-    marks.add(
-        talk.rank, rows.start, 7, _HOST, talk.name, opens=rows.match, file=rows.segment, track=rows.track
+def _add_host_collectives(nodes: _Collector, comm: HostCollectives) -> None:
+    """Nodes at the start of each host collective, and at the end of those that the host waits for."""
+    rows, ends = comm.rows, comm.waited_for
+    nodes.add(
+        comm.rank, rows.start, 7, _HOST, comm.name, opens=rows.match, file=rows.segment, track=rows.track
     )
-    marks.add(talk.rank[ends], rows.end[ends], 6, _HOST, talk.name[ends], match=rows.match[ends])
+    nodes.add(comm.rank[ends], rows.end[ends], 6, _HOST, comm.name[ends], match=rows.match[ends])
 
 
-def with_targets(raw: dict[str, Ints], device: Device, lags: Lags, ranks: int) -> tuple[Host, Lags]:
-    """What each synchronising call waited for: what ended last while it ran."""
+def with_targets(raw: dict[str, Ints], device: DeviceNodes, lags: Lags, ranks: int) -> tuple[HostNodes, Lags]:
+    """Add to each synchronising call the device node it waited for: the one that ended last during the call."""
     target = np.full(len(raw["rank"]), NONE)
     syncs = np.flatnonzero(raw["sync"] == 1)
     if len(syncs):
@@ -164,7 +164,7 @@ def with_targets(raw: dict[str, Ints], device: Device, lags: Lags, ranks: int) -
             device.rank, device.end, raw["rank"][syncs], raw["target_low"][syncs], raw["time"][syncs]
         )
     returned = np.where(target != NONE, raw["time"] - follow(target, device.end, 0), NONE)
-    host = Host(
+    host = HostNodes(
         raw["rank"], raw["time"], raw["kind"], raw["name"], target, raw["before"], raw["match"], raw["opens"],
         raw["step"], raw["is_end"].astype(bool),
     )  # fmt: skip

@@ -1,13 +1,13 @@
-"""What had to wait for what, on every rank: the graph behind the critical path and what-if.
+"""The dependency graph behind the critical path and whatif.
 
-Two kinds of nodes. A device node is a kernel, copy or fill: it starts when the one before it on its stream has
-ended, when its launch has arrived, and when what it waits for on another stream has ended. A host node is a moment
-of the host: a launch, the two ends of a synchronising call, of a collective on the host and of a wait for data, and
-those of a step. The host goes from one moment to the next; a synchronising call returns when the device has done. The
-thread that serves a collective on the host goes its own way until the host waits for it.
+There are two kinds of nodes. A device node is a kernel, copy or fill. It starts after the previous node of its
+stream, after its launch, and after the node of another stream that it waits for. A host node is a point in time: a
+launch, or the start or end of a synchronising call, a host collective, a wait for data or a step. Host nodes follow
+each other in time; a synchronising call ends after the device node that it waits for. The thread that runs a host
+collective has a chain of its own until the host waits for the collective.
 
-Times between a cause and its effect (launch latency, the gap on a stream) are the shortest seen on that rank. What
-an event started later than all that is kept as its residual: played back unchanged, the graph gives the file's times.
+The delay between a cause and its effect (launch latency, gap on a stream) is the shortest on that rank. The rest of
+the delay of an event is kept as its residual, so that a replay without changes gives the recorded times.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ Mask = NDArray[np.bool_]
 NONE = -1
 DEVICE_CLASSES = ("compute", "comm", "copy")
 HOST_CLASSES = ("host", "dataloader", "sync", "between")
-"""What the time before a host node went to; 'between' is from one step to the next."""
+"""The class of the time before a host node; 'between' is the time from one step to the next."""
 _TOLERANCE_NS = 2_000
-"""A start that launch and stream order explain to within this needs no other cause."""
+"""A start that is at most this much later than launch and stream order allow needs no other cause."""
 
 
 @dataclass(frozen=True)
-class Device:
+class DeviceNodes:
     """Device nodes, by rank and start."""
 
     rank: Ints
@@ -45,40 +45,40 @@ class Device:
     launch: Ints
     """Host node; NONE where the launch is not in the file."""
     before: Ints
-    """The device node before it on its stream."""
+    """The previous device node on its stream."""
     other: Ints
-    """The device node of another stream that it waits for; NONE where it needs none."""
+    """The device node of another stream that it waits for, or NONE."""
     match: Ints
-    """Number of its collective; NONE where it has none."""
+    """Number of its collective, or NONE."""
 
 
 @dataclass(frozen=True)
-class Host:
+class HostNodes:
     """Host nodes, by rank and time."""
 
     rank: Ints
     time: Ints
     kind: Ints
-    """Index into HOST_CLASSES, of the time that ends here."""
+    """Index into HOST_CLASSES, for the time before this node."""
     name: Ints
     target: Ints
-    """The device node that a synchronising call waited for, at its end; else NONE."""
+    """At the end of a synchronising call, the device node that it waited for; else NONE."""
     before: Ints
-    """The host node before it: of the same thread inside a collective, else of all other threads together."""
+    """The previous host node: inside a host collective that of the same thread, else that of all other threads."""
     match: Ints
-    """At the end of a collective on the host that the host waited for, and within it once the data has come: its
-    number; else NONE."""
+    """At the end of a host collective that the host waited for, and inside it after the data has arrived: the number
+    of the collective; else NONE."""
     opens: Ints
-    """At the start of a collective on the host: its number; else NONE."""
+    """At the start of a host collective, its number; else NONE."""
     step: Ints
-    """Of the marks of a step; else NONE."""
+    """At the start or end of a step, its number; else NONE."""
     is_end: Mask
-    """Among those: the end of the step."""
+    """Whether this is the end of a step."""
 
 
 @dataclass(frozen=True)
 class Lags:
-    """Shortest times from cause to effect, by rank number."""
+    """The shortest delays from cause to effect, by index of the rank."""
 
     launch: Ints
     stream: Ints
@@ -87,15 +87,15 @@ class Lags:
 
 
 @dataclass(frozen=True)
-class Meetings:
-    """Matched collectives: who came last, how long the transfer took. Members are nodes."""
+class MatchedCollectives:
+    """The matched collectives; their members are nodes."""
 
     transfer: Ints
     last: Ints
-    """The member that came last: a device node, or a host node when on_host."""
+    """The member that arrived last: a device node, or a host node when on_host."""
     on_host: Mask
     members: Ints
-    """How many nodes of this graph take part."""
+    """Number of nodes in this graph."""
     bytes: Ints
     group: Ints
     kind: Ints
@@ -103,26 +103,31 @@ class Meetings:
 
 @dataclass(frozen=True)
 class Graph:
-    """All of it. Ranks are numbered 0, 1, … in the arrays; `ranks` has their real numbers."""
+    """The whole graph. The arrays hold indices into `ranks`, not rank numbers."""
 
     ranks: tuple[int, ...]
     names: list[str]
-    device: Device
-    host: Host
+    device: DeviceNodes
+    host: HostNodes
     lags: Lags
-    meetings: Meetings
+    collectives: MatchedCollectives
     window: tuple[int, int]
     steps: tuple[int, ...]
     notes: tuple[str, ...]
 
     def constraints(self) -> tuple[Ints, Ints, Ints]:
-        """When each device node could have started: by its launch, its stream, and the other stream."""
+        """The earliest start of each device node by its launch, its stream, and the other stream."""
         device, lags = self.device, self.lags
         never = np.iinfo(np.int64).min // 2
         launch = follow(device.launch, self.host.time, never) + lags.launch[device.rank]
         stream = follow(device.before, device.end, never) + lags.stream[device.rank]
         other = follow(device.other, device.end, never) + lags.other[device.rank]
         return launch, stream, other
+
+
+def event_key(rank: Ints, segment: Ints, id: Ints) -> Ints:
+    """One key for an event of any file: ids take 40 bits, segments 8."""
+    return (rank << 48) | (segment << 40) | id
 
 
 def follow(node: Ints, value: Ints, otherwise: int) -> Ints:
@@ -133,7 +138,7 @@ def follow(node: Ints, value: Ints, otherwise: int) -> Ints:
 
 
 def previous_on_stream(stream: Ints) -> Ints:
-    """The node before each on its stream; nodes come in order of start."""
+    """The previous node on the same stream. Nodes are sorted by start."""
     order = np.argsort(stream, kind="stable")
     before = np.full(len(stream), NONE)
     same = stream[order][1:] == stream[order][:-1]
@@ -142,7 +147,7 @@ def previous_on_stream(stream: Ints) -> Ints:
 
 
 def shortest(rank: Ints, lag: Ints, ranks: int) -> Ints:
-    """The smallest lag of each rank that is not negative; 0 where there is none. Nodes come by rank."""
+    """The smallest non-negative lag of each rank, or 0. Nodes are sorted by rank."""
     least = np.full(ranks, np.iinfo(np.int64).max)
     real = np.flatnonzero(lag >= 0)
     if len(real):
@@ -152,7 +157,7 @@ def shortest(rank: Ints, lag: Ints, ranks: int) -> Ints:
 
 
 def latest_end_between(rank: Ints, end: Ints, of: Ints, low: Ints, high: Ints) -> Ints:
-    """For each question (rank `of`), the node of that rank that ends last in (low, high]; NONE without one."""
+    """For each query, the node of rank `of` that ends last in (low, high], or NONE."""
     if len(end) == 0:
         return np.full(len(of), NONE)
     origin = int(min(end.min(), low.min(initial=0), high.min(initial=0)))
@@ -166,10 +171,10 @@ def latest_end_between(rank: Ints, end: Ints, of: Ints, low: Ints, high: Ints) -
 
 
 def cross_stream(rank: Ints, stream: Ints, start: Ints, end: Ints, known: Ints) -> Ints:
-    """Which node of another stream a late start waited for.
+    """The node of another stream that a node waited for.
 
-    `known` is when launch and stream order let it start. Where it started later, the node of another stream that
-    ended last before it is the cause, if it ended after `known`.
+    `known` is the earliest start by launch and stream order. For a node that started later, the cause is the node
+    of another stream that ended last before its start, if that was after `known`.
     """
     late = np.flatnonzero(start - known > _TOLERANCE_NS)
     other = np.full(len(rank), NONE)
