@@ -55,12 +55,12 @@ def test_a_list_of_ranks_selects_exactly_those(wanted: set[int], rank: int) -> N
     st.integers(0, 12),
     st.integers(0, 3),
 )
-def test_matches_nobody_is_said_exactly_when_nobody_matches(
+def test_matches_none_is_said_exactly_when_nobody_matches(
     per_node: int, nodes: int, form: str, low: int, more: int
 ) -> None:
     selector = parse_selector(form.format(a=low, b=low + more))
     ranks = [identity(rank, per_node, per_node * nodes) for rank in range(per_node * nodes)]
-    assert selector.matches_nobody(ranks[0]) == (not any(map(selector.selects, ranks)))
+    assert selector.matches_none(ranks[0]) == (not any(map(selector.selects, ranks)))
 
 
 def test_a_missing_fact_is_an_error_only_where_it_is_needed() -> None:

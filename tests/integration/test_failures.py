@@ -51,7 +51,7 @@ def test_wrong_arguments_exit_2_before_anything_starts(tmp_path: Path, words: li
     assert not list(tmp_path.iterdir())
 
 
-def test_a_selection_that_matches_nobody_says_so(tmp_path: Path) -> None:
+def test_a_selection_that_matches_none_says_so(tmp_path: Path) -> None:
     env = environment(OMPI_COMM_WORLD_RANK="0", OMPI_COMM_WORLD_SIZE="4", OMPI_COMM_WORLD_LOCAL_RANK="0")
     done = run([*PROFILE, "--ranks", "5", "echo", "ran"], tmp_path, env=env)
     assert done.stdout == "ran\n"

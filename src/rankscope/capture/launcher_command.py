@@ -19,7 +19,7 @@ from rankscope.capture.job_name import is_python
 
 Words = list[str]
 
-# Stands for the argument that deepspeed puts in front of the script's own (--local_rank=N).
+# A placeholder for the argument that deepspeed adds before the script's own (--local_rank=N).
 LOCAL_RANK_PLACE = "{local_rank}"
 DEEPSPEED_ENTRY = "rankscope.capture.deepspeed"
 _LAUNCHER_MODULES = ("torch.distributed.", "accelerate.commands", "deepspeed.launcher")

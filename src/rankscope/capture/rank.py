@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from rankscope.errors import UsageError
+
 
 class Identity(NamedTuple):
     """One process's place in the job; None where the launcher does not set the value."""
@@ -112,6 +114,23 @@ FAMILIES = (
 
 # Lists of task ids; the value is their length.
 _COUNTED = frozenset({"SLURM_GTIDS"})
+
+
+def parse_identity(given: Mapping[str, str | None], env: Mapping[str, str]) -> dict[str, int]:
+    """The numbers of --rank, --local-rank, --node-rank and --world-size, by field; ``%q{VAR}`` is replaced."""
+    identity = {}
+    for name, text in given.items():
+        if text is None:
+            continue
+        value = env.get(text[3:-1], text) if text.startswith("%q{") and text.endswith("}") else text
+        if not value.isdecimal():
+            raise UsageError(
+                f"'{text}' is not a rank, a size or a variable that is set", hint="Give a number."
+            )
+        identity[name] = int(value)
+    if identity and "rank" not in identity:
+        raise UsageError("--local-rank, --node-rank and --world-size need --rank", hint="Give --rank N too.")
+    return identity
 
 
 def detect(env: Mapping[str, str], explicit: Mapping[str, int] | None = None) -> Identity:

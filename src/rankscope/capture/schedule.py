@@ -6,6 +6,7 @@ of the first optimizer step. A script that calls ``prof.step()`` after ``optimiz
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from rankscope.errors import UsageError
@@ -91,3 +92,42 @@ def steps_window(text: str, warmup: int = DEFAULT_WARMUP) -> Schedule:
         )
     warmup = min(warmup, first)
     return Schedule(first - warmup, 0, warmup, last - first + 1, 1)
+
+
+def choose_when(
+    cycle: Mapping[str, int], *, steps: str | None, window: TimeWindow | None, signal: str | None
+) -> When:
+    """One schedule from the options: ``cycle`` has the fields of Schedule that were given."""
+    kinds = {
+        "--steps": steps is not None,
+        "--after/--for": window is not None,
+        "--on-signal": signal is not None,
+    }
+    given = [name for name, is_given in kinds.items() if is_given]
+    allowed = {"--steps": {"warmup"}, "--after/--for": set(), "--on-signal": {"warmup", "active"}}
+    surplus = sorted(set(cycle) - allowed[given[0]]) if given else []
+    if len(given) > 1 or surplus:
+        names = [*given, *(f"--{name.replace('_', '-')}" for name in surplus)]
+        raise UsageError(
+            f"{' and '.join(names)} are two schedules at once",
+            why="Each of them alone determines when to record.",
+            hint="Keep one: the cycle (--wait, --warmup, ...), --steps, --after/--for or --on-signal.",
+        )
+    if steps is not None:
+        return steps_window(steps, **cycle)
+    if window is not None:
+        return window
+    schedule = Schedule(**cycle)
+    schedule.validate()
+    return schedule if signal is None else OnSignal(_signal_name(signal), schedule.warmup, schedule.active)
+
+
+def _signal_name(text: str) -> str:
+    name = text.upper().removeprefix("SIG")
+    if name not in ("USR1", "USR2", "HUP", "ALRM", "WINCH", "URG"):
+        raise UsageError(
+            f"--on-signal {text} cannot be used",
+            why="A signal that ends or stops a job, or reports on it, has another meaning already.",
+            hint="Use USR2 or USR1.",
+        )
+    return name

@@ -27,7 +27,7 @@ class RankSelector(NamedTuple):
             return False
         return self.nodes is None or _within(self.nodes, _fact(identity, "node", self.text))
 
-    def matches_nobody(self, identity: Identity) -> bool:
+    def matches_none(self, identity: Identity) -> bool:
         """Whether no rank of the job can match, as far as one rank knows the job's size."""
         sizes = {
             "rank": identity.world_size,

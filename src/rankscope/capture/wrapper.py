@@ -69,7 +69,7 @@ def is_selected(plan: Plan, identity: Identity, message: Callable[[str], None]) 
     """Whether --ranks selects this rank; False, with a message, where that cannot be found out."""
     selector = parse_selector(plan.ranks)
     try:
-        if selector.matches_nobody(identity) and identity.rank == 0:
+        if selector.matches_none(identity) and identity.rank == 0:
             message(
                 f"--ranks {plan.ranks} selects none of the {identity.world_size} ranks; "
                 "the job runs without being captured"

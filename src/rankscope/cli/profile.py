@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from rankscope.capture.plan import FALLBACK_AFTER_S, Plan
-from rankscope.capture.rank import detect
-from rankscope.capture.schedule import OnSignal, Schedule, TimeWindow, When, steps_window
+from rankscope.capture.rank import detect, parse_identity
+from rankscope.capture.schedule import Schedule, TimeWindow, When, choose_when
 from rankscope.capture.selector import FORMS, parse_selector
 from rankscope.capture.wrapper import Output, check_program, is_in_front, is_selected, requested_signal
 from rankscope.cli.options import Group, Settings, add_groups, option
@@ -171,7 +171,7 @@ _GROUPS = (
     ),
     *TOOL_GROUPS,
     Group(
-        "the rank of this process, where the launcher's variables do not tell it (%q{VAR} works)",
+        "the rank of this process, where rankscope does not know the launcher (%q{VAR} works)",
         tuple(option(f"--{name}", metavar="N") for name in ("rank", "local-rank", "node-rank", "world-size")),
     ),
 )
@@ -240,7 +240,15 @@ def plan_of(args: argparse.Namespace, command: tuple[str, ...]) -> Plan:
         output=args.output,
         job=args.job,
         command=command,
-        identity=_identity(args),
+        identity=parse_identity(
+            {
+                "rank": args.rank,
+                "local_rank": args.local_rank,
+                "node": args.node_rank,
+                "world_size": args.world_size,
+            },
+            os.environ,
+        ),
         activities=tuple(args.activities.split(",")) if args.activities else (),
         max_size=_bytes(args.max_size) if args.max_size else None,
         # os.path because pathlib would double what an unselected rank imports
@@ -257,31 +265,9 @@ def plan_of(args: argparse.Namespace, command: tuple[str, ...]) -> Plan:
 
 def _when(args: argparse.Namespace) -> When:
     cycle = {name: getattr(args, name) for name in Schedule._fields if getattr(args, name) is not None}
-    lengths = {name: cycle[name] for name in ("warmup", "active") if name in cycle}
-    kinds = {
-        "--steps": args.steps is not None,
-        "--after/--for": args.after is not None or args.for_ is not None,
-        "--on-signal": args.on_signal is not None,
-    }
-    given = [name for name, is_given in kinds.items() if is_given]
-    allowed = {"--steps": {"warmup"}, "--after/--for": set(), "--on-signal": {"warmup", "active"}}
-    surplus = sorted(set(cycle) - allowed[given[0]]) if given else []
-    if len(given) > 1 or surplus:
-        names = [*given, *(f"--{name.replace('_', '-')}" for name in surplus)]
-        raise UsageError(
-            f"{' and '.join(names)} are two schedules at once",
-            why="Each of them alone determines when to record.",
-            hint="Keep one: the cycle (--wait, --warmup, ...), --steps, --after/--for or --on-signal.",
-        )
-    if args.steps is not None:
-        return steps_window(args.steps, **lengths)
-    if args.after is not None or args.for_ is not None:
-        return TimeWindow(_seconds(args.after or "0s"), _seconds(args.for_ or "10s"))
-    schedule = Schedule(**cycle)
-    schedule.validate()
-    if args.on_signal is not None:
-        return OnSignal(_signal_name(args.on_signal), schedule.warmup, schedule.active)
-    return schedule
+    by_clock = args.after is not None or args.for_ is not None
+    window = TimeWindow(_seconds(args.after or "0s"), _seconds(args.for_ or "10s")) if by_clock else None
+    return choose_when(cycle, steps=args.steps, window=window, signal=args.on_signal)
 
 
 def _seconds(text: str) -> float:
@@ -294,39 +280,6 @@ def _bytes(text: str) -> int:
     from rankscope.units import parse_bytes
 
     return parse_bytes(text)
-
-
-def _signal_name(text: str) -> str:
-    name = text.upper().removeprefix("SIG")
-    if name not in ("USR1", "USR2", "HUP", "ALRM", "WINCH", "URG"):
-        raise UsageError(
-            f"--on-signal {text} cannot be used",
-            why="A signal that ends or stops a job, or reports on it, has another meaning already.",
-            hint="Use USR2 or USR1.",
-        )
-    return name
-
-
-def _identity(args: argparse.Namespace) -> dict[str, int]:
-    given = {
-        "rank": args.rank,
-        "local_rank": args.local_rank,
-        "node": args.node_rank,
-        "world_size": args.world_size,
-    }
-    identity = {}
-    for name, text in given.items():
-        if text is None:
-            continue
-        value = os.environ.get(text[3:-1], text) if text.startswith("%q{") and text.endswith("}") else text
-        if not value.isdecimal():
-            raise UsageError(
-                f"'{text}' is not a rank, a size or a variable that is set", hint="Give a number."
-            )
-        identity[name] = int(value)
-    if identity and "rank" not in identity:
-        raise UsageError("--local-rank, --node-rank and --world-size need --rank", hint="Give --rank N too.")
-    return identity
 
 
 def option_words(args: argparse.Namespace) -> list[str]:

@@ -144,7 +144,7 @@ def _serve(server: ThreadingHTTPServer, url: str, no_open: bool) -> int:
 
 
 def _end_with_stdin(server: ThreadingHTTPServer) -> None:
-    """The process at the other end of ssh holds stdin open; its end is the only sign that it has gone."""
+    """The process at the other end of ssh holds stdin open; its end is the only sign that the process has ended."""
     while os.read(sys.stdin.fileno(), 65536):
         pass
     server.shutdown()

@@ -13,7 +13,6 @@ from typing import Any
 from rankscope.errors import RemoteError, ToolError
 from rankscope.jobs import k8s
 
-Say = Callable[[str], None]
 _READY_SECONDS = 120
 
 
@@ -74,14 +73,16 @@ def require_kind(kind: str, kubectl: Kubectl) -> None:
         )
 
 
-def fetch(name: str, kind: str, target: Path, kubectl: Kubectl, namespace: str, say: Say) -> list[Path]:
+def fetch(
+    name: str, kind: str, target: Path, kubectl: Kubectl, namespace: str, log: Callable[[str], None]
+) -> list[Path]:
     """Copy the reports of a job to `target`; returns the files. Works when its pods have ended."""
     reports, image = _where(_job(name, kind, kubectl), name)
     nodes = [""] if reports.startswith("pvc:") else _nodes(name, kubectl)
     target.mkdir(parents=True, exist_ok=True)
     for number, node in enumerate(nodes):
         pod = f"{name}-reader-{number}"
-        say(f"Copying from {node or reports.partition(':')[2]}")
+        log(f"Copying from {node or reports.partition(':')[2]}")
         kubectl.ask("create", "-f", "-", stdin=k8s.reader_pod(pod, name, image, reports, node, namespace))
         try:
             kubectl.ask("wait", "--for=condition=Ready", f"--timeout={_READY_SECONDS}s", f"pod/{pod}")

@@ -18,7 +18,7 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 15.0
 _PAUSE_SHARE = 0.1
 """The pause between two queries, as a share of the time since submission: few queries for a long job."""
 _FORGOTTEN = 3
-"""How many times "unknown" must come in a row: right after submission a scheduler may not know the job yet."""
+"""How many times "unknown" must be the answer in a row: right after submission a scheduler may not know the job yet."""
 
 
 class State(NamedTuple):
@@ -36,7 +36,7 @@ class Scheduler(NamedTuple):
     title: str
     submit: tuple[str, ...]
     delete: tuple[str, ...]
-    tell: tuple[str, ...]
+    terminate: tuple[str, ...]
     """Sends TERM to the script alone, which passes it on to its ranks and can still collect their files."""
     job_id: Callable[[str], str | None]
     state: Callable[[str], State]
@@ -88,7 +88,7 @@ def delete(scheduler: Scheduler, job: str, *, now: bool = False) -> bool:
     """End a job. True when its script was asked to end and will collect its files first."""
     require(scheduler)
     asked = not now and scheduler.state(job).word == "running"
-    words = scheduler.tell if asked else scheduler.delete
+    words = scheduler.terminate if asked else scheduler.delete
     done = _run([*words, job])
     if done.returncode:
         raise RankscopeError(

@@ -27,15 +27,15 @@ class Dialect(NamedTuple):
     """Whether the scheduler sends TERM before the walltime is over; if not, the script uses timeout."""
 
 
-_TELL_RANKS = """\
+_STEP_FUNCTIONS = """\
 # On TERM (walltime, or the job is cancelled): the ranks write what they have recorded, then the script continues.
 launcher=
 ended=
-tell_ranks() {
+signal_ranks() {
     ended=TERM
-    [ -z "$launcher" ] || {tell}
+    [ -z "$launcher" ] || {signal}
 }
-trap tell_ranks TERM
+trap signal_ranks TERM
 
 run_step() {
     "$@" &
@@ -110,8 +110,8 @@ def _surroundings(spec: Spec, dialect: Dialect) -> str:
 
 def _step_function(spec: Spec, dialect: Dialect) -> str:
     # On TERM srun kills its ranks at once; the other launchers forward it.
-    tell = 'scancel --signal=TERM "$job"' if spec.launcher_outer == "srun" else 'kill -TERM "$launcher"'
-    text = _TELL_RANKS.replace("{tell}", tell)
+    signal = 'scancel --signal=TERM "$job"' if spec.launcher_outer == "srun" else 'kill -TERM "$launcher"'
+    text = _STEP_FUNCTIONS.replace("{signal}", signal)
     return text if dialect.ends_by_itself else text.replace("    launcher=\n}", _OUT_OF_TIME)
 
 

@@ -76,7 +76,7 @@ SCHEDULER = Scheduler(
     title="Slurm",
     submit=("sbatch", "--parsable"),
     delete=("scancel",),
-    tell=("scancel", "--signal=TERM", "--batch"),
+    terminate=("scancel", "--signal=TERM", "--batch"),
     job_id=_job_id,
     state=state_of,
     dialect=dialect,

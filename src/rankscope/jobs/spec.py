@@ -81,7 +81,7 @@ class Spec:
         return min(_END_LEAD_S, self.walltime_s // 4)
 
     def check(self) -> None:
-        """Refuse values that cannot stand in a directive line, before anything is written or submitted."""
+        """Refuse values that are not allowed in a directive line, before anything is written or submitted."""
         for option, value in (
             ("--name", self.name),
             ("--queue", self.queue),
@@ -96,7 +96,7 @@ class Spec:
         ):
             if value is not None and not _PLAIN.fullmatch(value):
                 raise UsageError(
-                    f"{option} {value!r} cannot stand in a job script",
+                    f"{option} {value!r} is not allowed in a job script",
                     why="A directive may hold letters, digits and . : + @ = , / _ -, and no spaces.",
                     hint=f"Write {option} as the scheduler would show it.",
                 )

@@ -77,7 +77,7 @@ class Ssh:
 
 
 def check_remote(code: int, place: Place, program: Sequence[str]) -> None:
-    """Raise the error that an exit code of ssh stands for; 0 is no error."""
+    """Raise the error that an exit code of ssh means; 0 is no error."""
     if code == SSH_FAILED:
         raise RemoteError(
             f"cannot reach {place.host}",

@@ -129,7 +129,7 @@ def viewer_command(
 
 
 def check_one_machine(places: Sequence[Place | None]) -> list[Place]:
-    """The runs of one viewer; None stands for a run on this machine."""
+    """The runs of one viewer; None is a run on this machine."""
     remote = [place for place in places if place is not None]
     if len(remote) != len(places) or len({(place.host, place.port) for place in remote}) > 1:
         raise UsageError(

@@ -41,9 +41,9 @@ def collect_nsys(
             f"nsys wrote the report elsewhere ({refusal or 'it gives no reason'}); it was moved to {target.name}"
         )
     if not files:
-        files, said = _imported(tool, target, temp)
-        if said:
-            return Left(files, (said,), None) if files else Left((), (), said)
+        files, note = _imported(tool, target, temp)
+        if note:
+            return Left(files, (note,), None) if files else Left((), (), note)
     if files:
         return Left(files, tuple(notes), why)
     if ranged is not None and not ended_early:
