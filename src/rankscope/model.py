@@ -58,6 +58,19 @@ SHAPE_ARGS = ("Input Dims", "Input type", "Concrete Inputs", "flops", "Flops")
 ALLOCATING_OP_PATTERN = r"^aten::(?:empty|new_|resize|set_|zeros|ones|full|clone|contiguous|to$|_to_copy)"
 """Ops that only get memory for others: the one that asked for it is the one to name."""
 
+MEMORY_ARGS = {
+    "Bytes": "BIGINT",
+    "Total Allocated": "BIGINT",
+    "Total Reserved": "BIGINT",
+    "Device Type": "BIGINT",
+    "Device Id": "BIGINT",
+    "Addr": "BIGINT",
+}
+"""The arguments of a [memory] event, as torch names them, and their SQL types."""
+
+MEMORY_TYPE = "STRUCT(" + ", ".join(f'"{name}" {kind}' for name, kind in MEMORY_ARGS.items()) + ")"
+"""The full SQL type of the column events.memory."""
+
 WAITING_PATTERN = r"(?i)work[:.]+wait|barrier|dataloader.*__next__"
 """Host events that wait for somebody else: not work of their own."""
 

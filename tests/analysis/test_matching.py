@@ -16,7 +16,7 @@ from rankscope.analysis.across_ranks.collective_waits import waits
 from rankscope.analysis.core.scope import Scope
 from rankscope.bench.synthetic import Plan, Straggler, write
 from rankscope.collective_kinds import KINDS
-from rankscope.store.collectives.matching import NONE
+from rankscope.store.arrays import NONE
 from rankscope.store.ingest import ingest
 from rankscope.store.run import Run
 

@@ -20,7 +20,7 @@ from rankscope.analysis import REPORTS
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.efficiency.ncu_metrics import measured_kernels, roofline_points
 from rankscope.errors import ReadError
-from rankscope.readers.ncu.units import base_value
+from rankscope.readers.ncu.csv_pages import base_value
 from rankscope.store.ingest import Options, ingest
 from rankscope.store.run import Run
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from rankscope.capture.run_folder import write_json
+from rankscope.atomic_files import write_json
 from rankscope.errors import UsageError
 from rankscope.tools import NCU_PASSES
 

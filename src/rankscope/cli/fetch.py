@@ -132,7 +132,7 @@ def _is_earlier_copy(store: Path, place: Place) -> bool:
 
 def _note_origin(store: Path, place: Place) -> None:
     """Say in the index on which machine the raw files are: a file here of the same path is another one."""
-    from rankscope.store.atomic_files import write_json
+    from rankscope.atomic_files import write_json
     from rankscope.store.layout import INDEX_FILE
 
     path = store / INDEX_FILE

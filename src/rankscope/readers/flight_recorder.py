@@ -16,7 +16,7 @@ from rankscope.errors import ReadError
 from rankscope.model import EVENTS, FLIGHT, FLIGHT_GROUPS, Table
 from rankscope.readers.base import Batch, ReadReport, TraceIdentity, rank_from_name
 from rankscope.readers.byte_stream import open_stream
-from rankscope.readers.rows import RowBatch
+from rankscope.readers.row_batch import RowBatch
 from rankscope.readers.safe_pickle import Budget, integer, is_pickle, load_plain, text
 from rankscope.readers.stack_frames import own_line
 

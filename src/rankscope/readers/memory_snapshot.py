@@ -9,7 +9,7 @@ from typing import Any
 from rankscope.errors import ReadError
 from rankscope.model import EVENTS, MEMORY_BLOCKS, MEMORY_SEGMENTS, MEMORY_STACKS, SNAPSHOT_CATEGORY, Table
 from rankscope.readers.base import Batch, ReadReport, TraceIdentity, rank_from_name
-from rankscope.readers.rows import RowBatch
+from rankscope.readers.row_batch import RowBatch
 from rankscope.readers.safe_pickle import Budget, integer, is_pickle, load_plain, text
 from rankscope.readers.stack_frames import op_name, own_line, python_lines
 

@@ -8,10 +8,12 @@ from __future__ import annotations
 import numpy as np
 
 from rankscope.model import ALLOCATING_OP_PATTERN, COMPUTING, GPU, GPU_CATEGORIES, SLICES
-from rankscope.store.linking import Links, Mask, follow, slice_at
-from rankscope.store.nesting import NONE, Ints, Nesting
+from rankscope.sql import sql_text
+from rankscope.store.arrays import NONE, Ints, Mask
+from rankscope.store.linking import Links, follow, slice_at
+from rankscope.store.nesting import Nesting
 from rankscope.store.slices import SliceColumns, ids_of, write_slices
-from rankscope.store.workspace import Workspace, sql_text
+from rankscope.store.workspace import Workspace
 
 
 def write_activity(

@@ -20,8 +20,8 @@ from rankscope.store.layout import (
     store_folder,
 )
 from rankscope.store.pool import run_tasks
-from rankscope.store.ranks import Assignment, assign, refuse_overlaps
-from rankscope.store.worker_protocol import Task
+from rankscope.store.rank_assignment import Assignment, assign, refuse_overlaps
+from rankscope.store.worker import Task
 
 Say = Callable[[str], None]
 

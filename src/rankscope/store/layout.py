@@ -10,11 +10,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rankscope.atomic_files import write_json
 from rankscope.errors import EmptyTraceError, NotATraceError, RankscopeError, StoreError
 from rankscope.model import FORMAT_VERSION
 from rankscope.readers import find_reader, looks_like_a_trace
 from rankscope.readers.base import rank_from_name
-from rankscope.store.atomic_files import write_json
 
 INDEX_FILE = "store.json"
 STORE_NAME = ".rankscope"

@@ -10,11 +10,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
-from numpy.typing import NDArray
 
-from rankscope.store.nesting import NONE, Ints, Nesting, track_time_key
-
-Mask = NDArray[np.bool_]
+from rankscope.store.arrays import NONE, Ints, Mask
+from rankscope.store.nesting import Nesting, track_time_key
 
 
 def match_first(keys: Ints, wanted: Ints) -> Ints:

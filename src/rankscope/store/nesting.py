@@ -10,12 +10,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
-from numpy.typing import NDArray
 
-Ints = NDArray[np.int64]
-
-NONE = -1
-"""Stands for 'no such slice' in index arrays."""
+from rankscope.store.arrays import NONE, Ints, Mask
 
 
 @dataclass(frozen=True)
@@ -99,7 +95,7 @@ def _parents(depth: Ints) -> Ints:
 
 
 def _solve_crossing(
-    track: Ints, start: Ints, end: Ints, crossing: NDArray[np.bool_], depth: Ints, parent: Ints, level: Ints
+    track: Ints, start: Ints, end: Ints, crossing: Mask, depth: Ints, parent: Ints, level: Ints
 ) -> None:
     """Give rows, parents and levels anew to every cluster of slices in which two cross."""
     reach = np.maximum.accumulate(track_time_key(track, end))

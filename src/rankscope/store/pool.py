@@ -19,7 +19,7 @@ from typing import Any, Generic, TypeVar
 from rankscope.errors import RankscopeError, ReadError, StoreError
 from rankscope.readers import find_reader
 from rankscope.readers.kineto.reader import KINETO
-from rankscope.store.worker_protocol import Outcome, Task
+from rankscope.store.worker import Outcome, Task, perform
 
 Key = TypeVar("Key", bound=Hashable)
 
@@ -34,8 +34,6 @@ def run_tasks(
 ) -> Iterator[tuple[Key, Outcome]]:
     """Yield each task's manifest, or the error that ended it, as they finish."""
     if are_small([Path(task.path) for task in tasks.values()]):
-        from rankscope.store.worker import perform
-
         for key, task in tasks.items():
             yield key, perform(task, partial(advance, key))
     else:

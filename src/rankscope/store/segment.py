@@ -14,12 +14,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rankscope.atomic_files import sync_folder, write_json
 from rankscope.errors import ReadError, StoreError
 from rankscope.model import FORMAT_VERSION
 from rankscope.readers import Batch, Reading, find_reader, open_part
-from rankscope.store.atomic_files import sync_folder, write_json
+from rankscope.sql import sql_text
 from rankscope.store.tables import write_tables
-from rankscope.store.workspace import PARQUET_OPTIONS, Workspace, sql_text
+from rankscope.store.workspace import PARQUET_OPTIONS, Workspace
 from rankscope.version import __version__
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ SEGMENT_FILE = "segment.json"
 _LARGEST_HEADER_VALUE = 100_000
 
 Progress = Callable[[int, str], None]
-"""Called with the bytes of the file consumed so far and what is being done."""
+"""Called with the bytes of the file read so far and the current activity."""
 
 
 def build_segment(

@@ -7,9 +7,10 @@ from dataclasses import dataclass, fields
 import numpy as np
 
 from rankscope.model import GPU_CATEGORIES, LAUNCH_CATEGORIES, Table
-from rankscope.store.begin_end import Pairs, pair_by_key, pair_nested
-from rankscope.store.linking import Annotation, Links, Mask, Steps, find_steps, link, self_time
-from rankscope.store.nesting import NONE, Ints, Nesting
+from rankscope.sql import sql_text
+from rankscope.store.arrays import NONE, Ints, Mask
+from rankscope.store.linking import Annotation, Links, Steps, find_steps, link, self_time
+from rankscope.store.nesting import Nesting
 from rankscope.store.workspace import Workspace
 
 _SOURCE_LINE = r"\.py\(\d+\): "
@@ -90,6 +91,48 @@ def _paired(halves: dict[str, Ints], pairs: Pairs, last: int) -> dict[str, Ints]
     return slices
 
 
+@dataclass(frozen=True)
+class Pairs:
+    """Indices of events that belong together, and of those left alone."""
+
+    begin: Ints
+    end: Ints
+    never_ended: Ints
+    never_begun: Ints
+
+
+def pair_nested(track: Ints, time: Ints, is_begin: Mask) -> Pairs:
+    """Pair each end with the latest open begin of its track, as B/E events mean it."""
+    order = np.lexsort((time, track))
+    step = np.where(is_begin[order], 1, -1)
+    open_after = np.cumsum(step)
+    tracks = track[order]
+    first = np.searchsorted(tracks, tracks, side="left")
+    before_track = np.where(first > 0, open_after[np.maximum(first - 1, 0)], 0)
+    depth = open_after - before_track + np.where(is_begin[order], 0, 1)
+    return _pair_neighbours(order, is_begin, np.lexsort((depth, tracks)), tracks, depth)
+
+
+def pair_by_key(key: Ints, time: Ints, is_begin: Mask) -> Pairs:
+    """Pair begins and ends that share a key (async events: category and id), in order of time."""
+    order = np.lexsort((time, key))
+    keys = key[order]
+    return _pair_neighbours(
+        order, is_begin, np.arange(len(order)), keys, np.zeros(len(order), dtype=np.int64)
+    )
+
+
+def _pair_neighbours(order: Ints, is_begin: Mask, grouped: Ints, key: Ints, depth: Ints) -> Pairs:
+    """Within a group a begin followed at once by an end is a pair."""
+    index = order[grouped]
+    begins = is_begin[index]
+    same = (key[grouped][:-1] == key[grouped][1:]) & (depth[grouped][:-1] == depth[grouped][1:])
+    paired = np.flatnonzero(begins[:-1] & ~begins[1:] & same)
+    alone = np.ones(len(index), dtype=bool)
+    alone[paired] = alone[paired + 1] = False
+    return Pairs(index[paired], index[paired + 1], index[alone & begins], index[alone & ~begins])
+
+
 def link_slices(workspace: Workspace, slices: SliceColumns, nesting: Nesting) -> Links:
     categories = workspace.codes("categories")
 
@@ -102,7 +145,7 @@ def link_slices(workspace: Workspace, slices: SliceColumns, nesting: Nesting) ->
         codes = [code for (code,) in workspace.rows(f"SELECT code FROM names WHERE {condition}")]
         return is_frame & np.isin(slices.name, codes)
 
-    line = f"regexp_matches(text, '{_SOURCE_LINE}')"
+    line = f"regexp_matches(text, {sql_text(_SOURCE_LINE)})"
     return link(
         nesting,
         slices.correlation,
@@ -111,7 +154,7 @@ def link_slices(workspace: Workspace, slices: SliceColumns, nesting: Nesting) ->
         is_launch=is_in(*LAUNCH_CATEGORIES),
         is_op=is_in("cpu_op"),
         is_line=frames(line),
-        is_own_line=frames(f"{line} AND NOT regexp_matches(text, '{_LIBRARY}')"),
+        is_own_line=frames(f"{line} AND NOT regexp_matches(text, {sql_text(_LIBRARY)})"),
         is_module=frames("text LIKE 'nn.Module: %'"),
     )
 

@@ -8,10 +8,12 @@ from typing import Any
 import numpy as np
 
 from rankscope.model import COUNTERS, INSTANTS, LINKS, STEPS, TRACKS
+from rankscope.sql import sql_text
+from rankscope.store.arrays import NONE
 from rankscope.store.collectives.table import write_collectives
 from rankscope.store.device_activity import asking_ops, write_activity
 from rankscope.store.linking import Links, Steps, slice_at
-from rankscope.store.nesting import NONE, Nesting, nest
+from rankscope.store.nesting import Nesting, nest
 from rankscope.store.slices import (
     SliceColumns,
     ids_of,
@@ -106,7 +108,7 @@ def _write_steps(workspace: Workspace, steps: Steps) -> None:
     """Also leaves the steps behind as `step_arrays`, for the instants."""
     arrays = {"step": steps.number, "start_ns": steps.start, "dur_ns": steps.end - steps.start}
     workspace.connection.register("step_arrays", arrays)
-    workspace.copy(f"SELECT *, '{steps.source}' AS source FROM step_arrays", STEPS)
+    workspace.copy(f"SELECT *, {sql_text(steps.source)} AS source FROM step_arrays", STEPS)
 
 
 def _write_instants(workspace: Workspace, slices: SliceColumns, nesting: Nesting, links: Links) -> None:

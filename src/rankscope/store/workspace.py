@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from rankscope.model import TIMES, Table
 from rankscope.readers import Batch
-from rankscope.store.nesting import Ints
+from rankscope.sql import sql_text
+from rankscope.store.arrays import Ints
 
 if TYPE_CHECKING:
     import duckdb
@@ -36,11 +37,6 @@ _TRACK_KIND = """CASE
 
 _TRACK_TID = "CASE kind WHEN 'async' THEN category WHEN 'counter' THEN '' ELSE tid END"
 """Async events are told apart by category, counters by process."""
-
-
-def sql_text(value: object) -> str:
-    """A string literal."""
-    return "'" + str(value).replace("'", "''") + "'"
 
 
 class Workspace:

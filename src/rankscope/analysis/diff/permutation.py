@@ -11,9 +11,8 @@ from itertools import combinations
 from math import comb
 
 import numpy as np
-from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
+from rankscope.store.arrays import Floats, Ints
 
 EXACT_UP_TO = 20_000
 """Deals that are all tried; of more, a fixed random choice."""
@@ -55,7 +54,7 @@ def adjusted_p(base: Floats, new: Floats) -> Floats:
     return np.minimum(at_least / deals, 1.0)
 
 
-def _deals(total: int, count: int) -> list[NDArray[np.int64]]:
+def _deals(total: int, count: int) -> list[Ints]:
     """Which samples go to the first heap, deal by deal, in chunks."""
     if comb(total, count) <= EXACT_UP_TO:
         every = np.array(list(combinations(range(total), count)), dtype=np.int64)
@@ -65,7 +64,7 @@ def _deals(total: int, count: int) -> list[NDArray[np.int64]]:
     return [every[first : first + _DEALS_AT_ONCE] for first in range(0, len(every), _DEALS_AT_ONCE)]
 
 
-def _differences(values: Floats, deals: NDArray[np.int64], floor: Floats) -> Floats:
+def _differences(values: Floats, deals: Ints, floor: Floats) -> Floats:
     """|t| of every deal and row: difference of the means over what the spread inside the heaps explains."""
     total, count = values.shape[1], deals.shape[1]
     rest = total - count

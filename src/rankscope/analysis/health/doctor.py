@@ -10,6 +10,7 @@ from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.within_rank.kernel_families import family
 from rankscope.model import LAUNCH_CATEGORIES
 from rankscope.readers.base import rank_from_name
+from rankscope.sql import sql_texts
 from rankscope.store.run import Run
 
 COLUMNS = (
@@ -181,7 +182,7 @@ def _links(run: Run) -> Iterator[Check]:
         "Their op is not known; they were launched before the recording began, or the launch was lost.",
         "A warm-up of a step or two before the active steps avoids most of them.",
     )
-    launches = ", ".join(f"'{category}'" for category in LAUNCH_CATEGORIES)
+    launches = sql_texts(LAUNCH_CATEGORIES)
     ((calls, without),) = run.rows(f"""
         WITH calls AS (
             SELECT rank, segment, id FROM slices

@@ -14,13 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from rankscope.errors import NotATraceError
-from rankscope.model import COMPUTING_OPS, SHAPE_ARGS, Table
+from rankscope.model import COMPUTING_OPS, MEMORY_ARGS, SHAPE_ARGS, Table
 from rankscope.readers.base import Batch, ReadReport, TraceIdentity, rank_from_name
 from rankscope.readers.byte_stream import is_gzip, open_stream, read_head
 from rankscope.readers.kineto import json_layout
 from rankscope.readers.kineto.json_repair import repair_range
 from rankscope.readers.memory_file import MemoryFile
-from rankscope.readers.rows import MEMORY_ARGS
 
 BLOCK_BYTES = 32 << 20
 """Read, and then parsed by one thread: small enough that memory stays low and threads finish together."""

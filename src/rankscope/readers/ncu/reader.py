@@ -15,11 +15,11 @@ from typing import Any
 
 from rankscope import tools
 from rankscope.errors import ReadError, ToolError
-from rankscope.model import NCU_KERNELS, NCU_METRICS, Table
+from rankscope.model import EVENTS, NCU_KERNELS, NCU_METRICS, Table
 from rankscope.readers.base import Batch, ReadReport, TraceIdentity, rank_from_name
 from rankscope.readers.byte_stream import open_stream
 from rankscope.readers.ncu.csv_pages import HEADER, MeasuredKernel, csv_text, read_csv
-from rankscope.readers.rows import RowBatch, no_events
+from rankscope.readers.row_batch import RowBatch
 
 REPORT_MAGIC = b"NVR\x00"
 _LARGEST_CSV = 1 << 30
@@ -40,7 +40,7 @@ class NcuReading:
 
     def batches(self) -> Iterator[Batch]:
         self._kernels = self._load(self._path, self.report)
-        yield no_events()
+        yield RowBatch(EVENTS, ())  # every segment has the table
 
     def position(self) -> int:
         return self._path.stat().st_size

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from rankscope.errors import NotATraceError, ReadError
+from rankscope.sql import sql_name
 
 SQLITE_MAGIC = b"SQLite format 3\x00"
 PID = "({0} >> 24) & 16777215"
@@ -102,7 +103,7 @@ class NsysExport:
         tables = {}
         for (raw,) in names.fetchall():
             name = self.text(raw)
-            columns = self._connection.execute(f'PRAGMA table_info("{name}")').fetchall()
+            columns = self._connection.execute(f"PRAGMA table_info({sql_name(name)})").fetchall()
             tables[name] = frozenset(self.text(column[1]) for column in columns)
         return tables
 

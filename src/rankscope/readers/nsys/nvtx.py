@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from rankscope.readers.nsys.export import PID, TID, NsysExport
 from rankscope.readers.nsys.table_source import Source, arguments, number, text
+from rankscope.sql import sql_text
 
 PUSH_POP = (59, 70)
 START_END = (60, 71)
@@ -165,9 +166,7 @@ def _domains(export: NsysExport) -> str:
         )
         for pid, domain, name in rows:
             named.setdefault((pid, domain), export.text(name))
-    values = [
-        f"({pid}, {domain}, '{name.replace(chr(39), chr(39) * 2)}')" for (pid, domain), name in named.items()
-    ]
+    values = [f"({pid}, {domain}, {sql_text(name)})" for (pid, domain), name in named.items()]
     table = ", ".join(values) or "(NULL::BIGINT, NULL::BIGINT, NULL::VARCHAR)"
     return (
         f"LEFT JOIN (VALUES {table}) d(domain_pid, domain_id, domain_name) "

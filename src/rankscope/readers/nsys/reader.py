@@ -36,6 +36,7 @@ from rankscope.readers.nsys.identity import (
 )
 from rankscope.readers.nsys.nvtx import other_sources
 from rankscope.readers.nsys.table_source import Source
+from rankscope.sql import sql_name
 
 ROWS_PER_BATCH = 200_000
 _MANY_STRINGS = 50_000
@@ -244,7 +245,9 @@ def _referenced(export: NsysExport) -> str:
         for source in (*plain_sources(export), *other_sources(export))
         if "name" in source.columns
     ]
-    found = [f'SELECT "{column}" FROM {table}' for table, column in columns if export.has(table, column)]
+    found = [
+        f"SELECT {sql_name(column)} FROM {table}" for table, column in columns if export.has(table, column)
+    ]
     return " UNION ".join(found) or "NULL"
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from rankscope.errors import ReadError
 from rankscope.readers.nsys.export import NsysExport, damaged, open_export
 from rankscope.readers.nsys.identity import recorded_environments
+from rankscope.sql import sql_name
 
 _SECRET_NAME = re.compile(r"(?i)token|secret|passw|credential|api_?key|access_?key|private|auth|session_key")
 _TELLING = 6
@@ -98,9 +99,10 @@ def _replace_everywhere(
     connection.create_function("tells", 1, lambda text: bool(text and pattern.search(text)))
     connection.create_function("cleaned", 1, lambda text: pattern.sub(b"[removed]", text))
     for table, column in _text_columns(connection, tables):
-        text = f'CAST("{column}" AS BLOB)'
+        name = sql_name(column)
+        text = f"CAST({name} AS BLOB)"
         connection.execute(
-            f'UPDATE "{table}" SET "{column}" = CAST(cleaned({text}) AS TEXT) WHERE tells({text})'
+            f"UPDATE {sql_name(table)} SET {name} = CAST(cleaned({text}) AS TEXT) WHERE tells({text})"
         )
 
 
@@ -108,7 +110,7 @@ def _text_columns(
     connection: sqlite3.Connection, tables: dict[str, frozenset[str]]
 ) -> Iterator[tuple[str, str]]:
     for table in tables:
-        for _, name, kind, *_ in connection.execute(f'PRAGMA table_info("{table}")').fetchall():
+        for _, name, kind, *_ in connection.execute(f"PRAGMA table_info({sql_name(table)})").fetchall():
             if "INT" not in kind.upper() and "REAL" not in kind.upper():
                 yield table, name
 

@@ -9,16 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from rankscope.model import EVENTS
+from rankscope.model import EVENTS, MEMORY_TYPE
 from rankscope.readers.nsys.export import PID, TID, NsysExport
+from rankscope.sql import sql_name, sql_text
 
 CORRELATION_BITS = 32
 """CUPTI's correlation ids; which process one is of stands above them."""
 
-MEMORY_TYPE = (
-    'STRUCT("Bytes" BIGINT, "Total Allocated" BIGINT, "Total Reserved" BIGINT, "Device Type" BIGINT, '
-    '"Device Id" BIGINT, "Addr" BIGINT)'
-)
 _EMPTY = {
     "ph": "'X'",
     "pid": f"({PID.format('r.thread')})::VARCHAR",
@@ -73,7 +70,9 @@ class Source:
 
     def sqlite_values(self, export: NsysExport) -> dict[str, str]:
         there = export.tables[self.table]
-        plain = {name: f'"{column}"' if column in there else "NULL" for name, column in self.columns.items()}
+        plain = {
+            name: sql_name(column) if column in there else "NULL" for name, column in self.columns.items()
+        }
         return {**plain, **self.more}
 
     def select(self, rows: str, strings: str, processes: Sequence[int] = ()) -> str:
@@ -113,7 +112,7 @@ def numbers(**keys: str) -> Iterable[str]:
 
 
 def choice(value: str, choices: dict[int, str], otherwise: str = "NULL") -> str:
-    whens = " ".join(f"WHEN {number} THEN '{name}'" for number, name in choices.items())
+    whens = " ".join(f"WHEN {number} THEN {sql_text(name)}" for number, name in choices.items())
     return f"CASE {value} {whens} ELSE {otherwise} END"
 
 

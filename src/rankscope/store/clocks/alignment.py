@@ -14,13 +14,13 @@ from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from rankscope.atomic_files import write_json
 from rankscope.model import FORMAT_VERSION
-from rankscope.store.atomic_files import write_json
 from rankscope.store.layout import SegmentEntry
 
 if TYPE_CHECKING:
     from rankscope.store.clocks.fit import Fit
-    from rankscope.store.collectives.matching import Collectives
+    from rankscope.store.collectives.entries import Collectives
 
 CLOCKS_FILE = "clocks.json"
 _VERSION = 1
@@ -90,8 +90,8 @@ def measure(rows: Collectives, ranks: Sequence[int], starts: Sequence[tuple[int,
     """
     import numpy as np
 
+    from rankscope.store.arrays import NONE
     from rankscope.store.clocks.fit import Sightings, fit
-    from rankscope.store.collectives.matching import NONE
 
     used = (rows.match != NONE) & rows.together
     if not used.any():

@@ -11,10 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
+from rankscope.store.arrays import Floats, Ints, Mask
 
 _SMALLEST_SPREAD_NS = 0.5
 """Time stamps are whole nanoseconds."""
@@ -168,7 +166,7 @@ class _Block:
     moments: Ints
     entry: Ints
     """Place among the sightings; -1 where the clock did not see it."""
-    here: NDArray[np.bool_]
+    here: Mask
     late: Floats
     """ns after the first time stamp of the moment; 0 where there is none."""
     scale: Floats

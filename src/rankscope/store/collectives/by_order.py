@@ -6,19 +6,12 @@ it agrees with that of the rank that recorded most.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
-from numpy.typing import NDArray
 
 from rankscope.collective_kinds import KINDS
-from rankscope.store.arrays import number_rows
+from rankscope.store.arrays import NONE, Ints, Mask, count_before, number_rows
+from rankscope.store.collectives.entries import Collectives
 
-if TYPE_CHECKING:
-    from rankscope.store.collectives.matching import Collectives
-
-Ints = NDArray[np.int64]
-NONE = -1
 _FARTHEST = 256
 """How many collectives later than another a rank may have begun to record."""
 _COMPARED = 1024
@@ -53,8 +46,6 @@ def order_keys(found: Collectives, rows: Ints) -> list[Ints]:
 
     Size is no part of it where each rank may have its own (all_to_all), or only the root has one (scatter).
     """
-    from rankscope.store.collectives.matching import occurrence
-
     rank = found.rank[rows]
     uneven = np.isin(found.kind[rows], [KINDS.index(kind) for kind in ("all_to_all", "scatter")])
     what = [
@@ -68,10 +59,10 @@ def order_keys(found: Collectives, rows: Ints) -> list[Ints]:
         step = np.full(len(rows), NONE)
         step[_before_anchor(token, rank, found.start[rows], found.end[rows])] = NONE - 1
     time = np.where(found.call_start[rows] != NONE, found.call_start[rows], found.start[rows])
-    return [step, token, occurrence([rank, step, token], time)]
+    return [step, token, count_before([rank, step, token], time)]
 
 
-def _before_anchor(token: Ints, rank: Ints, start: Ints, end: Ints) -> NDArray[np.bool_]:
+def _before_anchor(token: Ints, rank: Ints, start: Ints, end: Ints) -> Mask:
     """What each rank ran before the first collective that all ranks recorded."""
     ranks = np.unique(rank)
     places = [np.flatnonzero(rank == number) for number in ranks]

@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 
 from rankscope.collective_kinds import OTHER, kind_of
 from rankscope.model import SYNC_CALL_PATTERN
-from rankscope.store.nesting import NONE, Ints
+from rankscope.sql import sql_text
+from rankscope.store.arrays import NONE, Ints
 from rankscope.store.workspace import Workspace
 
 
@@ -46,7 +47,7 @@ def pair_host_collectives(workspace: Workspace, slices: str) -> None:
         CREATE OR REPLACE TEMP TABLE host_pairs AS
         WITH children AS (
             SELECT t.id, k.start_ns, k.start_ns + k.dur_ns AS end_ns,
-                   regexp_matches(k.name, '{SYNC_CALL_PATTERN}') AS waits
+                   regexp_matches(k.name, {sql_text(SYNC_CALL_PATTERN)}) AS waits
             FROM talking t JOIN {slices} k ON k.parent = t.id WHERE NOT t.on_device
         ), work AS (
             SELECT id, min(start_ns) AS work_ns FROM children WHERE NOT waits GROUP BY ALL

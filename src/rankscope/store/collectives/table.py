@@ -10,9 +10,10 @@ import json
 
 from rankscope.collective_kinds import OTHER, kind_sql
 from rankscope.model import COLLECTIVE_NAME_PATTERN, COLLECTIVES, HOST_COLLECTIVE_PATTERN
+from rankscope.sql import sql_text
+from rankscope.store.arrays import NONE
 from rankscope.store.collectives.host import pair_host_collectives
-from rankscope.store.nesting import NONE
-from rankscope.store.workspace import Workspace, sql_text
+from rankscope.store.workspace import Workspace
 
 _DTYPES = {
     "float": "float32", "double": "float64", "half": "float16", "bfloat16": "bfloat16",
@@ -47,9 +48,9 @@ def write_collectives(workspace: Workspace) -> None:
         CREATE OR REPLACE TEMP TABLE talking AS
         SELECT id, track, start_ns, dur_ns, name, step, op, launch, category = 'kernel' AS on_device FROM {slices}
         WHERE (category = 'kernel' AND (collective IS NOT NULL
-               OR name IN (SELECT text FROM names WHERE regexp_matches(text, '{COLLECTIVE_NAME_PATTERN}'))))
+               OR name IN (SELECT text FROM names WHERE regexp_matches(text, {sql_text(COLLECTIVE_NAME_PATTERN)}))))
            OR (category = 'user_annotation'
-               AND name IN (SELECT text FROM names WHERE regexp_matches(text, '{HOST_COLLECTIVE_PATTERN}')))
+               AND name IN (SELECT text FROM names WHERE regexp_matches(text, {sql_text(HOST_COLLECTIVE_PATTERN)})))
     """)
     execute(f"""
         CREATE OR REPLACE TEMP TABLE calls AS
@@ -60,7 +61,7 @@ def write_collectives(workspace: Workspace) -> None:
     types = json.dumps(_METADATA)
     execute(f"""
         CREATE OR REPLACE TEMP TABLE said AS
-        SELECT id, unnest(json_transform(args, '{types}')) FROM placed
+        SELECT id, unnest(json_transform(args, {sql_text(types)})) FROM placed
         WHERE collective IS NOT NULL AND EXISTS (FROM talking)
     """)
     _mark_kernels(workspace, slices)
@@ -78,7 +79,7 @@ def _mark_kernels(workspace: Workspace, slices: str) -> None:
     """`marks`: for kernels that no op is known of (nsys), the kind the NVTX ranges around their launch tell."""
     execute = workspace.connection.execute
     execute("CREATE OR REPLACE TEMP TABLE marks (id BIGINT, op_kind VARCHAR, nccl_kind VARCHAR)")
-    named = f"SELECT text FROM names WHERE regexp_matches(text, '{_CALL_MARKS}')"
+    named = f"SELECT text FROM names WHERE regexp_matches(text, {sql_text(_CALL_MARKS)})"
     lonely = "FROM talking WHERE on_device AND op IS NULL AND launch IS NOT NULL"
     if not workspace.rows(f"SELECT 1 WHERE EXISTS ({named}) AND EXISTS ({lonely})"):
         return
@@ -134,7 +135,7 @@ def _device_select() -> str:
 
 def _dtype_sql(text: str) -> str:
     letters = f"lower(regexp_replace(replace({text}, 'c10::', ''), '[^A-Za-z0-9]', '', 'g'))"
-    cases = " ".join(f"WHEN '{spelt}' THEN '{name}'" for spelt, name in _DTYPES.items())
+    cases = " ".join(f"WHEN {sql_text(spelt)} THEN {sql_text(name)}" for spelt, name in _DTYPES.items())
     return f"(CASE {letters} {cases} WHEN '' THEN NULL ELSE {letters} END)"
 
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from rankscope.analysis.core.intervals import Ints
 from rankscope.analysis.critical_path.graph.nodes import NONE, Device, Host, Meetings
-from rankscope.store.collectives.matching import Collectives
+from rankscope.store.collectives.entries import Collectives
 
 
 def matched_here(rows: Collectives, number: Ints) -> tuple[Collectives, Collectives]:

@@ -10,7 +10,7 @@ from rankscope.analysis.core.intervals import Ints
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.critical_path.graph.collectives import event_key
 from rankscope.analysis.critical_path.graph.nodes import NONE, Mask
-from rankscope.store.collectives.matching import Collectives
+from rankscope.store.collectives.entries import Collectives
 from rankscope.store.run import Run
 
 

@@ -7,20 +7,9 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from rankscope.model import EVENTS, Table
+from rankscope.model import MEMORY_TYPE, Table
 from rankscope.readers.memory_file import MemoryFile
 
-MEMORY_ARGS = {
-    "Bytes": "BIGINT",
-    "Total Allocated": "BIGINT",
-    "Total Reserved": "BIGINT",
-    "Device Type": "BIGINT",
-    "Device Id": "BIGINT",
-    "Addr": "BIGINT",
-}
-"""The arguments of a [memory] event, as torch names them."""
-
-_MEMORY_TYPE = "STRUCT(" + ", ".join(f'"{name}" {kind}' for name, kind in MEMORY_ARGS.items()) + ")"
 _LARGEST_ROW = 64 << 20
 _LARGEST_INTEGER = 2**63 - 1
 
@@ -41,7 +30,7 @@ class RowBatch:
         return self._select(json.dumps([_plain(row) for row in self._rows], ensure_ascii=False)[1:-1])
 
     def _select(self, content: str) -> str:
-        types = {f.name: _MEMORY_TYPE if f.type == "STRUCT" else f.type for f in self._table.fields}
+        types = {f.name: MEMORY_TYPE if f.type == "STRUCT" else f.type for f in self._table.fields}
         columns = ", ".join(f"{name}: '{kind}'" for name, kind in types.items())
         path = self._file.write_array(content.encode("utf-8", "replace"))
         return (
@@ -51,11 +40,6 @@ class RowBatch:
 
     def close(self) -> None:
         self._file.close()
-
-
-def no_events() -> RowBatch:
-    """For files that tell of no event: a segment has the table nevertheless."""
-    return RowBatch(EVENTS, ())
 
 
 def _plain(value: Any) -> Any:
