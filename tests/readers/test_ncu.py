@@ -220,7 +220,7 @@ def test_what_ncu_says_is_passed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv(tools.NCU_VARIABLE, fake_ncu(tmp_path, script))
     with pytest.raises(ReadError, match="ncu cannot read") as caught:
         ingest([report_file(tmp_path)])
-    assert "2024.1.1.0 says: Failed to load report file." in caught.value.why
+    assert "2024.1.1.0: Failed to load report file." in caught.value.why
     assert "newer Nsight Compute" in caught.value.hint
 
 

@@ -1,7 +1,7 @@
-"""A stretch of memory that DuckDB reads as a JSON file: nothing is written to a disk.
+"""A file in memory, from which DuckDB reads text: nothing is written to disk.
 
-A Python file system (fsspec) would save one copy, but calls back into Python for every read, which costs 0.9 s of
-CPU per GB more, and makes DuckDB's binding list leaked objects at exit.
+A Python file system (fsspec) would save one copy, but it calls back into Python for every read, which costs 0.9 s of
+CPU per GB more, and DuckDB's binding then lists leaked objects at exit.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ import tempfile
 
 
 class MemoryFile:
-    """A file without a name, gone when it is closed."""
+    """A file without a name, which disappears when it is closed."""
 
     def __init__(self) -> None:
         self._descriptor = _nameless_file()
 
     def write_array(self, content: bytes | memoryview) -> str:
-        """Hold this text as a JSON array; returns the path to read it by, as SQL."""
+        """Store this text as a JSON array; returns the path of the file as SQL."""
         return self.write(b"[", content, b"]")
 
     def write(self, *pieces: bytes | memoryview) -> str:
-        """Hold these bytes; returns the path to read them by, as SQL."""
+        """Store these bytes; returns the path of the file as SQL."""
         os.ftruncate(self._descriptor, 0)
         os.lseek(self._descriptor, 0, os.SEEK_SET)
         for piece in pieces:
@@ -35,7 +35,7 @@ class MemoryFile:
 
 
 def _nameless_file() -> int:
-    """In memory where the system can, else in the temporary folder."""
+    """In memory where the system supports it, else in the temporary folder."""
     if hasattr(os, "memfd_create"):
         return os.memfd_create("rankscope")
     with tempfile.TemporaryFile() as file:

@@ -1,4 +1,4 @@
-"""Rows made in Python, as a batch of SQL: for formats that are small or not JSON."""
+"""Rows made in Python as a batch of SQL, for small formats."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from typing import Any
 
 from rankscope.model import MEMORY_TYPE, Table
 from rankscope.readers.memory_file import MemoryFile
+from rankscope.sql import sql_text
 
 _LARGEST_ROW = 64 << 20
 _LARGEST_INTEGER = 2**63 - 1
 
 
 class RowBatch:
-    """Rows of one table; a column that a row does not have is null."""
+    """Rows of one table. A column that is missing in a row is null."""
 
     def __init__(self, table: Table, rows: Iterable[Mapping[str, Any]]) -> None:
         self._table = table
@@ -23,15 +24,15 @@ class RowBatch:
         self._file = MemoryFile()
 
     def select(self) -> str:
-        """Quickly, as they are: rows hardly ever hold what a column cannot take."""
+        """Without checking the values: they nearly always fit into their columns."""
         return self._select(json.dumps(self._rows, ensure_ascii=False)[1:-1])
 
     def select_repaired(self) -> str:
-        return self._select(json.dumps([_plain(row) for row in self._rows], ensure_ascii=False)[1:-1])
+        return self._select(json.dumps([_storable(row) for row in self._rows], ensure_ascii=False)[1:-1])
 
     def _select(self, content: str) -> str:
         types = {f.name: MEMORY_TYPE if f.type == "STRUCT" else f.type for f in self._table.fields}
-        columns = ", ".join(f"{name}: '{kind}'" for name, kind in types.items())
+        columns = ", ".join(f"{name}: {sql_text(kind)}" for name, kind in types.items())
         path = self._file.write_array(content.encode("utf-8", "replace"))
         return (
             f"SELECT {', '.join(types)} FROM read_json({path}, format='array', columns={{{columns}}}, "
@@ -42,14 +43,14 @@ class RowBatch:
         self._file.close()
 
 
-def _plain(value: Any) -> Any:
-    """What a column can hold; numbers that are none, or that no column can take, are not known."""
+def _storable(value: Any) -> Any:
+    """The value with null for NaN, infinity, and integers beyond 64 bits."""
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, int) and abs(value) > _LARGEST_INTEGER:
         return None
     if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): _storable(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
+        return [_storable(item) for item in value]
     return value

@@ -219,13 +219,13 @@ class Run:
     def collectives(self) -> Collectives:
         """What communicates, on all ranks, and what belongs together; made once."""
         # Late: imports numpy, which most commands do not need.
-        from rankscope.store.collectives.loading import matched_collectives, moved
+        from rankscope.store.collectives.loading import matched_collectives, shifted
 
         shifts = self._shifts
         if self._own_clocks is None:
             return matched_collectives(self.connection, self.timelines)
         raw = self._own_clocks._shifts  # matched already, to measure the clocks
-        return moved(self._own_clocks.collectives, {file: shifts[file] - raw[file] for file in shifts})
+        return shifted(self._own_clocks.collectives, {file: shifts[file] - raw[file] for file in shifts})
 
     def rows(self, sql: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]:
         return self.connection.execute(sql, list(parameters)).fetchall()

@@ -15,7 +15,7 @@ from rankscope.store.collectives.groups import Group
 
 @dataclass(frozen=True)
 class Unmatched:
-    """Collectives that have no counterpart, and why."""
+    """Collectives without a counterpart on another rank, and the reason."""
 
     why: str
     count: int
@@ -24,45 +24,45 @@ class Unmatched:
 
 @dataclass(frozen=True)
 class Collectives:
-    """What communicates, one entry a collective and rank, sorted by rank and start.
+    """One entry per collective and rank, sorted by rank and start.
 
-    Times are those of the run's views: start and end of the communication itself.
+    Times count from the run's start; they are start and end of the communication itself.
     """
 
     rank: Ints
     segment: Ints
     slice: Ints
-    """Id of its slice: (rank, segment, slice) names it."""
+    """Id of its slice; (rank, segment, slice) identifies it."""
     track: Ints
     group: Ints
     """Index into `groups`."""
     kind: Ints
     """Index into collective_kinds.KINDS."""
     dtype: Ints
-    """Index into `dtypes`; NONE where it is not known."""
+    """Index into `dtypes`; NONE if unknown."""
     bytes: Ints
-    """S of nccl-tests; NONE where it is not known."""
+    """Message size S as nccl-tests defines it; NONE if unknown."""
     seq: Ints
-    """Sequence number within its group; NONE where the file does not tell."""
+    """Sequence number within its group; NONE if not recorded."""
     step: Ints
     start: Ints
     end: Ints
     on_device: Mask
     call: Ints
-    """Id of the op that asked for it, on the same rank and segment; NONE where there is none."""
+    """Id of the op that called it, on the same rank and segment; NONE if unknown."""
     call_start: Ints
     peer: Ints
     in_elements: Ints
     out_elements: Ints
     match: Ints
-    """Number of its match, the same on all ranks; NONE where it has none."""
+    """Number of its match, the same on all ranks; NONE if unmatched."""
     groups: tuple[Group, ...]
     dtypes: tuple[str, ...]
     unmatched: tuple[Unmatched, ...] = ()
 
     @property
     def count(self) -> int:
-        """How many matches there are; their numbers run from 0 in order of time."""
+        """The number of matches. Matches are numbered from 0 in order of time."""
         return int(self.match.max(initial=NONE)) + 1
 
     @property
@@ -71,17 +71,17 @@ class Collectives:
 
     @property
     def together(self) -> Mask:
-        """Of a kind that all ranks leave at the same time."""
+        """True for kinds that all ranks leave at the same time."""
         return np.isin(self.kind, [KINDS.index(kind) for kind in TOGETHER])
 
     def pick(self, mask: Mask) -> Collectives:
-        """Some of the entries; numbers of matches stay."""
+        """Some of the entries. The numbers of matches are kept."""
         arrays: dict[str, Any] = {
             name: value[mask] for name, value in vars(self).items() if isinstance(value, np.ndarray)
         }
         return replace(self, **arrays)
 
     def members(self) -> Iterator[tuple[int, Ints]]:
-        """Each match with the places of its entries; for small runs and tests, not for the analyses."""
+        """Each match and the indices of its entries. A slow loop, for tests and small runs."""
         for number in range(self.count):
             yield number, np.flatnonzero(self.match == number)

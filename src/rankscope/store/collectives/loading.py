@@ -11,7 +11,13 @@ import numpy as np
 from rankscope.collective_kinds import KINDS, POINT_TO_POINT
 from rankscope.store.arrays import NONE, Ints, number_rows
 from rankscope.store.collectives.entries import Collectives
-from rankscope.store.collectives.groups import UNKNOWN, Group, groups_of_threads, header_groups, told_group
+from rankscope.store.collectives.groups import (
+    UNKNOWN,
+    Group,
+    groups_of_threads,
+    header_groups,
+    recorded_group,
+)
 from rankscope.store.collectives.matching import match_collectives
 from rankscope.store.layout import SegmentEntry
 
@@ -24,9 +30,9 @@ _DTYPE_BYTES = {
 }  # fmt: skip
 
 _APART_NS = 60_000_000_000
-"""Recordings farther apart than this by wall clock are not of the same moment; no cluster's clocks differ so much."""
+"""Recordings farther apart by wall clock are separate sessions; clocks within a cluster differ by less."""
 _CREDIBLE_UNIX_NS = 10**18
-"""2001: an earlier time is not a wall clock's, but counts from the machine's start."""
+"""The year 2001. An earlier time is not wall-clock time; it counts from the boot of the machine."""
 
 
 def matched_collectives(
@@ -37,8 +43,8 @@ def matched_collectives(
     return match_collectives(found, _of_file(found, recording_sessions(segments)))
 
 
-def moved(rows: Collectives, shifts: Mapping[tuple[int, int], int]) -> Collectives:
-    """The same with each file's times moved."""
+def shifted(rows: Collectives, shifts: Mapping[tuple[int, int], int]) -> Collectives:
+    """The same entries with the times of each file shifted."""
     by = _of_file(rows, shifts)
     called = np.where(rows.call_start == NONE, NONE, rows.call_start + by)
     return replace(rows, start=rows.start + by, end=rows.end + by, call_start=called)
@@ -150,7 +156,7 @@ def _groups(segments: Sequence[SegmentEntry], labels: list[dict[str, Any]]) -> t
         if row["group_name"] is None:
             group = unnamed[number]
         else:
-            group = told_group(
+            group = recorded_group(
                 row["group_name"], row["group_description"], row["group_ranks"], row["group_size"], everywhere
             )
         places.append(groups.setdefault(group, len(groups)))
@@ -160,7 +166,7 @@ def _groups(segments: Sequence[SegmentEntry], labels: list[dict[str, Any]]) -> t
 def _unnamed_groups(
     labels: list[dict[str, Any]], listed: dict[tuple[int, int], list[Group]]
 ) -> dict[int, Group]:
-    """Groups of collectives without metadata, by label: from the header, and from threads and streams."""
+    """Groups of collectives without metadata, by label: from the header, threads and streams."""
     by_file: dict[tuple[int, int], list[int]] = {}
     for number, row in enumerate(labels):
         if row["group_name"] is None:
@@ -180,7 +186,7 @@ def _unnamed_groups(
                 found[n] = known[0]
             elif row["place"] == "host":
                 found[n] = workers.get(row["tid"] or "", Group(UNKNOWN))
-            else:  # NCCL gives each process group a stream of its own, in the order in which they are made
+            else:  # NCCL uses one stream per process group, numbered in order of creation
                 place = streams.index(row["stream"] or 0)
                 found[n] = Group(UNKNOWN if len(streams) == 1 else f"{UNKNOWN}{place}")
     return found
@@ -190,14 +196,14 @@ def _element_bytes(dtype: str | None) -> int:
     return 1 if (dtype or "").startswith("float8") else _DTYPE_BYTES.get(dtype or "", 0)
 
 
-def _bytes(kind: Ints, inside: Ints, outside: Ints, element: Ints, size: Ints) -> Ints:
-    """S of nccl-tests: what is reduced, or the sum of what all ranks contribute (FACTS section 7)."""
+def _bytes(kind: Ints, sent: Ints, received: Ints, element: Ints, size: Ints) -> Ints:
+    """Message size S of nccl-tests: the bytes that are reduced, or the sum of the contributions of all ranks."""
     gathers = np.isin(kind, [KINDS.index("all_gather"), KINDS.index("gather")])
-    spreads = np.isin(kind, [KINDS.index("scatter")])
-    takes = np.isin(kind, [KINDS.index("recv")])
-    elements = np.where(gathers, np.where((inside != NONE) & (size > 0), inside * size, outside), inside)
-    elements = np.where(spreads, np.where((outside != NONE) & (size > 0), outside * size, inside), elements)
-    elements = np.where(takes & (outside != NONE), outside, elements)
+    scatters = kind == KINDS.index("scatter")
+    receives = kind == KINDS.index("recv")
+    elements = np.where(gathers, np.where((sent != NONE) & (size > 0), sent * size, received), sent)
+    elements = np.where(scatters, np.where((received != NONE) & (size > 0), received * size, sent), elements)
+    elements = np.where(receives & (received != NONE), received, elements)
     return np.where((elements >= 0) & (element > 0), elements * element, NONE)
 
 
@@ -223,5 +229,5 @@ def recording_sessions(segments: Sequence[SegmentEntry]) -> dict[tuple[int, int]
 
 def _job_of(header: Mapping[str, Any]) -> str:
     """The job that `rankscope profile` wrote into the trace; '' for traces of other tools."""
-    told = header.get("rankscope")
-    return str(told.get("job", "")) if isinstance(told, dict) else ""
+    captured = header.get("rankscope")
+    return str(captured.get("job", "")) if isinstance(captured, dict) else ""

@@ -1,8 +1,6 @@
-"""Which collective on one rank is which on the others: by process group and sequence number, else by order.
+"""Matches collectives across ranks: by process group and sequence number, else by order.
 
-Everything is arrays, one entry a collective and rank; matches are numbers in such an array. Only the columns of
-`collectives` are read. Nothing here needs clocks to agree: wall clocks only tell recordings apart that lie more
-than a minute from each other.
+Matching does not need aligned clocks. Wall clocks only separate recordings more than a minute apart.
 """
 
 from __future__ import annotations
@@ -19,34 +17,34 @@ from rankscope.store.collectives.entries import Collectives, Unmatched
 
 
 def match_collectives(found: Collectives, session: Ints) -> Collectives:
-    """Number the matches. `era` tells recordings apart that cannot have met: nothing matches across."""
+    """Number the matches. Entries match only within one recording session (`loading.recording_sessions`)."""
     if len(found.rank) == 0:
         return found
     solo = np.array([group.size == 1 for group in found.groups])[found.group]
     two_sided = np.isin(found.kind, [KINDS.index(kind) for kind in POINT_TO_POINT])
-    lonely = two_sided & (found.peer == NONE)
+    no_peer = two_sided & (found.peer == NONE)
     seq = _sequence(found, session, ~solo & ~two_sided)
     keys = _keys(found, session, seq, two_sided)
-    open_rows = ~solo & ~lonely & (two_sided | (seq != NONE))
+    open_rows = ~solo & ~no_peer & (two_sided | (seq != NONE))
     match = np.full(len(found.rank), NONE)
     match[open_rows] = _number([key[open_rows] for key in keys], found.rank[open_rows])
     differ = _kinds_differ(match, found.kind, two_sided)
     reasons = {
-        "of a group of one rank": solo,
-        "point-to-point, and the file does not tell the other rank": lonely,
-        "other ranks run another kind of collective at that place": differ,
+        "their process group has one rank": solo,
+        "point-to-point without a recorded peer": no_peer,
+        "other ranks run another kind of collective at that position": differ,
     }
     match[differ] = NONE
     missing = _peers_missing(found)
-    reasons["the files of the other ranks of their group are not here"] = (match == NONE) & missing
-    reasons["no other rank has one at that place"] = match == NONE
+    reasons["no other rank of their process group has a file"] = (match == NONE) & missing
+    reasons["no other rank has a collective at that position"] = match == NONE
     return replace(
-        found, seq=found.seq, match=_renumber(match, found.start), unmatched=_account(found, reasons)
+        found, seq=found.seq, match=_renumber(match, found.start), unmatched=_count_unmatched(found, reasons)
     )
 
 
 def _sequence(found: Collectives, session: Ints, wanted: Mask) -> Ints:
-    """Sequence numbers; where a rank's file has none in a group, those that order gives."""
+    """Sequence numbers. Where a rank's file has none in a group, they follow from the order."""
     seq: Ints = found.seq.copy()
     seq[~wanted] = NONE
     place = session * len(found.groups) + found.group
@@ -58,7 +56,7 @@ def _sequence(found: Collectives, session: Ints, wanted: Mask) -> Ints:
 
 
 def _keys(found: Collectives, session: Ints, seq: Ints, two_sided: Mask) -> list[Ints]:
-    """What is equal in all entries of one match, and in no other entry of the same rank."""
+    """Keys that are equal in all entries of one match and differ between entries of one rank."""
     source = np.where(found.kind == KINDS.index("send"), found.rank, found.peer)
     target = np.where(found.kind == KINDS.index("send"), found.peer, found.rank)
     place = [
@@ -72,7 +70,7 @@ def _keys(found: Collectives, session: Ints, seq: Ints, two_sided: Mask) -> list
 
 
 def _number(keys: Sequence[Ints], rank: Ints) -> Ints:
-    """A number for each set of equal keys that at least two ranks have; NONE for the others."""
+    """A number for each set of equal keys on at least two ranks; NONE for the others."""
     if len(rank) == 0:
         return rank
     order = np.lexsort((rank, *reversed(keys)))
@@ -85,7 +83,7 @@ def _number(keys: Sequence[Ints], rank: Ints) -> Ints:
 
 
 def _kinds_differ(match: Ints, kind: Ints, two_sided: Mask) -> Mask:
-    """Entries of matches in which not all ranks do the same."""
+    """True for entries of matches whose ranks run different kinds of collectives."""
     rows = np.flatnonzero((match != NONE) & ~two_sided)
     if len(rows) == 0:
         return np.zeros(len(match), dtype=bool)
@@ -101,15 +99,15 @@ def _kinds_differ(match: Ints, kind: Ints, two_sided: Mask) -> Mask:
 
 def _peers_missing(found: Collectives) -> Mask:
     present = set(np.unique(found.rank).tolist())
-    alone = [
+    missing = [
         group.ranks is not None and len(present & set(group.ranks)) < min(2, len(group.ranks))
         for group in found.groups
     ]
-    return np.array(alone, dtype=bool)[found.group]
+    return np.array(missing, dtype=bool)[found.group]
 
 
 def _renumber(match: Ints, start: Ints) -> Ints:
-    """Matches counted in the order in which they first begin, without gaps."""
+    """Number the matches from 0 in the order of their first start."""
     rows = np.flatnonzero(match != NONE)
     if len(rows) == 0:
         return match
@@ -122,13 +120,13 @@ def _renumber(match: Ints, start: Ints) -> Ints:
     return result
 
 
-def _account(found: Collectives, reasons: dict[str, Mask]) -> tuple[Unmatched, ...]:
-    """Each entry under the first reason that applies."""
+def _count_unmatched(found: Collectives, reasons: dict[str, Mask]) -> tuple[Unmatched, ...]:
+    """Count each entry under the first reason that applies."""
     left = np.ones(len(found.rank), dtype=bool)
-    account = []
+    counts = []
     for why, mask in reasons.items():
         rows = mask & left
         left &= ~mask
         if rows.any():
-            account.append(Unmatched(why, int(rows.sum()), tuple(np.unique(found.rank[rows]).tolist())))
-    return tuple(account)
+            counts.append(Unmatched(why, int(rows.sum()), tuple(np.unique(found.rank[rows]).tolist())))
+    return tuple(counts)
