@@ -1,9 +1,11 @@
-"""What kind of collective a name stands for, in any of the spellings of c10d, NCCL, gloo and their kernels."""
+"""Kinds of collectives, and how to recognise them in the names used by c10d, NCCL, gloo and their kernels."""
 
 from __future__ import annotations
 
 import re
 from functools import cache
+
+from rankscope.sql import sql_text
 
 KIND_PATTERNS = (
     ("reduce_scatter", "reducescatter"),
@@ -19,17 +21,16 @@ KIND_PATTERNS = (
     ("scatter", "scatter"),
     ("reduce", "reduce"),
 )
-"""Kind, and what its name looks like in any spelling once all but the letters is taken out; the first wins."""
+"""Kind, and a pattern for its name in lower case with letters only. The first that matches wins."""
 
 OTHER = "other"
-"""The kind of what communicates but does not say how."""
-
+"""The kind of an operation whose name does not tell."""
 
 KINDS = (*(kind for kind, _ in KIND_PATTERNS), OTHER)
-"""All kinds; arrays hold the place in this list."""
+"""All kinds; arrays hold indices into this tuple."""
 
 TOGETHER = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")
-"""Kinds that no rank can leave before the last one has come: their ranks leave together."""
+"""Kinds that no rank can leave before the last rank has entered: all ranks leave at the same time."""
 
 POINT_TO_POINT = ("send", "recv")
 
@@ -38,22 +39,23 @@ _COMPILED = tuple((kind, re.compile(pattern)) for kind, pattern in KIND_PATTERNS
 
 @cache
 def kind_of(name: str) -> str | None:
-    """The kind a name stands for; None when it does not say."""
+    """The kind of collective that a name stands for, or None."""
     letters = re.sub("[^a-z]", "", name.lower())
     return next((kind for kind, pattern in _COMPILED if pattern.search(letters)), None)
 
 
 def kind_sql(text: str) -> str:
-    """The kind a name stands for, as a SQL expression; null when the name does not say."""
+    """The same as a SQL expression over `text`; null for other names."""
     letters = f"lower(regexp_replace({text}, '[^A-Za-z]', '', 'g'))"
     cases = " ".join(
-        f"WHEN regexp_matches({letters}, '{pattern}') THEN '{kind}'" for kind, pattern in KIND_PATTERNS
+        f"WHEN regexp_matches({letters}, {sql_text(pattern)}) THEN {sql_text(kind)}"
+        for kind, pattern in KIND_PATTERNS
     )
     return f"(CASE {cases} END)"
 
 
 def bus_factor(kind: str, ranks: int) -> float | None:
-    """busbw over algbw, as nccl-tests has it; None where bandwidth means nothing."""
+    """busbw divided by algbw, as nccl-tests defines them; None for kinds without a bandwidth."""
     if kind == "all_reduce":
         return 2 * (ranks - 1) / ranks
     if kind in ("all_gather", "reduce_scatter", "all_to_all", "gather", "scatter"):

@@ -30,7 +30,7 @@ _STEPS: dict[str, Steps] = {
     "count": ((1, ""),),
 }
 SCALABLE = frozenset(unit for unit, steps in _STEPS.items() if len(steps) > 1)
-"""The units that have larger and smaller ones, so that one has to be chosen."""
+"""Units with multiples, so that a multiple has to be chosen."""
 
 _SECOND_FACTORS = {"": 1.0, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 _BYTE_FACTORS = {
@@ -56,30 +56,30 @@ _COUNT_FACTORS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9}
 # What a 64-bit column can hold; also keeps '1e999999999' from being written out.
 _LARGEST = Decimal(2**63 - 1)
 
-# At three decimals a value below a tenth of the unit shows fewer than three significant digits.
+# With three decimals a value below a tenth of the unit shows fewer than three significant digits.
 READABLE = 0.1
 _MAX_DECIMALS = 3
 _MAX_DIGITS = 7
-# Past six digits before the point a column grows wider than a smaller unit is worth.
+# More than six digits before the point make a column too wide; the larger unit is kept instead.
 _MAX_IN_UNIT = 1_000_000
 
 
 @dataclass(frozen=True)
 class Scale:
-    """How a column is written: divided by `factor`, called `label`, with `decimals` digits."""
+    """How the values of a column are written: divided by `factor`, in `label`, with `decimals` decimals."""
 
     factor: int
     label: str
     decimals: int
 
     def format(self, value: float) -> str:
-        """The bare number, for below a heading. '0' is none at all, '0.000' too little to show."""
+        """The number without its unit. '0' is exactly zero, '0.000' is too small to show."""
         return "0" if not value else _fixed(value / self.factor, self.decimals)
 
 
 def _fixed(value: float, decimals: int) -> str:
     text = f"{value:,.{decimals}f}"
-    # '-0.0' is a rounding artefact, not a sign that means anything.
+    # '-0.0' is a rounding artefact.
     return text[1:] if text.startswith("-") and not text.strip("-0.,") else text
 
 
@@ -88,7 +88,7 @@ def _digits_before_point(value: float) -> int:
 
 
 def _decimals(low: float, high: float) -> int:
-    """Digits after the point that give `low` four significant ones and `high` no more than seven; 1 to 3."""
+    """Decimals, 1 to 3, that give `low` four significant digits and `high` at most seven."""
     wanted = 4 - _digits_before_point(low) if low >= 1 else _MAX_DECIMALS
     return max(1, min(wanted, _MAX_DIGITS - _digits_before_point(high)))
 
@@ -100,8 +100,8 @@ def _sizes(values: Iterable[float]) -> list[float]:
 def choose_scale(unit: str, values: Iterable[float]) -> Scale:
     """One unit for many values.
 
-    The largest value decides, and a smaller unit is taken where a quarter of the values would otherwise show
-    fewer than three digits: one kernel of 12 ms must not turn a hundred of 3 µs into '0.003'.
+    The largest value decides. A smaller unit is used if a quarter of the values would otherwise show fewer than
+    three digits: one kernel of 12 ms must not turn a hundred of 3 µs into '0.003'.
     """
     steps = _STEPS[unit]
     sizes = _sizes(values)
@@ -121,7 +121,7 @@ def choose_scale(unit: str, values: Iterable[float]) -> Scale:
 
 
 def decimals_for(unit: str, factor: int, values: Iterable[float]) -> int:
-    """Digits after the point for `values` shown in `factor` of `unit`: whole numbers stay whole."""
+    """Decimals for `values` shown in `factor` of `unit`: integers get none."""
     if unit == "percent":
         return 1  # as nsys prints it
     sizes = _sizes(values)
@@ -134,7 +134,7 @@ def _scaled(value: float, steps: Steps, digits: int) -> str:
     if not math.isfinite(value):
         return "-"
     index = next((i for i, (factor, _) in enumerate(steps) if abs(value) >= factor), len(steps) - 1)
-    # 999,999.9 ns is '1.000 ms': what rounds up to a thousand belongs to the next unit.
+    # 999,999.9 ns is '1.000 ms': a value that rounds up to a thousand is shown in the next unit.
     if index and round(abs(value) / steps[index][0], digits) >= steps[index - 1][0] / steps[index][0]:
         index -= 1
     factor, unit = steps[index]
@@ -148,7 +148,7 @@ def format_ns(nanoseconds: float, digits: int = 3) -> str:
 
 
 def format_bytes(count: float, digits: int = 2) -> str:
-    """A size in powers of ten (1 GB = 1e9 bytes), as NCCL and disks count."""
+    """A size in powers of ten (1 GB = 1e9 bytes), as NCCL uses them."""
     return _scaled(count, _STEPS["bytes"], digits)
 
 
@@ -170,7 +170,7 @@ def format_count(count: float) -> str:
 
 
 def format_plain(value: float) -> str:
-    """A number without a unit. Whole ones are labels more often than amounts (rank, pid): no separators."""
+    """A number without a unit. Integers are mostly labels (rank, pid), so they get no separators."""
     if isinstance(value, int):
         return str(value)
     if value and not 1e-4 <= abs(value) < 1e15:
@@ -182,7 +182,7 @@ def format_plain(value: float) -> str:
 
 
 def format_value(unit: str, value: float) -> str:
-    """One value with its own unit, for a column whose cells have nothing in common."""
+    """One value with its own unit, for a column without a common unit."""
     if unit == "ns":
         return format_ns(value)
     if unit == "bytes":
@@ -198,9 +198,9 @@ def _parse(text: str, factors: dict[str, int], what: str, hint: str) -> Decimal:
     if not match or match[2] not in factors:
         raise UsageError(f"'{text}' is not {what}", hint=hint)
     try:
-        # Decimal and not float: 9007199254740993 must come back as itself.
+        # Decimal and not float: 9007199254740993 must stay exact.
         value = Decimal(match[1]) * factors[match[2]]
-    except ArithmeticError:  # '1.2.3', or an exponent that even Decimal cannot hold
+    except ArithmeticError:  # '1.2.3', or an exponent too large for Decimal
         raise UsageError(f"'{text}' is not {what}", hint=hint) from None
     if value > _LARGEST:
         raise UsageError(f"'{text}' is too large", why="It does not fit into 64 bits.", hint=hint)
@@ -213,7 +213,7 @@ def parse_bytes(text: str) -> int:
 
 
 def parse_power_bytes(text: str) -> int:
-    """'8', '1K', '64M', '1G' as bytes in powers of two, as nccl-tests reads them; '1MB' is a million all the same."""
+    """'8', '1K', '64M', '1G' as bytes in powers of two, as in nccl-tests; '1MB' is 1,000,000."""
     powers = {"k": 2**10, "m": 2**20, "g": 2**30}
     return int(_parse(text, {**_BYTE_FACTORS, **powers}, "a size", "Write it like 8, 1K, 64M or 1G."))
 
@@ -236,13 +236,13 @@ def parse_count(text: str) -> int:
 
 
 def parse_flop_rate(text: str) -> float:
-    """'989TF', '989 TFLOP/s' or '9.89e14' as FLOP a second."""
+    """'989TF', '989 TFLOP/s' or '9.89e14' as FLOP/s."""
     hint = "Write it like 989TF or 67 TFLOP/s."
     return float(_parse(_without_per_second(text), _FLOP_FACTORS | {"": 1}, "a rate of FLOP/s", hint))
 
 
 def parse_byte_rate(text: str) -> float:
-    """'4.8TB/s', '900 GB/s' or '4.8TB' as bytes a second."""
+    """'4.8TB/s', '900 GB/s' or '4.8TB' as bytes/s."""
     hint = "Write it like 4.8TB/s or 900GB/s."
     return float(_parse(_without_per_second(text), _BYTE_FACTORS, "a bandwidth", hint))
 
@@ -260,7 +260,7 @@ def parse_percent(text: str) -> float:
 
 
 def display_width(text: str) -> int:
-    """Terminal cells that `text` takes: 2 for wide characters, 0 for combining marks."""
+    """Terminal cells that `text` occupies: 2 for wide characters, 0 for combining marks."""
     return len(text) if text.isascii() else sum(map(_cell_width, text))
 
 
@@ -271,9 +271,9 @@ def _cell_width(char: str) -> int:
 
 
 def shorten_middle(text: str, width: int) -> str:
-    """Cut the middle out of a long name, to at most `width` terminal cells.
+    """Remove the middle of a long name, to at most `width` terminal cells.
 
-    Both ends of a kernel's name tell it apart; the beginning says more, so it gets three fifths.
+    Kernel names differ at both ends, more often at the beginning, which gets three fifths of the width.
     """
     if display_width(text) <= width:
         return text
@@ -287,7 +287,7 @@ def shorten_middle(text: str, width: int) -> str:
 
 
 def _take(text: str, width: int) -> str:
-    """The longest beginning of `text` that fits into `width` cells."""
+    """The longest prefix of `text` that fits into `width` cells."""
     used = 0
     for index, char in enumerate(text):
         used += _cell_width(char)

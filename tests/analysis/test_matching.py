@@ -16,7 +16,7 @@ from rankscope.analysis.across_ranks.collective_waits import waits
 from rankscope.analysis.core.scope import Scope
 from rankscope.bench.synthetic import Plan, Straggler, write
 from rankscope.collective_kinds import KINDS
-from rankscope.store.collectives.matching import NONE
+from rankscope.store.arrays import NONE
 from rankscope.store.ingest import ingest
 from rankscope.store.run import Run
 
@@ -91,7 +91,9 @@ def test_one_rank_has_nothing_to_match(tmp_path: Path) -> None:
     rows = Run(ingest([tmp_path / "run"])).collectives
     assert rows.count == 0
     ((why, count, ranks),) = [(u.why, u.count, u.ranks) for u in rows.unmatched]
-    assert "not here" in why and count == len(rows.rank) and ranks == (0,)
+    assert (
+        "no other rank of their process group has a file" in why and count == len(rows.rank) and ranks == (0,)
+    )
 
 
 def bare(path: Path) -> None:

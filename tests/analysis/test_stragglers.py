@@ -19,7 +19,7 @@ from rankscope.analysis.across_ranks.blame import range_argmax
 from rankscope.analysis.core.result import Result
 from rankscope.analysis.core.scope import Scope
 from rankscope.bench.synthetic import Plan, Straggler, write
-from rankscope.store.collectives.matching import NONE
+from rankscope.store.arrays import NONE
 from rankscope.store.ingest import ingest
 from rankscope.store.run import Run
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from rankscope.atomic_files import create_json
 from rankscope.capture.run_folder import (
     claim_rank,
-    create_json,
     expand,
     open_run,
     rank_manifests,

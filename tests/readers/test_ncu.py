@@ -20,7 +20,7 @@ from rankscope.analysis import REPORTS
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.efficiency.ncu_metrics import measured_kernels, roofline_points
 from rankscope.errors import ReadError
-from rankscope.readers.ncu.units import base_value
+from rankscope.readers.ncu.csv_pages import base_value
 from rankscope.store.ingest import Options, ingest
 from rankscope.store.run import Run
 
@@ -220,7 +220,7 @@ def test_what_ncu_says_is_passed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv(tools.NCU_VARIABLE, fake_ncu(tmp_path, script))
     with pytest.raises(ReadError, match="ncu cannot read") as caught:
         ingest([report_file(tmp_path)])
-    assert "2024.1.1.0 says: Failed to load report file." in caught.value.why
+    assert "2024.1.1.0: Failed to load report file." in caught.value.why
     assert "newer Nsight Compute" in caught.value.hint
 
 

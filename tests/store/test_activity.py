@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rankscope.store.arrays import NONE
 from rankscope.store.device_activity import device_time
-from rankscope.store.nesting import NONE
 
 
 @given(st.lists(st.tuples(st.integers(-1, 30), st.booleans(), st.integers(0, 9)), max_size=30))

@@ -91,7 +91,7 @@ def test_outliers_do_not_mislead(plan: tuple[str, list[int], list[float], int], 
     source = np.random.default_rng(seed + 1)
     late = source.random(len(seen.time)) < share / 2
     time = seen.time + np.where(late, source.integers(1_000_000, 9_000_000, len(late)), 0)
-    found = fit(Sightings(seen.moment, seen.clock, time, seen.sort), 4)
+    found = fit(Sightings(seen.moment, seen.clock, time, seen.noise_class), 4)
     assert np.abs(ahead(found, found.center_ns) - (offset + drift * found.center_ns)).max() < 2_000
 
 
@@ -111,7 +111,7 @@ def test_a_good_group_outweighs_a_bad_one() -> None:
         np.concatenate([good.moment, bad.moment + 40]),
         np.concatenate([good.clock, bad.clock]),
         np.concatenate([good.time, bad.time]),
-        np.concatenate([good.sort, bad.sort + 1]),
+        np.concatenate([good.noise_class, bad.noise_class + 1]),
     )
     assert abs(fit(seen, 2).offset[1] - 40_000) < 2_000
 

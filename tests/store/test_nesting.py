@@ -6,7 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankscope.store.nesting import NONE, Nesting, nest
+from rankscope.store.arrays import NONE
+from rankscope.store.nesting import Nesting, nest
 
 SLICES = st.lists(
     st.tuples(st.integers(0, 2), st.integers(0, 12), st.sampled_from([-3, 0, 0, 1, 2, 3, 8, 12])), max_size=14

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from rankscope.atomic_files import write_json
 from rankscope.capture.job_name import script_name
-from rankscope.capture.run_folder import write_json
 from rankscope.errors import UsageError
 from rankscope.tools import NCU_PASSES
 

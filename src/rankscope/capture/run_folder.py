@@ -7,13 +7,12 @@ writers is decided by link(2), which is atomic there. Only the rank itself write
 from __future__ import annotations
 
 import json
-import os
 import re
-import socket
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from rankscope.atomic_files import create_json, write_json
 from rankscope.errors import CaptureError
 
 FORMAT = 1
@@ -60,31 +59,6 @@ def read_json(path: Path) -> Manifest | None:
     except (OSError, ValueError):
         return None
     return value if isinstance(value, dict) else None
-
-
-def write_json(path: Path, value: Manifest) -> None:
-    """Replace a file atomically."""
-    temporary = _write_temporary(path, value)
-    temporary.replace(path)
-
-
-def create_json(path: Path, value: Manifest) -> bool:
-    """Write a file unless it exists already; exactly one of several writers gets True."""
-    temporary = _write_temporary(path, value)
-    try:
-        os.link(temporary, path)
-    except FileExistsError:
-        return False
-    except OSError:
-        # No hard links here (some FUSE and SMB mounts): O_EXCL, which is equally safe on a local disk.
-        try:
-            with path.open("x", encoding="utf-8") as file:
-                file.write(temporary.read_text(encoding="utf-8"))
-        except FileExistsError:
-            return False
-    finally:
-        temporary.unlink(missing_ok=True)
-    return True
 
 
 def open_run(folder: Path, manifest: Manifest, *, force: bool) -> bool:
@@ -168,17 +142,3 @@ def _remove_other_jobs(folder: Path, job: str) -> None:
             if isinstance(name, str) and Path(name).name == name:
                 (folder / name).unlink(missing_ok=True)
         path.unlink(missing_ok=True)
-
-
-def _write_temporary(path: Path, value: Manifest) -> Path:
-    temporary = path.with_name(f".{path.name}.{socket.gethostname()}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("w", encoding="utf-8") as file:
-            json.dump(value, file, indent=1)
-            file.write("\n")
-            file.flush()
-            os.fsync(file.fileno())
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
-    return temporary

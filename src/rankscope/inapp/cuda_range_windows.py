@@ -11,10 +11,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from rankscope.atomic_files import write_json
 from rankscope.capture.plan import Plan
 from rankscope.capture.rank import Identity
 from rankscope.capture.rank_files import RankFiles
-from rankscope.capture.run_folder import rank_stem, write_json
+from rankscope.capture.run_folder import rank_stem
 from rankscope.errors import CaptureError
 from rankscope.inapp.recorder import Recording, Region
 

@@ -1,4 +1,7 @@
-"""Readers: one file a format, found by name first and then by structure."""
+"""Readers: one module or sub-package per file format, and the registry that finds the reader of a file.
+
+The store calls `find_reader`, `identities` and `open_part`. Readers import neither the store nor each other.
+"""
 
 from __future__ import annotations
 
@@ -37,30 +40,29 @@ __all__ = [
 ]
 
 READERS: tuple[Reader, ...] = (KINETO, NSYS, NSYS_REPORT, NCU, FLIGHT_READER, SNAPSHOT)
-_GLANCE = 1 << 16
+_HEAD_BYTES = 1 << 16
 _TRACE_NAMES = (".json", ".json.gz", ".sqlite", ".nsys-rep", ".qdrep", ".ncu-rep", *PICKLE_NAMES)
 
 
 def looks_like_a_trace(path: Path) -> bool:
-    """By its name: would a user expect this file to be read? Capture's own manifests are not traces.
+    """Judge a file by its name: True if a user would expect it to be read. Capture's manifests are not traces.
 
-    Anything may be called .csv, so of those the first line decides.
+    A .csv file can be anything, so its content decides.
     """
     if path.name.endswith(".csv"):
         with path.open("rb") as file:
-            return NCU_CSV_HEADER.search(file.read(_GLANCE)) is not None
+            return NCU_CSV_HEADER.search(file.read(_HEAD_BYTES)) is not None
     if not path.suffix or path.suffix[1:].isdigit():  # flight-recorder dumps: _dump_3, nccl_trace_rank_3
         return rank_from_name(path) is not None
     return path.name.endswith(_TRACE_NAMES) and not path.name.endswith("rankscope.json")
 
 
 def find_reader(path: Path) -> Reader:
-    """The reader of this file, or NotATraceError that says what the file is instead."""
-    head, damage = read_head(path, _GLANCE)
+    """The reader of this file. Raises NotATraceError, which describes what the file is instead."""
+    head, damage = read_head(path, _HEAD_BYTES)
     if not head:
         why = (
-            damage.capitalize()
-            or "It has no bytes; a job killed before it wrote its trace leaves such a file"
+            damage.capitalize() or "It has 0 bytes, as after a job that was killed before it wrote its trace"
         )
         raise EmptyTraceError(
             f"{path} is empty", why=f"{why}.", hint="Capture this rank again, or leave the file out."
@@ -79,7 +81,7 @@ def _not_a_trace(path: Path, head: bytes) -> NotATraceError:
     if is_pickle(head):
         return NotATraceError(
             f"{path} is a pickle, but neither a memory snapshot nor a flight-recorder dump",
-            why="It names nothing that torch puts into those. Nothing of it was loaded.",
+            why="It has none of the keys that torch writes into those. Nothing of it was loaded.",
             hint=known,
         )
     if head.lstrip()[:1] in (b"{", b"["):

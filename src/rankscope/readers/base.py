@@ -1,4 +1,4 @@
-"""What a reader is: it recognises a file, says whose it is, and yields its events in batches of SQL."""
+"""The interface of a reader: it recognises a file, identifies its rank, and yields its events as batches of SQL."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rankscope.model import Table
 
 _MAX_EXAMPLES = 5
 _RANK_IN_NAME = re.compile(r"(?:^|[^a-z0-9])rank[-_]?(\d{1,6})(?!\d)|-(\d{1,6})-of-\d", re.IGNORECASE)
-# Reports of nsys and ncu are named by `-o name_%q{RANK}`, flight-recorder dumps _dump_3.
+# nsys and ncu reports are commonly written with `-o name_%q{RANK}`; flight-recorder dumps are named _dump_3.
 _RANK_AT_END = re.compile(
     r"_(\d{1,5})\.(?:nsys-rep|sqlite|ncu-rep)$|_dump_(\d{1,6})(?:\.[a-z.]+)?$", re.IGNORECASE
 )
@@ -20,26 +20,26 @@ _RANK_AT_END = re.compile(
 
 @dataclass(frozen=True)
 class TraceIdentity:
-    """Whose trace a file is, told from a glance at it."""
+    """The rank of a file and its origin, found without reading the whole file."""
 
     rank: int | None
     rank_source: str
-    """Where the rank comes from: 'distributedInfo', 'file name', or '' when it is not known."""
+    """Where the rank comes from: 'distributedInfo', 'file name', …; '' if it is not known."""
     world_size: int | None = None
     trace_id: str = ""
-    """Tells two captures apart; equal in two files means one was copied."""
+    """Differs between captures. If two files have the same id, one is a copy."""
     part: str = ""
-    """Which part of the file this is about, where one file holds several ranks; empty for the whole file."""
+    """Which part of a file with several ranks; empty for the whole file."""
 
 
 @dataclass
 class ReadReport:
-    """What reading cost: counted, shown by `ingest` and `doctor`, never silent."""
+    """Events that were lost or repaired, and other damage. `ingest` and `doctor` show it."""
 
     events_lost: int = 0
     events_repaired: int = 0
     damage: str = ""
-    """Why the file ended early; empty when it is whole."""
+    """Why the file ended early; empty if it is complete."""
     examples: list[str] = field(default_factory=list)
 
     def lose(self, why: str) -> None:
@@ -56,12 +56,12 @@ class ReadReport:
 
 
 class Batch(Protocol):
-    """Some of a file's events, as a SELECT with the columns of model.EVENTS. Batches may be read in parallel."""
+    """Some of a file's rows, as a SELECT with the columns of a table. Batches may be read in parallel."""
 
     def select(self) -> str: ...
 
     def select_repaired(self) -> str:
-        """The same when the first SELECT failed on its data: what is damaged is mended or left out, and counted."""
+        """The fallback if the first SELECT fails: damaged rows are repaired or left out, and counted."""
 
     def close(self) -> None: ...
 
@@ -71,18 +71,18 @@ class Reading(Protocol):
 
     report: ReadReport
     header: dict[str, Any]
-    """What the file says of itself; complete when the last batch was taken."""
+    """The file's own metadata; complete after the last batch."""
 
     def batches(self) -> Iterator[Batch]: ...
 
     def position(self) -> int:
-        """Bytes of the file consumed so far."""
+        """Bytes of the file read so far."""
 
     def clock_base_ns(self) -> int:
-        """What to add to ts_ns for nanoseconds since 1970."""
+        """Nanoseconds since 1970 at ts_ns = 0."""
 
     def further(self) -> Iterator[tuple[Table, Batch]]:
-        """Tables besides the events, as SELECTs with their columns; asked for after the last batch."""
+        """Tables besides the events. Called after the last batch."""
 
 
 class Reader(Protocol):
@@ -91,7 +91,7 @@ class Reader(Protocol):
     name: str
 
     def recognises(self, path: Path, head: bytes) -> bool:
-        """By name and by the first bytes (decompressed): is this file mine?"""
+        """True if the name or the first bytes (decompressed) are of this format."""
 
     def identify(self, path: Path) -> TraceIdentity: ...
 
@@ -100,7 +100,7 @@ class Reader(Protocol):
 
 @runtime_checkable
 class PartedReader(Protocol):
-    """A reader whose files may hold several ranks, as one nsys report of a whole node does."""
+    """A reader whose files may hold several ranks, such as the nsys report of a whole node."""
 
     def identify_parts(self, path: Path) -> list[TraceIdentity]: ...
 
@@ -108,19 +108,19 @@ class PartedReader(Protocol):
 
 
 def identities(reader: Reader, path: Path) -> list[TraceIdentity]:
-    """Whose trace a file is: one identity, or one for each rank in it."""
+    """The identity of a file, or one for each rank in it."""
     return reader.identify_parts(path) if isinstance(reader, PartedReader) else [reader.identify(path)]
 
 
 def open_part(reader: Reader, path: Path, part: str) -> Reading:
-    """One pass over the part of a file that an identity named."""
+    """One pass over the part of a file that an identity refers to."""
     return reader.open(path, part) if isinstance(reader, PartedReader) else reader.open(path)
 
 
 def rank_from_name(path: Path) -> int | None:
-    """rank-3, rank3, rank_3 or -3-of-8 in the file's name, or _3 and _dump_3 at the end of one that tools write so.
+    """The rank in a file's name: rank-3, rank3, rank_3 or -3-of-8; at its end _dump_3, and _3 for nsys and ncu.
 
-    None when it has none, or two that differ.
+    None without a rank, or with two different ones.
     """
     found = _RANK_IN_NAME.findall(path.name) or _RANK_AT_END.findall(path.name)
     ranks = {int(a or b) for a, b in found}

@@ -1,4 +1,4 @@
-"""A file's bytes in order, plain or gzip, with whatever could be had when the file ends too early."""
+"""Reads the bytes of a plain or gzip file in order. A damaged file yields the bytes before the damage."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from rankscope.errors import ReadError
 GZIP_MAGIC = b"\x1f\x8b"
 _COMPRESSED_PIECE = 1 << 20
 _INFLATED_PIECE = 1 << 16
-"""At most so much is lost before the place where the data is corrupt."""
+"""At most this much is lost before corrupt data."""
 
 
 class ByteStream(Protocol):
-    """Bytes from start to end; `damage` says why it ended early, if it did."""
+    """Bytes from start to end. `damage` is the reason if the file ended early."""
 
     damage: str
 
@@ -26,13 +26,13 @@ class ByteStream(Protocol):
         """Fill the buffer; returns how many bytes, fewer only at the end."""
 
     def position(self) -> int:
-        """Bytes of the file on disk consumed so far, for progress."""
+        """Bytes of the file on disk read so far, for progress."""
 
     def close(self) -> None: ...
 
 
 class PlainStream:
-    """An uncompressed file. Read, not mapped: a file cut short under a map kills the process."""
+    """An uncompressed file. It is not memory-mapped: truncating a mapped file would kill the process."""
 
     def __init__(self, path: Path) -> None:
         self.damage = ""
@@ -63,7 +63,7 @@ class PlainStream:
 
 
 class GzipStream:
-    """A gzip file of one or more members. A cut or corrupt file gives all that comes before the damage."""
+    """A gzip file of one or more members. A truncated or corrupt file yields the bytes before the damage."""
 
     def __init__(self, path: Path) -> None:
         from isal import igzip_lib
@@ -110,7 +110,7 @@ class GzipStream:
     def _next_member(self) -> bytes:
         rest = self._inflate.unused_data or self._file.read(_COMPRESSED_PIECE)
         if rest[:2] != GZIP_MAGIC:
-            # The end, or padding after the last member, which gzip tools ignore too.
+            # The end, or padding after the last member, which gzip tools also ignore.
             return self._stop("")
         self._inflate = self._new_member()
         self._pending = rest
@@ -132,7 +132,7 @@ class GzipStream:
 
 
 def open_stream(path: Path) -> ByteStream:
-    """Open by what the file starts with, not by its name."""
+    """Open as plain or gzip, depending on the first bytes and not on the name."""
     try:
         return GzipStream(path) if is_gzip(path) else PlainStream(path)
     except OSError as error:
@@ -140,7 +140,7 @@ def open_stream(path: Path) -> ByteStream:
 
 
 def read_head(path: Path, size: int) -> tuple[bytes, str]:
-    """The first bytes (decompressed), and what is wrong with the file if they end early."""
+    """The first bytes (decompressed), and the damage of the file if it ends within them."""
     stream = open_stream(path)
     try:
         return stream.read(size), stream.damage
@@ -156,11 +156,11 @@ def is_gzip(path: Path) -> bool:
 
 
 def cannot_read(path: Path, error: OSError) -> ReadError:
-    """The three-part error for a file the system will not give us."""
+    """The error for a file that the system refuses to read."""
     hints = {
-        FileNotFoundError: "Was it moved or deleted meanwhile? Check the path.",
+        FileNotFoundError: "It may have been moved or deleted. Check the path.",
         PermissionError: f"Ask for read permission: chmod a+r {path}",
-        IsADirectoryError: "Name the files inside it, or the folder of a whole run.",
+        IsADirectoryError: "Give the files inside it, or the folder of a whole run.",
     }
     hint = next(
         (text for kind, text in hints.items() if isinstance(error, kind)), "Check the disk and the path."

@@ -1,6 +1,6 @@
-"""NCCL flight-recorder dumps: what each rank had asked for, and how far it got, when the job hung.
+"""NCCL flight-recorder dumps: the last collectives of each rank and their state when the job hung.
 
-Torch writes one file a rank (TORCH_NCCL_DEBUG_INFO_TEMP_FILE, or _dump_3), a pickle; JSON when asked for it.
+Torch writes one file per rank (TORCH_NCCL_DEBUG_INFO_TEMP_FILE, or _dump_3), as a pickle or as JSON.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from rankscope.errors import ReadError
 from rankscope.model import EVENTS, FLIGHT, FLIGHT_GROUPS, Table
 from rankscope.readers.base import Batch, ReadReport, TraceIdentity, rank_from_name
 from rankscope.readers.byte_stream import open_stream
-from rankscope.readers.rows import RowBatch
+from rankscope.readers.row_batch import RowBatch
 from rankscope.readers.safe_pickle import Budget, integer, is_pickle, load_plain, text
 from rankscope.readers.stack_frames import own_line
 
-_MARKS = (b"collective_seq_id", b"nccl_version", b"pg_config", b"pg_status", b"comm_lib_version")
+_KEYS = (b"collective_seq_id", b"nccl_version", b"pg_config", b"pg_status", b"comm_lib_version")
 _TRACK = "NCCL flight recorder"
 _LARGEST_JSON = 1 << 30
 _PEERS = re.compile(r"(?:send|recv)\s*(\d+)\s*(?:->|<-)\s*(\d+)")
@@ -31,7 +31,7 @@ _ELEMENT_BYTES = {
 
 
 class FlightReading:
-    """One dump: entries as rows, and on the timeline."""
+    """One dump: its entries as rows and as events on the timeline."""
 
     def __init__(self, path: Path) -> None:
         self.report = ReadReport()
@@ -45,7 +45,7 @@ class FlightReading:
         budget = Budget(self._path, max(size, 1000))
         if not isinstance(dump.get("entries"), list):
             raise ReadError(
-                f"{self._path} is no flight-recorder dump",
+                f"{self._path} is not a flight-recorder dump",
                 why="It has no list of entries.",
                 hint="Torch writes dumps to TORCH_NCCL_DEBUG_INFO_TEMP_FILE when a collective times out.",
             )
@@ -68,12 +68,12 @@ class FlightReading:
         try:
             dump = json.loads(content)
         except (ValueError, RecursionError) as error:
-            why = f"It is damaged or cut short: {stream.damage or error}."
+            why = f"It is damaged or truncated: {stream.damage or error}."
             raise ReadError(f"cannot read {self._path}", why=why, hint="Capture this rank again.") from None
         return dump, len(content)
 
     def _tracks(self) -> Iterator[dict[str, Any]]:
-        """Names for the tracks: one a process group."""
+        """Names of the tracks, one per process group."""
         for group, description in sorted(
             {(row["group_name"] or "", row["group_description"] or "") for row in self._entries}
         ):
@@ -94,13 +94,13 @@ class FlightReading:
 
 
 class FlightReader:
-    """Dumps by what their first bytes name."""
+    """Recognises dumps by the keys in their first bytes."""
 
     name = "flight"
 
     def recognises(self, path: Path, head: bytes) -> bool:
         is_json = head.lstrip()[:1] == b"{" and b'"entries"' in head
-        return (is_pickle(head) or is_json) and any(mark in head for mark in _MARKS)
+        return (is_pickle(head) or is_json) and any(key in head for key in _KEYS)
 
     def identify(self, path: Path) -> TraceIdentity:
         rank = rank_from_name(path)
@@ -133,9 +133,9 @@ def _entry_row(entry: dict[Any, Any], budget: Budget) -> dict[str, Any]:
         "kind": kind.split(" ")[0] or "?",
         "peer": int(peers[2]) if peers else None,
         "is_p2p": is_p2p,
-        # gloo's entries stay scheduled to the end; what is retired is over on any backend.
+        # Entries of gloo stay "scheduled"; on every backend a retired entry has completed.
         "state": "completed" if entry.get("retired") is True else text(entry.get("state")) or "",
-        "created_ns": integer(entry.get("time_created_ns")) or None,  # JSON has 0 for what did not happen
+        "created_ns": integer(entry.get("time_created_ns")) or None,  # JSON dumps have 0 for "not yet"
         "started_ns": integer(entry.get("time_discovered_started_ns")) or None,
         "completed_ns": integer(entry.get("time_discovered_completed_ns")) or None,
         "duration_ns": _duration(entry),
@@ -164,7 +164,7 @@ def _sizes(value: Any, budget: Budget) -> list[list[int]]:
 
 
 def _bytes(shapes: list[list[int]], dtypes: list[str | None]) -> int | None:
-    """What goes in; None where a type is not known."""
+    """Size of the inputs; None if a type is unknown."""
     total = 0
     for shape, dtype in zip(shapes, [*dtypes, *[None] * len(shapes)], strict=False):
         width = _ELEMENT_BYTES.get((dtype or "").lower())
@@ -175,13 +175,13 @@ def _bytes(shapes: list[list[int]], dtypes: list[str | None]) -> int | None:
 
 
 def _group_rows(dump: dict[Any, Any], budget: Budget) -> list[dict[str, Any]]:
-    """Process groups by name; how far each got is told under the rank's own numbering of them."""
+    """Process groups by name, and their progress by the rank's own number of the group."""
     rows: list[dict[str, Any]] = []
     config = dump.get("pg_config")
     for name, about in config.items() if isinstance(config, dict) else ():
         if isinstance(about, dict):
             row = {
-                # gloo lists the default group without a name; its entries call it 0.
+                # gloo lists the default group without a name; its entries refer to it as 0.
                 "group_name": text(about.get("name")) or text(name) or "0",
                 "group_description": text(about.get("desc")),
             }
@@ -200,14 +200,14 @@ def _group_rows(dump: dict[Any, Any], budget: Budget) -> list[dict[str, Any]]:
 
 
 def _number(value: Any) -> int | None:
-    """A number, or the text of one, as JSON dumps have it."""
+    """A number, or a number as text, as in JSON dumps."""
     if isinstance(value, str) and re.fullmatch(r"-?\d{1,18}", value):
         return int(value)
     return integer(value)
 
 
 def _ranks(value: Any, budget: Budget) -> list[int] | None:
-    """A list, or the text of one: '[0, 1, 2]'."""
+    """A list, or a list as text: '[0, 1, 2]'."""
     if isinstance(value, str):
         return [int(number) for number in budget.take(re.findall(r"\d{1,9}", value))]
     ranks = [rank for item in budget.take(value) if (rank := integer(item)) is not None]
@@ -215,7 +215,7 @@ def _ranks(value: Any, budget: Budget) -> list[int] | None:
 
 
 def _event(row: dict[str, Any]) -> dict[str, Any]:
-    """What has ended is a slice, what has not a mark at the time it was asked for."""
+    """A slice for a completed entry; an instant at the start for one that has not completed."""
     begin = row["started_ns"] or row["created_ns"]
     ended = row["completed_ns"] is not None and begin is not None
     seq = row["p2p_seq"] if row["is_p2p"] else row["seq"]

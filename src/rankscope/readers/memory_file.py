@@ -1,7 +1,7 @@
-"""A stretch of memory that DuckDB reads as a JSON file: nothing is written to a disk.
+"""A file in memory, from which DuckDB reads text: nothing is written to disk.
 
-A Python file system (fsspec) would save one copy, but calls back into Python for every read, which costs 0.9 s of
-CPU per GB more, and makes DuckDB's binding list leaked objects at exit.
+A Python file system (fsspec) would save one copy, but it calls back into Python for every read, which costs 0.9 s of
+CPU per GB more, and DuckDB's binding then lists leaked objects at exit.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import tempfile
 from typing import IO
 
 from rankscope.host import has_descriptor_paths
+from rankscope.sql import sql_text
 
 
 class MemoryFile:
@@ -26,18 +27,18 @@ class MemoryFile:
             self._descriptor, self._path = self._named.fileno(), self._named.name
 
     def write_array(self, content: bytes | memoryview) -> str:
-        """Hold this text as a JSON array; returns the path to read it by, as SQL."""
+        """Store this text as a JSON array; returns the path of the file as SQL."""
         return self.write(b"[", content, b"]")
 
     def write(self, *pieces: bytes | memoryview) -> str:
-        """Hold these bytes; returns the path to read them by, as SQL."""
+        """Store these bytes; returns the path of the file as SQL."""
         os.ftruncate(self._descriptor, 0)
         os.lseek(self._descriptor, 0, os.SEEK_SET)
         for piece in pieces:
             rest = memoryview(piece)
             while rest:
                 rest = rest[os.write(self._descriptor, rest) :]
-        return f"'{self._path}'"
+        return sql_text(self._path)
 
     def close(self) -> None:
         if self._named is not None:

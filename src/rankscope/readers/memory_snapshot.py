@@ -1,4 +1,4 @@
-"""Torch's memory snapshots: who allocated what, the allocator's segments, and the history of both."""
+"""Torch's memory snapshots: the allocator's segments and blocks, and the history of allocations with their stacks."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Any
 from rankscope.errors import ReadError
 from rankscope.model import EVENTS, MEMORY_BLOCKS, MEMORY_SEGMENTS, MEMORY_STACKS, SNAPSHOT_CATEGORY, Table
 from rankscope.readers.base import Batch, ReadReport, TraceIdentity, rank_from_name
-from rankscope.readers.rows import RowBatch
+from rankscope.readers.row_batch import RowBatch
 from rankscope.readers.safe_pickle import Budget, integer, is_pickle, load_plain, text
 from rankscope.readers.stack_frames import op_name, own_line, python_lines
 
-_MARKS = (b"device_traces", b"segment_type", b"allocator_settings", b"segments")
+_KEYS = (b"device_traces", b"segment_type", b"allocator_settings", b"segments")
 _BATCH_ROWS = 50_000
 _CUDA = 1
-"""torch's number for the kind of device."""
-# What each action does to the totals: bytes in use, bytes held by the allocator.
+"""torch's number for this type of device."""
+# The sign with which each action changes the totals: bytes allocated, bytes reserved.
 _EFFECTS = {
     "alloc": (1, 0),
     "free_requested": (-1, 0),
@@ -30,7 +30,7 @@ _LIVE = "active_allocated"
 
 
 class SnapshotReading:
-    """One snapshot: its history on the timeline, its blocks, segments and stacks as tables."""
+    """One snapshot: its history as events, its blocks, segments and stacks as tables."""
 
     def __init__(self, path: Path) -> None:
         self.report = ReadReport()
@@ -44,11 +44,11 @@ class SnapshotReading:
         snapshot, size = load_plain(self._path)
         if not isinstance(snapshot.get("segments"), list):
             raise ReadError(
-                f"{self._path} is no memory snapshot",
+                f"{self._path} is not a memory snapshot",
                 why="It has no list of segments.",
                 hint="Write one with torch.cuda.memory._dump_snapshot(FILE), or with rankscope.memory_history().",
             )
-        # A stack is looked at once, four times over.
+        # Each distinct stack is walked four times.
         self._stacks.budget = Budget(self._path, 4 * max(size, 1000))
         budget = Budget(self._path, max(size, 1000))
         self._read_segments(snapshot["segments"], budget)
@@ -103,11 +103,11 @@ class SnapshotReading:
                     "state": text(block.get("state")),
                     "stack": self._stacks.number(_frames_of(block)),
                 })  # fmt: skip
-                if address is not None:  # older snapshots give sizes only: blocks follow each other
+                if address is not None:  # blocks of older snapshots have no address: they are contiguous
                     address = (address if at is None else at) + size
 
     def _history(self, device: int, entries: list[dict[Any, Any]]) -> Iterator[dict[str, Any]]:
-        """Totals are counted back from the end, which the snapshot knows: a history may begin late."""
+        """The totals at the start are computed backwards from the snapshot, since the history may be incomplete."""
         allocated, reserved = self._totals_at_start(device, entries)
         for entry in entries:
             action, size = text(entry.get("action")) or "", integer(entry.get("size")) or 0
@@ -149,7 +149,7 @@ class SnapshotReading:
 
 
 class Stacks:
-    """Stacks told apart, each kept once; most events share theirs. The pickle must live as long as this."""
+    """Distinct stacks, each stored once. They are identified by object ids, so the pickle must stay alive."""
 
     def __init__(self) -> None:
         self.budget: Budget
@@ -166,7 +166,7 @@ class Stacks:
         return self._by_list[id(frames)]
 
     def _number(self, frames: list[Any] | tuple[Any, ...]) -> int:
-        # Frames are shared objects too: which ones they are tells stacks apart without looking into them.
+        # Frames are shared objects too, so their ids identify a stack without comparing contents.
         key = tuple(map(id, self.budget.take(frames)))
         if key not in self._by_frames:
             lines = tuple(f"{file}({line}): {name}" for file, line, name in python_lines(frames, self.budget))
@@ -180,7 +180,7 @@ class Stacks:
 
 
 def _frames_of(block: dict[Any, Any]) -> Any:
-    """Of the block itself; older snapshots keep them in a history of the block."""
+    """The frames of a block; older snapshots have them in the block's history."""
     if block.get("frames"):
         return block["frames"]
     history = block.get("history")
@@ -189,12 +189,12 @@ def _frames_of(block: dict[Any, Any]) -> Any:
 
 
 class SnapshotReader:
-    """Snapshots by what their first bytes name."""
+    """Recognises snapshots by the keys in their first bytes."""
 
     name = "memory"
 
     def recognises(self, path: Path, head: bytes) -> bool:
-        return is_pickle(head) and any(mark in head for mark in _MARKS)
+        return is_pickle(head) and any(key in head for key in _KEYS)
 
     def identify(self, path: Path) -> TraceIdentity:
         rank = rank_from_name(path)

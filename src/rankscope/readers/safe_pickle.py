@@ -1,8 +1,8 @@
-"""Pickles from others, read without trusting them: only numbers, texts and plain containers can come out.
+"""Reads untrusted pickles: only numbers, strings and plain containers can come out.
 
 A pickle is a program. Every opcode that could reach a class or a function goes through find_class or
-persistent_load, and both refuse. What remains can still ask for absurd amounts of memory (a memo slot numbered two
-billion), so the load runs under a limit; it is done in a worker process, which a crash would end alone.
+persistent_load, and both refuse. A pickle can still demand huge amounts of memory (a memo slot numbered two
+billion), so the load runs under a memory limit, and in a worker process, so that a crash affects one file only.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ PICKLE_NAMES = (".pickle", ".pickle.gz", ".pkl", ".pkl.gz")
 _PROTOCOL_MARK = b"\x80"
 _LARGEST_CONTENT = 16 << 30
 _MEMORY_BYTES_PER_BYTE = 120
-"""An empty list is one byte in a pickle and 64 in memory, twice that with what holds it."""
+"""An empty list is one byte in a pickle and 64 in memory, about twice that with the reference to it."""
 _LEAST_MEMORY = 512 << 20
 _LONGEST_TEXT = 2000
 
 
 class _RefusedError(Exception):
-    """The pickle wants more than data."""
+    """The pickle contains more than data."""
 
 
 class _Plain(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
-        raise _RefusedError(f"it asks for {module}.{name}")
+        raise _RefusedError(f"it refers to {module}.{name}")
 
     def persistent_load(self, pid: Any) -> Any:
-        raise _RefusedError("it asks for an object outside of it")
+        raise _RefusedError("it refers to an object outside the file")
 
 
 class _Content:
-    """A stream as the unpickler wants it; counts, so that a small gzip file cannot grow without end."""
+    """A stream with the methods that the unpickler needs, and a size limit: a small gzip file may expand hugely."""
 
     def __init__(self, stream: ByteStream) -> None:
         self._stream = stream
@@ -74,12 +74,12 @@ class _Content:
 
 
 def is_pickle(head: bytes) -> bool:
-    """Protocol 2 and later say so in their first byte; torch writes no older ones."""
+    """True for pickles of protocol 2 and later, which start with a mark; torch writes no older ones."""
     return head[:1] == _PROTOCOL_MARK and head[1:2] in (b"\x02", b"\x03", b"\x04", b"\x05")
 
 
 def load_plain(path: Path) -> tuple[dict[Any, Any], int]:
-    """The dictionary a file holds, and how many bytes it is when unpacked; ReadError for anything else."""
+    """The dictionary in a file, and its size in bytes when unpacked. Raises ReadError for anything else."""
     stream = open_stream(path)
     content = _Content(stream)
     try:
@@ -88,14 +88,14 @@ def load_plain(path: Path) -> tuple[dict[Any, Any], int]:
     except _RefusedError as error:
         raise ReadError(
             f"{path} is not read",
-            why=f"It is a pickle that does more than hold data: {error}. Nothing of it was run.",
-            hint="If it is a snapshot of yours, write it again with torch.cuda.memory._dump_snapshot(FILE).",
+            why=f"The pickle contains more than data: {error}. Nothing of it was run.",
+            hint="If it is your snapshot, write it again with torch.cuda.memory._dump_snapshot(FILE).",
         ) from None
     except MemoryError:
         raise ReadError(
             f"{path} is not read",
-            why="Unpacking it takes far more memory than a file of its size can need.",
-            hint="It is damaged or made to do harm: leave it out, or capture again.",
+            why="Unpacking it takes far more memory than a file of this size should need.",
+            hint="It is damaged or malicious: leave it out, or capture again.",
         ) from None
     except (
         pickle.UnpicklingError,
@@ -120,7 +120,7 @@ def load_plain(path: Path) -> tuple[dict[Any, Any], int]:
         stream.close()
     if not isinstance(value, dict):
         raise ReadError(
-            f"{path} holds no dictionary",
+            f"{path} does not hold a dictionary",
             why=f"It holds a {type(value).__name__}.",
             hint="Torch's snapshots and flight-recorder dumps are dictionaries; leave this file out.",
         )
@@ -129,7 +129,7 @@ def load_plain(path: Path) -> tuple[dict[Any, Any], int]:
 
 @contextlib.contextmanager
 def _memory_limit(file_bytes: int) -> Iterator[None]:
-    """For this process, while it loads: what it has now, and what a file of this size can need."""
+    """Limit the memory of this process while it loads: what it uses now plus what a file of this size can need."""
     import resource
 
     now = address_space_bytes()
@@ -137,7 +137,7 @@ def _memory_limit(file_bytes: int) -> Iterator[None]:
         yield
         return
     before, hard = resource.getrlimit(resource.RLIMIT_AS)
-    # gzip packs such files by up to 1:100; repeated data needs no more memory for being repeated.
+    # gzip compresses such files by up to 1:100; repeated objects are shared and need no extra memory.
     allowed = now + max(_LEAST_MEMORY, min(file_bytes * _MEMORY_BYTES_PER_BYTE, physical_memory_bytes()))
     limits = [limit for limit in (allowed, before, hard) if limit != resource.RLIM_INFINITY]
     resource.setrlimit(resource.RLIMIT_AS, (min(limits), hard))
@@ -148,22 +148,22 @@ def _memory_limit(file_bytes: int) -> Iterator[None]:
 
 
 class Budget:
-    """How many rows a file may give: each costs it at least a byte, or it repeats itself to do harm."""
+    """Limits the number of rows of a file: each row takes at least one byte, unless the file refers to itself."""
 
     def __init__(self, path: Path, rows: int) -> None:
         self._path = path
         self._left = rows
 
     def take(self, items: Any) -> list[Any]:
-        """A list of the file, or [] where it has none."""
+        """The items as a list; [] if they are not a list or tuple."""
         if not isinstance(items, (list, tuple)):
             return []
         self._left -= len(items)
         if self._left < 0:
             raise ReadError(
                 f"{self._path} is not read",
-                why="It refers to itself so often that it unfolds to more rows than it has bytes.",
-                hint="It is damaged or made to do harm: leave it out, or capture again.",
+                why="It refers to itself so often that it expands to more rows than it has bytes.",
+                hint="It is damaged or malicious: leave it out, or capture again.",
             )
         return list(items)
 

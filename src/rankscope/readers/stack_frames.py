@@ -1,4 +1,4 @@
-"""Stack frames as torch records them, and the one line in them that a user wants to see."""
+"""Stack frames as torch records them, and the line and op in them that a report shows."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from rankscope.readers.safe_pickle import Budget, integer, text
 _LIBRARY = re.compile(
     r"site-packages/|dist-packages/|/lib/python3|<frozen|<string>|^torch/|importlib/|/rankscope/"
 )
-"""Not the user's own code."""
+"""Files that are not user code."""
 _OP = re.compile(r"\bat::_ops::(\w+?)(?:::(?:call|redispatch))")
 _BACKWARD = re.compile(r"autograd::generated::(?:details::)?(\w+Backward\d*)")
 
 
 def own_line(frames: Any, budget: Budget) -> str | None:
-    """'gpt.py(30): forward', as Kineto writes it: the innermost line of Python that is not a library's, else of any."""
+    """The innermost Python line in user code, else in any code, as Kineto writes it: 'gpt.py(30): forward'."""
     lines = python_lines(frames, budget)
     own = next((line for line in lines if not _LIBRARY.search(line[0])), lines[0] if lines else None)
     return f"{own[0].rpartition('/')[2]}({own[1]}): {own[2]}" if own else None
@@ -33,8 +33,7 @@ def python_lines(frames: Any, budget: Budget) -> list[tuple[str, int, str]]:
 
 
 def op_name(frames: Any, budget: Budget) -> str | None:
-    """The outermost operator that C++ frames name (aten::linear, not the aten::empty inside it), or the node of
-    autograd it was for."""
+    """The outermost operator in the C++ frames (aten::linear, not the aten::empty inside it), or the autograd node."""
     found = None
     for frame in budget.dicts(frames):
         name = text(frame.get("name")) or ""
@@ -45,5 +44,5 @@ def op_name(frames: Any, budget: Budget) -> str | None:
         if op:
             found = f"aten::{op[1]}"
         elif found and text(frame.get("filename")) and str(frame.get("filename")).endswith(".py"):
-            break  # Python called this op; what lies farther out is another call
+            break  # Python called this op; frames farther out belong to another call
     return found

@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
+from rankscope.atomic_files import write_json
 from rankscope.errors import RemoteError, StoreError
 from rankscope.remote.ssh import NOT_FOUND, Place, Ssh, check_remote, path_argument, rsync
-from rankscope.store.atomic_files import write_json
 from rankscope.store.layout import INDEX_FILE, STORE_NAME, Index
 
 _MANIFESTS = ("--include=/rankscope.json", "--include=/rank-*.rankscope.json", "--exclude=*")

@@ -1,1 +1,4 @@
-"""The store: raw traces read once into Parquet, opened as a Run."""
+"""The store: raw traces are read once into Parquet (`ingest`) and opened as a `run.Run`.
+
+Analyses, views and front ends call those two modules. The store imports readers, and nothing above itself.
+"""

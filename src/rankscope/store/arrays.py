@@ -1,4 +1,7 @@
-"""Rows of integers as single numbers: sorting one column is many times faster than sorting rows."""
+"""Array types of the store, and grouping of rows of integers.
+
+A row is packed into one integer: sorting one column is many times faster than sorting rows.
+"""
 
 from __future__ import annotations
 
@@ -8,18 +11,29 @@ import numpy as np
 from numpy.typing import NDArray
 
 Ints = NDArray[np.int64]
-_MOST = 1 << 62
+Floats = NDArray[np.float64]
+Mask = NDArray[np.bool_]
+
+NONE = -1
+"""Stands for null in arrays of indices, ids and numbers."""
+
+_MAX_CODES = 1 << 62
 
 
 def number_rows(columns: Sequence[Ints]) -> tuple[Ints, Ints]:
-    """The distinct rows in order, and for each row the place of its like among them (np.unique by axis)."""
+    """The distinct rows in order, and for each row its index among them.
+
+    As np.unique(np.stack(columns, axis=1), axis=0, return_inverse=True).
+    """
     if len(columns[0]) == 0:
         return np.empty((0, len(columns)), dtype=np.int64), np.empty(0, dtype=np.int64)
     code, used = np.zeros(len(columns[0]), dtype=np.int64), 1
     for column in columns:
         low, high = int(column.min()), int(column.max())
-        place, width = column - low, high - low + 1
-        if used * width >= _MOST:  # too wide: number what is there
+        width = high - low + 1
+        if used * width < _MAX_CODES:
+            place = column - low
+        else:  # too many possible rows for 64 bits: count the values that occur
             code, used = _dense(code)
             place, width = _dense(column)
         code = code * width + place
@@ -31,3 +45,21 @@ def number_rows(columns: Sequence[Ints]) -> tuple[Ints, Ints]:
 def _dense(values: Ints) -> tuple[Ints, int]:
     known, place = np.unique(values, return_inverse=True)
     return place.reshape(-1).astype(np.int64), len(known)
+
+
+def count_before(keys: Sequence[Ints], time: Ints) -> Ints:
+    """For each entry, how many entries with the same keys have an earlier time."""
+    order = np.lexsort((time, *reversed(keys)))
+    first = np.maximum.accumulate(
+        np.where(starts_group([key[order] for key in keys]), np.arange(len(order)), 0)
+    )
+    count = np.empty(len(order), dtype=np.int64)
+    count[order] = np.arange(len(order)) - first
+    return count
+
+
+def starts_group(sorted_keys: Sequence[Ints]) -> Mask:
+    """True at each entry whose keys differ from those of the entry before it."""
+    new = np.ones(len(sorted_keys[0]), dtype=bool)
+    new[1:] = np.any([key[1:] != key[:-1] for key in sorted_keys], axis=0)
+    return new

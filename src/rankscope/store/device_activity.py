@@ -1,6 +1,6 @@
-"""Device activity with what launched it, ops with the device time they launched, ops whose work can be told.
+"""Writes slices with the device time of ops, device activity with its launch and op, and ops with a FLOP formula.
 
-All of this could be joined together later, from slices and events; it is done here once, where it costs an index.
+Reports could join these tables from slices and events. Here, where the links are arrays, the join is an index.
 """
 
 from __future__ import annotations
@@ -8,10 +8,12 @@ from __future__ import annotations
 import numpy as np
 
 from rankscope.model import ALLOCATING_OP_PATTERN, COMPUTING, GPU, GPU_CATEGORIES, SLICES
-from rankscope.store.linking import Links, Mask, follow, slice_at
-from rankscope.store.nesting import NONE, Ints, Nesting
+from rankscope.sql import sql_text
+from rankscope.store.arrays import NONE, Ints, Mask
+from rankscope.store.linking import Links, follow, slice_at
+from rankscope.store.nesting import Nesting
 from rankscope.store.slices import SliceColumns, ids_of, write_slices
-from rankscope.store.workspace import Workspace, sql_text
+from rankscope.store.workspace import Workspace
 
 
 def write_activity(
@@ -53,14 +55,16 @@ def _write_gpu(
         "op_track": follow(op, slices.track),
         "line_code": follow(line, slices.name),
     }
-    told = {
+    known_by = {
         "launch_ns": "launch",
         "launch_dur_ns": "launch",
         "launch_track": "launch",
         "op_ns": "op",
         "op_track": "op",
     }
-    nulls = ", ".join(f"CASE WHEN a.{by} <> {NONE} THEN a.{name} END AS {name}" for name, by in told.items())
+    nulls = ", ".join(
+        f"CASE WHEN a.{by} <> {NONE} THEN a.{name} END AS {name}" for name, by in known_by.items()
+    )
     write_slices(
         workspace,
         {name: values[gpu] for name, values in numbers.items()} | more,
@@ -71,13 +75,13 @@ def _write_gpu(
 
 
 def device_time(op: Ints, is_gpu: Mask, duration: Ints) -> tuple[Ints, Ints]:
-    """Per slice: the device activity it launched as the innermost op, and all that was launched inside it."""
+    """For each slice: the device time it launched as the innermost op, and that including the ops inside it."""
     launched = np.flatnonzero(is_gpu & (op != NONE))
     own = np.zeros(len(op), dtype=np.int64)
     np.add.at(own, op[launched], duration[launched])
     total = own.copy()
     at, time = np.flatnonzero(own), own[np.flatnonzero(own)]
-    while len(at):  # handed from each op to the one around it
+    while len(at):  # add the time of each op to the op around it
         caller = op[at]
         inside = caller != NONE
         at, group = np.unique(caller[inside], return_inverse=True)
@@ -88,12 +92,12 @@ def device_time(op: Ints, is_gpu: Mask, duration: Ints) -> tuple[Ints, Ints]:
     return own, total
 
 
-def asking_ops(
+def allocating_ops(
     workspace: Workspace, slices: SliceColumns, nesting: Nesting, links: Links, track: Ints, time: Ints
 ) -> Ints:
-    """Ids of the ops that asked for memory at some moments: the innermost open then that does more than allocate.
+    """Ids of the ops responsible for allocations at given tracks and times.
 
-    Where all that are open only allocate, the innermost.
+    It is the innermost open op that does more than allocate, or the innermost if all of them only allocate.
     """
     pattern = f"regexp_matches(text, {sql_text(ALLOCATING_OP_PATTERN)})"
     names = [code for (code,) in workspace.rows(f"SELECT code FROM names WHERE {pattern}")]
@@ -101,7 +105,7 @@ def asking_ops(
     allocates = is_op & np.isin(slices.name, names)
     found = slice_at(nesting, slices.track, slices.time, slices.end, track, time)
     innermost = np.where((found != NONE) & ~is_op[found], follow(found, links.op), found)
-    asking = innermost
-    while (only := (asking != NONE) & allocates[asking]).any():
-        asking = np.where(only, links.op[asking], asking)
-    return ids_of(slices, np.where(asking != NONE, asking, innermost))
+    op = innermost
+    while (only_allocates := (op != NONE) & allocates[op]).any():
+        op = np.where(only_allocates, links.op[op], op)
+    return ids_of(slices, np.where(op != NONE, op, innermost))

@@ -1,4 +1,4 @@
-"""Raw traces into the store: each file once, ranks in parallel, nothing half-written ever visible."""
+"""Reads raw traces into the store: each file once, several at a time, each visible only when it is complete."""
 
 from __future__ import annotations
 
@@ -21,35 +21,35 @@ from rankscope.store.layout import (
     store_folder,
 )
 from rankscope.store.pool import run_tasks
-from rankscope.store.ranks import Assignment, assign, refuse_overlaps
-from rankscope.store.worker_protocol import Task
+from rankscope.store.rank_assignment import Assignment, assign, refuse_overlaps
+from rankscope.store.worker import Task
 
 Say = Callable[[str], None]
 
 _LEAST_MEMORY = 600_000_000
-"""What one worker's DuckDB is given at least."""
+"""Least memory for the DuckDB of a worker."""
 _WORKER_OVERHEAD = 900_000_000
-"""What a worker needs besides DuckDB: two blocks of the file and the arrays of a large rank."""
-_STALE_PREFIX = "incoming-"
+"""Memory of a worker besides DuckDB: two blocks of the file and the arrays of a large rank."""
+_INCOMING_PREFIX = "incoming-"
 
 
 @dataclass(frozen=True)
 class Options:
-    """How to read; every field has a sensible default."""
+    """How to read; every field has a default."""
 
     output: Path | None = None
-    """Put the store in this folder instead of beside the traces."""
+    """Write the store into this folder instead of the folder of the traces."""
     cache: Path | None = None
-    """Keep stores under this folder; for runs that cannot be written to."""
+    """Keep stores below this folder, for runs in read-only folders."""
     ranks: Mapping[Path, int] = field(default_factory=dict)
-    """Ranks said by the user, by file."""
+    """Ranks given by the user, by file."""
     jobs: int | None = None
-    """Files read at a time; from the cores and the memory when None."""
+    """Files read at the same time; None: as cores and memory allow."""
 
 
 @dataclass(frozen=True)
 class Watch:
-    """What is happening, for whoever shows it."""
+    """Callbacks that show the progress."""
 
     begin: Callable[[int, int], None] = lambda files, total_bytes: None
     advance: Callable[[Path, int, str], None] = lambda path, read, doing: None
@@ -59,18 +59,18 @@ class Watch:
 
 @dataclass(frozen=True)
 class Ingested:
-    """The outcome."""
+    """The result of `ingest`."""
 
     store: Path
     index: Index
     read: tuple[SegmentEntry, ...]
-    """Read in this call; empty when nothing had changed."""
+    """Segments read by this call; empty if nothing had changed."""
     problems: tuple[RankscopeError, ...]
-    """Files that could not be read; the rest was."""
+    """One error for each file that could not be read."""
 
 
 def ingest(paths: Sequence[Path], options: Options | None = None, watch: Watch | None = None) -> Ingested:
-    """Bring the store of these traces up to date and return it. Does nothing where nothing changed."""
+    """Bring the store of these traces up to date and return it. Unchanged files are not read again."""
     options, watch = options or Options(), watch or Watch()
     paths = [path.resolve() for path in paths]
     already = _opened_as_store(paths, options)
@@ -80,13 +80,13 @@ def ingest(paths: Sequence[Path], options: Options | None = None, watch: Watch |
     known = {entry.source for index in stores.values() for entry in index.segments if entry.is_current()}
     sources = find_sources(paths, known)
     store, index = _choose_store(paths, sources, stores, watch.say)
-    said = {path.resolve(): rank for path, rank in options.ranks.items()}
-    places, unopened = assign(sources.files, said, index)
+    given = {path.resolve(): rank for path, rank in options.ranks.items()}
+    places, unopened = assign(sources.files, given, index)
     kept, wanted = _split(places, index)
     skipped = (*sources.skipped, *unopened)
     if not wanted and len(kept) == len(index.segments):
         return Ingested(store, index, (), skipped)
-    _alone(wanted, watch.say)
+    _report_assumed_rank(wanted, watch.say)
     fresh, problems = _read(store, wanted, options.jobs, watch)
     refuse_overlaps([*kept, *fresh])
     if not kept and not fresh:
@@ -98,7 +98,7 @@ def ingest(paths: Sequence[Path], options: Options | None = None, watch: Watch |
 
 
 def _opened_as_store(paths: Sequence[Path], options: Options) -> Ingested | None:
-    """A run whose raw files are elsewhere or gone (fetched stores, ingest -o): the store alone is enough."""
+    """The store of a run whose raw files are elsewhere or deleted (fetched stores, ingest -o), else None."""
     if len(paths) != 1 or not paths[0].is_dir() or options.ranks:
         return None
     store = (
@@ -114,7 +114,7 @@ def _opened_as_store(paths: Sequence[Path], options: Options) -> Ingested | None
 
 
 def _possible_stores(paths: Sequence[Path], options: Options) -> dict[Path, Index]:
-    """Where the store may be and what is in it: the natural place, then the user's cache if that is read-only."""
+    """The possible stores and their indexes: the default place, and the user's cache if that is read-only."""
     store = store_folder(paths, options.output, options.cache)
     stores = [store]
     if not can_write(store) and not (options.output or options.cache):
@@ -125,7 +125,7 @@ def _possible_stores(paths: Sequence[Path], options: Options) -> dict[Path, Inde
 def _choose_store(
     paths: Sequence[Path], sources: Sources, stores: dict[Path, Index], say: Say
 ) -> tuple[Path, Index]:
-    """The natural place, unless it can neither be written to nor has all that is asked for."""
+    """The default place if it can be written to or already has every file, else the user's cache."""
     (store, index), *elsewhere = stores.items()
     current = {entry.source for entry in index.segments if entry.is_current()}
     if can_write(store) or current >= set(sources.files):
@@ -135,12 +135,12 @@ def _choose_store(
             f"cannot write to {store}", why="The folder is read-only.", hint="Name another one: --cache DIR"
         )
     fallback, found = elsewhere[0]
-    say(f"{paths[0]} cannot be written to: the store goes to {fallback} (--cache DIR puts it elsewhere)")
+    say(f"{paths[0]} cannot be written to; the store is in {fallback} (--cache DIR changes that)")
     return fallback, found
 
 
 def _split(places: list[Assignment], index: Index) -> tuple[list[SegmentEntry], list[Assignment]]:
-    """What is in the store and still true, and what must be read."""
+    """The segments that are up to date, and the files that must be read."""
     known = {
         (entry.source, entry.part, entry.rank, entry.segment): entry
         for entry in index.segments
@@ -151,20 +151,20 @@ def _split(places: list[Assignment], index: Index) -> tuple[list[SegmentEntry], 
     return kept, [place for key, place in keys.items() if key not in known]
 
 
-def _alone(wanted: list[Assignment], say: Say) -> None:
+def _report_assumed_rank(wanted: list[Assignment], say: Say) -> None:
     for place in wanted:
         if place.rank_source == "alone":
-            say(f"{place.path.name} does not say its rank; alone, it is a run of one: rank 0")
+            say(f"{place.path.name} has no rank; it is the only file, so it is read as rank 0")
 
 
 def _read(
     store: Path, wanted: list[Assignment], jobs: int | None, watch: Watch
 ) -> tuple[list[SegmentEntry], list[RankscopeError]]:
-    """Read files in worker processes; each result is moved into place as soon as it is whole."""
+    """Read files in worker processes. Each segment is moved into place as soon as it is complete."""
     try:
         store.mkdir(parents=True, exist_ok=True)
         _remove_stale(store)
-        incoming = Path(tempfile.mkdtemp(prefix=f"{_STALE_PREFIX}{os.getpid()}-", dir=store))
+        incoming = Path(tempfile.mkdtemp(prefix=f"{_INCOMING_PREFIX}{os.getpid()}-", dir=store))
     except OSError as error:
         raise StoreError(
             f"cannot write to {store}", why=f"{error.strerror}.", hint="Name another folder: --cache DIR"
@@ -195,7 +195,7 @@ def _read(
 
 
 def _share_machine(files: int, jobs: int | None) -> tuple[int, int, int]:
-    """How many files at a time, threads for each, and memory for each one's DuckDB."""
+    """The number of files at a time, and threads and DuckDB memory (bytes) for each."""
     cores = usable_cores()
     budget = available_memory_bytes() // 2
     most = max(1, min(cores, budget // (_LEAST_MEMORY + _WORKER_OVERHEAD)))
@@ -205,7 +205,7 @@ def _share_machine(files: int, jobs: int | None) -> tuple[int, int, int]:
 
 
 def _move_into_place(built: Path, target: Path) -> None:
-    """Put a whole segment where readers look; an older one makes way first."""
+    """Move a complete segment to its place in the store; an older one is removed first."""
     target.parent.mkdir(parents=True, exist_ok=True)
     if target.exists():
         shutil.rmtree(target)
@@ -213,15 +213,15 @@ def _move_into_place(built: Path, target: Path) -> None:
 
 
 def _remove_stale(store: Path) -> None:
-    """Folders left by a call that was killed; those of a running one stay."""
-    for folder in store.glob(f"{_STALE_PREFIX}*"):
-        pid = folder.name.removeprefix(_STALE_PREFIX).partition("-")[0]
+    """Remove the folders left by a process that was killed; keep those of running processes."""
+    for folder in store.glob(f"{_INCOMING_PREFIX}*"):
+        pid = folder.name.removeprefix(_INCOMING_PREFIX).partition("-")[0]
         if not (pid.isdigit() and process_exists(int(pid)) and int(pid) != os.getpid()):
             shutil.rmtree(folder, ignore_errors=True)
 
 
 def _remove_unlisted(store: Path, index: Index) -> None:
-    """Segments of files that are no longer part of the run."""
+    """Remove the segments of files that are no longer part of the run."""
     listed = {entry.folder for entry in index.segments}
     for folder in store.glob("rank=*/segment=*"):
         if str(folder.relative_to(store)) not in listed:

@@ -1,4 +1,4 @@
-"""Where things lie on disk: the store's folder for a run, its index, and the segments inside it."""
+"""Files on disk: the traces of a run, the folder of its store, the store's index and segments."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rankscope.atomic_files import write_json
 from rankscope.errors import EmptyTraceError, NotATraceError, RankscopeError, StoreError
 from rankscope.model import FORMAT_VERSION
 from rankscope.readers import find_reader, looks_like_a_trace
 from rankscope.readers.base import rank_from_name
-from rankscope.store.atomic_files import write_json
 
 INDEX_FILE = "store.json"
 STORE_NAME = ".rankscope"
 _EXPORTS = {".nsys-rep": (".sqlite",), ".ncu-rep": (".raw.csv", ".details.csv", ".csv")}
-"""What tools write from their reports: the same recording once more."""
+"""Files that tools export from their reports; they hold the same recording."""
 
 
 @dataclass(frozen=True)
 class SegmentEntry:
-    """One trace file in the store."""
+    """One trace file, or one rank's part of it, in the store."""
 
     rank: int
     segment: int
-    """Counts the files of a rank: torch writes one per active cycle."""
+    """Number of the file among those of its rank: torch writes one per active cycle."""
     rank_source: str
     manifest: dict[str, Any]
-    """What segment.json holds."""
+    """The content of segment.json."""
 
     @property
     def folder(self) -> str:
@@ -43,26 +43,26 @@ class SegmentEntry:
 
     @property
     def format(self) -> str:
-        """Which reader read it: kineto, ncu, …"""
+        """The name of the reader: kineto, ncu, …"""
         return str(self.manifest["reader"])
 
     @property
     def has_times(self) -> bool:
-        """Does the file place anything in time? An ncu report does not."""
+        """True if the file has timestamps; an ncu report does not."""
         return bool(self.manifest["timed"])
 
     @property
     def part(self) -> str:
-        """Which rank's part of the file; empty for all of it."""
+        """Which rank's part of the file; empty for the whole file."""
         return str(self.manifest["source"].get("part", ""))
 
     @property
     def unix_origin_ns(self) -> int:
-        """Nanoseconds since 1970 at which this segment's times are 0, by its own clock."""
+        """Time 0 of this segment in nanoseconds since 1970, by its own clock."""
         return int(self.manifest["clock_base_ns"]) + int(self.manifest["origin_ns"])
 
     def is_current(self) -> bool:
-        """Is the raw file still the one that was read? A file that is gone leaves the store valid."""
+        """True unless the raw file has changed since it was read. A deleted file leaves the segment valid."""
         if self.manifest["format"] != FORMAT_VERSION:
             return False
         try:
@@ -75,7 +75,7 @@ class SegmentEntry:
 
 @dataclass
 class Index:
-    """The segments that are whole; what is not listed here does not exist."""
+    """The list of complete segments. A folder that is not listed is ignored."""
 
     segments: list[SegmentEntry] = field(default_factory=list)
 
@@ -85,7 +85,7 @@ class Index:
 
     @staticmethod
     def load(store: Path) -> Index:
-        """The index; an empty one when there is none, or one of another format."""
+        """The index of a store; an empty one if there is none, or it has another format."""
         try:
             content = json.loads((store / INDEX_FILE).read_text(encoding="utf-8"))
             if content["format"] != FORMAT_VERSION:
@@ -103,16 +103,16 @@ class Index:
 
 @dataclass(frozen=True)
 class Sources:
-    """The trace files of a run, and those that were passed over, with the reason."""
+    """The trace files of a run, and an error for each file that was skipped."""
 
     files: tuple[Path, ...]
     skipped: tuple[RankscopeError, ...] = ()
 
 
 def find_sources(paths: Sequence[Path], known: Collection[Path] = ()) -> Sources:
-    """The traces named, or those in the folders named. A bad file among good ones is passed over and said.
+    """The given traces, and those in the given folders. Files that cannot be read are skipped and reported.
 
-    Known files are in a store and unchanged: they are not opened again, or every command would open every trace.
+    `known` files are in a store and unchanged. They are not opened: otherwise every command would open every trace.
     """
     files: list[Path] = []
     skipped: list[RankscopeError] = []
@@ -125,7 +125,7 @@ def find_sources(paths: Sequence[Path], known: Collection[Path] = ()) -> Sources
                 if file not in known:
                     find_reader(file)
             except NotATraceError as error:
-                # A configuration file beside the traces is nobody's problem; an empty trace is.
+                # Other JSON files beside the traces are ignored silently, empty traces are not.
                 if path.is_file() or isinstance(error, EmptyTraceError) or rank_from_name(file) is not None:
                     skipped.append(error)
             except RankscopeError as error:
@@ -138,7 +138,7 @@ def find_sources(paths: Sequence[Path], known: Collection[Path] = ()) -> Sources
 
 
 def _traces_in(folder: Path) -> list[Path]:
-    """The traces of a folder; of a report and its exports just one, the fullest export when it is not older."""
+    """The traces of a folder. Of a report and its exports one is used: the fullest export unless it is older."""
     found = sorted(path for path in folder.iterdir() if path.is_file() and looks_like_a_trace(path))
     times = {path: path.stat().st_mtime_ns for path in found}
 
@@ -165,19 +165,19 @@ def _no_traces(paths: Sequence[Path], skipped: list[RankscopeError]) -> Rankscop
     below = sorted({p.parent for path in paths if path.is_dir() for p in path.glob("*/*.json*")})
     return NotATraceError(
         f"no trace in {', '.join(map(str, paths))}",
-        why="rankscope looks for traces of torch.profiler and Chrome (*.json, *.json.gz), of nsys (*.nsys-rep, "
-        "*.sqlite) and ncu (*.ncu-rep, *.csv), memory snapshots (*.pickle) and flight-recorder dumps (_dump_N).",
+        why="rankscope reads traces of torch.profiler and Chrome (*.json, *.json.gz), nsys (*.nsys-rep, *.sqlite) "
+        "and ncu (*.ncu-rep, *.csv), memory snapshots (*.pickle) and flight-recorder dumps (_dump_N).",
         hint=f"Did you mean {below[0]}?"
         if below
-        else "Name the folder the profiler wrote to, or a trace file.",
+        else "Give the folder that the profiler wrote to, or a trace file.",
     )
 
 
 def store_folder(paths: Sequence[Path], output: Path | None, cache: Path | None) -> Path:
-    """Where the store of these sources lives (it need not exist yet).
+    """The folder of the store for these sources; it may not exist yet.
 
-    RUN/.rankscope for a folder, FILE.rankscope for a file, one folder beside the first for several files;
-    under the cache folder when one is given.
+    RUN/.rankscope for a folder, FILE.rankscope for a file, a folder beside the first file for several files.
+    With `cache`, a folder below it.
     """
     if output is not None:
         return output / STORE_NAME
@@ -190,7 +190,7 @@ def store_folder(paths: Sequence[Path], output: Path | None, cache: Path | None)
 
 
 def default_cache() -> Path:
-    """The user's cache folder, for runs that cannot be written to."""
+    """The user's cache folder, for runs in read-only folders."""
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "rankscope"
 
@@ -201,9 +201,9 @@ def _digest(paths: Sequence[Path]) -> str:
 
 
 def can_write(folder: Path) -> bool:
-    """Can this folder, or the nearest one above it that exists, take new files?"""
+    """True if files can be created in this folder, or in the nearest parent that exists."""
     while not folder.exists():
         folder = folder.parent
-    if not folder.stat().st_mode & 0o222:  # root could, but whoever took every write bit away meant it
+    if not folder.stat().st_mode & 0o222:  # root could write, but the folder is marked read-only
         return False
     return os.access(folder, os.W_OK | os.X_OK) and not os.statvfs(folder).f_flag & os.ST_RDONLY

@@ -1,6 +1,6 @@
-"""What belongs to what: kernel to launch to op, op to module and Python frame, everything to its step.
+"""Links between slices: kernel to launch and op, op to module and Python frame, slice to training step.
 
-Arrays in, arrays of indices out; NONE (-1) where there is nothing.
+Functions take arrays and return arrays of indices, with NONE (-1) for "no such slice".
 """
 
 from __future__ import annotations
@@ -10,15 +10,13 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
-from numpy.typing import NDArray
 
-from rankscope.store.nesting import NONE, Ints, Nesting, track_time_key
-
-Mask = NDArray[np.bool_]
+from rankscope.store.arrays import NONE, Ints, Mask
+from rankscope.store.nesting import Nesting, track_time_key
 
 
 def match_first(keys: Ints, wanted: Ints) -> Ints:
-    """For each wanted key, the index of its first occurrence in keys, or NONE; keys below 1 never match."""
+    """For each wanted key, the index of its first occurrence in `keys`, or NONE. Keys below 1 never match."""
     result = np.full(len(wanted), NONE)
     usable = np.flatnonzero(keys > 0)
     if len(usable) == 0:
@@ -41,7 +39,7 @@ def nearest_ancestor(nesting: Nesting, wanted: Mask) -> Ints:
 
 
 def self_time(nesting: Nesting, duration: Ints) -> Ints:
-    """Duration less that of the direct children."""
+    """Duration minus that of the direct children."""
     inside = nesting.parent != NONE
     covered = np.bincount(nesting.parent[inside], weights=duration[inside], minlength=len(duration))
     return np.maximum(duration - covered.astype(np.int64), 0)
@@ -54,7 +52,7 @@ def follow(first: Ints, then: Ints) -> Ints:
 
 @dataclass(frozen=True)
 class Links:
-    """One entry a slice."""
+    """For each slice the index of another slice, or NONE."""
 
     launch: Ints
     op: Ints
@@ -73,16 +71,16 @@ def link(
     is_own_line: Mask,
     is_module: Mask,
 ) -> Links:
-    """Tie device activity to its launch by correlation, and both to ops and frames by nesting.
+    """Link device activity to its launch by correlation id, and launches and ops by nesting.
 
-    The External id is the way where there is no launch to nest in the file.
+    Where the launch is not in the file, or not inside an op, the External id links to the op.
     """
     launch = np.full(len(correlation), NONE)
     launch[is_gpu] = match_first(np.where(is_launch, correlation, 0), correlation[is_gpu])
     op = nearest_ancestor(nesting, is_op)
     op[is_gpu] = follow(launch, op)[is_gpu]
-    lonely = (is_gpu | is_launch) & (op == NONE)
-    op[lonely] = match_first(np.where(is_op, external_id, 0), external_id[lonely])
+    without = (is_gpu | is_launch) & (op == NONE)
+    op[without] = match_first(np.where(is_op, external_id, 0), external_id[without])
     own = nearest_ancestor(nesting, is_own_line)
     python = np.where(own != NONE, own, nearest_ancestor(nesting, is_line))
     module = nearest_ancestor(nesting, is_module)
@@ -109,7 +107,7 @@ def slice_at(nesting: Nesting, track: Ints, start: Ints, end: Ints, at_track: In
 
 @dataclass(frozen=True)
 class Steps:
-    """Training steps in order of time, and where they come from."""
+    """Training steps in order of time, and what they were found by."""
 
     number: Ints
     start: Ints
@@ -117,7 +115,7 @@ class Steps:
     source: str
 
     def at(self, time: Ints) -> Ints:
-        """The number of the step each time lies in, or NONE."""
+        """For each time the number of the step it lies in, or NONE."""
         if len(self.start) == 0:
             return np.full(len(time), NONE)
         index = np.searchsorted(self.start, time, side="right") - 1
@@ -127,7 +125,7 @@ class Steps:
 
 @dataclass(frozen=True)
 class Annotation:
-    """A named span of the host, the raw material of steps."""
+    """A named time span on the host."""
 
     name: str
     start: int
@@ -140,7 +138,7 @@ _OPTIMIZER_STEP = re.compile(r"^Optimizer\.step#")
 
 
 def find_steps(annotations: list[Annotation]) -> Steps:
-    """ProfilerStep#N; else annotations numbered as steps; else from one optimizer step's end to the next."""
+    """From ProfilerStep#N, else from annotations numbered like steps, else from the ends of optimizer steps."""
     for pattern, source in ((PROFILER_STEP, "profiler"), (NUMBERED_STEP, "annotation")):
         spans: dict[int, Annotation] = {}
         for item in sorted(annotations, key=lambda a: a.start):

@@ -1,7 +1,7 @@
-"""Which slice lies inside which, and on which row of its track each is drawn. Pure numpy, no loop over slices.
+"""Parent and row of each slice within its track. Pure numpy, without a loop over slices.
 
-A track whose slices nest properly (all threads, nearly all streams) is solved with two sorts. Only where
-slices cross each other, one beginning inside another and ending after it, a loop runs over that cluster.
+Two sorts are enough for a track whose slices nest properly (all threads, nearly all streams). Where slices cross,
+one starting inside another and ending after it, a loop runs over that cluster of slices.
 """
 
 from __future__ import annotations
@@ -10,24 +10,20 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
-from numpy.typing import NDArray
 
-Ints = NDArray[np.int64]
-
-NONE = -1
-"""Stands for 'no such slice' in index arrays."""
+from rankscope.store.arrays import NONE, Ints, Mask
 
 
 @dataclass(frozen=True)
 class Nesting:
-    """One entry a slice, in the caller's order."""
+    """One entry per slice, in the order of the input."""
 
     row: Ints
-    """Row inside the track: two slices of one row never overlap."""
+    """Row inside the track: slices of one row do not overlap."""
     parent: Ints
     """Index of the innermost slice that contains it, or NONE."""
     levels: list[Ints]
-    """Indices of the slices with 0, 1, 2, … ancestors: walk it to carry things down or up the tree."""
+    """Indices of the slices with 0, 1, 2, … ancestors, for walking down or up the tree."""
     order: Ints
     """Indices by track and start, parents before children."""
 
@@ -35,13 +31,13 @@ class Nesting:
 def track_time_key(track: Ints, time: Ints) -> Ints:
     """One sortable number for (track, time): sorting by it sorts by track first.
 
-    Times must not be negative; the bits suffice for 65,536 tracks of 39 hours.
+    Times must not be negative. There is room for 65,536 tracks of 39 hours.
     """
     return (track << 47) | time
 
 
 def order_outer_first(track: Ints, start: Ints, end: Ints) -> Ints:
-    """Indices by track, then start, then the longer first, then as given: parents before children."""
+    """Indices by track, start and descending end, so that parents come before children. Ties keep their order."""
     key = track_time_key(track, start)
     order = np.argsort(key, kind="stable")
     ordered = key[order]
@@ -56,7 +52,7 @@ def order_outer_first(track: Ints, start: Ints, end: Ints) -> Ints:
 
 
 def nest(track: Ints, start: Ints, end: Ints) -> Nesting:
-    """Rows and parents of slices [start, end) on their tracks; an empty slice counts as 1 ns long."""
+    """Rows and parents of slices [start, end) on their tracks. An empty slice is treated as 1 ns long."""
     count = len(track)
     if count == 0:
         return Nesting(start, start, [], start)
@@ -89,7 +85,7 @@ def _group(level: Ints) -> list[Ints]:
 
 
 def _parents(depth: Ints) -> Ints:
-    """The last slice before it that is one row up; right wherever slices nest."""
+    """The last slice before each that is one row up. Correct where slices nest properly."""
     parent = np.full(len(depth), NONE)
     groups = _group(depth)
     for upper, lower in pairwise(groups):
@@ -99,9 +95,9 @@ def _parents(depth: Ints) -> Ints:
 
 
 def _solve_crossing(
-    track: Ints, start: Ints, end: Ints, crossing: NDArray[np.bool_], depth: Ints, parent: Ints, level: Ints
+    track: Ints, start: Ints, end: Ints, crossing: Mask, depth: Ints, parent: Ints, level: Ints
 ) -> None:
-    """Give rows, parents and levels anew to every cluster of slices in which two cross."""
+    """Recompute rows, parents and levels of the clusters in which slices cross."""
     reach = np.maximum.accumulate(track_time_key(track, end))
     begins = np.ones(len(track), dtype=bool)
     begins[1:] = track_time_key(track[1:], start[1:]) >= reach[:-1]
@@ -113,7 +109,7 @@ def _solve_crossing(
 
 
 def _rows_of_cluster(start: Ints, end: Ints, base: int, depth: Ints, parent: Ints, level: Ints) -> None:
-    """First free row below the innermost open slice that contains it, in order of start."""
+    """In order of start, each slice gets the first free row below the innermost open slice that contains it."""
     occupied: list[tuple[int, int]] = []  # per row: end and position of its latest slice
     for position, (begin, stop) in enumerate(zip(start.tolist(), end.tolist(), strict=True)):
         inside = NONE

@@ -1,4 +1,4 @@
-"""Runs tasks in worker processes, a few at a time, and listens to all of them."""
+"""Runs tasks in worker processes, a few at a time, and collects their reports."""
 
 from __future__ import annotations
 
@@ -19,23 +19,21 @@ from typing import Any, Generic, TypeVar
 from rankscope.errors import RankscopeError, ReadError, StoreError
 from rankscope.readers import find_reader
 from rankscope.readers.kineto.reader import KINETO
-from rankscope.store.worker_protocol import Outcome, Task
+from rankscope.store.worker import Outcome, Task, perform
 
 Key = TypeVar("Key", bound=Hashable)
 
 _SMALL_BYTES = 16_000_000
-"""Of all files together. Workers take a second of processor time to start; so much text is read in half of it."""
+"""Total size of files read without workers: a worker takes 1 s of CPU to start, reading this much text 0.5 s."""
 _GZIP_RATIO = 12
-"""How much text a byte of a compressed trace stands for, about."""
+"""Typical compression ratio of a trace."""
 
 
 def run_tasks(
     tasks: Mapping[Key, Task], jobs: int, advance: Callable[[Key, int, str], None]
 ) -> Iterator[tuple[Key, Outcome]]:
-    """Yield each task's manifest, or the error that ended it, as they finish."""
+    """Yield the manifest or the error of each task as it finishes."""
     if are_small([Path(task.path) for task in tasks.values()]):
-        from rankscope.store.worker import perform
-
         for key, task in tasks.items():
             yield key, perform(task, partial(advance, key))
     else:
@@ -46,7 +44,7 @@ _started: list[_Worker[Any]] = []
 
 
 def start_early() -> None:
-    """A worker begins to load what it needs while the caller still does; the first task will be its."""
+    """Start a worker before the first task is known, so that it loads its modules in the meantime."""
     if not _started:
         _started.append(_Worker())
         atexit.register(_end_unused)
@@ -58,7 +56,7 @@ def _end_unused() -> None:
 
 
 def are_small(paths: Collection[Path]) -> bool:
-    """Little text: it needs no process of its own, and nothing in it can end the one it is read in."""
+    """True for little JSON text: it is read faster without a worker, and reading it cannot crash this process."""
     try:
         return sum(map(_text_bytes, paths)) <= _SMALL_BYTES and all(
             find_reader(path) is KINETO for path in paths
@@ -74,7 +72,7 @@ def _text_bytes(path: Path) -> int:
 def _in_processes(
     tasks: Mapping[Key, Task], jobs: int, advance: Callable[[Key, int, str], None]
 ) -> Iterator[tuple[Key, Outcome]]:
-    """A worker that dies takes the task it was at with it, and nothing else: another one takes its place."""
+    """A worker that dies fails its current task only; a new worker takes the next task."""
     waiting = list(tasks)
     workers: list[_Worker[Key]] = []
     with selectors.DefaultSelector() as selector:
@@ -87,7 +85,7 @@ def _in_processes(
                 for ready, _ in selector.select():
                     worker: _Worker[Key] = ready.data
                     key = worker.key
-                    outcome = worker.listen(advance)
+                    outcome = worker.receive(advance)
                     if outcome is None:
                         continue
                     if waiting and worker.alive:
@@ -103,45 +101,45 @@ def _in_processes(
 
 
 def _environment() -> dict[str, str]:
-    """Ours, with this very package importable however this process came to it (notebooks, sys.path)."""
+    """This process's environment, with this package on PYTHONPATH (it may come from sys.path, as in notebooks)."""
     here = str(Path(__file__).parents[2])
     paths = [here, *filter(None, [os.environ.get("PYTHONPATH")])]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
 
 
 class _Worker(Generic[Key]):
-    """One worker process; what it complains about goes to a file, which never fills up as a pipe does."""
+    """One worker process. Its stderr goes to a file, which cannot block as a full pipe does."""
 
     key: Key
 
     def __init__(self) -> None:
-        self._complaints = tempfile.TemporaryFile("w+")  # noqa: SIM115 - lives as long as the process
+        self._stderr = tempfile.TemporaryFile("w+")  # noqa: SIM115 - lives as long as the process
         self._process = subprocess.Popen(
             [sys.executable, "-m", "rankscope.store.worker"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=self._complaints,
+            stderr=self._stderr,
             bufsize=0,
             env=_environment(),
         )
         assert self._process.stdin is not None and self._process.stdout is not None
         self._input, self.output = self._process.stdin, self._process.stdout
-        self._heard = b""
+        self._pending = b""
         self.alive = True
 
     def begin(self, key: Key, task: Task) -> None:
         self.key, self._task = key, task
-        self._heard = b""
-        with contextlib.suppress(BrokenPipeError):  # it has died; reading its output will say so
+        self._pending = b""
+        with contextlib.suppress(BrokenPipeError):  # the worker has died; reading its output reports it
             self._input.write(task.to_json().encode() + b"\n")
 
-    def listen(self, advance: Callable[[Key, int, str], None]) -> Outcome | None:
-        """Take in what it said: progress is passed on, the task's outcome is returned."""
-        heard = os.read(self.output.fileno(), 1 << 16)
-        if not heard:
+    def receive(self, advance: Callable[[Key, int, str], None]) -> Outcome | None:
+        """Read the reports that have arrived: pass on progress, return the outcome of the task if it is there."""
+        received = os.read(self.output.fileno(), 1 << 16)
+        if not received:
             self.alive = False
-            return self._why_it_died()
-        *lines, self._heard = (self._heard + heard).split(b"\n")
+            return self._death()
+        *lines, self._pending = (self._pending + received).split(b"\n")
         for line in lines:
             message = json.loads(line)
             if "done" in message:
@@ -153,22 +151,22 @@ class _Worker(Generic[Key]):
         return None
 
     def end(self, kill: bool = False) -> None:
-        """Nothing more to do: it leaves when its input ends."""
+        """End the process, which exits when its input is closed."""
         self._input.close()
         if kill:
             self._process.kill()
         self._process.wait()
         self.output.close()
-        self._complaints.close()
+        self._stderr.close()
 
-    def _why_it_died(self) -> RankscopeError:
+    def _death(self) -> RankscopeError:
         code = self._process.wait()
-        self._complaints.seek(0)
-        lines = self._complaints.read().strip().splitlines()
+        self._stderr.seek(0)
+        lines = self._stderr.read().strip().splitlines()
         if code < 0:
-            memory = "The system ends processes that need more memory than there is."
+            memory = "The system kills processes when it runs out of memory."
             return StoreError(
-                f"reading {self._task.path} was ended by {signal.Signals(-code).name}",
+                f"reading {self._task.path} was stopped by {signal.Signals(-code).name}",
                 why=memory if code == -signal.SIGKILL else "The process that read it crashed.",
                 hint="Try again with one file at a time: --jobs 1",
             )

@@ -35,16 +35,17 @@ from rankscope.model import (
     Field,
     Table,
 )
+from rankscope.sql import sql_text, sql_texts
 from rankscope.store.clocks import alignment
 from rankscope.store.clocks.alignment import Clocks
 from rankscope.store.ingest import Ingested
 from rankscope.store.layout import SegmentEntry
-from rankscope.store.workspace import EVENT_ID, sql_text
+from rankscope.store.workspace import EVENT_ID
 
 if TYPE_CHECKING:
     import duckdb
 
-    from rankscope.store.collectives.matching import Collectives
+    from rankscope.store.collectives.entries import Collectives
 
 ClockMode = Literal["aligned", "raw"]
 
@@ -217,13 +218,14 @@ class Run:
     @cached_property
     def collectives(self) -> Collectives:
         """What communicates, on all ranks, and what belongs together; made once."""
-        from rankscope.store.collectives.loading import matched_collectives, moved
+        # Late: imports numpy, which most commands do not need.
+        from rankscope.store.collectives.loading import matched_collectives, shifted
 
         shifts = self._shifts
         if self._own_clocks is None:
-            return matched_collectives(self)
+            return matched_collectives(self.connection, self.timelines)
         raw = self._own_clocks._shifts  # matched already, to measure the clocks
-        return moved(self._own_clocks.collectives, {file: shifts[file] - raw[file] for file in shifts})
+        return shifted(self._own_clocks.collectives, {file: shifts[file] - raw[file] for file in shifts})
 
     def rows(self, sql: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]:
         return self.connection.execute(sql, list(parameters)).fetchall()
@@ -322,7 +324,7 @@ class Run:
         if not paths:
             nothing = ", ".join(f"NULL::{f.type} AS {f.name}" for f in (*KEY_FIELDS, *table.fields))
             return f"SELECT {nothing} WHERE false"
-        files = ", ".join(sql_text(file) for file in paths)
+        files = sql_texts(paths)
         partitions = "'rank': INTEGER, 'segment': INTEGER" + (", 'part': BIGINT" if table is EVENTS else "")
         source = f"read_parquet([{files}], hive_partitioning=true, hive_types={{{partitions}}}"
         columns = ", ".join(
@@ -342,7 +344,7 @@ class Run:
         communicates = " OR ".join(
             f"regexp_matches(name, {sql_text(pattern)})" for pattern in self.comm_patterns
         )
-        copies = ", ".join(map(sql_text, COPY_CATEGORIES))
+        copies = sql_texts(COPY_CATEGORIES)
         connection.execute(
             f"CREATE TEMP TABLE classes_of_names AS SELECT name, {communicates} AS communicates "
             f"FROM (SELECT DISTINCT name FROM ({rows}))"

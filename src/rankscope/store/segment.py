@@ -1,7 +1,6 @@
-"""One trace file becomes one segment of the store: a folder of Parquet tables and segment.json.
+"""Builds one segment of the store from one trace file: a folder of Parquet tables and segment.json.
 
-The folder is built under a temporary name and renamed when it is whole, so nothing half-written is ever
-opened. Only this module and run.py know Parquet.
+The folder has a temporary name until it is complete, so that a partial segment is never opened.
 """
 
 from __future__ import annotations
@@ -14,12 +13,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rankscope.atomic_files import sync_folder, write_json
 from rankscope.errors import ReadError, StoreError
 from rankscope.model import FORMAT_VERSION
 from rankscope.readers import Batch, Reading, find_reader, open_part
-from rankscope.store.atomic_files import sync_folder, write_json
+from rankscope.sql import sql_text
 from rankscope.store.tables import write_tables
-from rankscope.store.workspace import PARQUET_OPTIONS, Workspace, sql_text
+from rankscope.store.workspace import PARQUET_OPTIONS, Workspace
 from rankscope.version import __version__
 
 if TYPE_CHECKING:
@@ -29,13 +29,13 @@ SEGMENT_FILE = "segment.json"
 _LARGEST_HEADER_VALUE = 100_000
 
 Progress = Callable[[int, str], None]
-"""Called with the bytes of the file consumed so far and what is being done."""
+"""Called with the bytes of the file read so far and the current activity."""
 
 
 def build_segment(
     path: Path, folder: Path, threads: int, memory_bytes: int, progress: Progress, part: str = ""
 ) -> dict[str, Any]:
-    """Read `path` (or a part of it) into the new folder `folder`; returns (and writes) what segment.json holds."""
+    """Read `path`, or a part of it, into the empty folder `folder`; writes and returns the content of segment.json."""
     import duckdb
 
     before = path.stat()
@@ -75,9 +75,9 @@ def build_segment(
 
 
 def _write_events(reading: Reading, folder: Path, threads: int, memory_bytes: int, progress: Progress) -> int:
-    """Every event as it is, in file order, one Parquet file a batch. Batches are written by several threads.
+    """Write every event in file order, one Parquet file per batch; returns their number.
 
-    Each thread has a DuckDB of its own: one batch is one thread's work, so nothing waits for stragglers.
+    Each thread has its own DuckDB and works on one batch at a time, so that no thread waits for another.
     """
     import duckdb
 
@@ -122,7 +122,7 @@ def _write_batch(connection: duckdb.DuckDBPyConnection, batch: Batch, part: Path
 
 
 def _write_further(reading: Reading, workspace: Workspace) -> dict[str, int]:
-    """The tables only this kind of file has; returns how many rows each got."""
+    """Write the tables that only this format has; returns the number of rows of each."""
     written = {}
     for table, batch in reading.further():
         try:

@@ -1,4 +1,4 @@
-"""Slices: everything with a duration, as arrays for numpy and then as a table."""
+"""Slices (events with a duration): loaded into arrays, linked, and written as a table."""
 
 from __future__ import annotations
 
@@ -7,20 +7,21 @@ from dataclasses import dataclass, fields
 import numpy as np
 
 from rankscope.model import GPU_CATEGORIES, LAUNCH_CATEGORIES, Table
-from rankscope.store.begin_end import Pairs, pair_by_key, pair_nested
-from rankscope.store.linking import Annotation, Links, Mask, Steps, find_steps, link, self_time
-from rankscope.store.nesting import NONE, Ints, Nesting
+from rankscope.sql import sql_text
+from rankscope.store.arrays import NONE, Ints, Mask
+from rankscope.store.linking import Annotation, Links, Steps, find_steps, link, self_time
+from rankscope.store.nesting import Nesting
 from rankscope.store.workspace import Workspace
 
 _SOURCE_LINE = r"\.py\(\d+\): "
-"""Frames that name a line of Python; the others are built-in functions and nn.Module calls."""
+"""Frames of Python lines; the others are built-in functions and nn.Module calls."""
 _LIBRARY = r"^(?:torch/|.*site-packages/|<frozen)|^(?:threading|runpy|contextlib)\.py"
-"""Frames that are not the user's own code."""
+"""Frames of libraries, not of user code."""
 
 
 @dataclass(frozen=True)
 class SliceColumns:
-    """The slices as arrays, in file order; times count from the segment's origin."""
+    """The slices as arrays, in file order. Times count from the segment's origin."""
 
     id: Ints
     track: Ints
@@ -40,7 +41,7 @@ class SliceColumns:
 
 
 def load_slices(workspace: Workspace) -> tuple[SliceColumns, int]:
-    """Complete events, and begin/end events paired; the second value counts those without a partner."""
+    """Complete events and pairs of begin and end events; and the number of begins and ends without a partner."""
     parts = [_load(workspace, "e.ph = 'X'")]
     unpaired = 0
     for begin, end in (("B", "E"), ("b", "e")):
@@ -82,12 +83,54 @@ def _load(workspace: Workspace, where: str, more: str = "") -> dict[str, Ints]:
 
 
 def _paired(halves: dict[str, Ints], pairs: Pairs, last: int) -> dict[str, Ints]:
-    """Slices from begin/end events; one that never ended lasts to the end of the file."""
+    """Slices from pairs of begin and end events. A begin without an end lasts to the end of the file."""
     kept = np.concatenate([pairs.begin, pairs.never_ended])
     ends = np.concatenate([halves["time"][pairs.end], np.full(len(pairs.never_ended), last)])
     slices = {name: values[kept] for name, values in halves.items()}
     slices["duration"] = ends - slices["time"]
     return slices
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Indices of begin events and their ends, and of events without a partner."""
+
+    begin: Ints
+    end: Ints
+    never_ended: Ints
+    never_begun: Ints
+
+
+def pair_nested(track: Ints, time: Ints, is_begin: Mask) -> Pairs:
+    """Pair each end with the latest open begin on its track: events of phase B and E."""
+    order = np.lexsort((time, track))
+    step = np.where(is_begin[order], 1, -1)
+    open_after = np.cumsum(step)
+    tracks = track[order]
+    first = np.searchsorted(tracks, tracks, side="left")
+    before_track = np.where(first > 0, open_after[np.maximum(first - 1, 0)], 0)
+    depth = open_after - before_track + np.where(is_begin[order], 0, 1)
+    return _pair_neighbours(order, is_begin, np.lexsort((depth, tracks)), tracks, depth)
+
+
+def pair_by_key(key: Ints, time: Ints, is_begin: Mask) -> Pairs:
+    """Pair begins and ends with the same key in order of time: async events, phase b and e."""
+    order = np.lexsort((time, key))
+    keys = key[order]
+    return _pair_neighbours(
+        order, is_begin, np.arange(len(order)), keys, np.zeros(len(order), dtype=np.int64)
+    )
+
+
+def _pair_neighbours(order: Ints, is_begin: Mask, grouped: Ints, key: Ints, depth: Ints) -> Pairs:
+    """Within a group, a begin directly followed by an end is a pair."""
+    index = order[grouped]
+    begins = is_begin[index]
+    same = (key[grouped][:-1] == key[grouped][1:]) & (depth[grouped][:-1] == depth[grouped][1:])
+    paired = np.flatnonzero(begins[:-1] & ~begins[1:] & same)
+    unpaired = np.ones(len(index), dtype=bool)
+    unpaired[paired] = unpaired[paired + 1] = False
+    return Pairs(index[paired], index[paired + 1], index[unpaired & begins], index[unpaired & ~begins])
 
 
 def link_slices(workspace: Workspace, slices: SliceColumns, nesting: Nesting) -> Links:
@@ -102,7 +145,7 @@ def link_slices(workspace: Workspace, slices: SliceColumns, nesting: Nesting) ->
         codes = [code for (code,) in workspace.rows(f"SELECT code FROM names WHERE {condition}")]
         return is_frame & np.isin(slices.name, codes)
 
-    line = f"regexp_matches(text, '{_SOURCE_LINE}')"
+    line = f"regexp_matches(text, {sql_text(_SOURCE_LINE)})"
     return link(
         nesting,
         slices.correlation,
@@ -111,13 +154,13 @@ def link_slices(workspace: Workspace, slices: SliceColumns, nesting: Nesting) ->
         is_launch=is_in(*LAUNCH_CATEGORIES),
         is_op=is_in("cpu_op"),
         is_line=frames(line),
-        is_own_line=frames(f"{line} AND NOT regexp_matches(text, '{_LIBRARY}')"),
+        is_own_line=frames(f"{line} AND NOT regexp_matches(text, {sql_text(_LIBRARY)})"),
         is_module=frames("text LIKE 'nn.Module: %'"),
     )
 
 
 def steps_of_host(workspace: Workspace, slices: SliceColumns) -> Steps:
-    """The steps the host's annotations tell of."""
+    """The training steps, from the annotations on the host."""
     wanted = slices.category == workspace.codes("categories").get("user_annotation", NONE)
     texts = dict(workspace.rows("SELECT code, text FROM names"))
     spans = zip(
@@ -127,12 +170,12 @@ def steps_of_host(workspace: Workspace, slices: SliceColumns) -> Steps:
 
 
 def ids_of(slices: SliceColumns, index: Ints) -> Ints:
-    """Ids instead of positions in the arrays."""
+    """Ids of slices, from their indices in the arrays."""
     return np.where(index != NONE, slices.id[index], NONE) if len(slices.id) else index
 
 
 def slice_numbers(slices: SliceColumns, nesting: Nesting, links: Links, steps: Steps) -> dict[str, Ints]:
-    """The columns of SLICES that are numbers, and codes for those that are texts; NONE for null."""
+    """The numeric columns of SLICES, and codes for its text columns; NONE for null."""
     launched = links.launch != NONE
     when = np.where(launched, slices.time[links.launch], slices.time) if len(slices.id) else slices.time
     return {
@@ -163,7 +206,7 @@ _OPTIONAL = ("step", "parent", "launch", "op", "python", "module", "correlation"
 def write_slices(
     workspace: Workspace, numbers: dict[str, Ints], table: Table, more: str, joins: str = ""
 ) -> None:
-    """Write SLICES, or a table of some of them with more columns (SQL over a, the numbers)."""
+    """Write SLICES, or a table of some slices with more columns (SQL over `a`, the arrays)."""
     nulls = ", ".join(f"nullif(a.{name}, {NONE}) AS {name}" for name in _OPTIONAL)
     workspace.connection.register("slice_arrays", numbers)
     workspace.copy(

@@ -1,4 +1,4 @@
-"""The tables of one segment, made from its events. SQL moves the columns, numpy does what needs an order."""
+"""Writes the tables of one segment from its events. SQL selects and joins, numpy computes nesting and links."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from typing import Any
 import numpy as np
 
 from rankscope.model import COUNTERS, INSTANTS, LINKS, STEPS, TRACKS
+from rankscope.sql import sql_name, sql_text
+from rankscope.store.arrays import NONE
 from rankscope.store.collectives.table import write_collectives
-from rankscope.store.device_activity import asking_ops, write_activity
+from rankscope.store.device_activity import allocating_ops, write_activity
 from rankscope.store.linking import Links, Steps, slice_at
-from rankscope.store.nesting import NONE, Nesting, nest
+from rankscope.store.nesting import Nesting, nest
 from rankscope.store.slices import (
     SliceColumns,
     ids_of,
@@ -41,12 +43,12 @@ _MEMORY_COLUMNS = {
 
 
 def write_tables(workspace: Workspace) -> dict[str, Any]:
-    """Write every table; returns the facts for segment.json."""
+    """Write every table; returns what segment.json records about them."""
     slices, unpaired = load_slices(workspace)
     nesting = nest(slices.track, slices.time, slices.end)
     links = link_slices(workspace, slices, nesting)
     steps = steps_of_host(workspace, slices)
-    with ThreadPoolExecutor(1) as pool:  # numpy and DuckDB let each other run
+    with ThreadPoolExecutor(1) as pool:  # numpy and DuckDB release the GIL
         others = pool.submit(_write_others, workspace.beside(), slices, nesting, links, steps)
         write_activity(workspace, slices, links, slice_numbers(slices, nesting, links, steps))
         write_collectives(workspace)
@@ -66,7 +68,7 @@ def write_tables(workspace: Workspace) -> dict[str, Any]:
 def _write_others(
     workspace: Workspace, slices: SliceColumns, nesting: Nesting, links: Links, steps: Steps
 ) -> None:
-    """What does not need the slices on disk."""
+    """The tables that do not read slices.parquet."""
     _write_tracks(workspace, slices, nesting)
     _write_steps(workspace, steps)
     _write_instants(workspace, slices, nesting, links)
@@ -78,8 +80,10 @@ def _write_tracks(workspace: Workspace, slices: SliceColumns, nesting: Nesting) 
     ((count,),) = workspace.rows("SELECT count(*) FROM track_keys")
     rows = np.zeros(count, dtype=np.int64)
     np.maximum.at(rows, slices.track, nesting.row + 1)
-    held = np.bincount(slices.track, minlength=count)
-    workspace.connection.register("track_arrays", {"track": np.arange(count), "slices": held, "rows": rows})
+    per_track = np.bincount(slices.track, minlength=count)
+    workspace.connection.register(
+        "track_arrays", {"track": np.arange(count), "slices": per_track, "rows": rows}
+    )
     workspace.copy(
         f"""
         WITH named AS (
@@ -103,21 +107,21 @@ def _write_tracks(workspace: Workspace, slices: SliceColumns, nesting: Nesting) 
 
 
 def _write_steps(workspace: Workspace, steps: Steps) -> None:
-    """Also leaves the steps behind as `step_arrays`, for the instants."""
+    """Also registers the steps as `step_arrays`, which the instants are joined with."""
     arrays = {"step": steps.number, "start_ns": steps.start, "dur_ns": steps.end - steps.start}
     workspace.connection.register("step_arrays", arrays)
-    workspace.copy(f"SELECT *, '{steps.source}' AS source FROM step_arrays", STEPS)
+    workspace.copy(f"SELECT *, {sql_text(steps.source)} AS source FROM step_arrays", STEPS)
 
 
 def _write_instants(workspace: Workspace, slices: SliceColumns, nesting: Nesting, links: Links) -> None:
-    asked = workspace.arrays("""
+    allocations = workspace.arrays("""
         SELECT e.id, k.track, e.time FROM placed e
         JOIN track_keys k ON k.kind = e.kind AND k.pid = e.pid AND k.tid = e.tid
         WHERE e.name = '[memory]' AND e.ph IN ('i', 'I', 'R') AND e.memory.Bytes > 0
     """)
-    asking = asking_ops(workspace, slices, nesting, links, asked["track"], asked["time"])
-    workspace.connection.register("asking_arrays", {"id": asked["id"], "op": asking})
-    memory = ", ".join(f'e.memory."{key}" AS {name}' for name, key in _MEMORY_COLUMNS.items())
+    ops = allocating_ops(workspace, slices, nesting, links, allocations["track"], allocations["time"])
+    workspace.connection.register("allocation_arrays", {"id": allocations["id"], "op": ops})
+    memory = ", ".join(f"e.memory.{sql_name(key)} AS {name}" for name, key in _MEMORY_COLUMNS.items())
     workspace.copy(
         f"""
         SELECT e.id, k.track, e.time AS ts_ns, e.name, e.category,
@@ -125,7 +129,7 @@ def _write_instants(workspace: Workspace, slices: SliceColumns, nesting: Nesting
                nullif(a.op, {NONE}) AS op
         FROM placed e
         JOIN track_keys k ON k.kind = e.kind AND k.pid = e.pid AND k.tid = e.tid
-        LEFT JOIN asking_arrays a ON a.id = e.id
+        LEFT JOIN allocation_arrays a ON a.id = e.id
         ASOF LEFT JOIN step_arrays s ON e.time >= s.start_ns
         WHERE e.ph IN ('i', 'I', 'R')
         """,
@@ -147,9 +151,9 @@ def _write_counters(workspace: Workspace) -> None:
 
 
 def _write_links(workspace: Workspace, slices: SliceColumns, nesting: Nesting) -> None:
-    """Flow events point at a place on a track; the slice that is open there is meant."""
+    """A flow event names a track and a time; it is linked to the slice that is open there."""
     flows = workspace.arrays("""
-        SELECT e.id, e.ph = 's' AS leaves, k.track, e.time
+        SELECT e.id, e.ph = 's' AS starts, k.track, e.time
         FROM placed e JOIN track_keys k ON k.pid = e.pid AND k.tid = e.tid AND k.kind IN ('thread', 'stream')
         WHERE e.ph IN ('s', 't', 'f')
     """)
@@ -158,13 +162,13 @@ def _write_links(workspace: Workspace, slices: SliceColumns, nesting: Nesting) -
     workspace.copy(
         """
         WITH points AS (
-            SELECT a.leaves, e.category AS kind, e.flow, nullif(a.slice, -1) AS slice, a.time
+            SELECT a.starts, e.category AS kind, e.flow, nullif(a.slice, -1) AS slice, a.time
             FROM flow_arrays a JOIN placed e USING (id)
         )
         SELECT coalesce(s.kind, f.kind) AS kind, coalesce(s.flow, f.flow) AS flow, s.slice AS source,
                f.slice AS target, s.time AS source_ns, f.time AS target_ns
-        FROM (FROM points WHERE leaves) s
-        FULL JOIN (FROM points WHERE NOT leaves) f ON s.kind = f.kind AND s.flow = f.flow
+        FROM (FROM points WHERE starts) s
+        FULL JOIN (FROM points WHERE NOT starts) f ON s.kind = f.kind AND s.flow = f.flow
         """,
         LINKS,
     )

@@ -1,23 +1,47 @@
 """A process that reads files: `python -m rankscope.store.worker`, tasks on stdin, reports on stdout.
 
-Processes of their own keep memory apart, let a crash or the out-of-memory killer take one file and not the run, and
-use every core. A task is a line of JSON; reports are lines {"read", "doing"}, then {"done"} or {"error"}.
+A process per file keeps their memory apart and uses every core; a crash or the out-of-memory killer costs one file
+and not the run. A task is one line of JSON; reports are lines {"read", "doing"}, then {"done"} or {"error"}.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rankscope.errors import RankscopeError, ReadError
-from rankscope.store.segment import Progress, build_segment
-from rankscope.store.worker_protocol import Outcome, Task
+
+if TYPE_CHECKING:
+    from rankscope.store.segment import Progress
+
+Outcome = dict[str, Any] | RankscopeError
+"""The content of segment.json, or the error that prevented it."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """One file, or one rank's part of it, to read into a folder."""
+
+    path: str
+    folder: str
+    """New and empty; the worker fills it."""
+    threads: int
+    memory_bytes: int
+    part: str = ""
+    """Which rank's part of the file; empty for the whole file."""
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
 
 
 def perform(task: Task, progress: Progress) -> Outcome:
     """Read one file."""
+    # Late: imports numpy, which a command that starts workers does not need itself.
+    from rankscope.store.segment import build_segment
+
     try:
         return build_segment(
             Path(task.path), Path(task.folder), task.threads, task.memory_bytes, progress, task.part
@@ -34,14 +58,16 @@ def _report(**fields: Any) -> None:
     sys.stdout.flush()
 
 
-def _do(task: Task) -> None:
-    outcome = perform(task, lambda read, doing: _report(read=read, doing=doing))
-    if isinstance(outcome, RankscopeError):
-        _report(error=[outcome.message, outcome.why, outcome.hint])
-    else:
-        _report(done=outcome)
+def _perform_tasks() -> None:
+    import rankscope.store.segment  # noqa: F401 - loaded before the first task arrives
+
+    for line in sys.stdin:
+        outcome = perform(Task(**json.loads(line)), lambda read, doing: _report(read=read, doing=doing))
+        if isinstance(outcome, RankscopeError):
+            _report(error=[outcome.message, outcome.why, outcome.hint])
+        else:
+            _report(done=outcome)
 
 
 if __name__ == "__main__":
-    for line in sys.stdin:
-        _do(Task(**json.loads(line)))
+    _perform_tasks()

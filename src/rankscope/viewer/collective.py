@@ -6,7 +6,7 @@ import numpy as np
 
 from rankscope.analysis.across_ranks.collective_waits import Waits, waits
 from rankscope.collective_kinds import KINDS
-from rankscope.store.collectives.matching import NONE
+from rankscope.store.arrays import NONE
 from rankscope.units import format_bytes, format_ns
 from rankscope.viewer.server import Answer, Route
 from rankscope.viewer.session import Session

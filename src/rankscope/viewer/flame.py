@@ -5,13 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from rankscope.store.arrays import Ints
 from rankscope.store.run import Run
 from rankscope.viewer.server import Answer, Route
 from rankscope.viewer.session import Session
-
-Ints = NDArray[np.int64]
 
 _LEVELS = {
     "op": "category IN ('cpu_op', 'user_annotation')",

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rankscope.model import HOST_COLLECTIVE_PATTERN, LAUNCH_CATEGORIES, SYNC_CALL_PATTERN
+from rankscope.sql import sql_texts
 from rankscope.store.layout import SegmentEntry, can_write
 from rankscope.store.run import Run
 from rankscope.viewer.level_of_detail import Indices, Ints, buckets, build_pyramid
@@ -102,7 +103,7 @@ def _build(run: Run, entry: SegmentEntry) -> Lanes:
 def _host_kind(alias: str) -> str:
     """SQL for the kind of what is not device activity."""
     number = {name: index for index, name in enumerate(KINDS)}
-    launches = ", ".join(f"'{category}'" for category in LAUNCH_CATEGORIES)
+    launches = sql_texts(LAUNCH_CATEGORIES)
     return f"""CASE
         WHEN regexp_matches({alias}.name, '{SYNC_CALL_PATTERN}') THEN {number["sync"]}
         WHEN {alias}.category = 'user_annotation'

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-Ints = NDArray[np.int64]
+from rankscope.store.arrays import Ints as Ints
+
 Indices = NDArray[np.int32]
 
 BLOCK = 16

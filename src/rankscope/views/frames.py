@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from rankscope.analysis.core.result import Result
 from rankscope.errors import MissingPackageError
+from rankscope.sql import sql_name
 from rankscope.views.columns import plain
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ def _relation(connection: duckdb.DuckDBPyConnection, result: Result) -> duckdb.D
         if types[name] == "VARCHAR":
             cells[name] = [_text(value) for value in cells[name]]
     # A list a column and not a record a row: DuckDB builds the rows.
-    columns = ", ".join(f"unnest(?::{types[name]}[]) AS {_quoted(name)}" for name in names)
+    columns = ", ".join(f"unnest(?::{types[name]}[]) AS {sql_name(name)}" for name in names)
     return connection.sql(f"SELECT {columns}", params=[cells[name] for name in names])
 
 
@@ -79,7 +80,3 @@ def _type(values: list[Any], unit: str) -> str:
 
 def _text(value: Any) -> str | None:
     return value if value is None or isinstance(value, str) else json.dumps(value)
-
-
-def _quoted(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'

@@ -15,7 +15,8 @@ from rankscope.analysis.across_ranks.collective_waits import Waits, waits
 from rankscope.analysis.across_ranks.rank_activity import PARTS, covers, within
 from rankscope.analysis.core.cache import once_per_run
 from rankscope.analysis.core.intervals import Ints
-from rankscope.store.collectives.matching import NONE, Collectives
+from rankscope.store.arrays import NONE
+from rankscope.store.collectives.entries import Collectives
 from rankscope.store.run import Run
 
 WAITING = PARTS.index("waiting")

@@ -8,12 +8,12 @@ import numpy as np
 
 from rankscope.analysis.across_ranks.layout import layout_of
 from rankscope.analysis.core.event_sets import COMM, device_activity
-from rankscope.analysis.core.grouping import distinct
 from rankscope.analysis.core.intervals import Axis, Intervals, Ints, join, subtract, union
 from rankscope.analysis.core.notes import left_out
 from rankscope.analysis.core.result import Column, Finding, Result, Severity
 from rankscope.analysis.core.scope import Scope
 from rankscope.collective_kinds import KINDS
+from rankscope.store.arrays import number_rows
 from rankscope.store.run import Run
 from rankscope.units import format_rounded
 
@@ -76,8 +76,7 @@ def _measure(run: Run, scope: Scope) -> dict[tuple[int, int], dict[str, int]]:
     if (device.step >= 0).any():
         device = device.pick(device.step >= 0)
     layout = layout_of(run, Scope())
-    found, group = distinct(np.stack([device.rank, device.step]))
-    keys = found.T
+    keys, group = number_rows([device.rank, device.step])
     first, last = np.full(len(keys), np.iinfo(np.int64).max), np.full(len(keys), np.iinfo(np.int64).min)
     np.minimum.at(first, group, device.start)
     np.maximum.at(last, group, device.end)

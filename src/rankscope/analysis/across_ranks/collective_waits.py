@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from rankscope.analysis.core.cache import once_per_run
 from rankscope.analysis.core.scope import Scope
-from rankscope.store.collectives.matching import NONE, Collectives, Ints
+from rankscope.store.arrays import NONE, Ints
+from rankscope.store.collectives.entries import Collectives
 from rankscope.store.run import Run
 
 

@@ -19,8 +19,7 @@ from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.core.step_times import periods
 from rankscope.collective_kinds import KINDS, bus_factor
 from rankscope.ranges import as_ranges
-from rankscope.store.arrays import number_rows
-from rankscope.store.collectives.matching import NONE
+from rankscope.store.arrays import NONE, number_rows
 from rankscope.store.run import Run
 from rankscope.units import format_rounded
 

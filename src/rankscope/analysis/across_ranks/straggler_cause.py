@@ -13,7 +13,8 @@ from rankscope.analysis.across_ranks.rank_activity import PARTS
 from rankscope.analysis.core.intervals import Ints
 from rankscope.analysis.core.scope import Scope
 from rankscope.model import DATALOADER_PATTERN
-from rankscope.store.collectives.matching import NONE
+from rankscope.sql import sql_text
+from rankscope.store.arrays import NONE
 from rankscope.store.run import Run
 from rankscope.units import format_rounded, shorten_middle
 
@@ -89,7 +90,7 @@ def bare_name(kernel: str) -> str:
     return plain.rpartition("::")[2].strip() or kernel
 
 
-_IS_DATALOADER = f"category = 'user_annotation' AND regexp_matches(name, '{DATALOADER_PATTERN}')"
+_IS_DATALOADER = f"category = 'user_annotation' AND regexp_matches(name, {sql_text(DATALOADER_PATTERN)})"
 
 
 def _totals(table: str, time: str, where: str, window: Scope) -> str:
@@ -165,10 +166,9 @@ def _annotation_around(run: Run, window: Scope, rank: int, top: _Extra, steps: i
     if not rows or rows[0][1] < _ANNOTATED_SHARE * (top.mine_ns - top.median_ns) * steps:
         return None
     name, inside_ns = rows[0]
-    text = "'" + name.replace("'", "''") + "'"
     spans = _most_extra(
         run,
-        _totals("slices", "dur_ns", f"category = 'gpu_user_annotation' AND name = {text}", window),
+        _totals("slices", "dur_ns", f"category = 'gpu_user_annotation' AND name = {sql_text(name)}", window),
         rank,
         steps,
     )

@@ -16,8 +16,7 @@ from rankscope.analysis.core.intervals import Axis, Ints, union
 from rankscope.analysis.core.result import Column, Finding, Result, Severity
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.core.step_times import periods
-from rankscope.store.arrays import number_rows
-from rankscope.store.collectives.matching import NONE
+from rankscope.store.arrays import NONE, number_rows
 from rankscope.store.run import Run
 from rankscope.units import format_rounded
 

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from rankscope.analysis.core.event_sets import COMM, COMPUTE, COPY, NO_STEP
 from rankscope.analysis.core.intervals import Ints
 from rankscope.analysis.core.scope import Scope
+from rankscope.sql import sql_texts
 from rankscope.store.run import Run
-from rankscope.store.workspace import sql_text
 
 UNKNOWN = -1
 """In place of a time, an id or a text: the file does not tell."""
@@ -157,7 +157,7 @@ def _next_ranks(run: Run, rank: int, known: _Known) -> list[int]:
 
 def sql_names(names: Sequence[str]) -> str:
     """For IN (…); nothing matches an empty list."""
-    return ", ".join(map(sql_text, names)) or "NULL"
+    return sql_texts(names) or "NULL"
 
 
 def _prepared(run: Run) -> _Known:

@@ -1,4 +1,4 @@
-"""Which combinations of several numbers occur, and which of them each event has."""
+"""Rows of all ranks divided by rank."""
 
 from __future__ import annotations
 
@@ -6,38 +6,6 @@ from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
-
-from rankscope.analysis.core.intervals import Ints
-
-_ROOM = 1 << 62
-
-
-def distinct(columns: Ints) -> tuple[Ints, Ints]:
-    """As np.unique(columns, axis=1, return_inverse=True): one row a number, one column an event.
-
-    The numbers of an event are packed into one, which sorts fifteen times as fast as rows do.
-    """
-    count = columns.shape[1]
-    if count == 0:
-        return columns, np.zeros(0, dtype=np.int64)
-    packed = np.zeros(count, dtype=np.int64)
-    width = 1
-    for column in columns:
-        low, high = int(column.min()), int(column.max())
-        size = high - low + 1
-        if size > _ROOM:  # numbers as far apart as 64 bits allow: their places will do
-            column = np.unique(column, return_inverse=True)[1].reshape(-1)
-            low, size = 0, int(column.max()) + 1
-        if width > _ROOM // size:
-            packed = np.unique(packed, return_inverse=True)[1].reshape(-1)
-            width = int(packed.max()) + 1
-            if width > _ROOM // size:
-                column = np.unique(column, return_inverse=True)[1].reshape(-1)
-                low, size = 0, int(column.max()) + 1
-        packed = packed * size + (column - low)
-        width *= size
-    _, first, group = np.unique(packed, return_index=True, return_inverse=True)
-    return columns[:, first], group.reshape(-1)
 
 
 def split_by_rank(columns: dict[str, Any], ranks: Iterable[int]) -> dict[int, dict[str, Any]]:

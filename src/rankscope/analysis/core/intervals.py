@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-Ints = NDArray[np.int64]
+from rankscope.store.arrays import Ints as Ints
 
 
 class Intervals(NamedTuple):

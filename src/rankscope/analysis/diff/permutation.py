@@ -11,9 +11,8 @@ from itertools import combinations
 from math import comb
 
 import numpy as np
-from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
+from rankscope.store.arrays import Floats, Ints
 
 EXACT_UP_TO = 20_000
 """Up to this number of splits all are tried; of more, a fixed random choice."""
@@ -55,7 +54,7 @@ def adjusted_p(base: Floats, new: Floats) -> Floats:
     return np.minimum(at_least / splits, 1.0)
 
 
-def _splits(total: int, count: int) -> list[NDArray[np.int64]]:
+def _splits(total: int, count: int) -> list[Ints]:
     """The samples in the first set of each split, in chunks."""
     if comb(total, count) <= EXACT_UP_TO:
         every = np.array(list(combinations(range(total), count)), dtype=np.int64)
@@ -65,7 +64,7 @@ def _splits(total: int, count: int) -> list[NDArray[np.int64]]:
     return [every[first : first + _SPLITS_AT_ONCE] for first in range(0, len(every), _SPLITS_AT_ONCE)]
 
 
-def _differences(values: Floats, splits: NDArray[np.int64], floor: Floats) -> Floats:
+def _differences(values: Floats, splits: Ints, floor: Floats) -> Floats:
     """|t| of every split and row: the difference of the means over its standard error."""
     total, count = values.shape[1], splits.shape[1]
     rest = total - count

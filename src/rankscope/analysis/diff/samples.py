@@ -12,11 +12,11 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from rankscope.analysis.core.grouping import distinct
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.within_rank.breakdown import breakdown
 from rankscope.analysis.within_rank.kernel_families import family
 from rankscope.collective_kinds import KINDS
+from rankscope.store.arrays import number_rows
 from rankscope.store.run import Run
 
 Unit = Literal["ns", "bytes"]
@@ -190,10 +190,9 @@ def _collectives(run: Run, scope: Scope, samples: Samples, on_device: bool) -> N
         inside &= np.isin(rows.rank, sorted(scope.ranks))
     step = rows.step if samples.has_steps else np.full_like(rows.step, NO_STEP)
     at = {number: index for index, number in enumerate(samples.steps)}
-    keys = np.stack([step, rows.kind, rows.bytes])[:, inside]
-    groups, place = distinct(keys)
-    totals = np.bincount(place, weights=rows.duration[inside], minlength=groups.shape[1])
-    for (number, kind, size), total in zip(groups.T.tolist(), totals.tolist(), strict=True):
+    groups, place = number_rows([step[inside], rows.kind[inside], rows.bytes[inside]])
+    totals = np.bincount(place, weights=rows.duration[inside], minlength=len(groups))
+    for (number, kind, size), total in zip(groups.tolist(), totals.tolist(), strict=True):
         if number in at:
             key = f"{KINDS[kind]} {size} B" if size >= 0 else KINDS[kind]
             values = samples.values.setdefault(Measure("collectives", key), [0.0] * len(at))

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from rankscope.analysis.core.ceilings import ceiling_notes, ceilings
 from rankscope.analysis.core.event_sets import NO_STEP
-from rankscope.analysis.core.grouping import distinct
 from rankscope.analysis.core.notes import left_out
 from rankscope.analysis.core.result import Column, Result
 from rankscope.analysis.core.scope import Scope
@@ -20,6 +19,7 @@ from rankscope.analysis.core.step_times import Period, periods
 from rankscope.analysis.within_rank.op_work import NO_SHAPES, OpWork, op_work
 from rankscope.analysis.within_rank.phases import RECOMPUTE, partition_of
 from rankscope.devices import Ceilings
+from rankscope.store.arrays import number_rows
 from rankscope.store.run import Run
 from rankscope.units import format_rounded
 
@@ -93,13 +93,13 @@ class StepFlops:
 
 def _work_by_step(run: Run, scope: Scope, work: OpWork) -> dict[tuple[int, int | None], StepFlops]:
     """By rank and step; step None is the sum over all steps of a rank, or over the recording if it has no steps."""
-    groups, group = distinct(np.stack([work.rank, work.step]))
+    groups, group = number_rows([work.rank, work.step])
     recomputed = _recomputed(run, scope, work)
-    sums = np.zeros((2, groups.shape[1]), dtype=np.int64)
+    sums = np.zeros((2, len(groups)), dtype=np.int64)
     np.add.at(sums, (recomputed.astype(np.int64), group), work.flops)
     found: dict[tuple[int, int | None], StepFlops] = {}
-    stepped = {rank for rank, step in groups.T.tolist() if step != NO_STEP}
-    for (rank, step), model, again in zip(groups.T.tolist(), *sums.tolist(), strict=True):
+    stepped = {rank for rank, step in groups.tolist() if step != NO_STEP}
+    for (rank, step), model, again in zip(groups.tolist(), *sums.tolist(), strict=True):
         if step != NO_STEP:
             found[rank, step] = StepFlops(model, again)
         if step != NO_STEP or rank not in stepped:

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 
 from rankscope.analysis.core.ceilings import ceiling_notes, ceilings
-from rankscope.analysis.core.grouping import distinct
 from rankscope.analysis.core.intervals import Ints
 from rankscope.analysis.core.notes import left_out
 from rankscope.analysis.core.result import Column, Finding, Result, Severity
@@ -16,6 +15,7 @@ from rankscope.analysis.core.step_times import periods, step_count
 from rankscope.analysis.efficiency.ncu_metrics import roofline_points
 from rankscope.analysis.within_rank.op_work import NO_KERNEL, NO_SHAPES, OpWork, op_work
 from rankscope.devices import Ceilings
+from rankscope.store.arrays import number_rows
 from rankscope.store.run import Run
 from rankscope.units import format_rounded
 
@@ -98,19 +98,18 @@ def _rows(work: OpWork, by: str | None, roofs: dict[int, Ceilings], on_host: boo
     key = {"rank": work.rank, "shape": work.signature}.get(by or "", np.zeros_like(code))
     # A call without device time (its launch is not in the file) would raise the rate of the others.
     mine = (code >= 0) & (spent > 0)
-    columns = np.stack([code, work.dtype, key])[:, mine]
-    groups, group = distinct(columns)
+    groups, group = number_rows([code[mine], work.dtype[mine], key[mine]])
 
     def total(values: Ints) -> list[int]:
-        sums = np.zeros(groups.shape[1], dtype=np.int64)
+        sums = np.zeros(len(groups), dtype=np.int64)
         np.add.at(sums, group, values[mine])
         return [int(value) for value in sums]
 
     counted = zip(
-        groups.T.tolist(), total(np.ones_like(code)), total(work.flops), total(work.bytes),
+        groups.tolist(), total(np.ones_like(code)), total(work.flops), total(work.bytes),
         total((work.bytes < 0).astype(np.int64)), total(spent), strict=True,
     )  # fmt: skip
-    ranks = np.full(groups.shape[1], np.iinfo(np.int64).max)
+    ranks = np.full(len(groups), np.iinfo(np.int64).max)
     np.minimum.at(ranks, group, work.rank[mine])
     rows = []
     for index, ((name, dtype, value), calls, flops, size, unknown, time) in enumerate(counted):

@@ -10,6 +10,7 @@ from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.within_rank.kernel_families import family
 from rankscope.model import LAUNCH_CATEGORIES
 from rankscope.readers.base import rank_from_name
+from rankscope.sql import sql_texts
 from rankscope.store.run import Run
 
 COLUMNS = (
@@ -190,7 +191,7 @@ def _links(run: Run) -> Iterator[Check]:
         "Their op is not known. They were launched before the recording began, or the launch was lost.",
         "One or two warm-up steps before the active steps avoid most of them.",
     )
-    launches = ", ".join(f"'{category}'" for category in LAUNCH_CATEGORIES)
+    launches = sql_texts(LAUNCH_CATEGORIES)
     ((calls, without),) = run.rows(f"""
         WITH calls AS (
             SELECT rank, segment, id FROM slices

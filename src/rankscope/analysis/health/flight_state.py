@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
+from rankscope.sql import sql_texts
 from rankscope.store.run import Run
 
 SAME_SIZE_KINDS = (
@@ -129,7 +130,7 @@ class Mismatch:
 
 def read_mismatches(run: Run, where: str) -> list[Mismatch]:
     """The first mismatch of each group."""
-    same = ", ".join(f"'{kind}'" for kind in SAME_SIZE_KINDS)
+    same = sql_texts(SAME_SIZE_KINDS)
     rows = run.rows(f"""
         WITH asked AS (
             SELECT group_name, seq, rank, kind, CASE WHEN kind IN ({same}) THEN concat_ws(' ', kind, dtype, input_sizes)

@@ -6,6 +6,7 @@ from rankscope.analysis.core.notes import left_out, outside_steps
 from rankscope.analysis.core.result import Column, Result
 from rankscope.analysis.core.scope import Scope
 from rankscope.model import LAUNCH_CATEGORIES
+from rankscope.sql import sql_texts
 from rankscope.store.run import Run
 
 _STATISTICS = """
@@ -51,7 +52,7 @@ def kernels(run: Run, scope: Scope, by: str | None = None) -> Result:
 
 def api(run: Run, scope: Scope, by: str | None = None) -> Result:
     """Calls of the CUDA (HIP, XPU) runtime and driver by name."""
-    categories = ", ".join(f"'{category}'" for category in LAUNCH_CATEGORIES)
+    categories = sql_texts(LAUNCH_CATEGORIES)
     missing = "no runtime calls in the window; ProfilerActivity.CUDA records them"
     return _by_name(run, scope, by, "api", "Runtime and driver calls", f"category IN ({categories})", missing)
 

@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 from rankscope.analysis.core.cache import once_per_run
 from rankscope.analysis.core.device_events import UNKNOWN, device_events, ranks_in, works
 from rankscope.analysis.core.event_sets import COPY, NO_STEP
-from rankscope.analysis.core.grouping import distinct
 from rankscope.analysis.core.intervals import Ints
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.within_rank.flops import Work, work_of
+from rankscope.store.arrays import number_rows
 from rankscope.store.run import Run
 
 NO_SHAPES = (
@@ -74,10 +74,10 @@ def _dtypes(
     works: list[Work], kernels: list[str], signature: Ints, kernel: Ints
 ) -> tuple[Ints, list[str | None]]:
     """The index of each call's data type, and the data types; evaluated once per pair of signature and kernel."""
-    pairs, which = distinct(np.stack([signature, kernel]))
+    pairs, which = number_rows([signature, kernel])
     texts: list[str | None] = []
     codes = []
-    for of_work, of_kernel in pairs.T.tolist():
+    for of_work, of_kernel in pairs.tolist():
         dtype = _peak_type(works[of_work].dtype, kernels[of_kernel] if of_kernel >= 0 else "")
         if dtype not in texts:
             texts.append(dtype)

@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from rankscope.analysis.core.grouping import distinct
 from rankscope.analysis.core.notes import left_out, outside_steps
 from rankscope.analysis.core.result import Column, Result
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.within_rank.op_work import OpWork, op_work
+from rankscope.store.arrays import number_rows
 from rankscope.store.run import Run
 
 # Keys of --by, and the option that records each.
@@ -87,11 +87,11 @@ def _flops(run: Run, scope: Scope, by: str | None) -> dict[tuple[str, Any], int]
     texts = list(dict.fromkeys(keys))
     number = {text: code for code, text in enumerate(texts)}
     codes = np.array([number[key] for key in keys], dtype=np.int64) if keys else work.rank
-    pairs, which = distinct(np.stack([work.signature, codes]))
-    sums = np.zeros(pairs.shape[1], dtype=np.int64)
+    pairs, which = number_rows([work.signature, codes])
+    sums = np.zeros(len(pairs), dtype=np.int64)
     np.add.at(sums, which, work.flops)
     found: dict[tuple[str, Any], int] = {}
-    for (signature, code), flops in zip(pairs.T.tolist(), sums.tolist(), strict=True):
+    for (signature, code), flops in zip(pairs.tolist(), sums.tolist(), strict=True):
         key = code if by == "rank" else work.shapes[signature] or None if by == "shape" else None
         name = work.names[signature], texts[code] if texts else key
         found[name] = found.get(name, 0) + flops

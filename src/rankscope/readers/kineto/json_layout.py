@@ -1,7 +1,7 @@
-"""Where the events of a Chrome/Kineto JSON trace begin, end, and can be cut apart, without parsing them.
+"""Finds where the events of a Chrome/Kineto JSON trace start, end, and can be cut apart, without parsing them all.
 
-Offsets are bytes. Text is looked at as Latin-1, where one character is one byte, so that offsets hold and
-invalid UTF-8 is nobody's problem here.
+Offsets are bytes. Text is decoded as Latin-1, where one character is one byte, so that offsets stay valid and
+invalid UTF-8 does no harm.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ _NEXT_EVENT = re.compile(r'\s*,\s*\{\s*"[^"]*"')
 _BETWEEN = re.compile(rb"[\s,]*")
 _DECODER = json.JSONDecoder(strict=False)
 _SNIFF_BYTES = 1 << 22
-_EVENT_GLANCE = 1 << 20
+_LARGEST_CHECKED_EVENT = 1 << 20
 
 
 @dataclass(frozen=True)
 class EventsStart:
-    """What stands before the first event."""
+    """Where the events start, and the fields before them."""
 
     offset: int
     """First byte after the opening bracket."""
@@ -32,12 +32,12 @@ class EventsStart:
 
 
 def loads(raw: bytes) -> Any:
-    """json.loads that forgives invalid UTF-8 and control characters inside strings."""
+    """json.loads that accepts invalid UTF-8 and control characters inside strings."""
     return json.loads(raw.decode("utf-8-sig", "replace"), strict=False)
 
 
 def find_events_start(head: bytes) -> EventsStart | None:
-    """Find the array of events; None when there is none in these bytes."""
+    """Find the array of events; None if it does not start in these bytes."""
     stripped = head.lstrip(b"\xef\xbb\xbf \t\r\n")
     if stripped[:1] == b"[":
         return EventsStart(len(head) - len(stripped) + 1)
@@ -47,8 +47,8 @@ def find_events_start(head: bytes) -> EventsStart | None:
     for match in _EVENTS_KEY.finditer(head):
         first = first or match
         try:
-            # Only at the top level does closing the object here make it whole: a log line or a nested
-            # object that happens to hold the word does not.
+            # Only at the top level does closing the object here give valid JSON; inside a string or a nested
+            # object it does not.
             header = loads(head[: match.start()] + b'"traceEvents":[]}')
         except (ValueError, RecursionError):
             continue
@@ -58,11 +58,10 @@ def find_events_start(head: bytes) -> EventsStart | None:
 
 
 def sniff_separator(block: bytes, start: int) -> bytes | None:
-    """The bytes that stand between two events and nowhere else, learnt from the first events.
+    """The bytes between two events, taken from the first events; None if they cannot be determined.
 
-    Pretty-printed layouts are told by their line breaks and indent. In one-line layouts objects inside an
-    event may look the same, so the next event's first key is part of it, and each cut is looked at
-    (`_is_event`).
+    In pretty-printed layouts line breaks and indent make them unique. In one-line layouts objects inside an event
+    may look the same, so the separator includes the next event's first key, and each cut is checked (`_is_event`).
     """
     text = block[start : start + _SNIFF_BYTES].decode("latin-1")
     position = 0
@@ -88,7 +87,7 @@ def sniff_separator(block: bytes, start: int) -> bytes | None:
 
 
 def last_cut(block: bytes | bytearray, start: int, end: int, separator: bytes) -> int | None:
-    """Offset just after the last event that is surely whole: its closing brace; None if there is no cut."""
+    """Offset after the closing brace of the last event that is followed by another; None if there is none."""
     found = block.rfind(separator, start, end)
     while found >= 0 and not _is_event(block, found, separator):
         found = block.rfind(separator, start, found + len(separator) - 1)
@@ -96,12 +95,12 @@ def last_cut(block: bytes | bytearray, start: int, end: int, separator: bytes) -
 
 
 def _is_event(block: bytes | bytearray, found: int, separator: bytes) -> bool:
-    """Does a separator found here really stand before an event? Indents are proof enough."""
+    """True if an event follows the separator at `found`. With an indent the separator is unambiguous."""
     if b"\n" in separator:
         return True
     begin = found + separator.index(b"{")
     try:
-        event, _ = _DECODER.raw_decode(block[begin : begin + _EVENT_GLANCE].decode("latin-1"))
+        event, _ = _DECODER.raw_decode(block[begin : begin + _LARGEST_CHECKED_EVENT].decode("latin-1"))
     except (ValueError, RecursionError):
         return False
     return "ph" in event and ("ts" in event or event["ph"] == "M")
@@ -113,7 +112,7 @@ def skip_between(block: bytes, position: int, end: int) -> int:
 
 
 def event_spans(block: bytes, start: int, end: int, separator: bytes | None) -> Iterator[tuple[int, int]]:
-    """Where each event lies, damaged ones included: one damaged event does not hide those after it."""
+    """Start and end of each event. A damaged event does not hide the events after it."""
     if separator and b"\n" in separator:
         close = separator.index(b"}") + 1
         while (found := block.find(separator, start, end)) >= 0:
@@ -134,7 +133,7 @@ def event_spans(block: bytes, start: int, end: int, separator: bytes | None) -> 
 
 
 def _next_event(text: str, position: int) -> int:
-    """Where reading can go on after damage: the next object that parses and looks like an event."""
+    """Where reading continues after damage: the next object that parses and looks like an event."""
     for match in re.compile(r'\{\s*"(?:ph|name|cat)"').finditer(text, position):
         try:
             _DECODER.raw_decode(text, match.start())
@@ -146,20 +145,20 @@ def _next_event(text: str, position: int) -> int:
 
 @dataclass(frozen=True)
 class EventsEnd:
-    """Where the events stop in the last block."""
+    """Where the events end in the last block."""
 
     events: int
-    """Just after the last whole event."""
+    """Offset after the last complete event."""
     trailer: dict[str, Any] = field(default_factory=dict)
     """Top-level fields written after the events."""
     closed: bool = True
-    """False when the array was never closed: the file is cut."""
+    """False if the array is not closed: the file is truncated."""
     leftover: bool = False
-    """True when an event was begun and not finished."""
+    """True if the last event is incomplete."""
 
 
 def find_events_end(block: bytes, start: int, separator: bytes | None) -> EventsEnd:
-    """Walk the last events one by one to the closing bracket."""
+    """Parse the last events one by one up to the closing bracket."""
     found = block.rfind(separator, start) if separator else -1
     position = start if found < 0 or separator is None else found + separator.index(b"}") + 1
     text = block[position:].decode("latin-1")
@@ -179,7 +178,7 @@ def find_events_end(block: bytes, start: int, separator: bytes | None) -> Events
 
 
 def _end_after_damage(block: bytes, position: int, whole: int) -> EventsEnd:
-    """The last event does not parse: damaged inside a closed array, or cut off by the end of the file?"""
+    """For a last event that does not parse: either it is damaged and the array is closed, or the file is truncated."""
     for match in reversed(list(re.finditer(rb"\}\s*\]", block[position:]))):
         bracket = position + match.end()
         try:
@@ -192,7 +191,7 @@ def _end_after_damage(block: bytes, position: int, whole: int) -> EventsEnd:
 
 
 def _trailer(rest: bytes) -> dict[str, Any]:
-    """Fields after the events; nothing when they are missing or damaged (a bare array has none)."""
+    """The fields after the events; {} if they are missing or damaged."""
     if not rest.strip():
         return {}
     try:

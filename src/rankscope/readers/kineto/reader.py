@@ -1,7 +1,7 @@
 """torch.profiler's Kineto traces, and Chrome traces in general: .json and .json.gz, in any layout.
 
-The bytes are cut at event boundaries into blocks, and DuckDB parses the blocks in parallel as if each were a
-file (docs/adr/0003-reading-json.md). A block that does not parse is mended event by event.
+The bytes are cut at event boundaries into blocks, and DuckDB parses the blocks in parallel, each as a file
+(docs/adr/0003-reading-json.md). A block that does not parse is repaired event by event.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from pathlib import Path
 from typing import Any
 
 from rankscope.errors import NotATraceError
-from rankscope.model import COMPUTING_OPS, SHAPE_ARGS, Table
+from rankscope.model import COMPUTING_OPS, MEMORY_ARGS, SHAPE_ARGS, Table
 from rankscope.readers.base import Batch, ReadReport, TraceIdentity, rank_from_name
 from rankscope.readers.byte_stream import is_gzip, open_stream, read_head
 from rankscope.readers.kineto import json_layout
 from rankscope.readers.kineto.json_repair import repair_range
 from rankscope.readers.memory_file import MemoryFile
-from rankscope.readers.rows import MEMORY_ARGS
+from rankscope.sql import sql_name, sql_text, sql_texts
 
 BLOCK_BYTES = 32 << 20
-"""Read, and then parsed by one thread: small enough that memory stays low and threads finish together."""
+"""Parsed by one thread: small enough to keep memory low and to let threads finish at about the same time."""
 LARGEST_EVENT_BYTES = 16 << 20
-_GLANCE = 4 << 20
+_HEAD_BYTES = 4 << 20
 _ROOM_FOR_REST = 1 << 16
-"""What is left of a block behind its last whole event, usually."""
+"""Extra space in buffers: the bytes after the last complete event of the previous block usually fit."""
 
 _COLUMNS = {
     "ph": "VARCHAR",
@@ -46,11 +46,9 @@ _TYPED_ARGS = {
     "bytes": "BIGINT",
     "Collective name": "VARCHAR",
 }
-# Looking into arguments costs as much as a third of the parsing, so it is done where there is something to find.
-# Ops and annotations, the bulk of a trace, have one number that matters, and torch writes it first.
-_WITHOUT_TYPED_ARGS = (
-    "('cpu_op', 'user_annotation', 'python_function', 'cpu_instant_event', 'ac2g', 'fwdbwd')"
-)
+# Parsing arguments costs up to a third of the time, so it is limited to categories that need it. Ops and
+# annotations, the bulk of a trace, need only the External id, which torch writes first.
+_WITHOUT_TYPED_ARGS = ("cpu_op", "user_annotation", "python_function", "cpu_instant_event", "ac2g", "fwdbwd")
 _SELECT = """
 SELECT coalesce(ph, '') AS ph, coalesce(cat, '') AS category, coalesce(name, '') AS name,
        coalesce(pid, '') AS pid, coalesce(tid, '') AS tid,
@@ -60,21 +58,21 @@ SELECT coalesce(ph, '') AS ph, coalesce(cat, '') AS category, coalesce(name, '')
                 CASE WHEN cat = 'cpu_op' THEN TRY_CAST(args->>'External id' AS BIGINT) END) AS external_id,
        typed.device AS device,
        typed.stream AS stream, typed.bytes AS bytes, typed."Collective name" AS collective,
-       CASE WHEN name = '[memory]' THEN json_transform(args, '{memory}') END AS memory,
-       CASE WHEN cat = 'cpu_op' AND name IN {computing} THEN json_extract_string(args, {shapes}) END AS shapes
+       CASE WHEN name = '[memory]' THEN json_transform(args, {memory}) END AS memory,
+       CASE WHEN cat = 'cpu_op' AND name IN ({computing}) THEN json_extract_string(args, {shapes}) END AS shapes
 FROM (SELECT *,
-             CASE WHEN cat IS NULL OR cat NOT IN {untyped} OR name = 'record_param_comms'
-                  THEN json_transform(args, '{typed}') END AS typed,
+             CASE WHEN cat IS NULL OR cat NOT IN ({untyped}) OR name = 'record_param_comms'
+                  THEN json_transform(args, {typed}) END AS typed,
              CASE WHEN cat IN ('cpu_op', 'user_annotation')
                   THEN TRY_CAST(regexp_extract(args, '^.?"External id":(\\d+)', 1) AS BIGINT) END AS op_id
       FROM read_json({path}, format='array', columns={columns}, auto_detect=false,
                      maximum_object_size={largest}))
 """
 
-# Exact ns: a double tells µs to three digits up to 2**43 (102 days; Kineto's base time is at most 92 days
-# back) when the fraction is scaled apart from the whole. DuckDB's own cast of a JSON number to DECIMAL is
-# wrong by 1 ns from 2**42 on. Files that count from 1970 with fractions need their text kept, so it is put
-# in quotes, and a string does become an exact DECIMAL.
+# Exact ns: a double holds µs with three decimals up to 2**43 (102 days; Kineto's base time is at most 92 days
+# back) if the fraction is scaled separately. DuckDB's cast of a JSON number to DECIMAL is wrong by 1 ns from
+# 2**42 on. For files with times since 1970 and fractions, the number is put in quotes: DuckDB casts a string to
+# DECIMAL exactly.
 _SHORT_TIME = ("DOUBLE", "CAST(trunc(ts) AS BIGINT) * 1000 + CAST(round((ts - trunc(ts)) * 1000) AS BIGINT)")
 _LONG_TIME = ("DECIMAL(20,3)", "CAST(ts * 1000 AS BIGINT)")
 _LONG_TIME_TEXT = re.compile(rb'"ts":\s*([0-9]{13,}\.[0-9]+)')
@@ -83,7 +81,7 @@ _LONG_TIME_SAMPLE = re.compile(rb'"ts":\s*[0-9]{14,}\.[0-9]')
 
 @dataclass(frozen=True)
 class _Block:
-    """Bytes with whole events between start and end; `offset` is the block's place in the file."""
+    """Bytes with complete events between start and end; `offset` is the position of the block in the file."""
 
     data: bytes | bytearray
     start: int
@@ -93,7 +91,7 @@ class _Block:
 
 
 class JsonBatch:
-    """The events of one block; parsed by one thread, while others parse other blocks."""
+    """The events of one block."""
 
     def __init__(self, block: _Block, report: ReadReport, spare: list[bytearray]) -> None:
         self._block = block
@@ -111,22 +109,22 @@ class JsonBatch:
 
     def select_repaired(self) -> str:
         block = self._block
-        mended = repair_range(
+        clean = repair_range(
             bytes(block.data), block.start, block.end, block.separator, block.offset, self._report
         )
-        return self._select(mended, _LONG_TIME)
+        return self._select(clean, _LONG_TIME)
 
     def _select(self, content: bytes | memoryview, time: tuple[str, str]) -> str:
         columns = _COLUMNS | {"ts": time[0], "dur": "DOUBLE"}
         return _SELECT.format(
-            typed=json.dumps(_TYPED_ARGS),
-            untyped=_WITHOUT_TYPED_ARGS,
-            memory=json.dumps(MEMORY_ARGS),
-            computing=COMPUTING_OPS,
-            shapes=[f'$."{name}"' for name in SHAPE_ARGS],
+            typed=sql_text(json.dumps(_TYPED_ARGS)),
+            untyped=sql_texts(_WITHOUT_TYPED_ARGS),
+            memory=sql_text(json.dumps(MEMORY_ARGS)),
+            computing=sql_texts(COMPUTING_OPS),
+            shapes="[" + sql_texts(f"$.{sql_name(name)}" for name in SHAPE_ARGS) + "]",
             time=time[1],
             path=self._file.write_array(content),
-            columns="{" + ", ".join(f"{name}: '{kind}'" for name, kind in columns.items()) + "}",
+            columns="{" + ", ".join(f"{name}: {sql_text(kind)}" for name, kind in columns.items()) + "}",
             largest=LARGEST_EVENT_BYTES,
         )
 
@@ -145,7 +143,7 @@ class KinetoReading:
         self._path = path
         self._stream = open_stream(path)
         self._spare: list[bytearray] = []
-        """Buffers to use again: new ones cost the system more than reading into them."""
+        """Buffers to use again: allocating new ones costs more than reading into them."""
 
     def batches(self) -> Iterator[JsonBatch]:
         try:
@@ -165,7 +163,7 @@ class KinetoReading:
         return iter(())
 
     def _read_after(self, rest: bytes) -> tuple[bytearray, int]:
-        """A buffer that begins with these bytes and goes on with the file's next; and how many it holds."""
+        """A buffer with these bytes followed by the next ones of the file, and the number of bytes in it."""
         size = len(rest) + BLOCK_BYTES
         buffer = self._spare.pop() if self._spare else bytearray(size + _ROOM_FOR_REST)
         if len(buffer) < size:
@@ -191,10 +189,9 @@ class KinetoReading:
         offset, start, data = 0, begin.offset, buffer
         while not last:
             end = json_layout.last_cut(data, start, size, separator) if separator else None
-            rest = bytes(
-                memoryview(data)[end or 0 : size]
-            )  # before others get the block, and then its buffer
-            if end is not None:  # else an event longer than a block, or an unusual layout
+            # Copied before the block is yielded, which gives its buffer away.
+            rest = bytes(memoryview(data)[end or 0 : size])
+            if end is not None:  # None: an event longer than a block, or an unusual layout
                 yield _Block(data, start, end, offset, separator)
                 offset, start = offset + end, json_layout.skip_between(rest, 0, len(rest))
             data, size = self._read_after(rest)
@@ -205,7 +202,7 @@ class KinetoReading:
         end = json_layout.find_events_end(data, start, separator)
         self.header.update(end.trailer)
         if not end.closed:
-            self.report.damage = self._stream.damage or "the file ends before its list of events does"
+            self.report.damage = self._stream.damage or "the file ends before the end of its list of events"
         if end.leftover:
             self.report.lose("the last event is cut off by the end of the file")
         return _Block(data, start, end.events, offset, separator)
@@ -220,11 +217,11 @@ class KinetoReader:
         text = head.lstrip(b"\xef\xbb\xbf \t\r\n")
         if b'"traceEvents"' in head or (text[:1] == b"[" and re.search(rb'"ph"\s*:', head)):
             return True
-        # A long header may push the events out of the glance; a name that promises a trace gets a real look.
+        # After a long header the events start beyond `head`; a file named like a trace is accepted all the same.
         return text[:1] == b"{" and ".trace.json" in path.name
 
     def identify(self, path: Path) -> TraceIdentity:
-        fields = _glance(path)
+        fields = _fields_before_events(path)
         named = rank_from_name(path)
         info = fields.get("distributedInfo")
         if not isinstance(info, dict):
@@ -247,20 +244,20 @@ class KinetoReader:
 KINETO = KinetoReader()
 
 
-def _glance(path: Path) -> dict[str, Any]:
-    """The fields before the events."""
-    head, _ = read_head(path, _GLANCE)
+def _fields_before_events(path: Path) -> dict[str, Any]:
+    head, _ = read_head(path, _HEAD_BYTES)
     begin = json_layout.find_events_start(head)
     return begin.header if begin else {}
 
 
 def _trailing_object(path: Path, key: str, thorough: bool) -> dict[str, Any]:
-    """An object among the fields after the events ({} if there is none); a gzip file must be read through."""
+    """An object among the fields after the events, or {}. A gzip file is searched only if `thorough`: it must be
+    read to the end."""
     if is_gzip(path):
         tail = _gzip_tail(path) if thorough else b""
     else:
         with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - _GLANCE))
+            file.seek(max(0, path.stat().st_size - _HEAD_BYTES))
             tail = file.read()
     found = tail.rfind(f'"{key}":'.encode())
     if found < 0:
@@ -278,14 +275,14 @@ def _gzip_tail(path: Path) -> bytes:
     stream = open_stream(path)
     tail = b""
     while piece := stream.read(BLOCK_BYTES):
-        tail = (tail + piece)[-_GLANCE:]
+        tail = (tail + piece)[-_HEAD_BYTES:]
     stream.close()
     return tail
 
 
 def _no_events(path: Path, damage: str) -> NotATraceError:
     return NotATraceError(
-        f"{path} holds no events",
-        why=f"It ends before traceEvents begins{f' ({damage})' if damage else ''}.",
+        f"{path} has no events",
+        why=f"It ends before the start of traceEvents{f' ({damage})' if damage else ''}.",
         hint="Capture this rank again, or leave the file out.",
     )

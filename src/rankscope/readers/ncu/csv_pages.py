@@ -1,4 +1,7 @@
-"""The csv that ncu prints: the raw page (a row a kernel, units in row two) and the details page (a row a metric)."""
+"""The csv that ncu prints: its raw page (a row per kernel, units in row two) and details page (a row per metric).
+
+Values are converted to base units without prefixes: ns, byte, byte/s, hz, …
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,6 @@ from dataclasses import dataclass, field
 
 from rankscope.errors import NotATraceError, ReadError
 from rankscope.readers.base import ReadReport
-from rankscope.readers.ncu.units import base_value
 
 _KEYS = {"ID", "Kernel Name"}
 _DETAILS = {"Metric Name", "Metric Unit", "Metric Value"}
@@ -19,7 +21,7 @@ _ABOUT |= {"Grid Size", "Device", "CC", "Kernel Time"}
 HEADER = re.compile(rb'^"?ID"?,"?Process ID"?,', re.MULTILINE)
 _LARGEST_CELL = 16 << 20
 
-# The details page has names for people; these are the same figures under their names in the raw page.
+# Display names of the details page, and the metrics of the raw page with the same values.
 _RAW_NAMES = {
     ("Duration", "ns"): "gpu__time_duration.sum",
     ("Memory Throughput", "%"): "gpu__compute_memory_throughput.avg.pct_of_peak_sustained_elapsed",
@@ -37,19 +39,35 @@ _RAW_NAMES = {
     ("Registers Per Thread", "register/thread"): "launch__registers_per_thread",
 }
 
+_TIME = {
+    "s": 1e9,
+    "second": 1e9,
+    "ms": 1e6,
+    "msecond": 1e6,
+    "us": 1e3,
+    "usecond": 1e3,
+    "ns": 1.0,
+    "nsecond": 1.0,
+}
+"""In nanoseconds; ncu 2024 writes usecond, ncu 2025 us."""
+_PREFIXES = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
+_PREFIXES |= {f"{letter}i": 1024.0**power for power, letter in enumerate("KMGTP", 1)}
+_BYTES = re.compile(r"([KMGTP]i?)?(byte|hz|bit)s?", re.IGNORECASE)
+_NUMBER = re.compile(r"[-+]?[\d,]*\.?\d+(?:[eE][-+]?\d+)?")
+
 
 @dataclass
 class MeasuredKernel:
-    """One kernel of a report, with what was measured of it."""
+    """One kernel of a report and its metrics."""
 
     name: str
     about: dict[str, str]
     metrics: dict[str, tuple[float | None, str, str]] = field(default_factory=dict)
-    """Value in its base unit, that unit, and the text as it stands in the report."""
+    """Value in its base unit, that unit, and the text in the report."""
 
 
 def read_csv(text: Iterable[str], where: str, report: ReadReport) -> list[MeasuredKernel]:
-    """The kernels of either page. What the profiled program printed in between is passed over."""
+    """The kernels of either page. Output of the profiled program between the rows is skipped."""
     csv.field_size_limit(_LARGEST_CELL)
     rows = csv.reader(text)
     try:
@@ -69,9 +87,9 @@ def read_csv(text: Iterable[str], where: str, report: ReadReport) -> list[Measur
         ) from error
     if not kernels:
         raise ReadError(
-            f"{where} has no kernel",
-            why="There is no row below its heading that could be read.",
-            hint="Did ncu find its kernels? A -k that matches nothing profiles nothing.",
+            f"{where} has no kernels",
+            why="No row below its header could be read.",
+            hint="Check that the -k filter of ncu matches a kernel.",
         )
     return kernels
 
@@ -81,7 +99,7 @@ def _raw(header: list[str], rows: Iterator[list[str]], report: ReadReport) -> li
     if units is None or len(units) != len(header) or units[header.index("ID")].strip():
         raise ReadError(
             "the csv has no row of units",
-            why="Below the heading, ncu's raw page names the unit of each column; without it no figure is certain.",
+            why="In the raw page of ncu, the row below the header has the units of the columns.",
             hint="Make it again: ncu --import REPORT.ncu-rep --csv --page raw > FILE.csv",
         )
     kernels = []
@@ -89,7 +107,7 @@ def _raw(header: list[str], rows: Iterator[list[str]], report: ReadReport) -> li
         if not row:
             continue
         if len(row) != len(header):
-            report.lose(f"a row of {len(row)} cells below a heading of {len(header)}")
+            report.lose(f"a row has {len(row)} cells, the header {len(header)}")
             continue
         about = {name: cell for name, cell in zip(header, row, strict=True) if name in _ABOUT}
         kernel = MeasuredKernel(about["Kernel Name"], about)
@@ -107,7 +125,7 @@ def _details(header: list[str], rows: Iterator[list[str]], report: ReadReport) -
     for row in rows:
         if len(row) <= needed:
             if row:
-                report.lose(f"a row of {len(row)} cells below a heading of {len(header)}")
+                report.lose(f"a row has {len(row)} cells, the header {len(header)}")
             continue
         about = {name: row[index] for name, index in at.items() if name in _ABOUT}
         kernel = kernels.setdefault(
@@ -122,3 +140,45 @@ def _details(header: list[str], rows: Iterator[list[str]], report: ReadReport) -
 
 def csv_text(content: bytes) -> io.StringIO:
     return io.StringIO(content.decode("utf-8", "replace"), newline="")
+
+
+def base_value(text: str, unit: str) -> tuple[float | None, str]:
+    """The value in its base unit, and that unit: '0.887340', 'Tbyte/s' is (887340000000.0, 'byte/s').
+
+    None for text that is not a number.
+    """
+    number = _number(text)
+    factor, base = _base_unit(unit.strip())
+    return (None if number is None else number * factor), base
+
+
+def _number(text: str) -> float | None:
+    """A number with thousands separators, followed by its instances or not: '5 (1; 2; 2)' is 5."""
+    match = _NUMBER.match(text.strip())
+    if not match or text.strip()[match.end() :].strip()[:1] not in ("", "("):
+        return None
+    return float(match[0].replace(",", ""))
+
+
+def _base_unit(unit: str) -> tuple[float, str]:
+    """The factor to the base unit, and the base unit."""
+    above, slash, below = unit.partition("/")
+    factor, name = _base_of_part(above)
+    if not slash:
+        return factor, name
+    divisor, below_name = _base_of_part(below)
+    if below_name == "ns":  # rates are per second
+        divisor, below_name = divisor / 1e9, "s"
+    if (name, below_name) == ("cycle", "s"):
+        return factor / divisor, "hz"
+    return factor / divisor, f"{name}/{below_name}"
+
+
+def _base_of_part(text: str) -> tuple[float, str]:
+    if text in _TIME:
+        return _TIME[text], "ns"
+    match = _BYTES.fullmatch(text)
+    if match:
+        prefix = (match[1] or "").replace("k", "K").replace("I", "i")
+        return _PREFIXES.get(prefix, 1.0), match[2].lower()
+    return 1.0, text

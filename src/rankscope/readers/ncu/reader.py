@@ -1,6 +1,6 @@
-"""Nsight Compute: .ncu-rep through ncu itself or its Python module, and the csv that ncu prints.
+"""Nsight Compute: .ncu-rep, read with ncu or its Python module, and the csv that ncu prints.
 
-A report has no time of day: its kernels are no events, they go into the tables ncu_kernels and ncu_metrics.
+A report has no timestamps, so its kernels are not events. They go into the tables ncu_kernels and ncu_metrics.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from typing import Any
 
 from rankscope import tools
 from rankscope.errors import ReadError, ToolError
-from rankscope.model import NCU_KERNELS, NCU_METRICS, Table
+from rankscope.model import EVENTS, NCU_KERNELS, NCU_METRICS, Table
 from rankscope.readers.base import Batch, ReadReport, TraceIdentity, rank_from_name
 from rankscope.readers.byte_stream import open_stream
 from rankscope.readers.ncu.csv_pages import HEADER, MeasuredKernel, csv_text, read_csv
-from rankscope.readers.rows import RowBatch, no_events
+from rankscope.readers.row_batch import RowBatch
 
 REPORT_MAGIC = b"NVR\x00"
 _LARGEST_CSV = 1 << 30
-_PATIENCE_SECONDS = 600
+_TIMEOUT_SECONDS = 600
 
 Load = Callable[[Path, ReadReport], list[MeasuredKernel]]
 
 
 class NcuReading:
-    """One report: no events, two further tables."""
+    """One report: no events, two tables."""
 
     def __init__(self, path: Path, load: Load) -> None:
         self.report = ReadReport()
@@ -40,7 +40,7 @@ class NcuReading:
 
     def batches(self) -> Iterator[Batch]:
         self._kernels = self._load(self._path, self.report)
-        yield no_events()
+        yield RowBatch(EVENTS, ())  # every segment has the table
 
     def position(self) -> int:
         return self._path.stat().st_size
@@ -62,7 +62,7 @@ class NcuReading:
 
 
 class NcuReader:
-    """Reports by their first bytes, csv by its heading."""
+    """Recognises reports by their first bytes, and csv by its header."""
 
     name = "ncu"
 
@@ -120,7 +120,7 @@ def _load_csv(path: Path, report: ReadReport) -> list[MeasuredKernel]:
 
 
 def _load_report(path: Path, report: ReadReport) -> list[MeasuredKernel]:
-    """Through ncu; where it is not installed, through its Python module."""
+    """With ncu; if it is not installed, with its Python module."""
     try:
         tool = tools.find_tool("ncu", os.environ.get(tools.NCU_VARIABLE))
     except ToolError as missing:
@@ -129,9 +129,9 @@ def _load_report(path: Path, report: ReadReport) -> list[MeasuredKernel]:
             return kernels
         raise ReadError(
             f"cannot read {path} without Nsight Compute",
-            why=f"{missing.why} Its format is known to ncu alone.",
-            hint=f"Load the module or say --ncu PATH; or where ncu is: ncu --import {path.name} --csv --page raw "
-            f"> {path.stem}.csv, and read that.",
+            why=f"{missing.why} Only ncu can read its format.",
+            hint=f"Load the module or give --ncu PATH; or convert it where ncu is installed: "
+            f"ncu --import {path.name} --csv --page raw > {path.stem}.csv",
         ) from missing
     return _load_with_ncu(path, tool, report)
 
@@ -139,28 +139,28 @@ def _load_report(path: Path, report: ReadReport) -> list[MeasuredKernel]:
 def _load_with_ncu(path: Path, tool: tools.Tool, report: ReadReport) -> list[MeasuredKernel]:
     command = tools.ncu_raw_page(tool, path)
     try:
-        answer = subprocess.run(command, capture_output=True, timeout=_PATIENCE_SECONDS, check=False)
+        answer = subprocess.run(command, capture_output=True, timeout=_TIMEOUT_SECONDS, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise ReadError(
             f"cannot run {tool.path}", why=f"{error}.", hint=f"Try it: {tool.path} --version"
         ) from error
-    said = [
+    errors = [
         line for line in answer.stdout.decode("utf-8", "replace").splitlines() if line.startswith("==ERROR==")
     ]
-    if answer.returncode or said:
-        said += answer.stderr.decode("utf-8", "replace").strip().splitlines()
+    if answer.returncode or errors:
+        errors += answer.stderr.decode("utf-8", "replace").strip().splitlines()
         version = ".".join(map(str, tool.version)) or "of unknown version"
-        why = said[0].removeprefix("==ERROR==").strip() if said else f"It exits with {answer.returncode}"
+        why = errors[0].removeprefix("==ERROR==").strip() if errors else f"exit code {answer.returncode}"
         raise ReadError(
             f"ncu cannot read {path}",
-            why=f"ncu {version} says: {why.rstrip('.')}.",
+            why=f"ncu {version}: {why.rstrip('.')}.",
             hint="The file is damaged, or from a newer Nsight Compute: use that one (--ncu PATH), or capture again.",
         )
     return read_csv(csv_text(answer.stdout), str(path), report)
 
 
 def _load_with_module(path: Path) -> list[MeasuredKernel]:
-    """ncu_report, when it can be imported. One older than the file finds no range in it and does not say why."""
+    """With the module ncu_report; [] if it is missing, or older than the file."""
     try:
         context = import_module("ncu_report").load_report(str(path))
         ranges = [context.range_by_idx(index) for index in range(context.num_ranges())]
@@ -169,7 +169,7 @@ def _load_with_module(path: Path) -> list[MeasuredKernel]:
             for part in ranges
             for index in range(part.num_actions())
         ]
-    except Exception:  # noqa: BLE001 - a module of somebody else, of any version: what fails is as if it were not there
+    except Exception:  # noqa: BLE001 - a third-party module of any version: a failure counts as missing
         return []
 
 
@@ -193,7 +193,7 @@ def _kernel_of_action(action: Any) -> MeasuredKernel:
 
 
 def _module_unit(unit: Any) -> str:
-    """The module's values are in base units; of times it says 'second' and gives nanoseconds."""
+    """The module's values are in base units, except that times are in nanoseconds under the unit 'second'."""
     above, _, below = str(unit).partition("_per_")
     if not below:
         return "ns" if above == "second" else above

@@ -1,7 +1,6 @@
-"""Which table of an nsys export becomes which events: CUDA, MPI, the operating system, metrics.
+"""The tables of an nsys export as events: CUDA, MPI, OS runtime, GPU metrics.
 
-Arguments are named as Kineto names them where both have the same thing, so that analyses need not ask who recorded
-it.
+Arguments have Kineto's names where both tools record the same, so that analyses do not depend on the tool.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ MEMCPY_KINDS = {
     12: ("Unified DtoH", "Unified Device-to-Host"),
     13: ("Unified DtoD", "Unified Device-to-Device"),
 }
-"""Kineto's word and nsys's for each copyKind."""
+"""Name in Kineto and in nsys of each copyKind."""
 MEMORY_KINDS = {
     0: "Pageable",
     1: "Pinned",
@@ -56,7 +55,7 @@ _DEVICE_COLUMNS = {
     "correlation": "correlationId",
     "thread": "globalPid",
 }
-# The correlation has a column of its own. Without it most arguments repeat, which halves the cost of keeping them.
+# The correlation id has its own column. Without it most arguments repeat, which halves the cost of storing them.
 _DEVICE_ARGS = numbers(device="device", context="context", stream="stream")
 _DEVICE_PIECES = (*_DEVICE_ARGS, number("green context", "nullif(r.green, 0)"))
 
@@ -98,7 +97,7 @@ def _kernels(export: NsysExport) -> Source:
 
 
 def _graphs() -> Source:
-    """Whole CUDA graphs, recorded as one activity each (nsys's default): their kernels are not in the file."""
+    """CUDA graphs recorded as one activity each (the default of nsys): their kernels are not in the file."""
     return Source(
         "CUPTI_ACTIVITY_KIND_GRAPH_TRACE",
         {**_DEVICE_COLUMNS, "graph": "graphId", "executable": "graphExecId"},
@@ -210,7 +209,7 @@ _THREAD_COLUMNS = {"start": "start", "stop": "end", "thread": "globalTid"}
 
 
 def _calls() -> Source:
-    """CUDA runtime and driver calls; the version in a runtime call's name (_v3020) goes to the arguments."""
+    """CUDA runtime and driver calls. The version in a call's name (_v3020) becomes an argument."""
     return Source(
         "CUPTI_ACTIVITY_KIND_RUNTIME",
         {
@@ -259,7 +258,7 @@ def _os_calls() -> Source:
 
 
 def _mpi(export: NsysExport, table: str, **more: str) -> Source:
-    """MPI calls are annotations like those gloo makes: collectives on the host."""
+    """MPI calls, as annotations like those of gloo: collectives on the host."""
     known = export.has("MPI_RANKS", "globalTid", "rank")
     rank = f"(SELECT m.rank FROM MPI_RANKS m WHERE m.globalTid = {table}.globalTid)" if known else "NULL"
     return Source(
@@ -290,7 +289,7 @@ def _overhead() -> Source:
 
 
 def _metrics() -> Source:
-    """Sampled GPU counters; the metrics' names are joined in by the reader as strings of their own."""
+    """Sampled GPU metrics. The reader joins them with the names of metrics instead of strings."""
     return Source(
         "GPU_METRICS",
         {"start": "timestamp", "type": "typeId", "metric": "metricId", "value": "value"},
@@ -310,8 +309,8 @@ def _metrics() -> Source:
     )
 
 
-def plain_sources(export: NsysExport) -> list[Source]:
-    """The tables whose rows are all of one kind; NVTX and names are in nsys_nvtx."""
+def event_sources(export: NsysExport) -> list[Source]:
+    """The sources of this module that the export has."""
     collective = {"root_rank": "rootRank", "send_bytes": "size", "receive_bytes": "recvSize"}
     sources = (
         _kernels(export),

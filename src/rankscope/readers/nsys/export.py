@@ -1,7 +1,7 @@
-"""The sqlite export of an nsys report: which tables and columns this one has, its strings, its clock.
+"""The sqlite export of an nsys report: its tables and columns, version, clock.
 
-Versions differ: tables with no rows are left out, columns come and go, text is not always UTF-8. Everything is
-asked for by presence.
+Versions of nsys differ: empty tables are missing, columns change, text is not always UTF-8. So every table and column
+is checked before use.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from rankscope.errors import NotATraceError, ReadError
+from rankscope.sql import sql_name
 
 SQLITE_MAGIC = b"SQLite format 3\x00"
 PID = "({0} >> 24) & 16777215"
-"""The process in a globalTid or globalPid; SQL, with the column to put in."""
+"""SQL template for the process id in a globalTid or globalPid column."""
 TID = "{0} & 16777215"
 
 EVENT_TABLES = (
@@ -32,15 +33,15 @@ EVENT_TABLES = (
     "MPI_OTHER_EVENTS",
     "GPU_METRICS",
 )
-"""Any of these makes a sqlite file a profile; every export also has StringIds."""
+"""An export has at least one of these, and StringIds."""
 
 
 class NsysExport:
-    """One export, open for reading. Nothing is ever written to it."""
+    """One export, open for reading only."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        _refuse_cut_short(path)
+        _refuse_truncated(path)
         try:
             self._connection = connect(path)
             self.tables = self._find_tables()
@@ -60,7 +61,7 @@ class NsysExport:
         return table in self.tables and all(column in self.tables[table] for column in columns)
 
     def text(self, value: Any) -> str:
-        """Whatever bytes a text holds, as text."""
+        """A text value; bytes that are not UTF-8 are replaced."""
         return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
 
     @cached_property
@@ -69,29 +70,29 @@ class NsysExport:
 
     @cached_property
     def version(self) -> str:
-        return self._fact("META_DATA_EXPORT", "EXPORT_PRODUCT_VERSION")
+        return self._metadata("META_DATA_EXPORT", "EXPORT_PRODUCT_VERSION")
 
     @cached_property
     def schema(self) -> str:
-        return self._fact("META_DATA_EXPORT", "EXPORT_SCHEMA_VERSION")
+        return self._metadata("META_DATA_EXPORT", "EXPORT_SCHEMA_VERSION")
 
     @cached_property
     def capture_id(self) -> str:
-        """Tells captures apart, those of one session too (a range that is opened again and again)."""
-        session = self._fact("META_DATA_CAPTURE", "PROFILING_SESSION_UUID")
+        """Identifies the capture, also among several of one session (repeated capture ranges)."""
+        session = self._metadata("META_DATA_CAPTURE", "PROFILING_SESSION_UUID")
         if not session or not self.has("ANALYSIS_DETAILS", "startTime", "stopTime"):
             return session
         return f"{session} {self.rows('SELECT startTime, stopTime FROM ANALYSIS_DETAILS')}"
 
     @cached_property
     def start_unix_ns(self) -> int:
-        """Nanoseconds since 1970 at which the report's times are 0; 0 when it does not say."""
+        """Time 0 of the report in nanoseconds since 1970; 0 if not recorded."""
         if not self.has("TARGET_INFO_SESSION_START_TIME", "utcEpochNs"):
             return 0
         found = self.rows("SELECT utcEpochNs FROM TARGET_INFO_SESSION_START_TIME LIMIT 1")
         return int(found[0][0] or 0) if found else 0
 
-    def _fact(self, table: str, name: str) -> str:
+    def _metadata(self, table: str, name: str) -> str:
         if not self.has(table, "name", "value"):
             return ""
         found = self.rows(f"SELECT value FROM {table} WHERE name = ? LIMIT 1", (name,))
@@ -102,14 +103,14 @@ class NsysExport:
         tables = {}
         for (raw,) in names.fetchall():
             name = self.text(raw)
-            columns = self._connection.execute(f'PRAGMA table_info("{name}")').fetchall()
+            columns = self._connection.execute(f"PRAGMA table_info({sql_name(name)})").fetchall()
             tables[name] = frozenset(self.text(column[1]) for column in columns)
         return tables
 
 
 def connect(path: Path) -> sqlite3.Connection:
-    """Read-only, texts as bytes: an export may hold any bytes, and decoding every name costs time."""
-    # immutable: a report in a read-only folder, without locks or a journal beside it.
+    """A read-only connection with text as bytes: text may be invalid UTF-8, and decoding all of it costs time."""
+    # immutable: no locks and no journal file, so that reports in read-only folders can be opened.
     connection = sqlite3.connect(
         f"file:{_uri(path)}?mode=ro&immutable=1", uri=True, check_same_thread=False, isolation_level=None
     )
@@ -122,41 +123,41 @@ def _uri(path: Path) -> str:
 
 
 def open_export(path: Path) -> NsysExport:
-    """An export, or NotATraceError for another sqlite file."""
+    """Open an export. Raises NotATraceError for another sqlite file."""
     export = NsysExport(path)
     if not export.looks_like_a_profile:
         some = ", ".join(sorted(export.tables)[:5]) or "none"
         export.close()
         raise NotATraceError(
             f"{path} is a sqlite file, but not an nsys export",
-            why=f"It has no table of events and strings as nsys writes them (its tables: {some}).",
+            why=f"It has none of the tables that nsys writes (its tables: {some}).",
             hint="Export the report again: nsys export --type sqlite REPORT.nsys-rep",
         )
     return export
 
 
-def _refuse_cut_short(path: Path) -> None:
-    """The file's first page says how many pages there are; sqlite would complain only when it misses one."""
+def _refuse_truncated(path: Path) -> None:
+    """Check the size against the page count in the header; sqlite notices a missing page only when it reads it."""
     with path.open("rb") as file:
         head = file.read(100)
         size = file.seek(0, 2)
     page = int.from_bytes(head[16:18], "big")
     pages = int.from_bytes(head[28:32], "big")
-    promised = (65536 if page == 1 else page) * pages
-    if len(head) < 100 or size < promised:
-        raise damaged(path, ValueError(f"it has {size:,} bytes of {promised or 100:,}"))
+    expected = (65536 if page == 1 else page) * pages
+    if len(head) < 100 or size < expected:
+        raise damaged(path, ValueError(f"it has {size:,} bytes instead of {expected or 100:,}"))
 
 
 def damaged(path: Path, error: Exception) -> ReadError:
     return ReadError(
         f"{path} cannot be read as sqlite",
-        why=f"{str(error)[:1].upper()}{str(error)[1:]}: the file is damaged or cut short.",
+        why=f"{str(error)[:1].upper()}{str(error)[1:]}: the file is damaged or truncated.",
         hint="Export the report again: nsys export --type sqlite --force-overwrite true REPORT.nsys-rep",
     )
 
 
 def row_ranges(export: NsysExport, table: str, size: int) -> Iterator[tuple[int, int]]:
-    """First and last rowid of pieces of a table, in order."""
+    """First and last rowid of successive pieces of a table."""
     ((low, high),) = export.rows(f"SELECT min(rowid), max(rowid) FROM {table}")
     while low is not None and low <= high:
         yield low, min(low + size - 1, high)
@@ -164,7 +165,7 @@ def row_ranges(export: NsysExport, table: str, size: int) -> Iterator[tuple[int,
 
 
 def run_once(path: Path, sql: str, parameters: Sequence[object] = ()) -> Any:
-    """The first value of a query, over a connection of its own: threads read side by side."""
+    """The first value of a query, over a new connection, so that threads can read in parallel."""
     with closing(connect(path)) as connection:
         row = connection.execute(sql, parameters).fetchone()
     return row[0] if row else None

@@ -1,7 +1,7 @@
-"""Which ranks a report holds: one, as a rule; one per process where nsys ran around a launcher.
+"""The ranks in a report: usually one; one per process where nsys profiled a launcher.
 
-nsys records the environment of what it started. It is looked at here for the launcher's variables, by the rules of
-capture, and goes no further.
+nsys records the environment of the command it ran. Only the launcher's variables in it are used, with the same rules
+as at capture; nothing of it is stored.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ FROM_ENVIRONMENT = "recorded environment"
 FROM_MPI = "MPI rank"
 IN_ORDER = "recorded environment, processes in order of start"
 _OF_ONE_PROCESS = ("torchrun", "RANK")
-"""Families of variables that a launcher sets for one process; the others' may be of a node's one task."""
+"""Launchers whose variables belong to one process; those of others may belong to one task per node."""
 _MPI_RANK = re.compile(r"^MPI Rank (\d+)$")
 _THREAD_NAME = 39
 _TRAILING_NUMBER = re.compile(r"_(\d{1,6})$")
@@ -33,9 +33,9 @@ class ProcessGroup:
     world_size: int | None
     pids: frozenset[int]
     part: str = ""
-    """Names this group among several of a file; empty when the file is of one rank."""
+    """Identifies this group within the file; empty if the file has one rank."""
     others: int = 0
-    """Processes of the file that are of no rank, as the launcher itself: they are left out."""
+    """Number of processes in the file that belong to no rank, such as the launcher. They are left out."""
 
     @property
     def whole(self) -> bool:
@@ -43,7 +43,7 @@ class ProcessGroup:
 
 
 def groups_of(export: NsysExport) -> list[ProcessGroup]:
-    """The ranks in a report, in order; a file that is of one rank gives one group with every process."""
+    """The ranks in a report, in order. A file of one rank gives one group with every process."""
     pids = _processes(export)
     started = _first_identity(_of_the_command(export))
     by_pid, source, world = _ranks_of_processes(export, pids, started)
@@ -71,7 +71,7 @@ def groups_of(export: NsysExport) -> list[ProcessGroup]:
 
 
 def rank_from_report_name(export: NsysExport) -> int | None:
-    """As for other traces, and a number at the end: report_3.sqlite."""
+    """The rank in the file's name, as for other traces, or a number at its end: report_3.sqlite."""
     named = rank_from_name(export.path)
     if named is None and (match := _TRAILING_NUMBER.search(export.path.name.partition(".")[0])):
         named = int(match[1])
@@ -79,12 +79,12 @@ def rank_from_report_name(export: NsysExport) -> int | None:
 
 
 def recorded_environments(export: NsysExport) -> list[dict[str, str]]:
-    """Every environment in the report: of the command nsys ran first, then of processes in order of appearance."""
+    """Every environment in the report: that of the command, then those of processes in order of appearance."""
     return [environment for environment in _of_the_command(export) + _of_processes(export) if environment]
 
 
 def _of_the_command(export: NsysExport) -> list[dict[str, str]]:
-    """What nsys itself was started with, and so the command it ran."""
+    """The environment of nsys itself, and thus of the command it ran."""
     found = []
     if export.has("META_DATA_CAPTURE", "name", "value"):
         rows = export.rows(
@@ -98,9 +98,9 @@ def _of_the_command(export: NsysExport) -> list[dict[str, str]]:
 
 
 def _of_processes(export: NsysExport) -> list[dict[str, str]]:
-    """Environments kept among the strings: variables divided by zero bytes; which process had which is not told.
+    """Environments among the strings: variables separated by zero bytes, without the process they belong to.
 
-    Processes that nsys only saw running beside its own are among them: another rank's, another job's.
+    They include processes that only ran on the same machine: of another rank or another job.
     """
     rows = export.rows("SELECT value FROM StringIds WHERE instr(CAST(value AS BLOB), x'00') > 0 ORDER BY id")
     return [_variables(export.text(value).split("\0")) for (value,) in rows]
@@ -117,18 +117,18 @@ def _first_identity(environments: Iterable[Mapping[str, str]]) -> Identity | Non
 
 
 def _agreed_identity(environments: Iterable[Mapping[str, str]]) -> Identity | None:
-    """What the environments agree on; several ranks that cannot be told apart are none."""
+    """The identity that all environments agree on, else None."""
     found = [identity for identity in map(detect, environments) if identity.source != SINGLE]
     return found[0] if len({identity.rank for identity in found}) == 1 else None
 
 
 def _is_of_a_node(export: NsysExport) -> bool:
-    """Several processes compute: nsys ran around a launcher, whose own number is not a rank's."""
+    """True if several processes use CUDA: nsys profiled a launcher, whose variables are not those of a rank."""
     return len(processes_with_cuda(export)) > 1
 
 
 def _processes(export: NsysExport) -> list[int]:
-    """Processes that recorded something, in order of their number."""
+    """Processes with recorded events, in order of process id."""
     pids = set(processes_with_cuda(export))
     scanned = ["NVTX_EVENTS", "OSRT_API", "MPI_RANKS", "MPI_OTHER_EVENTS"]
     if not pids:
@@ -145,9 +145,9 @@ def _processes(export: NsysExport) -> list[int]:
 def _ranks_of_processes(
     export: NsysExport, pids: list[int], started: Identity | None
 ) -> tuple[dict[int, int], str, int | None]:
-    """Rank by process, how it is known, and the size of the world; empty when it cannot be told.
+    """Rank by process id, the source of that, and the world size; {} if unknown.
 
-    A command that was started as one rank is that rank, with all its children.
+    A command that was started as one rank is that rank, with all its child processes.
     """
     ranks = _mpi_ranks(export)
     if ranks:
@@ -167,7 +167,7 @@ def _ranks_of_processes(
 
 
 def _mpi_ranks(export: NsysExport) -> dict[int, int]:
-    """What MPI itself said: a table of its own, or the name nsys gives the thread."""
+    """Ranks recorded by MPI tracing: in a table, or in the name that nsys gives the thread."""
     ranks: dict[int, int] = {}
     if export.has("MPI_RANKS", "globalTid", "rank"):
         ranks.update(export.rows(f"SELECT {PID.format('globalTid')}, rank FROM MPI_RANKS"))

@@ -1,13 +1,14 @@
-"""NVTX rows of an nsys export as events: ranges become annotations, marks instants; and the names of threads.
+"""More tables of an nsys export as events: NVTX, names of threads and processes, device memory.
 
-A range's name is its text; the domain stands in the arguments. Ranges of the start/end kind may cross each other
-and the calls around them, so they get a track of their own beside their thread's.
+NVTX ranges become annotations, marks become instants. A range's name is its text; the domain is an argument.
+Start/end ranges may cross each other and other calls, so they get a separate track beside their thread's.
 """
 
 from __future__ import annotations
 
 from rankscope.readers.nsys.export import PID, TID, NsysExport
 from rankscope.readers.nsys.table_source import Source, arguments, number, text
+from rankscope.sql import sql_text
 
 PUSH_POP = (59, 70)
 START_END = (60, 71)
@@ -20,8 +21,8 @@ _RANGES = (*PUSH_POP, *START_END)
 _PLAIN_RANGE = PUSH_POP[0]
 
 
-def other_sources(export: NsysExport) -> list[Source]:
-    """NVTX, names of threads and processes, and device memory, where the export has them."""
+def nvtx_sources(export: NsysExport) -> list[Source]:
+    """The sources of this module that the export has."""
     sources = [_memory_usage(), _thread_names(), _process_names()]
     if export.has("NVTX_EVENTS", "start", "end", "globalTid"):
         sources.append(_nvtx(export))
@@ -80,7 +81,7 @@ def _nvtx(export: NsysExport) -> Source:
 
 
 def _thread_names() -> Source:
-    """As the trace event format names threads; times mean nothing here."""
+    """Metadata events with the names of threads, as in the trace event format."""
     return Source(
         "ThreadNames",
         {"name": "nameId", "thread": "globalTid", "priority": "priority"},
@@ -116,7 +117,7 @@ def _process_names() -> Source:
 
 
 def _memory_usage() -> Source:
-    """Device memory taken and given back (--cuda-memory-usage). Torch's allocator is not seen: held is used."""
+    """Device memory allocated and freed (--cuda-memory-usage). Without torch's allocator, reserved equals allocated."""
     signed = "CASE WHEN r.operation = 1 THEN -r.size ELSE r.size END"
     total = f"sum({signed}) OVER (PARTITION BY r.device ORDER BY r.start ROWS UNBOUNDED PRECEDING)::BIGINT"
     return Source(
@@ -147,13 +148,13 @@ def _memory_usage() -> Source:
 
 
 def _last_time(export: NsysExport) -> int:
-    """The end of ranges that were never closed: the last NVTX time there is, as nsys takes it."""
+    """The end of ranges that were never closed: the last NVTX time, as in nsys."""
     ((start, stop),) = export.rows('SELECT max("start"), max("end") FROM NVTX_EVENTS')
     return max(start or 0, stop or 0)
 
 
 def _domains(export: NsysExport) -> str:
-    """A join that finds the name of a row's domain: a process's own, by number."""
+    """SQL that joins a row with the name of its domain. Domain numbers are per process."""
     named: dict[tuple[int, int], str] = {}
     if export.has("NVTX_EVENTS", "eventType", "domainId", "globalTid"):
         columns = export.tables["NVTX_EVENTS"]
@@ -165,9 +166,7 @@ def _domains(export: NsysExport) -> str:
         )
         for pid, domain, name in rows:
             named.setdefault((pid, domain), export.text(name))
-    values = [
-        f"({pid}, {domain}, '{name.replace(chr(39), chr(39) * 2)}')" for (pid, domain), name in named.items()
-    ]
+    values = [f"({pid}, {domain}, {sql_text(name)})" for (pid, domain), name in named.items()]
     table = ", ".join(values) or "(NULL::BIGINT, NULL::BIGINT, NULL::VARCHAR)"
     return (
         f"LEFT JOIN (VALUES {table}) d(domain_pid, domain_id, domain_name) "

@@ -1,7 +1,7 @@
 """nsys reports exported to sqlite: `nsys export --type sqlite`, of any version.
 
-sqlite writes a stretch of a table as text, one C call for a hundred thousand rows, and DuckDB reads the text from
-memory; several threads do so side by side (docs/adr/0030-reading-nsys.md).
+sqlite writes a range of rows as text in one call, and DuckDB reads the text from memory; several threads do so in
+parallel (docs/adr/0030-reading-nsys.md).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 from rankscope.model import Table
 from rankscope.readers.base import Batch, ReadReport, TraceIdentity
 from rankscope.readers.memory_file import MemoryFile
-from rankscope.readers.nsys.events import plain_sources
+from rankscope.readers.nsys.events import event_sources
 from rankscope.readers.nsys.export import (
     PID,
     SQLITE_MAGIC,
@@ -34,8 +34,9 @@ from rankscope.readers.nsys.identity import (
     processes_with_cuda,
     recorded_environments,
 )
-from rankscope.readers.nsys.nvtx import other_sources
+from rankscope.readers.nsys.nvtx import nvtx_sources
 from rankscope.readers.nsys.table_source import Source
+from rankscope.sql import sql_name
 
 ROWS_PER_BATCH = 200_000
 _MANY_STRINGS = 50_000
@@ -44,7 +45,7 @@ _API_VERSION = re.compile(r"^(.+?)(_v\d{4,})$")
 
 
 class Strings:
-    """The names that events refer to, as a table DuckDB reads; gone with the last batch that needs it."""
+    """The strings that events refer to by id, as SQL. The file in memory is freed with the last batch that uses it."""
 
     def __init__(self, rows: list[tuple[int, str]]) -> None:
         file = MemoryFile()
@@ -62,19 +63,19 @@ def _string_record(number: int, text: str) -> bytes:
 
 @dataclass(frozen=True)
 class NsysBatch:
-    """A stretch of one table."""
+    """A range of rows of one table."""
 
     path: Path
     source: Source
     values: dict[str, str]
-    """Our names of the values, and SQL in sqlite for each."""
+    """Name of each value, and its SQL in sqlite."""
     rows: tuple[int, int]
     where: str
     strings: Strings
     report: ReadReport
     file: MemoryFile
     processes: tuple[int, ...]
-    """Those that use CUDA."""
+    """Processes of this rank that use CUDA."""
 
     def select(self) -> str:
         return self.source.select(self._rows(lenient=False), self.strings.sql, self.processes)
@@ -87,7 +88,7 @@ class NsysBatch:
         self.file.close()
 
     def _rows(self, lenient: bool) -> str:
-        """SQL that yields the values; lenient: what is not a number is null."""
+        """SQL for the values. If lenient, values that are not numbers become null."""
         as_objects = lenient or bool(self.source.texts)
         path = self.file.write(self._text(as_objects))
         kinds = {name: "VARCHAR" if name in self.source.texts else "BIGINT" for name in self.values}
@@ -96,7 +97,7 @@ class NsysBatch:
             columns = ", ".join(f"{name}: '{kind}'" for name, kind in declared.items())
             table = f"read_json({path}, format='newline_delimited', columns={{{columns}}}, auto_detect=false)"
         else:
-            # The brackets of each row's array are in columns of their own, which nobody asks for.
+            # The brackets of each row's array end up in the unused columns before and behind.
             columns = ", ".join(f"'{name}': '{kind}'" for name, kind in declared.items())
             table = (
                 f"read_csv({path}, header=false, delim=',', quote='', escape='', nullstr='null', parallel=false, "
@@ -108,7 +109,7 @@ class NsysBatch:
         return f"(SELECT {tried} FROM {table})"
 
     def _text(self, as_objects: bool) -> bytes:
-        """One row a line: numbers divided by commas, or objects where there is text in them."""
+        """One line per row: an array of numbers, or an object if there is text."""
         if as_objects:
             pairs = ", ".join(f"'{name}', {sql}" for name, sql in self.values.items())
             row = f"json_object({pairs})"
@@ -141,7 +142,7 @@ class NsysReading:
         export = self._export
         strings = Strings(_event_strings(export))
         metrics = Strings(_metric_names(export))
-        sources = [*plain_sources(export), *other_sources(export)]
+        sources = [*event_sources(export), *nvtx_sources(export)]
         pieces = [
             (source, rows)
             for source in sources
@@ -178,7 +179,7 @@ class NsysReading:
         return iter(())
 
     def _of_process(self, source: Source, values: dict[str, str]) -> list[str]:
-        """Only the rank's own processes; names of processes and threads only where something was recorded."""
+        """A condition for the rank's processes. Names of threads and processes are limited to those with events."""
         column = values.get(source.process, "NULL")
         if column == "NULL":
             return []
@@ -194,7 +195,7 @@ class NsysReader:
     name = "nsys"
 
     def recognises(self, path: Path, head: bytes) -> bool:
-        """Another program's sqlite file is refused here, and so is a damaged one."""
+        """Raises an error for a damaged sqlite file, and for one of another program."""
         if not head.startswith(SQLITE_MAGIC):
             return False
         open_export(path).close()
@@ -226,7 +227,7 @@ def _group(export: NsysExport, part: str) -> ProcessGroup:
 
 
 def _event_strings(export: NsysExport) -> list[tuple[int, str]]:
-    """Names of events. The recorded environments and the program's own output are strings too: they are left."""
+    """Names of events. Recorded environments and program output are also strings; they are left out."""
     where = f"length(CAST(value AS BLOB)) < {_LONGEST_STRING} AND instr(CAST(value AS BLOB), x'00') = 0"
     if export.has("ProcessStreams", "contentId"):
         where += " AND id NOT IN (SELECT contentId FROM ProcessStreams WHERE contentId IS NOT NULL)"
@@ -238,13 +239,15 @@ def _event_strings(export: NsysExport) -> list[tuple[int, str]]:
 
 
 def _referenced(export: NsysExport) -> str:
-    """The ids that events use: with CPU sampling most strings are symbols, which we do not read."""
+    """SQL for the ids that events use. With CPU sampling most strings are symbols, which are not read."""
     columns = [
         (source.table, source.columns["name"])
-        for source in (*plain_sources(export), *other_sources(export))
+        for source in (*event_sources(export), *nvtx_sources(export))
         if "name" in source.columns
     ]
-    found = [f'SELECT "{column}" FROM {table}' for table, column in columns if export.has(table, column)]
+    found = [
+        f"SELECT {sql_name(column)} FROM {table}" for table, column in columns if export.has(table, column)
+    ]
     return " UNION ".join(found) or "NULL"
 
 
@@ -256,7 +259,7 @@ def _metric_names(export: NsysExport) -> list[tuple[int, str]]:
 
 
 def _header(export: NsysExport, group: ProcessGroup) -> dict[str, Any]:
-    """What segment.json keeps: the devices as Kineto describes them, and who wrote this. No recorded variable."""
+    """The metadata for segment.json: devices in Kineto's form, version of nsys. No recorded variables."""
     header: dict[str, Any] = {"nsys": {"version": export.version, "schema": export.schema}}
     header["deviceProperties"] = _devices(export)
     header["processes"] = sorted(group.pids)

@@ -1,7 +1,7 @@
-"""nsys's own reports, .nsys-rep: exported to sqlite by nsys itself, then read as any export.
+"""nsys reports, .nsys-rep: exported to sqlite with nsys, then read like any export.
 
-The export lies in a folder only this user can look into, for as long as this command runs: it holds the recorded
-environment. An export that already lies beside its report is used instead.
+The export holds the recorded environment, so it is written to a folder that only this user can read and that is
+removed when the command ends. An existing export beside the report is used instead.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from rankscope.readers.nsys.reader import NSYS, NsysReading
 REPORT_MAGIC = b"NVIDIA Tegra Profiler Report"
 _VERSION = re.compile(rb"Report (\d+(?:@\d+)+)")
 _FOLDER_VARIABLE = "RANKSCOPE_EXPORTS"
-"""Tells the processes that read files where the exports of this command lie."""
+"""Passes the folder of exports to worker processes."""
 
 
 class NsysReportReader:
@@ -48,7 +48,7 @@ NSYS_REPORT = NsysReportReader()
 
 
 def exported(report: Path) -> Path:
-    """The sqlite export of a report: the one beside it if it is not older, else one made now."""
+    """The sqlite export of a report: the one beside it unless it is older, else a new one."""
     beside = report.with_suffix(".sqlite")
     if beside.is_file() and beside.stat().st_mtime_ns >= report.stat().st_mtime_ns:
         return beside
@@ -79,32 +79,32 @@ def _nsys(report: Path) -> tools.Tool:
             if not file.read(len(REPORT_MAGIC)) == REPORT_MAGIC:
                 raise NotATraceError(
                     f"{report} is not an nsys report",
-                    why="It does not begin as nsys's reports do.",
+                    why="Its first bytes are not those of an nsys report.",
                     hint="Capture this rank again, or leave the file out.",
                 ) from error
         raise ToolError(
             f"{report} must be exported before it can be read",
-            why=f"Only nsys can open its own reports: {error.message}. {error.why}",
-            hint=f"Where nsys is installed: nsys export --type sqlite {report.name}; or say where it is: --nsys PATH",
+            why=f"Only nsys can open its reports: {error.message}. {error.why}",
+            hint=f"Where nsys is installed: nsys export --type sqlite {report.name}; or give its path: --nsys PATH",
         ) from error
 
 
 def _refused(report: Path, tool: tools.Tool, answer: str) -> ReadError:
-    """nsys would not export it: most often because the report is newer than this nsys."""
-    said = next((line.strip() for line in answer.splitlines() if "error" in line.lower()), "")
+    """The error for a failed export, most often because the report is newer than this nsys."""
+    message = next((line.strip() for line in answer.splitlines() if "error" in line.lower()), "")
     ours = ".".join(map(str, tool.version))
     written = _written_by(report)
     if "newer than" in answer:
         return ReadError(
             f"{report} is too new for this nsys",
             why=f"It was written by nsys {written or 'of a later version'}; {tool.path} is {ours}.",
-            hint=f"Export it where it was made: nsys export --type sqlite {report.name}; or name a newer one: "
+            hint=f"Export it where it was captured: nsys export --type sqlite {report.name}; or give a newer nsys: "
             "--nsys PATH",
         )
     return ReadError(
         f"nsys cannot export {report}",
-        why=f"{said or 'It gave no reason'}.".replace("..", "."),
-        hint="The report is damaged or cut short; capture this rank again, or leave the file out.",
+        why=f"{message or 'nsys gave no reason'}.".replace("..", "."),
+        hint="The report is damaged or truncated; capture this rank again, or leave the file out.",
     )
 
 
@@ -115,7 +115,7 @@ def _written_by(report: Path) -> str:
 
 
 def _exports() -> Path:
-    """This command's folder for exports; its workers are told of it and leave it alone."""
+    """The folder for exports of this command. Worker processes use the same one and do not remove it."""
     known = os.environ.get(_FOLDER_VARIABLE)
     if known and Path(known).is_dir():
         return Path(known)

@@ -1,7 +1,7 @@
-"""Takes the recorded environment out of an nsys export: every place of it, and the bytes on the pages too.
+"""Removes the recorded environment from an nsys export, including freed pages of the file.
 
 nsys writes the variables of the command into META_DATA_CAPTURE, those of the session into TARGET_INFO_SYSTEM_ENV,
-and those of every process among the strings, beside what the processes printed.
+and those of every process into StringIds, together with the output of the processes.
 """
 
 from __future__ import annotations
@@ -18,25 +18,26 @@ from pathlib import Path
 from rankscope.errors import ReadError
 from rankscope.readers.nsys.export import NsysExport, damaged, open_export
 from rankscope.readers.nsys.identity import recorded_environments
+from rankscope.sql import sql_name
 
 _SECRET_NAME = re.compile(r"(?i)token|secret|passw|credential|api_?key|access_?key|private|auth|session_key")
-_TELLING = 6
-"""A secret's value is looked for everywhere when it has at least so many characters; '1' would be everywhere."""
+_MIN_SECRET_LENGTH = 6
+"""Shortest value of a secret that is searched for everywhere; a value such as '1' would match too much."""
 _CHUNK = 16 << 20
 
 
 @dataclass(frozen=True)
 class Scrubbed:
-    """What was taken out."""
+    """What was removed."""
 
     variables: int
-    """Names of recorded variables."""
+    """Number of recorded variables."""
     outputs: int
-    """Texts that the program printed and nsys kept."""
+    """Number of recorded program outputs."""
 
 
 def scrub(source: Path, target: Path) -> Scrubbed:
-    """Write `source` without its environment to `target`, which appears only when it is whole and clean."""
+    """Write `source` without its environment to `target`, which appears only when it is complete and checked."""
     with closing(open_export(source)) as export:
         environments = recorded_environments(export)
         outputs = _output_ids(export)
@@ -73,7 +74,7 @@ def _clean(
     outputs: list[int],
 ) -> None:
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
-        # No journal on disk, and freed pages are overwritten: nothing of the old text may stay anywhere.
+        # No journal on disk, and freed pages are overwritten, so that no copy of the text remains.
         connection.execute("PRAGMA journal_mode = MEMORY")
         connection.execute("PRAGMA secure_delete = ON")
         connection.execute("BEGIN")
@@ -85,7 +86,7 @@ def _clean(
         connection.executemany(
             "UPDATE StringIds SET value = '' WHERE id = ?", [(number,) for number in outputs]
         )
-        if (pattern := _telling(environments)) is not None:
+        if (pattern := _secret_pattern(environments)) is not None:
             _replace_everywhere(connection, tables, pattern)
         connection.execute("COMMIT")
         connection.execute("VACUUM")
@@ -94,13 +95,14 @@ def _clean(
 def _replace_everywhere(
     connection: sqlite3.Connection, tables: dict[str, frozenset[str]], pattern: re.Pattern[bytes]
 ) -> None:
-    """In every text of every table, in one pass; as bytes, since texts need not be UTF-8."""
-    connection.create_function("tells", 1, lambda text: bool(text and pattern.search(text)))
+    """Replace the pattern in every text of every table; as bytes, since text may be invalid UTF-8."""
+    connection.create_function("has_secret", 1, lambda text: bool(text and pattern.search(text)))
     connection.create_function("cleaned", 1, lambda text: pattern.sub(b"[removed]", text))
     for table, column in _text_columns(connection, tables):
-        text = f'CAST("{column}" AS BLOB)'
+        name = sql_name(column)
+        text = f"CAST({name} AS BLOB)"
         connection.execute(
-            f'UPDATE "{table}" SET "{column}" = CAST(cleaned({text}) AS TEXT) WHERE tells({text})'
+            f"UPDATE {sql_name(table)} SET {name} = CAST(cleaned({text}) AS TEXT) WHERE has_secret({text})"
         )
 
 
@@ -108,41 +110,41 @@ def _text_columns(
     connection: sqlite3.Connection, tables: dict[str, frozenset[str]]
 ) -> Iterator[tuple[str, str]]:
     for table in tables:
-        for _, name, kind, *_ in connection.execute(f'PRAGMA table_info("{table}")').fetchall():
+        for _, name, kind, *_ in connection.execute(f"PRAGMA table_info({sql_name(table)})").fetchall():
             if "INT" not in kind.upper() and "REAL" not in kind.upper():
                 yield table, name
 
 
-def _telling(environments: Iterable[dict[str, str]]) -> re.Pattern[bytes] | None:
-    texts = [text.encode() for text in _telling_texts(environments)]
+def _secret_pattern(environments: Iterable[dict[str, str]]) -> re.Pattern[bytes] | None:
+    texts = [text.encode() for text in _secret_texts(environments)]
     return re.compile(b"|".join(map(re.escape, texts))) if texts else None
 
 
-def _telling_texts(environments: Iterable[dict[str, str]]) -> list[str]:
-    """What must not be found any more: NAME=value, and the bare values of variables that are named like secrets."""
+def _secret_texts(environments: Iterable[dict[str, str]]) -> list[str]:
+    """Texts that must not remain: NAME=value, and the values of variables with names like secrets."""
     texts = set()
     for environment in environments:
         for name, value in environment.items():
             if value:
                 texts |= {f"{name}={value}", f'{name}="{value}"'}
-            if len(value) >= _TELLING and _SECRET_NAME.search(name):
+            if len(value) >= _MIN_SECRET_LENGTH and _SECRET_NAME.search(name):
                 texts.add(value)
     return sorted(texts, key=len, reverse=True)
 
 
 def _check(path: Path, environments: list[dict[str, str]], source: Path) -> None:
-    """Look at the bytes themselves."""
-    pattern = _telling(environments)
+    """Raise an error if the bytes of the file still contain a secret."""
+    pattern = _secret_pattern(environments)
     if pattern is None:
         return
-    overlap = max(len(text.encode()) for text in _telling_texts(environments))
+    overlap = max(len(text.encode()) for text in _secret_texts(environments))
     with path.open("rb") as file:
         before = b""
         while piece := file.read(_CHUNK):
             if pattern.search(before + piece):
                 raise ReadError(
-                    f"{source} still holds recorded variables after scrubbing",
-                    why="This version of nsys keeps them in a place rankscope does not know.",
-                    hint="Do not pass the file on; please report the nsys version (rankscope doctor shows it).",
+                    f"{source} still contains recorded variables after scrubbing",
+                    why="This version of nsys stores them in a place that rankscope does not know.",
+                    hint="Do not share the file. Please report the nsys version (rankscope doctor shows it).",
                 )
             before = piece[-overlap:]

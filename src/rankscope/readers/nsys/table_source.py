@@ -1,7 +1,6 @@
-"""How a table of an nsys export becomes events: the columns to take, and SQL that makes them model.EVENTS.
+"""Describes how a table of an nsys export becomes events: the columns to read, and SQL for model.EVENTS.
 
-`r` is a row of the table, `s` the string its name refers to. Only the way is here; which tables there are, is in
-nsys_events and nsys_nvtx.
+In the SQL, `r` is a row of the table and `s` the string that its name refers to. `events` and `nvtx` list the tables.
 """
 
 from __future__ import annotations
@@ -9,17 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from rankscope.model import EVENTS
+from rankscope.model import EVENTS, MEMORY_TYPE
 from rankscope.readers.nsys.export import PID, TID, NsysExport
+from rankscope.sql import sql_name, sql_text
 
 CORRELATION_BITS = 32
-"""CUPTI's correlation ids; which process one is of stands above them."""
+"""Width of CUPTI's correlation ids; the bits above hold the process."""
 
-MEMORY_TYPE = (
-    'STRUCT("Bytes" BIGINT, "Total Allocated" BIGINT, "Total Reserved" BIGINT, "Device Type" BIGINT, '
-    '"Device Id" BIGINT, "Addr" BIGINT)'
-)
-_EMPTY = {
+_DEFAULTS = {
     "ph": "'X'",
     "pid": f"({PID.format('r.thread')})::VARCHAR",
     "tid": f"({TID.format('r.thread')})::VARCHAR",
@@ -47,42 +43,44 @@ ON_DEVICE = {
 
 @dataclass(frozen=True)
 class Source:
-    """One table: what to take from it and what to make of it."""
+    """One table of an export, and its conversion to events."""
 
     table: str
     columns: dict[str, str]
-    """Our name of a value -> its column; one that this export does not have is null."""
+    """Name of a value -> its column. A column that the export does not have is null."""
     events: dict[str, str]
-    """Column of EVENTS -> SQL over r and s; what is not here is empty."""
+    """Column of EVENTS -> SQL over r and s; other columns have defaults."""
     process: str = "thread"
-    """Which of the values holds the process."""
+    """Name of the value that holds the process."""
     texts: frozenset[str] = frozenset()
-    """Values that are text of their own, not a string's id."""
+    """Values that are text, not ids of strings."""
     where: str = ""
     needs: tuple[str, ...] = ()
-    """Columns without which the table is not what we take it for."""
+    """Columns that must exist; otherwise the table is ignored."""
     more: dict[str, str] = field(default_factory=dict)
-    """Our name -> SQL in sqlite, where a value is not just a column."""
+    """Name of a value -> SQL in sqlite, for values that are not columns."""
     joins: str = ""
-    """What else the events are joined with, as SQL."""
+    """Further joins, as SQL."""
     whole: bool = False
-    """The table must be read in one piece: its events build on each other."""
+    """True if the table must be read in one piece, for running totals."""
 
     def found_in(self, export: NsysExport) -> bool:
         return export.has(self.table, *self.needs)
 
     def sqlite_values(self, export: NsysExport) -> dict[str, str]:
         there = export.tables[self.table]
-        plain = {name: f'"{column}"' if column in there else "NULL" for name, column in self.columns.items()}
+        plain = {
+            name: sql_name(column) if column in there else "NULL" for name, column in self.columns.items()
+        }
         return {**plain, **self.more}
 
     def select(self, rows: str, strings: str, processes: Sequence[int] = ()) -> str:
-        """The events, from SQL that yields the values and SQL that yields the strings.
+        """SQL for the events, from SQL for the rows and for the strings.
 
-        Each process counts its correlations and streams from 1 anew: of several processes all but the first get
-        numbers and tracks of their own.
+        Correlation ids and streams are numbered per process. With several processes, all but the first get distinct
+        ids and tracks.
         """
-        columns = {**_EMPTY, **self.events}
+        columns = {**_DEFAULTS, **self.events}
         if len(processes) > 1 and "correlation" in self.events:
             process = PID.format("r.thread")
             index = f"(coalesce(list_position({list(processes)}, {process}), 1) - 1)"
@@ -96,7 +94,7 @@ class Source:
 
 
 def arguments(*pieces: str) -> str:
-    """A JSON object from pieces; one that is null is left out."""
+    """SQL for a JSON object made of pieces; null pieces are left out."""
     return f"concat('{{', substr(concat({', '.join(pieces)}), 2), '}}')"
 
 
@@ -113,7 +111,7 @@ def numbers(**keys: str) -> Iterable[str]:
 
 
 def choice(value: str, choices: dict[int, str], otherwise: str = "NULL") -> str:
-    whens = " ".join(f"WHEN {number} THEN '{name}'" for number, name in choices.items())
+    whens = " ".join(f"WHEN {number} THEN {sql_text(name)}" for number, name in choices.items())
     return f"CASE {value} {whens} ELSE {otherwise} END"
 
 

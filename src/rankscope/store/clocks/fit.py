@@ -1,8 +1,8 @@
-"""Offset and drift of clocks from moments that all of them saw: robust least squares over the graph of groups.
+"""Offset and drift of clocks from common moments: robust least squares over all process groups.
 
-Each moment (the common end of a collective) was written down by some of the clocks. Unknown are the moments
-themselves and, for every clock but one of each connected part, by how much it is ahead and by how much it runs
-fast. The moments drop out of the equations, so the system has two unknowns a rank however many moments there are.
+Each moment (the common end of a collective) has timestamps from several clocks. Unknown are the true times of the
+moments, and offset and drift of every clock except one reference per connected part. The true times are eliminated
+from the equations, which leaves two unknowns per clock for any number of moments.
 """
 
 from __future__ import annotations
@@ -11,47 +11,45 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
+from rankscope.store.arrays import Floats, Ints, Mask
 
 _SMALLEST_SPREAD_NS = 0.5
-"""Time stamps are whole nanoseconds."""
+"""Timestamps are whole nanoseconds."""
 _MOST_DRIFT_PPM = 100.0
-"""What is believed of a clock before anything is measured: quartz drifts by 1 to 100 ppm."""
+"""Prior for the drift: quartz clocks drift by 1 to 100 ppm."""
 _ROUNDS = 12
-_SETTLED_NS = 0.02
+_CONVERGED_NS = 0.02
 _LEAST_WEIGHT = 1e-3
-"""Of an entry that looks wrong: enough to keep a clock that only has such from floating free."""
+"""Weight of an outlier. Not zero, so that a clock with outliers only still has a solution."""
 _TUKEY = 4.685
-"""Where Tukey's weight reaches zero, in spreads: 95 % efficient for normal noise."""
+"""Distance in spreads at which Tukey's weight reaches zero; 95 % efficient for normal noise."""
 
 
 @dataclass(frozen=True)
 class Sightings:
-    """Who saw which moment when; one entry a moment and clock."""
+    """The timestamps: one entry per moment and clock."""
 
     moment: Ints
-    """Numbers from 0."""
+    """Number of the moment, from 0."""
     clock: Ints
-    """Numbers from 0."""
+    """Number of the clock, from 0."""
     time: Ints
     """In ns, by that clock."""
-    sort: Ints
-    """Moments of one sort are seen equally well: their spread is estimated together."""
+    noise_class: Ints
+    """Moments of one class have the same noise; their spread is estimated together."""
 
 
 @dataclass(frozen=True)
 class Fit:
-    """By clock; time = moment + offset + drift * (moment - center_ns)."""
+    """For each clock: time = moment + offset + drift * (moment - center_ns)."""
 
     part: Ints
-    """Clocks of one connected part are related to each other, and to no other clock."""
+    """Lowest clock of the connected part. Clocks of different parts share no moment."""
     offset: Floats
-    """Ahead of the part's first clock at center_ns."""
+    """Relative to the first clock of the part, at center_ns; positive is ahead."""
     drift: Floats
-    """Fast against it, in ns per ns."""
+    """Relative to that clock, in ns per ns; positive is fast."""
     offset_error: Floats
     """Standard error."""
     drift_error: Floats
@@ -59,18 +57,18 @@ class Fit:
     half_ns: float
     """Half the time from the first moment to the last."""
     residual: Floats
-    """By entry: what the fit leaves unexplained, scaled to what one clock contributes."""
+    """For each entry the residual of the fit, scaled to the contribution of one clock."""
 
 
 def fit(seen: Sightings, clocks: int) -> Fit:
-    """Fit all clocks at once. Every moment must have been seen by two clocks or more."""
+    """Fit all clocks at once. Every moment needs timestamps of at least two clocks."""
     part = _parts(seen, clocks)
     base = _first_times(seen)
     blocks = _blocks(seen, base)
     free = np.flatnonzero(part != np.arange(clocks))
     still = [np.zeros(len(block.moments)) for block in blocks]
     rough = _Solver(blocks, free, clocks, still, 1.0)
-    state = _settle(rough, rough.start(), _least_absolute, rounds=4)
+    state = _iterate(rough, rough.start(), _least_absolute, rounds=4)
     moments = np.concatenate(
         [base[block.moments] + rough.moments(i, state) for i, block in enumerate(blocks)] or [np.zeros(0)]
     )
@@ -78,8 +76,8 @@ def fit(seen: Sightings, clocks: int) -> Fit:
     half = max(float(np.ptp(moments)) / 2 if len(moments) else 0.0, 1.0)
     ends = np.cumsum([len(block.moments) for block in blocks])[:-1]
     solver = _Solver(blocks, free, clocks, np.split((moments - center) / half, ends), half)
-    state = _settle(solver, state, _least_absolute)
-    state = _settle(solver, state, _tukey)
+    state = _iterate(solver, state, _least_absolute)
+    state = _iterate(solver, state, _tukey)
     error = solver.errors(state)
     residual = np.zeros(len(seen.time))
     for i, block in enumerate(blocks):
@@ -98,14 +96,14 @@ def fit(seen: Sightings, clocks: int) -> Fit:
 
 @dataclass(frozen=True)
 class _State:
-    """Where the fit stands: offsets then drifts by clock, and the weight of every entry, table by table."""
+    """Current solution (offsets of all clocks, then drifts) and weights of all entries, block by block."""
 
     answer: Floats
     weights: list[Floats]
 
 
-def _settle(solver: _Solver, state: _State, weigh: Weighing, rounds: int = _ROUNDS) -> _State:
-    """Weigh, solve, weigh again, until the answer stands still."""
+def _iterate(solver: _Solver, state: _State, weigh: Weighing, rounds: int = _ROUNDS) -> _State:
+    """Compute weights and solve, repeatedly, until the solution converges."""
     for _ in range(rounds):
         weights = [
             np.where(block.here, weigh(np.abs(solver.residual(i, state)), block), 0.0)
@@ -114,25 +112,25 @@ def _settle(solver: _Solver, state: _State, weigh: Weighing, rounds: int = _ROUN
         answer = solver.solve(weights)
         moved = np.abs(answer - state.answer).max(initial=0)
         state = _State(answer, weights)
-        if moved < _SETTLED_NS:
+        if moved < _CONVERGED_NS:
             break
     return state
 
 
 def _spread(residual: Floats, block: _Block) -> float:
-    """How far moments of this sort lie from the fit, as a standard deviation that outliers do not touch."""
+    """Robust standard deviation of the residuals of a block (scaled median)."""
     return max(1.4826 * float(np.median(residual[block.here])), _SMALLEST_SPREAD_NS)
 
 
 def _least_absolute(residual: Floats, block: _Block) -> Floats:
-    """Weights that make the solution one of least absolute deviations: many of the entries may be wrong."""
+    """Weights for least absolute deviations, which tolerate many outliers."""
     spread = _spread(residual, block)
     weight: Floats = 1 / (spread * np.maximum(residual, spread / 10))
     return weight
 
 
 def _tukey(residual: Floats, block: _Block) -> Floats:
-    """Full weight, one over the variance, in the middle; next to none for what cannot be noise."""
+    """Tukey's weights: 1 / variance for small residuals, nearly none for outliers."""
     spread = _spread(residual, block)
     far = np.minimum(residual / (_TUKEY * spread), 1.0)
     weight: Floats = np.maximum((1 - far**2) ** 2, _LEAST_WEIGHT) / spread**2
@@ -140,7 +138,7 @@ def _tukey(residual: Floats, block: _Block) -> Floats:
 
 
 def _parts(seen: Sightings, clocks: int) -> Ints:
-    """The lowest clock each one is connected with by moments they both saw."""
+    """For each clock the lowest clock that it is connected with through common moments."""
     part = np.arange(clocks)
     count = int(seen.moment.max(initial=-1)) + 1
     while True:
@@ -162,23 +160,23 @@ def _first_times(seen: Sightings) -> Ints:
 
 @dataclass(frozen=True)
 class _Block:
-    """Moments of one sort as a dense table, a row a moment and a column a clock."""
+    """Moments of one noise class as a dense table, one row per moment and one column per clock."""
 
     clocks: Ints
     moments: Ints
     entry: Ints
-    """Place among the sightings; -1 where the clock did not see it."""
-    here: NDArray[np.bool_]
+    """Index of the timestamp; -1 where the clock has none."""
+    here: Mask
     late: Floats
-    """ns after the first time stamp of the moment; 0 where there is none."""
+    """ns after the first timestamp of the moment; 0 where the clock has none."""
     scale: Floats
-    """By moment: makes up for the degree of freedom that the moment itself takes."""
+    """For each moment: corrects for the degree of freedom that the moment itself uses."""
 
 
 def _blocks(seen: Sightings, base: Ints) -> list[_Block]:
-    """One table for each sort of moments, so that the tables have few holes."""
-    order = np.argsort(seen.sort, kind="stable")
-    bounds = np.flatnonzero(np.diff(seen.sort[order])) + 1
+    """One table per noise class, so that the tables have few gaps."""
+    order = np.argsort(seen.noise_class, kind="stable")
+    bounds = np.flatnonzero(np.diff(seen.noise_class[order])) + 1
     return [_block(seen, base, entries) for entries in np.split(order, bounds) if len(entries)]
 
 
@@ -194,7 +192,7 @@ def _block(seen: Sightings, base: Ints, entries: Ints) -> _Block:
 
 
 class _Solver:
-    """The equations of the tables, with their moments at given (scaled) times; weights change every round."""
+    """Normal equations of the blocks, with their moments at given scaled times."""
 
     def __init__(
         self, blocks: Sequence[_Block], free: Ints, clocks: int, when: Sequence[Floats], half_ns: float
@@ -203,7 +201,7 @@ class _Solver:
         self.when = [times[:, None] for times in when]
         with_drift = any(times.any() for times in when)
         self.unknown = np.concatenate([free, free + clocks]) if with_drift else free
-        self.belief = (_MOST_DRIFT_PPM * 1e-6 * half_ns) ** -2
+        self.drift_prior = (_MOST_DRIFT_PPM * 1e-6 * half_ns) ** -2
 
     def start(self) -> _State:
         """Plain least squares."""
@@ -211,11 +209,11 @@ class _Solver:
         return _State(self.solve(weights), weights)
 
     def moments(self, i: int, state: _State) -> Floats:
-        """When each moment was, after its first time stamp."""
+        """The time of each moment, relative to its first timestamp."""
         return self._common(i, state)[1][:, 0]
 
     def residual(self, i: int, state: _State) -> Floats:
-        """What the fit leaves unexplained, scaled to what one clock contributes."""
+        """Residuals, scaled to the contribution of one clock."""
         rest, common = self._common(i, state)
         result: Floats = (rest - common) * self.blocks[i].scale
         return result
@@ -237,7 +235,7 @@ class _Solver:
         return answer
 
     def errors(self, state: _State) -> Floats:
-        """Standard errors; weights are one over variance."""
+        """Standard errors, with weights of 1 / variance."""
         matrix, _ = self._system(state.weights)
         errors = np.zeros(2 * self.clocks)
         if len(self.unknown):
@@ -247,7 +245,7 @@ class _Solver:
         return errors
 
     def _system(self, weights: Sequence[Floats]) -> tuple[Floats, Floats]:
-        """Normal equations of the unknowns, after the moments have been taken out."""
+        """Matrix and right side of the normal equations, with the moments eliminated."""
         count = 2 * self.clocks
         matrix, right = np.zeros((count, count)), np.zeros(count)
         for block, w, when in zip(self.blocks, weights, self.when, strict=True):
@@ -262,15 +260,15 @@ class _Solver:
             right[b] += (rest * when).sum(axis=0)
         matrix[self.clocks :, : self.clocks] = matrix[: self.clocks, self.clocks :].T
         drifts = np.arange(self.clocks, count)
-        matrix[drifts, drifts] += self.belief
+        matrix[drifts, drifts] += self.drift_prior
         return matrix[np.ix_(self.unknown, self.unknown)], right[self.unknown]
 
 
 def _balance(matrix: Floats) -> Floats:
-    """Scales that make the diagonal 1: well and badly measured clocks differ in weight by many orders."""
+    """Scales that make the diagonal 1, since the weights of clocks differ by orders of magnitude."""
     scale: Floats = 1 / np.sqrt(np.maximum(np.diag(matrix), np.finfo(float).tiny))
     return scale
 
 
 Weighing = Callable[[Floats, _Block], Floats]
-"""Sizes of residuals to weights."""
+"""A function from absolute residuals to weights."""

@@ -1,60 +1,51 @@
-"""Collectives without sequence numbers: the n-th of a kind and size on one rank is the n-th on the others.
+"""Matches collectives without sequence numbers: the n-th of a kind and size on one rank is the n-th on the others.
 
-Steps keep one lost event from spoiling all that follow. Without steps, each rank's sequence is first moved until
-it agrees with that of the rank that recorded most.
+Counting starts anew in each step, so that a lost event affects one step only. Without steps, each rank's sequence is
+first shifted to agree with that of the rank with the most entries.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
-from numpy.typing import NDArray
 
 from rankscope.collective_kinds import KINDS
-from rankscope.store.arrays import number_rows
+from rankscope.store.arrays import NONE, Ints, Mask, count_before, number_rows
+from rankscope.store.collectives.entries import Collectives
 
-if TYPE_CHECKING:
-    from rankscope.store.collectives.matching import Collectives
-
-Ints = NDArray[np.int64]
-NONE = -1
-_FARTHEST = 256
-"""How many collectives later than another a rank may have begun to record."""
+_MAX_SHIFT = 256
+"""Largest shift that is tried: how many collectives later than another a rank may have started to record."""
 _COMPARED = 1024
-"""How many collectives are looked at to find out."""
-_STEPS_TELL = 0.5
-"""Share of collectives inside steps from which on the steps are trusted."""
+"""How many collectives are compared for each shift."""
+_MIN_SHARE_IN_STEPS = 0.5
+"""Steps are used if more than this share of the collectives lies inside steps."""
 
 
 def align_by_order(found: Collectives, rows: Ints) -> Ints:
-    """Sequence numbers for the entries `rows` (of one group): equal for what belongs together.
+    """Sequence numbers for the entries `rows` of one group, equal for entries that belong together.
 
-    Where some ranks have numbers in the file, the others are given these.
+    If some ranks have recorded numbers, the other ranks get the same ones.
     """
     _, number = number_rows(order_keys(found, rows))
-    told = found.seq[rows]
-    if (told == NONE).all():
+    recorded = found.seq[rows]
+    if (recorded == NONE).all():
         return number
-    return _adopt(number, told, found.rank[rows])
+    return _adopt(number, recorded, found.rank[rows])
 
 
-def _adopt(number: Ints, told: Ints, rank: Ints) -> Ints:
-    """The file's numbers, and for ranks without any the number others have at the same place."""
+def _adopt(number: Ints, recorded: Ints, rank: Ints) -> Ints:
+    """The recorded numbers; for ranks without any, the number of the other ranks at the same position."""
     known = np.full(int(number.max()) + 1, NONE)
-    has = np.flatnonzero(told != NONE)
-    known[number[has][::-1]] = told[has][::-1]  # the first rank's word counts
+    has = np.flatnonzero(recorded != NONE)
+    known[number[has][::-1]] = recorded[has][::-1]  # reversed: the first rank wins
     has_none = ~np.isin(rank, rank[has])
-    return np.where(has_none, known[number], told)
+    return np.where(has_none, known[number], recorded)
 
 
 def order_keys(found: Collectives, rows: Ints) -> list[Ints]:
-    """Of each entry: step, what it is, and how many like it came before.
+    """For each entry: step, a number for its kind, size and type, and how many equal ones came before.
 
-    Size is no part of it where each rank may have its own (all_to_all), or only the root has one (scatter).
+    The size is ignored where it may differ between ranks (all_to_all) or only the root has one (scatter).
     """
-    from rankscope.store.collectives.matching import occurrence
-
     rank = found.rank[rows]
     uneven = np.isin(found.kind[rows], [KINDS.index(kind) for kind in ("all_to_all", "scatter")])
     what = [
@@ -64,15 +55,15 @@ def order_keys(found: Collectives, rows: Ints) -> list[Ints]:
     ]
     _, token = number_rows(what)
     step = found.step[rows]
-    if np.mean(step != NONE) <= _STEPS_TELL:
+    if np.mean(step != NONE) <= _MIN_SHARE_IN_STEPS:
         step = np.full(len(rows), NONE)
         step[_before_anchor(token, rank, found.start[rows], found.end[rows])] = NONE - 1
     time = np.where(found.call_start[rows] != NONE, found.call_start[rows], found.start[rows])
-    return [step, token, occurrence([rank, step, token], time)]
+    return [step, token, count_before([rank, step, token], time)]
 
 
-def _before_anchor(token: Ints, rank: Ints, start: Ints, end: Ints) -> NDArray[np.bool_]:
-    """What each rank ran before the first collective that all ranks recorded."""
+def _before_anchor(token: Ints, rank: Ints, start: Ints, end: Ints) -> Mask:
+    """True for entries before the first collective that all ranks recorded."""
     ranks = np.unique(rank)
     places = [np.flatnonzero(rank == number) for number in ranks]
     places = [rows[np.argsort(start[rows], kind="stable")] for rows in places]
@@ -86,13 +77,13 @@ def _before_anchor(token: Ints, rank: Ints, start: Ints, end: Ints) -> NDArray[n
 
 
 def _shift(reference: Ints, tokens: Ints, reference_end: Ints, end: Ints) -> int:
-    """Which collective of the reference the first one here is; negative when this rank began earlier.
+    """The index in the reference of this rank's first collective; negative if this rank started earlier.
 
-    The sequences must agree best there; a training loop repeats itself, so among equally good places the one
-    decides at which the ends lie closest together by wall clock.
+    It is the shift with the best agreement. A training loop repeats itself, so among equally good shifts the one
+    with the closest ends by wall clock wins.
     """
     best: tuple[float, float, int] | None = None
-    for shift in sorted(range(-_FARTHEST, _FARTHEST + 1), key=abs):
+    for shift in sorted(range(-_MAX_SHIFT, _MAX_SHIFT + 1), key=abs):
         a, b = max(shift, 0), max(-shift, 0)
         count = min(len(reference) - a, len(tokens) - b, _COMPARED)
         if count < min(8, len(tokens), len(reference)) or count <= 0:

@@ -1,4 +1,4 @@
-"""Process groups: their names as metadata tells them, or as the file's header and the worker threads imply."""
+"""Process groups: from the metadata of collectives, else from the file's header and gloo's worker threads."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from dataclasses import dataclass
 from typing import Any
 
 UNKNOWN = "?"
-"""The name of a group that no file names."""
+"""The name of a group without a recorded name."""
 
 _WORKERS = 2
-"""Threads torch gives each gloo process group."""
+"""Threads that torch starts for each gloo process group."""
 
 
 @dataclass(frozen=True)
 class Group:
-    """A process group; two groups that share a name and not their ranks are two groups."""
+    """A process group. Groups with the same name and different ranks are different groups."""
 
     name: str
     description: str = ""
     ranks: tuple[int, ...] | None = None
-    """None where no file lists them."""
+    """None if not recorded."""
     size: int | None = None
 
     @property
@@ -30,7 +30,7 @@ class Group:
 
 
 def header_groups(header: Mapping[str, Any]) -> list[Group]:
-    """The groups a rank is in, in the order in which they were made, as torch's distributedInfo lists them."""
+    """The groups of a rank in order of creation, from torch's distributedInfo."""
     info = header.get("distributedInfo")
     listed = info.get("pg_config") if isinstance(info, dict) else None
     groups = []
@@ -43,7 +43,7 @@ def header_groups(header: Mapping[str, Any]) -> list[Group]:
         groups.append(
             Group(
                 str(entry.get("pg_name", UNKNOWN)),
-                _described(entry.get("pg_desc")),
+                _description(entry.get("pg_desc")),
                 tuple(ranks) if isinstance(ranks, list) and known else None,
                 size if isinstance(size, int) else len(ranks) if isinstance(ranks, list) else None,
             )
@@ -51,37 +51,36 @@ def header_groups(header: Mapping[str, Any]) -> list[Group]:
     return groups
 
 
-def told_group(
+def recorded_group(
     name: str | None, description: str | None, ranks: str | None, size: int | None, listed: Sequence[Group]
 ) -> Group:
-    """The group of a collective with metadata; the header knows the ranks where the metadata cuts them short."""
+    """The group of a collective with metadata. Where the metadata truncates the ranks, the header has them."""
     members = parse_ranks(ranks)
     if members is None:
         members = next((group.ranks for group in listed if group.name == name and group.size == size), None)
     return Group(
-        name or UNKNOWN, _described(description), members, size or (len(members) if members else None)
+        name or UNKNOWN, _description(description), members, size or (len(members) if members else None)
     )
 
 
 def parse_ranks(text: str | None) -> tuple[int, ...] | None:
-    """'[0, 1, 2, 3]'; None when there is no list or it is cut short ('...')."""
+    """The ranks in '[0, 1, 2, 3]'; None if there is no list or it is truncated ('...')."""
     if not text or not re.fullmatch(r"\[\s*\d+(?:\s*,\s*\d+)*\s*\]", text):
         return None
     return tuple(int(number) for number in re.findall(r"\d+", text))
 
 
 def groups_of_threads(threads: Sequence[str], listed: Sequence[Group]) -> dict[str, Group]:
-    """Which group each gloo worker thread serves.
+    """The group of each gloo worker thread, or {} if that is ambiguous.
 
-    Every group starts two workers when it is made, so thread ids in order are groups in order. {} where this
-    cannot be told.
+    Every group starts two workers when it is created, so thread ids and groups are in the same order.
     """
     if not listed or not all(thread.isdigit() for thread in threads):
         return {}
     in_order = sorted(threads, key=int)
     if len(in_order) == _WORKERS * len(listed):
         rows = [in_order[i : i + _WORKERS] for i in range(0, len(in_order), _WORKERS)]
-    else:  # some never ran: those that follow each other directly belong together
+    else:  # some workers recorded nothing: consecutive ids belong together
         rows = []
         for thread in in_order:
             if rows and int(thread) == int(rows[-1][-1]) + 1 and len(rows[-1]) < _WORKERS:
@@ -93,5 +92,5 @@ def groups_of_threads(threads: Sequence[str], listed: Sequence[Group]) -> dict[s
     return {thread: group for row, group in zip(rows, listed, strict=True) for thread in row}
 
 
-def _described(text: Any) -> str:
+def _description(text: Any) -> str:
     return "" if text in (None, "undefined") else str(text)

@@ -1,7 +1,7 @@
-"""Collectives that run on the host (gloo): when they begin, and which call asked for them.
+"""Collectives on the host (gloo): their start, size and type, and the op that called them.
 
-They run on worker threads without metadata. The c10d op that asked stands on another thread; workers take calls
-first in, first out, so order and size tell which run belongs to which call.
+They run on worker threads without metadata. The c10d op that called them is on another thread. Workers process calls
+first in, first out, so runs and calls are paired by order and size.
 """
 
 from __future__ import annotations
@@ -18,36 +18,37 @@ from numpy.typing import NDArray
 
 from rankscope.collective_kinds import OTHER, kind_of
 from rankscope.model import SYNC_CALL_PATTERN
-from rankscope.store.nesting import NONE, Ints
+from rankscope.sql import sql_text
+from rankscope.store.arrays import NONE, Ints
 from rankscope.store.workspace import Workspace
 
 
 @dataclass(frozen=True)
 class Side:
-    """Calls, or the runs they led to, in order of time."""
+    """Calls, or the runs on worker threads that they led to, in order of time."""
 
     id: Ints
     start: Ints
     kind: NDArray[np.str_]
     elements: Ints
-    """How many elements go in; NONE where the file does not say."""
+    """Number of input elements; NONE if not recorded."""
 
     def keys(self, by_size: bool) -> NDArray[np.str_]:
-        """What must be equal in a run and its call."""
+        """Keys that are equal in a run and its call."""
         if not by_size:
             return self.kind
         return np.char.add(np.char.add(self.kind, " "), self.elements.astype(str))
 
 
 def pair_host_collectives(workspace: Workspace, slices: str) -> None:
-    """Make `host_pairs` from `talking` and `calls`: begin, size, type and call of each collective on the host."""
+    """Create `host_pairs` from `communication` and `calls`: start, size, type and call of each host collective."""
     execute = workspace.connection.execute
     execute(f"""
         CREATE OR REPLACE TEMP TABLE host_pairs AS
         WITH children AS (
             SELECT t.id, k.start_ns, k.start_ns + k.dur_ns AS end_ns,
-                   regexp_matches(k.name, '{SYNC_CALL_PATTERN}') AS waits
-            FROM talking t JOIN {slices} k ON k.parent = t.id WHERE NOT t.on_device
+                   regexp_matches(k.name, {sql_text(SYNC_CALL_PATTERN)}) AS waits
+            FROM communication t JOIN {slices} k ON k.parent = t.id WHERE NOT t.on_device
         ), work AS (
             SELECT id, min(start_ns) AS work_ns FROM children WHERE NOT waits GROUP BY ALL
         ), waiting AS (
@@ -56,21 +57,21 @@ def pair_host_collectives(workspace: Workspace, slices: str) -> None:
         )
         SELECT t.id, greatest(t.start_ns, coalesce(w.ready_ns, t.start_ns)) AS begin_ns, {NONE}::BIGINT AS elements,
                ''::VARCHAR AS type, NULL::BIGINT AS call
-        FROM talking t LEFT JOIN waiting w USING (id) WHERE NOT t.on_device
+        FROM communication t LEFT JOIN waiting w USING (id) WHERE NOT t.on_device
     """)
     shaped = workspace.rows("""
         SELECT h.id, t.start_ns, t.name, e.args->>'Input Dims', e.args->>'Input type', t.op
-        FROM host_pairs h JOIN talking t USING (id) JOIN placed e USING (id) ORDER BY t.start_ns, h.id
+        FROM host_pairs h JOIN communication t USING (id) JOIN placed e USING (id) ORDER BY t.start_ns, h.id
     """)
     if not shaped:
         return
-    asked = workspace.rows("""
+    called = workspace.rows("""
         SELECT c.id, c.start_ns, c.name, e.args->>'Input Dims' FROM calls c JOIN placed e USING (id)
         WHERE c.name LIKE 'c10d::%' AND NOT EXISTS (FROM calls o WHERE o.id = c.op AND o.name LIKE 'c10d::%')
         ORDER BY c.start_ns, c.id
     """)
     runs = _side(shaped, [run_elements(row[3]) for row in shaped])
-    calls = _side(asked, [call_elements(row[2], row[3]) for row in asked])
+    calls = _side(called, [call_elements(row[2], row[3]) for row in called])
     around = _ints(NONE if row[5] is None else row[5] for row in shaped)
     arrays = {
         "id": runs.id,
@@ -87,10 +88,10 @@ def pair_host_collectives(workspace: Workspace, slices: str) -> None:
 
 
 def pair_calls(runs: Side, calls: Side, known: Ints) -> Ints:
-    """The call each run came from; NONE for those asked for before the recording began.
+    """The call of each run; NONE for runs called before the recording started.
 
-    `known` has the calls that are told by nesting. Of the others, runs and calls of the same kind and size are
-    paired in order; then what is left, where a size is not known, by kind alone.
+    `known` has the calls that are known from nesting. The other runs and calls are paired in order, first those of
+    the same kind and size, then the rest by kind only.
     """
     found: Ints = known.copy()
     is_open = ~np.isin(calls.id, known[known != NONE])
@@ -102,7 +103,7 @@ def pair_calls(runs: Side, calls: Side, known: Ints) -> Ints:
         for key in np.intersect1d(run_keys[found == NONE], call_keys[is_open]):
             mine = np.flatnonzero((run_keys == key) & (found == NONE))
             theirs = np.flatnonzero((call_keys == key) & is_open)
-            # leave out as few runs at the beginning as will let no run start before its call
+            # Skip the fewest runs at the beginning so that no run starts before its call.
             earlier = np.searchsorted(runs.start[mine], calls.start[theirs], side="left")
             first = max(0, int((earlier - np.arange(len(theirs))).max()))
             count = max(0, min(len(mine) - first, len(theirs)))
@@ -113,20 +114,20 @@ def pair_calls(runs: Side, calls: Side, known: Ints) -> Ints:
 
 @cache
 def run_elements(dims: str | None) -> int:
-    """Elements of all tensors gloo's annotation lists."""
+    """Number of elements of all tensors in the arguments of gloo's annotation."""
     return _count(json.loads(dims)) if dims else NONE
 
 
 @cache
 def call_elements(name: str, dims: str | None) -> int:
-    """Elements a c10d op puts in. Ops that have an output of another size name it first, then the input."""
+    """Number of input elements of a c10d op. Ops whose output has another size list the output first."""
     given = json.loads(dims) if dims else []
     second = any(part in name for part in ("gather", "_reduce_scatter_base", "alltoall"))
     return _count(given[second]) if len(given) > second else NONE
 
 
 def _count(dims: Any) -> int:
-    """Elements of a tensor ([2, 3]) or of a list of them ([[2, 3], [4]]); NONE when there is no tensor."""
+    """Number of elements of a tensor ([2, 3]) or a list of tensors ([[2, 3], [4]]); NONE without a tensor."""
     if not isinstance(dims, list) or not dims:
         return NONE
     if all(isinstance(size, int) for size in dims):

@@ -1,23 +1,28 @@
-"""The collectives of a run as arrays, with their process groups, before anything is matched."""
+"""Reads the collectives of a run from its views into arrays, with their process groups, and matches them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from rankscope.collective_kinds import KINDS, POINT_TO_POINT
-from rankscope.store.arrays import number_rows
-from rankscope.store.collectives.groups import UNKNOWN, Group, groups_of_threads, header_groups, told_group
-from rankscope.store.collectives.matching import NONE, Collectives, match_collectives
+from rankscope.store.arrays import NONE, Ints, number_rows
+from rankscope.store.collectives.entries import Collectives
+from rankscope.store.collectives.groups import (
+    UNKNOWN,
+    Group,
+    groups_of_threads,
+    header_groups,
+    recorded_group,
+)
+from rankscope.store.collectives.matching import match_collectives
+from rankscope.store.layout import SegmentEntry
 
 if TYPE_CHECKING:
-    from rankscope.store.run import Run
-
-Ints = NDArray[np.int64]
+    import duckdb
 
 _DTYPE_BYTES = {
     "float64": 8, "int64": 8, "complex64": 8, "complex128": 16, "float32": 4, "int32": 4, "float16": 2,
@@ -25,32 +30,36 @@ _DTYPE_BYTES = {
 }  # fmt: skip
 
 _APART_NS = 60_000_000_000
-"""Recordings farther apart than this by wall clock are not of the same moment; no cluster's clocks differ so much."""
+"""Recordings farther apart by wall clock are separate sessions; clocks within a cluster differ by less."""
 _CREDIBLE_UNIX_NS = 10**18
-"""2001: an earlier time is not a wall clock's, but counts from the machine's start."""
+"""The year 2001. An earlier time is not wall-clock time; it counts from the boot of the machine."""
 
 
-def matched_collectives(run: Run) -> Collectives:
-    """The collectives of all ranks, and which of them are the same one."""
-    found = load_collectives(run)
-    era = eras(run)
-    files, place = number_rows([found.rank, found.segment])
-    numbers = np.array([era[rank, segment] for rank, segment in files.tolist()], dtype=np.int64)
-    return match_collectives(found, numbers[place])
+def matched_collectives(
+    connection: duckdb.DuckDBPyConnection, segments: Sequence[SegmentEntry]
+) -> Collectives:
+    """The collectives of all ranks, matched. `connection` has the run's views, `segments` are those with times."""
+    found = load_collectives(connection, segments)
+    return match_collectives(found, _of_file(found, recording_sessions(segments)))
 
 
-def moved(rows: Collectives, shifts: Mapping[tuple[int, int], int]) -> Collectives:
-    """The same with each file's times moved."""
-    files, place = number_rows([rows.rank, rows.segment])
-    by = np.array([shifts[rank, segment] for rank, segment in files.tolist()], dtype=np.int64)[place]
+def shifted(rows: Collectives, shifts: Mapping[tuple[int, int], int]) -> Collectives:
+    """The same entries with the times of each file shifted."""
+    by = _of_file(rows, shifts)
     called = np.where(rows.call_start == NONE, NONE, rows.call_start + by)
     return replace(rows, start=rows.start + by, end=rows.end + by, call_start=called)
 
 
-def load_collectives(run: Run) -> Collectives:
-    """Every entry of `collectives`, sorted by rank and start; nothing is matched yet."""
-    labels, columns = _columns(run)
-    groups, group_of_label = _groups(run, labels)
+def _of_file(rows: Collectives, values: Mapping[tuple[int, int], int]) -> Ints:
+    """For each entry the value of its file, which (rank, segment) names."""
+    files, place = number_rows([rows.rank, rows.segment])
+    return np.array([values[rank, segment] for rank, segment in files.tolist()], dtype=np.int64)[place]
+
+
+def load_collectives(connection: duckdb.DuckDBPyConnection, segments: Sequence[SegmentEntry]) -> Collectives:
+    """Every entry of the view `collectives`, sorted by rank and start, before matching."""
+    labels, columns = _columns(connection)
+    groups, group_of_label = _groups(segments, labels)
     dtypes = sorted({row["dtype"] for row in labels if row["dtype"] is not None})
     code = columns["label"]
 
@@ -93,16 +102,20 @@ def load_collectives(run: Run) -> Collectives:
 _LABELS = ("place", "kind", "dtype", "group_name", "group_description", "group_ranks", "group_size")
 
 
-def _columns(run: Run) -> tuple[list[dict[str, Any]], dict[str, Ints]]:
-    """Texts once each, and numbers for every entry; `label` says which texts."""
+def _columns(connection: duckdb.DuckDBPyConnection) -> tuple[list[dict[str, Any]], dict[str, Ints]]:
+    """The distinct combinations of text columns, and the numeric columns; `label` indexes the former.
+
+    A collective without a group name keeps its rank, segment and track in the label: the group is inferred from
+    the thread or stream it runs on.
+    """
+    cursor = connection.cursor()  # has temporary tables of its own
     texts = ", ".join(f"c.{name}" for name in _LABELS)
-    # who serves an unnamed group is told by where it runs
     where = ", ".join(
         f"CASE WHEN c.group_name IS NULL THEN c.{name} END AS of_{name}"
         for name in ("rank", "segment", "track")
     )
-    run.connection.execute(f"""
-        CREATE OR REPLACE TEMP TABLE collective_labels AS
+    cursor.execute(f"""
+        CREATE TEMP TABLE collective_labels AS
         SELECT row_number() OVER () - 1 AS label, *
         FROM (SELECT DISTINCT {texts}, {where} FROM collectives c ORDER BY ALL)
     """)
@@ -113,25 +126,27 @@ def _columns(run: Run) -> tuple[list[dict[str, Any]], dict[str, Ints]]:
     )
     optional = ("step", "call", "call_ns", "seq", "in_elements", "out_elements", "peer")
     numbers = ", ".join(f"coalesce(c.{name}, {NONE})::BIGINT AS {name}" for name in optional)
-    columns = run.arrays(f"""
+    columns: dict[str, Ints] = cursor.execute(f"""
         SELECT l.label, c.rank::BIGINT AS rank, c.segment::BIGINT AS segment, c.id, c.track::BIGINT AS track,
                c.start_ns, c.dur_ns, {numbers}
         FROM collectives c JOIN collective_labels l ON {same}
         ORDER BY c.rank, c.start_ns, c.id
-    """)
-    labels = run.records("""
+    """).fetchnumpy()
+    found = cursor.execute("""
         SELECT l.*, t.tid, t.stream FROM collective_labels l
         LEFT JOIN tracks t ON t.rank = l.of_rank AND t.segment = l.of_segment AND t.track = l.of_track
         ORDER BY l.label
     """)
+    names = [column[0] for column in found.description or ()]
+    labels = [dict(zip(names, row, strict=True)) for row in found.fetchall()]
+    cursor.close()
     return labels, columns
 
 
-def _groups(run: Run, labels: list[dict[str, Any]]) -> tuple[list[Group], list[int]]:
-    """The process groups, and each label's place among them."""
+def _groups(segments: Sequence[SegmentEntry], labels: list[dict[str, Any]]) -> tuple[list[Group], list[int]]:
+    """The process groups, and the index of each label's group."""
     listed = {
-        (entry.rank, entry.segment): header_groups(entry.manifest.get("header", {}))
-        for entry in run.timelines
+        (entry.rank, entry.segment): header_groups(entry.manifest.get("header", {})) for entry in segments
     }
     everywhere = list({group: None for groups in listed.values() for group in groups})
     unnamed = _unnamed_groups(labels, listed)
@@ -141,7 +156,7 @@ def _groups(run: Run, labels: list[dict[str, Any]]) -> tuple[list[Group], list[i
         if row["group_name"] is None:
             group = unnamed[number]
         else:
-            group = told_group(
+            group = recorded_group(
                 row["group_name"], row["group_description"], row["group_ranks"], row["group_size"], everywhere
             )
         places.append(groups.setdefault(group, len(groups)))
@@ -151,7 +166,7 @@ def _groups(run: Run, labels: list[dict[str, Any]]) -> tuple[list[Group], list[i
 def _unnamed_groups(
     labels: list[dict[str, Any]], listed: dict[tuple[int, int], list[Group]]
 ) -> dict[int, Group]:
-    """Groups of collectives without metadata, by label: from the header, and from threads and streams."""
+    """Groups of collectives without metadata, by label: from the header, threads and streams."""
     by_file: dict[tuple[int, int], list[int]] = {}
     for number, row in enumerate(labels):
         if row["group_name"] is None:
@@ -171,7 +186,7 @@ def _unnamed_groups(
                 found[n] = known[0]
             elif row["place"] == "host":
                 found[n] = workers.get(row["tid"] or "", Group(UNKNOWN))
-            else:  # NCCL gives each process group a stream of its own, in the order in which they are made
+            else:  # NCCL uses one stream per process group, numbered in order of creation
                 place = streams.index(row["stream"] or 0)
                 found[n] = Group(UNKNOWN if len(streams) == 1 else f"{UNKNOWN}{place}")
     return found
@@ -181,39 +196,38 @@ def _element_bytes(dtype: str | None) -> int:
     return 1 if (dtype or "").startswith("float8") else _DTYPE_BYTES.get(dtype or "", 0)
 
 
-def _bytes(kind: Ints, inside: Ints, outside: Ints, element: Ints, size: Ints) -> Ints:
-    """S of nccl-tests: what is reduced, or the sum of what all ranks contribute (FACTS section 7)."""
+def _bytes(kind: Ints, sent: Ints, received: Ints, element: Ints, size: Ints) -> Ints:
+    """Message size S of nccl-tests: the bytes that are reduced, or the sum of the contributions of all ranks."""
     gathers = np.isin(kind, [KINDS.index("all_gather"), KINDS.index("gather")])
-    spreads = np.isin(kind, [KINDS.index("scatter")])
-    takes = np.isin(kind, [KINDS.index("recv")])
-    elements = np.where(gathers, np.where((inside != NONE) & (size > 0), inside * size, outside), inside)
-    elements = np.where(spreads, np.where((outside != NONE) & (size > 0), outside * size, inside), elements)
-    elements = np.where(takes & (outside != NONE), outside, elements)
+    scatters = kind == KINDS.index("scatter")
+    receives = kind == KINDS.index("recv")
+    elements = np.where(gathers, np.where((sent != NONE) & (size > 0), sent * size, received), sent)
+    elements = np.where(scatters, np.where((received != NONE) & (size > 0), received * size, sent), elements)
+    elements = np.where(receives & (received != NONE), received, elements)
     return np.where((elements >= 0) & (element > 0), elements * element, NONE)
 
 
-def eras(run: Run) -> dict[tuple[int, int], int]:
-    """A number for each file: files of the same number were recorded by the same job at the same time.
+def recording_sessions(segments: Sequence[SegmentEntry]) -> dict[tuple[int, int], int]:
+    """A number for each file: files with the same number were recorded by the same job at the same time.
 
-    Jobs count only where every file names its own, times only where every file has a wall clock's.
+    The job is compared only where every file names one, the time only where every file has a wall-clock time.
     """
-    files = run.timelines
-    jobs = {(entry.rank, entry.segment): job_of(entry.manifest.get("header", {})) for entry in files}
+    jobs = {(entry.rank, entry.segment): _job_of(entry.manifest.get("header", {})) for entry in segments}
     by_job = all(jobs.values())
-    by_time = all(entry.unix_origin_ns >= _CREDIBLE_UNIX_NS for entry in files)
-    era, reach = 0, 0
+    by_time = all(entry.unix_origin_ns >= _CREDIBLE_UNIX_NS for entry in segments)
+    period, reach = 0, 0
     keys: dict[tuple[int, int], tuple[int, str]] = {}
-    for entry in sorted(files, key=lambda entry: entry.unix_origin_ns):
+    for entry in sorted(segments, key=lambda entry: entry.unix_origin_ns):
         if keys and by_time and entry.unix_origin_ns > reach + _APART_NS:
-            era += 1
+            period += 1
         reach = max(reach, entry.unix_origin_ns + int(entry.manifest["end_ns"]))
         file = entry.rank, entry.segment
-        keys[file] = (era, jobs[file] if by_job else "")
+        keys[file] = (period, jobs[file] if by_job else "")
     known = {key: number for number, key in enumerate(dict.fromkeys(keys.values()))}
     return {file: known[key] for file, key in keys.items()}
 
 
-def job_of(header: Mapping[str, Any]) -> str:
-    """The job rankscope's capture wrote into the trace; '' where another tool made it."""
-    told = header.get("rankscope")
-    return str(told.get("job", "")) if isinstance(told, dict) else ""
+def _job_of(header: Mapping[str, Any]) -> str:
+    """The job that `rankscope profile` wrote into the trace; '' for traces of other tools."""
+    captured = header.get("rankscope")
+    return str(captured.get("job", "")) if isinstance(captured, dict) else ""

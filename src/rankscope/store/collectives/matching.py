@@ -1,134 +1,53 @@
-"""Which collective on one rank is which on the others: by process group and sequence number, else by order.
+"""Matches collectives across ranks: by process group and sequence number, else by order.
 
-Everything is arrays, one entry a collective and rank; matches are numbers in such an array. Only the columns of
-`collectives` are read. Nothing here needs clocks to agree: wall clocks only tell recordings apart that lie more
-than a minute from each other.
+Matching does not need aligned clocks. Wall clocks only separate recordings more than a minute apart.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
-from rankscope.collective_kinds import KINDS, POINT_TO_POINT, TOGETHER
+from rankscope.collective_kinds import KINDS, POINT_TO_POINT
+from rankscope.store.arrays import NONE, Ints, Mask, count_before, starts_group
 from rankscope.store.collectives.by_order import align_by_order
-from rankscope.store.collectives.groups import Group
-
-Ints = NDArray[np.int64]
-Mask = NDArray[np.bool_]
-NONE = -1
+from rankscope.store.collectives.entries import Collectives, Unmatched
 
 
-@dataclass(frozen=True)
-class Collectives:
-    """What communicates, one entry a collective and rank, sorted by rank and start.
-
-    Times are those of the run's views: start and end of the communication itself.
-    """
-
-    rank: Ints
-    segment: Ints
-    slice: Ints
-    """Id of its slice: (rank, segment, slice) names it."""
-    track: Ints
-    group: Ints
-    """Index into `groups`."""
-    kind: Ints
-    """Index into collective_kinds.KINDS."""
-    dtype: Ints
-    """Index into `dtypes`; NONE where it is not known."""
-    bytes: Ints
-    """S of nccl-tests; NONE where it is not known."""
-    seq: Ints
-    """Sequence number within its group; NONE where the file does not tell."""
-    step: Ints
-    start: Ints
-    end: Ints
-    on_device: Mask
-    call: Ints
-    """Id of the op that asked for it, on the same rank and segment; NONE where there is none."""
-    call_start: Ints
-    peer: Ints
-    in_elements: Ints
-    out_elements: Ints
-    match: Ints
-    """Number of its match, the same on all ranks; NONE where it has none."""
-    groups: tuple[Group, ...]
-    dtypes: tuple[str, ...]
-    unmatched: tuple[Unmatched, ...] = ()
-
-    @property
-    def count(self) -> int:
-        """How many matches there are; their numbers run from 0 in order of time."""
-        return int(self.match.max(initial=NONE)) + 1
-
-    @property
-    def duration(self) -> Ints:
-        return self.end - self.start
-
-    @property
-    def together(self) -> Mask:
-        """Of a kind that all ranks leave at the same time."""
-        return np.isin(self.kind, [KINDS.index(kind) for kind in TOGETHER])
-
-    def pick(self, mask: Mask) -> Collectives:
-        """Some of the entries; numbers of matches stay."""
-        arrays: dict[str, Any] = {
-            name: value[mask] for name, value in vars(self).items() if isinstance(value, np.ndarray)
-        }
-        return replace(self, **arrays)
-
-    def members(self) -> Iterator[tuple[int, Ints]]:
-        """Each match with the places of its entries; for small runs and tests, not for the analyses."""
-        for number in range(self.count):
-            yield number, np.flatnonzero(self.match == number)
-
-
-@dataclass(frozen=True)
-class Unmatched:
-    """Collectives that have no counterpart, and why."""
-
-    why: str
-    count: int
-    ranks: tuple[int, ...]
-
-
-def match_collectives(found: Collectives, era: Ints) -> Collectives:
-    """Number the matches. `era` tells recordings apart that cannot have met: nothing matches across."""
+def match_collectives(found: Collectives, session: Ints) -> Collectives:
+    """Number the matches. Entries match only within one recording session (`loading.recording_sessions`)."""
     if len(found.rank) == 0:
         return found
     solo = np.array([group.size == 1 for group in found.groups])[found.group]
     two_sided = np.isin(found.kind, [KINDS.index(kind) for kind in POINT_TO_POINT])
-    lonely = two_sided & (found.peer == NONE)
-    seq = _sequence(found, era, ~solo & ~two_sided)
-    keys = _keys(found, era, seq, two_sided)
-    open_rows = ~solo & ~lonely & (two_sided | (seq != NONE))
+    no_peer = two_sided & (found.peer == NONE)
+    seq = _sequence(found, session, ~solo & ~two_sided)
+    keys = _keys(found, session, seq, two_sided)
+    open_rows = ~solo & ~no_peer & (two_sided | (seq != NONE))
     match = np.full(len(found.rank), NONE)
     match[open_rows] = _number([key[open_rows] for key in keys], found.rank[open_rows])
     differ = _kinds_differ(match, found.kind, two_sided)
     reasons = {
-        "of a group of one rank": solo,
-        "point-to-point, and the file does not tell the other rank": lonely,
-        "other ranks run another kind of collective at that place": differ,
+        "their process group has one rank": solo,
+        "point-to-point without a recorded peer": no_peer,
+        "other ranks run another kind of collective at that position": differ,
     }
     match[differ] = NONE
     missing = _peers_missing(found)
-    reasons["the files of the other ranks of their group are not here"] = (match == NONE) & missing
-    reasons["no other rank has one at that place"] = match == NONE
+    reasons["no other rank of their process group has a file"] = (match == NONE) & missing
+    reasons["no other rank has a collective at that position"] = match == NONE
     return replace(
-        found, seq=found.seq, match=_renumber(match, found.start), unmatched=_account(found, reasons)
+        found, seq=found.seq, match=_renumber(match, found.start), unmatched=_count_unmatched(found, reasons)
     )
 
 
-def _sequence(found: Collectives, era: Ints, wanted: Mask) -> Ints:
-    """Sequence numbers; where a rank's file has none in a group, those that order gives."""
+def _sequence(found: Collectives, session: Ints, wanted: Mask) -> Ints:
+    """Sequence numbers. Where a rank's file has none in a group, they follow from the order."""
     seq: Ints = found.seq.copy()
     seq[~wanted] = NONE
-    place = era * len(found.groups) + found.group
+    place = session * len(found.groups) + found.group
     without = wanted & (found.seq == NONE)
     for number in np.unique(place[without]):
         rows = np.flatnonzero(wanted & (place == number))
@@ -136,42 +55,26 @@ def _sequence(found: Collectives, era: Ints, wanted: Mask) -> Ints:
     return seq
 
 
-def _keys(found: Collectives, era: Ints, seq: Ints, two_sided: Mask) -> list[Ints]:
-    """What is equal in all entries of one match, and in no other entry of the same rank."""
+def _keys(found: Collectives, session: Ints, seq: Ints, two_sided: Mask) -> list[Ints]:
+    """Keys that are equal in all entries of one match and differ between entries of one rank."""
     source = np.where(found.kind == KINDS.index("send"), found.rank, found.peer)
     target = np.where(found.kind == KINDS.index("send"), found.peer, found.rank)
     place = [
-        era,
+        session,
         found.group,
         np.where(two_sided, source, NONE),
         np.where(two_sided, target, NONE),
         np.where(two_sided, NONE, seq),
     ]
-    return [*place, occurrence([found.rank, *place], found.start)]
-
-
-def occurrence(keys: Sequence[Ints], time: Ints) -> Ints:
-    """For each entry how many with the same keys came before it."""
-    order = np.lexsort((time, *reversed(keys)))
-    new = _changes([key[order] for key in keys])
-    first = np.maximum.accumulate(np.where(new, np.arange(len(order)), 0))
-    count = np.empty(len(order), dtype=np.int64)
-    count[order] = np.arange(len(order)) - first
-    return count
-
-
-def _changes(sorted_keys: Sequence[Ints]) -> Mask:
-    new = np.ones(len(sorted_keys[0]), dtype=bool)
-    new[1:] = np.any([key[1:] != key[:-1] for key in sorted_keys], axis=0)
-    return new
+    return [*place, count_before([found.rank, *place], found.start)]
 
 
 def _number(keys: Sequence[Ints], rank: Ints) -> Ints:
-    """A number for each set of equal keys that at least two ranks have; NONE for the others."""
+    """A number for each set of equal keys on at least two ranks; NONE for the others."""
     if len(rank) == 0:
         return rank
     order = np.lexsort((rank, *reversed(keys)))
-    new = _changes([key[order] for key in keys])
+    new = starts_group([key[order] for key in keys])
     number = np.cumsum(new) - 1
     several = np.bincount(number) > 1
     match = np.empty(len(rank), dtype=np.int64)
@@ -180,7 +83,7 @@ def _number(keys: Sequence[Ints], rank: Ints) -> Ints:
 
 
 def _kinds_differ(match: Ints, kind: Ints, two_sided: Mask) -> Mask:
-    """Entries of matches in which not all ranks do the same."""
+    """True for entries of matches whose ranks run different kinds of collectives."""
     rows = np.flatnonzero((match != NONE) & ~two_sided)
     if len(rows) == 0:
         return np.zeros(len(match), dtype=bool)
@@ -196,15 +99,15 @@ def _kinds_differ(match: Ints, kind: Ints, two_sided: Mask) -> Mask:
 
 def _peers_missing(found: Collectives) -> Mask:
     present = set(np.unique(found.rank).tolist())
-    alone = [
+    missing = [
         group.ranks is not None and len(present & set(group.ranks)) < min(2, len(group.ranks))
         for group in found.groups
     ]
-    return np.array(alone, dtype=bool)[found.group]
+    return np.array(missing, dtype=bool)[found.group]
 
 
 def _renumber(match: Ints, start: Ints) -> Ints:
-    """Matches counted in the order in which they first begin, without gaps."""
+    """Number the matches from 0 in the order of their first start."""
     rows = np.flatnonzero(match != NONE)
     if len(rows) == 0:
         return match
@@ -217,13 +120,13 @@ def _renumber(match: Ints, start: Ints) -> Ints:
     return result
 
 
-def _account(found: Collectives, reasons: dict[str, Mask]) -> tuple[Unmatched, ...]:
-    """Each entry under the first reason that applies."""
+def _count_unmatched(found: Collectives, reasons: dict[str, Mask]) -> tuple[Unmatched, ...]:
+    """Count each entry under the first reason that applies."""
     left = np.ones(len(found.rank), dtype=bool)
-    account = []
+    counts = []
     for why, mask in reasons.items():
         rows = mask & left
         left &= ~mask
         if rows.any():
-            account.append(Unmatched(why, int(rows.sum()), tuple(np.unique(found.rank[rows]).tolist())))
-    return tuple(account)
+            counts.append(Unmatched(why, int(rows.sum()), tuple(np.unique(found.rank[rows]).tolist())))
+    return tuple(counts)

@@ -1,7 +1,7 @@
-"""Everything that communicates, of one segment: what, when, in which process group, who asked for it.
+"""Writes the collectives of one segment: kind, time, process group, and the op that called each.
 
-Files tell this in different places: NCCL's kernels and record_param_comms carry metadata, gloo runs on worker
-threads without any, and only the c10d op that asked knows what it was.
+The metadata is in different places: NCCL's kernels and record_param_comms carry it; gloo's worker threads do not, and
+only the c10d op that called them has it.
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ import json
 
 from rankscope.collective_kinds import OTHER, kind_sql
 from rankscope.model import COLLECTIVE_NAME_PATTERN, COLLECTIVES, HOST_COLLECTIVE_PATTERN
+from rankscope.sql import sql_name, sql_text
+from rankscope.store.arrays import NONE
 from rankscope.store.collectives.host import pair_host_collectives
-from rankscope.store.nesting import NONE
-from rankscope.store.workspace import Workspace, sql_text
+from rankscope.store.workspace import Workspace
 
 _DTYPES = {
     "float": "float32", "double": "float64", "half": "float16", "bfloat16": "bfloat16",
@@ -20,7 +21,7 @@ _DTYPES = {
     "byte": "uint8", "unsignedchar": "uint8", "bool": "bool", "complexfloat": "complex64",
     "complexdouble": "complex128", "f32": "float32", "f64": "float64", "f16": "float16", "bf16": "bfloat16",
 }  # fmt: skip
-"""Names of types as c10d's metadata, C++ and NCCL's kernels spell them."""
+"""Type names in c10d's metadata, in C++ and in the names of NCCL's kernels."""
 
 _METADATA = {
     "Collective name": "VARCHAR",
@@ -40,52 +41,52 @@ _METADATA = {
 
 
 def write_collectives(workspace: Workspace) -> None:
-    """Write the table; slices.parquet must be there already."""
+    """Write the table. It reads slices.parquet."""
     execute = workspace.connection.execute
     slices = f"read_parquet({sql_text(workspace.folder / 'slices.parquet')})"
     execute(f"""
-        CREATE OR REPLACE TEMP TABLE talking AS
+        CREATE OR REPLACE TEMP TABLE communication AS
         SELECT id, track, start_ns, dur_ns, name, step, op, launch, category = 'kernel' AS on_device FROM {slices}
         WHERE (category = 'kernel' AND (collective IS NOT NULL
-               OR name IN (SELECT text FROM names WHERE regexp_matches(text, '{COLLECTIVE_NAME_PATTERN}'))))
+               OR name IN (SELECT text FROM names WHERE regexp_matches(text, {sql_text(COLLECTIVE_NAME_PATTERN)}))))
            OR (category = 'user_annotation'
-               AND name IN (SELECT text FROM names WHERE regexp_matches(text, '{HOST_COLLECTIVE_PATTERN}')))
+               AND name IN (SELECT text FROM names WHERE regexp_matches(text, {sql_text(HOST_COLLECTIVE_PATTERN)})))
     """)
     execute(f"""
         CREATE OR REPLACE TEMP TABLE calls AS
         SELECT id, start_ns, name, step, op, {kind_sql("name")} AS kind FROM {slices}
         WHERE category = 'cpu_op' AND (name LIKE 'c10d::%' OR name = 'record_param_comms')
-          AND EXISTS (FROM talking)
+          AND EXISTS (FROM communication)
     """)
     types = json.dumps(_METADATA)
     execute(f"""
-        CREATE OR REPLACE TEMP TABLE said AS
-        SELECT id, unnest(json_transform(args, '{types}')) FROM placed
-        WHERE collective IS NOT NULL AND EXISTS (FROM talking)
+        CREATE OR REPLACE TEMP TABLE metadata AS
+        SELECT id, unnest(json_transform(args, {sql_text(types)})) FROM placed
+        WHERE collective IS NOT NULL AND EXISTS (FROM communication)
     """)
-    _mark_kernels(workspace, slices)
+    _find_ranges(workspace, slices)
     pair_host_collectives(workspace, slices)
     workspace.copy(f"{_device_select()} UNION ALL BY NAME {_host_select()}", COLLECTIVES)
-    for table in ("talking", "calls", "said", "marks", "host_pairs"):
+    for table in ("communication", "calls", "metadata", "ranges", "host_pairs"):
         execute(f"DROP TABLE IF EXISTS {table}")
 
 
-_CALL_MARKS = "^(?:c10d::|nccl[A-Z])"
-"""NVTX ranges around launches: torch's of its ops, and those of NCCL's own functions."""
+_CALL_RANGE_PATTERN = "^(?:c10d::|nccl[A-Z])"
+"""NVTX ranges around launches: those of torch's ops and of NCCL's functions."""
 
 
-def _mark_kernels(workspace: Workspace, slices: str) -> None:
-    """`marks`: for kernels that no op is known of (nsys), the kind the NVTX ranges around their launch tell."""
+def _find_ranges(workspace: Workspace, slices: str) -> None:
+    """Create `ranges`: for kernels without a known op (nsys), the kind from the NVTX ranges around their launch."""
     execute = workspace.connection.execute
-    execute("CREATE OR REPLACE TEMP TABLE marks (id BIGINT, op_kind VARCHAR, nccl_kind VARCHAR)")
-    named = f"SELECT text FROM names WHERE regexp_matches(text, '{_CALL_MARKS}')"
-    lonely = "FROM talking WHERE on_device AND op IS NULL AND launch IS NOT NULL"
-    if not workspace.rows(f"SELECT 1 WHERE EXISTS ({named}) AND EXISTS ({lonely})"):
+    execute("CREATE OR REPLACE TEMP TABLE ranges (id BIGINT, op_kind VARCHAR, nccl_kind VARCHAR)")
+    named = f"SELECT text FROM names WHERE regexp_matches(text, {sql_text(_CALL_RANGE_PATTERN)})"
+    without_op = "FROM communication WHERE on_device AND op IS NULL AND launch IS NOT NULL"
+    if not workspace.rows(f"SELECT 1 WHERE EXISTS ({named}) AND EXISTS ({without_op})"):
         return
     execute(f"""
-        INSERT INTO marks
+        INSERT INTO ranges
         WITH RECURSIVE above AS (
-            SELECT k.id, l.parent AS at, 0 AS level FROM (SELECT id, launch {lonely}) k
+            SELECT k.id, l.parent AS at, 0 AS level FROM (SELECT id, launch {without_op}) k
             JOIN {slices} l ON l.id = k.launch WHERE l.parent IS NOT NULL
             UNION ALL
             SELECT a.id, s.parent, a.level + 1 FROM above a JOIN {slices} s ON s.id = a.at
@@ -100,41 +101,41 @@ def _mark_kernels(workspace: Workspace, slices: str) -> None:
 
 
 def _device_select() -> str:
-    """Kernels: their own metadata first, then that of the record_param_comms that launched them."""
+    """Kernels, with their own metadata, else that of the record_param_comms op that launched them."""
 
-    def told(key: str) -> str:
-        return f'coalesce(own."{key}", record."{key}")'
+    def arg(key: str) -> str:
+        return f"coalesce(own.{sql_name(key)}, record.{sql_name(key)})"
 
     def splits(key: str) -> str:
-        return f"nullif({told(key)}, '[]')"
+        return f"nullif({arg(key)}, '[]')"
 
     kind = f"""coalesce(outer_call.kind, CASE WHEN inner_call.name LIKE 'c10d::%' THEN inner_call.kind END,
-                        m.op_kind, {kind_sql(told("Collective name"))}, m.nccl_kind, {kind_sql("k.name")}, '{OTHER}')"""
+                        m.op_kind, {kind_sql(arg("Collective name"))}, m.nccl_kind, {kind_sql("k.name")}, '{OTHER}')"""
     in_name = "regexp_extract(k.name, '_(f32|f64|f16|bf16)(?:_|$)', 1)"
-    dtype = _dtype_sql(f"coalesce({told('dtype')}, {in_name})")
+    dtype = _dtype_sql(f"coalesce({arg('dtype')}, {in_name})")
     return f"""
         SELECT k.id, k.track, 'device' AS place, {kind} AS kind, k.start_ns, greatest(k.dur_ns, 0) AS dur_ns, k.step,
                coalesce(outer_call.id, inner_call.id) AS call,
                coalesce(outer_call.start_ns, inner_call.start_ns) AS call_ns,
-               {told("Process Group Name")} AS group_name, {told("Process Group Description")} AS group_description,
-               {told("Process Group Ranks")} AS group_ranks, {told("Group size")} AS group_size, {told("Seq")} AS seq,
+               {arg("Process Group Name")} AS group_name, {arg("Process Group Description")} AS group_description,
+               {arg("Process Group Ranks")} AS group_ranks, {arg("Group size")} AS group_size, {arg("Seq")} AS seq,
                {dtype} AS dtype,
-               {told("In msg nelems")} AS in_elements, {told("Out msg nelems")} AS out_elements,
+               {arg("In msg nelems")} AS in_elements, {arg("Out msg nelems")} AS out_elements,
                {splits("In split size")} AS in_splits, {splits("Out split size")} AS out_splits,
-               CASE {kind} WHEN 'send' THEN {told("Dst Rank")} WHEN 'recv' THEN {told("Src Rank")} END AS peer
-        FROM talking k
-        LEFT JOIN said own ON own.id = k.id
+               CASE {kind} WHEN 'send' THEN {arg("Dst Rank")} WHEN 'recv' THEN {arg("Src Rank")} END AS peer
+        FROM communication k
+        LEFT JOIN metadata own ON own.id = k.id
         LEFT JOIN calls inner_call ON inner_call.id = k.op
-        LEFT JOIN said record ON record.id = k.op
+        LEFT JOIN metadata record ON record.id = k.op
         LEFT JOIN calls outer_call ON outer_call.id = inner_call.op AND outer_call.name LIKE 'c10d::%'
-        LEFT JOIN marks m ON m.id = k.id
+        LEFT JOIN ranges m ON m.id = k.id
         WHERE k.on_device
     """
 
 
 def _dtype_sql(text: str) -> str:
     letters = f"lower(regexp_replace(replace({text}, 'c10::', ''), '[^A-Za-z0-9]', '', 'g'))"
-    cases = " ".join(f"WHEN '{spelt}' THEN '{name}'" for spelt, name in _DTYPES.items())
+    cases = " ".join(f"WHEN {sql_text(spelt)} THEN {sql_text(name)}" for spelt, name in _DTYPES.items())
     return f"(CASE {letters} {cases} WHEN '' THEN NULL ELSE {letters} END)"
 
 
@@ -147,5 +148,5 @@ def _host_select() -> str:
                NULL::BIGINT AS group_size, NULL::BIGINT AS seq, {_dtype_sql("h.type")} AS dtype,
                nullif(h.elements, {NONE}) AS in_elements, NULL::BIGINT AS out_elements, NULL::VARCHAR AS in_splits,
                NULL::VARCHAR AS out_splits, NULL::BIGINT AS peer
-        FROM host_pairs h JOIN talking t USING (id) LEFT JOIN calls c ON c.id = h.call
+        FROM host_pairs h JOIN communication t USING (id) LEFT JOIN calls c ON c.id = h.call
     """

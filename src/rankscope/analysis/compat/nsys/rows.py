@@ -14,6 +14,7 @@ from typing import Any
 from rankscope.analysis.core.notes import left_out
 from rankscope.analysis.core.result import Column, Result
 from rankscope.analysis.core.scope import Scope
+from rankscope.sql import sql_text
 from rankscope.store.run import Run
 
 _MEMORY_KINDS = {"H": "Host", "D": "Device", "A": "Array", "P": "Peer"}
@@ -61,7 +62,7 @@ def slices_of(scope: Scope, condition: str, events: bool = False) -> str:
     return f"slices s {_WITH_EVENT if events else ''} WHERE {condition} AND {scope.where('s')}"
 
 
-KERNELS = f"s.category = 'kernel' AND NOT regexp_matches(s.name, '{_WHOLE_GRAPH}')"
+KERNELS = f"s.category = 'kernel' AND NOT regexp_matches(s.name, {sql_text(_WHOLE_GRAPH)})"
 COPIES = "s.category IN ('gpu_memcpy', 'gpu_memset')"
 DEVICE_WORK = f"({KERNELS} OR {COPIES})"
 CALLS = f"s.category IN {_CALLS}"
@@ -126,7 +127,7 @@ def rank_key(by: str | None, alias: str = "") -> tuple[str, str]:
 def device_names(run: Run) -> str:
     """A table of (rank, segment, device, device_name), from the headers of the files."""
     rows = [
-        f"({entry.rank}, {entry.segment}, {int(device['id'])}, '{str(device['name']).replace(chr(39), '')}')"
+        f"({entry.rank}, {entry.segment}, {int(device['id'])}, {sql_text(device['name'])})"
         for entry in run.segments
         for device in entry.manifest["header"].get("deviceProperties") or ()
         if isinstance(device, dict) and "name" in device and str(device.get("id", "")).isdigit()

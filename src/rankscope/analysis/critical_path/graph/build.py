@@ -21,7 +21,7 @@ from rankscope.analysis.critical_path.graph.nodes import (
     MatchedCollectives,
 )
 from rankscope.model import GPU_CATEGORIES, LAUNCH_CATEGORIES
-from rankscope.store.collectives.matching import Collectives
+from rankscope.store.collectives.entries import Collectives
 from rankscope.store.run import Run
 
 

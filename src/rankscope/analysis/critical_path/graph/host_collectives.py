@@ -9,7 +9,7 @@ import numpy as np
 from rankscope.analysis.core.intervals import Ints
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.critical_path.graph.nodes import NONE, Mask, event_key
-from rankscope.store.collectives.matching import Collectives
+from rankscope.store.collectives.entries import Collectives
 from rankscope.store.run import Run
 
 

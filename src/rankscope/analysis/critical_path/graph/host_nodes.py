@@ -25,9 +25,9 @@ from rankscope.analysis.critical_path.graph.nodes import (
     shortest,
 )
 from rankscope.analysis.within_rank.sync_calls import prepare_waiting_calls
-from rankscope.store.collectives.matching import Collectives
+from rankscope.sql import sql_text, sql_texts
+from rankscope.store.collectives.entries import Collectives
 from rankscope.store.run import Run
-from rankscope.store.workspace import sql_text
 
 STEP_BEGINS, STEP_ENDS, DATA_WAIT = OWN_NAMES = ("the step begins", "the step ends", "waiting for data")
 """Names for nodes that have no name in the file."""
@@ -83,9 +83,7 @@ def host_nodes(
 ) -> tuple[dict[str, Ints], Ints]:
     """The host nodes as columns, and the host node that launched each device event."""
     nodes = _Collector()
-    code = dict(
-        run.rows(f"SELECT name, code FROM graph_names WHERE name IN ({', '.join(map(sql_text, OWN_NAMES))})")
-    )
+    code = dict(run.rows(f"SELECT name, code FROM graph_names WHERE name IN ({sql_texts(OWN_NAMES)})"))
     steps = run.arrays(
         f"SELECT rank::BIGINT AS rank, step::BIGINT AS step, start_ns AS start, start_ns + dur_ns AS stop FROM steps "
         f"WHERE {scope.where()}"
@@ -143,7 +141,7 @@ def _add_data_waits(run: Run, scope: Scope, nodes: _Collector, number: Ints, nam
 
 def _named(pattern: str) -> str:
     """A condition on slices `s`; tests the regular expression on the distinct names only."""
-    return f"s.name IN (SELECT name FROM graph_names WHERE regexp_matches(name, '{pattern}'))"
+    return f"s.name IN (SELECT name FROM graph_names WHERE regexp_matches(name, {sql_text(pattern)}))"
 
 
 def _add_host_collectives(nodes: _Collector, comm: HostCollectives) -> None:

@@ -15,12 +15,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from rankscope.analysis.core.intervals import Ints
+from rankscope.store.arrays import NONE as NONE
+from rankscope.store.arrays import Mask as Mask
 
-Mask = NDArray[np.bool_]
-NONE = -1
 DEVICE_CLASSES = ("compute", "comm", "copy")
 HOST_CLASSES = ("host", "dataloader", "sync", "between")
 """The class of the time before a host node; 'between' is the time from one step to the next."""

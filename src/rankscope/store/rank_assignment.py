@@ -1,4 +1,4 @@
-"""Which rank and which segment each file is. Nothing is guessed: what cannot be told is asked."""
+"""Assigns a rank and a segment number to each file. A rank that cannot be determined is an error, not a guess."""
 
 from __future__ import annotations
 
@@ -17,26 +17,29 @@ _AT_A_TIME = 4
 
 @dataclass(frozen=True)
 class Assignment:
-    """One file with its place in the run."""
+    """One file with its rank and segment."""
 
     path: Path
     rank: int
     segment: int
     rank_source: str
     part: str = ""
-    """Which rank's part of the file; empty for all of it."""
+    """Which rank's part of the file; empty for the whole file."""
 
 
 def assign(
-    files: Iterable[Path], said: Mapping[Path, int], index: Index
+    files: Iterable[Path], given: Mapping[Path, int], index: Index
 ) -> tuple[list[Assignment], list[RankscopeError]]:
-    """A rank and segment for each file; files the index knows keep theirs. Files that cannot be opened are told."""
+    """A rank and segment for each file, and an error for each file that cannot be opened.
+
+    Files in the index keep theirs. `given` holds the ranks that the user gave.
+    """
     files = list(files)
     known: dict[Path, list[SegmentEntry]] = {}
     for entry in index.segments:
         if not entry.part or entry.is_current():  # a changed file may hold other ranks now
             known.setdefault(entry.source, []).append(entry)
-    new = [path for path in files if path not in known or path in said]
+    new = [path for path in files if path not in known or path in given]
     answers = dict(zip(new, _identify(new), strict=True))
     problems = [answer for answer in answers.values() if isinstance(answer, RankscopeError)]
     found = {path: answer for path, answer in answers.items() if not isinstance(answer, RankscopeError)}
@@ -47,10 +50,10 @@ def assign(
     places = [_keep(entry) for path in files if path not in found for entry in known[path]]
     taken = {(place.rank, place.segment) for place in places}
     for path, parts in found.items():
-        if path in said:  # the user means the file as a whole
+        if path in given:  # the rank is for the file as a whole
             parts = parts[:1] if not parts[0].part else [TraceIdentity(None, "")]
         for identity in parts:
-            rank, source = _rank(path, identity, said, alone=len(files) == 1)
+            rank, source = _rank(path, identity, given, only_file=len(files) == 1)
             segment = next(n for n in range(len(files) + len(taken) + 1) if (rank, n) not in taken)
             taken.add((rank, segment))
             places.append(Assignment(path, rank, segment, source, identity.part))
@@ -58,7 +61,7 @@ def assign(
 
 
 def _identify(paths: list[Path]) -> list[list[TraceIdentity] | RankscopeError]:
-    """In threads: a report that another program must export first takes seconds."""
+    """Runs in threads: exporting a report with nsys takes seconds."""
 
     def answer(path: Path) -> list[TraceIdentity] | RankscopeError:
         try:
@@ -74,12 +77,12 @@ def _keep(entry: SegmentEntry) -> Assignment:
     return Assignment(entry.source, entry.rank, entry.segment, entry.rank_source, entry.part)
 
 
-def _rank(path: Path, identity: TraceIdentity, said: Mapping[Path, int], alone: bool) -> tuple[int, str]:
-    if path in said:
-        return said[path], "option"
+def _rank(path: Path, identity: TraceIdentity, given: Mapping[Path, int], only_file: bool) -> tuple[int, str]:
+    if path in given:
+        return given[path], "option"
     if identity.rank is not None:
         return identity.rank, identity.rank_source
-    if alone:
+    if only_file:
         return 0, "alone"
     missing = "distributedInfo" if ".json" in path.name else "launcher's variables in it"
     raise RankError(
@@ -96,15 +99,15 @@ def _refuse_copies(identities: Mapping[Path, TraceIdentity]) -> None:
             raise RankError(
                 f"{seen[identity.trace_id]} and {path} are the same trace",
                 why=f"Both carry the trace id {identity.trace_id}.",
-                hint="Move one of them away, or name just the files you want.",
+                hint="Move one of them away, or give only the files you want.",
             )
         seen[identity.trace_id] = path
 
 
 def refuse_overlaps(segments: Iterable[SegmentEntry]) -> None:
-    """Two files of one rank must be cycles that follow each other; two of the same time are duplicates.
+    """Raise an error if two files of one rank and format cover the same time: one of them is a duplicate.
 
-    Files of different kinds are not: several tools may look at the same run.
+    Files of different formats may overlap, since several tools can record the same run.
     """
     by_rank: dict[tuple[int, str], list[SegmentEntry]] = {}
     for entry in segments:
@@ -116,6 +119,6 @@ def refuse_overlaps(segments: Iterable[SegmentEntry]) -> None:
             if before.unix_origin_ns + before.manifest["end_ns"] > after.unix_origin_ns:
                 raise RankError(
                     f"{before.source} and {after.source} are both of rank {rank}",
-                    why="They cover the same time, so they are not two cycles of one run.",
-                    hint=f"Move one away, or say whose it is: rankscope ingest --rank N={after.source}",
+                    why="They cover the same time, so they are not successive recordings of one run.",
+                    hint=f"Move one away, or give its rank: rankscope ingest --rank N={after.source}",
                 )

@@ -1,0 +1,56 @@
+"""Rows made in Python as a batch of SQL, for small formats."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from rankscope.model import MEMORY_TYPE, Table
+from rankscope.readers.memory_file import MemoryFile
+from rankscope.sql import sql_text
+
+_LARGEST_ROW = 64 << 20
+_LARGEST_INTEGER = 2**63 - 1
+
+
+class RowBatch:
+    """Rows of one table. A column that is missing in a row is null."""
+
+    def __init__(self, table: Table, rows: Iterable[Mapping[str, Any]]) -> None:
+        self._table = table
+        self._rows = list(rows)
+        self._file = MemoryFile()
+
+    def select(self) -> str:
+        """Without checking the values: they nearly always fit into their columns."""
+        return self._select(json.dumps(self._rows, ensure_ascii=False)[1:-1])
+
+    def select_repaired(self) -> str:
+        return self._select(json.dumps([_storable(row) for row in self._rows], ensure_ascii=False)[1:-1])
+
+    def _select(self, content: str) -> str:
+        types = {f.name: MEMORY_TYPE if f.type == "STRUCT" else f.type for f in self._table.fields}
+        columns = ", ".join(f"{name}: {sql_text(kind)}" for name, kind in types.items())
+        path = self._file.write_array(content.encode("utf-8", "replace"))
+        return (
+            f"SELECT {', '.join(types)} FROM read_json({path}, format='array', columns={{{columns}}}, "
+            f"auto_detect=false, maximum_object_size={_LARGEST_ROW})"
+        )
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _storable(value: Any) -> Any:
+    """The value with null for NaN, infinity, and integers beyond 64 bits."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, int) and abs(value) > _LARGEST_INTEGER:
+        return None
+    if isinstance(value, Mapping):
+        return {str(key): _storable(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_storable(item) for item in value]
+    return value
