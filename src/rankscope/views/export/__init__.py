@@ -1,1 +1,1 @@
-"""A run as one file that a timeline viewer opens: Perfetto's own format, or Chrome's JSON."""
+"""A run as one trace file for other viewers: Perfetto's protobuf format or Chrome's JSON."""

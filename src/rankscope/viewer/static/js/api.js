@@ -52,7 +52,7 @@ const TYPES = /** @type {Record<string, any>} */ ({
   float64: Float64Array, uint32: Uint32Array, uint16: Uint16Array, uint8: Uint8Array, int64: BigInt64Array,
 });
 
-/** The layout of viewer/wire.py.
+/** The format of viewer/answers.py.
  * @param {ArrayBuffer} buffer @returns {Columns} */
 export function unpack(buffer) {
   const bytes = new Uint8Array(buffer);
