@@ -86,7 +86,7 @@ def test_findings_are_ordered_by_severity_and_cost(tmp_path: Path, monkeypatch: 
                        "hint": "h", "ranks": [1], "start_ns": 2, "end_ns": 3}  # fmt: skip
     kernels = REPORTS["kernels"].analyse(run, Scope(), None)
     text = screen(Screen("RUN", "s", summary(run, Scope()), kernels, [Found("x", planted[2])]), 80, False)
-    assert "1. warning, 100 ns in all: dear\n   → h (-r x)" in text
+    assert "1. warning, 100 ns in total: dear\n   → h (-r x)" in text
 
 
 def test_waiting_is_blamed_on_who_is_late_and_counted_once(open_real: OpenReal) -> None:

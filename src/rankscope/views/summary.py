@@ -48,7 +48,7 @@ def screen(content: Screen, width: int, color: bool) -> str:
                 for line in hang("", f"{content.subject} · {content.summary.window}", prose)
             ),
         ],
-        _findings(content, "a step" if has_steps else "in all", prose, color),
+        _findings(content, "per step" if has_steps else "in total", prose, color),
         _ranks(content.summary, width, color),
         _kernels(content.kernels, width, color),
         _next(content, prose, color),

@@ -27,13 +27,15 @@ def collectives(result: Result) -> Chart:
               0.25 * (row.get("count") or 1) / most)
         for row in rows
     ]  # fmt: skip
+    fits = _fits(rows, dict(keys))
+    dashed = "; dashed: fit t = a + S/b" if fits else ""
     return scatter(
         result.name,
         "Bandwidth of collectives",
-        f"{result.window}; median transfer of each kind, size and group; dashed: fit t = a + S/b",
+        f"{result.window}; median transfer of each kind, size and group{dashed}",
         keys,
         points,
-        _fits(rows, dict(keys)),
+        fits,
         ("Size", "bytes"),
         ("Bus bandwidth", "GB/s"),
     )

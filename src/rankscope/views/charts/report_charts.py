@@ -133,7 +133,8 @@ def critical(result: Result) -> Chart:
         Bar(f"rank {rank}" if rank >= 0 else "no rank", [mine.get(kind, 0) for kind in there])
         for rank, mine in sorted(sums.items())[:_MOST_ROWS]
     ]
-    parts = [Part(kind, colours[kind]) for kind in there]
+    labels = {"comm": "communication", "copy": "copies", "between": "between steps"}
+    parts = [Part(labels.get(kind, kind), colours[kind]) for kind in there]
     subtitle = f"{result.window}; time of the path on each rank, by class"
     return bars(result.name, "Critical path", subtitle, parts, rows, "ns", "Time on the path")
 

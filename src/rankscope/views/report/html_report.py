@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
@@ -21,7 +22,7 @@ _HERE = Path(__file__).parent
 _OPEN_ROWS = 12
 """Tables with up to this many rows are open; longer ones open with a click."""
 _NAME_CELLS = 42
-"""Longer names in tables are shortened. style.css has a limit of 44ch."""
+"""Longer names in tables are shortened to this width."""
 _FONTS = (
     '--mono: ui-monospace, "SF Mono", "DejaVu Sans Mono", Menlo, monospace; '
     '--sans: system-ui, "Segoe UI", "DejaVu Sans", Helvetica, Arial, sans-serif;'
@@ -264,13 +265,19 @@ def _missing(sections: list[Section]) -> str:
     if not sections:
         return ""
     rows = "".join(
-        f"<dt>{escape(section.name)}</dt><dd>{escape(section.question)} "
-        f"{escape('; '.join(section.result.notes) or 'The run contains no such data.')}</dd>"
+        f"<dt>{escape(section.name)}</dt><dd>{escape(section.question)} {escape(_sentences(section.result.notes))}</dd>"
         for section in sections
     )
     return (
         '<section id="missing"><h2>Not recorded</h2>'
         f"<p>Reports without data, and the options that record it.</p><dl>{rows}</dl></section>"
+    )
+
+
+def _sentences(notes: Sequence[str]) -> str:
+    return (
+        " ".join(f"{note[0].upper()}{note[1:]}." for note in notes if note)
+        or "The run contains no such data."
     )
 
 
