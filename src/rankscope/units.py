@@ -271,19 +271,25 @@ def _cell_width(char: str) -> int:
 
 
 def shorten_middle(text: str, width: int) -> str:
-    """Remove the middle of a long name, to at most `width` terminal cells.
-
-    Kernel names differ at both ends, more often at the beginning, which gets three fifths of the width.
-    """
+    """Cut the middle out of a long name, to at most `width` terminal cells."""
     if display_width(text) <= width:
         return text
     if width <= 1:
         return "…"[: max(width, 0)]
-    right = (width - 1) * 2 // 5
-    left = width - 1 - right
+    left, right = middle_cut(text, width)
+    return f"{text[:left]}…{text[right:]}"
+
+
+def middle_cut(text: str, width: int) -> tuple[int, int]:
+    """Where to cut a text wider than `width`: text[:left], an ellipsis and text[right:] fit.
+
+    Both ends distinguish names; the beginning says more, so it gets three fifths.
+    """
+    end = (width - 1) * 2 // 5
+    begin = width - 1 - end
     if text.isascii():
-        return f"{text[:left]}…{text[len(text) - right :]}"
-    return f"{_take(text, left)}…{_take(text[::-1], right)[::-1]}"
+        return begin, len(text) - end
+    return len(_take(text, begin)), len(text) - len(_take(text[::-1], end))
 
 
 def _take(text: str, width: int) -> str:

@@ -57,7 +57,7 @@ def test_the_verdict_comes_first(open_real: OpenReal) -> None:
 def test_one_screen_for_few_ranks_and_for_many(tmp_path: Path, open_real: OpenReal) -> None:
     write(Plan(ranks=6, events_per_rank=3_000, straggler=Straggler(2, "compute", 4_000_000)), tmp_path)
     many = shown(Run(ingest([tmp_path])))
-    assert all(f"\n{word}" in many for word in ("least", "median", "most"))
+    assert all(f"\n{word}" in many for word in ("lowest", "median", "highest"))
     for text in (many, shown(open_real(DATA / "gpt-h200-stack"))):
         assert len(text.splitlines()) <= 32
         assert max(map(len, text.splitlines())) <= 80
@@ -86,7 +86,7 @@ def test_findings_are_ordered_by_severity_and_cost(tmp_path: Path, monkeypatch: 
                        "hint": "h", "ranks": [1], "start_ns": 2, "end_ns": 3}  # fmt: skip
     kernels = REPORTS["kernels"].analyse(run, Scope(), None)
     text = screen(Screen("RUN", "s", summary(run, Scope()), kernels, [Found("x", planted[2])]), 80, False)
-    assert "1. warning, 100 ns in all: dear\n   → h (-r x)" in text
+    assert "1. warning, 100 ns in total: dear\n   → h (-r x)" in text
 
 
 def test_waiting_is_blamed_on_who_is_late_and_counted_once(open_real: OpenReal) -> None:

@@ -15,7 +15,7 @@ from conftest import DATA, kernel_event, open_trace, slice_event, write_kineto
 from rankscope.analysis.core.scope import Scope
 from rankscope.store.run import Run
 from rankscope.views.report.content import Request, build
-from rankscope.views.report.page import html_page
+from rankscope.views.report.html_report import html_page
 
 WIDE, PHONE = {"width": 1100, "height": 800}, {"width": 390, "height": 844}
 

@@ -72,7 +72,7 @@ def test_search_goes_to_the_first_and_on(slow2: Viewer, screen: Screen) -> None:
     screen.settle()
     screen.until("window.rankscope.panels.slice?.name.includes('aten::mm')")
     first = screen.view()["slice"]
-    assert "Against all" in screen.panel()
+    assert "Compared with" in screen.panel()
     screen.press("]")
     screen.until(f"window.rankscope.store.view.slice.id !== {first['id']}")
     screen.press("[")
@@ -88,7 +88,7 @@ def test_a_collective_is_shown_on_every_rank(slow2: Viewer, screen: Screen) -> N
     answer = slow2.ask("query", sql=sql)[1]
     slice = dict(zip(answer["columns"], answer["rows"][0], strict=True))
     screen.page.evaluate("(s) => window.rankscope.goTo(s)", slice)
-    screen.until("document.querySelector('#panel').innerText.includes('On every rank')")
+    screen.until("document.querySelector('#panel').innerText.includes('On all ranks')")
     rows = screen.page.locator("#panel table tbody tr")
     assert rows.count() == 4
     assert rows.last.inner_text().startswith("2") and "hot" in (rows.last.get_attribute("class") or "")
@@ -114,7 +114,7 @@ def test_dragging_adds_up_a_stretch(slow2: Viewer, screen: Screen) -> None:
     page.mouse.down()
     page.mouse.move(box["x"] + 600, box["y"] + 60, steps=4)
     page.mouse.up()
-    screen.until("document.querySelector('#panel').innerText.includes('What fills it')")
+    screen.until("document.querySelector('#panel').innerText.includes('Slices in the range')")
     assert "exposed communication" in screen.panel()
     assert screen.view()["area"][1] > screen.view()["area"][0]
 
@@ -142,7 +142,7 @@ def test_every_panel_draws(slow2: Viewer, screen: Screen) -> None:
     screen.open(slow2.url)
     expected = {
         "1": "show", "2": "Click a slice", "3": "rankscope stats", "4": "rank", "5": "Memory|Rank|memory",
-        "6": "oof|FLOP", "7": "One run is open", "8": "Tables",
+        "6": "oof|FLOP", "7": "Only one run is open", "8": "Tables",
     }  # fmt: skip
     for key, text in expected.items():
         screen.press(key)

@@ -17,7 +17,7 @@ from rankscope.cli import main
 from rankscope.store.ingest import ingest
 from rankscope.store.run import Run
 from rankscope.viewer.counters import _highest
-from rankscope.viewer.perfetto import ORIGIN, PerfettoServer
+from rankscope.viewer.perfetto_server import ORIGIN, PerfettoServer
 from rankscope.viewer.server import CSP
 from rankscope.viewer.startup import Opening
 from viewer.conftest import Viewer, serve, stop

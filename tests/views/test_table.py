@@ -90,7 +90,7 @@ def test_kernels_at_80_columns_keep_what_matters() -> None:
         assert word in lines[0] + lines[1]
     widths = dict(zip(lines[1].split(), map(len, lines[2].split()), strict=True))
     assert widths["Name"] >= 24
-    assert "No room at 80 columns for Min, Max, StdDev" in text
+    assert "Not shown at 80 columns: Min, Max, StdDev" in text
     assert "--format csv" in text
     assert "No room" not in render(KERNELS, "table", 160)
 

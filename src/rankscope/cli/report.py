@@ -65,8 +65,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     from rankscope.analysis.diff.two_runs import diff
     from rankscope.views.report.content import Request, build
+    from rankscope.views.report.html_report import html_page
     from rankscope.views.report.markdown_report import markdown_page
-    from rankscope.views.report.page import html_page
 
     if len(args.run) > 2:
         raise UsageError(

@@ -101,7 +101,7 @@ def _view(args: argparse.Namespace) -> int:
 
 def _perfetto(args: argparse.Namespace) -> int:
     from rankscope.analysis.core.scope import Scope
-    from rankscope.viewer.perfetto import PORT, PerfettoServer
+    from rankscope.viewer.perfetto_server import PORT, PerfettoServer
     from rankscope.views.export.perfetto import write_perfetto
 
     run = open_run(args)

@@ -1,4 +1,4 @@
-"""Values over time, drawn as heights: memory by device, kernels that wait in a queue, counters of the file."""
+"""Routes for values over time: memory per device, kernels queued on the GPU, counters of the file."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rankscope.store.run import Run
-from rankscope.viewer.server import Answer, Route
+from rankscope.viewer.answers import Answer, Route
 from rankscope.viewer.session import Session
 
 _MOST_COLUMNS = 4096
+_CURVE_POINTS = 2000
 _QUEUE = "queue"
 
 
@@ -19,20 +20,21 @@ def routes(session: Session) -> dict[str, Route]:
     return {
         "counters": lambda query: counters(session, query),
         "counter": lambda query: counter(session, query),
+        "memory": lambda query: memory(session, query),
     }
 
 
 def counters(session: Session, query: dict[str, str]) -> Answer:
-    """What a rank has values of, by the name to ask `counter` with."""
+    """The counters of a rank. Their names are the `name` parameter of `counter`."""
     rank = int(query["rank"])
     with session.database() as run:
-        devices = memory_devices(run, rank)
+        devices = _memory_devices(run, rank)
         series = run.rows("SELECT DISTINCT name, series FROM counters WHERE rank = ? ORDER BY ALL", [rank])
         launched = run.rows("SELECT 1 FROM gpu WHERE rank = ? AND launch IS NOT NULL LIMIT 1", [rank])
     found: list[dict[str, str]] = [
         {
             "name": f"memory/{kind}/{device}",
-            "label": f"{device_label(kind, device)} memory",
+            "label": f"{_device_label(kind, device)} memory",
             "unit": "bytes",
         }
         for kind, device in devices
@@ -45,8 +47,8 @@ def counters(session: Session, query: dict[str, str]) -> Answer:
     return {"rank": rank, "counters": found}
 
 
-def memory_devices(run: Run, rank: int) -> list[tuple[int, int]]:
-    """The devices whose allocator a rank recorded: type (0 is the CPU) and number."""
+def _memory_devices(run: Run, rank: int) -> list[tuple[int, int]]:
+    """The devices with allocator events on a rank: type (0 is the CPU) and number."""
     rows = run.rows(
         "SELECT DISTINCT device_type, device FROM instants "
         "WHERE rank = ? AND allocated_bytes IS NOT NULL ORDER BY ALL",
@@ -55,12 +57,12 @@ def memory_devices(run: Run, rank: int) -> list[tuple[int, int]]:
     return [(int(kind), int(device)) for kind, device in rows]
 
 
-def device_label(kind: int, device: int) -> str:
+def _device_label(kind: int, device: int) -> str:
     return "CPU" if kind == 0 else f"GPU {device}"
 
 
 def counter(session: Session, query: dict[str, str]) -> Answer:
-    """The highest value in each column of a window; a value holds until the next one."""
+    """The highest value in each column of pixels; a value holds until the next one."""
     rank, name = int(query["rank"]), query["name"]
     begin, end, width = int(query["begin"]), int(query["end"]), min(int(query["width"]), _MOST_COLUMNS)
     if end <= begin or width < 1:
@@ -93,7 +95,7 @@ def _series(run: Run, rank: int, name: str) -> tuple[NDArray[np.int64], NDArray[
 
 
 def _queue(run: Run, rank: int) -> dict[str, Any]:
-    """Launched and not yet begun: one more at each launch's end, one less at each start."""
+    """Kernels launched and not yet started: +1 at the end of each launch, -1 at each start."""
     return run.arrays(
         """
         WITH pairs AS (
@@ -113,7 +115,7 @@ def _queue(run: Run, rank: int) -> dict[str, Any]:
 def _highest(
     times: NDArray[np.int64], values: NDArray[np.float64], edges: NDArray[np.int64]
 ) -> NDArray[np.float64]:
-    """Of each stretch between edges, the highest of its points and of the value it begins with; 0 before the first."""
+    """For each interval between edges, the highest of its points and its initial value; 0 before the first point."""
     if len(times) == 0:
         return np.zeros(len(edges) - 1)
     places = np.searchsorted(times, edges, side="right")
@@ -125,3 +127,28 @@ def _highest(
         padded = np.append(values, 0.0)
         highest[full] = np.maximum(highest[full], np.maximum.reduceat(padded, cuts)[::2])
     return highest
+
+
+def memory(session: Session, query: dict[str, str]) -> Answer:
+    """Allocated and reserved bytes per device of a rank over time, thinned out without losing the highest points."""
+    rank = int(query["rank"])
+    with session.database() as run:
+        curves: list[dict[str, Any]] = []
+        for kind, device in _memory_devices(run, rank):
+            points = run.arrays(
+                "SELECT ts_ns, allocated_bytes AS allocated, coalesce(reserved_bytes, 0) AS reserved FROM instants "
+                "WHERE rank = ? AND device_type = ? AND device = ? AND allocated_bytes IS NOT NULL ORDER BY ts_ns",
+                [rank, kind, device],
+            )
+            curves.append({"device": _device_label(kind, device), **_thin(points)})
+    return {"rank": rank, "curves": curves}
+
+
+def _thin(points: dict[str, Any]) -> dict[str, list[float]]:
+    """At most _CURVE_POINTS points: of each run of neighbours, the highest."""
+    count = len(points["ts_ns"])
+    size = -(-count // _CURVE_POINTS)
+    starts = np.arange(0, count, size)
+    allocated = points["allocated"]
+    best = np.array([int(at + np.argmax(allocated[at : at + size])) for at in starts], dtype=np.int64)
+    return {name: values[best].astype(np.float64).tolist() for name, values in points.items()}

@@ -1,4 +1,4 @@
-"""A flame graph of one rank: what was called from what, by host or device time, as a tree of names."""
+"""Route for the flame graph of one rank: a call tree by name, weighted by host or device time."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 
 from rankscope.store.arrays import Ints
 from rankscope.store.run import Run
-from rankscope.viewer.server import Answer, Route
+from rankscope.viewer.answers import Answer, Route
 from rankscope.viewer.session import Session
 
 _LEVELS = {
@@ -30,10 +30,10 @@ def routes(session: Session) -> dict[str, Route]:
 
 
 def flame(session: Session, query: dict[str, str]) -> Answer:
-    """The tree of one rank, all of it or a stretch; children widest first."""
+    """The call tree of one rank, for the whole run or a time range; children in order of time, longest first."""
     rank, by, device = int(query["rank"]), query.get("by", "op"), query.get("time") == "device"
     if by not in _LEVELS:
-        raise ValueError(f"by is one of {', '.join(_LEVELS)}")
+        raise ValueError(f"by must be one of {', '.join(_LEVELS)}")
     window = ""
     if query.get("begin") and query.get("end"):
         window = f"AND start_ns >= {int(query['begin'])} AND start_ns < {int(query['end'])}"
@@ -45,7 +45,7 @@ def flame(session: Session, query: dict[str, str]) -> Answer:
 
 
 def _frames(run: Run, rank: int, by: str, window: str) -> dict[str, Any]:
-    """Slices of the wanted kind in order of time, so that a caller stands before what it calls."""
+    """Slices of the requested kind by track and start, so that a caller comes before its callees."""
     return run.arrays(
         f"""
         SELECT segment * (1::BIGINT << 50) + id AS id, segment * 1000000 + track AS track, start_ns AS start,
@@ -57,7 +57,7 @@ def _frames(run: Run, rank: int, by: str, window: str) -> dict[str, Any]:
 
 
 def _device_time(run: Run, rank: int) -> dict[int, int]:
-    """Device time by the op and by the Python frame that launched it."""
+    """Device time by the op, Python frame and module that launched it."""
     rows = run.rows(
         f"""
         SELECT segment * (1::BIGINT << 50) + owner, sum(dur_ns)::BIGINT FROM (
@@ -69,7 +69,7 @@ def _device_time(run: Run, rank: int) -> dict[int, int]:
 
 
 def _parents(track: Ints, start: Ints, stop: Ints) -> Ints:
-    """For each frame the innermost one on its track that holds it; -1 for none. One pass with a stack of ends."""
+    """For each frame, the innermost frame of its track that contains it, or -1. One pass with a stack."""
     parents = np.full(len(track), -1, dtype=np.int64)
     stack: list[int] = []
     ends, tracks = stop.tolist(), track.tolist()
@@ -85,7 +85,7 @@ def _parents(track: Ints, start: Ints, stop: Ints) -> Ints:
 
 
 def _tree(frames: dict[str, Any], busy: dict[int, int] | None) -> dict[str, Any]:
-    """Frames of one name under one caller become one node."""
+    """Merge frames with the same name and the same caller into one node."""
     names, duration = frames["name"], frames["stop"] - frames["start"]
     parents = _parents(frames["track"], frames["start"], frames["stop"])
     node_of = np.zeros(len(parents), dtype=np.int64)
@@ -104,7 +104,7 @@ def _tree(frames: dict[str, Any], busy: dict[int, int] | None) -> dict[str, Any]
             nodes.append({"name": name, "self_ns": 0, "total_ns": 0, "children": [], "above": above})
         node_of[at] = known[key]
     self_ns = np.bincount(node_of, weights=np.maximum(own, 0), minlength=len(nodes)).astype(np.int64).tolist()
-    for number in range(len(nodes) - 1, -1, -1):  # a node stands behind the one above it
+    for number in range(len(nodes) - 1, -1, -1):  # callers have lower numbers than their callees
         node = nodes[number]
         node["self_ns"] = self_ns[number]
         node["total_ns"] += self_ns[number]
@@ -118,7 +118,7 @@ def _tree(frames: dict[str, Any], busy: dict[int, int] | None) -> dict[str, Any]
 
 
 def _trim(root: dict[str, Any]) -> None:
-    """Widest first, and not more than can be drawn."""
+    """Sort children by time and drop nodes too narrow to draw."""
     least = root["total_ns"] / _MOST_NODES
     waiting = [root]
     while waiting:

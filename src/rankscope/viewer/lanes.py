@@ -1,7 +1,7 @@
-"""One segment's slices as flat arrays in drawing order, kept beside the store and mapped into memory.
+"""The slices of one segment as flat arrays in drawing order, saved beside the store and memory-mapped.
 
-Drawing reads these and never SQL: a tile costs a few searches in sorted arrays, whatever the size of the run.
-The folder `lod` of a segment is made at the first view and is safe to delete.
+Tiles are made from these arrays without SQL: a tile costs a few binary searches, whatever the size of the run.
+The folder `lod` of a segment is written at the first view and is safe to delete.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ FOLDER = "lod"
 _VERSION = 1
 
 KINDS = ("compute", "comm", "copy", "op", "annotation", "runtime", "sync", "python", "other")
-"""How a slice is coloured: its number in the arrays."""
+"""Colour classes of slices; the arrays hold the index."""
 
 _COLUMNS = {"start": np.int64, "duration": np.int64, "id": np.int64, "name": np.int32, "kind": np.uint8}
 
@@ -43,10 +43,10 @@ class Lanes:
     kind: NDArray[np.uint8]
     names: list[str]
     lanes: Ints
-    """One row a lane: track, row in it, first slice, one past its last."""
+    """One row per lane: track, row within the track, first slice, one past the last slice."""
     levels: list[Indices]
     segment: Ints | None = None
-    """Of each slice, where a table holds several segments."""
+    """Segment of each slice; None when all are of the same segment."""
 
     @cached_property
     def by_track(self) -> dict[int, Ints]:
@@ -54,7 +54,7 @@ class Lanes:
         return {int(track): self.lanes[tracks == track] for track in np.unique(tracks)}
 
     def tile(self, track: int, begin: int, step: int, width: int) -> tuple[Ints, Ints, Ints]:
-        """All rows of a track in a window: row, slice (index) and count of each drawn entry."""
+        """What to draw of a track in a window: arrays of row, slice index and count."""
         rows = self.by_track.get(track, np.zeros((0, 4), dtype=np.int64))
         spans = [(first, last) for _, _, first, last in rows.tolist()]
         found = buckets(self.start, self.duration, self.levels, spans, begin, step, width)
@@ -62,7 +62,7 @@ class Lanes:
 
 
 def open_lanes(run: Run, entry: SegmentEntry) -> Lanes:
-    """The arrays of a segment: from its folder when they are there, else made, and kept where that is allowed."""
+    """The arrays of a segment: loaded from its folder, or built, and saved where the folder is writable."""
     folder = run.store / entry.folder / FOLDER
     kept = _load(folder)
     if kept is not None:
@@ -101,7 +101,7 @@ def _build(run: Run, entry: SegmentEntry) -> Lanes:
 
 
 def _host_kind(alias: str) -> str:
-    """SQL for the kind of what is not device activity."""
+    """SQL for the colour class of slices that are not device activity."""
     number = {name: index for index, name in enumerate(KINDS)}
     launches = sql_texts(LAUNCH_CATEGORIES)
     return f"""CASE
@@ -116,7 +116,7 @@ def _host_kind(alias: str) -> str:
 
 
 def _save(lanes: Lanes, folder: Path) -> None:
-    """Under another name first: a view that starts meanwhile sees all of it or nothing."""
+    """Write to a temporary folder and rename it, so that other viewers see all files or none."""
     temporary = folder.with_name(f".{folder.name}.{os.getpid()}")
     shutil.rmtree(temporary, ignore_errors=True)
     try:
@@ -128,7 +128,7 @@ def _save(lanes: Lanes, folder: Path) -> None:
         facts: dict[str, Any] = {"version": _VERSION, "levels": len(lanes.levels), "names": lanes.names}
         (temporary / "lanes.json").write_text(json.dumps(facts), encoding="utf-8")
         temporary.rename(folder)
-    except OSError:  # no room, or another viewer was first: what is in memory serves
+    except OSError:  # disk full, or another viewer has written it: the arrays in memory are used
         shutil.rmtree(temporary, ignore_errors=True)
 
 

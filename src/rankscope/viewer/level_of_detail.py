@@ -1,8 +1,8 @@
-"""Level of detail: for each pixel of a lane, the longest slice that starts in it and how many do.
+"""Level of detail: for each pixel of a lane, the longest slice that starts in it and the number of slices that do.
 
-A lane is a row of non-overlapping slices in order of start. Of the slices that start in one pixel at most one
-is wider than it, so the longest is all that can be seen; the count says how many it stands for. Exact at every
-zoom: a pyramid of block maxima finds the longest of any range without reading the range.
+A lane is a row of non-overlapping slices in order of start. Of the slices that start in one pixel at most one is
+wider than the pixel, so drawing the longest shows everything that is visible. This is exact at every zoom level: a
+pyramid of block maxima gives the longest slice of a range without reading the whole range.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ from rankscope.store.arrays import Ints as Ints
 Indices = NDArray[np.int32]
 
 BLOCK = 16
-"""Entries of one level under one entry of the next."""
+"""Entries of one level per entry of the next."""
 
 _NOTHING = np.zeros(0, dtype=np.int64)
 
 
 @dataclass(frozen=True)
 class Buckets:
-    """What a window of some lanes looks like: one entry a lane and pixel in which something starts."""
+    """What to draw of some lanes in a window: one entry per lane and pixel in which a slice starts."""
 
     lane: Ints
-    """Which of the lanes asked for, by place."""
+    """Index into the requested lanes."""
     longest: Ints
     """Index of the longest slice that starts there."""
     count: Ints
-    """How many start there, the longest included."""
+    """Number of slices that start there, including the longest."""
 
 
 def build_pyramid(duration: Ints) -> list[Indices]:
-    """Level by level, the index of the longest slice in each block of the level below."""
+    """For each level, the index of the longest slice in each block of the level below."""
     levels = []
     best = np.arange(len(duration), dtype=np.int32)
     while len(best) > BLOCK:
@@ -56,9 +56,9 @@ def buckets(
     step: int,
     width: int,
 ) -> Buckets:
-    """Some lanes [first, last) of a table of slices, from `begin` in `width` pixels of `step` ns each.
+    """The lanes [first, last) of a table of slices, from `begin` in `width` pixels of `step` ns each.
 
-    A slice that began before the window and reaches into it comes with a count of 1, after all others.
+    A slice that begins before the window and extends into it is returned after all others, with a count of 1.
     """
     lows, highs, carried, carriers = [], [], [], []
     for place, (first, last) in enumerate(lanes):
@@ -82,8 +82,8 @@ def buckets(
 
 
 def _ranges(start: Ints, low: int, high: int, begin: int, step: int, width: int) -> tuple[Ints, Ints]:
-    """First and last index of the slices of each pixel that has any."""
-    if high - low <= width:  # few slices: ask each for its pixel
+    """For each pixel with slices, the index of the first and one past the last."""
+    if high - low <= width:  # fewer slices than pixels: compute the pixel of each slice
         pixel = (np.asarray(start[low:high]) - begin) // step
         fresh = np.flatnonzero(np.diff(pixel, prepend=-1))
         return low + fresh, low + np.append(fresh[1:], high - low) if len(fresh) else fresh
@@ -110,11 +110,8 @@ def _longest(duration: Ints, levels: list[Indices], low: Ints, high: Ints) -> In
         wide = (high - low > BLOCK) & (level < len(levels))
         consider(mine[~wide], low[~wide], high[~wide], level)
         mine, low, high = mine[wide], low[wide], high[wide]
-        left, right = (
-            -(-low // BLOCK),
-            high // BLOCK,
-        )  # right may lie before left: then there is no whole block
-        right = np.maximum(left, right)
+        left = -(-low // BLOCK)
+        right = np.maximum(left, high // BLOCK)  # equal where the range contains no whole block
         edge = np.minimum(left * BLOCK, high)
         consider(mine, low, edge, level)
         consider(mine, right * BLOCK, high, level)

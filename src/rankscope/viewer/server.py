@@ -1,8 +1,7 @@
-"""The HTTP side: who may ask, what is answered, and in which form. What is asked is in api.py.
+"""The HTTP server: authorisation, static files, and the encoding of answers. The routes are given to it.
 
-Standard library only: threads are enough, since an answer takes milliseconds, and nothing must be installed.
-Reads only. One token for the whole session, as Jupyter does it; Host and Origin are checked, so that a page of
-somebody else's cannot ask through the user's browser, whatever name it gives this address.
+Standard library only: threads are enough, since an answer takes milliseconds. Read-only. One token for the whole
+session, as in Jupyter. Host and Origin are checked against DNS rebinding and requests from other sites.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ import json
 import secrets
 import socket
 import sys
-from collections.abc import Callable
 from http import HTTPStatus
 from http.cookies import SimpleCookie
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -21,23 +19,20 @@ from typing import Any, ClassVar
 from urllib.parse import parse_qs, urlsplit
 
 from rankscope.errors import RankscopeError
-from rankscope.viewer.binary_columns import TYPE, as_json, pack
+from rankscope.viewer.answers import COLUMNS_TYPE, Route, as_json, pack
 
 CSP = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-_TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
+_CONTENT_TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
 _COOKIE = "rankscope"
 _COMPRESS_FROM = 4096
-
-Answer = dict[str, Any] | list[Any] | tuple[dict[str, Any], dict[str, Any]]
-"""JSON, or facts with columns."""
-Route = Callable[[dict[str, str]], Answer]
+"""Bytes; smaller answers are sent as they are."""
 
 
 class Server(ThreadingHTTPServer):
-    """Serves the routes of one API to those who know the token."""
+    """Serves the page and the routes to clients that send the token."""
 
     daemon_threads = True
     allow_reuse_address = True
@@ -50,7 +45,7 @@ class Server(ThreadingHTTPServer):
         token: str | None = None,
         tunnel: int | None = None,
     ) -> None:
-        """`tunnel`: the port on another machine under which a browser there sees this one."""
+        """`tunnel`: the port at the far end of an ssh tunnel, which browsers there send in the Host header."""
         self.routes = routes
         self._tunnel = tunnel
         self.token = token or secrets.token_urlsafe(16)
@@ -64,8 +59,8 @@ class Server(ThreadingHTTPServer):
         name = f"[{host!s}]" if ":" in str(host) else str(host)
         return f"http://{name}:{port}/?token={self.token}"
 
-    def names(self) -> set[str]:
-        """What the Host header may be: this address under the names a browser on this machine or a tunnel uses."""
+    def allowed_hosts(self) -> set[str]:
+        """Accepted values of the Host header: the names of this address, with this port or the tunnel's."""
         host, port = str(self.server_address[0]), self.server_address[1]
         hosts = {"127.0.0.1", "localhost", "[::1]", f"[{host}]" if ":" in host else host}
         if host in ("0.0.0.0", "::"):
@@ -74,14 +69,14 @@ class Server(ThreadingHTTPServer):
         return {f"{name}:{number}" for name in hosts for number in ports} | hosts
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A browser that went away in mid-answer is no news."""
+        """Ignore connections that the browser closed before the answer was sent."""
         if not isinstance(sys.exc_info()[1], ConnectionError):
             super().handle_error(request, client_address)
 
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True  # else an answer waits 40 ms for the browser to acknowledge its headers
+    disable_nagle_algorithm = True  # otherwise the body waits up to 40 ms for the delayed ACK of the headers
     wbufsize = 1 << 16
     server: Server
     static: ClassVar[dict[str, tuple[bytes, str]]] = {}
@@ -89,7 +84,7 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         parts = urlsplit(self.path)
         query = {key: values[-1] for key, values in parse_qs(parts.query, keep_blank_values=True).items()}
-        if not self._may_ask(query):
+        if not self._authorised(query):
             return
         if parts.path.startswith("/api/"):
             self._api(parts.path.removeprefix("/api/"), query)
@@ -99,12 +94,14 @@ class _Handler(BaseHTTPRequestHandler):
     def do_HEAD(self) -> None:
         self.do_GET()
 
-    def _may_ask(self, query: dict[str, str]) -> bool:
+    def _authorised(self, query: dict[str, str]) -> bool:
         origin = self.headers.get("Origin")
-        names = self.server.names()
-        if self.headers.get("Host") not in names or (origin and urlsplit(origin).netloc not in names):
+        hosts = self.server.allowed_hosts()
+        if self.headers.get("Host") not in hosts or (origin and urlsplit(origin).netloc not in hosts):
             self._error(
-                HTTPStatus.FORBIDDEN, "this address is not ours", "Use the address rankscope printed."
+                HTTPStatus.FORBIDDEN,
+                "the host name in the address is not allowed",
+                "Use the address that rankscope printed.",
             )
             return False
         given = query.get("token") or self.headers.get("X-Rankscope-Token") or self._cookie()
@@ -112,7 +109,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._error(
                 HTTPStatus.UNAUTHORIZED,
                 "the token is missing or wrong",
-                "Use the whole address rankscope printed.",
+                "Use the whole address that rankscope printed, with its token.",
             )
             return False
         return True
@@ -122,7 +119,7 @@ class _Handler(BaseHTTPRequestHandler):
         return cookie[self._cookie_name()].value if self._cookie_name() in cookie else ""
 
     def _cookie_name(self) -> str:
-        """Ports share cookies, so each viewer has its own name."""
+        """Cookies are shared between the ports of a host, so the name contains the port."""
         return f"{_COOKIE}-{self.server.server_address[1]}"
 
     def _api(self, name: str, query: dict[str, str]) -> None:
@@ -137,31 +134,31 @@ class _Handler(BaseHTTPRequestHandler):
             self._error(HTTPStatus.BAD_REQUEST, error.message, error.hint, error.why)
             return
         except (KeyError, ValueError) as error:
-            self._error(HTTPStatus.BAD_REQUEST, f"/api/{name} cannot be answered so", f"{error!r}")
+            self._error(HTTPStatus.BAD_REQUEST, f"invalid parameters for /api/{name}", f"{error!r}")
             return
-        except Exception as error:  # noqa: BLE001 - one question failed; the page says so, and the others go on
+        except Exception as error:  # noqa: BLE001 - one failed request must not end the server
             self._error(
                 HTTPStatus.INTERNAL_SERVER_ERROR,
                 f"/api/{name} failed",
-                "Please report it, with what was on the screen.",
+                "Please report it, with the address of the page.",
                 f"{type(error).__name__}: {error}",
             )
             return
         if isinstance(answer, tuple):
-            facts, columns = answer
+            header, columns = answer
             if not as_text:
-                self._send(pack(facts, columns), TYPE)
+                self._send(pack(header, columns), COLUMNS_TYPE)
                 return
-            answer = as_json(facts, columns)
+            answer = as_json(header, columns)
         self._send(json.dumps(answer, allow_nan=False, default=str).encode(), "application/json")
 
     def _file(self, name: str, first: bool) -> None:
-        """One of our own pages; names are looked up in a list, so no path can lead elsewhere."""
+        """A static file. Names are looked up in a dictionary, so no path can leave the folder."""
         if not self.static:
             self.static.update(_static_files())
         if name not in self.static:
             self._error(
-                HTTPStatus.NOT_FOUND, f"there is no /{name}", "Start at the address rankscope printed."
+                HTTPStatus.NOT_FOUND, f"there is no /{name}", "Use the address that rankscope printed."
             )
             return
         content, kind = self.static[name]
@@ -176,7 +173,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _send(self, body: bytes, kind: str, status: HTTPStatus = HTTPStatus.OK, cookie: str = "") -> None:
         packed = len(body) >= _COMPRESS_FROM and "gzip" in self.headers.get("Accept-Encoding", "")
-        if packed and self.client_address[0] not in ("127.0.0.1", "::1"):  # a loopback has no slow line
+        if packed and self.client_address[0] not in ("127.0.0.1", "::1"):  # loopback is faster uncompressed
             from isal import igzip
 
             body = igzip.compress(body)
@@ -198,18 +195,18 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Nothing: the terminal is the user's."""
+        """Log nothing: the terminal belongs to the user."""
 
 
 def _static_files() -> dict[str, tuple[bytes, str]]:
     found: dict[str, tuple[bytes, str]] = {}
 
-    def walk(folder: Any, prefix: str) -> None:
+    def add(folder: Any, prefix: str) -> None:
         for entry in folder.iterdir():
             if entry.is_dir():
-                walk(entry, f"{prefix}{entry.name}/")
-            elif kind := _TYPES.get("." + entry.name.rpartition(".")[2]):
+                add(entry, f"{prefix}{entry.name}/")
+            elif kind := _CONTENT_TYPES.get("." + entry.name.rpartition(".")[2]):
                 found[prefix + entry.name] = (entry.read_bytes(), kind)
 
-    walk(files("rankscope.viewer") / "static", "")
+    add(files("rankscope.viewer") / "static", "")
     return found

@@ -1,4 +1,4 @@
-"""The page opens at once: while raw traces are read it shows how far, then the run."""
+"""Opens the run in the background, so that the page loads at once and shows progress while raw traces are read."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from typing import Any
 from rankscope.errors import RankscopeError, UsageError
 from rankscope.store.ingest import Ingested, Options, Watch, ingest
 from rankscope.store.run import ALL_TOOLS, ClockMode, Run
-from rankscope.viewer import api, collective, counters, details, flame, panels
-from rankscope.viewer.server import Answer, Route
+from rankscope.viewer import collective_peers, counters, flame, reports, slices, timeline
+from rankscope.viewer.answers import Answer, Route
 from rankscope.viewer.session import Session
 from rankscope.viewer.two_runs import align, combined
 
-_PARTS = (api, details, collective, counters, flame, panels)
+_ROUTE_MODULES = (timeline, slices, collective_peers, counters, flame, reports)
 
 
 class Opening:
-    """Reads one run, or two, in the background; `routes` answers from the moment it is made."""
+    """Reads one run, or two, in a thread. `routes` can be served from the start."""
 
     def __init__(self, runs: list[Path], options: Options, say: Callable[[str], None]) -> None:
         self._runs, self._options, self._say = runs, options, say
@@ -36,7 +36,7 @@ class Opening:
         self._thread.start()
 
     def wait(self, seconds: float | None = None) -> bool:
-        """True when the run is open, or could not be opened."""
+        """Whether opening has ended, successfully or not."""
         return self._done.wait(seconds)
 
     def _open(self) -> None:
@@ -63,7 +63,7 @@ class Opening:
         return combined((first, second), routes_of(first), routes_of(second))
 
     def _answering(self, clocks: str) -> dict[str, Route]:
-        """The routes on aligned clocks, or on every rank's own, which few ask for and are made when they do."""
+        """The routes on aligned clocks, or on each rank's own clock; the latter are built on the first request."""
         if clocks != "raw":
             return self._routes["aligned"]
         with self._making:
@@ -85,7 +85,7 @@ class Opening:
         self._read[path] = read
 
     def routes(self) -> dict[str, Route]:
-        """Every question by name; until the run is open all but `state` say how far it is."""
+        """All routes by name. Until the run is open, only `state` and `index` answer."""
         return {name: self._route(name) for name in _names()}
 
     def _route(self, name: str) -> Route:
@@ -97,10 +97,12 @@ class Opening:
             if self._error:
                 raise self._error
             if not self._done.is_set():
-                raise RankscopeError("the run is still being read", hint="Ask /api/state how far it is.")
+                raise RankscopeError("the run is still being read", hint="/api/state has the progress.")
             routes = self._answering(query.get("clocks", ""))
             if name not in routes:
-                raise UsageError(f"/api/{name} is for two runs", hint="Start it so: rankscope view RUN OTHER")
+                raise UsageError(
+                    f"/api/{name} needs two runs", hint="Start the viewer with two: rankscope view BASE NEW"
+                )
             return routes[name](query)
 
         return answer
@@ -115,10 +117,10 @@ class Opening:
 
 
 def routes_of(session: Session) -> dict[str, Route]:
-    """Every question about one run."""
-    return {name: route for part in _PARTS for name, route in part.routes(session).items()}
+    """All routes of one run."""
+    return {name: route for module in _ROUTE_MODULES for name, route in module.routes(session).items()}
 
 
 def _names() -> list[str]:
-    nobody: Any = None
-    return [*routes_of(nobody), "diff", "state", "index"]
+    no_session: Any = None  # routes only close over it
+    return [*routes_of(no_session), "diff", "state", "index"]

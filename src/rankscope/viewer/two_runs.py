@@ -1,4 +1,4 @@
-"""Two runs on one axis: the second's ranks have numbers of their own, and its first step begins with the first's."""
+"""Two runs on one time axis: ranks of the second are renumbered, and its first step is aligned with the first's."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import numpy as np
 
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.diff.two_runs import diff
-from rankscope.viewer.server import Answer, Route
+from rankscope.viewer.answers import Answer, Route
 from rankscope.viewer.session import Session
 
 SECOND = 1_000_000
-"""Added to the ranks of the second run."""
+"""Added to rank numbers of the second run."""
 
 
 def align(first: Session, second: Session) -> None:
-    """Move the second run's time so that both begin at the same point: their first step, else their first event."""
+    """Shift the second run so that the first steps coincide; without steps, the first events."""
     runs = (first.run, second.run)
     starts = [run.rows("SELECT min(start_ns) FROM steps")[0][0] for run in runs]
     if None in starts:
@@ -28,7 +28,7 @@ def align(first: Session, second: Session) -> None:
 def combined(
     sessions: tuple[Session, Session], first: dict[str, Route], second: dict[str, Route]
 ) -> dict[str, Route]:
-    """The routes of both: by the rank asked for, else by `run=2`."""
+    """Routes over both runs. The `rank` parameter selects the run, or `run=2` where there is no rank."""
 
     def by_rank(name: str) -> Route:
         def answer(query: dict[str, str]) -> Answer:
@@ -49,19 +49,19 @@ def combined(
 
 
 def _renumbered(answer: Answer) -> Answer:
-    """Ranks of the second run, wherever an answer names one."""
+    """The answer of the second run with its ranks renumbered."""
     if isinstance(answer, tuple):
-        return _add(answer[0]), answer[1]
-    renumbered: dict[str, Any] | list[Any] = _add(answer)
+        return _renumber(answer[0]), answer[1]
+    renumbered: dict[str, Any] | list[Any] = _renumber(answer)
     return renumbered
 
 
-def _add(value: Any) -> Any:
+def _renumber(value: Any) -> Any:
     if isinstance(value, list):
-        return [_add(item) for item in value]
+        return [_renumber(item) for item in value]
     if not isinstance(value, dict):
         return value
-    found = {key: _add(item) if key != "args" else item for key, item in value.items()}
+    found = {key: _renumber(item) if key != "args" else item for key, item in value.items()}
     for key in ("rank", "last"):
         if isinstance(found.get(key), int):
             found[key] += SECOND
@@ -81,39 +81,40 @@ def _run(first: Any, second: Any) -> Answer:
     }
 
 
-def _split(query: dict[str, str], everybody: list[int]) -> tuple[list[int], list[int]]:
-    ranks = [int(text) for text in query["ranks"].split(",")] if query.get("ranks") else everybody
+def _split(query: dict[str, str], all_ranks: list[int]) -> tuple[list[int], list[int]]:
+    """The requested ranks of the first and of the second run."""
+    ranks = [int(text) for text in query["ranks"].split(",")] if query.get("ranks") else all_ranks
     return [rank for rank in ranks if rank < SECOND], [rank - SECOND for rank in ranks if rank >= SECOND]
 
 
 def _overview(
     query: dict[str, str], sessions: tuple[Session, Session], first: Route, second: Route
 ) -> Answer:
-    everybody = [*sessions[0].run.ranks, *(rank + SECOND for rank in sessions[1].run.ranks)]
+    all_ranks = [*sessions[0].run.ranks, *(rank + SECOND for rank in sessions[1].run.ranks)]
     parts = [
         route({**query, "ranks": ",".join(map(str, ranks))})
-        for ranks, route in zip(_split(query, everybody), (first, second), strict=True)
+        for ranks, route in zip(_split(query, all_ranks), (first, second), strict=True)
         if ranks
     ]
-    facts: dict[str, Any] = {}
+    header: dict[str, Any] = {}
     columns: dict[str, list[Any]] = {}
     for part in parts:
         assert isinstance(part, tuple)
-        ranks = [*facts.get("ranks", []), *part[0]["ranks"]]
-        facts = {**part[0], "ranks": ranks}
+        ranks = [*header.get("ranks", []), *part[0]["ranks"]]
+        header = {**part[0], "ranks": ranks}
         for name, column in part[1].items():
             columns.setdefault(name, []).append(column)
-    return facts, {name: np.concatenate(pieces) for name, pieces in columns.items()}
+    return header, {name: np.concatenate(pieces) for name, pieces in columns.items()}
 
 
 def _area(query: dict[str, str], first: Route, second: Route) -> Answer:
-    """Shares of both; names of the run that has the first of the ranks asked for."""
-    mine, others = _split(query, [])
+    """Shares of both runs; names of the first run, or of the second when only its ranks are requested."""
+    in_first, in_second = _split(query, [])
     answers: list[Any] = []
-    if mine:
-        answers.append(first({**query, "ranks": ",".join(map(str, mine))}))
-    if others:
-        answers.append(_add(second({**query, "ranks": ",".join(map(str, others))})))
+    if in_first:
+        answers.append(first({**query, "ranks": ",".join(map(str, in_first))}))
+    if in_second:
+        answers.append(_renumber(second({**query, "ranks": ",".join(map(str, in_second))})))
     return {**answers[0], "shares": [share for answer in answers for share in answer["shares"]]}
 
 

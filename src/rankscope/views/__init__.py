@@ -1,6 +1,7 @@
-"""Results as text: a terminal table, CSV, JSON or Markdown. Strings come out; only the command line prints.
+"""Results for people and programs: terminal tables, CSV, JSON, Markdown, charts, the HTML report, trace exports.
 
-A command ends in
+Used by `cli` and `notebook`. Views take results of `analysis` and return strings or bytes; they print
+nothing and compute no figures. A command ends in
 ``sys.stdout.write(render(result, args.format, terminal_width(sys.stdout), use_color(sys.stdout)))``.
 """
 
@@ -13,7 +14,7 @@ from rankscope.analysis.core.result import Result
 from rankscope.errors import UsageError
 from rankscope.views.csv_json import csv_text, json_text
 from rankscope.views.markdown import markdown
-from rankscope.views.nsys_columns import nsys_columns
+from rankscope.views.nsys_table import nsys_table
 from rankscope.views.table import table
 from rankscope.views.terminal import PIPED_WIDTH, terminal_width, use_color
 
@@ -26,11 +27,11 @@ __all__ = ["FORMATS", "PIPED_WIDTH", "Format", "render", "terminal_width", "use_
 def render(
     results: Result | Sequence[Result], format: str = "table", width: int = PIPED_WIDTH, color: bool = False
 ) -> str:
-    """`results` in `format`, ending in a newline. Only tables heed `width` and `color`."""
+    """`results` in `format`, ending in a newline. `width` and `color` apply to tables only."""
     several = [results] if isinstance(results, Result) else list(results)
     if format == "table":
         return "\n".join(
-            nsys_columns(result) if result.layout == "nsys" else table(result, width, color)
+            nsys_table(result) if result.layout == "nsys" else table(result, width, color)
             for result in several
         )
     if format == "markdown":

@@ -1,8 +1,8 @@
-"""Which columns of a table are shown at a width, and how wide each is. Numbers only; nothing is drawn here.
+"""Which columns of a table are shown at a given width, and how wide each is.
 
-Where not all fits, in this order: headings are stacked; columns called minor go, then numeric ones, from the
-right, down to the first four; names shrink to 24 cells (12 where there are several); short text columns go; then
-the rest, from the right.
+If not everything fits, in this order: headings are stacked; minor columns are omitted, then numeric ones, from the
+right, down to the first four; names shrink to 24 cells (12 if there are several); short text columns are omitted;
+then the rest, from the right.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from dataclasses import dataclass
 from rankscope.views.columns import Kind
 
 GAP = 2
-_NAME_SHARE = 0.35  # of the width, before statistics may take more: enough to tell kernels apart
+_NAME_SHARE = 0.35  # of the width is reserved for names, enough to distinguish kernels
 _NAME_LEAST = 24
 _TEXT_LEAST = 12
 _CORE_MEASURES = 4  # of nsys's columns: Time %, Total, Instances, Avg
-# Longer text is cut rather than given all the room it asks for; so is a number no one can read.
+# Columns wider than this are flexible: their cells are cut to the room that is left.
 _FIXED_TEXT = 16
 _FIXED_NUMBER = 28
 
 
 @dataclass(frozen=True)
 class Shape:
-    """What the layout has to know of a column, in cells."""
+    """The sizes of a column, in cells."""
 
     kind: Kind
     cells: int
@@ -32,12 +32,12 @@ class Shape:
     heading: int
     """The heading on one line."""
     stacked: int
-    """The widest line of the heading once it is stacked."""
+    """The widest line of the stacked heading."""
     minor: bool = False
 
     @property
     def flexible(self) -> bool:
-        """Whether it is cut to what is left, rather than left whole or out."""
+        """Whether cells are cut to the available room; other columns are shown whole or not at all."""
         return max(self.cells, self.stacked) > (_FIXED_TEXT if self.kind == "text" else _FIXED_NUMBER)
 
     def natural(self, stacked: bool) -> int:
@@ -46,14 +46,14 @@ class Shape:
 
 @dataclass(frozen=True)
 class Layout:
-    """The columns kept (index -> width, in order), and whether their headings take several lines."""
+    """The columns kept (index -> width, in order), and whether their headings are stacked."""
 
     widths: dict[int, int]
     stacked: bool
 
 
 def fit(shapes: Sequence[Shape], width: int) -> Layout:
-    """The richest layout that fits; at the very least the first column, cut to the width."""
+    """The layout with the most columns that fits; at least the first column, cut to the width."""
     for kept, stacked, text_room in _plans(shapes, width):
         room = width - GAP * (len(kept) - 1)
         least = {index: _least(shapes[index], stacked, text_room) for index in kept}
@@ -63,7 +63,7 @@ def fit(shapes: Sequence[Shape], width: int) -> Layout:
 
 
 def _plans(shapes: Sequence[Shape], width: int) -> Iterator[tuple[list[int], bool, int]]:
-    """(columns, stacked, least width of a flexible column), the best first."""
+    """Candidates (columns, stacked, least width of a flexible column), the best first."""
     kept = list(range(len(shapes)))
     several = sum(shape.flexible for shape in shapes) > 1
     wanted = max(_NAME_LEAST, int(width * _NAME_SHARE))
@@ -93,15 +93,15 @@ def _least(shape: Shape, stacked: bool, text_room: int) -> int:
 
 
 def _spread(shapes: Sequence[Shape], least: dict[int, int], stacked: bool, room: int) -> dict[int, int]:
-    """Give what is left to the flexible columns evenly, none more than it needs."""
+    """Distribute the remaining room evenly over the flexible columns, up to what each needs."""
     widths = dict(least)
-    hungry = [index for index in widths if widths[index] < shapes[index].natural(stacked)]
+    growing = [index for index in widths if widths[index] < shapes[index].natural(stacked)]
     left = room - sum(widths.values())
-    while hungry and left:
-        share = max(1, left // len(hungry))
-        for index in hungry:
+    while growing and left:
+        share = max(1, left // len(growing))
+        for index in growing:
             more = min(share, left, shapes[index].natural(stacked) - widths[index])
             widths[index] += more
             left -= more
-        hungry = [index for index in hungry if widths[index] < shapes[index].natural(stacked)]
+        growing = [index for index in growing if widths[index] < shapes[index].natural(stacked)]
     return widths

@@ -1,4 +1,4 @@
-"""A Result as people read it: headings, one unit per column, cells as text; for tables and Markdown."""
+"""The columns of a Result formatted for people: headings, one unit per column, cells as text."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from rankscope.units import READABLE, SCALABLE, Scale, choose_scale, decimals_fo
 from rankscope.views.text import clean
 
 Kind = Literal["key", "measure", "text"]
-"""key: a number that names the row (rank, step); measure: an amount; text: anything else."""
+"""key: a number that identifies the row (rank, step); measure: an amount; text: anything else."""
 
 NOT_KNOWN = "-"
-# Name endings that say the unit, which the heading says in its own way.
+# Unit suffixes of column names. They are removed, since the heading shows the unit.
 _UNIT_ENDINGS = {
     "ns": ("ns",),
     "bytes": ("bytes",),
@@ -29,29 +29,29 @@ _UNIT_ENDINGS = {
     "flop": ("flops",),
     "flop/s": ("flop", "s"),
 }
-# The heading of a column whose name is its unit and no more.
+# Headings of columns whose name is only the unit.
 _UNIT_TITLES = {"ns": "Time", "bytes": "Size", "percent": "Share"}
 _WORDS = {"stddev": "StdDev", "gpu": "GPU", "cpu": "CPU", "pct": "%", "us": "µs", "dtype": "dtype"}
-# Compared with each other and not with a total, so they share a unit among themselves.
+# Statistics are compared with each other, not with totals, so they share a unit among themselves.
 _STATISTICS = frozenset({"avg", "med", "min", "max", "stddev"})
 
 
 @dataclass(frozen=True)
 class Field:
-    """One column, ready to be set: its heading and its cells."""
+    """One formatted column: its heading and its cells."""
 
     name: str
     title: str
     unit: str
-    """As the heading shows it; empty where there is none or each cell has its own."""
+    """The unit in the heading; empty if there is none or each cell has its own."""
     kind: Kind
     cells: list[str]
     minor: bool = False
-    """Left out first where there is no room."""
+    """Omitted first when the table is too wide."""
 
     @property
     def label(self) -> str:
-        """What to call the column in a sentence."""
+        """The name of the column in a sentence."""
         return self.title or self.unit
 
     @property
@@ -63,7 +63,7 @@ class Field:
 
 
 def plain(value: Any) -> Any:
-    """`value` in the types JSON has. NaN and infinity are not known either: None."""
+    """`value` converted to JSON types. NaN and infinity become None."""
     if value is None or type(value) in (bool, int, str):
         return value
     if isinstance(value, Enum):
@@ -90,17 +90,17 @@ def plain(value: Any) -> Any:
 
 
 def values_of(result: Result, column: Column) -> list[Any]:
-    """One column's values, top to bottom, in plain types."""
+    """The values of one column as JSON types."""
     return [plain(row.get(column.name)) for row in result.rows]
 
 
 def shown(result: Result) -> list[Column]:
-    """The columns people get to see."""
+    """The columns for people, without those for programs only."""
     return [column for column in result.columns if not column.for_machines]
 
 
 def fields(result: Result) -> list[Field]:
-    """Every column of `result`, formatted for people: names last."""
+    """The columns of `result`, formatted; columns with names come last."""
     columns = sorted(shown(result), key=lambda column: column.at_end)
     values = [values_of(result, column) for column in columns]
     scales = _scales(columns, values)
@@ -119,9 +119,9 @@ def _field(column: Column, values: list[Any], scale: Scale | None) -> Field:
 def _heading(column: Column, scale: Scale | None) -> tuple[str, str]:
     unit = scale.label if scale else ""
     title = clean(column.title) or _derived_title(column, bool(unit))
-    # '% of roof' says its unit already; the s of 'Calls' does not.
-    said = unit and re.search(rf"(?<!\w){re.escape(unit)}(?!\w)", title)
-    return title, "" if said else unit
+    # '% of roof' contains its unit as a word; 'Calls' does not contain the unit s.
+    in_title = unit and re.search(rf"(?<!\w){re.escape(unit)}(?!\w)", title)
+    return title, "" if in_title else unit
 
 
 def _derived_title(column: Column, has_unit: bool) -> str:
@@ -159,10 +159,10 @@ def _cell(value: Any, unit: str, scale: Scale | None) -> str:
 
 
 def _scales(columns: Sequence[Column], values: Sequence[list[Any]]) -> list[Scale | None]:
-    """One scale per column; None where each cell picks its own or there is nothing to scale.
+    """One scale per column; None where each cell has its own or there is nothing to scale.
 
-    Columns that are read against each other share theirs: the parts of a breakdown must be seen to add up,
-    and an average must not stand in µs beside a maximum in ms.
+    Columns that are compared share a scale: the parts of a breakdown must visibly add up, and an average in µs
+    must not stand beside a maximum in ms.
     """
     numbers = [_numbers(column_values) for column_values in values]
     scales: list[Scale | None] = [None] * len(columns)
@@ -193,7 +193,7 @@ def _family_scales(unit: str, members: list[int], numbers: Sequence[list[float]]
     for index in members:
         largest = max(map(abs, numbers[index]), default=0)
         if 0 < largest < READABLE * shared.factor:
-            # In its neighbours' unit it would be all zeros: 2.4 µs of copies beside 600 ms of compute.
+            # With the shared scale it would show only zeros: 2.4 µs of copies beside 600 ms of compute.
             scales[index] = choose_scale(unit, numbers[index])
         else:
             together.append(index)

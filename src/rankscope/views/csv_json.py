@@ -1,4 +1,4 @@
-"""A Result for other programs: CSV and JSON, raw values in the units of the columns, nothing rounded."""
+"""A Result as CSV and JSON for other programs: raw values in the units of the columns, not rounded."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from rankscope.analysis.core.result import Result
 from rankscope.views.columns import plain
 from rankscope.views.text import clean
 
-# What a terminal obeys (C0, DEL, C1), what ends a line for some readers, what no encoding takes (surrogates).
+# Terminal control characters (C0, DEL, C1), Unicode line ends, and surrogates, which cannot be encoded.
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 
 
 def csv_text(results: Sequence[Result]) -> str:
-    """One result: a plain CSV. Several: one block each, led by a '#' line and divided by an empty one.
+    """One result: plain CSV. Several: one block each, with a '#' line before and an empty line between them.
 
-    A record is one line: control characters in a name become a space or U+FFFD. JSON has the exact string.
+    A record is one line: control characters in a name become a space or U+FFFD. JSON keeps the exact string.
     """
     blocks = []
     for result in results:
         out = io.StringIO()
         writer = csv.writer(out, lineterminator="\n")
         if len(results) > 1:
-            # A quote here could start a field that runs into the rows below.
+            # A double quote could open a quoted field that extends over the following rows.
             title = f"# {result.name}: {result.title} ({result.window})"
             out.write(clean(title).replace('"', "'") + "\n")
         names = [column.name for column in result.columns]
@@ -56,7 +56,7 @@ def _csv_value(value: Any, decimals: int | None = None) -> str:
 
 
 def json_text(results: Sequence[Result]) -> str:
-    """One result: its object. Several: a list of them. One row per line, so that grep and diff work too."""
+    """One result: an object. Several: a list of objects. One row per line, for grep and diff."""
     documents = [_document(result) for result in results]
     if len(documents) == 1:
         return documents[0] + "\n"
@@ -81,5 +81,5 @@ def _listed(start: str, items: Iterable[str], end: str, indent: str) -> str:
 
 
 def _dump(value: Any) -> str:
-    # ASCII only: safe in every locale and on every terminal. DEL is the one control character json lets pass.
+    # ASCII only: safe in every locale and on every terminal. DEL is the one control character json does not escape.
     return json.dumps(plain(value), ensure_ascii=True, allow_nan=False).replace("\x7f", "\\u007f")

@@ -1,4 +1,4 @@
-"""A Result as an HTML table for a notebook's cell: the figures of the terminal's table, escaped, no script."""
+"""A Result as an HTML table for a notebook: the figures of the terminal table, escaped, without scripts."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from html import escape
 from rankscope.analysis.core.result import Finding, Result
 from rankscope.views.columns import Field, fields, shown
 from rankscope.views.table import NOTHING
-from rankscope.views.text import clean, shorten_name
+from rankscope.views.text import clean, shorten_names
 
 _LONGEST_CELL = 80
 
@@ -36,18 +36,19 @@ def _finding(finding: Finding) -> str:
 
 def _table(columns: list[Field]) -> str:
     head = "".join(f'<th style="{_align(column)}">{_text(column.heading)}</th>' for column in columns)
-    rows = [
-        "<tr>" + "".join(_cell(column, cell) for column, cell in zip(columns, row, strict=True)) + "</tr>"
-        for row in zip(*(column.cells for column in columns), strict=True)
-    ]
-    body = "\n".join(rows)
+    rows = zip(*map(_cells, columns), strict=True)
+    body = "\n".join(f"<tr>{''.join(row)}</tr>" for row in rows)
     return f"<table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody>\n</table>"
 
 
-def _cell(column: Field, text: str) -> str:
-    short = shorten_name(text, _LONGEST_CELL)
-    title = f' title="{_text(text)}"' if short != text else ""
-    return f'<td style="{_align(column)}"{title}>{_text(short)}</td>'
+def _cells(column: Field) -> list[str]:
+    shown = shorten_names(column.cells, _LONGEST_CELL)
+    return [
+        f'<td style="{_align(column)}"'
+        + (f' title="{_text(text)}"' if short != text else "")
+        + f">{_text(short)}</td>"
+        for text, short in zip(column.cells, shown, strict=True)
+    ]
 
 
 def _align(column: Field) -> str:

@@ -1,4 +1,4 @@
-"""A comparison as JUnit XML, which CI systems show row by row."""
+"""The result of `diff` as JUnit XML, which CI systems display as test cases."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from xml.sax.saxutils import escape, quoteattr
 
 from rankscope.analysis.core.result import Result
 
-# XML 1.0 has no way to write these, not even escaped.
+# Characters that XML 1.0 cannot represent, not even escaped.
 _FORBIDDEN = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 def junit(result: Result, failed: Collection[tuple[str, str]]) -> str:
-    """One test case a row of `diff`; those named in `failed` (report, key) have failed."""
+    """One test case per row of `diff`; the rows in `failed` (report, key) have failed."""
     cases = [_case(row, (row["report"], row["key"]) in failed) for row in result.rows]
     count = sum((row["report"], row["key"]) in failed for row in result.rows)
     notes = _text("\n".join([result.window, *result.notes]))

@@ -1,4 +1,4 @@
-"""A Result as GitHub Markdown, for a pull request or a report: the table's figures at any width."""
+"""A Result as GitHub Markdown, for pull requests and issues: the figures of the terminal table, all columns."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from rankscope.analysis.core.result import Finding, Result
 from rankscope.units import display_width
 from rankscope.views.columns import Field, fields, shown
 from rankscope.views.table import NOTHING
-from rankscope.views.text import clean, pad, shorten_name
+from rankscope.views.text import clean, pad, shorten_names
 
 _LONGEST_CELL = 120
-"""A kernel's name can be thousands of characters, and one cell of them makes the whole table scroll."""
+"""Kernel names can have thousands of characters; one such cell would make the whole table scroll."""
 _LONGEST_PADDED = 40
 
-# Between letters an underscore means nothing to GitHub: step_time stays readable in the source.
+# GitHub does not treat underscores between letters as emphasis, so step_time needs no escape.
 _SPECIAL = re.compile(r"[\\`*\[\]<>|~$&]|(?<!\w)_|_(?!\w)")
 # At the start of a line '#' makes a heading, and '-', '+' and '1.' make lists.
 _LEADING = re.compile(r"^(\d+(?=[.)](?:\s|$))|(?=[#+=-]))")
@@ -44,7 +44,7 @@ def _finding(finding: Finding) -> str:
 
 
 def _grid(columns: list[Field]) -> str:
-    """Cells padded so that the source reads as a table too; space behind a long name helps no one."""
+    """Cells are padded so that the source is readable as a table; a wide last column is not padded."""
     texts = [[prose(column.heading), *_cells(column)] for column in columns]
     widths = [max(3, *map(display_width, text)) for text in texts]
     if widths[-1] > _LONGEST_PADDED:
@@ -66,24 +66,24 @@ def _line(row: tuple[str, ...], columns: list[Field], widths: list[int]) -> str:
 
 
 def _cells(column: Field) -> list[str]:
-    """Names with punctuation as code, all of a column alike: escaped C++ is not readable as source."""
-    texts = [shorten_name(cell, _LONGEST_CELL) for cell in column.cells]
+    """If any name has punctuation, the whole column is set as code: escaped C++ names are unreadable in the source."""
+    texts = shorten_names(column.cells, _LONGEST_CELL)
     if not any(map(_SPECIAL.search, texts)):
         return texts
     return [_code(text) for text in texts]
 
 
 def _code(text: str) -> str:
-    """A code span that GitHub shows as `text`, inside a table cell."""
+    """A code span that GitHub renders as `text` inside a table cell."""
     if not text.strip():
         return text
-    # The fence is longer than any run of backticks within; a pipe ends a cell even in code.
+    # The fence is longer than any run of backticks inside. A pipe ends a cell even in code, so it is escaped.
     fence = "`" * (1 + max(map(len, re.findall("`+", text)), default=0))
     space = " " if text[0] in "` " or text[-1] in "` " else ""
     return f"{fence}{space}{text}{space}{fence}".replace("|", "\\|")
 
 
 def prose(text: str) -> str:
-    """A sentence that GitHub shows as it is."""
+    """Text that GitHub renders literally."""
     escaped = _SPECIAL.sub(lambda match: "\\" + match[0], clean(text).strip())
     return _LEADING.sub(r"\1\\", escaped)

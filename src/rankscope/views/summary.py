@@ -1,4 +1,4 @@
-"""The summary as one screen of a terminal: the verdict, what costs most, the ranks, the kernels, what to type next."""
+"""The summary as one terminal screen: the verdict, the costliest findings, ranks, kernels, and next commands."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _LEAST_WIDTH = 40
 
 @dataclass(frozen=True)
 class Screen:
-    """What the screen shows."""
+    """The content of the screen."""
 
     run: str
-    """As the user named it: what to type next must work when it is copied."""
+    """The run as the user typed it, so that the suggested commands can be copied."""
     subject: str
     summary: Result
     kernels: Result
@@ -36,7 +36,7 @@ class Screen:
 
 
 def screen(content: Screen, width: int, color: bool) -> str:
-    """Blocks with a blank line between them, made to fit 80 columns and some 24 lines."""
+    """Blocks separated by blank lines, laid out for 80 columns and about 24 lines."""
     width = max(width, _LEAST_WIDTH)
     prose = min(width, _PROSE_WIDTH)
     has_steps = any(row["steps"] for row in content.summary.rows)
@@ -48,7 +48,7 @@ def screen(content: Screen, width: int, color: bool) -> str:
                 for line in hang("", f"{content.subject} · {content.summary.window}", prose)
             ),
         ],
-        _findings(content, "a step" if has_steps else "in all", prose, color),
+        _findings(content, "per step" if has_steps else "in total", prose, color),
         _ranks(content.summary, width, color),
         _kernels(content.kernels, width, color),
         _next(content, prose, color),
@@ -63,19 +63,19 @@ def _findings(content: Screen, each: str, width: int, color: bool) -> list[str]:
         cost = f", {format_ns(finding.cost_ns, 1)} {each}" if finding.cost_ns else ""
         word = f"{number}. {finding.severity}"
         text = hang(f"{word}{cost}: ", clean(finding.title), width)
-        if len(text) > 1:  # a long lead would leave the further lines no room
+        if len(text) > 1:  # indenting by the length of the first words would leave too little room
             text = hang("", f"{word}{cost}: {clean(finding.title)}", width)
             text[1:] = hang("   ", " ".join(text[1:]), width)
         text[0] = paint(word, SEVERITY_STYLES[finding.severity], color) + text[0][len(word) :]
         lines += text
         table = f" (-r {found.report})"
-        hint = _first_clauses(clean(finding.hint) or "Look at its table", width - 5 - len(table))
+        hint = _first_clauses(clean(finding.hint) or "See its table", width - 5 - len(table))
         lines += hang("   → ", hint + table, width)
     return lines or hang("", NOTHING_FOUND, width)
 
 
 def _first_clauses(text: str, room: int) -> str:
-    """As many clauses as one line holds, at least the first; -r findings has them all."""
+    """As many clauses as fit on one line, at least the first. `-r findings` shows all of them."""
     clauses = re.split(r"(?<=[.;:])\s+", text)
     kept = clauses[0]
     for clause in clauses[1:]:
@@ -86,7 +86,7 @@ def _first_clauses(text: str, room: int) -> str:
 
 
 def _ranks(summary: Result, width: int, color: bool) -> list[str]:
-    """Every rank where they are few; else the least, the median and the most of each column."""
+    """All ranks if they are few; otherwise the lowest, median and highest value of each column."""
     if not summary.rows:
         return []
     if len(summary.rows) <= _MOST_RANKS:
@@ -97,7 +97,7 @@ def _ranks(summary: Result, width: int, color: bool) -> list[str]:
         *(c for c in summary.columns if c.name != "rank"),
     )
     rows = []
-    for label, pick in (("least", min), ("median", median), ("most", max)):
+    for label, pick in (("lowest", min), ("median", median), ("highest", max)):
         known = {name: [row[name] for row in summary.rows if row[name] is not None] for name in names}
         row: dict[str, Any] = {name: pick(values) if values else None for name, values in known.items()}
         rows.append({"of": label} | row)
@@ -105,7 +105,7 @@ def _ranks(summary: Result, width: int, color: bool) -> list[str]:
 
 
 def _kernels(kernels: Result, width: int, color: bool) -> list[str]:
-    """The first few, with the columns that tell most."""
+    """The first few kernels, with the main columns."""
     if not kernels.rows:
         return []
     wanted = {"name", "time_pct", "total_ns", "instances", "avg_ns"}
@@ -121,15 +121,15 @@ def _next(content: Screen, width: int, color: bool) -> list[str]:
     notes = [note for note in content.summary.notes if note != NOTHING_FOUND]
     lines = [line for note in notes for line in hang("· ", clean(note), width)]
     more = len(content.found) - _MOST_FINDINGS
-    what = f"{more} more, and what all of them rest on" if more > 0 else "what they rest on"
-    asked = [(f"stats {content.run} -r findings", what)] if content.found else []
-    asked += [
-        (f"stats {content.run} -r list", "what else can be asked"),
-        (f"doctor {content.run}", "can it be trusted?"),
+    what = f"all findings ({more} more), with evidence" if more > 0 else "the findings, with evidence"
+    commands = [(f"stats {content.run} -r findings", what)] if content.found else []
+    commands += [
+        (f"stats {content.run} -r list", "all reports"),
+        (f"doctor {content.run}", "check the quality of the trace"),
     ]
-    room = max(len(command) for command, _ in asked)
-    for command, reason in asked:
+    room = max(len(command) for command, _ in commands)
+    for command, reason in commands:
         line = f"  rankscope {command:<{room}}   {reason}"
-        # A path too long for the screen is left to the reader.
+        # A path that does not fit is replaced by RUN.
         lines.append(line if len(line) <= width else line.replace(content.run, "RUN"))
     return [paint(line[:width], DIM, color) for line in lines]

@@ -1,4 +1,4 @@
-"""A Result as a terminal table in the manner of `nsys stats`: numbers to the right, one line per row."""
+"""A Result as a terminal table: numbers aligned to the right, one line per row, fitted to a width."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from rankscope.units import display_width
 from rankscope.views.column_layout import GAP, Layout, Shape, fit
 from rankscope.views.columns import Field, fields, shown
 from rankscope.views.terminal import BOLD, DIM, SEVERITY_STYLES, paint
-from rankscope.views.text import clean, hang, pad, shorten_name, wrap
+from rankscope.views.text import clean, hang, pad, shorten_name, shorten_names, wrap
 
 NOTHING = "nothing to show"
-_LEAST_WIDTH = 20  # below this a table says nothing; the terminal may wrap
-_PROSE_WIDTH = 100  # sentences longer than this are hard to read, however wide the table is
+_LEAST_WIDTH = 20  # narrower tables are not useful; the terminal may wrap
+_PROSE_WIDTH = 100  # longer lines of text are hard to read, whatever the width of the table
 
 
 def table(result: Result, width: int, color: bool) -> str:
-    """Title and window, findings, rows, notes: blocks with a blank line between them."""
+    """Title and window, findings, rows and notes, separated by blank lines."""
     width = max(width, _LEAST_WIDTH)
     prose = min(width, _PROSE_WIDTH)
     notes = list(result.notes)
@@ -28,8 +28,9 @@ def table(result: Result, width: int, color: bool) -> str:
         lines, left_out = grid(fields(result), width, color)
         blocks.append(lines)
         if left_out:
-            names, them = ", ".join(left_out), "it" if len(left_out) == 1 else "them"
-            notes.append(f"No room at {width} columns for {names}; --format csv has {them}.")
+            notes.append(
+                f"Not shown at {width} columns: {', '.join(left_out)}. --format csv has all columns."
+            )
     elif not (result.rows and result.columns):
         blocks.append([NOTHING])
     if notes:
@@ -50,7 +51,7 @@ def _title(result: Result, width: int, color: bool) -> list[str]:
 
 
 def _finding(finding: Finding, width: int, color: bool) -> list[str]:
-    """The severity as a word (colour only repeats it), the sentence, the evidence, the next step."""
+    """Severity as a word (not by colour alone) and title, then evidence and hint."""
     word = f"{finding.severity}: "
     lines = hang(word, clean(finding.title), width) or [word.rstrip()]
     lines[0] = paint(word[:-1], SEVERITY_STYLES[finding.severity], color) + lines[0][len(word) - 1 :]
@@ -59,12 +60,12 @@ def _finding(finding: Finding, width: int, color: bool) -> list[str]:
 
 
 def grid(columns: Sequence[Field], width: int, color: bool) -> tuple[list[str], list[str]]:
-    """Heading, rule and rows; and the titles of the columns there was no room for."""
+    """Heading, rule and rows; and the titles of the columns that did not fit."""
     layout = fit([_shape(column) for column in columns], width)
     kept = [(columns[index], size) for index, size in layout.widths.items()]
     heading = _heading_lines(kept, layout)
     rule = (" " * GAP).join("─" * size for _, size in kept)
-    cells = [_set_column(column, size) for column, size in kept]
+    cells = [_aligned(column, size) for column, size in kept]
     rows = [(" " * GAP).join(row).rstrip() for row in zip(*cells, strict=True)]
     left_out = [column.label for index, column in enumerate(columns) if index not in layout.widths]
     return [*heading, paint(rule, DIM, color), *rows], left_out
@@ -85,7 +86,7 @@ def _unit_line(column: Field) -> list[str]:
 
 
 def _heading_lines(kept: Sequence[tuple[Field, int]], layout: Layout) -> list[str]:
-    """One line of headings, or several set against the rule: title above, unit on the last."""
+    """One line of headings, or several aligned to the rule: the title above, the unit in the last line."""
     stacks = [_heading_stack(column, size, layout.stacked) for column, size in kept]
     height = max(map(len, stacks))
     filled = [[""] * (height - len(stack)) + stack for stack in stacks]
@@ -105,6 +106,5 @@ def _heading_stack(column: Field, size: int, stacked: bool) -> list[str]:
     return [*wrap(column.label, size), *_unit_line(column)]
 
 
-def _set_column(column: Field, size: int) -> list[str]:
-    right = column.kind != "text"
-    return [pad(shorten_name(cell, size), size, right) for cell in column.cells]
+def _aligned(column: Field, size: int) -> list[str]:
+    return [pad(cell, size, column.kind != "text") for cell in shorten_names(column.cells, size)]

@@ -1,4 +1,4 @@
-"""What a stream can show: its width, whether it takes colour; and the few colours there are."""
+"""The width and colour support of an output stream, and the ANSI styles in use."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TextIO
 from rankscope.analysis.core.result import Severity
 
 PIPED_WIDTH = 160
-"""Width where the output is no terminal: a file or a pager has room, and names should not be cut to 80."""
+"""Width if the output is not a terminal: files and pagers have room, so names are not cut to 80 columns."""
 _FALLBACK_WIDTH = 80
 
 BOLD = "1"
@@ -17,21 +17,21 @@ SEVERITY_STYLES: dict[Severity, str] = {"ok": "32", "info": "36", "warning": "33
 
 
 def terminal_width(stream: TextIO) -> int:
-    """Columns to write for `stream`: $COLUMNS, else the terminal's own, else PIPED_WIDTH."""
+    """The width of `stream`: $COLUMNS, else that of the terminal, else PIPED_WIDTH."""
     asked = os.environ.get("COLUMNS", "")
     if asked.isascii() and asked.isdigit() and int(asked) > 0:
         return int(asked)
     if not _is_terminal(stream):
         return PIPED_WIDTH
     try:
-        # Some terminals (serial lines, a fresh pty) say 0.
+        # Some terminals (serial lines, a new pty) report 0.
         return os.get_terminal_size(stream.fileno()).columns or _FALLBACK_WIDTH
     except (OSError, ValueError):
         return _FALLBACK_WIDTH
 
 
 def use_color(stream: TextIO) -> bool:
-    """Never with NO_COLOR (no-color.org) or TERM=dumb; else on a terminal, or with FORCE_COLOR."""
+    """Not with NO_COLOR (no-color.org) or TERM=dumb; otherwise on a terminal, or with FORCE_COLOR."""
     if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
         return False
     return bool(os.environ.get("FORCE_COLOR")) or _is_terminal(stream)
@@ -45,5 +45,5 @@ def _is_terminal(stream: TextIO) -> bool:
 
 
 def paint(text: str, style: str, color: bool) -> str:
-    """`text` in an ANSI style, or as it is."""
+    """`text` in an ANSI style if `color`, else unchanged."""
     return f"\x1b[{style}m{text}\x1b[0m" if color and text else text

@@ -1,21 +1,27 @@
-"""Text for a terminal: harmless, measured in cells, cut and wrapped to a width."""
+"""Text from traces for display: control characters removed, names shortened, lines wrapped to a width in cells."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
+from os.path import commonprefix
 
-from rankscope.units import display_width, shorten_middle
+from rankscope.units import display_width, middle_cut
 
-# What a C++ name starts with before it says anything: 'void at::native::(anonymous namespace)::'.
+Parts = tuple[tuple[int, int], ...]
+"""Ranges of characters, in order."""
+
+# Return type and namespaces of a C++ name: 'void at::native::(anonymous namespace)::'.
 _QUALIFIERS = re.compile(r"(?:void )?(?:(?:\w+|<unnamed>|\(anonymous namespace\))::)*")
 _LINE_NUMBER = re.compile(r"\(\d+\)$")
-_LEAST_TELLING = 8  # with less room than this the marks would be most of what is left
+_LEAST_PART = 8
+"""Cells; with less room most of the text would be ellipses."""
 
 
 def clean(text: str) -> str:
-    """`text` on one line without anything a terminal obeys: names come from traces, and traces from anywhere.
+    """`text` on one line, without characters that control a terminal: traces are untrusted.
 
-    Escapes, bidirectional overrides and lone surrogates (no encoding takes them) become U+FFFD; white space
+    Escapes, bidirectional overrides and lone surrogates (which cannot be encoded) become U+FFFD; white space
     of any kind becomes a space.
     """
     if text.isprintable():
@@ -23,24 +29,115 @@ def clean(text: str) -> str:
     return "".join(c if c.isprintable() else " " if c.isspace() else "\ufffd" for c in text)
 
 
-def shorten_name(text: str, width: int) -> str:
-    """A name in at most `width` cells. One that must be cut loses what tells C++ names least apart first.
+def shorten_name(name: str, width: int) -> str:
+    """One name in at most `width` cells."""
+    return shorten_names([name], width)[0]
 
-    Half of PyTorch's kernels begin with 'void at::native::' and end with '(int, T2, const T1 *)'; at 28 cells
-    that would be all there is to see. So: qualifiers and parameters go, then the middle.
+
+def shorten_names(names: Sequence[str], width: int) -> list[str]:
+    """The names of one column or chart, each in at most `width` cells; different names stay different.
+
+    From a C++ name, qualifiers and parameters are removed first, then the middle: half of PyTorch's kernels begin
+    with 'void at::native::' and end with '(int, T2, const T1 *)'. Names that would then look the same are cut so that
+    the part where they differ is kept.
     """
+    return [_joined(name, kept) for name, kept in zip(names, kept_parts(names, width), strict=True)]
+
+
+def kept_parts(names: Sequence[str], width: int) -> list[Parts]:
+    """For each of `names`, the ranges of characters that `shorten_names` keeps."""
+    kept = {name: _shortened(name, width) for name in dict.fromkeys(names)}
+    if width >= _LEAST_PART:
+        for alike in _alike(kept):
+            kept.update(_told_apart(alike, width))
+    return [kept[name] for name in names]
+
+
+def _joined(text: str, kept: Parts) -> str:
+    """The kept parts, with an ellipsis for each part that is left out."""
+    if not kept:
+        return ""
+    before = "…" if kept[0][0] > 0 else ""
+    after = "…" if kept[-1][1] < len(text) else ""
+    return before + "…".join(text[begin:end] for begin, end in kept) + after
+
+
+def _shortened(text: str, width: int) -> Parts:
     if display_width(text) <= width:
-        return text
-    start, end = _telling_part(text)
-    before, after = "…" if start else "", "…" if end < len(text) else ""
-    room = width - len(before) - len(after)
-    if room < _LEAST_TELLING:
-        return shorten_middle(text, width)
-    return before + shorten_middle(text[start:end], room) + after
+        return ((0, len(text)),)
+    start, end = _own_name(text)
+    room = width - (start > 0) - (end < len(text))
+    if room < _LEAST_PART:
+        start, end, room = 0, len(text), width
+    return _without_middle(text, start, end, room)
 
 
-def _telling_part(text: str) -> tuple[int, int]:
-    """Where a function's own name with its template arguments starts and ends; all of any other name."""
+def _without_middle(text: str, start: int, end: int, width: int) -> Parts:
+    if display_width(text[start:end]) <= width:
+        return ((start, end),)
+    if width <= 0:
+        return ()
+    left, right = middle_cut(text[start:end], width)
+    return (start, start + left), (start + right, end)
+
+
+def _alike(kept: Mapping[str, Parts]) -> list[list[str]]:
+    """Groups of names that look the same."""
+    groups: dict[str, list[str]] = {}
+    for name, parts in kept.items():
+        groups.setdefault(_joined(name, parts), []).append(name)
+    return [group for group in groups.values() if len(group) > 1]
+
+
+def _told_apart(names: list[str], width: int) -> dict[str, Parts]:
+    """Show where the common beginning ends; for names that still look the same, where theirs ends."""
+    common = len(commonprefix(names))  # noqa: RUF071 - characters, not path components
+    kept = {name: _around(name, common, width) for name in names}
+    for alike in _alike(kept):
+        if len(alike) < len(names):
+            kept.update(_told_apart(alike, width))
+    return kept
+
+
+def _around(text: str, place: int, width: int) -> Parts:
+    """Keep what stands at `place`: within the function's own name where it lies there, else in the whole text."""
+    start, end = _own_name(text)
+    room = width - (start > 0) - (end < len(text))
+    if room < _LEAST_PART or not start <= place < end:
+        start, end, room = 0, len(text), width
+    return tuple((start + a, start + b) for a, b in _beginning_and(text[start:end], place - start, room))
+
+
+def _beginning_and(text: str, place: int, width: int) -> Parts:
+    """The beginning of `text` and what stands at `place`, and the end if it fits."""
+    if display_width(text) <= width:
+        return ((0, len(text)),)
+    left, right = middle_cut(text, width)
+    if place < left or place >= right:
+        return (0, left), (right, len(text))
+    head = _fitting(text, width // 4)
+    room = width - display_width(text[:head]) - 2
+    start = max(head, place - room // 4)
+    if display_width(text[start:]) <= room + 1:  # the end fits, without a second ellipsis
+        start = len(text) - _fitting(text[::-1], room + 1)
+        return (0, head), (max(start, head), len(text))
+    return (0, head), (start, start + _fitting(text[start:], room))
+
+
+def _fitting(text: str, width: int) -> int:
+    """How many characters from the beginning of `text` fit in `width` cells."""
+    if text.isascii():
+        return min(len(text), width)
+    used = 0
+    for count, char in enumerate(text):
+        used += display_width(char)
+        if used > width:
+            return count
+    return len(text)
+
+
+def _own_name(text: str) -> tuple[int, int]:
+    """Start and end of a function name with its template arguments; of other names, the whole."""
     match = _QUALIFIERS.match(text)
     start = match.end() if match else 0
     end = _parameters_start(text)
@@ -48,9 +145,10 @@ def _telling_part(text: str) -> tuple[int, int]:
 
 
 def _parameters_start(text: str) -> int:
-    """Where '(int, float *)' begins in 'f<x>(int, float *)'; the end where there are none.
+    """Where '(int, float *)' begins in 'f<x>(int, float *)'; the length of the text if there is none.
 
-    'Memcpy HtoD (Pageable -> Device)' has none: parameters touch the name. 'train.py(42)' has a line number.
+    Parameters follow the name directly, so 'Memcpy HtoD (Pageable -> Device)' has none. 'train.py(42)' has a line
+    number.
     """
     depth = 0
     if text.endswith(")") and not _LINE_NUMBER.search(text):
@@ -63,13 +161,13 @@ def _parameters_start(text: str) -> int:
 
 
 def pad(text: str, width: int, right: bool) -> str:
-    """`text` in exactly `width` cells, set to the right or to the left."""
+    """`text` in exactly `width` cells, aligned to the right or to the left."""
     space = " " * (width - display_width(text))
     return space + text if right else text + space
 
 
 def wrap(text: str, width: int) -> list[str]:
-    """Words in lines of at most `width` cells; a word longer than that is broken."""
+    """Lines of at most `width` cells; longer words are broken."""
     lines: list[str] = []
     line = ""
     for word in text.split():
@@ -93,7 +191,7 @@ def _pieces(word: str, width: int) -> list[str]:
 
 
 def hang(first: str, text: str, width: int) -> list[str]:
-    """`text` wrapped behind `first`, the further lines indented as far as `first` is long."""
+    """`text` wrapped after `first`, with further lines indented by the width of `first`."""
     indent = display_width(first)
     lines = wrap(text, width - indent)
     return [(first if number == 0 else " " * indent) + line for number, line in enumerate(lines)]

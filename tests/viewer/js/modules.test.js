@@ -10,6 +10,7 @@ const { indicesOf, levelOf, Tiles } = await import(new URL("tiles.js", js));
 const { decode, encode, EMPTY } = await import(new URL("state.js", js));
 const { unpack } = await import(new URL("api.js", js));
 const { compare, tsv } = await import(new URL("table.js", js));
+const { shortenName, shortenNames } = await import(new URL("names.js", js));
 const { paint } = await import(new URL("raster.js", js));
 const { mix, number } = await import(new URL("palette.js", js));
 
@@ -114,4 +115,32 @@ test("idle is the colour of nothing", () => {
   const palette = { pixel: new Uint32Array([1, 2, 3].map((n) => 0xff000000 + n)), idle: number("#eceff3") };
   assert.equal(mix(palette, 0, 0, 0), number("#eceff3"));
   assert.equal(mix(palette, 255, 0, 0) & 0xffffff, 1);
+});
+
+// The same cases as in tests/views/test_text.py.
+const GEMM = (tile) => `void cutlass::Kernel2<cutlass_80_tensorop_bf16_s16816gemm_relu_bf16_${tile}_tn_align8>(typename T1::Params)`;
+const LONG = "implicit_convolve_sgemm_".repeat(4);
+
+test("short names lose qualifiers and parameters first, then the middle", () => {
+  for (const [name, room, shown] of [
+    ["short", 10, "short"],
+    ["void at::native::fill<float>(int, T2)", 20, "…fill<float>…"],
+    ["void at::native::(anonymous namespace)::gather<int, long>(int)", 24, "…gather<int, long>…"],
+    ["Memcpy HtoD (Pageable -> Device)", 20, "Memcpy HtoD …Device)"],
+    ["some/long/path/train.py(1234)", 20, "some/long/pa…y(1234)"],
+    ["abcdefghij", 3, "ab…"],
+    ["abcdefghij", 0, ""],
+    ["abcdefghij", -3, ""],
+  ]) assert.equal(shortenName(name, room), shown);
+});
+
+test("names that differ look different", () => {
+  for (const [names, room, shown] of [
+    [[GEMM("256x128_64x3"), GEMM("128x256_64x3")], 44, ["…Kernel2<cu…lu_bf16_256x128_64x3_tn_align8>…", "…Kernel2<cu…lu_bf16_128x256_64x3_tn_align8>…"]],
+    [[`${LONG}tn`, `${LONG}nt`], 24, ["implicit_convo…_sgemm_tn", "implicit_convo…_sgemm_nt"]],
+    [[`a_${LONG}`, `b_${LONG}`], 24, ["a_implicit_con…ve_sgemm_", "b_implicit_con…ve_sgemm_"]],
+    [[`one::f<${LONG}>(int)`, `two::f<${LONG}>(int)`], 24, ["one::f<implici…mm_>(int)", "two::f<implici…mm_>(int)"]],
+    [[`void f<${LONG}>(int)`, `void f<${LONG}>(float)`], 24, ["void f<implici…mm_>(int)", "void f<implici…_>(float)"]],
+    [["same".repeat(20), "same".repeat(20)], 10, ["samesa…ame", "samesa…ame"]],
+  ]) assert.deepEqual(shortenNames(names, room), shown);
 });

@@ -27,7 +27,7 @@ from rankscope.cli import main
 from rankscope.errors import RankscopeError, UsageError
 from rankscope.store.run import Run
 from rankscope.views.charts import CHARTS, Chart, NothingToDrawError, chart_of, rank_heatmap
-from rankscope.views.charts import png as png_module
+from rankscope.views.charts import chart as chart_module
 from rankscope.views.charts.heatmap import Row, Step, heatmap
 from rankscope.views.charts.scales import Linear, Log, decades, tick_labels
 from rankscope.views.charts.svg import step_path
@@ -116,7 +116,7 @@ def test_names_from_traces_stay_text() -> None:
 
 
 def test_unknown_ending() -> None:
-    with pytest.raises(UsageError, match="not a kind of chart file"):
+    with pytest.raises(UsageError, match="cannot write a chart as"):
         chart_of(KERNELS).content(".pdf")
 
 
@@ -135,7 +135,7 @@ def test_png_missing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_png_without_fonts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(png_module, "_FONT_FOLDERS", ("/nowhere",))
+    monkeypatch.setattr(chart_module, "_FONT_FOLDERS", ("/nowhere",))
     with pytest.raises(RankscopeError) as caught:
         chart_of(KERNELS).png()
     assert "no font" in caught.value.why

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankscope.views.export.protobuf import varint
-from rankscope.views.export.walk import SliceEvent, _in_lanes
+from rankscope.views.export.timeline_events import SliceEvent, _in_lanes
 
 SLICES = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 30), st.integers(0, 12)), max_size=40)
 

@@ -6,6 +6,7 @@ import base64
 import hashlib
 import json
 import re
+import sys
 from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
@@ -23,8 +24,8 @@ from rankscope.store.run import Run
 from rankscope.views.report import content as content_module
 from rankscope.views.report.content import Content, Request, build
 from rankscope.views.report.definitions import definition, to_html
+from rankscope.views.report.html_report import html_page
 from rankscope.views.report.markdown_report import markdown_page
-from rankscope.views.report.page import html_page
 
 
 class Page(HTMLParser):
@@ -226,14 +227,22 @@ def test_definitions_of_every_report() -> None:
 
 def test_markdown_of_our_pages() -> None:
     html = to_html(
-        "# t: x\n\nA *b* **c** `d <e>` [f](g.md)\n\n- one\n  more\n- two\n\n"
-        "| a | b |\n|---|---|\n| 1 \\| 2 | 3 |\n\n```\nx < y\n```"
+        "A *b* **c** `d <e>` [f](g.md) <script>x</script> ![i](j.png) [k](javascript:l)\n\n## h\n\n"
+        "- one\n  more\n- two\n\n| a | b |\n|---|--:|\n| 1 \\| 2 | 3 |\n\n```\nx < y\n```"
     )
     assert html == (
-        "<p>A <i>b</i> <b>c</b> <code>d &lt;e&gt;</code> f</p><ul><li>one more</li><li>two</li></ul>"
-        "<div class=wide><table><tr><th>a</th><th>b</th></tr><tr><td>1 | 2</td><td>3</td></tr></table></div>"
-        "<pre>x &lt; y</pre>"
-    )  # fmt: skip
+        "<p>A <em>b</em> <strong>c</strong> <code>d &lt;e&gt;</code> f &lt;script&gt;x&lt;/script&gt; "
+        "!i [k](javascript:l)</p>\n<h4>h</h4>\n"
+        "<ul>\n<li>one\nmore</li>\n<li>two</li>\n</ul>\n"
+        '<div class="wide"><table>\n<thead>\n<tr>\n<th>a</th>\n<th>b</th>\n</tr>\n</thead>\n'
+        "<tbody>\n<tr>\n<td>1 | 2</td>\n<td>3</td>\n</tr>\n</tbody>\n</table></div>\n"
+        "<pre><code>x &lt; y\n</code></pre>\n"
+    )
+
+
+def test_pages_without_a_markdown_library_are_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "markdown_it", None)
+    assert to_html("A *b* <i>") == "<pre>A *b* &lt;i&gt;</pre>"
 
 
 def test_facts_of_a_captured_run(tmp_path: Path) -> None:
@@ -278,7 +287,7 @@ def test_a_thousand_rows_are_cut_and_said(tmp_path: Path) -> None:
 
 def test_a_column_with_its_own_units_sorts_by_value() -> None:
     from rankscope.views.report.content import Section
-    from rankscope.views.report.page import _table
+    from rankscope.views.report.html_report import _table
 
     columns = (Column("rank"), Column("bytes", "bytes", per_row_unit=True))
     rows = [{"rank": 0, "bytes": 2_000_000}, {"rank": 1, "bytes": None}]

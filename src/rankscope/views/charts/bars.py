@@ -1,4 +1,4 @@
-"""Bars from left to right: parts of a whole per rank, or the longest of many."""
+"""Horizontal bar charts: stacked parts of a whole, or several values per row side by side."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rankscope.views.charts.chart import Chart
 from rankscope.views.charts.frame import AXIS_HEIGHT, WIDTH, Axis, Key, legend, x_axis
 from rankscope.views.charts.scales import Linear
 from rankscope.views.charts.svg import Drawing, text_width
-from rankscope.views.text import shorten_name
+from rankscope.views.text import shorten_names
 
 _TALLEST = 1100.0
 _LABEL_MOST = 250.0
@@ -19,7 +19,7 @@ _THINNEST, _THICKEST = 3.0, 18.0
 
 @dataclass(frozen=True)
 class Part:
-    """One kind of part: what it is called, and its colour."""
+    """One part of a bar in the legend."""
 
     label: str
     colour: str
@@ -27,12 +27,12 @@ class Part:
 
 @dataclass(frozen=True)
 class Bar:
-    """One bar: its values in the order of the parts."""
+    """One bar, with its values in the order of the parts."""
 
     label: str
     values: Sequence[float]
     note: str = ""
-    """Written behind the bar."""
+    """Text at the end of the bar."""
     alarming: bool = False
 
 
@@ -45,12 +45,11 @@ def bars(
     unit: str,
     axis_title: str,
 ) -> Chart:
-    """One bar a row; several parts are stacked, and the legend tells them apart."""
-    drawing = Drawing(WIDTH, 0)
+    """One bar per row; several parts are stacked and have a legend."""
+    drawing = Drawing()
     pitch = min(_THICKEST + 5, max(_THINNEST, _TALLEST / max(len(rows), 1)))
     thick = pitch - (5 if pitch > 12 else 1 if pitch > 4 else 0.3)
-    letters = int(_LABEL_MOST / text_width("x"))
-    labels = [shorten_name(row.label, letters) for row in rows]
+    labels = _labels(rows)
     left = 16 + max((text_width(label) for label in labels), default=0.0)
     notes = max((text_width(row.note) for row in rows), default=0.0)
     right = WIDTH - 14 - (notes + 6 if notes else 0)
@@ -89,12 +88,11 @@ def paired_bars(
     name: str, title: str, subtitle: str, parts: Sequence[Part], rows: Sequence[Bar], unit: str, axis_title: str,
     highest: float | None = None,
 ) -> Chart:  # fmt: skip
-    """One bar a part, side by side: for figures that do not add up."""
-    drawing = Drawing(WIDTH, 0)
+    """One bar per part, side by side: for values that do not add up."""
+    drawing = Drawing()
     thick = 9.0
     pitch = thick * len(parts) + 8
-    letters = int(_LABEL_MOST / text_width("x"))
-    labels = [shorten_name(row.label, letters) for row in rows]
+    labels = _labels(rows)
     left = 16 + max((text_width(label) for label in labels), default=0.0)
     top = legend(drawing, [Key(part.label, part.colour) for part in parts], left, 0)
     bottom = top + pitch * len(rows)
@@ -110,3 +108,7 @@ def paired_bars(
             drawing.rect(left, at, scale(value) - left, thick - 1, part.colour, tip)
             drawing.text(scale(value) + 4, at + 8, format_value(unit, value), font_size="9")
     return Chart(name, title, subtitle, WIDTH, bottom + AXIS_HEIGHT, drawing.body())
+
+
+def _labels(rows: Sequence[Bar]) -> list[str]:
+    return shorten_names([row.label for row in rows], int(_LABEL_MOST / text_width("x")))

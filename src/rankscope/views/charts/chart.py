@@ -1,34 +1,55 @@
-"""A chart that is drawn: SVG for a page or a file, PNG, HTML; shown by itself in a notebook."""
+"""A finished chart, as inline SVG for a page or as an SVG, PNG or HTML file. Jupyter displays it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
 
-from rankscope.errors import UsageError
-from rankscope.views.charts.png import to_png
+from rankscope.analysis.core.result import Result
+from rankscope.errors import RankscopeError, UsageError
 from rankscope.views.charts.theme import FONT, resolve, style_variables, var
 from rankscope.views.escape import escape
 
 _TITLE_HEIGHT = 46
 FILE_TYPES = (".svg", ".png", ".html")
+_FONT_FOLDERS = (
+    "/usr/share/fonts",
+    "/usr/local/share/fonts",
+    "~/.fonts",
+    "~/.local/share/fonts",
+    "/Library/Fonts",
+)
+
+
+class NothingToDrawError(RankscopeError):
+    """The result has no rows, or none with the values that the chart needs."""
+
+
+def nothing_to_draw(result: Result, what: str = "has no rows") -> NothingToDrawError:
+    """The error for `result`; its notes are the reason."""
+    why = " ".join(f"{note[0].upper()}{note[1:]}." for note in result.notes if note)
+    return NothingToDrawError(
+        f"there is nothing to draw: '{result.name}' {what}",
+        why=why or "The run contains no such data.",
+        hint="All tables of the run: rankscope stats RUN -r all",
+    )
 
 
 @dataclass(frozen=True)
 class Chart:
-    """The drawing, and what to call it."""
+    """A drawing with its title."""
 
     name: str
     title: str
     subtitle: str
-    """What it speaks of: the window, what is drawn, what was left out."""
+    """The window, what is drawn, and what is left out."""
     width: float
     height: float
     body: str
-    """SVG shapes; colours are variables."""
+    """SVG shapes; colours are CSS variables."""
 
     def inline(self) -> str:
-        """For a page that has the variables and a heading of its own."""
+        """For a page that defines the CSS variables and has its own heading."""
         return (
             f'<svg class="chart" viewBox="0 0 {self.width:.0f} {self.height:.0f}" role="img" '
             f'aria-label="{escape(f"{self.title}. {self.subtitle}")}" font-size="11">'
@@ -36,11 +57,11 @@ class Chart:
         )
 
     def svg(self, theme: str = "light") -> str:
-        """A file of its own, with its title."""
+        """A complete SVG file, with its title."""
         return resolve(self._titled(), theme)
 
     def html(self) -> str:
-        """A page of its own, light or dark as the reader's system is."""
+        """A complete HTML page that follows the light or dark setting of the system."""
         return (
             '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
             '<meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -53,16 +74,16 @@ class Chart:
         )
 
     def png(self, theme: str = "light", zoom: float = 2.0) -> bytes:
-        return to_png(self.svg(theme), zoom)
+        return _to_png(self.svg(theme), zoom)
 
     def save(self, path: str | Path, theme: str = "light") -> Path:
-        """Write the file; its ending says as what."""
+        """Write the chart to a file; the suffix selects the format."""
         target = Path(path)
         target.write_bytes(self.content(target.suffix, theme))
         return target
 
     def content(self, ending: str, theme: str = "light") -> bytes:
-        """The bytes of a file with this ending."""
+        """The content of a file with this suffix."""
         if ending == ".svg":
             return (self.svg(theme) + "\n").encode()
         if ending == ".html":
@@ -70,18 +91,18 @@ class Chart:
         if ending == ".png":
             return self.png(theme)
         raise UsageError(
-            f"'{ending}' is not a kind of chart file",
-            why="The ending of the name says what is written.",
+            f"cannot write a chart as '{ending}'",
+            why="The suffix of the file name selects the format.",
             hint=f"Use one of {', '.join(FILE_TYPES)}.",
         )
 
     def _own_ids(self) -> str:
-        """Several charts on one page must not share an id."""
+        """Make ids unique, since several charts can be on one page."""
         mine = f"stripes-{self.name}"
         return self.body.replace('id="stripes"', f'id="{mine}"').replace("url(#stripes)", f"url(#{mine})")
 
     def _repr_svg_(self) -> str:
-        """How Jupyter shows it."""
+        """Called by Jupyter."""
         return self.svg()
 
     def _titled(self) -> str:
@@ -94,3 +115,27 @@ class Chart:
             f'<text x="10" y="37" fill="{var("ink-2")}">{escape(self.subtitle)}</text>'
             f'<g transform="translate(0 {_TITLE_HEIGHT})">{self.body}</g></svg>'
         )
+
+
+def _to_png(svg: str, zoom: float) -> bytes:
+    """By resvg, which needs no browser. It is an extra, since SVG and HTML do not need it."""
+    try:
+        from resvg_py import svg_to_bytes
+    except ImportError:
+        raise RankscopeError(
+            "cannot draw PNG on this machine",
+            why="resvg-py, which turns SVG into PNG, is not installed.",
+            hint="pip install 'rankscope[png]', or write .svg or .html.",
+        ) from None
+    if not _has_fonts():
+        raise RankscopeError(
+            "cannot draw PNG on this machine",
+            why="This machine has no fonts: the chart would have no text.",
+            hint="Install one (fonts-dejavu-core), or write .svg or .html.",
+        )
+    return bytes(svg_to_bytes(svg_string=svg, zoom=zoom, sans_serif_family="DejaVu Sans"))
+
+
+def _has_fonts() -> bool:
+    folders = (Path(folder).expanduser() for folder in _FONT_FOLDERS)
+    return any(next(folder.rglob("*.[to]tf"), None) for folder in folders if folder.is_dir())

@@ -1,4 +1,4 @@
-"""What charts have in common: the plot's area, axes with units, legends."""
+"""Common parts of charts: width, axes with units, legends."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ AXIS_HEIGHT = 38.0
 
 @dataclass(frozen=True)
 class Key:
-    """One entry of a legend: a filled square, a line or a mark, and what it means."""
+    """One entry of a legend: a filled square, a line or a mark, with its label."""
 
     label: str
     colour: str
@@ -25,7 +25,7 @@ class Key:
 
 
 def legend(drawing: Drawing, keys: Sequence[Key], x: float, y: float, most: float = WIDTH) -> float:
-    """Entries in a row, wrapped; returns the height they take."""
+    """Draw the entries from left to right, wrapped; returns their height."""
     left, lines = x, 1
     for key in keys:
         width = 18 + text_width(key.label) + 16
@@ -56,10 +56,10 @@ class Axis:
     title: str
     unit: str = ""
     whole: bool = False
-    """Values between whole numbers mean nothing: steps, ranks."""
+    """Only whole numbers get a tick: steps, ranks."""
 
     def marked(self, most: int) -> tuple[list[float], list[str], str]:
-        """Where the ticks are, what they say, and the title with the unit."""
+        """Positions and labels of the ticks, and the title with the unit."""
         ticks = self.scale.ticks(most)
         if self.whole:
             ticks = [tick for tick in ticks if float(tick).is_integer()]
@@ -68,7 +68,7 @@ class Axis:
 
 
 def x_axis(drawing: Drawing, axis: Axis, top: float, bottom: float) -> None:
-    """Grid lines from top to bottom, labels and the title below."""
+    """Vertical grid lines, with labels and the title below."""
     scale = axis.scale
     ticks, labels, title = axis.marked(max(2, int(abs(scale.end - scale.start) / 90)))
     if isinstance(scale, Log):
@@ -82,7 +82,7 @@ def x_axis(drawing: Drawing, axis: Axis, top: float, bottom: float) -> None:
 
 
 def y_axis(drawing: Drawing, axis: Axis, left: float, right: float) -> None:
-    """Grid lines from left to right, labels to the left; the title stands on top, where it can be read."""
+    """Horizontal grid lines, with labels to the left and the title above, where it is not rotated."""
     scale = axis.scale
     ticks, labels, title = axis.marked(max(2, int(abs(scale.end - scale.start) / 45)))
     if isinstance(scale, Log):

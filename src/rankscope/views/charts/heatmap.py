@@ -1,20 +1,31 @@
-"""Rank by time: each row is a rank, each stretch of it filled from below with compute, communication and copies."""
+"""The heat map of ranks over time: one row per rank, filled with compute, communication and copies.
+
+Time is divided into intervals. Each is filled from below by the share of each class; the rest is idle.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
+from rankscope.analysis.across_ranks.heatmap import CLASSES, rank_times
+from rankscope.analysis.core.result import Result
+from rankscope.analysis.core.scope import Scope
+from rankscope.store.run import Run
 from rankscope.units import format_ns
-from rankscope.views.charts.chart import Chart
+from rankscope.views.charts.chart import Chart, nothing_to_draw
 from rankscope.views.charts.frame import AXIS_HEIGHT, WIDTH, Axis, Key, legend, x_axis
 from rankscope.views.charts.scales import Linear
 from rankscope.views.charts.svg import Drawing, step_path, text_width
 
+_MOST_CELLS = 26_000
+"""Ranks times intervals: keeps the report of 64 ranks small, and a thousand ranks readable."""
 _TALLEST = 1100.0
 _THICKEST, _THINNEST = 17.0, 2.0
-_FEW = 100.0
-"""Pixels that few ranks share: a lone one is drawn thicker."""
+_LEAST_HEIGHT = 100.0
+"""Height of all rows together, in pixels, up to a limit per row: few ranks are drawn thicker."""
 KEYS = (
     Key("compute", "compute"),
     Key("exposed communication", "comm"),
@@ -29,7 +40,7 @@ class Row:
 
     label: str
     shares: Sequence[Sequence[float]]
-    """Compute, communication, copies: the share of each stretch of time."""
+    """Compute, communication, copies: the share of each interval."""
     tip: str
     alarming: bool = False
 
@@ -43,15 +54,15 @@ class Step:
 def heatmap(
     title: str, subtitle: str, rows: Sequence[Row], edges: Sequence[int], steps: Sequence[Step]
 ) -> Chart:
-    """`edges` are the ends of the stretches, in ns from the run's start."""
-    drawing = Drawing(WIDTH, 0)
+    """`edges` are the bounds of the intervals, in ns from the start of the run."""
+    drawing = Drawing()
     left = 16 + max((text_width(row.label) for row in rows), default=0.0)
     scale = Linear(edges[0], edges[-1], left, WIDTH - 12)
     top = legend(drawing, KEYS, left, 0) + (16 if steps else 4)
-    pitch = min(max(_THICKEST, min(44.0, _FEW / len(rows))), max(_THINNEST, _TALLEST / len(rows)))
+    pitch = min(max(_THICKEST, min(44.0, _LEAST_HEIGHT / len(rows))), max(_THINNEST, _TALLEST / len(rows)))
     thick = pitch - (3 if pitch > 8 else 0.6 if pitch > 3 else 0.0)
     bottom = top + pitch * len(rows)
-    x_axis(drawing, Axis(scale, "Time from the run's start", "ns"), top, bottom)
+    x_axis(drawing, Axis(scale, "Time from the start of the run", "ns"), top, bottom)
     x = [scale(edge) for edge in edges]
     every = max(1, round(12 / pitch + 0.49))
     for index, row in enumerate(rows):
@@ -68,7 +79,7 @@ def heatmap(
 
 
 def _fill(drawing: Drawing, row: Row, x: list[float], y: float, thick: float) -> None:
-    """Whole tenths of the row's height, so that equal neighbours become one shape."""
+    """Shares are rounded to tenths of the row, so that neighbouring intervals merge into one shape."""
     levels = max(2, min(10, round(thick)))
     floor = [y + thick] * (len(x) - 1)
     for key, shares in zip(KEYS, row.shares, strict=False):
@@ -95,8 +106,44 @@ def _mark_steps(drawing: Drawing, steps: Sequence[Step], scale: Linear, top: flo
 
 
 def tip_of(label: str, spans: dict[str, float]) -> str:
-    """'rank 3' and its shares, one a line."""
+    """The tooltip: 'rank 3' and its shares, one per line."""
     total = sum(spans.values()) or 1
     return "\n".join(
         [label, *(f"{name}: {format_ns(ns)} ({100 * ns / total:.1f} %)" for name, ns in spans.items())]
     )
+
+
+def rank_heatmap(run: Run, scope: Scope, alarming: Collection[int] = ()) -> Chart:
+    """The chart of a run; labels of `alarming` ranks are bold."""
+    ranks = [rank for rank in run.ranks if scope.ranks is None or rank in scope.ranks]
+    times = [time for time in rank_times(run, scope, ranks) if time.bounds]
+    if not times:
+        empty = Result(
+            "heatmap", "Ranks over time", scope.window, (), [], notes=("no rank has any activity",)
+        )
+        raise nothing_to_draw(empty, "has no activity")
+    low = min(time.bounds[0] for time in times if time.bounds)
+    high = max(time.bounds[1] for time in times if time.bounds)
+    intervals = int(np.clip(_MOST_CELLS // len(times), 48, 480))
+    edges = np.linspace(low, high, intervals + 1).astype(np.int64)
+    rows = []
+    for time in times:
+        spans = dict(zip(CLASSES, (time.compute, time.comm, time.copy), strict=True))
+        parts = {name: float(np.sum(span.end - span.start)) for name, span in spans.items()}
+        first, last = time.bounds or (0, 0)
+        parts["idle"] = last - first - sum(parts.values())
+        label = f"rank {time.rank}"
+        shares = time.shares(edges)
+        rows.append(Row(label, shares.tolist(), tip_of(label, parts), time.rank in alarming))
+    first_rank = times[0].rank
+    steps = [
+        Step(f"step {step}", start)
+        for step, start in run.rows(
+            f"SELECT step, start_ns FROM steps WHERE rank = {first_rank} AND {scope.where()} "
+            f"AND start_ns BETWEEN {low} AND {high} ORDER BY start_ns"
+        )
+    ]
+    on_host = all(time.on_host for time in times)
+    what = "host activity (no GPU activity recorded)" if on_host else "GPU activity"
+    step_note = f"; step marks of rank {first_rank}" if steps else ""
+    return heatmap("Ranks over time", f"{scope.window}; {what}{step_note}", rows, edges.tolist(), steps)

@@ -1,4 +1,4 @@
-"""Lines over time, steps or sizes."""
+"""Line charts over time, steps or sizes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MOST_MARKS = 60
 class Line:
     label: str
     points: Sequence[tuple[float, float]]
-    """By x."""
+    """(x, y), sorted by x."""
     dashed: bool = False
     marks: bool = True
     colour: str = ""
@@ -30,19 +30,19 @@ class Line:
 
 @dataclass(frozen=True)
 class Band:
-    """Between the least and the most of many, for lines too many to draw."""
+    """The area between the lowest and the highest of many lines, where they are too many to draw."""
 
     label: str
     points: Sequence[tuple[float, float, float]]
-    """x, least, most."""
+    """x, lowest, highest."""
 
 
 def lines(
     name: str, title: str, subtitle: str, drawn: Sequence[Line], x: tuple[str, str], y: tuple[str, str],
     band: Band | None = None, whole_x: bool = False, staircase: bool = False,
 ) -> Chart:  # fmt: skip
-    """Titles and units of the axes are pairs. Each line has a colour and a mark of its own; y begins at 0."""
-    drawing = Drawing(WIDTH, 0)
+    """`x` and `y` are (title, unit) of the axes. Each line has its own colour and mark; y starts at 0."""
+    drawing = Drawing()
     colours = [line.colour or SERIES[number % len(SERIES)] for number, line in enumerate(drawn)]
     keys = [
         Key(line.label, colour, "mark" if line.marks else "dashed" if line.dashed else "line", number)
@@ -84,7 +84,7 @@ def _shown(unit: str, value: float) -> str:
 
 
 def _stairs(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
-    """A value holds until the next one."""
+    """The points of a step function: a value holds until the next one."""
     stairs: list[tuple[float, float]] = []
     for at, (x, y) in enumerate(points):
         if at:

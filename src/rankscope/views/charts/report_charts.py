@@ -1,22 +1,21 @@
-"""From a result to its chart, one function a report. They choose what is drawn; nothing is computed here."""
+"""Bar and line charts of reports: one function per report. They select what is drawn and compute nothing."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from rankscope.analysis.core.result import Result
-from rankscope.errors import RankscopeError
 from rankscope.units import format_ns, format_value
 from rankscope.views.charts.bars import Bar, Part, bars, paired_bars
-from rankscope.views.charts.chart import Chart
+from rankscope.views.charts.chart import Chart, nothing_to_draw
 from rankscope.views.charts.lines import MOST_LINES, Band, Line, lines
 from rankscope.views.columns import fields
 
 TOP = 15
 _MOST_ROWS = 512
 _VISIBLE = 0.005
-"""A curve below this share of the highest would lie on the axis."""
-_OF_WHAT = {
+"""Curves below this share of the highest are left out: they would lie on the axis."""
+_MEASURE_TITLES = {
     "self_device_ns": "Self time on the device",
     "total_device_ns": "Time on the device",
     "device_ns": "Time on the device",
@@ -26,21 +25,8 @@ _OF_WHAT = {
 _CLASS_COLOURS = {"COMPUTE": "compute", "COMM": "comm", "COPY": "copy"}
 
 
-class NothingToDrawError(RankscopeError):
-    """The result has no rows, or none with what the chart needs; the notes say why."""
-
-
-def nothing(result: Result, what: str = "has no rows") -> NothingToDrawError:
-    why = " ".join(f"{note[0].upper()}{note[1:]}." for note in result.notes if note)
-    return NothingToDrawError(
-        f"there is nothing to draw: '{result.name}' {what}",
-        why=why or "The run has nothing of the kind.",
-        hint="See what there is: rankscope stats RUN -r all",
-    )
-
-
 def whole_window(result: Result) -> list[dict[str, Any]]:
-    """The rows that speak of the whole window, not of a step of it."""
+    """The rows for the whole window, without those for single steps."""
     return [row for row in result.rows if row.get("step") is None]
 
 
@@ -56,15 +42,15 @@ def breakdown(result: Result) -> Chart:
         Bar(f"rank {row['rank']}", [row[name] for name in names]) for row in whole_window(result)[:_MOST_ROWS]
     ]
     if not rows:
-        raise nothing(result)
-    subtitle = _counted(f"{result.window}; each bar is a rank's span", len(rows), len(whole_window(result)))
+        raise nothing_to_draw(result)
+    subtitle = _counted(f"{result.window}; one bar per rank", len(rows), len(whole_window(result)))
     return bars(result.name, result.title, subtitle, parts, rows, "ns", "Time")
 
 
 def overlap(result: Result) -> Chart:
     rows = [row for row in whole_window(result) if row.get("collective") is None and row.get("comm_ns")]
     if not rows:
-        raise nothing(result, "has no communication")
+        raise nothing_to_draw(result, "has no communication")
     drawn = [
         Bar(
             f"rank {row['rank']}",
@@ -75,7 +61,7 @@ def overlap(result: Result) -> Chart:
     ]
     parts = (Part("hidden behind compute", "s3"), Part("exposed", "comm"))
     subtitle = _counted(f"{result.window}; communication of each rank", len(drawn), len(rows))
-    return bars(result.name, "Is communication hidden?", subtitle, parts, drawn, "ns", "Time")
+    return bars(result.name, "Overlap of communication with compute", subtitle, parts, drawn, "ns", "Time")
 
 
 def idle(result: Result) -> Chart:
@@ -92,9 +78,9 @@ def idle(result: Result) -> Chart:
         for row in whole_window(result)[:_MOST_ROWS]
     ]
     if not rows:
-        raise nothing(result)
-    subtitle = f"{result.window}; each bar is a device's idle time"
-    return bars(result.name, "Why the GPU idles", subtitle, parts, rows, "ns", "Time")
+        raise nothing_to_draw(result)
+    subtitle = f"{result.window}; idle time per device"
+    return bars(result.name, "Causes of GPU idle time", subtitle, parts, rows, "ns", "Time")
 
 
 def _device(device: object) -> str:
@@ -102,11 +88,11 @@ def _device(device: object) -> str:
 
 
 def longest(result: Result) -> Chart:
-    """The first rows of any table that has names and an amount: kernels, ops, calls, families."""
+    """The largest rows of any table with names and a time or size: kernels, ops, calls, families."""
     name, measure = _name_column(result), _measure_column(result)
     rows = [row for row in result.rows if row.get(measure[0])]
     if not name or not rows:
-        raise nothing(result)
+        raise nothing_to_draw(result)
     rows = sorted(rows, key=lambda row: -row[measure[0]])
     classes = [row.get("class", "COMPUTE") for row in rows[:TOP]]
     shown = [c for c in _CLASS_COLOURS if c in classes] or ["COMPUTE"]
@@ -131,7 +117,7 @@ def _label(row: dict[str, Any], keys: tuple[str, ...], name_rank: bool) -> str:
 
 
 def critical(result: Result) -> Chart:
-    """Whose work the path runs through: a bar a rank, by class."""
+    """Time of the critical path on each rank, by class."""
     colours = {
         "compute": "compute", "comm": "comm", "copy": "copy", "host": "s2", "launch": "s6", "sync": "s4",
         "dataloader": "s5", "gap": "idle", "between": "s7",
@@ -141,15 +127,16 @@ def critical(result: Result) -> Chart:
         mine = sums.setdefault(-1 if row["rank"] is None else row["rank"], {})
         mine[row["class"]] = mine.get(row["class"], 0) + row["ns"]
     if not sums:
-        raise nothing(result)
+        raise nothing_to_draw(result)
     there = [kind for kind in colours if any(mine.get(kind) for mine in sums.values())]
     rows = [
         Bar(f"rank {rank}" if rank >= 0 else "no rank", [mine.get(kind, 0) for kind in there])
         for rank, mine in sorted(sums.items())[:_MOST_ROWS]
     ]
-    parts = [Part(kind, colours[kind]) for kind in there]
-    subtitle = f"{result.window}; how much of the path runs through each rank, and what it does there"
-    return bars(result.name, "The critical path", subtitle, parts, rows, "ns", "Time on the path")
+    labels = {"comm": "communication", "copy": "copies", "between": "between steps"}
+    parts = [Part(labels.get(kind, kind), colours[kind]) for kind in there]
+    subtitle = f"{result.window}; time of the path on each rank, by class"
+    return bars(result.name, "Critical path", subtitle, parts, rows, "ns", "Time on the path")
 
 
 def _note(row: dict[str, Any], measure: tuple[str, str, str]) -> str:
@@ -158,7 +145,7 @@ def _note(row: dict[str, Any], measure: tuple[str, str, str]) -> str:
 
 
 def _name_column(result: Result) -> tuple[str, ...]:
-    """What tells the rows apart: text columns that name things, and a rank where there is one."""
+    """The columns that identify a row: the one with names, and rank, shape, module or source."""
     names = [c.name for c in result.columns if c.name in ("name", "kind", "family", "phase", "key", "what")]
     names = names or [field.name for field in fields(result) if field.kind == "text"][:1]
     return tuple(c.name for c in result.columns if c.name in ("rank", "shape", "module", "source")) + tuple(
@@ -167,7 +154,7 @@ def _name_column(result: Result) -> tuple[str, ...]:
 
 
 def _measure_column(result: Result) -> tuple[str, str, str]:
-    """Name, unit and heading of the amount the table is sorted by: totals before anything else."""
+    """Name, unit and title of the column to draw: a total where there is one, else the first time or size."""
     best = (
         "total_ns",
         "self_device_ns",
@@ -180,11 +167,11 @@ def _measure_column(result: Result) -> tuple[str, str, str]:
     for wanted in best:
         for column in result.columns:
             if column.name == wanted and any(row.get(wanted) for row in result.rows):
-                return wanted, column.unit, column.title or _OF_WHAT.get(wanted, "Total time")
+                return wanted, column.unit, column.title or _MEASURE_TITLES.get(wanted, "Total time")
     for column in result.columns:
         if column.unit in ("ns", "bytes") and any(row.get(column.name) for row in result.rows):
             return column.name, column.unit, column.title or ("Time" if column.unit == "ns" else "Size")
-    raise nothing(result, "has no column of times or sizes")
+    raise nothing_to_draw(result, "has no times or sizes")
 
 
 def steps(result: Result) -> Chart:
@@ -192,9 +179,9 @@ def steps(result: Result) -> Chart:
     for row in sorted(result.rows, key=lambda row: (row["rank"], row["step"])):
         points.setdefault(row["rank"], []).append((row["step"], row["dur_ns"]))
     if not points:
-        raise nothing(result)
+        raise nothing_to_draw(result)
     x, y = ("Step", ""), ("Duration", "ns")
-    subtitle = f"{result.window}; on the host"
+    subtitle = f"{result.window}; measured on the host"
     if len(points) <= MOST_LINES:
         drawn = [Line(f"rank {rank}", line) for rank, line in points.items()]
         return lines(result.name, "Step times", subtitle, drawn, x, y, whole_x=True)
@@ -210,12 +197,12 @@ def steps(result: Result) -> Chart:
 
 
 def memory(result: Result) -> Chart:
-    """The curve; of many ranks those with the highest peaks."""
+    """Memory over time, for the ranks and devices with the highest peaks."""
     series: dict[tuple[int, str], list[dict[str, Any]]] = {}
     for row in result.rows:
         series.setdefault((row["rank"], row["device"]), []).append(row)
     if not series:
-        raise nothing(result)
+        raise nothing_to_draw(result)
     several = len({rank for rank, _ in series}) > 1
     ordered = sorted(series.items(), key=lambda item: -max(row["allocated_bytes"] for row in item[1]))
     highest = max(row["allocated_bytes"] for row in ordered[0][1])
@@ -229,9 +216,9 @@ def memory(result: Result) -> Chart:
             if points and max(y for _, y in points):
                 named = f"{label}: {what.partition('_')[0]}"
                 drawn.append(Line(named, points, dashed=dashed, marks=False, colour=colour))
-    subtitle = _counted(f"{result.window}; as the allocator reports it", min(len(ordered), 3), len(ordered))
+    subtitle = _counted(f"{result.window}; as reported by the allocator", min(len(ordered), 3), len(ordered))
     return lines(
-        "memory", "Memory over time", subtitle, drawn, ("Time from the run's start", "ns"), ("Memory", "bytes"),
+        "memory", "Memory over time", subtitle, drawn, ("Time from the start of the run", "ns"), ("Memory", "bytes"),
         staircase=True,
     )  # fmt: skip
 
@@ -239,7 +226,7 @@ def memory(result: Result) -> Chart:
 def stragglers(result: Result) -> Chart:
     rows = [row for row in result.rows if row.get("caused_wait_ns") is not None]
     if not any(row["caused_wait_ns"] for row in rows):
-        raise nothing(result, "has no rank that made others wait")
+        raise nothing_to_draw(result, "has no rank that other ranks waited for")
     worst = max(row["caused_wait_ns"] for row in rows)
     blamed = {rank for finding in result.findings if finding.severity != "info" for rank in finding.ranks}
     drawn = [
@@ -252,18 +239,18 @@ def stragglers(result: Result) -> Chart:
         for row in sorted(rows, key=lambda row: row["rank"])[:_MOST_ROWS]
     ]
     subtitle = _counted(
-        f"{result.window}; summed over the ranks that waited; the cause is written behind",
+        f"{result.window}; summed over the waiting ranks; the label is the cause",
         len(drawn),
         len(rows),
     )
     return bars(
         result.name,
-        "Waiting each rank caused",
+        "Waiting time caused by each rank",
         subtitle,
         [Part("", "comm")],
         drawn,
         "ns",
-        "Time others waited",
+        "Time other ranks waited",
     )
 
 
@@ -272,30 +259,30 @@ def speed_of_light(result: Result) -> Chart:
         row for row in result.rows if row.get("compute_pct") is not None and row.get("memory_pct") is not None
     ]
     if not rows:
-        raise nothing(result)
+        raise nothing_to_draw(result)
     drawn = [
         Bar(str(row["name"]), [row["compute_pct"], row["memory_pct"]])
         for row in sorted(rows, key=lambda row: -(row.get("duration_ns") or 0))[:TOP]
     ]
     subtitle = _counted("measured by Nsight Compute; longest first", len(drawn), len(rows))
     parts = (
-        Part("compute, % of the SMs' peak", "compute"),
-        Part("memory, % of the memory system's peak", "s2"),
+        Part("compute (% of SM peak)", "compute"),
+        Part("memory (% of memory peak)", "s2"),
     )
     return paired_bars(
-        result.name, "Speed of light", subtitle, parts, drawn, "percent", "Share of the peak", highest=100
+        result.name, "Speed of light", subtitle, parts, drawn, "percent", "Share of peak", highest=100
     )
 
 
 def sweep(result: Result) -> Chart:
-    """Figures of `bench sweep`: a line a series."""
+    """The result of `bench sweep`: one line per series."""
     series: dict[str, list[tuple[float, float]]] = {}
     for row in result.rows:
         series.setdefault(row["series"], []).append((row["sequence"], row["flop_s"]))
     if not series:
-        raise nothing(result)
+        raise nothing_to_draw(result)
     drawn = [Line(label, sorted(points)) for label, points in list(series.items())[:MOST_LINES]]
-    subtitle = _counted("matmuls of one rank, median", len(drawn), len(series))
+    subtitle = _counted("matrix multiplications of one rank, median", len(drawn), len(series))
     return lines(
         result.name, result.title, subtitle, drawn, ("Sequence length", ""), ("Rate per rank", "flop/s")
     )

@@ -1,4 +1,4 @@
-"""From values to pixels, and where the ticks are."""
+"""Scales from values to pixels, and positions and labels of ticks."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Linear:
 
 @dataclass(frozen=True)
 class Log:
-    """Powers of ten are equally far apart; values must be positive."""
+    """Logarithmic; values must be positive."""
 
     low: float
     high: float
@@ -62,7 +62,7 @@ Scale = Linear | Log
 
 
 def decades(values: Sequence[float], room: float = 1.6) -> tuple[float, float]:
-    """Bounds for a log axis around these values, with some room, at least one decade apart."""
+    """Bounds of a logarithmic axis for these values, with a margin, at least one decade apart."""
     low, high = min(values) / room, max(values) * room
     if high / low < 10:
         middle = math.sqrt(low * high)
@@ -71,21 +71,21 @@ def decades(values: Sequence[float], room: float = 1.6) -> tuple[float, float]:
 
 
 def tick_labels(unit: str, ticks: Sequence[float]) -> tuple[list[str], str]:
-    """Labels without the unit, and the unit for the axis's title; far apart, each label has its own."""
+    """Tick labels, and the unit for the title of the axis. Labels that span many decades contain their own unit."""
     if not unit:
         return [_bare(tick) for tick in ticks], ""
     sizes = [abs(tick) for tick in ticks if tick]
     if unit in SCALABLE and sizes and max(sizes) >= _DECADES_APART * min(sizes):
         own = [choose_scale(unit, [tick]) for tick in ticks]
         return [f"{_bare(tick / s.factor)} {s.label}" for tick, s in zip(ticks, own, strict=True)], ""
-    # From 0.01 to 1 PFLOP/s reads worse than from 10 to 1,000 TFLOP/s.
+    # A smaller unit for a wide range: 10 to 1,000 TFLOP/s is easier to read than 0.01 to 1 PFLOP/s.
     wide = len(sizes) > 1 and max(sizes) >= 10 * min(sizes)
     scale = choose_scale(unit, [max(sizes, default=0) / (10 if wide else 1)])
     return [_bare(tick / scale.factor) for tick in ticks], scale.label
 
 
 def _bare(value: float) -> str:
-    """'0.5', '20', '1,000': no more digits than a tick needs."""
+    """'0.5', '20', '1,000': without trailing zeros."""
     rounded = float(f"{value:.6g}")
     if rounded.is_integer() and abs(rounded) < 1e6:
         return f"{rounded:,.0f}"

@@ -1,4 +1,4 @@
-"""Points on two logarithmic axes, under lines that say what is possible."""
+"""Scatter charts on two logarithmic axes, with curves such as roofs and fits."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ class Point:
     series: int
     tip: str
     weight: float = 0.0
-    """Its share of the largest; the area of the mark grows with it."""
+    """Relative to the largest, 0 to 1; the area of the mark grows with it."""
     label: str = ""
-    """Written beside it, where it is among the largest."""
+    """Drawn beside the mark if it is among the largest."""
 
 
 @dataclass(frozen=True)
 class Curve:
-    """A line with its label beside it: a roof, a fit."""
+    """A line with a label: a roof or a fit."""
 
     label: str
     points: Sequence[tuple[float, float]]
@@ -39,7 +39,7 @@ class Curve:
 
 
 def _label_largest(drawing: Drawing, points: Sequence[Point], x: Log, y: Log) -> None:
-    """Names beside the largest marks, none over another."""
+    """Draw labels beside the largest marks, without overlaps."""
     placed: list[tuple[float, float]] = []
     for point in sorted(points, key=lambda p: -p.weight)[:_LABELLED]:
         left, top = x(point.x), y(point.y)
@@ -55,15 +55,12 @@ def _label_largest(drawing: Drawing, points: Sequence[Point], x: Log, y: Log) ->
 
 def scatter(
     name: str, title: str, subtitle: str, series: Sequence[tuple[str, str]], points: Sequence[Point],
-    curves: Sequence[Curve], x: tuple[str, str], y: tuple[str, str], remark: str = "",
+    curves: Sequence[Curve], x: tuple[str, str], y: tuple[str, str],
 ) -> Chart:  # fmt: skip
-    """`series` are labels and colours; axes are (title, unit). Everything must be positive."""
-    drawing = Drawing(WIDTH, 0)
+    """`series` are (label, colour); `x` and `y` are (title, unit) of the axes. All values must be positive."""
+    drawing = Drawing()
     keys = [Key(label, colour, "mark", number) for number, (label, colour) in enumerate(series)]
     top = legend(drawing, keys, _LEFT, 0) + 22
-    if remark:
-        drawing.text(_LEFT, top - 8 + 8, remark)
-        top += 24
     bottom = top + _PLOT_HEIGHT
     every_x = [point.x for point in points] + [px for curve in curves for px, _ in curve.points]
     every_y = [point.y for point in points] + [py for curve in curves for _, py in curve.points]
@@ -82,7 +79,7 @@ def scatter(
             stroke_dasharray="6 4" if curve.dashed else None,
         )
         if curve.label_beside:
-            # Above a roof nothing can lie.
+            # Above the roof, where no marks are.
             (x1, y1), (x2, y2) = placed[0], placed[-1]
             drawing.text(x1 + 0.6 * (x2 - x1) - 8, y1 + 0.6 * (y2 - y1) - 2, curve.label, "end", curve.colour)
             continue

@@ -1,4 +1,4 @@
-"""The few shapes a chart is made of, as SVG text. Colours are names of the theme."""
+"""SVG shapes as text. Colours are names of the theme."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from rankscope.views.charts.theme import var
 from rankscope.views.escape import attributes, escape
 
 CHARACTER = 0.62
-"""Width of an average letter, as a share of the font's size: DejaVu's, the widest of those a reader may have."""
+"""Average width of a character relative to the font size; that of DejaVu Sans, the widest of the fallback fonts."""
 
 
 def text_width(text: str, size: float = 11) -> float:
@@ -16,7 +16,7 @@ def text_width(text: str, size: float = 11) -> float:
 
 
 def fill_of(colour: str) -> str:
-    """'comm' is striped, so that it differs from the others without colour too."""
+    """'comm' is striped, so that it can be told apart without colour."""
     return "url(#stripes)" if colour == "comm" else var(colour)
 
 
@@ -31,8 +31,6 @@ STRIPES = (
 class Drawing:
     """Shapes in the order they are drawn."""
 
-    width: float
-    height: float
     parts: list[str] = field(default_factory=list)
 
     def _add(self, tag: str, tip: str | None, **values: object) -> None:
@@ -70,7 +68,7 @@ class Drawing:
     def mark(
         self, shape: int, x: float, y: float, radius: float, colour: str, tip: str | None = None
     ) -> None:
-        """A point: circle, square, diamond or triangle, so that series differ without colour too."""
+        """A circle, square, diamond or triangle, so that series can be told apart without colour."""
         more = {"fill": var(colour), "fill_opacity": "0.75", "stroke": var("bg"), "stroke_width": "0.8"}
         r = radius
         if shape % 4 == 0:
@@ -100,7 +98,7 @@ def _n(value: float) -> str:
 
 
 def step_path(x: list[float], top: list[float], bottom: list[float]) -> str:
-    """The outline between two staircases: one stretch a pair of neighbours in `x`. Equal neighbours are one stretch."""
+    """The area between two step functions over the intervals of `x`. Equal neighbours become one rectangle."""
     runs = [(x[i], x[i + 1], top[i], bottom[i]) for i in range(len(top)) if bottom[i] - top[i] > 0.01]
     pieces: list[str] = []
     at = 0

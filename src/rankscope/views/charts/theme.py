@@ -1,7 +1,7 @@
-"""The colours, as CSS variables: Okabe and Ito's, which the colour-blind tell apart, in a light and a dark set.
+"""Colours as CSS variables, light and dark. The palette is that of Okabe and Ito, which is safe for colour blindness.
 
-A chart says `var(--compute)`. In the report the page's style sheet gives the value; in a file of its own, which an
-image viewer opens that knows no variables, `resolve` puts the colour itself.
+Charts use `var(--compute)`. In the report the style sheet defines the variables. In SVG files `resolve` replaces them,
+because image viewers do not support CSS variables.
 """
 
 from __future__ import annotations
@@ -66,11 +66,11 @@ def var(name: str) -> str:
 
 
 def resolve(svg: str, theme: str) -> str:
-    """The same with colours in place of variables."""
+    """Replace the variables by the colours of a theme."""
     colours = THEMES[theme]
     return re.sub(r"var\(--([a-z0-9-]+)\)", lambda match: colours[match[1]], svg)
 
 
 def style_variables(theme: str) -> str:
-    """'--bg: #fff; …', for a style sheet."""
+    """The declarations for a style sheet: '--bg: #fff; …'."""
     return " ".join(f"--{name}: {colour};" for name, colour in THEMES[theme].items())

@@ -1,6 +1,6 @@
-"""A run as Chrome's trace event JSON, for chrome://tracing and everything else that reads it.
+"""A run as Chrome trace event JSON, for chrome://tracing and other tools that read the format.
 
-Written line by line. Times are µs with three decimals, which is whole nanoseconds, exactly.
+Written line by line. Times are in µs with three decimals, which represents nanoseconds exactly.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ from typing import BinaryIO
 
 from rankscope.analysis.core.scope import Scope
 from rankscope.store.run import Run
-from rankscope.views.export.walk import Part, SliceEvent, walk
+from rankscope.views.export.timeline_events import SliceEvent, TraceFile, timeline_files
 
 _LINES_AT_A_TIME = 5_000
 
 
 def write_chrome(run: Run, scope: Scope, out: BinaryIO, with_args: bool = True) -> int:
-    """Write the trace; returns the number of slices in it."""
+    """Write the trace and return the number of slices."""
     out.write(b'{"displayTimeUnit": "ns", "traceEvents": [\n')
     slices = 0
     first = True
-    for part in walk(run, scope):
-        writer = _PartWriter(part)
+    for file in timeline_files(run, scope):
+        writer = _FileWriter(file)
         pending: list[str] = []
         for line in writer.lines(with_args):
             pending.append(line)
@@ -52,31 +52,31 @@ def _us(nanoseconds: int) -> str:
     return f"{whole}.{rest:03d}"
 
 
-class _PartWriter:
-    """The lines of one trace file: the rank is the process, a lane is a thread."""
+class _FileWriter:
+    """The lines of one trace file. The rank is the process, a lane is a thread."""
 
-    def __init__(self, part: Part) -> None:
+    def __init__(self, file: TraceFile) -> None:
         self.slices = 0
-        self._part = part
-        self._tracks = {info.track: info for info in part.tracks}
+        self._file = file
+        self._tracks = {info.track: info for info in file.tracks}
         self._threads: dict[tuple[int, int], int] = {}
 
     def lines(self, with_args: bool) -> Iterator[str]:
-        rank = self._part.rank
+        rank = self._file.rank
         yield self._meta("process_name", 0, f'"name": {_quoted(f"rank {rank}")}')
         yield self._meta("process_sort_index", 0, f'"sort_index": {rank}')
-        for event in self._part.slices(with_args):
+        for event in self._file.slices(with_args):
             yield from self._name_thread(event.track, event.lane)
             yield self._slice(event)
             yield from self._arrows(event)
             self.slices += 1
-        for mark in self._part.marks():
+        for mark in self._file.marks():
             yield from self._name_thread(mark.track, 0)
             yield (
                 f'{{"ph": "i", "s": "t", {self._place(mark.track, 0)}, "ts": {_us(mark.ts_ns)}, '
                 f'"cat": {_quoted(mark.category)}, "name": {_quoted(mark.name)}}}'
             )
-        for sample in self._part.samples():
+        for sample in self._file.samples():
             label = json.dumps(sample.unit or "value")
             yield (
                 f'{{"ph": "C", "pid": {rank}, "ts": {_us(sample.ts_ns)}, "name": {_quoted(sample.counter)}, '
@@ -98,23 +98,23 @@ class _PartWriter:
             yield f'{{"ph": "f", "bp": "e", "id": {flow}, {place}, "ts": {at}, "cat": "flow", "name": "flow"}}'
 
     def _place(self, track: int, lane: int) -> str:
-        return f'"pid": {self._part.rank}, "tid": {self._threads[track, lane]}'
+        return f'"pid": {self._file.rank}, "tid": {self._threads[track, lane]}'
 
     def _name_thread(self, track: int, lane: int) -> Iterator[str]:
         if (track, lane) in self._threads:
             return
         info = self._tracks[track]
-        thread = self._part.segment * 100_000 + info.order * 100 + min(lane, 99) + 1
-        while thread in self._threads.values():  # more than a hundred lanes: whatever number is free
+        thread = self._file.segment * 100_000 + info.order * 100 + min(lane, 99) + 1
+        while thread in self._threads.values():  # more than 100 lanes: use another free number
             thread += 1_000_000
         self._threads[track, lane] = thread
         name = info.label if lane == 0 else f"{info.label}, overlapping {lane}"
-        if self._part.segment:
-            name += f" ({self._part.label.partition(', ')[2]})"
+        if self._file.segment:
+            name += f" ({self._file.label.partition(', ')[2]})"
         yield self._meta("thread_name", thread, f'"name": {_quoted(name)}')
         yield self._meta("thread_sort_index", thread, f'"sort_index": {thread}')
 
     def _meta(self, what: str, thread: int, args: str) -> str:
         return (
-            f'{{"ph": "M", "pid": {self._part.rank}, "tid": {thread}, "name": "{what}", "args": {{{args}}}}}'
+            f'{{"ph": "M", "pid": {self._file.rank}, "tid": {thread}, "name": "{what}", "args": {{{args}}}}}'
         )

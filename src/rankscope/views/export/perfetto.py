@@ -1,7 +1,7 @@
 """A run as a native Perfetto trace: one file for all ranks, for ui.perfetto.dev and trace_processor.
 
-A rank is a process, its streams and threads are tracks under it, a slice is a begin and an end on its track. Each
-trace file is one packet sequence with its own table of names, so memory does not grow with the number of ranks.
+A rank is a process, its streams and threads are tracks below it, a slice is a begin and an end event. Each input file
+is one packet sequence with its own table of names, so memory does not grow with the number of ranks.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import BinaryIO
 from rankscope.analysis.core.scope import Scope
 from rankscope.store.run import Run
 from rankscope.views.export.protobuf import blob, double, fixed64, number, text, varint
-from rankscope.views.export.walk import Part, SliceEvent, origin_ns, walk
+from rankscope.views.export.timeline_events import SliceEvent, TraceFile, origin_ns, timeline_files
 
 _FLUSH_BYTES = 1 << 20
 _BEGIN, _END, _INSTANT, _COUNTER = 1, 2, 3, 4
@@ -21,7 +21,7 @@ _EXPLICIT_ORDER = 3
 _UNIT_BYTES = 3
 _BOOT_CLOCK, _REAL_CLOCK = 6, 1
 
-# Field numbers, by message.
+# Field numbers in perfetto/trace/*.proto, by message.
 _TRACE_PACKET = 1
 _CLOCK_SNAPSHOT, _TIMESTAMP, _SEQUENCE, _TRACK_EVENT, _INTERNED, _FLAGS, _DESCRIPTOR = (
     6,
@@ -37,16 +37,16 @@ _FLOW, _FLOW_END, _COUNTER_VALUE = 47, 48, 44
 
 
 def write_perfetto(run: Run, scope: Scope, out: BinaryIO, with_args: bool = True) -> int:
-    """Write the trace; returns the number of slices in it."""
+    """Write the trace and return the number of slices."""
     out.write(_packet(_clock_snapshot(run)))
     slices = 0
     uuids = iter(range(1, 1 << 62))
     processes: dict[int, int] = {}
-    for sequence, part in enumerate(walk(run, scope), start=1):
-        if part.rank not in processes:
-            processes[part.rank] = next(uuids)
-            out.write(_packet(_process(processes[part.rank], part.rank)))
-        writer = _PartWriter(part, sequence, processes[part.rank], uuids)
+    for sequence, file in enumerate(timeline_files(run, scope), start=1):
+        if file.rank not in processes:
+            processes[file.rank] = next(uuids)
+            out.write(_packet(_process(processes[file.rank], file.rank)))
+        writer = _FileWriter(file, sequence, processes[file.rank], uuids)
         pending = bytearray()
         for packet in writer.packets(with_args):
             pending += packet
@@ -63,7 +63,7 @@ def _packet(content: bytes) -> bytes:
 
 
 def _clock_snapshot(run: Run) -> bytes:
-    """The trace's 0 is the run's start; the wall clock is beside it."""
+    """Time 0 of the trace is the start of the run; the wall clock is recorded with it."""
     clocks = ((_BOOT_CLOCK, 0), (_REAL_CLOCK, run.start_unix_ns + origin_ns(run)))
     return blob(
         _CLOCK_SNAPSHOT, b"".join(blob(1, number(1, clock) + number(2, value)) for clock, value in clocks)
@@ -71,42 +71,42 @@ def _clock_snapshot(run: Run) -> bytes:
 
 
 def _process(uuid: int, rank: int) -> bytes:
-    # Process 0 is the idle task to Perfetto, so ranks count from 1 there; the name says which it is.
+    # Perfetto treats process 0 as the idle task, so process ids are rank + 1. The name contains the rank.
     process = number(1, rank + 1) + text(6, f"rank {rank}")
     return blob(_DESCRIPTOR, number(1, uuid) + blob(3, process) + number(11, _EXPLICIT_ORDER))
 
 
-class _PartWriter:
+class _FileWriter:
     """The packets of one trace file."""
 
-    def __init__(self, part: Part, sequence: int, process: int, uuids: Iterator[int]) -> None:
+    def __init__(self, file: TraceFile, sequence: int, process: int, uuids: Iterator[int]) -> None:
         self.slices = 0
-        self._part = part
+        self._file = file
         self._process = process
         self._uuids = uuids
         self._sequence = number(_SEQUENCE, sequence)
         self._ready = number(_SEQUENCE, sequence) + number(_FLAGS, _NEEDS_STATE)
-        self._tracks = {info.track: info for info in part.tracks}
+        self._tracks = {info.track: info for info in file.tracks}
         self._lanes: dict[tuple[int, int], bytes] = {}
         self._interned: dict[tuple[int, str], int] = {}
         self._new = b""
-        """Interned data that the next packet carries."""
+        """Interned data to send with the next packet."""
         self._heads: dict[tuple[bytes, str, str], bytes] = {}
 
     def packets(self, with_args: bool) -> Iterator[bytes]:
         yield _packet(self._sequence + number(_FLAGS, _STATE_CLEARED))
         yield from self._slice_packets(with_args)
-        for mark in self._part.marks():
+        for mark in self._file.marks():
             yield from self._lane(mark.track, 0)
             track = self._lanes[mark.track, 0]
             yield self._event(mark.ts_ns, self._head(_INSTANT, track, mark.name, mark.category))
         yield from self._counter_packets()
 
     def _slice_packets(self, with_args: bool) -> Iterator[bytes]:
-        """Begins in order; before each, the ends on its lane that lie before it. Per lane, time never goes back."""
+        """Begin events in order, each after the end events before it on its lane: per lane, times must not decrease."""
         track: int | None = None
         open_ends: dict[int, list[int]] = {}
-        for event in self._part.slices(with_args):
+        for event in self._file.slices(with_args):
             if event.track != track:
                 yield from self._close(track, open_ends)
                 track, open_ends = event.track, {}
@@ -133,12 +133,12 @@ class _PartWriter:
         if event.enters:
             body += b"".join(fixed64(_FLOW_END, flow) for flow in event.enters)
         if event.args:
-            # JSON as it is in the file: Perfetto takes it apart into the slice's arguments.
+            # The JSON of the file; Perfetto parses it into arguments of the slice.
             body += blob(4, number(1, self._intern(_ANNOTATION_NAMES, "args")) + text(9, event.args))
         return self._event(event.start_ns, body)
 
     def _head(self, kind: int, lane: bytes, name: str, category: str) -> bytes:
-        """What all events of one name on one lane begin with."""
+        """The common first bytes of all events with one name on one lane."""
         key = lane, name, category
         if key not in self._heads or kind != _BEGIN:
             head = number(9, kind) + lane + number(10, self._intern(_NAMES, name))
@@ -150,7 +150,7 @@ class _PartWriter:
         return self._heads[key]
 
     def _intern(self, table: int, name: str) -> int:
-        """The number that stands for `name` from now on; a new one travels with the next packet."""
+        """The id of `name`; a new id is sent with the next packet."""
         if (table, name) not in self._interned:
             self._interned[table, name] = len(self._interned) + 1
             self._new += blob(table, number(1, self._interned[table, name]) + text(2, name))
@@ -164,16 +164,16 @@ class _PartWriter:
         return _packet(packet)
 
     def _lane(self, track: int, lane: int) -> Iterator[bytes]:
-        """The descriptor of a lane that has not been seen yet."""
+        """The descriptor of a lane, on its first use."""
         if (track, lane) in self._lanes:
             return
         info = self._tracks[track]
         uuid = next(self._uuids)
         self._lanes[track, lane] = number(11, uuid)
         name = info.label if lane == 0 else f"{info.label}, overlapping {lane}"
-        if self._part.segment:
-            name += f" ({self._part.label.partition(', ')[2]})"
-        yield self._track(uuid, name, self._part.segment * 100_000 + info.order * 100 + lane)
+        if self._file.segment:
+            name += f" ({self._file.label.partition(', ')[2]})"
+        yield self._track(uuid, name, self._file.segment * 100_000 + info.order * 100 + lane)
 
     def _track(self, uuid: int, name: str, order: int, more: bytes = b"") -> bytes:
         described = number(1, uuid) + number(5, self._process) + text(2, name) + number(12, order)
@@ -181,7 +181,7 @@ class _PartWriter:
 
     def _counter_packets(self) -> Iterator[bytes]:
         tracks: dict[str, bytes] = {}
-        for sample in self._part.samples():
+        for sample in self._file.samples():
             if sample.counter not in tracks:
                 uuid = next(self._uuids)
                 unit = number(3, _UNIT_BYTES) if sample.unit == "bytes" else b""

@@ -1,1 +1,1 @@
-"""The report of a run: one HTML file that asks for nothing from elsewhere, or the same in short as Markdown."""
+"""The report of a run: one self-contained HTML file, or a short version as Markdown."""

@@ -1,4 +1,4 @@
-"""What a report says, before it is HTML or Markdown: the verdict, the findings, a section for each question."""
+"""The content of a report, independent of HTML or Markdown: verdict, findings, and one section per report."""
 
 from __future__ import annotations
 
@@ -9,29 +9,27 @@ from rankscope.analysis import REPORTS
 from rankscope.analysis.core.result import SEVERITIES, Finding, Result
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.diff.two_runs import by_unit
-from rankscope.analysis.memory.curve import memory_curve
 from rankscope.analysis.run_info import facts
 from rankscope.errors import RankscopeError
 from rankscope.model import TIMELINE_FORMATS
 from rankscope.ranges import as_ranges
 from rankscope.store.run import Run
 from rankscope.units import format_bytes, format_ns
-from rankscope.views.charts import CHARTS, Chart, NothingToDrawError, chart_of, known_roofs, rank_heatmap
-from rankscope.views.charts import log_charts as cloud_charts
-from rankscope.views.charts import report_charts as chart_kinds
+from rankscope.views.charts import CHARTS, Chart, NothingToDrawError, chart_in_run, rank_heatmap
+from rankscope.views.charts.report_charts import whole_window
 
-# What a reader looks for first; the other reports follow as they are registered.
+# The main sections, in order. The other reports follow in the order of the registry.
 MAIN = (
     "breakdown", "steps", "overlap", "collectives", "stragglers", "critical", "idle", "kernels", "ops", "memory",
     "roofline",
 )  # fmt: skip
-# Said elsewhere on the page, or of no use without the raw files.
+# Shown elsewhere on the page.
 _NOT_SECTIONS = ("summary", "findings")
 _LEAST_ROWS = 100
-# Their findings name the ranks that are to blame; others name an example.
+# The ranks in findings of these reports are the cause; in those of other reports they are examples.
 _NAME_RANKS = ("stragglers", "flight")
-# Questions of detail: of many ranks, a few are asked, evenly spread, with the one that others wait for most. The
-# section says which, and its command names them.
+# Detailed reports. With many ranks they cover a few, evenly spread, and the rank that others wait for most. A note in
+# the section and its command name these ranks.
 _OF_FEW_RANKS = (
     "ops", "roofline", "mfu", "gaps", "phases", "syncs", "short", "launches", "dataloader", "overhead", "allocators",
 )  # fmt: skip
@@ -41,7 +39,7 @@ _FEW_RANKS = 8
 
 @dataclass(frozen=True)
 class Figure:
-    """One number at the top, with what it is."""
+    """One number at the top of the report, with its label."""
 
     value: str
     label: str
@@ -50,7 +48,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Section:
-    """One question, its answer as chart and table, and the command that computes it."""
+    """One report as chart and table, with the command that computes it."""
 
     name: str
     question: str
@@ -66,7 +64,7 @@ class Section:
 
 @dataclass(frozen=True)
 class Content:
-    """All of a report."""
+    """The content of a report."""
 
     title: str
     subtitle: str
@@ -78,26 +76,26 @@ class Content:
     sections: tuple[Section, ...]
     facts: dict[str, list[tuple[str, str]]]
     words: str
-    """The run and the scope, as a command names them."""
+    """The run and the scope, as arguments of a command."""
     command: str
-    """That made this report."""
+    """The command that made this report."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """What the report is of, and how to ask for it again."""
+    """The run and the scope of a report, and how commands name them."""
 
     run: Run
     scope: Scope
     name: str
     words: str = "RUN"
-    """The run and the scope, as a command names them: 'RUN --steps 3:5'."""
+    """The run and the scope, as arguments of a command: 'RUN --steps 3:5'."""
     base: str = ""
-    """What it is compared with, as a command names it."""
+    """The run it is compared with, as an argument of a command."""
 
 
 def build(request: Request, compared: Result | None = None) -> Content:
-    """Ask every report; what one cannot answer it says itself."""
+    """Run all reports. A report without data has a note that says why."""
     run, scope = request.run, request.scope
     sections: list[Section] = []
     for name in report_order():
@@ -121,8 +119,8 @@ def build(request: Request, compared: Result | None = None) -> Content:
     return Content(
         title=request.name,
         subtitle=_subtitle(run, scope) + (f" · against {request.base}" if request.base else ""),
-        verdict=worst.title if worst else "Nothing stands out.",
-        evidence=_sentence(worst) if worst else _calm(findings),
+        verdict=worst.title if worst else "No problems found.",
+        evidence=_sentence(worst) if worst else _without_warnings(findings),
         figures=tuple(_figures(results)),
         findings=tuple(findings),
         heatmap=_heatmap(run, scope, blamed),
@@ -134,13 +132,13 @@ def build(request: Request, compared: Result | None = None) -> Content:
 
 
 def report_order() -> list[str]:
-    """The reports a report asks, in this order."""
+    """The names of the reports that have a section, in order."""
     main = [name for name in MAIN if name in REPORTS]
     return [*main, *(name for name in REPORTS if name not in (*MAIN, *_NOT_SECTIONS))]
 
 
 def _few_ranks(request: Request, sections: list[Section]) -> list[int] | None:
-    """Whom to ask for details; None: everybody."""
+    """The ranks that detailed reports cover; None for all."""
     ranks = _ranks(request)
     if len(ranks) <= _MANY_RANKS:
         return None
@@ -171,25 +169,21 @@ def _section(request: Request, name: str, few: list[int] | None) -> Section:
     try:
         result = report.analyse(request.run, request.scope, None)
     except RankscopeError as error:
-        # One question that cannot be answered must not cost the others their answers.
+        # One failed report must not prevent the others.
         result = Result(name, name, request.scope.window, (), [], notes=(" ".join(str(error).split()),))
     chart = _chart(request, result)
     if few:
-        note = f"of {len(few)} ranks, {as_ranges(few)}: a few tell the details; the command without --ranks asks all"
+        note = f"of {len(few)} ranks, {as_ranges(few)}; the command without --ranks covers all"
         result = replace(result, notes=(note, *result.notes))
     shown = result.head(max(_LEAST_ROWS, len(request.run.ranks)))
-    # Without a trace nobody misses what a trace tells: a dump, a snapshot, a report of ncu comes first then.
+    # Without a timeline the main sections would be empty: a dump, a snapshot or an ncu report comes first instead.
     traced = any(entry.format in TIMELINE_FORMATS for entry in request.run.segments)
     return Section(name, report.question, shown, chart, command, name in MAIN and traced)
 
 
 def _chart(request: Request, result: Result) -> Chart | None:
     try:
-        if result.name == "memory":
-            return chart_kinds.memory(memory_curve(request.run, request.scope))
-        if result.name == "roofline":
-            return cloud_charts.roofline(result, known_roofs(request.run, request.scope))
-        return chart_of(result) if result.name in CHARTS else None
+        return chart_in_run(result, request.run, request.scope) if result.name in CHARTS else None
     except NothingToDrawError:
         return None
 
@@ -202,7 +196,7 @@ def _heatmap(run: Run, scope: Scope, alarming: set[int]) -> Chart | None:
 
 
 def _ordered(findings: list[Finding]) -> list[Finding]:
-    """The worst first, then the dearest; one that two reports make is said once."""
+    """By severity, then by cost. A finding that several reports make is listed once."""
     unique: dict[str, Finding] = {}
     for finding in findings:
         unique.setdefault(finding.title, finding)
@@ -213,7 +207,7 @@ def _ordered(findings: list[Finding]) -> list[Finding]:
 
 
 def _headline(bad: list[Finding], results: dict[str, Result]) -> Finding | None:
-    """The dearest; but a late rank that makes up most of it is its cause, and is named instead."""
+    """The costliest finding; but if a straggler causes at least half of its cost, the straggler."""
     if not bad:
         return None
     causes = results["stragglers"].findings if "stragglers" in results else ()
@@ -224,7 +218,7 @@ def _headline(bad: list[Finding], results: dict[str, Result]) -> Finding | None:
 
 
 def _blamed(result: Result) -> set[int]:
-    """The ranks that a warning names."""
+    """The ranks that warnings name."""
     return {
         rank
         for finding in result.findings
@@ -242,11 +236,11 @@ def _sentence(finding: Finding) -> str:
     return " ".join(parts)
 
 
-def _calm(findings: list[Finding]) -> str:
-    noticed = [finding for finding in findings if finding.severity == "info"]
-    if not noticed:
-        return "No report found a problem that costs time."
-    return f"{len(noticed)} thing{'s' * (len(noticed) > 1)} worth knowing, none of them a warning."
+def _without_warnings(findings: list[Finding]) -> str:
+    count = sum(finding.severity == "info" for finding in findings)
+    if not count:
+        return "No report has a warning."
+    return f"No report has a warning; {count} finding{'s' * (count > 1)} for information."
 
 
 def _subtitle(run: Run, scope: Scope) -> str:
@@ -262,19 +256,19 @@ def _subtitle(run: Run, scope: Scope) -> str:
 
 
 def _figures(results: dict[str, Result]) -> list[Figure]:
-    """The few numbers people ask for first; what is not known is not shown."""
+    """The main numbers; those that were not recorded are left out."""
     figures = []
     steps = results.get("steps")
     if steps and steps.rows:
         times = sorted(row["dur_ns"] for row in steps.rows)
         figures.append(Figure(format_ns(times[len(times) // 2], 1), f"step, median of {len(times):,}"))
     breakdown = results.get("breakdown")
-    rows = chart_kinds.whole_window(breakdown) if breakdown else []
+    rows = whole_window(breakdown) if breakdown else []
     span = sum(row["span_ns"] for row in rows)
     if span:
         if not (steps and steps.rows):
             figures.append(
-                Figure(format_ns(max(row["span_ns"] for row in rows), 1), "span of the longest rank")
+                Figure(format_ns(max(row["span_ns"] for row in rows), 1), "longest span of a rank")
             )
         for column, label, colour in (
             ("compute_ns", "compute", "compute"),
@@ -288,7 +282,7 @@ def _figures(results: dict[str, Result]) -> list[Figure]:
         row["mfu_pct"] for row in (mfu.rows if mfu else []) if row.get("mfu_pct") and row.get("step") is None
     ]
     if shares:
-        of = "" if len(shares) == len(rows) else f", of {len(shares)} ranks"
+        of = "" if len(shares) == len(rows) else f" of {len(shares)} ranks"
         figures.append(Figure(f"{sum(shares) / len(shares):.1f} %", f"MFU{of}"))
     memory = results.get("memory")
     peaks = [

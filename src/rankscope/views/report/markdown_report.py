@@ -1,4 +1,4 @@
-"""The report in short, as Markdown for a pull request or an issue."""
+"""A short report as Markdown, for a pull request or an issue."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _ROWS = {
     "diff": 20,
     "diff-memory": 5,
 }
-"""Rows of the tables that are shown."""
+"""The tables in the report, with their number of rows."""
 
 
 def markdown_page(content: Content) -> str:
-    """Verdict, figures, findings, and the few tables that people ask for."""
+    """Verdict, figures, findings, and the main tables."""
     figures = " · ".join(f"**{prose(figure.value)}** {prose(figure.label)}" for figure in content.figures)
     blocks = [
         f"# {prose(content.title)}",
@@ -31,7 +31,7 @@ def markdown_page(content: Content) -> str:
         _findings(content),
         *(_section(section) for section in content.sections if section.name in _ROWS and section.result.rows),
         f"Made by rankscope {__version__}: `{content.command} --format markdown`. "
-        f"`{content.command}` writes it with charts.",
+        f"`{content.command}` writes the report with charts.",
     ]
     return "\n\n".join(block for block in blocks if block) + "\n"
 

@@ -1,5 +1,5 @@
 "use strict";
-// Tooltips, sorting, copying, light and dark. Everything is readable without this script.
+// Tooltips, sorting, copying, light and dark theme. The page is readable without this script.
 const root = document.documentElement;
 const tip = document.getElementById("tip");
 
@@ -8,7 +8,7 @@ document.getElementById("theme").addEventListener("click", () => {
   root.dataset.theme = (root.dataset.theme || (dark ? "dark" : "light")) === "dark" ? "light" : "dark";
 });
 
-/** The text for a place: a shape's <title> (taken out, or the browser shows it too), a cell that is cut off. */
+/** The tooltip of an element: the <title> of a shape (removed, or the browser shows it as well), the whole text of a cut cell. */
 function textAt(node) {
   const shape = node.closest("svg.chart *");
   if (shape) {
@@ -17,7 +17,7 @@ function textAt(node) {
     return shape.dataset.tip || "";
   }
   const cell = node.closest("td.t");
-  return cell && cell.scrollWidth > cell.clientWidth ? cell.textContent : "";
+  return cell && (cell.scrollWidth > cell.clientWidth || cell.querySelector(".cut")) ? cell.textContent : "";
 }
 function showTip(event) {
   const text = event.target instanceof Element ? textAt(event.target) : "";
@@ -34,7 +34,7 @@ document.addEventListener("pointermove", showTip);
 document.addEventListener("pointerdown", showTip);
 document.addEventListener("scroll", () => { tip.hidden = true; }, { passive: true });
 
-/** The value a cell is sorted by: its number, whatever its unit and separators, or its text. */
+/** The sort key of a cell: its number without separators, or its text. */
 function valueOf(row, column, isText) {
   const cell = row.cells[column];
   if (cell.dataset.v !== undefined) return Number(cell.dataset.v);
@@ -47,7 +47,7 @@ function sortBy(header) {
   const body = table.tBodies[0];
   const column = header.cellIndex;
   const isText = header.classList.contains("t");
-  // Numbers begin with the largest, names with A.
+  // The first click sorts numbers in descending, names in ascending order.
   const next = { ascending: "descending", descending: "ascending" };
   const order = next[header.getAttribute("aria-sort")] || (isText ? "ascending" : "descending");
   for (const other of header.parentNode.cells) other.removeAttribute("aria-sort");
@@ -55,7 +55,7 @@ function sortBy(header) {
   const sign = order === "ascending" ? 1 : -1;
   const rows = [...body.rows].map((row) => [valueOf(row, column, isText), row]);
   rows.sort(([a], [b]) => {
-    if (a === null || b === null) return (a === null) - (b === null); // what is not known stays at the end
+    if (a === null || b === null) return (a === null) - (b === null); // unknown values stay at the end
     return sign * (isText ? a.localeCompare(b) : a - b);
   });
   body.append(...rows.map(([, row]) => row));
@@ -69,7 +69,7 @@ async function copy(text, button) {
   try {
     await navigator.clipboard.writeText(text);
   } catch {
-    const area = document.createElement("textarea"); // no clipboard for a page from a file, in some browsers
+    const area = document.createElement("textarea"); // some browsers have no clipboard API for local files
     area.value = text;
     document.body.append(area);
     area.select();

@@ -1,6 +1,6 @@
-// Questions to the server. Errors come back in three parts and are shown as such.
+// Requests to the server. Errors have three parts: what, why, and a hint.
 
-import { complain } from "./dom.js";
+import { showProblem } from "./dom.js";
 
 export class ServerError extends Error {
   /** @param {string} what @param {string} why @param {string} hint */
@@ -11,7 +11,7 @@ export class ServerError extends Error {
   }
 }
 
-/** Sent with every question: which clocks times are on. */
+/** Parameters of every request: which clocks are used. */
 export const always = { clocks: "" };
 
 /** @param {string} name @param {Record<string, any>} query */
@@ -27,11 +27,11 @@ async function ask(name, query, signal) {
     response = await fetch(address(name, query), { signal });
   } catch (error) {
     if (signal?.aborted) throw error;
-    throw new ServerError("rankscope does not answer", "The viewer was stopped, or the tunnel is down.", "Start it again and reload.");
+    throw new ServerError("The rankscope server does not answer.", "It was stopped, or the ssh tunnel is closed.", "Start it again and reload the page.");
   }
   if (!response.ok) {
-    const said = await response.json().catch(() => ({}));
-    throw new ServerError(said.error ?? `error ${response.status}`, said.why ?? "", said.hint ?? "");
+    const problem = await response.json().catch(() => ({}));
+    throw new ServerError(problem.error ?? `error ${response.status}`, problem.why ?? "", problem.hint ?? "");
   }
   return response;
 }
@@ -52,27 +52,27 @@ const TYPES = /** @type {Record<string, any>} */ ({
   float64: Float64Array, uint32: Uint32Array, uint16: Uint16Array, uint8: Uint8Array, int64: BigInt64Array,
 });
 
-/** The layout of viewer/wire.py.
+/** The format of viewer/answers.py.
  * @param {ArrayBuffer} buffer @returns {Columns} */
 export function unpack(buffer) {
   const bytes = new Uint8Array(buffer);
   const end = bytes.indexOf(10);
-  const facts = JSON.parse(new TextDecoder().decode(bytes.subarray(0, end)));
+  const header = JSON.parse(new TextDecoder().decode(bytes.subarray(0, end)));
   let at = end + 1;
   /** @type {Record<string, any>} */
   const column = {};
-  for (const { name, type, length } of facts.columns) {
+  for (const { name, type, length } of header.columns) {
     column[name] = new TYPES[type](buffer, at, length);
     at += Math.ceil((column[name].byteLength) / 8) * 8;
   }
-  return { ...facts, column };
+  return { ...header, column };
 }
 
 /** @param {unknown} error */
 export function show(error) {
-  if (error instanceof ServerError) complain(error.message, error.why, error.hint);
+  if (error instanceof ServerError) showProblem(error.message, error.why, error.hint);
   else if (!(error instanceof DOMException && error.name === "AbortError")) {
-    complain("the page met an error", String(error), "Reload; if it stays, please report it.");
+    showProblem("Internal error in the page.", String(error), "Reload the page. If it happens again, please report it.");
     console.error(error);
   }
 }

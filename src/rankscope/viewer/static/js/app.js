@@ -1,6 +1,6 @@
 // The application: the run, the view, and the parts that draw it.
 
-import { byId, speak } from "./dom.js";
+import { byId, announce } from "./dom.js";
 import { time } from "./format.js";
 import { clamp, ordered } from "./layout.js";
 import { Overview } from "./overview.js";
@@ -20,7 +20,7 @@ export class App {
     this.store = store;
     this.scratch = document.createElement("canvas");
     this.palette = readPalette(run.kinds);
-    /** @type {Map<string, Map<number, number>>} values to sort ranks by */
+    /** @type {Map<string, Map<number, number>>} values by which ranks can be sorted */
     this.orders = new Map();
     /** @type {number | undefined} time under the pointer */
     this.pointerTime = undefined;
@@ -38,7 +38,7 @@ export class App {
     new ResizeObserver(() => this.redraw()).observe(this.timeline.box);
   }
 
-  /** Ranks in drawing order. */
+  /** Ranks in display order. */
   get ranks() {
     const { sort, pinned } = this.store.view;
     return ordered(this.run.ranks, pinned, sort === "rank" ? null : this.orders.get(sort) ?? null);
@@ -49,13 +49,13 @@ export class App {
     this.timeline.redraw();
   }
 
-  /** The colours have changed. */
+  /** Read the colours again, after a change of theme. */
   recolor() {
     this.palette = readPalette(this.run.kinds);
     this.redraw();
   }
 
-  /** A canvas of the right size for this screen, cleared.
+  /** Clear a canvas and set its size for the screen's resolution.
    * @param {HTMLCanvasElement} canvas @param {number} height */
   prepare(canvas, height) {
     const ratio = window.devicePixelRatio || 1;
@@ -72,7 +72,7 @@ export class App {
     return g;
   }
 
-  /** Pixels as something a canvas can draw enlarged; valid until the next call.
+  /** An image on a canvas, so that it can be drawn enlarged; valid until the next call.
    * @param {ImageData} image */
   picture(image) {
     const { scratch } = this;
@@ -83,19 +83,19 @@ export class App {
     return scratch;
   }
 
-  /** Show a stretch of time.
+  /** Show a time range.
    * @param {number} begin @param {number} end @param {{ history?: boolean }} [how] */
   show(begin, end, how) {
     const [from, to] = clamp(begin, end, this.run.begin_ns, this.run.end_ns);
-    this.store.set({ begin: Math.round(from), end: Math.round(to) }, how); // as a link keeps them
+    this.store.set({ begin: Math.round(from), end: Math.round(to) }, how); // the URL holds whole ns
   }
 
   fit() {
     this.show(this.run.begin_ns, this.run.end_ns, { history: true });
-    speak(`whole run, ${time(this.run.end_ns - this.run.begin_ns)}`);
+    announce(`whole run, ${time(this.run.end_ns - this.run.begin_ns)}`);
   }
 
-  /** Open a rank and bring it into view.
+  /** Expand a rank and scroll to it.
    * @param {number} rank */
   reveal(rank) {
     const { open } = this.store.view;
@@ -107,10 +107,10 @@ export class App {
   toggle(rank) {
     const { open } = this.store.view;
     this.store.set({ open: open.includes(rank) ? open.filter((other) => other !== rank) : [...open, rank] });
-    speak(`rank ${rank} ${open.includes(rank) ? "closed" : "open"}`);
+    announce(`rank ${rank} ${open.includes(rank) ? "collapsed" : "expanded"}`);
   }
 
-  /** Choose a slice and show it with some time around it.
+  /** Select a slice and show it with some time around it.
    * @param {{ rank: number, segment: number, id: number, track: number, depth?: number, start_ns: number, dur_ns: number }} slice
    * @param {{ zoom?: boolean }} [how] */
   async goTo(slice, how = {}) {
@@ -122,7 +122,7 @@ export class App {
     }
     if (!open.includes(slice.rank)) this.store.set({ open: [...open, slice.rank] });
     this.store.set({ slice: { rank: slice.rank, segment: slice.segment, id: slice.id }, tab: "selection" }, { history: true });
-    this.panels.slice = slice; // keys pressed before its details are here already mean this one
+    this.panels.slice = slice; // keys that are pressed before its details arrive apply to it
     await this.timeline.loadTracks();
     this.timeline.scrollTo(slice.rank, slice);
   }
@@ -141,14 +141,14 @@ export class App {
 
   toggleTheme() {
     this.setTheme(document.documentElement.dataset.theme === "dark" ? "light" : "dark");
-    speak(`${document.documentElement.dataset.theme} theme`);
+    announce(`${document.documentElement.dataset.theme} theme`);
   }
 }
 
-/** @param {string} wished */
-export function startTheme(wished) {
+/** @param {string} requested */
+export function startTheme(requested) {
   const dark = window.matchMedia("(prefers-color-scheme: dark)").matches;
-  document.documentElement.dataset.theme = wished || (dark ? "dark" : "light");
+  document.documentElement.dataset.theme = requested || (dark ? "dark" : "light");
 }
 
 /** @param {Run} run */

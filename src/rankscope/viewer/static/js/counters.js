@@ -1,8 +1,9 @@
-// Values over time as filled steps: memory, queue depth, counters of the file.
+// Counters over time as filled steps: memory, queue depth, counters of the file.
 
 import { columns, json, show } from "./api.js";
 import { quantity } from "./format.js";
-import { COUNTER, GUTTER } from "./layout.js";
+import { COUNTER, GUTTER, LABEL_CHARACTERS } from "./layout.js";
+import { shortenName } from "./names.js";
 
 const PAUSE = 80;
 
@@ -24,7 +25,7 @@ export class Counters {
     this.known.set(rank, (await json("counters", { rank })).counters);
   }
 
-  /** Draw what is here, and ask for what fits the window.
+  /** Draw the values at hand, and request those of the window.
    * @param {CanvasRenderingContext2D} g @param {any} row @param {number} width */
   draw(g, row, width) {
     const { begin, end } = this.app.store.view;
@@ -33,7 +34,7 @@ export class Counters {
     g.font = "11px ui-monospace, 'DejaVu Sans Mono', monospace";
     g.textAlign = "right";
     g.fillStyle = text["ink-2"];
-    g.fillText(row.counter.label.slice(0, 19), GUTTER - 10, row.y + 10);
+    g.fillText(shortenName(row.counter.label, LABEL_CHARACTERS), GUTTER - 10, row.y + 10);
     this.ask(key, row, begin, end, Math.ceil(width));
     const kept = this.kept.get(key);
     if (!kept || !kept.max) return;

@@ -1,4 +1,4 @@
-// Elements from plain data. Text is always text: nothing from a trace is ever parsed as HTML.
+// DOM helpers. Text is inserted as text nodes: nothing from a trace is parsed as HTML.
 
 /** @typedef {Node | string | number | null | undefined | false} Child */
 
@@ -43,13 +43,14 @@ export function fill(element, ...children) {
   append(element, children);
 }
 
-/** @param {string} text */
-export function speak(text) {
+/** For screen readers.
+ * @param {string} text */
+export function announce(text) {
   byId("spoken").textContent = text;
 }
 
 /** @param {string} what @param {string} [why] @param {string} [hint] */
-export function complain(what, why = "", hint = "") {
+export function showProblem(what, why = "", hint = "") {
   const box = byId("message");
   fill(box, h("b", {}, what), why && h("p", {}, why), hint && h("p", {}, hint),
     h("button", { class: "plain", onclick: () => { box.hidden = true; } }, "Close"));

@@ -1,4 +1,4 @@
-// Numbers for people: the same units everywhere.
+// Formatting of numbers with units.
 
 const TIME = [[1e9, "s"], [1e6, "ms"], [1e3, "µs"], [1, "ns"]];
 const COUNT = [[1e15, "P"], [1e12, "T"], [1e9, "G"], [1e6, "M"], [1e3, "k"]];
@@ -19,7 +19,7 @@ export function time(ns) {
   return ns === 0 ? "0 ns" : `${short(ns)} ns`;
 }
 
-/** A point in time, with as many digits as the zoom can tell apart.
+/** A point in time, with the digits that are significant at this zoom level.
  * @param {number} ns @param {number} span */
 export function moment(ns, span) {
   const [size, unit] = /** @type {[number, string]} */ (TIME.find(([size]) => span >= Number(size)) ?? TIME[3]);
@@ -53,7 +53,7 @@ export function percent(share) {
   return `${(100 * share).toFixed(1)} %`;
 }
 
-/** Round steps for an axis: at most `most` ticks over a span, each 1, 2 or 5 times a power of ten.
+/** Ticks of an axis, at most about `most`, spaced by 1, 2 or 5 times a power of ten.
  * @param {number} begin @param {number} end @param {number} most @returns {number[]} */
 export function ticks(begin, end, most) {
   const rough = (end - begin) / Math.max(most, 1);

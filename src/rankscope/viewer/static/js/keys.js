@@ -1,29 +1,29 @@
-// The keyboard alone is enough for everything.
+// Keyboard control. Everything can be done without a mouse.
 
 import { json, show } from "./api.js";
-import { byId, fill, h, speak } from "./dom.js";
+import { byId, fill, h, announce } from "./dom.js";
 import { time } from "./format.js";
 import { zoomed } from "./layout.js";
 
 const HELP = [
-  ["W / S", "zoom in, out (also + and -, wheel with Ctrl, pinch)"],
-  ["A / D", "earlier, later (also arrow left, right, wheel with Shift)"],
-  ["arrows up, down", "scroll the tracks"],
-  ["F", "the whole run"],
+  ["W / S", "zoom in / out (also + / -, Ctrl + wheel, pinch)"],
+  ["A / D", "pan left / right (also arrow keys, Shift + wheel)"],
+  ["Up / Down", "scroll the tracks"],
+  ["F", "show the whole run"],
   ["Z", "zoom to the selection"],
-  ["drag", "choose a stretch of time: what fills it stands on the right"],
-  ["click, Enter", "a slice: its arguments, its launch and op, how it compares"],
-  ["[ and ]", "previous, next slice of the same name"],
-  [", and .", "neighbours on the same row"],
-  ["O", "open or close the rank of the selection, or the first in view"],
-  ["P", "pin its rank to the top"],
-  ["{ and }", "move a pinned rank up, down"],
+  ["drag", "select a time range; the panel shows what runs in it"],
+  ["click, Enter", "select a slice; the panel shows its details"],
+  ["[ / ]", "previous / next slice with the same name"],
+  [", / .", "previous / next slice in the same row"],
+  ["O", "expand or collapse the rank of the selection, or the first visible rank"],
+  ["P", "pin or unpin this rank"],
+  ["{ / }", "move a pinned rank up / down"],
   ["N", "next finding"],
-  ["/", "search; Enter goes to the first, then ] to the next"],
-  ["1 – 9", "the panels on the right"],
-  ["C", "clocks: aligned by the collectives, or every rank's own"],
-  ["T", "light or dark"],
-  ["Esc", "close, or drop the selection"],
+  ["/", "search; Enter goes to the first result, ] to the next"],
+  ["1 – 8", "panels on the right"],
+  ["C", "clocks: aligned by collectives, or the wall clock of each rank"],
+  ["T", "light or dark theme"],
+  ["Esc", "close, or clear the selection"],
 ];
 
 /** @param {import("./app.js").App} app */
@@ -57,7 +57,7 @@ const ACTIONS = {
   "?": () => help(),
   c: (app) => app.store.set({ clocks: app.store.view.clocks === "raw" ? "" : "raw" }, { history: true }),
   t: (app) => app.toggleTheme(),
-  o: (app) => app.toggle(rankInHand(app)),
+  o: (app) => app.toggle(currentRank(app)),
   p: (app) => pin(app),
   "{": (app) => move(app, -1), "}": (app) => move(app, 1),
   n: (app) => app.panels.nextFinding(),
@@ -71,7 +71,7 @@ function zoom(app, factor) {
   const { begin, end } = app.store.view;
   const at = app.pointerTime ?? (begin + end) / 2;
   app.show(...zoomed(begin, end, at, factor));
-  speak(`${time(app.store.view.end - app.store.view.begin)} in view`);
+  announce(`${time(app.store.view.end - app.store.view.begin)} shown`);
 }
 
 /** @param {import("./app.js").App} app @param {number} share */
@@ -82,26 +82,26 @@ function pan(app, share) {
 }
 
 /** @param {import("./app.js").App} app */
-function rankInHand(app) {
+function currentRank(app) {
   return app.store.view.slice?.rank ?? app.timeline.at(200, 40).rank ?? app.ranks[0];
 }
 
 /** @param {import("./app.js").App} app */
 function pin(app) {
-  const rank = rankInHand(app);
+  const rank = currentRank(app);
   const { pinned } = app.store.view;
   app.store.set({ pinned: pinned.includes(rank) ? pinned.filter((other) => other !== rank) : [...pinned, rank] });
 }
 
 /** @param {import("./app.js").App} app @param {number} by */
 function move(app, by) {
-  const rank = rankInHand(app);
+  const rank = currentRank(app);
   const pinned = app.store.view.pinned.includes(rank) ? [...app.store.view.pinned] : [...app.store.view.pinned, rank];
   const from = pinned.indexOf(rank);
   const to = Math.min(Math.max(from + by, 0), pinned.length - 1);
   pinned.splice(to, 0, ...pinned.splice(from, 1));
   app.store.set({ pinned });
-  speak(`rank ${rank} is number ${to + 1}`);
+  announce(`rank ${rank} is at position ${to + 1}`);
 }
 
 /** @param {import("./app.js").App} app */
@@ -115,11 +115,11 @@ function toSelection(app) {
 /** @param {import("./app.js").App} app @param {"next" | "previous"} direction */
 async function sameName(app, direction) {
   const name = app.panels.slice?.name ?? app.searched;
-  if (!name) return speak("choose a slice first");
+  if (!name) return announce("select a slice first");
   const at = app.panels.slice?.start_ns ?? app.store.view.begin;
   try {
     const { found } = await json("find", { name, at: Math.round(at), direction, rank: app.panels.slice?.rank });
-    return found ? app.goTo(found) : speak(`no ${direction} ${name}`);
+    return found ? app.goTo(found) : announce(`no ${direction} ${name}`);
   } catch (error) {
     return show(error);
   }
@@ -128,10 +128,10 @@ async function sameName(app, direction) {
 /** @param {import("./app.js").App} app @param {number} by */
 async function neighbour(app, by) {
   const slice = app.panels.slice;
-  if (!slice) return speak("choose a slice first");
+  if (!slice) return announce("select a slice first");
   try {
     const { found } = await json("neighbour", { rank: slice.rank, segment: slice.segment, id: slice.id, by });
-    return found ? app.goTo(found) : speak("no neighbour on this row");
+    return found ? app.goTo(found) : announce("no further slice in this row");
   } catch (error) {
     return show(error);
   }
@@ -151,7 +151,7 @@ function escape(app, target) {
 export function help() {
   const dialog = /** @type {HTMLDialogElement} */ (byId("help"));
   fill(dialog, h("h2", {}, "Keys"), h("dl", {}, HELP.flatMap(([key, what]) => [h("dt", {}, h("kbd", {}, key)), h("dd", {}, what)])),
-    h("p", { class: "quiet" }, "Every picture is in the address: copy it to show somebody the same."),
+    h("p", { class: "quiet" }, "The address contains the state of the page: share it to show the same view."),
     h("button", { class: "plain", onclick: () => dialog.close() }, "Close"));
   dialog.showModal();
 }

@@ -1,12 +1,13 @@
-// Which row of the picture is what: ranks, and the tracks of those that are open. Pure, so that tests need no browser.
+// The rows of the timeline: ranks, and the tracks of expanded ranks. Pure, so that tests need no browser.
 
 export const GUTTER = 150;
+export const LABEL_CHARACTERS = 19; // of a track, in the gutter
 export const HEADER = 26;
 export const LANE = 18;
 export const GAP = 4;
 const MOST_LANES = 64;
 
-export const SECOND = 1e6; // added to the ranks of the second run
+export const SECOND = 1e6; // added to rank numbers of the second run
 export const COUNTER = 34;
 
 /** @param {number} rank */
@@ -19,7 +20,7 @@ export function rankName(rank) {
  *   | { type: "counter", rank: number, counter: { name: string, label: string, unit: string }, y: number, height: number }
  *   | { type: "track", rank: number, track: Track, y: number, height: number, lanes: number }} Row */
 
-/** Ranks in the order wished, pinned ones first.
+/** Ranks in the selected order, pinned ones first.
  * @param {number[]} ranks @param {number[]} pinned @param {Map<number, number> | null} order value to sort by, largest first */
 export function ordered(ranks, pinned, order) {
   const rest = ranks.filter((rank) => !pinned.includes(rank));
@@ -56,7 +57,7 @@ export function rowsOf(ranks, open, pinned, tracks, filter = "", counters = new 
   return { rows, height: y };
 }
 
-/** The rows that a window of the page shows.
+/** The rows between two vertical positions.
  * @param {Row[]} rows @param {number} top @param {number} bottom */
 export function visible(rows, top, bottom) {
   let low = 0;

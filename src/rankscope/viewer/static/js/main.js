@@ -1,4 +1,4 @@
-// Start: wait until the run is read, then draw it.
+// Start of the page: wait until the run is open, then draw it.
 
 import { App, describe, startTheme } from "./app.js";
 import { always, json, show } from "./api.js";
@@ -10,6 +10,7 @@ import { listenToSearch } from "./search.js";
 import { EMPTY, Store, decode } from "./state.js";
 import { drawVerdict } from "./verdict.js";
 
+/** Show the progress until the run is open; false if it cannot be opened. */
 async function opened() {
   for (;;) {
     const state = await json("state");
@@ -19,20 +20,20 @@ async function opened() {
       return false;
     }
     const share = state.total_bytes ? state.read_bytes / state.total_bytes : 0;
-    fill(byId("verdict"), h("div", {}, h("h1", {}, "Reading the traces"),
+    fill(byId("verdict"), h("div", {}, h("h1", {}, "Reading traces"),
       h("p", {}, h("progress", { value: share, max: 1 }), ` ${scaled(state.read_bytes, "B")} of ${scaled(state.total_bytes, "B")}`)));
     await new Promise((done) => setTimeout(done, 300));
   }
 }
 
 async function start() {
-  const wished = decode(location.hash);
-  startTheme(wished.theme ?? "");
+  const requested = decode(location.hash);
+  startTheme(requested.theme ?? "");
   if (!(await opened())) return;
-  always.clocks = wished.clocks ?? "";
+  always.clocks = requested.clocks ?? "";
   /** @type {import("./app.js").Run} */
   const run = await json("run");
-  const view = { ...EMPTY, ...wished, begin: wished.begin ?? run.begin_ns, end: wished.end ?? run.end_ns };
+  const view = { ...EMPTY, ...requested, begin: requested.begin ?? run.begin_ns, end: requested.end ?? run.end_ns };
   if (!location.hash && run.ranks.length) view.open = [run.ranks[0]];
   const app = new App(run, new Store(view));
   describe(run);
@@ -40,8 +41,8 @@ async function start() {
   listenToPointer(app);
   listenToSearch(app);
   window.addEventListener("popstate", () => app.store.set({ ...EMPTY, begin: run.begin_ns, end: run.end_ns, ...decode(location.hash) }));
-  app.store.listen((view, changed) => { if (changed.has("clocks")) setTimeout(() => location.reload(), 250); }); // times of all tiles change
-  /** @type {any} */ (window).rankscope = app; // for the console, and for tests
+  app.store.listen((view, changed) => { if (changed.has("clocks")) setTimeout(() => location.reload(), 250); }); // all times change
+  /** @type {any} */ (window).rankscope = app; // for the console and tests
   const map = app.overview.load();
   app.timeline.loadTracks();
   app.timeline.redraw();

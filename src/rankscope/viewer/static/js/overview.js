@@ -1,4 +1,4 @@
-// The map of all ranks over the whole run; its brush is the window below.
+// The overview of all ranks over the whole run. Its brush is the visible window.
 
 import { columns, show } from "./api.js";
 import { byId } from "./dom.js";
@@ -21,7 +21,7 @@ export class Overview {
     this.listen();
   }
 
-  /** Ask for the map, some ranks at a time, and draw what has come. */
+  /** Load the overview, some ranks at a time, and draw what has arrived. */
   async load() {
     const { run } = this.app;
     for (let at = 0; at < run.ranks.length; at += RANKS_AT_A_TIME) {

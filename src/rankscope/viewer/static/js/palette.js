@@ -1,10 +1,10 @@
-// The theme's colours as numbers for pixels, and as text for strokes.
+// The colours of the theme, as numbers for pixels and as text for strokes.
 
 const NAMES = ["compute", "comm", "copy", "op", "annotation", "runtime", "sync", "python", "other"];
 
 /** @typedef {{ text: Record<string, string>, pixel: Uint32Array, shade: Uint32Array, idle: number }} Palette */
 
-/** @param {string[]} kinds as the server numbers them @returns {Palette} */
+/** @param {string[]} kinds in the order of the server @returns {Palette} */
 export function readPalette(kinds) {
   const style = getComputedStyle(document.documentElement);
   /** @type {Record<string, string>} */
@@ -24,14 +24,14 @@ export function number(color) {
   return (0xff000000 | ((value & 0xff) << 16) | (value & 0xff00) | (value >> 16)) >>> 0;
 }
 
-/** The same a little towards grey: neighbours of different names tell apart.
+/** A slightly greyer colour, to distinguish neighbours with different names.
  * @param {number} pixel */
 function dim(pixel) {
   const part = (/** @type {number} */ shift) => Math.round(((pixel >>> shift) & 0xff) * 0.86 + 18) << shift;
   return (0xff000000 | (part(16) & 0xff0000) | (part(8) & 0xff00) | (part(0) & 0xff)) >>> 0;
 }
 
-/** Mix by shares of 255; what is left over is idle.
+/** Mix colours by shares of 255; the rest is idle.
  * @param {Palette} palette @param {number} compute @param {number} comm @param {number} copy */
 export function mix(palette, compute, comm, copy) {
   const rest = Math.max(0, 255 - compute - comm - copy);

@@ -46,7 +46,7 @@ export function listenToPointer(app) {
   });
   box.addEventListener("wheel", (event) => {
     const { begin, end } = app.store.view;
-    if (event.ctrlKey || event.metaKey) { // a pinch on a touchpad comes as this too
+    if (event.ctrlKey || event.metaKey) { // browsers report a pinch on a touchpad like this
       event.preventDefault();
       app.show(...zoomed(begin, end, toTime(event.offsetX), Math.exp(event.deltaY * 0.004)));
     } else if (event.shiftKey || Math.abs(event.deltaX) > Math.abs(event.deltaY)) {
@@ -76,7 +76,7 @@ function tooltip(app, event) {
   if (!hit) return;
   const { begin, end } = app.store.view;
   fill(box, h("b", {}, hit.name),
-    h("span", {}, `${time(hit.duration)} at ${moment(hit.start, end - begin)}${hit.count > 1 ? ` · the longest of ${hit.count} here` : ""}`));
+    h("span", {}, `${time(hit.duration)} at ${moment(hit.start, end - begin)}${hit.count > 1 ? ` · longest of ${hit.count} slices in this pixel` : ""}`));
   const left = Math.min(event.clientX + 14, window.innerWidth - box.offsetWidth - 8);
   const top = event.clientY + 18 + box.offsetHeight > window.innerHeight ? event.clientY - box.offsetHeight - 10 : event.clientY + 18;
   box.style.left = `${left}px`;

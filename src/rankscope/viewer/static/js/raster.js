@@ -1,4 +1,4 @@
-// Slices as pixels: one row of numbers a lane, blown up by the canvas. Cost does not depend on how many are wide.
+// Slices as pixels: one row of pixels per lane, which the canvas enlarges. The cost does not depend on their widths.
 
 /** @param {Uint32Array} pixels rows of `width` @param {number} width @param {number} lanes
  * @param {import("./tiles.js").Tile[]} tiles coarse ones first @param {number} begin @param {number} nsPerPixel
@@ -12,7 +12,7 @@ export function paint(pixels, width, lanes, tiles, begin, nsPerPixel, palette) {
       if (right < 0 || left >= width) continue;
       const from = Math.max(0, Math.floor(left));
       let to = Math.min(width, Math.max(from + 1, Math.round(right)));
-      if (to - from > 3 && to < width) to -= 1; // a gap that tells neighbours apart
+      if (to - from > 3 && to < width) to -= 1; // a gap between neighbours
       const color = name[at] & 1 ? palette.shade[kind[at]] : palette.pixel[kind[at]];
       const line = row[at] * width;
       if (to - from === 1) pixels[line + from] = color;
@@ -21,7 +21,7 @@ export function paint(pixels, width, lanes, tiles, begin, nsPerPixel, palette) {
   }
 }
 
-/** The map of shares as pixels, one row a rank.
+/** Shares of time as pixels, one row per rank.
  * @param {Uint32Array} pixels @param {{ compute: Uint8Array, comm: Uint8Array, copy: Uint8Array }} shares
  * @param {(compute: number, comm: number, copy: number) => number} mix */
 export function paintShares(pixels, { compute, comm, copy }, mix) {

@@ -1,10 +1,12 @@
-// Names, with how often and how long; Enter goes to the first one.
+// Search: names with count and total time. Enter goes to the first slice of the chosen name.
 
 import { json, show } from "./api.js";
-import { byId, fill, h, speak } from "./dom.js";
+import { byId, fill, h, announce } from "./dom.js";
 import { time } from "./format.js";
+import { shortenNames } from "./names.js";
 
 const PAUSE = 180;
+const NAME_CHARACTERS = 52;
 
 /** @param {import("./app.js").App} app */
 export function listenToSearch(app) {
@@ -17,10 +19,11 @@ export function listenToSearch(app) {
   let asked = "";
 
   function draw() {
-    fill(list, ...names.map((entry, at) => h("li", { role: "option", "aria-selected": at === chosen, id: `found-${at}`, onclick: () => go(entry) },
-      h("span", { class: "name" }, entry.name), h("span", { class: "note" }, `${entry.count.toLocaleString("en")} × on ${entry.ranks} ranks`),
+    const short = shortenNames(names.map((entry) => entry.name), NAME_CHARACTERS);
+    fill(list, ...names.map((entry, at) => h("li", { title: entry.name, role: "option", "aria-selected": at === chosen, id: `found-${at}`, onclick: () => go(entry) },
+      h("span", { class: "name" }, short[at]), h("span", { class: "note" }, `${entry.count.toLocaleString("en")} × on ${entry.ranks} rank${entry.ranks === 1 ? "" : "s"}`),
       h("span", { class: "note" }, time(entry.total_ns)))));
-    if (!names.length) fill(list, h("li", {}, h("span", { class: "quiet" }, "No name contains this.")));
+    if (!names.length) fill(list, h("li", {}, h("span", { class: "quiet" }, "No name contains this text.")));
     list.hidden = !input.value;
     input.setAttribute("aria-expanded", String(!list.hidden));
     input.setAttribute("aria-activedescendant", names.length ? `found-${chosen}` : "");
@@ -38,7 +41,7 @@ export function listenToSearch(app) {
       names = answer.names;
       chosen = 0;
       draw();
-      speak(`${names.length} names`);
+      announce(`${names.length} names found`);
     } catch (error) {
       show(error);
     }

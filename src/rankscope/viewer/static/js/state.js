@@ -1,4 +1,4 @@
-// What is on the screen, and nothing else: all of it lives in the URL, so a link shows the same picture.
+// The state of the view. All of it is in the URL, so a link shows the same view.
 
 /** @typedef {{ rank: number, segment: number, id: number }} SliceKey
  * @typedef {{ begin: number, end: number, open: number[], pinned: number[], slice: SliceKey | null,
@@ -25,7 +25,7 @@ export function encode(view) {
   return `#${words}`;
 }
 
-/** What a link says; anything that is not understood is left as it is by default.
+/** The state in a link; invalid parts get their defaults.
  * @param {string} hash @returns {Partial<View>} */
 export function decode(hash) {
   const words = new URLSearchParams(hash.replace(/^#/, ""));
@@ -55,7 +55,7 @@ function numbers(text) {
   return (text ?? "").split(",").filter((word) => /^\d+$/.test(word)).map(Number);
 }
 
-/** The state, and who wants to know of changes. */
+/** The state and its listeners. */
 export class Store {
   /** @param {View} view */
   constructor(view) {
@@ -65,7 +65,7 @@ export class Store {
     this.timer = 0;
   }
 
-  /** @param {Partial<View>} change @param {{ history?: boolean }} [how] a step the Back button undoes, or not */
+  /** @param {Partial<View>} change @param {{ history?: boolean }} [how] history: the Back button undoes it */
   set(change, how = {}) {
     const changed = new Set(Object.keys(change).filter((key) => /** @type {any} */ (change)[key] !== /** @type {any} */ (this.view)[key]));
     if (!changed.size) return;

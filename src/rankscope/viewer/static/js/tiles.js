@@ -1,11 +1,11 @@
-// Tiles of tracks: asked for when they come into view, kept, and stood in for by coarser ones until they arrive.
+// Tiles of tracks: requested when visible, cached, and replaced by coarser tiles until they arrive.
 
 import { columns, show } from "./api.js";
 
 const AT_A_TIME = 6;
 const MOST_KEPT = 600;
 
-/** Pixels are powers of two ns, never coarser than the screen's.
+/** The level whose pixels (2^level ns) are at most as wide as those of the screen.
  * @param {number} nsPerPixel */
 export function levelOf(nsPerPixel) {
   return Math.max(0, Math.floor(Math.log2(Math.max(nsPerPixel, 1))));
@@ -37,12 +37,12 @@ export class Tiles {
     this.asked = new Set();
   }
 
-  /** Forget what was wanted for an earlier picture: only what is on the screen now is asked for. */
+  /** Start a new frame: only tiles that it needs are requested. */
   begin() {
     this.wanted.clear();
   }
 
-  /** The tiles that show a window of a track; coarser ones where the right ones are not here yet.
+  /** The tiles for a window of a track; coarser ones in place of those that have not arrived.
    * @param {TrackKey} key @param {number} begin @param {number} end @param {number} nsPerPixel @returns {Tile[]} */
   of(key, begin, end, nsPerPixel) {
     const level = levelOf(nsPerPixel);
@@ -53,7 +53,7 @@ export class Tiles {
       const tile = this.kept.get(name);
       if (tile) {
         this.kept.delete(name);
-        this.kept.set(name, tile); // the youngest is last
+        this.kept.set(name, tile); // the most recently used is last
         found.set(name, tile);
         continue;
       }
@@ -70,7 +70,7 @@ export class Tiles {
     return [...found.values()].sort((a, b) => b.level - a.level);
   }
 
-  /** Ask for what is wanted and not yet on its way. */
+  /** Request the tiles that are needed and not yet requested. */
   fetch() {
     for (const [name, { key, level, index }] of this.wanted) {
       if (this.asked.size >= AT_A_TIME) return;

@@ -1,9 +1,10 @@
-// The tracks of the window: ranks as strips of shares, open ranks with their streams and threads.
+// The tracks: each rank as a strip of its activity, expanded ranks with their streams and threads.
 
 import { columns, json, show } from "./api.js";
 import { byId } from "./dom.js";
 import { moment, percent, ticks, time } from "./format.js";
-import { GAP, GUTTER, HEADER, LANE, rankName, rowsOf, visible } from "./layout.js";
+import { GAP, GUTTER, HEADER, LABEL_CHARACTERS, LANE, rankName, rowsOf, visible } from "./layout.js";
+import { shortenName } from "./names.js";
 import { mix } from "./palette.js";
 import { paint, paintShares } from "./raster.js";
 import { Counters } from "./counters.js";
@@ -48,7 +49,7 @@ export class Timeline {
     return (end - begin) / this.width;
   }
 
-  /** One picture a frame, however many reasons there are. */
+  /** Draw in the next animation frame, once for any number of calls. */
   redraw() {
     if (this.pending) return;
     this.pending = true;
@@ -180,7 +181,7 @@ export class Timeline {
     g.textAlign = "right";
     g.textBaseline = "middle";
     g.fillStyle = app.palette.text["ink-2"];
-    g.fillText(shorten(row.track.label, 19), GUTTER - 10, row.y + LANE / 2);
+    g.fillText(shortenName(row.track.label, LABEL_CHARACTERS), GUTTER - 10, row.y + LANE / 2);
     if (!tiles.length) return;
     const image = new ImageData(width, row.lanes);
     paint(new Uint32Array(image.data.buffer), width, row.lanes, tiles, begin, this.nsPerPixel, app.palette);
@@ -195,7 +196,7 @@ export class Timeline {
     const { app } = this;
     const { begin } = app.store.view;
     const chosen = app.store.view.slice;
-    const done = new Set(); // a slice may be in a coarse tile and in the fine one that replaces it
+    const done = new Set(); // a slice can be in a coarse tile and in the fine tile that replaces it
     g.font = "11px system-ui, 'DejaVu Sans', sans-serif";
     g.textAlign = "left";
     for (const tile of tiles) {
@@ -218,8 +219,8 @@ export class Timeline {
         if (tile.kind[at] === 1 || tile.kind[at] === 2) g.fillStyle = "#1b1400";
         const name = tile.names[String(tile.name[at])] ?? "";
         const room = Math.floor((to - from - 8) / 6);
-        const label = to - from > 120 ? `${name}  ${time(tile.duration[at])}` : name;
-        g.fillText(shorten(label, room), GUTTER + from + 5, y + LANE / 2);
+        const duration = to - from > 120 ? `  ${time(tile.duration[at])}` : "";
+        g.fillText(shortenName(name, room - duration.length) + duration, GUTTER + from + 5, y + LANE / 2);
       }
     }
   }
@@ -273,7 +274,7 @@ export class Timeline {
     g.setLineDash([]);
   }
 
-  /** Shares of the window for the ranks in view; the last ones stay until the new ones are here.
+  /** Request the activity of the visible ranks in the window; the previous one is shown until it arrives.
    * @param {number[]} ranks */
   loadStrips(ranks) {
     const { begin, end } = this.app.store.view;
@@ -292,7 +293,7 @@ export class Timeline {
     }, 60);
   }
 
-  /** What lies under a point of the canvas.
+  /** The element at a point of the canvas.
    * @param {number} x @param {number} y @returns {{ rank?: number, hit?: Hit, header?: boolean, track?: any }} */
   at(x, y) {
     const inside = y - AXIS + this.box.scrollTop;
@@ -327,7 +328,7 @@ export class Timeline {
     return best;
   }
 
-  /** Bring a rank or one of its tracks into view.
+  /** Scroll to a rank or one of its tracks.
    * @param {number} rank @param {{ segment: number, track: number, depth?: number }} [track] */
   scrollTo(rank, track) {
     const row = this.layout().rows.find((r) => r.rank === rank
@@ -339,7 +340,4 @@ export class Timeline {
   }
 }
 
-/** @param {string} text @param {number} room */
-function shorten(text, room) {
-  return text.length <= room ? text : room < 3 ? "" : `${text.slice(0, room - 1)}…`;
-}
+

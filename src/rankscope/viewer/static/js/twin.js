@@ -1,4 +1,4 @@
-// The ranks as a list of buttons, for those who hear the page: open, close, and what each spends its time on.
+// The ranks as a list of buttons for screen readers: expand, collapse, and the shares of each.
 
 import { byId, fill, h } from "./dom.js";
 import { percent } from "./format.js";

@@ -1,4 +1,4 @@
-// What is wrong, in one line, before anything else.
+// The headline: the costliest finding and the main figures.
 
 import { json, show } from "./api.js";
 import { byId, fill, h } from "./dom.js";
@@ -15,8 +15,8 @@ export async function drawVerdict(app) {
     if (worst?.ranks?.length === 1) app.overview.hot = worst.ranks[0];
     const steps = app.run.steps.map((step) => step.dur_ns).sort((a, b) => a - b);
     fill(byId("verdict"),
-      h("div", {}, h("h1", {}, worst ? worst.title : "Nothing stands out."),
-        h("p", {}, worst ? worst.evidence : "No analysis found anything that costs time worth naming.")),
+      h("div", {}, h("h1", {}, worst ? worst.title : "No problems found."),
+        h("p", {}, worst ? worst.evidence : "No report has a finding.")),
       steps.length ? kpi(time(steps[Math.floor(steps.length / 2)]), `step, median of ${steps.length}`) : "",
       kpi(percent(sum(whole, "compute_ns") / span), "compute", "compute"),
       kpi(percent(sum(whole, "exposed_comm_ns") / span), "exposed communication", "comm"),

@@ -7,7 +7,7 @@ import { table } from "../table.js";
 
 /** @param {import("../app.js").App} app */
 export async function diffPanel(app) {
-  if (!app.run.titles) return h("p", { class: "quiet" }, "One run is open. Two side by side: rankscope view BASE NEW");
+  if (!app.run.titles) return h("p", { class: "quiet" }, "Only one run is open. To compare two: rankscope view BASE NEW");
   const result = await json("diff");
   const rows = result.rows.map((/** @type {any} */ row) => {
     const show = (/** @type {number | null} */ value) => (row.report === "memory" ? quantity(value, "bytes") : time(value));

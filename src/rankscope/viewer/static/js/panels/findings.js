@@ -1,4 +1,4 @@
-// What the analyses found, most expensive first; each leads to where it can be seen.
+// The findings, costliest first, each with a button that shows it in the timeline.
 
 import { h } from "../dom.js";
 import { time } from "../format.js";
@@ -6,7 +6,7 @@ import { time } from "../format.js";
 /** @param {import("../app.js").App} app */
 export async function findingsPanel(app) {
   const findings = await app.panels.findings();
-  if (!findings.length) return h("p", { class: "quiet" }, "Nothing found: no analysis saw anything that costs time worth naming.");
+  if (!findings.length) return h("p", { class: "quiet" }, "No findings.");
   return h("div", {}, findings.map((finding) => h("article", { class: `card ${finding.severity}` },
     finding.span || finding.ranks?.length
       ? h("button", { class: "go", onclick: () => app.panels.goToFinding(finding), "aria-label": `show: ${finding.title}` }, "show →") : "",

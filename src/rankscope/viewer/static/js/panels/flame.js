@@ -1,8 +1,9 @@
-// Where host or device time goes, by ops, modules or Python lines: a flame graph, widest first.
+// A flame graph of host or device time, by op, module or Python function.
 
 import { json } from "../api.js";
 import { fill, h, s } from "../dom.js";
 import { percent, time } from "../format.js";
+import { shortenName } from "../names.js";
 
 const [WIDTH, ROW] = [376, 18];
 const choice = { by: "op", time: "host" };
@@ -18,7 +19,7 @@ export async function flamePanel(app) {
   const picture = h("div");
   const open = (/** @type {any} */ node) => fill(picture, graph(node, tree.total_ns, open, node === tree ? null : () => open(tree)));
   if (tree.total_ns) open(tree);
-  return h("div", {}, h("div", { class: "row" }, pick("by", ["op", "module", "python"]), pick("time", ["host", "device"]), h("span", { class: "quiet" }, `rank ${rank}${area ? ", the selected stretch" : ""}`)),
+  return h("div", {}, h("div", { class: "row" }, pick("by", ["op", "module", "python"]), pick("time", ["host", "device"]), h("span", { class: "quiet" }, `rank ${rank}${area ? ", selected time range" : ""}`)),
     tree.total_ns ? picture : h("p", { class: "quiet" }, tree.note));
 }
 
@@ -29,10 +30,10 @@ function graph(root, whole, open, back) {
   /** @param {any} node @param {number} x @param {number} width @param {number} level */
   function place(node, x, width, level) {
     if (width < 0.6) return;
-    const label = `${node.name}: ${time(node.total_ns)}, ${percent(node.total_ns / (whole || 1))}, itself ${time(node.self_ns)}`;
+    const label = `${node.name}: ${time(node.total_ns)}, ${percent(node.total_ns / (whole || 1))}, self ${time(node.self_ns)}`;
     const group = s("g", { tabindex: 0, role: "treeitem", "aria-label": label }, s("title", {}, label),
       s("rect", { x, y: level * ROW, width: Math.max(width - 0.7, 0.4), height: ROW - 1, fill: level % 2 ? "var(--op)" : "var(--annotation)" }),
-      width > 30 ? s("text", { x: x + 3, y: level * ROW + 12 }, node.name.slice(0, Math.floor(width / 5.4))) : "");
+      width > 30 ? s("text", { x: x + 3, y: level * ROW + 12 }, shortenName(node.name, Math.floor(width / 5.4))) : "");
     group.addEventListener("click", () => open(node));
     group.addEventListener("keydown", (event) => { if (/** @type {KeyboardEvent} */ (event).key === "Enter") open(node); });
     picture.append(group);
@@ -44,7 +45,7 @@ function graph(root, whole, open, back) {
     }
   }
   place(root, 0, WIDTH, 0);
-  return h("div", {}, back ? h("div", { class: "row" }, h("button", { class: "plain", onclick: back }, "Back to all")) : "", picture);
+  return h("div", {}, back ? h("div", { class: "row" }, h("button", { class: "plain", onclick: back }, "Show all")) : "", picture);
 }
 
 /** @param {any} node @returns {number} */

@@ -1,4 +1,4 @@
-// Memory over time, and who held it at the peak.
+// Memory over time, and what was allocated at the peak.
 
 import { json } from "../api.js";
 import { h, s } from "../dom.js";
@@ -15,7 +15,7 @@ export async function memoryPanel(app) {
   const reports = app.run.reports.map((report) => report.name);
   const holders = reports.includes("allocators") ? await json("report", { name: "allocators", ranks: rank, top: 30 }) : null;
   return h("div", {}, curves.map((/** @type {any} */ curve) => h("div", {}, h("h2", {}, `Rank ${rank}, ${curve.device}`), chart(app, curve))),
-    holders?.rows.length ? h("div", {}, h("h2", {}, "Live at the peak"), table(holders.columns, holders.rows)) : "");
+    holders?.rows.length ? h("div", {}, h("h2", {}, "Allocated at the peak"), table(holders.columns, holders.rows)) : "");
 }
 
 /** @param {import("../app.js").App} app @param {any} curve */

@@ -1,7 +1,7 @@
-// The right side: one panel at a time, chosen by tab or number.
+// The panels on the right: one is shown at a time, selected by tab or number key.
 
 import { json, show } from "../api.js";
-import { byId, fill, h, speak } from "../dom.js";
+import { byId, fill, h, announce } from "../dom.js";
 import { diffPanel } from "./diff.js";
 import { findingsPanel } from "./findings.js";
 import { flamePanel } from "./flame.js";
@@ -28,7 +28,7 @@ export class Panels {
   constructor(app) {
     this.app = app;
     this.box = byId("panel");
-    /** @type {any} the slice that is chosen, with all that is known of it */
+    /** @type {any} the selected slice, with its details */
     this.slice = null;
     this.turn = 0;
     this.finding = -1;
@@ -61,7 +61,7 @@ export class Panels {
     this.box.setAttribute("aria-busy", "true");
     try {
       const content = await (PANELS[tab] ?? PANELS.findings).draw(this.app);
-      if (turn === this.turn) fill(this.box, content); // the old picture stays until the new one is here
+      if (turn === this.turn) fill(this.box, content); // the old content stays until the new one is complete
     } catch (error) {
       show(error);
     }
@@ -86,7 +86,7 @@ export class Panels {
     this.tabs[next].focus();
   }
 
-  /** All findings, worst first; asked for once. @returns {Promise<any[]>} */
+  /** All findings, most severe first; requested once. @returns {Promise<any[]>} */
   findings() {
     this.asked ??= json("findings").then((answer) => /** @type {any[]} */ (answer.findings));
     return this.asked;
@@ -94,7 +94,7 @@ export class Panels {
 
   async nextFinding() {
     const all = await this.findings();
-    if (!all.length) return speak("nothing found");
+    if (!all.length) return announce("no findings");
     this.finding = (this.finding + 1) % all.length;
     this.app.store.set({ tab: "findings" });
     return this.goToFinding(all[this.finding]);
@@ -112,6 +112,6 @@ export class Panels {
       app.store.set({ open: [...new Set([...app.store.view.open, ...few])] });
       app.timeline.loadTracks().then(() => app.timeline.scrollTo(finding.ranks[0]));
     }
-    speak(finding.title);
+    announce(finding.title);
   }
 }

@@ -1,4 +1,4 @@
-// Ops and kernels under the roof: intensity against rate, both logarithmic.
+// Roofline chart of ops and kernels: rate against intensity, both logarithmic.
 
 import { json } from "../api.js";
 import { h, s } from "../dom.js";
@@ -13,7 +13,7 @@ export async function rooflinePanel(app) {
   const result = await json("report", { name: "roofline" });
   const points = result.rows.filter((/** @type {any} */ row) => row.intensity > 0 && row.flop_s > 0);
   const notes = result.notes.map((/** @type {string} */ note) => h("p", { class: "quiet" }, note));
-  if (!points.length) return h("div", {}, h("p", { class: "quiet" }, "No op has known FLOPs. Record shapes: rankscope profile --record-shapes"), notes);
+  if (!points.length) return h("div", {}, h("p", { class: "quiet" }, "No op has known FLOPs. To record shapes: rankscope profile --record-shapes"), notes);
   return h("div", {}, h("h2", {}, "Roofline"), chart(points), table(result.columns, result.rows), notes);
 }
 

@@ -1,4 +1,4 @@
-// What is chosen: a slice with all that hangs on it, a collective on every rank, or a stretch of time.
+// The selection: a slice with its details, a collective on all ranks, or a time range.
 
 import { json } from "../api.js";
 import { h, s } from "../dom.js";
@@ -10,7 +10,7 @@ export async function selectionPanel(app) {
   const { slice, area } = app.store.view;
   if (slice) return slicePanel(app, slice);
   if (area) return areaPanel(app, area);
-  return h("p", { class: "quiet" }, "Click a slice to see what it is and how it compares; drag over the tracks to see what fills a stretch of time.");
+  return h("p", { class: "quiet" }, "Click a slice to see its details. Drag over the tracks to see what runs in a time range.");
 }
 
 /** @param {import("../app.js").App} app @param {import("../state.js").SliceKey} key */
@@ -25,10 +25,10 @@ async function slicePanel(app, key) {
   return h("div", {}, h("h2", {}, slice.name),
     h("dl", {}, facts(slice).flatMap(([name, value]) => [h("dt", {}, name), h("dd", {}, value)])),
     peers ? collective(app, peers) : "",
-    h("h2", {}, `Against all ${compared.count.toLocaleString("en")} of this name`),
-    h("p", { class: "quiet" }, `p50 ${time(compared.p50_ns)}, p99 ${time(compared.p99_ns)}, max ${time(compared.max_ns)}; ${compared.longer.toLocaleString("en")} are longer`),
+    h("h2", {}, `Compared with ${compared.count.toLocaleString("en")} slices of this name`),
+    h("p", { class: "quiet" }, `p50 ${time(compared.p50_ns)}, p99 ${time(compared.p99_ns)}, max ${time(compared.max_ns)}; ${compared.longer.toLocaleString("en")} longer`),
     histogram(compared.histogram, slice.dur_ns),
-    h("h2", {}, "Comes from"), related(app, slice),
+    h("h2", {}, "Called from"), related(app, slice),
     slice.launched.length ? h("div", {}, h("h2", {}, "Launched"), links(app, slice, slice.launched)) : "",
     Object.keys(slice.args).length ? h("div", {}, h("h2", {}, "Arguments"),
       h("dl", {}, Object.entries(slice.args).flatMap(([name, value]) => [h("dt", {}, name), h("dd", {}, text(value))]))) : "");
@@ -50,7 +50,7 @@ function text(value) {
 /** @param {import("../app.js").App} app @param {any} slice */
 function related(app, slice) {
   const entries = Object.entries(slice.related);
-  if (!entries.length) return h("p", { class: "quiet" }, "Nothing around it is recorded (stacks: rankscope profile --with-stack).");
+  if (!entries.length) return h("p", { class: "quiet" }, "No callers are recorded. To record stacks: rankscope profile --with-stack");
   return h("dl", {}, entries.flatMap(([name, other]) => [h("dt", {}, name), h("dd", {}, links(app, slice, [other]))]));
 }
 
@@ -74,7 +74,7 @@ function histogram(bins, mine) {
   const most = Math.max(...bins.counts, 1);
   const width = 360 / bins.counts.length;
   const chosen = bins.edges_ns.findIndex((/** @type {number} */ edge, /** @type {number} */ at) => mine >= edge && mine < (bins.edges_ns[at + 1] ?? Infinity));
-  const chart = s("svg", { viewBox: "0 0 380 74", class: "chart", role: "img", "aria-label": "How long slices of this name take" });
+  const chart = s("svg", { viewBox: "0 0 380 74", class: "chart", role: "img", "aria-label": "Histogram of durations of slices with this name" });
   bins.counts.forEach((/** @type {number} */ count, /** @type {number} */ at) => {
     const height = count ? Math.max(2, (48 * count) / most) : 0;
     chart.append(s("rect", { x: 10 + at * width, y: 54 - height, width: Math.max(width - 1, 1), height, fill: at === chosen ? "var(--bad)" : "var(--compute)" },
@@ -88,14 +88,14 @@ function histogram(bins, mine) {
 function markPeers(app, peers) {
   if (!peers || peers.rows.length < 2) { app.timeline.marks = []; return; }
   const last = peers.rows.reduce((/** @type {any} */ a, /** @type {any} */ b) => (b.start_ns > a.start_ns ? b : a));
-  app.timeline.marks = peers.last === null ? [] : [{ at: last.start_ns, text: `rank ${peers.last} arrives last, +${time(last.arrives_ns)}` }];
+  app.timeline.marks = peers.last === null ? [] : [{ at: last.start_ns, text: `rank ${peers.last} arrives last, ${time(last.arrives_ns)} after the first` }];
 }
 
 /** @param {import("../app.js").App} app @param {any} peers */
 function collective(app, peers) {
-  const columns = [{ name: "rank", title: peers.title }, { name: "arrives_ns", title: "arrives", unit: "ns" }, { name: "wait_ns", title: "waits", unit: "ns" },
-    { name: "dur_ns", title: "takes", unit: "ns" }];
-  return h("div", {}, h("h2", {}, "On every rank"), h("p", { class: "quiet" }, peers.text),
+  const columns = [{ name: "rank", title: peers.title }, { name: "arrives_ns", title: "arrival", unit: "ns" }, { name: "wait_ns", title: "wait", unit: "ns" },
+    { name: "dur_ns", title: "duration", unit: "ns" }];
+  return h("div", {}, h("h2", {}, "On all ranks"), h("p", { class: "quiet" }, peers.text),
     table(columns, peers.rows, { hot: (row) => row.rank === peers.last, go: (row) => app.goTo(row) }));
 }
 
@@ -103,12 +103,12 @@ function collective(app, peers) {
 async function areaPanel(app, area) {
   const open = app.store.view.open.length ? app.store.view.open : app.ranks;
   const answer = await json("area", { begin: area[0], end: area[1], ranks: open.slice(0, 64).join(",") });
-  const columns = [{ name: "name" }, { name: "inside_ns", title: "inside", unit: "ns" }, { name: "count" }, { name: "avg_ns", title: "average", unit: "ns" }, { name: "category" }];
+  const columns = [{ name: "name" }, { name: "inside_ns", title: "time in range", unit: "ns" }, { name: "count" }, { name: "avg_ns", title: "average", unit: "ns" }, { name: "category" }];
   return h("div", {}, h("h2", {}, `${time(area[1] - area[0])} on ${open.length} rank${open.length === 1 ? "" : "s"}`),
     answer.shares.map((/** @type {any} */ share) => h("div", { class: "row" }, h("span", { class: "quiet" }, `rank ${share.rank}`), bar(share),
       h("span", {}, `compute ${percent(share.compute)}, exposed communication ${percent(share.comm)}, idle ${percent(share.idle)}`))),
-    h("div", { class: "row" }, h("button", { class: "plain", onclick: () => app.show(area[0], area[1], { history: true }) }, "Zoom to it")),
-    h("h2", {}, "What fills it"), table(columns, answer.names, { caption: "Names in the selected stretch" }));
+    h("div", { class: "row" }, h("button", { class: "plain", onclick: () => app.show(area[0], area[1], { history: true }) }, "Zoom to the range")),
+    h("h2", {}, "Slices in the range"), table(columns, answer.names, { caption: "Names in the selected time range" }));
 }
 
 /** @param {any} share */

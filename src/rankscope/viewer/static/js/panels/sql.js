@@ -1,4 +1,4 @@
-// Anything else: SQL over the run, read-only.
+// Read-only SQL over the run.
 
 import { json, ServerError } from "../api.js";
 import { fill, h } from "../dom.js";

@@ -1,4 +1,4 @@
-// Every report of `rankscope stats`, sortable.
+// All reports of `rankscope stats` as sortable tables.
 
 import { json } from "../api.js";
 import { h } from "../dom.js";

@@ -1,4 +1,4 @@
-"""One collective on every rank: who came last, who waited how long, how fast the data moved."""
+"""Route for one collective on all its ranks: arrival, wait, the last rank to arrive, and bandwidth."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from rankscope.analysis.across_ranks.collective_waits import Waits, waits
 from rankscope.collective_kinds import KINDS
 from rankscope.store.arrays import NONE
 from rankscope.units import format_bytes, format_ns
-from rankscope.viewer.server import Answer, Route
+from rankscope.viewer.answers import Answer, Route
 from rankscope.viewer.session import Session
 
 
@@ -17,14 +17,14 @@ def routes(session: Session) -> dict[str, Route]:
 
 
 def collective(session: Session, query: dict[str, str]) -> Answer:
-    """The peers of a slice that communicates, one row a rank, in order of arrival."""
+    """The collective that a slice belongs to: one row per rank, in order of arrival."""
     rank, segment, id = (int(query[name]) for name in ("rank", "segment", "id"))
     with session.database() as run:
         found = waits(run)
     rows = found.rows
     mine = np.flatnonzero((rows.rank == rank) & (rows.segment == segment) & (rows.slice == id))
     if len(mine) == 0:
-        raise ValueError("this slice is no collective")
+        raise ValueError("this slice is not a collective")
     match = int(rows.match[mine[0]])
     members = mine if match == NONE else np.flatnonzero(rows.match == match)
     first = int(rows.start[members].min())
@@ -59,7 +59,7 @@ def _describe(found: Waits, at: int, match: int, ranks: int) -> str:
     if rows.bytes[at] != NONE:
         words.append(format_bytes(int(rows.bytes[at])))
     if match == NONE:
-        return ", ".join([*words, "no counterpart on other ranks"])
+        return ", ".join([*words, "not matched with other ranks"])
     transfer = int(found.transfer[match])
     if transfer != NONE:
         words.append(f"transfer {format_ns(transfer)}")

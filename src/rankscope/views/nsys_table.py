@@ -1,4 +1,7 @@
-"""A Result as `nsys stats` shows it in a terminal: columns under centred headings, numbers to the right."""
+"""A Result in the column format of `nsys stats`: centred headings, numbers aligned to the right.
+
+Long names are cut at the end, as nsys does, so that both outputs can be compared line by line.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +13,12 @@ from rankscope.views.columns import plain
 from rankscope.views.text import clean
 
 _WIDEST = 100
-_LOOKED_AT = 100
-"""Rows that decide how wide a column is; what is longer further down is cut too, as nsys does it."""
+_MEASURED_ROWS = 100
+"""Rows that determine the width of a column. Longer cells in later rows are cut, as in nsys."""
 
 
-def nsys_columns(result: Result) -> str:
-    """Title, headings, rule and rows; without rows, why there are none."""
+def nsys_table(result: Result) -> str:
+    """Title, headings, rule and rows; without rows, the reason."""
     lines = ["", f" ** {clean(result.title)} ({result.name}):", ""]
     if result.rows:
         lines += _grid(result)
@@ -28,7 +31,7 @@ def nsys_columns(result: Result) -> str:
 def _grid(result: Result) -> list[str]:
     cells = [[_cell(row.get(column.name), column) for column in result.columns] for row in result.rows]
     widths = [
-        max(display_width(column.name), *(display_width(row[i][0]) for row in cells[:_LOOKED_AT]))
+        max(display_width(column.name), *(display_width(row[i][0]) for row in cells[:_MEASURED_ROWS]))
         for i, column in enumerate(result.columns)
     ]
     widths = [
@@ -39,12 +42,14 @@ def _grid(result: Result) -> list[str]:
         _centred(column.name, width) for column, width in zip(result.columns, widths, strict=True)
     )
     rule = "  ".join("-" * width for width in widths)
-    rows = ["  ".join(_set(*cell, width) for cell, width in zip(row, widths, strict=True)) for row in cells]
+    rows = [
+        "  ".join(_aligned(*cell, width) for cell, width in zip(row, widths, strict=True)) for row in cells
+    ]
     return [f" {line}" for line in (heading, rule, *rows)]
 
 
 def _cell(value: Any, column: Column) -> tuple[str, bool]:
-    """The text, and whether it is a number."""
+    """The text, and whether it is a number (aligned to the right)."""
     value = plain(value)
     if value is None:
         return "", False
@@ -58,7 +63,7 @@ def _centred(text: str, width: int) -> str:
     return " " * (space // 2) + text + " " * (space - space // 2)
 
 
-def _set(text: str, right: bool, width: int) -> str:
+def _aligned(text: str, right: bool, width: int) -> str:
     if display_width(text) > width:
         text = text[: width - 1] + "…"
     space = " " * (width - display_width(text))

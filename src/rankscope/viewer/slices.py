@@ -1,4 +1,4 @@
-"""What the page asks when something is pointed at: a slice, a stretch of time, a name."""
+"""Routes about slices: one slice in detail, all slices in a time range, search by name."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 from rankscope.analysis.across_ranks.heatmap import CLASSES
 from rankscope.store.run import Run
-from rankscope.viewer.server import Answer, Route
+from rankscope.viewer.answers import Answer, Route
 from rankscope.viewer.session import Session
 
 _BINS = 32
@@ -28,7 +28,7 @@ def routes(session: Session) -> dict[str, Route]:
 
 
 def slice_details(session: Session, query: dict[str, str]) -> Answer:
-    """One slice: its arguments, how it compares with all of its name, and what it hangs on."""
+    """One slice: its arguments, its duration compared with others of its name, its callers and launches."""
     key = [int(query[name]) for name in ("rank", "segment", "id")]
     with session.drawing() as run:
         found = run.records("SELECT * FROM slices WHERE rank = ? AND segment = ? AND id = ?", key)
@@ -78,7 +78,7 @@ def _brief(run: Run, key: list[int], id: int) -> dict[str, Any] | None:
 
 
 def _compare(run: Run, slice: dict[str, Any]) -> dict[str, Any]:
-    """The durations of all slices of this name and category, over all ranks."""
+    """Statistics of the durations of all slices with this name and category, over all ranks."""
     durations = run.arrays(
         "SELECT greatest(dur_ns, 0) AS dur FROM slices WHERE name = ? AND category IS NOT DISTINCT FROM ?",
         [slice["name"], slice["category"]],
@@ -102,7 +102,7 @@ def _compare(run: Run, slice: dict[str, Any]) -> dict[str, Any]:
 
 
 def area(session: Session, query: dict[str, str]) -> Answer:
-    """A stretch of time on some ranks: the classes of each rank, and the names that fill it."""
+    """A time range on some ranks: the share of each class per rank, and the names that take most time."""
     begin, end = int(query["begin"]), int(query["end"])
     if end <= begin:
         raise ValueError("the window is empty")
@@ -130,7 +130,7 @@ def area(session: Session, query: dict[str, str]) -> Answer:
 
 
 def search(session: Session, query: dict[str, str]) -> Answer:
-    """Names that contain a text, with how often and how long."""
+    """Names that contain a text, with count and total time."""
     with session.drawing() as run:
         names = run.records(
             "SELECT name, category, count(*) AS count, count(DISTINCT rank) AS ranks, sum(dur_ns) AS total_ns, "
@@ -142,7 +142,7 @@ def search(session: Session, query: dict[str, str]) -> Answer:
 
 
 def find(session: Session, query: dict[str, str]) -> Answer:
-    """The next or the previous slice of a name, in order of start over the ranks in view."""
+    """The next or previous slice with a name, in order of start, on one rank or all."""
     at, back = int(query["at"]), query.get("direction") == "previous"
     conditions, values = ["name = ?", f"start_ns {'<' if back else '>'} ?"], [query["name"], at]
     if query.get("rank"):
@@ -158,7 +158,7 @@ def find(session: Session, query: dict[str, str]) -> Answer:
 
 
 def neighbour(session: Session, query: dict[str, str]) -> Answer:
-    """The slice before or after one on its own row."""
+    """The slice before or after a slice in the same row."""
     rank, segment, id, by = (int(query[name]) for name in ("rank", "segment", "id", "by"))
     lanes = session.lanes(rank, segment)
     (place,) = np.flatnonzero(np.asarray(lanes.id) == id).tolist() or [-1]

@@ -1,4 +1,4 @@
-"""The communication of one rank as lanes of its own, above its streams: what it takes part in, group by group."""
+"""The collectives of one rank as a track of its own, which the page draws above the streams."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from rankscope.viewer.lanes import KINDS, Lanes
 from rankscope.viewer.level_of_detail import Ints, build_pyramid
 
 COMMUNICATION = -1
-"""The number of this track; the store's begin at 0."""
+"""The number of this track; those of the store begin at 0."""
 
 
 def communication(run: Run, rank: int) -> Lanes:
-    """Collectives of a rank, in as many rows as overlap; names are the kind and the group."""
+    """The collectives of a rank, those that overlap in separate rows. A name is the kind and the group."""
     found = run.collectives.pick(run.collectives.rank == rank)
     order = np.lexsort((found.end, found.start))
     start, end = found.start[order], np.maximum(found.end[order], found.start[order])
@@ -49,7 +49,7 @@ def _label(label: int, groups: tuple[object, ...]) -> str:
 
 
 def _rows(start: Ints, end: Ints) -> Ints:
-    """The first row that is free for each, in order of start."""
+    """For each interval, in order of start, the first row that is free."""
     row = np.zeros(len(start), dtype=np.int64)
     busy: list[tuple[int, int]] = []
     free: list[int] = []

@@ -1,8 +1,7 @@
-"""What the page asks while it draws: the run, the map, tracks and tiles. docs/viewer.md lists every route."""
+"""Routes for drawing: the run, the overview of all ranks, the tracks of a rank, and tiles of a track."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,34 +9,29 @@ import numpy as np
 from rankscope.analysis import REPORTS
 from rankscope.store.run import Run
 from rankscope.units import format_ns
-from rankscope.viewer.communication import COMMUNICATION
+from rankscope.viewer.answers import Answer, Route
+from rankscope.viewer.collective_lanes import COMMUNICATION
 from rankscope.viewer.lanes import KINDS
-from rankscope.viewer.server import Answer, Route
 from rankscope.viewer.session import Session
 
 TILE_WIDTH = 1024
-"""Pixels of a tile; a tile is (level, index): pixels of 2**level ns, from index * TILE_WIDTH pixels on."""
+"""Pixels of a tile. Tile (level, index) has pixels of 2**level ns and starts at pixel index * TILE_WIDTH."""
 _MOST_COLUMNS = 4096
 
 _TRACK_ORDER = ("communication", "stream", "thread", "async", "annotation", "span")
 
 
 def routes(session: Session) -> dict[str, Route]:
-    """By name, the questions this module answers."""
-
-    def bound(function: Callable[[Session, dict[str, str]], Answer]) -> Route:
-        return lambda query: function(session, query)
-
     return {
-        "run": bound(run_facts),
-        "overview": bound(overview),
-        "tracks": bound(tracks),
-        "tile": bound(tile),
+        "run": lambda query: run_info(session),
+        "overview": lambda query: overview(session, query),
+        "tracks": lambda query: tracks(session, query),
+        "tile": lambda query: tile(session, query),
     }
 
 
-def run_facts(session: Session, query: dict[str, str]) -> Answer:
-    """What the page starts from: ranks, steps, bounds, reports."""
+def run_info(session: Session) -> Answer:
+    """What the page loads first: ranks, steps, bounds, names of reports."""
     begin, end = session.bounds
     with session.database() as opened:
         steps = opened.records(
@@ -61,21 +55,21 @@ def run_facts(session: Session, query: dict[str, str]) -> Answer:
 
 
 def _clocks(run: Run) -> dict[str, Any]:
-    """How far times of different ranks can be compared, in words."""
+    """How well the clocks of the ranks are aligned, as a text for the page's header."""
     if len(run.ranks) < 2:
         return {"text": ""}
     if run.clock_mode == "raw":
         return {"text": "wall clocks"}
     measured = [clock.error_ns for clock in run.clocks.ranks if clock.error_ns is not None]
-    alone = sum(clock.method == "wall clock" for clock in run.clocks.ranks)
+    not_aligned = sum(clock.method == "wall clock" for clock in run.clocks.ranks)
     text = f"clocks ±{format_ns(max(measured))}" if measured else "clocks not measured"
-    return {"text": text + (f", {alone} ranks not aligned" if alone else "")}
+    return {"text": text + (f", {not_aligned} ranks not aligned" if not_aligned else "")}
 
 
 def overview(session: Session, query: dict[str, str]) -> Answer:
-    """The map: for some ranks, the share of each column of time spent on each class, 0 to 255.
+    """For each rank and column of pixels, the share of time spent in each class, as 0 to 255.
 
-    Rows of all ranks one after another; `first` and `last` say where a rank's own time begins and ends.
+    The rows of all ranks are concatenated. `first_ns` and `last_ns` are the bounds of each rank's own recording.
     """
     begin, end = int(query["begin"]), int(query["end"])
     width = min(int(query.get("width", "1000")), _MOST_COLUMNS)
@@ -86,7 +80,7 @@ def overview(session: Session, query: dict[str, str]) -> Answer:
     times = [session.rank_time(rank) for rank in ranks]
     shares = np.stack([time.shares(edges) for time in times], axis=1)
     bounds = np.array([time.bounds or (0, 0) for time in times], dtype=np.float64)
-    cells = np.ceil(shares * 255).astype(np.uint8)  # whatever ran in a column leaves a trace of colour
+    cells = np.ceil(shares * 255).astype(np.uint8)  # rounded up: the shortest activity stays visible
     return (
         {
             "ranks": ranks,
@@ -106,7 +100,7 @@ def overview(session: Session, query: dict[str, str]) -> Answer:
 
 
 def tracks(session: Session, query: dict[str, str]) -> Answer:
-    """The tracks of one rank in drawing order: streams, then threads, then the rest."""
+    """The tracks of one rank in drawing order: collectives, streams, threads, then the rest."""
     rank = int(query["rank"])
     with session.drawing() as opened:
         rows = opened.records(
@@ -129,21 +123,21 @@ def tracks(session: Session, query: dict[str, str]) -> Answer:
             }
         )
     order = {kind: place for place, kind in enumerate(_TRACK_ORDER)}
-    rows.sort(key=lambda row: (order.get(row["kind"], len(order)), row["device"] or 0, *_busiest(row)))
+    rows.sort(key=lambda row: (order.get(row["kind"], len(order)), row["device"] or 0, *_sort_key(row)))
     return {"rank": rank, "tracks": rows}
 
 
-def _busiest(row: dict[str, Any]) -> tuple[int, int]:
-    """Streams with most to show first: torch makes dozens for copies. Threads stay in the file's order."""
+def _sort_key(row: dict[str, Any]) -> tuple[int, int]:
+    """Streams with most slices first, since torch creates dozens for copies. Threads stay in the file's order."""
     return (-row["slices"] if row["kind"] == "stream" else 0, row["segment"])
 
 
 def tile(session: Session, query: dict[str, str]) -> Answer:
-    """One tile of one track: for each row and pixel the longest slice that starts there, and how many do."""
+    """One tile of one track: for each row and pixel, the longest slice that starts there and their number."""
     rank, segment, track = int(query["rank"]), int(query["segment"]), int(query["track"])
     level, index = int(query["level"]), int(query["index"])
     if not 0 <= level <= 60:
-        raise ValueError("levels are 0 to 60")
+        raise ValueError("level must be 0 to 60")
     if track == COMMUNICATION:
         lanes, shift = session.communication(rank), 0
     else:

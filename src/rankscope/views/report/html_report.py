@@ -1,9 +1,10 @@
-"""The report as HTML: one file, nothing asked for from elsewhere, and nothing from a trace that is not text."""
+"""The report as one self-contained HTML file. It loads nothing, and text from traces is escaped."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
@@ -11,29 +12,32 @@ from rankscope.analysis.core.result import Finding, Result
 from rankscope.version import __version__
 from rankscope.views.charts import Chart
 from rankscope.views.charts.theme import style_variables
-from rankscope.views.columns import fields, values_of
+from rankscope.views.columns import Field, fields, values_of
 from rankscope.views.escape import attributes, escape
 from rankscope.views.report.content import Content, Figure, Section
 from rankscope.views.report.definitions import definition
+from rankscope.views.text import Parts, kept_parts
 
 _HERE = Path(__file__).parent
 _OPEN_ROWS = 12
-"""A table of so few rows is shown at once; a longer one opens with a click."""
+"""Tables with up to this many rows are open; longer ones open with a click."""
+_NAME_CELLS = 42
+"""Longer names in tables are shortened to this width."""
 _FONTS = (
     '--mono: ui-monospace, "SF Mono", "DejaVu Sans Mono", Menlo, monospace; '
     '--sans: system-ui, "Segoe UI", "DejaVu Sans", Helvetica, Arial, sans-serif;'
 )
-_MAP_HELP = (
-    "Each row is a rank. A stretch of time is filled from below by the share of it in which a compute kernel ran "
-    "(blue), a collective ran and no compute did (striped), only copies ran (light); what stays empty was idle. "
-    "The classes are those of the breakdown, so a row adds up to its rank's breakdown."
+_HEATMAP_HELP = (
+    "One row per rank. Time is divided into intervals. Each is filled from below by the share in which compute kernels "
+    "ran (blue), collectives ran without compute (striped), or only copies ran (light). The rest is idle. The classes "
+    "are those of the breakdown report, so the sums over a row are the breakdown of the rank."
 )
 
 
 def html_page(content: Content) -> str:
     """The whole file."""
     style, script = _style(), _script()
-    # Only what has exactly these hashes may run or style: a name from a trace cannot, even if an escape were missed.
+    # Only the script and the style with these hashes are active, so a missed escape cannot run code.
     policy = (
         f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; "
         "base-uri 'none'; form-action 'none'"
@@ -63,7 +67,7 @@ def html_page(content: Content) -> str:
             _facts(content),
             "</main>",
             f"<footer>Made by rankscope {escape(__version__)}: <code>{escape(content.command)}</code>. "
-            "This file is complete: it loads nothing, and sends nothing.</footer>",
+            "This file is self-contained: it loads nothing and sends nothing.</footer>",
             '<div id="tip" hidden role="status"></div>',
             f"<script>{script}</script>",
             "</body></html>\n",
@@ -118,17 +122,17 @@ def _figure(figure: Figure) -> str:
 def _navigation(sections: list[Section], content: Content, missing: bool) -> str:
     links = [("findings", "findings")]
     if content.heatmap:
-        links.append(("heatmap", "rank by time"))
+        links.append(("heatmap", "ranks over time"))
     links += [(section.name, section.name) for section in sections]
     if missing:
         links.append(("missing", "not recorded"))
-    links.append(("facts", "facts"))
+    links.append(("facts", "run info"))
     listed = "".join(f'<a href="#{escape(anchor)}">{escape(label)}</a>' for anchor, label in links)
     return f'<nav aria-label="Sections"><div>{listed}</div></nav>'
 
 
 def _findings(findings: tuple[Finding, ...]) -> str:
-    cards = "".join(map(_card, findings)) or '<p class="empty">No report has a finding.</p>'
+    cards = "".join(map(_card, findings)) or '<p class="empty">No findings.</p>'
     return f'<section id="findings"><h2>Findings</h2><div class="cards">{cards}</div></section>'
 
 
@@ -145,11 +149,9 @@ def _heatmap(content: Content) -> str:
     if content.heatmap is None:
         return ""
     command = f"rankscope chart {content.words} -r heatmap"
-    help_text = (
-        f'<details><summary>Definition</summary><div class="definition"><p>{_MAP_HELP}</p></div></details>'
-    )
+    help_text = f'<details><summary>Definition</summary><div class="definition"><p>{_HEATMAP_HELP}</p></div></details>'
     return (
-        '<section id="heatmap"><h2>Rank by time</h2>'
+        '<section id="heatmap"><h2>Ranks over time</h2>'
         f"<p>What did every rank do when?</p>{_chart(content.heatmap)}{help_text}{_command(command)}</section>"
     )
 
@@ -177,7 +179,7 @@ def _section(section: Section) -> str:
 
 
 def _nothing(result: Result) -> str:
-    why = "; ".join(result.notes) or "the run has nothing of the kind"
+    why = "; ".join(result.notes) or "the run contains no such data"
     return f'<p class="empty">Nothing to show: {escape(why)}.</p>'
 
 
@@ -192,16 +194,17 @@ def _table(section: Section) -> str:
         if source and source.help:
             values["title"] = source.help
         heads.append(f'<th{attributes(values)}><button type="button">{escape(column.heading)}</button></th>')
-        # Cells that pick their own unit are sorted by the value behind them.
+        # Cells with their own units are sorted by the raw value.
         raw.append(values_of(result, source) if source and source.per_row_unit else None)
+    texts = [_cells(column) for column in columns]
     lines = []
     for row in range(len(result.rows)):
         cells = []
-        for column, values_behind in zip(columns, raw, strict=True):
+        for column, text, raw_values in zip(columns, texts, raw, strict=True):
             kind = ' class="t"' if column.kind == "text" else ""
-            value = values_behind[row] if values_behind else None
-            behind = f' data-v="{value}"' if isinstance(value, (int, float)) else ""
-            cells.append(f"<td{kind}{behind}>{_cell(column.name, column.cells[row])}</td>")
+            value = raw_values[row] if raw_values else None
+            sort_by = f' data-v="{value}"' if isinstance(value, (int, float)) else ""
+            cells.append(f"<td{kind}{sort_by}>{text[row]}</td>")
         lines.append(f"<tr>{''.join(cells)}</tr>")
     anchor = f"table-{escape(section.name)}"
     opened = " open" if len(lines) <= _OPEN_ROWS else ""
@@ -214,10 +217,29 @@ def _table(section: Section) -> str:
     )
 
 
-def _cell(column: str, text: str) -> str:
-    if column == "verdict" and text in ("slower", "faster"):
-        return f'<span class="{text}">{text}</span>'
-    return escape(text)
+def _cells(column: Field) -> list[str]:
+    if column.kind != "text":
+        return [escape(text) for text in column.cells]
+    if column.name == "verdict":
+        return [
+            f'<span class="{text}">{text}</span>' if text in ("slower", "faster") else escape(text)
+            for text in column.cells
+        ]
+    return [
+        _shortened(text, kept)
+        for text, kept in zip(column.cells, kept_parts(column.cells, _NAME_CELLS), strict=True)
+    ]
+
+
+def _shortened(text: str, kept: Parts) -> str:
+    """The whole text, so that it can be copied and searched; the style sheet shows '…' for what is cut."""
+    pieces, done = [], 0
+    for begin, end in (*kept, (len(text), len(text))):
+        if begin > done:
+            pieces.append(f'<span class="cut">{escape(text[done:begin])}</span>')
+        pieces.append(escape(text[begin:end]))
+        done = end
+    return "".join(pieces)
 
 
 def _definition(result: Result) -> str:
@@ -243,13 +265,19 @@ def _missing(sections: list[Section]) -> str:
     if not sections:
         return ""
     rows = "".join(
-        f"<dt>{escape(section.name)}</dt><dd>{escape(section.question)} "
-        f"{escape('; '.join(section.result.notes) or 'nothing of the kind in this run')}</dd>"
+        f"<dt>{escape(section.name)}</dt><dd>{escape(section.question)} {escape(_sentences(section.result.notes))}</dd>"
         for section in sections
     )
     return (
-        '<section id="missing"><h2>Not recorded, or nothing to say</h2>'
-        f"<p>What records it is named.</p><dl>{rows}</dl></section>"
+        '<section id="missing"><h2>Not recorded</h2>'
+        f"<p>Reports without data, and the options that record it.</p><dl>{rows}</dl></section>"
+    )
+
+
+def _sentences(notes: Sequence[str]) -> str:
+    return (
+        " ".join(f"{note[0].upper()}{note[1:]}." for note in notes if note)
+        or "The run contains no such data."
     )
 
 

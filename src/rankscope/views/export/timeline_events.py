@@ -1,7 +1,7 @@
-"""A run, walked once for a file of its timeline: track by track, in order of time, one trace file at a time.
+"""The events of a run for export, one trace file at a time, by track and time.
 
-Viewers draw what begins and ends on one track as a stack, so slices there must nest. Those that cross another get a
-lane of their own beside the track: nothing is dropped, nothing is bent.
+Trace viewers draw the slices of a track as a stack, so they must nest. A slice that overlaps another without nesting
+goes to an extra lane beside the track. No slice is dropped or changed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _DEVICE_KINDS = ("stream", "annotation")
 
 @dataclass(frozen=True)
 class TrackInfo:
-    """A track of the store, with the place it gets under its rank: the device's first, then threads as sorted."""
+    """A track of the store and its position below the rank: device tracks first, then threads in their sort order."""
 
     track: int
     label: str
@@ -37,9 +37,9 @@ class SliceEvent:
     name: str
     category: str
     args: str | None
-    """The file's own arguments as JSON text."""
+    """The arguments in the trace file, as JSON text."""
     leaves: list[int]
-    """Numbers of the arrows that leave it."""
+    """Ids of the flow arrows that start here."""
     enters: list[int]
 
 
@@ -64,7 +64,7 @@ class Sample:
 
 
 @dataclass
-class Part:
+class TraceFile:
     """One trace file of one rank."""
 
     rank: int
@@ -76,12 +76,12 @@ class Part:
     _points: str = field(repr=False)
     first_flow: int = 0
     shift_ns: int = 0
-    """Added to every time, so that none is negative."""
+    """Added to all times, so that none is negative."""
 
     def slices(self, with_args: bool) -> Iterator[SliceEvent]:
-        """By track and start, those around others first."""
+        """By track and start; enclosing slices before the enclosed."""
         args = "e.args::VARCHAR" if with_args else "NULL"
-        # Named again: or the arguments of every rank are read for each.
+        # Repeated in the subquery: otherwise DuckDB reads the arguments of all ranks for each file.
         here = f"rank = {self.rank} AND segment = {self.segment}"
         events = f"LEFT JOIN (SELECT id, args FROM events WHERE {here}) e ON e.id = s.id"
         rows = self._run.stream(f"""
@@ -109,7 +109,7 @@ class Part:
         )
 
     def marks(self) -> Iterator[Mark]:
-        """Instants; what the allocator reports is told by counters."""
+        """Instant events, without those of the memory allocator, which are exported as counters."""
         for row in self._run.stream(
             f"SELECT track, ts_ns + {self.shift_ns}, coalesce(name, ''), coalesce(category, '') FROM instants "
             f"WHERE {self._where} AND name IS DISTINCT FROM '{_MEMORY}' ORDER BY track, ts_ns"
@@ -117,7 +117,7 @@ class Part:
             yield Mark(*row)
 
     def samples(self) -> Iterator[Sample]:
-        """The file's counters, and the memory its allocator reported."""
+        """Samples of counters, and of the memory that the allocator reported."""
         memory = (
             "SELECT concat(CASE device_type WHEN 0 THEN 'CPU' ELSE concat('GPU ', device) END, ' memory {what}') "
             f"AS counter, 'bytes' AS unit, ts_ns + {self.shift_ns} AS ts_ns, {{column}}::DOUBLE AS value FROM instants "
@@ -132,8 +132,8 @@ class Part:
             yield Sample(*row)
 
 
-def walk(run: Run, scope: Scope) -> Iterator[Part]:
-    """The files of the ranks in scope, one after the other."""
+def timeline_files(run: Run, scope: Scope) -> Iterator[TraceFile]:
+    """The trace files of the ranks in scope."""
     labels = {(e.rank, e.segment): f"rank {e.rank}" for e in run.timelines}
     several = {rank for rank, segment in labels if segment > 0}
     flows = 0
@@ -143,7 +143,7 @@ def walk(run: Run, scope: Scope) -> Iterator[Part]:
             continue
         here = f"rank = {rank} AND segment = {segment}"
         label = labels[rank, segment] + (f", file {segment + 1}" if rank in several else "")
-        part = Part(
+        file = TraceFile(
             rank,
             segment,
             label,
@@ -154,12 +154,12 @@ def walk(run: Run, scope: Scope) -> Iterator[Part]:
             flows,
             shift,
         )
-        flows += part.flow_count()
-        yield part
+        flows += file.flow_count()
+        yield file
 
 
 def origin_ns(run: Run) -> int:
-    """Where the file's time begins: the run's start, or the first slice where aligned clocks put one before it."""
+    """Time 0 of the export: the start of the run, or the first slice if clock alignment moved it before the start."""
     ((first,),) = run.rows("SELECT min(start_ns) FROM slices")
     return min(0, first or 0)
 
@@ -173,7 +173,7 @@ def _tracks(run: Run, here: str) -> list[TrackInfo]:
 
 
 def _time_window(run: Run, here: str, scope: Scope) -> str:
-    """Counters know no steps: those between the first step's start and the last one's end."""
+    """Counters have no step, so they are selected by time: from the start of the first step to the end of the last."""
     if scope.steps is None:
         return "true"
     low, high = run.rows(
@@ -184,12 +184,12 @@ def _time_window(run: Run, here: str, scope: Scope) -> str:
 
 
 def _in_lanes(rows: Iterator[tuple[Any, ...]]) -> Iterator[SliceEvent]:
-    """Give each slice the first lane in which it lies wholly inside, or wholly after, what is open there."""
-    now: int | None = None
+    """Assign each slice to the first lane where it lies inside the open slice or after all slices."""
+    current: int | None = None
     lanes: list[list[int]] = []
     for track, start, duration, name, category, args, leaves, enters in rows:
-        if track != now:
-            now, lanes = track, []
+        if track != current:
+            current, lanes = track, []
         end = start + duration
         lane = 0
         while lane < len(lanes):

@@ -1,7 +1,7 @@
-"""One exported trace for ui.perfetto.dev to fetch: that page runs in the user's browser and reads from this machine.
+"""Serves one exported trace to ui.perfetto.dev, which runs in the user's browser and fetches it from this machine.
 
-Perfetto's own page may fetch from port 9001 of this machine only, and the browser lets it when we name its origin.
-Nothing is uploaded: the page and its code come from there, the trace goes from here to the browser.
+Perfetto's content security policy allows 127.0.0.1 only on port 9001, and the browser requires CORS headers that name
+its origin. Nothing is uploaded: the trace goes from this server to the browser.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _TRACE_NAME = "rankscope.perfetto-trace"
 
 
 class PerfettoServer(ThreadingHTTPServer):
-    """Gives one file to one page, under an address nobody can guess."""
+    """Serves one file under an unguessable path, to pages of Perfetto's origin only."""
 
     daemon_threads = True
     allow_reuse_address = True
@@ -39,7 +39,7 @@ class _Handler(BaseHTTPRequestHandler):
     server: PerfettoServer
 
     def do_OPTIONS(self) -> None:
-        """What a browser asks first when a public page wants something of this machine."""
+        """The preflight request that browsers send when a public page accesses a local address."""
         self.send_response(HTTPStatus.NO_CONTENT)
         self._allow()
         self.send_header("Access-Control-Allow-Methods", "GET")
@@ -66,4 +66,4 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Vary", "Origin")
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Nothing: the terminal is the user's."""
+        """Log nothing: the terminal belongs to the user."""

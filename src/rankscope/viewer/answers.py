@@ -1,0 +1,40 @@
+"""What a route returns, and its two encodings: JSON, and columns of numbers as bytes.
+
+The byte format is one JSON line that names the columns, then each column as little-endian numbers, aligned so that
+the browser can use them as typed arrays. static/js/api.js decodes it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Answer = dict[str, Any] | list[Any] | tuple[dict[str, Any], dict[str, Any]]
+"""A JSON document, or a header (JSON) with columns (arrays)."""
+Route = Callable[[dict[str, str]], Answer]
+"""From the query parameters to the answer."""
+
+COLUMNS_TYPE = "application/vnd.rankscope.columns"
+_ALIGNMENT = 8
+
+
+def pack(header: dict[str, Any], columns: dict[str, NDArray[Any]]) -> bytes:
+    """The header and the layout of the columns as one JSON line, then the columns; each padded to 8 bytes."""
+    layout = [
+        {"name": name, "type": str(array.dtype), "length": len(array)} for name, array in columns.items()
+    ]
+    head = json.dumps({**header, "columns": layout}).encode()
+    pieces = [head, b" " * (-(len(head) + 1) % _ALIGNMENT), b"\n"]
+    for array in columns.values():
+        content = np.ascontiguousarray(array).tobytes()
+        pieces += [content, b"\0" * (-len(content) % _ALIGNMENT)]
+    return b"".join(pieces)
+
+
+def as_json(header: dict[str, Any], columns: dict[str, NDArray[Any]]) -> dict[str, Any]:
+    """The same answer as a JSON document."""
+    return {**header, "columns": {name: array.tolist() for name, array in columns.items()}}
