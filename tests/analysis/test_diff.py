@@ -128,7 +128,7 @@ def test_a_warm_up_step_is_left_out_and_said(tmp_path: Path) -> None:
     found = compare(Samples([*range(7)], 1, values), Samples([*range(7)], 1, slow), Rules())
     assert found.rows[0]["base"] == 10 and found.rows[0]["verdict"] == "slower"
     assert any(
-        "base: step 0 is left out as warm-up: it takes 5.0 times the median" in note for note in found.notes
+        "base: step 0 is left out as warm-up: it takes 5.0x the median" in note for note in found.notes
     )
 
 

@@ -38,7 +38,8 @@ def hide_comm() -> Scenario:
     return Scenario(
         "communication hidden",
         change,
-        "communication hidden: a collective takes no time once its last rank has arrived; ranks still wait for it",
+        "communication hidden: a collective takes no time once its last rank has arrived; the other ranks still wait "
+        "for that rank",
     )
 
 

@@ -109,16 +109,14 @@ def _per(comparison: Comparison) -> str:
 def _comparison_words(row: dict[str, Any]) -> str:
     """'is 3.4 % slower', 'is 4.7x slower', 'takes 20.0 % less time' or, for memory, 'is 12.0 % larger'."""
     base, new, slower = row["base"], row["new"], row["verdict"] == "slower"
-    if unit_of(row["report"]) == "bytes":
-        word, less = ("larger" if slower else "smaller"), f"is {-(row['change_pct'] or 0):.1f} % smaller"
-    else:
-        word, less = row["verdict"], f"takes {-(row['change_pct'] or 0):.1f} % less time"
+    in_bytes = unit_of(row["report"]) == "bytes"
+    word = ("larger" if slower else "smaller") if in_bytes else row["verdict"]
     if not base or not new:
         return f"is {word}"
-    ratio = max(base, new) / min(base, new)
-    if ratio >= _AS_RATIO:
+    ratio, percent = max(base, new) / min(base, new), f"{abs(row['change_pct']):.1f} %"
+    if ratio >= _AS_RATIO and (slower or not in_bytes):
         return f"is {ratio:.1f}x {word}" if ratio < 100 else f"is {format_rounded('count', ratio)}x {word}"
-    return f"is {row['change_pct']:.1f} % {word}" if slower else less
+    return f"is {percent} {word}" if slower or in_bytes else f"takes {percent} less time"
 
 
 def _p_value(row: dict[str, Any]) -> str:

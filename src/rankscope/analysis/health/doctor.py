@@ -187,7 +187,7 @@ def _links(run: Run) -> Iterator[Check]:
         "GPU events without their launch",
         alone,
         total,
-        "GPU events ({share:.2g} %) have no launch in the file",
+        "GPU events without a launch in the file",
         "Their op is not known. They were launched before the recording began, or the launch was lost.",
         "One or two warm-up steps before the active steps avoid most of them.",
     )
@@ -205,20 +205,20 @@ def _links(run: Run) -> Iterator[Check]:
         "launches without their GPU event",
         without,
         calls,
-        "launches ({share:.2g} %) have no GPU event",
+        "launches without a GPU event",
         "The GPU event was not recorded: the buffer was full, or it ran after the end of the recording.",
         "Record fewer steps at a time.",
     )
 
 
-def _share(check: str, count: int, total: int, sentence: str, evidence: str, hint: str) -> Check:
+def _share(check: str, count: int, total: int, title: str, evidence: str, hint: str) -> Check:
     """A check of a share: up to 5 % is info, more is a warning, over 50 % is critical."""
     value = f"{count:,} of {total:,}"
     if not count:
         return check, value, None
     share = 100 * count / total
     severity: Severity = "critical" if share > 50 else "warning" if share > 5 else "info"
-    return check, value, Finding(severity, f"{value} {sentence.format(share=share)}", evidence, hint=hint)
+    return check, value, Finding(severity, f"{title}: {value} ({share:.2g} %)", evidence, hint=hint)
 
 
 def _negative(run: Run) -> Check:

@@ -264,7 +264,9 @@ def _findings(problems: list[Problem], run: Run, where: str) -> tuple[Finding, .
     sentences = [_sentence(first)]
     others = len({t.group for t in against} - {first.group})
     if others:
-        sentences.append(f"The same ranks are missing in {others} more group{'s' * (others > 1)}.")
+        sentences.append(
+            f"{others} more group{'s wait' if others > 1 else ' waits'} for one or more of these ranks."
+        )
     sentences += [_sentence(t) for t in problems if not t.first and set(t.missing) & set(suspects)][:1]
     began, ended, timeout = _when(run, where, suspects)
     return (
