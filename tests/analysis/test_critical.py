@@ -137,7 +137,7 @@ def test_clocks_that_disagree_change_nothing_but_microseconds(tmp_path: Path) ->
         assert result.rows[0]["rank"] == 1 and result.rows[0]["class"] == "compute"
 
 
-def test_real_ranks(shared: Path, open_real: Callable[[Path], Run]) -> None:
+def test_real_ranks(open_real: Callable[[Path], Run]) -> None:
     run = open_real(DATA / "seqpar-gloo4-slow2")
     result = critical(run)
     adds_up(run, result)
@@ -147,7 +147,7 @@ def test_real_ranks(shared: Path, open_real: Callable[[Path], Run]) -> None:
     assert any("Rank 2 carries" in finding.title for finding in result.findings)
     assert any("slack" in note for note in result.notes)
     for name in ("seqpar-gloo4", "ddp-gloo4", "gpt-h200", "seqpar-nccl1-bf16"):
-        run = open_real(shared / "kineto" / name)
+        run = open_real(DATA / name)
         adds_up(run, critical(run))
 
 

@@ -225,10 +225,8 @@ def test_the_real_straggler(open_real: Callable[[Path], Run]) -> None:
 
 
 @pytest.mark.parametrize("name", ["seqpar-gloo4", "ddp-gloo4"])
-def test_no_finding_above_info_where_nobody_is_slow(
-    name: str, shared: Path, open_real: Callable[[Path], Run]
-) -> None:
-    result = ask(open_real(shared / "kineto" / name))
+def test_no_finding_above_info_where_nobody_is_slow(name: str, open_real: Callable[[Path], Run]) -> None:
+    result = ask(open_real(DATA / name))
     assert {finding.severity for finding in result.findings} <= {"ok", "info"}
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from integration.jobs import environment
 
-PRIVATE_SLURM = Path(__file__).resolve().parents[3] / "shared" / "tools" / "private-slurm"
+PRIVATE_SLURM = Path(__file__).with_name("private-slurm")
 
 
 @pytest.fixture

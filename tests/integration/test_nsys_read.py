@@ -9,6 +9,7 @@ import shutil
 import sqlite3
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
@@ -150,8 +151,8 @@ def entangled(source: Path, target: Path, seed: int) -> Path:
     return target
 
 
-def test_sixteen_tables_of_an_entangled_export(shared: Path, tmp_path: Path) -> None:
-    export = entangled(shared / "nsys" / "gpt-h200" / "gpt.sqlite", tmp_path / "x.sqlite", seed=11)
+def test_sixteen_tables_of_an_entangled_export(dataset: Callable[[str], Path], tmp_path: Path) -> None:
+    export = entangled(dataset("nsys/gpt-h200/gpt.sqlite"), tmp_path / "x.sqlite", seed=11)
     names = [name for name in COMPAT["nsys"] if name not in ("osrt_sum", "mpi_event_trace")]
     words = [
         NSYS,

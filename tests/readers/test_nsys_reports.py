@@ -13,7 +13,7 @@ from nsys_files import ExportFile
 from rankscope.cli import main
 from rankscope.errors import ReadError, ToolError
 from rankscope.readers import find_reader
-from rankscope.readers.nsys import report
+from rankscope.readers.nsys import report as nsys_report
 from rankscope.readers.nsys.reader import NSYS
 from rankscope.readers.nsys.scrub import scrub
 from rankscope.store.ingest import ingest
@@ -60,7 +60,7 @@ def test_a_report_is_exported_once_and_read_as_its_export(stand_in: Path, tmp_pa
     reader = find_reader(path)
     identity = reader.identify(path)
     assert (identity.rank, identity.world_size) == (3, 4)
-    names = [batch.source.table for batch in report.NSYS_REPORT.open(path).batches()]
+    names = [batch.source.table for batch in nsys_report.NSYS_REPORT.open(path).batches()]
     assert "CUPTI_ACTIVITY_KIND_KERNEL" in names
     assert len(stand_in.read_text().splitlines()) == 1
 
@@ -68,7 +68,7 @@ def test_a_report_is_exported_once_and_read_as_its_export(stand_in: Path, tmp_pa
 def test_an_export_beside_the_report_is_used_instead(stand_in: Path, tmp_path: Path) -> None:
     report = write_report(tmp_path / "run" / "x.nsys-rep")
     export = shutil.copy(tmp_path / "prepared", report.with_suffix(".sqlite"))
-    assert report.exported(report) == export
+    assert nsys_report.exported(report) == export
     assert find_sources([report.parent]).files == (export,)
     assert not stand_in.exists()
 
@@ -76,7 +76,7 @@ def test_an_export_beside_the_report_is_used_instead(stand_in: Path, tmp_path: P
 def test_a_report_newer_than_nsys_is_explained(stand_in: Path, tmp_path: Path) -> None:
     path = write_report(tmp_path / "new.nsys-rep", b"2025@5@1@121")
     with pytest.raises(ReadError, match="too new for this nsys") as error:
-        report.exported(path)
+        nsys_report.exported(path)
     assert "written by nsys 2025.5.1.121" in error.value.why and "is 2023.4.4.54" in error.value.why
 
 
@@ -84,11 +84,11 @@ def test_without_nsys_the_command_to_run_is_named(tmp_path: Path, monkeypatch: p
     monkeypatch.setenv("PATH", str(tmp_path))
     path = write_report(tmp_path / "x.nsys-rep")
     with pytest.raises(ToolError, match="must be exported") as error:
-        report.exported(path)
+        nsys_report.exported(path)
     assert "nsys export --type sqlite x.nsys-rep" in error.value.hint and "--nsys PATH" in error.value.hint
     path.write_bytes(b"something else")
     with pytest.raises(ReadError, match="is not an nsys report"):
-        report.exported(path)
+        nsys_report.exported(path)
 
 
 def telling_export(path: Path) -> Path:
