@@ -166,10 +166,10 @@ def random_graph(seed: int) -> Graph:
                 host.append(row)
     lags = Lags(*(np.array([source.randint(0, 50) for _ in range(ranks)]) for _ in range(4)))
     none = np.full(len(meetings), NONE)
-    last, on_host, size = (
+    latest, on_host, size = (
         np.array([met[key] for met in meetings], dtype=np.int64) for key in ("last", "on_host", "members")
     )
-    met = Meetings(none, last, on_host.astype(bool), size, none, none, none)
+    met = Meetings(none, latest, on_host.astype(bool), size, none, none, none)
     moments = _columns(host, Host)
     nodes = Device(**_columns(device, Device))
     ends = [*nodes.end.tolist(), *moments["time"].tolist()]

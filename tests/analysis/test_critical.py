@@ -127,7 +127,8 @@ def test_a_pipeline_hangs_on_its_slow_stage(tmp_path: Path) -> None:
 
 
 def test_clocks_that_disagree_change_nothing_but_microseconds(tmp_path: Path) -> None:
-    plan = {"ranks": 3, "events_per_rank": 5_000, "steps": 3, "straggler": Straggler(1, "compute", 3_000_000)}
+    straggler = Straggler(1, "compute", 3_000_000)
+    plan: dict[str, Any] = {"ranks": 3, "events_per_rank": 5_000, "steps": 3, "straggler": straggler}
     write(Plan(**plan), tmp_path / "a")
     write(Plan(**plan, max_offset_ns=20_000), tmp_path / "b")
     for name in ("a", "b"):

@@ -134,8 +134,8 @@ def test_the_usual_questions_and_no_gaps(make: Make) -> None:
 
 def test_with_jitter_clocks_and_a_missing_rank(tmp_path: Path) -> None:
     """Noise is kept as it is; offsets of clocks do not matter to a replay."""
-    plan = {"ranks": 4, "events_per_rank": 5_000, "steps": 4, "seed": 3}
-    clocks = {"max_offset_ns": 5_000_000, "max_drift_ppm": 10.0}
+    plan: dict[str, Any] = {"ranks": 4, "events_per_rank": 5_000, "steps": 4, "seed": 3}
+    clocks: dict[str, Any] = {"max_offset_ns": 5_000_000, "max_drift_ppm": 10.0}
     write(
         Plan(**plan, straggler=Straggler(2, "compute", 3_000_000), **clocks, missing=(1,)), tmp_path / "slow"
     )

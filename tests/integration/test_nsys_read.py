@@ -154,7 +154,7 @@ def entangled(source: Path, target: Path, seed: int) -> Path:
 def test_sixteen_tables_of_an_entangled_export(dataset: Callable[[str], Path], tmp_path: Path) -> None:
     export = entangled(dataset("nsys/gpt-h200/gpt.sqlite"), tmp_path / "x.sqlite", seed=11)
     names = [name for name in COMPAT["nsys"] if name not in ("osrt_sum", "mpi_event_trace")]
-    words = [
+    words: list[str | Path] = [
         NSYS,
         "stats",
         "--report",

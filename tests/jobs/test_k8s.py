@@ -73,7 +73,8 @@ def _crd(path: Path) -> dict[str, Any]:
     (version,) = [one for one in definition["spec"]["versions"] if one["name"] == "v2beta1"]
     schema: dict[str, Any] = version["schema"]["openAPIV3Schema"]
     schema["properties"]["metadata"] = {"type": "object"}  # the cluster's own, not in the definition
-    return _strict(schema)
+    strict: dict[str, Any] = _strict(schema)
+    return strict
 
 
 def _strict(schema: Any) -> Any:

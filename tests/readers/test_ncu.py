@@ -69,7 +69,7 @@ def raw_page(metrics: dict[str, tuple[str, str]], rows: int = 1) -> str:
 )
 def test_units(text: str, unit: str, expected: tuple[float | None, str]) -> None:
     value, base = base_value(text, unit)
-    assert (value, base) == (pytest.approx(expected[0]), expected[1])
+    assert value == pytest.approx(expected[0]) and base == expected[1]
 
 
 def test_a_kernel_of_the_raw_page(tmp_path: Path) -> None:
