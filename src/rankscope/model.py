@@ -17,7 +17,7 @@ LAUNCH_CATEGORIES = ("cuda_runtime", "cuda_driver", "hip_runtime", "xpu_runtime"
 """Calls into a device's runtime or driver; a GPU event points back to one by its correlation."""
 
 COLLECTIVE_NAME_PATTERN = r"(?i)(?:^|[^a-z])(?:nccl|rccl|oneccl|msccl|nvshmem|deep_?ep)|cross_device_reduce"
-"""Kernels that communicate, by name, for files that carry no collective metadata (FACTS section 4)."""
+"""Kernels that communicate, by name, for files that carry no collective metadata (docs/facts.md, Kineto traces)."""
 
 HOST_COLLECTIVE_PATTERN = (
     r"(?i)^(?:gloo|mpi|ucc):"

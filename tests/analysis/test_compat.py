@@ -1,4 +1,4 @@
-"""The peers' own figures for the same files: HTA 0.5.0 run for real, TraceLens's csv (NUMBERS.md)."""
+"""The peers' own figures for the same files: HTA 0.5.0 run for real, TraceLens's csv (docs/definitions.md)."""
 
 from __future__ import annotations
 

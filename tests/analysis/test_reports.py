@@ -1,4 +1,4 @@
-"""Reports: the figures of NUMBERS.md, brute force on real traces, and what they say when data is missing."""
+"""Reports: the figures of docs/definitions.md, brute force on real traces, and what they say when data is missing."""
 
 from __future__ import annotations
 

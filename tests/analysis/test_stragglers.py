@@ -208,7 +208,7 @@ def check_window(run: Run, truth: Any) -> None:
 
 
 def test_the_real_straggler(open_real: Callable[[Path], Run]) -> None:
-    """NUMBERS.md: rank 2, cause compute; the other three wait 10.5-12.2 ms a step, 11.3 on average, of 17.2."""
+    """docs/definitions.md: rank 2, cause compute; the others wait 10.5-12.2 ms a step, 11.3 on average, of 17.2."""
     run = open_real(DATA / "seqpar-gloo4-slow2")
     result = ask(run)
     top = result.rows[0]

@@ -1,4 +1,4 @@
-"""Every launcher's variables, as FACTS section 1 saw them, and the mixes of them that real jobs have."""
+"""Every launcher's variables (docs/facts.md), and the combinations of them that real jobs have."""
 
 import pytest
 from hypothesis import given

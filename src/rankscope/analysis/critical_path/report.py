@@ -53,7 +53,9 @@ def critical(run: Run, scope: Scope, by: str | None = None) -> Result:
     slack = _slack(run, scope)
     if slack:
         notes.append(f"slack, waited for others inside collectives: {slack}")
-    columns = COLUMNS[:2] + COLUMNS[4:] + COLUMNS[2:4]  # as NUMBERS has it: class, rank, name, ns, pct
+    columns = (
+        COLUMNS[:2] + COLUMNS[4:] + COLUMNS[2:4]
+    )  # the order of docs/definitions.md: class, rank, name, ns, pct
     findings = tuple(_findings(graph, rows, total))
     return Result("critical", "The critical path", scope.window, columns, rows, findings, tuple(notes))
 

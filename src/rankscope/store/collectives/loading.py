@@ -182,7 +182,7 @@ def _element_bytes(dtype: str | None) -> int:
 
 
 def _bytes(kind: Ints, inside: Ints, outside: Ints, element: Ints, size: Ints) -> Ints:
-    """S of nccl-tests: what is reduced, or the sum of what all ranks contribute (FACTS section 7)."""
+    """S of nccl-tests: what is reduced, or the sum of what all ranks contribute (docs/facts.md)."""
     gathers = np.isin(kind, [KINDS.index("all_gather"), KINDS.index("gather")])
     spreads = np.isin(kind, [KINDS.index("scatter")])
     takes = np.isin(kind, [KINDS.index("recv")])
