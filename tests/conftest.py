@@ -80,11 +80,11 @@ def open_real(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], Run]
     scope="module"
 )  # playwright keeps an event loop running, which would disturb tests of other modules
 def chromium() -> Iterator[Any]:
-    """Chromium, installed by tests/browser/install-chromium.sh and driven by playwright."""
+    """Chromium, installed by tests/install-packages.sh and driven by playwright."""
     api = pytest.importorskip("playwright.sync_api", reason="needs playwright (pip install 'rankscope[dev]')")
     program = shutil.which("chromium") or shutil.which("google-chrome")
     if program is None:
-        pytest.skip("needs chromium (tests/browser/install-chromium.sh)")
+        pytest.skip("needs chromium (tests/install-packages.sh)")
     with api.sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
         yield browser

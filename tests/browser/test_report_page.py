@@ -1,6 +1,6 @@
 """Reports in a real browser: nothing is asked for from elsewhere, nothing complains, light, dark, phone and paper.
 
-Debian's chromium, driven by playwright; tests/browser/install-chromium.sh installs it.
+Debian's chromium, driven by playwright; tests/install-packages.sh installs it.
 """
 
 from __future__ import annotations

@@ -17,9 +17,7 @@ def missing() -> str:
     """Why it cannot be started here; empty when it can."""
     absent = [name for name in (SSHD, "ssh", "ssh-keygen", "rsync") if shutil.which(name) is None]
     if absent:
-        return (
-            f"{', '.join(absent)} not installed (tests/integration/install-remote.sh installs them as root)"
-        )
+        return f"{', '.join(absent)} not installed (tests/install-packages.sh installs them as root)"
     if os.geteuid() != 0 and not Path("/run/sshd").is_dir():
         return "sshd wants /run/sshd, which only root makes"
     return ""

@@ -79,8 +79,9 @@ def test_told_to_end(tmp_path: Path, slurm: dict[str, str]) -> None:
         assert waiting.stdout is not None
         job = waiting.stdout.readline().strip()
         deadline = time.monotonic() + 60
-        while len(list(tmp_path.glob("ready-[01]"))) < 2 and time.monotonic() < deadline:
-            time.sleep(0.2)
+        while len(list(tmp_path.glob("ready-[01]"))) < 2:
+            assert time.monotonic() < deadline, "the ranks did not start"
+            time.sleep(0.1)
         assert "Told job" in run([*JOB, "delete", job], tmp_path, env=slurm).stdout
         assert waiting.wait(60) == 143
     folder = tmp_path / "run"

@@ -124,8 +124,8 @@ def test_in_front_of_mpich_the_classic_wrappers_selection(tmp_path: Path) -> Non
 
 
 @needs("mpiexec.hydra", "mpich")
-def test_ranks_that_start_seconds_apart_share_one_folder(tmp_path: Path) -> None:
-    late = f"sleep $((PMI_RANK * 2)); exec rankscope profile --ranks all {PYTHON} {TRAIN}"
+def test_ranks_that_start_a_second_apart_share_one_folder(tmp_path: Path) -> None:
+    late = f"sleep $PMI_RANK.1; exec rankscope profile --ranks all {PYTHON} {TRAIN}"
     run(["mpiexec.hydra", "-launcher", "fork", "-n", "2", "bash", "-c", late], tmp_path)
     check(run_folder(tmp_path), [0, 1], "PMI")
 

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -193,27 +192,34 @@ def test_at_max_size_the_file_ends_after_a_whole_event(tmp_path: Path) -> None:
     assert "1 partial" in done.stderr
 
 
+# Trains until the trace is there, and prints how many steps it did between the end of the window and that moment.
 BUSY = """\
-import time, torch
+import os, sys, torch
 model = torch.nn.Sequential(*[torch.nn.Linear(4, 4) for _ in range(100)])
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, foreach=False)
-for step in range(60):
+meanwhile = 0
+for step in range(100_000):
     optimizer.zero_grad()
     model(torch.randn(2, 4)).sum().backward()
     optimizer.step()
+    if step > 30:
+        if os.path.exists(sys.argv[1]):
+            break
+        meanwhile += 1
+print(meanwhile)
 """
 
 
 @needs_torch
-def test_training_goes_on_while_the_trace_is_written(tmp_path: Path) -> None:
+def test_training_continues_while_the_trace_is_written(tmp_path: Path) -> None:
     (tmp_path / "busy.py").write_text(BUSY)
     temporary = tmp_path / "temporary"
     temporary.mkdir()
     env = environment(TMPDIR=str(temporary))
-    run([*PROFILE, "-o", "out", "--steps", "10:30", PYTHON, "busy.py"], tmp_path, env=env)
+    trace = "out/rank-00000.pt.trace.json.gz"
+    done = run([*PROFILE, "-o", "out", "--steps", "10:30", PYTHON, "busy.py", trace], tmp_path, env=env)
+    assert int(done.stdout) > 0
     [window] = manifests(tmp_path / "out")[0]["windows"]
-    ours = window["stall_ns"] - window["stop_ns"]
-    assert ours < window["export_ns"] / 3
     assert window["raw_bytes"] > 4 * window["bytes"] > 0
     assert not list(temporary.glob("rankscope-*")), "no temporary trace is left"
 
@@ -231,26 +237,17 @@ def test_every_rank_decides_in_a_dry_run(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_an_unselected_rank_starts_quickly(tmp_path: Path) -> None:
-    """The promise is 60 ms over plain exec on a quiet machine; here, on a shared one, a wide margin."""
-
-    def best_of(words: list[str]) -> float:
-        times = []
-        for _ in range(5):
-            began = time.perf_counter()
-            subprocess.run(words, check=True, cwd=tmp_path)
-            times.append(time.perf_counter() - began)
-        return min(times)
-
-    over = best_of([*UNSELECTED, "true"]) - best_of(["true"])
-    assert over < 0.3
-
-
 def test_the_wrapper_imports_nothing_heavy(tmp_path: Path) -> None:
+    """An unselected rank starts quickly because it imports little; benchmarks/capture.py measures the time."""
     env = environment(PYTHONPROFILEIMPORTTIME="1")
-    done = run([*UNSELECTED, "true"], tmp_path, env=env)
-    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+
+    def imported_by(*words: str) -> set[str]:
+        done = run(words, tmp_path, env=env)
+        return {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+
+    imported = imported_by(*UNSELECTED, "true") - imported_by(PYTHON, "-c", "")
     assert "rankscope.capture.selector" in imported
+    assert len(imported) < 100
     heavy = {"torch", "numpy", "duckdb", "rich", "dataclasses", "pathlib", "subprocess", "rankscope.inapp"}
     assert not heavy & imported
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from pathlib import Path
 
 import pytest
@@ -151,8 +150,7 @@ def test_a_time_window_records_the_main_thread(tmp_path: Path) -> None:
     run([*PROFILE, "-o", "out", "--after", "500ms", "--for", "1s", PYTHON, "infer.py", TRACE], tmp_path)
     [window] = manifests(tmp_path / "out")[0]["windows"]
     assert (window["kind"], window["state"]) == ("time", "whole")
-    taken = (window["end"]["monotonic_ns"] - window["start"]["monotonic_ns"]) / 1e9
-    assert 0.9 < taken < 2
+    assert window["end"]["monotonic_ns"] - window["start"]["monotonic_ns"] > 0.9e9
     names = [e.get("name") for e in read_trace(tmp_path / "out" / window["file"])["traceEvents"]]
     assert names.count("aten::linear") > 5
 
@@ -182,11 +180,10 @@ def test_on_signal_again_and_again(tmp_path: Path) -> None:
 
 def test_an_unselected_rank_survives_the_signal(tmp_path: Path) -> None:
     options = ["--rank", "1", "--ranks", "0", "--on-signal", "USR2"]
-    job = start([*PROFILE, *options, "bash", "-c", "echo up; sleep 1; echo alive"], tmp_path)
+    job = start([*PROFILE, *options, "bash", "-c", "echo up; read -r; echo alive"], tmp_path)
     wait_for_line(job, "up")
-    time.sleep(0.1)
     job.send_signal(signal.SIGUSR2)
-    assert "alive" in job.communicate(timeout=30)[0]
+    assert "alive" in job.communicate("go\n", timeout=30)[0]
 
 
 def test_names_for_tensorboard(tmp_path: Path) -> None:
