@@ -6,7 +6,7 @@ STAMP := .venv/.installed
 TOOLS := .venv/.test-tools
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile
 
-.PHONY: help demo test test-fast check unit integration bench docs clean
+.PHONY: help demo test test-fast test-times check unit integration bench docs clean
 .DEFAULT_GOAL := help
 
 help:
@@ -48,7 +48,13 @@ unit: $(TOOLS)
 	$(PYTEST) --ignore=tests/integration --cov --cov-report=term
 
 integration: $(TOOLS)
-	$(PYTEST) tests/integration
+	$(BIN)/python -m pytest -n 2 --dist worksteal tests/integration
+
+# A slow setup makes its whole file slow: another test of the file would have to do it.
+test-times: $(TOOLS)
+	$(PYTEST) --ignore=tests/integration --durations=0 --durations-min=0.5 --verbose >.venv/times.log
+	sed -n -e 's/^[0-9.]*s call *\([^[]*\).*/\1/p' -e 's/^[0-9.]*s setup *\([^:]*\).*/\1/p' .venv/times.log |\
+	  sed 's/ *$$//' | sort -u >tests/slow.txt
 
 bench: $(STAMP)
 	$(BIN)/python benchmarks/ingest.py

@@ -25,6 +25,15 @@ settings.load_profile("rankscope")
 ROOT = Path(__file__).parents[1]
 DATA = ROOT / "tests" / "data"
 SHARED = ROOT.parent / "shared" / "data"
+SLOW = frozenset((ROOT / "tests" / "slow.txt").read_text(encoding="utf-8").split())
+"""Tests and files over half a second; `make test-times` writes the list on a quiet machine."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        test = item.nodeid.partition("[")[0]
+        if test in SLOW or test.partition("::")[0] in SLOW:
+            item.add_marker("slow")
 
 
 @pytest.fixture(scope="session")

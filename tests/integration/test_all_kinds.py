@@ -19,6 +19,8 @@ from rankscope.analysis.core.scope import Scope
 from rankscope.store.ingest import Ingested, Options, ingest
 from rankscope.store.run import Run
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def folder(dataset: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -44,7 +46,7 @@ def ingested(folder: Path) -> Ingested:
     return ingest([folder])
 
 
-def test_one_run(folder: Path, ingested: Ingested) -> None:
+def test_the_folder_opens_as_one_run(folder: Path, ingested: Ingested) -> None:
     assert ingested.problems == ()
     run = Run(ingested)
     assert run.ranks == [0, 1]
@@ -93,7 +95,7 @@ def test_each_kind_has_its_report(ingested: Ingested) -> None:
     assert len(REPORTS["fragments"].analyse(run, Scope(), None).rows) == 2
 
 
-def test_every_report_of_it(ingested: Ingested) -> None:
+def test_every_report_has_rows_or_notes(ingested: Ingested) -> None:
     run = Run(ingested)
     for name, report in REPORTS.items():
         for key in (None, *report.keys):

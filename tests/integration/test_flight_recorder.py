@@ -15,6 +15,8 @@ from rankscope.analysis.core.scope import Scope
 from rankscope.store.ingest import ingest
 from rankscope.store.run import Run
 
+pytestmark = pytest.mark.slow
+
 JOB = """
 import os, sys
 import torch, torch.distributed as dist
