@@ -47,8 +47,9 @@ check: $(TOOLS)
 unit: $(TOOLS)
 	$(PYTEST) --ignore=tests/integration --cov --cov-report=term
 
+# Jobs often wait, so three run on two cores.
 integration: $(TOOLS)
-	$(BIN)/python -m pytest -n 2 --dist worksteal tests/integration
+	$(BIN)/python -m pytest -n 3 --dist worksteal tests/integration
 
 # A slow setup makes its whole file slow: another test of the file would have to do it.
 test-times: $(TOOLS)

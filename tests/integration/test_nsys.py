@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import time
 from pathlib import Path
 
 import pytest
@@ -125,7 +124,6 @@ def test_signals_go_to_the_job(tmp_path: Path) -> None:
     words = [*NSYS_PROFILE, "-o", "out", PYTHON, JOB, "--answer", "--seconds", "60"]
     job = start(words, tmp_path, PATH=with_nsys()["PATH"])
     wait_for_line(job, "begins")
-    time.sleep(0.5)
     job.send_signal(signal.SIGUSR1)
     wait_for_line(job, "signal 10")
     job.send_signal(signal.SIGTERM)
