@@ -1,43 +1,61 @@
-# One door for people and CI. Everything lives in .venv; nothing is installed elsewhere.
+# The commands for people and CI. .venv holds all Python packages and nsys; only the tests' Debian packages go elsewhere
+# (tests/install-packages.sh, which prints their names).
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
+TOOLS := .venv/.test-tools
+PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile
 
-.PHONY: demo test check unit bench docs clean
+.PHONY: help demo test test-fast test-times check unit integration bench docs clean
 .DEFAULT_GOAL := help
 
 help:
-	@echo "make demo   the main job: two ranks train under rankscope profile, then tables and report.html"
-	@echo "make test   every check and every test (what CI runs)"
-	@echo "make check  ruff, mypy --strict, import-linter"
-	@echo "make bench  ours against the peers, as ratios of one run"
-	@echo "make docs   regenerate docs/commands and docs/store.md from the code"
+	@echo "make demo       two ranks train under rankscope profile, then tables and report.html"
+	@echo "make test       every check and every test (what CI runs)"
+	@echo "make test-fast  the quick tests, in about a minute"
+	@echo "make check      ruff, mypy --strict, import-linter, tsc"
+	@echo "make bench      rankscope against its peers, as ratios of one run"
+	@echo "make docs       regenerate docs/commands.md and docs/store.md from the code"
 
-$(STAMP): pyproject.toml tests/requirements-torch.txt tests/integration/install-launchers.sh tests/integration/install-nsight.sh \
-		tests/browser/install-chromium.sh tests/integration/install-remote.sh
+$(STAMP): pyproject.toml tests/requirements-torch.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --requirement tests/requirements-torch.txt
-	tests/integration/install-launchers.sh
-	tests/integration/install-remote.sh
+	@touch $@
+
+$(TOOLS): $(STAMP) tests/install-packages.sh tests/integration/install-nsight.sh
+	tests/install-packages.sh
 	tests/integration/install-nsight.sh .venv/nsight
-	tests/browser/install-chromium.sh
 	@touch $@
 
 demo: $(STAMP)
 	@PATH="$(CURDIR)/$(BIN):$$PATH" ./examples/demo.sh
 
-test: check unit
+test: check unit integration
 
-check: $(STAMP)
+test-fast: $(STAMP)
+	$(PYTEST) -q -m "not slow"
+
+check: $(TOOLS)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	tests/viewer/check-js.sh
 
-unit: $(STAMP)
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+# Branch coverage of everything but the integration tests; the floor is in pyproject.toml.
+unit: $(TOOLS)
+	$(PYTEST) --ignore=tests/integration --cov --cov-report=term
+
+# Jobs often wait, so three run on two cores.
+integration: $(TOOLS)
+	$(BIN)/python -m pytest -n 3 --dist worksteal tests/integration
+
+# A slow setup makes its whole file slow: another test of the file would have to do it.
+test-times: $(TOOLS)
+	$(PYTEST) --ignore=tests/integration --durations=0 --durations-min=0.5 --verbose >.venv/times.log
+	sed -n -e 's/^[0-9.]*s call *\([^[]*\).*/\1/p' -e 's/^[0-9.]*s setup *\([^:]*\).*/\1/p' .venv/times.log |\
+	  sed 's/ *$$//' | sort -u >tests/slow.txt
 
 bench: $(STAMP)
 	$(BIN)/python benchmarks/ingest.py

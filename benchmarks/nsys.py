@@ -11,6 +11,7 @@ ids of its own; it is kept in .bench for the next time. nsys is looked for on PA
 from __future__ import annotations
 
 import argparse
+import lzma
 import os
 import shutil
 import sqlite3
@@ -22,7 +23,7 @@ from measure import Cost, measure
 
 ROOT = Path(__file__).parents[1]
 WORK = ROOT / ".bench"
-SOURCE = ROOT.parent / "shared" / "data" / "nsys" / "gpt-h200" / "gpt.sqlite"
+SOURCE = ROOT / "tests" / "data" / "nsys" / "gpt-h200" / "gpt.sqlite.xz"
 RANKSCOPE = [sys.executable, "-m", "rankscope"]
 REPORTS = "cuda_gpu_trace,cuda_api_trace"
 _SPAN_NS = 160_000_000
@@ -43,7 +44,8 @@ def make_export(source: Path, megabytes: int) -> Path:
     if target.is_file():
         return target
     unfinished = target.with_suffix(".unfinished")
-    shutil.copyfile(source, unfinished)
+    content = source.read_bytes()
+    unfinished.write_bytes(lzma.decompress(content) if source.suffix == ".xz" else content)
     with closing(sqlite3.connect(unfinished)) as connection:
         connection.execute("PRAGMA journal_mode = OFF")
         connection.execute("PRAGMA synchronous = OFF")

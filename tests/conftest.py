@@ -1,8 +1,9 @@
-"""What tests share: real traces, tiny traces made on the spot, and runs opened from them."""
+"""Shared by all tests: recorded files, small traces written by a test, and runs opened from them."""
 
 from __future__ import annotations
 
 import json
+import lzma
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -17,26 +18,62 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # before numpy: two tests ru
 from rankscope.store.ingest import Options, ingest
 from rankscope.store.run import Run
 
-# A busy machine makes a test slow, not wrong.
+# On a busy machine an example can take long; that is no failure.
 settings.register_profile("rankscope", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("rankscope")
 
 ROOT = Path(__file__).parents[1]
 DATA = ROOT / "tests" / "data"
 SHARED = ROOT.parent / "shared" / "data"
+SLOW = frozenset((ROOT / "tests" / "slow.txt").read_text(encoding="utf-8").split())
+"""Tests and files over half a second; `make test-times` writes the list on a quiet machine."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        test = item.nodeid.partition("[")[0]
+        if test in SLOW or test.partition("::")[0] in SLOW:
+            item.add_marker("slow")
 
 
 @pytest.fixture(scope="session")
 def shared() -> Path:
-    """The project's collection of real traces; not part of the repository."""
-    if not SHARED.is_dir():
-        pytest.skip("needs the real traces in ../shared/data, which are not part of the repository")
+    """The parent of public/, the traces of other projects, which are not part of the repository."""
+    if not (SHARED / "public").is_dir():
+        pytest.skip(
+            "needs other projects' traces in ../shared/data/public, which are not part of the repository"
+        )
     return SHARED
 
 
 @pytest.fixture(scope="session")
+def dataset(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], Path]:
+    """The path of a recorded file or folder by its name below tests/data, or of "public/…"; .xz is unpacked."""
+    unpacked = tmp_path_factory.mktemp("data")
+
+    def find(name: str) -> Path:
+        if name.startswith("public/"):
+            folder: Path = request.getfixturevalue("shared")
+            return folder / name
+        source = DATA / name
+        packed = source.rglob("*.xz") if source.exists() else [source.with_name(f"{source.name}.xz")]
+        found = source
+        for file in packed:
+            found = unpacked / name
+            target = unpacked / file.relative_to(DATA).with_suffix("")
+            if not target.exists():
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.write_bytes(lzma.decompress(file.read_bytes()))
+        return found
+
+    return find
+
+
+@pytest.fixture(scope="session")
 def open_real(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], Run]:
-    """Open a real trace or folder of traces; each is read once a session, into a temporary store."""
+    """Open a recorded trace or folder of traces; each is read once per session, into a temporary store."""
     cache = tmp_path_factory.mktemp("stores")
     opened: dict[Path, Run] = {}
 
@@ -48,13 +85,15 @@ def open_real(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], Run]
     return open_run
 
 
-@pytest.fixture(scope="module")  # playwright keeps an event loop running, which other tests must not meet
+@pytest.fixture(
+    scope="module"
+)  # playwright keeps an event loop running, which would disturb tests of other modules
 def chromium() -> Iterator[Any]:
-    """A real browser (Debian's, installed by tests/browser/install-chromium.sh), driven by playwright."""
+    """Chromium, installed by tests/install-packages.sh and driven by playwright."""
     api = pytest.importorskip("playwright.sync_api", reason="needs playwright (pip install 'rankscope[dev]')")
     program = shutil.which("chromium") or shutil.which("google-chrome")
     if program is None:
-        pytest.skip("needs chromium (tests/browser/install-chromium.sh)")
+        pytest.skip("needs chromium (tests/install-packages.sh)")
     with api.sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
         yield browser
@@ -75,13 +114,13 @@ def kernel_event(
 
 
 def kineto_text(events: list[Any], **header: Any) -> str:
-    """The text torch writes: fields first, one event over several lines, traceName last."""
+    """A trace in torch's layout: header fields first, each event over several lines, traceName last."""
     head = "".join(f"  {json.dumps(key)}: {json.dumps(value)},\n" for key, value in header.items())
     return f'{{\n{head}  "traceEvents": [\n{",".join(map(_event_text, events))}\n  ],\n  "traceName": "x"\n}}'
 
 
 def _event_text(event: Any) -> str:
-    if isinstance(event, str):  # already text: damaged on purpose
+    if isinstance(event, str):  # an event that the test has damaged
         return event
     fields = dict(event)
     args = fields.pop("args", None)
@@ -97,6 +136,6 @@ def write_kineto(path: Path, events: list[Any], **header: Any) -> Path:
 
 
 def open_trace(path: Path) -> Run:
-    """Open a trace that the test wrote itself: its store is kept beside it, which those in DATA must not have."""
-    assert not path.is_relative_to(DATA), "open_real keeps the store elsewhere"
+    """Open a trace that the test wrote. Its store is created beside it; files in DATA need `open_real`."""
+    assert not path.is_relative_to(DATA), "use open_real: nothing may be written below tests/data"
     return Run(ingest([path]))

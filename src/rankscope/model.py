@@ -19,7 +19,7 @@ LAUNCH_CATEGORIES = ("cuda_runtime", "cuda_driver", "hip_runtime", "xpu_runtime"
 """Calls into a device's runtime or driver. A GPU event refers to one by its correlation id."""
 
 COLLECTIVE_NAME_PATTERN = r"(?i)(?:^|[^a-z])(?:nccl|rccl|oneccl|msccl|nvshmem|deep_?ep)|cross_device_reduce"
-"""Names of kernels that communicate, for files without collective metadata."""
+"""Names of kernels that communicate, for files without collective metadata (docs/facts.md, Kineto traces)."""
 
 HOST_COLLECTIVE_PATTERN = (
     r"(?i)^(?:gloo|mpi|ucc):"

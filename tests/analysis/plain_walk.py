@@ -166,11 +166,11 @@ def random_graph(seed: int) -> Graph:
                 host.append(row)
     lags = Lags(*(np.array([source.randint(0, 50) for _ in range(ranks)]) for _ in range(4)))
     none = np.full(len(collectives), NONE)
-    last, on_host, size = (
+    latest, on_host, size = (
         np.array([matched[key] for matched in collectives], dtype=np.int64)
         for key in ("last", "on_host", "members")
     )
-    matched = MatchedCollectives(none, last, on_host.astype(bool), size, none, none, none)
+    matched = MatchedCollectives(none, latest, on_host.astype(bool), size, none, none, none)
     moments = _columns(host, HostNodes)
     nodes = DeviceNodes(**_columns(device, DeviceNodes))
     ends = [*nodes.end.tolist(), *moments["time"].tolist()]

@@ -118,10 +118,10 @@ def test_one_rank_has_no_clock_to_compare_with(open_real: Callable[[Path], Run])
 
 
 def test_nsys_reports_stand_on_one_axis_by_their_wall_clocks(
-    shared: Path, open_real: Callable[[Path], Run]
+    dataset: Callable[[str], Path], open_real: Callable[[Path], Run]
 ) -> None:
     """No collective is in them (gloo, no NVTX): utcEpochNs alone, and it is said."""
-    run = open_real(shared / "nsys" / "seqpar-gloo2")
+    run = open_real(dataset("nsys/seqpar-gloo2"))
     starts: dict[int, list[int]] = {}
     for step, start in run.rows("SELECT step, start_ns FROM steps WHERE step > 0"):
         starts.setdefault(step, []).append(start)

@@ -1,4 +1,4 @@
-"""The peers' own figures for the same files: HTA 0.5.0 run for real, TraceLens's csv (NUMBERS.md)."""
+"""The peers' own figures for the same files: HTA 0.5.0 run for real, TraceLens's csv (docs/definitions.md)."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from rankscope.cli import main
 from rankscope.store.run import Run
 
 OpenReal = Callable[[Path], Run]
+Dataset = Callable[[str], Path]
 HTA = COMPAT["hta"]["breakdown"].analyse
 TRACELENS = COMPAT["tracelens"]["breakdown"].analyse
 
@@ -24,11 +25,11 @@ TRACELENS = COMPAT["tracelens"]["breakdown"].analyse
         ("public/hta/nccl_data.json.gz", [338781, 75169, 21636, 435586, 14.31]),
         ("public/hta/sampled_rank-0.json.gz", [321378, 106252, 172428, 600058, 11.81]),
         ("public/hta/ns_resolution.pt.trace.json.gz", [10113, 372150, 2371, 384634, None]),
-        ("kineto/seqpar-nccl1-bf16/rank-0-of-1.json.gz", [28, 10921, 129, 11078, None]),
+        ("seqpar-nccl1-bf16/rank-0-of-1.json.gz", [28, 10921, 129, 11078, None]),
     ],
 )
-def test_hta(file: str, figures: list[float | None], shared: Path, open_real: OpenReal) -> None:
-    result = HTA(open_real(shared / file), Scope(), None)
+def test_hta(file: str, figures: list[float | None], dataset: Dataset, open_real: OpenReal) -> None:
+    result = HTA(open_real(dataset(file)), Scope(), None)
     (row,) = result.rows
     assert list(row.values())[1:] == figures
     assert "rounds starts up" in result.notes[0]

@@ -127,7 +127,8 @@ def test_a_pipeline_hangs_on_its_slow_stage(tmp_path: Path) -> None:
 
 
 def test_clocks_that_disagree_change_nothing_but_microseconds(tmp_path: Path) -> None:
-    plan = {"ranks": 3, "events_per_rank": 5_000, "steps": 3, "straggler": Straggler(1, "compute", 3_000_000)}
+    straggler = Straggler(1, "compute", 3_000_000)
+    plan: dict[str, Any] = {"ranks": 3, "events_per_rank": 5_000, "steps": 3, "straggler": straggler}
     write(Plan(**plan), tmp_path / "a")
     write(Plan(**plan, max_offset_ns=20_000), tmp_path / "b")
     for name in ("a", "b"):
@@ -137,7 +138,7 @@ def test_clocks_that_disagree_change_nothing_but_microseconds(tmp_path: Path) ->
         assert result.rows[0]["rank"] == 1 and result.rows[0]["class"] == "compute"
 
 
-def test_real_ranks(shared: Path, open_real: Callable[[Path], Run]) -> None:
+def test_real_ranks(open_real: Callable[[Path], Run]) -> None:
     run = open_real(DATA / "seqpar-gloo4-slow2")
     result = critical(run)
     adds_up(run, result)
@@ -147,7 +148,7 @@ def test_real_ranks(shared: Path, open_real: Callable[[Path], Run]) -> None:
     assert any("of the critical path is on rank 2" in finding.title for finding in result.findings)
     assert any("slack" in note for note in result.notes)
     for name in ("seqpar-gloo4", "ddp-gloo4", "gpt-h200", "seqpar-nccl1-bf16"):
-        run = open_real(shared / "kineto" / name)
+        run = open_real(DATA / name)
         adds_up(run, critical(run))
 
 

@@ -157,15 +157,15 @@ def test_more_ranks_than_before(tmp_path: Path) -> None:
     assert ops and {row["change_pct"] for row in ops} == {0.0}  # the work of a rank is the same
 
 
-def test_real_ranks_one_of_them_slowed_down(shared: Path, open_real: Callable[[Path], Run]) -> None:
-    result = diff(open_real(shared / "kineto/seqpar-gloo4"), open_real(DATA / "seqpar-gloo4-slow2"), Scope())
+def test_real_ranks_one_of_them_slowed_down(open_real: Callable[[Path], Run]) -> None:
+    result = diff(open_real(DATA / "seqpar-gloo4"), open_real(DATA / "seqpar-gloo4-slow2"), Scope())
     assert result.findings[0].severity == "critical"
     assert result.findings[0].cost_ns == pytest.approx(13.5e6, rel=0.01)
     assert any("aten::mm [[8192,8192],[8192,8192]] is new" in finding.title for finding in result.findings)
     gloo = next(row for row in result.rows if row["key"].startswith("reduce_scatter"))
     assert gloo["verdict"] == "slower"
     assert len(by_unit(result)) == 2
-    same = diff(open_real(shared / "kineto/ddp-gloo4"), open_real(shared / "kineto/ddp-gloo4"), Scope())
+    same = diff(open_real(DATA / "ddp-gloo4"), open_real(DATA / "ddp-gloo4"), Scope())
     assert called(same.rows) == [] and same.findings[0].severity == "ok"
 
 

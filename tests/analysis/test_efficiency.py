@@ -283,9 +283,9 @@ def test_a_gpt_on_an_h200_does_6_flop_a_parameter_and_token(open_real: OpenReal)
 
 @pytest.mark.parametrize(("name", "low", "high"), [("bf16", 756e12, 815e12), ("fp32", 50e12, 53e12)])
 def test_the_sequence_parallel_loop_on_an_h200(
-    name: str, low: float, high: float, shared: Path, open_real: OpenReal
+    name: str, low: float, high: float, open_real: OpenReal
 ) -> None:
-    run = open_real(shared / f"kineto/seqpar-nccl1-{name}")
+    run = open_real(DATA / f"seqpar-nccl1-{name}")
     (row,) = report(run, "roofline").rows
     assert row["flops"] == 6 * 2 * 4096 * 8192 * 32768
     assert low < row["flop_s"] < high
@@ -376,9 +376,11 @@ def test_recomputation_is_not_work_of_the_model(reentrant: bool, tmp_path: Path)
     assert any("33 % of the work is computed a second time" in note for note in result.notes)
 
 
-def test_points_that_ncu_measured_stand_beside_those_from_shapes(shared: Path, open_real: OpenReal) -> None:
+def test_points_that_ncu_measured_stand_beside_those_from_shapes(
+    dataset: Callable[[str], Path], open_real: OpenReal
+) -> None:
     """Four bf16 products of a GPT with 1,024 hidden and 8,192 tokens; the device's name is in the report."""
-    result = report(open_real(shared / "ncu/gemm_bf16.raw.csv"), "roofline")
+    result = report(open_real(dataset("ncu/gemm_bf16.raw.csv")), "roofline")
     assert [row["source"] for row in result.rows] == ["ncu"] * 4
     assert {row["dtype"] for row in result.rows} == {"bfloat16"} and {
         row["bound"] for row in result.rows

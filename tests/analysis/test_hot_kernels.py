@@ -37,9 +37,11 @@ def test_by_total_time(open_real: Callable[[Path], Run]) -> None:
     assert set(chosen) <= set(expected)
 
 
-def test_ncu_beside_the_run(shared: Path, tmp_path: Path, open_real: Callable[[Path], Run]) -> None:
+def test_ncu_beside_the_run(
+    dataset: Callable[[str], Path], tmp_path: Path, open_real: Callable[[Path], Run]
+) -> None:
     report = tmp_path / "rank-00000.ncu.csv"
-    report.write_bytes((shared / "ncu" / "gemm_bf16.raw.csv").read_bytes())
+    report.write_bytes(dataset("ncu/gemm_bf16.raw.csv").read_bytes())
     name = "nvjet_sm90_tst_256x128_64x4_1x2_h_bz_coopA_bias_TNT"
     met = HotKernel(name, (2, 66, 1), (384, 1, 1), 10, 1_000_000)
     missed = met._replace(grid=(7, 7, 7))
@@ -54,10 +56,10 @@ def test_ncu_beside_the_run(shared: Path, tmp_path: Path, open_real: Callable[[P
 
 
 def test_twins_are_told_apart_by_their_whole_name(
-    shared: Path, tmp_path: Path, open_real: Callable[[Path], Run]
+    dataset: Callable[[str], Path], tmp_path: Path, open_real: Callable[[Path], Run]
 ) -> None:
     report = tmp_path / "rank-00000.ncu.csv"
-    report.write_bytes((shared / "ncu" / "gemm_bf16.raw.csv").read_bytes())
+    report.write_bytes(dataset("ncu/gemm_bf16.raw.csv").read_bytes())
     name = "nvjet_sm90_tst_256x128_64x4_1x2_h_bz_coopA_bias_TNT"
     here = HotKernel(name, (2, 66, 1), (384, 1, 1), 1, 1)
     twin = here._replace(name=f"void space::{name}<(int)4>(P)")

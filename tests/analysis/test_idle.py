@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from within import CAUSES, idle_causes, raw, report
 
+from analysis.within import CAUSES, idle_causes, raw, report
 from conftest import DATA, kernel_event, open_trace, slice_event, write_kineto
 from rankscope.analysis.core.device_events import UNKNOWN, DeviceEvents
 from rankscope.analysis.core.intervals import union
@@ -135,7 +136,9 @@ def test_random_gaps_against_brute_force(
     work = sorted(work, key=lambda w: (w[0], w[2]))
     start, size, launched = np.array(work, dtype=np.int64).T
     zeros = np.zeros(len(start), dtype=np.int64)
-    events = DeviceEvents(start, start + size, *[zeros] * 5, launched, launched, *[zeros] * 9)
+    columns: dict[str, Any] = dict.fromkeys((field.name for field in fields(DeviceEvents)), zeros)
+    columns |= {"start": start, "end": start + size, "launch_start": launched, "launch_end": launched}
+    events = DeviceEvents(**columns)
 
     def as_set(pairs: list[tuple[int, int]]) -> Any:
         low = np.array([p[0] for p in pairs], dtype=np.int64)

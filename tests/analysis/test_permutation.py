@@ -68,7 +68,7 @@ def test_noise_is_called_noise(steps: int, pairs: int, allowed: int) -> None:
     for _ in range(pairs):
         common = source.normal(1, 0.01, (1, 2 * steps))  # the clock moves all rows of a step alike
         values = level * common * source.normal(1, 0.02, (100, 2 * steps))
-        alarms += (adjusted_p(values[:, :steps], values[:, steps:]) <= 0.01).any()
+        alarms += bool((adjusted_p(values[:, :steps], values[:, steps:]) <= 0.01).any())
     assert alarms <= allowed  # 1 % expected; more than this happens less than once in a hundred
 
 

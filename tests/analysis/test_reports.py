@@ -1,4 +1,4 @@
-"""Reports: the figures of NUMBERS.md, brute force on real traces, and what they say when data is missing."""
+"""Reports: the figures of docs/definitions.md, brute force on real traces, and what they say when data is missing."""
 
 from __future__ import annotations
 
@@ -108,7 +108,9 @@ def test_ops_against_brute_force(open_real: OpenReal) -> None:
     """Calls and host time by name; device time through External id, the way torch's own tables do it."""
     events = raw_events(DATA / "gpt-h200-stack" / "gpt.pt.trace.json.gz")
     ops = {event["args"]["External id"]: event["name"] for event in events if event.get("cat") == "cpu_op"}
-    host, calls, device = defaultdict(int), defaultdict(int), defaultdict(int)
+    host: defaultdict[str, int] = defaultdict(int)
+    calls: defaultdict[str, int] = defaultdict(int)
+    device: defaultdict[str, int] = defaultdict(int)
     for event in events:
         if event.get("cat") == "cpu_op":
             host[event["name"]] += ns(event["dur"])
@@ -249,7 +251,8 @@ def test_collectives_in_the_wild(name: str, tmp_path: Path) -> None:
 
 
 def test_metadata_goes_before_the_name(tmp_path: Path) -> None:
-    event = kernel_event("strange_name", 0, 1, **{"Collective name": "allreduce"})
+    metadata: dict[str, Any] = {"Collective name": "allreduce"}
+    event = kernel_event("strange_name", 0, 1, **metadata)
     run = open_trace(write_kineto(tmp_path / "t.json", [event]))
     assert run.rows("SELECT class, collective FROM gpu") == [("COMM", "allreduce")]
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from conftest import open_trace
+from conftest import DATA, open_trace
 from rankscope.analysis import REPORTS
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.memory.snapshot import BEFORE, snapshot_holders, snapshot_peaks
@@ -96,8 +96,8 @@ def brute_force(value: dict[str, Any], device: int = 0) -> tuple[int, Counter[st
     return totals[at], holders
 
 
-def test_the_real_snapshot(shared: Path, open_real: Callable[[Path], Run]) -> None:
-    path = shared / "memory" / "gpt-h200.pickle.gz"
+def test_the_real_snapshot(open_real: Callable[[Path], Run]) -> None:
+    path = DATA / "memory" / "gpt-h200.pickle.gz"
     value = pickle.loads(gzip.decompress(path.read_bytes()))
     peak, holders = brute_force(value)
     run = open_real(path)
@@ -121,8 +121,8 @@ def test_the_real_snapshot(shared: Path, open_real: Callable[[Path], Run]) -> No
     assert instants == [(16162, True)]
 
 
-def test_the_reports_use_it(shared: Path, open_real: Callable[[Path], Run]) -> None:
-    run = open_real(shared / "memory" / "gpt-h200.pickle.gz")
+def test_the_reports_use_it(open_real: Callable[[Path], Run]) -> None:
+    run = open_real(DATA / "memory" / "gpt-h200.pickle.gz")
     (row,) = REPORTS["memory"].analyse(run, Scope(), None).rows
     assert (row["device"], row["peak_allocated_bytes"]) == ("GPU 0", 6_432_652_760)
     result = REPORTS["allocators"].analyse(run, Scope(), None)
@@ -138,8 +138,8 @@ def test_the_reports_use_it(shared: Path, open_real: Callable[[Path], Run]) -> N
     assert any("snapshot" in note for note in result.notes)
 
 
-def test_fragments_of_the_real_snapshot(shared: Path, open_real: Callable[[Path], Run]) -> None:
-    path = shared / "memory" / "gpt-h200.pickle.gz"
+def test_fragments_of_the_real_snapshot(open_real: Callable[[Path], Run]) -> None:
+    path = DATA / "memory" / "gpt-h200.pickle.gz"
     value = pickle.loads(gzip.decompress(path.read_bytes()))
     result = REPORTS["fragments"].analyse(open_real(path), Scope(), None)
     for row in result.rows:

@@ -90,7 +90,7 @@ def test_findings_are_ordered_by_severity_and_cost(tmp_path: Path, monkeypatch: 
 
 
 def test_waiting_is_blamed_on_who_is_late_and_counted_once(open_real: OpenReal) -> None:
-    """Of 14.3 ms of exposed communication a step 11.3 are waiting for rank 2 (NUMBERS): that finding leads."""
+    """Of 14.3 ms of exposed communication a step 11.3 are waiting for rank 2 (docs/definitions.md)."""
     found = collect(open_real(DATA / "seqpar-gloo4-slow2"), Scope())
     exposed = next(one.finding for one in found if one.report == "overlap")
     assert found[0].report == "stragglers" and found[0].finding.ranks == (2,)

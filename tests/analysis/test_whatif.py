@@ -134,8 +134,8 @@ def test_the_usual_questions_and_no_gaps(make: Make) -> None:
 
 def test_with_jitter_clocks_and_a_missing_rank(tmp_path: Path) -> None:
     """Noise is kept as it is; offsets of clocks do not matter to a replay."""
-    plan = {"ranks": 4, "events_per_rank": 5_000, "steps": 4, "seed": 3}
-    clocks = {"max_offset_ns": 5_000_000, "max_drift_ppm": 10.0}
+    plan: dict[str, Any] = {"ranks": 4, "events_per_rank": 5_000, "steps": 4, "seed": 3}
+    clocks: dict[str, Any] = {"max_offset_ns": 5_000_000, "max_drift_ppm": 10.0}
     write(
         Plan(**plan, straggler=Straggler(2, "compute", 3_000_000), **clocks, missing=(1,)), tmp_path / "slow"
     )
@@ -146,13 +146,13 @@ def test_with_jitter_clocks_and_a_missing_rank(tmp_path: Path) -> None:
     assert found["predicted_ns"] == pytest.approx(true, rel=0.04)
 
 
-def test_real_ranks(shared: Path, open_real: Callable[[Path], Run]) -> None:
+def test_real_ranks(open_real: Callable[[Path], Run]) -> None:
     run = open_real(DATA / "seqpar-gloo4-slow2")
     rows = {row["what"]: row for row in whatif(run, Scope()).rows}
     assert rows["rank 2 at the median"]["saved_ns"] == pytest.approx(10.6e6, rel=0.05)
     assert max(rows.values(), key=lambda row: row["saved_ns"])["what"] == "rank 2 at the median"
     for name in ("seqpar-gloo4", "ddp-gloo4", "gpt-h200"):
-        run = open_real(shared / "kineto" / name)
+        run = open_real(DATA / name)
         result = whatif(run, Scope())
         graph = graph_of(run, Scope())
         assert result.rows[0]["base_ns"] == step_ns(run)

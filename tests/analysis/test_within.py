@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from within import GPU, RUNTIME, raw, report
 
+from analysis.within import GPU, RUNTIME, raw, report
 from conftest import DATA, kernel_event, open_trace, slice_event, write_kineto
 from rankscope.analysis import REPORTS
 from rankscope.analysis.core.intervals import covered_before, union

@@ -40,7 +40,7 @@ def inside(time: int, spans: list[tuple[int, int]]) -> bool:
 
 
 def idle_causes(events: list[dict[str, Any]]) -> dict[int, dict[str, int]]:
-    """NUMBERS, word by word, for a trace without collectives on the host: device -> cause -> ns."""
+    """docs/definitions.md as plain Python, for a trace without collectives on the host: device -> cause -> ns."""
     launches = {e["args"]["correlation"]: e["start"] for e in events if e.get("cat") in RUNTIME}
     sync = [(e["start"], e["end"]) for e in events if e.get("cat") in RUNTIME and "Synchronize" in e["name"]]
     data = [

@@ -112,7 +112,7 @@ def test_nan_is_in_dur_and_ts(tmp_path: Path) -> None:
     for word in ('"dur": NaN', '"dur": Infinity', '"ts": -Infinity'):
         assert word in text
     found: list[str] = []
-    json.loads(text, parse_constant=lambda word: found.append(word) or 0.0)
+    json.loads(text, parse_constant=found.append)
     assert len(found) == record["damaged"]
 
 

@@ -10,13 +10,8 @@ from typing import Any
 
 import pytest
 
+from conftest import DATA
 from rankscope.bench.synthetic import Plan, write
-
-SHARED = Path(__file__).parents[3] / "shared" / "data"
-needs_real_traces = pytest.mark.skipif(
-    not SHARED.is_dir(), reason=f"the real traces to compare with are not at {SHARED}"
-)
-KINETO = SHARED / "kineto"
 
 
 def split_events(text: str) -> list[str]:
@@ -54,7 +49,7 @@ def synthetic(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture(scope="module")
 def real_shapes() -> dict[tuple[str, str], set[str]]:
     shapes: dict[tuple[str, str], set[str]] = {}
-    for path in sorted(KINETO.glob("*/*.json.gz")):
+    for path in sorted(DATA.glob("*/*.json.gz")):
         if path.parent.name in ("gpt-h200-stack", "seqpar-nccl1-bf16"):
             for key, found in shapes_by_kind(gzip.decompress(path.read_bytes()).decode()).items():
                 shapes.setdefault(key, set()).update(found)
@@ -65,7 +60,6 @@ def is_collective(shape: str) -> bool:
     return '"Collective name"' in shape
 
 
-@needs_real_traces
 def test_every_event_has_a_shape_that_real_traces_have(
     synthetic: str, real_shapes: dict[tuple[str, str], set[str]]
 ) -> None:
@@ -76,19 +70,17 @@ def test_every_event_has_a_shape_that_real_traces_have(
     assert {key: shapes for key, shapes in strange.items() if shapes} == {}
 
 
-@needs_real_traces
 def test_record_param_comms_has_the_keys_of_a_real_one_and_a_sequence_number(synthetic: str) -> None:
     def keys(text: str) -> set[str]:
         event = next(event for event in split_events(text) if '"record_param_comms"' in event)
         return set(json.loads("{" + event + "}")["args"])
 
-    real = gzip.decompress((KINETO / "seqpar-nccl1-bf16/rank-0-of-1.json.gz").read_bytes()).decode()
+    real = gzip.decompress((DATA / "seqpar-nccl1-bf16/rank-0-of-1.json.gz").read_bytes()).decode()
     assert keys(synthetic) == keys(real) | {"Seq"}
 
 
-@needs_real_traces
-def test_nccl_kernels_carry_their_collective_as_real_ones_do(synthetic: str) -> None:
-    real = gzip.decompress((SHARED / "public/hta/nccl_data.json.gz").read_bytes()).decode()
+def test_nccl_kernels_carry_their_collective_as_real_ones_do(synthetic: str, shared: Path) -> None:
+    real = gzip.decompress((shared / "public/hta/nccl_data.json.gz").read_bytes()).decode()
     real_kernel = next(event for event in split_events(real) if '"name": "ncclKernel_AllReduce' in event)
     kernel = next(event for event in split_events(synthetic) if '"name": "ncclDevKernel_AllReduce' in event)
     # Only newer versions add the sequence number, as the last key.
@@ -96,9 +88,8 @@ def test_nccl_kernels_carry_their_collective_as_real_ones_do(synthetic: str) -> 
     assert re.search(r'"Process Group Ranks": "\[0, 1\]", "Seq": \d+\n', kernel)
 
 
-@needs_real_traces
 def test_header_and_end_are_those_of_a_real_file(synthetic: str) -> None:
-    real = gzip.decompress((KINETO / "seqpar-nccl1-bf16/rank-0-of-1.json.gz").read_bytes()).decode()
+    real = gzip.decompress((DATA / "seqpar-nccl1-bf16/rank-0-of-1.json.gz").read_bytes()).decode()
 
     def header_lines(text: str) -> list[str]:
         head = text.partition('"traceEvents"')[0]

@@ -40,7 +40,7 @@ def class_of(event: Event) -> str:
 
 
 def sweep(events: list[Event]) -> dict[str, Any]:
-    """NUMBERS.md's breakdown, one elementary interval after the other."""
+    """The breakdown of docs/definitions.md, one elementary interval after the other."""
     changes: Counter[tuple[int, str]] = Counter()
     for event in events:
         start, end = interval(event)

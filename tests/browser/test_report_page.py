@@ -1,6 +1,6 @@
 """Reports in a real browser: nothing is asked for from elsewhere, nothing complains, light, dark, phone and paper.
 
-Debian's chromium, driven by playwright; tests/browser/install-chromium.sh installs it.
+Debian's chromium, driven by playwright; tests/install-packages.sh installs it.
 """
 
 from __future__ import annotations
@@ -131,13 +131,13 @@ def test_a_name_with_a_script_stays_text(chromium: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        "kineto/ddp-gloo4",
-        "kineto/gpt-h200",
-        "kineto/gpt-h200-stack",
-        "kineto/seqpar-gloo4",
-        "kineto/seqpar-gloo4-slow2",
-        "kineto/seqpar-nccl1-bf16",
-        "kineto/seqpar-nccl1-fp32",
+        "ddp-gloo4",
+        "gpt-h200",
+        "gpt-h200-stack",
+        "seqpar-gloo4",
+        "seqpar-gloo4-slow2",
+        "seqpar-nccl1-bf16",
+        "seqpar-nccl1-fp32",
         "memory",
         "ncu",
         "nsys/gpt-h200",
@@ -150,9 +150,9 @@ def test_a_name_with_a_script_stays_text(chromium: Any, tmp_path: Path) -> None:
     ],
 )
 def test_every_dataset(
-    name: str, chromium: Any, shared: Path, open_real: Callable[[Path], Run], tmp_path: Path
+    name: str, chromium: Any, dataset: Callable[[str], Path], open_real: Callable[[Path], Run], tmp_path: Path
 ) -> None:
-    path = write_report(open_real(shared / name), tmp_path / "report.html", name)
+    path = write_report(open_real(dataset(name)), tmp_path / "report.html", name)
     assert path.stat().st_size < 3_000_000
     for how in ({}, {"viewport": PHONE, "color_scheme": "dark"}):
         Opened(chromium, path, **how).check()

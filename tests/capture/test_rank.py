@@ -1,4 +1,4 @@
-"""Every launcher's variables, as FACTS section 1 saw them, and the mixes of them that real jobs have."""
+"""Every launcher's variables (docs/facts.md), and the combinations of them that real jobs have."""
 
 import pytest
 from hypothesis import given
@@ -74,7 +74,7 @@ def test_each_family_gives_all_five_facts(env: dict[str, str], source: str) -> N
     ],
 )
 def test_what_a_launcher_does_not_say_is_unknown_not_zero(
-    env: dict[str, str], expected: tuple[object]
+    env: dict[str, str], expected: tuple[object, ...]
 ) -> None:
     assert detect(env)[:5] == expected
 

@@ -180,7 +180,7 @@ def test_export_round_trip(ddp: Path, tmp_path: Path, capsys: pytest.CaptureFixt
 
     target = tmp_path / "tables"
     assert run(capsys, "export", ddp, "-t", "parquet", "-o", target, "--ranks", "2", "--steps", "3")[0] == 0
-    rows = duckdb.sql(f"SELECT DISTINCT rank, step FROM '{target}/slices.parquet'").fetchall()
+    rows = duckdb.execute(f"SELECT DISTINCT rank, step FROM '{target}/slices.parquet'").fetchall()
     assert rows == [(2, 3)]
     code, _, err = run(capsys, "export", ddp, "-t", "csv", "-o", target)
     assert code == 2 and "exists already" in err

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from typing import Any
 
 import pytest
@@ -83,14 +83,14 @@ def test_lines_under_a_name_even_nested_and_when_they_raise() -> None:
 
 def test_generators_stay_generators() -> None:
     @trace("numbers")
-    def numbers(count: int) -> Iterator[int]:
-        got = 0
+    def numbers(count: int) -> Generator[int, int | None, str]:
+        got: int | None = 0
         for number in range(count):
             try:
                 got = yield number + (got or 0)
             except ValueError:
                 yield -1
-        return "the end"  # type: ignore[return-value]
+        return "the end"
 
     assert inspect.isgeneratorfunction(numbers)
     assert list(numbers(3)) == [0, 1, 2]
@@ -116,7 +116,7 @@ def test_coroutines_stay_coroutines_and_their_waiting_is_nobodys() -> None:
         return value
 
     async def several() -> list[int]:
-        return await asyncio.gather(fetch(1), fetch(2))
+        return list(await asyncio.gather(fetch(1), fetch(2)))
 
     assert inspect.iscoroutinefunction(fetch)
     assert asyncio.run(several()) == [1, 2]

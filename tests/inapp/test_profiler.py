@@ -114,7 +114,10 @@ def test_the_summary_is_torchs_own_table_of_the_same_profile(tmp_path: Path, tra
 
 def test_each_cycle_has_a_file_and_several_handlers_work(tmp_path: Path, train: Train) -> None:
     schedule = rankscope.schedule(wait=0, warmup=1, active=1, repeat=2)
-    handlers = [rankscope.ChromeTrace("a"), rankscope.TensorBoard(tmp_path / "tb")]
+    handlers: list[Callable[[rankscope.Recorded], object]] = [
+        rankscope.ChromeTrace("a"),
+        rankscope.TensorBoard(tmp_path / "tb"),
+    ]
     loop(rankscope.profile(tmp_path, schedule=schedule, handlers=handlers), train, 5)
     assert sorted(path.name for path in tmp_path.glob("a-*")) == ["a-0-of-1.cycle-1.json", "a-0-of-1.json"]
     boards = sorted((tmp_path / "tb").iterdir())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -47,8 +48,8 @@ def engine_for(tmp_path: Path, when: Schedule) -> Engine:
     return Engine(plan, files, voice, [nothing_to_export], RangeRecorder())
 
 
-def note(tmp_path: Path) -> dict[str, object]:
-    value: dict[str, object] = json.loads((tmp_path / "rank-00003.json").read_text())
+def note(tmp_path: Path) -> dict[str, Any]:
+    value: dict[str, Any] = json.loads((tmp_path / "rank-00003.json").read_text())
     return value
 
 
@@ -68,7 +69,7 @@ def test_the_range_holds_exactly_these_steps(tmp_path: Path, calls: list[str]) -
         *("ProfilerStep#2", "work 2", "pop", "ProfilerStep#3", "work 3", "pop"),
         *("wait", "stop", "work 4", "work 5"),
     ]
-    [window] = note(tmp_path)["windows"]  # type: ignore[misc]
+    [window] = note(tmp_path)["windows"]
     assert (window["first_step"], window["last_step"], window["state"]) == (2, 3, "whole")
     assert note(tmp_path)["steps"] == 6
     assert not (tmp_path / "run").exists(), "the run folder is the wrapper's"
@@ -77,7 +78,7 @@ def test_the_range_holds_exactly_these_steps(tmp_path: Path, calls: list[str]) -
 def test_a_range_for_each_cycle(tmp_path: Path, calls: list[str]) -> None:
     run_steps(engine_for(tmp_path, Schedule(0, 1, 0, 1, 2)), calls, 6)
     assert (calls.count("start"), calls.count("stop")) == (2, 2)
-    assert [window["first_step"] for window in note(tmp_path)["windows"]] == [1, 3]  # type: ignore[attr-defined]
+    assert [window["first_step"] for window in note(tmp_path)["windows"]] == [1, 3]
 
 
 def test_a_script_that_ends_too_early_says_so(

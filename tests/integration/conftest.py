@@ -1,34 +1,32 @@
-"""What several integration tests need: a private Slurm."""
+"""A private Slurm for the integration tests."""
 
 from __future__ import annotations
 
 import fcntl
 import os
+import socket
 import subprocess
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
 
 from integration.jobs import environment
 
-PRIVATE_SLURM = Path(__file__).resolve().parents[3] / "shared" / "tools" / "private-slurm"
+PRIVATE_SLURM = Path(__file__).with_name("private-slurm")
 
 
 @pytest.fixture
 def slurm(slurm_folder: Path) -> Iterator[dict[str, str]]:
-    """The variables of a private two-node Slurm, which belongs to one test at a time: its nodes are two cores."""
+    """The environment of a private two-node Slurm. One test uses it at a time: its nodes are the same machine."""
     with _locked(slurm_folder / "test.lock"):
         yield environment(SLURM_CONF=str(slurm_folder / "slurm.conf"))
 
 
 @pytest.fixture(scope="session")
 def slurm_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """One Slurm for all of pytest-xdist's processes: the first that needs it starts it, the last ends it."""
-    if not PRIVATE_SLURM.exists():
-        pytest.skip(f"{PRIVATE_SLURM} is not there")
+    """One Slurm for all processes of pytest-xdist: the first that needs it starts it, the last one stops it."""
     worker = os.environ.get("PYTEST_XDIST_WORKER", "")
     ours = tmp_path_factory.getbasetemp()
     folder = (ours.parent if worker else ours) / "slurm"
@@ -39,7 +37,7 @@ def slurm_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         (users / f"process-{worker}").touch()
     try:
         if not up:
-            pytest.skip(f"{PRIVATE_SLURM} up failed (it needs root)")
+            pytest.skip("tests/integration/private-slurm up failed (it needs root)")
         yield folder
     finally:
         with _locked(folder / "users.lock"):
@@ -50,9 +48,22 @@ def slurm_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 def _private_slurm(verb: str, folder: Path) -> bool:
     words = [str(PRIVATE_SLURM), verb, str(folder)]
-    env = environment(SLURM_TEST_PORT=str(20000 + int(time.time()) % 20000))
+    env = environment(SLURM_TEST_PORT=str(_free_ports(3)))
     quiet = subprocess.DEVNULL
     return not subprocess.run(words, env=env, stdout=quiet, stderr=quiet, timeout=60, check=False).returncode
+
+
+def _free_ports(count: int) -> int:
+    """The first of some consecutive ports that nothing listens on, below those that the kernel hands out."""
+    for first in range(20_000 + os.getpid() % 5_000, 32_000, count):
+        with ExitStack() as stack:
+            try:
+                for port in range(first, first + count):
+                    stack.enter_context(socket.socket()).bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return first
+    raise AssertionError("no free ports")
 
 
 @contextmanager

@@ -1,8 +1,9 @@
-"""Real jobs for the tests: start them, read what they left."""
+"""Starts real jobs and reads their run folders."""
 
 from __future__ import annotations
 
 import gzip
+import importlib.util
 import json
 import os
 import re
@@ -25,7 +26,7 @@ _LAUNCHERS = ("SLURM", "PMI", "OMPI", "PALS", "TORCHELASTIC", "RANKSCOPE", "PBS"
 
 
 def environment(**more: str) -> dict[str, str]:
-    """Ours, without what a launcher around the tests may have set."""
+    """The environment of the tests without variables that a launcher sets."""
     env = {name: value for name, value in os.environ.items() if not name.startswith(_LAUNCHERS)}
     for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
         env.pop(name, None)
@@ -58,11 +59,12 @@ def run(
 
 
 def start(words: Sequence[str], cwd: Path, **more: str) -> subprocess.Popen[str]:
-    """A job that the test will signal; its stdout and stderr come together."""
+    """Start a job that the test will signal; its stderr goes to stdout."""
     return subprocess.Popen(
         [str(word) for word in words],
         cwd=cwd,
         env=environment(PYTHONUNBUFFERED="1", **more),
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -70,14 +72,14 @@ def start(words: Sequence[str], cwd: Path, **more: str) -> subprocess.Popen[str]
 
 
 def wait_for_line(job: subprocess.Popen[str], text: str) -> str:
-    """Read the job's output up to a line that has this text."""
+    """Read the job's output up to a line with this text."""
     assert job.stdout is not None
     seen = []
     for line in job.stdout:
         seen.append(line)
         if text in line:
             return line
-    raise AssertionError(f"'{text}' never came:\n{''.join(seen)}")
+    raise AssertionError(f"'{text}' is not in the output:\n{''.join(seen)}")
 
 
 def run_folder(cwd: Path) -> Path:
@@ -97,32 +99,32 @@ def read_trace(path: Path) -> dict[str, Any]:
 
 
 def traces(folder: Path) -> dict[int, dict[str, Any]]:
-    """Every rank's first trace; nothing unfinished may lie beside them."""
-    assert not list(folder.glob(".*")), "something half-written was left behind"
+    """The first trace of every rank, by rank; no unfinished file may be left."""
+    assert not list(folder.glob(".*")), "an unfinished file is left"
     return {
         int(path.name[5:10]): read_trace(path) for path in sorted(folder.glob("rank-?????.pt.trace.json.gz"))
     }
 
 
 def steps(trace: dict[str, Any]) -> list[int]:
-    """The numbers of the steps that a trace has, in order."""
+    """The numbers of the steps in a trace, in order."""
     names = [event.get("name", "") for event in trace["traceEvents"] if event.get("cat") == "user_annotation"]
     return sorted(int(name.partition("#")[2]) for name in names if name.startswith("ProfilerStep#"))
 
 
 def our_lines(text: str) -> list[str]:
-    """What rankscope said. Torch's own log writes a line in pieces, so ours may stand behind half of one."""
+    """The lines of rankscope. Torch's log writes lines in pieces, so ours can follow part of one."""
     return re.findall("rankscope: .*", text)
 
 
 def needs(program: str, package: str) -> pytest.MarkDecorator:
     return pytest.mark.skipif(
         shutil.which(program) is None,
-        reason=f"{program} is not installed (tests/integration/install-launchers.sh: {package})",
+        reason=f"{program} is not installed (tests/install-packages.sh: {package})",
     )
 
 
 needs_torch = pytest.mark.skipif(
-    not list((BIN.parent / "lib").glob("python*/site-packages/torch/__init__.py")),
+    importlib.util.find_spec("torch") is None,
     reason="torch is not installed in this environment (tests/requirements-torch.txt)",
 )

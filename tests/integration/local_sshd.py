@@ -1,4 +1,4 @@
-"""A real sshd on this machine's loopback, with keys and settings of its own: another machine, as far as ssh knows."""
+"""A real sshd on the loopback interface with its own keys and settings. To ssh it is another machine."""
 
 from __future__ import annotations
 
@@ -14,19 +14,17 @@ SSHD = "/usr/sbin/sshd"
 
 
 def missing() -> str:
-    """Why it cannot be started here; empty when it can."""
+    """Why sshd cannot be started here; empty if it can."""
     absent = [name for name in (SSHD, "ssh", "ssh-keygen", "rsync") if shutil.which(name) is None]
     if absent:
-        return (
-            f"{', '.join(absent)} not installed (tests/integration/install-remote.sh installs them as root)"
-        )
+        return f"{', '.join(absent)} not installed (tests/install-packages.sh installs them as root)"
     if os.geteuid() != 0 and not Path("/run/sshd").is_dir():
-        return "sshd wants /run/sshd, which only root makes"
+        return "sshd needs /run/sshd, which only root can create"
     return ""
 
 
 class LocalSshd:
-    """Started in a folder of its own; `ssh` is the client's command line for it."""
+    """An sshd with its files in one folder; `ssh` is the client's command line for it."""
 
     def __init__(self, folder: Path, path: str, *settings: str) -> None:
         folder.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""The real nsys for the tests (install-nsight.sh), and what its reports hold."""
+"""The real nsys (install-nsight.sh), and the content of its reports."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def with_nsys(env: dict[str, str] | None = None, **more: str) -> dict[str, str]:
 
 
 def nvtx_ranges(report: Path) -> list[str]:
-    """The names of a report's NVTX ranges, by way of nsys's own export."""
+    """The names of a report's NVTX ranges, read from nsys's export."""
     database = report.with_suffix(".test.sqlite")
     words = [
         str(NSYS),
@@ -56,7 +56,7 @@ def reports(folder: Path) -> list[str]:
 
 
 def agents_of(temp: str) -> list[str]:
-    """Processes of nsys that use a temporary folder of ours."""
+    """Processes of nsys that use this temporary folder."""
     found = []
     for path in Path("/proc").glob("[0-9]*"):
         try:
@@ -70,7 +70,7 @@ def agents_of(temp: str) -> list[str]:
 
 
 def link_importer(folder: Path) -> None:
-    """Beside a stand-in for nsys: the importer, where the real one has it."""
+    """Link the importer beside a stand-in for nsys, where the real nsys has it."""
     for host in NSIGHT.glob("host-linux-*"):
         (folder / host.name).symlink_to(host.resolve())
 

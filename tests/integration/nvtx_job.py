@@ -1,4 +1,4 @@
-"""A job without torch and without a GPU: NVTX ranges that name its rank, some sleep, and the end one asks for."""
+"""A job without torch or a GPU: NVTX ranges that name its rank, then the exit code or signal asked for."""
 
 import argparse
 import os
@@ -14,7 +14,7 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--exit-code", type=int, default=0)
 parser.add_argument("--kill", type=int, help="die by this signal")
 parser.add_argument("--seconds", type=float, default=0.2)
-parser.add_argument("--answer", action="store_true", help="say which signals come; SIGTERM ends with 3")
+parser.add_argument("--answer", action="store_true", help="print the signals received; SIGTERM exits with 3")
 parser.add_argument("--echo-stdin", action="store_true")
 args = parser.parse_args()
 

@@ -1,4 +1,4 @@
-"""A job without torch and without a GPU: NVTX of every kind, calls into the system, and MPI where asked for."""
+"""A job without torch or a GPU: every kind of NVTX event, system calls, and MPI if asked for."""
 
 import ctypes
 import sys
@@ -22,7 +22,7 @@ def ranges() -> None:
 
 
 def mpi() -> None:
-    """OpenMPI by its symbols: nothing to compile. The global names are those nsys puts itself in front of."""
+    """Call OpenMPI through ctypes, without compiling. nsys intercepts its global symbols."""
     library = ctypes.CDLL("libmpi.so.40", ctypes.RTLD_GLOBAL)
     everything = ctypes.CDLL(None)
 

@@ -1,35 +1,42 @@
-"""One folder with every kind of file of one rank: it opens as one run, and nothing is counted twice."""
+"""A folder with every kind of file of one rank opens as one run, and nothing is counted twice."""
 
 from __future__ import annotations
 
 import math
+import pickle
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from conftest import DATA
+from flight_dumps import dump, op
 from rankscope.analysis import REPORTS
 from rankscope.analysis.core.result import Result
 from rankscope.analysis.core.scope import Scope
 from rankscope.store.ingest import Ingested, Options, ingest
 from rankscope.store.run import Run
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
-def folder(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of one H200: the same model under torch.profiler, nsys and a memory snapshot; products under ncu; a hang."""
+def folder(dataset: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Recorded on one H200: a model under torch.profiler, nsys and a memory snapshot; GEMMs under ncu. And a hang."""
     target = tmp_path_factory.mktemp("all")
     for source, name in {
-        "kineto/gpt-h200/gpt.pt.trace.json.gz": "rank-0.pt.trace.json.gz",
+        "gpt-h200/gpt.pt.trace.json.gz": "rank-0.pt.trace.json.gz",
         "nsys/gpt-h200/gpt.sqlite": "rank-0.sqlite",
         "ncu/gemm_bf16.raw.csv": "rank-0.raw.csv",
         "ncu/gemm_bf16.details.csv": "rank-0.details.csv",
         "memory/gpt-h200.pickle.gz": "memory-0-of-2.pickle.gz",
-        "public/flight-recorder/gpu_error_1st/_dump_0": "_dump_0",
-        "public/flight-recorder/gpu_error_1st/_dump_1": "_dump_1",
     }.items():
-        shutil.copy(shared / source, target / name)
+        shutil.copy(dataset(source), target / name)
+    hang = dump([op("0", 5, state="completed"), op("0", 6, state="started")], {"0": [0, 1]})
+    for rank in (0, 1):
+        (target / f"_dump_{rank}").write_bytes(pickle.dumps(hang, 2))
     (target / "notes.csv").write_text("a,b\n1,2\n")
     return target
 
@@ -39,7 +46,7 @@ def ingested(folder: Path) -> Ingested:
     return ingest([folder])
 
 
-def test_one_run(folder: Path, ingested: Ingested) -> None:
+def test_the_folder_opens_as_one_run(folder: Path, ingested: Ingested) -> None:
     assert ingested.problems == ()
     run = Run(ingested)
     assert run.ranks == [0, 1]
@@ -60,10 +67,10 @@ def exact(result: Result) -> list[dict[str, Any]]:
     return [{key: value for key, value in row.items() if key != "stddev_ns"} for row in result.rows]
 
 
-def test_time_counts_once(shared: Path, ingested: Ingested, tmp_path: Path) -> None:
+def test_time_counts_once(dataset: Callable[[str], Path], ingested: Ingested, tmp_path: Path) -> None:
     alone = {
-        "": Run(ingest([shared / "kineto" / "gpt-h200" / "gpt.pt.trace.json.gz"], Options(cache=tmp_path))),
-        "nsys": Run(ingest([shared / "nsys" / "gpt-h200" / "gpt.sqlite"], Options(cache=tmp_path))),
+        "": Run(ingest([DATA / "gpt-h200" / "gpt.pt.trace.json.gz"], Options(cache=tmp_path))),
+        "nsys": Run(ingest([dataset("nsys/gpt-h200/gpt.sqlite")], Options(cache=tmp_path))),
     }
     for prefer, lone in alone.items():
         run = Run(ingested, prefer=prefer)
@@ -81,14 +88,14 @@ def test_memory_counts_once(ingested: Ingested) -> None:
     assert sum(row["bytes"] for row in held) == 6_432_652_760  # the snapshot's, not both
 
 
-def test_each_kind_speaks(ingested: Ingested) -> None:
+def test_each_kind_has_its_report(ingested: Ingested) -> None:
     run = Run(ingested)
     assert len(REPORTS["ncu"].analyse(run, Scope(), None).rows) == 4
     assert {row["state"] for row in REPORTS["flight"].analyse(run, Scope(), None).rows} == {"waiting"}
     assert len(REPORTS["fragments"].analyse(run, Scope(), None).rows) == 2
 
 
-def test_every_report_of_it(ingested: Ingested) -> None:
+def test_every_report_has_rows_or_notes(ingested: Ingested) -> None:
     run = Run(ingested)
     for name, report in REPORTS.items():
         for key in (None, *report.keys):

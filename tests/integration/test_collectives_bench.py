@@ -1,4 +1,4 @@
-"""The sweep over collectives as real ranks over gloo."""
+"""`rankscope bench collectives` with real ranks over gloo."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def check(text: str, ranks: int, dtype: str = "float32") -> None:
 
 
 @pytest.mark.parametrize(("ranks", "dtype"), [(2, "bfloat16"), (3, "float32")])
-def test_by_itself(tmp_path: Path, ranks: int, dtype: str) -> None:
+def test_without_a_launcher(tmp_path: Path, ranks: int, dtype: str) -> None:
     done = run([*BENCH, *SMALL, "--nproc", str(ranks), "-d", dtype, "--json"], tmp_path)
     check(done.stdout, ranks, dtype)
 
@@ -44,7 +44,7 @@ def test_under_openmpi(tmp_path: Path) -> None:
     check(run(["mpirun.openmpi", "--oversubscribe", "-n", "2", *BENCH, *SMALL, "--json"], tmp_path).stdout, 2)
 
 
-def test_the_table_and_an_error_said_once(tmp_path: Path) -> None:
+def test_the_table_and_an_error_printed_once(tmp_path: Path) -> None:
     done = run([*BENCH, "-k", "broadcast", "-e", "1K", "--nproc", "2"], tmp_path)
     assert "collectives: 2 ranks, gloo, float32" in done.stdout
     assert done.stdout.splitlines()[-1].split()[:2] == ["broadcast", "1,024"]

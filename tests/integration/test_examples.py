@@ -1,4 +1,4 @@
-"""Every example runs as its first lines say, and leaves what they promise."""
+"""Every example runs as its first lines describe and writes the files they name."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def example(name: str) -> list[str]:
 
 
 def steps_of(folder: Path) -> set[tuple[int, int]]:
-    """Rank and step of everything that `rankscope stats` would find there."""
+    """Rank and step of every step that `rankscope stats` finds in the folder."""
     rows = Run(ingest([folder])).rows("SELECT DISTINCT rank, step FROM steps")
     return {(rank, step) for rank, step in rows}
 
@@ -44,7 +44,7 @@ def test_under_rankscope_profile_the_code_only_counts_steps(tmp_path: Path) -> N
     assert "captures this job already" in done.stderr
     assert not (tmp_path / "prof").exists()
     assert steps_of(tmp_path / "out") == {(0, 2), (0, 3), (0, 4)}
-    assert manifests(tmp_path / "out")[0]["steps"] == 8, "the optimizer's steps do not count as well"
+    assert manifests(tmp_path / "out")[0]["steps"] == 8, "the optimizer's steps are not counted as well"
 
 
 def test_megatron_style(tmp_path: Path) -> None:

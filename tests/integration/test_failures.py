@@ -1,4 +1,4 @@
-"""Whatever goes wrong in rankscope, the job goes on and one line says why. Wrong arguments exit 2."""
+"""After any failure of rankscope the job continues and one line gives the reason. Wrong arguments exit with 2."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_wrong_arguments_exit_2_before_anything_starts(tmp_path: Path, words: li
     assert not list(tmp_path.iterdir())
 
 
-def test_a_selection_that_matches_none_says_so(tmp_path: Path) -> None:
+def test_a_selection_without_ranks_is_reported(tmp_path: Path) -> None:
     env = environment(OMPI_COMM_WORLD_RANK="0", OMPI_COMM_WORLD_SIZE="4", OMPI_COMM_WORLD_LOCAL_RANK="0")
     done = run([*PROFILE, "--ranks", "5", "echo", "ran"], tmp_path, env=env)
     assert done.stdout == "ran\n"
@@ -60,7 +60,7 @@ def test_a_selection_that_matches_none_says_so(tmp_path: Path) -> None:
     ]
 
 
-def test_a_fact_the_launcher_does_not_say(tmp_path: Path) -> None:
+def test_a_selection_by_what_the_launcher_does_not_provide(tmp_path: Path) -> None:
     done = run([*PROFILE, "--ranks", "local:0", "echo", "ran"], tmp_path, env=environment(ALPS_APP_PE="0"))
     assert done.stdout == "ran\n"
     assert "aprun does not set it" in done.stderr
@@ -133,7 +133,7 @@ def test_a_torch_that_is_too_old(tmp_path: Path) -> None:
 
 
 def sabotaged(tmp_path: Path, code: str) -> list[str]:
-    """The training script with something broken in its torch."""
+    """The training script with part of its torch broken."""
     script = tmp_path / "broken.py"
     script.write_text(
         "import runpy, sys, torch\n"

@@ -1,4 +1,4 @@
-"""Torch's own flight recorder, over gloo: three ranks, one of them does not come, and the dumps name it."""
+"""Torch's flight recorder over gloo: three ranks, one does not join a collective, and the dumps name it."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ from rankscope.analysis.core.scope import Scope
 from rankscope.store.ingest import ingest
 from rankscope.store.run import Run
 
+pytestmark = pytest.mark.slow
+
 JOB = """
-import os, sys, time
+import os, sys
 import torch, torch.distributed as dist
 import torch._C._distributed_c10d as c10d
 if not hasattr(c10d, "_dump_fr_trace"):
@@ -27,17 +29,19 @@ tensor = torch.ones(10)
 dist.all_reduce(tensor)
 dist.barrier()
 if rank != 2:
-    work = dist.all_reduce(tensor, async_op=True)  # rank 2 never comes
+    work = dist.all_reduce(tensor, async_op=True)  # rank 2 does not join
 store = dist.distributed_c10d._get_default_store()
-time.sleep(1)
+store.set(f"posted{rank}", "1")
+store.wait(["posted0", "posted1", "posted2"])
 content = c10d._dump_fr_trace(True, True, False)
 open(f"{folder}/pickle/_dump_{rank}", "wb").write(content)
 content = c10d._dump_fr_trace_json(True, False)
 open(f"{folder}/json/nccl_trace_rank_{rank}", "wb").write(content)
-store.set(f"done{rank}", "1")
-store.wait(["done0", "done1", "done2"])
-if rank == 0:
-    time.sleep(1)  # it keeps the store for the others
+store.set(f"dumped{rank}", "1")
+store.wait(["dumped0", "dumped1", "dumped2"])  # a rank that ends would end the others' all_reduce
+store.set(f"leaves{rank}", "1")
+if rank == 0:  # it serves the store
+    store.wait(["leaves1", "leaves2"])
 os._exit(0)
 """
 

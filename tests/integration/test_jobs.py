@@ -1,4 +1,4 @@
-"""Batch jobs for real: a private two-node Slurm, its sbatch and its qsub."""
+"""Batch jobs on a private two-node Slurm, with its sbatch and its qsub."""
 
 from __future__ import annotations
 
@@ -68,9 +68,9 @@ def test_slurm_and_nsys(tmp_path: Path, slurm: dict[str, str]) -> None:
 
 
 @needs_torch
-def test_told_to_end(tmp_path: Path, slurm: dict[str, str]) -> None:
-    """`job delete` sends what Slurm sends before the end of the walltime (--signal=B:TERM@60), whose clock ticks
-    in minutes: a test cannot wait for it.
+def test_delete_stops_the_job_and_keeps_its_traces(tmp_path: Path, slurm: dict[str, str]) -> None:
+    """`job delete` sends the same signal as Slurm before the end of the walltime (--signal=B:TERM@60). The walltime
+    counts in minutes, too long for a test.
     """
     (tmp_path / "endless.py").write_text(ENDLESS)
     words = [*JOB, "slurm", "--nodes", "2", *HERE, "--ranks", "all", "--active", "1000000", "-o", "run", *GO]
@@ -79,8 +79,9 @@ def test_told_to_end(tmp_path: Path, slurm: dict[str, str]) -> None:
         assert waiting.stdout is not None
         job = waiting.stdout.readline().strip()
         deadline = time.monotonic() + 60
-        while len(list(tmp_path.glob("ready-[01]"))) < 2 and time.monotonic() < deadline:
-            time.sleep(0.2)
+        while len(list(tmp_path.glob("ready-[01]"))) < 2:
+            assert time.monotonic() < deadline, "the ranks did not start"
+            time.sleep(0.1)
         assert "Asked job" in run([*JOB, "delete", job], tmp_path, env=slurm).stdout
         assert waiting.wait(60) == 143
     folder = tmp_path / "run"
@@ -99,7 +100,7 @@ def test_told_to_end(tmp_path: Path, slurm: dict[str, str]) -> None:
 @needs("qsub", "slurm-wlm-torque")
 @needs("mpiexec.hydra", "mpich")
 def test_pbs_through_qsub(tmp_path: Path, slurm: dict[str, str]) -> None:
-    """The words come through exactly, and so does the exit code, which this qstat does not tell."""
+    """Arguments arrive unchanged, and so does the exit code, which this qstat does not show."""
     odd = 'it\'s "two"\nlines, $HOME'
     program = tmp_path / "program.py"
     program.write_text(

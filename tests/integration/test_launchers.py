@@ -1,4 +1,4 @@
-"""The same unchanged script in each launcher form: the right ranks' files, and no others."""
+"""One unchanged script under every launcher: the selected ranks write files, no others do."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SRUN = ["srun", "-N2", "-n4", "--ntasks-per-node=2"]
 
 
 def check(folder: Path, ranks: list[int], source: str, recorded: tuple[int, ...] = (2, 3, 4)) -> None:
-    """Exactly these ranks have a whole trace of these steps, and their manifests say so."""
+    """Exactly these ranks have a complete trace of these steps, and matching manifests."""
     found = traces(folder)
     assert sorted(found) == ranks
     assert {tuple(steps(trace)) for trace in found.values()} == {recorded}
@@ -100,7 +100,7 @@ def test_behind_torchrun(tmp_path: Path) -> None:
 def test_behind_openmpi_through_a_shell(tmp_path: Path) -> None:
     done = run([*OPENMPI, "bash", "-c", f"rankscope profile --ranks 1-7 {PYTHON} {TRAIN}"], tmp_path)
     check(run_folder(tmp_path), [1], "OpenMPI")
-    assert len(our_lines(done.stderr)) == 1, "rank 0 is not wanted: the first writer speaks, alone"
+    assert len(our_lines(done.stderr)) == 1, "rank 0 is not selected: rank 1 prints the summary"
 
 
 @needs("mpirun.openmpi", "openmpi-bin")
@@ -124,8 +124,8 @@ def test_in_front_of_mpich_the_classic_wrappers_selection(tmp_path: Path) -> Non
 
 
 @needs("mpiexec.hydra", "mpich")
-def test_ranks_that_start_seconds_apart_share_one_folder(tmp_path: Path) -> None:
-    late = f"sleep $((PMI_RANK * 2)); exec rankscope profile --ranks all {PYTHON} {TRAIN}"
+def test_ranks_that_start_a_second_apart_share_one_folder(tmp_path: Path) -> None:
+    late = f"sleep $PMI_RANK.1; exec rankscope profile --ranks all {PYTHON} {TRAIN}"
     run(["mpiexec.hydra", "-launcher", "fork", "-n", "2", "bash", "-c", late], tmp_path)
     check(run_folder(tmp_path), [0, 1], "PMI")
 
@@ -139,7 +139,7 @@ def test_several_nodes_without_a_job_id_need_a_folder_and_the_job_runs(tmp_path:
 
 
 @needs("mpiexec.hydra", "mpich")
-def test_an_explicit_rank_where_no_launcher_says_it(tmp_path: Path) -> None:
+def test_an_explicit_rank_without_a_launcher(tmp_path: Path) -> None:
     words = ["rankscope", "profile", "-o", "out", "--ranks", "1", "--rank", "%q{MY_RANK}", PYTHON, TRAIN]
     run(words, tmp_path, env=environment(MY_RANK="1"))
     check(tmp_path / "out", [1], "--rank")

@@ -13,6 +13,8 @@ import pytest
 from integration.jobs import environment, manifests
 from rankscope.capture.kernel_list import HotKernel, write_kernels
 
+pytestmark = pytest.mark.slow
+
 FAKE = """#!/bin/sh
 # Runs the command it is given, notes its own arguments, and says what ncu says.
 [ "$1" = --version ] && { echo "Version 2025.3.0.0 (build 1)"; exit 0; }
@@ -60,7 +62,7 @@ def ncu(tmp_path: Path, *words: str, **env: str) -> tuple[subprocess.CompletedPr
 
 @pytest.fixture(autouse=True)
 def sources(monkeypatch: pytest.MonkeyPatch) -> None:
-    """-S leaves site-packages out: only the standard library, and rankscope from its sources."""
+    """With -S there are no site-packages: only the standard library and rankscope's sources."""
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2] / "src"))
 
 
@@ -90,8 +92,8 @@ def test_a_report_of_one_rank(tmp_path: Path) -> None:
     assert (window["file"], window["state"]) == ("rank-00000.ncu-rep", "whole")
 
 
-def test_only_the_job_learns_of_its_steps(tmp_path: Path) -> None:
-    """ncu runs Python rules itself at the end; that Python took itself for the rank, on a real GPU."""
+def test_steps_are_counted_in_the_job_only(tmp_path: Path) -> None:
+    """At the end ncu runs its own rules in Python; on a GPU that process was taken for the rank."""
     words = ["profile", "--tool", "ncu", "-o", "out", "--steps", "2:3", "env"]
     done, arguments = ncu(tmp_path, *words, TMPDIR=str(tmp_path))
     assert "--profile-from-start=off" in arguments
@@ -100,7 +102,7 @@ def test_only_the_job_learns_of_its_steps(tmp_path: Path) -> None:
     assert "RANKSCOPE_PLAN=" not in (tmp_path / "arguments.env").read_text()
 
 
-def test_a_name_that_matches_nothing_shows_what_ran(tmp_path: Path) -> None:
+def test_a_pattern_without_a_match_lists_the_kernels(tmp_path: Path) -> None:
     done, _ = ncu(tmp_path, "profile", "--tool", "ncu", "-o", "out", "-k", "gem", "true", FAKE_NOTHING="1")
     assert done.returncode == 0
     assert "no kernel matched -k. These ran:\n    nvjet\n    fill" in done.stderr

@@ -1,9 +1,8 @@
-"""The real nsys, a rank at a time, under real launchers: the wanted ranks' reports, and the job's own ways."""
+"""The real nsys under real launchers: one report per selected rank; exit code, signals and streams stay the job's."""
 
 from __future__ import annotations
 
 import signal
-import time
 from pathlib import Path
 
 import pytest
@@ -30,7 +29,7 @@ BEHIND = ["rankscope", "profile", "--tool", "nsys", "-t", "nvtx"]
 
 
 def check(folder: Path, ranks: list[int], source: str) -> None:
-    """Exactly these ranks have a report, which holds that rank's ranges and no other's."""
+    """Exactly these ranks have a report, with the ranges of that rank only."""
     assert reports(folder) == [f"rank-{rank:05d}.nsys-rep" for rank in ranks]
     assert sorted(manifests(folder)) == ranks
     assert not list(folder.glob(".*"))
@@ -42,7 +41,7 @@ def check(folder: Path, ranks: list[int], source: str) -> None:
     assert set(nvtx_ranges(folder / f"rank-{ranks[-1]:05d}.nsys-rep")) == {f"step of rank {ranks[-1]}"}
 
 
-def test_plain_program_keeps_its_streams_and_its_code(tmp_path: Path) -> None:
+def test_a_plain_program_keeps_its_streams_and_exit_code(tmp_path: Path) -> None:
     done = run(
         [*NSYS_PROFILE, "-o", "a/new/folder", PYTHON, JOB, "--exit-code", "7", "--echo-stdin"],
         tmp_path,
@@ -52,7 +51,7 @@ def test_plain_program_keeps_its_streams_and_its_code(tmp_path: Path) -> None:
     )
     assert done.returncode == 7
     assert done.stdout == f"job of rank 0 begins, TMPDIR {tmp_path}\nstdin: words\n", (
-        "nsys's own words are kept out"
+        "nsys's own output is not passed on"
     )
     assert done.stderr.splitlines()[0] == "to stderr"
     assert "1 nsys report of 1 rank (0)" in done.stderr
@@ -69,7 +68,7 @@ def test_in_front_of_openmpi(tmp_path: Path) -> None:
 
 
 @needs("mpirun.openmpi", "openmpi-bin")
-def test_behind_openmpi_the_exit_code_comes_through(tmp_path: Path) -> None:
+def test_behind_openmpi_the_exit_code_is_kept(tmp_path: Path) -> None:
     words = ["mpirun.openmpi", "-n", "1", *BEHIND, "-o", "out", PYTHON, JOB, "--exit-code", "7"]
     assert run(words, tmp_path, check=False, env=with_nsys()).returncode == 7
     check(tmp_path / "out", [0], "OpenMPI")
@@ -112,7 +111,7 @@ def test_one_report_around_torchrun(tmp_path: Path) -> None:
 
 
 @needs_torch
-def test_our_own_ranges_show_up_in_its_report(tmp_path: Path) -> None:
+def test_ranges_of_rankscope_are_in_the_report(tmp_path: Path) -> None:
     (tmp_path / "marked.py").write_text(
         "import torch, rankscope\nwith rankscope.trace('our range'):\n    torch.zeros(1)\n"
     )
@@ -125,7 +124,6 @@ def test_signals_go_to_the_job(tmp_path: Path) -> None:
     words = [*NSYS_PROFILE, "-o", "out", PYTHON, JOB, "--answer", "--seconds", "60"]
     job = start(words, tmp_path, PATH=with_nsys()["PATH"])
     wait_for_line(job, "begins")
-    time.sleep(0.5)
     job.send_signal(signal.SIGUSR1)
     wait_for_line(job, "signal 10")
     job.send_signal(signal.SIGTERM)
@@ -135,7 +133,7 @@ def test_signals_go_to_the_job(tmp_path: Path) -> None:
     check(tmp_path / "out", [0], "single process")
 
 
-def test_a_range_of_the_programs_own(tmp_path: Path) -> None:
+def test_a_capture_range_of_the_program(tmp_path: Path) -> None:
     (tmp_path / "parts.py").write_text(
         "import nvtx, time\nfor number in range(4):\n"
         "    with nvtx.annotate(f'part {number}'):\n        time.sleep(0.3)\n"
@@ -144,7 +142,7 @@ def test_a_range_of_the_programs_own(tmp_path: Path) -> None:
     assert nvtx_ranges(tmp_path / "out" / "rank-00000.nsys-rep") == ["part 1"]
 
 
-def test_nsys_ends_before_the_job_and_its_code_comes_through(tmp_path: Path) -> None:
+def test_nsys_ends_before_the_job_and_the_exit_code_is_kept(tmp_path: Path) -> None:
     """After a duration nsys would end the job, or without --kill leave it an orphan and exit with 0."""
     words = [*NSYS_PROFILE, "-o", "out", "--for", "1s", PYTHON, JOB, "--seconds", "3", "--exit-code", "5"]
     assert run(words, tmp_path, check=False, env=with_nsys()).returncode == 5

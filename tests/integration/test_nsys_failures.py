@@ -1,4 +1,4 @@
-"""Each way in which the real nsys fails without a word: prevented, or said. The job runs, once, in all of them."""
+"""Cases in which the real nsys fails silently are prevented or reported. The job runs once in each of them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def said(stderr: str) -> str:
 
 
 def test_a_variable_that_is_not_set_in_the_name(tmp_path: Path) -> None:
-    """nsys would name the file so, literally, and ranks would overwrite each other."""
+    """nsys would use the text as the file name, and ranks would overwrite each other."""
     words = [*PROFILE, "--tool", "nsys", "-o", "out-%q{NOT_SET}", PYTHON, JOB, "--exit-code", "4"]
     done = run(words, tmp_path, check=False, env=with_nsys())
     assert done.returncode == 4
@@ -64,7 +64,7 @@ def test_tmpdir_that_names_no_folder(tmp_path: Path) -> None:
     """nsys would end with 1 before the job has begun."""
     done = run([*PLAIN, PYTHON, JOB], tmp_path, env=with_nsys(TMPDIR="/no/such/folder"))
     assert "TMPDIR=/no/such/folder cannot be used" in said(done.stderr)
-    assert "TMPDIR /no/such/folder" in done.stdout, "the job's own is left as it was"
+    assert "TMPDIR /no/such/folder" in done.stdout, "the job's TMPDIR is not changed"
     assert reports(tmp_path / "out") == ["rank-00000.nsys-rep"]
 
 
@@ -193,7 +193,7 @@ def test_nsys_killed_in_mid_run_leaves_the_job_alone(tmp_path: Path) -> None:
 
 
 def test_killing_the_wrapper_ends_the_job(tmp_path: Path) -> None:
-    """A launcher's SIGKILL goes to the process it started; nothing of the rank may live on."""
+    """A launcher's SIGKILL goes to the process it started; no process of the rank may survive."""
     env = {name: with_nsys(TMPDIR=str(tmp_path))[name] for name in ("PATH", "TMPDIR")}
     job = start([*PLAIN, PYTHON, JOB, "--seconds", "120"], tmp_path, **env)
     wait_for_line(job, "begins")
@@ -202,7 +202,7 @@ def test_killing_the_wrapper_ends_the_job(tmp_path: Path) -> None:
     job.communicate(timeout=60)
     deadline = time.monotonic() + 30
     while alive(application) or agents_of(str(tmp_path)):
-        assert time.monotonic() < deadline, "the job or nsys lives on"
+        assert time.monotonic() < deadline, "the job or nsys still runs"
         time.sleep(0.1)
 
 

@@ -9,6 +9,7 @@ import shutil
 import sqlite3
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
@@ -76,7 +77,7 @@ def nsys_prints(export: Path, name: str) -> list[str]:
     return done.stdout.strip().splitlines()
 
 
-def test_the_ranks_come_from_the_reports_themselves(opened: Run) -> None:
+def test_ranks_are_read_from_the_reports(opened: Run) -> None:
     assert [(e.rank, e.rank_source) for e in opened.segments] == [
         (0, "recorded environment"),
         (1, "recorded environment"),
@@ -150,10 +151,10 @@ def entangled(source: Path, target: Path, seed: int) -> Path:
     return target
 
 
-def test_sixteen_tables_of_an_entangled_export(shared: Path, tmp_path: Path) -> None:
-    export = entangled(shared / "nsys" / "gpt-h200" / "gpt.sqlite", tmp_path / "x.sqlite", seed=11)
+def test_sixteen_tables_of_a_complicated_export(dataset: Callable[[str], Path], tmp_path: Path) -> None:
+    export = entangled(dataset("nsys/gpt-h200/gpt.sqlite"), tmp_path / "x.sqlite", seed=11)
     names = [name for name in COMPAT["nsys"] if name not in ("osrt_sum", "mpi_event_trace")]
-    words = [
+    words: list[str | Path] = [
         NSYS,
         "stats",
         "--report",
@@ -202,7 +203,7 @@ def test_one_report_around_a_launcher_holds_its_ranks(tmp_path: Path) -> None:
     assert len(rows) == 6
 
 
-def test_under_srun_the_step_says_the_rank(slurm: dict[str, str], tmp_path: Path) -> None:
+def test_ranks_of_reports_recorded_under_srun(slurm: dict[str, str], tmp_path: Path) -> None:
     words = ["srun", "-n", "2", "-N", "2", *PROFILE[:-1], "--trace=nvtx", "--output=x%q{SLURM_PROCID}y", *JOB]
     run(words, tmp_path, env=with_nsys(slurm))
     stats = [
@@ -217,7 +218,7 @@ def test_under_srun_the_step_says_the_rank(slurm: dict[str, str], tmp_path: Path
     assert rows == ["0,recorded environment", "1,recorded environment"]
 
 
-def test_a_report_too_new_is_said_plainly(shared: Path, tmp_path: Path) -> None:
+def test_a_report_of_a_newer_nsys_is_refused(shared: Path, tmp_path: Path) -> None:
     report = shared / "public" / "jax-toolbox" / "pdl_2p2c.nsys-rep"
     words = [PYTHON, "-m", "rankscope", "stats", str(report), "--nsys", str(NSYS), "--cache", str(tmp_path)]
     done = run(words, tmp_path, check=False)

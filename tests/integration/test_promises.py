@@ -1,4 +1,4 @@
-"""The job stays the job's own: exit code, signals, stdin, stdout, environment, processes."""
+"""Profiling leaves the job as it is: exit code, signals, stdin, stdout, environment, processes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -35,7 +34,7 @@ UNSELECTED = [*PROFILE, "--rank", "1", "--ranks", "0"]
 
 
 @needs_torch
-def test_exit_code_stdin_and_stdout_are_the_jobs(tmp_path: Path) -> None:
+def test_exit_code_stdin_and_stdout_are_unchanged(tmp_path: Path) -> None:
     words = [PYTHON, TRAIN, "--exit-code", "7", "--echo-stdin"]
     captured = run([*PROFILE, *words], tmp_path, check=False, stdin="hello\n")
     plain = run(words, tmp_path, check=False, stdin="hello\n")
@@ -46,7 +45,7 @@ def test_exit_code_stdin_and_stdout_are_the_jobs(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGKILL])
-def test_a_signal_that_ends_the_job_ends_the_wrapper_alike(tmp_path: Path, number: signal.Signals) -> None:
+def test_a_signal_that_ends_the_job_ends_the_wrapper(tmp_path: Path, number: signal.Signals) -> None:
     job = start([*PROFILE, "bash", "-c", f"kill -{int(number)} $$"], tmp_path)
     assert job.communicate(timeout=30) and job.returncode == -number
 
@@ -62,7 +61,7 @@ def test_a_signal_sent_to_the_wrapper_reaches_the_job(tmp_path: Path) -> None:
 
 
 def test_an_unselected_rank_is_the_plain_command(tmp_path: Path) -> None:
-    """The same process, the same environment, the same signal dispositions: nothing of ours is left."""
+    """The same process, environment and signal dispositions as without rankscope."""
     look = (
         "import os, re; status = open('/proc/self/status').read()\n"
         "print([os.getpid(), dict(os.environ), re.findall('Sig...:.*', status)])"
@@ -89,7 +88,7 @@ def test_workers_are_never_captured(tmp_path: Path, context: str) -> None:
 
 
 @needs_torch
-def test_children_of_a_rank_see_the_environment_the_job_made(tmp_path: Path) -> None:
+def test_children_of_a_rank_have_the_jobs_environment(tmp_path: Path) -> None:
     script = tmp_path / "parent.py"
     script.write_text(
         "import torch, os; print(os.environ.get('PYTHONPATH'), 'RANKSCOPE_PLAN' in os.environ)\n"
@@ -168,12 +167,12 @@ for _ in range(4):
 mutex, libc = ctypes.create_string_buffer(64), ctypes.CDLL(None)
 libc.pthread_mutex_lock(mutex)
 print("stuck", flush=True)
-libc.pthread_mutex_lock(mutex)  # as in a collective whose peer is gone: never back in Python
+libc.pthread_mutex_lock(mutex)  # never returns to Python, like a collective whose peer is gone
 """
 
 
 @needs_torch
-def test_a_rank_that_hangs_in_mid_capture_still_dies_of_sigterm(tmp_path: Path) -> None:
+def test_sigterm_ends_a_rank_that_hangs_in_mid_capture(tmp_path: Path) -> None:
     (tmp_path / "stuck.py").write_text(STUCK)
     job = start([*PROFILE, "-o", "out", "--steps", "2:100", PYTHON, "stuck.py"], tmp_path)
     wait_for_line(job, "stuck")
@@ -193,32 +192,39 @@ def test_at_max_size_the_file_ends_after_a_whole_event(tmp_path: Path) -> None:
     assert "1 partial" in done.stderr
 
 
+# Trains until the trace is there, and prints how many steps it did between the end of the window and that moment.
 BUSY = """\
-import time, torch
+import os, sys, torch
 model = torch.nn.Sequential(*[torch.nn.Linear(4, 4) for _ in range(100)])
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, foreach=False)
-for step in range(60):
+meanwhile = 0
+for step in range(100_000):
     optimizer.zero_grad()
     model(torch.randn(2, 4)).sum().backward()
     optimizer.step()
+    if step > 30:
+        if os.path.exists(sys.argv[1]):
+            break
+        meanwhile += 1
+print(meanwhile)
 """
 
 
 @needs_torch
-def test_training_goes_on_while_the_trace_is_written(tmp_path: Path) -> None:
+def test_training_continues_while_the_trace_is_written(tmp_path: Path) -> None:
     (tmp_path / "busy.py").write_text(BUSY)
     temporary = tmp_path / "temporary"
     temporary.mkdir()
     env = environment(TMPDIR=str(temporary))
-    run([*PROFILE, "-o", "out", "--steps", "10:30", PYTHON, "busy.py"], tmp_path, env=env)
+    trace = "out/rank-00000.pt.trace.json.gz"
+    done = run([*PROFILE, "-o", "out", "--steps", "10:30", PYTHON, "busy.py", trace], tmp_path, env=env)
+    assert int(done.stdout) > 0
     [window] = manifests(tmp_path / "out")[0]["windows"]
-    ours = window["stall_ns"] - window["stop_ns"]
-    assert ours < window["export_ns"] / 3
     assert window["raw_bytes"] > 4 * window["bytes"] > 0
     assert not list(temporary.glob("rankscope-*")), "no temporary trace is left"
 
 
-def test_every_rank_decides_in_a_dry_run(tmp_path: Path) -> None:
+def test_dry_run_shows_what_each_rank_does(tmp_path: Path) -> None:
     shown = run(
         [*PROFILE, "--dry-run", "--steps", "2:3", "torchrun", "--nproc-per-node", "2", "t.py"], tmp_path
     )
@@ -231,26 +237,17 @@ def test_every_rank_decides_in_a_dry_run(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_an_unselected_rank_starts_quickly(tmp_path: Path) -> None:
-    """The promise is 60 ms over plain exec on a quiet machine; here, on a shared one, a wide margin."""
-
-    def best_of(words: list[str]) -> float:
-        times = []
-        for _ in range(5):
-            began = time.perf_counter()
-            subprocess.run(words, check=True, cwd=tmp_path)
-            times.append(time.perf_counter() - began)
-        return min(times)
-
-    over = best_of([*UNSELECTED, "true"]) - best_of(["true"])
-    assert over < 0.3
-
-
 def test_the_wrapper_imports_nothing_heavy(tmp_path: Path) -> None:
+    """An unselected rank starts quickly because it imports little; benchmarks/capture.py measures the time."""
     env = environment(PYTHONPROFILEIMPORTTIME="1")
-    done = run([*UNSELECTED, "true"], tmp_path, env=env)
-    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+
+    def imported_by(*words: str) -> set[str]:
+        done = run(words, tmp_path, env=env)
+        return {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+
+    imported = imported_by(*UNSELECTED, "true") - imported_by(PYTHON, "-c", "")
     assert "rankscope.capture.selector" in imported
+    assert len(imported) < 100
     heavy = {"torch", "numpy", "duckdb", "rich", "dataclasses", "pathlib", "subprocess", "rankscope.inapp"}
     assert not heavy & imported
 

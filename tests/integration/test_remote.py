@@ -1,4 +1,4 @@
-"""fetch and view ssh:// against a real sshd and rsync on this machine's loopback."""
+"""`fetch` and `view` ssh:// with a real sshd and rsync on the loopback interface."""
 
 from __future__ import annotations
 
@@ -23,6 +23,8 @@ from rankscope.cli import main
 from rankscope.errors import UsageError
 from rankscope.remote.ssh import Place, parse_place
 
+pytestmark = pytest.mark.slow
+
 needs_sshd = pytest.mark.skipif(bool(missing()), reason=missing())
 
 
@@ -45,7 +47,7 @@ def there(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalSshd]:
 
 @pytest.fixture(scope="module")
 def run(there: LocalSshd) -> Path:
-    """A run over there, with spaces in its name, as `rankscope profile` leaves it."""
+    """A run on the remote side, with spaces in its name."""
     folder = there.folder / "my run"
     shutil.copytree(DATA / "ddp-gloo4", folder)
     (folder / "rankscope.json").write_text('{"format": 1, "job": "j-17"}')
@@ -179,7 +181,7 @@ class View:
 
 
 def viewers(run: Path) -> list[int]:
-    """The viewers of this run over there: those that end with stdin."""
+    """The remote viewers of this run: those started with --tunnel."""
     found = []
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
@@ -285,7 +287,7 @@ def test_places(text: str, place: Place) -> None:
         "host/a",
     ],
 )
-def test_places_that_are_none(text: str) -> None:
+def test_not_a_place(text: str) -> None:
     with pytest.raises(UsageError, match="is not a path"):
         parse_place(text)
 
@@ -315,7 +317,7 @@ def test_no_ssh_here(
 
 
 def test_view_ends_with_stdin(tmp_path: Path) -> None:
-    """Without ssh: what the tunnel relies on."""
+    """The tunnel relies on it."""
     shutil.copytree(DATA / "ddp-gloo4", tmp_path / "a")
     process = subprocess.Popen(
         [sys.executable, "-m", "rankscope", "view", str(tmp_path / "a"), "--no-open", "--tunnel", "1"],

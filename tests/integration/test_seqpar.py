@@ -1,4 +1,4 @@
-"""The mini-benchmark as real ranks over gloo: by itself, and under each launcher."""
+"""`rankscope bench seqpar` with real ranks over gloo, with and without a launcher."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MPICH = ["mpiexec.hydra", "-launcher", "fork", "-n"]
 
 
 def check(text: str, ranks: int, launcher: str, **config: Any) -> dict[str, Any]:
-    """A report of so many ranks, whose result is right and whose figures fit each other."""
+    """The report is of this number of ranks, its result is correct and its figures are consistent."""
     report: dict[str, Any] = json.loads(text)
     expected = {"ranks": ranks, "launcher": launcher, "backend": "gloo", "sequence": 64, **config}
     assert {key: report["config"][key] for key in expected} == expected
@@ -37,7 +37,7 @@ def check(text: str, ranks: int, launcher: str, **config: Any) -> dict[str, Any]
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_by_itself_in_both_precisions_with_overlap(tmp_path: Path, precision: str) -> None:
+def test_without_a_launcher_in_both_precisions_with_overlap(tmp_path: Path, precision: str) -> None:
     done = run([*BENCH, *SMALL, "--nproc", "2", "-p", precision, "--overlap", "--json"], tmp_path)
     report = check(done.stdout, 2, "RANK", precision=precision)
     assert report["overlap"]["chunks"] == 4
@@ -92,7 +92,7 @@ def test_rankscope_profile_in_front_counts_iterations_as_steps(tmp_path: Path) -
     assert manifests(tmp_path / "out")[1]["steps"] == 11
 
 
-def test_an_error_is_said_once_and_ends_all_ranks(tmp_path: Path) -> None:
+def test_an_error_is_printed_once_and_ends_all_ranks(tmp_path: Path) -> None:
     done = run([*BENCH, "-s", "7", "--nproc", "2"], tmp_path, check=False)
     assert done.returncode == 2
     assert done.stderr.count("S = 7 cannot be split over 2 ranks") == 1

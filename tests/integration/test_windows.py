@@ -1,10 +1,9 @@
-"""When is recorded: cycles, the clock, signals, and which optimizer counts."""
+"""Which part of a job is recorded: cycles, time windows, signals, and which optimizer counts steps."""
 
 from __future__ import annotations
 
 import os
 import signal
-import time
 from pathlib import Path
 
 import pytest
@@ -25,7 +24,7 @@ from integration.jobs import (
 
 pytestmark = [pytest.mark.slow, needs_torch]
 
-# Where the first trace of `-o out` comes to lie.
+# The first trace of `-o out`.
 TRACE = "out/rank-00000.pt.trace.json.gz"
 
 INFERENCE = """\
@@ -64,7 +63,7 @@ def test_each_cycle_has_its_file(tmp_path: Path) -> None:
     assert [steps(read_trace(tmp_path / "out" / name)) for name in reversed(names)] == [[3, 4], [7, 8]]
 
 
-def test_cycles_for_ever_must_be_asked_for_and_end_with_the_script(tmp_path: Path) -> None:
+def test_repeat_0_records_cycles_until_the_script_ends(tmp_path: Path) -> None:
     options = ["--wait", "1", "--warmup", "0", "--active", "1", "--repeat", "0"]
     run([*PROFILE, "-o", "out", *options, PYTHON, TRAIN, "--steps", "7"], tmp_path)
     windows = manifests(tmp_path / "out")[0]["windows"]
@@ -138,7 +137,7 @@ for _ in range(6):
 """
 
 
-def test_a_compiled_optimizer_is_counted_and_nothing_of_ours_is_traced(tmp_path: Path) -> None:
+def test_a_compiled_optimizer_is_counted_and_rankscope_is_not_traced(tmp_path: Path) -> None:
     (tmp_path / "compiled.py").write_text(COMPILED)
     done = run([*PROFILE, "-o", "out", PYTHON, "compiled.py"], tmp_path)
     plain = run([PYTHON, "compiled.py"], tmp_path)
@@ -151,13 +150,12 @@ def test_a_time_window_records_the_main_thread(tmp_path: Path) -> None:
     run([*PROFILE, "-o", "out", "--after", "500ms", "--for", "1s", PYTHON, "infer.py", TRACE], tmp_path)
     [window] = manifests(tmp_path / "out")[0]["windows"]
     assert (window["kind"], window["state"]) == ("time", "whole")
-    taken = (window["end"]["monotonic_ns"] - window["start"]["monotonic_ns"]) / 1e9
-    assert 0.9 < taken < 2
+    assert window["end"]["monotonic_ns"] - window["start"]["monotonic_ns"] > 0.9e9
     names = [e.get("name") for e in read_trace(tmp_path / "out" / window["file"])["traceEvents"]]
     assert names.count("aten::linear") > 5
 
 
-def test_a_loop_without_an_optimizer_gets_a_time_window_by_itself(tmp_path: Path) -> None:
+def test_a_loop_without_an_optimizer_gets_a_time_window(tmp_path: Path) -> None:
     (tmp_path / "infer.py").write_text(INFERENCE)
     done = run([*PROFILE, "-v", "-o", "out", "--fallback-after", "1s", PYTHON, "infer.py", TRACE], tmp_path)
     assert "no optimizer step in 1 s: recording 5 s" in done.stderr
@@ -165,7 +163,7 @@ def test_a_loop_without_an_optimizer_gets_a_time_window_by_itself(tmp_path: Path
     assert (window["kind"], window["state"]) == ("time", "whole")
 
 
-def test_on_signal_again_and_again(tmp_path: Path) -> None:
+def test_each_signal_starts_a_window(tmp_path: Path) -> None:
     words = [PYTHON, TRAIN, "--steps", "40", "--step-seconds", "0.1"]
     job = start([*PROFILE, "--on-signal", "USR2", "--active", "2", *words], tmp_path)
     wait_for_line(job, "step 3")
@@ -182,11 +180,10 @@ def test_on_signal_again_and_again(tmp_path: Path) -> None:
 
 def test_an_unselected_rank_survives_the_signal(tmp_path: Path) -> None:
     options = ["--rank", "1", "--ranks", "0", "--on-signal", "USR2"]
-    job = start([*PROFILE, *options, "bash", "-c", "echo up; sleep 1; echo alive"], tmp_path)
+    job = start([*PROFILE, *options, "bash", "-c", "echo up; read -r; echo alive"], tmp_path)
     wait_for_line(job, "up")
-    time.sleep(0.1)
     job.send_signal(signal.SIGUSR2)
-    assert "alive" in job.communicate(timeout=30)[0]
+    assert "alive" in job.communicate("go\n", timeout=30)[0]
 
 
 def test_names_for_tensorboard(tmp_path: Path) -> None:

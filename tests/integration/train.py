@@ -1,4 +1,4 @@
-"""A small training script that knows nothing of rankscope. Every launcher test runs it unchanged."""
+"""A small training script without any use of rankscope. Every launcher test runs it."""
 
 import argparse
 import os

@@ -60,7 +60,7 @@ def test_dockerfile_by_hadolint() -> None:
 
 def test_scripts_by_shellcheck() -> None:
     if shutil.which("shellcheck") is None:
-        pytest.skip("shellcheck is not installed (tests/integration/install-remote.sh installs it)")
+        pytest.skip("shellcheck is not installed (tests/install-packages.sh installs it)")
     files = sorted(TEMPLATES.glob("*.sh"))
     assert {path.stem for path in files} == set(SCRIPTS)
     done = subprocess.run(

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from conftest import DATA, SHARED, kineto_text
 from rankscope.readers import find_reader
 
-TRACES = sorted([*DATA.rglob("*.json.gz"), *SHARED.rglob("*.json.gz")])
+TRACES = sorted([*DATA.rglob("*.json.gz"), *SHARED.glob("public/**/*.json.gz")])
 
 
 def read_all(path: Path) -> list[tuple[Any, ...]]:

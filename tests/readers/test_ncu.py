@@ -69,7 +69,7 @@ def raw_page(metrics: dict[str, tuple[str, str]], rows: int = 1) -> str:
 )
 def test_units(text: str, unit: str, expected: tuple[float | None, str]) -> None:
     value, base = base_value(text, unit)
-    assert (value, base) == (pytest.approx(expected[0]), expected[1])
+    assert value == pytest.approx(expected[0]) and base == expected[1]
 
 
 def test_a_kernel_of_the_raw_page(tmp_path: Path) -> None:
@@ -137,12 +137,14 @@ def test_a_run_without_reports_says_how_to_make_one(tmp_path: Path) -> None:
     assert result.rows == [] and any("--tool ncu" in note for note in result.notes)
 
 
-def test_the_real_report_by_either_way(shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_real_report_by_either_way(
+    dataset: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if REAL_NCU is None:
         pytest.skip("the real ncu is not installed (tests/integration/install-nsight.sh)")
     monkeypatch.setenv(tools.NCU_VARIABLE, REAL_NCU)
     opened = [
-        Run(ingest([shared / "ncu" / name], Options(cache=tmp_path)))
+        Run(ingest([dataset(f"ncu/{name}")], Options(cache=tmp_path)))
         for name in ("gemm_bf16.raw.csv", "gemm_bf16.ncu-rep")
     ]
     from_csv, from_report = (roofline_points(run, Scope()) for run in opened)
@@ -157,9 +159,9 @@ def test_the_real_report_by_either_way(shared: Path, tmp_path: Path, monkeypatch
     assert tensor == [51_539_607_552, 17_179_869_184, 68_719_476_736, 68_719_476_736]
 
 
-def test_the_real_details_page(shared: Path, open_real: Callable[[Path], Run]) -> None:
-    raw = measured_kernels(open_real(shared / "ncu" / "gemm_bf16.raw.csv"), Scope())
-    details = measured_kernels(open_real(shared / "ncu" / "gemm_bf16.details.csv"), Scope())
+def test_the_real_details_page(dataset: Callable[[str], Path], open_real: Callable[[Path], Run]) -> None:
+    raw = measured_kernels(open_real(dataset("ncu/gemm_bf16.raw.csv")), Scope())
+    details = measured_kernels(open_real(dataset("ncu/gemm_bf16.details.csv")), Scope())
     assert len(raw) == len(details) == 4
     for whole, rounded in zip(raw, details, strict=True):
         assert rounded.duration_ns == pytest.approx(whole.duration_ns, abs=5)
@@ -225,12 +227,12 @@ def test_what_ncu_says_is_passed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_damaged_reports_with_the_real_ncu(
-    shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    dataset: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if REAL_NCU is None:
         pytest.skip("the real ncu is not installed (tests/integration/install-nsight.sh)")
     monkeypatch.setenv(tools.NCU_VARIABLE, REAL_NCU)
-    whole = (shared / "ncu" / "gemm_bf16.ncu-rep").read_bytes()
+    whole = dataset("ncu/gemm_bf16.ncu-rep").read_bytes()
     for name, content in {"cut": whole[:3000], "junk": b"NVR\x00" + whole[:4] * 1000}.items():
         path = tmp_path / f"{name}.ncu-rep"
         path.write_bytes(content)

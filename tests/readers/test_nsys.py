@@ -55,9 +55,9 @@ def open_export_file(path: Path, tmp_path: Path) -> Run:
     ],
 )
 def test_every_row_of_a_real_export_arrives_to_the_nanosecond(
-    name: str, shared: Path, open_real: Open
+    name: str, dataset: Callable[[str], Path], open_real: Open
 ) -> None:
-    path = shared / name
+    path = dataset(name)
     run = open_real(path)
     source = sqlite3.connect(f"file:{path}?mode=ro&immutable=1", uri=True)
     for table, category in TABLES.items():
@@ -77,9 +77,9 @@ def test_every_row_of_a_real_export_arrives_to_the_nanosecond(
     source.close()
 
 
-def test_two_ranks_of_one_job_share_an_axis(shared: Path, open_real: Open) -> None:
+def test_two_ranks_of_one_job_share_an_axis(dataset: Callable[[str], Path], open_real: Open) -> None:
     """Both ranks leave each step's collectives together, so their later steps begin within a fraction of a ms."""
-    run = open_real(shared / "nsys" / "seqpar-gloo2")
+    run = open_real(dataset("nsys/seqpar-gloo2"))
     assert run.ranks == [0, 1]
     starts = run.rows(
         "SELECT step, max(start_ns) - min(start_ns) FROM steps WHERE step > 0 GROUP BY step ORDER BY step"
@@ -245,8 +245,10 @@ def test_a_foreign_sqlite_is_named_and_refused(tmp_path: Path) -> None:
     assert "cookies" in error.value.why and "nsys export" in error.value.hint
 
 
-def test_a_truncated_and_a_scribbled_export_are_refused(tmp_path: Path, shared: Path) -> None:
-    whole = (shared / "nsys" / "gpt-h200" / "gpt.sqlite").read_bytes()
+def test_a_truncated_and_a_scribbled_export_are_refused(
+    tmp_path: Path, dataset: Callable[[str], Path]
+) -> None:
+    whole = dataset("nsys/gpt-h200/gpt.sqlite").read_bytes()
     cut = tmp_path / "cut.sqlite"
     cut.write_bytes(whole[:200_000])
     with pytest.raises(ReadError, match="cannot be read as sqlite") as error:

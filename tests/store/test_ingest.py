@@ -58,7 +58,7 @@ def test_a_second_call_opens_no_trace(tmp_path: Path, monkeypatch: pytest.Monkey
 
     def note(self: Path, *args: object, **kwargs: object) -> object:
         opened.append(self.name)
-        return real_open(self, *args, **kwargs)  # type: ignore[arg-type, call-overload]
+        return real_open(self, *args, **kwargs)  # type: ignore[call-overload]
 
     monkeypatch.setattr(Path, "open", note)
     assert ingest([tmp_path]).read == ()
@@ -171,7 +171,7 @@ def test_no_permission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(self: Path, *args: object, **kwargs: object) -> object:
         if self == path:
             raise PermissionError(13, "Permission denied", str(path))
-        return real_open(self, *args, **kwargs)  # type: ignore[arg-type, call-overload]
+        return real_open(self, *args, **kwargs)  # type: ignore[call-overload]
 
     monkeypatch.setattr(Path, "open", refuse)
     with pytest.raises(ReadError, match="cannot read") as caught:

@@ -15,7 +15,7 @@ from rankscope.store.run import VIEWS, Run, describe
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """One step: module -> op -> launch -> kernel, with a flow, counters, async and begin/end events."""
-    host = {"pid": 10, "tid": 11}
+    host: dict[str, Any] = {"pid": 10, "tid": 11}
     events: list[Any] = [
         slice_event("ProfilerStep#4", 100, 100, cat="user_annotation", **host),
         slice_event("train.py(12): loop", 100, 90, cat="python_function", **host),

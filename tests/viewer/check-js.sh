@@ -1,17 +1,30 @@
 #!/usr/bin/env bash
-# The page's modules: types by tsc, behaviour by node's own test runner. Without npm it says so and passes.
+# Checks the viewer's modules: types with tsc, behaviour with node's test runner. Fails when it cannot run;
+# RANKSCOPE_SKIP_JS=1 skips it.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 tools=$PWD/.venv/js
-if ! command -v npm >/dev/null || ! command -v node >/dev/null; then
-  echo "check-js: npm or node is missing: the viewer's modules are not checked" >&2
+fail() {
+  printf 'check-js: %s\n  %s\n  %s, or set RANKSCOPE_SKIP_JS=1 to skip this check.\n' "$1" "$2" "$3" >&2
+  exit 1
+}
+if [ "${RANKSCOPE_SKIP_JS:-}" = 1 ]; then
+  echo "check-js: skipped (RANKSCOPE_SKIP_JS=1)"
   exit 0
 fi
-if [ ! -x "$tools/node_modules/.bin/tsc" ]; then
-  if ! npm install --silent --no-audit --no-fund --prefix "$tools" typescript@5 >/dev/null 2>&1; then
-    echo "check-js: npm could not install typescript: the viewer's modules are not checked" >&2
-    exit 0
+for program in node npm; do
+  if ! command -v $program >/dev/null && [ "$(id -u)" -eq 0 ] && command -v apt-get >/dev/null; then
+    echo "check-js: installing outside .venv, with apt-get: nodejs npm"
+    { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends nodejs npm; } \
+      >/dev/null 2>&1 || true
   fi
+  command -v $program >/dev/null || fail "cannot find $program" \
+    "The viewer's JavaScript is checked with node, and npm installs TypeScript." "Install nodejs and npm"
+done
+if [ ! -x "$tools/node_modules/.bin/tsc" ]; then
+  npm install --silent --no-audit --no-fund --prefix "$tools" typescript@5 >/dev/null 2>&1 ||
+    fail "npm could not install typescript" "The types of the viewer's JavaScript are checked with tsc." \
+      "Check npm's registry (npm ping)"
 fi
 "$tools/node_modules/.bin/tsc" --project tests/viewer/tsconfig.json
 node --test tests/viewer/js/ >"$tools/test.log" 2>&1 || { cat "$tools/test.log"; exit 1; }

@@ -17,10 +17,10 @@ def test_against_brute_force(
 ) -> None:
     """Slices of random gaps and lengths; `before` others stand before the lane in the table."""
     starts, now = [], 0
-    for gap, duration in gaps:
+    for gap, size in gaps:
         starts.append(now + gap)
-        now += gap + duration
-    durations = [duration for _, duration in gaps]
+        now += gap + size
+    durations = [size for _, size in gaps]
     start = np.array([0] * before + starts, dtype=np.int64)
     duration = np.array([999] * before + durations, dtype=np.int64)
     found = buckets(start, duration, build_pyramid(duration), [(before, len(start))], begin, step, width)

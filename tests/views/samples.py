@@ -7,7 +7,7 @@ from typing import Any
 from rankscope.analysis.core.result import Column, Finding, Result
 
 _KERNELS: tuple[tuple[Any, ...], ...] = (
-    # From shared/data/nsys/gpt-h200 (nsys stats -r cuda_gpu_kern_sum), and one NCCL kernel.
+    # From tests/data/nsys/gpt-h200 (nsys stats -r cuda_gpu_kern_sum), and one NCCL kernel.
     (12.6, 6901364, 68, 101490.6, 86912.5, 25568, 630274, 135519.6, "nvjet_sm90_tst_256x128_64x4_1x2_h_bz_coopA_NNT", "COMPUTE"),  # noqa: E501
     (9.9, 5438925, 36, 151081.3, 83968.0, 83488, 688546, 192385.8, "nvjet_sm90_tst_128x256_64x4_2x1_v_bz_coopA_NTN", "COMPUTE"),  # noqa: E501
     (9.4, 5153709, 1176, 29282.4, 10240.0, 2080, 761602, 113036.9, "void at::native::unrolled_elementwise_kernel<at::native::direct_copy_kernel_cuda(at::TensorIteratorBase &)::[lambda() (instance 3)]::operator ()() const>(int, T1, T2)", "COMPUTE"),  # noqa: E501

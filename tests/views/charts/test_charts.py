@@ -32,7 +32,8 @@ from rankscope.views.charts.heatmap import Row, Step, heatmap
 from rankscope.views.charts.scales import Linear, Log, decades, tick_labels
 from rankscope.views.charts.svg import step_path
 from rankscope.views.charts.theme import DARK, LIGHT, THEMES, resolve
-from views.charts.samples import KERNELS, RESULTS
+from views.charts.samples import RESULTS
+from views.samples import KERNELS
 
 GOLDEN = Path(__file__).parent / "golden"
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -290,7 +291,7 @@ def test_a_column_with_its_own_units_sorts_by_value() -> None:
     from rankscope.views.report.html_report import _table
 
     columns = (Column("rank"), Column("bytes", "bytes", per_row_unit=True))
-    rows = [{"rank": 0, "bytes": 2_000_000}, {"rank": 1, "bytes": None}]
+    rows: list[dict[str, Any]] = [{"rank": 0, "bytes": 2_000_000}, {"rank": 1, "bytes": None}]
     html = _table(Section("m", "?", Result("m", "M", "w", columns, rows), None, "c", True))
     assert 'data-v="2000000">2.00 MB' in html and "<td>-</td>" in html
 

@@ -15,7 +15,7 @@ SEVERITIES: tuple[Severity, ...] = ("ok", "info", "warning", "critical")
 
 @dataclass(frozen=True)
 class Column:
-    """One column: its machine name (stable, see NUMBERS), its unit, and one line of explanation."""
+    """One column: its machine name (stable, see docs/definitions.md), its unit, and one line of explanation."""
 
     name: str
     unit: Unit = ""

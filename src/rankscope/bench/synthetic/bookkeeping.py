@@ -81,7 +81,7 @@ class StepBook:
 
 
 def breakdown(step: int | None, books: Sequence[StepBook]) -> dict[str, Any]:
-    """The figures of NUMBERS.md for some steps that do not overlap in time."""
+    """The figures of docs/definitions.md for some steps that do not overlap in time."""
     first = min(book.first_ns for book in books if book.first_ns is not None)
     span = max(book.last_ns for book in books) - first
     compute = sum(book.compute_ns for book in books)

@@ -197,7 +197,7 @@ def _element_bytes(dtype: str | None) -> int:
 
 
 def _bytes(kind: Ints, sent: Ints, received: Ints, element: Ints, size: Ints) -> Ints:
-    """Message size S of nccl-tests: the bytes that are reduced, or the sum of the contributions of all ranks."""
+    """Message size S of nccl-tests: the bytes that are reduced, or the contributions of all ranks (docs/facts.md)."""
     gathers = np.isin(kind, [KINDS.index("all_gather"), KINDS.index("gather")])
     scatters = kind == KINDS.index("scatter")
     receives = kind == KINDS.index("recv")
