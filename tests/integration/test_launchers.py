@@ -49,7 +49,7 @@ def test_plain_python(tmp_path: Path) -> None:
     done = run([*PROFILE, PYTHON, TRAIN], tmp_path)
     check(run_folder(tmp_path), [0], "single process")
     assert "Next: rankscope stats rankscope-train-" in done.stderr
-    assert re.search(r"stood still for .* stop .* export", done.stderr)
+    assert re.search(r"(stood still|paused) for .* stop .* export", done.stderr)
 
 
 def test_python_m_with_options_of_the_profiler(tmp_path: Path) -> None:

@@ -24,8 +24,8 @@ from rankscope.capture.rank import SINGLE, detect
 from rankscope.capture.run_folder import expand
 from rankscope.capture.selector import FORMS
 from rankscope.cli.common import add_reading_options
-from rankscope.cli.plain_table import plain_table
 from rankscope.errors import UsageError
+from rankscope.plain_table import plain_table
 from rankscope.units import format_ns
 
 # The command to profile stands behind `--` (see cli/__init__.py).

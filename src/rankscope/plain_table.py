@@ -1,4 +1,4 @@
-"""A small table for commands that must run with nothing but the standard library and torch installed."""
+"""A text table for commands that run with only the standard library and torch (docs/adr/0022)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ GAP = 2
 
 
 def plain_table(headings: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> str:
-    """Rows under headings; the first ``left`` columns to the left, numbers to the right."""
+    """Rows under headings; the first ``left`` columns are left-aligned, the others right-aligned."""
     cells = [list(headings), *map(list, rows)]
     widths = [max(len(row[index]) for row in cells) for index in range(len(headings))]
     cells.insert(1, ["─" * width for width in widths])
