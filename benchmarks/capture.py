@@ -99,12 +99,11 @@ def measure_hook() -> float:
     from rankscope.capture.rank_files import RankFiles
     from rankscope.capture.schedule import steps_window
     from rankscope.inapp.engine import Engine
-    from rankscope.inapp.job_log import Voice
+    from rankscope.inapp.job_log import JobLog
 
     with tempfile.TemporaryDirectory() as folder:
         plan = Plan(when=steps_window("1000000:1000001"), output=f"{folder}/run", fallback_after_s=0)
-        voice = Voice(0, speaks=False, quiet=True, verbose=False)
-        engine = Engine(plan, RankFiles(plan, detect({}), {}), voice)
+        engine = Engine(plan, RankFiles(plan, detect({}), {}), JobLog(0, reports=False))
         optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
         engine.step()
         frame = sys._getframe()

@@ -25,7 +25,7 @@ def main() -> None:
                 optimizer.step()
                 optimizer.zero_grad()
             prof.step()
-    timers.log(per=8)  # over all ranks: who is slow?
+    timers.log(per=8)  # mean, min and max over all ranks
     torch.distributed.destroy_process_group()
 
 

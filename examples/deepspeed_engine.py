@@ -1,11 +1,11 @@
-"""A DeepSpeed engine: its own flops profile lands in prof/profiler_ds.txt. Run: python examples/deepspeed_engine.py
+"""A DeepSpeed engine: its flops profile is written to prof/profiler_ds.txt. Run: python examples/deepspeed_engine.py
 
 Needs deepspeed (pip install --no-build-isolation deepspeed, after torch). Runs on a CPU too.
 """
 
 import os
 
-# One process by itself; under a launcher these are set already.
+# For a single process; a launcher sets these.
 os.environ.setdefault("DS_ACCELERATOR", "cpu")
 for name, value in (("RANK", "0"), ("LOCAL_RANK", "0"), ("WORLD_SIZE", "1")):
     os.environ.setdefault(name, value)

@@ -1,6 +1,6 @@
 #!/bin/sh
-# The whole story on this machine, in under two minutes: ranks over gloo run the mini-benchmark under
-# `rankscope profile`, then tables and demo/report.html say where the time went.
+# A tour on this machine, in under two minutes: two gloo ranks run the mini-benchmark under `rankscope profile`,
+# then tables and demo/report.html show where the time went.
 set -eu
 cd "$(dirname "$0")/.."
 rm -rf demo
@@ -11,13 +11,13 @@ say() { printf '\n$ %s\n' "$*"; "$@"; }
 if python -c 'import torch' 2>/dev/null; then
   cat <<END
 Two ranks of tensor- and sequence-parallel training on this machine's CPUs, over
-gloo: ALLGATHER -> matmul1 -> matmul2 -> REDUCE_SCATTER, again and again.
-rankscope profile stands in front of it; the program is not changed.
+gloo: ALLGATHER -> matmul1 -> matmul2 -> REDUCE_SCATTER, repeated.
+rankscope profile is put in front of the command; the program is not changed.
 END
   say rankscope profile --ranks all --record-shapes -o demo/run \
     rankscope bench seqpar --nproc 2 -s 256 -d 512
 else
-  echo "There is no torch here (tests/requirements-torch.txt): recorded traces of four ranks instead."
+  echo "torch is not installed (tests/requirements-torch.txt): using recorded traces of four ranks."
   cp -r tests/data/seqpar-gloo4-slow2 demo/run
 fi
 say rankscope stats demo/run -r breakdown
@@ -28,15 +28,15 @@ say rankscope report demo/run -o demo/report.html
 cat <<END
 
 demo/report.html has all of it, with charts: open it in any browser.
-How to read it: compute is the matmuls, exposed comm is time in collectives that
-nothing hides, idle is the rest. A rank whose ALLGATHER or REDUCE_SCATTER takes
-longer than the other's came first and waited.
+How to read it: compute is the matmuls, exposed comm is the time in collectives
+without compute beside it, idle is the rest. A rank whose ALLGATHER or
+REDUCE_SCATTER takes longer than the other's arrived first and waited.
 
 Your turn:
   rankscope profile torchrun --nproc-per-node 4 train.py
                                      capture your own training, unchanged
   rankscope stats RUN                then see where its time went
-  rankscope report RUN -o r.html     one file to mail: findings, charts, tables
+  rankscope report RUN -o r.html     one HTML file: findings, charts, tables
   rankscope bench seqpar --help      this benchmark on your GPUs
-  python examples/plain_loop.py      the same from inside the code
+  python examples/plain_loop.py      profiling from inside the code
 END

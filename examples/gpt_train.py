@@ -1,4 +1,4 @@
-"""Train a small GPT on made-up text. An ordinary training script: it knows nothing of rankscope.
+"""Train a small GPT on random tokens. An ordinary training script, without rankscope in it.
 
 python examples/gpt_train.py --steps 20
 rankscope profile python examples/gpt_train.py --steps 20
@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 from torch import nn
-from torch.nn import functional as F  # noqa: N812  (as everybody writes it)
+from torch.nn import functional as F  # noqa: N812  (the usual name)
 
 
 class Block(nn.Module):

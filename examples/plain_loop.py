@@ -8,7 +8,7 @@ import torch
 import rankscope
 
 
-@rankscope.trace  # shows up as a range of its own in the trace
+@rankscope.trace  # a named range in the trace
 def make_batch(size: int = 32) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(size, 64), torch.randn(size, 1)
 
@@ -17,7 +17,7 @@ def main() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.ReLU(), torch.nn.Linear(128, 1))
     optimizer = torch.optim.AdamW(model.parameters())
     timers = rankscope.Timers()
-    # Step 0 passes, step 1 warms the profiler up, steps 2 to 4 are recorded.
+    # Step 0 is idle, step 1 warms the profiler up, steps 2 to 4 are recorded.
     with rankscope.profile("prof", schedule=rankscope.schedule(wait=1, warmup=1, active=3)) as prof:
         for _ in range(8):
             inputs, targets = make_batch()

@@ -1,4 +1,4 @@
-"""A job in which one rank reads its data from a slow place; docs/slow-job.md finds out which. Run:
+"""A job in which one rank reads its data from slow storage; docs/slow-job.md finds it. Run:
 
 rankscope profile --ranks all -o run torchrun --nproc-per-node 4 examples/slow_rank.py
 
@@ -16,7 +16,7 @@ SLOW_RANK = None if "--fixed" in sys.argv else 2
 
 
 class Samples(Dataset):
-    """A batch of 16 takes rank 2 some 60 ms longer to read than the others."""
+    """Rank 2 takes about 60 ms longer than the others to read a batch of 16."""
 
     def __init__(self, rank: int) -> None:
         self.delay = 0.004 if rank == SLOW_RANK else 0.0

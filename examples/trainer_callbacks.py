@@ -1,7 +1,6 @@
-"""Trainers that own the loop: Hugging Face's and Lightning's callbacks. Run: python examples/trainer_callbacks.py
+"""Trainers that run the loop: Hugging Face's and Lightning's callbacks. Run: python examples/trainer_callbacks.py
 
-The two small trainers below call what the real ones call; with those installed, give the same callbacks to
-them instead.
+The two small trainers below call the same methods as the real ones. With the real ones, pass them the same callbacks.
 """
 
 from collections.abc import Callable

@@ -25,13 +25,13 @@ _PUBLIC = {
     "open": "rankscope.notebook",
     "profile": "rankscope.inapp.profiler",
     "schedule": "rankscope.inapp.profiler",
-    "mark_step": "rankscope.inapp.current_engine",
+    "mark_step": "rankscope.inapp.engine",
     "trace": "rankscope.inapp.annotate",
     "cuda_profiler_range": "rankscope.inapp.cuda_range",
     "Timers": "rankscope.inapp.timers",
-    "Recorded": "rankscope.inapp.handlers",
-    "ChromeTrace": "rankscope.inapp.handlers",
-    "TensorBoard": "rankscope.inapp.handlers",
+    "Recorded": "rankscope.inapp.window_handlers",
+    "ChromeTrace": "rankscope.inapp.window_handlers",
+    "TensorBoard": "rankscope.inapp.window_handlers",
     "Summary": "rankscope.inapp.operator_table",
     "memory_history": "rankscope.inapp.memory",
     "memory_line": "rankscope.inapp.memory",
@@ -46,13 +46,13 @@ if TYPE_CHECKING:
     from rankscope.inapp.annotate import trace
     from rankscope.inapp.callbacks import lightning_callback, trainer_callback
     from rankscope.inapp.cuda_range import cuda_profiler_range
-    from rankscope.inapp.current_engine import mark_step
+    from rankscope.inapp.engine import mark_step
     from rankscope.inapp.flags import add_profile_arguments, profiler_from_args
-    from rankscope.inapp.handlers import ChromeTrace, Recorded, TensorBoard
     from rankscope.inapp.memory import memory_history, memory_line, memory_now
     from rankscope.inapp.operator_table import Summary
     from rankscope.inapp.profiler import profile, schedule
     from rankscope.inapp.timers import Timers
+    from rankscope.inapp.window_handlers import ChromeTrace, Recorded, TensorBoard
 
 __all__ = [
     "ChromeTrace",

@@ -1,6 +1,6 @@
-"""What devices could do at most: dense FLOP/s by data type and memory bandwidth, from the vendors' sheets.
+"""Peak rates of devices: dense FLOP/s by data type and memory bandwidth, from the vendors' data sheets.
 
-The benchmark, the roofline and MFU all read this table; the standard library is all it needs.
+Used by the benchmark, the roofline and MFU. Standard library only.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Device:
-    """One model of GPU. TFLOP/s without sparsity, TB/s of its memory; what is not here is not known."""
+    """One GPU model: TFLOP/s without sparsity, memory bandwidth in TB/s."""
 
     name: str
     pattern: str
-    """Found in the name the driver gives."""
+    """Regular expression, searched in the driver's device name."""
     tflops: Mapping[str, float]
-    """By data type; float32 is what torch does by default, tf32 what it does once TF32 is allowed."""
+    """By data type. float32 is torch's default; tf32 applies to float32 where TF32 is allowed."""
     bandwidth_tb_s: float | None
     least_memory_gb: float = 0
-    """Of models that share a name: the larger one has at least this much."""
+    """Tells apart models that share a name: this one has at least this much memory."""
 
 
 def _hopper(bfloat16: float, float32: float, tf32: float) -> dict[str, float]:
@@ -36,7 +36,7 @@ def _hopper(bfloat16: float, float32: float, tf32: float) -> dict[str, float]:
 
 _A100 = {"bfloat16": 312.0, "float16": 312.0, "float32": 19.5, "tf32": 156.0}
 
-# The first whose pattern is found in the name, and whose memory is not larger than the device's, wins.
+# The first entry that matches the name, and whose least_memory_gb the device has, is used.
 DEVICES = (
     Device("H200", r"\bH200\b", _hopper(989, 67, 494), 4.8),
     Device("GH200", r"\bGH200\b", _hopper(989, 67, 494), 4.0),
@@ -51,7 +51,7 @@ DEVICES = (
 
 
 def find_device(name: str, memory_bytes: int | None = None) -> Device | None:
-    """The device of that name, or None where the table does not have it."""
+    """The entry for this device name, or None."""
     memory_gb = (memory_bytes or 0) / 1e9
     for device in DEVICES:
         if re.search(device.pattern, name, re.IGNORECASE) and memory_gb >= device.least_memory_gb:
@@ -59,23 +59,30 @@ def find_device(name: str, memory_bytes: int | None = None) -> Device | None:
     return None
 
 
+def peak_tflops(device_name: str, precision: str, *, tf32: bool = False) -> float | None:
+    """The dense peak of this precision on this device, or None where it is not known."""
+    kind = "tf32" if precision == "float32" and tf32 else precision
+    device = find_device(device_name)
+    return device.tflops.get(kind) if device else None
+
+
 @dataclass(frozen=True)
 class Ceilings:
-    """What a run's figures are held against; None and missing data types are not known."""
+    """The peak rates that a run is compared with; None and missing data types are unknown."""
 
     peaks: Mapping[str, float] = field(default_factory=dict)
     """FLOP/s by data type."""
     any_peak: float | None = None
-    """FLOP/s for every data type: what the user said without naming one."""
+    """FLOP/s for every data type, where the user gave one number."""
     bandwidth: float | None = None
-    """Bytes a second."""
+    """Bytes per second."""
     source: str = ""
 
     def peak(self, dtype: str | None) -> float | None:
         return self.any_peak if self.any_peak is not None else self.peaks.get(dtype or "")
 
     def over(self, table: Ceilings) -> Ceilings:
-        """These where they say something, the table's elsewhere."""
+        """These values, with those of ``table`` where one is missing."""
         return Ceilings(
             {**table.peaks, **self.peaks},
             self.any_peak,
@@ -85,7 +92,7 @@ class Ceilings:
 
 
 def ceilings_of(device: Device) -> Ceilings:
-    """The table's figures in FLOP/s and bytes a second."""
+    """A device's peaks in FLOP/s and bytes per second."""
     bandwidth = device.bandwidth_tb_s
     return Ceilings(
         {dtype: value * 1e12 for dtype, value in device.tflops.items()},

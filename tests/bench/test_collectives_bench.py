@@ -19,7 +19,7 @@ torch = pytest.importorskip("torch", reason="the benchmark times torch's collect
 @pytest.fixture
 def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """A world of one rank, in this process."""
-    from rankscope.bench.seqpar.world import join, leave
+    from rankscope.bench.ranks.world import join, leave
 
     for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)

@@ -8,14 +8,15 @@ from typing import Any
 
 import pytest
 
-from rankscope.bench.seqpar.config import Config, busbw_factor
+from rankscope.bench.ranks.rendezvous import first_of_nodelist, meeting_point
+from rankscope.bench.seqpar.config import Config
 from rankscope.bench.seqpar.measure import median, spread
-from rankscope.bench.seqpar.peaks import peak_tflops
-from rankscope.bench.seqpar.rendezvous import first_of_nodelist, meeting_point
+from rankscope.bench.seqpar.report_text import report_text
+from rankscope.bench.sweep import rows as sweep
 from rankscope.capture.rank import detect
 from rankscope.cli import main
-from rankscope.cli.bench import sweep
-from rankscope.cli.bench.seqpar_text import report_text
+from rankscope.collective_kinds import bus_factor
+from rankscope.devices import peak_tflops
 from rankscope.errors import RankscopeError, UsageError
 
 
@@ -38,7 +39,7 @@ def test_bytes_and_flops_are_those_of_the_conventions() -> None:
     config = Config(sequence=4608, hidden=9216, precision="bfloat16")
     assert config.part_bytes() == 4608 * 9216 * 2
     assert config.part_flops(4) == 2 * 4608 * 9216 * 2304
-    assert [busbw_factor(ranks) for ranks in (1, 2, 4)] == [0, 0.5, 0.75]
+    assert [bus_factor("all_gather", ranks) for ranks in (1, 2, 4)] == [0, 0.5, 0.75]
 
 
 def test_peaks_follow_device_precision_and_tf32() -> None:

@@ -12,9 +12,9 @@ import torch
 from rankscope.capture.plan import Plan
 from rankscope.capture.rank import Identity
 from rankscope.capture.schedule import Schedule, steps_window
-from rankscope.inapp.cuda_range_windows import RangeFiles, RangeRecorder, nothing_to_export
+from rankscope.inapp.cuda_range import CudaRangeFiles, CudaRangeRecorder, export_nothing
 from rankscope.inapp.engine import Engine
-from rankscope.inapp.job_log import Voice
+from rankscope.inapp.job_log import JobLog
 
 RANK = Identity(3, 1, 4, 2, 1, "torchrun")
 
@@ -43,9 +43,8 @@ def engine_for(tmp_path: Path, when: Schedule) -> Engine:
     plan = Plan(
         when=when, tool="nsys", output=str(tmp_path / "run"), job="j", windows=str(tmp_path), speaks=False
     )
-    files = RangeFiles(plan, RANK, {})
-    voice = Voice(3, speaks=False, quiet=False, verbose=False)
-    return Engine(plan, files, voice, [nothing_to_export], RangeRecorder())
+    files = CudaRangeFiles(plan, RANK, {})
+    return Engine(plan, files, JobLog(3, reports=False), [export_nothing], CudaRangeRecorder())
 
 
 def note(tmp_path: Path) -> dict[str, Any]:

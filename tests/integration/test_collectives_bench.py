@@ -50,4 +50,4 @@ def test_the_table_and_an_error_printed_once(tmp_path: Path) -> None:
     assert done.stdout.splitlines()[-1].split()[:2] == ["broadcast", "1,024"]
     done = run([*BENCH, "--nproc", "2", "--backend", "xccl"], tmp_path, check=False)
     assert done.returncode == 2
-    assert done.stderr.count("--backend xccl is not there") == 1
+    assert done.stderr.count("--backend xccl is not available") == 1

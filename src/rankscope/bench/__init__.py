@@ -1,1 +1,6 @@
-"""Workloads and traces with known answers: seqpar runs a small sequence-parallel loop, synthetic writes traces."""
+"""Benchmarks, and synthetic traces whose answers are known.
+
+`seqpar`, `collectives` and `sweep` run in a training image: standard library and torch only. `synthetic` writes
+traces with numpy. `ranks` starts and joins the ranks of a benchmark. Called by `cli/bench` and by tests; nothing
+here imports readers, store, analysis or views.
+"""

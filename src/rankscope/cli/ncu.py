@@ -22,9 +22,9 @@ from rankscope.capture.rank import SINGLE, detect
 from rankscope.capture.run_folder import expand
 from rankscope.capture.selector import FORMS
 from rankscope.cli.common import add_reading_options
-from rankscope.cli.plain_table import plain_table
 from rankscope.cli.store_libraries import missing_libraries
 from rankscope.errors import UsageError
+from rankscope.plain_table import plain_table
 from rankscope.units import format_ns
 
 # The command to profile follows `--` (see cli/__init__.py).

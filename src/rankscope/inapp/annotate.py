@@ -1,6 +1,6 @@
-"""``@trace`` and ``with trace("name")``: ranges that show up in torch's traces, and in nsys's when it runs.
+"""``@trace`` and ``with trace("name")``: ranges in torch's traces, and NVTX ranges under nsys.
 
-Nothing is recorded where nobody looks: then a call costs one question to torch, a fraction of a microsecond.
+While no profiler runs, a call costs one check of torch's profiler state, a fraction of a microsecond.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from rankscope.errors import UsageError
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-# nsys sets it in the programs it starts.
+# nsys sets this variable in the programs it starts.
 _NSYS_VARIABLE = "NSYS_PROFILING_SESSION_ID"
 _under_nsys = _NSYS_VARIABLE in os.environ
 
 
 def _before_torch() -> bool:
-    """Stands in until torch is there: without it nobody looks (and nsys cannot be told)."""
+    """The value of ``_recording`` until torch is imported; before that, nothing can be recorded."""
     global _recording
     torch = sys.modules.get("torch")
-    if torch is None or not hasattr(torch, "autograd"):  # not there, or half imported
+    if torch is None or not hasattr(torch, "autograd"):  # not imported, or only in part
         return False
     enabled: Callable[[], bool] = torch.autograd._profiler_enabled
     _recording = (lambda: True) if _under_nsys and _nvtx(torch) is not None else enabled
@@ -37,7 +37,7 @@ _recording: Callable[[], bool] = _before_torch
 
 
 class _Ranges(NamedTuple):
-    """NVTX, by whom it may be."""
+    """The NVTX functions of torch or of the nvtx package."""
 
     push: Callable[[str], object]
     pop: Callable[[], object]
@@ -45,7 +45,7 @@ class _Ranges(NamedTuple):
 
 @functools.cache
 def _nvtx(torch: Any) -> _Ranges | None:
-    """torch's own NVTX, or where it was built without (its functions raise) the nvtx package's."""
+    """torch's NVTX, or the nvtx package's where torch was built without it (its functions raise)."""
     if torch.version.cuda and torch.cuda.is_available():
         return _Ranges(torch.cuda.nvtx.range_push, torch.cuda.nvtx.range_pop)
     try:
@@ -62,7 +62,7 @@ class Region:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self._open: list[Any] = []  # a stack: one object may be entered again inside itself
+        self._open: list[Any] = []  # a stack: one object may be entered again while it is open
 
     def __enter__(self) -> Region:
         self._open.append(_begin(self.name) if _recording() else None)
@@ -90,8 +90,8 @@ def trace(target: Any = None) -> Any:
     """Mark a function (``@trace``, ``@trace("name")``) or some lines (``with trace("name")``).
 
     Functions, methods, class and static methods keep their signatures; a coroutine stays a coroutine and a
-    generator a generator, and their range covers the time they run, not the time they wait for others. The
-    default name is the qualified name.
+    generator a generator; their range covers the time they run, not the time they are suspended. The default
+    name is the qualified name.
     """
     if isinstance(target, str):
         return Region(target)
@@ -101,7 +101,7 @@ def trace(target: Any = None) -> Any:
         return _decorate(target, None)
     raise UsageError(
         f"rankscope.trace cannot mark a {type(target).__name__}",
-        why="It marks functions, and lines under a name.",
+        why="It marks functions and named blocks.",
         hint='Write @rankscope.trace above a function, or: with rankscope.trace("name"):',
     )
 
@@ -134,7 +134,7 @@ def _decorate(function: Any, name: str | None) -> Any:
 def _coroutine(function: Callable[..., Coroutine[Any, Any, Any]], label: str) -> Any:
     @functools.wraps(function)
     async def traced(*args: Any, **kwargs: Any) -> Any:
-        return await _InTurns(function(*args, **kwargs), label)
+        return await _RangePerTurn(function(*args, **kwargs), label)
 
     return traced
 
@@ -142,7 +142,7 @@ def _coroutine(function: Callable[..., Coroutine[Any, Any, Any]], label: str) ->
 def _generator(function: Callable[..., Generator[Any, Any, Any]], label: str) -> Any:
     @functools.wraps(function)
     def traced(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
-        return (yield from _run_in_turns(function(*args, **kwargs), label))
+        return (yield from _range_per_turn(function(*args, **kwargs), label))
 
     return traced
 
@@ -155,14 +155,14 @@ def _async_generator(function: Callable[..., AsyncGenerator[Any, Any]], label: s
         try:
             while True:
                 try:
-                    value = await _InTurns(turn, label)
+                    value = await _RangePerTurn(turn, label)
                 except StopAsyncIteration:
                     return
                 try:
                     sent = yield value
                 except GeneratorExit:
                     raise
-                except BaseException as error:  # noqa: BLE001  (whatever was thrown in goes to the generator)
+                except BaseException as error:  # noqa: BLE001  (any exception thrown in goes to the generator)
                     turn = generator.athrow(error)
                 else:
                     turn = generator.asend(sent)
@@ -172,21 +172,21 @@ def _async_generator(function: Callable[..., AsyncGenerator[Any, Any]], label: s
     return traced
 
 
-class _InTurns:
-    """Awaits something, with the range open only while it runs: other tasks' work must not lie in it."""
+class _RangePerTurn:
+    """Awaits ``inner`` with the range open only while it runs: other tasks' work must not be inside."""
 
     def __init__(self, inner: Awaitable[Any], label: str) -> None:
         self._inner = inner
         self._label = label
 
     def __await__(self) -> Generator[Any, Any, Any]:
-        return _run_in_turns(self._inner.__await__(), self._label)
+        return _range_per_turn(self._inner.__await__(), self._label)
 
 
-def _run_in_turns(inner: Any, label: str) -> Generator[Any, Any, Any]:
-    """Drive a generator (or what ``__await__`` gives): a range for each turn, everything passed through."""
+def _range_per_turn(inner: Any, label: str) -> Generator[Any, Any, Any]:
+    """Drive a generator (or the result of ``__await__``) with one range per resumption."""
     send: Callable[[Any], Any] = getattr(inner, "send", lambda _value: next(inner))
-    turn: Callable[[], Any] = lambda: send(None)  # noqa: E731  (it is replaced in the loop)
+    turn: Callable[[], Any] = lambda: send(None)  # noqa: E731  (replaced in the loop)
     while True:
         opened = _begin(label) if _recording() else None
         try:
@@ -201,7 +201,7 @@ def _run_in_turns(inner: Any, label: str) -> Generator[Any, Any, Any]:
         except GeneratorExit:
             inner.close()
             raise
-        except BaseException as error:  # noqa: BLE001  (whatever was thrown in goes to the generator)
+        except BaseException as error:  # noqa: BLE001  (any exception thrown in goes to the generator)
             turn = functools.partial(inner.throw, error)
         else:
             turn = functools.partial(send, sent)

@@ -1,7 +1,7 @@
-"""Adapters for trainers that own the loop: Hugging Face's Trainer and Lightning's.
+"""Callbacks for trainers that run the loop: Hugging Face's Trainer and Lightning's.
 
-Each is a subclass of the package's own callback where that package is installed, and a plain class with the
-same methods where it is not (a trainer of one's own that calls the same methods can use it).
+Each subclasses the package's callback class where the package is installed. Elsewhere it is a plain class with
+the same methods, for trainers that call them.
 
     trainer = Trainer(..., callbacks=[rankscope.trainer_callback(rankscope.profile("prof"))])
     trainer = Trainer(callbacks=[rankscope.lightning_callback(rankscope.profile("prof"))])

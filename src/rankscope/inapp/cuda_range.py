@@ -1,32 +1,149 @@
-"""cudaProfilerStart and cudaProfilerStop around a chunk: what `nsys -c cudaProfilerApi` and ncu wait for."""
+"""CUDA profiler ranges: cudaProfilerStart and cudaProfilerStop, which `nsys -c cudaProfilerApi` and ncu wait for.
+
+For code that marks a range itself, and for the steps of `rankscope profile --tool nsys|ncu`: there the engine counts
+steps as for torch's profiler, but a window is a CUDA profiler range. The tool writes the report, and the process
+around it writes the rank's manifest. What only this process knows (which steps, when, how many) goes to a small
+JSON file that the other process reads at the end.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 
-from rankscope.inapp.job_log import Voice
-from rankscope.inapp.place import current_identity
+from rankscope.atomic_files import write_json
+from rankscope.capture.plan import Plan
+from rankscope.capture.rank import Identity
+from rankscope.capture.rank_files import RankFiles
+from rankscope.capture.run_folder import rank_stem
+from rankscope.errors import CaptureError
+from rankscope.inapp.job_log import JobLog, current_identity
+from rankscope.inapp.torch_recorder import Recording, Region
 
 
 @contextmanager
 def cuda_profiler_range() -> Iterator[None]:
-    """Only what runs inside is captured, where the profiler was told to wait for it.
+    """Capture only what runs inside, where nsys or ncu was told to wait for a range.
 
-    The device is waited for at both ends, so that no kernel launched before or inside ends up on the wrong
-    side. Without a CUDA device one line says that nothing is marked, and the chunk runs.
+    The device is synchronized at both ends, so that every kernel falls on the side where it was launched.
+    Without a CUDA device, one line on stderr reports that nothing is marked, and the code runs.
     """
     import torch
 
     if not torch.cuda.is_available():
-        voice = Voice(current_identity().rank, speaks=True, quiet=False, verbose=False)
-        voice.fail("cuda_profiler_range marks nothing: there is no CUDA device")
+        JobLog(current_identity().rank).warning("cuda_profiler_range marks nothing: there is no CUDA device")
         yield
         return
-    torch.cuda.synchronize()
-    torch.cuda.cudart().cudaProfilerStart()
+    _start_range()
     try:
         yield
     finally:
-        torch.cuda.synchronize()
-        torch.cuda.cudart().cudaProfilerStop()
+        _stop_range()
+
+
+def _start_range() -> None:
+    import torch
+
+    torch.cuda.synchronize()
+    torch.cuda.cudart().cudaProfilerStart()
+
+
+def _stop_range() -> None:
+    import torch
+
+    torch.cuda.synchronize()
+    torch.cuda.cudart().cudaProfilerStop()
+
+
+class CudaRangeRecorder:
+    """Takes the place of TorchRecorder: windows are CUDA profiler ranges, steps are NVTX ranges."""
+
+    def __init__(self) -> None:
+        self.region: Region | None = None
+        self.started = False
+        self._warm = False
+        self._in_step = False
+
+    @property
+    def busy(self) -> bool:
+        return self._warm
+
+    @property
+    def script_profiles(self) -> bool:
+        """A torch profiler of the script does not conflict with a CUDA profiler range."""
+        return False
+
+    def warm_up(self) -> None:
+        import torch
+
+        if not torch.cuda.is_available():
+            raise CaptureError(
+                "nsys and ncu begin and end at a step by cudaProfilerStart, and torch finds no CUDA device",
+                why="Without it the range never opens.",
+                hint="Leave --steps out to record the whole run.",
+            )
+        self._warm = True
+
+    def start(self) -> None:
+        _start_range()
+        self.started = True
+
+    def add_metadata(self, key: str, json_text: str) -> None:
+        """Nothing: reports of nsys and ncu hold no metadata of ours; the manifest has it."""
+
+    def begin_step(self, number: int) -> None:
+        """Named as torch names a step: the nsys reader finds steps by this name."""
+        import torch
+
+        torch.cuda.nvtx.range_push(f"ProfilerStep#{number}")
+        self._in_step = True
+        if self.region is not None:
+            self.region.begin()
+
+    def end_step(self) -> None:
+        if self._in_step:
+            import torch
+
+            if self.region is not None:
+                self.region.end()
+            self._in_step = False
+            torch.cuda.nvtx.range_pop()
+
+    def stop(self) -> Recording:
+        self.end_step()
+        began = time.perf_counter_ns()
+        _stop_range()
+        self.started = self._warm = False
+        return Recording(lambda _name: None, None, time.perf_counter_ns() - began)
+
+    def abandon(self) -> None:
+        if self.started:
+            self.stop()
+        self._warm = False
+
+    def release(self) -> None:
+        pass
+
+
+class CudaRangeFiles(RankFiles):
+    """The files of a rank under nsys or ncu: only a JSON file for the process that owns the run folder."""
+
+    def __init__(self, plan: Plan, identity: Identity, env: Mapping[str, str]) -> None:
+        super().__init__(plan, identity, env)
+        assert plan.windows is not None
+        self._path = Path(plan.windows) / f"{rank_stem(identity.rank)}.json"
+
+    def claim(self) -> None:
+        self.claimed = True
+
+    def save(self) -> None:
+        """Nothing is written once the other process has ended and removed the folder."""
+        if self._path.parent.is_dir():
+            write_json(self._path, self.manifest)
+
+
+def export_nothing(_recorded: Any) -> None:
+    """The window handler: the tool writes the report."""

@@ -1,4 +1,4 @@
-"""profiler_ds.txt: DeepSpeed's own flops profile of a DeepSpeed engine, and its memory figures."""
+"""profiler_ds.txt: DeepSpeed's flops profile of a DeepSpeed engine, and its memory figures."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ FILE = "profiler_ds.txt"
 
 
 def is_deepspeed_engine(model: Any) -> bool:
-    """Whether it is one, without importing deepspeed where the job has not."""
+    """Whether ``model`` is a DeepSpeed engine; deepspeed is not imported for this."""
     engine = sys.modules.get("deepspeed.runtime.engine")
     return engine is not None and isinstance(model, engine.DeepSpeedEngine)
 
 
 class FlopsProfile:
-    """One step under DeepSpeed's flops profiler: the warm-up step, because counting slows it down."""
+    """Profiles one step with DeepSpeed's flops profiler: the warm-up step, because counting slows it down."""
 
     def __init__(self, engine: Any, folder: Path) -> None:
         self._engine = engine
@@ -30,7 +30,7 @@ class FlopsProfile:
         self._done = False
 
     def follow(self, action: int) -> None:
-        """A step begins that is for ``action``: begin with the first that is not idle, end with the next."""
+        """A step with this profiler action begins: start at the first that is not idle, end at the next."""
         if self._profiler is not None:
             self.end()
         elif action != NONE and not self._done:
@@ -53,7 +53,7 @@ class FlopsProfile:
 
 
 def memory_usage() -> str:
-    """What DeepSpeed's see_memory_usage says, as text."""
+    """The output of DeepSpeed's see_memory_usage."""
     from deepspeed.runtime.utils import see_memory_usage
     from deepspeed.utils.logging import logger
 

@@ -1,4 +1,4 @@
-"""The sentences at the end of a captured rank: what there is, or why there is nothing."""
+"""The messages at the end of a captured rank: what was captured, or why nothing was."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from rankscope.units import format_bytes, format_ns
 
 
 def nothing_captured(plan: Plan, steps: int, optimizer_calls: Mapping[str, int]) -> str:
-    """Why a rank that was wanted left no trace, and what to do about it."""
+    """Why a selected rank has no trace, and what to do about it."""
     if isinstance(plan.when, TimeWindow):
         return f"nothing was captured: the script ended before --after {plan.when.after_s:g} s had passed"
     if isinstance(plan.when, OnSignal):
-        return f"nothing was captured: no SIG{plan.when.signal} came while the script ran"
+        return f"nothing was captured: no SIG{plan.when.signal} arrived while the script ran"
     if plan.step_on and plan.step_on not in optimizer_calls:
         seen = ", ".join(optimizer_calls) or "none"
         return (
@@ -28,19 +28,19 @@ def nothing_captured(plan: Plan, steps: int, optimizer_calls: Mapping[str, int])
     return f"nothing was captured: the script ended after {steps} steps, recording begins with step {first}"
 
 
-def ending(files: RankFiles) -> str:
-    """Where the run is, what a window cost, and the next command."""
+def captured(files: RankFiles) -> str:
+    """Which steps, how large, how long training was paused, and the next command."""
     windows: list[dict[str, Any]] = [
         window for window in files.manifest["windows"] if window["state"] != "lost"
     ]
     if not windows:
-        return f"nothing could be kept in {files.folder}"
+        return f"no trace could be written to {files.folder}"
     size = format_bytes(sum(window.get("bytes", 0) for window in windows), 1)
     steps = ", ".join(f"{window['first_step']}-{window['last_step']}" for window in windows[:4])
     longest = max(windows, key=lambda window: int(window["stall_ns"]))
-    own = longest["stall_ns"] - longest["stop_ns"]
+    export = longest["stall_ns"] - longest["stop_ns"]
     return (
-        f"captured steps {steps} ({size}); training stood still for {format_ns(longest['stall_ns'], 2)} "
-        f"(stop {format_ns(longest['stop_ns'], 2)} by torch, export {format_ns(own, 2)}). "
+        f"captured steps {steps} ({size}); training was paused for at most {format_ns(longest['stall_ns'], 2)} "
+        f"(stop {format_ns(longest['stop_ns'], 2)} by torch, export {format_ns(export, 2)}). "
         f"Next: rankscope stats {files.folder}"
     )

@@ -1,4 +1,4 @@
-"""The flags that training scripts have for profiling, and the profiler they ask for.
+"""Command-line flags for profiling in a training script, and the profiler they configure.
 
 rankscope.add_profile_arguments(parser)
 args = parser.parse_args()
@@ -12,9 +12,9 @@ import argparse
 from typing import Any
 
 from rankscope.capture.schedule import Schedule
-from rankscope.inapp.handlers import ChromeTrace, Handler, TensorBoard
 from rankscope.inapp.operator_table import Summary
 from rankscope.inapp.profiler import DEFAULT_FOLDER, profile, schedule
+from rankscope.inapp.window_handlers import ChromeTrace, Handler, TensorBoard
 
 _DEFAULTS = Schedule()
 _SWITCHES = {
@@ -28,19 +28,19 @@ _CYCLE = {
     "wait": "idle steps of a cycle",
     "warmup": "steps the profiler warms up",
     "active": "recorded steps of a cycle",
-    "repeat": "cycles; 0 is for ever",
+    "repeat": "cycles; 0 is unlimited",
     "skip-first": "steps before the first cycle",
 }
 
 
 def add_profile_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
-    """Add both families of flags. A flag that the script has already is left as it is, and its value used."""
+    """Add the flags. One that the script defines already is kept, and its value is used."""
     add = _Adder(parser)
     add.group("profiling (rankscope)")
     add("--profiling", action="store_true", help="record some steps with torch's profiler, with summaries")
     add("--ptensorboard", action="store_true", help="write the trace for TensorBoard instead of as JSON")
     add("--prof_dir", default=DEFAULT_FOLDER, metavar="DIR", help="traces and summaries (default: ./prof)")
-    add("--debug", action="store_true", help="say what happens, and the memory in use after each step")
+    add("--debug", action="store_true", help="print what happens, and the memory in use after each step")
     add.group("torch profiler (rankscope, Megatron's names)")
     add("--torch-profile", action="store_true", help="record with the schedule and on the ranks below")
     add("--torch-profile-ranks", nargs="+", type=int, default=[0], metavar="N", help="default: 0")
@@ -60,7 +60,7 @@ def add_profile_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentP
 
 
 def profiler_from_args(args: argparse.Namespace, *, model: Any = None, name: str | None = None) -> profile:
-    """The profiler that the flags ask for; without one of them a profiler that does nothing."""
+    """The profiler that the flags configure. Without --profiling or --torch-profile it does nothing."""
     megatron = bool(getattr(args, "torch_profile", False))
     enabled = megatron or bool(getattr(args, "profiling", False))
     chosen = {key.replace("-", "_"): _megatron(args, key) for key in _SWITCHES}
@@ -91,7 +91,7 @@ def _handlers(args: argparse.Namespace, megatron: bool, name: str | None) -> lis
 
 
 class _Adder:
-    """add_argument that leaves alone what the script defines itself (Megatron has --tensorboard-dir)."""
+    """add_argument, but flags that the script defines itself are kept (Megatron has --tensorboard-dir)."""
 
     def __init__(self, parser: argparse.ArgumentParser) -> None:
         self._parser = parser

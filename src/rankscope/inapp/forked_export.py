@@ -1,9 +1,8 @@
 """Write a recording in a forked child, so that training goes on after the fork.
 
-Kineto's export holds the GIL, so a thread would gain nothing. The child takes its turn among the ranks, forks
-once more for Kineto's own save (into a pipe), compresses what comes out of it, and moves the file into place
-whole. It touches nothing else and leaves by os._exit: it has a copy of a process full of threads it did not
-start.
+Kineto's export holds the GIL, so a thread would not help. The child waits for its turn among the ranks, forks once
+more for Kineto's save (into a pipe), compresses the output, and renames the finished file. It does nothing else and
+ends with os._exit, because it is a copy of a process whose threads do not exist in it.
 """
 
 from __future__ import annotations
@@ -26,19 +25,19 @@ from typing import Any, NamedTuple
 from rankscope.inapp.trace_stream import TraceStream
 from rankscope.units import format_bytes
 
-# Ranks take turns, so that a node's ranks do not all begin to write in the same moment.
+# Ranks begin one after another, so that a node's ranks do not all write at the same moment.
 STAGGER_S = 0.25
 STAGGER_TURNS = 16
 # After SIGTERM a job has some seconds (PBS 10, Slurm and torchrun 30) until SIGKILL.
 GRACE_S = 5.0
-# Once torch has closed the file, its process has nothing left to do.
+# After torch has closed the file, the saving process is given this long to end.
 SAVER_END_S = 2.0
 
 Outcome = dict[str, Any]
 
 
 class ExportOrder(NamedTuple):
-    """Where a recording goes. ``when_done`` gets the outcome, in the child, once the file is in place."""
+    """One export. ``when_done`` is called in the child with the outcome, after the file is in place."""
 
     save: Callable[[str], object]
     target: Path
@@ -48,14 +47,14 @@ class ExportOrder(NamedTuple):
 
 
 class Export:
-    """One running export, seen from the training process."""
+    """A running export, in the training process."""
 
     def __init__(self, order: ExportOrder) -> None:
         self.outcome: Outcome | None = None
         self._result, result_end = os.pipe()
         hurry_end, self._hurry = os.pipe()
         with warnings.catch_warnings():
-            # Python 3.12 warns about fork in a process with threads: the child does what is safe there.
+            # Python 3.12 warns about fork in a process with threads; the child does only what is safe there.
             warnings.simplefilter("ignore", DeprecationWarning)
             self._pid = os.fork()
         if self._pid == 0:
@@ -64,13 +63,13 @@ class Export:
         os.close(hurry_end)
 
     def poll(self) -> bool:
-        """Whether the export has ended; costs one system call."""
+        """Whether the export has ended. One system call."""
         if self.outcome is None and select.select([self._result], [], [], 0)[0]:
             self._collect()
         return self.outcome is not None
 
     def wait(self, seconds: float) -> None:
-        """Let the export skip its turn, and wait for it."""
+        """Start the export now if it waits for its turn, and wait for its end."""
         self.hurry()
         if self.outcome is None and select.select([self._result], [], [], seconds)[0]:
             self._collect()
@@ -86,7 +85,7 @@ class Export:
             text += chunk
         os.close(self._result)
         self.hurry()
-        with contextlib.suppress(ChildProcessError):  # the script may wait for any child there is
+        with contextlib.suppress(ChildProcessError):  # the script may have waited for it
             os.waitpid(self._pid, 0)
         lost = {"state": "lost", "why": "the process that wrote the trace was killed"}
         self.outcome = json.loads(text) if text else lost
@@ -96,7 +95,7 @@ def _child(order: ExportOrder, result_end: int, hurry_end: int) -> None:
     gc.disable()  # a collection could run the destructors of the job's objects (CUDA, files) here
     try:
         _keep_only({result_end, hurry_end})
-        terminated = _quiet_signals()
+        terminated = _reset_signals()
         with contextlib.suppress(OSError):
             os.nice(10)
         select.select([hurry_end], [], [], order.turn % STAGGER_TURNS * STAGGER_S)
@@ -104,7 +103,7 @@ def _child(order: ExportOrder, result_end: int, hurry_end: int) -> None:
         with contextlib.suppress(OSError):
             order.when_done(outcome)
         os.write(result_end, json.dumps(outcome).encode())
-    except BaseException as error:  # noqa: BLE001  (the last frame of this process: tell the parent and end)
+    except BaseException as error:  # noqa: BLE001  (the last frame of this process: report to the parent)
         os.write(
             result_end, json.dumps({"state": "lost", "why": f"{type(error).__name__}: {error}"}).encode()
         )
@@ -113,10 +112,10 @@ def _child(order: ExportOrder, result_end: int, hurry_end: int) -> None:
 
 
 def _keep_only(kept: set[int]) -> None:
-    """Close the job's files and sockets: peers must see a dead rank as dead while its trace is written.
+    """Close the job's files and sockets: peers must notice that a rank is dead while its trace is written.
 
-    Their numbers stay taken. libuv, under torch's TCPStore, closes in every forked process the numbers that its
-    own pipe once had: those must never be ours.
+    The descriptor numbers stay in use (/dev/null). libuv, under torch's TCPStore, closes the numbers of its own pipe
+    in every forked process: the export's descriptors must not have those numbers.
     """
     nothing = os.open(os.devnull, os.O_RDWR)
     last = max(int(entry.name) for entry in Path("/proc/self/fd").iterdir())
@@ -124,8 +123,8 @@ def _keep_only(kept: set[int]) -> None:
         os.dup2(nothing, number)
 
 
-def _quiet_signals() -> list[float]:
-    """The job's handlers are not for us. Returns a list that gets the moment of a SIGTERM."""
+def _reset_signals() -> list[float]:
+    """Remove the job's signal handlers. Returns a list that receives the time of a SIGTERM."""
     terminated: list[float] = []
     signal.set_wakeup_fd(-1)
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGQUIT):
@@ -136,7 +135,7 @@ def _quiet_signals() -> list[float]:
 
 
 def _export(order: ExportOrder, terminated: list[float]) -> Outcome:
-    """Save, compress, move into place. Whatever goes wrong is part of the outcome."""
+    """Save, compress, rename. Errors are part of the outcome."""
     began = time.monotonic_ns()
     part = order.target.with_name(f".{order.target.name}.part")
     try:
@@ -145,7 +144,7 @@ def _export(order: ExportOrder, terminated: list[float]) -> Outcome:
             stream = TraceStream(_writer(file.fileno()), order.max_size, compress=compress)
             why = _stream_save(order, stream, terminated)
             if not stream.received and not terminated:
-                why = _stream_save(order, stream, terminated)  # once more: a recording cannot be made again
+                why = _stream_save(order, stream, terminated)  # try again: a recording cannot be repeated
             os.fsync(file.fileno())
         if stream.raw_bytes == 0:
             part.unlink(missing_ok=True)
@@ -173,9 +172,7 @@ def _writer(descriptor: int) -> Callable[[bytes], None]:
 
 
 def _stream_save(order: ExportOrder, stream: TraceStream, terminated: list[float]) -> str | None:
-    """Run Kineto's save in a process of its own and compress what it writes. Returns why the trace is not
-    whole.
-    """
+    """Run Kineto's save in its own process and compress its output. Returns why the trace is not whole."""
     source, sink = os.pipe()
     folder = tempfile.mkdtemp(prefix="rankscope-")
     saver = os.fork()
@@ -188,17 +185,17 @@ def _stream_save(order: ExportOrder, stream: TraceStream, terminated: list[float
         why = _compress(order, source, stream, terminated)
     finally:
         os.close(source)
-        status = _end(saver, 0 if why else SAVER_END_S)
+        status = _wait_or_kill(saver, 0 if why else SAVER_END_S)
         shutil.rmtree(folder, ignore_errors=True)
     if why is None and not stream.received:
         return f"torch's export wrote nothing{_how_it_ended(status)}"
     if why is None and not stream.finish():
-        return f"torch's export broke off{_how_it_ended(status)}"
+        return f"torch's export ended early{_how_it_ended(status)}"
     return why
 
 
-def _end(process: int, seconds: float) -> int:
-    """Wait so long for its own end, then end it. Returns its status."""
+def _wait_or_kill(process: int, seconds: float) -> int:
+    """Wait this long for the process to end, then kill it. Returns its status."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         ended, status = os.waitpid(process, os.WNOHANG)
@@ -214,13 +211,13 @@ def _how_it_ended(status: int) -> str:
 
 
 def _compress(order: ExportOrder, source: int, stream: TraceStream, terminated: list[float]) -> str | None:
-    """Up to the end of what torch writes. Returns why it was left before that."""
+    """Compress until torch closes the pipe. Returns why it stopped before that."""
     while True:
         why = None
         if stream.full:
             why = f"it reached --max-size ({format_bytes(order.max_size or 0)})"
         elif terminated and time.monotonic() - terminated[0] > GRACE_S:
-            why = "SIGTERM came while it was written"
+            why = "SIGTERM arrived while it was written"
         if why is not None:
             stream.close_early()
             return why
@@ -233,13 +230,13 @@ def _compress(order: ExportOrder, source: int, stream: TraceStream, terminated: 
 
 
 def _save_into(order: ExportOrder, folder: Path, sink: int) -> None:
-    """Kineto opens NAME or NAME.tmp (it depends on the version): both names lead into the pipe."""
+    """Kineto opens NAME or NAME.tmp, depending on the version: both are links to the pipe."""
     try:
         name = folder / order.target.name.removesuffix(".gz")
         for path in (name, name.with_name(name.name + ".tmp")):
             path.symlink_to(f"/proc/self/fd/{sink}")
         order.save(str(name))
-    except BaseException as error:  # noqa: BLE001  (the last frame of this process: say it and end)
+    except BaseException as error:  # noqa: BLE001  (the last frame of this process: print it)
         sys.stderr.write(f"rankscope: torch's export failed: {error}\n")
     finally:
         os._exit(0)

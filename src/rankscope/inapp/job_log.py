@@ -1,33 +1,54 @@
-"""What rankscope says inside somebody else's job: one line at a time, on stderr, and never an exception."""
+"""This process as part of the job: its rank, and the lines that rankscope prints on its stderr."""
 
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 
+from rankscope.capture.rank import Identity, detect
 
-class Voice:
-    """Failures are always said; news only where this process is the one that speaks."""
 
-    def __init__(self, rank: int, *, speaks: bool, quiet: bool, verbose: bool) -> None:
+def current_identity() -> Identity:
+    """The rank of this process: from torch.distributed where it is initialized, else from the launcher."""
+    import torch
+
+    found = detect(os.environ)
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return found
+    rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
+    if (found.rank, found.world_size) == (rank, world):
+        return found
+    return Identity(rank, None, world, None, None, "torch.distributed")
+
+
+class JobLog:
+    """One line per message, on stderr; printing never raises.
+
+    ``reports`` selects the one process of the job that prints ``info`` messages.
+    """
+
+    def __init__(
+        self, rank: int, *, reports: bool = True, quiet: bool = False, verbose: bool = False
+    ) -> None:
         self.rank = rank
-        self.speaks = speaks and not quiet
+        self.reports = reports and not quiet
         self.verbose = verbose
 
-    def fail(self, text: str) -> None:
-        self._line(text)
+    def warning(self, text: str) -> None:
+        """Printed on every rank, even with --quiet."""
+        self._print(text)
 
-    def tell(self, text: str) -> None:
-        if self.speaks or self.verbose:
-            self._line(text)
+    def info(self, text: str) -> None:
+        if self.reports or self.verbose:
+            self._print(text)
 
-    def detail(self, text: str) -> None:
+    def debug(self, text: str) -> None:
         if self.verbose:
-            self._line(text)
+            self._print(text)
 
-    def _line(self, text: str) -> None:
-        # The script may have closed or replaced stderr, or the disk behind it may be full: not our job to
-        # stop it.
+    def _print(self, text: str) -> None:
+        # The script may have closed or replaced stderr, or its disk may be full: the job must not fail for that.
         with contextlib.suppress(OSError, ValueError, AttributeError):
             sys.stderr.write(f"rankscope: rank {self.rank}: {' '.join(text.split())}\n")
             sys.stderr.flush()

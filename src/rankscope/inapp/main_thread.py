@@ -1,4 +1,4 @@
-"""Do something on the thread that trains, at a moment that does not cut its work in two.
+"""Run an action on the training thread: when a frame returns, or after some seconds.
 
 torch's profiler records the thread that starts it, so a timer thread cannot start it for the training thread.
 """
@@ -17,9 +17,8 @@ _keep_alive: list[Any] = []
 def when_returning(frame: FrameType, action: Callable[[], None]) -> None:
     """Call ``action`` when this frame returns.
 
-    An optimizer's hooks run inside its profiled range; a recording that began or ended there would show the
-    range cut off. Where somebody else traces (a debugger, coverage) the action comes at once: a cut range is
-    the lesser evil.
+    An optimizer's hooks run inside its profiled range; a recording that began or ended there would cut the
+    range. Under another tracer (a debugger, coverage) the action runs at once, and the range is cut.
     """
     if sys.gettrace() is not None:
         action()
@@ -38,9 +37,7 @@ def when_returning(frame: FrameType, action: Callable[[], None]) -> None:
 
 
 def run_on_main_thread(action: Callable[[], None]) -> None:
-    """Have the main thread call ``action`` between two bytecodes, as it would a signal handler; takes no
-    signal.
-    """
+    """Have the main thread call ``action`` between two bytecodes, as it runs signal handlers."""
     import ctypes
 
     prototype = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
@@ -57,7 +54,7 @@ def run_on_main_thread(action: Callable[[], None]) -> None:
 
 
 class Timer:
-    """Calls ``action`` on the main thread after some seconds, unless it is cancelled before."""
+    """Calls ``action`` on the main thread after some seconds, unless cancelled before."""
 
     def __init__(self, seconds: float, action: Callable[[], None]) -> None:
         self._cancelled = threading.Event()

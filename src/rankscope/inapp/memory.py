@@ -1,4 +1,4 @@
-"""Memory of this rank: peaks, a line to print, and torch's allocation history on demand and when it runs out."""
+"""Memory of this rank: current and peak use, and torch's allocation history on demand and when memory runs out."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from typing import NamedTuple
 
 from rankscope.errors import RankscopeError
 from rankscope.host import resident_bytes
-from rankscope.inapp.job_log import Voice
-from rankscope.inapp.place import current_identity
+from rankscope.inapp.job_log import JobLog, current_identity
 from rankscope.units import format_bytes
 
 # torch's own default keeps every event, which on a long run is gigabytes of host memory.
@@ -18,7 +17,7 @@ MAX_ENTRIES = 100_000
 
 
 class Memory(NamedTuple):
-    """Bytes of one device; on the CPU only the process's peak is known."""
+    """Bytes on one device; for the host, the process's resident memory and its peak."""
 
     device: str
     allocated: int | None
@@ -29,7 +28,7 @@ class Memory(NamedTuple):
 
 
 def memory_now() -> list[Memory]:
-    """The process on the host, then each GPU it has used. Waits for nothing."""
+    """The process on the host, then each GPU it has used. Does not synchronize."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     found = [Memory("host", resident_bytes() or 0, None, peak, None, None)]
     import torch
@@ -62,7 +61,7 @@ def memory_line() -> str:
 
 
 def memory_overview() -> str:
-    """The same as a small table, for the end of a summary."""
+    """memory_now as a table, for the end of a summary."""
     rows: list[tuple[str, ...]] = [
         ("Device", "Allocated", "Reserved", "Peak allocated", "Peak reserved", "Total")
     ]
@@ -77,13 +76,13 @@ def memory_overview() -> str:
 
 
 class memory_history:  # noqa: N801  (used like a function: with rankscope.memory_history(...))
-    """Record who allocates what on the GPU, and write snapshots: on demand, and when memory runs out.
+    """Record allocations on the GPU with their stacks, and write snapshots: on demand, and when memory runs out.
 
         with rankscope.memory_history("prof") as history:
             train()
             history.snapshot()
 
-    Snapshots open in https://pytorch.org/memory_viz. Where there is no GPU it says so once and does nothing.
+    Snapshots open in https://pytorch.org/memory_viz. Without a GPU it prints one line and does nothing.
     """
 
     def __init__(
@@ -93,15 +92,15 @@ class memory_history:  # noqa: N801  (used like a function: with rankscope.memor
         self._folder = Path(folder).absolute()
         self._on_out_of_memory = on_out_of_memory
         self._max_entries = max_entries
-        self._voice = Voice(self._identity.rank, speaks=True, quiet=False, verbose=False)
-        self._taken = 0
+        self._log = JobLog(self._identity.rank)
+        self._snapshots = 0
         self.recording = False
 
     def __enter__(self) -> memory_history:
         import torch
 
         if not torch.cuda.is_available():
-            self._voice.fail(
+            self._log.warning(
                 "no memory history: torch keeps one for CUDA devices only, and there is none here"
             )
             return self
@@ -121,15 +120,15 @@ class memory_history:  # noqa: N801  (used like a function: with rankscope.memor
             torch.cuda.memory._record_memory_history(enabled=None)
 
     def snapshot(self, path: str | Path | None = None) -> Path:
-        """Write what is known now; returns the file."""
+        """Write the history up to now; returns the file."""
         if not self.recording:
             raise RankscopeError(
                 "there is no memory history to write",
                 why="It is recorded between enter and exit, on a machine with a CUDA device.",
                 hint="Call snapshot() inside `with rankscope.memory_history() as history:`.",
             )
-        target = Path(path) if path is not None else self._folder / self._name(f"-{self._taken}")
-        self._taken += 1
+        target = Path(path) if path is not None else self._folder / self._name(f"-{self._snapshots}")
+        self._snapshots += 1
         return self._dump(target)
 
     def _dump(self, target: Path) -> Path:
@@ -137,20 +136,20 @@ class memory_history:  # noqa: N801  (used like a function: with rankscope.memor
 
         target.parent.mkdir(parents=True, exist_ok=True)
         torch.cuda.memory._dump_snapshot(str(target))
-        self._voice.tell(f"memory snapshot: {target}")
+        self._log.info(f"memory snapshot: {target}")
         return target
 
     def _out_of_memory(self, device: int, wanted: int, _total: int, _free: int) -> None:
-        """Called by torch before it raises OutOfMemoryError; an exception here would hide that one."""
+        """Called by torch before it raises OutOfMemoryError; an exception here would hide that error."""
         if not self.recording:
             return
         try:
-            self._voice.fail(
+            self._log.warning(
                 f"out of memory on cuda:{device}, {format_bytes(wanted)} wanted: {memory_line()}"
             )
             self._dump(self._folder / self._name("-oom"))
         except Exception as error:  # noqa: BLE001  (the job is about to see its OutOfMemoryError)
-            self._voice.fail(f"the memory snapshot could not be written: {error}")
+            self._log.warning(f"the memory snapshot could not be written: {error}")
 
     def _name(self, suffix: str) -> str:
         identity = self._identity

@@ -1,23 +1,23 @@
-"""profiler_list.dat: torch's own operator table, by device time, and the memory overview below it."""
+"""profiler_list.dat: torch's operator table by device time, followed by the memory overview."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-from rankscope.inapp.handlers import Recorded
 from rankscope.inapp.memory import memory_overview
+from rankscope.inapp.window_handlers import Recorded
 
 FILE = "profiler_list.dat"
 
 
 class Summary:
-    """Keeps the last window and writes its table at the end: the table costs torch a second or more, which the
-    training thread should not pay in the middle of the loop.
+    """Writes the table of the last window at the end: torch needs a second or more for it, which would pause
+    training in the middle of the loop.
     """
 
     def __init__(self, row_limit: int = -1) -> None:
-        """``row_limit`` -1 is every operator."""
+        """``row_limit`` -1 shows every operator."""
         self.row_limit = row_limit
         self.deepspeed = False
         self._last: Recorded | None = None
@@ -26,7 +26,7 @@ class Summary:
         self._last = recorded
 
     def close(self) -> None:
-        """Write the file. Rank 0's has the plain name, the others' have their rank in it."""
+        """Write the file: the plain name for rank 0, names with the rank for the others."""
         recorded, self._last = self._last, None
         if recorded is None:
             return
@@ -54,7 +54,7 @@ class Summary:
 
 
 def operator_table(averages: Any, row_limit: int) -> str:
-    """torch's table, sorted by self device time; by self CPU time where no device was used."""
+    """torch's table, sorted by self device time, or by self CPU time where no device was used."""
     on_device = any(_device_time(one) for one in averages)
     sort_by = _device_key(averages) if on_device else "self_cpu_time_total"
     text: str = averages.table(sort_by=sort_by, row_limit=row_limit, max_name_column_width=80)
@@ -66,6 +66,6 @@ def _device_time(average: Any) -> float:
 
 
 def _device_key(averages: Any) -> str:
-    """torch's sort key is named after the device until 2.4 and in the table's own words since."""
+    """The sort key of this torch version: torch renamed self_cuda_time_total."""
     first = averages[0]
     return "self_device_time_total" if hasattr(first, "self_device_time_total") else "self_cuda_time_total"

@@ -22,39 +22,37 @@ from rankscope.capture.rank import Identity
 from rankscope.capture.schedule import Schedule
 from rankscope.capture.selector import parse_selector
 from rankscope.errors import UsageError
-from rankscope.inapp.current_engine import current_engine, set_engine
-from rankscope.inapp.engine import Engine
-from rankscope.inapp.handlers import ChromeTrace, Handler
-from rankscope.inapp.job_log import Voice
+from rankscope.inapp.engine import Engine, current_engine, set_engine
+from rankscope.inapp.job_log import JobLog, current_identity
 from rankscope.inapp.operator_table import Summary
-from rankscope.inapp.place import current_identity
 from rankscope.inapp.train_step_region import DEFAULT_REGION, TrainStepRegion
+from rankscope.inapp.window_handlers import ChromeTrace, Handler
 
 DEFAULT_FOLDER = "prof"
-# A window that lasts from the beginning to the end: torch's meaning of 'no schedule'.
+# Without a schedule torch records from beginning to end.
 _EVERYTHING = Schedule(0, 0, 0, sys.maxsize, 1)
 
 
 def schedule(*, wait: int, warmup: int, active: int, repeat: int = 1, skip_first: int = 0) -> Schedule:
-    """torch.profiler.schedule's words and meaning; ``repeat=0``, for ever, must be asked for here."""
+    """As torch.profiler.schedule, except that ``repeat`` defaults to 1; 0 repeats without end."""
     made = Schedule(skip_first, wait, warmup, active, repeat)
     made.validate()
     return made
 
 
 class profile:  # noqa: N801  (torch.profiler.profile's spelling)
-    """Record some steps of a training loop. A failure of ours ends the recording, never the training.
+    """Record some steps of a training loop. A failure of the profiler ends the recording, never the training.
 
-    folder       traces and summaries go there; what an earlier job's profile left in it is replaced
+    folder       for traces and summaries; the profile of an earlier job in it is replaced
     schedule     rankscope.schedule(...); None records everything between enter and exit
     ranks        which ranks: "all", "0,8-15", "local:0", or a list of numbers
-    handlers     what becomes of a window (default: a Chrome trace and the summaries)
+    handlers     called with each recorded window (default: a Chrome trace and the summaries)
     name         the first part of the trace's file name (default: the script's name)
     region       the name of the range around forward and backward; None for none
-    model        what is trained: a DeepSpeed engine gets its flops profile written
-    debug        say on stderr what happens, and the memory in use after each step
+    model        the trained model; for a DeepSpeed engine its flops profile is written
+    debug        print on stderr what happens, and the memory in use after each step
     enabled      False: every method does nothing, so that a loop needs no ``if``
-    The others have torch.profiler.profile's names and meanings.
+    The other arguments are those of torch.profiler.profile.
     """
 
     def __init__(
@@ -113,7 +111,7 @@ class profile:  # noqa: N801  (torch.profiler.profile's spelling)
 
     @property
     def recording(self) -> bool:
-        """Whether the step that runs just now is being recorded."""
+        """Whether the current step is being recorded."""
         from rankscope.capture.schedule import RECORD, RECORD_AND_SAVE
 
         return self._engine is not None and self._engine.action in (RECORD, RECORD_AND_SAVE)
@@ -140,50 +138,50 @@ class profile:  # noqa: N801  (torch.profiler.profile's spelling)
             self._engine = self._start_engine(identity)
         else:
             self._engine.count_marked_steps()
-            if identity.rank == 0:  # always said: the folder that the code names stays empty
-                self._engine.voice.fail(
-                    "rankscope profile captures this job already: rankscope.profile in the code only counts steps"
+            if identity.rank == 0:  # even with --quiet: the folder named in the code stays empty
+                self._engine.log.warning(
+                    "`rankscope profile` captures this job already: rankscope.profile in the code only counts steps"
                 )
-        self._follow()
+        self._follow_step()
 
     def step(self) -> None:
         """A training step has ended, the next one begins."""
         if self._engine is None:
             return
         self._engine.mark_step()
-        self._follow()
+        self._follow_step()
         if self._debug:
             from rankscope.inapp.memory import memory_line
 
-            self._engine.voice.tell(f"step {self._engine.step_number}: {memory_line()}")
+            self._engine.log.info(f"step {self._engine.step_number}: {memory_line()}")
 
     def stop(self, why: str | None = None) -> None:
-        """The loop is over. ``why`` marks an open window as partial; a loop that just ends needs none."""
+        """The loop is over. ``why`` is the reason why an open window is partial, if it ended by an error."""
         engine, self._engine = self._engine, None
         if engine is None or not self._owns_engine:
             return
         if self._flops is not None:
-            _attempt(engine.voice, "DeepSpeed's flops profile", self._flops.end)
+            _attempt(engine.log, "DeepSpeed's flops profile", self._flops.end)
         if why is None and not self._everything:
             why = "the loop ended in the window"
         set_engine(None)
         atexit.unregister(engine.finish)
-        _attempt(engine.voice, "ending the capture", lambda: engine.finish(why, process_ends=False))
+        _attempt(engine.log, "ending the capture", lambda: engine.finish(why, process_ends=False))
         engine.release()
         for handler in self._handlers:
             close = getattr(handler, "close", None)
             if close is not None:
-                _attempt(engine.voice, f"{type(handler).__name__}", close)
+                _attempt(engine.log, f"{type(handler).__name__}", close)
 
     def _start_engine(self, identity: Identity) -> Engine:
         import torch
 
         from rankscope.capture.rank_files import RankFiles
 
-        voice = Voice(identity.rank, speaks=identity.rank == 0, quiet=False, verbose=self._debug)
+        log = JobLog(identity.rank, reports=identity.rank == 0, verbose=self._debug)
         files = RankFiles(self._plan, identity, os.environ)
         files.manifest["torch"] = torch.__version__
-        engine = Engine(self._plan, files, voice, self._handlers)
+        engine = Engine(self._plan, files, log, self._handlers)
         if self._region is not None:
             engine.mark_region(TrainStepRegion(self._region))
         set_engine(engine)
@@ -193,27 +191,27 @@ class profile:  # noqa: N801  (torch.profiler.profile's spelling)
         engine.begin()
         return engine
 
-    def _follow(self) -> None:
-        """DeepSpeed's flops profiler slows the step it looks at: it gets the warm-up step, where there is one."""
+    def _follow_step(self) -> None:
+        """Start or end DeepSpeed's flops profiler. It slows its step down, so it gets the warm-up step."""
         if self._flops is not None and self._engine is not None:
             action = self._engine.action
-            _attempt(self._engine.voice, "DeepSpeed's flops profile", lambda: self._flops.follow(action))
+            _attempt(self._engine.log, "DeepSpeed's flops profile", lambda: self._flops.follow(action))
 
 
-def _attempt(voice: Voice, what: str, action: Callable[[], object]) -> None:
-    """What can fail in code that is not ours must not end the training."""
+def _attempt(log: JobLog, what: str, action: Callable[[], object]) -> None:
+    """Run code that may fail without ending the training."""
     try:
         action()
-    except Exception as error:  # noqa: BLE001  (the job goes on, and one line says why)
-        voice.fail(f"{what} failed, the job goes on: {type(error).__name__}: {error}")
+    except Exception as error:  # noqa: BLE001  (the job must go on)
+        log.warning(f"{what} failed, the job goes on: {type(error).__name__}: {error}")
 
 
 def _check_schedule(given: object) -> None:
     if given is not None and not isinstance(given, Schedule):
         raise UsageError(
             f"schedule={given!r} is not a rankscope schedule",
-            why="The engine must know the whole cycle, and a function tells only one step at a time.",
-            hint="Write rankscope.schedule(wait=1, warmup=1, active=3): the words are torch's.",
+            why="rankscope needs the whole cycle, and a function describes one step at a time.",
+            hint="Write rankscope.schedule(wait=1, warmup=1, active=3): the arguments are torch's.",
         )
     if given is not None:
         given.validate()

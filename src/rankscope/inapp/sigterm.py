@@ -1,9 +1,7 @@
-"""A job that is told to stop while a trace is being taken still leaves a readable file, and stops as it would
-have.
+"""SIGTERM while a window is open or being written: save the trace first, then end as the job would have.
 
-SIGINT needs nothing here: Python raises KeyboardInterrupt, the script unwinds, and the exit handler does the
-rest. SIGTERM kills a Python process on the spot, so while a recording is open or being written we answer it
-first.
+SIGINT needs nothing: Python raises KeyboardInterrupt, the script unwinds, and the exit handler saves the trace.
+SIGTERM would end the Python process at once.
 """
 
 from __future__ import annotations
@@ -15,15 +13,15 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-# Python runs a signal handler when the main thread is back in Python. If a collective holds it longer than
-# this, the job dies as it would have without us, and the window is lost.
+# Python runs a signal handler once the main thread is back in Python code. If a collective holds it longer than
+# this, the process is ended without the handler, and the window is lost.
 STUCK_S = 5.0
 
 
-class TerminationGuard:
-    """Between ``on`` and ``off`` SIGTERM first calls ``finish``, then does what it did before.
+class SigtermGuard:
+    """Between ``on`` and ``off`` SIGTERM first calls ``finish``, then the previous handler or default.
 
-    ``finish`` is told whether the script answers the signal itself: then the process may well live on.
+    The argument of ``finish`` is whether the script has its own handler: then the process may continue.
     """
 
     def __init__(self, finish: Callable[[bool], None]) -> None:
@@ -37,7 +35,7 @@ class TerminationGuard:
             return
         previous = signal.getsignal(signal.SIGTERM)
         if previous is None or previous is signal.SIG_IGN:
-            return  # set outside Python, or ignored on purpose: not ours to change
+            return  # set outside Python, or ignored on purpose: left as it is
         self._previous = previous
         signal.signal(signal.SIGTERM, self._on_term)
         self._installed = True
@@ -46,7 +44,7 @@ class TerminationGuard:
     def off(self) -> None:
         if not self._installed or threading.current_thread() is not threading.main_thread():
             return
-        if signal.getsignal(signal.SIGTERM) == self._on_term:  # the script may have put its own in meanwhile
+        if signal.getsignal(signal.SIGTERM) == self._on_term:  # the script may have set its own since
             signal.signal(signal.SIGTERM, self._previous)
         self._installed = False
         self._unwatch()
@@ -58,10 +56,10 @@ class TerminationGuard:
         if callable(previous):
             previous(number, frame)
         else:
-            os.kill(os.getpid(), number)  # with the default action: the exit status is the signal's own
+            os.kill(os.getpid(), number)  # by the default action, so that the exit status shows the signal
 
     def _watch(self) -> None:
-        """A thread that sees the signal at once, and ends the process if the main thread cannot answer it."""
+        """Start a thread that ends the process if the main thread cannot run the handler in time."""
         if callable(self._previous):
             return
         reader, writer = os.pipe()
@@ -80,19 +78,19 @@ class TerminationGuard:
             return
         writer, self._wakeup = self._wakeup, None
         current = signal.set_wakeup_fd(-1)
-        if current != writer:  # somebody else's by now
+        if current != writer:  # replaced since
             signal.set_wakeup_fd(current)
         os.close(writer)
 
 
 def _end_if_stuck(reader: int) -> None:
-    """Wait for SIGTERM's number in the pipe; the end of the pipe means that all is well."""
+    """Wait for SIGTERM in the wakeup pipe. The pipe is closed once the handler has run."""
     import ctypes
     import select
 
     with open(reader, "rb", buffering=0) as pipe:
         while numbers := pipe.read(64):
             if signal.SIGTERM in numbers and not select.select([pipe], [], [], STUCK_S)[0]:
-                # signal.signal is for the main thread, which does not answer; libc's own is for any.
+                # signal.signal works only in the main thread, which is stuck; libc's signal works in any.
                 ctypes.CDLL(None).signal(int(signal.SIGTERM), None)
                 os.kill(os.getpid(), signal.SIGTERM)

@@ -1,9 +1,9 @@
 """Which call of which optimizer ends a training step.
 
-One optimizer: every call. Several: the one that steps least often decides, so a step is over when all of them
-have stepped once more (a GAN's five discriminator steps and one generator step are one step; AdamW beside
-Muon is one step, over after the later of the two). Gradient accumulation needs nothing: its optimizer steps
-once. A step that GradScaler skips never reaches the optimizer and becomes part of the next one.
+With one optimizer, every call. With several, a step ends when each has stepped at least once more, so the one that
+steps least often decides: five discriminator steps and one generator step of a GAN are one step; AdamW beside Muon
+is one step, which ends with the later of the two. With gradient accumulation the optimizer steps once per step
+anyway. A step that GradScaler skips does not reach the optimizer and becomes part of the next one.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
 
-# An optimizer that another one has waited for so many steps is not part of the loop: built, never used.
+# An optimizer that has not stepped while another stepped this often is unused, and is ignored.
 IDLE_AFTER = 32
 
 
 class StepCounter:
-    """Fed with every optimizer call of the process; says which of them end a step."""
+    """Decides for every optimizer call of the process whether it ends a step."""
 
     def __init__(self, only: str | None, find_all: Callable[[], Iterable[Any]]) -> None:
         self.calls: dict[str, int] = {}
@@ -36,7 +36,7 @@ class StepCounter:
         if self._only is not None and name != self._only:
             return False
         if self._find_all is not None:
-            # At the first step, so that those that have not stepped yet are counted from the start.
+            # At the first step, so that optimizers that have not stepped yet count from the start.
             for other in self._find_all():
                 if self._only is None or type(other).__name__ == self._only:
                     self._join(other, 0)
@@ -59,7 +59,7 @@ class StepCounter:
         return True
 
     def _surplus(self, key: int) -> int:
-        """How often an optimizer that need not step has stepped while others were waited for."""
+        """How often an optimizer has stepped in this step after its first call."""
         self._in_this_step[key] = self._in_this_step.get(key, 0) + 1
         return self._in_this_step[key]
 
@@ -75,7 +75,7 @@ class StepCounter:
         for key in keys:
             self._counts.pop(key, None)
             self._alive.pop(key, None)
-        # Those that are left may all be ahead: their next step then ends one.
+        # The remaining ones may all be ahead; then the next call ends a step.
         self._steps = min(self._counts.values(), default=self._steps)
         self._recount()
 
@@ -86,7 +86,7 @@ class StepCounter:
 def live_optimizers() -> list[Any]:
     """Every optimizer object in the process whose steps torch's global hook can see.
 
-    Wrappers (accelerate, Lightning) look like optimizers and never step themselves: torch has not hooked
+    Wrappers (accelerate, Lightning) are Optimizer subclasses that never step themselves: torch does not hook
     them.
     """
     import gc

@@ -1,13 +1,13 @@
-"""Named timers for a training loop, as Megatron has them: cheap to keep on, min, max and mean over the ranks.
+"""Named timers for a training loop, as in Megatron: cheap, with min, max and mean over the ranks.
 
     timers = rankscope.Timers()
     with timers("forward"):
         loss = model(batch)
     if step % 100 == 0:
-        timers.log()                        # all ranks must call it: it gathers
+        timers.log()                        # a collective: all ranks must call it
         timers.write(writer, step)          # TensorBoard's SummaryWriter, or wandb
 
-On a GPU the times are those of the device, from CUDA events: nothing waits until a report is made.
+On a GPU the times are device times, from CUDA events; nothing waits until a report is made.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from rankscope.units import format_ns
 
 
 class Figures(NamedTuple):
-    """One timer over all ranks since the last report: nanoseconds of each rank, and who was at the ends."""
+    """One timer since the last report: nanoseconds of each rank."""
 
     name: str
     calls: int
@@ -43,7 +43,7 @@ class Figures(NamedTuple):
 
 
 class Timer:
-    """One name. ``start`` and ``stop``, or ``with``."""
+    """One timer: ``start`` and ``stop``, or ``with``."""
 
     def __init__(self, name: str, mark: Callable[[], Any], between: Callable[[Any, Any], int]) -> None:
         self.name = name
@@ -56,7 +56,7 @@ class Timer:
             raise RankscopeError(
                 f"the timer '{self.name}' runs already",
                 why="start() was called twice with no stop() between.",
-                hint="Use `with timers(name):`, which cannot forget it.",
+                hint="Use `with timers(name):`, which always stops it.",
             )
         self._started = self._mark()
 
@@ -76,7 +76,7 @@ class Timer:
         self.stop()
 
     def take(self) -> tuple[int, int]:
-        """Calls and nanoseconds since the last take. On a GPU this waits for the timer's last event."""
+        """Calls and nanoseconds since the last call of this. On a GPU it waits for the timer's last event."""
         pairs, self._pairs = self._pairs, []
         return len(pairs), sum(self._between(begin, end) for begin, end in pairs)
 
@@ -85,7 +85,7 @@ class Timers:
     """Timers by name, and their reports."""
 
     def __init__(self, device: str | None = None) -> None:
-        """``device`` "cpu" takes the host's clock even where there is a GPU."""
+        """``device="cpu"`` uses the host clock even where there is a GPU."""
         self._device = device
         self._clock: tuple[Callable[[], Any], Callable[[Any, Any], int]] | None = None
         self._timers: dict[str, Timer] = {}
@@ -113,7 +113,7 @@ class Timers:
     def log(
         self, names: Iterable[str] | None = None, *, per: int = 1, say: Callable[[str], object] | None = None
     ) -> None:
-        """Collect and say it, on rank 0 on stderr by default. ``per`` divides: 100 for 100 steps a report."""
+        """Collect and print, by default on rank 0's stderr. ``per`` divides: 100 for 100 steps per report."""
         figures = self.collect(names)
         if say is None and _rank() != 0:
             return
@@ -162,7 +162,7 @@ _HOST_CLOCK: tuple[Callable[[], Any], Callable[[Any, Any], int]] = (
 
 
 def _device_clock() -> tuple[Callable[[], Any], Callable[[Any, Any], int]]:
-    """CUDA events; those that were read are used again, because making one is a driver call."""
+    """CUDA events. They are reused, because making one is a driver call."""
     import torch
 
     free: list[Any] = []

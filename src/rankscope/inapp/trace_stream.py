@@ -1,6 +1,4 @@
-"""A Kineto trace on its way to disk: compressed as it comes, and able to end after any whole event. Pure of
-torch.
-"""
+"""A Kineto trace as a stream: compressed piece by piece, and valid JSON wherever it is ended. No torch."""
 
 from __future__ import annotations
 
@@ -8,13 +6,12 @@ import json
 import zlib
 from collections.abc import Callable
 
-# Between two events of Kineto's layout. Inside an event everything is indented deeper, and strings hold no
-# newline.
+# The text between two events in Kineto's layout: inside an event the indent is deeper, and strings have no newline.
 _BETWEEN_EVENTS = b"\n  },\n  {"
 _END_OF_EVENT = 4
 _EVENTS_BEGIN = b'"traceEvents": ['
 _CLOSING = b"\n  ]\n}\n"
-# Another layout has no such boundary; then it is passed on as it comes, and can only be cut off, not closed.
+# A layout without such boundaries is passed on unchanged after this much; it cannot be closed early.
 _LARGEST_EVENT = 64 * 2**20
 # zlib's levels 1, 3 and 6 on a 167 MB trace: 256, 244 and 101 MB/s for 11.4, 11.8 and 13.8 to 1.
 _LEVEL = 1
@@ -22,7 +19,7 @@ _GZIP = 31
 
 
 class _Plain:
-    """The compressor of a file that is not to be compressed."""
+    """Stands in for the compressor where the file is not compressed."""
 
     def compress(self, data: bytes) -> bytes:
         return data
@@ -32,9 +29,7 @@ class _Plain:
 
 
 class TraceStream:
-    """Bytes in, gzip (or the same bytes) out through ``write``. What follows the last whole event is held
-    back until it is complete.
-    """
+    """Passes a trace to ``write``, as gzip or unchanged. An incomplete event is held back until it is whole."""
 
     def __init__(
         self, write: Callable[[bytes], object], max_size: int | None = None, *, compress: bool = True
@@ -52,7 +47,7 @@ class TraceStream:
 
     @property
     def full(self) -> bool:
-        """Whether the file has reached its limit (the compressor still holds a little back)."""
+        """Whether the file has reached its limit; the compressor may hold a little more."""
         return self._max_size is not None and self.bytes >= self._max_size
 
     def feed(self, data: bytes) -> None:
@@ -70,7 +65,7 @@ class TraceStream:
             self._passed_on = True
 
     def finish(self) -> bool:
-        """Write the rest as it came. False when it does not end the JSON: then it was closed for it."""
+        """Write the rest. Returns False if the JSON was incomplete; then it has been closed early."""
         if not self._completes(self._held):
             self.close_early()
             return False
@@ -79,7 +74,7 @@ class TraceStream:
         return True
 
     def _completes(self, rest: bytes) -> bool:
-        """Whether what is held (the last event and what follows the events) is the end of a JSON object."""
+        """Whether the rest (the last event and what follows the events) completes the JSON object."""
         if self._passed_on:
             return rest.rstrip().endswith(b"}")
         try:
@@ -89,7 +84,7 @@ class TraceStream:
         return True
 
     def close_early(self) -> None:
-        """End the JSON after the last whole event."""
+        """Close the JSON after the last whole event."""
         if not self.wrote_events:
             head = self._held.find(_EVENTS_BEGIN)
             self._put(self._held[: head + len(_EVENTS_BEGIN)] if head >= 0 else b'{\n"traceEvents": [')
@@ -101,7 +96,7 @@ class TraceStream:
         self._out(self._gzip.compress(data))
         self._since_flush += len(data)
         if self._max_size is not None and self._max_size - self.bytes < self._since_flush:
-            # Near the limit: see what has really been used, instead of what the compressor has let go.
+            # Near the limit, flush: the size must include what the compressor holds.
             self._out(self._gzip.flush(zlib.Z_SYNC_FLUSH))
             self._since_flush = 0
 

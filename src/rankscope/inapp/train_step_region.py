@@ -1,8 +1,7 @@
-"""A range around forward and backward in each recorded step, with no line in the training loop.
+"""A range around forward and backward in each recorded step, without a change to the training loop.
 
-It opens with the first module's forward that can be trained and closes when the backward that follows has
-returned (once for each micro-batch where gradients are accumulated). What it needs from torch is hooked only
-while a step is recorded.
+It begins with the first module forward that runs with gradients enabled, and ends when the backward that follows
+returns; with gradient accumulation there is one range per micro-batch. torch is hooked only while a step is recorded.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ DEFAULT_REGION = "train_step"
 
 
 class TrainStepRegion:
-    """Begun and ended with each recorded step, on the training thread."""
+    """``begin`` and ``end`` are called with each recorded step, on the training thread."""
 
     def __init__(self, name: str = DEFAULT_REGION) -> None:
         self.name = name
@@ -26,7 +25,7 @@ class TrainStepRegion:
         self._backward: Any = None
 
     def begin(self) -> None:
-        """A recorded step begins: look out for forward and backward."""
+        """A recorded step begins: hook forward and backward."""
         import torch
 
         self._thread = threading.get_ident()
@@ -36,7 +35,7 @@ class TrainStepRegion:
         torch.autograd.backward = self._watched(self._backward)
 
     def end(self) -> None:
-        """The step has ended: close what is open, leave torch as it was."""
+        """The step has ended: close an open range and remove the hooks."""
         import torch
 
         self._close()
@@ -60,7 +59,7 @@ class TrainStepRegion:
         import torch
 
         if threading.get_ident() != self._thread or not torch.is_grad_enabled():
-            return  # an evaluation, or another thread's model
+            return  # evaluation, or the model of another thread
         self._unwatch_forward()
         self._range = torch.autograd.profiler.record_function(self.name)
         self._range.__enter__()
@@ -69,7 +68,7 @@ class TrainStepRegion:
         @functools.wraps(backward)
         def watched_backward(*args: Any, **kwargs: Any) -> Any:
             mine = threading.get_ident() == self._thread
-            self._depth += mine  # activation checkpoints run a backward inside the backward
+            self._depth += mine  # activation checkpointing runs a backward inside the backward
             try:
                 return backward(*args, **kwargs)
             finally:

@@ -1,4 +1,4 @@
-"""What was recorded on its way out: to the run folder's trace file, or to handlers; each file by a forked child."""
+"""The export of windows: to a trace file in the run folder, or to handlers. A forked child writes each file."""
 
 from __future__ import annotations
 
@@ -8,59 +8,59 @@ from typing import Any
 
 from rankscope.capture.rank_files import RankFiles
 from rankscope.inapp.forked_export import Export, ExportOrder, Outcome
-from rankscope.inapp.handlers import Handler, Recorded
-from rankscope.inapp.job_log import Voice
-from rankscope.inapp.recorder import Recording
+from rankscope.inapp.job_log import JobLog
+from rankscope.inapp.torch_recorder import Recording
+from rankscope.inapp.window_handlers import Handler, Recorded
 
 Window = dict[str, Any]
 
 
-class Outbox:
-    """Every window goes through here once; the manifest gets an entry for each of its files."""
+class WindowExporter:
+    """Exports each window once; the manifest gets an entry per file."""
 
     def __init__(
-        self, files: RankFiles, voice: Voice, max_size: int | None, handlers: Sequence[Handler]
+        self, files: RankFiles, log: JobLog, max_size: int | None, handlers: Sequence[Handler]
     ) -> None:
         self._files = files
-        self._voice = voice
+        self._log = log
         self._max_size = max_size
         self._handlers = handlers
         self._exports: list[tuple[Window, Export]] = []
 
     @property
     def busy(self) -> bool:
-        """Whether a file is still being written (as far as ``collect`` knows)."""
+        """Whether a file was still being written at the last ``collect``."""
         return bool(self._exports)
 
     def send(self, window: Window, recording: Recording, why: str | None) -> None:
-        """``why`` is why the window is not whole."""
+        """``why`` is the reason why the window is partial, or None."""
         if self._handlers:
-            self._hand_over(window, recording, why)
+            self._call_handlers(window, recording, why)
         else:
             self._export(window, recording, why, self._files.target(window["index"]))
 
-    def stalled(self, window: Window, nanoseconds: int) -> None:
-        """Note what the window cost the training thread, in each of its entries."""
+    def record_stall(self, window: Window, nanoseconds: int) -> None:
+        """Note how long the window paused training, in each of its manifest entries."""
         window["stall_ns"] = nanoseconds
         for other in self._files.manifest["windows"]:
             if other["index"] == window["index"]:
                 other["stall_ns"] = nanoseconds
 
     def collect(self) -> None:
-        """Note the outcome of what has been written meanwhile."""
+        """Note the outcomes of exports that have ended."""
         for window, export in [pair for pair in self._exports if pair[1].poll()]:
             window.update(export.outcome or {})
             self._exports.remove((window, export))
 
     def wait(self, seconds: float) -> None:
-        """Wait for all of it."""
+        """Wait for all exports."""
         for window, export in self._exports:
             export.wait(seconds)
             window.update(export.outcome or {"state": "lost", "why": "it was still being written at the end"})
         self._exports.clear()
 
-    def _hand_over(self, window: Window, recording: Recording, why: str | None) -> None:
-        """Each handler gets what was recorded; one that fails does not keep it from the others."""
+    def _call_handlers(self, window: Window, recording: Recording, why: str | None) -> None:
+        """Call every handler, also after one has failed."""
         facts = {key: self._files.manifest[key] for key in ("rank", "world_size", "host", "pid")}
         steps = {key: window[key] for key in ("index", "first_step", "last_step")}
         written: list[Path] = []
@@ -70,14 +70,14 @@ class Outbox:
             written.append(path)
 
         recorded = Recorded(
-            profile=recording.keep, folder=self._files.folder, export=export, **facts, **steps
+            profile=recording.events, folder=self._files.folder, export=export, **facts, **steps
         )
         for handler in self._handlers:
             try:
                 handler(recorded)
-            except Exception as error:  # noqa: BLE001  (a handler of the user's must not stop the job)
+            except Exception as error:  # noqa: BLE001  (a user's handler must not stop the job)
                 name = getattr(handler, "__name__", type(handler).__name__)
-                self._voice.fail(
+                self._log.warning(
                     f"the handler {name} failed, the job goes on: {type(error).__name__}: {error}"
                 )
         if not written:
@@ -90,13 +90,12 @@ class Outbox:
         self._files.manifest["windows"].append(window)
 
         def when_done(outcome: Outcome) -> None:
-            # In the exporter's process: this copy of the manifest is what is left if the rank is killed
-            # meanwhile.
+            # Runs in the exporting child: if the rank is killed meanwhile, this manifest is the one that stays.
             if why is not None and outcome["state"] == "whole":
                 outcome.update(state="partial", why=why)
             window.update(outcome)
             if outcome["state"] != "whole":
-                self._voice.fail(
+                self._log.warning(
                     f"the trace of steps {window['first_step']}-{window['last_step']} is "
                     f"{outcome['state']}: {outcome['why']}"
                 )

@@ -1,4 +1,4 @@
-"""A sweep over collectives and sizes, in the conventions of nccl-tests. The standard library and torch only.
+"""A sweep over collectives and sizes, in the conventions of nccl-tests. Standard library and torch only.
 
-kinds.py says what each collective is and what its result must be; sweep.py times them.
+kinds.py defines each collective and its expected result, sweep.py times them, report_text.py makes the table.
 """

@@ -1,7 +1,7 @@
-"""The collectives of the sweep: their buffers, their call, and what must come out.
+"""The collectives of the benchmark: buffer sizes, the call, and the expected result.
 
-S, the size in the table, is that of nccl-tests: the larger of a rank's two buffers. Every element is a small
-whole number that follows from its place and its rank, so that a sum is exact in every type, and a wrong byte shows.
+The size S of the table follows nccl-tests: the larger of a rank's two buffers. Every element is a small whole
+number computed from its index and its rank: sums are exact in every type, and a misplaced element is detected.
 """
 
 from __future__ import annotations
@@ -10,12 +10,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from rankscope.bench.seqpar.world import World
+from rankscope.bench.ranks.world import World, renamed_collective
+from rankscope.collective_kinds import bus_factor
+from rankscope.errors import UsageError
 
 ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int32": 4}
 DTYPES = tuple(ITEM_BYTES)
 _VALUES = 4
-"""Elements are 0 to 3: sums of 85 ranks are still exact in bfloat16."""
+"""Elements are 0 to 3: sums over 85 ranks are still exact in bfloat16."""
+
+ElementsOf = Callable[[int, int], Any]
+"""(rank, count) -> the input of that rank."""
 
 
 @dataclass(frozen=True)
@@ -23,111 +28,104 @@ class Kind:
     """One collective."""
 
     name: str
-    factor: Callable[[int], float]
-    """busbw over algbw, by the number of ranks (nccl-tests)."""
-    given: str
-    """What a rank puts in: all (S) or part (S / ranks)."""
-    got: str
+    sent: str
+    """The size of a rank's input: "all" (S) or "part" (S / ranks)."""
+    received: str
+    """The size of a rank's output, likewise."""
     call: Callable[[World, Any, Any], None]
-    """Runs it once: world, what goes in, what comes out."""
-    expected: Callable[[World, int, Any], Any]
-    """What must come out on this rank: world, elements that come out, a maker of another rank's input."""
+    """Run it once: (world, input, output)."""
+    expected: Callable[[World, int, ElementsOf], Any]
+    """The right output of this rank: (world, its number of elements, the inputs of all ranks)."""
     least_ranks: int = 1
+
+    def factor(self, ranks: int) -> float:
+        """busbw over algbw."""
+        factor = bus_factor(self.name, ranks)
+        assert factor is not None  # every kind of this table has one
+        return factor
 
 
 def elements(world: World, rank: int, count: int, dtype: str) -> Any:
-    """What `rank` puts in: (place + rank) modulo 4."""
+    """The input of ``rank``: (index + rank) modulo 4."""
     import torch
 
     values = torch.arange(count, dtype=torch.int64).add_(rank).remainder_(_VALUES)
     return values.to(getattr(torch, dtype)).to(world.device)
 
 
-def _all_reduce(world: World, given: Any, got: Any) -> None:
+def _all_reduce(world: World, sent: Any, received: Any) -> None:
     import torch
 
-    torch.distributed.all_reduce(got)
+    torch.distributed.all_reduce(received)
 
 
-def _all_gather(world: World, given: Any, got: Any) -> None:
-    _named("all_gather_single", "all_gather_into_tensor")(got, given)
+def _all_gather(world: World, sent: Any, received: Any) -> None:
+    renamed_collective("all_gather_single", "all_gather_into_tensor")(received, sent)
 
 
-def _reduce_scatter(world: World, given: Any, got: Any) -> None:
-    _named("reduce_scatter_single", "reduce_scatter_tensor")(got, given)
+def _reduce_scatter(world: World, sent: Any, received: Any) -> None:
+    renamed_collective("reduce_scatter_single", "reduce_scatter_tensor")(received, sent)
 
 
-def _all_to_all(world: World, given: Any, got: Any) -> None:
+def _all_to_all(world: World, sent: Any, received: Any) -> None:
     import torch
 
-    torch.distributed.all_to_all_single(got, given)
+    torch.distributed.all_to_all_single(received, sent)
 
 
-def _broadcast(world: World, given: Any, got: Any) -> None:
+def _broadcast(world: World, sent: Any, received: Any) -> None:
     import torch
 
-    torch.distributed.broadcast(got, src=0)
+    torch.distributed.broadcast(received, src=0)
 
 
-def _sendrecv(world: World, given: Any, got: Any) -> None:
-    """Round a ring, as nccl-tests does: to the next rank, from the one before."""
+def _sendrecv(world: World, sent: Any, received: Any) -> None:
+    """Around a ring, as in nccl-tests: send to the next rank, receive from the previous one."""
     from torch.distributed import P2POp, batch_isend_irecv, irecv, isend
 
     if world.backend == "gloo" and world.device.type != "cpu":
         raise NotImplementedError("gloo sends and receives tensors of the CPU only")
     to, source = (world.rank + 1) % world.size, (world.rank - 1) % world.size
-    for work in batch_isend_irecv([P2POp(isend, given, to), P2POp(irecv, got, source)]):
+    for work in batch_isend_irecv([P2POp(isend, sent, to), P2POp(irecv, received, source)]):
         work.wait()
 
 
-def _named(new: str, old: str) -> Any:
-    """torch 2.13 renames two of them and warns about the old names; 2.4 knows only those."""
-    from torch import distributed
-
-    return getattr(distributed, new, None) or getattr(distributed, old)
+def _summed(world: World, count: int, elements_of: ElementsOf) -> Any:
+    return sum(elements_of(rank, count).double() for rank in range(world.size))
 
 
-Maker = Callable[[int, int], Any]
-"""(rank, elements) to what that rank puts in."""
+def _own_part_of_sum(world: World, count: int, elements_of: ElementsOf) -> Any:
+    return _summed(world, count * world.size, elements_of)[world.rank * count : (world.rank + 1) * count]
 
 
-def _summed(world: World, count: int, made: Maker) -> Any:
-    return sum(made(rank, count).double() for rank in range(world.size))
-
-
-def _own_part_of_sum(world: World, count: int, made: Maker) -> Any:
-    return _summed(world, count * world.size, made)[world.rank * count : (world.rank + 1) * count]
-
-
-def _joined(world: World, count: int, made: Maker) -> Any:
+def _joined(world: World, count: int, elements_of: ElementsOf) -> Any:
     import torch
 
-    return torch.cat([made(rank, count // world.size) for rank in range(world.size)]).double()
+    return torch.cat([elements_of(rank, count // world.size) for rank in range(world.size)]).double()
 
 
-def _exchanged(world: World, count: int, made: Maker) -> Any:
+def _exchanged(world: World, count: int, elements_of: ElementsOf) -> Any:
     import torch
 
     part = count // world.size
     mine = slice(world.rank * part, (world.rank + 1) * part)
-    return torch.cat([made(rank, count)[mine] for rank in range(world.size)]).double()
+    return torch.cat([elements_of(rank, count)[mine] for rank in range(world.size)]).double()
 
 
-def _of_rank(which: Callable[[World], int]) -> Callable[[World, int, Maker], Any]:
-    return lambda world, count, made: made(which(world), count).double()
+def _of_rank(which: Callable[[World], int]) -> Callable[[World, int, ElementsOf], Any]:
+    return lambda world, count, elements_of: elements_of(which(world), count).double()
 
 
 KINDS = {
     kind.name: kind
     for kind in (
-        Kind("all_reduce", lambda n: 2 * (n - 1) / n, "all", "all", _all_reduce, _summed),
-        Kind("all_gather", lambda n: (n - 1) / n, "part", "all", _all_gather, _joined),
-        Kind("reduce_scatter", lambda n: (n - 1) / n, "all", "part", _reduce_scatter, _own_part_of_sum),
-        Kind("all_to_all", lambda n: (n - 1) / n, "all", "all", _all_to_all, _exchanged),
-        Kind("broadcast", lambda n: 1.0, "all", "all", _broadcast, _of_rank(lambda world: 0)),
+        Kind("all_reduce", "all", "all", _all_reduce, _summed),
+        Kind("all_gather", "part", "all", _all_gather, _joined),
+        Kind("reduce_scatter", "all", "part", _reduce_scatter, _own_part_of_sum),
+        Kind("all_to_all", "all", "all", _all_to_all, _exchanged),
+        Kind("broadcast", "all", "all", _broadcast, _of_rank(lambda world: 0)),
         Kind(
             "sendrecv",
-            lambda n: 1.0,
             "all",
             "all",
             _sendrecv,
@@ -137,4 +135,17 @@ KINDS = {
     )
 }
 IN_PLACE = ("all_reduce", "broadcast")
-"""torch has these in place only: what goes in is put where it comes out."""
+"""torch has these only in place: the input is copied into the output buffer first."""
+
+
+def parse_kinds(text: str | None) -> tuple[Kind, ...]:
+    """The kinds of a comma-separated list; None selects all."""
+    if text is None:
+        return tuple(KINDS.values())
+    names = [name.strip() for name in text.split(",")]
+    for name in names:
+        if name not in KINDS:
+            raise UsageError(
+                f"'{name}' is not in the sweep", why=f"There are: {', '.join(KINDS)}.", hint="See: --help"
+            )
+    return tuple(KINDS[name] for name in names)

@@ -1,13 +1,13 @@
-"""The block itself: its tensors, its synchronous form and its overlapped form."""
+"""The benchmarked block: its tensors, its synchronous form and its overlapped form."""
 
 from __future__ import annotations
 
 import math
 from typing import Any
 
+from rankscope.bench.ranks.world import World, renamed_collective
 from rankscope.bench.seqpar.config import ALLGATHER, MATMUL1, MATMUL2, REDUCE_SCATTER, Config
 from rankscope.bench.seqpar.stopwatch import Stopwatch
-from rankscope.bench.seqpar.world import World
 from rankscope.inapp.annotate import trace
 
 _SEED = 1907
@@ -27,10 +27,11 @@ class Block:
         self.weight1, self.weight2 = weight1.to(world.device), weight2.to(world.device)
         self.gathered = torch.empty(config.sequence, 1, config.hidden, **like)
         self.output = torch.empty(rows, 1, config.hidden, **like)
-        self._all_gather, self._reduce_scatter = _collectives()
+        self._all_gather = renamed_collective("all_gather_single", "all_gather_into_tensor")
+        self._reduce_scatter = renamed_collective("reduce_scatter_single", "reduce_scatter_tensor")
 
     def synchronous(self, watch: Stopwatch) -> None:
-        """One part after the other; the stopwatch is read between them."""
+        """One part after the other, each timed."""
         from torch.nn.functional import linear
 
         watch.start()
@@ -48,8 +49,8 @@ class Block:
         watch.lap()
 
     def overlapped(self, watch: Stopwatch) -> None:
-        """The same in chunks of every rank's rows: while one is multiplied, the next is gathered and the last
-        one is reduced. The parts overlap, so only the whole is timed.
+        """The same in chunks of every rank's rows: while one chunk is multiplied, the next is gathered and the
+        previous one is reduced. The parts overlap, so only the whole iteration is timed.
         """
         from torch.nn.functional import linear
 
@@ -68,7 +69,7 @@ class Block:
                 inner = linear(gathered[piece], self.weight1)
             with trace(MATMUL2):
                 partial = linear(inner, self.weight2)
-            # The partial sums must live until they are reduced, so they travel with their handle.
+            # The partial sums must stay alive until they are reduced: keep them with the handle.
             reducing.append((self._reduce_scatter(outputs[piece], partial, async_op=True), partial))
         for work, _ in reducing:
             work.wait()
@@ -76,12 +77,12 @@ class Block:
 
 
 def tensors(config: Config, rank: int, ranks: int) -> tuple[Any, Any, Any]:
-    """A rank's input and weights, on the CPU. Any process can make those of any rank: the reference does."""
+    """A rank's input and weights, on the CPU. Any process can make those of any rank, as the reference does."""
     import torch
 
     generator = torch.Generator().manual_seed(_SEED + rank)
     inner = config.hidden // ranks
-    scale = 1 / math.sqrt(config.hidden)  # keeps every product near 1, whatever the size
+    scale = 1 / math.sqrt(config.hidden)  # keeps the products near 1 for every size
     shapes = (
         (config.sequence // ranks, 1, config.hidden),
         (inner, config.hidden),
@@ -90,13 +91,3 @@ def tensors(config: Config, rank: int, ranks: int) -> tuple[Any, Any, Any]:
     made = [torch.randn(shape, generator=generator) for shape in shapes]
     dtype = getattr(torch, config.precision)
     return made[0].to(dtype), made[1].mul_(scale).to(dtype), made[2].mul_(scale).to(dtype)
-
-
-def _collectives() -> tuple[Any, Any]:
-    """torch 2.13 renames the two and warns about the old names; 2.4 knows only those."""
-    from torch import distributed
-
-    return (
-        getattr(distributed, "all_gather_single", None) or distributed.all_gather_into_tensor,
-        getattr(distributed, "reduce_scatter_single", None) or distributed.reduce_scatter_tensor,
-    )

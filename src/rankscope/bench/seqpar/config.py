@@ -1,4 +1,4 @@
-"""What is run: sizes, precision, and what follows from them. Pure."""
+"""The configuration of a run: sizes, precision, and the bytes and FLOPs that follow from them."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ COLLECTIVES = (ALLGATHER, REDUCE_SCATTER)
 ITEM_BYTES = {"float32": 4, "bfloat16": 2}
 PRECISIONS = tuple(ITEM_BYTES)
 GPU_SIZES = (4608, 9216)
-# A few milliseconds an iteration on one core: large enough to measure, small enough for a laptop.
+# A few milliseconds per iteration on one core.
 CPU_SIZES = (512, 1024)
-# Without bfloat16 instructions a CPU is some 300 times slower at it than at float32.
+# A CPU without bfloat16 instructions is about 300 times slower at bfloat16 than at float32.
 SLOW_CPU_SIZES = (64, 256)
 DEFAULT_CHUNKS = 4
 
@@ -30,13 +30,13 @@ class Config:
     """H, the width of the model; the inner width is the same."""
     iterations: int = 18
     warmup: int = 10
-    """Iterations before the timed ones; they are not counted anywhere."""
+    """Iterations before the timed ones; no figure includes them."""
     precision: str = "float32"
     chunks: int = 0
-    """Pieces of the overlapped form; 0 runs the synchronous form alone."""
+    """Chunks of the overlapped form; 0 runs only the synchronous form."""
 
     def check(self, ranks: int) -> None:
-        """Refuse what cannot be split over so many ranks."""
+        """Raise UsageError if the sizes cannot be split over this many ranks."""
         for name, option, value in (("S", "-s", self.sequence), ("H", "-d", self.hidden)):
             if value % ranks:
                 below, above = value // ranks * ranks, (value // ranks + 1) * ranks
@@ -51,21 +51,16 @@ class Config:
             fitting = [count for count in range(2, min(rows, 64) + 1) if rows % count == 0]
             raise UsageError(
                 f"{rows} rows of a rank cannot be split into {self.chunks} chunks",
-                why="--overlap works on equal pieces of a rank's S/W rows.",
+                why="--overlap needs equal chunks of a rank's S/W rows.",
                 hint=f"Give --chunks {', '.join(map(str, fitting[:6]))}, or another -s."
                 if fitting
                 else "Give another -s.",
             )
 
     def part_bytes(self) -> int:
-        """The size of one collective as nccl-tests counts it: what all ranks hold together."""
+        """The size of one collective as nccl-tests defines it: the sum over the ranks' parts."""
         return self.sequence * self.hidden * ITEM_BYTES[self.precision]
 
     def part_flops(self, ranks: int) -> int:
         """One matmul on one rank: 2·M·N·K."""
         return 2 * self.sequence * self.hidden * (self.hidden // ranks)
-
-
-def busbw_factor(ranks: int) -> float:
-    """From algbw to busbw for all_gather and reduce_scatter (nccl-tests): the share that crosses a link."""
-    return (ranks - 1) / ranks

@@ -1,15 +1,16 @@
-"""Run the block and turn every rank's times into one report, the same on every rank."""
+"""Run the block and combine the times of all ranks into one report, the same on every rank."""
 
 from __future__ import annotations
 
+import os
 import platform
 import time
 from collections.abc import Callable
 from typing import Any
 
+from rankscope.bench.ranks.world import World, has_slow_path
 from rankscope.bench.seqpar.block import Block
-from rankscope.bench.seqpar.config import COLLECTIVES, PARTS, Config, busbw_factor
-from rankscope.bench.seqpar.peaks import peak_tflops
+from rankscope.bench.seqpar.config import COLLECTIVES, CPU_SIZES, GPU_SIZES, PARTS, SLOW_CPU_SIZES, Config
 from rankscope.bench.seqpar.reference import (
     TOLERANCE,
     TOLERANCE_TF32,
@@ -18,22 +19,27 @@ from rankscope.bench.seqpar.reference import (
     sample_rows,
 )
 from rankscope.bench.seqpar.stopwatch import Stopwatch
-from rankscope.bench.seqpar.world import World
+from rankscope.capture.job_name import name_run
+from rankscope.capture.schedule import Schedule
+from rankscope.collective_kinds import bus_factor
+from rankscope.devices import peak_tflops
 from rankscope.errors import RankscopeError
 from rankscope.host import usable_cores
-from rankscope.inapp.current_engine import mark_step
+from rankscope.inapp.engine import mark_step
+from rankscope.inapp.profiler import profile
 
 FORMAT = 1
+_PROFILE_WARMUP, _PROFILE_ACTIVE = 2, 3
 Report = dict[str, Any]
 Form = Callable[[Stopwatch], None]
 
 
 class WrongResultError(RankscopeError):
-    """The ranks' result is not that of the reference; every rank raises it together."""
+    """The result of a rank differs from the reference. All ranks raise it."""
 
 
 def measure(config: Config, world: World) -> Report:
-    """The whole benchmark on this rank. Raises on every rank when the result of any is wrong."""
+    """Run the whole benchmark on this rank. Raises WrongResultError on all ranks if any result is wrong."""
     config.check(world.size)
     block = Block(config, world)
     watch = Stopwatch(world.device)
@@ -51,20 +57,34 @@ def measure(config: Config, world: World) -> Report:
     return report
 
 
-def iterate(config: Config, world: World, count: int, after_each: Callable[[], None]) -> None:
-    """Some more iterations that nobody times: the ones a profiler looks at."""
+def default_sizes(world: World, precision: str) -> tuple[tuple[int, int], list[str]]:
+    """The default (sequence, hidden) for this device, and notes for the report."""
+    if world.device.type != "cpu":
+        return GPU_SIZES, []
+    if has_slow_path(world.device, precision):
+        return SLOW_CPU_SIZES, [
+            f"This CPU has no {precision} instructions: the times are of torch's slow path."
+        ]
+    return CPU_SIZES, []
+
+
+def profile_iterations(config: Config, world: World, output: str | None) -> None:
+    """Record extra iterations with torch's profiler, after the timed ones, which must run undisturbed."""
+    folder, _ = name_run(os.environ, world.identity, ["seqpar"], output, None)
+    schedule = Schedule(0, 0, _PROFILE_WARMUP, _PROFILE_ACTIVE, 1)
     block = Block(config, world)
     watch = Stopwatch(world.device)
     form = block.overlapped if config.chunks else block.synchronous
-    world.barrier()
-    for _ in range(count):
-        form(watch)
-        after_each()
-    world.synchronize()
+    with profile(folder, schedule=schedule, handlers=(), region=None, record_shapes=True) as profiler:
+        world.barrier()
+        for _ in range(_PROFILE_WARMUP + _PROFILE_ACTIVE):
+            form(watch)
+            profiler.step()
+        world.synchronize()
 
 
 def _timed(form: Form, config: Config, world: World, watch: Stopwatch) -> tuple[int, list[list[int]]]:
-    """Warm up, meet, run. The barrier keeps start-up skew out of the first all-gather."""
+    """Warm up, then time the loop. The barrier keeps start-up skew out of the first all-gather."""
     for _ in range(config.warmup):
         form(watch)
         mark_step()
@@ -138,20 +158,20 @@ def _described(config: Config, world: World) -> dict[str, Any]:
 
 
 def _part(name: str, times: list[list[int]], config: Config, world: World) -> dict[str, Any]:
-    """One part over all ranks. All ranks leave a collective together, so its transfer is what the last one to
-    come needed; a matmul is every rank's own.
+    """One part over all ranks. All ranks leave a collective together, so the shortest time over the ranks, that
+    of the last one to arrive, is the transfer without waiting.
     """
     if name in COLLECTIVES:
         p50 = median([min(one) for one in zip(*times, strict=True)])
         size = config.part_bytes()
-        algbw = size / p50  # bytes a nanosecond are GB/s
+        algbw = size / p50  # bytes per nanosecond = GB/s
         return {
             "name": name,
             "kind": "collective",
             "bytes": size,
             "p50_ns": p50,
             "algbw_gb_s": algbw,
-            "busbw_gb_s": algbw * busbw_factor(world.size),
+            "busbw_gb_s": algbw * (bus_factor("all_gather", world.size) or 0),
         }
     p50 = median([value for rank in times for value in rank])
     flops = config.part_flops(world.size)
@@ -185,12 +205,12 @@ def _checked(config: Config, world: World, error: float) -> dict[str, Any]:
 
     worst = max(float(part) for part in world.gather(torch.tensor([error], dtype=torch.float64)))
     tolerance = TOLERANCE_TF32 if _tf32(world) else TOLERANCE[config.precision]
-    if not worst <= tolerance:  # not 'worst > tolerance': NaN must fail too
+    if not worst <= tolerance:  # NaN must fail too
         raise WrongResultError(
             "the result is wrong",
             why=f"It differs from the single-process reference by {worst:.2g} (relative); "
             f"{tolerance:g} is allowed for {config.precision}.",
-            hint=f"The times mean nothing. Try another --backend ({world.backend} was used) or torch.",
+            hint=f"The times are meaningless. Try another --backend ({world.backend} was used) or torch.",
         )
     return {
         "relative_error": worst,

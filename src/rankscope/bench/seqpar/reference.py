@@ -1,4 +1,4 @@
-"""The same block in one process, without any communication: what the ranks' result is held against."""
+"""The reference result: the same block in one process, without communication."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from typing import Any
 from rankscope.bench.seqpar.block import tensors
 from rankscope.bench.seqpar.config import Config
 
-# Relative error of the result's norm. A wrong order of ranks or a lost term gives about 1.
+# Allowed relative error. A wrong order of ranks or a missing term gives about 1.
 TOLERANCE = {"float32": 1e-4, "bfloat16": 3e-2}
 TOLERANCE_TF32 = 5e-3
 _ROWS = 16
 
 
 def sample_rows(config: Config, ranks: int) -> list[int]:
-    """Rows of a rank's output that are checked: from its first to its last, at most so many."""
+    """The rows of a rank's output that are checked: evenly spaced from the first to the last, at most 16."""
     rows = config.sequence // ranks
     count = min(rows, _ROWS)
     return sorted({round(index * (rows - 1) / max(count - 1, 1)) for index in range(count)})
 
 
 def reference_rows(config: Config, rank: int, ranks: int) -> Any:
-    """Those rows of this rank's output, in float64: X·W1ᵀ·W2ᵀ with the whole weights."""
+    """The sampled rows of this rank's output, in float64: X·W1ᵀ·W2ᵀ with the full weights."""
     import torch
 
     inputs, _, _ = tensors(config, rank, ranks)
@@ -34,6 +34,6 @@ def reference_rows(config: Config, rank: int, ranks: int) -> Any:
 
 
 def relative_error(output: Any, reference: Any, rows: list[int]) -> float:
-    """Of a rank's output (S/W,1,H), by the Frobenius norm over the checked rows."""
+    """Of a rank's output (S/W,1,H): Frobenius norm over the sampled rows."""
     found = output[rows, 0].double().cpu()
     return float((found - reference).norm() / reference.norm())

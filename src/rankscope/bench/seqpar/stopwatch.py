@@ -1,4 +1,4 @@
-"""Times between marks: by the host's clock on a CPU, by the device's own events on a GPU."""
+"""Times of parts: by the host clock on a CPU, by device events on a GPU."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 
 
 class Stopwatch:
-    """``start``, then a ``lap`` after each part, once an iteration; ``laps`` when all is done.
+    """In each iteration, ``start`` and then a ``lap`` after each part; ``laps`` after the loop.
 
-    On a GPU nothing is waited for while the loop runs: events are queued, and read at the end.
+    On a GPU the events are queued and read after the loop, so nothing waits inside it.
     """
 
     def __init__(self, device: Any) -> None:
@@ -27,7 +27,7 @@ class Stopwatch:
         self._rows.clear()
 
     def laps(self) -> list[list[int]]:
-        """Nanoseconds of each part, one list for each iteration. The device must have finished."""
+        """Nanoseconds of each part, one list per iteration. The device must be idle."""
         return [[self._between(begin, end) for begin, end in pairwise(row)] for row in self._rows]
 
     def _mark(self) -> Any:

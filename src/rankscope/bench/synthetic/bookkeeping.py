@@ -1,7 +1,7 @@
-"""The answers of one file, added up while it is written: where the GPU's time went, kernel by kernel.
+"""The answers of one file, summed while it is written: GPU time by kernel, copy and collective.
 
-The compute stream runs one thing at a time, so kernels and copies never overlap each other; only the
-collectives, on their own streams, overlap with them. That makes every figure a sum.
+The compute stream runs one kernel or copy at a time; only collectives, on their own streams, overlap with them.
+So every figure is a sum.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from rankscope.bench.synthetic.template import Integers
 
 
 def merged(intervals: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The union of some intervals, as disjoint ones in order."""
+    """The union of intervals, as disjoint intervals in order."""
     union: list[tuple[int, int]] = []
     for start, end in sorted(intervals):
         if union and start <= union[-1][1]:
@@ -28,7 +28,7 @@ def merged(intervals: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def _covered_before(times: Integers, start: Integers, end: Integers) -> Integers:
-    """For each time, how much of the disjoint, sorted intervals lies before it."""
+    """For each time, how much of the disjoint, sorted intervals is before it."""
     total = np.concatenate(([0], np.cumsum(end - start)))
     index = np.searchsorted(start, times, side="right")
     unfinished = np.where(index > 0, np.maximum(end[index - 1] - times, 0), 0)
@@ -60,7 +60,7 @@ class StepBook:
         self.last_ns = max(last, self.last_ns)
 
     def add(self, start: Integers, end: Integers, *, is_compute: bool) -> None:
-        """Count intervals of the compute stream, in order and not before counted."""
+        """Add intervals of the compute stream, in order, each once."""
         if not len(start):
             return
         self._reach(int(start[0]), int(end[-1]))
@@ -90,7 +90,7 @@ def breakdown(step: int | None, books: Sequence[StepBook]) -> dict[str, Any]:
     overlap = sum(book.overlap_ns for book in books)
     copy_overlap = sum(book.copy_overlap_ns for book in books)
     exposed_comm, exposed_copy = comm - overlap, copy - copy_overlap
-    # A copy that runs under a collective counts as communication: exposed_comm already has that time.
+    # A copy that runs during a collective counts as communication: exposed_comm includes that time.
     return {
         "step": step,
         "span_ns": span,
@@ -107,7 +107,7 @@ def breakdown(step: int | None, books: Sequence[StepBook]) -> dict[str, Any]:
 
 @dataclass
 class RankBook:
-    """All of one rank's file."""
+    """The answers of one rank's file."""
 
     steps: list[StepBook] = field(default_factory=list)
     windows: list[dict[str, int]] = field(default_factory=list)

@@ -1,6 +1,6 @@
-"""The damage that trace files have in the wild: what there is, and what can go together.
+"""Damage that occurs in real trace files: the catalogue, and which defects can be combined.
 
-Doing it is the business of event_damage and file_damage.
+event_damage and file_damage apply it.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class Kind:
 
     what: str
     scope: str
-    """event (some events change), cut (the end is missing), file (all of it changes), name (its name or
-    number does)."""
+    """event (some events change), cut (the end is missing), file (all of it changes), name (the file's name or
+    rank changes)."""
 
 
 CATALOGUE = {
@@ -75,7 +75,7 @@ def parse_defect(text: str) -> Defect:
 
 
 def check_combination(defects: Iterable[Defect]) -> None:
-    """A file that is replaced as a whole, or cut, keeps no room for a second defect of that sort."""
+    """Refuse a second defect on a file that is replaced as a whole, and cutting or renaming a file twice."""
     by_rank: dict[int, list[str]] = {}
     for defect in defects:
         by_rank.setdefault(defect.rank, []).append(defect.name)
@@ -92,6 +92,6 @@ def check_combination(defects: Iterable[Defect]) -> None:
 
 
 def in_order(defects: Sequence[Defect]) -> list[Defect]:
-    """Events first, then what needs them whole, then the cut, then the name."""
+    """Events first, then whole files, then the cut, then the name."""
     order = ("event", "file", "cut", "name")
     return sorted(defects, key=lambda defect: order.index(CATALOGUE[defect.name].scope))

@@ -11,7 +11,7 @@ from rankscope.bench.synthetic.trace_bytes import EventBytes, rewrite
 from rankscope.bench.synthetic.tree_compiler import COMPUTE_STREAM
 
 MOST_DAMAGED = 20
-"""Spread over the file: enough to be found, few enough to be listed."""
+"""Damaged events per file, spread over it; truth.json lists them."""
 _OP = b'    "ph": "X", "cat": "cpu_op"'
 _KERNEL = b'    "ph": "X", "cat": "kernel"'
 _ON_COMPUTE_STREAM = f'"tid": {COMPUTE_STREAM},'.encode()
@@ -31,7 +31,7 @@ _FIELDS = {
 }
 
 Edit = Callable[[bytes, int], tuple[bytes, str]]
-"""An event and its turn among the damaged ones; returns the new event and what was done."""
+"""(event, its number among the damaged ones) -> (new event, description of the change)."""
 
 
 def _into_name(*insertions: bytes) -> Edit:
@@ -79,7 +79,7 @@ _EDITS: dict[str, tuple[bytes, Edit]] = {
 
 
 class _Damage:
-    """One defect on its way through a file: which events it takes, and what it did to them."""
+    """One defect applied to a file: selects the events and notes the changes."""
 
     def __init__(self, path: Path, wanted: Callable[[bytes], bool]) -> None:
         self.wanted = wanted
@@ -101,7 +101,7 @@ class _Damage:
 
 
 def damage_events(path: Path, defect: str) -> list[dict[str, Any]]:
-    """Do one defect to a file; returns the events it changed, numbered as in the file before."""
+    """Apply one defect; returns the changed events, numbered as in the original file."""
     if defect == "overlapping":
         damage = _Damage(path, lambda event: event.startswith(_KERNEL) and _ON_COMPUTE_STREAM in event)
         rewrite(path, path, lambda events: _overlapping(events, damage))
@@ -132,7 +132,7 @@ def _nanoseconds(pattern: re.Pattern[bytes], event: bytes) -> int:
 
 
 def _overlapping(events: Iterator[bytes], damage: _Damage) -> Iterator[bytes]:
-    """A picked kernel is held back until the next one of its stream is seen, and made to end inside it."""
+    """Hold a picked kernel back until the next one of its stream, and make it end inside that one."""
     held: list[bytes] = []
     held_index = 0
     for index, event in enumerate(events):
@@ -154,7 +154,7 @@ def _overlapping(events: Iterator[bytes], damage: _Damage) -> Iterator[bytes]:
 
 
 def _without_launch(events: Iterator[bytes], damage: _Damage) -> Iterator[bytes]:
-    """Kineto writes a kernel before its launch, so one pass knows what to leave out."""
+    """Leave out the launches of picked kernels. Kineto writes a kernel before its launch: one pass is enough."""
     orphans: set[bytes] = set()
     for index, event in enumerate(events):
         if damage.takes(event):

@@ -1,4 +1,4 @@
-"""Defects of whole files: another layout or content, an end that is missing, a name that says nothing."""
+"""Defects of whole files: another layout or content, a missing end, a name without a rank."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rankscope.bench.synthetic.kineto_text import SEPARATOR
 from rankscope.bench.synthetic.trace_bytes import EventBytes, is_gzip, open_bytes, replace_with, rewrite
 
 _KEPT_PERCENT = 60
-_HEAD_BYTES, _TAIL_BYTES = 1 << 16, 1 << 10  # the header and the last lines fit in
+_HEAD_BYTES, _TAIL_BYTES = 1 << 16, 1 << 10  # enough for the header and the last lines
 _TRACEBACK = b"""Traceback (most recent call last):
   File "train.py", line 88, in train_step
     loss.backward()
@@ -29,7 +29,7 @@ _OTHER_JSON = (
 
 
 def damage(path: Path, defect: Defect) -> tuple[Path, dict[str, Any]]:
-    """Do one defect; returns where the file is now, and what was done in truth.json's words."""
+    """Apply one defect; returns the path of the damaged file and its record for truth.json."""
     kind = CATALOGUE[defect.name]
     record: dict[str, Any] = {"name": defect.name, "rank": defect.rank, "what": kind.what}
     if kind.scope == "event":
@@ -44,7 +44,7 @@ def damage(path: Path, defect: Defect) -> tuple[Path, dict[str, Any]]:
         path, facts = _truncate_gzip(path)
         record |= facts
     elif defect.name == "no-rank":
-        path = _take_rank_away(path)
+        path = _remove_rank(path)
         record["damaged"] = 0
     else:
         second = path.with_name(path.name.replace(".pt.trace", ".again.pt.trace"))
@@ -82,7 +82,7 @@ def _truncate_gzip(path: Path) -> tuple[Path, dict[str, Any]]:
 
 
 def _events_in_broken_gzip(path: Path) -> int:
-    """How many whole events the compressed bytes still give."""
+    """How many whole events can still be decompressed."""
     unpack, separator = zlib.decompressobj(wbits=31), SEPARATOR.encode()
     count, rest = 0, b""
     with path.open("rb") as raw:
@@ -93,8 +93,8 @@ def _events_in_broken_gzip(path: Path) -> int:
     return count
 
 
-def _take_rank_away(path: Path) -> Path:
-    """No distributedInfo, and a name that tells nothing."""
+def _remove_rank(path: Path) -> Path:
+    """Remove distributedInfo, and rename the file to one without a rank."""
     ending = ".pt.trace.json.gz" if is_gzip(path) else ".pt.trace.json"
     with open_bytes(path) as stream:
         identity = re.search(rb'"trace_id": "([0-9A-F]{8})', stream.read(_HEAD_BYTES))
@@ -114,7 +114,7 @@ def _take_rank_away(path: Path) -> Path:
 
 
 def _one_line(path: Path) -> Iterator[bytes]:
-    """As json.dump(trace, file) would write it, without ever holding the trace."""
+    """As json.dump(trace, file) would write it, without loading the whole trace."""
     events = EventBytes(path)
     for index, event in enumerate(events):
         yield b", " if index else json.dumps(events.before())[:-1].encode() + b', "traceEvents": ['

@@ -1,10 +1,4 @@
-"""Synthetic multi-rank traces in Kineto's exact text, whose every answer is known beforehand.
-
-    plan = Plan(ranks=8, events_per_rank=50_000, steps=6, straggler=Straggler(2, "compute", 5_000_000))
-    truth = write(plan, Path("run"))
-
-writes run/rank-00000-of-00008.pt.trace.json … and run/truth.json, and returns what is in the latter.
-"""
+"""Write the files of a plan: run/rank-00000-of-00008.pt.trace.json … and run/truth.json."""
 
 from __future__ import annotations
 
@@ -34,11 +28,11 @@ def write(
 ) -> Truth:
     """Write a plan's files and truth.json into folder, and return the truth.
 
-    progress is called with the number of bytes of text each piece added. A folder that holds anything is
-    refused unless force is given; then the files of an earlier plan there are removed first. If anything
-    goes wrong, nothing of this plan is left behind.
+    ``progress`` is called with the bytes of text that each piece added. A folder that is not empty is refused
+    unless ``force`` is given; then the files of an earlier plan in it are removed first. After an error, none of
+    the new files is left.
     """
-    load = workload.build(plan)  # what is wrong with the plan shows before anything is touched
+    load = workload.build(plan)  # errors in the plan are raised before any file is touched
     try:
         folder.mkdir(parents=True, exist_ok=True)
         _make_room(folder, force=force)
@@ -47,7 +41,7 @@ def write(
         raise StoreError(
             f"cannot write to {folder}",
             why=f"{error.strerror or error}.",
-            hint="Choose another folder with -o, on a disk with room",
+            hint="Choose another folder with -o, on a disk with free space",
         ) from error
 
 
@@ -61,13 +55,13 @@ def _make_room(folder: Path, *, force: bool) -> None:
     if not force:
         raise StoreError(
             f"{folder} is not empty",
-            why="Synthetic traces are never mixed with files that are already there.",
+            why="Synthetic traces are not mixed with existing files.",
             hint="Choose another folder with -o, or overwrite with -f",
         )
     try:
         listed = [str(name) for name in json.loads((folder / TRUTH_FILE).read_text())["files"]]
     except (OSError, ValueError, KeyError, TypeError):
-        return  # no earlier plan: files of the same name are replaced, others are not ours to remove
+        return  # no earlier plan: files of the same name are replaced, others are kept
     for name in listed:
         if name.endswith(_ENDINGS):
             (folder / Path(name).name).unlink(missing_ok=True)
@@ -96,7 +90,7 @@ def _write(timeline: Timeline, folder: Path, progress: Callable[[int], None] | N
         for path in written:
             path.unlink(missing_ok=True)
         raise
-    answers: Truth = json.loads(text)  # what a reader of the file gets: lists, no tuples
+    answers: Truth = json.loads(text)  # as read back from the file: lists, no tuples
     return answers
 
 

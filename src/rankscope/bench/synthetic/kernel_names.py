@@ -1,4 +1,4 @@
-"""Names of real kernels, as long as they are in life: they are a large share of a trace's text."""
+"""Names of real kernels at their full length: they are a large share of a trace's text."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Kineto's text, event by event: constant pieces with slots between them.
+"""Kineto's text, event by event: constant pieces with slots for times and counters between them.
 
-Written against files of torch 2.13: the line breaks, the runs of blanks inside args and the order of the
-keys are Kineto's, because a fast reader may cut the text by them.
+Follows files of torch 2.13: line breaks, runs of blanks inside args and the order of keys are Kineto's, because a
+fast reader may depend on them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Span(NamedTuple):
 
 
 class Count(NamedTuple):
-    """A whole number that grows from block to block: an id, an index, the allocated bytes."""
+    """A counter that advances from block to block: an id, an index, the allocated bytes."""
 
     counter: str
     offset: int = 0
@@ -48,7 +48,7 @@ Event = list[Piece]
 
 
 def token(name: str) -> str:
-    """A constant that differs by rank or process group: put in when a template is bound to a rank."""
+    """A placeholder for a constant of a rank or process group; replaced when a template is bound to a rank."""
     return f"\x01{name}\x01"
 
 
@@ -68,7 +68,7 @@ def complete(
 
 
 def flow(phase: str, category: str, identity: Count, pid: str, tid: str, ts: Time) -> Event:
-    """Both ends of an arrow; Kineto binds the far end to the enclosing slice."""
+    """The start or the end of a flow; Kineto binds the end to the enclosing slice."""
     binding = ', "bp": "e"' if phase == "f" else ""
     return [
         f'  {{\n    "ph": "{phase}", "id": ',
@@ -101,7 +101,7 @@ def memory_instant(
 def op_args(
     external: Count, inputs: Sequence[Piece], sequence: Count | None, role: str, index: Count
 ) -> list[Piece]:
-    """The args of a host op; where the sequence number stands depends on who recorded the op."""
+    """The args of a host op; the place of the sequence number depends on the op's role in autograd."""
     record = '"Record function id": 0, '
     shapes: list[Piece] = [*inputs, ", "] if inputs else []
     pieces: list[Piece] = ['"External id": ', external, ","]
@@ -143,7 +143,7 @@ def copy_args(stream: str, external: Count, correlation: Count, rate: Rate) -> l
 def launch_shape(
     registers: int, shared: int, grid: tuple[int, int, int], block: tuple[int, int, int], sms: int
 ) -> str:
-    """The launch configuration of a kernel, with the figures CUPTI derives from it."""
+    """The launch configuration of a kernel, and the figures that CUPTI derives from it."""
     blocks = grid[0] * grid[1] * grid[2] / sms
     warps = blocks * -(-block[0] * block[1] * block[2] // 32)
     occupancy = min(100, int(100 * warps / 64))
@@ -197,7 +197,7 @@ def header(
 
 
 def device_synchronize(pid: int, start_ns: int, duration_ns: int, correlation: int) -> list[str]:
-    """What the profiler itself calls when it stops; it belongs to no op, hence no External id."""
+    """The profiler's own call when it stops. It belongs to no op, so it has no External id."""
     ts = microseconds(start_ns)
     return [
         f'  {{\n    "ph": "X", "cat": "cuda_runtime", "name": "cudaDeviceSynchronize", "pid": {pid}, '
@@ -233,7 +233,7 @@ def thread_metadata(ts_ns: int, pid: int, tid: int, name: str) -> list[str]:
 
 
 def closing_events(start_ns: int, duration_ns: int, end_ns: int) -> list[str]:
-    """The profiler's own span and its two marks; the last event of a file, without its closing lines."""
+    """The profiler's span and its two instants. The last event of a file; footer() closes it."""
     ts = microseconds(start_ns)
     return [
         f'  {{\n    "ph": "X", "cat": "Trace", "ts": {ts}, "dur": {microseconds(duration_ns)},\n'

@@ -1,6 +1,6 @@
-"""One layer of the model that synthetic traces show, forward and backward, as trees of work.
+"""One layer of the model in synthetic traces, forward and backward, as trees of work.
 
-It is a transformer's feed-forward half under bf16 autocast: layer norm, linear, gelu, linear, add.
+It is the feed-forward half of a transformer block under bf16 autocast: layer norm, linear, gelu, linear, add.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ FULL_UNIT = 2 * TOKENS * HIDDEN
 
 @dataclass(frozen=True)
 class Buffers:
-    """Sizes of what a layer allocates; a smaller unit keeps a very deep model within the GPU's memory."""
+    """Sizes of a layer's buffers; a smaller unit lets a very deep model fit into the GPU's memory."""
 
     unit: int
-    """Bytes of one activation: FULL_UNIT, [8192, 1024] in bf16, when there is room."""
+    """Bytes of one activation: FULL_UNIT, [8192, 1024] in bf16, if it fits."""
 
     @property
     def kept(self) -> Sequence[int]:
-        """What the forward of a layer leaves for its backward."""
+        """The buffers that forward keeps for backward."""
         unit = self.unit
         # layer norm's output, mean, rstd; first weight and input in bf16; its product; gelu's result; second
         # weight in bf16; its product; the sum with the residual
@@ -44,8 +44,8 @@ class Buffers:
     def free(self, *which: int) -> list[Memory]:
         return [Memory(nbytes=-self.kept[i], slot=i) for i in which]
 
-    def passing(self, units: int, number: int) -> tuple[Memory, Memory]:
-        """A buffer that lives within one block: its alloc and its free."""
+    def temporary(self, units: int, number: int) -> tuple[Memory, Memory]:
+        """A temporary buffer of one block: its alloc and its free."""
         nbytes, slot = units * self.unit, len(self.kept) + number
         return Memory(nbytes=nbytes, slot=slot), Memory(nbytes=-nbytes, slot=slot)
 
@@ -115,7 +115,7 @@ def _layer_norm(buffers: Buffers) -> Op:
 
 def forward_layer(buffers: Buffers) -> list[Node]:
     """One layer forward: 14 autograd nodes, eight kernels and a memset."""
-    workspace, freed = buffers.passing(1, 0)
+    workspace, freed = buffers.temporary(1, 0)
     inner = (BATCH, CONTEXT, INNER)
     first = _linear(
         INNER,
@@ -174,7 +174,7 @@ def _view_backward(sequence: int, dims: Sequence[int], to: Sequence[int]) -> Op:
 
 def _cast_backward(sequence: int, dims: Sequence[int], buffers: Buffers, ns: int, number: int) -> Op:
     whole = tensor(BFLOAT16, *dims)
-    taken, freed = buffers.passing(1, number)
+    taken, freed = buffers.temporary(1, number)
     grid = max(1, dims[0] * dims[-1] // 2048)
     copy = lib.copy_(FLOAT, BFLOAT16, dims, lib.kernel(kernel_names.COPY_FLOAT, ns, 32, grid, 128))
     given = [whole, scalar(6), scalar(0), ABSENT, ABSENT, scalar(False), ABSENT]
@@ -194,9 +194,9 @@ def _mm(rows: int, shared: int, columns: int, memory: Memory, tile: str, ns: int
 
 def _addmm_backward(sequence: int, rows: int, columns: int, buffers: Buffers, number: int) -> Op:
     """Gradients of a linear's input, weight and bias."""
-    by_input, input_freed = buffers.passing(4, number)
-    by_weight, weight_freed = buffers.passing(1, number + 1)
-    by_bias, bias_freed = buffers.passing(1, number + 2)
+    by_input, input_freed = buffers.temporary(4, number)
+    by_weight, weight_freed = buffers.temporary(1, number + 1)
+    by_bias, bias_freed = buffers.temporary(1, number + 2)
     grad = tensor(BFLOAT16, TOKENS, rows)
     total = op(
         "aten::sum",
@@ -224,7 +224,7 @@ def _transpose_backward(sequence: int, rows: int, columns: int) -> Op:
 
 def _gelu_backward(buffers: Buffers) -> Op:
     whole = tensor(BFLOAT16, BATCH, CONTEXT, INNER)
-    taken, freed = buffers.passing(4, 8)
+    taken, freed = buffers.temporary(4, 8)
     launch = lib.kernel(kernel_names.GELU_BACKWARD, 58_000, 32, 32768, 128)
     return lib.backward(
         "GeluBackward0",
@@ -238,7 +238,7 @@ def _gelu_backward(buffers: Buffers) -> Op:
 def _layer_norm_backward(buffers: Buffers) -> Op:
     whole, weight = tensor(FLOAT, BATCH, CONTEXT, HIDDEN), tensor(FLOAT, HIDDEN)
     stats = tensor(FLOAT, BATCH, CONTEXT, 1)
-    taken, freed = buffers.passing(2, 9)
+    taken, freed = buffers.temporary(2, 9)
     given = [whole, whole, scalars((HIDDEN,)), stats, stats, weight, weight, ABSENT]
     native = op(
         "aten::native_layer_norm_backward",

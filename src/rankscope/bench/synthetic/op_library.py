@@ -1,4 +1,4 @@
-"""The words synthetic work is written in: inputs of ops as record_shapes prints them, kernels, copies.
+"""Building blocks of synthetic work: ops with inputs as record_shapes prints them, kernels, copies.
 
 Names, shapes and launch configurations are those of a real GPT on an H200 (torch 2.13, bf16 autocast).
 """
@@ -59,14 +59,14 @@ def inputs(*given: Input) -> tuple[Piece, ...]:
 
 
 def op(name: str, given: Sequence[Input], *children: Node) -> Op:
-    """An op autograd knows nothing of."""
+    """An op without autograd."""
     return Op(name=[name], inputs=inputs(*given), children=children)
 
 
 def forward(
     name: str, sequence: int, given: Sequence[Input], *children: Node, flops: int = 0, arrow: bool = True
 ) -> Op:
-    """An op that leaves an autograd node; the arrow starts at the innermost op of that node."""
+    """An op that creates an autograd node; the flow starts at the innermost op of that node."""
     return Op(
         name=[name],
         inputs=inputs(*given),
@@ -81,7 +81,7 @@ def forward(
 def backward(
     name: str, sequence: int, given: Sequence[Input], *children: Node, after: Sequence[Node] = ()
 ) -> Op:
-    """An autograd node, and what the engine does with its results."""
+    """An autograd node inside the engine's op; ``after`` is what the engine does with the results."""
     node = Op(
         name=[name], inputs=inputs(*given), children=children, role="backward", sequence=sequence, arrow=True
     )
@@ -90,7 +90,7 @@ def backward(
 
 
 def accumulate_grad(*dims: int) -> Op:
-    """The last node on the way to a parameter; it has no sequence number."""
+    """The node that stores a parameter's gradient; it has no sequence number."""
     given = [tensor(FLOAT, *dims)]
     name = "torch::autograd::AccumulateGrad"
     node = op(name, given, op("aten::detach", given, op("detach", given)))

@@ -1,11 +1,11 @@
-"""A pipeline-parallel run in Kineto's format, small and exact: micro-batches go up the stages and come back.
+"""A small pipeline-parallel run in Kineto's format: micro-batches go forward through the stages, then backward.
 
     plan = PipelinePlan(stages=4, tensor=2, data=2, micro_batches=8)
     truth = write_pipeline(plan, Path("run"))
 
-Everything a rank does on its GPU follows one thing after the other: receive, compute, sum over the tensor group,
-send; at the end the gradients are summed over the data group. A send and its receive end together. The host
-launches far ahead and waits for the GPU at the end of the step. No jitter: every answer is exact.
+The GPU of a rank does one thing after another: receive, compute, all_reduce in the tensor group, send; at the end
+an all_reduce of the gradients in the data group. A send and its receive end together. The host launches far ahead
+and waits for the GPU at the end of the step. There is no jitter: every answer is exact.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ class PipelinePlan:
     backward_ns: int = 800_000
     send_ns: int = 30_000
     sum_ns: int = 60_000
-    """Of an all_reduce in the tensor group; the one of the gradients takes ten times as long."""
+    """Transfer time of an all_reduce in the tensor group; that of the gradients takes ten times as long."""
     slow_stage: int | None = None
     slow_ns: int = 0
-    """Longer by so much in every forward of that stage."""
+    """Extra time in every forward of that stage."""
     described: bool = True
-    """False: the groups have no description that says what they are for."""
+    """False: the groups have no description of their purpose."""
 
     def __post_init__(self) -> None:
         if min(self.stages, self.data, self.tensor, self.micro_batches, self.steps) < 1 or self.stages < 2:
@@ -94,7 +94,7 @@ class PipelinePlan:
 
 @dataclass
 class _Work:
-    """One thing on the GPU of a rank."""
+    """One kernel on the GPU of a rank."""
 
     what: str
     axis: str
@@ -138,15 +138,15 @@ def _program(plan: PipelinePlan, rank: int) -> list[_Work]:
     return work
 
 
-def _partners(plan: PipelinePlan, ranks: list[_Rank], rank: int, work: _Work) -> list[int]:
-    """Who must have come to the same thing before it can end."""
+def _partners(plan: PipelinePlan, rank: int, work: _Work) -> list[int]:
+    """The ranks that must have started the same work before it can end."""
     if work.axis == "compute":
         return [rank]
     return [rank, work.peer] if work.axis == "pp" else plan.group(work.axis, rank)[2]
 
 
 def _play(plan: PipelinePlan, start: list[int]) -> list[_Rank]:
-    """One step: each rank goes on until it has to wait for somebody who is not there yet."""
+    """One step: each rank runs until it must wait for a rank that has not arrived."""
     ranks = [_Rank(_program(plan, rank)) for rank in range(plan.ranks)]
     for rank, state in enumerate(ranks):
         state.launched = [start[rank] + (1 + i) * _HOST_PER_LAUNCH_NS for i in range(len(state.program))]
@@ -158,8 +158,8 @@ def _play(plan: PipelinePlan, start: list[int]) -> list[_Rank]:
                 work = state.program[state.done]
                 if work.start < 0:
                     work.start = max(state.free + _GAP_NS, state.launched[state.done] + _LATENCY_NS)
-                others = _partners(plan, ranks, rank, work)
-                found = [_same(ranks[other], work, rank) for other in others]
+                others = _partners(plan, rank, work)
+                found = [_matching(ranks[other], work, rank) for other in others]
                 if any(one is None or one.start < 0 for one in found):
                     break
                 work.end = max(one.start for one in found if one) + work.ns
@@ -167,8 +167,8 @@ def _play(plan: PipelinePlan, start: list[int]) -> list[_Rank]:
     return ranks
 
 
-def _same(state: _Rank, work: _Work, rank: int) -> _Work | None:
-    """The same thing in another rank's program: the send of a receive, or the collective's other end."""
+def _matching(state: _Rank, work: _Work, rank: int) -> _Work | None:
+    """The matching work in another rank's program: the send of a receive, or the same collective."""
     kind = {"send": "recv", "recv": "send"}.get(work.what, work.what)
     for one in state.program:
         if one is work:
@@ -179,7 +179,7 @@ def _same(state: _Rank, work: _Work, rank: int) -> _Work | None:
 
 
 def write_pipeline(plan: PipelinePlan, folder: Path) -> dict[str, Any]:
-    """Write one file a rank, and return the answers: each rank's place, and its time by step."""
+    """Write one file per rank, and return the answers: each rank's place, and its times by step."""
     folder.mkdir(parents=True, exist_ok=True)
     events: list[list[dict[str, Any]]] = [[] for _ in range(plan.ranks)]
     counters = [_Counters() for _ in range(plan.ranks)]
@@ -288,7 +288,7 @@ def _file_text(plan: PipelinePlan, rank: int, events: list[dict[str, Any]]) -> s
 
 
 def _answers(plan: PipelinePlan, ranks: list[_Rank], start: list[int], ends: list[int]) -> dict[str, Any]:
-    """What a rank's time in the step went to, by its GPU; `window` is that of its own pipeline."""
+    """The GPU time of each rank in the step; ``window`` is that of the rank's own pipeline."""
     rows = []
     for rank, state in enumerate(ranks):
         _, _, mine = plan.group("pp", rank)

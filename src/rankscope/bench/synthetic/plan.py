@@ -1,4 +1,4 @@
-"""What a synthetic run shall look like: its size, its planted faults, its clocks."""
+"""The description of a synthetic run: its size, its planted faults, its clocks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rankscope.bench.synthetic.defects import CATALOGUE, Defect, check_combinati
 from rankscope.bench.synthetic.step_work import CAUSES
 from rankscope.errors import UsageError
 
-# Beyond this a drift is no clock's, and ns times ppb would leave 64 bits within hours.
+# No real clock drifts more, and ns times ppb would overflow 64 bits within hours.
 MAX_DRIFT_PPM = 1000.0
 MAX_LEAVE_NOISE_NS = 1_000_000
 _UNIX_START_NS = 1_794_701_458_600_000_000  # when true time is 0
@@ -19,13 +19,12 @@ _BASE_TIME_NS = 1_790_857_026_000_000_000
 
 @dataclass(frozen=True)
 class Straggler:
-    """One rank that comes late to the first collective of every step."""
+    """One rank that is late to the first collective of every step."""
 
     rank: int
-    """Who comes late."""
     cause: str
-    """compute (a kernel takes longer), host (the host dawdles while the GPU idles), copy (the batch's copy
-    takes longer) or dataloader (the wait for the batch does)."""
+    """compute (a kernel takes longer), host (the host pauses while the GPU is idle), copy (the copy of the batch
+    takes longer) or dataloader (the wait for the batch takes longer)."""
     ns: int
     """By how much, in every step."""
 
@@ -45,9 +44,9 @@ class Clock:
     """How a rank's time stamps relate to true time, which is ns from the run's start."""
 
     offset_ns: int = 0
-    """By how much it is ahead at true time 0."""
+    """How far it is ahead at true time 0."""
     drift_ppb: int = 0
-    """Parts per billion by which it runs fast."""
+    """How much it runs fast, in parts per billion."""
     base_time_ns: int = _BASE_TIME_NS
     """The file's baseTimeNanoseconds: unix ns = ts * 1000 + base."""
 
@@ -72,7 +71,7 @@ class Group:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """A synthetic run. Everything in its files follows from this and nothing else."""
+    """A synthetic run. Its files depend on nothing else."""
 
     ranks: int
     """World size."""
@@ -87,13 +86,13 @@ class Plan:
     with_stack: bool = False
     """Add python_function frames."""
     straggler: Straggler | None = None
-    """The rank that comes late, if any."""
+    """The late rank, if any."""
     max_offset_ns: int = 0
     """Largest clock offset of a rank; rank 0 has none."""
     max_drift_ppm: float = 0.0
     """Largest clock drift of a rank; rank 0 has none."""
     leave_noise_ns: int = 0
-    """Each rank leaves a collective up to this much after its end, by chance."""
+    """Each rank leaves a collective up to this much after its end, at random."""
     missing: tuple[int, ...] = ()
     """Ranks that took part but whose files are not written."""
     tensor_parallel: int | None = None
@@ -101,15 +100,15 @@ class Plan:
     slower: tuple[Slower, ...] = ()
     """Kernels whose duration is multiplied."""
     step_noise_pct: float = 0.0
-    """Every step of every rank: all its kernels are longer by 0 to this much, as with a GPU's clock."""
+    """In every step of every rank, all kernels are longer by 0 to this much, as with a varying GPU clock."""
     jitter: bool = True
     """False: every kernel, call and transfer takes the same time wherever it runs."""
     latency_ns: int = 12_000
-    """Of a collective, before the first byte moves."""
+    """Latency of a collective, before its first byte moves."""
     bus_gb_s: float = 300.0
-    """How fast collectives move their bytes, as nccl-tests counts busbw; 0: at once."""
+    """busbw of collectives, as nccl-tests defines it; 0: no transfer time."""
     defects: tuple[Defect, ...] = ()
-    """Damage done to files after they were written."""
+    """Damage applied to the files after they are written."""
 
     def __post_init__(self) -> None:
         _at_least("--ranks", self.ranks, 1)
@@ -118,12 +117,12 @@ class Plan:
         if self.max_offset_ns < 0:
             raise UsageError(
                 "a clock offset cannot be negative here",
-                why="It is the largest offset of all ranks, to either side.",
+                why="It is the largest offset of any rank, in either direction.",
                 hint="Write it like --offset 2.5",
             )
         if not 0 <= self.leave_noise_ns <= MAX_LEAVE_NOISE_NS:
             raise UsageError(
-                f"ranks cannot leave a collective {self.leave_noise_ns:,} ns late by chance",
+                f"ranks cannot leave a collective {self.leave_noise_ns:,} ns late",
                 why=f"Up to {MAX_LEAVE_NOISE_NS:,} ns (1 ms) is allowed: gloo's ends spread by 0.1 to 0.7 ms.",
                 hint="Write it like --leave-noise 0.02, in milliseconds",
             )
@@ -167,7 +166,7 @@ class Plan:
             raise UsageError(
                 f"{option}: there is no rank {rank}",
                 why=f"The run has ranks 0 to {self.ranks - 1}.",
-                hint="Name one of them, or ask for more with --ranks",
+                hint="Name one of them, or give a larger --ranks",
             )
 
     def _check_speeds(self) -> None:
@@ -197,8 +196,8 @@ class Plan:
             )
         if self.straggler.ns <= 0:
             raise UsageError(
-                "a straggler must come late by more than nothing",
-                why=f"Rank {self.straggler.rank} would be like the others.",
+                "a straggler must be late by more than 0",
+                why=f"Rank {self.straggler.rank} would not differ from the others.",
                 hint="Write it like --straggler 2:compute:12, in milliseconds",
             )
 
@@ -227,15 +226,15 @@ class Plan:
         return [Group(str(1 + rows + i), "mesh_dp", everyone[i::width]) for i in range(width)]
 
     def groups_of(self, rank: int) -> list[Group]:
-        """Every process group a rank is in, the world first."""
+        """The process groups of a rank, the world first."""
         axes = ("world",) if self.tensor_parallel is None else ("world", "tensor", "data")
         return [group for axis in axes for group in self.groups(axis) if rank in group.ranks]
 
     def clocks(self) -> list[Clock]:
-        """Offsets and drifts, spread over the ranks; the largest is reached, and rank 0 is the reference."""
+        """Random offsets and drifts. Rank 0 is the reference; one rank has the largest value."""
         offsets = self._spread(self.max_offset_ns, "offset")
         drifts = self._spread(round(self.max_drift_ppm * 1000), "drift")
-        # Ranks started at different times have different bases: ts alone never compares across files.
+        # As for ranks that start at different times: ts alone is not comparable across files.
         return [
             Clock(offset_ns=offset, drift_ppb=drift, base_time_ns=_BASE_TIME_NS + rank * 1_000_000_000)
             for rank, (offset, drift) in enumerate(zip(offsets, drifts, strict=True))

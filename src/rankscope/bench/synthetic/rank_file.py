@@ -1,7 +1,6 @@
 """One rank's file, in Kineto's order: per thread its ops, then its allocations; then the GPU; then names.
 
-Every section walks the whole timeline anew. That costs some arithmetic and keeps memory constant, however
-long the trace is.
+Every section goes through the whole timeline again: more arithmetic, but memory does not grow with the trace.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ _HOST_SECTIONS = (
 
 
 class RankFile:
-    """Writes the file of one rank and keeps its books."""
+    """Writes the file of one rank and collects its answers."""
 
     def __init__(self, timeline: Timeline, rank: int, file_name: str) -> None:
         self.timeline, self.rank, self.file_name = timeline, rank, file_name
@@ -41,7 +40,7 @@ class RankFile:
         self._bound = self._bind_templates()
 
     def pieces(self) -> Iterator[str]:
-        """The text, in pieces of a few megabytes at most. The books are complete when it ends."""
+        """The text, in pieces of a few megabytes at most. ``book`` is complete at the end."""
         yield rank_identity.header(self.identity, self.clock.base_time_ns, with_stack=self.plan.with_stack)
         for section, thread in _HOST_SECTIONS:
             at_ops = section == "ops" and thread == MAIN
@@ -52,7 +51,7 @@ class RankFile:
         yield self._tail()
 
     def _bind_templates(self) -> dict[tuple[str, str], Template]:
-        """Templates by name and axis, with this rank's process, device and groups written in."""
+        """Templates by name and axis, bound to this rank's process, device and groups."""
         own = self.identity.tokens()
         bound = {}
         for part in (part for parts in self.workload.steps for part in parts):
@@ -100,7 +99,7 @@ class RankFile:
         return bases
 
     def _points(self, step: int, part: Part, template: Template, chunk: Chunk) -> Integers:
-        """All points a template may ask for, in its order, as this rank's clock shows them."""
+        """All points of a template, in its order, in this rank's recorded time."""
         times, rank = self.timeline.steps[step], self.rank
         columns = [chunk.host, chunk.gpu_start, chunk.gpu_end]
         for name in template.given:
@@ -150,7 +149,7 @@ class RankFile:
             self.book.count(name, category, len(start), total)
 
     def _note_window(self, step: int, part: Part, template: Template, chunk: Chunk) -> None:
-        """The ProfilerStep annotation opens inside the prologue and closes with the step."""
+        """The ProfilerStep annotation begins inside the prologue and ends with the step."""
         if template.step_point >= 0:
             window = (chunk.host[0, template.step_point], self.timeline.steps[step].step_end[self.rank])
             start, end = recorded(self.clock, np.array(window, dtype=np.int64)).tolist()

@@ -1,4 +1,4 @@
-"""Who a rank is in its file: process, threads, device, groups; the header and the tail that say so."""
+"""The identity of a rank in its file: process, threads, device, groups; and the header and tail that hold it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rankscope.bench.synthetic.plan import Group, Plan
 from rankscope.bench.synthetic.tree_compiler import COMPUTE_STREAM
 
 GPUS_PER_NODE = 8
-# NCCL runs each process group on a stream of its own; world and data never meet in one plan.
+# NCCL runs each process group on its own stream. No plan has both world and data groups.
 STREAMS = {"world": 20, "data": 20, "tensor": 24}
 _SYNCHRONIZE_NS = 41_000
 
@@ -52,7 +52,7 @@ def identity_of(plan: Plan, rank: int) -> Identity:
 
 
 def group_tokens(group: Group, axis: str, rank: int, metadata_name: str, dtype: str) -> dict[str, str]:
-    """What a collective's text says about its process group."""
+    """The placeholders of a collective's process group."""
     return {
         "stream": str(STREAMS[axis]),
         "collective": metadata_name,
@@ -90,7 +90,7 @@ def header(identity: Identity, base_time_ns: int, *, with_stack: bool) -> str:
 
 
 def tail_events(identity: Identity, *, start_ns: int, end_ns: int, correlation: int) -> list[str]:
-    """The profiler's last call, the names of processes, threads and streams, and its closing marks."""
+    """The profiler's last call, the names of processes, threads and streams, and the closing events."""
     pid, device = identity.pid, identity.device
     events = text.device_synchronize(pid, end_ns, _SYNCHRONIZE_NS, correlation)
     events += text.process_metadata(start_ns, pid, "CPU", pid)

@@ -1,4 +1,4 @@
-"""What stands around the layers in a training step: data, loss, collectives, optimizer, and the sync."""
+"""The parts of a training step around the layers: data, loss, collectives, optimizer, synchronization."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rankscope.bench.synthetic.op_library import ABSENT, BFLOAT16, FLOAT, LONG, 
 from rankscope.bench.synthetic.work_tree import Call, CollectiveLaunch, Frame, Memory, Node, Op, Pause
 
 VOCABULARY = 32000
-# Labels of what a plan makes longer on a straggler, one per cause.
+# Labels of the work that a plan makes longer on a straggler, one per cause.
 DATALOADER, HOST, COPY, COMPUTE = "dataloader", "host", "copy", "compute"
 CAUSES = (COMPUTE, HOST, COPY, DATALOADER)
 DATALOADER_NS, HOST_GAP_NS, COPY_NS, COPY_BYTES = 2_000_000, 350_000, 60_000, 3_145_728
@@ -24,7 +24,7 @@ def _annotation(name: str, *children: Node, on_gpu: bool = False) -> Op:
 
 
 def prologue() -> list[Node]:
-    """The step opens: wait for data, copy it to the GPU, dawdle on the host, look up the embeddings."""
+    """The beginning of a step: wait for data, copy it to the GPU, a host pause, look up the embeddings."""
     batch = tensor(LONG, BATCH, CONTEXT + 1)
     given = [batch, scalar(4), scalar(0), ABSENT, ABSENT, scalar(True), ABSENT]
     taken = Memory(nbytes=COPY_BYTES, slot=_BATCH_SLOT)
@@ -90,7 +90,7 @@ def loss() -> list[Node]:
 
 
 def epilogue() -> list[Node]:
-    """The optimizer's phase, and loss.item(), which waits until the GPU has nothing left to do."""
+    """The optimizer, and loss.item(), which waits until the GPU is idle."""
     lists = [lib.Input("TensorList", "[]", "[]", "")]
     adam = [lib.kernel(kernel_names.ADAM, 160_000, 60, 320, 512) for _ in range(3)]
     optimizer = _annotation(
@@ -123,13 +123,13 @@ def epilogue() -> list[Node]:
 
 
 def filler() -> list[Node]:
-    """One op that fills a file up to the number of events asked for."""
+    """One op, repeated to reach the requested number of events."""
     return [op("aten::detach", [tensor(FLOAT, HIDDEN)])]
 
 
 @dataclass(frozen=True, kw_only=True)
 class CollectiveKind:
-    """How one kind of collective is spelt by c10d, by NCCL and in the metadata."""
+    """The names of one kind of collective in c10d, in NCCL and in the metadata."""
 
     kind: str
     op: str
@@ -174,7 +174,7 @@ ALL_REDUCE = CollectiveKind(
 
 
 def _flat_input(kind: CollectiveKind, scalars: int) -> tuple[Piece, ...]:
-    """One flat tensor of the collective's length, and some scalars behind it."""
+    """The inputs: one flat tensor of the collective's length, then scalars."""
     values, types = ', ""' * scalars, ', "Scalar"' * scalars
     empty = ", []" * scalars
     return (

@@ -1,7 +1,7 @@
 """The text of a block of work as one %-template, which numpy fills for many blocks at once.
 
-A block is a row of host points (moments in time order) and, for each section of the file, one format string
-with the points, spans and counters it wants. Trees of work are made into templates by tree_compiler.
+A block is a row of host points (moments in time order) and, for each section of the file, one format string with
+its points, spans and counters. tree_compiler makes templates from trees of work.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Section:
     """By name, rows: column, offset."""
     events: int
     indexed: int
-    """How many of its events carry an Ev Idx."""
+    """How many of its events have an Ev Idx."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,20 +54,20 @@ class Template:
     """Host point that ends each labelled pause."""
     gpu_labels: Mapping[str, int]
     step_point: int
-    """Host point at which an annotation opens that ends with the step, or -1."""
+    """Host point at which an annotation begins that ends with the step, or -1."""
     sync_point: int
-    """Host point that waits until the GPU has drained, or -1."""
+    """Host point that waits until the GPU is idle, or -1."""
     collective_point: int
     """Host point at which the NCCL kernel is launched, or -1."""
     strides: Mapping[str, int]
-    """How far each counter moves from one block to the next."""
+    """How far each counter advances from one block to the next."""
     memory: Integers
     """Rows: host point, bytes allocated by the block so far."""
     flops: Mapping[str, int]
     phases: Mapping[str, int]
     """Events of one block by ph."""
     given: tuple[str, ...]
-    """Points that come from outside, in the order in which they are appended."""
+    """Names of points that are not computed within the block, in the order in which they are appended."""
 
     @property
     def events(self) -> int:
@@ -78,7 +78,7 @@ class Template:
         return np.array([category == "kernel" for category in self.gpu_categories], dtype=bool)
 
     def bound(self, tokens: Mapping[str, str]) -> Template:
-        """The template of one rank: its process, threads, device and groups written in."""
+        """The template with the placeholders of one rank replaced."""
         sections = {}
         for name, section in self.sections.items():
             form = section.form
@@ -89,7 +89,7 @@ class Template:
 
 
 def render(section: Section, points: Integers, bases: Mapping[str, int], strides: Mapping[str, int]) -> str:
-    """The text of len(points) blocks: row by row through the section's format string."""
+    """The text of len(points) blocks: each row formatted with the section's format string."""
     blocks = np.arange(len(points), dtype=np.int64)[:, None]
     cells = np.empty((len(points), section.columns), dtype=np.int64)
     columns, at, shift = section.times

@@ -1,8 +1,8 @@
-"""When everything happens, in whole nanoseconds of true time.
+"""The times of all events, in whole nanoseconds of true time.
 
-The host runs through a step without looking back; the GPU starts each kernel when the one before it has
-ended and its launch has arrived; a collective ends for all its ranks together, one transfer after the last
-of them has come. All ranks are played part by part, so every answer is exact before a byte is written.
+The host runs through a step without waiting for the GPU until its end. The GPU starts each kernel when the previous
+one has ended and its launch has arrived. A collective ends for all its ranks together, one transfer after the last
+rank has arrived. All ranks are simulated part by part, so every answer is exact before anything is written.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ _WAKE_NS = 1_500
 _SYNC_RETURN_NS = 3_000
 _BETWEEN_STEPS_NS = 45_000
 _BLOCKS_AT_ONCE = 48
-_STEP_NOISE = 0xFFFF_FFFE  # in a seed: not the jitter of a part
-_LEAVING = 0xFFFF_0000  # in a seed: how late each rank leaves; groups count from 1
-_ALL_RANKS = 0xFFFF_FFFF  # in a seed: this jitter is the group's, not one rank's
+_STEP_NOISE = 0xFFFF_FFFE  # in a seed key: the noise of a step
+_LEAVING = 0xFFFF_0000  # in a seed key: how late each rank leaves (group numbers begin at 1)
+_ALL_RANKS = 0xFFFF_FFFF  # in a seed key: in place of a rank, for values that all ranks share
 
 
 class Chunk(NamedTuple):
-    """Some blocks of a part: one row a block, times in ns."""
+    """Some blocks of a part: one row per block, times in ns."""
 
     first_block: int
     host: Integers
@@ -41,10 +41,10 @@ class Chunk(NamedTuple):
 
 
 class Tempo(NamedTuple):
-    """What a plan changes about the pace of a rank in a step."""
+    """How a plan changes the speed of a rank in a step."""
 
     delays: Mapping[str, int]
-    """Longer by so many ns, by label."""
+    """Extra ns by label."""
     work: npt.NDArray[np.float64] | None
     """Factor of each launch's GPU work; None where all are 1."""
     jitter: bool
@@ -52,14 +52,14 @@ class Tempo(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class StepTimes:
-    """What the ranks must know of each other, and where each part of a step starts."""
+    """The times that ranks share, and where each part of a step starts."""
 
     host: Integers
     """[part, rank]: the host reaches the part."""
     gpu_free: Integers
-    """[part, rank]: the compute stream has ended the part before."""
+    """[part, rank]: the compute stream has ended the previous part."""
     gpu_floor: Integers
-    """[part, rank]: no kernel of the part may start earlier (it waits for collectives)."""
+    """[part, rank]: the earliest start of the part's kernels, which wait for collectives."""
     collective_start: Integers
     """[ordinal, rank]: the rank arrives."""
     collective_end: Integers
@@ -73,13 +73,13 @@ class StepTimes:
 
 
 def recorded(clock: Clock, true_ns: Integers) -> Integers:
-    """Time stamps in ns as the rank's clock writes them."""
+    """True times as the rank's clock records them, in ns."""
     drift = true_ns * clock.drift_ppb // 1_000_000_000 if clock.drift_ppb else 0
     return true_ns + (clock.zero_ns + drift)
 
 
 def _jitter(count: int, *key: int) -> npt.NDArray[np.uint8]:
-    """Bytes that follow from the key alone, the same with every numpy."""
+    """Random bytes that depend only on the key, the same in every numpy version."""
     source = np.random.PCG64(np.random.SeedSequence(key))
     return source.random_raw(-(-count // 8)).view(np.uint8)[:count]
 
@@ -93,7 +93,7 @@ def _play(
     gpu_floor_ns: int,
     tempo: Tempo,
 ) -> Iterator[Chunk]:
-    """Run some blocks, a bounded number at a time."""
+    """Simulate some blocks, a bounded number at a time."""
     points, launches = len(template.increments), len(template.gpu_ns)
     for first in range(0, blocks, _BLOCKS_AT_ONCE):
         count = min(_BLOCKS_AT_ONCE, blocks - first)
@@ -116,7 +116,7 @@ def _play(
         if launches:
             gpu_free_ns, gpu_floor_ns = int(end[-1, -1]), 0
         if template.sync_point >= 0:
-            # Everything launched before the sync; what follows on the host moves with its end.
+            # The sync waits for everything launched before it; the host events that follow are shifted.
             late = gpu_free_ns + _SYNC_RETURN_NS - int(host[0, template.sync_point])
             host[0, template.sync_point :] += max(0, late)
         host_ns = int(host[-1, -1])
@@ -124,12 +124,12 @@ def _play(
 
 
 def _stretched(shortest: Integers, jitter: npt.NDArray[np.uint8], shift: int) -> Integers:
-    """Durations with jitter: up to a fourth longer for shift 10, an eighth for 11."""
+    """Durations with jitter: up to 1/4 longer for shift 10, 1/8 for 11."""
     return shortest + ((shortest * jitter) >> shift)
 
 
 def _queue(launched: Integers, work: Integers, free_ns: int, floor_ns: int) -> Integers:
-    """Starts on a stream: each after the one before and after its own launch has arrived.
+    """Start times on a stream: each kernel after the previous one and after its own launch has arrived.
 
     start[i] = max(start[i-1] + work[i-1] + gap, launched[i]), unrolled into a running maximum.
     """
@@ -142,7 +142,7 @@ def _queue(launched: Integers, work: Integers, free_ns: int, floor_ns: int) -> I
 
 
 class Timeline:
-    """The whole run, played once; any part of any rank can be played again from what it keeps."""
+    """The whole run, simulated once. Any part of any rank can be simulated again from the stored times."""
 
     def __init__(self, plan: Plan, workload: Workload) -> None:
         self.plan, self.workload = plan, workload
@@ -183,7 +183,7 @@ class Timeline:
 
 
 class _StepPlayer:
-    """Plays one step on all ranks."""
+    """Simulates one step on all ranks."""
 
     def __init__(self, timeline: Timeline, step: int, host: Integers) -> None:
         self.timeline, self.step = timeline, step
@@ -219,7 +219,7 @@ class _StepPlayer:
         )
 
     def _run(self, index: int, part: Part, floors: Integers) -> Integers:
-        """Every rank runs the part on its own; returns when each launched its collective."""
+        """Run the part on every rank separately; returns when each launched its collective."""
         launched = np.zeros(len(self.host), dtype=np.int64)
         point = self.timeline.workload.templates[part.template].collective_point
         for rank in range(len(self.host)):
@@ -233,7 +233,7 @@ class _StepPlayer:
         return launched
 
     def _meet(self, collective: Collective, launched: Integers) -> None:
-        """Ranks arrive when launched, when their gradients are computed and when their stream is free."""
+        """A rank arrives once its kernel is launched, its gradients are computed and its stream is free."""
         plan, ordinal, ranks = self.timeline.plan, collective.ordinal, len(self.host)
         free = self.stream_free[STREAMS[collective.axis]]
         uneven = _jitter(ranks, plan.seed, _ALL_RANKS, self.step, ordinal, 0).astype(np.int64) * plan.jitter

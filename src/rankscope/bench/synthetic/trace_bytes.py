@@ -1,4 +1,4 @@
-"""Trace files as bytes: written in big pieces, and read back event by event without parsing them."""
+"""Trace files as bytes: written in large pieces, and read back event by event without parsing."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def open_bytes(path: Path) -> IO[bytes]:
 
 
 def _gzip_file() -> Any:
-    """isal's, several times as fast as zlib's, where it is installed."""
+    """isal's class where it is installed: several times as fast as zlib's."""
     try:
         from isal.igzip import IGzipFile
     except ImportError:
@@ -34,9 +34,9 @@ def _gzip_file() -> Any:
 
 
 def write_pieces(path: Path, pieces: Iterable[bytes], on_bytes: Callable[[int], None] | None = None) -> int:
-    """Write a file in one go, compressed when its name ends in .gz; returns the bytes before compression.
+    """Write a file, compressed if its name ends in .gz; returns the bytes before compression.
 
-    The name of the file is kept out of the gzip header and the time is 0: same plan, same bytes.
+    The gzip header has no file name and time 0, so that the same plan gives the same bytes.
     """
     total = 0
     with path.open("wb") as raw:
@@ -54,7 +54,7 @@ def write_pieces(path: Path, pieces: Iterable[bytes], on_bytes: Callable[[int], 
 
 
 class EventBytes:
-    """The events of a clean file in Kineto's layout, one by one; head and tail are there after a pass."""
+    """The events of an undamaged file in Kineto's layout, one by one; ``head`` and ``tail`` are set meanwhile."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -79,19 +79,19 @@ class EventBytes:
         return sum(1 for _ in self)
 
     def before(self) -> dict[str, Any]:
-        """The fields before traceEvents, from the first event on."""
+        """The fields before traceEvents; known from the first event on."""
         fields = self.head[: self.head.rindex(b'"traceEvents"')].rstrip().removesuffix(b",")
         before: dict[str, Any] = json.loads(fields + b"}")
         return before
 
     def after(self) -> dict[str, Any]:
-        """The fields after traceEvents, once all events have been passed."""
+        """The fields after traceEvents; known after the last event."""
         after: dict[str, Any] = json.loads(b"{" + self.tail.removeprefix(_TAIL))
         return after
 
 
 def rewrite(path: Path, target: Path, edit: Callable[[Iterator[bytes]], Iterator[bytes]]) -> None:
-    """Write a file anew with its events passed through edit; the layout stays Kineto's."""
+    """Rewrite a file with its events passed through ``edit``; the layout stays Kineto's."""
     events = EventBytes(path)
 
     def pieces() -> Iterator[bytes]:
@@ -106,8 +106,8 @@ def rewrite(path: Path, target: Path, edit: Callable[[Iterator[bytes]], Iterator
 
 
 def replace_with(path: Path, target: Path, pieces: Iterable[bytes]) -> None:
-    """Write target and remove path, which may be the same file and may still be read meanwhile."""
-    # The name keeps its ending: it says whether the bytes are compressed.
+    """Write ``target`` and remove ``path``, which may be the same file and may be read meanwhile."""
+    # The ending stays: it selects compression.
     part = target.with_name(f"part-{target.name}")
     try:
         write_pieces(part, pieces)

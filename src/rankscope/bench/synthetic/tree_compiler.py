@@ -1,4 +1,4 @@
-"""From a tree of work to a template: every event becomes text with slots, every moment a point."""
+"""Compile a tree of work into a template: every event becomes text with slots, every moment a point."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from rankscope.bench.synthetic.work_tree import (
 )
 
 COMPUTE_STREAM = 7
-# Points beyond the host's own, numbered from these until the tree is whole and their places are known.
+# Provisional numbers of points that are not host points; _resolve gives their final places.
 _GPU_START, _GPU_END, _GIVEN = 10**6, 2 * 10**6, 3 * 10**6
-# How long things take on the host at least, in ns: before an op, after its last child, a CUDA call …
+# Shortest times on the host, in ns: before an op, after its last child, before a CUDA call, a CUDA call, …
 _OP_LEAD, _OP_TAIL, _CALL_LEAD, _CALL, _FRAME, _ALLOCATION = 1_300, 1_700, 900, 4_300, 150, 350
 _ADDRESSES_PER_LAYER = 64
 _BYTES_PER_ADDRESS = 1 << 28
 
 
 def compile_tree(nodes: Sequence[Node], *, thread: str, with_stack: bool, layer_stride: int = 0) -> Template:
-    """Compile a block. layer_stride: +1 when blocks go up the layers, -1 down (backward), 0 for no layer."""
+    """Compile a block. ``layer_stride``: +1 if blocks go up the layers, -1 if down (backward), 0 for no layer."""
     builder = _Builder(thread=text.token(thread), with_stack=with_stack)
     for node in nodes:
         builder.add(node)
@@ -103,7 +103,7 @@ class _Builder:
         start = self._point(_OP_LEAD)
         if node.lasts_for_step:
             self.step_point = start
-        own: Event = []  # its text stands before its children's, but its end is known only after them
+        own: Event = []  # its text precedes that of its children, but its end is known only after them
         self._event("ops", "X", own)
         sequence = Count("sequence", node.sequence) if node.sequence >= 0 else None
         self.sequences = max(self.sequences, node.sequence + 1)
@@ -132,7 +132,7 @@ class _Builder:
             self._gpu_annotation(node, external, first_launch)
 
     def _gpu_annotation(self, node: Op, external: int, first_launch: int) -> None:
-        """Kineto draws an annotation from 1 ns before its first GPU event to 1 ns after its last."""
+        """Kineto records it from 1 ns before the first GPU event to 1 ns after the last."""
         stream = str(COMPUTE_STREAM)
         if self.collective_point >= 0:
             first, last = self._outside("collective_start"), self._outside("collective_end")
@@ -179,7 +179,7 @@ class _Builder:
         )
 
     def _runtime(self, name: str, cbid: int, category: str, *, launches: bool) -> tuple[int, list[Event]]:
-        """A CUDA call and its arrow: it leaves a call that starts GPU work, and ends in one that does not."""
+        """A CUDA call and its flow, which starts at a call that starts GPU work and ends at one that does not."""
         start, end = self._point(_CALL_LEAD), self._point(_CALL)
         correlation = Count("correlation", self.correlations)
         args = text.runtime_args(Count("external", self.open_ops[-1]), cbid, correlation)
@@ -284,7 +284,7 @@ class _Builder:
         )
 
     def _resolve(self, point: int) -> int:
-        """The place of a point in a row: the host's own, GPU starts, GPU ends, those from outside."""
+        """The place of a point in a row: host points, GPU starts, GPU ends, then points given from outside."""
         hosts, launches = len(self.increments), len(self.launches)
         if point >= _GIVEN:
             return hosts + 2 * launches + point - _GIVEN
@@ -331,6 +331,6 @@ class _Builder:
 
 
 def _rows(rows: Sequence[tuple[int, ...]], width: int) -> Integers:
-    """Rows turned on their side: one array per field, ready to index with."""
+    """The transposed rows: one array per field."""
     fields: Integers = np.array(rows, dtype=np.int64).reshape(-1, width).T
     return fields

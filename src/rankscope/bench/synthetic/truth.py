@@ -1,8 +1,8 @@
-"""truth.json: everything that was planted, in the words of the tables that must find it again.
+"""truth.json: everything that was planted, with the column names of the reports that must find it.
 
-Times in the parts about ranks are recorded ns: ts of the file, times 1000. Times of collectives are true ns
-from the run's start, which a reader gets to by undoing the clocks; durations by the rank's own clock stand
-beside them. A file with defects is described as it was before; "defects" says what was then done to it.
+Times under "ranks" are recorded ns: ts of the file, times 1000. Times of collectives are true ns from the run's
+start, which a reader gets by correcting the clocks; durations by each rank's own clock are given too. A damaged file
+is described as it was before; "defects" lists the damage.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def _clock(rank: int, clock: Clock) -> dict[str, int]:
 
 
 def _collectives(timeline: Timeline, clocks: Sequence[Clock]) -> Iterator[dict[str, Any]]:
-    """In the order of the steps; within a step in the order in which the ranks run them."""
+    """By step; within a step in the order in which the ranks run them."""
     for step, (times, parts) in enumerate(zip(timeline.steps, timeline.workload.steps, strict=True)):
         for index, part in enumerate(parts):
             if part.collective:
@@ -67,7 +67,7 @@ def _collective(
     arrival = times.collective_start[ordinal, members]
     end = times.collective_end[ordinal, members]
     duration = end - arrival
-    transfer = int(duration.min())  # by definition; what was planted, unless ranks leave by chance
+    transfer = int(duration.min())  # equal to the planted transfer, unless ranks leave at random times
     wait = duration - transfer
     span = np.stack((arrival, end))
     own = [recorded(clocks[rank], span[:, i]) for i, rank in enumerate(members)]
@@ -83,7 +83,7 @@ def _collective(
         "transfer_ns": transfer,
         "end_ns": int(end.max()),
         "left_ns": end.tolist(),
-        # Nobody was last when all came at once.
+        # No rank is last if all arrive at once.
         "last_rank": members[int(duration.argmin())] if wait.any() else None,
         "ranks": members,
         "arrival_ns": arrival.tolist(),
@@ -93,7 +93,7 @@ def _collective(
 
 
 def _stragglers(plan: Plan, collectives: Sequence[dict[str, Any]]) -> list[dict[str, int]]:
-    """For each rank how often it came last, what that cost the others, and what the others cost it."""
+    """For each rank: how often it was last, the wait it caused, and its own wait."""
     rows = [
         {"rank": rank, "last_count": 0, "caused_wait_ns": 0, "own_wait_ns": 0} for rank in range(plan.ranks)
     ]

@@ -10,18 +10,18 @@ from rankscope.bench.synthetic.kineto_text import Piece
 
 @dataclass(frozen=True, kw_only=True)
 class GpuWork:
-    """What a launch puts on the compute stream."""
+    """A kernel, copy or memset on the compute stream."""
 
     name: str
     ns: int
-    """Shortest duration; jitter comes on top."""
+    """Shortest duration; jitter is added."""
     shape: str = ""
     """Launch configuration as Kineto prints it; kernels only."""
     category: str = "kernel"
     nbytes: int = 0
     """Bytes moved or set; copies only."""
     label: str = ""
-    """Under this name a plan can make it longer."""
+    """A plan can make the work with this label longer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +36,7 @@ class Launch:
 
 @dataclass(frozen=True, kw_only=True)
 class CollectiveLaunch:
-    """The CUDA call that starts a NCCL kernel; when that kernel runs is given from outside."""
+    """The CUDA call that starts an NCCL kernel, whose times the timeline computes."""
 
     name: str
     shape: str
@@ -53,7 +53,7 @@ class Call:
 
 @dataclass(frozen=True, kw_only=True)
 class Memory:
-    """The allocator hands out (positive) or takes back (negative) this many bytes."""
+    """An allocation (positive) or a free (negative) of this many bytes."""
 
     nbytes: int
     slot: int
@@ -62,11 +62,11 @@ class Memory:
 
 @dataclass(frozen=True, kw_only=True)
 class Pause:
-    """Time in which the host records nothing."""
+    """Time on the host without an event."""
 
     ns: int
     label: str = ""
-    """Under this name a plan can make it longer."""
+    """A plan can make the work with this label longer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +79,7 @@ class Op:
     """Its shapes and other args, as printed."""
     category: str = "cpu_op"
     role: str = ""
-    """forward, engine or backward for ops that autograd knows."""
+    """forward, engine or backward for ops of autograd."""
     sequence: int = -1
     """Its number among the block's autograd nodes."""
     arrow: bool = False
@@ -88,12 +88,12 @@ class Op:
     lasts_for_step: bool = False
     """It ends with the step, outside this block."""
     on_gpu: bool = False
-    """Also shown above the GPU work launched in it."""
+    """Whether there is a GPU annotation around the work launched in it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Frame:
-    """A Python function or module call; only in the file when stacks are recorded."""
+    """A Python function or module call; in the file only with stacks."""
 
     name: Sequence[Piece]
     children: Sequence[Node] = ()

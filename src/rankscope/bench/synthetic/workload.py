@@ -1,4 +1,4 @@
-"""How many layers, collectives and fillers make up the events asked for, and in which order they run."""
+"""The layers, collectives and fillers that give the requested number of events, and their order."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from rankscope.errors import UsageError
 
 MAIN, AUTOGRAD = "main_tid", "autograd_tid"
 KINDS = {kind.kind: kind for kind in (ALL_GATHER, REDUCE_SCATTER, ALL_REDUCE)}
-FIRST_STEP = 2  # as after one step of wait and one of warm-up
+FIRST_STEP = 2  # as after one idle and one warm-up step
 KERNEL_GAP_NS = 900
 _MOST_BUCKETS = 8
 _ACTIVATION_BUDGET = 96 * 2**30  # of the H200's 140 GiB
 _WEIGHTS_BYTES = 3 * 2**30
-_BUS_BYTES_PER_NS = 300  # sizes are chosen for this bus, whatever the plan's own is
+_BUS_BYTES_PER_NS = 300  # sizes are chosen for this bandwidth, whatever the plan's is
 _FIRST_COUNTERS = {"external": 1, "correlation": 7001, "python": 1, "sequence": 1170, "flow": 1}
 _FIRST_ADDRESS = 140_264_135_983_104
 _FIRST_COLLECTIVE = 41
@@ -29,17 +29,17 @@ _FIRST_COLLECTIVE = 41
 
 @dataclass(frozen=True, kw_only=True)
 class Collective:
-    """A collective that every rank takes part in once a step, each within its own group of the axis."""
+    """A collective that every rank runs once per step, in its own group of the axis."""
 
     kind: CollectiveKind
     axis: str
     ordinal: int
     """Its number in the step."""
     axis_ordinal: int
-    """Its number among those of its axis: what NCCL's sequence number counts."""
+    """Its number among those of its axis, which NCCL's sequence number counts."""
     group_size: int
     elements: int
-    """Per rank: what it contributes to an all_gather or keeps of a reduce_scatter, or all it reduces."""
+    """Per rank: its input to an all_gather, its output of a reduce_scatter, or the buffer of an all_reduce."""
     latency_ns: int
     bus_gb_s: float
 
@@ -62,7 +62,7 @@ class Collective:
 
     @property
     def transfer_ns(self) -> int:
-        """Shortest time on the wire: a latency, and the bus traffic of a ring."""
+        """Shortest transfer: the latency, and the bus traffic of a ring."""
         if not self.bus_gb_s:
             return self.latency_ns
         traffic = self.nbytes * _bus_factor(self.kind, self.group_size)
@@ -71,7 +71,7 @@ class Collective:
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """A stretch of a step: some blocks of one template, one after the other on one thread."""
+    """A part of a step: some blocks of one template, one after another on one thread."""
 
     template: str
     blocks: int = 1
@@ -83,20 +83,20 @@ class Part:
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """The same for every rank: what runs in which order, and how everything is numbered."""
+    """What runs in which order, and how it is numbered; the same for every rank."""
 
     templates: Mapping[str, Template]
     layers: int
     steps: tuple[tuple[Part, ...], ...]
     numbering: tuple[tuple[Mapping[str, int], ...], ...]
-    """By step and part: where each counter stands at the part's first block."""
+    """By step and part: the value of each counter at the part's first block."""
     peak_allocated_bytes: int
     reserved_bytes: int
     correlations: int
     """The next correlation id after all steps."""
 
     def collectives(self) -> list[Collective]:
-        """Those of one step; all steps have the same."""
+        """The collectives of one step; all steps have the same."""
         return [part.collective for part in self.steps[0] if part.collective]
 
 
@@ -106,7 +106,7 @@ def _bus_factor(kind: CollectiveKind, group_size: int) -> int:
 
 
 def _bucket_elements(kind: CollectiveKind, group_size: int, wanted_ns: int) -> int:
-    """Elements per rank that take about this long on the wire."""
+    """Elements per rank whose transfer takes about this long."""
     nbytes = wanted_ns * _BUS_BYTES_PER_NS * group_size // _bus_factor(kind, group_size)
     share = 1 if kind is ALL_REDUCE else group_size
     elements = nbytes // (kind.element_bytes * share)
@@ -136,7 +136,7 @@ def _templates(unit: int, *, with_stack: bool) -> dict[str, Template]:
 
 
 class _StepBuilder:
-    """Lines up the parts of a step; the collectives overlap with compute as a plan's groups allow."""
+    """Arranges the parts of a step; collectives overlap with compute as far as the plan's groups allow."""
 
     def __init__(self, plan: Plan, templates: Mapping[str, Template], layers: int) -> None:
         self.plan, self.templates = plan, templates
@@ -154,7 +154,7 @@ class _StepBuilder:
         return blocks * int(ns.sum() + KERNEL_GAP_NS * len(ns))
 
     def _collective(self, kind: CollectiveKind, axis: str, thread: str, wanted_ns: int) -> list[int]:
-        """Add a collective and return its ordinal; a group of one rank has nothing to say to itself."""
+        """Add a collective and return its ordinal; a group of one rank has none."""
         size = len(self.plan.groups(axis)[0].ranks)
         if size == 1:
             return []
@@ -174,8 +174,8 @@ class _StepBuilder:
         return [collective.ordinal]
 
     def _forward(self, sizes: list[int], *, tensor_parallel: bool) -> None:
-        """Tensor parallel: each bucket waits for the collective before it. Else two buckets are in flight,
-        but all wait for the first one: whoever is late shows there once, and the ranks go on together."""
+        """Tensor parallel: each bucket waits for the previous collective. Otherwise two buckets are in flight, but
+        all wait for the first: a late rank is visible there once, and afterwards the ranks run in step."""
         started: list[int] = []
         layer = 0
         for bucket, size in enumerate(sizes):
@@ -193,7 +193,7 @@ class _StepBuilder:
         self.parts.append(Part(template="loss", waits_for=tuple(started[-1:]) if all_at_once else ()))
 
     def _backward(self, sizes: list[int], layers: int, *, tensor_parallel: bool) -> None:
-        """Gradients travel while the next bucket is computed; the optimizer waits for all of them."""
+        """Gradients are reduced while the next bucket is computed; the optimizer waits for all of them."""
         layer = layers - 1
         kind, axis = (ALL_REDUCE, "data") if tensor_parallel else (REDUCE_SCATTER, "world")
         for size in sizes:
@@ -205,7 +205,7 @@ class _StepBuilder:
 
 
 def build(plan: Plan) -> Workload:
-    """Size the model such that each file has exactly the events asked for."""
+    """Choose the size of the model so that each file has exactly the requested number of events."""
     templates = _templates(layer_work.FULL_UNIT, with_stack=plan.with_stack)
     tail = len(tail_events(identity_of(plan, 0), start_ns=0, end_ns=0, correlation=0))
     shortest, rest = divmod(plan.events_per_rank - tail, plan.steps)
@@ -215,7 +215,7 @@ def build(plan: Plan) -> Workload:
         raise UsageError(
             f"{plan.events_per_rank} events a rank are too few for {plan.steps} steps",
             why=f"One layer, its collectives and the optimizer take {least} events a step.",
-            hint=f"Ask for --events {least * plan.steps + tail} or more, or for fewer --steps",
+            hint=f"Give --events {least * plan.steps + tail} or more, or fewer --steps",
         )
     unit = _activation_bytes(layers)
     if unit < layer_work.FULL_UNIT:
@@ -247,7 +247,7 @@ def _layers_that_fit(plan: Plan, templates: Mapping[str, Template], events: int)
 
 
 def _activation_bytes(layers: int) -> int:
-    """The unit of a layer's buffers: its real size, or what lets all layers fit into the GPU's memory."""
+    """The unit of a layer's buffers: its real size, or less so that all layers fit into the GPU's memory."""
     full = layer_work.FULL_UNIT
     units = -(-layer_work.Buffers(full).layer_bytes // full)
     return min(full, max(_ACTIVATION_BUDGET // (layers * units) // 1024 * 1024, 1024))
@@ -256,7 +256,7 @@ def _activation_bytes(layers: int) -> int:
 def _numbered(
     templates: Mapping[str, Template], layers: int, steps: tuple[tuple[Part, ...], ...]
 ) -> Workload:
-    """Give every part the values its counters start from."""
+    """Compute the first values of every part's counters."""
     running = dict(_FIRST_COUNTERS, allocated=_WEIGHTS_BYTES)
     collectives = Counter(part.collective.axis for part in steps[0] if part.collective)
     peak = _WEIGHTS_BYTES

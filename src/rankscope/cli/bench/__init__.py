@@ -1,259 +1,21 @@
-"""rankscope bench: a workload to try everything on, and traces with known answers."""
+"""rankscope bench: benchmarks to run, and traces with known answers. One file per sub-command."""
 
 from __future__ import annotations
 
 import argparse
-import math
-import re
-import sys
-import time
 from collections.abc import Callable
-from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from rankscope.cli import Parser
-from rankscope.cli.bench import collectives, seqpar, sweep
-from rankscope.errors import UsageError
-from rankscope.ranges import numbers_in, parse_ranges
-from rankscope.units import format_bytes, format_count, parse_count
-
-if TYPE_CHECKING:  # numpy is not needed for --help
-    from rankscope.bench.synthetic import Plan, Slower, Straggler
-
-_SILENT_SECONDS = 2.0
-_SECONDS_BETWEEN_LINES = 1.0
-
-_SYNTHETIC_EPILOG = """\
-examples:
-  rankscope bench synthetic --ranks 8 --events 1e6 -o run
-      eight files of a million events (some 330 MB) each, and run/truth.json with every answer
-  rankscope bench synthetic --ranks 4 --events 2e4 --straggler 2:compute:5 -o run
-      rank 2 computes 5 ms longer in every step; the others wait for it
-  rankscope bench synthetic --ranks 8 --events 5e4 --groups tp=2 --offset 3 --drift 20 -o run
-      tensor- and data-parallel groups, clocks up to 3 ms apart that drift by up to 20 ppm
-  rankscope bench synthetic --ranks 2 --events 2e4 --defect truncated@1 --defect nan -o run
-      rank 1's file ends in mid-event, rank 0's has NaNs
-  rankscope bench synthetic --defect list
-"""
+from rankscope.cli.bench import collectives, seqpar, sweep, synthetic
 
 
 class Bench(NamedTuple):
-    """One subcommand."""
+    """One sub-command."""
 
     summary: str
     configure: Callable[[argparse.ArgumentParser], None]
     run: Callable[[argparse.Namespace], int]
-
-
-def configure(parser: Parser) -> None:
-    parser.description = "A workload to try everything on, and traces with known answers."
-    parser.add_subcommands("bench", BENCHES)
-
-
-def main(args: argparse.Namespace) -> int:
-    return BENCHES[args.bench].run(args)
-
-
-def _configure_synthetic(parser: argparse.ArgumentParser) -> None:
-    parser.description = (
-        "Write multi-rank traces in Kineto's exact text, of any size, with planted faults.\n"
-        "DIR/truth.json says what must be found in them, to the nanosecond."
-    )
-    parser.epilog = _SYNTHETIC_EPILOG
-    size = parser.add_argument_group("size")
-    size.add_argument("--ranks", metavar="N", help="how many ranks, one file each")
-    size.add_argument("--events", metavar="N", help="events in each file, exactly; 1e6 and 250k work")
-    size.add_argument("--steps", metavar="N", default="6", help="training steps in each file (default 6)")
-    size.add_argument("--with-stack", action="store_true", help="add Python frames")
-    output = parser.add_argument_group("output")
-    output.add_argument("-o", "--output", metavar="DIR", type=Path, help="where to write; made if needed")
-    output.add_argument("-f", "--force", action="store_true", help="write into DIR even if it is not empty")
-    output.add_argument("--gzip", action="store_true", help="write .json.gz")
-    planted = parser.add_argument_group("planted")
-    planted.add_argument("--seed", metavar="N", default="0", help="same seed, same bytes (default 0)")
-    planted.add_argument(
-        "--straggler",
-        metavar="RANK:CAUSE:MS",
-        help="this rank comes late by MS in every step; CAUSE is compute, host, copy or dataloader",
-    )
-    planted.add_argument(
-        "--offset", metavar="MS", default="0", help="clocks are up to MS apart from rank 0's"
-    )
-    planted.add_argument(
-        "--drift", metavar="PPM", default="0", help="clocks drift by up to PPM against rank 0's"
-    )
-    planted.add_argument(
-        "--leave-noise",
-        metavar="MS",
-        default="0",
-        help="ranks leave collectives up to MS apart, by chance",
-    )
-    planted.add_argument("--groups", metavar="tp=N", help="tensor-parallel groups of N, data-parallel across")
-    planted.add_argument("--missing", metavar="RANKS", help="ranks whose files are not written: 3 or 1,4-6")
-    planted.add_argument(
-        "--slower",
-        metavar="KERNEL=FACTOR",
-        action="append",
-        default=[],
-        help="kernels with KERNEL in their name take FACTOR times as long: gelu=1.03; may be repeated",
-    )
-    planted.add_argument(
-        "--step-noise",
-        metavar="PCT",
-        default="0",
-        help="every step of every rank takes 0 to PCT %% longer on the GPU",
-    )
-    planted.add_argument("--no-jitter", action="store_true", help="everything takes the same time every time")
-    planted.add_argument(
-        "--bus", metavar="GB/s", default="300", help="busbw of the collectives (default 300; 0: at once)"
-    )
-    planted.add_argument(
-        "--defect",
-        metavar="NAME[@RANK]",
-        action="append",
-        default=[],
-        help="damage that rank's file (rank 0's); may be repeated; 'list' shows all and what they do",
-    )
-
-
-def _run_synthetic(args: argparse.Namespace) -> int:
-    if "list" in args.defect:
-        return _list_defects()
-    from rankscope.bench.synthetic import write
-
-    for option, value in (("--ranks", args.ranks), ("--events", args.events), ("-o", args.output)):
-        if value is None:
-            raise UsageError(
-                f"{option} is missing",
-                why="How many ranks, how many events each, and where to write them must be said.",
-                hint="For example: rankscope bench synthetic --ranks 8 --events 1e6 -o run",
-            )
-    plan = _plan(args)
-    progress = _Progress()
-    try:
-        truth = write(plan, args.output, force=args.force, progress=progress.add)
-    finally:
-        progress.close()
-    files = len(truth["files"])
-    print(
-        f"Wrote {files} {'file' if files == 1 else 'files'} of {format_count(plan.events_per_rank)} events "
-        f"({format_bytes(progress.written)} of text) and truth.json to {args.output}"
-    )
-    print(f"Next: rankscope stats {args.output}")
-    return 0
-
-
-def _list_defects() -> int:
-    from rankscope.bench.synthetic.defects import CATALOGUE
-
-    width = max(map(len, CATALOGUE)) + 2
-    for name, kind in CATALOGUE.items():
-        print(f"{name:<{width}}{kind.what}")
-    return 0
-
-
-def _plan(args: argparse.Namespace) -> Plan:
-    from rankscope.bench.synthetic import Plan
-    from rankscope.bench.synthetic.defects import parse_defect
-
-    return Plan(
-        ranks=parse_count(args.ranks),
-        events_per_rank=parse_count(args.events),
-        steps=parse_count(args.steps),
-        seed=parse_count(args.seed),
-        gzip=args.gzip,
-        with_stack=args.with_stack,
-        straggler=_straggler(args.straggler) if args.straggler else None,
-        max_offset_ns=round(_number("--offset", args.offset) * 1e6),
-        max_drift_ppm=_number("--drift", args.drift),
-        leave_noise_ns=round(_number("--leave-noise", args.leave_noise) * 1e6),
-        missing=_ranks(args.missing) if args.missing else (),
-        tensor_parallel=_tensor_parallel(args.groups) if args.groups else None,
-        slower=tuple(_slower(text) for text in args.slower),
-        step_noise_pct=_number("--step-noise", args.step_noise),
-        jitter=not args.no_jitter,
-        bus_gb_s=_number("--bus", args.bus),
-        defects=tuple(parse_defect(text) for text in args.defect),
-    )
-
-
-def _number(option: str, text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not math.isfinite(value):
-        raise UsageError(f"{option} {text} is not a number", hint=f"Write it like {option} 2.5")
-    return value
-
-
-def _straggler(text: str) -> Straggler:
-    from rankscope.bench.synthetic import Straggler
-
-    match = re.fullmatch(r"([0-9]+):([a-z]+):([0-9.]+)", text)
-    if not match:
-        raise UsageError(
-            f"--straggler {text} is not RANK:CAUSE:MS",
-            why="CAUSE is compute, host, copy or dataloader.",
-            hint="Write it like --straggler 2:compute:12",
-        )
-    return Straggler(int(match[1]), match[2], round(_number("--straggler", match[3]) * 1e6))
-
-
-def _slower(text: str) -> Slower:
-    from rankscope.bench.synthetic import Slower
-
-    kernel, _, factor = text.rpartition("=")
-    if not kernel:
-        raise UsageError(
-            f"--slower {text} is not KERNEL=FACTOR",
-            why="KERNEL is a part of a kernel's name.",
-            hint="Write it like --slower gelu=1.03",
-        )
-    return Slower(kernel, _number("--slower", factor))
-
-
-def _ranks(text: str) -> tuple[int, ...]:
-    """'3' or '1,4-6'."""
-    try:
-        return tuple(sorted(numbers_in(parse_ranges(text))))
-    except ValueError as error:
-        why = str(error)
-    raise UsageError(f"--missing {text} is not a list of ranks", why=why, hint="Write it like 3 or 1,4-6")
-
-
-def _tensor_parallel(text: str) -> int:
-    match = re.fullmatch(r"tp=([0-9]+)", text)
-    if not match:
-        raise UsageError(
-            f"--groups {text} is not known",
-            why="Only the size of the tensor-parallel groups is chosen; the others follow from it.",
-            hint="Write it like --groups tp=2",
-        )
-    return int(match[1])
-
-
-class _Progress:
-    """One line on stderr when writing takes long: how much, how fast."""
-
-    def __init__(self) -> None:
-        self.written = 0
-        self._started = self._printed = time.monotonic()
-        self._shown = False
-
-    def add(self, nbytes: int) -> None:
-        self.written += nbytes
-        now = time.monotonic()
-        wait = _SECONDS_BETWEEN_LINES if self._shown else _SILENT_SECONDS
-        if now - self._printed >= wait:
-            self._printed, self._shown = now, True
-            rate = self.written / (now - self._started)
-            line = f"rankscope: {format_bytes(self.written)} written, {format_bytes(rate)}/s"
-            print(f"\r{line:<60}", end="", file=sys.stderr, flush=True)
-
-    def close(self) -> None:
-        if self._shown:
-            print(file=sys.stderr)
 
 
 BENCHES = {
@@ -271,6 +33,15 @@ BENCHES = {
         collectives.run,
     ),
     "synthetic": Bench(
-        "multi-rank traces of any size whose every answer is known", _configure_synthetic, _run_synthetic
+        "multi-rank traces of any size whose answers are known", synthetic.configure, synthetic.run
     ),
 }
+
+
+def configure(parser: Parser) -> None:
+    parser.description = "Benchmarks to run, and traces with known answers."
+    parser.add_subcommands("bench", BENCHES)
+
+
+def main(args: argparse.Namespace) -> int:
+    return BENCHES[args.bench].run(args)

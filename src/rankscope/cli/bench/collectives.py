@@ -1,26 +1,23 @@
-"""rankscope bench collectives: how fast is communication here, by itself?"""
+"""rankscope bench collectives: the bandwidth of each collective at each size."""
 
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import os
 import sys
-from typing import Any
 
-from rankscope.bench.collectives.kinds import DTYPES, KINDS
-from rankscope.bench.seqpar.world import BACKENDS, DEVICES
-from rankscope.capture.rank import SINGLE, detect
+from rankscope.bench.collectives.kinds import DTYPES, KINDS, parse_kinds
+from rankscope.bench.ranks.world import BACKENDS, DEVICES, require_torch
+from rankscope.capture.rank import detect
 from rankscope.cli.bench.seqpar import positive
-from rankscope.cli.plain_table import plain_table
-from rankscope.errors import RankscopeError, UsageError
-from rankscope.units import format_count, parse_power_bytes
+from rankscope.errors import UsageError
+from rankscope.units import parse_power_bytes
 
 DESCRIPTION = """\
 Time each collective at each size, as nccl-tests does: time, algbw and busbw by
-its conventions (GB = 1e9), and a check of every element. The collectives of a
-training run can be held against it: stats RUN -r collectives --baseline FILE.
+its conventions (GB = 1e9), and a check of every element. To compare the
+collectives of a training run with it: stats RUN -r collectives --baseline FILE.
 Needs torch and nothing else.
 """
 EPILOG = """\
@@ -30,8 +27,6 @@ examples:
   mpiexec -n 16 rankscope bench collectives -k all_reduce,all_gather -d bfloat16
   srun -n 8 rankscope bench collectives --json > collectives.json
 """
-# Until the whole sweep takes about a minute: more says nothing new on a CPU.
-_CPU_LAST, _GPU_LAST = 16 * 2**20, 256 * 2**20
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -63,21 +58,32 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     _check(args)
-    identity = detect(os.environ)
     if args.nproc is None:
         return _run_rank(args)
-    if identity.source != SINGLE:
+    from rankscope.bench.ranks.spawn import run_ranks
+
+    return run_ranks(_rank_words(args), args.nproc)
+
+
+def _check(args: argparse.Namespace) -> None:
+    parse_kinds(args.kinds)
+    first = parse_power_bytes(args.begin)
+    if first < 1 or (args.end is not None and parse_power_bytes(args.end) < first):
         raise UsageError(
-            f"--nproc {args.nproc} inside a launcher",
-            why=f"This is rank {identity.rank} of a job that {identity.source} started.",
-            hint="Leave --nproc out: the launcher starts the ranks.",
+            f"-b {args.begin} -e {args.end} holds no size",
+            why="Sizes increase from -b to -e.",
+            hint="Write them like -b 1K -e 64M",
         )
-    from rankscope.bench.seqpar.spawn import run_ranks
+    if args.factor < 2:
+        raise UsageError(
+            "-f 1 never ends", why="Each size is -f times the one before.", hint="Give -f 2 or more."
+        )
+    if args.warmup < 0:
+        raise UsageError(f"-w {args.warmup} is not a number of iterations", hint="Give 0 or more.")
+    require_torch("The benchmark times torch's collectives.")
 
-    return run_ranks(rank_words(args), args.nproc)
 
-
-def rank_words(args: argparse.Namespace) -> list[str]:
+def _rank_words(args: argparse.Namespace) -> list[str]:
     """This command line for one rank: everything but --nproc."""
     words = ["bench", "collectives", "-b", args.begin, "-f", str(args.factor), "-d", args.dtype]
     words += ["-n", str(args.iterations), "-w", str(args.warmup)]
@@ -91,61 +97,18 @@ def rank_words(args: argparse.Namespace) -> list[str]:
     return [*words, *(["--json"] if args.json else [])]
 
 
-def _check(args: argparse.Namespace) -> None:
-    _kinds(args)
-    first = parse_power_bytes(args.begin)
-    if first < 1 or (args.end is not None and parse_power_bytes(args.end) < first):
-        raise UsageError(
-            f"-b {args.begin} -e {args.end} holds no size",
-            why="Sizes go up from the first to the second.",
-            hint="Write them like -b 1K -e 64M",
-        )
-    if args.factor < 2:
-        raise UsageError(
-            "-f 1 never ends", why="Each size is -f times the one before.", hint="Give -f 2 or more."
-        )
-    if args.warmup < 0:
-        raise UsageError(f"-w {args.warmup} is not a number of iterations", hint="Give 0 or more.")
-    if importlib.util.find_spec("torch") is None:
-        raise RankscopeError(
-            "this Python has no torch",
-            why="The benchmark times torch's collectives.",
-            hint="Install it (pip install torch), or use the Python of your training image.",
-        )
-
-
-def _kinds(args: argparse.Namespace) -> list[str]:
-    if args.kinds is None:
-        return list(KINDS)
-    names = [name.strip() for name in args.kinds.split(",")]
-    for name in names:
-        if name not in KINDS:
-            raise UsageError(
-                f"'{name}' is not in the sweep", why=f"There are: {', '.join(KINDS)}.", hint="See: --help"
-            )
-    return names
-
-
 def _run_rank(args: argparse.Namespace) -> int:
-    """One rank; rank 0 speaks. An error of the whole job is said once."""
-    from rankscope.bench.collectives.sweep import Config, is_right, sizes, sweep
-    from rankscope.bench.seqpar.world import join, leave
+    """One rank. Only rank 0 prints, also the usage errors that all ranks find."""
+    from rankscope.bench.collectives.report_text import report_text
+    from rankscope.bench.collectives.sweep import Config, check_results, is_right, sizes_for, sweep
+    from rankscope.bench.ranks.world import join, leave
 
+    end = parse_power_bytes(args.end) if args.end is not None else None
     try:
         world = join(args.backend, args.device)
-        last = (
-            parse_power_bytes(args.end)
-            if args.end
-            else _CPU_LAST
-            if world.device.type == "cpu"
-            else _GPU_LAST
-        )
-        first = (
-            min(parse_power_bytes(args.begin), last) if args.end is None else parse_power_bytes(args.begin)
-        )
         config = Config(
-            kinds=tuple(KINDS[name] for name in _kinds(args)),
-            sizes=sizes(first, last, args.factor),
+            kinds=parse_kinds(args.kinds),
+            sizes=sizes_for(world.device.type, parse_power_bytes(args.begin), end, args.factor),
             dtype=args.dtype,
             iterations=args.iterations,
             warmup=args.warmup,
@@ -158,39 +121,7 @@ def _run_rank(args: argparse.Namespace) -> int:
     finally:
         leave()
     if world.rank == 0:
-        text = json.dumps(rows, indent=1) + "\n" if args.json else _text(rows, world, args)
-        sys.stdout.write(text)
+        sys.stdout.write(json.dumps(rows, indent=1) + "\n" if args.json else report_text(rows, config, world))
         sys.stdout.flush()
-        if not is_right(rows):
-            raise RankscopeError(
-                "a collective gave a wrong result",
-                why=f"{sum(row['wrong'] or 0 for row in rows)} elements differ from what they must be.",
-                hint=f"The times mean nothing. Try another --backend ({world.backend} was used) or torch.",
-            )
+        check_results(rows, world.backend)
     return 0 if is_right(rows) else 1
-
-
-def _text(rows: list[dict[str, Any]], world: Any, args: argparse.Namespace) -> str:
-    ranks = f"{world.size} rank{'s' * (world.size != 1)}"
-    head = [
-        f"collectives: {ranks}, {world.backend}, {args.dtype}, {world.device_name}",
-        f"{args.iterations} iterations after {args.warmup} of warm-up; GB = 1e9; sizes and factors as in nccl-tests",
-        *world.notes,
-    ]
-    table = plain_table(
-        ("Kind", "Bytes", "Time µs", "algbw GB/s", "busbw GB/s", "Wrong"),
-        [
-            (
-                row["kind"],
-                format_count(row["bytes"]),
-                f"{row['time_us']:,.1f}",
-                f"{row['algbw_gb_s']:.3f}",
-                f"{row['busbw_gb_s']:.3f}",
-                str(row["wrong"]),
-            )
-            for row in rows
-            if row["bytes"] is not None
-        ],
-    )
-    missing = [f"{row['kind']}: {row['note']}" for row in rows if row["note"]]
-    return "\n".join([*head, "", table, *(["", *missing] if missing else [])]) + "\n"

@@ -3,27 +3,25 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import os
 import sys
 from pathlib import Path
-from typing import Any
 
+from rankscope.bench.ranks.world import BACKENDS, DEVICES, require_torch
 from rankscope.bench.seqpar.config import (
     CPU_SIZES,
     DEFAULT_CHUNKS,
     GPU_SIZES,
     PRECISIONS,
-    SLOW_CPU_SIZES,
     Config,
 )
-from rankscope.capture.rank import SINGLE, detect
-from rankscope.cli.bench.seqpar_text import report_text
-from rankscope.errors import RankscopeError, UsageError
+from rankscope.bench.seqpar.report_text import report_text
+from rankscope.capture.rank import detect
+from rankscope.errors import UsageError
 
 DESCRIPTION = """\
-One block of tensor- and sequence-parallel training, over and over:
+One block of tensor- and sequence-parallel training, repeated:
   input (S/W,1,H) -ALLGATHER-> (S,1,H) -matmul1-> (S,1,H/W)
                   -matmul2-> (S,1,H) -REDUCE_SCATTER-> (S/W,1,H)
 The result is checked against a single-process reference. Needs torch and
@@ -37,33 +35,15 @@ examples:
   mpiexec -n 8 rankscope bench seqpar --overlap
   srun -n 8 rankscope bench seqpar --json > seqpar.json
   rankscope bench seqpar --nproc 2 --profile
-      captures extra iterations; then: rankscope stats on the folder it names
+      captures extra iterations; then run: rankscope stats FOLDER
   rankscope profile --ranks all rankscope bench seqpar --nproc 2
-      the same from outside
+      captures iterations of the benchmark loop itself
 """
-
-# The profiled iterations are extra ones, so that the times above them are those of an undisturbed loop.
-_PROFILE_WARMUP, _PROFILE_ACTIVE = 2, 3
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.description = DESCRIPTION
     parser.epilog = EPILOG
-    add_size_options(parser)
-    add = parser.add_argument
-    add("-p", "--precision", choices=PRECISIONS, default=PRECISIONS[0], help="default: float32")
-    add("--nproc", type=positive, metavar="N", help="start N ranks here (not under a launcher)")
-    add_run_options(parser)
-    add("--json", action="store_true", help="the report as JSON on stdout")
-    group = parser.add_argument_group("profiling (extra iterations, after the timed ones)")
-    group.add_argument("--profile", action="store_true", help="capture every rank with torch's profiler")
-    group.add_argument("-o", "--output", metavar="DIR", help="the run folder (default: rankscope-seqpar-JOB)")
-    group.add_argument(
-        "-f", "--force", action="store_true", help="replace a run folder that holds another run"
-    )
-
-
-def add_size_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add(
         "-s",
@@ -79,16 +59,24 @@ def add_size_options(parser: argparse.ArgumentParser) -> None:
         metavar="H",
         help=f"hidden size (default: {GPU_SIZES[1]}, on a CPU {CPU_SIZES[1]})",
     )
+    add("-p", "--precision", choices=PRECISIONS, default=PRECISIONS[0], help="default: float32")
+    add("--nproc", type=positive, metavar="N", help="start N ranks here (not under a launcher)")
+    add_run_options(parser)
+    add("--json", action="store_true", help="the report as JSON on stdout")
+    group = parser.add_argument_group("profiling (extra iterations, after the timed ones)")
+    group.add_argument("--profile", action="store_true", help="capture every rank with torch's profiler")
+    group.add_argument("-o", "--output", metavar="DIR", help="the run folder (default: rankscope-seqpar-JOB)")
+    group.add_argument(
+        "-f", "--force", action="store_true", help="replace a run folder that holds another run"
+    )
 
 
 def add_run_options(parser: argparse.ArgumentParser) -> None:
-    """What seqpar and sweep have in common beside the sizes."""
-    from rankscope.bench.seqpar.world import BACKENDS, DEVICES
-
+    """The options that seqpar and sweep share, apart from the sizes."""
     add = parser.add_argument
     add("-it", "--iterations", type=positive, default=18, metavar="N", help="timed iterations (default: 18)")
     add("-wit", "--warmup", type=int, default=10, metavar="N", help="iterations before them (default: 10)")
-    add("--overlap", action="store_true", help="also run the form in which chunks overlap")
+    add("--overlap", action="store_true", help="also run the overlapped form, in chunks")
     add("--chunks", type=positive, metavar="N", help=f"how many chunks (default: {DEFAULT_CHUNKS})")
     add("--backend", choices=BACKENDS, help="default: the device's own (nccl, xccl; gloo on a CPU)")
     add("--device", choices=DEVICES, help="default: a GPU where there is one")
@@ -102,23 +90,16 @@ def positive(text: str) -> int:
 
 def run(args: argparse.Namespace) -> int:
     _check(args)
-    identity = detect(os.environ)
-    if args.nproc is not None:
-        if identity.source != SINGLE:
-            raise UsageError(
-                f"--nproc {args.nproc} inside a launcher",
-                why=f"This is rank {identity.rank} of a job that {identity.source} started.",
-                hint="Leave --nproc out: the launcher starts the ranks.",
-            )
-        from rankscope.bench.seqpar.spawn import run_ranks
+    if args.nproc is None:
+        return _run_rank(args)
+    from rankscope.bench.ranks.spawn import run_ranks
 
-        if args.sequence and args.hidden:  # what is wrong with them is known before anything starts
-            config_of(args, GPU_SIZES).check(args.nproc)
-        return run_ranks(rank_words(args), args.nproc)
-    return _run_rank(args)
+    if args.sequence and args.hidden:  # report wrong sizes before any rank starts
+        _config(args, GPU_SIZES).check(args.nproc)
+    return run_ranks(_rank_words(args), args.nproc)
 
 
-def rank_words(args: argparse.Namespace) -> list[str]:
+def _rank_words(args: argparse.Namespace) -> list[str]:
     """This command line for one rank: everything but --nproc."""
     words = ["bench", "seqpar", "-p", args.precision, "-it", str(args.iterations), "-wit", str(args.warmup)]
     for option, value in (
@@ -152,16 +133,11 @@ def _check(args: argparse.Namespace) -> None:
             why="Mixing two runs would mix their ranks.",
             hint="Name another with -o DIR, or give -f to replace it.",
         )
-    if importlib.util.find_spec("torch") is None:
-        raise RankscopeError(
-            "this Python has no torch",
-            why="The benchmark runs torch's matrix products and collectives.",
-            hint="Install it (pip install torch), or use the Python of your training image.",
-        )
+    require_torch("The benchmark runs torch's matrix products and collectives.")
 
 
-def config_of(args: argparse.Namespace, sizes: tuple[int, int]) -> Config:
-    """What was asked for; ``sizes`` where none were."""
+def _config(args: argparse.Namespace, sizes: tuple[int, int]) -> Config:
+    """The options as a Config; ``sizes`` are the defaults of -s and -d."""
     sequence, hidden = sizes
     return Config(
         sequence=args.sequence or sequence,
@@ -174,16 +150,19 @@ def config_of(args: argparse.Namespace, sizes: tuple[int, int]) -> Config:
 
 
 def _run_rank(args: argparse.Namespace) -> int:
-    """One rank of the benchmark; rank 0 speaks. An error of the whole job is said once."""
-    # Kineto's messages about its own starts and stops are not for the reader of these figures.
+    """One rank. Only rank 0 prints, also the usage errors that all ranks find."""
+    # Keep Kineto's start and stop messages out of the report.
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
-    from rankscope.bench.seqpar.measure import measure
-    from rankscope.bench.seqpar.world import join, leave
+    from rankscope.bench.ranks.world import join, leave
+    from rankscope.bench.seqpar.measure import default_sizes, measure, profile_iterations
 
     try:
         world = join(args.backend, args.device)
-        sizes, notes = _sizes(args, world)
-        config = config_of(args, sizes)
+        sizes, notes = default_sizes(world, args.precision)
+        if sizes != GPU_SIZES and not (args.sequence and args.hidden):
+            on_gpu = f"(on a GPU -s {GPU_SIZES[0]} -d {GPU_SIZES[1]})"
+            notes.append(f"The sizes default to -s {sizes[0]} -d {sizes[1]} here {on_gpu}.")
+        config = _config(args, sizes)
         report = measure(config, world)
         report["notes"] += notes
         if world.rank == 0:
@@ -191,40 +170,11 @@ def _run_rank(args: argparse.Namespace) -> int:
             sys.stdout.write(text)
             sys.stdout.flush()
         if args.profile:
-            _profile(config, world, args.output)
+            profile_iterations(config, world, args.output)
     except UsageError as error:
-        # Every rank finds the same mistake; one of them says it.
         if detect(os.environ).rank == 0:
             raise
         return error.exit_code
     finally:
         leave()
     return 0
-
-
-def _sizes(args: argparse.Namespace, world: Any) -> tuple[tuple[int, int], list[str]]:
-    """The default sizes for this device, and what the user should know about them."""
-    from rankscope.bench.seqpar.world import has_slow_path
-
-    if world.device.type != "cpu":
-        return GPU_SIZES, []
-    sizes, notes = CPU_SIZES, []
-    if has_slow_path(world.device, args.precision):
-        sizes = SLOW_CPU_SIZES
-        notes.append(f"This CPU has no {args.precision} instructions: torch's slow path is what is timed.")
-    if not (args.sequence and args.hidden):
-        gpu = f"(on a GPU -s {GPU_SIZES[0]} -d {GPU_SIZES[1]})"
-        notes.append(f"The sizes default to -s {sizes[0]} -d {sizes[1]} here {gpu}.")
-    return sizes, notes
-
-
-def _profile(config: Config, world: Any, output: str | None) -> None:
-    from rankscope.bench.seqpar.measure import iterate
-    from rankscope.capture.job_name import name_run
-    from rankscope.capture.schedule import Schedule
-    from rankscope.inapp.profiler import profile
-
-    folder, _ = name_run(os.environ, world.identity, ["seqpar"], output, None)
-    schedule = Schedule(0, 0, _PROFILE_WARMUP, _PROFILE_ACTIVE, 1)
-    with profile(folder, schedule=schedule, handlers=(), region=None, record_shapes=True) as prof:
-        iterate(config, world, _PROFILE_WARMUP + _PROFILE_ACTIVE, prof.step)

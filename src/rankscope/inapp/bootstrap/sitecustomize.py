@@ -1,7 +1,6 @@
-"""Runs at the start of every Python process of a captured job, then hands over to the sitecustomize it stands
-before.
+"""Runs at the start of every Python process of a captured job, then imports the sitecustomize that it hides.
 
-Kept to what any Python 3 can read: the job's interpreter may be older than rankscope's.
+Written for any Python 3: the job's interpreter may be older than rankscope's.
 """
 
 import os
@@ -17,8 +16,8 @@ def _start(bootstrap):
         return
     import importlib.util
 
-    # rankscope may live in another environment than the job's: load it from where it is, and add nothing to
-    # sys.path.
+    # rankscope may be installed in another environment than the job's: load it from this folder, and add
+    # nothing to sys.path.
     if "rankscope" not in sys.modules:
         package = os.path.dirname(os.path.dirname(bootstrap))
         spec = importlib.util.spec_from_file_location(
@@ -27,13 +26,13 @@ def _start(bootstrap):
         module = importlib.util.module_from_spec(spec)
         sys.modules["rankscope"] = module
         spec.loader.exec_module(module)
-    from rankscope.inapp.arm import arm
+    from rankscope.inapp.start_capture import start_capture
 
-    arm(plan, bootstrap)
+    start_capture(plan, bootstrap)
 
 
-def _hand_over():
-    """Import the sitecustomize that would have been found without us; its errors are its own."""
+def _import_hidden_sitecustomize():
+    """Import the sitecustomize that this one hides. Its errors are not caught."""
     ours = sys.modules.pop("sitecustomize", None)
     try:
         import sitecustomize  # noqa: F401
@@ -49,4 +48,4 @@ try:
     _start(_here)
 except Exception as _error:
     sys.stderr.write("rankscope: not captured, the job goes on: %r\n" % (_error,))
-_hand_over()
+_import_hidden_sitecustomize()

@@ -1,6 +1,7 @@
-"""Called by the bootstrap in every Python process of the job: is this a wanted rank's main process?
+"""Called by the bootstrap in every Python process of the job: start a capture if this is a selected rank.
 
-If not, nothing happens at all. If so, wait for torch, then start the engine.
+In all other processes (workers, launchers, ranks that are not selected) nothing happens. In a selected rank the
+capture engine starts once the script has imported torch.
 """
 
 from __future__ import annotations
@@ -18,13 +19,14 @@ from typing import Any
 from rankscope.capture.launcher_command import is_launcher
 from rankscope.capture.plan import MAIN_VARIABLE, PLAN_VARIABLE, Plan
 from rankscope.capture.rank import SINGLE, Identity, detect, disagreements
+from rankscope.capture.schedule import OnSignal
 from rankscope.capture.selector import parse_selector
 from rankscope.errors import CaptureError, RankscopeError
-from rankscope.inapp.job_log import Voice
+from rankscope.inapp.job_log import JobLog
 
 OLDEST_TORCH = (2, 4)
 
-# Python's own helpers and torch's compile workers: children of a rank, never the rank.
+# Python's own helper processes and torch's compile workers: children of a rank, never the rank itself.
 _HELPERS = (
     "--multiprocessing-fork",
     "multiprocessing.resource_tracker",
@@ -34,8 +36,8 @@ _HELPERS = (
 )
 
 
-def arm(plan_json: str, bootstrap: str) -> None:
-    """Decide, and arm this process if it is one to capture."""
+def start_capture(plan_json: str, bootstrap: str) -> None:
+    """Decide whether to capture this process, and if so prepare for it. ``bootstrap`` is the bootstrap's folder."""
     words = sys.orig_argv
     if any(helper in word for word in words for helper in _HELPERS) or is_launcher(words):
         return
@@ -44,9 +46,9 @@ def arm(plan_json: str, bootstrap: str) -> None:
     if identity.source == SINGLE and MAIN_VARIABLE in os.environ:
         return
     selector = parse_selector(plan.ranks)
-    voice = Voice(
+    log = JobLog(
         identity.rank,
-        speaks=plan.speaks and identity.rank == 0,
+        reports=plan.speaks and identity.rank == 0,
         quiet=plan.quiet,
         verbose=plan.verbose,
     )
@@ -55,14 +57,14 @@ def arm(plan_json: str, bootstrap: str) -> None:
     try:
         selected = selector.selects(identity)
     except RankscopeError as error:
-        voice.fail(f"not captured, the job goes on: {error.message}. {error.hint}")
+        log.warning(f"not captured, the job goes on: {error.message}. {error.hint}")
         return
     if selected:
-        _wait_for_torch(plan, identity, voice)
+        _wait_for_torch(plan, identity, log)
 
 
 def _clean_environment(bootstrap: str) -> None:
-    """A rank is found: what it starts (workers, compilers) shall see the environment as the job made it."""
+    """Children of a rank (workers, compilers) must see the environment as the job made it."""
     os.environ.pop(PLAN_VARIABLE, None)
     rest = [part for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part != bootstrap]
     if any(rest):
@@ -71,107 +73,126 @@ def _clean_environment(bootstrap: str) -> None:
         os.environ.pop("PYTHONPATH", None)
 
 
-def _wait_for_torch(plan: Plan, identity: Identity, voice: Voice) -> None:
+def _wait_for_torch(plan: Plan, identity: Identity, log: JobLog) -> None:
     pid = os.getpid()
-    armed: list[Any] = []
+    started: list[Any] = []
 
     def on_torch() -> None:
-        if os.getpid() == pid and not armed:
+        if os.getpid() == pid and not started:
             if identity.source == SINGLE:
                 os.environ[MAIN_VARIABLE] = str(pid)
-            armed.append(_start_engine(plan, identity, voice))
+            started.append(_start_engine(plan, identity, log))
 
     def at_exit() -> None:
-        if os.getpid() == pid and not armed and plan.direct:
-            _say_no_torch(plan, identity, voice)
+        if os.getpid() == pid and not started and plan.direct:
+            _report_no_torch(plan, identity, log)
 
-    sys.meta_path.insert(0, _TorchWatcher(on_torch))
+    sys.meta_path.insert(0, _TorchFinder(on_torch))
     atexit.register(at_exit)
 
 
-def _say_no_torch(plan: Plan, identity: Identity, voice: Voice) -> None:
-    """Unless a child of this process was the rank (a launcher of the user's own)."""
+def _report_no_torch(plan: Plan, identity: Identity, log: JobLog) -> None:
+    """Nothing is reported where a child of this process (started by the user's own launcher) was the rank."""
     from rankscope.capture.rank_files import RankFiles
-    from rankscope.inapp.cuda_range_windows import RangeFiles
+    from rankscope.inapp.cuda_range import CudaRangeFiles
 
     text = "nothing was captured: the script never imported torch"
     try:
-        files = (RangeFiles if plan.windows else RankFiles)(plan, identity, os.environ)
+        files = (CudaRangeFiles if plan.windows else RankFiles)(plan, identity, os.environ)
         files.manifest.update(state="done", notes=[text])
         files.claim()
         if plan.windows:
             files.save()
     except RankscopeError:
         return
-    voice.fail(text)
+    log.warning(text)
 
 
-def _start_engine(plan: Plan, identity: Identity, voice: Voice) -> Any:
-    """Whatever fails here is one line; the import of torch that called us goes on."""
+def _start_engine(plan: Plan, identity: Identity, log: JobLog) -> Any:
+    """Called inside the job's `import torch`, which must not fail: errors become one line."""
     try:
         import torch
 
-        from rankscope.inapp.current_engine import set_engine
-        from rankscope.inapp.signals import listen
+        from rankscope.inapp.engine import set_engine
 
         version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
         if version < OLDEST_TORCH:
             raise CaptureError(f"torch {torch.__version__} is too old: 2.4 is the first that can be captured")
-        files, engine = _engine(plan, identity, voice)
+        files, engine = _make_engine(plan, identity, log)
         files.manifest["torch"] = torch.__version__
         engine.watch_optimizers()
-        listen(engine)
+        _handle_signal(engine)
         set_engine(engine)
         atexit.register(engine.finish)
         for text in disagreements(os.environ, identity):
             files.manifest["notes"].append(text)
-            voice.fail(text)
-        voice.detail(f"armed (rank from {identity.source}), will write to {files.folder}")
+            log.warning(text)
+        log.debug(f"capture is ready (rank from {identity.source}), will write to {files.folder}")
         return engine
     except Exception as error:  # noqa: BLE001  (inside the job's own `import torch`)
         text = f"{error.message}. {error.hint}" if isinstance(error, RankscopeError) else repr(error)
-        voice.fail(f"not captured, the job goes on: {text}")
+        log.warning(f"not captured, the job goes on: {text}")
         return None
 
 
-def _engine(plan: Plan, identity: Identity, voice: Voice) -> Any:
-    """What counts the steps, with torch's profiler in it or, under nsys and ncu, their range."""
+def _make_engine(plan: Plan, identity: Identity, log: JobLog) -> Any:
+    """The engine with torch's profiler, or under nsys and ncu with a CUDA profiler range; and its files."""
     from rankscope.capture.rank_files import RankFiles
     from rankscope.inapp.engine import Engine
 
     if plan.windows is None:
         files = RankFiles(plan, identity, os.environ)
-        return files, Engine(plan, files, voice)
-    from rankscope.inapp.cuda_range_windows import RangeFiles, RangeRecorder, nothing_to_export
+        return files, Engine(plan, files, log)
+    from rankscope.inapp.cuda_range import CudaRangeFiles, CudaRangeRecorder, export_nothing
 
-    files = RangeFiles(plan, identity, os.environ)
-    return files, Engine(plan, files, voice, [nothing_to_export], RangeRecorder())
+    files = CudaRangeFiles(plan, identity, os.environ)
+    return files, Engine(plan, files, log, [export_nothing], CudaRangeRecorder())
 
 
-class _TorchWatcher(importlib.abc.MetaPathFinder):
-    """Finds torch as the others would, and calls back once it has been imported."""
+def _handle_signal(engine: Any) -> None:
+    """--on-signal: each signal requests a window. A handler of the script's own is not replaced."""
+    when = engine.plan.when
+    if not isinstance(when, OnSignal):
+        return
+    import signal
+    import threading
+
+    number = signal.Signals[f"SIG{when.signal}"]
+    if threading.current_thread() is not threading.main_thread():
+        raise CaptureError(f"--on-signal {when.signal} needs torch to be imported by the main thread")
+    if signal.getsignal(number) not in (signal.SIG_DFL, signal.SIG_IGN):
+        raise CaptureError(
+            f"--on-signal {when.signal}: the script handles SIG{when.signal} itself",
+            hint="Choose another signal.",
+        )
+    signal.signal(number, lambda *_: engine.request())
+    engine.log.info(f"waiting for kill -{when.signal} {engine.files.manifest['pid']}")
+
+
+class _TorchFinder(importlib.abc.MetaPathFinder):
+    """Finds torch as the other finders would, and calls back once it has been imported."""
 
     def __init__(self, on_torch: Callable[[], None]) -> None:
         self._on_torch = on_torch
-        self._looking = False
+        self._searching = False
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if name != "torch" or self._looking:
+        if name != "torch" or self._searching:
             return None
-        self._looking = True
+        self._searching = True
         try:
             spec = importlib.util.find_spec(name)
         finally:
-            self._looking = False
+            self._searching = False
         if spec is not None and spec.loader is not None:
-            spec.loader = _CallBack(spec.loader, self._on_torch)
+            spec.loader = _CallbackLoader(spec.loader, self._on_torch)
         return spec
 
 
-class _CallBack(importlib.abc.Loader):
-    """A loader that does what the real one does, then calls back."""
+class _CallbackLoader(importlib.abc.Loader):
+    """The real loader, with a callback after the import."""
 
     def __init__(self, loader: Any, on_loaded: Callable[[], None]) -> None:
         self._loader = loader

@@ -1,4 +1,4 @@
-"""torch's profiler, one recording at a time, and never in the way of one that the script runs itself."""
+"""torch's profiler, one recording at a time, without conflict with a profiler that the script runs itself."""
 
 from __future__ import annotations
 
@@ -13,20 +13,23 @@ from rankscope.errors import CaptureError
 
 
 class Recording(NamedTuple):
-    """What a stopped profiler holds, and what stopping it cost the training thread."""
+    """A stopped profiler."""
 
     save: Callable[[str], object]
-    keep: object
+    """Kineto's export to a file."""
+    events: object
+    """torch's profile object, or None."""
     stop_ns: int
+    """How long stopping it held the training thread."""
 
 
 class ScriptProfiler:
-    """Knows when the script uses torch.profiler itself, and asks us to step aside before it does.
+    """Tracks whether the script runs torch.profiler itself; calls ``before_start`` before it starts.
 
-    Two Kineto sessions in one process raise inside whoever comes second, which must not be the script.
+    The second Kineto session in a process raises an error where it is started; that must not be the script.
     """
 
-    def __init__(self, step_aside: Callable[[], None]) -> None:
+    def __init__(self, before_start: Callable[[], None]) -> None:
         import torch.autograd.profiler as profiler
 
         self.in_use = False
@@ -37,7 +40,7 @@ class ScriptProfiler:
         @functools.wraps(prepare)
         def prepare_trace(profile: Any, *args: Any, **kwargs: Any) -> Any:
             if not watch.ours:
-                step_aside()
+                before_start()
                 watch.in_use = True
             return prepare(profile, *args, **kwargs)
 
@@ -51,22 +54,22 @@ class ScriptProfiler:
         profiler.profile.__exit__ = exit_profile
 
         def release() -> None:
-            if profiler.profile._prepare_trace is prepare_trace:  # nobody has wrapped ours since
+            if profiler.profile._prepare_trace is prepare_trace:  # not wrapped again since
                 profiler.profile._prepare_trace, profiler.profile.__exit__ = prepare, leave
 
         self.release: Callable[[], None] = release
 
 
 class Region(Protocol):
-    """A range inside each recorded step (region.py)."""
+    """A range inside each recorded step (train_step_region.py)."""
 
     def begin(self) -> None: ...
 
     def end(self) -> None: ...
 
 
-class Recorder:
-    """Warm up, start, mark steps, stop. Everything happens on the thread that calls."""
+class TorchRecorder:
+    """Warm up, start, mark steps, stop. Everything runs on the calling thread."""
 
     def __init__(self, plan: Plan, script_profiler: ScriptProfiler) -> None:
         self._plan = plan
@@ -81,13 +84,13 @@ class Recorder:
         return self._profile is not None
 
     def warm_up(self) -> None:
-        """Make torch's profiler ready (on a GPU this is where CUPTI comes up)."""
+        """Prepare torch's profiler; on a GPU this starts CUPTI."""
         import torch
 
         if self._script.in_use or torch.autograd._profiler_enabled():
             raise CaptureError(
-                "the script runs torch.profiler itself just now, and only one can",
-                hint="Capture other steps (--steps A:B), or switch the script's own profiler off.",
+                "the script runs torch.profiler itself, and only one profiler can run",
+                hint="Capture other steps (--steps A:B), or turn off the script's own profiler.",
             )
         self._profile = torch.profiler._KinetoProfile(
             activities=_activities(self._plan.activities),
@@ -104,11 +107,11 @@ class Recorder:
         self.started = True
 
     def add_metadata(self, key: str, json_text: str) -> None:
-        """Write a fact into the trace itself, where a file that is moved away from its manifest keeps it."""
+        """Write it into the trace, so that a file without its manifest still has it."""
         self._profile.add_metadata_json(key, json_text)
 
     def begin_step(self, number: int) -> None:
-        """torch's own name for a step, so that every tool that reads these traces finds it."""
+        """Named as torch names a step, so that every tool that reads the trace finds it."""
         from torch.autograd.profiler import record_function
 
         self._step_range = record_function(f"ProfilerStep#{number}")
@@ -124,9 +127,7 @@ class Recorder:
             step_range.__exit__(None, None, None)
 
     def stop(self) -> Recording:
-        """End the recording. Torch post-processes here, with the training thread waiting: this is torch's own
-        cost.
-        """
+        """End the recording. torch post-processes here while the training thread waits."""
         self.end_step()
         profile = self._profile
         began = time.perf_counter_ns()
@@ -136,7 +137,7 @@ class Recorder:
         return Recording(results.save, profile, time.perf_counter_ns() - began)
 
     def abandon(self) -> None:
-        """End a recording whose results nobody wants; torch must not be left with a profiler that is on."""
+        """End a recording without keeping it; torch's profiler must not stay on."""
         profile, self._profile, self._step_range = self._profile, None, None
         if profile is None:
             return
@@ -152,19 +153,18 @@ class Recorder:
 
     @property
     def script_profiles(self) -> bool:
-        """Whether the script's own profiler is on just now."""
+        """Whether the script's own profiler runs now."""
         return self._script.in_use
 
     def release(self) -> None:
-        """Nothing will be recorded any more: leave torch as it was found."""
+        """No more recordings: leave torch as it was found."""
         self._script.release()
 
     def _ours(self, call: Callable[[], Any]) -> None:
         self._script.ours = True
         try:
             with warnings.catch_warnings():
-                # Torch's advice on its profiler's arguments is for us, not for whoever reads the job's output;
-                # and under -W error it would be an exception.
+                # torch warns about profiler arguments that the job did not choose; under -W error it would raise.
                 warnings.simplefilter("ignore")
                 call()
         finally:
@@ -172,7 +172,7 @@ class Recorder:
 
 
 def _activities(names: tuple[str, ...]) -> Any:
-    """None lets torch take all that this machine has."""
+    """None lets torch record every activity that this machine supports."""
     if not names:
         return None
     import torch
@@ -181,8 +181,8 @@ def _activities(names: tuple[str, ...]) -> Any:
     return {known[name.upper()] for name in names if name.upper() in known}
 
 
-def leave_to_the_system(events: object) -> None:
-    """Never free a window's events: at the end of a process torch frees them slower than it exports them."""
+def never_free(events: object) -> None:
+    """Leave a window's events to the end of the process: torch takes longer to free them than to export them."""
     if events is not None:
         import ctypes
 

@@ -1,15 +1,15 @@
-"""The benchmark's report for people, 80 columns wide."""
+"""The text report of `rankscope bench seqpar`, 80 columns wide."""
 
 from __future__ import annotations
 
 from textwrap import fill
 from typing import Any
 
-from rankscope.cli.plain_table import plain_table
+from rankscope.plain_table import plain_table
 from rankscope.units import format_ns
 
 _WIDTH = 80
-# More ranks than this and the table of every rank says less than it takes to read.
+# Of more ranks than this, only the fastest and the slowest are shown.
 _RANKS_SHOWN = 8
 
 
@@ -17,7 +17,7 @@ def report_text(report: dict[str, Any]) -> str:
     config = report["config"]
     ranks = f"{config['ranks']} rank" + "s" * (config["ranks"] > 1)
     size = f"S {config['sequence']}, H {config['hidden']}, {config['precision']}"
-    # What --nproc starts has its rank in RANK, as a program has that was started by hand.
+    # Ranks that --nproc starts are found by the variable RANK: not the name of a launcher.
     by = "" if config["launcher"] in ("RANK", "single process") else f" ({config['launcher']})"
     head = [
         f"seqpar: {ranks}{by}, {size}",
@@ -52,7 +52,7 @@ def _parts(report: dict[str, Any]) -> str:
 
 
 def _ranks(report: dict[str, Any]) -> str:
-    """Every rank's times; of many ranks those that took the least and the most time."""
+    """The times of each rank; of many ranks, the fastest and the slowest."""
     ranks = report["ranks"]
     title = f"Each rank, ms over {report['config']['iterations']} iterations"
     if len(ranks) > _RANKS_SHOWN:
@@ -96,7 +96,7 @@ def _ending(report: dict[str, Any]) -> list[str]:
 
 
 def _why_not_faster(report: dict[str, Any]) -> str:
-    """The reasons that the figures themselves show."""
+    """The reason, as far as the figures show it."""
     config = report["config"]
     if config["ranks"] == 1:
         return "One rank has nothing to communicate: chunks only make its matmuls smaller."
@@ -108,7 +108,7 @@ def _why_not_faster(report: dict[str, Any]) -> str:
     shares = {part["name"]: part["p50_ns"] for part in report["parts"]}
     moved = shares["ALLGATHER"] + shares["REDUCE_SCATTER"]
     share = 100 * moved / sum(shares.values())
-    return f"Communication is {share:.0f} % of an iteration: chunks cost more than hiding it gains."
+    return f"Communication is {share:.0f} % of an iteration: smaller chunks cost more than overlap saves."
 
 
 def _ms(nanoseconds: float) -> str:

@@ -1,12 +1,12 @@
-"""What becomes of a recorded window: a handler is any callable that takes a Recorded.
+"""Handlers of recorded windows: a handler is any callable that takes a Recorded.
 
     def my_handler(recorded: rankscope.Recorded) -> None:
         recorded.export(recorded.folder / "mine.json.gz")          # written by a forked child, training goes on
-        print(recorded.profile.key_averages().table(row_limit=5))  # torch's own object, all of it
+        print(recorded.profile.key_averages().table(row_limit=5))  # torch's profiler object
 
     rankscope.profile(handlers=[my_handler, rankscope.Summary()])
 
-One that has a ``close`` method is called once more at the end, after the last window.
+If a handler has a ``close`` method, it is called after the last window.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ CHROME_TEMPLATE = "{name}-{rank}-of-{world}.json"
 
 @dataclass(frozen=True, kw_only=True)
 class Recorded:
-    """One window of one rank, stopped and ready to be looked at."""
+    """One recorded window of one rank."""
 
     profile: Any
-    """torch's profiler object: key_averages(), events(), export_stacks() and the rest."""
+    """torch's profiler object: key_averages(), events(), export_stacks() and so on."""
     folder: Path
     """The profile folder (absolute)."""
     export: Callable[[Path], None]
-    """Write the trace there; gzip where the name ends in .gz. A forked child does it."""
+    """Write the trace to a path, as gzip if it ends in .gz. A forked child does it."""
     rank: int
     world_size: int | None
     host: str
@@ -85,7 +85,7 @@ class ChromeTrace:
 
 @dataclass(frozen=True)
 class TensorBoard:
-    """The trace under the name that TensorBoard's profiler plug-in looks for."""
+    """The trace under the name that TensorBoard's profiler plug-in expects."""
 
     folder: str | Path | None = None
     """Default: the profile folder."""
@@ -93,7 +93,7 @@ class TensorBoard:
     def __call__(self, recorded: Recorded) -> None:
         folder = Path(self.folder).absolute() if self.folder is not None else recorded.folder
         folder.mkdir(parents=True, exist_ok=True)
-        # The rank is in the worker's name: host and pid alone do not tell which rank it was.
+        # Host and pid alone do not identify the rank.
         worker = f"rank-{recorded.rank:05d}_{recorded.host}_{recorded.pid}"
         recorded.export(folder / f"{worker}.{time.time_ns()}.pt.trace.json.gz")
 

@@ -1,4 +1,4 @@
-"""Text tables for commands that run where only the standard library and torch are installed."""
+"""A text table for commands that run with only the standard library and torch (docs/adr/0022)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the ranks of a job meet, under any launcher, without a word between them. Pure."""
+"""The rendezvous address of a job, derived on every rank from the launcher's variables alone."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ _FIRST_PORT, _PORTS = 20000, 20000
 def meeting_point(env: Mapping[str, str], identity: Identity) -> str:
     """torch's init_method for this job: the same on every rank."""
     if identity.source == "torchrun":
-        return "env://"  # torchrun's agent holds the store already
+        return "env://"  # torchrun's agent already runs the store
     if env.get("MASTER_ADDR") and env.get("MASTER_PORT"):
         return f"tcp://{env['MASTER_ADDR']}:{env['MASTER_PORT']}"
     if identity.one_node:
-        # A file needs no free port; the job's id keeps two jobs apart.
+        # A file needs no free port. The job id separates two jobs.
         folder = Path(tempfile.gettempdir())
         return f"file://{folder}/rankscope-seqpar-{os.getuid()}-{job_id(env, identity)}"
     host = _first_host(env)
     if host is None:
         raise RankscopeError(
             "the ranks do not know where to meet",
-            why=f"{identity.source} runs on several nodes and does not say which is the first.",
+            why=f"{identity.source} runs on several nodes and does not name the first one.",
             hint="Export MASTER_ADDR (a host of the job, where rank 0 runs) and MASTER_PORT to all ranks.",
         )
     port = _FIRST_PORT + zlib.crc32(job_id(env, identity).encode()) % _PORTS
@@ -45,7 +45,7 @@ def _first_host(env: Mapping[str, str]) -> str | None:
     nodes = env.get("SLURM_STEP_NODELIST") or env.get("SLURM_JOB_NODELIST")
     if nodes:
         first = first_of_nodelist(nodes)
-        # Node names need not be host names; then the address srun ran on is the next best.
+        # A Slurm node name may not resolve as a host name; then use the address that srun ran on.
         return first if _resolves(first) else env.get("SLURM_LAUNCH_NODE_IPADDR", first)
     try:
         return Path(env["PBS_NODEFILE"]).read_text(encoding="utf-8").split()[0]

@@ -1,4 +1,4 @@
-"""--nproc N: start the ranks on this machine, without a launcher."""
+"""--nproc N: start N ranks on this machine, without a launcher."""
 
 from __future__ import annotations
 
@@ -10,15 +10,24 @@ import time
 from collections.abc import Sequence
 from types import FrameType
 
+from rankscope.capture.rank import SINGLE, detect
+from rankscope.errors import UsageError
 from rankscope.host import usable_cores
 
-# How long the other ranks have to end by themselves when one has failed.
+# When one rank has failed, the others are terminated after this time.
 _GRACE_S = 5.0
 _POLL_S = 0.02
 
 
 def run_ranks(words: Sequence[str], ranks: int) -> int:
-    """Run ``python -m rankscope WORDS`` once for each rank; the exit code of the first that fails, or 0."""
+    """Run ``python -m rankscope WORDS`` once per rank. Returns 0 or the exit code of the first that failed."""
+    identity = detect(os.environ)
+    if identity.source != SINGLE:
+        raise UsageError(
+            f"--nproc {ranks} inside a launcher",
+            why=f"This is rank {identity.rank} of a job that {identity.source} started.",
+            hint="Leave --nproc out: the launcher starts the ranks.",
+        )
     command = [sys.executable, "-m", "rankscope", *words]
     threads = os.environ.get("OMP_NUM_THREADS") or str(max(1, usable_cores() // ranks))
     children = [
@@ -40,7 +49,7 @@ def run_ranks(words: Sequence[str], ranks: int) -> int:
         for child in children:
             child.send_signal(number)
 
-    # The terminal sends SIGINT to all of us; SIGTERM comes to this process alone.
+    # The terminal sends SIGINT to the whole process group; SIGTERM reaches only this process.
     before = signal.signal(signal.SIGTERM, pass_on)
     try:
         return _wait(children)

@@ -1,25 +1,25 @@
-"""This rank among the others: its device, its backend, its process group."""
+"""The process group of a benchmark, from one rank: its device, its backend, and how to join and leave."""
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import warnings
-from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, NamedTuple
 
-from rankscope.bench.seqpar.rendezvous import meeting_point
+from rankscope.bench.ranks.rendezvous import meeting_point
 from rankscope.capture.rank import Identity, detect
 from rankscope.errors import RankscopeError, UsageError
 
 BACKENDS = ("nccl", "gloo", "xccl", "mpi")
 DEVICES = ("cuda", "xpu", "cpu")
 _NATIVE = {"cuda": "nccl", "xpu": "xccl", "cpu": "gloo"}
-_MEETING_S = 120
+_JOIN_TIMEOUT_S = 120
 
 
 class World(NamedTuple):
-    """Who takes part, and with what."""
+    """One rank of a process group that has been joined."""
 
     rank: int
     size: int
@@ -33,7 +33,8 @@ class World(NamedTuple):
         import torch
 
         if self.device.type == "cpu":
-            return f"CPU ({_threads(torch.get_num_threads())} a rank)"
+            threads = torch.get_num_threads()
+            return f"CPU ({threads} thread{'s' * (threads != 1)} a rank)"
         name: str = getattr(torch, self.device.type).get_device_name(self.device)
         return name
 
@@ -45,7 +46,7 @@ class World(NamedTuple):
             getattr(torch, self.device.type).synchronize(self.device)
 
     def barrier(self) -> None:
-        """All ranks are here, and nothing is queued: an all-reduce, because every backend has it."""
+        """Wait until all ranks are here and their devices are idle. An all-reduce: every backend has it."""
         import torch
 
         token = torch.ones(1, device=self.device)
@@ -64,14 +65,14 @@ class World(NamedTuple):
 
 
 def join(backend: str | None, device_type: str | None) -> World:
-    """Take this process's place in the job that its launcher describes."""
+    """Join the process group of the job, as the launcher's variables describe it."""
     import torch
 
     identity = detect(os.environ)
     if identity.world_size is None:
         raise RankscopeError(
             "the number of ranks is not known",
-            why=f"{identity.source} does not say it.",
+            why=f"{identity.source} does not set it.",
             hint="Export RANK, LOCAL_RANK and WORLD_SIZE, or start it with torchrun, mpiexec or srun.",
         )
     kind = _device_type(device_type)
@@ -80,14 +81,14 @@ def join(backend: str | None, device_type: str | None) -> World:
     device = torch.device(kind) if kind == "cpu" else torch.device(kind, index)
     if kind != "cpu":
         getattr(torch, kind).set_device(device)
-    chosen, notes = _backend(backend, kind, (identity.local_size or 1) > count)
+    chosen, notes = _backend(backend, kind, shared_device=(identity.local_size or 1) > count)
     arguments: dict[str, Any] = {"rank": identity.rank, "world_size": identity.world_size}
     if identity.world_size == 1:
         arguments["store"] = torch.distributed.HashStore()
     else:
         arguments["init_method"] = meeting_point(os.environ, identity)
     try:
-        torch.distributed.init_process_group(chosen, timeout=timedelta(seconds=_MEETING_S), **arguments)
+        torch.distributed.init_process_group(chosen, timeout=timedelta(seconds=_JOIN_TIMEOUT_S), **arguments)
     except (RuntimeError, ValueError) as error:
         raise RankscopeError(
             f"rank {identity.rank} could not join the {identity.world_size} ranks ({chosen})",
@@ -104,48 +105,50 @@ def leave() -> None:
         torch.distributed.destroy_process_group()
 
 
-def _device_type(asked: str | None) -> str:
+def _device_type(requested: str | None) -> str:
     import torch
 
-    there = [kind for kind in ("cuda", "xpu") if hasattr(torch, kind) and getattr(torch, kind).is_available()]
-    if asked is None:
-        return [*there, "cpu"][0]
-    if asked != "cpu" and asked not in there:
+    present = [
+        kind for kind in ("cuda", "xpu") if hasattr(torch, kind) and getattr(torch, kind).is_available()
+    ]
+    if requested is None:
+        return [*present, "cpu"][0]
+    if requested != "cpu" and requested not in present:
         raise UsageError(
-            f"--device {asked} is not there",
-            why=f"torch {torch.__version__} finds {_listed(there) if there else 'no GPU'} on this machine.",
+            f"--device {requested} is not available",
+            why=f"torch {torch.__version__} finds {', '.join(present) if present else 'no GPU'} on this machine.",
             hint="Leave --device out, or give --device cpu.",
         )
-    return asked
+    return requested
 
 
-def _backend(asked: str | None, kind: str, shared: bool) -> tuple[str, tuple[str, ...]]:
-    """The backend to use, and what must be said about it. ``shared``: several ranks on one device."""
+def _backend(requested: str | None, kind: str, *, shared_device: bool) -> tuple[str, tuple[str, ...]]:
+    """The backend to use, and notes for the report."""
     import torch
 
-    there = [name for name in BACKENDS if _available(name)]
+    available = [name for name in BACKENDS if _available(name)]
     native = _NATIVE[kind]
-    if asked is not None:
-        if asked not in there:
+    if requested is not None:
+        if requested not in available:
             raise UsageError(
-                f"--backend {asked} is not there",
-                why=f"torch {torch.__version__} was built with {_listed(there)}.",
-                hint=f"Give --backend {native if native in there else there[0]}, or leave it out.",
+                f"--backend {requested} is not available",
+                why=f"torch {torch.__version__} was built with {', '.join(available)}.",
+                hint=f"Give --backend {native if native in available else available[0]}, or leave it out.",
             )
-        if asked in ("nccl", "xccl") and kind == "cpu":
+        if requested in ("nccl", "xccl") and kind == "cpu":
             raise UsageError(
-                f"--backend {asked} needs a GPU", why="This runs on the CPU.", hint="Give --backend gloo."
+                f"--backend {requested} needs a GPU", why="This runs on the CPU.", hint="Give --backend gloo."
             )
-        if asked == "nccl" and shared:
+        if requested == "nccl" and shared_device:
             raise UsageError(
                 "NCCL needs one GPU for each rank",
                 why="There are more ranks on this node than GPUs.",
                 hint="Start fewer ranks, or give --backend gloo.",
             )
-        return asked, ()
-    if shared and kind != "cpu":
+        return requested, ()
+    if shared_device and kind != "cpu":
         return "gloo", ("More ranks than GPUs on a node: they share them, over gloo.",)
-    if native not in there:
+    if native not in available:
         return "gloo", (f"This torch has no {native}: gloo is used.",)
     return native, ()
 
@@ -157,22 +160,30 @@ def _available(name: str) -> bool:
     return bool(found is not None and found())
 
 
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join(names)
+def require_torch(why: str) -> None:
+    if importlib.util.find_spec("torch") is None:
+        raise RankscopeError(
+            "this Python has no torch",
+            why=why,
+            hint="Install it (pip install torch), or use the Python of your training image.",
+        )
+
+
+def renamed_collective(new: str, old: str) -> Any:
+    """A function of torch.distributed. torch 2.13 renamed it and warns about the old name; 2.4 has only that."""
+    from torch import distributed
+
+    return getattr(distributed, new, None) or getattr(distributed, old)
 
 
 def has_slow_path(device: Any, precision: str) -> bool:
-    """Whether torch has no fast matrix product for this precision here (it says so only once, in a warning)."""
+    """Whether torch has no fast matrix product for this precision on this device. Only a warning tells."""
     import torch
 
     if device.type != "cpu" or precision == "float32":
         return False
     probe = torch.ones(64, 64, dtype=getattr(torch, precision))
-    with warnings.catch_warnings(record=True) as said:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         torch.nn.functional.linear(probe, probe)
-    return any("mkldnn_matmul failed" in str(one.message) for one in said)
-
-
-def _threads(count: int) -> str:
-    return "1 thread" if count == 1 else f"{count} threads"
+    return any("mkldnn_matmul failed" in str(warning.message) for warning in caught)
