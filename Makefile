@@ -9,7 +9,7 @@ STAMP := .venv/.installed
 help:
 	@echo "make demo   the main job: two ranks train under rankscope profile, then tables and report.html"
 	@echo "make test   every check and every test (what CI runs)"
-	@echo "make check  ruff, mypy --strict, import-linter"
+	@echo "make check  ruff, mypy --strict, import-linter; a user's script under mypy and pyright; the viewer's JavaScript"
 	@echo "make bench  ours against the peers, as ratios of one run"
 	@echo "make docs   regenerate docs/commands and docs/store.md from the code"
 
@@ -34,6 +34,7 @@ check: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	tests/typing/check.sh
 	tests/viewer/check-js.sh
 
 unit: $(STAMP)

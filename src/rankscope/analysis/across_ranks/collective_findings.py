@@ -36,7 +36,7 @@ def collective_findings(
             found.append(_far(row, fit, what, cost, step_ns))
         if (row.get("baseline_pct") or 100.0) < _SLOW_PCT:
             cost = row["_median"] * (1 - row["baseline_pct"] / 100) * row["count"] / count
-            found.append(_slower_than_alone(run, row, what, cost, step_ns))
+            found.append(_slower_than_alone(scope, row, what, cost, step_ns))
         if (row["imbalance"] or 1.0) > _UNEVEN:
             cost = (row["transfer_ns"] or 0) * (1 - 1 / row["imbalance"]) * row["count"] / count
             found.append(_uneven(row, cost, step_ns))
@@ -60,8 +60,9 @@ def _far(row: dict[str, Any], fit: SizeFit, what: str, cost: float, step_ns: flo
     )
 
 
-def _slower_than_alone(run: Run, row: dict[str, Any], what: str, cost: float, step_ns: float) -> Finding:
-    source = run.baseline.source if run.baseline else ""
+def _slower_than_alone(scope: Scope, row: dict[str, Any], what: str, cost: float, step_ns: float) -> Finding:
+    baseline = scope.machine.baseline
+    source = baseline.source if baseline else ""
     return Finding(
         _severity(cost, step_ns),
         f"{what} reaches {row['baseline_pct']:.0f} % of the bandwidth it has alone",

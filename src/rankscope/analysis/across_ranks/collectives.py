@@ -15,6 +15,7 @@ from rankscope.analysis.across_ranks.size_fit import LEAST_SIZES, SizeFit, fit_s
 from rankscope.analysis.core.intervals import Ints
 from rankscope.analysis.core.result import Column, Result
 from rankscope.analysis.core.scope import Scope
+from rankscope.baseline import Baseline
 from rankscope.collective_kinds import KINDS, bus_factor
 from rankscope.ranges import as_ranges
 from rankscope.store.arrays import number_rows
@@ -74,7 +75,7 @@ def collectives(run: Run, scope: Scope, by: str | None = None) -> Result:
     table = _table(found, scope)
     rows = _rows(run, found, table)
     fits = _fits(rows)
-    _compare(run, rows, fits)
+    _compare(scope.machine.baseline, rows, fits)
     notes = across_notes(run, scope)
     for (group, kind), fit in fits.items():
         line = f"{format_ns(fit.latency_ns, 1)} + S / {format_value('GB/s', fit.bandwidth)}"
@@ -87,7 +88,7 @@ def collectives(run: Run, scope: Scope, by: str | None = None) -> Result:
         )
     findings = collective_findings(run, scope, rows, fits)
     shown = [{name: value for name, value in row.items() if not name.startswith("_")} for row in rows]
-    columns = COLUMNS[:11] + (_BASELINE_COLUMNS if run.baseline else ()) + COLUMNS[11:]
+    columns = COLUMNS[:11] + (_BASELINE_COLUMNS if scope.machine.baseline else ()) + COLUMNS[11:]
     return Result("collectives", "Collectives", scope.window, columns, shown, findings, tuple(notes))
 
 
@@ -202,14 +203,16 @@ def _fits(rows: list[dict[str, Any]]) -> dict[tuple[str, str], SizeFit]:
     return {key: fit for key, fit in sorted(fits.items()) if fit is not None}
 
 
-def _compare(run: Run, rows: list[dict[str, Any]], fits: dict[tuple[str, str], SizeFit]) -> None:
+def _compare(
+    baseline: Baseline | None, rows: list[dict[str, Any]], fits: dict[tuple[str, str], SizeFit]
+) -> None:
     """Fill in what the fit, and the baseline if there is one, say of each row."""
     for row in rows:
         fit = fits.get((row["group"], row["kind"]))
         if fit and row["_median"] and row["bytes"]:
             row["fit_pct"] = 100 * fit.time_ns(row["bytes"]) / row["_median"]
-        if run.baseline:
+        if baseline:
             known = row["bytes"] and row["ranks"]
-            alone = run.baseline.busbw_gb_s(row["kind"], row["ranks"], row["bytes"]) if known else None
+            alone = baseline.busbw_gb_s(row["kind"], row["ranks"], row["bytes"]) if known else None
             row["baseline_busbw_gb_s"] = alone
             row["baseline_pct"] = 100 * row["busbw_gb_s"] / alone if alone and row["busbw_gb_s"] else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,7 +71,7 @@ def mfu(run: Run, scope: Scope, by: str | None = None) -> Result:
     return Result("mfu", "Model FLOPs utilisation", scope.window, COLUMNS, rows, notes=tuple(notes))
 
 
-def _whole_windows(spans: list[Period]) -> list[Period]:
+def _whole_windows(spans: Iterable[Period]) -> list[Period]:
     """The time in steps of each rank, laid end to end: what lies between recording cycles is not counted."""
     totals: dict[int, int] = {}
     for period in spans:

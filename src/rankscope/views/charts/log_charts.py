@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
-from rankscope.analysis.core.result import Result
+from rankscope.analysis.core.result import Result, Row
 from rankscope.units import format_bytes, format_ns, format_plain, format_value
 from rankscope.views.charts.chart import Chart
 from rankscope.views.charts.report_charts import nothing
@@ -67,7 +66,7 @@ def roofline(result: Result, roofs: Roofs | None = None) -> Chart:
     )
 
 
-def roofs_in(rows: list[dict[str, Any]]) -> Roofs:
+def roofs_in(rows: list[Row]) -> Roofs:
     """The roofs that the rows' own figures tell: rate over share of the roof."""
     peaks: dict[str, float] = {}
     bandwidth = None
@@ -100,7 +99,7 @@ def _roof_lines(roofs: Roofs, dtypes: set[str], left: float, right: float) -> li
     return curves
 
 
-def _tip(row: dict[str, Any]) -> str:
+def _tip(row: Row) -> str:
     share = f", {row['pct_of_roof']:.1f} % of its roof" if row.get("pct_of_roof") else ""
     time = f"\n{format_ns(row['device_ns'])} in {row['calls']:,} calls" if row.get("device_ns") else ""
     bound = f", bound by {row['bound']}" if row.get("bound") else ""
@@ -135,7 +134,7 @@ def collectives(result: Result) -> Chart:
     )
 
 
-def _fits(rows: list[dict[str, Any]], colours: dict[str, str]) -> list[Curve]:
+def _fits(rows: list[Row], colours: dict[str, str]) -> list[Curve]:
     """The fitted lines, from what they give of two of their rows: fit_pct is the fit's share of the transfer."""
     found: dict[tuple[str, str], dict[int, tuple[float, float]]] = {}
     for row in rows:
@@ -164,7 +163,7 @@ def _fits(rows: list[dict[str, Any]], colours: dict[str, str]) -> list[Curve]:
     return curves
 
 
-def _transfer(row: dict[str, Any]) -> str:
+def _transfer(row: Row) -> str:
     group = f" in group {row['group']}" if row.get("group") not in (None, "") else ""
     return (
         f"{row['kind']}{group}, {row.get('ranks', '?')} ranks\n{format_bytes(row['bytes'])} in "

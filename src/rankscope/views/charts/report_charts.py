@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from rankscope.analysis.core.result import Result
+from rankscope.analysis.core.result import Result, Row
 from rankscope.errors import RankscopeError
 from rankscope.units import format_ns, format_value
 from rankscope.views.charts.bars import Bar, Part, bars, paired_bars
@@ -39,7 +37,7 @@ def nothing(result: Result, what: str = "has no rows") -> NothingToDrawError:
     )
 
 
-def whole_window(result: Result) -> list[dict[str, Any]]:
+def whole_window(result: Result) -> list[Row]:
     """The rows that speak of the whole window, not of a step of it."""
     return [row for row in result.rows if row.get("step") is None]
 
@@ -125,7 +123,7 @@ def longest(result: Result) -> Chart:
     return bars(result.name, result.title, subtitle, parts, drawn, measure[1], measure[2])
 
 
-def _label(row: dict[str, Any], keys: tuple[str, ...], name_rank: bool) -> str:
+def _label(row: Row, keys: tuple[str, ...], name_rank: bool) -> str:
     texts = [str(row[key]) for key in keys if key != "rank" and row.get(key) is not None]
     return " ".join([f"rank {row['rank']}:", *texts] if name_rank and row.get("rank") is not None else texts)
 
@@ -152,7 +150,7 @@ def critical(result: Result) -> Chart:
     return bars(result.name, "The critical path", subtitle, parts, rows, "ns", "Time on the path")
 
 
-def _note(row: dict[str, Any], measure: tuple[str, str, str]) -> str:
+def _note(row: Row, measure: tuple[str, str, str]) -> str:
     share = row.get("time_pct")
     return f"{share:.1f} %" if share is not None else format_value(measure[1], row[measure[0]])
 
@@ -211,7 +209,7 @@ def steps(result: Result) -> Chart:
 
 def memory(result: Result) -> Chart:
     """The curve; of many ranks those with the highest peaks."""
-    series: dict[tuple[int, str], list[dict[str, Any]]] = {}
+    series: dict[tuple[int, str], list[Row]] = {}
     for row in result.rows:
         series.setdefault((row["rank"], row["device"]), []).append(row)
     if not series:

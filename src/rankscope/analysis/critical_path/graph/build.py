@@ -24,12 +24,12 @@ def graph_of(run: Run, scope: Scope) -> Graph:
     ranks = tuple(rank for rank in run.ranks if scope.ranks is None or rank in scope.ranks)
     number = np.full(max(ranks, default=0) + 1, NONE)
     number[list(ranks)] = np.arange(len(ranks))
-    names = _name_table(run)
+    names = _node_names(run)
     raw = _device_columns(run, scope, names)
     raw["rank"] = number[raw["rank"]]
     found = waits(run, scope)
     on_device, on_host = matched_here(found.rows, number)
-    marks, launch = host_nodes(run, scope, raw, on_host, number)
+    marks, launch = host_nodes(run, scope, raw, on_host, number, names)
     device, lags = device_nodes(raw, launch, marks, on_device, number, len(ranks))
     host, lags = with_targets(marks, device, lags, len(ranks))
     met = meetings(found.rows, len(found.transfer), on_host, device, host, number)
@@ -47,15 +47,10 @@ def graph_of(run: Run, scope: Scope) -> Graph:
     )
 
 
-def _name_table(run: Run) -> list[str]:
-    """The names of all nodes, also as the temporary table `graph_names`."""
+def _node_names(run: Run) -> list[str]:
+    """The names of all nodes; a node refers to its name by an index into them."""
     found = vocabulary(run, *GPU_CATEGORIES, "cpu_op", "user_annotation", *LAUNCH_CATEGORIES)
-    names = sorted({*found, *OWN_NAMES})
-    run.connection.execute(
-        "CREATE OR REPLACE TEMP TABLE graph_names AS SELECT unnest(?) AS name, unnest(range(?)) AS code",
-        [names, len(names)],
-    )
-    return names
+    return sorted({*found, *OWN_NAMES})
 
 
 _COLUMNS = (
