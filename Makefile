@@ -13,7 +13,7 @@ help:
 	@echo "make demo       two ranks train under rankscope profile, then tables and report.html"
 	@echo "make test       every check and every test (what CI runs)"
 	@echo "make test-fast  the quick tests, in about a minute"
-	@echo "make check      ruff, mypy --strict, import-linter, tsc"
+	@echo "make check      ruff, mypy --strict, import-linter; a user script under mypy and pyright; tsc"
 	@echo "make bench      rankscope against its peers, as ratios of one run"
 	@echo "make docs       regenerate docs/commands.md and docs/store.md from the code"
 
@@ -41,6 +41,7 @@ check: $(TOOLS)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	tests/typing/check.sh
 	tests/viewer/check-js.sh
 
 # Branch coverage of everything but the integration tests; the floor is in pyproject.toml.

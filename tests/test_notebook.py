@@ -1,14 +1,16 @@
-"""Runs in Python: every report is a method, what comes back shows itself, data frames where the packages are."""
+"""The Python interface: every report is a typed method, results are read-only, frames have exact types."""
 
 from __future__ import annotations
 
+import copy
 import importlib.util
 import inspect
 import json
+import pickle
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import pytest
 
@@ -22,16 +24,21 @@ from rankscope.notebook import Answer, OpenRun
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> OpenRun:
-    opened: OpenRun = rankscope.open(DATA / "seqpar-gloo4-slow2", cache=tmp_path_factory.mktemp("stores"))
-    return opened
+    return rankscope.open(DATA / "seqpar-gloo4-slow2", cache=tmp_path_factory.mktemp("stores"))
+
+
+_OTHER_METHODS = {"chart", "compat", "diff", "doctor", "query", "ranks", "reports"}
 
 
 def test_every_report_is_a_method_with_help_and_completion(run: OpenRun) -> None:
-    assert set(REPORTS) <= set(dir(run))
+    methods = [name for name in vars(OpenRun) if not name.startswith("_") and name not in _OTHER_METHODS]
+    assert methods == list(REPORTS)
     for name, report in REPORTS.items():
         method = getattr(run, name)
-        assert report.question in (inspect.getdoc(method) or "")
-        assert ("by" in inspect.signature(method).parameters) == bool(report.keys)
+        assert (inspect.getdoc(method) or "").splitlines()[0] == report.question
+        hints = get_type_hints(method)
+        keys = [key for part in get_args(hints.get("by")) for key in get_args(part)]
+        assert keys == list(report.keys) and hints["return"] is Answer
     assert "rank" in (inspect.getdoc(run.kernels) or "") and "4 ranks" in repr(run)
     assert [row["report"] for row in run.reports().rows] == list(REPORTS)
 
@@ -46,7 +53,7 @@ def test_answers_are_those_of_the_command_line(run: OpenRun) -> None:
     assert run.compat("hta").rows and run.compat("nsys", "cuda_gpu_kern_sum").rows
     assert run.diff(run).name == "diff"
     assert run.ranks == [0, 1, 2, 3] and run.problems == ()
-    assert json.loads(json.dumps(answer.to_dict()))["rows"] == answer.rows
+    assert json.loads(json.dumps(answer.to_dict()))["rows"] == list(answer.rows)
 
 
 def test_it_shows_itself_as_text_and_as_html(run: OpenRun) -> None:
@@ -55,14 +62,68 @@ def test_it_shows_itself_as_text_and_as_html(run: OpenRun) -> None:
     assert answer._repr_html_().count("<tr>") == 1 + len(answer.rows)
     hostile = Answer(
         "x", "<script>", "w", (Column("name"), Column("b", for_machines=True)),
-        [{"name": '"><img onerror=1>' + "y" * 200, "b": 1}] * 50,
+        ({"name": '"><img onerror=1>' + "y" * 200, "b": 1},) * 50,
         (Finding("info", "<b>", "&", hint="<i>"),), ("<u>",),
     )  # fmt: skip
     page = hostile._repr_html_()
     assert not any(tag in page for tag in ("<script", "<img", "<u>", "<i>"))
     assert "&lt;script&gt;" in page and "10 more rows" in page and page.count("<tr>") == 41
-    empty = Answer("x", "t", "w", (Column("a"),), [])
+    empty = Answer("x", "t", "w", (Column("a"),), ())
     assert "nothing to show" in empty._repr_html_() and "nothing to show" in repr(empty)
+
+
+def test_results_cannot_be_changed(run: OpenRun) -> None:
+    answer: Any = run.steps()
+    before = [dict(row) for row in answer.rows]
+    changes: list[Any] = [
+        lambda: answer.rows.sort(),
+        lambda: answer.rows.clear(),
+        lambda: answer.rows[0].update(step=-1),
+        lambda: answer.rows[0].__setitem__("step", -1),
+        lambda: setattr(answer, "rows", ()),
+    ]
+    for change in changes:
+        with pytest.raises((AttributeError, TypeError)):
+            change()
+    answer.to_dict()["rows"][0]["step"] = -1
+    assert [dict(row) for row in run.steps().rows] == before and len(before) > 3
+
+
+def test_values_of_rows_cannot_be_changed(run: OpenRun) -> None:
+    for name in REPORTS:
+        for row in getattr(run, name)().rows:
+            assert not any(isinstance(value, (list, dict, set)) for value in row.values()), (name, row)
+
+
+def test_results_can_be_pickled_and_copied(run: OpenRun) -> None:
+    answer = run.breakdown()
+    for again in (pickle.loads(pickle.dumps(answer)), copy.deepcopy(answer)):
+        assert again == answer and type(again) is Answer
+        with pytest.raises(TypeError):
+            again.rows[0]["step"] = 1  # type: ignore[index]
+
+
+def test_every_option_of_opening(tmp_path: Path) -> None:
+    """Those of the command line: the machine is part of what is asked, the rest of how files are read."""
+    baseline = tmp_path / "alone.json"
+    baseline.write_text('[{"kind": "all_reduce", "bytes": 1024, "ranks": 4, "time_us": 1}]')
+    named = write_kineto(tmp_path / "trace_x.json", [slice_event("aten::add", 0, 1)], distributedInfo={})
+    seen: list[tuple[int, int]] = []
+    opened = rankscope.open(
+        named,
+        cache=tmp_path / "cache",
+        rank_of={named: 17},
+        clocks="raw",
+        prefer="nsys",
+        comm_patterns=["^my_ring"],
+        baseline=baseline,
+        progress=lambda read, total: seen.append((read, total)),
+    )
+    assert opened.ranks == [17] and seen and seen[-1][1] > 0
+    assert "baseline_pct" in [column.name for column in opened.collectives().columns]
+    assert "baseline_pct" not in [
+        column.name for column in rankscope.open(named, rank_of={named: 17}).collectives().columns
+    ]
 
 
 def test_sql(run: OpenRun) -> None:
@@ -74,13 +135,15 @@ def test_sql(run: OpenRun) -> None:
 
 def test_what_is_wrong_is_said_in_three_parts(run: OpenRun, tmp_path: Path) -> None:
     wrong: list[tuple[type[Exception], Any]] = [
-        (UsageError, lambda: run.kernels(by="colour")),
+        (UsageError, lambda: run.kernels(by="colour")),  # type: ignore[arg-type]
         (UsageError, lambda: run.breakdown(ranks=99)),
         (UsageError, lambda: run.breakdown(steps="9:3")),
         (UsageError, lambda: run.compat("nobody")),
         (UsageError, lambda: run.compat("nsys", "nothing")),
         (UsageError, lambda: rankscope.open()),
         (UsageError, lambda: rankscope.open(DATA / "ddp-gloo4", cache=tmp_path, peak="fast")),
+        (UsageError, lambda: rankscope.open(DATA / "ddp-gloo4", cache=tmp_path, prefer="amd")),  # type: ignore[arg-type]
+        (UsageError, lambda: rankscope.open(DATA / "ddp-gloo4", cache=tmp_path, comm_patterns=["("])),
         (StoreError, lambda: rankscope.open(tmp_path / "nowhere")),
     ]
     for kind, ask in wrong:
@@ -100,26 +163,54 @@ VALUES = Result(
 )  # fmt: skip
 
 
-def test_data_frames() -> None:
-    pytest.importorskip("pandas", reason="df() gives a pandas DataFrame")
-    frame = Answer.of(VALUES).df()
-    assert list(frame.columns) == [column.name for column in VALUES.columns]
-    assert frame["n"].iloc[0] == 2**62 and frame["share"].tolist() == [1, 2.5]
+NOTHING = Result("x", "t", "w", VALUES.columns, [])
+
+
+def test_pandas_frames() -> None:
+    pandas = pytest.importorskip("pandas", reason="to_pandas() gives a pandas DataFrame")
+    frame = Answer.of(VALUES).to_pandas()
+    types = {name: str(dtype) for name, dtype in frame.dtypes.items()}
+    assert types == {
+        "n": "Int64", "share": "float64", "name": "string", "ranks": "object", "none": "Int64", 'a "b"': "Int64",
+        "flag": "boolean", "mixed": "string",
+    }  # fmt: skip
+    assert frame["n"].iloc[0] == 2**62 and frame["n"].iloc[1] is pandas.NA
+    assert frame["share"].tolist() == [1, 2.5]
     assert list(frame["ranks"].iloc[0]) == [1, 2] and frame["mixed"].tolist() == ["1", "x"]
-    assert Answer.of(Result("x", "t", "w", VALUES.columns, [])).df().shape == (0, 8)
+    empty = Answer.of(NOTHING).to_pandas()
+    assert empty.shape == (0, 8) and str(empty["n"].dtype) == "Int64"
+    assert Answer.of(VALUES).df().equals(frame)
+
+
+def test_polars_frames() -> None:
+    polars = pytest.importorskip("polars", reason="to_polars() gives a polars DataFrame")
+    frame = Answer.of(VALUES).to_polars()
+    assert dict(frame.schema) == {
+        "n": polars.Int64, "share": polars.Float64, "name": polars.String, "ranks": polars.List(polars.Int64),
+        "none": polars.Int64, 'a "b"': polars.Int64, "flag": polars.Boolean, "mixed": polars.String,
+    }  # fmt: skip
+    assert frame["n"].to_list() == [2**62, None] and frame["ranks"].to_list() == [[1, 2], []]
+    assert Answer.of(NOTHING).to_polars().shape == (0, 8)
 
 
 def test_arrow_tables() -> None:
-    pytest.importorskip("pyarrow", reason="arrow() gives a pyarrow Table")
-    table = Answer.of(VALUES).arrow()
-    types = {field.name: str(field.type) for field in table.schema}
-    assert (types["n"], types["share"], types["name"], types["none"]) == (
-        "int64",
-        "double",
-        "string",
-        "int64",
-    )
-    assert table.column("n").to_pylist() == [2**62, None]
+    pytest.importorskip("pyarrow", reason="to_arrow() gives a pyarrow Table")
+    table = Answer.of(VALUES).to_arrow()
+    assert {field.name: str(field.type) for field in table.schema} == {
+        "n": "int64", "share": "double", "name": "string", "ranks": "list<item: int64>", "none": "int64",
+        'a "b"': "int64", "flag": "bool", "mixed": "string",
+    }  # fmt: skip
+    assert table.column("n").to_pylist() == [2**62, None] and table.equals(Answer.of(VALUES).arrow())
+    assert Answer.of(NOTHING).to_arrow().num_rows == 0
+
+
+def test_integers_of_more_than_64_bits_stay_exact() -> None:
+    for package in ("pandas", "polars", "pyarrow"):
+        pytest.importorskip(package)
+    huge = Answer.of(Result("x", "t", "w", (Column("n", "flop"),), [{"n": 2**80}, {"n": None}]))
+    assert huge.to_pandas()["n"].iloc[0] == 2**80
+    assert huge.to_polars()["n"].to_list() == [2**80, None]
+    assert huge.to_arrow().column("n").to_pylist() == [2**80, None]
 
 
 def test_without_the_packages_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,12 +218,24 @@ def test_without_the_packages_it_says_what_to_install(monkeypatch: pytest.Monkey
     monkeypatch.setattr(
         importlib.util,
         "find_spec",
-        lambda name, *more: None if name in ("pandas", "pyarrow") else real(name, *more),
+        lambda name, *more: None if name in ("pandas", "polars", "pyarrow") else real(name, *more),
     )
-    for method in (Answer.of(VALUES).df, Answer.of(VALUES).arrow):
+    answer = Answer.of(VALUES)
+    for method in (answer.df, answer.arrow, answer.to_pandas, answer.to_polars, answer.to_arrow):
         with pytest.raises(MissingPackageError, match="needs p") as caught:
             method()
-        assert "pip install" in caught.value.hint
+        assert caught.value.why and "pip install" in caught.value.hint
+
+
+def test_every_error_is_public_and_drawn() -> None:
+    from rankscope import errors
+
+    public = {name: kind for name, kind in vars(errors).items() if name.endswith("Error")}
+    assert public["RankscopeError"] is rankscope.RankscopeError
+    for name, kind in public.items():
+        assert getattr(rankscope, name) is kind and name in rankscope.__all__
+        assert kind.__doc__ and name in (errors.__doc__ or "").split()
+        assert name in (ROOT / "docs" / "notebook.md").read_text(encoding="utf-8")
 
 
 def test_importing_rankscope_stays_free() -> None:

@@ -7,10 +7,12 @@ In a training program (standard library and torch only)::
             train(batch)
             prof.step()
 
-In a notebook, or any program that asks::
+In a notebook, or any other program::
 
     run = rankscope.open("RUN")
     run.breakdown()
+
+Every error is a rankscope.RankscopeError; rankscope.errors draws the hierarchy.
 """
 
 from __future__ import annotations
@@ -20,9 +22,11 @@ from typing import TYPE_CHECKING, Any
 
 from rankscope.version import __version__
 
-# Public name -> where it lives. Imported when first used: `import rankscope` costs next to nothing.
+# Public name -> its module, which is imported when the name is first used: `import rankscope` takes almost no time.
 _PUBLIC = {
     "open": "rankscope.notebook",
+    "OpenRun": "rankscope.notebook",
+    "Answer": "rankscope.notebook",
     "profile": "rankscope.inapp.profiler",
     "schedule": "rankscope.inapp.profiler",
     "mark_step": "rankscope.inapp.engine",
@@ -40,9 +44,35 @@ _PUBLIC = {
     "profiler_from_args": "rankscope.inapp.flags",
     "trainer_callback": "rankscope.inapp.callbacks",
     "lightning_callback": "rankscope.inapp.callbacks",
+    "RankscopeError": "rankscope.errors",
+    "UsageError": "rankscope.errors",
+    "ReadError": "rankscope.errors",
+    "NotATraceError": "rankscope.errors",
+    "EmptyTraceError": "rankscope.errors",
+    "RankError": "rankscope.errors",
+    "StoreError": "rankscope.errors",
+    "CaptureError": "rankscope.errors",
+    "ToolError": "rankscope.errors",
+    "RemoteError": "rankscope.errors",
+    "MissingPackageError": "rankscope.errors",
+    "QueryError": "rankscope.errors",
 }
 
 if TYPE_CHECKING:
+    from rankscope.errors import (
+        CaptureError,
+        EmptyTraceError,
+        MissingPackageError,
+        NotATraceError,
+        QueryError,
+        RankError,
+        RankscopeError,
+        ReadError,
+        RemoteError,
+        StoreError,
+        ToolError,
+        UsageError,
+    )
     from rankscope.inapp.annotate import trace
     from rankscope.inapp.callbacks import lightning_callback, trainer_callback
     from rankscope.inapp.cuda_range import cuda_profiler_range
@@ -53,13 +83,37 @@ if TYPE_CHECKING:
     from rankscope.inapp.profiler import profile, schedule
     from rankscope.inapp.timers import Timers
     from rankscope.inapp.window_handlers import ChromeTrace, Recorded, TensorBoard
+    from rankscope.notebook import Answer, OpenRun, open
+else:  # hidden from type checkers, which would accept any attribute because of it
+
+    def __getattr__(name: str) -> Any:
+        if name not in _PUBLIC:
+            raise AttributeError(f"module 'rankscope' has no attribute '{name}'")
+        value = getattr(import_module(_PUBLIC[name]), name)
+        globals()[name] = value
+        return value
+
 
 __all__ = [
+    "Answer",
+    "CaptureError",
     "ChromeTrace",
+    "EmptyTraceError",
+    "MissingPackageError",
+    "NotATraceError",
+    "OpenRun",
+    "QueryError",
+    "RankError",
+    "RankscopeError",
+    "ReadError",
     "Recorded",
+    "RemoteError",
+    "StoreError",
     "Summary",
     "TensorBoard",
     "Timers",
+    "ToolError",
+    "UsageError",
     "__version__",
     "add_profile_arguments",
     "cuda_profiler_range",
@@ -75,14 +129,6 @@ __all__ = [
     "trace",
     "trainer_callback",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _PUBLIC:
-        raise AttributeError(f"module 'rankscope' has no attribute '{name}'")
-    value = getattr(import_module(_PUBLIC[name]), name)
-    globals()[name] = value
-    return value
 
 
 def __dir__() -> list[str]:

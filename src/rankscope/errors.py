@@ -1,16 +1,16 @@
-"""Every error a user can meet, in three parts: what happened, why, and what to do.
+"""All errors of rankscope. Each has three parts: what happened, why, and what to do.
 
 RankscopeError              exit 1
-├── UsageError              exit 2: the command line alone is wrong; nothing was started
-├── ReadError               a file cannot be read as what it claims to be
-│   ├── NotATraceError      it is not a trace, or of a kind no reader knows
-│   │   └── EmptyTraceError it has no bytes at all: a trace that was never written
-│   └── RankError           the rank of a file cannot be told, or two files claim one rank
+├── UsageError              exit 2: an argument or option is wrong; nothing was started
+├── ReadError               a file cannot be read
+│   ├── NotATraceError      it is not a trace, or of a format that no reader knows
+│   │   └── EmptyTraceError it is empty: a trace that was never written
+│   └── RankError           the rank of a file is not known, or two files have the same rank
 ├── StoreError              the run folder cannot be opened or written
-├── CaptureError            this rank cannot be captured; the job it belongs to runs on
-├── ToolError               nsys or ncu is not there, or does not do what was asked
-├── RemoteError             another machine (ssh, kubectl) cannot be reached, or does not do what was asked
-├── MissingPackageError     an optional package is asked for and not installed
+├── CaptureError            this rank cannot be captured; the job continues
+├── ToolError               nsys or ncu is not installed, or fails
+├── RemoteError             another machine (ssh, kubectl) cannot be reached, or a command fails there
+├── MissingPackageError     an optional package is needed and not installed
 └── QueryError              the SQL is wrong
 """
 
@@ -18,7 +18,7 @@ from __future__ import annotations
 
 
 class RankscopeError(Exception):
-    """What happened, why, and what to do next. Shown as three lines, never as a traceback."""
+    """The base of all errors. The command line shows its three parts as lines, never as a traceback."""
 
     exit_code = 1
 
@@ -37,44 +37,46 @@ class RankscopeError(Exception):
 
 
 class UsageError(RankscopeError):
+    """An argument or option is wrong; nothing was started."""
+
     exit_code = 2
 
 
 class ReadError(RankscopeError):
-    pass
+    """A file cannot be read."""
 
 
 class NotATraceError(ReadError):
-    pass
+    """A file is not a trace, or of a format that no reader knows."""
 
 
 class EmptyTraceError(NotATraceError):
-    pass
+    """A file is empty: a trace that was never written."""
 
 
 class RankError(ReadError):
-    pass
+    """The rank of a file is not known, or two files have the same rank."""
 
 
 class StoreError(RankscopeError):
-    pass
+    """The run folder cannot be opened or written."""
 
 
 class CaptureError(RankscopeError):
-    pass
+    """This rank cannot be captured; the job continues."""
 
 
 class ToolError(RankscopeError):
-    pass
+    """nsys or ncu is not installed, or fails."""
 
 
 class RemoteError(RankscopeError):
-    pass
+    """Another machine cannot be reached, or a command fails there."""
 
 
 class MissingPackageError(RankscopeError):
-    pass
+    """An optional package is needed and not installed."""
 
 
 class QueryError(RankscopeError):
-    pass
+    """The SQL is wrong."""

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from conftest import DATA, kernel_event, write_kineto
 from rankscope.analysis import REPORTS
 from rankscope.analysis.across_ranks.collectives import fit_sizes
+from rankscope.analysis.core.machine import Machine
 from rankscope.analysis.core.result import Result
 from rankscope.analysis.core.scope import Scope
 from rankscope.baseline import load_baseline
@@ -167,7 +168,7 @@ def test_a_baseline_names_what_is_slower_than_the_baseline(tmp_path: Path) -> No
         "time_us": large["transfer_ns"] / 3e3,
     }
     file.write_text(json.dumps([alone]))
-    result = ask(Run(ingest([tmp_path / "run"]), baseline=load_baseline(file)))
+    result = ask(Run(ingest([tmp_path / "run"])), Scope(machine=Machine(baseline=load_baseline(file))))
     row = next(r for r in result.rows if (r["kind"], r["bytes"]) == (large["kind"], large["bytes"]))
     assert row["baseline_pct"] == pytest.approx(100 / 3, rel=0.05)
     assert any("of its baseline bandwidth" in finding.title for finding in result.findings)

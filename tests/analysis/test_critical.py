@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -18,7 +18,7 @@ from analysis.plain_walk import pieces, plain_walk, random_graph
 from analysis.random_programs import graph_of_program, longest_path, random_program
 from conftest import DATA, kernel_event, open_trace, slice_event, write_kineto
 from rankscope.analysis import REPORTS
-from rankscope.analysis.core.result import Result
+from rankscope.analysis.core.result import Result, Row
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.critical_path.graph.build import graph_of
 from rankscope.analysis.critical_path.graph.nodes import NONE
@@ -33,7 +33,7 @@ def critical(run: Run, **scope: Any) -> Result:
     return REPORTS["critical"].analyse(run, Scope(**scope), None)
 
 
-def by_class(rows: list[dict[str, Any]]) -> Counter[str]:
+def by_class(rows: Sequence[Row]) -> Counter[str]:
     sums: Counter[str] = Counter()
     for row in rows:
         sums[row["class"]] += row["ns"]

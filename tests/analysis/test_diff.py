@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import xml.etree.ElementTree as ET
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from conftest import DATA, kernel_event, open_trace, slice_event, write_kineto
+from rankscope.analysis.core.result import Row
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.diff.compare import Rules, compare
 from rankscope.analysis.diff.samples import REPORTS, Measure, Samples, collect
@@ -36,7 +37,7 @@ def captures(tmp_path_factory: pytest.TempPathFactory) -> list[Samples]:
     return [collect(synthetic(folder / str(seed), seed=seed), Scope(), REPORTS) for seed in range(15)]
 
 
-def called(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def called(rows: Sequence[Row]) -> Sequence[Row]:
     return [row for row in rows if row["verdict"] != "same"]
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from conftest import DATA, kernel_event, open_trace, slice_event, write_kineto
 from rankscope.analysis import REPORTS
-from rankscope.analysis.core.given_ceilings import given_ceilings
+from rankscope.analysis.core.machine import Machine, given_ceilings
 from rankscope.analysis.core.result import Result
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.core.step_times import periods
@@ -216,12 +216,15 @@ def test_the_user_s_ceilings_go_before_the_table_s(tmp_path: Path) -> None:
     path = write_kineto(
         tmp_path / "t.json", [shaped("aten::mm", 0, 10, [[8, 8], [8, 8]])], deviceProperties=H200
     )
-    run = Run(ingest([path]), ceilings=Ceilings(any_peak=1e12, source="--peak"))
-    row = report(run, "roofline").rows[0]
+    run = Run(ingest([path]))
+    machine = Machine(Ceilings(any_peak=1e12, source="--peak"))
+    row = report(run, "roofline", machine=machine).rows[0]
     # 10 µs on the host: the intensity is 1024 / 384, so 4.8 TB/s allow 12.8 TFLOP/s, and the peak is the roof
     assert row["pct_of_roof"] == pytest.approx(100 * 1024 / 10e-6 / 1e12)
     assert row["bound"] == "compute"
-    assert any("--peak and the data sheet of H200" in note for note in report(run, "roofline").notes)
+    assert any(
+        "--peak and the data sheet of H200" in note for note in report(run, "roofline", machine=machine).notes
+    )
 
 
 def test_notes_on_missing_data(tmp_path: Path) -> None:
@@ -368,8 +371,8 @@ def test_recomputation_is_not_work_of_the_model(reentrant: bool, tmp_path: Path)
             y = checkpoint(layer, y, use_reentrant=reentrant)
         y.sum().backward()
     profiler.export_chrome_trace(str(tmp_path / "t.json"))
-    run = Run(ingest([tmp_path / "t.json"]), ceilings=Ceilings(any_peak=1e12, source="--peak"))
-    result = report(run, "mfu")
+    run = Run(ingest([tmp_path / "t.json"]))
+    result = report(run, "mfu", machine=Machine(Ceilings(any_peak=1e12, source="--peak")))
     one = 2 * 32 * 64 * 64
     assert result.rows[0]["flops"] == 2 * 3 * one
     assert result.rows[0]["hfu_pct"] == pytest.approx(result.rows[0]["mfu_pct"] * 8 / 6)

@@ -14,7 +14,7 @@ import pytest
 
 from conftest import DATA, kernel_event, open_trace, slice_event, write_kineto
 from rankscope.analysis import REPORTS
-from rankscope.analysis.core.result import Result
+from rankscope.analysis.core.result import Result, Row
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.health.doctor import doctor, grade
 from rankscope.store.run import Run
@@ -26,7 +26,7 @@ def report(run: Run, name: str, by: str | None = None, **scope: Any) -> Result:
     return REPORTS[name].analyse(run, Scope(**scope), by)
 
 
-def whole(result: Result) -> dict[str, Any]:
+def whole(result: Result) -> Row:
     return result.rows[0]
 
 

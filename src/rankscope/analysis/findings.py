@@ -40,7 +40,7 @@ _DEFECTS = ("warning", "critical")
 
 
 @once_per_run
-def collect(run: Run, scope: Scope) -> list[Found]:
+def collect(run: Run, scope: Scope) -> tuple[Found, ...]:
     """Asks every report that can find something. By severity, then by cost; 'ok' is no finding."""
     found = [
         Found(report.name, finding)
@@ -49,7 +49,7 @@ def collect(run: Run, scope: Scope) -> list[Found]:
         for finding in report.analyse(run, scope, None).findings
         if finding.severity != "ok"
     ]
-    return sorted(_without_waiting(found), key=_order)
+    return tuple(sorted(_without_waiting(found), key=_order))
 
 
 def _without_waiting(found: list[Found]) -> list[Found]:
@@ -93,7 +93,7 @@ def findings(run: Run, scope: Scope, by: str | None = None) -> Result:
             "title": one.finding.title,
             "evidence": one.finding.evidence,
             "hint": one.finding.hint,
-            "ranks": list(one.finding.ranks),
+            "ranks": one.finding.ranks,
             "start_ns": one.finding.span[0] if one.finding.span else None,
             "end_ns": one.finding.span[1] if one.finding.span else None,
         }

@@ -54,10 +54,14 @@ QUESTIONS = {
             ("rank", "source"),
         ),
         Report("phases", "How much is forward, backward, optimizer, recomputation?", phases, finds=True),
-        Report("launches", "Is the host ahead: launch delays and queue depth of each stream?", launches),
+        Report(
+            "launches",
+            "Is the host ahead of the GPU: launch delays and queue depth of each stream?",
+            launches,
+        ),
         Report(
             "short",
-            "Which ops launch kernels too short to be worth it?",
+            "Which ops launch kernels that are too short?",
             short,
             ("rank", "source"),
             finds=True,
@@ -70,8 +74,8 @@ QUESTIONS = {
             finds=True,
         ),
         Report("dataloader", "Does the training loop wait for data?", dataloader, finds=True),
-        Report("overhead", "What did the profiler itself cost?", overhead, finds=True),
-        Report("families", "Which kinds of kernels take the time, sizes aside?", families, ("rank",)),
+        Report("overhead", "How much time did the profiler itself take?", overhead, finds=True),
+        Report("families", "Which kinds of kernels take the time?", families, ("rank",)),
         Report("kernels", "Which GPU kernels take the time?", kernels, ("rank",)),
         Report(
             "ops",
@@ -82,11 +86,11 @@ QUESTIONS = {
         Report("steps", "How long does each step take on the host?", steps),
         Report("api", "Which runtime and driver calls take the host's time?", api, ("rank",)),
         Report("memcpy", "Which copies run, and how fast?", memcpy, ("rank",)),
-        Report("annotations", "How long do the ranges take that the program marked?", annotated, ("rank",)),
-        Report("mfu", "How much of the device's peak is the model's work?", mfu),
+        Report("annotations", "How long do the program's annotated ranges take?", annotated, ("rank",)),
+        Report("mfu", "Which share of the device's peak does the model use?", mfu),
         Report(
             "roofline",
-            "How near is each op or kernel to what the device can do?",
+            "How close is each op or kernel to the limits of the device?",
             roofline,
             ("shape", "kernel", "rank"),
             finds=True,
@@ -97,24 +101,30 @@ QUESTIONS = {
             collectives,
             finds=True,
         ),
-        Report("stragglers", "Which rank keeps the others waiting, and why?", stragglers, finds=True),
-        Report("clocks", "How do the clocks of the ranks relate?", clocks, finds=True),
+        Report("stragglers", "Which rank delays the others, and why?", stragglers, finds=True),
+        Report("clocks", "How far apart are the clocks of the ranks?", clocks, finds=True),
         Report(
-            "layout", "Which rank stands where: pipeline, data, tensor, expert parallel?", layout, ("rank",)
+            "layout",
+            "Which rank has which place: pipeline, data, tensor, expert parallel?",
+            layout,
+            ("rank",),
         ),
-        Report("groups", "Which process groups are there, and what are they for?", groups),
-        Report("critical", "What does the run's time hang on, from rank to rank?", critical, finds=True),
-        Report("bubbles", "How long do pipeline stages stand still?", bubbles, ("rank",), finds=True),
+        Report("groups", "Which process groups exist, and what are they used for?", groups),
+        Report("critical", "What is on the critical path through all ranks?", critical, finds=True),
+        Report("bubbles", "How long are pipeline stages idle?", bubbles, ("rank",), finds=True),
         Report(
             "fragments", "How much reserved memory is not in use, and in which pieces?", fragments, finds=True
         ),
-        Report("flight", "The job hung: who is missing at which sequence number?", flight, finds=True),
+        Report("flight", "The job hung: which rank is missing at which sequence number?", flight, finds=True),
         Report(
-            "ncu", "How near the device's limits do kernels run, measured by Nsight Compute?", ncu, finds=True
+            "ncu",
+            "How close to the device's limits do kernels run, measured by Nsight Compute?",
+            ncu,
+            finds=True,
         ),
         Report(
             "memory", "How much memory is used at the peak, and does it grow?", memory, ("step",), finds=True
         ),
-        Report("allocators", "Who holds the memory at the peak?", allocators, ("module",)),
+        Report("allocators", "Which ops and modules hold the memory at the peak?", allocators, ("module",)),
     )
 }

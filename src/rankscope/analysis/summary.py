@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from statistics import median
-from typing import Any
 
 from rankscope.analysis.core.ceilings import device_names
-from rankscope.analysis.core.result import Column, Result
+from rankscope.analysis.core.result import Column, Result, Row
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.core.step_times import periods
 from rankscope.analysis.findings import NOTHING_FOUND, collect
@@ -75,11 +75,11 @@ def summary(run: Run, scope: Scope, by: str | None = None) -> Result:
     return Result("summary", title, scope.window, COLUMNS, rows, found, tuple(notes))
 
 
-def _share(row: dict[str, Any] | None, part: str) -> float | None:
+def _share(row: Row | None, part: str) -> float | None:
     return 100 * row[f"{part}_ns"] / row["span_ns"] if row and row["span_ns"] else None
 
 
-def verdict(run: Run, scope: Scope, rows: list[dict[str, Any]], parts: list[dict[str, Any]]) -> str:
+def verdict(run: Run, scope: Scope, rows: Sequence[Row], parts: Sequence[Row]) -> str:
     """'A step takes 49.8 ms: 41 % compute, …', over all ranks in scope."""
     times = [row["step_ns"] for row in rows if row["step_ns"] is not None]
     if not times:
@@ -120,7 +120,7 @@ def subject(run: Run, scope: Scope, result: Result) -> str:
     return ", ".join([*words, *names])
 
 
-def _missing(rows: list[dict[str, Any]]) -> list[str]:
+def _missing(rows: Sequence[Row]) -> list[str]:
     """What a better recording would add to this screen."""
     notes = []
     if rows and all(row["mfu_pct"] is None for row in rows):

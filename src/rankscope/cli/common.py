@@ -118,9 +118,11 @@ def exit_code(fail_on: str | None, results: Iterable[Result]) -> int:
 
 
 def scope_of(args: argparse.Namespace) -> Scope:
+    from rankscope.analysis.core.machine import machine_from
     from rankscope.analysis.core.scope import Scope, parse_ranks, parse_steps
 
-    return Scope(parse_ranks(args.ranks), parse_steps(args.steps) if args.steps else None)
+    machine = machine_from(*(getattr(args, name, None) for name in ("peak", "bandwidth", "baseline")))
+    return Scope(parse_ranks(args.ranks), parse_steps(args.steps) if args.steps else None, machine)
 
 
 def open_run(args: argparse.Namespace, comm_patterns: tuple[str, ...] = (), prefer: str = "") -> Run:
@@ -128,28 +130,20 @@ def open_run(args: argparse.Namespace, comm_patterns: tuple[str, ...] = (), pref
 
     `prefer` is the format to use where several tools recorded a rank.
     """
-    from rankscope.store.ingest import Options
-    from rankscope.store.run import Run
-
-    ceilings = None
-    if getattr(args, "peak", None) or getattr(args, "bandwidth", None):
-        from rankscope.analysis.core.given_ceilings import given_ceilings
-
-        ceilings = given_ceilings(args.peak, args.bandwidth)
     use_tools(args)
-    paths = args.run if isinstance(args.run, list) else [args.run]
-    baseline = None
-    if getattr(args, "baseline", None):
-        from rankscope.baseline import load_baseline
+    _import_numpy_with_one_thread()
+    from rankscope.store import run as runs
 
-        baseline = load_baseline(args.baseline)
-    return Run(
-        read(paths, Options(cache=args.cache, jobs=args.jobs), args.quiet),
-        comm_patterns,
-        prefer,
-        ceilings=ceilings,
+    started = time.monotonic()
+    return runs.open_run(
+        args.run if isinstance(args.run, list) else [args.run],
+        cache=args.cache,
+        jobs=args.jobs,
         clocks=getattr(args, "clocks", "aligned"),
-        baseline=baseline,
+        prefer=prefer,
+        comm_patterns=comm_patterns,
+        watch=watch(args.quiet),
+        on_read=lambda ingested: _say_what_was_read(ingested, started, args.quiet),
     )
 
 
@@ -198,6 +192,11 @@ def read(paths: list[Path], options: Options, quiet: bool) -> Ingested:
 
     started = time.monotonic()
     ingested = ingest(paths, options, watch(quiet))
+    _say_what_was_read(ingested, started, quiet)
+    return ingested
+
+
+def _say_what_was_read(ingested: Ingested, started: float, quiet: bool) -> None:
     for problem in ingested.problems:
         print(f"rankscope: {problem}", file=sys.stderr)
     if ingested.read and not quiet:
@@ -208,7 +207,6 @@ def read(paths: list[Path], options: Options, quiet: bool) -> Ingested:
             f"{time.monotonic() - started:.1f} s into {ingested.store}",
             file=sys.stderr,
         )
-    return ingested
 
 
 def watch(quiet: bool) -> Watch:

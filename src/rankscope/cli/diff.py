@@ -7,12 +7,14 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rankscope.cli.common import add_reading_options, add_scope_options, read, scope_of
+from rankscope.cli.common import add_reading_options, add_scope_options, open_run, scope_of
 from rankscope.errors import UsageError
 from rankscope.units import parse_count, parse_percent, shorten_middle
 
 if TYPE_CHECKING:
-    from rankscope.analysis.core.result import Result
+    from collections.abc import Sequence
+
+    from rankscope.analysis.core.result import Result, Row
     from rankscope.store.run import Run
 
 DESCRIPTION = """\
@@ -89,13 +91,10 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _open(args: argparse.Namespace, path: Path) -> Run:
-    from rankscope.store.ingest import Options
-    from rankscope.store.run import Run
-
-    return Run(read([path], Options(cache=args.cache, jobs=args.jobs), args.quiet))
+    return open_run(argparse.Namespace(**{**vars(args), "run": path}))
 
 
-def _text(result: Result, failed: list[dict[str, object]], format: str, shown: int | None) -> str:
+def _text(result: Result, failed: Sequence[Row], format: str, shown: int | None) -> str:
     from rankscope.analysis.diff.two_runs import by_unit
     from rankscope.views import render, terminal_width, use_color
     from rankscope.views.junit import junit

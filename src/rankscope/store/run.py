@@ -1,20 +1,18 @@
-"""A run, open for questions: SQL views over the segments' Parquet files, on one time axis.
+"""An open run: SQL views over the Parquet files of its segments, on one time axis.
 
-Parquet holds times from each file's own origin; the views add the distance from the run's start, so ranks
-compare. Only this module and the writers know Parquet.
+In Parquet, times count from the start of each file. The views add the offset of the file from the start of the run,
+so that times of different ranks can be compared. Only this module and the writers know Parquet.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from rankscope.baseline import Baseline
-from rankscope.devices import Ceilings
-from rankscope.errors import QueryError, StoreError
+from rankscope.errors import QueryError, RankscopeError, StoreError
 from rankscope.model import (
     COLLECTIVE_NAME_PATTERN,
     COLLECTIVES,
@@ -36,9 +34,10 @@ from rankscope.model import (
     Table,
 )
 from rankscope.sql import sql_text, sql_texts
+from rankscope.store.cache import Cache
 from rankscope.store.clocks import alignment
 from rankscope.store.clocks.alignment import Clocks
-from rankscope.store.ingest import Ingested
+from rankscope.store.ingest import Ingested, Options, Watch, ingest
 from rankscope.store.layout import SegmentEntry
 from rankscope.store.workspace import EVENT_ID
 
@@ -88,10 +87,34 @@ VIEWS = (
     SEGMENTS,
     *FURTHER_TABLES,
 )
-"""What SQL users see; rank and segment stand before the columns listed."""
+"""The tables of SQL queries; the columns rank and segment come before the columns listed."""
 
 
 ALL_TOOLS = "*"
+"""A value of `prefer`: use the files of all tools. For drawing only; sums would count a rank's time twice."""
+
+
+def open_run(
+    paths: Sequence[Path],
+    *,
+    cache: Path | None = None,
+    jobs: int | None = None,
+    ranks: Mapping[Path, int] | None = None,
+    clocks: ClockMode = "aligned",
+    prefer: str = "",
+    comm_patterns: Sequence[str] = (),
+    watch: Watch | None = None,
+    on_read: Callable[[Ingested], None] | None = None,
+) -> Run:
+    """Read what has changed in `paths` into the store and open it. The command line, notebooks and the viewer use this.
+
+    `ranks` gives the rank of files that do not contain it. `watch` is called while files are read, `on_read` once
+    afterwards. The other options are those of Options (cache, jobs) and Run.
+    """
+    ingested = ingest(paths, Options(cache=cache, ranks=ranks or {}, jobs=jobs), watch)
+    if on_read is not None:
+        on_read(ingested)
+    return Run(ingested, comm_patterns, prefer, clocks)
 
 
 class Run:
@@ -102,31 +125,39 @@ class Run:
         ingested: Ingested,
         comm_patterns: Sequence[str] = (),
         prefer: str = "",
-        ceilings: Ceilings | None = None,
         clocks: ClockMode = "aligned",
-        baseline: Baseline | None = None,
     ) -> None:
-        """`prefer` names the format to take where several tools recorded a rank's timeline (model.TIMELINE_FORMATS);
-        ALL_TOOLS takes all of them, for drawing, not for counting.
+        """`prefer` is the format to use where several tools recorded a rank (model.TIMELINE_FORMATS), or ALL_TOOLS.
 
-        `clocks`: raw leaves every rank on its own wall clock; aligned moves them as their collectives tell.
+        `clocks`: "aligned" corrects the clocks of the ranks by their collectives; "raw" leaves them as recorded.
         """
+        self._ingested = ingested
+        self._prefer = prefer
         self._clock_mode = clocks
         self._own_clocks: Run | None = None
         self._moved_ns = 0
-        self.baseline = baseline
-        """What collectives do on this machine alone, where the user has measured it."""
+        self.cache = Cache()
+        """Answers of analyses about this view; replaced when the view changes."""
+        self.problems: tuple[RankscopeError, ...] = ingested.problems
+        """Files that could not be read; the others are in the run."""
         self.store = ingested.store
         self.segments: list[SegmentEntry] = ingested.index.segments
         self.set_aside = _set_aside(self.segments, prefer)
         """Not in the tables, or the rank's time would count twice; listed in `segments` with used = false."""
         self._used = [entry for entry in self.segments if entry not in self.set_aside]
         self.timelines = [entry for entry in self._used if entry.has_times]
-        """The segments that are used and tell the time."""
+        """The segments that are used and have times."""
         self.start_unix_ns = min((entry.unix_origin_ns for entry in self.timelines), default=0)
         self.comm_patterns = (COLLECTIVE_NAME_PATTERN, *comm_patterns)
-        self.ceilings = ceilings or Ceilings()
-        """What the user says his devices can do at most; the table of devices fills in the rest."""
+
+    def with_options(self, *, clocks: ClockMode | None = None, prefer: str | None = None) -> Run:
+        """The same files opened with other options."""
+        return Run(
+            self._ingested,
+            self.comm_patterns[1:],
+            self._prefer if prefer is None else prefer,
+            self._clock_mode if clocks is None else clocks,
+        )
 
     @property
     def clock_mode(self) -> ClockMode:
@@ -137,12 +168,12 @@ class Run:
         return sorted({entry.rank for entry in self.segments})
 
     def shift_ns(self, entry: SegmentEntry) -> int:
-        """From the run's start to the origin of this segment; 0 where a file tells no time."""
+        """From the run's start to the origin of this segment; 0 for a file without times."""
         return self._shifts.get((entry.rank, entry.segment), 0)
 
     @cached_property
     def _shifts(self) -> dict[tuple[int, int], int]:
-        """By file. Each is moved as a whole, by what its clock is ahead in its middle: durations stay as recorded."""
+        """By file. A file is shifted as a whole, by the clock offset at its middle, so durations stay as recorded."""
         shifts = {}
         for entry in self.timelines:
             shift = entry.unix_origin_ns - self.start_unix_ns
@@ -156,7 +187,7 @@ class Run:
 
     @cached_property
     def clocks(self) -> Clocks:
-        """How the ranks' clocks relate: measured once a store, by the ends of collectives."""
+        """Offset and drift of the ranks' clocks, measured by the ends of collectives; kept in the store."""
         ranks = sorted({entry.rank for entry in self.timelines})
         if self._clock_mode == "raw" or len(ranks) < 2:
             return alignment.wall_clocks(ranks)
@@ -169,26 +200,27 @@ class Run:
         return known
 
     def _raw(self) -> Run:
-        """The same run with every rank on its own wall alignment."""
+        """The same run with every rank on its own wall clock."""
         raw = copy(self)
         raw._clock_mode, raw._moved_ns = "raw", 0
         raw._forget()
         return raw
 
     def _forget(self) -> None:
-        """What depends on clocks is made anew."""
+        """Drop what depends on clocks. The cache is replaced, not cleared: a copy of this run may share it."""
         self._own_clocks = None
+        self.cache = Cache()
         for made in ("connection", "_guarded", "collectives", "clocks", "_shifts"):
             vars(self).pop(made, None)
 
     def move(self, by_ns: int) -> None:
-        """Shift the time of everything, to set two runs side by side."""
+        """Shift all times, to show two runs side by side."""
         self._moved_ns += by_ns
         self._forget()
 
     @cached_property
     def connection(self) -> duckdb.DuckDBPyConnection:
-        """The views, for our own questions."""
+        """The views, for our own queries."""
         return self._connect()
 
     def _connect(self) -> duckdb.DuckDBPyConnection:
@@ -208,7 +240,7 @@ class Run:
 
     @cached_property
     def _guarded(self) -> duckdb.DuckDBPyConnection:
-        """The same views for questions of others: nothing outside the store can be read, nothing written."""
+        """The same views for users' queries: nothing outside the store can be read, nothing written."""
         guarded = self._connect()
         guarded.execute(f"SET allowed_directories = [{sql_text(self.store)}]")
         guarded.execute("SET enable_external_access = false")
@@ -217,7 +249,7 @@ class Run:
 
     @cached_property
     def collectives(self) -> Collectives:
-        """What communicates, on all ranks, and what belongs together; made once."""
+        """The collectives of all ranks, matched across ranks."""
         # Late: imports numpy, which most commands do not need.
         from rankscope.store.collectives.loading import matched_collectives, shifted
 
@@ -241,7 +273,7 @@ class Run:
         return columns
 
     def stream(self, sql: str, at_a_time: int = 20_000) -> Iterator[tuple[Any, ...]]:
-        """Rows one by one, never all in memory. Its own cursor: other questions may be asked meanwhile."""
+        """Rows one by one, never all in memory. It has its own cursor: other queries may run meanwhile."""
         cursor = self.connection.cursor()
         try:
             result = cursor.execute(sql)
@@ -251,7 +283,7 @@ class Run:
             cursor.close()
 
     def query(self, sql: str) -> tuple[list[str], list[tuple[Any, ...]]]:
-        """A user's question: one statement that only reads. Returns column names and rows."""
+        """A user's query: one statement that only reads. Returns column names and rows."""
         import duckdb
 
         try:
@@ -261,7 +293,7 @@ class Run:
                 duckdb.StatementType.EXPLAIN,
             ):
                 raise QueryError(
-                    "only one SELECT can be asked",
+                    "only a single SELECT is allowed",
                     why="The run is read-only.",
                     hint="Write a single SELECT, DESCRIBE or SHOW TABLES.",
                 )
@@ -269,7 +301,7 @@ class Run:
             return [column[0] for column in cursor.description or ()], cursor.fetchall()
         except duckdb.Error as error:
             raise QueryError(
-                "the query cannot be answered",
+                "the query failed",
                 why=str(error).strip(),
                 hint=f"Tables: {', '.join(v.name for v in VIEWS)}",
             ) from error
@@ -340,7 +372,7 @@ class Run:
         )
 
     def _classed(self, rows: str, connection: duckdb.DuckDBPyConnection) -> str:
-        """Device activity with its classes, which are decided once a name and once a run, not once a question."""
+        """Device activity with its class. Names are classified once per connection, not once per query."""
         communicates = " OR ".join(
             f"regexp_matches(name, {sql_text(pattern)})" for pattern in self.comm_patterns
         )
@@ -357,7 +389,7 @@ class Run:
 
 
 def _set_aside(segments: Sequence[SegmentEntry], prefer: str) -> list[SegmentEntry]:
-    """Files whose rank's timeline is told by a file of a format that comes first."""
+    """Files of ranks whose timeline comes from a file of another format that is preferred."""
     if prefer == ALL_TOOLS:
         return []
     order = sorted(TIMELINE_FORMATS, key=lambda name: name != prefer)

@@ -68,7 +68,7 @@ class Workspace:
         return self.connection.execute(sql).fetchall()
 
     def arrays(self, sql: str) -> dict[str, Ints]:
-        columns: dict[str, Ints] = self.connection.execute(sql).fetchnumpy()
+        columns: dict[str, Any] = self.connection.execute(sql).fetchnumpy()
         return columns
 
     def copy(self, select: str, table: Table) -> int:

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from rankscope.errors import RankscopeError, UsageError
-from rankscope.store.ingest import Ingested, Options, Watch, ingest
-from rankscope.store.run import ALL_TOOLS, ClockMode, Run
+from rankscope.store.ingest import Options, Watch
+from rankscope.store.run import ALL_TOOLS, Run, open_run
 from rankscope.viewer import collective_peers, counters, flame, reports, slices, timeline
 from rankscope.viewer.answers import Answer, Route
 from rankscope.viewer.session import Session
@@ -41,20 +41,19 @@ class Opening:
 
     def _open(self) -> None:
         try:
-            ingested = [self._ingest(path) for path in self._runs]
-            self._routes["aligned"] = self._routes_with("aligned", ingested)
-            self._make_raw = lambda: self._routes_with("raw", ingested)
+            runs = [self._open_run(path) for path in self._runs]
+            self._make_raw = lambda: self._routes_with([run.with_options(clocks="raw") for run in runs])
+            self._routes["aligned"] = self._routes_with(runs)
         except RankscopeError as error:
             self._error = error
             self._say(f"rankscope: {error}")
         finally:
             self._done.set()
 
-    def _routes_with(self, clocks: ClockMode, ingested: list[Ingested]) -> dict[str, Route]:
+    def _routes_with(self, runs: list[Run]) -> dict[str, Route]:
         sessions = []
-        for read, path in zip(ingested, self._runs, strict=True):
-            run = Run(read, clocks=clocks)
-            drawn = Run(read, clocks=clocks, prefer=ALL_TOOLS) if run.set_aside else run
+        for run, path in zip(runs, self._runs, strict=True):
+            drawn = run.with_options(prefer=ALL_TOOLS) if run.set_aside else run
             sessions.append(Session(run, path.resolve().name, drawn))
         if len(sessions) == 1:
             return routes_of(sessions[0])
@@ -71,12 +70,12 @@ class Opening:
                 self._routes["raw"] = self._make_raw()
             return self._routes["raw"]
 
-    def _ingest(self, path: Path) -> Ingested:
+    def _open_run(self, path: Path) -> Run:
         watch = Watch(self._begin, self._advance, lambda: None, self._say)
-        ingested = ingest([path], self._options, watch)
-        for problem in ingested.problems:
+        run = open_run([path], cache=self._options.cache, jobs=self._options.jobs, watch=watch)
+        for problem in run.problems:
             self._say(f"rankscope: {problem}")
-        return ingested
+        return run
 
     def _begin(self, files: int, total_bytes: int) -> None:
         self._total += total_bytes

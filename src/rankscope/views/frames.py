@@ -1,81 +1,140 @@
-"""A Result for notebooks: as a DuckDB relation, and from there as a pandas or Arrow table."""
+"""A Result as a data frame: pandas, polars or Arrow, each with exact types. The packages are imported when used.
+
+Integers stay integers where values are missing. The type of a column depends on its unit first, and on its values
+where it has no unit.
+"""
 
 from __future__ import annotations
 
+import importlib.util
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rankscope.analysis.core.result import Result
+from rankscope.analysis.core.result import Column, Result
 from rankscope.errors import MissingPackageError
-from rankscope.sql import sql_name
-from rankscope.views.columns import plain
+from rankscope.views.columns import values_of
 
 if TYPE_CHECKING:
-    import duckdb
+    import pandas
+    import polars
+    import pyarrow
 
-# What a column without a single known value would have held.
-_TYPE_OF_UNIT = {"ns": "BIGINT", "bytes": "BIGINT", "count": "BIGINT", "flop": "BIGINT", "": "VARCHAR"}
+_OF_UNIT = {"ns": "int", "bytes": "int", "count": "int", "flop": "int", "": "text"}
+"""The type of a column without a known value; float for the other units, which are rates and shares."""
 _LARGEST = 2**63
 
 
-def data_frame(result: Result) -> Any:
-    """A pandas DataFrame, one column a column of the result."""
-    _need("pandas", "df()")
-    connection = _connect()
-    return _relation(connection, result).df()
+class _Typed(NamedTuple):
+    """The values of a column, None where not known, and their type."""
+
+    values: list[Any]
+    type: str
+    """bool, int, huge (more than 64 bits), float, text or list."""
+    item: str = "text"
+    """Of a list: the type of its items."""
 
 
-def arrow_table(result: Result) -> Any:
+def pandas_frame(result: Result) -> pandas.DataFrame:
+    """A pandas DataFrame; integers, booleans and texts have the types that can be null."""
+    _need("pandas", "to_pandas()")
+    import pandas
+
+    types = {"bool": "boolean", "int": "Int64", "float": "float64", "text": "string"}
+    found: dict[str, Any] = {
+        name: pandas.Series(column.values, dtype=types.get(column.type, "object"))
+        for name, column in _columns(result).items()
+    }
+    frame: pandas.DataFrame = pandas.DataFrame(found)
+    return frame
+
+
+def polars_frame(result: Result) -> polars.DataFrame:
+    """A polars DataFrame."""
+    _need("polars", "to_polars()")
+    import polars
+
+    types: dict[str, Any] = {
+        "bool": polars.Boolean,
+        "int": polars.Int64,
+        "huge": polars.Int128,
+        "float": polars.Float64,
+        "text": polars.String,
+    }
+    return polars.DataFrame(
+        [
+            polars.Series(
+                name,
+                column.values,
+                dtype=polars.List(types[column.item]) if column.type == "list" else types[column.type],
+            )
+            for name, column in _columns(result).items()
+        ]
+    )
+
+
+def arrow_table(result: Result) -> pyarrow.Table:
     """A pyarrow Table."""
-    _need("pyarrow", "arrow()")
-    connection = _connect()
-    return _relation(connection, result).to_arrow_table()
+    _need("pyarrow", "to_arrow()")
+    import pyarrow
 
-
-def _connect() -> duckdb.DuckDBPyConnection:
-    import duckdb
-
-    return duckdb.connect()
+    types: dict[str, Any] = {
+        "bool": pyarrow.bool_(),
+        "int": pyarrow.int64(),
+        "huge": pyarrow.decimal128(38),
+        "float": pyarrow.float64(),
+        "text": pyarrow.string(),
+    }
+    arrays = {
+        name: pyarrow.array(
+            column.values,
+            type=pyarrow.list_(types[column.item]) if column.type == "list" else types[column.type],
+        )
+        for name, column in _columns(result).items()
+    }
+    return pyarrow.table(arrays)
 
 
 def _need(package: str, method: str) -> None:
-    from importlib.util import find_spec
-
-    if find_spec(package) is None:
+    if importlib.util.find_spec(package) is None:
         raise MissingPackageError(
             f"{method} needs {package}",
-            why="rankscope itself does not, so it is not installed with it.",
-            hint=f"pip install {package}; or use .rows and .to_dict(), which need nothing.",
+            why=f"{package} is not installed; it is not a dependency of rankscope.",
+            hint=f"pip install {package}; or use .rows and .to_dict(), which need no package.",
         )
 
 
-def _relation(connection: duckdb.DuckDBPyConnection, result: Result) -> duckdb.DuckDBPyRelation:
-    names = [column.name for column in result.columns]
-    cells = {column.name: [plain(row.get(column.name)) for row in result.rows] for column in result.columns}
-    types = {column.name: _type(cells[column.name], column.unit) for column in result.columns}
-    for name in names:
-        if types[name] == "VARCHAR":
-            cells[name] = [_text(value) for value in cells[name]]
-    # A list a column and not a record a row: DuckDB builds the rows.
-    columns = ", ".join(f"unnest(?::{types[name]}[]) AS {sql_name(name)}" for name in names)
-    return connection.sql(f"SELECT {columns}", params=[cells[name] for name in names])
+def _columns(result: Result) -> dict[str, _Typed]:
+    return {column.name: _typed(values_of(result, column), column) for column in result.columns}
+
+
+def _typed(values: list[Any], column: Column) -> _Typed:
+    kind = _type(values, column.unit)
+    if kind == "float":
+        return _Typed([None if value is None else float(value) for value in values], kind)
+    if kind == "text":
+        return _Typed([_text(value) for value in values], kind)
+    if kind == "list":
+        item = _type([item for value in values if value is not None for item in value], "")
+        if item not in ("bool", "int", "text"):
+            return _Typed([_text(value) for value in values], "text")
+        if item == "text":
+            values = [None if value is None else [_text(item) for item in value] for value in values]
+        return _Typed(values, kind, item)
+    return _Typed(values, kind)
 
 
 def _type(values: list[Any], unit: str) -> str:
     """The narrowest type that holds every value."""
     kinds = {type(value) for value in values} - {type(None)}
     if not kinds:
-        return _TYPE_OF_UNIT.get(unit, "DOUBLE")
+        return _OF_UNIT.get(unit, "float")
     if kinds == {bool}:
-        return "BOOLEAN"
-    if kinds == {int}:
-        large = any(abs(value) >= _LARGEST for value in values if value is not None)
-        return "HUGEINT" if large else "BIGINT"
+        return "bool"
+    if kinds == {int} and unit in _OF_UNIT:
+        return "huge" if any(abs(value) >= _LARGEST for value in values if value is not None) else "int"
     if kinds <= {int, float}:
-        return "DOUBLE"
-    if kinds == {list}:
-        return f"{_type([item for value in values if value is not None for item in value], '')}[]"
-    return "VARCHAR"
+        return "float"
+    return "list" if kinds == {list} else "text"
 
 
 def _text(value: Any) -> str | None:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
-from typing import Any
 from xml.sax.saxutils import escape, quoteattr
 
-from rankscope.analysis.core.result import Result
+from rankscope.analysis.core.result import Result, Row
 
 # Characters that XML 1.0 cannot represent, not even escaped.
 _FORBIDDEN = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
@@ -26,7 +25,7 @@ def junit(result: Result, failed: Collection[tuple[str, str]]) -> str:
     )
 
 
-def _case(row: dict[str, Any], failed: bool) -> str:
+def _case(row: Row, failed: bool) -> str:
     name, group = _attribute(row["key"]), _attribute(f"rankscope.diff.{row['report']}")
     if not failed:
         return f"  <testcase classname={group} name={name}/>\n"

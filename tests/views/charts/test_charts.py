@@ -110,7 +110,7 @@ def test_any_other_result_becomes_bars() -> None:
 
 
 def test_names_from_traces_stay_text() -> None:
-    row = KERNELS.rows[0] | {"name": '</text><script>alert(1)</script>" onload="x\x1b[31m'}
+    row = {**KERNELS.rows[0], "name": '</text><script>alert(1)</script>" onload="x\x1b[31m'}
     svg = chart_of(replace(KERNELS, rows=[row])).svg()
     assert "<script" not in svg and "\x1b" not in svg and 'onload="' not in svg
     well_formed(svg)

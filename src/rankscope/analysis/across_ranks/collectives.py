@@ -17,6 +17,7 @@ from rankscope.analysis.core.intervals import Ints
 from rankscope.analysis.core.result import Column, Finding, Result, Severity
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.core.step_times import periods
+from rankscope.baseline import Baseline
 from rankscope.collective_kinds import KINDS, bus_factor
 from rankscope.ranges import as_ranges
 from rankscope.store.arrays import NONE, number_rows
@@ -113,7 +114,7 @@ def collectives(run: Run, scope: Scope, by: str | None = None) -> Result:
     table = _table(found, scope)
     rows = _rows(run, found, table)
     fits = _fits(rows)
-    _compare(run, rows, fits)
+    _compare(scope.machine.baseline, rows, fits)
     notes = comparison_notes(run, scope)
     for (group, kind), fit in fits.items():
         notes.append(f"transfer time of {kind} in group {group}, fitted over the sizes: {fit}")
@@ -126,7 +127,7 @@ def collectives(run: Run, scope: Scope, by: str | None = None) -> Result:
         )
     findings = _findings(run, scope, rows, fits)
     shown = [{name: value for name, value in row.items() if not name.startswith("_")} for row in rows]
-    columns = COLUMNS[:11] + (_BASELINE_COLUMNS if run.baseline else ()) + COLUMNS[11:]
+    columns = COLUMNS[:11] + (_BASELINE_COLUMNS if scope.machine.baseline else ()) + COLUMNS[11:]
     return Result("collectives", "Collectives", scope.window, columns, shown, findings, tuple(notes))
 
 
@@ -241,15 +242,17 @@ def _fits(rows: list[dict[str, Any]]) -> dict[tuple[str, str], SizeFit]:
     return {key: fit for key, fit in sorted(fits.items()) if fit is not None}
 
 
-def _compare(run: Run, rows: list[dict[str, Any]], fits: dict[tuple[str, str], SizeFit]) -> None:
+def _compare(
+    baseline: Baseline | None, rows: list[dict[str, Any]], fits: dict[tuple[str, str], SizeFit]
+) -> None:
     """Fill in the columns that compare each row with the fit and with the baseline."""
     for row in rows:
         fit = fits.get((row["group"], row["kind"]))
         if fit and row["_median"] and row["bytes"]:
             row["fit_pct"] = 100 * fit.time_ns(row["bytes"]) / row["_median"]
-        if run.baseline:
+        if baseline:
             known = row["bytes"] and row["ranks"]
-            alone = run.baseline.busbw_gb_s(row["kind"], row["ranks"], row["bytes"]) if known else None
+            alone = baseline.busbw_gb_s(row["kind"], row["ranks"], row["bytes"]) if known else None
             row["baseline_busbw_gb_s"] = alone
             row["baseline_pct"] = 100 * row["busbw_gb_s"] / alone if alone and row["busbw_gb_s"] else None
 
@@ -289,7 +292,7 @@ def _findings(
             found.append(_outlier(row, fit, what, cost, step_ns))
         if (row.get("baseline_pct") or 100.0) < _SLOW_PCT:
             cost = row["_median"] * (1 - row["baseline_pct"] / 100) * row["count"] / count
-            found.append(_below_baseline(run, row, what, cost, step_ns))
+            found.append(_below_baseline(scope, row, what, cost, step_ns))
         if (row["imbalance"] or 1.0) > _UNBALANCED:
             cost = (row["transfer_ns"] or 0) * (1 - 1 / row["imbalance"]) * row["count"] / count
             found.append(_unbalanced(row, cost, step_ns))
@@ -314,8 +317,9 @@ def _outlier(row: dict[str, Any], fit: SizeFit, what: str, cost: float, step_ns:
     )
 
 
-def _below_baseline(run: Run, row: dict[str, Any], what: str, cost: float, step_ns: float) -> Finding:
-    source = run.baseline.source if run.baseline else ""
+def _below_baseline(scope: Scope, row: dict[str, Any], what: str, cost: float, step_ns: float) -> Finding:
+    baseline = scope.machine.baseline
+    source = baseline.source if baseline else ""
     return Finding(
         _severity(cost, step_ns),
         f"{what} reaches {row['baseline_pct']:.0f} % of its baseline bandwidth",

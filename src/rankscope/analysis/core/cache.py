@@ -1,27 +1,22 @@
-"""What several reports of one run start from is worked out once: a result kept as long as its run is open."""
+"""Functions of a run whose answers are kept in the run's cache."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import wraps
-from typing import Any, TypeVar
-from weakref import WeakKeyDictionary
+from typing import Concatenate, ParamSpec, TypeVar
 
 from rankscope.store.run import Run
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
-def once_per_run(compute: Callable[..., T]) -> Callable[..., T]:
-    """Remember what `compute` gave for a run and what was last asked of it: a scope, and what a report is asked by."""
-    known: WeakKeyDictionary[Run, tuple[tuple[Any, ...], T]] = WeakKeyDictionary()
+def once_per_run(function: Callable[Concatenate[Run, P], T]) -> Callable[Concatenate[Run, P], T]:
+    """Keep the answer to the latest arguments in `run.cache`. Callers must not change what they get."""
 
-    @wraps(compute)
-    def remembered(run: Run, *asked: Any) -> T:
-        last = known.get(run)
-        if last is None or last[0] != asked:
-            last = (asked, compute(run, *asked))
-            known[run] = last
-        return last[1]
+    @wraps(function)
+    def cached(run: Run, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return run.cache.get(function, (args, kwargs), lambda: function(run, *args, **kwargs))
 
-    return remembered
+    return cached

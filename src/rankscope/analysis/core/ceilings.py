@@ -1,4 +1,4 @@
-"""What each rank's device can do at most: what the user said, else the table of devices by the trace's name."""
+"""Peak rates of each rank's device: given by the user, else from the table of devices by the name in the trace."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from rankscope.units import format_value
 
 
 def device_names(run: Run, scope: Scope) -> dict[int, str]:
-    """By rank, the name of its device as the trace has it; '' where it has none."""
+    """By rank, the name of its device in the trace; '' where the trace has none."""
     return {rank: str(found.get("name", "")) for rank, found in _properties(run, scope).items()}
 
 
 def device_memory(run: Run, scope: Scope) -> dict[int, int]:
-    """By rank, the bytes its device has; ranks whose trace does not say are not there."""
+    """By rank, the memory of its device in bytes; ranks whose trace does not contain it are left out."""
     found = {rank: properties.get("totalGlobalMem") for rank, properties in _properties(run, scope).items()}
     return {rank: size for rank, size in found.items() if isinstance(size, int) and size > 0}
 
 
 def ceilings(run: Run, scope: Scope) -> dict[int, Ceilings]:
-    """By rank; empty ones where nothing is known."""
+    """By rank; with no peaks where the device is not known."""
     found = {}
     for rank, properties in _properties(run, scope).items():
         memory = properties.get("totalGlobalMem")
         device = find_device(str(properties.get("name", "")), memory if isinstance(memory, int) else None)
-        found[rank] = run.ceilings.over(ceilings_of(device) if device else Ceilings())
+        found[rank] = scope.machine.ceilings.over(ceilings_of(device) if device else Ceilings())
     return found
 
 
 def _properties(run: Run, scope: Scope) -> dict[int, dict[str, Any]]:
-    """The first device a rank's files describe. A node's devices are of one kind."""
+    """Of the first device in a rank's files: all devices of a node are assumed to be of one model."""
     found: dict[int, dict[str, Any]] = {}
     for entry in run.segments:
         if scope.ranks is not None and entry.rank not in scope.ranks:
@@ -54,7 +54,7 @@ def _named_by_ncu(run: Run) -> list[tuple[int, str]]:
 
 
 def ceiling_notes(run: Run, scope: Scope, dtypes: set[str]) -> list[str]:
-    """Which peaks the figures are held against, or what to say so that they can be."""
+    """The peaks that figures are compared with, or the options that give them."""
     notes: list[str] = []
     if not dtypes:
         return notes

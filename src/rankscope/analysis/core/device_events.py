@@ -1,18 +1,18 @@
-"""A rank's GPU events as arrays, each with what launched it; read once, for all reports of a run.
+"""The GPU events of a rank as arrays, each with its launch; and the names that occur in a run.
 
-Reports ask rank by rank, so that only one rank's arrays need be in memory at a time; those of small runs are
-kept for the next report.
+Reports read rank by rank, so that only the arrays of a few ranks need be in memory at a time. The arrays of small runs
+are kept for the next report.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, fields
-from weakref import WeakKeyDictionary
+from dataclasses import dataclass, fields
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rankscope.analysis.core.cache import once_per_run
 from rankscope.analysis.core.event_sets import COMM, COMPUTE, COPY, NO_STEP
 from rankscope.analysis.core.intervals import Ints
 from rankscope.analysis.core.scope import Scope
@@ -20,10 +20,10 @@ from rankscope.sql import sql_texts
 from rankscope.store.run import Run
 
 UNKNOWN = -1
-"""In place of a time, an id or a text: the file does not tell."""
+"""In place of a time, an id or a text that is not in the file."""
 RANKS_AT_A_TIME = 8
 KEPT_EVENTS = 4_000_000
-"""How many events stay in memory between reports: some 400 MB."""
+"""How many events stay in memory between reports: about 400 MB."""
 _CLASSES = {"COMPUTE": COMPUTE, "COMM": COMM, "COPY": COPY}
 
 
@@ -37,7 +37,7 @@ class DeviceEvents:
     kind: Ints
     """COMPUTE, COMM or COPY."""
     work: Ints
-    """Which name: an index into `works`."""
+    """Its name, an index into `works`."""
     step: Ints
     device: Ints
     stream: Ints
@@ -71,47 +71,33 @@ class DeviceEvents:
             yield device, self if mine.all() else self.pick(mine)
 
 
-@dataclass
-class _Known:
-    """What has been read of a run."""
-
-    vocabulary: dict[tuple[str, ...], list[str]] = field(default_factory=dict)
-    """The names that occur, by categories."""
-    works: list[str] = field(default_factory=list)
-    texts: list[str] = field(default_factory=list)
-    events: dict[int, DeviceEvents] = field(default_factory=dict)
-    prepared: bool = False
+@once_per_run
+def _names_by_category(run: Run) -> dict[str, list[str]]:
+    """One pass over all slices."""
+    found: dict[str, list[str]] = {}
+    for category, name in run.rows("SELECT DISTINCT category, name FROM slices ORDER BY ALL"):
+        found.setdefault(category, []).append(name)
+    return found
 
 
-_KNOWN: WeakKeyDictionary[Run, _Known] = WeakKeyDictionary()
-
-
-def _known(run: Run) -> _Known:
-    """Also makes the temporary table `slice_names`, which costs a pass over all slices."""
-    if run not in _KNOWN:
-        run.connection.execute(
-            "CREATE OR REPLACE TEMP TABLE slice_names AS SELECT DISTINCT category, name FROM slices"
-        )
-        _KNOWN[run] = _Known()
-    return _KNOWN[run]
+@once_per_run
+def _vocabularies(run: Run) -> dict[tuple[str, ...], list[str]]:
+    """By categories; `vocabulary` fills it."""
+    return {}
 
 
 def vocabulary(run: Run, *categories: str) -> list[str]:
-    """The names that occur in some categories: regular expressions look at these, not at every event."""
-    known = _known(run).vocabulary
-    if categories not in known:
-        where = f"category IN ({sql_names(categories)})"
-        rows = run.rows(f"SELECT DISTINCT name FROM slice_names WHERE {where} ORDER BY name")
-        known[categories] = [name for (name,) in rows]
-    return known[categories]
+    """The names that occur in some categories, sorted: regular expressions are matched with these, not with events."""
+    kept = _vocabularies(run)
+    if categories not in kept:
+        found = _names_by_category(run)
+        kept[categories] = sorted({name for category in categories for name in found.get(category, ())})
+    return kept[categories]
 
 
 def categories(run: Run) -> list[str]:
     """The categories that occur."""
-    _known(run)
-    return [
-        category for (category,) in run.rows("SELECT DISTINCT category FROM slice_names ORDER BY category")
-    ]
+    return list(_names_by_category(run))
 
 
 def ranks_in(run: Run, scope: Scope) -> list[int]:
@@ -119,40 +105,61 @@ def ranks_in(run: Run, scope: Scope) -> list[int]:
 
 
 def steps_in(run: Run, scope: Scope) -> int:
-    """The most steps any rank has in the window; 0 without steps."""
+    """The largest number of steps of any rank in the window; 0 without steps."""
     counts = run.rows(f"SELECT count(DISTINCT step) FROM steps WHERE {scope.where()} GROUP BY rank")
     return max((count for (count,) in counts), default=0)
 
 
+@dataclass(frozen=True)
+class _Work:
+    """One kind of GPU event: events are classified by these three."""
+
+    name: str
+    category: str
+    collective: bool
+    kind: int
+
+
+@once_per_run
+def _works(run: Run) -> list[_Work]:
+    rows = run.rows(
+        "SELECT DISTINCT name, category, collective IS NOT NULL AS collective, class FROM gpu ORDER BY ALL"
+    )
+    return [_Work(name, category, collective, _CLASSES[kind]) for name, category, collective, kind in rows]
+
+
+@once_per_run
 def works(run: Run) -> Sequence[str]:
-    """Names of kernels, copies and fills."""
-    return _prepared(run).works
+    """Names of kernels, copies and fills; DeviceEvents.work is an index into them."""
+    return tuple(work.name for work in _works(run))
 
 
 def texts(run: Run) -> Sequence[str]:
-    """Names of ops and lines of Python."""
-    return _prepared(run).texts
+    """Names of ops and lines of Python; DeviceEvents.op and .line are indices into them."""
+    return vocabulary(run, "cpu_op", "python_function")
+
+
+@once_per_run
+def _kept_events(run: Run) -> dict[int, DeviceEvents]:
+    """The events in memory, by rank; `device_events` fills it and keeps it below KEPT_EVENTS."""
+    return {}
 
 
 def device_events(run: Run, rank: int, scope: Scope) -> DeviceEvents:
     """A rank's GPU events in the window."""
-    known = _prepared(run)
-    events = known.events.get(rank)
+    kept = _kept_events(run)
+    events = kept.get(rank)
     if events is None:
-        loaded = _load(run, _next_ranks(run, rank, known))
+        later = [other for other in run.ranks if other > rank and other not in kept]
+        # Reports ask rank by rank, and a query costs more than the rows of a rank.
+        loaded = _load(run, [rank, *later[: RANKS_AT_A_TIME - 1]])
         events = loaded[rank]
-        if sum(map(len, (*known.events.values(), *loaded.values()))) > KEPT_EVENTS:
-            known.events.clear()
-        known.events |= loaded
+        if sum(map(len, (*kept.values(), *loaded.values()))) > KEPT_EVENTS:
+            kept.clear()
+        kept |= loaded
     if scope.steps is None:
         return events
     return events.pick((events.step >= scope.steps[0]) & (events.step <= scope.steps[1]))
-
-
-def _next_ranks(run: Run, rank: int, known: _Known) -> list[int]:
-    """This rank and those that will be asked for next: a question to the store costs more than a rank's rows."""
-    later = [other for other in run.ranks if other > rank and other not in known.events]
-    return [rank, *later[: RANKS_AT_A_TIME - 1]]
 
 
 def sql_names(names: Sequence[str]) -> str:
@@ -160,30 +167,20 @@ def sql_names(names: Sequence[str]) -> str:
     return sql_texts(names) or "NULL"
 
 
-def _prepared(run: Run) -> _Known:
-    """Numbers for the texts: arrays hold numbers only."""
-    known = _known(run)
-    if not known.prepared:
-        execute = run.connection.execute
-        execute(
-            "CREATE OR REPLACE TEMP TABLE device_works AS SELECT *, row_number() OVER () - 1 AS code FROM "
-            "(SELECT DISTINCT name, category, collective IS NOT NULL AS collective, class FROM gpu)"
-        )
-        execute(
-            "CREATE OR REPLACE TEMP TABLE device_texts AS SELECT *, row_number() OVER () - 1 AS code FROM "
-            "(SELECT DISTINCT name FROM slice_names WHERE category IN ('cpu_op', 'python_function'))"
-        )
-        known.works = [name for (name,) in run.rows("SELECT name FROM device_works ORDER BY code")]
-        known.texts = [name for (name,) in run.rows("SELECT name FROM device_texts ORDER BY code")]
-        known.prepared = True
-    return known
-
-
 def _load(run: Run, ranks: list[int]) -> dict[int, DeviceEvents]:
-    classes = " ".join(f"WHEN '{name}' THEN {number}" for name, number in _CLASSES.items())
-    columns = run.arrays(f"""
+    found, names = _works(run), texts(run)
+    of_works = [[getattr(work, f.name) for work in found] for f in fields(_Work)]
+    parameters = [*of_works, len(found), names, len(names)]
+    columns = run.arrays(
+        f"""
+        WITH works AS MATERIALIZED (
+            SELECT unnest(?::VARCHAR[]) AS name, unnest(?::VARCHAR[]) AS category, unnest(?::BOOLEAN[]) AS collective,
+                   unnest(?::BIGINT[]) AS kind, unnest(range(?)) AS code
+        ), texts AS MATERIALIZED (
+            SELECT unnest(?::VARCHAR[]) AS name, unnest(range(?)) AS code
+        )
         SELECT g.rank::BIGINT AS rank, g.start_ns AS start, g.start_ns + greatest(g.dur_ns, 0) AS end,
-               CASE w.class {classes} END::BIGINT AS kind, w.code AS work,
+               w.kind, w.code AS work,
                coalesce(g.step, {NO_STEP})::BIGINT AS step, coalesce(g.device, {UNKNOWN})::BIGINT AS device,
                coalesce(g.stream, {UNKNOWN}) AS stream, coalesce(g.launch_ns, {UNKNOWN}) AS launch_start,
                coalesce(g.launch_ns + greatest(g.launch_dur_ns, 0), {UNKNOWN}) AS launch_end,
@@ -192,12 +189,14 @@ def _load(run: Run, ranks: list[int]) -> dict[int, DeviceEvents]:
                coalesce(g.op_ns, {UNKNOWN}) AS op_start, coalesce(g.op_track, {UNKNOWN})::BIGINT AS op_track,
                coalesce(l.code, {UNKNOWN}) AS line, g.segment::BIGINT AS segment, g.track::BIGINT AS track, g.id
         FROM gpu g
-        JOIN device_works w ON w.name = g.name AND w.category = g.category
+        JOIN works w ON w.name = g.name AND w.category = g.category
              AND w.collective = (g.collective IS NOT NULL)
-        LEFT JOIN device_texts o ON o.name = g.op_name
-        LEFT JOIN device_texts l ON l.name = g.line
+        LEFT JOIN texts o ON o.name = g.op_name
+        LEFT JOIN texts l ON l.name = g.line
         WHERE g.rank IN ({", ".join(map(str, ranks))})
-    """)
+    """,
+        parameters,
+    )
     order = np.lexsort((columns["launch_start"], columns["start"], columns["rank"]))
     bounds = np.searchsorted(columns["rank"][order], [*ranks, max(ranks) + 1])
     return {

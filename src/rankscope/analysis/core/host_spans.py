@@ -60,25 +60,22 @@ def _marks(run: Run, rank: int) -> Marks:
 def _marks_of_ranks(run: Run) -> dict[int, Marks]:
     """Read for all ranks at once: one pass over all slices instead of one for every question."""
     names = vocabulary(run, "user_annotation")
-    run.connection.execute("CREATE OR REPLACE TEMP TABLE mark_names (name VARCHAR, code BIGINT)")
-    if names:
-        run.connection.execute(
-            "INSERT INTO mark_names SELECT unnest(?), unnest(range(?))", [names, len(names)]
-        )
     engine = f"name IN ({sql_names([name for name in vocabulary(run, 'cpu_op') if _ENGINE_NAME in name])})"
     calls = f"category IN ({sql_names(LAUNCH_CATEGORIES)}) AND name IN ({sql_names(sync_names(run))})"
     columns = (
         "rank::BIGINT AS rank, track::BIGINT AS track, start_ns AS start, start_ns + greatest(dur_ns, 0) AS end, "
         "op IS NULL AS outermost"
     )
-    found = run.arrays(f"""
+    sql = f"""
         SELECT {columns}, {_ANNOTATION}::BIGINT AS kind, n.code AS name
-        FROM (FROM slices WHERE category = 'user_annotation') s JOIN mark_names n ON n.name = s.name
+        FROM (FROM slices WHERE category = 'user_annotation') s
+        JOIN (SELECT unnest(?::VARCHAR[]) AS name, unnest(range(?)) AS code) n ON n.name = s.name
         UNION ALL
         SELECT {columns}, CASE WHEN category <> 'cpu_op' THEN {_SYNC} WHEN {engine} THEN {_ENGINE} ELSE {_OP} END,
                {UNKNOWN}
         FROM slices WHERE (category = 'cpu_op' AND (op IS NULL OR {engine})) OR ({calls})
-    """)
+    """
+    found = run.arrays(sql, [names, len(names)])
     return {rank: Marks(**own) for rank, own in split_by_rank(found, run.ranks).items()}
 
 

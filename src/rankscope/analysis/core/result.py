@@ -1,11 +1,13 @@
-"""What every analysis returns: one plain table with units, the window it speaks of, and findings.
+"""What every analysis returns: a table with units, the window it covers, and findings.
 
 Views turn a Result into a terminal table, CSV, JSON or Markdown; no analysis draws or prints.
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from types import MappingProxyType
 from typing import Any, Literal
 
 Unit = Literal["", "ns", "bytes", "count", "percent", "GB/s", "flop", "flop/s"]
@@ -21,49 +23,63 @@ class Column:
     unit: Unit = ""
     help: str = ""
     title: str = ""
-    """Heading for people; made from the name where it is empty."""
+    """Heading in tables for people; derived from the name where it is empty."""
     per_row_unit: bool = False
-    """True where each cell picks its own unit; else the whole column shares one and its heading names it."""
+    """True where each cell has its own unit (ms, s); else the column has one unit, which is in its heading."""
     at_end: bool = False
-    """True for names: tables for people show them last, where there is room; machines get the order given."""
+    """True for long texts: tables for people show them last. CSV and JSON keep the given order."""
     decimals: int | None = None
-    """How many digits stand behind the point, in CSV too, where a peer prints so many; None: as the value is."""
+    """Digits after the decimal point, in CSV too, to match the output of another tool; None: all digits."""
     minor: bool = False
-    """True for what a narrow table leaves out first."""
+    """True for columns that a narrow table leaves out first."""
     for_machines: bool = False
-    """True for what tables for people say in another way: only csv and json have it."""
+    """True for columns that only CSV and JSON contain."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One sentence with a figure, how bad it is, what it rests on, and the next step."""
+    """One sentence with a figure, its severity, the evidence and the next step."""
 
     severity: Severity
     title: str
     evidence: str
     ranks: tuple[int, ...] = ()
     span: tuple[int, int] | None = None
-    """Start and end in ns from the run's start, where the finding can be looked at."""
+    """Where it can be seen in the timeline: start and end in ns from the run's start."""
     hint: str = ""
     cost_ns: int = 0
-    """What it costs the job: per step, or in the window where there are no steps. Orders findings."""
+    """Time lost per step, or in the window where there are no steps. Findings are ordered by it."""
+
+
+Row = Mapping[str, Any]
+"""By column name. The type of a value depends on its column; None means 'not known', never 0."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """A named table. Rows are dictionaries keyed by column name; None is 'not known', never 0."""
+    """A named table. It cannot be changed: the run's cache returns the same Result again."""
 
     name: str
     title: str
     window: str
-    """What the figures speak of: 'whole file', or 'steps 3:5'."""
+    """What the figures cover: 'whole file', or 'steps 3:5'."""
     columns: tuple[Column, ...]
-    rows: list[dict[str, Any]]
+    rows: Sequence[Row]
+    """A tuple of read-only mappings, whatever sequence of mappings it is made from."""
     findings: tuple[Finding, ...] = ()
     notes: tuple[str, ...] = ()
     """What was left out and why, what was inferred, which option would record what is missing."""
     layout: str = ""
-    """Whose tables the terminal shows it like ('nsys'); empty for our own."""
+    """The tool whose tables the terminal imitates ('nsys'); empty for our own."""
+
+    def __post_init__(self) -> None:
+        rows = tuple(row if type(row) is MappingProxyType else MappingProxyType(row) for row in self.rows)
+        object.__setattr__(self, "rows", rows)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Read-only mappings cannot be pickled; dictionaries can."""
+        values = [getattr(self, field.name) for field in fields(self)]
+        return type(self), tuple(list(map(dict, value)) if value is self.rows else value for value in values)
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON form; its names do not change without a major version."""
@@ -72,7 +88,7 @@ class Result:
             "title": self.title,
             "window": self.window,
             "columns": [{"name": c.name, "unit": c.unit, "help": c.help} for c in self.columns],
-            "rows": self.rows,
+            "rows": [dict(row) for row in self.rows],
             "findings": [asdict(finding) for finding in self.findings],
             "notes": list(self.notes),
         }

@@ -1,10 +1,11 @@
-"""What part of a run a question is about: some ranks, some steps."""
+"""What a question is about: which ranks and steps of a run, on which machine."""
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
+from rankscope.analysis.core.machine import Machine
 from rankscope.errors import UsageError
 from rankscope.ranges import as_ranges, numbers_in, parse_ranges
 from rankscope.store.run import Run
@@ -17,10 +18,12 @@ class Scope:
     ranks: frozenset[int] | None = None
     steps: tuple[int, int] | None = None
     """First and last step, both included."""
+    machine: Machine = field(default_factory=Machine, hash=False)
+    """Compared, so that kept answers depend on it; not hashed, since it contains a dictionary."""
 
     @property
     def window(self) -> str:
-        """As every output states it."""
+        """In the words of every output."""
         if self.steps is None:
             return "whole file"
         first, last = self.steps
@@ -37,10 +40,10 @@ class Scope:
         return " AND ".join(conditions) or "true"
 
     def only_ranks(self) -> Scope:
-        return Scope(self.ranks)
+        return replace(self, steps=None)
 
     def check(self, run: Run) -> None:
-        """Complain about ranks or steps that the run does not have."""
+        """Raise UsageError where the run has none of the ranks or steps."""
         if self.ranks is not None and not self.ranks & set(run.ranks):
             raise UsageError(
                 f"none of the ranks {as_ranges(sorted(self.ranks))} is in this run",

@@ -1,10 +1,10 @@
-"""How long a step takes, host and device together.
+"""Step times: `periods` covers host and device together, `step_windows` the host alone.
 
-The host may run far ahead of the GPU, so its own steps can be a tenth as long as the work they launch. A step
-begins with its host's step, or when the GPU is done with the step before, whichever is later; it ends where the
-next one begins, and the last one with its host's step or its last GPU event, whichever is later. So steps that
-follow each other fill the time without a gap. Work launched before the recording is not the first step's. Without a
-GPU they are the host's steps.
+The host may run far ahead of the GPU, so that a step on the host can be a tenth as long as the work it launches. A
+period begins when the step begins on the host or when the GPU has finished the previous step, whichever is later. It
+ends where the next period begins; the last one ends with its step on the host or its last GPU event, whichever is
+later. So the periods of consecutive steps have no gap between them. Work launched before the recording does not belong
+to the first period. Without a GPU, periods are the steps on the host.
 """
 
 from __future__ import annotations
@@ -12,13 +12,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rankscope.analysis.core.cache import once_per_run
+from rankscope.analysis.core.grouping import split_by_rank
+from rankscope.analysis.core.intervals import Ints
 from rankscope.analysis.core.scope import Scope
 from rankscope.store.run import Run
 
 
 @dataclass(frozen=True)
 class Period:
-    """One step of one rank; step None: all that was recorded, in a run without steps."""
+    """One step of one rank; in a run without steps, one period (step None) from the first event to the last."""
 
     rank: int
     step: int | None
@@ -31,7 +33,7 @@ class Period:
 
 
 @once_per_run
-def periods(run: Run, scope: Scope) -> list[Period]:
+def periods(run: Run, scope: Scope) -> tuple[Period, ...]:
     """By rank and step."""
     rows = run.rows(f"""
         WITH host AS (
@@ -60,11 +62,11 @@ def periods(run: Run, scope: Scope) -> list[Period]:
     for i, (rank, step, _, end, _) in enumerate(rows):
         goes_on = i + 1 < len(rows) and rows[i + 1][:2] == (rank, step + 1)
         found.append(Period(rank, step, begins[i], begins[i + 1] if goes_on else max(end, begins[i])))
-    return found
+    return tuple(found)
 
 
 def _backlog(run: Run, scope: Scope) -> dict[int, int]:
-    """By rank, when the GPU was done with what it had been given before the recording (no launch in the file)."""
+    """By rank, when the GPU finished work launched before the recording, which has no launch in the file."""
     return dict(
         run.rows(f"""
             WITH own AS (SELECT rank, min(start_ns) AS start FROM gpu
@@ -75,20 +77,47 @@ def _backlog(run: Run, scope: Scope) -> dict[int, int]:
     )
 
 
-def _whole(run: Run, scope: Scope) -> list[Period]:
+def _whole(run: Run, scope: Scope) -> tuple[Period, ...]:
     for table, where in (("gpu", "true"), ("slices", "category = 'cpu_op'")):
         rows = run.rows(
             f"SELECT rank, min(start_ns), max(start_ns + greatest(dur_ns, 0)) FROM {table} "
             f"WHERE {where} AND {scope.where()} GROUP BY rank ORDER BY rank"
         )
         if rows:
-            return [Period(rank, None, start, end) for rank, start, end in rows]
-    return []
+            return tuple(Period(rank, None, start, end) for rank, start, end in rows)
+    return ()
 
 
 def step_count(run: Run, scope: Scope) -> int:
-    """The most steps any rank has in scope, at least 1: costs are given per step."""
+    """The largest number of steps of any rank in scope, at least 1. Costs are divided by it."""
     counts: dict[int, int] = {}
     for period in periods(run, scope):
         counts[period.rank] = counts.get(period.rank, 0) + (period.step is not None)
     return max(counts.values(), default=0) or 1
+
+
+@dataclass(frozen=True)
+class StepWindows:
+    """The steps of one rank on the host, in order of time; one entry a step."""
+
+    step: Ints
+    start: Ints
+    end: Ints
+
+
+@once_per_run
+def _windows_of_ranks(run: Run) -> dict[int, StepWindows]:
+    found = run.arrays(
+        "SELECT rank::BIGINT AS rank, step::BIGINT AS step, start_ns AS start, start_ns + dur_ns AS end "
+        "FROM steps ORDER BY rank, start_ns"
+    )
+    return {rank: StepWindows(**own) for rank, own in split_by_rank(found, run.ranks).items()}
+
+
+def step_windows(run: Run, rank: int, scope: Scope) -> StepWindows:
+    """The steps of a rank in the window; read once for all ranks."""
+    mine = _windows_of_ranks(run)[rank]
+    if scope.steps is None:
+        return mine
+    inside = (mine.step >= scope.steps[0]) & (mine.step <= scope.steps[1])
+    return StepWindows(mine.step[inside], mine.start[inside], mine.end[inside])

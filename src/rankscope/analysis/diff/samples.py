@@ -86,11 +86,11 @@ def collect(run: Run, scope: Scope, reports: Iterable[str]) -> Samples:
     return samples
 
 
-def _add(run: Run, samples: Samples, report: str, sql: str) -> None:
+def _add(run: Run, samples: Samples, report: str, rows: Iterable[tuple[int, str, int | None]]) -> None:
     """From rows of (step, key, sum over ranks), the mean over the ranks that have the step; a missing row is 0."""
     present = dict(run.rows("SELECT step, count(DISTINCT rank) FROM steps GROUP BY 1"))
     at = {step: index for index, step in enumerate(samples.steps)}
-    for step, key, total in run.rows(sql):
+    for step, key, total in rows:
         if step in at and total is not None:
             values = samples.values.setdefault(Measure(report, key), [0.0] * len(at))
             share = total / min(present.get(step, samples.ranks), samples.ranks)
@@ -104,7 +104,7 @@ def _step_column(samples: Samples, alias: str = "") -> str:
 def _steps(run: Run, scope: Scope, samples: Samples, on_device: bool) -> None:
     if samples.has_steps:
         sql = f"SELECT step, 'step', sum(dur_ns) FROM steps WHERE {scope.where()} GROUP BY 1"
-        _add(run, samples, "steps", sql)
+        _add(run, samples, "steps", run.rows(sql))
 
 
 def _breakdown(run: Run, scope: Scope, samples: Samples, on_device: bool) -> None:
@@ -142,10 +142,12 @@ def _ops(run: Run, scope: Scope, samples: Samples, on_device: bool) -> None:
         "JOIN events e ON e.rank = o.rank AND e.segment = o.segment AND e.id = o.id "
         f"WHERE g.class <> 'COMM' AND o.category = 'cpu_op' AND {scope.where('g')} GROUP BY ALL"
     )
-    run.connection.execute(f"CREATE OR REPLACE TEMP TABLE diff_ops AS {launched}")
-    _add(run, samples, "ops", "SELECT step, key, sum(time) FROM diff_ops GROUP BY ALL")
-    for key, kernel in run.rows("SELECT DISTINCT key, kernel FROM diff_ops WHERE kernel IS NOT NULL"):
-        samples.kernels_of.setdefault(key, set()).add(kernel)
+    sums: dict[tuple[int, str], int] = {}
+    for step, key, kernel, time in run.rows(launched):
+        sums[step, key] = sums.get((step, key), 0) + time
+        if kernel is not None:
+            samples.kernels_of.setdefault(key, set()).add(kernel)
+    _add(run, samples, "ops", ((step, key, time) for (step, key), time in sums.items()))
 
 
 def _host(run: Run, scope: Scope, samples: Samples, on_device: bool, report: str = "host") -> None:
@@ -155,24 +157,20 @@ def _host(run: Run, scope: Scope, samples: Samples, on_device: bool, report: str
         f"WHERE category = 'cpu_op' AND {scope.where()} GROUP BY ALL"
     )
     if report != "host" or on_device:  # without GPU events, `ops` has these rows already
-        _add(run, samples, report, sql)
+        _add(run, samples, report, run.rows(sql))
 
 
 def _kernels(run: Run, scope: Scope, samples: Samples, on_device: bool) -> None:
-    _add(run, samples, "kernels", _by_kernel(scope, samples))
+    _add(run, samples, "kernels", run.rows(_by_kernel(scope, samples)))
 
 
 def _families(run: Run, scope: Scope, samples: Samples, on_device: bool) -> None:
-    run.connection.execute("CREATE OR REPLACE TEMP TABLE diff_families (name VARCHAR, family VARCHAR)")
-    names = [name for (name,) in run.rows(f"SELECT DISTINCT name FROM gpu WHERE {scope.where()}")]
-    if names:
-        pairs = [(name, family(name)) for name in names]
-        run.connection.executemany("INSERT INTO diff_families VALUES (?, ?)", pairs)
-    sql = (
-        f"SELECT step, f.family, sum(time) FROM ({_by_kernel(scope, samples)}) k "
-        "JOIN diff_families f ON f.name = k.key GROUP BY ALL"
-    )
-    _add(run, samples, "families", sql)
+    rows = run.rows(_by_kernel(scope, samples))
+    family_of = {name: family(name) for name in {name for _, name, _ in rows}}
+    sums: dict[tuple[int, str], int] = {}
+    for step, name, time in rows:
+        sums[step, family_of[name]] = sums.get((step, family_of[name]), 0) + time
+    _add(run, samples, "families", ((step, key, time) for (step, key), time in sums.items()))
 
 
 def _by_kernel(scope: Scope, samples: Samples) -> str:

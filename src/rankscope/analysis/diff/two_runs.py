@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from rankscope.analysis.core.result import Column, Result
+from rankscope.analysis.core.result import Column, Result, Row
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.diff.compare import Rules, compare
 from rankscope.analysis.diff.findings import findings
@@ -44,7 +44,7 @@ def by_unit(result: Result) -> list[Result]:
     parts = []
     for unit in ("ns", "bytes"):
         rows = [
-            row | {"what": f"{row['report']}: {row['key']}"}
+            {**row, "what": f"{row['report']}: {row['key']}"}
             for row in result.rows
             if unit_of(row["report"]) == unit
         ]
@@ -60,7 +60,7 @@ def by_unit(result: Result) -> list[Result]:
     return parts
 
 
-def slower_rows(result: Result, over_pct: float) -> list[dict[str, object]]:
+def slower_rows(result: Result, over_pct: float) -> list[Row]:
     """Rows with the verdict slower (for memory: larger) by more than `over_pct`."""
     return [
         row

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -75,7 +76,7 @@ def mfu(run: Run, scope: Scope, by: str | None = None) -> Result:
     return Result("mfu", "Model FLOPs utilisation", scope.window, COLUMNS, rows, notes=tuple(notes))
 
 
-def _whole_windows(spans: list[Period]) -> list[Period]:
+def _whole_windows(spans: Iterable[Period]) -> list[Period]:
     """The total step time of each rank; time between recording cycles does not count."""
     totals: dict[int, int] = {}
     for period in spans:

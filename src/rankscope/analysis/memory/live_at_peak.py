@@ -39,14 +39,15 @@ def live_at_peak(run: Run, scope: Scope) -> list[Holder]:
         # Order by time, then by position in the file; one number compares faster than a pair.
         f"(ts_ns::HUGEINT << 40) + id AS moment FROM instants WHERE {IS_MEMORY_EVENT} AND bytes IS NOT NULL"
     )
-    run.connection.execute(f"""
-        CREATE OR REPLACE TEMP TABLE memory_peaks AS
-        SELECT rank, holder, max(allocated_bytes) AS allocated_bytes,
-               arg_max(moment, (allocated_bytes, -moment)) AS moment
+    peaks = run.rows(f"""
+        SELECT rank, holder, max(allocated_bytes), arg_max(moment, (allocated_bytes, -moment))
         FROM ({memory} AND {scope.where()}) GROUP BY ALL
     """)
-    found = run.rows(f"""
-        WITH last AS (
+    ranks, devices, _, moments = zip(*peaks, strict=True) if peaks else ((), (), (), ())
+    sql = f"""
+        WITH memory_peaks AS MATERIALIZED (
+            SELECT unnest(?::INTEGER[]) AS rank, unnest(?::VARCHAR[]) AS holder, unnest(?::HUGEINT[]) AS moment
+        ), last AS (
             SELECT m.rank, m.holder, m.address, arg_max((m.segment, m.op, m.bytes), m.moment) AS allocation
             FROM ({memory}) m JOIN memory_peaks p ON p.rank = m.rank AND p.holder = m.holder AND m.moment <= p.moment
             GROUP BY ALL
@@ -65,7 +66,8 @@ def live_at_peak(run: Run, scope: Scope) -> list[Holder]:
         LEFT JOIN frames m ON m.rank = n.rank AND m.segment = n.segment AND m.id = n.module
         LEFT JOIN frames p ON p.rank = n.rank AND p.segment = n.segment AND p.id = n.python
         GROUP BY ALL
-    """)
+    """
+    found = run.rows(sql, [list(ranks), list(devices), list(moments)])
     holders = [
         Holder(rank, device, op or UNKNOWN, module, source, size, count)
         for rank, device, op, module, source, size, count in found
@@ -73,7 +75,7 @@ def live_at_peak(run: Run, scope: Scope) -> list[Holder]:
     held: dict[tuple[int, str], int] = {}
     for holder in holders:
         held[holder.rank, holder.device] = held.get((holder.rank, holder.device), 0) + holder.bytes
-    for rank, device, allocated in run.rows("SELECT rank, holder, allocated_bytes FROM memory_peaks"):
+    for rank, device, allocated, _ in peaks:
         rest = allocated - held.get((rank, device), 0)
         if rest > 0:
             holders.append(Holder(rank, device, BEFORE, None, None, rest, None))

@@ -13,7 +13,7 @@ from rankscope.analysis.core.notes import NO_STEPS, left_out
 from rankscope.analysis.core.result import Column, Finding, Result
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.core.severity import graded, of_the_worst
-from rankscope.analysis.core.step_windows import step_windows
+from rankscope.analysis.core.step_times import step_windows
 from rankscope.analysis.within_rank.idle_causes import idle_by_rank
 from rankscope.store.run import Run
 from rankscope.units import format_rounded

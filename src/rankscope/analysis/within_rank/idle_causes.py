@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
-from weakref import WeakKeyDictionary
+from dataclasses import dataclass, field, fields
 
 import numpy as np
 
+from rankscope.analysis.core.cache import once_per_run
 from rankscope.analysis.core.device_events import KEPT_EVENTS, UNKNOWN, DeviceEvents, device_events, ranks_in
 from rankscope.analysis.core.host_spans import dataloader_spans, rank_collectives, sync_spans
 from rankscope.analysis.core.intervals import Intervals, Ints, intersect, subtract, union
@@ -81,13 +81,24 @@ class DeviceIdle:
         return int(getattr(self.gaps, cause).sum())
 
 
-_LAST: WeakKeyDictionary[Run, tuple[Scope, list[DeviceIdle]]] = WeakKeyDictionary()
+@dataclass
+class _Kept:
+    """What `idle_by_device` found, where all of it fits into memory."""
+
+    complete: bool = False
+    devices: list[DeviceIdle] = field(default_factory=list)
+
+
+@once_per_run
+def _kept(run: Run, scope: Scope) -> _Kept:
+    return _Kept()
 
 
 def idle_by_device(run: Run, scope: Scope) -> Iterator[DeviceIdle]:
     """Rank by rank, device by device; what fits into memory is kept for the next report."""
-    if run in _LAST and _LAST[run][0] == scope:
-        yield from _LAST[run][1]
+    kept = _kept(run, scope)
+    if kept.complete:
+        yield from kept.devices
         return
     found, events = [], 0
     for device in _idle_by_device(run, scope):
@@ -96,7 +107,7 @@ def idle_by_device(run: Run, scope: Scope) -> Iterator[DeviceIdle]:
             found.append(device)
         yield device
     if events <= KEPT_EVENTS:
-        _LAST[run] = (scope, found)
+        kept.complete, kept.devices = True, found
 
 
 def _idle_by_device(run: Run, scope: Scope) -> Iterator[DeviceIdle]:

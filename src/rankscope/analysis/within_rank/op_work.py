@@ -92,8 +92,11 @@ def _peak_type(dtype: str | None, kernel: str) -> str | None:
 @once_per_run
 def op_work(run: Run, scope: Scope) -> OpWork:
     """The counted calls of the ops in scope."""
-    candidates = _candidates(run, scope)
-    names, shapes, works = _signatures(run)
+    distinct_ops = run.rows(
+        f"SELECT DISTINCT name, shapes FROM computing_ops WHERE {scope.where()} ORDER BY name, shapes"
+    )
+    candidates = _candidates(run, scope, distinct_ops)
+    names, shapes, works = _signatures(distinct_ops)
     known = np.array([work is not None for work in works], dtype=bool)
     mine = known[candidates["signature"]] if len(known) else np.empty(0, dtype=bool)
     candidates = {name: values[mine] for name, values in candidates.items()}
@@ -111,13 +114,12 @@ def op_work(run: Run, scope: Scope) -> OpWork:
     )  # fmt: skip
 
 
-def _candidates(run: Run, scope: Scope) -> dict[str, Any]:
+def _candidates(run: Run, scope: Scope, signatures: list[tuple[Any, ...]]) -> dict[str, Any]:
     """Ops that have a formula, in order of file, track and time, the outer before the inner."""
-    run.connection.execute(
-        "CREATE OR REPLACE TEMP TABLE op_signatures AS SELECT row_number() OVER (ORDER BY name, shapes) - 1 AS code, "
-        f"name, shapes FROM (SELECT DISTINCT name, shapes FROM computing_ops WHERE {scope.where()})"
-    )
-    return run.arrays(f"""
+    sql = f"""
+        WITH op_signatures AS MATERIALIZED (
+            SELECT unnest(?::VARCHAR[]) AS name, unnest(?::VARCHAR[][]) AS shapes, unnest(range(?)) AS code
+        )
         SELECT (f.rowid << 40) | o.id AS number, (f.rowid << 24) | o.track AS place, o.rank::BIGINT AS rank,
                coalesce(o.step, {NO_STEP})::BIGINT AS step, o.start_ns AS start,
                o.start_ns + greatest(o.dur_ns, 0) AS end, g.code AS signature
@@ -126,13 +128,15 @@ def _candidates(run: Run, scope: Scope) -> dict[str, Any]:
         JOIN op_signatures g ON g.name = o.name AND g.shapes IS NOT DISTINCT FROM o.shapes
         WHERE {scope.where("o")}
         ORDER BY place, start, "end" DESC, number
-    """)
+    """
+    names, shapes = ([row[column] for row in signatures] for column in range(2))
+    return run.arrays(sql, [names, shapes, len(signatures)])
 
 
-def _signatures(run: Run) -> tuple[list[str], list[str], list[Work | None]]:
+def _signatures(signatures: list[tuple[Any, ...]]) -> tuple[list[str], list[str], list[Work | None]]:
     """Of every distinct op and arguments: name, shape, work."""
     names, shapes, works = [], [], []
-    for name, arguments in run.rows("SELECT name, shapes FROM op_signatures ORDER BY code"):
+    for name, arguments in signatures:
         dims, types, concrete, flops, more_flops = arguments
         work = work_of(name, dims, types, concrete)
         recorded = _number(flops or more_flops)

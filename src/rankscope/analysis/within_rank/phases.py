@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 
+from rankscope.analysis.core.cache import once_per_run
 from rankscope.analysis.core.device_events import UNKNOWN, device_events, ranks_in, steps_in
 from rankscope.analysis.core.host_spans import annotated, dataloader_spans, engine_calls, op_spans
 from rankscope.analysis.core.intervals import EMPTY, Intervals, Ints, intersect, join, length, subtract, union
@@ -15,7 +15,7 @@ from rankscope.analysis.core.notes import left_out
 from rankscope.analysis.core.result import Column, Finding, Result
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.core.severity import of_the_worst
-from rankscope.analysis.core.step_windows import step_windows
+from rankscope.analysis.core.step_times import step_windows
 from rankscope.analysis.within_rank.recomputation import recomputed
 from rankscope.store.run import Run
 from rankscope.units import format_rounded
@@ -137,16 +137,18 @@ def _recomputation_finding(rank: int, rows: list[dict[str, Any]], steps: int) ->
     ]
 
 
-_PARTITIONS: WeakKeyDictionary[Run, dict[tuple[int, Scope], Partition]] = WeakKeyDictionary()
+@once_per_run
+def _partitions(run: Run, steps: tuple[int, int] | None) -> dict[int, Partition]:
+    """By rank; `partition_of` fills it."""
+    return {}
 
 
 def partition_of(run: Run, rank: int, scope: Scope) -> Partition:
-    """A rank's time on the host by phase; worked out once."""
-    known = _PARTITIONS.setdefault(run, {})
-    key = (rank, Scope(steps=scope.steps))
-    if key not in known:
-        known[key] = _partition(run, rank, scope)
-    return known[key]
+    """A rank's time on the host by phase; computed once."""
+    known = _partitions(run, scope.steps)
+    if rank not in known:
+        known[rank] = _partition(run, rank, scope)
+    return known[rank]
 
 
 def _partition(run: Run, rank: int, scope: Scope) -> Partition:

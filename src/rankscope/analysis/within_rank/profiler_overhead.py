@@ -10,7 +10,7 @@ from rankscope.analysis.core.notes import left_out
 from rankscope.analysis.core.result import Column, Finding, Result
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.core.severity import graded, of_the_worst
-from rankscope.analysis.core.step_windows import step_windows
+from rankscope.analysis.core.step_times import step_windows
 from rankscope.store.run import Run
 from rankscope.units import format_rounded
 

@@ -7,7 +7,6 @@ pass do not have both, so an op that has them there belongs to a recomputed forw
 from __future__ import annotations
 
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -15,7 +14,7 @@ from rankscope.analysis.core.cache import once_per_run
 from rankscope.analysis.core.device_events import UNKNOWN
 from rankscope.analysis.core.intervals import EMPTY, Intervals, Ints, join, subtract, union
 from rankscope.analysis.core.scope import Scope
-from rankscope.analysis.core.step_windows import step_windows
+from rankscope.analysis.core.step_times import step_windows
 from rankscope.store.linking import slice_at
 from rankscope.store.nesting import nest
 from rankscope.store.run import Run
@@ -45,7 +44,10 @@ def recomputed(run: Run, rank: int, track: Ints, start: Ints, end: Ints) -> Inte
     return found
 
 
-_PROBED: WeakKeyDictionary[Run, dict[int, bool]] = WeakKeyDictionary()
+@once_per_run
+def _probed(run: Run) -> dict[int, bool]:
+    """Whether anything is recomputed, by the number of ops; `_probe` fills it."""
+    return {}
 
 
 def _probe(run: Run, rank: int, track: Ints, start: Ints, end: Ints) -> bool:
@@ -59,7 +61,7 @@ def _probe(run: Run, rank: int, track: Ints, start: Ints, end: Ints) -> bool:
     steps, which = np.unique(counted["step"][mine], return_inverse=True)
     sums = np.bincount(which, weights=counted["ops"][mine])
     step, ops = (int(steps[sums.argmax()]), int(sums.max())) if len(steps) else (-1, -rank)
-    known = _PROBED.setdefault(run, {})
+    known = _probed(run)
     if ops not in known:
         low, high = int(start.min()), int(end.max())
         window = step_windows(run, rank, Scope(steps=(step, step)))

@@ -15,7 +15,7 @@ from rankscope.analysis.core.result import Column, Finding, Result
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.core.severity import graded
 from rankscope.analysis.within_rank.idle_causes import idle_by_device, idle_by_rank
-from rankscope.analysis.within_rank.sync_calls import prepare_waiting_calls
+from rankscope.analysis.within_rank.sync_calls import waiting_calls
 from rankscope.model import LAUNCH_CATEGORIES
 from rankscope.store.run import Run
 from rankscope.units import format_rounded
@@ -46,7 +46,7 @@ def syncs(run: Run, scope: Scope, by: str | None = None) -> Result:
         span[found.rank] = max(found.span, span.get(found.rank, 0))
     idle = idle_by_rank(run, scope)
     steps = steps_in(run, scope)
-    waiting = _load(run, scope)
+    waiting = waiting_calls(run, scope)
     for rank, mine in split_by_rank(waiting, np.unique(waiting["rank"]).tolist()).items():
         for key, sums, stepped in _calls(mine, idle.get(rank, EMPTY), steps > 0):
             named = (rank, *key) if by == "rank" else key
@@ -78,17 +78,6 @@ def _add(sums: list[int], more: list[int]) -> None:
     sums[1] += more[1]
     sums[2] = max(sums[2], more[2])
     sums[3] += more[3]
-
-
-def _load(run: Run, scope: Scope) -> dict[str, Any]:
-    """The calls in the window that wait, with the op and the line that made them."""
-    prepare_waiting_calls(run, scope)
-    return run.arrays("""
-        SELECT rank::BIGINT AS rank, start_ns AS start, start_ns + greatest(dur_ns, 0) AS stop, name,
-               waits::BIGINT AS waits, coalesce(step, -1)::BIGINT AS step,
-               coalesce(op_name, '') AS op, coalesce(line, '') AS line
-        FROM waiting_calls
-    """)
 
 
 def _calls(

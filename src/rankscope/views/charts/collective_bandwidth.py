@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from rankscope.analysis.core.result import Result
+from rankscope.analysis.core.result import Result, Row
 from rankscope.units import format_bytes, format_ns, format_value
 from rankscope.views.charts.chart import Chart, nothing_to_draw
 from rankscope.views.charts.scatter import Curve, Point, scatter
@@ -41,7 +39,7 @@ def collectives(result: Result) -> Chart:
     )
 
 
-def _fits(rows: list[dict[str, Any]], colours: dict[str, str]) -> list[Curve]:
+def _fits(rows: list[Row], colours: dict[str, str]) -> list[Curve]:
     """The fitted curves, recovered from two rows each: fit_pct is the fitted time in percent of the transfer time."""
     found: dict[tuple[str, str], dict[int, tuple[float, float]]] = {}
     for row in rows:
@@ -70,7 +68,7 @@ def _fits(rows: list[dict[str, Any]], colours: dict[str, str]) -> list[Curve]:
     return curves
 
 
-def _transfer(row: dict[str, Any]) -> str:
+def _transfer(row: Row) -> str:
     group = f" in group {row['group']}" if row.get("group") not in (None, "") else ""
     return (
         f"{row['kind']}{group}, {row.get('ranks', '?')} ranks\n{format_bytes(row['bytes'])} in "

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from rankscope.analysis.core.result import Result
+from rankscope.analysis.core.result import Result, Row
 from rankscope.units import format_ns, format_value
 from rankscope.views.charts.bars import Bar, Part, bars, paired_bars
 from rankscope.views.charts.chart import Chart, nothing_to_draw
@@ -25,7 +23,7 @@ _MEASURE_TITLES = {
 _CLASS_COLOURS = {"COMPUTE": "compute", "COMM": "comm", "COPY": "copy"}
 
 
-def whole_window(result: Result) -> list[dict[str, Any]]:
+def whole_window(result: Result) -> list[Row]:
     """The rows for the whole window, without those for single steps."""
     return [row for row in result.rows if row.get("step") is None]
 
@@ -111,7 +109,7 @@ def longest(result: Result) -> Chart:
     return bars(result.name, result.title, subtitle, parts, drawn, measure[1], measure[2])
 
 
-def _label(row: dict[str, Any], keys: tuple[str, ...], name_rank: bool) -> str:
+def _label(row: Row, keys: tuple[str, ...], name_rank: bool) -> str:
     texts = [str(row[key]) for key in keys if key != "rank" and row.get(key) is not None]
     return " ".join([f"rank {row['rank']}:", *texts] if name_rank and row.get("rank") is not None else texts)
 
@@ -139,7 +137,7 @@ def critical(result: Result) -> Chart:
     return bars(result.name, "Critical path", subtitle, parts, rows, "ns", "Time on the path")
 
 
-def _note(row: dict[str, Any], measure: tuple[str, str, str]) -> str:
+def _note(row: Row, measure: tuple[str, str, str]) -> str:
     share = row.get("time_pct")
     return f"{share:.1f} %" if share is not None else format_value(measure[1], row[measure[0]])
 
@@ -198,7 +196,7 @@ def steps(result: Result) -> Chart:
 
 def memory(result: Result) -> Chart:
     """Memory over time, for the ranks and devices with the highest peaks."""
-    series: dict[tuple[int, str], list[dict[str, Any]]] = {}
+    series: dict[tuple[int, str], list[Row]] = {}
     for row in result.rows:
         series.setdefault((row["rank"], row["device"]), []).append(row)
     if not series:

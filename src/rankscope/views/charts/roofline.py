@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from rankscope.analysis.core.ceilings import ceilings
-from rankscope.analysis.core.result import Result
+from rankscope.analysis.core.result import Result, Row
 from rankscope.analysis.core.scope import Scope
 from rankscope.store.run import Run
 from rankscope.units import format_ns, format_plain, format_value
@@ -79,7 +78,7 @@ def known_roofs(run: Run, scope: Scope) -> Roofs | None:
     return None
 
 
-def roofs_in(rows: list[dict[str, Any]]) -> Roofs:
+def roofs_in(rows: list[Row]) -> Roofs:
     """The roofs derived from the rows: rate divided by share of the roof."""
     peaks: dict[str, float] = {}
     bandwidth = None
@@ -112,7 +111,7 @@ def _roof_lines(roofs: Roofs, dtypes: set[str], left: float, right: float) -> li
     return curves
 
 
-def _tip(row: dict[str, Any]) -> str:
+def _tip(row: Row) -> str:
     share = f", {row['pct_of_roof']:.1f} % of its roof" if row.get("pct_of_roof") else ""
     time = f"\n{format_ns(row['device_ns'])} in {row['calls']:,} calls" if row.get("device_ns") else ""
     bound = f", bound by {row['bound']}" if row.get("bound") else ""

@@ -160,7 +160,7 @@ def _ranks(request: Request) -> list[int]:
 
 def _narrowed(request: Request, ranks: list[int]) -> Request:
     words = re.sub(r" --ranks \S+", "", request.words) + f" --ranks {as_ranges(ranks)}"
-    return replace(request, scope=Scope(frozenset(ranks), request.scope.steps), words=words)
+    return replace(request, scope=replace(request.scope, ranks=frozenset(ranks)), words=words)
 
 
 def _section(request: Request, name: str, few: list[int] | None) -> Section:

@@ -31,12 +31,12 @@ def graph_of(run: Run, scope: Scope) -> Graph:
     ranks = tuple(rank for rank in run.ranks if scope.ranks is None or rank in scope.ranks)
     number = np.full(max(ranks, default=0) + 1, NONE)
     number[list(ranks)] = np.arange(len(ranks))
-    names = _name_table(run)
+    names = _node_names(run)
     raw = _device_columns(run, scope, names)
     raw["rank"] = number[raw["rank"]]
     found = waits(run, scope)
     on_device, on_host = _in_graph(found.rows, number)
-    host_columns, launch = host_nodes(run, scope, raw, on_host, number)
+    host_columns, launch = host_nodes(run, scope, raw, on_host, number, names)
     device, lags = device_nodes(raw, launch, host_columns, on_device, number, len(ranks))
     host, lags = with_targets(host_columns, device, lags, len(ranks))
     matched = _matched_collectives(found.rows, len(found.transfer), on_host, device, host, number)
@@ -54,15 +54,10 @@ def graph_of(run: Run, scope: Scope) -> Graph:
     )
 
 
-def _name_table(run: Run) -> list[str]:
-    """The names of all nodes, also as the temporary table `graph_names`."""
+def _node_names(run: Run) -> list[str]:
+    """The names of all nodes; a node refers to its name by an index into them."""
     found = vocabulary(run, *GPU_CATEGORIES, "cpu_op", "user_annotation", *LAUNCH_CATEGORIES)
-    names = sorted({*found, *OWN_NAMES})
-    run.connection.execute(
-        "CREATE OR REPLACE TEMP TABLE graph_names AS SELECT unnest(?) AS name, unnest(range(?)) AS code",
-        [names, len(names)],
-    )
-    return names
+    return sorted({*found, *OWN_NAMES})
 
 
 _COLUMNS = (

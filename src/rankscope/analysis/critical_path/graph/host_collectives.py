@@ -27,7 +27,9 @@ class HostCollectives:
     """The host ran no op at its end."""
 
 
-def host_collectives(run: Run, scope: Scope, rows: Collectives, number: Ints) -> HostCollectives:
+def host_collectives(
+    run: Run, scope: Scope, rows: Collectives, number: Ints, names: list[str]
+) -> HostCollectives:
     """The entries for `rows`, with their slices from the store."""
     if len(rows.rank) == 0:
         none = np.zeros(0, dtype=np.int64)
@@ -36,7 +38,9 @@ def host_collectives(run: Run, scope: Scope, rows: Collectives, number: Ints) ->
         "SELECT s.rank::BIGINT AS rank, s.segment::BIGINT AS segment, s.id, s.start_ns AS start, "
         "coalesce(n.code, 0) AS code FROM slices s "
         "JOIN collectives c ON c.rank = s.rank AND c.segment = s.segment AND c.id = s.id "
-        "LEFT JOIN graph_names n ON n.name = s.name WHERE c.place = 'host'"
+        "LEFT JOIN (SELECT unnest(?::VARCHAR[]) AS name, unnest(range(?)) AS code) n ON n.name = s.name "
+        "WHERE c.place = 'host'",
+        [names, len(names)],
     )
     keys = event_key(found["rank"], found["segment"], found["id"])
     order = np.argsort(keys)

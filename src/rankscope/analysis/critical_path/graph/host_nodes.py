@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
 
+from rankscope.analysis.core.device_events import sql_names
 from rankscope.analysis.core.intervals import Ints
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.critical_path.graph.host_collectives import (
@@ -24,8 +26,7 @@ from rankscope.analysis.critical_path.graph.nodes import (
     latest_end_between,
     shortest,
 )
-from rankscope.analysis.within_rank.sync_calls import prepare_waiting_calls
-from rankscope.sql import sql_text, sql_texts
+from rankscope.analysis.within_rank.sync_calls import waiting_calls
 from rankscope.store.collectives.entries import Collectives
 from rankscope.store.run import Run
 
@@ -79,11 +80,11 @@ class _Collector:
 
 
 def host_nodes(
-    run: Run, scope: Scope, raw: dict[str, Any], on_host: Collectives, number: Ints
+    run: Run, scope: Scope, raw: dict[str, Any], on_host: Collectives, number: Ints, names: list[str]
 ) -> tuple[dict[str, Ints], Ints]:
     """The host nodes as columns, and the host node that launched each device event."""
     nodes = _Collector()
-    code = dict(run.rows(f"SELECT name, code FROM graph_names WHERE name IN ({sql_texts(OWN_NAMES)})"))
+    code = {name: index for index, name in enumerate(names)}
     steps = run.arrays(
         f"SELECT rank::BIGINT AS rank, step::BIGINT AS step, start_ns AS start, start_ns + dur_ns AS stop FROM steps "
         f"WHERE {scope.where()}"
@@ -104,9 +105,9 @@ def host_nodes(
         target_low=raw["launch_start"][blocking], sync=1,
         file=raw["segment"][blocking], track=raw["launch_track"][blocking],
     )  # fmt: skip
-    _add_syncs(run, scope, nodes, number)
-    _add_data_waits(run, scope, nodes, number, code[DATA_WAIT])
-    comm = host_collectives(run, scope, on_host, number)
+    _add_syncs(run, scope, nodes, number, code)
+    _add_data_waits(run, scope, nodes, number, code)
+    comm = host_collectives(run, scope, on_host, number, names)
     _add_host_collectives(nodes, comm)
     host, place = nodes.sorted()
     chain_threads(host, comm)
@@ -115,33 +116,30 @@ def host_nodes(
     return host, launch
 
 
-def _add_syncs(run: Run, scope: Scope, nodes: _Collector, number: Ints) -> None:
-    prepare_waiting_calls(run, scope)
-    calls = run.arrays("""
-        SELECT c.rank::BIGINT AS rank, c.segment::BIGINT AS segment, c.track::BIGINT AS track, c.start_ns AS start,
-               c.start_ns + greatest(c.dur_ns, 0) AS stop, coalesce(o.code, n.code) AS op, n.code AS name
-        FROM waiting_calls c JOIN graph_names n ON n.name = c.name LEFT JOIN graph_names o ON o.name = c.op_name
-        WHERE c.waits ORDER BY c.rank, c.start_ns, c.id
-    """)
+def _add_syncs(run: Run, scope: Scope, nodes: _Collector, number: Ints, code: dict[str, int]) -> None:
+    calls = waiting_calls(run, scope)
+    calls = {key: values[calls["waits"] == 1] for key, values in calls.items()}
+    names = [code[name] for name in calls["name"].tolist()]
+    ops = [code.get(op, name) for op, name in zip(calls["op"].tolist(), names, strict=True)]
     who = number[calls["rank"]]
     where = {"file": calls["segment"], "track": calls["track"]}
-    nodes.add(who, calls["start"], 5, _HOST, calls["op"], **where)
-    nodes.add(who, calls["stop"], 6, _SYNC, calls["name"], target_low=calls["start"], sync=1, **where)
+    nodes.add(who, calls["start"], 5, _HOST, np.array(ops, dtype=np.int64), **where)
+    nodes.add(
+        who, calls["stop"], 6, _SYNC, np.array(names, dtype=np.int64),
+        target_low=calls["start"], sync=1, **where,
+    )  # fmt: skip
 
 
-def _add_data_waits(run: Run, scope: Scope, nodes: _Collector, number: Ints, name: int) -> None:
+def _add_data_waits(run: Run, scope: Scope, nodes: _Collector, number: Ints, code: dict[str, int]) -> None:
+    waits = [name for name in code if re.search(_DATALOADER_PATTERN, name)]
+    name = code[DATA_WAIT]
     found = run.arrays(
-        "SELECT rank::BIGINT AS rank, start_ns AS start, start_ns + greatest(dur_ns, 0) AS stop FROM slices s "
-        f"WHERE category = 'user_annotation' AND {_named(_DATALOADER_PATTERN)} AND {scope.where()}"
+        "SELECT rank::BIGINT AS rank, start_ns AS start, start_ns + greatest(dur_ns, 0) AS stop FROM slices "
+        f"WHERE category = 'user_annotation' AND name IN ({sql_names(waits)}) AND {scope.where()}"
     )
     who = number[found["rank"]]
     nodes.add(who, found["start"], 2, _HOST, name)
     nodes.add(who, found["stop"], 8, _DATALOADER, name)
-
-
-def _named(pattern: str) -> str:
-    """A condition on slices `s`; tests the regular expression on the distinct names only."""
-    return f"s.name IN (SELECT name FROM graph_names WHERE regexp_matches(name, {sql_text(pattern)}))"
 
 
 def _add_host_collectives(nodes: _Collector, comm: HostCollectives) -> None:

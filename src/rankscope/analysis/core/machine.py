@@ -1,10 +1,12 @@
-"""Ceilings the user gives: as figures, or measured by `rankscope bench seqpar --json`."""
+"""What the user tells about the machine: peak rates of its devices, and times of collectives measured on it."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from rankscope.baseline import Baseline, load_baseline
 from rankscope.devices import Ceilings
 from rankscope.errors import UsageError
 from rankscope.units import parse_byte_rate, parse_flop_rate
@@ -14,25 +16,39 @@ _SHORT = {"bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp8": "floa
           "fp64": "float64"}  # fmt: skip
 
 
-def given_ceilings(peak: str | None = None, bandwidth: str | None = None) -> Ceilings:
-    """'989TF', 'bf16=989TF,tf32=494TF' or the file of a benchmark; and '4.8TB/s'."""
-    rate = parse_byte_rate(bandwidth) if bandwidth is not None else None
-    said = (
-        "--peak and --bandwidth"
-        if peak and bandwidth
-        else "--peak"
-        if peak
-        else "--bandwidth"
-        if bandwidth
-        else ""
+@dataclass(frozen=True)
+class Machine:
+    """What is known of the machine besides the files of the run. It is part of a Scope, since figures depend on it."""
+
+    ceilings: Ceilings = field(default_factory=Ceilings)
+    """Peak rates that take precedence over the table of devices."""
+    baseline: Baseline | None = None
+    """Times of collectives measured without a training job."""
+
+
+def machine_from(
+    peak: str | None = None, bandwidth: str | None = None, baseline: str | Path | None = None
+) -> Machine:
+    """From the values of --peak, --bandwidth and --baseline."""
+    return Machine(
+        given_ceilings(peak, bandwidth) if peak or bandwidth else Ceilings(),
+        load_baseline(Path(baseline)) if baseline else None,
     )
+
+
+def given_ceilings(peak: str | None = None, bandwidth: str | None = None) -> Ceilings:
+    """`peak`: '989TF', 'bf16=989TF,tf32=494TF' or a file of `rankscope bench seqpar --json`; `bandwidth`: '4.8TB/s'."""
+    rate = parse_byte_rate(bandwidth) if bandwidth is not None else None
+    said = " and ".join(name for name, value in (("--peak", peak), ("--bandwidth", bandwidth)) if value)
     if peak is None:
         return Ceilings(bandwidth=rate, source=said)
     if Path(peak).is_file():
         return Ceilings(_measured(Path(peak)), bandwidth=rate, source=f"measured in {Path(peak).name}")
     if peak.endswith(".json"):
         raise UsageError(
-            f"--peak: there is no {peak}", why="No such file.", hint="rankscope bench seqpar --json > it"
+            f"--peak: no file {peak}",
+            why="It does not exist.",
+            hint=f"Measure it: rankscope bench seqpar --json > {peak}",
         )
     peaks = {}
     for part in peak.split(","):
@@ -54,16 +70,16 @@ def _rate(text: str) -> float:
     rate = parse_flop_rate(text)
     if rate <= 0:
         raise UsageError(
-            f"--peak {text} is no peak", why="It must be more than 0.", hint="Write it like 989TF."
+            f"--peak {text} is not a rate", why="It must be more than 0.", hint="Example: --peak 989TF"
         )
     return rate
 
 
 def _measured(path: Path) -> dict[str, float]:
-    """The best matrix product of a seqpar report, as the peak of its data type."""
+    """The rate of the fastest matrix product of a seqpar report, by its data type."""
     wrong = UsageError(
-        f"{path} is no report of the benchmark",
-        why="--peak takes a figure (989TF) or what `rankscope bench seqpar --json` wrote.",
+        f"{path} is not a report of the benchmark",
+        why="--peak takes a rate (989TF) or a file that `rankscope bench seqpar --json` wrote.",
         hint=f"Measure it: rankscope bench seqpar -p bfloat16 --json > {path}",
     )
     try:
