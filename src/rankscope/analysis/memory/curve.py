@@ -9,8 +9,8 @@ from rankscope.analysis.memory.allocator_events import DEVICE_NAME, IS_MEMORY_EV
 from rankscope.store.run import Run
 
 POINTS = 300
-"""Number of time intervals. Each keeps its highest and its last value, so that every peak is in the curve and
-ends where it ended in the trace."""
+"""Number of time intervals. Each keeps its highest and its last value, so that the curve shows the peak of each
+interval and does not extend it."""
 
 COLUMNS = (
     Column("rank"),

@@ -68,6 +68,7 @@ def _finding(run: Run, scope: Scope, found: DeviceIdle, row: dict[str, Any], ste
     parts = ", ".join(
         f"{name.replace('_', ' ')} {format_rounded('ns', row[f'{name}_ns'])}" for name in CAUSES
     )
+    device = "" if row["device"] is None else f", device {row['device']}"
     if where is None:
         what = "events without a recorded launch"
     else:
@@ -78,7 +79,7 @@ def _finding(run: Run, scope: Scope, found: DeviceIdle, row: dict[str, Any], ste
             severity,
             f"GPU idle {100 * idle / found.span:.0f} % of the time; {format_rounded('ns', _launch_idle(group) / steps)}"
             f"{per_step} before {what}",
-            f"rank {found.rank}, device {row['device']}: {format_rounded('ns', idle)} of "
+            f"rank {found.rank}{device}: {format_rounded('ns', idle)} of "
             f"{format_rounded('ns', found.span)} in {len(found.gaps.start):,} gaps: {parts}",
             (found.rank,),
             group.longest_span,
