@@ -35,11 +35,11 @@ mkdir -p "$run" || exit 1
 # On TERM (walltime, or the job is cancelled): the ranks write what they have recorded, then the script continues.
 launcher=
 ended=
-tell_ranks() {
+signal_ranks() {
     ended=TERM
     [ -z "$launcher" ] || scancel --signal=TERM "$job"
 }
-trap tell_ranks TERM
+trap signal_ranks TERM
 
 run_step() {
     "$@" &

@@ -314,3 +314,17 @@ def test_of_many_ranks_a_few_tell_the_details(tmp_path: Path) -> None:
         next(s for s in narrowed.sections if s.name == "ops").command
         == "rankscope stats RUN --ranks 0-3 -r ops"
     )
+
+
+def test_long_names_show_where_they_differ_and_stay_whole() -> None:
+    from rankscope.views.report.content import Section
+    from rankscope.views.report.html_report import _table
+
+    names = ["gemm_" * 10 + f"{size}_" + "tail_" * 10 for size in ("128x256", "256x128")]
+    result = Result("k", "K", "w", (Column("name"),), [{"name": name} for name in names])
+    html = _table(Section("k", "?", result, None, "c", True))
+    cells = re.findall(r'<td class="t">(.*?)</td>', html)
+    assert [re.sub(r"<[^>]+>", "", cell) for cell in cells] == names, "copied and searched whole"
+    shown = [re.sub(r'<span class="cut">.*?</span>', "…", cell) for cell in cells]
+    assert shown[0].startswith("gemm_gemm_…") and "128x256" in shown[0] and "256x128" in shown[1]
+    assert all(len(text) <= 42 for text in shown)

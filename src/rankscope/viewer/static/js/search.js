@@ -6,7 +6,7 @@ import { time } from "./format.js";
 import { shortenNames } from "./names.js";
 
 const PAUSE = 180;
-const NAME_CHARACTERS = 52;
+const NAME_CHARACTERS = 44;
 
 /** @param {import("./app.js").App} app */
 export function listenToSearch(app) {

@@ -15,7 +15,7 @@ export async function tablesPanel(app) {
     ["rank", ...app.orders.keys()].map((name) => h("option", { value: name, selected: name === view.sort }, name === "rank" ? "ranks by number" : `ranks by ${name.replace(/_ns$/, "").replaceAll("_", " ")}`)));
   const filter = h("input", { placeholder: "filter tracks", "aria-label": "Filter tracks by name", value: view.filter, onchange: (/** @type {any} */ event) => app.store.set({ filter: event.target.value }) });
   return h("div", {}, h("div", { class: "row" }, choice, sorts, filter), h("h2", {}, result.title),
-    h("p", { class: "quiet" }, `${known.question} ${result.window}. rankscope stats RUN -r ${known.name}`),
+    h("p", { class: "quiet" }, `${known.question} Window: ${result.window}. Command: rankscope stats RUN -r ${known.name}`),
     result.rows.length ? table(result.columns, result.rows, { caption: result.title }) : "",
     result.notes.map((/** @type {string} */ note) => h("p", { class: "quiet" }, note)));
 }
