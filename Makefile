@@ -15,7 +15,7 @@ help:
 	@echo "make test-fast  the quick tests, in about a minute"
 	@echo "make check      ruff, mypy --strict, import-linter; a user script under mypy and pyright; tsc"
 	@echo "make bench      rankscope against its peers, as ratios of one run"
-	@echo "make docs       regenerate docs/commands.md and docs/store.md from the code"
+	@echo "make docs       regenerate docs/commands.md, docs/store.md, the import graph and the notebook; build site/"
 
 $(STAMP): pyproject.toml tests/requirements-torch.txt
 	$(PYTHON) -m venv .venv
@@ -71,6 +71,7 @@ bench: $(STAMP)
 
 docs: $(STAMP)
 	$(BIN)/python docs/generate.py
+	$(BIN)/mkdocs build --quiet
 
 clean:
-	rm -rf .venv demo .bench
+	rm -rf .venv demo .bench site
