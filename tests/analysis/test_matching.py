@@ -42,7 +42,8 @@ def test_every_collective_is_matched_with_its_transfer_and_waits(planted: tuple[
     expected = {(c["group"], c["seq"]): c for c in truth["collectives"]}
     assert rows.unmatched == ()
     assert rows.count == len(expected)
-    for number, places in rows.members():
+    for number in range(rows.count):
+        places = np.flatnonzero(rows.match == number)
         group = rows.groups[rows.group[places[0]]]
         planned = expected.pop((group.name, int(rows.seq[places[0]])))
         assert group.ranks == tuple(planned["ranks"]) == tuple(rows.rank[places])

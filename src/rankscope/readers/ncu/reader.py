@@ -67,7 +67,8 @@ class NcuReader:
     name = "ncu"
 
     def recognises(self, path: Path, head: bytes) -> bool:
-        return is_report(path, head) or HEADER.search(head) is not None
+        is_report = path.name.endswith(".ncu-rep") or head.startswith(REPORT_MAGIC)
+        return is_report or HEADER.search(head) is not None
 
     def identify(self, path: Path) -> TraceIdentity:
         rank = rank_from_name(path)
@@ -78,10 +79,6 @@ class NcuReader:
 
 
 NCU = NcuReader()
-
-
-def is_report(path: Path, head: bytes) -> bool:
-    return path.name.endswith(".ncu-rep") or head.startswith(REPORT_MAGIC)
 
 
 def _kernel_row(number: int, kernel: MeasuredKernel) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -80,8 +79,3 @@ class Collectives:
             name: value[mask] for name, value in vars(self).items() if isinstance(value, np.ndarray)
         }
         return replace(self, **arrays)
-
-    def members(self) -> Iterator[tuple[int, Ints]]:
-        """Each match and the indices of its entries. A slow loop, for tests and small runs."""
-        for number in range(self.count):
-            yield number, np.flatnonzero(self.match == number)
