@@ -122,14 +122,15 @@ def _next(content: Screen, width: int, color: bool) -> list[str]:
     lines = [line for note in notes for line in hang("· ", clean(note), width)]
     more = len(content.found) - _MOST_FINDINGS
     what = f"all findings ({more} more), with evidence" if more > 0 else "the findings, with evidence"
-    commands = [(f"stats {content.run} -r findings", what)] if content.found else []
-    commands += [
-        (f"stats {content.run} -r list", "all reports"),
-        (f"doctor {content.run}", "check the quality of the trace"),
-    ]
-    room = max(len(command) for command, _ in commands)
-    for command, reason in commands:
-        line = f"  rankscope {command:<{room}}   {reason}"
-        # A path that does not fit is replaced by RUN.
-        lines.append(line if len(line) <= width else line.replace(content.run, "RUN"))
+    next_lines = _next_commands(content.run, what if content.found else "")
+    if max(map(len, next_lines)) > width:  # a path that does not fit is replaced by RUN
+        next_lines = _next_commands("RUN", what if content.found else "")
+    lines += next_lines
     return [paint(line[:width], DIM, color) for line in lines]
+
+
+def _next_commands(run: str, findings: str) -> list[str]:
+    commands = [(f"stats {run} -r findings", findings)] if findings else []
+    commands += [(f"stats {run} -r list", "all reports"), (f"doctor {run}", "check the quality of the trace")]
+    room = max(len(command) for command, _ in commands)
+    return [f"  rankscope {command:<{room}}   {reason}" for command, reason in commands]

@@ -166,11 +166,14 @@ def pad(text: str, width: int, right: bool) -> str:
     return space + text if right else text + space
 
 
+_SPACE = re.compile(r"\s+(?!%)")
+
+
 def wrap(text: str, width: int) -> list[str]:
-    """Lines of at most `width` cells; longer words are broken."""
+    """Lines of at most `width` cells; longer words are broken. A number and its percent sign stay together."""
     lines: list[str] = []
     line = ""
-    for word in text.split():
+    for word in _SPACE.split(text.strip()):
         if line and display_width(line) + 1 + display_width(word) <= width:
             line = f"{line} {word}"
             continue
