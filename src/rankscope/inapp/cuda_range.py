@@ -2,8 +2,8 @@
 
 For code that marks a range itself, and for the steps of `rankscope profile --tool nsys|ncu`: there the engine counts
 steps as for torch's profiler, but a window is a CUDA profiler range. The tool writes the report, and the process
-around it writes the rank's manifest. What only this process knows (which steps, when, how many) goes to a small
-JSON file that the other process reads at the end.
+around it writes the rank's manifest. The steps and times, which only this process has, go to a small JSON file that
+the other process reads at the end.
 """
 
 from __future__ import annotations

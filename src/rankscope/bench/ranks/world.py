@@ -177,7 +177,7 @@ def renamed_collective(new: str, old: str) -> Any:
 
 
 def has_slow_path(device: Any, precision: str) -> bool:
-    """Whether torch has no fast matrix product for this precision on this device. Only a warning tells."""
+    """Whether torch lacks a fast matrix product for this precision on this device. Only a warning reports it."""
     import torch
 
     if device.type != "cpu" or precision == "float32":
