@@ -112,9 +112,9 @@ def no_gaps() -> Scenario:
         return durations.changed(host=np.where(np.isin(graph.host.kind, _GAPS), 0, durations.host))
 
     return Scenario(
-        "no host gaps",
+        "host gaps gone",
         change,
-        "no host gaps: the host and its data are always ready; the host still waits in synchronising calls, and "
+        "host gaps gone: the host and its data are always ready; the host still waits in synchronising calls, and "
         "launches keep their latency",
     )
 
