@@ -126,7 +126,7 @@ def _columns(connection: duckdb.DuckDBPyConnection) -> tuple[list[dict[str, Any]
     )
     optional = ("step", "call", "call_ns", "seq", "in_elements", "out_elements", "peer")
     numbers = ", ".join(f"coalesce(c.{name}, {NONE})::BIGINT AS {name}" for name in optional)
-    columns: dict[str, Ints] = cursor.execute(f"""
+    columns: dict[str, Any] = cursor.execute(f"""
         SELECT l.label, c.rank::BIGINT AS rank, c.segment::BIGINT AS segment, c.id, c.track::BIGINT AS track,
                c.start_ns, c.dur_ns, {numbers}
         FROM collectives c JOIN collective_labels l ON {same}
