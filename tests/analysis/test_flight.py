@@ -17,6 +17,7 @@ from rankscope.analysis.core.scope import Scope
 from rankscope.errors import ReadError
 from rankscope.model import FLIGHT, FLIGHT_GROUPS
 from rankscope.readers.flight_recorder import FLIGHT_READER
+from rankscope.store.cache import Cache
 from rankscope.store.ingest import ingest
 from rankscope.store.run import Run
 
@@ -69,6 +70,7 @@ class Tables:
     def __init__(self, dumps: dict[int, Path]) -> None:
         import duckdb
 
+        self.cache = Cache()
         self._connection = duckdb.connect()
         execute = self._connection.execute
         execute(
