@@ -54,7 +54,7 @@ def test_without_a_gpu_both_say_so(tmp_path: Path) -> None:
     run = open_trace(write_kineto(tmp_path / "rank-0.json", [slice_event("aten::mm", 1, 2)]))
     for analyse in (HTA, TRACELENS):
         result = analyse(run, Scope(), None)
-        assert result.rows == [] and "would have no result" in result.notes[0]
+        assert result.rows == () and "would have no result" in result.notes[0]
 
 
 def test_several_ranks_are_told_apart(tmp_path: Path) -> None:

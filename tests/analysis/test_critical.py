@@ -165,5 +165,5 @@ def test_bad_input(tmp_path: Path) -> None:
     assert any("the path stays on one rank" in note for note in two.notes)
     assert {row["rank"] for row in two.rows} == {1}
     empty = open_trace(write_kineto(tmp_path / "e.json", [slice_event("aten::mm", 1, 5)]))
-    assert critical(empty).rows == []
+    assert critical(empty).rows == ()
     assert any("there is no path" in note for note in critical(empty).notes)

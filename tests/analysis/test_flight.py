@@ -18,6 +18,7 @@ from rankscope.analysis.core.scope import Scope
 from rankscope.errors import ReadError
 from rankscope.model import FLIGHT, FLIGHT_GROUPS
 from rankscope.readers.flight_recorder import FLIGHT_READER
+from rankscope.store.cache import Cache
 from rankscope.store.ingest import ingest
 from rankscope.store.run import Run
 
@@ -30,6 +31,7 @@ class Tables:
     def __init__(self, dumps: dict[int, Path]) -> None:
         import duckdb
 
+        self.cache = Cache()
         self._connection = duckdb.connect()
         execute = self._connection.execute
         execute(
@@ -188,13 +190,13 @@ def test_point_to_point(tmp_path: Path) -> None:
 
 def test_nothing_is_wrong(tmp_path: Path) -> None:
     result = analyse(tmp_path, {rank: dump([done(4), done(5)], WORLD) for rank in range(4)})
-    assert result.rows == [] and only(result).severity == "ok"
+    assert result.rows == () and only(result).severity == "ok"
 
 
 def test_without_dumps_the_variables_are_named(tmp_path: Path) -> None:
     run = open_trace(write_kineto(tmp_path / "rank-0.json", [slice_event("aten::mm", 1, 2)]))
     result = REPORTS["flight"].analyse(run, Scope(), None)
-    assert result.rows == [] and result.findings == ()
+    assert result.rows == () and result.findings == ()
     assert any("TORCH_NCCL_DUMP_ON_TIMEOUT=1" in note for note in result.notes)
 
 
@@ -231,7 +233,7 @@ def test_wrong_types_everywhere(tmp_path: Path) -> None:
         "pg_status": [1],
         "nccl_version": 2,
     }
-    assert analyse(tmp_path, {0: content}).rows == []
+    assert analyse(tmp_path, {0: content}).rows == ()
 
 
 def test_the_real_hang(shared: Path, open_real: Callable[[Path], Run]) -> None:

@@ -88,7 +88,7 @@ def test_tensor_and_data_parallel(tmp_path: Path) -> None:
     write(Plan(ranks=8, events_per_rank=4_000, steps=2, tensor_parallel=4, missing=(5,)), tmp_path)
     result = report(Run(ingest([tmp_path])), "layout")
     assert result.findings[0].title == "8 ranks: dp 2 x tp 4"
-    assert result.rows == [
+    assert list(result.rows) == [
         {"dp": 0, **{f"tp_{i}": i for i in range(4)}},
         {"dp": 1, **{f"tp_{i}": 4 + i for i in range(4)}},
     ]
@@ -144,11 +144,11 @@ def test_axes_that_do_not_make_the_world_are_said() -> None:
 def test_one_group_of_all_ranks(open_real: Callable[[Path], Run]) -> None:
     run = open_real(DATA / "ddp-gloo4")
     result = report(run, "layout")
-    assert result.rows == [{"ranks": "0-3"}]
+    assert list(result.rows) == [{"ranks": "0-3"}]
     assert result.findings[0].title == "4 ranks, 1 process group: world"
     assert report(run, "groups").rows[0]["axis"] == "world"
     bubbles = report(run, "bubbles")
-    assert bubbles.rows == [] and any("no pipeline-parallel process group" in note for note in bubbles.notes)
+    assert bubbles.rows == () and any("no pipeline-parallel process group" in note for note in bubbles.notes)
 
 
 def test_real_nccl_metadata(shared: Path, open_real: Callable[[Path], Run]) -> None:

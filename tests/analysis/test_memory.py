@@ -198,4 +198,4 @@ def test_memory_that_is_full_and_memory_that_is_not_used(tmp_path: Path) -> None
 def test_without_memory_events_it_says_how_to_record_them(name: str, tmp_path: Path) -> None:
     run = open_trace(write_kineto(tmp_path / "t.json", [slice_event("aten::add", 0, 1)]))
     result = report(run, name)
-    assert result.rows == [] and any("--profile-memory" in note for note in result.notes)
+    assert result.rows == () and any("--profile-memory" in note for note in result.notes)

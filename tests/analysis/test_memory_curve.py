@@ -35,4 +35,4 @@ def test_peaks_are_kept_and_end(tmp_path: Path) -> None:
 def test_note_without_memory_events(tmp_path: Path) -> None:
     run = open_trace(write_kineto(tmp_path / "rank-0.json", [slice_event("op", 0, 1)]))
     result = memory_curve(run, Scope())
-    assert result.rows == [] and "--profile-memory" in result.notes[0]
+    assert result.rows == () and "--profile-memory" in result.notes[0]

@@ -204,7 +204,7 @@ def test_memory_peaks(tmp_path: Path) -> None:
     def rest(unused: int) -> dict[str, Any]:
         return {"unused_bytes": unused, "growth_bytes": None}
 
-    rows = report(open_trace(write_kineto(tmp_path / "t.json", events)), "memory").rows
+    rows = list(report(open_trace(write_kineto(tmp_path / "t.json", events)), "memory").rows)
     assert rows == [
         {"rank": 0, "device": "CPU", "peak_allocated_bytes": 1, "peak_reserved_bytes": 1, "at_ns": 4000}
         | rest(0),

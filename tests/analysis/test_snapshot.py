@@ -221,4 +221,4 @@ def test_note_without_a_snapshot(tmp_path: Path, name: str) -> None:
 
     run = open_trace(write_kineto(tmp_path / "rank-0.json", [slice_event("aten::mm", 1, 2)]))
     result = REPORTS[name].analyse(run, Scope(), None)
-    assert result.rows == [] and result.notes
+    assert result.rows == () and result.notes

@@ -134,7 +134,7 @@ def test_a_run_without_reports_says_how_to_make_one(tmp_path: Path) -> None:
 
     run = open_trace(write_kineto(tmp_path / "rank-0.json", [slice_event("aten::mm", 1, 2)]))
     result = REPORTS["ncu"].analyse(run, Scope(), None)
-    assert result.rows == [] and any("--tool ncu" in note for note in result.notes)
+    assert result.rows == () and any("--tool ncu" in note for note in result.notes)
 
 
 def test_the_real_report_by_either_way(
