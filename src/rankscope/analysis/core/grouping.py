@@ -1,4 +1,4 @@
-"""Which combinations of several numbers occur, and which of them each event has."""
+"""Grouping of arrays: distinct combinations of several numbers, and rows by rank."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _ROOM = 1 << 62
 
 
 def distinct(columns: Ints) -> tuple[Ints, Ints]:
-    """As np.unique(columns, axis=1, return_inverse=True): one row a number, one column an event.
+    """The same as np.unique(columns, axis=1, return_inverse=True); a row per key, a column per event.
 
-    The numbers of an event are packed into one, which sorts fifteen times as fast as rows do.
+    The keys of an event are packed into one integer, which sorts fifteen times as fast as columns.
     """
     count = columns.shape[1]
     if count == 0:
@@ -25,7 +25,7 @@ def distinct(columns: Ints) -> tuple[Ints, Ints]:
     for column in columns:
         low, high = int(column.min()), int(column.max())
         size = high - low + 1
-        if size > _ROOM:  # numbers as far apart as 64 bits allow: their places will do
+        if size > _ROOM:  # the range needs all 64 bits: use ranks of the values instead
             column = np.unique(column, return_inverse=True)[1].reshape(-1)
             low, size = 0, int(column.max()) + 1
         if width > _ROOM // size:
@@ -41,7 +41,7 @@ def distinct(columns: Ints) -> tuple[Ints, Ints]:
 
 
 def split_by_rank(columns: dict[str, Any], ranks: Iterable[int]) -> dict[int, dict[str, Any]]:
-    """Each rank's rows, in the order they came; the column that says the rank is left out."""
+    """The rows of each rank in their given order, without the column `rank`."""
     order = np.argsort(columns["rank"], kind="stable")
     ordered = {name: values[order] for name, values in columns.items()}
     rank = ordered.pop("rank")

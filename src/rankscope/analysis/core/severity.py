@@ -1,4 +1,4 @@
-"""How bad a finding is, and which rank speaks for all that share it."""
+"""The severity of a finding, and one finding for several ranks that have the same problem."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from rankscope.analysis.core.result import SEVERITIES, Finding, Severity
 
 
 def graded(part: float, whole: float, info: float, warning: float, critical: float) -> Severity | None:
-    """By the share of the whole; None below the least share worth a word."""
+    """By the share of the whole; None where it is less than `info`."""
     if whole <= 0 or part < info * whole:
         return None
     share = part / whole
@@ -16,7 +16,7 @@ def graded(part: float, whole: float, info: float, warning: float, critical: flo
 
 
 def of_the_worst(findings: list[Finding]) -> tuple[Finding, ...]:
-    """One finding for all ranks that say the same: the dearest speaks, the others are named."""
+    """One finding for all ranks with the same problem: the costliest, with the other ranks listed."""
     if not findings:
         return ()
     first = max(findings, key=lambda finding: (SEVERITIES.index(finding.severity), finding.cost_ns))
