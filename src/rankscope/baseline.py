@@ -1,8 +1,8 @@
-"""What communication can do on a machine, measured alone: from `rankscope bench collectives --json` or nccl-tests.
+"""Times of collectives measured without a training job, by `rankscope bench collectives --json` or nccl-tests.
 
     [{"kind": "all_reduce", "bytes": 1048576, "ranks": 8, "dtype": "float32", "time_us": 25.3, "busbw_gb_s": 72.5}, …]
 
-Of nccl-tests the text that all_reduce_perf and its kin print is read.
+For nccl-tests this is the text that all_reduce_perf and the other programs print.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ class Point:
 
 @dataclass(frozen=True)
 class Baseline:
-    """Measured points; times of other sizes lie between them."""
+    """Measured points; times of sizes in between are interpolated."""
 
     source: str
     points: tuple[Point, ...]
 
     def time_ns(self, kind: str, ranks: int, size: int) -> float | None:
-        """How long it takes alone, by the two sizes around (both axes logarithmic); None beyond what was measured."""
+        """Interpolated between the two nearest sizes, logarithmically; None outside the measured range."""
         known = sorted(
             {p.bytes: p.time_ns for p in self.points if (p.kind, p.ranks) == (kind, ranks)}.items()
         )
@@ -100,7 +100,7 @@ def _of_rows(rows: Iterable[Any]) -> Iterable[Point]:
 
 
 def _of_nccl_tests(text: str, name: str) -> Iterable[Point]:
-    """The out-of-place columns. Which collective it is stands in the text since 2.14, else in the file's name."""
+    """The out-of-place columns. The collective is named in the text since 2.14, before that in the file's name."""
     ranks = len(re.findall(r"^#\s+Rank\s+\d+\b", text, re.MULTILINE))
     named = _STARTING.search(text) or _STARTING.search(name)
     kind = kind_of(named[1]) if named else kind_of(Path(name).stem)

@@ -83,7 +83,7 @@ def test_findings_are_ordered_by_severity_and_cost(tmp_path: Path, monkeypatch: 
     assert [found.finding.title for found in mine] == ["hangs", "dear", "a remark", "cheap"]
     rows = [row for row in findings(run, Scope()).rows if row["report"] == "roofline"]
     assert rows[1] == {"severity": "warning", "cost_ns": 100, "report": "roofline", "title": "dear", "evidence": "e",
-                       "hint": "h", "ranks": [1], "start_ns": 2, "end_ns": 3}  # fmt: skip
+                       "hint": "h", "ranks": (1,), "start_ns": 2, "end_ns": 3}  # fmt: skip
     kernels = REPORTS["kernels"].analyse(run, Scope(), None)
     text = screen(Screen("RUN", "s", summary(run, Scope()), kernels, [Found("x", planted[2])]), 80, False)
     assert "1. warning, 100 ns in total: dear\n   → h (-r x)" in text

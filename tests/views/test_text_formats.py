@@ -66,7 +66,7 @@ def test_json_names_and_order() -> None:
     document = json.loads(render(BREAKDOWN, "json"))
     assert list(document) == ["name", "title", "window", "columns", "rows", "findings", "notes"]
     assert document["columns"][1] == {"name": "step", "unit": "", "help": "null = the whole window"}
-    assert document["rows"] == BREAKDOWN.rows
+    assert document["rows"] == list(BREAKDOWN.rows)
     assert document["findings"][0]["span"] == [1000, 2000]
     assert json.loads(render([KERNELS, EMPTY], "json"))[1]["rows"] == []
     assert json.loads(render([], "json")) == []

@@ -2,7 +2,7 @@
 
 core holds what all of them share; within_rank, across_ranks, critical_path, efficiency, memory and health answer
 questions about one run, diff compares two, compat reproduces the figures of other tools. `questions` lists the reports
-that answer one question each; REPORTS adds the two that are made from them. An analysis reads a Run and returns a
+that answer one question each; REPORTS adds the two that combine them. An analysis reads a Run and returns a
 Result; it never draws, prints or writes.
 """
 

@@ -1,4 +1,4 @@
-"""Every finding of every report: the most severe first, and of these the dearest."""
+"""All findings of all reports, by severity and then by cost."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NOTHING_FOUND = "Nothing found that wants doing (-r findings names the reports t
 
 @dataclass(frozen=True)
 class Found:
-    """A finding, and the report that has the table behind it."""
+    """A finding and the report it comes from."""
 
     report: str
     finding: Finding
@@ -41,7 +41,7 @@ _DEFECTS = ("warning", "critical")
 
 @once_per_run
 def collect(run: Run, scope: Scope) -> tuple[Found, ...]:
-    """Asks every report that can find something. By severity, then by cost; 'ok' is no finding."""
+    """Runs every report that can have findings. Sorted by severity, then by cost; 'ok' is left out."""
     found = [
         Found(report.name, finding)
         for report in QUESTIONS.values()
@@ -53,7 +53,7 @@ def collect(run: Run, scope: Scope) -> tuple[Found, ...]:
 
 
 def _without_waiting(found: list[Found]) -> list[Found]:
-    """Exposed communication less what stragglers cost: that time is waiting, and the straggler's finding counts it."""
+    """Subtract the cost of stragglers from exposed communication: their finding counts that waiting already."""
     late = [one.finding for one in found if one.report == "stragglers" and one.finding.severity in _DEFECTS]
     if not late:
         return found
@@ -72,13 +72,13 @@ def _less(exposed: Finding, late: Finding) -> Finding:
 
 
 def _order(found: Found) -> tuple[int, int, str]:
-    """By severity first: a remark on where the time goes may name more of it than a defect costs."""
+    """By severity first: an info finding may have a higher cost than a defect."""
     finding = found.finding
     return -SEVERITIES.index(finding.severity), -finding.cost_ns, finding.title
 
 
 def asked() -> list[str]:
-    """The names of the reports that can find something."""
+    """The names of the reports that can have findings."""
     return [report.name for report in QUESTIONS.values() if report.finds]
 
 

@@ -1,4 +1,4 @@
-"""The reports that each answer one question. A new one is one function in its own file and one line here."""
+"""The reports that answer one question each. A new report is one function in its own file and one line here."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from rankscope.analysis.within_rank.syncs import syncs
 QUESTIONS = {
     report.name: replace(
         report, analyse=once_per_run(report.analyse)
-    )  # summary and findings ask most of them again
+    )  # summary and findings use most of them again
     for report in (
         Report("breakdown", "Where did the time go: compute, communication, copies, idle?", breakdown),
         Report(

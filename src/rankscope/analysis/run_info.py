@@ -1,4 +1,4 @@
-"""What is known of a run besides its events: job, software, hardware, what was recorded, what each file holds."""
+"""Facts about a run besides its events: job, software, hardware, and what was recorded."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _MOST_DIFFERENT = 4
 
 
 def facts(run: Run, scope: Scope) -> dict[str, list[tuple[str, str]]]:
-    """By topic, (what, value); what is not known is not there. Folders are left out: a report gets mailed."""
+    """By topic, (label, value); unknown values are left out. So are folders, since reports are sent to others."""
     entries = [entry for entry in run.segments if scope.ranks is None or entry.rank in scope.ranks]
     headers = [header for entry in entries if isinstance(header := entry.manifest.get("header"), dict)]
     job, ranks = _beside(entries, run.store)
@@ -118,7 +118,7 @@ def _cuda(version: object) -> str | None:
 
 
 def _spread(values: list[Any], count: bool = True) -> str:
-    """One value where all agree; else each with how often it is there."""
+    """The value where all are equal; else each value with its count."""
     counts = Counter(str(value) for value in values if value)
     if len(counts) <= 1 or not count:
         return ", ".join(list(counts)[:_MOST_DIFFERENT])
@@ -126,7 +126,7 @@ def _spread(values: list[Any], count: bool = True) -> str:
 
 
 def _beside(entries: list[SegmentEntry], store: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """What `rankscope profile` left beside the traces: the job's manifest, and the ranks'."""
+    """The manifests that `rankscope profile` wrote beside the traces: of the job, and of the ranks."""
     folders = sorted({entry.source.parent for entry in entries})
     if len(folders) != 1:
         return {}, []

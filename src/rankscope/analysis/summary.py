@@ -1,4 +1,4 @@
-"""The run on one screen: what a step takes and what it is made of, and what was found."""
+"""The run on one screen: the time of a step, its parts, and the findings."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def summary(run: Run, scope: Scope, by: str | None = None) -> Result:
         )
     found = tuple(one.finding for one in collect(run, scope))
     title = verdict(run, scope, rows, list(parts.values()))
-    # Without a trace there is no breakdown to speak of.
+    # Without a trace there is no breakdown, and its notes do not apply.
     notes = [*(broken.notes if parts else ()), *_missing(rows)]
     if not found:
         notes.append(NOTHING_FOUND)
@@ -99,7 +99,7 @@ def verdict(run: Run, scope: Scope, rows: Sequence[Row], parts: Sequence[Row]) -
 
 
 def _other_files(run: Run, scope: Scope) -> str:
-    """A run without a trace is still good for something: what it has, and which reports speak of it."""
+    """For a run without a trace: the other files it has, and the reports that use them."""
     found = []
     for kind, (name, reports) in _WITHOUT_TRACE.items():
         count = sum(e.format == kind and (scope.ranks is None or e.rank in scope.ranks) for e in run.segments)
@@ -109,7 +109,7 @@ def _other_files(run: Run, scope: Scope) -> str:
 
 
 def subject(run: Run, scope: Scope, result: Result) -> str:
-    """What the summary is about: ranks, steps, device."""
+    """Number of ranks and steps, and the device."""
     ranks = len(result.rows) or sum(scope.ranks is None or rank in scope.ranks for rank in run.ranks)
     steps = max((row["steps"] for row in result.rows), default=0)
     names = sorted(set(device_names(run, scope).values()) - {""})
@@ -121,7 +121,7 @@ def subject(run: Run, scope: Scope, result: Result) -> str:
 
 
 def _missing(rows: Sequence[Row]) -> list[str]:
-    """What a better recording would add to this screen."""
+    """Notes on columns that are empty because of how the run was recorded."""
     notes = []
     if rows and all(row["mfu_pct"] is None for row in rows):
         notes.append("MFU needs shapes and a known device: --record-shapes when profiling, --peak here")

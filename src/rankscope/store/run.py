@@ -293,7 +293,7 @@ class Run:
                 duckdb.StatementType.EXPLAIN,
             ):
                 raise QueryError(
-                    "only a single SELECT is allowed",
+                    "only one SELECT is allowed",
                     why="The run is read-only.",
                     hint="Write a single SELECT, DESCRIBE or SHOW TABLES.",
                 )
@@ -301,7 +301,7 @@ class Run:
             return [column[0] for column in cursor.description or ()], cursor.fetchall()
         except duckdb.Error as error:
             raise QueryError(
-                "the query failed",
+                "the query cannot be answered",
                 why=str(error).strip(),
                 hint=f"Tables: {', '.join(v.name for v in VIEWS)}",
             ) from error

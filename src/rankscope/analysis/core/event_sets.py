@@ -1,7 +1,4 @@
-"""The event sets every definition starts from: device activity by class, host collectives, host work.
-
-Arrays come back grouped: `group` counts the (rank, step) pairs, or the ranks when steps do not matter.
-"""
+"""The sets of events that definitions use: device activity by class, collectives on the host, work on the host."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ from rankscope.analysis.core.scope import Scope
 from rankscope.model import HOST_COLLECTIVE_PATTERN, SYNC_CALL_PATTERN, WAITING_PATTERN
 from rankscope.store.run import Run
 
-# Ops that only look at a flag. Some builds call them inside aten::mm, which is the op that computes.
+# Ops that only check a flag. Some builds of torch call them inside aten::mm, which does the work.
 _FLAG_CHECKS = "('aten::resolve_conj', 'aten::resolve_neg')"
 
 NO_STEP = -1
@@ -96,7 +93,7 @@ def host_collectives(run: Run, scope: Scope) -> Activity:
 
 
 def host_work(run: Run, scope: Scope) -> Activity:
-    """Leaf ops of any thread that do something themselves: the compute of a run without a GPU."""
+    """Ops of any thread with no other op inside: the compute of a run without a GPU."""
     return _activity(
         run,
         f"""

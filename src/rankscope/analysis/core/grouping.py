@@ -9,7 +9,7 @@ import numpy as np
 
 
 def split_by_rank(columns: dict[str, Any], ranks: Iterable[int]) -> dict[int, dict[str, Any]]:
-    """Each rank's rows, in the order they came; the column that says the rank is left out."""
+    """The rows of each rank in their given order, without the column `rank`."""
     order = np.argsort(columns["rank"], kind="stable")
     ordered = {name: values[order] for name, values in columns.items()}
     rank = ordered.pop("rank")

@@ -1,4 +1,4 @@
-"""What the host was doing, as spans of one rank: waiting for data, synchronising, inside an annotation."""
+"""Spans of a rank's host activity: waiting for data, synchronising, annotations, ops."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _ENGINE_NAME = "autograd::engine::evaluate_function: "
 
 @dataclass(frozen=True)
 class Marks:
-    """What a rank's host did, outermost: annotations, synchronising calls, ops; and what autograd's engine ran."""
+    """Annotations, synchronising calls, outermost ops and calls of autograd's engine of one rank."""
 
     track: Ints
     start: Ints
@@ -58,7 +58,7 @@ def _marks(run: Run, rank: int) -> Marks:
 
 @once_per_run
 def _marks_of_ranks(run: Run) -> dict[int, Marks]:
-    """Read for all ranks at once: one pass over all slices instead of one for every question."""
+    """Read for all ranks in one pass over the slices."""
     names = vocabulary(run, "user_annotation")
     engine = f"name IN ({sql_names([name for name in vocabulary(run, 'cpu_op') if _ENGINE_NAME in name])})"
     calls = f"category IN ({sql_names(LAUNCH_CATEGORIES)}) AND name IN ({sql_names(sync_names(run))})"
@@ -136,7 +136,7 @@ def rank_collectives(run: Run, rank: int, scope: Scope) -> Activity:
 
 @dataclass(frozen=True)
 class Annotations:
-    """The ranges a rank's program marked; steps, waits for data and collectives are not among them."""
+    """The annotations of a rank's program, without steps, waits for data and collectives."""
 
     track: Ints
     start: Ints

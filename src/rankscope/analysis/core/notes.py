@@ -1,4 +1,4 @@
-"""What an output must say besides its figures: what it leaves out, and why."""
+"""Notes below a table: what it leaves out, and why."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ WITH_STACK = "with_stack=True records them (rankscope profile --with-stack)"
 
 
 def left_out(run: Run, scope: Scope) -> list[str]:
-    """Events that no table can show, over the ranks in scope."""
+    """Notes on events that are in no table, over the ranks in scope."""
     return list(_left_out(run, scope.only_ranks()))
 
 

@@ -1,4 +1,4 @@
-"""What can be asked by name: a report, and how it is asked."""
+"""A report: an analysis with a name."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from rankscope.store.run import Run
 
 @dataclass(frozen=True)
 class Report:
-    """A question that can be asked by name."""
+    """An analysis that can be requested by name, and the question it answers."""
 
     name: str
     question: str
     analyse: Callable[[Run, Scope, str | None], Result]
     keys: tuple[str, ...] = ()
-    """What --by may be."""
+    """The values of --by."""
     finds: bool = False
-    """Whether it can have findings: the summary (`stats` without -r) asks these reports and no others."""
+    """Whether it can have findings; the summary (`stats` without -r) runs only these reports."""
