@@ -451,7 +451,7 @@ def test_a_run_whose_events_do_not_fit_is_read_rank_by_rank(
     """The same answers with nothing kept in memory between reports."""
     run, _, folder = planted
     kept = [report(run, name).rows for name in MINE]
-    for module in ("device", "idle_time"):
+    for module in ("core.device_events", "within_rank.idle_causes"):
         monkeypatch.setattr(f"rankscope.analysis.{module}.KEPT_EVENTS", 1)
     again = Run(ingest([folder]))
     assert [report(again, name).rows for name in MINE] == kept
