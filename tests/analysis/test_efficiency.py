@@ -391,7 +391,7 @@ def test_points_that_ncu_measured_stand_beside_those_from_shapes(
     # The largest, [8192, 1024] by [1024, 4096], and the bias's additions: at least 2·M·N·K are executed.
     assert min(abs(row["flops"] / (2 * 8192 * 1024 * 4096) - 1) for row in result.rows) < 0.01
     assert all(row["pct_of_roof"] == pytest.approx(100 * row["flop_s"] / 989e12) for row in result.rows)
-    assert any("roof of NVIDIA H200" in note for note in result.notes)
+    assert any("peaks of NVIDIA H200" in note for note in result.notes)
 
 
 def test_the_store_keeps_the_shapes_of_every_op_that_has_a_formula() -> None:

@@ -9,9 +9,9 @@ from rankscope.analysis.core.result import SEVERITIES, Column, Finding, Result, 
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.questions import QUESTIONS
 from rankscope.store.run import Run
-from rankscope.units import format_ns
+from rankscope.units import format_rounded
 
-NOTHING_FOUND = "Nothing found that wants doing (-r findings names the reports that looked)"
+NOTHING_FOUND = "No findings (-r findings lists the reports that were checked)"
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ def _less(exposed: Finding, late: Finding) -> Finding:
     whom = "a late rank" if len(late.ranks) != 1 else f"rank {late.ranks[0]}"
     return replace(
         exposed,
-        evidence=f"{exposed.evidence}; {format_ns(waiting)} of it is waiting for {whom}",
+        evidence=f"{exposed.evidence}; {format_rounded('ns', waiting)} of it is waiting for {whom}",
         cost_ns=exposed.cost_ns - waiting,
     )
 
@@ -83,7 +83,7 @@ def asked() -> list[str]:
 
 
 def findings(run: Run, scope: Scope, by: str | None = None) -> Result:
-    """One row a finding."""
+    """One row per finding."""
     collected = collect(run, scope)
     rows = [
         {
@@ -99,7 +99,7 @@ def findings(run: Run, scope: Scope, by: str | None = None) -> Result:
         }
         for one in collected
     ]
-    looked = f"asked: {', '.join(asked())}"
+    looked = f"reports checked: {', '.join(asked())}"
     notes = (looked,) if rows else (f"nothing found; {looked}",)
     all_findings = tuple(one.finding for one in collected)
     return Result("findings", "What was found", scope.window, COLUMNS, rows, all_findings, notes)

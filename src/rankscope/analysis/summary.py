@@ -38,7 +38,7 @@ _PARTS = ("compute", "exposed_comm", "exposed_copy", "idle")
 
 
 def summary(run: Run, scope: Scope, by: str | None = None) -> Result:
-    """One row a rank; the title is the verdict."""
+    """One row per rank; the title sums up the run."""
     broken, used_of, memory = (
         QUESTIONS[name].analyse(run, scope, None) for name in ("breakdown", "mfu", "memory")
     )

@@ -7,7 +7,7 @@ from typing import Any
 from rankscope.analysis.core.scope import Scope
 from rankscope.devices import Ceilings, ceilings_of, find_device
 from rankscope.store.run import Run
-from rankscope.units import format_value
+from rankscope.units import format_rounded
 
 
 def device_names(run: Run, scope: Scope) -> dict[int, str]:
@@ -66,22 +66,22 @@ def ceiling_notes(run: Run, scope: Scope, dtypes: set[str]) -> list[str]:
     for name, ranks in groups.items():
         ceiling = known[ranks[0]]
         peaks = [
-            f"{dtype} {format_value('flop/s', peak)}"
+            f"{dtype} {format_rounded('flop/s', peak)}"
             for dtype in sorted(dtypes)
             if (peak := ceiling.peak(dtype)) is not None
         ]
         if ceiling.bandwidth is not None:
-            peaks.append(f"memory {format_value('GB/s', ceiling.bandwidth / 1e9)}")
+            peaks.append(f"memory {format_rounded('GB/s', ceiling.bandwidth / 1e9)}")
         missing = sorted(dtype for dtype in dtypes if ceiling.peak(dtype) is None)
         if peaks:
-            notes.append(f"roof of {name or 'the device'}: {', '.join(peaks)} ({ceiling.source})")
+            notes.append(f"peaks of {name or 'the device'}: {', '.join(peaks)} ({ceiling.source})")
         if missing or ceiling.bandwidth is None:
             what = [
                 *(f"the {dtype} peak" for dtype in missing),
                 *(["the bandwidth"] if ceiling.bandwidth is None else []),
             ]
             notes.append(
-                f"not known of {name or 'this device (the trace does not name it)'}: {', '.join(what)}; "
+                f"not known for {name or 'this device (the trace has no device name)'}: {', '.join(what)}; "
                 "give --peak 989TF --bandwidth 4.8TB/s"
             )
     return notes
