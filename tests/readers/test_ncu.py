@@ -323,5 +323,7 @@ def test_far_from_both_limits(tmp_path: Path) -> None:
     path = tmp_path / "rank-0.csv"
     path.write_text(page)
     (finding,) = REPORTS["ncu"].analyse(open_trace(path), Scope(), None).findings
-    assert finding.title == "gemm, the <1> kernel reaches 20 % of the compute peak and 30 % of the memory peak"
+    assert (
+        finding.title == "gemm, the <1> kernel reaches 20 % of the compute peak and 30 % of the memory peak"
+    )
     assert "50 % of the measured time" in finding.evidence
