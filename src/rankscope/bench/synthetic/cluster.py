@@ -1,0 +1,384 @@
+"""A training job on a cluster, simulated event by event, with faults planted in it.
+
+    job = Job(data=4, tensor=2, steps=8, faults=(Fault("compute", ranks=(3,), ns=2_000_000),), seed=1)
+    runs = simulate(job)
+    write_traces(job, runs, Path("run"))
+
+Each rank has a host that works through a program, and a GPU with a compute, a copy and a communication stream. The host
+launches work and goes on; work starts when its stream is free, its launch has arrived and what it depends on has ended. A
+collective ends on all ranks when the last one has arrived, plus the transfer. A send and its receive end together. What a
+fault costs is found by simulating the same job without it: every random number is drawn from the seed, the rank, the step
+and the place in the program, so the two runs differ in the fault alone.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+COMPUTE, COPY, COMM = "compute", "copy", "comm"
+
+FAULTS = (
+    "compute",  # one kernel more, or longer
+    "throttle",  # every kernel longer by a share
+    "host",  # the host is busy elsewhere while the GPU idles
+    "gc",  # as host, at a random place of a random half of the steps
+    "contention",  # every call of the host longer
+    "checkpoint",  # as host, in every fourth step
+    "copy",  # the copy of the batch takes longer
+    "dataloader",  # the wait for the batch takes longer
+    "link",  # transfers of the groups this rank is in take longer
+    "moving",  # another rank computes longer in every step
+)
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Something that makes ranks slow. `ns` is what it adds to one step of one rank's own work."""
+
+    kind: str
+    ranks: tuple[int, ...]
+    ns: int
+    annotated: bool = False
+    """Host faults: inside an annotation that names the cause."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """A job of stages * data * tensor ranks; ranks count tensor first, then data, then stages."""
+
+    data: int = 4
+    tensor: int = 1
+    stages: int = 1
+    ranks_per_node: int = 4
+    steps: int = 8
+    layers: int = 4
+    micro_batches: int = 2
+    forward_ns: int = 700_000
+    """Of one layer and micro-batch; the backward pass takes twice as long."""
+    kernels: int = 3
+    """Kernels a layer's pass is made of."""
+    bucket_ns: int = 500_000
+    """Transfer of the gradients of one layer over the data-parallel group."""
+    sum_ns: int = 120_000
+    """Transfer of a layer's activations over the tensor-parallel group."""
+    send_ns: int = 60_000
+    batch_copy_ns: int = 300_000
+    data_wait_ns: int = 400_000
+    noise_pct: float = 2.0
+    """Standard deviation of every duration, of its own length."""
+    leave_ns: int = 3_000
+    """Ranks leave a collective up to so much apart."""
+    offset_ns: int = 0
+    """Largest clock offset of a rank."""
+    faults: tuple[Fault, ...] = ()
+    seed: int = 0
+
+    @property
+    def ranks(self) -> int:
+        return self.stages * self.data * self.tensor
+
+    def place(self, rank: int) -> tuple[int, int, int]:
+        """(stage, data, tensor) of a rank."""
+        rest, tensor = divmod(rank, self.tensor)
+        stage, data = divmod(rest, self.data)
+        return stage, data, tensor
+
+    def rank_at(self, stage: int, data: int, tensor: int) -> int:
+        return (stage * self.data + data) * self.tensor + tensor
+
+    def group(self, axis: str, rank: int) -> tuple[int, ...]:
+        """The ranks of this rank's group along an axis: tp, dp, pp or world."""
+        stage, data, tensor = self.place(rank)
+        if axis == "tp":
+            return tuple(self.rank_at(stage, data, t) for t in range(self.tensor))
+        if axis == "dp":
+            return tuple(self.rank_at(stage, d, tensor) for d in range(self.data))
+        if axis == "pp":
+            return tuple(self.rank_at(s, data, tensor) for s in range(self.stages))
+        return tuple(range(self.ranks))
+
+    def healthy(self) -> Job:
+        return replace(self, faults=())
+
+
+LAUNCH_NS, LATENCY_NS, SYNC_NS, BETWEEN_NS = 6_000, 4_000, 3_000, 20_000
+
+
+@dataclass
+class Work:
+    """Something a GPU does."""
+
+    name: str
+    stream: str
+    ns: int
+    launched: int
+    after: tuple[Work, ...]
+    axis: str = ""
+    """Of a collective or a point-to-point transfer: which group."""
+    peer: int = -1
+    key: tuple[object, ...] = ()
+    """What the other ranks' part of the same transfer has too."""
+    size: int = 0
+    start: int = -1
+    end: int = -1
+
+
+@dataclass(frozen=True)
+class HostSpan:
+    """Something the host does: an op, a runtime call, an annotation."""
+
+    name: str
+    category: str
+    start: int
+    end: int
+    work: Work | None = None
+
+
+@dataclass
+class RankRun:
+    """What one rank did, in true time."""
+
+    steps: list[tuple[int, int]] = field(default_factory=list)
+    spans: list[HostSpan] = field(default_factory=list)
+    works: list[Work] = field(default_factory=list)
+
+
+class _Rank:
+    """A host that works through its program until it has to wait for its GPU."""
+
+    def __init__(self, job: Job, rank: int) -> None:
+        self.job, self.rank, self.run = job, rank, RankRun()
+        self.now = 100_000
+        self.last: dict[str, Work] = {}
+        self.open: list[Work] = []
+        self.program = self._program()
+        self.waiting = True
+        self.slow_host = 0.0
+
+    def advance(self) -> bool:
+        """Run the host on; False when its program is over."""
+        return next(self.program, None) is not None
+
+    # One step of training, as the host goes through it. A bare `yield` waits until all launched work has ended.
+
+    def _program(self) -> Iterator[bool]:
+        for step in range(self.job.steps):
+            self.random = random.Random(f"{self.job.seed}/{self.rank}/{step}")
+            start = self.now
+            yield from self._step(step)
+            self.run.steps.append((start, self.now))
+            self.now += self._noisy(BETWEEN_NS)
+
+    def _step(self, step: int) -> Iterator[bool]:
+        job, faults = self.job, _Faults(self.job, self.rank, step)
+        self.slow_host, self.slow_kernels = faults.per_launch, faults.kernel_share
+        waited = self._noisy(job.data_wait_ns) + faults.dataloader
+        self._span("enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__", "user_annotation", waited)
+        self._pause(faults.checkpoint, "save_checkpoint" if faults.annotated else "")
+        self._pause(faults.host, "extra_work" if faults.annotated else "")
+        copy = self._launch(
+            "Memcpy HtoD (Pinned -> Device)", COPY, self._noisy(job.batch_copy_ns) + faults.copy
+        )
+        self._pause(faults.gc_before, "")
+        stage, data, tensor = job.place(self.rank)
+        before = job.rank_at(stage - 1, data, tensor) if stage else -1
+        following = job.rank_at(stage + 1, data, tensor) if stage + 1 < job.stages else -1
+        batches = job.micro_batches if job.stages > 1 else 1
+        needed: list[Work] = [copy]
+        for batch in range(batches):
+            if before >= 0:
+                needed = [self._transfer("recv", before, step, "forward", batch)]
+            for layer in range(job.layers):
+                needed = self._layer("forward", job.forward_ns, needed, step, layer, batch)
+            if following >= 0:
+                self._transfer("send", following, step, "forward", batch, needed)
+        if faults.extra_kernel:
+            needed = [self._launch("void extra_kernel<float>(float*)", COMPUTE, faults.extra_kernel, needed)]
+        gradients: list[Work] = []
+        for batch in range(batches):
+            if following >= 0:
+                needed = [self._transfer("recv", following, step, "backward", batch)]
+            for layer in reversed(range(job.layers)):
+                needed = self._layer("backward", 2 * job.forward_ns, needed, step, layer, batch)
+                if job.data > 1 and batch + 1 == batches:
+                    gradients.append(self._collective("dp", job.bucket_ns, step, f"bucket {layer}", needed))
+            if before >= 0:
+                self._transfer("send", before, step, "backward", batch, needed)
+        self._pause(faults.gc_after, "")
+        for number in range(2):
+            needed = [
+                self._launch(
+                    f"multi_tensor_apply_kernel_{number}", COMPUTE, self._noisy(90_000), [*gradients, *needed]
+                )
+            ]
+        self._span("Optimizer.step#AdamW.step", "user_annotation", self._noisy(12_000))
+        start = self.now
+        yield True  # until everything that was launched has ended
+        self.now = max(self.now, max(work.end for work in self.open)) + SYNC_NS
+        self.run.spans.append(HostSpan("cudaStreamSynchronize", "cuda_runtime", start, self.now))
+        self.open.clear()
+
+    def _layer(
+        self, phase: str, ns: int, needed: list[Work], step: int, layer: int, batch: int
+    ) -> list[Work]:
+        for number in range(self.job.kernels):
+            name = f"nvjet_sm90_{phase}_{number}_128x256_TNT"
+            needed = [self._launch(name, COMPUTE, self._noisy(ns // self.job.kernels), needed)]
+        if self.job.tensor > 1:
+            needed = [self._collective("tp", self.job.sum_ns, step, f"{phase} {layer} {batch}", needed)]
+        return needed
+
+    # What the host can do.
+
+    def _noisy(self, ns: int) -> int:
+        return max(1, round(ns * (1 + self.random.gauss(0, self.job.noise_pct / 100))))
+
+    def _span(self, name: str, category: str, ns: int) -> None:
+        self.run.spans.append(HostSpan(name, category, self.now, self.now + ns))
+        self.now += ns
+
+    def _pause(self, ns: int, annotation: str) -> None:
+        if ns and annotation:
+            self._span(annotation, "user_annotation", ns)
+        else:
+            self.now += ns
+
+    def _launch(
+        self, name: str, stream: str, ns: int, after: list[Work] | None = None, **more: object
+    ) -> Work:
+        cost = self._noisy(LAUNCH_NS) + round(self.slow_host)
+        launched = self.now + cost // 3
+        if stream == COMPUTE:
+            ns = round(ns * (1 + self.slow_kernels))
+        previous = (self.last[stream],) if stream in self.last else ()
+        work = Work(name, stream, ns, launched, (*previous, *(after or ())), **more)  # type: ignore[arg-type]
+        op = {COMPUTE: "aten::mm", COPY: "aten::copy_", COMM: "record_param_comms"}[stream]
+        self.run.spans.append(HostSpan(op, "cpu_op", self.now, self.now + cost, work))
+        call = "cudaMemcpyAsync" if stream == COPY else "cudaLaunchKernel"
+        self.run.spans.append(HostSpan(call, "cuda_runtime", launched, launched + cost // 2, work))
+        self.now += cost + cost // 4
+        self.last[stream] = work
+        self.run.works.append(work)
+        self.open.append(work)
+        return work
+
+    def _collective(self, axis: str, ns: int, step: int, label: str, after: list[Work]) -> Work:
+        group = self.job.group(axis, self.rank)
+        shared = random.Random(f"{self.job.seed}/{axis}/{group[0]}/{step}/{label}")
+        ns = max(1, round(ns * (1 + shared.gauss(0, self.job.noise_pct / 100))))
+        ns += _link_delay(self.job, axis, group)
+        name = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
+        size = {"dp": 64, "tp": 8}[axis] * 1_000_000
+        return self._launch(name, COMM, ns, after, axis=axis, key=(axis, group[0], step, label), size=size)
+
+    def _transfer(
+        self, what: str, peer: int, step: int, phase: str, batch: int, after: list[Work] | None = None
+    ) -> Work:
+        pair = (min(peer, self.rank), max(peer, self.rank))
+        name = "ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)"
+        key = ("pp", pair, step, phase, batch)
+        return self._launch(
+            name, COMM, self.job.send_ns, after, axis=what, peer=peer, key=key, size=4_000_000
+        )
+
+
+class _Faults:
+    """What the faults of a job add to one step of one rank."""
+
+    def __init__(self, job: Job, rank: int, step: int) -> None:
+        self.extra_kernel = self.copy = self.dataloader = self.host = self.checkpoint = 0
+        self.gc_before = self.gc_after = 0
+        self.kernel_share = self.per_launch = 0.0
+        self.annotated = False
+        for number, fault in enumerate(job.faults):
+            chance = random.Random(f"{job.seed}/fault {number}/{step}")
+            hit = (
+                fault.ranks[chance.randrange(len(fault.ranks))] == rank
+                if fault.kind == "moving"
+                else rank in fault.ranks
+            )
+            if hit:
+                self._add(job, fault, step, chance)
+
+    def _add(self, job: Job, fault: Fault, step: int, chance: random.Random) -> None:
+        self.annotated |= fault.annotated
+        if fault.kind in ("compute", "moving"):
+            self.extra_kernel += fault.ns
+        elif fault.kind == "throttle":
+            own = job.layers * 3 * job.forward_ns * (job.micro_batches if job.stages > 1 else 1)
+            self.kernel_share += fault.ns / own
+        elif fault.kind == "gc":
+            if step % 2:
+                late = chance.random() < 0.5
+                self.gc_after += 2 * fault.ns * late
+                self.gc_before += 2 * fault.ns * (not late)
+        elif fault.kind == "contention":
+            launches = (job.layers * (2 * job.kernels + 1) + 3) * (job.micro_batches if job.stages > 1 else 1)
+            self.per_launch += fault.ns / launches
+        elif fault.kind == "checkpoint":
+            self.checkpoint += 4 * fault.ns * (step % 4 == 3)
+        elif fault.kind in ("host", "copy", "dataloader"):
+            setattr(self, fault.kind, getattr(self, fault.kind) + fault.ns)
+
+
+def _link_delay(job: Job, axis: str, group: tuple[int, ...]) -> int:
+    """What slow links add to one transfer of a group."""
+    transfers = job.layers if axis == "dp" else 2 * job.layers * (job.micro_batches if job.stages > 1 else 1)
+    return sum(
+        fault.ns // transfers
+        for fault in job.faults
+        if fault.kind == "link" and set(fault.ranks) & set(group)
+    )
+
+
+def simulate(job: Job) -> list[RankRun]:
+    """Run the job: every host goes on until it waits, every work starts when it can."""
+    ranks = [_Rank(job, rank) for rank in range(job.ranks)]
+    arrived: dict[tuple[object, ...], dict[int, Work]] = {}
+    running = {rank.rank for rank in ranks if rank.advance()}
+    while running:
+        progress = False
+        for number in list(running):
+            rank = ranks[number]
+            progress |= _place(job, rank, arrived)
+            if all(work.end >= 0 for work in rank.open):
+                progress = True
+                if not rank.advance():
+                    running.discard(number)
+        if not progress:
+            raise RuntimeError("the simulated job hangs: a collective lacks a rank")
+    return [rank.run for rank in ranks]
+
+
+def _place(job: Job, rank: _Rank, arrived: dict[tuple[object, ...], dict[int, Work]]) -> bool:
+    """Give times to the works of a rank that can have them; True when there was one."""
+    progress = False
+    for work in rank.open:
+        if work.end >= 0 or (work.start >= 0 and work.key):
+            continue
+        if any(other.end < 0 for other in work.after):
+            continue
+        ready = max((other.end for other in work.after), default=0)
+        work.start = max(ready + 1_000, work.launched + LATENCY_NS)
+        progress = True
+        if not work.key:
+            work.end = work.start + work.ns
+            continue
+        parts = arrived.setdefault(work.key, {})
+        parts[rank.rank] = work
+        members = (rank.rank, work.peer) if work.peer >= 0 else job.group(work.axis, rank.rank)
+        if len(parts) == len(members):
+            last = max(part.start for part in parts.values()) + max(part.ns for part in parts.values())
+            for member, part in parts.items():
+                chance = random.Random(f"{job.seed}/leave/{member}/{work.key}")
+                part.end = last + chance.randrange(job.leave_ns + 1)
+    return progress
+
+
+def step_ns(runs: list[RankRun]) -> float:
+    """The mean time of a step over the whole job, from the first begin to the last end."""
+    begin = min(run.steps[0][0] for run in runs)
+    end = max(run.steps[-1][1] for run in runs)
+    return (end - begin) / len(runs[0].steps)
