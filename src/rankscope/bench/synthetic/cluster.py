@@ -4,11 +4,11 @@
     runs = simulate(job)
     write_traces(job, runs, Path("run"))
 
-Each rank has a host that works through a program, and a GPU with a compute, a copy and a communication stream. The host
-launches work and goes on; work starts when its stream is free, its launch has arrived and what it depends on has ended. A
-collective ends on all ranks when the last one has arrived, plus the transfer. A send and its receive end together. What a
-fault costs is found by simulating the same job without it: every random number is drawn from the seed, the rank, the step
-and the place in the program, so the two runs differ in the fault alone.
+Each rank has a host that works through a program, and a GPU with a compute, a copy and a communication stream. The
+host launches work and continues; work starts when its stream is free, its launch has arrived and what it depends on has
+ended. A collective ends on all ranks when the last one has arrived, plus the transfer. A send and its receive end
+together. The cost of a fault is found by simulating the same job without it: every random number is drawn from the
+seed, the rank, the step and the place in the program, so the two runs differ in the fault alone.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""A simulated job as Kineto files, one a rank: host spans, launches, GPU work, process groups, memory.
+"""A simulated job as Kineto files, one per rank: host spans, launches, GPU work, process groups.
 
-Times are those of the rank's own clock. Collectives carry NCCL's metadata (group, sequence number, sizes), as torch records it.
+Times are those of the rank's own clock. Collectives carry the metadata torch records for NCCL: group, sequence number,
+sizes.
 """
 
 from __future__ import annotations
