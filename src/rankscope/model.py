@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from rankscope.sql import sql_name
 
-FORMAT_VERSION = 4
+FORMAT_VERSION = 5
 """Of the store on disk. A store of another version is built again from the raw files."""
 
 GPU_CATEGORIES = ("kernel", "gpu_memcpy", "gpu_memset")
@@ -268,8 +268,10 @@ STEPS = Table(
     "The training steps.",
     (
         Field("step", "INTEGER", "its number"),
-        Field("start_ns", "BIGINT", "from the run's start"),
-        Field("dur_ns", "BIGINT", ""),
+        Field("start_ns", "BIGINT", "start on the host, from the run's start"),
+        Field("dur_ns", "BIGINT", "duration on the host"),
+        Field("end_ns", "BIGINT", "end on host and device, from the run's start"),
+        Field("time_ns", "BIGINT", "step time, host and device: from the end of the step before to end_ns"),
         Field(
             "source",
             "VARCHAR",
@@ -458,6 +460,7 @@ TIMES = frozenset(
     f"{moment}_ns"
     for moment in (
         "start",
+        "end",
         "ts",
         "source",
         "target",

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankscope.store.nesting import NONE
+from rankscope.store.arrays import NONE
 from rankscope.store.step_times import step_times, steps_of_gpu_events
 
 

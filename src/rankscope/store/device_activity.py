@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from rankscope.model import ALLOCATING_OP_PATTERN, COMPUTING, GPU, GPU_CATEGORIES, SLICES
+from rankscope.model import ALLOCATING_OP_PATTERN, COMPUTING, GPU, SLICES
 from rankscope.sql import sql_text
 from rankscope.store.arrays import NONE, Ints, Mask
 from rankscope.store.linking import Links, follow, slice_at
@@ -17,11 +17,10 @@ from rankscope.store.workspace import Workspace
 
 
 def write_activity(
-    workspace: Workspace, slices: SliceColumns, links: Links, numbers: dict[str, Ints]
+    workspace: Workspace, slices: SliceColumns, links: Links, numbers: dict[str, Ints], is_gpu: Mask
 ) -> None:
     """Write SLICES, GPU and COMPUTING."""
     categories = workspace.codes("categories")
-    is_gpu = np.isin(slices.category, [categories[c] for c in GPU_CATEGORIES if c in categories])
     own, total = device_time(links.op, is_gpu, slices.duration)
     is_op = f"a.category_code = {categories.get('cpu_op', NONE)}"
     write_slices(

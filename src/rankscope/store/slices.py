@@ -9,8 +9,9 @@ import numpy as np
 from rankscope.model import GPU_CATEGORIES, LAUNCH_CATEGORIES, Table
 from rankscope.sql import sql_text
 from rankscope.store.arrays import NONE, Ints, Mask
-from rankscope.store.linking import Annotation, Links, Steps, find_steps, link, self_time
+from rankscope.store.linking import Annotation, Links, Steps, find_steps, follow, link, self_time
 from rankscope.store.nesting import Nesting
+from rankscope.store.step_times import StepTimes, step_times, steps_of_gpu_events
 from rankscope.store.workspace import Workspace
 
 _SOURCE_LINE = r"\.py\(\d+\): "
@@ -174,10 +175,25 @@ def ids_of(slices: SliceColumns, index: Ints) -> Ints:
     return np.where(index != NONE, slices.id[index], NONE) if len(slices.id) else index
 
 
-def slice_numbers(slices: SliceColumns, nesting: Nesting, links: Links, steps: Steps) -> dict[str, Ints]:
+def gpu_slices(workspace: Workspace, slices: SliceColumns) -> Mask:
+    """Which slices are kernels, copies and fills."""
+    categories = workspace.codes("categories")
+    return np.isin(slices.category, [categories[c] for c in GPU_CATEGORIES if c in categories])
+
+
+def step_columns(slices: SliceColumns, links: Links, steps: Steps, is_gpu: Mask) -> tuple[Ints, StepTimes]:
+    """The step of every slice, NONE for none, and when each step begins and ends."""
+    numbers = steps.at(slices.time)
+    gpu = np.flatnonzero(is_gpu)
+    launch = follow(links.launch[gpu], slices.time) if len(gpu) else gpu
+    index = steps_of_gpu_events(steps.start, steps.end, launch, slices.time[gpu])
+    numbers[gpu] = follow(index, steps.number) if len(steps.number) else NONE
+    end = np.maximum(slices.end, slices.time)[gpu]
+    return numbers, step_times(steps.start, steps.end, index, launch, slices.time[gpu], end)
+
+
+def slice_numbers(slices: SliceColumns, nesting: Nesting, links: Links, step: Ints) -> dict[str, Ints]:
     """The numeric columns of SLICES, and codes for its text columns; NONE for null."""
-    launched = links.launch != NONE
-    when = np.where(launched, slices.time[links.launch], slices.time) if len(slices.id) else slices.time
     return {
         "id": slices.id,
         "track": slices.track,
@@ -186,7 +202,7 @@ def slice_numbers(slices: SliceColumns, nesting: Nesting, links: Links, steps: S
         "depth": nesting.row,
         "name_code": slices.name,
         "category_code": slices.category,
-        "step": steps.at(when),
+        "step": step,
         "parent": ids_of(slices, nesting.parent),
         "self_ns": self_time(nesting, slices.duration),
         "launch": ids_of(slices, links.launch),

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rankscope.store.nesting import NONE, Ints
+from rankscope.store.arrays import NONE, Ints
 
 
 @dataclass(frozen=True)

@@ -16,12 +16,15 @@ from rankscope.store.linking import Links, Steps, slice_at
 from rankscope.store.nesting import Nesting, nest
 from rankscope.store.slices import (
     SliceColumns,
+    gpu_slices,
     ids_of,
     link_slices,
     load_slices,
     slice_numbers,
+    step_columns,
     steps_of_host,
 )
+from rankscope.store.step_times import StepTimes
 from rankscope.store.workspace import Workspace
 
 _TRACK_LABEL = """CASE kind
@@ -48,9 +51,11 @@ def write_tables(workspace: Workspace) -> dict[str, Any]:
     nesting = nest(slices.track, slices.time, slices.end)
     links = link_slices(workspace, slices, nesting)
     steps = steps_of_host(workspace, slices)
+    is_gpu = gpu_slices(workspace, slices)
+    step, times = step_columns(slices, links, steps, is_gpu)
     with ThreadPoolExecutor(1) as pool:  # numpy and DuckDB release the GIL
-        others = pool.submit(_write_others, workspace.beside(), slices, nesting, links, steps)
-        write_activity(workspace, slices, links, slice_numbers(slices, nesting, links, steps))
+        others = pool.submit(_write_others, workspace.beside(), slices, nesting, links, steps, times)
+        write_activity(workspace, slices, links, slice_numbers(slices, nesting, links, step), is_gpu)
         write_collectives(workspace)
         others.result()
     return {
@@ -66,11 +71,16 @@ def write_tables(workspace: Workspace) -> dict[str, Any]:
 
 
 def _write_others(
-    workspace: Workspace, slices: SliceColumns, nesting: Nesting, links: Links, steps: Steps
+    workspace: Workspace,
+    slices: SliceColumns,
+    nesting: Nesting,
+    links: Links,
+    steps: Steps,
+    times: StepTimes,
 ) -> None:
     """The tables that do not read slices.parquet."""
     _write_tracks(workspace, slices, nesting)
-    _write_steps(workspace, steps)
+    _write_steps(workspace, steps, times)
     _write_instants(workspace, slices, nesting, links)
     _write_counters(workspace)
     _write_links(workspace, slices, nesting)
@@ -106,9 +116,15 @@ def _write_tracks(workspace: Workspace, slices: SliceColumns, nesting: Nesting) 
     )
 
 
-def _write_steps(workspace: Workspace, steps: Steps) -> None:
+def _write_steps(workspace: Workspace, steps: Steps, times: StepTimes) -> None:
     """Also registers the steps as `step_arrays`, which the instants are joined with."""
-    arrays = {"step": steps.number, "start_ns": steps.start, "dur_ns": steps.end - steps.start}
+    arrays = {
+        "step": steps.number,
+        "start_ns": steps.start,
+        "dur_ns": steps.end - steps.start,
+        "end_ns": times.end,
+        "time_ns": times.end - times.begin,
+    }
     workspace.connection.register("step_arrays", arrays)
     workspace.copy(f"SELECT *, {sql_text(steps.source)} AS source FROM step_arrays", STEPS)
 

@@ -1,10 +1,7 @@
 """Step times: `periods` covers host and device together, `step_windows` the host alone.
 
-The host may run far ahead of the GPU, so that a step on the host can be a tenth as long as the work it launches. A
-period begins when the step begins on the host or when the GPU has finished the previous step, whichever is later. It
-ends where the next period begins; the last one ends with its step on the host or its last GPU event, whichever is
-later. So the periods of consecutive steps have no gap between them. Work launched before the recording does not belong
-to the first period. Without a GPU, periods are the steps on the host.
+The store computes the times of a step once, when a trace is read (store/step_times.py); docs/definitions.md, section
+"Steps", has the definition.
 """
 
 from __future__ import annotations
@@ -34,47 +31,11 @@ class Period:
 
 @once_per_run
 def periods(run: Run, scope: Scope) -> tuple[Period, ...]:
-    """By rank and step."""
-    rows = run.rows(f"""
-        WITH host AS (
-            SELECT rank, step, min(start_ns) AS host_start, max(start_ns + dur_ns) AS host_end
-            FROM steps WHERE {scope.where()} GROUP BY ALL
-        ), device AS (
-            SELECT rank, step, max(start_ns + greatest(dur_ns, 0)) AS stop
-            FROM gpu WHERE step IS NOT NULL AND {scope.where()} GROUP BY ALL
-        )
-        SELECT h.rank, h.step, host_start, greatest(host_end, coalesce(d.stop, host_end)), coalesce(d.stop, host_start)
-        FROM host h LEFT JOIN device d ON d.rank = h.rank AND d.step = h.step
-        ORDER BY h.rank, host_start
-    """)
-    if not rows:
-        return _whole(run, scope)
-    backlog = _backlog(run, scope)
-    begins: list[int] = []
-    for before, (rank, step, host_start, _, _) in zip([None, *rows[:-1]], rows, strict=True):
-        follows = before is not None and before[:2] == (rank, step - 1)
-        if before and follows:
-            begins.append(max(host_start, before[4], begins[-1]))
-        else:
-            first = before is None or before[0] != rank
-            begins.append(max(host_start, backlog.get(rank, host_start)) if first else host_start)
-    found = []
-    for i, (rank, step, _, end, _) in enumerate(rows):
-        goes_on = i + 1 < len(rows) and rows[i + 1][:2] == (rank, step + 1)
-        found.append(Period(rank, step, begins[i], begins[i + 1] if goes_on else max(end, begins[i])))
-    return tuple(found)
-
-
-def _backlog(run: Run, scope: Scope) -> dict[int, int]:
-    """By rank, when the GPU finished work launched before the recording, which has no launch in the file."""
-    return dict(
-        run.rows(f"""
-            WITH own AS (SELECT rank, min(start_ns) AS start FROM gpu
-                         WHERE launch IS NOT NULL AND {scope.only_ranks().where()} GROUP BY rank)
-            SELECT g.rank, max(g.start_ns + greatest(g.dur_ns, 0)) FROM gpu g JOIN own o ON o.rank = g.rank
-            WHERE g.launch IS NULL AND g.start_ns < o.start GROUP BY g.rank
-        """)
+    """By rank and step, in order of time; in a run without steps, one per rank."""
+    rows = run.rows(
+        f"SELECT rank, step, end_ns - time_ns, end_ns FROM steps WHERE {scope.where()} ORDER BY rank, end_ns, step"
     )
+    return tuple(Period(*row) for row in rows) or _whole(run, scope)
 
 
 def _whole(run: Run, scope: Scope) -> tuple[Period, ...]:
