@@ -27,7 +27,10 @@ def write_activity(
         workspace,
         numbers | {"own_ns": own, "total_ns": total},
         SLICES,
-        f"CASE WHEN {is_op} THEN a.own_ns END AS device_ns, CASE WHEN {is_op} THEN a.total_ns END AS total_device_ns",
+        {
+            "device_ns": f"CASE WHEN {is_op} THEN a.own_ns END",
+            "total_device_ns": f"CASE WHEN {is_op} THEN a.total_ns END",
+        },
     )
     _write_gpu(workspace, slices, links, numbers, np.flatnonzero(is_gpu))
     workspace.connection.register("slice_arrays", numbers)
@@ -61,14 +64,12 @@ def _write_gpu(
         "op_ns": "op",
         "op_track": "op",
     }
-    nulls = ", ".join(
-        f"CASE WHEN a.{by} <> {NONE} THEN a.{name} END AS {name}" for name, by in known_by.items()
-    )
+    told = {name: f"CASE WHEN a.{by} <> {NONE} THEN a.{name} END" for name, by in known_by.items()}
     write_slices(
         workspace,
         {name: values[gpu] for name, values in numbers.items()} | more,
         GPU,
-        f"{nulls}, o.text AS op_name, l.text AS line",
+        {**told, "op_name": "o.text", "line": "l.text"},
         "LEFT JOIN names o ON o.code = a.op_code LEFT JOIN names l ON l.code = a.line_code",
     )
 

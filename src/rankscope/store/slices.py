@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
 import numpy as np
@@ -220,14 +221,16 @@ _OPTIONAL = ("step", "parent", "launch", "op", "python", "module", "correlation"
 
 
 def write_slices(
-    workspace: Workspace, numbers: dict[str, Ints], table: Table, more: str, joins: str = ""
+    workspace: Workspace, numbers: dict[str, Ints], table: Table, more: Mapping[str, str], joins: str = ""
 ) -> None:
-    """Write SLICES, or a table of some slices with more columns (SQL over `a`, the arrays)."""
-    nulls = ", ".join(f"nullif(a.{name}, {NONE}) AS {name}" for name in _OPTIONAL)
+    """Write SLICES, or a table of some slices with more columns: SQL over `a`, the arrays, by name."""
+    columns = {name: f"nullif(a.{name}, {NONE})" for name in _OPTIONAL} | dict(more)
+    replaced = [name for name in columns if name in numbers]
     workspace.connection.register("slice_arrays", numbers)
     workspace.copy(
         f"""
-        SELECT a.* EXCLUDE ({", ".join(_OPTIONAL)}), {nulls}, n.text AS name, c.text AS category, m.collective, {more}
+        SELECT a.* EXCLUDE ({", ".join(replaced)}), n.text AS name, c.text AS category, m.collective,
+               {", ".join(f"{sql} AS {name}" for name, sql in columns.items())}
         FROM slice_arrays a
         JOIN names n ON n.code = a.name_code
         JOIN categories c ON c.code = a.category_code
