@@ -1,7 +1,8 @@
-"""All findings of all reports, by severity and then by cost."""
+"""All findings of all reports, in one order."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from rankscope.analysis.core.cache import once_per_run
@@ -41,7 +42,7 @@ _DEFECTS = ("warning", "critical")
 
 @once_per_run
 def collect(run: Run, scope: Scope) -> tuple[Found, ...]:
-    """Runs every report that can have findings. Sorted by severity, then by cost; 'ok' is left out."""
+    """Runs every report that can have findings; 'ok' is left out."""
     found = [
         Found(report.name, finding)
         for report in QUESTIONS.values()
@@ -49,7 +50,15 @@ def collect(run: Run, scope: Scope) -> tuple[Found, ...]:
         for finding in report.analyse(run, scope, None).findings
         if finding.severity != "ok"
     ]
-    return tuple(sorted(_without_waiting(found), key=_order))
+    return tuple(ordered(found))
+
+
+def ordered(found: Iterable[Found]) -> list[Found]:
+    """The order of findings everywhere: stragglers of warning or above, then by severity, then by cost.
+
+    A straggler comes first because it explains others: the time its peers wait for it is their exposed communication.
+    """
+    return sorted(_without_waiting(list(found)), key=_order)
 
 
 def _without_waiting(found: list[Found]) -> list[Found]:
@@ -71,10 +80,10 @@ def _less(exposed: Finding, late: Finding) -> Finding:
     )
 
 
-def _order(found: Found) -> tuple[int, int, str]:
-    """By severity first: an info finding may have a higher cost than a defect."""
+def _order(found: Found) -> tuple[bool, int, int, str]:
     finding = found.finding
-    return -SEVERITIES.index(finding.severity), -finding.cost_ns, finding.title
+    explains = found.report == "stragglers" and finding.severity in _DEFECTS
+    return not explains, -SEVERITIES.index(finding.severity), -finding.cost_ns, finding.title
 
 
 def asked() -> list[str]:

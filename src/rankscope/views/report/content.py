@@ -6,9 +6,10 @@ import re
 from dataclasses import dataclass, replace
 
 from rankscope.analysis import REPORTS
-from rankscope.analysis.core.result import SEVERITIES, Finding, Result
+from rankscope.analysis.core.result import Finding, Result
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.diff.two_runs import by_unit
+from rankscope.analysis.findings import Found, ordered
 from rankscope.analysis.run_info import facts
 from rankscope.errors import RankscopeError
 from rankscope.model import TIMELINE_FORMATS
@@ -111,10 +112,10 @@ def build(request: Request, compared: Result | None = None) -> Content:
             ),
             *sections,
         ]
-    findings = _ordered([finding for section in sections for finding in section.result.findings])
+    findings = _findings(sections)
     bad = [finding for finding in findings if finding.severity in ("warning", "critical")]
     results = {section.name: section.result for section in sections}
-    worst = _headline(bad, results)
+    worst = bad[0] if bad else None
     blamed = {rank for name in _NAME_RANKS if name in results for rank in _blamed(results[name])}
     return Content(
         title=request.name,
@@ -195,26 +196,13 @@ def _heatmap(run: Run, scope: Scope, alarming: set[int]) -> Chart | None:
         return None
 
 
-def _ordered(findings: list[Finding]) -> list[Finding]:
-    """By severity, then by cost. A finding that several reports make is listed once."""
-    unique: dict[str, Finding] = {}
-    for finding in findings:
-        unique.setdefault(finding.title, finding)
-    return sorted(
-        unique.values(),
-        key=lambda finding: (-SEVERITIES.index(finding.severity), -finding.cost_ns),
-    )
-
-
-def _headline(bad: list[Finding], results: dict[str, Result]) -> Finding | None:
-    """The costliest finding; but if a straggler causes at least half of its cost, the straggler."""
-    if not bad:
-        return None
-    causes = results["stragglers"].findings if "stragglers" in results else ()
-    for finding in bad:
-        if finding in causes and 2 * finding.cost_ns >= bad[0].cost_ns:
-            return finding
-    return bad[0]
+def _findings(sections: list[Section]) -> list[Finding]:
+    """In the order of the summary. A finding that several reports make is listed once."""
+    unique: dict[str, Found] = {}
+    for section in sections:
+        for finding in section.result.findings:
+            unique.setdefault(finding.title, Found(section.name, finding))
+    return [found.finding for found in ordered(unique.values())]
 
 
 def _blamed(result: Result) -> set[int]:
