@@ -44,13 +44,13 @@ check: $(TOOLS)
 	tests/typing/check.sh
 	tests/viewer/check-js.sh
 
-# Branch coverage of everything but the integration tests; the floor is in pyproject.toml.
+# Branch coverage of the quick tests: measuring the slow ones would add minutes. The floor is in pyproject.toml.
 unit: $(TOOLS)
-	$(PYTEST) --ignore=tests/integration --cov --cov-report=term
+	$(PYTEST) -m "not slow" --cov --cov-report=term:skip-covered
 
-# Jobs often wait, so three run on two cores.
+# The slow tests: many of them start jobs and wait, so three run on two cores.
 integration: $(TOOLS)
-	$(BIN)/python -m pytest -n 3 --dist worksteal tests/integration
+	$(BIN)/python -m pytest -n 3 --dist loadfile -m slow
 
 # A slow setup makes its whole file slow: another test of the file would have to do it.
 test-times: $(TOOLS)
