@@ -303,7 +303,8 @@ def test_the_sequence_parallel_loop_on_an_h200(
 def test_tensor_cores_by_name() -> None:
     yes = ["nvjet_sm90_tst_256x128_64x4", "ampere_bf16_s16816gemm_bf16_128x64_ldg8", "void flash_fwd_kernel<x>",
            "cutlass_80_tensorop_s1688gemm_128x128", "cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16",
-           "sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n", "fmha_cutlassF_bf16_aligned_64x64_rf_sm80"]  # fmt: skip
+           "sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n", "fmha_cutlassF_bf16_aligned_64x64_rf_sm80",
+           "Cijk_Alik_Bljk_BBS_BH_Bias_HA_S_SAV_UserArgs_MT128x128x64_MI16x16x1_SN"]  # fmt: skip
     no = ["sm80_xmma_gemm_f32f32_f32f32_f32_tn_n_tilesize128x128x8_stage3_warpsize2x2x1_ffma", "ampere_sgemm_128x64_tn",
           "void at::native::vectorized_elementwise_kernel<4, x>", "void gemv2T_kernel_val<int>",
           "cutlass_80_simt_sgemm_128x64_8x5_tn_align1", "void layer_norm_1688<float>x"]  # fmt: skip

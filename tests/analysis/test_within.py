@@ -182,6 +182,20 @@ def test_short_kernels_by_op_and_line(tmp_path: Path) -> None:
     assert (row["source"], row["count"], row["count_pct"]) == ("train.py(7): step", 2, 50.0)
 
 
+def test_a_graph_launch_counts_once(open_real: Callable[[Path], Run]) -> None:
+    """A recorded step captured as one CUDA graph: 5 calls launched some 200 kernels each."""
+    run = open_real(DATA / "gpt-graph-h200")
+    result = report(run, "short")
+    ((calls, time),) = run.rows("""
+        SELECT count(*), sum(launch_dur_ns) FROM (
+            SELECT DISTINCT segment, launch, launch_dur_ns FROM gpu
+            WHERE class = 'COMPUTE' AND dur_ns < 10000 AND launch IS NOT NULL)
+    """)
+    assert sum(row["count"] for row in result.rows) > 100 * calls
+    assert sum(row["launch_ns"] for row in result.rows) == time
+    assert result.findings == ()
+
+
 def test_many_short_kernels_are_a_finding(tmp_path: Path) -> None:
     events = [mark("ProfilerStep#1", 0, 1000)]
     for i in range(50):

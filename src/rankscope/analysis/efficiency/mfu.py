@@ -44,7 +44,7 @@ COLUMNS = (
 _TENSOR_CORE_KERNEL = re.compile(
     r"(?:^|[^0-9])(?:[hsid]?(?:884|1688|16816|16832|8816|8832)|16816)(?:[^0-9]|$)"
     r"|hmma|imma|wgmma|gmma|tensorop|nvjet|tcgen05|flash_(?:fwd|bwd|attn)|sdpa_.*flash|fmha_(?:cutlass|v\d)"
-    r"|xmma_\w*(?:bf16|f16|tf32|e4m3)|mfma|Cijk_\w*MFMA",
+    r"|xmma_\w*(?:bf16|f16|tf32|e4m3)|mfma|Cijk_\w*_MI(?:16x16|32x32|4x4)",
     re.IGNORECASE,
 )
 _OTHER_KERNEL = re.compile(r"ffma|simt|(?:^|_)[sd]gemm_(?!tf32)|gemv", re.IGNORECASE)

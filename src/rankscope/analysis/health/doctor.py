@@ -71,7 +71,7 @@ def _reading(run: Run) -> Iterator[Check]:
         share = 100 * lost / (events + lost)
         finding = Finding(
             "critical" if share > 5 else "warning",
-            f"{lost:,} events ({share:.2g} %) could not be read",
+            f"{lost:,} events ({_percent(share)} %) could not be read",
             example,
             hint="These events are missing from all tables; capture again if they matter.",
         )
@@ -218,7 +218,7 @@ def _share(check: str, count: int, total: int, title: str, evidence: str, hint: 
         return check, value, None
     share = 100 * count / total
     severity: Severity = "critical" if share > 50 else "warning" if share > 5 else "info"
-    return check, value, Finding(severity, f"{title}: {value} ({share:.2g} %)", evidence, hint=hint)
+    return check, value, Finding(severity, f"{title}: {value} ({_percent(share)} %)", evidence, hint=hint)
 
 
 def _negative(run: Run) -> Check:
@@ -242,7 +242,7 @@ def _overlapping(run: Run) -> Check:
     if count:
         finding = Finding(
             "warning" if share > 20 else "info",
-            f"{count:,} GPU events ({share:.2g} %) overlap another on their stream",
+            f"{count:,} GPU events ({_percent(share)} %) overlap another on their stream",
             "They are drawn on extra rows; the sum of their durations exceeds the time they cover.",
             hint="Normal with programmatic dependent launch (CUDA 12 on Hopper); otherwise the clocks were unsteady.",
         )
@@ -328,3 +328,8 @@ def _unknown_kernels(run: Run) -> Check:
             hint="If these are collectives: rankscope stats RUN --comm-pattern REGEX",
         )
     return "kernel time of unknown kind", f"{share:.1f} %", finding
+
+
+def _percent(share: float) -> str:
+    """Two significant digits without an exponent."""
+    return f"{share:.0f}" if share >= 10 else f"{share:.1f}" if share >= 0.1 else "under 0.1"

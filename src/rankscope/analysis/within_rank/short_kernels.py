@@ -19,6 +19,7 @@ from rankscope.analysis.core.notes import NO_GPU, WITH_STACK, left_out, outside_
 from rankscope.analysis.core.result import Column, Finding, Result
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.core.severity import graded, of_the_worst
+from rankscope.store.arrays import Mask
 from rankscope.store.run import Run
 from rankscope.units import format_rounded
 
@@ -33,7 +34,11 @@ _MEASURES = (
     Column("count_pct", "percent", "share of all compute kernels of the row"),
     Column("total_ns", "ns", "time of the short kernels on the device"),
     Column("avg_ns", "ns", "mean duration of the short kernels"),
-    Column("launch_ns", "ns", "host time in the calls that launched them"),
+    Column(
+        "launch_ns",
+        "ns",
+        "host time in the calls that launched them; a call that launched several counts once",
+    ),
 )
 
 
@@ -86,7 +91,7 @@ def _sums(events: DeviceEvents, codes: Any) -> Any:
     """For each code the count, run time and launch time of its short kernels, and the count of all its kernels."""
     duration = events.end - events.start
     is_short = duration < SHORT_NS
-    launch = np.where(events.launch_start != UNKNOWN, events.launch_end - events.launch_start, 0)
+    launch = np.where(_first_of_launch(events, is_short), events.launch_end - events.launch_start, 0)
     distinct, group = np.unique(codes, return_inverse=True)
     size = len(distinct)
     count = np.bincount(group, weights=is_short, minlength=size).astype(np.int64)
@@ -103,6 +108,15 @@ def _sums(events: DeviceEvents, codes: Any) -> Any:
                 "all": int(whole[i]),
             },
         )
+
+
+def _first_of_launch(events: DeviceEvents, wanted: Mask) -> Mask:
+    """The first wanted event of each known launch: one call of a CUDA graph launches many kernels and costs once."""
+    known = np.flatnonzero(wanted & (events.launch_start != UNKNOWN))
+    _, first = np.unique((events.segment[known] << 48) | events.launch[known], return_index=True)
+    found = np.zeros(len(events), dtype=bool)
+    found[known[first]] = True
+    return found
 
 
 def _finding(rank: int, events: DeviceEvents, steps: int) -> list[Finding]:
