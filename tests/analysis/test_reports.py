@@ -16,7 +16,7 @@ from conftest import DATA, kernel_event, open_trace, slice_event, write_kineto
 from rankscope.analysis import REPORTS
 from rankscope.analysis.core.result import Result, Row
 from rankscope.analysis.core.scope import Scope
-from rankscope.analysis.health.doctor import doctor, grade
+from rankscope.analysis.health.doctor import _percent, doctor, grade
 from rankscope.store.run import Run
 
 OpenReal = Callable[[Path], Run]
@@ -277,6 +277,12 @@ def test_an_empty_run_has_empty_reports(tmp_path: Path) -> None:
     with_rows = {name for name in REPORTS if report(run, name).rows}
     assert with_rows <= {"layout", "clocks", "groups"}  # an empty run still has ranks
     assert doctor(run, Scope()).rows
+
+
+def test_shares_of_the_doctor_have_no_exponent() -> None:
+    assert [_percent(share) for share in (100, 99.7, 12.3, 4.56, 0.00001)] == [
+        "100", "100", "12", "4.6", "under 0.1",
+    ]  # fmt: skip
 
 
 def test_doctor_of_clean_and_damaged_runs(tmp_path: Path, open_real: OpenReal) -> None:
