@@ -48,9 +48,9 @@ check: $(TOOLS)
 unit: $(TOOLS)
 	$(PYTEST) -m "not slow" --cov --cov-report=term:skip-covered
 
-# The slow tests: many of them start jobs and wait, so three run on two cores.
+# The slow tests, most of which start jobs of several processes.
 integration: $(TOOLS)
-	$(BIN)/python -m pytest -n 3 --dist loadfile -m slow
+	$(PYTEST) -m slow
 
 # A slow setup makes its whole file slow: another test of the file would have to do it.
 test-times: $(TOOLS)

@@ -94,7 +94,7 @@ def test_csv_has_the_stable_names(ddp: Path, capsys: pytest.CaptureFixture[str])
         "api": "name,calls,total_ns,avg_ns,med_ns,min_ns,max_ns,stddev_ns",
         "annotations": "name,calls,total_ns,avg_ns,med_ns,min_ns,max_ns,stddev_ns",
         "memcpy": "kind,count,bytes,total_ns,gb_s",
-        "steps": "rank,step,start_ns,dur_ns",
+        "steps": "rank,step,start_ns,dur_ns,end_ns,time_ns",
         "memory": "rank,device,peak_allocated_bytes,peak_reserved_bytes,at_ns,unused_bytes,growth_bytes",
     }
     for name, header in headers.items():
