@@ -18,7 +18,7 @@ from rankscope.store.run import Run
 pytestmark = pytest.mark.slow
 
 JOB = """
-import os, sys
+import os, sys, time
 import torch, torch.distributed as dist
 import torch._C._distributed_c10d as c10d
 if not hasattr(c10d, "_dump_fr_trace"):
@@ -33,6 +33,7 @@ if rank != 2:
 store = dist.distributed_c10d._get_default_store()
 store.set(f"posted{rank}", "1")
 store.wait(["posted0", "posted1", "posted2"])
+time.sleep(1)  # gloo's threads record the end of a collective after its call has returned
 content = c10d._dump_fr_trace(True, True, False)
 open(f"{folder}/pickle/_dump_{rank}", "wb").write(content)
 content = c10d._dump_fr_trace_json(True, False)
