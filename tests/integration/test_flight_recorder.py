@@ -33,7 +33,7 @@ if rank != 2:
 store = dist.distributed_c10d._get_default_store()
 store.set(f"posted{rank}", "1")
 store.wait(["posted0", "posted1", "posted2"])
-time.sleep(1)  # gloo's threads record the end of a collective after its call has returned
+time.sleep(1)  # on a busy machine, dumps taken at once were incomplete
 content = c10d._dump_fr_trace(True, True, False)
 open(f"{folder}/pickle/_dump_{rank}", "wb").write(content)
 content = c10d._dump_fr_trace_json(True, False)
