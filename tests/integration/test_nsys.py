@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -124,6 +125,7 @@ def test_signals_go_to_the_job(tmp_path: Path) -> None:
     words = [*NSYS_PROFILE, "-o", "out", PYTHON, JOB, "--answer", "--seconds", "60"]
     job = start(words, tmp_path, PATH=with_nsys()["PATH"])
     wait_for_line(job, "begins")
+    time.sleep(0.5)  # its NVTX range comes after this line
     job.send_signal(signal.SIGUSR1)
     wait_for_line(job, "signal 10")
     job.send_signal(signal.SIGTERM)
