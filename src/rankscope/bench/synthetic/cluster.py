@@ -17,6 +17,8 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
+from rankscope.bench.synthetic.rank_grid import RankGrid
+
 COMPUTE, COPY, COMM = "compute", "copy", "comm"
 
 FAULTS = (
@@ -45,13 +47,12 @@ class Fault:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
+class Job(RankGrid):
     """A job of stages * data * tensor ranks; ranks count tensor first, then data, then stages."""
 
     data: int = 4
     tensor: int = 1
     stages: int = 1
-    ranks_per_node: int = 4
     steps: int = 8
     layers: int = 4
     micro_batches: int = 2
@@ -74,30 +75,6 @@ class Job:
     """Largest clock offset of a rank."""
     faults: tuple[Fault, ...] = ()
     seed: int = 0
-
-    @property
-    def ranks(self) -> int:
-        return self.stages * self.data * self.tensor
-
-    def place(self, rank: int) -> tuple[int, int, int]:
-        """(stage, data, tensor) of a rank."""
-        rest, tensor = divmod(rank, self.tensor)
-        stage, data = divmod(rest, self.data)
-        return stage, data, tensor
-
-    def rank_at(self, stage: int, data: int, tensor: int) -> int:
-        return (stage * self.data + data) * self.tensor + tensor
-
-    def group(self, axis: str, rank: int) -> tuple[int, ...]:
-        """The ranks of this rank's group along an axis: tp, dp, pp or world."""
-        stage, data, tensor = self.place(rank)
-        if axis == "tp":
-            return tuple(self.rank_at(stage, data, t) for t in range(self.tensor))
-        if axis == "dp":
-            return tuple(self.rank_at(stage, d, tensor) for d in range(self.data))
-        if axis == "pp":
-            return tuple(self.rank_at(s, data, tensor) for s in range(self.stages))
-        return tuple(range(self.ranks))
 
     def healthy(self) -> Job:
         return replace(self, faults=())
@@ -154,7 +131,6 @@ class _Rank:
         self.last: dict[str, Work] = {}
         self.open: list[Work] = []
         self.program = self._program()
-        self.waiting = True
         self.slow_host = 0.0
 
     def advance(self) -> bool:
@@ -265,7 +241,7 @@ class _Rank:
         return work
 
     def _collective(self, axis: str, ns: int, step: int, label: str, after: list[Work]) -> Work:
-        group = self.job.group(axis, self.rank)
+        group = self.job.group_ranks(axis, self.rank)
         shared = random.Random(f"{self.job.seed}/{axis}/{group[0]}/{step}/{label}")
         ns = max(1, round(ns * (1 + shared.gauss(0, self.job.noise_pct / 100))))
         ns += _link_delay(self.job, axis, group)
@@ -368,7 +344,7 @@ def _place(job: Job, rank: _Rank, arrived: dict[tuple[object, ...], dict[int, Wo
             continue
         parts = arrived.setdefault(work.key, {})
         parts[rank.rank] = work
-        members = (rank.rank, work.peer) if work.peer >= 0 else job.group(work.axis, rank.rank)
+        members = (rank.rank, work.peer) if work.peer >= 0 else job.group_ranks(work.axis, rank.rank)
         if len(parts) == len(members):
             last = max(part.start for part in parts.values()) + max(part.ns for part in parts.values())
             for member, part in parts.items():

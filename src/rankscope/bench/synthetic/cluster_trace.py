@@ -14,16 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from rankscope.bench.synthetic.cluster import COMM, COMPUTE, COPY, Job, RankRun, Work
+from rankscope.bench.synthetic.rank_grid import DESCRIPTIONS
 
 _UNIX_START_NS = 1_794_701_458_600_000_000
 _BASE_TIME_NS = 1_790_857_026_000_000_000
 _STREAM = {COMPUTE: 7, COPY: 16, COMM: 20}
-_DESCRIPTIONS = {
-    "world": "default_pg",
-    "tp": "TENSOR_MODEL_PARALLEL_GROUP",
-    "dp": "DATA_PARALLEL_GROUP",
-    "pp": "PIPELINE_MODEL_PARALLEL_GROUP",
-}
 
 
 def write_traces(job: Job, runs: list[RankRun], folder: Path) -> None:
@@ -110,11 +105,11 @@ class _Metadata:
 
     def of(self, work: Work) -> dict[str, Any]:
         axis = "pp" if work.peer >= 0 else work.axis
-        name, group = group_name(self.job, axis, self.rank), self.job.group(axis, self.rank)
+        name, group = self.job.group_name(axis, self.rank), self.job.group_ranks(axis, self.rank)
         found: dict[str, Any] = {
             "Collective name": work.axis if work.peer >= 0 else "allreduce",
             "Process Group Name": name,
-            "Process Group Description": _DESCRIPTIONS[axis],
+            "Process Group Description": DESCRIPTIONS[axis],
             "Process Group Ranks": str(list(group)),
             "Group size": len(group),
             "dtype": "BFloat16",
@@ -127,22 +122,16 @@ class _Metadata:
         return found | {"Seq": self.sequence[name]}
 
 
-def group_name(job: Job, axis: str, rank: int) -> str:
-    if axis == "world":
-        return "0"
-    return str(1 + ("tp", "dp", "pp").index(axis) * job.ranks + job.group(axis, rank)[0])
-
-
 def _distributed_info(job: Job, rank: int) -> dict[str, Any]:
     sizes = {"tp": job.tensor, "dp": job.data, "pp": job.stages}
     axes = ["world", *(axis for axis, size in sizes.items() if size > 1)]
     groups = [
         {
-            "pg_name": group_name(job, axis, rank),
-            "pg_desc": _DESCRIPTIONS[axis],
+            "pg_name": job.group_name(axis, rank),
+            "pg_desc": DESCRIPTIONS[axis],
             "backend_config": "cuda:nccl",
-            "pg_size": len(job.group(axis, rank)),
-            "ranks": list(job.group(axis, rank)),
+            "pg_size": len(job.group_ranks(axis, rank)),
+            "ranks": list(job.group_ranks(axis, rank)),
         }
         for axis in axes
     ]

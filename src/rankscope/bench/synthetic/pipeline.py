@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rankscope.bench.synthetic.rank_grid import DESCRIPTIONS, RankGrid
 from rankscope.errors import UsageError
 
 _UNIX_START_NS = 1_794_701_458_600_000_000
@@ -22,11 +23,6 @@ _BASE_TIME_NS = 1_790_857_026_000_000_000
 _FIRST_NS, _BETWEEN_STEPS_NS = 250_000, 50_000
 _HOST_PER_LAUNCH_NS, _LATENCY_NS, _GAP_NS, _SYNC_NS = 8_000, 5_000, 1_000, 3_000
 _STREAMS = {"compute": 7, "dp": 20, "pp": 24, "tp": 28}
-_DESCRIPTIONS = {
-    "tp": "TENSOR_MODEL_PARALLEL_GROUP",
-    "dp": "DATA_PARALLEL_GROUP",
-    "pp": "PIPELINE_MODEL_PARALLEL_GROUP",
-}
 _KERNELS = {
     "forward": "nvjet_sm90_tst_256x128_64x4_1x2_h_bz_coopA_TNT",
     "backward": "nvjet_sm90_tst_128x256_64x4_2x1_v_bz_coopA_NTN",
@@ -37,7 +33,7 @@ _KERNELS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class PipelinePlan:
+class PipelinePlan(RankGrid):
     """A run of stages * data * tensor ranks; ranks count tensor first, then data, then stages."""
 
     stages: int
@@ -64,32 +60,11 @@ class PipelinePlan:
                 hint="Write it like PipelinePlan(stages=4, micro_batches=8)",
             )
 
-    @property
-    def ranks(self) -> int:
-        return self.stages * self.data * self.tensor
-
-    def place(self, rank: int) -> tuple[int, int, int]:
-        """(stage, data, tensor) of a rank."""
-        rest, tensor = divmod(rank, self.tensor)
-        stage, data = divmod(rest, self.data)
-        return stage, data, tensor
-
-    def rank_at(self, stage: int, data: int, tensor: int) -> int:
-        return (stage * self.data + data) * self.tensor + tensor
-
     def group(self, axis: str, rank: int) -> tuple[str, str, list[int]]:
         """Name, description and ranks of a rank's group of an axis."""
-        stage, data, tensor = self.place(rank)
-        if axis == "world":
-            return "0", "default_pg", list(range(self.ranks))
-        if axis == "tp":
-            ranks = [self.rank_at(stage, data, t) for t in range(self.tensor)]
-        elif axis == "dp":
-            ranks = [self.rank_at(stage, d, tensor) for d in range(self.data)]
-        else:
-            ranks = [self.rank_at(s, data, tensor) for s in range(self.stages)]
-        number = 1 + ("tp", "dp", "pp").index(axis) * self.ranks + ranks[0]
-        return str(number), _DESCRIPTIONS[axis] if self.described else "undefined", ranks
+        described = self.described or axis == "world"
+        description = DESCRIPTIONS[axis] if described else "undefined"
+        return self.group_name(axis, rank), description, list(self.group_ranks(axis, rank))
 
 
 @dataclass
