@@ -66,24 +66,24 @@ def _without_waiting(found: list[Found]) -> list[Found]:
     late = [one.finding for one in found if one.report == "stragglers" and one.finding.severity in _DEFECTS]
     if not late:
         return found
-    worst = max(late, key=lambda finding: finding.cost_ns)
+    worst = max(late, key=lambda finding: finding.cost_ns or 0)
     return [Found(one.report, _less(one.finding, worst)) if one.report == "overlap" else one for one in found]
 
 
 def _less(exposed: Finding, late: Finding) -> Finding:
-    waiting = min(late.cost_ns, exposed.cost_ns)
+    waiting = min(late.cost_ns or 0, exposed.cost_ns or 0)
     whom = "a late rank" if len(late.ranks) != 1 else f"rank {late.ranks[0]}"
     return replace(
         exposed,
         evidence=f"{exposed.evidence}; {format_rounded('ns', waiting)} of it is waiting for {whom}",
-        cost_ns=exposed.cost_ns - waiting,
+        cost_ns=(exposed.cost_ns or 0) - waiting,
     )
 
 
 def _order(found: Found) -> tuple[bool, int, int, str]:
     finding = found.finding
     explains = found.report == "stragglers" and finding.severity in _DEFECTS
-    return not explains, -SEVERITIES.index(finding.severity), -finding.cost_ns, finding.title
+    return not explains, -SEVERITIES.index(finding.severity), -(finding.cost_ns or 0), finding.title
 
 
 def asked() -> list[str]:

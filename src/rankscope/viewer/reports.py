@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-
 from rankscope.analysis import REPORTS
 from rankscope.analysis.core.scope import Scope, parse_ranks, parse_steps
 from rankscope.analysis.findings import collect
@@ -46,7 +44,7 @@ def findings(session: Session) -> Answer:
     """The findings of all reports, in the order of the summary."""
     with session.database() as run:
         found = collect(run, Scope())
-    return {"findings": [{**asdict(one.finding), "report": one.report} for one in found]}
+    return {"findings": [{**one.finding.to_dict(), "report": one.report} for one in found]}
 
 
 def sql(session: Session, query: dict[str, str]) -> Answer:

@@ -296,7 +296,7 @@ def _findings(
         if (row["imbalance"] or 1.0) > _UNBALANCED:
             cost = (row["transfer_ns"] or 0) * (1 - 1 / row["imbalance"]) * row["count"] / count
             found.append(_unbalanced(row, cost, step_ns))
-    return tuple(sorted(found, key=lambda finding: -finding.cost_ns))
+    return tuple(sorted(found, key=lambda finding: -(finding.cost_ns or 0)))
 
 
 def _severity(cost_ns: float, step_ns: float) -> Severity:

@@ -6,7 +6,7 @@ Views turn a Result into a terminal table, CSV, JSON or Markdown; no analysis dr
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -37,6 +37,49 @@ class Column:
 
 
 @dataclass(frozen=True)
+class Fact:
+    """One figure that a finding states, and where it can be looked up."""
+
+    quantity: str
+    """Its machine name: the column that holds it, where a column does."""
+    value: int | float | str | None
+    unit: Unit = ""
+    subject: str = ""
+    """Of whom it is the figure: 'rank 2', 'the median rank', 'all ranks'."""
+    ranks: tuple[int, ...] = ()
+    row: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    """The key columns of the row that holds it."""
+    report: str = ""
+    """The report that has this row; filled in from the Result, as is the window."""
+    window: str = ""
+
+
+Change = Literal[
+    "rank at median",
+    "links at median",
+    "host gaps gone",
+    "data ready",
+    "syncs gone",
+    "communication hidden",
+    "kernels faster",
+]
+"""The changes that whatif can replay (critical_path/scenarios.py)."""
+
+
+@dataclass(frozen=True)
+class Remedy:
+    """The change that would remove the cause of a finding: what `whatif` then saves is the finding's cost."""
+
+    change: Change
+    ranks: tuple[int, ...] = ()
+    """The ranks that change; none: all of them."""
+    names: tuple[str, ...] = ()
+    """The kernels that change."""
+    factor: float = 1.0
+    """How many times as fast they become."""
+
+
+@dataclass(frozen=True)
 class Finding:
     """One sentence with a figure, its severity, the evidence and the next step."""
 
@@ -47,8 +90,21 @@ class Finding:
     span: tuple[int, int] | None = None
     """Where it can be seen in the timeline: start and end in ns from the run's start."""
     hint: str = ""
-    cost_ns: int = 0
-    """Time lost per step, or in the window where there are no steps. Findings are ordered by it."""
+    cost_ns: int | None = None
+    """Time that would be saved per step (in the window, where there are no steps) if the cause were gone; None where
+    whatif cannot tell. It is filled in from `remedy` (critical_path/costs.py)."""
+    facts: tuple[Fact, ...] = ()
+    """The figures behind the text."""
+    remedy: Remedy | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON form."""
+        values = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("facts", "remedy")}
+        return values | {"facts": [asdict(fact) for fact in self.facts]}
+
+    def fact(self, quantity: str) -> Fact | None:
+        """The first fact about a quantity."""
+        return next((fact for fact in self.facts if fact.quantity == quantity), None)
 
 
 Row = Mapping[str, Any]
@@ -89,7 +145,7 @@ class Result:
             "window": self.window,
             "columns": [{"name": c.name, "unit": c.unit, "help": c.help} for c in self.columns],
             "rows": [dict(row) for row in self.rows],
-            "findings": [asdict(finding) for finding in self.findings],
+            "findings": [finding.to_dict() for finding in self.findings],
             "notes": list(self.notes),
         }
 

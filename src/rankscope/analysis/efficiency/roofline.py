@@ -182,7 +182,7 @@ def _findings(run: Run, scope: Scope, rows: list[dict[str, Any]]) -> tuple[Findi
             found.append(_float32(row, time_ns, step_ns, peak, tf32, ranks))
         elif row["pct_of_roof"] is not None and row["pct_of_roof"] < _POOR_PCT:
             found.append(_far_below(row, time_ns, step_ns, ranks))
-    return tuple(sorted((f for f in found if f), key=lambda finding: -finding.cost_ns))
+    return tuple(sorted((f for f in found if f), key=lambda finding: -(finding.cost_ns or 0)))
 
 
 def _severity(cost_ns: float, step_ns: float) -> Severity | None:

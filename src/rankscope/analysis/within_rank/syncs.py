@@ -134,5 +134,5 @@ def _findings(
                 cost_ns=idle // max(steps, 1),
             )
         )
-    findings.sort(key=lambda finding: -finding.cost_ns)
+    findings.sort(key=lambda finding: -(finding.cost_ns or 0))
     return tuple(findings[:_MAX_FINDINGS])
