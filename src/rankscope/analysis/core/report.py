@@ -10,13 +10,17 @@ from rankscope.analysis.core.scope import Scope
 from rankscope.store.run import Run
 
 
+Analyse = Callable[[Run, Scope, str | None], Result]
+"""An analysis of a run: its ranks and steps, and the value of --by."""
+
+
 @dataclass(frozen=True)
 class Report:
     """An analysis that can be requested by name, and the question it answers."""
 
     name: str
     question: str
-    analyse: Callable[[Run, Scope, str | None], Result]
+    analyse: Analyse
     keys: tuple[str, ...] = ()
     """The values of --by."""
     finds: bool = False

@@ -127,6 +127,8 @@ class Result:
     """What was left out and why, what was inferred, which option would record what is missing."""
     layout: str = ""
     """The tool whose tables the terminal imitates ('nsys'); empty for our own."""
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    """Figures of the whole run, by machine name: 'step_ns'."""
 
     def __post_init__(self) -> None:
         rows = tuple(row if type(row) is MappingProxyType else MappingProxyType(row) for row in self.rows)
@@ -144,6 +146,7 @@ class Result:
             "title": self.title,
             "window": self.window,
             "columns": [{"name": c.name, "unit": c.unit, "help": c.help} for c in self.columns],
+            "facts": dict(self.facts),
             "rows": [dict(row) for row in self.rows],
             "findings": [finding.to_dict() for finding in self.findings],
             "notes": list(self.notes),

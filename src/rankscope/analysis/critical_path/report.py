@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from rankscope.analysis.across_ranks.collective_waits import waits
+from rankscope.analysis.core.collective_waits import waits
 from rankscope.analysis.core.notes import left_out
 from rankscope.analysis.core.result import Column, Finding, Result
 from rankscope.analysis.core.scope import Scope

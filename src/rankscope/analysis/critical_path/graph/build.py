@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from rankscope.analysis.across_ranks.collective_waits import waits
 from rankscope.analysis.core.cache import once_per_run
+from rankscope.analysis.core.collective_waits import waits
 from rankscope.analysis.core.device_events import UNKNOWN, device_events, ranks_in, texts, vocabulary, works
 from rankscope.analysis.core.intervals import Ints
 from rankscope.analysis.core.scope import Scope
