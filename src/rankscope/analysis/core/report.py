@@ -9,7 +9,6 @@ from rankscope.analysis.core.result import Result
 from rankscope.analysis.core.scope import Scope
 from rankscope.store.run import Run
 
-
 Analyse = Callable[[Run, Scope, str | None], Result]
 """An analysis of a run: its ranks and steps, and the value of --by."""
 

@@ -107,6 +107,14 @@ class Finding:
         return next((fact for fact in self.facts if fact.quantity == quantity), None)
 
 
+@dataclass(frozen=True)
+class Found:
+    """A finding and the report it comes from."""
+
+    report: str
+    finding: Finding
+
+
 Row = Mapping[str, Any]
 """By column name. The type of a value depends on its column; None means 'not known', never 0."""
 
