@@ -37,13 +37,17 @@ COLUMNS = tuple(Column(name, unit, text, for_machines=True) for name, unit, text
 _DEFECTS = ("warning", "critical")
 
 
-@once_per_run
 def collect(run: Run, scope: Scope) -> tuple[Found, ...]:
     """Runs every report that can have findings; 'ok' is left out.
 
     The order everywhere: stragglers of warning or above, then by severity, then by cost. A straggler comes first
     because it explains others: the time its peers wait for it is their exposed communication.
     """
+    return _collect(run, scope.in_run(run))
+
+
+@once_per_run
+def _collect(run: Run, scope: Scope) -> tuple[Found, ...]:
     found = [
         Found(report.name, finding)
         for report in QUESTIONS.values()
@@ -51,7 +55,7 @@ def collect(run: Run, scope: Scope) -> tuple[Found, ...]:
         for finding in report.analyse(run, scope, None).findings
         if finding.severity != "ok"
     ]
-    return tuple(with_costs(run, scope.in_run(run), found, _precedence))
+    return tuple(with_costs(run, scope, found, _precedence))
 
 
 def _precedence(found: Found) -> int:
