@@ -107,7 +107,7 @@ QUESTIONS = {
             ops,
             ("rank", "shape", "module", "source"),
         ),
-        Report("steps", "How long does each step take on the host?", steps),
+        Report("steps", "How long does each step take, on the host and with the GPU?", steps),
         Report("api", "Which runtime and driver calls take the host's time?", api, ("rank",)),
         Report("memcpy", "Which copies run, and how fast?", memcpy, ("rank",)),
         Report("annotations", "How long do the program's annotated ranges take?", annotated, ("rank",)),
