@@ -192,6 +192,44 @@ def test_mfu_is_the_step_s_work_over_its_time_and_peak(tmp_path: Path) -> None:
     assert any("989 TFLOP/s (bfloat16)" in note for note in report(product(tmp_path), "mfu").notes)
 
 
+def with_graph(path: Path, graph_us: float) -> Run:
+    """A product of 2 * 4096**3 FLOP in 1 ms, and one kernel of a replayed CUDA graph, in one step."""
+    events = [
+        slice_event("ProfilerStep#1", 0, 100, cat="user_annotation"),
+        shaped("aten::mm", 10, 20, [[4096, 4096], [4096, 4096]]),
+        launch(15, 1),
+        kernel_event("nvjet_tst", 50, 1000, 1),
+        slice_event("cudaGraphLaunch", 40, 5, cat="cuda_runtime", args={"correlation": 2}),
+        kernel_event("nvjet_tst", 1050, graph_us, 2),
+    ]
+    return open_trace(write_kineto(path, events, deviceProperties=H200))
+
+
+def test_mfu_is_not_known_where_kernels_run_in_cuda_graphs(tmp_path: Path) -> None:
+    """Three quarters of the kernel time is in a graph: what is counted is a lower bound, not the MFU."""
+    result = report(with_graph(tmp_path / "t.json", 3000), "mfu")
+    assert [row["mfu_pct"] for row in result.rows] == [row["hfu_pct"] for row in result.rows] == [None, None]
+    assert [row["graph_pct"] for row in result.rows] == [75.0, 75.0]
+    assert result.rows[0]["flops"] == 2 * 4096**3
+    (note,) = [note for note in result.notes if "CUDA graphs" in note]
+    least = 100 * 2 * 4096**3 / 4.05e-3 / 989e12
+    assert "75.0 % of the compute kernel time is in CUDA graphs" in note and f"at least {least:.1f} %" in note
+
+
+def test_mfu_is_kept_where_graphs_hardly_matter(tmp_path: Path) -> None:
+    result = report(with_graph(tmp_path / "t.json", 5), "mfu")
+    assert result.rows[0]["mfu_pct"] == pytest.approx(100 * 2 * 4096**3 / 1.055e-3 / 989e12)
+    assert any("0.5 % of the compute kernel time is in CUDA graphs" in note for note in result.notes)
+
+
+def test_a_run_in_cuda_graphs_is_not_told_to_record_shapes(open_real: OpenReal) -> None:
+    """In gpt-graph-h200 one small kernel per step is outside of the graph."""
+    result = report(open_real(DATA / "gpt-graph-h200"), "mfu")
+    assert [row["mfu_pct"] for row in result.rows] == [None] * 6
+    (note,) = result.notes
+    assert note.startswith("99.6 % of the compute kernel time is in CUDA graphs") and "not known" in note
+
+
 def test_float32_has_the_peak_of_the_kernel_that_ran(tmp_path: Path) -> None:
     plain = report(product(tmp_path / "a", "sm80_xmma_gemm_f32f32_ffma", FLOAT), "roofline")
     tensor = report(product(tmp_path / "b", "cutlass_80_tensorop_s1688gemm_128x128", FLOAT), "roofline")
