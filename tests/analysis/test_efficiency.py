@@ -13,7 +13,7 @@ import pytest
 from conftest import DATA, kernel_event, open_trace, slice_event, write_kineto
 from rankscope.analysis import REPORTS
 from rankscope.analysis.core.machine import Machine, given_ceilings
-from rankscope.analysis.core.result import Result
+from rankscope.analysis.core.result import Remedy, Result
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.core.step_times import periods
 from rankscope.analysis.efficiency.mfu import on_tensor_cores
@@ -237,17 +237,38 @@ def test_float32_has_the_peak_of_the_kernel_that_ran(tmp_path: Path) -> None:
     assert plain.rows[0]["pct_of_roof"] == pytest.approx(tensor.rows[0]["pct_of_roof"] * 494 / 67)
     (finding,) = plain.findings
     assert finding.severity == "warning" and "without tensor cores" in finding.title
-    assert (
-        finding.cost_ns == round(2_010_000 * (1 - 67 / 494))
-        and "set_float32_matmul_precision" in finding.hint
-    )
+    less = finding.fact("less_ns_per_step")
+    assert less is not None and less.value == round(2_010_000 * (1 - 67 / 494))
+    # whatif makes the product faster, not its helper of 10 µs
+    assert finding.cost_ns == pytest.approx(2_000_000 * (1 - 67 / 494), abs=2)
+    assert "set_float32_matmul_precision" in finding.hint
+    assert finding.remedy == Remedy("kernels faster", names=("sm80_xmma_gemm_f32f32_ffma",), factor=494 / 67)
+    assert [fact.value for fact in finding.facts if fact.quantity == "peak_flop_s"] == [67e12, 494e12]
     assert all("without tensor cores" not in finding.title for finding in tensor.findings)
 
 
 def test_a_product_far_below_its_roof_is_a_finding(tmp_path: Path) -> None:
     (finding,) = report(product(tmp_path, dur=990), "roofline").findings or (None,)
     assert finding is not None and "14 % of its roof" in finding.title
-    assert finding.cost_ns == pytest.approx(1_000_000 * (1 - 13.9 / 80), rel=0.01)
+    less, share = finding.fact("less_ns_per_step"), finding.fact("pct_of_roof")
+    assert less is not None and less.value == pytest.approx(1_000_000 * (1 - 13.9 / 80), rel=0.01)
+    assert share is not None and share.value == pytest.approx(13.9, rel=0.01)
+    assert share.row == {"name": "aten::addmm", "dtype": "bfloat16"}
+    assert finding.remedy is not None and finding.remedy.names == ("nvjet_tst",)
+    assert finding.remedy.factor == pytest.approx(80 / 13.9, rel=0.01)
+
+
+def test_only_ranks_that_are_far_below_the_roof_are_counted(tmp_path: Path) -> None:
+    """Rank 0 reaches 14 % of the roof, rank 1 half of it."""
+    for rank, took in enumerate((990.0, 277.0)):
+        folder = tmp_path / f"r{rank}"
+        product(folder, dur=took)
+        text = json.loads((folder / "t.json").read_text())
+        text["distributedInfo"] = {"rank": rank, "world_size": 2}
+        (tmp_path / "run").mkdir(exist_ok=True)
+        (tmp_path / "run" / f"rank-{rank}.json").write_text(json.dumps(text))
+    (finding,) = report(Run(ingest([tmp_path / "run"])), "roofline").findings
+    assert finding.ranks == (0,) and "1 of 2 ranks are under 40 %" in finding.evidence
 
 
 def test_the_user_s_ceilings_go_before_the_table_s(tmp_path: Path) -> None:

@@ -12,12 +12,13 @@ from typing import Any
 
 import pytest
 
-from conftest import DATA, open_trace
+from conftest import DATA, open_trace, slice_event, write_kineto
 from rankscope.analysis import REPORTS
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.memory.snapshot import BEFORE, snapshot_holders, snapshot_peaks
 from rankscope.readers.safe_pickle import Budget
 from rankscope.readers.stack_frames import op_name, own_line
+from rankscope.store.ingest import ingest
 from rankscope.store.run import Run
 
 
@@ -141,6 +142,17 @@ def test_a_snapshot_without_history_says_that_its_figures_are_no_peak(tmp_path: 
     )
     assert result.rows[0]["peak_allocated_bytes"] == 880
     assert any("no history: rank 0" in note and "may have been higher" in note for note in result.notes)
+
+
+def test_a_snapshot_beside_a_trace_with_steps_is_used(tmp_path: Path) -> None:
+    """By default the window is all steps of the trace; a snapshot knows no steps, and is left out of a part of them."""
+    events = [slice_event(f"ProfilerStep#{step}", 1000 * step, 900, cat="user_annotation") for step in (1, 2)]
+    write_kineto(tmp_path / "rank-0.json", events, distributedInfo={"rank": 0, "world_size": 1})
+    write(tmp_path / "rank-0.pickle", snapshot([entry("alloc", 1, 5_000, 0)], {1: 5_000}, 8_000))
+    run = Run(ingest([tmp_path]))
+    for name, column in (("memory", "peak_allocated_bytes"), ("allocators", "bytes")):
+        assert [row[column] for row in REPORTS[name].analyse(run, Scope(), None).rows] == [5_000]
+        assert REPORTS[name].analyse(run, Scope(steps=(1, 1)), None).rows == ()
 
 
 def test_findings_of_a_snapshot_carry_their_figures(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ read in the order of its entries: those of older versions of torch have no times
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rankscope.analysis.core.scope import Scope
 from rankscope.model import SNAPSHOT_CATEGORY
@@ -55,6 +55,11 @@ class SnapshotHolder:
     bytes: int
     count: int | None
     """Number of allocations; None for memory allocated before the history."""
+
+
+def covers_the_run(run: Run, scope: Scope) -> bool:
+    """Whether the window is that of the whole run: a snapshot does not tell which step an allocation belongs to."""
+    return scope.steps is None or scope.steps == replace(scope, steps=None).in_run(run).steps
 
 
 def snapshot_peaks(run: Run, scope: Scope) -> list[SnapshotPeak]:

@@ -11,7 +11,7 @@ from rankscope.analysis.core.notes import left_out
 from rankscope.analysis.core.result import Column, Fact, Finding, Result
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.memory.allocator_events import DEVICE_NAME, IS_MEMORY_EVENT, NO_MEMORY_EVENTS
-from rankscope.analysis.memory.snapshot import SnapshotPeak, snapshot_peaks
+from rankscope.analysis.memory.snapshot import SnapshotPeak, covers_the_run, snapshot_peaks
 from rankscope.ranges import as_ranges
 from rankscope.store.run import Run
 from rankscope.units import format_rounded
@@ -57,7 +57,7 @@ def memory(run: Run, scope: Scope, by: str | None = None) -> Result:
             row["growth_bytes"] = _growth(troughs.get((row["rank"], row["device"]), []))
     notes = left_out(run, scope)
     no_peak: set[tuple[int, str]] = set()
-    if by != "step" and scope.steps is None:
+    if by != "step" and covers_the_run(run, scope):
         known = {(row["rank"], row["device"]) for row in rows}
         peaks = [p for p in snapshot_peaks(run, scope) if (p.rank, f"GPU {p.device}") not in known]
         rows = sorted([*rows, *map(_from_snapshot, peaks)], key=lambda row: (row["rank"], row["device"]))
