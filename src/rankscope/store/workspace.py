@@ -6,7 +6,7 @@ from copy import copy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rankscope.model import TIMES, Table
+from rankscope.model import SNAPSHOT_CATEGORY, TIMES, Table
 from rankscope.readers import Batch
 from rankscope.sql import sql_text
 from rankscope.store.arrays import Ints
@@ -95,8 +95,10 @@ class Workspace:
 
     def _place_events(self) -> tuple[int, int, int]:
         """The earliest usable time, and the number of events with and without one (ts = 0, or years away)."""
-        ((middle, timed),) = self.rows("""
-            SELECT quantile_disc(ts_ns, 0.5), count(*) FROM events WHERE ph <> 'M'
+        # Memory snapshots of older versions of torch have no times; their order is sufficient.
+        ((middle, timed),) = self.rows(f"""
+            SELECT quantile_disc(ts_ns, 0.5), count(*) FILTER (ts_ns IS NOT NULL OR category <> '{SNAPSHOT_CATEGORY}')
+            FROM events WHERE ph <> 'M'
         """)
         middle = middle or 0
         low, high = middle - _LONGEST_FILE_NS, middle + _LONGEST_FILE_NS

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from statistics import median
 
-from rankscope.analysis.core.result import SEVERITIES, Column, Finding, Result, Severity
+from rankscope.analysis.core.result import SEVERITIES, Column, Fact, Finding, Result, Severity
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.within_rank.kernel_families import family
 from rankscope.model import LAUNCH_CATEGORIES
 from rankscope.readers.base import rank_from_name
 from rankscope.sql import sql_texts
+from rankscope.store.layout import SegmentEntry
 from rankscope.store.run import Run
 
 COLUMNS = (
@@ -135,7 +136,36 @@ def _secrets(run: Run) -> Iterator[Check]:
                 "These can be launchers, shells or helpers; their events are in no table.",
             ),
         )
+    yield from _merged(reports)
     yield "raw reports with the job's environment", f"{len(names)} of {len(reports)}", finding
+
+
+def _merged(reports: list[SegmentEntry]) -> Iterator[Check]:
+    """nsys reports of several processes that may be several ranks, read as one."""
+    merged = [entry for entry in reports if entry.manifest["header"].get("mergedProcesses")]
+    if not merged:
+        return
+    entry = max(merged, key=lambda one: int(one.manifest["header"]["mergedProcesses"]))
+    count = Fact(
+        "merged_processes",
+        entry.manifest["header"]["mergedProcesses"],
+        "count",
+        f"rank {entry.rank}, {entry.source.name}",
+        (entry.rank,),
+    )
+    yield (
+        "nsys reports with merged processes",
+        f"{len(merged)}",
+        Finding(
+            "warning",
+            f"{count.value} processes of {entry.source.name} are read as one rank (rank {entry.rank})",
+            "They use CUDA, but neither the recorded environment, the command, MPI nor NCCL tells their ranks; "
+            "if they are ranks, compute and communication of different ranks are mixed in every report.",
+            ranks=tuple(sorted(one.rank for one in merged)),
+            hint="Profile each rank into its own report: rankscope profile --tool nsys torchrun …",
+            facts=(count,),
+        ),
+    )
 
 
 def _ranks(run: Run) -> Check:
