@@ -10,6 +10,7 @@ from rankscope.analysis.core.result import Column, Result, Row
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.core.step_times import periods
 from rankscope.analysis.findings import NOTHING_FOUND, collect
+from rankscope.analysis.health.contents import contents
 from rankscope.analysis.questions import QUESTIONS
 from rankscope.store.run import Run
 from rankscope.units import format_ns
@@ -83,7 +84,7 @@ def verdict(run: Run, scope: Scope, rows: Sequence[Row], parts: Sequence[Row]) -
     """'A step takes 49.8 ms: 41 % compute, …', over all ranks in scope."""
     times = [row["step_ns"] for row in rows if row["step_ns"] is not None]
     if not times:
-        return _other_files(run, scope) or "Nothing was recorded that takes time"
+        return _other_files(run, scope) or contents(run, scope) or "Nothing was recorded that takes time"
     time = format_ns(median(times), 1)
     has_steps = any(row["steps"] for row in rows)
     text = f"A step takes {time}" if has_steps else f"{time} were recorded, without steps"

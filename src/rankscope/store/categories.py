@@ -36,9 +36,7 @@ _DERIVED = r"(?i)module|step|scope|source|framework|annotation|name|launch stats
 _COPY = r"(?i)^\[?(?:cuda |hip |gpu )?(?:memcpy|dma_request)"
 _FILL = r"(?i)^\[?(?:cuda |hip |gpu )?memset"
 _WAIT = r"(?i)^event_(?:wait|record)$"
-_ANNOTATION = (
-    r"^(?:ProfilerStep#|Optimizer\.|enumerate\(DataLoader\)|(?:nccl|gloo|mpi|ucc|hccl):|DistributedDataParallel\.)"
-)
+_ANNOTATION = r"^(?:ProfilerStep#|Optimizer\.|enumerate\(DataLoader\)|DistributedDataParallel\.|(?:nccl|gloo|mpi|ucc|hccl):)"
 """Annotations that older versions record as ops."""
 _OP = r"^(?:aten|autograd|c10d|prim|torch|torchvision|quantized|profiler)::"
 _LAUNCH = r"^(?:cuda|hip)[A-Z]\w*$"
@@ -84,9 +82,7 @@ def translated_events(connection: duckdb.DuckDBPyConnection) -> str:
 
 def _name_tracks(connection: duckdb.DuckDBPyConnection, unknown: list[str]) -> None:
     """The table track_meanings: for a category on a track what it means here (null: not known), and the device."""
-    aliases = " ".join(
-        f"WHEN {sql_text(old)} THEN {sql_text(new)}" for old, new in CATEGORY_ALIASES.items()
-    )
+    aliases = " ".join(f"WHEN {sql_text(old)} THEN {sql_text(new)}" for old, new in CATEGORY_ALIASES.items())
     connection.execute(f"""
         CREATE TABLE track_meanings AS
         WITH named AS (

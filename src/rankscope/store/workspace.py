@@ -32,9 +32,10 @@ _TRACK_TID = "CASE kind WHEN 'async' THEN category WHEN 'counter' THEN '' ELSE t
 
 
 class Workspace:
-    """Views `events` (all, with today's categories: categories.py) and `placed` (those with a usable time); tables `names`, `categories` and `track_keys`.
+    """Views `events` (all) and `placed` (those with a usable time); tables `names`, `categories` and `track_keys`.
 
-    The tables number the distinct names, categories and tracks. Times in `placed` count from the earliest one.
+    The tables number the distinct names, categories and tracks. Times in `placed` count from the earliest one, and
+    categories are those of today's Kineto.
     """
 
     def __init__(self, connection: duckdb.DuckDBPyConnection, folder: Path) -> None:

@@ -7,6 +7,7 @@ from statistics import median
 
 from rankscope.analysis.core.result import SEVERITIES, Column, Finding, Result, Severity
 from rankscope.analysis.core.scope import Scope
+from rankscope.analysis.health.contents import understood
 from rankscope.analysis.within_rank.kernel_families import family
 from rankscope.model import LAUNCH_CATEGORIES
 from rankscope.readers.base import rank_from_name
@@ -18,6 +19,8 @@ COLUMNS = (
     Column("value", help="the measured value"),
     Column("check", help="what is checked"),
 )
+_MOSTLY_UNDERSTOOD_PCT = 90
+_HALF_UNDERSTOOD_PCT = 50
 _LAUNCHES = r"Launch|MemcpyAsync|MemsetAsync|MemcpyHtoD|MemcpyDtoH"
 
 
@@ -50,6 +53,7 @@ Check = tuple[str, str, Finding | None]
 
 def _checks(run: Run) -> Iterator[Check]:
     yield from _reading(run)
+    yield _events_understood(run)
     yield _ranks(run)
     yield _swapped(run)
     yield from _links(run)
@@ -103,6 +107,22 @@ def _reading(run: Run) -> Iterator[Check]:
         if misplaced
         else None,
     )
+
+
+def _events_understood(run: Run) -> Check:
+    """Below 90 % is info, below 50 % a warning, none at all critical."""
+    found = understood(run, Scope())
+    value = f"{_percent(found.pct)} % of {found.events:,}"
+    if found.pct >= _MOSTLY_UNDERSTOOD_PCT:
+        return "events understood", value, None
+    severity: Severity = "warning" if found.pct < _HALF_UNDERSTOOD_PCT else "info"
+    finding = Finding(
+        "critical" if not found.known else severity,
+        f"{_percent(found.pct)} % of the events have a category that rankscope knows",
+        f"not known: {found.categories}",
+        hint="The others are drawn, and can be queried as slices; they are in no class: rankscope view RUN",
+    )
+    return "events understood", value, finding
 
 
 def _secrets(run: Run) -> Iterator[Check]:
@@ -332,4 +352,6 @@ def _unknown_kernels(run: Run) -> Check:
 
 def _percent(share: float) -> str:
     """Two significant digits without an exponent."""
+    if share == 0:
+        return "0"
     return f"{share:.0f}" if share >= 10 else f"{share:.1f}" if share >= 0.1 else "under 0.1"
