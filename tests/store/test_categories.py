@@ -1,4 +1,4 @@
-"""Traces whose categories are not those of today's Kineto: older torch, autograd's export, other devices and programs."""
+"""Traces whose categories are not those of today's Kineto: older torch, autograd's export, other devices, others."""
 
 from __future__ import annotations
 

@@ -36,7 +36,10 @@ _DERIVED = r"(?i)module|step|scope|source|framework|annotation|name|launch stats
 _COPY = r"(?i)^\[?(?:cuda |hip |gpu )?(?:memcpy|dma_request)"
 _FILL = r"(?i)^\[?(?:cuda |hip |gpu )?memset"
 _WAIT = r"(?i)^event_(?:wait|record)$"
-_ANNOTATION = r"^(?:ProfilerStep#|Optimizer\.|enumerate\(DataLoader\)|DistributedDataParallel\.|(?:nccl|gloo|mpi|ucc|hccl):)"
+_ANNOTATION = (
+    r"^(?:ProfilerStep#|Optimizer\.|enumerate\(DataLoader\)|DistributedDataParallel\."
+    r"|(?:nccl|gloo|mpi|ucc|hccl):)"
+)
 """Annotations that older versions record as ops."""
 _OP = r"^(?:aten|autograd|c10d|prim|torch|torchvision|quantized|profiler)::"
 _LAUNCH = r"^(?:cuda|hip)[A-Z]\w*$"
