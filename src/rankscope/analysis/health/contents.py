@@ -60,10 +60,14 @@ def contents(run: Run, scope: Scope) -> str:
 
     `longest` is by self time: a range around everything would hide what is inside it.
     """
-    ((tracks, ranges, start, end),) = run.rows(
-        "SELECT count(DISTINCT (rank, segment, track)), count(*), min(start_ns), max(start_ns + greatest(dur_ns, 0)) "
-        f"FROM slices WHERE category <> 'Trace' AND {scope.where()}"
-    )
+    ((tracks, ranges, time),) = run.rows(f"""
+        WITH files AS (
+            SELECT rank, count(DISTINCT track) AS tracks, count(*) AS ranges,
+                   max(start_ns + greatest(dur_ns, 0)) - min(start_ns) AS time
+            FROM slices WHERE category <> 'Trace' AND {scope.where()} GROUP BY rank, segment
+        ), ranks AS (SELECT sum(tracks) AS tracks, sum(ranges) AS ranges, sum(time) AS time FROM files GROUP BY rank)
+        SELECT sum(tracks)::BIGINT, sum(ranges)::BIGINT, max(time)::BIGINT FROM ranks
+    """)
     if not ranges:
         return ""
     named = run.rows(
@@ -75,7 +79,7 @@ def contents(run: Run, scope: Scope) -> str:
         + (f" in {count:,} ranges" if count > 1 else "")
         for name, time, count in named
     )
-    duration = format_rounded("ns", end - start)
+    duration = format_rounded("ns", time)
     return (
         f"{tracks:,} thread{'s' * (tracks != 1)}, {ranges:,} range{'s' * (ranges != 1)} in {duration}; "
         f"longest: {longest}"
