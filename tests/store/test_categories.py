@@ -83,7 +83,7 @@ def test_the_export_of_autograd_has_ops_and_kernels(tmp_path: Path) -> None:
         {"name": "conv2d", "ph": "s", "ts": 10.0, "tid": 1, "pid": "CPU functions", "id": 0, "cat": "cpu_to_cuda"},
         {"name": "conv2d", "ph": "f", "ts": 30.0, "tid": 1, "pid": "CUDA functions", "id": 0, "cat": "cpu_to_cuda"},
         {"name": "conv2d", "ph": "X", "ts": 30.0, "dur": 40.0, "tid": 1, "pid": "CUDA functions", "args": {}},
-        {"name": "relu", "ph": "X", "ts": 80.0, "dur": 5.0, "tid": 1, "pid": "CPU functions", "args": {}},
+        {"name": "relu", "ph": "X", "ts": 80.0, "dur": 5.0, "tid": 1, "pid": "CPU Functions", "args": {}},
     ]  # fmt: skip
     path = tmp_path / "trace.json"
     path.write_text(json.dumps(events))

@@ -25,8 +25,8 @@ _TRACK_KIND = """CASE
     ELSE 'thread' END"""
 
 _WITH_DURATION = "ph IN ('X', 'B', 'E', 'b', 'e')"
-_OPS_OF_AUTOGRAD = "CPU functions"
-_KERNELS_OF_AUTOGRAD = r"^(?:CUDA|HIP|XPU) functions$"
+_OPS_OF_AUTOGRAD = "cpu functions"
+_KERNELS_OF_AUTOGRAD = r"(?i)^(?:CUDA|HIP|XPU) functions$"
 """The process ids in the export of torch.autograd.profiler (torch before 1.8); it has no categories."""
 _DEVICE = r"(?i)^(?:/device:)?(?:gpu|cuda|hip|rocm|mtia|xpu|hpu|npu|tpu|mlu)[ :#_-]*(\d+)\b"
 """Process names and labels of devices: 'GPU 0' and 'MTIA 3' of Kineto, '/device:GPU:0' of XLA."""
@@ -117,7 +117,7 @@ def _name_tracks(connection: duckdb.DuckDBPyConnection, unknown: list[str]) -> N
         ), meanings AS (
             SELECT pid, tid, category, CASE
                 WHEN category IN ({sql_texts(CATEGORY_ALIASES)}) THEN CASE category {aliases} END
-                WHEN category = '' AND pid = {sql_text(_OPS_OF_AUTOGRAD)} THEN 'cpu_op'
+                WHEN category = '' AND lower(pid) = {sql_text(_OPS_OF_AUTOGRAD)} THEN 'cpu_op'
                 WHEN of_autograd THEN 'kernel'
                 WHEN is_stream THEN 'kernel'
                 WHEN process IS NOT NULL AND (has_streams OR regexp_matches(thread, {sql_text(_DERIVED)}))

@@ -7,7 +7,9 @@ from statistics import median
 
 from rankscope.analysis.core.result import SEVERITIES, Column, Finding, Result, Severity
 from rankscope.analysis.core.scope import Scope
+from rankscope.analysis.core.step_times import SLOW_FIRST_STEP
 from rankscope.analysis.health.contents import understood
+from rankscope.analysis.health.doubts import world_size
 from rankscope.analysis.within_rank.kernel_families import family
 from rankscope.model import LAUNCH_CATEGORIES
 from rankscope.readers.base import rank_from_name
@@ -159,12 +161,11 @@ def _secrets(run: Run) -> Iterator[Check]:
 
 
 def _ranks(run: Run) -> Check:
-    worlds = {_world(entry.manifest["header"]) for entry in run.segments} - {0}
-    world = max(worlds, default=0)
+    if len(run.runs) > 1:
+        listed = "; ".join(map(str, run.runs))
+        return "missing ranks", "-", Finding("critical", "the files are from different runs", listed)
+    world = world_size(run)
     missing = sorted(set(range(world)) - set(run.ranks))
-    if len(worlds) > 1:
-        found = Finding("critical", "the files are from different runs", f"world sizes {sorted(worlds)}")
-        return "missing ranks", "-", found
     finding = None
     if missing:
         some = ", ".join(map(str, missing[:8])) + (" …" if len(missing) > 8 else "")
@@ -175,12 +176,6 @@ def _ranks(run: Run) -> Check:
             hint="Waiting for these ranks cannot be explained: rankscope profile --ranks all",
         )
     return "missing ranks", f"{len(missing)} of {world or len(run.ranks)}", finding
-
-
-def _world(header: dict[str, object]) -> int:
-    info = header.get("distributedInfo")
-    size = info.get("world_size") if isinstance(info, dict) else None
-    return size if isinstance(size, int) else 0
 
 
 def _swapped(run: Run) -> Check:
@@ -270,7 +265,7 @@ def _overlapping(run: Run) -> Check:
 
 
 def _steps(run: Run) -> Iterator[Check]:
-    rows = run.rows("SELECT rank, step, dur_ns, source FROM steps ORDER BY rank, start_ns")
+    rows = run.rows("SELECT rank, segment, step, time_ns, source FROM steps ORDER BY rank, segment, start_ns")
     if not rows:
         found = Finding(
             "info",
@@ -281,7 +276,7 @@ def _steps(run: Run) -> Iterator[Check]:
         yield "steps", "none", found
         return
     inferred = {source for *_, source in rows} - {"profiler"}
-    found_steps = f"{len({step for _, step, *_ in rows})}"
+    found_steps = f"{len({step for _, _, step, *_ in rows})}"
     yield (
         "steps",
         found_steps,
@@ -293,13 +288,15 @@ def _steps(run: Run) -> Iterator[Check]:
     yield _truncated(run)
 
 
-def _warm_up(rows: list[tuple[int, int, int, str]]) -> Check:
-    """A first step of more than 1.5 times the median of the others is warm-up."""
+def _warm_up(rows: list[tuple[int, int, int, int, str]]) -> Check:
+    """A first step of a file of more than 1.5 times the median of the others is warm-up."""
     slow = []
-    for rank in {row[0] for row in rows}:
-        durations = [duration for r, _, duration, _ in rows if r == rank]
-        if len(durations) >= 3 and durations[0] > 1.5 * median(durations[1:]):
-            slow.append((rank, durations[0] / median(durations[1:])))
+    times: dict[tuple[int, int], list[int]] = {}
+    for rank, segment, _, time, _ in rows:
+        times.setdefault((rank, segment), []).append(time)
+    for (rank, _), own in times.items():
+        if len(own) >= 3 and own[0] > SLOW_FIRST_STEP * median(own[1:]):
+            slow.append((rank, own[0] / median(own[1:])))
     finding = None
     if slow:
         rank, ratio = max(slow, key=lambda item: item[1])
@@ -307,10 +304,10 @@ def _warm_up(rows: list[tuple[int, int, int, str]]) -> Check:
             "warning",
             f"the first step takes {ratio:.1f}x the median of the others (rank {rank})",
             "This is usually warm-up: compilation, autotuning, caches.",
-            ranks=tuple(sorted(r for r, _ in slow)),
+            ranks=tuple(sorted({r for r, _ in slow})),
             hint="Exclude it with --steps, or use more wait and warm-up steps before the active steps.",
         )
-    return "warm-up inside the recording", f"{len(slow)} ranks", finding
+    return "warm-up inside the recording", f"{len({rank for rank, _ in slow})} ranks", finding
 
 
 def _truncated(run: Run) -> Check:
