@@ -23,7 +23,7 @@ LAUNCH_CATEGORIES = (
 
 KNOWN_CATEGORIES = (
     *GPU_CATEGORIES, *LAUNCH_CATEGORIES, "cpu_op", "user_annotation", "gpu_user_annotation", "python_function",
-    "cuda_sync", "cuda_event", "xpu_sync", "overhead", "os_runtime", "Trace",
+    "cuda_sync", "cuda_event", "xpu_sync", "cuda_profiler_range", "overhead", "os_runtime", "Trace",
 )  # fmt: skip
 """Categories of slices that have a meaning here. Other slices are drawn and counted, and belong to no class."""
 

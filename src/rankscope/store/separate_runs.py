@@ -67,54 +67,60 @@ def end_unix_ns(entry: SegmentEntry) -> int:
 
 @dataclass
 class RunFiles:
-    """The files of one run among those that were opened together."""
+    """The files of one run among those that were opened together, and what they say."""
 
     entries: list[SegmentEntry] = field(default_factory=list)
+    ranks: set[int] = field(default_factory=set)
+    jobs: set[str] = field(default_factory=set)
+    worlds: set[int] = field(default_factory=set)
+    hosts: dict[int, str] = field(default_factory=dict)
+    """By rank, where the file names it."""
+    gpus: dict[int, frozenset[str]] = field(default_factory=dict)
+    has_wall_clock: bool = True
+    begin_ns: int = 0
+    end_ns: int = 0
 
-    @property
-    def ranks(self) -> set[int]:
-        return {entry.rank for entry in self.entries}
-
-    @property
-    def begin_ns(self) -> int:
-        return min(entry.unix_origin_ns for entry in self.entries)
-
-    @property
-    def end_ns(self) -> int:
-        return max(end_unix_ns(entry) for entry in self.entries)
+    def add(self, entry: SegmentEntry) -> None:
+        self.begin_ns = min(self.begin_ns, entry.unix_origin_ns) if self.entries else entry.unix_origin_ns
+        self.end_ns = max(self.end_ns, end_unix_ns(entry)) if self.entries else end_unix_ns(entry)
+        self.entries.append(entry)
+        self.ranks.add(entry.rank)
+        self.jobs |= {job_of(entry)} - {""}
+        self.worlds |= {world_size_of(entry)} - {0}
+        if host := _host_of(entry):
+            self.hosts[entry.rank] = host
+        if gpus := _gpus_of(entry):
+            self.gpus[entry.rank] = gpus
+        self.has_wall_clock &= has_wall_clock(entry)
 
     def differs(self, other: RunFiles) -> str:
-        """Why later files are not of this run, in a few words; '' if they may be."""
-        jobs, others = {job_of(e) for e in self.entries} - {""}, {job_of(e) for e in other.entries} - {""}
-        if jobs and others:
-            return "" if jobs & others else "different jobs"
-        worlds = {world_size_of(e) for e in (*self.entries, *other.entries)} - {0}
+        """Why other files are not of this run, in a few words; '' if they may be."""
+        if self.jobs and other.jobs:
+            return "" if self.jobs & other.jobs else "different jobs"
+        worlds = self.worlds | other.worlds
         if len(worlds) > 1:
             return f"world sizes {' and '.join(map(str, sorted(worlds)))}"
-        before = {(entry.rank, entry.format): entry for entry in self.entries}
-        for entry in other.entries:
-            mine = before.get((entry.rank, entry.format))
-            if mine is None:
-                continue
-            if _host_of(mine) and _host_of(entry) and _host_of(mine) != _host_of(entry):
-                return f"rank {entry.rank} on two hosts"
-            if _gpus_of(mine) and _gpus_of(entry) and not _gpus_of(mine) & _gpus_of(entry):
-                return f"rank {entry.rank} on two kinds of GPU"
-        if not all(map(has_wall_clock, (*self.entries, *other.entries))):
+        for rank, host in other.hosts.items():
+            if self.hosts.get(rank, host) != host:
+                return f"rank {rank} on two hosts"
+        for rank, gpus in other.gpus.items():
+            if not self.gpus.get(rank, gpus) & gpus:
+                return f"rank {rank} on two kinds of GPU"
+        if not (self.has_wall_clock and other.has_wall_clock):
             return ""
         apart = max(self.begin_ns, other.begin_ns) - min(self.end_ns, other.end_ns)
         limit = _SAME_RANKS_GAP_NS if self.ranks & other.ranks else _OTHER_RANKS_GAP_NS
         return f"recorded {_hours(apart)} apart" if apart > limit else ""
 
     def __str__(self) -> str:
-        world = max(map(world_size_of, self.entries))
+        world = max(self.worlds, default=0)
         ranks = f"rank{'s' * (len(self.ranks) > 1)} {as_ranges(sorted(self.ranks))}" + f" of {world}" * (
             world > 0
         )
         when = ""
-        if all(map(has_wall_clock, self.entries)):
+        if self.has_wall_clock:
             when = f", {datetime.fromtimestamp(self.begin_ns // 10**9, tz=timezone.utc):%Y-%m-%d %H:%M} UTC"
-        job = next((f", job {job}" for job in map(job_of, self.entries) if job), "")
+        job = "".join(f", job {job}" for job in sorted(self.jobs)[:1])
         names = [entry.source.name for entry in self.entries]
         files = ", ".join(names[:_MOST_FILES]) + (
             f" and {len(names) - _MOST_FILES} more" * (len(names) > _MOST_FILES)
@@ -129,7 +135,8 @@ def runs_among(segments: Sequence[SegmentEntry]) -> tuple[list[RunFiles], str]:
     for recorded in _recorded_together(segments):
         reasons = [run.differs(recorded) for run in runs]
         if "" in reasons:
-            runs[reasons.index("")].entries += recorded.entries
+            for entry in recorded.entries:
+                runs[reasons.index("")].add(entry)
         else:
             runs.append(recorded)
             why |= dict.fromkeys(reasons)
@@ -145,7 +152,7 @@ def _recorded_together(segments: Sequence[SegmentEntry]) -> list[RunFiles]:
             period += entry.unix_origin_ns > reach + SESSION_GAP_NS
             reach = max(reach, end_unix_ns(entry))
         key = job_of(entry), world_size_of(entry), period if has_wall_clock(entry) else 0
-        found.setdefault(key, RunFiles()).entries.append(entry)
+        found.setdefault(key, RunFiles()).add(entry)
     return list(found.values())
 
 
