@@ -12,6 +12,8 @@ from rankscope.analysis import REPORTS
 from rankscope.analysis.core.scope import Scope
 from rankscope.cli import main
 from rankscope.errors import MixedRunsError
+from rankscope.store.ingest import Ingested
+from rankscope.store.layout import Index, SegmentEntry
 from rankscope.store.run import Run, open_run
 
 NOON = 1_760_000_000 * 10**9
@@ -117,13 +119,14 @@ def test_the_groups_are_named(tmp_path: Path) -> None:
     ]
 
 
-def test_the_files_of_another_tool_do_not_count(tmp_path: Path) -> None:
-    """Only files that are used are compared: a report of nsys, set aside, may be of an earlier run."""
+@pytest.mark.parametrize(("reader", "rank"), [("nsys", 0), ("flight", 3), ("memory", 0)])
+def test_files_of_other_tools_do_not_count(reader: str, rank: int, tmp_path: Path) -> None:
+    """A report of nsys that is set aside may be of an earlier run, a dump may have been written days later."""
     run = open_run([trace(tmp_path, 0)])
-    later = run.segments[0]
-    manifest = {**later.manifest, "reader": "nsys", "clock_base_ns": NOON - 9 * DAY}
-    both = [later, type(later)(0, 1, "", manifest)]
-    assert len(Run(type(run._ingested)(run.store, type(run._ingested.index)(both), (), ())).runs) == 1
+    traced = run.segments[0]
+    manifest = {**traced.manifest, "reader": reader, "clock_base_ns": NOON + 9 * DAY}
+    both = Index([traced, SegmentEntry(rank, 1, "", manifest)])
+    assert len(Run(Ingested(run.store, both, (), ())).runs) == 1
 
 
 @pytest.fixture(scope="module")

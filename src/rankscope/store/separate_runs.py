@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from rankscope.errors import MixedRunsError
+from rankscope.model import TIMELINE_FORMATS
 from rankscope.ranges import as_ranges
 from rankscope.store.layout import SegmentEntry
 
@@ -73,9 +74,9 @@ class RunFiles:
     ranks: set[int] = field(default_factory=set)
     jobs: set[str] = field(default_factory=set)
     worlds: set[int] = field(default_factory=set)
-    hosts: dict[int, str] = field(default_factory=dict)
-    """By rank, where the file names it."""
-    gpus: dict[int, frozenset[str]] = field(default_factory=dict)
+    hosts: dict[tuple[int, str], str] = field(default_factory=dict)
+    """By rank and format, where the file names it. Tools may spell the same name in different ways."""
+    gpus: dict[tuple[int, str], frozenset[str]] = field(default_factory=dict)
     has_wall_clock: bool = True
     begin_ns: int = 0
     end_ns: int = 0
@@ -88,9 +89,9 @@ class RunFiles:
         self.jobs |= {job_of(entry)} - {""}
         self.worlds |= {world_size_of(entry)} - {0}
         if host := _host_of(entry):
-            self.hosts[entry.rank] = host
+            self.hosts[entry.rank, entry.format] = host
         if gpus := _gpus_of(entry):
-            self.gpus[entry.rank] = gpus
+            self.gpus[entry.rank, entry.format] = gpus
         self.has_wall_clock &= has_wall_clock(entry)
 
     def differs(self, other: RunFiles) -> str:
@@ -100,12 +101,12 @@ class RunFiles:
         worlds = self.worlds | other.worlds
         if len(worlds) > 1:
             return f"world sizes {' and '.join(map(str, sorted(worlds)))}"
-        for rank, host in other.hosts.items():
-            if self.hosts.get(rank, host) != host:
-                return f"rank {rank} on two hosts"
-        for rank, gpus in other.gpus.items():
-            if not self.gpus.get(rank, gpus) & gpus:
-                return f"rank {rank} on two kinds of GPU"
+        for place, host in other.hosts.items():
+            if self.hosts.get(place, host) != host:
+                return f"rank {place[0]} on two hosts"
+        for place, gpus in other.gpus.items():
+            if not self.gpus.get(place, gpus) & gpus:
+                return f"rank {place[0]} on two kinds of GPU"
         if not (self.has_wall_clock and other.has_wall_clock):
             return ""
         apart = max(self.begin_ns, other.begin_ns) - min(self.end_ns, other.end_ns)
@@ -129,10 +130,14 @@ class RunFiles:
 
 
 def runs_among(segments: Sequence[SegmentEntry]) -> tuple[list[RunFiles], str]:
-    """The runs that these timelines are of, the earliest first, and why there is more than one ('' for one)."""
+    """The runs that these files are of, the earliest first, and why there is more than one ('' for one).
+
+    Snapshots and dumps are written when something happens, often long after the trace: they belong to the first run
+    that has their rank.
+    """
     runs: list[RunFiles] = []
     why: dict[str, None] = {}
-    for recorded in _recorded_together(segments):
+    for recorded in _recorded_together([entry for entry in segments if entry.format in TIMELINE_FORMATS]):
         reasons = [run.differs(recorded) for run in runs]
         if "" in reasons:
             for entry in recorded.entries:
@@ -140,6 +145,10 @@ def runs_among(segments: Sequence[SegmentEntry]) -> tuple[list[RunFiles], str]:
         else:
             runs.append(recorded)
             why |= dict.fromkeys(reasons)
+    for entry in segments:
+        if entry.format not in TIMELINE_FORMATS:
+            runs = runs or [RunFiles()]
+            next((run for run in runs if entry.rank in run.ranks), runs[0]).add(entry)
     return runs, "; ".join(why)
 
 
