@@ -46,7 +46,7 @@ def blame(run: Run) -> Blame:
     opened = window_starts(run, rows)
     split = np.zeros((len(PARTS), len(rows.rank)), dtype=np.int64)
     hidden = np.zeros(len(rows.rank), dtype=np.int64)
-    for cover in covers(run, np.unique(rows.rank).tolist()):
+    for cover in covers(run, np.unique(rows.rank).tolist(), found.entry_transfer):
         mine = np.flatnonzero(rows.rank == cover.rank)
         parts = cover.split(opened[mine], rows.start[mine])
         for i, name in enumerate(PARTS):

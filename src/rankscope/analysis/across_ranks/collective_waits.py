@@ -36,6 +36,13 @@ class Waits:
     step: Ints
     """By match: its step (the smallest where ranks disagree), or NONE."""
 
+    @property
+    def entry_transfer(self) -> Ints:
+        """By entry: the transfer of its match; 0 where the waits are not known."""
+        match = self.rows.match
+        known = (match != NONE) & (self.wait != NONE)
+        return np.where(known, self.transfer[np.maximum(match, 0)], 0) if len(self.transfer) else 0 * match
+
 
 def waits(run: Run, scope: Scope | None = None) -> Waits:
     """The waits of the steps in scope; always of all ranks, so that the last rank does not depend on the scope."""

@@ -159,6 +159,7 @@ class _Rank:
     def _program(self) -> Iterator[bool]:
         for step in range(self.job.steps):
             self.random = random.Random(f"{self.job.seed}/{self.rank}/{step}")
+            self.extra_random = random.Random(f"{self.job.seed}/{self.rank}/{step}/extra")
             start = self.now
             yield from self._step(step)
             self.run.steps.append((start, self.now))
@@ -247,7 +248,7 @@ class _Rank:
 
     def _extra(self, name: str, ns: int, after: list[Work]) -> Work:
         """Launch a kernel that the healthy job does not have: it must not shift the random numbers of the others."""
-        usual, self.random = self.random, random.Random(f"{self.job.seed}/{self.rank}/extra")
+        usual, self.random = self.random, self.extra_random
         work = self._launch(name, COMPUTE, ns, after)
         self.random = usual
         return work
