@@ -14,7 +14,7 @@ from rankscope.analysis.core.cache import once_per_run
 from rankscope.analysis.core.device_events import device_events
 from rankscope.analysis.core.machine import Machine
 from rankscope.analysis.core.scope import Scope
-from rankscope.analysis.core.step_times import periods, step_windows
+from rankscope.analysis.core.step_times import host_windows, periods
 from rankscope.devices import Ceilings
 from rankscope.store.run import Run, open_run
 
@@ -60,7 +60,7 @@ def test_answers_depend_on_the_machine(run: Run) -> None:
 VIEWS: dict[str, Callable[[Run], Any]] = {
     "steps": lambda run: [row["start_ns"] for row in REPORTS["steps"].analyse(run, Scope(), None).rows],
     "periods": lambda run: [period.start_ns for period in periods(run, Scope())],
-    "step windows": lambda run: step_windows(run, 0, Scope()).start.tolist(),
+    "step windows": lambda run: host_windows(run, 0, Scope()).start.tolist(),
     "device events": lambda run: device_events(run, 0, Scope()).start.tolist(),
 }
 

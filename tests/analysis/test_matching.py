@@ -12,7 +12,7 @@ import pytest
 
 from conftest import DATA, kernel_event, open_trace, slice_event, write_kineto
 from rankscope.analysis import REPORTS
-from rankscope.analysis.across_ranks.collective_waits import waits
+from rankscope.analysis.core.collective_waits import waits
 from rankscope.analysis.core.scope import Scope
 from rankscope.bench.synthetic import Plan, Straggler, write
 from rankscope.collective_kinds import KINDS

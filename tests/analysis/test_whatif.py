@@ -46,7 +46,7 @@ def test_a_replay_is_what_playing_the_program_gives(seed: int) -> None:
     _, expected = play(faster)
     durations = recorded(graph)
     took = np.where(graph.device.match == -1, durations.device // 3, durations.device)
-    times = replay(graph, durations.changed(device=took, transfer=durations.transfer // 2))
+    times = replay(graph, replace(durations, device=took, transfer=durations.transfer // 2))
     assert times is not None
     found = list(zip(times.start.tolist(), times.end.tolist(), strict=True))
     assert found == [expected[rank][at] for rank, at in device_at]

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from rankscope.analysis.core.cache import once_per_run
 from rankscope.analysis.core.report import Report
-from rankscope.analysis.findings import findings
+from rankscope.analysis.findings import findings, of_one_report
 from rankscope.analysis.questions import QUESTIONS
 from rankscope.analysis.summary import summary
 
@@ -25,6 +25,6 @@ _OVERVIEWS = (
 
 REPORTS = {
     **{report.name: replace(report, analyse=once_per_run(report.analyse)) for report in _OVERVIEWS},
-    **QUESTIONS,
+    **{name: of_one_report(report) if report.finds else report for name, report in QUESTIONS.items()},
 }
 """Every report by its name, in the order in which they are listed."""

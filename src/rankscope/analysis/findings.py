@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, replace
 
 from rankscope.analysis.core.cache import once_per_run
-from rankscope.analysis.core.result import SEVERITIES, Column, Finding, Result, Unit
+from rankscope.analysis.core.report import Report
+from rankscope.analysis.core.result import SEVERITIES, Column, Found, Result, Unit
 from rankscope.analysis.core.scope import Scope
+from rankscope.analysis.critical_path.costs import with_costs
 from rankscope.analysis.questions import QUESTIONS
 from rankscope.store.run import Run
-from rankscope.units import format_rounded
 
 NOTHING_FOUND = "No findings (-r findings lists the reports that were checked)"
 
 
-@dataclass(frozen=True)
-class Found:
-    """A finding and the report it comes from."""
-
-    report: str
-    finding: Finding
-
-
 _COLUMNS: tuple[tuple[str, Unit, str], ...] = (
     ("severity", "", "info, warning or critical"),
-    ("cost_ns", "ns", "what it costs a step, or the window where there are no steps; null: not in time"),
+    (
+        "cost_ns",
+        "ns",
+        "what would be saved per step (without steps: in the window) if it were gone; null: not known",
+    ),
     ("report", "", "where the table behind it is"),
     ("title", "", "the finding"),
     ("evidence", "", "what it rests on"),
@@ -33,6 +29,7 @@ _COLUMNS: tuple[tuple[str, Unit, str], ...] = (
     ("ranks", "", "whom it is about"),
     ("start_ns", "ns", "where it can be looked at, from the run's start"),
     ("end_ns", "ns", ""),
+    ("facts", "", "the figures behind the text: quantity, value, unit, subject, ranks, report, row, window"),
 )
 COLUMNS = tuple(Column(name, unit, text, for_machines=True) for name, unit, text in _COLUMNS)
 
@@ -42,7 +39,11 @@ _DEFECTS = ("warning", "critical")
 
 @once_per_run
 def collect(run: Run, scope: Scope) -> tuple[Found, ...]:
-    """Runs every report that can have findings; 'ok' is left out."""
+    """Runs every report that can have findings; 'ok' is left out.
+
+    The order everywhere: stragglers of warning or above, then by severity, then by cost. A straggler comes first
+    because it explains others: the time its peers wait for it is their exposed communication.
+    """
     found = [
         Found(report.name, finding)
         for report in QUESTIONS.values()
@@ -50,40 +51,27 @@ def collect(run: Run, scope: Scope) -> tuple[Found, ...]:
         for finding in report.analyse(run, scope, None).findings
         if finding.severity != "ok"
     ]
-    return tuple(ordered(found))
+    return tuple(with_costs(run, scope.in_run(run), found, _precedence))
 
 
-def ordered(found: Iterable[Found]) -> list[Found]:
-    """The order of findings everywhere: stragglers of warning or above, then by severity, then by cost.
-
-    A straggler comes first because it explains others: the time its peers wait for it is their exposed communication.
-    """
-    return sorted(_without_waiting(list(found)), key=_order)
+def _precedence(found: Found) -> int:
+    if found.report == "stragglers" and found.finding.severity in _DEFECTS:
+        return -len(SEVERITIES)
+    return -SEVERITIES.index(found.finding.severity)
 
 
-def _without_waiting(found: list[Found]) -> list[Found]:
-    """Subtract the cost of stragglers from exposed communication: their finding counts that waiting already."""
-    late = [one.finding for one in found if one.report == "stragglers" and one.finding.severity in _DEFECTS]
-    if not late:
-        return found
-    worst = max(late, key=lambda finding: finding.cost_ns or 0)
-    return [Found(one.report, _less(one.finding, worst)) if one.report == "overlap" else one for one in found]
+def of_one_report(report: Report) -> Report:
+    """The report with the costs of its findings."""
 
+    def analysed(run: Run, scope: Scope, by: str | None) -> Result:
+        result = report.analyse(run, scope, by)
+        if not any(finding.remedy for finding in result.findings):
+            return result
+        found = [Found(report.name, finding) for finding in result.findings]
+        priced = with_costs(run, scope.in_run(run), found, _precedence)
+        return replace(result, findings=tuple(one.finding for one in priced))
 
-def _less(exposed: Finding, late: Finding) -> Finding:
-    waiting = min(late.cost_ns or 0, exposed.cost_ns or 0)
-    whom = "a late rank" if len(late.ranks) != 1 else f"rank {late.ranks[0]}"
-    return replace(
-        exposed,
-        evidence=f"{exposed.evidence}; {format_rounded('ns', waiting)} of it is waiting for {whom}",
-        cost_ns=(exposed.cost_ns or 0) - waiting,
-    )
-
-
-def _order(found: Found) -> tuple[bool, int, int, str]:
-    finding = found.finding
-    explains = found.report == "stragglers" and finding.severity in _DEFECTS
-    return not explains, -SEVERITIES.index(finding.severity), -(finding.cost_ns or 0), finding.title
+    return replace(report, analyse=analysed)
 
 
 def asked() -> list[str]:
@@ -97,7 +85,7 @@ def findings(run: Run, scope: Scope, by: str | None = None) -> Result:
     rows = [
         {
             "severity": one.finding.severity,
-            "cost_ns": one.finding.cost_ns or None,
+            "cost_ns": one.finding.cost_ns,
             "report": one.report,
             "title": one.finding.title,
             "evidence": one.finding.evidence,
@@ -105,9 +93,11 @@ def findings(run: Run, scope: Scope, by: str | None = None) -> Result:
             "ranks": one.finding.ranks,
             "start_ns": one.finding.span[0] if one.finding.span else None,
             "end_ns": one.finding.span[1] if one.finding.span else None,
+            "facts": [asdict(fact) for fact in one.finding.facts],
         }
         for one in collected
     ]
+    scope = scope.in_run(run)
     looked = f"reports checked: {', '.join(asked())}"
     notes = (looked,) if rows else (f"nothing found; {looked}",)
     all_findings = tuple(one.finding for one in collected)

@@ -10,7 +10,9 @@ from rankscope.analysis.across_ranks.collectives import collectives
 from rankscope.analysis.across_ranks.layout import groups, layout
 from rankscope.analysis.across_ranks.stragglers import stragglers
 from rankscope.analysis.core.cache import once_per_run
-from rankscope.analysis.core.report import Report
+from rankscope.analysis.core.report import Analyse, Report
+from rankscope.analysis.core.result import Finding, Result
+from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.critical_path.report import critical
 from rankscope.analysis.efficiency.mfu import mfu
 from rankscope.analysis.efficiency.ncu import ncu
@@ -32,10 +34,30 @@ from rankscope.analysis.within_rank.phases import phases
 from rankscope.analysis.within_rank.profiler_overhead import overhead
 from rankscope.analysis.within_rank.short_kernels import short
 from rankscope.analysis.within_rank.syncs import syncs
+from rankscope.store.run import Run
+
+
+def in_window(analyse: Analyse) -> Analyse:
+    """The analysis with the window that its scope means in the run, and facts that say where they come from."""
+
+    def analysed(run: Run, scope: Scope, by: str | None) -> Result:
+        result = analyse(run, scope.in_run(run), by)
+        return replace(result, findings=tuple(_placed(finding, result) for finding in result.findings))
+
+    return analysed
+
+
+def _placed(finding: Finding, result: Result) -> Finding:
+    facts = (
+        replace(fact, report=fact.report or result.name, window=fact.window or result.window)
+        for fact in finding.facts
+    )
+    return replace(finding, facts=tuple(facts))
+
 
 QUESTIONS = {
     report.name: replace(
-        report, analyse=once_per_run(report.analyse)
+        report, analyse=once_per_run(in_window(report.analyse))
     )  # summary and findings use most of them again
     for report in (
         Report("breakdown", "Where did the time go: compute, communication, copies, idle?", breakdown),

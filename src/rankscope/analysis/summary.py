@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from statistics import median
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from rankscope.analysis.core.ceilings import device_names
 from rankscope.analysis.core.result import Column, Result, Row
 from rankscope.analysis.core.scope import Scope
-from rankscope.analysis.core.step_times import periods
+from rankscope.analysis.core.step_times import (
+    SLOW_FIRST_STEP,
+    mean_step_ns,
+    periods,
+    rank_step_times,
+    run_step,
+    run_step_times,
+)
 from rankscope.analysis.findings import NOTHING_FOUND, collect
 from rankscope.analysis.questions import QUESTIONS
 from rankscope.store.run import Run
-from rankscope.units import format_ns
+from rankscope.units import format_ns, format_rounded
 
 COLUMNS = (
     Column("rank"),
@@ -22,10 +30,13 @@ COLUMNS = (
         "ns",
         "a step's median time, host and device together; without steps, all that was recorded",
     ),
-    Column("compute_pct", "percent", "of the breakdown's span"),
-    Column("exposed_comm_pct", "percent", "exposed communication, of the breakdown's span", title="Comm"),
-    Column("exposed_copy_pct", "percent", "exposed copies, of the breakdown's span", title="Copy"),
-    Column("idle_pct", "percent", "of the breakdown's span"),
+    Column("compute_pct", "percent", "share of the window, as the next four"),
+    Column("exposed_comm_pct", "percent", "exposed communication", title="Comm"),
+    Column(
+        "exposed_wait_pct", "percent", "part of it that is waiting for another rank", title="Wait", minor=True
+    ),
+    Column("exposed_copy_pct", "percent", "exposed copies", title="Copy"),
+    Column("idle_pct", "percent", "nothing runs"),
     Column("mfu_pct", "percent", "model FLOPs utilisation", title="MFU"),
     Column("peak_allocated_bytes", "bytes", "on its GPU", title="Peak memory", per_row_unit=True),
 )
@@ -34,11 +45,12 @@ _WITHOUT_TRACE = {
     "memory": ("memory snapshot", "memory,allocators,fragments"),
     "ncu": ("Nsight Compute report", "ncu,roofline"),
 }
-_PARTS = ("compute", "exposed_comm", "exposed_copy", "idle")
+_PARTS = ("compute", "exposed_comm", "exposed_wait", "exposed_copy", "idle")
 
 
 def summary(run: Run, scope: Scope, by: str | None = None) -> Result:
     """One row per rank; the title sums up the run."""
+    scope = scope.in_run(run)
     broken, used_of, memory = (
         QUESTIONS[name].analyse(run, scope, None) for name in ("breakdown", "mfu", "memory")
     )
@@ -48,54 +60,96 @@ def summary(run: Run, scope: Scope, by: str | None = None) -> Result:
     for row in memory.rows:
         if row["device"] != "CPU" and row["peak_allocated_bytes"] is not None:
             peak[row["rank"]] = max(peak.get(row["rank"], 0), row["peak_allocated_bytes"])
-    times: dict[int, list[int]] = {}
-    counts: dict[int, int] = {}
+    counts, recorded = Counter[int](), Counter[int]()
     for period in periods(run, scope):
-        times.setdefault(period.rank, []).append(period.dur_ns)
-        counts[period.rank] = counts.get(period.rank, 0) + (period.step is not None)
-    rows = []
-    for rank in sorted({*parts, *times}):
-        mine, spans = parts.get(rank), times.get(rank, [])
-        rows.append(
-            {
-                "rank": rank,
-                "steps": counts.get(rank, 0),
-                "step_ns": round(median(spans)) if spans else None,
-                **{f"{part}_pct": _share(mine, part) for part in _PARTS},
-                "mfu_pct": used.get(rank),
-                "peak_allocated_bytes": peak.get(rank),
-            }
-        )
+        counts[period.rank] += period.step is not None
+        recorded[period.rank] += period.dur_ns
+    typical = rank_step_times(run, scope)
+    rows = [
+        {
+            "rank": rank,
+            "steps": counts[rank],
+            "step_ns": typical[rank].ns if rank in typical else recorded.get(rank),
+            **{f"{part}_pct": _share([parts[rank]] if rank in parts else [], part) for part in _PARTS},
+            "mfu_pct": used.get(rank),
+            "peak_allocated_bytes": peak.get(rank),
+        }
+        for rank in sorted({*parts, *recorded})
+    ]
     found = tuple(one.finding for one in collect(run, scope))
-    title = verdict(run, scope, rows, list(parts.values()))
+    facts = _facts(run, scope, rows, list(parts.values()))
     # Without a trace there is no breakdown, and its notes do not apply.
-    notes = [*(broken.notes if parts else ()), *_missing(rows)]
+    notes = [*_left_out_of_the_step(run, scope), *(broken.notes if parts else ()), *_missing(rows)]
     if not found:
         notes.append(NOTHING_FOUND)
-    return Result("summary", title, scope.window, COLUMNS, rows, found, tuple(notes))
+    title = verdict(run, scope, facts)
+    return Result("summary", title, scope.window, COLUMNS, rows, found, tuple(notes), facts=facts)
 
 
-def _share(row: Row | None, part: str) -> float | None:
-    return 100 * row[f"{part}_ns"] / row["span_ns"] if row and row["span_ns"] else None
+def _share(rows: Sequence[Row], part: str) -> float | None:
+    """Of the time of these rows of the breakdown; None where they have none."""
+    span = sum(row["span_ns"] for row in rows)
+    return 100 * sum(row[f"{part}_ns"] for row in rows) / span if span else None
 
 
-def verdict(run: Run, scope: Scope, rows: Sequence[Row], parts: Sequence[Row]) -> str:
+def _facts(run: Run, scope: Scope, rows: Sequence[Row], parts: Sequence[Row]) -> dict[str, Any]:
+    """The figures of the run, by machine name."""
+    shares = {f"{part}_pct": _share(parts, part) for part in _PARTS}
+    comm, waiting = shares["exposed_comm_pct"], shares["exposed_wait_pct"]
+    mfu = [row["mfu_pct"] for row in rows if row["mfu_pct"] is not None]
+    return {
+        "step_ns": run_step(run, scope).ns,
+        "mean_step_ns": mean_step_ns(run, scope) if scope.steps is not None else None,
+        "steps": len(run_step_times(run, scope)),
+        "ranks": len(rows),
+        "span_ns": max((row["span_ns"] for row in parts), default=None),
+        **shares,
+        "transfer_pct": comm - waiting if comm is not None and waiting is not None else None,
+        "mfu_pct": sum(mfu) / len(mfu) if mfu else None,
+    }
+
+
+def _left_out_of_the_step(run: Run, scope: Scope) -> list[str]:
+    slow = run_step(run, scope).left_out
+    if not slow:
+        return []
+    took = run_step_times(run, scope)
+    shown = ", ".join(f"step {step} ({format_rounded('ns', took[step])})" for step in slow)
+    return [
+        f"{shown} is left out of the step time: the first of a recording, more than {SLOW_FIRST_STEP:g} times the "
+        "median of the others"
+    ]
+
+
+def verdict(run: Run, scope: Scope, facts: Mapping[str, Any]) -> str:
     """'A step takes 49.8 ms: 41 % compute, …', over all ranks in scope."""
-    times = [row["step_ns"] for row in rows if row["step_ns"] is not None]
-    if not times:
+    if facts["step_ns"] is None and not facts["ranks"]:
         return _other_files(run, scope) or "Nothing was recorded that takes time"
-    time = format_ns(median(times), 1)
-    has_steps = any(row["steps"] for row in rows)
-    text = f"A step takes {time}" if has_steps else f"{time} were recorded, without steps"
-    span = sum(row["span_ns"] for row in parts)
-    if span:
-        shares = {part: 100 * sum(row[f"{part}_ns"] for row in parts) / span for part in _PARTS}
+    text = (
+        f"A step takes {format_ns(facts['step_ns'], 1)}"
+        if facts["step_ns"] is not None
+        else _recorded(run, scope)
+    )
+    if facts["compute_pct"] is not None:
+        comm = f"{facts['exposed_comm_pct']:.0f} % exposed communication"
+        if round(facts["exposed_wait_pct"]):
+            comm = (
+                f"{facts['transfer_pct']:.0f} % exposed transfer, "
+                f"{facts['exposed_wait_pct']:.0f} % waiting for another rank"
+            )
         text += (
-            f": {shares['compute']:.0f} % compute, {shares['exposed_comm']:.0f} % exposed communication, "
-            f"{shares['exposed_copy']:.0f} % copies, {shares['idle']:.0f} % idle"
+            f": {facts['compute_pct']:.0f} % compute, {comm}, {facts['exposed_copy_pct']:.0f} % copies, "
+            f"{facts['idle_pct']:.0f} % idle"
         )
-    known = [row["mfu_pct"] for row in rows if row["mfu_pct"] is not None]
-    return text + (f"; MFU {sum(known) / len(known):.1f} %" if known else "")
+    return text + (f"; MFU {facts['mfu_pct']:.1f} %" if facts["mfu_pct"] is not None else "")
+
+
+def _recorded(run: Run, scope: Scope) -> str:
+    """Without steps: how long was recorded, from the shortest to the longest recording of a rank."""
+    times = [period.dur_ns for period in periods(run, scope)]
+    low, high = format_ns(min(times), 1), format_ns(max(times), 1)
+    how_long = low if low == high else f"{low} to {high} a rank"
+    return f"{how_long} were recorded, without steps"
 
 
 def _other_files(run: Run, scope: Scope) -> str:

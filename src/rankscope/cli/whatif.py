@@ -47,6 +47,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="kernels with NAME in their name are this many times as fast (may be repeated)",
     )
     add("--no-gaps", action="store_true", help="the host and its data are always ready")
+    add("--data-ready", action="store_true", help="no step waits for its batch")
+    add("--no-sync", action="store_true", help="synchronising calls do not wait")
     add_scope_options(parser)
     add("--format", choices=("table", "csv", "json", "markdown"), default="table", help="default: table")
     add_reading_options(parser)
@@ -73,4 +75,9 @@ def _scenarios(args: argparse.Namespace) -> list[Scenario]:
         found.append(scenarios.bandwidth(scenarios.parse_factor("--bandwidth", args.bandwidth)))
     found += [scenarios.rank_at_median(scenarios.parse_rank(text)) for text in args.rank]
     found += [scenarios.kernel(*scenarios.parse_kernel(text)) for text in args.kernel]
-    return [*found, scenarios.no_gaps()] if args.no_gaps else found
+    asked = (
+        (args.no_gaps, scenarios.no_gaps),
+        (args.data_ready, scenarios.data_ready),
+        (args.no_sync, scenarios.syncs_gone),
+    )
+    return [*found, *(scenario() for wanted, scenario in asked if wanted)]

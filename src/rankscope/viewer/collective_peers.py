@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from rankscope.analysis.across_ranks.collective_waits import Waits, waits
+from rankscope.analysis.core.collective_waits import Waits, waits
 from rankscope.collective_kinds import KINDS
 from rankscope.store.arrays import NONE
 from rankscope.units import format_bytes, format_ns

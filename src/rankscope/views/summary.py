@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
-from rankscope.analysis.core.result import Column, Result
-from rankscope.analysis.findings import NOTHING_FOUND, Found
+from rankscope.analysis.core.result import Column, Found, Result
+from rankscope.analysis.findings import NOTHING_FOUND
 from rankscope.units import format_ns
 from rankscope.views.columns import fields
 from rankscope.views.table import grid

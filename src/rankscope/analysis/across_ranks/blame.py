@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rankscope.analysis.across_ranks.collective_waits import Waits, waits
 from rankscope.analysis.across_ranks.rank_activity import PARTS, covers, within
 from rankscope.analysis.core.cache import once_per_run
+from rankscope.analysis.core.collective_waits import Waits, waits
 from rankscope.analysis.core.intervals import Ints
 from rankscope.store.arrays import NONE
 from rankscope.store.collectives.entries import Collectives

@@ -10,7 +10,7 @@ from rankscope.analysis.across_ranks.layout import layout_of
 from rankscope.analysis.core.event_sets import COMM, device_activity
 from rankscope.analysis.core.intervals import Axis, Intervals, Ints, join, subtract, union
 from rankscope.analysis.core.notes import left_out
-from rankscope.analysis.core.result import Column, Finding, Result, Severity
+from rankscope.analysis.core.result import Column, Fact, Finding, Result, Severity
 from rankscope.analysis.core.scope import Scope
 from rankscope.collective_kinds import KINDS
 from rankscope.store.arrays import number_rows
@@ -192,6 +192,10 @@ def _findings(rows: list[dict[str, Any]], by: str | None) -> list[Finding]:
             f"Pipeline bubbles take {share:.1f} % of a step",
             evidence,
             hint=hint,
-            cost_ns=lost,
+            facts=(
+                Fact("bubble_pct", share, "percent", "mean of the rows"),
+                Fact("lost_ns", lost, "ns", "mean of the rows, per step"),
+                Fact("window_ns", round(window), "ns", "mean of the rows, per step"),
+            ),
         )
     ]

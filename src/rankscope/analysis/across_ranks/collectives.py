@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from rankscope.analysis.across_ranks.blame import blame
-from rankscope.analysis.across_ranks.collective_waits import Waits, waits
 from rankscope.analysis.across_ranks.comparison_notes import comparison_notes
+from rankscope.analysis.core.collective_waits import Waits, waits
 from rankscope.analysis.core.intervals import Ints
 from rankscope.analysis.core.result import Column, Finding, Result, Severity
 from rankscope.analysis.core.scope import Scope

@@ -5,7 +5,7 @@ The classes are those of the breakdown, so that a row of the heat map adds up to
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,8 +19,17 @@ from rankscope.analysis.core.event_sets import (
     host_collectives,
     host_work,
 )
-from rankscope.analysis.core.intervals import Intervals, Ints, covered_before, join, subtract, union
+from rankscope.analysis.core.intervals import (
+    Intervals,
+    Ints,
+    covered_before,
+    intersect,
+    join,
+    subtract,
+    union,
+)
 from rankscope.analysis.core.scope import Scope
+from rankscope.analysis.core.step_times import windows
 from rankscope.store.run import Run
 
 CLASSES = ("compute", "comm", "copy")
@@ -53,12 +62,21 @@ class RankTime:
 
 
 def rank_times(run: Run, scope: Scope, ranks: list[int]) -> list[RankTime]:
-    """The sets behind the breakdown of these ranks."""
-    device = device_activity(run, scope)
-    host = host_collectives(run, scope)
+    """The sets behind the breakdown of these ranks, in its windows."""
+    everything = scope.only_ranks()
+    device = device_activity(run, everything)
+    host = host_collectives(run, everything)
     no_gpu = set(ranks) - set(np.unique(device.rank).tolist())
-    work = host_work(run, Scope(frozenset(no_gpu), scope.steps)) if no_gpu else device
-    return [_of_rank(rank, work if rank in no_gpu else device, host, rank in no_gpu) for rank in ranks]
+    work = host_work(run, Scope(frozenset(no_gpu))) if no_gpu else device
+    found = [_of_rank(rank, work if rank in no_gpu else device, host, rank in no_gpu) for rank in ranks]
+    if scope.steps is None:
+        return found
+    return [_clipped(one, windows(run, one.rank, scope).intervals) for one in found]
+
+
+def _clipped(one: RankTime, window: Intervals) -> RankTime:
+    compute, comm, copy = (intersect(part, window) for part in (one.compute, one.comm, one.copy))
+    return replace(one, compute=compute, comm=comm, copy=copy)
 
 
 def _of_rank(rank: int, work: Activity, collectives: Activity, on_host: bool) -> RankTime:

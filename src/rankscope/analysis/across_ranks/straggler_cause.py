@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from rankscope.analysis.across_ranks.blame import Blame
-from rankscope.analysis.across_ranks.collective_waits import Waits
 from rankscope.analysis.across_ranks.rank_activity import PARTS
+from rankscope.analysis.core.collective_waits import Waits
 from rankscope.analysis.core.intervals import Ints
 from rankscope.analysis.core.scope import Scope
 from rankscope.model import DATALOADER_PATTERN

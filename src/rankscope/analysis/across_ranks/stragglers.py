@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from rankscope.analysis.across_ranks.blame import Blame, blame
-from rankscope.analysis.across_ranks.collective_waits import Waits, waits
 from rankscope.analysis.across_ranks.comparison_notes import comparison_notes
 from rankscope.analysis.across_ranks.rank_activity import PARTS
 from rankscope.analysis.across_ranks.straggler_cause import straggler_cause
+from rankscope.analysis.core.collective_waits import Waits, waits
 from rankscope.analysis.core.intervals import Axis, Ints, union
 from rankscope.analysis.core.result import Column, Finding, Result, Severity
 from rankscope.analysis.core.scope import Scope

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rankscope.analysis.core.cache import once_per_run
+from rankscope.analysis.core.device_events import vocabulary
 from rankscope.analysis.core.scope import Scope
 from rankscope.store.run import Run
 
@@ -41,6 +42,13 @@ def _left_out(run: Run, scope: Scope) -> list[str]:
             f"no ProfilerStep in the file: steps are inferred from {ways.get(inferred[0][0], inferred[0][0])}"
         )
     return notes
+
+
+def no_lines(run: Run) -> str:
+    """Why a table has no lines of Python."""
+    if vocabulary(run, "python_function"):
+        return "no line of Python is known for these, although stacks were recorded"
+    return f"the trace has no lines of Python: {WITH_STACK}"
 
 
 def outside_steps(run: Run, scope: Scope, inside: int, table: str, where: str, what: str) -> list[str]:

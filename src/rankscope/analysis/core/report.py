@@ -9,6 +9,9 @@ from rankscope.analysis.core.result import Result
 from rankscope.analysis.core.scope import Scope
 from rankscope.store.run import Run
 
+Analyse = Callable[[Run, Scope, str | None], Result]
+"""An analysis of a run: its ranks and steps, and the value of --by."""
+
 
 @dataclass(frozen=True)
 class Report:
@@ -16,7 +19,7 @@ class Report:
 
     name: str
     question: str
-    analyse: Callable[[Run, Scope, str | None], Result]
+    analyse: Analyse
     keys: tuple[str, ...] = ()
     """The values of --by."""
     finds: bool = False

@@ -107,6 +107,14 @@ class Finding:
         return next((fact for fact in self.facts if fact.quantity == quantity), None)
 
 
+@dataclass(frozen=True)
+class Found:
+    """A finding and the report it comes from."""
+
+    report: str
+    finding: Finding
+
+
 Row = Mapping[str, Any]
 """By column name. The type of a value depends on its column; None means 'not known', never 0."""
 
@@ -127,6 +135,8 @@ class Result:
     """What was left out and why, what was inferred, which option would record what is missing."""
     layout: str = ""
     """The tool whose tables the terminal imitates ('nsys'); empty for our own."""
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    """Figures of the whole run, by machine name: 'step_ns'."""
 
     def __post_init__(self) -> None:
         rows = tuple(row if type(row) is MappingProxyType else MappingProxyType(row) for row in self.rows)
@@ -144,6 +154,7 @@ class Result:
             "title": self.title,
             "window": self.window,
             "columns": [{"name": c.name, "unit": c.unit, "help": c.help} for c in self.columns],
+            "facts": dict(self.facts),
             "rows": [dict(row) for row in self.rows],
             "findings": [finding.to_dict() for finding in self.findings],
             "notes": list(self.notes),

@@ -20,6 +20,18 @@ class Scope:
     """First and last step, both included."""
     machine: Machine = field(default_factory=Machine, hash=False)
     """Compared, so that kept answers depend on it; not hashed, since it contains a dictionary."""
+    whole_file: bool = False
+    """All that was recorded, also outside steps (--window file)."""
+
+    def in_run(self, run: Run) -> Scope:
+        """With the steps that it means in this run: by default all of them; None where the run has no steps.
+
+        Every report starts with this (questions.py), so that all figures are for the same window.
+        """
+        if self.steps is not None or self.whole_file:
+            return self
+        first, last = run.rows("SELECT min(step), max(step) FROM steps")[0]
+        return self if first is None else replace(self, steps=(first, last))
 
     @property
     def window(self) -> str:
@@ -40,7 +52,7 @@ class Scope:
         return " AND ".join(conditions) or "true"
 
     def only_ranks(self) -> Scope:
-        return replace(self, steps=None)
+        return replace(self, steps=None, whole_file=True)
 
     def check(self, run: Run) -> None:
         """Raise UsageError where the run has none of the ranks or steps."""

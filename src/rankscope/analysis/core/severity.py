@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
-from rankscope.analysis.core.result import SEVERITIES, Finding, Severity
+from rankscope.analysis.core.result import SEVERITIES, Fact, Finding, Severity
 
 
 def graded(part: float, whole: float, info: float, warning: float, critical: float) -> Severity | None:
@@ -15,12 +16,30 @@ def graded(part: float, whole: float, info: float, warning: float, critical: flo
     return "critical" if share >= critical else "warning" if share >= warning else "info"
 
 
-def of_the_worst(findings: list[Finding]) -> tuple[Finding, ...]:
-    """The costliest of the findings of several ranks, with the number of ranks that have it."""
-    if not findings:
+@dataclass(frozen=True)
+class OnRank:
+    """A finding about one rank, and the share that decides which rank is the worst."""
+
+    rank: int
+    share: float
+    finding: Finding
+
+
+def of_the_worst(found: Sequence[OnRank]) -> tuple[Finding, ...]:
+    """The finding about the worst rank, with the ranks that reach the same severity."""
+    if not found:
         return ()
-    first = max(findings, key=lambda finding: (SEVERITIES.index(finding.severity), finding.cost_ns))
-    ranks = tuple(sorted({rank for finding in findings for rank in finding.ranks}))
+    first = max(found, key=lambda one: (SEVERITIES.index(one.finding.severity), one.share))
+    ranks = tuple(sorted({one.rank for one in found if one.finding.severity == first.finding.severity}))
     if len(ranks) < 2:
-        return (first,)
-    return (replace(first, evidence=f"{first.evidence}; on {len(ranks)} ranks", ranks=ranks),)
+        return (first.finding,)
+    severity = first.finding.severity
+    alike = Fact("ranks_alike", len(ranks), "count", f"ranks that reach the severity {severity}", ranks)
+    return (
+        replace(
+            first.finding,
+            evidence=f"{first.finding.evidence}; it is the worst of {len(ranks)} ranks that reach this severity",
+            ranks=ranks,
+            facts=(*first.finding.facts, alike),
+        ),
+    )

@@ -1,4 +1,4 @@
-"""Step times: `periods` covers host and device together, `step_windows` the host alone.
+"""Step times: of each rank and of the run, and the windows of time that they cover.
 
 The store computes the times of a step once, when a trace is read (store/step_times.py); docs/definitions.md, section
 "Steps", has the definition.
@@ -6,11 +6,16 @@ The store computes the times of a step once, when a trace is read (store/step_ti
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from statistics import fmean, median
+
+import numpy as np
 
 from rankscope.analysis.core.cache import once_per_run
+from rankscope.analysis.core.event_sets import NO_STEP
 from rankscope.analysis.core.grouping import split_by_rank
-from rankscope.analysis.core.intervals import Ints
+from rankscope.analysis.core.intervals import Intervals, Ints
 from rankscope.analysis.core.scope import Scope
 from rankscope.store.run import Run
 
@@ -23,6 +28,8 @@ class Period:
     step: int | None
     start_ns: int
     end_ns: int
+    cycle: int = 0
+    """The trace file of the rank that it is in: a window in which the profiler was active."""
 
     @property
     def dur_ns(self) -> int:
@@ -33,7 +40,8 @@ class Period:
 def periods(run: Run, scope: Scope) -> tuple[Period, ...]:
     """By rank and step, in order of time; in a run without steps, one per rank."""
     rows = run.rows(
-        f"SELECT rank, step, end_ns - time_ns, end_ns FROM steps WHERE {scope.where()} ORDER BY rank, end_ns, step"
+        f"SELECT rank, step, end_ns - time_ns, end_ns, segment FROM steps WHERE {scope.where()} "
+        "ORDER BY rank, end_ns, step"
     )
     return tuple(Period(*row) for row in rows) or _whole(run, scope)
 
@@ -57,13 +65,118 @@ def step_count(run: Run, scope: Scope) -> int:
     return max(counts.values(), default=0) or 1
 
 
+SLOW_FIRST_STEP = 1.5
+"""The first step of a cycle is left out of the typical step time when it takes more than this many times the median of
+the others: torch compiles, caches fill, the profiler starts."""
+
+
+@dataclass(frozen=True)
+class TypicalStep:
+    """The median over steps, and the slow first steps of cycles that were left out of it."""
+
+    ns: int | None
+    """None without steps."""
+    left_out: tuple[int, ...] = ()
+
+
+def rank_step_times(run: Run, scope: Scope) -> dict[int, TypicalStep]:
+    """The typical step of each rank that has steps in scope."""
+    times: dict[int, list[Period]] = {}
+    for period in periods(run, scope):
+        if period.step is not None:
+            times.setdefault(period.rank, []).append(period)
+    return {
+        rank: _typical([(p.step, p.dur_ns) for p in own], _first_of_cycles(own))
+        for rank, own in times.items()
+    }
+
+
+def run_step_times(run: Run, scope: Scope) -> dict[int, float]:
+    """By step the mean of its time over the ranks that recorded it."""
+    times: dict[int, list[int]] = {}
+    for period in periods(run, scope):
+        if period.step is not None:
+            times.setdefault(period.step, []).append(period.dur_ns)
+    return {step: fmean(own) for step, own in sorted(times.items())}
+
+
+def run_step(run: Run, scope: Scope) -> TypicalStep:
+    """The step time of the run: the headline."""
+    firsts = _first_of_cycles(period for period in periods(run, scope) if period.step is not None)
+    return _typical(list(run_step_times(run, scope).items()), firsts)
+
+
+def mean_step_ns(run: Run, scope: Scope) -> float:
+    """The mean time over all ranks and steps in scope; without steps, over the recordings of the ranks."""
+    times = [period.dur_ns for period in periods(run, scope)]
+    return fmean(times) if times else 0.0
+
+
+def _first_of_cycles(found: Iterable[Period]) -> set[int]:
+    first: dict[tuple[int, int], Period] = {}
+    for period in found:
+        known = first.setdefault((period.rank, period.cycle), period)
+        if period.end_ns < known.end_ns:
+            first[period.rank, period.cycle] = period
+    return {period.step for period in first.values() if period.step is not None}
+
+
+def _typical(times: Sequence[tuple[int | None, float]], firsts: set[int]) -> TypicalStep:
+    others = [time for step, time in times if step not in firsts]
+    limit = SLOW_FIRST_STEP * median(others) if others else float("inf")
+    slow = [step for step, time in times if step is not None and step in firsts and time > limit]
+    kept = [time for step, time in times if step not in slow]
+    return TypicalStep(round(median(kept)) if kept else None, tuple(sorted(slow)))
+
+
 @dataclass(frozen=True)
 class StepWindows:
-    """The steps of one rank on the host, in order of time; one entry a step."""
+    """Windows of one rank's time, in order; one entry a step, or one a cycle where there are no steps."""
 
     step: Ints
+    """NO_STEP for the window of a cycle."""
     start: Ints
     end: Ints
+
+    @property
+    def intervals(self) -> Intervals:
+        return Intervals(self.start, self.end)
+
+    @property
+    def span(self) -> int:
+        return int((self.end - self.start).sum())
+
+
+@once_per_run
+def _windows_by_rank(run: Run, scope: Scope) -> dict[int, StepWindows]:
+    if scope.steps is not None:
+        sql = f"""SELECT rank::BIGINT AS rank, step::BIGINT AS step, end_ns - time_ns AS start, end_ns AS end
+                  FROM steps WHERE {scope.where()} ORDER BY rank, end_ns, step"""
+        return {rank: StepWindows(**own) for rank, own in split_by_rank(run.arrays(sql), run.ranks).items()}
+    sql = f"""SELECT rank::BIGINT AS rank, {NO_STEP}::BIGINT AS step, min(start_ns) AS start,
+                     max(start_ns + greatest(dur_ns, 0)) AS end
+              FROM {{}} AND {scope.where()} GROUP BY rank, segment ORDER BY rank, start"""
+    found = run.arrays(sql.format("gpu WHERE true"))
+    if len(found["rank"]) == 0:
+        found = run.arrays(sql.format("slices WHERE category = 'cpu_op'"))
+    return {rank: StepWindows(**_disjoint(own)) for rank, own in split_by_rank(found, run.ranks).items()}
+
+
+def _disjoint(cycles: dict[str, Ints]) -> dict[str, Ints]:
+    """Cycles that overlap (the files of two tools) share their time: the second begins where the first ends."""
+    reach = np.maximum.accumulate(cycles["end"])
+    start = cycles["start"].copy()
+    start[1:] = np.maximum(start[1:], reach[:-1])
+    return {"step": cycles["step"], "start": np.minimum(start, reach), "end": reach}
+
+
+def windows(run: Run, rank: int, scope: Scope) -> StepWindows:
+    """The time of a rank that figures cover: its steps, from the end of the one before to its own end.
+
+    Without steps in scope, each cycle from the first start to the last end of its GPU events (without GPU, of its
+    ops). The windows do not overlap; time between two cycles was not recorded and is in none.
+    """
+    return _windows_by_rank(run, scope)[rank]
 
 
 @once_per_run
@@ -75,8 +188,8 @@ def _windows_of_ranks(run: Run) -> dict[int, StepWindows]:
     return {rank: StepWindows(**own) for rank, own in split_by_rank(found, run.ranks).items()}
 
 
-def step_windows(run: Run, rank: int, scope: Scope) -> StepWindows:
-    """The steps of a rank in the window; read once for all ranks."""
+def host_windows(run: Run, rank: int, scope: Scope) -> StepWindows:
+    """The steps of a rank as ranges of the host; read once for all ranks."""
     mine = _windows_of_ranks(run)[rank]
     if scope.steps is None:
         return mine

@@ -7,13 +7,20 @@ computed; it is linear, and a million nodes take seconds.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 
 from rankscope.analysis.core.intervals import Ints
-from rankscope.analysis.critical_path.graph.nodes import HOST_CLASSES, NONE, Graph, follow, latest_end_between
+from rankscope.analysis.critical_path.graph.nodes import (
+    HOST_CLASSES,
+    NONE,
+    Graph,
+    Mask,
+    follow,
+    latest_end_between,
+)
 
 _UNKNOWN = None
 
@@ -28,9 +35,8 @@ class Durations:
     """Host time before each host node."""
     transfer: Ints
     """Of each collective, from the arrival of the last rank."""
-
-    def changed(self, **arrays: Ints) -> Durations:
-        return replace(self, **arrays)
+    waits: Mask
+    """Of each host node: whether it waits for the device node that it waited for."""
 
 
 @dataclass(frozen=True)
@@ -42,27 +48,48 @@ class Times:
     host: Ints
 
     def length(self, graph: Graph) -> int:
-        """From the first step of a rank to its last event, by its own clock; the longest over the ranks."""
-        ranks = len(graph.ranks)
+        """From the first step of a rank to its last event, by its own clock, cycle by cycle; the longest of a rank."""
+        on_host, on_device, cycles = _cycles(graph)
+        groups = len(graph.ranks) * cycles
         marks = (graph.host.step != NONE) & ~graph.host.is_end
-        first = np.full(ranks, np.iinfo(np.int64).max)
-        last = np.full(ranks, np.iinfo(np.int64).min)
+        first = np.full(groups, np.iinfo(np.int64).max)
+        last = np.full(groups, np.iinfo(np.int64).min)
         if marks.any():
-            np.minimum.at(first, graph.host.rank[marks], self.host[marks])
+            np.minimum.at(first, on_host[marks], self.host[marks])
         else:
-            np.minimum.at(first, graph.host.rank, self.host)
-            np.minimum.at(first, graph.device.rank, self.start)
-        np.maximum.at(last, graph.host.rank, self.host)
-        np.maximum.at(last, graph.device.rank, self.end)
+            np.minimum.at(first, on_host, self.host)
+            np.minimum.at(first, on_device, self.start)
+        np.maximum.at(last, on_host, self.host)
+        np.maximum.at(last, on_device, self.end)
         there = (first != np.iinfo(np.int64).max) & (last != np.iinfo(np.int64).min)
-        return int((last[there] - first[there]).max(initial=0))
+        took = np.where(there, last - np.where(there, first, 0), 0)
+        return int(took.reshape(len(graph.ranks), cycles).sum(axis=1).max(initial=0))
+
+
+def _cycles(graph: Graph) -> tuple[Ints, Ints, int]:
+    """The recording cycle of each host and device node, as rank * cycles + cycle, and the largest number of cycles."""
+    host, device = graph.host, graph.device
+    starts = np.flatnonzero(host.kind == HOST_CLASSES.index("unrecorded"))
+    if len(starts) == 0:
+        return host.rank, device.rank, 1
+    cycles = int(np.bincount(host.rank[starts]).max()) + 1
+    width = int(max(host.time.max(), device.end.max(initial=0))) + 2
+    begins = host.rank[starts] * width + host.time[starts]
+    before = np.searchsorted(host.rank[starts], np.arange(len(graph.ranks)))
+
+    def placed(rank: Ints, time: Ints) -> Ints:
+        at: Ints = np.searchsorted(begins, rank * width + time, side="right") - before[rank]
+        return rank * cycles + np.minimum(at, cycles - 1)
+
+    return placed(host.rank, host.time), placed(device.rank, device.start), cycles
 
 
 def recorded(graph: Graph) -> Durations:
     """The recorded durations: replaying them gives the recorded times."""
     host = graph.host
     steps = np.where(host.before != NONE, host.time - follow(host.before, host.time, 0), 0)
-    return Durations(graph.device.end - graph.device.start, steps, graph.collectives.transfer.copy())
+    waits = np.ones(len(host.time), dtype=bool)
+    return Durations(graph.device.end - graph.device.start, steps, graph.collectives.transfer.copy(), waits)
 
 
 class _Replay:
@@ -91,13 +118,13 @@ class _Replay:
         self.took, self.steps = durations.device.tolist(), durations.host.tolist()
         self.transfer = durations.transfer.tolist()
         self.old_start, self.old_host = device.start.tolist(), host.time.tolist()
-        self._prepare_host(graph)
+        self._prepare_host(graph, durations)
         self._prepare_collectives(graph)
         self.start: list[int | None] = [_UNKNOWN] * len(device.start)
         self.end: list[int | None] = [_UNKNOWN] * len(device.start)
         self.host: list[int | None] = [_UNKNOWN] * len(host.time)
 
-    def _prepare_host(self, graph: Graph) -> None:
+    def _prepare_host(self, graph: Graph, durations: Durations) -> None:
         host, device = graph.host, graph.device
         waits = host.target != NONE
         is_sync = host.kind == HOST_CLASSES.index("sync")
@@ -111,6 +138,7 @@ class _Replay:
             )
         passed = host.time - follow(target, device.end, 0)
         lag = np.where(waits, passed, np.minimum(passed, graph.lags.sync[host.rank]))
+        target = np.where(durations.waits, target, NONE)
         self.target, self.waits, self.sync_lag = target.tolist(), waits.tolist(), lag.tolist()
         self.host_before = host.before.tolist()
         self.closes, self.opens = host.match.tolist(), host.opens.tolist()

@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from rankscope.analysis.across_ranks.collective_waits import waits
+from rankscope.analysis.core.advice import together
+from rankscope.analysis.core.collective_waits import waits
 from rankscope.analysis.core.notes import left_out
-from rankscope.analysis.core.result import Column, Finding, Result
+from rankscope.analysis.core.result import Column, Fact, Finding, Result
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.critical_path.graph.build import graph_of
 from rankscope.analysis.critical_path.graph.nodes import Graph
+from rankscope.analysis.critical_path.host_labels import host_labels
 from rankscope.analysis.critical_path.path import PATH_CLASSES, CriticalPath, find_critical_path
 from rankscope.store.arrays import number_rows
 from rankscope.store.run import Run
 from rankscope.units import format_rounded
 
 COLUMNS = (
-    Column("class", help="compute, comm, copy, launch, gap, host, dataloader, sync or between"),
+    Column("class", help="compute, comm, copy, launch, gap, host, dataloader, sync, between or unrecorded"),
     Column("rank"),
     Column("ns", "ns", "time on the path"),
     Column("pct", "percent", "share of the window"),
@@ -40,12 +43,12 @@ _BOUND_BY = {
 _HINTS = {
     "compute": "Make these kernels faster: rankscope stats RUN -r roofline shows how far they are from the limit.",
     "comm": "Overlap the transfers with compute, or send less: rankscope whatif RUN --hide-comm predicts the gain.",
-    "host": "Reduce host time: torch.compile, CUDA graphs, fewer small ops (rankscope whatif RUN --no-gaps).",
+    "host": "Reduce host time: {together}fewer small ops (rankscope whatif RUN --no-gaps).",
     "dataloader": "Load data faster: more workers, pin_memory, prefetch_factor.",
     "sync": "Remove synchronisation from the loop: .item(), .cpu(), print(loss).",
-    "launch": "Reduce launch time: CUDA graphs, or fewer and larger kernels.",
+    "launch": "Reduce launch time: {together}fewer and larger kernels.",
     "copy": "Make copies asynchronous: pinned memory and non_blocking=True.",
-    "gap": "Reduce the gaps: fewer and larger kernels, or CUDA graphs.",
+    "gap": "Reduce the gaps: {together}fewer and larger kernels.",
     "between": "Check what the training loop does between steps.",
 }
 
@@ -55,7 +58,9 @@ def critical(run: Run, scope: Scope, by: str | None = None) -> Result:
     graph = graph_of(run, scope)
     low, high = graph.window
     total = high - low
-    rows = _rows(graph, find_critical_path(graph), total)
+    path = find_critical_path(graph)
+    names, labels = host_labels(run, graph, path)
+    rows = _rows(graph, replace(path, name=labels), names, total)
     notes = [*left_out(run, scope), *graph.notes]
     if not rows:
         notes.append("no GPU events and no steps in the window: there is no path")
@@ -65,11 +70,11 @@ def critical(run: Run, scope: Scope, by: str | None = None) -> Result:
     if slack:
         notes.append(f"slack (time waited inside collectives): {slack}")
     columns = COLUMNS[:2] + COLUMNS[4:] + COLUMNS[2:4]  # the documented order: class, rank, name, ns, pct
-    findings = tuple(_findings(graph, rows, total))
+    findings = tuple(_findings(run, graph, rows))
     return Result("critical", "The critical path", scope.window, columns, rows, findings, tuple(notes))
 
 
-def _rows(graph: Graph, path: CriticalPath, total: int) -> list[dict[str, Any]]:
+def _rows(graph: Graph, path: CriticalPath, names: list[str], total: int) -> list[dict[str, Any]]:
     """The time of each class, rank and name on the path, largest first."""
     keys, place = number_rows([path.kind, path.rank, path.name])
     sums = np.zeros(len(keys), dtype=np.int64)
@@ -78,7 +83,7 @@ def _rows(graph: Graph, path: CriticalPath, total: int) -> list[dict[str, Any]]:
         {
             "class": PATH_CLASSES[kind],
             "rank": graph.ranks[rank],
-            "name": graph.names[name],
+            "name": names[name],
             "ns": ns,
             "pct": 100 * ns / total,
         }
@@ -102,26 +107,31 @@ def _slack(run: Run, scope: Scope) -> str:
     return shown + (f" and {len(ranks) - 4} more ranks" if len(ranks) > 4 else "")
 
 
-def _findings(graph: Graph, rows: list[dict[str, Any]], total: int) -> list[Finding]:
+def _findings(run: Run, graph: Graph, all_rows: list[dict[str, Any]]) -> list[Finding]:
+    rows = [row for row in all_rows if row["class"] != "unrecorded"]
     if not rows:
         return []
-    steps = max(len(graph.steps), 1)
     classes, ranks = Counter[str](), Counter[int]()
     for row in rows:
         classes[row["class"]] += row["ns"]
         ranks[row["rank"]] += row["ns"]
+    total = classes.total()
     ((kind, most),) = classes.most_common(1)
     shares = ", ".join(f"{name} {100 * ns / total:.1f} %" for name, ns in classes.most_common())
     top = next(row for row in rows if row["class"] == kind)
+    ways = "".join(f"{way}, " for way in together(run))
     findings = [
         Finding(
             "info",
             f"The critical path is {_BOUND_BY[kind]} ({100 * most / total:.0f} %)",
-            f"{shares}; the largest part: {top['name']} on rank {top['rank']}, {top['pct']:.1f} %",
+            f"{shares}; the largest part: {top['name']} on rank {top['rank']}, {100 * top['ns'] / total:.1f} %",
             ranks=(top["rank"],),
             span=graph.window,
-            hint=_HINTS[kind],
-            cost_ns=most // steps,
+            hint=_HINTS[kind].format(together=ways),
+            facts=tuple(
+                Fact(f"{name}_ns", ns, "ns", "the critical path", row={"class": name})
+                for name, ns in classes.most_common()
+            ),
         )
     ]
     ((rank, ns),) = ranks.most_common(1)
@@ -133,10 +143,8 @@ def _findings(graph: Graph, rows: list[dict[str, Any]], total: int) -> list[Find
                 f"{format_rounded('ns', ns)} of {format_rounded('ns', total)}",
                 ranks=(rank,),
                 span=graph.window,
-                hint=f"Predict the gain: rankscope whatif RUN --rank {rank}=median"
-                if len(graph.ranks) > 2
-                else "Predict the gain of changes: rankscope whatif RUN",
-                cost_ns=ns // steps,
+                hint=f"Predict the gain: rankscope whatif RUN --rank {rank}=median",
+                facts=(Fact("ns", ns, "ns", f"rank {rank}", (rank,), {"rank": rank}),),
             )
         )
     return findings

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from rankscope.analysis.core.intervals import Ints
-from rankscope.analysis.critical_path.graph.nodes import DEVICE_CLASSES, HOST_CLASSES, NONE, Graph
+from rankscope.analysis.critical_path.graph.nodes import DEVICE_CLASSES, HOST_CLASSES, NONE, Graph, Mask
 from rankscope.analysis.critical_path.replay import Durations
 from rankscope.collective_kinds import KINDS
 from rankscope.errors import UsageError
 from rankscope.ranges import as_ranges
+from rankscope.store.arrays import number_rows
 
 _COMM = DEVICE_CLASSES.index("comm")
-_GAPS = tuple(HOST_CLASSES.index(name) for name in ("host", "dataloader", "between"))
 
 
 @dataclass(frozen=True)
@@ -31,8 +31,8 @@ class Scenario:
 def hide_comm() -> Scenario:
     def change(graph: Graph, durations: Durations) -> Durations:
         alone = (graph.device.kind == _COMM) & (graph.device.match == NONE)
-        return durations.changed(
-            transfer=np.zeros_like(durations.transfer), device=np.where(alone, 0, durations.device)
+        return replace(
+            durations, transfer=np.zeros_like(durations.transfer), device=np.where(alone, 0, durations.device)
         )
 
     return Scenario(
@@ -47,7 +47,7 @@ def bandwidth(factor: float) -> Scenario:
     def change(graph: Graph, durations: Durations) -> Durations:
         latency = _latencies(graph, durations.transfer)
         faster = latency + np.rint((durations.transfer - latency) / factor).astype(np.int64)
-        return durations.changed(transfer=faster)
+        return replace(durations, transfer=faster)
 
     return Scenario(
         f"bandwidth x{factor:g}",
@@ -86,19 +86,13 @@ def _latencies(graph: Graph, transfer: Ints) -> Ints:
 def kernel(name: str, factor: float) -> Scenario:
     def change(graph: Graph, durations: Durations) -> Durations:
         named = np.array([name.lower() in one.lower() for one in graph.names], dtype=bool)
-        mine = (
-            named[graph.device.name] & (graph.device.kind != _COMM)
-            if len(graph.device.name)
-            else np.zeros(0, bool)
-        )
-        if not mine.any():
+        if not _computing(graph, named).any():
             raise UsageError(
                 f"no kernel has '{name}' in its name",
                 why="Kernels of collectives are not included: use --hide-comm or --bandwidth for them.",
                 hint="List the kernels: rankscope stats RUN -r kernels",
             )
-        faster = np.rint(durations.device / factor).astype(np.int64)
-        return durations.changed(device=np.where(mine, faster, durations.device))
+        return _faster(graph, durations, named, factor)
 
     return Scenario(
         f"kernel {name} x{factor:g}",
@@ -107,19 +101,79 @@ def kernel(name: str, factor: float) -> Scenario:
     )
 
 
-def no_gaps() -> Scenario:
-    def change(graph: Graph, durations: Durations) -> Durations:
-        return durations.changed(host=np.where(np.isin(graph.host.kind, _GAPS), 0, durations.host))
-
+def kernels(names: Sequence[str], factor: float) -> Scenario:
+    """These kernels, by their whole names."""
+    known = set(names)
     return Scenario(
+        f"{len(names)} kernels x{factor:g}",
+        lambda graph, durations: _faster(
+            graph, durations, np.array([one in known for one in graph.names], dtype=bool), factor
+        ),
+        f"these kernels run {factor:g} times as fast, on every rank; nothing else changes",
+    )
+
+
+def _computing(graph: Graph, named: Mask) -> Mask:
+    """The device nodes with these names that are not part of a collective."""
+    found: Mask = named[graph.device.name] & (graph.device.kind != _COMM)
+    return found
+
+
+def _faster(graph: Graph, durations: Durations, named: Mask, factor: float) -> Durations:
+    took = np.rint(durations.device / factor).astype(np.int64)
+    return replace(durations, device=np.where(_computing(graph, named), took, durations.device))
+
+
+def no_gaps() -> Scenario:
+    return _host_time_gone(
         "host gaps gone",
-        change,
+        ("host", "dataloader", "between"),
         "host gaps gone: the host and its data are always ready; the host still waits in synchronising calls, and "
         "launches keep their latency",
     )
 
 
+def host_ahead() -> Scenario:
+    return _host_time_gone(
+        "host ahead",
+        ("host", "between"),
+        "host ahead: the host needs no time of its own; it still waits for data and in synchronising calls",
+    )
+
+
+def data_ready() -> Scenario:
+    return _host_time_gone("data ready", ("dataloader",), "data ready: no step waits for its batch")
+
+
+def _host_time_gone(what: str, classes: tuple[str, ...], assumption: str) -> Scenario:
+    codes = [HOST_CLASSES.index(name) for name in classes]
+    return Scenario(
+        what,
+        lambda graph, durations: replace(
+            durations, host=np.where(np.isin(graph.host.kind, codes), 0, durations.host)
+        ),
+        assumption,
+    )
+
+
+def syncs_gone(names: Sequence[str] = ()) -> Scenario:
+    """Calls of these names, or all, do not wait."""
+    known = set(names)
+
+    def change(graph: Graph, durations: Durations) -> Durations:
+        named = np.array([not known or one in known for one in graph.names], dtype=bool)
+        gone = (graph.host.kind == HOST_CLASSES.index("sync")) & named[graph.host.name]
+        return replace(durations, host=np.where(gone, 0, durations.host), waits=durations.waits & ~gone)
+
+    which = ", ".join(names) if names else "synchronising calls"
+    return Scenario(
+        f"no wait in {which}", change, f"no wait in {which}: the host goes on at once and reads results later"
+    )
+
+
 def rank_at_median(rank: int) -> Scenario:
+    scenario = ranks_at_median((rank,), {})
+
     def change(graph: Graph, durations: Durations) -> Durations:
         if rank not in graph.ranks:
             raise UsageError(
@@ -127,32 +181,72 @@ def rank_at_median(rank: int) -> Scenario:
                 why=f"It has {as_ranges(list(graph.ranks))}.",
                 hint="Choose one of them.",
             )
-        if len(graph.ranks) < 3:
+        if len(graph.ranks) < 2:
             raise UsageError(
-                f"the median over {len(graph.ranks)} rank{'s' * (len(graph.ranks) != 1)} is not meaningful",
-                why="The median needs at least three ranks.",
+                "one rank alone has no median to compare with",
+                why="Only one rank was recorded, or chosen.",
                 hint="Capture more ranks: rankscope profile --ranks all",
             )
-        who = graph.ranks.index(rank)
+        return scenario.change(graph, durations)
+
+    return replace(scenario, change=change)
+
+
+def ranks_at_median(ranks: Sequence[int], peers: Mapping[int, Sequence[int]]) -> Scenario:
+    """Each of `ranks` as fast as the median of its peers that are not among them; without peers, of all others."""
+
+    def change(graph: Graph, durations: Durations) -> Durations:
         device, host = graph.device, graph.host
         # The kernel of a collective includes waiting for other ranks, so it is not compared.
         work = np.where(device.kind == _COMM, NONE, device.name)
         # Time between steps may be waiting that is not recorded.
-        kept = np.isin(host.kind, [HOST_CLASSES.index(kind) for kind in ("sync", "between")])
+        kept = np.isin(host.kind, [HOST_CLASSES.index(kind) for kind in ("sync", "between", "unrecorded")])
         name = np.where(kept, NONE, host.name * len(HOST_CLASSES) + host.kind)
-        count = len(graph.ranks)
-        step = _steps(graph, device.rank, device.start)
-        moment = _steps(graph, host.rank, host.time)
-        return durations.changed(
-            device=_at_median(device.rank, step, work, durations.device, who, count),
-            host=_at_median(host.rank, moment, name, durations.host, who, count),
-        )
+        step, moment = _steps(graph, device.rank, device.start), _steps(graph, host.rank, host.time)
+        slow = {graph.ranks.index(rank) for rank in ranks if rank in graph.ranks}
+        took, time = durations.device, durations.host
+        for who in sorted(slow):
+            known = {graph.ranks.index(one) for one in peers.get(graph.ranks[who], ()) if one in graph.ranks}
+            others = sorted(known - slow) or sorted(set(range(len(graph.ranks))) - slow)
+            if others:
+                took = _at_median(device.rank, step, work, took, who, others)
+                time = _at_median(host.rank, moment, name, time, who, others)
+        return replace(durations, device=took, host=time)
 
+    named = f"rank{'s' * (len(ranks) > 1)} {as_ranges(sorted(ranks))}"
     return Scenario(
-        f"rank {rank} at the median",
+        f"{named} at the median",
         change,
-        f"rank {rank} at the median: each of its kernels, copies and host times lasts at most as long as the median "
-        "over the ranks at the same place in the step; what most ranks do not do takes no time",
+        f"{named} at the median: each kernel, copy and host time lasts at most as long as the median over the other "
+        "ranks at the same place in the step; what most of them do not do takes no time",
+    )
+
+
+def links_at_median(ranks: Sequence[int], members: Mapping[int, Sequence[int]]) -> Scenario:
+    """Transfers in the groups of `ranks` as fast as the median in the other groups of the same kind and size.
+
+    `members` has the ranks of each group.
+    """
+
+    def change(graph: Graph, durations: Durations) -> Durations:
+        matched = graph.collectives
+        slow = [group for group, own in members.items() if set(own) & set(ranks)]
+        is_slow = np.isin(matched.group, slow)
+        _, alike = number_rows([matched.kind, matched.bytes])
+        transfer = durations.transfer.copy()
+        for number in np.unique(alike[is_slow]).tolist():
+            others = transfer[(alike == number) & ~is_slow]
+            mine = is_slow & (alike == number)
+            if len(others):
+                transfer[mine] = np.minimum(transfer[mine], np.rint(np.median(others)).astype(np.int64))
+        return replace(durations, transfer=transfer)
+
+    named = f"rank{'s' * (len(ranks) > 1)} {as_ranges(sorted(ranks))}"
+    return Scenario(
+        f"links of {named} at the median",
+        change,
+        f"links of {named} at the median: their transfers take as long as those of the same kind and size in groups "
+        "without them",
     )
 
 
@@ -170,8 +264,8 @@ def _steps(graph: Graph, rank: Ints, time: Ints) -> Ints:
     return found
 
 
-def _at_median(rank: Ints, step: Ints, name: Ints, took: Ints, who: int, ranks: int) -> Ints:
-    """The durations with those of rank `who` limited to the median over all ranks; a missing event counts as 0."""
+def _at_median(rank: Ints, step: Ints, name: Ints, took: Ints, who: int, others: Sequence[int]) -> Ints:
+    """The durations with those of rank `who` limited to the median over others; a missing event counts as 0."""
     named = np.flatnonzero(name != NONE)
     if len(named) == 0:
         return took
@@ -181,10 +275,14 @@ def _at_median(rank: Ints, step: Ints, name: Ints, took: Ints, who: int, ranks: 
     place = place.reshape(-1)
     mine = np.flatnonzero(r == who)
     wanted, column = np.unique(place[mine], return_inverse=True)
-    table = np.zeros((ranks, len(wanted)))
+    if len(mine) == 0:
+        return took
+    table = np.zeros((len(others), len(wanted)))
     at = np.searchsorted(wanted, place)
-    there = (at < len(wanted)) & (wanted[np.minimum(at, len(wanted) - 1)] == place)
-    table[r[there], at[there]] = took[named][there]
+    row = np.full(int(r.max()) + 1, NONE)
+    row[[one for one in others if one < len(row)]] = [i for i, one in enumerate(others) if one < len(row)]
+    there = (at < len(wanted)) & (wanted[np.minimum(at, len(wanted) - 1)] == place) & (row[r] != NONE)
+    table[row[r[there]], at[there]] = took[named][there]
     median = np.rint(np.median(table, axis=0)).astype(np.int64)
     changed: Ints = took.copy()
     changed[named[mine]] = np.minimum(took[named[mine]], median[column.reshape(-1)])

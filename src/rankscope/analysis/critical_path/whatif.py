@@ -7,14 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from rankscope.analysis.across_ranks.collective_waits import waits
 from rankscope.analysis.across_ranks.layout import layout_of
+from rankscope.analysis.core.collective_waits import waits
 from rankscope.analysis.core.notes import left_out
-from rankscope.analysis.core.result import Column, Finding, Result
+from rankscope.analysis.core.result import Column, Fact, Finding, Result
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.critical_path.graph.build import graph_of
 from rankscope.analysis.critical_path.graph.nodes import Graph
-from rankscope.analysis.critical_path.replay import Times, recorded, replay
+from rankscope.analysis.critical_path.replay import Times
+from rankscope.analysis.critical_path.savings import replayed
 from rankscope.analysis.critical_path.scenarios import Scenario, bandwidth, hide_comm, no_gaps, rank_at_median
 from rankscope.store.run import Run
 from rankscope.units import format_rounded
@@ -24,7 +25,7 @@ COLUMNS = (
     Column(
         "base_ns",
         "ns",
-        "step time as recorded: the window of the slowest rank divided by the number of steps",
+        "step time as recorded: the mean over ranks and steps",
     ),
     Column("predicted_ns", "ns", "predicted step time"),
     Column("saved_ns", "ns", "base minus predicted"),
@@ -39,43 +40,36 @@ _GENERAL = (
 
 def whatif(run: Run, scope: Scope, scenarios: Sequence[Scenario] = ()) -> Result:
     """One row for each scenario, and one for all together; without scenarios, the default ones."""
-    graph = graph_of(run, scope)
+    scope = scope.in_run(run)
+    graph, found = graph_of(run, scope), replayed(run, scope)
     notes = [*left_out(run, scope), *graph.notes]
-    steps = max(len(graph.steps), 1)
-    durations = recorded(graph)
-    played = replay(graph, durations)
-    if not len(graph.device.start) and not len(graph.host.time):
-        notes.append("nothing to replay: no GPU events and no steps in the window")
-        return Result("whatif", _TITLE, scope.window, COLUMNS, [], notes=tuple(notes))
-    if played is None:
+    if found is None:
+        empty = not len(graph.device.start) and not len(graph.host.time)
         notes.append(
-            "no replay: the ranks wait for each other in a cycle; files may be missing or from another run"
+            "nothing to replay: no GPU events and no steps in the window"
+            if empty
+            else "no replay: the ranks wait for each other in a cycle; files may be missing or from another run"
         )
         return Result("whatif", _TITLE, scope.window, COLUMNS, [], notes=tuple(notes))
-    base = played.length(graph)
     cases = [(scenario.what, [scenario]) for scenario in scenarios or _default_scenarios(run, scope, graph)]
     if len(scenarios) > 1:
         cases.append(("all of these together", list(scenarios)))
+    base = found.step_ns
     rows: list[dict[str, Any]] = []
     for what, together in cases:
-        changed = durations
-        for scenario in together:
-            changed = scenario.change(graph, changed)
-        times = replay(graph, changed)
-        assert times is not None  # its dependencies are those of the first replay
-        length = times.length(graph)
+        saved = found.saved_ns(together)
         rows.append(
             {
                 "what": what,
-                "base_ns": round(base / steps),
-                "predicted_ns": round(length / steps),
-                "saved_ns": round(base / steps) - round(length / steps),
-                "change_pct": 100 * (length - base) / base if base else None,
+                "base_ns": round(base),
+                "predicted_ns": round(base) - round(saved),
+                "saved_ns": round(saved),
+                "change_pct": -100 * saved / base if base else None,
             }
         )
     assumptions = dict.fromkeys(scenario.assumption for _, together in cases for scenario in together)
     notes += [f"assumption: {text}" for text in (*assumptions, _GENERAL)]
-    off = base - Times(graph.device.start, graph.device.end, graph.host.time).length(graph)
+    off = found.length - Times(graph.device.start, graph.device.end, graph.host.time).length(graph)
     if off:
         word = "longer" if off > 0 else "shorter"
         notes.append(
@@ -93,7 +87,7 @@ def _default_scenarios(run: Run, scope: Scope, graph: Graph) -> list[Scenario]:
         found += [hide_comm(), bandwidth(2.0)]
     rank = _least_waiting_rank(run, scope)
     # Pipeline stages do different work, so their median has no meaning.
-    if rank is not None and len(graph.ranks) > 2 and "pp" not in layout_of(run, Scope()).axes:
+    if rank is not None and len(graph.ranks) > 1 and "pp" not in layout_of(run, Scope()).axes:
         found.append(rank_at_median(rank))
     return found
 
@@ -120,5 +114,9 @@ def _findings(rows: list[dict[str, Any]], has_steps: bool) -> list[Finding]:
             f"With {best['what']}, {unit} would take {would} instead of {took} ({best['change_pct']:+.1f} %)",
             f"{format_rounded('ns', best['saved_ns'])} less, predicted by a replay of the run",
             cost_ns=best["saved_ns"],
+            facts=tuple(
+                Fact(name, best[name], "ns", "the run, per step", row={"what": best["what"]}, report="whatif")
+                for name in ("base_ns", "predicted_ns", "saved_ns")
+            ),
         )
     ]

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from rankscope.analysis.core.advice import together
 from rankscope.analysis.core.device_events import UNKNOWN, steps_in
 from rankscope.analysis.core.notes import NO_GPU, left_out, outside_steps
-from rankscope.analysis.core.result import Column, Finding, Result
+from rankscope.analysis.core.result import Column, Fact, Finding, Remedy, Result, Unit
 from rankscope.analysis.core.scope import Scope
-from rankscope.analysis.core.severity import graded, of_the_worst
+from rankscope.analysis.core.severity import OnRank, graded, of_the_worst
 from rankscope.analysis.within_rank.idle_causes import CAUSES, DeviceIdle, idle_by_device
 from rankscope.analysis.within_rank.idle_gaps import GapGroup, gap_groups
 from rankscope.store.run import Run
@@ -31,62 +32,89 @@ COLUMNS = (
 def idle(run: Run, scope: Scope, by: str | None = None) -> Result:
     """One row per rank and device."""
     rows: list[dict[str, Any]] = []
-    findings: list[Finding] = []
+    findings: list[OnRank] = []
     inside = without_launch = 0
     steps = steps_in(run, scope)
     for found in idle_by_device(run, scope):
         row: dict[str, Any] = {"rank": found.rank, "device": found.device if found.device >= 0 else None}
         row |= {f"{cause}_ns": found.total(cause) for cause in CAUSES}
         rows.append(row)
-        inside += len(found.events)
-        without_launch += int((found.events.launch_start == UNKNOWN).sum())
+        inside += found.inside
+        ends = found.gaps.before[found.gaps.before != UNKNOWN]
+        without_launch += int((found.events.launch_start[ends] == UNKNOWN).sum())
         findings += _finding(run, scope, found, row, steps)
     notes = left_out(run, scope) + outside_steps(run, scope, inside, "gpu", "true", "GPU events")
     if not rows:
         notes.append(NO_GPU)
     elif without_launch:
         notes.append(
-            f"{without_launch:,} GPU events have no launch in the file; idle time before them counts as 'other'"
+            f"{without_launch:,} gaps end with a GPU event that has no launch in the file; they count as 'other'"
         )
     return Result(
         "idle", "Why the GPU is idle", scope.window, COLUMNS, rows, of_the_worst(findings), tuple(notes)
     )
 
 
-def _finding(run: Run, scope: Scope, found: DeviceIdle, row: dict[str, Any], steps: int) -> list[Finding]:
+def _finding(run: Run, scope: Scope, found: DeviceIdle, row: dict[str, Any], steps: int) -> list[OnRank]:
     """Idle time without waits for data and synchronising calls, which have findings of their own."""
-    cost = sum(row[f"{cause}_ns"] for cause in _LAUNCH_CAUSES)
-    severity = graded(cost, found.span, IDLE_INFO, IDLE_WARNING, IDLE_CRITICAL)
+    own = sum(row[f"{cause}_ns"] for cause in _LAUNCH_CAUSES)
+    severity = graded(own, found.span, IDLE_INFO, IDLE_WARNING, IDLE_CRITICAL)
     if severity is None:
         return []
     ((where,), group) = max(
         gap_groups(run, scope, found, ("within",)), key=lambda item: _launch_idle(item[1])
     )
+    key = {"rank": row["rank"], "device": row["device"]}
+    subject = f"rank {found.rank}" + ("" if row["device"] is None else f", device {row['device']}")
+
+    def fact(quantity: str, value: float, unit: Unit = "ns") -> Fact:
+        return Fact(quantity, value, unit, subject, (found.rank,), key)
+
     idle = sum(row[f"{cause}_ns"] for cause in CAUSES)
-    steps = max(steps, 1)
+    facts = (
+        fact("idle_ns", idle),
+        fact("idle_pct", 100 * idle / found.span, "percent"),
+        fact("span_ns", found.span),
+        fact("gaps", len(found.gaps.start), "count"),
+        *(fact(f"{cause}_ns", row[f"{cause}_ns"]) for cause in CAUSES),
+        fact("largest_place_ns", _launch_idle(group)),
+    )
     per_step = " per step" if steps > 1 else ""
     parts = ", ".join(
         f"{name.replace('_', ' ')} {format_rounded('ns', row[f'{name}_ns'])}" for name in CAUSES
     )
-    device = "" if row["device"] is None else f", device {row['device']}"
     if where is None:
         what = "events without a recorded launch"
     else:
         reason = _REASONS[max(_LAUNCH_CAUSES, key=group.causes.__getitem__)]
         what = f"work launched in {_PHASE_NAMES.get(where, where)}: mainly {reason}"
-    return [
-        Finding(
-            severity,
-            f"GPU idle {100 * idle / found.span:.0f} % of the time; {format_rounded('ns', _launch_idle(group) / steps)}"
-            f"{per_step} before {what}",
-            f"rank {found.rank}{device}: {format_rounded('ns', idle)} of "
-            f"{format_rounded('ns', found.span)} in {len(found.gaps.start):,} gaps: {parts}",
-            (found.rank,),
-            group.longest_span,
-            _FASTER_OPTIMIZER if where and where.lower().startswith("optim") else _FEWER_LAUNCHES,
-            cost // steps,
-        )
-    ]
+    finding = Finding(
+        severity,
+        f"GPU of rank {found.rank} idle {100 * idle / found.span:.0f} % of the time; "
+        f"{format_rounded('ns', _launch_idle(group) / max(steps, 1))}{per_step} before {what}",
+        f"{subject}: {format_rounded('ns', idle)} of {format_rounded('ns', found.span)} in "
+        f"{len(found.gaps.start):,} gaps: {parts}",
+        (found.rank,),
+        group.longest_span,
+        _hint(run, row, where),
+        facts=facts,
+        remedy=Remedy("host gaps gone"),
+    )
+    return [OnRank(found.rank, own / found.span, finding)]
+
+
+def _hint(run: Run, row: dict[str, Any], where: str | None) -> str:
+    """Advice follows the largest cause; data loading comes first where it is the largest."""
+    largest = max(CAUSES, key=lambda cause: int(row[f"{cause}_ns"]))
+    if largest == "dataloader" or where == "dataloader":
+        return "Load data faster first (-r dataloader): more workers, pinned memory, prefetching."
+    if largest == "sync":
+        return "Remove synchronising calls from the loop first (-r syncs)."
+    if where and where.lower().startswith("optim"):
+        ways = ["fused=True (or foreach=True) in the optimizer", *together(run)]
+        return f"Launch less in the optimizer: {', '.join(ways)}. -r gaps shows where."
+    ways = ["larger batches", *together(run), "less Python between ops"]
+    return f"Keep the host ahead of the GPU: {', '.join(ways)}. -r gaps and -r short show where."
 
 
 def _launch_idle(group: GapGroup) -> int:
@@ -108,7 +136,3 @@ _PHASE_NAMES = {
     "optimizer": "the optimizer step",
     "other": "an unannotated region",
 }
-_FEWER_LAUNCHES = (
-    "Launch fewer kernels: larger batches, torch.compile, CUDA graphs. -r gaps and -r short show where."
-)
-_FASTER_OPTIMIZER = "Use fused=True (or foreach=True) in the optimizer, or CUDA graphs. -r gaps shows where."

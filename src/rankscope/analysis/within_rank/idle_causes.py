@@ -12,6 +12,7 @@ from rankscope.analysis.core.device_events import KEPT_EVENTS, UNKNOWN, DeviceEv
 from rankscope.analysis.core.host_spans import dataloader_spans, rank_collectives, sync_spans
 from rankscope.analysis.core.intervals import Intervals, Ints, intersect, subtract, union
 from rankscope.analysis.core.scope import Scope
+from rankscope.analysis.core.step_times import windows
 from rankscope.store.run import Run
 
 CAUSES = ("host_bound", "launch_latency", "sync", "dataloader", "other")
@@ -20,12 +21,12 @@ CAUSES = ("host_bound", "launch_latency", "sync", "dataloader", "other")
 
 @dataclass(frozen=True)
 class Gaps:
-    """Intervals in which no event runs on a device, each up to the event that ends it, split by cause."""
+    """Stretches of the window in which no event runs on a device, each up to the next event, split by cause."""
 
     start: Ints
     end: Ints
     before: Ints
-    """Index of the event that ends the gap."""
+    """Index of the next event; UNKNOWN where there is none."""
     host_bound: Ints
     launch_latency: Ints
     sync: Ints
@@ -41,13 +42,19 @@ class Gaps:
         return Gaps(*(getattr(self, f.name)[order] for f in fields(self)))
 
 
-def find_gaps(events: DeviceEvents, busy: Intervals, dataloader: Intervals, sync: Intervals) -> Gaps:
-    """The gaps of one device. Time in `busy` (collectives on the host) is not idle."""
+def find_gaps(
+    events: DeviceEvents, window: Intervals, busy: Intervals, dataloader: Intervals, sync: Intervals
+) -> Gaps:
+    """The gaps of one device in the window. Time in `busy` (collectives on the host) is not idle."""
+    start, end = subtract(window, union(events.start, events.end))
+    following = np.searchsorted(events.start, end, side="left")
+    has_next, had_before = following < len(events), following > 0
+    before = np.where(has_next, following, UNKNOWN)
     last_end = np.maximum.accumulate(events.end)
-    before = np.flatnonzero(events.start[1:] > last_end[:-1]) + 1
-    start, end, launch = last_end[before - 1], events.start[before], events.launch_start[before]
-    late_launch = (launch != UNKNOWN) & (launch > start)
-    launch = np.minimum(launch, end)
+    previous = np.where(had_before, last_end[np.maximum(following - 1, 0)], np.iinfo(np.int64).min)
+    launch = np.where(has_next, events.launch_start[np.minimum(following, len(events) - 1)], end)
+    late_launch = ~has_next | ((launch != UNKNOWN) & (launch > previous))
+    launch = np.clip(launch, start, end)
 
     def by_gap(pieces: Intervals) -> Ints:
         gap = np.searchsorted(start, pieces.start, side="right") - 1
@@ -69,13 +76,14 @@ class DeviceIdle:
     rank: int
     device: int
     events: DeviceEvents
+    """All of the device, also those outside the window: a gap may end with one of them."""
+    inside: int
+    """The number of events in the window."""
     gaps: Gaps
     spans: Intervals
     """The idle time: the gaps without the collectives on the host."""
-
-    @property
-    def span(self) -> int:
-        return int(self.events.end.max() - self.events.start.min())
+    span: int
+    """The length of the window."""
 
     def total(self, cause: str) -> int:
         return int(getattr(self.gaps, cause).sum())
@@ -112,15 +120,17 @@ def idle_by_device(run: Run, scope: Scope) -> Iterator[DeviceIdle]:
 
 def _idle_by_device(run: Run, scope: Scope) -> Iterator[DeviceIdle]:
     for rank in ranks_in(run, scope):
-        events = device_events(run, rank, scope)
-        if len(events) == 0:
+        events, found = device_events(run, rank, Scope()), windows(run, rank, scope)
+        if len(events) == 0 or len(found.step) == 0:
             continue
-        collectives = rank_collectives(run, rank, scope)
+        collectives = rank_collectives(run, rank, Scope())
         busy = union(collectives.start, collectives.end)
         dataloader, sync = dataloader_spans(run, rank), sync_spans(run, rank)
         for device, own in events.devices():
-            gaps = find_gaps(own, busy, dataloader, sync)
-            yield DeviceIdle(rank, device, own, gaps, subtract(Intervals(gaps.start, gaps.end), busy))
+            gaps = find_gaps(own, found.intervals, busy, dataloader, sync)
+            idle = subtract(Intervals(gaps.start, gaps.end), busy)
+            inside = len(own) if scope.steps is None else int(np.isin(own.step, found.step).sum())
+            yield DeviceIdle(rank, device, own, inside, gaps, idle, found.span)
 
 
 def idle_by_rank(run: Run, scope: Scope) -> dict[int, Intervals]:

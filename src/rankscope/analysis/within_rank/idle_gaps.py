@@ -11,7 +11,7 @@ import numpy as np
 from rankscope.analysis.core.device_events import UNKNOWN, texts
 from rankscope.analysis.core.host_spans import rank_annotations
 from rankscope.analysis.core.intervals import Ints
-from rankscope.analysis.core.notes import NO_GPU, WITH_STACK, left_out, outside_steps
+from rankscope.analysis.core.notes import NO_GPU, left_out, no_lines, outside_steps
 from rankscope.analysis.core.result import Column, Result
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.within_rank.idle_causes import CAUSES, DeviceIdle, idle_by_device
@@ -51,7 +51,7 @@ def gaps(run: Run, scope: Scope, by: str | None = None) -> Result:
     groups: dict[tuple[Any, ...], GapGroup] = {}
     inside = 0
     for found in idle_by_device(run, scope):
-        inside += len(found.events)
+        inside += found.inside
         for key, group in gap_groups(run, scope, found, keys):
             _add(groups.setdefault(key, GapGroup()), group)
     total = sum(group.idle for group in groups.values())
@@ -75,7 +75,7 @@ def gaps(run: Run, scope: Scope, by: str | None = None) -> Result:
     elif by is None and all(row["op"] is None for row in rows):
         notes.append("the trace has no ops; torch.profiler records them (rankscope profile --tool torch)")
     elif by == "source" and all(row["source"] is None for row in rows):
-        notes.append(f"the trace has no lines of Python: {WITH_STACK}")
+        notes.append(no_lines(run))
     columns = (*(_KEY_COLUMNS[key] for key in keys), *_MEASURES)
     return Result("gaps", "Idle gaps of the GPU", scope.window, columns, rows, notes=tuple(notes))
 
@@ -107,10 +107,11 @@ def gap_groups(
         return
     events = found.events
     before, names = spans.before, texts(run)
+    ends = before != UNKNOWN
     codes: dict[str, tuple[Ints, list[Any]]] = {
         "rank": (np.zeros(len(before), dtype=np.int64), [found.rank]),
-        "op": (events.op[before], [*names, None]),
-        "source": (events.line[before], [*names, None]),
+        "op": (np.where(ends, events.op[before], UNKNOWN), [*names, None]),
+        "source": (np.where(ends, events.line[before], UNKNOWN), [*names, None]),
     }
     if "within" in keys:
         codes["within"] = _launch_context(run, scope, found, before)
@@ -149,10 +150,11 @@ def _unique_rows(rows: Ints) -> tuple[Ints, Ints]:
 def _launch_context(run: Run, scope: Scope, found: DeviceIdle, which: Ints) -> tuple[Ints, list[Any]]:
     """The annotation around the launch of some events, or else the phase: (index of each, texts)."""
     events = found.events
-    track, time = events.launch_track[which], events.launch_start[which]
+    track = events.launch_track[which]
+    time = np.where(which != UNKNOWN, events.launch_start[which], UNKNOWN)
     marked = rank_annotations(run, found.rank)
     number = marked.at(np.where(time == UNKNOWN, UNKNOWN, track), time)
-    phase = partition_of(run, found.rank, Scope(ranks=scope.ranks)).at(time)
+    phase = partition_of(run, found.rank, scope.only_ranks()).at(time)
     index = np.where(number != UNKNOWN, number, len(marked.names) + phase)
     index = np.where(time == UNKNOWN, len(marked.names) + len(PHASES), index)
     return index, [*marked.names, *PHASES, None]

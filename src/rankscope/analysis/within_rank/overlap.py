@@ -8,14 +8,16 @@ from typing import Any
 
 import numpy as np
 
-from rankscope.analysis.core.device_events import DeviceEvents, device_events, ranks_in, steps_in, works
-from rankscope.analysis.core.event_sets import COMM, COMPUTE, Activity
+from rankscope.analysis.core.device_events import DeviceEvents, device_events, ranks_in, works
+from rankscope.analysis.core.event_sets import COMM, COMPUTE, NO_STEP, Activity
 from rankscope.analysis.core.host_spans import rank_collectives
 from rankscope.analysis.core.intervals import Intervals, covered_before, intersect, join, length, union
 from rankscope.analysis.core.notes import NO_GPU, left_out, outside_steps
-from rankscope.analysis.core.result import Column, Finding, Result
+from rankscope.analysis.core.result import Column, Fact, Finding, Remedy, Result, Unit
 from rankscope.analysis.core.scope import Scope
-from rankscope.analysis.core.severity import graded, of_the_worst
+from rankscope.analysis.core.severity import OnRank, graded, of_the_worst
+from rankscope.analysis.core.step_times import StepWindows, windows
+from rankscope.analysis.within_rank.breakdown import rank_sets
 from rankscope.analysis.within_rank.kernel_families import kernel_name
 from rankscope.store.run import Run
 from rankscope.units import format_rounded
@@ -40,23 +42,23 @@ COLUMNS = (
 def overlap(run: Run, scope: Scope, by: str | None = None) -> Result:
     """One row per rank for all collectives, then one per kind; --by step: one per rank and step."""
     rows: list[dict[str, Any]] = []
-    findings: list[Finding] = []
-    steps = steps_in(run, scope)
+    findings: list[OnRank] = []
     inside = 0
     for rank in ranks_in(run, scope):
-        events, host = device_events(run, rank, scope), rank_collectives(run, rank, scope)
-        inside += len(events)
-        if len(events) == 0:
+        inside += len(device_events(run, rank, scope))
+        events, found = device_events(run, rank, Scope()), windows(run, rank, scope)
+        if len(events) == 0 or len(found.step) == 0:
             continue
+        host = rank_collectives(run, rank, Scope())
         if by == "step":
-            numbers = np.unique(events.step[events.step >= 0]).tolist()
-            for step in numbers:
-                own = events.pick(events.step == step)
-                rows += list(_rows(run, rank, step, own, host.pick(host.step == step), each=False))
+            for step in np.unique(found.step[found.step != NO_STEP]).tolist():
+                mine = found.step == step
+                window = Intervals(found.start[mine], found.end[mine])
+                rows += list(_rows(run, rank, step, events, host, window, each=False))
             continue
-        own_rows = list(_rows(run, rank, None, events, host, each=True))
+        own_rows = list(_rows(run, rank, None, events, host, found.intervals, each=True))
         rows += own_rows
-        findings += _finding(rank, own_rows, events, steps)
+        findings += _finding(run, rank, own_rows, found)
     notes = left_out(run, scope) + outside_steps(run, scope, inside, "gpu", "true", "GPU events")
     if not inside:
         notes.append(NO_GPU)
@@ -74,10 +76,10 @@ def overlap(run: Run, scope: Scope, by: str | None = None) -> Result:
 
 
 def _rows(
-    run: Run, rank: int, step: int | None, events: DeviceEvents, host: Activity, each: bool
+    run: Run, rank: int, step: int | None, events: DeviceEvents, host: Activity, window: Intervals, each: bool
 ) -> Iterator[dict[str, Any]]:
-    low, high = int(events.start.min()), int(events.end.max())
-    on_host = union(np.clip(host.start, low, high), np.clip(host.end, low, high))
+    """As in the breakdown, all is clipped to the window."""
+    on_host = union(host.start, host.end)
     is_comm, is_compute = events.kind == COMM, events.kind == COMPUTE
     compute = events.pick(is_compute)
     computing = union(compute.start, compute.end)
@@ -92,7 +94,8 @@ def _rows(
             mine = np.isin(comm.work, codes)
             sets.append((kind, union(comm.start[mine], comm.end[mine])))
         sets.append((ON_HOST, on_host))
-    for name, spans in sets:
+    for name, everywhere in sets:
+        spans = intersect(everywhere, window)
         total = length(spans)
         if not total:
             continue
@@ -119,26 +122,48 @@ def _longest(compute: DeviceEvents, spans: Intervals, names: Any) -> str:
     return max(times, key=lambda name: times[name])
 
 
-def _finding(rank: int, rows: list[dict[str, Any]], events: DeviceEvents, steps: int) -> list[Finding]:
+def _finding(run: Run, rank: int, rows: list[dict[str, Any]], found: StepWindows) -> list[OnRank]:
     if not rows:
         return []
     whole, *kinds = rows
-    span = int(events.end.max() - events.start.min())
-    severity = graded(whole["exposed_ns"], span, EXPOSED_INFO, EXPOSED_WARNING, EXPOSED_CRITICAL)
+    severity = graded(whole["exposed_ns"], found.span, EXPOSED_INFO, EXPOSED_WARNING, EXPOSED_CRITICAL)
     if severity is None:
         return []
     most = max(kinds, key=lambda row: row["exposed_ns"])
+    waiting = length(intersect(rank_sets(run, rank, on_host=False).exposed_wait, found.intervals))
+    steps = 0 if (found.step == NO_STEP).all() else len(found.step)
+    share = whole["exposed_ns"] / found.span
     per_step = f" ({format_rounded('ns', whole['exposed_ns'] / steps)} per step)" if steps else ""
-    return [
-        Finding(
-            severity,
-            f"Communication is exposed {100 * whole['exposed_ns'] / span:.0f} % of the time{per_step}",
-            f"rank {rank}: {format_rounded('ns', whole['exposed_ns'])} of {format_rounded('ns', whole['comm_ns'])} "
-            f"does not overlap with compute; the largest part is {most['collective']} "
-            f"({format_rounded('ns', most['exposed_ns'])})",
-            (rank,),
-            hint="Part of it may be waiting for a late rank (-r stragglers). Overlap the rest with compute (larger DDP "
-            "buckets, FSDP prefetch, async_op=True), or send less data.",
-            cost_ns=whole["exposed_ns"] // max(steps, 1),
-        )
-    ]
+    facts = tuple(
+        Fact(quantity, value, unit, f"rank {rank}", (rank,), {"rank": rank, "step": None, "collective": None})
+        for quantity, value, unit in _quantities(whole, waiting, share)
+    )
+    of_it = f"; {format_rounded('ns', waiting)} of it is waiting for another rank" if waiting else ""
+    finding = Finding(
+        severity,
+        f"Communication is exposed {100 * share:.0f} % of the time on rank {rank}{per_step}",
+        f"rank {rank}: {format_rounded('ns', whole['exposed_ns'])} of {format_rounded('ns', whole['comm_ns'])} "
+        f"does not overlap with compute{of_it}; the largest part is {most['collective']} "
+        f"({format_rounded('ns', most['exposed_ns'])})",
+        (rank,),
+        hint=_LATE_RANK if 2 * waiting > whole["exposed_ns"] else _OVERLAP,
+        facts=facts,
+        remedy=Remedy("communication hidden"),
+    )
+    return [OnRank(rank, share, finding)]
+
+
+def _quantities(whole: dict[str, Any], waiting: int, share: float) -> tuple[tuple[str, float, Unit], ...]:
+    return (
+        ("exposed_ns", whole["exposed_ns"], "ns"),
+        ("comm_ns", whole["comm_ns"], "ns"),
+        ("exposed_wait_ns", waiting, "ns"),
+        ("exposed_comm_pct", 100 * share, "percent"),
+    )
+
+
+_LATE_RANK = "Most of it is waiting for a late rank: find out why it is late (-r stragglers)."
+_OVERLAP = (
+    "Overlap it with compute (larger DDP buckets, FSDP prefetch, async_op=True), or send less data. "
+    "rankscope whatif RUN --hide-comm predicts the gain."
+)

@@ -12,10 +12,10 @@ from rankscope.analysis.core.device_events import UNKNOWN, device_events, ranks_
 from rankscope.analysis.core.host_spans import annotated, dataloader_spans, engine_calls, op_spans
 from rankscope.analysis.core.intervals import EMPTY, Intervals, Ints, intersect, join, length, subtract, union
 from rankscope.analysis.core.notes import left_out
-from rankscope.analysis.core.result import Column, Finding, Result
+from rankscope.analysis.core.result import Column, Fact, Finding, Result
 from rankscope.analysis.core.scope import Scope
-from rankscope.analysis.core.severity import of_the_worst
-from rankscope.analysis.core.step_times import step_windows
+from rankscope.analysis.core.severity import OnRank, of_the_worst
+from rankscope.analysis.core.step_times import host_windows
 from rankscope.analysis.within_rank.recomputation import recomputed
 from rankscope.store.run import Run
 from rankscope.units import format_rounded
@@ -68,7 +68,7 @@ class Partition:
 def phases(run: Run, scope: Scope, by: str | None = None) -> Result:
     """One row per rank and phase that occurs."""
     rows: list[dict[str, Any]] = []
-    findings: list[Finding] = []
+    findings: list[OnRank] = []
     steps = steps_in(run, scope)
     for rank in ranks_in(run, scope):
         own = _rank_rows(run, rank, scope)
@@ -115,7 +115,7 @@ def _rank_rows(run: Run, rank: int, scope: Scope) -> list[dict[str, Any]]:
     ]
 
 
-def _recomputation_finding(rank: int, rows: list[dict[str, Any]], steps: int) -> list[Finding]:
+def _recomputation_finding(rank: int, rows: list[dict[str, Any]], steps: int) -> list[OnRank]:
     row = next((row for row in rows if row["phase"] == "recompute"), None)
     if row is None:
         return []
@@ -124,17 +124,21 @@ def _recomputation_finding(rank: int, rows: list[dict[str, Any]], steps: int) ->
     if share is None or share < 100 * RECOMPUTE_INFO:
         return []
     per_step = f" ({format_rounded('ns', time / steps)} per step)" if steps else ""
-    return [
-        Finding(
-            "info",
-            f"Recomputation takes {share:.0f} % of the {'GPU' if on_device else 'host'} time{per_step}",
-            f"rank {rank}: {format_rounded('ns', time)} in forward ops that run inside the backward pass",
-            (rank,),
-            hint="Activation checkpointing trades time for memory. If memory is free (-r memory), checkpoint fewer "
-            "layers.",
-            cost_ns=time // max(steps, 1),
-        )
-    ]
+    where = "GPU" if on_device else "host"
+    key = {"rank": rank, "phase": "recompute"}
+    column = "device" if on_device else "host"
+    finding = Finding(
+        "info",
+        f"Recomputation takes {share:.0f} % of the {where} time of rank {rank}{per_step}",
+        f"rank {rank}: {format_rounded('ns', time)} in forward ops that run inside the backward pass",
+        (rank,),
+        hint="Activation checkpointing trades time for memory. If memory is free (-r memory), checkpoint fewer layers.",
+        facts=(
+            Fact(f"{column}_ns", time, "ns", f"rank {rank}", (rank,), key),
+            Fact(f"{column}_pct", share, "percent", f"rank {rank}", (rank,), key),
+        ),
+    )
+    return [OnRank(rank, share, finding)]
 
 
 @once_per_run
@@ -152,7 +156,7 @@ def partition_of(run: Run, rank: int, scope: Scope) -> Partition:
 
 
 def _partition(run: Run, rank: int, scope: Scope) -> Partition:
-    steps = step_windows(run, rank, scope)
+    steps = host_windows(run, rank, scope)
     ops = op_spans(run, rank)
     window = union(steps.start, steps.end)
     if len(window.start) == 0:

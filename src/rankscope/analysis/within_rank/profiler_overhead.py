@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from rankscope.analysis.core.device_events import categories, ranks_in, vocabulary
-from rankscope.analysis.core.intervals import Intervals, intersect, length, union
+from rankscope.analysis.core.intervals import EMPTY, Intervals, intersect, length, union
 from rankscope.analysis.core.notes import left_out
-from rankscope.analysis.core.result import Column, Finding, Result
+from rankscope.analysis.core.result import Column, Fact, Finding, Result
 from rankscope.analysis.core.scope import Scope
-from rankscope.analysis.core.severity import graded, of_the_worst
-from rankscope.analysis.core.step_times import step_windows
+from rankscope.analysis.core.severity import OnRank, graded, of_the_worst
+from rankscope.analysis.core.step_times import windows
 from rankscope.store.run import Run
 from rankscope.units import format_rounded
 
@@ -33,7 +33,7 @@ COLUMNS = (
 def overhead(run: Run, scope: Scope, by: str | None = None) -> Result:
     """One row per rank and kind of overhead."""
     rows: list[dict[str, Any]] = []
-    findings: list[Finding] = []
+    findings: list[OnRank] = []
     has_overhead_events = any(category.lower() == "overhead" for category in categories(run))
     for rank in ranks_in(run, scope) if has_overhead_events else ():
         own_rows, own_findings = _rows(run, rank, scope)
@@ -56,15 +56,14 @@ def overhead(run: Run, scope: Scope, by: str | None = None) -> Result:
     )
 
 
-def _rows(run: Run, rank: int, scope: Scope) -> tuple[list[dict[str, Any]], list[Finding]]:
+def _rows(run: Run, rank: int, scope: Scope) -> tuple[list[dict[str, Any]], list[OnRank]]:
     events = run.arrays(
         "SELECT name, start_ns AS start, start_ns + greatest(dur_ns, 0) AS stop FROM slices "
         f"WHERE rank = {rank} AND lower(category) = 'overhead' AND {scope.where()}"
     )
     if len(events["start"]) == 0:
         return [], []
-    windows = step_windows(run, rank, scope)
-    steps = union(windows.start, windows.end)
+    steps = windows(run, rank, scope).intervals if scope.steps is not None else EMPTY
     step_ns = length(steps)
     rows = []
     for name in sorted(set(events["name"].tolist())):
@@ -83,31 +82,40 @@ def _rows(run: Run, rank: int, scope: Scope) -> tuple[list[dict[str, Any]], list
             }
         )
     rows.sort(key=lambda row: (-row["total_ns"], row["name"]))
-    return rows, _finding(
-        rank, rows, _inside(events["start"], events["stop"], steps), step_ns, len(steps.start)
-    )
+    return rows, _finding(rank, rows, _inside(events["start"], events["stop"], steps), step_ns)
 
 
 def _inside(start: Any, stop: Any, steps: Intervals) -> int:
     return length(intersect(union(start, stop), steps))
 
 
-def _finding(rank: int, rows: list[dict[str, Any]], inside: int, step_ns: int, steps: int) -> list[Finding]:
+def _finding(rank: int, rows: list[dict[str, Any]], inside: int, step_ns: int) -> list[OnRank]:
     severity = graded(inside, step_ns, SHARE_INFO, SHARE_WARNING, SHARE_CRITICAL)
     if severity is None:
         return []
     most = rows[0]
-    return [
-        Finding(
-            severity,
-            f"Profiler overhead: {100 * inside / step_ns:.0f} % of the step time",
-            f"rank {rank}: {format_rounded('ns', inside)} in the steps; the largest kind is {most['name']} "
-            f"({format_rounded('ns', most['total_ns'])} in total)",
-            (rank,),
-            hint="Record fewer steps at a time, add a warm-up step, and leave out stacks and shapes.",
-            cost_ns=inside // max(steps, 1),
-        )
-    ]
+    share = inside / step_ns
+    finding = Finding(
+        severity,
+        f"Profiler overhead on rank {rank}: {100 * share:.0f} % of the step time",
+        f"rank {rank}: {format_rounded('ns', inside)} in the steps; the largest kind is {most['name']} "
+        f"({format_rounded('ns', most['total_ns'])} in total)",
+        (rank,),
+        hint="Record fewer steps at a time, add a warm-up step, and leave out stacks and shapes.",
+        facts=(
+            Fact("in_steps_ns", inside, "ns", f"rank {rank}, all kinds", (rank,), {"rank": rank}),
+            Fact("step_pct", 100 * share, "percent", f"rank {rank}, all kinds", (rank,), {"rank": rank}),
+            Fact(
+                "total_ns",
+                most["total_ns"],
+                "ns",
+                most["name"],
+                (rank,),
+                {"rank": rank, "name": most["name"]},
+            ),
+        ),
+    )
+    return [OnRank(rank, share, finding)]
 
 
 def _stacks(run: Run, scope: Scope) -> list[Finding]:
@@ -126,5 +134,6 @@ def _stacks(run: Run, scope: Scope) -> list[Finding]:
             f"Python stacks were recorded ({frames:,} frames, {ops:,} ops), which slows the host",
             "Host times and host-bound idle time include this cost.",
             hint="For timings, record again without stacks (rankscope profile without --with-stack).",
+            facts=(Fact("frames", frames, "count", "all ranks"), Fact("ops", ops, "count", "all ranks")),
         )
     ]

@@ -14,7 +14,7 @@ from rankscope.analysis.core.cache import once_per_run
 from rankscope.analysis.core.device_events import UNKNOWN
 from rankscope.analysis.core.intervals import EMPTY, Intervals, Ints, join, subtract, union
 from rankscope.analysis.core.scope import Scope
-from rankscope.analysis.core.step_times import step_windows
+from rankscope.analysis.core.step_times import host_windows
 from rankscope.store.linking import slice_at
 from rankscope.store.nesting import nest
 from rankscope.store.run import Run
@@ -64,7 +64,7 @@ def _probe(run: Run, rank: int, track: Ints, start: Ints, end: Ints) -> bool:
     known = _probed(run)
     if ops not in known:
         low, high = int(start.min()), int(end.max())
-        window = step_windows(run, rank, Scope(steps=(step, step)))
+        window = host_windows(run, rank, Scope(steps=(step, step)))
         low, high = max([low, *window.start.tolist()]), min([high, *window.end.tolist()])
         known[ops] = len(_forward_ops(run, rank, low, high, track, start, end)["start"]) > 0
     return known[ops]

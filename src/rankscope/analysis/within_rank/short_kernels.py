@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from rankscope.analysis.core.advice import together
 from rankscope.analysis.core.device_events import (
     UNKNOWN,
     DeviceEvents,
@@ -15,10 +16,11 @@ from rankscope.analysis.core.device_events import (
     texts,
 )
 from rankscope.analysis.core.event_sets import COMPUTE
-from rankscope.analysis.core.notes import NO_GPU, WITH_STACK, left_out, outside_steps
-from rankscope.analysis.core.result import Column, Finding, Result
+from rankscope.analysis.core.notes import NO_GPU, left_out, no_lines, outside_steps
+from rankscope.analysis.core.result import Column, Fact, Finding, Remedy, Result
 from rankscope.analysis.core.scope import Scope
-from rankscope.analysis.core.severity import graded, of_the_worst
+from rankscope.analysis.core.severity import OnRank, graded, of_the_worst
+from rankscope.analysis.core.step_times import windows
 from rankscope.store.arrays import Mask
 from rankscope.store.run import Run
 from rankscope.units import format_rounded
@@ -47,7 +49,7 @@ def short(run: Run, scope: Scope, by: str | None = None) -> Result:
     key = {"rank": "rank", "source": "source"}.get(by or "", "op")
     names = texts(run)
     groups: dict[Any, dict[str, Any]] = {}
-    findings: list[Finding] = []
+    findings: list[OnRank] = []
     inside, steps = 0, steps_in(run, scope)
     for rank in ranks_in(run, scope):
         events = device_events(run, rank, scope)
@@ -55,7 +57,7 @@ def short(run: Run, scope: Scope, by: str | None = None) -> Result:
         inside += len(events)
         if len(events) == 0:
             continue
-        findings += _finding(rank, events, steps)
+        findings += _finding(run, rank, events, windows(run, rank, scope).span, steps)
         codes = {"op": events.op, "source": events.line, "rank": np.full(len(events), rank)}[key]
         for code, sums in _sums(events, codes):
             name = code if key == "rank" else None if code == UNKNOWN else names[code]
@@ -81,7 +83,7 @@ def short(run: Run, scope: Scope, by: str | None = None) -> Result:
     elif not rows:
         notes.append(f"no compute kernel is shorter than {SHORT_NS // 1000} µs")
     elif key == "source" and all(row["source"] is None for row in rows):
-        notes.append(f"the trace has no lines of Python: {WITH_STACK}")
+        notes.append(no_lines(run))
     columns = (Column(key, help="origin of the launches", at_end=key != "rank"), *_MEASURES)
     title = f"Kernels under {SHORT_NS // 1000} µs"
     return Result("short", title, scope.window, columns, rows, of_the_worst(findings), tuple(notes))
@@ -119,25 +121,30 @@ def _first_of_launch(events: DeviceEvents, wanted: Mask) -> Mask:
     return found
 
 
-def _finding(rank: int, events: DeviceEvents, steps: int) -> list[Finding]:
+def _finding(run: Run, rank: int, events: DeviceEvents, span: int, steps: int) -> list[OnRank]:
     ((_, sums),) = _sums(events, np.zeros(len(events), dtype=np.int64))
-    span = int(events.end.max() - events.start.min())
-    cost = sums["launch_ns"] - sums["total_ns"]
-    severity = graded(cost, span, COST_INFO, COST_WARNING, COST_CRITICAL)
+    excess = sums["launch_ns"] - sums["total_ns"]
+    severity = graded(excess, span, COST_INFO, COST_WARNING, COST_CRITICAL)
     if severity is None:
         return []
     steps = max(steps, 1)
     per_step = " per step" if steps > 1 else ""
-    return [
-        Finding(
-            severity,
-            f"{sums['count'] / steps:,.0f} kernels{per_step} are under {SHORT_NS // 1000} µs: "
-            f"{format_rounded('ns', sums['launch_ns'] / steps)} to launch, "
-            f"{format_rounded('ns', sums['total_ns'] / steps)} to run",
-            f"rank {rank}: {sums['count']:,} of {len(events):,} compute kernels",
-            (rank,),
-            hint="Fuse them (torch.compile, fused or foreach optimizers), launch them together (CUDA graphs), or make "
-            "them larger (batch size).",
-            cost_ns=cost // steps,
-        )
-    ]
+    ways = ["fused or foreach optimizers", *together(run), "larger batches"]
+    subject = f"rank {rank}"
+    finding = Finding(
+        severity,
+        f"{sums['count'] / steps:,.0f} kernels{per_step} of rank {rank} are under {SHORT_NS // 1000} µs: "
+        f"{format_rounded('ns', sums['launch_ns'] / steps)} to launch, "
+        f"{format_rounded('ns', sums['total_ns'] / steps)} to run",
+        f"rank {rank}: {sums['count']:,} of {len(events):,} compute kernels",
+        (rank,),
+        hint=f"Launch fewer and larger kernels: {', '.join(ways)}.",
+        facts=(
+            Fact("count", sums["count"], "count", subject, (rank,)),
+            Fact("kernels", len(events), "count", subject, (rank,)),
+            Fact("total_ns", sums["total_ns"], "ns", subject, (rank,)),
+            Fact("launch_ns", sums["launch_ns"], "ns", subject, (rank,)),
+        ),
+        remedy=Remedy("host gaps gone"),
+    )
+    return [OnRank(rank, excess / span, finding)]

@@ -10,8 +10,8 @@ import numpy as np
 from rankscope.analysis.core.device_events import steps_in, vocabulary
 from rankscope.analysis.core.grouping import split_by_rank
 from rankscope.analysis.core.intervals import EMPTY, Intervals, Ints, covered_before
-from rankscope.analysis.core.notes import NO_GPU, WITH_STACK, left_out
-from rankscope.analysis.core.result import Column, Finding, Result
+from rankscope.analysis.core.notes import NO_GPU, left_out, no_lines
+from rankscope.analysis.core.result import SEVERITIES, Column, Fact, Finding, Remedy, Result
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.core.severity import graded
 from rankscope.analysis.within_rank.idle_causes import idle_by_device, idle_by_rank
@@ -67,7 +67,7 @@ def syncs(run: Run, scope: Scope, by: str | None = None) -> Result:
         has_calls = bool(vocabulary(run, *LAUNCH_CATEGORIES))
         notes.append("no call in the window waits for the device" if has_calls else NO_GPU)
     elif all(row["source"] is None for row in rows):
-        notes.append(f"the trace has no lines of Python: {WITH_STACK}")
+        notes.append(no_lines(run))
     columns = (*((Column("rank"),) if by == "rank" else ()), *COLUMNS)
     findings = _findings(in_steps, span, steps)
     return Result("syncs", "Calls that wait for the GPU", scope.window, columns, rows, findings, tuple(notes))
@@ -112,27 +112,39 @@ def _sums(start: Ints, stop: Ints, gpu_idle: Ints, mine: Ints) -> list[int]:
 def _findings(
     groups: dict[tuple[Any, ...], list[Any]], span: dict[int, int], steps: int
 ) -> tuple[Finding, ...]:
-    """The calls inside steps with the most GPU idle time during them."""
-    findings = []
+    """The calls inside steps with the most GPU idle time during them; of each the worst rank."""
+    found = []
     for (name, op, source), (sums, by_rank) in groups.items():
+        graded_ranks = {
+            rank: graded(own[3], span.get(rank, 0), IDLE_INFO, IDLE_WARNING, IDLE_CRITICAL)
+            for rank, own in by_rank.items()
+        }
         rank = max(by_rank, key=lambda r: by_rank[r][3])
         calls, time, _, idle = by_rank[rank]
-        severity = graded(idle, span.get(rank, 0), IDLE_INFO, IDLE_WARNING, IDLE_CRITICAL)
+        severity = graded_ranks[rank]
         if severity is None:
             continue
         per_step = " per step" if steps else ""
-        findings.append(
-            Finding(
-                severity,
-                f"GPU idle {format_rounded('ns', idle / max(steps, 1))}{per_step} during {name} "
-                f"({source or op or 'outside any op'})",
-                f"rank {rank}: {calls:,} calls, {format_rounded('ns', time)} on the host, GPU idle for "
-                f"{format_rounded('ns', idle)} of it; {sums[0]:,} calls on all ranks",
-                tuple(sorted(by_rank)),
-                hint="Read results later or less often (.item(), .cpu(), print). Copy from pinned memory with "
-                "non_blocking=True; wait for an event, not for the whole device.",
-                cost_ns=idle // max(steps, 1),
-            )
+        alike = tuple(sorted(r for r, own in graded_ranks.items() if own == severity))
+        key = {"name": name, "op": op, "source": source}
+        subject = f"rank {rank}"
+        finding = Finding(
+            severity,
+            f"GPU of rank {rank} idle {format_rounded('ns', idle / max(steps, 1))}{per_step} during {name} "
+            f"({source or op or 'outside any op'})",
+            f"rank {rank}: {calls:,} calls, {format_rounded('ns', time)} on the host, GPU idle for "
+            f"{format_rounded('ns', idle)} of it; {sums[0]:,} calls on all ranks",
+            alike,
+            hint="Read results later or less often (.item(), .cpu(), print). Copy from pinned memory with "
+            "non_blocking=True; wait for an event, not for the whole device.",
+            facts=(
+                Fact("calls", calls, "count", subject, (rank,), key),
+                Fact("total_ns", time, "ns", subject, (rank,), key),
+                Fact("gpu_idle_ns", idle, "ns", subject, (rank,), key),
+                Fact("calls", sums[0], "count", "all ranks", tuple(sorted(by_rank)), key),
+            ),
+            remedy=Remedy("syncs gone", names=(name.removesuffix(", pageable"),)),
         )
-    findings.sort(key=lambda finding: -(finding.cost_ns or 0))
-    return tuple(findings[:_MAX_FINDINGS])
+        found.append((SEVERITIES.index(severity), idle, finding))
+    found.sort(key=lambda one: one[:2], reverse=True)
+    return tuple(finding for _, _, finding in found[:_MAX_FINDINGS])

@@ -5,27 +5,25 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 
-from rankscope.analysis import REPORTS
 from rankscope.analysis.core.result import Finding, Result
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.diff.two_runs import by_unit
-from rankscope.analysis.findings import Found, ordered
+from rankscope.analysis.findings import collect
+from rankscope.analysis.questions import QUESTIONS
 from rankscope.analysis.run_info import facts
+from rankscope.analysis.summary import summary
 from rankscope.errors import RankscopeError
 from rankscope.model import TIMELINE_FORMATS
 from rankscope.ranges import as_ranges
 from rankscope.store.run import Run
 from rankscope.units import format_bytes, format_ns
 from rankscope.views.charts import CHARTS, Chart, NothingToDrawError, chart_in_run, rank_heatmap
-from rankscope.views.charts.report_charts import whole_window
 
 # The main sections, in order. The other reports follow in the order of the registry.
 MAIN = (
     "breakdown", "steps", "overlap", "collectives", "stragglers", "critical", "idle", "kernels", "ops", "memory",
     "roofline",
 )  # fmt: skip
-# Shown elsewhere on the page.
-_NOT_SECTIONS = ("summary", "findings")
 _LEAST_ROWS = 100
 # The ranks in findings of these reports are the cause; in those of other reports they are examples.
 _NAME_RANKS = ("stragglers", "flight")
@@ -97,6 +95,7 @@ class Request:
 
 def build(request: Request, compared: Result | None = None) -> Content:
     """Run all reports. A report without data has a note that says why."""
+    request = replace(request, scope=request.scope.in_run(request.run))
     run, scope = request.run, request.scope
     sections: list[Section] = []
     for name in report_order():
@@ -112,7 +111,9 @@ def build(request: Request, compared: Result | None = None) -> Content:
             ),
             *sections,
         ]
-    findings = _findings(sections)
+    findings = [one.finding for one in collect(run, scope)]
+    if compared is not None:
+        findings = [*(one for one in compared.findings if one.severity != "ok"), *findings]
     bad = [finding for finding in findings if finding.severity in ("warning", "critical")]
     results = {section.name: section.result for section in sections}
     worst = bad[0] if bad else None
@@ -122,7 +123,7 @@ def build(request: Request, compared: Result | None = None) -> Content:
         subtitle=_subtitle(run, scope) + (f" · against {request.base}" if request.base else ""),
         verdict=worst.title if worst else "No problems found.",
         evidence=_sentence(worst) if worst else _without_warnings(findings),
-        figures=tuple(_figures(results)),
+        figures=tuple(_figures(summary(run, scope))),
         findings=tuple(findings),
         heatmap=_heatmap(run, scope, blamed),
         sections=tuple(sections),
@@ -134,8 +135,8 @@ def build(request: Request, compared: Result | None = None) -> Content:
 
 def report_order() -> list[str]:
     """The names of the reports that have a section, in order."""
-    main = [name for name in MAIN if name in REPORTS]
-    return [*main, *(name for name in REPORTS if name not in (*MAIN, *_NOT_SECTIONS))]
+    main = [name for name in MAIN if name in QUESTIONS]
+    return [*main, *(name for name in QUESTIONS if name not in MAIN)]
 
 
 def _few_ranks(request: Request, sections: list[Section]) -> list[int] | None:
@@ -165,7 +166,7 @@ def _narrowed(request: Request, ranks: list[int]) -> Request:
 
 
 def _section(request: Request, name: str, few: list[int] | None) -> Section:
-    report = REPORTS[name]
+    report = QUESTIONS[name]
     command = f"rankscope stats {request.words} -r {name}"
     try:
         result = report.analyse(request.run, request.scope, None)
@@ -194,15 +195,6 @@ def _heatmap(run: Run, scope: Scope, alarming: set[int]) -> Chart | None:
         return rank_heatmap(run, scope, alarming)
     except NothingToDrawError:
         return None
-
-
-def _findings(sections: list[Section]) -> list[Finding]:
-    """In the order of the summary. A finding that several reports make is listed once."""
-    unique: dict[str, Found] = {}
-    for section in sections:
-        for finding in section.result.findings:
-            unique.setdefault(finding.title, Found(section.name, finding))
-    return [found.finding for found in ordered(unique.values())]
 
 
 def _blamed(result: Result) -> set[int]:
@@ -243,40 +235,27 @@ def _subtitle(run: Run, scope: Scope) -> str:
     return " · ".join(parts)
 
 
-def _figures(results: dict[str, Result]) -> list[Figure]:
-    """The main numbers; those that were not recorded are left out."""
+def _figures(overview: Result) -> list[Figure]:
+    """The main numbers, those of the summary; what was not recorded is left out."""
+    facts = overview.facts
     figures = []
-    steps = results.get("steps")
-    if steps and steps.rows:
-        times = sorted(row["dur_ns"] for row in steps.rows)
-        figures.append(Figure(format_ns(times[len(times) // 2], 1), f"step, median of {len(times):,}"))
-    breakdown = results.get("breakdown")
-    rows = whole_window(breakdown) if breakdown else []
-    span = sum(row["span_ns"] for row in rows)
-    if span:
-        if not (steps and steps.rows):
-            figures.append(
-                Figure(format_ns(max(row["span_ns"] for row in rows), 1), "longest span of a rank")
-            )
-        for column, label, colour in (
-            ("compute_ns", "compute", "compute"),
-            ("exposed_comm_ns", "exposed communication", "comm"),
-            ("idle_ns", "idle", "idle"),
-        ):
-            share = 100 * sum(row[column] for row in rows) / span
-            figures.append(Figure(f"{share:.1f} %", label, colour))
-    mfu = results.get("mfu")
-    shares = [
-        row["mfu_pct"] for row in (mfu.rows if mfu else []) if row.get("mfu_pct") and row.get("step") is None
-    ]
+    if facts["step_ns"] is not None:
+        figures.append(Figure(format_ns(facts["step_ns"], 1), f"step, median of {facts['steps']:,}"))
+    elif facts["span_ns"]:
+        figures.append(Figure(format_ns(facts["span_ns"], 1), "longest recording of a rank"))
+    for name, label, colour in (
+        ("compute_pct", "compute", "compute"),
+        ("transfer_pct", "exposed transfer", "comm"),
+        ("exposed_wait_pct", "waiting for another rank", "wait"),
+        ("idle_pct", "idle", "idle"),
+    ):
+        if facts[name] is not None:
+            figures.append(Figure(f"{facts[name]:.1f} %", label, colour))
+    shares = [row["mfu_pct"] for row in overview.rows if row["mfu_pct"] is not None]
     if shares:
-        of = "" if len(shares) == len(rows) else f" of {len(shares)} ranks"
+        of = "" if len(shares) == len(overview.rows) else f" of {len(shares)} ranks"
         figures.append(Figure(f"{sum(shares) / len(shares):.1f} %", f"MFU{of}"))
-    memory = results.get("memory")
-    peaks = [
-        row["peak_allocated_bytes"] for row in (memory.rows if memory else []) if row.get("device") != "CPU"
-    ]
-    peaks = [peak for peak in peaks if peak]
+    peaks = [row["peak_allocated_bytes"] for row in overview.rows if row["peak_allocated_bytes"]]
     if peaks:
         figures.append(Figure(format_bytes(max(peaks), 1), "peak memory allocated"))
     return figures

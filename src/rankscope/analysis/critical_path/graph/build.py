@@ -6,11 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from rankscope.analysis.across_ranks.collective_waits import waits
 from rankscope.analysis.core.cache import once_per_run
+from rankscope.analysis.core.collective_waits import waits
 from rankscope.analysis.core.device_events import UNKNOWN, device_events, ranks_in, texts, vocabulary, works
 from rankscope.analysis.core.intervals import Ints
 from rankscope.analysis.core.scope import Scope
+from rankscope.analysis.core.step_times import periods
 from rankscope.analysis.critical_path.graph.device_nodes import device_nodes
 from rankscope.analysis.critical_path.graph.host_nodes import OWN_NAMES, host_nodes, with_targets
 from rankscope.analysis.critical_path.graph.nodes import (
@@ -48,7 +49,7 @@ def graph_of(run: Run, scope: Scope) -> Graph:
         host,
         lags,
         matched,
-        _window(device, host),
+        _window(run, scope, device, host),
         steps,
         _notes(device, steps),
     )
@@ -86,14 +87,13 @@ def _device_columns(run: Run, scope: Scope, names: list[str]) -> dict[str, Any]:
     return {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
 
 
-def _window(device: DeviceNodes, host: HostNodes) -> tuple[int, int]:
-    """From the start of the first step to the last end in scope."""
-    begins = host.time[(host.step != NONE) & ~host.is_end]
-    starts = begins if len(begins) else np.concatenate([device.start, host.time])
-    ends = np.concatenate([device.end, host.time])
-    if len(ends) == 0:
-        return 0, 0
-    return int(starts.min()), int(ends.max())
+def _window(run: Run, scope: Scope, device: DeviceNodes, host: HostNodes) -> tuple[int, int]:
+    """From the earliest begin of a step to the latest end of one; without steps, of all nodes."""
+    steps = [period for period in periods(run, scope) if period.step is not None]
+    if steps and scope.steps is not None:
+        return min(period.start_ns for period in steps), max(period.end_ns for period in steps)
+    starts, ends = np.concatenate([device.start, host.time]), np.concatenate([device.end, host.time])
+    return (int(starts.min()), int(ends.max())) if len(ends) else (0, 0)
 
 
 def _notes(device: DeviceNodes, steps: tuple[int, ...]) -> tuple[str, ...]:

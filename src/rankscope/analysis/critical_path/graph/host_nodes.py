@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import numpy as np
 
-from rankscope.analysis.core.device_events import sql_names
-from rankscope.analysis.core.intervals import Ints
+from rankscope.analysis.core.device_events import ranks_in
+from rankscope.analysis.core.host_spans import dataloader_spans
+from rankscope.analysis.core.intervals import Ints, intersect
 from rankscope.analysis.core.scope import Scope
+from rankscope.analysis.core.step_times import host_windows
 from rankscope.analysis.critical_path.graph.host_collectives import (
     HostCollectives,
     chain_threads,
@@ -32,8 +33,7 @@ from rankscope.store.run import Run
 
 STEP_BEGINS, STEP_ENDS, DATA_WAIT = OWN_NAMES = ("the step begins", "the step ends", "waiting for data")
 """Names for nodes that have no name in the file."""
-_HOST, _DATALOADER, _SYNC, _BETWEEN = range(len(HOST_CLASSES))
-_DATALOADER_PATTERN = r"(?i)dataloader.*__next__"
+_HOST, _DATALOADER, _SYNC, _BETWEEN, _UNRECORDED = range(len(HOST_CLASSES))
 _DEFAULTS = {
     "target_low": NONE,
     "match": NONE,
@@ -54,7 +54,7 @@ class _Collector:
         self.parts: list[tuple[int, Ints, dict[str, Any]]] = []
         self.count = 0
 
-    def add(self, rank: Ints, time: Ints, order: int, kind: int, name: Any, **more: Any) -> Ints:
+    def add(self, rank: Ints, time: Ints, order: int, kind: Any, name: Any, **more: Any) -> Ints:
         """Returns the numbers of the new rows before sorting. `order` sorts rows at the same time."""
         numbers = np.arange(self.count, self.count + len(rank))
         self.parts.append((order, numbers, {"rank": rank, "time": time, "kind": kind, "name": name, **more}))
@@ -86,11 +86,13 @@ def host_nodes(
     nodes = _Collector()
     code = {name: index for index, name in enumerate(names)}
     steps = run.arrays(
-        f"SELECT rank::BIGINT AS rank, step::BIGINT AS step, start_ns AS start, start_ns + dur_ns AS stop FROM steps "
-        f"WHERE {scope.where()}"
+        "SELECT rank::BIGINT AS rank, step::BIGINT AS step, start_ns AS start, start_ns + dur_ns AS stop, "
+        f"segment::BIGINT AS cycle FROM steps WHERE {scope.where()} ORDER BY rank, start_ns"
     )
     who = number[steps["rank"]]
-    nodes.add(who, steps["start"], 1, _BETWEEN, code[STEP_BEGINS], step=steps["step"])
+    same_rank = np.diff(who, prepend=NONE) == 0
+    before = np.where(same_rank & (np.diff(steps["cycle"], prepend=NONE) != 0), _UNRECORDED, _BETWEEN)
+    nodes.add(who, steps["start"], 1, before, code[STEP_BEGINS], step=steps["step"])
     nodes.add(who, steps["stop"], 9, _HOST, code[STEP_ENDS], step=steps["step"], is_end=1)
     launched = np.flatnonzero(raw["launch"] != NONE)
     keys = event_key(raw["rank"][launched], raw["segment"][launched], raw["launch"][launched])
@@ -131,15 +133,14 @@ def _add_syncs(run: Run, scope: Scope, nodes: _Collector, number: Ints, code: di
 
 
 def _add_data_waits(run: Run, scope: Scope, nodes: _Collector, number: Ints, code: dict[str, int]) -> None:
-    waits = [name for name in code if re.search(_DATALOADER_PATTERN, name)]
     name = code[DATA_WAIT]
-    found = run.arrays(
-        "SELECT rank::BIGINT AS rank, start_ns AS start, start_ns + greatest(dur_ns, 0) AS stop FROM slices "
-        f"WHERE category = 'user_annotation' AND name IN ({sql_names(waits)}) AND {scope.where()}"
-    )
-    who = number[found["rank"]]
-    nodes.add(who, found["start"], 2, _HOST, name)
-    nodes.add(who, found["stop"], 8, _DATALOADER, name)
+    for rank in ranks_in(run, scope):
+        waits, steps = dataloader_spans(run, rank), host_windows(run, rank, scope)
+        if scope.steps is not None:
+            waits = intersect(waits, steps.intervals)
+        who = np.full(len(waits.start), number[rank])
+        nodes.add(who, waits.start, 2, _HOST, name)
+        nodes.add(who, waits.end, 8, _DATALOADER, name)
 
 
 def _add_host_collectives(nodes: _Collector, comm: HostCollectives) -> None:

@@ -1,0 +1,125 @@
+"""What findings cost: the time that whatif says would be saved if their causes were gone.
+
+Findings come in an order, and none claims time that one above it has claimed: the cost of a finding is what its change
+saves in addition to all changes before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from rankscope.analysis.core.result import Change, Fact, Finding, Found, Remedy, Row
+from rankscope.analysis.core.scope import Scope
+from rankscope.analysis.core.step_times import step_count
+from rankscope.analysis.critical_path.savings import replayed, sample, scenario_of
+from rankscope.analysis.critical_path.scenarios import Scenario
+from rankscope.analysis.within_rank.breakdown import breakdown
+from rankscope.store.run import Run
+from rankscope.units import format_rounded
+
+_PART_OF: dict[Change, str] = {
+    "communication hidden": "exposed_comm_ns",
+    "links at median": "exposed_comm_ns",
+    "host gaps gone": "idle_ns",
+    "data ready": "idle_ns",
+    "syncs gone": "idle_ns",
+    "kernels faster": "compute_ns",
+}
+"""The class of the breakdown that a change makes shorter; its saving is limited to that class."""
+_CLAIMED = 0.98
+"""A finding that keeps less than this share of what it would save alone says how much is left."""
+
+
+class _Prices:
+    """Replays with more and more changes."""
+
+    def __init__(self, run: Run, scope: Scope, named: Sequence[int]) -> None:
+        self.run = run
+        self.replayed = replayed(run, sample(run, scope, named))
+        self.limits = _limits(breakdown(run, scope).rows, step_count(run, scope))
+        self.claimed: list[Scenario] = []
+        self.total = 0.0
+        self.alone: dict[Remedy, float] = {}
+
+    def more_ns(self, remedy: Remedy) -> float | None:
+        """What the change would save in addition; None where it cannot be replayed."""
+        if self.replayed is None:
+            return None
+        saved = self.replayed.saved_ns([*self.claimed, scenario_of(self.run, remedy)]) - self.total
+        limit = self.limits.get(_PART_OF.get(remedy.change, ""), self.replayed.step_ns)
+        return max(0.0, min(saved, limit, self.replayed.step_ns - self.total))
+
+    def claim(self, remedy: Remedy, saved: float) -> None:
+        self.claimed.append(scenario_of(self.run, remedy))
+        self.total += saved
+
+
+def _limits(rows: Sequence[Row], steps: int) -> dict[str, float]:
+    """Per step, the largest time of each class on any rank."""
+    whole = [row for row in rows if row["step"] is None]
+    return {
+        name: max((row[name] for row in whole), default=0) / steps for name in sorted(set(_PART_OF.values()))
+    }
+
+
+def with_costs(
+    run: Run, scope: Scope, found: Sequence[Found], precedence: Callable[[Found], int]
+) -> list[Found]:
+    """In order of precedence, then of cost; each cost without what is claimed above it."""
+    priced: list[Found] = []
+    ranks = [rank for one in found if one.finding.remedy for rank in one.finding.remedy.ranks]
+    prices = _Prices(run, scope, ranks) if any(one.finding.remedy for one in found) else None
+    for level in sorted({precedence(one) for one in found}):
+        waiting = [one for one in found if precedence(one) == level]
+        with_change = [one for one in waiting if one.finding.remedy is not None]
+        if prices is not None:
+            priced += _by_saving(prices, with_change)
+        rest = [one for one in waiting if one.finding.remedy is None]
+        priced += sorted(rest, key=lambda one: (-(one.finding.cost_ns or 0), one.finding.title))
+    return priced
+
+
+def _by_saving(prices: _Prices, found: list[Found]) -> list[Found]:
+    """The one that saves most, then the one that saves most in addition to it, and so on.
+
+    A change seldom saves more because of another one, so a value computed earlier is an upper limit: only the best
+    candidate is computed again.
+    """
+    known = {id(one): prices.more_ns(_remedy(one)) for one in found}
+    for one in found:
+        prices.alone.setdefault(_remedy(one), known[id(one)] or 0.0)
+    fresh = {id(one) for one in found}
+    left, ordered = list(found), []
+    while left:
+        best = max(left, key=lambda one: (known[id(one)] or 0.0, id(one) in fresh))
+        if id(best) not in fresh:
+            known[id(best)] = prices.more_ns(_remedy(best))
+            fresh.add(id(best))
+            continue
+        left.remove(best)
+        saved = known[id(best)]
+        ordered.append(replace(best, finding=_stated(best.finding, saved, prices.alone[_remedy(best)])))
+        if saved:
+            prices.claim(_remedy(best), saved)
+            fresh.clear()
+    return ordered
+
+
+def _remedy(one: Found) -> Remedy:
+    assert one.finding.remedy is not None
+    return one.finding.remedy
+
+
+def _stated(finding: Finding, saved: float | None, alone: float) -> Finding:
+    """The finding with its cost; it says so where a part of it is claimed by findings above."""
+    if saved is None:
+        return finding
+    facts = (*finding.facts, Fact("saved_alone_ns", round(alone), "ns", "the run, per step", report="whatif"))
+    evidence = finding.evidence
+    if alone and saved < _CLAIMED * alone:
+        left = f"{format_rounded('ns', saved)} of it are left" if round(saved) else "nothing of it is left"
+        evidence += (
+            f"; alone it would save {format_rounded('ns', alone)}, {left} after what the findings above claim"
+        )
+    return replace(finding, cost_ns=round(saved), facts=facts, evidence=evidence)

@@ -1,0 +1,125 @@
+"""What changes would save, by a replay of the run: the answers of whatif, and the costs of findings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from rankscope.analysis.across_ranks.layout import layout_of
+from rankscope.analysis.core.cache import once_per_run
+from rankscope.analysis.core.device_events import ranks_in
+from rankscope.analysis.core.result import Remedy
+from rankscope.analysis.core.scope import Scope
+from rankscope.analysis.core.step_times import mean_step_ns
+from rankscope.analysis.critical_path import scenarios
+from rankscope.analysis.critical_path.graph.build import graph_of
+from rankscope.analysis.critical_path.graph.nodes import Graph
+from rankscope.analysis.critical_path.replay import Durations, recorded, replay
+from rankscope.analysis.critical_path.scenarios import Scenario
+from rankscope.store.run import Run
+
+MOST_EVENTS = 60_000
+"""GPU events that a replay for the costs of findings covers: a third of a second. Of larger runs it takes some ranks
+and steps."""
+MOST_RANKS = 16
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """A run that can be replayed, and how long it takes without changes."""
+
+    graph: Graph
+    durations: Durations
+    length: int
+    """Of the replay without changes, all steps together."""
+    step_ns: float
+    """The mean step time."""
+
+    @property
+    def steps(self) -> int:
+        return max(len(self.graph.steps), 1)
+
+    def saved_ns(self, changes: Iterable[Scenario]) -> float:
+        """Per step, with these changes together; never more than the step. Negative: it takes longer."""
+        durations = self.durations
+        for scenario in changes:
+            durations = scenario.change(self.graph, durations)
+        times = replay(self.graph, durations)
+        assert times is not None  # its dependencies are those of the first replay
+        return min((self.length - times.length(self.graph)) / self.steps, self.step_ns)
+
+
+@once_per_run
+def replayed(run: Run, scope: Scope) -> Replayed | None:
+    """None where there is nothing to replay, or where the ranks wait for each other in a cycle."""
+    graph = graph_of(run, scope)
+    durations = recorded(graph)
+    if not len(graph.device.start) and not len(graph.host.time):
+        return None
+    times = replay(graph, durations)
+    if times is None:
+        return None
+    return Replayed(graph, durations, times.length(graph), mean_step_ns(run, scope))
+
+
+def sample(run: Run, scope: Scope, named: Sequence[int]) -> Scope:
+    """The scope itself, or a part of it that is quick to replay: with the ranks that findings name, and others."""
+    sizes = run.rows(
+        f"SELECT step, count(*) FROM gpu WHERE {scope.where()} AND step IS NOT NULL GROUP BY step ORDER BY step"
+    )
+    ranks = ranks_in(run, scope)
+    if sum(count for _, count in sizes) <= MOST_EVENTS:
+        return scope
+    if len(ranks) > MOST_RANKS:
+        room = max(MOST_RANKS - len(set(named)), MOST_RANKS // 2)
+        some = {*list(named)[: MOST_RANKS // 2], *ranks[:: -(-len(ranks) // room)]}
+        scope = replace(scope, ranks=frozenset(some))
+    share = min(MOST_RANKS, len(ranks)) / len(ranks)
+    middle = len(sizes) // 2
+    first = last = sizes[middle][0]
+    used = sizes[middle][1] * share
+    for step, count in sizes[middle + 1 :]:
+        used += count * share
+        if used > MOST_EVENTS:
+            break
+        last = step
+    return replace(scope, steps=(first, last))
+
+
+def scenario_of(run: Run, remedy: Remedy) -> Scenario:
+    """The change that a finding's remedy describes."""
+    if remedy.change == "rank at median":
+        return scenarios.ranks_at_median(remedy.ranks, _peers(run, remedy.ranks))
+    if remedy.change == "links at median":
+        return scenarios.links_at_median(remedy.ranks, _members(run))
+    if remedy.change == "kernels faster":
+        return scenarios.kernels(remedy.names, remedy.factor)
+    if remedy.change == "syncs gone":
+        return scenarios.syncs_gone(remedy.names)
+    return {
+        "host gaps gone": scenarios.host_ahead,
+        "data ready": scenarios.data_ready,
+        "communication hidden": scenarios.hide_comm,
+    }[remedy.change]()
+
+
+def _peers(run: Run, ranks: Sequence[int]) -> dict[int, list[int]]:
+    """The ranks that do the same work as each of these: pipeline stages do different work."""
+    places = layout_of(run, Scope()).places
+    stage = {rank: place.get("pp", 0) for rank, place in places.items()}
+    return {
+        rank: [other for other in run.ranks if other != rank and stage.get(other) == stage.get(rank)]
+        for rank in ranks
+    }
+
+
+@once_per_run
+def _members(run: Run) -> dict[int, tuple[int, ...]]:
+    """The recorded ranks of each process group."""
+    rows = run.collectives
+    found: dict[int, tuple[int, ...]] = {}
+    for group in range(len(rows.groups)):
+        found[group] = tuple(np.unique(rows.rank[rows.group == group]).tolist())
+    return found
