@@ -18,9 +18,10 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
+from math import prod
 from pathlib import Path
 
-from exam_cases import CAUSES, REPORTS, Case, all_cases, plant
+from exam_cases import CAUSES, LAYOUTS, REPORTS, Case, all_cases, plant
 from rankscope.analysis.core.result import Finding
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.findings import collect
@@ -254,10 +255,7 @@ def run_cases(cases: Sequence[Case], folder: Path, keep: bool, say: Callable[[st
 
 
 def _ranks(case: Case) -> int:
-    from exam_cases import LAYOUTS  # a case knows its layout by name
-
-    sizes = LAYOUTS[case.layout]
-    return sizes.get("data", 1) * sizes.get("tensor", 1) * sizes.get("stages", 1)
+    return prod(LAYOUTS[case.layout].values())
 
 
 def _task(task: tuple[Case, Path, bool]) -> Answer:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from math import prod
 
 from rankscope.bench.synthetic.cluster import Fault, Job, RankRun, simulate, step_ns
 
@@ -54,7 +55,7 @@ LAYOUTS = {
     "dp64": {"data": 64},
     "dp8tp8": {"data": 8, "tensor": 8},
 }
-_SMALL = tuple(name for name, sizes in LAYOUTS.items() if Job(**sizes).ranks <= 8)
+_SMALL = tuple(name for name, sizes in LAYOUTS.items() if prod(sizes.values()) <= 8)
 _WITH_SIBLINGS = ("dp2tp2", "dp4tp2", "pp2dp2tp2", "pp2dp4")
 """Layouts in which a group has a sibling to compare its transfers with."""
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from conftest import DATA
 from rankscope.analysis import REPORTS
 from rankscope.analysis.across_ranks.blame import range_argmax
-from rankscope.analysis.core.result import Result
+from rankscope.analysis.core.result import Remedy, Result
 from rankscope.analysis.core.scope import Scope
 from rankscope.bench.synthetic import Plan, Straggler, write
 from rankscope.store.arrays import NONE
@@ -56,7 +56,11 @@ def test_a_planted_straggler_comes_back_with_its_cause(cause: str, names: str, t
     assert finding.severity == "critical" and finding.ranks == (2,)
     assert finding.title.startswith("Rank 2 made 3 others wait")
     assert names in finding.title + finding.evidence
-    assert finding.cost_ns == pytest.approx(truth["straggler"]["caused_wait_ns"] / 3 / 4, rel=0.02)
+    facts = {fact.quantity: fact.value for fact in finding.facts}
+    assert (facts["cause"], facts["waiting_ranks"], facts["worst_steps"]) == (cause, 3, 4)
+    assert facts["caused_wait_ns"] == pytest.approx(truth["straggler"]["caused_wait_ns"] / 3 / 4, rel=0.02)
+    assert finding.remedy == Remedy("rank at median", ranks=(2,))
+    assert finding.cost_ns == pytest.approx(5_000_000, rel=0.1)
     assert finding.span is not None and finding.span[1] - finding.span[0] > 4_000_000
     check_window(run, truth)
 

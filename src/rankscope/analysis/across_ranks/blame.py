@@ -110,11 +110,7 @@ def _causes(found: Waits, excess: Ints, opened: Ints) -> tuple[Ints, Ints]:
     behind = np.full(count, NONE)
     at = np.flatnonzero(waits_first)
     behind[at] = _longest_wait_inside(found, found.last[at], opened)
-    # No earlier match to follow: take the largest excess besides waiting.
-    others = excess.copy()
-    others[WAITING, waits_first & (behind == NONE)] = 0
-    cause = others.argmax(axis=0)
-    cause = np.where((others.max(axis=0) > 0) & (found.last != NONE), cause, NONE)
+    cause = np.where((excess.max(axis=0) > 0) & (found.last != NONE), largest, NONE)
     return cause, np.where(behind != NONE, behind, itself)
 
 

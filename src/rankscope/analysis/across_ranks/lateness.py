@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from rankscope.analysis.across_ranks.collective_waits import waits
 from rankscope.analysis.across_ranks.layout import layout_of
 from rankscope.analysis.across_ranks.rank_activity import PARTS, covers
 from rankscope.analysis.core.cache import once_per_run
+from rankscope.analysis.core.collective_waits import waits
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.core.step_times import Period, periods
 from rankscope.store.arrays import NONE
@@ -113,8 +113,9 @@ def _transfers(run: Run, ranks: tuple[int, ...], steps: tuple[int | None, ...]) 
     at = np.searchsorted(ranks, rows.rank)
     known = np.isin(rows.rank, ranks) & (found.wait != NONE)
     if steps != (None,):
-        known &= np.isin(rows.step, steps)
-        step = np.searchsorted(np.array(steps, dtype=np.int64), rows.step)
+        numbers = np.array(steps, dtype=np.int64)
+        known &= np.isin(rows.step, numbers)
+        step = np.searchsorted(numbers, rows.step)
     else:
         step = np.zeros(len(rows.rank), dtype=np.int64)
     np.add.at(total, (at[known], step[known]), found.entry_transfer[known])
