@@ -183,7 +183,8 @@ def _watch(progress: Progress) -> Watch:
 class OpenRun:
     """An open run. Every report of `rankscope stats` is a method; `reports()` lists them.
 
-    All reports take these arguments. ranks: '0,8-15' or numbers. steps: '3:5', (3, 5) or 3. top: only so many rows.
+    All reports take these arguments. ranks: '0,8-15' or numbers. steps: '3:5', (3, 5) or 3; 'file': also what
+    lies outside steps. top: only so many rows.
     Some can split their rows: by.
     """
 
@@ -253,8 +254,10 @@ class OpenRun:
             wanted = parse_ranks(ranks)
         else:
             wanted = None if ranks is None else frozenset([ranks] if isinstance(ranks, int) else ranks)
+        whole_file = steps == "file"
         text = f"{steps[0]}:{steps[1]}" if isinstance(steps, tuple) else steps
-        scope = Scope(wanted, None if text is None else parse_steps(str(text)), self._machine)
+        chosen = None if text is None or whole_file else parse_steps(str(text))
+        scope = Scope(wanted, chosen, self._machine, whole_file)
         scope.check(self._run)
         return scope
 

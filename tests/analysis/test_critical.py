@@ -75,7 +75,7 @@ def test_a_circle_ends_the_path() -> None:
 
 
 def adds_up(run: Run, result: Result, **scope: Any) -> None:
-    graph = graph_of(run, Scope(**scope))
+    graph = graph_of(run, Scope(**scope).in_run(run))
     low, high = graph.window
     assert pieces(find_critical_path(graph)) == plain_walk(graph)
     assert sum(row["ns"] for row in result.rows) == high - low

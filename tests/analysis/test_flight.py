@@ -37,7 +37,7 @@ class Tables:
         execute(
             "CREATE TABLE segments (rank INTEGER, lost BIGINT, misplaced BIGINT, used BOOLEAN, format VARCHAR)"
         )
-        execute("CREATE TABLE steps (rank INTEGER, source VARCHAR)")
+        execute("CREATE TABLE steps (rank INTEGER, step INTEGER, source VARCHAR)")
         for table in (FLIGHT, FLIGHT_GROUPS):
             columns = ", ".join(f"{field.name} {field.type}" for field in table.fields)
             execute(f"CREATE TABLE {table.name} (rank INTEGER, segment INTEGER, {columns})")

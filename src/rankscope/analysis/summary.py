@@ -30,11 +30,8 @@ COLUMNS = (
         "ns",
         "a step's median time, host and device together; without steps, all that was recorded",
     ),
-    Column("compute_pct", "percent", "share of the window, as the next four"),
+    Column("compute_pct", "percent", "share of the window, as the next three"),
     Column("exposed_comm_pct", "percent", "exposed communication", title="Comm"),
-    Column(
-        "exposed_wait_pct", "percent", "part of it that is waiting for another rank", title="Wait", minor=True
-    ),
     Column("exposed_copy_pct", "percent", "exposed copies", title="Copy"),
     Column("idle_pct", "percent", "nothing runs"),
     Column("mfu_pct", "percent", "model FLOPs utilisation", title="MFU"),
@@ -45,7 +42,7 @@ _WITHOUT_TRACE = {
     "memory": ("memory snapshot", "memory,allocators,fragments"),
     "ncu": ("Nsight Compute report", "ncu,roofline"),
 }
-_PARTS = ("compute", "exposed_comm", "exposed_wait", "exposed_copy", "idle")
+_CLASSES = ("compute", "exposed_comm", "exposed_copy", "idle")
 
 
 def summary(run: Run, scope: Scope, by: str | None = None) -> Result:
@@ -70,7 +67,7 @@ def summary(run: Run, scope: Scope, by: str | None = None) -> Result:
             "rank": rank,
             "steps": counts[rank],
             "step_ns": typical[rank].ns if rank in typical else recorded.get(rank),
-            **{f"{part}_pct": _share([parts[rank]] if rank in parts else [], part) for part in _PARTS},
+            **{f"{part}_pct": _share([parts[rank]] if rank in parts else [], part) for part in _CLASSES},
             "mfu_pct": used.get(rank),
             "peak_allocated_bytes": peak.get(rank),
         }
@@ -94,7 +91,7 @@ def _share(rows: Sequence[Row], part: str) -> float | None:
 
 def _facts(run: Run, scope: Scope, rows: Sequence[Row], parts: Sequence[Row]) -> dict[str, Any]:
     """The figures of the run, by machine name."""
-    shares = {f"{part}_pct": _share(parts, part) for part in _PARTS}
+    shares = {f"{part}_pct": _share(parts, part) for part in (*_CLASSES, "exposed_wait")}
     comm, waiting = shares["exposed_comm_pct"], shares["exposed_wait_pct"]
     mfu = [row["mfu_pct"] for row in rows if row["mfu_pct"] is not None]
     return {

@@ -59,11 +59,24 @@ def _positive(text: str) -> int:
 
 
 def add_scope_options(parser: argparse.ArgumentParser) -> None:
+    """Which ranks and steps figures are about."""
+    add_part_options(parser, "all steps")
+    parser.add_argument(
+        "--window",
+        choices=("steps", "file"),
+        default="steps",
+        help="what figures cover: the steps, or the whole file with what lies outside steps (default: steps, where "
+        "there are any)",
+    )
+
+
+def add_part_options(parser: argparse.ArgumentParser, all_steps: str) -> None:
+    """Which part of a run to take; `all_steps` is what happens without --steps."""
     parser.add_argument(
         "--ranks", metavar="LIST", default="all", help="only these ranks: 0,8-15 or all (default: all)"
     )
     parser.add_argument(
-        "--steps", metavar="A:B", help="only steps A to B, both included (default: the whole file)"
+        "--steps", metavar="A:B", help=f"only steps A to B, both included (default: {all_steps})"
     )
 
 
@@ -122,7 +135,15 @@ def scope_of(args: argparse.Namespace) -> Scope:
     from rankscope.analysis.core.scope import Scope, parse_ranks, parse_steps
 
     machine = machine_from(*(getattr(args, name, None) for name in ("peak", "bandwidth", "baseline")))
-    return Scope(parse_ranks(args.ranks), parse_steps(args.steps) if args.steps else None, machine)
+    whole_file = getattr(args, "window", "steps") == "file"
+    if args.steps and whole_file:
+        raise UsageError(
+            "--steps and --window file exclude each other",
+            why="--window file means all that was recorded, also outside steps.",
+            hint="Leave out one of them.",
+        )
+    steps = parse_steps(args.steps) if args.steps else None
+    return Scope(parse_ranks(args.ranks), steps, machine, whole_file)
 
 
 def open_run(args: argparse.Namespace, comm_patterns: tuple[str, ...] = (), prefer: str = "") -> Run:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 from rankscope import units
 from rankscope.cli.common import (
     add_clocks,
+    add_part_options,
     add_reading_options,
     add_run_argument,
-    add_scope_options,
     check_target,
     open_run,
     replacing,
@@ -60,7 +60,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="traces without the events' arguments: smaller, and written faster",
     )
     parser.add_argument("-f", "--force", action="store_true", help="overwrite existing files")
-    add_scope_options(parser)
+    add_part_options(parser, "the whole file")
     add_clocks(parser)
     add_reading_options(parser)
 

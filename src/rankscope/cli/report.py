@@ -109,4 +109,6 @@ def _words(args: argparse.Namespace, subject: Path) -> str:
         words += ["--ranks", args.ranks]
     if args.steps:
         words += ["--steps", args.steps]
+    if args.window == "file":
+        words += ["--window", "file"]
     return shlex.join(words)

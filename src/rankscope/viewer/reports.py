@@ -28,7 +28,9 @@ def report(session: Session, query: dict[str, str]) -> Answer:
     if name not in REPORTS:
         raise UsageError(f"there is no report '{name}'", hint=f"There are: {', '.join(REPORTS)}.")
     scope = Scope(
-        parse_ranks(query.get("ranks") or "all"), parse_steps(query["steps"]) if query.get("steps") else None
+        parse_ranks(query.get("ranks") or "all"),
+        parse_steps(query["steps"]) if query.get("steps") else None,
+        whole_file=query.get("window") == "file",
     )
     with session.database() as run:
         scope.check(run)

@@ -18,11 +18,11 @@ from conftest import DATA, kernel_event, open_trace, slice_event, write_kineto
 from rankscope.analysis import REPORTS
 from rankscope.analysis.core.result import Column, Finding, Result
 from rankscope.analysis.core.scope import Scope
+from rankscope.analysis.questions import QUESTIONS
 from rankscope.cli import main
 from rankscope.errors import StoreError
 from rankscope.store.ingest import ingest
 from rankscope.store.run import Run
-from rankscope.views.report import content as content_module
 from rankscope.views.report.content import Content, Request, build
 from rankscope.views.report.definitions import definition, to_html
 from rankscope.views.report.html_report import html_page
@@ -114,7 +114,7 @@ def test_every_report_has_its_place(slow2: tuple[Content, str, Run]) -> None:
         if not section.empty:
             assert section.command in page.sections[section.name]
             assert "Definition" in page.sections[section.name], section.name
-    assert {section.name for section in content.sections} == set(REPORTS) - set(content_module._NOT_SECTIONS)
+    assert {section.name for section in content.sections} == set(QUESTIONS)
 
 
 def test_figures_are_those_of_the_tables(slow2: tuple[Content, str, Run]) -> None:
@@ -180,13 +180,13 @@ def test_findings_come_worst_and_dearest_first(tmp_path: Path, monkeypatch: pyte
         Finding("warning", "dear", "", cost_ns=9),
     )
     run = open_trace(write_kineto(tmp_path / "rank-0.json", [kernel_event("k", 10, 5)]))
-    real = REPORTS["kernels"]
+    real = QUESTIONS["kernels"]
 
     def analyse(run: Run, scope: Scope, by: str | None) -> Result:
         result = real.analyse(run, scope, by)
         return Result(result.name, result.title, result.window, result.columns, result.rows, found)
 
-    monkeypatch.setitem(REPORTS, "kernels", type(real)(real.name, real.question, analyse))
+    monkeypatch.setitem(QUESTIONS, "kernels", type(real)(real.name, real.question, analyse))
     content, html = report(run)
     titles = [finding.title for finding in content.findings if finding in found]
     assert titles == ["rank 0 burns", "dear", "cheap", "fine"], "the worst first, then the dearest"
@@ -200,8 +200,8 @@ def test_a_report_that_fails_does_not_take_the_others_along(
     def broken(run: Run, scope: Scope, by: str | None) -> Result:
         raise StoreError("the store is damaged", why="A file is gone.", hint="Read it again.")
 
-    real = REPORTS["ops"]
-    monkeypatch.setitem(REPORTS, "ops", type(real)("ops", real.question, broken))
+    real = QUESTIONS["ops"]
+    monkeypatch.setitem(QUESTIONS, "ops", type(real)("ops", real.question, broken))
     _, html = report(open_trace(write_kineto(tmp_path / "rank-0.json", [kernel_event("k", 10, 5)])))
     page = Page(html)
     assert "the store is damaged" in page.sections["ops"] and "k" in page.sections["kernels"]

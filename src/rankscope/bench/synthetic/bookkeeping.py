@@ -80,10 +80,8 @@ class StepBook:
         return sum(end - start for start, end in self.collectives)
 
 
-def breakdown(step: int | None, books: Sequence[StepBook]) -> dict[str, Any]:
-    """The figures of docs/definitions.md for some steps that do not overlap in time."""
-    first = min(book.first_ns for book in books if book.first_ns is not None)
-    span = max(book.last_ns for book in books) - first
+def breakdown(step: int | None, books: Sequence[StepBook], span: int) -> dict[str, Any]:
+    """The figures of docs/definitions.md for some steps that do not overlap in time and take `span` together."""
     compute = sum(book.compute_ns for book in books)
     comm = sum(book.comm_ns for book in books)
     copy = sum(book.copy_ns for book in books)
@@ -126,13 +124,23 @@ class RankBook:
         row[0] += instances
         row[1] += total_ns
 
+    def _step_times(self) -> list[int]:
+        """A step ends with its host range or its last GPU event, and begins where the one before ended."""
+        times, before = [], self.windows[0]["start_ns"]
+        for window, book in zip(self.windows, self.steps, strict=True):
+            end = max(window["start_ns"] + window["dur_ns"], book.last_ns, before)
+            times.append(end - before)
+            before = end
+        return times
+
     def truth(self) -> dict[str, Any]:
+        times = self._step_times()
         gpu_events = sum(row[0] for rows in (self.kernels, self.copies) for row in rows.values())
         return {
             "steps": self.windows,
             "breakdown": [
-                breakdown(None, self.steps),
-                *(breakdown(book.step, [book]) for book in self.steps),
+                breakdown(None, self.steps, sum(times)),
+                *(breakdown(book.step, [book], time) for book, time in zip(self.steps, times, strict=True)),
             ],
             "kernels": _table(self.kernels),
             "copies": _table(self.copies),

@@ -66,7 +66,7 @@ def chart_of(result: Result) -> Chart:
 def chart_in_run(result: Result, run: Run, scope: Scope) -> Chart:
     """The chart of a result, with what only the run has: the device's peaks, the memory curve."""
     if result.name == "memory":
-        return report_charts.memory(memory_curve(run, scope))
+        return report_charts.memory(memory_curve(run, scope.in_run(run)))
     if result.name == "roofline":
         return roofline(result, known_roofs(run, scope))
     return chart_of(result)
@@ -94,7 +94,9 @@ def find_chart(name: str) -> ChartKind:
 CHARTS: dict[str, ChartKind] = {
     kind.name: kind
     for kind in (
-        ChartKind("heatmap", "What did every rank do when?", rank_heatmap),
+        ChartKind(
+            "heatmap", "What did every rank do when?", lambda run, scope: rank_heatmap(run, scope.in_run(run))
+        ),
         *(
             _of_report(name)
             for name in (*_OF_RESULTS, *_AS_BARS)
@@ -104,7 +106,7 @@ CHARTS: dict[str, ChartKind] = {
         ChartKind(
             "memory",
             "How much memory is used when?",
-            lambda run, scope: report_charts.memory(memory_curve(run, scope)),
+            lambda run, scope: report_charts.memory(memory_curve(run, scope.in_run(run))),
         ),
     )
 }

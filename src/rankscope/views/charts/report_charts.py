@@ -31,13 +31,23 @@ def whole_window(result: Result) -> list[Row]:
 def breakdown(result: Result) -> Chart:
     parts = (
         Part("compute", "compute"),
-        Part("exposed communication", "comm"),
+        Part("exposed transfer", "comm"),
+        Part("waiting for another rank", "wait"),
         Part("exposed copies", "copy"),
         Part("idle", "idle"),
     )
-    names = ("compute_ns", "exposed_comm_ns", "exposed_copy_ns", "idle_ns")
     rows = [
-        Bar(f"rank {row['rank']}", [row[name] for name in names]) for row in whole_window(result)[:_MOST_ROWS]
+        Bar(
+            f"rank {row['rank']}",
+            [
+                row["compute_ns"],
+                row["exposed_comm_ns"] - row["exposed_wait_ns"],
+                row["exposed_wait_ns"],
+                row["exposed_copy_ns"],
+                row["idle_ns"],
+            ],
+        )
+        for row in whole_window(result)[:_MOST_ROWS]
     ]
     if not rows:
         raise nothing_to_draw(result)

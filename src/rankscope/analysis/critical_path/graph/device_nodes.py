@@ -33,8 +33,10 @@ def device_nodes(
     never = np.iinfo(np.int64).min // 2
     ready, ended = follow(launch, host["time"], never), follow(before, end, never)
     after_launch = np.where(launch != NONE, start - ready, NONE)
-    after_stream = np.where(before != NONE, start - ended, NONE)
-    lag_launch, lag_stream = shortest(rank, after_launch, ranks), shortest(rank, after_stream, ranks)
+    lag_launch = shortest(rank, after_launch, ranks)
+    # Only where an event was launched before the one ahead of it ended does the gap belong to the stream.
+    queued = (before != NONE) & (ready + lag_launch[rank] <= ended)
+    lag_stream = shortest(rank, np.where(queued, start - ended, NONE), ranks)
     known = np.maximum(ready + lag_launch[rank], ended + lag_stream[rank])
     is_comm = raw["kind"] == DEVICE_CLASSES.index("comm")
     other = cross_stream(rank, stream, start, end, known)
