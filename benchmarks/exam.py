@@ -16,120 +16,28 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
 from math import prod
 from pathlib import Path
 
-from exam_cases import CAUSES, LAYOUTS, REPORTS, Case, all_cases, plant
+from exam_cases import LAYOUTS, Case, all_cases, plant
+from exam_gloo import real_cases, record
+from exam_report import write_accuracy
+from exam_score import FROM_PCT, Answer, below_floor, line_of, total
 from rankscope.analysis.core.result import Finding
 from rankscope.analysis.core.scope import Scope
+from rankscope.analysis.core.step_times import mean_step_ns
 from rankscope.analysis.findings import collect
 from rankscope.bench.synthetic.cluster_trace import write_traces
 from rankscope.bench.synthetic.hang import write_dumps
 from rankscope.store.ingest import Options, ingest
 from rankscope.store.run import Run
 
-FLOOR = {
-    "precision": 0.98,
-    "recall": 0.98,
-    "cause": 0.95,
-    "false_alarms": 1 / 60,
-}
-"""For effects of FROM_PCT or more; of false alarms, the most."""
-FROM_PCT = 5.0
-FIRST_FROM_PCT = 10.0
-COST_TOLERANCE = 0.10
-LEAST_PCT = 0.5
-"""A fault that costs less than this is hidden: naming its rank is neither right nor wrong."""
 PROCESSES = 2
-
 _TRUE_OF_HEALTHY_JOBS = ("overlap", "collectives", "critical", "bubbles", "phases", "roofline", "syncs")
 """Reports on the program rather than on a fault: a healthy pipeline has bubbles, and tensor parallelism exposes
 communication."""
-
-
-@dataclass(frozen=True)
-class Answer:
-    """A case, its truth, and what was said about it."""
-
-    name: str
-    kind: str
-    layout: str
-    culprits: tuple[int, ...]
-    effect_pct: float
-    """True share of the step."""
-    cost_ns: float
-    step_ns: float
-    real: bool = False
-    named: tuple[int, ...] = ()
-    """Ranks of the straggler finding, at any severity."""
-    severity: str = ""
-    cause: str = ""
-    said_ns: int | None = None
-    first_report: str = ""
-    first_ranks: tuple[int, ...] = ()
-    alarms: tuple[str, ...] = ()
-    """Titles of warnings and critical findings."""
-    title: str = ""
-    error: str = ""
-    seconds: float = 0.0
-
-    @property
-    def has_culprit(self) -> bool:
-        return self.kind in CAUSES and self.effect_pct >= LEAST_PCT
-
-    @property
-    def hit(self) -> bool:
-        """A slow link has two ends: its group may be named, as long as the rank is in it."""
-        if self.kind == "link":
-            return set(self.culprits) <= set(self.named) and len(self.named) <= 4
-        return bool(self.named) and self.named == self.culprits
-
-    @property
-    def accused(self) -> bool:
-        """A wrong rank is named. Of a moving fault only an alarm is wrong."""
-        if self.kind == "moving":
-            return bool(self.named) and self.severity in ("warning", "critical")
-        if self.kind in CAUSES and not self.has_culprit:
-            return False
-        return bool(self.named) and not self.hit
-
-    @property
-    def cause_right(self) -> bool:
-        return self.hit and self.cause == CAUSES.get(self.kind)
-
-    @property
-    def cost_right(self) -> bool:
-        return (
-            self.hit
-            and self.said_ns is not None
-            and abs(self.said_ns - self.cost_ns) <= COST_TOLERANCE * self.cost_ns
-        )
-
-    @property
-    def first_right(self) -> bool:
-        if self.kind in REPORTS:
-            named_right = self.kind != "hang" or self.first_ranks == self.culprits
-            return self.first_report in REPORTS[self.kind] and named_right
-        return self.first_report == "stragglers" and self.hit
-
-    @property
-    def wrong(self) -> str:
-        """What is wrong with the answer, for the line of the case; empty where nothing is."""
-        if self.error:
-            return self.error
-        if self.kind == "healthy":
-            return f"alarm: {self.alarms[0]}" if self.alarms else f"named {self.named}" if self.named else ""
-        if self.kind == "moving":
-            return "one rank is blamed" if self.accused else ""
-        if self.kind in REPORTS:
-            return "" if self.first_right else f"first is {self.first_report} {self.first_ranks}"
-        if not self.has_culprit:
-            return ""
-        if not self.hit:
-            return f"named {self.named}" if self.named else "not found"
-        return "" if self.cause_right else f"cause {self.cause}"
 
 
 def answer(case: Case, folder: Path) -> Answer:
@@ -157,8 +65,7 @@ def read_truth(path: Path) -> Answer:
 
 def judged(truth: Answer, folder: Path) -> Answer:
     """What the findings say."""
-    files = [path for path in folder.iterdir() if path.is_file() and path.name != "truth.json"]
-    found = collect(Run(ingest(sorted(files), Options(jobs=1, output=folder / "store"))), Scope())
+    found = collect(_open(folder), Scope())
     late = next((one.finding for one in found if one.report == "stragglers"), None)
     first = found[0] if found else None
     return replace(
@@ -183,53 +90,36 @@ def _cause(finding: Finding | None) -> str:
     return str(fact.value) if fact else ""
 
 
-def share(values: Iterable[bool]) -> float | None:
-    """Of the cases that are true; None without cases."""
-    listed = list(values)
-    return sum(listed) / len(listed) if listed else None
+def run_gloo(folder: Path, wanted: Sequence[str], say: Callable[[str], None]) -> list[Answer]:
+    """The real cases: recorded one after the other, for they need the cores; then read and judged."""
+    answers = []
+    for recorded in record(folder, say, wanted):
+        truth = json.loads((recorded / "truth.json").read_text())
+        case = next(one for one in real_cases() if one.name == truth["name"])
+        step = _mean_step_ns(recorded)
+        empty = Answer(
+            case.name,
+            case.kind,
+            f"gloo{case.ranks}",
+            tuple(truth["culprits"]),
+            100 * truth["cost_ns"] / step if step else 0.0,
+            truth["cost_ns"],
+            step,
+            real=True,
+        )
+        answers.append(judged(empty, recorded))
+        if answers[-1].wrong:
+            say(_line(answers[-1]))
+    return answers
 
 
-def scores(answers: Sequence[Answer], low: float, high: float = 101.0) -> dict[str, float | None]:
-    """The scores of the cases whose true effect is in [low, high) percent."""
-    inside = [one for one in answers if one.has_culprit and low <= one.effect_pct < high]
-    named = [one for one in inside if one.named]
-    return {
-        "cases": float(len(inside)),
-        "precision": share(one.hit for one in named),
-        "recall": share(one.hit for one in inside),
-        "cause": share(one.cause_right for one in inside if one.hit),
-        "cost": share(one.cost_right for one in inside if one.hit),
-        "first": share(one.first_right for one in inside if one.effect_pct > FIRST_FROM_PCT),
-    }
+def _mean_step_ns(folder: Path) -> float:
+    return mean_step_ns(_open(folder), Scope())
 
 
-def total(answers: Sequence[Answer]) -> dict[str, float | None]:
-    """The figures of the last line. Precision counts also ranks that are named in healthy and moving cases."""
-    large = scores(answers, FROM_PCT)
-    healthy = [one for one in answers if one.kind == "healthy"]
-    accused = sum(one.accused for one in answers if one.kind in ("healthy", "moving"))
-    inside = [one for one in answers if one.has_culprit and one.effect_pct >= FROM_PCT]
-    named, hits = sum(bool(one.named) for one in inside), sum(one.hit for one in inside)
-    return large | {
-        "precision": hits / (named + accused) if named + accused else None,
-        "false_alarms": share(bool(one.alarms) for one in healthy),
-        "other": share(one.first_right for one in answers if one.kind in REPORTS),
-        "moving": share(not one.accused for one in answers if one.kind == "moving"),
-    }
-
-
-def below_floor(found: dict[str, float | None]) -> list[str]:
-    """Names of the scores that miss the floor."""
-    return [
-        name
-        for name, floor in FLOOR.items()
-        if (value := found.get(name)) is not None
-        and (value > floor if name == "false_alarms" else value < floor)
-    ]
-
-
-def text(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3f}"
+def _open(folder: Path) -> Run:
+    files = [path for path in folder.iterdir() if path.is_file() and path.name != "truth.json"]
+    return Run(ingest(sorted(files), Options(jobs=1, output=folder / "store")))
 
 
 def run_cases(cases: Sequence[Case], folder: Path, keep: bool, say: Callable[[str], None]) -> list[Answer]:
@@ -277,6 +167,10 @@ def _line(one: Answer) -> str:
     return f"wrong: {one.name}{size}: {one.wrong}{truth}; {one.severity} {one.title}".rstrip("; ")
 
 
+def _is_wanted(name: str, parts: Sequence[str]) -> bool:
+    return not parts or any(part in name for part in parts)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else "")
     parser.add_argument(
@@ -292,9 +186,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     started = time.monotonic()
     wanted = [part for part in args.only.split("|") if part]
-    cases = [case for case in all_cases() if not wanted or any(part in case.name for part in wanted)]
+    cases = [case for case in all_cases() if _is_wanted(case.name, wanted)]
     if args.list:
         print("\n".join(case.name for case in cases))
+        print("\n".join(case.name for case in real_cases() if _is_wanted(case.name, wanted)))
         return 0
 
     def say(line: str) -> None:
@@ -302,22 +197,25 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     folder = args.keep or Path(tempfile.mkdtemp(prefix="rankscope-exam-"))
     try:
-        answers = run_cases(cases, folder, bool(args.keep), say)
+        answers = run_cases(cases, folder, bool(args.keep), say) if cases else []
+        real = [] if args.no_gloo else run_gloo(folder / "gloo", wanted, say)
     finally:
         if not args.keep:
             shutil.rmtree(folder, ignore_errors=True)
     if args.json:
-        args.json.write_text(json.dumps([asdict(one) for one in answers], indent=1))
+        args.json.write_text(json.dumps([asdict(one) for one in (*answers, *real)], indent=1))
     found = total(answers)
-    print(f"{len(answers)} cases in {time.monotonic() - started:.0f} s")
+    print(f"{len(answers)} synthetic and {len(real)} real cases in {time.monotonic() - started:.0f} s")
+    if args.write_docs:
+        write_accuracy(answers, real)
+    if real:
+        print(
+            f"real processes: {line_of(total(real))} (effects of {FROM_PCT:g} % or more; on {len(real)} gloo runs)"
+        )
     missed = below_floor(found)
     if missed:
         print(f"below the floor: {', '.join(missed)}")
-    print(
-        "score: "
-        + " · ".join(f"{name} {text(value)}" for name, value in found.items() if name != "cases")
-        + f" (effects of {FROM_PCT:g} % or more)"
-    )
+    print(f"score: {line_of(found)} (effects of {FROM_PCT:g} % or more)")
     return 3 if missed else 0
 
 

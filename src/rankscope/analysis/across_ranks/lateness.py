@@ -8,6 +8,7 @@ and process groups lie between. Peers are the ranks of the same pipeline stage.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +19,8 @@ from rankscope.analysis.core.cache import once_per_run
 from rankscope.analysis.core.collective_waits import waits
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.core.step_times import Period, periods
-from rankscope.store.arrays import NONE
+from rankscope.store.arrays import NONE, number_rows
+from rankscope.store.collectives.groups import Group
 from rankscope.store.run import Run
 
 Floats = NDArray[np.float64]
@@ -98,28 +100,66 @@ def lateness(run: Run, scope: Scope) -> Lateness | None:
     roles = _roles(run, ranks)
     excess = _over_peers(np.stack([split[PARTS.index(name)] for name in OWN]), roles)
     # A rank that is ahead has no compute left to hide its transfers behind: only longer transfers are a slow link.
-    longer = _over_peers(_transfers(run, ranks, steps)[None], roles)[0]
+    longer = link_excess(run, ranks, steps)
     link = OWN.index("link")
-    excess[link] = np.maximum(np.minimum(excess[link], longer), 0)
+    excess[link] = np.clip(np.minimum(split[PARTS.index("link")], longer), 0, None)
     mean = float(np.mean([period.dur_ns for period in window]))
     return Lateness(ranks, steps, excess, mean)
 
 
-def _transfers(run: Run, ranks: tuple[int, ...], steps: tuple[int | None, ...]) -> Floats:
-    """By rank and step: the sum of the transfers of its collectives."""
+def link_excess(run: Run, ranks: tuple[int, ...], steps: tuple[int | None, ...]) -> Floats:
+    """By rank and step: the time of its transfers minus that of the same transfers in sibling groups.
+
+    Siblings have as many ranks, as far apart; the transfers are of one kind and size. Without siblings it is 0.
+    """
     found = waits(run)
+    rows, transfer = found.rows, found.entry_transfer
     total = np.zeros((len(ranks), len(steps)))
-    rows = found.rows
-    at = np.searchsorted(ranks, rows.rank)
-    known = np.isin(rows.rank, ranks) & (found.wait != NONE)
+    used = np.flatnonzero((transfer > 0) & np.isin(rows.rank, ranks))
+    step = np.zeros(len(used), dtype=np.int64)
     if steps != (None,):
         numbers = np.array(steps, dtype=np.int64)
-        known &= np.isin(rows.step, numbers)
-        step = np.searchsorted(numbers, rows.step)
-    else:
-        step = np.zeros(len(rows.rank), dtype=np.int64)
-    np.add.at(total, (at[known], step[known]), found.entry_transfer[known])
+        used = used[np.isin(rows.step[used], numbers)]
+        step = np.searchsorted(numbers, rows.step[used])
+    if len(used) == 0:
+        return total
+    shapes = np.array([_shape(group) for group in rows.groups], dtype=np.int64)[rows.group[used]]
+    _, alike = number_rows([rows.kind[used], rows.bytes[used], shapes[:, 0], shapes[:, 1]])
+    low, high = np.minimum(rows.rank[used], rows.peer[used]), np.maximum(rows.rank[used], rows.peer[used])
+    is_pair = rows.peer[used] != NONE
+    _, unit = number_rows([rows.group[used], np.where(is_pair, low, NONE), np.where(is_pair, high, NONE)])
+    for number in np.unique(alike).tolist():
+        mine = np.flatnonzero(alike == number)
+        units = np.unique(unit[mine])
+        if len(units) < 2:
+            continue
+        typical = np.full((len(units), len(steps)), np.nan)
+        for place, one in enumerate(units.tolist()):
+            own = mine[unit[mine] == one]
+            for at in np.unique(step[own]).tolist():
+                typical[place, at] = np.median(transfer[used[own[step[own] == at]]])
+        which = np.searchsorted(units, unit[mine])
+        others = np.stack([_median(np.delete(typical, one, axis=0)) for one in range(len(units))])
+        excess = transfer[used[mine]] - others[which, step[mine]]
+        known = ~np.isnan(excess)
+        who = np.searchsorted(ranks, rows.rank[used[mine]])
+        np.add.at(total, (who[known], step[mine][known]), excess[known])
     return total
+
+
+def _median(values: Floats) -> Floats:
+    """Over the first axis; NaN where all are."""
+    known = ~np.isnan(values).all(axis=0)
+    found = np.full(values.shape[1], np.nan)
+    found[known] = np.nanmedian(values[:, known], axis=0)
+    return found
+
+
+def _shape(group: Group) -> tuple[int, int]:
+    """The number of ranks of a group, and the distance between neighbours (0 where it varies)."""
+    ranks = group.ranks or ()
+    apart = {after - before for before, after in pairwise(ranks)}
+    return len(ranks), apart.pop() if len(apart) == 1 else 0
 
 
 def _roles(run: Run, ranks: tuple[int, ...]) -> list[int]:
@@ -152,8 +192,11 @@ def culprits(late: Lateness) -> Culprits:
     if moving:
         return Culprits(moves=True)
     between = np.array([_between(np.delete(mean, number)) for number in range(len(mean))])
+    # The median over the steps: one late step does not make a steady straggler.
     often = (own > 0).sum(axis=1) >= max(_STEADY_SHARE * count, 1)
-    again = outlier.sum(axis=1) >= (2 if count >= 3 else 1)
+    often &= np.nan_to_num(np.nanmedian(own, axis=1)) > _LEAST_SHARE * late.mean_step_ns
+    # Once is enough where it costs as much as it would in every step.
+    again = (outlier.sum(axis=1) >= 2) | (outlier.any(axis=1) & (mean > _OUTLIER_SHARE * late.mean_step_ns))
     score = mean / (noise / np.sqrt(count))
     late_enough = mean > np.maximum(_LEAST_SHARE * late.mean_step_ns, 3 * between)
     named = late_enough & (score > _LEAST_SCORE) & (often | again)
