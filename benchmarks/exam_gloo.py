@@ -3,8 +3,8 @@
     python benchmarks/exam_gloo.py FOLDER
 
 All cases of one world size run in the same processes, one after the other: importing torch takes longer than a case.
-Every case is recorded by torch.profiler, eight steps on every rank, in a folder of its own with truth.json: the culprit,
-and how long the planted work took, measured where it ran. There is no GPU, so a large copy counts as compute.
+Every case is recorded by torch.profiler, eight steps on every rank, in a folder of its own with truth.json: the
+culprit, and how long the planted work took, measured where it ran. There is no GPU, so a large copy counts as compute.
 """
 
 from __future__ import annotations

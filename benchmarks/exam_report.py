@@ -32,7 +32,7 @@ cases. This page is written by `python benchmarks/exam.py --write-docs`: {len(an
 
 | for effects of {FROM_PCT:g} % of the step or more | score | floor |
 |---|---|---|
-| precision: of the ranks named, the culprits (healthy and moving cases count) | {text(found["precision"])} | {FLOOR["precision"]} |
+| precision of the culprit, healthy and moving cases included | {text(found["precision"])} | {FLOOR["precision"]} |
 | recall: of the culprits, those that are named, at any severity | {text(found["recall"])} | {FLOOR["recall"]} |
 | cause class of the culprits that are named | {text(found["cause"])} | {FLOOR["cause"]} |
 | healthy runs with a warning | {alarms} of {len(healthy)} | 1 of 60 |
