@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from analysis.within import CAUSES, idle_causes, raw, report
 from conftest import DATA, kernel_event, open_trace, slice_event, write_kineto
 from rankscope.analysis.core.device_events import UNKNOWN, DeviceEvents
-from rankscope.analysis.core.intervals import union
+from rankscope.analysis.core.intervals import Intervals, union
 from rankscope.analysis.within_rank.idle_causes import find_gaps
 from rankscope.bench.synthetic import Plan, Straggler, write
 from rankscope.store.ingest import ingest
@@ -80,7 +80,7 @@ def test_two_devices_have_causes_of_their_own(tmp_path: Path) -> None:
     rows = report(open_trace(write_kineto(tmp_path / "t.json", two_kernels() + other)), "idle").rows
     assert [(row["device"], row["host_bound_ns"], row["launch_latency_ns"]) for row in rows] == [
         (0, 50_000, 50_000),
-        (1, 10_000, 10_000),
+        (1, 10_000 + 170_000, 10_000),  # nothing runs on it after 40 µs, until the rank's last event ends
     ]
 
 
@@ -129,10 +129,12 @@ spans = st.lists(st.tuples(times, st.integers(0, 9)), max_size=4)
     spans,
     spans,
     spans,
+    st.tuples(times, st.integers(1, 30), st.integers(1, 20)),
 )
 def test_random_gaps_against_brute_force(
-    work: list[tuple[int, int, int]], busy: Any, data: Any, sync: Any
+    work: list[tuple[int, int, int]], busy: Any, data: Any, sync: Any, edges: tuple[int, int, int]
 ) -> None:
+    """Two windows, one after the other; idle time before the first and after the last event counts."""
     work = sorted(work, key=lambda w: (w[0], w[2]))
     start, size, launched = np.array(work, dtype=np.int64).T
     zeros = np.zeros(len(start), dtype=np.int64)
@@ -144,19 +146,28 @@ def test_random_gaps_against_brute_force(
         low = np.array([p[0] for p in pairs], dtype=np.int64)
         return union(low, low + np.array([p[1] for p in pairs], dtype=np.int64))
 
-    gaps = find_gaps(events, as_set(busy), as_set(data), as_set(sync))
+    low, first, second = edges
+    windows = [(low, low + first), (low + first, low + first + second)]
+    window = Intervals(*np.array(windows, dtype=np.int64).T)
+    gaps = find_gaps(events, window, as_set(busy), as_set(data), as_set(sync))
     expected = dict.fromkeys(CAUSES, 0)
-    for time in range(int(start[0]), int((start + size).max())):
-        running = any(s <= time < s + d for s, d, _ in work) or any(s <= time < s + d for s, d in busy)
-        if running:
+
+    def runs(time: int) -> bool:
+        return any(s <= time < s + d for s, d, _ in work)
+
+    for time in range(low, low + first + second):
+        if runs(time) or any(s <= time < s + d for s, d in busy):
             continue
-        launch_at = next(at for s, _, at in work if s > time)
-        previous = max(s + d for s, d, _ in work if s <= time)
+        stop = next(high for _, high in windows if time < high)
+        end = next((moment for moment in range(time, stop) if runs(moment)), stop)
+        following = [at for s, _, at in work if s >= end]
+        launch_at = following[0] if following else end
+        previous = max((s + d for s, d, _ in work if s < end), default=-1)
         if any(s <= time < s + d for s, d in data):
             expected["dataloader"] += 1
         elif any(s <= time < s + d for s, d in sync):
             expected["sync"] += 1
-        elif launch_at == UNKNOWN or launch_at <= previous:
+        elif following and (launch_at == UNKNOWN or launch_at <= previous):
             expected["other"] += 1
         else:
             expected["host_bound" if time < launch_at else "launch_latency"] += 1

@@ -35,7 +35,7 @@ def run_info(session: Session) -> Answer:
     begin, end = session.bounds
     with session.database() as opened:
         steps = opened.records(
-            "SELECT step, min(start_ns) AS start_ns, max(start_ns + dur_ns) - min(start_ns) AS dur_ns "
+            "SELECT step, min(end_ns - time_ns) AS start_ns, sum(time_ns)::BIGINT AS dur_ns "
             "FROM steps WHERE rank = (SELECT min(rank) FROM steps) GROUP BY step ORDER BY 2"
         )
     return {

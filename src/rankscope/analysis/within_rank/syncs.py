@@ -138,9 +138,9 @@ def _findings(
             hint="Read results later or less often (.item(), .cpu(), print). Copy from pinned memory with "
             "non_blocking=True; wait for an event, not for the whole device.",
             facts=(
-                Fact("calls", calls, "count", subject, (rank,), key),
-                Fact("total_ns", time, "ns", subject, (rank,), key),
-                Fact("gpu_idle_ns", idle, "ns", subject, (rank,), key),
+                Fact("calls", calls, "count", subject, (rank,), {"rank": rank, **key}),
+                Fact("total_ns", time, "ns", subject, (rank,), {"rank": rank, **key}),
+                Fact("gpu_idle_ns", idle, "ns", subject, (rank,), {"rank": rank, **key}),
                 Fact("calls", sums[0], "count", "all ranks", tuple(sorted(by_rank)), key),
             ),
             remedy=Remedy("syncs gone", names=(name.removesuffix(", pageable"),)),

@@ -1,0 +1,260 @@
+"""One quantity, one figure: identities between all reports, the report page and the viewer, on every run there is."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from conftest import DATA
+from rankscope.analysis import REPORTS
+from rankscope.analysis.across_ranks.heatmap import rank_times
+from rankscope.analysis.core.device_events import ranks_in
+from rankscope.analysis.core.intervals import length
+from rankscope.analysis.core.result import Finding, Result, Row
+from rankscope.analysis.core.scope import Scope
+from rankscope.analysis.core.step_times import run_step
+from rankscope.analysis.critical_path.graph.build import graph_of
+from rankscope.analysis.critical_path.whatif import whatif
+from rankscope.analysis.findings import collect
+from rankscope.bench.synthetic import Plan, Straggler, write
+from rankscope.bench.synthetic.cluster import Fault, Job, simulate
+from rankscope.bench.synthetic.cluster_trace import write_traces
+from rankscope.store.ingest import Options, ingest
+from rankscope.store.run import Run
+from rankscope.units import format_ns
+from rankscope.viewer.reports import findings as viewer_findings
+from rankscope.viewer.reports import report as viewer_report
+from rankscope.viewer.session import Session
+from rankscope.views.report.content import Request, build
+
+OF_THE_FILE = ("clocks", "flight", "fragments", "groups", "layout", "ncu")
+"""Reports on what does not depend on steps."""
+PARTS = ("compute_ns", "exposed_comm_ns", "exposed_copy_ns", "idle_ns")
+RECORDED = (
+    "captured-h200", "checkpoint-cpu/plain.pt.trace.json.gz", "checkpoint-cpu/reentrant.pt.trace.json.gz",
+    "ddp-gloo4", "gpt-graph-h200", "gpt-h200", "gpt-h200-stack", "hf-trainer-h200", "nsys/gpt-h200",
+    "nsys/seqpar-gloo2", "seqpar-gloo4", "seqpar-gloo4-slow2", "seqpar-nccl1-bf16", "seqpar-nccl1-fp32",
+)  # fmt: skip
+PUBLIC = (
+    "public/hta/nccl_data.json.gz", "public/hta/ns_resolution.pt.trace.json.gz", "public/hta/sampled_rank-0.json.gz",
+    "public/hta/sampled_rank-1.json.gz", "public/tracelens/h100_qwen.json.gz",
+    "public/pipit/saxpy-mpi-cuda_nsys_perlmutter0.sqlite",
+)  # fmt: skip
+
+
+def _simulated(job: Job, folder: Path) -> None:
+    write_traces(job, simulate(job), folder)
+
+
+SYNTHETIC: dict[str, Callable[[Path], object]] = {
+    "straggler": lambda folder: write(
+        Plan(ranks=3, events_per_rank=3_000, steps=3, straggler=Straggler(1, "host", 3_000_000)), folder
+    ),
+    "pipeline": lambda folder: _simulated(
+        Job(stages=2, data=2, faults=(Fault("compute", (1,), 2_000_000),)), folder
+    ),
+    "tensor": lambda folder: _simulated(
+        Job(data=2, tensor=2, faults=(Fault("link", (1,), 2_000_000),)), folder
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def opened(dataset: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Run]:
+    """A run by its name above; each is read once."""
+    runs: dict[str, Run] = {}
+    stores = tmp_path_factory.mktemp("stores")
+
+    def find(name: str) -> Run:
+        if name not in runs:
+            if name in SYNTHETIC:
+                source = tmp_path_factory.mktemp(name)
+                SYNTHETIC[name](source)
+            else:
+                source = dataset(name)
+            runs[name] = Run(ingest([source], Options(cache=stores / name.replace("/", "-"))))
+        return runs[name]
+
+    return find
+
+
+@pytest.mark.parametrize("window", ["steps", "file"])
+@pytest.mark.parametrize("name", [*RECORDED, *PUBLIC, *SYNTHETIC])
+def test_identities(name: str, window: str, opened: Callable[[str], Run]) -> None:
+    run = opened(name)
+    scope = Scope(whole_file=window == "file").in_run(run)
+    results = {report: REPORTS[report].analyse(run, scope, None) for report in REPORTS}
+    for result in results.values():
+        assert result.window == scope.window or result.name in OF_THE_FILE, result.name
+    classes_add_up(run, scope, results)
+    one_step_time(run, scope, results)
+    idle_is_idle(run, scope, results)
+    overlap_is_the_breakdown(results)
+    heat_map_is_the_breakdown(run, scope, results)
+    path_is_the_window(run, scope, results)
+    findings_hold(run, scope, results)
+
+
+def whole(result: Result) -> list[Row]:
+    return [row for row in result.rows if row["step"] is None]
+
+
+def classes_add_up(run: Run, scope: Scope, results: dict[str, Result]) -> None:
+    """Classes to the span, steps to the rank's row, none negative; waiting is a part of exposed communication."""
+    rows = results["breakdown"].rows
+    for row in rows:
+        assert sum(row[part] for part in PARTS) == row["span_ns"]
+        assert all(row[part] >= 0 for part in PARTS)
+        assert 0 <= row["exposed_wait_ns"] <= row["exposed_comm_ns"] <= row["comm_ns"]
+    steps = {(row["rank"], row["step"]): row["time_ns"] for row in results["steps"].rows}
+    for total in whole(results["breakdown"]):
+        own = [row for row in rows if row["rank"] == total["rank"] and row["step"] is not None]
+        if scope.steps is None:
+            assert own == []
+            continue
+        for column in (*PARTS, "span_ns", "comm_ns", "exposed_wait_ns"):
+            assert sum(row[column] for row in own) == total[column]
+        assert {row["step"]: row["span_ns"] for row in own} == {
+            step: time for (rank, step), time in steps.items() if rank == total["rank"]
+        }
+
+
+def one_step_time(run: Run, scope: Scope, results: dict[str, Result]) -> None:
+    """The headline, the summary's rows, whatif and MFU use the same steps."""
+    summary, steps = results["summary"], results["steps"].rows
+    for row in summary.rows:
+        times = [one["time_ns"] for one in steps if one["rank"] == row["rank"]]
+        if times:
+            assert min(times) <= row["step_ns"] <= max(times)
+            assert row["steps"] == len(times)
+    if steps:
+        by_step: dict[int, list[int]] = {}
+        for one in steps:
+            by_step.setdefault(one["step"], []).append(one["time_ns"])
+        means = [float(np.mean(times)) for times in by_step.values()]
+        assert summary.facts["step_ns"] == run_step(run, scope).ns
+        assert min(means) - 1 <= summary.facts["step_ns"] <= max(means) + 1
+        assert format_ns(summary.facts["step_ns"], 1) in summary.title
+    total = {row["rank"]: row["dur_ns"] for row in results["mfu"].rows if row["step"] is None}
+    if scope.steps is not None:
+        spans = {row["rank"]: row["span_ns"] for row in whole(results["breakdown"])}
+        assert all(spans[rank] == time for rank, time in total.items() if rank in spans)
+        replay = whatif(run, scope).rows
+        mean = float(np.mean([one["time_ns"] for one in steps]))
+        assert all(abs(row["base_ns"] - mean) <= 1 for row in replay)
+        assert all(row["saved_ns"] <= row["base_ns"] for row in replay)
+
+
+def idle_is_idle(run: Run, scope: Scope, results: dict[str, Result]) -> None:
+    """With one device, the causes add up to the breakdown's idle; gaps by place do too; data waits are equal."""
+    devices = Counter(row["rank"] for row in results["idle"].rows)
+    idle = {row["rank"]: row["idle_ns"] for row in whole(results["breakdown"])}
+    for row in results["idle"].rows:
+        if devices[row["rank"]] == 1:
+            assert sum(value for column, value in row.items() if column.endswith("_ns")) == idle[row["rank"]]
+    if results["idle"].rows and set(devices.values()) == {1}:
+        assert sum(row["idle_ns"] for row in results["gaps"].rows) == sum(idle[rank] for rank in devices)
+        waits: Counter[int] = Counter()
+        for row in results["dataloader"].rows:
+            waits[row["rank"]] += row["gpu_idle_ns"] or 0
+        assert all(
+            waits[row["rank"]] == row["dataloader_ns"] for row in results["idle"].rows if waits[row["rank"]]
+        )
+
+
+def overlap_is_the_breakdown(results: dict[str, Result]) -> None:
+    broken = {row["rank"]: row for row in whole(results["breakdown"])}
+    for row in whole(results["overlap"]):
+        if row["collective"] is None:
+            assert row["comm_ns"] == broken[row["rank"]]["comm_ns"]
+            assert row["exposed_ns"] == broken[row["rank"]]["exposed_comm_ns"]
+            assert row["overlap_pct"] == pytest.approx(broken[row["rank"]]["overlap_pct"])
+
+
+def heat_map_is_the_breakdown(run: Run, scope: Scope, results: dict[str, Result]) -> None:
+    broken = {row["rank"]: row for row in whole(results["breakdown"])}
+    if scope.steps is None:
+        return
+    for one in rank_times(run, scope, ranks_in(run, scope)):
+        if one.rank in broken and not one.on_host:
+            for part, column in (
+                ("compute", "compute_ns"),
+                ("comm", "exposed_comm_ns"),
+                ("copy", "exposed_copy_ns"),
+            ):
+                assert length(getattr(one, part)) == broken[one.rank][column]
+
+
+def path_is_the_window(run: Run, scope: Scope, results: dict[str, Result]) -> None:
+    rows = results["critical"].rows
+    low, high = graph_of(run, scope).window
+    if rows:
+        assert sum(row["ns"] for row in rows) == high - low
+        assert sum(row["pct"] for row in rows) == pytest.approx(100)
+    if rows and scope.steps is not None:
+        steps = results["steps"].rows
+        assert low == min(row["end_ns"] - row["time_ns"] for row in steps)
+        assert high == max(row["end_ns"] for row in steps)
+
+
+def findings_hold(run: Run, scope: Scope, results: dict[str, Result]) -> None:
+    """No finding costs more than the step; together they do not either; each has facts; all lists are the same."""
+    found = collect(run, scope)
+    listed = [one.finding for one in found]
+    assert list(results["summary"].findings) == listed == list(results["findings"].findings)
+    steps = results["steps"].rows
+    step = float(np.mean([row["time_ns"] for row in steps])) if steps and scope.steps is not None else None
+    costs = [finding.cost_ns for finding in listed if finding.cost_ns is not None]
+    assert all(cost >= 0 for cost in costs)
+    if step is not None:
+        assert sum(costs) <= step + len(costs), [(one.title, one.cost_ns) for one in listed]
+    for one in found:
+        assert one.finding.facts or one.finding.cost_ns is not None, one.finding.title
+        assert all(fact.window and fact.report for fact in one.finding.facts if fact.report != "whatif")
+        figures_exist(one.finding, results)
+    order = [
+        (one.report == "stragglers" and one.finding.severity in ("warning", "critical")) for one in found
+    ]
+    assert order == sorted(order, reverse=True)
+
+
+def figures_exist(finding: Finding, results: dict[str, Result]) -> None:
+    """A fact that names a row and a column of a report has the value that stands there."""
+    for fact in finding.facts:
+        rows: Iterable[Row] = results[fact.report].rows if fact.report in results and fact.row else ()
+        same: list[Any] = [
+            row[fact.quantity]
+            for row in rows
+            if fact.quantity in row and all(row.get(key) == value for key, value in fact.row.items())
+        ]
+        if len(same) == 1:
+            assert same[0] == pytest.approx(fact.value), (finding.title, fact)
+
+
+@pytest.mark.parametrize("name", ["seqpar-gloo4-slow2", "gpt-graph-h200", "ddp-gloo4", "pipeline"])
+def test_page_and_viewer_have_the_same_figures(name: str, opened: Callable[[str], Run]) -> None:
+    run = opened(name)
+    summary = REPORTS["summary"].analyse(run, Scope(), None)
+    content = build(Request(run, Scope(), name))
+    assert content.figures[0].value == format_ns(summary.facts["step_ns"], 1)
+    assert [finding.title for finding in content.findings] == [finding.title for finding in summary.findings]
+    assert [finding.cost_ns for finding in content.findings] == [
+        finding.cost_ns for finding in summary.findings
+    ]
+    session = Session(run, name)
+    answer: Any = viewer_findings(session)
+    assert [one["title"] for one in answer["findings"]] == [finding.title for finding in summary.findings]
+    for report in ("summary", "breakdown", "steps"):
+        mine = REPORTS[report].analyse(run, Scope(), None)
+        theirs: Any = viewer_report(session, {"name": report})
+        assert theirs["rows"] == [dict(row) for row in mine.rows] and theirs["facts"] == dict(mine.facts)
+
+
+def test_every_recorded_run_is_checked() -> None:
+    named = {Path(name).parts[0] for name in RECORDED}
+    assert named >= {path.name for path in DATA.iterdir() if path.is_dir()} - {"memory", "ncu"}
