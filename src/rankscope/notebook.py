@@ -404,7 +404,7 @@ class OpenRun:
         return self._ask(REPORTS["ops"], by, ranks, steps, top)
 
     def steps(self, *, ranks: Ranks = None, steps: Steps = None, top: int | None = None) -> Answer:
-        """How long does each step take on the host?"""
+        """How long does each step take, on the host and with the GPU?"""
         return self._ask(REPORTS["steps"], None, ranks, steps, top)
 
     def api(

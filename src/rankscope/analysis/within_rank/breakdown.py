@@ -109,6 +109,7 @@ class RankSets:
         )
 
 
+@once_per_run
 def breakdown(run: Run, scope: Scope, by: str | None = None) -> Result:
     """One row per rank for the whole window, then one per rank and step."""
     on_host = runs_on_host(run, scope)
