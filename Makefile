@@ -6,7 +6,7 @@ STAMP := .venv/.installed
 TOOLS := .venv/.test-tools
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile
 
-.PHONY: help demo test test-fast test-times check unit integration bench docs clean
+.PHONY: help demo test test-fast test-times check unit integration bench exam docs clean
 .DEFAULT_GOAL := help
 
 help:
@@ -15,6 +15,7 @@ help:
 	@echo "make test-fast  the quick tests, in about a minute"
 	@echo "make check      ruff, mypy --strict, import-linter; a user script under mypy and pyright; tsc"
 	@echo "make bench      rankscope against its peers, as ratios of one run"
+	@echo "make exam       plant faults in jobs and score the findings (docs/accuracy.md); under 25 minutes"
 	@echo "make docs       regenerate docs/commands.md, docs/store.md, the import graph and the notebook; build site/"
 
 $(STAMP): pyproject.toml tests/requirements-torch.txt
@@ -68,6 +69,10 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/capture.py
 	$(BIN)/python benchmarks/trace_decorator.py
 	$(BIN)/python benchmarks/report.py
+
+# Faults planted in 270 simulated and 34 real jobs; fails below the floor.
+exam: $(STAMP)
+	$(BIN)/python benchmarks/exam.py
 
 docs: $(STAMP)
 	$(BIN)/python docs/generate.py

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from rankscope.analysis import REPORTS
+from rankscope.analysis.core.result import Finding, Remedy
 from rankscope.analysis.core.scope import Scope
 from rankscope.bench.synthetic.cluster import Fault, Job, simulate, step_ns
 from rankscope.bench.synthetic.cluster_trace import write_traces
@@ -38,6 +39,60 @@ def test_the_slow_rank_and_its_cause(layout: str, kind: str, tmp_path: Path) -> 
     assert result.findings[0].severity in ("warning", "critical")
     assert result.findings[0].ranks == (1,)
     assert result.rows[0]["rank"] == 1 and result.rows[0]["cause"] == CAUSES[kind]
+
+
+def ask(job: Job, folder: Path) -> Finding:
+    write_traces(job, simulate(job), folder)
+    (finding,) = REPORTS["stragglers"].analyse(Run(ingest([folder])), Scope(), None).findings
+    return finding
+
+
+def cause(finding: Finding) -> object:
+    fact = finding.fact("cause")
+    return fact.value if fact else None
+
+
+def test_a_slow_link_is_told_by_the_sibling_groups(tmp_path: Path) -> None:
+    job = Job(data=2, tensor=2, steps=4, seed=3, faults=(Fault("link", ranks=(3,), ns=2_000_000),))
+    finding = ask(job, tmp_path)
+    assert finding.ranks == (3,) and cause(finding) == "link"
+    assert finding.remedy == Remedy("links at median", ranks=(3,))
+    assert "link is slow" in finding.title and "other groups" in finding.title
+
+
+def test_a_slow_node_is_named(tmp_path: Path) -> None:
+    job = Job(data=6, steps=4, seed=4, ranks_per_node=2, faults=(Fault("throttle", (2, 3), 1_500_000),))
+    finding = ask(job, tmp_path)
+    assert finding.ranks == (2, 3) and finding.title.startswith("Node node1 (ranks 2-3) made 4 others wait")
+    assert cause(finding) == "compute"
+
+
+def test_imbalance_that_moves_names_no_rank(tmp_path: Path) -> None:
+    job = Job(data=4, steps=8, seed=5, faults=(Fault("moving", (0, 1, 2, 3), 2_000_000),))
+    finding = ask(job, tmp_path)
+    assert (finding.severity, finding.ranks) == ("info", ())
+    assert finding.title.startswith("The slowest rank moves")
+
+
+def test_the_rank_in_front_of_a_pipeline_is_blamed(tmp_path: Path) -> None:
+    """The second stage waits in its receive, which has no known waits."""
+    job = Job(data=2, stages=2, steps=4, seed=6, faults=(Fault("dataloader", (1,), 5_000_000),))
+    finding = ask(job, tmp_path)
+    assert finding.ranks == (1,) and cause(finding) == "dataloader"
+    assert finding.severity in ("warning", "critical")
+
+
+def test_the_annotation_around_a_late_host_is_named(tmp_path: Path) -> None:
+    fault = Fault("host", ranks=(0,), ns=4_000_000, annotated=True)
+    finding = ask(Job(data=2, steps=4, seed=7, faults=(fault,)), tmp_path)
+    assert finding.ranks == (0,) and cause(finding) == "host"
+    assert finding.title.endswith("late in extra_work")
+    assert "its main thread runs no op for" in finding.evidence and "extra_work" in finding.hint
+
+
+def test_a_checkpoint_in_every_fourth_step(tmp_path: Path) -> None:
+    finding = ask(Job(data=4, steps=8, seed=8, faults=(Fault("checkpoint", (2,), 1_000_000),)), tmp_path)
+    assert (finding.severity, finding.ranks, cause(finding)) == ("info", (2,), "host")
 
 
 @pytest.mark.parametrize("layout", JOBS)

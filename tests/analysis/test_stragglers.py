@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from conftest import DATA
 from rankscope.analysis import REPORTS
 from rankscope.analysis.across_ranks.blame import range_argmax
-from rankscope.analysis.core.result import Result
+from rankscope.analysis.core.result import Remedy, Result
 from rankscope.analysis.core.scope import Scope
 from rankscope.bench.synthetic import Plan, Straggler, write
 from rankscope.store.arrays import NONE
@@ -56,7 +56,11 @@ def test_a_planted_straggler_comes_back_with_its_cause(cause: str, names: str, t
     assert finding.severity == "critical" and finding.ranks == (2,)
     assert finding.title.startswith("Rank 2 made 3 others wait")
     assert names in finding.title + finding.evidence
-    assert finding.cost_ns == pytest.approx(truth["straggler"]["caused_wait_ns"] / 3 / 4, rel=0.02)
+    facts = {fact.quantity: fact.value for fact in finding.facts}
+    assert (facts["cause"], facts["waiting_ranks"], facts["worst_steps"]) == (cause, 3, 4)
+    assert facts["caused_wait_ns"] == pytest.approx(truth["straggler"]["caused_wait_ns"] / 3 / 4, rel=0.02)
+    assert finding.remedy == Remedy("rank at median", ranks=(2,))
+    assert finding.cost_ns == pytest.approx(5_000_000, rel=0.1)
     assert finding.span is not None and finding.span[1] - finding.span[0] > 4_000_000
     check_window(run, truth)
 
@@ -140,6 +144,8 @@ def test_no_sequence_numbers_and_no_steps_at_all(tmp_path: Path) -> None:
     result = ask(run)
     assert result.rows[0]["rank"] == 2 and result.rows[0]["cause"] == "compute"
     assert any("no steps" in note for note in result.notes)
+    (finding,) = result.findings
+    assert finding.ranks == (2,) and finding.severity == "info" and "of the window" in finding.title
 
 
 def test_a_rank_that_leaves_early(tmp_path: Path) -> None:
@@ -216,7 +222,7 @@ def test_the_real_straggler(open_real: Callable[[Path], Run]) -> None:
     (finding,) = result.findings
     assert finding.severity == "critical"
     assert finding.title == (
-        "Rank 2 made 3 others wait 11.3 ms per step (66 %); slow_extra runs 12.8 ms on its GPU"
+        "Rank 2 made 3 others wait 11.3 ms per step (65 %); slow_extra runs 12.8 ms on its GPU"
     )
     for step in range(2, 8):
         part = ask(run, Scope(steps=(step, step))).rows[0]

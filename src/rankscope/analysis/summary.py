@@ -10,7 +10,6 @@ from rankscope.analysis.core.ceilings import device_names
 from rankscope.analysis.core.result import Column, Result, Row
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.core.step_times import (
-    SLOW_FIRST_STEP,
     mean_step_ns,
     periods,
     rank_step_times,
@@ -18,9 +17,11 @@ from rankscope.analysis.core.step_times import (
     run_step_times,
 )
 from rankscope.analysis.findings import NOTHING_FOUND, collect
+from rankscope.analysis.health.contents import contents
+from rankscope.analysis.health.doubts import doubts
 from rankscope.analysis.questions import QUESTIONS
 from rankscope.store.run import Run
-from rankscope.units import format_ns, format_rounded
+from rankscope.units import format_ns
 
 COLUMNS = (
     Column("rank"),
@@ -76,7 +77,7 @@ def summary(run: Run, scope: Scope, by: str | None = None) -> Result:
     found = tuple(one.finding for one in collect(run, scope))
     facts = _facts(run, scope, rows, list(parts.values()))
     # Without a trace there is no breakdown, and its notes do not apply.
-    notes = [*_left_out_of_the_step(run, scope), *(broken.notes if parts else ()), *_missing(rows)]
+    notes = [*map(str, doubts(run, scope)), *(broken.notes if parts else ()), *_missing(rows)]
     if not found:
         notes.append(NOTHING_FOUND)
     title = verdict(run, scope, facts)
@@ -106,22 +107,10 @@ def _facts(run: Run, scope: Scope, rows: Sequence[Row], parts: Sequence[Row]) ->
     }
 
 
-def _left_out_of_the_step(run: Run, scope: Scope) -> list[str]:
-    slow = run_step(run, scope).left_out
-    if not slow:
-        return []
-    took = run_step_times(run, scope)
-    shown = ", ".join(f"step {step} ({format_rounded('ns', took[step])})" for step in slow)
-    return [
-        f"{shown} is left out of the step time: the first of a recording, more than {SLOW_FIRST_STEP:g} times the "
-        "median of the others"
-    ]
-
-
 def verdict(run: Run, scope: Scope, facts: Mapping[str, Any]) -> str:
     """'A step takes 49.8 ms: 41 % compute, …', over all ranks in scope."""
     if facts["step_ns"] is None and not facts["ranks"]:
-        return _other_files(run, scope) or "Nothing was recorded that takes time"
+        return _other_files(run, scope) or contents(run, scope) or "Nothing was recorded that takes time"
     text = (
         f"A step takes {format_ns(facts['step_ns'], 1)}"
         if facts["step_ns"] is not None

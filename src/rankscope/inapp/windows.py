@@ -79,7 +79,7 @@ class Windows:
     def start(self, step: int) -> None:
         assert self._window is not None
         self._recorder.start()
-        identity = {key: self._files.manifest[key] for key in ("job", "rank", "rank_source")}
+        identity = {key: self._files.manifest[key] for key in ("job", "rank", "rank_source", "host")}
         self._recorder.add_metadata("rankscope", json.dumps(identity))
         self._window.update(first_step=step, start=clock_anchor())
 

@@ -46,7 +46,7 @@ def blame(run: Run) -> Blame:
     opened = window_starts(run, rows)
     split = np.zeros((len(PARTS), len(rows.rank)), dtype=np.int64)
     hidden = np.zeros(len(rows.rank), dtype=np.int64)
-    for cover in covers(run, np.unique(rows.rank).tolist()):
+    for cover in covers(run, np.unique(rows.rank).tolist(), found.entry_transfer):
         mine = np.flatnonzero(rows.rank == cover.rank)
         parts = cover.split(opened[mine], rows.start[mine])
         for i, name in enumerate(PARTS):
@@ -110,11 +110,7 @@ def _causes(found: Waits, excess: Ints, opened: Ints) -> tuple[Ints, Ints]:
     behind = np.full(count, NONE)
     at = np.flatnonzero(waits_first)
     behind[at] = _longest_wait_inside(found, found.last[at], opened)
-    # No earlier match to follow: take the largest excess besides waiting.
-    others = excess.copy()
-    others[WAITING, waits_first & (behind == NONE)] = 0
-    cause = others.argmax(axis=0)
-    cause = np.where((others.max(axis=0) > 0) & (found.last != NONE), cause, NONE)
+    cause = np.where((excess.max(axis=0) > 0) & (found.last != NONE), largest, NONE)
     return cause, np.where(behind != NONE, behind, itself)
 
 

@@ -20,8 +20,9 @@ from rankscope.store.run import Run
 _RANKS_AT_ONCE = 16
 """Bounds the memory: events are loaded for this many ranks at a time."""
 
-PARTS = ("compute", "waiting", "copy", "dataloader", "host")
-"""The classes of the time before a collective. Each moment belongs to the first that applies; host is the rest."""
+PARTS = ("compute", "waiting", "link", "copy", "dataloader", "host")
+"""The classes of a rank's time. Each moment belongs to the first that applies; link is the transfer of a collective,
+waiting the rest of it, host what is left."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,7 @@ class RankCover:
     rank: int
     compute: Intervals
     waiting: Intervals
+    link: Intervals
     copy: Intervals
     dataloader: Intervals
 
@@ -46,9 +48,13 @@ def within(a: Intervals, start: Ints, end: Ints) -> Ints:
     return covered_before(a, end) - covered_before(a, start)
 
 
-def covers(run: Run, ranks: Sequence[int]) -> Iterator[RankCover]:
-    """The sets of these ranks, with a few ranks in memory at a time."""
+def covers(run: Run, ranks: Sequence[int], transfer: Ints) -> Iterator[RankCover]:
+    """The sets of these ranks, with a few ranks in memory at a time.
+
+    `transfer` is the time of each collective, by entry, that is not waiting: the end of it.
+    """
     rows = run.collectives
+    moves = rows.end - transfer
     for first in range(0, len(ranks), _RANKS_AT_ONCE):
         some = ranks[first : first + _RANKS_AT_ONCE]
         scope = Scope(frozenset(some))
@@ -58,10 +64,11 @@ def covers(run: Run, ranks: Sequence[int]) -> Iterator[RankCover]:
         for rank in some:
             compute = _union(device, rank, COMPUTE)
             mine = rows.rank == rank
-            waiting = subtract(union(rows.start[mine], rows.end[mine]), compute)
-            copy = subtract(subtract(_union(device, rank, COPY), compute), waiting)
-            data = subtract(dataloader_spans(run, rank), join(compute, waiting, copy))
-            yield RankCover(rank, compute, waiting, copy, data)
+            waiting = subtract(union(rows.start[mine], moves[mine]), compute)
+            link = subtract(union(moves[mine], rows.end[mine]), join(compute, waiting))
+            copy = subtract(_union(device, rank, COPY), join(compute, waiting, link))
+            data = subtract(dataloader_spans(run, rank), join(compute, waiting, link, copy))
+            yield RankCover(rank, compute, waiting, link, copy, data)
 
 
 def _union(activity: Activity, rank: int, kind: int) -> Intervals:

@@ -1,4 +1,4 @@
-"""Why a rank is late, in detail: the kernel, op, annotation, copy, data loading or host gap that takes extra time."""
+"""Why a rank is late, in detail: the kernel, op, annotation, copy, data loading, link or host gap that takes longer."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rankscope.analysis.across_ranks.blame import Blame
-from rankscope.analysis.across_ranks.rank_activity import PARTS
-from rankscope.analysis.core.collective_waits import Waits
-from rankscope.analysis.core.intervals import Ints
+from rankscope.analysis.across_ranks.main_thread import Gap, longest_gap
+from rankscope.analysis.core.collective_waits import waits
+from rankscope.analysis.core.result import Fact
 from rankscope.analysis.core.scope import Scope
+from rankscope.analysis.core.step_times import periods
+from rankscope.collective_kinds import KINDS
 from rankscope.model import DATALOADER_PATTERN
+from rankscope.ranges import as_ranges
 from rankscope.sql import sql_text
 from rankscope.store.arrays import NONE
 from rankscope.store.run import Run
@@ -24,36 +26,38 @@ _ANNOTATED_SHARE = 0.8
 
 
 @dataclass(frozen=True)
+class LateRank:
+    """A rank, and the class of its time that is longer than that of its peers."""
+
+    rank: int
+    together: tuple[int, ...]
+    """All ranks that are late for this reason; the others are compared with."""
+    cause: str
+    extra_ns: float
+    """Per step."""
+    worst_step: int | None
+    """The step in which it is late most; None without steps."""
+    steps: int
+
+
+@dataclass(frozen=True)
 class StragglerCause:
-    """Text for the finding about a late rank."""
+    """Text and figures for the finding about a late rank."""
 
     title: str = ""
     """The end of the title."""
     evidence: str = ""
     hint: str = ""
+    facts: tuple[Fact, ...] = ()
 
 
-def straggler_cause(
-    run: Run, scope: Scope, found: Waits, why: Blame, roots: Ints, rank: int, steps: int
-) -> StragglerCause:
-    """The cause over `roots`, the matches at which this rank was late and did not wait for another."""
-    roots = roots[(found.last[roots] != NONE)]
-    spent = why.excess[:, roots].sum(axis=1)
-    if len(roots) == 0 or spent.max() == 0:
-        return StragglerCause(hint=_COMPARE)
-    cause = PARTS[int(spent.argmax())]
-    extra = int(spent.max()) / max(steps, 1)
-    if cause == "compute":
-        return _compute(run, scope, rank, steps, extra)
-    if cause == "copy":
-        return _copy(run, scope, rank, steps, extra)
-    if cause == "dataloader":
-        return _dataloader(run, scope, rank, steps, extra)
-    if cause == "host":
-        entry = found.last[roots[why.excess[PARTS.index("host"), roots].argmax()]]
-        return _host(run, found, int(entry), rank, extra)
+def straggler_cause(run: Run, scope: Scope, late: LateRank) -> StragglerCause:
+    """What to say about the cause."""
+    find = {"compute": _compute, "copy": _copy, "dataloader": _dataloader, "host": _host, "link": _link}
+    if late.cause in find:
+        return find[late.cause](run, Scope(steps=scope.steps), late)
     return StragglerCause(
-        f"it waits {format_rounded('ns', extra)} longer in other collectives", hint=_COMPARE
+        f"it waits {format_rounded('ns', late.extra_ns)} longer in other collectives", hint=_COMPARE
     )
 
 
@@ -67,6 +71,14 @@ class _Extra:
     name: str
     mine_ns: float
     median_ns: float
+
+    def facts(self, report: str, rank: int) -> tuple[Fact, ...]:
+        row = {"name": self.name, "rank": rank}
+        whose = (
+            (f"rank {rank}, per step", self.mine_ns),
+            ("the median of the others, per step", self.median_ns),
+        )
+        return tuple(Fact("total_ns", round(ns), "ns", whom, (rank,), row, report) for whom, ns in whose)
 
     @property
     def evidence(self) -> str:
@@ -98,42 +110,38 @@ def _totals(table: str, time: str, where: str, window: Scope) -> str:
     return f"{totals} WHERE {where} AND {window.where()} GROUP BY ALL"
 
 
-def _most_extra(run: Run, sql: str, rank: int, steps: int) -> _Extra | None:
+def _most_extra(run: Run, sql: str, late: LateRank) -> _Extra | None:
     """From rows (rank, name, time): the name whose time exceeds the median of the other ranks most."""
     rows = run.rows(sql)
-    ranks = sorted({row[0] for row in rows} | {rank})
+    ranks = sorted({row[0] for row in rows} | {late.rank})
     names = sorted({row[1] for row in rows})
     if not names:
         return None
     time = np.zeros((len(names), len(ranks)))
+    place = {name: number for number, name in enumerate(names)}
     for row_rank, name, total in rows:
-        time[names.index(name), ranks.index(row_rank)] = total
-    mine = time[:, ranks.index(rank)]
-    others = np.delete(time, ranks.index(rank), axis=1)
+        time[place[name], ranks.index(row_rank)] = total
+    mine = time[:, ranks.index(late.rank)]
+    others = time[:, [number for number, rank in enumerate(ranks) if rank not in late.together]]
     median = np.median(others, axis=1) if others.shape[1] else np.zeros(len(names))
     best = int((mine - median).argmax())
     if mine[best] <= median[best]:
         return None
-    return _Extra(names[best], mine[best] / steps, median[best] / steps)
+    return _Extra(names[best], mine[best] / late.steps, median[best] / late.steps)
 
 
-def _compute(run: Run, scope: Scope, rank: int, steps: int, extra: float) -> StragglerCause:
-    window = Scope(steps=scope.steps)
+def _compute(run: Run, window: Scope, late: LateRank) -> StragglerCause:
+    rank = late.rank
     on_gpu = bool(run.rows("SELECT 1 FROM gpu LIMIT 1"))
     table, where = (
         ("gpu", "class = 'COMPUTE'") if on_gpu else ("slices", "category = 'cpu_op' AND self_ns > 0")
     )
     time = "dur_ns" if on_gpu else "self_ns"
-    top = _most_extra(
-        run,
-        _totals(table, time, where, window),
-        rank,
-        steps,
-    )
+    top = _most_extra(run, _totals(table, time, where, window), late)
     if top is None:
-        return StragglerCause(f"it computes {format_rounded('ns', extra)} longer", hint=_COMPARE)
+        return StragglerCause(f"it computes {format_rounded('ns', late.extra_ns)} longer", hint=_COMPARE)
     if on_gpu:
-        title = (_annotation_around(run, window, rank, top, steps) or top).title
+        title = (_annotation_around(run, window, late, top) or top).title
     else:
         title = f"its {shorten_middle(top.name, _NAME_WIDTH)} takes {format_rounded('ns', top.mine_ns)}"
     return StragglerCause(
@@ -142,11 +150,13 @@ def _compute(run: Run, scope: Scope, rank: int, steps: int, extra: float) -> Str
         f"List its kernels: rankscope stats RUN -r kernels --by rank --ranks {rank}"
         if on_gpu
         else f"List its ops: rankscope stats RUN -r ops --by rank --ranks {rank}",
+        top.facts("kernels" if on_gpu else "ops", rank),
     )
 
 
-def _annotation_around(run: Run, window: Scope, rank: int, top: _Extra, steps: int) -> _Extra | None:
+def _annotation_around(run: Run, window: Scope, late: LateRank, top: _Extra) -> _Extra | None:
     """The innermost annotation of the program that contains most of the extra time of a kernel, if there is one."""
+    rank, steps = late.rank, late.steps
     rows = run.rows(
         f"""
         WITH launched AS (
@@ -169,8 +179,7 @@ def _annotation_around(run: Run, window: Scope, rank: int, top: _Extra, steps: i
     spans = _most_extra(
         run,
         _totals("slices", "dur_ns", f"category = 'gpu_user_annotation' AND name = {sql_text(name)}", window),
-        rank,
-        steps,
+        late,
     )
     if spans is None or not spans.median_ns:  # no other rank has this annotation
         return _Extra(name, inside_ns / steps, 0.0)
@@ -195,66 +204,97 @@ def _source(run: Run, window: Scope, rank: int, name: str, table: str) -> str:
     return (f", from {op}" if op and table == "gpu" else "") + (f" at {line}" if line else "")
 
 
-def _copy(run: Run, scope: Scope, rank: int, steps: int, extra: float) -> StragglerCause:
-    window = Scope(steps=scope.steps)
-    top = _most_extra(
-        run,
-        _totals("gpu", "dur_ns", "class = 'COPY'", window),
-        rank,
-        steps,
-    )
-    hint = f"List its copies: rankscope stats RUN -r memcpy --by rank --ranks {rank}"
+def _copy(run: Run, window: Scope, late: LateRank) -> StragglerCause:
+    top = _most_extra(run, _totals("gpu", "dur_ns", "class = 'COPY'", window), late)
+    hint = f"List its copies: rankscope stats RUN -r memcpy --by rank --ranks {late.rank}"
     if top is None:
-        return StragglerCause(f"its copies take {format_rounded('ns', extra)} longer", hint=hint)
+        return StragglerCause(f"its copies take {format_rounded('ns', late.extra_ns)} longer", hint=hint)
     longer = format_rounded("ns", top.mine_ns - top.median_ns)
-    return StragglerCause(f"its {top.name} takes {longer} longer", top.evidence, hint)
-
-
-def _dataloader(run: Run, scope: Scope, rank: int, steps: int, extra: float) -> StragglerCause:
-    window = Scope(steps=scope.steps)
-    top = _most_extra(
-        run,
-        _totals("slices", "dur_ns", _IS_DATALOADER, window),
-        rank,
-        steps,
-    )
-    evidence = top.evidence if top else ""
     return StragglerCause(
-        f"it waits {format_rounded('ns', extra)} longer for data",
-        evidence,
+        f"its {top.name} takes {longer} longer", top.evidence, hint, top.facts("memcpy", late.rank)
+    )
+
+
+def _dataloader(run: Run, window: Scope, late: LateRank) -> StragglerCause:
+    top = _most_extra(run, _totals("slices", "dur_ns", _IS_DATALOADER, window), late)
+    return StragglerCause(
+        f"it waits {format_rounded('ns', late.extra_ns)} longer for data",
+        top.evidence if top else "",
         "Use more workers, or check what this rank reads: storage, node, size of its files.",
+        top.facts("annotations", late.rank) if top else (),
     )
 
 
-def _host(run: Run, found: Waits, entry: int, rank: int, extra: float) -> StragglerCause:
-    """The longest time without an op on the host before the latest arrival."""
+def _link(run: Run, window: Scope, late: LateRank) -> StragglerCause:
+    """The collective whose transfer in a group of the late ranks exceeds that of other groups of its kind most."""
+    found = waits(run)
     rows = found.rows
-    end = int(rows.start[entry])
-    title = f"its host is {format_rounded('ns', extra)} late"
-    hint = "Record Python stacks to see what the host does: rankscope profile --with-stack"
-    gap = run.rows(f"""
-        WITH top AS (
-            SELECT name, start_ns, start_ns + dur_ns AS end_ns, python, segment,
-                   lead(start_ns) OVER w AS next_ns, lead(name) OVER w AS next_name, lead(python) OVER w AS next_line
-            FROM slices WHERE rank = {rank} AND category = 'cpu_op' AND op IS NULL
-            AND start_ns BETWEEN {end - 10_000_000_000} AND {end}
-            AND track = (SELECT track FROM slices WHERE rank = {rank} AND category = 'cpu_op' AND op IS NULL
-                         GROUP BY track ORDER BY count(*) DESC LIMIT 1)
-            WINDOW w AS (ORDER BY start_ns)
-        )
-        SELECT t.name, t.next_name, t.next_ns - t.end_ns, p.name FROM top t
-        LEFT JOIN slices p ON p.rank = {rank} AND p.segment = t.segment AND p.id = t.next_line
-        WHERE t.next_ns IS NOT NULL AND t.next_ns > {end} - 4 * {max(int(extra), 1)} - 1000000
-        ORDER BY 3 DESC LIMIT 1
-    """)
-    if not gap or gap[0][2] < extra / 2:
-        return StragglerCause(title, hint=hint)
-    before, after, length, line = gap[0]
-    if line:
-        hint = f"Look at {line}"
-    return StragglerCause(
-        title,
-        f"it runs no op for {format_rounded('ns', length)} between {before} and {after}"
-        + (f", at {line}" if line else ""),
-        hint,
+    used = np.flatnonzero((found.wait != NONE) & (found.transfer[np.maximum(rows.match, 0)] != NONE))
+    inside = np.isin(rows.rank[used], late.together)
+    slow = np.unique(rows.group[used[inside & (rows.rank[used] == late.rank)]])
+    best: tuple[float, str, float, float] | None = None
+    for group in slow.tolist():
+        mine = used[rows.group[used] == group]
+        for kind, size in {(int(rows.kind[i]), int(rows.bytes[i])) for i in mine.tolist()}:
+            alike = (rows.kind[used] == kind) & (rows.bytes[used] == size)
+            here = np.median(found.entry_transfer[used[alike & (rows.group[used] == group)]])
+            others = found.entry_transfer[used[alike & ~np.isin(rows.group[used], slow)]]
+            if len(others) and (best is None or here - np.median(others) > best[0]):
+                name = f"{KINDS[kind]} in group {rows.groups[group].name}"
+                best = (float(here - np.median(others)), name, float(here), float(np.median(others)))
+    title = f"{'its' if len(late.together) == 1 else 'their'} link is slow"
+    hint = (
+        f"Compare its groups: rankscope stats RUN -r collectives. Check the links of "
+        f"rank{'s' * (len(late.together) > 1)} {as_ranges(list(late.together))}: cables, switch ports, NVLink, NIC "
+        "(nvidia-smi nvlink --status, ibstat)."
     )
+    if best is None:
+        return StragglerCause(title, hint=hint)
+    _, name, mine_ns, other_ns = best
+    return StragglerCause(
+        f"{title}: {mine_ns / max(other_ns, 1):.1f}x the transfer time of other groups",
+        f"{name}: the transfer takes {format_rounded('ns', mine_ns)}, in groups of its kind and size "
+        f"{format_rounded('ns', other_ns)}",
+        hint,
+        (
+            Fact("transfer_ns", round(mine_ns), "ns", name, late.together, report="collectives"),
+            Fact("transfer_ns", round(other_ns), "ns", "other groups of its kind", report="collectives"),
+        ),
+    )
+
+
+def _host(run: Run, window: Scope, late: LateRank) -> StragglerCause:
+    """The longest time without an op on the main thread in the step in which the rank is late most."""
+    title = f"its host is {format_rounded('ns', late.extra_ns)} late"
+    spans = [
+        (period.start_ns, period.end_ns)
+        for period in periods(run, Scope(frozenset({late.rank}), window.steps))
+        if period.step == late.worst_step
+    ]
+    gap = longest_gap(run, late.rank, spans[0]) if spans else None
+    if gap is None or gap.dur_ns < late.extra_ns / 2:
+        return StragglerCause(title, hint=_host_hint(run, late.rank, None))
+    where = f"in {shorten_middle(gap.annotation, _NAME_WIDTH)}" if gap.annotation else ""
+    ops = f"between {gap.before} and {gap.after}" if gap.before and gap.after else ""
+    place = ", ".join(part for part in (where, ops, f"at {gap.line}" if gap.line else "") if part)
+    facts = tuple(
+        Fact(name, value, "", f"rank {late.rank}", (late.rank,))
+        for name, value in (("annotation", gap.annotation), ("line", gap.line))
+        if value
+    )
+    return StragglerCause(
+        f"{title} {where}".rstrip(),
+        f"its main thread runs no op for {format_rounded('ns', gap.dur_ns)} {place}".rstrip(),
+        _host_hint(run, late.rank, gap),
+        (Fact("gap_ns", gap.dur_ns, "ns", f"rank {late.rank}", (late.rank,)), *facts),
+    )
+
+
+def _host_hint(run: Run, rank: int, gap: Gap | None) -> str:
+    if gap and gap.line:
+        return f"Look at {gap.line}"
+    if gap and gap.annotation:
+        return f"Look at what the program does in {gap.annotation}"
+    if run.rows(f"SELECT 1 FROM slices WHERE rank = {rank} AND category = 'python_function' LIMIT 1"):
+        return f"List its ops by Python line: rankscope stats RUN -r ops --by source --ranks {rank}"
+    return "Record Python stacks to see what the host does: rankscope profile --with-stack"

@@ -7,15 +7,18 @@ from typing import Any
 
 import numpy as np
 
-from rankscope.analysis.across_ranks.blame import Blame, blame
+from rankscope.analysis.across_ranks.blame import WAITING, Blame, blame
 from rankscope.analysis.across_ranks.comparison_notes import comparison_notes
+from rankscope.analysis.across_ranks.lateness import OWN, Culprits, Lateness, culprits, lateness
+from rankscope.analysis.across_ranks.layout import layout_of
+from rankscope.analysis.across_ranks.nodes import node_of
 from rankscope.analysis.across_ranks.rank_activity import PARTS
-from rankscope.analysis.across_ranks.straggler_cause import straggler_cause
+from rankscope.analysis.across_ranks.straggler_cause import LateRank, straggler_cause
 from rankscope.analysis.core.collective_waits import Waits, waits
 from rankscope.analysis.core.intervals import Axis, Ints, union
-from rankscope.analysis.core.result import Column, Finding, Result, Severity
+from rankscope.analysis.core.result import Column, Fact, Finding, Remedy, Result, Severity
 from rankscope.analysis.core.scope import Scope
-from rankscope.analysis.core.step_times import periods
+from rankscope.ranges import as_ranges
 from rankscope.store.arrays import NONE, number_rows
 from rankscope.store.run import Run
 from rankscope.units import format_rounded
@@ -38,56 +41,70 @@ COLUMNS = (
     Column("host_ns", "ns", "extra time in none of the other classes: the host is late"),
     Column("copy_ns", "ns", "extra time in copies", minor=True),
     Column("dataloader_ns", "ns", "extra time waiting for data", minor=True),
-    Column("waiting_ns", "ns", "extra time in other collectives", minor=True),
-    Column("cause", "", "the largest of these", at_end=True),
+    Column("waiting_ns", "ns", "extra time waiting in other collectives", minor=True),
+    Column("link_ns", "ns", "extra time in the transfers of other collectives", minor=True),
+    Column(
+        "cause",
+        "",
+        "the largest of these; of the rank that the finding names, the cause that it states",
+        at_end=True,
+    ),
 )
 
 WARNING_SHARE, CRITICAL_SHARE = 0.10, 0.25
 LEAST_STEPS = 3
 _LEAST_SHARE = 0.01
-"""Waits below this share of a step are not reported."""
+"""Waits below this share of a step are not reported as moving between ranks."""
+_LEAST_WINDOW_SHARE = 0.10
+"""Without steps nothing repeats: of the window, a straggler takes at least this share."""
 
 
 @dataclass(frozen=True)
 class CausedWait:
-    """How long one rank made the others wait, over all steps."""
+    """How long some ranks made the others wait, over all steps; without steps, over the window."""
 
-    rank: int
+    ranks: tuple[int, ...]
+    """One rank, or those of a node or of a slow link."""
     waiting_ranks: int
     per_step_ns: float
     """Per waiting rank and step; time spent waiting in two collectives at once counts once."""
     share: float
     """per_step_ns as a share of a step."""
     worst_steps: int
-    """Steps in which it caused more waiting than any other rank."""
+    """Steps in which they caused more waiting than any other rank."""
     steps: int
+    """0 in a run without steps."""
 
     @property
     def severity(self) -> Severity:
         often = self.worst_steps >= LEAST_STEPS and 2 * self.worst_steps > self.steps
         if often and self.share > CRITICAL_SHARE:
             return "critical"
-        if often and self.share > WARNING_SHARE:
-            return "warning"
-        return "info" if self.share >= _LEAST_SHARE else "ok"
+        return "warning" if often and self.share > WARNING_SHARE else "info"
 
 
 def stragglers(run: Run, scope: Scope, by: str | None = None) -> Result:
     """One row for each rank, by the wait it caused."""
     found, why = waits(run), blame(run)
     used = _in_scope(found, scope)
-    rows = _rows(found, why, used, scope)
-    worst = _worst(run, scope, found, why, used)
-    findings = _findings(run, scope, found, why, used, worst)
+    late = lateness(run, Scope(steps=scope.steps))
+    who = culprits(late) if late is not None else Culprits()
+    caused = _caused(run, found, why, used, late, who)
+    finding = _finding(run, scope, found, late, who, caused) if late is not None else None
+    rows = _rows(found, why, used, scope, finding)
     notes = comparison_notes(run, scope)
     if not used.any():
         notes.append(
             "waiting times are not known: no all_reduce, all_gather, reduce_scatter, all_to_all or barrier in the "
             "window was matched across ranks"
         )
-    elif worst is None:
-        notes.append("the wait per step is not known: no steps in the window, or no rank waited in one")
-    return Result("stragglers", "Stragglers", scope.window, COLUMNS, rows, findings, tuple(notes))
+    elif late is not None and late.steps == (None,):
+        notes.append(
+            "no steps in the window: waits are of the whole window, and whether they repeat is not known"
+        )
+    return Result(
+        "stragglers", "Stragglers", scope.window, COLUMNS, rows, (finding,) if finding else (), tuple(notes)
+    )
 
 
 def _in_scope(found: Waits, scope: Scope) -> Any:
@@ -98,8 +115,9 @@ def _in_scope(found: Waits, scope: Scope) -> Any:
     return used
 
 
-def _rows(found: Waits, why: Blame, used: Any, scope: Scope) -> list[dict[str, Any]]:
+def _rows(found: Waits, why: Blame, used: Any, scope: Scope, finding: Finding | None) -> list[dict[str, Any]]:
     entries = found.rows
+    stated = finding.fact("cause") if finding else None
     ranks = np.unique(entries.rank)
     count = int(ranks.max(initial=-1)) + 1
     at = (
@@ -128,9 +146,10 @@ def _rows(found: Waits, why: Blame, used: Any, scope: Scope) -> list[dict[str, A
                 "caused_wait_ns": int(caused[rank]),
                 "own_wait_ns": int(own[rank]),
                 **{
-                    f"{name}_ns": spent[name] for name in ("compute", "host", "copy", "dataloader", "waiting")
+                    f"{name}_ns": spent[name]
+                    for name in ("compute", "host", "copy", "dataloader", "waiting", "link")
                 },
-                "cause": cause if spent[cause] else None,
+                "cause": stated.value if stated and rank in stated.ranks else cause if spent[cause] else None,
             }
         )
     return sorted(rows, key=lambda row: (-row["caused_wait_ns"], row["rank"]))
@@ -142,37 +161,80 @@ def _sums(index: Ints, value: Ints, count: int) -> Ints:
     return total
 
 
-def _worst(run: Run, scope: Scope, found: Waits, why: Blame, used: Any) -> CausedWait | None:
-    """The rank that caused most waiting; None when there are no steps or no rank waited."""
-    numbers, mean = _steps(run, Scope(steps=scope.steps))
+@dataclass(frozen=True)
+class _Caused:
+    """Waiting by step, by the rank that caused it and by the rank that waited."""
+
+    steps: tuple[int | None, ...]
+    groups: Ints
+    """Rows of (index of the step, causing rank, waiting rank)."""
+    waited: Ints
+    mean_step_ns: float
+
+    def by(self, ranks: tuple[int, ...]) -> CausedWait:
+        """What these ranks together made the others wait."""
+        causing, waiting = self.groups[:, 1], self.groups[:, 2]
+        mine = np.isin(causing, ranks)
+        theirs = mine & ~np.isin(waiting, ranks)
+        table = np.zeros((len(self.steps), int(causing.max(initial=0)) + 1), dtype=np.int64)
+        # A node counts as one: its ranks add up in the column of the first.
+        np.add.at(table, (self.groups[:, 0], np.where(mine, ranks[0], causing)), self.waited)
+        count = len(np.unique(waiting[theirs]))
+        per_step = float(self.waited[theirs].sum()) / max(count, 1) / len(self.steps)
+        worst = (table.argmax(axis=1) == ranks[0]) & (table.max(axis=1) > 0)
+        return CausedWait(
+            ranks=ranks,
+            waiting_ranks=count,
+            per_step_ns=per_step,
+            share=per_step / self.mean_step_ns if self.mean_step_ns else 0.0,
+            worst_steps=int(worst.sum()),
+            steps=0 if self.steps == (None,) else len(self.steps),
+        )
+
+    def largest(self) -> CausedWait | None:
+        """Of the single rank that caused most; None where no rank waited."""
+        if len(self.groups) == 0:
+            return None
+        total = np.zeros(int(self.groups[:, 1].max()) + 1, dtype=np.int64)
+        np.add.at(total, self.groups[:, 1], self.waited)
+        return self.by((int(total.argmax()),))
+
+
+def _caused(
+    run: Run, found: Waits, why: Blame, used: Any, late: Lateness | None, who: Culprits
+) -> _Caused | None:
+    """None where waits are not known."""
+    if late is None:
+        return None
     entries = found.rows
     at = np.flatnonzero((found.wait > 0) & (entries.match != NONE))
-    at = at[
-        used[entries.match[at]]
-        & (why.rank[entries.match[at]] != NONE)
-        & (found.step[entries.match[at]] != NONE)
-    ]
-    if not numbers or len(at) == 0:
-        return None
-    match = entries.match[at]
-    step = np.minimum(np.searchsorted(numbers, found.step[match]), len(numbers) - 1)
-    groups, group = number_rows([step, why.rank[match], entries.rank[at]])
+    at = at[used[entries.match[at]] & (why.rank[entries.match[at]] != NONE)]
+    if late.steps == (None,):
+        step = np.zeros(len(at), dtype=np.int64)
+    else:
+        numbers = np.array(late.steps, dtype=np.int64)
+        at = at[np.isin(found.step[entries.match[at]], numbers)]
+        step = np.searchsorted(numbers, found.step[entries.match[at]])
+    blamed = _through_chains(run, why, late, who, entries.match[at], step)
+    groups, group = number_rows([step, blamed, entries.rank[at]])
     waited = _waited(entries.start[at], found.wait[at], group, len(groups))
-    causing = groups[:, 1]
-    table = np.zeros((len(numbers), int(causing.max()) + 1), dtype=np.int64)
-    np.add.at(table, (groups[:, 0], causing), waited)
-    worst = table.argmax(axis=1)
-    rank = int(table.sum(axis=0).argmax())
-    waiting = len(np.unique(groups[(causing == rank) & (groups[:, 2] != rank), 2]))
-    per_step = float(table[:, rank].sum()) / max(waiting, 1) / len(numbers)
-    return CausedWait(
-        rank=rank,
-        waiting_ranks=waiting,
-        per_step_ns=per_step,
-        share=per_step / mean if mean else 0.0,
-        worst_steps=int(((worst == rank) & (table.max(axis=1) > 0)).sum()),
-        steps=len(numbers),
-    )
+    return _Caused(late.steps, groups, waited, late.mean_step_ns)
+
+
+def _through_chains(run: Run, why: Blame, late: Lateness, who: Culprits, match: Ints, step: Ints) -> Ints:
+    """By wait: the rank to blame. A chain of waiting that ends nowhere, at a receive or at a slow transfer, goes on to
+    the late rank of the same pipeline or group."""
+    blamed: Ints = why.rank[match].copy()
+    if not who.ranks:
+        return blamed
+    ends_nowhere = np.isin(why.cause[why.root[match]], [NONE, WAITING, PARTS.index("link")])
+    layout = layout_of(run, Scope())
+    own = late.own
+    for rank in who.ranks:
+        near = {other for axis in layout.axes for other in layout.group_of(rank, axis)}
+        is_late = own[late.ranks.index(rank)] > 0
+        blamed[ends_nowhere & np.isin(blamed, sorted(near - set(who.ranks))) & is_late[step]] = rank
+    return blamed
 
 
 def _waited(start: Ints, wait: Ints, group: Ints, count: int) -> Ints:
@@ -182,47 +244,115 @@ def _waited(start: Ints, wait: Ints, group: Ints, count: int) -> Ints:
     return axis.lengths(union(axis.place(start, group), axis.place(end, group)))
 
 
-def _steps(run: Run, everyone: Scope) -> tuple[list[int], float]:
-    """The step numbers, and the mean step time: the host's, or the GPU's where that is more than 10 % longer."""
-    host = run.rows(f"SELECT step, dur_ns FROM steps WHERE {everyone.where()}")
-    if not host:
-        return [], 0.0
-    on_host = float(np.mean([duration for _, duration in host]))
-    with_gpu = float(np.mean([period.dur_ns for period in periods(run, everyone)]))
-    return sorted({step for step, _ in host}), with_gpu if with_gpu > 1.1 * on_host else on_host
+def _finding(
+    run: Run,
+    scope: Scope,
+    found: Waits,
+    late: Lateness,
+    who: Culprits,
+    caused: _Caused | None,
+) -> Finding | None:
+    largest = caused.largest() if caused else None
+    wait = caused.by(who.ranks) if caused and who.ranks else None
+    if wait is None or not wait.waiting_ranks:
+        if who.ranks:  # send and receive have no known waits
+            wait = CausedWait(
+                who.ranks,
+                len(late.ranks) - len(who.ranks),
+                who.own_ns,
+                who.own_ns / late.mean_step_ns,
+                who.late_steps,
+                0 if late.steps == (None,) else len(late.steps),
+            )
+        elif largest and largest.severity != "info":
+            wait = largest
+    if wait is not None and (wait.steps or wait.share > _LEAST_WINDOW_SHARE):
+        return _straggler(run, scope, found, late, wait)
+    if largest is None:
+        return None
+    if who.moves and largest.share >= _LEAST_SHARE:
+        return _moving(late, caused)
+    unit = "per step" if largest.steps else "of the window"
+    text = f"{format_rounded('ns', largest.per_step_ns)} {unit} ({100 * largest.share:.1f} %)"
+    return Finding("ok", "No straggler", f"the longest wait is for rank {largest.ranks[0]}: {text}")
 
 
-def _findings(
-    run: Run, scope: Scope, found: Waits, why: Blame, used: Any, worst: CausedWait | None
-) -> tuple[Finding, ...]:
-    if worst is None:
-        return ()
-    if worst.severity == "ok":
-        wait = f"{format_rounded('ns', worst.per_step_ns)} per step ({100 * worst.share:.1f} %)"
-        return (Finding("ok", "No straggler", f"the longest wait is for rank {worst.rank}: {wait}"),)
-    blamed = np.flatnonzero(used & (why.rank == worst.rank) & (found.last != NONE))
-    cause = straggler_cause(run, scope, found, why, np.unique(why.root[blamed]), worst.rank, worst.steps)
-    others = f"{worst.waiting_ranks} other{'s' * (worst.waiting_ranks != 1)}"
-    wait = f"{format_rounded('ns', worst.per_step_ns)} per step ({100 * worst.share:.0f} %)"
-    title = f"Rank {worst.rank} made {others} wait {wait}"
-    evidence = f"it caused the largest wait in {worst.worst_steps} of {worst.steps} steps"
-    return (
-        Finding(
-            worst.severity,
-            f"{title}; {cause.title}" if cause.title else title,
-            f"{evidence}; {cause.evidence}" if cause.evidence else evidence,
-            ranks=(worst.rank,),
-            span=_span(found, blamed),
-            hint=cause.hint,
-            cost_ns=round(worst.per_step_ns),
+def _straggler(run: Run, scope: Scope, found: Waits, late: Lateness, wait: CausedWait) -> Finding:
+    excess = late.excess[:, late.ranks.index(wait.ranks[0])]
+    per_part = np.nan_to_num(np.nanmean(excess, axis=1))
+    cause = OWN[int(per_part.argmax())] if per_part.max() > 0 else "waiting"
+    extra = float(per_part.max()) if per_part.max() > 0 else wait.per_step_ns
+    worst = late.steps[int(np.nan_to_num(excess[int(per_part.argmax())]).argmax())]
+    ranks = tuple(sorted(wait.ranks))
+    node = node_of(run, ranks)
+    why = straggler_cause(run, scope, LateRank(wait.ranks[0], ranks, cause, extra, worst, wait.steps or 1))
+    unit = "per step" if wait.steps else "of the window"
+    of = "step" if wait.steps else "window"
+    name = f"Rank {ranks[0]}" if len(ranks) == 1 else f"Ranks {as_ranges(list(ranks))}"
+    subject = f"rank{'s' * (len(ranks) > 1)} {as_ranges(list(ranks))}"
+    others = f"{wait.waiting_ranks} other{'s' * (wait.waiting_ranks != 1)}"
+    title = (
+        f"{f'Node {node} ({name.lower()})' if node else name} made {others} wait "
+        f"{format_rounded('ns', wait.per_step_ns)} {unit} ({100 * wait.share:.0f} %)"
+    )
+    took = f"{'it takes' if len(ranks) == 1 else 'they take'} {format_rounded('ns', extra)} {unit} longer ({cause})"
+    evidence = [
+        f"it caused the largest wait in {wait.worst_steps} of {wait.steps} steps" if wait.steps else took
+    ]
+    row = {"rank": ranks[0]}
+    facts = (
+        Fact("cause", cause, "", subject, ranks, row),
+        Fact("caused_wait_ns", round(wait.per_step_ns), "ns", f"each waiting rank, {unit}", ranks, row),
+        Fact("caused_wait_pct", 100 * wait.share, "percent", f"of the {of}", ranks),
+        Fact(f"{cause}_ns", round(extra), "ns", f"{subject}, {unit}, more than its peers", ranks, row),
+        Fact("waiting_ranks", wait.waiting_ranks, "count", "ranks that waited"),
+        Fact("worst_steps", wait.worst_steps, "count", subject, ranks),
+        Fact("steps", wait.steps, "count", "the window"),
+        *((Fact("node", node, "", subject, ranks),) if node else ()),
+        *why.facts,
+    )
+    return Finding(
+        wait.severity,
+        f"{title}; {why.title}" if why.title else title,
+        "; ".join([*evidence, why.evidence] if why.evidence else evidence),
+        ranks=ranks,
+        span=_span(found, ranks, worst),
+        hint=why.hint,
+        facts=facts,
+        remedy=Remedy("links at median" if cause == "link" else "rank at median", ranks=ranks),
+    )
+
+
+def _moving(late: Lateness, caused: _Caused | None) -> Finding:
+    """Another rank is late in each step: imbalance of the work, not a slow rank."""
+    own = np.nan_to_num(late.own)
+    worst = own.argmax(axis=0)
+    names = [late.ranks[rank] for rank in worst.tolist()]
+    excess = late.excess[:, worst, np.arange(len(late.steps))]
+    cause = OWN[int(np.nan_to_num(np.nanmean(excess, axis=1)).argmax())]
+    per_step = float(own.max(axis=0).mean())
+    share = per_step / late.mean_step_ns if late.mean_step_ns else 0.0
+    listed = ", ".join(map(str, names[:8])) + (", …" if len(names) > 8 else "")
+    return Finding(
+        "info",
+        f"The slowest rank moves: another rank is late in each step, by {format_rounded('ns', per_step)} "
+        f"({100 * share:.0f} %) on average",
+        f"the latest ranks, step by step: {listed}; most of it is {cause}",
+        hint="Balance the work of the ranks: batches of equal length, experts of equal load.",
+        facts=(
+            Fact("cause", cause, "", "the latest rank of each step"),
+            Fact("caused_wait_ns", round(per_step), "ns", "the latest rank of each step"),
+            Fact("caused_wait_pct", 100 * share, "percent", "of the step"),
+            Fact("late_ranks", len(set(names)), "count", "ranks that were the latest in some step"),
         ),
     )
 
 
-def _span(found: Waits, blamed: Ints) -> tuple[int, int] | None:
-    """The collective with the longest wait that this rank caused."""
+def _span(found: Waits, ranks: tuple[int, ...], step: int | None) -> tuple[int, int] | None:
+    """The longest wait of another rank in this step."""
     rows = found.rows
-    at = np.flatnonzero(np.isin(rows.match, blamed) & (found.wait != NONE))
+    mine = (found.wait > 0) & ~np.isin(rows.rank, ranks)
+    at = np.flatnonzero(mine & (rows.step == step)) if step is not None else np.flatnonzero(mine)
     if len(at) == 0:
         return None
     longest = at[found.wait[at].argmax()]

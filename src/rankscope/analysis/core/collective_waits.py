@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from rankscope.analysis.core.cache import once_per_run
 from rankscope.analysis.core.scope import Scope
+from rankscope.collective_kinds import KINDS, POINT_TO_POINT
 from rankscope.store.arrays import NONE, Ints
 from rankscope.store.collectives.entries import Collectives
 from rankscope.store.run import Run
@@ -35,6 +36,17 @@ class Waits:
     """By match: whether every rank of its group is in this run."""
     step: Ints
     """By match: its step (the smallest where ranks disagree), or NONE."""
+
+    @property
+    def entry_transfer(self) -> Ints:
+        """By entry: the shortest duration of its match, also of a send and its receive; 0 where that is not known."""
+        rows = self.rows
+        known = (rows.match != NONE) & ((self.wait != NONE) | np.isin(rows.kind, _PAIRED))
+        known[known] = self.ranks[rows.match[known]] > 1
+        shortest = _least(rows.match[known], rows.duration[known], len(self.ranks))
+        transfer = np.zeros(len(rows.rank), dtype=np.int64)
+        transfer[known] = shortest[rows.match[known]]
+        return transfer
 
 
 def waits(run: Run, scope: Scope | None = None) -> Waits:
@@ -71,6 +83,7 @@ def _all_waits(run: Run) -> Waits:
     )
 
 
+_PAIRED = [KINDS.index(kind) for kind in POINT_TO_POINT]
 _NEVER = np.iinfo(np.int64).max
 
 

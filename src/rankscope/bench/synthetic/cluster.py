@@ -32,7 +32,12 @@ FAULTS = (
     "dataloader",  # the wait for the batch takes longer
     "link",  # transfers of the groups this rank is in take longer
     "moving",  # another rank computes longer in every step
+    "overlap",  # all ranks: the backward pass waits for every bucket of gradients
+    "fusion",  # all ranks: as many short kernels besides the usual ones as take the host this long to launch
+    "leak",  # `ns` is the number of bytes that stay allocated after each step
 )
+EVERY_RANK = ("overlap", "fusion")
+"""Faults of the program: they have no culprit."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +76,11 @@ class Job(RankGrid):
     """Standard deviation of every duration, of its own length."""
     leave_ns: int = 3_000
     """Ranks leave a collective up to so much apart."""
+    spread_pct: float = 0.0
+    """Standard deviation between the speeds of the GPUs; the same in every step."""
+    hiccup_chance: float = 0.0
+    """Of a rank in a step: its host loses HICCUP_NS at the begin of the step."""
+    ranks_per_node: int = 8
     offset_ns: int = 0
     """Largest clock offset of a rank."""
     faults: tuple[Fault, ...] = ()
@@ -81,6 +91,9 @@ class Job(RankGrid):
 
 
 LAUNCH_NS, LATENCY_NS, SYNC_NS, BETWEEN_NS = 6_000, 4_000, 3_000, 20_000
+HICCUP_NS = 300_000
+SHORT_KERNEL_NS = 1_500
+MODEL_BYTES, ACTIVATION_BYTES = 2 << 30, 1 << 30
 
 
 @dataclass
@@ -120,6 +133,8 @@ class RankRun:
     steps: list[tuple[int, int]] = field(default_factory=list)
     spans: list[HostSpan] = field(default_factory=list)
     works: list[Work] = field(default_factory=list)
+    memory: list[tuple[int, int]] = field(default_factory=list)
+    """(time, bytes) of allocations and, negative, of what is freed; only in jobs that leak."""
 
 
 class _Rank:
@@ -132,6 +147,8 @@ class _Rank:
         self.open: list[Work] = []
         self.program = self._program()
         self.slow_host = 0.0
+        speed = random.Random(f"{job.seed}/speed/{rank}").gauss(0, job.spread_pct / 100)
+        self.gpu_factor = 1 + max(-2 * job.spread_pct / 100, min(speed, 2 * job.spread_pct / 100))
 
     def advance(self) -> bool:
         """Run the host on; False when its program is over."""
@@ -142,6 +159,7 @@ class _Rank:
     def _program(self) -> Iterator[bool]:
         for step in range(self.job.steps):
             self.random = random.Random(f"{self.job.seed}/{self.rank}/{step}")
+            self.extra_random = random.Random(f"{self.job.seed}/{self.rank}/{step}/extra")
             start = self.now
             yield from self._step(step)
             self.run.steps.append((start, self.now))
@@ -150,6 +168,10 @@ class _Rank:
     def _step(self, step: int) -> Iterator[bool]:
         job, faults = self.job, _Faults(self.job, self.rank, step)
         self.slow_host, self.slow_kernels = faults.per_launch, faults.kernel_share
+        self.short_kernels = faults.short_kernels
+        self._allocate(faults.watches_memory, ACTIVATION_BYTES + MODEL_BYTES * (step == 0))
+        if random.Random(f"{job.seed}/hiccup/{self.rank}/{step}").random() < job.hiccup_chance:
+            self.now += HICCUP_NS
         waited = self._noisy(job.data_wait_ns) + faults.dataloader
         self._span("enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__", "user_annotation", waited)
         self._pause(faults.checkpoint, "save_checkpoint" if faults.annotated else "")
@@ -171,7 +193,7 @@ class _Rank:
             if following >= 0:
                 self._transfer("send", following, step, "forward", batch, needed)
         if faults.extra_kernel:
-            needed = [self._launch("void extra_kernel<float>(float*)", COMPUTE, faults.extra_kernel, needed)]
+            needed = [self._extra("void extra_kernel<float>(float*)", faults.extra_kernel, needed)]
         gradients: list[Work] = []
         for batch in range(batches):
             if following >= 0:
@@ -180,6 +202,8 @@ class _Rank:
                 needed = self._layer("backward", 2 * job.forward_ns, needed, step, layer, batch)
                 if job.data > 1 and batch + 1 == batches:
                     gradients.append(self._collective("dp", job.bucket_ns, step, f"bucket {layer}", needed))
+                    if faults.no_overlap:
+                        needed = [gradients[-1]]
             if before >= 0:
                 self._transfer("send", before, step, "backward", batch, needed)
         self._pause(faults.gc_after, "")
@@ -190,6 +214,7 @@ class _Rank:
                 )
             ]
         self._span("Optimizer.step#AdamW.step", "user_annotation", self._noisy(12_000))
+        self._allocate(faults.watches_memory, faults.leaked_bytes - ACTIVATION_BYTES)
         start = self.now
         yield True  # until everything that was launched has ended
         self.now = max(self.now, max(work.end for work in self.open)) + SYNC_NS
@@ -202,6 +227,8 @@ class _Rank:
         for number in range(self.job.kernels):
             name = f"nvjet_sm90_{phase}_{number}_128x256_TNT"
             needed = [self._launch(name, COMPUTE, self._noisy(ns // self.job.kernels), needed)]
+        for _ in range(self.short_kernels):
+            needed = [self._extra("void elementwise_kernel<128, 4>(int)", SHORT_KERNEL_NS, needed)]
         if self.job.tensor > 1:
             needed = [self._collective("tp", self.job.sum_ns, step, f"{phase} {layer} {batch}", needed)]
         return needed
@@ -215,6 +242,17 @@ class _Rank:
         self.run.spans.append(HostSpan(name, category, self.now, self.now + ns))
         self.now += ns
 
+    def _allocate(self, watched: bool, change: int) -> None:
+        if watched:
+            self.run.memory.append((self.now, change))
+
+    def _extra(self, name: str, ns: int, after: list[Work]) -> Work:
+        """Launch a kernel that the healthy job does not have: it must not shift the random numbers of the others."""
+        usual, self.random = self.random, self.extra_random
+        work = self._launch(name, COMPUTE, ns, after)
+        self.random = usual
+        return work
+
     def _pause(self, ns: int, annotation: str) -> None:
         if ns and annotation:
             self._span(annotation, "user_annotation", ns)
@@ -227,7 +265,7 @@ class _Rank:
         cost = self._noisy(LAUNCH_NS) + round(self.slow_host)
         launched = self.now + cost // 3
         if stream == COMPUTE:
-            ns = round(ns * (1 + self.slow_kernels))
+            ns = round(ns * (1 + self.slow_kernels) * self.gpu_factor)
         previous = (self.last[stream],) if stream in self.last else ()
         work = Work(name, stream, ns, launched, (*previous, *(after or ())), **more)  # type: ignore[arg-type]
         op = {COMPUTE: "aten::mm", COPY: "aten::copy_", COMM: "record_param_comms"}[stream]
@@ -255,9 +293,8 @@ class _Rank:
         pair = (min(peer, self.rank), max(peer, self.rank))
         name = "ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)"
         key = ("pp", pair, step, phase, batch)
-        return self._launch(
-            name, COMM, self.job.send_ns, after, axis=what, peer=peer, key=key, size=4_000_000
-        )
+        ns = self.job.send_ns + _link_delay(self.job, "pp", pair)
+        return self._launch(name, COMM, ns, after, axis=what, peer=peer, key=key, size=4_000_000)
 
 
 class _Faults:
@@ -267,13 +304,15 @@ class _Faults:
         self.extra_kernel = self.copy = self.dataloader = self.host = self.checkpoint = 0
         self.gc_before = self.gc_after = 0
         self.kernel_share = self.per_launch = 0.0
-        self.annotated = False
+        self.short_kernels = self.leaked_bytes = 0
+        self.annotated = self.no_overlap = False
+        self.watches_memory = any(fault.kind == "leak" for fault in job.faults)
         for number, fault in enumerate(job.faults):
             chance = random.Random(f"{job.seed}/fault {number}/{step}")
             hit = (
                 fault.ranks[chance.randrange(len(fault.ranks))] == rank
                 if fault.kind == "moving"
-                else rank in fault.ranks
+                else rank in fault.ranks or fault.kind in EVERY_RANK
             )
             if hit:
                 self._add(job, fault, step, chance)
@@ -295,13 +334,21 @@ class _Faults:
             self.per_launch += fault.ns / launches
         elif fault.kind == "checkpoint":
             self.checkpoint += 4 * fault.ns * (step % 4 == 3)
+        elif fault.kind == "overlap":
+            self.no_overlap = True
+        elif fault.kind == "fusion":
+            passes = 2 * job.layers * (job.micro_batches if job.stages > 1 else 1)
+            self.short_kernels += round(fault.ns / passes / (1.25 * LAUNCH_NS))
+        elif fault.kind == "leak":
+            self.leaked_bytes += fault.ns
         elif fault.kind in ("host", "copy", "dataloader"):
             setattr(self, fault.kind, getattr(self, fault.kind) + fault.ns)
 
 
 def _link_delay(job: Job, axis: str, group: tuple[int, ...]) -> int:
     """What slow links add to one transfer of a group."""
-    transfers = job.layers if axis == "dp" else 2 * job.layers * (job.micro_batches if job.stages > 1 else 1)
+    batches = job.micro_batches if job.stages > 1 else 1
+    transfers = {"dp": job.layers, "tp": 2 * job.layers * batches, "pp": 2 * batches}[axis]
     return sum(
         fault.ns // transfers
         for fault in job.faults

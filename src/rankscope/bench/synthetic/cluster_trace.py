@@ -42,6 +42,7 @@ def _file_text(job: Job, rank: int, run: RankRun) -> str:
         "schemaVersion": 1,
         "deviceProperties": [{"id": 0, "name": "NVIDIA H200", "totalGlobalMem": 150_000_000_000}],
         "distributedInfo": _distributed_info(job, rank),
+        "rankscope": {"rank": rank, "host": f"node{rank // job.ranks_per_node}"},
         "baseTimeNanoseconds": _BASE_TIME_NS,
     }
     events = ",\n".join(json.dumps(event) for event in _events(job, rank, run))
@@ -79,6 +80,26 @@ def _events(job: Job, rank: int, run: RankRun) -> Iterator[dict[str, Any]]:
                 args["correlation"] = identities[id(span.work)]
             args |= details.get(id(span.work), {})
         yield event(span.name, span.category, span.start, span.end, args, host, host)
+    allocated = 0
+    for at, change in run.memory:
+        allocated += change
+        yield {
+            "ph": "i",
+            "cat": "cpu_instant_event",
+            "s": "t",
+            "name": "[memory]",
+            "pid": host,
+            "tid": host,
+            "ts": (at + ahead) / 1000,
+            "args": {
+                "Total Reserved": 40 << 30,
+                "Total Allocated": allocated,
+                "Bytes": change,
+                "Device Id": 0,
+                "Device Type": 1,
+                "Addr": 1 << 40,
+            },
+        }
     for work in run.works:
         number = identities[id(work)]
         more = {"External id": number, "correlation": number, "device": 0, "stream": _STREAM[work.stream]}

@@ -1,0 +1,223 @@
+"""The exam: faults are planted in jobs, and the answers are scored.
+
+    python benchmarks/exam.py [--only PATTERN] [--list] [--no-gloo] [--keep DIR] [--write-docs]
+
+Synthetic cases are simulated (exam_cases.py), written as traces, read and analysed, two at a time. Real cases are gloo
+processes on this machine (exam_gloo.py). The last line is the score; the exit status is 3 below the floor. docs/exam.md
+has the design, docs/accuracy.md the results.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
+from math import prod
+from pathlib import Path
+
+from exam_cases import LAYOUTS, Case, all_cases, plant
+from exam_gloo import real_cases, record
+from exam_report import write_accuracy
+from exam_score import FROM_PCT, Answer, below_floor, line_of, total
+from rankscope.analysis.core.result import Finding
+from rankscope.analysis.core.scope import Scope
+from rankscope.analysis.core.step_times import mean_step_ns
+from rankscope.analysis.findings import collect
+from rankscope.bench.synthetic.cluster_trace import write_traces
+from rankscope.bench.synthetic.hang import write_dumps
+from rankscope.store.ingest import Options, ingest
+from rankscope.store.run import Run
+
+PROCESSES = 2
+_TRUE_OF_HEALTHY_JOBS = ("overlap", "collectives", "critical", "bubbles", "phases", "roofline", "syncs")
+"""Reports on the program rather than on a fault: a healthy pipeline has bubbles, and tensor parallelism exposes
+communication."""
+
+
+def answer(case: Case, folder: Path) -> Answer:
+    """Plant, write, read, ask. With --keep, a store that is there is used again."""
+    started = time.monotonic()
+    truth = folder / "truth.json"
+    if not truth.exists():
+        planted = plant(case)
+        if case.kind == "hang":
+            write_dumps(planted.job, planted.culprits[0], folder, leaves_dump=case.seed % 2 == 0)
+        else:
+            write_traces(planted.job, planted.runs, folder)
+        empty = Answer(
+            case.name, case.kind, case.layout, planted.culprits, planted.effect_pct, planted.cost_ns, planted.step_ns
+        )  # fmt: skip
+        truth.write_text(json.dumps(asdict(empty)))
+    return replace(judged(read_truth(truth), folder), seconds=time.monotonic() - started)
+
+
+def read_truth(path: Path) -> Answer:
+    stored = json.loads(path.read_text())
+    lists = dict.fromkeys(("named", "first_ranks", "alarms"), ()) | {"culprits": tuple(stored["culprits"])}
+    return Answer(**stored | lists)
+
+
+def judged(truth: Answer, folder: Path) -> Answer:
+    """What the findings say."""
+    found = collect(_open(folder), Scope())
+    late = next((one.finding for one in found if one.report == "stragglers"), None)
+    first = found[0] if found else None
+    return replace(
+        truth,
+        named=tuple(sorted(late.ranks)) if late else (),
+        severity=late.severity if late else "",
+        cause=_cause(late),
+        said_ns=late.cost_ns if late else None,
+        first_report=first.report if first else "",
+        first_ranks=first.finding.ranks if first else (),
+        alarms=tuple(
+            one.finding.title
+            for one in found
+            if one.finding.severity in ("warning", "critical") and one.report not in _TRUE_OF_HEALTHY_JOBS
+        ),
+        title=late.title if late else "",
+    )
+
+
+def _cause(finding: Finding | None) -> str:
+    fact = finding.fact("cause") if finding else None
+    return str(fact.value) if fact else ""
+
+
+def run_gloo(folder: Path, wanted: Sequence[str], say: Callable[[str], None]) -> list[Answer]:
+    """The real cases: recorded one after the other, for they need the cores; then read and judged."""
+    answers = []
+    for recorded in record(folder, say, wanted):
+        truth = json.loads((recorded / "truth.json").read_text())
+        case = next(one for one in real_cases() if one.name == truth["name"])
+        step = _mean_step_ns(recorded)
+        empty = Answer(
+            case.name,
+            case.kind,
+            f"gloo{case.ranks}",
+            tuple(truth["culprits"]),
+            100 * truth["cost_ns"] / step if step else 0.0,
+            truth["cost_ns"],
+            step,
+            real=True,
+        )
+        answers.append(judged(empty, recorded))
+        if answers[-1].wrong:
+            say(_line(answers[-1]))
+    return answers
+
+
+def _mean_step_ns(folder: Path) -> float:
+    return mean_step_ns(_open(folder), Scope())
+
+
+def _open(folder: Path) -> Run:
+    files = [path for path in folder.iterdir() if path.is_file() and path.name != "truth.json"]
+    return Run(ingest(sorted(files), Options(jobs=1, output=folder / "store")))
+
+
+def run_cases(cases: Sequence[Case], folder: Path, keep: bool, say: Callable[[str], None]) -> list[Answer]:
+    """All cases, two at a time; a line for each wrong answer, and the time left."""
+    answers: list[Answer] = []
+    started = time.monotonic()
+    tasks = [(case, folder / case.name.replace("%", ""), keep) for case in cases]
+    # The largest first: at the end, no process waits for a run of 64 ranks.
+    tasks.sort(key=lambda task: -_ranks(task[0]))
+    weight = sum(_ranks(case) for case in cases) or 1
+    done = 0
+    with multiprocessing.get_context("spawn").Pool(min(PROCESSES, len(tasks) or 1)) as pool:
+        for one in pool.imap_unordered(_task, tasks):
+            answers.append(one)
+            done += next(_ranks(case) for case in cases if case.name == one.name)
+            if one.wrong:
+                say(_line(one))
+            left = (time.monotonic() - started) * (weight - done) / done
+            if sys.stderr.isatty() or len(answers) % 20 == 0:
+                say(f"{len(answers)} of {len(cases)} cases, {left:.0f} s left")
+    order = {case.name: number for number, case in enumerate(cases)}
+    return sorted(answers, key=lambda one: order[one.name])
+
+
+def _ranks(case: Case) -> int:
+    return prod(LAYOUTS[case.layout].values())
+
+
+def _task(task: tuple[Case, Path, bool]) -> Answer:
+    case, folder, keep = task
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        return answer(case, folder)
+    except Exception as error:  # noqa: BLE001 - one case that fails must not end the exam; it is a miss
+        failed = f"{type(error).__name__}: {error}"
+        return Answer(case.name, case.kind, case.layout, (), case.effect_pct, 0, 0, error=failed)
+    finally:
+        if not keep:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _line(one: Answer) -> str:
+    size = f" {one.effect_pct:.1f} %" if one.effect_pct else ""
+    truth = f", is {one.culprits}" if one.culprits else ""
+    return f"wrong: {one.name}{size}: {one.wrong}{truth}; {one.severity} {one.title}".rstrip("; ")
+
+
+def _is_wanted(name: str, parts: Sequence[str]) -> bool:
+    return not parts or any(part in name for part in parts)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else "")
+    parser.add_argument(
+        "--only", metavar="PATTERN", default="", help="cases whose name contains this; '|' separates"
+    )
+    parser.add_argument("--list", action="store_true", help="print the names of the cases")
+    parser.add_argument("--no-gloo", action="store_true", help="leave out the real processes")
+    parser.add_argument(
+        "--keep", type=Path, metavar="DIR", help="keep traces and stores there, and use them again"
+    )
+    parser.add_argument("--write-docs", action="store_true", help="write docs/accuracy.md")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every answer")
+    args = parser.parse_args(argv)
+    started = time.monotonic()
+    wanted = [part for part in args.only.split("|") if part]
+    cases = [case for case in all_cases() if _is_wanted(case.name, wanted)]
+    if args.list:
+        print("\n".join(case.name for case in cases))
+        print("\n".join(case.name for case in real_cases() if _is_wanted(case.name, wanted)))
+        return 0
+
+    def say(line: str) -> None:
+        print(line, file=sys.stderr, flush=True)
+
+    folder = args.keep or Path(tempfile.mkdtemp(prefix="rankscope-exam-"))
+    try:
+        answers = run_cases(cases, folder, bool(args.keep), say) if cases else []
+        real = [] if args.no_gloo else run_gloo(folder / "gloo", wanted, say)
+    finally:
+        if not args.keep:
+            shutil.rmtree(folder, ignore_errors=True)
+    if args.json:
+        args.json.write_text(json.dumps([asdict(one) for one in (*answers, *real)], indent=1))
+    found = total(answers)
+    print(f"{len(answers)} synthetic and {len(real)} real cases in {time.monotonic() - started:.0f} s")
+    if args.write_docs:
+        write_accuracy(answers, real)
+    if real:
+        print(
+            f"real processes: {line_of(total(real))} (effects of {FROM_PCT:g} % or more; on {len(real)} gloo runs)"
+        )
+    missed = below_floor(found)
+    if missed:
+        print(f"below the floor: {', '.join(missed)}")
+    print(f"score: {line_of(found)} (effects of {FROM_PCT:g} % or more)")
+    return 3 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,107 @@
+"""Writes docs/accuracy.md from the exam's answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from exam_cases import CAUSES
+from exam_score import COST_TOLERANCE, FIRST_FROM_PCT, FLOOR, FROM_PCT, Answer, scores, text, total
+
+PAGE = Path(__file__).parent.parent / "docs" / "accuracy.md"
+_BANDS = ((0.5, 1.5), (1.5, 2.5), (2.5, 4.5), (4.5, 8.5), (8.5, 12.5), (12.5, 25.0), (25.0, 101.0))
+_COLUMNS = ("cases", "precision", "recall", "cause", "cost", "first")
+
+
+def write_accuracy(answers: Sequence[Answer], real: Sequence[Answer]) -> None:
+    PAGE.write_text(page(answers, real), encoding="utf-8")
+
+
+def page(answers: Sequence[Answer], real: Sequence[Answer]) -> str:
+    """The whole page."""
+    found = total(answers)
+    healthy = [one for one in answers if one.kind == "healthy"]
+    alarms = sum(bool(one.alarms) for one in healthy)
+    named = sum(bool(one.named) for one in healthy)
+    parts = [
+        f"""# How accurate are the answers?
+
+`make exam` plants faults of known cost in training jobs and scores the answers. [The exam](exam.md) describes the
+cases. This page is written by `python benchmarks/exam.py --write-docs`: {len(answers)} simulated jobs of 4 to 64 ranks,
+{len(healthy)} of them healthy, and {len(real)} jobs of real gloo processes.
+
+| for effects of {FROM_PCT:g} % of the step or more | score | floor |
+|---|---|---|
+| precision of the culprit, healthy and moving cases included | {text(found["precision"])} | {FLOOR["precision"]} |
+| recall: of the culprits, those that are named, at any severity | {text(found["recall"])} | {FLOOR["recall"]} |
+| cause class of the culprits that are named | {text(found["cause"])} | {FLOOR["cause"]} |
+| healthy runs with a warning | {alarms} of {len(healthy)} | 1 of 60 |
+| cost within {100 * COST_TOLERANCE:.0f} % of the truth | {text(found["cost"])} | - |
+| first finding right (effects above {FIRST_FROM_PCT:g} %) | {text(found["first"])} | - |
+| bad overlap, missing fusion, memory leak, hang: first finding right | {text(found["other"])} | - |
+| imbalance that moves: no single rank is blamed | {text(found["moving"])} | - |
+
+Of the {len(healthy)} healthy runs, {named} name a rank at all, at severity info.
+
+## By effect
+
+The effect is the share of the step that the fault costs, found by simulating the job with and without it.
+
+{_table("effect", [(f"{low:g} to {min(high, 100):g} %", scores(answers, low, high)) for low, high in _BANDS])}
+## By fault, effects of {FROM_PCT:g} % or more
+
+{_by(answers, lambda one: one.kind, tuple(CAUSES))}
+## By layout, effects of {FROM_PCT:g} % or more
+
+dp: data parallel, tp: tensor parallel, pp: pipeline stages.
+
+{_by(answers, lambda one: one.layout)}
+"""
+    ]
+    if real:
+        calm = [one for one in real if one.kind == "healthy"]
+        parts.append(
+            f"""## Real processes
+
+Processes on two CPU cores train over gloo, recorded by torch.profiler; one of them sleeps, computes, copies, collects
+garbage, saves or loads data slowly. Their durations vary by far more than those of the simulated jobs.
+
+{_table("processes", [(name, scores(_of_layout(real, name), 0.5)) for name in sorted({one.layout for one in real})])}
+Healthy runs with a warning: {sum(bool(one.alarms) for one in calm)} of {len(calm)}.
+
+"""
+        )
+    wrong = [
+        one for one in (*answers, *real) if one.wrong and (one.effect_pct >= FROM_PCT or not one.effect_pct)
+    ]
+    parts.append("## What is wrong\n\n")
+    if wrong:
+        parts.append("| case | effect | culprit | answer |\n|---|---|---|---|\n")
+        parts += [
+            f"| {one.name} | {one.effect_pct:.1f} % | {', '.join(map(str, one.culprits)) or '-'} | {one.wrong} |\n"
+            for one in wrong
+        ]
+    else:
+        parts.append(f"No answer to an effect of {FROM_PCT:g} % or more, and none to a healthy run.\n")
+    return "".join(parts)
+
+
+def _of_layout(answers: Sequence[Answer], name: str) -> list[Answer]:
+    return [one for one in answers if one.layout == name]
+
+
+def _by(answers: Sequence[Answer], key: Callable[[Answer], str], order: Sequence[str] = ()) -> str:
+    inside = [one for one in answers if one.has_culprit and one.effect_pct >= FROM_PCT]
+    names = [name for name in order if any(key(one) == name for one in inside)] or sorted(
+        {key(one) for one in inside}
+    )
+    rows = [(name, scores([one for one in inside if key(one) == name], FROM_PCT)) for name in names]
+    return _table("", rows)
+
+
+def _table(title: str, rows: Sequence[tuple[str, dict[str, float | None]]]) -> str:
+    lines = [f"| {title} | {' | '.join(_COLUMNS)} |", "|---" * (len(_COLUMNS) + 1) + "|"]
+    for name, found in rows:
+        cells = [f"{found['cases']:.0f}", *(text(found[column]) for column in _COLUMNS[1:])]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"

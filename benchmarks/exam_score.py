@@ -1,0 +1,160 @@
+"""How the exam's answers are scored: what is right about one, and the shares over many."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from exam_cases import CAUSES, REPORTS
+
+FLOOR = {
+    "precision": 0.98,
+    "recall": 0.98,
+    "cause": 0.95,
+    "false_alarms": 1 / 60,
+}
+"""For effects of FROM_PCT or more; of false alarms, the most."""
+FROM_PCT = 5.0
+FIRST_FROM_PCT = 10.0
+COST_TOLERANCE = 0.10
+LEAST_PCT = 0.5
+"""A fault that costs less than this is hidden: naming its rank is neither right nor wrong."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A case, its truth, and what was said about it."""
+
+    name: str
+    kind: str
+    layout: str
+    culprits: tuple[int, ...]
+    effect_pct: float
+    """True share of the step."""
+    cost_ns: float
+    step_ns: float
+    real: bool = False
+    named: tuple[int, ...] = ()
+    """Ranks of the straggler finding, at any severity."""
+    severity: str = ""
+    cause: str = ""
+    said_ns: int | None = None
+    first_report: str = ""
+    first_ranks: tuple[int, ...] = ()
+    alarms: tuple[str, ...] = ()
+    """Titles of warnings and critical findings."""
+    title: str = ""
+    error: str = ""
+    seconds: float = 0.0
+
+    @property
+    def has_culprit(self) -> bool:
+        return self.kind in CAUSES and self.effect_pct >= LEAST_PCT
+
+    @property
+    def hit(self) -> bool:
+        """A slow link has two ends: its group may be named, as long as the rank is in it."""
+        if self.kind == "link":
+            return set(self.culprits) <= set(self.named) and len(self.named) <= 4
+        return bool(self.named) and self.named == self.culprits
+
+    @property
+    def accused(self) -> bool:
+        """A wrong rank is named. Of a moving fault only an alarm is wrong."""
+        if self.kind == "moving":
+            return bool(self.named) and self.severity in ("warning", "critical")
+        if self.kind in CAUSES and not self.has_culprit:
+            return False
+        return bool(self.named) and not self.hit
+
+    @property
+    def cause_right(self) -> bool:
+        return self.hit and self.cause == CAUSES.get(self.kind)
+
+    @property
+    def cost_right(self) -> bool:
+        return (
+            self.hit
+            and self.said_ns is not None
+            and abs(self.said_ns - self.cost_ns) <= COST_TOLERANCE * self.cost_ns
+        )
+
+    @property
+    def first_right(self) -> bool:
+        if self.kind in REPORTS:
+            named_right = self.kind != "hang" or self.first_ranks == self.culprits
+            return self.first_report in REPORTS[self.kind] and named_right
+        return self.first_report == "stragglers" and self.hit
+
+    @property
+    def wrong(self) -> str:
+        """What is wrong with the answer, for the line of the case; empty where nothing is."""
+        if self.error:
+            return self.error
+        if self.kind == "healthy":
+            return f"alarm: {self.alarms[0]}" if self.alarms else f"named {self.named}" if self.named else ""
+        if self.kind == "moving":
+            return "one rank is blamed" if self.accused else ""
+        if self.kind in REPORTS:
+            return "" if self.first_right else f"first is {self.first_report} {self.first_ranks}"
+        if not self.has_culprit:
+            return ""
+        if not self.hit:
+            return f"named {self.named}" if self.named else "not found"
+        return "" if self.cause_right else f"cause {self.cause}"
+
+
+def share(values: Iterable[bool]) -> float | None:
+    """Of the cases that are true; None without cases."""
+    listed = list(values)
+    return sum(listed) / len(listed) if listed else None
+
+
+def scores(answers: Sequence[Answer], low: float, high: float = 101.0) -> dict[str, float | None]:
+    """The scores of the cases whose true effect is in [low, high) percent."""
+    inside = [one for one in answers if one.has_culprit and low <= one.effect_pct < high]
+    named = [one for one in inside if one.named]
+    return {
+        "cases": float(len(inside)),
+        "precision": share(one.hit for one in named),
+        "recall": share(one.hit for one in inside),
+        "cause": share(one.cause_right for one in inside if one.hit),
+        "cost": share(one.cost_right for one in inside if one.hit),
+        "first": share(one.first_right for one in inside if one.effect_pct > FIRST_FROM_PCT),
+    }
+
+
+def total(answers: Sequence[Answer]) -> dict[str, float | None]:
+    """The figures of the last line. Precision counts also ranks that are named in healthy and moving cases."""
+    large = scores(answers, FROM_PCT)
+    healthy = [one for one in answers if one.kind == "healthy"]
+    accused = sum(one.accused for one in answers if one.kind in ("healthy", "moving"))
+    inside = [one for one in answers if one.has_culprit and one.effect_pct >= FROM_PCT]
+    named, hits = sum(bool(one.named) for one in inside), sum(one.hit for one in inside)
+    return large | {
+        "precision": hits / (named + accused) if named + accused else None,
+        "false_alarms": share(bool(one.alarms) for one in healthy),
+        "other": share(one.first_right for one in answers if one.kind in REPORTS),
+        "moving": share(not one.accused for one in answers if one.kind == "moving"),
+    }
+
+
+def below_floor(found: dict[str, float | None]) -> list[str]:
+    """Names of the scores that miss the floor."""
+    return [
+        name
+        for name, floor in FLOOR.items()
+        if (value := found.get(name)) is not None
+        and (value > floor if name == "false_alarms" else value < floor)
+    ]
+
+
+def text(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"
+
+
+def line_of(found: dict[str, float | None]) -> str:
+    """Scores in one line."""
+    return " · ".join(
+        f"{name.replace('_', ' ')} {text(value)}" for name, value in found.items() if name != "cases"
+    )

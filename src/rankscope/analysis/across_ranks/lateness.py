@@ -1,0 +1,233 @@
+"""Which rank takes longer than its peers, and which part of its own time does: one figure a rank and step.
+
+The own time of a rank in a step is the step without its waiting inside collectives. Ranks that wait for each other have
+equal steps, so the rank with more own time than its peers is the one that the others wait for, however many collectives
+and process groups lie between. Peers are the ranks of the same pipeline stage.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rankscope.analysis.across_ranks.layout import layout_of
+from rankscope.analysis.across_ranks.rank_activity import PARTS, covers
+from rankscope.analysis.core.cache import once_per_run
+from rankscope.analysis.core.collective_waits import waits
+from rankscope.analysis.core.scope import Scope
+from rankscope.analysis.core.step_times import Period, periods
+from rankscope.store.arrays import NONE, number_rows
+from rankscope.store.collectives.groups import Group
+from rankscope.store.run import Run
+
+Floats = NDArray[np.float64]
+OWN = tuple(name for name in PARTS if name != "waiting")
+
+_LEAST_SHARE = 0.006
+"""Of the mean step: GPUs of one kind differ by this much."""
+_LEAST_SCORE = 4.0
+"""The mean excess in units of its standard error. With 64 ranks, noise reaches 4 in one run of 500."""
+_STEADY_SHARE = 0.75
+"""Share of the steps in which a steady straggler is late."""
+_OUTLIER_SCORE, _OUTLIER_SHARE = 5.0, 0.02
+"""An outlier exceeds this many standard deviations, and this share of a step."""
+_SAME_SHARE = 0.75
+"""Ranks that are late by this share of the latest have the same cause: a node, or a link of their group."""
+_SCALE = 1.4826
+"""From a median of absolute deviations to a standard deviation."""
+
+
+@dataclass(frozen=True)
+class Lateness:
+    """Arrays by part, rank and step; a step that a rank did not record is NaN."""
+
+    ranks: tuple[int, ...]
+    steps: tuple[int | None, ...]
+    """(None,) in a run without steps: the window counts as one."""
+    excess: Floats
+    """[part, rank, step]: time minus the median of the peers, by OWN."""
+    mean_step_ns: float
+
+    @property
+    def own(self) -> Floats:
+        """[rank, step]: how much longer than its peers a rank takes."""
+        total: Floats = self.excess.sum(axis=0)
+        return total
+
+    @property
+    def noise_ns(self) -> float:
+        """Standard deviation of one figure of a rank that is not late."""
+        own = self.own
+        if own.shape[1] >= 3:
+            own = own - np.nanmedian(own, axis=1, keepdims=True)
+        return float(max(_SCALE * np.nanmedian(np.abs(own)), 1e-4 * self.mean_step_ns, 1.0))
+
+
+@dataclass(frozen=True)
+class Culprits:
+    """The ranks that are late; none where no rank is, or another one in each step."""
+
+    ranks: tuple[int, ...] = ()
+    """The latest first."""
+    moves: bool = False
+    own_ns: float = 0.0
+    """Of the first: excess per step."""
+    late_steps: int = 0
+
+
+@once_per_run
+def lateness(run: Run, scope: Scope) -> Lateness | None:
+    """Of the steps in scope, over all ranks; None with fewer than two ranks."""
+    window = periods(run, Scope(steps=scope.steps))
+    ranks = tuple(sorted({period.rank for period in window}))
+    steps = tuple(sorted({period.step for period in window}, key=lambda step: -1 if step is None else step))
+    if len(ranks) < 2:
+        return None
+    split = np.full((len(PARTS), len(ranks), len(steps)), np.nan)
+    mine: dict[int, list[Period]] = {}
+    for period in window:
+        mine.setdefault(period.rank, []).append(period)
+    for cover in covers(run, ranks, waits(run).entry_transfer):
+        own = mine[cover.rank]
+        begin = np.array([period.start_ns for period in own], dtype=np.int64)
+        end = np.array([period.end_ns for period in own], dtype=np.int64)
+        at = [steps.index(period.step) for period in own]
+        for number, part in enumerate(cover.split(begin, end).values()):
+            split[number, ranks.index(cover.rank), at] = part
+    roles = _roles(run, ranks)
+    excess = _over_peers(np.stack([split[PARTS.index(name)] for name in OWN]), roles)
+    # A rank that is ahead has no compute left to hide its transfers behind: only longer transfers are a slow link.
+    longer = link_excess(run, ranks, steps)
+    link = OWN.index("link")
+    excess[link] = np.clip(np.minimum(split[PARTS.index("link")], longer), 0, None)
+    mean = float(np.mean([period.dur_ns for period in window]))
+    return Lateness(ranks, steps, excess, mean)
+
+
+def link_excess(run: Run, ranks: tuple[int, ...], steps: tuple[int | None, ...]) -> Floats:
+    """By rank and step: the time of its transfers minus that of the same transfers in sibling groups.
+
+    Siblings have as many ranks, as far apart; the transfers are of one kind and size. Without siblings it is 0.
+    """
+    found = waits(run)
+    rows, transfer = found.rows, found.entry_transfer
+    total = np.zeros((len(ranks), len(steps)))
+    used = np.flatnonzero((transfer > 0) & np.isin(rows.rank, ranks))
+    step = np.zeros(len(used), dtype=np.int64)
+    if steps != (None,):
+        numbers = np.array(steps, dtype=np.int64)
+        used = used[np.isin(rows.step[used], numbers)]
+        step = np.searchsorted(numbers, rows.step[used])
+    if len(used) == 0:
+        return total
+    shapes = np.array([_shape(group) for group in rows.groups], dtype=np.int64)[rows.group[used]]
+    _, alike = number_rows([rows.kind[used], rows.bytes[used], shapes[:, 0], shapes[:, 1]])
+    low, high = np.minimum(rows.rank[used], rows.peer[used]), np.maximum(rows.rank[used], rows.peer[used])
+    is_pair = rows.peer[used] != NONE
+    _, unit = number_rows([rows.group[used], np.where(is_pair, low, NONE), np.where(is_pair, high, NONE)])
+    for number in np.unique(alike).tolist():
+        mine = np.flatnonzero(alike == number)
+        units = np.unique(unit[mine])
+        if len(units) < 2:
+            continue
+        typical = np.full((len(units), len(steps)), np.nan)
+        for place, one in enumerate(units.tolist()):
+            own = mine[unit[mine] == one]
+            for at in np.unique(step[own]).tolist():
+                typical[place, at] = np.median(transfer[used[own[step[own] == at]]])
+        which = np.searchsorted(units, unit[mine])
+        others = np.stack([_median(np.delete(typical, one, axis=0)) for one in range(len(units))])
+        excess = transfer[used[mine]] - others[which, step[mine]]
+        known = ~np.isnan(excess)
+        who = np.searchsorted(ranks, rows.rank[used[mine]])
+        np.add.at(total, (who[known], step[mine][known]), excess[known])
+    return total
+
+
+def _median(values: Floats) -> Floats:
+    """Over the first axis; NaN where all are."""
+    known = ~np.isnan(values).all(axis=0)
+    found = np.full(values.shape[1], np.nan)
+    found[known] = np.nanmedian(values[:, known], axis=0)
+    return found
+
+
+def _shape(group: Group) -> tuple[int, int]:
+    """The number of ranks of a group, and the distance between neighbours (0 where it varies)."""
+    ranks = group.ranks or ()
+    apart = {after - before for before, after in pairwise(ranks)}
+    return len(ranks), apart.pop() if len(apart) == 1 else 0
+
+
+def _roles(run: Run, ranks: tuple[int, ...]) -> list[int]:
+    """By rank: the pipeline stage."""
+    places = layout_of(run, Scope()).places
+    return [places.get(rank, {}).get("pp", 0) for rank in ranks]
+
+
+def _over_peers(parts: Floats, roles: list[int]) -> Floats:
+    """Times minus the median of the other ranks of the same role; of all other ranks where it has none."""
+    excess = np.full_like(parts, np.nan)
+    for number, role in enumerate(roles):
+        peers = [other for other, theirs in enumerate(roles) if theirs == role and other != number]
+        peers = peers or [other for other in range(len(roles)) if other != number]
+        theirs = parts[:, peers, :]
+        known = ~np.isnan(theirs[0]).all(axis=0)
+        excess[:, number, known] = parts[:, number, known] - np.nanmedian(theirs[:, :, known], axis=1)
+    return excess
+
+
+def culprits(late: Lateness) -> Culprits:
+    """The ranks whose excess is larger than noise, and repeats."""
+    own = late.own
+    mean = np.nanmean(np.where(np.isnan(own), np.nan, own), axis=1) if own.size else own.sum(axis=1)
+    mean = np.nan_to_num(mean)
+    count = own.shape[1]
+    noise = late.noise_ns
+    outlier = own > max(_OUTLIER_SCORE * noise, _OUTLIER_SHARE * late.mean_step_ns)
+    moving = _moves(own, outlier)
+    if moving:
+        return Culprits(moves=True)
+    between = np.array([_between(np.delete(mean, number)) for number in range(len(mean))])
+    # The median over the steps: one late step does not make a steady straggler.
+    often = (own > 0).sum(axis=1) >= max(_STEADY_SHARE * count, 1)
+    often &= np.nan_to_num(np.nanmedian(own, axis=1)) > _LEAST_SHARE * late.mean_step_ns
+    # Once is enough where it costs as much as it would in every step.
+    again = (outlier.sum(axis=1) >= 2) | (outlier.any(axis=1) & (mean > _OUTLIER_SHARE * late.mean_step_ns))
+    score = mean / (noise / np.sqrt(count))
+    late_enough = mean > np.maximum(_LEAST_SHARE * late.mean_step_ns, 3 * between)
+    named = late_enough & (score > _LEAST_SCORE) & (often | again)
+    if not named.any():
+        return Culprits()
+    first = int(np.where(named, mean, -np.inf).argmax())
+    named &= mean > _SAME_SHARE * mean[first]
+    order = [number for number in np.argsort(-mean, kind="stable").tolist() if named[number]]
+    return Culprits(
+        tuple(late.ranks[number] for number in order),
+        own_ns=float(mean[first]),
+        late_steps=int((own[first] > 2 * noise).sum()),
+    )
+
+
+def _between(mean: Floats) -> float:
+    """How much the means of the other ranks differ; 0 where there are too few to tell."""
+    if len(mean) < 3:
+        return 0.0
+    return float(_SCALE * np.median(np.abs(mean - np.median(mean))))
+
+
+def _moves(own: Floats, outlier: NDArray[np.bool_]) -> bool:
+    """Whether several ranks are late, each in other steps."""
+    amount = np.where(outlier, own, 0.0).sum(axis=1)
+    per_step = np.where(outlier, own, 0.0)
+    ranks = {int(rank) for rank in per_step.argmax(axis=0)[outlier.any(axis=0)]}
+    at_once = outlier.sum(axis=0)[outlier.any(axis=0)]
+    return bool(
+        len(ranks) > 1
+        and outlier.any(axis=0).sum() >= 3
+        and amount.max() < 0.7 * amount.sum()
+        and np.median(at_once) < 2
+    )

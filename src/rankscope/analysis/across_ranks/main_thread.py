@@ -1,0 +1,101 @@
+"""The thread that runs the training loop, and where it does nothing that torch records."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from rankscope.analysis.core.intervals import EMPTY, Intervals, subtract, union
+from rankscope.model import DATALOADER_PATTERN, HOST_COLLECTIVE_PATTERN, LAUNCH_CATEGORIES, SYNC_CALL_PATTERN
+from rankscope.sql import sql_text
+from rankscope.store.run import Run
+
+_COVERS = 0.8
+"""An annotation or a frame that covers this share of a gap is where the gap is."""
+
+
+@dataclass(frozen=True)
+class Gap:
+    """Time of a thread without an op, a synchronising call or a wait for data."""
+
+    dur_ns: int
+    before: str = ""
+    """The op before it."""
+    after: str = ""
+    annotation: str = ""
+    """The innermost annotation of the program that covers it."""
+    line: str = ""
+    """The innermost Python frame that covers it."""
+
+
+def main_thread(run: Run, rank: int) -> tuple[int, int] | None:
+    """(segment, track) of the thread with the steps; without steps, of the thread that calls collectives; else of the
+    busiest."""
+    sources = (
+        "category = 'user_annotation' AND name LIKE 'ProfilerStep#%'",
+        "category = 'cpu_op' AND (name LIKE 'c10d::%' OR name = 'record_param_comms')",
+        "category = 'cpu_op' AND op IS NULL",
+    )
+    for where in sources:
+        rows = run.rows(
+            f"SELECT segment, track FROM slices WHERE rank = {rank} AND {where} "
+            "GROUP BY ALL ORDER BY count(*) DESC LIMIT 1"
+        )
+        if rows:
+            return int(rows[0][0]), int(rows[0][1])
+    return None
+
+
+def longest_gap(run: Run, rank: int, window: tuple[int, int]) -> Gap | None:
+    """The longest gap of the main thread in a window of time."""
+    thread = main_thread(run, rank)
+    if thread is None:
+        return None
+    segment, track = thread
+    start, end = window
+    here = (
+        f"rank = {rank} AND segment = {segment} AND track = {track} "
+        f"AND start_ns < {end} AND start_ns + dur_ns > {start}"
+    )
+    calls = ", ".join(map(sql_text, LAUNCH_CATEGORIES))
+    busy = run.arrays(f"""
+        SELECT start_ns AS start, start_ns + dur_ns AS stop FROM slices WHERE {here} AND dur_ns > 0 AND (
+            (category = 'cpu_op' AND op IS NULL)
+            OR (category IN ({calls}) AND regexp_matches(name, {sql_text(SYNC_CALL_PATTERN)}))
+            OR (category = 'user_annotation' AND (regexp_matches(name, {sql_text(DATALOADER_PATTERN)})
+                OR regexp_matches(name, {sql_text(HOST_COLLECTIVE_PATTERN)}))))
+    """)
+    whole = Intervals(np.array([start], dtype=np.int64), np.array([end], dtype=np.int64))
+    free = subtract(whole, union(busy["start"], busy["stop"]) if len(busy["start"]) else EMPTY)
+    if len(free.start) == 0:
+        return None
+    longest = int((free.end - free.start).argmax())
+    begin, finish = int(free.start[longest]), int(free.end[longest])
+    frames = "category = 'python_function'"
+    named = "category = 'user_annotation' AND NOT regexp_matches(name, '^(ProfilerStep#|nccl:|gloo:)')"
+    return Gap(
+        finish - begin,
+        before=_op(run, here, f"start_ns + dur_ns <= {begin}", "start_ns DESC"),
+        after=_op(run, here, f"start_ns >= {finish}", "start_ns"),
+        annotation=_around(run, here, named, begin, finish),
+        line=_around(run, here, frames, begin, finish),
+    )
+
+
+def _op(run: Run, here: str, where: str, order: str) -> str:
+    rows = run.rows(
+        f"SELECT name FROM slices WHERE {here} AND category = 'cpu_op' AND op IS NULL AND {where} "
+        f"ORDER BY {order} LIMIT 1"
+    )
+    return str(rows[0][0]) if rows else ""
+
+
+def _around(run: Run, here: str, where: str, begin: int, finish: int) -> str:
+    """The shortest slice that covers most of the gap."""
+    covered = f"least(start_ns + dur_ns, {finish}) - greatest(start_ns, {begin})"
+    rows = run.rows(
+        f"SELECT name FROM slices WHERE {here} AND {where} AND {covered} >= {_COVERS * (finish - begin)} "
+        "ORDER BY dur_ns LIMIT 1"
+    )
+    return str(rows[0][0]) if rows else ""
