@@ -215,7 +215,9 @@ def test_the_gate_counts_likely_only_when_asked(tmp_path: Path, capsys: pytest.C
     assert main([*words, "--fail-on-likely", "--format", "junit"]) == 3
     printed = capsys.readouterr()
     assert "rankscope: steps: step: +60.0 %, over 10%" in printed.err
-    assert ET.fromstring(printed.out.encode()).get("failures") == "1"
+    suite = ET.fromstring(printed.out.encode())
+    assert suite.get("failures") == "1"
+    assert "likely, not sure: the step time changed by +60.0 %" in (suite.findtext("system-out") or "")
 
 
 def test_odd_pairs_are_still_compared(tmp_path: Path) -> None:

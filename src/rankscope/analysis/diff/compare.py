@@ -81,7 +81,12 @@ def compare(base: Samples, new: Samples, rules: Rules) -> Comparison:
     if not rows:
         notes.append("nothing to compare in the window")
     found = Comparison(base, new, rows, tuple(notes), few, headline, False)
-    return replace(found, likely=_likely(found, rules))
+    if not _likely(found, rules):
+        return found
+    change = rows[0]["change_pct"]
+    why = "too few steps" if few else "steps that vary too much"
+    note = f"likely, not sure: the step time changed by {change:+.1f} %; its verdict is same because of {why}"
+    return replace(found, likely=True, notes=(note, *notes))
 
 
 def _likely(comparison: Comparison, rules: Rules) -> bool:
