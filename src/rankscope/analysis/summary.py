@@ -75,9 +75,9 @@ def summary(run: Run, scope: Scope, by: str | None = None) -> Result:
         for rank in sorted({*parts, *recorded})
     ]
     found = tuple(one.finding for one in collect(run, scope))
-    facts = _facts(run, scope, rows, list(parts.values()))
+    facts = _facts(run, scope, rows, list(parts.values())) | dict(broken.facts)
     # Without a trace there is no breakdown, and its notes do not apply.
-    notes = [*map(str, doubts(run, scope)), *(broken.notes if parts else ()), *_missing(rows)]
+    notes = [*map(str, doubts(run, scope)), *(broken.notes if parts else ()), *_missing(rows, used_of)]
     if not found:
         notes.append(NOTHING_FOUND)
     title = verdict(run, scope, facts)
@@ -132,8 +132,10 @@ def verdict(run: Run, scope: Scope, facts: Mapping[str, Any]) -> str:
 
 def _recorded(run: Run, scope: Scope) -> str:
     """Without steps: how long was recorded, from the shortest to the longest recording of a rank."""
-    times = [period.dur_ns for period in periods(run, scope)]
-    low, high = format_ns(min(times), 1), format_ns(max(times), 1)
+    times = Counter[int]()
+    for period in periods(run, scope):
+        times[period.rank] += period.dur_ns
+    low, high = format_ns(min(times.values()), 1), format_ns(max(times.values()), 1)
     how_long = low if low == high else f"{low} to {high} a rank"
     return f"{how_long} were recorded, without steps"
 
@@ -160,11 +162,14 @@ def subject(run: Run, scope: Scope, result: Result) -> str:
     return ", ".join([*words, *names])
 
 
-def _missing(rows: Sequence[Row]) -> list[str]:
+def _missing(rows: Sequence[Row], mfu: Result) -> list[str]:
     """Notes on columns that are empty because of how the run was recorded."""
     notes = []
     if rows and all(row["mfu_pct"] is None for row in rows):
-        notes.append("MFU needs shapes and a known device: --record-shapes when profiling, --peak here")
+        graphs = [note for note in mfu.notes if "CUDA graphs" in note]
+        notes += graphs or [
+            "MFU needs shapes and a known device: --record-shapes when profiling, --peak here"
+        ]
     if rows and all(row["peak_allocated_bytes"] is None for row in rows):
         notes.append("peak memory needs --profile-memory when profiling")
     return notes
