@@ -254,18 +254,15 @@ def _finding(
 ) -> Finding | None:
     largest = caused.largest() if caused else None
     wait = caused.by(who.ranks) if caused and who.ranks else None
-    if wait is None or not wait.waiting_ranks:
-        if who.ranks:  # send and receive have no known waits
-            wait = CausedWait(
-                who.ranks,
-                len(late.ranks) - len(who.ranks),
-                who.own_ns,
-                who.own_ns / late.mean_step_ns,
-                who.late_steps,
-                0 if late.steps == (None,) else len(late.steps),
-            )
-        elif largest and largest.severity != "info":
-            wait = largest
+    if who.ranks and (wait is None or not wait.waiting_ranks):  # send and receive have no known waits
+        wait = CausedWait(
+            who.ranks,
+            len(late.ranks) - len(who.ranks),
+            who.own_ns,
+            who.own_ns / late.mean_step_ns,
+            who.late_steps,
+            0 if late.steps == (None,) else len(late.steps),
+        )
     if wait is not None and (wait.steps or wait.share > _LEAST_WINDOW_SHARE):
         return _straggler(run, scope, found, late, wait)
     if largest is None:
