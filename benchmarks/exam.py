@@ -73,7 +73,7 @@ def judged(truth: Answer, folder: Path) -> Answer:
         named=tuple(sorted(late.ranks)) if late else (),
         severity=late.severity if late else "",
         cause=_cause(late),
-        said_ns=late.cost_ns if late else None,
+        said_ns=_cost_ns(late),
         first_report=first.report if first else "",
         first_ranks=first.finding.ranks if first else (),
         alarms=tuple(
@@ -83,6 +83,14 @@ def judged(truth: Answer, folder: Path) -> Answer:
         ),
         title=late.title if late else "",
     )
+
+
+def _cost_ns(finding: Finding | None) -> int | None:
+    """What the finding says its fault costs; alone, for another finding may have claimed a part of the same time."""
+    alone = finding.fact("saved_alone_ns") if finding else None
+    if alone is not None and isinstance(alone.value, int):
+        return alone.value
+    return finding.cost_ns if finding else None
 
 
 def _cause(finding: Finding | None) -> str:

@@ -28,6 +28,8 @@ OWN = tuple(name for name in PARTS if name != "waiting")
 
 _LEAST_SHARE = 0.006
 """Of the mean step: GPUs of one kind differ by this much."""
+_LEAST_SHARE_OF_STAGES = 0.03
+"""The same for a pipeline stage of one rank: stages differ by design."""
 _LEAST_SCORE = 4.0
 """The mean excess in units of its standard error. With 64 ranks, noise reaches 4 in one run of 500."""
 _STEADY_SHARE = 0.75
@@ -50,6 +52,8 @@ class Lateness:
     excess: Floats
     """[part, rank, step]: time minus the median of the peers, by OWN."""
     mean_step_ns: float
+    has_peers: NDArray[np.bool_]
+    """By rank: whether another rank is in the same pipeline stage."""
 
     @property
     def own(self) -> Floats:
@@ -104,7 +108,8 @@ def lateness(run: Run, scope: Scope) -> Lateness | None:
     link = OWN.index("link")
     excess[link] = np.clip(np.minimum(split[PARTS.index("link")], longer), 0, None)
     mean = float(np.mean([period.dur_ns for period in window]))
-    return Lateness(ranks, steps, excess, mean)
+    has_peers = np.array([roles.count(role) > 1 for role in roles])
+    return Lateness(ranks, steps, excess, mean, has_peers)
 
 
 def link_excess(run: Run, ranks: tuple[int, ...], steps: tuple[int | None, ...]) -> Floats:
@@ -192,13 +197,14 @@ def culprits(late: Lateness) -> Culprits:
     if moving:
         return Culprits(moves=True)
     between = np.array([_between(np.delete(mean, number)) for number in range(len(mean))])
+    least = np.where(late.has_peers, _LEAST_SHARE, _LEAST_SHARE_OF_STAGES) * late.mean_step_ns
     # The median over the steps: one late step does not make a steady straggler.
     often = (own > 0).sum(axis=1) >= max(_STEADY_SHARE * count, 1)
-    often &= np.nan_to_num(np.nanmedian(own, axis=1)) > _LEAST_SHARE * late.mean_step_ns
+    often &= np.nan_to_num(np.nanmedian(own, axis=1)) > least
     # Once is enough where it costs as much as it would in every step.
     again = (outlier.sum(axis=1) >= 2) | (outlier.any(axis=1) & (mean > _OUTLIER_SHARE * late.mean_step_ns))
     score = mean / (noise / np.sqrt(count))
-    late_enough = mean > np.maximum(_LEAST_SHARE * late.mean_step_ns, 3 * between)
+    late_enough = mean > np.maximum(least, 3 * between)
     named = late_enough & (score > _LEAST_SCORE) & (often | again)
     if not named.any():
         return Culprits()
