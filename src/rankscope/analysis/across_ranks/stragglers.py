@@ -268,7 +268,7 @@ def _finding(
     if largest is None:
         return None
     if who.moves and largest.share >= _LEAST_SHARE:
-        return _moving(late, caused)
+        return _moving(late)
     unit = "per step" if largest.steps else "of the window"
     text = f"{format_rounded('ns', largest.per_step_ns)} {unit} ({100 * largest.share:.1f} %)"
     return Finding("ok", "No straggler", f"the longest wait is for rank {largest.ranks[0]}: {text}")
@@ -276,10 +276,10 @@ def _finding(
 
 def _straggler(run: Run, scope: Scope, found: Waits, late: Lateness, wait: CausedWait) -> Finding:
     excess = late.excess[:, late.ranks.index(wait.ranks[0])]
-    per_part = np.nan_to_num(np.nanmean(excess, axis=1))
+    per_part = excess.mean(axis=1)
     cause = OWN[int(per_part.argmax())] if per_part.max() > 0 else "waiting"
     extra = float(per_part.max()) if per_part.max() > 0 else wait.per_step_ns
-    worst = late.steps[int(np.nan_to_num(excess[int(per_part.argmax())]).argmax())]
+    worst = late.steps[int(excess[int(per_part.argmax())].argmax())]
     ranks = tuple(sorted(wait.ranks))
     node = node_of(run, ranks)
     why = straggler_cause(run, scope, LateRank(wait.ranks[0], ranks, cause, extra, worst, wait.steps or 1))
@@ -320,13 +320,13 @@ def _straggler(run: Run, scope: Scope, found: Waits, late: Lateness, wait: Cause
     )
 
 
-def _moving(late: Lateness, caused: _Caused | None) -> Finding:
+def _moving(late: Lateness) -> Finding:
     """Another rank is late in each step: imbalance of the work, not a slow rank."""
-    own = np.nan_to_num(late.own)
+    own = late.own
     worst = own.argmax(axis=0)
     names = [late.ranks[rank] for rank in worst.tolist()]
     excess = late.excess[:, worst, np.arange(len(late.steps))]
-    cause = OWN[int(np.nan_to_num(np.nanmean(excess, axis=1)).argmax())]
+    cause = OWN[int(excess.mean(axis=1).argmax())]
     per_step = float(own.max(axis=0).mean())
     share = per_step / late.mean_step_ns if late.mean_step_ns else 0.0
     listed = ", ".join(map(str, names[:8])) + (", …" if len(names) > 8 else "")
