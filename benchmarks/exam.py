@@ -28,6 +28,7 @@ from exam_score import FROM_PCT, Answer, below_floor, line_of, total
 from rankscope.analysis.core.result import Finding
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.core.step_times import mean_step_ns
+from rankscope.analysis.critical_path.savings import replayed, scenario_of
 from rankscope.analysis.findings import collect
 from rankscope.bench.synthetic.cluster_trace import write_traces
 from rankscope.bench.synthetic.hang import write_dumps
@@ -65,7 +66,8 @@ def read_truth(path: Path) -> Answer:
 
 def judged(truth: Answer, folder: Path) -> Answer:
     """What the findings say."""
-    found = collect(_open(folder), Scope())
+    run = _open(folder)
+    found = collect(run, Scope())
     late = next((one.finding for one in found if one.report == "stragglers"), None)
     first = found[0] if found else None
     return replace(
@@ -74,6 +76,7 @@ def judged(truth: Answer, folder: Path) -> Answer:
         severity=late.severity if late else "",
         cause=_cause(late),
         said_ns=late.cost_ns if late else None,
+        alone_ns=_alone_ns(run, late),
         first_report=first.report if first else "",
         first_ranks=first.finding.ranks if first else (),
         alarms=tuple(
@@ -83,6 +86,15 @@ def judged(truth: Answer, folder: Path) -> Answer:
         ),
         title=late.title if late else "",
     )
+
+
+def _alone_ns(run: Run, finding: Finding | None) -> int | None:
+    """What whatif says would be saved without the fault. The finding itself states what is left of it after the
+    findings above, which may have claimed the same time."""
+    played = replayed(run, Scope()) if finding and finding.remedy else None
+    if played is None or finding is None or finding.remedy is None:
+        return None
+    return round(played.saved_ns([scenario_of(run, finding.remedy)]))
 
 
 def _cause(finding: Finding | None) -> str:

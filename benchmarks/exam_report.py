@@ -36,7 +36,8 @@ cases. This page is written by `python benchmarks/exam.py --write-docs`: {len(an
 | recall: of the culprits, those that are named, at any severity | {text(found["recall"])} | {FLOOR["recall"]} |
 | cause class of the culprits that are named | {text(found["cause"])} | {FLOOR["cause"]} |
 | healthy runs with a warning | {alarms} of {len(healthy)} | 1 of 60 |
-| cost within {100 * COST_TOLERANCE:.0f} % of the truth | {text(found["cost"])} | - |
+| cost by whatif within {100 * COST_TOLERANCE:.0f} % of the truth | {text(found["cost"])} | - |
+| the same for the cost that the finding states, after what findings above it claim | {text(found["stated"])} | - |
 | first finding right (effects above {FIRST_FROM_PCT:g} %) | {text(found["first"])} | - |
 | bad overlap, missing fusion, memory leak, hang: first finding right | {text(found["other"])} | - |
 | imbalance that moves: no single rank is blamed | {text(found["moving"])} | - |

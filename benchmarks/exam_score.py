@@ -39,6 +39,9 @@ class Answer:
     severity: str = ""
     cause: str = ""
     said_ns: int | None = None
+    """The finding's cost: without what findings above it have claimed."""
+    alone_ns: int | None = None
+    """What whatif says the culprit costs."""
     first_report: str = ""
     first_ranks: tuple[int, ...] = ()
     alarms: tuple[str, ...] = ()
@@ -71,13 +74,16 @@ class Answer:
     def cause_right(self) -> bool:
         return self.hit and self.cause == CAUSES.get(self.kind)
 
+    def _is_close(self, cost_ns: int | None) -> bool:
+        return cost_ns is not None and abs(cost_ns - self.cost_ns) <= COST_TOLERANCE * self.cost_ns
+
     @property
     def cost_right(self) -> bool:
-        return (
-            self.hit
-            and self.said_ns is not None
-            and abs(self.said_ns - self.cost_ns) <= COST_TOLERANCE * self.cost_ns
-        )
+        return self.hit and self._is_close(self.alone_ns)
+
+    @property
+    def stated_right(self) -> bool:
+        return self.hit and self._is_close(self.said_ns)
 
     @property
     def first_right(self) -> bool:
@@ -120,6 +126,7 @@ def scores(answers: Sequence[Answer], low: float, high: float = 101.0) -> dict[s
         "recall": share(one.hit for one in inside),
         "cause": share(one.cause_right for one in inside if one.hit),
         "cost": share(one.cost_right for one in inside if one.hit),
+        "stated": share(one.stated_right for one in inside if one.hit),
         "first": share(one.first_right for one in inside if one.effect_pct > FIRST_FROM_PCT),
     }
 

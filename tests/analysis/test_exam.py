@@ -67,7 +67,17 @@ def test_the_cases_are_as_many_as_promised() -> None:
 
 def test_scores_of_wrong_answers() -> None:
     right = Answer(
-        "a", "host", "dp4", (1,), 10.0, 1e6, 1e7, named=(1,), severity="info", cause="host", said_ns=1_050_000
+        "a",
+        "host",
+        "dp4",
+        (1,),
+        10.0,
+        1e6,
+        1e7,
+        named=(1,),
+        severity="info",
+        cause="host",
+        alone_ns=1_050_000,
     )
     assert right.hit and right.cause_right and right.cost_right and not right.wrong
     wrong = Answer("b", "host", "dp4", (1,), 10.0, 1e6, 1e7, named=(2,), severity="info")

@@ -13,9 +13,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from conftest import DATA
+from conftest import DATA, open_trace, slice_event, write_kineto
 from rankscope.analysis import REPORTS
 from rankscope.analysis.across_ranks.blame import range_argmax
+from rankscope.analysis.across_ranks.lateness import OWN, Culprits, Lateness, culprits
+from rankscope.analysis.across_ranks.main_thread import longest_gap
 from rankscope.analysis.core.result import Remedy, Result
 from rankscope.analysis.core.scope import Scope
 from rankscope.bench.synthetic import Plan, Straggler, write
@@ -58,7 +60,7 @@ def test_a_planted_straggler_comes_back_with_its_cause(cause: str, names: str, t
     assert names in finding.title + finding.evidence
     facts = {fact.quantity: fact.value for fact in finding.facts}
     assert (facts["cause"], facts["waiting_ranks"], facts["worst_steps"]) == (cause, 3, 4)
-    assert facts["caused_wait_ns"] == pytest.approx(truth["straggler"]["caused_wait_ns"] / 3 / 4, rel=0.02)
+    assert facts["wait_per_step_ns"] == pytest.approx(truth["straggler"]["caused_wait_ns"] / 3 / 4, rel=0.02)
     assert finding.remedy == Remedy("rank at median", ranks=(2,))
     assert finding.cost_ns == pytest.approx(5_000_000, rel=0.1)
     assert finding.span is not None and finding.span[1] - finding.span[0] > 4_000_000
@@ -234,6 +236,44 @@ def test_the_real_straggler(open_real: Callable[[Path], Run]) -> None:
 def test_no_finding_above_info_where_nobody_is_slow(name: str, open_real: Callable[[Path], Run]) -> None:
     result = ask(open_real(DATA / name))
     assert {finding.severity for finding in result.findings} <= {"ok", "info"}
+
+
+def test_the_gap_of_a_late_host_is_that_of_its_main_thread(tmp_path: Path) -> None:
+    """The busiest thread is another one; the annotation and the Python function around the gap are named."""
+    events = [
+        slice_event("ProfilerStep#1", 0, 40_000, cat="user_annotation"),
+        slice_event("aten::copy_", 100, 50),
+        slice_event("slow_extra", 200, 30_100, cat="user_annotation"),
+        slice_event("train.py(12): wait_for_disk", 250, 30_020, cat="python_function", args={"Python id": 1}),
+        slice_event("aten::view", 30_400, 20),
+        slice_event("autograd::engine::evaluate_function: MmBackward0", 30_500, 9_000, tid=3),
+        *(slice_event("aten::mm", 100 + 300 * number, 200, tid=2) for number in range(100)),
+    ]
+    run = open_trace(write_kineto(tmp_path / "rank-0.pt.trace.json", events))
+    gap = longest_gap(run, 0, (0, 40_000_000))
+    assert gap is not None and 30_000_000 < gap.dur_ns < 30_300_000
+    assert (gap.before, gap.after) == ("aten::copy_", "aten::view")
+    assert gap.annotation == "slow_extra" and "wait_for_disk" in gap.line
+
+
+def test_lateness_is_not_named_for_noise_or_once() -> None:
+    """Own time of four ranks in six steps, in ns of a step of 1 ms."""
+    noise = np.array([[3, -2, 1, 0, -3, 2]] * 4) * 100.0
+    noise[1::2] *= -1
+
+    def named(own: np.ndarray[Any, Any]) -> Culprits:
+        excess = np.zeros((len(OWN), *own.shape))
+        excess[0] = own
+        return culprits(Lateness((0, 1, 2, 3), tuple(range(6)), excess, 1e6, np.ones(4, dtype=bool)))
+
+    assert named(noise) == Culprits()
+    once, steady, moving = noise.copy(), noise.copy(), noise.copy()
+    once[2, 3] += 0.05e6
+    assert named(once).ranks == ()
+    steady[2] += 0.02e6
+    assert named(steady).ranks == (2,)
+    moving[[0, 3, 1, 2, 0, 1], range(6)] += 0.2e6
+    assert named(moving).moves and named(moving).ranks == ()
 
 
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])

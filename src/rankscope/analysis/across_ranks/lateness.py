@@ -28,6 +28,8 @@ OWN = tuple(name for name in PARTS if name != "waiting")
 
 _LEAST_SHARE = 0.006
 """Of the mean step: GPUs of one kind differ by this much."""
+_LEAST_SHARE_OF_STAGES = 0.03
+"""The same for a pipeline stage of one rank: stages differ by design."""
 _LEAST_SCORE = 4.0
 """The mean excess in units of its standard error. With 64 ranks, noise reaches 4 in one run of 500."""
 _STEADY_SHARE = 0.75
@@ -36,20 +38,24 @@ _OUTLIER_SCORE, _OUTLIER_SHARE = 5.0, 0.02
 """An outlier exceeds this many standard deviations, and this share of a step."""
 _SAME_SHARE = 0.75
 """Ranks that are late by this share of the latest have the same cause: a node, or a link of their group."""
+_HALF_SCALE, _HALF_FEW = 0.741, 11.0
+"""From the shortest half of n normal values to their standard deviation: 0.741 (1 + 11 / n), from a simulation."""
 _SCALE = 1.4826
 """From a median of absolute deviations to a standard deviation."""
 
 
 @dataclass(frozen=True)
 class Lateness:
-    """Arrays by part, rank and step; a step that a rank did not record is NaN."""
+    """Arrays by part, rank and step."""
 
     ranks: tuple[int, ...]
     steps: tuple[int | None, ...]
     """(None,) in a run without steps: the window counts as one."""
     excess: Floats
-    """[part, rank, step]: time minus the median of the peers, by OWN."""
+    """[part, rank, step]: time minus the median of the peers, by OWN; 0 where a rank or all its peers lack the step."""
     mean_step_ns: float
+    has_peers: NDArray[np.bool_]
+    """By rank: whether another rank is in the same pipeline stage."""
 
     @property
     def own(self) -> Floats:
@@ -61,9 +67,20 @@ class Lateness:
     def noise_ns(self) -> float:
         """Standard deviation of one figure of a rank that is not late."""
         own = self.own
-        if own.shape[1] >= 3:
-            own = own - np.nanmedian(own, axis=1, keepdims=True)
-        return float(max(_SCALE * np.nanmedian(np.abs(own)), 1e-4 * self.mean_step_ns, 1.0))
+        if own.shape[1] < 6:
+            own = own - np.median(own, axis=1, keepdims=True) * (own.shape[1] >= 3)
+            found = _SCALE * np.median(np.abs(own))
+        else:
+            found = np.median([_shortest_half(values) for values in own])
+        return float(max(found, 1e-4 * self.mean_step_ns, 1.0))
+
+
+def _shortest_half(values: Floats) -> float:
+    """A standard deviation from the shortest range that has half of the values: the other half may be late."""
+    ordered = np.sort(values)
+    half = (len(values) + 1) // 2
+    shortest = (ordered[half - 1 :] - ordered[: len(ordered) - half + 1]).min()
+    return float(_HALF_SCALE * (1 + _HALF_FEW / len(values)) * shortest)
 
 
 @dataclass(frozen=True)
@@ -102,9 +119,10 @@ def lateness(run: Run, scope: Scope) -> Lateness | None:
     # A rank that is ahead has no compute left to hide its transfers behind: only longer transfers are a slow link.
     longer = link_excess(run, ranks, steps)
     link = OWN.index("link")
-    excess[link] = np.clip(np.minimum(split[PARTS.index("link")], longer), 0, None)
+    excess[link] = np.clip(np.minimum(np.nan_to_num(split[PARTS.index("link")]), longer), 0, None)
     mean = float(np.mean([period.dur_ns for period in window]))
-    return Lateness(ranks, steps, excess, mean)
+    has_peers = np.array([roles.count(role) > 1 for role in roles])
+    return Lateness(ranks, steps, excess, mean, has_peers)
 
 
 def link_excess(run: Run, ranks: tuple[int, ...], steps: tuple[int | None, ...]) -> Floats:
@@ -170,12 +188,12 @@ def _roles(run: Run, ranks: tuple[int, ...]) -> list[int]:
 
 def _over_peers(parts: Floats, roles: list[int]) -> Floats:
     """Times minus the median of the other ranks of the same role; of all other ranks where it has none."""
-    excess = np.full_like(parts, np.nan)
+    excess = np.zeros_like(parts)
     for number, role in enumerate(roles):
         peers = [other for other, theirs in enumerate(roles) if theirs == role and other != number]
         peers = peers or [other for other in range(len(roles)) if other != number]
         theirs = parts[:, peers, :]
-        known = ~np.isnan(theirs[0]).all(axis=0)
+        known = ~np.isnan(theirs[0]).all(axis=0) & ~np.isnan(parts[0, number])
         excess[:, number, known] = parts[:, number, known] - np.nanmedian(theirs[:, :, known], axis=1)
     return excess
 
@@ -183,23 +201,25 @@ def _over_peers(parts: Floats, roles: list[int]) -> Floats:
 def culprits(late: Lateness) -> Culprits:
     """The ranks whose excess is larger than noise, and repeats."""
     own = late.own
-    mean = np.nanmean(np.where(np.isnan(own), np.nan, own), axis=1) if own.size else own.sum(axis=1)
-    mean = np.nan_to_num(mean)
+    mean = own.mean(axis=1)
     count = own.shape[1]
     noise = late.noise_ns
     outlier = own > max(_OUTLIER_SCORE * noise, _OUTLIER_SHARE * late.mean_step_ns)
-    moving = _moves(own, outlier)
-    if moving:
-        return Culprits(moves=True)
     between = np.array([_between(np.delete(mean, number)) for number in range(len(mean))])
+    least = np.where(late.has_peers, _LEAST_SHARE, _LEAST_SHARE_OF_STAGES) * late.mean_step_ns
     # The median over the steps: one late step does not make a steady straggler.
     often = (own > 0).sum(axis=1) >= max(_STEADY_SHARE * count, 1)
-    often &= np.nan_to_num(np.nanmedian(own, axis=1)) > _LEAST_SHARE * late.mean_step_ns
+    often &= np.median(own, axis=1) > least
     # Once is enough where it costs as much as it would in every step.
     again = (outlier.sum(axis=1) >= 2) | (outlier.any(axis=1) & (mean > _OUTLIER_SHARE * late.mean_step_ns))
-    score = mean / (noise / np.sqrt(count))
-    late_enough = mean > np.maximum(_LEAST_SHARE * late.mean_step_ns, 3 * between)
-    named = late_enough & (score > _LEAST_SCORE) & (often | again)
+    error = noise / np.sqrt(count)
+    # A steady straggler is late by as much in every step; a pause now and then is judged by its outliers.
+    spread = own.std(axis=1, ddof=1) / np.sqrt(count) if count > 2 else 0 * mean
+    steady = often & (mean > _LEAST_SCORE * np.maximum(error, spread))
+    late_enough = mean > np.maximum(least, 3 * between)
+    named = late_enough & (mean > _LEAST_SCORE * error) & (steady | again)
+    if not (named & steady).any() and _moves(own, outlier):
+        return Culprits(moves=True)
     if not named.any():
         return Culprits()
     first = int(np.where(named, mean, -np.inf).argmax())

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rankscope.analysis.core.intervals import EMPTY, Intervals, subtract, union
+from rankscope.analysis.core.intervals import Intervals, join, subtract, union
 from rankscope.model import DATALOADER_PATTERN, HOST_COLLECTIVE_PATTERN, LAUNCH_CATEGORIES, SYNC_CALL_PATTERN
 from rankscope.sql import sql_text
 from rankscope.store.run import Run
@@ -17,7 +17,7 @@ _COVERS = 0.8
 
 @dataclass(frozen=True)
 class Gap:
-    """Time of a thread without an op, a synchronising call or a wait for data."""
+    """Time of the main thread without an op, a synchronising call, a wait for data or for another thread."""
 
     dur_ns: int
     before: str = ""
@@ -54,10 +54,8 @@ def longest_gap(run: Run, rank: int, window: tuple[int, int]) -> Gap | None:
         return None
     segment, track = thread
     start, end = window
-    here = (
-        f"rank = {rank} AND segment = {segment} AND track = {track} "
-        f"AND start_ns < {end} AND start_ns + dur_ns > {start}"
-    )
+    anywhere = f"rank = {rank} AND segment = {segment} AND start_ns < {end} AND start_ns + dur_ns > {start}"
+    here = f"{anywhere} AND track = {track}"
     calls = ", ".join(map(sql_text, LAUNCH_CATEGORIES))
     busy = run.arrays(f"""
         SELECT start_ns AS start, start_ns + dur_ns AS stop FROM slices WHERE {here} AND dur_ns > 0 AND (
@@ -65,9 +63,15 @@ def longest_gap(run: Run, rank: int, window: tuple[int, int]) -> Gap | None:
             OR (category IN ({calls}) AND regexp_matches(name, {sql_text(SYNC_CALL_PATTERN)}))
             OR (category = 'user_annotation' AND (regexp_matches(name, {sql_text(DATALOADER_PATTERN)})
                 OR regexp_matches(name, {sql_text(HOST_COLLECTIVE_PATTERN)}))))
+        UNION ALL  -- the main thread waits while another one runs the backward pass
+        SELECT start_ns, start_ns + dur_ns FROM slices
+        WHERE {anywhere} AND category = 'cpu_op' AND name LIKE 'autograd::engine::evaluate_function%'
     """)
+    rows = run.collectives
+    mine = (rows.rank == rank) & ~rows.on_device
+    waits = union(rows.start[mine], rows.end[mine])
     whole = Intervals(np.array([start], dtype=np.int64), np.array([end], dtype=np.int64))
-    free = subtract(whole, union(busy["start"], busy["stop"]) if len(busy["start"]) else EMPTY)
+    free = subtract(whole, join(union(busy["start"], busy["stop"]), waits))
     if len(free.start) == 0:
         return None
     longest = int((free.end - free.start).argmax())

@@ -254,24 +254,21 @@ def _finding(
 ) -> Finding | None:
     largest = caused.largest() if caused else None
     wait = caused.by(who.ranks) if caused and who.ranks else None
-    if wait is None or not wait.waiting_ranks:
-        if who.ranks:  # send and receive have no known waits
-            wait = CausedWait(
-                who.ranks,
-                len(late.ranks) - len(who.ranks),
-                who.own_ns,
-                who.own_ns / late.mean_step_ns,
-                who.late_steps,
-                0 if late.steps == (None,) else len(late.steps),
-            )
-        elif largest and largest.severity != "info":
-            wait = largest
+    if who.ranks and (wait is None or not wait.waiting_ranks):  # send and receive have no known waits
+        wait = CausedWait(
+            who.ranks,
+            len(late.ranks) - len(who.ranks),
+            who.own_ns,
+            who.own_ns / late.mean_step_ns,
+            who.late_steps,
+            0 if late.steps == (None,) else len(late.steps),
+        )
     if wait is not None and (wait.steps or wait.share > _LEAST_WINDOW_SHARE):
         return _straggler(run, scope, found, late, wait)
     if largest is None:
         return None
     if who.moves and largest.share >= _LEAST_SHARE:
-        return _moving(late, caused)
+        return _moving(late)
     unit = "per step" if largest.steps else "of the window"
     text = f"{format_rounded('ns', largest.per_step_ns)} {unit} ({100 * largest.share:.1f} %)"
     return Finding("ok", "No straggler", f"the longest wait is for rank {largest.ranks[0]}: {text}")
@@ -279,10 +276,10 @@ def _finding(
 
 def _straggler(run: Run, scope: Scope, found: Waits, late: Lateness, wait: CausedWait) -> Finding:
     excess = late.excess[:, late.ranks.index(wait.ranks[0])]
-    per_part = np.nan_to_num(np.nanmean(excess, axis=1))
+    per_part = excess.mean(axis=1)
     cause = OWN[int(per_part.argmax())] if per_part.max() > 0 else "waiting"
     extra = float(per_part.max()) if per_part.max() > 0 else wait.per_step_ns
-    worst = late.steps[int(np.nan_to_num(excess[int(per_part.argmax())]).argmax())]
+    worst = late.steps[int(excess[int(per_part.argmax())].argmax())]
     ranks = tuple(sorted(wait.ranks))
     node = node_of(run, ranks)
     why = straggler_cause(run, scope, LateRank(wait.ranks[0], ranks, cause, extra, worst, wait.steps or 1))
@@ -302,9 +299,9 @@ def _straggler(run: Run, scope: Scope, found: Waits, late: Lateness, wait: Cause
     row = {"rank": ranks[0]}
     facts = (
         Fact("cause", cause, "", subject, ranks, row),
-        Fact("caused_wait_ns", round(wait.per_step_ns), "ns", f"each waiting rank, {unit}", ranks, row),
+        Fact("wait_per_step_ns", round(wait.per_step_ns), "ns", f"each waiting rank, {unit}", ranks),
         Fact("caused_wait_pct", 100 * wait.share, "percent", f"of the {of}", ranks),
-        Fact(f"{cause}_ns", round(extra), "ns", f"{subject}, {unit}, more than its peers", ranks, row),
+        Fact(f"extra_{cause}_ns", round(extra), "ns", f"{subject}, {unit}, more than its peers", ranks),
         Fact("waiting_ranks", wait.waiting_ranks, "count", "ranks that waited"),
         Fact("worst_steps", wait.worst_steps, "count", subject, ranks),
         Fact("steps", wait.steps, "count", "the window"),
@@ -323,13 +320,13 @@ def _straggler(run: Run, scope: Scope, found: Waits, late: Lateness, wait: Cause
     )
 
 
-def _moving(late: Lateness, caused: _Caused | None) -> Finding:
+def _moving(late: Lateness) -> Finding:
     """Another rank is late in each step: imbalance of the work, not a slow rank."""
-    own = np.nan_to_num(late.own)
+    own = late.own
     worst = own.argmax(axis=0)
     names = [late.ranks[rank] for rank in worst.tolist()]
     excess = late.excess[:, worst, np.arange(len(late.steps))]
-    cause = OWN[int(np.nan_to_num(np.nanmean(excess, axis=1)).argmax())]
+    cause = OWN[int(excess.mean(axis=1).argmax())]
     per_step = float(own.max(axis=0).mean())
     share = per_step / late.mean_step_ns if late.mean_step_ns else 0.0
     listed = ", ".join(map(str, names[:8])) + (", …" if len(names) > 8 else "")
@@ -341,7 +338,7 @@ def _moving(late: Lateness, caused: _Caused | None) -> Finding:
         hint="Balance the work of the ranks: batches of equal length, experts of equal load.",
         facts=(
             Fact("cause", cause, "", "the latest rank of each step"),
-            Fact("caused_wait_ns", round(per_step), "ns", "the latest rank of each step"),
+            Fact("wait_per_step_ns", round(per_step), "ns", "the latest rank of each step"),
             Fact("caused_wait_pct", 100 * share, "percent", "of the step"),
             Fact("late_ranks", len(set(names)), "count", "ranks that were the latest in some step"),
         ),

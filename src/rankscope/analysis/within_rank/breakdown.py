@@ -132,8 +132,7 @@ def breakdown(run: Run, scope: Scope, by: str | None = None) -> Result:
     notes = left_out(run, scope)
     if unrecorded:
         notes.append(
-            f"left out: {format_rounded('ns', unrecorded)} between the recordings of a rank (unrecorded), which is in no "
-            "class"
+            f"left out: {format_rounded('ns', unrecorded)} between the recordings of a rank, which is in no class"
         )
     if on_host:
         whose = "" if len(on_host) == len(ranks_in(run, scope)) else f" of ranks {as_ranges(on_host)}"
