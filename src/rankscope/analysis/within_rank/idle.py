@@ -83,11 +83,11 @@ def _finding(run: Run, scope: Scope, found: DeviceIdle, row: dict[str, Any], ste
     parts = ", ".join(
         f"{name.replace('_', ' ')} {format_rounded('ns', row[f'{name}_ns'])}" for name in CAUSES
     )
+    reason = max(_LAUNCH_CAUSES, key=group.causes.__getitem__)
     if where is None:
         what = "events without a recorded launch"
     else:
-        reason = _REASONS[max(_LAUNCH_CAUSES, key=group.causes.__getitem__)]
-        what = f"work launched in {_PHASE_NAMES.get(where, where)}: mainly {reason}"
+        what = f"work launched in {_PHASE_NAMES.get(where, where)}: mainly {_REASONS[reason]}"
     finding = Finding(
         severity,
         f"GPU of rank {found.rank} idle {100 * idle / found.span:.0f} % of the time; "
@@ -96,25 +96,28 @@ def _finding(run: Run, scope: Scope, found: DeviceIdle, row: dict[str, Any], ste
         f"{len(found.gaps.start):,} gaps: {parts}",
         (found.rank,),
         group.longest_span,
-        _hint(run, row, where),
+        _hint(run, row, where, reason),
         facts=facts,
         remedy=Remedy("host gaps gone"),
     )
     return [OnRank(found.rank, own / found.span, finding)]
 
 
-def _hint(run: Run, row: dict[str, Any], where: str | None) -> str:
-    """Advice follows the largest cause; data loading comes first where it is the largest."""
-    largest = max(CAUSES, key=lambda cause: int(row[f"{cause}_ns"]))
-    if largest == "dataloader" or where == "dataloader":
-        return "Load data faster first (-r dataloader): more workers, pinned memory, prefetching."
-    if largest == "sync":
-        return "Remove synchronising calls from the loop first (-r syncs)."
+def _hint(run: Run, row: dict[str, Any], where: str | None, reason: str) -> str:
+    """Advice follows the cause; data loading and synchronising calls come first where they are the larger part."""
+    own = sum(row[f"{cause}_ns"] for cause in _LAUNCH_CAUSES)
+    first = ""
+    if row["dataloader_ns"] > own or where == "dataloader":
+        first = "Load data faster first (-r dataloader). "
+    elif row["sync_ns"] > own:
+        first = "Remove synchronising calls first (-r syncs). "
+    if reason == "other":
+        return f"{first}The work was queued in time: see what its stream waits for, such as other streams (-r gaps)."
     if where and where.lower().startswith("optim"):
         ways = ["fused=True (or foreach=True) in the optimizer", *together(run)]
-        return f"Launch less in the optimizer: {', '.join(ways)}. -r gaps shows where."
+        return f"{first}Launch less in the optimizer: {', '.join(ways)}. -r gaps shows where."
     ways = ["larger batches", *together(run), "less Python between ops"]
-    return f"Keep the host ahead of the GPU: {', '.join(ways)}. -r gaps and -r short show where."
+    return f"{first}Keep the host ahead of the GPU: {', '.join(ways)}. -r gaps and -r short show where."
 
 
 def _launch_idle(group: GapGroup) -> int:
