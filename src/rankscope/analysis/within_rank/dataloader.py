@@ -63,7 +63,8 @@ def _rows(
 ) -> list[dict[str, Any]]:
     found = windows(run, rank, scope)
     waited = covered_before(waits, found.end) - covered_before(waits, found.start)
-    count = np.searchsorted(waits.start, found.end) - np.searchsorted(waits.start, found.start)
+    middle = (waits.start + waits.end) // 2  # a wait may begin just before the step before it ends
+    count = np.searchsorted(middle, found.end) - np.searchsorted(middle, found.start)
     idle_waits = intersect(waits, idle) if idle is not None else EMPTY
     gpu_idle = covered_before(idle_waits, found.end) - covered_before(idle_waits, found.start)
     rows = []
