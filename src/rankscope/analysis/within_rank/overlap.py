@@ -23,8 +23,7 @@ from rankscope.store.run import Run
 from rankscope.units import format_rounded
 
 EXPOSED_INFO, EXPOSED_WARNING, EXPOSED_CRITICAL = 0.05, 0.15, 0.40
-"""Shares of the span in which communication is exposed. Data-parallel training that overlaps its buckets stays under
-15 %."""
+"""Shares of the span with an exposed transfer. Data-parallel training that overlaps its buckets stays under 15 %."""
 
 ON_HOST = "collectives on the host"
 COLUMNS = (
@@ -123,30 +122,33 @@ def _longest(compute: DeviceEvents, spans: Intervals, names: Any) -> str:
 
 
 def _finding(run: Run, rank: int, rows: list[dict[str, Any]], found: StepWindows) -> list[OnRank]:
+    """By the transfers alone: waiting for a late rank is no matter of overlap (-r stragglers)."""
     if not rows:
         return []
     whole, *kinds = rows
-    severity = graded(whole["exposed_ns"], found.span, EXPOSED_INFO, EXPOSED_WARNING, EXPOSED_CRITICAL)
+    waiting = length(intersect(rank_sets(run, rank).exposed_wait, found.intervals))
+    transfer = whole["exposed_ns"] - waiting
+    severity = graded(transfer, found.span, EXPOSED_INFO, EXPOSED_WARNING, EXPOSED_CRITICAL)
     if severity is None:
         return []
     most = max(kinds, key=lambda row: row["exposed_ns"])
-    waiting = length(intersect(rank_sets(run, rank).exposed_wait, found.intervals))
     steps = 0 if (found.step == NO_STEP).all() else len(found.step)
-    share = whole["exposed_ns"] / found.span
-    per_step = f" ({format_rounded('ns', whole['exposed_ns'] / steps)} per step)" if steps else ""
+    share = transfer / found.span
+    per_step = f" ({format_rounded('ns', transfer / steps)} per step)" if steps else ""
     facts = tuple(
         Fact(quantity, value, unit, f"rank {rank}", (rank,), {"rank": rank, "step": None, "collective": None})
         for quantity, value, unit in _quantities(whole, waiting, share)
     )
-    of_it = f"; {format_rounded('ns', waiting)} of it is waiting for another rank" if waiting else ""
+    of_it = f"; {format_rounded('ns', waiting)} of that is waiting for another rank" if waiting else ""
     finding = Finding(
         severity,
-        f"Communication is exposed {100 * share:.0f} % of the time on rank {rank}{per_step}",
+        f"Exposed communication takes {100 * share:.0f} % of the time on rank {rank}{per_step}"
+        f"{', without waiting' if waiting else ''}",
         f"rank {rank}: {format_rounded('ns', whole['exposed_ns'])} of {format_rounded('ns', whole['comm_ns'])} "
         f"does not overlap with compute{of_it}; the largest part is {most['collective']} "
         f"({format_rounded('ns', most['exposed_ns'])})",
         (rank,),
-        hint=_LATE_RANK if 2 * waiting > whole["exposed_ns"] else _OVERLAP,
+        hint=_OVERLAP,
         facts=facts,
         remedy=Remedy("communication hidden"),
     )
@@ -158,11 +160,10 @@ def _quantities(whole: dict[str, Any], waiting: int, share: float) -> tuple[tupl
         ("exposed_ns", whole["exposed_ns"], "ns"),
         ("comm_ns", whole["comm_ns"], "ns"),
         ("exposed_wait_ns", waiting, "ns"),
-        ("exposed_comm_pct", 100 * share, "percent"),
+        ("transfer_pct", 100 * share, "percent"),
     )
 
 
-_LATE_RANK = "Most of it is waiting for a late rank: find out why it is late (-r stragglers)."
 _OVERLAP = (
     "Overlap it with compute (larger DDP buckets, FSDP prefetch, async_op=True), or send less data. "
     "rankscope whatif RUN --hide-comm predicts the gain."

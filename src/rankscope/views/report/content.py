@@ -73,6 +73,8 @@ class Content:
     doubts: tuple[Doubt, ...]
     figures: tuple[Figure, ...]
     findings: tuple[Finding, ...]
+    each: str
+    """What costs are for: 'per step', or 'in total' where there are no steps."""
     heatmap: Chart | None
     sections: tuple[Section, ...]
     facts: dict[str, list[tuple[str, str]]]
@@ -128,6 +130,7 @@ def build(request: Request, compared: Result | None = None) -> Content:
         doubts=doubts(run, scope),
         figures=tuple(_figures(summary(run, scope))),
         findings=tuple(findings),
+        each="per step" if scope.steps is not None else "in total",
         heatmap=_heatmap(run, scope, blamed),
         sections=tuple(sections),
         facts=facts(run, scope),

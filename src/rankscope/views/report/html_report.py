@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 
 from rankscope.analysis.core.result import Finding, Result
+from rankscope.units import format_ns
 from rankscope.version import __version__
 from rankscope.views.charts import Chart
 from rankscope.views.charts.theme import style_variables
@@ -60,7 +61,7 @@ def html_page(content: Content) -> str:
             f'<div class="top">{_verdict(content)}</div>',
             _navigation(shown, content, bool(missing)),
             "<main>",
-            _findings(content.findings),
+            _findings(content),
             _heatmap(content),
             *(_section(section) for section in shown),
             _missing(missing),
@@ -135,16 +136,21 @@ def _navigation(sections: list[Section], content: Content, missing: bool) -> str
     return f'<nav aria-label="Sections"><div>{listed}</div></nav>'
 
 
-def _findings(findings: tuple[Finding, ...]) -> str:
-    cards = "".join(map(_card, findings)) or '<p class="empty">No findings.</p>'
+def _findings(content: Content) -> str:
+    cards = (
+        "".join(_card(finding, content.each) for finding in content.findings)
+        or '<p class="empty">No findings.</p>'
+    )
     return f'<section id="findings"><h2>Findings</h2><div class="cards">{cards}</div></section>'
 
 
-def _card(finding: Finding) -> str:
+def _card(finding: Finding, each: str) -> str:
+    cost = f" · {format_ns(finding.cost_ns, 1)} {each}" if finding.cost_ns else ""
     hint = f'<p class="hint">Next: {escape(finding.hint)}</p>' if finding.hint else ""
     evidence = f"<p>{escape(finding.evidence)}</p>" if finding.evidence else ""
     return (
-        f'<article class="card {escape(finding.severity)}"><span class="severity">{escape(finding.severity)}</span>'
+        f'<article class="card {escape(finding.severity)}">'
+        f'<span class="severity">{escape(finding.severity)}{cost}</span>'
         f"<h3>{escape(finding.title)}</h3>{evidence}{hint}</article>"
     )
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from rankscope.analysis.core.result import Result
+from rankscope.analysis.core.result import Finding, Result
+from rankscope.units import format_ns
 from rankscope.version import __version__
 from rankscope.views.markdown import markdown, prose
 from rankscope.views.report.content import Content, Section
@@ -40,10 +41,15 @@ def markdown_page(content: Content) -> str:
 def _findings(content: Content) -> str:
     noticed = [finding for finding in content.findings if finding.severity != "ok"]
     lines = [
-        f"- **{finding.severity}**: {prose(finding.title.rstrip('.'))}. {prose(finding.evidence)}".rstrip()
+        f"- **{finding.severity}{_cost(finding, content.each)}**: {prose(finding.title.rstrip('.'))}. "
+        f"{prose(finding.evidence)}".rstrip()
         for finding in noticed
     ]
     return "## Findings\n\n" + "\n".join(lines) if lines else ""
+
+
+def _cost(finding: Finding, each: str) -> str:
+    return f", {format_ns(finding.cost_ns, 1)} {each}" if finding.cost_ns else ""
 
 
 def _section(section: Section) -> str:
