@@ -50,6 +50,13 @@ class ExportFile:
         )
         return self
 
+    def on_device(self, pid: int, device: int) -> ExportFile:
+        """Move the kernels of a process to another device."""
+        self._connection.execute(
+            "UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET deviceId = ? WHERE globalPid = ?", (device, thread(pid, 0))
+        )
+        return self
+
     def call(
         self, name: str, start: int, end: int, correlation: int = 0, globaltid: int | None = None
     ) -> ExportFile:
@@ -68,6 +75,11 @@ class ExportFile:
 
     def environment(self, **variables: str) -> ExportFile:
         rows = [("PROCESS_0:ENVIRONMENT_VARIABLE", f'{name}="{value}"') for name, value in variables.items()]
+        return self.table("META_DATA_CAPTURE", "name value", rows)
+
+    def command(self, *words: str) -> ExportFile:
+        rows = [("PROCESS_0:COMMAND", words[0])]
+        rows += [(f"PROCESS_0:ARGUMENT_{number}", word) for number, word in enumerate(words[1:])]
         return self.table("META_DATA_CAPTURE", "name value", rows)
 
     def process_environment(self, **variables: str) -> ExportFile:

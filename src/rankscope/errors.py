@@ -5,7 +5,8 @@ RankscopeError              exit 1
 ├── ReadError               a file cannot be read
 │   ├── NotATraceError      it is not a trace, or of a format that no reader knows
 │   │   └── EmptyTraceError it is empty: a trace that was never written
-│   └── RankError           the rank of a file is not known, or two files have the same rank
+│   ├── RankError           the rank of a file is not known, or two files have the same rank
+│   └── MixedRunsError      the files are of different runs
 ├── StoreError              the run folder cannot be opened or written
 ├── CaptureError            this rank cannot be captured; the job continues
 ├── ToolError               nsys or ncu is not installed, or fails
@@ -56,6 +57,10 @@ class EmptyTraceError(NotATraceError):
 
 class RankError(ReadError):
     """The rank of a file is not known, or two files have the same rank."""
+
+
+class MixedRunsError(ReadError):
+    """The files are of different runs, which cannot be compared."""
 
 
 class StoreError(RankscopeError):

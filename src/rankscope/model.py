@@ -10,13 +10,33 @@ from dataclasses import dataclass
 
 from rankscope.sql import sql_name
 
-FORMAT_VERSION = 5
+FORMAT_VERSION = 6
 """Of the store on disk. A store of another version is built again from the raw files."""
 
 GPU_CATEGORIES = ("kernel", "gpu_memcpy", "gpu_memset")
 COPY_CATEGORIES = ("gpu_memcpy", "gpu_memset")
-LAUNCH_CATEGORIES = ("cuda_runtime", "cuda_driver", "hip_runtime", "xpu_runtime", "privateuse1_runtime")
+LAUNCH_CATEGORIES = (
+    "cuda_runtime", "cuda_driver", "hip_runtime", "xpu_runtime", "xpu_driver", "mtia_runtime", "privateuse1_runtime",
+    "privateuse1_driver",
+)  # fmt: skip
 """Calls into a device's runtime or driver. A GPU event refers to one by its correlation id."""
+
+KNOWN_CATEGORIES = (
+    *GPU_CATEGORIES, *LAUNCH_CATEGORIES, "cpu_op", "user_annotation", "gpu_user_annotation", "python_function",
+    "cuda_sync", "cuda_event", "xpu_sync", "cuda_profiler_range", "overhead", "os_runtime", "Trace",
+)  # fmt: skip
+"""Categories of slices that have a meaning here. Other slices are drawn and counted, and belong to no class."""
+
+CATEGORY_ALIASES = {
+    "Kernel": "kernel",
+    "Memcpy": "gpu_memcpy",
+    "Memset": "gpu_memset",
+    "Operator": "cpu_op",
+    "Runtime": "cuda_runtime",
+    "CudaRuntime": "cuda_runtime",
+    "mtia_ccp_events": "kernel",
+}
+"""Categories of torch 1.8 to 1.10, Paddle and MTIA, and those used here (store/categories.py applies them)."""
 
 COLLECTIVE_NAME_PATTERN = r"(?i)(?:^|[^a-z])(?:nccl|rccl|oneccl|msccl|nvshmem|deep_?ep)|cross_device_reduce"
 """Names of kernels that communicate, for files without collective metadata (docs/facts.md, Kineto traces)."""
@@ -104,7 +124,7 @@ EVENTS = Table(
     "Every event of the file, unchanged and in file order.",
     (
         Field("ph", "VARCHAR", "phase of the trace event format: X, B, E, i, s, t, f, M, C, …"),
-        Field("category", "VARCHAR", "cat: cpu_op, kernel, cuda_runtime, user_annotation, …"),
+        Field("category", "VARCHAR", "cat as in the file: cpu_op, kernel, cuda_runtime, user_annotation, …"),
         Field("name", "VARCHAR", ""),
         Field("pid", "VARCHAR", "as in the file: a number or text"),
         Field("tid", "VARCHAR", "as in the file: a number or text"),
@@ -139,7 +159,11 @@ SLICES = Table(
         Field("dur_ns", "BIGINT", "duration"),
         Field("depth", "INTEGER", "row inside its track; two slices of one row never overlap"),
         Field("name", "VARCHAR", ""),
-        Field("category", "VARCHAR", "cpu_op, kernel, gpu_memcpy, cuda_runtime, user_annotation, …"),
+        Field(
+            "category",
+            "VARCHAR",
+            "cpu_op, kernel, gpu_memcpy, cuda_runtime, user_annotation, …; names of other programs are translated",
+        ),
         Field("step", "INTEGER", "number of its step; for device activity, the step of its launch"),
         Field("parent", "BIGINT", "id of the innermost slice on its track that contains it"),
         Field("self_ns", "BIGINT", "duration minus that of its direct children"),

@@ -113,6 +113,7 @@ def open(
     rank_of: Mapping[str | Path, int] | None = None,
     clocks: ClockMode = "aligned",
     prefer: Literal["torch", "nsys"] | None = None,
+    mix: bool = False,
     comm_patterns: Sequence[str] = (),
     peak: str | None = None,
     bandwidth: str | None = None,
@@ -125,6 +126,7 @@ def open(
     rank_of: the rank of each file that does not contain it.
     clocks: 'aligned' corrects the ranks' clocks by their collectives, 'raw' leaves them as recorded.
     prefer: the tool whose file is used for a rank that both recorded (default: torch).
+    mix: open files of different runs together; they are not compared. Otherwise they are a MixedRunsError.
     comm_patterns: regular expressions of further kernels that communicate.
     peak, bandwidth: of the device, like '989TF' and '4.8TB/s'; by default from a table of devices.
     baseline: a file of `rankscope bench collectives --json` or nccl-tests, to compare collectives with.
@@ -141,6 +143,7 @@ def open(
         ranks={Path(path): rank for path, rank in (rank_of or {}).items()},
         clocks=clocks,
         prefer=_FORMATS[prefer] if prefer else "",
+        mix=mix,
         comm_patterns=comm_patterns,
         watch=_watch(progress) if progress else None,
     )
@@ -404,7 +407,7 @@ class OpenRun:
         return self._ask(REPORTS["ops"], by, ranks, steps, top)
 
     def steps(self, *, ranks: Ranks = None, steps: Steps = None, top: int | None = None) -> Answer:
-        """How long does each step take on the host?"""
+        """How long does each step take, on the host and with the GPU?"""
         return self._ask(REPORTS["steps"], None, ranks, steps, top)
 
     def api(

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from conftest import DATA
+from conftest import DATA, kernel_event, write_kineto
 from rankscope.analysis import REPORTS
 from rankscope.analysis.core.scope import Scope
 from rankscope.bench.synthetic import Plan, write
@@ -79,6 +79,55 @@ def test_with_noise_the_truth_lies_within_the_stated_error(tmp_path: Path) -> No
         assert 1_000 < row["error_ns"] < 40_000
         assert abs(row["offset_ns"] - expected[row["rank"]]) <= row["error_ns"] + 50e-6 * 60e6
         assert 1_000 < row["residual_p50_ns"] < 20_000
+
+
+def few_collectives(folder: Path, count: int, ahead_us: float, ranks: int = 2) -> Run:
+    """NCCL all_reduces whose ends differ by the clock of the last rank."""
+    for rank in range(ranks):
+        events = []
+        for i in range(count):
+            late = ahead_us * (rank == ranks - 1)
+            kernel = kernel_event("ncclDevKernel_AllReduce_Sum_f32_RING_LL", 1000 * i + late, 50)
+            kernel["args"] |= {
+                "Collective name": "allreduce",
+                "Process Group Name": "0",
+                "Process Group Ranks": str(list(range(ranks))),
+                "Group size": ranks,
+                "Seq": i,
+                "dtype": "Float",
+                "In msg nelems": 1000,
+                "Out msg nelems": 1000,
+            }
+            events.append(kernel)
+        write_kineto(
+            folder / f"rank-{rank}.json", events, distributedInfo={"rank": rank, "world_size": ranks}
+        )
+    return Run(ingest([folder]))
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_few_collectives_are_no_evidence_of_an_error(count: int, ranks: int, tmp_path: Path) -> None:
+    """They fit exactly: a residual of 0 is not an error of 3 ns."""
+    result = ask(few_collectives(tmp_path, count, 2_000, ranks))
+    row = result.rows[-1]
+    assert row["offset_ns"] == pytest.approx(2_000_000, abs=10)
+    assert [row[name] for name in ("error_ns", "residual_p50_ns", "residual_p95_ns", "drift_ppm")] == [
+        None
+    ] * 4
+    assert (row["collectives"], row["method"]) == (count, "collectives, error unknown")
+    assert any(f"({count} per rank) fit exactly" in note for note in result.notes)
+
+
+def test_an_offset_within_the_usual_spread_is_not_applied_without_evidence(tmp_path: Path) -> None:
+    run = few_collectives(tmp_path, 1, 20)
+    assert ask(run).rows[1]["method"] == "wall clock, too few collectives"
+    assert [run.shift_ns(entry) for entry in run.timelines] == [0, 20_000]  # as recorded
+
+
+def test_four_collectives_have_an_error(tmp_path: Path) -> None:
+    row = ask(few_collectives(tmp_path, 4, 2_000)).rows[1]
+    assert row["error_ns"] is not None and row["residual_p50_ns"] <= 1 and row["method"] == "collectives"
 
 
 def test_the_fit_is_kept_and_may_be_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import csv
 import lzma
+import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from conftest import DATA
+from conftest import DATA, open_trace
 from rankscope.analysis.compat import COMPAT
 from rankscope.analysis.core.scope import Scope
-from rankscope.analysis.within_rank.event_tables import kernels
+from rankscope.analysis.within_rank.event_tables import api, kernels
 from rankscope.store.run import Run
 from rankscope.views import render
 
@@ -33,6 +35,48 @@ def test_every_table_nsys_printed_is_reproduced_row_by_row(
     ours = render(NSYS[name].analyse(open_real(dataset("nsys/gpt-h200/gpt.sqlite")), Scope(), None), "csv")
     printed = lzma.decompress((PRINTED / f"{name}.csv.xz").read_bytes()).decode()
     assert ours.rstrip("\n").splitlines() == printed.rstrip("\n").splitlines()
+
+
+def edited(dataset: Dataset, path: Path, *statements: str) -> Run:
+    """gpt-h200 with changes in its tables."""
+    path.write_bytes(dataset("nsys/gpt-h200/gpt.sqlite").read_bytes())
+    with closing(sqlite3.connect(path)) as connection:
+        for statement in statements:
+            connection.execute(statement)
+        connection.commit()
+    return open_trace(path)
+
+
+def test_calls_with_and_without_a_version(dataset: Dataset, tmp_path: Path) -> None:
+    """nsys 2023.4 prints two rows of one name in cuda_api_sum and one row in cuda_api_gpu_sum; our api has one."""
+    versioned = "(SELECT id FROM StringIds WHERE value = 'cudaMemsetAsync_v3020')"
+    run = edited(
+        dataset,
+        tmp_path / "gpt.sqlite",
+        "INSERT INTO StringIds (id, value) SELECT max(id) + 1, 'cudaMemsetAsync' FROM StringIds",
+        "UPDATE CUPTI_ACTIVITY_KIND_RUNTIME SET nameId = (SELECT max(id) FROM StringIds) WHERE rowid IN "
+        f"(SELECT rowid FROM CUPTI_ACTIVITY_KIND_RUNTIME WHERE nameId = {versioned} LIMIT 50)",
+    )
+    assert [row for row in compat_csv(run, "cuda_api_sum") if row[-1].startswith("cudaMemset")] == [
+        ["7.2", "873455", "146", "5982.6", "5434.5", "1529", "19213", "3207.4", "cudaMemsetAsync"],
+        ["2.4", "287121", "50", "5742.4", "3942.5", "1445", "23033", "4565.4", "cudaMemsetAsync"],
+    ]
+    (row,) = [row for row in compat_csv(run, "cuda_api_gpu_sum") if row[-1].startswith("cudaMemset")]
+    assert row[1:3] == ["1160576", "196"]
+    (ours,) = [row for row in api(run, Scope()).rows if row["name"].startswith("cudaMemset")]
+    assert (ours["name"], ours["calls"], ours["total_ns"]) == ("cudaMemsetAsync", 196, 1_160_576)
+
+
+def test_the_standard_deviation_of_no_queue_time_is_zero_as_in_nsys(dataset: Dataset, tmp_path: Path) -> None:
+    """A kernel of which no launch waited in the queue: nsys prints ',,,,0.0'."""
+    run = edited(
+        dataset,
+        tmp_path / "gpt.sqlite",
+        "UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET start = start - 1000000000, end = end - 1000000000",
+    )
+    heading, *rows = compat_csv(run, "cuda_kern_exec_sum")
+    first = heading.index("QAvg (ns)")
+    assert rows and {tuple(row[first : first + 5]) for row in rows} == {("", "", "", "", "0.0")}
 
 
 def test_a_table_in_the_terminal_looks_like_nsys_own(dataset: Dataset, open_real: Open) -> None:

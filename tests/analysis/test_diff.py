@@ -5,17 +5,22 @@ from __future__ import annotations
 import json
 import xml.etree.ElementTree as ET
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from conftest import DATA, kernel_event, open_trace, slice_event, write_kineto
+from rankscope.analysis import REPORTS as REPORTS_OF_A_RUN
 from rankscope.analysis.core.result import Row
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.diff.compare import Rules, compare
-from rankscope.analysis.diff.samples import REPORTS, Measure, Samples, collect
+from rankscope.analysis.diff.findings import findings
+from rankscope.analysis.diff.permutation import adjusted_p
+from rankscope.analysis.diff.samples import REPORTS, STEP, Measure, Samples, collect
 from rankscope.analysis.diff.two_runs import by_unit, diff, slower_rows
 from rankscope.bench.synthetic import Plan, Slower, write
 from rankscope.cli import main
@@ -48,6 +53,7 @@ def test_two_captures_of_the_same_code_call_nothing(captures: list[Samples]) -> 
     assert len(alarms) < 0.05 * len(pairs)
     rows = compare(*pairs[0], Rules()).rows
     assert {row["report"] for row in rows} == set(REPORTS) - {"collectives"}  # one rank has nobody to talk to
+    assert rows[0]["report"] == "steps"  # the headline
     assert len(rows) > 60
 
 
@@ -126,11 +132,92 @@ def test_a_change_below_the_limit_is_not_called(tmp_path: Path) -> None:
 def test_a_warm_up_step_is_left_out_and_said(tmp_path: Path) -> None:
     values = {Measure("steps", "step"): [50.0, 10, 10, 11, 10, 11, 10]}
     slow = {Measure("steps", "step"): [10.0, 20, 21, 20, 21, 20, 21]}
-    found = compare(Samples([*range(7)], 1, values), Samples([*range(7)], 1, slow), Rules())
+    base = Samples([*range(7)], 1, values, slow_first=(0,))
+    found = compare(base, Samples([*range(7)], 1, slow), Rules())
     assert found.rows[0]["base"] == 10 and found.rows[0]["verdict"] == "slower"
-    assert any(
-        "base: step 0 is left out as warm-up: it takes 5.0x the median" in note for note in found.notes
-    )
+    assert any("base: step 0 is left out: the first of a recording" in note for note in found.notes)
+
+
+def timed(*values: float) -> Samples:
+    return Samples([*range(len(values))], 1, {STEP: list(values)})
+
+
+def test_the_step_time_is_tested_alone(captures: list[Samples]) -> None:
+    """Its p does not depend on how many other rows there are; theirs is corrected among themselves."""
+    base, new = captures[:2]
+    changed = new.values | {STEP: [value * 1.015 for value in new.values[STEP]]}
+    row = compare(base, replace(new, values=changed), Rules()).rows[0]
+    alone = adjusted_p(np.array([base.values[STEP]]), np.array([changed[STEP]]))[0]
+    both = [one for one in changed if one in base.values]
+    first, second = (np.array([values[one] for one in both]) for values in (base.values, changed))
+    among_all = adjusted_p(first, second)[both.index(STEP)]
+    assert row["p_value"] == pytest.approx(alone, abs=1e-4) and alone < among_all
+    others = [one for one in compare(base, new, Rules()).rows if one["report"] != "steps"]
+    without = [
+        one for one in compare(base, replace(new, values=changed), Rules()).rows if one["report"] != "steps"
+    ]
+    assert others == without
+
+
+def test_a_large_change_with_three_steps_is_likely() -> None:
+    found = compare(timed(100e6, 130e6, 110e6), timed(160e6, 210e6, 176e6), Rules())
+    assert found.likely and found.rows[0]["verdict"] == "same" and found.rows[0]["p_value"] == 0.1
+    (finding,) = findings(found)
+    assert finding.severity == "warning" and finding.cost_ns is None
+    assert finding.title == "A step is likely 60.0 % slower; 3 against 3 steps are too few to be sure"
+    assert "Record at least 5 steps" in finding.hint
+    change = finding.fact("change_pct")
+    assert change is not None and change.value == pytest.approx(60)
+    assert change.row == {"report": "steps", "key": "step"}
+    (faster,) = findings(compare(timed(160e6, 210e6, 176e6), timed(100e6, 130e6, 110e6), Rules()))
+    assert faster.severity == "info" and faster.title.startswith("A step likely takes 37.5 % less time")
+
+
+@pytest.mark.parametrize(
+    "new", [(102e6, 131e6, 111e6), (90e6, 180e6, 160e6)], ids=["a small change", "values that overlap"]
+)
+def test_what_is_not_likely(new: tuple[float, ...]) -> None:
+    found = compare(timed(100e6, 130e6, 110e6), timed(*new), Rules())
+    assert not found.likely and next(findings(found)).severity == "ok"
+
+
+def test_steps_that_vary_are_likely_slower_too() -> None:
+    found = compare(timed(100, 140, 120, 160, 110, 150), timed(150, 190, 140, 200, 145, 180), Rules())
+    assert found.rows[0]["verdict"] == "same" and 0.01 < found.rows[0]["p_value"] <= 0.05
+    assert "vary too much to be sure" in next(findings(found)).title
+
+
+def test_the_step_time_is_that_of_the_summary(open_real: Callable[[Path], Run]) -> None:
+    """Host and device together, median over the steps; not the range on the host, nor the span of the GPU's work."""
+    base, new = (open_real(DATA / f"seqpar-nccl1-{name}") for name in ("fp32", "bf16"))
+    row = diff(base, new, Scope(), Rules(("steps",))).rows[0]
+    expected = [
+        REPORTS_OF_A_RUN["summary"].analyse(run, Scope(), None).facts["step_ns"] for run in (base, new)
+    ]
+    assert [row["base"], row["new"]] == expected
+    assert row["change_pct"] == pytest.approx(100 * (5.546 / 85.529 - 1), abs=0.01)
+
+
+def test_the_gate_counts_likely_only_when_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, kernels in (("a", (1000, 1300, 1100)), ("b", (1600, 2100, 1760))):
+        events: list[Any] = []
+        at = 0.0
+        for step, took in enumerate(kernels):
+            events.append(slice_event(f"ProfilerStep#{step}", at, took, cat="user_annotation"))
+            events.append(slice_event("aten::mm", at, took))
+            at += took
+        write_kineto(tmp_path / f"{name}.json", events)
+    words = ["diff", str(tmp_path / "a.json"), str(tmp_path / "b.json"), "-q", "--fail-over", "10%"]
+    assert main(words) == 0
+    printed = capsys.readouterr()
+    assert "steps: step: likely +60.0 %, not counted" in printed.err
+    assert "A step is likely 60.0 % slower" in printed.out
+    assert main([*words, "--fail-on-likely", "--format", "junit"]) == 3
+    printed = capsys.readouterr()
+    assert "rankscope: steps: step: +60.0 %, over 10%" in printed.err
+    suite = ET.fromstring(printed.out.encode())
+    assert suite.get("failures") == "1"
+    assert "likely, not sure: the step time changed by +60.0 %" in (suite.findtext("system-out") or "")
 
 
 def test_odd_pairs_are_still_compared(tmp_path: Path) -> None:

@@ -12,12 +12,13 @@ from typing import Any
 
 import pytest
 
-from conftest import DATA, open_trace
+from conftest import DATA, open_trace, slice_event, write_kineto
 from rankscope.analysis import REPORTS
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.memory.snapshot import BEFORE, snapshot_holders, snapshot_peaks
 from rankscope.readers.safe_pickle import Budget
 from rankscope.readers.stack_frames import op_name, own_line
+from rankscope.store.ingest import ingest
 from rankscope.store.run import Run
 
 
@@ -94,6 +95,77 @@ def brute_force(value: dict[str, Any], device: int = 0) -> tuple[int, Counter[st
     for address, size in moments[at].items():
         holders[made.get(address, "?")] += size
     return totals[at], holders
+
+
+def without_times(value: dict[str, Any]) -> dict[str, Any]:
+    """As older versions of torch write it."""
+    return value | {
+        "device_traces": [
+            [{key: one for key, one in event.items() if key != "time_us"} for event in trace]
+            for trace in value["device_traces"]
+        ]
+    }
+
+
+def test_a_history_without_times_has_the_same_peak(tmp_path: Path, open_real: Callable[[Path], Run]) -> None:
+    path = DATA / "memory" / "gpt-h200.pickle.gz"
+    value = pickle.loads(gzip.decompress(path.read_bytes()))
+    timed, untimed = open_real(path), open_trace(write(tmp_path / "rank-0.pickle", without_times(value)))
+    (peak,), (same) = snapshot_peaks(untimed, Scope()), snapshot_peaks(timed, Scope())
+    assert (peak.allocated_bytes, peak.reserved_bytes, peak.unused_bytes, peak.event) == (
+        6_432_652_760,
+        same[0].reserved_bytes,
+        same[0].unused_bytes,
+        same[0].event,
+    )
+    assert peak.at_ns is None and same[0].at_ns is not None
+    assert snapshot_holders(untimed, Scope()) == snapshot_holders(timed, Scope())
+    result = REPORTS["memory"].analyse(untimed, Scope(), None)
+    assert any("history of the snapshot has no times: rank 0" in note for note in result.notes)
+    assert not any("left out" in note for note in result.notes)
+
+
+def test_the_peak_of_a_history_without_times_is_not_the_moment_of_the_snapshot(tmp_path: Path) -> None:
+    history = [entry("alloc", 1, 5_000, 0), entry("alloc", 2, 880, 1), entry("free_requested", 1, 5_000, 2)]
+    run = open_trace(
+        write(tmp_path / "rank-0.pickle", without_times(snapshot(history, {2: 880, 3: 120}, 8_000)))
+    )
+    (row,) = REPORTS["memory"].analyse(run, Scope(), None).rows
+    assert (row["peak_allocated_bytes"], row["unused_bytes"], row["at_ns"]) == (6_000, 2_000, None)
+    held = [(holder.name, holder.bytes) for holder in snapshot_holders(run, Scope())]
+    assert sum(size for _, size in held) == 6_000
+
+
+def test_a_snapshot_without_history_says_that_its_figures_are_no_peak(tmp_path: Path) -> None:
+    result = REPORTS["memory"].analyse(
+        open_trace(write(tmp_path / "rank-0.pickle", snapshot([], {2: 880}, 8_000))), Scope(), None
+    )
+    assert result.rows[0]["peak_allocated_bytes"] == 880
+    assert any("no history: rank 0" in note and "may have been higher" in note for note in result.notes)
+
+
+def test_a_snapshot_beside_a_trace_with_steps_is_used(tmp_path: Path) -> None:
+    """By default the window is all steps of the trace; a snapshot knows no steps, and is left out of a part of them."""
+    events = [slice_event(f"ProfilerStep#{step}", 1000 * step, 900, cat="user_annotation") for step in (1, 2)]
+    write_kineto(tmp_path / "rank-0.json", events, distributedInfo={"rank": 0, "world_size": 1})
+    write(tmp_path / "rank-0.pickle", snapshot([entry("alloc", 1, 5_000, 0)], {1: 5_000}, 8_000))
+    run = Run(ingest([tmp_path]))
+    for name, column in (("memory", "peak_allocated_bytes"), ("allocators", "bytes")):
+        assert [row[column] for row in REPORTS[name].analyse(run, Scope(), None).rows] == [5_000]
+        assert REPORTS[name].analyse(run, Scope(steps=(1, 1)), None).rows == ()
+
+
+def test_findings_of_a_snapshot_carry_their_figures(tmp_path: Path) -> None:
+    gigabyte = 10**9
+    history = [entry("alloc", 1, 3 * gigabyte, 0)]
+    value = snapshot(history, {1: 3 * gigabyte}, 8 * gigabyte)
+    for name, path in (("timed", value), ("untimed", without_times(value))):
+        run = open_trace(write(tmp_path / f"{name}.rank-0.pickle", path))
+        (finding,) = REPORTS["memory"].analyse(run, Scope(), None).findings
+        unused = finding.fact("unused_bytes")
+        assert unused is not None and (unused.value, unused.ranks) == (5 * gigabyte, (0,))
+        assert finding.title.startswith("5.00 GB") or finding.title.startswith("5 GB")
+        assert (finding.span is None) == (name == "untimed") and finding.cost_ns is None
 
 
 def test_the_real_snapshot(open_real: Callable[[Path], Run]) -> None:

@@ -60,7 +60,7 @@ def test_a_planted_straggler_comes_back_with_its_cause(cause: str, names: str, t
     assert names in finding.title + finding.evidence
     facts = {fact.quantity: fact.value for fact in finding.facts}
     assert (facts["cause"], facts["waiting_ranks"], facts["worst_steps"]) == (cause, 3, 4)
-    assert facts["caused_wait_ns"] == pytest.approx(truth["straggler"]["caused_wait_ns"] / 3 / 4, rel=0.02)
+    assert facts["wait_per_step_ns"] == pytest.approx(truth["straggler"]["caused_wait_ns"] / 3 / 4, rel=0.02)
     assert finding.remedy == Remedy("rank at median", ranks=(2,))
     assert finding.cost_ns == pytest.approx(5_000_000, rel=0.1)
     assert finding.span is not None and finding.span[1] - finding.span[0] > 4_000_000

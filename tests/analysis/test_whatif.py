@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from analysis.random_programs import Program, graph_of_program, play, random_program
 from conftest import DATA, kernel_event, open_trace, write_kineto
 from rankscope.analysis.core.scope import Scope
+from rankscope.analysis.core.step_times import mean_step_ns
 from rankscope.analysis.critical_path import scenarios
 from rankscope.analysis.critical_path.graph.build import graph_of
 from rankscope.analysis.critical_path.graph.nodes import HOST_CLASSES, NONE, Graph
@@ -72,8 +73,7 @@ def make(tmp_path_factory: pytest.TempPathFactory) -> Make:
 
 
 def step_ns(run: Run) -> int:
-    graph = graph_of(run, Scope())
-    return round(as_recorded(graph).length(graph) / len(graph.steps))
+    return round(mean_step_ns(run, Scope().in_run(run)))
 
 
 def as_recorded(graph: Graph) -> Times:
@@ -154,7 +154,7 @@ def test_real_ranks(open_real: Callable[[Path], Run]) -> None:
     for name in ("seqpar-gloo4", "ddp-gloo4", "gpt-h200"):
         run = open_real(DATA / name)
         result = whatif(run, Scope())
-        graph = graph_of(run, Scope())
+        graph = graph_of(run, Scope().in_run(run))
         assert result.rows[0]["base_ns"] == step_ns(run)
         played = replay(graph, recorded(graph))
         assert played is not None
@@ -170,7 +170,7 @@ def test_bad_input(tmp_path: Path, make: Make, capsys: pytest.CaptureFixture[str
         predicted(make(), scenarios.kernel("softmaxx", 2.0))
     with pytest.raises(UsageError, match="rank 9 is not in this run"):
         predicted(make(), scenarios.rank_at_median(9))
-    with pytest.raises(UsageError, match="the median over 1 rank is not"):
+    with pytest.raises(UsageError, match="one rank alone has no median"):
         predicted(lone, scenarios.rank_at_median(0))
     for words, message in (
         (["--rank", "2=fast"], "--rank 2=fast is not R=median"),

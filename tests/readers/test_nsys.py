@@ -11,10 +11,12 @@ import duckdb
 import pytest
 
 from nsys_files import ExportFile, thread
+from rankscope.analysis.core.scope import Scope
+from rankscope.analysis.health.doctor import doctor
 from rankscope.errors import NotATraceError, RankError, ReadError
 from rankscope.model import EVENTS
 from rankscope.readers.nsys.reader import NSYS
-from rankscope.store.ingest import Options, ingest
+from rankscope.store.ingest import Options, Watch, ingest
 from rankscope.store.run import Run
 
 Open = Callable[[Path], Run]
@@ -174,6 +176,84 @@ def test_several_processes_of_one_report_become_their_ranks(tmp_path: Path) -> N
     assert run.rows("SELECT DISTINCT rank_source FROM segments")[0][0].startswith("recorded environment")
     again = ingest([path], Options(cache=tmp_path / "cache"))
     assert again.read == ()
+
+
+def two_processes(path: Path, *command: str, kernel: str = "gemm", devices: tuple[int, int] = (1, 0)) -> Path:
+    """Processes 600 and 601 with a kernel each; no environment was recorded."""
+    file = ExportFile(path)
+    for pid in (600, 601):
+        file.kernel(f"{kernel} of {pid}", 10, 30, 7, pid).call("cudaLaunchKernel_v7000", 1, 5, 7, thread(pid))
+    contexts = list(zip((600, 601), devices, strict=True))
+    file.table("TARGET_INFO_CUDA_CONTEXT_INFO", "processId deviceId", contexts)
+    for pid, device in contexts:
+        file.on_device(pid, device)
+    return (file.command(*command) if command else file).write()
+
+
+@pytest.mark.parametrize(
+    ("command", "ranks"),
+    [
+        (("torchrun", "--nproc-per-node", "2", "train.py"), [0, 1]),
+        (("/opt/bin/torchrun", "--nproc_per_node=2", "--node-rank=3", "--nnodes=4", "train.py"), [6, 7]),
+        (("python3", "-m", "torch.distributed.run", "--nproc-per-node=2", "train.py"), [0, 1]),
+        (("mpirun", "-np", "2", "python3", "train.py"), [0, 1]),
+        (("accelerate", "launch", "--num_processes", "2", "train.py"), [0, 1]),
+    ],
+)
+def test_the_command_of_a_launcher_tells_that_processes_are_ranks(
+    command: tuple[str, ...], ranks: list[int], tmp_path: Path
+) -> None:
+    """In order of their devices: process 601 is on device 0."""
+    path = two_processes(tmp_path / "node.sqlite", *command)
+    parts = NSYS.identify_parts(path)
+    assert [(part.rank, part.rank_source) for part in parts] == [(rank, "recorded command") for rank in ranks]
+    run = open_export_file(path, tmp_path)
+    named = run.rows("SELECT rank, name FROM gpu ORDER BY rank")
+    assert named == [(ranks[0], "gemm of 601"), (ranks[1], "gemm of 600")]
+
+
+def test_processes_on_one_device_are_ranks_in_order_of_start(tmp_path: Path) -> None:
+    command = ("torchrun", "--standalone", "--nproc-per-node=2", "train.py")
+    run = open_export_file(two_processes(tmp_path / "node.sqlite", *command, devices=(0, 0)), tmp_path)
+    assert run.rows("SELECT rank, name FROM gpu ORDER BY rank") == [(0, "gemm of 600"), (1, "gemm of 601")]
+
+
+def test_processes_that_all_run_nccl_on_their_own_devices_are_ranks(tmp_path: Path) -> None:
+    path = two_processes(tmp_path / "node.sqlite", kernel="ncclDevKernel_AllReduce")
+    assert [(part.rank, part.part) for part in NSYS.identify_parts(path)] == [(0, "rank 0"), (1, "rank 1")]
+    assert NSYS.open(path, "rank 0").header["processes"] == [601]
+
+
+@pytest.mark.parametrize(
+    "command", [(), ("python3", "train.py"), ("torchrun", "--nproc-per-node=4", "train.py")]
+)
+def test_processes_of_unknown_rank_are_merged_and_it_is_said(
+    command: tuple[str, ...], tmp_path: Path
+) -> None:
+    path = two_processes(tmp_path / "report.sqlite", *command)
+    said: list[str] = []
+    run = Run(ingest([path], Options(cache=tmp_path / "cache"), Watch(say=said.append)))
+    assert run.rows("SELECT rank, count(*) FROM gpu GROUP BY 1") == [(0, 2)]
+    assert any("report.sqlite has 2 processes that use CUDA" in text for text in said)
+    found = [finding for finding in doctor(run, Scope()).findings if "are read as one rank" in finding.title]
+    assert len(found) == 1 and found[0].severity == "warning" and found[0].facts[0].value == 2
+
+
+def test_a_report_of_two_ranks_that_is_given_one_rank_keeps_both_processes(tmp_path: Path) -> None:
+    path = two_processes(tmp_path / "node.sqlite", "torchrun", "--nproc-per-node=2", "train.py")
+    run = Run(ingest([path], Options(cache=tmp_path / "cache", ranks={path: 5})))
+    assert run.rows("SELECT rank, count(*) FROM gpu GROUP BY 1") == [(5, 2)]
+
+
+def test_a_rank_with_child_processes_is_not_called_merged(tmp_path: Path) -> None:
+    file = ExportFile(tmp_path / "rank.sqlite")
+    for pid in (600, 601):
+        file.kernel("k", 10, 30, 7, pid)
+    file.table("TARGET_INFO_CUDA_CONTEXT_INFO", "processId", [(600,), (601,)])
+    file.environment(RANK="3", WORLD_SIZE="8", LOCAL_RANK="3", TORCHELASTIC_RUN_ID="x")
+    path = file.write()
+    assert [part.rank for part in NSYS.identify_parts(path)] == [3]
+    assert "mergedProcesses" not in NSYS.open(path).header
 
 
 def test_mpi_says_which_process_is_which_rank(tmp_path: Path) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rankscope.store.clocks.fit import Fit, Sightings, fit
+from rankscope.store.clocks.fit import Fit, Sightings, few_moments, fit
 
 SPAN_NS = 200_000_000
 
@@ -120,3 +121,41 @@ def test_one_moment_tells_the_offset_and_no_drift() -> None:
     seen = Sightings(*(np.array(x, dtype=np.int64) for x in ([0, 0], [0, 1], [1_000, 6_000], [0, 0])))
     found = fit(seen, 2)
     assert abs(found.offset[1] - 5_000) < 1 and abs(found.drift[1]) < 1e-3
+
+
+@pytest.mark.parametrize("layout", ["one group", "pairs in a chain"])
+@pytest.mark.parametrize("moments", [1, 2, 3])
+def test_few_moments_tell_no_spread(layout: str, moments: int) -> None:
+    """They fit exactly, whatever their noise: that is no evidence of a small error."""
+    groups = LAYOUTS[layout]
+    found = fit(sightings(groups, np.zeros(4), np.zeros(4), moments * len(groups), 10_000, 1), 4)
+    assert not found.tells.any() and np.isnan(found.spread).all()
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("moments", [4, 6, 10])
+def test_the_error_covers_the_offset_from_four_moments_on(layout: str, moments: int) -> None:
+    covered = []
+    for seed in range(40):
+        groups = LAYOUTS[layout]
+        seen = sightings(groups, np.zeros(4), np.zeros(4), moments * len(groups), 10_000, seed)
+        found = fit(seen, 4)
+        for clock in range(1, 4):
+            mine = np.abs(found.residual[seen.clock == clock])
+            error = 2 * found.offset_error[clock] + few_moments(len(mine)) * np.median(mine)
+            covered.append(abs(found.offset[clock]) <= error)
+    assert np.mean(covered) > 0.9
+
+
+def test_a_class_with_one_moment_is_as_uncertain_as_the_others() -> None:
+    """Two pairs with many collectives, joined by one: its own residual is 0 by construction."""
+    pairs = sightings([[0, 1], [2, 3]], np.zeros(4), np.zeros(4), 60, 10_000, 5)
+    once = sightings([[0, 1, 2, 3]], np.zeros(4), np.zeros(4), 1, 10_000, 6)
+    seen = Sightings(
+        np.concatenate([pairs.moment, once.moment + 60]),
+        np.concatenate([pairs.clock, once.clock]),
+        np.concatenate([pairs.time, once.time]),
+        np.concatenate([pairs.noise_class, once.noise_class + 2]),
+    )
+    found = fit(seen, 4)
+    assert found.tells.sum() == 120 and (found.offset_error[2:] > 5_000).all()

@@ -47,7 +47,15 @@ KERNELS = Result(
     notes=("12 more rows not shown (--top 20 or --top all shows them)",),
 )  # fmt: skip
 
-_PARTS = ("span_ns", "compute_ns", "comm_ns", "exposed_comm_ns", "exposed_copy_ns", "idle_ns")
+_PARTS = (
+    "span_ns",
+    "compute_ns",
+    "comm_ns",
+    "exposed_comm_ns",
+    "exposed_wait_ns",
+    "exposed_copy_ns",
+    "idle_ns",
+)
 BREAKDOWN = Result(
     "breakdown",
     "Where the time went",
@@ -61,10 +69,10 @@ BREAKDOWN = Result(
     [
         {"rank": rank, "step": step, **dict(zip(_PARTS, parts, strict=True)), "overlap_pct": overlap}
         for rank, step, parts, overlap in (
-            (0, None, (660551000, 115655800, 46876500, 39557700, 2286500, 503051000), 15.61),
-            (0, 3, (17214031, 5120007, 11300412, 11280002, 2400, 811622), 0.1806),
-            (1, None, (659002113, 117001200, 45100100, 38000100, 2300100, 501700713), 15.7427),
-            (2, None, (660004998, 660004998, 0, 0, 0, 0), None),
+            (0, None, (660551000, 115655800, 46876500, 39557700, 12345600, 2286500, 503051000), 15.61),
+            (0, 3, (17214031, 5120007, 11300412, 11280002, 10500000, 2400, 811622), 0.1806),
+            (1, None, (659002113, 117001200, 45100100, 38000100, 9000100, 2300100, 501700713), 15.7427),
+            (2, None, (660004998, 660004998, 0, 0, 0, 0, 0), None),
         )
     ],
     findings=(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 from rankscope.analysis.core.cache import once_per_run
 from rankscope.analysis.core.report import Report
@@ -29,7 +29,6 @@ _COLUMNS: tuple[tuple[str, Unit, str], ...] = (
     ("ranks", "", "whom it is about"),
     ("start_ns", "ns", "where it can be looked at, from the run's start"),
     ("end_ns", "ns", ""),
-    ("facts", "", "the figures behind the text: quantity, value, unit, subject, ranks, report, row, window"),
 )
 COLUMNS = tuple(Column(name, unit, text, for_machines=True) for name, unit, text in _COLUMNS)
 
@@ -37,13 +36,17 @@ COLUMNS = tuple(Column(name, unit, text, for_machines=True) for name, unit, text
 _DEFECTS = ("warning", "critical")
 
 
-@once_per_run
 def collect(run: Run, scope: Scope) -> tuple[Found, ...]:
     """Runs every report that can have findings; 'ok' is left out.
 
     The order everywhere: stragglers of warning or above, then by severity, then by cost. A straggler comes first
     because it explains others: the time its peers wait for it is their exposed communication.
     """
+    return _collect(run, scope.in_run(run))
+
+
+@once_per_run
+def _collect(run: Run, scope: Scope) -> tuple[Found, ...]:
     found = [
         Found(report.name, finding)
         for report in QUESTIONS.values()
@@ -51,7 +54,7 @@ def collect(run: Run, scope: Scope) -> tuple[Found, ...]:
         for finding in report.analyse(run, scope, None).findings
         if finding.severity != "ok"
     ]
-    return tuple(with_costs(run, scope.in_run(run), found, _precedence))
+    return tuple(with_costs(run, scope, found, _precedence))
 
 
 def _precedence(found: Found) -> int:
@@ -93,7 +96,6 @@ def findings(run: Run, scope: Scope, by: str | None = None) -> Result:
             "ranks": one.finding.ranks,
             "start_ns": one.finding.span[0] if one.finding.span else None,
             "end_ns": one.finding.span[1] if one.finding.span else None,
-            "facts": [asdict(fact) for fact in one.finding.facts],
         }
         for one in collected
     ]

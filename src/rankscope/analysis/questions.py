@@ -38,13 +38,17 @@ from rankscope.store.run import Run
 
 
 def in_window(analyse: Analyse) -> Analyse:
-    """The analysis with the window that its scope means in the run, and facts that say where they come from."""
+    """The analysis with the window that its scope means in the run, and facts that say where they come from.
 
+    Its answer is kept: summary and findings use most reports again.
+    """
+
+    @once_per_run
     def analysed(run: Run, scope: Scope, by: str | None) -> Result:
-        result = analyse(run, scope.in_run(run), by)
+        result = analyse(run, scope, by)
         return replace(result, findings=tuple(_placed(finding, result) for finding in result.findings))
 
-    return analysed
+    return lambda run, scope, by: analysed(run, scope.in_run(run), by)
 
 
 def _placed(finding: Finding, result: Result) -> Finding:
@@ -56,9 +60,7 @@ def _placed(finding: Finding, result: Result) -> Finding:
 
 
 QUESTIONS = {
-    report.name: replace(
-        report, analyse=once_per_run(in_window(report.analyse))
-    )  # summary and findings use most of them again
+    report.name: replace(report, analyse=in_window(report.analyse))
     for report in (
         Report("breakdown", "Where did the time go: compute, communication, copies, idle?", breakdown),
         Report(
@@ -105,7 +107,7 @@ QUESTIONS = {
             ops,
             ("rank", "shape", "module", "source"),
         ),
-        Report("steps", "How long does each step take on the host?", steps),
+        Report("steps", "How long does each step take, on the host and with the GPU?", steps),
         Report("api", "Which runtime and driver calls take the host's time?", api, ("rank",)),
         Report("memcpy", "Which copies run, and how fast?", memcpy, ("rank",)),
         Report("annotations", "How long do the program's annotated ranges take?", annotated, ("rank",)),

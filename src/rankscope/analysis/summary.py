@@ -10,7 +10,6 @@ from rankscope.analysis.core.ceilings import device_names
 from rankscope.analysis.core.result import Column, Result, Row
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.core.step_times import (
-    SLOW_FIRST_STEP,
     mean_step_ns,
     periods,
     rank_step_times,
@@ -18,9 +17,11 @@ from rankscope.analysis.core.step_times import (
     run_step_times,
 )
 from rankscope.analysis.findings import NOTHING_FOUND, collect
+from rankscope.analysis.health.contents import contents
+from rankscope.analysis.health.doubts import doubts
 from rankscope.analysis.questions import QUESTIONS
 from rankscope.store.run import Run
-from rankscope.units import format_ns, format_rounded
+from rankscope.units import format_ns
 
 COLUMNS = (
     Column("rank"),
@@ -74,9 +75,9 @@ def summary(run: Run, scope: Scope, by: str | None = None) -> Result:
         for rank in sorted({*parts, *recorded})
     ]
     found = tuple(one.finding for one in collect(run, scope))
-    facts = _facts(run, scope, rows, list(parts.values()))
+    facts = _facts(run, scope, rows, list(parts.values())) | dict(broken.facts)
     # Without a trace there is no breakdown, and its notes do not apply.
-    notes = [*_left_out_of_the_step(run, scope), *(broken.notes if parts else ()), *_missing(rows)]
+    notes = [*map(str, doubts(run, scope)), *(broken.notes if parts else ()), *_missing(rows, used_of)]
     if not found:
         notes.append(NOTHING_FOUND)
     title = verdict(run, scope, facts)
@@ -106,22 +107,10 @@ def _facts(run: Run, scope: Scope, rows: Sequence[Row], parts: Sequence[Row]) ->
     }
 
 
-def _left_out_of_the_step(run: Run, scope: Scope) -> list[str]:
-    slow = run_step(run, scope).left_out
-    if not slow:
-        return []
-    took = run_step_times(run, scope)
-    shown = ", ".join(f"step {step} ({format_rounded('ns', took[step])})" for step in slow)
-    return [
-        f"{shown} is left out of the step time: the first of a recording, more than {SLOW_FIRST_STEP:g} times the "
-        "median of the others"
-    ]
-
-
 def verdict(run: Run, scope: Scope, facts: Mapping[str, Any]) -> str:
     """'A step takes 49.8 ms: 41 % compute, …', over all ranks in scope."""
     if facts["step_ns"] is None and not facts["ranks"]:
-        return _other_files(run, scope) or "Nothing was recorded that takes time"
+        return _other_files(run, scope) or contents(run, scope) or "Nothing was recorded that takes time"
     text = (
         f"A step takes {format_ns(facts['step_ns'], 1)}"
         if facts["step_ns"] is not None
@@ -143,8 +132,10 @@ def verdict(run: Run, scope: Scope, facts: Mapping[str, Any]) -> str:
 
 def _recorded(run: Run, scope: Scope) -> str:
     """Without steps: how long was recorded, from the shortest to the longest recording of a rank."""
-    times = [period.dur_ns for period in periods(run, scope)]
-    low, high = format_ns(min(times), 1), format_ns(max(times), 1)
+    times = Counter[int]()
+    for period in periods(run, scope):
+        times[period.rank] += period.dur_ns
+    low, high = format_ns(min(times.values()), 1), format_ns(max(times.values()), 1)
     how_long = low if low == high else f"{low} to {high} a rank"
     return f"{how_long} were recorded, without steps"
 
@@ -171,11 +162,14 @@ def subject(run: Run, scope: Scope, result: Result) -> str:
     return ", ".join([*words, *names])
 
 
-def _missing(rows: Sequence[Row]) -> list[str]:
+def _missing(rows: Sequence[Row], mfu: Result) -> list[str]:
     """Notes on columns that are empty because of how the run was recorded."""
     notes = []
     if rows and all(row["mfu_pct"] is None for row in rows):
-        notes.append("MFU needs shapes and a known device: --record-shapes when profiling, --peak here")
+        graphs = [note for note in mfu.notes if "CUDA graphs" in note]
+        notes += graphs or [
+            "MFU needs shapes and a known device: --record-shapes when profiling, --peak here"
+        ]
     if rows and all(row["peak_allocated_bytes"] is None for row in rows):
         notes.append("peak memory needs --profile-memory when profiling")
     return notes

@@ -49,6 +49,11 @@ def add_reading_options(parser: argparse.ArgumentParser) -> None:
         "--nsys", metavar="PATH", help="the nsys that exports .nsys-rep files (default: on PATH)"
     )
     group.add_argument("--ncu", metavar="PATH", help="the ncu that reads .ncu-rep files (default: on PATH)")
+    group.add_argument(
+        "--mix",
+        action="store_true",
+        help="open files of different runs together; they are not compared (default: an error)",
+    )
     group.add_argument("-q", "--quiet", action="store_true", help="no progress, only errors")
 
 
@@ -162,6 +167,7 @@ def open_run(args: argparse.Namespace, comm_patterns: tuple[str, ...] = (), pref
         jobs=args.jobs,
         clocks=getattr(args, "clocks", "aligned"),
         prefer=prefer,
+        mix=args.mix,
         comm_patterns=comm_patterns,
         watch=watch(args.quiet),
         on_read=lambda ingested: _say_what_was_read(ingested, started, args.quiet),

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 DESCRIPTION = """\
 Two runs, per step and rank: steps, breakdown, ops with their shapes, the host's
 ops, kernel families, kernels, collectives, memory. A permutation test over the
-steps separates changes from noise; a row without a clear change is "same".
+steps separates changes from noise; a row without a clear change is "same". The
+step time is tested alone, the other rows together.
 """
 EPILOG = """\
 examples:
@@ -52,6 +53,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="exit with 3 when a row is slower by more than this, and print it: 3%%",
     )
     parser.add_argument(
+        "--fail-on-likely",
+        action="store_true",
+        help="with --fail-over: also when the step time is likely slower, but the steps do not make it sure",
+    )
+    parser.add_argument(
         "--min-change",
         metavar="PCT",
         default="1%",
@@ -71,7 +77,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     from rankscope.analysis.diff.compare import Rules
-    from rankscope.analysis.diff.two_runs import diff, slower_rows
+    from rankscope.analysis.diff.two_runs import diff, likely_slower, slower_rows
 
     rules = Rules(_reports(args.report), parse_percent(args.min_change))
     limit = parse_percent(args.fail_over) if args.fail_over is not None else None
@@ -81,12 +87,19 @@ def main(args: argparse.Namespace) -> int:
     for run in (base, new):
         scope.check(run)
     result = diff(base, new, scope, rules)
-    failed = slower_rows(result, limit) if limit is not None else []
+    failed = slower_rows(result, limit, args.fail_on_likely) if limit is not None else []
+    doubtful = likely_slower(result, limit) if limit is not None and not args.fail_on_likely else []
     sys.stdout.write(_text(result, failed, args.format, shown))
     for row in failed:
         change = "from nothing" if row["change_pct"] is None else f"{row['change_pct']:+.1f} %"
         key = shorten_middle(str(row["key"]), 80)
         print(f"rankscope: {row['report']}: {key}: {change}, over {args.fail_over}", file=sys.stderr)
+    for row in doubtful:
+        print(
+            f"rankscope: {row['report']}: {row['key']}: likely {row['change_pct']:+.1f} %, not counted: the steps do "
+            "not make it sure (--fail-on-likely counts it)",
+            file=sys.stderr,
+        )
     return THRESHOLD_CROSSED if failed else 0
 
 

@@ -47,6 +47,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     from rankscope.store.ingest import Options
+    from rankscope.store.run import Run
+    from rankscope.store.separate_runs import refuse_mixed
 
     ranks = dict(_given_rank(text) for text in args.rank)
     paths = args.run + [path for path in ranks if not any(_holds(run, path) for run in args.run)]
@@ -65,6 +67,8 @@ def main(args: argparse.Namespace) -> int:
         print(f"rank {entry.rank:>4}  {_amount(manifest):>20}  {entry.source.name}{note}")
     if not ingested.read and not args.quiet:
         print("Nothing to read: the store is up to date.")
+    if not args.mix:
+        refuse_mixed(Run(ingested).timelines)
     print(f"Next: rankscope stats {args.output or ' '.join(map(str, args.run))}")
     return 1 if ingested.problems else 0
 

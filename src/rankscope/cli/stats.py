@@ -136,13 +136,18 @@ def _screen(
     args: argparse.Namespace, run: Run, scope: Scope, results: list[Result], width: int, color: bool
 ) -> str:
     from rankscope.analysis.findings import collect
+    from rankscope.analysis.health.doubts import doubts
     from rankscope.analysis.summary import subject
     from rankscope.views.summary import Screen, screen
 
     summary, kernels = results
     named = shlex.join(map(str, args.run))
     return screen(
-        Screen(named, subject(run, scope, summary), summary, kernels, collect(run, scope)), width, color
+        Screen(
+            named, subject(run, scope, summary), summary, kernels, collect(run, scope), doubts(run, scope)
+        ),
+        width,
+        color,
     )
 
 

@@ -80,7 +80,10 @@ def _view(args: argparse.Namespace) -> int:
 
     runs = [args.run, args.other] if args.other else [args.run]
     opening = Opening(
-        runs, Options(cache=args.cache, jobs=args.jobs), lambda text: print(text, file=sys.stderr)
+        runs,
+        Options(cache=args.cache, jobs=args.jobs),
+        lambda text: print(text, file=sys.stderr),
+        mix=args.mix,
     )
     server = _listening(
         lambda: Server(args.host, args.port, opening.routes(), tunnel=args.tunnel), args.host, args.port

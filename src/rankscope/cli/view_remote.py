@@ -43,7 +43,13 @@ def view_remote(args: argparse.Namespace) -> int:
         )
     program = program_words(args.remote_rankscope)
     port = args.port or free_port()
-    options = {"--cache": args.cache, "--jobs": args.jobs, "--nsys": args.nsys, "--ncu": args.ncu}
+    options = {
+        "--cache": args.cache,
+        "--jobs": args.jobs,
+        "--nsys": args.nsys,
+        "--ncu": args.ncu,
+        "--mix": args.mix or None,
+    }
     command = viewer_command(program, places, port, options)
     host = places[0].host
     with _stopped_by_signals(), tunnel(Ssh(places[0], args.ssh), command) as link:

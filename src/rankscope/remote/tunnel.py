@@ -122,9 +122,13 @@ def answers(port: int) -> bool:
 def viewer_command(
     program: Sequence[str], places: Sequence[Place], port: int, options: Mapping[str, object]
 ) -> list[str]:
-    """The command that starts the viewer over there, for a tunnel from ``port`` here. None: option omitted."""
+    """The command that starts the viewer over there, for a tunnel from ``port`` here. None: option omitted; True: a
+    flag."""
     paths = [path_argument(place.path) for place in places]
-    given = [word for name, value in options.items() if value is not None for word in (name, str(value))]
+    given = []
+    for name, value in options.items():
+        if value is not None:
+            given += [name] if value is True else [name, str(value)]
     return [*program, "view", *paths, "--no-open", "--tunnel", str(port), *given]
 
 

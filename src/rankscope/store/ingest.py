@@ -88,6 +88,7 @@ def ingest(paths: Sequence[Path], options: Options | None = None, watch: Watch |
         return Ingested(store, index, (), skipped)
     _report_assumed_rank(wanted, watch.say)
     fresh, problems = _read(store, wanted, options.jobs, watch)
+    _report_merged(fresh, watch.say)
     refuse_overlaps([*kept, *fresh])
     if not kept and not fresh:
         raise problems[0]
@@ -155,6 +156,15 @@ def _report_assumed_rank(wanted: list[Assignment], say: Say) -> None:
     for place in wanted:
         if place.rank_source == "alone":
             say(f"{place.path.name} has no rank; it is the only file, so it is read as rank 0")
+
+
+def _report_merged(fresh: list[SegmentEntry], say: Say) -> None:
+    for entry in fresh:
+        if count := entry.manifest["header"].get("mergedProcesses"):
+            say(
+                f"{entry.source.name} has {count} processes that use CUDA, and nothing tells their ranks: they are "
+                f"read as one, rank {entry.rank} (rankscope doctor says more)"
+            )
 
 
 def _read(

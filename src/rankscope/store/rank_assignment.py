@@ -88,7 +88,8 @@ def _rank(path: Path, identity: TraceIdentity, given: Mapping[Path, int], only_f
     raise RankError(
         f"cannot tell the rank of {path}",
         why=f"It has no {missing} and no rank in its name.",
-        hint=f"Say it: rankscope ingest --rank 17={path}",
+        hint=f"Say it: rankscope ingest --rank 17={path}\n"
+        f"  If it is of another run, open it alone: rankscope stats {path}",
     )
 
 

@@ -39,6 +39,7 @@ from rankscope.store.clocks import alignment
 from rankscope.store.clocks.alignment import Clocks
 from rankscope.store.ingest import Ingested, Options, Watch, ingest
 from rankscope.store.layout import SegmentEntry
+from rankscope.store.separate_runs import refuse_mixed, runs_among
 from rankscope.store.workspace import EVENT_ID
 
 if TYPE_CHECKING:
@@ -102,19 +103,25 @@ def open_run(
     ranks: Mapping[Path, int] | None = None,
     clocks: ClockMode = "aligned",
     prefer: str = "",
+    mix: bool = False,
     comm_patterns: Sequence[str] = (),
     watch: Watch | None = None,
     on_read: Callable[[Ingested], None] | None = None,
 ) -> Run:
     """Read what has changed in `paths` into the store and open it. The command line, notebooks and the viewer use this.
 
-    `ranks` gives the rank of files that do not contain it. `watch` is called while files are read, `on_read` once
-    afterwards. The other options are those of Options (cache, jobs) and Run.
+    `ranks` gives the rank of files that do not contain it. Files of different runs are an error, unless `mix` is true:
+    then they are opened together, one run after another on the time axis, and are not compared.
+    `watch` is called while files are read, `on_read` once afterwards. The other options are those of Options (cache,
+    jobs) and Run.
     """
     ingested = ingest(paths, Options(cache=cache, ranks=ranks or {}, jobs=jobs), watch)
     if on_read is not None:
         on_read(ingested)
-    return Run(ingested, comm_patterns, prefer, clocks)
+    run = Run(ingested, comm_patterns, prefer, clocks)
+    if not mix:
+        refuse_mixed(run.timelines)
+    return run
 
 
 class Run:
@@ -147,6 +154,8 @@ class Run:
         self._used = [entry for entry in self.segments if entry not in self.set_aside]
         self.timelines = [entry for entry in self._used if entry.has_times]
         """The segments that are used and have times."""
+        self.runs = runs_among(self.timelines)[0]
+        """The runs that the files are of: usually one. Only `mix` opens several together."""
         self.start_unix_ns = min((entry.unix_origin_ns for entry in self.timelines), default=0)
         self.comm_patterns = (COLLECTIVE_NAME_PATTERN, *comm_patterns)
 
@@ -176,13 +185,31 @@ class Run:
         """By file. A file is shifted as a whole, by the clock offset at its middle, so durations stay as recorded."""
         shifts = {}
         for entry in self.timelines:
-            shift = entry.unix_origin_ns - self.start_unix_ns
-            shifts[entry.rank, entry.segment] = shift - round(self._ahead_ns(entry))
+            shifts[entry.rank, entry.segment] = self._begin_ns(entry) - round(self._ahead_ns(entry))
         first = min(shifts.values(), default=0)
         return {file: shift - first + self._moved_ns for file, shift in shifts.items()}
 
+    def _begin_ns(self, entry: SegmentEntry) -> int:
+        """From the run's start to this file by wall clock."""
+        return entry.unix_origin_ns - self._time_zero[entry.rank, entry.segment]
+
+    @cached_property
+    def _time_zero(self) -> dict[tuple[int, int], int]:
+        """By file, the wall-clock time that is 0 on the time axis.
+
+        Runs that were opened together follow each other without the time between them: a window, and what is computed
+        from its length, would otherwise cover months that nobody recorded.
+        """
+        zero: dict[tuple[int, int], int] = {}
+        end = 0
+        for run in self.runs:
+            begin = run.begin_ns - end
+            end = run.end_ns - begin
+            zero |= {(entry.rank, entry.segment): begin for entry in run.entries}
+        return zero
+
     def _ahead_ns(self, entry: SegmentEntry) -> float:
-        middle = entry.unix_origin_ns - self.start_unix_ns + int(entry.manifest["end_ns"]) / 2
+        middle = self._begin_ns(entry) + int(entry.manifest["end_ns"]) / 2
         return self.clocks.of(entry.rank).ahead_ns(middle)
 
     @cached_property
@@ -193,7 +220,7 @@ class Run:
             return alignment.wall_clocks(ranks)
         known = alignment.load(self.store, self.timelines)
         if known is None:
-            starts = [(entry.rank, entry.unix_origin_ns - self.start_unix_ns) for entry in self.timelines]
+            starts = [(entry.rank, self._begin_ns(entry)) for entry in self.timelines]
             self._own_clocks = self._raw()
             known = alignment.measure(self._own_clocks.collectives, ranks, starts)
             alignment.save(known, self.store, self.timelines)

@@ -6,10 +6,11 @@ from copy import copy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rankscope.model import TIMES, Table
+from rankscope.model import SNAPSHOT_CATEGORY, TIMES, Table
 from rankscope.readers import Batch
 from rankscope.sql import sql_text
 from rankscope.store.arrays import Ints
+from rankscope.store.categories import translated_events
 
 if TYPE_CHECKING:
     import duckdb
@@ -26,16 +27,6 @@ EVENT_ID = "(part << 26) + file_row_number"
 _LONGEST_FILE_NS = 1 << 46
 """About 20 hours. A timestamp farther from the median is treated as broken."""
 
-_TRACK_KIND = """CASE
-    WHEN category IN ('kernel', 'gpu_memcpy', 'gpu_memset') THEN 'stream'
-    WHEN category = 'gpu_user_annotation' THEN 'annotation'
-    WHEN category = 'cuda_sync' THEN 'sync'
-    WHEN category = 'overhead' THEN 'overhead'
-    WHEN category = 'Trace' THEN 'span'
-    WHEN ph IN ('b', 'e', 'n') THEN 'async'
-    WHEN ph = 'C' THEN 'counter'
-    ELSE 'thread' END"""
-
 _TRACK_TID = "CASE kind WHEN 'async' THEN category WHEN 'counter' THEN '' ELSE tid END"
 """Async events have a track per category, counters one per process."""
 
@@ -43,7 +34,8 @@ _TRACK_TID = "CASE kind WHEN 'async' THEN category WHEN 'counter' THEN '' ELSE t
 class Workspace:
     """Views `events` (all) and `placed` (those with a usable time); tables `names`, `categories` and `track_keys`.
 
-    The tables number the distinct names, categories and tracks. Times in `placed` count from the earliest one.
+    The tables number the distinct names, categories and tracks. Times in `placed` count from the earliest one, and
+    categories are those of today's Kineto.
     """
 
     def __init__(self, connection: duckdb.DuckDBPyConnection, folder: Path) -> None:
@@ -51,10 +43,11 @@ class Workspace:
         self.folder = folder
         parts = sql_text(folder / "events" / "*" / "events.parquet")
         connection.execute(f"""
-            CREATE VIEW events AS
-            SELECT {EVENT_ID} AS id, * EXCLUDE (file_row_number, part), {_TRACK_KIND} AS kind
+            CREATE VIEW file_events AS
+            SELECT {EVENT_ID} AS id, * EXCLUDE (file_row_number, part)
             FROM read_parquet({parts}, file_row_number=true, hive_partitioning=true, hive_types={{'part': BIGINT}})
         """)
+        connection.execute(f"CREATE VIEW events AS {translated_events(connection)}")
         self.origin_ns, self.timed, self.misplaced = self._place_events()
         self._make_dictionaries()
 
@@ -95,8 +88,10 @@ class Workspace:
 
     def _place_events(self) -> tuple[int, int, int]:
         """The earliest usable time, and the number of events with and without one (ts = 0, or years away)."""
-        ((middle, timed),) = self.rows("""
-            SELECT quantile_disc(ts_ns, 0.5), count(*) FROM events WHERE ph <> 'M'
+        # Memory snapshots of older versions of torch have no times; their order is sufficient.
+        ((middle, timed),) = self.rows(f"""
+            SELECT quantile_disc(ts_ns, 0.5), count(*) FILTER (ts_ns IS NOT NULL OR category <> '{SNAPSHOT_CATEGORY}')
+            FROM events WHERE ph <> 'M'
         """)
         middle = middle or 0
         low, high = middle - _LONGEST_FILE_NS, middle + _LONGEST_FILE_NS

@@ -21,8 +21,10 @@ _ROUTE_MODULES = (timeline, slices, collective_peers, counters, flame, reports)
 class Opening:
     """Reads one run, or two, in a thread. `routes` can be served from the start."""
 
-    def __init__(self, runs: list[Path], options: Options, say: Callable[[str], None]) -> None:
-        self._runs, self._options, self._say = runs, options, say
+    def __init__(
+        self, runs: list[Path], options: Options, say: Callable[[str], None], *, mix: bool = False
+    ) -> None:
+        self._runs, self._options, self._say, self._mix = runs, options, say, mix
         self._read: dict[Path, int] = {}
         self._total = 0
         self._error: RankscopeError | None = None
@@ -72,7 +74,7 @@ class Opening:
 
     def _open_run(self, path: Path) -> Run:
         watch = Watch(self._begin, self._advance, lambda: None, self._say)
-        run = open_run([path], cache=self._options.cache, jobs=self._options.jobs, watch=watch)
+        run = open_run([path], cache=self._options.cache, jobs=self._options.jobs, mix=self._mix, watch=watch)
         for problem in run.problems:
             self._say(f"rankscope: {problem}")
         return run

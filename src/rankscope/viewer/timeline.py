@@ -62,7 +62,10 @@ def _clocks(run: Run) -> dict[str, Any]:
         return {"text": "wall clocks"}
     measured = [clock.error_ns for clock in run.clocks.ranks if clock.error_ns is not None]
     not_aligned = sum(clock.method == "wall clock" for clock in run.clocks.ranks)
+    unknown = sum(clock.method == "collectives" and clock.error_ns is None for clock in run.clocks.ranks)
     text = f"clocks ±{format_ns(max(measured))}" if measured else "clocks not measured"
+    if unknown:  # too few collectives for an error
+        text = f"{text}, error of {unknown} ranks unknown" if measured else "clocks aligned, error unknown"
     return {"text": text + (f", {not_aligned} ranks not aligned" if not_aligned else "")}
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from rankscope.analysis.core.result import Column, Found, Result
 from rankscope.analysis.findings import NOTHING_FOUND
+from rankscope.analysis.health.doubts import Doubt
 from rankscope.units import format_ns
 from rankscope.views.columns import fields
 from rankscope.views.table import grid
@@ -33,6 +34,7 @@ class Screen:
     summary: Result
     kernels: Result
     found: Sequence[Found]
+    doubts: Sequence[Doubt] = ()
 
 
 def screen(content: Screen, width: int, color: bool) -> str:
@@ -40,8 +42,14 @@ def screen(content: Screen, width: int, color: bool) -> str:
     width = max(width, _LEAST_WIDTH)
     prose = min(width, _PROSE_WIDTH)
     has_steps = any(row["steps"] for row in content.summary.rows)
+    doubtful = "; ".join(clean(doubt.text) for doubt in content.doubts)
     blocks = [
         [
+            *(
+                paint(line, SEVERITY_STYLES["warning"], color)
+                for line in hang("", f"In doubt: {doubtful}.", prose)
+                if doubtful
+            ),
             *(paint(line, BOLD, color) for line in hang("", clean(content.summary.title) + ".", prose)),
             *(
                 paint(line, DIM, color)

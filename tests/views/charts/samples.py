@@ -13,13 +13,13 @@ def result(name: str, title: str, columns: tuple[str, ...], *rows: tuple[object,
 
 
 STEPS = result(
-    "steps", "Steps", ("rank", "step", "start_ns", "dur_ns"),
+    "steps", "Steps", ("rank", "step", "start_ns", "time_ns"),
     (0, 3, 0, 17_200_000), (0, 4, 17_200_000, 18_100_000), (1, 3, 0, 17_400_000), (1, 4, 17_400_000, 16_900_000),
 )  # fmt: skip
 MANY_STEPS = result(
     "steps",
     "Steps",
-    ("rank", "step", "start_ns", "dur_ns"),
+    ("rank", "step", "start_ns", "time_ns"),
     *((rank, step, 0, 10_000_000 + rank * 100_000 + step) for rank in range(12) for step in (1, 2, 3)),
 )
 OVERLAP = result(

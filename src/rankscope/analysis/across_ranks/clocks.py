@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rankscope.analysis.core.notes import left_out
-from rankscope.analysis.core.result import Column, Finding, Result
+from rankscope.analysis.core.result import Column, Fact, Finding, Result
 from rankscope.analysis.core.scope import Scope
 from rankscope.collective_kinds import TOGETHER
 from rankscope.ranges import as_ranges
@@ -20,9 +20,13 @@ COLUMNS = (
         "how much faster its clock runs than the reference clock, in parts per million",
         decimals=2,
     ),
-    Column("residual_p50_ns", "ns", "half of its collectives end within this distance of the fit"),
+    Column(
+        "residual_p50_ns",
+        "ns",
+        "half of its collectives end within this distance of the fit; null: too few to tell",
+    ),
     Column("residual_p95_ns", "ns", "95 % of its collectives end within this distance of the fit"),
-    Column("error_ns", "ns", "uncertainty of the offset"),
+    Column("error_ns", "ns", "uncertainty of the offset; null: too few collectives to tell"),
     Column("drift_error_ppm", "", "uncertainty of the drift", decimals=2, minor=True),
     Column("collectives", "count", "number of collectives in the fit", minor=True),
     Column("method", "", "how its clock was placed on the common time axis", at_end=True),
@@ -61,6 +65,8 @@ def clocks(run: Run, scope: Scope, by: str | None = None) -> Result:
 def _method(clock: RankClock) -> str:
     if clock.method != "collectives":
         return clock.method
+    if clock.error_ns is None:
+        return "collectives, error unknown" if clock.aligned else "wall clock, too few collectives"
     return "collectives" if clock.aligned else "wall clock, confirmed"
 
 
@@ -84,11 +90,19 @@ def _notes(run: Run, measured: tuple[RankClock, ...]) -> list[str]:
             f"not aligned: rank{'s' * (len(alone) > 1)} {as_ranges(alone)}: no {', '.join(TOGETHER[:-1])} or "
             f"{TOGETHER[-1]} shared with another rank; only their wall clocks are used"
         )
-    if any(clock.method == "collectives" and clock.drift_ppm is None for clock in measured):
+    few = [clock for clock in measured if clock.method == "collectives" and clock.error_ns is None]
+    if few:
+        counts = sorted({clock.collectives for clock in few})
+        ranks_text = f"rank{'s' * (len(few) > 1)} {as_ranges([clock.rank for clock in few])}"
+        notes.append(
+            f"error not known: {ranks_text}: so few collectives ({as_ranges(counts)} per rank) fit exactly, whatever "
+            "their noise; the ends of gloo's spread by 0.1 to 0.7 ms, those of NCCL's by microseconds"
+        )
+    if any(clock.error_ns is not None and clock.drift_ppm is None for clock in measured):
         notes.append(
             "drift not known: the recording is too short, or the ends of its collectives vary too much"
         )
-    if any(clock.method == "collectives" and not clock.aligned for clock in measured):
+    if any(clock.error_ns is not None and not clock.aligned for clock in measured):
         notes.append("offsets smaller than their error are not applied; the wall clock is used instead")
     largest = max((abs(clock.applied_drift_ppm) for clock in measured), default=0.0)
     span = max((int(entry.manifest["end_ns"]) for entry in run.timelines), default=0)
@@ -100,20 +114,34 @@ def _notes(run: Run, measured: tuple[RankClock, ...]) -> list[str]:
 
 def _findings(measured: tuple[RankClock, ...]) -> tuple[Finding, ...]:
     deviating = [
-        clock.rank
+        clock
         for clock in measured
         if clock.residual_p50_ns is not None and clock.residual_p50_ns > _DISAGREE_NS
     ]
     if not deviating:
         return ()
-    worst = max(clock.residual_p50_ns or 0 for clock in measured)
+    ranks = tuple(clock.rank for clock in deviating)
+    worst = max(deviating, key=lambda clock: clock.residual_p50_ns or 0)
+    residual = Fact(
+        "residual_p50_ns",
+        worst.residual_p50_ns,
+        "ns",
+        f"rank {worst.rank}, the largest of all ranks",
+        (worst.rank,),
+        {"rank": worst.rank},
+    )
+    count = Fact("ranks_over_limit", len(ranks), "count", "all ranks", ranks)
+    limit = Fact("residual_limit_ns", _DISAGREE_NS, "ns")
+    distance = format_rounded("ns", worst.residual_p50_ns or 0)
     return (
         Finding(
             "warning",
-            f"Half of the collectives end more than {format_rounded('ns', worst)} from the clock fit "
-            f"(ranks {as_ranges(deviating)})",
-            "ranks leave a collective together; the files may be from different runs, or have lost events",
-            ranks=tuple(deviating),
+            f"Half of the collectives of rank {worst.rank} end more than {distance} from the clock fit",
+            f"{count.value} of {len(measured)} ranks (ranks {as_ranges(list(ranks))}) are over "
+            f"{format_rounded('ns', _DISAGREE_NS)}; ranks leave a collective together, so the files may be from "
+            "different runs, or have lost events",
+            ranks=ranks,
             hint="List the files of the ranks: rankscope query RUN 'SELECT rank, file, unix_ns FROM segments'",
+            facts=(residual, count, limit),
         ),
     )

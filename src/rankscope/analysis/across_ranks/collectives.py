@@ -14,9 +14,9 @@ from rankscope.analysis.across_ranks.blame import blame
 from rankscope.analysis.across_ranks.comparison_notes import comparison_notes
 from rankscope.analysis.core.collective_waits import Waits, waits
 from rankscope.analysis.core.intervals import Ints
-from rankscope.analysis.core.result import Column, Finding, Result, Severity
+from rankscope.analysis.core.result import Column, Fact, Finding, Result, Severity, Unit
 from rankscope.analysis.core.scope import Scope
-from rankscope.analysis.core.step_times import periods
+from rankscope.analysis.core.step_times import mean_step_ns, run_step_times
 from rankscope.baseline import Baseline
 from rankscope.collective_kinds import KINDS, bus_factor
 from rankscope.ranges import as_ranges
@@ -276,68 +276,95 @@ def fit_sizes(sizes: list[int], times_ns: list[float]) -> SizeFit | None:
     return SizeFit(max(float(np.median(y - slope * x)), 0.0), 1 / slope)
 
 
+@dataclass(frozen=True)
+class _Worth:
+    """How long a step is, and how many there are: a finding is a warning when it concerns a part of the step."""
+
+    steps: int
+    step_ns: float
+
+    def severity(self, row: dict[str, Any], part: float) -> Severity:
+        """For a share of the time of all calls of a row."""
+        lost = (row["_median"] or 0) * part * row["count"] / self.steps
+        return "warning" if self.step_ns and lost > _WARNING_SHARE * self.step_ns else "info"
+
+
 def _findings(
     run: Run, scope: Scope, rows: list[dict[str, Any]], fits: dict[tuple[str, str], SizeFit]
 ) -> tuple[Finding, ...]:
-    steps = [period for period in periods(run, Scope(steps=scope.steps)) if period.step is not None]
-    count = len({period.step for period in steps}) or 1
-    step_ns = sum(period.dur_ns for period in steps) / len(steps) if steps else 0.0
-    found = []
+    """No cost: whatif has no change that makes a single collective faster."""
+    steps = run_step_times(run, scope)
+    worth = _Worth(len(steps) or 1, mean_step_ns(run, scope) if steps else 0.0)
+    found: list[Finding] = []
     for row in rows:
         fit = fits.get((row["group"], row["kind"]))
         size = format_rounded("bytes", row["bytes"]) if row["bytes"] else "unknown size"
         what = f"{row['kind']} of {size} in group {row['group']}"
         if fit and row["_median"] and row["bytes"] and fit.is_outlier(row["bytes"], row["_median"]):
-            cost = (row["_median"] - fit.time_ns(row["bytes"])) * row["count"] / count
-            found.append(_outlier(row, fit, what, cost, step_ns))
+            found.append(_outlier(row, fit, what, worth))
         if (row.get("baseline_pct") or 100.0) < _SLOW_PCT:
-            cost = row["_median"] * (1 - row["baseline_pct"] / 100) * row["count"] / count
-            found.append(_below_baseline(scope, row, what, cost, step_ns))
+            found.append(_below_baseline(scope, row, what, worth))
         if (row["imbalance"] or 1.0) > _UNBALANCED:
-            cost = (row["transfer_ns"] or 0) * (1 - 1 / row["imbalance"]) * row["count"] / count
-            found.append(_unbalanced(row, cost, step_ns))
-    return tuple(sorted(found, key=lambda finding: -(finding.cost_ns or 0)))
+            found.append(_unbalanced(row, worth))
+    return tuple(found)
 
 
-def _severity(cost_ns: float, step_ns: float) -> Severity:
-    return "warning" if step_ns and cost_ns > _WARNING_SHARE * step_ns else "info"
+def _fact(row: dict[str, Any], quantity: str, value: float | None, unit: Unit, subject: str = "") -> Fact:
+    key = {name: row[name] for name in ("group", "kind", "dtype", "bytes")}
+    whose = subject or f"the ranks of group {row['group']}"
+    return Fact(quantity, value, unit, whose, row["_ranks"], key)
 
 
-def _outlier(row: dict[str, Any], fit: SizeFit, what: str, cost: float, step_ns: float) -> Finding:
+def _outlier(row: dict[str, Any], fit: SizeFit, what: str, worth: _Worth) -> Finding:
     expected = fit.time_ns(row["bytes"])
+    ratio = row["_median"] / expected
     return Finding(
-        _severity(cost, step_ns),
-        f"{what} takes {row['_median'] / expected:.1f}x the time that the fit over the sizes predicts",
+        worth.severity(row, 1 - 1 / ratio),
+        f"{what} takes {ratio:.1f}x the time that the fit over the sizes predicts",
         f"the median transfer takes {format_rounded('ns', row['_median'])}; the fit {fit} predicts "
         f"{format_rounded('ns', expected)}; {row['count']} calls on a rank",
         ranks=row["_ranks"],
         hint="Try another message size (DDP: bucket_cap_mb, FSDP: the wrapped unit); with NCCL also "
         "NCCL_ALGO and NCCL_PROTO.",
-        cost_ns=round(cost),
+        facts=(
+            _fact(row, "time_ratio", ratio, ""),
+            _fact(row, "transfer_median_ns", row["_median"], "ns"),
+            _fact(row, "fit_ns", expected, "ns", "the fit over the sizes"),
+            _fact(row, "count", row["count"], "count"),
+        ),
     )
 
 
-def _below_baseline(scope: Scope, row: dict[str, Any], what: str, cost: float, step_ns: float) -> Finding:
+def _below_baseline(scope: Scope, row: dict[str, Any], what: str, worth: _Worth) -> Finding:
     baseline = scope.machine.baseline
     source = baseline.source if baseline else ""
     return Finding(
-        _severity(cost, step_ns),
+        worth.severity(row, 1 - row["baseline_pct"] / 100),
         f"{what} reaches {row['baseline_pct']:.0f} % of its baseline bandwidth",
         f"busbw {format_rounded('GB/s', row['busbw_gb_s'])} in this run, "
         f"{format_rounded('GB/s', row['baseline_busbw_gb_s'])} in {source}",
         ranks=row["_ranks"],
         hint="Check whether it runs at the same time as compute (rankscope stats RUN -r overlap), and the load "
         "on the network.",
-        cost_ns=round(cost),
+        facts=(
+            _fact(row, "baseline_pct", row["baseline_pct"], "percent"),
+            _fact(row, "busbw_gb_s", row["busbw_gb_s"], "GB/s"),
+            _fact(row, "baseline_busbw_gb_s", row["baseline_busbw_gb_s"], "GB/s", source),
+        ),
     )
 
 
-def _unbalanced(row: dict[str, Any], cost: float, step_ns: float) -> Finding:
+def _unbalanced(row: dict[str, Any], worth: _Worth) -> Finding:
+    transfer = row["transfer_ns"] or 0
     return Finding(
-        _severity(cost, step_ns),
+        worth.severity(row | {"_median": transfer}, 1 - 1 / row["imbalance"]),
         f"all_to_all in group {row['group']} is unbalanced: the largest rank moves {row['imbalance']:.1f}x the mean",
-        f"{row['count']} calls on a rank, {format_rounded('ns', row['transfer_ns'] or 0)} each",
+        f"{row['count']} calls on a rank, {format_rounded('ns', transfer)} each",
         ranks=row["_ranks"],
         hint="All ranks wait for the one that moves most. With experts: balance them, or limit their capacity.",
-        cost_ns=round(cost),
+        facts=(
+            _fact(row, "imbalance", row["imbalance"], "", f"the largest rank of group {row['group']}"),
+            _fact(row, "count", row["count"], "count"),
+            _fact(row, "transfer_ns", transfer, "ns"),
+        ),
     )

@@ -297,9 +297,9 @@ def _straggler(run: Run, scope: Scope, found: Waits, late: Lateness, wait: Cause
     row = {"rank": ranks[0]}
     facts = (
         Fact("cause", cause, "", subject, ranks, row),
-        Fact("caused_wait_ns", round(wait.per_step_ns), "ns", f"each waiting rank, {unit}", ranks, row),
+        Fact("wait_per_step_ns", round(wait.per_step_ns), "ns", f"each waiting rank, {unit}", ranks),
         Fact("caused_wait_pct", 100 * wait.share, "percent", f"of the {of}", ranks),
-        Fact(f"{cause}_ns", round(extra), "ns", f"{subject}, {unit}, more than its peers", ranks, row),
+        Fact(f"extra_{cause}_ns", round(extra), "ns", f"{subject}, {unit}, more than its peers", ranks),
         Fact("waiting_ranks", wait.waiting_ranks, "count", "ranks that waited"),
         Fact("worst_steps", wait.worst_steps, "count", subject, ranks),
         Fact("steps", wait.steps, "count", "the window"),
@@ -336,7 +336,7 @@ def _moving(late: Lateness) -> Finding:
         hint="Balance the work of the ranks: batches of equal length, experts of equal load.",
         facts=(
             Fact("cause", cause, "", "the latest rank of each step"),
-            Fact("caused_wait_ns", round(per_step), "ns", "the latest rank of each step"),
+            Fact("wait_per_step_ns", round(per_step), "ns", "the latest rank of each step"),
             Fact("caused_wait_pct", 100 * share, "percent", "of the step"),
             Fact("late_ranks", len(set(names)), "count", "ranks that were the latest in some step"),
         ),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field, replace
 
+from rankscope.analysis.core.cache import once_per_run
 from rankscope.analysis.core.machine import Machine
 from rankscope.errors import UsageError
 from rankscope.ranges import as_ranges, numbers_in, parse_ranges
@@ -30,8 +31,8 @@ class Scope:
         """
         if self.steps is not None or self.whole_file:
             return self
-        first, last = run.rows("SELECT min(step), max(step) FROM steps")[0]
-        return self if first is None else replace(self, steps=(first, last))
+        steps = _steps_of(run)
+        return self if steps is None else replace(self, steps=steps)
 
     @property
     def window(self) -> str:
@@ -69,6 +70,12 @@ class Scope:
                 raise UsageError(
                     f"no {self.window} in this run", why=has, hint="Choose among these: --steps A:B"
                 )
+
+
+@once_per_run
+def _steps_of(run: Run) -> tuple[int, int] | None:
+    first, last = run.rows("SELECT min(step), max(step) FROM steps")[0]
+    return None if first is None else (first, last)
 
 
 def parse_ranks(text: str) -> frozenset[int] | None:

@@ -22,7 +22,7 @@ from rankscope.store.run import Run
 
 @dataclass(frozen=True)
 class Period:
-    """One step of one rank; in a run without steps, one period (step None) from the first event to the last."""
+    """One step of one rank; in a run without steps (step None), one cycle from the first event to the last."""
 
     rank: int
     step: int | None
@@ -38,7 +38,7 @@ class Period:
 
 @once_per_run
 def periods(run: Run, scope: Scope) -> tuple[Period, ...]:
-    """By rank and step, in order of time; in a run without steps, one per rank."""
+    """By rank and step, in order of time; in a run without steps, by rank and cycle."""
     rows = run.rows(
         f"SELECT rank, step, end_ns - time_ns, end_ns, segment FROM steps WHERE {scope.where()} "
         "ORDER BY rank, end_ns, step"
@@ -47,14 +47,12 @@ def periods(run: Run, scope: Scope) -> tuple[Period, ...]:
 
 
 def _whole(run: Run, scope: Scope) -> tuple[Period, ...]:
-    for table, where in (("gpu", "true"), ("slices", "category = 'cpu_op'")):
-        rows = run.rows(
-            f"SELECT rank, min(start_ns), max(start_ns + greatest(dur_ns, 0)) FROM {table} "
-            f"WHERE {where} AND {scope.where()} GROUP BY rank ORDER BY rank"
-        )
-        if rows:
-            return tuple(Period(rank, None, start, end) for rank, start, end in rows)
-    return ()
+    """One for each cycle of a rank."""
+    found = []
+    for rank, own in _cycles_by_rank(run, scope).items():
+        pairs = zip(own.start.tolist(), own.end.tolist(), strict=True)
+        found += [Period(rank, None, start, end, cycle) for cycle, (start, end) in enumerate(pairs)]
+    return tuple(found)
 
 
 def step_count(run: Run, scope: Scope) -> int:
@@ -153,13 +151,21 @@ def _windows_by_rank(run: Run, scope: Scope) -> dict[int, StepWindows]:
         sql = f"""SELECT rank::BIGINT AS rank, step::BIGINT AS step, end_ns - time_ns AS start, end_ns AS end
                   FROM steps WHERE {scope.where()} ORDER BY rank, end_ns, step"""
         return {rank: StepWindows(**own) for rank, own in split_by_rank(run.arrays(sql), run.ranks).items()}
+    return _cycles_by_rank(run, scope)
+
+
+def _cycles_by_rank(run: Run, scope: Scope) -> dict[int, StepWindows]:
+    """Each cycle from the first start to the last end of its GPU events; of a rank without GPU, of its ops."""
     sql = f"""SELECT rank::BIGINT AS rank, {NO_STEP}::BIGINT AS step, min(start_ns) AS start,
                      max(start_ns + greatest(dur_ns, 0)) AS end
               FROM {{}} AND {scope.where()} GROUP BY rank, segment ORDER BY rank, start"""
-    found = run.arrays(sql.format("gpu WHERE true"))
-    if len(found["rank"]) == 0:
-        found = run.arrays(sql.format("slices WHERE category = 'cpu_op'"))
-    return {rank: StepWindows(**_disjoint(own)) for rank, own in split_by_rank(found, run.ranks).items()}
+    on_gpu = split_by_rank(run.arrays(sql.format("gpu WHERE true")), run.ranks)
+    if all(len(own["start"]) for own in on_gpu.values()):
+        found = on_gpu
+    else:
+        on_host = split_by_rank(run.arrays(sql.format("slices WHERE category = 'cpu_op'")), run.ranks)
+        found = {rank: own if len(own["start"]) else on_host[rank] for rank, own in on_gpu.items()}
+    return {rank: StepWindows(**_disjoint(own)) for rank, own in found.items()}
 
 
 def _disjoint(cycles: dict[str, Ints]) -> dict[str, Ints]:

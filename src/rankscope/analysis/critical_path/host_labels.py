@@ -11,7 +11,7 @@ import numpy as np
 from rankscope.analysis.core.device_events import vocabulary
 from rankscope.analysis.core.host_spans import rank_annotations
 from rankscope.analysis.core.intervals import Ints
-from rankscope.analysis.critical_path.graph.nodes import NONE, Graph
+from rankscope.analysis.critical_path.graph.nodes import NONE, Graph, Mask
 from rankscope.analysis.critical_path.path import PATH_CLASSES, CriticalPath
 from rankscope.store.run import Run
 
@@ -61,13 +61,14 @@ def _latest(track: Ints, start: Ints, end: Ints, name: Ints, time: Ints) -> Ints
     """For each moment the name of the slice around it that started last; NONE where there is none.
 
     Slices are sorted by start. On one thread, the one that started last before a moment may have ended while an outer
-    one goes on, so the outer ones are tried too.
+    one goes on, so all levels of nesting are tried.
     """
     best, begun = np.full(len(time), NONE), np.full(len(time), np.iinfo(np.int64).min)
     for thread in np.unique(track).tolist():
-        mine = np.flatnonzero(track == thread)
-        for level in _levels(start[mine], end[mine]):
-            own = mine[level]
+        left = np.flatnonzero(track == thread)
+        while len(left):
+            outer = _outermost(end[left], start[left])
+            own, left = left[outer], left[~outer]
             at = np.searchsorted(start[own], time, side="right") - 1
             inside = (at >= 0) & (end[own[np.maximum(at, 0)]] > time)
             later = inside & (start[own[np.maximum(at, 0)]] >= begun)
@@ -75,13 +76,9 @@ def _latest(track: Ints, start: Ints, end: Ints, name: Ints, time: Ints) -> Ints
     return best
 
 
-def _levels(start: Ints, end: Ints) -> list[Ints]:
-    """Slices of one thread, sorted by start, by depth of nesting: those of a level do not overlap."""
-    depths = np.zeros(len(start), dtype=np.int64)
-    stack: list[int] = []
-    for i, (begin, stop) in enumerate(zip(start.tolist(), end.tolist(), strict=True)):
-        while stack and stack[-1] <= begin:
-            stack.pop()
-        depths[i] = len(stack)
-        stack.append(stop)
-    return [np.flatnonzero(depths == depth) for depth in range(int(depths.max(initial=-1)) + 1)]
+def _outermost(end: Ints, start: Ints) -> Mask:
+    """Slices, sorted by start, that begin after all earlier ones have ended: they do not overlap."""
+    reach = np.maximum.accumulate(end)
+    found = np.ones(len(start), dtype=bool)
+    found[1:] = start[1:] >= reach[:-1]
+    return found

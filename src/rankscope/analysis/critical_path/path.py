@@ -12,9 +12,12 @@ import numpy as np
 
 from rankscope.analysis.core.intervals import Ints
 from rankscope.analysis.critical_path.graph.nodes import DEVICE_CLASSES, HOST_CLASSES, NONE, Graph
+from rankscope.store.separate_runs import SESSION_GAP_NS
 
 PATH_CLASSES = (*DEVICE_CLASSES, *HOST_CLASSES, "launch", "gap")
-_COMM, _HOST, _SYNC, _LAUNCH, _GAP = map(PATH_CLASSES.index, ("comm", "host", "sync", "launch", "gap"))
+_COMM, _HOST, _SYNC, _LAUNCH, _GAP, _UNRECORDED = map(
+    PATH_CLASSES.index, ("comm", "host", "sync", "launch", "gap", "unrecorded")
+)
 _ABSENT = np.iinfo(np.int64).max
 """Stands for the time where there is no piece."""
 
@@ -46,7 +49,9 @@ def find_critical_path(graph: Graph) -> CriticalPath:
     kept = np.flatnonzero((when != _ABSENT) & in_window)
     columns = [column[kept] for column in (kind, rank, name, start, end)]
     if len(kept) and start[kept[-1]] > low:
-        rest = (_HOST, rank[kept[-1]], name[kept[-1]], low, start[kept[-1]])
+        # A rank that begins later than this was recorded later: nothing is known of its time before.
+        kind_of_rest = _UNRECORDED if start[kept[-1]] - low > SESSION_GAP_NS else _HOST
+        rest = (kind_of_rest, rank[kept[-1]], name[kept[-1]], low, start[kept[-1]])
         columns = [np.append(column, value) for column, value in zip(columns, rest, strict=True)]
     return CriticalPath(*columns)
 

@@ -22,8 +22,6 @@ from rankscope.analysis.critical_path.graph.nodes import (
     latest_end_between,
 )
 
-_UNKNOWN = None
-
 
 @dataclass(frozen=True)
 class Durations:
@@ -47,8 +45,8 @@ class Times:
     end: Ints
     host: Ints
 
-    def length(self, graph: Graph) -> int:
-        """From the first step of a rank to its last event, by its own clock, cycle by cycle; the longest of a rank."""
+    def length(self, graph: Graph) -> float:
+        """From the first step of a rank to its last event, by its own clock, cycle by cycle; the mean over ranks."""
         on_host, on_device, cycles = _cycles(graph)
         groups = len(graph.ranks) * cycles
         marks = (graph.host.step != NONE) & ~graph.host.is_end
@@ -62,8 +60,9 @@ class Times:
         np.maximum.at(last, on_host, self.host)
         np.maximum.at(last, on_device, self.end)
         there = (first != np.iinfo(np.int64).max) & (last != np.iinfo(np.int64).min)
-        took = np.where(there, last - np.where(there, first, 0), 0)
-        return int(took.reshape(len(graph.ranks), cycles).sum(axis=1).max(initial=0))
+        took = np.where(there, last - np.where(there, first, 0), 0).reshape(len(graph.ranks), cycles)
+        present = there.reshape(len(graph.ranks), cycles).any(axis=1)
+        return float(took[present].sum(axis=1).mean()) if present.any() else 0.0
 
 
 def _cycles(graph: Graph) -> tuple[Ints, Ints, int]:
@@ -92,39 +91,34 @@ def recorded(graph: Graph) -> Durations:
     return Durations(graph.device.end - graph.device.start, steps, graph.collectives.transfer.copy(), waits)
 
 
-class _Replay:
-    """The state of a replay. Plain lists, because reading single elements of an array is slow."""
+class Player:
+    """A graph that is replayed again and again. Plain lists: reading single elements of an array is slow."""
 
-    def __init__(self, graph: Graph, durations: Durations) -> None:
-        device, host, matched = graph.device, graph.host, graph.collectives
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        device, matched = graph.device, graph.collectives
         launch, stream, other = graph.constraints()
         latest = np.maximum(np.maximum(launch, stream), other)
         caused = (device.launch != NONE) | (device.before != NONE) | (device.other != NONE)
-        self.residual = np.where(caused, device.start - latest, 0).tolist()
-        self.caused = caused.tolist()
-        self.lag = {
-            name: getattr(graph.lags, name)[device.rank].tolist() for name in ("launch", "stream", "other")
-        }
-        self.launch, self.before, self.other = (
-            array.tolist() for array in (device.launch, device.before, device.other)
-        )
-        self.meets = np.where(
+        # Without a cause, an event starts when it did.
+        self._later = np.where(caused, device.start - latest, device.start).tolist()
+        self._lags = [
+            getattr(graph.lags, name)[device.rank].tolist() for name in ("launch", "stream", "other")
+        ]
+        self._causes = [array.tolist() for array in (device.launch, device.before, device.other)]
+        self._meets = np.where(
             (device.match != NONE) & (matched.members[np.maximum(device.match, 0)] > 1)
             if len(matched.members)
             else np.zeros(len(device.match), dtype=bool),
             device.match,
             NONE,
         ).tolist()
-        self.took, self.steps = durations.device.tolist(), durations.host.tolist()
-        self.transfer = durations.transfer.tolist()
-        self.old_start, self.old_host = device.start.tolist(), host.time.tolist()
-        self._prepare_host(graph, durations)
+        self._old_host = graph.host.time.tolist()
+        self._prepare_host(graph)
         self._prepare_collectives(graph)
-        self.start: list[int | None] = [_UNKNOWN] * len(device.start)
-        self.end: list[int | None] = [_UNKNOWN] * len(device.start)
-        self.host: list[int | None] = [_UNKNOWN] * len(host.time)
+        self._queues = _queues(graph)
 
-    def _prepare_host(self, graph: Graph, durations: Durations) -> None:
+    def _prepare_host(self, graph: Graph) -> None:
         host, device = graph.host, graph.device
         waits = host.target != NONE
         is_sync = host.kind == HOST_CLASSES.index("sync")
@@ -138,10 +132,9 @@ class _Replay:
             )
         passed = host.time - follow(target, device.end, 0)
         lag = np.where(waits, passed, np.minimum(passed, graph.lags.sync[host.rank]))
-        target = np.where(durations.waits, target, NONE)
-        self.target, self.waits, self.sync_lag = target.tolist(), waits.tolist(), lag.tolist()
-        self.host_before = host.before.tolist()
-        self.closes, self.opens = host.match.tolist(), host.opens.tolist()
+        self._target, self._waits, self._sync_lag = target, waits.tolist(), lag.tolist()
+        self._host_before = host.before.tolist()
+        self._closes, self._opens = host.match.tolist(), host.opens.tolist()
 
     def _prepare_collectives(self, graph: Graph) -> None:
         """The offset of each member's end from the end of the collective: clock differences and time to return."""
@@ -152,9 +145,9 @@ class _Replay:
         on_device, on_host = known & ~matched.on_host, known & matched.on_host
         done[on_device] = device.end[matched.last[on_device]]
         done[on_host] = host.time[matched.last[on_host]] + matched.transfer[on_host]
-        self.shift = (device.end - done[np.maximum(device.match, 0)] if count else device.end).tolist()
+        self._shift = (device.end - done[np.maximum(device.match, 0)] if count else device.end).tolist()
         closing = np.where(host.match != NONE, host.time - done[np.maximum(host.match, 0)] if count else 0, 0)
-        self.close_shift = closing.tolist()
+        self._close_shift = closing.tolist()
         # The start of a host collective gets the offset of its end on the same rank, where there is one.
         opening = np.zeros(len(host.time), dtype=np.int64)
         ends = {
@@ -164,98 +157,137 @@ class _Replay:
         }
         for node in np.flatnonzero(host.opens != NONE).tolist():
             opening[node] = ends.get((int(host.rank[node]), int(host.opens[node])), 0)
-        self.open_shift = opening.tolist()
-        self.members = matched.members.tolist()
-        self.arrived, self.latest = [0] * count, [np.iinfo(np.int64).min // 2] * count
-        self.done: list[int | None] = [_UNKNOWN] * count
-        self.inside: list[list[int]] = [[] for _ in range(count)]
+        self._open_shift = opening.tolist()
+        self._members = matched.members.tolist()
 
-    def play_device(self, node: int) -> bool:
-        """False when the time of one of its causes is not known yet."""
-        if self.start[node] is None:
-            best = None
-            for cause, times, lag in (
-                (self.launch[node], self.host, self.lag["launch"]),
-                (self.before[node], self.end, self.lag["stream"]),
-                (self.other[node], self.end, self.lag["other"]),
-            ):
-                if cause == NONE:
-                    continue
-                time = times[cause]
-                if time is None:
-                    return False
-                best = time + lag[node] if best is None else max(best, time + lag[node])
-            self.start[node] = self.old_start[node] if best is None else best + self.residual[node]
-        started = self.start[node]
-        assert started is not None
-        match = self.meets[node]
-        if match == NONE:
-            self.end[node] = started + self.took[node]
-        else:
-            self.inside[match].append(node)
-            self._arrive(match, started - self.shift[node])
-        return True
-
-    def play_host(self, node: int) -> bool:
-        if self.host_before[node] == NONE:
-            now: int = self.old_host[node]
-        else:
-            before = self.host[self.host_before[node]]
-            if before is None:
-                return False
-            closes = self.closes[node]
-            if closes != NONE:
-                done = self.done[closes]
-                if done is None:
-                    return False
-                now = max(before, done + self.close_shift[node])
-            elif self.target[node] != NONE:
-                ended = self.end[self.target[node]]
-                if ended is None:
-                    return False
-                chain = before if self.waits[node] else before + self.steps[node]
-                now = max(chain, ended + self.sync_lag[node])
-            else:
-                now = before + self.steps[node]
-        self.host[node] = now
-        if self.opens[node] != NONE:
-            self._arrive(self.opens[node], now - self.open_shift[node])
-        return True
-
-    def _arrive(self, match: int, when: int) -> None:
-        self.arrived[match] += 1
-        self.latest[match] = max(self.latest[match], when)
-        if self.arrived[match] == self.members[match]:
-            done = self.latest[match] + self.transfer[match]
-            self.done[match] = done
-            for node in self.inside[match]:
-                self.end[node] = done + self.shift[node]
+    def play(self, durations: Durations) -> Times | None:
+        """The times with these durations; None when ranks wait for each other in a cycle."""
+        hosts, devices = len(self._old_host), len(self._later)
+        state = _State(self, durations)
+        at = [0] * len(self._queues)
+        moved = True
+        while moved:
+            moved = False
+            for number, queue in enumerate(self._queues):
+                place = state.play(queue, at[number], hosts)
+                moved |= place > at[number]
+                at[number] = place
+        unfinished = any(place < len(queue) for place, queue in zip(at, self._queues, strict=True))
+        if unfinished or None in state.end:
+            return None
+        assert len(state.start) == devices
+        return Times(*(np.array(values, dtype=np.int64) for values in (state.start, state.end, state.host)))
 
 
-def replay(graph: Graph, durations: Durations) -> Times | None:
-    """The times with these durations; None when ranks wait for each other in a cycle."""
-    player = _Replay(graph, durations)
+def _queues(graph: Graph) -> list[list[int]]:
+    """The nodes of each rank in the order in which they happened: host nodes first, then device nodes."""
     hosts = len(graph.host.time)
     time = np.concatenate([graph.host.time, graph.device.start])
     rank = np.concatenate([graph.host.rank, graph.device.rank])
     is_device = np.arange(len(time)) >= hosts
     order = np.lexsort((np.arange(len(time)), is_device, time, rank))
     bounds = np.searchsorted(rank[order], np.arange(len(graph.ranks) + 1))
-    queues = [order[low:high].tolist() for low, high in pairwise(bounds.tolist())]
-    at = [0] * len(queues)
-    moved = True
-    while moved:
-        moved = False
-        for number, queue in enumerate(queues):
-            place = at[number]
-            while place < len(queue):
-                node = queue[place]
-                ready = player.play_host(node) if node < hosts else player.play_device(node - hosts)
-                if not ready:
-                    break
-                place += 1
-            moved |= place > at[number]
-            at[number] = place
-    if any(place < len(queue) for place, queue in zip(at, queues, strict=True)) or None in player.end:
-        return None
-    return Times(*(np.array(values, dtype=np.int64) for values in (player.start, player.end, player.host)))
+    return [order[low:high].tolist() for low, high in pairwise(bounds.tolist())]
+
+
+class _State:
+    """One replay: the times that are known so far."""
+
+    def __init__(self, player: Player, durations: Durations) -> None:
+        self.fixed = player
+        self.took, self.steps = durations.device.tolist(), durations.host.tolist()
+        self.transfer = durations.transfer.tolist()
+        self.target = np.where(durations.waits, player._target, NONE).tolist()
+        count = len(self.transfer)
+        self.arrived, self.latest = [0] * count, [np.iinfo(np.int64).min // 2] * count
+        self.done: list[int | None] = [None] * count
+        self.inside: list[list[int]] = [[] for _ in range(count)]
+        self.start: list[int | None] = [None] * len(self.took)
+        self.end: list[int | None] = [None] * len(self.took)
+        self.host: list[int | None] = [None] * len(self.steps)
+
+    def play(self, queue: list[int], place: int, hosts: int) -> int:
+        """Go on with a rank from this place until it must wait for another; returns the place."""
+        play_host, play_device = self._play_host, self._play_device
+        while place < len(queue):
+            node = queue[place]
+            if not (play_host(node) if node < hosts else play_device(node - hosts)):
+                break
+            place += 1
+        return place
+
+    def _play_device(self, node: int) -> bool:
+        """False when the time of one of its causes is not known yet."""
+        fixed, end = self.fixed, self.end
+        launch, before, other = fixed._causes
+        lags = fixed._lags
+        first = _NEVER
+        if (cause := launch[node]) != NONE:
+            when = self.host[cause]
+            if when is None:
+                return False
+            first = when + lags[0][node]
+        if (cause := before[node]) != NONE:
+            when = end[cause]
+            if when is None:
+                return False
+            if (when := when + lags[1][node]) > first:
+                first = when
+        if (cause := other[node]) != NONE:
+            when = end[cause]
+            if when is None:
+                return False
+            if (when := when + lags[2][node]) > first:
+                first = when
+        started = fixed._later[node] if first == _NEVER else first + fixed._later[node]
+        self.start[node] = started
+        match = fixed._meets[node]
+        if match == NONE:
+            end[node] = started + self.took[node]
+        else:
+            self.inside[match].append(node)
+            self._arrive(match, started - fixed._shift[node])
+        return True
+
+    def _play_host(self, node: int) -> bool:
+        fixed = self.fixed
+        if (preceding := fixed._host_before[node]) == NONE:
+            now: int = fixed._old_host[node]
+        else:
+            before = self.host[preceding]
+            if before is None:
+                return False
+            if (closes := fixed._closes[node]) != NONE:
+                done = self.done[closes]
+                if done is None:
+                    return False
+                now = max(before, done + fixed._close_shift[node])
+            elif (target := self.target[node]) != NONE:
+                ended = self.end[target]
+                if ended is None:
+                    return False
+                chain = before if fixed._waits[node] else before + self.steps[node]
+                now = max(chain, ended + fixed._sync_lag[node])
+            else:
+                now = before + self.steps[node]
+        self.host[node] = now
+        if (opens := fixed._opens[node]) != NONE:
+            self._arrive(opens, now - fixed._open_shift[node])
+        return True
+
+    def _arrive(self, match: int, when: int) -> None:
+        self.arrived[match] += 1
+        self.latest[match] = max(self.latest[match], when)
+        if self.arrived[match] == self.fixed._members[match]:
+            done = self.latest[match] + self.transfer[match]
+            self.done[match] = done
+            for node in self.inside[match]:
+                self.end[node] = done + self.fixed._shift[node]
+
+
+_NEVER = -(1 << 62)
+
+
+def replay(graph: Graph, durations: Durations) -> Times | None:
+    """The times with these durations; None when ranks wait for each other in a cycle."""
+    return Player(graph).play(durations)

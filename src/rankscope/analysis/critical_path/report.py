@@ -55,6 +55,10 @@ _HINTS = {
 
 def critical(run: Run, scope: Scope, by: str | None = None) -> Result:
     """The path by class, rank and name; the rows add up to the window."""
+    columns = COLUMNS[:2] + COLUMNS[4:] + COLUMNS[2:4]  # the documented order: class, rank, name, ns, pct
+    if len(run.runs) > 1:
+        note = f"the files are of {len(run.runs)} runs: no path leads from one to another; open one of them"
+        return Result("critical", "The critical path", scope.window, columns, [], notes=(note,))
     graph = graph_of(run, scope)
     low, high = graph.window
     total = high - low
@@ -69,7 +73,6 @@ def critical(run: Run, scope: Scope, by: str | None = None) -> Result:
     slack = _slack(run, scope)
     if slack:
         notes.append(f"slack (time waited inside collectives): {slack}")
-    columns = COLUMNS[:2] + COLUMNS[4:] + COLUMNS[2:4]  # the documented order: class, rank, name, ns, pct
     findings = tuple(_findings(run, graph, rows))
     return Result("critical", "The critical path", scope.window, columns, rows, findings, tuple(notes))
 

@@ -16,7 +16,7 @@ from rankscope.analysis.core.step_times import mean_step_ns
 from rankscope.analysis.critical_path import scenarios
 from rankscope.analysis.critical_path.graph.build import graph_of
 from rankscope.analysis.critical_path.graph.nodes import Graph
-from rankscope.analysis.critical_path.replay import Durations, recorded, replay
+from rankscope.analysis.critical_path.replay import Durations, Player, recorded
 from rankscope.analysis.critical_path.scenarios import Scenario
 from rankscope.store.run import Run
 
@@ -30,12 +30,16 @@ MOST_RANKS = 16
 class Replayed:
     """A run that can be replayed, and how long it takes without changes."""
 
-    graph: Graph
+    player: Player
     durations: Durations
-    length: int
+    length: float
     """Of the replay without changes, all steps together."""
     step_ns: float
     """The mean step time."""
+
+    @property
+    def graph(self) -> Graph:
+        return self.player.graph
 
     @property
     def steps(self) -> int:
@@ -46,7 +50,7 @@ class Replayed:
         durations = self.durations
         for scenario in changes:
             durations = scenario.change(self.graph, durations)
-        times = replay(self.graph, durations)
+        times = self.player.play(durations)
         assert times is not None  # its dependencies are those of the first replay
         return min((self.length - times.length(self.graph)) / self.steps, self.step_ns)
 
@@ -58,10 +62,11 @@ def replayed(run: Run, scope: Scope) -> Replayed | None:
     durations = recorded(graph)
     if not len(graph.device.start) and not len(graph.host.time):
         return None
-    times = replay(graph, durations)
+    player = Player(graph)
+    times = player.play(durations)
     if times is None:
         return None
-    return Replayed(graph, durations, times.length(graph), mean_step_ns(run, scope))
+    return Replayed(player, durations, times.length(graph), mean_step_ns(run, scope))
 
 
 def sample(run: Run, scope: Scope, named: Sequence[int]) -> Scope:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from statistics import median
+from itertools import compress, count
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from rankscope.analysis.core.step_times import SLOW_FIRST_STEP
 from rankscope.analysis.diff.permutation import adjusted_p, smallest_p
-from rankscope.analysis.diff.samples import REPORTS, Measure, Samples, unit_of
+from rankscope.analysis.diff.samples import REPORTS, SPAN, STEP, Measure, Samples, unit_of
+from rankscope.ranges import as_ranges
 
 ALPHA = 0.01
 """The largest p-value of a significant difference."""
@@ -20,8 +22,8 @@ MIN_SHARE = 0.001
 """Rows below this share of a step in both runs are left out."""
 # With too few steps for the test, a change must exceed both of these; see `_clear`.
 FEW_CHANGE_PCT, FEW_SPREADS = 10.0, 3.0
-WARM_UP = 1.5
-"""A first step longer than this times the median of the others is warm-up."""
+LIKELY_P = 0.05
+"""A large change of the step time is likely with this p-value, or with the smallest that so few steps allow."""
 
 
 class Rules(NamedTuple):
@@ -41,26 +43,69 @@ class Comparison:
     notes: tuple[str, ...]
     few: bool
     """Whether there are too few steps for the test."""
+    headline: Measure
+    """The step time, or the span of runs without steps."""
+    likely: bool
+    """Whether the headline changed by much, with some evidence but not enough to be sure; its verdict is then same."""
+
+    @property
+    def headline_row(self) -> dict[str, Any] | None:
+        return next((row for row in self.rows if (row["report"], row["key"]) == self.headline), None)
 
 
 def compare(base: Samples, new: Samples, rules: Rules) -> Comparison:
     """Compare the collected samples."""
     notes = list(_comparability_notes(base, new))
-    base, new = _without_warm_up(base, "base", notes), _without_warm_up(new, "new", notes)
+    base, new = _without_slow_first(base, "base", notes), _without_slow_first(new, "new", notes)
     measures = _measures(base, new, rules, notes)
+    headline = STEP if base.has_steps and new.has_steps else SPAN
     both = [measure for measure in measures if measure in base.values and measure in new.values]
     few = smallest_p(len(base.steps), len(new.steps)) > ALPHA
-    p_values = dict(zip(both, _p_values(base, new, both), strict=True))
+    p_values: dict[Measure, float | None] = {}
+    # The step time is tested alone: among hundreds of other rows, its change would need to be much larger.
+    for tested in ([one for one in both if one == headline], [one for one in both if one != headline]):
+        p_values |= dict(zip(tested, _p_values(base, new, tested), strict=True))
     if few:
         notes.append(_few_note(base, new))
     rows = [_row(measure, base, new, p_values.get(measure), rules, few) for measure in measures]
     order = {report: place for place, report in enumerate(REPORTS)}
-    rows.sort(key=lambda row: (_URGENCY[row["verdict"]], order[row["report"]], -_size(row), row["key"]))
+    rows.sort(
+        key=lambda row: (
+            (row["report"], row["key"]) != headline,
+            _URGENCY[row["verdict"]],
+            order[row["report"]],
+            -_size(row),
+            row["key"],
+        )
+    )
     if not rows:
         notes.append("nothing to compare in the window")
-    return Comparison(base, new, rows, tuple(notes), few)
+    found = Comparison(base, new, rows, tuple(notes), few, headline, False)
+    if not _likely(found, rules):
+        return found
+    change = rows[0]["change_pct"]
+    why = "too few steps" if few else "steps that vary too much"
+    note = f"likely, not sure: the step time changed by {change:+.1f} %; its verdict is same because of {why}"
+    return replace(found, likely=True, notes=(note, *notes))
 
 
+def _likely(comparison: Comparison, rules: Rules) -> bool:
+    """Whether the headline is not called, though its change is large and as certain as so few steps allow."""
+    row = comparison.headline_row
+    if row is None or row["verdict"] != "same" or row["p_value"] is None or row["change_pct"] is None:
+        return False
+    enough = max(LIKELY_P, smallest_p(len(comparison.base.steps), len(comparison.new.steps)))
+    large = abs(row["change_pct"]) >= max(FEW_CHANGE_PCT, rules.min_change_pct)
+    return bool(large and row["p_value"] <= enough + _P_ROUNDING)
+
+
+def steps_to_be_sure() -> int:
+    """The smallest number of steps of each run with which the test can call a change."""
+    return next(steps for steps in count(2) if smallest_p(steps, steps) <= ALPHA)
+
+
+_P_ROUNDING = 1e-4
+"""p-values in rows have four digits."""
 _URGENCY = {"slower": 0, "faster": 1, "new": 2, "gone": 2, "same": 3}
 
 
@@ -81,7 +126,7 @@ def _row(
     measure: Measure, base: Samples, new: Samples, p_value: float | None, rules: Rules, few: bool
 ) -> dict[str, Any]:
     before, after = base.values.get(measure), new.values.get(measure)
-    old, now = (None if values is None else sum(values) / len(values) for values in (before, after))
+    old, now = base.typical(measure), new.typical(measure)
     change = None
     if old is None or now is None or before is None or after is None:
         verdict = "gone" if now is None else "new"
@@ -122,24 +167,25 @@ def _measures(base: Samples, new: Samples, rules: Rules, notes: list[str]) -> li
         for measure in every
         if unit_of(measure.report) == "bytes" or max(base.mean(measure), new.mean(measure)) > least
     ]
-    if len(large) < len(every):
+    small = len(every) - len(large)
+    if small:
         notes.append(
-            f"left out: {len(every) - len(large):,} small rows, under {100 * MIN_SHARE:g} % of a step in both runs"
+            f"left out: {small:,} small row{'s' * (small > 1)}, under {100 * MIN_SHARE:g} % of a step in both runs"
         )
     return large
 
 
-def _without_warm_up(samples: Samples, name: str, notes: list[str]) -> Samples:
-    """Leave out a first step that is warm-up: its length would hide every difference."""
-    lengths = samples.values.get(samples.step_measure)
-    if not lengths or len(lengths) < 4 or lengths[0] <= WARM_UP * median(lengths[1:]):
+def _without_slow_first(samples: Samples, name: str, notes: list[str]) -> Samples:
+    """Leave out slow first steps of a recording in every row: their length would hide every difference."""
+    kept = [step not in samples.slow_first for step in samples.steps]
+    if all(kept):
         return samples
-    times = lengths[0] / median(lengths[1:])
     notes.append(
-        f"{name}: step {samples.steps[0]} is left out as warm-up: it takes {times:.1f}x the median of the others"
+        f"{name}: step {as_ranges(sorted(samples.slow_first))} is left out: the first of a recording, more than "
+        f"{SLOW_FIRST_STEP:g} times the median of the others"
     )
-    values = {measure: one[1:] for measure, one in samples.values.items()}
-    return replace(samples, steps=samples.steps[1:], values=values)
+    values = {measure: list(compress(one, kept)) for measure, one in samples.values.items()}
+    return replace(samples, steps=list(compress(samples.steps, kept)), values=values)
 
 
 def _comparability_notes(base: Samples, new: Samples) -> Iterable[str]:
@@ -162,6 +208,7 @@ def _few_note(base: Samples, new: Samples) -> str:
     best = smallest_p(len(base.steps), len(new.steps))
     return (
         f"{len(base.steps)} against {len(new.steps)} steps are too few for the test (p is at least {best:.2g}): only "
-        f"changes over {FEW_CHANGE_PCT:g} % and {FEW_SPREADS:g} times the spread between steps are reported; capture "
-        "6 or more steps of each run (rankscope profile --active 6)"
+        f"changes over {FEW_CHANGE_PCT:g} % and {FEW_SPREADS:g} times the spread between steps are called; record at "
+        f"least {steps_to_be_sure()} steps of each run, and one more in case the first is slow (rankscope profile "
+        f"--active {steps_to_be_sure() + 1})"
     )

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from rankscope.analysis.core.result import Finding, Severity
-from rankscope.analysis.diff.compare import Comparison
-from rankscope.analysis.diff.samples import SPAN, STEP, Measure, short_name, unit_of
+from rankscope.analysis.core.result import Fact, Finding, Severity
+from rankscope.analysis.diff.compare import Comparison, steps_to_be_sure
+from rankscope.analysis.diff.samples import SPAN, Measure, short_name, unit_of
 from rankscope.units import format_rounded, shorten_middle
 
 _NAMED = ("ops", "host", "collectives", "memory")
@@ -42,16 +42,22 @@ def findings(comparison: Comparison) -> Iterator[Finding]:
 
 
 def _step(comparison: Comparison) -> Iterator[Finding]:
-    measure = max(STEP, SPAN, key=lambda one: comparison.base.mean(one) + comparison.new.mean(one))
-    row = next((row for row in comparison.rows if (row["report"], row["key"]) == measure), None)
+    row = comparison.headline_row
     if row is None or row["base"] is None or row["new"] is None:
         return
     change = row["change_pct"] or 0.0
-    subject = "step" if _has_steps(comparison) else "window"
-    where = "on the device" if measure == SPAN else "on the host"
-    took = f"{format_rounded('ns', row['base'])} -> {format_rounded('ns', row['new'])} per {subject} {where}"
+    in_steps = comparison.headline != SPAN
+    what, per = ("A step", "step, median of the steps") if in_steps else ("The window", "window")
+    took = (
+        f"{format_rounded('ns', row['base'])} -> {format_rounded('ns', row['new'])} per {per}{_p_value(row)}"
+    )
+    facts = _facts(comparison, row)
+    if comparison.likely:
+        yield _likely(comparison, row, what, took)
+        return
     if row["verdict"] == "same":
-        yield Finding("ok", f"No clear change in {subject} time ({change:+.1f} %)", f"{took}{_p_value(row)}")
+        subject = "step" if in_steps else "window"
+        yield Finding("ok", f"No clear change in {subject} time ({change:+.1f} %)", took, facts=facts)
         return
     slower = row["verdict"] == "slower"
     severity: Severity = "info"
@@ -59,11 +65,45 @@ def _step(comparison: Comparison) -> Iterator[Finding]:
         severity = "critical" if change >= 100 * _CRITICAL else "warning"
     yield Finding(
         severity,
-        f"{'A' if subject == 'step' else 'The'} {subject} {_comparison_words(row)}",
-        f"{took}{_p_value(row)}{_effect(comparison, row)}",
+        f"{what} {_comparison_words(row)}",
+        f"{took}{_effect(comparison, row)}",
         hint="The table shows which rows changed." if slower else "",
         cost_ns=max(row["new"] - row["base"], 0),
+        facts=facts,
     )
+
+
+def _likely(comparison: Comparison, row: dict[str, Any], what: str, took: str) -> Finding:
+    """A large change of the step time for which the steps are too few, or vary too much."""
+    slower = row["new"] > row["base"]
+    words = _comparison_words(row | {"verdict": "slower" if slower else "faster"})
+    words = f"likely {words}" if words.startswith("takes") else words.replace("is ", "is likely ", 1)
+    steps = [len(samples.steps) for samples in (comparison.base, comparison.new)]
+    why, least = "vary too much", 2 * max(steps)
+    if comparison.few:
+        why, least = "are too few", steps_to_be_sure()
+    return Finding(
+        "warning" if slower else "info",
+        f"{what} {words}; {steps[0]} against {steps[1]} steps {why} to be sure",
+        f"{took}{_effect(comparison, row)}",
+        hint=f"Record at least {least} steps of each run (rankscope profile --active {least + 1}).",
+        facts=_facts(comparison, row),
+    )
+
+
+def _facts(comparison: Comparison, row: dict[str, Any]) -> tuple[Fact, ...]:
+    """The figures of a row."""
+    unit, key = unit_of(row["report"]), {"report": row["report"], "key": row["key"]}
+    over = "the highest rank" if unit == "bytes" else "mean over the ranks"
+    facts = (
+        Fact("base", row["base"], unit, f"base, {over}", row=key),
+        Fact("new", row["new"], unit, f"new, {over}", row=key),
+        Fact("change_pct", row["change_pct"], "percent", "new against base", row=key),
+        Fact("p_value", row["p_value"], "", "new against base", row=key),
+        Fact("base_steps", len(comparison.base.steps), "count", "base"),
+        Fact("new_steps", len(comparison.new.steps), "count", "new"),
+    )
+    return tuple(fact for fact in facts if fact.value is not None)
 
 
 def _changed(comparison: Comparison, row: dict[str, Any]) -> Finding:
@@ -78,6 +118,7 @@ def _changed(comparison: Comparison, row: dict[str, Any]) -> Finding:
         f"{base} -> {new}{'' if in_bytes else _per(comparison)}{_p_value(row)}{_effect(comparison, row)}{kernels}",
         hint=_HINTS[row["report"]] if row["verdict"] == "slower" else "",
         cost_ns=cost,
+        facts=_facts(comparison, row),
     )
 
 
@@ -95,6 +136,7 @@ def _in_one_run(comparison: Comparison) -> Iterator[Finding]:
                 f"it {'takes' if is_new else 'took'} {format_rounded('ns', takes)}{_per(comparison)}",
                 hint=_HINTS["ops"] if is_new else "",
                 cost_ns=takes if is_new else 0,
+                facts=_facts(comparison, row),
             )
 
 
@@ -166,4 +208,10 @@ def _other_kernels(comparison: Comparison, changed: list[dict[str, Any]]) -> Ite
         f"Some ops launch other kernels than before (new kernels: {count['new']}, gone: {count['gone']})",
         f"ops with a changed time: {len(ops)}, in total {format_rounded('ns', abs(saved))} {word}{_per(comparison)}; "
         "compare the rows of ops, not those of kernels",
+        facts=(
+            Fact("new_kernels", count["new"], "count", "new"),
+            Fact("gone_kernels", count["gone"], "count", "base"),
+            Fact("changed_ops", len(ops), "count", "ops that launch other kernels"),
+            Fact("saved_ns", saved, "ns", "new against base, mean over the ranks"),
+        ),
     )

@@ -8,11 +8,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from statistics import median
 from typing import Literal, NamedTuple
 
 import numpy as np
 
 from rankscope.analysis.core.scope import Scope
+from rankscope.analysis.core.step_times import run_step, run_step_times
 from rankscope.analysis.within_rank.breakdown import breakdown
 from rankscope.analysis.within_rank.kernel_families import family
 from rankscope.collective_kinds import KINDS
@@ -31,7 +33,10 @@ class Measure(NamedTuple):
     key: str
 
 
-STEP, SPAN = Measure("steps", "step"), Measure("breakdown", "span")
+STEP = Measure("steps", "step")
+"""The step time; the headline of the comparison."""
+SPAN = Measure("breakdown", "span")
+"""Its place in a run without steps."""
 
 
 @dataclass
@@ -45,6 +50,8 @@ class Samples:
     kernels_of: dict[str, set[str]] = field(default_factory=dict)
     """For each key of an op, the kernels it launched."""
     notes: list[str] = field(default_factory=list)
+    slow_first: tuple[int, ...] = ()
+    """First steps of a recording that are left out, because they take much longer than the others."""
 
     @property
     def has_steps(self) -> bool:
@@ -54,15 +61,17 @@ class Samples:
         values = self.values.get(measure)
         return sum(values) / len(values) if values else 0.0
 
-    @property
-    def step_measure(self) -> Measure:
-        """The measure of the step time: on the host or on the device, whichever is longer."""
-        return max(STEP, SPAN, key=self.mean)
+    def typical(self, measure: Measure) -> float | None:
+        """The figure of its row: the mean over the steps; of the step time the median, as in the summary."""
+        values = self.values.get(measure)
+        if not values:
+            return None
+        return median(values) if measure == STEP else sum(values) / len(values)
 
     @property
     def step_ns(self) -> float:
         """The mean step time; rows are small or large relative to it."""
-        return self.mean(self.step_measure)
+        return self.mean(STEP if self.has_steps else SPAN)
 
 
 def unit_of(report: str) -> Unit:
@@ -71,11 +80,10 @@ def unit_of(report: str) -> Unit:
 
 def collect(run: Run, scope: Scope, reports: Iterable[str]) -> Samples:
     """The samples that the reports need."""
-    steps = [
-        step for (step,) in run.rows(f"SELECT DISTINCT step FROM steps WHERE {scope.where()} ORDER BY step")
-    ]
+    scope = scope.in_run(run)
+    steps = list(run_step_times(run, scope))
     ranks = len(run.ranks) if scope.ranks is None else len(scope.ranks & set(run.ranks))
-    samples = Samples(steps or [NO_STEP], ranks)
+    samples = Samples(steps or [NO_STEP], ranks, slow_first=run_step(run, scope).left_out)
     on_device = bool(run.rows(f"SELECT 1 FROM gpu WHERE {scope.where()} LIMIT 1"))
     if not steps:
         samples.notes.append("no steps")
@@ -102,13 +110,14 @@ def _step_column(samples: Samples, alias: str = "") -> str:
 
 
 def _steps(run: Run, scope: Scope, samples: Samples, on_device: bool) -> None:
+    """The step times as everywhere: host and device together (docs/definitions.md)."""
     if samples.has_steps:
-        sql = f"SELECT step, 'step', sum(dur_ns) FROM steps WHERE {scope.where()} GROUP BY 1"
-        _add(run, samples, "steps", run.rows(sql))
+        samples.values[STEP] = list(run_step_times(run, scope).values())
 
 
 def _breakdown(run: Run, scope: Scope, samples: Samples, on_device: bool) -> None:
-    parts = ("span", "compute", "exposed_comm", "exposed_copy", "idle")
+    # The span of a step is its time, which `steps` has.
+    parts = (*(() if samples.has_steps else ("span",)), "compute", "exposed_comm", "exposed_copy", "idle")
     at = {step: index for index, step in enumerate(samples.steps)}
     ranks = [0] * len(at)
     sums = {part: [0.0] * len(at) for part in parts}

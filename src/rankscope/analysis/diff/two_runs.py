@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from rankscope.analysis.core.result import Column, Result, Row
+from rankscope.analysis.core.result import Column, Finding, Result, Row
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.diff.compare import Rules, compare
 from rankscope.analysis.diff.findings import findings
@@ -14,10 +14,16 @@ from rankscope.store.run import Run
 COLUMNS = (
     Column("report"),
     Column("key", at_end=True),
-    Column("base", help="mean per step and rank in ns; for memory the peak in bytes"),
+    Column(
+        "base", help="mean per step and rank in ns, of the step time the median; for memory the peak in bytes"
+    ),
     Column("new", help="the same for the second run"),
     Column("change_pct", "percent", "change relative to base; positive is slower"),
-    Column("p_value", title="p", help="probability that noise alone gives a difference as large in any row"),
+    Column(
+        "p_value",
+        title="p",
+        help="probability that noise alone gives a difference as large: in the step time, or in any other row",
+    ),
     Column("verdict", help="same, faster, slower, new or gone"),
 )
 
@@ -28,15 +34,23 @@ def diff(base: Run, new: Run, scope: Scope, rules: Rules | None = None) -> Resul
     comparison = compare(collect(base, scope, rules.reports), collect(new, scope, rules.reports), rules)
     steps = [len(samples.steps) if samples.has_steps else 0 for samples in (comparison.base, comparison.new)]
     counted = f"{steps[0]} steps against {steps[1]}" if all(steps) else "not all steps known"
+    windows = list(dict.fromkeys(scope.in_run(run).window for run in (base, new)))
+    window = f"{' against '.join(windows)}, {counted}"
     return Result(
         "diff",
         "What changed, per step and rank",
-        f"{scope.window}, {counted}",
+        window,
         COLUMNS,
         comparison.rows,
-        findings=tuple(findings(comparison)),
+        findings=tuple(_placed(finding, window) for finding in findings(comparison)),
         notes=comparison.notes,
+        facts={"likely": comparison.likely},
     )
+
+
+def _placed(finding: Finding, window: str) -> Finding:
+    facts = (replace(fact, report="diff", window=window) for fact in finding.facts)
+    return replace(finding, facts=tuple(facts))
 
 
 def by_unit(result: Result) -> list[Result]:
@@ -60,10 +74,19 @@ def by_unit(result: Result) -> list[Result]:
     return parts
 
 
-def slower_rows(result: Result, over_pct: float) -> list[Row]:
-    """Rows with the verdict slower (for memory: larger) by more than `over_pct`."""
+def slower_rows(result: Result, over_pct: float, likely: bool = False) -> list[Row]:
+    """Rows with the verdict slower (for memory: larger) by more than `over_pct`; with `likely` also the step time where
+    it is likely slower."""
     return [
         row
         for row in result.rows
-        if row["verdict"] == "slower" and (row["change_pct"] is None or row["change_pct"] > over_pct)
+        if (row["verdict"] == "slower" and (row["change_pct"] is None or row["change_pct"] > over_pct))
+        or (likely and row in likely_slower(result, over_pct))
     ]
+
+
+def likely_slower(result: Result, over_pct: float) -> list[Row]:
+    """The row of the step time, where it is likely slower by more than `over_pct` but too few steps are known."""
+    if not result.facts.get("likely"):
+        return []
+    return [row for row in result.rows[:1] if row["change_pct"] is not None and row["change_pct"] > over_pct]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rankscope.analysis.core.ceilings import ceiling_notes, ceilings
+from rankscope.analysis.core.device_events import sql_names, vocabulary
 from rankscope.analysis.core.event_sets import NO_STEP
 from rankscope.analysis.core.notes import left_out
 from rankscope.analysis.core.result import Column, Result
@@ -20,6 +21,7 @@ from rankscope.analysis.core.step_times import Period, periods
 from rankscope.analysis.within_rank.op_work import NO_SHAPES, OpWork, op_work
 from rankscope.analysis.within_rank.phases import RECOMPUTE, partition_of
 from rankscope.devices import Ceilings
+from rankscope.model import LAUNCH_CATEGORIES
 from rankscope.store.arrays import number_rows
 from rankscope.store.run import Run
 from rankscope.units import format_rounded
@@ -37,7 +39,13 @@ COLUMNS = (
     Column("tensor_core_pct", "percent", "share of compute kernel time in kernels on tensor cores",
            title="Tensor cores"),
     Column("dtype", help="data type of most of the work"),
+    Column("graph_pct", "percent", "share of compute kernel time in CUDA graphs, whose ops and shapes are not recorded",
+           for_machines=True),
 )  # fmt: skip
+
+_UNCOUNTED_PCT = 1.0
+"""With a larger share of compute kernel time in CUDA graphs, MFU is not known: their FLOPs are not recorded."""
+_GRAPH_LAUNCH = re.compile(r"(?:cuda|cu|hip)GraphLaunch")
 
 
 # Instruction shapes (884, 1688, 16816, …), instruction names, and libraries whose kernels always use tensor cores.
@@ -56,15 +64,17 @@ def mfu(run: Run, scope: Scope, by: str | None = None) -> Result:
     spans = periods(run, scope)
     roofs = ceilings(run, scope)
     shares = _tensor_shares(run, scope)
+    in_graphs = _graph_shares(run, scope)
     main = {rank: _main_dtype(work, rank) for rank in roofs}
     wanted = [*_whole_windows(spans), *(period for period in spans if period.step is not None)]
     if not len(work.flops) and not shares:
         wanted = []  # nothing is known about any step
     done = _work_by_step(run, scope, work)
-    rows = [_row(done, period, main[period.rank], roofs[period.rank], shares) for period in wanted]
-    notes = left_out(run, scope)
+    rows = [_row(done, period, main[period.rank], roofs[period.rank], shares, in_graphs) for period in wanted]
+    uncounted = _graph_note(rows)
+    notes = [*left_out(run, scope), *uncounted]
     if not len(work.flops):
-        notes.append(NO_SHAPES)
+        notes += [] if uncounted else [NO_SHAPES]
     else:
         notes += [_formula(rows[0])] if rows else []
         notes += _recomputation_note(done)
@@ -124,12 +134,15 @@ def _row(
     dtype: str | None,
     roof: Ceilings,
     shares: dict[tuple[int, int | None], float],
+    in_graphs: dict[tuple[int, int | None], float],
 ) -> dict[str, Any]:
     work = done.get((period.rank, period.step))
     seconds = period.dur_ns / 1e9
     rate = work.model / seconds if work and seconds > 0 else None
     peak = roof.peak(dtype) if dtype else None
-    known = work is not None and rate is not None and peak
+    in_graph = in_graphs.get((period.rank, period.step))
+    counted = in_graph is None or in_graph <= _UNCOUNTED_PCT
+    known = counted and work is not None and rate is not None and peak
     return {
         "rank": period.rank,
         "step": period.step,
@@ -137,10 +150,11 @@ def _row(
         "dur_ns": period.dur_ns,
         "flop_s": rate,
         "peak_flop_s": peak,
-        "mfu_pct": 100 * rate / peak if rate is not None and peak else None,
+        "mfu_pct": 100 * rate / peak if known and rate is not None and peak else None,
         "hfu_pct": 100 * (work.model + work.recomputed) / seconds / peak if known and work and peak else None,
         "tensor_core_pct": shares.get((period.rank, period.step)),
         "dtype": dtype,
+        "graph_pct": in_graph,
     }
 
 
@@ -169,6 +183,48 @@ def _tensor_shares(run: Run, scope: Scope) -> dict[tuple[int, int | None], float
     return {key: 100 * tensor[key] / time for key, time in spent.items() if time}
 
 
+def _graph_shares(run: Run, scope: Scope) -> dict[tuple[int, int | None], float]:
+    """Percentage of COMPUTE kernel time that graph launches started, by rank and step; step None as in the rows."""
+    calls = [name for name in vocabulary(run, *LAUNCH_CATEGORIES) if _GRAPH_LAUNCH.match(name)]
+    found = run.rows(f"""
+        WITH graphs AS (SELECT rank, segment, id FROM slices WHERE name IN ({sql_names(calls)}))
+        SELECT g.rank, g.step, sum(greatest(g.dur_ns, 0)),
+               coalesce(sum(greatest(g.dur_ns, 0)) FILTER (l.id IS NOT NULL), 0)
+        FROM gpu g LEFT JOIN graphs l ON l.rank = g.rank AND l.segment = g.segment AND l.id = g.launch
+        WHERE g.class = 'COMPUTE' AND {scope.where("g")} GROUP BY ALL
+    """)
+    stepped = {rank for rank, step, *_ in found if step is not None}
+    spent: Counter[tuple[int, int | None]] = Counter()
+    in_graphs: Counter[tuple[int, int | None]] = Counter()
+    for rank, step, time, graph_time in found:
+        if step is None and rank in stepped:
+            continue
+        for key in {(rank, step), (rank, None)}:
+            spent[key] += time
+            in_graphs[key] += graph_time
+    return {key: 100 * in_graphs[key] / time for key, time in spent.items() if time}
+
+
+def _graph_note(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """The share of the work that FLOPs do not cover because it runs in CUDA graphs, for the rank with most of it."""
+    whole = [row for row in rows if row["step"] is None and row["graph_pct"]]
+    if not whole:
+        return []
+    row = max(whole, key=lambda one: one["graph_pct"])
+    where = f" of rank {row['rank']}" if len({one["rank"] for one in rows}) > 1 else ""
+    text = (
+        f"{row['graph_pct']:.1f} % of the compute kernel time{where} is in CUDA graphs: a replayed graph records "
+        "neither ops nor shapes, so its FLOPs are not counted"
+    )
+    if row["graph_pct"] <= _UNCOUNTED_PCT:
+        return [text]
+    least = 100 * row["flop_s"] / row["peak_flop_s"] if row["flop_s"] and row["peak_flop_s"] else None
+    text += (
+        "; MFU is not known" if least is None else f"; MFU is at least {least:.1f} %, and not known exactly"
+    )
+    return [f"{text} (profile the run without CUDA graphs and with --record-shapes to measure it)"]
+
+
 def on_tensor_cores(kernel: str) -> bool:
     """Whether a kernel of this name uses tensor cores (AMD: matrix cores)."""
     return bool(_TENSOR_CORE_KERNEL.search(kernel)) and not _OTHER_KERNEL.search(kernel)
@@ -187,7 +243,7 @@ def _recomputation_note(done: dict[tuple[int, int | None], StepFlops]) -> list[s
 
 def _formula(row: dict[str, Any]) -> str:
     """The MFU formula with the figures of the first row."""
-    if row["mfu_pct"] is None:
+    if row["peak_flop_s"] is None or row["flop_s"] is None:
         return "MFU = FLOPs / time / peak; the peak is unknown"
     flops, time, rate, peak = (
         format_rounded(unit, row[name])
@@ -198,7 +254,8 @@ def _formula(row: dict[str, Any]) -> str:
             ("peak_flop_s", "flop/s"),
         )
     )
+    share = 100 * row["flop_s"] / row["peak_flop_s"]
     return (
-        f"MFU = FLOPs / time / peak; rank {row['rank']}: {flops} / {time} = {rate}, which is {row['mfu_pct']:.1f} % of "
+        f"MFU = FLOPs / time / peak; rank {row['rank']}: {flops} / {time} = {rate}, which is {share:.1f} % of "
         f"{peak} ({row['dtype']})"
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from rankscope.analysis.core.notes import left_out
-from rankscope.analysis.core.result import Column, Finding, Result
+from rankscope.analysis.core.result import Column, Fact, Finding, Result
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.efficiency.ncu_metrics import MeasuredKernel, measured_kernels
 from rankscope.store.run import Run
@@ -106,14 +106,27 @@ def _near_neither_limit(launches: list[MeasuredKernel], share: float) -> Finding
         if kernel.dram_bytes is not None
         else ""
     )
+    key = {"rank": kernel.rank, "name": kernel.name, "grid": _size(kernel.grid)}
+    longest, ranks = f"its longest launch on rank {kernel.rank}", (kernel.rank,)
+    time = Fact("duration_ns", kernel.duration_ns or 0, "ns", longest, ranks, key)
+    part = Fact("time_pct", 100 * share, "percent", f"all its launches on rank {kernel.rank}", ranks)
+    figures = [
+        Fact("compute_pct", compute, "percent", longest, ranks, key),
+        Fact("memory_pct", memory, "percent", longest, ranks, key),
+        time,
+        part,
+    ]
+    if kernel.dram_bytes is not None:
+        figures.append(Fact("dram_bytes", kernel.dram_bytes, "bytes", longest, ranks, key))
     return Finding(
         "info",
         f"{shorten_middle(kernel.name, 60)} reaches {compute:.0f} % of the compute peak and {memory:.0f} % of the "
         "memory peak",
         f"Longest launch: {format_rounded('ns', kernel.duration_ns or 0)}, grid {_size(kernel.grid)}{traffic}. "
-        f"All launches: {100 * share:.0f} % of the measured time. The kernel is near neither limit; usual causes are "
+        f"All launches: {part.value:.0f} % of the measured time. The kernel is near neither limit; usual causes are "
         "latency and too little work per launch.",
-        ranks=(kernel.rank,),
+        ranks=ranks,
         hint="Give each launch more work, or fuse the kernel with its neighbours. ncu --set detailed shows stall "
         "reasons.",
+        facts=tuple(figures),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -9,9 +10,10 @@ import numpy as np
 from rankscope.analysis.core.ceilings import ceiling_notes, ceilings
 from rankscope.analysis.core.intervals import Ints
 from rankscope.analysis.core.notes import left_out
-from rankscope.analysis.core.result import Column, Finding, Result, Severity
+from rankscope.analysis.core.result import Column, Fact, Finding, Remedy, Result, Severity
 from rankscope.analysis.core.scope import Scope
-from rankscope.analysis.core.step_times import periods, step_count
+from rankscope.analysis.core.severity import graded
+from rankscope.analysis.core.step_times import mean_step_ns, periods, step_count
 from rankscope.analysis.efficiency.ncu_metrics import roofline_points
 from rankscope.analysis.within_rank.op_work import NO_KERNEL, NO_SHAPES, OpWork, op_work
 from rankscope.devices import Ceilings
@@ -69,7 +71,7 @@ def roofline(run: Run, scope: Scope, by: str | None = None) -> Result:
         notes += _coverage(run, scope, work)
     if on_host and not measured:
         notes.append("no GPU events: time is host time; ProfilerActivity.CUDA records the GPU")
-    found = _findings(run, scope, rows) if by is None else ()
+    found = _findings(run, scope, work, rows, _rows(work, "rank", roofs, on_host)) if by is None else ()
     return Result("roofline", "Roofline", scope.window, _columns(by), rows + measured, found, tuple(notes))
 
 
@@ -166,62 +168,131 @@ def _coverage(run: Run, scope: Scope, work: OpWork) -> list[str]:
     return [f"the rows cover {share:.0f} % of the compute kernel time; the FLOPs of the rest are unknown"]
 
 
-def _findings(run: Run, scope: Scope, rows: list[dict[str, Any]]) -> tuple[Finding, ...]:
-    """Float32 without tensor cores, and ops far below their roof; costs are per step and rank."""
-    spans = periods(run, scope)
-    ranks = sorted({period.rank for period in spans})
-    rank_steps = step_count(run, scope) * max(1, len(ranks))
-    step_ns = sum(period.dur_ns for period in spans) / max(1, len(spans))
+@dataclass(frozen=True)
+class _Slow:
+    """An op that is slower than it could be, and on which ranks it is; times are per step and rank."""
+
+    row: dict[str, Any]
+    time_ns: float
+    step_ns: float
+    factor: float
+    """How many times as fast it could be."""
+    ranks: tuple[int, ...]
+    kernels: tuple[str, ...]
+
+    @property
+    def less_ns(self) -> float:
+        return self.time_ns * (1 - 1 / self.factor)
+
+    @property
+    def severity(self) -> Severity | None:
+        return graded(self.less_ns, self.step_ns, _INFO_SHARE, _WARNING_SHARE, float("inf"))
+
+    @property
+    def remedy(self) -> Remedy | None:
+        """Whatif replays GPU work only."""
+        return Remedy("kernels faster", names=self.kernels, factor=self.factor) if self.kernels else None
+
+    def facts(self, *more: Fact) -> tuple[Fact, ...]:
+        """Its figures; those of the row are sums over all ranks in scope."""
+        key = {"name": self.row["name"], "dtype": self.row["dtype"]}
+        per_step = "mean over the ranks, per step"
+        return (
+            Fact("device_ns_per_step", round(self.time_ns), "ns", per_step, self.ranks),
+            Fact("step_ns", round(self.step_ns), "ns", "mean over the ranks and steps"),
+            Fact("calls", self.row["calls"], "count", "all ranks", row=key),
+            Fact("flop_s", self.row["flop_s"], "flop/s", "all ranks", row=key),
+            Fact("less_ns_per_step", round(self.less_ns), "ns", per_step, self.ranks),
+            *more,
+        )
+
+
+def _findings(
+    run: Run, scope: Scope, work: OpWork, rows: list[dict[str, Any]], by_rank: list[dict[str, Any]]
+) -> tuple[Finding, ...]:
+    """Float32 without tensor cores, and ops far below their roof; the most time to gain first."""
+    ranks = sorted({period.rank for period in periods(run, scope)})
+    if not ranks:
+        return ()
+    rank_steps = step_count(run, scope) * len(ranks)
+    roof = ceilings(run, scope)[ranks[0]]
     found = []
-    roofs = ceilings(run, scope)
     for row in rows:
-        time_ns = row["device_ns"] / rank_steps
-        tf32 = roofs[ranks[0]].peaks.get("tf32") if ranks else None
-        peak = roofs[ranks[0]].peak(row["dtype"]) if ranks else None
-        if row["dtype"] == "float32" and tf32 and peak and tf32 > peak and row["bound"] == "compute":
-            found.append(_float32(row, time_ns, step_ns, peak, tf32, ranks))
-        elif row["pct_of_roof"] is not None and row["pct_of_roof"] < _POOR_PCT:
-            found.append(_far_below(row, time_ns, step_ns, ranks))
-    return tuple(sorted((f for f in found if f), key=lambda finding: -(finding.cost_ns or 0)))
+        own = [one for one in by_rank if (one["name"], one["dtype"]) == (row["name"], row["dtype"])]
+        factor = _tf32_factor(row, roof)
+        # Float32 concerns every rank that runs it; else only the ranks that are below the limit themselves.
+        below = [one for one in own if factor or (one["pct_of_roof"] or 0.0) < _POOR_PCT]
+        if factor is None and (row["pct_of_roof"] is None or row["pct_of_roof"] >= _POOR_PCT):
+            continue
+        slow = _Slow(
+            row,
+            row["device_ns"] / rank_steps,
+            mean_step_ns(run, scope),
+            factor or _GOOD_PCT / row["pct_of_roof"],
+            tuple(one["rank"] for one in below),
+            _kernels_of(work, row),
+        )
+        if slow.severity is not None:
+            finding = _float32(slow, roof) if factor else _far_below(slow, len(own))
+            found.append((slow.less_ns, finding))
+    return tuple(finding for _, finding in sorted(found, key=lambda one: -one[0]))
 
 
-def _severity(cost_ns: float, step_ns: float) -> Severity | None:
-    share = cost_ns / step_ns if step_ns else 0.0
-    return None if share < _INFO_SHARE else "warning" if share > _WARNING_SHARE else "info"
-
-
-def _float32(
-    row: dict[str, Any], time_ns: float, step_ns: float, peak: float, tf32: float, ranks: list[int]
-) -> Finding | None:
-    cost = time_ns * (1 - peak / tf32)
-    severity = _severity(cost, step_ns)
-    if severity is None:
+def _tf32_factor(row: dict[str, Any], roof: Ceilings) -> float | None:
+    """How much higher the peak is on tensor cores; None for other data types, and where the memory is the limit."""
+    peak, tf32 = roof.peak("float32"), roof.peaks.get("tf32")
+    if row["dtype"] != "float32" or row["bound"] != "compute" or not peak or not tf32 or tf32 <= peak:
         return None
+    return tf32 / peak
+
+
+def _kernels_of(work: OpWork, row: dict[str, Any]) -> tuple[str, ...]:
+    """The longest kernel of each call of a row."""
+    names = np.array([*(name == row["name"] for name in work.names), False])
+    dtypes = np.array([dtype == row["dtype"] for dtype in work.dtypes], dtype=bool)
+    mine = names[work.signature] & dtypes[work.dtype] & (work.kernel != NO_KERNEL)
+    return tuple(sorted(work.kernels[kernel] for kernel in np.unique(work.kernel[mine]).tolist()))
+
+
+def _part_of_step(slow: _Slow) -> str:
+    return f"{format_rounded('ns', slow.time_ns)} of a {format_rounded('ns', slow.step_ns)} step"
+
+
+def _float32(slow: _Slow, roof: Ceilings) -> Finding:
+    assert slow.severity is not None
+    row, peak, tf32 = slow.row, roof.peak("float32") or 0.0, roof.peaks["tf32"]
     return Finding(
-        severity,
-        f"{row['name']} runs in float32 without tensor cores ({format_rounded('ns', time_ns)} of a "
-        f"{format_rounded('ns', step_ns)} step)",
+        slow.severity,
+        f"{row['name']} runs in float32 without tensor cores ({_part_of_step(slow)})",
         f"Its {row['calls']:,} calls reach {format_rounded('flop/s', row['flop_s'])}. The peak is "
         f"{format_rounded('flop/s', peak)} in float32 and {format_rounded('flop/s', tf32)} in TF32.",
-        tuple(ranks),
+        slow.ranks,
         hint='torch.set_float32_matmul_precision("high") allows TF32; bfloat16 autocast is usually faster still.',
-        cost_ns=round(cost),
+        facts=slow.facts(
+            Fact("peak_flop_s", peak, "flop/s", "the device, float32"),
+            Fact("peak_flop_s", tf32, "flop/s", "the device, tf32"),
+        ),
+        remedy=slow.remedy,
     )
 
 
-def _far_below(row: dict[str, Any], time_ns: float, step_ns: float, ranks: list[int]) -> Finding | None:
-    cost = time_ns * (1 - row["pct_of_roof"] / _GOOD_PCT)
-    severity = _severity(cost, step_ns)
-    if severity is None:
-        return None
+def _far_below(slow: _Slow, of_ranks: int) -> Finding:
+    assert slow.severity is not None
+    row = slow.row
     limit = "memory bandwidth" if row["bound"] == "memory" else "the compute peak"
+    share = Fact("pct_of_roof", row["pct_of_roof"], "percent", "all ranks",
+                 row={"name": row["name"], "dtype": row["dtype"]})  # fmt: skip
+    below = Fact(
+        "ranks_below", len(slow.ranks), "count", f"ranks under {_POOR_PCT:g} % of the roof", slow.ranks
+    )
+    some = f" {below.value} of {of_ranks} ranks are under {_POOR_PCT:g} %." if of_ranks > 1 else ""
     return Finding(
-        severity,
-        f"{row['name']} ({row['dtype']}) reaches {row['pct_of_roof']:.0f} % of its roof "
-        f"({format_rounded('ns', time_ns)} of a {format_rounded('ns', step_ns)} step)",
-        f"Its {row['calls']:,} calls reach {format_rounded('flop/s', row['flop_s'])}; the limit is {limit}. "
-        f"At {_GOOD_PCT:.0f} % of the roof they would take {format_rounded('ns', cost)} less per step.",
-        tuple(ranks),
+        slow.severity,
+        f"{row['name']} ({row['dtype']}) reaches {share.value:.0f} % of its roof ({_part_of_step(slow)})",
+        f"Its {row['calls']:,} calls reach {format_rounded('flop/s', row['flop_s'])}; the limit is {limit}.{some} "
+        f"At {_GOOD_PCT:.0f} % of the roof they would take {format_rounded('ns', slow.less_ns)} less per step.",
+        slow.ranks,
         hint="Small or unaligned sizes are the usual cause: rankscope stats RUN -r roofline --by shape",
-        cost_ns=round(cost),
+        facts=slow.facts(share, below),
+        remedy=slow.remedy,
     )

@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from statistics import median
 
-from rankscope.analysis.core.result import SEVERITIES, Column, Finding, Result, Severity
+from rankscope.analysis.core.result import SEVERITIES, Column, Fact, Finding, Result, Severity
 from rankscope.analysis.core.scope import Scope
+from rankscope.analysis.core.step_times import SLOW_FIRST_STEP
+from rankscope.analysis.health.contents import understood
+from rankscope.analysis.health.doubts import world_size
 from rankscope.analysis.within_rank.kernel_families import family
 from rankscope.model import LAUNCH_CATEGORIES
 from rankscope.readers.base import rank_from_name
 from rankscope.sql import sql_texts
+from rankscope.store.layout import SegmentEntry
 from rankscope.store.run import Run
 
 COLUMNS = (
@@ -18,6 +22,8 @@ COLUMNS = (
     Column("value", help="the measured value"),
     Column("check", help="what is checked"),
 )
+_MOSTLY_UNDERSTOOD_PCT = 90
+_HALF_UNDERSTOOD_PCT = 50
 _LAUNCHES = r"Launch|MemcpyAsync|MemsetAsync|MemcpyHtoD|MemcpyDtoH"
 
 
@@ -50,6 +56,7 @@ Check = tuple[str, str, Finding | None]
 
 def _checks(run: Run) -> Iterator[Check]:
     yield from _reading(run)
+    yield _events_understood(run)
     yield _ranks(run)
     yield _swapped(run)
     yield from _links(run)
@@ -105,6 +112,22 @@ def _reading(run: Run) -> Iterator[Check]:
     )
 
 
+def _events_understood(run: Run) -> Check:
+    """Below 90 % is info, below 50 % a warning, none at all critical."""
+    found = understood(run, Scope())
+    value = f"{_percent(found.pct)} % of {found.events:,}"
+    if found.pct >= _MOSTLY_UNDERSTOOD_PCT:
+        return "events understood", value, None
+    severity: Severity = "warning" if found.pct < _HALF_UNDERSTOOD_PCT else "info"
+    finding = Finding(
+        "critical" if not found.known else severity,
+        f"{_percent(found.pct)} % of the events have a category that rankscope knows",
+        f"not known: {found.categories}",
+        hint="The others are drawn, and can be queried as slices; they are in no class: rankscope view RUN",
+    )
+    return "events understood", value, finding
+
+
 def _secrets(run: Run) -> Iterator[Check]:
     """Checks of nsys reports only: they contain all environment variables of the job."""
     reports = [entry for entry in run.segments if "nsys" in entry.manifest["header"]]
@@ -135,16 +158,44 @@ def _secrets(run: Run) -> Iterator[Check]:
                 "These can be launchers, shells or helpers; their events are in no table.",
             ),
         )
+    yield from _merged(reports)
     yield "raw reports with the job's environment", f"{len(names)} of {len(reports)}", finding
 
 
+def _merged(reports: list[SegmentEntry]) -> Iterator[Check]:
+    """nsys reports of several processes that may be several ranks, read as one."""
+    merged = [entry for entry in reports if entry.manifest["header"].get("mergedProcesses")]
+    if not merged:
+        return
+    entry = max(merged, key=lambda one: int(one.manifest["header"]["mergedProcesses"]))
+    count = Fact(
+        "merged_processes",
+        entry.manifest["header"]["mergedProcesses"],
+        "count",
+        f"rank {entry.rank}, {entry.source.name}",
+        (entry.rank,),
+    )
+    yield (
+        "nsys reports with merged processes",
+        f"{len(merged)}",
+        Finding(
+            "warning",
+            f"{count.value} processes of {entry.source.name} are read as one rank (rank {entry.rank})",
+            "They use CUDA, but neither the recorded environment, the command, MPI nor NCCL tells their ranks; "
+            "if they are ranks, compute and communication of different ranks are mixed in every report.",
+            ranks=tuple(sorted(one.rank for one in merged)),
+            hint="Profile each rank into its own report: rankscope profile --tool nsys torchrun …",
+            facts=(count,),
+        ),
+    )
+
+
 def _ranks(run: Run) -> Check:
-    worlds = {_world(entry.manifest["header"]) for entry in run.segments} - {0}
-    world = max(worlds, default=0)
+    if len(run.runs) > 1:
+        listed = "; ".join(map(str, run.runs))
+        return "missing ranks", "-", Finding("critical", "the files are from different runs", listed)
+    world = world_size(run)
     missing = sorted(set(range(world)) - set(run.ranks))
-    if len(worlds) > 1:
-        found = Finding("critical", "the files are from different runs", f"world sizes {sorted(worlds)}")
-        return "missing ranks", "-", found
     finding = None
     if missing:
         some = ", ".join(map(str, missing[:8])) + (" …" if len(missing) > 8 else "")
@@ -155,12 +206,6 @@ def _ranks(run: Run) -> Check:
             hint="Waiting for these ranks cannot be explained: rankscope profile --ranks all",
         )
     return "missing ranks", f"{len(missing)} of {world or len(run.ranks)}", finding
-
-
-def _world(header: dict[str, object]) -> int:
-    info = header.get("distributedInfo")
-    size = info.get("world_size") if isinstance(info, dict) else None
-    return size if isinstance(size, int) else 0
 
 
 def _swapped(run: Run) -> Check:
@@ -250,7 +295,7 @@ def _overlapping(run: Run) -> Check:
 
 
 def _steps(run: Run) -> Iterator[Check]:
-    rows = run.rows("SELECT rank, step, dur_ns, source FROM steps ORDER BY rank, start_ns")
+    rows = run.rows("SELECT rank, segment, step, time_ns, source FROM steps ORDER BY rank, segment, start_ns")
     if not rows:
         found = Finding(
             "info",
@@ -261,7 +306,7 @@ def _steps(run: Run) -> Iterator[Check]:
         yield "steps", "none", found
         return
     inferred = {source for *_, source in rows} - {"profiler"}
-    found_steps = f"{len({step for _, step, *_ in rows})}"
+    found_steps = f"{len({step for _, _, step, *_ in rows})}"
     yield (
         "steps",
         found_steps,
@@ -273,13 +318,15 @@ def _steps(run: Run) -> Iterator[Check]:
     yield _truncated(run)
 
 
-def _warm_up(rows: list[tuple[int, int, int, str]]) -> Check:
-    """A first step of more than 1.5 times the median of the others is warm-up."""
+def _warm_up(rows: list[tuple[int, int, int, int, str]]) -> Check:
+    """A first step of a file of more than 1.5 times the median of the others is warm-up."""
     slow = []
-    for rank in {row[0] for row in rows}:
-        durations = [duration for r, _, duration, _ in rows if r == rank]
-        if len(durations) >= 3 and durations[0] > 1.5 * median(durations[1:]):
-            slow.append((rank, durations[0] / median(durations[1:])))
+    times: dict[tuple[int, int], list[int]] = {}
+    for rank, segment, _, time, _ in rows:
+        times.setdefault((rank, segment), []).append(time)
+    for (rank, _), own in times.items():
+        if len(own) >= 3 and own[0] > SLOW_FIRST_STEP * median(own[1:]):
+            slow.append((rank, own[0] / median(own[1:])))
     finding = None
     if slow:
         rank, ratio = max(slow, key=lambda item: item[1])
@@ -287,10 +334,10 @@ def _warm_up(rows: list[tuple[int, int, int, str]]) -> Check:
             "warning",
             f"the first step takes {ratio:.1f}x the median of the others (rank {rank})",
             "This is usually warm-up: compilation, autotuning, caches.",
-            ranks=tuple(sorted(r for r, _ in slow)),
+            ranks=tuple(sorted({r for r, _ in slow})),
             hint="Exclude it with --steps, or use more wait and warm-up steps before the active steps.",
         )
-    return "warm-up inside the recording", f"{len(slow)} ranks", finding
+    return "warm-up inside the recording", f"{len({rank for rank, _ in slow})} ranks", finding
 
 
 def _truncated(run: Run) -> Check:
@@ -332,4 +379,6 @@ def _unknown_kernels(run: Run) -> Check:
 
 def _percent(share: float) -> str:
     """Two significant digits without an exponent."""
+    if share == 0:
+        return "0"
     return f"{share:.0f}" if share >= 10 else f"{share:.1f}" if share >= 0.1 else "under 0.1"

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rankscope.analysis.core.notes import left_out
-from rankscope.analysis.core.result import Column, Finding, Result
+from rankscope.analysis.core.result import Column, Fact, Finding, Result
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.health.flight_state import (
     Group,
@@ -269,6 +269,13 @@ def _findings(problems: list[Problem], run: Run, where: str) -> tuple[Finding, .
         )
     sentences += [_sentence(t) for t in problems if not t.first and set(t.missing) & set(suspects)][:1]
     began, ended, timeout = _when(run, where, suspects)
+    whose = "the ranks that stopped the job"
+    figures = (
+        Fact("suspect_ranks", len(suspects), "count", whose, tuple(suspects)),
+        *_problem_facts(first),
+        Fact("waiting_groups", others, "count", "other groups that wait for these ranks"),
+        Fact("timeout_ns", timeout, "ns", "the shortest of the collectives that did not end"),
+    )
     return (
         Finding(
             "critical",
@@ -277,7 +284,7 @@ def _findings(problems: list[Problem], run: Run, where: str) -> tuple[Finding, .
             ranks=tuple(suspects),
             span=(began, ended) if began is not None and ended is not None else None,
             hint=f"{who.capitalize()}: {_WHY[first.state]}.",
-            cost_ns=timeout or 0,
+            facts=tuple(fact for fact in figures if fact.value is not None),
         ),
     )
 
@@ -291,6 +298,18 @@ def _no_suspect(problems: list[Problem]) -> Finding:
         f"{len(problems)} collective{'s wait' if len(problems) > 1 else ' waits'}, and no rank is missing",
         f"{_sentence(first)} All members have called it.",
         hint="No rank is late: check the network and the devices (NCCL_DEBUG=INFO, kernel logs of the nodes).",
+        facts=(Fact("waiting_collectives", len(problems), "count", "all groups"), *_problem_facts(first)),
+    )
+
+
+def _problem_facts(problem: Problem) -> tuple[Fact, ...]:
+    """What the sentence about a collective states."""
+    key, where = {"group": problem.group, "seq": problem.seq}, f"group {problem.group}"
+    return (
+        Fact("seq", problem.seq, "", where, row=key),
+        Fact("state", problem.state, "", where, row=key),
+        Fact("missing_ranks", len(problem.missing), "count", where, tuple(problem.missing), key),
+        Fact("waiting_ranks", len(problem.waiting), "count", where, tuple(problem.waiting), key),
     )
 
 

@@ -9,7 +9,7 @@ from rankscope.analysis.core.result import Column, Result
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.memory.allocator_events import NO_MEMORY_EVENTS
 from rankscope.analysis.memory.live_at_peak import Holder, live_at_peak
-from rankscope.analysis.memory.snapshot import SnapshotHolder, snapshot_holders
+from rankscope.analysis.memory.snapshot import SnapshotHolder, covers_the_run, snapshot_holders
 from rankscope.ranges import as_ranges
 from rankscope.store.run import Run
 
@@ -44,7 +44,7 @@ def allocators(run: Run, scope: Scope, by: str | None = None) -> Result:
 def _holders(run: Run, scope: Scope) -> tuple[list[Holder], list[str]]:
     """From a device's snapshot if it has one and all steps are in scope, otherwise from the events of the trace."""
     notes = left_out(run, scope)
-    snapped = [] if scope.steps is not None else snapshot_holders(run, scope)
+    snapped = snapshot_holders(run, scope) if covers_the_run(run, scope) else []
     seen = {(held.rank, f"GPU {held.device}") for held in snapped}
     traced = [held for held in live_at_peak(run, scope) if (held.rank, held.device) not in seen]
     if snapped:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from rankscope.analysis.core.notes import left_out
-from rankscope.analysis.core.result import Column, Finding, Result
+from rankscope.analysis.core.result import Column, Fact, Finding, Result, Unit
 from rankscope.analysis.core.scope import Scope
 from rankscope.store.run import Run
 from rankscope.units import format_rounded
@@ -25,6 +25,12 @@ COLUMNS = (
 # A finding needs both: this many free bytes, and this share of the reserved memory.
 _MIN_FREE_BYTES = 1_000_000_000
 _MIN_FREE_SHARE = 0.25
+_FACTS: dict[str, Unit] = {
+    "free_bytes": "bytes",
+    "reserved_bytes": "bytes",
+    "free_blocks": "count",
+    "largest_free_bytes": "bytes",
+}
 
 
 def fragments(run: Run, scope: Scope, by: str | None = None) -> Result:
@@ -72,14 +78,19 @@ def _unused_memory(row: dict[str, Any]) -> Finding | None:
     if free < _MIN_FREE_BYTES or free < _MIN_FREE_SHARE * reserved:
         return None
     in_one_block = largest >= free / 2
+    subject = f"{row['kind']} segments of GPU {row['device']}, rank {row['rank']}"
+    key = {name: row[name] for name in ("rank", "device", "kind")}
+    share = Fact("free_pct", 100 * free / reserved, "percent", subject, (row["rank"],))
+    facts = [Fact(name, row[name], unit, subject, (row["rank"],), key) for name, unit in _FACTS.items()]
     return Finding(
         "info",
         f"{format_rounded('bytes', free)} in {row['kind']} segments of GPU {row['device']} (rank {row['rank']}) is "
-        f"reserved but not allocated ({100 * free / reserved:.0f} %)",
+        f"reserved but not allocated ({share.value:.0f} %)",
         f"Free blocks: {row['free_blocks']:,}; the largest is {format_rounded('bytes', largest)}. "
         "A larger tensor needs new memory.",
         ranks=(row["rank"],),
         hint="The next peak can use it."
         if in_one_block
         else "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True reduces fragmentation.",
+        facts=(*facts, share),
     )

@@ -1,11 +1,12 @@
 """Memory from torch snapshots: the peak in their history, and the allocations that are live at it.
 
-Sizes in a snapshot are as requested by the program; [memory] events of a trace round them up to blocks.
+Sizes in a snapshot are as requested by the program; [memory] events of a trace round them up to blocks. The history is
+read in the order of its entries: those of older versions of torch have no times.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rankscope.analysis.core.scope import Scope
 from rankscope.model import SNAPSHOT_CATEGORY
@@ -14,6 +15,13 @@ from rankscope.store.run import Run
 BEFORE = "(before the history)"
 NO_OP = "(no op recorded)"
 _LIVE = "active_allocated"
+_HISTORY = f"""
+    SELECT rank, segment, id, name, args, memory."Device Id"::INTEGER AS device, memory."Bytes" AS bytes,
+           memory."Addr" AS address, memory."Total Allocated" AS allocated_bytes,
+           memory."Total Reserved" AS reserved_bytes
+    FROM events WHERE category = '{SNAPSHOT_CATEGORY}' AND memory IS NOT NULL
+"""
+"""The entries with or without a time, in the order of their ids; instants has only those with a time."""
 
 
 @dataclass(frozen=True)
@@ -28,11 +36,11 @@ class SnapshotPeak:
     reserved_bytes: int
     """Highest reserved total, at any time."""
     at_ns: int | None
-    """None for a snapshot without history; its figures are from when it was taken."""
+    """None where the history has no times, and for a snapshot without history."""
     unused_bytes: int
     """Reserved minus allocated, at the peak."""
     event: int | None
-    """Id of the event that reached the peak; None without history."""
+    """Id of the event that reached the peak; None without history: the figures are from when it was taken."""
 
 
 @dataclass(frozen=True)
@@ -49,29 +57,32 @@ class SnapshotHolder:
     """Number of allocations; None for memory allocated before the history."""
 
 
+def covers_the_run(run: Run, scope: Scope) -> bool:
+    """Whether the window is that of the whole run: a snapshot does not tell which step an allocation belongs to."""
+    return scope.steps is None or scope.steps == replace(scope, steps=None).in_run(run).steps
+
+
 def snapshot_peaks(run: Run, scope: Scope) -> list[SnapshotPeak]:
     """One per rank and device, in that order."""
     where = scope.only_ranks().where()
     rows = run.rows(f"""
         WITH with_history AS (
             SELECT rank, segment, device, max(allocated_bytes) AS allocated, max(reserved_bytes) AS reserved,
-                   arg_max(ts_ns, key) AS at_ns, arg_max(reserved_bytes - allocated_bytes, key) AS unused,
-                   arg_max(id, key) AS event
-            FROM (SELECT *, (allocated_bytes, -id) AS key FROM instants
-                  WHERE category = '{SNAPSHOT_CATEGORY}' AND {where})
+                   arg_max(reserved_bytes - allocated_bytes, key) AS unused, arg_max(id, key) AS event
+            FROM (SELECT *, (allocated_bytes, -id) AS key FROM ({_HISTORY} AND {where}))
             GROUP BY rank, segment, device
         ), at_the_end AS (
             SELECT rank, segment, device, sum(total_bytes)::BIGINT AS reserved,
                    sum(coalesce(requested_bytes, allocated_bytes))::BIGINT AS allocated
             FROM memory_segments WHERE {where} GROUP BY rank, segment, device
         )
-        SELECT rank, segment, device, allocated, reserved, at_ns, unused, event FROM (
+        SELECT p.rank, p.segment, p.device, allocated, reserved, i.ts_ns, unused, event FROM (
             FROM with_history UNION ALL BY NAME
-            SELECT *, NULL AS at_ns, reserved - allocated AS unused, NULL AS event FROM at_the_end e
+            SELECT *, reserved - allocated AS unused, NULL AS event FROM at_the_end e
             WHERE NOT EXISTS (FROM with_history h WHERE (h.rank, h.segment, h.device) = (e.rank, e.segment, e.device))
-        )
-        QUALIFY row_number() OVER (PARTITION BY rank, device ORDER BY allocated DESC, segment DESC) = 1
-        ORDER BY rank, device
+        ) p LEFT JOIN instants i ON i.rank = p.rank AND i.segment = p.segment AND i.id = p.event
+        QUALIFY row_number() OVER (PARTITION BY p.rank, p.device ORDER BY allocated DESC, p.segment DESC) = 1
+        ORDER BY p.rank, p.device
     """)
     return [
         SnapshotPeak(rank, segment, device, allocated, reserved, at_ns, max(unused, 0), event)
@@ -104,13 +115,12 @@ def _held_at(peak: SnapshotPeak, mine: str) -> str:
     size = "coalesce(requested_bytes, bytes)"
     if peak.event is None:
         return f"SELECT {size} AS bytes, stack FROM memory_blocks WHERE {mine} AND state = '{_LIVE}'"
-    events = f"category = '{SNAPSHOT_CATEGORY}' AND name IN ('alloc', 'free_requested') AND {mine}"
+    entries = f"FROM ({_HISTORY}) WHERE name IN ('alloc', 'free_requested') AND {mine}"
     return f"""
-        SELECT i.bytes, TRY_CAST(e.args->>'stack' AS INTEGER) AS stack
-        FROM (SELECT address, max(id) AS id FROM instants WHERE {events} AND id <= {peak.event} GROUP BY address) l
-        JOIN (FROM instants WHERE {events}) i ON i.id = l.id AND i.name = 'alloc'
-        JOIN (FROM events WHERE rank = {peak.rank} AND segment = {peak.segment}) e ON e.id = i.id
+        SELECT i.bytes, TRY_CAST(i.args->>'stack' AS INTEGER) AS stack
+        FROM (SELECT address, max(id) AS id {entries} AND id <= {peak.event} GROUP BY address) l
+        JOIN ({entries}) i ON i.id = l.id AND i.name = 'alloc'
         UNION ALL
         SELECT {size}, stack FROM memory_blocks b WHERE {mine} AND state = '{_LIVE}'
-        AND NOT EXISTS (FROM instants i WHERE {events} AND i.address = b.address)
+        AND NOT EXISTS ({entries} AND address = b.address)
     """

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
 from rankscope.analysis.core.ceilings import device_memory
 from rankscope.analysis.core.notes import left_out
-from rankscope.analysis.core.result import Column, Finding, Result
+from rankscope.analysis.core.result import Column, Fact, Finding, Result
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.memory.allocator_events import DEVICE_NAME, IS_MEMORY_EVENT, NO_MEMORY_EVENTS
-from rankscope.analysis.memory.snapshot import snapshot_peaks
+from rankscope.analysis.memory.snapshot import SnapshotPeak, covers_the_run, snapshot_peaks
 from rankscope.ranges import as_ranges
 from rankscope.store.run import Run
 from rankscope.units import format_rounded
@@ -55,39 +56,56 @@ def memory(run: Run, scope: Scope, by: str | None = None) -> Result:
         for row in rows:
             row["growth_bytes"] = _growth(troughs.get((row["rank"], row["device"]), []))
     notes = left_out(run, scope)
-    if by != "step" and scope.steps is None:
-        more_rows, note = _from_snapshots(run, scope, {(row["rank"], row["device"]) for row in rows})
-        rows = sorted([*rows, *more_rows], key=lambda row: (row["rank"], row["device"]))
-        notes += note
+    no_peak: set[tuple[int, str]] = set()
+    if by != "step" and covers_the_run(run, scope):
+        known = {(row["rank"], row["device"]) for row in rows}
+        peaks = [p for p in snapshot_peaks(run, scope) if (p.rank, f"GPU {p.device}") not in known]
+        rows = sorted([*rows, *map(_from_snapshot, peaks)], key=lambda row: (row["rank"], row["device"]))
+        notes += _snapshot_notes(peaks)
+        no_peak = {(p.rank, f"GPU {p.device}") for p in peaks if p.event is None}
     if not rows:
         notes.append(NO_MEMORY_EVENTS)
     elif by != "step" and not troughs:
         notes.append("no steps in the trace, so growth is unknown; profiler.step() marks them")
-    timed = [row for row in rows if row["at_ns"] is not None]
-    found = () if by == "step" else (*_leaks(troughs), *_pressure(run, scope, timed))
+    at_peak = [row for row in rows if (row["rank"], row["device"]) not in no_peak]
+    found = () if by == "step" else (*_leaks(troughs), *_pressure(run, scope, at_peak))
     return Result("memory", "Memory", scope.window, _columns(by), rows, tuple(found), tuple(notes))
 
 
-def _from_snapshots(
-    run: Run, scope: Scope, known: set[tuple[int, str]]
-) -> tuple[list[dict[str, Any]], list[str]]:
-    """Devices that have a snapshot and no [memory] events; with both, the events are used."""
-    rows: list[dict[str, Any]] = [
-        {
-            "rank": peak.rank,
-            "device": f"GPU {peak.device}",
-            "peak_allocated_bytes": peak.allocated_bytes,
-            "peak_reserved_bytes": peak.reserved_bytes,
-            "at_ns": peak.at_ns,
-            "unused_bytes": peak.unused_bytes,
-            "growth_bytes": None,
-        }
-        for peak in snapshot_peaks(run, scope)
-        if (peak.rank, f"GPU {peak.device}") not in known
-    ]
-    ranks = sorted({row["rank"] for row in rows})
-    note = f"from memory snapshots: rank{'s' * (len(ranks) > 1)} {as_ranges(ranks)}; sizes as requested, not rounded up"
-    return rows, [note] if rows else []
+def _from_snapshot(peak: SnapshotPeak) -> dict[str, Any]:
+    """The row of a device that has a snapshot and no [memory] events; with both, the events are used."""
+    return {
+        "rank": peak.rank,
+        "device": f"GPU {peak.device}",
+        "peak_allocated_bytes": peak.allocated_bytes,
+        "peak_reserved_bytes": peak.reserved_bytes,
+        "at_ns": peak.at_ns,
+        "unused_bytes": peak.unused_bytes,
+        "growth_bytes": None,
+    }
+
+
+def _snapshot_notes(peaks: list[SnapshotPeak]) -> list[str]:
+    """Which rows are from snapshots, and what those snapshots do not tell."""
+    kinds = (
+        ("from memory snapshots: {}; sizes as requested, not rounded up", peaks),
+        (
+            "the history of the snapshot has no times: {}; the peak is the highest total in the order of its entries, "
+            "when it was is unknown",
+            [peak for peak in peaks if peak.event is not None and peak.at_ns is None],
+        ),
+        (
+            "the snapshot has no history: {}; the figures are from when it was taken, the peak may have been higher "
+            "(torch.cuda.memory._record_memory_history() records the history)",
+            [peak for peak in peaks if peak.event is None],
+        ),
+    )
+    notes = []
+    for text, some in kinds:
+        ranks = sorted({peak.rank for peak in some})
+        if ranks:
+            notes.append(text.format(f"rank{'s' * (len(ranks) > 1)} {as_ranges(ranks)}"))
+    return notes
 
 
 def _by_step(run: Run, scope: Scope) -> list[dict[str, Any]]:
@@ -138,19 +156,39 @@ def _leaks(troughs: dict[tuple[int, str], list[tuple[int, int]]]) -> list[Findin
         grown = [after[1] - before[1] for before, after in pairwise(values)]
         if len(grown) < 2 or min(grown) < _MIN_GROWTH_BYTES:
             continue
-        low, high = values[0][1], values[-1][1]
+        growth, low, high = (
+            Fact(
+                quantity,
+                value,
+                "bytes",
+                f"{device} of rank {rank}{when}",
+                (rank,),
+                {"rank": rank, "device": device} | key,
+            )
+            for quantity, value, when, key in (
+                ("growth_bytes", _growth(values) or 0, "", {}),
+                ("least_bytes", values[0][1], f", step {values[0][0]}", {"step": values[0][0]}),
+                ("least_bytes", values[-1][1], f", step {values[-1][0]}", {"step": values[-1][0]}),
+            )
+        )
         found.append(
             Finding(
                 "warning" if len(grown) >= 3 else "info",
-                f"Memory on {device} of rank {rank} grows by {format_rounded('bytes', _growth(values) or 0)} per step",
-                f"The lowest allocated total of a step rises from {format_rounded('bytes', low)} (step {values[0][0]}) "
-                f"to {format_rounded('bytes', high)} (step {values[-1][0]}), and never falls in between.",
+                f"Memory on {device} of rank {rank} grows by {_size(growth)} per step",
+                f"The lowest allocated total of a step rises from {_size(low)} (step {values[0][0]}) "
+                f"to {_size(high)} (step {values[-1][0]}), and never falls in between.",
                 (rank,),
                 hint="Look for tensors that are kept alive, such as a list of losses (append loss.item()) or a "
                 "retained graph. -r allocators lists what is allocated at the peak.",
+                facts=(growth, low, high),
             )
         )
     return found
+
+
+def _size(fact: Fact) -> str:
+    """The bytes of a fact, for a text."""
+    return format_rounded("bytes", float(fact.value or 0))
 
 
 def _pressure(run: Run, scope: Scope, rows: list[dict[str, Any]]) -> list[Finding]:
@@ -160,33 +198,49 @@ def _pressure(run: Run, scope: Scope, rows: list[dict[str, Any]]) -> list[Findin
     for row in rows:
         if row["device"] == "CPU":
             continue
-        size, reserved = sizes.get(row["rank"]), row["peak_reserved_bytes"] or 0
-        full = size is not None and 100 * reserved > _FULL_PCT * size
+        rank, device, size = row["rank"], row["device"], sizes.get(row["rank"])
+        reserved, unused, allocated = (
+            Fact(
+                name,
+                row[name] or 0,
+                "bytes",
+                f"{device} of rank {rank}",
+                (rank,),
+                {"rank": rank, "device": device},
+            )
+            for name in ("peak_reserved_bytes", "unused_bytes", "peak_allocated_bytes")
+        )
+        held, idle = int(reserved.value or 0), int(unused.value or 0)
+        span = None if row["at_ns"] is None else (row["at_ns"], row["at_ns"])
+        full = size is not None and 100 * held > _FULL_PCT * size
         if full and size:
+            capacity = replace(reserved, quantity="device_memory_bytes", value=size, row={})
+            share = replace(
+                reserved, quantity="reserved_pct", value=100 * held / size, unit="percent", row={}
+            )
             found.append(
                 Finding(
                     "warning",
-                    f"Memory of {row['device']} (rank {row['rank']}) is {100 * reserved / size:.0f} % full",
-                    f"The allocator reserves {format_rounded('bytes', reserved)} of {format_rounded('bytes', size)}. "
+                    f"Memory of {device} (rank {rank}) is {share.value:.0f} % full",
+                    f"The allocator reserves {_size(reserved)} of {_size(capacity)}. "
                     "When it cannot grow, it frees cached blocks and synchronises in the middle of a step.",
-                    (row["rank"],),
-                    (row["at_ns"], row["at_ns"]),
+                    (rank,),
+                    span,
                     hint="Use smaller batches, activation checkpointing or fewer temporaries. "
                     "-r allocators lists what is allocated at the peak.",
+                    facts=(share, reserved, capacity),
                 )
             )
-        unused = row["unused_bytes"] or 0
-        if reserved and unused >= _MIN_UNUSED_BYTES and 100 * unused > _UNUSED_PCT * reserved:
+        if held and idle >= _MIN_UNUSED_BYTES and 100 * idle > _UNUSED_PCT * held:
             found.append(
                 Finding(
                     "warning" if full else "info",
-                    f"{format_rounded('bytes', unused)} on {row['device']} (rank {row['rank']}) is reserved but not "
-                    "allocated at the peak",
-                    f"Peak reserved: {format_rounded('bytes', reserved)}. Peak allocated: "
-                    f"{format_rounded('bytes', row['peak_allocated_bytes'])}.",
-                    (row["rank"],),
-                    (row["at_ns"], row["at_ns"]),
+                    f"{_size(unused)} on {device} (rank {rank}) is reserved but not allocated at the peak",
+                    f"Peak reserved: {_size(reserved)}. Peak allocated: {_size(allocated)}.",
+                    (rank,),
+                    span,
                     hint="PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True reduces unused reserved memory.",
+                    facts=(unused, reserved, allocated),
                 )
             )
     return found

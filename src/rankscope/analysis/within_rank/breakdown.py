@@ -25,7 +25,8 @@ from rankscope.analysis.core.intervals import (
 from rankscope.analysis.core.notes import left_out
 from rankscope.analysis.core.result import Column, Result
 from rankscope.analysis.core.scope import Scope
-from rankscope.analysis.core.step_times import StepWindows, periods, windows
+from rankscope.analysis.core.step_times import StepWindows, windows
+from rankscope.ranges import as_ranges
 from rankscope.store.run import Run
 from rankscope.units import format_rounded
 
@@ -109,27 +110,39 @@ class RankSets:
         )
 
 
+@once_per_run
 def breakdown(run: Run, scope: Scope, by: str | None = None) -> Result:
     """One row per rank for the whole window, then one per rank and step."""
-    on_host = runs_on_host(run, scope)
     rows: list[dict[str, Any]] = []
+    on_host = []
     for rank in ranks_in(run, scope):  # one at a time, to hold the events of one rank in memory
         found = windows(run, rank, scope)
         if len(found.step) == 0:
             continue
-        parts = rank_sets(run, rank, on_host).within(found)
+        if runs_on_host(run, rank):
+            on_host.append(rank)
+        parts = rank_sets(run, rank).within(found)
         rows.append(_row(rank, None, parts.totals(slice(None))))
         if scope.steps is not None:
             rows += [
                 _row(rank, step, parts.totals(found.step == step)) for step in np.unique(found.step).tolist()
             ]
     rows.sort(key=lambda row: (row["step"] is not None, row["rank"], row["step"] or 0))
-    notes = [*left_out(run, scope), *_unrecorded(run, scope)]
-    if on_host and rows:
+    unrecorded = _unrecorded(run, scope)
+    notes = left_out(run, scope)
+    if unrecorded:
         notes.append(
-            "no GPU events: compute is the time in leaf ops on the host, the span is that of the steps"
+            f"left out: {format_rounded('ns', unrecorded)} between the recordings of a rank, which is in no class"
         )
-    return Result("breakdown", "Where the time went", scope.window, COLUMNS, rows, notes=tuple(notes))
+    if on_host:
+        whose = "" if len(on_host) == len(ranks_in(run, scope)) else f" of ranks {as_ranges(on_host)}"
+        notes.append(
+            f"no GPU events{whose}: compute is the time in leaf ops on the host, the span is that of the steps"
+        )
+    facts = {"unrecorded_ns": unrecorded}
+    return Result(
+        "breakdown", "Where the time went", scope.window, COLUMNS, rows, notes=tuple(notes), facts=facts
+    )
 
 
 def _row(rank: int, step: int | None, parts: dict[str, int]) -> dict[str, Any]:
@@ -138,14 +151,14 @@ def _row(rank: int, step: int | None, parts: dict[str, int]) -> dict[str, Any]:
     return row | {"overlap_pct": 100 * hidden / comm if comm else None}
 
 
-def runs_on_host(run: Run, scope: Scope) -> bool:
-    """Whether no rank in scope has GPU events: then the work of the host is what counts."""
-    return not any(len(device_events(run, rank, Scope())) for rank in ranks_in(run, scope))
+def runs_on_host(run: Run, rank: int) -> bool:
+    """Whether the rank has no GPU events: then the work of its host is what counts."""
+    return len(device_events(run, rank, Scope())) == 0
 
 
-def rank_sets(run: Run, rank: int, on_host: bool) -> RankSets:
+def rank_sets(run: Run, rank: int) -> RankSets:
     """The sets of one rank, over all that was recorded."""
-    work = host_work(run, Scope(frozenset([rank]))) if on_host else _activity(run, rank)
+    work = host_work(run, Scope(frozenset([rank]))) if runs_on_host(run, rank) else _activity(run, rank)
     kinds = {
         kind: union(work.start[work.kind == kind], work.end[work.kind == kind])
         for kind in (COMPUTE, COMM, COPY)
@@ -173,15 +186,7 @@ def _waiting(run: Run) -> dict[int, Intervals]:
     return {rank: union(own["start"], own["end"]) for rank, own in split_by_rank(columns, run.ranks).items()}
 
 
-def _unrecorded(run: Run, scope: Scope) -> list[str]:
-    """Time between the cycles of a rank: it was not recorded, so it is in no class."""
-    longest = 0
-    for rank in ranks_in(run, scope):
-        found = windows(run, rank, scope)
-        if len(found.step):
-            longest = max(longest, int(found.end.max() - found.start.min()) - found.span)
-    if not longest or len({period.cycle for period in periods(run, scope)}) < 2:
-        return []
-    return [
-        f"left out: {format_rounded('ns', longest)} between the recordings of a rank (unrecorded), which is in no class"
-    ]
+def _unrecorded(run: Run, scope: Scope) -> int:
+    """Time between the cycles of a rank, of the rank with most of it: it was not recorded, so it is in no class."""
+    found = [windows(run, rank, scope) for rank in ranks_in(run, scope)]
+    return max((int(one.end[-1] - one.start[0]) - one.span for one in found if len(one.step)), default=0)

@@ -130,7 +130,7 @@ def _finding(run: Run, rank: int, rows: list[dict[str, Any]], found: StepWindows
     if severity is None:
         return []
     most = max(kinds, key=lambda row: row["exposed_ns"])
-    waiting = length(intersect(rank_sets(run, rank, on_host=False).exposed_wait, found.intervals))
+    waiting = length(intersect(rank_sets(run, rank).exposed_wait, found.intervals))
     steps = 0 if (found.step == NO_STEP).all() else len(found.step)
     share = whole["exposed_ns"] / found.span
     per_step = f" ({format_rounded('ns', whole['exposed_ns'] / steps)} per step)" if steps else ""

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from rankscope.errors import NotATraceError
-from rankscope.model import COMPUTING_OPS, MEMORY_ARGS, SHAPE_ARGS, Table
+from rankscope.model import CATEGORY_ALIASES, COMPUTING_OPS, MEMORY_ARGS, SHAPE_ARGS, Table
 from rankscope.readers.base import Batch, ReadReport, TraceIdentity, rank_from_name
 from rankscope.readers.byte_stream import is_gzip, open_stream, read_head
 from rankscope.readers.kineto import json_layout
@@ -59,7 +59,7 @@ SELECT coalesce(ph, '') AS ph, coalesce(cat, '') AS category, coalesce(name, '')
        typed.device AS device,
        typed.stream AS stream, typed.bytes AS bytes, typed."Collective name" AS collective,
        CASE WHEN name = '[memory]' THEN json_transform(args, {memory}) END AS memory,
-       CASE WHEN cat = 'cpu_op' AND name IN ({computing}) THEN json_extract_string(args, {shapes}) END AS shapes
+       CASE WHEN cat IN ({ops}) AND name IN ({computing}) THEN json_extract_string(args, {shapes}) END AS shapes
 FROM (SELECT *,
              CASE WHEN cat IS NULL OR cat NOT IN ({untyped}) OR name = 'record_param_comms'
                   THEN json_transform(args, {typed}) END AS typed,
@@ -121,6 +121,7 @@ class JsonBatch:
             untyped=sql_texts(_WITHOUT_TYPED_ARGS),
             memory=sql_text(json.dumps(MEMORY_ARGS)),
             computing=sql_texts(COMPUTING_OPS),
+            ops=sql_texts(["cpu_op", *(old for old, new in CATEGORY_ALIASES.items() if new == "cpu_op")]),
             shapes="[" + sql_texts(f"$.{sql_name(name)}" for name in SHAPE_ARGS) + "]",
             time=time[1],
             path=self._file.write_array(content),

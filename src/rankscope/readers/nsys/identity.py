@@ -17,11 +17,29 @@ from rankscope.readers.nsys.export import PID, NsysExport
 FROM_ENVIRONMENT = "recorded environment"
 FROM_MPI = "MPI rank"
 IN_ORDER = "recorded environment, processes in order of start"
+FROM_COMMAND = "recorded command"
+FROM_NCCL = "one process with NCCL per device"
 _OF_ONE_PROCESS = ("torchrun", "RANK")
 """Launchers whose variables belong to one process; those of others may belong to one task per node."""
 _MPI_RANK = re.compile(r"^MPI Rank (\d+)$")
 _THREAD_NAME = 39
 _TRAILING_NUMBER = re.compile(r"_(\d{1,6})$")
+# Options that say how many ranks a launcher starts (on this node), on which node it is, and how many nodes there are.
+_RANKS_HERE = {
+    "torchrun": ("--nproc-per-node",),
+    "mpiexec": ("-n", "-np", "--np", "-c", "--procs"),
+    "srun": ("-n", "--ntasks"),
+    "deepspeed": ("--num-gpus",),
+    "accelerate": ("--num-processes",),
+}
+_NODE, _NODES = ("--node-rank",), ("--nnodes",)
+_LAUNCHERS = (
+    (re.compile(r"(?:^|/)torchrun$|^torch\.distributed\.(?:run|launch)$"), "torchrun"),
+    (re.compile(r"(?:^|/)(?:mpiexec|mpirun|orterun)(?:[._].*)?$"), "mpiexec"),
+    (re.compile(r"(?:^|/)srun$"), "srun"),
+    (re.compile(r"(?:^|/)deepspeed$"), "deepspeed"),
+    (re.compile(r"(?:^|/)accelerate$|^accelerate\.commands\.launch$"), "accelerate"),
+)
 
 
 @dataclass(frozen=True)
@@ -36,6 +54,8 @@ class ProcessGroup:
     """Identifies this group within the file; empty if the file has one rank."""
     others: int = 0
     """Number of processes in the file that belong to no rank, such as the launcher. They are left out."""
+    merged: int = 0
+    """Number of processes that use CUDA and of which nothing tells the ranks; they are read as one."""
 
     @property
     def whole(self) -> bool:
@@ -61,13 +81,15 @@ def groups_of(export: NsysExport) -> list[ProcessGroup]:
             for rank in sorted(set(by_pid.values()))
         ]
     everything = frozenset(pids)
+    merged = len(processes_with_cuda(export)) if _is_of_a_node(export) else 0
     identity = started or _agreed_identity(_of_processes(export))
     if identity is not None and not (identity.source not in _OF_ONE_PROCESS and _is_of_a_node(export)):
-        return [ProcessGroup(identity.rank, FROM_ENVIRONMENT, identity.world_size, everything)]
+        own = 0 if started is not None and started.source in _OF_ONE_PROCESS else merged
+        return [ProcessGroup(identity.rank, FROM_ENVIRONMENT, identity.world_size, everything, merged=own)]
     if by_pid:
         return [ProcessGroup(next(iter(by_pid.values())), FROM_MPI, None, everything)]
     named = rank_from_report_name(export)
-    return [ProcessGroup(named, "file name" if named is not None else "", None, everything)]
+    return [ProcessGroup(named, "file name" if named is not None else "", None, everything, merged=merged)]
 
 
 def rank_from_report_name(export: NsysExport) -> int | None:
@@ -163,7 +185,97 @@ def _ranks_of_processes(
         distinct = list(dict.fromkeys(found))
         if len(distinct) > 1 and len(distinct) == len(workers):
             return dict(zip(workers, distinct, strict=True)), IN_ORDER, world
-    return {}, "", None
+    return _from_command(export, started) or _from_nccl(export) or ({}, "", None)
+
+
+def _from_command(
+    export: NsysExport, started: Identity | None
+) -> tuple[dict[int, int], str, int | None] | None:
+    """From a launcher in the command line of nsys, if as many processes use CUDA as it starts ranks."""
+    workers, words = processes_with_cuda(export), _command(export)
+    for place, word in enumerate(words):
+        launcher = next((name for pattern, name in _LAUNCHERS if pattern.search(word)), None)
+        if launcher is None:
+            continue
+        options = words[place + 1 :]
+        count = _option(options, _RANKS_HERE[launcher])
+        if count in ("gpu", "auto") and export.has("TARGET_INFO_GPU", "id"):
+            count = str(export.rows("SELECT count(*) FROM TARGET_INFO_GPU")[0][0])
+        if len(workers) < 2 or count != str(len(workers)):
+            return None
+        node, nodes = _option(options, _NODE), _option(options, _NODES)
+        if node is None and started is not None:  # one launcher on each node, started by srun or mpiexec
+            node, nodes = str(started.rank), str(started.world_size or "")
+        first = int(node) * len(workers) if node and node.isdigit() else 0
+        world = int(nodes) * len(workers) if nodes and nodes.isdigit() else None
+        ranks = {pid: first + local for local, pid in enumerate(_by_device(export, workers))}
+        return ranks, FROM_COMMAND, world if nodes else len(workers)
+    return None
+
+
+def _from_nccl(export: NsysExport) -> tuple[dict[int, int], str, int | None] | None:
+    """Several processes that all run NCCL kernels, each on a device of its own: ranks in order of the devices.
+
+    They are the ranks of one node; on which node it is, nothing tells.
+    """
+    workers, devices = processes_with_cuda(export), _devices(export)
+    name = next(
+        (c for c in ("shortName", "demangledName") if export.has("CUPTI_ACTIVITY_KIND_KERNEL", c)), None
+    )
+    alone = len({device for used in devices.values() for device in used}) == len(workers) == len(devices)
+    if name is None or len(workers) < 2 or not alone or any(len(used) != 1 for used in devices.values()):
+        return None
+    rows = export.rows(
+        f"SELECT DISTINCT {PID.format('globalPid')} FROM CUPTI_ACTIVITY_KIND_KERNEL WHERE {name} IN "
+        "(SELECT id FROM StringIds WHERE value LIKE '%nccl%')"
+    )
+    if {pid for (pid,) in rows} != set(workers):
+        return None
+    return {pid: rank for rank, pid in enumerate(_by_device(export, workers))}, FROM_NCCL, None
+
+
+def _by_device(export: NsysExport, workers: list[int]) -> list[int]:
+    """In order of their devices, if each has one of its own (LOCAL_RANK by convention), else in order of start."""
+    devices = _devices(export)
+    used = [devices.get(pid, set()) for pid in workers]
+    if all(len(one) == 1 for one in used) and len(set.union(*used)) == len(workers):
+        return sorted(workers, key=lambda pid: min(devices[pid]))
+    return workers
+
+
+def _devices(export: NsysExport) -> dict[int, set[int]]:
+    """The devices that each process computes on; a context alone, such as that of a peer, is no use of a device."""
+    found: dict[int, set[int]] = {}
+    for table in ("CUPTI_ACTIVITY_KIND_KERNEL", "TARGET_INFO_CUDA_CONTEXT_INFO"):
+        pid = PID.format("globalPid") if table == "CUPTI_ACTIVITY_KIND_KERNEL" else "processId"
+        if not found and export.has(table, "deviceId", "globalPid" if "globalPid" in pid else "processId"):
+            for process, device in export.rows(f"SELECT DISTINCT {pid}, deviceId FROM {table}"):
+                found.setdefault(process, set()).add(device)
+    return found
+
+
+def _command(export: NsysExport) -> list[str]:
+    """The command that nsys started."""
+    if not export.has("META_DATA_CAPTURE", "name", "value"):
+        return []
+    rows = {
+        export.text(name): export.text(value)
+        for name, value in export.rows(
+            "SELECT name, value FROM META_DATA_CAPTURE WHERE name LIKE 'PROCESS_0:COMMAND' "
+            "OR name LIKE 'PROCESS_0:ARGUMENT_%'"
+        )
+    }
+    arguments = {int(name.rpartition("_")[2]): value for name, value in rows.items() if name[-1:].isdigit()}
+    return [rows.get("PROCESS_0:COMMAND", ""), *(arguments[number] for number in sorted(arguments))]
+
+
+def _option(words: list[str], names: tuple[str, ...]) -> str | None:
+    """The value of the first of these options, written --name value, --name=value or --na_me value."""
+    for word, behind in zip(words, [*words[1:], ""], strict=True):
+        name, equals, value = word.partition("=")
+        if (name if name[:2] != "--" else name.replace("_", "-")) in names:
+            return value if equals else behind
+    return None
 
 
 def _mpi_ranks(export: NsysExport) -> dict[int, int]:

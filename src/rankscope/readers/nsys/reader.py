@@ -222,8 +222,12 @@ NSYS = NsysReader()
 
 
 def _group(export: NsysExport, part: str) -> ProcessGroup:
+    """The processes of a part; for a file of several ranks that is read as one (--rank N=FILE), all of them."""
     groups = groups_of(export)
-    return next((group for group in groups if group.part == part), groups[0])
+    found = next((group for group in groups if group.part == part), None)
+    if found is not None:
+        return found
+    return ProcessGroup(None, "", None, frozenset().union(*(g.pids for g in groups)), merged=len(groups))
 
 
 def _event_strings(export: NsysExport) -> list[tuple[int, str]]:
@@ -265,6 +269,8 @@ def _header(export: NsysExport, group: ProcessGroup) -> dict[str, Any]:
     header["processes"] = sorted(group.pids)
     if group.others:
         header["otherProcesses"] = group.others
+    if group.merged:
+        header["mergedProcesses"] = group.merged
     header["recordedEnvironment"] = bool(recorded_environments(export))
     if group.rank is not None and group.world_size is not None:
         header["distributedInfo"] = {"rank": group.rank, "world_size": group.world_size}

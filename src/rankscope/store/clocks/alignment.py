@@ -23,12 +23,15 @@ if TYPE_CHECKING:
     from rankscope.store.collectives.entries import Collectives
 
 CLOCKS_FILE = "clocks.json"
-_VERSION = 1
+_VERSION = 2
 
 Method = Literal["reference", "collectives", "wall clock"]
 
 _USELESS_DRIFT_PPM = 100.0
 """No clock drifts this much. A drift with a larger error is not reported."""
+# Where too few collectives were recorded to tell how far their ends spread: offsets within these are not applied.
+# Ends of gloo spread by up to 0.7 ms (p50), those of NCCL by microseconds (docs/reports/clocks.md).
+_ASSUMED_HOST_NS, _ASSUMED_DEVICE_NS = 1_400_000, 50_000
 
 
 @dataclass(frozen=True)
@@ -47,10 +50,10 @@ class RankClock:
     applied_drift_ppm: float = 0.0
     """0 if the drift is not larger than its error."""
     error_ns: int | None = None
-    """Error of the offset; None if it was not measured."""
+    """Error of the offset; None if it was not measured, or if too few collectives were recorded to tell."""
     drift_error_ppm: float | None = None
     residual_p50_ns: int | None = None
-    """Half of its collectives end within this distance of the fit."""
+    """Half of its collectives end within this distance of the fit; None with too few collectives to tell."""
     residual_p95_ns: int | None = None
     collectives: int = 0
     """The number of collectives used for the fit."""
@@ -92,7 +95,7 @@ def measure(rows: Collectives, ranks: Sequence[int], starts: Sequence[tuple[int,
     import numpy as np
 
     from rankscope.store.arrays import NONE
-    from rankscope.store.clocks.fit import Sightings, fit
+    from rankscope.store.clocks.fit import LEAST_MOMENTS, Sightings, few_moments, fit
 
     used = (rows.match != NONE) & rows.together
     if not used.any():
@@ -105,16 +108,22 @@ def measure(rows: Collectives, ranks: Sequence[int], starts: Sequence[tuple[int,
     results: list[RankClock] = []
     for i, rank in enumerate(ranks):
         part = int(fitted.part[i])
-        mine = np.abs(fitted.residual[clock == i])
+        mine = clock == i
+        told = np.abs(fitted.residual[mine & fitted.tells])
         if part == i:  # the reference of its part; other parts keep their wall clock
             result = RankClock(rank, "reference" if i == main else "wall clock", ranks[main])
+        elif np.isnan(fitted.spread[i]):
+            assumed = _ASSUMED_DEVICE_NS if rows.on_device[used][mine].all() else _ASSUMED_HOST_NS
+            result = _without_error(RankClock(rank, "collectives", ranks[part]), fitted, i, assumed)
         else:
-            result = _with_errors(
-                RankClock(rank, "collectives", ranks[part]), fitted, i, float(np.median(mine))
-            )
-        if len(mine):
-            p50, p95 = (int(np.ceil(q)) for q in np.percentile(mine, [50, 95]))
-            result = replace(result, residual_p50_ns=p50, residual_p95_ns=p95, collectives=len(mine))
+            p50 = float(fitted.spread[i])
+            if len(told) >= LEAST_MOMENTS:
+                p50 = few_moments(len(told)) * float(np.median(told))
+            result = _with_errors(RankClock(rank, "collectives", ranks[part]), fitted, i, p50)
+        if len(told):
+            half, most = (int(np.ceil(q)) for q in np.percentile(told, [50, 95]))
+            result = replace(result, residual_p50_ns=half, residual_p95_ns=most)
+        result = replace(result, collectives=int(mine.sum()))
         results.append(result)
     clocks = Clocks(tuple(results))
     first = min(start - clocks.of(rank).ahead_ns(start) for rank, start in starts)
@@ -153,6 +162,14 @@ def _with_errors(clock: RankClock, fitted: Fit, i: int, p50: float) -> RankClock
         aligned=drifts or abs(offset) > error,
         center_ns=fitted.center_ns,
         center_offset_ns=offset,
+    )
+
+
+def _without_error(clock: RankClock, fitted: Fit, i: int, assumed_ns: int) -> RankClock:
+    """So few collectives that they fit exactly: the offset is known, its error is not."""
+    offset = float(fitted.offset[i])
+    return replace(
+        clock, aligned=abs(offset) > assumed_ns, center_ns=fitted.center_ns, center_offset_ns=offset
     )
 
 

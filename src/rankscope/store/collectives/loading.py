@@ -20,6 +20,7 @@ from rankscope.store.collectives.groups import (
 )
 from rankscope.store.collectives.matching import match_collectives
 from rankscope.store.layout import SegmentEntry
+from rankscope.store.separate_runs import SESSION_GAP_NS, end_unix_ns, has_wall_clock, job_of, runs_among
 
 if TYPE_CHECKING:
     import duckdb
@@ -28,11 +29,6 @@ _DTYPE_BYTES = {
     "float64": 8, "int64": 8, "complex64": 8, "complex128": 16, "float32": 4, "int32": 4, "float16": 2,
     "bfloat16": 2, "int16": 2, "int8": 1, "uint8": 1, "bool": 1,
 }  # fmt: skip
-
-_APART_NS = 60_000_000_000
-"""Recordings farther apart by wall clock are separate sessions; clocks within a cluster differ by less."""
-_CREDIBLE_UNIX_NS = 10**18
-"""The year 2001. An earlier time is not wall-clock time; it counts from the boot of the machine."""
 
 
 def matched_collectives(
@@ -212,22 +208,17 @@ def recording_sessions(segments: Sequence[SegmentEntry]) -> dict[tuple[int, int]
 
     The job is compared only where every file names one, the time only where every file has a wall-clock time.
     """
-    jobs = {(entry.rank, entry.segment): _job_of(entry.manifest.get("header", {})) for entry in segments}
-    by_job = all(jobs.values())
-    by_time = all(entry.unix_origin_ns >= _CREDIBLE_UNIX_NS for entry in segments)
+    by_job = all(map(job_of, segments))
+    by_time = all(map(has_wall_clock, segments))
+    of_run = {
+        id(entry): number for number, run in enumerate(runs_among(segments)[0]) for entry in run.entries
+    }
     period, reach = 0, 0
-    keys: dict[tuple[int, int], tuple[int, str]] = {}
+    keys: dict[tuple[int, int], tuple[int, int, str]] = {}
     for entry in sorted(segments, key=lambda entry: entry.unix_origin_ns):
-        if keys and by_time and entry.unix_origin_ns > reach + _APART_NS:
+        if keys and by_time and entry.unix_origin_ns > reach + SESSION_GAP_NS:
             period += 1
-        reach = max(reach, entry.unix_origin_ns + int(entry.manifest["end_ns"]))
-        file = entry.rank, entry.segment
-        keys[file] = (period, jobs[file] if by_job else "")
+        reach = max(reach, end_unix_ns(entry))
+        keys[entry.rank, entry.segment] = of_run[id(entry)], period, job_of(entry) if by_job else ""
     known = {key: number for number, key in enumerate(dict.fromkeys(keys.values()))}
     return {file: known[key] for file, key in keys.items()}
-
-
-def _job_of(header: Mapping[str, Any]) -> str:
-    """The job that `rankscope profile` wrote into the trace; '' for traces of other tools."""
-    captured = header.get("rankscope")
-    return str(captured.get("job", "")) if isinstance(captured, dict) else ""

@@ -139,8 +139,8 @@ def rank_heatmap(run: Run, scope: Scope, alarming: Collection[int] = ()) -> Char
     steps = [
         Step(f"step {step}", start)
         for step, start in run.rows(
-            f"SELECT step, start_ns FROM steps WHERE rank = {first_rank} AND {scope.where()} "
-            f"AND start_ns BETWEEN {low} AND {high} ORDER BY start_ns"
+            f"SELECT step, end_ns - time_ns FROM steps WHERE rank = {first_rank} AND {scope.where()} "
+            f"AND end_ns - time_ns BETWEEN {low} AND {high} ORDER BY start_ns"
         )
     ]
     on_host = all(time.on_host for time in times)

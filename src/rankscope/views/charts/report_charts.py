@@ -185,11 +185,11 @@ def _measure_column(result: Result) -> tuple[str, str, str]:
 def steps(result: Result) -> Chart:
     points: dict[int, list[tuple[float, float]]] = {}
     for row in sorted(result.rows, key=lambda row: (row["rank"], row["step"])):
-        points.setdefault(row["rank"], []).append((row["step"], row["dur_ns"]))
+        points.setdefault(row["rank"], []).append((row["step"], row["time_ns"]))
     if not points:
         raise nothing_to_draw(result)
     x, y = ("Step", ""), ("Duration", "ns")
-    subtitle = f"{result.window}; measured on the host"
+    subtitle = f"{result.window}; host and GPU"
     if len(points) <= MOST_LINES:
         drawn = [Line(f"rank {rank}", line) for rank, line in points.items()]
         return lines(result.name, "Step times", subtitle, drawn, x, y, whole_x=True)

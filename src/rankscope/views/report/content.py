@@ -9,6 +9,7 @@ from rankscope.analysis.core.result import Finding, Result
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.diff.two_runs import by_unit
 from rankscope.analysis.findings import collect
+from rankscope.analysis.health.doubts import Doubt, doubts
 from rankscope.analysis.questions import QUESTIONS
 from rankscope.analysis.run_info import facts
 from rankscope.analysis.summary import summary
@@ -69,6 +70,7 @@ class Content:
     subtitle: str
     verdict: str
     evidence: str
+    doubts: tuple[Doubt, ...]
     figures: tuple[Figure, ...]
     findings: tuple[Finding, ...]
     heatmap: Chart | None
@@ -123,6 +125,7 @@ def build(request: Request, compared: Result | None = None) -> Content:
         subtitle=_subtitle(run, scope) + (f" · against {request.base}" if request.base else ""),
         verdict=worst.title if worst else "No problems found.",
         evidence=_sentence(worst) if worst else _without_warnings(findings),
+        doubts=doubts(run, scope),
         figures=tuple(_figures(summary(run, scope))),
         findings=tuple(findings),
         heatmap=_heatmap(run, scope, blamed),

@@ -98,7 +98,11 @@ def _hash(text: str) -> str:
 
 def _verdict(content: Content) -> str:
     figures = "".join(map(_figure, content.figures))
-    words = f"<h1>{escape(content.verdict)}</h1><p>{escape(content.evidence)}</p>"
+    doubtful = "".join(
+        f'<p class="doubt"><b>In doubt: {escape(doubt.text)}.</b> {escape(doubt.reason)}</p>'
+        for doubt in content.doubts
+    )
+    words = f"{doubtful}<h1>{escape(content.verdict)}</h1><p>{escape(content.evidence)}</p>"
     return f'<div class="verdict"><div class="words">{words}</div>{figures}</div>'
 
 

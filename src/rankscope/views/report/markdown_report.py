@@ -26,6 +26,7 @@ def markdown_page(content: Content) -> str:
     blocks = [
         f"# {prose(content.title)}",
         f"{prose(content.subtitle)}",
+        *(f"In doubt: {prose(doubt.text)}. {prose(doubt.reason)}" for doubt in content.doubts),
         f"**{prose(content.verdict)}** {prose(content.evidence)}",
         figures,
         _findings(content),

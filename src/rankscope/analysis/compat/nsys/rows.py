@@ -81,11 +81,14 @@ def triple(key: str) -> str:
 
 
 def statistics(value: str, alias: str = "") -> str:
-    """Average, median, minimum, maximum and standard deviation, rounded as in nsys; `alias` prefixes their names."""
+    """Average, median, minimum, maximum and standard deviation, rounded as in nsys; `alias` prefixes their names.
+
+    nsys prints a standard deviation of 0.0 for one value and also for none, where the others are empty.
+    """
     return (
         f"round(avg({value}), 1) AS {alias}avg, round(median({value}), 1) AS {alias}med, "
         f"min({value}) AS {alias}min, max({value}) AS {alias}max, "
-        f"round(CASE WHEN count({value}) = 1 THEN 0 ELSE stddev_samp({value}) END, 1) AS {alias}stddev"
+        f"round(CASE WHEN count({value}) <= 1 THEN 0 ELSE stddev_samp({value}) END, 1) AS {alias}stddev"
     )
 
 

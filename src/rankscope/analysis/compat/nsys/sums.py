@@ -110,7 +110,15 @@ cuda_gpu_sum = _by_time(
     order="key1,",
 )
 cuda_api_sum = _by_time(
-    "cuda_api_sum", "CUDA API Summary", "Num Calls", {"Name": CALL_NAME}, CALLS, "api", events=True
+    "cuda_api_sum",
+    "CUDA API Summary",
+    "Num Calls",
+    {"Name": CALL_NAME},
+    CALLS,
+    "api",
+    events=True,
+    # nsys groups before it removes the version: cudaMalloc and cudaMalloc_v3020 are two rows of the same name.
+    group_more="coalesce(e.args->>'version', '')",
 )
 cuda_api_gpu_sum = _by_time(
     "cuda_api_gpu_sum",

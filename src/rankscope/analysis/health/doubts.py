@@ -1,0 +1,178 @@
+"""Reasons to doubt the figures of a run, short enough for the first line of the summary."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from rankscope.analysis.core.cache import once_per_run
+from rankscope.analysis.core.scope import Scope
+from rankscope.analysis.core.step_times import SLOW_FIRST_STEP, run_step, run_step_times
+from rankscope.analysis.health.contents import understood
+from rankscope.capture.run_folder import rank_manifests
+from rankscope.ranges import as_ranges
+from rankscope.store.collectives.loading import recording_sessions
+from rankscope.store.run import Run
+from rankscope.store.separate_runs import world_size_of
+from rankscope.units import format_rounded
+
+_COMPLETE_STEP = 0.7
+"""A last step with a smaller share of the usual number of GPU events is incomplete."""
+_MOSTLY_UNDERSTOOD_PCT = 90
+
+
+@dataclass(frozen=True)
+class Doubt:
+    """One reason to doubt the figures."""
+
+    text: str
+    """For the first line: '2 of 8 ranks'."""
+    reason: str
+    """A sentence: what it means, and what to do."""
+
+    def __str__(self) -> str:
+        return f"in doubt: {self.text}: {self.reason}"
+
+
+def doubts(run: Run, scope: Scope) -> tuple[Doubt, ...]:
+    """The doubts about the ranks and steps in scope, the gravest first."""
+    return _doubts(run, scope.in_run(run))
+
+
+@once_per_run
+def _doubts(run: Run, scope: Scope) -> tuple[Doubt, ...]:
+    sources = (_mixed, _not_understood, _missing, _cut, _apart, _clocks, _warm_up)
+    return tuple(doubt for source in sources for doubt in source(run, scope))
+
+
+def _mixed(run: Run, scope: Scope) -> Iterator[Doubt]:
+    if len(run.runs) > 1:
+        yield Doubt(
+            f"files of {len(run.runs)} runs",
+            "runs are shown one after another and are not compared; figures of all ranks mix them. "
+            f"The first: {run.runs[0]}",
+        )
+
+
+def _not_understood(run: Run, scope: Scope) -> Iterator[Doubt]:
+    found = understood(run, scope)
+    if found.pct < _MOSTLY_UNDERSTOOD_PCT:
+        yield Doubt(
+            f"{found.pct:.0f} % of the events understood",
+            f"{found.categories} have no known meaning and are in no class",
+        )
+
+
+def world_size(run: Run) -> int:
+    """The number of ranks of the job, from the traces or the manifests beside them; 0 if not known."""
+    sizes = {world_size_of(entry) for entry in run.timelines} - {0}
+    if not sizes:
+        folders: set[Path] = {entry.source.parent for entry in run.timelines}
+        manifests = (manifest for folder in folders for manifest in rank_manifests(folder))
+        sizes = {size for manifest in manifests if isinstance(size := manifest.get("world_size"), int)}
+    return max(sizes, default=0)
+
+
+def _missing(run: Run, scope: Scope) -> Iterator[Doubt]:
+    if len(run.runs) != 1:  # several runs have several world sizes
+        return
+    recorded = {entry.rank for entry in run.timelines}
+    world = world_size(run)
+    missing = sorted(set(range(world)) - recorded)
+    if missing:
+        yield Doubt(
+            f"{len(recorded)} of {world} ranks",
+            f"no trace of rank{'s' * (len(missing) > 1)} {as_ranges(missing)}: what the others wait for is not known "
+            "(rankscope profile --ranks all)",
+        )
+
+
+def _cut(run: Run, scope: Scope) -> Iterator[Doubt]:
+    """Files that end early, and last steps with fewer GPU events than usual."""
+    damaged = {
+        entry.rank: entry.manifest["reading"]["damage"]
+        for entry in run.timelines
+        if entry.manifest["reading"]["damage"] and (scope.ranks is None or entry.rank in scope.ranks)
+    }
+    if damaged:
+        rank, why = min(damaged.items())
+        yield Doubt(
+            f"recording cut on {_ranks(list(damaged))}",
+            f"{why} (rank {rank}): the last step may be incomplete",
+        )
+    if len(run.runs) > 1:  # what is usual differs between runs
+        return
+    short = {rank: step for rank, step in _incomplete_last_steps(run, scope) if rank not in damaged}
+    if short:
+        steps = sorted(set(short.values()))
+        yield Doubt(
+            f"last step incomplete on {_ranks(list(short))}",
+            f"step {as_ranges(steps)} has less than {100 * _COMPLETE_STEP:.0f} % of the usual number of GPU events: "
+            "the recording ended before it did; leave it out with --steps",
+        )
+
+
+def _incomplete_last_steps(run: Run, scope: Scope) -> list[tuple[int, int]]:
+    """(rank, step) of the last steps of files that have fewer GPU events than usual."""
+    rows = run.rows(f"""
+        WITH counts AS (
+            SELECT s.rank, s.segment, s.step, s.start_ns, count(g.id) AS events
+            FROM steps s LEFT JOIN gpu g ON g.rank = s.rank AND g.segment = s.segment AND g.step = s.step
+            WHERE {scope.where("s")} GROUP BY ALL
+        ), compared AS (
+            SELECT *, start_ns = max(start_ns) OVER (PARTITION BY rank, segment) AS is_last,
+                   median(events) OVER (PARTITION BY rank) AS usual, count(*) OVER (PARTITION BY rank) AS steps
+            FROM counts
+        )
+        SELECT rank, step FROM compared WHERE is_last AND steps > 2 AND events < {_COMPLETE_STEP} * usual ORDER BY ALL
+    """)
+    return [(rank, step) for rank, step in rows]
+
+
+def _apart(run: Run, scope: Scope) -> Iterator[Doubt]:
+    """Ranks of one run that were not recorded at the same time."""
+    if len(run.runs) != 1:
+        return
+    sessions: dict[int, set[int]] = {}
+    for (rank, _), session in recording_sessions(run.timelines).items():
+        sessions.setdefault(session, set()).add(rank)
+    parts = [ranks for ranks in sessions.values() if not any(ranks < other for other in sessions.values())]
+    distinct = [ranks for number, ranks in enumerate(parts) if ranks not in parts[:number]]
+    if len(distinct) > 1:
+        yield Doubt(
+            "ranks not recorded at the same time",
+            f"{' and '.join(_ranks(sorted(ranks)) for ranks in distinct)} were recorded more than a minute apart: "
+            "they are not compared",
+        )
+
+
+def _clocks(run: Run, scope: Scope) -> Iterator[Doubt]:
+    if run.clock_mode == "raw" or len({entry.rank for entry in run.timelines}) < 2:
+        return
+    measured = run.clocks.ranks
+    main = next(clock.rank for clock in measured if clock.method == "reference")
+    alone = [c.rank for c in measured if c.method == "wall clock" or (c.reference != main and c.rank != main)]
+    if alone:
+        yield Doubt(
+            f"clocks of {_ranks(sorted(alone))} not aligned",
+            f"they share no collective with rank {main}; their times are compared by wall clock (-r clocks)",
+        )
+
+
+def _warm_up(run: Run, scope: Scope) -> Iterator[Doubt]:
+    typical = run_step(run, scope)
+    if typical.ns is None or not typical.left_out:
+        return
+    took = run_step_times(run, scope)
+    slow = ", ".join(f"step {step} ({format_rounded('ns', took[step])})" for step in typical.left_out)
+    worst = max(typical.left_out, key=lambda step: took[step])
+    yield Doubt(
+        f"warm-up inside: step {worst} took {took[worst] / typical.ns:.1f}x the median",
+        f"{slow} is left out of the step time: the first of a recording, more than {SLOW_FIRST_STEP:g} times the "
+        "median of the others; it is in all other figures, unless --steps leaves it out",
+    )
+
+
+def _ranks(ranks: list[int]) -> str:
+    return f"rank{'s' * (len(ranks) > 1)} {as_ranges(sorted(ranks))}"

@@ -1,0 +1,199 @@
+"""Tells files of different runs apart by what each file says: job, world size, host, GPU, and when it was recorded.
+
+Files of one run may have been recorded at different times: torch writes one file per active cycle, and not every rank
+need be in every cycle. Without ids, what is far apart in time is taken to be another run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from rankscope.errors import MixedRunsError
+from rankscope.model import TIMELINE_FORMATS
+from rankscope.ranges import as_ranges
+from rankscope.store.layout import SegmentEntry
+
+SESSION_GAP_NS = 60_000_000_000
+"""Recordings farther apart by wall clock are separate sessions; clocks within a cluster differ by less."""
+CREDIBLE_UNIX_NS = 10**18
+"""The year 2001. An earlier time is not wall-clock time; it counts from the boot of the machine."""
+_HOUR_NS = 3_600_000_000_000
+_OTHER_RANKS_GAP_NS = _HOUR_NS
+"""Ranks that were never recorded together, this far apart, are of different runs."""
+_SAME_RANKS_GAP_NS = 24 * _HOUR_NS
+"""Cycles of the same ranks may be hours apart, but not days."""
+_MOST_FILES = 4
+_MOST_GROUPS = 6
+
+
+def job_of(entry: SegmentEntry) -> str:
+    """The job that `rankscope profile` wrote into the trace; '' for traces of other tools."""
+    captured = _header(entry).get("rankscope")
+    return str(captured.get("job", "")) if isinstance(captured, dict) else ""
+
+
+def world_size_of(entry: SegmentEntry) -> int:
+    """The number of ranks of its job; 0 if the file does not say."""
+    info = _header(entry).get("distributedInfo")
+    size = info.get("world_size") if isinstance(info, dict) else None
+    return size if isinstance(size, int) else 0
+
+
+def _host_of(entry: SegmentEntry) -> str:
+    return str(_header(entry).get("host_name") or "")
+
+
+def _gpus_of(entry: SegmentEntry) -> frozenset[str]:
+    listed = _header(entry).get("deviceProperties")
+    found = listed if isinstance(listed, list) else []
+    return frozenset(str(one["name"]) for one in found if isinstance(one, dict) and one.get("name"))
+
+
+def _header(entry: SegmentEntry) -> Mapping[str, Any]:
+    found = entry.manifest.get("header")
+    return found if isinstance(found, dict) else {}
+
+
+def has_wall_clock(entry: SegmentEntry) -> bool:
+    return entry.unix_origin_ns >= CREDIBLE_UNIX_NS
+
+
+def end_unix_ns(entry: SegmentEntry) -> int:
+    return entry.unix_origin_ns + int(entry.manifest["end_ns"])
+
+
+@dataclass
+class RunFiles:
+    """The files of one run among those that were opened together, and what they say."""
+
+    entries: list[SegmentEntry] = field(default_factory=list)
+    ranks: set[int] = field(default_factory=set)
+    jobs: set[str] = field(default_factory=set)
+    worlds: set[int] = field(default_factory=set)
+    hosts: dict[tuple[int, str], str] = field(default_factory=dict)
+    """By rank and format, where the file names it. Tools may spell the same name in different ways."""
+    gpus: dict[tuple[int, str], frozenset[str]] = field(default_factory=dict)
+    has_wall_clock: bool = True
+    begin_ns: int = 0
+    end_ns: int = 0
+
+    def add(self, entry: SegmentEntry) -> None:
+        self.begin_ns = min(self.begin_ns, entry.unix_origin_ns) if self.entries else entry.unix_origin_ns
+        self.end_ns = max(self.end_ns, end_unix_ns(entry)) if self.entries else end_unix_ns(entry)
+        self.entries.append(entry)
+        self.ranks.add(entry.rank)
+        self.jobs |= {job_of(entry)} - {""}
+        self.worlds |= {world_size_of(entry)} - {0}
+        if host := _host_of(entry):
+            self.hosts[entry.rank, entry.format] = host
+        if gpus := _gpus_of(entry):
+            self.gpus[entry.rank, entry.format] = gpus
+        self.has_wall_clock &= has_wall_clock(entry)
+
+    def differs(self, other: RunFiles) -> str:
+        """Why other files are not of this run, in a few words; '' if they may be."""
+        if self.jobs and other.jobs:
+            return "" if self.jobs & other.jobs else "different jobs"
+        worlds = self.worlds | other.worlds
+        if len(worlds) > 1:
+            return f"world sizes {' and '.join(map(str, sorted(worlds)))}"
+        for place, host in other.hosts.items():
+            if self.hosts.get(place, host) != host:
+                return f"rank {place[0]} on two hosts"
+        for place, gpus in other.gpus.items():
+            if not self.gpus.get(place, gpus) & gpus:
+                return f"rank {place[0]} on two kinds of GPU"
+        if not (self.has_wall_clock and other.has_wall_clock):
+            return ""
+        apart = max(self.begin_ns, other.begin_ns) - min(self.end_ns, other.end_ns)
+        limit = _SAME_RANKS_GAP_NS if self.ranks & other.ranks else _OTHER_RANKS_GAP_NS
+        return f"recorded {_hours(apart)} apart" if apart > limit else ""
+
+    def __str__(self) -> str:
+        world = max(self.worlds, default=0)
+        ranks = f"rank{'s' * (len(self.ranks) > 1)} {as_ranges(sorted(self.ranks))}" + f" of {world}" * (
+            world > 0
+        )
+        when = ""
+        if self.has_wall_clock:
+            when = f", {datetime.fromtimestamp(self.begin_ns // 10**9, tz=timezone.utc):%Y-%m-%d %H:%M} UTC"
+        job = "".join(f", job {job}" for job in sorted(self.jobs)[:1])
+        names = [entry.source.name for entry in self.entries]
+        files = ", ".join(names[:_MOST_FILES]) + (
+            f" and {len(names) - _MOST_FILES} more" * (len(names) > _MOST_FILES)
+        )
+        return f"{ranks}{when}{job}: {files}"
+
+
+def runs_among(segments: Sequence[SegmentEntry]) -> tuple[list[RunFiles], str]:
+    """The runs that these files are of, the earliest first, and why there is more than one ('' for one).
+
+    Snapshots and dumps are written when something happens, often long after the trace: they belong to the first run
+    that has their rank.
+    """
+    runs: list[RunFiles] = []
+    why: dict[str, None] = {}
+    for recorded in _recorded_together([entry for entry in segments if entry.format in TIMELINE_FORMATS]):
+        reasons = [run.differs(recorded) for run in runs]
+        if "" in reasons:
+            for entry in recorded.entries:
+                runs[reasons.index("")].add(entry)
+        else:
+            runs.append(recorded)
+            why |= dict.fromkeys(reasons)
+    for entry in segments:
+        if entry.format not in TIMELINE_FORMATS:
+            runs = runs or [RunFiles()]
+            next((run for run in runs if entry.rank in run.ranks), runs[0]).add(entry)
+    return runs, "; ".join(why)
+
+
+def _recorded_together(segments: Sequence[SegmentEntry]) -> list[RunFiles]:
+    """Files of the same job and world size whose times are close, in order of time."""
+    found: dict[tuple[str, int, int], RunFiles] = {}
+    period, reach = 0, 0
+    for entry in sorted(segments, key=lambda entry: entry.unix_origin_ns):
+        if has_wall_clock(entry):
+            period += entry.unix_origin_ns > reach + SESSION_GAP_NS
+            reach = max(reach, end_unix_ns(entry))
+        key = job_of(entry), world_size_of(entry), period if has_wall_clock(entry) else 0
+        found.setdefault(key, RunFiles()).add(entry)
+    return list(found.values())
+
+
+def refuse_mixed(segments: Sequence[SegmentEntry]) -> None:
+    """Raise an error if the files are of several runs."""
+    runs, why = runs_among(segments)
+    if len(runs) < 2:
+        return
+    shown = "".join(f"\n    {run}" for run in runs[:_MOST_GROUPS])
+    more = f"\n    and {len(runs) - _MOST_GROUPS} more" if len(runs) > _MOST_GROUPS else ""
+    raise MixedRunsError(
+        f"the files are of {len(runs)} different runs",
+        why=f"They differ: {why}.{shown}{more}",
+        hint=f"Open one run: rankscope stats {_arguments(runs[0])}\n"
+        "  To open all of them together without comparing them, add --mix.",
+    )
+
+
+def _arguments(run: RunFiles) -> str:
+    """Its files, as arguments of a command."""
+    paths = [_short(entry.source) for entry in run.entries]
+    return " ".join(paths[:_MOST_FILES]) + " …" * (len(paths) > _MOST_FILES)
+
+
+def _short(path: Path) -> str:
+    """Relative to the working directory where that is shorter."""
+    try:
+        return str(path.relative_to(Path.cwd()))
+    except ValueError:
+        return str(path)
+
+
+def _hours(ns: int) -> str:
+    hours = round(ns / _HOUR_NS)
+    return f"{hours} hours" if hours < 72 else f"{round(hours / 24):,} days"
