@@ -34,6 +34,8 @@ _LEAST_STEPS, _LEAST_SHARE_ONCE = 3, 0.10
 """With fewer steps, or none, a rank must be late by this share of the window."""
 _LEAST_SCORE = 4.0
 """The mean excess in units of its standard error. With 64 ranks, noise reaches 4 in one run of 500."""
+_LEAST_SPREAD_SCORE = 3.0
+"""The same in units of the error from the rank's own steps, which other faults and hiccups make larger."""
 _STEADY_SHARE = 0.75
 """Share of the steps in which a steady straggler is late."""
 _OUTLIER_SCORE, _OUTLIER_SHARE = 5.0, 0.02
@@ -219,7 +221,7 @@ def culprits(late: Lateness) -> Culprits:
     error = noise / np.sqrt(count)
     # A steady straggler is late by as much in every step; a pause now and then is judged by its outliers.
     spread = own.std(axis=1, ddof=1) / np.sqrt(count) if count > 2 else 0 * mean
-    steady = often & (mean > _LEAST_SCORE * np.maximum(error, spread))
+    steady = often & (mean > _LEAST_SPREAD_SCORE * spread)
     late_enough = mean > np.maximum(least, 3 * between)
     named = late_enough & (mean > _LEAST_SCORE * error) & (steady | again)
     if count < _LEAST_STEPS:  # nothing repeats: only the size and the other ranks can tell
