@@ -66,8 +66,8 @@ dp: data parallel, tp: tensor parallel, pp: pipeline stages.
             f"""## Real processes
 
 Processes on two CPU cores train over gloo, recorded by torch.profiler; one of them sleeps, computes, copies, collects
-garbage, saves or loads data slowly. Their durations vary by far more than those of the simulated jobs. The scores change with
-the load of the machine.
+garbage, saves or loads data slowly. Their durations vary by far more than those of the simulated jobs.
+The scores change with the load of the machine.
 
 {_table("processes", [(name, scores(_of_layout(real, name), 0.5)) for name in sorted({one.layout for one in real})])}
 Healthy runs with a warning: {sum(bool(one.alarms) for one in calm)} of {len(calm)}.
