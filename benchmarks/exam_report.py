@@ -29,6 +29,7 @@ def page(answers: Sequence[Answer], real: Sequence[Answer]) -> str:
 `make exam` plants faults of known cost in training jobs and scores the answers. [The exam](exam.md) describes the
 cases. This page is written by `python benchmarks/exam.py --write-docs`: {len(answers)} simulated jobs of 4 to 64 ranks,
 {len(healthy)} of them healthy, and {len(real)} jobs of real gloo processes.
+The rules were tuned on these same simulated cases; [the exam](exam.md) lists what the scores do not show.
 
 | for effects of {FROM_PCT:g} % of the step or more | score | floor |
 |---|---|---|
@@ -66,6 +67,7 @@ dp: data parallel, tp: tensor parallel, pp: pipeline stages.
 
 Processes on two CPU cores train over gloo, recorded by torch.profiler; one of them sleeps, computes, copies, collects
 garbage, saves or loads data slowly. Their durations vary by far more than those of the simulated jobs.
+The scores change with the load of the machine.
 
 {_table("processes", [(name, scores(_of_layout(real, name), 0.5)) for name in sorted({one.layout for one in real})])}
 Healthy runs with a warning: {sum(bool(one.alarms) for one in calm)} of {len(calm)}.

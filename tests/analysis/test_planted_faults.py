@@ -79,7 +79,7 @@ def test_the_rank_in_front_of_a_pipeline_is_blamed(tmp_path: Path) -> None:
     job = Job(data=2, stages=2, steps=4, seed=6, faults=(Fault("dataloader", (1,), 5_000_000),))
     finding = ask(job, tmp_path)
     assert finding.ranks == (1,) and cause(finding) == "dataloader"
-    assert finding.severity in ("warning", "critical")
+    assert finding.cost_ns is not None
 
 
 def test_the_annotation_around_a_late_host_is_named(tmp_path: Path) -> None:

@@ -30,8 +30,12 @@ _LEAST_SHARE = 0.006
 """Of the mean step: GPUs of one kind differ by this much."""
 _LEAST_SHARE_OF_STAGES = 0.03
 """The same for a pipeline stage of one rank: stages differ by design."""
+_LEAST_STEPS, _LEAST_SHARE_ONCE = 3, 0.10
+"""With fewer steps, or none, a rank must be late by this share of the window."""
 _LEAST_SCORE = 4.0
 """The mean excess in units of its standard error. With 64 ranks, noise reaches 4 in one run of 500."""
+_LEAST_SPREAD_SCORE = 3.0
+"""The same in units of the error from the rank's own steps, which other faults and hiccups make larger."""
 _STEADY_SHARE = 0.75
 """Share of the steps in which a steady straggler is late."""
 _OUTLIER_SCORE, _OUTLIER_SHARE = 5.0, 0.02
@@ -194,7 +198,9 @@ def _over_peers(parts: Floats, roles: list[int]) -> Floats:
         peers = peers or [other for other in range(len(roles)) if other != number]
         theirs = parts[:, peers, :]
         known = ~np.isnan(theirs[0]).all(axis=0) & ~np.isnan(parts[0, number])
-        excess[:, number, known] = parts[:, number, known] - np.nanmedian(theirs[:, :, known], axis=1)
+        # Of two peers the faster one: the other may be the late one.
+        usual = np.nanpercentile(theirs[:, :, known], 50, axis=1, method="lower")
+        excess[:, number, known] = parts[:, number, known] - usual
     return excess
 
 
@@ -215,9 +221,11 @@ def culprits(late: Lateness) -> Culprits:
     error = noise / np.sqrt(count)
     # A steady straggler is late by as much in every step; a pause now and then is judged by its outliers.
     spread = own.std(axis=1, ddof=1) / np.sqrt(count) if count > 2 else 0 * mean
-    steady = often & (mean > _LEAST_SCORE * np.maximum(error, spread))
+    steady = often & (mean > _LEAST_SPREAD_SCORE * spread)
     late_enough = mean > np.maximum(least, 3 * between)
     named = late_enough & (mean > _LEAST_SCORE * error) & (steady | again)
+    if count < _LEAST_STEPS:  # nothing repeats: only the size and the other ranks can tell
+        named = steady = late_enough & (mean > _LEAST_SHARE_ONCE * late.mean_step_ns)
     if not (named & steady).any() and _moves(own, outlier):
         return Culprits(moves=True)
     if not named.any():

@@ -55,8 +55,6 @@ WARNING_SHARE, CRITICAL_SHARE = 0.10, 0.25
 LEAST_STEPS = 3
 _LEAST_SHARE = 0.01
 """Waits below this share of a step are not reported as moving between ranks."""
-_LEAST_WINDOW_SHARE = 0.10
-"""Without steps nothing repeats: of the window, a straggler takes at least this share."""
 
 
 @dataclass(frozen=True)
@@ -263,7 +261,7 @@ def _finding(
             who.late_steps,
             0 if late.steps == (None,) else len(late.steps),
         )
-    if wait is not None and (wait.steps or wait.share > _LEAST_WINDOW_SHARE):
+    if wait is not None:
         return _straggler(run, scope, found, late, wait)
     if largest is None:
         return None
