@@ -72,7 +72,7 @@ bench: $(STAMP)
 
 # Faults planted in 270 simulated and 34 real jobs; fails below the floor.
 exam: $(STAMP)
-	$(BIN)/python benchmarks/exam.py
+	$(BIN)/python benchmarks/exam/exam.py
 
 docs: $(STAMP)
 	$(BIN)/python docs/generate.py

@@ -192,7 +192,7 @@ def test_findings_come_worst_and_dearest_first(tmp_path: Path, monkeypatch: pyte
     titles = [finding.title for finding in content.findings if finding in found]
     assert titles == ["rank 0 burns", "dear", "cheap"], "the worst first, then the dearest"
     assert content.verdict == "rank 0 burns" and "Put it out." in content.evidence
-    assert '<article class="card critical">' in html and "critical · 2.0 ns in total" in html
+    assert '<article class="card critical">' in html and "critical · 2 ns in total" in html
 
 
 def test_a_report_that_fails_does_not_take_the_others_along(

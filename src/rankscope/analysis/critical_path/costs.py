@@ -40,15 +40,35 @@ class _Prices:
         self.limits = _limits(breakdown(run, scope).rows, step_count(run, scope))
         self.claimed: list[Scenario] = []
         self.total = 0.0
-        self.alone: dict[Remedy, float] = {}
+        self._alone: dict[Remedy, float] = {}
+
+    def alone_ns(self, remedy: Remedy) -> float:
+        """What the change would save without any other."""
+        if remedy not in self._alone:
+            saved = self._saved_ns([scenario_of(self.run, remedy)])
+            self._alone[remedy] = self._limited(remedy, saved) if saved is not None else 0.0
+        return self._alone[remedy]
 
     def more_ns(self, remedy: Remedy) -> float | None:
         """What the change would save in addition; None where it cannot be replayed."""
-        if self.replayed is None:
-            return None
-        saved = self.replayed.saved_ns([*self.claimed, scenario_of(self.run, remedy)]) - self.total
+        if not self.claimed:
+            return self.alone_ns(remedy) if self.replayed else None
+        saved = self._saved_ns([*self.claimed, scenario_of(self.run, remedy)])
+        return None if saved is None else min(self._limited(remedy, saved - self.total), self._left_ns)
+
+    @property
+    def _left_ns(self) -> float:
+        """What is left of a step after what is claimed."""
+        assert self.replayed is not None
+        return self.replayed.step_ns - self.total
+
+    def _saved_ns(self, changes: list[Scenario]) -> float | None:
+        return None if self.replayed is None else self.replayed.saved_ns(changes)
+
+    def _limited(self, remedy: Remedy, saved: float) -> float:
+        assert self.replayed is not None
         limit = self.limits.get(_PART_OF.get(remedy.change, ""), self.replayed.step_ns)
-        return max(0.0, min(saved, limit, self.replayed.step_ns - self.total))
+        return max(0.0, min(saved, limit))
 
     def claim(self, remedy: Remedy, saved: float) -> None:
         self.claimed.append(scenario_of(self.run, remedy))
@@ -87,8 +107,6 @@ def _by_saving(prices: _Prices, found: list[Found]) -> list[Found]:
     candidate is computed again.
     """
     known = {id(one): prices.more_ns(_remedy(one)) for one in found}
-    for one in found:
-        prices.alone.setdefault(_remedy(one), known[id(one)] or 0.0)
     fresh = {id(one) for one in found}
     left, ordered = list(found), []
     while left:
@@ -99,7 +117,7 @@ def _by_saving(prices: _Prices, found: list[Found]) -> list[Found]:
             continue
         left.remove(best)
         saved = known[id(best)]
-        ordered.append(replace(best, finding=_stated(best.finding, saved, prices.alone[_remedy(best)])))
+        ordered.append(replace(best, finding=_stated(best.finding, saved, prices.alone_ns(_remedy(best)))))
         if saved:
             prices.claim(_remedy(best), saved)
             fresh.clear()

@@ -20,8 +20,8 @@ from rankscope.analysis.critical_path.replay import Durations, Player, recorded
 from rankscope.analysis.critical_path.scenarios import Scenario
 from rankscope.store.run import Run
 
-MOST_EVENTS = 60_000
-"""GPU events that a replay for the costs of findings covers: a third of a second. Of larger runs it takes some ranks
+MOST_EVENTS = 30_000
+"""GPU events that a replay for the costs of findings covers: a sixth of a second. Of larger runs it takes some ranks
 and steps."""
 MOST_RANKS = 16
 

@@ -1,6 +1,6 @@
 """The exam's real cases: processes that train on CPUs over gloo, with a fault in one of them.
 
-    python benchmarks/exam_gloo.py FOLDER
+    python benchmarks/exam/exam_gloo.py FOLDER
 
 All cases of one world size run in the same processes, one after the other: importing torch takes longer than a case.
 Every case is recorded by torch.profiler, eight steps on every rank, in a folder of its own with truth.json: the

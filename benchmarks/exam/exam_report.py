@@ -8,7 +8,7 @@ from pathlib import Path
 from exam_cases import CAUSES
 from exam_score import COST_TOLERANCE, FIRST_FROM_PCT, FLOOR, FROM_PCT, Answer, scores, text, total
 
-PAGE = Path(__file__).parent.parent / "docs" / "accuracy.md"
+PAGE = Path(__file__).parents[2] / "docs" / "accuracy.md"
 _BANDS = ((0.5, 1.5), (1.5, 2.5), (2.5, 4.5), (4.5, 8.5), (8.5, 12.5), (12.5, 25.0), (25.0, 101.0))
 _COLUMNS = ("cases", "precision", "recall", "cause", "cost", "first")
 
@@ -27,7 +27,7 @@ def page(answers: Sequence[Answer], real: Sequence[Answer]) -> str:
         f"""# How accurate are the answers?
 
 `make exam` plants faults of known cost in training jobs and scores the answers. [The exam](exam.md) describes the
-cases. This page is written by `python benchmarks/exam.py --write-docs`: {len(answers)} simulated jobs of 4 to 64 ranks,
+cases. This page is written by `python benchmarks/exam/exam.py --write-docs`: {len(answers)} simulated jobs of 4 to 64 ranks,
 {len(healthy)} of them healthy, and {len(real)} jobs of real gloo processes.
 The rules were tuned on these same simulated cases; [the exam](exam.md) lists what the scores do not show.
 

@@ -97,8 +97,12 @@ class Planted:
         return 100 * self.cost_ns / self.step_ns if self.step_ns else 0.0
 
 
-def all_cases() -> list[Case]:
-    return [*_stragglers(), *_large(), *_others(), *_healthy()]
+def all_cases(seed: int = 0) -> list[Case]:
+    """With another seed: the same faults with other noise, culprits and sizes."""
+    cases = [*_stragglers(), *_large(), *_others(), *_healthy()]
+    if not seed:
+        return cases
+    return [replace(case, seed=random.Random(f"{case.name} {seed}").randrange(1 << 30)) for case in cases]
 
 
 def _case(kind: str, effect: float, layout: str, number: int = 0) -> Case:

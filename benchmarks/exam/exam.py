@@ -1,6 +1,6 @@
 """The exam: faults are planted in jobs, and the answers are scored.
 
-    python benchmarks/exam.py [--only PATTERN] [--list] [--no-gloo] [--keep DIR] [--write-docs]
+    python benchmarks/exam/exam.py [--only PATTERN] [--list] [--no-gloo] [--keep DIR] [--write-docs]
 
 Synthetic cases are simulated (exam_cases.py), written as traces, read and analysed, two at a time. Real cases are gloo
 processes on this machine (exam_gloo.py). The last line is the score; the exit status is 3 below the floor. docs/exam.md
@@ -25,6 +25,7 @@ from exam_cases import LAYOUTS, Case, all_cases, plant
 from exam_gloo import real_cases, record
 from exam_report import write_accuracy
 from exam_score import FROM_PCT, Answer, below_floor, line_of, total
+
 from rankscope.analysis.core.result import Finding
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.core.step_times import mean_step_ns
@@ -91,7 +92,7 @@ def judged(truth: Answer, folder: Path) -> Answer:
 def _alone_ns(run: Run, finding: Finding | None) -> int | None:
     """What whatif says would be saved without the fault. The finding itself states what is left of it after the
     findings above, which may have claimed the same time."""
-    played = replayed(run, Scope()) if finding and finding.remedy else None
+    played = replayed(run, Scope().in_run(run)) if finding and finding.remedy else None
     if played is None or finding is None or finding.remedy is None:
         return None
     return round(played.saved_ns([scenario_of(run, finding.remedy)]))
@@ -188,6 +189,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--only", metavar="PATTERN", default="", help="cases whose name contains this; '|' separates"
     )
+    parser.add_argument(
+        "--seed",
+        type=int,
+        default=0,
+        metavar="N",
+        help="other noise, culprits and sizes: cases that no rule was tuned on (default: 0, those of docs/accuracy.md)",
+    )
     parser.add_argument("--list", action="store_true", help="print the names of the cases")
     parser.add_argument("--no-gloo", action="store_true", help="leave out the real processes")
     parser.add_argument(
@@ -198,7 +206,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     started = time.monotonic()
     wanted = [part for part in args.only.split("|") if part]
-    cases = [case for case in all_cases() if _is_wanted(case.name, wanted)]
+    cases = [case for case in all_cases(args.seed) if _is_wanted(case.name, wanted)]
     if args.list:
         print("\n".join(case.name for case in cases))
         print("\n".join(case.name for case in real_cases() if _is_wanted(case.name, wanted)))
