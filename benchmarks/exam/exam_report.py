@@ -27,8 +27,8 @@ def page(answers: Sequence[Answer], real: Sequence[Answer]) -> str:
         f"""# How accurate are the answers?
 
 `make exam` plants faults of known cost in training jobs and scores the answers. [The exam](exam.md) describes the
-cases. This page is written by `python benchmarks/exam/exam.py --write-docs`: {len(answers)} simulated jobs of 4 to 64 ranks,
-{len(healthy)} of them healthy, and {len(real)} jobs of real gloo processes.
+cases. This page is written by `python benchmarks/exam/exam.py --write-docs`: {len(answers)} simulated jobs of 4 to
+64 ranks, {len(healthy)} of them healthy, and {len(real)} jobs of real gloo processes.
 The rules were tuned on these same simulated cases; [the exam](exam.md) lists what the scores do not show.
 
 | for effects of {FROM_PCT:g} % of the step or more | score | floor |

@@ -116,8 +116,10 @@ def lateness(run: Run, scope: Scope) -> Lateness | None:
         begin = np.array([period.start_ns for period in own], dtype=np.int64)
         end = np.array([period.end_ns for period in own], dtype=np.int64)
         at = [steps.index(period.step) for period in own]
+        who = ranks.index(cover.rank)
+        split[:, who, at] = 0.0
         for number, part in enumerate(cover.split(begin, end).values()):
-            split[number, ranks.index(cover.rank), at] = part
+            np.add.at(split[number, who], at, part)  # without steps, several cycles are one window
     roles = _roles(run, ranks)
     excess = _over_peers(np.stack([split[PARTS.index(name)] for name in OWN]), roles)
     # A rank that is ahead has no compute left to hide its transfers behind: only longer transfers are a slow link.
