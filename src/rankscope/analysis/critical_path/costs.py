@@ -1,7 +1,7 @@
 """What findings cost: the time that whatif says would be saved if their causes were gone.
 
-Findings come in an order, and none claims time that one above it has claimed: the cost of a finding is what its change
-saves in addition to all changes before it.
+No two findings claim the same time: the cost of a finding is what its change saves in addition to the changes of the
+findings that claimed before it.
 """
 
 from __future__ import annotations
@@ -86,18 +86,27 @@ def _limits(rows: Sequence[Row], steps: int) -> dict[str, float]:
 def with_costs(
     run: Run, scope: Scope, found: Sequence[Found], precedence: Callable[[Found], int]
 ) -> list[Found]:
-    """In order of precedence, then of cost; each cost without what is claimed above it."""
-    priced: list[Found] = []
-    ranks = [rank for one in found if one.finding.remedy for rank in one.finding.remedy.ranks]
-    prices = _Prices(run, scope, ranks) if any(one.finding.remedy for one in found) else None
-    for level in sorted({precedence(one) for one in found}):
-        waiting = [one for one in found if precedence(one) == level]
-        with_change = [one for one in waiting if one.finding.remedy is not None]
-        if prices is not None:
-            priced += _by_saving(prices, with_change)
-        rest = [one for one in waiting if one.finding.remedy is None]
-        priced += sorted(rest, key=lambda one: (-(one.finding.cost_ns or 0), one.finding.title))
-    return priced
+    """In order of precedence, then of cost; each cost without what others claim.
+
+    Findings that name the ranks to change claim first, wherever they stand: they are the most specific.
+    """
+    with_change = [one for one in found if one.finding.remedy is not None]
+    priced = [one for one in found if one.finding.remedy is None]
+    if with_change:
+        prices = _Prices(run, scope, [rank for one in with_change for rank in _remedy(one).ranks])
+        priced += _by_saving(prices, [one for one in with_change if _remedy(one).ranks])
+        others = [one for one in with_change if not _remedy(one).ranks]
+        for level in sorted({precedence(one) for one in others}):
+            priced += _by_saving(prices, [one for one in others if precedence(one) == level])
+    return sorted(
+        priced,
+        key=lambda one: (
+            precedence(one),
+            one.finding.cost_ns is None,
+            -(one.finding.cost_ns or 0),
+            one.finding.title,
+        ),
+    )
 
 
 def _by_saving(prices: _Prices, found: list[Found]) -> list[Found]:
@@ -130,7 +139,7 @@ def _remedy(one: Found) -> Remedy:
 
 
 def _stated(finding: Finding, saved: float | None, alone: float) -> Finding:
-    """The finding with its cost; it says so where a part of it is claimed by findings above."""
+    """The finding with its cost; it says so where a part of it is claimed by others."""
     if saved is None:
         return finding
     facts = (*finding.facts, Fact("saved_alone_ns", round(alone), "ns", "the run, per step", report="whatif"))
@@ -138,6 +147,6 @@ def _stated(finding: Finding, saved: float | None, alone: float) -> Finding:
     if alone and saved < _CLAIMED * alone:
         left = f"{format_rounded('ns', saved)} of it are left" if round(saved) else "nothing of it is left"
         evidence += (
-            f"; alone it would save {format_rounded('ns', alone)}, {left} after what the findings above claim"
+            f"; alone it would save {format_rounded('ns', alone)}, {left} after what other findings claim"
         )
     return replace(finding, cost_ns=round(saved), facts=facts, evidence=evidence)
