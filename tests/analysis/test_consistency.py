@@ -83,11 +83,18 @@ def opened(dataset: Callable[[str], Path], tmp_path_factory: pytest.TempPathFact
     return find
 
 
-@pytest.mark.parametrize("window", ["steps", "file"])
 @pytest.mark.parametrize("name", [*RECORDED, *PUBLIC, *SYNTHETIC])
-def test_identities(name: str, window: str, opened: Callable[[str], Run]) -> None:
-    run = opened(name)
-    scope = Scope(whole_file=window == "file").in_run(run)
+def test_identities(name: str, opened: Callable[[str], Run]) -> None:
+    check(opened(name), whole_file=False)
+
+
+@pytest.mark.parametrize("name", ["gpt-h200", "nsys/gpt-h200", "seqpar-gloo4-slow2"])
+def test_identities_of_the_whole_file(name: str, opened: Callable[[str], Run]) -> None:
+    check(opened(name), whole_file=True)
+
+
+def check(run: Run, whole_file: bool) -> None:
+    scope = Scope(whole_file=whole_file).in_run(run)
     results = {report: REPORTS[report].analyse(run, scope, None) for report in REPORTS}
     for result in results.values():
         assert result.window == scope.window or result.name in OF_THE_FILE, result.name
