@@ -25,7 +25,6 @@ from exam_cases import LAYOUTS, Case, all_cases, plant
 from exam_gloo import real_cases, record
 from exam_report import write_accuracy
 from exam_score import FROM_PCT, Answer, below_floor, line_of, total
-
 from rankscope.analysis.core.result import Finding
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.core.step_times import mean_step_ns

@@ -11,11 +11,8 @@ from exam_score import FLOOR, Answer, below_floor, scores, total
 
 SUBSET = (
     "compute-7%-dp4-1",
-    "throttle-10%-dp2tp2-1",
     "host-30%-dp4-0",
-    "gc-7%-dp2tp2-1",
     "checkpoint-5%-dp2tp2-1",
-    "copy-20%-dp2tp2-1",
     "dataloader-10%-dp4-1",
     "link-15%-dp2tp2-0",
     "moving-20%-dp4-0",
@@ -23,7 +20,6 @@ SUBSET = (
     "leak-dp4-0",
     "hang-dp2tp2-0",
     "healthy-dp4-0",
-    "healthy-dp2tp2-0",
 )
 
 

@@ -71,7 +71,7 @@ def test_stats_without_a_report_is_the_summary_and_ten_kernels(
     code, out, err = run(capsys, "stats", ddp, "--format", "markdown")
     assert (code, err) == (0, "")
     tables = out.split("GPU kernels")
-    assert "A step takes" in tables[0] and "exposed communication" in tables[0]
+    assert "A step takes" in tables[0] and "exposed transfer" in tables[0]
     assert sum("COMPUTE" in line or "COMM" in line for line in tables[1].splitlines()) == 10
     assert "29 more rows" in out
 
@@ -88,7 +88,8 @@ def test_tables_never_exceed_the_terminal(
 
 def test_csv_has_the_stable_names(ddp: Path, capsys: pytest.CaptureFixture[str]) -> None:
     headers = {
-        "breakdown": "rank,step,span_ns,compute_ns,comm_ns,exposed_comm_ns,exposed_copy_ns,idle_ns,overlap_pct",
+        "breakdown": "rank,step,span_ns,compute_ns,comm_ns,exposed_comm_ns,exposed_wait_ns,exposed_copy_ns,idle_ns,"
+        "overlap_pct",
         "kernels": "name,class,time_pct,total_ns,instances,avg_ns,med_ns,min_ns,max_ns,stddev_ns",
         "ops": "name,calls,self_host_ns,total_host_ns,self_device_ns,total_device_ns,flops",
         "api": "name,calls,total_ns,avg_ns,med_ns,min_ns,max_ns,stddev_ns",

@@ -143,7 +143,8 @@ def _findings(
                 Fact("gpu_idle_ns", idle, "ns", subject, (rank,), {"rank": rank, **key}),
                 Fact("calls", sums[0], "count", "all ranks", tuple(sorted(by_rank)), key),
             ),
-            remedy=Remedy("syncs gone", names=(name.removesuffix(", pageable"),)),
+            # A copy of pageable memory has to be made another way: there is no change to replay.
+            remedy=None if name.endswith(", pageable") else Remedy("syncs gone", names=(name,)),
         )
         found.append((SEVERITIES.index(severity), idle, finding))
     found.sort(key=lambda one: one[:2], reverse=True)
