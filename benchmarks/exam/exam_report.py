@@ -38,7 +38,7 @@ The rules were tuned on these same simulated cases; [the exam](exam.md) lists wh
 | cause class of the culprits that are named | {text(found["cause"])} | {FLOOR["cause"]} |
 | healthy runs with a warning | {alarms} of {len(healthy)} | 1 of 60 |
 | cost by whatif within {100 * COST_TOLERANCE:.0f} % of the truth | {text(found["cost"])} | - |
-| the same for the cost that the finding states, after what findings above it claim | {text(found["stated"])} | - |
+| the same for the cost that the finding states, after what other findings claim | {text(found["stated"])} | - |
 | first finding right (effects above {FIRST_FROM_PCT:g} %) | {text(found["first"])} | - |
 | bad overlap, missing fusion, memory leak, hang: first finding right | {text(found["other"])} | - |
 | imbalance that moves: no single rank is blamed | {text(found["moving"])} | - |
