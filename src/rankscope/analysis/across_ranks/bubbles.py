@@ -37,7 +37,7 @@ def bubbles(run: Run, scope: Scope, by: str | None = None) -> Result:
         return Result("bubbles", "Pipeline bubbles", scope.window, columns, [], notes=tuple(notes))
     if any(step == NO_STEP for _, step in measured):
         notes.append("no steps: the whole window counts as one step (call profiler.step() in the loop)")
-    rows = _rows(measured, {rank: layout.places[rank].get("pp", 0) for rank, _ in measured}, by)
+    rows = _rows(measured, {rank: layout.stage(rank) for rank, _ in measured}, by)
     return Result(
         "bubbles",
         "Pipeline bubbles, per step",

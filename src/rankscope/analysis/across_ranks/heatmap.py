@@ -11,9 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rankscope.analysis.core.event_sets import (
-    COMM,
-    COMPUTE,
-    COPY,
     Activity,
     device_activity,
     host_collectives,
@@ -25,11 +22,10 @@ from rankscope.analysis.core.intervals import (
     covered_before,
     intersect,
     join,
-    subtract,
-    union,
 )
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.core.step_times import windows
+from rankscope.analysis.within_rank.breakdown import sets_of
 from rankscope.store.run import Run
 
 CLASSES = ("compute", "comm", "copy")
@@ -80,10 +76,5 @@ def _clipped(one: RankTime, window: Intervals) -> RankTime:
 
 
 def _of_rank(rank: int, work: Activity, collectives: Activity, on_host: bool) -> RankTime:
-    mine = work.pick(work.rank == rank)
-    host = collectives.pick(collectives.rank == rank)
-    sets = {kind: union(mine.start[mine.kind == kind], mine.end[mine.kind == kind]) for kind in range(3)}
-    comm = join(sets[COMM], union(host.start, host.end))
-    exposed = subtract(comm, sets[COMPUTE])
-    copies = subtract(subtract(sets[COPY], sets[COMPUTE]), comm)
-    return RankTime(rank, sets[COMPUTE], exposed, copies, on_host)
+    sets = sets_of(work.pick(work.rank == rank), collectives.pick(collectives.rank == rank))
+    return RankTime(rank, sets.compute, sets.exposed_comm, sets.exposed_copy, on_host)

@@ -188,8 +188,8 @@ def _shape(group: Group) -> tuple[int, int]:
 
 def _roles(run: Run, ranks: tuple[int, ...]) -> list[int]:
     """By rank: the pipeline stage."""
-    places = layout_of(run, Scope()).places
-    return [places.get(rank, {}).get("pp", 0) for rank in ranks]
+    layout = layout_of(run, Scope())
+    return [layout.stage(rank) for rank in ranks]
 
 
 def _over_peers(parts: Floats, roles: list[int]) -> Floats:

@@ -89,6 +89,10 @@ class Layout:
     groups: tuple[ClassifiedGroup, ...]
     notes: tuple[str, ...]
 
+    def stage(self, rank: int) -> int:
+        """The pipeline stage of a rank; 0 without stages."""
+        return self.places.get(rank, {}).get("pp", 0)
+
     def group_of(self, rank: int, axis: Axis) -> tuple[int, ...]:
         for one in self.groups:
             if one.axis == axis and rank in one.group.ranks:

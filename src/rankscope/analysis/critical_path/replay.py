@@ -162,7 +162,7 @@ class Player:
 
     def play(self, durations: Durations) -> Times | None:
         """The times with these durations; None when ranks wait for each other in a cycle."""
-        hosts, devices = len(self._old_host), len(self._later)
+        hosts = len(self._old_host)
         state = _State(self, durations)
         at = [0] * len(self._queues)
         moved = True
@@ -175,7 +175,6 @@ class Player:
         unfinished = any(place < len(queue) for place, queue in zip(at, self._queues, strict=True))
         if unfinished or None in state.end:
             return None
-        assert len(state.start) == devices
         return Times(*(np.array(values, dtype=np.int64) for values in (state.start, state.end, state.host)))
 
 

@@ -112,10 +112,9 @@ def scenario_of(run: Run, remedy: Remedy) -> Scenario:
 
 def _peers(run: Run, ranks: Sequence[int]) -> dict[int, list[int]]:
     """The ranks that do the same work as each of these: pipeline stages do different work."""
-    places = layout_of(run, Scope()).places
-    stage = {rank: place.get("pp", 0) for rank, place in places.items()}
+    layout = layout_of(run, Scope())
     return {
-        rank: [other for other in run.ranks if other != rank and stage.get(other) == stage.get(rank)]
+        rank: [other for other in run.ranks if other != rank and layout.stage(other) == layout.stage(rank)]
         for rank in ranks
     }
 

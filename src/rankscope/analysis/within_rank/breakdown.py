@@ -14,6 +14,7 @@ from rankscope.analysis.core.event_sets import COMM, COMPUTE, COPY, Activity, ho
 from rankscope.analysis.core.grouping import split_by_rank
 from rankscope.analysis.core.host_spans import rank_collectives
 from rankscope.analysis.core.intervals import (
+    EMPTY,
     Intervals,
     Ints,
     covered_before,
@@ -159,16 +160,17 @@ def runs_on_host(run: Run, rank: int) -> bool:
 def rank_sets(run: Run, rank: int) -> RankSets:
     """The sets of one rank, over all that was recorded."""
     work = host_work(run, Scope(frozenset([rank]))) if runs_on_host(run, rank) else _activity(run, rank)
+    return sets_of(work, rank_collectives(run, rank, Scope()), _waiting(run)[rank])
+
+
+def sets_of(work: Activity, collectives: Activity, waiting: Intervals = EMPTY) -> RankSets:
+    """The sets of one rank from its work and its collectives on the host."""
     kinds = {
         kind: union(work.start[work.kind == kind], work.end[work.kind == kind])
         for kind in (COMPUTE, COMM, COPY)
     }
-    host = rank_collectives(run, rank, Scope())
-    comm = join(kinds[COMM], union(host.start, host.end))
-    waiting = _waiting(run).get(rank)
-    return RankSets(
-        kinds[COMPUTE], comm, waiting if waiting else union(host.start[:0], host.end[:0]), kinds[COPY]
-    )
+    comm = join(kinds[COMM], union(collectives.start, collectives.end))
+    return RankSets(kinds[COMPUTE], comm, waiting, kinds[COPY])
 
 
 def _activity(run: Run, rank: int) -> Activity:
