@@ -162,6 +162,9 @@ def test_usage_errors(words: list[str], message: str, capsys: pytest.CaptureFixt
         (["-s", "8", "-d", "8", "--chart", "x.png"], "neither .json nor .csv"),
         (["-s", "8,x", "-d", "8"], "'x' is not a positive number"),
         (["-s", "8", "-d", "8", "-p", "half"], "'half' is not one of"),
+        (["-s", "8", "-d", "8", "--profile"], "--profile needs -o DIR"),
+        (["-s", "8", "-d", "8", "-o", "x", "--profile=--ranks no:thing"], "no:thing"),
+        (["-s", "8", "-d", "8", "-o", "x", "--profile=-o y"], "the sweep itself starts and shows the points"),
     ],
 )
 def test_sweep_usage_errors(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -170,7 +173,7 @@ def test_sweep_usage_errors(words: list[str], message: str, capsys: pytest.Captu
 
 
 def test_sweep_table_series_csv_and_chart() -> None:
-    values = (1_500_000, 700.0, 70.8, 12.0, 9.0, 1.1)
+    values = (1_500_000, 700.0, 70.8, 12.0, 9.0, 1.1, "runs/a b")
     rows = [
         dict(zip(sweep.COLUMNS, (sequence, 9216, "bfloat16", 2, *values), strict=True))
         for sequence in (2304, 4608)
@@ -178,6 +181,7 @@ def test_sweep_table_series_csv_and_chart() -> None:
     text = sweep.table_text(rows)
     assert max(map(len, text.splitlines())) <= 80
     assert "1.10x" in text
+    assert "  rankscope stats 'runs/a b'    S 2304, bfloat16, H 9216, 2 ranks" in text
     assert "bfloat16, H 9216, 2 ranks   700.0   700.0" in text
     assert sweep.csv_text(rows).splitlines()[0] == ",".join(sweep.COLUMNS)
     chart = json.loads(json.dumps(sweep.chart(rows)))

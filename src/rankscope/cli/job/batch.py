@@ -8,8 +8,8 @@ from pathlib import Path
 
 from rankscope.cli import profile
 from rankscope.cli.common import check_target
-from rankscope.cli.job.options import add_job_options
-from rankscope.cli.options import hidden
+from rankscope.cli.job.options import RESULTS, add_job_options, table_commands
+from rankscope.cli.options import add_groups, hidden
 from rankscope.errors import UsageError
 from rankscope.jobs.batch import SCHEDULERS, default_name, make_spec, submit_script, wait_for, write_script
 from rankscope.jobs.scheduler import Scheduler, require
@@ -41,7 +41,7 @@ examples:
 """,
 }
 # Options of `profile` that do not apply to a job: hidden, and refused with a reason.
-_NOT_IN_A_JOB = ("stats", "rank", "local_rank", "node_rank", "world_size")
+_NOT_IN_A_JOB = ("rank", "local_rank", "node_rank", "world_size")
 
 
 def configure_pbs(parser: argparse.ArgumentParser) -> None:
@@ -57,11 +57,13 @@ def _configure(parser: argparse.ArgumentParser, scheduler: str) -> None:
     parser.description = DESCRIPTION
     parser.epilog = _EPILOG[scheduler]
     add_job_options(parser, scheduler)
+    add_groups(parser, [RESULTS])
     profile.add_profile_options(
         parser,
         {
             **hidden(_NOT_IN_A_JOB),
             "wait": None,  # the job's --wait takes its number too
+            "stats": None,  # the script prints the tables, when all nodes have copied their files
             "dry_run": {"help": "print the script, submit nothing"},
             "output": {"help": "the run folder; %%q{VAR} is the job's (default: rankscope-NAME-JOBID)"},
         },
@@ -81,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
         if getattr(args, name):
             raise UsageError(
                 f"--{name.replace('_', '-')} is not for a job",
-                why="The launcher in the script numbers the ranks, and the script always prints the tables at its end.",
+                why="The launcher in the script numbers the ranks.",
                 hint="Leave it out.",
             )
     if args.per_node and args.launcher != "torchrun":
@@ -101,6 +103,7 @@ def run(args: argparse.Namespace) -> int:
         profile_words=(*profile.option_words(args), *quiet),
         run=args.output,
         force=args.force,
+        summaries=table_commands(args.stats),
     )
     return deliver(spec, scheduler, args)
 
