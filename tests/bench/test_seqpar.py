@@ -163,6 +163,10 @@ def test_usage_errors(words: list[str], message: str, capsys: pytest.CaptureFixt
         (["-s", "8,x", "-d", "8"], "'x' is not a positive number"),
         (["-s", "8", "-d", "8", "-p", "half"], "'half' is not one of"),
         (["-s", "8", "-d", "8", "--profile"], "--profile needs -o DIR"),
+        (
+            ["-s", "8", "-d", "8", "--job", "pbs", "--gres", "gpu:4"],
+            "--gres, --gpus-per-node and --constraint",
+        ),
         (["-s", "8", "-d", "8", "-o", "x", "--profile=--ranks no:thing"], "no:thing"),
         (["-s", "8", "-d", "8", "-o", "x", "--profile=-o y"], "the sweep itself starts and shows the points"),
     ],

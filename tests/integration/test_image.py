@@ -77,6 +77,9 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
                     shutil.copytree(made / source, inside, dirs_exist_ok=True)
                 else:
                     shutil.copy(made / source, inside)
+    home = pods.upper / "root"
+    home.mkdir(exist_ok=True)
+    (home / ".bashrc").touch()  # this machine's own changes PATH
     fake = pods.upper / "usr" / "local" / "sbin" / "apt-get"
     fake.parent.mkdir(parents=True)
     fake.write_text("#!/bin/sh\n# a fake: the packages are in the base already\n")

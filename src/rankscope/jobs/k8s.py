@@ -83,10 +83,13 @@ while read -r host _; do
   tries=0
   until ssh -o ConnectTimeout=5 "$host" true </dev/null 2>/tmp/ssh-error; do
     tries=$((tries + 1))
-    if [ "$tries" -ge 600 ]; then
-      echo "rankscope: cannot reach $host over ssh: $(cat /tmp/ssh-error)" >&2
-      exit 1
-    fi
+    case $tries-$(cat /tmp/ssh-error) in
+      600-* | *"verification failed"* | *"ermission denied"* | *"ssh: not found"*)
+        echo "rankscope: cannot reach $host over ssh: $(cat /tmp/ssh-error)" >&2
+        exit 1
+        ;;
+      *0-*) echo "rankscope: waiting for $host" >&2 ;;
+    esac
     sleep 2
   done
 done <"$hosts"

@@ -12,6 +12,12 @@ from rankscope.jobs.spec import Spec
 
 
 def dialect(spec: Spec) -> Dialect:
+    if spec.gres or spec.gpus_per_node or spec.constraint:
+        raise UsageError(
+            "--gres, --gpus-per-node and --constraint are Slurm's",
+            why="In PBS the nodes and their devices are part of select.",
+            hint="Name them in the site's file: select = 'ngpus=4', or with `rankscope job pbs --select ngpus=4`.",
+        )
     chunk = spec.select or f"mpiprocs={spec.ppn}"
     outputs, redirection = _outputs(spec)
     lines = [
