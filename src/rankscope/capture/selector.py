@@ -33,7 +33,7 @@ class RankSelector(NamedTuple):
         return self.nodes is None or _within(self.nodes, _fact(identity, "node", self.text))
 
     def matching(self, identity: Identity) -> int | None:
-        """How many ranks of the job match, as far as one rank knows the job. Ranks are taken to fill node after node."""
+        """How many ranks of the job match, as far as one rank knows; ranks are taken to fill node after node."""
         world, local = identity.world_size, identity.local_size
         if world is None or (local is None and self.field not in ("all", "rank") and world > AUTO_ALL):
             return None
