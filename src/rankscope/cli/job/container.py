@@ -98,6 +98,6 @@ def main(args: argparse.Namespace) -> int:
         raise StoreError(
             f"cannot write {args.output}", why=f"{error.strerror}.", hint="Name another folder: -o DIR"
         ) from error
-    print(f"Wrote {args.output}: {', '.join(path.name for path in files)}")
+    print(f"Wrote {args.output}: {', '.join(str(path.relative_to(args.output)) for path in files)}")
     print(f"Next: cd {args.output} && ./test.sh    (build, start, profile an example, stop)")
     return 0
