@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import csv
 import re
 import shutil
 import subprocess
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from rankscope.errors import ToolError
 
 _PRODUCTS = {"nsys": "Nsight Systems", "ncu": "Nsight Compute"}
 _VERSION = re.compile(r"[Vv]ersion (\d+(?:\.\d+)+)")
 _ANSWER_SECONDS = 30
+_READ_SECONDS = 600
+_LARGEST_CELL = 16 << 20
 
 NCU_VARIABLE = "RANKSCOPE_NCU"
 """Carries --ncu PATH to the processes that read files."""
@@ -53,6 +58,17 @@ def _version(path: Path) -> tuple[int, ...]:
     return tuple(map(int, match[1].split("."))) if match else ()
 
 
+def mentions(words: Sequence[str], text: str) -> bool:
+    """Whether the help that this command prints has the text: options differ between versions."""
+    try:
+        answer = subprocess.run(
+            [*words, "--help"], capture_output=True, text=True, errors="replace", timeout=_ANSWER_SECONDS
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return text in answer.stdout + answer.stderr
+
+
 def nsys_export(tool: Tool, report: Path, output: Path) -> list[str]:
     """The command that writes a report as sqlite."""
     options = ["--type", "sqlite", "--force-overwrite", "true", "--output", str(output)]
@@ -64,6 +80,48 @@ def ncu_raw_page(tool: Tool, report: Path) -> list[str]:
     return [str(tool.path), "--import", str(report), "--csv", "--page", "raw", "--print-units", "base"]
 
 
+class Launch(NamedTuple):
+    """A kernel's name and the size it was launched with."""
+
+    name: str
+    grid: tuple[int, ...]
+    block: tuple[int, ...]
+
+
+def ncu_launches(tool: Tool, report: Path) -> list[Launch]:
+    """The launches that a report of ncu has, in their order. Needs only the standard library, as in a job."""
+    try:
+        answer = subprocess.run(
+            ncu_raw_page(tool, report),
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_READ_SECONDS,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ToolError(
+            f"cannot run {tool.path}", why=f"{error}.", hint=f"Try it: {tool.path} --version"
+        ) from error
+    return read_ncu_launches(answer.stdout)
+
+
+def read_ncu_launches(page: str) -> list[Launch]:
+    """The launches of a raw page. The row below its header has units, and no ID."""
+    csv.field_size_limit(_LARGEST_CELL)
+    lines = iter(page.splitlines(keepends=True))
+    header = next((line for line in lines if line.startswith('"ID"')), "")
+    rows = csv.DictReader(lines, next(csv.reader([header]), []))
+    return [
+        Launch(row["Kernel Name"], _size(row["Grid Size"]), _size(row["Block Size"]))
+        for row in rows
+        if row.get("ID")
+    ]
+
+
+def _size(text: str) -> tuple[int, ...]:
+    return tuple(map(int, re.findall(r"\d+", text)))
+
+
 # The default of --trace. Without osrt, which records every blocking libc call of every thread: for a small script with
 # two DataLoader workers the report is 50 times as large and the run takes twice as long.
 NSYS_TRACE = "cuda,nvtx"
@@ -71,6 +129,7 @@ NSYS_TRACE = "cuda,nvtx"
 NCU_PASSES = {"roofline": 17, "detailed": 20, "full": 38}
 # Kernels that wait for other ranks. ncu runs a kernel several times on one rank alone, so these would never end.
 NCU_NEVER = "nccl|rccl|oneccl|msccl|nvshmem|cross_device_reduce"
+_NCU_ALL = f"regex:^(?!.*({NCU_NEVER}))"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,6 +146,8 @@ class NsysOptions:
     delay_s: int = 0
     duration_s: int = 0
     gpu_metrics_device: str | None = None
+    gpu_metrics_option: str = "--gpu-metrics-device"
+    """How this version spells it: `gpu_metrics_option`."""
     cuda_memory_usage: bool = False
     nic_metrics: bool = False
     run_as: str | None = None
@@ -106,8 +167,15 @@ class NcuOptions:
     kernels: str | None = None
     """A name, or regex:…; None is every kernel but those that wait for other ranks."""
     section_set: str = "roofline"
+    name_base: str = "function"
+    """What ``kernels`` is compared with. "function": the name without namespaces, template arguments and parameters,
+    in which versions differ; or demangled, mangled."""
+    launch_skip: int = 0
+    """How many matching launches come before the first that is profiled."""
     launch_count: int = 0
     """How many kernels are profiled; 0 is all that match."""
+    filter_mode: str | None = None
+    """per-launch-config: skip and count apply to each grid and block on its own; per-gpu; None is global."""
     clock_control: str = "base"
     ranged: bool = False
     """Only between cudaProfilerStart and cudaProfilerStop."""
@@ -117,9 +185,7 @@ class NcuOptions:
 
 def nsys_profile(program: str, options: NsysOptions, output: Path, application: list[str]) -> list[str]:
     """The command that runs an application under nsys."""
-    words = [
-        program,
-        "profile",
+    ours = [
         f"--trace={options.trace}",
         f"--sample={options.sample}",
         # With samples, nsys sets this option itself.
@@ -129,14 +195,22 @@ def nsys_profile(program: str, options: NsysOptions, output: Path, application: 
         # By default nsys ends the application when a range or a duration ends.
         "--kill=none",
         *_nsys_range(options),
-        *([f"--gpu-metrics-device={options.gpu_metrics_device}"] if options.gpu_metrics_device else []),
+        *(
+            [f"{options.gpu_metrics_option}={options.gpu_metrics_device}"]
+            if options.gpu_metrics_device
+            else []
+        ),
         *(["--cuda-memory-usage=true"] if options.cuda_memory_usage else []),
         *(["--nic-metrics=true"] if options.nic_metrics else []),
         *([f"--run-as={options.run_as}"] if options.run_as else []),
         *(["--force-overwrite=true"] if options.overwrite else []),
-        *options.extra,
-        f"--output={_escaped(output)}",
     ]
+    given = given_options("nsys", options.extra)
+    if given.get("--sample", "none") != "none":
+        given.setdefault("--cpuctxsw", "")
+    if "--capture-range" in given:
+        given |= dict.fromkeys(("--capture-range-end", "--nvtx-capture"), "")
+    words = [program, "profile", *_without(ours, given), *options.extra, f"--output={_escaped(output)}"]
     return [*words, *application]
 
 
@@ -193,22 +267,74 @@ def ncu_profile(
     program: str, options: NcuOptions, output: Path, log: Path | None, application: list[str]
 ) -> list[str]:
     """The command that runs an application under ncu."""
-    kernels = options.kernels or f"regex:^(?!.*({NCU_NEVER}))"
-    words = [
-        program,
+    ours = [
         f"--set={options.section_set}",
-        # "function": the name without namespaces, template arguments and parameters, in which versions differ.
-        "--kernel-name-base=function",
-        f"--kernel-name={kernels}",
+        f"--kernel-name-base={options.name_base}",
+        f"--kernel-name={options.kernels or _NCU_ALL}",
+        *([f"--filter-mode={options.filter_mode}"] if options.filter_mode else []),
+        *([f"--launch-skip={options.launch_skip}"] if options.launch_skip else []),
         *([f"--launch-count={options.launch_count}"] if options.launch_count else []),
         f"--clock-control={options.clock_control}",
         *(["--profile-from-start=off"] if options.ranged else []),
         *(["--force-overwrite"] if options.overwrite else []),
         *([f"--log-file={_escaped(log)}"] if log else []),
-        *options.extra,
-        f"--export={_escaped(output)}",
     ]
-    return [*words, *application]
+    words = [program, *_without(ours, given_options("ncu", options.extra)), *options.extra]
+    return [*words, f"--export={_escaped(output)}", *application]
+
+
+# The short names of options that rankscope writes too.
+_SHORT = {
+    "nsys": {
+        "-t": "--trace",
+        "-s": "--sample",
+        "-c": "--capture-range",
+        "-y": "--delay",
+        "-d": "--duration",
+        "-f": "--force-overwrite",
+        "-p": "--nvtx-capture",
+        "-o": "--output",
+    },
+    "ncu": {
+        "-k": "--kernel-name",
+        "-s": "--launch-skip",
+        "-c": "--launch-count",
+        "-f": "--force-overwrite",
+        "-o": "--export",
+    },
+}
+# Where the report goes is rankscope's own: it looks for the file there.
+NOT_REPLACED = {"nsys": ("--output",), "ncu": ("--export", "--log-file")}
+
+
+def given_options(tool: str, extra: Sequence[str]) -> dict[str, str]:
+    """The options among words for a tool, by their long name, with their value; "" where there is none."""
+    found = {}
+    for word, following in zip(extra, [*extra, ""][1:], strict=True):
+        if not word.startswith("-"):
+            continue
+        if word.startswith("--"):
+            name, _, value = word.partition("=")
+        else:
+            name, value = _SHORT[tool].get(word[:2], word[:2]), word[2:].removeprefix("=")
+        found[name] = value or ("" if following.startswith("-") else following)
+    return found
+
+
+def _without(ours: Iterable[str], given: Collection[str]) -> list[str]:
+    """Our options without those that the user has given: for some, the tools refuse two of a kind."""
+    return [word for word in ours if word.partition("=")[0] not in given]
+
+
+def gpu_metrics_option(program: str) -> str:
+    """--gpu-metrics-device, which newer versions of nsys call --gpu-metrics-devices."""
+    newer = "--gpu-metrics-devices"
+    return newer if mentions([program, "profile"], newer) else newer.removesuffix("s")
+
+
+def ncu_counts_by_size(program: str) -> bool:
+    """Whether this ncu has --filter-mode per-launch-config."""
+    return mentions([program], "per-launch-config")
 
 
 def _escaped(path: Path) -> str:

@@ -24,7 +24,7 @@ _ONLY_NSYS = (
     "per_node",
     "run_as",
 )
-_ONLY_NCU = ("kernel_name", "set", "clock_control")
+_ONLY_NCU = ("kernel_name", "kernel_name_base", "launch_skip", "filter_mode", "set", "clock_control")
 _ONLY_TORCH = (
     "record_shapes",
     "profile_memory",
@@ -89,6 +89,17 @@ TOOL_GROUPS = (
                 "--kernel-name",
                 metavar="NAME",
                 help="which kernels: a name, or regex:… (default: all but NCCL's)",
+            ),
+            option(
+                "--kernel-name-base",
+                choices=["function", "demangled", "mangled"],
+                help="which name -k is compared with (default: function)",
+            ),
+            option("--launch-skip", type=int, metavar="N", help="skip this many of the launches that match"),
+            option(
+                "--filter-mode",
+                choices=["global", "per-gpu", "per-launch-config"],
+                help="skip and count for all launches, each GPU, or each grid and block (default: global)",
             ),
             option(
                 "--set", choices=["roofline", "detailed", "full"], help="which sections (default: roofline)"
@@ -192,6 +203,9 @@ def ncu_options(args: argparse.Namespace) -> NcuOptions:
 
     return NcuOptions(
         kernels=args.kernel_name,
+        name_base=args.kernel_name_base or "function",
+        launch_skip=args.launch_skip or 0,
+        filter_mode=args.filter_mode,
         section_set=args.set or "roofline",
         launch_count=int(args.capture_range) if args.capture_range else NCU_LAUNCHES,
         ranged=is_ranged(args),
