@@ -244,9 +244,10 @@ def nsys_check_privileges(program: str) -> list[str]:
     return [program, "status", "--environment"]
 
 
-def refuses_cpu_profiling(answer: str) -> bool:
-    """Whether `nsys status --environment` asks for root."""
-    return any("Environment" in line and "Fail" in line for line in answer.splitlines())
+def refuses_cpu_profiling(answer: str, scope: str) -> bool:
+    """Whether `nsys status --environment` asks for root for samples of this scope; older versions name no scope."""
+    lines = [line for line in answer.splitlines() if "Environment" in line and "Fail" in line]
+    return any(f"({scope})" in line or "(" not in line for line in lines)
 
 
 def nsys_importer(program: Path) -> Path | None:
