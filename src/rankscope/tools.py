@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
+import os
 import re
+import shlex
 import shutil
 import subprocess
 from collections.abc import Collection, Iterable, Sequence
@@ -15,8 +17,10 @@ from rankscope.errors import ToolError
 
 _PRODUCTS = {"nsys": "Nsight Systems", "ncu": "Nsight Compute"}
 _VERSION = re.compile(r"[Vv]ersion (\d+(?:\.\d+)+)")
+_IMPORTER_VERSION = re.compile(r"Nsight Systems (\d+(?:\.\d+)+)")
 _ANSWER_SECONDS = 30
 _READ_SECONDS = 600
+_IMPORT_SECONDS = 1800
 _LARGEST_CELL = 16 << 20
 
 NCU_VARIABLE = "RANKSCOPE_NCU"
@@ -250,18 +254,74 @@ def refuses_cpu_profiling(answer: str, scope: str) -> bool:
     return any(f"({scope})" in line or "(" not in line for line in lines)
 
 
-def nsys_importer(program: Path) -> Path | None:
-    """QdstrmImporter, which makes a report of the .qdstrm that a killed nsys leaves; it is beside nsys's libraries."""
+STREAM_SUFFIX = ".qdstrm"
+"""What nsys records, before its importer makes a report of it. It stays when nsys is killed, and where the importer is
+not installed."""
+_STREAM_VERSION = re.compile(rb"NVIDIA Nsight Systems Stream (\d+(?:\.\d+)+)")
+
+
+def stream_version(stream: Path) -> tuple[int, ...]:
+    """The version of nsys that wrote a .qdstrm; empty for another file."""
+    with stream.open("rb") as file:
+        match = _STREAM_VERSION.search(file.read(200))
+    return tuple(map(int, match[1].split(b"."))) if match else ()
+
+
+def nsys_importer(program: Path) -> Tool | None:
+    """QdstrmImporter, which makes a report of a .qdstrm of its own version; it is beside nsys's libraries."""
     here = program.resolve().parent
-    for folder in (here, here.parent, here.parent.parent):
-        for found in sorted(folder.glob("host-linux-*/QdstrmImporter")):
-            return found
+    beside = [
+        found
+        for folder in (here, here.parent, here.parent.parent)
+        for found in sorted(folder.glob("host-linux-*/QdstrmImporter"))
+    ]
     named = shutil.which("QdstrmImporter")
-    return Path(named) if named else None
+    path = beside[0] if beside else Path(named) if named else None
+    if path is None:
+        return None
+    answer = _run_importer(path, ["--version"])
+    match = _IMPORTER_VERSION.search(answer)
+    return Tool("QdstrmImporter", path, tuple(map(int, match[1].split("."))) if match else ())
 
 
-def import_qdstrm(importer: str | Path, stream: Path, report: Path) -> list[str]:
-    return [str(importer), "-i", str(stream), "-o", str(report)]
+def import_command(stream: Path, report: Path) -> str:
+    """For a shell, where Nsight Systems is installed in full."""
+    return shlex.join(["QdstrmImporter", "-i", str(stream), "-o", str(report)])
+
+
+def import_stream(importer: Tool, stream: Path, report: Path) -> str:
+    """Make a report of a .qdstrm; "" or why there is none. An existing report is not overwritten."""
+    unfinished = report.with_name(f".{report.stem}-{os.getpid()}{report.suffix}")
+    answer = _run_importer(importer.path, ["-i", str(stream), "-o", str(unfinished)])
+    if not (unfinished.is_file() and unfinished.stat().st_size):
+        lines = [line.strip() for line in answer.replace("\r", "\n").splitlines() if line.strip()]
+        unfinished.unlink(missing_ok=True)
+        return lines[-1] if lines else "it gives no reason"
+    try:
+        os.link(unfinished, report)  # fails where there is one already
+    except OSError:
+        if not report.exists():  # a file system without links
+            unfinished.replace(report)
+    unfinished.unlink(missing_ok=True)
+    return ""
+
+
+def _run_importer(importer: Path, words: list[str]) -> str:
+    """What QdstrmImporter prints. It finds its libraries (Qt and others) only in its own folder."""
+    paths = [str(importer.parent), *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]
+    env = {**os.environ, "LD_LIBRARY_PATH": os.pathsep.join(paths)}
+    try:
+        done = subprocess.run(
+            [str(importer), *words],
+            env=env,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_IMPORT_SECONDS,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"{error}"
+    return done.stdout + done.stderr
 
 
 def ncu_profile(

@@ -53,5 +53,5 @@ def test_a_wrong_name_is_refused_before_the_job_starts(
 ) -> None:
     ran = tmp_path / "ran"
     assert main(["profile", f"--stats={name}", "touch", str(ran)]) == 2
-    assert "there is no such table" in capsys.readouterr().err
+    assert "--stats: there is no table" in capsys.readouterr().err
     assert not ran.exists()

@@ -85,6 +85,14 @@ def test_steps_are_counted_in_the_job_only(tmp_path: Path) -> None:
     assert "RANKSCOPE_PLAN=" not in (tmp_path / "arguments.env").read_text()
 
 
+def test_the_programs_own_range(tmp_path: Path) -> None:
+    words = ["profile", "--tool", "ncu", "-o", "out", "-c", "cudaProfilerApi", "--launch-count", "4"]
+    done, arguments = ncu(tmp_path, *words, "env")
+    assert "--launch-count=4" in arguments
+    assert "--profile-from-start=off" in arguments
+    assert "RANKSCOPE_PLAN=" not in done.stdout, "rankscope opens no range of its own"
+
+
 NEITHER = json.dumps([[0, name, [1, 1, 1], [1, 1, 1]] for name in ("nvjet", "fill")])
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from itertools import groupby
 
 from rankscope.cli.store_libraries import missing_libraries
@@ -19,28 +21,26 @@ def end_tables(text: str) -> list[list[str]]:
     if text == "true":
         return [[]]
     names = [name.strip() for name in text.split(",") if name.strip()]
-    _check(names)
     calls = []
-    for of_nsys, same in groupby(names, lambda name: name.startswith(_NSYS)):
-        wanted = ",".join(name.removeprefix(_NSYS) for name in same)
-        calls.append([*(["--compat", "nsys"] if of_nsys else []), "-r", wanted])
+    for of_nsys, same in groupby(names or [""], lambda name: name.startswith(_NSYS)):
+        peer = ["--compat", "nsys"] if of_nsys else []
+        wanted = [name.removeprefix(_NSYS) for name in same]
+        _check(wanted, peer)
+        calls.append([*peer, "-r", ",".join(wanted)])
     return calls
 
 
-def _check(names: list[str]) -> None:
-    """Refuse a name that is no report. The list of reports needs the libraries of the store."""
+def _check(names: list[str], peer: list[str]) -> None:
+    """Refuse a name that is no report. A process of its own lists them: it needs libraries that the job may lack."""
     if missing_libraries():
         return
-    from rankscope.analysis import REPORTS
-    from rankscope.analysis.compat import COMPAT
-
-    known = [*REPORTS, "all", *(f"{_NSYS}{name}" for name in COMPAT["nsys"])]
-    wrong = next((name for name in names if name not in known), None)
-    if wrong is not None or not names:
-        of_nsys = wrong is not None and wrong.startswith(_NSYS)
-        like = [name for name in known if name.startswith(_NSYS) == of_nsys]
+    words = [sys.executable, "-m", "rankscope", "stats", ".", "-r", "list", *peer]
+    listed = subprocess.run(words, capture_output=True, text=True, errors="replace", check=False)
+    known = [line.split()[0] for line in listed.stdout.splitlines() if line.strip()]
+    wrong = next((name for name in names if name not in ("all", *known)), None)
+    if wrong is not None and known:
         raise UsageError(
-            f"--stats={wrong or ''}: there is no such table",
-            why=f"There are: {', '.join(like)}.",
-            hint="See: rankscope stats -r list, or for nsys:REPORT, rankscope stats --compat nsys -r list",
+            f"--stats: there is no table '{wrong}'",
+            why=f"There are: {', '.join(known)}.",
+            hint=f"See: rankscope stats RUN {' '.join([*peer, '-r list'])}",
         )
