@@ -416,6 +416,8 @@ class NcuLog:
     available: tuple[str, ...]
     """The kernels that ran, which ncu lists when none of them matched."""
     errors: tuple[str, ...]
+    nothing: bool
+    """ncu ran, but no launch passed its filter."""
 
 
 def read_ncu_log(text: str) -> NcuLog:
@@ -423,4 +425,4 @@ def read_ncu_log(text: str) -> NcuLog:
     _, nothing, rest = text.partition("No kernels were profiled")
     available = [match["name"] for match in _NCU_AVAILABLE.finditer(rest)] if nothing else []
     errors = [line.strip() for line in text.splitlines() if line.startswith("==ERROR==")]
-    return NcuLog(tuple(profiled), tuple(dict.fromkeys(available)), tuple(errors))
+    return NcuLog(tuple(profiled), tuple(dict.fromkeys(available)), tuple(errors), bool(nothing))

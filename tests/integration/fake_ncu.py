@@ -45,6 +45,9 @@ def profile(options: dict[str, str]) -> bool:
     launches = json.loads(os.environ.get("FAKE_LAUNCHES", '[[0, "gemm", [1, 1, 1], [32, 1, 1]]]'))
     chosen = selected(options, launches)
     log = Path(options["--log-file"])
+    if "FAKE_ERROR" in os.environ:
+        log.write_text("==ERROR== ERR_NVGPUCTRPERM - The user does not have permission\n")
+        return True
     if not chosen:
         names = dict.fromkeys(function_name(launch[1]) for launch in launches)
         listed = "".join(f"{number}. {name}\n" for number, name in enumerate(names, 1))

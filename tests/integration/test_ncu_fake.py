@@ -200,6 +200,7 @@ def test_the_hot_launches_of_a_step(tmp_path: Path) -> None:
     assert "--launch-skip=70 --launch-count=6" in runs[0]
     assert "ncu will profile about 6 launches of step 2" in done.stderr
     assert "ncu measured 3 of 3 kernels, 6 launches in 1 run of the command" in done.stderr
+    assert "where rankscope is installed in full: rankscope ncu out" in done.stderr
 
 
 def test_the_command_runs_again_for_what_was_missed(tmp_path: Path) -> None:
@@ -247,6 +248,13 @@ def test_a_job_that_fails_does_not_run_again(tmp_path: Path) -> None:
     write_kernels(tmp_path / "hot.json", listed(), "run")
     done, arguments = ncu(tmp_path, "ncu", "--kernels", "hot.json", "-o", "out", "--", "sh", "-c", "exit 3")
     assert (done.returncode, len(arguments.splitlines())) == (3, 1)
+
+
+def test_an_ncu_that_fails_does_not_run_again(tmp_path: Path) -> None:
+    done, runs = measure(tmp_path, listed(), FAKE_LAUNCHES=launches(), FAKE_ERROR="1")
+    assert len(runs) == 1
+    assert "ncu wrote no report: ERR_NVGPUCTRPERM" in done.stderr
+    assert "ncu measured 0 of 3 kernels, 0 launches in 1 run of the command" in done.stderr
 
 
 def test_choosing_needs_the_store(tmp_path: Path) -> None:

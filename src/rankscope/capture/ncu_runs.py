@@ -7,6 +7,7 @@ from pathlib import Path
 
 from rankscope import tools
 from rankscope.capture.run_folder import rank_manifests, write_rank
+from rankscope.capture.under_tool.reports import NO_NCU_REPORT
 
 REPORTS = "*.ncu-rep"
 
@@ -14,6 +15,12 @@ REPORTS = "*.ncu-rep"
 def launches_in(folder: Path, ncu: tools.Tool) -> list[tools.Launch]:
     """The launches of all reports in a folder."""
     return [launch for report in sorted(folder.glob(REPORTS)) for launch in tools.ncu_launches(ncu, report)]
+
+
+def failure(folder: Path) -> str:
+    """Why ncu itself failed in this run, so that running again would not help; "" when it did not."""
+    notes = [note for manifest in rank_manifests(folder) for note in manifest["notes"]]
+    return next((note for note in notes if note.startswith(NO_NCU_REPORT)), "")
 
 
 def take_reports(folder: Path, later: Path, number: int) -> None:

@@ -19,7 +19,7 @@ from rankscope.capture.kernel_list import (
     size_text,
     write_kernels,
 )
-from rankscope.capture.ncu_runs import REPORTS, launches_in, take_reports
+from rankscope.capture.ncu_runs import REPORTS, failure, launches_in, take_reports
 from rankscope.capture.ncu_selection import (
     Selection,
     expected_launches,
@@ -210,7 +210,9 @@ def _until_measured(
     """Compare what ncu measured with what was asked; while a kernel is missing, run the command again."""
     met = last = launches_in(folder, ncu)
     runs = 1
-    while code == 0 and runs < args.runs and (missed := missed_kernels(listed.kernels, met)):
+    # A job or an ncu that fails would do so again.
+    can_try = code == 0 and not failure(folder)
+    while can_try and runs < args.runs and (missed := missed_kernels(listed.kernels, met)):
         selection = select_again(listed, selection, missed, last, by_size=by_size)
         runs += 1
         _message(
@@ -220,7 +222,8 @@ def _until_measured(
         later = folder / f"run-{runs}"
         code = _run(selection, str(later), args)
         last = launches_in(later, ncu)
-        met += last
+        met = [*met, *last]
+        can_try = code == 0 and not failure(later)
         take_reports(folder, later, runs)
     missed = missed_kernels(listed.kernels, met)
     found = len(listed.kernels) - len(missed)
@@ -228,10 +231,15 @@ def _until_measured(
     _message(
         f"ncu measured {found} of {len(listed.kernels)} kernels, {len(met)} launches in {times} of the command"
     )
+    if list(folder.glob(REPORTS)) and not missing_libraries():
+        _show(folder, listed.kernels, args)  # its notes name what was missed
+        return code
     for kernel in missed:
         _message(f"not measured: {kernel.name} ({kernel.size}): {why_missed(kernel, met)}")
-    if list(folder.glob(REPORTS)):
-        _show_if_possible(folder, listed.kernels, args)
+    if met:
+        _message(
+            f"to see the results, where rankscope is installed in full: rankscope ncu {shlex.quote(str(folder))}"
+        )
     return code
 
 
@@ -252,14 +260,6 @@ def _announce(selection: Selection, listed: KernelList, args: argparse.Namespace
 
 def _message(text: str) -> None:
     print(f"rankscope: {text}", file=sys.stderr, flush=True)
-
-
-def _show_if_possible(folder: Path, kernels: Sequence[HotKernel], args: argparse.Namespace) -> None:
-    if missing_libraries():
-        command = f"rankscope ncu {shlex.quote(str(folder))}"
-        print(f"To see the results, where rankscope is installed in full: {command}", file=sys.stderr)
-    else:
-        _show(folder, kernels, args)
 
 
 def _show(folder: Path, kernels: Sequence[HotKernel], args: argparse.Namespace) -> int:

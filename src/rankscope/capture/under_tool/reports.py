@@ -18,6 +18,8 @@ from rankscope.tools import (
 )
 
 _SHOWN_KERNELS = 20
+NO_NCU_REPORT = "ncu wrote no report"
+"""The start of the message when ncu failed, and not only its filter matched nothing."""
 
 
 class Left(NamedTuple):
@@ -68,8 +70,10 @@ def collect_ncu(target: Path, log: str, section_set: str) -> Left:
         rest = f"\n    and {more} more" if more > 0 else ""
         return Left((), (), f"no kernel matched -k. These ran:\n{shown}{rest}")
     if logged.errors:
-        return Left((), (), f"ncu wrote no report: {logged.errors[0].removeprefix('==ERROR==').strip()}")
-    return Left((), (), f"ncu wrote no report: {_last_line(log)}")
+        return Left((), (), f"{NO_NCU_REPORT}: {logged.errors[0].removeprefix('==ERROR==').strip()}")
+    if logged.nothing:
+        return Left((), (), "no kernel matched -k, or none ran in the range that was to be profiled")
+    return Left((), (), f"{NO_NCU_REPORT}: {_last_line(log)}")
 
 
 def ncu_advice(section_set: str, launch_count: int) -> str:
