@@ -19,6 +19,7 @@ from integration.nsight import (
     needs_nsys,
     nvtx_ranges,
     reports,
+    target_only_nsys,
     with_nsys,
 )
 from rankscope.capture.under_tool.preflight import has_driver
@@ -178,6 +179,45 @@ def test_killed_before_the_report_is_made(tmp_path: Path, importer: bool) -> Non
     else:
         assert f"QdstrmImporter -i {tmp_path}/out/rank-00000.qdstrm" in said(done.stderr)
         assert (tmp_path / "out" / "rank-00000.qdstrm").stat().st_size
+
+
+def test_an_installation_without_the_importer(tmp_path: Path) -> None:
+    """nsys leaves a .qdstrm, exit code 0. It is converted where the importer of that version is, when it is read."""
+    nsys = target_only_nsys(tmp_path / "tool")
+    done = run([*PLAIN, "--nsys", str(nsys), PYTHON, JOB], tmp_path)
+    stream = tmp_path / "out" / "rank-00000.qdstrm"
+    assert stream.stat().st_size
+    assert "nsys has no importer here: the recording is rank-00000.qdstrm" in said(done.stderr)
+    assert f"QdstrmImporter -i {stream} -o {stream.with_suffix('.nsys-rep')}" in said(done.stderr)
+    stats = [
+        PYTHON,
+        "-m",
+        "rankscope",
+        "stats",
+        "out",
+        "--compat",
+        "nsys",
+        "-r",
+        "nvtx_sum",
+        "--format",
+        "csv",
+    ]
+    refused = run([*stats, "--nsys", str(nsys)], tmp_path, check=False)
+    assert refused.returncode == 1
+    assert "rank-00000.qdstrm must be converted before it can be read" in refused.stderr
+    assert "there is none here" in refused.stderr
+    stream.parent.chmod(0o555)
+    elsewhere = run([*stats, "--nsys", str(NSYS), "--cache", "cache"], tmp_path)
+    assert "step of rank 0" in elsewhere.stdout
+    assert len(list(tmp_path.glob("cache/*/converted/*/rank-00000.nsys-rep"))) == 1
+    assert list(stream.parent.glob("*.nsys-rep")) == []
+    stream.parent.chmod(0o755)
+    assert run([*stats, "--nsys", str(NSYS)], tmp_path).stdout == elsewhere.stdout
+    report = stream.with_suffix(".nsys-rep")
+    before = report.stat().st_mtime_ns
+    assert nvtx_ranges(report)
+    assert run([*stats, "--nsys", str(nsys)], tmp_path).stdout == elsewhere.stdout, "the store has it already"
+    assert report.stat().st_mtime_ns == before
 
 
 def test_nsys_killed_in_mid_run_leaves_the_job_alone(tmp_path: Path) -> None:

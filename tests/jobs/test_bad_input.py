@@ -42,7 +42,7 @@ def recording_fakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("slurm --env NOVALUE -- true", "has no value"),
         ("slurm --env 1X=3 -- true", "is not a variable"),
         ("slurm --tmpdir rel -- true", "--tmpdir 'rel'"),
-        ("slurm --stats=kern;els -- true", "'kern;els' is not the name of a report"),
+        ("slurm --stats=kern;els -- true", "there is no table 'kern;els'"),
         ("slurm --rank 3 -- true", "--rank is not for a job"),
         ("slurm --directive exclusive -- true", "--directive 'exclusive'"),
         ("pbs --directive '-j oe\n#PBS' -- true", "is not a directive"),

@@ -303,7 +303,7 @@ def test_administrator_only_where_counters_are_read(capsys: pytest.CaptureFixtur
         (["--tool", "nsys", "--per-node"], "--per-node is for torchrun"),
         (["--kind", "job", "--install-operator"], "--install-operator is not for a plain Job"),
         (["--stats", "--ranks", "1"], "--stats needs rank 0"),
-        (["--stats=a b"], "is not the name of a report"),
+        (["--stats=a b"], "there is no table 'a b'"),
     ],
 )
 def test_mistakes_are_said_before_anything_is_sent(

@@ -65,7 +65,7 @@ run_step() {
 run_step timeout --foreground --signal=TERM $((240 - SECONDS)) \
     mpiexec -n 8 -ppn 4 -l --line-buffer \
     --env TMPDIR="$scratch/tmp" \
-    rankscope profile -o "$scratch/run" --tool nsys --quiet -- \
+    rankscope profile -o "$scratch/run" --tool nsys --ranks local:0 --quiet -- \
     python train.py --note 'it'"'"'s "two"
 lines, $HOME'
 

@@ -74,7 +74,8 @@ fi
 
 [ -z "$ended" ] || echo "rankscope: the job was ended early; the recording may be partial" >&2
 echo "rankscope: the run is in $run"
-rankscope stats "$run" -r kernels,ncu || true
+rankscope stats "$run" -r kernels || true
 rankscope stats "$run" --compat nsys -r cuda_gpu_kern_sum || true
+rankscope stats "$run" -r ncu || true
 echo "$job" "$status" >"$run/.job-exit-code"
 exit "$status"

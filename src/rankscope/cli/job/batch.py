@@ -8,13 +8,14 @@ from pathlib import Path
 
 from rankscope.cli import profile
 from rankscope.cli.common import check_target
-from rankscope.cli.job.options import RESULTS, add_job_options, table_commands
-from rankscope.cli.options import add_groups, hidden
+from rankscope.cli.end_tables import end_tables
+from rankscope.cli.job.options import STATS_HELP, add_job_options
+from rankscope.cli.options import hidden
 from rankscope.errors import UsageError
 from rankscope.jobs.batch import SCHEDULERS, default_name, make_spec, submit_script, wait_for, write_script
 from rankscope.jobs.scheduler import Scheduler, require
 from rankscope.jobs.script import render
-from rankscope.jobs.spec import Spec
+from rankscope.jobs.spec import RUN, Spec
 
 DESCRIPTION = """\
 Write a complete job script with the profiler in it. Reports are written on each
@@ -57,13 +58,12 @@ def _configure(parser: argparse.ArgumentParser, scheduler: str) -> None:
     parser.description = DESCRIPTION
     parser.epilog = _EPILOG[scheduler]
     add_job_options(parser, scheduler)
-    add_groups(parser, [RESULTS])
     profile.add_profile_options(
         parser,
         {
             **hidden(_NOT_IN_A_JOB),
             "wait": None,  # the job's --wait takes its number too
-            "stats": None,  # the script prints the tables, when all nodes have copied their files
+            "stats": {"help": f"{STATS_HELP} (default: the summary)"},
             "dry_run": {"help": "print the script, submit nothing"},
             "output": {"help": "the run folder; %%q{VAR} is the job's (default: rankscope-NAME-JOBID)"},
         },
@@ -103,9 +103,15 @@ def run(args: argparse.Namespace) -> int:
         profile_words=(*profile.option_words(args), *quiet),
         run=args.output,
         force=args.force,
-        summaries=table_commands(args.stats),
+        summaries=_table_commands(args.stats or "true"),
     )
     return deliver(spec, scheduler, args)
+
+
+def _table_commands(stats: str) -> tuple[tuple[str, ...], ...]:
+    """The commands at the end of the script, when all nodes have copied their files."""
+    tables = end_tables(stats) if stats != "false" else []
+    return tuple(("rankscope", "stats", RUN, *words) for words in tables)
 
 
 def deliver(spec: Spec, scheduler: Scheduler, args: argparse.Namespace) -> int:

@@ -10,7 +10,8 @@ from rankscope.capture.rank import Identity
 from rankscope.capture.selector import parse_selector
 from rankscope.cli import profile
 from rankscope.cli.common import check_target
-from rankscope.cli.job.options import RESULTS, table_commands
+from rankscope.cli.end_tables import end_tables
+from rankscope.cli.job.options import STATS_HELP
 from rankscope.cli.options import Group, add_groups, hidden, option
 from rankscope.errors import StoreError, UsageError
 from rankscope.jobs import k8s, kubectl
@@ -119,8 +120,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.usage = "rankscope job k8s --image IMAGE [options] [profile options] -- COMMAND..."
     parser.description = DESCRIPTION
     parser.epilog = EPILOG
-    add_groups(parser, [*_GROUPS, RESULTS])
-    profile.add_profile_options(parser, {**hidden(_NOT_IN_A_JOB), "stats": None})
+    add_groups(parser, _GROUPS)
+    stats = {"help": f"{STATS_HELP}; in `kubectl logs` (default: none)"}
+    profile.add_profile_options(parser, {**hidden(_NOT_IN_A_JOB), "stats": stats})
 
 
 def add_job_name_options(parser: argparse.ArgumentParser) -> None:
@@ -170,19 +172,18 @@ def _log(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def _stats_words(args: argparse.Namespace, ranks: int) -> list[str]:
+def _stats_words(stats: str | None, ranks: str, world_size: int) -> list[str]:
     """--stats for the profiler: rank 0 prints the tables, so that they are in the log of the job."""
-    if args.stats is None:
+    if stats is None or stats == "false":
         return []
-    table_commands(args.stats)  # finds mistakes now
-    first = Identity(0, 0, ranks, None, 0, "job")
-    if not parse_selector(args.ranks).selects(first):
+    end_tables(stats)  # finds wrong names now
+    if not parse_selector(ranks).selects(Identity(0, 0, world_size, None, 0, "job")):
         raise UsageError(
-            f"--stats needs rank 0, and --ranks {args.ranks} leaves it out",
+            f"--stats needs rank 0, and --ranks {ranks} leaves it out",
             why="The process of rank 0 prints the tables.",
             hint="Add rank 0, or leave --stats out and use: rankscope job fetch, rankscope stats",
         )
-    return ["--stats" if args.stats == "true" else f"--stats={args.stats}"]
+    return [f"--stats={stats}"]
 
 
 def _job(args: argparse.Namespace) -> k8s.K8sJob:
@@ -194,10 +195,13 @@ def _job(args: argparse.Namespace) -> k8s.K8sJob:
                 why="The reports go to the volume, under the job's name, and the launcher numbers the ranks.",
                 hint="Leave it out.",
             )
-    if command:
-        profile.plan_of(args, command)
+    plan = profile.plan_of(args, command)
     nodes, ppn = parse_count("--nodes", args.nodes), parse_count("--ppn", args.ppn)
-    options = [*profile.option_words(args), *_stats_words(args, nodes * ppn), *(["-f"] if args.force else [])]
+    options = [
+        *profile.option_words(args),
+        *_stats_words(args.stats, plan.ranks, nodes * ppn),
+        *(["-f"] if args.force else []),
+    ]
     return k8s.K8sJob(
         name=args.name if args.name is not None else k8s.default_name(command),
         image=args.image,

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import re
 from collections.abc import Mapping
 from typing import Any
 
 from rankscope.cli.options import Group, Option, Settings, add_groups, option
-from rankscope.errors import UsageError
 from rankscope.jobs.launchers import LAUNCHERS
-from rankscope.jobs.spec import RUN
 
 
 class Wait(argparse.Action):
@@ -25,37 +22,10 @@ class Wait(argparse.Action):
             namespace.wait = values
 
 
-RESULTS = Group(
-    "the tables at the end of the job's output",
-    (
-        option(
-            "--stats",
-            nargs="?",
-            const="true",
-            metavar="LIST",
-            help="reports of `rankscope stats`, nsys:REPORT for nsys's own, ncu (alone: the summary)",
-        ),
-    ),
+STATS_HELP = (
+    "the tables at the end of the job's output: names of `rankscope stats -r`, nsys:REPORT for nsys's own, "
+    "false for none"
 )
-
-
-def table_commands(text: str | None) -> tuple[tuple[str, ...], ...]:
-    """The commands that print the tables of --stats=LIST; RUN in them is the run folder."""
-    stats = ("rankscope", "stats", RUN)
-    words = [word.strip() for word in (text or "true").split(",")]
-    for word in words:
-        if not re.fullmatch(r"(nsys:)?[a-z][a-z0-9_]*", word):
-            raise UsageError(
-                f"--stats={text}: '{word}' is not the name of a report",
-                why="LIST holds names of reports, separated by commas.",
-                hint="For example: --stats=kernels,nsys:cuda_gpu_kern_sum; rankscope stats RUN -r list names them.",
-            )
-    ours = [word for word in words if ":" not in word and word != "true"]
-    peers = [word.partition(":")[2] for word in words if ":" in word]
-    commands: list[tuple[str, ...]] = [stats] if "true" in words else []
-    commands += [(*stats, "-r", ",".join(ours))] if ours else []
-    commands += [(*stats, "--compat", "nsys", "-r", ",".join(peers))] if peers else []
-    return tuple(commands)
 
 
 def add_job_options(
