@@ -63,6 +63,9 @@ def test_the_first_node_of_a_list(text: str, first: str) -> None:
     assert first_of_nodelist(text) == first
 
 
+_OMPI = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")
+
+
 def test_where_ranks_meet(tmp_path: Path) -> None:
     nodes = tmp_path / "nodes"
     nodes.write_text("host-a\nhost-a\nhost-b\n")
@@ -72,6 +75,15 @@ def test_where_ranks_meet(tmp_path: Path) -> None:
     def where(env: dict[str, str]) -> str:
         return meeting_point(env, detect(env))
 
+    mpirun = {
+        f"OMPI_COMM_WORLD_{name}": value for name, value in zip(_OMPI, ("3", "4", "1", "2"), strict=True)
+    }
+    mpirun["OMPI_MCA_orte_hnp_uri"] = "685768704.0;tcp://10.1.2.3,10.9.2.3:53965;tcp6://[fd00::2]:46599"
+    out_of_sight = {"PBS_JOBID": "4711.pbs", "PBS_NODEFILE": str(tmp_path / "on-the-first-node-only")}
+    assert where({**mpirun, **out_of_sight}).startswith("tcp://10.1.2.3:")
+    assert where({**mpirun, **out_of_sight, "PBS_NODEFILE": str(nodes)}).startswith("tcp://host-a:")
+    with pytest.raises(RankscopeError, match="do not know where to meet"):
+        where(mpirun)  # outside of a scheduler mpirun may run elsewhere
     assert where({**two_nodes, "MASTER_ADDR": "h", "MASTER_PORT": "99"}) == "tcp://h:99"
     assert where(one_node).startswith("file:///")
     in_pbs = {**two_nodes, "PBS_NODEFILE": str(nodes), "PBS_JOBID": "12.server"}
