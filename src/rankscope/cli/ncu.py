@@ -16,6 +16,7 @@ from rankscope.capture.kernel_list import (
     KernelList,
     default_folder,
     read_kernels,
+    short_name,
     size_text,
     write_kernels,
 )
@@ -23,7 +24,6 @@ from rankscope.capture.ncu_runs import REPORTS, failure, launches_in, take_repor
 from rankscope.capture.ncu_selection import (
     Selection,
     expected_launches,
-    missed_kernels,
     replay_ns,
     select,
     select_again,
@@ -58,7 +58,7 @@ examples:
   rankscope ncu NCU                                        what ncu measured, beside that list
 """
 
-NAME_WIDTH = 44
+NAME_WIDTH = 60
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -126,7 +126,7 @@ def main(args: argparse.Namespace) -> int:
         raise UsageError("--top, -c and --runs count from 1", hint="For example: --top 3 -c 5")
     made_by_us = args.run is not None and (args.run / LIST_NAME).is_file()
     if made_by_us and not args.command and args.kernels is None:
-        return _show(args.run, read_kernels(args.run / LIST_NAME).kernels, args)
+        return _show(args.run, read_kernels(args.run / LIST_NAME), args)
     listed = _chosen(args)
     if args.kernels_out is not None:
         write_kernels(args.kernels_out, listed, str(args.run or args.kernels))
@@ -212,7 +212,7 @@ def _until_measured(
     runs = 1
     # A job or an ncu that fails would do so again.
     can_try = code == 0 and not failure(folder)
-    while can_try and runs < args.runs and (missed := missed_kernels(listed.kernels, met)):
+    while can_try and runs < args.runs and (missed := listed.missed(met)):
         selection = select_again(listed, selection, missed, last, by_size=by_size)
         runs += 1
         _message(
@@ -225,14 +225,14 @@ def _until_measured(
         met = [*met, *last]
         can_try = code == 0 and not failure(later)
         take_reports(folder, later, runs)
-    missed = missed_kernels(listed.kernels, met)
+    missed = listed.missed(met)
     found = len(listed.kernels) - len(missed)
     times = "1 run" if runs == 1 else f"{runs} runs"
     _message(
         f"ncu measured {found} of {len(listed.kernels)} kernels, {len(met)} launches in {times} of the command"
     )
     if list(folder.glob(REPORTS)) and not missing_libraries():
-        _show(folder, listed.kernels, args)  # its notes name what was missed
+        _show(folder, listed, args)  # its notes name what was missed
         return code
     for kernel in missed:
         _message(f"not measured: {kernel.name} ({kernel.size}): {why_missed(kernel, met)}")
@@ -262,7 +262,7 @@ def _message(text: str) -> None:
     print(f"rankscope: {text}", file=sys.stderr, flush=True)
 
 
-def _show(folder: Path, kernels: Sequence[HotKernel], args: argparse.Namespace) -> int:
+def _show(folder: Path, listed: KernelList, args: argparse.Namespace) -> int:
     """One table: what the kernels cost in RUN, and what ncu measured."""
     _require_libraries("reading ncu's reports", f"rankscope ncu {folder}")
     from rankscope.analysis.efficiency.hot_kernels import hot_kernels_measured
@@ -270,7 +270,7 @@ def _show(folder: Path, kernels: Sequence[HotKernel], args: argparse.Namespace) 
     from rankscope.views import render, terminal_width, use_color
 
     args.run = folder
-    result = hot_kernels_measured(open_run(args), kernels)
+    result = hot_kernels_measured(open_run(args), listed)
     sys.stdout.write(render(result, args.format, terminal_width(sys.stdout), use_color(sys.stdout)))
     return 0
 
@@ -284,10 +284,14 @@ def _require_libraries(what: str, command: str) -> None:
         )
 
 
+def _cut(name: str) -> str:
+    return name if len(name) <= NAME_WIDTH else f"{name[: NAME_WIDTH - 1]}…"
+
+
 def _print_list(kernels: Sequence[HotKernel]) -> None:
     rows = [
         [
-            kernel.name if len(kernel.name) <= NAME_WIDTH else f"{kernel.name[: NAME_WIDTH - 1]}…",
+            _cut(short_name(kernel.name)),
             format_ns(kernel.total_ns),
             str(kernel.calls),
             size_text(kernel.grid),
