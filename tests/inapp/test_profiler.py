@@ -153,6 +153,62 @@ def test_without_a_schedule_everything_is_recorded_and_whole(tmp_path: Path, tra
     assert manifest["windows"][0]["state"] == "whole"
 
 
+def test_torchs_own_schedule_function_and_on_trace_ready(tmp_path: Path, train: Train) -> None:
+    steps: list[int] = []
+    write = torch.profiler.tensorboard_trace_handler(str(tmp_path / "tb"), use_gzip=True)
+
+    def ready(prof: Any) -> None:
+        steps.append(prof.step_num)
+        assert "aten::addmm" in {one.key for one in prof.key_averages()}
+        write(prof)
+        assert events(max((tmp_path / "tb").iterdir()))  # complete when torch's function returns
+
+    schedule = torch.profiler.schedule(wait=1, warmup=1, active=2, repeat=2)
+    loop(rankscope.profile(tmp_path, schedule=schedule, on_trace_ready=ready), train, 10)
+    assert steps == [4, 8]
+    numbers = [
+        [event["name"] for event in events(path) if event["name"].startswith("ProfilerStep#")]
+        for path in sorted((tmp_path / "tb").iterdir())
+    ]
+    assert [sorted(set(names)) for names in numbers] == [
+        ["ProfilerStep#2", "ProfilerStep#3"],
+        ["ProfilerStep#6", "ProfilerStep#7"],
+    ]
+    assert not list(tmp_path.glob("*.json.gz"))
+    assert (tmp_path / "profiler_list.dat").exists()
+    windows = json.loads((tmp_path / "rank-00000.rankscope.json").read_text())["windows"]
+    assert [one["relative"] for one in windows] == [
+        f"tb/{path.name}" for path in sorted((tmp_path / "tb").iterdir())
+    ]
+
+
+def test_a_schedule_function_that_torch_calls_incorrect(
+    tmp_path: Path, train: Train, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A warm-up that leads to nothing is dropped; recorded steps without RECORD_AND_SAVE are kept."""
+    action = torch.profiler.ProfilerAction
+    plan = [action.WARMUP, action.NONE, action.RECORD, action.RECORD, action.NONE, action.NONE]
+    loop(rankscope.profile(tmp_path, schedule=plan.__getitem__, name="t"), train, 5)
+    assert len(ranges(tmp_path / "t-0-of-1.json", "ProfilerStep#")) == 2
+    loop(rankscope.profile(tmp_path, schedule=lambda _step: "all", name="t"), train)
+    err = capfd.readouterr().err
+    assert "capture is off, the job goes on: the schedule returned 'all' for step 0" in err
+    loop(rankscope.profile(tmp_path, schedule=lambda _step: action.NONE, name="t"), train)
+    assert "the schedule function recorded none of the 6 steps" in capfd.readouterr().err
+
+
+def test_on_trace_ready_that_fails_or_cannot_write(
+    tmp_path: Path, train: Train, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def ready(prof: Any) -> None:
+        prof.export_chrome_trace(str(tmp_path / "missing" / "t.json"))
+
+    loop(rankscope.profile(tmp_path, schedule=ONE_CYCLE, on_trace_ready=ready), train)
+    err = capfd.readouterr().err
+    assert "ready failed, the job goes on: OSError" in err
+    assert "missing/t.json was not written" in err
+
+
 def test_an_exception_leaves_a_partial_trace_and_goes_on(tmp_path: Path, train: Train) -> None:
     with pytest.raises(ZeroDivisionError), rankscope.profile(tmp_path, schedule=None, name="t") as prof:
         train()
@@ -182,9 +238,9 @@ def test_a_second_run_replaces_the_first(tmp_path: Path, train: Train) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"schedule": torch.profiler.schedule(wait=1, warmup=1, active=1)}, "is not a rankscope schedule"),
         ({"ranks": "every"}, "every"),
-        ({"handlers": None, "schedule": 3}, "is not a rankscope schedule"),
+        ({"handlers": None, "schedule": 3}, "is not a schedule"),
+        ({"on_trace_ready": "tb"}, "cannot be called"),
     ],
 )
 def test_wrong_arguments_are_refused_at_once(arguments: dict[str, Any], message: str) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import rankscope
+from rankscope.capture.schedule import Schedule
 from rankscope.errors import RankscopeError
 from rankscope.inapp.memory import memory_overview
 
@@ -200,7 +201,7 @@ def test_megatron_style_flags(tmp_path: Path, train: Callable[[], None]) -> None
     assert len(list((tmp_path / "tb").glob("*.pt.trace.json.gz"))) == 2
     plan = rankscope.profiler_from_args(parse(*words))._plan
     assert plan.ranks == "0,1"
-    assert tuple(plan.when) == (1, 0, 1, 1, 2)
+    assert plan.when == Schedule(1, 0, 1, 1, 2)
     assert (plan.with_flops, plan.profile_memory, plan.with_stack, plan.with_modules) == (True,) * 4
 
 

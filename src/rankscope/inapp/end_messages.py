@@ -7,7 +7,7 @@ from typing import Any
 
 from rankscope.capture.plan import Plan
 from rankscope.capture.rank_files import RankFiles
-from rankscope.capture.schedule import OnSignal, TimeWindow
+from rankscope.capture.schedule import OnSignal, ScheduleFunction, TimeWindow
 from rankscope.units import format_bytes, format_ns
 
 
@@ -24,6 +24,8 @@ def nothing_captured(plan: Plan, steps: int, optimizer_calls: Mapping[str, int])
         )
     if not steps:
         return "nothing was captured: no optimizer stepped; for a loop without one give --after 10s --for 5s"
+    if isinstance(plan.when, ScheduleFunction):
+        return f"nothing was captured: the schedule function recorded none of the {steps} steps"
     first = plan.when.first_recorded_step
     return f"nothing was captured: the script ended after {steps} steps, recording begins with step {first}"
 

@@ -17,7 +17,16 @@ from typing import Any
 from rankscope.capture.plan import FALLBACK_FOR_S, Plan
 from rankscope.capture.rank import Identity
 from rankscope.capture.rank_files import RankFiles, clock_anchor
-from rankscope.capture.schedule import NONE, RECORD, RECORD_AND_SAVE, WARMUP, OnSignal, Schedule, TimeWindow
+from rankscope.capture.schedule import (
+    NONE,
+    RECORD,
+    RECORD_AND_SAVE,
+    WARMUP,
+    OnSignal,
+    Schedule,
+    ScheduleFunction,
+    TimeWindow,
+)
 from rankscope.capture.selector import parse_selector
 from rankscope.errors import CaptureError, RankscopeError
 from rankscope.inapp.cuda_range import CudaRangeRecorder
@@ -60,7 +69,7 @@ class Engine:
         self.step_number = 0
         self.stopped = False
         self.counter = StepCounter(plan.step_on, live_optimizers)
-        self._schedule = plan.when if isinstance(plan.when, Schedule) else None
+        self._schedule = plan.when if isinstance(plan.when, Schedule | ScheduleFunction) else None
         self._idle_until = self._schedule.first_busy_step if self._schedule else sys.maxsize
         self._action = NONE
         self._timer: Timer | None = None
@@ -101,8 +110,9 @@ class Engine:
     def begin(self) -> None:
         """The first step begins now; the program marks the ends of steps itself."""
         os.register_at_fork(after_in_child=self._forked)
-        if self._schedule is not None:
-            self._safely(self._advance, self._schedule.action(0))
+        schedule = self._schedule
+        if schedule is not None:
+            self._safely(lambda: self._advance(schedule.action(0)))  # a schedule function may fail
 
     def mark_region(self, region: Region) -> None:
         """Begin and end this range with each recorded step."""
@@ -217,8 +227,11 @@ class Engine:
         before, self._action = self._action, action
         if before in _RECORDING:
             self._windows.end_step()
-            if before == RECORD_AND_SAVE:
+            if before == RECORD_AND_SAVE or action not in _RECORDING:
+                # torch drops a window that its schedule function ends without RECORD_AND_SAVE; here it is kept
                 self._windows.close(self.step_number)
+        elif before == WARMUP and action == NONE:
+            self._windows.drop()
         if action == WARMUP and before != WARMUP:
             self._windows.open(BY_STEPS)
         if action in _RECORDING:
@@ -227,7 +240,7 @@ class Engine:
     def _postpone(self) -> None:
         """Only one profiler can run: while the script's own does, our window is put off step by step."""
         assert self._schedule is not None
-        self._schedule = self._schedule._replace(skip_first=self._schedule.skip_first + 1)
+        self._schedule = self._schedule.postponed()
         note = "the script runs torch.profiler itself: the window waits until it has ended"
         if note not in self.files.manifest["notes"]:
             self.files.manifest["notes"].append(note)
@@ -236,8 +249,7 @@ class Engine:
     def _end_schedule(self) -> None:
         """After the last cycle, remove the hook; after a requested window, wait for the next signal."""
         assert self._schedule is not None
-        skip, wait, warmup, active, repeat = self._schedule
-        over = repeat and self.step_number >= skip + repeat * (wait + warmup + active)
+        over = self._schedule.is_over(self.step_number)
         if not over or self._windows.exporting or self._windows.is_open:
             return
         if isinstance(self.plan.when, OnSignal):

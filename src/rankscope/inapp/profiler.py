@@ -19,14 +19,14 @@ from typing import Any
 from rankscope.capture.job_name import script_name
 from rankscope.capture.plan import Plan
 from rankscope.capture.rank import Identity
-from rankscope.capture.schedule import Schedule
+from rankscope.capture.schedule import Schedule, ScheduleFunction
 from rankscope.capture.selector import parse_selector
 from rankscope.errors import UsageError
 from rankscope.inapp.engine import Engine, current_engine, set_engine
 from rankscope.inapp.job_log import JobLog, current_identity
 from rankscope.inapp.operator_table import Summary
 from rankscope.inapp.train_step_region import DEFAULT_REGION, TrainStepRegion
-from rankscope.inapp.window_handlers import ChromeTrace, Handler
+from rankscope.inapp.window_handlers import ChromeTrace, Handler, TraceReady
 
 DEFAULT_FOLDER = "prof"
 # Without a schedule torch records from beginning to end.
@@ -44,9 +44,11 @@ class profile:  # noqa: N801  (torch.profiler.profile's spelling)
     """Record some steps of a training loop. A failure of the profiler ends the recording, never the training.
 
     folder       for traces and summaries; the profile of an earlier job in it is replaced
-    schedule     rankscope.schedule(...); None records everything between enter and exit
+    schedule     rankscope.schedule(...), torch.profiler.schedule(...) or any function from a step to a
+                 ProfilerAction; None records everything between enter and exit
     ranks        which ranks: "all", "0,8-15", "local:0", or a list of numbers
     handlers     called with each recorded window (default: a Chrome trace and the summaries)
+    on_trace_ready  a function for torch.profiler.profile's argument of that name, which writes the trace itself
     name         the first part of the trace's file name (default: the script's name)
     region       the name of the range around forward and backward; None for none
     model        the trained model; for a DeepSpeed engine its flops profile is written
@@ -59,9 +61,10 @@ class profile:  # noqa: N801  (torch.profiler.profile's spelling)
         self,
         folder: str | Path = DEFAULT_FOLDER,
         *,
-        schedule: Schedule | None = Schedule(),  # noqa: B008  (immutable)
+        schedule: Schedule | Callable[[int], Any] | None = Schedule(),  # noqa: B008  (immutable)
         ranks: str | Iterable[int] = "all",
         handlers: Sequence[Handler] | None = None,
+        on_trace_ready: Callable[[Any], object] | None = None,
         name: str | None = None,
         region: str | None = DEFAULT_REGION,
         model: Any = None,
@@ -74,7 +77,7 @@ class profile:  # noqa: N801  (torch.profiler.profile's spelling)
         with_flops: bool = False,
         with_modules: bool = False,
     ) -> None:
-        _check_schedule(schedule)
+        when = _when(schedule)
         self.enabled = enabled
         self._debug = debug
         self._region = region
@@ -86,11 +89,9 @@ class profile:  # noqa: N801  (torch.profiler.profile's spelling)
         selector = ranks if isinstance(ranks, str) else ",".join(map(str, ranks))
         parse_selector(selector)
         label = name or script_name(sys.argv or ["trace"])
-        self._handlers: list[Handler] = (
-            list(handlers) if handlers is not None else [ChromeTrace(label), Summary()]
-        )
+        self._handlers = _handlers(handlers, on_trace_ready, label)
         self._plan = Plan(
-            when=schedule or _EVERYTHING,
+            when=when,
             ranks=selector,
             output=str(folder),
             command=tuple(sys.orig_argv),
@@ -206,15 +207,33 @@ def _attempt(log: JobLog, what: str, action: Callable[[], object]) -> None:
         log.warning(f"{what} failed, the job goes on: {type(error).__name__}: {error}")
 
 
-def _check_schedule(given: object) -> None:
-    if given is not None and not isinstance(given, Schedule):
+def _when(given: Schedule | Callable[[int], Any] | None) -> Schedule | ScheduleFunction:
+    if given is None:
+        return _EVERYTHING
+    if isinstance(given, Schedule):
+        given.validate()
+        return given
+    if not callable(given):
         raise UsageError(
-            f"schedule={given!r} is not a rankscope schedule",
-            why="rankscope needs the whole cycle, and a function describes one step at a time.",
+            f"schedule={given!r} is not a schedule",
+            why="It is neither rankscope's nor a function from a step to a torch.profiler.ProfilerAction.",
             hint="Write rankscope.schedule(wait=1, warmup=1, active=3): the arguments are torch's.",
         )
-    if given is not None:
-        given.validate()
+    return ScheduleFunction(given)
+
+
+def _handlers(
+    given: Sequence[Handler] | None, on_trace_ready: Callable[[Any], object] | None, label: str
+) -> list[Handler]:
+    if on_trace_ready is None:
+        return list(given) if given is not None else [ChromeTrace(label), Summary()]
+    if not callable(on_trace_ready):
+        raise UsageError(
+            f"on_trace_ready={on_trace_ready!r} cannot be called",
+            why="It is called with torch's profiler object after each recorded window.",
+            hint="For example: on_trace_ready=torch.profiler.tensorboard_trace_handler('tb')",
+        )
+    return [*(given if given is not None else [Summary()]), TraceReady(on_trace_ready)]
 
 
 def _flops_profile(model: Any, folder: Path, rank: int, handlers: Sequence[Handler]) -> Any:

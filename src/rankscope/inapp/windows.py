@@ -113,7 +113,8 @@ class Windows:
         )
 
     def drop(self) -> None:
-        """End an open window whose recording is not wanted."""
+        """End an open window whose recording is not wanted; the next one gets its number."""
+        self._opened -= self._window is not None
         self._window = None
         self._recorder.abandon()
 
