@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 import rankscope
 from rankscope.errors import UsageError
+from rankscope.store.layout import find_sources
 
 torch: Any = pytest.importorskip("torch")
 
@@ -180,6 +181,8 @@ def test_torchs_own_schedule_function_and_on_trace_ready(tmp_path: Path, train: 
     assert [one["relative"] for one in windows] == [
         f"tb/{path.name}" for path in sorted((tmp_path / "tb").iterdir())
     ]
+    found = find_sources([tmp_path])  # `rankscope stats` follows the manifest
+    assert [found.ranks[path] for path in found.files] == [0, 0]
 
 
 def test_a_schedule_function_that_torch_calls_incorrect(
