@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 import subprocess
 import sys
 import warnings
@@ -96,6 +97,28 @@ def test_micro_batches_get_a_region_each_and_evaluation_none(tmp_path: Path) -> 
                 model(torch.ones(2, 4)).sum().backward()
             prof.step()
     assert len(ranges(tmp_path / "t-0-of-1.json", "train_step")) == 4
+
+
+def test_debug_prints_the_memory_around_each_forward_and_backward(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    backward = torch.autograd.backward
+    model, loss = torch.nn.Linear(4, 1), torch.nn.L1Loss()
+    with rankscope.profile(tmp_path, schedule=ONE_CYCLE, name="t", debug=True) as prof:
+        for _ in range(4):
+            for _ in range(2):  # micro-batches; the model and the loss are one forward
+                loss(model(torch.ones(2, 4)), torch.ones(2, 1)).backward()
+            with torch.no_grad():
+                model(torch.ones(2, 4))
+            prof.step()
+        model(torch.ones(2, 4))  # a forward without backward
+    said = re.findall(r"step (\d) (before|after) (forward|backward): host ", capfd.readouterr().err)
+    batch = [("before", "forward"), ("after", "forward"), ("before", "backward"), ("after", "backward")]
+    expected = [(str(step), *moment) for step in range(4) for moment in 2 * batch]
+    assert said == [*expected, ("4", *batch[0]), ("4", *batch[1])]
+    assert torch.autograd.backward is backward
+    assert not model._forward_hooks and not loss._forward_hooks
+    assert len(ranges(tmp_path / "t-0-of-1.json", "train_step")) == 4  # the region is not disturbed
 
 
 def test_the_summary_is_torchs_own_table_of_the_same_profile(tmp_path: Path, train: Train) -> None:

@@ -24,8 +24,9 @@ from rankscope.capture.selector import parse_selector
 from rankscope.errors import UsageError
 from rankscope.inapp.engine import Engine, current_engine, set_engine
 from rankscope.inapp.job_log import JobLog, current_identity
+from rankscope.inapp.memory import memory_line
 from rankscope.inapp.operator_table import Summary
-from rankscope.inapp.train_step_region import DEFAULT_REGION, TrainStepRegion
+from rankscope.inapp.train_step_region import DEFAULT_REGION, MemoryMoments, TrainStepRegion
 from rankscope.inapp.window_handlers import ChromeTrace, Handler, TraceReady
 
 DEFAULT_FOLDER = "prof"
@@ -52,7 +53,7 @@ class profile:  # noqa: N801  (torch.profiler.profile's spelling)
     name         the first part of the trace's file name (default: the script's name)
     region       the name of the range around forward and backward; None for none
     model        the trained model; for a DeepSpeed engine its flops profile is written
-    debug        print on stderr what happens, and the memory in use after each step
+    debug        print on stderr what happens, and the memory in use before and after forward and backward
     enabled      False: every method does nothing, so that a loop needs no ``if``
     The other arguments are those of torch.profiler.profile.
     """
@@ -80,6 +81,7 @@ class profile:  # noqa: N801  (torch.profiler.profile's spelling)
         when = _when(schedule)
         self.enabled = enabled
         self._debug = debug
+        self._moments = MemoryMoments(memory_line, self._print_memory) if debug else None
         self._region = region
         self._engine: Engine | None = None
         self._owns_engine = False
@@ -144,20 +146,22 @@ class profile:  # noqa: N801  (torch.profiler.profile's spelling)
                     "`rankscope profile` captures this job already: rankscope.profile in the code only counts steps"
                 )
         self._follow_step()
+        self._watch_memory(True)
 
     def step(self) -> None:
         """A training step has ended, the next one begins."""
         if self._engine is None:
             return
+        self._watch_memory(False)
+        if self._moments is not None:
+            self._print_memory("at its end", memory_line())
         self._engine.mark_step()
         self._follow_step()
-        if self._debug:
-            from rankscope.inapp.memory import memory_line
-
-            self._engine.log.info(f"step {self._engine.step_number}: {memory_line()}")
+        self._watch_memory(True)
 
     def stop(self, why: str | None = None) -> None:
         """The loop is over. ``why`` is the reason why an open window is partial, if it ended by an error."""
+        self._watch_memory(False)
         engine, self._engine = self._engine, None
         if engine is None or not self._owns_engine:
             return
@@ -191,6 +195,16 @@ class profile:  # noqa: N801  (torch.profiler.profile's spelling)
         self._flops = _flops_profile(self._model, files.folder, identity.rank, self._handlers)
         engine.begin()
         return engine
+
+    def _watch_memory(self, on: bool) -> None:
+        """Hooked inside the region's hooks: both replace torch.autograd.backward, the last one first."""
+        if self._moments is not None and self._engine is not None:
+            watch = self._moments.begin if on else self._moments.end
+            _attempt(self._engine.log, "watching the memory", watch)
+
+    def _print_memory(self, moment: str, text: str) -> None:
+        if self._engine is not None:
+            self._engine.log.info(f"step {self._engine.step_number} {moment}: {text}")
 
     def _follow_step(self) -> None:
         """Start or end DeepSpeed's flops profiler. It slows its step down, so it gets the warm-up step."""
