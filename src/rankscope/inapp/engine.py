@@ -33,6 +33,7 @@ from rankscope.inapp.cuda_range import CudaRangeRecorder
 from rankscope.inapp.end_messages import captured, nothing_captured
 from rankscope.inapp.job_log import JobLog
 from rankscope.inapp.main_thread import Timer, when_returning
+from rankscope.inapp.pause_warning import PauseWarning
 from rankscope.inapp.sigterm import SigtermGuard
 from rankscope.inapp.step_counter import StepCounter, live_optimizers
 from rankscope.inapp.torch_recorder import Region, ScriptProfiler, TorchRecorder
@@ -80,9 +81,20 @@ class Engine:
         self._windows = Windows(
             files,
             log,
-            recorder or TorchRecorder(plan, ScriptProfiler(self._yield_to_script)),
+            recorder or self._torch_recorder(),
             WindowExporter(files, log, plan.max_size, handlers),
             self._sigterm,
+        )
+
+    def _torch_recorder(self) -> TorchRecorder:
+        def warn(text: str) -> None:
+            self.files.manifest["notes"].append(text)
+            self.log.info(text)  # every rank has the same window: one reports
+
+        return TorchRecorder(
+            self.plan,
+            ScriptProfiler(self._yield_to_script),
+            PauseWarning(warn, with_stack=self.plan.with_stack),
         )
 
     # -- how steps are counted and windows are triggered

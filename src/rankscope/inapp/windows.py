@@ -104,7 +104,9 @@ class Windows:
         began = time.perf_counter_ns()
         window.update(last_step=last, end=clock_anchor(), stop_ns=recording.stop_ns)
         self._exporter.send(window, recording, why)
-        self._exporter.record_stall(window, recording.stop_ns + time.perf_counter_ns() - began)
+        stall_ns = recording.stop_ns + time.perf_counter_ns() - began
+        recording.paused(stall_ns)
+        self._exporter.record_stall(window, stall_ns)
         self._events = recording.events
         self._log.debug(
             f"recorded steps {window['first_step']}-{last}; training was paused for "
