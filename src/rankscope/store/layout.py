@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -146,6 +146,14 @@ def find_sources(paths: Sequence[Path], known: Collection[Path] = ()) -> Sources
     return Sources(tuple(dict.fromkeys(files)), tuple(skipped), ranks)
 
 
+def named_by_manifests(run: Path) -> Iterator[str]:
+    """The traces that the capture's manifests in this folder name: relative to it, or absolute if elsewhere."""
+    for manifest in rank_manifests(run):
+        for window in manifest.get("windows", ()):
+            if window.get("state") in ("whole", "partial") and window.get("file"):
+                yield str(window["file"])
+
+
 def traces_elsewhere(run: Path) -> Sources:
     """The traces of a run that the capture wrote to another folder (--tensorboard-dir): its manifests name them.
 
@@ -161,13 +169,13 @@ def traces_elsewhere(run: Path) -> Sources:
                 places = [Path(os.path.normpath(run / name)) for name in names]
                 copies.setdefault(window.get("index"), []).extend(places)
         for places in copies.values():
-            if not places or any(place.parent == run for place in places):
+            if not places or any((run / place.name).is_file() for place in places):
                 continue
             there = next((place for place in places if place.is_file()), None)
-            if there is None:
-                gone.append(places[0])
-            else:
+            if there is not None:
                 ranks[there] = int(manifest["rank"])
+            elif places[0].parent != run:
+                gone.append(places[0])
     return Sources(tuple(ranks), (_gone(run, gone),) if gone else (), ranks)
 
 
