@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import signal
 from pathlib import Path
@@ -12,6 +13,7 @@ from integration.jobs import (
     PROFILE,
     PYTHON,
     TRAIN,
+    environment,
     manifests,
     needs_torch,
     read_trace,
@@ -24,6 +26,7 @@ from integration.jobs import (
 
 pytestmark = [pytest.mark.slow, needs_torch]
 
+DEEPSPEED = str(Path(__file__).with_name("train_deepspeed.py"))
 # The first trace of `-o out`.
 TRACE = "out/rank-00000.pt.trace.json.gz"
 
@@ -137,6 +140,23 @@ for _ in range(6):
 """
 
 
+@pytest.mark.skipif(
+    importlib.util.find_spec("deepspeed") is None,
+    reason="deepspeed is not installed (tests/requirements-torch.txt)",
+)
+def test_the_steps_of_deepspeed_engines(tmp_path: Path) -> None:
+    words = [*PROFILE, "-o", "out", "torchrun", "--nproc-per-node", "2", DEEPSPEED]
+    done = run(words, tmp_path, env=environment(DS_ACCELERATOR="cpu"))
+    assert (done.stdout.count("ZeRO 1: 6 steps"), done.stdout.count("ZeRO 2: 6 steps")) == (2, 2)
+    assert "2 of 2 ranks" in done.stderr
+    assert {(one["steps"], *one["notes"]) for one in manifests(tmp_path / "out").values()} == {(6,)}
+    for path in (tmp_path / "out").glob("*.gz"):
+        trace = read_trace(path)
+        assert steps(trace) == [2, 3, 4]
+        calls = [event for event in trace["traceEvents"] if event.get("name") == "Optimizer.step#AdamW.step"]
+        assert len(calls) == 3 * 2 * 2, "one call for each engine and parameter group"
+
+
 def test_a_compiled_optimizer_is_counted_and_rankscope_is_not_traced(tmp_path: Path) -> None:
     (tmp_path / "compiled.py").write_text(COMPILED)
     done = run([*PROFILE, "-o", "out", PYTHON, "compiled.py"], tmp_path)
@@ -199,3 +219,27 @@ def test_names_for_tensorboard(tmp_path: Path) -> None:
 def test_a_folder_named_with_a_variable(tmp_path: Path) -> None:
     run([*PROFILE, "-o", "runs/%q{USER_RUN}", PYTHON, TRAIN], tmp_path, env={**os.environ, "USER_RUN": "a7"})
     assert (tmp_path / "runs" / "a7" / "rankscope.json").exists()
+
+
+LONG_WINDOW = """\
+import datetime, sys, time, torch, rankscope
+torch.distributed.init_process_group("gloo", timeout=datetime.timedelta(seconds=float(sys.argv[1])))
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 8))
+with rankscope.profile("prof", schedule=rankscope.schedule(wait=0, warmup=0, active=6), with_stack=True) as prof:
+    for _ in range(7):
+        model(torch.ones(2, 8)).sum().backward()
+        time.sleep(0.4)
+        prof.step()
+torch.distributed.destroy_process_group()
+"""
+
+
+def test_a_window_that_may_outlast_the_process_groups_timeout(tmp_path: Path) -> None:
+    (tmp_path / "job.py").write_text(LONG_WINDOW)
+    torchrun = ["torchrun", "--standalone", "--nproc-per-node", "2", "job.py"]
+    said = [line for line in run([*torchrun, "20"], tmp_path).stderr.splitlines() if "timeout" in line]
+    assert len(said) == 1  # rank 0 reports for both
+    assert "stopping this window may pause training for up to" in said[0]
+    assert "the process group's timeout is 20.0 s" in said[0]  # the group's own, not torch's default
+    assert all("timeout is 20.0 s" in one["notes"][0] for one in manifests(tmp_path / "prof").values())
+    assert "timeout is" not in run([*torchrun, "600"], tmp_path).stderr

@@ -17,13 +17,26 @@ from typing import Any
 from rankscope.capture.plan import FALLBACK_FOR_S, Plan
 from rankscope.capture.rank import Identity
 from rankscope.capture.rank_files import RankFiles, clock_anchor
-from rankscope.capture.schedule import NONE, RECORD, RECORD_AND_SAVE, WARMUP, OnSignal, Schedule, TimeWindow
+from rankscope.capture.schedule import (
+    NONE,
+    RECORD,
+    RECORD_AND_SAVE,
+    WARMUP,
+    EveryStep,
+    OnSignal,
+    Schedule,
+    ScheduleFunction,
+    TimeWindow,
+    When,
+)
 from rankscope.capture.selector import parse_selector
 from rankscope.errors import CaptureError, RankscopeError
 from rankscope.inapp.cuda_range import CudaRangeRecorder
+from rankscope.inapp.deepspeed_engine import DeepSpeedSteps
 from rankscope.inapp.end_messages import captured, nothing_captured
 from rankscope.inapp.job_log import JobLog
 from rankscope.inapp.main_thread import Timer, when_returning
+from rankscope.inapp.pause_warning import PauseWarning
 from rankscope.inapp.sigterm import SigtermGuard
 from rankscope.inapp.step_counter import StepCounter, live_optimizers
 from rankscope.inapp.torch_recorder import Region, ScriptProfiler, TorchRecorder
@@ -60,20 +73,32 @@ class Engine:
         self.step_number = 0
         self.stopped = False
         self.counter = StepCounter(plan.step_on, live_optimizers)
-        self._schedule = plan.when if isinstance(plan.when, Schedule) else None
+        self._schedule = _schedule_of(plan.when)
         self._idle_until = self._schedule.first_busy_step if self._schedule else sys.maxsize
         self._action = NONE
         self._timer: Timer | None = None
         self._hook: Any = None
+        self._deepspeed: DeepSpeedSteps | None = None
         self._finished = False
         self._pid = os.getpid()
         self._sigterm = SigtermGuard(self._terminated)
         self._windows = Windows(
             files,
             log,
-            recorder or TorchRecorder(plan, ScriptProfiler(self._yield_to_script)),
+            recorder or self._torch_recorder(),
             WindowExporter(files, log, plan.max_size, handlers),
             self._sigterm,
+        )
+
+    def _torch_recorder(self) -> TorchRecorder:
+        def warn(text: str) -> None:
+            self.files.manifest["notes"].append(text)
+            self.log.info(text)  # every rank has the same window: one reports
+
+        return TorchRecorder(
+            self.plan,
+            ScriptProfiler(self._yield_to_script),
+            PauseWarning(warn, with_stack=self.plan.with_stack),
         )
 
     # -- how steps are counted and windows are triggered
@@ -88,21 +113,23 @@ class Engine:
         # As torch.compiler.disable, which would import dynamo: torch.compile must call the hook, not trace it.
         after_step._torchdynamo_disable = True  # type: ignore[attr-defined]
         self._hook = register_optimizer_step_post_hook(after_step)
+        self._deepspeed = DeepSpeedSteps(lambda engine: self._count_call(engine, sys._getframe(1)))
         os.register_at_fork(after_in_child=self._forked)
         when = self.plan.when
         if isinstance(when, TimeWindow):
             self._timer = Timer(when.after_s, lambda: self._safely(self._open_timed, when.for_s))
             return
-        if isinstance(when, Schedule) and when.first_busy_step == 0:
+        if self._schedule is not None and self._schedule.first_busy_step == 0:
             self._begin_with_first_optimizer()
-        if self.plan.fallback_after_s > 0 and not isinstance(when, OnSignal):
+        if self.plan.fallback_after_s > 0 and isinstance(when, Schedule):
             self._timer = Timer(self.plan.fallback_after_s, lambda: self._safely(self._fall_back))
 
     def begin(self) -> None:
         """The first step begins now; the program marks the ends of steps itself."""
         os.register_at_fork(after_in_child=self._forked)
-        if self._schedule is not None:
-            self._safely(self._advance, self._schedule.action(0))
+        schedule = self._schedule
+        if schedule is not None:
+            self._safely(lambda: self._advance(schedule.action(0)))  # a schedule function may fail
 
     def mark_region(self, region: Region) -> None:
         """Begin and end this range with each recorded step."""
@@ -132,9 +159,7 @@ class Engine:
 
     def count_marked_steps(self) -> None:
         """From now on only steps that the program marks count; optimizer steps do not."""
-        if self._hook is not None:
-            self._hook.remove()
-            self._hook = None
+        self._stop_counting()
 
     def mark_step(self) -> None:
         """The program marks the end of a step."""
@@ -169,12 +194,15 @@ class Engine:
         self._finished = True
         if self._timer is not None:
             self._timer.cancel()
+        if isinstance(self.plan.when, EveryStep):
+            why = None  # the tool records to the end, and the steps until now are whole
         self._close_unfinished(why)
         self._windows.wait_for_exports(wait_s)
         if process_ends:
             self._windows.leave_events_to_exit()
         if not self.files.manifest["windows"] and not self.stopped:
             self._report_nothing_captured()
+        self._report_uneven_steps()
         self.files.manifest.update(state="done", steps=self.step_number)
         if self.stopped:
             with contextlib.suppress(RankscopeError):
@@ -184,13 +212,18 @@ class Engine:
             self.files.save()
             if not self.stopped and self.files.manifest["windows"]:
                 self.log.reports = self.log.reports or self._reports_for_rank_zero()
-                self.log.info(captured(self.files))
+                self.log.info(captured(self.plan, self.files))
         self.stopped = True
 
     # -- steps and windows
 
     def optimizer_stepped(self, optimizer: Any, frame: FrameType) -> None:
         """An optimizer has stepped, in ``frame`` of torch. Most calls return after a few comparisons."""
+        if self._deepspeed is None or not self._deepspeed.inside or self.plan.step_on is not None:
+            self._count_call(optimizer, frame)
+
+    def _count_call(self, optimizer: Any, frame: FrameType) -> None:
+        """Of an optimizer, or of a DeepSpeed engine, which has several."""
         if self.stopped:
             return
         try:
@@ -217,8 +250,11 @@ class Engine:
         before, self._action = self._action, action
         if before in _RECORDING:
             self._windows.end_step()
-            if before == RECORD_AND_SAVE:
+            if before == RECORD_AND_SAVE or action not in _RECORDING:
+                # torch drops a window that its schedule function ends without RECORD_AND_SAVE; here it is kept
                 self._windows.close(self.step_number)
+        elif before == WARMUP and action == NONE:
+            self._windows.drop()
         if action == WARMUP and before != WARMUP:
             self._windows.open(BY_STEPS)
         if action in _RECORDING:
@@ -227,7 +263,7 @@ class Engine:
     def _postpone(self) -> None:
         """Only one profiler can run: while the script's own does, our window is put off step by step."""
         assert self._schedule is not None
-        self._schedule = self._schedule._replace(skip_first=self._schedule.skip_first + 1)
+        self._schedule = self._schedule.postponed()
         note = "the script runs torch.profiler itself: the window waits until it has ended"
         if note not in self.files.manifest["notes"]:
             self.files.manifest["notes"].append(note)
@@ -236,15 +272,20 @@ class Engine:
     def _end_schedule(self) -> None:
         """After the last cycle, remove the hook; after a requested window, wait for the next signal."""
         assert self._schedule is not None
-        skip, wait, warmup, active, repeat = self._schedule
-        over = repeat and self.step_number >= skip + repeat * (wait + warmup + active)
+        over = self._schedule.is_over(self.step_number)
         if not over or self._windows.exporting or self._windows.is_open:
             return
         if isinstance(self.plan.when, OnSignal):
             self._schedule, self._idle_until = None, sys.maxsize
-        elif self._hook is not None:
+        else:
+            self._stop_counting()
+
+    def _stop_counting(self) -> None:
+        if self._hook is not None:
             self._hook.remove()
             self._hook = None
+        if self._deepspeed is not None:
+            self._deepspeed.release()
 
     # -- time windows
 
@@ -308,8 +349,7 @@ class Engine:
         self.log.warning(f"capture is off, the job goes on: {text}")
         self.files.manifest["notes"].append(text)
         self._sigterm.off()
-        if self._hook is not None:
-            self._hook.remove()
+        self._stop_counting()
         try:
             self._windows.drop()
         except Exception as second:  # noqa: BLE001  (the profiler's state is unknown; the first error was printed)
@@ -331,7 +371,7 @@ class Engine:
     def _close_unfinished(self, why: str | None) -> None:
         if not self._windows.is_open:
             return
-        if self._windows.recording:
+        if self._windows.recording and (self.step_number or not isinstance(self.plan.when, EveryStep)):
             self._close_window(why)
         else:
             self._safely(self._windows.drop)
@@ -354,17 +394,32 @@ class Engine:
             return  # one of several Python processes of a script; the command in front reports if none captured
         text = nothing_captured(self.plan, self.step_number, self.counter.calls)
         self.files.manifest["notes"].append(text)
+        if isinstance(self.plan.when, EveryStep):
+            self.files.claim()
+            return  # the tool's report is there; its summary says that it has no steps
         try:
             self.files.claim()
         except RankscopeError:
             return  # another process of this rank was captured
         self.log.warning(text)
 
+    def _report_uneven_steps(self) -> None:
+        text = self.counter.uneven()
+        if text is not None and self.files.manifest["windows"]:
+            self.files.manifest["notes"].append(text)
+            self.log.info(text)
+
     def _reports_for_rank_zero(self) -> bool:
         """Rank 0 reports for the run; where it is not selected, the rank that made the run folder does."""
         rank_zero = Identity(0, 0, None, None, 0, "")
         selected = parse_selector(self.plan.ranks).selects(rank_zero)
         return self.files.first and self.plan.speaks and not self.plan.quiet and not selected
+
+
+def _schedule_of(when: When) -> Schedule | ScheduleFunction | None:
+    if isinstance(when, EveryStep):
+        return when.schedule
+    return when if isinstance(when, Schedule | ScheduleFunction) else None
 
 
 _engine: Engine | None = None

@@ -65,7 +65,8 @@ class Windows:
         self._events = None  # torch frees the previous window's events here, not while steps are recorded
         self._window = {"index": self._opened, "kind": kind, "state": "recording"}
         self._opened += 1
-        self._sigterm.on()
+        if self._recorder.saves_at_sigterm:
+            self._sigterm.on()
         self._recorder.warm_up()
 
     def record_step(self, number: int) -> None:
@@ -104,7 +105,9 @@ class Windows:
         began = time.perf_counter_ns()
         window.update(last_step=last, end=clock_anchor(), stop_ns=recording.stop_ns)
         self._exporter.send(window, recording, why)
-        self._exporter.record_stall(window, recording.stop_ns + time.perf_counter_ns() - began)
+        stall_ns = recording.stop_ns + time.perf_counter_ns() - began
+        recording.paused(stall_ns)
+        self._exporter.record_stall(window, stall_ns)
         self._events = recording.events
         self._log.debug(
             f"recorded steps {window['first_step']}-{last}; training was paused for "
@@ -113,7 +116,8 @@ class Windows:
         )
 
     def drop(self) -> None:
-        """End an open window whose recording is not wanted."""
+        """End an open window whose recording is not wanted; the next one gets its number."""
+        self._opened -= self._window is not None
         self._window = None
         self._recorder.abandon()
 

@@ -77,7 +77,8 @@ def fit_nsys(
     if ranged and options.capture_range is not None:
         options = replace(options, capture_range=None)
         notes.append(
-            "no NVIDIA driver here: nsys cannot start and stop at steps, so the whole run is recorded"
+            "no NVIDIA driver here: nsys cannot start and stop at steps, so the whole run is recorded, "
+            "and only the steps asked for are marked in it"
         )
     return options, notes
 
