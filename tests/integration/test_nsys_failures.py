@@ -129,7 +129,7 @@ def test_a_job_that_nsys_never_starts_runs_without_it(tmp_path: Path) -> None:
 
 def test_an_argument_of_the_user_replaces_ours(tmp_path: Path) -> None:
     """nsys refuses two of a kind, and would not start the job."""
-    words = [*PLAIN, "--tool-arg=-t", "--tool-arg=nvtx,osrt", "--tool-arg=--wait=all", "--tool-arg=-s=none"]
+    words = [*PLAIN, "--tool-arg=-t", "--tool-arg=nvtx,osrt", "--tool-arg=--wait=all"]
     done = run([*words, PYTHON, JOB], tmp_path, env=with_nsys())
     assert "refused" not in done.stderr
     assert reports(tmp_path / "out") == ["rank-00000.nsys-rep"]
