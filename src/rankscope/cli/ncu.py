@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 import os
-import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from rankscope import tools
+from rankscope.capture.job_name import name_run
 from rankscope.capture.kernel_list import (
     LIST_NAME,
     HotKernel,
@@ -30,8 +30,9 @@ from rankscope.capture.ncu_selection import (
     why_missed,
 )
 from rankscope.capture.rank import SINGLE, detect
-from rankscope.capture.run_folder import expand
+from rankscope.capture.run_folder import folder_of
 from rankscope.capture.selector import FORMS
+from rankscope.capture.summary import short_path
 from rankscope.cli.common import add_reading_options
 from rankscope.cli.store_libraries import missing_libraries
 from rankscope.errors import ToolError, UsageError
@@ -158,22 +159,24 @@ def _chosen(args: argparse.Namespace) -> KernelList:
 
 def _profile(listed: KernelList, args: argparse.Namespace) -> int:
     """`rankscope profile --tool ncu` with these kernels, in front of the command or behind its launcher."""
-    in_front = detect(os.environ).source == SINGLE
+    identity = detect(os.environ)
+    in_front = identity.source == SINGLE
     output = args.output or default_folder(args.command, in_front)
+    asked, job = name_run(os.environ, identity, args.command, output, None)
     ncu = _ncu(args)
     by_size = ncu is None or tools.ncu_counts_by_size(str(ncu.path))
     selection = select(listed, args.launch_count, by_size=by_size)
     if in_front and not args.quiet:
         _print_list(listed.kernels)
         _announce(selection, listed, args)
-    code = _run(selection, output, args)
-    folder = Path(expand(output, os.environ))
-    if args.dry_run or not folder.is_dir():
+    code = _run(selection, asked, job, args)
+    folder = folder_of(asked, job)
+    if args.dry_run or folder is None:
         return code
     # An unselected rank has become the command and does not get here.
     write_kernels(folder / LIST_NAME, listed, str(args.run or args.kernels))
     if in_front and ncu is not None:
-        return _until_measured(listed, selection, folder, ncu, code, args, by_size=by_size)
+        return _until_measured(listed, selection, folder, job, ncu, code, args, by_size=by_size)
     return code
 
 
@@ -185,10 +188,10 @@ def _ncu(args: argparse.Namespace) -> tools.Tool | None:
         return None
 
 
-def _run(selection: Selection, output: str, args: argparse.Namespace) -> int:
+def _run(selection: Selection, output: Path, job: str, args: argparse.Namespace) -> int:
     from rankscope.cli import command_parser
 
-    words = [*selection.words(), "--set", args.set, "--ranks", args.ranks, "-o", output]
+    words = [*selection.words(), "--set", args.set, "--ranks", args.ranks, "-o", str(output), "--job", job]
     words += ["--clock-control", args.clock_control] if args.clock_control else []
     words += ["--ncu", str(args.ncu)] if args.ncu else []
     words += [f"--tool-arg={word}" for word in args.tool_arg or ()]
@@ -201,6 +204,7 @@ def _until_measured(
     listed: KernelList,
     selection: Selection,
     folder: Path,
+    job: str,
     ncu: tools.Tool,
     code: int,
     args: argparse.Namespace,
@@ -220,7 +224,7 @@ def _until_measured(
         )
         _announce(selection, listed, args)
         later = folder / f"run-{runs}"
-        code = _run(selection, str(later), args)
+        code = _run(selection, later, job, args)
         last = launches_in(later, ncu)
         met = [*met, *last]
         can_try = code == 0 and not failure(later)
@@ -238,7 +242,7 @@ def _until_measured(
         _message(f"not measured: {kernel.name} ({kernel.size}): {why_missed(kernel, met)}")
     if met:
         _message(
-            f"to see the results, where rankscope is installed in full: rankscope ncu {shlex.quote(str(folder))}"
+            f"to see the results, where rankscope is installed in full: rankscope ncu {short_path(folder)}"
         )
     return code
 
