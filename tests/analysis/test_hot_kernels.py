@@ -13,8 +13,8 @@ import pytest
 
 from conftest import DATA
 from rankscope.analysis.efficiency.hot_kernels import hot_kernels, hot_kernels_measured
-from rankscope.capture.kernel_list import HotKernel, canonical_name, function_name
-from rankscope.capture.ncu_selection import Selection, missed_kernels, select
+from rankscope.capture.kernel_list import HotKernel, KernelList, canonical_name, function_name
+from rankscope.capture.ncu_selection import Selection, select
 from rankscope.store.run import Run
 from rankscope.tools import Launch
 
@@ -71,7 +71,7 @@ def test_the_launches_of_one_step_in_their_order(open_real: Callable[[Path], Run
     assert list(listed.order) == expected
     chosen = select(listed, 5, by_size=True)
     met = chosen.profiled(listed.order)
-    assert not missed_kernels(listed.kernels, met)
+    assert not listed.missed(met)
     assert len(met) < 100 < len(expected), "few others are profiled"
 
 
@@ -102,7 +102,7 @@ def test_ncu_beside_the_run(
     name = "nvjet_sm90_tst_256x128_64x4_1x2_h_bz_coopA_bias_TNT"
     met = HotKernel(name, (2, 66, 1), (384, 1, 1), 10, 1_000_000)
     missed = met._replace(grid=(7, 7, 7))
-    result = hot_kernels_measured(open_real(report), [met, missed])
+    result = hot_kernels_measured(open_real(report), KernelList((met, missed)))
     first, second = result.rows
     assert (first["launches"], first["calls"], first["avg_ns"]) == (4, 10, 100_000)
     assert first["duration_ns"] == pytest.approx((101_184 + 91_840 + 75_680 + 26_944) / 4, rel=1e-3)
@@ -120,4 +120,5 @@ def test_twins_are_told_apart_by_their_whole_name(
     name = "nvjet_sm90_tst_256x128_64x4_1x2_h_bz_coopA_bias_TNT"
     here = HotKernel(name, (2, 66, 1), (384, 1, 1), 1, 1)
     twin = here._replace(name=f"void space::{name}<(int)4>(P)")
-    assert [row["launches"] for row in hot_kernels_measured(open_real(report), [here, twin]).rows] == [4, 0]
+    rows = hot_kernels_measured(open_real(report), KernelList((here, twin))).rows
+    assert [row["launches"] for row in rows] == [4, 0]

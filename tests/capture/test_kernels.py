@@ -12,12 +12,12 @@ from rankscope.capture.kernel_list import (
     canonical_name,
     function_name,
     read_kernels,
+    short_name,
     write_kernels,
 )
 from rankscope.capture.ncu_selection import (
     Selection,
     expected_launches,
-    missed_kernels,
     replay_ns,
     select,
     select_again,
@@ -96,6 +96,11 @@ def test_one_name_for_all_demanglers(torch: str, nvidia: str) -> None:
     assert canonical_name(torch.replace("4", "5")) != canonical_name(nvidia)
 
 
+def test_a_short_name() -> None:
+    assert short_name(FILL.name) == "fill<4, Op<float> >"
+    assert short_name("void at::native::(anonymous namespace)::norm<float const*>(int)") == "norm<float *>"
+
+
 def test_what_ncu_is_told() -> None:
     pattern = Selection((GEMM, FILL, FILL._replace(grid=(9, 1, 1))), 1).pattern
     assert pattern == f"regex:^(?:{GEMM.name}|fill)$"
@@ -160,10 +165,19 @@ def test_the_second_attempt_is_wider() -> None:
 def test_what_was_missed_and_why() -> None:
     other = FILL._replace(name="void at::native::fill<4, Mul<float> >(int, Mul<float>)")
     met = [launch(FILL, 1, 1, 1), launch(GEMM)]
-    assert missed_kernels((GEMM, FILL, other), met) == [FILL, other]
+    assert KernelList((GEMM, FILL, other)).missed(met) == [FILL, other]
     assert why_missed(FILL, met) == "its 1 profiled launches have other sizes than grid 8x1x1, block 128x1x1"
     assert why_missed(other, met) == "the 1 profiled launches of fill have other template arguments"
     assert why_missed(GEMM, met[:1]).startswith("ncu met no launch of nvjet")
+
+
+def test_template_arguments_in_an_unknown_spelling() -> None:
+    """The function and the size are enough where the run had only one such kernel."""
+    met = Launch("void at::native::fill<four, Op{float}>(int)", FILL.grid, FILL.block)
+    assert not KernelList((GEMM, FILL), 2, ORDER).missed([met, launch(GEMM)])
+    twin = launch(FILL)._replace(name="void at::native::fill<4, Mul<float> >(int, Mul<float>)")
+    assert KernelList((FILL,), 2, (*ORDER, twin)).missed([met]) == [FILL]
+    assert KernelList((FILL,)).missed([met]) == [FILL], "the run's kernels are not known"
 
 
 def test_there_and_back(tmp_path: Path) -> None:

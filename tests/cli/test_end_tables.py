@@ -47,7 +47,7 @@ def test_which_tables() -> None:
     ]
 
 
-@pytest.mark.parametrize("name", ["kernel", "nsys:kernels", "torchrun", ","])
+@pytest.mark.parametrize("name", ["kernel", "nsys:kernels"])
 def test_a_wrong_name_is_refused_before_the_job_starts(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 import subprocess
 import sys
 import warnings
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 
 import rankscope
 from rankscope.errors import UsageError
+from rankscope.store.layout import find_sources
 
 torch: Any = pytest.importorskip("torch")
 
@@ -97,6 +99,28 @@ def test_micro_batches_get_a_region_each_and_evaluation_none(tmp_path: Path) -> 
     assert len(ranges(tmp_path / "t-0-of-1.json", "train_step")) == 4
 
 
+def test_debug_prints_the_memory_around_each_forward_and_backward(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    backward = torch.autograd.backward
+    model, loss = torch.nn.Linear(4, 1), torch.nn.L1Loss()
+    with rankscope.profile(tmp_path, schedule=ONE_CYCLE, name="t", debug=True) as prof:
+        for _ in range(4):
+            for _ in range(2):  # micro-batches; the model and the loss are one forward
+                loss(model(torch.ones(2, 4)), torch.ones(2, 1)).backward()
+            with torch.no_grad():
+                model(torch.ones(2, 4))
+            prof.step()
+        model(torch.ones(2, 4))  # a forward without backward
+    said = re.findall(r"step (\d) (before|after) (forward|backward): host ", capfd.readouterr().err)
+    batch = [("before", "forward"), ("after", "forward"), ("before", "backward"), ("after", "backward")]
+    expected = [(str(step), *moment) for step in range(4) for moment in 2 * batch]
+    assert said == [*expected, ("4", *batch[0]), ("4", *batch[1])]
+    assert torch.autograd.backward is backward
+    assert not model._forward_hooks and not loss._forward_hooks
+    assert len(ranges(tmp_path / "t-0-of-1.json", "train_step")) == 4  # the region is not disturbed
+
+
 def test_the_summary_is_torchs_own_table_of_the_same_profile(tmp_path: Path, train: Train) -> None:
     seen: list[rankscope.Recorded] = []
     loop(rankscope.profile(tmp_path, schedule=ONE_CYCLE, handlers=[seen.append, rankscope.Summary()]), train)
@@ -153,6 +177,64 @@ def test_without_a_schedule_everything_is_recorded_and_whole(tmp_path: Path, tra
     assert manifest["windows"][0]["state"] == "whole"
 
 
+def test_torchs_own_schedule_function_and_on_trace_ready(tmp_path: Path, train: Train) -> None:
+    steps: list[int] = []
+    write = torch.profiler.tensorboard_trace_handler(str(tmp_path / "tb"), use_gzip=True)
+
+    def ready(prof: Any) -> None:
+        steps.append(prof.step_num)
+        assert "aten::addmm" in {one.key for one in prof.key_averages()}
+        write(prof)
+        assert events(max((tmp_path / "tb").iterdir()))  # complete when torch's function returns
+
+    schedule = torch.profiler.schedule(wait=1, warmup=1, active=2, repeat=2)
+    loop(rankscope.profile(tmp_path, schedule=schedule, on_trace_ready=ready), train, 10)
+    assert steps == [4, 8]
+    numbers = [
+        [event["name"] for event in events(path) if event["name"].startswith("ProfilerStep#")]
+        for path in sorted((tmp_path / "tb").iterdir())
+    ]
+    assert [sorted(set(names)) for names in numbers] == [
+        ["ProfilerStep#2", "ProfilerStep#3"],
+        ["ProfilerStep#6", "ProfilerStep#7"],
+    ]
+    assert not list(tmp_path.glob("*.json.gz"))
+    assert (tmp_path / "profiler_list.dat").exists()
+    windows = json.loads((tmp_path / "rank-00000.rankscope.json").read_text())["windows"]
+    assert [one["relative"] for one in windows] == [
+        f"tb/{path.name}" for path in sorted((tmp_path / "tb").iterdir())
+    ]
+    found = find_sources([tmp_path])  # `rankscope stats` follows the manifest
+    assert [found.ranks[path] for path in found.files] == [0, 0]
+
+
+def test_a_schedule_function_that_torch_calls_incorrect(
+    tmp_path: Path, train: Train, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A warm-up that leads to nothing is dropped; recorded steps without RECORD_AND_SAVE are kept."""
+    action = torch.profiler.ProfilerAction
+    plan = [action.WARMUP, action.NONE, action.RECORD, action.RECORD, action.NONE, action.NONE]
+    loop(rankscope.profile(tmp_path, schedule=plan.__getitem__, name="t"), train, 5)
+    assert len(ranges(tmp_path / "t-0-of-1.json", "ProfilerStep#")) == 2
+    loop(rankscope.profile(tmp_path, schedule=lambda _step: "all", name="t"), train)
+    err = capfd.readouterr().err
+    assert "capture is off, the job goes on: the schedule returned 'all' for step 0" in err
+    loop(rankscope.profile(tmp_path, schedule=lambda _step: action.NONE, name="t"), train)
+    assert "the schedule function recorded none of the 6 steps" in capfd.readouterr().err
+
+
+def test_on_trace_ready_that_fails_or_cannot_write(
+    tmp_path: Path, train: Train, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def ready(prof: Any) -> None:
+        prof.export_chrome_trace(str(tmp_path / "missing" / "t.json"))
+
+    loop(rankscope.profile(tmp_path, schedule=ONE_CYCLE, on_trace_ready=ready), train)
+    err = capfd.readouterr().err
+    assert "ready failed, the job goes on: OSError" in err
+    assert "missing/t.json was not written" in err
+
+
 def test_an_exception_leaves_a_partial_trace_and_goes_on(tmp_path: Path, train: Train) -> None:
     with pytest.raises(ZeroDivisionError), rankscope.profile(tmp_path, schedule=None, name="t") as prof:
         train()
@@ -182,9 +264,9 @@ def test_a_second_run_replaces_the_first(tmp_path: Path, train: Train) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"schedule": torch.profiler.schedule(wait=1, warmup=1, active=1)}, "is not a rankscope schedule"),
         ({"ranks": "every"}, "every"),
-        ({"handlers": None, "schedule": 3}, "is not a rankscope schedule"),
+        ({"handlers": None, "schedule": 3}, "is not a schedule"),
+        ({"on_trace_ready": "tb"}, "cannot be called"),
     ],
 )
 def test_wrong_arguments_are_refused_at_once(arguments: dict[str, Any], message: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 import rankscope
+from rankscope.capture.schedule import Schedule
 from rankscope.errors import RankscopeError
 from rankscope.inapp.memory import memory_overview
 
@@ -184,7 +186,10 @@ def test_a4s_style_flags(
     run_with(["--profiling", "--prof_dir", str(tmp_path), "--debug"], train)
     assert (tmp_path / "t-0-of-1.json").exists()
     assert (tmp_path / "profiler_list.dat").exists()
-    assert "step 6: host " in capfd.readouterr().err
+    said = capfd.readouterr()
+    moments = ["before forward", "after forward", "before backward", "after backward", "at its end"]
+    assert re.findall(r"step 5 ([a-z ]+): host [\d.]+ MB", said.err) == moments
+    assert (tmp_path / "profiler_list.dat").read_text() in said.out
     run_with(["--profiling", "--ptensorboard", "--prof_dir", str(tmp_path / "tb")], train)
     assert list((tmp_path / "tb").glob("*.pt.trace.json.gz"))
 
@@ -200,7 +205,7 @@ def test_megatron_style_flags(tmp_path: Path, train: Callable[[], None]) -> None
     assert len(list((tmp_path / "tb").glob("*.pt.trace.json.gz"))) == 2
     plan = rankscope.profiler_from_args(parse(*words))._plan
     assert plan.ranks == "0,1"
-    assert tuple(plan.when) == (1, 0, 1, 1, 2)
+    assert plan.when == Schedule(1, 0, 1, 1, 2)
     assert (plan.with_flops, plan.profile_memory, plan.with_stack, plan.with_modules) == (True,) * 4
 
 

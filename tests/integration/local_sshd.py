@@ -8,6 +8,7 @@ import shutil
 import socket
 import subprocess
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 SSHD = "/usr/sbin/sshd"
@@ -26,7 +27,8 @@ def missing() -> str:
 class LocalSshd:
     """An sshd with its files in one folder; `ssh` is the client's command line for it."""
 
-    def __init__(self, folder: Path, path: str, *settings: str) -> None:
+    def __init__(self, folder: Path, path: str, *settings: str, before: Sequence[str] = ()) -> None:
+        """sshd takes the first value of a setting: those in ``before`` replace the ones here."""
         folder.mkdir(parents=True)
         self.folder = folder
         if os.geteuid() == 0:
@@ -40,6 +42,7 @@ class LocalSshd:
         (folder / "authorized").write_bytes((folder / "user.pub").read_bytes())
         (folder / "authorized").chmod(0o600)
         lines = [
+            *before,
             f"Port {self.port}",
             "ListenAddress 127.0.0.1",
             f"HostKey {folder / 'host'}",

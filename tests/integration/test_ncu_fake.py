@@ -234,6 +234,14 @@ def test_an_ncu_that_cannot_count_by_size(tmp_path: Path) -> None:
     assert "ncu measured 3 of 3 kernels" in done.stderr
 
 
+def test_a_folder_that_holds_another_run(tmp_path: Path) -> None:
+    measure(tmp_path, listed(), FAKE_LAUNCHES=launches())
+    done, _ = measure(tmp_path, listed(), FAKE_LAUNCHES=launches())
+    assert "this one goes to out-2" in done.stderr
+    assert "ncu measured 3 of 3 kernels, 6 launches" in done.stderr
+    assert (tmp_path / "out-2" / "kernels.json").exists()
+
+
 def test_a_kernel_that_is_never_launched_is_named(tmp_path: Path) -> None:
     only = json.dumps([launch for launch in json.loads(launches()) if launch[1] != "gemm_TNT"])
     done, runs = measure(tmp_path, listed(), FAKE_LAUNCHES=only)

@@ -13,6 +13,7 @@ import pytest
 from integration.jobs import PROFILE, PYTHON, manifests, our_lines, run, start, wait_for_line
 from integration.nsight import (
     JOB,
+    NCU,
     NSYS,
     agents_of,
     link_importer,
@@ -124,6 +125,36 @@ def test_a_job_that_nsys_never_starts_runs_without_it(tmp_path: Path) -> None:
     assert "Illegal --trace argument 'nonsense'" in said(done.stderr)
     assert "the job runs without it" in said(done.stderr)
     assert done.stdout.count("begins") == 1
+
+
+def test_an_argument_of_the_user_replaces_ours(tmp_path: Path) -> None:
+    """nsys refuses two of a kind, and would not start the job."""
+    words = [*PLAIN, "--tool-arg=-t", "--tool-arg=nvtx,osrt", "--tool-arg=--wait=all"]
+    done = run([*words, PYTHON, JOB], tmp_path, env=with_nsys())
+    assert "refused" not in done.stderr
+    assert reports(tmp_path / "out") == ["rank-00000.nsys-rep"]
+
+
+@without_driver
+def test_a_dry_run_shows_what_a_gpu_node_would_run(tmp_path: Path) -> None:
+    words = [
+        *PROFILE,
+        "--tool",
+        "nsys",
+        "-n",
+        "--gpu-metrics-devices",
+        "all",
+        "--steps",
+        "2:3",
+        "python",
+        "t.py",
+    ]
+    done = run(words, tmp_path, env=with_nsys())
+    assert "--capture-range=cudaProfilerApi" in done.stdout
+    assert "--gpu-metrics-device=all" in done.stdout, "as this version of nsys spells it"
+    assert "no NVIDIA driver here: this is what a node with one would run" in done.stderr
+    done = run([*PROFILE, "--tool", "ncu", "-n", "--ncu", str(NCU), "python", "t.py"], tmp_path)
+    assert "--kernel-name=regex" in done.stdout
 
 
 def test_no_nsys_at_all(tmp_path: Path) -> None:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -22,6 +24,8 @@ from rankscope.analysis.run_info import facts
 from rankscope.cli import main
 from rankscope.errors import UsageError
 from rankscope.remote.ssh import Place, parse_place
+from rankscope.store.ingest import ingest
+from rankscope.store.run import Run
 
 pytestmark = pytest.mark.slow
 
@@ -151,11 +155,151 @@ def test_a_host_that_refuses(
     assert "Permission denied" in error and "cannot reach there" in error
 
 
+@pytest.fixture
+def one_time(there: LocalSshd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[OneTimeMachine]:
+    machine = OneTimeMachine(there, tmp_path / "one-time")
+    monkeypatch.setenv("SSH_ASKPASS", str(machine.askpass))
+    monkeypatch.setenv("SSH_ASKPASS_REQUIRE", "force")
+    yield machine
+    machine.sshd.stop()
+
+
+class OneTimeMachine:
+    """A machine that lets each user in once, and a key that asks for its passphrase at each login.
+
+    As with one-time passwords, a second connection is refused. A connection is told by its sshd process.
+    """
+
+    def __init__(self, there: LocalSshd, folder: Path) -> None:
+        path = (there.folder / "sshd_config").read_text().split("SetEnv PATH=")[1].splitlines()[0]
+        self.folder = folder
+        folder.mkdir()
+        once = folder / "once.sh"
+        once.write_text(
+            f"first=$(cat {folder}/first 2>/dev/null)\n"
+            f'[ -z "$first" ] && echo $PPID > {folder}/first && first=$PPID\n'
+            f'[ "$first" = $PPID ] && cat {folder}/sshd/user.pub\n'
+        )
+        self.sshd = LocalSshd(
+            folder / "sshd",
+            path,
+            f"AuthorizedKeysCommand /bin/sh {once}",
+            "AuthorizedKeysCommandUser root",
+            before=["AuthorizedKeysFile none"],
+        )
+        key = ["ssh-keygen", "-q", "-p", "-P", "", "-N", "secret", "-f", str(folder / "sshd" / "user")]
+        subprocess.run(key, check=True)
+        self.askpass = folder / "askpass"
+        self.askpass.write_text(f"#!/bin/sh\necho asked >> {folder}/asked\necho secret\n")
+        self.askpass.chmod(0o755)
+        self.ssh = f"{self.sshd.ssh} -o BatchMode=no"
+
+    def counts(self) -> tuple[int, int]:
+        """How often the user was asked, and how many logins sshd has accepted."""
+        log = (self.sshd.folder / "log").read_text()
+        return (self.folder / "asked").read_text().count("asked"), log.count("Accepted publickey")
+
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="sshd runs AuthorizedKeysCommand only as root")
+
+
+@needs_sshd
+@needs_root
+@pytest.mark.parametrize("more", [[], ["--raw"]], ids=["store", "raw"])
+def test_fetch_asks_a_one_time_machine_once(
+    more: list[str], one_time: OneTimeMachine, run: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    words = ["-o", str(tmp_path / "a"), "--ssh", one_time.ssh, "-q", *more]
+    assert main(["fetch", f"there:{run}", *words]) == 0, capfd.readouterr().err
+    assert one_time.counts() == (1, 1)
+    assert len(list((tmp_path / "a").glob("*.json.gz"))) == (4 if more else 0)
+    wait_until(lambda: not one_time.sshd.sessions())  # closed at the end
+    assert main(["fetch", f"there:{run}", *words]) == 1
+    assert "cannot reach there" in capfd.readouterr().err
+
+
+@needs_sshd
+@needs_root
+def test_view_asks_a_one_time_machine_once(one_time: OneTimeMachine, run: Path) -> None:
+    with View(one_time.sshd, run, ssh=one_time.ssh) as view:
+        assert b"<html" in ask(view.url).lower()
+    assert one_time.counts() == (1, 1)
+    assert none_left(run)
+    wait_until(lambda: not one_time.sshd.sessions())
+
+
+@needs_sshd
+def test_a_connection_that_the_user_keeps_open_is_used(
+    there: LocalSshd, run: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    own = f"{there.ssh} -o ControlPath={tmp_path}/own"
+    subprocess.run(f"{own} -o ControlMaster=yes -f -N there", shell=True, check=True)
+    try:
+        logins = (there.folder / "log").read_text().count("Accepted publickey")
+        assert main(["fetch", f"there:{run}", "-o", str(tmp_path / "a"), "-q", "--ssh", own]) == 0
+        with View(there, run, ssh=own) as view:
+            port = view.url.split(":")[2].split("/")[0]
+            assert ask(view.url)
+        assert (there.folder / "log").read_text().count("Accepted publickey") == logins
+        with pytest.raises(OSError):
+            socket.create_connection(
+                ("127.0.0.1", int(port)), timeout=5
+            )  # the tunnel does not outlive the view
+        assert subprocess.run(f"{own} -O check there", shell=True, check=False).returncode == 0
+    finally:
+        subprocess.run(f"{own} -O exit there", shell=True, check=False)
+
+
+@needs_sshd
+def test_fetch_raw_files(
+    there: LocalSshd, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without rankscope over there; traces in another folder come too."""
+    monkeypatch.chdir(tmp_path)
+    job, board = there.folder / "raw job", there.folder / "tb"
+    job.mkdir()
+    board.mkdir()
+    shutil.copy(DATA / "ddp-gloo4" / "rank-0.json.gz", job)
+    shutil.copy(DATA / "ddp-gloo4" / "rank-1.json.gz", board / "rank-1.pt.trace.json.gz")
+    for name in ("a_0.nsys-rep", "a_0.ncu-rep", "a_0.qdstrm", "checkpoint.bin", "profiler_list.dat"):
+        (job / name).write_text(name)
+    windows = [{"index": 0, "state": "whole", "file": str(board / "rank-1.pt.trace.json.gz")}]
+    (job / "rankscope.json").write_text('{"format": 1, "job": "j-17"}')
+    (job / "rank-00001.rankscope.json").write_text(json.dumps({"rank": 1, "windows": windows}))
+    words = ["--raw", "--ssh", there.ssh, "--remote-rankscope", "/nowhere/rankscope"]
+    assert main(["fetch", f"there:{job}", *words]) == 0
+    assert "Copied 6 files of there:" in capsys.readouterr().out
+    here = tmp_path / "raw job"
+    shown = {path.name for path in here.iterdir() if not path.name.startswith(".")}
+    assert shown == {path.name for path in job.iterdir()} - {"checkpoint.bin"} | {"rank-1.pt.trace.json.gz"}
+    for name in ("a_0.nsys-rep", "a_0.ncu-rep", "a_0.qdstrm"):
+        (here / name).unlink()  # not real reports
+    assert Run(ingest([here])).ranks == [0, 1]
+    (job / "profiler_list.dat").write_text("newer")
+    assert main(["fetch", f"there:{job}", *words]) == 0  # again: an earlier copy
+    assert (here / "profiler_list.dat").read_text() == "newer"
+    assert main(["fetch", f"there:{job}/rank-0.json.gz", *words]) == 0
+    assert (tmp_path / "rank-0" / "rank-0.json.gz").is_file()
+    empty = there.folder / "empty"
+    empty.mkdir()
+    capsys.readouterr()
+    assert main(["fetch", f"there:{empty}", *words]) == 1
+    assert "there is no trace in" in capsys.readouterr().err and not (tmp_path / "empty").exists()
+
+
+def wait_until(true: Callable[[], bool]) -> None:
+    for _ in range(200):
+        if true():
+            return
+        time.sleep(0.05)
+    raise AssertionError("it did not happen within 10 s")
+
+
 class View:
     """rankscope view ssh://… as a process."""
 
-    def __init__(self, sshd: LocalSshd, run: Path, *more: str) -> None:
-        command = ["view", f"ssh://there{run}", "--no-open", "--ssh", sshd.ssh, *more]
+    def __init__(self, sshd: LocalSshd, run: Path, *more: str, ssh: str | None = None) -> None:
+        command = ["view", f"ssh://there{run}", "--no-open", "--ssh", ssh or sshd.ssh, *more]
         self.process = subprocess.Popen(
             [sys.executable, "-m", "rankscope", *command],
             env={**os.environ, "PYTHONPATH": str(ROOT / "src")},

@@ -219,3 +219,27 @@ def test_names_for_tensorboard(tmp_path: Path) -> None:
 def test_a_folder_named_with_a_variable(tmp_path: Path) -> None:
     run([*PROFILE, "-o", "runs/%q{USER_RUN}", PYTHON, TRAIN], tmp_path, env={**os.environ, "USER_RUN": "a7"})
     assert (tmp_path / "runs" / "a7" / "rankscope.json").exists()
+
+
+LONG_WINDOW = """\
+import datetime, sys, time, torch, rankscope
+torch.distributed.init_process_group("gloo", timeout=datetime.timedelta(seconds=float(sys.argv[1])))
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 8))
+with rankscope.profile("prof", schedule=rankscope.schedule(wait=0, warmup=0, active=6), with_stack=True) as prof:
+    for _ in range(7):
+        model(torch.ones(2, 8)).sum().backward()
+        time.sleep(0.4)
+        prof.step()
+torch.distributed.destroy_process_group()
+"""
+
+
+def test_a_window_that_may_outlast_the_process_groups_timeout(tmp_path: Path) -> None:
+    (tmp_path / "job.py").write_text(LONG_WINDOW)
+    torchrun = ["torchrun", "--standalone", "--nproc-per-node", "2", "job.py"]
+    said = [line for line in run([*torchrun, "20"], tmp_path).stderr.splitlines() if "timeout" in line]
+    assert len(said) == 1  # rank 0 reports for both
+    assert "stopping this window may pause training for up to" in said[0]
+    assert "the process group's timeout is 20.0 s" in said[0]  # the group's own, not torch's default
+    assert all("timeout is 20.0 s" in one["notes"][0] for one in manifests(tmp_path / "prof").values())
+    assert "timeout is" not in run([*torchrun, "600"], tmp_path).stderr

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import pickle
 import shutil
 import signal
 import subprocess
@@ -17,6 +19,8 @@ from rankscope.errors import RankError, ReadError, StoreError
 from rankscope.model import FORMAT_VERSION
 from rankscope.store import pool
 from rankscope.store.ingest import Options, Watch, ingest
+from rankscope.store.layout import Index, find_sources
+from rankscope.store.rank_assignment import assign
 from rankscope.store.run import Run
 
 
@@ -100,6 +104,107 @@ def test_among_several_a_missing_rank_is_an_error_and_can_be_said(tmp_path: Path
     assert "--rank 17=" in caught.value.hint
     assert Run(ingest([tmp_path], Options(ranks={lost: 17}))).ranks == [0, 17]
     assert Run(ingest([tmp_path])).ranks == [0, 17]
+
+
+def snapshot(path: Path) -> Path:
+    """A memory snapshot of torch, with one allocation."""
+    entry = {"action": "alloc", "addr": 1, "size": 512, "stream": 0, "time_us": 10, "frames": []}
+    path.write_bytes(pickle.dumps({"segments": [], "device_traces": [[entry]]}))
+    return path
+
+
+def sources(folder: Path) -> dict[str, tuple[int, str]]:
+    """Rank and its source, by file; nothing is read."""
+    found = find_sources([folder])
+    places, _ = assign(found.files, {}, found.ranks, Index())
+    return {place.path.name: (place.rank, place.rank_source) for place in places}
+
+
+def test_a_snapshot_without_a_rank_is_that_of_the_only_rank(tmp_path: Path) -> None:
+    snapshot(tmp_path / "memory.pickle")
+    assert sources(tmp_path) == {"memory.pickle": (0, "alone")}
+    ingest([tmp_path])
+    trace(tmp_path / "rank-3.json")
+    said: list[str] = []
+    index = ingest([tmp_path], watch=Watch(say=said.append)).index  # the store's rank 0 no longer holds
+    assert {(entry.rank, entry.rank_source) for entry in index.segments} == {
+        (3, "file name"),
+        (3, "beside the only rank"),
+    }
+    assert said == ["memory.pickle has no rank; it is read as that of the only rank here, 3"]
+    trace(tmp_path / "rank-4.json")
+    with pytest.raises(RankError, match=r"cannot tell the rank of .*memory.pickle"):
+        ingest([tmp_path])
+
+
+def test_a_snapshot_beside_a_lone_trace(tmp_path: Path) -> None:
+    trace(tmp_path / "trace.json")
+    snapshot(tmp_path / "a.pickle")
+    assert sources(tmp_path) == {"trace.json": (0, "alone"), "a.pickle": (0, "beside the only rank")}
+    trace(tmp_path / "trace_x.json")
+    with pytest.raises(RankError, match="cannot tell the rank of"):
+        sources(tmp_path)
+
+
+def test_several_snapshots_of_a_job_of_several_ranks_are_not_guessed(tmp_path: Path) -> None:
+    trace(tmp_path / "trace.json", rank=0)  # of 4
+    snapshot(tmp_path / "a.pickle")
+    assert sources(tmp_path)["a.pickle"] == (0, "beside the only rank")
+    snapshot(tmp_path / "b.pickle")
+    with pytest.raises(RankError, match=r"cannot tell the rank of .*a.pickle"):
+        sources(tmp_path)
+
+
+def test_traces_that_the_manifest_names_in_another_folder(tmp_path: Path) -> None:
+    """As `rankscope profile --tensorboard-dir` leaves them; names without a rank, as torch's own handler writes."""
+    folder, elsewhere = tmp_path / "job" / "run", tmp_path / "job" / "tb"
+    folder.mkdir(parents=True)
+    elsewhere.mkdir()
+    files = [trace(elsewhere / f"host_1.{cycle}.pt.trace.json", at=1000 + 9000 * cycle) for cycle in range(2)]
+    copy = trace(elsewhere / "copy.pt.trace.json")
+    trace(folder / "kept-5-of-8.json", at=50_000)
+    windows: list[dict[str, object]] = [
+        {"index": i, "state": "whole", "file": str(path), "relative": f"../tb/{path.name}"}
+        for i, path in enumerate(files)
+    ]
+    windows += [
+        {"index": 2, "state": "whole", "file": "kept-5-of-8.json"},
+        {"index": 2, "state": "whole", "file": str(copy)},
+        {"index": 3, "state": "lost"},
+    ]
+    (folder / "rank-00005.rankscope.json").write_text(json.dumps({"rank": 5, "windows": windows}))
+    expected = {files[0].name: (5, "manifest"), files[1].name: (5, "manifest")}
+    assert sources(folder) == {**expected, "kept-5-of-8.json": (5, "file name")}
+    moved = tmp_path / "moved"
+    (tmp_path / "job").rename(moved)
+    assert len(sources(moved / "run")) == 3
+    (moved / "tb" / files[0].name).unlink()
+    found = find_sources([moved / "run"])
+    assert len(found.files) == 2
+    assert "its trace is not where the capture wrote it" in found.skipped[0].message
+    assert str(files[0]) in found.skipped[0].why
+    shutil.rmtree(moved / "tb")
+    (moved / "run" / "kept-5-of-8.json").unlink()
+    with pytest.raises(StoreError, match="2 of its traces are not where the capture wrote them"):
+        sources(moved / "run")
+
+
+def test_new_traces_in_another_folder_are_read_and_a_store_without_them_is_used(tmp_path: Path) -> None:
+    folder, elsewhere = tmp_path / "run", tmp_path / "tb"
+    folder.mkdir()
+    elsewhere.mkdir()
+
+    def captured(name: str) -> None:
+        path = trace(elsewhere / name)
+        windows = [{"index": 0, "state": "whole", "file": str(path)}]
+        (folder / "rank-00000.rankscope.json").write_text(json.dumps({"rank": 0, "windows": windows}))
+
+    captured("first.json")
+    assert read_names([folder]) == ["first.json"]
+    captured("second.json")
+    assert read_names([folder]) == ["second.json"]
+    shutil.rmtree(elsewhere)
+    assert Run(ingest([folder])).ranks == [0]
 
 
 def test_cycles_of_one_rank_are_segments(tmp_path: Path) -> None:

@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
+import io
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import urllib.request
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from conftest import DATA, kernel_event, slice_event, write_kineto
+from conftest import DATA, ROOT, kernel_event, open_trace, slice_event, write_kineto
 from nsys_files import ExportFile
 from rankscope.analysis import REPORTS
 from rankscope.analysis.core.scope import Scope
 from rankscope.bench.synthetic import Plan, write
 from rankscope.cli import main
+from rankscope.remote.tunnel import free_port
 from rankscope.store.ingest import ingest
 from rankscope.store.run import Run
 from rankscope.viewer.counters import _highest
 from rankscope.viewer.perfetto_server import ORIGIN, PerfettoServer
 from rankscope.viewer.server import CSP
 from rankscope.viewer.startup import Opening
+from rankscope.views.export.perfetto import write_perfetto
 from viewer.conftest import Viewer, serve, stop
 
 
@@ -236,6 +246,77 @@ def test_perfetto_gets_its_file_and_nobody_else_does(tmp_path: Path) -> None:
         refused.value.close()
     server.shutdown()
     server.server_close()
+
+
+FAKE_TRACE_PROCESSOR = """\
+#!{python}
+# A fake: it answers on the port as trace_processor_shell --httpd does, with the arguments and the trace's size.
+import http.server, json, os, sys
+httpd, http_port, port, trace = sys.argv[1:]
+assert (httpd, http_port) == ("--httpd", "--http-port")
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(json.dumps([trace, os.path.getsize(trace), os.getpid()]).encode())
+
+    def log_message(self, *args):
+        pass
+
+http.server.HTTPServer(("127.0.0.1", int(port)), Handler).serve_forever()
+"""
+
+
+def test_perfetto_with_a_fake_trace_processor(tmp_path: Path) -> None:
+    """The selection is what it gets; Ctrl-C ends both."""
+    fake = tmp_path / "fake_trace_processor"
+    fake.write_text(FAKE_TRACE_PROCESSOR.format(python=sys.executable))
+    fake.chmod(0o755)
+    shutil.copytree(DATA / "ddp-gloo4", tmp_path / "run")
+    port = free_port()
+    words = ["view", str(tmp_path / "run"), "--perfetto", "--ranks", "1", "--no-args", "--no-open", "-q"]
+    words += ["--port", str(port), "--trace-processor", str(fake)]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "rankscope", *words],
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout
+    assert process.stdout.readline().strip() == f"{ORIGIN}/#!/?rpc_port={port}"
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/status", timeout=20) as answer:
+        trace, size, pid = json.loads(answer.read())
+    whole = io.BytesIO()
+    run = open_trace(tmp_path / "run")
+    write_perfetto(run, Scope(frozenset([1])), whole, with_args=False)
+    assert size == len(whole.getvalue())
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 0 and "choose YES" in err and "Traceback" not in err
+    assert not Path(trace).exists() and not Path(f"/proc/{pid}").exists()
+
+
+def test_perfetto_of_a_trace_that_is_too_large(
+    slow2: Viewer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("rankscope.viewer.perfetto_server.BROWSER_LIMIT", 100_000)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    words = ["view", str(slow2.folder), "--perfetto", "--no-open", "-q"]
+    assert main(words) == 1
+    error = capsys.readouterr().err
+    assert "the trace is larger than 100.00 kB" in error
+    assert all(word in error for word in ("--ranks 0-3 --steps", "--no-args", "trace_processor", "no limit"))
+    assert main([*words, "--trace-processor", "/nowhere/trace_processor"]) == 1
+    assert "there is no program /nowhere/trace_processor" in capsys.readouterr().err
+    # One on PATH is used when it is needed. This fake ends at once.
+    (tmp_path / "trace_processor").write_text("#!/bin/sh\nexit 3\n")
+    (tmp_path / "trace_processor").chmod(0o755)
+    assert main([*words, "--port", str(free_port())]) == 1
+    assert f"{tmp_path}/trace_processor ended with 3" in capsys.readouterr().err
+    assert main(["view", str(slow2.folder), "--ranks", "0"]) == 2
+    assert "--ranks is for --perfetto" in capsys.readouterr().err
 
 
 def test_a_port_that_is_taken(slow2: Viewer, capsys: pytest.CaptureFixture[str]) -> None:

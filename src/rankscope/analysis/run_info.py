@@ -127,15 +127,15 @@ def _spread(values: list[Any], count: bool = True) -> str:
 
 def _beside(entries: list[SegmentEntry], store: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """The manifests that `rankscope profile` wrote beside the traces: of the job, and of the ranks."""
-    folders = sorted({entry.source.parent for entry in entries})
+    folders = {entry.source.parent for entry in entries}
     if len(folders) != 1:
         return {}, []
-    if not folders[
-        0
-    ].is_dir():  # the raw files are on another machine: `rankscope fetch` put these by the store
-        folders = [store.parent]
-    ranks = [_json(path) for path in sorted(folders[0].glob("rank-*.rankscope.json"))]
-    return _json(folders[0] / "rankscope.json"), [rank for rank in ranks if rank]
+    folder = folders.pop()
+    if not (folder / "rankscope.json").is_file():
+        # The raw files are on another machine, or the capture wrote them to another folder.
+        folder = store.parent
+    ranks = [_json(path) for path in sorted(folder.glob("rank-*.rankscope.json"))]
+    return _json(folder / "rankscope.json"), [rank for rank in ranks if rank]
 
 
 def _json(path: Path) -> dict[str, Any]:

@@ -58,6 +58,26 @@ class KernelList(NamedTuple):
     def top(self, count: int) -> KernelList:
         return self._replace(kernels=self.kernels[:count])
 
+    def is_launch_of(self, kernel: HotKernel, launch: Launch) -> bool:
+        """Whether a launch is one of this kernel: the same name, grid and block.
+
+        Of the name the function is enough, where the run had no other kernel of that function with this size: a
+        demangler may spell template arguments in a way that is not known here.
+        """
+        if kernel.matches(launch):
+            return True
+        alike = [one for one in self.order if _function_and_size(one) == _function_and_size(kernel)]
+        only = len({canonical_name(one.name) for one in alike}) == 1
+        return only and _function_and_size(launch) == _function_and_size(kernel)
+
+    def missed(self, met: Sequence[Launch]) -> list[HotKernel]:
+        """The kernels of which there is no launch."""
+        return [kernel for kernel in self.kernels if not any(self.is_launch_of(kernel, one) for one in met)]
+
+
+def _function_and_size(one: HotKernel | Launch) -> tuple[object, ...]:
+    return function_name(one.name), one.grid, one.block
+
 
 def size_text(dimensions: Sequence[int]) -> str:
     return "x".join(map(str, dimensions))
@@ -103,6 +123,11 @@ def template_name(name: str) -> str:
     text = re.sub(r"\b(?:const|void)\b", "", text)
     text = re.sub(r"\bfalse\b", "0", re.sub(r"\btrue\b", "1", text))
     return re.sub(r"\b(\d+)(?:u|l|ul|ull)\b", r"\1", text)
+
+
+def short_name(name: str) -> str:
+    """For a table: without namespaces, so that what tells two kernels of a function apart comes early."""
+    return re.sub(r"\b(?:\w*::)+(?!lambda|operator)", "", template_name(name)).strip()
 
 
 def canonical_name(name: str) -> str:

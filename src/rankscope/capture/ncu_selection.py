@@ -146,10 +146,6 @@ def expected_launches(selection: Selection, order: Sequence[Launch]) -> int:
     return len(selection.profiled(order))
 
 
-def missed_kernels(kernels: Sequence[HotKernel], met: Sequence[Launch]) -> list[HotKernel]:
-    return [kernel for kernel in kernels if not any(map(kernel.matches, met))]
-
-
 def why_missed(kernel: HotKernel, met: Sequence[Launch]) -> str:
     """Why none of the profiled launches is one of this kernel."""
     function = function_name(kernel.name)

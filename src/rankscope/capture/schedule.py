@@ -7,10 +7,10 @@ of the first optimizer step. A script that calls ``prof.step()`` after ``optimiz
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
-from rankscope.errors import UsageError
+from rankscope.errors import CaptureError, UsageError
 
 # What is done in a step: torch.profiler.ProfilerAction.
 NONE, WARMUP, RECORD, RECORD_AND_SAVE = range(4)
@@ -48,6 +48,15 @@ class Schedule(NamedTuple):
     def first_recorded_step(self) -> int:
         return self.skip_first + self.wait + self.warmup
 
+    def postponed(self) -> Schedule:
+        """The same, one step later."""
+        return self._replace(skip_first=self.skip_first + 1)
+
+    def is_over(self, step: int) -> bool:
+        """Whether nothing is done in this step and after it."""
+        cycle = self.wait + self.warmup + self.active
+        return bool(self.repeat) and step >= self.skip_first + self.repeat * cycle
+
     def validate(self) -> None:
         """Refuse the values that torch.profiler.schedule refuses."""
         for name, value in self._asdict().items():
@@ -57,6 +66,42 @@ class Schedule(NamedTuple):
                     f"--{name.replace('_', '-')} {value} cannot be scheduled",
                     hint=f"It must be at least {least}.",
                 )
+
+
+class ScheduleFunction:
+    """Any function of the step that returns a ProfilerAction, such as torch.profiler.schedule's. In code only."""
+
+    first_busy_step = 0
+
+    def __init__(self, function: Callable[[int], Any], delay: int = 0) -> None:
+        self._function = function
+        self._delay = delay
+
+    def action(self, step: int) -> int:
+        """What is done in this step."""
+        if step < self._delay:
+            return NONE
+        answer = self._function(step - self._delay)
+        action = getattr(answer, "value", answer)
+        if action not in (NONE, WARMUP, RECORD, RECORD_AND_SAVE):
+            raise CaptureError(
+                f"the schedule returned {answer!r} for step {step}",
+                why="That is not a torch.profiler.ProfilerAction.",
+                hint="Return ProfilerAction.NONE, WARMUP, RECORD or RECORD_AND_SAVE.",
+            )
+        return int(action)
+
+    def postponed(self) -> ScheduleFunction:
+        """The same, one step later."""
+        return ScheduleFunction(self._function, self._delay + 1)
+
+    def is_over(self, step: int) -> bool:
+        """A function does not say when its last step was."""
+        return False
+
+    def _asdict(self) -> dict[str, Any]:
+        """For the manifest, as the other kinds of When."""
+        return {"function": getattr(self._function, "__qualname__", type(self._function).__name__)}
 
 
 class TimeWindow(NamedTuple):
@@ -83,7 +128,7 @@ class EveryStep(NamedTuple):
         return Schedule(skip_first=0, wait=0, warmup=0, active=sys.maxsize, repeat=1)
 
 
-When = Schedule | TimeWindow | OnSignal | EveryStep
+When = Schedule | ScheduleFunction | TimeWindow | OnSignal | EveryStep
 
 
 def steps_window(text: str, warmup: int = DEFAULT_WARMUP) -> Schedule:

@@ -75,7 +75,7 @@ def add_scope_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_part_options(parser: argparse.ArgumentParser, all_steps: str) -> None:
+def add_part_options(parser: argparse.ArgumentParser | argparse._ArgumentGroup, all_steps: str) -> None:
     """Which part of a run to take; `all_steps` is what happens without --steps."""
     parser.add_argument(
         "--ranks", metavar="LIST", default="all", help="only these ranks: 0,8-15 or all (default: all)"

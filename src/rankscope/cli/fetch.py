@@ -1,4 +1,4 @@
-"""rankscope fetch: copy what the views need of a run on another machine, without its raw traces."""
+"""rankscope fetch: copy a run from another machine: what the views need, or its raw files."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ examples:
   rankscope fetch cluster:runs/a                   to ./a; then: rankscope stats a, view a, report a
   rankscope fetch me@cluster:/scratch/runs/a -o a  again later copies only what has changed
   rankscope fetch cluster:runs/a --remote-rankscope .venv/bin/rankscope
+  rankscope fetch cluster:runs/a --raw             the traces and reports themselves, for other tools
   rankscope view ssh://cluster/~/runs/a            copies nothing: the viewer runs over there
 """
 
@@ -21,7 +22,8 @@ examples:
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Copy a run from another machine: it is read there (once), and the store is copied here by rsync.\n"
-        "All commands work on the copy; the raw files stay where they are."
+        "All commands work on the copy; the raw files stay where they are, unless --raw asks for them instead.\n"
+        "One ssh connection is used for everything: a password or a one-time code is asked for once."
     )
     parser.epilog = EXAMPLES
     parser.add_argument("place", metavar="HOST:PATH", help="a run folder or trace file over there")
@@ -31,25 +33,35 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-f", "--force", action="store_true", help="copy even into a folder that holds another run"
     )
+    parser.add_argument(
+        "--raw",
+        action="store_true",
+        help="copy the raw files (traces, .nsys-rep, .ncu-rep, snapshots) instead; rankscope is not needed over there",
+    )
     parser.add_argument("-q", "--quiet", action="store_true", help="print only errors")
     add_remote_options(parser, "the other machine")
 
 
 def main(args: argparse.Namespace) -> int:
     from rankscope import units
-    from rankscope.remote.fetch import default_target, fetch, is_earlier_copy
+    from rankscope.remote.fetch import default_target, fetch, fetch_raw, is_earlier_copy
 
     place = parse_place(args.place)
     target = args.output or default_target(place)
     program = program_words(args.remote_rankscope)
     if not is_earlier_copy(target, place):
         check_target(target, args.force)
-    ssh = Ssh(place, args.ssh)
-    done = fetch(ssh, program, target, quiet=args.quiet, log=lambda text: print(text, file=sys.stderr))
+    with Ssh.connected(place, args.ssh) as ssh:
+        if args.raw:
+            done = fetch_raw(ssh, program, target)
+        else:
+            done = fetch(
+                ssh, program, target, quiet=args.quiet, log=lambda text: print(text, file=sys.stderr)
+            )
     if not args.quiet:
-        print(
-            f"Copied {done.files} file{'s' * (done.files != 1)} of {place} to {target}: "
-            f"{units.format_bytes(done.copied_bytes)} for {units.format_bytes(done.raw_bytes)} of raw traces"
-        )
+        size = units.format_bytes(done.copied_bytes)
+        if not args.raw:
+            size += f" for {units.format_bytes(done.raw_bytes)} of raw traces"
+        print(f"Copied {done.files} file{'s' * (done.files != 1)} of {place} to {target}: {size}")
         print(f"Next: rankscope stats {target}")
     return 0

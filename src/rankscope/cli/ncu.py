@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import argparse
 import os
-import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from rankscope import tools
+from rankscope.capture.job_name import name_run
 from rankscope.capture.kernel_list import (
     LIST_NAME,
     HotKernel,
     KernelList,
     default_folder,
     read_kernels,
+    short_name,
     size_text,
     write_kernels,
 )
@@ -23,15 +24,15 @@ from rankscope.capture.ncu_runs import REPORTS, failure, launches_in, take_repor
 from rankscope.capture.ncu_selection import (
     Selection,
     expected_launches,
-    missed_kernels,
     replay_ns,
     select,
     select_again,
     why_missed,
 )
 from rankscope.capture.rank import SINGLE, detect
-from rankscope.capture.run_folder import expand
+from rankscope.capture.run_folder import folder_of
 from rankscope.capture.selector import FORMS
+from rankscope.capture.summary import short_path
 from rankscope.cli.common import add_reading_options
 from rankscope.cli.store_libraries import missing_libraries
 from rankscope.errors import ToolError, UsageError
@@ -58,7 +59,7 @@ examples:
   rankscope ncu NCU                                        what ncu measured, beside that list
 """
 
-NAME_WIDTH = 44
+NAME_WIDTH = 60
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -126,7 +127,7 @@ def main(args: argparse.Namespace) -> int:
         raise UsageError("--top, -c and --runs count from 1", hint="For example: --top 3 -c 5")
     made_by_us = args.run is not None and (args.run / LIST_NAME).is_file()
     if made_by_us and not args.command and args.kernels is None:
-        return _show(args.run, read_kernels(args.run / LIST_NAME).kernels, args)
+        return _show(args.run, read_kernels(args.run / LIST_NAME), args)
     listed = _chosen(args)
     if args.kernels_out is not None:
         write_kernels(args.kernels_out, listed, str(args.run or args.kernels))
@@ -158,22 +159,24 @@ def _chosen(args: argparse.Namespace) -> KernelList:
 
 def _profile(listed: KernelList, args: argparse.Namespace) -> int:
     """`rankscope profile --tool ncu` with these kernels, in front of the command or behind its launcher."""
-    in_front = detect(os.environ).source == SINGLE
+    identity = detect(os.environ)
+    in_front = identity.source == SINGLE
     output = args.output or default_folder(args.command, in_front)
+    asked, job = name_run(os.environ, identity, args.command, output, None)
     ncu = _ncu(args)
     by_size = ncu is None or tools.ncu_counts_by_size(str(ncu.path))
     selection = select(listed, args.launch_count, by_size=by_size)
     if in_front and not args.quiet:
         _print_list(listed.kernels)
         _announce(selection, listed, args)
-    code = _run(selection, output, args)
-    folder = Path(expand(output, os.environ))
-    if args.dry_run or not folder.is_dir():
+    code = _run(selection, asked, job, args)
+    folder = folder_of(asked, job)
+    if args.dry_run or folder is None:
         return code
     # An unselected rank has become the command and does not get here.
     write_kernels(folder / LIST_NAME, listed, str(args.run or args.kernels))
     if in_front and ncu is not None:
-        return _until_measured(listed, selection, folder, ncu, code, args, by_size=by_size)
+        return _until_measured(listed, selection, folder, job, ncu, code, args, by_size=by_size)
     return code
 
 
@@ -185,10 +188,10 @@ def _ncu(args: argparse.Namespace) -> tools.Tool | None:
         return None
 
 
-def _run(selection: Selection, output: str, args: argparse.Namespace) -> int:
+def _run(selection: Selection, output: Path, job: str, args: argparse.Namespace) -> int:
     from rankscope.cli import command_parser
 
-    words = [*selection.words(), "--set", args.set, "--ranks", args.ranks, "-o", output]
+    words = [*selection.words(), "--set", args.set, "--ranks", args.ranks, "-o", str(output), "--job", job]
     words += ["--clock-control", args.clock_control] if args.clock_control else []
     words += ["--ncu", str(args.ncu)] if args.ncu else []
     words += [f"--tool-arg={word}" for word in args.tool_arg or ()]
@@ -201,6 +204,7 @@ def _until_measured(
     listed: KernelList,
     selection: Selection,
     folder: Path,
+    job: str,
     ncu: tools.Tool,
     code: int,
     args: argparse.Namespace,
@@ -212,7 +216,7 @@ def _until_measured(
     runs = 1
     # A job or an ncu that fails would do so again.
     can_try = code == 0 and not failure(folder)
-    while can_try and runs < args.runs and (missed := missed_kernels(listed.kernels, met)):
+    while can_try and runs < args.runs and (missed := listed.missed(met)):
         selection = select_again(listed, selection, missed, last, by_size=by_size)
         runs += 1
         _message(
@@ -220,25 +224,25 @@ def _until_measured(
         )
         _announce(selection, listed, args)
         later = folder / f"run-{runs}"
-        code = _run(selection, str(later), args)
+        code = _run(selection, later, job, args)
         last = launches_in(later, ncu)
         met = [*met, *last]
         can_try = code == 0 and not failure(later)
         take_reports(folder, later, runs)
-    missed = missed_kernels(listed.kernels, met)
+    missed = listed.missed(met)
     found = len(listed.kernels) - len(missed)
     times = "1 run" if runs == 1 else f"{runs} runs"
     _message(
         f"ncu measured {found} of {len(listed.kernels)} kernels, {len(met)} launches in {times} of the command"
     )
     if list(folder.glob(REPORTS)) and not missing_libraries():
-        _show(folder, listed.kernels, args)  # its notes name what was missed
+        _show(folder, listed, args)  # its notes name what was missed
         return code
     for kernel in missed:
         _message(f"not measured: {kernel.name} ({kernel.size}): {why_missed(kernel, met)}")
     if met:
         _message(
-            f"to see the results, where rankscope is installed in full: rankscope ncu {shlex.quote(str(folder))}"
+            f"to see the results, where rankscope is installed in full: rankscope ncu {short_path(folder)}"
         )
     return code
 
@@ -262,7 +266,7 @@ def _message(text: str) -> None:
     print(f"rankscope: {text}", file=sys.stderr, flush=True)
 
 
-def _show(folder: Path, kernels: Sequence[HotKernel], args: argparse.Namespace) -> int:
+def _show(folder: Path, listed: KernelList, args: argparse.Namespace) -> int:
     """One table: what the kernels cost in RUN, and what ncu measured."""
     _require_libraries("reading ncu's reports", f"rankscope ncu {folder}")
     from rankscope.analysis.efficiency.hot_kernels import hot_kernels_measured
@@ -270,7 +274,7 @@ def _show(folder: Path, kernels: Sequence[HotKernel], args: argparse.Namespace) 
     from rankscope.views import render, terminal_width, use_color
 
     args.run = folder
-    result = hot_kernels_measured(open_run(args), kernels)
+    result = hot_kernels_measured(open_run(args), listed)
     sys.stdout.write(render(result, args.format, terminal_width(sys.stdout), use_color(sys.stdout)))
     return 0
 
@@ -284,10 +288,14 @@ def _require_libraries(what: str, command: str) -> None:
         )
 
 
+def _cut(name: str) -> str:
+    return name if len(name) <= NAME_WIDTH else f"{name[: NAME_WIDTH - 1]}…"
+
+
 def _print_list(kernels: Sequence[HotKernel]) -> None:
     rows = [
         [
-            kernel.name if len(kernel.name) <= NAME_WIDTH else f"{kernel.name[: NAME_WIDTH - 1]}…",
+            _cut(short_name(kernel.name)),
             format_ns(kernel.total_ns),
             str(kernel.calls),
             size_text(kernel.grid),

@@ -11,25 +11,34 @@ import tempfile
 import threading
 import webbrowser
 from collections.abc import Callable
+from contextlib import ExitStack
 from http.server import ThreadingHTTPServer
 from pathlib import Path
-from typing import TypeVar
+from typing import BinaryIO, TypeVar
 
-from rankscope.cli.common import add_reading_options, add_remote_options, open_run
-from rankscope.cli.view_remote import is_remote, path_or_place, view_remote
-from rankscope.errors import RankscopeError
+from rankscope import units
+from rankscope.cli.common import (
+    add_part_options,
+    add_reading_options,
+    add_remote_options,
+    open_run,
+    scope_of,
+)
+from rankscope.cli.view_remote import is_remote, path_or_place, stopped_by_signals, view_remote
+from rankscope.errors import RankscopeError, StoreError, UsageError
 
 EXAMPLES = """\
 examples:
   rankscope view RUN                        prints the address, and opens it where there is a browser
   rankscope view BASE NEW                   two runs on one axis, and what changed between them
   rankscope view ssh://host/~/runs/a        a run on another machine: the viewer there, the browser here
+  rankscope view RUN --perfetto --ranks 0-3 --steps 3:5   that part, at ui.perfetto.dev
   rankscope view RUN --no-open --port 8899  on a machine you reach by ssh; prints the ssh command for it
 
 Only this machine can reach it, and only with the token in the address. Ctrl-C ends it.
 Keys: W S zoom, A D pan, F fit, / search, ? all of them.
 """
-S = TypeVar("S", bound=ThreadingHTTPServer)
+S = TypeVar("S")
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
@@ -60,6 +69,19 @@ def configure(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="serve the run to ui.perfetto.dev instead (on port 9001, the one that page uses)",
     )
+    perfetto = parser.add_argument_group("with --perfetto")
+    add_part_options(perfetto, "the whole file")
+    perfetto.add_argument(
+        "--no-args",
+        action="store_true",
+        help="without the events' arguments, which are two thirds of the trace",
+    )
+    perfetto.add_argument(
+        "--trace-processor",
+        metavar="PATH",
+        help="let Perfetto's trace_processor hold the trace, at any size (default: the one on PATH, if the trace "
+        "is too large for a browser)",
+    )
     parser.add_argument("--no-open", action="store_true", help="do not start a browser")
     # Set by `view ssh://` for the viewer over there: it is seen through a tunnel from port N, and ends with stdin.
     parser.add_argument("--tunnel", type=int, metavar="N", help=argparse.SUPPRESS)
@@ -68,9 +90,26 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
+    if not args.perfetto:
+        _refuse_perfetto_options(args)
     if is_remote(args):
         return view_remote(args)
     return _perfetto(args) if args.perfetto else _view(args)
+
+
+def _refuse_perfetto_options(args: argparse.Namespace) -> None:
+    given = {
+        "--ranks": args.ranks != "all",
+        "--steps": args.steps,
+        "--no-args": args.no_args,
+        "--trace-processor": args.trace_processor,
+    }
+    for name in (name for name, value in given.items() if value):
+        raise UsageError(
+            f"{name} is for --perfetto",
+            why="rankscope's own viewer shows the whole run, at any size; ranks and steps are chosen on its page.",
+            hint=f"Add --perfetto, or leave {name} out.",
+        )
 
 
 def _view(args: argparse.Namespace) -> int:
@@ -103,23 +142,88 @@ def _view(args: argparse.Namespace) -> int:
 
 
 def _perfetto(args: argparse.Namespace) -> int:
-    from rankscope.analysis.core.scope import Scope
-    from rankscope.viewer.perfetto_server import PORT, PerfettoServer
+    from rankscope.viewer.perfetto_rpc import find_trace_processor
+    from rankscope.viewer.perfetto_server import BROWSER_LIMIT, PORT
     from rankscope.views.export.perfetto import write_perfetto
 
+    scope = scope_of(args)
+    program = find_trace_processor(args.trace_processor)
     run = open_run(args)
-    with tempfile.TemporaryDirectory(prefix="rankscope-") as folder:
-        trace = Path(folder) / "trace"
-        with trace.open("wb") as file:
-            write_perfetto(run, Scope(), file)
-        port = args.port or PORT
-        server = _listening(lambda: PerfettoServer(trace, port), "127.0.0.1", port)
-        print(server.url, flush=True)
-        print(
-            "Perfetto's page reads the trace from this machine; nothing is uploaded. Ctrl-C ends it.",
-            file=sys.stderr,
-        )
-        return _serve(server, server.url, args.no_open)
+    scope.check(run)
+    port = args.port or PORT
+    with stopped_by_signals(), tempfile.TemporaryDirectory(prefix="rankscope-") as folder:
+        trace = Path(folder) / "rankscope.perfetto-trace"
+        limit = BROWSER_LIMIT if program is None else sys.maxsize
+        try:
+            with trace.open("wb") as file:
+                write_perfetto(run, scope, _Limited(file, limit), with_args=not args.no_args)
+        except OSError as error:
+            raise StoreError(
+                f"cannot write the trace to {folder}",
+                why=f"{error.strerror or error}.",
+                hint="Set TMPDIR to a folder with more room, or choose a part: --ranks, --steps.",
+            ) from error
+        if program is not None and (args.trace_processor or trace.stat().st_size > BROWSER_LIMIT):
+            return _serve_rpc(program, trace, port, args.no_open)
+        return _serve_file(trace, port, args.no_open)
+
+
+class _Limited:
+    """Refuses to write more than a browser can open."""
+
+    def __init__(self, file: BinaryIO, limit: int) -> None:
+        self._file = file
+        self._left = limit
+        self._limit = limit
+
+    def write(self, data: bytes) -> int:
+        self._left -= len(data)
+        if self._left < 0:
+            from rankscope.viewer.perfetto_rpc import DOWNLOAD
+
+            raise RankscopeError(
+                f"the trace is larger than {units.format_bytes(self._limit)}, and Perfetto's page cannot open it",
+                why="A browser holds the whole trace in memory.",
+                hint="Choose a part: --ranks 0-3 --steps A:B, or leave out arguments: --no-args.\n"
+                f"  Or let Perfetto's trace_processor hold it: put {DOWNLOAD} on PATH.\n"
+                "  rankscope's own viewer has no limit: leave out --perfetto.",
+            )
+        return self._file.write(data)
+
+
+def _serve_file(trace: Path, port: int, no_open: bool) -> int:
+    from rankscope.viewer.perfetto_server import PerfettoServer
+
+    server = _listening(lambda: PerfettoServer(trace, port), "127.0.0.1", port)
+    print(server.url, flush=True)
+    print(
+        "Perfetto's page reads the trace from this machine; nothing is uploaded. Ctrl-C ends it.",
+        file=sys.stderr,
+    )
+    return _serve(server, server.url, no_open)
+
+
+def _serve_rpc(program: str, trace: Path, port: int, no_open: bool) -> int:
+    from rankscope.viewer.perfetto_rpc import trace_processor
+
+    size = units.format_bytes(trace.stat().st_size)
+    print(f"{program} reads the trace ({size})", file=sys.stderr)
+    with ExitStack() as running:
+        try:
+            served = _listening(
+                lambda: running.enter_context(trace_processor(program, trace, port)), "127.0.0.1", port
+            )
+            print(served.url, flush=True)
+            print(
+                "Perfetto's page asks whether to use the trace that is loaded here: choose YES. Ctrl-C ends it.",
+                file=sys.stderr,
+            )
+            if not no_open:
+                webbrowser.open(served.url)
+            served.wait()
+        except KeyboardInterrupt:
+            pass
+    return 0
 
 
 def _listening(make: Callable[[], S], host: str, port: int) -> S:

@@ -52,7 +52,7 @@ def view_remote(args: argparse.Namespace) -> int:
     }
     command = viewer_command(program, places, port, options)
     host = places[0].host
-    with _stopped_by_signals(), tunnel(Ssh(places[0], args.ssh), command) as link:
+    with stopped_by_signals(), Ssh.connected(places[0], args.ssh) as ssh, tunnel(ssh, command) as link:
         url = local_url(link, port, host)
         print(url, flush=True)
         print(f"The viewer runs on {host}. Ctrl-C ends both.", file=sys.stderr)
@@ -66,7 +66,7 @@ def view_remote(args: argparse.Namespace) -> int:
 
 
 @contextmanager
-def _stopped_by_signals() -> Iterator[None]:
+def stopped_by_signals() -> Iterator[None]:
     """SIGTERM and SIGHUP (a closed terminal) count as Ctrl-C, so that nothing is left running over there."""
 
     def stop(number: int, frame: FrameType | None) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from rankscope.capture.plan import Plan
 from rankscope.capture.rank_files import RankFiles
-from rankscope.capture.schedule import EveryStep, OnSignal, TimeWindow
+from rankscope.capture.schedule import EveryStep, OnSignal, ScheduleFunction, TimeWindow
 from rankscope.capture.selector import parse_selector
 from rankscope.capture.summary import cycles, ranks_of
 from rankscope.units import format_bytes, format_ns
@@ -30,6 +30,8 @@ def nothing_captured(plan: Plan, steps: int, optimizer_calls: Mapping[str, int])
         return "nothing was captured: no optimizer stepped; for a loop without one give --after 10s --for 5s"
     if isinstance(plan.when, EveryStep):
         return "no step was marked: the run ended in its first step"
+    if isinstance(plan.when, ScheduleFunction):
+        return f"nothing was captured: the schedule function recorded none of the {steps} steps"
     first = plan.when.first_recorded_step
     return f"nothing was captured: the script ended after {steps} steps, recording begins with step {first}"
 

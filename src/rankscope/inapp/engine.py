@@ -25,6 +25,7 @@ from rankscope.capture.schedule import (
     EveryStep,
     OnSignal,
     Schedule,
+    ScheduleFunction,
     TimeWindow,
     When,
 )
@@ -35,6 +36,7 @@ from rankscope.inapp.deepspeed_engine import DeepSpeedSteps
 from rankscope.inapp.end_messages import captured, nothing_captured
 from rankscope.inapp.job_log import JobLog
 from rankscope.inapp.main_thread import Timer, when_returning
+from rankscope.inapp.pause_warning import PauseWarning
 from rankscope.inapp.sigterm import SigtermGuard
 from rankscope.inapp.step_counter import StepCounter, live_optimizers
 from rankscope.inapp.torch_recorder import Region, ScriptProfiler, TorchRecorder
@@ -83,9 +85,20 @@ class Engine:
         self._windows = Windows(
             files,
             log,
-            recorder or TorchRecorder(plan, ScriptProfiler(self._yield_to_script)),
+            recorder or self._torch_recorder(),
             WindowExporter(files, log, plan.max_size, handlers),
             self._sigterm,
+        )
+
+    def _torch_recorder(self) -> TorchRecorder:
+        def warn(text: str) -> None:
+            self.files.manifest["notes"].append(text)
+            self.log.info(text)  # every rank has the same window: one reports
+
+        return TorchRecorder(
+            self.plan,
+            ScriptProfiler(self._yield_to_script),
+            PauseWarning(warn, with_stack=self.plan.with_stack),
         )
 
     # -- how steps are counted and windows are triggered
@@ -114,8 +127,9 @@ class Engine:
     def begin(self) -> None:
         """The first step begins now; the program marks the ends of steps itself."""
         os.register_at_fork(after_in_child=self._forked)
-        if self._schedule is not None:
-            self._safely(self._advance, self._schedule.action(0))
+        schedule = self._schedule
+        if schedule is not None:
+            self._safely(lambda: self._advance(schedule.action(0)))  # a schedule function may fail
 
     def mark_region(self, region: Region) -> None:
         """Begin and end this range with each recorded step."""
@@ -236,8 +250,11 @@ class Engine:
         before, self._action = self._action, action
         if before in _RECORDING:
             self._windows.end_step()
-            if before == RECORD_AND_SAVE:
+            if before == RECORD_AND_SAVE or action not in _RECORDING:
+                # torch drops a window that its schedule function ends without RECORD_AND_SAVE; here it is kept
                 self._windows.close(self.step_number)
+        elif before == WARMUP and action == NONE:
+            self._windows.drop()
         if action == WARMUP and before != WARMUP:
             self._windows.open(BY_STEPS)
         if action in _RECORDING:
@@ -246,7 +263,7 @@ class Engine:
     def _postpone(self) -> None:
         """Only one profiler can run: while the script's own does, our window is put off step by step."""
         assert self._schedule is not None
-        self._schedule = self._schedule._replace(skip_first=self._schedule.skip_first + 1)
+        self._schedule = self._schedule.postponed()
         note = "the script runs torch.profiler itself: the window waits until it has ended"
         if note not in self.files.manifest["notes"]:
             self.files.manifest["notes"].append(note)
@@ -255,8 +272,7 @@ class Engine:
     def _end_schedule(self) -> None:
         """After the last cycle, remove the hook; after a requested window, wait for the next signal."""
         assert self._schedule is not None
-        skip, wait, warmup, active, repeat = self._schedule
-        over = repeat and self.step_number >= skip + repeat * (wait + warmup + active)
+        over = self._schedule.is_over(self.step_number)
         if not over or self._windows.exporting or self._windows.is_open:
             return
         if isinstance(self.plan.when, OnSignal):
@@ -400,10 +416,10 @@ class Engine:
         return self.files.first and self.plan.speaks and not self.plan.quiet and not selected
 
 
-def _schedule_of(when: When) -> Schedule | None:
+def _schedule_of(when: When) -> Schedule | ScheduleFunction | None:
     if isinstance(when, EveryStep):
         return when.schedule
-    return when if isinstance(when, Schedule) else None
+    return when if isinstance(when, Schedule | ScheduleFunction) else None
 
 
 _engine: Engine | None = None

@@ -40,7 +40,11 @@ def add_profile_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentP
     add("--profiling", action="store_true", help="record some steps with torch's profiler, with summaries")
     add("--ptensorboard", action="store_true", help="write the trace for TensorBoard instead of as JSON")
     add("--prof_dir", default=DEFAULT_FOLDER, metavar="DIR", help="traces and summaries (default: ./prof)")
-    add("--debug", action="store_true", help="print what happens, and the memory in use after each step")
+    add(
+        "--debug",
+        action="store_true",
+        help="print what happens, and the memory before and after forward and backward",
+    )
     add.group("torch profiler (rankscope, Megatron's names)")
     add("--torch-profile", action="store_true", help="record with the schedule and on the ranks below")
     add("--torch-profile-ranks", nargs="+", type=int, default=[0], metavar="N", help="default: 0")

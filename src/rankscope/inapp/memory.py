@@ -29,8 +29,9 @@ class Memory(NamedTuple):
 
 def memory_now() -> list[Memory]:
     """The process on the host, then each GPU it has used. Does not synchronize."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    found = [Memory("host", resident_bytes() or 0, None, peak, None, None)]
+    now = resident_bytes() or 0
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # updated now and then: it may be behind
+    found = [Memory("host", now, None, max(now, peak), None, None)]
     import torch
 
     if not torch.cuda.is_available() or not torch.cuda.is_initialized():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +14,8 @@ FILE = "profiler_list.dat"
 
 
 class Summary:
-    """Writes the table of the last window at the end: torch needs a second or more for it, which would pause
-    training in the middle of the loop.
+    """Writes the table of the last window at the end, and rank 0 prints it: torch needs a second or more for it, which
+    would pause training in the middle of the loop.
     """
 
     def __init__(self, row_limit: int = -1) -> None:
@@ -43,7 +45,10 @@ class Summary:
 
             parts += ["DeepSpeed's memory figures (see_memory_usage)", memory_usage()]
         path = self.path(recorded)
-        path.write_text("\n\n".join(part.strip("\n") for part in parts) + "\n", encoding="utf-8")
+        text = "\n\n".join(part.strip("\n") for part in parts) + "\n"
+        path.write_text(text, encoding="utf-8")
+        if recorded.rank == 0:
+            _print(text)
 
     @staticmethod
     def path(recorded: Recorded) -> Path:
@@ -51,6 +56,13 @@ class Summary:
             return recorded.folder / FILE
         stem, _, ending = FILE.partition(".")
         return recorded.folder / f"{stem}-{recorded.rank}-of-{recorded.world_size or 1}.{ending}"
+
+
+def _print(text: str) -> None:
+    """On stdout, as a script that prints key_averages() itself. The job may have closed it."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        sys.stdout.write(text)
+        sys.stdout.flush()
 
 
 def operator_table(averages: Any, row_limit: int) -> str:

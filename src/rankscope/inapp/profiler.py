@@ -19,14 +19,15 @@ from typing import Any
 from rankscope.capture.job_name import script_name
 from rankscope.capture.plan import Plan
 from rankscope.capture.rank import Identity
-from rankscope.capture.schedule import Schedule
+from rankscope.capture.schedule import Schedule, ScheduleFunction
 from rankscope.capture.selector import parse_selector
 from rankscope.errors import UsageError
 from rankscope.inapp.engine import Engine, current_engine, set_engine
 from rankscope.inapp.job_log import JobLog, current_identity
+from rankscope.inapp.memory import memory_line
 from rankscope.inapp.operator_table import Summary
-from rankscope.inapp.train_step_region import DEFAULT_REGION, TrainStepRegion
-from rankscope.inapp.window_handlers import ChromeTrace, Handler
+from rankscope.inapp.train_step_region import DEFAULT_REGION, MemoryMoments, TrainStepRegion
+from rankscope.inapp.window_handlers import ChromeTrace, Handler, TraceReady
 
 DEFAULT_FOLDER = "prof"
 # Without a schedule torch records from beginning to end.
@@ -44,13 +45,15 @@ class profile:  # noqa: N801  (torch.profiler.profile's spelling)
     """Record some steps of a training loop. A failure of the profiler ends the recording, never the training.
 
     folder       for traces and summaries; the profile of an earlier job in it is replaced
-    schedule     rankscope.schedule(...); None records everything between enter and exit
+    schedule     rankscope.schedule(...), torch.profiler.schedule(...) or any function from a step to a
+                 ProfilerAction; None records everything between enter and exit
     ranks        which ranks: "all", "0,8-15", "local:0", or a list of numbers
     handlers     called with each recorded window (default: a Chrome trace and the summaries)
+    on_trace_ready  a function for torch.profiler.profile's argument of that name, which writes the trace itself
     name         the first part of the trace's file name (default: the script's name)
     region       the name of the range around forward and backward; None for none
     model        the trained model; for a DeepSpeed engine its flops profile is written
-    debug        print on stderr what happens, and the memory in use after each step
+    debug        print on stderr what happens, and the memory in use before and after forward and backward
     enabled      False: every method does nothing, so that a loop needs no ``if``
     The other arguments are those of torch.profiler.profile.
     """
@@ -59,9 +62,10 @@ class profile:  # noqa: N801  (torch.profiler.profile's spelling)
         self,
         folder: str | Path = DEFAULT_FOLDER,
         *,
-        schedule: Schedule | None = Schedule(),  # noqa: B008  (immutable)
+        schedule: Schedule | Callable[[int], Any] | None = Schedule(),  # noqa: B008  (immutable)
         ranks: str | Iterable[int] = "all",
         handlers: Sequence[Handler] | None = None,
+        on_trace_ready: Callable[[Any], object] | None = None,
         name: str | None = None,
         region: str | None = DEFAULT_REGION,
         model: Any = None,
@@ -74,9 +78,10 @@ class profile:  # noqa: N801  (torch.profiler.profile's spelling)
         with_flops: bool = False,
         with_modules: bool = False,
     ) -> None:
-        _check_schedule(schedule)
+        when = _when(schedule)
         self.enabled = enabled
         self._debug = debug
+        self._moments = MemoryMoments(memory_line, self._print_memory) if debug else None
         self._region = region
         self._engine: Engine | None = None
         self._owns_engine = False
@@ -86,11 +91,9 @@ class profile:  # noqa: N801  (torch.profiler.profile's spelling)
         selector = ranks if isinstance(ranks, str) else ",".join(map(str, ranks))
         parse_selector(selector)
         label = name or script_name(sys.argv or ["trace"])
-        self._handlers: list[Handler] = (
-            list(handlers) if handlers is not None else [ChromeTrace(label), Summary()]
-        )
+        self._handlers = _handlers(handlers, on_trace_ready, label)
         self._plan = Plan(
-            when=schedule or _EVERYTHING,
+            when=when,
             ranks=selector,
             output=str(folder),
             command=tuple(sys.orig_argv),
@@ -143,20 +146,22 @@ class profile:  # noqa: N801  (torch.profiler.profile's spelling)
                     "`rankscope profile` captures this job already: rankscope.profile in the code only counts steps"
                 )
         self._follow_step()
+        self._watch_memory(True)
 
     def step(self) -> None:
         """A training step has ended, the next one begins."""
         if self._engine is None:
             return
+        self._watch_memory(False)
+        if self._moments is not None:
+            self._print_memory("at its end", memory_line())
         self._engine.mark_step()
         self._follow_step()
-        if self._debug:
-            from rankscope.inapp.memory import memory_line
-
-            self._engine.log.info(f"step {self._engine.step_number}: {memory_line()}")
+        self._watch_memory(True)
 
     def stop(self, why: str | None = None) -> None:
         """The loop is over. ``why`` is the reason why an open window is partial, if it ended by an error."""
+        self._watch_memory(False)
         engine, self._engine = self._engine, None
         if engine is None or not self._owns_engine:
             return
@@ -191,6 +196,16 @@ class profile:  # noqa: N801  (torch.profiler.profile's spelling)
         engine.begin()
         return engine
 
+    def _watch_memory(self, on: bool) -> None:
+        """Hooked inside the region's hooks: both replace torch.autograd.backward, the last one first."""
+        if self._moments is not None and self._engine is not None:
+            watch = self._moments.begin if on else self._moments.end
+            _attempt(self._engine.log, "watching the memory", watch)
+
+    def _print_memory(self, moment: str, text: str) -> None:
+        if self._engine is not None:
+            self._engine.log.info(f"step {self._engine.step_number} {moment}: {text}")
+
     def _follow_step(self) -> None:
         """Start or end DeepSpeed's flops profiler. It slows its step down, so it gets the warm-up step."""
         if self._flops is not None and self._engine is not None:
@@ -206,15 +221,33 @@ def _attempt(log: JobLog, what: str, action: Callable[[], object]) -> None:
         log.warning(f"{what} failed, the job goes on: {type(error).__name__}: {error}")
 
 
-def _check_schedule(given: object) -> None:
-    if given is not None and not isinstance(given, Schedule):
+def _when(given: Schedule | Callable[[int], Any] | None) -> Schedule | ScheduleFunction:
+    if given is None:
+        return _EVERYTHING
+    if isinstance(given, Schedule):
+        given.validate()
+        return given
+    if not callable(given):
         raise UsageError(
-            f"schedule={given!r} is not a rankscope schedule",
-            why="rankscope needs the whole cycle, and a function describes one step at a time.",
+            f"schedule={given!r} is not a schedule",
+            why="It is neither rankscope's nor a function from a step to a torch.profiler.ProfilerAction.",
             hint="Write rankscope.schedule(wait=1, warmup=1, active=3): the arguments are torch's.",
         )
-    if given is not None:
-        given.validate()
+    return ScheduleFunction(given)
+
+
+def _handlers(
+    given: Sequence[Handler] | None, on_trace_ready: Callable[[Any], object] | None, label: str
+) -> list[Handler]:
+    if on_trace_ready is None:
+        return list(given) if given is not None else [ChromeTrace(label), Summary()]
+    if not callable(on_trace_ready):
+        raise UsageError(
+            f"on_trace_ready={on_trace_ready!r} cannot be called",
+            why="It is called with torch's profiler object after each recorded window.",
+            hint="For example: on_trace_ready=torch.profiler.tensorboard_trace_handler('tb')",
+        )
+    return [*(given if given is not None else [Summary()]), TraceReady(on_trace_ready)]
 
 
 def _flops_profile(model: Any, folder: Path, rank: int, handlers: Sequence[Handler]) -> Any:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Protocol
 
 from rankscope.capture.plan import Plan
 from rankscope.errors import CaptureError
+from rankscope.inapp.pause_warning import PauseWarning
 
 
 class Recording(NamedTuple):
@@ -21,6 +22,8 @@ class Recording(NamedTuple):
     """torch's profile object, or None."""
     stop_ns: int
     """How long stopping it held the training thread."""
+    paused: Callable[[int], object] = lambda _ns: None
+    """Called with the whole pause of training, stop and export."""
 
 
 class ScriptProfiler:
@@ -71,8 +74,9 @@ class Region(Protocol):
 class TorchRecorder:
     """Warm up, start, mark steps, stop. Everything runs on the calling thread."""
 
-    def __init__(self, plan: Plan, script_profiler: ScriptProfiler) -> None:
+    def __init__(self, plan: Plan, script_profiler: ScriptProfiler, pause: PauseWarning) -> None:
         self._plan = plan
+        self._pause = pause
         self._script = script_profiler
         self._profile: Any = None
         self._step_range: Any = None
@@ -106,6 +110,7 @@ class TorchRecorder:
     def start(self) -> None:
         self._ours(self._profile.start_trace)
         self.started = True
+        self._pause.started()
 
     def add_metadata(self, key: str, json_text: str) -> None:
         """Write it into the trace, so that a file without its manifest still has it."""
@@ -115,6 +120,7 @@ class TorchRecorder:
         """Named as torch names a step, so that every tool that reads the trace finds it."""
         from torch.autograd.profiler import record_function
 
+        self._pause.step()
         self._step_range = record_function(f"ProfilerStep#{number}")
         self._step_range.__enter__()
         if self.region is not None:
@@ -131,11 +137,12 @@ class TorchRecorder:
         """End the recording. torch post-processes here while the training thread waits."""
         self.end_step()
         profile = self._profile
+        self._pause.check()
         began = time.perf_counter_ns()
         self._ours(profile.stop_trace)
+        took = time.perf_counter_ns() - began
         self._profile, self.started = None, False
-        results = profile.profiler.kineto_results
-        return Recording(results.save, profile, time.perf_counter_ns() - began)
+        return Recording(profile.profiler.kineto_results.save, profile, took, self._pause.ended)
 
     def abandon(self) -> None:
         """End a recording without keeping it; torch's profiler must not stay on."""

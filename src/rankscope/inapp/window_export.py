@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,9 @@ from rankscope.inapp.torch_recorder import Recording
 from rankscope.inapp.window_handlers import Handler, Recorded
 
 Window = dict[str, Any]
+
+# How long training waits for a trace that on_trace_ready writes.
+MOST_WAIT_S = 600.0
 
 
 class WindowExporter:
@@ -65,12 +69,21 @@ class WindowExporter:
         steps = {key: window[key] for key in ("index", "first_step", "last_step")}
         written: list[Path] = []
 
-        def export(path: Path) -> None:
-            self._export(dict(window) if written else window, recording, why, path)
+        def export(path: Path, *, wait: bool = False) -> None:
+            running = self._export(dict(window) if written else window, recording, why, path)
             written.append(path)
+            if wait:
+                running.wait(MOST_WAIT_S)
+                if running.outcome is None or running.outcome["state"] == "lost":
+                    raise OSError(f"{path} was not written")
 
         recorded = Recorded(
-            profile=recording.events, folder=self._files.folder, export=export, **facts, **steps
+            profile=recording.events,
+            folder=self._files.folder,
+            export=export,
+            partial=why is not None,
+            **facts,
+            **steps,
         )
         for handler in self._handlers:
             try:
@@ -84,8 +97,11 @@ class WindowExporter:
             window.update(state="partial" if why else "whole", why=why, bytes=0)
             self._files.manifest["windows"].append(window)
 
-    def _export(self, window: Window, recording: Recording, why: str | None, target: Path) -> None:
-        window["file"] = target.name if target.parent == self._files.folder else str(target)
+    def _export(self, window: Window, recording: Recording, why: str | None, target: Path) -> Export:
+        window["file"] = target.name
+        if target.parent != self._files.folder:
+            window["file"] = str(target)
+            window["relative"] = os.path.relpath(target, self._files.folder)  # if both are moved together
         window["state"] = "exporting"
         self._files.manifest["windows"].append(window)
 
@@ -103,4 +119,6 @@ class WindowExporter:
 
         turn = self._files.manifest["local_rank"] or 0
         order = ExportOrder(recording.save, target, self._max_size, turn, when_done)
-        self._exports.append((window, Export(order)))
+        export = Export(order)
+        self._exports.append((window, export))
+        return export

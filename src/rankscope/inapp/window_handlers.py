@@ -15,13 +15,20 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from rankscope.errors import UsageError
 
 Handler = Callable[["Recorded"], object]
 
 CHROME_TEMPLATE = "{name}-{rank}-of-{world}.json"
+
+
+class ExportFunction(Protocol):
+    """Writes a window's trace to a path, as gzip if it ends in .gz; a forked child does it."""
+
+    def __call__(self, path: Path, *, wait: bool = False) -> None:
+        """With ``wait`` the file is complete on return; training is paused until then."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +39,7 @@ class Recorded:
     """torch's profiler object: key_averages(), events(), export_stacks() and so on."""
     folder: Path
     """The profile folder (absolute)."""
-    export: Callable[[Path], None]
+    export: ExportFunction
     """Write the trace to a path, as gzip if it ends in .gz. A forked child does it."""
     rank: int
     world_size: int | None
@@ -42,6 +49,8 @@ class Recorded:
     """0 for the first cycle of the schedule."""
     first_step: int
     last_step: int
+    partial: bool = False
+    """Whether the loop ended inside the window."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +107,34 @@ class TensorBoard:
         recorded.export(folder / f"{worker}.{time.time_ns()}.pt.trace.json.gz")
 
 
-def _no_export(_path: Path) -> None:
+class TraceReady:
+    """Calls a function written for torch.profiler.profile(on_trace_ready=...)."""
+
+    def __init__(self, function: Callable[[Any], object]) -> None:
+        self._function = function
+        self.__name__ = getattr(function, "__qualname__", type(function).__name__)
+
+    def __call__(self, recorded: Recorded) -> None:
+        self._function(_TorchProfile(recorded))
+
+
+class _TorchProfile:
+    """torch's profiler object, except that its trace is written by a forked child and listed in the manifest."""
+
+    def __init__(self, recorded: Recorded) -> None:
+        self._recorded = recorded
+        self.step_num = recorded.last_step + (not recorded.partial)
+        """How many steps have ended, as in torch.profiler.profile."""
+
+    def export_chrome_trace(self, path: str, **_which_writer: Any) -> None:
+        """The file is complete on return, as in torch: the function may move or upload it."""
+        self._recorded.export(Path(path).absolute(), wait=True)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._recorded.profile, name)
+
+
+def _no_export(path: Path, *, wait: bool = False) -> None:
     raise AssertionError("the example is never exported")
 
 

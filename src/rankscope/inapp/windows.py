@@ -105,7 +105,9 @@ class Windows:
         began = time.perf_counter_ns()
         window.update(last_step=last, end=clock_anchor(), stop_ns=recording.stop_ns)
         self._exporter.send(window, recording, why)
-        self._exporter.record_stall(window, recording.stop_ns + time.perf_counter_ns() - began)
+        stall_ns = recording.stop_ns + time.perf_counter_ns() - began
+        recording.paused(stall_ns)
+        self._exporter.record_stall(window, stall_ns)
         self._events = recording.events
         self._log.debug(
             f"recorded steps {window['first_step']}-{last}; training was paused for "
@@ -114,7 +116,8 @@ class Windows:
         )
 
     def drop(self) -> None:
-        """End an open window whose recording is not wanted."""
+        """End an open window whose recording is not wanted; the next one gets its number."""
+        self._opened -= self._window is not None
         self._window = None
         self._recorder.abandon()
 

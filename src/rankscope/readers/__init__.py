@@ -30,6 +30,7 @@ from rankscope.readers.safe_pickle import PICKLE_NAMES, is_pickle
 
 __all__ = [
     "READERS",
+    "TRACE_NAMES",
     "Batch",
     "Reader",
     "Reading",
@@ -44,7 +45,7 @@ __all__ = [
 
 READERS: tuple[Reader, ...] = (KINETO, NSYS, NSYS_REPORT, NCU, FLIGHT_READER, SNAPSHOT)
 _HEAD_BYTES = 1 << 16
-_TRACE_NAMES = (".json", ".json.gz", ".sqlite", ".nsys-rep", ".qdrep", ".qdstrm", ".ncu-rep", *PICKLE_NAMES)
+TRACE_NAMES = (".json", ".json.gz", ".sqlite", ".nsys-rep", ".qdrep", ".qdstrm", ".ncu-rep", *PICKLE_NAMES)
 
 
 def looks_like_a_trace(path: Path) -> bool:
@@ -57,7 +58,7 @@ def looks_like_a_trace(path: Path) -> bool:
             return NCU_CSV_HEADER.search(file.read(_HEAD_BYTES)) is not None
     if not path.suffix or path.suffix[1:].isdigit():  # flight-recorder dumps: _dump_3, nccl_trace_rank_3
         return rank_from_name(path) is not None
-    return path.name.endswith(_TRACE_NAMES) and not path.name.endswith("rankscope.json")
+    return path.name.endswith(TRACE_NAMES) and not path.name.endswith("rankscope.json")
 
 
 def find_reader(path: Path) -> Reader:

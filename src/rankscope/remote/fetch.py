@@ -1,22 +1,30 @@
-"""Copy what the views need of a run on another machine: its store, not the raw traces."""
+"""Copy a run from another machine: its store, which is what the views need, or its raw files."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import re
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 from rankscope.atomic_files import write_json
+from rankscope.capture.run_folder import RUN_MANIFEST, read_json
 from rankscope.errors import RemoteError, StoreError
-from rankscope.remote.ssh import NOT_FOUND, Place, Ssh, check_remote, path_argument, rsync
-from rankscope.store.layout import INDEX_FILE, STORE_NAME, Index
+from rankscope.readers import TRACE_NAMES
+from rankscope.remote.ssh import NOT_FOUND, SSH_FAILED, Place, Ssh, check_remote, path_argument, rsync
+from rankscope.store.layout import INDEX_FILE, STORE_NAME, Index, named_by_manifests
 
 _MANIFESTS = ("--include=/rankscope.json", "--include=/rank-*.rankscope.json", "--exclude=*")
 _ENDING = re.compile(r"(\.pt\.trace)?(\.json(\.gz)?|\.nsys-rep|\.ncu-rep|\.sqlite)$")
 _RSYNC_PROTOCOL_ERROR = 12
+_RAW_NAMES = [f"*{ending}" for ending in (*TRACE_NAMES, ".qdstrm", ".csv")]
+_RAW_NAMES += ["*_dump_*", "nccl_trace_rank_*", "profiler_*"]
+"""What a profiler writes: traces, reports, snapshots, dumps, and the tables of rankscope.profile."""
+_ORIGIN_FILE = ".fetched.json"
+"""Beside raw files: where they come from."""
 
 
 class Fetched(NamedTuple):
@@ -37,6 +45,10 @@ def default_target(place: Place) -> Path:
 
 def is_earlier_copy(target: Path, place: Place) -> bool:
     """Whether this folder was fetched from that machine before."""
+    return (read_json(target / _ORIGIN_FILE) or {}).get("from") == str(place) or _has_store_of(target, place)
+
+
+def _has_store_of(target: Path, place: Place) -> bool:
     with contextlib.suppress(StoreError):
         entries = Index.load(target / STORE_NAME).segments
         return bool(entries) and all(str(entry.source).startswith(f"{place.host}:") for entry in entries)
@@ -55,7 +67,7 @@ def fetch(
         raise StoreError(
             f"cannot write {target}", why=f"{error.strerror}.", hint="Name another folder: -o DIR"
         ) from error
-    _copy(ssh, f"{source}/", store, ["--delete", "--exclude=incoming-*"])
+    _copy(ssh, [f"{source}/"], store, ["--delete", "--exclude=incoming-*"])
     # The manifests of the capture are small; a single trace has none, which is not an error.
     rsync(ssh, [f"{place.path}/"], target, _MANIFESTS, silent=True)
     _note_origin(store, place)
@@ -68,6 +80,43 @@ def fetch(
         )
     copied = sum(path.stat().st_size for path in target.rglob("*") if path.is_file())
     return Fetched(len(entries), copied, sum(entry.manifest["source"]["bytes"] for entry in entries))
+
+
+def fetch_raw(ssh: Ssh, program: Sequence[str], target: Path) -> Fetched:
+    """Copy the raw traces and reports to ``target``; again: only what changed. Over there only rsync is needed."""
+    place = ssh.place
+    there = ssh.run(["test", "-d", path_argument(place.path)]).returncode
+    if there == SSH_FAILED:
+        check_remote(there, place, program)
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StoreError(
+            f"cannot write {target}", why=f"{error.strerror}.", hint="Name another folder: -o DIR"
+        ) from error
+    options = ["--partial-dir=.rsync-partial"]
+    if there == 0:
+        names = [f"--include=/{name}" for name in _RAW_NAMES]
+        _copy(ssh, [f"{place.path}/"], target, [*options, *names, "--exclude=*"])
+    else:
+        _copy(ssh, [place.path], target, options)
+    elsewhere = sorted({name for name in named_by_manifests(target) if Path(name).is_absolute()})
+    if elsewhere:
+        _copy(ssh, elsewhere, target, options)
+    if _has_store_of(target, place):
+        shutil.rmtree(target / STORE_NAME, ignore_errors=True)  # of the raw files as they were
+    copied = [path for path in target.iterdir() if path.is_file() and path.name != _ORIGIN_FILE]
+    traces = [path for path in copied if not path.name.endswith(RUN_MANIFEST)]
+    if not traces:
+        with contextlib.suppress(OSError):
+            target.rmdir()
+        raise RemoteError(
+            f"there is no trace in {place}",
+            why=f"None of its files is named as one: {', '.join(_RAW_NAMES)}.",
+            hint="Name the folder that the profiler wrote to, or one file.",
+        )
+    write_json(target / _ORIGIN_FILE, {"from": str(place)})
+    return Fetched(len(traces), sum(path.stat().st_size for path in copied), 0)
 
 
 def _remote_store(ssh: Ssh, program: Sequence[str], quiet: bool, log: Callable[[str], None]) -> str:
@@ -88,8 +137,8 @@ def _remote_store(ssh: Ssh, program: Sequence[str], quiet: bool, log: Callable[[
     raise AssertionError("check_remote raises for every code but 0")
 
 
-def _copy(ssh: Ssh, source: str, target: Path, options: Sequence[str]) -> None:
-    code = rsync(ssh, [source], target, options)
+def _copy(ssh: Ssh, sources: Sequence[str], target: Path, options: Sequence[str]) -> None:
+    code = rsync(ssh, sources, target, options)
     if code in (NOT_FOUND, _RSYNC_PROTOCOL_ERROR):
         raise RemoteError(
             f"rsync could not copy from {ssh.place.host}",

@@ -6,7 +6,9 @@ import re
 import shlex
 import shutil
 import subprocess
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,6 +20,8 @@ SSH_FAILED = 255
 NOT_FOUND = 127
 """A shell's exit code when there is no such program."""
 _KEEP_ALIVE = ("-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=3")
+# Seconds without a command after which the connection closes: only if this program was killed and could not close it.
+_PERSIST = ("-o", "ControlPersist=60")
 
 
 class Place(NamedTuple):
@@ -67,6 +71,32 @@ class Ssh:
         port = ["-p", str(place.port)] if place.port else []
         self.place = place
         self.start = [*words, *port, *_KEEP_ALIVE]
+
+    @classmethod
+    @contextmanager
+    def connected(cls, place: Place, command: str = "ssh") -> Iterator[Ssh]:
+        """One connection for all commands inside: a password or a one-time code is asked for once, by the first.
+
+        If the user's own ssh keeps a connection to this machine open (ControlMaster), it is used and stays open.
+        """
+        ssh = cls(place, command)
+        if ssh.control("check").returncode == 0:
+            yield ssh
+            return
+        base = tempfile.gettempdir()  # ssh limits the length of the socket's name to about 100 characters
+        with tempfile.TemporaryDirectory(
+            prefix="rankscope-", dir=base if len(base) < 40 else "/tmp"
+        ) as folder:
+            ssh.start += ["-o", "ControlMaster=auto", "-o", f"ControlPath={folder}/s", *_PERSIST]
+            try:
+                yield ssh
+            finally:
+                ssh.control("exit")
+
+    def control(self, what: str, *options: str) -> subprocess.CompletedProcess[str]:
+        """A request to the process that holds the connection: check, forward, cancel, exit."""
+        words = [*self.start, "-O", what, *options, "--", self.place.host]
+        return subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
 
     def run(self, command: Sequence[str], timeout: float | None = None) -> subprocess.CompletedProcess[str]:
         """Run a command over there to its end; its stderr is shown as it comes."""

@@ -6,7 +6,6 @@ import contextlib
 import shlex
 import socket
 import subprocess
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from urllib.parse import urlsplit
 
@@ -19,18 +18,13 @@ _ANSWER_SECONDS = 30.0
 
 
 class Tunnel:
-    """A server that runs over there, and a port here that leads to it.
+    """A server that runs over there, and a port here that leads to it. Both use the connection of ``ssh``."""
 
-    One connection serves both, so that a password is asked for once.
-    """
-
-    def __init__(self, ssh: Ssh, command: Sequence[str], folder: str) -> None:
+    def __init__(self, ssh: Ssh, command: Sequence[str]) -> None:
         self._ssh, self._command = ssh, command
-        # ssh limits the length of this name to about 100 characters.
-        self._control = ["-o", f"ControlPath={folder}/s"]
-        master = [*ssh.start, *self._control, "-o", "ControlMaster=yes", "-o", "ControlPersist=no"]
+        self._forwarded: str | None = None
         self._process = subprocess.Popen(
-            [*master, "--", ssh.place.host, shlex.join(command)],
+            [*ssh.start, "--", ssh.place.host, shlex.join(command)],
             stdin=subprocess.PIPE,  # the server over there ends when this is closed
             stdout=subprocess.PIPE,
             text=True,
@@ -47,21 +41,8 @@ class Tunnel:
 
     def forward(self, remote_port: int, port: int) -> None:
         """Lead a port here to one over there."""
-        words = [
-            *self._ssh.start,
-            *self._control,
-            "-O",
-            "forward",
-            "-L",
-            f"127.0.0.1:{port}:127.0.0.1:{remote_port}",
-        ]
-        done = subprocess.run(
-            [*words, "--", self._ssh.place.host],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        self._forwarded = f"127.0.0.1:{port}:127.0.0.1:{remote_port}"
+        done = self._ssh.control("forward", "-L", self._forwarded)
         if done.returncode:
             raise RemoteError(
                 f"cannot tunnel port {port} to {self._ssh.place.host}",
@@ -79,7 +60,7 @@ class Tunnel:
         )
 
     def end(self) -> None:
-        """End the server over there, then the connection."""
+        """End the server over there, and the tunnel: the connection may be one that the user keeps open."""
         assert self._process.stdin and self._process.stdout
         with contextlib.suppress(OSError):
             self._process.stdin.close()
@@ -89,17 +70,17 @@ class Tunnel:
             self._process.terminate()
             self._process.wait()
         self._process.stdout.close()
+        if self._forwarded is not None:
+            self._ssh.control("cancel", "-L", self._forwarded)
 
 
 @contextlib.contextmanager
 def tunnel(ssh: Ssh, command: Sequence[str]) -> Iterator[Tunnel]:
-    base = tempfile.gettempdir()
-    with tempfile.TemporaryDirectory(prefix="rankscope-", dir=base if len(base) < 40 else "/tmp") as folder:
-        made = Tunnel(ssh, command, folder)
-        try:
-            yield made
-        finally:
-            made.end()
+    made = Tunnel(ssh, command)
+    try:
+        yield made
+    finally:
+        made.end()
 
 
 def free_port() -> int:

@@ -6,7 +6,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from rankscope.errors import RankscopeError, StoreError
@@ -19,9 +19,10 @@ from rankscope.store.layout import (
     default_cache,
     find_sources,
     store_folder,
+    traces_elsewhere,
 )
 from rankscope.store.pool import run_tasks
-from rankscope.store.rank_assignment import Assignment, assign, refuse_overlaps
+from rankscope.store.rank_assignment import ALONE, BESIDE, Assignment, assign, refuse_overlaps
 from rankscope.store.worker import Task
 
 Say = Callable[[str], None]
@@ -81,7 +82,7 @@ def ingest(paths: Sequence[Path], options: Options | None = None, watch: Watch |
     sources = find_sources(paths, known, list(stores)[-1])
     store, index = _choose_store(paths, sources, stores, watch.say)
     given = {path.resolve(): rank for path, rank in options.ranks.items()}
-    places, unopened = assign(sources.files, given, index)
+    places, unopened = assign(sources.files, given, sources.ranks, index)
     kept, wanted = _split(places, index)
     skipped = (*sources.skipped, *unopened)
     if not wanted and len(kept) == len(index.segments):
@@ -108,6 +109,9 @@ def _opened_as_store(paths: Sequence[Path], options: Options) -> Ingested | None
         else store_folder(paths, options.output, options.cache)
     )
     index = Index.load(store)
+    fetched = not any(entry.source.is_absolute() for entry in index.segments)
+    if not fetched and traces_elsewhere(paths[0]).files:
+        return None  # the run's own traces, in another folder: they may be newer than the store
     inside = any(entry.source.parent == paths[0] for entry in index.segments)
     if not index.segments or inside or not all(entry.is_current() for entry in index.segments):
         return None
@@ -148,14 +152,16 @@ def _split(places: list[Assignment], index: Index) -> tuple[list[SegmentEntry], 
         if entry.is_current()
     }
     keys = {(place.path, place.part, place.rank, place.segment): place for place in places}
-    kept = [known[key] for key in keys if key in known]
+    kept = [replace(known[key], rank_source=place.rank_source) for key, place in keys.items() if key in known]
     return kept, [place for key, place in keys.items() if key not in known]
 
 
 def _report_assumed_rank(wanted: list[Assignment], say: Say) -> None:
     for place in wanted:
-        if place.rank_source == "alone":
-            say(f"{place.path.name} has no rank; it is the only file, so it is read as rank 0")
+        if place.rank_source == ALONE:
+            say(f"{place.path.name} has no rank; it is the only trace, so it is read as rank 0")
+        elif place.rank_source == BESIDE:
+            say(f"{place.path.name} has no rank; it is read as that of the only rank here, {place.rank}")
 
 
 def _report_merged(fresh: list[SegmentEntry], say: Say) -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from rankscope.atomic_files import write_json
+from rankscope.capture.run_folder import rank_manifests
 from rankscope.errors import EmptyTraceError, NotATraceError, RankscopeError, StoreError, ToolError
 from rankscope.model import FORMAT_VERSION
 from rankscope.readers import find_reader, is_stream, looks_like_a_trace, report_of
@@ -108,6 +109,8 @@ class Sources:
 
     files: tuple[Path, ...]
     skipped: tuple[RankscopeError, ...] = ()
+    ranks: Mapping[Path, int] = field(default_factory=dict)
+    """The rank of a file, where the capture's manifest names it."""
 
 
 def find_sources(paths: Sequence[Path], known: Collection[Path] = (), store: Path | None = None) -> Sources:
@@ -118,15 +121,21 @@ def find_sources(paths: Sequence[Path], known: Collection[Path] = (), store: Pat
     """
     files: list[Path] = []
     skipped: list[RankscopeError] = []
+    ranks: dict[Path, int] = {}
     for path in paths:
         if not path.exists():
             raise StoreError(f"there is no {path}", why="No such file or folder.", hint="Check the path.")
-        found = _traces_in(path) if path.is_dir() else [path]
+        found = [path]
+        if path.is_dir():
+            elsewhere = traces_elsewhere(path)
+            found = [*_traces_in(path), *elsewhere.files]
+            skipped += elsewhere.skipped
+            ranks |= elsewhere.ranks
         for file in found:
             try:
                 if is_stream(file):
-                    elsewhere = (store or file.parent) / _CONVERTED
-                    file = report_of(file, elsewhere, writable=can_write(file.parent))
+                    own_place = (store or file.parent) / _CONVERTED
+                    file = report_of(file, own_place, writable=can_write(file.parent))
                 if file not in known:
                     find_reader(file)
             except NotATraceError as error:
@@ -139,7 +148,49 @@ def find_sources(paths: Sequence[Path], known: Collection[Path] = (), store: Pat
                 files.append(file)
     if not files:
         raise _no_traces(paths, skipped)
-    return Sources(tuple(dict.fromkeys(files)), tuple(skipped))
+    return Sources(tuple(dict.fromkeys(files)), tuple(skipped), ranks)
+
+
+def named_by_manifests(run: Path) -> Iterator[str]:
+    """The traces that the capture's manifests in this folder name: relative to it, or absolute if elsewhere."""
+    for manifest in rank_manifests(run):
+        for window in manifest.get("windows", ()):
+            if window.get("state") in ("whole", "partial") and window.get("file"):
+                yield str(window["file"])
+
+
+def traces_elsewhere(run: Path) -> Sources:
+    """The traces of a run that the capture wrote to another folder (--tensorboard-dir): its manifests name them.
+
+    A window that is also in the run folder is not read twice.
+    """
+    ranks: dict[Path, int] = {}
+    gone: list[Path] = []
+    for manifest in rank_manifests(run):
+        copies: dict[object, list[Path]] = {}
+        for window in manifest.get("windows", ()):
+            if window.get("state") in ("whole", "partial"):
+                names = [window[key] for key in ("file", "relative") if window.get(key)]
+                places = [Path(os.path.normpath(run / name)) for name in names]
+                copies.setdefault(window.get("index"), []).extend(places)
+        for places in copies.values():
+            if not places or any((run / place.name).is_file() for place in places):
+                continue
+            there = next((place for place in places if place.is_file()), None)
+            if there is not None:
+                ranks[there] = int(manifest["rank"])
+            elif places[0].parent != run:
+                gone.append(places[0])
+    return Sources(tuple(ranks), (_gone(run, gone),) if gone else (), ranks)
+
+
+def _gone(run: Path, traces: list[Path]) -> RankscopeError:
+    count = "its trace is" if len(traces) == 1 else f"{len(traces)} of its traces are"
+    return StoreError(
+        f"{run}: {count} not where the capture wrote {'it' if len(traces) == 1 else 'them'}",
+        why=f"Its manifest names {traces[0]}, and there is no such file: moved, deleted, or on another machine.",
+        hint="Give the folder that holds them now: rankscope stats DIR",
+    )
 
 
 def _traces_in(folder: Path) -> list[Path]:

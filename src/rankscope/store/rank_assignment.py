@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -11,7 +12,12 @@ from pathlib import Path
 from rankscope.errors import RankError, RankscopeError
 from rankscope.readers import TraceIdentity, find_reader, identities
 from rankscope.store.layout import Index, SegmentEntry
+from rankscope.store.separate_runs import world_size_of
 
+ALONE = "alone"
+BESIDE = "beside the only rank"
+_ASSUMED = (ALONE, BESIDE)
+"""Sources of a rank that hold as long as no other file is in the folder."""
 _AT_A_TIME = 4
 
 
@@ -28,15 +34,18 @@ class Assignment:
 
 
 def assign(
-    files: Iterable[Path], given: Mapping[Path, int], index: Index
+    files: Iterable[Path], given: Mapping[Path, int], named: Mapping[Path, int], index: Index
 ) -> tuple[list[Assignment], list[RankscopeError]]:
     """A rank and segment for each file, and an error for each file that cannot be opened.
 
-    Files in the index keep theirs. `given` holds the ranks that the user gave.
+    Files in the index keep theirs. `given` holds the ranks that the user gave, `named` those of the capture's manifest.
     """
     files = list(files)
     known: dict[Path, list[SegmentEntry]] = {}
+    complete = {entry.source for entry in index.segments} >= set(files)
     for entry in index.segments:
+        if entry.rank_source in _ASSUMED and not complete:
+            continue
         if not entry.part or entry.is_current():  # a changed file may hold other ranks now
             known.setdefault(entry.source, []).append(entry)
     new = [path for path in files if path not in known or path in given]
@@ -46,26 +55,37 @@ def assign(
     files = [path for path in files if path in known or path in found]
     if not files:
         raise problems[0]
-    _refuse_copies({path: parts[0] for path, parts in found.items()})
+    _refuse_copies({path: parts[0] for path, (_, parts) in found.items()})
     places = [_keep(entry) for path in files if path not in found for entry in known[path]]
     taken = {(place.rank, place.segment) for place in places}
-    for path, parts in found.items():
+    ranks: list[tuple[Path, TraceIdentity, tuple[int, str] | None]] = []
+    for path, (_, parts) in found.items():
         if path in given:  # the rank is for the file as a whole
             parts = parts[:1] if not parts[0].part else [TraceIdentity(None, "")]
-        for identity in parts:
-            rank, source = _rank(path, identity, given, only_file=len(files) == 1)
-            segment = next(n for n in range(len(files) + len(taken) + 1) if (rank, n) not in taken)
-            taken.add((rank, segment))
-            places.append(Assignment(path, rank, segment, source, identity.part))
+        ranks += [(path, identity, _rank(path, identity, given, named)) for identity in parts]
+    assumed = _assumed(
+        {path: found[path][0] for path, _, rank in ranks if rank is None},
+        {place.rank for place in places} | {rank[0] for _, _, rank in ranks if rank is not None},
+        max(
+            [world_size_of(entry) for entries in known.values() for entry in entries]
+            + [identity.world_size or 1 for _, identity, _ in ranks]
+        ),
+    )
+    for path, identity, known_rank in ranks:
+        rank, source = known_rank or assumed[path]
+        segment = next(n for n in range(len(files) + len(taken) + 1) if (rank, n) not in taken)
+        taken.add((rank, segment))
+        places.append(Assignment(path, rank, segment, source, identity.part))
     return sorted(places, key=lambda place: (place.rank, place.segment)), problems
 
 
-def _identify(paths: list[Path]) -> list[list[TraceIdentity] | RankscopeError]:
-    """Runs in threads: exporting a report with nsys takes seconds."""
+def _identify(paths: list[Path]) -> list[tuple[str, list[TraceIdentity]] | RankscopeError]:
+    """The format and the identities of each file. Runs in threads: exporting a report with nsys takes seconds."""
 
-    def answer(path: Path) -> list[TraceIdentity] | RankscopeError:
+    def answer(path: Path) -> tuple[str, list[TraceIdentity]] | RankscopeError:
         try:
-            return identities(find_reader(path), path)
+            reader = find_reader(path)
+            return reader.name, identities(reader, path)
         except RankscopeError as error:
             return error
 
@@ -77,15 +97,43 @@ def _keep(entry: SegmentEntry) -> Assignment:
     return Assignment(entry.source, entry.rank, entry.segment, entry.rank_source, entry.part)
 
 
-def _rank(path: Path, identity: TraceIdentity, given: Mapping[Path, int], only_file: bool) -> tuple[int, str]:
+def _rank(
+    path: Path, identity: TraceIdentity, given: Mapping[Path, int], named: Mapping[Path, int]
+) -> tuple[int, str] | None:
     if path in given:
         return given[path], "option"
     if identity.rank is not None:
         return identity.rank, identity.rank_source
-    if only_file:
-        return 0, "alone"
+    return (named[path], "manifest") if path in named else None
+
+
+def _assumed(formats: Mapping[Path, str], ranks: set[int], world_size: int) -> dict[Path, tuple[int, str]]:
+    """Ranks of files that do not say theirs, by file; `ranks` are those of the other files.
+
+    A trace that is alone is rank 0. Memory snapshots and reports of nsys and ncu beside the traces of a single rank
+    are of that rank, unless there are several of one kind and the job had several ranks. Anything else is an error.
+    """
+    assumed: dict[Path, tuple[int, str]] = {}
+    if not ranks:
+        traces = [path for path, kind in formats.items() if kind == "kineto"]
+        first = traces or [path for path, kind in formats.items() if kind.startswith("nsys")] or list(formats)
+        if len(first) == 1:
+            assumed[first[0]] = (0, ALONE)
+            ranks = {0}
+    kinds = Counter(formats.values())
+    for path, kind in formats.items():
+        if path in assumed:
+            continue
+        unambiguous = len(ranks) == 1 and kind != "kineto" and (world_size <= 1 or kinds[kind] == 1)
+        if not unambiguous:
+            raise _unknown_rank(path)
+        assumed[path] = (min(ranks), BESIDE)
+    return assumed
+
+
+def _unknown_rank(path: Path) -> RankError:
     missing = "distributedInfo" if ".json" in path.name else "launcher's variables in it"
-    raise RankError(
+    return RankError(
         f"cannot tell the rank of {path}",
         why=f"It has no {missing} and no rank in its name.",
         hint=f"Say it: rankscope ingest --rank 17={path}\n"

@@ -15,6 +15,8 @@ from typing import Any
 
 ORIGIN = "https://ui.perfetto.dev"
 PORT = 9001
+BROWSER_LIMIT = 2**31 - 1
+"""Bytes: the longest array of a browser, into which Perfetto's page reads the trace."""
 _TRACE_NAME = "rankscope.perfetto-trace"
 
 

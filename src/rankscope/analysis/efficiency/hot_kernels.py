@@ -85,14 +85,16 @@ _SIZED = """gpu g JOIN events e ON e.rank = g.rank AND e.segment = g.segment AND
 _MOST_LAUNCHES = 50_000
 
 
-def hot_kernels_measured(run: Run, kernels: Sequence[HotKernel]) -> Result:
+def hot_kernels_measured(run: Run, listed: KernelList) -> Result:
     """One row per selected kernel: its figures in the run, and the mean of its launches that ncu measured."""
     measured = measured_kernels(run, Scope())
     launches = [Launch(one.name, one.grid or (), one.block or ()) for one in measured]
     rows = []
     notes = []
-    for kernel in kernels:
-        own = [one for one, launch in zip(measured, launches, strict=True) if kernel.matches(launch)]
+    for kernel in listed.kernels:
+        own = [
+            one for one, launch in zip(measured, launches, strict=True) if listed.is_launch_of(kernel, launch)
+        ]
         rows.append(_row(kernel, own))
         if not own:
             notes.append(

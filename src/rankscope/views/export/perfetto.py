@@ -7,7 +7,7 @@ is one packet sequence with its own table of names, so memory does not grow with
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import BinaryIO
+from typing import Protocol
 
 from rankscope.analysis.core.scope import Scope
 from rankscope.store.run import Run
@@ -36,7 +36,13 @@ _CATEGORIES, _NAMES, _ANNOTATION_NAMES = 1, 2, 3
 _FLOW, _FLOW_END, _COUNTER_VALUE = 47, 48, 44
 
 
-def write_perfetto(run: Run, scope: Scope, out: BinaryIO, with_args: bool = True) -> int:
+class Writable(Protocol):
+    """What the trace is written to."""
+
+    def write(self, data: bytes, /) -> int: ...
+
+
+def write_perfetto(run: Run, scope: Scope, out: Writable, with_args: bool = True) -> int:
     """Write the trace and return the number of slices."""
     out.write(_packet(_clock_snapshot(run)))
     slices = 0
@@ -51,9 +57,9 @@ def write_perfetto(run: Run, scope: Scope, out: BinaryIO, with_args: bool = True
         for packet in writer.packets(with_args):
             pending += packet
             if len(pending) > _FLUSH_BYTES:
-                out.write(pending)
+                out.write(bytes(pending))
                 pending.clear()
-        out.write(pending)
+        out.write(bytes(pending))
         slices += writer.slices
     return slices
 

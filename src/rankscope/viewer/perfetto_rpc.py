@@ -1,0 +1,94 @@
+"""Perfetto's page with a trace that is too large for a browser: a trace_processor on this machine holds it.
+
+ui.perfetto.dev looks for one on port 9001 and asks whether to use it; the page then fetches only what it draws.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from rankscope.errors import RankscopeError, ToolError
+from rankscope.viewer.perfetto_server import ORIGIN, PORT
+
+NAMES = ("trace_processor_shell", "trace_processor")
+DOWNLOAD = "https://get.perfetto.dev/trace_processor"
+_POLL_SECONDS = 0.1
+_ENDING_SECONDS = 5.0
+
+
+def find_trace_processor(given: str | None) -> str | None:
+    """The program the user named, else the one on PATH; None if there is none."""
+    if given is None:
+        return next((found for name in NAMES if (found := shutil.which(name))), None)
+    found = shutil.which(given)
+    if found is None:
+        raise ToolError(
+            f"there is no program {given}",
+            why="It is needed to show a trace that is too large for a browser.",
+            hint=f"Download it from {DOWNLOAD} and make it executable.",
+        )
+    return found
+
+
+class TraceProcessor:
+    """A trace_processor that serves one trace to Perfetto's page."""
+
+    def __init__(self, program: str, trace: Path, port: int) -> None:
+        self._program = program
+        self._port = port
+        self._process = subprocess.Popen(
+            [program, "--httpd", "--http-port", str(port), str(trace)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,  # its messages are on stderr
+        )
+
+    @property
+    def url(self) -> str:
+        """Another port than Perfetto's own works only where its page has the flag "Relax CSP"."""
+        return ORIGIN if self._port == PORT else f"{ORIGIN}/#!/?rpc_port={self._port}"
+
+    def wait_until_ready(self) -> None:
+        """It answers when it has read the trace, which takes seconds for each GB."""
+        while self._process.poll() is None:
+            with contextlib.suppress(OSError):
+                socket.create_connection(("127.0.0.1", self._port), timeout=1).close()
+                return
+            time.sleep(_POLL_SECONDS)
+        self.wait()
+
+    def wait(self) -> None:
+        """Wait until it ends by itself, which is an error."""
+        code = self._process.wait()
+        raise RankscopeError(
+            f"{self._program} ended with {code}",
+            why="Its own message is above.",
+            hint="Choose a part of the run: --ranks 0-3 --steps A:B",
+        )
+
+    def end(self) -> None:
+        self._process.terminate()
+        try:
+            self._process.wait(_ENDING_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+@contextlib.contextmanager
+def trace_processor(program: str, trace: Path, port: int) -> Iterator[TraceProcessor]:
+    """Runs it for the time of the block."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind(("127.0.0.1", port))  # in use: an OSError here rather than a message of its own
+    running = TraceProcessor(program, trace, port)
+    try:
+        running.wait_until_ready()
+        yield running
+    finally:
+        running.end()
