@@ -84,7 +84,8 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
     fake.parent.mkdir(parents=True)
     fake.write_text("#!/bin/sh\n# a fake: the packages are in the base already\n")
     fake.chmod(0o755)
-    done = pods.run(["sh", "/opt/rankscope/install.sh"], WITH_MPI="1", WITH_NSYS="0")
+    base = {"LD_LIBRARY_PATH": "/opt/base/lib"}  # as an ENV of the base image
+    done = pods.run(["sh", "/opt/rankscope/install.sh"], WITH_MPI="1", WITH_NSYS="0", **base)
     assert done.returncode == 0, done.stdout + done.stderr
     return pods.upper
 
@@ -136,6 +137,7 @@ def test_rankscope_over_ssh(pods: Pods) -> None:
     assert Path(program).name == "rankscope"
     assert "site-packages/rankscope" in file, "installed, not found through a variable"
     assert not [line for line in env if line.startswith("PYTHONPATH=")]
+    assert "LD_LIBRARY_PATH=/opt/base/lib" in env, "what orted needs"
     assert done.stderr == "", "no question about the host's key, and no warning"
 
 
@@ -150,6 +152,16 @@ def test_mpijob(pods: Pods) -> None:
     assert {rank: one["host"] for rank, one in found.items()} == {0: "train-worker-0", 1: "train-worker-1"}
     assert "nats a byte" in done.stdout
     assert "A step takes" in done.stdout and "2 ranks" in done.stdout, "what kubectl logs shows"
+
+
+def test_an_mpijob_that_cannot_start_says_why(pods: Pods) -> None:
+    """Without the key in the workers waiting does not help."""
+    words, env = launcher(manifest("--nodes", "1", command=["true"]))
+    spoiled = ["sh", "-c", 'rm /root/.ssh/authorized_keys; exec "$@"', "sh", *words]
+    done = pods.run(spoiled, workers=1, **env)
+    assert done.returncode == 1
+    assert "rankscope: cannot reach train-worker-0.train.default.svc over ssh: " in done.stderr
+    assert "Permission denied" in done.stderr
 
 
 @needs_torch

@@ -50,9 +50,11 @@ configure_ssh() {
     StrictHostKeyChecking no
     UserKnownHostsFile /dev/null
     LogLevel ERROR"
-  # The mounted keys are not owned by root alone. sshd does not pass the image's variables on: PATH finds orted.
+  # The folder of the mounted keys may be written by everyone. sshd does not pass the image's variables on, and orted
+  # needs these (the last in NVIDIA's images).
+  variables="PATH=$PATH${LD_LIBRARY_PATH:+ LD_LIBRARY_PATH=$LD_LIBRARY_PATH}${OPAL_PREFIX:+ OPAL_PREFIX=$OPAL_PREFIX}"
   put_first /etc/ssh/sshd_config "StrictModes no
-SetEnv PATH=$PATH"
+SetEnv $variables"
   mkdir -p /run/sshd
   ssh-keygen -A
 }
