@@ -257,31 +257,38 @@ def refuses_cpu_profiling(answer: str, scope: str) -> bool:
 STREAM_SUFFIX = ".qdstrm"
 """What nsys records, before its importer makes a report of it. It stays when nsys is killed, and where the importer is
 not installed."""
+_INSTALLATIONS = Path("/opt/nvidia/nsight-systems")
 _STREAM_VERSION = re.compile(rb"NVIDIA Nsight Systems Stream (\d+(?:\.\d+)+)")
 
 
 def stream_version(stream: Path) -> tuple[int, ...]:
-    """The version of nsys that wrote a .qdstrm; empty for another file."""
+    """The version of nsys that wrote a .qdstrm; empty where it is not in the file's first bytes."""
     with stream.open("rb") as file:
         match = _STREAM_VERSION.search(file.read(200))
     return tuple(map(int, match[1].split(b"."))) if match else ()
 
 
-def nsys_importer(program: Path) -> Tool | None:
-    """QdstrmImporter, which makes a report of a .qdstrm of its own version; it is beside nsys's libraries."""
+def nsys_importer(program: Path, version: tuple[int, ...] = ()) -> Tool | None:
+    """QdstrmImporter, which makes a report of a .qdstrm of its own version; it is beside nsys's libraries.
+
+    Of several installations the one of ``version``; without such, the first that is found.
+    """
     here = program.resolve().parent
-    beside = [
-        found
-        for folder in (here, here.parent, here.parent.parent)
-        for found in sorted(folder.glob("host-linux-*/QdstrmImporter"))
+    folders = [here, here.parent, here.parent.parent]
+    # Versions are installed side by side: VERSION/target-linux-x64/nsys, VERSION/host-linux-x64/QdstrmImporter.
+    folders += [
+        other for parent in (here.parent.parent, _INSTALLATIONS) for other in sorted(parent.glob("[0-9]*"))
     ]
-    named = shutil.which("QdstrmImporter")
-    path = beside[0] if beside else Path(named) if named else None
-    if path is None:
-        return None
-    answer = _run_importer(path, ["--version"])
-    match = _IMPORTER_VERSION.search(answer)
-    return Tool("QdstrmImporter", path, tuple(map(int, match[1].split("."))) if match else ())
+    found = [path for folder in folders for path in sorted(folder.glob("host-linux-*/QdstrmImporter"))]
+    found += [Path(named) for named in [shutil.which("QdstrmImporter")] if named]
+    first = None
+    for path in dict.fromkeys(found):
+        match = _IMPORTER_VERSION.search(_run_importer(path, ["--version"]))
+        importer = Tool("QdstrmImporter", path, tuple(map(int, match[1].split("."))) if match else ())
+        if not version or importer.version == version:
+            return importer
+        first = first or importer
+    return first
 
 
 def import_command(stream: Path, report: Path) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rankscope import tools
-from rankscope.errors import NotATraceError, RankscopeError, ReadError, ToolError
+from rankscope.errors import EmptyTraceError, RankscopeError, ReadError, ToolError
 from rankscope.readers.nsys.stream import report_of
 from rankscope.store.layout import find_sources
 
@@ -79,10 +79,30 @@ def test_what_cannot_be_converted(
     assert list(stream.parent.iterdir()) == [stream]
 
 
-def test_a_file_that_is_no_recording(stream: Path) -> None:
+def test_a_file_that_is_no_recording(stream: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stream.write_bytes(b"")
-    with pytest.raises(NotATraceError):
+    with pytest.raises(EmptyTraceError):
         report_of(stream, stream.parent, writable=True)
+    stream.write_bytes(b"something else")
+    monkeypatch.setenv("FAKE_REFUSAL", "Wrong format.")
+    with pytest.raises(ReadError, match="cannot be converted"):
+        report_of(stream, stream.parent, writable=True)
+
+
+def test_of_several_installations_the_one_of_that_version(stream: Path, tmp_path: Path) -> None:
+    """As in /opt/nvidia/nsight-systems: a folder for each version; the nsys on PATH is a newer one."""
+    for version in ("2023.4.4", "2024.5.1"):
+        host = tmp_path / "opt" / version / "host-linux-x64"
+        host.mkdir(parents=True)
+        (host / "QdstrmImporter").write_text(FAKE_IMPORTER.replace("$FAKE_VERSION", f"{version}.54"))
+        (host / "QdstrmImporter").chmod(0o755)
+    newer = tmp_path / "opt" / "2024.5.1" / "target-linux-x64" / "nsys"
+    found = tools.nsys_importer(newer, (2023, 4, 4, 54))
+    assert found is not None
+    assert found.path == tmp_path / "opt" / "2023.4.4" / "host-linux-x64" / "QdstrmImporter"
+    other = tools.nsys_importer(newer, (2022, 1))
+    assert other is not None
+    assert other.version == (2024, 5, 1, 54)
 
 
 def test_a_folder_with_only_recordings_is_not_no_trace(stream: Path, monkeypatch: pytest.MonkeyPatch) -> None:

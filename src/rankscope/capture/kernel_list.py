@@ -10,6 +10,7 @@ import json
 import re
 import time
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,13 +34,8 @@ class HotKernel(NamedTuple):
 
     def matches(self, launch: Launch) -> bool:
         """Whether this launch is one of this kernel: the same name, grid and block."""
-        return (self.grid, self.block) == (launch.grid, launch.block) and self._canonical == canonical_name(
-            launch.name
-        )
-
-    @property
-    def _canonical(self) -> str:
-        return canonical_name(self.name)
+        same_size = (self.grid, self.block) == (launch.grid, launch.block)
+        return same_size and canonical_name(self.name) == canonical_name(launch.name)
 
     @property
     def size(self) -> str:
@@ -66,9 +62,10 @@ class KernelList(NamedTuple):
         """
         if kernel.matches(launch):
             return True
-        alike = [one for one in self.order if _function_and_size(one) == _function_and_size(kernel)]
-        only = len({canonical_name(one.name) for one in alike}) == 1
-        return only and _function_and_size(launch) == _function_and_size(kernel)
+        if _function_and_size(launch) != _function_and_size(kernel):
+            return False
+        alike = [one for one in set(self.order) if _function_and_size(one) == _function_and_size(kernel)]
+        return len({canonical_name(one.name) for one in alike}) == 1
 
     def missed(self, met: Sequence[Launch]) -> list[HotKernel]:
         """The kernels of which there is no launch."""
@@ -83,6 +80,7 @@ def size_text(dimensions: Sequence[int]) -> str:
     return "x".join(map(str, dimensions))
 
 
+@lru_cache(maxsize=10_000)
 def function_name(name: str) -> str:
     """A kernel's name without return type, namespaces, template arguments and parameters, like ncu's base name.
 
@@ -130,6 +128,7 @@ def short_name(name: str) -> str:
     return re.sub(r"\b(?:\w*::)+(?!lambda|operator)", "", template_name(name)).strip()
 
 
+@lru_cache(maxsize=10_000)
 def canonical_name(name: str) -> str:
     """The same text for a kernel's name by the demanglers of torch, nsys and ncu.
 

@@ -167,8 +167,14 @@ def _profile(listed: KernelList, args: argparse.Namespace) -> int:
     by_size = ncu is None or tools.ncu_counts_by_size(str(ncu.path))
     selection = select(listed, args.launch_count, by_size=by_size)
     if in_front and not args.quiet:
-        _print_list(listed.kernels)
-        _announce(selection, listed, args)
+        if args.format == "table":
+            _print_list(listed.kernels)
+        runs = (
+            ""
+            if args.runs == 1
+            else f", at most {args.runs} if ncu does not meet every kernel (--runs 1: never)"
+        )
+        _message(f"{_plan_text(selection, listed, args.set)}\n  1 run of the command{runs}.")
     code = _run(selection, asked, job, args)
     folder = folder_of(asked, job)
     if args.dry_run or folder is None:
@@ -220,9 +226,9 @@ def _until_measured(
         selection = select_again(listed, selection, missed, last, by_size=by_size)
         runs += 1
         _message(
-            f"ncu did not meet {len(missed)} of {len(listed.kernels)} kernels; running the command again"
+            f"ncu did not meet {len(missed)} of {len(listed.kernels)} kernels; running the command again\n"
+            f"  {_plan_text(selection, listed, args.set)}"
         )
-        _announce(selection, listed, args)
         later = folder / f"run-{runs}"
         code = _run(selection, later, job, args)
         last = launches_in(later, ncu)
@@ -247,18 +253,13 @@ def _until_measured(
     return code
 
 
-def _announce(selection: Selection, listed: KernelList, args: argparse.Namespace) -> None:
-    if args.quiet:
-        return
+def _plan_text(selection: Selection, listed: KernelList, section_set: str) -> str:
     launches = expected_launches(selection, listed.order)
     where = "the whole run" if selection.step is None else f"step {selection.step}"
-    least = format_ns(replay_ns(selection, listed.order, args.set), 2)
-    more = (
-        "" if args.runs == 1 else f", at most {args.runs} if ncu does not meet every kernel (--runs 1: never)"
-    )
-    _message(
+    least = format_ns(replay_ns(selection, listed.order, section_set), 2)
+    return (
         f"ncu will profile about {launches} launches of {where}: at least {least} of kernel time, and about half a "
-        f"second more for each launch\n  1 run of the command{more}."
+        "second more for each launch"
     )
 
 

@@ -11,7 +11,7 @@ import os
 from pathlib import Path
 
 from rankscope import tools
-from rankscope.errors import NotATraceError, ReadError, ToolError
+from rankscope.errors import EmptyTraceError, ReadError, ToolError
 
 
 def is_stream(path: Path) -> bool:
@@ -31,16 +31,16 @@ def report_of(stream: Path, elsewhere: Path, *, writable: bool) -> Path:
 
 
 def _convert(stream: Path, report: Path, shown: Path) -> None:
-    written = tools.stream_version(stream)
-    if not written:
-        raise NotATraceError(
-            f"{stream} is not a recording of nsys",
-            why="Its first bytes are not those of nsys: it is empty, or was cut.",
+    if not stream.stat().st_size:
+        raise EmptyTraceError(
+            f"{stream} is empty",
+            why="It has 0 bytes, as after a job that was killed.",
             hint="Capture this rank again, or leave the file out.",
         )
-    importer = _importer()
+    written = tools.stream_version(stream)
+    importer = _importer(written)
     command = tools.import_command(stream, shown)
-    if importer is None or importer.version != written:
+    if importer is None or (written and importer.version != written):
         here = f"the one here is {_text(importer.version)}" if importer else "there is none here"
         raise ToolError(
             f"{stream} must be converted before it can be read",
@@ -57,12 +57,12 @@ def _convert(stream: Path, report: Path, shown: Path) -> None:
         )
 
 
-def _importer() -> tools.Tool | None:
+def _importer(version: tuple[int, ...]) -> tools.Tool | None:
     try:
         program = tools.find_tool("nsys", os.environ.get(tools.NSYS_VARIABLE)).path
     except ToolError:
         program = Path("nsys")
-    return tools.nsys_importer(program)
+    return tools.nsys_importer(program, version)
 
 
 def _text(version: tuple[int, ...]) -> str:
