@@ -84,8 +84,9 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
     fake.parent.mkdir(parents=True)
     fake.write_text("#!/bin/sh\n# a fake: the packages are in the base already\n")
     fake.chmod(0o755)
-    base = {"LD_LIBRARY_PATH": "/opt/base/lib"}  # as an ENV of the base image
-    done = pods.run(["sh", "/opt/rankscope/install.sh"], WITH_MPI="1", WITH_NSYS="0", **base)
+    choices = {"WITH_MPI": "1", "WITH_NSYS": "0"}
+    base = "/opt/base/lib"  # as an ENV of the base image
+    done = pods.run(["sh", "/opt/rankscope/install.sh"], workers=0, LD_LIBRARY_PATH=base, **choices)
     assert done.returncode == 0, done.stdout + done.stderr
     return pods.upper
 
