@@ -130,7 +130,8 @@ def _places(spec: Spec, dialect: Dialect) -> str:
     ]
     marker = spec.steps[0].output or RUN_MANIFEST
     if spec.force:
-        lines += [f'rm -rf -- "$run"/rank-* "$run"/node-* "$run"/point-* "$run/{RUN_MANIFEST}"']
+        lines += [f'rm -f -- "$run"/rank-* "$run"/node-* "$run"/point-*.json "$run/{RUN_MANIFEST}"']
+        lines += ['rm -rf -- "$run"/point-[0-9][0-9][0-9]'] if spec.steps[0].folder else []
     else:
         lines += [
             f'if [ -e "$run/{marker}" ]; then',

@@ -26,7 +26,7 @@ fi
 run=runs/"${PBS_JOBNAME}"
 case $run in /*) ;; *) run="$PWD/$run" ;; esac
 scratch="/tmp/rankscope-${USER:-$(id -un)}-$job"
-rm -rf -- "$run"/rank-* "$run"/node-* "$run"/point-* "$run/rankscope.json"
+rm -f -- "$run"/rank-* "$run"/node-* "$run"/point-*.json "$run/rankscope.json"
 mpiexec.hydra -n 3 -ppn 1 mkdir -p "$scratch/tmp" || exit 1
 mkdir -p "$run" || exit 1
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
@@ -84,6 +85,15 @@ def job_steps(
         }
         for number, (words, nodes) in enumerate(commands, 1)
     ]
+
+
+def remove_points(folder: Path) -> None:
+    """The reports and profiles of an earlier sweep."""
+    for path in folder.glob("point-[0-9][0-9][0-9]*"):
+        if path.is_dir():
+            shutil.rmtree(path)
+        elif path.suffix == ".json":
+            path.unlink()
 
 
 def write_report(folder: Path, number: int, report: Report) -> None:

@@ -18,6 +18,7 @@ from rankscope.bench.sweep.grid import (
     measure_point,
     point_name,
     read_reports,
+    remove_points,
     write_report,
 )
 from rankscope.bench.sweep.rows import Row, chart, csv_text, json_text, row_of, table_text
@@ -124,19 +125,16 @@ def _measure(points: list[Point], profiler: list[str] | None, args: argparse.Nam
     if folder is not None:
         check_target(folder, args.force)
         folder.mkdir(parents=True, exist_ok=True)
+        remove_points(folder)  # only with -f are there any
     rows = []
     for number, point in enumerate(points, 1):
         print(f"rankscope: {number} of {len(points)}: {point}", file=sys.stderr, flush=True)
-        around: list[str] = []
-        if profiler is not None and folder is not None:
-            target = folder / point_name(number)
-            around = ["profile", "-o", str(target), *profiler, *(["-f"] if args.force else [])]
+        target = folder / point_name(number) if folder is not None and profiler is not None else None
+        around = ["profile", "-o", str(target), *(profiler or ())] if target is not None else []
         report = measure_point(point, _shared_words(args), around)
         if folder is not None:
             write_report(folder, number, report)
-        rows.append(
-            row_of({**report, "profile": str(folder / point_name(number))} if around and folder else report)
-        )
+        rows.append(row_of({**report, "profile": str(target)} if target is not None else report))
     return rows
 
 
