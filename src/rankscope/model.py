@@ -21,9 +21,12 @@ LAUNCH_CATEGORIES = (
 )  # fmt: skip
 """Calls into a device's runtime or driver. A GPU event refers to one by its correlation id."""
 
+UNFINISHED_STEP = "unfinished_step"
+"""The annotation of a step that had not ended when the recording did: it is not one of the run's steps."""
+
 KNOWN_CATEGORIES = (
-    *GPU_CATEGORIES, *LAUNCH_CATEGORIES, "cpu_op", "user_annotation", "gpu_user_annotation", "python_function",
-    "cuda_sync", "cuda_event", "xpu_sync", "cuda_profiler_range", "overhead", "os_runtime", "Trace",
+    *GPU_CATEGORIES, *LAUNCH_CATEGORIES, "cpu_op", "user_annotation", UNFINISHED_STEP, "gpu_user_annotation",
+    "python_function", "cuda_sync", "cuda_event", "xpu_sync", "cuda_profiler_range", "overhead", "os_runtime", "Trace",
 )  # fmt: skip
 """Categories of slices that have a meaning here. Other slices are drawn and counted, and belong to no class."""
 

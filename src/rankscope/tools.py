@@ -394,6 +394,18 @@ def _without(ours: Iterable[str], given: Collection[str]) -> list[str]:
     return [word for word in ours if word.partition("=")[0] not in given]
 
 
+_FIRST_WITH_CUDA_13 = (2025, 3)
+_DRIVER_OF_CUDA_13 = 580
+
+
+def nsys_loses_kernels(tool: Tool, driver: int) -> bool:
+    """Whether this nsys stops recording kernels in a run that it records from the start.
+
+    Seen with 2023.4 under CUDA 13: none after the first call of cuBLAS. Inside a capture range it records them all.
+    """
+    return bool(tool.version) and tool.version < _FIRST_WITH_CUDA_13 and driver >= _DRIVER_OF_CUDA_13
+
+
 def gpu_metrics_option(program: str) -> str:
     """--gpu-metrics-device, which newer versions of nsys call --gpu-metrics-devices."""
     newer = "--gpu-metrics-devices"

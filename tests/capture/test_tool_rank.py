@@ -96,12 +96,26 @@ def test_options_travel_to_the_ranks() -> None:
     ]
 
 
+NSYS_2023 = Tool("nsys", Path("nsys"), (2023, 4, 4, 54))
+
+
+def test_an_nsys_that_loses_kernels_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on an H200 with CUDA 13: a whole run has no kernels after the first call of cuBLAS."""
+    monkeypatch.setattr(preflight, "driver_branch", lambda: 580)
+    _, [note] = preflight.fit_nsys(NsysOptions(), tool=NSYS_2023, driver=True, ranged=False)
+    assert "may stop recording kernels early in a whole run: give --steps A:B" in note
+    in_a_range = NsysOptions(capture_range="cudaProfilerApi")
+    assert preflight.fit_nsys(in_a_range, tool=NSYS_2023, driver=True, ranged=True) == (in_a_range, [])
+    newer = Tool("nsys", Path("nsys"), (2025, 3, 2))
+    assert preflight.fit_nsys(NsysOptions(), tool=newer, driver=True, ranged=False) == (NsysOptions(), [])
+
+
 def test_what_cannot_work_without_a_driver_is_left_out() -> None:
     asked = NsysOptions(gpu_metrics_device="all", capture_range="cudaProfilerApi")
-    fitted, notes = preflight.fit_nsys(asked, program="nsys", driver=False, ranged=True)
+    fitted, notes = preflight.fit_nsys(asked, tool=NSYS_2023, driver=False, ranged=True)
     assert (fitted.gpu_metrics_device, fitted.capture_range, len(notes)) == (None, None, 3)
-    assert preflight.fit_nsys(asked, program="nsys", driver=True, ranged=True) == (asked, [])
-    kept, _ = preflight.fit_nsys(asked, program="nsys", driver=False, ranged=False)
+    assert preflight.fit_nsys(asked, tool=NSYS_2023, driver=True, ranged=True) == (asked, [])
+    kept, _ = preflight.fit_nsys(asked, tool=NSYS_2023, driver=False, ranged=False)
     assert kept.capture_range == "cudaProfilerApi", "the program's own range: nsys will wait for it"
     with pytest.raises(CaptureError):
         preflight.fit_ncu(NcuOptions(), driver=False, virtual=False, clocks=None)
@@ -111,7 +125,7 @@ def test_a_dry_run_shows_what_a_gpu_node_would_run(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     asked = NsysOptions(gpu_metrics_device="all", capture_range="cudaProfilerApi")
     note = "no NVIDIA driver here: this is what a node with one would run"
-    shown = preflight.fit_nsys(asked, program="nsys", driver=False, ranged=True, dry_run=True)
+    shown = preflight.fit_nsys(asked, tool=NSYS_2023, driver=False, ranged=True, dry_run=True)
     assert shown == (asked, [note])
     shown_ncu = preflight.fit_ncu(NcuOptions(), driver=False, virtual=False, clocks=None, dry_run=True)
     assert shown_ncu == (NcuOptions(), [note])

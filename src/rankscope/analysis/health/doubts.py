@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rankscope.analysis.core.cache import once_per_run
+from rankscope.analysis.core.lost_kernels import kernels_end_in
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.core.step_times import SLOW_FIRST_STEP, run_step, run_step_times
 from rankscope.analysis.health.contents import understood
@@ -42,7 +43,7 @@ def doubts(run: Run, scope: Scope) -> tuple[Doubt, ...]:
 
 @once_per_run
 def _doubts(run: Run, scope: Scope) -> tuple[Doubt, ...]:
-    sources = (_mixed, _not_understood, _missing, _cut, _apart, _clocks, _warm_up)
+    sources = (_mixed, _not_understood, _lost_kernels, _missing, _cut, _apart, _clocks, _warm_up)
     return tuple(doubt for source in sources for doubt in source(run, scope))
 
 
@@ -61,6 +62,16 @@ def _not_understood(run: Run, scope: Scope) -> Iterator[Doubt]:
         yield Doubt(
             f"{found.pct:.0f} % of the events understood",
             f"{found.categories} have no known meaning and are in no class",
+        )
+
+
+def _lost_kernels(run: Run, scope: Scope) -> Iterator[Doubt]:
+    lost = kernels_end_in(run, scope)
+    if lost:
+        step = lost[min(lost)]
+        yield Doubt(
+            f"no kernels of {_ranks(list(lost))}" + ("" if step is None else f" after step {step}"),
+            "the profiler stopped recording kernels while the job went on: what the time was spent on is not known. An nsys that is older than the driver's CUDA does so; --steps A:B or a newer nsys record them",
         )
 
 

@@ -23,6 +23,7 @@ from rankscope.analysis.core.intervals import (
     subtract,
     union,
 )
+from rankscope.analysis.core.lost_kernels import kernels_end_in
 from rankscope.analysis.core.notes import left_out
 from rankscope.analysis.core.result import Column, Result
 from rankscope.analysis.core.scope import Scope
@@ -120,9 +121,10 @@ def breakdown(run: Run, scope: Scope, by: str | None = None) -> Result:
     """One row per rank for the whole window, then one per rank and step."""
     rows: list[dict[str, Any]] = []
     on_host, empty = [], []
+    lost = kernels_end_in(run, scope)
     for rank in ranks_in(run, scope):  # one at a time, to hold the events of one rank in memory
         found = windows(run, rank, scope)
-        if len(found.step) == 0:
+        if len(found.step) == 0 or rank in lost:  # a doubt of the run says why
             continue
         sets = rank_sets(run, rank)
         if not sets.any:

@@ -6,6 +6,7 @@ from typing import Any
 
 from rankscope.analysis.core.advice import together
 from rankscope.analysis.core.device_events import UNKNOWN, steps_in
+from rankscope.analysis.core.lost_kernels import kernels_end_in
 from rankscope.analysis.core.notes import NO_GPU, left_out, outside_steps
 from rankscope.analysis.core.result import Column, Fact, Finding, Remedy, Result, Unit
 from rankscope.analysis.core.scope import Scope
@@ -35,6 +36,7 @@ def idle(run: Run, scope: Scope, by: str | None = None) -> Result:
     findings: list[OnRank] = []
     inside = without_launch = 0
     steps = steps_in(run, scope)
+    lost = kernels_end_in(run, scope)
     for found in idle_by_device(run, scope):
         row: dict[str, Any] = {"rank": found.rank, "device": found.device if found.device >= 0 else None}
         row |= {f"{cause}_ns": found.total(cause) for cause in CAUSES}
@@ -42,7 +44,8 @@ def idle(run: Run, scope: Scope, by: str | None = None) -> Result:
         inside += found.inside
         ends = found.gaps.before[found.gaps.before != UNKNOWN]
         without_launch += int((found.events.launch_start[ends] == UNKNOWN).sum())
-        findings += _finding(run, scope, found, row, steps)
+        if found.rank not in lost:  # then its GPU only seems idle, and a doubt of the run says so
+            findings += _finding(run, scope, found, row, steps)
     notes = left_out(run, scope) + outside_steps(run, scope, inside, "gpu", "true", "GPU events")
     if not rows:
         notes.append(NO_GPU)

@@ -7,6 +7,7 @@ option is removed here, and a message says so.
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,9 +29,25 @@ _VIRTUAL_MAKERS = (
 )
 
 
+_LOSES_KERNELS = (
+    "this nsys is older than the driver's CUDA and may stop recording kernels early in a whole run: give --steps A:B, "
+    "or use a newer nsys"
+)
+
+
 def has_driver() -> bool:
     """Whether an NVIDIA driver is loaded (on WSL: the host's)."""
     return any(Path(name).exists() for name in _DRIVER_FILES)
+
+
+def driver_branch() -> int:
+    """The first number of the NVIDIA driver's version; 0 when it is not known."""
+    try:
+        text = Path(_DRIVER_FILES[0]).read_text(errors="replace")
+    except OSError:
+        return 0
+    found = re.search(r"\b(\d{3,4})\.\d", text)
+    return int(found[1]) if found else 0
 
 
 def is_virtual() -> bool:
@@ -54,14 +71,16 @@ def is_virtual() -> bool:
 
 
 def fit_nsys(
-    options: NsysOptions, *, program: str, driver: bool, ranged: bool, dry_run: bool = False
+    options: NsysOptions, *, tool: tools.Tool, driver: bool, ranged: bool, dry_run: bool = False
 ) -> tuple[NsysOptions, list[str]]:
     """The options that work here, and messages. ``ranged``: steps were asked for.
 
     A dry run keeps them all: it is often on another machine than the job.
     """
     if options.gpu_metrics_device:
-        options = replace(options, gpu_metrics_option=tools.gpu_metrics_option(program))
+        options = replace(options, gpu_metrics_option=tools.gpu_metrics_option(str(tool.path)))
+    if driver and options.capture_range is None and tools.nsys_loses_kernels(tool, driver_branch()):
+        return options, [_LOSES_KERNELS]
     if driver:
         return options, []
     if dry_run:

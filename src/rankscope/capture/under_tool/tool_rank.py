@@ -128,7 +128,7 @@ class ToolRank:
         if isinstance(asked, tools.NsysOptions):
             options, notes = preflight.fit_nsys(
                 replace(asked, extra=extra),
-                program=str(self.tool.path),
+                tool=self.tool,
                 driver=driver,
                 ranged=self.request.ranged,
                 dry_run=self.request.dry_run,

@@ -1,14 +1,13 @@
 """More tables of an nsys export as events: NVTX, names of threads and processes, device memory.
 
-NVTX ranges become annotations, marks become instants. A range's name is its text; the domain is an argument. A step
-that never ended is no step: its beginning is an instant.
+NVTX ranges become annotations, marks become instants. A range's name is its text; the domain is an argument.
 Start/end ranges may cross each other and other calls, so they get a separate track beside their thread's
 (its number, then CROSSING_RANGES).
 """
 
 from __future__ import annotations
 
-from rankscope.model import CROSSING_RANGES
+from rankscope.model import CROSSING_RANGES, UNFINISHED_STEP
 from rankscope.readers.nsys.export import PID, TID, NsysExport
 from rankscope.readers.nsys.table_source import Source, arguments, number, text
 from rankscope.sql import sql_text
@@ -56,13 +55,11 @@ def _nvtx(export: NsysExport) -> Source:
             "payload": "jsonText",
         },
         {
-            "ph": f"CASE WHEN {is_range} AND NOT {unended_step} THEN 'X' "
-            f"WHEN {is_range} OR {kind} = {MARK} THEN 'i' ELSE 'M' END",
-            "category": "'user_annotation'",
+            "ph": f"CASE WHEN {is_range} THEN 'X' WHEN {kind} = {MARK} THEN 'i' ELSE 'M' END",
+            "category": f"CASE WHEN {unended_step} THEN {sql_text(UNFINISHED_STEP)} ELSE 'user_annotation' END",
             "name": f"CASE WHEN {kind} = {THREAD_NAME} THEN 'thread_name' ELSE {name} END",
             "tid": f"CASE WHEN {crossing} THEN {thread} || {sql_text(CROSSING_RANGES)} ELSE {thread} END",
-            "dur_ns": f"CASE WHEN {is_range} AND NOT {unended_step} "
-            f"THEN coalesce(r.stop, {_last_time(export)}) - r.start END",
+            "dur_ns": f"CASE WHEN {is_range} THEN coalesce(r.stop, {_last_time(export)}) - r.start END",
             "args": f"CASE WHEN {kind} = {THREAD_NAME} THEN {arguments(text('name', name))} ELSE "
             + arguments(
                 text(

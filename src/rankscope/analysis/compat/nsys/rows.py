@@ -14,6 +14,7 @@ from typing import Any
 from rankscope.analysis.core.notes import left_out
 from rankscope.analysis.core.result import Column, Result
 from rankscope.analysis.core.scope import Scope
+from rankscope.model import UNFINISHED_STEP
 from rankscope.sql import sql_text
 from rankscope.store.run import Run
 
@@ -66,7 +67,7 @@ KERNELS = f"s.category = 'kernel' AND NOT regexp_matches(s.name, {sql_text(_WHOL
 COPIES = "s.category IN ('gpu_memcpy', 'gpu_memset')"
 DEVICE_WORK = f"({KERNELS} OR {COPIES})"
 CALLS = f"s.category IN {_CALLS}"
-RANGES = "s.category = 'user_annotation' AND (e.args->>'mpi') IS NULL"
+RANGES = f"s.category IN ('user_annotation', '{UNFINISHED_STEP}') AND (e.args->>'mpi') IS NULL"
 
 
 def number(value: str, sql: str = "e.args") -> str:

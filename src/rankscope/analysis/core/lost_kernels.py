@@ -1,0 +1,31 @@
+"""Ranks whose profiler stopped recording kernels while the job went on."""
+
+from __future__ import annotations
+
+from rankscope.analysis.core.cache import once_per_run
+from rankscope.analysis.core.scope import Scope
+from rankscope.store.run import Run
+
+_LEAST_STEPS = 2
+"""So many steps without a kernel, at the end of a recording with GPU events, are no accident."""
+
+
+@once_per_run
+def kernels_end_in(run: Run, scope: Scope) -> dict[int, int | None]:
+    """By rank, the last step with kernels, where the later ones have none at all; None where no step has one.
+
+    All recorded steps are compared, not only those in scope.
+    """
+    rows = run.rows(f"""
+        WITH counts AS (
+            SELECT s.rank, s.start_ns, s.step, count(g.id) FILTER (g.category = 'kernel') AS kernels, count(g.id) AS events
+            FROM steps s LEFT JOIN gpu g ON g.rank = s.rank AND g.segment = s.segment AND g.step = s.step
+            WHERE {scope.only_ranks().where("s")} GROUP BY ALL
+        ), ended AS (
+            SELECT rank, coalesce(max(start_ns) FILTER (kernels > 0), -1) AS last_ns FROM counts GROUP BY rank
+        )
+        SELECT c.rank, max(c.step) FILTER (c.start_ns = e.last_ns) FROM counts c JOIN ended e USING (rank)
+        GROUP BY c.rank HAVING sum(c.events) > 0 AND count(*) FILTER (c.start_ns > e.last_ns) >= {_LEAST_STEPS}
+        ORDER BY c.rank
+    """)
+    return dict(rows)
