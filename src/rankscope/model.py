@@ -93,6 +93,9 @@ MEMORY_ARGS = {
 MEMORY_TYPE = "STRUCT(" + ", ".join(f"{sql_name(name)} {kind}" for name, kind in MEMORY_ARGS.items()) + ")"
 """The full SQL type of the column events.memory."""
 
+CROSSING_RANGES = " start/end ranges"
+"""After a thread's number: the track of its NVTX ranges that need not nest."""
+
 WAITING_PATTERN = r"(?i)work[:.]+wait|barrier|dataloader.*__next__"
 """Host events that only wait for another thread, process or rank."""
 

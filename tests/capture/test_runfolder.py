@@ -43,10 +43,10 @@ def test_exactly_one_of_many_writers_is_first(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["x.json"]
 
 
-def test_another_job_is_refused_and_force_replaces_it(tmp_path: Path) -> None:
+def test_another_job_gets_another_folder_and_force_replaces_it(tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    assert open_run(folder, {"job": "a"}, force=False)
-    assert not open_run(folder, {"job": "a"}, force=False)
+    assert open_run(folder, {"job": "a"}, force=False) == (folder, True)
+    assert open_run(folder, {"job": "a"}, force=False) == (folder, False)
     claim_rank(
         folder,
         {**manifest(), "windows": [{"file": "rank-00000.pt.trace.json.gz", "state": "whole"}]},
@@ -54,8 +54,9 @@ def test_another_job_is_refused_and_force_replaces_it(tmp_path: Path) -> None:
     )
     (folder / "rank-00000.pt.trace.json.gz").write_text("old")
     (folder / "mine.txt").write_text("the user's")
-    with pytest.raises(CaptureError, match="holds another job"):
-        open_run(folder, {"job": "b"}, force=False)
+    assert open_run(folder, {"job": "b"}, force=False) == (tmp_path / "run-2", True)
+    assert open_run(folder, {"job": "c"}, force=False) == (tmp_path / "run-3", True)
+    assert open_run(folder, {"job": "b"}, force=False) == (tmp_path / "run-2", False), "all ranks agree"
     open_run(folder, {"job": "b"}, force=True)
     assert sorted(path.name for path in folder.iterdir()) == ["mine.txt", "rankscope.json"]
     assert json.loads((folder / "rankscope.json").read_text())["job"] == "b"

@@ -72,3 +72,36 @@ def test_a_missing_fact_is_an_error_only_where_it_is_needed() -> None:
         parse_selector("local:0").selects(aprun)
     with pytest.raises(CaptureError, match="needs the node"):
         parse_selector("5@nodes:0").selects(aprun)
+
+
+@pytest.mark.parametrize(
+    ("world", "local_rank", "rank", "selected"),
+    [
+        (4, 3, 3, True),
+        (16, 7, 15, True),
+        (17, 0, 8, True),
+        (64, 3, 3, False),
+        (None, 1, 1, False),
+        (None, None, 0, True),
+    ],
+)
+def test_auto_is_every_rank_of_a_small_job(
+    world: int | None, local_rank: int | None, rank: int, selected: bool
+) -> None:
+    identity = Identity(rank, local_rank, world, None, None, "test")
+    assert parse_selector("auto").selects(identity) is selected
+    assert not parse_selector("auto").matches_none(identity)
+
+
+@pytest.mark.parametrize(
+    ("text", "world", "local", "count"),
+    [
+        ("all", 64, 8, 64),
+        ("auto", 16, 4, 16),
+        ("auto", 64, 8, 8),
+        ("local:0@nodes:0-1", 64, 8, 2),
+        ("0,8-15", 12, 4, 5),
+    ],
+)
+def test_how_many_ranks_match(text: str, world: int, local: int, count: int) -> None:
+    assert parse_selector(text).matching(Identity(3, 3, world, local, 0, "test")) == count

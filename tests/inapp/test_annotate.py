@@ -12,6 +12,7 @@ import pytest
 from rankscope import trace
 from rankscope.errors import UsageError
 from rankscope.inapp import annotate
+from rankscope.inapp.nvtx_ranges import Nvtx
 
 torch: Any = pytest.importorskip("torch")
 
@@ -161,8 +162,8 @@ def test_what_cannot_be_marked_is_refused() -> None:
 def test_nvtx_under_nsys(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[str] = []
     monkeypatch.setattr(annotate, "_under_nsys", True)
-    ranges = annotate._Ranges(calls.append, lambda: calls.append("pop"))
-    monkeypatch.setattr(annotate, "_nvtx", lambda _torch: ranges)
+    ranges = Nvtx(calls.append, lambda: calls.append("pop"), calls.append, calls.append)
+    monkeypatch.setattr(annotate, "find_nvtx", lambda: ranges)
     monkeypatch.setattr(annotate, "_recording", annotate._before_torch)
     add(1)
     with trace("lines"):

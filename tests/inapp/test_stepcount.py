@@ -2,6 +2,7 @@
 
 import gc
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -79,3 +80,21 @@ def test_as_many_steps_as_the_rarest_takes(first: int, second: int, rounds: int)
     counter = StepCounter(None, lambda: [one, two])
     calls = ([one] * first + [two] * second) * rounds
     assert sum(counter.ends_step(call) for call in calls) == rounds * min(first, second)
+
+
+@pytest.mark.parametrize(
+    ("calls", "text"),
+    [
+        ("ab" * 6, None),
+        ("aaab" * 6, None),
+        ("aaabaa" * 4, None),  # begun and cut in the middle of a step
+        ("aabab" * 6, "Adam 1 to 2 times"),
+    ],
+)
+def test_optimizers_that_do_not_step_in_turn_are_reported(calls: str, text: str | None) -> None:
+    optimizers = {"a": Adam(), "b": Muon()}
+    counter = StepCounter(None, lambda: optimizers.values())
+    for name in calls:
+        counter.ends_step(optimizers[name])
+    said = counter.uneven()
+    assert said is None if text is None else said is not None and text in said

@@ -83,13 +83,21 @@ def test_an_output_folder_that_cannot_be_written_behind_a_launcher(tmp_path: Pat
     assert "capture is off, the job goes on: cannot write the run folder" in line
 
 
-def test_a_folder_of_another_job_is_left_alone(tmp_path: Path) -> None:
+@needs_torch
+def test_a_folder_of_another_job_is_left_alone_and_a_new_name_is_used(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "rankscope.json").write_text('{"job": "yesterday"}')
-    done = run([*PROFILE, "-o", "out", "echo", "ran"], tmp_path)
-    assert done.stdout == "ran\n"
-    assert "holds another job" in done.stderr
-    assert (tmp_path / "out" / "rankscope.json").read_text() == '{"job": "yesterday"}'
+    done = run([*PROFILE, "-o", "out", "torchrun", "--nproc-per-node", "2", TRAIN], tmp_path)
+    assert "rankscope: out holds another job: this one goes to out-2 (-f replaces the other)" in done.stderr
+    assert "Next: rankscope stats out-2" in done.stderr
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["rankscope.json"]
+    assert sorted(manifests(tmp_path / "out-2")) == [0, 1]
+
+
+def test_a_missing_script_leaves_no_folder(tmp_path: Path) -> None:
+    done = run([*PROFILE, "-o", "out", PYTHON, "missing.py"], tmp_path, check=False)
+    assert done.returncode == 2
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_command_that_is_no_python(tmp_path: Path) -> None:
@@ -125,11 +133,11 @@ def test_a_script_that_ends_inside_the_window(tmp_path: Path) -> None:
 
 def test_a_torch_that_is_too_old(tmp_path: Path) -> None:
     (tmp_path / "torch").mkdir()
-    (tmp_path / "torch" / "__init__.py").write_text("__version__ = '2.3.1+cu118'\n")
+    (tmp_path / "torch" / "__init__.py").write_text("__version__ = '1.13.1+cu117'\n")
     env = environment(PYTHONPATH=str(tmp_path))
     done = run([*PROFILE, "-o", "out", PYTHON, "-c", "import torch; print('ran')"], tmp_path, env=env)
     assert done.stdout == "ran\n"
-    assert "torch 2.3.1+cu118 is too old" in our_lines(done.stderr)[0]
+    assert "torch 1.13.1+cu117 is too old" in our_lines(done.stderr)[0]
 
 
 def sabotaged(tmp_path: Path, code: str) -> list[str]:

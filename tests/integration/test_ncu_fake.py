@@ -87,7 +87,7 @@ def test_a_report_of_one_rank(tmp_path: Path) -> None:
     )
     assert "ncu runs each profiled kernel about" in done.stderr
     assert "ncu profiled 1 launches in 9 passes" in done.stderr
-    assert "1 ncu report of 1 rank (0)" in done.stderr
+    assert ", 1 of 1 rank" in done.stderr
     [window] = manifests(tmp_path / "out")[0]["windows"]
     assert (window["file"], window["state"]) == ("rank-00000.ncu-rep", "whole")
 

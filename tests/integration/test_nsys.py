@@ -55,7 +55,7 @@ def test_a_plain_program_keeps_its_streams_and_exit_code(tmp_path: Path) -> None
         "nsys's own output is not passed on"
     )
     assert done.stderr.splitlines()[0] == "to stderr"
-    assert "1 nsys report of 1 rank (0)" in done.stderr
+    assert "1 nsys report, no steps found, " in done.stderr and ", 1 of 1 rank" in done.stderr
     assert "Next: rankscope stats a/new/folder" in done.stderr
     check(tmp_path / "a/new/folder", [0], "single process")
     assert [path.name for path in tmp_path.iterdir()] == ["a"], "nothing is left in TMPDIR"
@@ -78,7 +78,7 @@ def test_behind_openmpi_the_exit_code_is_kept(tmp_path: Path) -> None:
 @needs("mpiexec.hydra", "mpich")
 def test_behind_mpich_on_two_nodes(tmp_path: Path) -> None:
     mpich = ["mpiexec.hydra", "-launcher", "fork", "-hosts", "nodeA:2,nodeB:2", "-n", "4"]
-    words = [*mpich, *BEHIND, "-o", "out", PYTHON, JOB, "--exit-code", "7"]
+    words = [*mpich, *BEHIND, "--ranks", "local:0", "-o", "out", PYTHON, JOB, "--exit-code", "7"]
     done = run(words, tmp_path, check=False, env=with_nsys())
     assert done.returncode == 7
     check(tmp_path / "out", [0, 2], "PMI")
@@ -86,7 +86,19 @@ def test_behind_mpich_on_two_nodes(tmp_path: Path) -> None:
 
 @needs("srun", "slurm-wlm slurm-wlm-torque munge")
 def test_behind_srun_on_two_nodes(tmp_path: Path, slurm: dict[str, str]) -> None:
-    words = ["srun", "-N2", "-n4", "--ntasks-per-node=2", *BEHIND, PYTHON, JOB, "--exit-code", "7"]
+    words = [
+        "srun",
+        "-N2",
+        "-n4",
+        "--ntasks-per-node=2",
+        *BEHIND,
+        "--ranks",
+        "local:0",
+        PYTHON,
+        JOB,
+        "--exit-code",
+        "7",
+    ]
     done = run(words, tmp_path, check=False, env=with_nsys(slurm))
     assert done.returncode == 7
     check(run_folder(tmp_path), [0, 2], "Slurm")

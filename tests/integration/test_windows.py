@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import signal
 from pathlib import Path
@@ -12,6 +13,7 @@ from integration.jobs import (
     PROFILE,
     PYTHON,
     TRAIN,
+    environment,
     manifests,
     needs_torch,
     read_trace,
@@ -24,6 +26,7 @@ from integration.jobs import (
 
 pytestmark = [pytest.mark.slow, needs_torch]
 
+DEEPSPEED = str(Path(__file__).with_name("train_deepspeed.py"))
 # The first trace of `-o out`.
 TRACE = "out/rank-00000.pt.trace.json.gz"
 
@@ -135,6 +138,23 @@ for _ in range(6):
     forward(torch.randn(2, 4)).sum().backward()
     step()
 """
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("deepspeed") is None,
+    reason="deepspeed is not installed (tests/requirements-torch.txt)",
+)
+def test_the_steps_of_deepspeed_engines(tmp_path: Path) -> None:
+    words = [*PROFILE, "-o", "out", "torchrun", "--nproc-per-node", "2", DEEPSPEED]
+    done = run(words, tmp_path, env=environment(DS_ACCELERATOR="cpu"))
+    assert (done.stdout.count("ZeRO 1: 6 steps"), done.stdout.count("ZeRO 2: 6 steps")) == (2, 2)
+    assert "2 of 2 ranks" in done.stderr
+    assert {(one["steps"], *one["notes"]) for one in manifests(tmp_path / "out").values()} == {(6,)}
+    for path in (tmp_path / "out").glob("*.gz"):
+        trace = read_trace(path)
+        assert steps(trace) == [2, 3, 4]
+        calls = [event for event in trace["traceEvents"] if event.get("name") == "Optimizer.step#AdamW.step"]
+        assert len(calls) == 3 * 2 * 2, "one call for each engine and parameter group"
 
 
 def test_a_compiled_optimizer_is_counted_and_rankscope_is_not_traced(tmp_path: Path) -> None:

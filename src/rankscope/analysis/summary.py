@@ -77,7 +77,7 @@ def summary(run: Run, scope: Scope, by: str | None = None) -> Result:
     found = tuple(one.finding for one in collect(run, scope))
     facts = _facts(run, scope, rows, list(parts.values())) | dict(broken.facts)
     # Without a trace there is no breakdown, and its notes do not apply.
-    notes = [*map(str, doubts(run, scope)), *(broken.notes if parts else ()), *_missing(rows, used_of)]
+    notes = [*map(str, doubts(run, scope)), *(broken.notes if rows else ()), *_missing(rows, used_of)]
     if not found:
         notes.append(NOTHING_FOUND)
     title = verdict(run, scope, facts)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from rankscope.capture.schedule import OnSignal, Schedule, TimeWindow, When
+from rankscope.capture.schedule import EveryStep, OnSignal, Schedule, TimeWindow, When
+from rankscope.capture.selector import AUTO
 
 PLAN_VARIABLE = "RANKSCOPE_PLAN"
 # Set by the first process of a job without ranks that imports torch: its children are helpers, not ranks.
@@ -14,10 +15,11 @@ MAIN_VARIABLE = "RANKSCOPE_MAIN"
 FALLBACK_AFTER_S = 120.0
 FALLBACK_FOR_S = 5.0
 
-_WHEN_KINDS: dict[str, type[Schedule] | type[TimeWindow] | type[OnSignal]] = {
+_WHEN_KINDS: dict[str, type[Schedule] | type[TimeWindow] | type[OnSignal] | type[EveryStep]] = {
     "schedule": Schedule,
     "time": TimeWindow,
     "signal": OnSignal,
+    "every": EveryStep,
 }
 
 
@@ -26,7 +28,7 @@ class Plan(NamedTuple):
 
     when: When = Schedule()
     tool: str = "torch"
-    ranks: str = "local:0"
+    ranks: str = AUTO
     output: str | None = None
     job: str | None = None
     command: tuple[str, ...] = ()
@@ -50,6 +52,10 @@ class Plan(NamedTuple):
     direct: bool = True
     # Under nsys or ncu: the folder where the ranks describe their windows. The tool writes the reports.
     windows: str | None = None
+    # Under nsys or ncu: a window is a CUDA profiler range, which the tool waits for. Else its steps are only marked.
+    opens_range: bool = True
+    # Under nsys: what else becomes NVTX ranges, "ops" or "modules".
+    nvtx: tuple[str, ...] = ()
 
     def to_json(self) -> str:
         import json  # an unselected rank never needs it
@@ -68,4 +74,5 @@ class Plan(NamedTuple):
         fields["when"] = _WHEN_KINDS[when.pop("kind")](**when)
         fields["command"] = tuple(fields["command"])
         fields["activities"] = tuple(fields["activities"])
+        fields["nvtx"] = tuple(fields["nvtx"])
         return cls(**fields)

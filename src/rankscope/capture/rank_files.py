@@ -40,6 +40,7 @@ class RankFiles:
 
     def __init__(self, plan: Plan, identity: Identity, env: Mapping[str, str]) -> None:
         self._plan = plan
+        self.identity = identity
         # Absolute from here on: the script may change its working directory before the first window.
         self.folder, self.job = name_run(env, identity, plan.command, plan.output, plan.job)
         self.claimed = False
@@ -67,7 +68,7 @@ class RankFiles:
         """Open the run folder and take this rank in it; does nothing the second time."""
         if not self.claimed:
             force = self._plan.force
-            self.first = open_run(self.folder, run_manifest(self._plan, self.job), force=force)
+            self.folder, self.first = open_run(self.folder, run_manifest(self._plan, self.job), force=force)
             claim_rank(self.folder, self.manifest, force=force)
             self.claimed = True
 

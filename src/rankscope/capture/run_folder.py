@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rankscope.atomic_files import create_json, write_json
 from rankscope.errors import CaptureError
@@ -19,6 +19,7 @@ FORMAT = 1
 RUN_MANIFEST = "rankscope.json"
 _RANK_MANIFEST = re.compile(r"rank-(\d+)\.rankscope\.json")
 _ENVIRONMENT_NAME = re.compile(r"%q\{(\w+)\}")
+_MOST_NAMES = 1000
 
 Manifest = dict[str, Any]
 
@@ -61,35 +62,44 @@ def read_json(path: Path) -> Manifest | None:
     return value if isinstance(value, dict) else None
 
 
-def open_run(folder: Path, manifest: Manifest, *, force: bool) -> bool:
-    """Take the folder for this job: the first writer creates rankscope.json, the others find their job in it.
+class OpenedRun(NamedTuple):
+    """The folder that a job has taken."""
 
-    True for the first writer.
+    folder: Path
+    first: bool
+    """This process is the first of the job there."""
+
+
+def open_run(asked: Path, manifest: Manifest, *, force: bool) -> OpenedRun:
+    """Take a folder for this job: the first writer creates rankscope.json, the others find their job in it.
+
+    A folder that holds another job is left alone: the job takes DIR-2, DIR-3 and so on. Every rank comes to the same
+    one, because each takes the first that is free or holds its own job. With ``force`` the other job is replaced.
     """
     job = manifest["job"]
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
+    for folder in (asked, *(asked.with_name(f"{asked.name}-{number}") for number in range(2, _MOST_NAMES))):
         path = folder / RUN_MANIFEST
-        if create_json(path, {"format": FORMAT, **manifest}):
-            return True
-    except OSError as error:
-        raise CaptureError(
-            f"cannot write the run folder {folder}",
-            why=f"{error.strerror or error}.",
-            hint="Name another folder with -o DIR. The job runs without being captured.",
-        ) from error
-    there = (read_json(path) or {}).get("job")
-    if there == job:
-        return False
-    if not force:
-        raise CaptureError(
-            f"{folder} holds another job",
-            why=f"It belongs to job {there}; this is {job}. Two jobs in one folder would mix their ranks.",
-            hint="Name another folder with -o DIR, or give -f to replace it. The job runs without being captured.",
-        )
-    _remove_other_jobs(folder, job)
-    write_json(path, {"format": FORMAT, **manifest})
-    return True
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            if create_json(path, {"format": FORMAT, **manifest}):
+                return OpenedRun(folder, first=True)
+        except OSError as error:
+            raise CaptureError(
+                f"cannot write the run folder {folder}",
+                why=f"{error.strerror or error}.",
+                hint="Name another folder with -o DIR. The job runs without being captured.",
+            ) from error
+        if (read_json(path) or {}).get("job") == job:
+            return OpenedRun(folder, first=False)
+        if force:
+            _remove_other_jobs(folder, job)
+            write_json(path, {"format": FORMAT, **manifest})
+            return OpenedRun(folder, first=True)
+    raise CaptureError(
+        f"{asked} and {_MOST_NAMES - 2} folders named after it hold other jobs",
+        why="Two jobs in one folder would mix their ranks.",
+        hint="Name another folder with -o DIR, or give -f to replace it. The job runs without being captured.",
+    )
 
 
 def claim_rank(folder: Path, manifest: Manifest, *, force: bool) -> None:

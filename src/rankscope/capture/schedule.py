@@ -6,6 +6,7 @@ of the first optimizer step. A script that calls ``prof.step()`` after ``optimiz
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -118,7 +119,16 @@ class OnSignal(NamedTuple):
     active: int = DEFAULT_ACTIVE
 
 
-When = Schedule | ScheduleFunction | TimeWindow | OnSignal
+class EveryStep(NamedTuple):
+    """Under nsys or ncu without a schedule: the tool records the whole run, and every step is marked in it."""
+
+    @property
+    def schedule(self) -> Schedule:
+        """One cycle without end."""
+        return Schedule(skip_first=0, wait=0, warmup=0, active=sys.maxsize, repeat=1)
+
+
+When = Schedule | ScheduleFunction | TimeWindow | OnSignal | EveryStep
 
 
 def steps_window(text: str, warmup: int = DEFAULT_WARMUP) -> Schedule:

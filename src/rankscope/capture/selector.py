@@ -1,4 +1,4 @@
-"""Which ranks: ``0,8-15``, ``local:0``, ``node:0-1``, ``local:0@nodes:0-1``, ``all``."""
+"""Which ranks: ``0,8-15``, ``local:0``, ``node:0-1``, ``local:0@nodes:0-1``, ``all``; ``auto`` by the job's size."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ from rankscope.errors import CaptureError, UsageError
 from rankscope.ranges import Ranges, parse_ranges
 
 FORMS = "0,8-15 | local:0 | node:0-1 | local:0@nodes:0-1 | all"
+AUTO = "auto"
+"""Every rank of a job of at most AUTO_ALL ranks, else the first rank of each node."""
+AUTO_ALL = 16
 
 
 class RankSelector(NamedTuple):
@@ -23,9 +26,20 @@ class RankSelector(NamedTuple):
         """Whether this rank is selected; raises CaptureError when its launcher does not set the field."""
         if self.field == "all":
             return True
+        if self.field == AUTO:
+            return _automatic(identity)
         if not _within(self.ranges, _fact(identity, self.field, self.text)):
             return False
         return self.nodes is None or _within(self.nodes, _fact(identity, "node", self.text))
+
+    def matching(self, identity: Identity) -> int | None:
+        """How many ranks of the job match, as far as one rank knows; ranks are taken to fill node after node."""
+        world, local = identity.world_size, identity.local_size
+        if world is None or (local is None and self.field not in ("all", "rank") and world > AUTO_ALL):
+            return None
+        local = local or world
+        ranks = (Identity(rank, rank % local, world, local, rank // local, "") for rank in range(world))
+        return sum(map(self.selects, ranks))
 
     def matches_none(self, identity: Identity) -> bool:
         """Whether no rank of the job can match, as far as one rank knows the job's size."""
@@ -34,7 +48,7 @@ class RankSelector(NamedTuple):
             "local_rank": identity.local_size,
             "node": _node_count(identity),
         }
-        wanted = [(self.field, self.ranges)] if self.field != "all" else []
+        wanted = [(self.field, self.ranges)] if self.field not in ("all", AUTO) else []
         if self.nodes is not None:
             wanted.append(("node", self.nodes))
         for field, ranges in wanted:
@@ -47,8 +61,8 @@ class RankSelector(NamedTuple):
 def parse_selector(text: str) -> RankSelector:
     """A selector from the command line."""
     body = text.strip()
-    if body == "all":
-        return RankSelector(body, "all")
+    if body in ("all", AUTO):
+        return RankSelector(body, body)
     head, _, nodes_text = body.partition("@")
     nodes = _node_part(nodes_text, text) if "@" in body else None
     kind, colon, values = head.partition(":")
@@ -59,6 +73,14 @@ def parse_selector(text: str) -> RankSelector:
     if kind in ("node", "nodes") and nodes is None:
         return RankSelector(body, "node", _ranges(values, text))
     raise _bad(text, f"'{head}' is not a form of selection.")
+
+
+def _automatic(identity: Identity) -> bool:
+    """A small job is recorded whole, because stragglers show only beside the other ranks."""
+    if identity.world_size is not None and identity.world_size <= AUTO_ALL:
+        return True
+    local_rank = identity.local_rank
+    return identity.rank == 0 if local_rank is None else local_rank == 0
 
 
 def _node_part(part: str, text: str) -> Ranges:

@@ -23,7 +23,7 @@ from rankscope.capture.rank import Identity, detect
 from rankscope.capture.rank_files import run_manifest
 from rankscope.capture.run_folder import open_run, rank_manifests, remove_if_empty
 from rankscope.capture.selector import parse_selector
-from rankscope.capture.summary import summary
+from rankscope.capture.summary import short_path, summary
 from rankscope.capture.under_tool.tool_rank import ToolRequest, run_rank
 from rankscope.capture.wrapper import Output, requested_signal, starts_ranks_here
 from rankscope.errors import CaptureError
@@ -67,7 +67,12 @@ class Start:
         try:
             folder, job = self._name_run()
             if not self.inserted and not self.dry_run:
-                open_run(folder, run_manifest(plan, job), force=plan.force)
+                asked, folder = folder, open_run(folder, run_manifest(plan, job), force=plan.force).folder
+                if folder != asked:
+                    self.output.message(
+                        f"{short_path(asked)} holds another job: this one goes to {short_path(folder)} "
+                        "(-f replaces the other)"
+                    )
         except CaptureError as error:
             self.output.message(f"{error}")
             return self._run_plainly()

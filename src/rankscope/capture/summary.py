@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from rankscope.capture.plan import Plan
 from rankscope.capture.run_folder import rank_manifests, remove_if_empty
-from rankscope.ranges import as_ranges
 from rankscope.units import format_bytes, format_ns
 
 Windows = list[tuple[int, dict[str, Any]]]
+# A line that names more cycles than this is not read.
+_MOST_CYCLES = 6
 
 
 def summary(folder: Path, plan: Plan) -> str | None:
@@ -24,18 +26,37 @@ def summary(folder: Path, plan: Plan) -> str | None:
     kept = [(rank, window) for rank, window in windows if window.get("state") in ("whole", "partial")]
     if not kept or plan.quiet:
         return None
-    if plan.tool != "torch":
-        parts = [_amount(kept, f"{plan.tool} report")]
-    else:
+    noun = "trace" if plan.tool == "torch" else f"{plan.tool} report"
+    world = max((manifest.get("world_size") or 0 for manifest in manifests), default=0)
+    parts = [_amount(kept, noun, world)]
+    if plan.tool == "torch":
         longest = max((window for _, window in kept), key=lambda window: int(window["stall_ns"]))
         export = longest["stall_ns"] - longest["stop_ns"]
-        steps = f"steps {longest['first_step']}-{longest['last_step']}"
-        parts = [
-            _amount(kept, "trace", steps),
+        parts.append(
             f"Training was paused for at most {format_ns(longest['stall_ns'], 2)}: stop "
-            f"{format_ns(longest['stop_ns'], 2)} (torch's own), export {format_ns(export, 2)}.",
-        ]
+            f"{format_ns(longest['stop_ns'], 2)} (torch's own), export {format_ns(export, 2)}."
+        )
     return "\n  ".join([*parts, f"Next: rankscope stats {short_path(folder)}"])
+
+
+def ranks_of(recorded: int, world: int) -> str:
+    """ "4 of 4 ranks", and what a part of the ranks cannot show."""
+    if world <= recorded:
+        return f"{recorded} of {_plural(recorded, 'rank')}"
+    return (
+        f"{recorded} of {_plural(world, 'rank')}: stragglers cannot be judged; --ranks all records every rank"
+    )
+
+
+def cycles(windows: Iterable[dict[str, Any]]) -> str:
+    """The steps of every cycle, such as "steps 2-4, 7-9"; empty where no steps are known."""
+    known = {(one["first_step"], one["last_step"]) for one in windows if one.get("first_step") is not None}
+    if not known:
+        return ""
+    spans = [str(first) if first == last else f"{first}-{last}" for first, last in sorted(known)]
+    more = len(spans) - _MOST_CYCLES
+    named = ", ".join(spans[:_MOST_CYCLES]) + (f" and {more} more cycles" if more > 0 else "")
+    return f"{'step' if named.isdecimal() else 'steps'} {named}"
 
 
 def _nothing_captured(plan: Plan) -> str:
@@ -51,15 +72,15 @@ def _nothing_captured(plan: Plan) -> str:
     return "\n  ".join([*lines, "See what would run: rankscope profile --dry-run ..."])
 
 
-def _amount(windows: Windows, noun: str, *more: str) -> str:
-    ranks = sorted({rank for rank, _ in windows})
+def _amount(windows: Windows, noun: str, world: int) -> str:
+    ranks = {rank for rank, _ in windows}
     partial = sum(window["state"] == "partial" for _, window in windows)
-    size = format_bytes(sum(window["bytes"] for _, window in windows), 1)
     parts = [
-        f"{_plural(len(windows), noun)} of {_plural(len(ranks), 'rank')} ({as_ranges(ranks)})",
-        *more,
-        size,
+        _plural(len(windows), noun),
+        cycles(window for _, window in windows) or "no steps found",
+        format_bytes(sum(window["bytes"] for _, window in windows), 1),
         *([f"{partial} partial"] if partial else []),
+        ranks_of(len(ranks), world),
     ]
     return ", ".join(parts)
 

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 from rankscope.capture.plan import FALLBACK_AFTER_S, Plan
 from rankscope.capture.rank import detect, parse_identity
 from rankscope.capture.schedule import Schedule, TimeWindow, When, choose_when
-from rankscope.capture.selector import FORMS, parse_selector
+from rankscope.capture.selector import AUTO, AUTO_ALL, FORMS, parse_selector
 from rankscope.capture.wrapper import Output, check_program, is_in_front, is_selected, requested_signal
 from rankscope.cli.options import Group, Settings, add_groups, option
-from rankscope.cli.tool_options import TOOL_GROUPS, check_tool_options, tool_request
+from rankscope.cli.tool_options import TOOL_GROUPS, check_tool_options, nvtx_ranges, tool_request
 from rankscope.errors import UsageError
 
 if TYPE_CHECKING:
@@ -38,7 +38,8 @@ examples:  (in front of a launcher, or behind it)
   rankscope profile --on-signal USR2 python train.py        then: kill -USR2 PID, as often as you like
 
 A step ends when the optimizer has stepped. Steps count from 0, as torch.profiler.schedule counts them: the
-defaults skip step 0 (--wait 1), warm up in step 1 and record steps 2, 3 and 4 of each node's first rank.
+defaults skip step 0 (--wait 1), warm up in step 1 and record steps 2, 3 and 4 of every rank; of a job with more
+than 16 ranks, only of each node's first rank. nsys and ncu record the whole run, with every step marked.
 rankscope's own options end at the first word that is not one of them.
 """
 
@@ -66,7 +67,10 @@ _GROUPS = (
                 help="the run folder; %%q{VAR} is replaced (default: rankscope-SCRIPT-JOB)",
             ),
             option(
-                "--ranks", default="local:0", metavar="SEL", help=f"which ranks: {FORMS} (default: local:0)"
+                "--ranks",
+                metavar="SEL",
+                help=f"which ranks: {FORMS} (default: all of a job of at most {AUTO_ALL}, else the first of "
+                "each node; ncu: the first of each node)",
             ),
             option("-n", "--dry-run", action="store_true", help="print the command that would run, and stop"),
             option("--stats", action="store_true", help="print the tables when the job has ended"),
@@ -230,13 +234,15 @@ def main(args: argparse.Namespace) -> int:
 
 def plan_of(args: argparse.Namespace, command: tuple[str, ...]) -> Plan:
     """The options as a plan; mistakes in the options are found here, before anything starts."""
-    parse_selector(args.ranks)
+    # ncu runs a kernel many times, while the other ranks wait: one rank of a node is enough.
+    ranks = args.ranks or ("local:0" if args.tool == "ncu" else AUTO)
+    parse_selector(ranks)
     check_tool_options(args)
     recording = ("record_shapes", "profile_memory", "with_stack", "with_flops", "with_modules")
     return Plan(
         when=_when(args),
         tool=args.tool,
-        ranks=args.ranks,
+        ranks=ranks,
         output=args.output,
         job=args.job,
         command=command,
@@ -259,6 +265,7 @@ def plan_of(args: argparse.Namespace, command: tuple[str, ...]) -> Plan:
         quiet=args.quiet,
         verbose=args.verbose,
         speaks=not args.inner,
+        nvtx=nvtx_ranges(args),
         **{name: getattr(args, name) for name in recording},
     )
 

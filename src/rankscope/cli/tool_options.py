@@ -78,6 +78,11 @@ TOOL_GROUPS = (
                 metavar="X",
                 help="pass X to nsys or ncu unchanged; may be repeated: --tool-arg=-X",
             ),
+            option(
+                "--nvtx",
+                metavar="LIST",
+                help="mark also ops, modules or both (ops,modules) as NVTX ranges; steps are always marked",
+            ),
             option("--nsys", metavar="PATH", help="where nsys is, when it is not on PATH"),
         ),
     ),
@@ -112,7 +117,7 @@ def is_ranged(args: argparse.Namespace) -> bool:
 def check_tool_options(args: argparse.Namespace) -> None:
     """Refuse options of another tool, and values that cannot be parsed."""
     others = {
-        "torch": (*_ONLY_NSYS, *_ONLY_NCU, "capture_range", "tool_arg", "nsys", "ncu"),
+        "torch": (*_ONLY_NSYS, *_ONLY_NCU, "capture_range", "tool_arg", "nvtx", "nsys", "ncu"),
         "nsys": (*_ONLY_TORCH, *_ONLY_NCU, "ncu"),
         "ncu": (*_ONLY_TORCH, *_ONLY_NSYS, "nsys"),
     }[args.tool]
@@ -124,6 +129,10 @@ def check_tool_options(args: argparse.Namespace) -> None:
                 why=f"The tool here is {args.tool}.",
                 hint=f"Leave it out, or give --tool {owner}.",
             )
+    if unknown := set(nvtx_ranges(args)) - {"ops", "modules"}:
+        raise UsageError(
+            f"--nvtx {', '.join(sorted(unknown))} is not known", hint="Give ops, modules or both."
+        )
     given = args.capture_range
     if given is None:
         return
@@ -133,6 +142,11 @@ def check_tool_options(args: argparse.Namespace) -> None:
         )
     if args.tool == "nsys":
         _check_range(args, given)
+
+
+def nvtx_ranges(args: argparse.Namespace) -> tuple[str, ...]:
+    """--nvtx as a list."""
+    return tuple(args.nvtx.split(",")) if args.nvtx else ()
 
 
 def _check_range(args: argparse.Namespace, given: str) -> None:

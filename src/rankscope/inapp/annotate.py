@@ -11,9 +11,10 @@ import os
 import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator
 from types import TracebackType
-from typing import Any, NamedTuple, TypeVar, overload
+from typing import Any, TypeVar, overload
 
 from rankscope.errors import UsageError
+from rankscope.inapp.nvtx_ranges import find_nvtx
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -29,30 +30,11 @@ def _before_torch() -> bool:
     if torch is None or not hasattr(torch, "autograd"):  # not imported, or only in part
         return False
     enabled: Callable[[], bool] = torch.autograd._profiler_enabled
-    _recording = (lambda: True) if _under_nsys and _nvtx(torch) is not None else enabled
+    _recording = (lambda: True) if _under_nsys and find_nvtx() is not None else enabled
     return _recording()
 
 
 _recording: Callable[[], bool] = _before_torch
-
-
-class _Ranges(NamedTuple):
-    """The NVTX functions of torch or of the nvtx package."""
-
-    push: Callable[[str], object]
-    pop: Callable[[], object]
-
-
-@functools.cache
-def _nvtx(torch: Any) -> _Ranges | None:
-    """torch's NVTX, or the nvtx package's where torch was built without it (its functions raise)."""
-    if torch.version.cuda and torch.cuda.is_available():
-        return _Ranges(torch.cuda.nvtx.range_push, torch.cuda.nvtx.range_pop)
-    try:
-        import nvtx
-    except ImportError:
-        return None
-    return _Ranges(nvtx.push_range, nvtx.pop_range)
 
 
 class Region:
@@ -210,7 +192,7 @@ def _range_per_turn(inner: Any, label: str) -> Generator[Any, Any, Any]:
 def _begin(label: str) -> Any:
     import torch
 
-    nvtx = _nvtx(torch) if _under_nsys else None
+    nvtx = find_nvtx() if _under_nsys else None
     if nvtx is not None:
         nvtx.push(label)
     record = torch.autograd.profiler.record_function(label)

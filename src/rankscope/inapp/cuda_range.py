@@ -9,10 +9,10 @@ the other process reads at the end.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from rankscope.atomic_files import write_json
 from rankscope.capture.plan import Plan
@@ -21,6 +21,7 @@ from rankscope.capture.rank_files import RankFiles
 from rankscope.capture.run_folder import rank_stem
 from rankscope.errors import CaptureError
 from rankscope.inapp.job_log import JobLog, current_identity
+from rankscope.inapp.nvtx_ranges import ModuleRanges, Nvtx, OpRanges, find_nvtx
 from rankscope.inapp.torch_recorder import Recording, Region
 
 
@@ -59,13 +60,29 @@ def _stop_range() -> None:
 
 
 class CudaRangeRecorder:
-    """Takes the place of TorchRecorder: windows are CUDA profiler ranges, steps are NVTX ranges."""
+    """Takes the place of TorchRecorder: windows are CUDA profiler ranges, steps are NVTX ranges.
 
-    def __init__(self) -> None:
+    Without ``opens_range`` the tool records the whole run, and the steps of the windows are only marked in it.
+    ``warn`` receives what cannot be marked.
+    """
+
+    def __init__(
+        self,
+        *,
+        opens_range: bool,
+        extra: Sequence[str] = (),
+        warn: Callable[[str], None] = lambda _text: None,
+    ) -> None:
         self.region: Region | None = None
         self.started = False
+        self.saves_at_sigterm = opens_range
+        self._opens_range = opens_range
+        self._extra = extra
+        self._extra_ranges: list[OpRanges | ModuleRanges] = []
+        self._warn = warn
         self._warm = False
-        self._in_step = False
+        self._nvtx: Nvtx | None = None
+        self._step_range: Any = None
 
     @property
     def busy(self) -> bool:
@@ -79,45 +96,69 @@ class CudaRangeRecorder:
     def warm_up(self) -> None:
         import torch
 
-        if not torch.cuda.is_available():
+        if self._opens_range and not torch.cuda.is_available():
             raise CaptureError(
                 "nsys and ncu begin and end at a step by cudaProfilerStart, and torch finds no CUDA device",
                 why="Without it the range never opens.",
                 hint="Leave --steps out to record the whole run.",
             )
+        self._nvtx = find_nvtx()
+        if self._nvtx is None:
+            self._warn(
+                "steps are not marked: torch has no NVTX here, and the tool records none (-t ...,nvtx)"
+            )
         self._warm = True
 
     def start(self) -> None:
-        _start_range()
+        if self._opens_range:
+            _start_range()
         self.started = True
+        for name in self._extra:
+            self._begin_extra(name)
 
     def add_metadata(self, key: str, json_text: str) -> None:
         """Nothing: reports of nsys and ncu hold no metadata of ours; the manifest has it."""
 
     def begin_step(self, number: int) -> None:
-        """Named as torch names a step: the nsys reader finds steps by this name."""
-        import torch
+        """Named as torch names a step: the nsys reader finds steps by this name.
 
-        torch.cuda.nvtx.range_push(f"ProfilerStep#{number}")
-        self._in_step = True
+        A started range, not a pushed one: the script may have ranges of its own open where a step ends, and ncu counts
+        the kernels of the backward pass, which another thread launches, as inside it.
+        """
+        if self._nvtx is not None:
+            self._step_range = self._nvtx.start(f"ProfilerStep#{number}")
         if self.region is not None:
             self.region.begin()
 
     def end_step(self) -> None:
-        if self._in_step:
-            import torch
-
+        if self._step_range is not None and self._nvtx is not None:
             if self.region is not None:
                 self.region.end()
-            self._in_step = False
-            torch.cuda.nvtx.range_pop()
+            self._nvtx.end(self._step_range)
+            self._step_range = None
 
     def stop(self) -> Recording:
-        self.end_step()
+        """A step that has not ended stays open: it is not one of the report's steps."""
+        self._step_range = None
         began = time.perf_counter_ns()
-        _stop_range()
+        while self._extra_ranges:
+            self._extra_ranges.pop().end()
+        if self._opens_range:
+            _stop_range()
         self.started = self._warm = False
         return Recording(lambda _name: None, None, time.perf_counter_ns() - began)
+
+    def _begin_extra(self, name: str) -> None:
+        """--nvtx: ranges of operators or modules. Without them the recording goes on."""
+        try:
+            if name == "modules" and self._nvtx is None:
+                return  # the missing NVTX was reported
+            ranges = OpRanges() if name == "ops" else ModuleRanges(cast("Nvtx", self._nvtx))
+            ranges.begin()
+        except Exception as error:  # noqa: BLE001  (torch's profiler is in use, or this build of torch has no NVTX)
+            self._warn(f"--nvtx {name} marks nothing: {error}")
+        else:
+            self._extra_ranges.append(ranges)
 
     def abandon(self) -> None:
         if self.started:

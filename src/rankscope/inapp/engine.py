@@ -22,14 +22,17 @@ from rankscope.capture.schedule import (
     RECORD,
     RECORD_AND_SAVE,
     WARMUP,
+    EveryStep,
     OnSignal,
     Schedule,
     ScheduleFunction,
     TimeWindow,
+    When,
 )
 from rankscope.capture.selector import parse_selector
 from rankscope.errors import CaptureError, RankscopeError
 from rankscope.inapp.cuda_range import CudaRangeRecorder
+from rankscope.inapp.deepspeed_engine import DeepSpeedSteps
 from rankscope.inapp.end_messages import captured, nothing_captured
 from rankscope.inapp.job_log import JobLog
 from rankscope.inapp.main_thread import Timer, when_returning
@@ -70,11 +73,12 @@ class Engine:
         self.step_number = 0
         self.stopped = False
         self.counter = StepCounter(plan.step_on, live_optimizers)
-        self._schedule = plan.when if isinstance(plan.when, Schedule | ScheduleFunction) else None
+        self._schedule = _schedule_of(plan.when)
         self._idle_until = self._schedule.first_busy_step if self._schedule else sys.maxsize
         self._action = NONE
         self._timer: Timer | None = None
         self._hook: Any = None
+        self._deepspeed: DeepSpeedSteps | None = None
         self._finished = False
         self._pid = os.getpid()
         self._sigterm = SigtermGuard(self._terminated)
@@ -109,14 +113,15 @@ class Engine:
         # As torch.compiler.disable, which would import dynamo: torch.compile must call the hook, not trace it.
         after_step._torchdynamo_disable = True  # type: ignore[attr-defined]
         self._hook = register_optimizer_step_post_hook(after_step)
+        self._deepspeed = DeepSpeedSteps(lambda engine: self._count_call(engine, sys._getframe(1)))
         os.register_at_fork(after_in_child=self._forked)
         when = self.plan.when
         if isinstance(when, TimeWindow):
             self._timer = Timer(when.after_s, lambda: self._safely(self._open_timed, when.for_s))
             return
-        if isinstance(when, Schedule) and when.first_busy_step == 0:
+        if self._schedule is not None and self._schedule.first_busy_step == 0:
             self._begin_with_first_optimizer()
-        if self.plan.fallback_after_s > 0 and not isinstance(when, OnSignal):
+        if self.plan.fallback_after_s > 0 and isinstance(when, Schedule):
             self._timer = Timer(self.plan.fallback_after_s, lambda: self._safely(self._fall_back))
 
     def begin(self) -> None:
@@ -154,9 +159,7 @@ class Engine:
 
     def count_marked_steps(self) -> None:
         """From now on only steps that the program marks count; optimizer steps do not."""
-        if self._hook is not None:
-            self._hook.remove()
-            self._hook = None
+        self._stop_counting()
 
     def mark_step(self) -> None:
         """The program marks the end of a step."""
@@ -191,12 +194,15 @@ class Engine:
         self._finished = True
         if self._timer is not None:
             self._timer.cancel()
+        if isinstance(self.plan.when, EveryStep):
+            why = None  # the tool records to the end, and the steps until now are whole
         self._close_unfinished(why)
         self._windows.wait_for_exports(wait_s)
         if process_ends:
             self._windows.leave_events_to_exit()
         if not self.files.manifest["windows"] and not self.stopped:
             self._report_nothing_captured()
+        self._report_uneven_steps()
         self.files.manifest.update(state="done", steps=self.step_number)
         if self.stopped:
             with contextlib.suppress(RankscopeError):
@@ -206,13 +212,18 @@ class Engine:
             self.files.save()
             if not self.stopped and self.files.manifest["windows"]:
                 self.log.reports = self.log.reports or self._reports_for_rank_zero()
-                self.log.info(captured(self.files))
+                self.log.info(captured(self.plan, self.files))
         self.stopped = True
 
     # -- steps and windows
 
     def optimizer_stepped(self, optimizer: Any, frame: FrameType) -> None:
         """An optimizer has stepped, in ``frame`` of torch. Most calls return after a few comparisons."""
+        if self._deepspeed is None or not self._deepspeed.inside or self.plan.step_on is not None:
+            self._count_call(optimizer, frame)
+
+    def _count_call(self, optimizer: Any, frame: FrameType) -> None:
+        """Of an optimizer, or of a DeepSpeed engine, which has several."""
         if self.stopped:
             return
         try:
@@ -266,9 +277,15 @@ class Engine:
             return
         if isinstance(self.plan.when, OnSignal):
             self._schedule, self._idle_until = None, sys.maxsize
-        elif self._hook is not None:
+        else:
+            self._stop_counting()
+
+    def _stop_counting(self) -> None:
+        if self._hook is not None:
             self._hook.remove()
             self._hook = None
+        if self._deepspeed is not None:
+            self._deepspeed.release()
 
     # -- time windows
 
@@ -332,8 +349,7 @@ class Engine:
         self.log.warning(f"capture is off, the job goes on: {text}")
         self.files.manifest["notes"].append(text)
         self._sigterm.off()
-        if self._hook is not None:
-            self._hook.remove()
+        self._stop_counting()
         try:
             self._windows.drop()
         except Exception as second:  # noqa: BLE001  (the profiler's state is unknown; the first error was printed)
@@ -355,7 +371,7 @@ class Engine:
     def _close_unfinished(self, why: str | None) -> None:
         if not self._windows.is_open:
             return
-        if self._windows.recording:
+        if self._windows.recording and (self.step_number or not isinstance(self.plan.when, EveryStep)):
             self._close_window(why)
         else:
             self._safely(self._windows.drop)
@@ -378,17 +394,32 @@ class Engine:
             return  # one of several Python processes of a script; the command in front reports if none captured
         text = nothing_captured(self.plan, self.step_number, self.counter.calls)
         self.files.manifest["notes"].append(text)
+        if isinstance(self.plan.when, EveryStep):
+            self.files.claim()
+            return  # the tool's report is there; its summary says that it has no steps
         try:
             self.files.claim()
         except RankscopeError:
             return  # another process of this rank was captured
         self.log.warning(text)
 
+    def _report_uneven_steps(self) -> None:
+        text = self.counter.uneven()
+        if text is not None and self.files.manifest["windows"]:
+            self.files.manifest["notes"].append(text)
+            self.log.info(text)
+
     def _reports_for_rank_zero(self) -> bool:
         """Rank 0 reports for the run; where it is not selected, the rank that made the run folder does."""
         rank_zero = Identity(0, 0, None, None, 0, "")
         selected = parse_selector(self.plan.ranks).selects(rank_zero)
         return self.files.first and self.plan.speaks and not self.plan.quiet and not selected
+
+
+def _schedule_of(when: When) -> Schedule | ScheduleFunction | None:
+    if isinstance(when, EveryStep):
+        return when.schedule
+    return when if isinstance(when, Schedule | ScheduleFunction) else None
 
 
 _engine: Engine | None = None

@@ -7,24 +7,20 @@ capture engine starts once the script has imported torch.
 from __future__ import annotations
 
 import atexit
-import importlib.abc
-import importlib.util
 import os
 import sys
-from collections.abc import Callable, Sequence
-from importlib.machinery import ModuleSpec
-from types import ModuleType
 from typing import Any
 
 from rankscope.capture.launcher_command import is_launcher
 from rankscope.capture.plan import MAIN_VARIABLE, PLAN_VARIABLE, Plan
 from rankscope.capture.rank import SINGLE, Identity, detect, disagreements
-from rankscope.capture.schedule import OnSignal
+from rankscope.capture.schedule import EveryStep, OnSignal
 from rankscope.capture.selector import parse_selector
 from rankscope.errors import CaptureError, RankscopeError
+from rankscope.inapp.import_hooks import after_import
 from rankscope.inapp.job_log import JobLog
 
-OLDEST_TORCH = (2, 4)
+OLDEST_TORCH = (2, 0)
 
 # Python's own helper processes and torch's compile workers: children of a rank, never the rank itself.
 _HELPERS = (
@@ -84,15 +80,23 @@ def _wait_for_torch(plan: Plan, identity: Identity, log: JobLog) -> None:
             started.append(_start_engine(plan, identity, log))
 
     def at_exit() -> None:
-        if os.getpid() == pid and not started and plan.direct:
+        if os.getpid() == pid and not started and plan.direct and _script_ran():
             _report_no_torch(plan, identity, log)
 
-    sys.meta_path.insert(0, _TorchFinder(on_torch))
+    after_import("torch", on_torch)
     atexit.register(at_exit)
 
 
+def _script_ran() -> bool:
+    """Whether Python found the script or module that it was given."""
+    return hasattr(sys.modules["__main__"], "__file__") or sys.argv[0] in ("-c", "")
+
+
 def _report_no_torch(plan: Plan, identity: Identity, log: JobLog) -> None:
-    """Nothing is reported where a child of this process (started by the user's own launcher) was the rank."""
+    """Nothing is reported where a child of this process (started by the user's own launcher) was the rank, nor where
+    the tool records the whole run anyway."""
+    if isinstance(plan.when, EveryStep):
+        return
     from rankscope.capture.rank_files import RankFiles
     from rankscope.inapp.cuda_range import CudaRangeFiles
 
@@ -117,7 +121,7 @@ def _start_engine(plan: Plan, identity: Identity, log: JobLog) -> Any:
 
         version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
         if version < OLDEST_TORCH:
-            raise CaptureError(f"torch {torch.__version__} is too old: 2.4 is the first that can be captured")
+            raise CaptureError(f"torch {torch.__version__} is too old: 2.0 is the first that can be captured")
         files, engine = _make_engine(plan, identity, log)
         files.manifest["torch"] = torch.__version__
         engine.watch_optimizers()
@@ -131,7 +135,10 @@ def _start_engine(plan: Plan, identity: Identity, log: JobLog) -> Any:
         return engine
     except Exception as error:  # noqa: BLE001  (inside the job's own `import torch`)
         text = f"{error.message}. {error.hint}" if isinstance(error, RankscopeError) else repr(error)
-        log.warning(f"not captured, the job goes on: {text}")
+        outcome = (
+            "steps are not marked" if isinstance(plan.when, EveryStep) else "not captured, the job goes on"
+        )
+        log.warning(f"{outcome}: {text}")
         return None
 
 
@@ -146,7 +153,14 @@ def _make_engine(plan: Plan, identity: Identity, log: JobLog) -> Any:
     from rankscope.inapp.cuda_range import CudaRangeFiles, CudaRangeRecorder, export_nothing
 
     files = CudaRangeFiles(plan, identity, os.environ)
-    return files, Engine(plan, files, log, [export_nothing], CudaRangeRecorder())
+
+    def warn(text: str) -> None:
+        if text not in files.manifest["notes"]:
+            files.manifest["notes"].append(text)
+            log.warning(text)
+
+    recorder = CudaRangeRecorder(opens_range=plan.opens_range, extra=plan.nvtx, warn=warn)
+    return files, Engine(plan, files, log, [export_nothing], recorder)
 
 
 def _handle_signal(engine: Any) -> None:
@@ -167,44 +181,3 @@ def _handle_signal(engine: Any) -> None:
         )
     signal.signal(number, lambda *_: engine.request())
     engine.log.info(f"waiting for kill -{when.signal} {engine.files.manifest['pid']}")
-
-
-class _TorchFinder(importlib.abc.MetaPathFinder):
-    """Finds torch as the other finders would, and calls back once it has been imported."""
-
-    def __init__(self, on_torch: Callable[[], None]) -> None:
-        self._on_torch = on_torch
-        self._searching = False
-
-    def find_spec(
-        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        if name != "torch" or self._searching:
-            return None
-        self._searching = True
-        try:
-            spec = importlib.util.find_spec(name)
-        finally:
-            self._searching = False
-        if spec is not None and spec.loader is not None:
-            spec.loader = _CallbackLoader(spec.loader, self._on_torch)
-        return spec
-
-
-class _CallbackLoader(importlib.abc.Loader):
-    """The real loader, with a callback after the import."""
-
-    def __init__(self, loader: Any, on_loaded: Callable[[], None]) -> None:
-        self._loader = loader
-        self._on_loaded = on_loaded
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        module: ModuleType | None = self._loader.create_module(spec)
-        return module
-
-    def exec_module(self, module: ModuleType) -> None:
-        module.__loader__ = self._loader
-        if module.__spec__ is not None:
-            module.__spec__.loader = self._loader
-        self._loader.exec_module(module)
-        self._on_loaded()

@@ -3,17 +3,23 @@
 With one optimizer, every call. With several, a step ends when each has stepped at least once more, so the one that
 steps least often decides: five discriminator steps and one generator step of a GAN are one step; AdamW beside Muon
 is one step, which ends with the later of the two. With gradient accumulation the optimizer steps once per step
-anyway. A step that GradScaler skips does not reach the optimizer and becomes part of the next one.
+anyway. A step that GradScaler skips does not reach the optimizer and becomes part of the next one. A DeepSpeed engine
+counts as one optimizer, and the optimizers inside it do not count.
 """
 
 from __future__ import annotations
 
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from rankscope.inapp.deepspeed_engine import live_engines
+
 # An optimizer that has not stepped while another stepped this often is unused, and is ignored.
 IDLE_AFTER = 32
+# An optimizer is called equally often in at least this share of the steps; the first and the last may differ.
+_EVEN_SHARE = 0.7
 
 
 class StepCounter:
@@ -28,6 +34,10 @@ class StepCounter:
         self._in_this_step: dict[int, int] = {}
         self._steps = 0
         self._behind = 0
+        # Of each optimizer: its name, its calls up to the end of the last step, and how many steps had how many calls.
+        self._names: dict[int, str] = {}
+        self._whole: dict[int, int] = {}
+        self._calls_in_steps: dict[int, Counter[int]] = {}
 
     def ends_step(self, optimizer: Any) -> bool:
         """Note one call; True when it ends a training step."""
@@ -55,8 +65,24 @@ class StepCounter:
             return False
         self._steps += 1
         self._in_this_step.clear()
+        for each, calls in self._counts.items():
+            self._calls_in_steps[each][calls - self._whole[each]] += 1
+            self._whole[each] = calls
         self._recount()
         return True
+
+    def uneven(self) -> str | None:
+        """A message where an optimizer steps now more often in a step, now less."""
+        uneven = []
+        for key, steps in self._calls_in_steps.items():
+            if steps and max(steps.values()) < _EVEN_SHARE * steps.total():
+                uneven.append(f"{self._names[key]} {min(steps)} to {max(steps)} times")
+        if not uneven:
+            return None
+        return (
+            f"the optimizers do not step in turn: in one step {', '.join(uneven)}. A step ends when each has stepped; "
+            "--step-on NAME counts one of them"
+        )
 
     def _surplus(self, key: int) -> int:
         """How often an optimizer has stepped in this step after its first call."""
@@ -69,6 +95,9 @@ class StepCounter:
             return
         self._alive[key] = weakref.ref(optimizer, lambda _: self._drop([key]))
         self._counts[key] = count
+        self._names[key] = type(optimizer).__name__
+        self._whole[key] = count
+        self._calls_in_steps[key] = Counter()
         self._behind += 1
 
     def _drop(self, keys: list[int]) -> None:
@@ -84,11 +113,13 @@ class StepCounter:
 
 
 def live_optimizers() -> list[Any]:
-    """Every optimizer object in the process whose steps torch's global hook can see.
+    """Every optimizer object in the process whose steps torch's global hook can see; with DeepSpeed, its engines.
 
     Wrappers (accelerate, Lightning) are Optimizer subclasses that never step themselves: torch does not hook
     them.
     """
+    if engines := live_engines():
+        return engines  # their optimizers step inside them; another one counts from its first step
     import gc
 
     from torch.optim import Optimizer

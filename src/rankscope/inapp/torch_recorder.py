@@ -82,6 +82,7 @@ class TorchRecorder:
         self._step_range: Any = None
         self.region: Region | None = None
         self.started = False
+        self.saves_at_sigterm = True
 
     @property
     def busy(self) -> bool:

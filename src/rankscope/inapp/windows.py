@@ -65,7 +65,8 @@ class Windows:
         self._events = None  # torch frees the previous window's events here, not while steps are recorded
         self._window = {"index": self._opened, "kind": kind, "state": "recording"}
         self._opened += 1
-        self._sigterm.on()
+        if self._recorder.saves_at_sigterm:
+            self._sigterm.on()
         self._recorder.warm_up()
 
     def record_step(self, number: int) -> None:

@@ -81,6 +81,10 @@ class RankSets:
     copy: Intervals
 
     @property
+    def any(self) -> bool:
+        return any(len(one.start) for one in (self.compute, self.comm, self.copy))
+
+    @property
     def exposed_comm(self) -> Intervals:
         return subtract(self.comm, self.compute)
 
@@ -115,14 +119,18 @@ class RankSets:
 def breakdown(run: Run, scope: Scope, by: str | None = None) -> Result:
     """One row per rank for the whole window, then one per rank and step."""
     rows: list[dict[str, Any]] = []
-    on_host = []
+    on_host, empty = [], []
     for rank in ranks_in(run, scope):  # one at a time, to hold the events of one rank in memory
         found = windows(run, rank, scope)
         if len(found.step) == 0:
             continue
+        sets = rank_sets(run, rank)
+        if not sets.any:
+            empty.append(rank)
+            continue
         if runs_on_host(run, rank):
             on_host.append(rank)
-        parts = rank_sets(run, rank).within(found)
+        parts = sets.within(found)
         rows.append(_row(rank, None, parts.totals(slice(None))))
         if scope.steps is not None:
             rows += [
@@ -140,6 +148,9 @@ def breakdown(run: Run, scope: Scope, by: str | None = None) -> Result:
         notes.append(
             f"no GPU events{whose}: compute is the time in leaf ops on the host, the span is that of the steps"
         )
+    if empty:
+        whose = "" if len(empty) == len(ranks_in(run, scope)) else f" of ranks {as_ranges(empty)}"
+        notes.append(f"no GPU events and no ops{whose}: what the time was spent on is not known")
     facts = {"unrecorded_ns": unrecorded}
     return Result(
         "breakdown", "Where the time went", scope.window, COLUMNS, rows, notes=tuple(notes), facts=facts

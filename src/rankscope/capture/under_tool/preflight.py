@@ -66,7 +66,8 @@ def fit_nsys(options: NsysOptions, *, driver: bool, ranged: bool) -> tuple[NsysO
     if ranged and options.capture_range is not None:
         options = replace(options, capture_range=None)
         notes.append(
-            "no NVIDIA driver here: nsys cannot start and stop at steps, so the whole run is recorded"
+            "no NVIDIA driver here: nsys cannot start and stop at steps, so the whole run is recorded, "
+            "and only the steps asked for are marked in it"
         )
     return options, notes
 

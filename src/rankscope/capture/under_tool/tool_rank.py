@@ -20,6 +20,7 @@ from rankscope.capture.plan import PLAN_VARIABLE, Plan
 from rankscope.capture.rank import Identity, disagreements
 from rankscope.capture.rank_files import RankFiles, clock_anchor
 from rankscope.capture.run_folder import expand, rank_stem, read_json, remove_if_empty
+from rankscope.capture.schedule import EveryStep, TimeWindow
 from rankscope.capture.under_tool import preflight, reports
 from rankscope.capture.under_tool.temp_folder import make_temp_folder
 from rankscope.capture.under_tool.tool_process import Ended, run_under_tool, wrap_application
@@ -84,22 +85,26 @@ class ToolRank:
         self.tool = self._find_tool()
         self.options = self._usable_options()
         self.files = RankFiles(plan, identity, os.environ)
-        stem = f"node-{identity.node or 0:05d}" if request.per_node else rank_stem(identity.rank)
-        self.target = self.files.folder / f"{stem}{_SUFFIX[plan.tool]}"
         self.prefix: list[str] = self._as_root()
         self.notes += disagreements(os.environ, identity)
         self._inner_notes: list[str] = []
         self._inner_windows: list[dict[str, Any]] = []
         self._began = self._ended = clock_anchor()
-        self._check_target()
-
-    def _check_target(self) -> None:
-        if self.request.per_node and (self.identity.local_size or 1) > 1:
+        if request.per_node and (identity.local_size or 1) > 1:
             raise CaptureError(
                 "--per-node is for one process a node, such as torchrun",
-                why=f"{self.identity.source} has started {self.identity.local_size} ranks on this node itself.",
+                why=f"{identity.source} has started {identity.local_size} ranks on this node itself.",
                 hint="Leave --per-node out: each selected rank then has its own report.",
             )
+
+    @property
+    def target(self) -> Path:
+        """The report. Its folder is certain once the rank is claimed."""
+        identity = self.identity
+        stem = f"node-{identity.node or 0:05d}" if self.request.per_node else rank_stem(identity.rank)
+        return self.files.folder / f"{stem}{_SUFFIX[self.plan.tool]}"
+
+    def _check_target(self) -> None:
         if self.target.exists() and not self.options.overwrite:
             raise CaptureError(
                 f"{self.target} exists already",
@@ -169,32 +174,40 @@ class ToolRank:
         return [*self.prefix, *line]
 
     def command_line(self) -> str:
-        """The line for a shell: without our supervision."""
-        return command_text(self.command(self.plan.command), self._environment(Path("/tmp")))
+        """The line for a shell: without our supervision, and without the variables that only mark every step."""
+        env = self._environment(Path("/tmp")) if self._by_steps else self._tool_environment()
+        return command_text(self.command(self.plan.command), env)
+
+    @property
+    def _by_steps(self) -> bool:
+        """Whether the application begins and ends the recording; nsys does so itself for a time window."""
+        if isinstance(self.options, tools.NsysOptions):
+            return self.request.ranged and not isinstance(self.plan.when, TimeWindow)
+        return self.options.ranged
+
+    def _tool_environment(self) -> dict[str, str]:
+        own = tools.nsys_environment(self.options) if isinstance(self.options, tools.NsysOptions) else {}
+        return {**os.environ, **own}
 
     def _environment(self, windows: Path) -> Mapping[str, str]:
-        """The application's environment; when steps were asked for, it makes the Python processes open the range."""
-        env: dict[str, str] = dict(os.environ)
-        ranged = False
-        if isinstance(self.options, tools.NsysOptions):
-            env |= tools.nsys_environment(self.options)
-            ranged = self.request.ranged and self.options.capture_range is not None
-        else:
-            ranged = self.options.ranged
-        if not ranged:
-            return env
+        """The application's environment: it makes the Python processes mark their steps, and open the range for those
+        that were asked for."""
+        waits = isinstance(self.options, tools.NcuOptions) or self.options.capture_range is not None
         plan = self.plan._replace(
+            when=self.plan.when if self._by_steps else EveryStep(),
+            opens_range=self._by_steps and waits,
             output=str(self.files.folder),
             job=self.files.job,
             speaks=False,
             direct=is_python(Path(self.plan.command[0]).name),
             windows=str(windows),
         )
-        return bootstrap_environment(env, plan.to_json(), PLAN_VARIABLE)
+        return bootstrap_environment(self._tool_environment(), plan.to_json(), PLAN_VARIABLE)
 
     def run(self) -> int:
         try:
             self.files.claim()
+            self._check_target()
             temp = make_temp_folder(os.environ, f"rankscope-{self.plan.tool}-")
         except RankscopeError as error:
             self._message(f"{error}\n  The job runs without {self.plan.tool}.")

@@ -1,11 +1,14 @@
 """More tables of an nsys export as events: NVTX, names of threads and processes, device memory.
 
-NVTX ranges become annotations, marks become instants. A range's name is its text; the domain is an argument.
-Start/end ranges may cross each other and other calls, so they get a separate track beside their thread's.
+NVTX ranges become annotations, marks become instants. A range's name is its text; the domain is an argument. A step
+that never ended is no step: its beginning is an instant.
+Start/end ranges may cross each other and other calls, so they get a separate track beside their thread's
+(its number, then CROSSING_RANGES).
 """
 
 from __future__ import annotations
 
+from rankscope.model import CROSSING_RANGES
 from rankscope.readers.nsys.export import PID, TID, NsysExport
 from rankscope.readers.nsys.table_source import Source, arguments, number, text
 from rankscope.sql import sql_text
@@ -34,6 +37,9 @@ def _nvtx(export: NsysExport) -> Source:
     is_range = f"{kind} IN {_RANGES}"
     crossing = f"{kind} IN {START_END}"
     name = "coalesce(s.text, r.text, '')"
+    unended_step = (
+        f"(coalesce(r.stop >= {_recording_end(export)}, true) AND starts_with({name}, 'ProfilerStep#'))"
+    )
     thread = f"({TID.format('r.thread')})::VARCHAR"
     return Source(
         "NVTX_EVENTS",
@@ -50,11 +56,13 @@ def _nvtx(export: NsysExport) -> Source:
             "payload": "jsonText",
         },
         {
-            "ph": f"CASE WHEN {is_range} THEN 'X' WHEN {kind} = {MARK} THEN 'i' ELSE 'M' END",
+            "ph": f"CASE WHEN {is_range} AND NOT {unended_step} THEN 'X' "
+            f"WHEN {is_range} OR {kind} = {MARK} THEN 'i' ELSE 'M' END",
             "category": "'user_annotation'",
             "name": f"CASE WHEN {kind} = {THREAD_NAME} THEN 'thread_name' ELSE {name} END",
-            "tid": f"CASE WHEN {crossing} THEN {thread} || ' start/end ranges' ELSE {thread} END",
-            "dur_ns": f"CASE WHEN {is_range} THEN coalesce(r.stop, {_last_time(export)}) - r.start END",
+            "tid": f"CASE WHEN {crossing} THEN {thread} || {sql_text(CROSSING_RANGES)} ELSE {thread} END",
+            "dur_ns": f"CASE WHEN {is_range} AND NOT {unended_step} "
+            f"THEN coalesce(r.stop, {_last_time(export)}) - r.start END",
             "args": f"CASE WHEN {kind} = {THREAD_NAME} THEN {arguments(text('name', name))} ELSE "
             + arguments(
                 text(
@@ -151,6 +159,13 @@ def _last_time(export: NsysExport) -> int:
     """The end of ranges that were never closed: the last NVTX time, as in nsys."""
     ((start, stop),) = export.rows('SELECT max("start"), max("end") FROM NVTX_EVENTS')
     return max(start or 0, stop or 0)
+
+
+def _recording_end(export: NsysExport) -> int:
+    """Where nsys ends the started ranges that the program left open."""
+    if not export.has("ANALYSIS_DETAILS", "duration"):
+        return 2**62
+    return int(export.rows('SELECT max("duration") FROM ANALYSIS_DETAILS')[0][0] or 2**62)
 
 
 def _domains(export: NsysExport) -> str:
