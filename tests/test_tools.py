@@ -83,9 +83,43 @@ def test_unregistered_names_open_an_nvtx_range() -> None:
 
 
 def test_does_nsys_ask_for_root() -> None:
-    answer = "Root privilege: disabled\nCPU Profiling Environment (process-tree): {}\n"
-    assert tools.refuses_cpu_profiling(answer.format("Fail"))
-    assert not tools.refuses_cpu_profiling(answer.format("OK"))
+    answer = "Root privilege: disabled\nCPU Profiling Environment{}: {}\n"
+    assert tools.refuses_cpu_profiling(answer.format(" (process-tree)", "Fail"), "process-tree")
+    assert not tools.refuses_cpu_profiling(answer.format(" (system-wide)", "Fail"), "process-tree")
+    assert not tools.refuses_cpu_profiling(answer.format(" (process-tree)", "OK"), "process-tree")
+    assert tools.refuses_cpu_profiling(answer.format("", "Fail"), "process-tree"), "an older version"
+
+
+@pytest.mark.parametrize(
+    ("extra", "gone", "kept"),
+    [
+        (("--wait=all",), ["--wait=primary"], ["--kill=none"]),
+        (("--sample=cpu",), ["--sample=none", "--cpuctxsw=none"], ["--trace=cuda,nvtx"]),
+        (("-s", "process-tree"), ["--sample=none", "--cpuctxsw=none"], []),
+        (("-scpu",), ["--sample=none", "--cpuctxsw=none"], []),
+        (("--sample=none",), [], ["--cpuctxsw=none"]),
+        (("--capture-range=nvtx",), ["--capture-range=cudaProfilerApi", "--capture-range-end=stop"], []),
+        (
+            ("--capture-range-end=repeat:2",),
+            ["--capture-range-end=stop"],
+            ["--capture-range=cudaProfilerApi"],
+        ),
+        (("-t", "cuda"), ["--trace=cuda,nvtx"], ["--sample=none"]),
+    ],
+)
+def test_an_argument_of_the_user_replaces_ours(
+    extra: tuple[str, ...], gone: list[str], kept: list[str]
+) -> None:
+    """nsys refuses two of a kind: "option '--sample' cannot be specified more than once"."""
+    words = nsys(capture_range="cudaProfilerApi", extra=extra).split()
+    assert not set(gone) & set(words)
+    assert {*kept, *extra} <= set(words)
+
+
+def test_an_argument_of_the_user_replaces_ours_for_ncu() -> None:
+    words = ncu(launch_count=3, extra=("-c", "7", "--set", "full", "--clock-control=none")).split()
+    assert not {"--launch-count=3", "--set=roofline", "--clock-control=base"} & set(words)
+    assert "--kernel-name-base=function" in words
 
 
 def test_a_tool_that_is_not_there_is_an_error_in_three_parts() -> None:

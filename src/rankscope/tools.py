@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import csv
+import os
 import re
+import shlex
 import shutil
 import subprocess
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from rankscope.errors import ToolError
 
 _PRODUCTS = {"nsys": "Nsight Systems", "ncu": "Nsight Compute"}
 _VERSION = re.compile(r"[Vv]ersion (\d+(?:\.\d+)+)")
+_IMPORTER_VERSION = re.compile(r"Nsight Systems (\d+(?:\.\d+)+)")
 _ANSWER_SECONDS = 30
+_READ_SECONDS = 600
+_IMPORT_SECONDS = 1800
+_LARGEST_CELL = 16 << 20
 
 NCU_VARIABLE = "RANKSCOPE_NCU"
 """Carries --ncu PATH to the processes that read files."""
@@ -53,6 +62,17 @@ def _version(path: Path) -> tuple[int, ...]:
     return tuple(map(int, match[1].split("."))) if match else ()
 
 
+def mentions(words: Sequence[str], text: str) -> bool:
+    """Whether the help that this command prints has the text: options differ between versions."""
+    try:
+        answer = subprocess.run(
+            [*words, "--help"], capture_output=True, text=True, errors="replace", timeout=_ANSWER_SECONDS
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return text in answer.stdout + answer.stderr
+
+
 def nsys_export(tool: Tool, report: Path, output: Path) -> list[str]:
     """The command that writes a report as sqlite."""
     options = ["--type", "sqlite", "--force-overwrite", "true", "--output", str(output)]
@@ -64,6 +84,48 @@ def ncu_raw_page(tool: Tool, report: Path) -> list[str]:
     return [str(tool.path), "--import", str(report), "--csv", "--page", "raw", "--print-units", "base"]
 
 
+class Launch(NamedTuple):
+    """A kernel's name and the size it was launched with."""
+
+    name: str
+    grid: tuple[int, ...]
+    block: tuple[int, ...]
+
+
+def ncu_launches(tool: Tool, report: Path) -> list[Launch]:
+    """The launches that a report of ncu has, in their order. Needs only the standard library, as in a job."""
+    try:
+        answer = subprocess.run(
+            ncu_raw_page(tool, report),
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_READ_SECONDS,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ToolError(
+            f"cannot run {tool.path}", why=f"{error}.", hint=f"Try it: {tool.path} --version"
+        ) from error
+    return read_ncu_launches(answer.stdout)
+
+
+def read_ncu_launches(page: str) -> list[Launch]:
+    """The launches of a raw page. The row below its header has units, and no ID."""
+    csv.field_size_limit(_LARGEST_CELL)
+    lines = iter(page.splitlines(keepends=True))
+    header = next((line for line in lines if line.startswith('"ID"')), "")
+    rows = csv.DictReader(lines, next(csv.reader([header]), []))
+    return [
+        Launch(row["Kernel Name"], _size(row["Grid Size"]), _size(row["Block Size"]))
+        for row in rows
+        if row.get("ID")
+    ]
+
+
+def _size(text: str) -> tuple[int, ...]:
+    return tuple(map(int, re.findall(r"\d+", text)))
+
+
 # The default of --trace. Without osrt, which records every blocking libc call of every thread: for a small script with
 # two DataLoader workers the report is 50 times as large and the run takes twice as long.
 NSYS_TRACE = "cuda,nvtx"
@@ -71,6 +133,7 @@ NSYS_TRACE = "cuda,nvtx"
 NCU_PASSES = {"roofline": 17, "detailed": 20, "full": 38}
 # Kernels that wait for other ranks. ncu runs a kernel several times on one rank alone, so these would never end.
 NCU_NEVER = "nccl|rccl|oneccl|msccl|nvshmem|cross_device_reduce"
+_NCU_ALL = f"regex:^(?!.*({NCU_NEVER}))"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,6 +150,8 @@ class NsysOptions:
     delay_s: int = 0
     duration_s: int = 0
     gpu_metrics_device: str | None = None
+    gpu_metrics_option: str = "--gpu-metrics-device"
+    """How this version spells it: `gpu_metrics_option`."""
     cuda_memory_usage: bool = False
     nic_metrics: bool = False
     run_as: str | None = None
@@ -106,8 +171,15 @@ class NcuOptions:
     kernels: str | None = None
     """A name, or regex:…; None is every kernel but those that wait for other ranks."""
     section_set: str = "roofline"
+    name_base: str = "function"
+    """What ``kernels`` is compared with. "function": the name without namespaces, template arguments and parameters,
+    in which versions differ; or demangled, mangled."""
+    launch_skip: int = 0
+    """How many matching launches come before the first that is profiled."""
     launch_count: int = 0
     """How many kernels are profiled; 0 is all that match."""
+    filter_mode: str | None = None
+    """per-launch-config: skip and count apply to each grid and block on its own; per-gpu; None is global."""
     clock_control: str = "base"
     ranged: bool = False
     """Only between cudaProfilerStart and cudaProfilerStop."""
@@ -117,9 +189,7 @@ class NcuOptions:
 
 def nsys_profile(program: str, options: NsysOptions, output: Path, application: list[str]) -> list[str]:
     """The command that runs an application under nsys."""
-    words = [
-        program,
-        "profile",
+    ours = [
         f"--trace={options.trace}",
         f"--sample={options.sample}",
         # With samples, nsys sets this option itself.
@@ -129,14 +199,22 @@ def nsys_profile(program: str, options: NsysOptions, output: Path, application: 
         # By default nsys ends the application when a range or a duration ends.
         "--kill=none",
         *_nsys_range(options),
-        *([f"--gpu-metrics-device={options.gpu_metrics_device}"] if options.gpu_metrics_device else []),
+        *(
+            [f"{options.gpu_metrics_option}={options.gpu_metrics_device}"]
+            if options.gpu_metrics_device
+            else []
+        ),
         *(["--cuda-memory-usage=true"] if options.cuda_memory_usage else []),
         *(["--nic-metrics=true"] if options.nic_metrics else []),
         *([f"--run-as={options.run_as}"] if options.run_as else []),
         *(["--force-overwrite=true"] if options.overwrite else []),
-        *options.extra,
-        f"--output={_escaped(output)}",
     ]
+    given = given_options("nsys", options.extra)
+    if given.get("--sample", "none") != "none":
+        given.setdefault("--cpuctxsw", "")
+    if "--capture-range" in given:
+        given |= dict.fromkeys(("--capture-range-end", "--nvtx-capture"), "")
+    words = [program, "profile", *_without(ours, given), *options.extra, f"--output={_escaped(output)}"]
     return [*words, *application]
 
 
@@ -170,45 +248,161 @@ def nsys_check_privileges(program: str) -> list[str]:
     return [program, "status", "--environment"]
 
 
-def refuses_cpu_profiling(answer: str) -> bool:
-    """Whether `nsys status --environment` asks for root."""
-    return any("Environment" in line and "Fail" in line for line in answer.splitlines())
+def refuses_cpu_profiling(answer: str, scope: str) -> bool:
+    """Whether `nsys status --environment` asks for root for samples of this scope; older versions name no scope."""
+    lines = [line for line in answer.splitlines() if "Environment" in line and "Fail" in line]
+    return any(f"({scope})" in line or "(" not in line for line in lines)
 
 
-def nsys_importer(program: Path) -> Path | None:
-    """QdstrmImporter, which makes a report of the .qdstrm that a killed nsys leaves; it is beside nsys's libraries."""
+STREAM_SUFFIX = ".qdstrm"
+"""What nsys records, before its importer makes a report of it. It stays when nsys is killed, and where the importer is
+not installed."""
+_INSTALLATIONS = Path("/opt/nvidia/nsight-systems")
+_STREAM_VERSION = re.compile(rb"NVIDIA Nsight Systems Stream (\d+(?:\.\d+)+)")
+
+
+def stream_version(stream: Path) -> tuple[int, ...]:
+    """The version of nsys that wrote a .qdstrm; empty where it is not in the file's first bytes."""
+    with stream.open("rb") as file:
+        match = _STREAM_VERSION.search(file.read(200))
+    return tuple(map(int, match[1].split(b"."))) if match else ()
+
+
+def nsys_importer(program: Path, version: tuple[int, ...] = ()) -> Tool | None:
+    """QdstrmImporter, which makes a report of a .qdstrm of its own version; it is beside nsys's libraries.
+
+    Of several installations the one of ``version``; without such, the first that is found.
+    """
     here = program.resolve().parent
-    for folder in (here, here.parent, here.parent.parent):
-        for found in sorted(folder.glob("host-linux-*/QdstrmImporter")):
-            return found
-    named = shutil.which("QdstrmImporter")
-    return Path(named) if named else None
+    folders = [here, here.parent, here.parent.parent]
+    # Versions are installed side by side: VERSION/target-linux-x64/nsys, VERSION/host-linux-x64/QdstrmImporter.
+    folders += [
+        other for parent in (here.parent.parent, _INSTALLATIONS) for other in sorted(parent.glob("[0-9]*"))
+    ]
+    found = [path for folder in folders for path in sorted(folder.glob("host-linux-*/QdstrmImporter"))]
+    found += [Path(named) for named in [shutil.which("QdstrmImporter")] if named]
+    first = None
+    for path in dict.fromkeys(found):
+        match = _IMPORTER_VERSION.search(_run_importer(path, ["--version"]))
+        importer = Tool("QdstrmImporter", path, tuple(map(int, match[1].split("."))) if match else ())
+        if not version or importer.version == version:
+            return importer
+        first = first or importer
+    return first
 
 
-def import_qdstrm(importer: str | Path, stream: Path, report: Path) -> list[str]:
-    return [str(importer), "-i", str(stream), "-o", str(report)]
+def import_command(stream: Path, report: Path) -> str:
+    """For a shell, where Nsight Systems is installed in full."""
+    return shlex.join(["QdstrmImporter", "-i", str(stream), "-o", str(report)])
+
+
+def import_stream(importer: Tool, stream: Path, report: Path) -> str:
+    """Make a report of a .qdstrm; "" or why there is none. An existing report is not overwritten."""
+    unfinished = report.with_name(f".{report.stem}-{os.getpid()}{report.suffix}")
+    answer = _run_importer(importer.path, ["-i", str(stream), "-o", str(unfinished)])
+    if not (unfinished.is_file() and unfinished.stat().st_size):
+        lines = [line.strip() for line in answer.replace("\r", "\n").splitlines() if line.strip()]
+        unfinished.unlink(missing_ok=True)
+        return lines[-1] if lines else "it gives no reason"
+    try:
+        os.link(unfinished, report)  # fails where there is one already
+    except OSError:
+        if not report.exists():  # a file system without links
+            unfinished.replace(report)
+    unfinished.unlink(missing_ok=True)
+    return ""
+
+
+def _run_importer(importer: Path, words: list[str]) -> str:
+    """What QdstrmImporter prints. It finds its libraries (Qt and others) only in its own folder."""
+    paths = [str(importer.parent), *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]
+    env = {**os.environ, "LD_LIBRARY_PATH": os.pathsep.join(paths)}
+    try:
+        done = subprocess.run(
+            [str(importer), *words],
+            env=env,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_IMPORT_SECONDS,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"{error}"
+    return done.stdout + done.stderr
 
 
 def ncu_profile(
     program: str, options: NcuOptions, output: Path, log: Path | None, application: list[str]
 ) -> list[str]:
     """The command that runs an application under ncu."""
-    kernels = options.kernels or f"regex:^(?!.*({NCU_NEVER}))"
-    words = [
-        program,
+    ours = [
         f"--set={options.section_set}",
-        # "function": the name without namespaces, template arguments and parameters, in which versions differ.
-        "--kernel-name-base=function",
-        f"--kernel-name={kernels}",
+        f"--kernel-name-base={options.name_base}",
+        f"--kernel-name={options.kernels or _NCU_ALL}",
+        *([f"--filter-mode={options.filter_mode}"] if options.filter_mode else []),
+        *([f"--launch-skip={options.launch_skip}"] if options.launch_skip else []),
         *([f"--launch-count={options.launch_count}"] if options.launch_count else []),
         f"--clock-control={options.clock_control}",
         *(["--profile-from-start=off"] if options.ranged else []),
         *(["--force-overwrite"] if options.overwrite else []),
         *([f"--log-file={_escaped(log)}"] if log else []),
-        *options.extra,
-        f"--export={_escaped(output)}",
     ]
-    return [*words, *application]
+    words = [program, *_without(ours, given_options("ncu", options.extra)), *options.extra]
+    return [*words, f"--export={_escaped(output)}", *application]
+
+
+# The short names of options that rankscope writes too.
+_SHORT = {
+    "nsys": {
+        "-t": "--trace",
+        "-s": "--sample",
+        "-c": "--capture-range",
+        "-y": "--delay",
+        "-d": "--duration",
+        "-f": "--force-overwrite",
+        "-p": "--nvtx-capture",
+        "-o": "--output",
+    },
+    "ncu": {
+        "-k": "--kernel-name",
+        "-s": "--launch-skip",
+        "-c": "--launch-count",
+        "-f": "--force-overwrite",
+        "-o": "--export",
+    },
+}
+# Where the report goes is rankscope's own: it looks for the file there.
+NOT_REPLACED = {"nsys": ("--output",), "ncu": ("--export", "--log-file")}
+
+
+def given_options(tool: str, extra: Sequence[str]) -> dict[str, str]:
+    """The options among words for a tool, by their long name, with their value; "" where there is none."""
+    found = {}
+    for word, following in zip(extra, [*extra, ""][1:], strict=True):
+        if not word.startswith("-"):
+            continue
+        if word.startswith("--"):
+            name, _, value = word.partition("=")
+        else:
+            name, value = _SHORT[tool].get(word[:2], word[:2]), word[2:].removeprefix("=")
+        found[name] = value or ("" if following.startswith("-") else following)
+    return found
+
+
+def _without(ours: Iterable[str], given: Collection[str]) -> list[str]:
+    """Our options without those that the user has given: for some, the tools refuse two of a kind."""
+    return [word for word in ours if word.partition("=")[0] not in given]
+
+
+def gpu_metrics_option(program: str) -> str:
+    """--gpu-metrics-device, which newer versions of nsys call --gpu-metrics-devices."""
+    newer = "--gpu-metrics-devices"
+    return newer if mentions([program, "profile"], newer) else newer.removesuffix("s")
+
+
+def ncu_counts_by_size(program: str) -> bool:
+    """Whether this ncu has --filter-mode per-launch-config."""
+    return mentions([program], "per-launch-config")
 
 
 def _escaped(path: Path) -> str:
@@ -229,6 +423,8 @@ class NcuLog:
     available: tuple[str, ...]
     """The kernels that ran, which ncu lists when none of them matched."""
     errors: tuple[str, ...]
+    nothing: bool
+    """ncu ran, but no launch passed its filter."""
 
 
 def read_ncu_log(text: str) -> NcuLog:
@@ -236,4 +432,4 @@ def read_ncu_log(text: str) -> NcuLog:
     _, nothing, rest = text.partition("No kernels were profiled")
     available = [match["name"] for match in _NCU_AVAILABLE.finditer(rest)] if nothing else []
     errors = [line.strip() for line in text.splitlines() if line.startswith("==ERROR==")]
-    return NcuLog(tuple(profiled), tuple(dict.fromkeys(available)), tuple(errors))
+    return NcuLog(tuple(profiled), tuple(dict.fromkeys(available)), tuple(errors), bool(nothing))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import io
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -31,10 +33,13 @@ def parsed(*words: str) -> argparse.Namespace:
         (["--tool", "nsys", "-k", "gemm"], "--kernel-name is an option of --tool ncu"),
         (["--tool", "ncu", "--per-node"], "--per-node is an option of --tool nsys"),
         (["-t", "cuda"], "--trace is an option of --tool nsys"),
-        (["--tool", "ncu", "-c", "many"], "-c many is not a number of launches"),
+        (["--tool", "ncu", "-c", "many"], "-c many is neither a number of launches nor cudaProfilerApi"),
         (["--tool", "nsys", "-c", "nvtx"], "-c nvtx is not a capture range"),
         (["--tool", "nsys", "-c", "hotkey"], "-c hotkey is not a capture range"),
         (["--tool", "nsys", "-c", "cudaProfilerApi", "--steps", "3:4"], "two schedules at once"),
+        (["--tool", "ncu", "-c", "cudaProfilerApi", "--steps", "3:4"], "two schedules at once"),
+        (["--tool", "nsys", "--tool-arg=-o", "--tool-arg=x"], "--tool-arg --output is not possible"),
+        (["--tool", "ncu", "--tool-arg=--log-file=x"], "--tool-arg --log-file is not possible"),
     ],
 )
 def test_what_is_wrong_in_the_arguments_alone(words: list[str], message: str) -> None:
@@ -85,7 +90,7 @@ def test_options_travel_to_the_ranks() -> None:
         "nsys",
         "--capture-range",
         "nvtx:a",
-        "--nic-metrics",
+        "--nic-metrics=true",
         "--tool-arg=-X",
         "--tool-arg=-Y",
     ]
@@ -93,13 +98,23 @@ def test_options_travel_to_the_ranks() -> None:
 
 def test_what_cannot_work_without_a_driver_is_left_out() -> None:
     asked = NsysOptions(gpu_metrics_device="all", capture_range="cudaProfilerApi")
-    fitted, notes = preflight.fit_nsys(asked, driver=False, ranged=True)
+    fitted, notes = preflight.fit_nsys(asked, program="nsys", driver=False, ranged=True)
     assert (fitted.gpu_metrics_device, fitted.capture_range, len(notes)) == (None, None, 3)
-    assert preflight.fit_nsys(asked, driver=True, ranged=True) == (asked, [])
-    kept, _ = preflight.fit_nsys(asked, driver=False, ranged=False)
+    assert preflight.fit_nsys(asked, program="nsys", driver=True, ranged=True) == (asked, [])
+    kept, _ = preflight.fit_nsys(asked, program="nsys", driver=False, ranged=False)
     assert kept.capture_range == "cudaProfilerApi", "the program's own range: nsys will wait for it"
     with pytest.raises(CaptureError):
         preflight.fit_ncu(NcuOptions(), driver=False, virtual=False, clocks=None)
+
+
+def test_a_dry_run_shows_what_a_gpu_node_would_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    asked = NsysOptions(gpu_metrics_device="all", capture_range="cudaProfilerApi")
+    note = "no NVIDIA driver here: this is what a node with one would run"
+    shown = preflight.fit_nsys(asked, program="nsys", driver=False, ranged=True, dry_run=True)
+    assert shown == (asked, [note])
+    shown_ncu = preflight.fit_ncu(NcuOptions(), driver=False, virtual=False, clocks=None, dry_run=True)
+    assert shown_ncu == (NcuOptions(), [note])
 
 
 def test_clocks_are_locked_where_they_can_be(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,50 +194,103 @@ def test_what_ncu_left(tmp_path: Path) -> None:
     assert reports.collect_ncu(target, log, "roofline").notes == ("ncu profiled 1 launches in 9 passes",)
 
 
-RECORDING_FAKE_NSYS = """#!/bin/sh
+FAKE_NSYS = """#!/bin/sh
 if [ "$1" = --version ]; then echo "NVIDIA Nsight Systems version 2023.4.4.54"; exit 0; fi
-if [ "$1" = status ]; then echo "CPU Profiling Environment (process-tree): $FAKE_ANSWER"; exit 0; fi
+if [ "$1" = status ]; then echo "CPU Profiling Environment ($FAKE_SCOPE): Fail"; exit 0; fi
+if [ "$2" = --help ]; then echo "--gpu-metrics-device$FAKE_LETTER="; exit 0; fi
+"""
+FAKE_SUDO = """#!/bin/sh
+printf "%s\\n" "$*" >>"$FAKE_NOTED"
+[ "$FAKE_PASSWORD" = ok ] && exit 0
+echo "sudo: a password is required" >&2
+exit 1
 """
 
 
-@pytest.mark.parametrize(
-    ("user", "answer", "prefix", "run_as"),
-    [
-        ("ada", "Fail", "sudo -n -E env PATH=", True),
-        ("ada", "OK", "", False),
-        ("bob", "OK", "sudo -n -E env", True),
-    ],
-)
-def test_nsys_as_root_where_it_asks_for_it(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    user: str,
-    answer: str,
-    prefix: str,
-    run_as: bool,
-) -> None:
-    """`nsys status --environment` says whether; a recording fake answers it. This user is ada."""
-    fake = tmp_path / "nsys"
-    fake.write_text(RECORDING_FAKE_NSYS)
-    fake.chmod(0o755)
-    monkeypatch.setenv("FAKE_ANSWER", answer)
+@pytest.fixture
+def ada(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[str, str, str]]:
+    """`profile --tool nsys` by a user who is not root, with fakes of nsys and sudo; its line, its messages, and what
+    sudo was asked."""
+    for name, script in (("nsys", FAKE_NSYS), ("sudo", FAKE_SUDO)):
+        (tmp_path / name).write_text(script)
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("FAKE_SCOPE", "system-wide")
+    monkeypatch.setenv("FAKE_NOTED", str(tmp_path / "noted"))
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     monkeypatch.setattr("getpass.getuser", lambda: "ada")
-    words = [
-        "--tool",
-        "nsys",
-        "--nsys",
-        str(fake),
-        "--run-as",
-        user,
-        "-n",
-        "-o",
-        str(tmp_path / "out"),
-        "true",
-    ]
-    parser, command = command_parser("profile")
-    assert command.main(parser.parse_args(words)) == 0
-    line = capsys.readouterr().out
-    assert line.startswith(f"rank 0: {prefix or fake}")
-    assert (f"--run-as={user}" in line) == run_as
+    monkeypatch.setattr(preflight, "has_driver", lambda: True)
+    monkeypatch.setattr("sys.stdin", io.StringIO())
+
+    def line(*words: str) -> tuple[str, str, str]:
+        args = parsed("--tool", "nsys", "-o", str(tmp_path / "out"), *words)
+        plan = plan_of(args, ("python",))
+        request = tool_options.tool_request(args, plan.when)
+        rank = ToolRank(plan, detect({}), request, Output(print, print))
+        noted = tmp_path / "noted"
+        return rank.command_line(), "\n".join(rank.notes), noted.read_text() if noted.exists() else ""
+
+    return line
+
+
+@pytest.mark.parametrize(
+    ("words", "root"),
+    [
+        (("--run-as", "ada"), False),
+        (("--run-as", "ada", "--sample", "process-tree"), False),
+        (("--run-as", "ada", "--sample", "system-wide"), True),
+        (("--run-as", "ada", "--gpu-metrics-device", "all"), True),
+        (("--run-as", "ada", "--tool-arg=--gpu-metrics-devices=0"), True),
+        (("--run-as", "bob"), True),
+    ],
+)
+def test_nsys_as_root_by_what_is_asked(
+    words: tuple[str, ...],
+    root: bool,
+    ada: Callable[..., tuple[str, str, str]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("FAKE_PASSWORD", "ok")
+    line, notes, noted = ada(*words)
+    assert line.startswith("sudo -n -E env PATH=") == root
+    assert (f"--run-as={words[1]}" in line) == root
+    assert ("--run-as is left out" in notes) != root
+    assert noted == ("-n -E env true\n" if root else "")
+
+
+def test_counters_that_every_user_may_read(
+    ada: Callable[..., tuple[str, str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = tmp_path / "params"
+    settings.write_text("RmProfilingAdminOnly: 0\n")
+    monkeypatch.setattr("rankscope.capture.under_tool.root._DRIVER_SETTINGS", settings)
+    line, _, _ = ada("--run-as", "ada", "--gpu-metrics-device", "all")
+    assert not line.startswith("sudo")
+    assert "--gpu-metrics-device=all" in line
+
+
+def test_sudo_that_wants_a_password(
+    ada: Callable[..., tuple[str, str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a terminal the job is captured without what needs root; in a terminal sudo may ask."""
+    line, notes, _ = ada("--run-as", "ada", "--gpu-metrics-device", "all", "--sample", "system-wide")
+    assert not line.startswith("sudo")
+    assert "--gpu-metrics-device" not in line
+    assert "--sample=none" in line
+    assert "sudo refuses (sudo: a password is required)" in notes
+    with pytest.raises(CaptureError, match="cannot run the job as bob"):
+        ada("--run-as", "bob")
+    monkeypatch.setenv("FAKE_PASSWORD", "ok")
+    with Path("/dev/ptmx").open("rb") as terminal:
+        monkeypatch.setattr("sys.stdin", terminal)
+        line, _, noted = ada("--run-as", "bob")
+    assert line.startswith("sudo -E env PATH=")
+    assert noted.splitlines()[-1].startswith("-v -p [sudo] password for %u")
+
+
+def test_the_counters_option_by_version(
+    ada: Callable[..., tuple[str, str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "--gpu-metrics-device=all" in ada("--gpu-metrics-device", "all")[0]
+    monkeypatch.setenv("FAKE_LETTER", "s")
+    assert "--gpu-metrics-devices=all" in ada("--gpu-metrics-devices", "all")[0]

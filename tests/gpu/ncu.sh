@@ -19,31 +19,21 @@ done
 go "${R[@]}" profile --tool ncu -n "${B[@]}" -p bfloat16 "dry run"
 go "${R[@]}" profile --tool ncu -o "$W/none" -k no_such_kernel "${B[@]}" -p bfloat16 "a -k that matches nothing"
 cat "$W"/none/rank-00000.rankscope.json >>"$log"
-# the list is by hand here: `rankscope ncu RUN --kernels-out FILE` makes it where the store's libraries are
+# `rankscope ncu RUN --kernels-out FILE` makes the list where the store's libraries are; here the standard library does
 for p in bfloat16 float32; do
-  python3 - "$W/torch-$p/rank-00000.pt.trace.json.gz" "$W/kernels-$p.json" <<'P'
-import collections, gzip, json, sys
-totals = collections.defaultdict(lambda: [0, 0])
-for event in json.loads(gzip.open(sys.argv[1]).read())["traceEvents"]:
-    if event.get("cat") == "kernel" and "nccl" not in event["name"]:
-        args = event["args"]
-        key = (event["name"], tuple(args["grid"]), tuple(args["block"]))
-        totals[key][0] += 1
-        totals[key][1] += round(event["dur"] * 1000)
-top = sorted(totals.items(), key=lambda item: -item[1][1])[:3]
-kernels = [
-    {"name": name, "grid": list(grid), "block": list(block), "calls": calls, "total_ns": total}
-    for (name, grid, block), (calls, total) in top
-]
-json.dump({"format": 1, "run": sys.argv[1], "kernels": kernels}, open(sys.argv[2], "w"), indent=1)
-print(json.dumps(kernels, indent=1))
-P
+  go python3 tests/gpu/hot_list.py "$W/torch-$p/rank-00000.pt.trace.json.gz" 3 "$W/kernels-$p.json" "the list, $p"
   cp "$W/kernels-$p.json" "$OUT/"
   go "${R[@]}" ncu --kernels "$W/kernels-$p.json" -n -- "${B[@]}" -p $p "rankscope ncu --kernels -n, $p"
   go "${R[@]}" ncu --kernels "$W/kernels-$p.json" -o "$W/ncu-$p" -- "${B[@]}" -p $p "rankscope ncu --kernels, $p"
   cp "$W/ncu-$p"/rank-00000.ncu-rep "$OUT/seqpar-$p.rank-00000.ncu-rep"
   cat "$W/ncu-$p"/rank-00000.rankscope.json >>"$log"
 done
+# an unchanged training script: steps, forward and backward, many sizes of one function; then what ncu met
+G=(python3 examples/gpt_train.py --steps 8 --layers 4 --dim 512 --heads 8 --length 512 --batch 4 --vocabulary 8192)
+go "${R[@]}" profile -o "$W/torch-gpt" "${G[@]}" "torch trace, gpt"
+go python3 tests/gpu/hot_list.py "$W/torch-gpt/rank-00000.pt.trace.json.gz" 5 "$W/kernels-gpt.json" "the list, gpt"
+go timeout 300 python3 -m rankscope ncu --kernels "$W/kernels-gpt.json" --top 5 -o "$W/ncu-gpt" -- "${G[@]}" "rankscope ncu, gpt"
+cp "$W"/ncu-gpt/*.ncu-rep "$W"/ncu-gpt/*.json "$W"/torch-gpt/*.json.gz "$OUT/"
 # how often a kernel is run for each set (tools.NCU_PASSES), and steps by cudaProfilerStart
 for s in roofline detailed full; do
   go "${R[@]}" profile --tool ncu -o "$W/set-$s" --set $s -c 2 "${B[@]}" -p bfloat16 "--set $s"
@@ -51,5 +41,5 @@ done
 go "${R[@]}" profile --tool ncu -o "$W/steps" --steps 3:4 -c 4 python3 examples/gpt_train.py --steps 8 --layers 2 --dim 256 \
   --heads 4 --length 256 --batch 2 --vocabulary 8192 "--steps 3:4 of an unchanged script"
 cat "$W"/steps/rank-00000.rankscope.json >>"$log"
-grep -a "profiled\|refused\|clock" "$log" | sort | uniq -c
+grep -a "profile\|measured\|expected\|refused\|clock" "$log" | sort | uniq -c
 ls -la "$OUT"

@@ -75,5 +75,23 @@ def link_importer(folder: Path) -> None:
         (folder / host.name).symlink_to(host.resolve())
 
 
+def target_only_nsys(folder: Path) -> Path:
+    """The real nsys without its importer, as on nodes where only the target part of Nsight Systems is installed.
+
+    nsys looks for the importer beside its own file, so that file is copied and the rest linked."""
+    real = next(NSIGHT.glob("usr/lib/*/nsight-systems/target-linux-*"))
+    target = folder / real.name
+    target.mkdir(parents=True)
+    for path in real.iterdir():
+        if path.name == "nsys":
+            shutil.copy(path, target / path.name)
+        else:
+            (target / path.name).symlink_to(path.resolve())
+    script = folder / "nsys"
+    script.write_text(f'#!/bin/sh\nLD_LIBRARY_PATH="{target}" exec "{target}/nsys" "$@"\n')
+    script.chmod(0o755)
+    return script
+
+
 def have(program: str) -> bool:
     return shutil.which(program) is not None

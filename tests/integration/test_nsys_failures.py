@@ -13,12 +13,14 @@ import pytest
 from integration.jobs import PROFILE, PYTHON, manifests, our_lines, run, start, wait_for_line
 from integration.nsight import (
     JOB,
+    NCU,
     NSYS,
     agents_of,
     link_importer,
     needs_nsys,
     nvtx_ranges,
     reports,
+    target_only_nsys,
     with_nsys,
 )
 from rankscope.capture.under_tool.preflight import has_driver
@@ -125,6 +127,36 @@ def test_a_job_that_nsys_never_starts_runs_without_it(tmp_path: Path) -> None:
     assert done.stdout.count("begins") == 1
 
 
+def test_an_argument_of_the_user_replaces_ours(tmp_path: Path) -> None:
+    """nsys refuses two of a kind, and would not start the job."""
+    words = [*PLAIN, "--tool-arg=-t", "--tool-arg=nvtx,osrt", "--tool-arg=--wait=all"]
+    done = run([*words, PYTHON, JOB], tmp_path, env=with_nsys())
+    assert "refused" not in done.stderr
+    assert reports(tmp_path / "out") == ["rank-00000.nsys-rep"]
+
+
+@without_driver
+def test_a_dry_run_shows_what_a_gpu_node_would_run(tmp_path: Path) -> None:
+    words = [
+        *PROFILE,
+        "--tool",
+        "nsys",
+        "-n",
+        "--gpu-metrics-devices",
+        "all",
+        "--steps",
+        "2:3",
+        "python",
+        "t.py",
+    ]
+    done = run(words, tmp_path, env=with_nsys())
+    assert "--capture-range=cudaProfilerApi" in done.stdout
+    assert "--gpu-metrics-device=all" in done.stdout, "as this version of nsys spells it"
+    assert "no NVIDIA driver here: this is what a node with one would run" in done.stderr
+    done = run([*PROFILE, "--tool", "ncu", "-n", "--ncu", str(NCU), "python", "t.py"], tmp_path)
+    assert "--kernel-name=regex" in done.stdout
+
+
 def test_no_nsys_at_all(tmp_path: Path) -> None:
     done = run([*PROFILE, "--tool", "nsys", PYTHON, JOB, "--exit-code", "6"], tmp_path, check=False)
     assert done.returncode == 6
@@ -178,6 +210,45 @@ def test_killed_before_the_report_is_made(tmp_path: Path, importer: bool) -> Non
     else:
         assert f"QdstrmImporter -i {tmp_path}/out/rank-00000.qdstrm" in said(done.stderr)
         assert (tmp_path / "out" / "rank-00000.qdstrm").stat().st_size
+
+
+def test_an_installation_without_the_importer(tmp_path: Path) -> None:
+    """nsys leaves a .qdstrm, exit code 0. It is converted where the importer of that version is, when it is read."""
+    nsys = target_only_nsys(tmp_path / "tool")
+    done = run([*PLAIN, "--nsys", str(nsys), PYTHON, JOB], tmp_path)
+    stream = tmp_path / "out" / "rank-00000.qdstrm"
+    assert stream.stat().st_size
+    assert "nsys has no importer here: the recording is rank-00000.qdstrm" in said(done.stderr)
+    assert f"QdstrmImporter -i {stream} -o {stream.with_suffix('.nsys-rep')}" in said(done.stderr)
+    stats = [
+        PYTHON,
+        "-m",
+        "rankscope",
+        "stats",
+        "out",
+        "--compat",
+        "nsys",
+        "-r",
+        "nvtx_sum",
+        "--format",
+        "csv",
+    ]
+    refused = run([*stats, "--nsys", str(nsys)], tmp_path, check=False)
+    assert refused.returncode == 1
+    assert "rank-00000.qdstrm must be converted before it can be read" in refused.stderr
+    assert "there is none here" in refused.stderr
+    stream.parent.chmod(0o555)
+    elsewhere = run([*stats, "--nsys", str(NSYS), "--cache", "cache"], tmp_path)
+    assert "step of rank 0" in elsewhere.stdout
+    assert len(list(tmp_path.glob("cache/*/converted/*/rank-00000.nsys-rep"))) == 1
+    assert list(stream.parent.glob("*.nsys-rep")) == []
+    stream.parent.chmod(0o755)
+    assert run([*stats, "--nsys", str(NSYS)], tmp_path).stdout == elsewhere.stdout
+    report = stream.with_suffix(".nsys-rep")
+    before = report.stat().st_mtime_ns
+    assert nvtx_ranges(report)
+    assert run([*stats, "--nsys", str(nsys)], tmp_path).stdout == elsewhere.stdout, "the store has it already"
+    assert report.stat().st_mtime_ns == before
 
 
 def test_nsys_killed_in_mid_run_leaves_the_job_alone(tmp_path: Path) -> None:

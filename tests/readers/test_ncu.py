@@ -6,6 +6,7 @@ import csv
 import io
 import shutil
 import stat
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,11 +15,13 @@ from typing import Any, ClassVar
 
 import pytest
 
-from conftest import open_trace
+from conftest import DATA, open_trace
 from rankscope import tools
 from rankscope.analysis import REPORTS
 from rankscope.analysis.core.scope import Scope
+from rankscope.analysis.efficiency.hot_kernels import hot_kernels
 from rankscope.analysis.efficiency.ncu_metrics import measured_kernels, roofline_points
+from rankscope.capture.ncu_selection import BY_SIZE, Selection
 from rankscope.errors import ReadError
 from rankscope.readers.ncu.csv_pages import base_value
 from rankscope.store.ingest import Options, ingest
@@ -157,6 +160,46 @@ def test_the_real_report_by_either_way(
         assert ours.dtype == theirs.dtype == "bf16"
     tensor = [kernel.flops_by_type["bf16"] for kernel in measured_kernels(opened[0], Scope())]
     assert tensor == [51_539_607_552, 17_179_869_184, 68_719_476_736, 68_719_476_736]
+
+
+def test_the_launches_of_a_real_report(dataset: Callable[[str], Path]) -> None:
+    name = "nvjet_sm90_tst_256x128_64x4_1x2_h_bz_coopA_bias_TNT"
+    page = dataset("ncu/gemm_bf16.raw.csv").read_text()
+    expected = [tools.Launch(name, (2, 66, 1), (384, 1, 1))] * 4
+    assert tools.read_ncu_launches(page) == expected
+    assert tools.read_ncu_launches("no page") == []
+    if REAL_NCU is not None:
+        ncu = tools.find_tool("ncu", REAL_NCU)
+        assert tools.ncu_launches(ncu, dataset("ncu/gemm_bf16.ncu-rep")) == expected
+        assert tools.ncu_counts_by_size(REAL_NCU)
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_the_real_ncu_accepts_the_filter(
+    whole: bool, open_real: Callable[[Path], Run], tmp_path: Path
+) -> None:
+    """Without a GPU it goes no further than its options, which it checks first."""
+    if REAL_NCU is None:
+        pytest.skip("no real ncu")
+    [trace] = (DATA / "hf-trainer-h200").glob("*.json.gz")
+    kernels = hot_kernels(open_real(trace), 20).kernels
+    selection = Selection(kernels, 1, whole_names=whole, by_size=True, skip=1, take=1)
+    options = tools.NcuOptions(
+        kernels=selection.pattern,
+        name_base="demangled" if whole else "function",
+        launch_skip=1,
+        filter_mode=BY_SIZE,
+        launch_count=1,
+        extra=("--set", "full", "--clock-control=none"),
+    )
+    words = tools.ncu_profile(REAL_NCU, options, tmp_path / "r.ncu-rep", None, ["true"])
+    answer = subprocess.run(words, capture_output=True, text=True, check=False)
+    for complaint in ("regex", "option", "more than once"):
+        assert complaint not in answer.stdout + answer.stderr
+    refused = subprocess.run(
+        [REAL_NCU, "-k", "regex:^((", "true"], capture_output=True, text=True, check=False
+    )
+    assert "Invalid regex" in refused.stdout + refused.stderr
 
 
 def test_the_real_details_page(dataset: Callable[[str], Path], open_real: Callable[[Path], Run]) -> None:

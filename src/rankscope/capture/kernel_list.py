@@ -1,7 +1,7 @@
 """A list of kernels for ncu to profile: chosen once, where the store is, and taken to a job as a small file.
 
-ncu and the traces agree on a kernel's function name, grid and block. In the rest of the name (namespaces, template
-arguments) demanglers differ, so kernels are matched by those three.
+Demanglers spell a kernel's name in different ways (`float const*` and `const float *`, `4` and `(int)4`), so names are
+compared in a canonical form; `ncu_selection` makes ncu's filter from the list.
 """
 
 from __future__ import annotations
@@ -10,15 +10,16 @@ import json
 import re
 import time
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rankscope.atomic_files import write_json
 from rankscope.capture.job_name import script_name
 from rankscope.errors import UsageError
-from rankscope.tools import NCU_PASSES
+from rankscope.tools import Launch
 
-FORMAT = 1
+FORMAT = 2
 LIST_NAME = "kernels.json"
 
 
@@ -31,11 +32,55 @@ class HotKernel(NamedTuple):
     calls: int
     total_ns: int
 
+    def matches(self, launch: Launch) -> bool:
+        """Whether this launch is one of this kernel: the same name, grid and block."""
+        same_size = (self.grid, self.block) == (launch.grid, launch.block)
+        return same_size and canonical_name(self.name) == canonical_name(launch.name)
+
     @property
-    def key(self) -> tuple[str, tuple[int, ...], tuple[int, ...]]:
-        return function_name(self.name), self.grid, self.block
+    def size(self) -> str:
+        return f"grid {size_text(self.grid)}, block {size_text(self.block)}"
 
 
+class KernelList(NamedTuple):
+    """The chosen kernels, and in which order their functions were launched in the run."""
+
+    kernels: tuple[HotKernel, ...]
+    step: int | None = None
+    """The recorded step that ``order`` is of; None for a run without steps."""
+    order: tuple[Launch, ...] = ()
+    """Every launch of the functions of these kernels in that step, in order of launch; empty when it is not known."""
+
+    def top(self, count: int) -> KernelList:
+        return self._replace(kernels=self.kernels[:count])
+
+    def is_launch_of(self, kernel: HotKernel, launch: Launch) -> bool:
+        """Whether a launch is one of this kernel: the same name, grid and block.
+
+        Of the name the function is enough, where the run had no other kernel of that function with this size: a
+        demangler may spell template arguments in a way that is not known here.
+        """
+        if kernel.matches(launch):
+            return True
+        if _function_and_size(launch) != _function_and_size(kernel):
+            return False
+        alike = [one for one in set(self.order) if _function_and_size(one) == _function_and_size(kernel)]
+        return len({canonical_name(one.name) for one in alike}) == 1
+
+    def missed(self, met: Sequence[Launch]) -> list[HotKernel]:
+        """The kernels of which there is no launch."""
+        return [kernel for kernel in self.kernels if not any(self.is_launch_of(kernel, one) for one in met)]
+
+
+def _function_and_size(one: HotKernel | Launch) -> tuple[object, ...]:
+    return function_name(one.name), one.grid, one.block
+
+
+def size_text(dimensions: Sequence[int]) -> str:
+    return "x".join(map(str, dimensions))
+
+
+@lru_cache(maxsize=10_000)
 def function_name(name: str) -> str:
     """A kernel's name without return type, namespaces, template arguments and parameters, like ncu's base name.
 
@@ -59,24 +104,38 @@ def _opening(text: str, opening: str, closing: str) -> int:
     return len(text)
 
 
-def kernel_filter(kernels: Sequence[HotKernel]) -> str:
-    """The value of `ncu -k` that selects just these functions."""
-    names = dict.fromkeys(function_name(kernel.name) for kernel in kernels)
-    return f"regex:^({'|'.join(re.escape(name) for name in names)})$"
+_LAMBDA = re.compile(r"[{\[]lambda\([^{}\[\]]*?\)\s*(?:#|\(instance )(\d+)\)?[}\]]")
+_PARENTHESES = re.compile(r"\([^()]*\)")
 
 
-def replay_ns(kernels: Sequence[HotKernel], section_set: str, launches: int) -> int:
-    """A lower bound of ncu's kernel time: passes x launches x duration, without saving and restoring memory."""
-    passes = NCU_PASSES[section_set]
-    return sum(passes * min(launches, one.calls) * one.total_ns // max(1, one.calls) for one in kernels)
+def template_name(name: str) -> str:
+    """A kernel's name with its template arguments, without what demanglers spell in different ways.
+
+    That is parameter lists and casts, the return type, `const`, unnamed namespaces, and how lambdas and literals are
+    written.
+    """
+    text = name.replace("(anonymous namespace)", "").replace("<unnamed>", "")
+    text = _LAMBDA.sub(r"lambda#\1", text)
+    while (fewer := _PARENTHESES.sub("", text)) != text:
+        text = fewer
+    text = re.sub(r"\b(?:const|void)\b", "", text)
+    text = re.sub(r"\bfalse\b", "0", re.sub(r"\btrue\b", "1", text))
+    return re.sub(r"\b(\d+)(?:u|l|ul|ull)\b", r"\1", text)
 
 
-def ncu_words(
-    kernels: Sequence[HotKernel], *, section_set: str, launches: int, ranks: str, output: str
-) -> list[str]:
-    """The options of `rankscope profile` that profile these kernels, ``launches`` of each."""
-    words = ["--tool", "ncu", "-k", kernel_filter(kernels), "-c", str(launches * len(kernels))]
-    return [*words, "--set", section_set, "--ranks", ranks, "-o", output]
+def short_name(name: str) -> str:
+    """For a table: without namespaces, so that what tells two kernels of a function apart comes early."""
+    return re.sub(r"\b(?:\w*::)+(?!lambda|operator)", "", template_name(name)).strip()
+
+
+@lru_cache(maxsize=10_000)
+def canonical_name(name: str) -> str:
+    """The same text for a kernel's name by the demanglers of torch, nsys and ncu.
+
+    >>> canonical_name("void fill<4, Op<float> >(int, Op<float>)") == canonical_name("void fill<(int)4, Op<float>>(T2)")
+    True
+    """
+    return "".join(template_name(name).split())
 
 
 def default_folder(command: Sequence[str], in_front: bool) -> str:
@@ -90,29 +149,39 @@ def default_folder(command: Sequence[str], in_front: bool) -> str:
     return f"rankscope-ncu-{script_name(command)}-{time.strftime('%Y%m%d-%H%M%S')}"
 
 
-def write_kernels(path: Path, kernels: Sequence[HotKernel], run: str) -> None:
-    """Atomic: several ranks may write the same list at once."""
-    listed = [kernel._asdict() for kernel in kernels]
-    write_json(path, {"format": FORMAT, "run": run, "kernels": listed})
+def write_kernels(path: Path, listed: KernelList, run: str) -> None:
+    """Atomic: several ranks may write the same list at once. Each different launch is written once."""
+    different = list(dict.fromkeys(listed.order))
+    place = {launch: index for index, launch in enumerate(different)}
+    content = {
+        "format": FORMAT,
+        "run": run,
+        "kernels": [kernel._asdict() for kernel in listed.kernels],
+        "step": listed.step,
+        "launches": [launch._asdict() for launch in different],
+        "order": [place[launch] for launch in listed.order],
+    }
+    write_json(path, content)
 
 
-def read_kernels(path: Path) -> list[HotKernel]:
-    """A list that `rankscope ncu RUN --kernels-out FILE` wrote."""
+def read_kernels(path: Path) -> KernelList:
+    """A list that `rankscope ncu RUN --kernels-out FILE` wrote; the order of launches is missing in older ones."""
     try:
         value = json.loads(path.read_text())
-        return [
-            HotKernel(
-                str(one["name"]),
-                tuple(map(int, one["grid"])),
-                tuple(map(int, one["block"])),
-                int(one["calls"]),
-                int(one["total_ns"]),
-            )
-            for one in value["kernels"]
+        kernels = [
+            HotKernel(*_launch(one), int(one["calls"]), int(one["total_ns"])) for one in value["kernels"]
         ]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        different = [_launch(one) for one in value.get("launches", [])]
+        order = [different[int(index)] for index in value.get("order", [])]
+        step = value.get("step")
+        return KernelList(tuple(kernels), None if step is None else int(step), tuple(order))
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise UsageError(
             f"{path} is not a list of kernels",
             why=f"{type(error).__name__}: {error}.",
             hint="Make one where rankscope is installed in full: rankscope ncu RUN --top 3 --kernels-out FILE",
         ) from error
+
+
+def _launch(one: dict[str, Any]) -> Launch:
+    return Launch(str(one["name"]), tuple(map(int, one["grid"])), tuple(map(int, one["block"])))

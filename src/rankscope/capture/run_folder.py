@@ -77,7 +77,7 @@ def open_run(asked: Path, manifest: Manifest, *, force: bool) -> OpenedRun:
     one, because each takes the first that is free or holds its own job. With ``force`` the other job is replaced.
     """
     job = manifest["job"]
-    for folder in (asked, *(asked.with_name(f"{asked.name}-{number}") for number in range(2, _MOST_NAMES))):
+    for folder in _names_after(asked):
         path = folder / RUN_MANIFEST
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -100,6 +100,23 @@ def open_run(asked: Path, manifest: Manifest, *, force: bool) -> OpenedRun:
         why="Two jobs in one folder would mix their ranks.",
         hint="Name another folder with -o DIR, or give -f to replace it. The job runs without being captured.",
     )
+
+
+def folder_of(asked: Path, job: str) -> Path | None:
+    """The folder that this job has taken by `open_run`; None if it has taken none."""
+    for folder in _names_after(asked):
+        manifest = read_json(folder / RUN_MANIFEST)
+        if manifest is None:
+            return None
+        if manifest.get("job") == job:
+            return folder
+    return None
+
+
+def _names_after(asked: Path) -> Iterator[Path]:
+    """DIR, DIR-2, DIR-3 and so on."""
+    yield asked
+    yield from (asked.with_name(f"{asked.name}-{number}") for number in range(2, _MOST_NAMES))
 
 
 def claim_rank(folder: Path, manifest: Manifest, *, force: bool) -> None:

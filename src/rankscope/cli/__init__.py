@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
+from rankscope.cli.options import written_out
 from rankscope.errors import RankscopeError, UsageError
 from rankscope.version import __version__
 
@@ -64,6 +65,12 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> None:  # type: ignore[override]
         raise UsageError(f"{self.prog}: {message}", hint=f"See: {self.prog} --help")
+
+    def parse_known_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> tuple[argparse.Namespace, list[str]]:
+        words = sys.argv[1:] if args is None else args
+        return super().parse_known_args(written_out(words, self), namespace)
 
     def add_subcommands(self, dest: str, commands: Mapping[str, Subcommand]) -> None:
         """A parser for each name; the chosen name is ``dest`` of the parsed arguments."""

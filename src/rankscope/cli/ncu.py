@@ -4,26 +4,38 @@ from __future__ import annotations
 
 import argparse
 import os
-import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from rankscope import tools
+from rankscope.capture.job_name import name_run
 from rankscope.capture.kernel_list import (
     LIST_NAME,
     HotKernel,
+    KernelList,
     default_folder,
-    ncu_words,
     read_kernels,
-    replay_ns,
+    short_name,
+    size_text,
     write_kernels,
 )
+from rankscope.capture.ncu_runs import REPORTS, failure, launches_in, take_reports
+from rankscope.capture.ncu_selection import (
+    Selection,
+    expected_launches,
+    replay_ns,
+    select,
+    select_again,
+    why_missed,
+)
 from rankscope.capture.rank import SINGLE, detect
-from rankscope.capture.run_folder import expand
+from rankscope.capture.run_folder import folder_of
 from rankscope.capture.selector import FORMS
+from rankscope.capture.summary import short_path
 from rankscope.cli.common import add_reading_options
 from rankscope.cli.store_libraries import missing_libraries
-from rankscope.errors import UsageError
+from rankscope.errors import ToolError, UsageError
 from rankscope.plain_table import plain_table
 from rankscope.units import format_ns
 
@@ -32,21 +44,22 @@ TAKES_COMMAND = True
 
 DESCRIPTION = """\
 Take the costliest kernels of RUN (torch or nsys traces), run COMMAND with ncu on just those, and show what ncu
-measured beside what they cost in RUN. Kernels that wait for other ranks (NCCL) are never chosen.
+measured beside what they cost in RUN. Kernels that wait for other ranks (NCCL) are never chosen. ncu filters by name,
+not by size: RUN's order of launches tells which to skip, and if ncu does not meet a kernel, COMMAND runs once more.
 """
 
 EPILOG = """\
 examples:
   rankscope ncu RUN                                        list the kernels, run nothing
   rankscope ncu RUN --top 3 -- torchrun --nproc-per-node 4 train.py
+  rankscope ncu RUN --by calls --runs 1 -- python train.py      the most frequent, and COMMAND runs only once
   rankscope ncu RUN -n -- python train.py                  print the ncu command
   rankscope ncu RUN --kernels-out hot.json                 choose here, run elsewhere:
   srun -n 8 rankscope ncu --kernels hot.json -o NCU -- python train.py
   rankscope ncu NCU                                        what ncu measured, beside that list
 """
 
-DEFAULT_LAUNCHES = 5
-NAME_WIDTH = 44
+NAME_WIDTH = 60
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -61,16 +74,28 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="RUN",
         help="the run to choose from, or a run that this command made",
     )
-    add("--top", type=int, default=3, metavar="N", help="how many kernels, by total time (default: 3)")
+    add("--top", type=int, default=3, metavar="N", help="how many kernels (default: 3)")
+    add(
+        "--by",
+        choices=["time", "calls"],
+        default="time",
+        help="the costliest or the most frequent (default: time)",
+    )
     add("--kernels", type=Path, metavar="FILE", help="read the list from FILE; needs no RUN and no libraries")
     add("--kernels-out", type=Path, metavar="FILE", help="write the list to FILE")
     add(
         "-c",
         "--launch-count",
         type=int,
-        default=DEFAULT_LAUNCHES,
         metavar="N",
-        help="launches of each (default: 5)",
+        help="launches of each (default: 5, fewer where ncu would have to profile hundreds)",
+    )
+    add(
+        "--runs",
+        type=int,
+        default=2,
+        metavar="N",
+        help="run COMMAND at most this often, until every kernel is measured (default: 2)",
     )
     add(
         "--set",
@@ -98,81 +123,151 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    if args.top < 1 or args.launch_count < 1:
-        raise UsageError("--top and -c count from 1", hint="For example: --top 3 -c 5")
+    if min(args.top, args.runs, 1 if args.launch_count is None else args.launch_count) < 1:
+        raise UsageError("--top, -c and --runs count from 1", hint="For example: --top 3 -c 5")
     made_by_us = args.run is not None and (args.run / LIST_NAME).is_file()
     if made_by_us and not args.command and args.kernels is None:
         return _show(args.run, read_kernels(args.run / LIST_NAME), args)
-    kernels = _chosen(args)
+    listed = _chosen(args)
     if args.kernels_out is not None:
-        write_kernels(args.kernels_out, kernels, str(args.run or args.kernels))
+        write_kernels(args.kernels_out, listed, str(args.run or args.kernels))
         print(f"Wrote {args.kernels_out}", file=sys.stderr)
     if not args.command:
-        _print_list(kernels)
+        _print_list(listed.kernels)
         return 0
-    return _profile(kernels, args)
+    return _profile(listed, args)
 
 
-def _chosen(args: argparse.Namespace) -> list[HotKernel]:
+def _chosen(args: argparse.Namespace) -> KernelList:
     if args.kernels is not None:
-        return read_kernels(args.kernels)[: args.top]
+        return read_kernels(args.kernels).top(args.top)
     if args.run is None:
         raise UsageError("no RUN to choose kernels from", hint="Name a run, or give a list: --kernels FILE")
     _require_libraries("choosing kernels", f"rankscope ncu {args.run} --top {args.top} --kernels-out FILE")
     from rankscope.analysis.efficiency.hot_kernels import hot_kernels
     from rankscope.cli.common import open_run
 
-    kernels = hot_kernels(open_run(args), args.top)
-    if not kernels:
+    listed = hot_kernels(open_run(args), args.top, args.by)
+    if not listed.kernels:
         raise UsageError(
             f"{args.run} has no kernels to choose from",
             why="ncu profiles compute kernels, and the run has none with a grid and a block.",
             hint="See what it has: rankscope stats RUN -r kernels",
         )
-    return kernels
+    return listed
 
 
-def _profile(kernels: Sequence[HotKernel], args: argparse.Namespace) -> int:
+def _profile(listed: KernelList, args: argparse.Namespace) -> int:
     """`rankscope profile --tool ncu` with these kernels, in front of the command or behind its launcher."""
+    identity = detect(os.environ)
+    in_front = identity.source == SINGLE
+    output = args.output or default_folder(args.command, in_front)
+    asked, job = name_run(os.environ, identity, args.command, output, None)
+    ncu = _ncu(args)
+    by_size = ncu is None or tools.ncu_counts_by_size(str(ncu.path))
+    selection = select(listed, args.launch_count, by_size=by_size)
+    if in_front and not args.quiet:
+        if args.format == "table":
+            _print_list(listed.kernels)
+        runs = (
+            ""
+            if args.runs == 1
+            else f", at most {args.runs} if ncu does not meet every kernel (--runs 1: never)"
+        )
+        _message(f"{_plan_text(selection, listed, args.set)}\n  1 run of the command{runs}.")
+    code = _run(selection, asked, job, args)
+    folder = folder_of(asked, job)
+    if args.dry_run or folder is None:
+        return code
+    # An unselected rank has become the command and does not get here.
+    write_kernels(folder / LIST_NAME, listed, str(args.run or args.kernels))
+    if in_front and ncu is not None:
+        return _until_measured(listed, selection, folder, job, ncu, code, args, by_size=by_size)
+    return code
+
+
+def _ncu(args: argparse.Namespace) -> tools.Tool | None:
+    """ncu, if it is on this machine; where it is missing, `profile` says so."""
+    try:
+        return tools.find_tool("ncu", args.ncu)
+    except ToolError:
+        return None
+
+
+def _run(selection: Selection, output: Path, job: str, args: argparse.Namespace) -> int:
     from rankscope.cli import command_parser
 
-    in_front = detect(os.environ).source == SINGLE
-    output = args.output or default_folder(args.command, in_front)
-    words = ncu_words(
-        kernels, section_set=args.set, launches=args.launch_count, ranks=args.ranks, output=output
-    )
+    words = [*selection.words(), "--set", args.set, "--ranks", args.ranks, "-o", str(output), "--job", job]
     words += ["--clock-control", args.clock_control] if args.clock_control else []
     words += ["--ncu", str(args.ncu)] if args.ncu else []
     words += [f"--tool-arg={word}" for word in args.tool_arg or ()]
     words += ["-n"] * args.dry_run + ["-f"] * args.force + ["-q"] * args.quiet
-    if in_front and not args.quiet:
-        _print_list(kernels)
-        least = format_ns(replay_ns(kernels, args.set, args.launch_count), 2)
-        print(
-            f"ncu needs at least {least} of kernel time, and about half a second more for each launch.",
-            file=sys.stderr,
-        )
     parser, profile = command_parser("profile")
-    code = profile.main(parser.parse_args([*words, "--", *args.command]))
-    folder = Path(expand(output, os.environ))
-    if (
-        folder.is_dir() and not args.dry_run
-    ):  # an unselected rank has become the command and does not get here
-        write_kernels(folder / LIST_NAME, kernels, str(args.run or args.kernels))
-        if in_front and list(folder.glob("*.ncu-rep")):
-            _show_if_possible(folder, kernels, args)
+    return profile.main(parser.parse_args([*words, "--", *args.command]))
+
+
+def _until_measured(
+    listed: KernelList,
+    selection: Selection,
+    folder: Path,
+    job: str,
+    ncu: tools.Tool,
+    code: int,
+    args: argparse.Namespace,
+    *,
+    by_size: bool,
+) -> int:
+    """Compare what ncu measured with what was asked; while a kernel is missing, run the command again."""
+    met = last = launches_in(folder, ncu)
+    runs = 1
+    # A job or an ncu that fails would do so again.
+    can_try = code == 0 and not failure(folder)
+    while can_try and runs < args.runs and (missed := listed.missed(met)):
+        selection = select_again(listed, selection, missed, last, by_size=by_size)
+        runs += 1
+        _message(
+            f"ncu did not meet {len(missed)} of {len(listed.kernels)} kernels; running the command again\n"
+            f"  {_plan_text(selection, listed, args.set)}"
+        )
+        later = folder / f"run-{runs}"
+        code = _run(selection, later, job, args)
+        last = launches_in(later, ncu)
+        met = [*met, *last]
+        can_try = code == 0 and not failure(later)
+        take_reports(folder, later, runs)
+    missed = listed.missed(met)
+    found = len(listed.kernels) - len(missed)
+    times = "1 run" if runs == 1 else f"{runs} runs"
+    _message(
+        f"ncu measured {found} of {len(listed.kernels)} kernels, {len(met)} launches in {times} of the command"
+    )
+    if list(folder.glob(REPORTS)) and not missing_libraries():
+        _show(folder, listed, args)  # its notes name what was missed
+        return code
+    for kernel in missed:
+        _message(f"not measured: {kernel.name} ({kernel.size}): {why_missed(kernel, met)}")
+    if met:
+        _message(
+            f"to see the results, where rankscope is installed in full: rankscope ncu {short_path(folder)}"
+        )
     return code
 
 
-def _show_if_possible(folder: Path, kernels: Sequence[HotKernel], args: argparse.Namespace) -> None:
-    if missing_libraries():
-        command = f"rankscope ncu {shlex.quote(str(folder))}"
-        print(f"To see the results, where rankscope is installed in full: {command}", file=sys.stderr)
-    else:
-        _show(folder, kernels, args)
+def _plan_text(selection: Selection, listed: KernelList, section_set: str) -> str:
+    launches = expected_launches(selection, listed.order)
+    where = "the whole run" if selection.step is None else f"step {selection.step}"
+    least = format_ns(replay_ns(selection, listed.order, section_set), 2)
+    return (
+        f"ncu will profile about {launches} launches of {where}: at least {least} of kernel time, and about half a "
+        "second more for each launch"
+    )
 
 
-def _show(folder: Path, kernels: Sequence[HotKernel], args: argparse.Namespace) -> int:
+def _message(text: str) -> None:
+    print(f"rankscope: {text}", file=sys.stderr, flush=True)
+
+
+def _show(folder: Path, listed: KernelList, args: argparse.Namespace) -> int:
     """One table: what the kernels cost in RUN, and what ncu measured."""
     _require_libraries("reading ncu's reports", f"rankscope ncu {folder}")
     from rankscope.analysis.efficiency.hot_kernels import hot_kernels_measured
@@ -180,7 +275,7 @@ def _show(folder: Path, kernels: Sequence[HotKernel], args: argparse.Namespace) 
     from rankscope.views import render, terminal_width, use_color
 
     args.run = folder
-    result = hot_kernels_measured(open_run(args), kernels)
+    result = hot_kernels_measured(open_run(args), listed)
     sys.stdout.write(render(result, args.format, terminal_width(sys.stdout), use_color(sys.stdout)))
     return 0
 
@@ -194,14 +289,18 @@ def _require_libraries(what: str, command: str) -> None:
         )
 
 
+def _cut(name: str) -> str:
+    return name if len(name) <= NAME_WIDTH else f"{name[: NAME_WIDTH - 1]}…"
+
+
 def _print_list(kernels: Sequence[HotKernel]) -> None:
     rows = [
         [
-            kernel.name if len(kernel.name) <= NAME_WIDTH else f"{kernel.name[: NAME_WIDTH - 1]}…",
+            _cut(short_name(kernel.name)),
             format_ns(kernel.total_ns),
             str(kernel.calls),
-            "x".join(map(str, kernel.grid)),
-            "x".join(map(str, kernel.block)),
+            size_text(kernel.grid),
+            size_text(kernel.block),
         ]
         for kernel in kernels
     ]

@@ -24,6 +24,54 @@ class Option(NamedTuple):
         return long.lstrip("-").replace("-", "_")
 
 
+class ValueWithEquals(argparse.Action):
+    """An option whose value is written only behind "=": `--stats torchrun …` has none, `--stats=kernels` has one.
+
+    Without a value it is "true". `written_out` must see the words before argparse does.
+    """
+
+    def __init__(self, option_strings: Sequence[str], dest: str, **settings: Any) -> None:
+        super().__init__(option_strings, dest, **{"nargs": "?", "const": "true", **settings})
+
+    def __call__(
+        self, _parser: object, namespace: argparse.Namespace, value: Any, _name: object = None
+    ) -> None:
+        setattr(namespace, self.dest, value)
+
+
+class OnOff(ValueWithEquals):
+    """Such an option with true or false as nsys writes them."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, **settings: Any) -> None:
+        super().__init__(option_strings, dest, **{"default": False, "metavar": "=true|false", **settings})
+
+    def __call__(
+        self, parser: object, namespace: argparse.Namespace, value: Any, name: object = None
+    ) -> None:
+        if value not in ("true", "false"):
+            raise argparse.ArgumentError(self, f"{value} is neither true nor false")
+        super().__call__(parser, namespace, value == "true", name)
+
+
+def written_out(words: Iterable[str], parser: argparse.ArgumentParser) -> list[str]:
+    """The words with `=true` behind each option that stands without its value; a command's own words stay."""
+    names = {name: action for action in parser._actions for name in action.option_strings}
+    ends_at_a_word = any(action.nargs == argparse.REMAINDER for action in parser._actions)
+    rest = iter(words)
+    done: list[str] = []
+    for word in rest:
+        name, equals, _ = word.partition("=")
+        action = names.get(name)
+        if word == "--" or (ends_at_a_word and not word.startswith("-")):
+            return [*done, word, *rest]
+        if isinstance(action, ValueWithEquals) and not equals:
+            word = f"{name}={action.const}"
+        done.append(word)
+        if action is not None and action.nargs is None and not equals:
+            done += [value for value in [next(rest, None)] if value is not None]
+    return done
+
+
 class Group(NamedTuple):
     title: str
     options: Sequence[Option]

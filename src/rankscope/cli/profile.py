@@ -16,7 +16,7 @@ from rankscope.capture.rank import detect, parse_identity
 from rankscope.capture.schedule import Schedule, TimeWindow, When, choose_when
 from rankscope.capture.selector import AUTO, AUTO_ALL, FORMS, parse_selector
 from rankscope.capture.wrapper import Output, check_program, is_in_front, is_selected, requested_signal
-from rankscope.cli.options import Group, Settings, add_groups, option
+from rankscope.cli.options import Group, Settings, ValueWithEquals, add_groups, option
 from rankscope.cli.tool_options import TOOL_GROUPS, check_tool_options, nvtx_ranges, tool_request
 from rankscope.errors import UsageError
 
@@ -73,7 +73,13 @@ _GROUPS = (
                 "each node; ncu: the first of each node)",
             ),
             option("-n", "--dry-run", action="store_true", help="print the command that would run, and stop"),
-            option("--stats", action="store_true", help="print the tables when the job has ended"),
+            option(
+                "--stats",
+                action=ValueWithEquals,
+                metavar="=LIST",
+                help="print the summary when the job has ended, or the tables in LIST: names of `rankscope stats -r`, "
+                "nsys:REPORT for nsys's own, false for none",
+            ),
             option("-f", "--force", action="store_true", help="replace a run folder that holds another job"),
             option("-q", "--quiet", action="store_true", help="print only errors"),
             option("-v", "--verbose", action="store_true", help="print what every captured rank does"),
@@ -202,6 +208,7 @@ def main(args: argparse.Namespace) -> int:
     if not command:
         raise UsageError("no COMMAND to profile", hint="For example: rankscope profile torchrun train.py")
     check_program(command[0])
+    tables = _tables(args.stats)
     output = Output(message=_message, line=print)
     identity = detect(os.environ, plan.identity)
     in_front = is_in_front(list(command), identity, per_node=args.per_node, inserted=args.inner)
@@ -224,11 +231,11 @@ def main(args: argparse.Namespace) -> int:
         tool=tool_request(args, plan.when) if args.tool != "torch" else None,
         inserted=args.inner,
         dry_run=args.dry_run,
-        stay=args.stats,
+        stay=bool(tables),
     )
     ended = start.in_front() if in_front else start.selected_rank(identity)
-    if args.stats and ended.folder is not None:
-        _print_stats(ended.folder)
+    if tables and ended.folder is not None:
+        _print_stats(ended.folder, tables)
     return end_like(ended.status)
 
 
@@ -299,28 +306,43 @@ def option_words(args: argparse.Namespace) -> list[str]:
         name = action.option_strings[-1]
         if isinstance(value, list):
             words += [f"{name}={item}" for item in value]
+        elif isinstance(action, ValueWithEquals):
+            words.append(f"{name}={'true' if value is True else value}")
         else:
             words += [name, *([] if value is True else [str(value)])]
     return words
 
 
-def _print_stats(folder: Path) -> None:
-    """--stats: the tables, from a process of their own, as they need libraries that the job may lack."""
+def _tables(asked: str | None) -> list[list[str]]:
+    """--stats: the options of each `rankscope stats` at the end; wrong names are found before the job starts."""
+    if asked is None or asked == "false":
+        return []
+    from rankscope.cli.end_tables import end_tables
+
+    return end_tables(asked)
+
+
+def _print_stats(folder: Path, tables: list[list[str]]) -> None:
+    """The tables, from processes of their own, as they need libraries that the job may lack."""
     from rankscope.capture.summary import has_traces, short_path
     from rankscope.cli.store_libraries import missing_libraries
 
     if not has_traces(folder):
         return
     if missing := missing_libraries():
+        from shlex import join
+
+        calls = [f"rankscope stats {short_path(folder)} {join(words)}".strip() for words in tables]
         _message(
             f"--stats cannot run here: {', '.join(missing)} is not installed\n"
-            f"  Where rankscope is installed in full: rankscope stats {short_path(folder)}"
+            f"  Where rankscope is installed in full: {'; '.join(calls)}"
         )
         return
     import subprocess
 
     sys.stdout.flush()
-    subprocess.run([sys.executable, "-m", "rankscope", "stats", str(folder)], check=False)
+    for words in tables:
+        subprocess.run([sys.executable, "-m", "rankscope", "stats", str(folder), *words], check=False)
 
 
 def _message(text: str) -> None:

@@ -7,7 +7,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from rankscope.capture.schedule import OnSignal, Schedule, TimeWindow, When
-from rankscope.cli.options import Group, option
+from rankscope.cli.options import Group, OnOff, option
 from rankscope.errors import UsageError
 
 if TYPE_CHECKING:
@@ -24,7 +24,15 @@ _ONLY_NSYS = (
     "per_node",
     "run_as",
 )
-_ONLY_NCU = ("kernel_name", "set", "clock_control")
+_ONLY_NCU = (
+    "kernel_name",
+    "kernel_name_base",
+    "launch_count",
+    "launch_skip",
+    "filter_mode",
+    "set",
+    "clock_control",
+)
 _ONLY_TORCH = (
     "record_shapes",
     "profile_memory",
@@ -38,6 +46,8 @@ _ONLY_TORCH = (
 _SCHEDULES = ("skip_first", "wait", "warmup", "active", "repeat", "steps", "after", "for_", "on_signal")
 # How many launches ncu profiles without -c: all of them would take hundreds of times the job's walltime.
 NCU_LAUNCHES = 32
+# -c: the range that the program itself opens with cudaProfilerStart.
+OWN_RANGE = "cudaProfilerApi"
 
 
 TOOL_GROUPS = (
@@ -49,7 +59,8 @@ TOOL_GROUPS = (
                 "-c",
                 "--capture-range",
                 metavar="RANGE",
-                help="cudaProfilerApi or nvtx:RANGE[@DOMAIN]: record only inside it; for ncu: how many launches",
+                help="cudaProfilerApi or nvtx:RANGE[@DOMAIN]: record only inside it; for ncu: cudaProfilerApi, or how "
+                "many launches",
             ),
             option(
                 "-s",
@@ -58,10 +69,14 @@ TOOL_GROUPS = (
                 help="CPU samples (default: none)",
             ),
             option(
-                "--gpu-metrics-device", metavar="ID", help="sample the GPU's counters: all, or a GPU's number"
+                "--gpu-metrics-devices",
+                "--gpu-metrics-device",
+                dest="gpu_metrics_device",
+                metavar="ID",
+                help="sample the GPU's counters: all, or a GPU's number",
             ),
-            option("--cuda-memory-usage", action="store_true", help="record every allocation on the GPU"),
-            option("--nic-metrics", action="store_true", help="sample the network cards"),
+            option("--cuda-memory-usage", action=OnOff, help="record every allocation on the GPU"),
+            option("--nic-metrics", action=OnOff, help="sample the network cards"),
             option(
                 "--per-node",
                 action="store_true",
@@ -70,13 +85,14 @@ TOOL_GROUPS = (
             option(
                 "--run-as",
                 metavar="USER",
-                help="run the job as this user, nsys as root (with sudo where it is needed)",
+                help="run the job as this user, nsys as root (with sudo, where what is asked for needs it)",
             ),
             option(
                 "--tool-arg",
                 action="append",
                 metavar="X",
-                help="pass X to nsys or ncu unchanged; may be repeated: --tool-arg=-X",
+                help="pass X to nsys or ncu unchanged, in place of rankscope's own option of that name; may be "
+                "repeated: --tool-arg=-X",
             ),
             option(
                 "--nvtx",
@@ -94,6 +110,20 @@ TOOL_GROUPS = (
                 "--kernel-name",
                 metavar="NAME",
                 help="which kernels: a name, or regex:… (default: all but NCCL's)",
+            ),
+            option(
+                "--kernel-name-base",
+                choices=["function", "demangled", "mangled"],
+                help="which name -k is compared with (default: function)",
+            ),
+            option(
+                "--launch-count", type=int, metavar="N", help="how many launches, 0 for all (default: 32)"
+            ),
+            option("--launch-skip", type=int, metavar="N", help="skip this many of the launches that match"),
+            option(
+                "--filter-mode",
+                choices=["global", "per-gpu", "per-launch-config"],
+                help="skip and count for all launches, each GPU, or each grid and block (default: global)",
             ),
             option(
                 "--set", choices=["roofline", "detailed", "full"], help="which sections (default: roofline)"
@@ -133,15 +163,23 @@ def check_tool_options(args: argparse.Namespace) -> None:
         raise UsageError(
             f"--nvtx {', '.join(sorted(unknown))} is not known", hint="Give ops, modules or both."
         )
+    _check_tool_arguments(args)
     given = args.capture_range
     if given is None:
         return
-    if args.tool == "ncu" and not given.isdecimal():
+    if args.tool == "ncu" and not given.isdecimal() and given != OWN_RANGE:
         raise UsageError(
-            f"-c {given} is not a number of launches", hint="For example: -c 10; 0 is all of them."
+            f"-c {given} is neither a number of launches nor {OWN_RANGE}",
+            hint=f"For example: -c 10; 0 is all of them. Or -c {OWN_RANGE}, and --launch-count 10.",
         )
     if args.tool == "nsys":
-        _check_range(args, given)
+        _check_range(given)
+    if is_ranged(args) and not given.isdecimal():
+        raise UsageError(
+            f"-c {given} and a schedule are two schedules at once",
+            why="A schedule records between cudaProfilerStart and cudaProfilerStop, which rankscope calls itself.",
+            hint="Keep one of them.",
+        )
 
 
 def nvtx_ranges(args: argparse.Namespace) -> tuple[str, ...]:
@@ -149,19 +187,26 @@ def nvtx_ranges(args: argparse.Namespace) -> tuple[str, ...]:
     return tuple(args.nvtx.split(",")) if args.nvtx else ()
 
 
-def _check_range(args: argparse.Namespace, given: str) -> None:
+def _check_tool_arguments(args: argparse.Namespace) -> None:
+    from rankscope.tools import NOT_REPLACED, given_options  # late: an unselected rank has none
+
+    given = given_options(args.tool, args.tool_arg) if args.tool_arg else {}
+    for name in NOT_REPLACED.get(args.tool, ()):
+        if name in given:
+            raise UsageError(
+                f"--tool-arg {name} is not possible",
+                why="rankscope looks for the report where it told the tool to write it.",
+                hint="Name the run folder: -o DIR",
+            )
+
+
+def _check_range(given: str) -> None:
     kind, _, name = given.partition(":")
-    if kind not in ("cudaProfilerApi", "nvtx", "none") or (kind == "nvtx") != bool(name):
+    if kind not in (OWN_RANGE, "nvtx", "none") or (kind == "nvtx") != bool(name):
         raise UsageError(
             f"-c {given} is not a capture range",
             why="nsys waits for cudaProfilerStart, or for an NVTX range of a name.",
             hint="Write -c cudaProfilerApi or -c nvtx:RANGE (nvtx:RANGE@DOMAIN).",
-        )
-    if is_ranged(args) and kind != "none":
-        raise UsageError(
-            f"-c {given} and steps are two schedules at once",
-            why="--steps and the other schedules open the range themselves; -c waits until the program does.",
-            hint="Keep one of them.",
         )
 
 
@@ -188,7 +233,7 @@ def nsys_options(args: argparse.Namespace, when: When) -> NsysOptions:
     return NsysOptions(
         trace=args.trace or NSYS_TRACE,
         sample=args.sample or "none",
-        capture_range="cudaProfilerApi" if by_steps else given,
+        capture_range=OWN_RANGE if by_steps else given,
         captures=_captures(when) if by_steps else 1,
         delay_s=round(window.after_s) if window else 0,
         duration_s=max(1, round(window.for_s)) if window else 0,
@@ -206,12 +251,22 @@ def ncu_options(args: argparse.Namespace) -> NcuOptions:
 
     return NcuOptions(
         kernels=args.kernel_name,
+        name_base=args.kernel_name_base or "function",
+        launch_skip=args.launch_skip or 0,
+        filter_mode=args.filter_mode,
         section_set=args.set or "roofline",
-        launch_count=int(args.capture_range) if args.capture_range else NCU_LAUNCHES,
-        ranged=is_ranged(args),
+        launch_count=_launch_count(args),
+        ranged=is_ranged(args) or args.capture_range == OWN_RANGE,
         overwrite=args.force,
         extra=tuple(args.tool_arg or ()),
     )
+
+
+def _launch_count(args: argparse.Namespace) -> int:
+    if args.launch_count is not None:
+        return int(args.launch_count)
+    given = args.capture_range or ""
+    return int(given) if given.isdecimal() else NCU_LAUNCHES
 
 
 def _captures(when: When) -> int:

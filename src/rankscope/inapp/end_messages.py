@@ -28,10 +28,10 @@ def nothing_captured(plan: Plan, steps: int, optimizer_calls: Mapping[str, int])
         if plan.tool != "torch":
             return "no step was marked: no optimizer stepped (rankscope.mark_step() in the loop marks one)"
         return "nothing was captured: no optimizer stepped; for a loop without one give --after 10s --for 5s"
-    if isinstance(plan.when, ScheduleFunction):
-        return f"nothing was captured: the schedule function recorded none of the {steps} steps"
     if isinstance(plan.when, EveryStep):
         return "no step was marked: the run ended in its first step"
+    if isinstance(plan.when, ScheduleFunction):
+        return f"nothing was captured: the schedule function recorded none of the {steps} steps"
     first = plan.when.first_recorded_step
     return f"nothing was captured: the script ended after {steps} steps, recording begins with step {first}"
 

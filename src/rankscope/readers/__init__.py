@@ -25,6 +25,7 @@ from rankscope.readers.ncu.csv_pages import HEADER as NCU_CSV_HEADER
 from rankscope.readers.ncu.reader import NCU
 from rankscope.readers.nsys.reader import NSYS
 from rankscope.readers.nsys.report import NSYS_REPORT
+from rankscope.readers.nsys.stream import is_stream, report_of
 from rankscope.readers.safe_pickle import PICKLE_NAMES, is_pickle
 
 __all__ = [
@@ -36,13 +37,15 @@ __all__ = [
     "TraceIdentity",
     "find_reader",
     "identities",
+    "is_stream",
     "looks_like_a_trace",
     "open_part",
+    "report_of",
 ]
 
 READERS: tuple[Reader, ...] = (KINETO, NSYS, NSYS_REPORT, NCU, FLIGHT_READER, SNAPSHOT)
 _HEAD_BYTES = 1 << 16
-TRACE_NAMES = (".json", ".json.gz", ".sqlite", ".nsys-rep", ".qdrep", ".ncu-rep", *PICKLE_NAMES)
+TRACE_NAMES = (".json", ".json.gz", ".sqlite", ".nsys-rep", ".qdrep", ".qdstrm", ".ncu-rep", *PICKLE_NAMES)
 
 
 def looks_like_a_trace(path: Path) -> bool:

@@ -79,7 +79,7 @@ def ingest(paths: Sequence[Path], options: Options | None = None, watch: Watch |
         return already
     stores = _possible_stores(paths, options)
     known = {entry.source for index in stores.values() for entry in index.segments if entry.is_current()}
-    sources = find_sources(paths, known)
+    sources = find_sources(paths, known, list(stores)[-1])
     store, index = _choose_store(paths, sources, stores, watch.say)
     given = {path.resolve(): rank for path, rank in options.ranks.items()}
     places, unopened = assign(sources.files, given, sources.ranks, index)

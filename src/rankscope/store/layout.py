@@ -12,15 +12,16 @@ from typing import Any
 
 from rankscope.atomic_files import write_json
 from rankscope.capture.run_folder import rank_manifests
-from rankscope.errors import EmptyTraceError, NotATraceError, RankscopeError, StoreError
+from rankscope.errors import EmptyTraceError, NotATraceError, RankscopeError, StoreError, ToolError
 from rankscope.model import FORMAT_VERSION
-from rankscope.readers import find_reader, looks_like_a_trace
+from rankscope.readers import find_reader, is_stream, looks_like_a_trace, report_of
 from rankscope.readers.base import rank_from_name
 
 INDEX_FILE = "store.json"
 STORE_NAME = ".rankscope"
 _EXPORTS = {".nsys-rep": (".sqlite",), ".ncu-rep": (".raw.csv", ".details.csv", ".csv")}
 """Files that tools export from their reports; they hold the same recording."""
+_CONVERTED = "converted"
 
 
 @dataclass(frozen=True)
@@ -112,10 +113,11 @@ class Sources:
     """The rank of a file, where the capture's manifest names it."""
 
 
-def find_sources(paths: Sequence[Path], known: Collection[Path] = ()) -> Sources:
+def find_sources(paths: Sequence[Path], known: Collection[Path] = (), store: Path | None = None) -> Sources:
     """The given traces, and those in the given folders. Files that cannot be read are skipped and reported.
 
     `known` files are in a store and unchanged. They are not opened: otherwise every command would open every trace.
+    Recordings that nsys did not convert are converted, beside them or, where that is read-only, in the store's folder.
     """
     files: list[Path] = []
     skipped: list[RankscopeError] = []
@@ -131,6 +133,9 @@ def find_sources(paths: Sequence[Path], known: Collection[Path] = ()) -> Sources
             ranks |= elsewhere.ranks
         for file in found:
             try:
+                if is_stream(file):
+                    own_place = (store or file.parent) / _CONVERTED
+                    file = report_of(file, own_place, writable=can_write(file.parent))
                 if file not in known:
                     find_reader(file)
             except NotATraceError as error:
@@ -194,6 +199,8 @@ def _traces_in(folder: Path) -> list[Path]:
     times = {path: path.stat().st_mtime_ns for path in found}
 
     def has_better_twin(path: Path) -> bool:
+        if is_stream(path):
+            return any(path.with_suffix(ending) in times for ending in (".nsys-rep", ".sqlite"))
         for report_ending, export_endings in _EXPORTS.items():
             ending = next((e for e in (*export_endings, report_ending) if path.name.endswith(e)), None)
             if ending is None:
@@ -211,8 +218,12 @@ def _traces_in(folder: Path) -> list[Path]:
 
 
 def _no_traces(paths: Sequence[Path], skipped: list[RankscopeError]) -> RankscopeError:
-    if len(skipped) == 1:
-        return skipped[0]
+    # Files that need a tool are traces all the same.
+    if len(skipped) == 1 or any(isinstance(error, ToolError) for error in skipped):
+        first = next((error for error in skipped if isinstance(error, ToolError)), skipped[0])
+        if len(skipped) > 1:
+            first.message += f" ({len(skipped) - 1} more files could not be read either)"
+        return first
     below = sorted({p.parent for path in paths if path.is_dir() for p in path.glob("*/*.json*")})
     return NotATraceError(
         f"no trace in {', '.join(map(str, paths))}",

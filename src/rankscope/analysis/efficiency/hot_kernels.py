@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 from rankscope.analysis.core.result import Column, Result
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.efficiency.ncu_metrics import MeasuredKernel, measured_kernels
-from rankscope.capture.kernel_list import HotKernel, function_name
+from rankscope.capture.kernel_list import HotKernel, KernelList, function_name, size_text
+from rankscope.capture.ncu_selection import why_missed
+from rankscope.sql import sql_texts
 from rankscope.store.run import Run
+from rankscope.tools import Launch
 
 COLUMNS = (
     Column("name", at_end=True),
@@ -26,67 +30,83 @@ COLUMNS = (
 )
 
 
-def hot_kernels(run: Run, top: int) -> list[HotKernel]:
-    """The `top` compute kernels by total time over all ranks, one per name, grid and block."""
+def hot_kernels(run: Run, top: int, by: str = "time") -> KernelList:
+    """The `top` compute kernels over all ranks, one per name, grid and block; by total time or by number of calls."""
+    first = {"time": "total", "calls": "calls"}[by]
     rows = run.rows(f"""
-        SELECT g.name, [{_axes("grid")}], [{_axes("block")}], count(*), sum(g.dur_ns)::BIGINT AS total
-        FROM gpu g JOIN events e ON e.rank = g.rank AND e.segment = g.segment AND e.id = g.id
-        WHERE g.class = 'COMPUTE' AND (e.args->'grid') IS NOT NULL AND (e.args->'block') IS NOT NULL
-        GROUP BY ALL ORDER BY total DESC, g.name LIMIT {int(top)}
+        SELECT g.name, {_SIZES}, count(*) AS calls, sum(g.dur_ns)::BIGINT AS total FROM {_SIZED}
+        GROUP BY ALL ORDER BY {first} DESC, total DESC, g.name LIMIT {int(top)}
     """)
-    return [
+    kernels = [
         HotKernel(name, tuple(grid), tuple(block), calls, total)
         for name, grid, block, calls, total in rows
         if None not in (*grid, *block)
     ]
+    return _with_order(run, kernels) if kernels else KernelList(())
+
+
+def _with_order(run: Run, kernels: list[HotKernel]) -> KernelList:
+    """The list with the launches of one rank in one step: the first step with most of the kernels."""
+    functions = {function_name(kernel.name) for kernel in kernels}
+    names = [
+        name
+        for (name,) in run.rows(f"SELECT DISTINCT g.name FROM {_SIZED}")
+        if function_name(name) in functions
+    ]
+    chosen = sql_texts(kernel.name for kernel in kernels)
+    found = run.rows(
+        f"SELECT DISTINCT g.rank, g.step, g.name, {_SIZES} FROM {_SIZED} AND g.name IN ({chosen})"
+    )
+    wanted = {kernel[:3] for kernel in kernels}
+    places = Counter(
+        (rank, step) for rank, step, name, grid, block in found if (name, tuple(grid), tuple(block)) in wanted
+    )
+    rank, step = min(places, key=lambda place: (place[1] is None, -places[place], place[0], place[1] or 0))
+    same_step = "g.step IS NULL" if step is None else f"g.step = {int(step)}"
+    rows = run.rows(f"""
+        SELECT g.name, {_SIZES} FROM {_SIZED}
+        AND g.rank = {int(rank)} AND {same_step} AND g.name IN ({sql_texts(names)})
+        ORDER BY coalesce(g.launch_ns, g.start_ns), g.start_ns, g.id LIMIT {_MOST_LAUNCHES}
+    """)
+    order = [
+        Launch(name, tuple(grid), tuple(block)) for name, grid, block in rows if None not in (*grid, *block)
+    ]
+    return KernelList(tuple(kernels), step, tuple(order))
 
 
 def _axes(key: str) -> str:
     return ", ".join(f"TRY_CAST(e.args->'{key}'->>{axis} AS INTEGER)" for axis in range(3))
 
 
-def hot_kernels_measured(run: Run, kernels: Sequence[HotKernel]) -> Result:
-    """One row per selected kernel: its figures in the run, and the mean of its launches that ncu measured.
+_SIZES = f"[{_axes('grid')}], [{_axes('block')}]"
+_SIZED = """gpu g JOIN events e ON e.rank = g.rank AND e.segment = g.segment AND e.id = g.id
+    WHERE g.class = 'COMPUTE' AND (e.args->'grid') IS NOT NULL AND (e.args->'block') IS NOT NULL"""
+# A step of a large model has some thousands; a run without steps is cut here.
+_MOST_LAUNCHES = 50_000
 
-    Kernels match by function, grid and block. Where two selected kernels share all three (they differ only in
-    template arguments), they match by full name.
-    """
+
+def hot_kernels_measured(run: Run, listed: KernelList) -> Result:
+    """One row per selected kernel: its figures in the run, and the mean of its launches that ncu measured."""
     measured = measured_kernels(run, Scope())
+    launches = [Launch(one.name, one.grid or (), one.block or ()) for one in measured]
     rows = []
-    missed = []
-    for kernel in kernels:
-        launches = _launches_of(kernel, kernels, measured)
-        rows.append(_row(kernel, launches))
-        if not launches:
-            missed.append(kernel)
+    notes = []
+    for kernel in listed.kernels:
+        own = [
+            one for one, launch in zip(measured, launches, strict=True) if listed.is_launch_of(kernel, launch)
+        ]
+        rows.append(_row(kernel, own))
+        if not own:
+            notes.append(
+                f"not measured: {kernel.name} ({kernel.size}): {why_missed(kernel, launches)}; "
+                "rankscope ncu --runs N tries more"
+            )
     others = len(measured) - sum(row["launches"] for row in rows)
-    notes = [
-        f"ncu measured no launch of {kernel.name} with grid {_size(kernel.grid)}; "
-        "rankscope ncu -c N measures more launches"
-        for kernel in missed
-    ]
     if others > 0:
         notes.append(
-            f"{others} measured launches have a different grid or block; rankscope stats FOLDER -r ncu shows them"
+            f"{others} measured launches are of other kernels or sizes; rankscope stats FOLDER -r ncu shows them"
         )
     return Result("ncu_top", "Hot kernels measured by ncu", "whole file", COLUMNS, rows, (), tuple(notes))
-
-
-def _launches_of(
-    kernel: HotKernel, kernels: Sequence[HotKernel], measured: Sequence[MeasuredKernel]
-) -> list[MeasuredKernel]:
-    same = [one for one in measured if (function_name(one.name), one.grid, one.block) == kernel.key]
-    alike = [other for other in kernels if other.key == kernel.key]
-    if len(alike) < 2:
-        return same
-    return [one for one in same if _normalised(one.name) == _normalised(kernel.name)]
-
-
-def _normalised(name: str) -> str:
-    """The name without blanks and without casts in template arguments, which differ between demanglers."""
-    for cast in ("(int)", "(unsigned int)", "(bool)", "(long)"):
-        name = name.replace(cast, "")
-    return "".join(name.split())
 
 
 def _row(kernel: HotKernel, launches: Sequence[MeasuredKernel]) -> dict[str, Any]:
@@ -102,15 +122,11 @@ def _row(kernel: HotKernel, launches: Sequence[MeasuredKernel]) -> dict[str, Any
         "compute_pct": _mean([launch.shares.get("compute_pct") for launch in launches]),
         "memory_pct": _mean([launch.shares.get("memory_pct") for launch in launches]),
         "flop_s": flops / duration * 1e9 if flops is not None and duration else None,
-        "grid": _size(kernel.grid),
-        "block": _size(kernel.block),
+        "grid": size_text(kernel.grid),
+        "block": size_text(kernel.block),
     }
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return sum(known) / len(known) if known else None
-
-
-def _size(dimensions: Sequence[int]) -> str:
-    return "x".join(map(str, dimensions))

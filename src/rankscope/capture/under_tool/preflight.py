@@ -10,10 +10,12 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
+from rankscope import tools
 from rankscope.errors import CaptureError
 from rankscope.tools import NcuOptions, NsysOptions
 
 _DRIVER_FILES = ("/proc/driver/nvidia/version", "/dev/nvidiactl", "/dev/nvhost-ctrl", "/dev/dxg")
+_ELSEWHERE = "no NVIDIA driver here: this is what a node with one would run"
 _VIRTUAL_MAKERS = (
     "QEMU",
     "KVM",
@@ -51,16 +53,25 @@ def is_virtual() -> bool:
         return False
 
 
-def fit_nsys(options: NsysOptions, *, driver: bool, ranged: bool) -> tuple[NsysOptions, list[str]]:
-    """The options that work here, and messages. ``ranged``: steps were asked for."""
+def fit_nsys(
+    options: NsysOptions, *, program: str, driver: bool, ranged: bool, dry_run: bool = False
+) -> tuple[NsysOptions, list[str]]:
+    """The options that work here, and messages. ``ranged``: steps were asked for.
+
+    A dry run keeps them all: it is often on another machine than the job.
+    """
+    if options.gpu_metrics_device:
+        options = replace(options, gpu_metrics_option=tools.gpu_metrics_option(program))
     if driver:
         return options, []
+    if dry_run:
+        return options, [_ELSEWHERE]
     notes = []
     if options.gpu_metrics_device:
-        options = replace(options, gpu_metrics_device=None)
         notes.append(
-            "no NVIDIA driver here: nsys runs without --gpu-metrics-device, because it would not start with it"
+            f"no NVIDIA driver here: nsys runs without {options.gpu_metrics_option}, because it would not start with it"
         )
+        options = replace(options, gpu_metrics_device=None)
     if "cuda" in options.trace.split(","):
         notes.append("no NVIDIA driver here: the report will have no CUDA events")
     if ranged and options.capture_range is not None:
@@ -73,19 +84,20 @@ def fit_nsys(options: NsysOptions, *, driver: bool, ranged: bool) -> tuple[NsysO
 
 
 def fit_ncu(
-    options: NcuOptions, *, driver: bool, virtual: bool, clocks: str | None
+    options: NcuOptions, *, driver: bool, virtual: bool, clocks: str | None, dry_run: bool = False
 ) -> tuple[NcuOptions, list[str]]:
     """The options that work here, and messages. ``clocks`` is --clock-control; None: rankscope decides."""
-    if not driver:
+    notes = [] if driver else [_ELSEWHERE]
+    if not driver and not dry_run:
         raise CaptureError(
             "ncu cannot profile here",
             why="There is no NVIDIA driver on this machine.",
             hint="Run it on a node with a GPU.",
         )
     if clocks is not None:
-        return replace(options, clock_control=clocks), []
+        return replace(options, clock_control=clocks), notes
     why = "this is a virtual machine" if virtual else "" if os.geteuid() == 0 else "this user is not root"
     if not why:
-        return options, []
+        return options, notes
     note = f"GPU clocks are not locked, because {why}: durations vary with the clock (--clock-control base locks them)"
-    return replace(options, clock_control="none"), [note]
+    return replace(options, clock_control="none"), [*notes, note]

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-import os
 import re
-import shlex
 import shutil
-import subprocess
 from pathlib import Path
 from typing import NamedTuple
 
-from rankscope.tools import NCU_PASSES, Tool, import_qdstrm, nsys_importer, read_ncu_log
+from rankscope.tools import (
+    NCU_PASSES,
+    STREAM_SUFFIX,
+    Tool,
+    import_command,
+    import_stream,
+    nsys_importer,
+    read_ncu_log,
+)
 
-_IMPORT_SECONDS = 1800
 _SHOWN_KERNELS = 20
+NO_NCU_REPORT = "ncu wrote no report"
+"""The start of the message when ncu failed, and not only its filter matched nothing."""
 
 
 class Left(NamedTuple):
@@ -64,8 +70,10 @@ def collect_ncu(target: Path, log: str, section_set: str) -> Left:
         rest = f"\n    and {more} more" if more > 0 else ""
         return Left((), (), f"no kernel matched -k. These ran:\n{shown}{rest}")
     if logged.errors:
-        return Left((), (), f"ncu wrote no report: {logged.errors[0].removeprefix('==ERROR==').strip()}")
-    return Left((), (), f"ncu wrote no report: {_last_line(log)}")
+        return Left((), (), f"{NO_NCU_REPORT}: {logged.errors[0].removeprefix('==ERROR==').strip()}")
+    if logged.nothing:
+        return Left((), (), "no kernel matched -k, or none ran in the range that was to be profiled")
+    return Left((), (), f"{NO_NCU_REPORT}: {_last_line(log)}")
 
 
 def ncu_advice(section_set: str, launch_count: int) -> str:
@@ -98,41 +106,32 @@ def _strays(target: Path, temp: Path) -> tuple[Path, ...]:
 
 
 def _imported(tool: Tool, target: Path, temp: Path) -> tuple[tuple[Path, ...], str]:
-    """Convert a .qdstrm, which nsys writes before it makes the report; if that fails, the message says how to."""
-    streams = sorted(temp.glob("*.qdstrm"))
-    if not streams:
-        return (), ""
+    """Convert the recordings that nsys left without a report; if that fails, the message says how to."""
     if target.exists() and not target.stat().st_size:
         target.unlink()  # incomplete, and the importer would not overwrite it
-    kept = target.with_suffix(".qdstrm")
-    shutil.move(streams[-1], kept)
+    why = "nsys has no importer here"
+    if streams := sorted(temp.glob(f"*{STREAM_SUFFIX}")):
+        why = "nsys was killed before the report was made"
+        shutil.move(streams[-1], target.with_suffix(STREAM_SUFFIX))
+    kept = _reports(target.with_suffix(STREAM_SUFFIX))
+    if not kept:
+        return (), ""
     importer = nsys_importer(tool.path)
-    if importer is not None:
-        env = {**os.environ, "LD_LIBRARY_PATH": _library_path(importer)}
-        words = import_qdstrm(importer, kept, target)
-        try:
-            done = subprocess.run(
-                words, env=env, capture_output=True, text=True, errors="replace", timeout=_IMPORT_SECONDS
-            )
-        except (OSError, subprocess.TimeoutExpired) as error:
-            return (), f"nsys was killed: {kept.name} could not be converted: {error}"
-        if target.is_file() and target.stat().st_size:
-            kept.unlink()
-            return (target,), "nsys was killed before the report was made; its .qdstrm was converted"
-        return (
-            (),
-            f"nsys was killed: {kept.name} cannot be converted: {_last_line(done.stdout + done.stderr)}",
+    if importer is None:
+        command = import_command(kept[0], kept[0].with_suffix(target.suffix))
+        version = ".".join(map(str, tool.version))
+        return (), (
+            f"{why}: the recording is {', '.join(path.name for path in kept)}. Where Nsight Systems {version} is "
+            f"installed in full, rankscope stats converts it, or: {command}"
         )
-    command = shlex.join(import_qdstrm("QdstrmImporter", kept, target))
-    return (
-        (),
-        f"nsys was killed before the report was made. Where Nsight Systems is installed in full: {command}",
-    )
-
-
-def _library_path(importer: Path) -> str:
-    before = os.environ.get("LD_LIBRARY_PATH")
-    return f"{importer.parent}{os.pathsep}{before}" if before else str(importer.parent)
+    made: list[Path] = []
+    for stream in kept:
+        report = stream.with_suffix(target.suffix)
+        if refusal := import_stream(importer, stream, report):
+            return tuple(made), f"{why}: {stream.name} cannot be converted: {refusal}"
+        stream.unlink()
+        made.append(report)
+    return tuple(made), f"{why}; its {STREAM_SUFFIX} was converted"
 
 
 def _line_with(log: str, text: str) -> str:

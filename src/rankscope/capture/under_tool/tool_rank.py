@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import getpass
 import os
 import shlex
 import shutil
-import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,7 +19,7 @@ from rankscope.capture.rank import Identity, disagreements
 from rankscope.capture.rank_files import RankFiles, clock_anchor
 from rankscope.capture.run_folder import expand, rank_stem, read_json, remove_if_empty
 from rankscope.capture.schedule import EveryStep, TimeWindow
-from rankscope.capture.under_tool import preflight, reports
+from rankscope.capture.under_tool import preflight, reports, root
 from rankscope.capture.under_tool.temp_folder import make_temp_folder
 from rankscope.capture.under_tool.tool_process import Ended, run_under_tool, wrap_application
 from rankscope.capture.wrapper import Output, requested_signal
@@ -29,7 +27,6 @@ from rankscope.errors import CaptureError, RankscopeError, ToolError
 from rankscope.units import format_bytes
 
 _SUFFIX = {"nsys": ".nsys-rep", "ncu": ".ncu-rep"}
-_ANSWER_SECONDS = 30
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,15 +127,20 @@ class ToolRank:
         options: tools.NsysOptions | tools.NcuOptions
         if isinstance(asked, tools.NsysOptions):
             options, notes = preflight.fit_nsys(
-                replace(asked, extra=extra), driver=driver, ranged=self.request.ranged
+                replace(asked, extra=extra),
+                program=str(self.tool.path),
+                driver=driver,
+                ranged=self.request.ranged,
+                dry_run=self.request.dry_run,
             )
             self.notes += notes
             return options
         options, notes = preflight.fit_ncu(
             replace(asked, extra=extra),
-            driver=driver or self.request.dry_run,
+            driver=driver,
             virtual=preflight.is_virtual(),
             clocks=self.request.clock_control,
+            dry_run=self.request.dry_run,
         )
         self.notes += notes
         if not self.plan.quiet:
@@ -146,24 +148,13 @@ class ToolRank:
         return options
 
     def _as_root(self) -> list[str]:
-        """The sudo prefix, with the variables that sudo drops, where nsys must be root and is not."""
-        options = self.options
-        if not isinstance(options, tools.NsysOptions) or options.run_as is None or os.geteuid() == 0:
+        """The sudo prefix, where nsys must be root and is not."""
+        if not isinstance(self.options, tools.NsysOptions):
             return []
-        answer = subprocess.run(
-            tools.nsys_check_privileges(str(self.tool.path)),
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_ANSWER_SECONDS,
-        )
-        if options.run_as == getpass.getuser() and not tools.refuses_cpu_profiling(answer.stdout):
-            # nsys itself needs no root here; --run-as does.
-            self.options = replace(options, run_as=None)
-            self.notes.append("nsys needs no root here: --run-as is left out")
-            return []
-        kept = [f"{name}={os.environ[name]}" for name in ("PATH", "LD_LIBRARY_PATH") if name in os.environ]
-        return ["sudo", "-n", "-E", "env", *kept]
+        found = root.as_root(str(self.tool.path), self.options, dry_run=self.request.dry_run)
+        self.options = found.options
+        self.notes += found.notes
+        return list(found.prefix)
 
     def command(self, application: Sequence[str], log: Path | None = None) -> list[str]:
         words = list(application)
@@ -183,7 +174,7 @@ class ToolRank:
         """Whether the application begins and ends the recording; nsys does so itself for a time window."""
         if isinstance(self.options, tools.NsysOptions):
             return self.request.ranged and not isinstance(self.plan.when, TimeWindow)
-        return self.options.ranged
+        return self.request.ranged
 
     def _tool_environment(self) -> dict[str, str]:
         own = tools.nsys_environment(self.options) if isinstance(self.options, tools.NsysOptions) else {}

@@ -1,0 +1,222 @@
+"""Which launches ncu profiles, so that each kernel of a list is among them and few others are.
+
+ncu filters by name, and skips and counts the launches that match; it cannot filter by grid or block. So the order of
+launches in the earlier run decides what is skipped and counted, and what ncu measured is compared with what was asked:
+for the kernels it did not meet, the command runs again with a wider selection (docs/adr/0123-launches-for-ncu.md).
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from rankscope.capture.kernel_list import HotKernel, KernelList, canonical_name, function_name, template_name
+from rankscope.tools import NCU_PASSES, Launch
+
+BY_SIZE = "per-launch-config"
+"""ncu's filter mode that counts the launches of each grid and block on its own."""
+# Each launch takes about half a second besides its passes.
+_MOST_LAUNCHES = 200
+_WANTED = (5, 3, 1)
+"""Launches of each kernel: the first number for which the selection has at most _MOST_LAUNCHES."""
+# Words of template arguments that say nothing about the kernel, or that demanglers spell in different ways.
+_COMMON_WORDS = frozenset(
+    ("std", "at", "int", "unsigned", "long", "char", "bool", "lambda", "operator", "type", "native")
+)
+
+
+class Selection(NamedTuple):
+    """One run of the command under ncu."""
+
+    kernels: tuple[HotKernel, ...]
+    wanted: int
+    """Launches of each kernel."""
+    step: int | None = None
+    """Only launches of this step; None is the whole run."""
+    whole_names: bool = False
+    """Names are compared with their template arguments, else only the function's name."""
+    by_size: bool = False
+    """Skip and count for each grid and block on its own."""
+    skip: int = 0
+    take: int = 0
+
+    @property
+    def pattern(self) -> str:
+        """The value of `ncu -k`."""
+        patterns = map(_template_pattern if self.whole_names else _function_pattern, self.kernels)
+        return f"regex:^(?:{'|'.join(dict.fromkeys(patterns))})$"
+
+    def matching(self, order: Sequence[Launch]) -> list[Launch]:
+        """The launches whose names match."""
+        pattern = re.compile(self.pattern.removeprefix("regex:"))
+        name_of = _same if self.whole_names else function_name
+        matches = {name: bool(pattern.search(name_of(name))) for name in {launch.name for launch in order}}
+        return [launch for launch in order if matches[launch.name]]
+
+    def profiled(self, order: Sequence[Launch]) -> list[Launch]:
+        """The launches that ncu profiles when the command launches these."""
+        met: Counter[object] = Counter()
+        chosen = []
+        for launch in self.matching(order):
+            place = launch[1:] if self.by_size else None
+            met[place] += 1
+            if self.skip < met[place] <= self.skip + self.take:
+                chosen.append(launch)
+        return chosen
+
+    def words(self) -> list[str]:
+        """The options of `rankscope profile` for it."""
+        words = ["--tool", "ncu", "-k", self.pattern, "-c", str(self.take)]
+        words += ["--kernel-name-base", "demangled"] if self.whole_names else []
+        words += ["--filter-mode", BY_SIZE] if self.by_size else []
+        words += ["--launch-skip", str(self.skip)] if self.skip else []
+        return [*words, *(["--steps", f"{self.step}:{self.step}"] if self.step is not None else [])]
+
+
+def select(listed: KernelList, wanted: int | None, *, by_size: bool) -> Selection:
+    """The cheapest selection with ``wanted`` launches of each kernel; None is five, or fewer where that is too many.
+
+    ``by_size``: this ncu can count by size.
+    """
+    for number in _WANTED if wanted is None else (wanted,):
+        selection = _cheapest(listed, number, by_size=by_size)
+        if expected_launches(selection, listed.order) <= _MOST_LAUNCHES:
+            break
+    return selection
+
+
+def _cheapest(listed: KernelList, wanted: int, *, by_size: bool) -> Selection:
+    if not listed.order:
+        count = wanted if by_size else wanted * len(listed.kernels)
+        return Selection(listed.kernels, wanted, by_size=by_size, take=count)
+    every = Selection(listed.kernels, wanted, listed.step, whole_names=True)
+    order = every.matching(listed.order)
+    choices = [_counted_by_size(every, order)] if by_size else []
+    if listed.step is not None:
+        choices.append(_shortest_stretch(every, order))
+    elif not choices:  # what was launched before the recording is not known, so nothing is skipped
+        stretch = _shortest_stretch(every, order)
+        choices.append(stretch._replace(skip=0, take=stretch.skip + stretch.take))
+    return min(choices, key=lambda choice: len(choice.profiled(order)))
+
+
+def select_again(
+    listed: KernelList,
+    before: Selection,
+    missed: Sequence[HotKernel],
+    met: Sequence[Launch],
+    *,
+    by_size: bool,
+) -> Selection:
+    """A wider selection, for the kernels that ``before`` missed; ``met`` are the launches it profiled.
+
+    First all of the step, then, or when nothing at all was met there, the whole run by the function's name only.
+    """
+    rest = Selection(tuple(missed), before.wanted, before.step, whole_names=True)
+    narrow = before.step is not None and not before.by_size and bool(met)
+    if not narrow:
+        rest = rest._replace(step=None, whole_names=False)
+    if not by_size:
+        return rest._replace(take=_MOST_LAUNCHES)
+    order = rest.matching(listed.order)
+    if not order:
+        return rest._replace(by_size=True, take=before.wanted)
+    wide = _counted_by_size(rest, order)
+    # In a whole run, launches from before the recorded step are counted first.
+    count = wide.take if narrow else 2 * wide.take
+    sizes = Counter(launch[1:] for launch in order)
+    while count > 1 and sum(min(count, size) for size in sizes.values()) > _MOST_LAUNCHES:
+        count -= 1
+    return wide._replace(take=count)
+
+
+def replay_ns(selection: Selection, order: Sequence[Launch], section_set: str) -> int:
+    """A lower bound of ncu's kernel time: passes x launches x duration, without saving and restoring memory."""
+    launches = expected_launches(selection, order)
+    mean = [kernel.total_ns / max(1, kernel.calls) for kernel in selection.kernels]
+    return round(NCU_PASSES[section_set] * launches * sum(mean) / len(mean))
+
+
+def expected_launches(selection: Selection, order: Sequence[Launch]) -> int:
+    """How many launches ncu will profile, if the command launches what the earlier run did."""
+    if not order:
+        return selection.wanted * len(selection.kernels)
+    return len(selection.profiled(order))
+
+
+def why_missed(kernel: HotKernel, met: Sequence[Launch]) -> str:
+    """Why none of the profiled launches is one of this kernel."""
+    function = function_name(kernel.name)
+    namesakes = [launch for launch in met if function_name(launch.name) == function]
+    same = [launch for launch in namesakes if canonical_name(launch.name) == canonical_name(kernel.name)]
+    if not namesakes:
+        return f"ncu met no launch of {function}"
+    if not same:
+        return f"the {len(namesakes)} profiled launches of {function} have other template arguments"
+    return f"its {len(same)} profiled launches have other sizes than {kernel.size}"
+
+
+def _needed(kernels: Sequence[HotKernel], order: Sequence[Launch]) -> list[list[int]]:
+    """For each kernel the places of its launches in the order; none for a kernel that is not in it."""
+    places: list[list[int]] = [[] for _ in kernels]
+    for launch, found in _places(order).items():
+        for number, kernel in enumerate(kernels):
+            if kernel.matches(launch):
+                places[number] += found
+    return [sorted(found) for found in places if found]
+
+
+def _places(order: Sequence[Launch]) -> dict[Launch, list[int]]:
+    places: dict[Launch, list[int]] = {}
+    for index, launch in enumerate(order):
+        places.setdefault(launch, []).append(index)
+    return places
+
+
+def _counted_by_size(every: Selection, order: Sequence[Launch]) -> Selection:
+    """The smallest count for each grid and block that reaches enough launches of each kernel."""
+    met: Counter[object] = Counter()
+    rank_in_size = []
+    for launch in order:
+        met[launch[1:]] += 1
+        rank_in_size.append(met[launch[1:]])
+    needed = _needed(every.kernels, order)
+    last = [rank_in_size[places[min(every.wanted, len(places)) - 1]] for places in needed]
+    return every._replace(by_size=True, take=max(last, default=every.wanted))
+
+
+def _shortest_stretch(every: Selection, order: Sequence[Launch]) -> Selection:
+    """The shortest run of successive launches that has enough of each kernel."""
+    needed = _needed(every.kernels, order)
+    enough = [min(every.wanted, len(places)) for places in needed]
+    kernel_at = {index: number for number, places in enumerate(needed) for index in places}
+    first, length = 0, max(1, len(order))
+    inside: Counter[int] = Counter()
+    start = 0
+    for end in range(len(order)):
+        if end in kernel_at:
+            inside[kernel_at[end]] += 1
+        while needed and all(inside[number] >= least for number, least in enumerate(enough)):
+            if end - start + 1 < length:
+                first, length = start, end - start + 1
+            if start in kernel_at:
+                inside[kernel_at[start]] -= 1
+            start += 1
+    return every._replace(skip=first, take=length)
+
+
+def _function_pattern(kernel: HotKernel) -> str:
+    return re.escape(function_name(kernel.name))
+
+
+def _template_pattern(kernel: HotKernel) -> str:
+    """A pattern for the whole demangled name: it has the function's name and the words of its template arguments."""
+    words = dict.fromkeys(re.findall(r"[A-Za-z_]\w+", template_name(kernel.name)))
+    telling = [word for word in words if word not in _COMMON_WORDS]
+    return "".join(rf"(?=.*\b{word}\b)" for word in telling) + ".*"
+
+
+def _same(name: str) -> str:
+    return name
