@@ -9,6 +9,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+_TEMPORARY = ".tmp"
+_COPY_BYTES = 2**20
+
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
     """Write or replace a small file: readers see the old content or the new one, never a part."""
@@ -17,7 +20,32 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 def create_json(path: Path, content: Mapping[str, Any]) -> bool:
     """Write a small file unless it exists. Of several writers at the same time, exactly one gets True."""
-    temporary = _write_temporary(path, content)
+    return _take(path, _write_temporary(path, content))
+
+
+def copy_file(source: Path, path: Path) -> bool:
+    """Copy a file unless ``path`` exists. Of several writers at the same time, exactly one gets True."""
+    import shutil  # late: every captured rank imports this module, and only a job's end copies
+
+    temporary = _temporary_name(path)
+    try:
+        with source.open("rb") as content, temporary.open("wb") as file:
+            shutil.copyfileobj(content, file, _COPY_BYTES)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+    return _take(path, temporary)
+
+
+def is_temporary(name: str) -> bool:
+    """Whether a file of this name is one that its writer did not finish."""
+    return name.startswith(".") and name.endswith(_TEMPORARY)
+
+
+def _take(path: Path, temporary: Path) -> bool:
+    """Give a finished file its name, unless another writer was first."""
     try:
         os.link(temporary, path)
     except FileExistsError:
@@ -25,18 +53,22 @@ def create_json(path: Path, content: Mapping[str, Any]) -> bool:
     except OSError:
         # Some FUSE and SMB mounts have no hard links. O_EXCL is as good on a local disk.
         try:
-            with path.open("x", encoding="utf-8") as file:
-                file.write(temporary.read_text(encoding="utf-8"))
+            path.open("x").close()
         except FileExistsError:
             return False
+        temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
     return True
 
 
-def _write_temporary(path: Path, content: Mapping[str, Any]) -> Path:
+def _temporary_name(path: Path) -> Path:
     """The host is part of the name: processes of several nodes may write into one shared folder."""
-    temporary = path.with_name(f".{path.name}.{socket.gethostname()}.{os.getpid()}.tmp")
+    return path.with_name(f".{path.name}.{socket.gethostname()}.{os.getpid()}{_TEMPORARY}")
+
+
+def _write_temporary(path: Path, content: Mapping[str, Any]) -> Path:
+    temporary = _temporary_name(path)
     try:
         with temporary.open("w", encoding="utf-8") as file:
             json.dump(content, file, indent=1)

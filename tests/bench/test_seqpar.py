@@ -63,6 +63,9 @@ def test_the_first_node_of_a_list(text: str, first: str) -> None:
     assert first_of_nodelist(text) == first
 
 
+_OMPI = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")
+
+
 def test_where_ranks_meet(tmp_path: Path) -> None:
     nodes = tmp_path / "nodes"
     nodes.write_text("host-a\nhost-a\nhost-b\n")
@@ -72,6 +75,15 @@ def test_where_ranks_meet(tmp_path: Path) -> None:
     def where(env: dict[str, str]) -> str:
         return meeting_point(env, detect(env))
 
+    mpirun = {
+        f"OMPI_COMM_WORLD_{name}": value for name, value in zip(_OMPI, ("3", "4", "1", "2"), strict=True)
+    }
+    mpirun["OMPI_MCA_orte_hnp_uri"] = "685768704.0;tcp://10.1.2.3,10.9.2.3:53965;tcp6://[fd00::2]:46599"
+    out_of_sight = {"PBS_JOBID": "4711.pbs", "PBS_NODEFILE": str(tmp_path / "on-the-first-node-only")}
+    assert where({**mpirun, **out_of_sight}).startswith("tcp://10.1.2.3:")
+    assert where({**mpirun, **out_of_sight, "PBS_NODEFILE": str(nodes)}).startswith("tcp://host-a:")
+    with pytest.raises(RankscopeError, match="do not know where to meet"):
+        where(mpirun)  # outside of a scheduler mpirun may run elsewhere
     assert where({**two_nodes, "MASTER_ADDR": "h", "MASTER_PORT": "99"}) == "tcp://h:99"
     assert where(one_node).startswith("file:///")
     in_pbs = {**two_nodes, "PBS_NODEFILE": str(nodes), "PBS_JOBID": "12.server"}
@@ -162,6 +174,13 @@ def test_usage_errors(words: list[str], message: str, capsys: pytest.CaptureFixt
         (["-s", "8", "-d", "8", "--chart", "x.png"], "neither .json nor .csv"),
         (["-s", "8,x", "-d", "8"], "'x' is not a positive number"),
         (["-s", "8", "-d", "8", "-p", "half"], "'half' is not one of"),
+        (["-s", "8", "-d", "8", "--profile"], "--profile needs -o DIR"),
+        (
+            ["-s", "8", "-d", "8", "--job", "pbs", "--gres", "gpu:4"],
+            "--gres, --gpus-per-node and --constraint",
+        ),
+        (["-s", "8", "-d", "8", "-o", "x", "--profile=--ranks no:thing"], "no:thing"),
+        (["-s", "8", "-d", "8", "-o", "x", "--profile=-o y"], "the sweep itself starts and shows the points"),
     ],
 )
 def test_sweep_usage_errors(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -170,7 +189,7 @@ def test_sweep_usage_errors(words: list[str], message: str, capsys: pytest.Captu
 
 
 def test_sweep_table_series_csv_and_chart() -> None:
-    values = (1_500_000, 700.0, 70.8, 12.0, 9.0, 1.1)
+    values = (1_500_000, 700.0, 70.8, 12.0, 9.0, 1.1, "runs/a b")
     rows = [
         dict(zip(sweep.COLUMNS, (sequence, 9216, "bfloat16", 2, *values), strict=True))
         for sequence in (2304, 4608)
@@ -178,6 +197,7 @@ def test_sweep_table_series_csv_and_chart() -> None:
     text = sweep.table_text(rows)
     assert max(map(len, text.splitlines())) <= 80
     assert "1.10x" in text
+    assert "  rankscope stats 'runs/a b'    S 2304, bfloat16, H 9216, 2 ranks" in text
     assert "bfloat16, H 9216, 2 ranks   700.0   700.0" in text
     assert sweep.csv_text(rows).splitlines()[0] == ",".join(sweep.COLUMNS)
     chart = json.loads(json.dumps(sweep.chart(rows)))

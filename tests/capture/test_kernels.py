@@ -89,6 +89,14 @@ def test_the_function_of_a_kernel(name: str, function: str) -> None:
             "void at::native::<unnamed>::multi<Adam<float, (int)4, (at::native::ADAM_MODE)1, (bool)0>, const float *>"
             "(T1, T2...)",
         ),
+        (
+            "void at::native::vectorized_elementwise_kernel<4, at::native::AUnaryFunctor<float, float, float, "
+            "at::native::binary_internal::MulFunctor<float> >, std::array<char*, 2ul> >(int, at::native::AUnaryFunctor"
+            "<float, float, float, at::native::binary_internal::MulFunctor<float> >, std::array<char*, 2ul>)",
+            # ncu 2025.3, which leaves out namespaces
+            "void vectorized_elementwise_kernel<4, AUnaryFunctor<float, float, float, MulFunctor<float>>, "
+            "array<char *, 2>>(int, T2, T3)",
+        ),
     ],
 )
 def test_one_name_for_all_demanglers(torch: str, nvidia: str) -> None:

@@ -21,11 +21,10 @@ for framework in ${FRAMEWORKS:-hf lightning fsdp2 ddp}; do
   "${R[@]}" stats "$W/$framework-torch" 2>&1 | head -4
   echo "== $framework ncu"
   log=$W/$framework-ncu.log
-  timeout 200 "${R[@]}" ncu "$W/$framework-torch" --top 3 -o "$W/$framework-ncu" -- "${job[@]}" >"$log" 2>&1
+  timeout 150 "${R[@]}" ncu "$W/$framework-torch" --top 3 -o "$W/$framework-ncu" -- "${job[@]}" >"$log" 2>&1
   echo "rc $?"
   grep -av "Warning\|warn" "$log" | tail -25
+  rm -rf "$W"/*/.rankscope
+  tar -C "$W" -czf "$OUT/$framework.tar.gz" $(cd "$W" && ls -d $framework-*)
 done
-rm -rf "$W"/*/.rankscope
-du -sh "$W"/*
-tar -C "$W" -czf "$OUT/frameworks.tar.gz" .
 ls -la "$OUT"

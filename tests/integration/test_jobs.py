@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import time
 from pathlib import Path
@@ -100,18 +101,26 @@ def test_delete_stops_the_job_and_keeps_its_traces(tmp_path: Path, slurm: dict[s
 @needs("qsub", "slurm-wlm-torque")
 @needs("mpiexec.hydra", "mpich")
 def test_pbs_through_qsub(tmp_path: Path, slurm: dict[str, str]) -> None:
-    """Arguments arrive unchanged, and so does the exit code, which this qstat does not show."""
+    """Arguments arrive unchanged, and so does the exit code, which this qstat does not show. The output is in files
+    with the job's id in their names. This qsub gives no node file: the launcher says where rank 0 is.
+    """
     odd = 'it\'s "two"\nlines, $HOME'
     program = tmp_path / "program.py"
     program.write_text(
-        "import os, sys\nopen('said-' + os.environ['PMI_RANK'], 'w').write(sys.argv[1])\nsys.exit(7)\n"
+        "import os, sys\nopen('said-' + os.environ['PMI_RANK'], 'w').write(sys.argv[1])\n"
+        "sys.stdout.write('meet at ' + os.environ['MASTER_ADDR'] + chr(10))\n"
+        "print('bad', file=sys.stderr)\nsys.exit(7)\n"
     )
-    words = [*JOB, "pbs", *TWO_NODES, "--launcher", "mpich", *GO, "--", PYTHON, str(program), odd]
+    words = [*JOB, "pbs", "--nodes", "2", "--ppn", "2", "--walltime", "4m", "--launcher", "mpich", *GO]
+    words += ["--stdout", "logs/%j.out", "--stderr", "logs/%j.err", "--", PYTHON, str(program), odd]
     done = run(words, tmp_path, env=slurm, check=False)
     assert done.returncode == 7, done.stderr
     assert {path.name: path.read_text() for path in tmp_path.glob("said-*")} == {
         f"said-{n}": odd for n in range(4)
     }
+    number = done.stdout.strip().partition(".")[0]
+    assert (tmp_path / "logs" / f"{number}.out").read_text().count(f"meet at {socket.gethostname()}\n") == 4
+    assert "bad" in (tmp_path / "logs" / f"{number}.err").read_text()
 
 
 @needs_torch
@@ -131,8 +140,12 @@ def test_sweep(tmp_path: Path, slurm: dict[str, str]) -> None:
         *HERE,
     ]
     grid = ["-s", "64", "-d", "32", "-p", "float32,bfloat16", "-it", "2", "-wit", "1", "-o", "sweep"]
-    job = run([*words, *grid, *GO], tmp_path, env=slurm).stdout.strip()
-    table = run([PYTHON, "-m", "rankscope", "bench", "sweep", "--read", "sweep"], tmp_path).stdout
+    job = run([*words, *grid, "--profile=--ranks all", *GO], tmp_path, env=slurm).stdout.strip()
+    folder = tmp_path / "sweep"
+    table = run([PYTHON, "-m", "rankscope", "bench", "sweep", "--read", str(folder)], tmp_path).stdout
     rows = [line.split()[:4] for line in table.splitlines()[2:6]]
     assert rows == [["64", "32", p, n] for p in ("float32", "bfloat16") for n in ("1", "2")]
     assert table in output_of(tmp_path, f"sweep-{job}.out")
+    ranks = [sorted(manifests(folder / f"point-00{number}")) for number in range(1, 5)]
+    assert ranks == [[0], [0, 1], [0], [0, 1]], "a run folder for every point, with the ranks of both nodes"
+    assert all(len(list(path.glob("*.gz"))) for path in folder.glob("point-???"))

@@ -110,6 +110,12 @@ def test_nproc_inside_a_launcher_is_refused(tmp_path: Path) -> None:
 
 def test_sweep(tmp_path: Path) -> None:
     words = [str(BIN / "rankscope"), "bench", "sweep", "-s", "32,64", "-d", "16", "-it", "2", "-wit", "1"]
-    done = run([*words, "--chart", "sweep.csv"], tmp_path)
-    assert len([line for line in done.stdout.splitlines() if "float32" in line]) == 3
+    done = run([*words, "--chart", "sweep.csv", "-o", "sweep", "--profile=--steps 0:1"], tmp_path)
+    assert len([line for line in done.stdout.splitlines() if line.split()[2:3] == ["float32"]]) == 2
+    assert [sorted(manifests(tmp_path / "sweep" / f"point-00{n}")) for n in (1, 2)] == [[0], [0]]
+    assert run([*words[:3], "--read", "sweep"], tmp_path).stdout == done.stdout
+    again = run([*words[:3], "-s", "32", "-d", "16", "-it", "1", "-wit", "1", "-o", "sweep", "-f"], tmp_path)
+    assert "Profiled" not in again.stdout and [path.name for path in (tmp_path / "sweep").iterdir()] == [
+        "point-001.json"
+    ]
     assert len((tmp_path / "sweep.csv").read_text().splitlines()) == 3

@@ -5,22 +5,20 @@ No container engine runs here: docker, podman and apptainer are recording fakes.
 
 from __future__ import annotations
 
-import io
 import os
 import shutil
 import subprocess
 import sys
-import tarfile
 from pathlib import Path
 
 import pytest
 
 from fake_programs import Fake
 from rankscope.cli import main
-from rankscope.jobs.container import ENGINES, package_archive
+from rankscope.jobs.container import ENGINES, package_wheel
 
 GOLDEN = Path(__file__).parent / "golden"
-SCRIPTS = ("build", "push", "run", "exec", "test", "stop", "install", "demo", "common")
+SCRIPTS = ("build", "login", "push", "run", "exec", "test", "stop", "install", "demo", "common")
 TEMPLATES = Path(__file__).parents[2] / "src" / "rankscope" / "jobs" / "templates" / "container"
 
 
@@ -185,25 +183,50 @@ def test_nothing_is_overwritten_unasked(tmp_path: Path, capsys: pytest.CaptureFi
     assert not (folder / "image.def").exists() and (folder / "Dockerfile").exists()
 
 
-def test_the_package_in_the_image_runs(tmp_path: Path) -> None:
-    """What the image gets: capture works from it with nothing else installed."""
-    with tarfile.open(fileobj=io.BytesIO(package_archive())) as archive:
-        for entry in archive:
-            assert not entry.name.startswith(("/", "..")) and entry.isfile()
-            target = tmp_path / entry.name
-            target.parent.mkdir(parents=True, exist_ok=True)
-            content = archive.extractfile(entry)
-            assert content
-            target.write_bytes(content.read())
-    words = [sys.executable, "-S", "-m", "rankscope", "profile", "--dry-run", "--rank", "0", "true"]
-    done = subprocess.run(
-        words,
-        env={"PYTHONPATH": str(tmp_path), "PATH": "/usr/bin"},
-        capture_output=True,
-        text=True,
-        check=False,
+def test_the_wheel_of_the_image(tmp_path: Path) -> None:
+    """pip installs it with nothing else, and the program runs without any variable; writing again replaces it."""
+    folder = made(tmp_path)
+    (folder / "wheel" / "rankscope-0.0.1-py3-none-any.whl").write_text("an older one")
+    assert main(["job", "container", "-o", str(folder), "-f"]) == 0
+    [wheel] = (folder / "wheel").iterdir()
+    assert wheel.name == package_wheel()[0] and wheel.read_bytes() == package_wheel()[1], (
+        "always the same bytes"
     )
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--no-compile"]
+    subprocess.run([*pip, "--prefix", str(tmp_path / "there"), str(wheel)], check=True, capture_output=True)
+    [program] = tmp_path.glob("there/**/bin/rankscope")
+    [package] = tmp_path.glob("there/**/site-packages")
+    words = [sys.executable, "-S", str(program), "profile", "--dry-run", "--rank", "0", "true"]
+    env = {"PYTHONPATH": str(package), "PATH": "/usr/bin"}
+    done = subprocess.run(words, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+_ECR = "123456789012.dkr.ecr.eu-west-1.amazonaws.com"
+
+
+def test_login_to_ecr_with_fakes(tmp_path: Path) -> None:
+    """The password goes through a pipe, not the command line; the repository is created only where it is missing."""
+    folder = made(tmp_path, "--registry", f"{_ECR}/team", "--image", "train")
+    fake = Fake(tmp_path / "bin", "docker", "aws")
+    fake.answer(
+        (["get-login-password"], (0, "secret\n", "")),
+        (["describe-repositories"], (254, "", "RepositoryNotFoundException")),
+    )
+    assert sh(folder, "login.sh", fake).returncode == 0
+    place = ["aws", "ecr", "get-login-password", "--region", "eu-west-1"]
+    assert fake.calls == [place, ["docker", "login", "--username", "AWS", "--password-stdin", _ECR]]
+    done = sh(folder, "login.sh", fake, "--create")
+    assert done.stdout == "Created the repository team/train in eu-west-1\n"
+    assert fake.calls[-1][1:3] == ["ecr", "create-repository"] and fake.calls[-1][-1] == "team/train"
+
+
+def test_login_elsewhere_asks(tmp_path: Path) -> None:
+    folder = made(tmp_path, "--registry", "registry.example.org/team", "--engine", "podman")
+    fake = Fake(tmp_path / "bin", "podman")
+    assert sh(folder, "login.sh", fake).returncode == 0
+    assert fake.calls == [["podman", "login", "registry.example.org"]]
+    assert "REGISTRY" in sh(made(tmp_path / "2"), "login.sh", Fake(tmp_path / "bin2", "docker")).stderr
 
 
 @pytest.mark.slow
@@ -221,7 +244,7 @@ def test_demo_profiles_the_example(tmp_path: Path) -> None:
         "PATH": f"{fake}{os.pathsep}{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
         "PYTHONPATH": str(TEMPLATES.parents[3]),
         "RANKSCOPE_DEMO_OUTPUT": str(tmp_path / "run"),
-        "RANKSCOPE_DEMO_SCRIPT": str(TEMPLATES / "ddp_example.py"),
+        "RANKSCOPE_DEMO_SCRIPT": str(TEMPLATES / "lm_example.py"),
         "OMP_NUM_THREADS": "1",
         "RANKSCOPE_DEMO_RANKS": "1",  # torch takes seconds to import; several ranks are tested elsewhere
     }

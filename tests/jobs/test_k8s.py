@@ -9,6 +9,8 @@ import gzip
 import json
 import os
 import re
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fake_programs import Fake
-from rankscope.cli import main
+from rankscope.cli import end_tables, main
 from rankscope.jobs import k8s
 from rankscope.jobs.yaml_text import documents
 
@@ -46,10 +48,20 @@ JOBS = {
         *("--nodes", "4", "--ppn", "8", "--efa", "4", "--memory", "512Gi", "--cpu", "96", "--tool", "nsys"),
         *("--gpu-metrics-device", "all", "--ranks", "all", "--env", "NCCL_DEBUG=INFO", "--namespace", "team"),
     ],
-    "pytorchjob": ["--kind", "pytorchjob", "--nodes", "3", "--ppn", "4", "--shm", "32Gi"],
+    "mpijob-per-node": [
+        *("--nodes", "2", "--ppn", "8", "--pvc", "reports", "--launcher", "torchrun", "--tool", "nsys"),
+        *("--per-node", "--stats=nsys:cuda_gpu_kern_sum", "--install-operator"),
+    ],
+    "pytorchjob": ["--kind", "pytorchjob", "--nodes", "3", "--ppn", "4", "--shm", "32Gi", "--stats"],
     "job-one-node": ["--kind", "job", "--ppn", "2", "--gpus", "0"],
     "job-two-nodes-ncu": ["--kind", "job", "--nodes", "2", "--tool", "ncu", "--ranks", "0"],
 }
+
+
+@pytest.fixture(autouse=True)
+def table_names_are_not_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That takes a process for each list; tests/cli/test_end_tables.py tests it."""
+    monkeypatch.setattr(end_tables, "missing_libraries", lambda: ["duckdb"])
 
 
 def rendered(
@@ -195,6 +207,71 @@ def test_yaml_quotes_what_would_be_something_else(text: str) -> None:
     assert yaml.safe_load(documents({"a": text, text: ["x", text]})) == {"a": text, text: ["x", text]}
 
 
+def words_of(text: str) -> list[list[str]]:
+    """The commands of the pods that have one."""
+    templates = pod_templates(list(yaml.safe_load_all(text)))
+    return [c["command"] for t in templates for c in t["spec"]["containers"] if "command" in c]
+
+
+def follow(words: list[str], *some: str) -> bool:
+    """Whether these words stand beside each other."""
+    return any(tuple(words[at : at + len(some)]) == some for at in range(len(words)))
+
+
+def test_mpirun_gives_the_ranks_the_first_worker(capsys: pytest.CaptureFixture[str]) -> None:
+    [words] = words_of(rendered(capsys, "--nodes", "2", "--ppn", "4"))
+    assert words[:2] == ["sh", "-c"] and 'head -n 1 "$$hosts"' in words[2]
+    assert follow(words, "-np", "8", "--map-by", "ppr:4:node")
+    assert follow(words, "-x", "MASTER_ADDR", "-x", "MASTER_PORT", "-x", "PYTHONUNBUFFERED", "rankscope")
+    [words] = words_of(rendered(capsys, "--nodes", "2", "--ppn", "4", "--launcher", "torchrun"))
+    assert follow(words, "-np", "2", "--map-by", "ppr:1:node")
+    assert follow(
+        words, "torchrun", "--nnodes=2", "--nproc-per-node=4", "--no-python", "rankscope", "profile"
+    )
+
+
+def test_one_report_a_node(capsys: pytest.CaptureFixture[str]) -> None:
+    """The profiler stands before torchrun; in pods without a launcher it is told which node this is."""
+    around = ("--tool", "nsys", "--per-node")
+    [words] = words_of(rendered(capsys, *around, "--nodes", "2", "--launcher", "torchrun"))
+    assert follow(words, "--per-node", "--", "torchrun")
+    for words in words_of(rendered(capsys, *around, "--nodes", "2", "--kind", "pytorchjob")):
+        assert follow(words, "--rank", "$(RANK)", "--local-rank", "0", "--node-rank", "$(RANK)")
+        assert follow(words, "--world-size", "2", "--", "torchrun", "--nnodes=2", "--node-rank=$(RANK)")
+        assert words[-3:] == ["--no-python", "python", "t.py"]
+
+
+def test_the_start_of_mpirun_is_clean() -> None:
+    if shutil.which("shellcheck") is None:
+        pytest.skip("shellcheck is not installed (tests/install-packages.sh installs it)")
+    for script in (k8s._START_OF_MPIRUN, k8s._START_OF_TORCHRUN):
+        done = subprocess.run(
+            ["shellcheck", "-s", "sh", "-"], input=script, capture_output=True, text=True, check=False
+        )
+        assert (done.returncode, done.stdout) == (0, "")
+
+
+def test_installing_the_operator_with_a_fake_kubectl(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is applied is said, before and after; a cluster that has the operator is left alone."""
+    fake = Fake(tmp_path / "bin", "kubectl")
+    monkeypatch.setenv("PATH", str(fake.folder), prepend=os.pathsep)
+    missing = (["get", "crd"], (1, "", "Error from server (NotFound): no"))
+    fake.answer(missing, (["apply"], (0, "namespace/mpi-operator serverside-applied\n", "")))
+    argv = ["job", "k8s", "--image", "i", "--name", "train", "--submit", "--install-operator"]
+    assert main([*argv, "--", "python", "t.py"]) == 0
+    said = capsys.readouterr().err.splitlines()
+    assert said[0].startswith("Installing the MPI operator v0.8.2: kubectl apply --server-side -f https://")
+    assert said[1] == "  namespace/mpi-operator serverside-applied"
+    verbs = [call[1] for call in fake.calls]
+    assert verbs == ["get", "apply", "wait", "wait", "create"], "the job comes when the operator is there"
+    fake.answer((["get", "crd"], (0, "mpijobs.kubeflow.org", "")))
+    assert main([*argv, "--", "python", "t.py"]) == 0
+    assert [call[1] for call in fake.calls[len(verbs) :]] == ["get", "create"]
+    assert "Installing" not in capsys.readouterr().err
+
+
 def capabilities(text: str) -> bool:
     return "SYS_ADMIN" in text
 
@@ -228,6 +305,10 @@ def test_administrator_only_where_counters_are_read(capsys: pytest.CaptureFixtur
         (["--host-path", "reports"], "--host-path"),
         (["--image", "a b"], "--image"),
         (["--set", "full"], "option of --tool ncu"),
+        (["--kind", "job", "--launcher", "mpirun"], "--launcher mpirun is not for a Job"),
+        (["--tool", "nsys", "--per-node"], "--per-node is for torchrun"),
+        (["--kind", "job", "--install-operator"], "--install-operator is not for a plain Job"),
+        (["--stats", "--ranks", "1"], "--stats needs rank 0"),
     ],
 )
 def test_mistakes_are_said_before_anything_is_sent(

@@ -114,7 +114,8 @@ def template_name(name: str) -> str:
     That is parameter lists and casts, the return type, `const`, unnamed namespaces, and how lambdas and literals are
     written.
     """
-    text = name.replace("(anonymous namespace)", "").replace("<unnamed>", "")
+    # ncu 2025 drops part of the brackets where it shortens names.
+    text = name.replace("(anonymous namespace)", "").replace("<unnamed>", "").replace("unnamed>::", "")
     text = _LAMBDA.sub(r"lambda#\1", text)
     while (fewer := _PARENTHESES.sub("", text)) != text:
         text = fewer
@@ -130,12 +131,12 @@ def short_name(name: str) -> str:
 
 @lru_cache(maxsize=10_000)
 def canonical_name(name: str) -> str:
-    """The same text for a kernel's name by the demanglers of torch, nsys and ncu.
+    """The same text for a kernel's name by the demanglers of torch, nsys and ncu; ncu 2025 leaves out namespaces.
 
     >>> canonical_name("void fill<4, Op<float> >(int, Op<float>)") == canonical_name("void fill<(int)4, Op<float>>(T2)")
     True
     """
-    return "".join(template_name(name).split())
+    return "".join(short_name(name).split())
 
 
 def default_folder(command: Sequence[str], in_front: bool) -> str:

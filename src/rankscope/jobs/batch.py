@@ -28,9 +28,12 @@ _TEXTS = (
     "place",
     "keep",
     "constraint",
+    "gres",
+    "gpus_per_node",
+    "stdout",
+    "stderr",
     "conda",
     "venv",
-    "tmpdir",
     "cpu_bind",
 )
 
@@ -58,6 +61,7 @@ def make_spec(
     nodes, ppn = parse_count("--nodes", chosen("nodes")), parse_count("--ppn", chosen("ppn"))
     launcher, outer = _launchers(given.get("launcher"), site, scheduler)
     modules = [name for text in given.get("modules") or () for name in text.split(",") if name.strip()]
+    texts: dict[str, Any] = {name: chosen(name) or None for name in _TEXTS}  # '' is: not the site's
     spec = Spec(
         nodes=nodes,
         ppn=ppn,
@@ -68,7 +72,9 @@ def make_spec(
         env={**site["env"], **parse_variables(given.get("env") or ())},
         login=site.get("login", False),
         steps=tuple(Step(**{"nodes": nodes, "ppn": ppn, **step}) for step in steps),
-        **{name: chosen(name) for name in _TEXTS if not (name == "conda" and given.get("venv"))},
+        directives=(*site.get("directives", ()), *(given.get("directive") or ())),
+        tmpdir=chosen("tmpdir"),
+        **texts,
         **more,
     )
     spec.check()
@@ -111,12 +117,28 @@ def write_script(path: Path, text: str) -> None:
 
 def submit_script(scheduler: Scheduler, spec: Spec, text: str, written: Path | None) -> str:
     """The id of the job. A script that was not ``written`` is submitted from a temporary file."""
+    _make_output_folders(spec)
     if written is not None:
         return submit(scheduler, written)
     with tempfile.TemporaryDirectory(prefix="rankscope-job-") as folder:
         path = Path(folder) / f"{spec.name}.sh"
         path.write_text(text, encoding="utf-8")
         return submit(scheduler, path)
+
+
+def _make_output_folders(spec: Spec) -> None:
+    """A scheduler does not make the folders of -o and -e: without them the output is lost, or the job is."""
+    for path in (spec.stdout, spec.stderr):
+        folder = (path or "").rpartition("/")[0]
+        if folder and "%" not in folder:
+            try:
+                Path(folder).mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise RankscopeError(
+                    f"cannot make {folder} for the job's output",
+                    why=f"{error.strerror}.",
+                    hint="Name another: --stdout PATH --stderr PATH",
+                ) from error
 
 
 def wait_for(scheduler: Scheduler, spec: Spec, job: str, on_state: Callable[[str], None]) -> int:

@@ -5,25 +5,29 @@ The files are copied from templates/container; only .env is made here.
 
 from __future__ import annotations
 
-import gzip
+import base64
+import hashlib
 import io
 import re
 import shlex
-import tarfile
+import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
 from rankscope.errors import UsageError
+from rankscope.version import __version__
 
 ENGINES = ("docker", "podman", "apptainer")
 DEFAULT_BASE = "nvcr.io/nvidia/pytorch:25.01-py3"
-ARCHIVE = "rankscope.tar.gz"
+WHEEL_FOLDER = "wheel"
 _TEMPLATES = Path(__file__).parent / "templates" / "container"
 _PACKAGE = Path(__file__).parents[1]
 _IMAGE = re.compile(r"[a-z0-9]+([._/-][a-z0-9]+)*")
 _TAG = re.compile(r"\w[\w.-]{0,127}")
 _REFERENCE = re.compile(r"[\w][\w.:/@-]*")
 _SIZE = re.compile(r"[1-9]\d*[kmg]")
+_METADATA = "Metadata-Version: 2.1\nName: rankscope\nVersion: {version}\nRequires-Python: >=3.10\n"
+_WHEEL = "Wheel-Version: 1.0\nGenerator: rankscope\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
 
 
 @dataclass(frozen=True)
@@ -120,25 +124,39 @@ def write(choices: Container, folder: Path) -> list[Path]:
         written.append(target)
     settings = folder / ".env"
     settings.write_text(environment(choices), encoding="utf-8")
-    archive = folder / ARCHIVE
-    archive.write_bytes(package_archive())
-    return sorted([*written, settings, archive])
+    for old in (folder / WHEEL_FOLDER).glob("*.whl"):  # the image installs the one that is there
+        old.unlink()
+    name, content = package_wheel()
+    wheel = folder / WHEEL_FOLDER / name
+    wheel.parent.mkdir(exist_ok=True)
+    wheel.write_bytes(content)
+    return sorted([*written, settings, wheel])
 
 
-def package_archive() -> bytes:
-    """This installation of rankscope, so that the same version captures in the image and reads here."""
+def package_wheel() -> tuple[str, bytes]:
+    """This installation of rankscope as a wheel: the same version captures in the image and reads here.
+
+    It names no dependencies: capturing needs none, and the image's script installs those for reading, if it can.
+    """
+    about = f"rankscope-{__version__}.dist-info"
+    paths = [
+        path for path in sorted(_PACKAGE.rglob("*")) if path.is_file() and "__pycache__" not in path.parts
+    ]
+    files = {path.relative_to(_PACKAGE.parent).as_posix(): path.read_bytes() for path in paths}
+    files[f"{about}/METADATA"] = _METADATA.format(version=__version__).encode()
+    files[f"{about}/WHEEL"] = _WHEEL.encode()
+    files[f"{about}/entry_points.txt"] = b"[console_scripts]\nrankscope = rankscope.cli:run\n"
+    record = [f"{name},sha256={_digest(content)},{len(content)}" for name, content in files.items()]
+    files[f"{about}/RECORD"] = "\n".join([*record, f"{about}/RECORD,,", ""]).encode()
     buffer = io.BytesIO()
-    with (
-        gzip.GzipFile(fileobj=buffer, mode="wb", mtime=0) as packed,
-        tarfile.open(fileobj=packed, mode="w") as archive,
-    ):
-        for path in sorted(_PACKAGE.rglob("*")):
-            if path.is_file() and "__pycache__" not in path.parts:
-                entry = tarfile.TarInfo(str(path.relative_to(_PACKAGE.parent)))
-                entry.size, entry.mode = path.stat().st_size, 0o644
-                with path.open("rb") as file:
-                    archive.addfile(entry, file)
-    return buffer.getvalue()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        for name, content in files.items():  # without times: the same files give the same wheel
+            archive.writestr(zipfile.ZipInfo(name), content, zipfile.ZIP_DEFLATED)
+    return f"rankscope-{__version__}-py3-none-any.whl", buffer.getvalue()
+
+
+def _digest(content: bytes) -> str:
+    return base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
 
 
 def _digit(flag: bool) -> str:

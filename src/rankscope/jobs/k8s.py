@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from rankscope.capture.job_name import script_name
 from rankscope.errors import UsageError
@@ -29,17 +30,81 @@ _NAME = re.compile(r"[a-z]([-a-z0-9]{0,46}[a-z0-9])?")
 _LAUNCHERS = ("torchrun", "mpirun", "mpiexec", "srun", "orterun")
 _UNITS = {"": 1, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "k": 10**3, "M": 10**6, "G": 10**9}
 
-KINDS = {
-    "mpijob": ("kubeflow.org/v2beta1", "MPIJob", "mpijobs.kubeflow.org", "the MPI operator"),
-    "pytorchjob": (
-        "kubeflow.org/v1",
-        "PyTorchJob",
-        "pytorchjobs.kubeflow.org",
-        "Kubeflow's training operator",
+
+class Operator(NamedTuple):
+    """What must be installed in the cluster for a kind of job."""
+
+    title: str
+    resource: str
+    """The definition that shows that it is installed."""
+    apply: tuple[str, ...]
+    """kubectl's words that install it, as its project documents them."""
+    namespace: str
+    deployment: str
+
+
+class Kind(NamedTuple):
+    version: str
+    name: str
+    operator: Operator | None = None
+
+
+_MPI_OPERATOR = Operator(
+    "the MPI operator v0.8.2",
+    "mpijobs.kubeflow.org",
+    (
+        *("apply", "--server-side", "-f"),
+        "https://raw.githubusercontent.com/kubeflow/mpi-operator/v0.8.2/deploy/v2beta1/mpi-operator.yaml",
     ),
-    "job": ("batch/v1", "Job", "", ""),
+    "mpi-operator",
+    "mpi-operator",
+)
+_TRAINING_OPERATOR = Operator(
+    "Kubeflow's training operator v1.9.0",
+    "pytorchjobs.kubeflow.org",
+    (
+        *("apply", "--server-side", "-k"),
+        "github.com/kubeflow/training-operator.git/manifests/overlays/standalone?ref=v1.9.0",
+    ),
+    "kubeflow",
+    "training-operator",
+)
+KINDS = {
+    "mpijob": Kind("kubeflow.org/v2beta1", "MPIJob", _MPI_OPERATOR),
+    "pytorchjob": Kind("kubeflow.org/v1", "PyTorchJob", _TRAINING_OPERATOR),
+    "job": Kind("batch/v1", "Job"),
 }
-"""For each kind: apiVersion, kind, the resource that must be installed, and the operator that installs it."""
+
+# Runs in the launcher's pod of an MPIJob, before mpirun. The hostfile is the operator's; its first line is worker 0.
+# mpirun gives up at the first host that it cannot reach, and workers may still be pulling their image.
+_START_OF_MPIRUN = """\
+hosts=${OMPI_MCA_orte_default_hostfile:-/etc/mpi/hostfile}
+while read -r host _; do
+  tries=0
+  until ssh -o ConnectTimeout=5 "$host" true </dev/null 2>/tmp/ssh-error; do
+    tries=$((tries + 1))
+    case $tries-$(cat /tmp/ssh-error) in
+      600-* | *"verification failed"* | *"ermission denied"* | *"ssh: not found"*)
+        echo "rankscope: cannot reach $host over ssh: $(cat /tmp/ssh-error)" >&2
+        exit 1
+        ;;
+      *0-*) echo "rankscope: waiting for $host" >&2 ;;
+    esac
+    sleep 2
+  done
+done <"$hosts"
+export MASTER_ADDR="${MASTER_ADDR:-$(head -n 1 "$hosts" | cut -d " " -f 1)}"
+export MASTER_PORT="${MASTER_PORT:-29500}"
+export LD_LIBRARY_PATH="${LD_LIBRARY_PATH:-}" # mpirun warns about a variable that is not set
+exec "$@"
+"""
+# On every node, before torchrun: its options --node-rank, --master-addr and --master-port, as variables.
+_START_OF_TORCHRUN = """\
+export PET_NODE_RANK="$OMPI_COMM_WORLD_RANK"
+export PET_MASTER_ADDR="$MASTER_ADDR"
+export PET_MASTER_PORT="$MASTER_PORT"
+exec "$@"
+"""
 
 
 @dataclass(frozen=True)
@@ -67,6 +132,14 @@ class K8sJob:
     counters: bool = False
     """Whether the tool reads the GPU's counters, which needs SYS_ADMIN."""
     env: dict[str, str] = field(default_factory=dict)
+    launcher: str = ""
+    """What starts the ranks of a node: mpirun (only in an MPIJob) or torchrun; the kind's own when empty."""
+    per_node: bool = False
+    """The profiler runs around torchrun, one report a node, instead of in each rank."""
+
+    @property
+    def starts_ranks(self) -> str:
+        return self.launcher or ("mpirun" if self.kind == "mpijob" else "torchrun")
 
     @property
     def run_folder(self) -> str:
@@ -97,8 +170,20 @@ def check(job: K8sJob) -> None:
     if job.command[0].rpartition("/")[2] in _LAUNCHERS:
         raise UsageError(
             f"the command starts with {job.command[0]}",
-            why=f"{KINDS[job.kind][1]} and rankscope start the ranks on every node themselves.",
+            why=f"{KINDS[job.kind].name} and rankscope start the ranks on every node themselves.",
             hint="Give the command of one rank: -- python train.py …",
+        )
+    if job.starts_ranks == "mpirun" and job.kind != "mpijob":
+        raise UsageError(
+            f"--launcher mpirun is not for a {KINDS[job.kind].name}",
+            why="Only the MPI operator gives mpirun its hosts.",
+            hint="Leave it out, or use --kind mpijob.",
+        )
+    if job.per_node and job.starts_ranks == "mpirun":
+        raise UsageError(
+            "--per-node is for torchrun",
+            why="It makes one report around the process that starts the ranks of a node; mpirun starts each rank.",
+            hint="Add --launcher torchrun, or choose ranks: --ranks local:0",
         )
     if any("\0" in word or not _is_text(word) for word in job.command):
         raise UsageError(
@@ -228,11 +313,18 @@ def reader_pod(name: str, job: str, image: str, reports: str, node: str = "", na
 
 
 def _mpi_job(job: K8sJob) -> Map:
-    ranks = job.nodes * job.ppn
-    exported = [word for name in ("PATH", "LD_LIBRARY_PATH", *_variables(job)) for word in ("-x", name)]
-    mpirun = ["mpirun", "--allow-run-as-root", "-np", str(ranks), "--map-by", f"ppr:{job.ppn}:node"]
-    command = [*mpirun, "--bind-to", "none", *exported, *_profiled(job)]
-    launcher = _container(job, "launcher", command, on_gpu=False)
+    per_node = job.ppn if job.starts_ranks == "mpirun" else 1
+    # sshd does not pass the variables of the pods on, so mpirun does.
+    names = ["PATH", "LD_LIBRARY_PATH", "MASTER_ADDR", "MASTER_PORT", *_variables(job)]
+    command = _profiled(job, list(job.command))
+    if job.starts_ranks == "torchrun":
+        on_node = [*_escaped(["sh", "-c", _START_OF_TORCHRUN]), "sh"]
+        command = [*on_node, *_with_torchrun(job, [f"--nnodes={job.nodes}"], [])]
+    mpirun = ["mpirun", "--allow-run-as-root", "-np", str(job.nodes * per_node)]
+    mpirun += ["--map-by", f"ppr:{per_node}:node", "--bind-to", "none"]
+    mpirun += [word for name in dict.fromkeys(names) for word in ("-x", name)]
+    start = [*_escaped(["sh", "-c", _START_OF_MPIRUN]), "sh"]
+    launcher = _container(job, "launcher", [*start, *mpirun, *command], on_gpu=False)
     # The worker only runs the ssh server of the image, which the operator starts.
     worker = _container(job, "worker", [], on_gpu=True)
     # Reports on the nodes' disks are found through the workers' pods, so these are kept; a claim needs no pod.
@@ -252,11 +344,10 @@ def _mpi_job(job: K8sJob) -> Map:
 
 
 def _pytorch_job(job: K8sJob) -> Map:
-    # The operator sets these variables in every pod.
-    where = ["--node-rank=$(RANK)", "--master-addr=$(MASTER_ADDR)", "--master-port=$(MASTER_PORT)"]
-    container = _container(
-        job, "pytorch", _torchrun(job, where), on_gpu=True
-    )  # the operator requires this name
+    # The operator sets these variables in every pod. RANK is the pod's number there, not a rank.
+    where = ["--master-addr=$(MASTER_ADDR)", "--master-port=$(MASTER_PORT)"]
+    command = _in_every_pod(job, "$(RANK)", where)
+    container = _container(job, "pytorch", command, on_gpu=True)  # the operator requires this name
     replicas: Map = {"Master": _replicas(job, 1, container, shm=True)}
     if job.nodes > 1:
         replicas["Worker"] = _replicas(job, job.nodes - 1, container, shm=True)
@@ -265,12 +356,8 @@ def _pytorch_job(job: K8sJob) -> Map:
 
 
 def _indexed_job(job: K8sJob) -> Map:
-    where = [
-        "--node-rank=$(NODE_RANK)",
-        f"--master-addr={job.name}-0.{job.name}",
-        f"--master-port={_PORT}",
-    ]
-    container = _container(job, "worker", _torchrun(job, where), on_gpu=True)
+    where = [f"--master-addr={job.name}-0.{job.name}", f"--master-port={_PORT}"]
+    container = _container(job, "worker", _in_every_pod(job, "$(NODE_RANK)", where), on_gpu=True)
     index = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
     numbered: Map = {"name": "NODE_RANK", "valueFrom": {"fieldRef": {"fieldPath": index}}}
     env = container.get("env", [])
@@ -300,22 +387,35 @@ def _service(job: K8sJob) -> Map:
     return {"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": spec}
 
 
-def _torchrun(job: K8sJob, where: list[str]) -> list[str]:
+def _in_every_pod(job: K8sJob, number: str, where: list[str]) -> list[str]:
+    """torchrun as the command of every pod; ``number`` is the variable with the pod's number."""
     if job.nodes == 1:
-        start = ["torchrun", "--standalone", f"--nproc-per-node={job.ppn}"]
-    else:
-        start = ["torchrun", f"--nnodes={job.nodes}", f"--nproc-per-node={job.ppn}", *where]
-    return [*start, "--no-python", *_profiled(job)]
+        return _with_torchrun(job, ["--standalone"], [])
+    # Before torchrun no launcher has said which of the nodes this is.
+    place = ["--rank", number, "--local-rank", "0", "--node-rank", number, "--world-size", str(job.nodes)]
+    return _with_torchrun(job, [f"--nnodes={job.nodes}", f"--node-rank={number}", *where], place)
 
 
-def _profiled(job: K8sJob) -> list[str]:
-    """`rankscope profile … COMMAND`; every $ doubled, because Kubernetes expands $(NAME) in commands."""
-    words = ["rankscope", "profile", "-o", job.run_folder, *job.profile, "--", *job.command]
+def _with_torchrun(job: K8sJob, options: list[str], place: list[str]) -> list[str]:
+    """The profiler in every rank, or around torchrun, where ``place`` tells it the node."""
+    torchrun = ["torchrun", *options, f"--nproc-per-node={job.ppn}", "--no-python"]
+    if job.per_node:
+        return [*_profiled(job, [], place), *torchrun, *_escaped(job.command)]
+    return [*torchrun, *_profiled(job, list(job.command))]
+
+
+def _profiled(job: K8sJob, command: list[str], place: Sequence[str] = ()) -> list[str]:
+    words = _escaped(["rankscope", "profile", "-o", job.run_folder, *job.profile])
+    return [*words, *place, "--", *_escaped(command)]
+
+
+def _escaped(words: Sequence[str]) -> list[str]:
+    """Every $ doubled, because Kubernetes expands $(NAME) in commands."""
     return [word.replace("$", "$$") for word in words]
 
 
 def _object(job: K8sJob, spec: Map) -> Map:
-    version, kind, *_ = KINDS[job.kind]
+    version, kind, _ = KINDS[job.kind]
     notes: Map = {
         REPORTS_NOTE: f"pvc:{job.pvc}" if job.pvc else f"hostPath:{job.host_path}",
         IMAGE_NOTE: job.image,
@@ -377,7 +477,8 @@ def _container(job: K8sJob, name: str, command: list[str], on_gpu: bool) -> Map:
 def _variables(job: K8sJob) -> dict[str, str]:
     # Kubernetes expands $(NAME) in values too.
     efa = {"FI_PROVIDER": "efa", "FI_EFA_USE_DEVICE_RDMA": "1"} if job.efa else {}
-    return {**efa, **{name: value.replace("$", "$$") for name, value in job.env.items()}}
+    given = {name: value.replace("$", "$$") for name, value in job.env.items()}
+    return {"PYTHONUNBUFFERED": "1", **efa, **given}  # so that output is not lost when a rank is killed
 
 
 def _resources(job: K8sJob) -> Map:

@@ -47,23 +47,27 @@ class Kubectl:
         return done.stdout
 
 
-def submit(job: k8s.K8sJob, text: str, kubectl: Kubectl) -> str:
-    """Create the job, after a check that the cluster knows its kind. Returns kubectl's output."""
-    require_kind(job.kind, kubectl)
+def submit(job: k8s.K8sJob, text: str, kubectl: Kubectl, *, install: bool, log: Callable[[str], None]) -> str:
+    """Create the job, after a check that the cluster knows its kind. Returns kubectl's output.
+
+    ``install`` allows to install the operator first, if the cluster lacks it; ``log`` gets what is applied.
+    """
+    name, operator = k8s.KINDS[job.kind].name, k8s.KINDS[job.kind].operator
+    if operator is not None and not _is_installed(operator, kubectl):
+        if not install:
+            raise RemoteError(
+                f"this cluster has no {name}",
+                why=f"It lacks {operator.title}: there is no resource {operator.resource}.",
+                hint="Install it: --install-operator. Or use a plain Job, which every cluster has: --kind job",
+            )
+        _install(operator, kubectl, log)
     return kubectl.ask("create", "-f", "-", stdin=text).strip()
 
 
-def require_kind(kind: str, kubectl: Kubectl) -> None:
-    _, name, resource, operator = k8s.KINDS[kind]
-    if not resource:
-        return
-    done = kubectl.run("get", "crd", resource)
+def _is_installed(operator: k8s.Operator, kubectl: Kubectl) -> bool:
+    done = kubectl.run("get", "crd", operator.resource)
     if done.returncode and "NotFound" in done.stderr:
-        raise RemoteError(
-            f"this cluster has no {name}",
-            why=f"{operator[0].upper()}{operator[1:]} is not installed: the cluster has no resource {resource}.",
-            hint="Install it (docs/kubernetes.md), or use a plain Job, which every cluster has: --kind job",
-        )
+        return False
     # Reading definitions is often forbidden to users who may create jobs.
     if done.returncode and "Forbidden" not in done.stderr:
         raise RemoteError(
@@ -71,6 +75,19 @@ def require_kind(kind: str, kubectl: Kubectl) -> None:
             why=_last_line(done.stderr),
             hint="Check: kubectl cluster-info; kubectl config get-contexts",
         )
+    return True
+
+
+def _install(operator: k8s.Operator, kubectl: Kubectl, log: Callable[[str], None]) -> None:
+    """Apply the operator's own manifest, and wait until it can take jobs."""
+    log(f"Installing {operator.title}: kubectl {' '.join(operator.apply)}")
+    applied = kubectl.ask(*operator.apply)
+    for line in applied.strip().splitlines():
+        log(f"  {line}")
+    limit = f"--timeout={_READY_SECONDS}s"
+    kubectl.ask("wait", "--for=condition=Established", limit, f"crd/{operator.resource}")
+    where = ("-n", operator.namespace, f"deployment/{operator.deployment}")
+    kubectl.ask("wait", "--for=condition=Available", limit, *where)
 
 
 def fetch(

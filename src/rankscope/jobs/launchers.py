@@ -21,7 +21,7 @@ def launch(kind: str, step: Step, env: Mapping[str, Shell], cpu_bind: str | None
 
 def once_per_node(kind: str, nodes: int) -> Lines:
     """The launcher's words for one process on every node."""
-    step = Step(words=(), nodes=nodes, ppn=1, labelled=False)
+    step = Step(words=(), nodes=nodes, ppn=1, labelled=False, exported=("PATH",))
     return LAUNCHERS[kind](step, {}, None)
 
 
@@ -60,7 +60,7 @@ def _openmpi(step: Step, env: Mapping[str, Shell], cpu_bind: str | None) -> Line
     lines[0] += ["--bind-to", cpu_bind] if cpu_bind else []
     # The other launchers pass on the script's environment; Open MPI passes only the variables named with -x.
     lines += [["-x", Shell(f'{name}="{value}"')] for name, value in env.items()]
-    lines += [[word for name in step.exported for word in ("-x", name)]] if env and step.exported else []
+    lines += [[word for name in step.exported for word in ("-x", name)]] if step.exported else []
     return lines
 
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from rankscope.capture.run_folder import RUN_MANIFEST
 from rankscope.jobs.launchers import Lines, Shell, launch, once_per_node, torchrun
-from rankscope.jobs.spec import Spec, Step
+from rankscope.jobs.spec import RUN, Spec, Step
 
 EXIT_CODE = ".job-exit-code"
 """A file in the run folder with the job's id and exit code, for schedulers that do not report exit codes."""
@@ -25,6 +25,8 @@ class Dialect(NamedTuple):
     first_node: str
     ends_by_itself: bool
     """Whether the scheduler sends TERM before the walltime is over; if not, the script uses timeout."""
+    redirection: str = ""
+    """Commands that send the script's output to files with the job's id in their names."""
 
 
 _STEP_FUNCTIONS = """\
@@ -57,9 +59,9 @@ _OUT_OF_TIME = """\
 }"""
 
 _COLLECT = """\
-# Copy the files from every node's disk to the run folder, after a failure too.
+# Copy the files from every node's disk to the run folder, all nodes at once, after a failure too.
 if {each} \\
-    sh -c 'if [ -d "$1/run" ]; then cp -R "$1/run/." "$2/"; fi' sh "$scratch" "$run"; then
+    rankscope job collect "$scratch/run" "$run"; then
     {each} rm -rf "$scratch"
 else
     echo "rankscope: not all files could be copied; they are still in $scratch on the nodes" >&2
@@ -81,6 +83,7 @@ def render(spec: Spec, dialect: Dialect) -> str:
 
 def _surroundings(spec: Spec, dialect: Dialect) -> str:
     lines = ["set -u", f'cd "{dialect.submit_folder}" || exit 1', f'job="{dialect.job_id}"']
+    lines += [dialect.redirection] if dialect.redirection else []
     loads = [
         f"module {shlex.join(words if words[0] in ('use', 'load', 'unload', 'swap') else ['load', *words])}"
         for words in (module.split() for module in spec.modules)
@@ -127,7 +130,8 @@ def _places(spec: Spec, dialect: Dialect) -> str:
     ]
     marker = spec.steps[0].output or RUN_MANIFEST
     if spec.force:
-        lines += [f'rm -f -- "$run"/rank-* "$run"/node-* "$run"/point-* "$run/{RUN_MANIFEST}"']
+        lines += [f'rm -f -- "$run"/rank-* "$run"/node-* "$run"/point-*.json "$run/{RUN_MANIFEST}"']
+        lines += ['rm -rf -- "$run"/point-[0-9][0-9][0-9]'] if spec.steps[0].folder else []
     else:
         lines += [
             f'if [ -e "$run/{marker}" ]; then',
@@ -145,7 +149,8 @@ def _step(spec: Spec, step: Step, dialect: Dialect) -> str:
     exported = dict.fromkeys(("PATH", "PYTHONUNBUFFERED", "MASTER_ADDR", "MASTER_PORT", *spec.env))
     step = replace(step, exported=tuple(exported), labelled=step.output is None)
     lines: Lines = [["run_step"]] if dialect.ends_by_itself else [["run_step", *_counting(spec)]]
-    profiler: Lines = [["rankscope", "profile", "-o", Shell('"$scratch/run"'), *spec.profile_words, "--"]]
+    folder = Shell(f'"$scratch/run{"/" if step.folder else ""}{step.folder}"')
+    profiler: Lines = [["rankscope", "profile", "-o", folder, *spec.profile_words, "--"]]
     if not step.profiled:
         profiler = []
     if spec.launcher == "torchrun":
@@ -171,17 +176,21 @@ def _counting(spec: Spec) -> list[str]:
 
 def _ending(spec: Spec) -> str:
     each = _words(once_per_node(spec.launcher_outer, spec.nodes))
-    summary = f'{shlex.join(spec.summary)} "$run" || true'
+    summaries = [f"{_command_on_run(words)} || true" for words in spec.summaries]
     status = '"$status"' if len(spec.steps) == 1 else '"${failed:-0}"'
     lines = [
         _COLLECT.replace("{each}", each),
         '[ -z "$ended" ] || echo "rankscope: the job was ended early; the recording may be partial" >&2',
         'echo "rankscope: the run is in $run"',
-        summary,
+        *summaries,
         f'echo "$job" {status} >"$run/{EXIT_CODE}"',
         f"exit {status}",
     ]
     return "\n".join(lines) + "\n"
+
+
+def _command_on_run(words: Sequence[str]) -> str:
+    return _quoted([Shell('"$run"') if word == RUN else word for word in words])
 
 
 def folder_text(text: str) -> str:

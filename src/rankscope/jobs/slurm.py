@@ -10,6 +10,10 @@ from rankscope.jobs.spec import Spec
 
 
 def dialect(spec: Spec) -> Dialect:
+    stdout, stderr = (
+        f"{path or ''}{spec.name}-%j.{ending}" if not path or path.endswith("/") else path
+        for path, ending in ((spec.stdout, "out"), (spec.stderr, "err"))
+    )
     asked = {
         "job-name": spec.name,
         "nodes": spec.nodes,
@@ -19,13 +23,18 @@ def dialect(spec: Spec) -> Dialect:
         "account": spec.account,
         "constraint": spec.constraint,
         "licenses": spec.filesystems and spec.filesystems.replace(":", ","),
-        "output": f"{spec.name}-%j.out",
-        "error": f"{spec.name}-%j.err",
+        "gres": spec.gres,
+        "gpus-per-node": spec.gpus_per_node,
+        "output": stdout,
+        "error": stderr if stderr != stdout else None,  # Slurm then writes both to one file
         # to the script alone, which forwards it to the ranks and then has time to collect their files
         "signal": f"B:TERM@{spec.lead_s}",
     }
     return Dialect(
-        directives=tuple(f"#SBATCH --{name}={value}" for name, value in asked.items() if value is not None),
+        directives=(
+            *(f"#SBATCH --{name}={value}" for name, value in asked.items() if value is not None),
+            *(f"#SBATCH {directive}" for directive in spec.directives),
+        ),
         job_id="${SLURM_JOB_ID:?this script is for sbatch}",
         submit_folder="${SLURM_SUBMIT_DIR:-.}",
         first_node='scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1',

@@ -11,6 +11,8 @@ from rankscope.errors import UsageError
 _PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:+@=,/-]*")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _END_LEAD_S = 60
+RUN = "{run}"
+"""Stands for the run folder in the words of a command."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,6 +26,8 @@ class Step:
     """The words are a COMMAND for `rankscope profile`; otherwise they run as they are."""
     output: str | None = None
     """A file name in the run folder that takes the step's stdout."""
+    folder: str = ""
+    """A folder in the run folder that takes the step's profile; several steps have one each."""
     labelled: bool = True
     """Whether every line of output starts with its rank."""
     exported: tuple[str, ...] = ()
@@ -58,6 +62,13 @@ class Spec:
     place: str | None = None
     keep: str | None = None
     constraint: str | None = None
+    gres: str | None = None
+    gpus_per_node: str | None = None
+    directives: tuple[str, ...] = ()
+    """Further directives as the scheduler writes them; they come last, so they override ours."""
+    stdout: str | None = None
+    """The job's output file; %j in it is the job's id."""
+    stderr: str | None = None
     modules: tuple[str, ...] = ()
     conda: str | None = None
     venv: str | None = None
@@ -66,8 +77,8 @@ class Spec:
     cpu_bind: str | None = None
     login: bool = False
     """Whether the shell reads /etc/profile, where some sites define `module`."""
-    summary: tuple[str, ...] = ("rankscope", "stats")
-    """The command that is run on the run folder at the end."""
+    summaries: tuple[tuple[str, ...], ...] = (("rankscope", "stats", RUN),)
+    """The commands that show the results at the end; RUN in them is the run folder."""
 
     @property
     def walltime(self) -> str:
@@ -91,6 +102,8 @@ class Spec:
             ("place", self.place),
             ("keep", self.keep),
             ("--constraint", self.constraint),
+            ("--gres", self.gres),
+            ("--gpus-per-node", self.gpus_per_node),
             ("--cpu-bind", self.cpu_bind),
             ("--conda", self.conda),
         ):
@@ -99,6 +112,20 @@ class Spec:
                     f"{option} {value!r} is not allowed in a job script",
                     why="A directive may hold letters, digits and . : + @ = , / _ -, and no spaces.",
                     hint=f"Write {option} as the scheduler would show it.",
+                )
+        for option, value in (("--stdout", self.stdout), ("--stderr", self.stderr)):
+            if value is not None and not re.fullmatch(r"[\w.:+@=,/%~-]+", value, re.ASCII):
+                raise UsageError(
+                    f"{option} {value!r} cannot be used",
+                    why="A directive takes a path without spaces and quotes.",
+                    hint=f"For example: {option} logs/%j.out",
+                )
+        for directive in self.directives:
+            if not directive.startswith("-") or not directive.isprintable():
+                raise UsageError(
+                    f"--directive {directive!r} is not a directive",
+                    why="It is written as one line of the script, and starts with - or --.",
+                    hint="For example: --directive=--exclusive, or --directive='-j oe' for PBS.",
                 )
         if not self.tmpdir.startswith("/") or not _PLAIN.fullmatch(self.tmpdir[1:] or "_"):
             raise UsageError(

@@ -18,6 +18,9 @@ _RESERVED = frozenset(("true", "false", "yes", "no", "on", "off", "null", "y", "
 # Characters that YAML does not allow unescaped, or takes for a line break.
 _UNPRINTABLE = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
 
+# Several lines with one line break at the end: a script, which reads better as it is.
+_BLOCK = re.compile(r"[^\s\x00-\x1f][^\x00-\x09\x0b-\x1f]*\n[^\x00-\x09\x0b-\x1f]*[^\x00-\x1f]\n")
+
 
 def documents(*nodes: Node) -> str:
     """Several documents in one file."""
@@ -35,6 +38,8 @@ def _lines(node: Node) -> list[str]:
 
 
 def _entry(head: str, value: Node, in_list: bool) -> list[str]:
+    if isinstance(value, str) and _BLOCK.fullmatch(value) and not _UNPRINTABLE.search(value):
+        return [f"{head} |", *(f"  {line}" if line else "" for line in value[:-1].split("\n"))]
     if isinstance(value, str | int) or not value:
         return [f"{head} {_scalar(value)}"]
     inner = _lines(value)

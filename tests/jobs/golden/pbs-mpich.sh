@@ -3,8 +3,6 @@
 #PBS -l select=3:mpiprocs=2
 #PBS -l place=scatter
 #PBS -l walltime=00:01:30
-#PBS -o train.out
-#PBS -e train.err
 
 set -u
 cd "${PBS_O_WORKDIR:-.}" || exit 1
@@ -15,7 +13,7 @@ set +u
 set -u
 
 export PYTHONUNBUFFERED=1
-MASTER_ADDR=$(sort -u "$PBS_NODEFILE" | head -n 1)
+MASTER_ADDR=$(if [ -r "${PBS_NODEFILE:-}" ]; then head -n 1 "$PBS_NODEFILE"; else mpiexec.hydra -n 1 -ppn 1 hostname; fi)
 export MASTER_ADDR
 export MASTER_PORT=$((20000 + ${job%%[!0-9]*} % 20000))
 
@@ -28,7 +26,7 @@ fi
 run=runs/"${PBS_JOBNAME}"
 case $run in /*) ;; *) run="$PWD/$run" ;; esac
 scratch="/tmp/rankscope-${USER:-$(id -un)}-$job"
-rm -f -- "$run"/rank-* "$run"/node-* "$run"/point-* "$run/rankscope.json"
+rm -f -- "$run"/rank-* "$run"/node-* "$run"/point-*.json "$run/rankscope.json"
 mpiexec.hydra -n 3 -ppn 1 mkdir -p "$scratch/tmp" || exit 1
 mkdir -p "$run" || exit 1
 
@@ -62,9 +60,9 @@ run_step timeout --foreground --signal=TERM $((68 - SECONDS)) \
     python train.py --note 'it'"'"'s "two"
 lines, $HOME'
 
-# Copy the files from every node's disk to the run folder, after a failure too.
+# Copy the files from every node's disk to the run folder, all nodes at once, after a failure too.
 if mpiexec.hydra -n 3 -ppn 1 \
-    sh -c 'if [ -d "$1/run" ]; then cp -R "$1/run/." "$2/"; fi' sh "$scratch" "$run"; then
+    rankscope job collect "$scratch/run" "$run"; then
     mpiexec.hydra -n 3 -ppn 1 rm -rf "$scratch"
 else
     echo "rankscope: not all files could be copied; they are still in $scratch on the nodes" >&2

@@ -4,16 +4,22 @@
 #PBS -l place=scatter
 #PBS -l walltime=00:30:00
 #PBS -q q
-#PBS -o train.out
-#PBS -e train.err
+#PBS -W block=true
 
 set -u
 cd "${PBS_O_WORKDIR:-.}" || exit 1
 job="${PBS_JOBID:?this script is for qsub}"
+mkdir -p "logs"
+exec >"logs/${job%%.*}.out" 2>"logs/${job%%.*}.err"
+
+set +u
+conda activate base
+. env/bin/activate
+set -u
 
 export A=1
 export PYTHONUNBUFFERED=1
-MASTER_ADDR=$(sort -u "$PBS_NODEFILE" | head -n 1)
+MASTER_ADDR=$(if [ -r "${PBS_NODEFILE:-}" ]; then head -n 1 "$PBS_NODEFILE"; else mpirun -n 1 --map-by ppr:1:node -x PATH hostname; fi)
 export MASTER_ADDR
 export MASTER_PORT=$((20000 + ${job%%[!0-9]*} % 20000))
 
@@ -30,7 +36,7 @@ if [ -e "$run/rankscope.json" ]; then
     echo "rankscope: $run holds another run; name another folder with -o DIR, or add -f" >&2
     exit 1
 fi
-mpirun -n 2 --map-by ppr:1:node mkdir -p "$scratch/tmp" || exit 1
+mpirun -n 2 --map-by ppr:1:node -x PATH mkdir -p "$scratch/tmp" || exit 1
 mkdir -p "$run" || exit 1
 
 # On TERM (walltime, or the job is cancelled): the ranks write what they have recorded, then the script continues.
@@ -64,10 +70,10 @@ run_step timeout --foreground --signal=TERM $((1740 - SECONDS)) \
     python train.py --note 'it'"'"'s "two"
 lines, $HOME'
 
-# Copy the files from every node's disk to the run folder, after a failure too.
-if mpirun -n 2 --map-by ppr:1:node \
-    sh -c 'if [ -d "$1/run" ]; then cp -R "$1/run/." "$2/"; fi' sh "$scratch" "$run"; then
-    mpirun -n 2 --map-by ppr:1:node rm -rf "$scratch"
+# Copy the files from every node's disk to the run folder, all nodes at once, after a failure too.
+if mpirun -n 2 --map-by ppr:1:node -x PATH \
+    rankscope job collect "$scratch/run" "$run"; then
+    mpirun -n 2 --map-by ppr:1:node -x PATH rm -rf "$scratch"
 else
     echo "rankscope: not all files could be copied; they are still in $scratch on the nodes" >&2
 fi

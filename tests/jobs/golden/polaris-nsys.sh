@@ -7,8 +7,6 @@
 #PBS -q debug-scaling
 #PBS -A MyProject
 #PBS -k doe
-#PBS -o train.out
-#PBS -e train.err
 
 set -u
 cd "${PBS_O_WORKDIR:-.}" || exit 1
@@ -21,7 +19,7 @@ conda activate base
 set -u
 
 export PYTHONUNBUFFERED=1
-MASTER_ADDR=$(sort -u "$PBS_NODEFILE" | head -n 1)
+MASTER_ADDR=$(if [ -r "${PBS_NODEFILE:-}" ]; then head -n 1 "$PBS_NODEFILE"; else mpiexec -n 1 -ppn 1 hostname; fi)
 export MASTER_ADDR
 export MASTER_PORT=$((20000 + ${job%%[!0-9]*} % 20000))
 
@@ -67,13 +65,13 @@ run_step() {
 run_step timeout --foreground --signal=TERM $((240 - SECONDS)) \
     mpiexec -n 8 -ppn 4 -l --line-buffer \
     --env TMPDIR="$scratch/tmp" \
-    rankscope profile -o "$scratch/run" --tool nsys --quiet -- \
+    rankscope profile -o "$scratch/run" --tool nsys --ranks local:0 --quiet -- \
     python train.py --note 'it'"'"'s "two"
 lines, $HOME'
 
-# Copy the files from every node's disk to the run folder, after a failure too.
+# Copy the files from every node's disk to the run folder, all nodes at once, after a failure too.
 if mpiexec -n 2 -ppn 1 \
-    sh -c 'if [ -d "$1/run" ]; then cp -R "$1/run/." "$2/"; fi' sh "$scratch" "$run"; then
+    rankscope job collect "$scratch/run" "$run"; then
     mpiexec -n 2 -ppn 1 rm -rf "$scratch"
 else
     echo "rankscope: not all files could be copied; they are still in $scratch on the nodes" >&2

@@ -3,9 +3,12 @@
 #SBATCH --nodes=1
 #SBATCH --ntasks-per-node=1
 #SBATCH --time=00:30:00
-#SBATCH --output=one-%j.out
+#SBATCH --gres=gpu:a100:4
+#SBATCH --gpus-per-node=4
+#SBATCH --output=logs/one-%j.out
 #SBATCH --error=one-%j.err
 #SBATCH --signal=B:TERM@60
+#SBATCH --exclusive
 
 set -u
 cd "${SLURM_SUBMIT_DIR:-.}" || exit 1
@@ -61,9 +64,9 @@ run_step \
     python train.py --note 'it'"'"'s "two"
 lines, $HOME'
 
-# Copy the files from every node's disk to the run folder, after a failure too.
+# Copy the files from every node's disk to the run folder, all nodes at once, after a failure too.
 if srun --nodes=1 --ntasks=1 --ntasks-per-node=1 \
-    sh -c 'if [ -d "$1/run" ]; then cp -R "$1/run/." "$2/"; fi' sh "$scratch" "$run"; then
+    rankscope job collect "$scratch/run" "$run"; then
     srun --nodes=1 --ntasks=1 --ntasks-per-node=1 rm -rf "$scratch"
 else
     echo "rankscope: not all files could be copied; they are still in $scratch on the nodes" >&2
@@ -71,6 +74,8 @@ fi
 
 [ -z "$ended" ] || echo "rankscope: the job was ended early; the recording may be partial" >&2
 echo "rankscope: the run is in $run"
-rankscope stats "$run" || true
+rankscope stats "$run" -r kernels || true
+rankscope stats "$run" --compat nsys -r cuda_gpu_kern_sum || true
+rankscope stats "$run" -r ncu || true
 echo "$job" "$status" >"$run/.job-exit-code"
 exit "$status"

@@ -64,9 +64,9 @@ run_step \
     python train.py --note 'it'"'"'s "two"
 lines, $HOME'
 
-# Copy the files from every node's disk to the run folder, after a failure too.
+# Copy the files from every node's disk to the run folder, all nodes at once, after a failure too.
 if srun --nodes=2 --ntasks=2 --ntasks-per-node=1 \
-    sh -c 'if [ -d "$1/run" ]; then cp -R "$1/run/." "$2/"; fi' sh "$scratch" "$run"; then
+    rankscope job collect "$scratch/run" "$run"; then
     srun --nodes=2 --ntasks=2 --ntasks-per-node=1 rm -rf "$scratch"
 else
     echo "rankscope: not all files could be copied; they are still in $scratch on the nodes" >&2

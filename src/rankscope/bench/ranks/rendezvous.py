@@ -50,7 +50,13 @@ def _first_host(env: Mapping[str, str]) -> str | None:
     try:
         return Path(env["PBS_NODEFILE"]).read_text(encoding="utf-8").split()[0]
     except (KeyError, OSError, IndexError):
-        return None
+        return _host_of_mpirun(env)
+
+
+def _host_of_mpirun(env: Mapping[str, str]) -> str | None:
+    """Where Open MPI's mpirun runs. In a PBS job that is the first node; the node file is often on that node only."""
+    match = re.search(r"tcp://([^,:;]+)", env.get("OMPI_MCA_orte_hnp_uri", ""))
+    return match[1] if match and env.get("PBS_JOBID") else None
 
 
 def first_of_nodelist(text: str) -> str:

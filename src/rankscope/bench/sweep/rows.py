@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import shlex
 from typing import Any
 
 from rankscope.bench.seqpar.report_text import figure
@@ -22,6 +23,7 @@ COLUMNS = (
     "allgather_busbw_gb_s",
     "reduce_scatter_busbw_gb_s",
     "overlap_speedup",
+    "profile",
 )
 Row = dict[str, Any]
 
@@ -43,7 +45,7 @@ def row_of(report: Report) -> Row:
         parts["REDUCE_SCATTER"]["busbw_gb_s"],
         overlap["speedup"] if overlap else None,
     )
-    return dict(zip(COLUMNS, (*point, *values), strict=True))
+    return dict(zip(COLUMNS, (*point, *values, report.get("profile")), strict=True))
 
 
 def table_text(rows: list[Row]) -> str:
@@ -69,7 +71,21 @@ def table_text(rows: list[Row]) -> str:
         "W: ranks. TFLOP/s: both matmuls of one rank, median.\n"
         "AG, RS: bus bandwidth of all-gather and reduce-scatter."
     )
+    notes += _profiles_text(rows)
     return f"{table}\n{notes}\n\nChart data: TFLOP/s by sequence length\n{_series_text(rows)}\n"
+
+
+def _profiles_text(rows: list[Row]) -> str:
+    """Where the profiles of the points are."""
+    profiled = [row for row in rows if row["profile"]]
+    if not profiled:
+        return ""
+    lines = [
+        f"  rankscope stats {shlex.quote(row['profile'])}    S {row['sequence']}, {series_name(row)}"
+        for row in profiled
+    ]
+    heading = "Profiled, which costs time: compare these figures with each other only."
+    return "\n".join(["", "", heading, *lines])
 
 
 def _series_text(rows: list[Row]) -> str:

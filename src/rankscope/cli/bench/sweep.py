@@ -4,20 +4,31 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from rankscope.bench.seqpar.config import DEFAULT_CHUNKS, PRECISIONS, Config
-from rankscope.bench.sweep.grid import Point, grid_points, job_steps, measure_point, read_reports
+from rankscope.bench.sweep.grid import (
+    Point,
+    grid_points,
+    job_steps,
+    measure_point,
+    point_name,
+    read_reports,
+    remove_points,
+    write_report,
+)
 from rankscope.bench.sweep.rows import Row, chart, csv_text, json_text, row_of, table_text
 from rankscope.cli.bench.seqpar import add_run_options, positive
+from rankscope.cli.common import check_target
 from rankscope.cli.job.batch import deliver
 from rankscope.cli.job.options import add_job_options
 from rankscope.errors import UsageError
 from rankscope.jobs.batch import SCHEDULERS, make_spec
-from rankscope.jobs.spec import parse_count
+from rankscope.jobs.spec import RUN, parse_count
 
 DESCRIPTION = """\
 Run seqpar for every combination of the lists given, each in fresh processes on
@@ -33,6 +44,9 @@ examples:
   rankscope bench sweep --job slurm --nodes 1,2 --ppn 4 -s 4608 -d 9216 \\
       -p float32,bfloat16 -o sweep --submit --wait
       the table is at the end of the job's output; later: --read sweep
+  rankscope bench sweep --profile --job pbs --nodes 1,2 --ppn 4 -s 4608 -d 9216 \\
+      -p float32,bfloat16 -o sweep --submit
+      four points in one job, and a profile of each: sweep/point-001 and so on
 """
 
 _FORMATS: dict[str, Callable[[list[Row]], str]] = {"table": table_text, "csv": csv_text, "json": json_text}
@@ -57,13 +71,26 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add("--format", choices=list(_FORMATS), default="table", help="default: table")
     add("--chart", type=Path, metavar="FILE", help="also write chart data: .json (Vega-Lite) or .csv")
     add("-f", "--force", action="store_true", help="replace existing files")
-    add("--read", type=Path, metavar="DIR", help="run nothing: show the results of a job in DIR")
+    add("--read", type=Path, metavar="DIR", help="run nothing: show the results of an earlier sweep in DIR")
+    add(
+        "-o",
+        "--output",
+        metavar="DIR",
+        help="where the results go: point-001.json, and point-001 for a profile",
+    )
+    add(
+        "--profile",
+        nargs="?",
+        const="",
+        metavar="OPTIONS",
+        help="`rankscope profile` around each point, one run folder a point; "
+        "--profile='--tool nsys --ranks all' gives it options",
+    )
     _add_job_options(parser)
 
 
 def _add_job_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--job", choices=list(SCHEDULERS), help="one job that runs the whole grid")
-    parser.add_argument("-o", "--output", metavar="DIR", help="with --job: where the results go")
     nodes = {"help": "with --job: numbers of nodes (default: 1)", "metavar": "N,…"}
     add_job_options(parser, "slurm", {"nodes": nodes})
     parser.set_defaults(dry_run=False, quiet=False)
@@ -81,18 +108,58 @@ def run(args: argparse.Namespace) -> int:
                 why="A grid needs sequence lengths and hidden sizes.",
                 hint="For example: rankscope bench sweep -s 256,512 -d 512",
             )
+    profiler = _profiler_words(args)
     nodes_by_ranks = _nodes_by_ranks(args) if args.job else {}
     points = grid_points(args.sequence, args.hidden, args.precision, nodes_by_ranks or args.nproc or [1])
     for point in points:  # all of them, before the first one runs for minutes
         chunks = (args.chunks or DEFAULT_CHUNKS) if args.overlap else 0
         Config(sequence=point.sequence, hidden=point.hidden, chunks=chunks).check(point.ranks)
     if args.job:
-        return _deliver_job(points, nodes_by_ranks, args)
+        return _deliver_job(points, nodes_by_ranks, profiler, args)
+    return _show(_measure(points, profiler, args), args)
+
+
+def _measure(points: list[Point], profiler: list[str] | None, args: argparse.Namespace) -> list[Row]:
+    """Run the points on this machine, one after the other."""
+    folder = Path(args.output) if args.output else None
+    if folder is not None:
+        check_target(folder, args.force)
+        folder.mkdir(parents=True, exist_ok=True)
+        remove_points(folder)  # only with -f are there any
     rows = []
     for number, point in enumerate(points, 1):
         print(f"rankscope: {number} of {len(points)}: {point}", file=sys.stderr, flush=True)
-        rows.append(row_of(measure_point(point, _shared_words(args))))
-    return _show(rows, args)
+        target = folder / point_name(number) if folder is not None and profiler is not None else None
+        around = ["profile", "-o", str(target), *(profiler or ())] if target is not None else []
+        report = measure_point(point, _shared_words(args), around)
+        if folder is not None:
+            write_report(folder, number, report)
+        rows.append(row_of({**report, "profile": str(target)} if target is not None else report))
+    return rows
+
+
+def _profiler_words(args: argparse.Namespace) -> list[str] | None:
+    """The options of --profile=OPTIONS, checked before anything runs; None without --profile."""
+    if args.profile is None:
+        return None
+    if args.output is None and not args.job:
+        raise UsageError(
+            "--profile needs -o DIR",
+            why="Every point has a run folder of its own in it.",
+            hint="For example: rankscope bench sweep --profile -o sweep -s 256 -d 512",
+        )
+    from rankscope.cli import command_parser, profile
+
+    parser, _ = command_parser("profile")
+    given = parser.parse_args(shlex.split(args.profile))
+    if given.command or given.output or given.dry_run or given.per_node or given.stats:
+        raise UsageError(
+            f"--profile={shlex.quote(args.profile)} cannot be used",
+            why="Its options choose the tool, the ranks and the steps; the sweep itself starts and shows the points.",
+            hint="For example: --profile='--tool nsys --ranks all'",
+        )
+    profile.plan_of(given, ("rankscope",))
+    return [*profile.option_words(given), *([] if given.verbose else ["--quiet"])]
 
 
 def _shared_words(args: argparse.Namespace) -> list[str]:
@@ -128,18 +195,24 @@ def _nodes_by_ranks(args: argparse.Namespace) -> dict[int, int]:
     return {number * ppn: number for number in dict.fromkeys(nodes)}
 
 
-def _deliver_job(points: list[Point], nodes_by_ranks: dict[int, int], args: argparse.Namespace) -> int:
+def _deliver_job(
+    points: list[Point], nodes_by_ranks: dict[int, int], profiler: list[str] | None, args: argparse.Namespace
+) -> int:
     """The whole grid as one job."""
     shared_words = _shared_words(args)
     scheduler = SCHEDULERS[args.job]
     spec = make_spec(
         scheduler,
         vars(args),
-        job_steps(([*point.words(), *shared_words], nodes_by_ranks[point.ranks]) for point in points),
+        job_steps(
+            (([*point.words(), *shared_words], nodes_by_ranks[point.ranks]) for point in points),
+            profiled=profiler is not None,
+        ),
+        profile_words=tuple(profiler or ()),
         name=args.name or "sweep",
         run=args.output,
         force=args.force,
-        summary=("rankscope", "bench", "sweep", "--format", args.format, "--read"),
+        summaries=(("rankscope", "bench", "sweep", "--format", args.format, "--read", RUN),),
     )
     return deliver(spec, scheduler, args)
 

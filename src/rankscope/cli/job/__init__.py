@@ -49,6 +49,11 @@ JOBS = {
         container.main,
     ),
     "fetch": Job("copy the reports of a job in Kubernetes", k8s.configure_fetch, k8s.run_fetch),
+    "collect": Job(
+        "copy one node's files to the run folder (job scripts do this)",
+        manage.configure_collect,
+        manage.run_collect,
+    ),
     "status": Job("the state of a submitted job", manage.configure_status, manage.run_status),
     "delete": Job("end a submitted job", manage.configure_delete, manage.run_delete),
 }

@@ -8,13 +8,14 @@ from pathlib import Path
 
 from rankscope.cli import profile
 from rankscope.cli.common import check_target
-from rankscope.cli.job.options import add_job_options
+from rankscope.cli.end_tables import end_tables
+from rankscope.cli.job.options import STATS_HELP, add_job_options
 from rankscope.cli.options import hidden
 from rankscope.errors import UsageError
 from rankscope.jobs.batch import SCHEDULERS, default_name, make_spec, submit_script, wait_for, write_script
 from rankscope.jobs.scheduler import Scheduler, require
 from rankscope.jobs.script import render
-from rankscope.jobs.spec import Spec
+from rankscope.jobs.spec import RUN, Spec
 
 DESCRIPTION = """\
 Write a complete job script with the profiler in it. Reports are written on each
@@ -41,7 +42,7 @@ examples:
 """,
 }
 # Options of `profile` that do not apply to a job: hidden, and refused with a reason.
-_NOT_IN_A_JOB = ("stats", "rank", "local_rank", "node_rank", "world_size")
+_NOT_IN_A_JOB = ("rank", "local_rank", "node_rank", "world_size")
 
 
 def configure_pbs(parser: argparse.ArgumentParser) -> None:
@@ -62,6 +63,7 @@ def _configure(parser: argparse.ArgumentParser, scheduler: str) -> None:
         {
             **hidden(_NOT_IN_A_JOB),
             "wait": None,  # the job's --wait takes its number too
+            "stats": {"help": f"{STATS_HELP} (default: the summary)"},
             "dry_run": {"help": "print the script, submit nothing"},
             "output": {"help": "the run folder; %%q{VAR} is the job's (default: rankscope-NAME-JOBID)"},
         },
@@ -81,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
         if getattr(args, name):
             raise UsageError(
                 f"--{name.replace('_', '-')} is not for a job",
-                why="The launcher in the script numbers the ranks, and the script always prints the tables at its end.",
+                why="The launcher in the script numbers the ranks.",
                 hint="Leave it out.",
             )
     if args.per_node and args.launcher != "torchrun":
@@ -101,8 +103,15 @@ def run(args: argparse.Namespace) -> int:
         profile_words=(*profile.option_words(args), *quiet),
         run=args.output,
         force=args.force,
+        summaries=_table_commands(args.stats or "true"),
     )
     return deliver(spec, scheduler, args)
+
+
+def _table_commands(stats: str) -> tuple[tuple[str, ...], ...]:
+    """The commands at the end of the script, when all nodes have copied their files."""
+    tables = end_tables(stats) if stats != "false" else []
+    return tuple(("rankscope", "stats", RUN, *words) for words in tables)
 
 
 def deliver(spec: Spec, scheduler: Scheduler, args: argparse.Namespace) -> int:

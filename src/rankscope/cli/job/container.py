@@ -12,19 +12,19 @@ from rankscope.jobs import container
 EPILOG = """\
 examples:
   rankscope job container -o image
-      then: cd image && ./test.sh        build, start, profile a DDP example, stop
+      then: cd image && ./test.sh        build, start, profile a language model, stop
   rankscope job container --base pytorch/pytorch:2.6.0-cuda12.4-cudnn9-devel --mpi -o image
       OpenMPI and ssh in it: what an MPIJob needs
   rankscope job container --mpi --efa --nccl-tests --registry registry.example.org/team -o image
-      ./build.sh && ./push.sh; log in with your registry's own tool
+      ./build.sh && ./login.sh && ./push.sh
   rankscope job container --engine apptainer -o image
 """
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "Write a small folder: Dockerfile (or apptainer definition), .env, and build, push, run, exec, test and\n"
-        "stop as plain sh scripts. Nothing is built or started here."
+        "Write a small folder: Dockerfile (or apptainer definition), .env, and build, login, push, run, exec,\n"
+        "test and stop as plain sh scripts. Nothing is built or started here."
     )
     parser.epilog = EPILOG
     defaults = container.Container()
@@ -98,6 +98,6 @@ def main(args: argparse.Namespace) -> int:
         raise StoreError(
             f"cannot write {args.output}", why=f"{error.strerror}.", hint="Name another folder: -o DIR"
         ) from error
-    print(f"Wrote {args.output}: {', '.join(path.name for path in files)}")
+    print(f"Wrote {args.output}: {', '.join(str(path.relative_to(args.output)) for path in files)}")
     print(f"Next: cd {args.output} && ./test.sh    (build, start, profile an example, stop)")
     return 0

@@ -6,8 +6,12 @@ import argparse
 import sys
 from pathlib import Path
 
+from rankscope.capture.rank import Identity
+from rankscope.capture.selector import parse_selector
 from rankscope.cli import profile
 from rankscope.cli.common import check_target
+from rankscope.cli.end_tables import end_tables
+from rankscope.cli.job.options import STATS_HELP
 from rankscope.cli.options import Group, add_groups, hidden, option
 from rankscope.errors import StoreError, UsageError
 from rankscope.jobs import k8s, kubectl
@@ -16,7 +20,8 @@ from rankscope.jobs.spec import parse_count, parse_variables
 DESCRIPTION = """\
 Write a Kubernetes manifest with the profiler in it: a Kubeflow MPIJob, a
 PyTorchJob, or a plain indexed Job. COMMAND is what one rank runs, without a
-launcher. Reports go to a volume that outlives the pods, one file a rank.
+launcher. Reports go to a volume that outlives the pods, one file a rank, or one
+a node with --per-node.
 """
 EPILOG = """\
 examples:
@@ -25,6 +30,10 @@ examples:
       --steps 10:12 -- python train.py
   rankscope job fetch a -o runs/a                                then: rankscope stats runs/a
   rankscope job k8s --image IMAGE --ppn 8 --efa 4 --memory 512Gi -- python train.py
+  rankscope job k8s --image IMAGE --nodes 2 --ppn 8 --pvc reports --tool nsys \\
+      --launcher torchrun --per-node --stats=nsys:cuda_gpu_kern_sum --submit -- python train.py
+      one nsys report a node, and its table in `kubectl logs`
+  rankscope job k8s --image IMAGE --kind pytorchjob --nodes 2 --install-operator --submit -- python train.py
   rankscope job k8s --image IMAGE --kind job --tool ncu --ranks 0 -- python train.py
 
 `rankscope job container --mpi` writes what builds an image for it.
@@ -35,7 +44,7 @@ examples:
   rankscope job fetch a --kind job --namespace team
 """
 # Options of `profile` that do not apply in a cluster: hidden, and refused with a reason.
-_NOT_IN_A_JOB = ("output", "stats", "dry_run", "rank", "local_rank", "node_rank", "world_size", "run_as")
+_NOT_IN_A_JOB = ("output", "dry_run", "rank", "local_rank", "node_rank", "world_size", "run_as")
 _KIND = option("--kind", dest="job_kind", choices=list(k8s.KINDS), default="mpijob", help="(default: mpijob)")
 _CLUSTER = (
     option("--namespace", default="", metavar="NAME", help="(default: kubectl's)"),
@@ -51,6 +60,12 @@ _GROUPS = (
             _KIND,
             option("--nodes", default=1, metavar="N", help="workers, one a node (default: 1)"),
             option("--ppn", default=1, metavar="N", help="ranks on each, and its GPUs (default: 1)"),
+            option(
+                "--launcher",
+                choices=["mpirun", "torchrun"],
+                default="",
+                help="what starts a node's ranks (default: mpirun in an MPIJob, else torchrun)",
+            ),
             option("--name", metavar="NAME", help="the job's name (default: the script's, and the time)"),
             *_CLUSTER,
             option(
@@ -91,6 +106,11 @@ _GROUPS = (
         (
             option("--script", type=Path, metavar="FILE", help="write the manifest there"),
             option("--submit", action="store_true", help="create the job through kubectl"),
+            option(
+                "--install-operator",
+                action="store_true",
+                help="with --submit: install the kind's operator first, if the cluster lacks it",
+            ),
         ),
     ),
 )
@@ -101,7 +121,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.description = DESCRIPTION
     parser.epilog = EPILOG
     add_groups(parser, _GROUPS)
-    profile.add_profile_options(parser, hidden(_NOT_IN_A_JOB))
+    stats = {"help": f"{STATS_HELP}; in `kubectl logs` (default: none)"}
+    profile.add_profile_options(parser, {**hidden(_NOT_IN_A_JOB), "stats": stats})
 
 
 def add_job_name_options(parser: argparse.ArgumentParser) -> None:
@@ -113,6 +134,8 @@ def add_job_name_options(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     job = _job(args)
     text = k8s.manifest(job)
+    if args.install_operator:
+        text = _operator_note(job) + text
     if args.script:
         check_target(args.script, args.force)
     cluster = kubectl.Kubectl(args.namespace, args.context) if args.submit else None
@@ -122,7 +145,7 @@ def run(args: argparse.Namespace) -> int:
         if not args.script:
             print(text, end="")
         return 0
-    print(kubectl.submit(job, text, cluster))
+    print(kubectl.submit(job, text, cluster, install=args.install_operator, log=_log))
     if not args.quiet:
         where = f" --namespace {job.namespace}" if job.namespace else ""
         print(
@@ -131,6 +154,36 @@ def run(args: argparse.Namespace) -> int:
             file=sys.stderr,
         )
     return 0
+
+
+def _operator_note(job: k8s.K8sJob) -> str:
+    """A comment at the top of the manifest: what --submit applies first, for whoever applies it by hand."""
+    operator = k8s.KINDS[job.kind].operator
+    if operator is None:
+        raise UsageError(
+            "--install-operator is not for a plain Job",
+            why="Kubernetes itself runs it.",
+            hint="Leave it out.",
+        )
+    return f"# First, unless the cluster has it: {operator.title}\n# kubectl {' '.join(operator.apply)}\n"
+
+
+def _log(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def _stats_words(stats: str | None, ranks: str, world_size: int) -> list[str]:
+    """--stats for the profiler: rank 0 prints the tables, so that they are in the log of the job."""
+    if stats is None or stats == "false":
+        return []
+    end_tables(stats)  # finds wrong names now
+    if not parse_selector(ranks).selects(Identity(0, 0, world_size, None, 0, "job")):
+        raise UsageError(
+            f"--stats needs rank 0, and --ranks {ranks} leaves it out",
+            why="The process of rank 0 prints the tables.",
+            hint="Add rank 0, or leave --stats out and use: rankscope job fetch, rankscope stats",
+        )
+    return [f"--stats={stats}"]
 
 
 def _job(args: argparse.Namespace) -> k8s.K8sJob:
@@ -142,16 +195,23 @@ def _job(args: argparse.Namespace) -> k8s.K8sJob:
                 why="The reports go to the volume, under the job's name, and the launcher numbers the ranks.",
                 hint="Leave it out.",
             )
-    if command:
-        profile.plan_of(args, command)
+    plan = profile.plan_of(args, command)
+    nodes, ppn = parse_count("--nodes", args.nodes), parse_count("--ppn", args.ppn)
+    options = [
+        *profile.option_words(args),
+        *_stats_words(args.stats, plan.ranks, nodes * ppn),
+        *(["-f"] if args.force else []),
+    ]
     return k8s.K8sJob(
         name=args.name if args.name is not None else k8s.default_name(command),
         image=args.image,
         command=command,
         kind=args.job_kind,
-        nodes=parse_count("--nodes", args.nodes),
-        ppn=parse_count("--ppn", args.ppn),
-        profile=(*profile.option_words(args), *(["-f"] if args.force else [])),
+        nodes=nodes,
+        ppn=ppn,
+        launcher=args.launcher,
+        per_node=args.per_node,
+        profile=tuple(options),
         gpus=None if args.gpus is None else k8s.parse_devices("--gpus", args.gpus),
         efa=k8s.parse_devices("--efa", args.efa),
         hugepages=args.hugepages,
@@ -194,9 +254,7 @@ def run_fetch(args: argparse.Namespace) -> int:
     target = args.output or Path(args.id)
     check_target(target, args.force)
     cluster = kubectl.Kubectl(args.namespace, args.context)
-    files = kubectl.fetch(
-        args.id, args.job_kind, target, cluster, args.namespace, lambda text: print(text, file=sys.stderr)
-    )
+    files = kubectl.fetch(args.id, args.job_kind, target, cluster, args.namespace, _log)
     print(f"Copied {len(files)} file{'s' * (len(files) != 1)} to {target}")
     print(f"Next: rankscope stats {target}")
     return 0

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 import shutil
+from pathlib import Path
 
 from rankscope.cli.job.k8s import add_job_name_options
 from rankscope.errors import RankscopeError, UsageError
 from rankscope.jobs import kubectl
 from rankscope.jobs.batch import SCHEDULERS, find_scheduler, scheduler_here
+from rankscope.jobs.collect import collect
 from rankscope.jobs.scheduler import delete
 
 KUBERNETES = "k8s"
@@ -61,6 +63,21 @@ def run_delete(args: argparse.Namespace) -> int:
     return 0
 
 
+def configure_collect(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Copy what this node's ranks have written to the run folder. Job scripts call it on every node at once: each\n"
+        "file has one writer and appears whole. A folder that is not there is a node without captured ranks."
+    )
+    parser.add_argument("source", type=Path, metavar="FROM", help="a folder on this node's disk")
+    parser.add_argument("run", type=Path, metavar="RUN", help="the run folder, which all nodes see")
+
+
+def run_collect(args: argparse.Namespace) -> int:
+    _refuse_command(args)
+    collect(args.source, args.run)
+    return 0
+
+
 def _refuse_command(args: argparse.Namespace) -> None:
     if args.command:
-        raise UsageError("this takes the id of a job, and no COMMAND", hint="Leave out what follows --.")
+        raise UsageError("this command takes no COMMAND", hint="Leave out what follows --.")

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Mapping
 from typing import Any
 
-from rankscope.cli.options import Group, Settings, add_groups, option
+from rankscope.cli.options import Group, Option, Settings, add_groups, option
 from rankscope.jobs.launchers import LAUNCHERS
 
 
@@ -22,6 +22,12 @@ class Wait(argparse.Action):
             namespace.wait = values
 
 
+STATS_HELP = (
+    "the tables at the end of the job's output: names of `rankscope stats -r`, nsys:REPORT for nsys's own, "
+    "false for none"
+)
+
+
 def add_job_options(
     parser: argparse.ArgumentParser, scheduler: str, changes: Mapping[str, Settings | None] | None = None
 ) -> None:
@@ -32,6 +38,14 @@ def add_job_options(
 def _groups(scheduler: str) -> tuple[Group, ...]:
     queue_names = ("--queue", "--partition") if scheduler == "pbs" else ("--partition", "--queue")
     launchers = [name for name in (*LAUNCHERS, "torchrun") if (scheduler, name) != ("pbs", "srun")]
+    outputs, example = "default: NAME.oID and NAME.eID", "'-W block=true'"
+    gpus: tuple[Option, ...] = ()
+    if scheduler == "slurm":
+        outputs, example = "default: NAME-%%j.out and NAME-%%j.err", "--exclusive"
+        gpus = (
+            option("--gres", metavar="LIST", help="generic resources of each node, such as gpu:a100:4"),
+            option("--gpus-per-node", metavar="N", help="GPUs of each node: 4, a100:4"),
+        )
     return (
         Group(
             "the job",
@@ -52,6 +66,15 @@ def _groups(scheduler: str) -> tuple[Group, ...]:
                     "--filesystems", metavar="A:B", help="file systems the job needs (in Slurm: licences)"
                 ),
                 option("--name", metavar="NAME", help="the job's name (default: the script's)"),
+                option("--stdout", metavar="PATH", help=f"the output file; %%j is the job's id ({outputs})"),
+                option("--stderr", metavar="PATH", help="the error file; the same as --stdout joins both"),
+                option(
+                    "--directive",
+                    metavar="TEXT",
+                    action="append",
+                    help=f"a further directive, such as --directive={example}; may be repeated",
+                ),
+                *gpus,
                 option(
                     "--constraint" if scheduler == "slurm" else "--select",
                     metavar="WORDS",
@@ -68,8 +91,12 @@ def _groups(scheduler: str) -> tuple[Group, ...]:
                     help="what starts the ranks (default: the site's; torchrun is itself started once a node)",
                 ),
                 option("--modules", metavar="A,B", action="append", help="module load each; may be repeated"),
-                option("--conda", metavar="ENV", help="conda activate ENV"),
-                option("--venv", metavar="DIR", help="a Python environment with rankscope in it"),
+                option("--conda", metavar="ENV", help="conda activate ENV (empty: not the site's)"),
+                option(
+                    "--venv",
+                    metavar="DIR",
+                    help="a Python environment with rankscope in it; after --conda, if both are given",
+                ),
                 option(
                     "--tmpdir",
                     metavar="DIR",

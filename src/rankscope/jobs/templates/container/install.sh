@@ -40,7 +40,29 @@ install_nsys() {
 install_mpi() {
   # MPIJobs reach their workers by ssh.
   packages openmpi-bin libopenmpi-dev openssh-server openssh-client
+  configure_ssh
+}
+
+# What mpirun and the MPI operator need of ssh. In both files the first value of a setting counts, so ours come first.
+configure_ssh() {
+  # Workers are new hosts with every job, and the operator mounts ~/.ssh read-only.
+  put_first /etc/ssh/ssh_config "Host *
+    StrictHostKeyChecking no
+    UserKnownHostsFile /dev/null
+    LogLevel ERROR"
+  # The folder of the mounted keys may be written by everyone. sshd does not pass the image's variables on, and orted
+  # needs these (the last in NVIDIA's images).
+  variables="PATH=$PATH${LD_LIBRARY_PATH:+ LD_LIBRARY_PATH=$LD_LIBRARY_PATH}${OPAL_PREFIX:+ OPAL_PREFIX=$OPAL_PREFIX}"
+  put_first /etc/ssh/sshd_config "StrictModes no
+SetEnv $variables"
   mkdir -p /run/sshd
+  ssh-keygen -A
+}
+
+put_first() {
+  if grep -q '^# rankscope$' "$1"; then return; fi # a base that was built by this script
+  printf '# rankscope\n%s\n\n' "$2" | cat - "$1" >"$1.new"
+  mv "$1.new" "$1"
 }
 
 install_efa() {
@@ -60,12 +82,18 @@ install_nccl_tests() {
 }
 
 install_rankscope() {
+  # Into Python's own folder: it is found without variables, which a command over ssh does not have.
+  export PIP_BREAK_SYSTEM_PACKAGES=1 # Debian's pip asks for it; an image is not shared with a distribution's programs
+  python3 -m pip install --no-cache-dir --no-deps --no-index --force-reinstall /opt/rankscope/wheel/*.whl ||
+    fail "pip cannot install rankscope: $(python3 --version 2>&1), and 3.10 or later is needed"
   # Capturing needs only Python; reading traces needs these three.
   python3 -m pip install --no-cache-dir duckdb numpy isal ||
     echo "install.sh: without duckdb, numpy and isal this image captures but cannot show tables" >&2
-  printf '#!/bin/sh\nexec python3 -m rankscope "$@"\n' >/usr/local/bin/rankscope
+  # A login's PATH has /usr/local/bin, and may lack the folder of this Python.
+  program=$(python3 -c 'import sysconfig; print(sysconfig.get_path("scripts"))')/rankscope
+  if [ "$program" != /usr/local/bin/rankscope ]; then ln -sf "$program" /usr/local/bin/rankscope; fi
   cp /opt/rankscope/demo.sh /usr/local/bin/rankscope-demo
-  chmod 755 /usr/local/bin/rankscope /usr/local/bin/rankscope-demo
+  chmod 755 /usr/local/bin/rankscope-demo
 }
 
 check_choices

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Push the image. Log in first with your registry's own tool (docker login, aws ecr get-login-password, …).
+# Push the image. Log in first: ./login.sh
 . "$(dirname "$0")/common.sh"
 if [ -z "$REGISTRY" ]; then
   echo "REGISTRY in .env is empty: set it to the registry to push to" >&2
