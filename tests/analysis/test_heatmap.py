@@ -25,7 +25,7 @@ def test_cells_against_counting(pairs: list[tuple[int, int]], cuts: list[int]) -
     edges = np.array(sorted(cuts), dtype=np.int64)
     start = np.array([a for a, _ in pairs], dtype=np.int64)
     end = start + np.array([d for _, d in pairs], dtype=np.int64)
-    shares = RankTime(0, union(start, end), EMPTY, EMPTY, False).shares(edges)
+    shares = RankTime(0, union(start, end), EMPTY, EMPTY, False, EMPTY).shares(edges)
     covered = {t for a, d in pairs for t in range(a, a + d)}
     expected = [len(covered & set(range(a, b))) / (b - a) for a, b in pairwise(edges)]
     assert shares[0].tolist() == expected and not shares[1:].any()

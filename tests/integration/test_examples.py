@@ -56,7 +56,7 @@ def test_megatron_style(tmp_path: Path) -> None:
 
 def test_a4s_style(tmp_path: Path) -> None:
     done = run([*example("a4s_style"), "train", "--profiling", "--prof_dir", "out", "--debug"], tmp_path)
-    assert "step 8: host " in done.stderr
+    assert "step 7 after backward: host " in done.stderr
     assert (tmp_path / "out" / "a4s-0-of-1.json").exists()
     run([*example("a4s_style"), "train"], tmp_path / "out")
     assert not (tmp_path / "out" / "prof").exists(), "not asked for"

@@ -16,7 +16,9 @@ import pytest
 
 from conftest import DATA, slice_event, write_kineto
 from rankscope.errors import RankError, ReadError, StoreError
-from rankscope.model import FORMAT_VERSION
+from rankscope.model import FORMAT_VERSION, TIMELINE_FORMATS
+from rankscope.readers.nsys.reader import NSYS
+from rankscope.readers.nsys.report import NSYS_REPORT
 from rankscope.store import pool
 from rankscope.store.ingest import Options, Watch, ingest
 from rankscope.store.layout import Index, find_sources
@@ -135,6 +137,11 @@ def test_a_snapshot_without_a_rank_is_that_of_the_only_rank(tmp_path: Path) -> N
     trace(tmp_path / "rank-4.json")
     with pytest.raises(RankError, match=r"cannot tell the rank of .*memory.pickle"):
         ingest([tmp_path])
+
+
+def test_an_nsys_report_is_of_the_format_of_its_export() -> None:
+    """Else a rank with a torch trace and a .nsys-rep would count twice, and its recordings would not be known."""
+    assert {NSYS.name, NSYS_REPORT.name} <= set(TIMELINE_FORMATS)
 
 
 def test_a_snapshot_beside_a_lone_trace(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from rankscope.store.layout import INDEX_FILE, STORE_NAME, Index, named_by_manif
 _MANIFESTS = ("--include=/rankscope.json", "--include=/rank-*.rankscope.json", "--exclude=*")
 _ENDING = re.compile(r"(\.pt\.trace)?(\.json(\.gz)?|\.nsys-rep|\.ncu-rep|\.sqlite)$")
 _RSYNC_PROTOCOL_ERROR = 12
-_RAW_NAMES = [f"*{ending}" for ending in (*TRACE_NAMES, ".qdstrm", ".csv")]
+_RAW_NAMES = [f"*{ending}" for ending in (*TRACE_NAMES, ".csv")]
 _RAW_NAMES += ["*_dump_*", "nccl_trace_rank_*", "profiler_*"]
 """What a profiler writes: traces, reports, snapshots, dumps, and the tables of rankscope.profile."""
 _ORIGIN_FILE = ".fetched.json"

@@ -116,7 +116,7 @@ def _assumed(formats: Mapping[Path, str], ranks: set[int], world_size: int) -> d
     assumed: dict[Path, tuple[int, str]] = {}
     if not ranks:
         traces = [path for path, kind in formats.items() if kind == "kineto"]
-        first = traces or [path for path, kind in formats.items() if kind.startswith("nsys")] or list(formats)
+        first = traces or [path for path, kind in formats.items() if kind == "nsys"] or list(formats)
         if len(first) == 1:
             assumed[first[0]] = (0, ALONE)
             ranks = {0}

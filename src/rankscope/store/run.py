@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from functools import cached_property
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -364,6 +365,23 @@ class Run:
         if rows:
             connection.execute(f"INSERT INTO segments VALUES {', '.join([row] * len(self.segments))}", rows)
 
+    @cached_property
+    def _step_shifts(self) -> dict[tuple[int, int], int]:
+        """By file, what is added to its steps. A file without ProfilerStep#N counts its steps from 0: the second cycle
+        of a rank continues where the first cycles of all ranks end.
+        """
+        cycles: dict[int, list[SegmentEntry]] = {}
+        for entry in sorted(self.timelines, key=lambda entry: entry.unix_origin_ns):
+            if entry.manifest["steps"] and entry.manifest["steps_source"] != "profiler":
+                cycles.setdefault(entry.rank, []).append(entry)
+        shifts: dict[tuple[int, int], int] = {}
+        first = 0
+        for together in zip_longest(*cycles.values()):
+            found = [entry for entry in together if entry is not None]
+            shifts |= {(entry.rank, entry.segment): first for entry in found if first}
+            first += max(int(entry.manifest["steps"]) for entry in found)
+        return shifts
+
     def _files(self, table: Table) -> list[Path]:
         pattern = "events/*/events.parquet" if table is EVENTS else f"{table.name}.parquet"
         files = self._found(pattern)
@@ -386,8 +404,14 @@ class Run:
         files = sql_texts(paths)
         partitions = "'rank': INTEGER, 'segment': INTEGER" + (", 'part': BIGINT" if table is EVENTS else "")
         source = f"read_parquet([{files}], hive_partitioning=true, hive_types={{{partitions}}}"
+        later = " ".join(
+            f"WHEN p.rank = {rank} AND p.segment = {segment} THEN {by}"
+            for (rank, segment), by in self._step_shifts.items()
+        )
+        shifts = dict.fromkeys(TIMES if table is not EVENTS else (), "s.shift_ns")
+        shifts |= {"step": f"CASE {later} ELSE 0 END"} if later else {}
         columns = ", ".join(
-            f"p.{name} + s.shift_ns AS {name}" if name in TIMES and table is not EVENTS else f"p.{name}"
+            f"p.{name} + {shifts[name]} AS {name}" if name in shifts else f"p.{name}"
             for name in table.columns
         )
         if table is EVENTS:

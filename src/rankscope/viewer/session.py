@@ -119,8 +119,8 @@ class Session:
             with np.load(self.run.store / f"rank={rank:05d}" / _OVERVIEW_FILE) as saved:
                 if str(saved["key"]) != self._rank_time_key(rank):
                     return None
-                compute, comm, copy = (Intervals(*saved[name]) for name in CLASSES)
-                return RankTime(rank, compute, comm, copy, bool(saved["on_host"]))
+                compute, comm, copy, recorded = (Intervals(*saved[name]) for name in (*CLASSES, "recorded"))
+                return RankTime(rank, compute, comm, copy, bool(saved["on_host"]), recorded)
         except (OSError, ValueError, KeyError):
             return None
 
@@ -149,6 +149,7 @@ class Session:
                         compute=np.stack(time.compute),
                         comm=np.stack(time.comm),
                         copy=np.stack(time.copy),
+                        recorded=np.stack(time.recorded),
                     )
                 temporary.replace(folder / _OVERVIEW_FILE)
             except OSError:

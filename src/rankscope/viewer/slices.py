@@ -111,9 +111,10 @@ def area(session: Session, query: dict[str, str]) -> Answer:
     shares = []
     for rank in ranks:
         values = session.rank_time(rank).shares(edges)[:, 0].tolist()
-        shares.append(
-            {"rank": rank, **dict(zip(CLASSES, values, strict=True)), "idle": max(0.0, 1 - sum(values))}
-        )
+        unrecorded = float(session.rank_time(rank).unrecorded(edges)[0])
+        idle = max(0.0, 1 - sum(values) - unrecorded)
+        share = dict(zip(CLASSES, values, strict=True))
+        shares.append({"rank": rank, **share, "idle": idle, "unrecorded": unrecorded})
     track = f"AND track = {int(query['track'])}" if query.get("track") else ""
     with session.drawing() as run:
         names = run.records(

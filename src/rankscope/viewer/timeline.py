@@ -70,7 +70,7 @@ def _clocks(run: Run) -> dict[str, Any]:
 
 
 def overview(session: Session, query: dict[str, str]) -> Answer:
-    """For each rank and column of pixels, the share of time spent in each class, as 0 to 255.
+    """For each rank and column of pixels, the share of time spent in each class, and not recorded, as 0 to 255.
 
     The rows of all ranks are concatenated. `first_ns` and `last_ns` are the bounds of each rank's own recording.
     """
@@ -83,6 +83,7 @@ def overview(session: Session, query: dict[str, str]) -> Answer:
     times = [session.rank_time(rank) for rank in ranks]
     shares = np.stack([time.shares(edges) for time in times], axis=1)
     bounds = np.array([time.bounds or (0, 0) for time in times], dtype=np.float64)
+    blank = np.floor(np.stack([time.unrecorded(edges) for time in times]) * 255).astype(np.uint8)
     cells = np.ceil(shares * 255).astype(np.uint8)  # rounded up: the shortest activity stays visible
     return (
         {
@@ -96,6 +97,7 @@ def overview(session: Session, query: dict[str, str]) -> Answer:
             "compute": cells[0].reshape(-1),
             "comm": cells[1].reshape(-1),
             "copy": cells[2].reshape(-1),
+            "unrecorded": blank.reshape(-1),
             "first_ns": bounds[:, 0],
             "last_ns": bounds[:, 1],
         },

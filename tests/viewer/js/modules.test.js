@@ -103,7 +103,7 @@ test("tables sort nulls last and leave as one line a row", () => {
 });
 
 test("every slice leaves at least one pixel", () => {
-  const palette = { pixel: new Uint32Array([0xff0000ff]), shade: new Uint32Array([0xff0000aa]), idle: number("#eceff3") };
+  const palette = { pixel: new Uint32Array([0xff0000ff]), shade: new Uint32Array([0xff0000aa]), idle: number("#eceff3"), blank: number("#ffffff") };
   const start = Float64Array.from({ length: 40 }, (_, at) => at * 10);
   const tile = { start, duration: new Float64Array(40).fill(0.01), row: new Uint16Array(40), kind: new Uint8Array(40), name: new Uint32Array(40) };
   const pixels = new Uint32Array(40);
@@ -112,9 +112,10 @@ test("every slice leaves at least one pixel", () => {
 });
 
 test("idle is the colour of nothing", () => {
-  const palette = { pixel: new Uint32Array([1, 2, 3].map((n) => 0xff000000 + n)), idle: number("#eceff3") };
-  assert.equal(mix(palette, 0, 0, 0), number("#eceff3"));
-  assert.equal(mix(palette, 255, 0, 0) & 0xffffff, 1);
+  const palette = { pixel: new Uint32Array([1, 2, 3].map((n) => 0xff000000 + n)), idle: number("#eceff3"), blank: number("#ffffff") };
+  assert.equal(mix(palette, 0, 0, 0, 0), number("#eceff3"));
+  assert.equal(mix(palette, 255, 0, 0, 0) & 0xffffff, 1);
+  assert.equal(mix(palette, 0, 0, 0, 255), number("#ffffff")); // not recorded is not idle
 });
 
 // The same cases as in tests/views/test_text.py.

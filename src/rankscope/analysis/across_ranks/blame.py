@@ -61,10 +61,14 @@ def blame(run: Run) -> Blame:
 
 
 def window_starts(run: Run, rows: Collectives) -> Ints:
-    """By entry: the end of the group's previous collective on that rank; for the first one, the start of its step."""
-    order = np.lexsort((rows.start, rows.group, rows.rank))
+    """By entry: the end of the group's previous collective on that rank; for the first one of a cycle, the start of its
+    step.
+    """
+    order = np.lexsort((rows.start, rows.group, rows.segment, rows.rank))
     before = np.full(len(order), NONE)
-    same = (np.diff(rows.rank[order]) == 0) & (np.diff(rows.group[order]) == 0)
+    same = np.ones(max(len(order) - 1, 0), dtype=bool)
+    for key in (rows.rank, rows.segment, rows.group):
+        same &= np.diff(key[order]) == 0
     before[order[1:][same]] = order[:-1][same]
     opened = np.minimum(rows.end[np.maximum(before, 0)], rows.start) if len(order) else rows.start
     first = before == NONE
@@ -72,12 +76,13 @@ def window_starts(run: Run, rows: Collectives) -> Ints:
         return opened
     steps = run.rows("SELECT rank, step, min(start_ns) FROM steps GROUP BY ALL")
     began = {(int(rank), int(step)): int(start) for rank, step, start in steps}
-    ranks: dict[int, int] = {}
+    files: dict[tuple[int, int], int] = {}
     for i in np.flatnonzero(first).tolist():
-        rank, step = int(rows.rank[i]), int(rows.step[i])
-        if (rank, step) not in began and not ranks:  # reads all slices, so only when needed
-            ranks = dict(run.rows("SELECT rank, min(start_ns) FROM slices GROUP BY ALL"))
-        opened[i] = min(began.get((rank, step), ranks.get(rank, 0)), int(rows.start[i]))
+        rank, step, file = int(rows.rank[i]), int(rows.step[i]), int(rows.segment[i])
+        if (rank, step) not in began and not files:  # reads all slices, so only when needed
+            found = run.rows("SELECT rank, segment, min(start_ns) FROM slices GROUP BY ALL")
+            files = {(rank, file): start for rank, file, start in found}
+        opened[i] = min(began.get((rank, step), files.get((rank, file), 0)), int(rows.start[i]))
     return opened
 
 

@@ -22,14 +22,17 @@ from rankscope.analysis.core.intervals import (
     covered_before,
     intersect,
     join,
+    length,
+    subtract,
+    union,
 )
 from rankscope.analysis.core.scope import Scope
-from rankscope.analysis.core.step_times import windows
+from rankscope.analysis.core.step_times import recordings, windows
 from rankscope.analysis.within_rank.breakdown import sets_of
 from rankscope.store.run import Run
 
 CLASSES = ("compute", "comm", "copy")
-"""The classes that are drawn, in this order; the rest of a rank's time is idle."""
+"""The classes that are drawn, in this order; the rest of the time in which a rank was recorded is idle."""
 
 Shares = NDArray[np.float64]
 
@@ -44,6 +47,8 @@ class RankTime:
     copy: Intervals
     on_host: bool
     """The rank has no GPU events, so compute is that of the host."""
+    recorded: Intervals
+    """The time that the rank's figures cover. Time between two cycles of the profiler is not in it, and not idle."""
 
     @property
     def bounds(self) -> tuple[int, int] | None:
@@ -53,8 +58,25 @@ class RankTime:
 
     def shares(self, edges: Ints) -> Shares:
         """One row for each class, one column for each interval between two edges."""
-        widths = np.maximum(np.diff(edges), 1)
-        return np.stack([np.diff(covered_before(getattr(self, name), edges)) / widths for name in CLASSES])
+        return np.stack([_share(getattr(self, name), edges) for name in CLASSES])
+
+    def unrecorded(self, edges: Ints) -> Shares:
+        """The share of each interval between two edges in which nothing was recorded."""
+        return 1 - _share(self.recorded, edges)
+
+    @property
+    def idle_ns(self) -> int:
+        """Between the first start and the last end."""
+        bounds = self.bounds
+        if bounds is None:
+            return 0
+        here = intersect(self.recorded, Intervals(*(np.array([time], dtype=np.int64) for time in bounds)))
+        return length(subtract(here, join(self.compute, self.comm, self.copy)))
+
+
+def _share(parts: Intervals, edges: Ints) -> Shares:
+    share: Shares = np.diff(covered_before(parts, edges)) / np.maximum(np.diff(edges), 1)
+    return share
 
 
 def rank_times(run: Run, scope: Scope, ranks: list[int]) -> list[RankTime]:
@@ -64,7 +86,10 @@ def rank_times(run: Run, scope: Scope, ranks: list[int]) -> list[RankTime]:
     host = host_collectives(run, everything)
     no_gpu = set(ranks) - set(np.unique(device.rank).tolist())
     work = host_work(run, Scope(frozenset(no_gpu))) if no_gpu else device
-    found = [_of_rank(rank, work if rank in no_gpu else device, host, rank in no_gpu) for rank in ranks]
+    found = [
+        _of_rank(rank, work if rank in no_gpu else device, host, rank in no_gpu, recordings(run)[rank])
+        for rank in ranks
+    ]
     if scope.steps is None:
         return found
     return [_clipped(one, windows(run, one.rank, scope).intervals) for one in found]
@@ -72,9 +97,11 @@ def rank_times(run: Run, scope: Scope, ranks: list[int]) -> list[RankTime]:
 
 def _clipped(one: RankTime, window: Intervals) -> RankTime:
     compute, comm, copy = (intersect(part, window) for part in (one.compute, one.comm, one.copy))
-    return replace(one, compute=compute, comm=comm, copy=copy)
+    return replace(one, compute=compute, comm=comm, copy=copy, recorded=union(*window))
 
 
-def _of_rank(rank: int, work: Activity, collectives: Activity, on_host: bool) -> RankTime:
+def _of_rank(
+    rank: int, work: Activity, collectives: Activity, on_host: bool, recorded: Intervals
+) -> RankTime:
     sets = sets_of(work.pick(work.rank == rank), collectives.pick(collectives.rank == rank))
-    return RankTime(rank, sets.compute, sets.exposed_comm, sets.exposed_copy, on_host)
+    return RankTime(rank, sets.compute, sets.exposed_comm, sets.exposed_copy, on_host, recorded)

@@ -18,7 +18,7 @@ from rankscope.analysis.across_ranks.rank_activity import PARTS, covers
 from rankscope.analysis.core.cache import once_per_run
 from rankscope.analysis.core.collective_waits import waits
 from rankscope.analysis.core.scope import Scope
-from rankscope.analysis.core.step_times import Period, periods
+from rankscope.analysis.core.step_times import Period, mean_step_ns, periods
 from rankscope.store.arrays import NONE, number_rows
 from rankscope.store.collectives.groups import Group
 from rankscope.store.run import Run
@@ -126,7 +126,7 @@ def lateness(run: Run, scope: Scope) -> Lateness | None:
     longer = link_excess(run, ranks, steps)
     link = OWN.index("link")
     excess[link] = np.clip(np.minimum(np.nan_to_num(split[PARTS.index("link")]), longer), 0, None)
-    mean = float(np.mean([period.dur_ns for period in window]))
+    mean = mean_step_ns(run, Scope(steps=scope.steps))
     has_peers = np.array([roles.count(role) > 1 for role in roles])
     return Lateness(ranks, steps, excess, mean, has_peers)
 

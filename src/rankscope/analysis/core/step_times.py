@@ -15,8 +15,9 @@ import numpy as np
 from rankscope.analysis.core.cache import once_per_run
 from rankscope.analysis.core.event_sets import NO_STEP
 from rankscope.analysis.core.grouping import split_by_rank
-from rankscope.analysis.core.intervals import Intervals, Ints
+from rankscope.analysis.core.intervals import EMPTY, Intervals, Ints, union
 from rankscope.analysis.core.scope import Scope
+from rankscope.model import TIMELINE_FORMATS
 from rankscope.store.run import Run
 
 
@@ -105,9 +106,14 @@ def run_step(run: Run, scope: Scope) -> TypicalStep:
 
 
 def mean_step_ns(run: Run, scope: Scope) -> float:
-    """The mean time over all ranks and steps in scope; without steps, over the recordings of the ranks."""
-    times = [period.dur_ns for period in periods(run, scope)]
-    return fmean(times) if times else 0.0
+    """The mean time over all ranks and steps in scope; without steps, what was recorded of a rank, over the ranks."""
+    steps = [period.dur_ns for period in periods(run, scope) if period.step is not None]
+    if steps:
+        return fmean(steps)
+    recorded: dict[int, int] = {}
+    for period in periods(run, scope):
+        recorded[period.rank] = recorded.get(period.rank, 0) + period.dur_ns
+    return fmean(recorded.values()) if recorded else 0.0
 
 
 def _first_of_cycles(found: Iterable[Period]) -> set[int]:
@@ -174,6 +180,21 @@ def _disjoint(cycles: dict[str, Ints]) -> dict[str, Ints]:
     start = cycles["start"].copy()
     start[1:] = np.maximum(start[1:], reach[:-1])
     return {"step": cycles["step"], "start": np.minimum(start, reach), "end": reach}
+
+
+@once_per_run
+def recordings(run: Run) -> dict[int, Intervals]:
+    """By rank, when it was recorded: from the first to the last event of each of its trace files."""
+    length = {(entry.rank, entry.segment): int(entry.manifest["end_ns"]) for entry in run.segments}
+    found: dict[int, list[tuple[int, int]]] = {rank: [] for rank in run.ranks}
+    for rank, segment, begin in run.rows(
+        f"SELECT rank, segment, shift_ns FROM segments WHERE used AND format IN {TIMELINE_FORMATS}"
+    ):
+        found[rank].append((begin, begin + length[rank, segment]))
+    return {
+        rank: union(*(np.array(side, dtype=np.int64) for side in zip(*own, strict=True))) if own else EMPTY
+        for rank, own in found.items()
+    }
 
 
 def windows(run: Run, rank: int, scope: Scope) -> StepWindows:

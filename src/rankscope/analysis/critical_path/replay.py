@@ -57,7 +57,8 @@ class Times:
         else:
             np.minimum.at(first, on_host, self.host)
             np.minimum.at(first, on_device, self.start)
-        np.maximum.at(last, on_host, self.host)
+        events = (graph.host.step != NONE) | ~graph.host.is_end  # not the end of a recording
+        np.maximum.at(last, on_host[events], self.host[events])
         np.maximum.at(last, on_device, self.end)
         there = (first != np.iinfo(np.int64).max) & (last != np.iinfo(np.int64).min)
         took = np.where(there, last - np.where(there, first, 0), 0).reshape(len(graph.ranks), cycles)
@@ -133,7 +134,10 @@ class Player:
         passed = host.time - follow(target, device.end, 0)
         lag = np.where(waits, passed, np.minimum(passed, graph.lags.sync[host.rank]))
         self._target, self._waits, self._sync_lag = target, waits.tolist(), lag.tolist()
-        self._host_before = host.before.tolist()
+        # A cycle begins when it did, however long the one before takes: what lies between is not known.
+        self._host_before = np.where(
+            host.kind == HOST_CLASSES.index("unrecorded"), NONE, host.before
+        ).tolist()
         self._closes, self._opens = host.match.tolist(), host.opens.tolist()
 
     def _prepare_collectives(self, graph: Graph) -> None:

@@ -22,10 +22,10 @@ from rankscope.store.run import Run
 from rankscope.units import format_rounded
 
 COLUMNS = (
-    Column("class", help="compute, comm, copy, launch, gap, host, dataloader, sync, between or unrecorded"),
+    Column("class", help="compute, comm, copy, launch, gap, host, dataloader, sync or between"),
     Column("rank"),
     Column("ns", "ns", "time on the path"),
-    Column("pct", "percent", "share of the window"),
+    Column("pct", "percent", "share of the recorded window"),
     Column("name", at_end=True),
 )
 _ONE_RANK_PCT = 60.0
@@ -54,7 +54,7 @@ _HINTS = {
 
 
 def critical(run: Run, scope: Scope, by: str | None = None) -> Result:
-    """The path by class, rank and name; the rows add up to the window."""
+    """The path by class, rank and name; the rows add up to the window, without what was not recorded."""
     columns = COLUMNS[:2] + COLUMNS[4:] + COLUMNS[2:4]  # the documented order: class, rank, name, ns, pct
     if len(run.runs) > 1:
         note = f"the files are of {len(run.runs)} runs: no path leads from one to another; open one of them"
@@ -64,8 +64,16 @@ def critical(run: Run, scope: Scope, by: str | None = None) -> Result:
     total = high - low
     path = find_critical_path(graph)
     names, labels = host_labels(run, graph, path)
-    rows = _rows(graph, replace(path, name=labels), names, total)
+    found = _rows(graph, replace(path, name=labels), names)
+    unrecorded = sum(row["ns"] for row in found if row["class"] == "unrecorded")
+    rows = [
+        row | {"pct": 100 * row["ns"] / (total - unrecorded)} for row in found if row["class"] != "unrecorded"
+    ]
     notes = [*left_out(run, scope), *graph.notes]
+    if unrecorded:
+        notes.append(
+            f"left out: {format_rounded('ns', unrecorded)} between the recordings of a rank, which is in no class"
+        )
     if not rows:
         notes.append("no GPU events and no steps in the window: there is no path")
     if len(graph.ranks) > 1 and not (graph.collectives.members > 1).any():
@@ -74,10 +82,13 @@ def critical(run: Run, scope: Scope, by: str | None = None) -> Result:
     if slack:
         notes.append(f"slack (time waited inside collectives): {slack}")
     findings = tuple(_findings(run, graph, rows))
-    return Result("critical", "The critical path", scope.window, columns, rows, findings, tuple(notes))
+    facts = {"unrecorded_ns": unrecorded}
+    return Result(
+        "critical", "The critical path", scope.window, columns, rows, findings, tuple(notes), facts=facts
+    )
 
 
-def _rows(graph: Graph, path: CriticalPath, names: list[str], total: int) -> list[dict[str, Any]]:
+def _rows(graph: Graph, path: CriticalPath, names: list[str]) -> list[dict[str, Any]]:
     """The time of each class, rank and name on the path, largest first."""
     keys, place = number_rows([path.kind, path.rank, path.name])
     sums = np.zeros(len(keys), dtype=np.int64)
@@ -88,7 +99,6 @@ def _rows(graph: Graph, path: CriticalPath, names: list[str], total: int) -> lis
             "rank": graph.ranks[rank],
             "name": names[name],
             "ns": ns,
-            "pct": 100 * ns / total,
         }
         for (kind, rank, name), ns in zip(keys.tolist(), sums.tolist(), strict=True)
         if ns
@@ -110,8 +120,7 @@ def _slack(run: Run, scope: Scope) -> str:
     return shown + (f" and {len(ranks) - 4} more ranks" if len(ranks) > 4 else "")
 
 
-def _findings(run: Run, graph: Graph, all_rows: list[dict[str, Any]]) -> list[Finding]:
-    rows = [row for row in all_rows if row["class"] != "unrecorded"]
+def _findings(run: Run, graph: Graph, rows: list[dict[str, Any]]) -> list[Finding]:
     if not rows:
         return []
     classes, ranks = Counter[str](), Counter[int]()

@@ -49,10 +49,13 @@ def find_gaps(
     start, end = subtract(window, union(events.start, events.end))
     following = np.searchsorted(events.start, end, side="left")
     has_next, had_before = following < len(events), following > 0
+    after, earlier = np.minimum(following, len(events) - 1), np.maximum(following - 1, 0)
+    # What follows in the rank's next recording does not end a gap of this one.
+    has_next &= (events.start[after] == end) | (events.segment[after] == events.segment[earlier])
     before = np.where(has_next, following, UNKNOWN)
     last_end = np.maximum.accumulate(events.end)
-    previous = np.where(had_before, last_end[np.maximum(following - 1, 0)], np.iinfo(np.int64).min)
-    launch = np.where(has_next, events.launch_start[np.minimum(following, len(events) - 1)], end)
+    previous = np.where(had_before, last_end[earlier], np.iinfo(np.int64).min)
+    launch = np.where(has_next, events.launch_start[after], end)
     late_launch = ~has_next | ((launch != UNKNOWN) & (launch > previous))
     launch = np.clip(launch, start, end)
 

@@ -62,7 +62,7 @@ def _streams(rank: int, events: DeviceEvents) -> Iterator[dict[str, Any]]:
         mine = (events.device == device) & (events.stream == stream)
         launch, start = events.launch_start[mine], events.start[mine]
         delay = start - launch
-        window = int(max(start.max(), launch.max()) - min(launch.min(), start.min()))
+        window = _recorded(events.segment[mine], launch, start)
         waiting = union(launch, start)
         queued = int(np.maximum(delay, 0).sum())
         most, full = queue_depth(launch, start, QUEUE_SLOTS)
@@ -79,6 +79,15 @@ def _streams(rank: int, events: DeviceEvents) -> Iterator[dict[str, Any]]:
             "empty_pct": 100 * (window - length(waiting)) / window if window else 0.0,
             "full_ns": full,
         }
+
+
+def _recorded(cycle: Ints, launch: Ints, start: Ints) -> int:
+    """From the first launch to the last start, cycle by cycle: between two cycles nothing was recorded."""
+    total = 0
+    for one in np.unique(cycle):
+        times = np.concatenate([launch[cycle == one], start[cycle == one]])
+        total += int(times.max() - times.min())
+    return total
 
 
 def queue_depth(launch: Ints, start: Ints, limit: int) -> tuple[int, int]:

@@ -15,7 +15,7 @@ from rankscope.analysis.core.notes import left_out
 from rankscope.analysis.core.result import Column, Fact, Finding, Result
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.core.severity import OnRank, of_the_worst
-from rankscope.analysis.core.step_times import host_windows
+from rankscope.analysis.core.step_times import host_windows, recordings
 from rankscope.analysis.within_rank.recomputation import recomputed
 from rankscope.store.run import Run
 from rankscope.units import format_rounded
@@ -84,7 +84,7 @@ def phases(run: Run, scope: Scope, by: str | None = None) -> Result:
             "ranges named forward, backward and optimizer: torch.cuda.nvtx.range('backward')"
         )
     if rows and not steps:
-        notes.append("no steps in the trace: host time is from the first op to the last")
+        notes.append("no steps in the trace: host time is from the first op to the last of each recording")
     return Result(
         "phases", "Phases of the step", scope.window, COLUMNS, rows, of_the_worst(findings), tuple(notes)
     )
@@ -162,7 +162,7 @@ def _partition(run: Run, rank: int, scope: Scope) -> Partition:
     if len(window.start) == 0:
         if len(ops.start) == 0:
             return Partition(EMPTY.start, EMPTY.start, EMPTY)
-        window = Intervals(ops.start[:1], ops.end[-1:])
+        window = _extent(ops, recordings(run)[rank])
     engine = engine_calls(run, rank)
     backward = join(union(engine[1], engine[2]), annotated(run, rank, _BACKWARD))
     sets = {
@@ -179,6 +179,14 @@ def _partition(run: Run, rank: int, scope: Scope) -> Partition:
         pieces.append((own, np.full(len(own.start), phase)))
         taken = join(taken, found)
     return _filled(pieces, window)
+
+
+def _extent(ops: Intervals, recorded: Intervals) -> Intervals:
+    """From the first op to the last of each recording."""
+    place = np.searchsorted(recorded.start, ops.start, side="right")
+    first = np.flatnonzero(np.diff(place, prepend=-1))
+    last = np.append(first[1:], len(place)) - 1
+    return Intervals(ops.start[first], ops.end[last])
 
 
 def _filled(pieces: list[tuple[Intervals, Ints]], window: Intervals) -> Partition:

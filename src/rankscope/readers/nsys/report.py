@@ -29,7 +29,8 @@ _FOLDER_VARIABLE = "RANKSCOPE_EXPORTS"
 class NsysReportReader:
     """.nsys-rep, through `nsys export`."""
 
-    name = "nsys-rep"
+    name = NSYS.name
+    """The format of the content: a rank with a torch trace and a report is not counted twice."""
 
     def recognises(self, path: Path, head: bytes) -> bool:
         return head.startswith(REPORT_MAGIC) or path.name.endswith(".nsys-rep")

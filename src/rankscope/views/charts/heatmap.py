@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from rankscope.analysis.across_ranks.heatmap import CLASSES, rank_times
+from rankscope.analysis.core.intervals import Intervals
 from rankscope.analysis.core.result import Result
 from rankscope.analysis.core.scope import Scope
 from rankscope.store.run import Run
@@ -43,6 +44,8 @@ class Row:
     """Compute, communication, copies: the share of each interval."""
     tip: str
     alarming: bool = False
+    unrecorded: Sequence[tuple[int, int]] = ()
+    """Times between two cycles of the profiler, in ns from the start of the run: left blank."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +75,9 @@ def heatmap(
             drawing.text(
                 left - 8, y + thick / 2 + 4, row.label, "end", "bad" if row.alarming else "ink-2", **weight
             )
-        drawing.rect(left, y, WIDTH - 12 - left, thick, "idle", row.tip)
+        sides = [left, *(scale(time) for gap in row.unrecorded for time in gap), WIDTH - 12]
+        for begin, end in zip(sides[::2], sides[1::2], strict=True):
+            drawing.rect(begin, y, end - begin, thick, "idle", row.tip)
         _fill(drawing, row, x, y, thick)
     _mark_steps(drawing, steps, scale, top, bottom)
     return Chart("heatmap", title, subtitle, WIDTH, bottom + AXIS_HEIGHT, drawing.body())
@@ -113,6 +118,12 @@ def tip_of(label: str, spans: dict[str, float]) -> str:
     )
 
 
+def _between(recorded: Intervals, low: int, high: int) -> list[tuple[int, int]]:
+    """The times between recordings, inside the bounds of the chart."""
+    pairs = zip(recorded.end[:-1].tolist(), recorded.start[1:].tolist(), strict=True)
+    return [(max(low, end), min(high, start)) for end, start in pairs if end < high and start > low]
+
+
 def rank_heatmap(run: Run, scope: Scope, alarming: Collection[int] = ()) -> Chart:
     """The chart of a run; labels of `alarming` ranks are bold."""
     ranks = [rank for rank in run.ranks if scope.ranks is None or rank in scope.ranks]
@@ -130,11 +141,11 @@ def rank_heatmap(run: Run, scope: Scope, alarming: Collection[int] = ()) -> Char
     for time in times:
         spans = dict(zip(CLASSES, (time.compute, time.comm, time.copy), strict=True))
         parts = {name: float(np.sum(span.end - span.start)) for name, span in spans.items()}
-        first, last = time.bounds or (0, 0)
-        parts["idle"] = last - first - sum(parts.values())
+        parts["idle"] = float(time.idle_ns)
         label = f"rank {time.rank}"
         shares = time.shares(edges)
-        rows.append(Row(label, shares.tolist(), tip_of(label, parts), time.rank in alarming))
+        blank = _between(time.recorded, low, high)
+        rows.append(Row(label, shares.tolist(), tip_of(label, parts), time.rank in alarming, blank))
     first_rank = times[0].rank
     steps = [
         Step(f"step {step}", start)
@@ -146,4 +157,5 @@ def rank_heatmap(run: Run, scope: Scope, alarming: Collection[int] = ()) -> Char
     on_host = all(time.on_host for time in times)
     what = "host activity (no GPU activity recorded)" if on_host else "GPU activity"
     step_note = f"; step marks of rank {first_rank}" if steps else ""
+    step_note += "; blank: not recorded" * any(row.unrecorded for row in rows)
     return heatmap("Ranks over time", f"{scope.window}; {what}{step_note}", rows, edges.tolist(), steps)

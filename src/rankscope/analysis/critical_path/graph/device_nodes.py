@@ -41,6 +41,8 @@ def device_nodes(
     is_comm = raw["kind"] == DEVICE_CLASSES.index("comm")
     other = cross_stream(rank, stream, start, end, known)
     other = np.where((other == NONE) & is_comm, _computed_before(rank, launch, start, end, is_comm), other)
+    # An event of an earlier cycle of the profiler is not the cause: what ran since was not recorded.
+    other = np.where(follow(other, raw["segment"], NONE) == raw["segment"], other, NONE)
     after_other = np.where(other != NONE, start - follow(other, end, 0), NONE)
     match = _matches(raw, on_device, number)
     device = DeviceNodes(

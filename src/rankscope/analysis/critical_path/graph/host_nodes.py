@@ -10,7 +10,7 @@ from rankscope.analysis.core.device_events import ranks_in
 from rankscope.analysis.core.host_spans import dataloader_spans
 from rankscope.analysis.core.intervals import Ints, intersect
 from rankscope.analysis.core.scope import Scope
-from rankscope.analysis.core.step_times import host_windows
+from rankscope.analysis.core.step_times import host_windows, recordings
 from rankscope.analysis.critical_path.graph.host_collectives import (
     HostCollectives,
     chain_threads,
@@ -31,7 +31,13 @@ from rankscope.analysis.within_rank.sync_calls import waiting_calls
 from rankscope.store.collectives.entries import Collectives
 from rankscope.store.run import Run
 
-STEP_BEGINS, STEP_ENDS, DATA_WAIT = OWN_NAMES = ("the step begins", "the step ends", "waiting for data")
+STEP_BEGINS, STEP_ENDS, DATA_WAIT, RECORDING_BEGINS, RECORDING_ENDS = OWN_NAMES = (
+    "the step begins",
+    "the step ends",
+    "waiting for data",
+    "the recording begins",
+    "the recording ends",
+)
 """Names for nodes that have no name in the file."""
 _HOST, _DATALOADER, _SYNC, _BETWEEN, _UNRECORDED = range(len(HOST_CLASSES))
 _DEFAULTS = {
@@ -91,7 +97,10 @@ def host_nodes(
     )
     who = number[steps["rank"]]
     same_rank = np.diff(who, prepend=NONE) == 0
-    before = np.where(same_rank & (np.diff(steps["cycle"], prepend=NONE) != 0), _UNRECORDED, _BETWEEN)
+    new_cycle = same_rank & (np.diff(steps["cycle"], prepend=NONE) != 0)
+    before = np.where(new_cycle & (scope.steps is not None), _UNRECORDED, _BETWEEN)
+    if scope.steps is None:
+        _add_recordings(run, scope, nodes, number, code)
     nodes.add(who, steps["start"], 1, before, code[STEP_BEGINS], step=steps["step"])
     nodes.add(who, steps["stop"], 9, _HOST, code[STEP_ENDS], step=steps["step"], is_end=1)
     launched = np.flatnonzero(raw["launch"] != NONE)
@@ -116,6 +125,16 @@ def host_nodes(
     launch = np.full(len(raw["rank"]), NONE)
     launch[launched] = place[launches[which]]
     return host, launch
+
+
+def _add_recordings(run: Run, scope: Scope, nodes: _Collector, number: Ints, code: dict[str, int]) -> None:
+    """Where the window is not cut into steps, the recordings of a rank are apart: what is between them is unknown."""
+    for rank in ranks_in(run, scope):
+        begin, end = recordings(run)[rank]
+        who = np.full(len(begin[1:]), number[rank])
+        # It ends with the last of its events, which are mostly of the device.
+        nodes.add(who, end[:-1], 9, _SYNC, code[RECORDING_ENDS], target_low=begin[:-1], sync=1, is_end=1)
+        nodes.add(who, begin[1:], 0, _UNRECORDED, code[RECORDING_BEGINS])
 
 
 def _add_syncs(run: Run, scope: Scope, nodes: _Collector, number: Ints, code: dict[str, int]) -> None:

@@ -14,7 +14,7 @@ export class Overview {
   constructor(app) {
     this.app = app;
     this.canvas = /** @type {HTMLCanvasElement} */ (byId("overview"));
-    /** @type {Map<number, { compute: Uint8Array, comm: Uint8Array, copy: Uint8Array }>} */
+    /** @type {Map<number, { compute: Uint8Array, comm: Uint8Array, copy: Uint8Array, unrecorded: Uint8Array }>} */
     this.rows = new Map();
     this.columns = 1200;
     this.hot = -1;
@@ -32,6 +32,7 @@ export class Overview {
           const [from, to] = [place * answer.width, (place + 1) * answer.width];
           this.rows.set(rank, {
             compute: answer.column.compute.subarray(from, to), comm: answer.column.comm.subarray(from, to), copy: answer.column.copy.subarray(from, to),
+            unrecorded: answer.column.unrecorded.subarray(from, to),
           });
         });
         this.draw();
@@ -68,7 +69,7 @@ export class Overview {
       }
       const shares = this.rows.get(rank);
       if (!shares) return;
-      paintShares(pixels, shares, (a, b, c) => mix(app.palette, a, b, c));
+      paintShares(pixels, shares, (a, b, c, d) => mix(app.palette, a, b, c, d));
       g.drawImage(app.picture(image), 0, 0, this.columns, 1, GUTTER, y, width, Math.max(1, row - (row > 4 ? 2 : 0)));
     });
     if (row < 12) {

@@ -22,8 +22,8 @@ export function paint(pixels, width, lanes, tiles, begin, nsPerPixel, palette) {
 }
 
 /** Shares of time as pixels, one row per rank.
- * @param {Uint32Array} pixels @param {{ compute: Uint8Array, comm: Uint8Array, copy: Uint8Array }} shares
- * @param {(compute: number, comm: number, copy: number) => number} mix */
-export function paintShares(pixels, { compute, comm, copy }, mix) {
-  for (let at = 0; at < compute.length; at++) pixels[at] = mix(compute[at], comm[at], copy[at]);
+ * @param {Uint32Array} pixels @param {{ compute: Uint8Array, comm: Uint8Array, copy: Uint8Array, unrecorded: Uint8Array }} shares
+ * @param {(compute: number, comm: number, copy: number, unrecorded: number) => number} mix */
+export function paintShares(pixels, { compute, comm, copy, unrecorded }, mix) {
+  for (let at = 0; at < compute.length; at++) pixels[at] = mix(compute[at], comm[at], copy[at], unrecorded[at]);
 }

@@ -146,9 +146,9 @@ export class Timeline {
     if (!this.strips || place < 0) return;
     const { answer } = this.strips;
     const part = (/** @type {string} */ name) => answer.column[name].subarray(place * answer.width, (place + 1) * answer.width);
-    const shares = { compute: part("compute"), comm: part("comm"), copy: part("copy") };
+    const shares = { compute: part("compute"), comm: part("comm"), copy: part("copy"), unrecorded: part("unrecorded") };
     const image = new ImageData(answer.width, 1);
-    paintShares(new Uint32Array(image.data.buffer), shares, (a, b, c) => mix(this.app.palette, a, b, c));
+    paintShares(new Uint32Array(image.data.buffer), shares, (a, b, c, d) => mix(this.app.palette, a, b, c, d));
     const left = GUTTER + (answer.begin_ns - this.app.store.view.begin) / this.nsPerPixel;
     const width = (answer.end_ns - answer.begin_ns) / this.nsPerPixel;
     g.save();
@@ -166,8 +166,10 @@ export class Timeline {
     const [compute, comm, copy] = [of(shares.compute), of(shares.comm), of(shares.copy)];
     g.font = "11px system-ui, 'DejaVu Sans', sans-serif";
     g.fillStyle = this.app.palette.text["ink-2"];
-    const idle = Math.max(0, 1 - compute - comm - copy);
-    g.fillText(`compute ${percent(compute)} · exposed communication ${percent(comm)} · idle ${percent(idle)}`, GUTTER + 10, row.y + 17);
+    const unrecorded = of(shares.unrecorded);
+    const idle = Math.max(0, 1 - compute - comm - copy - unrecorded);
+    const rest = unrecorded > 0 ? ` · not recorded ${percent(unrecorded)}` : "";
+    g.fillText(`compute ${percent(compute)} · exposed communication ${percent(comm)} · idle ${percent(idle)}${rest}`, GUTTER + 10, row.y + 17);
   }
 
   /** @param {CanvasRenderingContext2D} g @param {any} row */

@@ -106,7 +106,7 @@ async function areaPanel(app, area) {
   const columns = [{ name: "name" }, { name: "inside_ns", title: "time in range", unit: "ns" }, { name: "count" }, { name: "avg_ns", title: "average", unit: "ns" }, { name: "category" }];
   return h("div", {}, h("h2", {}, `${time(area[1] - area[0])} on ${open.length} rank${open.length === 1 ? "" : "s"}`),
     answer.shares.map((/** @type {any} */ share) => h("div", { class: "row" }, h("span", { class: "quiet" }, `rank ${share.rank}`), bar(share),
-      h("span", {}, `compute ${percent(share.compute)}, exposed communication ${percent(share.comm)}, idle ${percent(share.idle)}`))),
+      h("span", {}, `compute ${percent(share.compute)}, exposed communication ${percent(share.comm)}, idle ${percent(share.idle)}${share.unrecorded > 0 ? `, not recorded ${percent(share.unrecorded)}` : ""}`))),
     h("div", { class: "row" }, h("button", { class: "plain", onclick: () => app.show(area[0], area[1], { history: true }) }, "Zoom to the range")),
     h("h2", {}, "Slices in the range"), table(columns, answer.names, { caption: "Names in the selected time range" }));
 }
