@@ -18,11 +18,12 @@ def kernels_end_in(run: Run, scope: Scope) -> dict[int, int | None]:
     """
     rows = run.rows(f"""
         WITH counts AS (
-            SELECT s.rank, s.start_ns, s.step, count(g.id) FILTER (g.category = 'kernel') AS kernels, count(g.id) AS events
+            SELECT s.rank, s.start_ns, s.step, count(g.id) AS events,
+                   count(g.id) FILTER (g.category = 'kernel') AS kernels
             FROM steps s LEFT JOIN gpu g ON g.rank = s.rank AND g.segment = s.segment AND g.step = s.step
             WHERE {scope.only_ranks().where("s")} GROUP BY ALL
         ), ended AS (
-            SELECT rank, coalesce(max(start_ns) FILTER (kernels > 0), -1) AS last_ns FROM counts GROUP BY rank
+            SELECT rank, coalesce(max(start_ns) FILTER (kernels > 0), min(start_ns) - 1) AS last_ns FROM counts GROUP BY rank
         )
         SELECT c.rank, max(c.step) FILTER (c.start_ns = e.last_ns) FROM counts c JOIN ended e USING (rank)
         GROUP BY c.rank HAVING sum(c.events) > 0 AND count(*) FILTER (c.start_ns > e.last_ns) >= {_LEAST_STEPS}
