@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +11,12 @@ import duckdb
 import pytest
 
 from nsys_files import ExportFile, thread
+from rankscope.analysis.across_ranks.main_thread import main_thread
+from rankscope.analysis.core.lost_kernels import kernels_end_in
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.health.doctor import doctor
+from rankscope.analysis.health.doubts import doubts
+from rankscope.analysis.within_rank.breakdown import breakdown
 from rankscope.errors import NotATraceError, RankError, ReadError
 from rankscope.model import EVENTS
 from rankscope.readers.nsys.reader import NSYS
@@ -391,3 +395,40 @@ def test_two_processes_of_one_rank_keep_their_launches_apart(tmp_path: Path) -> 
         "SELECT k.name, l.name, k.tid FROM events k JOIN events l USING (correlation) "
         "WHERE k.category = 'kernel' AND l.category = 'cuda_driver' ORDER BY 1"
     ) == [("first", "firstLaunch", "7"), ("second", "secondLaunch", "7 of process 601")]
+
+
+def marked_run(tmp_path: Path, kernels: Sequence[int]) -> Run:
+    """Four steps marked as start/end ranges, the last left open; one kernel in each of the given steps."""
+    file = ExportFile(tmp_path / "a.sqlite").session(1_000_000)
+    for step in range(4):
+        start = 1000 * step
+        file.call("cudaStreamSynchronize_v3020", start + 10, start + 20, 10 + step)
+        if step in kernels:
+            file.call("cudaLaunchKernel_v7000", start + 100, start + 150, 1 + step)
+            file.kernel("k", start + 200, start + 300, 1 + step)
+    ends = [1000, 2000, 3000, 5000]
+    rows = [(1000 * n, end, 60, f"ProfilerStep#{n}", thread(), None, 0) for n, end in enumerate(ends)]
+    file.table("NVTX_EVENTS", "start end eventType text globalTid textId domainId", rows)
+    file.table("ANALYSIS_DETAILS", "duration startTime stopTime", [(5000, 0, 5000)])
+    return open_export_file(file.write(), tmp_path)
+
+
+def test_steps_marked_as_crossing_ranges(tmp_path: Path) -> None:
+    run = marked_run(tmp_path, range(4))
+    assert run.rows("SELECT step FROM steps ORDER BY 1") == [(0,), (1,), (2,)], "the fourth never ended"
+    assert run.rows("SELECT name FROM slices WHERE category = 'unfinished_step'") == [("ProfilerStep#3",)]
+    thread_of_calls = run.rows("SELECT DISTINCT segment, track FROM slices WHERE category = 'cuda_runtime'")
+    assert [main_thread(run, 0)] == thread_of_calls, "not the track of the ranges beside it"
+    assert kernels_end_in(run, Scope()) == {}
+
+
+@pytest.mark.parametrize(("kernels", "said"), [((0,), "no kernels of rank 0 after step 0"), ((), None)])
+def test_kernels_that_nsys_lost_are_a_doubt(
+    tmp_path: Path, kernels: tuple[int, ...], said: str | None
+) -> None:
+    """Without a kernel and without a copy there is no GPU, and no doubt."""
+    run = marked_run(tmp_path, kernels)
+    assert [doubt.text for doubt in doubts(run, Scope()) if "kernels" in doubt.text] == (
+        [said] if said else []
+    )
+    assert [row["rank"] for row in breakdown(run, Scope()).rows] == []

@@ -23,7 +23,8 @@ def kernels_end_in(run: Run, scope: Scope) -> dict[int, int | None]:
             FROM steps s LEFT JOIN gpu g ON g.rank = s.rank AND g.segment = s.segment AND g.step = s.step
             WHERE {scope.only_ranks().where("s")} GROUP BY ALL
         ), ended AS (
-            SELECT rank, coalesce(max(start_ns) FILTER (kernels > 0), min(start_ns) - 1) AS last_ns FROM counts GROUP BY rank
+            SELECT rank, coalesce(max(start_ns) FILTER (kernels > 0), min(start_ns) - 1) AS last_ns
+            FROM counts GROUP BY rank
         )
         SELECT c.rank, max(c.step) FILTER (c.start_ns = e.last_ns) FROM counts c JOIN ended e USING (rank)
         GROUP BY c.rank HAVING sum(c.events) > 0 AND count(*) FILTER (c.start_ns > e.last_ns) >= {_LEAST_STEPS}
