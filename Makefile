@@ -49,9 +49,9 @@ check: $(TOOLS)
 unit: $(TOOLS)
 	$(PYTEST) -m "not slow" --cov --cov-report=term:skip-covered
 
-# The slow tests, most of which start jobs of several processes.
+# The slow tests, most of which start jobs of several processes and wait for them a third of the time: one worker more.
 integration: $(TOOLS)
-	$(PYTEST) -m slow
+	$(PYTEST) -n 3 -m slow
 
 # A slow setup makes its whole file slow: another test of the file would have to do it.
 test-times: $(TOOLS)
