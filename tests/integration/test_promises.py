@@ -50,6 +50,22 @@ def test_a_signal_that_ends_the_job_ends_the_wrapper(tmp_path: Path, number: sig
     assert job.communicate(timeout=30) and job.returncode == -number
 
 
+@pytest.mark.parametrize(
+    ("end", "status"), [("os._exit(9)", 9), ("os.kill(os.getpid(), signal.SIGKILL)", -9)]
+)
+def test_a_rank_that_dies_without_pythons_exit_keeps_its_status(
+    tmp_path: Path, end: str, status: int
+) -> None:
+    """Its trace is written, or being written, and its manifest says that it runs."""
+    code = (
+        Path(TRAIN).read_text().replace("    sys.exit(args.exit_code)\n", f"    import signal\n    {end}\n")
+    )
+    (tmp_path / "dies.py").write_text(code)
+    done = run([*PROFILE, "-o", "out", PYTHON, "dies.py"], tmp_path, check=False)
+    assert done.returncode == status
+    assert "Traceback" not in done.stderr
+
+
 def test_a_signal_sent_to_the_wrapper_reaches_the_job(tmp_path: Path) -> None:
     script = "trap 'echo got USR1; exit 9' USR1; echo ready; while :; do sleep 0.05; done"
     job = start([*PROFILE, "bash", "-c", script], tmp_path)

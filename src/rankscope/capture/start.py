@@ -164,7 +164,11 @@ class Start:
                     self.output.message(f"{process} cannot be reached: {error.strerror}")
 
     def _report(self, folder: Path) -> None:
-        text = summary(folder, self.plan)
+        """The job has ended with its own status, which nothing here may change."""
+        try:
+            text = summary(folder, self.plan)
+        except Exception as error:  # noqa: BLE001  (a rank that was killed may leave any content behind)
+            text = f"cannot sum up {folder}: {error!r}"
         if text is not None:
             self.output.message(text)
 

@@ -23,18 +23,23 @@ def summary(folder: Path, plan: Plan) -> str | None:
         remove_if_empty(folder)
         return _nothing_captured(plan)
     windows = [(manifest["rank"], window) for manifest in manifests for window in manifest["windows"]]
-    kept = [(rank, window) for rank, window in windows if window.get("state") in ("whole", "partial")]
+    # A rank that was killed leaves a window without its end.
+    kept = [
+        (rank, window)
+        for rank, window in windows
+        if window.get("state") in ("whole", "partial") and "bytes" in window
+    ]
     if not kept or plan.quiet:
         return None
     noun = "trace" if plan.tool == "torch" else f"{plan.tool} report"
     world = max((manifest.get("world_size") or 0 for manifest in manifests), default=0)
     parts = [_amount(kept, noun, world)]
     if plan.tool == "torch":
-        longest = max((window for _, window in kept), key=lambda window: int(window["stall_ns"]))
-        export = longest["stall_ns"] - longest["stop_ns"]
+        longest = max((window for _, window in kept), key=lambda window: int(window.get("stall_ns", 0)))
+        stall, stop = longest.get("stall_ns", 0), longest.get("stop_ns", 0)
         parts.append(
-            f"Training was paused for at most {format_ns(longest['stall_ns'], 2)}: stop "
-            f"{format_ns(longest['stop_ns'], 2)} (torch's own), export {format_ns(export, 2)}."
+            f"Training was paused for at most {format_ns(stall, 2)}: stop {format_ns(stop, 2)} (torch's own), export "
+            f"{format_ns(stall - stop, 2)}."
         )
     return "\n  ".join([*parts, f"Next: rankscope stats {short_path(folder)}"])
 
