@@ -26,7 +26,7 @@ def steps_read(folder: Path) -> list[int]:
         "--format",
         "json",
     ]
-    return [row["step"] for row in json.loads(run(words, folder).stdout)["rows"]]
+    return [row["step"] for row in json.loads(run(words, folder, env=with_nsys()).stdout)["rows"]]
 
 
 def test_every_step_is_marked_without_the_nvtx_package(tmp_path: Path) -> None:

@@ -188,9 +188,11 @@ def nvtx_ranges(args: argparse.Namespace) -> tuple[str, ...]:
 
 
 def _check_tool_arguments(args: argparse.Namespace) -> None:
-    from rankscope.tools import NOT_REPLACED, given_options  # late: an unselected rank has none
+    if not args.tool_arg:
+        return
+    from rankscope.tools import NOT_REPLACED, given_options  # late: most unselected ranks do not get here
 
-    given = given_options(args.tool, args.tool_arg) if args.tool_arg else {}
+    given = given_options(args.tool, args.tool_arg)
     for name in NOT_REPLACED.get(args.tool, ()):
         if name in given:
             raise UsageError(
