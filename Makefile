@@ -6,13 +6,14 @@ STAMP := .venv/.installed
 TOOLS := .venv/.test-tools
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile
 
-.PHONY: help demo test test-fast test-times check unit integration bench exam docs clean
+.PHONY: help demo test test-fast test-all test-times check unit integration bench exam docs clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo       two ranks train under rankscope profile, then tables and report.html"
-	@echo "make test       every check and every test (what CI runs)"
+	@echo "make test       every check and the tests (what CI runs)"
 	@echo "make test-fast  the quick tests, in about a minute"
+	@echo "make test-all   make test, and more variations of its slow tests (tests/thorough.txt)"
 	@echo "make check      ruff, mypy --strict, import-linter; a user script under mypy and pyright; tsc"
 	@echo "make bench      rankscope against its peers, as ratios of one run"
 	@echo "make exam       plant faults in jobs and score the findings (docs/accuracy.md); under 25 minutes"
@@ -51,6 +52,10 @@ unit: $(TOOLS)
 
 # The slow tests, most of which start jobs of several processes and wait for them a third of the time: one worker more.
 integration: $(TOOLS)
+	$(PYTEST) -n 3 -m "slow and not thorough"
+
+# Also the variations in tests/thorough.txt: before a release, and after a change of what they vary.
+test-all: check unit
 	$(PYTEST) -n 3 -m slow
 
 # A slow setup makes its whole file slow: another test of the file would have to do it.

@@ -27,6 +27,8 @@ DATA = ROOT / "tests" / "data"
 SHARED = ROOT.parent / "shared" / "data"
 SLOW = frozenset((ROOT / "tests" / "slow.txt").read_text(encoding="utf-8").split())
 """Tests and files over half a second; `make test-times` writes the list on a quiet machine."""
+THOROUGH = frozenset((ROOT / "tests" / "thorough.txt").read_text(encoding="utf-8").split())
+"""Variations of other tests, by their whole names, that would make `make test` longer than a quarter of an hour."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -34,6 +36,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         test = item.nodeid.partition("[")[0]
         if test in SLOW or test.partition("::")[0] in SLOW:
             item.add_marker("slow")
+        if item.nodeid in THOROUGH:
+            item.add_marker("thorough")
 
 
 @pytest.fixture(scope="session")

@@ -192,7 +192,17 @@ def test_the_wheel_of_the_image(tmp_path: Path) -> None:
     assert wheel.name == package_wheel()[0] and wheel.read_bytes() == package_wheel()[1], (
         "always the same bytes"
     )
-    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--no-compile"]
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--no-deps",
+        "--no-index",
+        "--no-compile",
+        "--ignore-installed",
+    ]
     subprocess.run([*pip, "--prefix", str(tmp_path / "there"), str(wheel)], check=True, capture_output=True)
     [program] = tmp_path.glob("there/**/bin/rankscope")
     [package] = tmp_path.glob("there/**/site-packages")
