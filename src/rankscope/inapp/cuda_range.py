@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from rankscope.atomic_files import write_json
 from rankscope.capture.plan import Plan
@@ -82,6 +82,7 @@ class CudaRangeRecorder:
         self._warn = warn
         self._warm = False
         self._nvtx: Nvtx | None = None
+        self._in_step = False
         self._step_range: Any = None
 
     @property
@@ -127,19 +128,24 @@ class CudaRangeRecorder:
         """
         if self._nvtx is not None:
             self._step_range = self._nvtx.start(f"ProfilerStep#{number}")
+        self._in_step = True
         if self.region is not None:
             self.region.begin()
 
     def end_step(self) -> None:
-        if self._step_range is not None and self._nvtx is not None:
-            if self.region is not None:
-                self.region.end()
-            self._nvtx.end(self._step_range)
-            self._step_range = None
+        if self._in_step:
+            self._end_region()
+            if self._nvtx is not None:
+                self._nvtx.end(self._step_range)
+
+    def _end_region(self) -> None:
+        if self._in_step and self.region is not None:
+            self.region.end()
+        self._in_step = False
 
     def stop(self) -> Recording:
         """A step that has not ended stays open: it is not one of the report's steps."""
-        self._step_range = None
+        self._end_region()
         began = time.perf_counter_ns()
         while self._extra_ranges:
             self._extra_ranges.pop().end()
@@ -150,10 +156,10 @@ class CudaRangeRecorder:
 
     def _begin_extra(self, name: str) -> None:
         """--nvtx: ranges of operators or modules. Without them the recording goes on."""
+        if name == "modules" and self._nvtx is None:
+            return  # the missing NVTX was reported
         try:
-            if name == "modules" and self._nvtx is None:
-                return  # the missing NVTX was reported
-            ranges = OpRanges() if name == "ops" else ModuleRanges(cast("Nvtx", self._nvtx))
+            ranges = OpRanges() if self._nvtx is None or name == "ops" else ModuleRanges(self._nvtx)
             ranges.begin()
         except Exception as error:  # noqa: BLE001  (torch's profiler is in use, or this build of torch has no NVTX)
             self._warn(f"--nvtx {name} marks nothing: {error}")

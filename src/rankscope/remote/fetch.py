@@ -61,12 +61,7 @@ def fetch(
     """Have the run read over there, if it is not yet, and copy its store to ``target``; again: only what changed."""
     place, store = ssh.place, target / STORE_NAME
     source = _remote_store(ssh, program, quiet, log)
-    try:
-        store.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise StoreError(
-            f"cannot write {target}", why=f"{error.strerror}.", hint="Name another folder: -o DIR"
-        ) from error
+    _make_folder(store, target)
     _copy(ssh, [f"{source}/"], store, ["--delete", "--exclude=incoming-*"])
     # The manifests of the capture are small; a single trace has none, which is not an error.
     rsync(ssh, [f"{place.path}/"], target, _MANIFESTS, silent=True)
@@ -88,12 +83,7 @@ def fetch_raw(ssh: Ssh, program: Sequence[str], target: Path) -> Fetched:
     there = ssh.run(["test", "-d", path_argument(place.path)]).returncode
     if there == SSH_FAILED:
         check_remote(there, place, program)
-    try:
-        target.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise StoreError(
-            f"cannot write {target}", why=f"{error.strerror}.", hint="Name another folder: -o DIR"
-        ) from error
+    _make_folder(target, target)
     options = ["--partial-dir=.rsync-partial"]
     if there == 0:
         names = [f"--include=/{name}" for name in _RAW_NAMES]
@@ -117,6 +107,16 @@ def fetch_raw(ssh: Ssh, program: Sequence[str], target: Path) -> Fetched:
         )
     write_json(target / _ORIGIN_FILE, {"from": str(place)})
     return Fetched(len(traces), sum(path.stat().st_size for path in copied), 0)
+
+
+def _make_folder(folder: Path, target: Path) -> None:
+    """Make a folder in ``target``, which is what -o names."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StoreError(
+            f"cannot write {target}", why=f"{error.strerror}.", hint="Name another folder: -o DIR"
+        ) from error
 
 
 def _remote_store(ssh: Ssh, program: Sequence[str], quiet: bool, log: Callable[[str], None]) -> str:
