@@ -6,7 +6,7 @@ STAMP := .venv/.installed
 TOOLS := .venv/.test-tools
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile
 
-.PHONY: help demo test test-fast test-all test-times check unit integration bench exam docs clean
+.PHONY: help demo test test-fast test-all test-times faults check unit integration bench exam docs clean
 .DEFAULT_GOAL := help
 
 help:
@@ -14,6 +14,7 @@ help:
 	@echo "make test       every check and the tests (what CI runs)"
 	@echo "make test-fast  the quick tests, in about a minute"
 	@echo "make test-all   make test, and more variations of its slow tests (tests/thorough.txt)"
+	@echo "make faults     kill, flood, damage and attack it some 800 times (docs/reliability.md); under 45 minutes"
 	@echo "make check      ruff, mypy --strict, import-linter; a user script under mypy and pyright; tsc"
 	@echo "make bench      rankscope against its peers, as ratios of one run"
 	@echo "make exam       plant faults in jobs and score the findings (docs/accuracy.md); under 25 minutes"
@@ -57,6 +58,9 @@ integration: $(TOOLS)
 # Also the variations in tests/thorough.txt: before a release, and after a change of what they vary.
 test-all: check unit
 	$(PYTEST) -n 3 -m slow
+
+faults: $(TOOLS)
+	$(BIN)/python tests/faults/run.py
 
 # A slow setup makes its whole file slow: another test of the file would have to do it.
 test-times: $(TOOLS)
