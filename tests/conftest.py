@@ -38,6 +38,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("slow")
         if item.nodeid in THOROUGH:
             item.add_marker("thorough")
+    # Those that start jobs first, the quick ones last: at the end no worker is left alone with a long file.
+    items.sort(key=lambda item: ("tests/integration" not in item.nodeid, "slow" not in item.keywords))
 
 
 @pytest.fixture(scope="session")
