@@ -27,7 +27,7 @@ DATA = ROOT / "tests" / "data"
 SHARED = ROOT.parent / "shared" / "data"
 SLOW = frozenset((ROOT / "tests" / "slow.txt").read_text(encoding="utf-8").split())
 """Tests and files over half a second; `make test-times` writes the list on a quiet machine."""
-THOROUGH = frozenset((ROOT / "tests" / "thorough.txt").read_text(encoding="utf-8").split())
+THOROUGH = frozenset((ROOT / "tests" / "thorough.txt").read_text(encoding="utf-8").splitlines())
 """Variations of other tests, by their whole names, that would make `make test` longer than a quarter of an hour."""
 
 
