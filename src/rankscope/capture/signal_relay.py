@@ -33,7 +33,7 @@ _QUESTION = signal.SIGRTMIN
 _DELIVERY_S = 0.005
 _ANSWER_S = 1.0
 # How often the witness looks whether the process in front still runs.
-_CHECK_S = 10.0
+_CHECK_S = 1.0
 
 
 def block_signals() -> set[int | signal.Signals]:
@@ -69,11 +69,13 @@ class Witness:
 
 
 def _witness(front: int, answers: int) -> None:
-    """Note the signals that arrive; answer with their numbers. It holds none of the job's streams open."""
+    """Note the signals that arrive; answer with their numbers. It holds nothing of the job's open."""
     try:
         nothing = os.open(os.devnull, os.O_RDWR)
         for stream in range(3):
             os.dup2(nothing, stream)
+        os.closerange(3, answers)
+        os.closerange(answers + 1, os.sysconf("SC_OPEN_MAX"))
         seen: set[int] = set()
         while os.getppid() == front:
             info = signal.sigtimedwait(FORWARDED | {_QUESTION}, _CHECK_S)
