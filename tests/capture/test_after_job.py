@@ -57,6 +57,13 @@ def test_a_signal_that_killed_the_job_ends_the_front_after_a_failure() -> None:
     assert done.returncode == -signal.SIGTERM
 
 
+def test_the_status_is_kept_where_the_caller_ignores_sigchld() -> None:
+    code = f"import signal, os; signal.signal(signal.SIGCHLD, signal.SIG_IGN); os.execv({sys.executable!r}, "
+    words = [sys.executable, "-c", FRONT.format(code="pass"), "exit 7"]
+    done = subprocess.run([sys.executable, "-c", f"{code}{words!r})"], check=False)
+    assert done.returncode == 7
+
+
 def test_what_does_not_answer_is_not_waited_for() -> None:
     assert not within_seconds(lambda: time.sleep(60), 0.01)
     assert within_seconds(lambda: None)

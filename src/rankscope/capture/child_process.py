@@ -10,7 +10,7 @@ import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 
-from rankscope.capture.signal_relay import FORWARDED, Witness, block_signals
+from rankscope.capture.signal_relay import FORWARDED, Before, Witness, block_signals
 
 _TOO_LONG = (
     "the command line and the environment are too long to be captured: the job runs without being captured"
@@ -85,14 +85,14 @@ def end_like(status: int) -> int:
 def become(
     command: Sequence[str],
     env: Mapping[str, str],
-    mask: set[int | signal.Signals],
+    before: Before,
     ignored: signal.Signals | None,
     plain: Sequence[str] | None = None,
 ) -> None:
     """In a forked child: become the command, with the signal handlers and mask that it would have had."""
     try:
         _restore_signals(ignored)
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        before.restore()
         replace_process(command, env, ignored, plain)
     except OSError as error:
         say(f"cannot start {command[0]}: {error.strerror}")

@@ -13,6 +13,7 @@ import os
 import select
 import signal
 import time
+from typing import Any, NamedTuple
 
 # Signals that people and schedulers send to a job.
 FORWARDED = frozenset(
@@ -36,9 +37,22 @@ _ANSWER_S = 1.0
 _CHECK_S = 1.0
 
 
-def block_signals() -> set[int | signal.Signals]:
-    """Receive these signals with sigwaitinfo from now on; returns the mask before, which the job gets."""
-    return signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED | {signal.SIGCHLD, _QUESTION})
+class Before(NamedTuple):
+    """What `block_signals` has changed, and the job must have."""
+
+    mask: set[int | signal.Signals]
+    sigchld: Any
+
+    def restore(self) -> None:
+        signal.signal(signal.SIGCHLD, self.sigchld)
+        signal.pthread_sigmask(signal.SIG_SETMASK, self.mask)
+
+
+def block_signals() -> Before:
+    """Receive these signals with sigwaitinfo from now on."""
+    # Where the caller ignores SIGCHLD, the kernel would keep no status of the job.
+    sigchld = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    return Before(signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED | {signal.SIGCHLD, _QUESTION}), sigchld)
 
 
 class Witness:

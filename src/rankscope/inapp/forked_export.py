@@ -140,10 +140,10 @@ class Export:
     def poll(self) -> bool:
         """Whether the export has ended."""
         if self.outcome is None:
-            runs = still_runs(self._pid, self._started)
+            self.outcome = self._shared.outcome
+        if self.outcome is None and not still_runs(self._pid, self._started):
             lost = {"state": "lost", "why": "the process that wrote the trace was killed"}
-            # Read after the look at the process: it may end in between.
-            self.outcome = self._shared.outcome or (None if runs else lost)
+            self.outcome = self._shared.outcome or lost  # it may have ended in between
         return self.outcome is not None
 
     def wait(self, seconds: float, waiting: Callable[[int], object] = lambda _bytes: None) -> None:

@@ -111,7 +111,7 @@ def run_under_tool(
     witness.end()
     _end_agents()
     if application is None:  # the job is still to be started, without the profiler
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        before.restore()
     status = tool_status if own_status is None else own_status
     return Ended(status, application is not None, tool_status)
 
