@@ -126,8 +126,9 @@ def odd(what: str, folder: Path | None, number: int) -> None:
         time.sleep(0.1)
         print("children that ended:", received["CHLD"], flush=True)
     elif what == "environment":
-        subprocess.run(["sh", "-c", "env | grep -v '^_=' | sort"], check=True)
-        print(sorted(os.environ.items()), flush=True)
+        # torch itself sets PET_MASTER_PORT, to a free port.
+        subprocess.run(["sh", "-c", "env | grep -v -e '^_=' -e '^PET_MASTER_PORT=' | sort"], check=True)
+        print(sorted(item for item in os.environ.items() if item[0] != "PET_MASTER_PORT"), flush=True)
     elif what == "chdir":
         Path("elsewhere").mkdir()
         os.chdir("elsewhere")

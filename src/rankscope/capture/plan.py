@@ -44,6 +44,16 @@ class Front(NamedTuple):
         found = process_state(os.getpid())
         return cls(os.uname().nodename, os.getpid(), found.started if found else 0)
 
+    @property
+    def text(self) -> str:
+        """As an option of the command that is inserted into a launcher's."""
+        return f"{self.pid}:{self.started}:{self.host}"
+
+    @classmethod
+    def from_text(cls, text: str) -> Front:
+        pid, started, host = text.split(":", 2)
+        return cls(host, int(pid), int(started))
+
     def runs(self) -> bool:
         from rankscope.capture.process_state import still_runs
 

@@ -69,11 +69,10 @@ class Start:
         plan, command = self.plan, self.plan.command
         try:
             folder, job = self._open_run()
-            plan = plan._replace(
-                output=str(folder), job=job, speaks=False, force=False, front=Front.this_process()
-            )
+            front = plan.front or Front.this_process()
+            plan = plan._replace(output=str(folder), job=job, speaks=False, force=False, front=front)
             wraps = self.tool is not None and self.tool.per_node and starts_ranks_here(command)
-            launched = None if wraps else self._with_us_inserted(folder, job)
+            launched = None if wraps else self._with_us_inserted(folder, job, front)
             env = _capturing_environment(plan) if launched is None else os.environ
         except Exception as error:  # noqa: BLE001  (whatever is wrong with us, the job runs)
             return self._run_plainly(error)
@@ -156,9 +155,10 @@ class Start:
         plan = self.plan
         return name_run(os.environ, detect(os.environ, plan.identity), plan.command, plan.output, plan.job)
 
-    def _with_us_inserted(self, folder: Path, job: str) -> list[str] | None:
+    def _with_us_inserted(self, folder: Path, job: str, front: Front) -> list[str] | None:
         """The launcher's command with `rankscope profile` before its program; None when it is no launcher."""
         words = [*self.options, "-o", str(folder), "--job", job, *(["-q"] if self.plan.quiet else [])]
+        words += [] if self.dry_run else ["--front", front.text]
         inserted = [sys.executable, "-m", "rankscope", "profile", *words, "--inner", "--"]
         return rewrite(self.plan.command, inserted, os.environ)
 

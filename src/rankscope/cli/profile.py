@@ -11,7 +11,7 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from rankscope.capture.plan import FALLBACK_AFTER_S, Plan
+from rankscope.capture.plan import FALLBACK_AFTER_S, Front, Plan
 from rankscope.capture.rank import detect, parse_identity
 from rankscope.capture.schedule import Schedule, TimeWindow, When, choose_when
 from rankscope.capture.selector import AUTO, AUTO_ALL, FORMS, parse_selector
@@ -93,6 +93,7 @@ _GROUPS = (
             # and prints the summary.
             option("--inner", action="store_true", help=argparse.SUPPRESS),
             option("--job", help=argparse.SUPPRESS),
+            option("--front", help=argparse.SUPPRESS),
         ),
     ),
     Group(
@@ -192,7 +193,7 @@ _GROUPS = (
     ),
 )
 # Not passed on to the command that is inserted into a launcher's: it gets its own, or must not have them.
-_NOT_PASSED_ON = ("command", "dry_run", "stats", "output", "inner", "job", "force")
+_NOT_PASSED_ON = ("command", "dry_run", "stats", "output", "inner", "job", "front", "force")
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -284,6 +285,7 @@ def plan_of(args: argparse.Namespace, command: tuple[str, ...]) -> Plan:
         verbose=args.verbose,
         speaks=not args.inner,
         group_readable=args.group_readable,
+        front=Front.from_text(args.front) if args.front else None,
         nvtx=nvtx_ranges(args),
         **{name: getattr(args, name) for name in recording},
     )
