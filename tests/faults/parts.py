@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from faults import capture_trials
 from faults.outcome import Part
 
-PARTS: tuple[Part, ...] = ()
+PARTS: tuple[Part, ...] = (capture_trials.PART,)
