@@ -125,7 +125,7 @@ def test_files_of_other_tools_do_not_count(reader: str, rank: int, tmp_path: Pat
     run = open_run([trace(tmp_path, 0)])
     traced = run.segments[0]
     manifest = {**traced.manifest, "reader": reader, "clock_base_ns": NOON + 9 * DAY}
-    both = Index([traced, SegmentEntry(rank, 1, "", manifest)])
+    both = Index([traced, SegmentEntry(rank, 1, "", manifest, traced.build)])
     assert len(Run(Ingested(run.store, both, (), ())).runs) == 1
 
 
