@@ -21,8 +21,11 @@ class PlainFolder:
 
     def __init__(self, folder: Path) -> None:
         self.close: weakref.finalize[Any, Any]
+        self.descriptors: tuple[int, ...] = ()
+        """What a child process must inherit for `path` to be valid there."""
         if has_descriptor_paths():
             descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            self.descriptors = (descriptor,)
             self.path = Path(f"/proc/self/fd/{descriptor}")
             self.close = weakref.finalize(self, os.close, descriptor)
         else:  # macOS

@@ -14,7 +14,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from rankscope.errors import QueryError, RankscopeError, StoreError
+from rankscope.errors import RankscopeError, StoreError
 from rankscope.model import (
     COLLECTIVE_NAME_PATTERN,
     COLLECTIVES,
@@ -40,6 +40,7 @@ from rankscope.store.cache import Cache
 from rankscope.store.checksums import damage
 from rankscope.store.clocks import alignment
 from rankscope.store.clocks.alignment import Clocks
+from rankscope.store.confined_sql import ConfinedSql, Rows
 from rankscope.store.ingest import Ingested, Options, Watch, ingest
 from rankscope.store.layout import SegmentEntry, shown
 from rankscope.store.plain_folder import PlainFolder
@@ -152,7 +153,8 @@ class Run:
         self.problems: tuple[RankscopeError, ...] = ingested.problems
         """Files that could not be read; the others are in the run."""
         self.store = ingested.store
-        self._folder = PlainFolder(ingested.store)
+        self.folder = PlainFolder(ingested.store)
+        """The store, as DuckDB is given it."""
         self.segments: list[SegmentEntry] = ingested.index.segments
         self.set_aside = _set_aside(self.segments, prefer)
         """Not in the tables, or the rank's time would count twice; listed in `segments` with used = false."""
@@ -242,7 +244,7 @@ class Run:
         """Drop what depends on clocks. The cache is replaced, not cleared: a copy of this run may share it."""
         self._own_clocks = None
         self.cache = Cache()
-        for made in ("connection", "_guarded", "collectives", "clocks", "_shifts"):
+        for made in ("connection", "_confined", "collectives", "clocks", "_shifts"):
             vars(self).pop(made, None)
 
     def move(self, by_ns: int) -> None:
@@ -253,29 +255,26 @@ class Run:
     @cached_property
     def connection(self) -> duckdb.DuckDBPyConnection:
         """The views, for our own queries."""
-        return self._connect()
-
-    def _connect(self) -> duckdb.DuckDBPyConnection:
         import duckdb
 
         connection = duckdb.connect()
-        self._create_segments(connection)
-        for table in (*TABLES, *FURTHER_TABLES):
-            rows = self._rows_of(table, self._files(table))
-            if table is GPU:  # its view needs a temporary table
-                connection.execute(f"CREATE TEMP VIEW gpu AS {self._classed(rows, connection)}")
-            else:
-                connection.execute(f"CREATE VIEW {table.name} AS {rows}")
+        for statement in self.definitions():
+            connection.execute(statement)
         return connection
 
+    def definitions(self) -> Iterator[str]:
+        """The statements that make the tables of SQL queries."""
+        yield from self._segments_table()
+        for table in (*TABLES, *FURTHER_TABLES):
+            rows = self._rows_of(table, self._files(table))
+            if table is GPU:
+                yield from self._classed(rows)
+            else:
+                yield f"CREATE VIEW {table.name} AS {rows}"
+
     @cached_property
-    def _guarded(self) -> duckdb.DuckDBPyConnection:
-        """The same views for users' queries: nothing outside the store can be read, nothing written."""
-        guarded = self._connect()
-        guarded.execute(f"SET allowed_directories = [{sql_text(self._folder.path)}]")
-        guarded.execute("SET enable_external_access = false")
-        guarded.execute("SET lock_configuration = true")
-        return guarded
+    def _confined(self) -> ConfinedSql:
+        return ConfinedSql(self.definitions(), self.folder.path)
 
     @cached_property
     def collectives(self) -> Collectives:
@@ -340,29 +339,9 @@ class Run:
                     ) from error
             raise
 
-    def query(self, sql: str) -> tuple[list[str], list[tuple[Any, ...]]]:
-        """A user's query: one statement that only reads. Returns column names and rows."""
-        import duckdb
-
-        try:
-            statements = self._guarded.extract_statements(sql)
-            if len(statements) != 1 or statements[0].type not in (
-                duckdb.StatementType.SELECT,
-                duckdb.StatementType.EXPLAIN,
-            ):
-                raise QueryError(
-                    "only one SELECT is allowed",
-                    why="The run is read-only.",
-                    hint="Write a single SELECT, DESCRIBE or SHOW TABLES.",
-                )
-            cursor = self._guarded.execute(sql)
-            return [column[0] for column in cursor.description or ()], cursor.fetchall()
-        except duckdb.Error as error:
-            raise QueryError(
-                "the query cannot be answered",
-                why=str(error).strip(),
-                hint=f"Tables: {', '.join(v.name for v in VIEWS)}",
-            ) from error
+    def query(self, sql: str, most_rows: int | None = None) -> Rows:
+        """A user's query: one statement that only reads."""
+        return self._confined.query(sql, most_rows)
 
     def export(self, view: Table, where: str, target: Path, options: str) -> None:
         """Write one view to a file in one pass."""
@@ -370,19 +349,19 @@ class Run:
             f"COPY (SELECT * FROM {view.name} WHERE {where}) TO {sql_text(target)} ({options})"
         )
 
-    def _create_segments(self, connection: duckdb.DuckDBPyConnection) -> None:
+    def _segments_table(self) -> Iterator[str]:
         columns = ", ".join(f"{field.name} {field.type}" for field in SEGMENTS.fields)
-        connection.execute(f"CREATE TABLE segments ({columns})")
-        rows: list[object] = []
+        yield f"CREATE TABLE segments ({columns})"
+        rows = []
         for entry in self.segments:
             manifest = entry.manifest
             values = (
                 entry.rank,
                 entry.segment,
-                shown(entry.source),
-                entry.format,
+                sql_text(shown(entry.source)),
+                sql_text(entry.format),
                 entry not in self.set_aside,
-                entry.rank_source,
+                sql_text(entry.rank_source),
                 self.shift_ns(entry),
                 round(self._ahead_ns(entry)) if (entry.rank, entry.segment) in self._shifts else 0,
                 entry.unix_origin_ns,
@@ -390,10 +369,9 @@ class Run:
                 manifest["reading"]["events_lost"],
                 manifest["misplaced"],
             )
-            rows += values
-        row = f"({', '.join('?' * len(SEGMENTS.fields))})"
+            rows.append(f"({', '.join(map(str, values))})")
         if rows:
-            connection.execute(f"INSERT INTO segments VALUES {', '.join([row] * len(self.segments))}", rows)
+            yield f"INSERT INTO segments VALUES {', '.join(rows)}"
 
     @cached_property
     def _step_shifts(self) -> dict[tuple[int, int], int]:
@@ -413,7 +391,7 @@ class Run:
         return shifts
 
     def _files(self, table: Table) -> list[Path]:
-        return [self._folder.path / name for entry in self._used for name in entry.files_of(table)]
+        return [self.folder.path / name for entry in self._used for name in entry.files_of(table)]
 
     def _rows_of(self, table: Table, paths: list[Path]) -> str:
         """A SELECT of a table's rows in some files, times counted from the run's start.
@@ -444,20 +422,21 @@ class Run:
             "JOIN segments s ON s.rank = p.rank AND s.segment = p.segment"
         )
 
-    def _classed(self, rows: str, connection: duckdb.DuckDBPyConnection) -> str:
+    def _classed(self, rows: str) -> Iterator[str]:
         """Device activity with its class. Names are classified once per connection, not once per query."""
         communicates = " OR ".join(
             f"regexp_matches(name, {sql_text(pattern)})" for pattern in self.comm_patterns
         )
         copies = sql_texts(COPY_CATEGORIES)
-        connection.execute(
-            f"CREATE TEMP TABLE classes_of_names AS SELECT name, {communicates} AS communicates "
+        yield "CREATE SCHEMA internal"  # not among the tables that SHOW TABLES lists
+        yield (
+            f"CREATE TABLE internal.classes_of_names AS SELECT name, {communicates} AS communicates "
             f"FROM (SELECT DISTINCT name FROM ({rows}))"
         )
-        return (
-            f"SELECT g.*, CASE WHEN g.category IN ({copies}) THEN 'COPY' "
+        yield (
+            f"CREATE VIEW gpu AS SELECT g.*, CASE WHEN g.category IN ({copies}) THEN 'COPY' "
             "WHEN g.collective IS NOT NULL OR n.communicates THEN 'COMM' ELSE 'COMPUTE' END AS class "
-            f"FROM ({rows}) g JOIN classes_of_names n ON n.name = g.name"
+            f"FROM ({rows}) g JOIN internal.classes_of_names n ON n.name = g.name"
         )
 
 
