@@ -400,3 +400,21 @@ def test_real_ranks_in_parallel(tmp_path: Path) -> None:
         (2, 7754),
         (3, 7754),
     ]
+
+
+@pytest.mark.parametrize("group", [False, True])
+def test_a_store_is_as_open_as_its_folder(group: bool, tmp_path: Path) -> None:
+    """For its owner only, whatever the umask is; for the group too in a folder that is the group's (g+rxs)."""
+    run = tmp_path / "run"
+    trace(run / "rank-0.json")
+    run.chmod(0o2750 if group else 0o755)
+    before = os.umask(0o022)
+    try:
+        store = ingest([run]).store
+        Run(ingest([run])).rows("SELECT 1")
+    finally:
+        os.umask(before)
+    made = [store, *store.rglob("*")]
+    folders = {path.stat().st_mode & 0o777 for path in made if path.is_dir()}
+    files = {path.stat().st_mode & 0o777 for path in made if path.is_file()}
+    assert (folders, files) == (({0o750}, {0o640}) if group else ({0o700}, {0o600}))

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from rankscope.atomic_files import write_json
 from rankscope.capture.run_folder import RUN_MANIFEST, read_json
 from rankscope.errors import RemoteError, StoreError
+from rankscope.private_files import make_private_folder
 from rankscope.readers import TRACE_NAMES
 from rankscope.remote.ssh import NOT_FOUND, SSH_FAILED, Place, Ssh, check_remote, path_argument, rsync
 from rankscope.store.layout import INDEX_FILE, STORE_NAME, Index, SegmentEntry, named_by_manifests
@@ -110,7 +111,7 @@ def fetch_raw(ssh: Ssh, program: Sequence[str], target: Path) -> Fetched:
 def _make_folder(folder: Path, target: Path) -> None:
     """Make a folder in ``target``, which is what -o names."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_private_folder(folder)
     except OSError as error:
         raise StoreError(
             f"cannot write {target}", why=f"{error.strerror}.", hint="Name another folder: -o DIR"

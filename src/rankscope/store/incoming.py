@@ -17,6 +17,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from rankscope.atomic_files import is_temporary, unique_name
+from rankscope.private_files import make_private_folder, open_private
 
 INCOMING = "incoming-"
 _LOCK_FILE = "lock"
@@ -30,7 +31,7 @@ def incoming_folder(store: Path) -> Iterator[Path]:
     folder = store / f"{INCOMING}{unique_name()}"
     with contextlib.ExitStack() as stack:
         with exclusive(store):  # so that nobody sees the folder without its lock
-            folder.mkdir()
+            make_private_folder(folder)
             stack.callback(shutil.rmtree, folder, ignore_errors=True)
             stack.enter_context(in_use(folder))
         yield folder
@@ -48,7 +49,7 @@ def exclusive(store: Path) -> contextlib.AbstractContextManager[None]:
 
 @contextlib.contextmanager
 def _locked(path: Path, how: int) -> Iterator[None]:
-    with path.open("a+") as file:
+    with open_private(path, "a+") as file:
         with contextlib.suppress(OSError):  # a file system without locks
             fcntl.flock(file, how)
         yield

@@ -11,6 +11,7 @@ from pathlib import Path
 from rankscope.atomic_files import unique_name
 from rankscope.errors import EmptyTraceError, NotATraceError, RankscopeError, StoreError
 from rankscope.host import available_memory_bytes, usable_cores
+from rankscope.private_files import make_private_folder
 from rankscope.store.checksums import damage
 from rankscope.store.incoming import clean, exclusive, has_abandoned, incoming_folder
 from rankscope.store.layout import (
@@ -248,7 +249,7 @@ def _read(
     tasks = {}
     for place in wanted:
         folder = incoming / unique_name()
-        folder.mkdir()
+        make_private_folder(folder)
         tasks[place] = Task(str(place.path), str(folder), threads, memory, place.part, place.rank_source)
     outcomes: dict[Assignment, _Outcome] = {}
     watch.begin(len(wanted), sum(place.path.stat().st_size for place in wanted if place.path.is_file()))
@@ -293,7 +294,8 @@ def _publish(store: Path, incoming: Path, index: Index, fresh: list[SegmentEntry
     """Move complete segments to their places, list them, and remove what is no longer listed."""
     for entry in fresh:
         target = store / entry.folder
-        target.parent.mkdir(parents=True, exist_ok=True)
+        make_private_folder(target.parent.parent)
+        make_private_folder(target.parent)
         (incoming / entry.build).rename(target)
     index.save(incoming)
     (incoming / INDEX_FILE).replace(store / INDEX_FILE)
@@ -311,7 +313,7 @@ def _clean_up(store: Path) -> None:
 def _writing(store: Path) -> Iterator[None]:
     """Make the store's folder; a disk that is full or read-only is reported as such."""
     try:
-        store.mkdir(parents=True, exist_ok=True)
+        make_private_folder(store)
         yield
     except OSError as error:
         raise StoreError(

@@ -163,7 +163,7 @@ class Run:
         """The segments that are used and have times."""
         self.runs = runs_among(self.timelines)[0]
         """The runs that the files are of: usually one. Only `mix` opens several together."""
-        self.start_unix_ns = min((entry.unix_origin_ns for entry in self.timelines), default=0)
+        self.start_unix_ns = min((run.begin_ns for run in self.runs), default=0)
         self.comm_patterns = (COLLECTIVE_NAME_PATTERN, *comm_patterns)
 
     def with_options(self, *, clocks: ClockMode | None = None, prefer: str | None = None) -> Run:
@@ -212,7 +212,11 @@ class Run:
         for run in self.runs:
             begin = run.begin_ns - end
             end = run.end_ns - begin
-            zero |= {(entry.rank, entry.segment): begin for entry in run.entries}
+            for entry in run.entries:
+                own = entry.unix_origin_ns - (
+                    run.begin_ns - begin
+                )  # of another clock: put at the run's start
+                zero[entry.rank, entry.segment] = begin if run.shares_clock(entry) else own
         return zero
 
     def _ahead_ns(self, entry: SegmentEntry) -> float:

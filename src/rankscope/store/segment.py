@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from rankscope.atomic_files import sync_folder
 from rankscope.errors import ReadError, StoreError
 from rankscope.model import FORMAT_VERSION
+from rankscope.private_files import close_to_others, make_private_folder
 from rankscope.readers import Batch, Reading, find_reader, open_part
 from rankscope.sql import sql_text
 from rankscope.store.checksums import checksums, write_checked_json
@@ -72,6 +73,8 @@ def build_segment(
         connection.close()
         plain.close()
     shutil.rmtree(folder / _SPILL, ignore_errors=True)
+    for table in folder.rglob("*.parquet"):  # DuckDB leaves them as open as the umask says
+        close_to_others(table)
     manifest = {
         "format": FORMAT_VERSION,
         "written_by": f"rankscope {__version__}",
@@ -125,7 +128,8 @@ def _write_events(reading: Reading, folder: Path, threads: int, memory_bytes: in
 def _write_batch(connection: duckdb.DuckDBPyConnection, batch: Batch, part: Path) -> int:
     import duckdb
 
-    part.mkdir(parents=True)
+    make_private_folder(part.parent)
+    make_private_folder(part)
     copy = f"COPY ({{}}) TO {sql_text(part / 'events.parquet')} ({PARQUET_OPTIONS})"
     try:
         written = connection.execute(copy.format(batch.select()))
