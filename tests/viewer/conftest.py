@@ -29,6 +29,8 @@ class Viewer:
 
     server: Server
     folder: Path
+    opening: Opening
+    serving: threading.Thread
 
     @property
     def url(self) -> str:
@@ -64,14 +66,16 @@ def serve(*runs: Path) -> Viewer:
     opening = Opening(list(runs), Options(cache=Path(_STORES.name)), lambda text: None)
     server = Server("127.0.0.1", 0, opening.routes())
     opening.start()
-    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
+    serving = threading.Thread(target=server.serve, daemon=True)
+    serving.start()
     assert opening.wait(60)
-    return Viewer(server, runs[0])
+    return Viewer(server, runs[0], opening, serving)
 
 
 def stop(viewer: Viewer) -> None:
-    viewer.server.shutdown()
-    viewer.server.server_close()
+    viewer.server.stop()
+    viewer.serving.join(10)
+    viewer.opening.close()
 
 
 @pytest.fixture(scope="session")

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from rankscope.analysis.core.result import Column, Finding, Result
+from rankscope.json_values import plain
 from rankscope.views import render
-from rankscope.views.columns import plain
 from views.samples import BREAKDOWN, EMPTY, KERNELS, OPS
 
 

@@ -43,7 +43,7 @@ def add_reading_options(parser: argparse.ArgumentParser) -> None:
         "--cache", type=Path, metavar="DIR", help="keep the store under DIR, not beside the traces"
     )
     group.add_argument(
-        "--jobs", type=_positive, metavar="N", help="files read at a time (default: by cores and memory)"
+        "--jobs", type=positive, metavar="N", help="files read at a time (default: by cores and memory)"
     )
     group.add_argument(
         "--nsys", metavar="PATH", help="the nsys that exports .nsys-rep files (default: on PATH)"
@@ -57,7 +57,7 @@ def add_reading_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("-q", "--quiet", action="store_true", help="no progress, only errors")
 
 
-def _positive(text: str) -> int:
+def positive(text: str) -> int:
     if not text.isdigit() or int(text) == 0:
         raise argparse.ArgumentTypeError(f"'{text}' is not a positive number")
     return int(text)

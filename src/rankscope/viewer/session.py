@@ -16,6 +16,7 @@ from rankscope.store.layout import SegmentEntry, can_write
 from rankscope.store.run import Run
 from rankscope.viewer.collective_lanes import communication
 from rankscope.viewer.lanes import Lanes, open_lanes
+from rankscope.viewer.sql_process import SqlProcess
 
 _RANKS_AT_A_TIME = 8
 _OVERVIEW_FILE = "map.npz"
@@ -38,12 +39,18 @@ class Session:
         self._times: dict[int, RankTime] = {}
         self._making: dict[object, threading.Lock] = {}
         self._guard = threading.Lock()
+        self.sql = SqlProcess(self._definitions, run.folder)
+        """Queries of users; they do not hold up the page's own."""
 
     @contextmanager
     def database(self) -> Iterator[Run]:
         """`run`, locked: a DuckDB connection must not be used by several threads at once."""
         with self._database:
             yield self.run
+
+    def _definitions(self) -> list[str]:
+        with self._database:
+            return list(self.run.definitions())
 
     @contextmanager
     def drawing(self) -> Iterator[Run]:

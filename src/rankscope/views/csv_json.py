@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from rankscope.analysis.core.result import Result
-from rankscope.views.columns import plain
+from rankscope.json_values import plain
 from rankscope.views.text import clean
 
 # Terminal control characters (C0, DEL, C1), Unicode line ends, and surrogates, which cannot be encoded.
