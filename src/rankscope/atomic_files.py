@@ -1,4 +1,7 @@
-"""Files that appear as a whole and are on the disk when the call returns. Standard library only."""
+"""Files that appear as a whole and are on the disk when the call returns. Standard library only.
+
+Their mode is that of `private_files`: for the owner, or also for the group of the folder.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,8 @@ import socket
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from rankscope.private_files import open_private
 
 _TEMPORARY = ".tmp"
 _COPY_BYTES = 2**20
@@ -29,7 +34,7 @@ def copy_file(source: Path, path: Path) -> bool:
 
     temporary = _temporary_name(path)
     try:
-        with source.open("rb") as content, temporary.open("wb") as file:
+        with source.open("rb") as content, open_private(temporary, "wb") as file:
             shutil.copyfileobj(content, file, _COPY_BYTES)
             file.flush()
             os.fsync(file.fileno())
@@ -53,7 +58,7 @@ def _take(path: Path, temporary: Path) -> bool:
     except OSError:
         # Some FUSE and SMB mounts have no hard links. O_EXCL is as good on a local disk.
         try:
-            path.open("x").close()
+            open_private(path, "x").close()
         except FileExistsError:
             return False
         temporary.replace(path)
@@ -70,7 +75,7 @@ def _temporary_name(path: Path) -> Path:
 def _write_temporary(path: Path, content: Mapping[str, Any]) -> Path:
     temporary = _temporary_name(path)
     try:
-        with temporary.open("w", encoding="utf-8") as file:
+        with open_private(temporary, "w", encoding="utf-8") as file:
             json.dump(content, file, indent=1)
             file.write("\n")
             file.flush()
