@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import duckdb
+
 from conftest import kernel_event, kineto_text, slice_event
 from flight_dumps import dump, op
 from fuzz.codes import Codes
@@ -32,6 +34,7 @@ from rankscope.capture.schedule import Schedule, choose_when, steps_window
 from rankscope.capture.selector import parse_selector
 from rankscope.errors import RankscopeError
 from rankscope.jobs.sites import parse_site
+from rankscope.readers import Batch, find_reader, identities, open_part
 from rankscope.store.ingest import ingest
 from rankscope.store.run import Run
 from rankscope.units import parse_bytes, parse_count
@@ -46,24 +49,47 @@ class Target:
     seeds: Callable[[], list[bytes]]
 
 
+_connection = duckdb.connect(config={"threads": 1})
+
+
 def attempt(target: Target, data: bytes) -> None:
     """Call a target; a message for the user is an answer like any other."""
     try:
         target.call(data)
     except RankscopeError as error:
         assert str(error).strip()
+        assert "The reader failed" not in str(error), "what the worker says of any other exception"
 
 
 def _reads(name: str) -> Callable[[bytes], None]:
-    """A file of this name with these bytes is read, and some reports of it are made."""
+    """A file of this name with these bytes is read to its end: every event and every further table."""
 
     def call(data: bytes) -> None:
         with tempfile.TemporaryDirectory(prefix="fuzz-", dir=_folder()) as folder:
             path = Path(folder) / name
             path.write_bytes(data)
-            _answers(path, data)
+            reader = find_reader(path)
+            for identity in identities(reader, path):
+                reading = open_part(reader, path, identity.part)
+                for batch in reading.batches():
+                    _select(batch)
+                for _, batch in reading.further():
+                    _select(batch)
+                reading.clock_base_ns()
 
     return call
+
+
+def _select(batch: Batch) -> None:
+    """Read a batch as the store does."""
+    try:
+        _connection.execute(batch.select()).fetchall()
+    except (duckdb.IOException, duckdb.OutOfMemoryException):
+        raise
+    except duckdb.Error:
+        _connection.execute(batch.select_repaired()).fetchall()
+    finally:
+        batch.close()
 
 
 def _answers(path: Path, data: bytes) -> None:
