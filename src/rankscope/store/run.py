@@ -347,10 +347,10 @@ class Run:
         """A user's query: one statement that only reads."""
         return self._confined.query(sql, most_rows)
 
-    def export(self, view: Table, where: str, target: Path, options: str) -> None:
+    def export(self, view: Table, where: str, target: Path, options: str, columns: str = "*") -> None:
         """Write one view to a file in one pass."""
         self.connection.execute(
-            f"COPY (SELECT * FROM {view.name} WHERE {where}) TO {sql_text(target)} ({options})"
+            f"COPY (SELECT {columns} FROM {view.name} WHERE {where}) TO {sql_text(target)} ({options})"
         )
 
     def _segments_table(self) -> Iterator[str]:
