@@ -24,6 +24,7 @@ from conftest import kernel_event, kineto_text, slice_event
 from flight_dumps import dump, op
 from fuzz.codes import Codes
 from fuzz.events import odd_events
+from fuzz.open_run import parameters, sql
 from nsys_files import ExportFile
 from rankscope.analysis import REPORTS
 from rankscope.analysis.core.scope import Scope
@@ -39,6 +40,7 @@ from rankscope.store.ingest import ingest
 from rankscope.store.run import Run
 from rankscope.units import parse_bytes, parse_count
 from rankscope.views import render
+from sql_statements import HARMFUL, HARMLESS
 
 
 @dataclass(frozen=True)
@@ -318,6 +320,8 @@ TARGETS: dict[str, Target] = {
     "store": Target(_store_files, _store_seeds),
     "selectors": Target(_selectors, lambda: [b"0,8-15", b"local:0@nodes:0-1", b"all", b"node:1"]),
     "schedules": Target(_schedules, lambda: [b"\x01\x02\x01\x03\x01\x04\x01\x05\x01\x06\x00\x0110:14\x00"]),
+    "parameters": Target(parameters, lambda: [bytes([route, 0, 1, 0]) for route in range(14)]),
+    "sql": Target(sql, lambda: [line.encode() for line in (*HARMLESS, *HARMFUL)[::8]]),
     "texts": Target(
         _texts, lambda: [b"\x0010 GiB", b"\x011e3", b"\x02void f<g<1>>(int)", b"\x030\n2", b"\x04{}"]
     ),
