@@ -221,7 +221,7 @@ class OpenRun:
 
     def query(self, sql: str) -> Answer:
         """One SELECT over the run's tables (docs/store.md)."""
-        names, rows = self._run.query(sql)
+        names, rows, _ = self._run.query(sql)
         distinct = [name if name not in names[:at] else f"{name}_{at}" for at, name in enumerate(names)]
         columns = tuple(Column(name, title=name) for name in distinct)
         records = tuple(dict(zip(distinct, row, strict=True)) for row in rows)

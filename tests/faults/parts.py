@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from faults import capture_trials
+from faults.byte_flips import BYTE_FLIPS
+from faults.ingest_kills import INGEST_KILLS
 from faults.outcome import Part
 
-PARTS: tuple[Part, ...] = (capture_trials.PART,)
+PARTS: tuple[Part, ...] = (capture_trials.PART, INGEST_KILLS, BYTE_FLIPS)

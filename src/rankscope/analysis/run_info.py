@@ -52,8 +52,8 @@ def _run(
         rows.append(("Began", f"{at:%Y-%m-%d %H:%M:%S} UTC"))
     command = job.get("command")
     if isinstance(command, list):
-        # Once more: a run of an older version has its command as it was.
-        rows.append(("Command", " ".join(redacted_command([str(word) for word in command]))))
+        # Redacted when it was recorded; again for manifests of versions that did not.
+        rows.append(("Command", " ".join(redacted_command(list(map(str, command))))))
     if job.get("job"):
         rows.append(("Job", str(job["job"])))
     return rows

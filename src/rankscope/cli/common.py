@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from rankscope import units
 from rankscope.errors import StoreError, UsageError
+from rankscope.visible_text import unchecked
 
 if TYPE_CHECKING:
     from rankscope.analysis.core.result import Result
@@ -43,7 +44,7 @@ def add_reading_options(parser: argparse.ArgumentParser) -> None:
         "--cache", type=Path, metavar="DIR", help="keep the store under DIR, not beside the traces"
     )
     group.add_argument(
-        "--jobs", type=_positive, metavar="N", help="files read at a time (default: by cores and memory)"
+        "--jobs", type=positive, metavar="N", help="files read at a time (default: by cores and memory)"
     )
     group.add_argument(
         "--nsys", metavar="PATH", help="the nsys that exports .nsys-rep files (default: on PATH)"
@@ -57,7 +58,7 @@ def add_reading_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("-q", "--quiet", action="store_true", help="no progress, only errors")
 
 
-def _positive(text: str) -> int:
+def positive(text: str) -> int:
     if not text.isdigit() or int(text) == 0:
         raise argparse.ArgumentTypeError(f"'{text}' is not a positive number")
     return int(text)
@@ -212,6 +213,11 @@ def _import_numpy_with_one_thread() -> None:
         del os.environ[_BLAS_THREADS]
 
 
+def show(text: str) -> None:
+    """Print what `views` have made: untrusted text in it is clean, and the control characters are our colours."""
+    unchecked(sys.stdout).write(text)
+
+
 def read(paths: list[Path], options: Options, quiet: bool) -> Ingested:
     """Update a store, showing progress."""
     _import_numpy_with_one_thread()
@@ -249,7 +255,7 @@ class Progress:
     """One line on stderr: percent, MB/s, time left. Redrawn on a terminal; elsewhere printed every ten seconds."""
 
     def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
+        self._stream = unchecked(stream)
         self._redraws = stream.isatty()
         self._read: dict[Path, int] = {}
         self._files = self._total = 0

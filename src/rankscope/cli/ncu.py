@@ -34,7 +34,7 @@ from rankscope.capture.rank import SINGLE, detect
 from rankscope.capture.run_folder import folder_of
 from rankscope.capture.selector import FORMS
 from rankscope.capture.summary import short_path
-from rankscope.cli.common import add_reading_options
+from rankscope.cli.common import add_reading_options, show
 from rankscope.cli.store_libraries import missing_libraries
 from rankscope.errors import ToolError, UsageError
 from rankscope.plain_table import plain_table
@@ -279,7 +279,7 @@ def _show(folder: Path, listed: KernelList, args: argparse.Namespace) -> int:
 
     args.run = folder
     result = hot_kernels_measured(open_run(args), listed)
-    sys.stdout.write(render(result, args.format, terminal_width(sys.stdout), use_color(sys.stdout)))
+    show(render(result, args.format, terminal_width(sys.stdout), use_color(sys.stdout)))
     return 0
 
 

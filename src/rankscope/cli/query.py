@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from rankscope.cli.common import add_clocks, add_reading_options, add_run_argument, open_run
+from rankscope.cli.common import add_clocks, add_reading_options, add_run_argument, open_run, positive, show
 
 EXAMPLES = """\
 examples:
@@ -16,6 +16,7 @@ examples:
 Times are nanoseconds from the run's start. The SQL is DuckDB's. The run is read-only.
 docs/store.md describes every table and column.
 """
+_MOST_ROWS = 1_000_000
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -24,6 +25,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_run_argument(parser, several=False)
     parser.add_argument("sql", nargs="?", metavar="SQL", help="one SELECT statement")
     parser.add_argument("--format", choices=("table", "csv", "json"), default="table", help="default: table")
+    parser.add_argument(
+        "--rows",
+        type=positive,
+        default=_MOST_ROWS,
+        metavar="N",
+        help=f"at most N rows; a line on stderr says when there are more (default: {_MOST_ROWS:,})",
+    )
     add_clocks(parser)
     add_reading_options(parser)
 
@@ -38,8 +46,8 @@ def main(args: argparse.Namespace) -> int:
             print(f"{view.name}: {view.help}")
             print("  " + ", ".join(field.name for field in describe(view)))
         return 0
-    names, rows = open_run(args).query(args.sql)
-    names = _distinct(names)
+    found, rows, more = open_run(args).query(args.sql, args.rows)
+    names = _distinct(found)
     result = Result(
         "query",
         "Query",
@@ -47,7 +55,12 @@ def main(args: argparse.Namespace) -> int:
         tuple(Column(name, title=name) for name in names),
         [dict(zip(names, row, strict=True)) for row in rows],
     )
-    sys.stdout.write(render(result, args.format, terminal_width(sys.stdout), use_color(sys.stdout)))
+    show(render(result, args.format, terminal_width(sys.stdout), use_color(sys.stdout)))
+    if more:
+        print(
+            f"rankscope: only the first {args.rows:,} rows are shown\n  The query gives more.\n  All of them: --rows N",
+            file=sys.stderr,
+        )
     return 0
 
 

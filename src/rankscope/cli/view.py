@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import getpass
 import os
 import socket
@@ -12,9 +13,8 @@ import threading
 import webbrowser
 from collections.abc import Callable
 from contextlib import ExitStack
-from http.server import ThreadingHTTPServer
 from pathlib import Path
-from typing import BinaryIO, TypeVar
+from typing import TYPE_CHECKING, BinaryIO, TypeVar
 
 from rankscope import units
 from rankscope.cli.common import (
@@ -26,6 +26,9 @@ from rankscope.cli.common import (
 )
 from rankscope.cli.view_remote import is_remote, path_or_place, stopped_by_signals, view_remote
 from rankscope.errors import RankscopeError, StoreError, UsageError
+
+if TYPE_CHECKING:
+    from rankscope.viewer.listener import Listener
 
 EXAMPLES = """\
 examples:
@@ -113,6 +116,13 @@ def _refuse_perfetto_options(args: argparse.Namespace) -> None:
 
 
 def _view(args: argparse.Namespace) -> int:
+    from rankscope.viewer.address import Address
+
+    address = _listening(lambda: Address(args.host, args.port), args.host, args.port)
+    print(address.url, flush=True)
+    if args.tunnel is None:
+        _print_how_to_reach(address.port, args.host)
+    # What follows imports a second's worth of packages; a browser waits for the answer meanwhile.
     from rankscope.store.ingest import Options
     from rankscope.viewer.server import Server
     from rankscope.viewer.startup import Opening
@@ -124,18 +134,14 @@ def _view(args: argparse.Namespace) -> int:
         lambda text: print(text, file=sys.stderr),
         mix=args.mix,
     )
-    server = _listening(
-        lambda: Server(args.host, args.port, opening.routes(), tunnel=args.tunnel), args.host, args.port
-    )
+    server = Server(address, opening.routes(), args.tunnel)
     opening.start()
-    print(server.url, flush=True)
     if args.tunnel is not None:
         threading.Thread(target=_end_with_stdin, args=(server,), daemon=True).start()
-    else:
-        _print_how_to_reach(server.server_address[1], args.host)
-    code = _serve(server, server.url, args.no_open)
-    if not opening.wait(0):
-        # Its thread is in DuckDB, which crashes if the interpreter shuts down meanwhile. The reading processes
+    code = _serve(server, address.url, args.no_open)
+    opening.close()
+    if not opening.wait(0) or server.busy:
+        # Threads are in DuckDB, which crashes if the interpreter shuts down meanwhile. The reading processes
         # end when their pipes close; unfinished files are removed by the next ingest.
         os._exit(code)
     return code
@@ -215,7 +221,8 @@ def _serve_rpc(program: str, trace: Path, port: int, no_open: bool) -> int:
             )
             print(served.url, flush=True)
             print(
-                "Perfetto's page asks whether to use the trace that is loaded here: choose YES. Ctrl-C ends it.",
+                "Perfetto's page asks whether to use the trace that is loaded here: choose YES. Ctrl-C ends it.\n"
+                "Other users of this machine can read the trace meanwhile: trace_processor has no password.",
                 file=sys.stderr,
             )
             if not no_open:
@@ -237,24 +244,20 @@ def _listening(make: Callable[[], S], host: str, port: int) -> S:
         ) from error
 
 
-def _serve(server: ThreadingHTTPServer, url: str, no_open: bool) -> int:
+def _serve(server: Listener, url: str, no_open: bool) -> int:
     """Serve until Ctrl-C, or until the terminal closes."""
     if not no_open:
         webbrowser.open(url)
-    try:
-        server.serve_forever()
-    except KeyboardInterrupt:
-        pass
-    finally:
-        server.server_close()
+    with contextlib.suppress(KeyboardInterrupt):
+        server.serve()
     return 0
 
 
-def _end_with_stdin(server: ThreadingHTTPServer) -> None:
+def _end_with_stdin(server: Listener) -> None:
     """The process at the other end of ssh holds stdin open; its end is the only sign that the process has ended."""
     while os.read(sys.stdin.fileno(), 65536):
         pass
-    server.shutdown()
+    server.stop()
 
 
 def _print_how_to_reach(port: int, host: str) -> None:

@@ -7,13 +7,14 @@ so that times of different ranks can be compared. Only this module and the write
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from copy import copy
 from functools import cached_property
 from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from rankscope.errors import QueryError, RankscopeError, StoreError
+from rankscope.errors import RankscopeError, StoreError
 from rankscope.model import (
     COLLECTIVE_NAME_PATTERN,
     COLLECTIVES,
@@ -36,10 +37,13 @@ from rankscope.model import (
 )
 from rankscope.sql import sql_text, sql_texts
 from rankscope.store.cache import Cache
+from rankscope.store.checksums import damage
 from rankscope.store.clocks import alignment
 from rankscope.store.clocks.alignment import Clocks
+from rankscope.store.confined_sql import ConfinedSql, Rows
 from rankscope.store.ingest import Ingested, Options, Watch, ingest
-from rankscope.store.layout import SegmentEntry
+from rankscope.store.layout import SegmentEntry, shown
+from rankscope.store.plain_folder import PlainFolder
 from rankscope.store.separate_runs import refuse_mixed, runs_among
 from rankscope.store.workspace import EVENT_ID
 
@@ -149,6 +153,8 @@ class Run:
         self.problems: tuple[RankscopeError, ...] = ingested.problems
         """Files that could not be read; the others are in the run."""
         self.store = ingested.store
+        self.folder = PlainFolder(ingested.store)
+        """The store, as DuckDB is given it."""
         self.segments: list[SegmentEntry] = ingested.index.segments
         self.set_aside = _set_aside(self.segments, prefer)
         """Not in the tables, or the rank's time would count twice; listed in `segments` with used = false."""
@@ -157,7 +163,7 @@ class Run:
         """The segments that are used and have times."""
         self.runs = runs_among(self.timelines)[0]
         """The runs that the files are of: usually one. Only `mix` opens several together."""
-        self.start_unix_ns = min((entry.unix_origin_ns for entry in self.timelines), default=0)
+        self.start_unix_ns = min((run.begin_ns for run in self.runs), default=0)
         self.comm_patterns = (COLLECTIVE_NAME_PATTERN, *comm_patterns)
 
     def with_options(self, *, clocks: ClockMode | None = None, prefer: str | None = None) -> Run:
@@ -206,7 +212,11 @@ class Run:
         for run in self.runs:
             begin = run.begin_ns - end
             end = run.end_ns - begin
-            zero |= {(entry.rank, entry.segment): begin for entry in run.entries}
+            for entry in run.entries:
+                own = entry.unix_origin_ns - (
+                    run.begin_ns - begin
+                )  # of another clock: put at the run's start
+                zero[entry.rank, entry.segment] = begin if run.shares_clock(entry) else own
         return zero
 
     def _ahead_ns(self, entry: SegmentEntry) -> float:
@@ -238,7 +248,7 @@ class Run:
         """Drop what depends on clocks. The cache is replaced, not cleared: a copy of this run may share it."""
         self._own_clocks = None
         self.cache = Cache()
-        for made in ("connection", "_guarded", "collectives", "clocks", "_shifts"):
+        for made in ("connection", "_confined", "collectives", "clocks", "_shifts"):
             vars(self).pop(made, None)
 
     def move(self, by_ns: int) -> None:
@@ -249,31 +259,26 @@ class Run:
     @cached_property
     def connection(self) -> duckdb.DuckDBPyConnection:
         """The views, for our own queries."""
-        return self._connect()
-
-    def _connect(self) -> duckdb.DuckDBPyConnection:
         import duckdb
 
         connection = duckdb.connect()
-        self._create_segments(connection)
-        sources = {table: self._files(table) for table in TABLES}
-        sources |= {table: self._found(f"{table.name}.parquet") for table in FURTHER_TABLES}
-        for table, files in sources.items():
-            rows = self._rows_of(table, files)
-            if table is GPU:  # its view needs a temporary table
-                connection.execute(f"CREATE TEMP VIEW gpu AS {self._classed(rows, connection)}")
-            else:
-                connection.execute(f"CREATE VIEW {table.name} AS {rows}")
+        for statement in self.definitions():
+            connection.execute(statement)
         return connection
 
+    def definitions(self) -> Iterator[str]:
+        """The statements that make the tables of SQL queries."""
+        yield from self._segments_table()
+        for table in (*TABLES, *FURTHER_TABLES):
+            rows = self._rows_of(table, self._files(table))
+            if table is GPU:
+                yield from self._classed(rows)
+            else:
+                yield f"CREATE VIEW {table.name} AS {rows}"
+
     @cached_property
-    def _guarded(self) -> duckdb.DuckDBPyConnection:
-        """The same views for users' queries: nothing outside the store can be read, nothing written."""
-        guarded = self._connect()
-        guarded.execute(f"SET allowed_directories = [{sql_text(self.store)}]")
-        guarded.execute("SET enable_external_access = false")
-        guarded.execute("SET lock_configuration = true")
-        return guarded
+    def _confined(self) -> ConfinedSql:
+        return ConfinedSql(self.definitions(), self.folder.path)
 
     @cached_property
     def collectives(self) -> Collectives:
@@ -283,76 +288,84 @@ class Run:
 
         shifts = self._shifts
         if self._own_clocks is None:
-            return matched_collectives(self.connection, self.timelines)
+            with self._reading():
+                return matched_collectives(self.connection, self.timelines)
         raw = self._own_clocks._shifts  # matched already, to measure the clocks
         return shifted(self._own_clocks.collectives, {file: shifts[file] - raw[file] for file in shifts})
 
     def rows(self, sql: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]:
-        return self.connection.execute(sql, list(parameters)).fetchall()
+        with self._reading():
+            return self.connection.execute(sql, list(parameters)).fetchall()
 
     def records(self, sql: str, parameters: Sequence[object] = ()) -> list[dict[str, Any]]:
-        cursor = self.connection.execute(sql, list(parameters))
-        names = [column[0] for column in cursor.description or ()]
-        return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
+        with self._reading():
+            cursor = self.connection.execute(sql, list(parameters))
+            names = [column[0] for column in cursor.description or ()]
+            return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
 
     def arrays(self, sql: str, parameters: Sequence[object] = ()) -> dict[str, Any]:
         """Columns as numpy arrays; no column may be null."""
-        columns: dict[str, Any] = self.connection.execute(sql, list(parameters)).fetchnumpy()
-        return columns
+        with self._reading():
+            columns: dict[str, Any] = self.connection.execute(sql, list(parameters)).fetchnumpy()
+            return columns
 
     def stream(self, sql: str, at_a_time: int = 20_000) -> Iterator[tuple[Any, ...]]:
         """Rows one by one, never all in memory. It has its own cursor: other queries may run meanwhile."""
-        cursor = self.connection.cursor()
-        try:
-            result = cursor.execute(sql)
-            while rows := result.fetchmany(at_a_time):
-                yield from rows
-        finally:
-            cursor.close()
+        with self._reading():
+            cursor = self.connection.cursor()
+            try:
+                result = cursor.execute(sql)
+                while rows := result.fetchmany(at_a_time):
+                    yield from rows
+            finally:
+                cursor.close()
 
-    def query(self, sql: str) -> tuple[list[str], list[tuple[Any, ...]]]:
-        """A user's query: one statement that only reads. Returns column names and rows."""
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        """Explain an error of DuckDB: the tables were whole when the run was opened, so something has changed since."""
         import duckdb
 
         try:
-            statements = self._guarded.extract_statements(sql)
-            if len(statements) != 1 or statements[0].type not in (
-                duckdb.StatementType.SELECT,
-                duckdb.StatementType.EXPLAIN,
-            ):
-                raise QueryError(
-                    "only one SELECT is allowed",
-                    why="The run is read-only.",
-                    hint="Write a single SELECT, DESCRIBE or SHOW TABLES.",
-                )
-            cursor = self._guarded.execute(sql)
-            return [column[0] for column in cursor.description or ()], cursor.fetchall()
-        except duckdb.Error as error:
-            raise QueryError(
-                "the query cannot be answered",
-                why=str(error).strip(),
-                hint=f"Tables: {', '.join(v.name for v in VIEWS)}",
+            yield
+        except duckdb.OutOfMemoryException as error:
+            raise StoreError(
+                "there is not enough memory to answer this",
+                why=f"{str(error).partition(chr(10))[0]}.",
+                hint="Ask about fewer ranks or steps at a time: --ranks, --steps",
             ) from error
+        except duckdb.Error as error:
+            for entry in self._used:
+                if reason := damage(self.store / entry.folder, entry.files):
+                    raise StoreError(
+                        f"the store in {self.store} was changed while it was open",
+                        why=f"Rank {entry.rank}: {reason}.",
+                        hint="Run this again: a damaged store is repaired when it is opened.",
+                    ) from error
+            raise
 
-    def export(self, view: Table, where: str, target: Path, options: str) -> None:
+    def query(self, sql: str, most_rows: int | None = None) -> Rows:
+        """A user's query: one statement that only reads."""
+        return self._confined.query(sql, most_rows)
+
+    def export(self, view: Table, where: str, target: Path, options: str, columns: str = "*") -> None:
         """Write one view to a file in one pass."""
         self.connection.execute(
-            f"COPY (SELECT * FROM {view.name} WHERE {where}) TO {sql_text(target)} ({options})"
+            f"COPY (SELECT {columns} FROM {view.name} WHERE {where}) TO {sql_text(target)} ({options})"
         )
 
-    def _create_segments(self, connection: duckdb.DuckDBPyConnection) -> None:
+    def _segments_table(self) -> Iterator[str]:
         columns = ", ".join(f"{field.name} {field.type}" for field in SEGMENTS.fields)
-        connection.execute(f"CREATE TABLE segments ({columns})")
-        rows: list[object] = []
+        yield f"CREATE TABLE segments ({columns})"
+        rows = []
         for entry in self.segments:
             manifest = entry.manifest
             values = (
                 entry.rank,
                 entry.segment,
-                str(entry.source),
-                entry.format,
+                sql_text(shown(entry.source)),
+                sql_text(entry.format),
                 entry not in self.set_aside,
-                entry.rank_source,
+                sql_text(entry.rank_source),
                 self.shift_ns(entry),
                 round(self._ahead_ns(entry)) if (entry.rank, entry.segment) in self._shifts else 0,
                 entry.unix_origin_ns,
@@ -360,10 +373,9 @@ class Run:
                 manifest["reading"]["events_lost"],
                 manifest["misplaced"],
             )
-            rows += values
-        row = f"({', '.join('?' * len(SEGMENTS.fields))})"
+            rows.append(f"({', '.join(map(str, values))})")
         if rows:
-            connection.execute(f"INSERT INTO segments VALUES {', '.join([row] * len(self.segments))}", rows)
+            yield f"INSERT INTO segments VALUES {', '.join(rows)}"
 
     @cached_property
     def _step_shifts(self) -> dict[tuple[int, int], int]:
@@ -383,21 +395,13 @@ class Run:
         return shifts
 
     def _files(self, table: Table) -> list[Path]:
-        pattern = "events/*/events.parquet" if table is EVENTS else f"{table.name}.parquet"
-        files = self._found(pattern)
-        if len(files) < len(self._used):
-            raise StoreError(
-                f"the store in {self.store} is damaged",
-                why=f"{table.name}.parquet is missing for some ranks.",
-                hint=f"Delete the folder and read the traces again: rm -r {self.store}",
-            )
-        return files
-
-    def _found(self, pattern: str) -> list[Path]:
-        return [file for entry in self._used for file in sorted((self.store / entry.folder).glob(pattern))]
+        return [self.folder.path / name for entry in self._used for name in entry.files_of(table)]
 
     def _rows_of(self, table: Table, paths: list[Path]) -> str:
-        """A SELECT of a table's rows in some files, times counted from the run's start."""
+        """A SELECT of a table's rows in some files, times counted from the run's start.
+
+        DuckDB takes rank, segment and part from the names of the store's own folders: it is given no others.
+        """
         if not paths:
             nothing = ", ".join(f"NULL::{f.type} AS {f.name}" for f in (*KEY_FIELDS, *table.fields))
             return f"SELECT {nothing} WHERE false"
@@ -422,20 +426,21 @@ class Run:
             "JOIN segments s ON s.rank = p.rank AND s.segment = p.segment"
         )
 
-    def _classed(self, rows: str, connection: duckdb.DuckDBPyConnection) -> str:
+    def _classed(self, rows: str) -> Iterator[str]:
         """Device activity with its class. Names are classified once per connection, not once per query."""
         communicates = " OR ".join(
             f"regexp_matches(name, {sql_text(pattern)})" for pattern in self.comm_patterns
         )
         copies = sql_texts(COPY_CATEGORIES)
-        connection.execute(
-            f"CREATE TEMP TABLE classes_of_names AS SELECT name, {communicates} AS communicates "
+        yield "CREATE SCHEMA internal"  # not among the tables that SHOW TABLES lists
+        yield (
+            f"CREATE TABLE internal.classes_of_names AS SELECT name, {communicates} AS communicates "
             f"FROM (SELECT DISTINCT name FROM ({rows}))"
         )
-        return (
-            f"SELECT g.*, CASE WHEN g.category IN ({copies}) THEN 'COPY' "
+        yield (
+            f"CREATE VIEW gpu AS SELECT g.*, CASE WHEN g.category IN ({copies}) THEN 'COPY' "
             "WHEN g.collective IS NOT NULL OR n.communicates THEN 'COMM' ELSE 'COMPUTE' END AS class "
-            f"FROM ({rows}) g JOIN classes_of_names n ON n.name = g.name"
+            f"FROM ({rows}) g JOIN internal.classes_of_names n ON n.name = g.name"
         )
 
 

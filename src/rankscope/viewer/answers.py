@@ -7,16 +7,23 @@ the browser can use them as typed arrays. static/js/api.js decodes it.
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable
+from contextvars import ContextVar
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rankscope.json_values import plain
+
 Answer = dict[str, Any] | list[Any] | tuple[dict[str, Any], dict[str, Any]]
 """A JSON document, or a header (JSON) with columns (arrays)."""
 Route = Callable[[dict[str, str]], Answer]
 """From the query parameters to the answer."""
+
+client_left: ContextVar[threading.Event] = ContextVar("client_left")
+"""Set when the client of the request that is being answered has gone."""
 
 COLUMNS_TYPE = "application/vnd.rankscope.columns"
 _ALIGNMENT = 8
@@ -27,7 +34,7 @@ def pack(header: dict[str, Any], columns: dict[str, NDArray[Any]]) -> bytes:
     layout = [
         {"name": name, "type": str(array.dtype), "length": len(array)} for name, array in columns.items()
     ]
-    head = json.dumps({**header, "columns": layout}).encode()
+    head = json_bytes({**header, "columns": layout})
     pieces = [head, b" " * (-(len(head) + 1) % _ALIGNMENT), b"\n"]
     for array in columns.values():
         content = np.ascontiguousarray(array).tobytes()
@@ -38,3 +45,11 @@ def pack(header: dict[str, Any], columns: dict[str, NDArray[Any]]) -> bytes:
 def as_json(header: dict[str, Any], columns: dict[str, NDArray[Any]]) -> dict[str, Any]:
     """The same answer as a JSON document."""
     return {**header, "columns": {name: array.tolist() for name, array in columns.items()}}
+
+
+def json_bytes(document: Any) -> bytes:
+    """NaN and infinity, which JSON does not have, become null."""
+    try:
+        return json.dumps(document, allow_nan=False).encode()
+    except (TypeError, ValueError):
+        return json.dumps(plain(document), allow_nan=False).encode()

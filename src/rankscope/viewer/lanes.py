@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import socket
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -18,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rankscope.model import HOST_COLLECTIVE_PATTERN, LAUNCH_CATEGORIES, SYNC_CALL_PATTERN
+from rankscope.private_files import make_private_folder
 from rankscope.sql import sql_texts
 from rankscope.store.layout import SegmentEntry, can_write
 from rankscope.store.run import Run
@@ -117,10 +119,10 @@ def _host_kind(alias: str) -> str:
 
 def _save(lanes: Lanes, folder: Path) -> None:
     """Write to a temporary folder and rename it, so that other viewers see all files or none."""
-    temporary = folder.with_name(f".{folder.name}.{os.getpid()}")
+    temporary = folder.with_name(f".{folder.name}.{socket.gethostname()}.{os.getpid()}")
     shutil.rmtree(temporary, ignore_errors=True)
     try:
-        temporary.mkdir()
+        make_private_folder(temporary)
         for name in (*_COLUMNS, "lanes"):
             np.save(temporary / f"{name}.npy", getattr(lanes, name))
         for number, level in enumerate(lanes.levels):
@@ -139,6 +141,6 @@ def _load(folder: Path) -> Lanes | None:
             return None
         arrays = {name: np.load(folder / f"{name}.npy", mmap_mode="r") for name in (*_COLUMNS, "lanes")}
         levels = [np.load(folder / f"level-{n}.npy", mmap_mode="r") for n in range(facts["levels"])]
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError, KeyError, TypeError, EOFError):  # damaged: made again
         return None
     return Lanes(**arrays, names=facts["names"], levels=levels)

@@ -1,201 +1,200 @@
-"""The HTTP server: authorisation, static files, and the encoding of answers. The routes are given to it.
+"""The viewer's HTTP application: who may ask, static files, and the encoding of answers. The routes are given to it.
 
-Standard library only: threads are enough, since an answer takes milliseconds. Read-only. One token for the whole
-session, as in Jupyter. Host and Origin are checked against DNS rebinding and requests from other sites.
+Read-only. One token for the whole session, as in Jupyter. Host, Origin and Sec-Fetch-Site are checked against DNS
+rebinding and requests from other sites. A route runs in a thread; SQL ends when its client leaves.
 """
 
 from __future__ import annotations
 
+import asyncio
 import hmac
-import json
-import secrets
 import socket
-import sys
-from http import HTTPStatus
-from http.cookies import SimpleCookie
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+import threading
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from importlib.resources import files
-from typing import Any, ClassVar
-from urllib.parse import parse_qs, urlsplit
+from typing import Any
+
+from starlette.requests import Request, cookie_parser
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from rankscope.errors import RankscopeError
-from rankscope.viewer.answers import COLUMNS_TYPE, Route, as_json, pack
+from rankscope.viewer.address import Address
+from rankscope.viewer.answers import COLUMNS_TYPE, Route, as_json, client_left, json_bytes, pack
+from rankscope.viewer.listener import Listener
 
 CSP = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
+_HEADERS = {
+    "Content-Security-Policy": CSP,
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-store",
+    "Cross-Origin-Resource-Policy": "same-origin",
+}
 _CONTENT_TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
-_COOKIE = "rankscope"
 _COMPRESS_FROM = 4096
 """Bytes; smaller answers are sent as they are."""
+_METHODS = ("GET", "HEAD")
+_MOST_THREADS = 16
+"""Routes that run at once; most wait for the database, and tiles must not wait for those."""
 
 
-class Server(ThreadingHTTPServer):
+class Server(Listener):
     """Serves the page and the routes to clients that send the token."""
 
-    daemon_threads = True
-    allow_reuse_address = True
-
-    def __init__(
-        self,
-        host: str,
-        port: int,
-        routes: dict[str, Route],
-        token: str | None = None,
-        tunnel: int | None = None,
-    ) -> None:
+    def __init__(self, address: Address, routes: Mapping[str, Route], tunnel: int | None = None) -> None:
         """`tunnel`: the port at the far end of an ssh tunnel, which browsers there send in the Host header."""
+        super().__init__(self._app, address)
         self.routes = routes
-        self._tunnel = tunnel
-        self.token = token or secrets.token_urlsafe(16)
-        if ":" in host:
-            self.address_family = socket.AF_INET6
-        super().__init__((host, port), _Handler)
+        self.busy = 0
+        """Routes that are running; their threads outlive a stop."""
+        self._threads = ThreadPoolExecutor(_MOST_THREADS)
+        self._static: dict[str, tuple[bytes, str]] = {}
+        self._hosts = _names(address.host, {address.port, tunnel or address.port})
+        self._cookie = f"rankscope-{tunnel or address.port}"  # cookies are shared between the ports of a host
 
-    @property
-    def url(self) -> str:
-        host, port = self.server_address[:2]
-        name = f"[{host!s}]" if ":" in str(host) else str(host)
-        return f"http://{name}:{port}/?token={self.token}"
+    async def _app(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope, receive)
+        response = await self._answer(request)
+        response.headers.update(_HEADERS)
+        await response(scope, receive, send)
 
-    def allowed_hosts(self) -> set[str]:
-        """Accepted values of the Host header: the names of this address, with this port or the tunnel's."""
-        host, port = str(self.server_address[0]), self.server_address[1]
-        hosts = {"127.0.0.1", "localhost", "[::1]", f"[{host}]" if ":" in host else host}
-        if host in ("0.0.0.0", "::"):
-            hosts |= {socket.gethostname(), socket.getfqdn()}
-        ports = {port, self._tunnel or port}
-        return {f"{name}:{number}" for name in hosts for number in ports} | hosts
+    async def _answer(self, request: Request) -> Response:
+        query = dict(request.query_params)
+        refused = self._refusal(request, query)
+        if refused is not None:
+            return refused
+        path = request.url.path
+        if path.startswith("/api/"):
+            return await self._api(request, path.removeprefix("/api/"), query)
+        return self._file("index.html" if path == "/" else path.removeprefix("/"), "token" in query)
 
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Ignore connections that the browser closed before the answer was sent."""
-        if not isinstance(sys.exc_info()[1], ConnectionError):
-            super().handle_error(request, client_address)
-
-
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True  # otherwise the body waits up to 40 ms for the delayed ACK of the headers
-    wbufsize = 1 << 16
-    server: Server
-    static: ClassVar[dict[str, tuple[bytes, str]]] = {}
-
-    def do_GET(self) -> None:
-        parts = urlsplit(self.path)
-        query = {key: values[-1] for key, values in parse_qs(parts.query, keep_blank_values=True).items()}
-        if not self._authorised(query):
-            return
-        if parts.path.startswith("/api/"):
-            self._api(parts.path.removeprefix("/api/"), query)
-        else:
-            self._file("index.html" if parts.path == "/" else parts.path.lstrip("/"), "token" in query)
-
-    def do_HEAD(self) -> None:
-        self.do_GET()
-
-    def _authorised(self, query: dict[str, str]) -> bool:
-        origin = self.headers.get("Origin")
-        hosts = self.server.allowed_hosts()
-        if self.headers.get("Host") not in hosts or (origin and urlsplit(origin).netloc not in hosts):
-            self._error(
-                HTTPStatus.FORBIDDEN,
-                "the host name in the address is not allowed",
-                "Use the address that rankscope printed.",
+    def _refusal(self, request: Request, query: dict[str, str]) -> Response | None:
+        headers = request.headers
+        origin = headers.get("origin")
+        hosts = self._hosts
+        if headers.get("host") not in hosts or (
+            origin and origin not in {f"http://{host}" for host in hosts}
+        ):
+            return _error(
+                403, "the host name in the address is not allowed", "Use the address that rankscope printed."
             )
-            return False
-        given = query.get("token") or self.headers.get("X-Rankscope-Token") or self._cookie()
-        if not hmac.compare_digest(given.encode(), self.server.token.encode()):
-            self._error(
-                HTTPStatus.UNAUTHORIZED,
+        # A link to the page may be anywhere; everything else is requested by the page itself.
+        is_link = request.url.path == "/" and headers.get("sec-fetch-mode") == "navigate"
+        if headers.get("sec-fetch-site", "none") not in ("none", "same-origin") and not is_link:
+            return _error(403, "another site sent this request", "Use the address that rankscope printed.")
+        given = query.get("token") or headers.get("x-rankscope-token") or self._from_cookie(headers)
+        if not hmac.compare_digest(given.encode("utf-8", "replace"), self.address.token.encode()):
+            return _error(
+                401,
                 "the token is missing or wrong",
                 "Use the whole address that rankscope printed, with its token.",
             )
-            return False
-        return True
+        if request.method not in _METHODS:
+            return _error(
+                405, f"{request.method} is not allowed", "Only GET is.", more={"Allow": "GET, HEAD"}
+            )
+        return None
 
-    def _cookie(self) -> str:
-        cookie = SimpleCookie(self.headers.get("Cookie", ""))
-        return cookie[self._cookie_name()].value if self._cookie_name() in cookie else ""
+    def _from_cookie(self, headers: Mapping[str, str]) -> str:
+        return cookie_parser(headers.get("cookie", "")).get(self._cookie, "")
 
-    def _cookie_name(self) -> str:
-        """Cookies are shared between the ports of a host, so the name contains the port."""
-        return f"{_COOKIE}-{self.server.server_address[1]}"
-
-    def _api(self, name: str, query: dict[str, str]) -> None:
-        as_text = name.endswith(".json") or query.get("format") == "json"
-        route = self.server.routes.get(name.removesuffix(".json"))
+    async def _api(self, request: Request, name: str, query: dict[str, str]) -> Response:
+        route = self.routes.get(name.removesuffix(".json"))
         if route is None:
-            self._error(HTTPStatus.NOT_FOUND, f"there is no /api/{name}", "See /api/index.")
-            return
+            return _error(404, f"there is no /api/{name}", "See /api/index.")
+        as_text = name.endswith(".json") or query.get("format") == "json"
+        left = threading.Event()
+
+        def run() -> Response:
+            client_left.set(left)
+            self.busy += 1
+            try:
+                return _respond(name, route, query, as_text)
+            finally:
+                self.busy -= 1
+
+        async def watch() -> None:
+            while (await request.receive())["type"] != "http.disconnect":
+                pass
+            left.set()
+
+        watching = asyncio.create_task(watch())
         try:
-            answer = route(query)
-        except RankscopeError as error:
-            self._error(HTTPStatus.BAD_REQUEST, error.message, error.hint, error.why)
-            return
-        except (KeyError, ValueError) as error:
-            self._error(HTTPStatus.BAD_REQUEST, f"invalid parameters for /api/{name}", f"{error!r}")
-            return
-        except Exception as error:  # noqa: BLE001 - one failed request must not end the server
-            self._error(
-                HTTPStatus.INTERNAL_SERVER_ERROR,
-                f"/api/{name} failed",
-                "Please report it, with the address of the page.",
-                f"{type(error).__name__}: {error}",
-            )
-            return
-        if isinstance(answer, tuple):
-            header, columns = answer
-            if not as_text:
-                self._send(pack(header, columns), COLUMNS_TYPE)
-                return
-            answer = as_json(header, columns)
-        self._send(json.dumps(answer, allow_nan=False, default=str).encode(), "application/json")
+            response = await asyncio.get_running_loop().run_in_executor(self._threads, run)
+        finally:  # also when the server is stopped meanwhile
+            watching.cancel()
+            left.set()
+        return _compressed(request, response)
 
-    def _file(self, name: str, first: bool) -> None:
+    def _file(self, name: str, first: bool) -> Response:
         """A static file. Names are looked up in a dictionary, so no path can leave the folder."""
-        if not self.static:
-            self.static.update(_static_files())
-        if name not in self.static:
-            self._error(
-                HTTPStatus.NOT_FOUND, f"there is no /{name}", "Use the address that rankscope printed."
-            )
-            return
-        content, kind = self.static[name]
-        cookie = (
-            f"{self._cookie_name()}={self.server.token}; HttpOnly; SameSite=Strict; Path=/" if first else ""
+        if not self._static:
+            self._static = _static_files()
+        if name not in self._static:
+            return _error(404, f"there is no /{name}", "Use the address that rankscope printed.")
+        content, kind = self._static[name]
+        response = Response(content, media_type=f"{kind}; charset=utf-8")
+        if first:
+            response.set_cookie(self._cookie, self.address.token, httponly=True, samesite="strict")
+        return response
+
+
+def _names(host: str, ports: set[int]) -> set[str]:
+    """Accepted values of the Host header: the names of this address, with one of the ports."""
+    names = {"127.0.0.1", "localhost", "[::1]", f"[{host}]" if ":" in host else host}
+    if host in ("0.0.0.0", "::"):
+        names |= {socket.gethostname(), socket.getfqdn()}
+    return {f"{name}:{port}" for name in names for port in ports} | names
+
+
+def _respond(name: str, route: Route, query: dict[str, str], as_text: bool) -> Response:
+    try:
+        answer = route(query)
+        if not isinstance(answer, tuple):
+            return Response(json_bytes(answer), media_type="application/json")
+        if as_text:
+            return Response(json_bytes(as_json(*answer)), media_type="application/json")
+        return Response(pack(*answer), media_type=COLUMNS_TYPE)
+    except RankscopeError as error:
+        return _error(400, error.message, error.hint, error.why)
+    except (KeyError, ValueError, OverflowError) as error:
+        return _error(400, f"invalid parameters for /api/{name}", f"{error!r}")
+    except Exception as error:  # noqa: BLE001 - one failed request must not end the server
+        return _error(
+            500,
+            f"/api/{name} failed",
+            "Please report it, with the address of the page.",
+            f"{type(error).__name__}: {error}",
         )
-        self._send(content, f"{kind}; charset=utf-8", cookie=cookie)
 
-    def _error(self, status: HTTPStatus, message: str, hint: str, why: str = "") -> None:
-        body = json.dumps({"error": message, "why": why, "hint": hint}).encode()
-        self._send(body, "application/json", status)
 
-    def _send(self, body: bytes, kind: str, status: HTTPStatus = HTTPStatus.OK, cookie: str = "") -> None:
-        packed = len(body) >= _COMPRESS_FROM and "gzip" in self.headers.get("Accept-Encoding", "")
-        if packed and self.client_address[0] not in ("127.0.0.1", "::1"):  # loopback is faster uncompressed
-            from isal import igzip
+def _error(
+    status: int, message: str, hint: str, why: str = "", more: Mapping[str, str] | None = None
+) -> Response:
+    body = json_bytes({"error": message, "why": why, "hint": hint})
+    return Response(body, status, more, media_type="application/json")
 
-            body = igzip.compress(body)
-        else:
-            packed = False
-        self.send_response(status)
-        self.send_header("Content-Type", kind)
-        self.send_header("Content-Length", str(len(body)))
-        self.send_header("Content-Security-Policy", CSP)
-        self.send_header("X-Content-Type-Options", "nosniff")
-        self.send_header("Referrer-Policy", "no-referrer")
-        self.send_header("Cache-Control", "no-store")
-        if packed:
-            self.send_header("Content-Encoding", "gzip")
-        if cookie:
-            self.send_header("Set-Cookie", cookie)
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(body)
 
-    def log_message(self, format: str, *args: Any) -> None:
-        """Log nothing: the terminal belongs to the user."""
+def _compressed(request: Request, response: Response) -> Response:
+    local = request.client is not None and request.client.host in ("127.0.0.1", "::1")
+    if (
+        local  # loopback is faster uncompressed
+        or len(response.body) < _COMPRESS_FROM
+        or "gzip" not in request.headers.get("accept-encoding", "")
+    ):
+        return response
+    from isal import igzip
+
+    packed = Response(
+        igzip.compress(bytes(response.body)), response.status_code, media_type=response.media_type
+    )
+    packed.headers["Content-Encoding"] = "gzip"
+    return packed
 
 
 def _static_files() -> dict[str, tuple[bytes, str]]:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import threading
+import zipfile
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -12,10 +16,12 @@ from numpy.typing import NDArray
 from rankscope.analysis.across_ranks.heatmap import CLASSES, RankTime, rank_times
 from rankscope.analysis.core.intervals import Intervals
 from rankscope.analysis.core.scope import Scope
+from rankscope.private_files import open_private
 from rankscope.store.layout import SegmentEntry, can_write
 from rankscope.store.run import Run
 from rankscope.viewer.collective_lanes import communication
 from rankscope.viewer.lanes import Lanes, open_lanes
+from rankscope.viewer.sql_process import SqlProcess
 
 _RANKS_AT_A_TIME = 8
 _OVERVIEW_FILE = "map.npz"
@@ -38,12 +44,18 @@ class Session:
         self._times: dict[int, RankTime] = {}
         self._making: dict[object, threading.Lock] = {}
         self._guard = threading.Lock()
+        self.sql = SqlProcess(self._definitions, run.folder)
+        """Queries of users; they do not hold up the page's own."""
 
     @contextmanager
     def database(self) -> Iterator[Run]:
         """`run`, locked: a DuckDB connection must not be used by several threads at once."""
         with self._database:
             yield self.run
+
+    def _definitions(self) -> list[str]:
+        with self._database:
+            return list(self.run.definitions())
 
     @contextmanager
     def drawing(self) -> Iterator[Run]:
@@ -121,7 +133,14 @@ class Session:
                     return None
                 compute, comm, copy, recorded = (Intervals(*saved[name]) for name in (*CLASSES, "recorded"))
                 return RankTime(rank, compute, comm, copy, bool(saved["on_host"]), recorded)
-        except (OSError, ValueError, KeyError):
+        except (
+            OSError,
+            ValueError,
+            KeyError,
+            EOFError,
+            zipfile.BadZipFile,
+            zlib.error,
+        ):  # damaged: made again
             return None
 
     def _make_rank_time(self, rank: int) -> RankTime:
@@ -139,9 +158,9 @@ class Session:
         rank = time.rank
         folder = self.run.store / f"rank={rank:05d}"
         if can_write(folder):
-            temporary = folder / f".{_OVERVIEW_FILE}"
+            temporary = folder / f".{_OVERVIEW_FILE}.{socket.gethostname()}.{os.getpid()}"
             try:
-                with temporary.open("wb") as file:
+                with open_private(temporary, "wb") as file:
                     np.savez(
                         file,
                         key=np.array(self._rank_time_key(rank)),

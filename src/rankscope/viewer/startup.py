@@ -28,6 +28,7 @@ class Opening:
         self._read: dict[Path, int] = {}
         self._total = 0
         self._error: RankscopeError | None = None
+        self._sessions: list[Session] = []
         self._routes: dict[str, dict[str, Route]] = {}
         self._make_raw: Callable[[], dict[str, Route]]
         self._making = threading.Lock()
@@ -41,22 +42,35 @@ class Opening:
         """Whether opening has ended, successfully or not."""
         return self._done.wait(seconds)
 
+    def close(self) -> None:
+        for session in self._sessions:
+            session.sql.close()
+
     def _open(self) -> None:
         try:
             runs = [self._open_run(path) for path in self._runs]
             self._make_raw = lambda: self._routes_with([run.with_options(clocks="raw") for run in runs])
             self._routes["aligned"] = self._routes_with(runs)
         except RankscopeError as error:
-            self._error = error
-            self._say(f"rankscope: {error}")
+            self._fail(error)
+        except Exception as error:  # noqa: BLE001 - the page must not wait for a run that will never open
+            why = f"{type(error).__name__}: {error}."
+            self._fail(
+                RankscopeError("the run cannot be opened", why, "Please report it, with this message.")
+            )
         finally:
             self._done.set()
+
+    def _fail(self, error: RankscopeError) -> None:
+        self._error = error
+        self._say(f"rankscope: {error}")
 
     def _routes_with(self, runs: list[Run]) -> dict[str, Route]:
         sessions = []
         for run, path in zip(runs, self._runs, strict=True):
             drawn = run.with_options(prefer=ALL_TOOLS) if run.set_aside else run
             sessions.append(Session(run, path.resolve().name, drawn))
+        self._sessions += sessions
         if len(sessions) == 1:
             return routes_of(sessions[0])
         first, second = sessions

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from datetime import date, datetime, time
-from decimal import Decimal
-from enum import Enum
 from typing import Any, Literal
 
 from rankscope.analysis.core.result import Column, Result
+from rankscope.json_values import plain
 from rankscope.units import READABLE, SCALABLE, Scale, choose_scale, decimals_for, format_plain, format_value
 from rankscope.views.text import clean
 
@@ -60,33 +57,6 @@ class Field:
         if not self.title or not self.unit:
             return self.label
         return f"{self.title} %" if self.unit == "%" else f"{self.title} ({self.unit})"
-
-
-def plain(value: Any) -> Any:
-    """`value` converted to JSON types. NaN and infinity become None."""
-    if value is None or type(value) in (bool, int, str):
-        return value
-    if isinstance(value, Enum):
-        return plain(value.value)
-    if isinstance(value, int):
-        return int(value)
-    if isinstance(value, float):
-        return float(value) if math.isfinite(value) else None
-    if isinstance(value, Decimal):
-        if not value.is_finite():
-            return None
-        return int(value) if value == value.to_integral_value() else float(value)
-    if isinstance(value, (datetime, date, time)):
-        return value.isoformat()
-    if isinstance(value, bytes):
-        return value.decode("utf-8", "backslashreplace")
-    if isinstance(value, dict):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple, set, frozenset)):
-        return [plain(item) for item in value]
-    if hasattr(value, "tolist"):  # numpy's scalars and arrays, without importing numpy
-        return plain(value.tolist())
-    return str(value)
 
 
 def values_of(result: Result, column: Column) -> list[Any]:

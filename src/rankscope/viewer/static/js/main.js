@@ -27,6 +27,8 @@ async function opened() {
 }
 
 async function start() {
+  // The cookie of the first answer is enough from now on: the token does not stay in the address and the history.
+  if (location.search) history.replaceState(history.state, "", location.pathname + location.hash);
   const requested = decode(location.hash);
   startTheme(requested.theme ?? "");
   if (!(await opened())) return;

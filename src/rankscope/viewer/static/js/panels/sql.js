@@ -18,7 +18,7 @@ export async function sqlPanel(app) {
     try {
       const answer = await json("query", { sql: box.value });
       const rows = answer.rows.map((/** @type {any[]} */ row) => Object.fromEntries(answer.columns.map((/** @type {string} */ name, /** @type {number} */ at) => [name, row[at]])));
-      fill(out, h("p", { class: "quiet" }, `${answer.total.toLocaleString("en")} rows${answer.total > rows.length ? `, the first ${rows.length} shown` : ""}`),
+      fill(out, h("p", { class: "quiet" }, answer.more ? `the first ${rows.length} rows; there are more` : `${rows.length} rows`),
         table(answer.columns.map((/** @type {string} */ name) => ({ name, unit: name.endsWith("_ns") ? "ns" : "" })), rows));
     } catch (error) {
       if (!(error instanceof ServerError)) throw error;
