@@ -67,9 +67,13 @@ def _take(path: Path, temporary: Path) -> bool:
     return True
 
 
+def unique_name() -> str:
+    """A name that no other process uses, on this host or another: several nodes may write into one shared folder."""
+    return f"{socket.gethostname()}.{os.getpid()}.{os.urandom(4).hex()}"
+
+
 def _temporary_name(path: Path) -> Path:
-    """The host is part of the name: processes of several nodes may write into one shared folder."""
-    return path.with_name(f".{path.name}.{socket.gethostname()}.{os.getpid()}{_TEMPORARY}")
+    return path.with_name(f".{path.name}.{unique_name()}{_TEMPORARY}")
 
 
 def _write_temporary(path: Path, content: Mapping[str, Any]) -> Path:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from rankscope.sql import sql_name
 
-FORMAT_VERSION = 6
+FORMAT_VERSION = 7
 """Of the store on disk. A store of another version is built again from the raw files."""
 
 GPU_CATEGORIES = ("kernel", "gpu_memcpy", "gpu_memset")

@@ -86,7 +86,7 @@ def test_control_c_ends_a_query(run: Run, tmp_path: Path) -> None:
 
 def test_the_process_has_limits(run: Run) -> None:
     """Too long, too much memory, a client that leaves: the query ends, and the next one is answered."""
-    sql = SqlProcess(run.definitions, run.store, seconds=1)
+    sql = SqlProcess(run.definitions, run.folder, seconds=1)
     stays, leaves = threading.Event(), threading.Event()
     endless = "SELECT count(*) FROM range(100000000000) a, range(1000) b"
 

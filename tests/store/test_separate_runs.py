@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -125,7 +126,7 @@ def test_files_of_other_tools_do_not_count(reader: str, rank: int, tmp_path: Pat
     run = open_run([trace(tmp_path, 0)])
     traced = run.segments[0]
     manifest = {**traced.manifest, "reader": reader, "clock_base_ns": NOON + 9 * DAY}
-    both = Index([traced, SegmentEntry(rank, 1, "", manifest)])
+    both = Index([traced, SegmentEntry(rank, 1, "", manifest, traced.build)])
     assert len(Run(Ingested(run.store, both, (), ())).runs) == 1
 
 
@@ -181,3 +182,13 @@ def test_public_traces_of_different_runs(shared: Path, tmp_path: Path) -> None:
     with pytest.raises(MixedRunsError, match="2 different runs") as caught:
         open_run(files, cache=tmp_path)
     assert "world sizes 2 and 128" in caught.value.why
+
+
+def test_a_snapshot_of_another_clock_does_not_stretch_the_run(tmp_path: Path) -> None:
+    """Its times count from the boot of the machine, those of the trace from 1970: half a century would lie between."""
+    entry = {"action": "alloc", "addr": 1, "size": 512, "stream": 0, "time_us": 10, "frames": []}
+    (tmp_path / "rank0.pickle").write_bytes(pickle.dumps({"segments": [], "device_traces": [[entry]]}))
+    trace(tmp_path, 0)
+    run = open_run([tmp_path])
+    assert [run.shift_ns(entry) for entry in run.segments] == [0, 0]
+    assert [(found.begin_ns, found.has_wall_clock) for found in run.runs] == [(NOON, True)]

@@ -196,4 +196,13 @@ def _main(argv: Sequence[str]) -> int:
 
 def run() -> None:
     """The console script."""
+    _hold_closed_streams()
     sys.exit(main(sys.argv[1:]))
+
+
+def _hold_closed_streams() -> None:
+    """After `2>&-` our own files must not get the number 2, nor our lines go to stdout. A command that is started finds
+    the stream closed, as the descriptor is not inherited."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: PTH123, SIM115  (pathlib takes long to import)

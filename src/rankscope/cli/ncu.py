@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rankscope import tools
+from rankscope.capture.after_job import after_job
 from rankscope.capture.job_name import name_run
 from rankscope.capture.kernel_list import (
     LIST_NAME,
@@ -180,10 +181,12 @@ def _profile(listed: KernelList, args: argparse.Namespace) -> int:
     if args.dry_run or folder is None:
         return code
     # An unselected rank has become the command and does not get here.
-    write_kernels(folder / LIST_NAME, listed, str(args.run or args.kernels))
-    if in_front and ncu is not None:
-        return _until_measured(listed, selection, folder, job, ncu, code, args, by_size=by_size)
-    return code
+    codes = [code]
+    with after_job(_message):
+        write_kernels(folder / LIST_NAME, listed, str(args.run or args.kernels))
+        if in_front and ncu is not None:
+            codes.append(_until_measured(listed, selection, folder, job, ncu, code, args, by_size=by_size))
+    return codes[-1]
 
 
 def _ncu(args: argparse.Namespace) -> tools.Tool | None:

@@ -81,6 +81,12 @@ _GROUPS = (
                 "nsys:REPORT for nsys's own, false for none",
             ),
             option("-f", "--force", action="store_true", help="replace a run folder that holds another job"),
+            option(
+                "--group-readable",
+                action="store_true",
+                help="let the group read the run folder (default: only its owner, unless the folder around it is "
+                "shared by set-group-ID)",
+            ),
             option("-q", "--quiet", action="store_true", help="print only errors"),
             option("-v", "--verbose", action="store_true", help="print what every captured rank does"),
             # Set in the command that rankscope inserts into a launcher's: the process in front has named the job
@@ -221,6 +227,7 @@ def main(args: argparse.Namespace) -> int:
         from rankscope.capture.child_process import replace_process
 
         replace_process(command, os.environ, requested_signal(plan))
+    from rankscope.capture.after_job import after_job
     from rankscope.capture.child_process import end_like
     from rankscope.capture.start import Start
 
@@ -234,8 +241,12 @@ def main(args: argparse.Namespace) -> int:
         stay=bool(tables),
     )
     ended = start.in_front() if in_front else start.selected_rank(identity)
-    if tables and ended.folder is not None:
-        _print_stats(ended.folder, tables)
+    if args.dry_run:
+        return ended.status
+    with after_job(output.message):
+        ended.report()
+        if tables and ended.folder is not None:
+            _print_stats(ended.folder, tables)
     return end_like(ended.status)
 
 
@@ -272,6 +283,7 @@ def plan_of(args: argparse.Namespace, command: tuple[str, ...]) -> Plan:
         quiet=args.quiet,
         verbose=args.verbose,
         speaks=not args.inner,
+        group_readable=args.group_readable,
         nvtx=nvtx_ranges(args),
         **{name: getattr(args, name) for name in recording},
     )
@@ -346,4 +358,7 @@ def _print_stats(folder: Path, tables: list[list[str]]) -> None:
 
 
 def _message(text: str) -> None:
-    print(f"rankscope: {text}", file=sys.stderr, flush=True)
+    try:
+        print(f"rankscope: {text}", file=sys.stderr, flush=True)
+    except OSError:  # a full disk, or a reader that has gone: Python would try again at its end, and fail
+        sys.stderr = open(os.devnull, "w")  # noqa: PTH123, SIM115  (pathlib would double what a rank imports)

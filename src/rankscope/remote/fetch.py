@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import re
 import shutil
 from collections.abc import Callable, Sequence
@@ -13,9 +12,10 @@ from typing import NamedTuple
 from rankscope.atomic_files import write_json
 from rankscope.capture.run_folder import RUN_MANIFEST, read_json
 from rankscope.errors import RemoteError, StoreError
+from rankscope.private_files import make_private_folder
 from rankscope.readers import TRACE_NAMES
 from rankscope.remote.ssh import NOT_FOUND, SSH_FAILED, Place, Ssh, check_remote, path_argument, rsync
-from rankscope.store.layout import INDEX_FILE, STORE_NAME, Index, named_by_manifests
+from rankscope.store.layout import INDEX_FILE, STORE_NAME, Index, SegmentEntry, named_by_manifests
 
 _MANIFESTS = ("--include=/rankscope.json", "--include=/rank-*.rankscope.json", "--exclude=*")
 _ENDING = re.compile(r"(\.pt\.trace)?(\.json(\.gz)?|\.nsys-rep|\.ncu-rep|\.sqlite)$")
@@ -65,8 +65,7 @@ def fetch(
     _copy(ssh, [f"{source}/"], store, ["--delete", "--exclude=incoming-*"])
     # The manifests of the capture are small; a single trace has none, which is not an error.
     rsync(ssh, [f"{place.path}/"], target, _MANIFESTS, silent=True)
-    _note_origin(store, place)
-    entries = Index.load(store).segments
+    entries = _note_origin(store, place)
     if not entries:
         raise RemoteError(
             f"what came from {place} cannot be used here",
@@ -112,7 +111,7 @@ def fetch_raw(ssh: Ssh, program: Sequence[str], target: Path) -> Fetched:
 def _make_folder(folder: Path, target: Path) -> None:
     """Make a folder in ``target``, which is what -o names."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_private_folder(folder)
     except OSError as error:
         raise StoreError(
             f"cannot write {target}", why=f"{error.strerror}.", hint="Name another folder: -o DIR"
@@ -153,14 +152,10 @@ def _copy(ssh: Ssh, sources: Sequence[str], target: Path, options: Sequence[str]
         )
 
 
-def _note_origin(store: Path, place: Place) -> None:
+def _note_origin(store: Path, place: Place) -> list[SegmentEntry]:
     """Write the machine into the index: a file here with the path of a raw file over there is another file."""
-    path = store / INDEX_FILE
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        for segment in content["segments"]:
-            source = segment["manifest"]["source"]
-            source["path"] = f"{place.host}:{source['path']}"
-    except (OSError, ValueError, KeyError, TypeError):
-        return  # a damaged index is reported when it is opened
-    write_json(path, content)
+    index = Index.load(store)
+    entries = [entry.with_source(f"{place.host}:{entry.source}") for entry in index.segments]
+    if entries:
+        Index(entries).save(store)
+    return entries

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from rankscope.errors import RankscopeError, StoreError
-from rankscope.host import available_memory_bytes, process_exists, usable_cores
+from rankscope.atomic_files import unique_name
+from rankscope.errors import EmptyTraceError, NotATraceError, RankscopeError, StoreError
+from rankscope.host import available_memory_bytes, usable_cores
+from rankscope.private_files import make_private_folder
+from rankscope.store.checksums import damage
+from rankscope.store.incoming import clean, exclusive, has_abandoned, incoming_folder
 from rankscope.store.layout import (
+    INDEX_FILE,
     Index,
     SegmentEntry,
     Sources,
@@ -22,7 +26,7 @@ from rankscope.store.layout import (
     traces_elsewhere,
 )
 from rankscope.store.pool import run_tasks
-from rankscope.store.rank_assignment import ALONE, BESIDE, Assignment, assign, refuse_overlaps
+from rankscope.store.rank_assignment import ALONE, BESIDE, Assignment, assign, keep, refuse_overlaps
 from rankscope.store.worker import Task
 
 Say = Callable[[str], None]
@@ -31,7 +35,7 @@ _LEAST_MEMORY = 600_000_000
 """Least memory for the DuckDB of a worker."""
 _WORKER_OVERHEAD = 900_000_000
 """Memory of a worker besides DuckDB: two blocks of the file and the arrays of a large rank."""
-_INCOMING_PREFIX = "incoming-"
+_CHECKED_AT_A_TIME = 4
 
 
 @dataclass(frozen=True)
@@ -70,90 +74,152 @@ class Ingested:
     """One error for each file that could not be read."""
 
 
+_Outcome = SegmentEntry | RankscopeError
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """What a store is to contain."""
+
+    store: Path
+    found: Index
+    """As it is on disk."""
+    index: Index
+    """The same; raw files that were moved together with the run have their new paths."""
+    places: list[Assignment]
+    skipped: tuple[RankscopeError, ...]
+    as_it_is: bool = False
+    """The raw files are elsewhere or gone: nothing is read but what is damaged."""
+
+
 def ingest(paths: Sequence[Path], options: Options | None = None, watch: Watch | None = None) -> Ingested:
-    """Bring the store of these traces up to date and return it. Unchanged files are not read again."""
+    """Bring the store of these traces up to date and return it. Unchanged files are not read again.
+
+    Segments whose tables are damaged are read again from the raw files.
+    """
     options, watch = options or Options(), watch or Watch()
     paths = [path.resolve() for path in paths]
-    already = _opened_as_store(paths, options)
-    if already is not None:
-        return already
-    stores = _possible_stores(paths, options)
-    known = {entry.source for index in stores.values() for entry in index.segments if entry.is_current()}
-    sources = find_sources(paths, known, list(stores)[-1])
-    store, index = _choose_store(paths, sources, stores, watch.say)
-    given = {path.resolve(): rank for path, rank in options.ranks.items()}
-    places, unopened = assign(sources.files, given, sources.ranks, index)
-    kept, wanted = _split(places, index)
-    skipped = (*sources.skipped, *unopened)
-    if not wanted and len(kept) == len(index.segments):
-        return Ingested(store, index, (), skipped)
+    plan = _plan(paths, options, watch.say)
+    kept, wanted = _split(plan, {}, watch.say)
+    changed = wanted or len(kept) != len(plan.index.segments)
+    if not changed and not (plan.found.recovered and can_write(plan.store)):
+        _clean_up(plan.store)
+        return Ingested(plan.store, plan.index, (), plan.skipped)
     _report_assumed_rank(wanted, watch.say)
-    fresh, problems = _read(store, wanted, options.jobs, watch)
-    _report_merged(fresh, watch.say)
-    refuse_overlaps([*kept, *fresh])
-    if not kept and not fresh:
-        raise problems[0]
-    index = Index(sorted([*kept, *fresh], key=lambda e: (e.rank, e.segment)))
-    index.save(store)
-    _remove_unlisted(store, index)
-    return Ingested(store, index, tuple(fresh), (*skipped, *problems))
+    with _writing(plan.store), incoming_folder(plan.store) as incoming:
+        built: dict[Assignment, _Outcome] = {}
+        while True:
+            built |= _read(incoming, wanted, options.jobs, watch)
+            index, fresh, problems = _outcome(plan, kept, built)
+            _report_merged(fresh, watch.say)
+            with exclusive(plan.store):
+                if Index.load(plan.store) == plan.found:
+                    _publish(plan.store, incoming, index, fresh)
+                    return Ingested(plan.store, index, tuple(fresh), (*plan.skipped, *problems))
+            # Another process has changed the store in the meantime. What was read here is still used.
+            plan = _plan(paths, options, watch.say)
+            kept, wanted = _split(plan, built, watch.say)
 
 
-def _opened_as_store(paths: Sequence[Path], options: Options) -> Ingested | None:
-    """The store of a run whose raw files are elsewhere or deleted (fetched stores, ingest -o), else None."""
-    if len(paths) != 1 or not paths[0].is_dir() or options.ranks:
-        return None
-    store = (
-        paths[0]
-        if (paths[0] / "store.json").is_file()
-        else store_folder(paths, options.output, options.cache)
-    )
-    index = Index.load(store)
+def _plan(paths: Sequence[Path], options: Options, say: Say) -> _Plan:
+    """Which files are to be in which store, with which ranks."""
+    if len(paths) == 1 and (paths[0] / INDEX_FILE).is_file():
+        return _as_it_is(paths[0], Index.load(paths[0]))
+    stores = {store: Index.load(store) for store in _possible_stores(paths, options)}
+    home = paths[0] if paths[0].is_dir() else paths[0].parent
+    indexes = {store: found.moved_to(home) for store, found in stores.items()}
+    whole = next((store for store in stores if stores[store].segments and not options.ranks), None)
+    if whole is not None and _is_of_files_elsewhere(paths, indexes[whole]):
+        return _as_it_is(whole, stores[whole])
+    known = {entry.source for index in indexes.values() for entry in index.segments if entry.is_current()}
+    try:
+        sources = find_sources(paths, known, list(stores)[-1])
+    except RankscopeError as error:
+        if whole is None:
+            raise
+        # The raw files are gone; what could not be read instead of them is reported.
+        gone = isinstance(error, (StoreError, NotATraceError)) and not isinstance(error, EmptyTraceError)
+        return _as_it_is(whole, stores[whole], () if gone else (error,))
+    store = _choose_store(paths, sources, indexes, say)
+    given = {path.resolve(): rank for path, rank in options.ranks.items()}
+    places, unopened = assign(sources.files, given, sources.ranks, indexes[store])
+    return _Plan(store, stores[store], indexes[store], places, (*sources.skipped, *unopened))
+
+
+def _as_it_is(store: Path, index: Index, skipped: tuple[RankscopeError, ...] = ()) -> _Plan:
+    return _Plan(store, index, index, [keep(entry) for entry in index.segments], skipped, as_it_is=True)
+
+
+def _is_of_files_elsewhere(paths: Sequence[Path], index: Index) -> bool:
+    """True for a fetched store, and for one of `ingest -o`: the folder that was given has no raw files of its own."""
+    if len(paths) != 1 or not paths[0].is_dir():
+        return False
     fetched = not any(entry.source.is_absolute() for entry in index.segments)
     if not fetched and traces_elsewhere(paths[0]).files:
-        return None  # the run's own traces, in another folder: they may be newer than the store
+        return False  # the run's own traces, in another folder: they may be newer than the store
     inside = any(entry.source.parent == paths[0] for entry in index.segments)
-    if not index.segments or inside or not all(entry.is_current() for entry in index.segments):
-        return None
-    return Ingested(store, index, (), ())
+    return not inside and all(entry.is_current() for entry in index.segments)
 
 
-def _possible_stores(paths: Sequence[Path], options: Options) -> dict[Path, Index]:
-    """The possible stores and their indexes: the default place, and the user's cache if that is read-only."""
+def _possible_stores(paths: Sequence[Path], options: Options) -> list[Path]:
+    """The default place of the store, and the user's cache if that is read-only."""
     store = store_folder(paths, options.output, options.cache)
-    stores = [store]
-    if not can_write(store) and not (options.output or options.cache):
-        stores.append(store_folder(paths, None, default_cache()))
-    return {folder: Index.load(folder) for folder in stores}
+    if can_write(store) or options.output or options.cache:
+        return [store]
+    return [store, store_folder(paths, None, default_cache())]
 
 
-def _choose_store(
-    paths: Sequence[Path], sources: Sources, stores: dict[Path, Index], say: Say
-) -> tuple[Path, Index]:
+def _choose_store(paths: Sequence[Path], sources: Sources, stores: dict[Path, Index], say: Say) -> Path:
     """The default place if it can be written to or already has every file, else the user's cache."""
-    (store, index), *elsewhere = stores.items()
-    current = {entry.source for entry in index.segments if entry.is_current()}
+    store, *elsewhere = stores
+    current = {entry.source for entry in stores[store].segments if entry.is_current()}
     if can_write(store) or current >= set(sources.files):
-        return store, index
+        return store
     if not elsewhere:
         raise StoreError(
             f"cannot write to {store}", why="The folder is read-only.", hint="Name another one: --cache DIR"
         )
-    fallback, found = elsewhere[0]
-    say(f"{paths[0]} cannot be written to; the store is in {fallback} (--cache DIR changes that)")
-    return fallback, found
+    say(f"{paths[0]} cannot be written to; the store is in {elsewhere[0]} (--cache DIR changes that)")
+    return elsewhere[0]
 
 
-def _split(places: list[Assignment], index: Index) -> tuple[list[SegmentEntry], list[Assignment]]:
-    """The segments that are up to date, and the files that must be read."""
+def _split(
+    plan: _Plan, built: Mapping[Assignment, _Outcome], say: Say
+) -> tuple[list[SegmentEntry], list[Assignment]]:
+    """The segments that are up to date and undamaged, and the files that must be read."""
     known = {
         (entry.source, entry.part, entry.rank, entry.segment): entry
-        for entry in index.segments
-        if entry.is_current()
+        for entry in plan.index.segments
+        if plan.as_it_is or entry.is_current()
     }
-    keys = {(place.path, place.part, place.rank, place.segment): place for place in places}
-    kept = [replace(known[key], rank_source=place.rank_source) for key, place in keys.items() if key in known]
-    return kept, [place for key, place in keys.items() if key not in known]
+    kept: list[SegmentEntry] = []
+    wanted: list[Assignment] = []
+    checked: list[tuple[Assignment, SegmentEntry]] = []
+    for place in dict.fromkeys(plan.places):
+        entry = known.get((place.path, place.part, place.rank, place.segment))
+        if entry is not None and place not in built:
+            checked.append((place, entry))
+        elif place not in built:
+            wanted.append(place)
+    with ThreadPoolExecutor(_CHECKED_AT_A_TIME) as pool:
+        reasons = pool.map(lambda one: damage(plan.store / one[1].folder, one[1].files), checked)
+    for (place, entry), reason in zip(checked, reasons, strict=True):
+        if not reason:
+            kept.append(replace(entry, rank_source=place.rank_source))
+            continue
+        if not (place.path.is_file() and entry.is_current()):
+            raise _lost(plan.store, entry, reason)
+        say(f"the store is damaged at rank {place.rank} ({reason}): {place.path.name} is read again")
+        wanted.append(place)
+    return kept, wanted
+
+
+def _lost(store: Path, entry: SegmentEntry, reason: str) -> StoreError:
+    return StoreError(
+        f"the store in {store} is damaged at rank {entry.rank}",
+        why=f"In {entry.folder}, {reason}; and the trace that it was made from is not at {entry.source}.",
+        hint="Put the trace back there, or copy or fetch the store again.",
+    )
 
 
 def _report_assumed_rank(wanted: list[Assignment], say: Say) -> None:
@@ -174,40 +240,44 @@ def _report_merged(fresh: list[SegmentEntry], say: Say) -> None:
 
 
 def _read(
-    store: Path, wanted: list[Assignment], jobs: int | None, watch: Watch
-) -> tuple[list[SegmentEntry], list[RankscopeError]]:
-    """Read files in worker processes. Each segment is moved into place as soon as it is complete."""
-    try:
-        store.mkdir(parents=True, exist_ok=True)
-        _remove_stale(store)
-        incoming = Path(tempfile.mkdtemp(prefix=f"{_INCOMING_PREFIX}{os.getpid()}-", dir=store))
-    except OSError as error:
-        raise StoreError(
-            f"cannot write to {store}", why=f"{error.strerror}.", hint="Name another folder: --cache DIR"
-        ) from error
+    incoming: Path, wanted: list[Assignment], jobs: int | None, watch: Watch
+) -> dict[Assignment, _Outcome]:
+    """Read files in worker processes, each into a folder of its own."""
+    if not wanted:
+        return {}
     jobs, threads, memory = _share_machine(len(wanted), jobs)
     tasks = {}
-    for number, place in enumerate(wanted):
-        folder = incoming / str(number)
-        folder.mkdir()
-        tasks[place] = Task(str(place.path), str(folder), threads, memory, place.part)
-    fresh: list[SegmentEntry] = []
-    problems: list[RankscopeError] = []
-    watch.begin(len(wanted), sum(place.path.stat().st_size for place in wanted))
+    for place in wanted:
+        folder = incoming / unique_name()
+        make_private_folder(folder)
+        tasks[place] = Task(str(place.path), str(folder), threads, memory, place.part, place.rank_source)
+    outcomes: dict[Assignment, _Outcome] = {}
+    watch.begin(len(wanted), sum(place.path.stat().st_size for place in wanted if place.path.is_file()))
     try:
         for place, outcome in run_tasks(
             tasks, jobs, lambda place, read, doing: watch.advance(place.path, read, doing)
         ):
             if isinstance(outcome, RankscopeError):
-                problems.append(outcome)
-                continue
-            entry = SegmentEntry(place.rank, place.segment, place.rank_source, outcome)
-            _move_into_place(Path(tasks[place].folder), store / entry.folder)
-            fresh.append(entry)
+                outcomes[place] = outcome
+            else:
+                build = Path(tasks[place].folder).name
+                outcomes[place] = SegmentEntry(place.rank, place.segment, place.rank_source, outcome, build)
     finally:
         watch.end()
-        shutil.rmtree(incoming, ignore_errors=True)
-    return fresh, problems
+    return outcomes
+
+
+def _outcome(
+    plan: _Plan, kept: list[SegmentEntry], built: Mapping[Assignment, _Outcome]
+) -> tuple[Index, list[SegmentEntry], list[RankscopeError]]:
+    """The new index, the segments in it that were read now, and an error for each file that could not be read."""
+    read = [built[place] for place in dict.fromkeys(plan.places) if place in built]
+    fresh = [outcome for outcome in read if isinstance(outcome, SegmentEntry)]
+    problems = [outcome for outcome in read if isinstance(outcome, RankscopeError)]
+    refuse_overlaps([*kept, *fresh])
+    if not kept and not fresh:
+        raise problems[0]
+    return Index(sorted([*kept, *fresh], key=lambda e: (e.rank, e.segment))), fresh, problems
 
 
 def _share_machine(files: int, jobs: int | None) -> tuple[int, int, int]:
@@ -220,25 +290,32 @@ def _share_machine(files: int, jobs: int | None) -> tuple[int, int, int]:
     return jobs, max(1, cores // jobs), memory
 
 
-def _move_into_place(built: Path, target: Path) -> None:
-    """Move a complete segment to its place in the store; an older one is removed first."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    if target.exists():
-        shutil.rmtree(target)
-    built.rename(target)
+def _publish(store: Path, incoming: Path, index: Index, fresh: list[SegmentEntry]) -> None:
+    """Move complete segments to their places, list them, and remove what is no longer listed."""
+    for entry in fresh:
+        target = store / entry.folder
+        make_private_folder(target.parent.parent)
+        make_private_folder(target.parent)
+        (incoming / entry.build).rename(target)
+    index.save(incoming)
+    (incoming / INDEX_FILE).replace(store / INDEX_FILE)
+    clean(store, {entry.folder for entry in index.segments})
 
 
-def _remove_stale(store: Path) -> None:
-    """Remove the folders left by a process that was killed; keep those of running processes."""
-    for folder in store.glob(f"{_INCOMING_PREFIX}*"):
-        pid = folder.name.removeprefix(_INCOMING_PREFIX).partition("-")[0]
-        if not (pid.isdigit() and process_exists(int(pid)) and int(pid) != os.getpid()):
-            shutil.rmtree(folder, ignore_errors=True)
+def _clean_up(store: Path) -> None:
+    """Remove what a killed process has left after it listed its segments."""
+    if can_write(store) and has_abandoned(store):
+        with exclusive(store):
+            clean(store, {entry.folder for entry in Index.load(store).segments})
 
 
-def _remove_unlisted(store: Path, index: Index) -> None:
-    """Remove the segments of files that are no longer part of the run."""
-    listed = {entry.folder for entry in index.segments}
-    for folder in store.glob("rank=*/segment=*"):
-        if str(folder.relative_to(store)) not in listed:
-            shutil.rmtree(folder, ignore_errors=True)
+@contextmanager
+def _writing(store: Path) -> Iterator[None]:
+    """Make the store's folder; a disk that is full or read-only is reported as such."""
+    try:
+        make_private_folder(store)
+        yield
+    except OSError as error:
+        raise StoreError(
+            f"cannot write to {store}", why=f"{error.strerror}.", hint="Name another folder: --cache DIR"
+        ) from error

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from rankscope.atomic_files import write_json
 from rankscope.capture.run_folder import rank_manifests
 from rankscope.errors import EmptyTraceError, NotATraceError, RankscopeError, StoreError, ToolError
-from rankscope.model import FORMAT_VERSION
+from rankscope.model import EVENTS, FORMAT_VERSION, Table
 from rankscope.readers import find_reader, is_stream, looks_like_a_trace, report_of
 from rankscope.readers.base import rank_from_name
+from rankscope.store.checksums import DamagedFileError, FileSums, read_checked_json, write_checked_json
 
 INDEX_FILE = "store.json"
+SEGMENT_FILE = "segment.json"
 STORE_NAME = ".rankscope"
 _EXPORTS = {".nsys-rep": (".sqlite",), ".ncu-rep": (".raw.csv", ".details.csv", ".csv")}
 """Files that tools export from their reports; they hold the same recording."""
@@ -34,10 +34,26 @@ class SegmentEntry:
     rank_source: str
     manifest: dict[str, Any]
     """The content of segment.json."""
+    build: str
+    """The name of the folder with its tables. A file that is read again gets a new one, so that no folder changes."""
 
     @property
     def folder(self) -> str:
-        return f"rank={self.rank:05d}/segment={self.segment}"
+        return f"rank={self.rank:05d}/segment={self.segment}/{self.build}"
+
+    @property
+    def files(self) -> FileSums:
+        """Its tables, within its folder."""
+        found: FileSums = self.manifest["files"]
+        return found
+
+    def files_of(self, table: Table) -> list[str]:
+        """The files of one table, within the store; none if the format does not have it."""
+        if table is EVENTS:
+            names = [name for name in self.files if name.startswith(f"{EVENTS.name}/")]
+        else:
+            names = [name for name in self.files if name == f"{table.name}.parquet"]
+        return [f"{self.folder}/{name}" for name in names]
 
     @property
     def source(self) -> Path:
@@ -68,11 +84,19 @@ class SegmentEntry:
         if self.manifest["format"] != FORMAT_VERSION:
             return False
         try:
-            now = self.source.stat()
+            return self.is_of(self.source)
         except OSError:
             return True
-        source = self.manifest["source"]
+
+    def is_of(self, path: Path) -> bool:
+        """True if this file is the one that was read, by its size and time. Raises OSError if there is none."""
+        now, source = path.stat(), self.manifest["source"]
         return (now.st_size, now.st_mtime_ns) == (source["bytes"], source["mtime_ns"])
+
+    def with_source(self, path: object) -> SegmentEntry:
+        """The same segment, whose raw file has another path now."""
+        source = {**self.manifest["source"], "path": str(path)}
+        return replace(self, manifest={**self.manifest, "source": source})
 
 
 @dataclass
@@ -80,27 +104,60 @@ class Index:
     """The list of complete segments. A folder that is not listed is ignored."""
 
     segments: list[SegmentEntry] = field(default_factory=list)
+    recovered: bool = field(default=False, compare=False)
+    """Made from the segments, because the list was missing or damaged."""
 
     def save(self, store: Path) -> None:
         entries = [asdict(entry) for entry in sorted(self.segments, key=lambda e: (e.rank, e.segment))]
-        write_json(store / INDEX_FILE, {"format": FORMAT_VERSION, "segments": entries})
+        write_checked_json(store / INDEX_FILE, {"format": FORMAT_VERSION, "segments": entries})
 
     @staticmethod
     def load(store: Path) -> Index:
-        """The index of a store; an empty one if there is none, or it has another format."""
+        """The index of a store; an empty one if there is none, or it has another format.
+
+        An index that is missing or damaged is made anew from the segments.
+        """
         try:
-            content = json.loads((store / INDEX_FILE).read_text(encoding="utf-8"))
-            if content["format"] != FORMAT_VERSION:
-                return Index()
-            return Index([SegmentEntry(**entry) for entry in content["segments"]])
-        except FileNotFoundError:
-            return Index()
-        except PermissionError as error:
+            content = read_checked_json(store / INDEX_FILE)
+        except (FileNotFoundError, NotADirectoryError, DamagedFileError):
+            found = _found_segments(store)
+            return Index(found, recovered=bool(found))
+        except OSError as error:
             raise StoreError(
                 f"cannot read {store}", why=f"{error.strerror}.", hint="Ask its owner, or use --cache DIR."
             ) from error
-        except (ValueError, KeyError, TypeError):
+        if content["format"] != FORMAT_VERSION:
             return Index()
+        return Index([SegmentEntry(**entry) for entry in content["segments"]])
+
+    def moved_to(self, folder: Path) -> Index:
+        """The index of a run that has been moved or renamed: raw files that are now in this folder are found there."""
+        return Index([_found_in(folder, entry) for entry in self.segments])
+
+
+def _found_in(folder: Path, entry: SegmentEntry) -> SegmentEntry:
+    here = folder / entry.source.name
+    try:
+        return entry.with_source(here) if entry.source != here and entry.is_of(here) else entry
+    except OSError:
+        return entry
+
+
+def _found_segments(store: Path) -> list[SegmentEntry]:
+    """The complete segments in a store's folder; of several builds the newest."""
+    found: dict[tuple[int, int], SegmentEntry] = {}
+    paths = store.glob(f"rank=*/segment=*/*/{SEGMENT_FILE}")
+    for path in sorted(paths, key=lambda path: path.stat().st_mtime_ns):
+        try:
+            manifest = read_checked_json(path)
+            rank, segment = (int(name.partition("=")[2]) for name in path.parts[-4:-2])
+        except (OSError, ValueError):
+            continue
+        if manifest["format"] == FORMAT_VERSION:
+            found[rank, segment] = SegmentEntry(
+                rank, segment, manifest["rank_source"], manifest, path.parent.name
+            )
+    return list(found.values())
 
 
 @dataclass(frozen=True)
@@ -269,3 +326,8 @@ def can_write(folder: Path) -> bool:
     if not folder.stat().st_mode & 0o222:  # root could write, but the folder is marked read-only
         return False
     return os.access(folder, os.W_OK | os.X_OK) and not os.statvfs(folder).f_flag & os.ST_RDONLY
+
+
+def shown(path: Path) -> str:
+    """A path as text; bytes that are not UTF-8 are replaced."""
+    return os.fsencode(path).decode("utf-8", "replace")

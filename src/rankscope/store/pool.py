@@ -19,7 +19,7 @@ from typing import Any, Generic, TypeVar
 from rankscope.errors import RankscopeError, ReadError, StoreError
 from rankscope.readers import find_reader
 from rankscope.readers.kineto.reader import KINETO
-from rankscope.store.worker import Outcome, Task, perform
+from rankscope.store.worker import Outcome, Task, error_from_json, perform
 
 Key = TypeVar("Key", bound=Hashable)
 
@@ -146,7 +146,7 @@ class _Worker(Generic[Key]):
                 manifest: dict[str, Any] = message["done"]
                 return manifest
             if "error" in message:
-                return ReadError(*message["error"])
+                return error_from_json(message["error"])
             advance(self.key, message["read"], message["doing"])
         return None
 

@@ -18,6 +18,7 @@ ALONE = "alone"
 BESIDE = "beside the only rank"
 _ASSUMED = (ALONE, BESIDE)
 """Sources of a rank that hold as long as no other file is in the folder."""
+_OPTION = "option"
 _AT_A_TIME = 4
 
 
@@ -38,7 +39,8 @@ def assign(
 ) -> tuple[list[Assignment], list[RankscopeError]]:
     """A rank and segment for each file, and an error for each file that cannot be opened.
 
-    Files in the index keep theirs. `given` holds the ranks that the user gave, `named` those of the capture's manifest.
+    Unchanged files in the index keep theirs. `given` holds the ranks that the user gave, `named` those of the capture's
+    manifest.
     """
     files = list(files)
     known: dict[Path, list[SegmentEntry]] = {}
@@ -46,8 +48,10 @@ def assign(
     for entry in index.segments:
         if entry.rank_source in _ASSUMED and not complete:
             continue
-        if not entry.part or entry.is_current():  # a changed file may hold other ranks now
+        if entry.is_current():  # a file that was replaced may be of another rank
             known.setdefault(entry.source, []).append(entry)
+        elif entry.rank_source == _OPTION:
+            named = {entry.source: entry.rank, **named}
     new = [path for path in files if path not in known or path in given]
     answers = dict(zip(new, _identify(new), strict=True))
     problems = [answer for answer in answers.values() if isinstance(answer, RankscopeError)]
@@ -56,7 +60,7 @@ def assign(
     if not files:
         raise problems[0]
     _refuse_copies({path: parts[0] for path, (_, parts) in found.items()})
-    places = [_keep(entry) for path in files if path not in found for entry in known[path]]
+    places = [keep(entry) for path in files if path not in found for entry in known[path]]
     taken = {(place.rank, place.segment) for place in places}
     ranks: list[tuple[Path, TraceIdentity, tuple[int, str] | None]] = []
     for path, (_, parts) in found.items():
@@ -93,7 +97,8 @@ def _identify(paths: list[Path]) -> list[tuple[str, list[TraceIdentity]] | Ranks
         return list(pool.map(answer, paths))
 
 
-def _keep(entry: SegmentEntry) -> Assignment:
+def keep(entry: SegmentEntry) -> Assignment:
+    """The place that a segment has."""
     return Assignment(entry.source, entry.rank, entry.segment, entry.rank_source, entry.part)
 
 
@@ -101,7 +106,7 @@ def _rank(
     path: Path, identity: TraceIdentity, given: Mapping[Path, int], named: Mapping[Path, int]
 ) -> tuple[int, str] | None:
     if path in given:
-        return given[path], "option"
+        return given[path], _OPTION
     if identity.rank is not None:
         return identity.rank, identity.rank_source
     return (named[path], "manifest") if path in named else None

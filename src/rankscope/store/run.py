@@ -7,6 +7,7 @@ so that times of different ranks can be compared. Only this module and the write
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from copy import copy
 from functools import cached_property
 from itertools import zip_longest
@@ -36,11 +37,13 @@ from rankscope.model import (
 )
 from rankscope.sql import sql_text, sql_texts
 from rankscope.store.cache import Cache
+from rankscope.store.checksums import damage
 from rankscope.store.clocks import alignment
 from rankscope.store.clocks.alignment import Clocks
 from rankscope.store.confined_sql import ConfinedSql, Rows
 from rankscope.store.ingest import Ingested, Options, Watch, ingest
-from rankscope.store.layout import SegmentEntry
+from rankscope.store.layout import SegmentEntry, shown
+from rankscope.store.plain_folder import PlainFolder
 from rankscope.store.separate_runs import refuse_mixed, runs_among
 from rankscope.store.workspace import EVENT_ID
 
@@ -150,6 +153,8 @@ class Run:
         self.problems: tuple[RankscopeError, ...] = ingested.problems
         """Files that could not be read; the others are in the run."""
         self.store = ingested.store
+        self.folder = PlainFolder(ingested.store)
+        """The store, as DuckDB is given it."""
         self.segments: list[SegmentEntry] = ingested.index.segments
         self.set_aside = _set_aside(self.segments, prefer)
         """Not in the tables, or the rank's time would count twice; listed in `segments` with used = false."""
@@ -158,7 +163,7 @@ class Run:
         """The segments that are used and have times."""
         self.runs = runs_among(self.timelines)[0]
         """The runs that the files are of: usually one. Only `mix` opens several together."""
-        self.start_unix_ns = min((entry.unix_origin_ns for entry in self.timelines), default=0)
+        self.start_unix_ns = min((run.begin_ns for run in self.runs), default=0)
         self.comm_patterns = (COLLECTIVE_NAME_PATTERN, *comm_patterns)
 
     def with_options(self, *, clocks: ClockMode | None = None, prefer: str | None = None) -> Run:
@@ -207,7 +212,11 @@ class Run:
         for run in self.runs:
             begin = run.begin_ns - end
             end = run.end_ns - begin
-            zero |= {(entry.rank, entry.segment): begin for entry in run.entries}
+            for entry in run.entries:
+                own = entry.unix_origin_ns - (
+                    run.begin_ns - begin
+                )  # of another clock: put at the run's start
+                zero[entry.rank, entry.segment] = begin if run.shares_clock(entry) else own
         return zero
 
     def _ahead_ns(self, entry: SegmentEntry) -> float:
@@ -260,10 +269,8 @@ class Run:
     def definitions(self) -> Iterator[str]:
         """The statements that make the tables of SQL queries."""
         yield from self._segments_table()
-        sources = {table: self._files(table) for table in TABLES}
-        sources |= {table: self._found(f"{table.name}.parquet") for table in FURTHER_TABLES}
-        for table, files in sources.items():
-            rows = self._rows_of(table, files)
+        for table in (*TABLES, *FURTHER_TABLES):
+            rows = self._rows_of(table, self._files(table))
             if table is GPU:
                 yield from self._classed(rows)
             else:
@@ -271,7 +278,7 @@ class Run:
 
     @cached_property
     def _confined(self) -> ConfinedSql:
-        return ConfinedSql(self.definitions(), self.store)
+        return ConfinedSql(self.definitions(), self.folder.path)
 
     @cached_property
     def collectives(self) -> Collectives:
@@ -281,32 +288,60 @@ class Run:
 
         shifts = self._shifts
         if self._own_clocks is None:
-            return matched_collectives(self.connection, self.timelines)
+            with self._reading():
+                return matched_collectives(self.connection, self.timelines)
         raw = self._own_clocks._shifts  # matched already, to measure the clocks
         return shifted(self._own_clocks.collectives, {file: shifts[file] - raw[file] for file in shifts})
 
     def rows(self, sql: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]:
-        return self.connection.execute(sql, list(parameters)).fetchall()
+        with self._reading():
+            return self.connection.execute(sql, list(parameters)).fetchall()
 
     def records(self, sql: str, parameters: Sequence[object] = ()) -> list[dict[str, Any]]:
-        cursor = self.connection.execute(sql, list(parameters))
-        names = [column[0] for column in cursor.description or ()]
-        return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
+        with self._reading():
+            cursor = self.connection.execute(sql, list(parameters))
+            names = [column[0] for column in cursor.description or ()]
+            return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
 
     def arrays(self, sql: str, parameters: Sequence[object] = ()) -> dict[str, Any]:
         """Columns as numpy arrays; no column may be null."""
-        columns: dict[str, Any] = self.connection.execute(sql, list(parameters)).fetchnumpy()
-        return columns
+        with self._reading():
+            columns: dict[str, Any] = self.connection.execute(sql, list(parameters)).fetchnumpy()
+            return columns
 
     def stream(self, sql: str, at_a_time: int = 20_000) -> Iterator[tuple[Any, ...]]:
         """Rows one by one, never all in memory. It has its own cursor: other queries may run meanwhile."""
-        cursor = self.connection.cursor()
+        with self._reading():
+            cursor = self.connection.cursor()
+            try:
+                result = cursor.execute(sql)
+                while rows := result.fetchmany(at_a_time):
+                    yield from rows
+            finally:
+                cursor.close()
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        """Explain an error of DuckDB: the tables were whole when the run was opened, so something has changed since."""
+        import duckdb
+
         try:
-            result = cursor.execute(sql)
-            while rows := result.fetchmany(at_a_time):
-                yield from rows
-        finally:
-            cursor.close()
+            yield
+        except duckdb.OutOfMemoryException as error:
+            raise StoreError(
+                "there is not enough memory to answer this",
+                why=f"{str(error).partition(chr(10))[0]}.",
+                hint="Ask about fewer ranks or steps at a time: --ranks, --steps",
+            ) from error
+        except duckdb.Error as error:
+            for entry in self._used:
+                if reason := damage(self.store / entry.folder, entry.files):
+                    raise StoreError(
+                        f"the store in {self.store} was changed while it was open",
+                        why=f"Rank {entry.rank}: {reason}.",
+                        hint="Run this again: a damaged store is repaired when it is opened.",
+                    ) from error
+            raise
 
     def query(self, sql: str, most_rows: int | None = None) -> Rows:
         """A user's query: one statement that only reads."""
@@ -327,7 +362,7 @@ class Run:
             values = (
                 entry.rank,
                 entry.segment,
-                sql_text(entry.source),
+                sql_text(shown(entry.source)),
                 sql_text(entry.format),
                 entry not in self.set_aside,
                 sql_text(entry.rank_source),
@@ -360,21 +395,13 @@ class Run:
         return shifts
 
     def _files(self, table: Table) -> list[Path]:
-        pattern = "events/*/events.parquet" if table is EVENTS else f"{table.name}.parquet"
-        files = self._found(pattern)
-        if len(files) < len(self._used):
-            raise StoreError(
-                f"the store in {self.store} is damaged",
-                why=f"{table.name}.parquet is missing for some ranks.",
-                hint=f"Delete the folder and read the traces again: rm -r {self.store}",
-            )
-        return files
-
-    def _found(self, pattern: str) -> list[Path]:
-        return [file for entry in self._used for file in sorted((self.store / entry.folder).glob(pattern))]
+        return [self.folder.path / name for entry in self._used for name in entry.files_of(table)]
 
     def _rows_of(self, table: Table, paths: list[Path]) -> str:
-        """A SELECT of a table's rows in some files, times counted from the run's start."""
+        """A SELECT of a table's rows in some files, times counted from the run's start.
+
+        DuckDB takes rank, segment and part from the names of the store's own folders: it is given no others.
+        """
         if not paths:
             nothing = ", ".join(f"NULL::{f.type} AS {f.name}" for f in (*KEY_FIELDS, *table.fields))
             return f"SELECT {nothing} WHERE false"

@@ -6,6 +6,7 @@ The folder has a temporary name until it is complete, so that a partial segment 
 from __future__ import annotations
 
 import json
+import shutil
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -13,11 +14,15 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rankscope.atomic_files import sync_folder, write_json
+from rankscope.atomic_files import sync_folder
 from rankscope.errors import ReadError, StoreError
 from rankscope.model import FORMAT_VERSION
+from rankscope.private_files import close_to_others, make_private_folder
 from rankscope.readers import Batch, Reading, find_reader, open_part
 from rankscope.sql import sql_text
+from rankscope.store.checksums import checksums, write_checked_json
+from rankscope.store.layout import SEGMENT_FILE
+from rankscope.store.plain_folder import PlainFolder
 from rankscope.store.tables import write_tables
 from rankscope.store.workspace import PARQUET_OPTIONS, Workspace
 from rankscope.version import __version__
@@ -25,28 +30,36 @@ from rankscope.version import __version__
 if TYPE_CHECKING:
     import duckdb
 
-SEGMENT_FILE = "segment.json"
 _LARGEST_HEADER_VALUE = 100_000
+_SPILL = "spill"
+"""The folder for what does not fit into memory while the tables are made."""
 
 Progress = Callable[[int, str], None]
 """Called with the bytes of the file read so far and the current activity."""
 
 
 def build_segment(
-    path: Path, folder: Path, threads: int, memory_bytes: int, progress: Progress, part: str = ""
+    path: Path,
+    folder: Path,
+    threads: int,
+    memory_bytes: int,
+    progress: Progress,
+    part: str = "",
+    rank_source: str = "",
 ) -> dict[str, Any]:
     """Read `path`, or a part of it, into the empty folder `folder`; writes and returns the content of segment.json."""
     import duckdb
 
     before = path.stat()
+    plain = PlainFolder(folder)
     reader = find_reader(path)
     reading = open_part(reader, path, part)
     connection = duckdb.connect(config={"threads": threads, "memory_limit": f"{memory_bytes // 1_000_000}MB"})
     try:
-        connection.execute(f"SET temp_directory = {sql_text(folder / 'spill')}")
-        events = _write_events(reading, folder, threads, memory_bytes, progress)
+        connection.execute(f"SET temp_directory = {sql_text(plain.path / _SPILL)}")
+        events = _write_events(reading, plain.path, threads, memory_bytes, progress)
         progress(before.st_size, "links and nesting")
-        workspace = Workspace(connection, folder)
+        workspace = Workspace(connection, plain.path)
         facts = write_tables(workspace) | {"further": _write_further(reading, workspace)}
         if reading.report.events_lost and not events and not any(facts["further"].values()):
             raise ReadError(
@@ -58,18 +71,24 @@ def build_segment(
         raise _storage_error(error, folder) from error
     finally:
         connection.close()
+        plain.close()
+    shutil.rmtree(folder / _SPILL, ignore_errors=True)
+    for table in folder.rglob("*.parquet"):  # DuckDB leaves them as open as the umask says
+        close_to_others(table)
     manifest = {
         "format": FORMAT_VERSION,
         "written_by": f"rankscope {__version__}",
         "reader": reader.name,
+        "rank_source": rank_source,
         "source": {"path": str(path), "bytes": before.st_size, "mtime_ns": before.st_mtime_ns, "part": part},
         "clock_base_ns": reading.clock_base_ns(),
         "events": events,
         **facts,
         "reading": asdict(reading.report),
         "header": _small_fields(reading.header),
+        "files": checksums(folder),
     }
-    write_json(folder / SEGMENT_FILE, manifest)
+    write_checked_json(folder / SEGMENT_FILE, manifest)
     sync_folder(folder)
     return manifest
 
@@ -109,7 +128,8 @@ def _write_events(reading: Reading, folder: Path, threads: int, memory_bytes: in
 def _write_batch(connection: duckdb.DuckDBPyConnection, batch: Batch, part: Path) -> int:
     import duckdb
 
-    part.mkdir(parents=True)
+    make_private_folder(part.parent)
+    make_private_folder(part)
     copy = f"COPY ({{}}) TO {sql_text(part / 'events.parquet')} ({PARQUET_OPTIONS})"
     try:
         written = connection.execute(copy.format(batch.select()))

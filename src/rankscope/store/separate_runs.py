@@ -82,6 +82,9 @@ class RunFiles:
     end_ns: int = 0
 
     def add(self, entry: SegmentEntry) -> None:
+        if self.entries and not self.shares_clock(entry):
+            self.entries.append(entry)
+            return
         self.begin_ns = min(self.begin_ns, entry.unix_origin_ns) if self.entries else entry.unix_origin_ns
         self.end_ns = max(self.end_ns, end_unix_ns(entry)) if self.entries else end_unix_ns(entry)
         self.entries.append(entry)
@@ -93,6 +96,10 @@ class RunFiles:
         if gpus := _gpus_of(entry):
             self.gpus[entry.rank, entry.format] = gpus
         self.has_wall_clock &= has_wall_clock(entry)
+
+    def shares_clock(self, entry: SegmentEntry) -> bool:
+        """False for a snapshot or a dump whose times are not of the clock of the traces: nothing tells when it was."""
+        return entry.format in TIMELINE_FORMATS or has_wall_clock(entry) == self.has_wall_clock
 
     def differs(self, other: RunFiles) -> str:
         """Why other files are not of this run, in a few words; '' if they may be."""

@@ -12,7 +12,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rankscope import errors
 from rankscope.errors import RankscopeError, ReadError
+from rankscope.store.incoming import in_use
 
 if TYPE_CHECKING:
     from rankscope.store.segment import Progress
@@ -32,6 +34,8 @@ class Task:
     memory_bytes: int
     part: str = ""
     """Which rank's part of the file; empty for the whole file."""
+    rank_source: str = ""
+    """How its rank is known."""
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -43,14 +47,43 @@ def perform(task: Task, progress: Progress) -> Outcome:
     from rankscope.store.segment import build_segment
 
     try:
-        return build_segment(
-            Path(task.path), Path(task.folder), task.threads, task.memory_bytes, progress, task.part
-        )
+        with in_use(Path(task.folder).parent):
+            return build_segment(
+                Path(task.path),
+                Path(task.folder),
+                task.threads,
+                task.memory_bytes,
+                progress,
+                task.part,
+                task.rank_source,
+            )
     except RankscopeError as error:
         return error
     except OSError as error:
         why = f"{error.strerror} ({error.filename or task.path})."
         return ReadError(f"cannot read {task.path}", why, "Check the disk and the path.")
+    except MemoryError:
+        return ReadError(
+            f"{task.path} is not read",
+            why="Reading it takes more memory than this process may use.",
+            hint="Read fewer files at a time: --jobs 1. Or leave the file out.",
+        )
+    except Exception as error:  # noqa: BLE001 - whatever is wrong with a file, the other files are read
+        return ReadError(
+            f"cannot read {task.path}",
+            why=f"The reader failed: {type(error).__name__}: {error}",
+            hint="Please report this, with the file if you can.",
+        )
+
+
+def error_to_json(error: RankscopeError) -> list[str]:
+    """An error as it crosses the processes: its type and its three parts."""
+    return [type(error).__name__, error.message, error.why, error.hint]
+
+
+def error_from_json(parts: list[str]) -> RankscopeError:
+    kind: type[RankscopeError] = getattr(errors, parts[0])
+    return kind(*parts[1:])
 
 
 def _report(**fields: Any) -> None:
@@ -64,7 +97,7 @@ def _perform_tasks() -> None:
     for line in sys.stdin:
         outcome = perform(Task(**json.loads(line)), lambda read, doing: _report(read=read, doing=doing))
         if isinstance(outcome, RankscopeError):
-            _report(error=[outcome.message, outcome.why, outcome.hint])
+            _report(error=error_to_json(outcome))
         else:
             _report(done=outcome)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from rankscope.model import SNAPSHOT_CATEGORY, TIMES, Table
 from rankscope.readers import Batch
-from rankscope.sql import sql_text
+from rankscope.sql import sql_text, sql_texts
 from rankscope.store.arrays import Ints
 from rankscope.store.categories import translated_events
 
@@ -39,13 +39,14 @@ class Workspace:
     """
 
     def __init__(self, connection: duckdb.DuckDBPyConnection, folder: Path) -> None:
+        """`folder` is the path of a PlainFolder."""
         self.connection = connection
         self.folder = folder
-        parts = sql_text(folder / "events" / "*" / "events.parquet")
+        parts = sql_texts(sorted((folder / "events").glob("*/events.parquet")))
         connection.execute(f"""
             CREATE VIEW file_events AS
             SELECT {EVENT_ID} AS id, * EXCLUDE (file_row_number, part)
-            FROM read_parquet({parts}, file_row_number=true, hive_partitioning=true, hive_types={{'part': BIGINT}})
+            FROM read_parquet([{parts}], file_row_number=true, hive_partitioning=true, hive_types={{'part': BIGINT}})
         """)
         connection.execute(f"CREATE VIEW events AS {translated_events(connection)}")
         self.origin_ns, self.timed, self.misplaced = self._place_events()

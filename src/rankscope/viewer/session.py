@@ -45,7 +45,7 @@ class Session:
         self._times: dict[int, RankTime] = {}
         self._making: dict[object, threading.Lock] = {}
         self._guard = threading.Lock()
-        self.sql = SqlProcess(self._definitions, run.store)
+        self.sql = SqlProcess(self._definitions, run.folder)
         """Queries of users; they do not hold up the page's own."""
 
     @contextmanager

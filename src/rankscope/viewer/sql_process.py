@@ -24,6 +24,7 @@ from rankscope.errors import QueryError
 from rankscope.host import physical_memory_bytes
 from rankscope.json_values import plain
 from rankscope.store.confined_sql import ConfinedSql
+from rankscope.store.plain_folder import PlainFolder
 from rankscope.units import format_bytes
 
 MOST_ROWS = 1000
@@ -41,7 +42,7 @@ class SqlProcess:
     """Answers queries one at a time. The process is started by the first, and ends when this one does."""
 
     def __init__(
-        self, definitions: Callable[[], Iterable[str]], store: Path, seconds: int = MOST_SECONDS
+        self, definitions: Callable[[], Iterable[str]], store: PlainFolder, seconds: int = MOST_SECONDS
     ) -> None:
         self._definitions, self._store, self._seconds = definitions, store, seconds
         self._memory = min(_MOST_MEMORY, physical_memory_bytes() // 4)
@@ -71,7 +72,7 @@ class SqlProcess:
     def _started(self, stop: threading.Event) -> subprocess.Popen[bytes]:
         tables = {
             "definitions": list(self._definitions()),
-            "store": str(self._store),
+            "store": str(self._store.path),
             "memory": self._memory,
             "seconds": self._seconds,
         }
@@ -84,6 +85,7 @@ class SqlProcess:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             start_new_session=True,  # Ctrl-C is for the viewer
+            pass_fds=self._store.descriptors,
         )
         self._ask(process, tables, stop)
         return process

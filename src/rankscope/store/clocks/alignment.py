@@ -7,15 +7,14 @@ stored in clocks.json, which may be deleted.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from rankscope.atomic_files import write_json
 from rankscope.model import FORMAT_VERSION
+from rankscope.store.checksums import read_checked_json, write_checked_json
 from rankscope.store.layout import SegmentEntry
 
 if TYPE_CHECKING:
@@ -176,7 +175,7 @@ def _without_error(clock: RankClock, fitted: Fit, i: int, assumed_ns: int) -> Ra
 def load(store: Path, segments: Sequence[SegmentEntry]) -> Clocks | None:
     """The stored clocks, if they were measured from these files; else None."""
     try:
-        content = json.loads((store / CLOCKS_FILE).read_text(encoding="utf-8"))
+        content = read_checked_json(store / CLOCKS_FILE)
         if content["version"] != _VERSION or content["segments"] != _key(segments):
             return None
         return Clocks(tuple(RankClock(**entry) for entry in content["ranks"]))
@@ -192,7 +191,7 @@ def save(clocks: Clocks, store: Path, segments: Sequence[SegmentEntry]) -> None:
         "ranks": [asdict(clock) for clock in clocks.ranks],
     }
     try:
-        write_json(store / CLOCKS_FILE, content)
+        write_checked_json(store / CLOCKS_FILE, content)
     except OSError:
         return
 

@@ -1,0 +1,108 @@
+"""What is being written into a store: folders of unfinished segments, and who may remove what is left of them.
+
+Several processes, of several hosts, may write one store at the same time (docs/adr/0133-several-writers.md). Whoever
+writes holds a lock on its folder; the system releases it when the process dies, however it dies. A lock is believed on
+the host that took it, where it holds across containers too. Of another host only the age of its files is believed:
+locks of some network file systems do not reach other hosts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import shutil
+import socket
+import time
+from collections.abc import Collection, Iterator
+from pathlib import Path
+
+from rankscope.atomic_files import is_temporary, unique_name
+from rankscope.private_files import make_private_folder, open_private
+
+INCOMING = "incoming-"
+_LOCK_FILE = "lock"
+_ABANDONED_AFTER_S = 24 * 3600
+"""A process of another host that has written nothing for a day is taken to be dead."""
+
+
+@contextlib.contextmanager
+def incoming_folder(store: Path) -> Iterator[Path]:
+    """A new folder in the store for unfinished segments; what is left in it is removed at the end."""
+    folder = store / f"{INCOMING}{unique_name()}"
+    with contextlib.ExitStack() as stack:
+        with exclusive(store):  # so that nobody sees the folder without its lock
+            make_private_folder(folder)
+            stack.callback(shutil.rmtree, folder, ignore_errors=True)
+            stack.enter_context(in_use(folder))
+        yield folder
+
+
+def in_use(folder: Path) -> contextlib.AbstractContextManager[None]:
+    """Mark a folder as written to: by its owner, and by a worker process, which may outlive its owner."""
+    return _locked(folder / _LOCK_FILE, fcntl.LOCK_SH)
+
+
+def exclusive(store: Path) -> contextlib.AbstractContextManager[None]:
+    """One process at a time changes the index of a store, as far as the file system's locks reach."""
+    return _locked(store / _LOCK_FILE, fcntl.LOCK_EX)
+
+
+@contextlib.contextmanager
+def _locked(path: Path, how: int) -> Iterator[None]:
+    with open_private(path, "a+") as file:
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.flock(file, how)
+        yield
+
+
+def has_abandoned(store: Path) -> bool:
+    """Whether a process that is dead has left something in this store."""
+    return any(_is_abandoned(path) for path in _unfinished(store))
+
+
+def clean(store: Path, listed: Collection[str]) -> None:
+    """Remove what dead processes have left, and segments that are not listed. Call it within `exclusive`."""
+    for path in _unfinished(store):
+        if _is_abandoned(path):
+            _remove(path)
+    for folder in store.glob("rank=*/segment=*/*"):
+        # Within the lock no other process of this host has a finished segment that it has not listed yet.
+        if str(folder.relative_to(store)) not in listed and (_is_from_here(folder) or _is_old(folder)):
+            _remove(folder)
+
+
+def _unfinished(store: Path) -> list[Path]:
+    return [path for path in store.iterdir() if path.name.startswith(INCOMING) or is_temporary(path.name)]
+
+
+def _is_abandoned(path: Path) -> bool:
+    if is_temporary(path.name) or not _is_from_here(path):
+        return _is_old(path)
+    try:
+        with (path / _LOCK_FILE).open("a+") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # a file system without locks
+        return _is_old(path)
+    return True
+
+
+def _is_from_here(path: Path) -> bool:
+    """Whether a name of unique_name is of a process of this host."""
+    return path.name.removeprefix(INCOMING).rsplit(".", 2)[0] == socket.gethostname()
+
+
+def _is_old(path: Path) -> bool:
+    with contextlib.suppress(OSError):
+        changed = [path.stat().st_ctime, *(inside.stat().st_ctime for inside in path.rglob("*"))]
+        return time.time() - max(changed) > _ABANDONED_AFTER_S
+    return False
+
+
+def _remove(path: Path) -> None:
+    """Another process may remove it at the same time."""
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)

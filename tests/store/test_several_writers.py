@@ -1,0 +1,154 @@
+"""Several processes, of several hosts, write one store: none removes or overwrites what another is doing."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import socket
+from pathlib import Path
+
+import pytest
+
+from conftest import slice_event, write_kineto
+from rankscope import errors
+from rankscope.errors import NotATraceError, RankscopeError
+from rankscope.readers.kineto.reader import KinetoReader
+from rankscope.store import incoming, pool
+from rankscope.store.incoming import incoming_folder
+from rankscope.store.ingest import Watch, ingest
+from rankscope.store.run import Run
+from rankscope.store.worker import error_from_json, error_to_json
+
+
+def write_rank(folder: Path, rank: int, events: int = 3) -> Path:
+    return write_kineto(
+        folder / f"rank-{rank}.json", [slice_event(f"op {i}", 1000.0 + 10 * i, 5.0) for i in range(events)]
+    )
+
+
+def counts(run: Run) -> list[tuple[int, int]]:
+    return [
+        (rank, count)
+        for rank, count in run.rows("SELECT rank, count(*) FROM slices GROUP BY rank ORDER BY 1")
+    ]
+
+
+def test_work_of_other_hosts_and_of_living_processes_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_rank(tmp_path, 0)
+    store = ingest([tmp_path]).store
+    here = socket.gethostname()
+    dead = store / f"incoming-{here}.{os.getpid()}.aa"  # the pid lives, and says nothing
+    elsewhere = store / "incoming-another-host.1.bb"  # a pid that lives on this host too
+    built_elsewhere = store / "rank=00007" / "segment=0" / "another-host.1.cc"
+    for folder in (dead, elsewhere, built_elsewhere):
+        folder.mkdir(parents=True)
+        (folder / "slices.parquet").write_bytes(b"unfinished")
+    with incoming_folder(store) as living:
+        ingest([tmp_path])
+        assert not dead.exists() and elsewhere.exists() and living.exists()
+        write_rank(tmp_path, 1)
+        ingest([tmp_path])
+        assert elsewhere.exists() and built_elsewhere.exists() and living.exists()
+    assert not living.exists()
+    monkeypatch.setattr(incoming, "_ABANDONED_AFTER_S", -1)  # a day later
+    ingest([tmp_path])
+    assert not elsewhere.exists() and not built_elsewhere.exists()
+
+
+def test_a_worker_that_outlives_its_owner_keeps_its_folder(tmp_path: Path) -> None:
+    write_rank(tmp_path, 0)
+    store = ingest([tmp_path]).store
+    left = store / f"incoming-{socket.gethostname()}.1.aa"
+    left.mkdir()
+    with (left / "lock").open("a+") as held_by_worker:
+        fcntl.flock(held_by_worker, fcntl.LOCK_SH)
+        ingest([tmp_path])
+        assert left.exists()
+    ingest([tmp_path])
+    assert not left.exists()
+
+
+def test_a_store_that_another_process_changes_meanwhile(tmp_path: Path) -> None:
+    """The first one has read rank 0 when a second one has read and listed both: nothing is lost or read in vain."""
+    write_rank(tmp_path, 0)
+    inner: list[int] = []
+
+    def second(path: Path, read: int, doing: str) -> None:
+        if not inner:
+            inner.append(1)
+            write_rank(tmp_path, 1)
+            inner.extend(entry.rank for entry in ingest([tmp_path]).read)
+
+    outer = ingest([tmp_path], watch=Watch(advance=second))
+    assert inner == [1, 0, 1]
+    assert counts(Run(outer)) == [(0, 3), (1, 3)] == counts(Run(ingest([tmp_path])))
+    assert ingest([tmp_path]).read == ()
+    assert [path.name for path in outer.store.glob("incoming-*")] == []
+    assert len(list(outer.store.glob("rank=*/segment=*/*"))) == 2
+
+
+def test_what_was_read_before_another_process_listed_other_files_is_used(tmp_path: Path) -> None:
+    write_rank(tmp_path, 0)
+    aside = tmp_path / "aside.kept"
+
+    begun: list[int] = []
+
+    def second(files: int, total_bytes: int) -> None:
+        begun.append(files)
+        (tmp_path / "rank-0.json").rename(aside)
+        write_rank(tmp_path, 1)
+        ingest([tmp_path])
+        aside.rename(tmp_path / "rank-0.json")
+
+    outer = ingest([tmp_path], watch=Watch(begin=second))
+    assert begun == [1]
+    assert counts(Run(outer)) == [(0, 3), (1, 3)]
+
+
+ALL_ERRORS = [
+    kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, RankscopeError)
+]
+
+
+@pytest.mark.parametrize("kind", ALL_ERRORS)
+def test_errors_cross_processes_with_their_type(kind: type[RankscopeError]) -> None:
+    error = error_from_json(error_to_json(kind("what", "why", "hint")))
+    assert type(error) is kind and str(error) == str(kind("what", "why", "hint"))
+
+
+def test_the_error_of_a_worker_keeps_its_type(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool, "_SMALL_BYTES", 0)  # files this small are not given to workers
+    write_rank(tmp_path, 0)
+    (tmp_path / "rank-1.trace.json").write_text('{"schemaVersion": 1, "no": "events"}')
+    ingested = ingest([tmp_path])
+    assert counts(Run(ingested)) == [(0, 3)]
+    assert [type(problem) for problem in ingested.problems] == [NotATraceError]
+
+
+def test_a_failure_of_a_reader_is_the_failure_of_one_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In this process as in a worker."""
+    write_rank(tmp_path, 0)
+    write_rank(tmp_path, 1)
+    original = KinetoReader.open
+
+    def fails(self: KinetoReader, path: Path) -> object:
+        if path.name == "rank-1.json":
+            raise KeyError("a bug")
+        return original(self, path)
+
+    monkeypatch.setattr(KinetoReader, "open", fails)
+    ingested = ingest([tmp_path])
+    assert counts(Run(ingested)) == [(0, 3)]
+    assert "KeyError: 'a bug'" in ingested.problems[0].why and ingested.problems[0].hint
+
+
+def test_a_store_can_be_deleted_while_it_is_written(tmp_path: Path) -> None:
+    write_rank(tmp_path, 0)
+    with pytest.raises(RankscopeError, match="cannot"):
+        ingest([tmp_path], watch=Watch(begin=lambda files, size: shutil.rmtree(tmp_path / ".rankscope")))
+    assert counts(Run(ingest([tmp_path]))) == [(0, 3)]
