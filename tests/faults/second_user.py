@@ -79,9 +79,7 @@ def _look_at_the_process(viewer: Viewer, random: Random) -> tuple[str, str]:
         (("cmdline", ["cat"]), ("environ", ["cat"]), ("fd", ["ls", "-l"]), ("maps", ["cat"]), ("cwd", ["ls"]))
     )
     printed = _as_stranger(*words, f"/proc/{viewer.process.pid}/{name}")
-    told = viewer.token in printed or (
-        "/proc" not in printed and name != "cmdline" and printed.strip() not in ("", "total 0")
-    )
+    told = viewer.token in printed or (name != "cmdline" and printed.strip())
     return f"/proc/PID/{name}", f"another user got {printed[:300]!r}" if told else ""
 
 
