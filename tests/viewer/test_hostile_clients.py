@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import signal
 import socket
+import subprocess
+import sys
 import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from conftest import ROOT, slice_event, write_kineto
 from rankscope.store.ingest import Options
 from rankscope.viewer import listener
 from rankscope.viewer.address import Address
@@ -196,3 +203,34 @@ def test_a_failure_of_any_kind_while_opening_is_shown(
     assert opening.wait(20)
     state = opening.state()
     assert state["state"] == "failed" and "KeyError" in state["why"] and said
+
+
+def test_ctrl_c_ends_the_viewer_and_its_queries(tmp_path: Path) -> None:
+    write_kineto(tmp_path / "rank-0.json", [slice_event("a", 0, 5)])
+    process = subprocess.Popen(
+        [sys.executable, "-m", "rankscope", "view", str(tmp_path), "--no-open"],
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src")}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stdout
+    address, _, token = process.stdout.readline().strip().partition("/?token=")
+    port = int(address.rpartition(":")[2])
+
+    def ask(route: str) -> Any:
+        with urllib.request.urlopen(f"{address}/api/{route}token={token}", timeout=60) as answer:
+            return json.load(answer)
+
+    while ask("state?")["state"] == "reading":
+        time.sleep(0.05)
+    ask("query?sql=SELECT+1&")
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    (query,) = {word for file in children.parents[1].glob("*/children") for word in file.read_text().split()}
+    with socket.create_connection(("127.0.0.1", port)) as client:
+        sql = "SELECT+count(*)+FROM+range(100000000000)+a,range(1000)+b"
+        client.sendall(
+            f"GET /api/query?token={token}&sql={sql} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n\r\n".encode()
+        )
+        time.sleep(0.3)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == 0 and "Traceback" not in errors
+    assert not Path(f"/proc/{query}").exists()

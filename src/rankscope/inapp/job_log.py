@@ -7,6 +7,7 @@ import os
 import sys
 
 from rankscope.capture.rank import Identity, detect
+from rankscope.visible_text import visible
 
 
 def current_identity() -> Identity:
@@ -54,7 +55,7 @@ class JobLog:
             return
         # It may have replaced sys.stderr, or its disk may be full: the job must not fail for that.
         with contextlib.suppress(OSError, ValueError, AttributeError):
-            sys.stderr.write(f"rankscope: rank {self.rank}: {' '.join(text.split())}\n")
+            sys.stderr.write(f"rankscope: rank {self.rank}: {visible(' '.join(text.split()))}\n")
             sys.stderr.flush()
 
 

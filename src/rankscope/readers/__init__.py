@@ -5,9 +5,11 @@ The store calls `find_reader`, `identities` and `open_part`. Readers import neit
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-from rankscope.errors import EmptyTraceError, NotATraceError
+from rankscope.errors import EmptyTraceError, NotATraceError, RankscopeError, ReadError
 from rankscope.readers.base import (
     Batch,
     Reader,
@@ -17,7 +19,7 @@ from rankscope.readers.base import (
     open_part,
     rank_from_name,
 )
-from rankscope.readers.byte_stream import read_head
+from rankscope.readers.byte_stream import cannot_read, read_head
 from rankscope.readers.flight_recorder import FLIGHT_READER
 from rankscope.readers.kineto.reader import KINETO
 from rankscope.readers.memory_snapshot import SNAPSHOT
@@ -39,6 +41,7 @@ __all__ = [
     "identities",
     "is_stream",
     "looks_like_a_trace",
+    "one_file",
     "open_part",
     "report_of",
 ]
@@ -75,6 +78,29 @@ def find_reader(path: Path) -> Reader:
         if reader.recognises(path, head):
             return reader
     raise _not_a_trace(path, head)
+
+
+@contextmanager
+def one_file(path: Path) -> Iterator[None]:
+    """Whatever is wrong with a file is an error of that file: the others are still read."""
+    try:
+        yield
+    except RankscopeError:
+        raise
+    except OSError as error:
+        raise cannot_read(path, error) from error
+    except MemoryError as error:
+        raise ReadError(
+            f"{path} is not read",
+            why="Reading it takes more memory than this process may use.",
+            hint="Read fewer files at a time: --jobs 1. Or leave the file out.",
+        ) from error
+    except Exception as error:
+        raise ReadError(
+            f"cannot read {path}",
+            why=f"The reader failed: {type(error).__name__}: {error}",
+            hint="Please report this, with the file if you can.",
+        ) from error
 
 
 def _not_a_trace(path: Path, head: bytes) -> NotATraceError:

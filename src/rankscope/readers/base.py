@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from rankscope.model import Table
 
 _MAX_EXAMPLES = 5
+_MOST_RANKS = 1 << 20
 _RANK_IN_NAME = re.compile(r"(?:^|[^a-z0-9])rank[-_]?(\d{1,6})(?!\d)|-(\d{1,6})-of-\d", re.IGNORECASE)
 # nsys and ncu reports are commonly written with `-o name_%q{RANK}`; flight-recorder dumps are named _dump_3.
 _RANK_AT_END = re.compile(
@@ -108,8 +109,36 @@ class PartedReader(Protocol):
 
 
 def identities(reader: Reader, path: Path) -> list[TraceIdentity]:
-    """The identity of a file, or one for each rank in it."""
-    return reader.identify_parts(path) if isinstance(reader, PartedReader) else [reader.identify(path)]
+    """The identity of a file, or one for each rank in it. Ranks that no job has are unknown."""
+    found = reader.identify_parts(path) if isinstance(reader, PartedReader) else [reader.identify(path)]
+    return [_usable(one, path) for one in found]
+
+
+def _usable(identity: TraceIdentity, path: Path) -> TraceIdentity:
+    identity = replace(identity, world_size=usable_world(identity.world_size))
+    if identity.rank is None or is_usable_rank(identity.rank):
+        return identity
+    named = rank_from_name(path)
+    return replace(identity, rank=named, rank_source="" if named is None else "file name")
+
+
+def is_usable_rank(rank: object) -> bool:
+    """False for what is not a number, negative, or more than any job has: it is made up, or damaged."""
+    return isinstance(rank, int) and not isinstance(rank, bool) and 0 <= rank < _MOST_RANKS
+
+
+def usable_world(size: object) -> int | None:
+    """The number of ranks of a job; None if it cannot be one."""
+    return size if isinstance(size, int) and is_usable_rank(size - 1) else None
+
+
+def usable_time(value: object) -> int:
+    """Nanoseconds since 1970 in a file's metadata, a number or text; 0 if it is neither, or beyond the year 2116."""
+    try:
+        time = int(value) if isinstance(value, (int, float, str, bytes)) else 0
+    except (ValueError, OverflowError):
+        return 0
+    return time if abs(time) < 1 << 62 else 0
 
 
 def open_part(reader: Reader, path: Path, part: str) -> Reading:

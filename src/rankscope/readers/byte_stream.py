@@ -12,6 +12,10 @@ GZIP_MAGIC = b"\x1f\x8b"
 _COMPRESSED_PIECE = 1 << 20
 _INFLATED_PIECE = 1 << 16
 """At most this much is lost before corrupt data."""
+_MOST_EXPANSION = 500
+"""gzip cannot expand by more than 1032. Traces expand by 10 to 50: each event has a time of its own."""
+_ALWAYS_ALLOWED = 1 << 30
+"""Bytes that are inflated whatever the ratio is."""
 
 
 class ByteStream(Protocol):
@@ -74,6 +78,7 @@ class GzipStream:
         self._file = path.open("rb")
         self._inflate = self._new_member()
         self._pending = b""
+        self._inflated = 0
         self._ended = False
 
     def read(self, size: int) -> bytes:
@@ -105,6 +110,9 @@ class GzipStream:
         except self._corrupt as error:
             return self._stop(f"the gzip data is corrupt ({error})")
         self._pending = b""
+        self._inflated += len(piece)
+        if self._inflated > max(_ALWAYS_ALLOWED, _MOST_EXPANSION * self._file.tell()):
+            return self._stop(f"the gzip data expands more than {_MOST_EXPANSION}-fold, as no trace does")
         return piece
 
     def _next_member(self) -> bytes:

@@ -12,7 +12,7 @@ from typing import Any
 from rankscope.capture.run_folder import rank_manifests
 from rankscope.errors import EmptyTraceError, NotATraceError, RankscopeError, StoreError, ToolError
 from rankscope.model import EVENTS, FORMAT_VERSION, Table
-from rankscope.readers import find_reader, is_stream, looks_like_a_trace, report_of
+from rankscope.readers import find_reader, is_stream, looks_like_a_trace, one_file, report_of
 from rankscope.readers.base import rank_from_name
 from rankscope.store.checksums import DamagedFileError, FileSums, read_checked_json, write_checked_json
 
@@ -190,11 +190,12 @@ def find_sources(paths: Sequence[Path], known: Collection[Path] = (), store: Pat
             ranks |= elsewhere.ranks
         for file in found:
             try:
-                if is_stream(file):
-                    own_place = (store or file.parent) / _CONVERTED
-                    file = report_of(file, own_place, writable=can_write(file.parent))
-                if file not in known:
-                    find_reader(file)
+                with one_file(file):
+                    if is_stream(file):
+                        own_place = (store or file.parent) / _CONVERTED
+                        file = report_of(file, own_place, writable=can_write(file.parent))
+                    if file not in known:
+                        find_reader(file)
             except NotATraceError as error:
                 # Other JSON files beside the traces are ignored silently, empty traces are not.
                 if path.is_file() or isinstance(error, EmptyTraceError) or rank_from_name(file) is not None:

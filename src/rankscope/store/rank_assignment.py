@@ -10,7 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from rankscope.errors import RankError, RankscopeError
-from rankscope.readers import TraceIdentity, find_reader, identities
+from rankscope.readers import TraceIdentity, find_reader, identities, one_file
 from rankscope.store.layout import Index, SegmentEntry
 from rankscope.store.separate_runs import world_size_of
 
@@ -88,8 +88,9 @@ def _identify(paths: list[Path]) -> list[tuple[str, list[TraceIdentity]] | Ranks
 
     def answer(path: Path) -> tuple[str, list[TraceIdentity]] | RankscopeError:
         try:
-            reader = find_reader(path)
-            return reader.name, identities(reader, path)
+            with one_file(path):
+                reader = find_reader(path)
+                return reader.name, identities(reader, path)
         except RankscopeError as error:
             return error
 

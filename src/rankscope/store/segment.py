@@ -58,9 +58,21 @@ def build_segment(
     try:
         connection.execute(f"SET temp_directory = {sql_text(plain.path / _SPILL)}")
         events = _write_events(reading, plain.path, threads, memory_bytes, progress)
+        if not (folder / "events").is_dir():
+            raise ReadError(
+                f"{path} has no events",
+                why="None of its tables has rows that can be read.",
+                hint="Capture this rank again, or leave the file out.",
+            )
         progress(before.st_size, "links and nesting")
         workspace = Workspace(connection, plain.path)
         facts = write_tables(workspace) | {"further": _write_further(reading, workspace)}
+        if facts["misplaced"] and not facts["timed"]:
+            raise ReadError(
+                f"no event of {path} has a usable time",
+                why=f"{facts['misplaced']:,} events have none, or one that no other event is near.",
+                hint="Capture this rank again, or leave the file out.",
+            )
         if reading.report.events_lost and not events and not any(facts["further"].values()):
             raise ReadError(
                 f"nothing in {path} could be read",

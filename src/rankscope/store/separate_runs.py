@@ -15,6 +15,7 @@ from typing import Any
 from rankscope.errors import MixedRunsError
 from rankscope.model import TIMELINE_FORMATS
 from rankscope.ranges import as_ranges
+from rankscope.readers.base import usable_world
 from rankscope.store.layout import SegmentEntry
 
 SESSION_GAP_NS = 60_000_000_000
@@ -40,7 +41,7 @@ def world_size_of(entry: SegmentEntry) -> int:
     """The number of ranks of its job; 0 if the file does not say."""
     info = _header(entry).get("distributedInfo")
     size = info.get("world_size") if isinstance(info, dict) else None
-    return size if isinstance(size, int) else 0
+    return usable_world(size) or 0
 
 
 def _host_of(entry: SegmentEntry) -> str:

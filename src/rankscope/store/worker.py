@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rankscope import errors
-from rankscope.errors import RankscopeError, ReadError
+from rankscope.errors import RankscopeError
+from rankscope.readers import one_file
 from rankscope.store.incoming import in_use
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ def perform(task: Task, progress: Progress) -> Outcome:
     from rankscope.store.segment import build_segment
 
     try:
-        with in_use(Path(task.folder).parent):
+        with one_file(Path(task.path)), in_use(Path(task.folder).parent):
             return build_segment(
                 Path(task.path),
                 Path(task.folder),
@@ -59,21 +60,6 @@ def perform(task: Task, progress: Progress) -> Outcome:
             )
     except RankscopeError as error:
         return error
-    except OSError as error:
-        why = f"{error.strerror} ({error.filename or task.path})."
-        return ReadError(f"cannot read {task.path}", why, "Check the disk and the path.")
-    except MemoryError:
-        return ReadError(
-            f"{task.path} is not read",
-            why="Reading it takes more memory than this process may use.",
-            hint="Read fewer files at a time: --jobs 1. Or leave the file out.",
-        )
-    except Exception as error:  # noqa: BLE001 - whatever is wrong with a file, the other files are read
-        return ReadError(
-            f"cannot read {task.path}",
-            why=f"The reader failed: {type(error).__name__}: {error}",
-            hint="Please report this, with the file if you can.",
-        )
 
 
 def error_to_json(error: RankscopeError) -> list[str]:

@@ -67,7 +67,11 @@ class Workspace:
 
     def copy(self, select: str, table: Table) -> int:
         """Write a table with the columns and types of the model; returns the number of rows."""
-        columns = ", ".join(f"CAST({f.name} AS {f.type}) AS {f.name}" for f in table.fields)
+        # Numbers of devices, steps and groups are the file's own: one that is out of range is null.
+        columns = ", ".join(
+            f"{'TRY_CAST' if f.type == 'INTEGER' else 'CAST'}({f.name} AS {f.type}) AS {f.name}"
+            for f in table.fields
+        )
         target = sql_text(self.folder / f"{table.name}.parquet")
         copy = f"COPY (SELECT {columns} FROM ({select})) TO {target} ({PARQUET_OPTIONS})"
         row = self.connection.execute(copy).fetchone()
@@ -102,7 +106,9 @@ class Workspace:
         )
         self.connection.execute(f"""
             CREATE VIEW placed AS
-            SELECT * EXCLUDE (ts_ns, tid), ts_ns - {origin} AS time, {_TRACK_TID} AS tid FROM events WHERE {usable}
+            SELECT * EXCLUDE (ts_ns, dur_ns, tid), ts_ns - {origin} AS time, {_TRACK_TID} AS tid,
+                   greatest(least(dur_ns, {_LONGEST_FILE_NS}), -{_LONGEST_FILE_NS}) AS dur_ns
+            FROM events WHERE {usable}
         """)
         return int(origin), int(placed), int(timed - placed)
 

@@ -73,8 +73,10 @@ class _Connection(H11Protocol):
     """One client."""
 
     _answered = 0
-    _before: tuple[int, int] | None = None
-    """Answers, and bytes not taken yet, when the connection was last looked at."""
+    _resumed = 0
+    """How often the client has taken enough of an answer for more to be written."""
+    _before: tuple[int, int, int] | None = None
+    """Answers, resumptions, and bytes not taken yet, when the connection was last looked at."""
     _look: asyncio.TimerHandle
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -99,6 +101,10 @@ class _Connection(H11Protocol):
         self._answered += 1
         super().on_response_complete()
 
+    def resume_writing(self) -> None:
+        self._resumed += 1
+        super().resume_writing()
+
     @property
     def _is_waiting(self) -> bool:
         """No request has arrived that is not answered."""
@@ -108,8 +114,9 @@ class _Connection(H11Protocol):
         self._look = self.loop.call_later(DEADLINE_SECONDS, self._close_without_progress)
 
     def _close_without_progress(self) -> None:
-        now = (self._answered, self.transport.get_write_buffer_size())
-        if now == self._before and (self._is_waiting or now[1]):
+        not_taken = self.transport.get_write_buffer_size()
+        now = (self._answered, self._resumed, not_taken)
+        if now == self._before and (self._is_waiting or not_taken):
             self.transport.abort()
         else:
             self._before = now

@@ -23,6 +23,7 @@ from rankscope.collective_kinds import KINDS
 from rankscope.ranges import as_ranges
 from rankscope.store.collectives.groups import header_groups
 from rankscope.store.run import Run
+from rankscope.store.separate_runs import world_size_of
 
 GROUP_COLUMNS = (
     Column("axis", help="pp, dp, ep, cp, tp, world or other"),
@@ -39,11 +40,7 @@ _NO_GROUPS = "no process groups in the files: torch 2.3 and later record them in
 
 
 def _world_size(run: Run) -> int:
-    sizes: list[int] = []
-    for entry in run.timelines:
-        info = entry.manifest.get("header", {}).get("distributedInfo")
-        if isinstance(info, dict) and isinstance(info.get("world_size"), int):
-            sizes.append(info["world_size"])
+    sizes = [world_size_of(entry) for entry in run.timelines]
     return max([*sizes, max(run.ranks, default=0) + 1])
 
 

@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 _EVENTS_KEY = re.compile(rb'"traceEvents"\s*:\s*\[')
@@ -18,6 +19,16 @@ _BETWEEN = re.compile(rb"[\s,]*")
 _DECODER = json.JSONDecoder(strict=False)
 _SNIFF_BYTES = 1 << 22
 _LARGEST_CHECKED_EVENT = 1 << 20
+_MOST_KEYS = 16
+"""How often the key traceEvents may occur before the events, as text or in other objects."""
+_MOST_CUTS = 1000
+"""How many places that look like the end of an event are checked in a block."""
+_MOST_ENDS = 100
+"""How many places that look like the end of the list of events are checked after damage."""
+_MOST_BEFORE_END = 1 << 16
+"""Bytes of space before the end of the list of events."""
+_RECURSION_COST = 10_000
+"""Characters parsed before Python's parser gives up nesting, about."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +55,7 @@ def find_events_start(head: bytes) -> EventsStart | None:
     if stripped[:1] != b"{":
         return None
     first = None
-    for match in _EVENTS_KEY.finditer(head):
+    for match in islice(_EVENTS_KEY.finditer(head), _MOST_KEYS):
         first = first or match
         try:
             # Only at the top level does closing the object here give valid JSON; inside a string or a nested
@@ -88,10 +99,14 @@ def sniff_separator(block: bytes, start: int) -> bytes | None:
 
 def last_cut(block: bytes | bytearray, start: int, end: int, separator: bytes) -> int | None:
     """Offset after the closing brace of the last event that is followed by another; None if there is none."""
-    found = block.rfind(separator, start, end)
-    while found >= 0 and not _is_event(block, found, separator):
-        found = block.rfind(separator, start, found + len(separator) - 1)
-    return None if found < 0 else found + separator.index(b"}") + 1
+    found = end
+    for _ in range(_MOST_CUTS):
+        found = block.rfind(separator, start, min(end, found + len(separator) - 1))
+        if found < 0:
+            return None
+        if _is_event(block, found, separator):
+            return found + separator.index(b"}") + 1
+    return None
 
 
 def _is_event(block: bytes | bytearray, found: int, separator: bytes) -> bool:
@@ -106,7 +121,7 @@ def _is_event(block: bytes | bytearray, found: int, separator: bytes) -> bool:
     return "ph" in event and ("ts" in event or event["ph"] == "M")
 
 
-def skip_between(block: bytes, position: int, end: int) -> int:
+def skip_between(block: bytes | bytearray, position: int, end: int) -> int:
     match = _BETWEEN.match(block, position, end)
     return match.end() if match else position
 
@@ -123,21 +138,40 @@ def event_spans(block: bytes, start: int, end: int, separator: bytes | None) -> 
         return
     text = block[start:end].decode("latin-1")
     position = 0
+    effort = _Effort(len(text))
     while (position := skip_between(block, start + position, end) - start) < len(text):
         try:
             _, stop = _DECODER.raw_decode(text, position)
-        except (ValueError, RecursionError):
-            stop = _next_event(text, position + 1)
+        except (ValueError, RecursionError) as error:
+            effort.spend(error, position)
+            stop = _next_event(text, position + 1, effort)
         yield start + position, start + stop
         position = stop
 
 
-def _next_event(text: str, position: int) -> int:
+class _Effort:
+    """Bounds how much text is parsed in vain while looking for events after damage: hostile text costs its square."""
+
+    def __init__(self, size: int) -> None:
+        self._left = 16 * size + 1_000_000
+
+    def spend(self, error: Exception, begin: int) -> None:
+        self._left -= error.pos - begin + 100 if isinstance(error, json.JSONDecodeError) else _RECURSION_COST
+
+    @property
+    def spent(self) -> bool:
+        return self._left < 0
+
+
+def _next_event(text: str, position: int, effort: _Effort) -> int:
     """Where reading continues after damage: the next object that parses and looks like an event."""
     for match in re.compile(r'\{\s*"(?:ph|name|cat)"').finditer(text, position):
+        if effort.spent:
+            break
         try:
             _DECODER.raw_decode(text, match.start())
-        except (ValueError, RecursionError):
+        except (ValueError, RecursionError) as error:
+            effort.spend(error, match.start())
             continue
         return match.start()
     return len(text)
@@ -179,14 +213,22 @@ def find_events_end(block: bytes, start: int, separator: bytes | None) -> Events
 
 def _end_after_damage(block: bytes, position: int, whole: int) -> EventsEnd:
     """For a last event that does not parse: either it is damaged and the array is closed, or the file is truncated."""
-    for match in reversed(list(re.finditer(rb"\}\s*\]", block[position:]))):
-        bracket = position + match.end()
+    bracket = len(block)
+    for _ in range(_MOST_ENDS):
+        bracket = block.rfind(b"]", position, bracket)
+        if bracket < 0:
+            break
+        begin = max(position, bracket - _MOST_BEFORE_END)
+        close = begin + len(block[begin:bracket].rstrip())
+        if block[close - 1 : close] != b"}":
+            continue
+        rest = block[bracket + 1 :]
         try:
-            trailer = loads(b'{"":0' + block[bracket:]) if block[bracket:].strip() else {}
+            trailer = loads(b'{"":0' + rest) if rest.strip() else {}
         except (ValueError, RecursionError):
             continue
         trailer.pop("", None)
-        return EventsEnd(position + match.start() + 1, trailer)
+        return EventsEnd(close, trailer)
     return EventsEnd(whole, closed=False, leftover=True)
 
 

@@ -17,6 +17,8 @@ from rankscope.readers.kineto import json_layout
 _MAX_TIME_US = 9.2e15
 """In µs; beyond this, nanoseconds do not fit into 64 bits."""
 _LARGEST_EVENT = 15_000_000
+_LARGEST_REPAIRED_NAME = 100_000
+"""Quotes in the name of a longer event are not looked for: the search takes the square of its length."""
 _NAME_VALUE = re.compile(rb'("name": ")(.*?)(", "(?:ph|cat|pid|tid|ts|s|id)": )', re.DOTALL)
 _TIME_TEXT = re.compile(rb'"ts"\s*:\s*([0-9]+\.[0-9]+)')
 _SURROGATE_ESCAPE = re.compile(r"\\ud[89a-f]", re.IGNORECASE)
@@ -77,6 +79,8 @@ def _parse(raw: bytes) -> tuple[Any, str]:
         return json.loads(text, strict=False), repaired or "control characters in a string"
     except ValueError as error:
         reason = str(error)
+    if len(raw) > _LARGEST_REPAIRED_NAME:
+        return None, reason
     escaped = _NAME_VALUE.sub(lambda m: m[1] + _BARE_QUOTE.sub(rb'\\"', m[2]) + m[3], raw, count=1)
     try:
         return json.loads(escaped.decode("utf-8", "replace"), strict=False), "unescaped quotes in the name"

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rankscope.errors import NotATraceError
+from rankscope.errors import NotATraceError, ReadError
 from rankscope.model import CATEGORY_ALIASES, COMPUTING_OPS, MEMORY_ARGS, SHAPE_ARGS, Table
-from rankscope.readers.base import Batch, ReadReport, TraceIdentity, rank_from_name
+from rankscope.readers.base import Batch, ReadReport, TraceIdentity, rank_from_name, usable_time
 from rankscope.readers.byte_stream import is_gzip, open_stream, read_head
 from rankscope.readers.kineto import json_layout
 from rankscope.readers.kineto.json_repair import repair_range
@@ -26,6 +26,8 @@ BLOCK_BYTES = 32 << 20
 """Parsed by one thread: small enough to keep memory low and to let threads finish at about the same time."""
 LARGEST_EVENT_BYTES = 16 << 20
 _HEAD_BYTES = 4 << 20
+_MOST_WITHOUT_CUT = 128 << 20
+"""Much longer than any event that is read (LARGEST_EVENT_BYTES): a file without an end of an event in it is a bomb."""
 _ROOM_FOR_REST = 1 << 16
 """Extra space in buffers: the bytes after the last complete event of the previous block usually fit."""
 
@@ -157,8 +159,7 @@ class KinetoReading:
         return self._stream.position()
 
     def clock_base_ns(self) -> int:
-        base = self.header.get("baseTimeNanoseconds", 0)
-        return int(base) if isinstance(base, (int, float, str)) and str(base).lstrip("-").isdigit() else 0
+        return usable_time(self.header.get("baseTimeNanoseconds"))
 
     def further(self) -> Iterator[tuple[Table, Batch]]:
         return iter(())
@@ -190,14 +191,42 @@ class KinetoReading:
         offset, start, data = 0, begin.offset, buffer
         while not last:
             end = json_layout.last_cut(data, start, size, separator) if separator else None
-            # Copied before the block is yielded, which gives its buffer away.
-            rest = bytes(memoryview(data)[end or 0 : size])
-            if end is not None:  # None: an event longer than a block, or an unusual layout
+            if end is None:  # space, an event longer than a block, or an unusual layout
+                start = json_layout.skip_between(data, start, size)
+                rest = bytes(memoryview(data)[start:size])
+                offset, start = offset + start, 0
+                if len(rest) > _MOST_WITHOUT_CUT:
+                    rest, skipped = self._after_long_event(rest, separator, offset)
+                    offset += skipped
+            else:
+                # Copied before the block is yielded, which gives its buffer away.
+                rest = bytes(memoryview(data)[end:size])
                 yield _Block(data, start, end, offset, separator)
                 offset, start = offset + end, json_layout.skip_between(rest, 0, len(rest))
             data, size = self._read_after(rest)
             last = size < len(rest) + BLOCK_BYTES
         yield self._last_block(bytes(memoryview(data)[:size]), start, offset, separator)
+
+    def _after_long_event(self, rest: bytes, separator: bytes | None, offset: int) -> tuple[bytes, int]:
+        """What follows an event that is longer than any that is read, and how many bytes were left out."""
+        if separator is None:
+            raise ReadError(
+                f"cannot tell the events of {self._path} apart",
+                why=f"In {_MOST_WITHOUT_CUT >> 20} MiB there is no end of an event.",
+                hint="It is damaged, or not a trace: leave it out, or capture this rank again.",
+            )
+        self.report.lose(f"event at byte {offset:,} is longer than {_MOST_WITHOUT_CUT >> 20} MiB")
+        skipped = 0
+        while rest:
+            found = rest.find(separator)
+            if found >= 0:
+                end = found + separator.index(b"}") + 1
+                return rest[end:], skipped + end
+            kept = rest[-len(separator) :]
+            skipped += len(rest) - len(kept)
+            more = self._stream.read(BLOCK_BYTES)
+            rest = kept + more if more else b""
+        return b"", skipped
 
     def _last_block(self, data: bytes, start: int, offset: int, separator: bytes | None) -> _Block:
         end = json_layout.find_events_end(data, start, separator)

@@ -310,9 +310,9 @@ def _metrics() -> Source:
 
 
 def event_sources(export: NsysExport) -> list[Source]:
-    """The sources of this module that the export has."""
+    """The sources of this module; which of them the export has, `found_in` tells."""
     collective = {"root_rank": "rootRank", "send_bytes": "size", "receive_bytes": "recvSize"}
-    sources = (
+    return [
         _kernels(export),
         _graphs(),
         _copies(),
@@ -326,5 +326,4 @@ def event_sources(export: NsysExport) -> list[Source]:
         _mpi(export, "MPI_OTHER_EVENTS"),
         _overhead(),
         _metrics(),
-    )
-    return [source for source in sources if source.found_in(export)]
+    ]

@@ -6,17 +6,24 @@ is checked before use.
 
 from __future__ import annotations
 
+import os
+import re
 import sqlite3
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from functools import cached_property
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from rankscope.errors import NotATraceError, ReadError
+from rankscope.readers.base import usable_time
 from rankscope.sql import sql_name
 
 SQLITE_MAGIC = b"SQLite format 3\x00"
+SQLITE_ERRORS = (sqlite3.Error, UnicodeDecodeError)
+"""The latter is how Python raises the former when sqlite's message quotes a name that is not UTF-8."""
 PID = "({0} >> 24) & 16777215"
 """SQL template for the process id in a globalTid or globalPid column."""
 TID = "{0} & 16777215"
@@ -34,6 +41,14 @@ EVENT_TABLES = (
     "GPU_METRICS",
 )
 """An export has at least one of these, and StringIds."""
+_NAMES_OF_NSYS = re.compile(
+    r"(?i)(?:StringIds|ThreadNames|PROCESSES|ProcessStreams|ANALYSIS_DETAILS"
+    r"|(?:CUPTI|NVTX|OSRT|MPI|GPU|CUDA|TARGET_INFO|META_DATA|PROFILER)_.*)"
+)
+_MOST_SECONDS = 300
+"""For one statement. Reading a batch of rows takes less than one."""
+_STEPS_BETWEEN_CHECKS = 1_000_000
+_MOST_RANGES = 100_000
 
 
 class NsysExport:
@@ -45,7 +60,7 @@ class NsysExport:
         try:
             self._connection = connect(path)
             self.tables = self._find_tables()
-        except sqlite3.Error as error:
+        except SQLITE_ERRORS as error:
             raise damaged(path, error) from error
 
     def close(self) -> None:
@@ -53,8 +68,9 @@ class NsysExport:
 
     def rows(self, sql: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]:
         try:
+            _limit_time(self._connection)
             return self._connection.execute(sql, parameters).fetchall()
-        except sqlite3.Error as error:
+        except SQLITE_ERRORS as error:
             raise damaged(self.path, error) from error
 
     def has(self, table: str, *columns: str) -> bool:
@@ -90,7 +106,7 @@ class NsysExport:
         if not self.has("TARGET_INFO_SESSION_START_TIME", "utcEpochNs"):
             return 0
         found = self.rows("SELECT utcEpochNs FROM TARGET_INFO_SESSION_START_TIME LIMIT 1")
-        return int(found[0][0] or 0) if found else 0
+        return usable_time(found[0][0]) if found else 0
 
     def _metadata(self, table: str, name: str) -> str:
         if not self.has(table, "name", "value"):
@@ -99,10 +115,17 @@ class NsysExport:
         return self.text(found[0][0]) if found else ""
 
     def _find_tables(self) -> dict[str, frozenset[str]]:
-        names = self._connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
+        """Raises an error for a view with the name of a table: it may compute anything, for any time."""
+        names = self._connection.execute(
+            "SELECT name, type = 'table' AND rootpage > 0 FROM sqlite_master WHERE type IN ('table', 'view')"
+        )
         tables = {}
-        for (raw,) in names.fetchall():
+        for raw, is_table in names.fetchall():
             name = self.text(raw)
+            if not is_table:
+                if _NAMES_OF_NSYS.fullmatch(name):
+                    raise not_a_table(self.path, name)
+                continue
             columns = self._connection.execute(f"PRAGMA table_info({sql_name(name)})").fetchall()
             tables[name] = frozenset(self.text(column[1]) for column in columns)
         return tables
@@ -115,11 +138,19 @@ def connect(path: Path) -> sqlite3.Connection:
         f"file:{_uri(path)}?mode=ro&immutable=1", uri=True, check_same_thread=False, isolation_level=None
     )
     connection.text_factory = bytes
+    connection.execute("PRAGMA trusted_schema = OFF")
+    _limit_time(connection)
     return connection
 
 
+def _limit_time(connection: sqlite3.Connection) -> None:
+    """End the next statement when it takes too long."""
+    end = time.monotonic() + _MOST_SECONDS
+    connection.set_progress_handler(lambda: time.monotonic() > end, _STEPS_BETWEEN_CHECKS)
+
+
 def _uri(path: Path) -> str:
-    return str(path.absolute()).replace("%", "%25").replace("?", "%3f").replace("#", "%23")
+    return quote(os.fsencode(path.absolute()))
 
 
 def open_export(path: Path) -> NsysExport:
@@ -148,7 +179,21 @@ def _refuse_truncated(path: Path) -> None:
         raise damaged(path, ValueError(f"it has {size:,} bytes instead of {expected or 100:,}"))
 
 
+def not_a_table(path: Path, name: str) -> ReadError:
+    return ReadError(
+        f"{path} is not an export of nsys as nsys writes it",
+        why=f"{name} is a view or a virtual table: what it contains is computed, and may be anything.",
+        hint="Export the report again: nsys export --type sqlite --force-overwrite true REPORT.nsys-rep",
+    )
+
+
 def damaged(path: Path, error: Exception) -> ReadError:
+    if "interrupted" in str(error):
+        return ReadError(
+            f"reading {path} takes too long",
+            why=f"A single statement was not done after {_MOST_SECONDS} s.",
+            hint="Copy the file to a local disk; or export the report again.",
+        )
     return ReadError(
         f"{path} cannot be read as sqlite",
         why=f"{str(error)[:1].upper()}{str(error)[1:]}: the file is damaged or truncated.",
@@ -157,11 +202,18 @@ def damaged(path: Path, error: Exception) -> ReadError:
 
 
 def row_ranges(export: NsysExport, table: str, size: int) -> Iterator[tuple[int, int]]:
-    """First and last rowid of successive pieces of a table."""
+    """First and last rowid of successive pieces of a table. Rows may have any ids, with gaps of any length."""
     ((low, high),) = export.rows(f"SELECT min(rowid), max(rowid) FROM {table}")
+    dense = low is not None and (high - low) // size < _MOST_RANGES
     while low is not None and low <= high:
-        yield low, min(low + size - 1, high)
-        low += size
+        last = min(low + size - 1, high)
+        if not dense:
+            ids = f"SELECT rowid AS id FROM {table} WHERE rowid >= ? ORDER BY rowid LIMIT {size}"
+            ((last,),) = export.rows(f"SELECT max(id) FROM ({ids})", (low,))
+        yield low, last
+        low = last + 1
+        if not dense and low <= high:
+            ((low,),) = export.rows(f"SELECT min(rowid) FROM {table} WHERE rowid >= ?", (low,))
 
 
 def run_once(path: Path, sql: str, parameters: Sequence[object] = ()) -> Any:

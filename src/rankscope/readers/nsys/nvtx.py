@@ -8,6 +8,7 @@ Start/end ranges may cross each other and other calls, so they get a separate tr
 from __future__ import annotations
 
 from rankscope.model import CROSSING_RANGES, UNFINISHED_STEP
+from rankscope.readers.base import usable_time
 from rankscope.readers.nsys.export import PID, TID, NsysExport
 from rankscope.readers.nsys.table_source import Source, arguments, number, text
 from rankscope.sql import sql_text
@@ -21,14 +22,15 @@ DOMAIN_CREATE = 75
 
 _RANGES = (*PUSH_POP, *START_END)
 _PLAIN_RANGE = PUSH_POP[0]
+_NEEDED = ("start", "end", "globalTid")
 
 
 def nvtx_sources(export: NsysExport) -> list[Source]:
-    """The sources of this module that the export has."""
-    sources = [_memory_usage(), _thread_names(), _process_names()]
-    if export.has("NVTX_EVENTS", "start", "end", "globalTid"):
-        sources.append(_nvtx(export))
-    return [source for source in sources if source.found_in(export)]
+    """The sources of this module; which of them the export has, `found_in` tells."""
+    ranges = (
+        _nvtx(export) if export.has("NVTX_EVENTS", *_NEEDED) else Source("NVTX_EVENTS", {}, {}, needs=_NEEDED)
+    )
+    return [_memory_usage(), _thread_names(), _process_names(), ranges]
 
 
 def _nvtx(export: NsysExport) -> Source:
@@ -79,7 +81,7 @@ def _nvtx(export: NsysExport) -> Source:
         where=f'"eventType" IN {(*_RANGES, MARK, THREAD_NAME)}'
         if export.has("NVTX_EVENTS", "eventType")
         else "",
-        needs=("start",),
+        needs=_NEEDED,
         more={"row": "rowid"},
         joins=_domains(export),
     )
@@ -124,7 +126,8 @@ def _process_names() -> Source:
 def _memory_usage() -> Source:
     """Device memory allocated and freed (--cuda-memory-usage). Without torch's allocator, reserved equals allocated."""
     signed = "CASE WHEN r.operation = 1 THEN -r.size ELSE r.size END"
-    total = f"sum({signed}) OVER (PARTITION BY r.device ORDER BY r.start ROWS UNBOUNDED PRECEDING)::BIGINT"
+    sums = f"sum({signed}) OVER (PARTITION BY r.device ORDER BY r.start ROWS UNBOUNDED PRECEDING)"
+    total = f"TRY_CAST({sums} AS BIGINT)"
     return Source(
         "CUDA_GPU_MEMORY_USAGE_EVENTS",
         {
@@ -155,14 +158,14 @@ def _memory_usage() -> Source:
 def _last_time(export: NsysExport) -> int:
     """The end of ranges that were never closed: the last NVTX time, as in nsys."""
     ((start, stop),) = export.rows('SELECT max("start"), max("end") FROM NVTX_EVENTS')
-    return max(start or 0, stop or 0)
+    return max(usable_time(start), usable_time(stop))
 
 
 def _recording_end(export: NsysExport) -> int:
     """Where nsys ends the started ranges that the program left open."""
     if not export.has("ANALYSIS_DETAILS", "duration"):
         return 2**62
-    return int(export.rows('SELECT max("duration") FROM ANALYSIS_DETAILS')[0][0] or 2**62)
+    return usable_time(export.rows('SELECT max("duration") FROM ANALYSIS_DETAILS')[0][0]) or 2**62
 
 
 def _domains(export: NsysExport) -> str:

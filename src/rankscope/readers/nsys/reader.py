@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import re
-import sqlite3
 import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from rankscope.readers.memory_file import MemoryFile
 from rankscope.readers.nsys.events import event_sources
 from rankscope.readers.nsys.export import (
     PID,
+    SQLITE_ERRORS,
     SQLITE_MAGIC,
     NsysExport,
     damaged,
@@ -41,6 +41,9 @@ from rankscope.sql import sql_name
 ROWS_PER_BATCH = 200_000
 _MANY_STRINGS = 50_000
 _LONGEST_STRING = 100_000
+_TIMES = ("start", "stop", "correlation", "size", "row")
+_LARGEST_NUMBER = 1 << 61
+"""Of values that are added and subtracted: twice as much still fits into 64 bits."""
 _API_VERSION = re.compile(r"^(.+?)(_v\d{4,})$")
 
 
@@ -88,7 +91,7 @@ class NsysBatch:
         self.file.close()
 
     def _rows(self, lenient: bool) -> str:
-        """SQL for the values. If lenient, values that are not numbers become null."""
+        """SQL for the values. If lenient, values that are not numbers become null, and times that are out of range."""
         as_objects = lenient or bool(self.source.texts)
         path = self.file.write(self._text(as_objects))
         kinds = {name: "VARCHAR" if name in self.source.texts else "BIGINT" for name in self.values}
@@ -105,8 +108,13 @@ class NsysBatch:
             )
         if not lenient:
             return table
-        tried = ", ".join(f"TRY_CAST({name} AS {kind}) AS {name}" for name, kind in kinds.items())
-        return f"(SELECT {tried} FROM {table})"
+        tried = {name: f"TRY_CAST({name} AS {kind})" for name, kind in kinds.items()}
+        tried |= {
+            name: f"(CASE WHEN {value} BETWEEN -{_LARGEST_NUMBER} AND {_LARGEST_NUMBER} THEN {value} END)"
+            for name, value in tried.items()
+            if kinds[name] == "BIGINT" and name in _TIMES
+        }
+        return f"(SELECT {', '.join(f'{value} AS {name}' for name, value in tried.items())} FROM {table})"
 
     def _text(self, as_objects: bool) -> bytes:
         """One line per row: an array of numbers, or an object if there is text."""
@@ -118,7 +126,7 @@ class NsysBatch:
         sql = f"SELECT group_concat({row}, char(10)) FROM {self.source.table} WHERE rowid BETWEEN ? AND ?"
         try:
             content = run_once(self.path, f"{sql} AND {self.where or 'true'}", self.rows) or b""
-        except sqlite3.Error as error:
+        except SQLITE_ERRORS as error:
             raise damaged(self.path, error) from error
         if not as_objects:
             return bytes(content)
@@ -142,7 +150,14 @@ class NsysReading:
         export = self._export
         strings = Strings(_event_strings(export))
         metrics = Strings(_metric_names(export))
-        sources = [*event_sources(export), *nvtx_sources(export)]
+        sources = _sources(export)
+        for source in (*event_sources(export), *nvtx_sources(export)):
+            columns, count = source.lacking_in(export)
+            if count:
+                self.report.events_lost += count
+                self.report.damage = (
+                    f"{source.table} has no column {', '.join(columns)}: its rows are not read"
+                )
         pieces = [
             (source, rows)
             for source in sources
@@ -242,12 +257,15 @@ def _event_strings(export: NsysExport) -> list[tuple[int, str]]:
     return [(number, export.text(value)) for number, value in rows]
 
 
+def _sources(export: NsysExport) -> list[Source]:
+    """The tables that this export has."""
+    return [source for source in (*event_sources(export), *nvtx_sources(export)) if source.found_in(export)]
+
+
 def _referenced(export: NsysExport) -> str:
     """SQL for the ids that events use. With CPU sampling most strings are symbols, which are not read."""
     columns = [
-        (source.table, source.columns["name"])
-        for source in (*event_sources(export), *nvtx_sources(export))
-        if "name" in source.columns
+        (source.table, source.columns["name"]) for source in _sources(export) if "name" in source.columns
     ]
     found = [
         f"SELECT {sql_name(column)} FROM {table}" for table, column in columns if export.has(table, column)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rankscope.errors import ReadError
-from rankscope.readers.nsys.export import NsysExport, damaged, open_export
+from rankscope.readers.nsys.export import SQLITE_ERRORS, NsysExport, damaged, open_export
 from rankscope.readers.nsys.identity import recorded_environments
 from rankscope.sql import sql_name
 
@@ -51,7 +51,7 @@ def scrub(source: Path, target: Path) -> Scrubbed:
         _clean(unfinished, tables, environments, outputs)
         _check(unfinished, environments, source)
         unfinished.replace(target)
-    except sqlite3.Error as error:
+    except SQLITE_ERRORS as error:
         raise damaged(source, error) from error
     finally:
         unfinished.unlink(missing_ok=True)

@@ -67,6 +67,13 @@ class Source:
     def found_in(self, export: NsysExport) -> bool:
         return export.has(self.table, *self.needs)
 
+    def lacking_in(self, export: NsysExport) -> tuple[list[str], int]:
+        """The columns without which its rows cannot be read, and the number of rows."""
+        if self.table not in export.tables or self.found_in(export):
+            return [], 0
+        ((rows,),) = export.rows(f"SELECT count(*) FROM {self.table}")
+        return [column for column in self.needs if column not in export.tables[self.table]], rows
+
     def sqlite_values(self, export: NsysExport) -> dict[str, str]:
         there = export.tables[self.table]
         plain = {
