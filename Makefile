@@ -4,9 +4,9 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 TOOLS := .venv/.test-tools
-PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile
+PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: help demo test test-fast test-all test-times faults check unit integration bench exam docs clean
+.PHONY: help demo test tests test-fast test-all test-times coverage faults check bench exam docs clean
 .DEFAULT_GOAL := help
 
 help:
@@ -15,6 +15,7 @@ help:
 	@echo "make test-fast  the quick tests, in about a minute"
 	@echo "make test-all   make test, and more variations of its slow tests (tests/thorough.txt)"
 	@echo "make faults     kill, flood, damage and attack it some 800 times (docs/reliability.md); under 45 minutes"
+	@echo "make coverage   the branch coverage of the quick tests"
 	@echo "make check      ruff, mypy --strict, import-linter; a user script under mypy and pyright; tsc"
 	@echo "make bench      rankscope against its peers, as ratios of one run"
 	@echo "make exam       plant faults in jobs and score the findings (docs/accuracy.md); under 25 minutes"
@@ -34,7 +35,13 @@ $(TOOLS): $(STAMP) tests/install-packages.sh tests/integration/install-nsight.sh
 demo: $(STAMP)
 	@PATH="$(CURDIR)/$(BIN):$$PATH" ./examples/demo.sh
 
-test: check unit integration
+# The checks use one core, and the tests that start jobs wait a third of their time: both run at once.
+test: $(TOOLS)
+	$(MAKE) --jobs 2 check tests
+
+# A test that fails beside others is tried again alone: what only needed a quiet machine passes then, and both are shown.
+tests: $(TOOLS)
+	$(PYTEST) -n 3 -m "not thorough" || $(PYTEST) -n 0 --last-failed --last-failed-no-failures none
 
 test-fast: $(STAMP)
 	$(PYTEST) -q -m "not slow"
@@ -47,16 +54,12 @@ check: $(TOOLS)
 	tests/typing/check.sh
 	tests/viewer/check-js.sh
 
-# Branch coverage of the quick tests: measuring the slow ones would add minutes. The floor is in pyproject.toml.
-unit: $(TOOLS)
+# Branch coverage of the quick tests: measuring it takes minutes. The floor is in pyproject.toml.
+coverage: $(TOOLS)
 	$(PYTEST) -m "not slow" --cov --cov-report=term:skip-covered
 
-# The slow tests, most of which start jobs of several processes and wait for them a third of the time: one worker more.
-integration: $(TOOLS)
-	$(PYTEST) -n 3 -m "slow and not thorough"
-
 # Also the variations in tests/thorough.txt: before a release, and after a change of what they vary.
-test-all: check unit
+test-all: check coverage
 	$(PYTEST) -n 3 -m slow
 
 faults: $(TOOLS)

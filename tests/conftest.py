@@ -27,7 +27,7 @@ DATA = ROOT / "tests" / "data"
 SHARED = ROOT.parent / "shared" / "data"
 SLOW = frozenset((ROOT / "tests" / "slow.txt").read_text(encoding="utf-8").split())
 """Tests and files over half a second; `make test-times` writes the list on a quiet machine."""
-THOROUGH = frozenset((ROOT / "tests" / "thorough.txt").read_text(encoding="utf-8").split())
+THOROUGH = frozenset((ROOT / "tests" / "thorough.txt").read_text(encoding="utf-8").splitlines())
 """Variations of other tests, by their whole names, that would make `make test` longer than a quarter of an hour."""
 
 
@@ -38,6 +38,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("slow")
         if item.nodeid in THOROUGH:
             item.add_marker("thorough")
+    # Those that start jobs first, the quick ones last: at the end no worker is left alone with a long file.
+    items.sort(key=lambda item: ("tests/integration" not in item.nodeid, "slow" not in item.keywords))
 
 
 @pytest.fixture(scope="session")

@@ -30,7 +30,9 @@ class RankscopeError(Exception):
         self.hint = hint
 
     def __str__(self) -> str:
-        return "\n  ".join(part for part in (self.message, self.why, self.hint) if part)
+        """Three lines. What happened is one of them, even if it names a file with a line end in its name."""
+        what = self.message.replace("\n", "\\n")
+        return "\n  ".join(part for part in (what, self.why, self.hint) if part)
 
     def __reduce__(self) -> tuple[type[RankscopeError], tuple[str, str, str]]:
         """Keep the three parts apart when an error crosses a process."""

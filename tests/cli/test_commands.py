@@ -142,13 +142,13 @@ WRONG = {
     "rank of no file": (["ingest", "RUN", "--rank", "1=/nowhere"], 2, "is not a file"),
     "run not there": (["stats", "/nowhere"], 1, "there is no /nowhere"),
     "bad SQL": (["query", "RUN", "SELEC 1"], 1, "cannot be answered"),
-    "no such table": (["query", "RUN", "SELECT * FROM nothing"], 1, "Tables: slices, gpu"),
+    "no such table": (["query", "RUN", "SELECT * FROM nothing"], 1, "Tables: collectives, "),
     "two statements": (["query", "RUN", "SELECT 1; SELECT 2"], 1, "only one SELECT"),
     "writing": (["query", "RUN", "CREATE TABLE t (a INT)"], 1, "only one SELECT"),
     "reading other files": (
         ["query", "RUN", "SELECT * FROM read_text('/etc/hostname')"],
         1,
-        "disabled by configuration",
+        "there is no function read_text",
     ),
 }
 

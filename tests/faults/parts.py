@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+from faults import capture_trials, second_user, viewer_abuse
 from faults.byte_flips import BYTE_FLIPS
 from faults.ingest_kills import INGEST_KILLS
 from faults.outcome import Part
 
-PARTS: tuple[Part, ...] = (BYTE_FLIPS, INGEST_KILLS)
+PARTS: tuple[Part, ...] = (
+    capture_trials.PART,
+    INGEST_KILLS,
+    BYTE_FLIPS,
+    viewer_abuse.PART,
+    second_user.PART,
+)

@@ -18,10 +18,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import duckdb
+
 from conftest import kernel_event, kineto_text, slice_event
 from flight_dumps import dump, op
 from fuzz.codes import Codes
 from fuzz.events import odd_events
+from fuzz.open_run import parameters, sql
 from nsys_files import ExportFile
 from rankscope.analysis import REPORTS
 from rankscope.analysis.core.scope import Scope
@@ -32,10 +35,12 @@ from rankscope.capture.schedule import Schedule, choose_when, steps_window
 from rankscope.capture.selector import parse_selector
 from rankscope.errors import RankscopeError
 from rankscope.jobs.sites import parse_site
+from rankscope.readers import Batch, find_reader, identities, open_part
 from rankscope.store.ingest import ingest
 from rankscope.store.run import Run
 from rankscope.units import parse_bytes, parse_count
 from rankscope.views import render
+from sql_statements import HARMFUL, HARMLESS
 
 
 @dataclass(frozen=True)
@@ -46,24 +51,47 @@ class Target:
     seeds: Callable[[], list[bytes]]
 
 
+_connection = duckdb.connect(config={"threads": 1})
+
+
 def attempt(target: Target, data: bytes) -> None:
     """Call a target; a message for the user is an answer like any other."""
     try:
         target.call(data)
     except RankscopeError as error:
         assert str(error).strip()
+        assert "The reader failed" not in str(error), "what the worker says of any other exception"
 
 
 def _reads(name: str) -> Callable[[bytes], None]:
-    """A file of this name with these bytes is read, and some reports of it are made."""
+    """A file of this name with these bytes is read to its end: every event and every further table."""
 
     def call(data: bytes) -> None:
         with tempfile.TemporaryDirectory(prefix="fuzz-", dir=_folder()) as folder:
             path = Path(folder) / name
             path.write_bytes(data)
-            _answers(path, data)
+            reader = find_reader(path)
+            for identity in identities(reader, path):
+                reading = open_part(reader, path, identity.part)
+                for batch in reading.batches():
+                    _select(batch)
+                for _, batch in reading.further():
+                    _select(batch)
+                reading.clock_base_ns()
 
     return call
+
+
+def _select(batch: Batch) -> None:
+    """Read a batch as the store does."""
+    try:
+        _connection.execute(batch.select()).fetchall()
+    except (duckdb.IOException, duckdb.OutOfMemoryException):
+        raise
+    except duckdb.Error:
+        _connection.execute(batch.select_repaired()).fetchall()
+    finally:
+        batch.close()
 
 
 def _answers(path: Path, data: bytes) -> None:
@@ -292,6 +320,8 @@ TARGETS: dict[str, Target] = {
     "store": Target(_store_files, _store_seeds),
     "selectors": Target(_selectors, lambda: [b"0,8-15", b"local:0@nodes:0-1", b"all", b"node:1"]),
     "schedules": Target(_schedules, lambda: [b"\x01\x02\x01\x03\x01\x04\x01\x05\x01\x06\x00\x0110:14\x00"]),
+    "parameters": Target(parameters, lambda: [bytes([route, 0, 1, 0]) for route in range(14)]),
+    "sql": Target(sql, lambda: [line.encode() for line in (*HARMLESS, *HARMFUL)[::8]]),
     "texts": Target(
         _texts, lambda: [b"\x0010 GiB", b"\x011e3", b"\x02void f<g<1>>(int)", b"\x030\n2", b"\x04{}"]
     ),

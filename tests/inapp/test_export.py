@@ -40,3 +40,64 @@ def test_descriptors_that_a_library_closes_in_every_fork_are_not_ours(tmp_path: 
     assert [event["name"] for event in json.loads(gzip.decompress(target.read_bytes()))["traceEvents"]] == [
         "a"
     ]
+
+
+# The job closes all descriptors, waits for its own child, and counts SIGCHLD, while its trace is written.
+ODD_JOB = """\
+import os, signal, sys, time
+from pathlib import Path
+from rankscope.inapp.forked_export import Export, ExportOrder
+
+ended = []
+signal.signal(signal.SIGCHLD, lambda *_: ended.append(1))
+
+def save(name):
+    time.sleep(0.3)
+    Path(name).write_text('{"traceEvents": [{"ph": "X", "name": "a", "ts": 1, "dur": 1}]}')
+
+export = Export(ExportOrder(save, Path(sys.argv[1]), None, 0, lambda outcome: None))
+os.closerange(3, 256)
+files = [open(f"{sys.argv[1]}.{number}", "w") for number in range(8)]
+assert not export.poll()
+try:
+    os.waitpid(-1, os.WNOHANG)
+except ChildProcessError:
+    print("no child of ours")
+child = os.fork()
+if child == 0:
+    os._exit(3)
+print(os.wait()[0] == child)
+export.wait(20)
+print(export.outcome["state"], len(ended))
+for file in files:
+    file.write("theirs")
+    file.close()
+print({Path(file.name).read_text() for file in files})
+"""
+
+
+def test_the_job_cannot_meet_the_exporter(tmp_path: Path) -> None:
+    words = [sys.executable, "-c", ODD_JOB, str(tmp_path / "rank-0.json.gz")]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == ["no child of ours", "True", "whole 1", "{'theirs'}"], done.stderr
+
+
+STUCK_JOB = """\
+import os, sys
+from pathlib import Path
+from rankscope.inapp import forked_export
+
+forked_export.STUCK_S = 0.3
+target = Path(sys.argv[1])
+os.mkfifo(forked_export._part_of(target))  # nobody reads it: opening it takes for ever
+export = forked_export.Export(forked_export.ExportOrder(lambda name: None, target, None, 0, lambda outcome: None))
+export.wait(60)
+print(export.stuck, export.outcome)
+"""
+
+
+def test_an_export_that_makes_no_progress_is_given_up(tmp_path: Path) -> None:
+    words = [sys.executable, "-c", STUCK_JOB, str(tmp_path / "rank-0.json.gz")]
+    done = subprocess.run(words, capture_output=True, text=True, check=True, timeout=30)
+    assert done.stdout.startswith("True {'state': 'lost', 'why': 'nothing could be written for"), done.stderr
+    assert ".rank-0.json.gz.part may be left" in done.stdout

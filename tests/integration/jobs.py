@@ -8,6 +8,7 @@ import json
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -21,6 +22,8 @@ BIN = Path(sys.executable).parent
 PYTHON = sys.executable
 PROFILE = [PYTHON, "-m", "rankscope", "profile"]
 TIMEOUT_S = 120
+NOT_COMPILED = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import fake_compiler\n"
+"""The first line of a script that compiles nothing: it saves importing torch's compiler, half of the CPU time."""
 
 _LAUNCHERS = ("SLURM", "PMI", "OMPI", "PALS", "TORCHELASTIC", "RANKSCOPE", "PBS")
 
@@ -34,10 +37,17 @@ def environment(**more: str) -> dict[str, str]:
         **env,
         "PATH": f"{BIN}{os.pathsep}{env['PATH']}",
         "OMP_NUM_THREADS": "1",
+        "PET_MASTER_PORT": str(_free_port()),  # torchrun's; with the default, two tests would meet in one job
         "OMPI_ALLOW_RUN_AS_ROOT": "1",
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
         **more,
     }
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def run(

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from integration.jobs import (
+    NOT_COMPILED,
     PROFILE,
     PYTHON,
     TRAIN,
@@ -170,7 +171,9 @@ def test_our_hook_raises(tmp_path: Path) -> None:
     assert "capture is off, the job goes on: RuntimeError: boom" in done.stderr
 
 
-OWN_PROFILER = """\
+OWN_PROFILER = (
+    NOT_COMPILED
+    + """\
 import torch
 model = torch.nn.Linear(4, 4)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -183,6 +186,7 @@ def own(steps):
         train(steps)
     print("their profiler:", sum("aten::linear" in event.key for event in profiler.key_averages()))
 """
+)
 
 
 @needs_torch

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from integration.jobs import PYTHON, manifests, needs, needs_torch, run, steps, traces
+from integration.jobs import NOT_COMPILED, PYTHON, manifests, needs, needs_torch, run, steps, traces
 from integration.nsight import needs_nsys, reports, with_nsys
 
 pytestmark = [pytest.mark.slow, needs("sbatch", "slurm-wlm slurm-wlm-torque munge")]
@@ -20,7 +20,9 @@ SEQPAR = ["--", "rankscope", "bench", "seqpar", "-s", "64", "-d", "32", "-it", "
 HERE = ["--env", "MASTER_ADDR=127.0.0.1", "--walltime", "4m"]
 TWO_NODES = ["--nodes", "2", "--ppn", "2", *HERE]
 GO = ["--submit", "--wait"]
-ENDLESS = """\
+ENDLESS = (
+    NOT_COMPILED
+    + """\
 import os, pathlib, time, torch
 model = torch.nn.Linear(4, 4)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -31,6 +33,7 @@ for step in range(1_000_000):
         pathlib.Path("ready-" + os.environ["SLURM_PROCID"]).touch()
     time.sleep(0.02)
 """
+)
 
 
 def output_of(folder: Path, pattern: str) -> str:

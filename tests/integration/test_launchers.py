@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from integration.jobs import (
+    NOT_COMPILED,
     PROFILE,
     PYTHON,
     TRAIN,
@@ -53,7 +54,7 @@ def test_plain_python(tmp_path: Path) -> None:
 
 
 def test_python_m_with_options_of_the_profiler(tmp_path: Path) -> None:
-    (tmp_path / "training.py").write_text(Path(TRAIN).read_text())
+    (tmp_path / "training.py").write_text(NOT_COMPILED + Path(TRAIN).read_text())
     options = ["--record-shapes", "--profile-memory", "--with-stack", "--with-flops", "--with-modules"]
     run([*PROFILE, "--steps", "5:6", *options, "--activities", "cpu", PYTHON, "-m", "training"], tmp_path)
     folder = run_folder(tmp_path)

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from integration.jobs import (
+    NOT_COMPILED,
     PROFILE,
     PYTHON,
     TRAIN,
@@ -57,10 +58,9 @@ def test_a_rank_that_dies_without_pythons_exit_keeps_its_status(
     tmp_path: Path, end: str, status: int
 ) -> None:
     """Its trace is written, or being written, and its manifest says that it runs."""
-    code = (
-        Path(TRAIN).read_text().replace("    sys.exit(args.exit_code)\n", f"    import signal\n    {end}\n")
-    )
-    (tmp_path / "dies.py").write_text(code)
+    script = Path(TRAIN).read_text()
+    code = script.replace("    sys.exit(args.exit_code)\n", f"    import signal\n    {end}\n")
+    (tmp_path / "dies.py").write_text(NOT_COMPILED + code)
     done = run([*PROFILE, "-o", "out", PYTHON, "dies.py"], tmp_path, check=False)
     assert done.returncode == status
     assert "Traceback" not in done.stderr
@@ -173,7 +173,9 @@ def test_the_jobs_own_sigterm_handler_still_runs(tmp_path: Path) -> None:
     assert manifests(tmp_path / "out")[0]["windows"][0]["state"] == "partial"
 
 
-STUCK = """\
+STUCK = (
+    NOT_COMPILED
+    + """\
 import ctypes, torch
 model = torch.nn.Linear(4, 4)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -185,6 +187,7 @@ libc.pthread_mutex_lock(mutex)
 print("stuck", flush=True)
 libc.pthread_mutex_lock(mutex)  # never returns to Python, like a collective whose peer is gone
 """
+)
 
 
 @needs_torch
@@ -209,7 +212,9 @@ def test_at_max_size_the_file_ends_after_a_whole_event(tmp_path: Path) -> None:
 
 
 # Trains until the trace is there, and prints how many steps it did between the end of the window and that moment.
-BUSY = """\
+BUSY = (
+    NOT_COMPILED
+    + """\
 import os, sys, torch
 model = torch.nn.Sequential(*[torch.nn.Linear(4, 4) for _ in range(100)])
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, foreach=False)
@@ -224,6 +229,7 @@ for step in range(100_000):
         meanwhile += 1
 print(meanwhile)
 """
+)
 
 
 @needs_torch

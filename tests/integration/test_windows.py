@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from integration.jobs import (
+    NOT_COMPILED,
     PROFILE,
     PYTHON,
     TRAIN,
@@ -30,7 +31,9 @@ DEEPSPEED = str(Path(__file__).with_name("train_deepspeed.py"))
 # The first trace of `-o out`.
 TRACE = "out/rank-00000.pt.trace.json.gz"
 
-INFERENCE = """\
+INFERENCE = (
+    NOT_COMPILED
+    + """\
 import os, sys, time, torch
 model = torch.nn.Linear(4, 4)
 end = time.time() + 60
@@ -39,8 +42,11 @@ while time.time() < end and not os.path.exists(sys.argv[1]):
         model(torch.randn(2, 4))
     time.sleep(0.02)
 """
+)
 
-GAN = """\
+GAN = (
+    NOT_COMPILED
+    + """\
 import torch
 nets = [torch.nn.Linear(4, 4) for _ in range(2)]
 discriminator = torch.optim.SGD(nets[0].parameters(), lr=0.1)
@@ -52,6 +58,7 @@ for step in range(8):
     nets[1](torch.randn(2, 4)).sum().backward()
     generator.step()
 """
+)
 
 
 def files(folder: Path) -> list[str]:
@@ -107,7 +114,9 @@ def test_an_optimizers_range_is_whole_and_inside_its_step(tmp_path: Path) -> Non
         assert step[0] <= optimizer[0] <= optimizer[1] <= step[1]
 
 
-SCALED = """\
+SCALED = (
+    NOT_COMPILED
+    + """\
 import torch
 model = torch.nn.Linear(4, 4)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -119,6 +128,7 @@ for step in range(6):
     scaler.update()
     optimizer.zero_grad()
 """
+)
 
 
 def test_accumulated_gradients_are_one_step_and_a_skipped_step_is_none(tmp_path: Path) -> None:
@@ -221,7 +231,9 @@ def test_a_folder_named_with_a_variable(tmp_path: Path) -> None:
     assert (tmp_path / "runs" / "a7" / "rankscope.json").exists()
 
 
-LONG_WINDOW = """\
+LONG_WINDOW = (
+    NOT_COMPILED
+    + """\
 import datetime, sys, time, torch, rankscope
 torch.distributed.init_process_group("gloo", timeout=datetime.timedelta(seconds=float(sys.argv[1])))
 model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 8))
@@ -232,6 +244,7 @@ with rankscope.profile("prof", schedule=rankscope.schedule(wait=0, warmup=0, act
         prof.step()
 torch.distributed.destroy_process_group()
 """
+)
 
 
 def test_a_window_that_may_outlast_the_process_groups_timeout(tmp_path: Path) -> None:

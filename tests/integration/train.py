@@ -4,7 +4,10 @@ import argparse
 import os
 import sys
 import time
+from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+import fake_compiler  # noqa: F401
 import torch
 
 

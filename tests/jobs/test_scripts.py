@@ -176,7 +176,7 @@ def test_script_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert main(["job", "slurm", "--script", str(path), "--", "true"]) == 0
     said = capsys.readouterr()
     assert (said.out, said.err) == ("", f"Wrote {path}\n")
-    assert os.access(path, os.X_OK)
+    assert path.stat().st_mode & 0o777 == 0o700
     assert main(["job", "slurm", "--script", str(path), "--", "true"]) == 2
     assert "exists already" in capsys.readouterr().err
 

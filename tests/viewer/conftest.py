@@ -19,6 +19,7 @@ import pytest
 
 from conftest import DATA
 from rankscope.store.ingest import Options
+from rankscope.viewer.address import Address
 from rankscope.viewer.server import Server
 from rankscope.viewer.startup import Opening
 
@@ -34,15 +35,15 @@ class Viewer:
 
     @property
     def url(self) -> str:
-        return self.server.url
+        return self.server.address.url
 
     def ask(self, route: str, headers: dict[str, str] | None = None, /, **query: Any) -> tuple[int, Any]:
         """Status and answer of an API route; columns come as JSON."""
-        words = urlencode({"token": self.server.token, "format": "json", **query})
+        words = urlencode({"token": self.server.address.token, "format": "json", **query})
         return self.get(f"/api/{route}?{words}", headers)
 
     def get(self, path: str, headers: dict[str, str] | None = None) -> tuple[int, Any]:
-        base = "http://" + urlsplit(self.server.url).netloc
+        base = "http://" + urlsplit(self.server.address.url).netloc
         request = urllib.request.Request(base + path, headers=headers or {})
         try:
             with urllib.request.urlopen(request, timeout=30) as answer:
@@ -64,12 +65,17 @@ _STORES = tempfile.TemporaryDirectory(prefix="rankscope-viewer-")  # nothing is 
 
 def serve(*runs: Path) -> Viewer:
     opening = Opening(list(runs), Options(cache=Path(_STORES.name)), lambda text: None)
-    server = Server("127.0.0.1", 0, opening.routes())
+    viewer = watched(Server(Address("127.0.0.1", 0), opening.routes()), runs[0], opening)
     opening.start()
+    assert opening.wait(60)
+    return viewer
+
+
+def watched(server: Server, folder: Path, opening: Opening) -> Viewer:
+    """The server, serving in a thread."""
     serving = threading.Thread(target=server.serve, daemon=True)
     serving.start()
-    assert opening.wait(60)
-    return Viewer(server, runs[0], opening, serving)
+    return Viewer(server, folder, opening, serving)
 
 
 def stop(viewer: Viewer) -> None:

@@ -40,8 +40,8 @@ def test_without_the_token_nothing_is_told(slow2: Viewer) -> None:
 
 
 def test_the_cookie_of_the_first_page_is_enough_for_the_rest(slow2: Viewer) -> None:
-    name = f"rankscope-{slow2.server.port}"
-    cookie = {"Cookie": f"{name}={slow2.server.token}"}
+    name = f"rankscope-{slow2.server.address.port}"
+    cookie = {"Cookie": f"{name}={slow2.server.address.token}"}
     assert slow2.get("/api/run", cookie)[0] == 200
     assert slow2.get("/js/main.js", cookie)[0] == 200
     assert slow2.get("/api/run", {"Cookie": f"{name}=other"})[0] == 401
@@ -60,7 +60,7 @@ def test_other_hosts_and_origins_are_refused(headers: dict[str, str], slow2: Vie
     ["/../server.py", "/js/../../server.py", "/%2e%2e/server.py", "/etc/passwd", "//etc/passwd", "/js"],
 )
 def test_no_path_leads_out_of_the_page(path: str, slow2: Viewer) -> None:
-    status, answer = slow2.get(f"{path}?token={slow2.server.token}")
+    status, answer = slow2.get(f"{path}?token={slow2.server.address.token}")
     assert status == 404 and "there is no" in answer["error"]
 
 
@@ -319,7 +319,7 @@ def test_perfetto_of_a_trace_that_is_too_large(
 
 
 def test_a_port_that_is_taken(slow2: Viewer, capsys: pytest.CaptureFixture[str]) -> None:
-    port = str(slow2.server.port)
+    port = str(slow2.server.address.port)
     assert main(["view", str(slow2.folder), "--port", port, "--no-open"]) == 1
     assert "--port 0" in capsys.readouterr().err
 

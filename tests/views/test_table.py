@@ -145,7 +145,7 @@ def test_names_cannot_reach_the_terminal() -> None:
         text = render(result, format, 80)
         assert all(line.isprintable() for line in text.splitlines())
         text.encode("utf-8")
-    assert "evil\ufffd]0;owned\ufffd" in render(result, "table", 80)
+    assert "evil\\x1b]0;owned\\x07" in render(result, "table", 80)
 
 
 def test_findings_are_words_first() -> None:

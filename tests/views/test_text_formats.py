@@ -140,3 +140,15 @@ def test_markdown_cuts_names_no_one_reads() -> None:
 def test_markdown_findings_and_emptiness() -> None:
     result = Result("r", "R", "", (Column("a"),), [], (Finding("critical", "t", "e", hint="h"),))
     assert render(result, "markdown") == "## R\n\n- **critical**: t\\\n  e\\\n  h\n\n_nothing to show_\n"
+
+
+def test_text_that_starts_a_formula_is_quoted_for_spreadsheets() -> None:
+    names = ["=cmd()", "+1+1", "-a", "@x", "\t=1", "-1.5", "1e3", "a=b", "-"]
+    rows = [{"name": name, "n": -1.5} for name in names]
+    result = Result("r", "R", "", (Column("name"), Column("n")), rows)
+    shown = ["'=cmd()", "'+1+1", "'-a", "'@x", "' =1", "-1.5", "1e3", "a=b", "'-"]
+    assert [row["name"] for row in csv.DictReader(io.StringIO(render(result, "csv")))] == shown
+    assert {row["n"] for row in csv.DictReader(io.StringIO(render(result, "csv")))} == {"-1.5"}
+    # Programs compare the output of --compat with that of another tool.
+    exact = csv.DictReader(io.StringIO(render(result, "csv", quote_formulas=False)))
+    assert next(exact)["name"] == "=cmd()"

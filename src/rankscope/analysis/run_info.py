@@ -10,6 +10,7 @@ from typing import Any
 
 from rankscope.analysis.core.scope import Scope
 from rankscope.ranges import as_ranges
+from rankscope.redaction import redacted_command
 from rankscope.store.layout import SegmentEntry
 from rankscope.store.run import Run
 from rankscope.units import format_bytes, format_count
@@ -51,7 +52,8 @@ def _run(
         rows.append(("Began", f"{at:%Y-%m-%d %H:%M:%S} UTC"))
     command = job.get("command")
     if isinstance(command, list):
-        rows.append(("Command", " ".join(map(str, command))))
+        # Redacted when it was recorded; again for manifests of versions that did not.
+        rows.append(("Command", " ".join(redacted_command(list(map(str, command))))))
     if job.get("job"):
         rows.append(("Job", str(job["job"])))
     return rows

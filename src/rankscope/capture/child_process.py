@@ -3,33 +3,35 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import resource
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 
-# Signals that people and schedulers send to a job; they are forwarded to the command.
-FORWARDED = {
-    signal.SIGINT,
-    signal.SIGTERM,
-    signal.SIGHUP,
-    signal.SIGQUIT,
-    signal.SIGUSR1,
-    signal.SIGUSR2,
-    signal.SIGALRM,
-    signal.SIGCONT,
-}
-# si_code of a signal that the kernel (the terminal) sent to the whole process group: the command has received it.
-SI_KERNEL = 0x80
+from rankscope.capture.signal_relay import FORWARDED, Before, Witness, block_signals
+
+_TOO_LONG = (
+    "the command line and the environment are too long to be captured: the job runs without being captured"
+)
 
 
 def replace_process(
-    command: Sequence[str], env: Mapping[str, str], ignored: signal.Signals | None = None
+    command: Sequence[str],
+    env: Mapping[str, str],
+    ignored: signal.Signals | None = None,
+    plain: Sequence[str] | None = None,
 ) -> None:
-    """Become the command: never returns, except as an OSError."""
+    """Become the command: never returns, except as an OSError. ``plain`` is the job's own, if ours does not fit."""
     _restore_signals(ignored)
-    os.execvpe(command[0], list(command), dict(env))
+    try:
+        os.execvpe(command[0], list(command), dict(env))
+    except OSError as error:
+        if error.errno != errno.E2BIG or plain is None:
+            raise
+        say(_TOO_LONG)
+        os.execvpe(plain[0], list(plain), os.environ)
 
 
 def run_command(
@@ -37,42 +39,45 @@ def run_command(
     env: Mapping[str, str],
     kept: signal.Signals | None = None,
     on_kept: Callable[[], None] = lambda: None,
+    plain: Sequence[str] | None = None,
 ) -> int:
     """Run the command to its end and return its status: an exit code, or minus the signal that killed it.
 
-    ``kept`` is not forwarded: ``on_kept`` is called for it, and the command starts with it ignored.
+    ``kept`` is not forwarded: ``on_kept`` is called for it, and the command starts with it ignored. The signals of
+    `signal_relay` stay blocked in this process: nothing may end it before it has returned the status (`after_job`).
     """
-    watched = FORWARDED | {signal.SIGCHLD} | ({kept} if kept else set())
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, watched)
+    before = block_signals()
+    witness = Witness()
     child = os.fork()
     if child == 0:
-        become(command, env, before, kept)
-    try:
-        while True:
-            info = signal.sigwaitinfo(watched)
-            if info.si_signo == signal.SIGCHLD:
-                pid, status = os.waitpid(child, os.WNOHANG)
-                if pid:
-                    return os.waitstatus_to_exitcode(status)
-            elif info.si_signo == kept:
-                on_kept()
-            elif info.si_code != SI_KERNEL:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(child, info.si_signo)
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        become(command, env, before, kept, plain)
+    watched = FORWARDED | {signal.SIGCHLD} | ({kept} if kept else set())
+    while True:
+        info = signal.sigwaitinfo(watched)
+        if info.si_signo == signal.SIGCHLD:
+            pid, status = os.waitpid(child, os.WNOHANG)
+            if pid:
+                witness.end()
+                return os.waitstatus_to_exitcode(status)
+        elif info.si_signo == kept:
+            on_kept()
+        elif not witness.saw(info.si_signo):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(child, info.si_signo)
 
 
 def end_like(status: int) -> int:
     """The exit code to return; if a signal killed the command, the same signal ends this process."""
     if status >= 0:
         return status
-    sys.stdout.flush()
+    with contextlib.suppress(OSError):
+        sys.stdout.flush()
     # No second core file: the command has written one.
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     # The handler of SIGKILL cannot be set.
     with contextlib.suppress(OSError):
         signal.signal(-status, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {-status})
     os.kill(os.getpid(), -status)
     return 128 - status
 
@@ -80,23 +85,35 @@ def end_like(status: int) -> int:
 def become(
     command: Sequence[str],
     env: Mapping[str, str],
-    mask: set[int | signal.Signals],
+    before: Before,
     ignored: signal.Signals | None,
+    plain: Sequence[str] | None = None,
 ) -> None:
     """In a forked child: become the command, with the signal handlers and mask that it would have had."""
     try:
         _restore_signals(ignored)
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        os.execvpe(command[0], list(command), dict(env))
+        before.restore()
+        replace_process(command, env, ignored, plain)
     except OSError as error:
-        sys.stderr.write(f"rankscope: cannot start {command[0]}: {error.strerror}\n")
+        say(f"cannot start {command[0]}: {error.strerror}")
     finally:
         os._exit(126)
+
+
+def say(text: str) -> None:
+    """One line on stderr, for the moment between two programs; never on anything else."""
+    with contextlib.suppress(OSError, AttributeError):
+        sys.stderr.write(f"rankscope: {text}\n")
+        sys.stderr.flush()
 
 
 def _restore_signals(ignored: signal.Signals | None) -> None:
     """Restore the signals that Python ignores: they would stay ignored in the command."""
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_DFL)
+    if (
+        signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    ):  # else one that comes before exec would be lost
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     if ignored is not None:
         signal.signal(ignored, signal.SIG_IGN)

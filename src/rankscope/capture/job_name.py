@@ -8,6 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from rankscope.capture.process_state import process_state
 from rankscope.capture.rank import FAMILIES, SINGLE, Identity
 from rankscope.capture.run_folder import expand
 from rankscope.errors import CaptureError
@@ -46,9 +47,10 @@ def local_job_id(env: Mapping[str, str], identity: Identity) -> str:
     if identity.source == SINGLE:
         return f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
     variable = next((family.rank for family in FAMILIES if family.name == identity.source), "")
-    while pid > 1 and variable and _environ_has(pid, variable):
-        pid = _stat(pid)[0]
-    return f"{pid}-{_stat(pid)[1]}"
+    while pid > 1 and variable and _environ_has(pid, variable) and (found := process_state(pid)):
+        pid = found.parent
+    launcher = process_state(pid)
+    return f"{pid}-{launcher.started if launcher else 0}"
 
 
 def name_run(
@@ -121,12 +123,3 @@ def _environ_has(pid: int, variable: str) -> bool:
     except OSError:
         return False
     return any(line.startswith(variable.encode() + b"=") for line in text.split(b"\0"))
-
-
-def _stat(pid: int) -> tuple[int, int]:
-    """A process's parent and its start time in clock ticks since boot."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        return int(fields[1]), int(fields[19])
-    except (OSError, ValueError, IndexError):
-        return 1, 0

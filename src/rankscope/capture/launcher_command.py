@@ -270,7 +270,10 @@ def interpreter_of(script: str) -> str | None:
 
 
 def bootstrap_environment(env: Mapping[str, str], plan_json: str, plan_variable: str) -> dict[str, str]:
-    """The environment in which every Python process checks whether it is a selected rank."""
+    """The environment in which every Python process checks whether it is a selected rank.
+
+    `start_capture.clean_environment` takes it back, exactly, in each process that needs it no more.
+    """
     bootstrap = str(Path(__file__).resolve().parent.parent / "inapp" / "bootstrap")
     path = env.get("PYTHONPATH")
     return {

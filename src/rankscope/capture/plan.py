@@ -1,19 +1,26 @@
-"""The plan: everything a rank must know to capture itself, small enough for one environment variable."""
+"""The plan: everything a rank must know to capture itself.
+
+It travels in one environment variable, the only way that reaches the processes of a script on any machine without a
+file that could be missing there. Its size is bounded: of the command it holds a record, redacted and of some kilobytes.
+"""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from rankscope.capture.schedule import EveryStep, OnSignal, Schedule, TimeWindow, When
 from rankscope.capture.selector import AUTO
 
 PLAN_VARIABLE = "RANKSCOPE_PLAN"
-# Set by the first process of a job without ranks that imports torch: its children are helpers, not ranks.
-MAIN_VARIABLE = "RANKSCOPE_MAIN"
 
 # Without an optimizer step for this long (inference, or a custom loop), a time window is recorded.
 FALLBACK_AFTER_S = 120.0
 FALLBACK_FOR_S = 5.0
+
+# The kernel takes at most 128 kB for one variable; a list of thousands of files is of no use in a record.
+_RECORDED_CHARACTERS = 4000
 
 _WHEN_KINDS: dict[str, type[Schedule] | type[TimeWindow] | type[OnSignal] | type[EveryStep]] = {
     "schedule": Schedule,
@@ -21,6 +28,36 @@ _WHEN_KINDS: dict[str, type[Schedule] | type[TimeWindow] | type[OnSignal] | type
     "signal": OnSignal,
     "every": EveryStep,
 }
+
+
+class Front(NamedTuple):
+    """The process in front of the job, which waits for it."""
+
+    host: str
+    pid: int
+    started: int
+
+    @classmethod
+    def this_process(cls) -> Front:
+        from rankscope.capture.process_state import process_state
+
+        found = process_state(os.getpid())
+        return cls(os.uname().nodename, os.getpid(), found.started if found else 0)
+
+    @property
+    def text(self) -> str:
+        """As an option of the command that is inserted into a launcher's."""
+        return f"{self.pid}:{self.started}:{self.host}"
+
+    @classmethod
+    def from_text(cls, text: str) -> Front:
+        pid, started, host = text.split(":", 2)
+        return cls(host, int(pid), int(started))
+
+    def runs(self) -> bool:
+        from rankscope.capture.process_state import still_runs
+
+        return still_runs(self.pid, self.started)
 
 
 class Plan(NamedTuple):
@@ -56,11 +93,15 @@ class Plan(NamedTuple):
     opens_range: bool = True
     # Under nsys: what else becomes NVTX ranges, "ops" or "modules".
     nvtx: tuple[str, ...] = ()
+    # The members of the run folder's group may read it.
+    group_readable: bool = False
+    front: Front | None = None
 
     def to_json(self) -> str:
         import json  # an unselected rank never needs it
 
         fields = self._asdict()
+        fields["command"] = recorded_command(self.command, _RECORDED_CHARACTERS)
         kind = next(name for name, cls in _WHEN_KINDS.items() if isinstance(self.when, cls))
         fields["when"] = {"kind": kind, **self.when._asdict()}
         return json.dumps(fields, separators=(",", ":"))
@@ -75,4 +116,19 @@ class Plan(NamedTuple):
         fields["command"] = tuple(fields["command"])
         fields["activities"] = tuple(fields["activities"])
         fields["nvtx"] = tuple(fields["nvtx"])
+        fields["front"] = Front(*fields["front"]) if fields["front"] else None
         return cls(**fields)
+
+
+def recorded_command(command: Sequence[str], most: int | None = None) -> list[str]:
+    """The command as it is kept: without secrets, and without what exceeds ``most`` characters."""
+    from rankscope.redaction import redacted_command
+
+    words = redacted_command(command)
+    kept: list[str] = []
+    for index, word in enumerate(words):
+        if most is not None and len(word) > most:
+            return [*kept, f"... ({len(words) - index} more words)"]
+        most = None if most is None else most - len(word)
+        kept.append(word)
+    return kept

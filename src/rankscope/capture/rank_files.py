@@ -11,18 +11,18 @@ from pathlib import Path
 from typing import Any
 
 from rankscope.capture.job_name import name_run
-from rankscope.capture.plan import Plan
+from rankscope.capture.plan import Plan, recorded_command
 from rankscope.capture.rank import Identity
 from rankscope.capture.run_folder import FORMAT, claim_rank, open_run, rank_stem, write_rank
 from rankscope.version import __version__
 
 
 def run_manifest(plan: Plan, job: str) -> dict[str, Any]:
-    """The content of rankscope.json. It holds no values of environment variables."""
+    """The content of rankscope.json. It holds no values of environment variables, and no secrets of the command."""
     return {
         "job": job,
         "tool": plan.tool,
-        "command": list(plan.command),
+        "command": recorded_command(plan.command),
         "ranks": plan.ranks,
         "when": {"kind": type(plan.when).__name__, **plan.when._asdict()},
         "rankscope": __version__,
@@ -68,7 +68,10 @@ class RankFiles:
         """Open the run folder and take this rank in it; does nothing the second time."""
         if not self.claimed:
             force = self._plan.force
-            self.folder, self.first = open_run(self.folder, run_manifest(self._plan, self.job), force=force)
+            manifest = run_manifest(self._plan, self.job)
+            self.folder, self.first = open_run(
+                self.folder, manifest, force=force, for_group=self._plan.group_readable
+            )
             claim_rank(self.folder, self.manifest, force=force)
             self.claimed = True
 

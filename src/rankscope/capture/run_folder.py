@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from rankscope.atomic_files import create_json, write_json
 from rankscope.errors import CaptureError
+from rankscope.private_files import make_private_folder
 
 FORMAT = 1
 RUN_MANIFEST = "rankscope.json"
@@ -70,17 +71,18 @@ class OpenedRun(NamedTuple):
     """This process is the first of the job there."""
 
 
-def open_run(asked: Path, manifest: Manifest, *, force: bool) -> OpenedRun:
+def open_run(asked: Path, manifest: Manifest, *, force: bool, for_group: bool = False) -> OpenedRun:
     """Take a folder for this job: the first writer creates rankscope.json, the others find their job in it.
 
     A folder that holds another job is left alone: the job takes DIR-2, DIR-3 and so on. Every rank comes to the same
-    one, because each takes the first that is free or holds its own job. With ``force`` the other job is replaced.
+    one, because each takes the first that is free or holds its own job. With ``force`` the other job is replaced. A new
+    folder is its owner's alone, or also ``for_group``.
     """
     job = manifest["job"]
     for folder in _names_after(asked):
         path = folder / RUN_MANIFEST
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            make_private_folder(folder, for_group=for_group)
             if create_json(path, {"format": FORMAT, **manifest}):
                 return OpenedRun(folder, first=True)
         except OSError as error:

@@ -10,15 +10,16 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from rankscope.capture.after_job import within_seconds
 from rankscope.capture.child_process import replace_process, run_command
 from rankscope.capture.job_name import is_python, name_run
 from rankscope.capture.launcher_command import bootstrap_environment, command_text, rewrite
-from rankscope.capture.plan import PLAN_VARIABLE, Plan
+from rankscope.capture.plan import PLAN_VARIABLE, Front, Plan
 from rankscope.capture.rank import Identity, detect
 from rankscope.capture.rank_files import run_manifest
 from rankscope.capture.run_folder import open_run, rank_manifests, remove_if_empty
@@ -26,22 +27,24 @@ from rankscope.capture.selector import parse_selector
 from rankscope.capture.summary import short_path, summary
 from rankscope.capture.under_tool.tool_rank import ToolRequest, run_rank
 from rankscope.capture.wrapper import Output, requested_signal, starts_ranks_here
-from rankscope.errors import CaptureError
+from rankscope.errors import CaptureError, RankscopeError
 
 # How long a rank that prints tables waits for ranks that end later.
 _OTHER_RANKS_WAIT_S = 60.0
 
 
 class Ended(NamedTuple):
-    """A command that has ended."""
+    """A command that has ended: its status is final, and what follows cannot change it (`after_job`)."""
 
     status: int
     """An exit code, or minus the signal that ended it."""
-    folder: Path | None
+    folder: Path | None = None
     """The run folder, where this process is the one that may show its tables."""
+    report: Callable[[], None] = lambda: None
+    """Collect and sum up what was captured."""
 
 
-_SHOWN = Ended(0, None)
+_SHOWN = Ended(0)
 """--dry-run: the command was only shown."""
 
 
@@ -62,94 +65,113 @@ class Start:
     """Wait for the command, because tables are shown after it."""
 
     def in_front(self) -> Ended:
-        """In front of a launcher, a script or a program: start it, wait, report what was captured."""
+        """In front of a launcher, a script or a program: start it and wait."""
         plan, command = self.plan, self.plan.command
         try:
-            folder, job = self._name_run()
-            if not self.inserted and not self.dry_run:
-                asked, folder = folder, open_run(folder, run_manifest(plan, job), force=plan.force).folder
-                if folder != asked:
-                    self.output.message(
-                        f"{short_path(asked)} holds another job: this one goes to {short_path(folder)} "
-                        "(-f replaces the other)"
-                    )
-        except CaptureError as error:
-            self.output.message(f"{error}")
-            return self._run_plainly()
-        plan = plan._replace(output=str(folder), job=job, speaks=False, force=False)
-        wraps = self.tool is not None and self.tool.per_node and starts_ranks_here(command)
-        launched = None if wraps else self._with_us_inserted(folder, job)
+            folder, job = self._open_run()
+            front = plan.front or Front.this_process()
+            plan = plan._replace(output=str(folder), job=job, speaks=False, force=False, front=front)
+            wraps = self.tool is not None and self.tool.per_node and starts_ranks_here(command)
+            launched = None if wraps else self._with_us_inserted(folder, job, front)
+            env = _capturing_environment(plan) if launched is None else os.environ
+        except Exception as error:  # noqa: BLE001  (whatever is wrong with us, the job runs)
+            return self._run_plainly(error)
         if launched is None and self.tool is not None:
             return self._tool_in_front(plan, folder, self.tool)
-        env: Mapping[str, str] = os.environ
-        if launched is None:
-            env = _capturing_environment(plan)
-            launched = list(command)
+        launched = list(command) if launched is None else launched
         if self.dry_run:
             self.output.line(command_text(launched, env))
             return _SHOWN
         kept = requested_signal(plan)
         if self.inserted:
-            replace_process(launched, env, kept)
-        status = run_command(launched, env, kept, lambda: self._pass_signal_on(folder))
-        self._report(folder)
-        return Ended(status, folder)
+            replace_process(launched, env, kept, command)
+        status = run_command(launched, env, kept, lambda: self._pass_signal_on(folder), command)
+        return Ended(status, folder, lambda: self._report(folder))
 
     def selected_rank(self, identity: Identity) -> Ended:
         """One selected rank behind a launcher: become the command, with an environment that captures it."""
         try:
             folder, job = self._name_run()
-        except CaptureError as error:
-            self.output.message(f"rank {identity.rank}: {error}\n  The job runs without being captured.")
-            return self._run_plainly()
-        plan = self.plan._replace(output=str(folder), job=job)
+            plan = self.plan._replace(output=str(folder), job=job)
+            env = _capturing_environment(plan)
+        except Exception as error:  # noqa: BLE001  (whatever is wrong with us, the job runs)
+            return self._run_plainly(error, f"rank {identity.rank}: ")
         shows_tables = self.stay and identity.rank == 0
         if self.tool is not None:
-            status = run_rank(plan, identity, self.tool, self.output)
+            ended = run_rank(plan, identity, self.tool, self.output)
+            status, collect = ended.status, ended.collect
+        elif self.dry_run:
+            self.output.line(f"rank {identity.rank}: {command_text(plan.command, env)}")
+            return _SHOWN
         else:
-            env = _capturing_environment(plan)
-            if self.dry_run:
-                self.output.line(f"rank {identity.rank}: {command_text(plan.command, env)}")
-                return _SHOWN
             if not shows_tables:
-                replace_process(plan.command, env, requested_signal(plan))
-            status = run_command(plan.command, env)
+                replace_process(plan.command, env, requested_signal(plan), plan.command)
+            status, collect = run_command(plan.command, env, plain=plan.command), _nothing
         if not shows_tables or self.dry_run:
-            return Ended(status, None)
-        _wait_for_others(folder)
-        return Ended(status, folder)
+            return Ended(status, report=collect)
+
+        def report() -> None:
+            collect()
+            _wait_for_others(folder)
+
+        return Ended(status, folder, report)
 
     def _tool_in_front(self, plan: Plan, folder: Path, tool: ToolRequest) -> Ended:
         """nsys or ncu around a command that no launcher divides into ranks: it is rank 0."""
         identity = detect(os.environ, plan.identity)
         if not parse_selector(plan.ranks).selects(identity):
             remove_if_empty(folder)
-            self.output.message(
-                f"--ranks {plan.ranks} does not select rank {identity.rank}; the job runs without {plan.tool}"
+            return self._run_plainly(
+                CaptureError(
+                    f"--ranks {plan.ranks} does not select rank {identity.rank}; the job runs without {plan.tool}"
+                )
             )
-            return self._run_plainly()
-        status = run_rank(plan, identity, tool, self.output)
+        ended = run_rank(plan, identity, tool, self.output)
         if self.dry_run:
-            return Ended(status, None)
-        self._report(folder)
-        return Ended(status, folder)
+            return Ended(ended.status)
+
+        def report() -> None:
+            ended.collect()
+            self._report(folder)
+
+        return Ended(ended.status, folder, report)
+
+    def _open_run(self) -> tuple[Path, str]:
+        """Take the run folder for this job, unless another process has done so."""
+        plan = self.plan
+        folder, job = self._name_run()
+        if self.inserted or self.dry_run:
+            return folder, job
+        manifest = run_manifest(plan, job)
+        opened = open_run(folder, manifest, force=plan.force, for_group=plan.group_readable).folder
+        if opened != folder:
+            self.output.message(
+                f"{short_path(folder)} holds another job: this one goes to {short_path(opened)} "
+                "(-f replaces the other)"
+            )
+        return opened, job
 
     def _name_run(self) -> tuple[Path, str]:
         plan = self.plan
         return name_run(os.environ, detect(os.environ, plan.identity), plan.command, plan.output, plan.job)
 
-    def _with_us_inserted(self, folder: Path, job: str) -> list[str] | None:
+    def _with_us_inserted(self, folder: Path, job: str, front: Front) -> list[str] | None:
         """The launcher's command with `rankscope profile` before its program; None when it is no launcher."""
         words = [*self.options, "-o", str(folder), "--job", job, *(["-q"] if self.plan.quiet else [])]
+        words += [] if self.dry_run else ["--front", front.text]
         inserted = [sys.executable, "-m", "rankscope", "profile", *words, "--inner", "--"]
         return rewrite(self.plan.command, inserted, os.environ)
 
-    def _run_plainly(self) -> Ended:
+    def _run_plainly(self, error: Exception, who: str = "") -> Ended:
+        """Say why the command is not captured, and become it."""
+        text = f"{error}" if isinstance(error, RankscopeError) else f"{type(error).__name__}: {error}"
+        outcome = "" if "job runs without" in text else "\n  The job runs without being captured."
+        self.output.message(f"{who}{text}{outcome}")
         if self.dry_run:
             self.output.line(shlex.join(self.plan.command))
             return _SHOWN
         replace_process(self.plan.command, os.environ)
-        return Ended(1, None)
+        return Ended(1)
 
     def _pass_signal_on(self, folder: Path) -> None:
         """--on-signal sent to the command in front goes to the captured ranks of this host."""
@@ -164,13 +186,17 @@ class Start:
                     self.output.message(f"{process} cannot be reached: {error.strerror}")
 
     def _report(self, folder: Path) -> None:
-        """The job has ended with its own status, which nothing here may change."""
-        try:
-            text = summary(folder, self.plan)
-        except Exception as error:  # noqa: BLE001  (a rank that was killed may leave any content behind)
-            text = f"cannot sum up {folder}: {error!r}"
-        if text is not None:
-            self.output.message(text)
+        """The summary; a folder that does not answer is not waited for."""
+        texts: list[str | None] = []
+        if not within_seconds(lambda: texts.append(summary(folder, self.plan))):
+            texts.append(f"{short_path(folder)} does not answer: what was captured cannot be summed up")
+        for text in texts:
+            if text is not None:
+                self.output.message(text)
+
+
+def _nothing() -> None:
+    """There is nothing to collect."""
 
 
 def _capturing_environment(plan: Plan) -> dict[str, str]:

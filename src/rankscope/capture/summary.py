@@ -19,6 +19,8 @@ _MOST_CYCLES = 6
 def summary(folder: Path, plan: Plan) -> str | None:
     """The message, or None when there is nothing to report. A run folder without any rank is removed."""
     manifests = list(rank_manifests(folder))
+    if not folder.is_dir():
+        return f"the run folder {short_path(folder)} is gone, and what was captured with it"
     if not manifests:
         remove_if_empty(folder)
         return _nothing_captured(plan)

@@ -6,16 +6,18 @@ A command module has ``configure(parser)`` and ``main(args) -> int``. Only this 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import os
 import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Protocol, TextIO, cast
 
 from rankscope.cli.options import written_out
 from rankscope.errors import RankscopeError, UsageError
 from rankscope.version import __version__
+from rankscope.visible_text import VisibleStream
 
 # In the order of a first session: capture, read, analyse, view, export.
 COMMANDS = {
@@ -146,6 +148,25 @@ def top_level_help() -> str:
 
 def main(argv: Sequence[str]) -> int:
     """Run one command line and return its exit code: 0 ok, 1 error, 2 usage, 3 threshold crossed."""
+    with _visible_output():
+        return _main(argv)
+
+
+@contextlib.contextmanager
+def _visible_output() -> Iterator[None]:
+    """Untrusted text never controls a terminal, whoever prints it. A file or pipe gets stdout unchanged."""
+    before = sys.stdout, sys.stderr
+    try:
+        if sys.stdout is not None and sys.stdout.isatty():
+            sys.stdout = cast(TextIO, VisibleStream(sys.stdout))
+        if sys.stderr is not None:
+            sys.stderr = cast(TextIO, VisibleStream(sys.stderr))
+        yield
+    finally:
+        sys.stdout, sys.stderr = before
+
+
+def _main(argv: Sequence[str]) -> int:
     if not argv or argv[0] in ("-h", "--help", "help"):
         print(top_level_help(), end="")
         return 0 if argv else 2
@@ -175,4 +196,13 @@ def main(argv: Sequence[str]) -> int:
 
 def run() -> None:
     """The console script."""
+    _hold_closed_streams()
     sys.exit(main(sys.argv[1:]))
+
+
+def _hold_closed_streams() -> None:
+    """After `2>&-` our own files must not get the number 2, nor our lines go to stdout. A command that is started finds
+    the stream closed, as the descriptor is not inherited."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: PTH123, SIM115  (pathlib takes long to import)

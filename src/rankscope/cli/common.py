@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, TextIO
 from rankscope import units
 from rankscope.atomic_files import unique_name
 from rankscope.errors import StoreError, UsageError
+from rankscope.visible_text import unchecked
 
 if TYPE_CHECKING:
     from rankscope.analysis.core.result import Result
@@ -213,6 +214,11 @@ def _import_numpy_with_one_thread() -> None:
         del os.environ[_BLAS_THREADS]
 
 
+def show(text: str) -> None:
+    """Print what `views` have made: untrusted text in it is clean, and the control characters are our colours."""
+    unchecked(sys.stdout).write(text)
+
+
 def read(paths: list[Path], options: Options, quiet: bool) -> Ingested:
     """Update a store, showing progress."""
     _import_numpy_with_one_thread()
@@ -250,7 +256,7 @@ class Progress:
     """One line on stderr: percent, MB/s, time left. Redrawn on a terminal; elsewhere printed every ten seconds."""
 
     def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
+        self._stream = unchecked(stream)
         self._redraws = stream.isatty()
         self._read: dict[Path, int] = {}
         self._files = self._total = 0

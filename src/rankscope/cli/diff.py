@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rankscope.cli.common import add_reading_options, add_scope_options, open_run, scope_of
+from rankscope.cli.common import add_reading_options, add_scope_options, open_run, scope_of, show
 from rankscope.errors import UsageError
 from rankscope.units import parse_count, parse_percent, shorten_middle
 
@@ -89,7 +89,7 @@ def main(args: argparse.Namespace) -> int:
     result = diff(base, new, scope, rules)
     failed = slower_rows(result, limit, args.fail_on_likely) if limit is not None else []
     doubtful = likely_slower(result, limit) if limit is not None and not args.fail_on_likely else []
-    sys.stdout.write(_text(result, failed, args.format, shown))
+    show(_text(result, failed, args.format, shown))
     for row in failed:
         change = "from nothing" if row["change_pct"] is None else f"{row['change_pct']:+.1f} %"
         key = shorten_middle(str(row["key"]), 80)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from rankscope.cli.common import add_fail_on, add_reading_options, add_run_argument, exit_code, open_run
+from rankscope.cli.common import add_fail_on, add_reading_options, add_run_argument, exit_code, open_run, show
 
 EXAMPLES = """\
 examples:
@@ -33,5 +33,5 @@ def main(args: argparse.Namespace) -> int:
     from rankscope.views import render, terminal_width, use_color
 
     result = doctor(open_run(args), Scope())
-    sys.stdout.write(render(result, args.format, terminal_width(sys.stdout), use_color(sys.stdout)))
+    show(render(result, args.format, terminal_width(sys.stdout), use_color(sys.stdout)))
     return exit_code(args.fail_on, [result])

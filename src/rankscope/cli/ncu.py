@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rankscope import tools
+from rankscope.capture.after_job import after_job
 from rankscope.capture.job_name import name_run
 from rankscope.capture.kernel_list import (
     LIST_NAME,
@@ -33,7 +34,7 @@ from rankscope.capture.rank import SINGLE, detect
 from rankscope.capture.run_folder import folder_of
 from rankscope.capture.selector import FORMS
 from rankscope.capture.summary import short_path
-from rankscope.cli.common import add_reading_options
+from rankscope.cli.common import add_reading_options, show
 from rankscope.cli.store_libraries import missing_libraries
 from rankscope.errors import ToolError, UsageError
 from rankscope.plain_table import plain_table
@@ -180,10 +181,12 @@ def _profile(listed: KernelList, args: argparse.Namespace) -> int:
     if args.dry_run or folder is None:
         return code
     # An unselected rank has become the command and does not get here.
-    write_kernels(folder / LIST_NAME, listed, str(args.run or args.kernels))
-    if in_front and ncu is not None:
-        return _until_measured(listed, selection, folder, job, ncu, code, args, by_size=by_size)
-    return code
+    codes = [code]
+    with after_job(_message):
+        write_kernels(folder / LIST_NAME, listed, str(args.run or args.kernels))
+        if in_front and ncu is not None:
+            codes.append(_until_measured(listed, selection, folder, job, ncu, code, args, by_size=by_size))
+    return codes[-1]
 
 
 def _ncu(args: argparse.Namespace) -> tools.Tool | None:
@@ -276,7 +279,7 @@ def _show(folder: Path, listed: KernelList, args: argparse.Namespace) -> int:
 
     args.run = folder
     result = hot_kernels_measured(open_run(args), listed)
-    sys.stdout.write(render(result, args.format, terminal_width(sys.stdout), use_color(sys.stdout)))
+    show(render(result, args.format, terminal_width(sys.stdout), use_color(sys.stdout)))
     return 0
 
 

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from rankscope.capture.plan import FALLBACK_AFTER_S, Plan
+from rankscope.capture.plan import FALLBACK_AFTER_S, Front, Plan
 from rankscope.capture.rank import detect, parse_identity
 from rankscope.capture.schedule import Schedule, TimeWindow, When, choose_when
 from rankscope.capture.selector import AUTO, AUTO_ALL, FORMS, parse_selector
@@ -81,12 +81,19 @@ _GROUPS = (
                 "nsys:REPORT for nsys's own, false for none",
             ),
             option("-f", "--force", action="store_true", help="replace a run folder that holds another job"),
+            option(
+                "--group-readable",
+                action="store_true",
+                help="let the group read the run folder (default: only its owner, unless the folder around it is "
+                "shared by set-group-ID)",
+            ),
             option("-q", "--quiet", action="store_true", help="print only errors"),
             option("-v", "--verbose", action="store_true", help="print what every captured rank does"),
             # Set in the command that rankscope inserts into a launcher's: the process in front has named the job
             # and prints the summary.
             option("--inner", action="store_true", help=argparse.SUPPRESS),
             option("--job", help=argparse.SUPPRESS),
+            option("--front", help=argparse.SUPPRESS),
         ),
     ),
     Group(
@@ -186,7 +193,7 @@ _GROUPS = (
     ),
 )
 # Not passed on to the command that is inserted into a launcher's: it gets its own, or must not have them.
-_NOT_PASSED_ON = ("command", "dry_run", "stats", "output", "inner", "job", "force")
+_NOT_PASSED_ON = ("command", "dry_run", "stats", "output", "inner", "job", "front", "force")
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -221,6 +228,7 @@ def main(args: argparse.Namespace) -> int:
         from rankscope.capture.child_process import replace_process
 
         replace_process(command, os.environ, requested_signal(plan))
+    from rankscope.capture.after_job import after_job
     from rankscope.capture.child_process import end_like
     from rankscope.capture.start import Start
 
@@ -234,8 +242,12 @@ def main(args: argparse.Namespace) -> int:
         stay=bool(tables),
     )
     ended = start.in_front() if in_front else start.selected_rank(identity)
-    if tables and ended.folder is not None:
-        _print_stats(ended.folder, tables)
+    if args.dry_run:
+        return ended.status
+    with after_job(output.message):
+        ended.report()
+        if tables and ended.folder is not None:
+            _print_stats(ended.folder, tables)
     return end_like(ended.status)
 
 
@@ -272,6 +284,8 @@ def plan_of(args: argparse.Namespace, command: tuple[str, ...]) -> Plan:
         quiet=args.quiet,
         verbose=args.verbose,
         speaks=not args.inner,
+        group_readable=args.group_readable,
+        front=Front.from_text(args.front) if args.front else None,
         nvtx=nvtx_ranges(args),
         **{name: getattr(args, name) for name in recording},
     )
@@ -346,4 +360,7 @@ def _print_stats(folder: Path, tables: list[list[str]]) -> None:
 
 
 def _message(text: str) -> None:
-    print(f"rankscope: {text}", file=sys.stderr, flush=True)
+    try:
+        print(f"rankscope: {text}", file=sys.stderr, flush=True)
+    except OSError:  # a full disk, or a reader that has gone: Python would try again at its end, and fail
+        sys.stderr = open(os.devnull, "w")  # noqa: PTH123, SIM115  (pathlib would double what a rank imports)

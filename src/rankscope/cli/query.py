@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from rankscope.cli.common import add_clocks, add_reading_options, add_run_argument, open_run, positive
+from rankscope.cli.common import add_clocks, add_reading_options, add_run_argument, open_run, positive, show
 
 EXAMPLES = """\
 examples:
@@ -55,7 +55,7 @@ def main(args: argparse.Namespace) -> int:
         tuple(Column(name, title=name) for name in names),
         [dict(zip(names, row, strict=True)) for row in rows],
     )
-    sys.stdout.write(render(result, args.format, terminal_width(sys.stdout), use_color(sys.stdout)))
+    show(render(result, args.format, terminal_width(sys.stdout), use_color(sys.stdout)))
     if more:
         print(
             f"rankscope: only the first {args.rows:,} rows are shown\n  The query gives more.\n  All of them: --rows N",

@@ -20,6 +20,7 @@ from rankscope.cli.common import (
     expect_reading,
     open_run,
     scope_of,
+    show,
 )
 from rankscope.errors import UsageError
 from rankscope.units import parse_count
@@ -127,8 +128,9 @@ def main(args: argparse.Namespace) -> int:
     if args.report is None and args.compat is None and args.format == "table":
         output = _screen(args, run, scope, results, width, color)
     else:
-        output = render(results if len(results) > 1 else results[0], args.format, width, color)
-    sys.stdout.write(output)
+        one = results if len(results) > 1 else results[0]
+        output = render(one, args.format, width, color, quote_formulas=not args.compat)
+    show(output)
     return exit_code(args.fail_on, results)
 
 

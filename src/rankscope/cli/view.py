@@ -116,6 +116,13 @@ def _refuse_perfetto_options(args: argparse.Namespace) -> None:
 
 
 def _view(args: argparse.Namespace) -> int:
+    from rankscope.viewer.address import Address
+
+    address = _listening(lambda: Address(args.host, args.port), args.host, args.port)
+    print(address.url, flush=True)
+    if args.tunnel is None:
+        _print_how_to_reach(address.port, args.host)
+    # What follows imports a second's worth of packages; a browser waits for the answer meanwhile.
     from rankscope.store.ingest import Options
     from rankscope.viewer.server import Server
     from rankscope.viewer.startup import Opening
@@ -127,16 +134,11 @@ def _view(args: argparse.Namespace) -> int:
         lambda text: print(text, file=sys.stderr),
         mix=args.mix,
     )
-    server = _listening(
-        lambda: Server(args.host, args.port, opening.routes(), tunnel=args.tunnel), args.host, args.port
-    )
+    server = Server(address, opening.routes(), args.tunnel)
     opening.start()
-    print(server.url, flush=True)
     if args.tunnel is not None:
         threading.Thread(target=_end_with_stdin, args=(server,), daemon=True).start()
-    else:
-        _print_how_to_reach(server.port, args.host)
-    code = _serve(server, server.url, args.no_open)
+    code = _serve(server, address.url, args.no_open)
     opening.close()
     if not opening.wait(0) or server.busy:
         # Threads are in DuckDB, which crashes if the interpreter shuts down meanwhile. The reading processes

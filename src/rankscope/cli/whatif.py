@@ -6,7 +6,14 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
-from rankscope.cli.common import add_reading_options, add_run_argument, add_scope_options, open_run, scope_of
+from rankscope.cli.common import (
+    add_reading_options,
+    add_run_argument,
+    add_scope_options,
+    open_run,
+    scope_of,
+    show,
+)
 
 if TYPE_CHECKING:
     from rankscope.analysis.critical_path.scenarios import Scenario
@@ -63,7 +70,7 @@ def main(args: argparse.Namespace) -> int:
     run = open_run(args)
     scope.check(run)
     result = whatif(run, scope, scenarios)
-    sys.stdout.write(render(result, args.format, terminal_width(sys.stdout), use_color(sys.stdout)))
+    show(render(result, args.format, terminal_width(sys.stdout), use_color(sys.stdout)))
     return 0
 
 

@@ -171,6 +171,9 @@ class CudaRangeRecorder:
             self.stop()
         self._warm = False
 
+    def forked(self) -> None:
+        """Nothing of the range is in this process."""
+
     def release(self) -> None:
         pass
 

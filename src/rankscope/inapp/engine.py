@@ -44,7 +44,7 @@ from rankscope.inapp.window_export import WindowExporter
 from rankscope.inapp.window_handlers import Handler
 from rankscope.inapp.windows import BY_STEPS, BY_TIME, Windows
 
-# How long the process waits at its end for a trace that is still being written.
+# How long the process waits at its end for a trace that is still being written; for one that is stuck, seconds.
 EXIT_WAIT_S = 600.0
 TERM_WAIT_S = 20.0
 # A window that a signal requested before any optimizer step becomes a time window after this long.
@@ -187,19 +187,33 @@ class Engine:
     ) -> None:
         """End the capture: close an open window, wait for exports, print where the traces are.
 
-        ``why`` is the reason why an open window is partial; None where it was to last until now.
+        ``why`` is the reason why an open window is partial; None where it was to last until now. Called by Python's
+        exit, which would print a traceback: a failure (a full disk, a folder that is gone) is one line.
         """
         if self._finished or os.getpid() != self._pid:
             return
         self._finished = True
+        try:
+            self._finish(why, wait_s, process_ends=process_ends)
+        except Exception as error:  # noqa: BLE001  (nothing after the job may be the job's failure)
+            lost = any(window["state"] == "lost" for window in self.files.manifest["windows"])  # said already
+            (self.log.debug if lost else self.log.warning)(
+                f"the end of the capture could not be noted: {_text(error)}"
+            )
+        self.stopped = True
+
+    def _finish(self, why: str | None, wait_s: float, *, process_ends: bool) -> None:
         if self._timer is not None:
             self._timer.cancel()
         if isinstance(self.plan.when, EveryStep):
             why = None  # the tool records to the end, and the steps until now are whole
         self._close_unfinished(why)
-        self._windows.wait_for_exports(wait_s)
+        answers = self._windows.wait_for_exports(wait_s)
         if process_ends:
             self._windows.leave_events_to_exit()
+        if not answers:
+            return  # nothing more can be written there, and trying would hold the exit
+        self._note_lost_front()
         if not self.files.manifest["windows"] and not self.stopped:
             self._report_nothing_captured()
         self._report_uneven_steps()
@@ -213,7 +227,14 @@ class Engine:
             if not self.stopped and self.files.manifest["windows"]:
                 self.log.reports = self.log.reports or self._reports_for_rank_zero()
                 self.log.info(captured(self.plan, self.files))
-        self.stopped = True
+
+    def _note_lost_front(self) -> None:
+        """`rankscope profile` in front of the job was killed: the job has gone on, as behind nohup."""
+        front = self.plan.front
+        if front is not None and front.host == self.files.manifest["host"] and not front.runs():
+            note = f"rankscope profile (process {front.pid}) was killed before the job ended; the job went on"
+            self.files.manifest["notes"].append(note)
+            self.log.warning(note)
 
     # -- steps and windows
 
@@ -341,11 +362,7 @@ class Engine:
     def _give_up(self, error: Exception) -> None:
         """Print one line and leave nothing running."""
         self.stopped = True
-        text = (
-            f"{error.message}. {error.why}"
-            if isinstance(error, RankscopeError)
-            else f"{type(error).__name__}: {error}"
-        )
+        text = _text(error)
         self.log.warning(f"capture is off, the job goes on: {text}")
         self.files.manifest["notes"].append(text)
         self._sigterm.off()
@@ -388,6 +405,7 @@ class Engine:
         """In a forked child of the rank, such as a DataLoader worker: the capture must not run there."""
         self.stopped = True
         self._sigterm.off()
+        self._windows.forked()
 
     def _report_nothing_captured(self) -> None:
         if not self.step_number and not self.plan.direct and not self.plan.speaks:
@@ -414,6 +432,14 @@ class Engine:
         rank_zero = Identity(0, 0, None, None, 0, "")
         selected = parse_selector(self.plan.ranks).selects(rank_zero)
         return self.files.first and self.plan.speaks and not self.plan.quiet and not selected
+
+
+def _text(error: Exception) -> str:
+    if isinstance(error, RankscopeError):
+        return f"{error.message}. {error.why}"
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"{error.strerror}: {error.filename}"
+    return f"{type(error).__name__}: {error}"
 
 
 def _schedule_of(when: When) -> Schedule | ScheduleFunction | None:

@@ -1,28 +1,37 @@
-"""Write a recording in a forked child, so that training goes on after the fork.
+"""Write a recording in a process of its own, so that training goes on after the fork.
 
-Kineto's export holds the GIL, so a thread would not help. The child waits for its turn among the ranks, forks once
+Kineto's export holds the GIL, so a thread would not help. The exporter waits for its turn among the ranks, forks once
 more for Kineto's save (into a pipe), compresses the output, and renames the finished file. It does nothing else and
 ends with os._exit, because it is a copy of a process whose threads do not exist in it.
+
+The job cannot meet it: the exporter is not its child (os.wait() never returns it, no SIGCHLD comes from it), and it
+reports through shared memory, not through descriptors that the job may close or take over (os.closerange).
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import gc
 import json
+import mmap
 import os
 import select
 import shutil
 import signal
+import struct
 import sys
 import tempfile
+import threading
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from rankscope.capture.process_state import process_state, still_runs
 from rankscope.inapp.trace_stream import TraceStream
+from rankscope.private_files import open_private
 from rankscope.units import format_bytes
 
 # Ranks begin one after another, so that a node's ranks do not all write at the same moment.
@@ -32,12 +41,19 @@ STAGGER_TURNS = 16
 GRACE_S = 5.0
 # After torch has closed the file, the saving process is given this long to end.
 SAVER_END_S = 2.0
+# An export that has written nothing for this long is stuck (a file system that hangs), and is given up at the exit.
+STUCK_S = 5.0
+_POLL_S = 0.02
+
+# clone(2) by the names of uname -m: elsewhere a second fork does the same, at three times the pause.
+_CLONE = {"x86_64": 56, "aarch64": 220}
+_CLONE_VM, _CLONE_VFORK = 0x100, 0x4000
 
 Outcome = dict[str, Any]
 
 
 class ExportOrder(NamedTuple):
-    """One export. ``when_done`` is called in the child with the outcome, after the file is in place."""
+    """One export. ``when_done`` is called in the exporter with the outcome, after the file is in place."""
 
     save: Callable[[str], object]
     target: Path
@@ -46,80 +62,205 @@ class ExportOrder(NamedTuple):
     when_done: Callable[[Outcome], None]
 
 
+class _Shared:
+    """What the job and the exporter tell each other: a page of shared memory without a descriptor.
+
+    The job writes ``hurry``, the exporter the rest; the length of the outcome is written last.
+    """
+
+    _HURRY, _EXPORTER, _SAVER, _PROGRESS, _LENGTH, _TEXT = 0, 8, 16, 24, 32, 40
+    _SIZE = 2**16
+
+    def __init__(self) -> None:
+        self._memory = mmap.mmap(-1, self._SIZE)
+
+    def _get(self, place: int) -> int:
+        return int(struct.unpack_from("q", self._memory, place)[0])
+
+    def _set(self, place: int, value: int) -> None:
+        struct.pack_into("q", self._memory, place, value)
+
+    @property
+    def hurry(self) -> bool:
+        return self._get(self._HURRY) != 0
+
+    def set_hurry(self) -> None:
+        self._set(self._HURRY, 1)
+
+    @property
+    def exporter(self) -> int:
+        return self._get(self._EXPORTER)
+
+    def set_exporter(self, pid: int) -> None:
+        self._set(self._EXPORTER, pid)
+
+    @property
+    def saver(self) -> int:
+        return self._get(self._SAVER)
+
+    def set_saver(self, pid: int) -> None:
+        self._set(self._SAVER, pid)
+
+    @property
+    def progress(self) -> int:
+        """Bytes that torch has given and bytes that were written."""
+        return self._get(self._PROGRESS)
+
+    def advance(self, count: int) -> None:
+        self._set(self._PROGRESS, self.progress + count)
+
+    @property
+    def outcome(self) -> Outcome | None:
+        length = self._get(self._LENGTH)
+        return json.loads(self._memory[self._TEXT : self._TEXT + length]) if length else None
+
+    def set_outcome(self, outcome: Outcome) -> None:
+        text = json.dumps(outcome).encode()
+        if len(text) > self._SIZE - self._TEXT:
+            text = json.dumps({**outcome, "why": str(outcome.get("why"))[:1000]}).encode()
+        self._memory[self._TEXT : self._TEXT + len(text)] = text
+        self._set(self._LENGTH, len(text))
+
+
 class Export:
     """A running export, in the training process."""
 
     def __init__(self, order: ExportOrder) -> None:
         self.outcome: Outcome | None = None
-        self._result, result_end = os.pipe()
-        hurry_end, self._hurry = os.pipe()
-        with warnings.catch_warnings():
-            # Python 3.12 warns about fork in a process with threads; the child does only what is safe there.
-            warnings.simplefilter("ignore", DeprecationWarning)
-            self._pid = os.fork()
-        if self._pid == 0:
-            _child(order, result_end, hurry_end)
-        os.close(result_end)
-        os.close(hurry_end)
+        self.stuck = False
+        """It was given up: its folder does not answer."""
+        self._target = order.target
+        self._shared = _Shared()
+        if not _detach(self._shared):
+            _export_and_end(order, self._shared)
+        self._pid = self._shared.exporter
+        found = process_state(self._pid)
+        self._started = found.started if found else 0
 
     def poll(self) -> bool:
-        """Whether the export has ended. One system call."""
-        if self.outcome is None and select.select([self._result], [], [], 0)[0]:
-            self._collect()
+        """Whether the export has ended."""
+        if self.outcome is None:
+            self.outcome = self._shared.outcome
+        if self.outcome is None and not still_runs(self._pid, self._started):
+            lost = {"state": "lost", "why": "the process that wrote the trace was killed"}
+            self.outcome = self._shared.outcome or lost  # it may have ended in between
         return self.outcome is not None
 
-    def wait(self, seconds: float) -> None:
-        """Start the export now if it waits for its turn, and wait for its end."""
-        self.hurry()
-        if self.outcome is None and select.select([self._result], [], [], seconds)[0]:
-            self._collect()
+    def wait(self, seconds: float, waiting: Callable[[int], object] = lambda _bytes: None) -> None:
+        """Start the export now if it waits for its turn, and wait for its end: at most this long, and not for one that
+        makes no progress. ``waiting`` is called once, after a while, with the bytes so far."""
+        self._shared.set_hurry()
+        began = last = time.monotonic()
+        progress, told = -1, False
+        while not self.poll():
+            now = time.monotonic()
+            if (current := self._shared.progress) != progress:
+                progress, last = current, now
+            if now - last > STUCK_S or now - began > seconds:
+                self._give_up(now - last)
+                return
+            if now - began > STUCK_S / 2 and not told:
+                waiting(progress)
+                told = True
+            time.sleep(_POLL_S)
 
-    def hurry(self) -> None:
-        if self._hurry >= 0:
-            os.close(self._hurry)
-            self._hurry = -1
-
-    def _collect(self) -> None:
-        text = b""
-        while chunk := os.read(self._result, 65536):
-            text += chunk
-        os.close(self._result)
-        self.hurry()
-        with contextlib.suppress(ChildProcessError):  # the script may have waited for it
-            os.waitpid(self._pid, 0)
-        lost = {"state": "lost", "why": "the process that wrote the trace was killed"}
-        self.outcome = json.loads(text) if text else lost
+    def _give_up(self, idle_s: float) -> None:
+        """End the exporter. One that hangs in the kernel ends later: nothing waits for it."""
+        for pid in (self._shared.saver, self._pid):
+            if pid and still_runs(self._pid, self._started):
+                with contextlib.suppress(OSError):
+                    os.kill(pid, signal.SIGKILL)
+        left = _part_of(self._target)
+        why = f"nothing could be written for {idle_s:.0f} s" if idle_s > STUCK_S else "there was no more time"
+        self.outcome = {"state": "lost", "why": f"{why}; {left} may be left"}
+        self.stuck = True
 
 
-def _child(order: ExportOrder, result_end: int, hurry_end: int) -> None:
+def _detach(shared: _Shared) -> bool:
+    """Copy this process. True in the job; False in the copy, which is nobody's child.
+
+    The first copy makes a second one in its own memory (CLONE_VM: nothing is copied twice), which suspends the first
+    for good (CLONE_VFORK); the job ends and collects the first.
+    """
+    with warnings.catch_warnings(), _without_sigchld():
+        # Python 3.12 warns about fork in a process with threads; the copy does only what is safe there.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        first = os.fork()
+        if first == 0:
+            second = _clone_in_place()
+            if second:  # after a plain fork; a clone has suspended this process
+                shared.set_exporter(second)
+                os._exit(0)
+            shared.set_exporter(os.getpid())
+            return False
+        with contextlib.suppress(ChildProcessError):  # a job that ignores SIGCHLD has no children to collect
+            while not shared.exporter and os.waitpid(first, os.WNOHANG) == (0, 0):
+                time.sleep(0.0002)
+            os.kill(first, signal.SIGKILL)
+            os.waitpid(first, 0)
+    return True
+
+
+def _clone_in_place() -> int:
+    """A second process on this one's memory and stack, returning 0 there; this one sleeps until it is killed."""
+    number = _CLONE.get(os.uname().machine)
+    if (
+        number is not None
+        and (made := ctypes.CDLL(None).syscall(number, _CLONE_VM | _CLONE_VFORK, 0, 0, 0, 0)) >= 0
+    ):
+        return int(made)
+    return os.fork()
+
+
+@contextlib.contextmanager
+def _without_sigchld() -> Iterator[None]:
+    """The end of our own child must not call the job's handler; the end of one of the job's must."""
+    handler = signal.getsignal(signal.SIGCHLD)
+    if not callable(handler) or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    pid = os.getpid()
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        if os.getpid() == pid:
+            signal.signal(signal.SIGCHLD, handler)
+            with contextlib.suppress(ChildProcessError):
+                if os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
+                    os.kill(pid, signal.SIGCHLD)
+
+
+def _export_and_end(order: ExportOrder, shared: _Shared) -> None:
     gc.disable()  # a collection could run the destructors of the job's objects (CUDA, files) here
     try:
-        _keep_only({result_end, hurry_end})
+        _close_descriptors()
         terminated = _reset_signals()
         with contextlib.suppress(OSError):
             os.nice(10)
-        select.select([hurry_end], [], [], order.turn % STAGGER_TURNS * STAGGER_S)
-        outcome = _export(order, terminated)
+        turn = time.monotonic() + order.turn % STAGGER_TURNS * STAGGER_S
+        while not shared.hurry and not terminated and time.monotonic() < turn:
+            time.sleep(_POLL_S)
+        outcome = _export(order, shared, terminated)
         with contextlib.suppress(OSError):
             order.when_done(outcome)
-        os.write(result_end, json.dumps(outcome).encode())
-    except BaseException as error:  # noqa: BLE001  (the last frame of this process: report to the parent)
-        os.write(
-            result_end, json.dumps({"state": "lost", "why": f"{type(error).__name__}: {error}"}).encode()
-        )
+        shared.set_outcome(outcome)
+    except BaseException as error:  # noqa: BLE001  (the last frame of this process: report to the job)
+        shared.set_outcome({"state": "lost", "why": f"{type(error).__name__}: {error}"})
     finally:
         os._exit(0)
 
 
-def _keep_only(kept: set[int]) -> None:
+def _close_descriptors() -> None:
     """Close the job's files and sockets: peers must notice that a rank is dead while its trace is written.
 
     The descriptor numbers stay in use (/dev/null). libuv, under torch's TCPStore, closes the numbers of its own pipe
-    in every forked process: the export's descriptors must not have those numbers.
+    in every forked process: the export's descriptors must not have those numbers. Where Python found stderr closed,
+    2 is a file of the job's.
     """
     nothing = os.open(os.devnull, os.O_RDWR)
     last = max(int(entry.name) for entry in Path("/proc/self/fd").iterdir())
-    for number in {*range(last + 1)} - kept - {2}:
+    for number in {*range(last + 1)} - ({2} if sys.stderr is not None else set()):
         os.dup2(nothing, number)
 
 
@@ -134,17 +275,21 @@ def _reset_signals() -> list[float]:
     return terminated
 
 
-def _export(order: ExportOrder, terminated: list[float]) -> Outcome:
+def _part_of(target: Path) -> Path:
+    return target.with_name(f".{target.name}.part")
+
+
+def _export(order: ExportOrder, shared: _Shared, terminated: list[float]) -> Outcome:
     """Save, compress, rename. Errors are part of the outcome."""
     began = time.monotonic_ns()
-    part = order.target.with_name(f".{order.target.name}.part")
+    part = _part_of(order.target)
     try:
-        with part.open("wb", buffering=0) as file:
+        with open_private(part, "wb", buffering=0) as file:
             compress = order.target.suffix == ".gz"
-            stream = TraceStream(_writer(file.fileno()), order.max_size, compress=compress)
-            why = _stream_save(order, stream, terminated)
+            stream = TraceStream(_writer(file.fileno(), shared), order.max_size, compress=compress)
+            why = _stream_save(order, stream, shared, terminated)
             if not stream.received and not terminated:
-                why = _stream_save(order, stream, terminated)  # try again: a recording cannot be repeated
+                why = _stream_save(order, stream, shared, terminated)  # a recording cannot be repeated
             os.fsync(file.fileno())
         if stream.raw_bytes == 0:
             part.unlink(missing_ok=True)
@@ -162,16 +307,20 @@ def _export(order: ExportOrder, terminated: list[float]) -> Outcome:
     }
 
 
-def _writer(descriptor: int) -> Callable[[bytes], None]:
+def _writer(descriptor: int, shared: _Shared) -> Callable[[bytes], None]:
     def write(data: bytes) -> None:
         view = memoryview(data)
         while view:
-            view = view[os.write(descriptor, view) :]
+            count = os.write(descriptor, view)
+            shared.advance(count)
+            view = view[count:]
 
     return write
 
 
-def _stream_save(order: ExportOrder, stream: TraceStream, terminated: list[float]) -> str | None:
+def _stream_save(
+    order: ExportOrder, stream: TraceStream, shared: _Shared, terminated: list[float]
+) -> str | None:
     """Run Kineto's save in its own process and compress its output. Returns why the trace is not whole."""
     source, sink = os.pipe()
     folder = tempfile.mkdtemp(prefix="rankscope-")
@@ -179,10 +328,11 @@ def _stream_save(order: ExportOrder, stream: TraceStream, terminated: list[float
     if saver == 0:
         os.close(source)
         _save_into(order, Path(folder), sink)
+    shared.set_saver(saver)
     os.close(sink)
     why: str | None = "the export was interrupted"
     try:
-        why = _compress(order, source, stream, terminated)
+        why = _compress(order, source, stream, shared, terminated)
     finally:
         os.close(source)
         status = _wait_or_kill(saver, 0 if why else SAVER_END_S)
@@ -210,7 +360,9 @@ def _how_it_ended(status: int) -> str:
     return f" (ended by {signal.Signals(os.WTERMSIG(status)).name})" if os.WIFSIGNALED(status) else ""
 
 
-def _compress(order: ExportOrder, source: int, stream: TraceStream, terminated: list[float]) -> str | None:
+def _compress(
+    order: ExportOrder, source: int, stream: TraceStream, shared: _Shared, terminated: list[float]
+) -> str | None:
     """Compress until torch closes the pipe. Returns why it stopped before that."""
     while True:
         why = None
@@ -226,6 +378,7 @@ def _compress(order: ExportOrder, source: int, stream: TraceStream, terminated: 
         data = os.read(source, 1 << 20)
         if not data:
             return None
+        shared.advance(len(data))
         stream.feed(data)
 
 
@@ -237,6 +390,7 @@ def _save_into(order: ExportOrder, folder: Path, sink: int) -> None:
             path.symlink_to(f"/proc/self/fd/{sink}")
         order.save(str(name))
     except BaseException as error:  # noqa: BLE001  (the last frame of this process: print it)
-        sys.stderr.write(f"rankscope: torch's export failed: {error}\n")
+        if sys.stderr is not None:
+            sys.stderr.write(f"rankscope: torch's export failed: {error}\n")
     finally:
         os._exit(0)

@@ -7,6 +7,7 @@ import os
 import sys
 
 from rankscope.capture.rank import Identity, detect
+from rankscope.visible_text import visible
 
 
 def current_identity() -> Identity:
@@ -34,6 +35,7 @@ class JobLog:
         self.rank = rank
         self.reports = reports and not quiet
         self.verbose = verbose
+        self._stderr = _stderr_file()
 
     def warning(self, text: str) -> None:
         """Printed on every rank, even with --quiet."""
@@ -48,7 +50,18 @@ class JobLog:
             self._print(text)
 
     def _print(self, text: str) -> None:
-        # The script may have closed or replaced stderr, or its disk may be full: the job must not fail for that.
+        # The script may have closed stderr, and 2 be the number of a file of its own.
+        if sys.stderr is sys.__stderr__ and _stderr_file() != self._stderr:
+            return
+        # It may have replaced sys.stderr, or its disk may be full: the job must not fail for that.
         with contextlib.suppress(OSError, ValueError, AttributeError):
-            sys.stderr.write(f"rankscope: rank {self.rank}: {' '.join(text.split())}\n")
+            sys.stderr.write(f"rankscope: rank {self.rank}: {visible(' '.join(text.split()))}\n")
             sys.stderr.flush()
+
+
+def _stderr_file() -> tuple[int, int] | None:
+    try:
+        found = os.fstat(2)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino

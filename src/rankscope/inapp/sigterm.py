@@ -6,7 +6,10 @@ SIGTERM would end the Python process at once.
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
+import resource
 import signal
 import threading
 from collections.abc import Callable
@@ -16,6 +19,8 @@ from typing import Any
 # Python runs a signal handler once the main thread is back in Python code. If a collective holds it longer than
 # this, the process is ended without the handler, and the window is lost.
 STUCK_S = 5.0
+# The wakeup pipe's numbers: this many below the process's limit, or below 1024, which every select(2) can take.
+_ROOM, _HIGHEST = 8, 1024
 
 
 class SigtermGuard:
@@ -28,7 +33,7 @@ class SigtermGuard:
         self._finish = finish
         self._previous: Any = None
         self._installed = False
-        self._wakeup: int | None = None
+        self._pipe: _HighPipe | None = None
 
     def on(self) -> None:
         if self._installed or threading.current_thread() is not threading.main_thread():
@@ -58,39 +63,84 @@ class SigtermGuard:
         else:
             os.kill(os.getpid(), number)  # by the default action, so that the exit status shows the signal
 
+    def check(self) -> None:
+        """Forget the wakeup pipe if the script has closed it (os.closerange), before a signal is written elsewhere."""
+        if self._pipe is not None and not self._pipe.whole:
+            self._unwatch()
+
     def _watch(self) -> None:
         """Start a thread that ends the process if the main thread cannot run the handler in time."""
         if callable(self._previous):
             return
-        reader, writer = os.pipe()
-        os.set_blocking(writer, False)
-        before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+        pipe = _HighPipe()
+        before = signal.set_wakeup_fd(pipe.writer, warn_on_full_buffer=False)
         if before != -1:  # an event loop uses it already
             signal.set_wakeup_fd(before)
-            os.close(reader)
-            os.close(writer)
+            pipe.close(pipe.writer)
+            pipe.close(pipe.reader)
             return
-        self._wakeup = writer
-        threading.Thread(target=_end_if_stuck, args=(reader,), name="rankscope-term", daemon=True).start()
+        self._pipe = pipe
+        threading.Thread(target=_end_if_stuck, args=(pipe,), name="rankscope-term", daemon=True).start()
 
     def _unwatch(self) -> None:
-        if self._wakeup is None:
+        if self._pipe is None:
             return
-        writer, self._wakeup = self._wakeup, None
+        pipe, self._pipe = self._pipe, None
         current = signal.set_wakeup_fd(-1)
-        if current != writer:  # replaced since
+        if current != pipe.writer:  # replaced since
             signal.set_wakeup_fd(current)
-        os.close(writer)
+        pipe.close(pipe.writer)
 
 
-def _end_if_stuck(reader: int) -> None:
+class _HighPipe:
+    """A pipe whose numbers are the highest that the process may have.
+
+    A script may close descriptors that are not its own. Numbers are given out from the lowest, so these are not taken
+    by a file of the script's, into which a signal would then be written.
+    """
+
+    def __init__(self) -> None:
+        ends = os.pipe()
+        highest = min(resource.getrlimit(resource.RLIMIT_NOFILE)[0], _HIGHEST)
+        self.reader, self.writer = (_moved(end, highest - _ROOM) for end in ends)
+        os.set_blocking(self.writer, False)
+        self._file = _identity(self.writer)
+
+    @property
+    def whole(self) -> bool:
+        return _identity(self.reader) == _identity(self.writer) == self._file
+
+    def close(self, end: int) -> None:
+        if _identity(end) == self._file:
+            os.close(end)
+
+
+def _moved(descriptor: int, least: int) -> int:
+    try:
+        number = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, least)
+    except OSError:  # none is free there
+        return descriptor
+    os.close(descriptor)
+    return number
+
+
+def _identity(descriptor: int) -> tuple[int, int] | None:
+    try:
+        found = os.fstat(descriptor)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def _end_if_stuck(pipe: _HighPipe) -> None:
     """Wait for SIGTERM in the wakeup pipe. The pipe is closed once the handler has run."""
     import ctypes
     import select
 
-    with open(reader, "rb", buffering=0) as pipe:
-        while numbers := pipe.read(64):
-            if signal.SIGTERM in numbers and not select.select([pipe], [], [], STUCK_S)[0]:
+    with contextlib.suppress(OSError):  # the script has closed the pipe
+        while numbers := os.read(pipe.reader, 64):
+            if signal.SIGTERM in numbers and not select.select([pipe.reader], [], [], STUCK_S)[0]:
                 # signal.signal works only in the main thread, which is stuck; libc's signal works in any.
                 ctypes.CDLL(None).signal(int(signal.SIGTERM), None)
                 os.kill(os.getpid(), signal.SIGTERM)
+        pipe.close(pipe.reader)

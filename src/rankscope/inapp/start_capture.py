@@ -12,7 +12,7 @@ import sys
 from typing import Any
 
 from rankscope.capture.launcher_command import is_launcher
-from rankscope.capture.plan import MAIN_VARIABLE, PLAN_VARIABLE, Plan
+from rankscope.capture.plan import PLAN_VARIABLE, Plan
 from rankscope.capture.rank import SINGLE, Identity, detect, disagreements
 from rankscope.capture.schedule import EveryStep, OnSignal
 from rankscope.capture.selector import parse_selector
@@ -35,12 +35,13 @@ _HELPERS = (
 def start_capture(plan_json: str, bootstrap: str) -> None:
     """Decide whether to capture this process, and if so prepare for it. ``bootstrap`` is the bootstrap's folder."""
     words = sys.orig_argv
-    if any(helper in word for word in words for helper in _HELPERS) or is_launcher(words):
+    if is_launcher(words):
+        return
+    if any(helper in word for word in words for helper in _HELPERS):
+        clean_environment(bootstrap)
         return
     plan = Plan.from_json(plan_json)
     identity = detect(os.environ, plan.identity)
-    if identity.source == SINGLE and MAIN_VARIABLE in os.environ:
-        return
     selector = parse_selector(plan.ranks)
     log = JobLog(
         identity.rank,
@@ -49,34 +50,39 @@ def start_capture(plan_json: str, bootstrap: str) -> None:
         verbose=plan.verbose,
     )
     if identity.source != SINGLE:
-        _clean_environment(bootstrap)
+        clean_environment(bootstrap)
     try:
         selected = selector.selects(identity)
     except RankscopeError as error:
         log.warning(f"not captured, the job goes on: {error.message}. {error.hint}")
         return
     if selected:
-        _wait_for_torch(plan, identity, log)
+        _wait_for_torch(plan, identity, log, bootstrap)
+    else:
+        after_import("torch", lambda: clean_environment(bootstrap))
 
 
-def _clean_environment(bootstrap: str) -> None:
-    """Children of a rank (workers, compilers) must see the environment as the job made it."""
+def clean_environment(bootstrap: str) -> None:
+    """The script and the processes that it starts (workers, compilers, shells) see the environment as the job made it.
+
+    A process without a rank may be the job's own launcher: it passes the variables on until it imports torch.
+    """
     os.environ.pop(PLAN_VARIABLE, None)
-    rest = [part for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part != bootstrap]
-    if any(rest):
+    path = os.environ.get("PYTHONPATH", bootstrap)
+    rest = [part for part in path.split(os.pathsep) if part != bootstrap]
+    if rest:
         os.environ["PYTHONPATH"] = os.pathsep.join(rest)
     else:
         os.environ.pop("PYTHONPATH", None)
 
 
-def _wait_for_torch(plan: Plan, identity: Identity, log: JobLog) -> None:
+def _wait_for_torch(plan: Plan, identity: Identity, log: JobLog, bootstrap: str) -> None:
     pid = os.getpid()
     started: list[Any] = []
 
     def on_torch() -> None:
         if os.getpid() == pid and not started:
-            if identity.source == SINGLE:
-                os.environ[MAIN_VARIABLE] = str(pid)
+            clean_environment(bootstrap)
             started.append(_start_engine(plan, identity, log))
 
     def at_exit() -> None:
@@ -107,9 +113,10 @@ def _report_no_torch(plan: Plan, identity: Identity, log: JobLog) -> None:
         files.claim()
         if plan.windows:
             files.save()
-    except RankscopeError:
-        return
-    log.warning(text)
+    except (RankscopeError, OSError):
+        pass  # another process of this rank was captured, or the folder is gone
+    else:
+        log.warning(text)
 
 
 def _start_engine(plan: Plan, identity: Identity, log: JobLog) -> Any:

@@ -83,6 +83,7 @@ class TorchRecorder:
         self.region: Region | None = None
         self.started = False
         self.saves_at_sigterm = True
+        self._leave_child: Callable[[], None] | None = None
 
     @property
     def busy(self) -> bool:
@@ -92,6 +93,7 @@ class TorchRecorder:
         """Prepare torch's profiler; on a GPU this starts CUPTI."""
         import torch
 
+        self._leave_child = self._leave_child or _leave_kineto()
         if self._script.in_use or torch.autograd._profiler_enabled():
             raise CaptureError(
                 "the script runs torch.profiler itself, and only one profiler can run",
@@ -159,6 +161,16 @@ class TorchRecorder:
             if torch.autograd._profiler_enabled():
                 torch.autograd._disable_profiler()
 
+    def forked(self) -> None:
+        """In a forked child: it is not recorded, and Kineto does not hold its end."""
+        if self._leave_child is None:
+            return
+        self._leave_child()
+        if self._profile is not None:
+            import torch
+
+            torch.autograd._enable_record_function(False)
+
     @property
     def script_profiles(self) -> bool:
         """Whether the script's own profiler runs now."""
@@ -195,3 +207,22 @@ def never_free(events: object) -> None:
         import ctypes
 
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(events))
+
+
+def _leave_kineto() -> Callable[[], None]:
+    """For forked children of a process that has used Kineto: a function that makes their exit skip C++ destructors.
+
+    Kineto's waits for a thread that does not exist in the child, for ever. The child flushes C's streams and ends.
+    """
+    import ctypes
+
+    libc = ctypes.CDLL(None)
+    if not hasattr(libc, "on_exit"):  # only glibc has it
+        return lambda: None
+
+    def leave() -> None:
+        # The last that is registered is called first; each gets its argument or the exit status.
+        libc.on_exit(libc._exit, None)
+        libc.__cxa_atexit(libc.fflush, None, None)
+
+    return leave

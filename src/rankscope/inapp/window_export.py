@@ -12,6 +12,7 @@ from rankscope.inapp.forked_export import Export, ExportOrder, Outcome
 from rankscope.inapp.job_log import JobLog
 from rankscope.inapp.torch_recorder import Recording
 from rankscope.inapp.window_handlers import Handler, Recorded
+from rankscope.units import format_bytes
 
 Window = dict[str, Any]
 
@@ -56,12 +57,23 @@ class WindowExporter:
             window.update(export.outcome or {})
             self._exports.remove((window, export))
 
-    def wait(self, seconds: float) -> None:
-        """Wait for all exports."""
+    def wait(self, seconds: float) -> bool:
+        """Wait for all exports, but not for one that makes no progress: then False, its folder does not answer."""
+
+        def waiting(done: int) -> None:
+            self._log.warning(
+                f"the trace is still being written ({format_bytes(done)} so far): the job waits"
+            )
+
+        answers = True
         for window, export in self._exports:
-            export.wait(seconds)
-            window.update(export.outcome or {"state": "lost", "why": "it was still being written at the end"})
+            export.wait(seconds if answers else 0, waiting)
+            window.update(export.outcome or {})
+            if export.stuck:
+                self._log.warning(f"{_steps(window)} is lost: {window['why']}")
+                answers = False
         self._exports.clear()
+        return answers
 
     def _call_handlers(self, window: Window, recording: Recording, why: str | None) -> None:
         """Call every handler, also after one has failed."""
@@ -111,10 +123,7 @@ class WindowExporter:
                 outcome.update(state="partial", why=why)
             window.update(outcome)
             if outcome["state"] != "whole":
-                self._log.warning(
-                    f"the trace of steps {window['first_step']}-{window['last_step']} is "
-                    f"{outcome['state']}: {outcome['why']}"
-                )
+                self._log.warning(f"{_steps(window)} is {outcome['state']}: {outcome['why']}")
             self._files.save()
 
         turn = self._files.manifest["local_rank"] or 0
@@ -122,3 +131,7 @@ class WindowExporter:
         export = Export(order)
         self._exports.append((window, export))
         return export
+
+
+def _steps(window: Window) -> str:
+    return f"the trace of steps {window['first_step']}-{window['last_step']}"

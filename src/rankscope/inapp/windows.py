@@ -123,15 +123,21 @@ class Windows:
 
     def collect_exports(self) -> None:
         """Note the outcomes of finished exports; SIGTERM needs no handler once nothing is left to save."""
+        self._sigterm.check()
         self._exporter.collect()
         if not self._exporter.busy and self._window is None:
             self._sigterm.off()
 
-    def wait_for_exports(self, seconds: float) -> None:
-        self._exporter.wait(seconds)
+    def wait_for_exports(self, seconds: float) -> bool:
+        """Returns False where a folder does not answer."""
+        return self._exporter.wait(seconds)
 
     def leave_events_to_exit(self) -> None:
         never_free(self._events)
+
+    def forked(self) -> None:
+        """In a forked child of the rank."""
+        self._recorder.forked()
 
     def release(self) -> None:
         """Leave torch and SIGTERM as they were found."""

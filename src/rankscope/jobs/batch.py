@@ -16,6 +16,7 @@ from rankscope.jobs.scheduler import Scheduler, follow, require, submit
 from rankscope.jobs.script import EXIT_CODE
 from rankscope.jobs.sites import load_site
 from rankscope.jobs.spec import Spec, Step, parse_count, parse_variables, parse_walltime
+from rankscope.private_files import open_private
 
 SCHEDULERS = {"pbs": pbs.SCHEDULER, "slurm": slurm.SCHEDULER}
 
@@ -106,9 +107,11 @@ def default_name(command: Sequence[str]) -> str:
 
 
 def write_script(path: Path, text: str) -> None:
+    """The script is for its owner: it works only with the secrets of its command and variables."""
     try:
-        path.write_text(text, encoding="utf-8")
-        path.chmod(0o755)
+        with open_private(path, "w", encoding="utf-8") as file:
+            file.write(text)
+        path.chmod(0o700)
     except OSError as error:
         raise RankscopeError(
             f"cannot write {path}", why=f"{error.strerror}.", hint="Name another file: --script FILE"

@@ -191,9 +191,11 @@ def _words(name: str) -> str:
 def _require(name: str, allowed: set[str], kind: str) -> None:
     if name.lower() not in allowed:
         raise QueryError(
-            f"there is no {kind} {name} here",
+            f"the query cannot be answered: there is no {kind} {name}",
             why="A query reads the tables of the run, and has no functions that read files or change anything.",
-            hint=f"Tables: {', '.join(sorted(allowed))}" if kind == "table" else "",
+            hint=f"Tables: {', '.join(sorted(allowed))}"
+            if kind == "table"
+            else "See: rankscope query --help",
         )
 
 

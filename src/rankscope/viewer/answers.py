@@ -27,6 +27,15 @@ client_left: ContextVar[threading.Event] = ContextVar("client_left")
 
 COLUMNS_TYPE = "application/vnd.rankscope.columns"
 _ALIGNMENT = 8
+_LARGEST = 2**62
+
+
+def integer(text: str) -> int:
+    """A parameter that is a whole number; times are 64 bits wide, and sums of two must be, too."""
+    number = int(text)
+    if abs(number) > _LARGEST:
+        raise ValueError(f"{text[:40]} is too large")
+    return number
 
 
 def pack(header: dict[str, Any], columns: dict[str, NDArray[Any]]) -> bytes:

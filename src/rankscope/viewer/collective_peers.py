@@ -8,7 +8,7 @@ from rankscope.analysis.core.collective_waits import Waits, waits
 from rankscope.collective_kinds import KINDS
 from rankscope.store.arrays import NONE
 from rankscope.units import format_bytes, format_ns
-from rankscope.viewer.answers import Answer, Route
+from rankscope.viewer.answers import Answer, Route, integer
 from rankscope.viewer.session import Session
 
 
@@ -18,7 +18,7 @@ def routes(session: Session) -> dict[str, Route]:
 
 def collective(session: Session, query: dict[str, str]) -> Answer:
     """The collective that a slice belongs to: one row per rank, in order of arrival."""
-    rank, segment, id = (int(query[name]) for name in ("rank", "segment", "id"))
+    rank, segment, id = (integer(query[name]) for name in ("rank", "segment", "id"))
     with session.database() as run:
         found = waits(run)
     rows = found.rows

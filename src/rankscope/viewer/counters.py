@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rankscope.store.run import Run
-from rankscope.viewer.answers import Answer, Route
+from rankscope.viewer.answers import Answer, Route, integer
 from rankscope.viewer.session import Session
 
 _MOST_COLUMNS = 4096
@@ -26,7 +26,7 @@ def routes(session: Session) -> dict[str, Route]:
 
 def counters(session: Session, query: dict[str, str]) -> Answer:
     """The counters of a rank. Their names are the `name` parameter of `counter`."""
-    rank = int(query["rank"])
+    rank = integer(query["rank"])
     with session.database() as run:
         devices = _memory_devices(run, rank)
         series = run.rows("SELECT DISTINCT name, series FROM counters WHERE rank = ? ORDER BY ALL", [rank])
@@ -63,8 +63,12 @@ def _device_label(kind: int, device: int) -> str:
 
 def counter(session: Session, query: dict[str, str]) -> Answer:
     """The highest value in each column of pixels; a value holds until the next one."""
-    rank, name = int(query["rank"]), query["name"]
-    begin, end, width = int(query["begin"]), int(query["end"]), min(int(query["width"]), _MOST_COLUMNS)
+    rank, name = integer(query["rank"]), query["name"]
+    begin, end, width = (
+        integer(query["begin"]),
+        integer(query["end"]),
+        min(integer(query["width"]), _MOST_COLUMNS),
+    )
     if end <= begin or width < 1:
         raise ValueError("the window is empty")
     times, values = session.counter(rank, name, lambda run: _series(run, rank, name))
@@ -131,7 +135,7 @@ def _highest(
 
 def memory(session: Session, query: dict[str, str]) -> Answer:
     """Allocated and reserved bytes per device of a rank over time, thinned out without losing the highest points."""
-    rank = int(query["rank"])
+    rank = integer(query["rank"])
     with session.database() as run:
         curves: list[dict[str, Any]] = []
         for kind, device in _memory_devices(run, rank):

@@ -8,7 +8,7 @@ import numpy as np
 
 from rankscope.store.arrays import Ints
 from rankscope.store.run import Run
-from rankscope.viewer.answers import Answer, Route
+from rankscope.viewer.answers import Answer, Route, integer
 from rankscope.viewer.session import Session
 
 _LEVELS = {
@@ -31,12 +31,12 @@ def routes(session: Session) -> dict[str, Route]:
 
 def flame(session: Session, query: dict[str, str]) -> Answer:
     """The call tree of one rank, for the whole run or a time range; children in order of time, longest first."""
-    rank, by, device = int(query["rank"]), query.get("by", "op"), query.get("time") == "device"
+    rank, by, device = integer(query["rank"]), query.get("by", "op"), query.get("time") == "device"
     if by not in _LEVELS:
         raise ValueError(f"by must be one of {', '.join(_LEVELS)}")
     window = ""
     if query.get("begin") and query.get("end"):
-        window = f"AND start_ns >= {int(query['begin'])} AND start_ns < {int(query['end'])}"
+        window = f"AND start_ns >= {integer(query['begin'])} AND start_ns < {integer(query['end'])}"
     with session.database() as run:
         frames = _frames(run, rank, by, window)
         busy = _device_time(run, rank) if device else None

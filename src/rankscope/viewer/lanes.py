@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from rankscope.atomic_files import unique_name
 from rankscope.model import HOST_COLLECTIVE_PATTERN, LAUNCH_CATEGORIES, SYNC_CALL_PATTERN
+from rankscope.private_files import make_private_folder
 from rankscope.sql import sql_texts
 from rankscope.store.layout import SegmentEntry, can_write
 from rankscope.store.run import Run
@@ -120,7 +121,7 @@ def _save(lanes: Lanes, folder: Path) -> None:
     temporary = folder.with_name(f".{folder.name}.{unique_name()}")
     shutil.rmtree(temporary, ignore_errors=True)
     try:
-        temporary.mkdir()
+        make_private_folder(temporary)
         for name in (*_COLUMNS, "lanes"):
             np.save(temporary / f"{name}.npy", getattr(lanes, name))
         for number, level in enumerate(lanes.levels):
@@ -139,6 +140,6 @@ def _load(folder: Path) -> Lanes | None:
             return None
         arrays = {name: np.load(folder / f"{name}.npy", mmap_mode="r") for name in (*_COLUMNS, "lanes")}
         levels = [np.load(folder / f"level-{n}.npy", mmap_mode="r") for n in range(facts["levels"])]
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError, KeyError, TypeError, EOFError):  # damaged: made again
         return None
     return Lanes(**arrays, names=facts["names"], levels=levels)

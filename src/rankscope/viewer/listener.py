@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
 from typing import Any
 
 import h11
@@ -18,6 +17,8 @@ from uvicorn import Config
 from uvicorn import Server as Uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from rankscope.viewer.address import WAITING_CLIENTS, Address
+
 DEADLINE_SECONDS = 10.0
 """Connections without progress for this long, or at most twice as long, are closed."""
 MOST_CONNECTIONS = 200
@@ -25,17 +26,13 @@ MOST_HEADER_BYTES = 64 * 1024
 """Also of the address: SQL is sent in it."""
 MOST_HEADERS = 100
 _STOPPING_SECONDS = 2
-_WAITING_CLIENTS = 128
-"""Of those that are not accepted yet."""
 
 
 class Listener:
-    """A listening socket and the server behind it. Clients can connect as soon as it exists."""
+    """The server behind an address."""
 
-    def __init__(self, app: ASGIApp, host: str, port: int) -> None:
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self._socket = socket.create_server((host, port), family=family, backlog=_WAITING_CLIENTS)
-        self.host, self.port = self._socket.getsockname()[:2]
+    def __init__(self, app: ASGIApp, address: Address) -> None:
+        self.address = address
         config = Config(
             _with_limits(app),
             http=_Connection,
@@ -47,7 +44,7 @@ class Listener:
             access_log=False,
             proxy_headers=False,
             server_header=False,
-            backlog=_WAITING_CLIENTS,
+            backlog=WAITING_CLIENTS,
             h11_max_incomplete_event_size=MOST_HEADER_BYTES,
             timeout_graceful_shutdown=_STOPPING_SECONDS,
         )
@@ -61,11 +58,11 @@ class Listener:
         try:
             asyncio.run(self._serve())
         finally:
-            self._socket.close()
+            self.address.socket.close()
 
     async def _serve(self) -> None:
         asyncio.get_running_loop().set_exception_handler(lambda loop, context: None)
-        await self._uvicorn.serve(sockets=[self._socket])
+        await self._uvicorn.serve(sockets=[self.address.socket])
 
     def stop(self) -> None:
         """From any thread; requests in progress have two seconds."""
@@ -76,8 +73,10 @@ class _Connection(H11Protocol):
     """One client."""
 
     _answered = 0
-    _before: tuple[int, int] | None = None
-    """Answers, and bytes not taken yet, when the connection was last looked at."""
+    _resumed = 0
+    """How often the client has taken enough of an answer for more to be written."""
+    _before: tuple[int, int, int] | None = None
+    """Answers, resumptions, and bytes not taken yet, when the connection was last looked at."""
     _look: asyncio.TimerHandle
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -102,6 +101,10 @@ class _Connection(H11Protocol):
         self._answered += 1
         super().on_response_complete()
 
+    def resume_writing(self) -> None:
+        self._resumed += 1
+        super().resume_writing()
+
     @property
     def _is_waiting(self) -> bool:
         """No request has arrived that is not answered."""
@@ -111,8 +114,9 @@ class _Connection(H11Protocol):
         self._look = self.loop.call_later(DEADLINE_SECONDS, self._close_without_progress)
 
     def _close_without_progress(self) -> None:
-        now = (self._answered, self.transport.get_write_buffer_size())
-        if now == self._before and (self._is_waiting or now[1]):
+        not_taken = self.transport.get_write_buffer_size()
+        now = (self._answered, self._resumed, not_taken)
+        if now == self._before and (self._is_waiting or not_taken):
             self.transport.abort()
         else:
             self._before = now

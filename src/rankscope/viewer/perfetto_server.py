@@ -7,13 +7,13 @@ its origin. Nothing is uploaded: the trace goes from this server to the browser.
 from __future__ import annotations
 
 import hmac
-import secrets
 from pathlib import Path
 
 from starlette.requests import Request
 from starlette.responses import FileResponse, Response
 from starlette.types import Receive, Scope, Send
 
+from rankscope.viewer.address import Address
 from rankscope.viewer.listener import Listener
 
 ORIGIN = "https://ui.perfetto.dev"
@@ -29,13 +29,13 @@ class PerfettoServer(Listener):
     """Serves one file under an unguessable path, to pages of Perfetto's origin only."""
 
     def __init__(self, trace: Path, port: int = PORT) -> None:
-        super().__init__(self._app, "127.0.0.1", port)
+        super().__init__(self._app, Address("127.0.0.1", port))
         self._trace = trace
-        self._path = f"/{secrets.token_urlsafe(16)}/{_TRACE_NAME}"
+        self._path = f"/{self.address.token}/{_TRACE_NAME}"
 
     @property
     def url(self) -> str:
-        return f"{ORIGIN}/#!/?url=http://127.0.0.1:{self.port}{self._path}"
+        return f"{ORIGIN}/#!/?url=http://127.0.0.1:{self.address.port}{self._path}"
 
     async def _app(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._answer(Request(scope))(scope, receive, send)

@@ -7,7 +7,7 @@ from rankscope.analysis.core.scope import Scope, parse_ranks, parse_steps
 from rankscope.analysis.findings import collect
 from rankscope.errors import UsageError
 from rankscope.store.run import VIEWS, describe
-from rankscope.viewer.answers import Answer, Route, client_left
+from rankscope.viewer.answers import Answer, Route, client_left, integer
 from rankscope.viewer.session import Session
 
 _MOST_ROWS = 1000
@@ -35,7 +35,7 @@ def report(session: Session, query: dict[str, str]) -> Answer:
     with session.database() as run:
         scope.check(run)
         result = REPORTS[name].analyse(run, scope, query.get("by") or None)
-    answer = result.head(int(query.get("top", _MOST_ROWS))).to_dict()
+    answer = result.head(integer(query.get("top", str(_MOST_ROWS)))).to_dict()
     titles = [column.title or column.name.replace("_", " ") for column in result.columns]
     for column, title in zip(answer["columns"], titles, strict=True):
         column["title"] = title

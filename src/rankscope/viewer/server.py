@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-import secrets
 import socket
 import threading
 from collections.abc import Mapping
@@ -21,6 +20,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from rankscope.errors import RankscopeError
+from rankscope.viewer.address import Address
 from rankscope.viewer.answers import COLUMNS_TYPE, Route, as_json, client_left, json_bytes, pack
 from rankscope.viewer.listener import Listener
 
@@ -46,29 +46,16 @@ _MOST_THREADS = 16
 class Server(Listener):
     """Serves the page and the routes to clients that send the token."""
 
-    def __init__(
-        self,
-        host: str,
-        port: int,
-        routes: Mapping[str, Route],
-        token: str | None = None,
-        tunnel: int | None = None,
-    ) -> None:
+    def __init__(self, address: Address, routes: Mapping[str, Route], tunnel: int | None = None) -> None:
         """`tunnel`: the port at the far end of an ssh tunnel, which browsers there send in the Host header."""
-        super().__init__(self._app, host, port)
+        super().__init__(self._app, address)
         self.routes = routes
-        self.token = token or secrets.token_urlsafe(16)
         self.busy = 0
         """Routes that are running; their threads outlive a stop."""
         self._threads = ThreadPoolExecutor(_MOST_THREADS)
         self._static: dict[str, tuple[bytes, str]] = {}
-        self._hosts = _names(self.host, {self.port, tunnel or self.port})
-        self._cookie = f"rankscope-{tunnel or self.port}"  # cookies are shared between the ports of a host
-
-    @property
-    def url(self) -> str:
-        name = f"[{self.host}]" if ":" in self.host else self.host
-        return f"http://{name}:{self.port}/?token={self.token}"
+        self._hosts = _names(address.host, {address.port, tunnel or address.port})
+        self._cookie = f"rankscope-{tunnel or address.port}"  # cookies are shared between the ports of a host
 
     async def _app(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
@@ -101,7 +88,7 @@ class Server(Listener):
         if headers.get("sec-fetch-site", "none") not in ("none", "same-origin") and not is_link:
             return _error(403, "another site sent this request", "Use the address that rankscope printed.")
         given = query.get("token") or headers.get("x-rankscope-token") or self._from_cookie(headers)
-        if not hmac.compare_digest(given.encode("utf-8", "replace"), self.token.encode()):
+        if not hmac.compare_digest(given.encode("utf-8", "replace"), self.address.token.encode()):
             return _error(
                 401,
                 "the token is missing or wrong",
@@ -153,7 +140,7 @@ class Server(Listener):
         content, kind = self._static[name]
         response = Response(content, media_type=f"{kind}; charset=utf-8")
         if first:
-            response.set_cookie(self._cookie, self.token, httponly=True, samesite="strict")
+            response.set_cookie(self._cookie, self.address.token, httponly=True, samesite="strict")
         return response
 
 

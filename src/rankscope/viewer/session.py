@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import threading
+import zipfile
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -12,8 +16,10 @@ from numpy.typing import NDArray
 from rankscope.analysis.across_ranks.heatmap import CLASSES, RankTime, rank_times
 from rankscope.analysis.core.intervals import Intervals
 from rankscope.analysis.core.scope import Scope
+from rankscope.private_files import open_private
 from rankscope.store.layout import SegmentEntry, can_write
 from rankscope.store.run import Run
+from rankscope.viewer.answers import integer
 from rankscope.viewer.collective_lanes import communication
 from rankscope.viewer.lanes import Lanes, open_lanes
 from rankscope.viewer.sql_process import SqlProcess
@@ -68,6 +74,15 @@ class Session:
             shift + entry.manifest["end_ns"] for shift, entry in timed
         )
 
+    def ranks(self, query: dict[str, str]) -> list[int]:
+        """The ranks that a request names, each once; all, if it names none."""
+        if not query.get("ranks"):
+            return self.run.ranks
+        named = dict.fromkeys(integer(text) for text in query["ranks"].split(","))
+        for rank in named.keys() - set(self.run.ranks):
+            raise ValueError(f"the run has no rank {rank}")
+        return list(named)
+
     def entry(self, rank: int, segment: int) -> SegmentEntry:
         for entry in self.drawn.timelines:
             if (entry.rank, entry.segment) == (rank, segment):
@@ -77,15 +92,17 @@ class Session:
     def lanes(self, rank: int, segment: int) -> Lanes:
         """The drawing arrays of a segment, made once. Other segments are not blocked meanwhile."""
         key = (rank, segment)
+        entry = self.entry(rank, segment)
         with self._once(key):
             if key not in self._lanes:
-                entry = self.entry(rank, segment)
                 with self._database:
                     self._lanes[key] = open_lanes(self.drawn, entry)
         return self._lanes[key]
 
     def communication(self, rank: int) -> Lanes:
         """The collectives of a rank as a track."""
+        if rank not in self.run.ranks:
+            raise ValueError(f"the run has no rank {rank}")
         with self._database:
             if rank not in self._communication:
                 self._communication[rank] = communication(self.run, rank)
@@ -94,9 +111,12 @@ class Session:
     def counter(self, rank: int, name: str, load: Callable[[Run], Series]) -> Series:
         """Times and values of one counter, read once."""
         with self._database:
-            if (rank, name) not in self._series:
-                self._series[rank, name] = load(self.run)
-            return self._series[rank, name]
+            if (rank, name) in self._series:
+                return self._series[rank, name]
+            series = load(self.run)
+            if len(series[0]):  # names that do not exist would fill the memory
+                self._series[rank, name] = series
+            return series
 
     def rank_time(self, rank: int) -> RankTime:
         """The activity of a rank over time; made once and saved beside its segments where that is writable."""
@@ -128,7 +148,14 @@ class Session:
                     return None
                 compute, comm, copy, recorded = (Intervals(*saved[name]) for name in (*CLASSES, "recorded"))
                 return RankTime(rank, compute, comm, copy, bool(saved["on_host"]), recorded)
-        except (OSError, ValueError, KeyError):
+        except (
+            OSError,
+            ValueError,
+            KeyError,
+            EOFError,
+            zipfile.BadZipFile,
+            zlib.error,
+        ):  # damaged: made again
             return None
 
     def _make_rank_time(self, rank: int) -> RankTime:
@@ -146,9 +173,9 @@ class Session:
         rank = time.rank
         folder = self.run.store / f"rank={rank:05d}"
         if can_write(folder):
-            temporary = folder / f".{_OVERVIEW_FILE}"
+            temporary = folder / f".{_OVERVIEW_FILE}.{socket.gethostname()}.{os.getpid()}"
             try:
-                with temporary.open("wb") as file:
+                with open_private(temporary, "wb") as file:
                     np.savez(
                         file,
                         key=np.array(self._rank_time_key(rank)),

@@ -9,7 +9,7 @@ import numpy as np
 
 from rankscope.analysis.across_ranks.heatmap import CLASSES
 from rankscope.store.run import Run
-from rankscope.viewer.answers import Answer, Route
+from rankscope.viewer.answers import Answer, Route, integer
 from rankscope.viewer.session import Session
 
 _BINS = 32
@@ -29,7 +29,7 @@ def routes(session: Session) -> dict[str, Route]:
 
 def slice_details(session: Session, query: dict[str, str]) -> Answer:
     """One slice: its arguments, its duration compared with others of its name, its callers and launches."""
-    key = [int(query[name]) for name in ("rank", "segment", "id")]
+    key = [integer(query[name]) for name in ("rank", "segment", "id")]
     with session.drawing() as run:
         found = run.records("SELECT * FROM slices WHERE rank = ? AND segment = ? AND id = ?", key)
         if not found:
@@ -103,10 +103,10 @@ def _compare(run: Run, slice: dict[str, Any]) -> dict[str, Any]:
 
 def area(session: Session, query: dict[str, str]) -> Answer:
     """A time range on some ranks: the share of each class per rank, and the names that take most time."""
-    begin, end = int(query["begin"]), int(query["end"])
+    begin, end = integer(query["begin"]), integer(query["end"])
     if end <= begin:
         raise ValueError("the window is empty")
-    ranks = [int(text) for text in query["ranks"].split(",")] if query.get("ranks") else session.run.ranks
+    ranks = session.ranks(query)
     edges = np.array([begin, end], dtype=np.int64)
     shares = []
     for rank in ranks:
@@ -115,7 +115,7 @@ def area(session: Session, query: dict[str, str]) -> Answer:
         idle = max(0.0, 1 - sum(values) - unrecorded)
         share = dict(zip(CLASSES, values, strict=True))
         shares.append({"rank": rank, **share, "idle": idle, "unrecorded": unrecorded})
-    track = f"AND track = {int(query['track'])}" if query.get("track") else ""
+    track = f"AND track = {integer(query['track'])}" if query.get("track") else ""
     with session.drawing() as run:
         names = run.records(
             f"""
@@ -144,11 +144,11 @@ def search(session: Session, query: dict[str, str]) -> Answer:
 
 def find(session: Session, query: dict[str, str]) -> Answer:
     """The next or previous slice with a name, in order of start, on one rank or all."""
-    at, back = int(query["at"]), query.get("direction") == "previous"
+    at, back = integer(query["at"]), query.get("direction") == "previous"
     conditions, values = ["name = ?", f"start_ns {'<' if back else '>'} ?"], [query["name"], at]
     if query.get("rank"):
         conditions.append("rank = ?")
-        values.append(int(query["rank"]))
+        values.append(integer(query["rank"]))
     with session.drawing() as run:
         rows = run.records(
             "SELECT rank, segment, id, track, depth, name, category, start_ns, dur_ns FROM slices "
@@ -160,7 +160,7 @@ def find(session: Session, query: dict[str, str]) -> Answer:
 
 def neighbour(session: Session, query: dict[str, str]) -> Answer:
     """The slice before or after a slice in the same row."""
-    rank, segment, id, by = (int(query[name]) for name in ("rank", "segment", "id", "by"))
+    rank, segment, id, by = (integer(query[name]) for name in ("rank", "segment", "id", "by"))
     lanes = session.lanes(rank, segment)
     (place,) = np.flatnonzero(np.asarray(lanes.id) == id).tolist() or [-1]
     other = place + (1 if by > 0 else -1)

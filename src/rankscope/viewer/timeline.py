@@ -9,7 +9,7 @@ import numpy as np
 from rankscope.analysis import REPORTS
 from rankscope.store.run import Run
 from rankscope.units import format_ns
-from rankscope.viewer.answers import Answer, Route
+from rankscope.viewer.answers import Answer, Route, integer
 from rankscope.viewer.collective_lanes import COMMUNICATION
 from rankscope.viewer.lanes import KINDS
 from rankscope.viewer.session import Session
@@ -74,11 +74,11 @@ def overview(session: Session, query: dict[str, str]) -> Answer:
 
     The rows of all ranks are concatenated. `first_ns` and `last_ns` are the bounds of each rank's own recording.
     """
-    begin, end = int(query["begin"]), int(query["end"])
-    width = min(int(query.get("width", "1000")), _MOST_COLUMNS)
+    begin, end = integer(query["begin"]), integer(query["end"])
+    width = min(integer(query.get("width", "1000")), _MOST_COLUMNS)
     if end <= begin or width < 1:
         raise ValueError("the window is empty")
-    ranks = [int(text) for text in query["ranks"].split(",")] if query.get("ranks") else session.run.ranks
+    ranks = session.ranks(query)
     edges = np.linspace(begin, end, width + 1).astype(np.int64)
     times = [session.rank_time(rank) for rank in ranks]
     shares = np.stack([time.shares(edges) for time in times], axis=1)
@@ -106,7 +106,7 @@ def overview(session: Session, query: dict[str, str]) -> Answer:
 
 def tracks(session: Session, query: dict[str, str]) -> Answer:
     """The tracks of one rank in drawing order: collectives, streams, threads, then the rest."""
-    rank = int(query["rank"])
+    rank = integer(query["rank"])
     with session.drawing() as opened:
         rows = opened.records(
             "SELECT segment, track, kind, label, slices, rows, device, stream FROM tracks "
@@ -139,8 +139,8 @@ def _sort_key(row: dict[str, Any]) -> tuple[int, int]:
 
 def tile(session: Session, query: dict[str, str]) -> Answer:
     """One tile of one track: for each row and pixel, the longest slice that starts there and their number."""
-    rank, segment, track = int(query["rank"]), int(query["segment"]), int(query["track"])
-    level, index = int(query["level"]), int(query["index"])
+    rank, segment, track = integer(query["rank"]), integer(query["segment"]), integer(query["track"])
+    level, index = integer(query["level"]), integer(query["index"])
     if not 0 <= level <= 60:
         raise ValueError("level must be 0 to 60")
     if track == COMMUNICATION:

@@ -8,7 +8,7 @@ import numpy as np
 
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.diff.two_runs import diff
-from rankscope.viewer.answers import Answer, Route
+from rankscope.viewer.answers import Answer, Route, integer
 from rankscope.viewer.session import Session
 
 SECOND = 1_000_000
@@ -32,7 +32,7 @@ def combined(
 
     def by_rank(name: str) -> Route:
         def answer(query: dict[str, str]) -> Answer:
-            rank = int(query.get("rank") or 0)
+            rank = integer(query.get("rank") or "0")
             if rank < SECOND and query.get("run") != "2":
                 return first[name](query)
             own = {**query, "rank": str(rank - SECOND)} if rank >= SECOND else query
@@ -83,7 +83,7 @@ def _run(first: Any, second: Any) -> Answer:
 
 def _split(query: dict[str, str], all_ranks: list[int]) -> tuple[list[int], list[int]]:
     """The requested ranks of the first and of the second run."""
-    ranks = [int(text) for text in query["ranks"].split(",")] if query.get("ranks") else all_ranks
+    ranks = [integer(text) for text in query["ranks"].split(",")] if query.get("ranks") else all_ranks
     return [rank for rank in ranks if rank < SECOND], [rank - SECOND for rank in ranks if rank >= SECOND]
 
 

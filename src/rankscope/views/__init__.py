@@ -2,7 +2,7 @@
 
 Used by `cli` and `notebook`. Views take results of `analysis` and return strings or bytes; they print
 nothing and compute no figures. A command ends in
-``sys.stdout.write(render(result, args.format, terminal_width(sys.stdout), use_color(sys.stdout)))``.
+``show(render(result, args.format, terminal_width(sys.stdout), use_color(sys.stdout)))``.
 """
 
 from __future__ import annotations
@@ -25,9 +25,13 @@ __all__ = ["FORMATS", "PIPED_WIDTH", "Format", "render", "terminal_width", "use_
 
 
 def render(
-    results: Result | Sequence[Result], format: str = "table", width: int = PIPED_WIDTH, color: bool = False
+    results: Result | Sequence[Result],
+    format: str = "table",
+    width: int = PIPED_WIDTH,
+    color: bool = False,
+    quote_formulas: bool = True,
 ) -> str:
-    """`results` in `format`, ending in a newline. `width` and `color` apply to tables only."""
+    """`results` in `format`, ending in a newline. `width` and `color` apply to tables, `quote_formulas` to CSV."""
     several = [results] if isinstance(results, Result) else list(results)
     if format == "table":
         return "\n".join(
@@ -37,7 +41,7 @@ def render(
     if format == "markdown":
         return "\n".join(map(markdown, several))
     if format == "csv":
-        return csv_text(several)
+        return csv_text(several, quote_formulas)
     if format == "json":
         return json_text(several)
     raise UsageError(f"'{format}' is not a format", hint=f"There are: {', '.join(FORMATS)}.")

@@ -6,7 +6,7 @@ import csv
 import io
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from rankscope.analysis.core.result import Result
@@ -17,11 +17,17 @@ from rankscope.views.text import clean
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 
 
-def csv_text(results: Sequence[Result]) -> str:
+# Text that a spreadsheet would take for a formula.
+_FORMULA = re.compile(r"[=+\-@\t\r]")
+
+
+def csv_text(results: Sequence[Result], quote_formulas: bool = True) -> str:
     """One result: plain CSV. Several: one block each, with a '#' line before and an empty line between them.
 
     A record is one line: control characters in a name become a space or U+FFFD. JSON keeps the exact string.
+    `quote_formulas`: text that would start a formula in a spreadsheet gets an apostrophe in front.
     """
+    text = _quoted if quote_formulas else _csv_text
     blocks = []
     for result in results:
         out = io.StringIO()
@@ -31,9 +37,9 @@ def csv_text(results: Sequence[Result]) -> str:
             title = f"# {result.name}: {result.title} ({result.window})"
             out.write(clean(title).replace('"', "'") + "\n")
         names = [column.name for column in result.columns]
-        writer.writerow(map(_csv_text, names))
+        writer.writerow(map(text, names))
         for row in result.rows:
-            writer.writerow([_csv_value(row.get(c.name), c.decimals) for c in result.columns])
+            writer.writerow([_csv_value(row.get(c.name), c.decimals, text) for c in result.columns])
         blocks.append(out.getvalue())
     return "\n".join(blocks)
 
@@ -42,7 +48,19 @@ def _csv_text(text: str) -> str:
     return _CONTROL.sub(lambda match: " " if match[0].isspace() else "\ufffd", text)
 
 
-def _csv_value(value: Any, decimals: int | None = None) -> str:
+def _quoted(text: str) -> str:
+    return f"'{_csv_text(text)}" if _FORMULA.match(text) and not _is_number(text) else _csv_text(text)
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _csv_value(value: Any, decimals: int | None, text: Callable[[str], str]) -> str:
     value = plain(value)
     if value is None:
         return ""
@@ -52,7 +70,7 @@ def _csv_value(value: Any, decimals: int | None = None) -> str:
         return "true" if value else "false"
     if isinstance(value, (list, dict)):
         return _dump(value)
-    return _csv_text(value) if isinstance(value, str) else repr(value)
+    return text(value) if isinstance(value, str) else repr(value)
 
 
 def json_text(results: Sequence[Result]) -> str:

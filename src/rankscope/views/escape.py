@@ -9,7 +9,7 @@ from rankscope.views.text import clean
 
 
 def escape(text: object) -> str:
-    """Safe between tags and inside quoted attributes; control characters become U+FFFD."""
+    """Safe between tags and inside quoted attributes; control characters are shown, as \\x1b."""
     return html.escape(clean(str(text)), quote=True)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from os.path import commonprefix
 
 from rankscope.units import display_width, middle_cut
+from rankscope.visible_text import escaped
 
 Parts = tuple[tuple[int, int], ...]
 """Ranges of characters, in order."""
@@ -21,12 +22,12 @@ _LEAST_PART = 8
 def clean(text: str) -> str:
     """`text` on one line, without characters that control a terminal: traces are untrusted.
 
-    Escapes, bidirectional overrides and lone surrogates (which cannot be encoded) become U+FFFD; white space
+    Escapes, bidirectional overrides and lone surrogates (which cannot be encoded) are shown, as \\x1b; white space
     of any kind becomes a space.
     """
     if text.isprintable():
         return text
-    return "".join(c if c.isprintable() else " " if c.isspace() else "\ufffd" for c in text)
+    return "".join(c if c.isprintable() else " " if c.isspace() else escaped(c) for c in text)
 
 
 def shorten_name(name: str, width: int) -> str:

@@ -1,10 +1,10 @@
 """Started by a profiler in place of the application: writes its process id, then becomes the application.
 
-``python -I -S app_start.py PIDFILE OUT ERR PARENT VARIABLES COMMAND…``. OUT and ERR are file descriptors of the job's
-stdout and stderr, because the profiler may redirect both; "-" for none. Where the profiler has closed them, PARENT's
-are used. VARIABLES is a file with the differences between the job's environment and the profiler's (ncu runs Python of
-its own, which must not be taken for a rank): NAME=VALUE, or NAME for unset, each ended by a zero byte. It imports
-little, to start in a few milliseconds.
+``python -I -S app_start.py PIDFILE OUT ERR PARENT GROUP VARIABLES COMMAND…``. OUT and ERR are file descriptors of the
+job's stdout and stderr, because the profiler may redirect both; "-" for none. Where the profiler has closed them,
+PARENT's are used. GROUP is the job's process group, which the profiler has left. VARIABLES is a file with the
+differences between the job's environment and the profiler's (ncu runs Python of its own, which must not be taken for a
+rank): NAME=VALUE, or NAME for unset, each ended by a zero byte. It imports little, to start in a few milliseconds.
 """
 
 import contextlib
@@ -14,7 +14,9 @@ import sys
 
 
 def main(words: list[str]) -> None:
-    pid_file, out, err, parent, variables, *command = words
+    pid_file, out, err, parent, group, variables, *command = words
+    with contextlib.suppress(OSError):  # the profiler has started a session of its own
+        os.setpgid(0, int(group))
     with open(pid_file, "w") as file:  # noqa: PTH123  (pathlib takes longer to import than all the rest)
         file.write(str(os.getpid()))
     if out != "-":

@@ -1,9 +1,10 @@
 """Run an application as the child of a profiler, with the application's own streams, signals and exit status.
 
 nsys stands between the launcher and the application: it pipes the application's output, is killed by signals that are
-meant for the application (SIGUSR1, which leaves the application an orphan), and may end before it. So the application
-is started through app_start.py, which writes its process id and restores the job's stdout and stderr; signals are
-forwarded to the application only; and if the profiler ends early, this process waits for the application.
+meant for the application (SIGUSR1, which leaves the application an orphan), and may end before it. So the profiler is
+in a process group of its own; the application is started through app_start.py, which writes its process id, goes back
+to the job's group, and restores the job's stdout and stderr; signals are forwarded to the application only; and if the
+profiler ends early, this process waits for the application.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from rankscope.capture.child_process import FORWARDED, SI_KERNEL, become
+from rankscope.capture.child_process import become
+from rankscope.capture.signal_relay import FORWARDED, Witness, block_signals
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -62,7 +64,8 @@ def wrap_application(
     out, err = (os.dup(1), os.dup(2)) if own_streams else (None, None)
     streams = ["-", "-"] if out is None else [str(out), str(err)]
     start = str(Path(__file__).with_name("app_start.py"))
-    head = [sys.executable, "-I", "-S", start, str(pid_file), *streams, str(os.getpid()), str(variables)]
+    ours = [str(os.getpid()), str(os.getpgrp())]
+    head = [sys.executable, "-I", "-S", start, str(pid_file), *streams, *ours, str(variables)]
     return Supervised([*head, *command], pid_file, out, err)
 
 
@@ -89,34 +92,36 @@ def run_under_tool(
     ignored: that signal asks for a recording, and may arrive before a handler for it is installed.
     """
     _adopt_orphans()
-    watched = FORWARDED | {signal.SIGCHLD}
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, watched)
-    try:
-        tool = os.fork()
-        if tool == 0:
-            _die_with_us()
-            _redirect(supervised, log)
-            become(command, env, before, ignored)
-        statuses = _Statuses(tool, supervised)
-        tool_status = statuses.wait_for(tool, watched)
-        assert tool_status is not None  # our own child: its status is never lost
-        application = statuses.application
-        own_status = None
-        if application is not None and statuses.alive(application):
-            _end_agents("nsys-launcher")  # the application's parent; without it, we adopt the application
-            own_status = statuses.wait_for(application, watched)
-        _end_agents()
-        status = tool_status if own_status is None else own_status
-        return Ended(status, application is not None, tool_status)
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    before = block_signals()
+    witness = Witness()
+    tool = os.fork()
+    if tool == 0:
+        os.setpgid(0, 0)
+        _die_with_us()
+        _redirect(supervised, log)
+        become(command, env, before, ignored)
+    statuses = _Statuses(tool, supervised, witness)
+    tool_status = statuses.wait_for(tool)
+    assert tool_status is not None  # our own child: its status is never lost
+    application = statuses.application
+    own_status = None
+    if application is not None and statuses.alive(application):
+        _end_agents("nsys-launcher")  # the application's parent; without it, we adopt the application
+        own_status = statuses.wait_for(application)
+    witness.end()
+    _end_agents()
+    if application is None:  # the job is still to be started, without the profiler
+        before.restore()
+    status = tool_status if own_status is None else own_status
+    return Ended(status, application is not None, tool_status)
 
 
 class _Statuses:
     """The exit statuses of all children, adopted ones included; forwards signals while it waits."""
 
-    def __init__(self, tool: int, supervised: Supervised) -> None:
+    def __init__(self, tool: int, supervised: Supervised, witness: Witness) -> None:
         self.seen: dict[int, int] = {}
+        self._witness = witness
         self._tool = tool
         self._pid_file = supervised.pid_file
 
@@ -130,19 +135,19 @@ class _Statuses:
     def alive(self, pid: int) -> bool:
         return pid not in self.seen and Path(f"/proc/{pid}").exists()
 
-    def wait_for(self, pid: int, watched: set[signal.Signals]) -> int | None:
+    def wait_for(self, pid: int) -> int | None:
         """A process's status; None when another process waited for it first."""
         while pid not in self.seen:
-            info = signal.sigtimedwait(watched, _CHECK_S)
+            info = signal.sigtimedwait(FORWARDED | {signal.SIGCHLD}, _CHECK_S)
             if info is None or info.si_signo == signal.SIGCHLD:
                 self._reap()
                 if not self.alive(pid):
                     break
-            elif info.si_code != SI_KERNEL:
-                # A signal from the terminal has reached the profiler too, which forwards it.
+            else:
                 receiver = self._receiver()
+                to_all = self._witness.saw(info.si_signo)
                 with contextlib.suppress(ProcessLookupError, PermissionError):
-                    if receiver is not None:
+                    if receiver is not None and not (to_all and os.getpgid(receiver) == os.getpgrp()):
                         os.kill(receiver, info.si_signo)
         return self.seen.get(pid)
 
@@ -214,7 +219,7 @@ def _redirect(supervised: Supervised, log: Path) -> None:
     """In the profiler's process: send its output to the log, and keep the job's streams open for the application."""
     if supervised.out is None or supervised.err is None:
         return
-    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
     os.close(descriptor)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rankscope import tools
 from rankscope.capture.child_process import replace_process
@@ -24,6 +25,7 @@ from rankscope.capture.under_tool.temp_folder import make_temp_folder
 from rankscope.capture.under_tool.tool_process import Ended, run_under_tool, wrap_application
 from rankscope.capture.wrapper import Output, requested_signal
 from rankscope.errors import CaptureError, RankscopeError, ToolError
+from rankscope.private_files import close_to_others
 from rankscope.units import format_bytes
 
 _SUFFIX = {"nsys": ".nsys-rep", "ncu": ".ncu-rep"}
@@ -46,27 +48,33 @@ class ToolRequest:
     dry_run: bool = False
 
 
-def run_rank(plan: Plan, identity: Identity, request: ToolRequest, output: Output) -> int:
-    """Run a selected rank from start to end; where the profiler cannot be used, the job runs without it.
+class RankEnded(NamedTuple):
+    """A rank that has ended."""
 
-    Returns its status: an exit code, or minus the signal that ended it.
-    """
+    status: int
+    """An exit code, or minus the signal that ended it."""
+    collect: Callable[[], None] = lambda: None
+    """Find the profiler's reports and describe them in the run folder."""
+
+
+def run_rank(plan: Plan, identity: Identity, request: ToolRequest, output: Output) -> RankEnded:
+    """Run a selected rank from start to end; where the profiler cannot be used, the job runs without it."""
     try:
         rank = ToolRank(plan, identity, request, output)
     except RankscopeError as error:
         output.message(f"rank {identity.rank}: {error}\n  The job runs without {plan.tool}.")
         if request.dry_run:
             output.line(f"rank {identity.rank}: {shlex.join(plan.command)}")
-            return 0
+            return RankEnded(0)
         if plan.output is not None:
             remove_if_empty(Path(plan.output))
         replace_process(plan.command, os.environ)
-        return 1
+        return RankEnded(1)
     if request.dry_run:
         output.line(f"rank {identity.rank}: {rank.command_line()}")
         for note in rank.notes:
             output.message(note)
-        return 0
+        return RankEnded(0)
     return rank.run()
 
 
@@ -195,7 +203,7 @@ class ToolRank:
         )
         return bootstrap_environment(self._tool_environment(), plan.to_json(), PLAN_VARIABLE)
 
-    def run(self) -> int:
+    def run(self) -> RankEnded:
         try:
             self.files.claim()
             self._check_target()
@@ -203,7 +211,7 @@ class ToolRank:
         except RankscopeError as error:
             self._message(f"{error}\n  The job runs without {self.plan.tool}.")
             replace_process(self.plan.command, os.environ)
-            return 1
+            return RankEnded(1)
         self.notes += temp.notes
         for note in self.notes:
             self._message(note)
@@ -212,11 +220,14 @@ class ToolRank:
             self._finish(reports.Left((), (), f"{self.plan.tool} did not start the job"))
             shutil.rmtree(temp.path, ignore_errors=True)
             replace_process(self.plan.command, os.environ)
-        left = self._collect(temp.path, ended)
-        self._merge_windows(temp.path)
-        self._finish(left)
-        shutil.rmtree(temp.path, ignore_errors=True)
-        return ended.status
+
+        def collect() -> None:
+            left = self._collect(temp.path, ended)
+            self._merge_windows(temp.path)
+            self._finish(left)
+            shutil.rmtree(temp.path, ignore_errors=True)
+
+        return RankEnded(ended.status, collect)
 
     def _attempt(self, temp: Path) -> Ended:
         """Run it. If the profiler refuses to start the job, try again without the options it may have refused."""
@@ -278,6 +289,8 @@ class ToolRank:
         manifest["tool"] = {"name": self.tool.name, "version": ".".join(map(str, self.tool.version))}
         manifest["notes"] += [*self.notes, *left.notes, *self._inner_notes]
         for index, path in enumerate(left.files):
+            with contextlib.suppress(OSError):  # --run-as: it may belong to root
+                close_to_others(path)
             inside = self._inner_windows[index] if index < len(self._inner_windows) else {}
             manifest["windows"].append(
                 {

@@ -16,6 +16,7 @@ from rankscope.cli.options import Group, add_groups, hidden, option
 from rankscope.errors import StoreError, UsageError
 from rankscope.jobs import k8s, kubectl
 from rankscope.jobs.spec import parse_count, parse_variables
+from rankscope.private_files import open_private
 
 DESCRIPTION = """\
 Write a Kubernetes manifest with the profiler in it: a Kubeflow MPIJob, a
@@ -228,7 +229,8 @@ def _job(args: argparse.Namespace) -> k8s.K8sJob:
 
 def _write(path: Path, text: str) -> None:
     try:
-        path.write_text(text, encoding="utf-8")
+        with open_private(path, "w", encoding="utf-8") as file:
+            file.write(text)  # for its owner: what --env NAME=SECRET gives must be in it
     except OSError as error:
         raise StoreError(
             f"cannot write {path}", why=f"{error.strerror}.", hint="Name another: --script FILE"

@@ -12,7 +12,7 @@ def _start(bootstrap):
     if not plan:
         return
     if sys.version_info < (3, 10):
-        sys.stderr.write("rankscope: not captured, the job goes on: Python 3.10 or newer is needed\n")
+        _say("Python 3.10 or newer is needed")
         return
     import importlib.util
 
@@ -31,6 +31,13 @@ def _start(bootstrap):
     start_capture(plan, bootstrap)
 
 
+def _say(text):
+    try:
+        sys.stderr.write("rankscope: not captured, the job goes on: %s\n" % (text,))
+    except Exception:
+        pass  # stderr is closed or full
+
+
 def _import_hidden_sitecustomize():
     """Import the sitecustomize that this one hides. Its errors are not caught."""
     ours = sys.modules.pop("sitecustomize", None)
@@ -47,5 +54,5 @@ sys.path[:] = [path for path in sys.path if os.path.abspath(path or ".") != _her
 try:
     _start(_here)
 except Exception as _error:
-    sys.stderr.write("rankscope: not captured, the job goes on: %r\n" % (_error,))
+    _say(repr(_error))
 _import_hidden_sitecustomize()

@@ -22,6 +22,8 @@ from rankscope.readers.base import usable_time
 from rankscope.sql import sql_name
 
 SQLITE_MAGIC = b"SQLite format 3\x00"
+SQLITE_ERRORS = (sqlite3.Error, UnicodeDecodeError)
+"""The latter is how Python raises the former when sqlite's message quotes a name that is not UTF-8."""
 PID = "({0} >> 24) & 16777215"
 """SQL template for the process id in a globalTid or globalPid column."""
 TID = "{0} & 16777215"
@@ -58,7 +60,7 @@ class NsysExport:
         try:
             self._connection = connect(path)
             self.tables = self._find_tables()
-        except sqlite3.Error as error:
+        except SQLITE_ERRORS as error:
             raise damaged(path, error) from error
 
     def close(self) -> None:
@@ -68,7 +70,7 @@ class NsysExport:
         try:
             _limit_time(self._connection)
             return self._connection.execute(sql, parameters).fetchall()
-        except sqlite3.Error as error:
+        except SQLITE_ERRORS as error:
             raise damaged(self.path, error) from error
 
     def has(self, table: str, *columns: str) -> bool:

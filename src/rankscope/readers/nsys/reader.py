@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import re
-import sqlite3
 import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from rankscope.readers.memory_file import MemoryFile
 from rankscope.readers.nsys.events import event_sources
 from rankscope.readers.nsys.export import (
     PID,
+    SQLITE_ERRORS,
     SQLITE_MAGIC,
     NsysExport,
     damaged,
@@ -126,7 +126,7 @@ class NsysBatch:
         sql = f"SELECT group_concat({row}, char(10)) FROM {self.source.table} WHERE rowid BETWEEN ? AND ?"
         try:
             content = run_once(self.path, f"{sql} AND {self.where or 'true'}", self.rows) or b""
-        except sqlite3.Error as error:
+        except SQLITE_ERRORS as error:
             raise damaged(self.path, error) from error
         if not as_objects:
             return bytes(content)

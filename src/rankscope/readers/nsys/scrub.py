@@ -17,7 +17,7 @@ from pathlib import Path
 
 from rankscope.atomic_files import unique_name
 from rankscope.errors import ReadError
-from rankscope.readers.nsys.export import NsysExport, damaged, open_export
+from rankscope.readers.nsys.export import SQLITE_ERRORS, NsysExport, damaged, open_export
 from rankscope.readers.nsys.identity import recorded_environments
 from rankscope.sql import sql_name
 
@@ -52,7 +52,7 @@ def scrub(source: Path, target: Path) -> Scrubbed:
         _clean(unfinished, tables, environments, outputs)
         _check(unfinished, environments, source)
         unfinished.replace(target)
-    except sqlite3.Error as error:
+    except SQLITE_ERRORS as error:
         raise damaged(source, error) from error
     finally:
         unfinished.unlink(missing_ok=True)

@@ -9,6 +9,7 @@ from isal import igzip
 
 from rankscope.analysis.core.scope import Scope
 from rankscope.model import Table
+from rankscope.sql import sql_text
 from rankscope.store.run import SEGMENTS, VIEWS, Run, describe
 from rankscope.views.export.chrome import write_chrome
 from rankscope.views.export.perfetto import write_perfetto
@@ -16,6 +17,7 @@ from rankscope.views.export.perfetto import write_perfetto
 TRACE_ENDINGS = {"perfetto": ".perfetto-trace", "chrome": ".trace.json"}
 _WRITERS = {"perfetto": write_perfetto, "chrome": write_chrome}
 _TABLE_OPTIONS = {"parquet": "FORMAT parquet, COMPRESSION zstd", "csv": "FORMAT csv, HEADER"}
+_FORMULA = r"^[=+\-@\t\r]"
 
 
 def write_trace(
@@ -38,9 +40,20 @@ def write_tables(run: Run, scope: Scope, folder: Path, kind: str) -> list[str]:
         path = folder / f"{view.name}.{kind}"
         temporary = path.with_name(f".{path.name}")
         where = scope.where() if _has_steps(view) else scope.only_ranks().where()
-        run.export(view, where, temporary, _TABLE_OPTIONS[kind])
+        columns = _without_formulas(view) if kind == "csv" else "*"
+        run.export(view, where, temporary, _TABLE_OPTIONS[kind], columns)
         temporary.replace(path)
     return [view.name for view in VIEWS]
+
+
+def _without_formulas(view: Table) -> str:
+    """The columns of a table; text that would start a formula in a spreadsheet gets an apostrophe in front."""
+    quoted = [
+        f"CASE WHEN regexp_matches({name}, {sql_text(_FORMULA)}) AND try_cast({name} AS DOUBLE) IS NULL "
+        f"THEN concat({sql_text(chr(39))}, {name}) ELSE {name} END AS {name}"
+        for name in (field.name for field in describe(view) if field.type == "VARCHAR")
+    ]
+    return f"* REPLACE ({', '.join(quoted)})" if quoted else "*"
 
 
 def tables_without_steps() -> list[str]:

@@ -13,14 +13,19 @@ export async function sqlPanel(app) {
   box.value = app.store.view.sql || FIRST;
   const out = h("div");
 
+  let asking = new AbortController();
+
   async function run() {
     app.store.set({ sql: box.value });
+    asking.abort(); // the server ends a query that nobody waits for
+    asking = new AbortController();
     try {
-      const answer = await json("query", { sql: box.value });
+      const answer = await json("query", { sql: box.value }, asking.signal);
       const rows = answer.rows.map((/** @type {any[]} */ row) => Object.fromEntries(answer.columns.map((/** @type {string} */ name, /** @type {number} */ at) => [name, row[at]])));
       fill(out, h("p", { class: "quiet" }, answer.more ? `the first ${rows.length} rows; there are more` : `${rows.length} rows`),
         table(answer.columns.map((/** @type {string} */ name) => ({ name, unit: name.endsWith("_ns") ? "ns" : "" })), rows));
     } catch (error) {
+      if (error instanceof DOMException && error.name === "AbortError") return;
       if (!(error instanceof ServerError)) throw error;
       fill(out, h("p", {}, error.message), h("p", { class: "quiet" }, error.why), h("p", { class: "quiet" }, error.hint));
     }

@@ -1,7 +1,7 @@
 """Fuzz the doors of rankscope with coverage guidance (atheris, which needs x86_64).
 
-    python tests/fuzz/fuzz.py TARGET --minutes 5 [--corpus FOLDER] [--seed N]
-    python tests/fuzz/fuzz.py --list
+    python tests/fuzz/run.py TARGET --minutes 5 [--corpus FOLDER] [--seed N]
+    python tests/fuzz/run.py --list
 
 What breaks is left as crash-… in the current folder: put it into tests/fuzz/corpus/TARGET, where test_corpus.py tries
 it at every test run, and mend the code.

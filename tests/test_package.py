@@ -1,0 +1,53 @@
+"""What is released: the same bytes from the same sources, and the oldest versions of what it needs."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from conftest import ROOT
+
+_BUILT_FROM = ("src", "docs", "pyproject.toml", "hatch_build.py", "README.md", "LICENSE")
+
+
+def test_the_wheel_is_the_same_from_another_folder_time_and_umask(tmp_path: Path) -> None:
+    pytest.importorskip("hatchling")
+    digests = set()
+    for folder, mask in ((tmp_path / "a", 0o022), (tmp_path / "b", 0o077)):
+        before = os.umask(mask)
+        try:
+            folder.mkdir()
+            for name in _BUILT_FROM:
+                ignored = shutil.ignore_patterns("__pycache__")
+                if (ROOT / name).is_dir():
+                    shutil.copytree(ROOT / name, folder / name, copy_function=shutil.copyfile, ignore=ignored)
+                else:
+                    shutil.copyfile(ROOT / name, folder / name)
+            words = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", "out"]
+            subprocess.run(words, cwd=folder, check=True, capture_output=True, timeout=120)
+        finally:
+            os.umask(before)
+        [wheel] = (folder / "out").glob("*.whl")
+        digests.add(hashlib.sha256(wheel.read_bytes()).hexdigest())
+    assert len(digests) == 1
+
+
+def test_the_oldest_versions_are_those_of_the_metadata() -> None:
+    """tests/requirements-oldest.txt is what CI installs to try the lower bounds."""
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    section = text.partition("\ndependencies = [")[2].partition("\n]")[0]
+    bounds = dict(re.findall(r'^ +"([a-z0-9-]+)>=([0-9.]+)', section, re.MULTILINE))
+    pinned = re.findall(
+        r"^([a-z0-9-]+)==([0-9.]+)", (ROOT / "tests" / "requirements-oldest.txt").read_text(), re.MULTILINE
+    )
+    assert bounds
+    assert set(bounds) == {name for name, _ in pinned}
+    for name, version in pinned:
+        assert version == bounds[name] or version.startswith(f"{bounds[name]}."), name
