@@ -1,7 +1,8 @@
-"""Values of Python, numpy and DuckDB as the types of JSON."""
+"""Values of Python, numpy and DuckDB as the types of JSON; lists in the arguments of events."""
 
 from __future__ import annotations
 
+import json
 import math
 from datetime import date, datetime, time
 from decimal import Decimal
@@ -34,3 +35,12 @@ def plain(value: Any) -> Any:
     if hasattr(value, "tolist"):  # numpy's scalars and arrays, without importing numpy
         return plain(value.tolist())
     return str(value)
+
+
+def listed(text: str | None) -> list[Any]:
+    """The list that an event's argument holds as text; empty for anything else, which only a hostile trace has."""
+    try:
+        value = json.loads(text or "[]")
+    except (ValueError, RecursionError):
+        return []
+    return value if isinstance(value, list) else []

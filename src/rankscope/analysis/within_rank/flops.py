@@ -7,13 +7,11 @@ scores). Bytes are inputs and outputs, counted once.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from math import prod
-from typing import Any
 
 # Type names in a trace -> (our name, bytes per element).
 _TYPES = {
@@ -181,7 +179,7 @@ FORMULAS: dict[str, Formula] = {
 
 def work_of(name: str, dims: str | None, types: str | None, concrete: str | None) -> Work | None:
     """The work of one call from its recorded arguments (JSON texts); None if they are not sufficient."""
-    call = Call(_shapes(dims), [str(t) for t in _parsed(types)], [str(c) for c in _parsed(concrete)])
+    call = Call(_shapes(dims), [str(t) for t in listed(types)], [str(c) for c in listed(concrete)])
     try:
         counted = FORMULAS[name](call)
     except (KeyError, IndexError, TypeError, ValueError, ZeroDivisionError):
@@ -196,19 +194,11 @@ def work_of(name: str, dims: str | None, types: str | None, concrete: str | None
     return Work(int(counted.flops), _input_bytes(call) + written, dtype)
 
 
-def _parsed(text: str | None) -> list[Any]:
-    try:
-        value = json.loads(text or "[]")
-    except ValueError:
-        return []
-    return value if isinstance(value, list) else []
-
-
 def _shapes(text: str | None) -> list[list[int]]:
     """The sizes of each argument; empty for an argument that is not a tensor."""
     return [
         dims if isinstance(dims, list) and all(type(size) is int and size >= 0 for size in dims) else []
-        for dims in _parsed(text)
+        for dims in listed(text)
     ]
 
 

@@ -6,7 +6,6 @@ first in, first out, so runs and calls are paired by order and size.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
@@ -17,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rankscope.collective_kinds import OTHER, kind_of
+from rankscope.json_values import listed
 from rankscope.model import SYNC_CALL_PATTERN
 from rankscope.sql import sql_text
 from rankscope.store.arrays import NONE, Ints
@@ -112,16 +112,19 @@ def pair_calls(runs: Side, calls: Side, known: Ints) -> Ints:
     return found
 
 
+_MOST_ELEMENTS = 1 << 60
+
+
 @cache
 def run_elements(dims: str | None) -> int:
     """Number of elements of all tensors in the arguments of gloo's annotation."""
-    return _count(json.loads(dims)) if dims else NONE
+    return _count(listed(dims))
 
 
 @cache
 def call_elements(name: str, dims: str | None) -> int:
     """Number of input elements of a c10d op. Ops whose output has another size list the output first."""
-    given = json.loads(dims) if dims else []
+    given = listed(dims)
     second = any(part in name for part in ("gather", "_reduce_scatter_base", "alltoall"))
     return _count(given[second]) if len(given) > second else NONE
 
@@ -130,14 +133,14 @@ def _count(dims: Any) -> int:
     """Number of elements of a tensor ([2, 3]) or a list of tensors ([[2, 3], [4]]); NONE without a tensor."""
     if not isinstance(dims, list) or not dims:
         return NONE
-    if all(isinstance(size, int) for size in dims):
-        return prod(dims)
-    return sum(max(_count(part), 0) for part in dims)
+    is_tensor = all(isinstance(size, int) for size in dims)
+    elements = prod(dims) if is_tensor else sum(max(_count(part), 0) for part in dims)
+    return elements if 0 <= elements <= _MOST_ELEMENTS else NONE
 
 
 @cache
 def _first_type(types: str | None) -> str:
-    return next((text for text in json.loads(types) if isinstance(text, str)), "") if types else ""
+    return next((text for text in listed(types) if isinstance(text, str)), "")
 
 
 def _side(rows: list[tuple[Any, ...]], elements: list[int]) -> Side:
