@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from rankscope.atomic_files import unique_name
 from rankscope.errors import ToolError
 
 _PRODUCTS = {"nsys": "Nsight Systems", "ncu": "Nsight Compute"}
@@ -298,7 +299,7 @@ def import_command(stream: Path, report: Path) -> str:
 
 def import_stream(importer: Tool, stream: Path, report: Path) -> str:
     """Make a report of a .qdstrm; "" or why there is none. An existing report is not overwritten."""
-    unfinished = report.with_name(f".{report.stem}-{os.getpid()}{report.suffix}")
+    unfinished = report.with_name(f".{report.stem}-{unique_name()}{report.suffix}")
     answer = _run_importer(importer.path, ["-i", str(stream), "-o", str(unfinished)])
     if not (unfinished.is_file() and unfinished.stat().st_size):
         lines = [line.strip() for line in answer.replace("\r", "\n").splitlines() if line.strip()]

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from rankscope import units
+from rankscope.atomic_files import unique_name
 from rankscope.errors import StoreError, UsageError
 from rankscope.visible_text import unchecked
 
@@ -311,7 +312,7 @@ def check_target(path: Path, force: bool) -> None:
 @contextlib.contextmanager
 def replacing(target: Path) -> Iterator[Path]:
     """A temporary file beside `target`: renamed to it at the end, removed after an error."""
-    temporary = target.with_name(f".{target.name}.{os.getpid()}")
+    temporary = target.with_name(f".{target.name}.{unique_name()}")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         yield temporary

@@ -43,8 +43,8 @@ class ReadReport:
     """Why the file ended early; empty if it is complete."""
     examples: list[str] = field(default_factory=list)
 
-    def lose(self, why: str) -> None:
-        self.events_lost += 1
+    def lose(self, why: str, count: int = 1) -> None:
+        self.events_lost += count
         self._example(f"lost: {why}")
 
     def repaired(self, why: str) -> None:

@@ -132,8 +132,11 @@ class Annotation:
     end: int
 
 
-PROFILER_STEP = re.compile(r"^ProfilerStep#(\d+)$")
-NUMBERED_STEP = re.compile(r"^(?:train(?:ing)?[_ ]?)?(?:step|iter(?:ation)?)[ _#:=]*(\d+)$", re.IGNORECASE)
+# At most nine digits: the column is a 32-bit integer.
+PROFILER_STEP = re.compile(r"^ProfilerStep#(\d{1,9})$")
+NUMBERED_STEP = re.compile(
+    r"^(?:train(?:ing)?[_ ]?)?(?:step|iter(?:ation)?)[ _#:=]*(\d{1,9})$", re.IGNORECASE
+)
 _OPTIMIZER_STEP = re.compile(r"^Optimizer\.step#")
 
 

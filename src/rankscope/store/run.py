@@ -14,6 +14,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from rankscope.atomic_files import unique_name
 from rankscope.errors import RankscopeError, StoreError
 from rankscope.model import (
     COLLECTIVE_NAME_PATTERN,
@@ -349,9 +350,16 @@ class Run:
 
     def export(self, view: Table, where: str, target: Path, options: str, columns: str = "*") -> None:
         """Write one view to a file in one pass."""
-        self.connection.execute(
-            f"COPY (SELECT {columns} FROM {view.name} WHERE {where}) TO {sql_text(target)} ({options})"
-        )
+        folder = PlainFolder(target.parent)
+        written = folder.path / unique_name()
+        try:
+            with self._reading():
+                self.connection.execute(
+                    f"COPY (SELECT {columns} FROM {view.name} WHERE {where}) TO {sql_text(written)} ({options})"
+                )
+            written.replace(target)
+        finally:
+            written.unlink(missing_ok=True)
 
     def _segments_table(self) -> Iterator[str]:
         columns = ", ".join(f"{field.name} {field.type}" for field in SEGMENTS.fields)

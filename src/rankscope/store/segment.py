@@ -61,7 +61,7 @@ def build_segment(
         if not (folder / "events").is_dir():
             raise ReadError(
                 f"{path} has no events",
-                why="None of its tables has rows that can be read.",
+                why=f"{reading.report.damage or 'None of its tables has rows'}.",
                 hint="Capture this rank again, or leave the file out.",
             )
         progress(before.st_size, "links and nesting")

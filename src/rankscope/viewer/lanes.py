@@ -7,9 +7,7 @@ The folder `lod` of a segment is written at the first view and is safe to delete
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import socket
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -18,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rankscope.atomic_files import unique_name
 from rankscope.model import HOST_COLLECTIVE_PATTERN, LAUNCH_CATEGORIES, SYNC_CALL_PATTERN
 from rankscope.private_files import make_private_folder
 from rankscope.sql import sql_texts
@@ -119,7 +118,7 @@ def _host_kind(alias: str) -> str:
 
 def _save(lanes: Lanes, folder: Path) -> None:
     """Write to a temporary folder and rename it, so that other viewers see all files or none."""
-    temporary = folder.with_name(f".{folder.name}.{socket.gethostname()}.{os.getpid()}")
+    temporary = folder.with_name(f".{folder.name}.{unique_name()}")
     shutil.rmtree(temporary, ignore_errors=True)
     try:
         make_private_folder(temporary)

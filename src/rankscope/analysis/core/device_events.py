@@ -91,7 +91,9 @@ def vocabulary(run: Run, *categories: str) -> list[str]:
     kept = _vocabularies(run)
     if categories not in kept:
         found = _names_by_category(run)
-        kept[categories] = sorted({name for category in categories for name in found.get(category, ())})
+        lists = [found[category] for category in categories if category in found]
+        # Each list is sorted already; a file may have a million names.
+        kept[categories] = lists[0] if len(lists) == 1 else sorted(set().union(*lists))
     return kept[categories]
 
 

@@ -197,7 +197,7 @@ class KinetoReading:
                 offset, start = offset + start, 0
                 if len(rest) > _MOST_WITHOUT_CUT:
                     rest, skipped = self._after_long_event(rest, separator, offset)
-                    offset += skipped
+                    offset, start = offset + skipped, json_layout.skip_between(rest, 0, len(rest))
             else:
                 # Copied before the block is yielded, which gives its buffer away.
                 rest = bytes(memoryview(data)[end:size])

@@ -16,6 +16,7 @@ import tempfile
 from pathlib import Path
 
 from rankscope import tools
+from rankscope.atomic_files import unique_name
 from rankscope.errors import NotATraceError, ReadError, ToolError
 from rankscope.readers.base import TraceIdentity
 from rankscope.readers.nsys.reader import NSYS, NsysReading
@@ -63,7 +64,7 @@ def exported(report: Path) -> Path:
 def _export(report: Path, folder: Path, target: Path) -> None:
     tool = _nsys(report)
     folder.mkdir(exist_ok=True)
-    unfinished = folder / f"unfinished-{os.getpid()}.sqlite"
+    unfinished = folder / f"unfinished-{unique_name()}.sqlite"
     done = subprocess.run(
         tools.nsys_export(tool, report, unfinished), capture_output=True, text=True, errors="replace"
     )

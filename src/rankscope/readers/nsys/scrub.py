@@ -15,6 +15,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
+from rankscope.atomic_files import unique_name
 from rankscope.errors import ReadError
 from rankscope.readers.nsys.export import SQLITE_ERRORS, NsysExport, damaged, open_export
 from rankscope.readers.nsys.identity import recorded_environments
@@ -42,7 +43,7 @@ def scrub(source: Path, target: Path) -> Scrubbed:
         environments = recorded_environments(export)
         outputs = _output_ids(export)
         tables = {name: columns for name, columns in export.tables.items() if not name.startswith("ENUM_")}
-    unfinished = target.with_name(f".{target.name}.{os.getpid()}")
+    unfinished = target.with_name(f".{target.name}.{unique_name()}")
     try:
         with unfinished.open("xb") as file:
             os.fchmod(file.fileno(), 0o600)
