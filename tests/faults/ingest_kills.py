@@ -133,4 +133,4 @@ def _wait_for(pids: list[int]) -> None:
         time.sleep(0.02)
 
 
-INGEST_KILLS = Part("killed while reading", trials, many=204, few=4)
+INGEST_KILLS = Part("killed while reading", trials, many=204, few=3)

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from conftest import ROOT, slice_event, write_kineto
+from rankscope.cli import main
 from rankscope.store.ingest import Options
 from rankscope.viewer import listener
 from rankscope.viewer.address import Address
@@ -234,3 +235,12 @@ def test_ctrl_c_ends_the_viewer_and_its_queries(tmp_path: Path) -> None:
         _, errors = process.communicate(timeout=60)
     assert process.returncode == 0 and "Traceback" not in errors
     assert not Path(f"/proc/{query}").exists()
+
+
+def test_a_python_without_the_server_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Images for jobs hold what capturing needs."""
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert main(["view", str(tmp_path), "--no-open"]) == 1
+    assert "pip install starlette uvicorn" in capsys.readouterr().err

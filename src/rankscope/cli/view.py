@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import getpass
+import importlib.util
 import os
 import socket
 import sys
@@ -25,7 +26,7 @@ from rankscope.cli.common import (
     scope_of,
 )
 from rankscope.cli.view_remote import is_remote, path_or_place, stopped_by_signals, view_remote
-from rankscope.errors import RankscopeError, StoreError, UsageError
+from rankscope.errors import MissingPackageError, RankscopeError, StoreError, UsageError
 
 if TYPE_CHECKING:
     from rankscope.viewer.listener import Listener
@@ -42,6 +43,7 @@ Only this machine can reach it, and only with the token in the address. Ctrl-C e
 Keys: W S zoom, A D pan, F fit, / search, ? all of them.
 """
 S = TypeVar("S")
+_SERVER_PACKAGES = ("starlette", "uvicorn")
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
@@ -118,6 +120,7 @@ def _refuse_perfetto_options(args: argparse.Namespace) -> None:
 def _view(args: argparse.Namespace) -> int:
     from rankscope.viewer.address import Address
 
+    _require_server()
     address = _listening(lambda: Address(args.host, args.port), args.host, args.port)
     print(address.url, flush=True)
     if args.tunnel is None:
@@ -147,7 +150,19 @@ def _view(args: argparse.Namespace) -> int:
     return code
 
 
+def _require_server() -> None:
+    """Found, not imported: the address is printed before."""
+    for name in _SERVER_PACKAGES:
+        if importlib.util.find_spec(name) is None:
+            raise MissingPackageError(
+                f"the viewer needs the package {name}",
+                why="It is not installed in this Python.",
+                hint=f"pip install {' '.join(_SERVER_PACKAGES)}",
+            )
+
+
 def _perfetto(args: argparse.Namespace) -> int:
+    _require_server()
     from rankscope.viewer.perfetto_rpc import find_trace_processor
     from rankscope.viewer.perfetto_server import BROWSER_LIMIT, PORT
     from rankscope.views.export.perfetto import write_perfetto

@@ -107,7 +107,8 @@ class Workspace:
         self.connection.execute(f"""
             CREATE VIEW placed AS
             SELECT * EXCLUDE (ts_ns, dur_ns, tid), ts_ns - {origin} AS time, {_TRACK_TID} AS tid,
-                   greatest(least(dur_ns, {_LONGEST_FILE_NS}), -{_LONGEST_FILE_NS}) AS dur_ns
+                   CASE WHEN dur_ns > {_LONGEST_FILE_NS} THEN {_LONGEST_FILE_NS}
+                        WHEN dur_ns < -{_LONGEST_FILE_NS} THEN -{_LONGEST_FILE_NS} ELSE dur_ns END AS dur_ns
             FROM events WHERE {usable}
         """)
         return int(origin), int(placed), int(timed - placed)

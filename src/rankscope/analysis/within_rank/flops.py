@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from functools import partial
 from math import prod
 
+from rankscope.json_values import listed
+
 # Type names in a trace -> (our name, bytes per element).
 _TYPES = {
     "c10::BFloat16": ("bfloat16", 2),
