@@ -47,6 +47,8 @@ def main() -> None:
             time.sleep(args.step_seconds)
     print(f"done rank {os.environ.get('RANK', '-')} pid {os.getpid()}", flush=True)
     if args.ddp:
+        # Its destructor waits, with the GIL, for gloo's thread, which may want the GIL to let go of the last result.
+        time.sleep(0.2)
         torch.distributed.destroy_process_group()
     sys.exit(args.exit_code)
 
