@@ -51,7 +51,8 @@ def parameters(data: bytes) -> None:
     query = {}
     while not codes.ended:
         name = codes.choice(_PARAMETERS)
-        query[name] = codes.text() if codes.number(3) == 0 else str(codes.value())
+        text = codes.text() if codes.number(3) == 0 else str(codes.value())
+        query[name] = text.encode("utf-8", "replace").decode()  # as the server decodes an address
     try:
         answer = routes[route](query)
     except (KeyError, ValueError, OverflowError):
