@@ -31,18 +31,27 @@ def main() -> int:
         began = time.monotonic()
         tried: Counter[str] = Counter()
         wrong: Counter[str] = Counter()
-        for outcome in part.trials(options.count or part.many, Random(options.seed)):
-            tried[outcome.kind] += 1
-            if outcome.difference:
-                wrong[outcome.kind] += 1
-                print(f"\n{part.name}, {outcome.kind}, {outcome.what}: {outcome.difference}", file=sys.stderr)
-            if sys.stderr.isatty():
-                print(f"\r{part.name}: {tried.total()} trials", end="", file=sys.stderr)
+        stopped = False
+        try:
+            for outcome in part.trials(options.count or part.many, Random(options.seed)):
+                tried[outcome.kind] += 1
+                if outcome.difference:
+                    wrong[outcome.kind] += 1
+                    print(
+                        f"\n{part.name}, {outcome.kind}, {outcome.what}: {outcome.difference}",
+                        file=sys.stderr,
+                    )
+                if sys.stderr.isatty():
+                    print(f"\r{part.name}: {tried.total()} trials", end="", file=sys.stderr)
+        except KeyboardInterrupt:
+            stopped = True  # the table of what was done is still worth having
         for kind, count in tried.items():
             print(f"| {part.name} | {kind} | {count} | {wrong[kind]} |")
         took = (time.monotonic() - began) / 60
         print(f"| **{part.name}** | all, in {took:.1f} min | {tried.total()} | {wrong.total()} |", flush=True)
         differences += wrong.total()
+        if stopped:
+            return 130
     return 1 if differences else 0
 
 
