@@ -6,6 +6,7 @@ import json
 import lzma
 import os
 import shutil
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,11 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # before numpy: two tests ru
 
 from rankscope.store.ingest import Options, ingest
 from rankscope.store.run import Run
+
+# Under nohup, or started in the background by a script, these are ignored, also in the jobs that tests signal.
+for _number, _handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+    if signal.getsignal(_number) is signal.SIG_IGN:
+        signal.signal(_number, _handler)
 
 # On a busy machine an example can take long; that is no failure.
 settings.register_profile("rankscope", deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from rankscope.errors import UsageError
 from rankscope.ranges import numbers_in, parse_ranges
 from rankscope.units import format_bytes, format_count, parse_count
+from rankscope.visible_text import unchecked
 
 if TYPE_CHECKING:  # numpy is not needed for --help
     from rankscope.bench.synthetic import Plan, Slower, Straggler
@@ -232,7 +233,7 @@ class _Progress:
             self._printed, self._shown = now, True
             rate = self.written / (now - self._started)
             line = f"rankscope: {format_bytes(self.written)} written, {format_bytes(rate)}/s"
-            print(f"\r{line:<60}", end="", file=sys.stderr, flush=True)
+            print(f"\r{line:<60}", end="", file=unchecked(sys.stderr), flush=True)
 
     def close(self) -> None:
         if self._shown:
