@@ -76,11 +76,14 @@ def test_control_c_ends_a_query(run: Run, tmp_path: Path) -> None:
          f"print('started', flush=True); sys.exit(main({words!r}))"],
         env={**os.environ, "PYTHONPATH": str(ROOT / "src")}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
-    assert process.stdout and process.stdout.readline() == "started\n"
-    with pytest.raises(subprocess.TimeoutExpired):
-        process.wait(1.0)
-    process.send_signal(signal.SIGINT)
-    _, error = process.communicate(timeout=30)
+    try:
+        assert process.stdout and process.stdout.readline() == "started\n"
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(1.0)
+        process.send_signal(signal.SIGINT)
+        _, error = process.communicate(timeout=30)
+    finally:
+        process.kill()
     assert process.returncode == 130 and "interrupted" in error and "Traceback" not in error
 
 
