@@ -135,4 +135,4 @@ def _names(store: Path) -> list[str]:
     return sorted({path.name for path in store.rglob("*") if path.is_file()})
 
 
-BYTE_FLIPS = Part("damage to stores", trials, many=240, few=8)
+BYTE_FLIPS = Part("damage to stores", trials, many=240, few=4)

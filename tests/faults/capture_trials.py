@@ -414,4 +414,4 @@ KINDS: tuple[Callable[[Random], Trial], ...] = (
     _odd,
 )
 
-PART = Part("capture", trials, many=300, few=8)
+PART = Part("capture", trials, many=300, few=5)
