@@ -236,22 +236,24 @@ def _interruptible(cursor: duckdb.DuckDBPyConnection, work: Callable[[], T]) -> 
     """`work` in a thread: DuckDB does not return to Python until it is done, so Ctrl-C would wait for it."""
     done: list[T] = []
     failed: list[BaseException] = []
+    ended = threading.Event()
 
     def run() -> None:
         try:
             done.append(work())
         except BaseException as error:  # noqa: BLE001 - raised again by the caller's thread
             failed.append(error)
+        finally:
+            ended.set()
 
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
+    threading.Thread(target=run, daemon=True).start()
     try:
-        while thread.is_alive():
-            thread.join(0.2)  # with a limit, so that signals are handled
+        # Not Thread.join: once Ctrl-C has interrupted it, Python 3.11 takes the thread for ended.
+        while not ended.wait(0.2):  # with a limit, so that signals are handled
+            pass
     except BaseException:
-        while thread.is_alive():
+        while not ended.wait(0.05):
             cursor.interrupt()
-            thread.join(0.05)
         raise
     if failed:
         raise failed[0]
