@@ -15,6 +15,7 @@ import tempfile
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -56,8 +57,12 @@ _connection = duckdb.connect(config={"threads": 1})
 
 def attempt(target: Target, data: bytes) -> None:
     """Call a target; a message for the user is an answer like any other."""
+    _answered(lambda: target.call(data))
+
+
+def _answered(call: Callable[[], object]) -> None:
     try:
-        target.call(data)
+        call()
     except RankscopeError as error:
         assert str(error).strip()
         assert "The reader failed" not in str(error), "what the worker says of any other exception"
@@ -296,14 +301,7 @@ def _texts(data: bytes) -> None:
                 path = Path(folder) / "file"
                 path.write_bytes(data[1:])
                 for read in (load_baseline, read_kernels):
-                    with_message(read, path)
-
-
-def with_message(read: Callable[[Path], object], path: Path) -> None:
-    try:
-        read(path)
-    except RankscopeError as error:
-        assert str(error).strip()
+                    _answered(partial(read, path))
 
 
 TARGETS: dict[str, Target] = {

@@ -25,13 +25,7 @@ def replace_process(
 ) -> None:
     """Become the command: never returns, except as an OSError. ``plain`` is the job's own, if ours does not fit."""
     _restore_signals(ignored)
-    try:
-        os.execvpe(command[0], list(command), dict(env))
-    except OSError as error:
-        if error.errno != errno.E2BIG or plain is None:
-            raise
-        say(_TOO_LONG)
-        os.execvpe(plain[0], list(plain), os.environ)
+    _exec(command, env, plain)
 
 
 def run_command(
@@ -93,11 +87,21 @@ def become(
     try:
         _restore_signals(ignored)
         before.restore()
-        replace_process(command, env, ignored, plain)
+        _exec(command, env, plain)
     except OSError as error:
         say(f"cannot start {command[0]}: {error.strerror}")
     finally:
         os._exit(126)
+
+
+def _exec(command: Sequence[str], env: Mapping[str, str], plain: Sequence[str] | None) -> None:
+    try:
+        os.execvpe(command[0], list(command), dict(env))
+    except OSError as error:
+        if error.errno != errno.E2BIG or plain is None:
+            raise
+        say(_TOO_LONG)
+        os.execvpe(plain[0], list(plain), os.environ)
 
 
 def say(text: str) -> None:

@@ -214,9 +214,8 @@ class Run:
             begin = run.begin_ns - end
             end = run.end_ns - begin
             for entry in run.entries:
-                own = entry.unix_origin_ns - (
-                    run.begin_ns - begin
-                )  # of another clock: put at the run's start
+                # A file of another clock is put at the run's start.
+                own = entry.unix_origin_ns - run.begin_ns + begin
                 zero[entry.rank, entry.segment] = begin if run.shares_clock(entry) else own
         return zero
 

@@ -119,7 +119,6 @@ def _host_kind(alias: str) -> str:
 def _save(lanes: Lanes, folder: Path) -> None:
     """Write to a temporary folder and rename it, so that other viewers see all files or none."""
     temporary = folder.with_name(f".{folder.name}.{unique_name()}")
-    shutil.rmtree(temporary, ignore_errors=True)
     try:
         make_private_folder(temporary)
         for name in (*_COLUMNS, "lanes"):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import socket
 import threading
 import zipfile
 import zlib
@@ -16,6 +14,7 @@ from numpy.typing import NDArray
 from rankscope.analysis.across_ranks.heatmap import CLASSES, RankTime, rank_times
 from rankscope.analysis.core.intervals import Intervals
 from rankscope.analysis.core.scope import Scope
+from rankscope.atomic_files import unique_name
 from rankscope.private_files import open_private
 from rankscope.store.layout import SegmentEntry, can_write
 from rankscope.store.run import Run
@@ -173,7 +172,7 @@ class Session:
         rank = time.rank
         folder = self.run.store / f"rank={rank:05d}"
         if can_write(folder):
-            temporary = folder / f".{_OVERVIEW_FILE}.{socket.gethostname()}.{os.getpid()}"
+            temporary = folder / f".{_OVERVIEW_FILE}.{unique_name()}"
             try:
                 with open_private(temporary, "wb") as file:
                     np.savez(

@@ -148,10 +148,11 @@ class NsysReading:
 
     def batches(self) -> Iterator[NsysBatch]:
         export = self._export
-        strings = Strings(_event_strings(export))
+        every = [*event_sources(export), *nvtx_sources(export)]
+        sources = [source for source in every if source.found_in(export)]
+        strings = Strings(_event_strings(export, sources))
         metrics = Strings(_metric_names(export))
-        sources = _sources(export)
-        for source in (*event_sources(export), *nvtx_sources(export)):
+        for source in every:
             columns, count = source.lacking_in(export)
             if count:
                 self.report.events_lost += count
@@ -245,28 +246,21 @@ def _group(export: NsysExport, part: str) -> ProcessGroup:
     return ProcessGroup(None, "", None, frozenset().union(*(g.pids for g in groups)), merged=len(groups))
 
 
-def _event_strings(export: NsysExport) -> list[tuple[int, str]]:
+def _event_strings(export: NsysExport, sources: list[Source]) -> list[tuple[int, str]]:
     """Names of events. Recorded environments and program output are also strings; they are left out."""
     where = f"length(CAST(value AS BLOB)) < {_LONGEST_STRING} AND instr(CAST(value AS BLOB), x'00') = 0"
     if export.has("ProcessStreams", "contentId"):
         where += " AND id NOT IN (SELECT contentId FROM ProcessStreams WHERE contentId IS NOT NULL)"
     ((count,),) = export.rows("SELECT count(*) FROM StringIds")
     if count > _MANY_STRINGS:
-        where += f" AND id IN ({_referenced(export)})"
+        where += f" AND id IN ({_referenced(export, sources)})"
     rows = export.rows(f"SELECT id, value FROM StringIds WHERE {where}")
     return [(number, export.text(value)) for number, value in rows]
 
 
-def _sources(export: NsysExport) -> list[Source]:
-    """The tables that this export has."""
-    return [source for source in (*event_sources(export), *nvtx_sources(export)) if source.found_in(export)]
-
-
-def _referenced(export: NsysExport) -> str:
+def _referenced(export: NsysExport, sources: list[Source]) -> str:
     """SQL for the ids that events use. With CPU sampling most strings are symbols, which are not read."""
-    columns = [
-        (source.table, source.columns["name"]) for source in _sources(export) if "name" in source.columns
-    ]
+    columns = [(source.table, source.columns["name"]) for source in sources if "name" in source.columns]
     found = [
         f"SELECT {sql_name(column)} FROM {table}" for table, column in columns if export.has(table, column)
     ]

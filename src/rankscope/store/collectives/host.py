@@ -22,6 +22,9 @@ from rankscope.sql import sql_text
 from rankscope.store.arrays import NONE, Ints
 from rankscope.store.workspace import Workspace
 
+_MOST_ELEMENTS = 1 << 60
+"""More than any tensor has; sizes whose product is larger are made up."""
+
 
 @dataclass(frozen=True)
 class Side:
@@ -110,9 +113,6 @@ def pair_calls(runs: Side, calls: Side, known: Ints) -> Ints:
             found[mine[first : first + count]] = calls.id[theirs[:count]]
             is_open[theirs[:count]] = False
     return found
-
-
-_MOST_ELEMENTS = 1 << 60
 
 
 @cache
