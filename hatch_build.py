@@ -1,4 +1,4 @@
-"""Build hook: renders docs/reports to HTML in the wheel, where the report reads its definitions.
+"""Build hook: compiles the C parts, and renders docs/reports to HTML in the wheel, where the report reads them.
 
 An editable install needs no rendered pages: rankscope.views.report.definitions reads docs/reports itself.
 """
@@ -6,29 +6,85 @@ An editable install needs no rendered pages: rankscope.views.report.definitions 
 from __future__ import annotations
 
 import importlib.util
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import sysconfig
 import tempfile
 from pathlib import Path
 from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
+_FOLDER = Path("src", "rankscope", "native")
+_LIBRARY = "_native.abi3.so"
+_FLAGS = ["-std=c11", "-O3", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra"]
+_SHARED = ["-bundle", "-undefined", "dynamic_lookup"] if sys.platform == "darwin" else ["-shared"]
+_WISH = "RANKSCOPE_NATIVE"
+"""0: build without the C parts; 1: fail where they cannot be built, as releases must. RANKSCOPE_CFLAGS adds flags."""
 
-class DefinitionsHook(BuildHookInterface):
+
+class BuildHook(BuildHookInterface):
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        if version == "editable":
-            return
         root = Path(self.root)
-        # Loaded by path: importing rankscope.views needs packages that the build environment does not have.
-        source = root / "src" / "rankscope" / "views" / "report" / "definitions.py"
-        spec = importlib.util.spec_from_file_location("definitions", source)
-        assert spec and spec.loader
-        definitions = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(definitions)
-        self._folder = tempfile.TemporaryDirectory()
-        for report, html in definitions.render_pages(root / "docs" / "reports").items():
-            (Path(self._folder.name) / f"{report}.html").write_text(html, encoding="utf-8")
-        build_data["force_include"][self._folder.name] = "rankscope/definitions"
+        self._temporary = tempfile.TemporaryDirectory()
+        made = Path(self._temporary.name)
+        if version == "editable":
+            if self._compiled(root, made):
+                shutil.copyfile(made / _LIBRARY, root / _FOLDER / _LIBRARY)
+            return
+        if self._compiled(root, made):
+            build_data["force_include"][str(made / _LIBRARY)] = f"rankscope/native/{_LIBRARY}"
+            build_data["pure_python"] = False
+            platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
+            build_data["tag"] = f"cp311-abi3-{platform}"
+        pages = made / "definitions"
+        pages.mkdir()
+        for report, html in _definitions(root).render_pages(root / "docs" / "reports").items():
+            (pages / f"{report}.html").write_text(html, encoding="utf-8")
+        build_data["force_include"][str(pages)] = "rankscope/definitions"
 
     def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
-        if version != "editable":
-            self._folder.cleanup()
+        self._temporary.cleanup()
+
+    def _compiled(self, root: Path, folder: Path) -> bool:
+        """Compile the C parts into this folder; False, with a warning, where that cannot be done."""
+        wish = os.environ.get(_WISH, "")
+        if wish == "0":
+            return False
+        why = _compile(root / _FOLDER, folder / _LIBRARY)
+        if why and wish == "1":
+            raise RuntimeError(f"the C parts cannot be built: {why}")
+        if why:
+            self.app.display_warning(f"rankscope is installed without its C parts and reads more slowly: {why}")
+        return not why
+
+
+def _compile(sources: Path, library: Path) -> str:
+    """Compile; returns why it failed, '' if it did not."""
+    if sys.version_info < (3, 11) or sys.implementation.name != "cpython":
+        return "they need CPython 3.11 or newer"
+    include = sysconfig.get_paths()["include"]
+    if not Path(include, "Python.h").is_file():
+        return f"there is no Python.h in {include}"
+    compiler = shlex.split(os.environ.get("CC", "cc"))
+    more = shlex.split(os.environ.get("RANKSCOPE_CFLAGS", ""))
+    files = [path.name for path in sorted(sources.glob("*.c"))]
+    command = [*compiler, *_FLAGS, *more, f"-I{include}", *_SHARED, *files, "-o", str(library)]
+    try:
+        ended = subprocess.run(command, cwd=sources, capture_output=True, text=True)
+    except OSError as error:
+        return f"{compiler[0]}: {error.strerror}"
+    return "" if ended.returncode == 0 else f"{compiler[0]}: {ended.stderr.strip()[-1000:]}"
+
+
+def _definitions(root: Path) -> Any:
+    """Loaded by path: importing rankscope.views needs packages that the build environment does not have."""
+    source = root / "src" / "rankscope" / "views" / "report" / "definitions.py"
+    spec = importlib.util.spec_from_file_location("definitions", source)
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

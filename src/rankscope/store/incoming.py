@@ -21,20 +21,37 @@ from rankscope.private_files import make_private_folder, open_private
 
 INCOMING = "incoming-"
 _LOCK_FILE = "lock"
+_PUBLISHING = "publishing"
 _ABANDONED_AFTER_S = 24 * 3600
 """A process of another host that has written nothing for a day is taken to be dead."""
 
 
 @contextlib.contextmanager
 def incoming_folder(store: Path) -> Iterator[Path]:
-    """A new folder in the store for unfinished segments; what is left in it is removed at the end."""
+    """A new folder in the store for unfinished segments; what is left in it is removed at the end.
+
+    If publishing it was interrupted, it stays: it tells whoever opens the store next to clean up.
+    """
     folder = store / f"{INCOMING}{unique_name()}"
     with contextlib.ExitStack() as stack:
         with exclusive(store):  # so that nobody sees the folder without its lock
             make_private_folder(folder)
-            stack.callback(shutil.rmtree, folder, ignore_errors=True)
+            stack.callback(_remove_unless_publishing, folder)
             stack.enter_context(in_use(folder))
         yield folder
+
+
+def _remove_unless_publishing(folder: Path) -> None:
+    if not (folder / _PUBLISHING).exists():
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def publishing(folder: Path) -> Iterator[None]:
+    """While segments are moved out of a folder, and those that they replace are removed."""
+    (folder / _PUBLISHING).touch()
+    yield
+    (folder / _PUBLISHING).unlink()
 
 
 def in_use(folder: Path) -> contextlib.AbstractContextManager[None]:

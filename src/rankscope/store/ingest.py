@@ -13,7 +13,7 @@ from rankscope.errors import EmptyTraceError, NotATraceError, RankscopeError, St
 from rankscope.host import available_memory_bytes, usable_cores
 from rankscope.private_files import make_private_folder
 from rankscope.store.checksums import damage
-from rankscope.store.incoming import clean, exclusive, has_abandoned, incoming_folder
+from rankscope.store.incoming import clean, exclusive, has_abandoned, incoming_folder, publishing
 from rankscope.store.layout import (
     INDEX_FILE,
     Index,
@@ -114,7 +114,8 @@ def ingest(paths: Sequence[Path], options: Options | None = None, watch: Watch |
             _report_merged(fresh, watch.say)
             with exclusive(plan.store):
                 if Index.load(plan.store) == plan.found:
-                    _publish(plan.store, incoming, index, fresh)
+                    with publishing(incoming):
+                        _publish(plan.store, incoming, index, fresh)
                     return Ingested(plan.store, index, tuple(fresh), (*plan.skipped, *problems))
             # Another process has changed the store in the meantime. What was read here is still used.
             plan = _plan(paths, options, watch.say)

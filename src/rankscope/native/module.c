@@ -1,0 +1,92 @@
+/* The extension module rankscope.native._native: growing arrays that become Python buffers, and the list of functions. */
+#include "native.h"
+
+bool array_reserve(Array *array, size_t more) {
+    if (array->failed || more > SIZE_MAX / 4 || array->size > SIZE_MAX / 4) {
+        array->failed = true;
+        return false;
+    }
+    size_t room = array->room + array->room / 2 + 64;
+    if (room < array->size + more) room = array->size + more;
+    uint8_t *data = realloc(array->data, room);
+    if (!data) {
+        array->failed = true;
+        return false;
+    }
+    array->data = data;
+    array->room = room;
+    return true;
+}
+
+void array_free(Array *array) {
+    free(array->data);
+    memset(array, 0, sizeof *array);
+}
+
+typedef struct {
+    PyObject_HEAD
+    Array array;
+} Buffer;
+
+static PyObject *buffer_type;
+
+static void buffer_dealloc(PyObject *self) {
+    PyTypeObject *type = Py_TYPE(self);
+    array_free(&((Buffer *)self)->array);
+    ((freefunc)PyType_GetSlot(type, Py_tp_free))(self);
+    Py_DECREF(type);
+}
+
+static int buffer_get(PyObject *self, Py_buffer *view, int flags) {
+    static uint8_t nothing;
+    Array *array = &((Buffer *)self)->array;
+    return PyBuffer_FillInfo(view, self, array->data ? array->data : &nothing, (Py_ssize_t)array->size, 0, flags);
+}
+
+static PyType_Slot buffer_slots[] = {
+    {Py_tp_dealloc, buffer_dealloc},
+    {Py_bf_getbuffer, buffer_get},
+    {Py_tp_doc, "Bytes made by a function of this module; numpy.frombuffer reads and changes them in place."},
+    {0, NULL},
+};
+
+static PyType_Spec buffer_spec = {
+    .name = "rankscope.native._native.Buffer",
+    .basicsize = sizeof(Buffer),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+    .slots = buffer_slots,
+};
+
+PyObject *array_to_python(Array *array) {
+    if (array->failed) return PyErr_NoMemory();
+    allocfunc allocate = (allocfunc)PyType_GetSlot((PyTypeObject *)buffer_type, Py_tp_alloc);
+    Buffer *buffer = (Buffer *)allocate((PyTypeObject *)buffer_type, 0);
+    if (!buffer) return NULL;
+    if (array->room > array->size + array->size / 8) { /* growing leaves up to a third unused */
+        uint8_t *smaller = realloc(array->data, array->size ? array->size : 1);
+        if (smaller) array->data = smaller;
+    }
+    buffer->array = *array;
+    memset(array, 0, sizeof *array);
+    return (PyObject *)buffer;
+}
+
+static struct PyModuleDef definition = {
+    PyModuleDef_HEAD_INIT,
+    .m_name = "_native",
+    .m_doc = "The parts of rankscope that are written in C. Called through rankscope.native.",
+    .m_size = -1,
+};
+
+PyMODINIT_FUNC PyInit__native(void);
+
+PyMODINIT_FUNC PyInit__native(void) {
+    PyObject *module = PyModule_Create(&definition);
+    if (!module) return NULL;
+    buffer_type = PyType_FromSpec(&buffer_spec);
+    if (!buffer_type || PyModule_AddFunctions(module, scan_methods) < 0) {
+        Py_DECREF(module);
+        return NULL;
+    }
+    return module;
+}

@@ -1,0 +1,41 @@
+/* What the files of this extension share: a growing array, and handing one to Python as a buffer. */
+#ifndef RANKSCOPE_NATIVE_H
+#define RANKSCOPE_NATIVE_H
+
+#define PY_SSIZE_T_CLEAN
+#define Py_LIMITED_API 0x030B0000
+#include <Python.h>
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Bytes that grow. `failed` stays set once memory has run out: check it at the end, not after each append. */
+typedef struct {
+    uint8_t *data;
+    size_t size;
+    size_t room;
+    bool failed;
+} Array;
+
+bool array_reserve(Array *array, size_t more);
+void array_free(Array *array);
+
+static inline void array_append(Array *array, const void *bytes, size_t count) {
+    if (array->room - array->size < count && !array_reserve(array, count)) return;
+    memcpy(array->data + array->size, bytes, count);
+    array->size += count;
+}
+
+static inline void array_append_i32(Array *array, int32_t value) { array_append(array, &value, sizeof value); }
+static inline void array_append_i64(Array *array, int64_t value) { array_append(array, &value, sizeof value); }
+
+/* A Python object with the array's bytes, for numpy.frombuffer. Takes the memory over; NULL with an exception. */
+PyObject *array_to_python(Array *array);
+
+/* What each file adds to the module. */
+extern PyMethodDef scan_methods[];
+
+#endif

@@ -1,0 +1,101 @@
+"""What a reader yields: some of a file's events as columns, with texts as codes.
+
+A column that only few events have is sparse: the indices of those events, and a value for each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Codes = NDArray[np.int32]
+Numbers = NDArray[np.int64]
+
+NO_TEXT = -1
+"""The code of a text that is null."""
+NULL = -(1 << 63)
+"""Stands for null among numbers: every other value can occur in a file."""
+NO_ARGS = (1 << 32) - 1
+"""Instead of an offset: the event has no arguments."""
+
+
+@dataclass(frozen=True)
+class Texts:
+    """Distinct texts; the code of one is its place."""
+
+    offsets: Numbers
+    """Where each begins in `data`, and where the last ends."""
+    data: Any
+    """A buffer of UTF-8."""
+
+    @staticmethod
+    def of(texts: Iterable[str]) -> Texts:
+        pieces = [text.encode() for text in texts]
+        offsets = np.zeros(len(pieces) + 1, dtype=np.int64)
+        np.cumsum([len(piece) for piece in pieces], out=offsets[1:])
+        return Texts(offsets, b"".join(pieces))
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def __iter__(self) -> Iterator[str]:
+        data, begin = bytes(self.data), 0
+        for end in self.offsets[1:].tolist():
+            yield data[begin:end].decode()
+            begin = end
+
+
+@dataclass(frozen=True)
+class EventColumns:
+    """Some of a file's events in file order, one entry each."""
+
+    texts: Texts
+    """Of all columns of codes."""
+    phase: Codes
+    category: Codes
+    name: Codes
+    pid: Codes
+    tid: Codes
+    flow: Codes
+    """May be NO_TEXT. In the five columns before it a missing text is ''."""
+    time: Numbers
+    """ts in ns, or NULL."""
+    duration: Numbers
+    """dur in ns, or NULL."""
+    args: Any
+    """A buffer with the arguments of those events that have any: the length of a text in four bytes (little endian),
+    then the text, JSON without space between its tokens."""
+    args_offset: NDArray[np.uint32]
+    """Where in `args` an event's begin (the length), or NO_ARGS."""
+    linked: Codes
+    """Indices of the events that have at least one of the following."""
+    correlation: Numbers
+    external_id: Numbers
+    device: Numbers
+    stream: Numbers
+    bytes: Numbers
+    collective: Codes
+    memory_events: Codes
+    """Indices of the [memory] events."""
+    memory: Numbers
+    """Their arguments: a row for each, a column for each of model.MEMORY_ARGS; NULL where it has no such number."""
+    computing: Codes
+    """Indices of the ops in model.COMPUTING_OPS."""
+    shapes: Codes
+    """Their arguments: a row for each, a column for each of model.SHAPE_ARGS: texts, as JSON unless they are strings."""
+
+    def __len__(self) -> int:
+        return len(self.phase)
+
+    def args_of(self, index: int) -> str | None:
+        """The arguments of one event, as JSON."""
+        offset = int(self.args_offset[index])
+        if offset == NO_ARGS:
+            return None
+        view = memoryview(self.args)
+        length = int.from_bytes(view[offset : offset + 4], "little")
+        return bytes(view[offset + 4 : offset + 4 + length]).decode()
