@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from rankscope.sql import sql_name
 
-FORMAT_VERSION = 7
+FORMAT_VERSION = 8
 """Of the store on disk. A store of another version is built again from the raw files."""
 
 GPU_CATEGORIES = ("kernel", "gpu_memcpy", "gpu_memset")
@@ -146,6 +146,14 @@ EVENTS = Table(
         Field("stream", "BIGINT", "args.stream"),
         Field("bytes", "BIGINT", "args.bytes of copies and fills"),
         Field("collective", "VARCHAR", "args.Collective name"),
+    ),
+)
+
+READ_EVENTS = Table(
+    "read_events",
+    "What a reader selects: the events, and arguments of some that other tables are made from.",
+    (
+        *EVENTS.fields,
         Field("memory", "STRUCT", "the arguments of a [memory] event as numbers"),
         Field(
             "shapes",

@@ -1,4 +1,4 @@
-"""The interface of a reader: it recognises a file, identifies its rank, and yields its events as batches of SQL."""
+"""The interface of a reader: it recognises a file, identifies its rank, and yields its events as batches of columns."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from rankscope.model import Table
+from rankscope.readers.columns import EventColumns
 
 _MAX_EXAMPLES = 5
 _MOST_RANKS = 1 << 20
@@ -56,8 +57,16 @@ class ReadReport:
             self.examples.append(text)
 
 
+class EventBatch(Protocol):
+    """Some of a file's events. Batches may be read in parallel, in any order; `columns` is called once."""
+
+    def columns(self) -> EventColumns: ...
+
+    def close(self) -> None: ...
+
+
 class Batch(Protocol):
-    """Some of a file's rows, as a SELECT with the columns of a table. Batches may be read in parallel."""
+    """Some of a file's rows, as a SELECT with the columns of a table."""
 
     def select(self) -> str: ...
 
@@ -74,7 +83,7 @@ class Reading(Protocol):
     header: dict[str, Any]
     """The file's own metadata; complete after the last batch."""
 
-    def batches(self) -> Iterator[Batch]: ...
+    def batches(self) -> Iterator[EventBatch]: ...
 
     def position(self) -> int:
         """Bytes of the file read so far."""

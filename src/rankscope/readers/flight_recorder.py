@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from rankscope.errors import ReadError
-from rankscope.model import EVENTS, FLIGHT, FLIGHT_GROUPS, Table
-from rankscope.readers.base import Batch, ReadReport, TraceIdentity, rank_from_name
+from rankscope.model import FLIGHT, FLIGHT_GROUPS, READ_EVENTS, Table
+from rankscope.readers.base import Batch, EventBatch, ReadReport, TraceIdentity, rank_from_name
 from rankscope.readers.byte_stream import open_stream
 from rankscope.readers.row_batch import RowBatch
 from rankscope.readers.safe_pickle import Budget, integer, is_pickle, load_plain, text
@@ -40,7 +40,7 @@ class FlightReading:
         self._entries: list[dict[str, Any]] = []
         self._groups: list[dict[str, Any]] = []
 
-    def batches(self) -> Iterator[Batch]:
+    def batches(self) -> Iterator[EventBatch]:
         dump, size = self._load()
         budget = Budget(self._path, max(size, 1000))
         if not isinstance(dump.get("entries"), list):
@@ -54,7 +54,7 @@ class FlightReading:
         }
         self._entries = [_entry_row(entry, budget) for entry in budget.dicts(dump["entries"])]
         self._groups = _group_rows(dump, budget)
-        yield RowBatch(EVENTS, [*map(_event, self._entries), *self._tracks()])
+        yield RowBatch(READ_EVENTS, [*map(_event, self._entries), *self._tracks()])
 
     def _load(self) -> tuple[dict[Any, Any], int]:
         stream = open_stream(self._path)

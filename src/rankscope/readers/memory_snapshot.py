@@ -7,8 +7,15 @@ from pathlib import Path
 from typing import Any
 
 from rankscope.errors import ReadError
-from rankscope.model import EVENTS, MEMORY_BLOCKS, MEMORY_SEGMENTS, MEMORY_STACKS, SNAPSHOT_CATEGORY, Table
-from rankscope.readers.base import Batch, ReadReport, TraceIdentity, rank_from_name
+from rankscope.model import (
+    MEMORY_BLOCKS,
+    MEMORY_SEGMENTS,
+    MEMORY_STACKS,
+    READ_EVENTS,
+    SNAPSHOT_CATEGORY,
+    Table,
+)
+from rankscope.readers.base import Batch, EventBatch, ReadReport, TraceIdentity, rank_from_name
 from rankscope.readers.row_batch import RowBatch
 from rankscope.readers.safe_pickle import Budget, integer, is_pickle, load_plain, text
 from rankscope.readers.stack_frames import op_name, own_line, python_lines
@@ -40,7 +47,7 @@ class SnapshotReading:
         self._blocks: list[dict[str, Any]] = []
         self._segments: list[dict[str, Any]] = []
 
-    def batches(self) -> Iterator[Batch]:
+    def batches(self) -> Iterator[EventBatch]:
         snapshot, size = load_plain(self._path)
         if not isinstance(snapshot.get("segments"), list):
             raise ReadError(
@@ -61,9 +68,9 @@ class SnapshotReading:
             for row in self._history(device, budget.dicts(trace)):
                 rows.append(row)
                 if len(rows) == _BATCH_ROWS:
-                    yield RowBatch(EVENTS, rows)
+                    yield RowBatch(READ_EVENTS, rows)
                     rows = []
-        yield RowBatch(EVENTS, rows)
+        yield RowBatch(READ_EVENTS, rows)
 
     def position(self) -> int:
         return self._path.stat().st_size

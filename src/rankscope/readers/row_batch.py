@@ -1,4 +1,4 @@
-"""Rows made in Python as a batch of SQL, for small formats."""
+"""Rows made in Python as a batch of events or of SQL, for small formats."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from rankscope.model import MEMORY_TYPE, Table
+from rankscope.readers.columns import EventColumns
 from rankscope.readers.memory_file import MemoryFile
+from rankscope.readers.sql_columns import read_columns
 from rankscope.sql import sql_text
 
 _LARGEST_ROW = 64 << 20
@@ -38,6 +40,10 @@ class RowBatch:
             f"SELECT {', '.join(types)} FROM read_json({path}, format='array', columns={{{columns}}}, "
             f"auto_detect=false, maximum_object_size={_LARGEST_ROW})"
         )
+
+    def columns(self) -> EventColumns:
+        """Of rows of model.READ_EVENTS."""
+        return read_columns(self)
 
     def close(self) -> None:
         self._file.close()

@@ -17,9 +17,11 @@ from rankscope.errors import NotATraceError, ReadError
 from rankscope.model import CATEGORY_ALIASES, COMPUTING_OPS, MEMORY_ARGS, SHAPE_ARGS, Table
 from rankscope.readers.base import Batch, ReadReport, TraceIdentity, rank_from_name, usable_time
 from rankscope.readers.byte_stream import is_gzip, open_stream, read_head
+from rankscope.readers.columns import EventColumns
 from rankscope.readers.kineto import json_layout
 from rankscope.readers.kineto.json_repair import repair_range
 from rankscope.readers.memory_file import MemoryFile
+from rankscope.readers.sql_columns import read_columns
 from rankscope.sql import sql_name, sql_text, sql_texts
 
 BLOCK_BYTES = 32 << 20
@@ -100,6 +102,9 @@ class JsonBatch:
         self._report = report
         self._spare = spare
         self._file = MemoryFile()
+
+    def columns(self) -> EventColumns:
+        return read_columns(self)
 
     def select(self) -> str:
         block = self._block

@@ -15,8 +15,8 @@ from typing import Any
 
 from rankscope import tools
 from rankscope.errors import ReadError, ToolError
-from rankscope.model import EVENTS, NCU_KERNELS, NCU_METRICS, Table
-from rankscope.readers.base import Batch, ReadReport, TraceIdentity, rank_from_name
+from rankscope.model import NCU_KERNELS, NCU_METRICS, READ_EVENTS, Table
+from rankscope.readers.base import Batch, EventBatch, ReadReport, TraceIdentity, rank_from_name
 from rankscope.readers.byte_stream import open_stream
 from rankscope.readers.ncu.csv_pages import HEADER, MeasuredKernel, csv_text, read_csv
 from rankscope.readers.row_batch import RowBatch
@@ -38,9 +38,9 @@ class NcuReading:
         self._load = load
         self._kernels: list[MeasuredKernel] = []
 
-    def batches(self) -> Iterator[Batch]:
+    def batches(self) -> Iterator[EventBatch]:
         self._kernels = self._load(self._path, self.report)
-        yield RowBatch(EVENTS, ())  # every segment has the table
+        yield RowBatch(READ_EVENTS, ())  # every segment has the table
 
     def position(self) -> int:
         return self._path.stat().st_size

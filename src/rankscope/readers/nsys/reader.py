@@ -16,6 +16,7 @@ from typing import Any
 
 from rankscope.model import Table
 from rankscope.readers.base import Batch, ReadReport, TraceIdentity
+from rankscope.readers.columns import EventColumns
 from rankscope.readers.memory_file import MemoryFile
 from rankscope.readers.nsys.events import event_sources
 from rankscope.readers.nsys.export import (
@@ -36,6 +37,7 @@ from rankscope.readers.nsys.identity import (
 )
 from rankscope.readers.nsys.nvtx import nvtx_sources
 from rankscope.readers.nsys.table_source import Source
+from rankscope.readers.sql_columns import read_columns
 from rankscope.sql import sql_name
 
 ROWS_PER_BATCH = 200_000
@@ -86,6 +88,9 @@ class NsysBatch:
     def select_repaired(self) -> str:
         self.report.repaired(f"{self.source.table}: values that are not numbers")
         return self.source.select(self._rows(lenient=True), self.strings.sql, self.processes)
+
+    def columns(self) -> EventColumns:
+        return read_columns(self)
 
     def close(self) -> None:
         self.file.close()

@@ -1,4 +1,4 @@
-"""Describes how a table of an nsys export becomes events: the columns to read, and SQL for model.EVENTS.
+"""Describes how a table of an nsys export becomes events: the columns to read, and SQL for model.READ_EVENTS.
 
 In the SQL, `r` is a row of the table and `s` the string that its name refers to. `events` and `nvtx` list the tables.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from rankscope.model import EVENTS, MEMORY_TYPE
+from rankscope.model import MEMORY_TYPE, READ_EVENTS
 from rankscope.readers.nsys.export import PID, TID, NsysExport
 from rankscope.sql import sql_name, sql_text
 
@@ -49,7 +49,7 @@ class Source:
     columns: dict[str, str]
     """Name of a value -> its column. A column that the export does not have is null."""
     events: dict[str, str]
-    """Column of EVENTS -> SQL over r and s; other columns have defaults."""
+    """Column of READ_EVENTS -> SQL over r and s; other columns have defaults."""
     process: str = "thread"
     """Name of the value that holds the process."""
     texts: frozenset[str] = frozenset()
@@ -96,7 +96,7 @@ class Source:
                 other = f"CASE WHEN {index} > 0 THEN ' of process ' || ({process}) END"
                 columns["tid"] = f"concat({columns['tid']}, {other})"
         columns["args"] = f"({columns['args']})::JSON"
-        values = ", ".join(f"{columns[name]} AS {name}" for name in EVENTS.columns)
+        values = ", ".join(f"{columns[name]} AS {name}" for name in READ_EVENTS.columns)
         return f"SELECT {values} FROM {rows} r LEFT JOIN {strings} s ON s.id = r.name {self.joins}"
 
 

@@ -1,0 +1,130 @@
+"""Events that a reader selects with SQL, as columns. DuckDB runs the SQL: one for each thread, started when needed."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from rankscope.model import MEMORY_ARGS, SHAPE_ARGS
+from rankscope.readers.base import Batch
+from rankscope.readers.columns import NO_ARGS, NO_TEXT, NULL, Codes, EventColumns, Numbers, Texts
+from rankscope.sql import sql_name
+
+if TYPE_CHECKING:
+    import duckdb
+
+_MEMORY_LIMIT = "1GB"
+"""For one batch, which is some tens of MB of text."""
+
+_NEVER_NULL = ("ph", "category", "name", "pid", "tid")
+_TEXTS = (*_NEVER_NULL, "flow", "collective")
+_NUMBERS = ("ts_ns", "dur_ns", "correlation", "external_id", "device", "stream", "bytes")
+_LINKED = ("correlation", "external_id", "device", "stream", "bytes", "collective")
+_SELECT = ", ".join(
+    (
+        *_TEXTS,
+        *_NUMBERS,
+        "args",
+        "memory IS NOT NULL AS has_memory",
+        *(f"memory.{sql_name(name)} AS memory_{place}" for place, name in enumerate(MEMORY_ARGS)),
+        "shapes IS NOT NULL AS has_shapes",
+        *(f"shapes[{place + 1}] AS shape_{place}" for place in range(len(SHAPE_ARGS))),
+    )
+)
+
+_of_thread = threading.local()
+
+
+def connection() -> duckdb.DuckDBPyConnection:
+    """The DuckDB of this thread."""
+    import duckdb
+
+    if not hasattr(_of_thread, "connection"):
+        _of_thread.connection = duckdb.connect(config={"threads": 1, "memory_limit": _MEMORY_LIMIT})
+    found: duckdb.DuckDBPyConnection = _of_thread.connection
+    return found
+
+
+def read_columns(batch: Batch) -> EventColumns:
+    """Run the SELECT of a batch of model.READ_EVENTS; if it fails, the one that repairs."""
+    import duckdb
+
+    try:
+        return _columns(batch.select())
+    except (duckdb.IOException, duckdb.OutOfMemoryException):
+        raise
+    except duckdb.Error:
+        return _columns(batch.select_repaired())
+
+
+def _columns(select: str) -> EventColumns:
+    found: dict[str, Any] = connection().execute(f"SELECT {_SELECT} FROM ({select})").fetchnumpy()
+    pool: dict[str, int] = {}
+    codes = {name: _codes(pool, _objects(found[name]), name in _NEVER_NULL) for name in _TEXTS}
+    numbers = {name: _numbers(found[name]) for name in _NUMBERS}
+    linked = np.zeros(len(codes["ph"]), dtype=bool)
+    for name in _LINKED:
+        linked |= codes[name] != NO_TEXT if name in codes else numbers[name] != NULL
+    remembered = np.flatnonzero(np.ma.getdata(found["has_memory"]))
+    computing = np.flatnonzero(np.ma.getdata(found["has_shapes"]))
+    memory = [_numbers(found[f"memory_{place}"])[remembered] for place in range(len(MEMORY_ARGS))]
+    shapes = [_codes(pool, _objects(found[f"shape_{i}"])[computing]) for i in range(len(SHAPE_ARGS))]
+    args, offsets = _joined(_objects(found["args"]))
+    return EventColumns(
+        texts=Texts.of(pool),
+        phase=codes["ph"],
+        category=codes["category"],
+        name=codes["name"],
+        pid=codes["pid"],
+        tid=codes["tid"],
+        flow=codes["flow"],
+        time=numbers["ts_ns"],
+        duration=numbers["dur_ns"],
+        args=args,
+        args_offset=offsets,
+        linked=np.flatnonzero(linked).astype(np.int32),
+        **{name: numbers[name][linked] for name in _LINKED if name in numbers},
+        collective=codes["collective"][linked],
+        memory_events=remembered.astype(np.int32),
+        memory=np.stack(memory, axis=1),
+        computing=computing.astype(np.int32),
+        shapes=np.stack(shapes, axis=1),
+    )
+
+
+def _objects(column: Any) -> Any:
+    """Texts, with None for null."""
+    return column.filled(None) if isinstance(column, np.ma.MaskedArray) else column
+
+
+def _numbers(column: Any) -> Numbers:
+    values: Numbers = np.ma.getdata(column).astype(np.int64)
+    if isinstance(column, np.ma.MaskedArray):
+        values[np.ma.getmaskarray(column)] = NULL
+    return values
+
+
+def _codes(pool: dict[str, int], texts: Iterable[str | None], never_null: bool = False) -> Codes:
+    if never_null:
+        texts = (text or "" for text in texts)
+    codes = (NO_TEXT if text is None else pool.setdefault(text, len(pool)) for text in texts)
+    return np.fromiter(codes, dtype=np.int32)
+
+
+def _joined(texts: Iterable[str | None]) -> tuple[bytes, Any]:
+    """The buffer of the arguments, and where each begins."""
+    pieces: list[bytes] = []
+    offsets: list[int] = []
+    size = 0
+    for text in texts:
+        if text is None:
+            offsets.append(NO_ARGS)
+            continue
+        offsets.append(size)
+        encoded = text.encode()
+        pieces += (len(encoded).to_bytes(4, "little"), encoded)
+        size += 4 + len(encoded)
+    return b"".join(pieces), np.array(offsets, dtype=np.uint32)
