@@ -86,7 +86,7 @@ class EventColumns:
     computing: Codes
     """Indices of the ops in model.COMPUTING_OPS."""
     shapes: Codes
-    """Their arguments: a row for each, a column for each of model.SHAPE_ARGS: texts, as JSON unless they are strings."""
+    """Their arguments: a row for each, a column for each of model.SHAPE_ARGS; JSON, but a string without its quotes."""
 
     def __len__(self) -> int:
         return len(self.phase)

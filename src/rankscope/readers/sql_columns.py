@@ -97,7 +97,7 @@ def _columns(select: str) -> EventColumns:
 
 def _objects(column: Any) -> Any:
     """Texts, with None for null."""
-    return column.filled(None) if isinstance(column, np.ma.MaskedArray) else column
+    return np.where(np.ma.getmaskarray(column), None, np.ma.getdata(column))
 
 
 def _numbers(column: Any) -> Numbers:
