@@ -8,8 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import event, given, settings
+from hypothesis import strategies as st
 
 from conftest import DATA, SHARED
+from fuzz.codes import Codes
+from fuzz.json_text import events_text
 from rankscope import native
 from rankscope.readers.base import ReadReport
 from rankscope.readers.columns import EventColumns
@@ -57,7 +61,7 @@ def check(text: bytes) -> bool:
     columns = scanned(text)
     if columns is None:
         return False
-    assert plain(columns) == plain(selected(text))
+    assert plain(columns) == plain(selected(text.strip(b" \t\r\n,")))
     return True
 
 
@@ -72,3 +76,9 @@ def blocks(path: Path) -> Iterator[bytes]:
 def test_real_traces(path: Path) -> None:
     for block in blocks(path):
         assert check(block)
+
+
+@given(st.binary(max_size=200))
+@settings(max_examples=40, deadline=None)
+def test_any_json_is_read_the_same_or_refused(data: bytes) -> None:
+    event("read" if check(events_text(Codes(data))) else "refused")
