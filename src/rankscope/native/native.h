@@ -37,5 +37,6 @@ PyObject *array_to_python(Array *array);
 
 /* What each file adds to the module. */
 extern PyMethodDef scan_methods[];
+extern PyMethodDef packing_methods[];
 
 #endif
