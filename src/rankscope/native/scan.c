@@ -40,7 +40,7 @@ enum {
 /* The arguments with columns, in the order of the lists of names that scan_events gets: numbers that link events, texts
  * that do, numbers of memory events, shapes. */
 enum { LINK_NUMBERS, LINK_TEXTS, MEMORY_NUMBERS, SHAPE_TEXTS, NAME_LISTS };
-#define LINKING_NUMBERS 5 /* CORRELATION to BYTES */
+#define LINKING_NUMBERS (BYTES - CORRELATION + 1)
 #define MOST_NAMES 32
 
 typedef struct {
@@ -532,7 +532,7 @@ wrong:
     return false;
 }
 
-/* For name_of. */
+/* Prepare name_of. */
 static void note_lengths(Scan *scan) {
     const int64_t *offsets = (const int64_t *)scan->names.offsets.data;
     for (int32_t name = 0; name < scan->names.count; name++) {
@@ -562,8 +562,13 @@ static PyObject *scan_events(PyObject *module, PyObject *arguments) {
     Scan *scan = calloc(1, sizeof *scan);
     if (!scan) {
         PyErr_NoMemory();
-    } else if (read_lists(words, WORD_LISTS, &scan->words, sizeof scan->word_marks, scan->word_marks, NULL) &&
-               read_lists(names, NAME_LISTS, &scan->names, MOST_NAMES, NULL, scan->names_of)) {
+    } else if (!read_lists(words, WORD_LISTS, &scan->words, sizeof scan->word_marks, scan->word_marks, NULL) ||
+               !read_lists(names, NAME_LISTS, &scan->names, MOST_NAMES, NULL, scan->names_of)) {
+        /* the exception is set */
+    } else if (scan->names_of[LINK_TEXTS] != LINKING_NUMBERS ||
+               scan->names_of[MEMORY_NUMBERS] != LINKING_NUMBERS + 1) {
+        PyErr_SetString(PyExc_ValueError, "not one name for each column of linked events");
+    } else {
         scan->begin = view.buf;
         scan->end = scan->begin + view.len;
         note_lengths(scan);
