@@ -288,7 +288,7 @@ static bool number_of(const Scan *scan, int32_t name, int64_t *result) {
     case '"':
         begin++;
         end--;
-        if (begin == end || (*begin | 0x20) - 'a' < 26u) return !value->spelling.escaped; /* not a number: null */
+        if (begin == end || (uint8_t)((*begin | 0x20) - 'a') < 26) return !value->spelling.escaped; /* not a number: null */
         if (!is_plain_integer(begin, end)) return false;
         break;
     default:
