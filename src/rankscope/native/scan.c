@@ -288,7 +288,8 @@ static bool number_of(const Scan *scan, int32_t name, int64_t *result) {
     case '"':
         begin++;
         end--;
-        if (begin == end || (uint8_t)((*begin | 0x20) - 'a') < 26) return !value->spelling.escaped; /* not a number: null */
+        if (begin == end || (uint8_t)((*begin | 0x20) - 'a') < 26) /* empty or from a letter on: not a number */
+            return !value->spelling.escaped;
         if (!is_plain_integer(begin, end)) return false;
         break;
     default:
