@@ -49,6 +49,27 @@ class Texts:
             begin = end
 
 
+def whole_number(text: str) -> int | None:
+    """The number of at most 18 digits that is spelt like this, and no other way."""
+    is_number = text.isascii() and text.isdigit() and len(text) <= 18 and (text[0] != "0" or text == "0")
+    return int(text) if is_number else None
+
+
+def joined_texts(texts: Iterable[bytes | None]) -> tuple[bytes, NDArray[np.uint32]]:
+    """A buffer like that of the arguments, and where each text begins."""
+    pieces: list[bytes] = []
+    offsets: list[int] = []
+    size = 0
+    for text in texts:
+        if text is None:
+            offsets.append(NO_ARGS)
+            continue
+        offsets.append(size)
+        pieces += (len(text).to_bytes(4, "little"), text)
+        size += 4 + len(text)
+    return b"".join(pieces), np.array(offsets, dtype=np.uint32)
+
+
 @dataclass(frozen=True)
 class EventColumns:
     """Some of a file's events in file order, one entry each."""
@@ -56,12 +77,14 @@ class EventColumns:
     texts: Texts
     """Of all columns of codes."""
     phase: Codes
+    """In this column and the next four a missing text is ''."""
     category: Codes
     name: Codes
     pid: Codes
     tid: Codes
-    flow: Codes
-    """May be NO_TEXT. In the five columns before it a missing text is ''."""
+    flow: Numbers
+    """The id of a flow or an async event: itself if it is a whole number (see whole_number), else -1 - the code of its
+    text, or NULL. Most are distinct numbers, which would crowd the texts."""
     time: Numbers
     """ts in ns, or NULL."""
     duration: Numbers

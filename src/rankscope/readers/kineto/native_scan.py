@@ -36,8 +36,8 @@ _NAMES = _lists(
 """The arguments that get columns: numbers and texts of linked events, of memory events, of computing ops."""
 
 _COLUMNS = {
-    **dict.fromkeys(("phase", "category", "name", "pid", "tid", "flow"), np.int32),
-    **dict.fromkeys(("time", "duration"), np.int64),
+    **dict.fromkeys(("phase", "category", "name", "pid", "tid"), np.int32),
+    **dict.fromkeys(("flow", "time", "duration"), np.int64),
     "args": np.uint8,
     "args_offset": np.uint32,
     "linked": np.int32,

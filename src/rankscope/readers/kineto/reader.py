@@ -155,7 +155,9 @@ class KinetoReading:
         self._stream = open_stream(path)
         # A byte more than a small file has: its first block is known to be the last without another read.
         size = path.stat().st_size
-        self._block_bytes = BLOCK_BYTES if isinstance(self._stream, GzipStream) else min(BLOCK_BYTES, size + 1)
+        self._block_bytes = (
+            BLOCK_BYTES if isinstance(self._stream, GzipStream) else min(BLOCK_BYTES, size + 1)
+        )
         self._spare: list[bytearray] = []
         """Buffers to use again: allocating new ones costs more than reading into them."""
 
