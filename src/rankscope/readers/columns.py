@@ -19,6 +19,8 @@ NO_TEXT = -1
 """The code of a text that is null."""
 NULL = -(1 << 63)
 """Stands for null among numbers: every other value can occur in a file."""
+DUCKDB, IN_C = "DuckDB", "C"
+"""What reads events: see EventColumns.read_by."""
 NO_ARGS = (1 << 32) - 1
 """Instead of an offset: the event has no arguments."""
 
@@ -110,6 +112,9 @@ class EventColumns:
     """Indices of the ops in model.COMPUTING_OPS."""
     shapes: Codes
     """Their arguments: a row for each, a column for each of model.SHAPE_ARGS; JSON, but a string without its quotes."""
+
+    read_by: str = DUCKDB
+    """What read them, for `ingest -v` and doctor."""
 
     def __len__(self) -> int:
         return len(self.phase)

@@ -7,6 +7,7 @@ tables are made from are kept.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cached_property
@@ -156,9 +157,12 @@ class EventLog:
         self._pieces: dict[str, list[NDArray[Any]]] = {}
         self._args: dict[int, str] = {}
         self._count = 0
+        self.read_by: Counter[str] = Counter()
+        """How many batches each reader read."""
 
     def add(self, batch: ReadBatch) -> None:
         columns, pool = batch.columns, self._pool
+        self.read_by[columns.read_by] += 1
         code_of = [pool.setdefault(text, len(pool)) for text in batch.texts]
         codes = np.array([*code_of, NO_TEXT], dtype=np.int32)  # NO_TEXT is the last place, and stays itself
         for name in (*_CODES, "collective", "shapes"):

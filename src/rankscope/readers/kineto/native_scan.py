@@ -6,7 +6,7 @@ import numpy as np
 
 from rankscope import native
 from rankscope.model import COMPUTING_OPS, MEMORY_ARGS, SHAPE_ARGS
-from rankscope.readers.columns import EventColumns, Texts
+from rankscope.readers.columns import IN_C, EventColumns, Texts
 from rankscope.readers.kineto.arguments import OP_CATEGORIES, TYPED_ARGS, WITH_TYPED_ARGS, WITHOUT_TYPED_ARGS
 
 _Lists = tuple[tuple[bytes, ...], ...]
@@ -68,4 +68,6 @@ def scan(view: memoryview) -> EventColumns | None:
     }
     columns["memory"] = columns["memory"].reshape(-1, len(MEMORY_ARGS))
     columns["shapes"] = columns["shapes"].reshape(-1, len(SHAPE_ARGS))
-    return EventColumns(texts=Texts(np.frombuffer(text_offsets, dtype=np.int64), text_data), **columns)
+    return EventColumns(
+        texts=Texts(np.frombuffer(text_offsets, dtype=np.int64), text_data), read_by=IN_C, **columns
+    )
