@@ -80,8 +80,9 @@ def _reads(name: str) -> Callable[[bytes], None]:
             reader = find_reader(path)
             for identity in identities(reader, path):
                 reading = open_part(reader, path, identity.part)
-                for batch in reading.batches():
-                    _select(batch)
+                for events in reading.batches():
+                    events.columns()
+                    events.close()
                 for _, batch in reading.further():
                     _select(batch)
                 reading.clock_base_ns()
@@ -90,7 +91,7 @@ def _reads(name: str) -> Callable[[bytes], None]:
 
 
 def _select(batch: Batch) -> None:
-    """Read a batch as the store does."""
+    """Read a batch of a further table as the store does."""
     try:
         _connection.execute(batch.select()).fetchall()
     except (duckdb.IOException, duckdb.OutOfMemoryException):
