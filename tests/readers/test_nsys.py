@@ -18,7 +18,7 @@ from rankscope.analysis.health.doctor import doctor
 from rankscope.analysis.health.doubts import doubts
 from rankscope.analysis.within_rank.breakdown import breakdown
 from rankscope.errors import NotATraceError, RankError, ReadError
-from rankscope.model import EVENTS
+from rankscope.model import READ_EVENTS
 from rankscope.readers.nsys.reader import NSYS
 from rankscope.store.ingest import Options, Watch, ingest
 from rankscope.store.run import Run
@@ -39,7 +39,7 @@ def read_events(path: Path) -> Callable[[str], list[tuple[Any, ...]]]:
     connection = duckdb.connect(config={"threads": 1})
     connection.execute(
         "CREATE TABLE events ("
-        + ", ".join(f"{f.name} {f.type}" for f in EVENTS.fields if f.name != "memory")
+        + ", ".join(f"{f.name} {f.type}" for f in READ_EVENTS.fields if f.name != "memory")
         + ")"
     )
     for batch in NSYS.open(path).batches():

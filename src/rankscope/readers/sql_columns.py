@@ -54,7 +54,9 @@ def read_columns(batch: Batch) -> EventColumns:
 
     try:
         return _columns(batch.select())
-    except (duckdb.IOException, duckdb.OutOfMemoryException):
+    except duckdb.OutOfMemoryException as error:
+        raise MemoryError from error
+    except duckdb.IOException:
         raise
     except duckdb.Error:
         return _columns(batch.select_repaired())
@@ -97,7 +99,9 @@ def _columns(select: str) -> EventColumns:
 
 def _objects(column: Any) -> Any:
     """Texts, with None for null."""
-    return np.where(np.ma.getmaskarray(column), None, np.ma.getdata(column))
+    texts = np.array(np.ma.getdata(column), dtype=object)
+    texts[np.ma.getmaskarray(column)] = None
+    return texts
 
 
 def _numbers(column: Any) -> Numbers:
