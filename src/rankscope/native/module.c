@@ -88,16 +88,16 @@ PyObject *array_to_python(Array *array) {
     return (PyObject *)buffer;
 }
 
-PyObject *arrays_to_python(Array *const arrays[], size_t count) {
+PyObject *arrays_to_python(Array *arrays, size_t count) {
     PyObject *made = PyTuple_New((Py_ssize_t)count);
     for (size_t i = 0; made && i < count; i++) {
-        PyObject *buffer = array_to_python(arrays[i]);
+        PyObject *buffer = array_to_python(&arrays[i]);
         if (!buffer || PyTuple_SetItem(made, (Py_ssize_t)i, buffer) < 0) {
             Py_DECREF(made);
             made = NULL;
         }
     }
-    for (size_t i = 0; i < count; i++) array_free(arrays[i]);
+    for (size_t i = 0; i < count; i++) array_free(&arrays[i]);
     return made;
 }
 

@@ -36,7 +36,7 @@ static inline void array_append_i64(Array *array, int64_t value) { array_append(
 PyObject *array_to_python(Array *array);
 
 /* A tuple of such objects. All arrays are empty afterwards, whether it succeeds or not. */
-PyObject *arrays_to_python(Array *const arrays[], size_t count);
+PyObject *arrays_to_python(Array *arrays, size_t count);
 
 /* What each file adds to the module. */
 extern PyMethodDef scan_methods[];

@@ -62,11 +62,11 @@ static void nest_track(const Slice *slices, size_t count, Slice *open, int32_t *
 }
 
 static bool nest_all(
-    const int32_t *track, const int64_t *start, const int64_t *end, size_t count, size_t tracks, Array *out[3]
+    const int32_t *track, const int64_t *start, const int64_t *end, size_t count, size_t tracks, Array *out
 ) {
     for (int i = 0; i < 3; i++)
-        if (!array_reserve(out[i], count * 4)) return true;
-    int32_t *order = (int32_t *)out[0]->data, *row = (int32_t *)out[1]->data, *parent = (int32_t *)out[2]->data;
+        if (!array_reserve(&out[i], count * 4)) return true;
+    int32_t *order = (int32_t *)out[0].data, *row = (int32_t *)out[1].data, *parent = (int32_t *)out[2].data;
     size_t *begins = calloc(tracks + 1, sizeof *begins);
     size_t largest = 0;
     bool valid = true;
@@ -79,7 +79,7 @@ static bool nest_all(
         begins[t + 1] += begins[t];
     }
     Slice *slices = malloc((largest + 1) * sizeof *slices), *spare = malloc((largest + 1) * sizeof *spare);
-    if (!begins || !slices || !spare) out[0]->failed = true;
+    if (!begins || !slices || !spare) out[0].failed = true;
     else if (valid) {
         /* `order` first holds the slices by track, then by track and time. */
         for (size_t i = 0; i < count; i++) order[begins[track[i]]++] = (int32_t)i;
@@ -99,7 +99,7 @@ static bool nest_all(
     free(begins);
     free(slices);
     free(spare);
-    for (int i = 0; i < 3; i++) out[i]->size = count * 4;
+    for (int i = 0; i < 3; i++) out[i].size = count * 4;
     return valid;
 }
 
@@ -110,8 +110,7 @@ static PyObject *nest(PyObject *self, PyObject *arguments) {
     if (!PyArg_ParseTuple(arguments, "y*y*y*n", &track, &start, &end, &tracks)) return NULL;
     size_t count = (size_t)track.len / 4;
     bool valid = tracks >= 0 && count < INT32_MAX && (size_t)start.len == count * 8 && (size_t)end.len == count * 8;
-    Array order = {0}, row = {0}, parent = {0};
-    Array *out[3] = {&order, &row, &parent};
+    Array out[3] = {{0}, {0}, {0}}; /* order, row, parent */
     Py_BEGIN_ALLOW_THREADS;
     if (valid) valid = nest_all(track.buf, start.buf, end.buf, count, (size_t)tracks, out);
     Py_END_ALLOW_THREADS;
@@ -119,7 +118,7 @@ static PyObject *nest(PyObject *self, PyObject *arguments) {
     PyBuffer_Release(&start);
     PyBuffer_Release(&end);
     if (valid) return arrays_to_python(out, 3);
-    for (int i = 0; i < 3; i++) array_free(out[i]);
+    for (int i = 0; i < 3; i++) array_free(&out[i]);
     PyErr_SetString(PyExc_ValueError, "expected tracks (4 bytes), starts and ends (8 bytes) of as many slices");
     return NULL;
 }
