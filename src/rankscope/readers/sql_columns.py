@@ -53,14 +53,15 @@ def read_columns(batch: Batch) -> EventColumns:
     import duckdb
 
     try:
-        return _columns(batch.select())
+        return columns_of(batch.select())
     except (duckdb.IOException, duckdb.OutOfMemoryException):
         raise
     except duckdb.Error:
-        return _columns(batch.select_repaired())
+        return columns_of(batch.select_repaired())
 
 
-def _columns(select: str) -> EventColumns:
+def columns_of(select: str) -> EventColumns:
+    """The events of a SELECT with the columns of model.READ_EVENTS."""
     found: dict[str, Any] = connection().execute(f"SELECT {_SELECT} FROM ({select})").fetchnumpy()
     pool: dict[str, int] = {}
     codes = {name: _codes(pool, _objects(found[name]), name in _NEVER_NULL) for name in _TEXTS}
