@@ -12,6 +12,7 @@ from pathlib import Path
 from rankscope.errors import EmptyTraceError, NotATraceError, RankscopeError, ReadError
 from rankscope.readers.base import (
     Batch,
+    EventBatch,
     Reader,
     Reading,
     TraceIdentity,
@@ -34,6 +35,7 @@ __all__ = [
     "READERS",
     "TRACE_NAMES",
     "Batch",
+    "EventBatch",
     "Reader",
     "Reading",
     "TraceIdentity",

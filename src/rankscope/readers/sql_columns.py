@@ -54,7 +54,9 @@ def read_columns(batch: Batch) -> EventColumns:
 
     try:
         return columns_of(batch.select())
-    except (duckdb.IOException, duckdb.OutOfMemoryException):
+    except duckdb.OutOfMemoryException as error:
+        raise MemoryError from error
+    except duckdb.IOException:
         raise
     except duckdb.Error:
         return columns_of(batch.select_repaired())
@@ -98,7 +100,9 @@ def columns_of(select: str) -> EventColumns:
 
 def _objects(column: Any) -> Any:
     """Texts, with None for null."""
-    return np.where(np.ma.getmaskarray(column), None, np.ma.getdata(column))
+    texts = np.array(np.ma.getdata(column), dtype=object)
+    texts[np.ma.getmaskarray(column)] = None
+    return texts
 
 
 def _numbers(column: Any) -> Numbers:

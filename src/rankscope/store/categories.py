@@ -6,144 +6,282 @@ correlation with a launch call, names of torch's ops. What is not recognised kee
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from rankscope.model import CATEGORY_ALIASES, KNOWN_CATEGORIES, LAUNCH_CATEGORIES
-from rankscope.sql import sql_text, sql_texts
+from rankscope.readers.columns import NULL
+from rankscope.store.arrays import Mask, distinct, number_rows
+from rankscope.store.event_log import Events
+from rankscope.store.json_arguments import arguments, integer_of, text_at
 
-if TYPE_CHECKING:
-    import duckdb
-
-_TRACK_KIND = """CASE
-    WHEN category IN ('kernel', 'gpu_memcpy', 'gpu_memset') THEN 'stream'
-    WHEN category = 'gpu_user_annotation' THEN 'annotation'
-    WHEN category = 'cuda_sync' THEN 'sync'
-    WHEN category = 'overhead' THEN 'overhead'
-    WHEN category = 'Trace' THEN 'span'
-    WHEN ph IN ('b', 'e', 'n') THEN 'async'
-    WHEN ph = 'C' THEN 'counter'
-    ELSE 'thread' END"""
-
-_WITH_DURATION = "ph IN ('X', 'B', 'E', 'b', 'e')"
+_WITH_DURATION = ("X", "B", "E", "b", "e")
 _OPS_OF_AUTOGRAD = "cpu functions"
-_KERNELS_OF_AUTOGRAD = r"(?i)^(?:CUDA|HIP|XPU) functions$"
+_KERNELS_OF_AUTOGRAD = re.compile(r"(?i)^(?:CUDA|HIP|XPU) functions$", re.ASCII)
 """The process ids in the export of torch.autograd.profiler (torch before 1.8); it has no categories."""
-_DEVICE = r"(?i)^(?:/device:)?(?:gpu|cuda|hip|rocm|mtia|xpu|hpu|npu|tpu|mlu)[ :#_-]*(\d+)\b"
+_DEVICE = re.compile(
+    r"(?i)^(?:/device:)?(?:gpu|cuda|hip|rocm|mtia|xpu|hpu|npu|tpu|mlu)[ :#_-]*(\d+)\b", re.ASCII
+)
 """Process names and labels of devices: 'GPU 0' and 'MTIA 3' of Kineto, '/device:GPU:0' of XLA."""
-_STREAM = r"(?i)^(?:(?:cuda|hip|gpu|compute) )?stream\b[ #:]*(\d*)"
-_DERIVED = r"(?i)module|step|scope|source|framework|annotation|name|launch stats"
+_STREAM = re.compile(r"(?i)^(?:(?:cuda|hip|gpu|compute) )?stream\b[ #:]*(\d*)", re.ASCII)
+_DERIVED = re.compile(r"(?i)module|step|scope|source|framework|annotation|name|launch stats", re.ASCII)
 """Threads of a device that group its work by something else; XLA writes several."""
-_COPY = r"(?i)^\[?(?:cuda |hip |gpu )?(?:memcpy|dma_request)"
-_FILL = r"(?i)^\[?(?:cuda |hip |gpu )?memset"
-_WAIT = r"(?i)^event_(?:wait|record)$"
-_ANNOTATION = (
+_COPY = re.compile(r"(?i)^\[?(?:cuda |hip |gpu )?(?:memcpy|dma_request)", re.ASCII)
+_FILL = re.compile(r"(?i)^\[?(?:cuda |hip |gpu )?memset", re.ASCII)
+_WAIT = re.compile(r"(?i)^event_(?:wait|record)$", re.ASCII)
+_ANNOTATION = re.compile(
     r"^(?:ProfilerStep#|Optimizer\.|enumerate\(DataLoader\)|DistributedDataParallel\."
     r"|(?:nccl|gloo|mpi|ucc|hccl):)"
 )
 """Annotations that older versions record as ops."""
-_OP = r"^(?:aten|autograd|c10d|prim|torch|torchvision|quantized|profiler)::"
-_LAUNCH = r"^(?:cuda|hip)[A-Z]\w*$"
+_OP = re.compile(r"^(?:aten|autograd|c10d|prim|torch|torchvision|quantized|profiler)::")
+_LAUNCH = re.compile(r"^(?:cuda|hip)[A-Z]\w*$", re.ASCII)
 
 
-def translated_events(connection: duckdb.DuckDBPyConnection) -> str:
-    """A SELECT of the view `file_events` with today's categories and the kind of track.
+@dataclass(frozen=True)
+class Names:
+    """What the metadata events say of a thread; all None if there are none."""
 
-    A file that has only known categories, the usual case, is not joined with anything.
+    process: str | None = None
+    label: str | None = None
+    thread: str | None = None
+    sort_index: int | None = None
+
+
+Thread = tuple[str, str]
+"""pid and tid."""
+
+
+def named_threads(events: Events) -> dict[Thread, Names]:
+    """The names that the file gives to processes and threads, by pid and tid."""
+    texts = events.texts
+    found: dict[Thread, Names] = {}
+    metadata = [code for code, text in enumerate(texts) if text == "M"]
+    for index in np.flatnonzero(np.isin(events.phase, metadata)).tolist():
+        key = texts[events.pid[index]], texts[events.tid[index]]
+        args, what, known = (
+            arguments(events.args.get(index)),
+            texts[events.name[index]],
+            found.get(key, Names()),
+        )
+        if what == "process_name":
+            known = replace(known, process=_largest(known.process, text_at(args, "name")))
+        elif what == "process_labels":
+            known = replace(known, label=_largest(known.label, text_at(args, "labels")))
+        elif what == "thread_name":
+            known = replace(known, thread=_largest(known.thread, _trimmed(text_at(args, "name"))))
+        elif what.endswith("sort_index"):
+            known = replace(
+                known, sort_index=_largest(known.sort_index, integer_of(text_at(args, "sort_index")))
+            )
+        found[key] = known
+    return found
+
+
+def _trimmed(text: str | None) -> str | None:
+    return None if text is None else text.strip(" ")
+
+
+def _largest(*values: Any) -> Any:
+    return max((value for value in values if value is not None), default=None)
+
+
+def translated(events: Events, threads: Mapping[Thread, Names]) -> Events:
+    """The events with today's categories, and devices and streams for those whose track tells them.
+
+    A file that has only known categories, the usual case, is returned as it is.
     """
-    found = {
-        (phase, category): count
-        for phase, category, count in connection.execute(
-            f"SELECT ph, category, count(*) FROM file_events WHERE {_WITH_DURATION} GROUP BY ALL"
-        ).fetchall()
+    texts = events.texts
+    timed = np.isin(events.phase, [code for code, text in enumerate(texts) if text in _WITH_DURATION])
+    is_end = events.phase == _code(texts, "E")
+    begun = {texts[code] for code in distinct(events.category[timed & ~is_end], len(texts))[0]}
+    unknown = sorted(begun - set(KNOWN_CATEGORIES))
+    unnamed_ends = is_end & (events.category == _code(texts, ""))
+    if not unknown and not unnamed_ends.any():
+        return events
+    unknown_codes = [code for code, text in enumerate(texts) if text in unknown]
+    wanted = np.flatnonzero(timed & (np.isin(events.category, unknown_codes) | is_end))
+    meanings = _track_meanings(events, threads, timed & ~is_end, unknown_codes)
+    columns = (events.pid[wanted], events.tid[wanted], events.category[wanted], is_end[wanted])
+    rows, group = number_rows([column.astype(np.int64) for column in columns])
+    found = [
+        meanings.get((texts[pid], texts[tid], texts[category], bool(end)))
+        for pid, tid, category, end in rows.tolist()
+    ]
+    raw = [texts[category] for _, _, category, _ in rows.tolist()]
+    return _with_meanings(events, wanted, group, found, raw)
+
+
+@dataclass(frozen=True)
+class _Meaning:
+    """What a category on a track means here (None: not known), and where it runs."""
+
+    category: str | None
+    device: int | None = None
+    stream: int | None = None
+
+
+def _with_meanings(
+    events: Events, wanted: NDArray[Any], group: NDArray[Any], found: list[_Meaning | None], raw: list[str]
+) -> Events:
+    pool = {text: code for code, text in enumerate(events.texts)}
+    pairs, place = number_rows([group, events.name[wanted].astype(np.int64)])
+    chosen = [
+        pool.setdefault(text, len(pool))
+        for text in (
+            _category(found[number], raw[number], events.texts[name]) for number, name in pairs.tolist()
+        )
+    ]
+    category = events.category.copy()
+    category[wanted] = np.array(chosen, dtype=np.int32)[place]
+    changed = _with_places(
+        events,
+        wanted,
+        _numbers(meaning.device if meaning else None for meaning in found)[group],
+        _numbers(meaning.stream if meaning else None for meaning in found)[group],
+    )
+    return replace(changed, category=category, texts=list(pool))
+
+
+def _category(meaning: _Meaning | None, raw: str, name: str) -> str:
+    if meaning is not None and meaning.category is not None:
+        if meaning.category == "kernel":
+            kinds = ((_COPY, "gpu_memcpy"), (_FILL, "gpu_memset"), (_WAIT, "cuda_sync"))
+            return next((kind for pattern, kind in kinds if pattern.search(name)), "kernel")
+        is_annotation = meaning.category == "cpu_op" and _ANNOTATION.search(name)
+        return "user_annotation" if is_annotation else meaning.category
+    if meaning is None or raw:
+        return raw
+    kinds = ((_ANNOTATION, "user_annotation"), (_OP, "cpu_op"), (_LAUNCH, "cuda_runtime"))
+    return next((kind for pattern, kind in kinds if pattern.search(name)), "")
+
+
+def _with_places(events: Events, wanted: NDArray[Any], device: NDArray[Any], stream: NDArray[Any]) -> Events:
+    """The events with the devices and streams of their tracks where they have none of their own."""
+    placed = wanted[(device != NULL) | (stream != NULL)]
+    linked = np.union1d(events.linked, placed).astype(np.int32)
+    columns: dict[str, Any] = {
+        name: events.number(name, linked)
+        for name in ("correlation", "external_id", "device", "stream", "bytes")
     }
-    unknown = sorted({category for phase, category in found if phase != "E"} - set(KNOWN_CATEGORIES))
-    if not unknown and ("E", "") not in found:
-        return f"SELECT *, {_TRACK_KIND} AS kind FROM file_events"
-    _name_tracks(connection, unknown)
+    for name, told in (("device", device), ("stream", stream)):
+        at = np.searchsorted(linked, wanted[told != NULL])
+        own = columns[name]
+        own[at] = np.where(own[at] == NULL, told[told != NULL], own[at])
+    return replace(events, linked=linked, collective=events.collective_of(linked), **columns)
+
+
+def _track_meanings(
+    events: Events, threads: Mapping[Thread, Names], begins: Mask, unknown: list[int]
+) -> dict[tuple[str, str, str, bool], _Meaning]:
+    """By pid, tid, category, and whether it is the end of a pair."""
+    texts = events.texts
+    placed = {
+        (pid, tid, category): meaning
+        for pid, tid, category, meaning in _begun_meanings(events, threads, begins, unknown)
+    }
+    meanings = {(*key, False): meaning for key, meaning in placed.items()}
+    meanings |= {(*key, True): meaning for key, meaning in placed.items() if key[2]}
     # The end of a pair may have neither a category nor a name: it belongs to the track of its begin.
-    return f"""
-        SELECT * EXCLUDE (raw), {_TRACK_KIND} AS kind FROM (
-            SELECT e.* EXCLUDE (category, device, stream), e.category AS raw,
-                   coalesce(e.device, t.device) AS device, coalesce(e.stream, t.stream) AS stream,
-                   CASE WHEN t.meaning = 'kernel' AND regexp_matches(e.name, {sql_text(_COPY)}) THEN 'gpu_memcpy'
-                        WHEN t.meaning = 'kernel' AND regexp_matches(e.name, {sql_text(_FILL)}) THEN 'gpu_memset'
-                        WHEN t.meaning = 'kernel' AND regexp_matches(e.name, {sql_text(_WAIT)}) THEN 'cuda_sync'
-                        WHEN t.meaning = 'cpu_op' AND regexp_matches(e.name, {sql_text(_ANNOTATION)})
-                        THEN 'user_annotation'
-                        WHEN t.meaning IS NOT NULL THEN t.meaning
-                        WHEN t.pid IS NULL OR e.category <> '' THEN e.category
-                        WHEN regexp_matches(e.name, {sql_text(_ANNOTATION)}) THEN 'user_annotation'
-                        WHEN regexp_matches(e.name, {sql_text(_OP)}) THEN 'cpu_op'
-                        WHEN regexp_matches(e.name, {sql_text(_LAUNCH)}) THEN 'cuda_runtime'
-                        ELSE '' END AS category
-            FROM file_events e LEFT JOIN track_meanings t
-            ON {_WITH_DURATION} AND t.pid = e.pid AND t.tid = e.tid AND t.category = e.category
-               AND t.is_end = (e.ph = 'E')
-        )
-    """
+    pairs = np.flatnonzero(events.phase == _code(texts, "B"))
+    columns = (events.pid[pairs], events.tid[pairs], events.category[pairs])
+    first: dict[Thread, str] = {}
+    for pid, tid, category in number_rows([column.astype(np.int64) for column in columns])[0].tolist():
+        key = texts[pid], texts[tid]
+        first[key] = min(first.get(key, texts[category]), texts[category])
+    for (pid, tid), category in first.items():
+        known = placed.get((pid, tid, category), _Meaning(None))
+        meaning = category if known.category is None else known.category
+        meanings[pid, tid, "", True] = replace(known, category=meaning)
+    return meanings
 
 
-def _name_tracks(connection: duckdb.DuckDBPyConnection, unknown: list[str]) -> None:
-    """The table track_meanings: for a category on a track what it means here (null: not known), and the device."""
-    aliases = " ".join(f"WHEN {sql_text(old)} THEN {sql_text(new)}" for old, new in CATEGORY_ALIASES.items())
-    connection.execute(f"""
-        CREATE TABLE track_meanings AS
-        WITH named AS (
-            SELECT pid, tid, max(args->>'name') FILTER (name = 'process_name') AS process,
-                   max(args->>'labels') FILTER (name = 'process_labels') AS label,
-                   trim(max(args->>'name') FILTER (name = 'thread_name')) AS thread
-            FROM file_events WHERE ph = 'M' GROUP BY pid, tid
-        ), processes AS (
-            SELECT pid, coalesce(max(label) FILTER (regexp_matches(label, {sql_text(_DEVICE)})),
-                                 max(process) FILTER (regexp_matches(process, {sql_text(_DEVICE)}))) AS device,
-                   bool_or(regexp_matches(thread, {sql_text(_STREAM)})) AS has_streams
-            FROM named GROUP BY pid
-        ), launches AS (
-            SELECT DISTINCT correlation FROM file_events
-            WHERE correlation > 0 AND (category IN ({sql_texts(LAUNCH_CATEGORIES)}) OR category = 'Runtime'
-                                       OR regexp_matches(name, {sql_text(_LAUNCH)}))
-        ), tracks AS (
-            SELECT e.pid, e.tid, e.category, min(e.device) AS device, min(e.stream) AS stream,
-                   count(*) AS events, count(e.device) AS on_device, count(e.stream) AS on_stream,
-                   count(l.correlation) FILTER (NOT regexp_matches(e.name, {sql_text(_LAUNCH)})) AS launched
-            FROM file_events e LEFT JOIN launches l ON l.correlation = e.correlation
-            WHERE ph IN ('X', 'B', 'b') AND e.category IN ({sql_texts(unknown) or "NULL"}) GROUP BY ALL
-        ), places AS (
-            SELECT t.*, p.device AS process, coalesce(p.has_streams, false) AS has_streams, n.thread,
-                   coalesce(regexp_matches(coalesce(n.thread, t.tid), {sql_text(_STREAM)}), false) AS is_stream,
-                   t.category = '' AND regexp_matches(t.pid, {sql_text(_KERNELS_OF_AUTOGRAD)}) AS of_autograd
-            FROM tracks t LEFT JOIN processes p ON p.pid = t.pid
-            LEFT JOIN named n ON n.pid = t.pid AND n.tid = t.tid
-        ), meanings AS (
-            SELECT pid, tid, category, CASE
-                WHEN category IN ({sql_texts(CATEGORY_ALIASES)}) THEN CASE category {aliases} END
-                WHEN category = '' AND lower(pid) = {sql_text(_OPS_OF_AUTOGRAD)} THEN 'cpu_op'
-                WHEN of_autograd THEN 'kernel'
-                WHEN is_stream THEN 'kernel'
-                WHEN process IS NOT NULL AND (has_streams OR regexp_matches(thread, {sql_text(_DERIVED)}))
-                THEN 'gpu_user_annotation'
-                WHEN process IS NOT NULL THEN 'kernel'
-                WHEN launched > 0 OR (on_device = events AND on_stream = events) THEN 'kernel'
-                END AS meaning,
-                coalesce(device, CASE WHEN of_autograd THEN TRY_CAST(tid AS BIGINT)
-                    ELSE coalesce(TRY_CAST(nullif(regexp_extract(process, {sql_text(_DEVICE)}, 1), '') AS BIGINT),
-                                  TRY_CAST(pid AS BIGINT)) END) AS device,
-                coalesce(stream, CASE WHEN of_autograd THEN 0 ELSE
-                    TRY_CAST(nullif(regexp_extract(coalesce(thread, tid), {sql_text(_STREAM)}, 1), '') AS BIGINT)
-                    END) AS stream
-            FROM places
-        ), placed_meanings AS (
-            SELECT pid, tid, category, meaning,
-                   CASE WHEN meaning IN ('kernel', 'gpu_user_annotation') THEN device END AS device,
-                   CASE WHEN meaning IN ('kernel', 'gpu_user_annotation') THEN stream END AS stream
-            FROM meanings
-        ), begun AS (
-            SELECT pid, tid, min(category) AS category FROM file_events WHERE ph = 'B' GROUP BY pid, tid
+def _begun_meanings(
+    events: Events, threads: Mapping[Thread, Names], begins: Mask, unknown: list[int]
+) -> Iterable[tuple[str, str, str, _Meaning]]:
+    texts = events.texts
+    devices, have_streams = _processes(threads)
+    calls = np.fromiter((_LAUNCH.search(text) is not None for text in texts), bool, len(texts))
+    launching = [code for code, text in enumerate(texts) if text in (*LAUNCH_CATEGORIES, "Runtime")]
+    launches = events.linked[
+        np.isin(events.category[events.linked], launching) | calls[events.name[events.linked]]
+    ]
+    launched = events.number("correlation", launches)
+    own = np.flatnonzero(begins & np.isin(events.category, unknown))
+    device, stream = events.number("device", own), events.number("stream", own)
+    correlation = events.number("correlation", own)
+    is_launched = (correlation > 0) & np.isin(correlation, launched) & ~calls[events.name[own]]
+    columns = (events.pid[own], events.tid[own], events.category[own])
+    rows, group = number_rows([column.astype(np.int64) for column in columns])
+    members = np.split(
+        np.argsort(group, kind="stable"), np.cumsum(np.bincount(group, minlength=len(rows)))[:-1]
+    )
+    for mine, (pid_code, tid_code, category_code) in zip(members, rows.tolist(), strict=False):
+        pid, tid, category = texts[pid_code], texts[tid_code], texts[category_code]
+        thread = threads.get((pid, tid), Names()).thread
+        place = devices.get(pid)
+        of_autograd = category == "" and _KERNELS_OF_AUTOGRAD.search(pid) is not None
+        on_device, on_stream = device[mine] != NULL, stream[mine] != NULL
+        if category in CATEGORY_ALIASES:
+            meaning: str | None = CATEGORY_ALIASES[category]
+        elif category == "" and pid.lower() == _OPS_OF_AUTOGRAD:
+            meaning = "cpu_op"
+        elif of_autograd or _STREAM.search(tid if thread is None else thread):
+            meaning = "kernel"
+        elif place is not None and (
+            have_streams.get(pid) or (thread is not None and _DERIVED.search(thread))
+        ):
+            meaning = "gpu_user_annotation"
+        elif place is not None or is_launched[mine].any() or (on_device.all() and on_stream.all()):
+            meaning = "kernel"
+        else:
+            meaning = None
+        if meaning not in ("kernel", "gpu_user_annotation"):
+            yield pid, tid, category, _Meaning(meaning)
+            continue
+        at, lane = device[mine][on_device], stream[mine][on_stream]
+        told = integer_of(tid) if of_autograd else _number_in(_DEVICE, place)
+        if told is None and not of_autograd:
+            told = integer_of(pid)
+        shown = 0 if of_autograd else _number_in(_STREAM, tid if thread is None else thread)
+        yield (
+            pid,
+            tid,
+            category,
+            _Meaning(meaning, int(at.min()) if len(at) else told, int(lane.min()) if len(lane) else shown),
         )
-        SELECT *, false AS is_end FROM placed_meanings
-        UNION ALL
-        SELECT *, true FROM placed_meanings WHERE category <> ''
-        UNION ALL
-        SELECT b.pid, b.tid, '', coalesce(m.meaning, b.category), m.device, m.stream, true
-        FROM begun b LEFT JOIN placed_meanings m USING (pid, tid, category)
-    """)
+
+
+def _processes(threads: Mapping[Thread, Names]) -> tuple[dict[str, str | None], dict[str, bool]]:
+    """By pid: the name of its device (None for a process that is none), and whether it has threads named as streams."""
+    labels: dict[str, str | None] = {}
+    names: dict[str, str | None] = {}
+    streams: dict[str, bool] = {}
+    for (pid, _), known in threads.items():
+        for found, name in ((labels, known.label), (names, known.process)):
+            if name is not None and _DEVICE.search(name):
+                found[pid] = _largest(found.get(pid), name)
+        is_stream = known.thread is not None and _STREAM.search(known.thread) is not None
+        streams[pid] = streams.get(pid, False) or is_stream
+    return names | labels, streams
+
+
+def _number_in(pattern: re.Pattern[str], text: str | None) -> int | None:
+    match = pattern.search(text) if text is not None else None
+    return integer_of(match[1]) if match else None
+
+
+def _numbers(values: Iterable[int | None]) -> NDArray[Any]:
+    return np.array([NULL if value is None else value for value in values], dtype=np.int64)
+
+
+def _code(texts: list[str], text: str) -> int:
+    try:
+        return texts.index(text)
+    except ValueError:
+        return -2  # the code of no event

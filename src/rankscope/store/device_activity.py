@@ -5,76 +5,75 @@ Reports could join these tables from slices and events. Here, where the links ar
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
+from numpy.typing import NDArray
 
 from rankscope.model import ALLOCATING_OP_PATTERN, COMPUTING, GPU, SLICES
-from rankscope.sql import sql_text
 from rankscope.store.arrays import NONE, Ints, Mask
-from rankscope.store.linking import Links, follow, slice_at
-from rankscope.store.nesting import Nesting
-from rankscope.store.slices import SliceColumns, ids_of, write_slices
-from rankscope.store.workspace import Workspace
+from rankscope.store.linking import follow, slice_at
+from rankscope.store.parquet_writer import Chunk, Coded, Lists, Numbers
+from rankscope.store.slices import SliceTable, named, write_slices
+from rankscope.store.table_files import TableFiles
+
+_ALLOCATING_OP = re.compile(ALLOCATING_OP_PATTERN)
 
 
-def write_activity(
-    workspace: Workspace, slices: SliceColumns, links: Links, numbers: dict[str, Ints], is_gpu: Mask
-) -> None:
+def write_activity(files: TableFiles, source: SliceTable, gpu: NDArray[Any]) -> None:
     """Write SLICES, GPU and COMPUTING."""
-    categories = workspace.codes("categories")
-    own, total = device_time(links.op, is_gpu, slices.duration)
-    is_op = f"a.category_code = {categories.get('cpu_op', NONE)}"
-    write_slices(
-        workspace,
-        numbers | {"own_ns": own, "total_ns": total},
-        SLICES,
+    write_slices(files, SLICES, source, np.arange(len(source.slices), dtype=np.int32))
+    write_slices(files, GPU, source, gpu, lambda rows: _gpu_columns(source, rows))
+    _write_computing(files, source)
+
+
+def _gpu_columns(source: SliceTable, rows: NDArray[Any]) -> Mapping[str, Chunk]:
+    slices, texts = source.slices, source.recording.events.coded_texts
+    launch, op, line = source.links.launch[rows], source.links.op[rows], source.links.python[rows]
+
+    def told(index: NDArray[Any], values: NDArray[Any]) -> Numbers:
+        return Numbers(follow(index, values), valid=index != NONE)
+
+    return {
+        "launch_ns": told(launch, slices.time),
+        "launch_dur_ns": told(launch, slices.duration),
+        "launch_track": told(launch, slices.track),
+        "op_name": Coded(follow(op, slices.name), texts),
+        "op_ns": told(op, slices.time),
+        "op_track": told(op, slices.track),
+        "line": Coded(follow(line, slices.name), texts),
+    }
+
+
+def _write_computing(files: TableFiles, source: SliceTable) -> None:
+    """The ops whose shapes were read; those of events that are no slices are left out."""
+    slices, events = source.slices, source.recording.events
+    wanted = slices.event
+    order = np.argsort(wanted, kind="stable") if np.any(wanted[1:] < wanted[:-1]) else np.arange(len(wanted))
+    at = np.searchsorted(wanted, events.computing, sorter=order)
+    at = np.minimum(at, max(len(order) - 1, 0))
+    there = (
+        wanted[order[at]] == events.computing if len(order) else np.zeros(len(events.computing), dtype=bool)
+    )
+    rows = order[at[there]]
+    texts = events.coded_texts
+    files.write_rows(
+        COMPUTING,
         {
-            "device_ns": f"CASE WHEN {is_op} THEN a.own_ns END",
-            "total_device_ns": f"CASE WHEN {is_op} THEN a.total_ns END",
+            "id": Numbers(slices.event[rows]),
+            "track": Numbers(slices.track[rows]),
+            "start_ns": Numbers(slices.time[rows]),
+            "dur_ns": Numbers(slices.duration[rows]),
+            "name": Coded(slices.name[rows], texts),
+            "step": Numbers(source.step[rows], NONE),
+            "shapes": Lists.of_codes(events.shapes[there], texts),
         },
     )
-    _write_gpu(workspace, slices, links, numbers, np.flatnonzero(is_gpu))
-    workspace.connection.register("slice_arrays", numbers)
-    workspace.copy(
-        f"""
-        SELECT a.id, a.track, a.start_ns, a.dur_ns, e.name, nullif(a.step, {NONE}) AS step, e.shapes
-        FROM (SELECT id, name, shapes FROM placed WHERE shapes IS NOT NULL) e JOIN slice_arrays a ON a.id = e.id
-        """,
-        COMPUTING,
-    )
-    workspace.connection.unregister("slice_arrays")
 
 
-def _write_gpu(
-    workspace: Workspace, slices: SliceColumns, links: Links, numbers: dict[str, Ints], gpu: Ints
-) -> None:
-    launch, op, line = links.launch[gpu], links.op[gpu], links.python[gpu]
-    more = {
-        "launch_ns": follow(launch, slices.time),
-        "launch_dur_ns": follow(launch, slices.duration),
-        "launch_track": follow(launch, slices.track),
-        "op_code": follow(op, slices.name),
-        "op_ns": follow(op, slices.time),
-        "op_track": follow(op, slices.track),
-        "line_code": follow(line, slices.name),
-    }
-    known_by = {
-        "launch_ns": "launch",
-        "launch_dur_ns": "launch",
-        "launch_track": "launch",
-        "op_ns": "op",
-        "op_track": "op",
-    }
-    told = {name: f"CASE WHEN a.{by} <> {NONE} THEN a.{name} END" for name, by in known_by.items()}
-    write_slices(
-        workspace,
-        {name: values[gpu] for name, values in numbers.items()} | more,
-        GPU,
-        {**told, "op_name": "o.text", "line": "l.text"},
-        "LEFT JOIN names o ON o.code = a.op_code LEFT JOIN names l ON l.code = a.line_code",
-    )
-
-
-def device_time(op: Ints, is_gpu: Mask, duration: Ints) -> tuple[Ints, Ints]:
+def device_time(op: NDArray[Any], is_gpu: Mask, duration: Ints) -> tuple[Ints, Ints]:
     """For each slice: the device time it launched as the innermost op, and that including the ops inside it."""
     launched = np.flatnonzero(is_gpu & (op != NONE))
     own = np.zeros(len(op), dtype=np.int64)
@@ -92,20 +91,21 @@ def device_time(op: Ints, is_gpu: Mask, duration: Ints) -> tuple[Ints, Ints]:
     return own, total
 
 
-def allocating_ops(
-    workspace: Workspace, slices: SliceColumns, nesting: Nesting, links: Links, track: Ints, time: Ints
-) -> Ints:
+def allocating_ops(source: SliceTable, track: NDArray[Any], time: Ints) -> Ints:
     """Ids of the ops responsible for allocations at given tracks and times.
 
     It is the innermost open op that does more than allocate, or the innermost if all of them only allocate.
     """
-    pattern = f"regexp_matches(text, {sql_text(ALLOCATING_OP_PATTERN)})"
-    names = [code for (code,) in workspace.rows(f"SELECT code FROM names WHERE {pattern}")]
-    is_op = slices.category == workspace.codes("categories").get("cpu_op", NONE)
-    allocates = is_op & np.isin(slices.name, names)
-    found = slice_at(nesting, slices.track, slices.time, slices.end, track, time)
+    slices, links = source.slices, source.links
+    found = slice_at(source.nesting, slices.track, slices.time, slices.end, track, time)
+    if len(slices) == 0:
+        return found
+    is_op = slices.category == source.recording.code("cpu_op")
+    ops = np.flatnonzero(is_op)
+    allocates = np.zeros(len(slices), dtype=bool)
+    allocates[ops] = named(source.recording, slices.name[ops], _ALLOCATING_OP.search)
     innermost = np.where((found != NONE) & ~is_op[found], follow(found, links.op), found)
     op = innermost
     while (only_allocates := (op != NONE) & allocates[op]).any():
         op = np.where(only_allocates, links.op[op], op)
-    return ids_of(slices, np.where(op != NONE, op, innermost))
+    return source.ids(np.where(op != NONE, op, innermost))

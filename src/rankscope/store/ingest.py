@@ -25,16 +25,14 @@ from rankscope.store.layout import (
     store_folder,
     traces_elsewhere,
 )
-from rankscope.store.pool import run_tasks
+from rankscope.store.pool import run_tasks, text_bytes
 from rankscope.store.rank_assignment import ALONE, BESIDE, Assignment, assign, keep, refuse_overlaps
 from rankscope.store.worker import Task
 
 Say = Callable[[str], None]
 
-_LEAST_MEMORY = 600_000_000
-"""Least memory for the DuckDB of a worker."""
-_WORKER_OVERHEAD = 900_000_000
-"""Memory of a worker besides DuckDB: two blocks of the file and the arrays of a large rank."""
+_WORKER_BYTES = 400_000_000
+"""Memory of a process that reads a file, besides the columns of its events: some blocks of text."""
 _CHECKED_AT_A_TIME = 4
 
 
@@ -246,12 +244,12 @@ def _read(
     """Read files in worker processes, each into a folder of its own."""
     if not wanted:
         return {}
-    jobs, threads, memory = _share_machine(len(wanted), jobs)
+    jobs, threads = _share_machine([place.path for place in wanted], jobs)
     tasks = {}
     for place in wanted:
         folder = incoming / unique_name()
         make_private_folder(folder)
-        tasks[place] = Task(str(place.path), str(folder), threads, memory, place.part, place.rank_source)
+        tasks[place] = Task(str(place.path), str(folder), threads, place.part, place.rank_source)
     outcomes: dict[Assignment, _Outcome] = {}
     watch.begin(len(wanted), sum(place.path.stat().st_size for place in wanted if place.path.is_file()))
     try:
@@ -281,14 +279,13 @@ def _outcome(
     return Index(sorted([*kept, *fresh], key=lambda e: (e.rank, e.segment))), fresh, problems
 
 
-def _share_machine(files: int, jobs: int | None) -> tuple[int, int, int]:
-    """The number of files at a time, and threads and DuckDB memory (bytes) for each."""
+def _share_machine(files: Sequence[Path], jobs: int | None) -> tuple[int, int]:
+    """The number of files at a time, and threads for each."""
     cores = usable_cores()
-    budget = available_memory_bytes() // 2
-    most = max(1, min(cores, budget // (_LEAST_MEMORY + _WORKER_OVERHEAD)))
-    jobs = max(1, min(files, jobs or most))
-    memory = min(max(_LEAST_MEMORY, budget // jobs - _WORKER_OVERHEAD), 4_000_000_000)
-    return jobs, max(1, cores // jobs), memory
+    needed = _WORKER_BYTES + max((text_bytes(path) for path in files if path.is_file()), default=0) // 2
+    most = max(1, min(cores, available_memory_bytes() // 2 // needed))
+    jobs = max(1, min(len(files), jobs or most))
+    return jobs, max(1, cores // jobs)
 
 
 def _publish(store: Path, incoming: Path, index: Index, fresh: list[SegmentEntry]) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from rankscope.capture.run_folder import rank_manifests
 from rankscope.errors import EmptyTraceError, NotATraceError, RankscopeError, StoreError, ToolError
-from rankscope.model import EVENTS, FORMAT_VERSION, Table
+from rankscope.model import FORMAT_VERSION, Table
 from rankscope.readers import find_reader, is_stream, looks_like_a_trace, one_file, report_of
 from rankscope.readers.base import rank_from_name
 from rankscope.store.checksums import DamagedFileError, FileSums, read_checked_json, write_checked_json
@@ -49,11 +49,8 @@ class SegmentEntry:
 
     def files_of(self, table: Table) -> list[str]:
         """The files of one table, within the store; none if the format does not have it."""
-        if table is EVENTS:
-            names = [name for name in self.files if name.startswith(f"{EVENTS.name}/")]
-        else:
-            names = [name for name in self.files if name == f"{table.name}.parquet"]
-        return [f"{self.folder}/{name}" for name in names]
+        name = f"{table.name}.parquet"
+        return [f"{self.folder}/{name}"] if name in self.files else []
 
     @property
     def source(self) -> Path:

@@ -6,13 +6,18 @@ Functions take arrays and return arrays of indices, with NONE (-1) for "no such 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rankscope.store.arrays import NONE, Ints, Mask
 from rankscope.store.nesting import Nesting, track_time_key
+
+Indices = NDArray[np.int32]
 
 
 def match_first(keys: Ints, wanted: Ints) -> Ints:
@@ -29,9 +34,11 @@ def match_first(keys: Ints, wanted: Ints) -> Ints:
     return result
 
 
-def nearest_ancestor(nesting: Nesting, wanted: Mask) -> Ints:
+def nearest_ancestor(nesting: Nesting, wanted: Mask) -> Indices:
     """For each slice, the innermost slice around it for which `wanted` holds."""
-    nearest = np.full(len(wanted), NONE)
+    nearest = np.full(len(wanted), NONE, dtype=np.int32)
+    if not wanted.any():
+        return nearest
     for level in nesting.levels[1:]:
         parent = nesting.parent[level]
         nearest[level] = np.where(wanted[parent], parent, nearest[parent])
@@ -45,8 +52,10 @@ def self_time(nesting: Nesting, duration: Ints) -> Ints:
     return np.maximum(duration - covered.astype(np.int64), 0)
 
 
-def follow(first: Ints, then: Ints) -> Ints:
+def follow(first: NDArray[Any], then: NDArray[Any]) -> NDArray[Any]:
     """then[first], with NONE staying NONE."""
+    if len(then) == 0:
+        return np.full(len(first), NONE)
     return np.where(first != NONE, then[first], NONE)
 
 
@@ -54,16 +63,16 @@ def follow(first: Ints, then: Ints) -> Ints:
 class Links:
     """For each slice the index of another slice, or NONE."""
 
-    launch: Ints
-    op: Ints
-    python: Ints
-    module: Ints
+    launch: Indices
+    op: Indices
+    python: Indices
+    module: Indices
 
 
 def link(
     nesting: Nesting,
-    correlation: Ints,
-    external_id: Ints,
+    correlation: Callable[[Ints], Ints],
+    external_id: Callable[[Ints], Ints],
     is_gpu: Mask,
     is_launch: Mask,
     is_op: Mask,
@@ -73,23 +82,34 @@ def link(
 ) -> Links:
     """Link device activity to its launch by correlation id, and launches and ops by nesting.
 
-    Where the launch is not in the file, or not inside an op, the External id links to the op.
+    Where the launch is not in the file, or not inside an op, the External id links to the op. `correlation` and
+    `external_id` give the ids of slices.
     """
-    launch = np.full(len(correlation), NONE)
-    launch[is_gpu] = match_first(np.where(is_launch, correlation, 0), correlation[is_gpu])
+    gpu, launches = np.flatnonzero(is_gpu), np.flatnonzero(is_launch)
+    launch = np.full(len(is_gpu), NONE, dtype=np.int32)
+    launch[gpu] = follow(match_first(correlation(launches), correlation(gpu)), launches)
     op = nearest_ancestor(nesting, is_op)
-    op[is_gpu] = follow(launch, op)[is_gpu]
-    without = (is_gpu | is_launch) & (op == NONE)
-    op[without] = match_first(np.where(is_op, external_id, 0), external_id[without])
-    own = nearest_ancestor(nesting, is_own_line)
-    python = np.where(own != NONE, own, nearest_ancestor(nesting, is_line))
+    op[gpu] = follow(launch[gpu], op)
+    without = np.flatnonzero((is_gpu | is_launch) & (op == NONE))
+    if len(without):
+        ops = np.flatnonzero(is_op)
+        op[without] = follow(match_first(external_id(ops), external_id(without)), ops)
+    python = _nearest_line(nesting, is_line, is_own_line)
     module = nearest_ancestor(nesting, is_module)
     for frames in (python, module):
-        frames[is_gpu] = np.where(launch != NONE, follow(launch, frames), follow(op, frames))[is_gpu]
+        frames[gpu] = np.where(launch[gpu] != NONE, follow(launch[gpu], frames), follow(op[gpu], frames))
     return Links(launch, op, python, module)
 
 
-def slice_at(nesting: Nesting, track: Ints, start: Ints, end: Ints, at_track: Ints, at_time: Ints) -> Ints:
+def _nearest_line(nesting: Nesting, is_line: Mask, is_own_line: Mask) -> Indices:
+    """The innermost line of user code around each slice, else the innermost line."""
+    own = nearest_ancestor(nesting, is_own_line)
+    return np.where(own != NONE, own, nearest_ancestor(nesting, is_line))
+
+
+def slice_at(
+    nesting: Nesting, track: NDArray[Any], start: Ints, end: Ints, at_track: NDArray[Any], at_time: Ints
+) -> Ints:
     """The innermost slice on a track that is open at a time, or starts then."""
     order, parent = nesting.order, nesting.parent
     if len(order) == 0:

@@ -33,7 +33,7 @@ def track_time_key(track: Ints, time: Ints) -> Ints:
 
     Times must not be negative. There is room for 65,536 tracks of 39 hours.
     """
-    return (track << 47) | time
+    return (track.astype(np.int64) << 47) | time
 
 
 def order_outer_first(track: Ints, start: Ints, end: Ints) -> Ints:

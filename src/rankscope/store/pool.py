@@ -58,14 +58,15 @@ def _end_unused() -> None:
 def are_small(paths: Collection[Path]) -> bool:
     """True for little JSON text: it is read faster without a worker, and reading it cannot crash this process."""
     try:
-        return sum(map(_text_bytes, paths)) <= _SMALL_BYTES and all(
+        return sum(map(text_bytes, paths)) <= _SMALL_BYTES and all(
             find_reader(path) is KINETO for path in paths
         )
     except (OSError, RankscopeError):
         return False
 
 
-def _text_bytes(path: Path) -> int:
+def text_bytes(path: Path) -> int:
+    """The size of a trace when it is decompressed, about."""
     return path.stat().st_size * (_GZIP_RATIO if path.suffix == ".gz" else 1)
 
 

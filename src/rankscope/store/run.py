@@ -46,7 +46,6 @@ from rankscope.store.ingest import Ingested, Options, Watch, ingest
 from rankscope.store.layout import SegmentEntry, shown
 from rankscope.store.plain_folder import PlainFolder
 from rankscope.store.separate_runs import refuse_mixed, runs_among
-from rankscope.store.workspace import EVENT_ID
 
 if TYPE_CHECKING:
     import duckdb
@@ -407,14 +406,14 @@ class Run:
     def _rows_of(self, table: Table, paths: list[Path]) -> str:
         """A SELECT of a table's rows in some files, times counted from the run's start.
 
-        DuckDB takes rank, segment and part from the names of the store's own folders: it is given no others.
+        DuckDB takes rank and segment from the names of the store's own folders: it is given no others.
         """
         if not paths:
             nothing = ", ".join(f"NULL::{f.type} AS {f.name}" for f in (*KEY_FIELDS, *table.fields))
             return f"SELECT {nothing} WHERE false"
         files = sql_texts(paths)
-        partitions = "'rank': INTEGER, 'segment': INTEGER" + (", 'part': BIGINT" if table is EVENTS else "")
-        source = f"read_parquet([{files}], hive_partitioning=true, hive_types={{{partitions}}}"
+        partitions = "{'rank': INTEGER, 'segment': INTEGER}"
+        source = f"read_parquet([{files}], hive_partitioning=true, hive_types={partitions}"
         later = " ".join(
             f"WHEN p.rank = {rank} AND p.segment = {segment} THEN {by}"
             for (rank, segment), by in self._step_shifts.items()
@@ -427,7 +426,7 @@ class Run:
         )
         if table is EVENTS:
             source += ", file_row_number=true"
-            columns = f"{EVENT_ID} AS id, {columns}"
+            columns = f"p.file_row_number AS id, {columns}"
         return (
             f"SELECT p.rank, p.segment, {columns} FROM {source}) p "
             "JOIN segments s ON s.rank = p.rank AND s.segment = p.segment"
@@ -466,9 +465,5 @@ def describe(view: Table) -> tuple[Field, ...]:
     """The columns of a view as SQL users see them."""
     if view is SEGMENTS:
         return view.fields
-    own = (
-        (Field("id", "BIGINT", "which part of the file, and row in it: part * 2**26 + row"),)
-        if view is EVENTS
-        else ()
-    )
+    own = (Field("id", "BIGINT", "its place in the file"),) if view is EVENTS else ()
     return (*KEY_FIELDS, *own, *view.fields)

@@ -1,96 +1,102 @@
-"""Slices (events with a duration): loaded into arrays, linked, and written as a table."""
+"""Slices (events with a duration): taken from the events, linked, and written as tables."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rankscope.model import GPU_CATEGORIES, LAUNCH_CATEGORIES, Table
-from rankscope.sql import sql_text
-from rankscope.store.arrays import NONE, Ints, Mask
-from rankscope.store.linking import Annotation, Links, Steps, find_steps, follow, link, self_time
+from rankscope.readers.columns import NULL
+from rankscope.store.arrays import NONE, Ints, Mask, number_rows
+from rankscope.store.linking import Annotation, Links, Steps, find_steps, follow, link
 from rankscope.store.nesting import Nesting
+from rankscope.store.parquet_writer import Chunk, Coded, Numbers
+from rankscope.store.recording import Recording
 from rankscope.store.step_times import StepTimes, step_times, steps_of_gpu_events
-from rankscope.store.workspace import Workspace
+from rankscope.store.table_files import TableFiles
 
-_SOURCE_LINE = r"\.py\(\d+\): "
+_SOURCE_LINE = re.compile(r"\.py\(\d+\): ", re.ASCII)
 """Frames of Python lines; the others are built-in functions and nn.Module calls."""
-_LIBRARY = r"^(?:torch/|.*site-packages/|<frozen)|^(?:threading|runpy|contextlib)\.py"
+_LIBRARY = re.compile(r"^(?:torch/|.*site-packages/|<frozen)|^(?:threading|runpy|contextlib)\.py")
 """Frames of libraries, not of user code."""
+_ROWS_AT_A_TIME = 500_000
 
 
 @dataclass(frozen=True)
 class SliceColumns:
-    """The slices as arrays, in file order. Times count from the segment's origin."""
+    """The slices as arrays, in file order; those made of a begin and an end event come last."""
 
-    id: Ints
-    track: Ints
+    event: NDArray[Any]
+    """Index of its event, which is also its id."""
+    track: NDArray[Any]
     time: Ints
     duration: Ints
-    name: Ints
-    category: Ints
-    correlation: Ints
-    external_id: Ints
-    device: Ints
-    stream: Ints
-    bytes: Ints
+    name: NDArray[Any]
+    category: NDArray[Any]
+    """Codes of the recording's texts."""
 
     @property
     def end(self) -> Ints:
         return self.time + self.duration
 
+    def __len__(self) -> int:
+        return len(self.event)
 
-def load_slices(workspace: Workspace) -> tuple[SliceColumns, int]:
+
+def find_slices(recording: Recording) -> tuple[SliceColumns, int]:
     """Complete events and pairs of begin and end events; and the number of begins and ends without a partner."""
-    parts = [_load(workspace, "e.ph = 'X'")]
+    events = recording.events
+    complete = recording.with_phase("X")
+    kept, durations = [complete], [events.duration[complete]]
+    last = int(_ends(recording, complete).max(initial=0))
     unpaired = 0
     for begin, end in (("B", "E"), ("b", "e")):
-        halves = _load(
-            workspace,
-            f"e.ph IN ('{begin}', '{end}')",
-            f", e.ph = '{begin}' AS begins, (hash(e.pid, e.category, e.flow, e.name) >> 1)::BIGINT AS pair",
-        )
-        if len(halves["id"]) == 0:
+        halves = recording.with_phase(begin, end)
+        if len(halves) == 0:
             continue
-        begins = halves["begins"].astype(bool)
+        begins = events.phase[halves] == recording.code(begin)
+        time = events.time[halves]
         if begin == "B":
-            pairs = pair_nested(halves["track"], halves["time"], begins)
+            pairs = pair_nested(recording.track[halves].astype(np.int64), time, begins)
         else:
-            pairs = pair_by_key(halves["pair"], halves["time"], begins)
+            columns = (events.pid[halves], events.category[halves], events.flow[halves], events.name[halves])
+            _, key = number_rows([column.astype(np.int64) for column in columns])
+            pairs = pair_by_key(key, time, begins)
         unpaired += len(pairs.never_ended) + len(pairs.never_begun)
-        last = max(int((part["time"] + part["duration"]).max(initial=0)) for part in [*parts, halves])
-        parts.append(_paired(halves, pairs, last))
-    columns = {f.name: np.concatenate([part[f.name] for part in parts]) for f in fields(SliceColumns)}
-    return SliceColumns(**columns), unpaired
+        last = max(last, int(_ends(recording, halves).max(initial=0)))
+        # A begin without an end lasts to the end of the file.
+        ends = np.concatenate([time[pairs.end], np.full(len(pairs.never_ended), last)])
+        own = np.concatenate([pairs.begin, pairs.never_ended])
+        kept.append(halves[own])
+        durations.append(ends - time[own])
+        last = max(last, int(ends.max(initial=0)))
+    index = np.concatenate(kept)
+    if len(index) == len(events) and len(kept) == 1:  # every event is a slice: no copies
+        return SliceColumns(
+            index.astype(np.int32),
+            recording.track,
+            events.time,
+            events.duration,
+            events.name,
+            events.category,
+        ), 0
+    return SliceColumns(
+        index.astype(np.int32),
+        recording.track[index],
+        events.time[index],
+        np.concatenate(durations),
+        events.name[index],
+        events.category[index],
+    ), unpaired
 
 
-def _load(workspace: Workspace, where: str, more: str = "") -> dict[str, Ints]:
-    arrays = workspace.arrays(f"""
-        SELECT e.id, k.track, e.time, coalesce(e.dur_ns, 0) AS duration, n.code AS name, c.code AS category,
-               coalesce(e.correlation, 0) AS correlation, coalesce(e.external_id, 0) AS external_id,
-               coalesce(e.device, {NONE}) AS device, coalesce(e.stream, {NONE}) AS stream,
-               coalesce(e.bytes, {NONE}) AS bytes {more}
-        FROM placed e
-        JOIN names n ON n.text = e.name
-        JOIN categories c ON c.text = e.category
-        JOIN track_keys k ON k.kind = e.kind AND k.pid = e.pid AND k.tid = e.tid
-        WHERE {where}
-    """)
-    if np.any(np.diff(arrays["id"]) < 0):
-        order = np.argsort(arrays["id"])
-        arrays = {name: values[order] for name, values in arrays.items()}
-    return arrays
-
-
-def _paired(halves: dict[str, Ints], pairs: Pairs, last: int) -> dict[str, Ints]:
-    """Slices from pairs of begin and end events. A begin without an end lasts to the end of the file."""
-    kept = np.concatenate([pairs.begin, pairs.never_ended])
-    ends = np.concatenate([halves["time"][pairs.end], np.full(len(pairs.never_ended), last)])
-    slices = {name: values[kept] for name, values in halves.items()}
-    slices["duration"] = ends - slices["time"]
-    return slices
+def _ends(recording: Recording, index: Ints) -> Ints:
+    return recording.events.time[index] + recording.events.duration[index]
 
 
 @dataclass(frozen=True)
@@ -135,108 +141,139 @@ def _pair_neighbours(order: Ints, is_begin: Mask, grouped: Ints, key: Ints, dept
     return Pairs(index[paired], index[paired + 1], index[unpaired & begins], index[unpaired & ~begins])
 
 
-def link_slices(workspace: Workspace, slices: SliceColumns, nesting: Nesting) -> Links:
-    categories = workspace.codes("categories")
+def named(recording: Recording, names: NDArray[Any], matches: Callable[[str], object]) -> Mask:
+    """Which of these codes are of a text that matches."""
+    texts = recording.events.texts
+    used = np.zeros(len(texts), dtype=bool)
+    used[names] = True
+    for code in np.flatnonzero(used).tolist():
+        used[code] = bool(matches(texts[code]))
+    found: Mask = used[names]
+    return found
 
-    def is_in(*wanted: str) -> Mask:
-        return np.isin(slices.category, [categories[c] for c in wanted if c in categories])
 
-    is_frame = is_in("python_function")
+def link_slices(recording: Recording, slices: SliceColumns, nesting: Nesting) -> Links:
+    frames = np.flatnonzero(slices.category == recording.code("python_function"))
 
-    def frames(condition: str) -> Mask:
-        codes = [code for (code,) in workspace.rows(f"SELECT code FROM names WHERE {condition}")]
-        return is_frame & np.isin(slices.name, codes)
+    def among_frames(matches: Callable[[str], object]) -> Mask:
+        found = np.zeros(len(slices), dtype=bool)
+        found[frames] = named(recording, slices.name[frames], matches)
+        return found
 
-    line = f"regexp_matches(text, {sql_text(_SOURCE_LINE)})"
     return link(
         nesting,
-        slices.correlation,
-        slices.external_id,
-        is_gpu=is_in(*GPU_CATEGORIES),
-        is_launch=is_in(*LAUNCH_CATEGORIES),
-        is_op=is_in("cpu_op"),
-        is_line=frames(line),
-        is_own_line=frames(f"{line} AND NOT regexp_matches(text, {sql_text(_LIBRARY)})"),
-        is_module=frames("text LIKE 'nn.Module: %'"),
+        lambda index: recording.events.number("correlation", slices.event[index]),
+        lambda index: recording.events.number("external_id", slices.event[index]),
+        is_gpu=gpu_slices(recording, slices),
+        is_launch=of_categories(recording, slices, LAUNCH_CATEGORIES),
+        is_op=slices.category == recording.code("cpu_op"),
+        is_line=among_frames(_SOURCE_LINE.search),
+        is_own_line=among_frames(lambda text: _SOURCE_LINE.search(text) and not _LIBRARY.search(text)),
+        is_module=among_frames(lambda text: text.startswith("nn.Module: ")),
     )
 
 
-def steps_of_host(workspace: Workspace, slices: SliceColumns) -> Steps:
+def steps_of_host(recording: Recording, slices: SliceColumns) -> Steps:
     """The training steps, from the annotations on the host."""
-    wanted = slices.category == workspace.codes("categories").get("user_annotation", NONE)
-    texts = dict(workspace.rows("SELECT code, text FROM names"))
+    wanted = np.flatnonzero(slices.category == recording.code("user_annotation"))
+    texts = recording.events.texts
     spans = zip(
-        slices.name[wanted].tolist(), slices.time[wanted].tolist(), slices.end[wanted].tolist(), strict=True
+        slices.name[wanted].tolist(),
+        slices.time[wanted].tolist(),
+        (slices.time[wanted] + slices.duration[wanted]).tolist(),
+        strict=True,
     )
     return find_steps([Annotation(texts[name], start, end) for name, start, end in spans])
 
 
-def ids_of(slices: SliceColumns, index: Ints) -> Ints:
-    """Ids of slices, from their indices in the arrays."""
-    return np.where(index != NONE, slices.id[index], NONE) if len(slices.id) else index
+def of_categories(recording: Recording, slices: SliceColumns, categories: tuple[str, ...]) -> Mask:
+    return np.isin(slices.category, [recording.code(category) for category in categories])
 
 
-def gpu_slices(workspace: Workspace, slices: SliceColumns) -> Mask:
+def gpu_slices(recording: Recording, slices: SliceColumns) -> Mask:
     """Which slices are kernels, copies and fills."""
-    categories = workspace.codes("categories")
-    return np.isin(slices.category, [categories[c] for c in GPU_CATEGORIES if c in categories])
+    return of_categories(recording, slices, GPU_CATEGORIES)
 
 
-def step_columns(slices: SliceColumns, links: Links, steps: Steps, is_gpu: Mask) -> tuple[Ints, StepTimes]:
+def step_columns(
+    slices: SliceColumns, links: Links, steps: Steps, is_gpu: Mask
+) -> tuple[NDArray[Any], StepTimes]:
     """The step of every slice, NONE for none, and when each step begins and ends."""
-    numbers = steps.at(slices.time)
+    numbers = steps.at(slices.time).astype(np.int32)
     gpu = np.flatnonzero(is_gpu)
+    start = slices.time[gpu]
     launch = follow(links.launch[gpu], slices.time) if len(gpu) else gpu
-    index = steps_of_gpu_events(steps.start, steps.end, launch, slices.time[gpu])
+    index = steps_of_gpu_events(steps.start, steps.end, launch, start)
     numbers[gpu] = follow(index, steps.number) if len(steps.number) else NONE
-    end = np.maximum(slices.end, slices.time)[gpu]
-    return numbers, step_times(steps.start, steps.end, index, launch, slices.time[gpu], end)
+    end = np.maximum(start + slices.duration[gpu], start)
+    return numbers, step_times(steps.start, steps.end, index, launch, start, end)
 
 
-def slice_numbers(slices: SliceColumns, nesting: Nesting, links: Links, step: Ints) -> dict[str, Ints]:
-    """The numeric columns of SLICES, and codes for its text columns; NONE for null."""
-    return {
-        "id": slices.id,
-        "track": slices.track,
-        "start_ns": slices.time,
-        "dur_ns": slices.duration,
-        "depth": nesting.row,
-        "name_code": slices.name,
-        "category_code": slices.category,
-        "step": step,
-        "parent": ids_of(slices, nesting.parent),
-        "self_ns": self_time(nesting, slices.duration),
-        "launch": ids_of(slices, links.launch),
-        "op": ids_of(slices, links.op),
-        "python": ids_of(slices, links.python),
-        "module": ids_of(slices, links.module),
-        "correlation": np.where(slices.correlation == 0, NONE, slices.correlation),
-        "device": slices.device,
-        "stream": slices.stream,
-        "bytes": slices.bytes,
-    }
+@dataclass(frozen=True)
+class SliceTable:
+    """All columns of SLICES, for any of its rows."""
+
+    recording: Recording
+    slices: SliceColumns
+    nesting: Nesting
+    links: Links
+    step: NDArray[Any]
+    self_ns: Ints
+    device_ns: Ints
+    total_device_ns: Ints
+
+    def chunks(self, index: NDArray[Any]) -> dict[str, Chunk]:
+        slices, links, events = self.slices, self.links, self.recording.events
+        event, texts = slices.event[index], events.coded_texts
+        correlation = events.number("correlation", event)
+        is_op = slices.category[index] == self.recording.code("cpu_op")
+        return {
+            "id": Numbers(event),
+            "track": Numbers(slices.track[index]),
+            "start_ns": Numbers(slices.time[index]),
+            "dur_ns": Numbers(slices.duration[index]),
+            "depth": Numbers(self.nesting.row[index]),
+            "name": Coded(slices.name[index], texts),
+            "category": Coded(slices.category[index], texts),
+            "step": Numbers(self.step[index], NONE),
+            "parent": Numbers(self.ids(self.nesting.parent[index]), NONE),
+            "self_ns": Numbers(self.self_ns[index]),
+            "launch": Numbers(self.ids(links.launch[index]), NONE),
+            "op": Numbers(self.ids(links.op[index]), NONE),
+            "python": Numbers(self.ids(links.python[index]), NONE),
+            "module": Numbers(self.ids(links.module[index]), NONE),
+            "correlation": Numbers(
+                np.where((correlation == NONE) | (correlation == 0), NULL, correlation), NULL
+            ),
+            "device": _number(events.number("device", event)),
+            "stream": _number(events.number("stream", event)),
+            "bytes": _number(events.number("bytes", event)),
+            "collective": Coded(events.collective_of(event), texts),
+            "device_ns": Numbers(np.where(is_op, self.device_ns[index], NULL), NULL),
+            "total_device_ns": Numbers(np.where(is_op, self.total_device_ns[index], NULL), NULL),
+        }
+
+    def ids(self, index: NDArray[Any]) -> Ints:
+        """Ids of slices, from their indices in the arrays."""
+        return follow(index, self.slices.event) if len(self.slices) else index
 
 
-_OPTIONAL = ("step", "parent", "launch", "op", "python", "module", "correlation", "device", "stream", "bytes")
+def _number(values: Ints) -> Numbers:
+    """-1 stands for "none" in the files too: a synchronisation of no stream has stream -1."""
+    return Numbers(np.where(values == NONE, NULL, values), NULL)
 
 
 def write_slices(
-    workspace: Workspace, numbers: dict[str, Ints], table: Table, more: Mapping[str, str], joins: str = ""
+    files: TableFiles,
+    table: Table,
+    source: SliceTable,
+    rows: NDArray[Any],
+    more: Callable[[NDArray[Any]], Mapping[str, Chunk]] | None = None,
 ) -> None:
-    """Write SLICES, or a table of some slices with more columns: SQL over `a`, the arrays, by name."""
-    columns = {name: f"nullif(a.{name}, {NONE})" for name in _OPTIONAL} | dict(more)
-    replaced = [name for name in columns if name in numbers]
-    workspace.connection.register("slice_arrays", numbers)
-    workspace.copy(
-        f"""
-        SELECT a.* EXCLUDE ({", ".join(replaced)}), n.text AS name, c.text AS category, m.collective,
-               {", ".join(f"{sql} AS {name}" for name, sql in columns.items())}
-        FROM slice_arrays a
-        JOIN names n ON n.code = a.name_code
-        JOIN categories c ON c.code = a.category_code
-        LEFT JOIN (SELECT id, collective FROM placed WHERE collective IS NOT NULL) m ON m.id = a.id
-        {joins}
-        """,
-        table,
-    )
-    workspace.connection.unregister("slice_arrays")
+    """Write SLICES, or a table of some slices with more columns."""
+    pieces = [rows[at : at + _ROWS_AT_A_TIME] for at in range(0, len(rows), _ROWS_AT_A_TIME)]
+
+    def chunks(piece: NDArray[Any]) -> dict[str, Chunk]:
+        return source.chunks(piece) | dict(more(piece) if more else {})
+
+    files.write(table, pieces, chunks)

@@ -1,40 +1,36 @@
-"""Writes the tables of one segment from its events. SQL selects and joins, numpy computes nesting and links."""
+"""Writes the tables of one segment from its events."""
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from rankscope.model import COUNTERS, INSTANTS, LINKS, STEPS, TRACKS
-from rankscope.sql import sql_name, sql_text
-from rankscope.store.arrays import NONE
+from rankscope.model import COUNTERS, INSTANTS, LINKS, MEMORY_ARGS, STEPS, TRACKS
+from rankscope.readers.columns import NULL, Texts
+from rankscope.store.arrays import NONE, Ints
+from rankscope.store.categories import Names
 from rankscope.store.collectives.table import write_collectives
-from rankscope.store.device_activity import allocating_ops, write_activity
-from rankscope.store.linking import Links, Steps, slice_at
-from rankscope.store.nesting import Nesting, nest
+from rankscope.store.device_activity import allocating_ops, device_time, write_activity
+from rankscope.store.event_log import Events
+from rankscope.store.json_arguments import arguments, number_of, text_of
+from rankscope.store.linking import Steps, follow, self_time, slice_at
+from rankscope.store.nesting import nest
+from rankscope.store.parquet_writer import Coded, Numbers
+from rankscope.store.recording import Recording, Track, arrange
 from rankscope.store.slices import (
-    SliceColumns,
+    SliceTable,
+    find_slices,
     gpu_slices,
-    ids_of,
     link_slices,
-    load_slices,
-    slice_numbers,
     step_columns,
     steps_of_host,
 )
 from rankscope.store.step_times import StepTimes
-from rankscope.store.workspace import Workspace
+from rankscope.store.table_files import TableFiles, coded
 
-_TRACK_LABEL = """CASE kind
-    WHEN 'stream' THEN concat('GPU ', device, ' stream ', stream)
-    WHEN 'annotation' THEN concat('GPU ', device, ' stream ', stream, ' annotations')
-    WHEN 'sync' THEN concat('GPU ', pid, ' synchronisation')
-    WHEN 'async' THEN concat(tid, ' (async)')
-    WHEN 'counter' THEN concat('counters of ', coalesce(process, pid))
-    ELSE coalesce(thread, concat('thread ', tid)) END"""
-
+_POINTS = ("i", "I", "R")
 _MEMORY_COLUMNS = {
     "bytes": "Bytes",
     "allocated_bytes": "Total Allocated",
@@ -45,146 +41,232 @@ _MEMORY_COLUMNS = {
 }
 
 
-def write_tables(workspace: Workspace) -> dict[str, Any]:
-    """Write every table; returns what segment.json records about them."""
-    slices, unpaired = load_slices(workspace)
+def write_tables(events: Events, files: TableFiles) -> dict[str, Any]:
+    """Write every table; returns what segment.json records about them. The events are changed in place."""
+    recording = arrange(events)
+    slices, unpaired = find_slices(recording)
     nesting = nest(slices.track, slices.time, slices.end)
-    links = link_slices(workspace, slices, nesting)
-    steps = steps_of_host(workspace, slices)
-    is_gpu = gpu_slices(workspace, slices)
+    links = link_slices(recording, slices, nesting)
+    steps = steps_of_host(recording, slices)
+    is_gpu = gpu_slices(recording, slices)
     step, times = step_columns(slices, links, steps, is_gpu)
-    with ThreadPoolExecutor(1) as pool:  # numpy and DuckDB release the GIL
-        others = pool.submit(_write_others, workspace.beside(), slices, nesting, links, steps, times)
-        write_activity(workspace, slices, links, slice_numbers(slices, nesting, links, step), is_gpu)
-        write_collectives(workspace)
-        others.result()
+    own, total = device_time(links.op, is_gpu, slices.duration)
+    source = SliceTable(
+        recording, slices, nesting, links, step, self_time(nesting, slices.duration), own, total
+    )
+    write_activity(files, source, np.flatnonzero(is_gpu))
+    write_collectives(files, source)
+    _write_tracks(files, source)
+    _write_steps(files, steps, times)
+    _write_instants(files, source, steps)
+    _write_counters(files, recording)
+    _write_links(files, source)
     return {
-        "origin_ns": workspace.origin_ns,
+        "origin_ns": recording.origin_ns,
         "end_ns": int(np.maximum(slices.end, slices.time).max(initial=0)),
-        "slices": len(slices.id),
+        "slices": len(slices),
         "steps": len(steps.number),
         "steps_source": steps.source,
-        "timed": workspace.timed,
-        "misplaced": workspace.misplaced,
+        "timed": recording.timed,
+        "misplaced": recording.misplaced,
         "unpaired": unpaired,
     }
 
 
-def _write_others(
-    workspace: Workspace,
-    slices: SliceColumns,
-    nesting: Nesting,
-    links: Links,
-    steps: Steps,
-    times: StepTimes,
-) -> None:
-    """The tables that do not read slices.parquet."""
-    _write_tracks(workspace, slices, nesting)
-    _write_steps(workspace, steps, times)
-    _write_instants(workspace, slices, nesting, links)
-    _write_counters(workspace)
-    _write_links(workspace, slices, nesting)
-
-
-def _write_tracks(workspace: Workspace, slices: SliceColumns, nesting: Nesting) -> None:
-    ((count,),) = workspace.rows("SELECT count(*) FROM track_keys")
+def _write_tracks(files: TableFiles, source: SliceTable) -> None:
+    recording, slices = source.recording, source.slices
+    count = len(recording.tracks)
     rows = np.zeros(count, dtype=np.int64)
-    np.maximum.at(rows, slices.track, nesting.row + 1)
+    np.maximum.at(rows, slices.track, source.nesting.row + 1)
     per_track = np.bincount(slices.track, minlength=count)
-    workspace.connection.register(
-        "track_arrays", {"track": np.arange(count), "slices": per_track, "rows": rows}
-    )
-    workspace.copy(
-        f"""
-        WITH named AS (
-            SELECT pid, tid, max(args->>'name') FILTER (name = 'process_name') AS process,
-                   max(trim(args->>'name')) FILTER (name = 'thread_name') AS thread,
-                   max(TRY_CAST(args->>'sort_index' AS BIGINT)) FILTER (name LIKE '%sort_index') AS sort_index
-            FROM events WHERE ph = 'M' GROUP BY pid, tid
-        ), processes AS (
-            SELECT pid, max(process) AS process, max(sort_index) AS sort_index
-            FROM named WHERE process IS NOT NULL GROUP BY pid
+    named = [recording.threads.get((track.pid, track.tid), Names()) for track in recording.tracks]
+    processes: dict[str, Names] = {}
+    for (pid, _), known in recording.threads.items():
+        if known.process is not None:
+            processes[pid] = _larger(processes.get(pid, Names()), known)
+    records: list[dict[str, Any]] = []
+    for number, (track, known) in enumerate(zip(recording.tracks, named, strict=True)):
+        process = processes.get(track.pid, Names())
+        records.append(
+            {
+                "track": number,
+                "kind": track.kind,
+                "pid": track.pid,
+                "tid": track.tid,
+                "device": track.device,
+                "stream": track.stream,
+                "process": process.process,
+                "thread": known.thread,
+                "label": _label(track, process.process, known.thread),
+                "sort_index": process.sort_index if known.sort_index is None else known.sort_index,
+                "slices": int(per_track[number]),
+                "rows": int(rows[number]),
+            }
         )
-        SELECT *, {_TRACK_LABEL} AS label FROM (
-            SELECT k.*, a.slices, a.rows, p.process, t.thread, coalesce(t.sort_index, p.sort_index) AS sort_index
-            FROM track_keys k JOIN track_arrays a USING (track)
-            LEFT JOIN named t ON t.pid = k.pid AND t.tid = k.tid
-            LEFT JOIN processes p ON p.pid = k.pid
-        ) ORDER BY track
-        """,
-        TRACKS,
-    )
+    files.write_records(TRACKS, records)
 
 
-def _write_steps(workspace: Workspace, steps: Steps, times: StepTimes) -> None:
-    """Also registers the steps as `step_arrays`, which the instants are joined with."""
-    arrays = {
-        "step": steps.number,
-        "start_ns": steps.start,
-        "dur_ns": steps.end - steps.start,
-        "end_ns": times.end,
-        "time_ns": times.end - times.begin,
+def _larger(a: Names, b: Names) -> Names:
+    """The names of a process that several of its threads tell: the last in alphabetical order."""
+    indices = [index for index in (a.sort_index, b.sort_index) if index is not None]
+    return Names(max(a.process or "", b.process or ""), sort_index=max(indices, default=None))
+
+
+def _label(track: Track, process: str | None, thread: str | None) -> str:
+    stream = f"GPU {_shown(track.device)} stream {_shown(track.stream)}"
+    labels = {
+        "stream": stream,
+        "annotation": f"{stream} annotations",
+        "sync": f"GPU {track.pid} synchronisation",
+        "async": f"{track.tid} (async)",
+        "counter": f"counters of {track.pid if process is None else process}",
     }
-    workspace.connection.register("step_arrays", arrays)
-    workspace.copy(f"SELECT *, {sql_text(steps.source)} AS source FROM step_arrays", STEPS)
+    return labels.get(track.kind) or (f"thread {track.tid}" if thread is None else thread)
 
 
-def _write_instants(workspace: Workspace, slices: SliceColumns, nesting: Nesting, links: Links) -> None:
-    allocations = workspace.arrays("""
-        SELECT e.id, k.track, e.time FROM placed e
-        JOIN track_keys k ON k.kind = e.kind AND k.pid = e.pid AND k.tid = e.tid
-        WHERE e.name = '[memory]' AND e.ph IN ('i', 'I', 'R') AND e.memory.Bytes > 0
-    """)
-    ops = allocating_ops(workspace, slices, nesting, links, allocations["track"], allocations["time"])
-    workspace.connection.register("allocation_arrays", {"id": allocations["id"], "op": ops})
-    memory = ", ".join(f"e.memory.{sql_name(key)} AS {name}" for name, key in _MEMORY_COLUMNS.items())
-    workspace.copy(
-        f"""
-        SELECT e.id, k.track, e.time AS ts_ns, e.name, e.category,
-               CASE WHEN e.time < s.start_ns + s.dur_ns THEN s.step END AS step, {memory},
-               nullif(a.op, {NONE}) AS op
-        FROM placed e
-        JOIN track_keys k ON k.kind = e.kind AND k.pid = e.pid AND k.tid = e.tid
-        LEFT JOIN allocation_arrays a ON a.id = e.id
-        ASOF LEFT JOIN step_arrays s ON e.time >= s.start_ns
-        WHERE e.ph IN ('i', 'I', 'R')
-        """,
+def _shown(number: int | None) -> str:
+    return "" if number is None else str(number)
+
+
+def _write_steps(files: TableFiles, steps: Steps, times: StepTimes) -> None:
+    count = len(steps.number)
+    files.write_rows(
+        STEPS,
+        {
+            "step": Numbers(steps.number),
+            "start_ns": Numbers(steps.start),
+            "dur_ns": Numbers(steps.end - steps.start),
+            "end_ns": Numbers(times.end),
+            "time_ns": Numbers(times.end - times.begin),
+            "source": Coded(np.zeros(count, dtype=np.int32), Texts.of([steps.source])),
+        },
+    )
+
+
+def _write_instants(files: TableFiles, source: SliceTable, steps: Steps) -> None:
+    recording = source.recording
+    events = recording.events
+    index = recording.with_phase(*_POINTS)
+    memory = np.full((len(index), len(MEMORY_ARGS)), NULL)
+    at = np.searchsorted(events.memory_events, index)
+    at = np.minimum(at, max(len(events.memory_events) - 1, 0))
+    if len(events.memory_events):
+        there = events.memory_events[at] == index
+        memory[there] = events.memory[at[there]]
+    column = {name: place for place, name in enumerate(MEMORY_ARGS)}
+    op = np.full(len(index), NONE)
+    allocations = np.flatnonzero(memory[:, column["Bytes"]] > 0)
+    own = index[allocations]
+    op[allocations] = allocating_ops(source, recording.track[own], events.time[own])
+    texts = events.coded_texts
+    files.write_rows(
         INSTANTS,
+        {
+            "id": Numbers(index),
+            "track": Numbers(recording.track[index]),
+            "ts_ns": Numbers(events.time[index]),
+            "name": Coded(events.name[index], texts),
+            "category": Coded(events.category[index], texts),
+            "step": Numbers(steps.at(events.time[index]), NONE),
+            **{name: Numbers(memory[:, column[key]], NULL) for name, key in _MEMORY_COLUMNS.items()},
+            "op": Numbers(op, NONE),
+        },
     )
 
 
-def _write_counters(workspace: Workspace) -> None:
-    workspace.copy(
-        """
-        SELECT e.id, k.track, e.time AS ts_ns, e.name, j.key AS series,
-               TRY_CAST(json_extract_string(j.value, '$') AS DOUBLE) AS value
-        FROM placed e
-        JOIN track_keys k ON k.kind = e.kind AND k.pid = e.pid AND k.tid = e.tid, json_each(e.args) j
-        WHERE e.ph = 'C'
-        """,
+def _write_counters(files: TableFiles, recording: Recording) -> None:
+    events = recording.events
+    rows: list[int] = []
+    series: list[str] = []
+    values: list[float | None] = []
+    for event in recording.with_phase("C").tolist():
+        args = arguments(events.args.get(event))
+        pairs = args.items() if isinstance(args, dict) else enumerate(args) if isinstance(args, list) else ()
+        for key, value in pairs:
+            rows.append(event)
+            series.append(str(key))
+            values.append(number_of(text_of(value)))
+    index = np.array(rows, dtype=np.int64)
+    numbers = np.array([np.nan if value is None else value for value in values], dtype=np.float64)
+    files.write_rows(
         COUNTERS,
+        {
+            "id": Numbers(index),
+            "track": Numbers(recording.track[index]),
+            "ts_ns": Numbers(events.time[index]),
+            "name": Coded(events.name[index], events.coded_texts),
+            "series": coded(series),
+            "value": Numbers(numbers, valid=np.array([value is not None for value in values], dtype=bool)),
+        },
     )
 
 
-def _write_links(workspace: Workspace, slices: SliceColumns, nesting: Nesting) -> None:
+def _write_links(files: TableFiles, source: SliceTable) -> None:
     """A flow event names a track and a time; it is linked to the slice that is open there."""
-    flows = workspace.arrays("""
-        SELECT e.id, e.ph = 's' AS starts, k.track, e.time
-        FROM placed e JOIN track_keys k ON k.pid = e.pid AND k.tid = e.tid AND k.kind IN ('thread', 'stream')
-        WHERE e.ph IN ('s', 't', 'f')
-    """)
-    bound = slice_at(nesting, slices.track, slices.time, slices.end, flows["track"], flows["time"])
-    workspace.connection.register("flow_arrays", {**flows, "slice": ids_of(slices, bound)})
-    workspace.copy(
-        """
-        WITH points AS (
-            SELECT a.starts, e.category AS kind, e.flow, nullif(a.slice, -1) AS slice, a.time
-            FROM flow_arrays a JOIN placed e USING (id)
-        )
-        SELECT coalesce(s.kind, f.kind) AS kind, coalesce(s.flow, f.flow) AS flow, s.slice AS source,
-               f.slice AS target, s.time AS source_ns, f.time AS target_ns
-        FROM (FROM points WHERE starts) s
-        FULL JOIN (FROM points WHERE NOT starts) f ON s.kind = f.kind AND s.flow = f.flow
-        """,
+    recording, slices = source.recording, source.slices
+    events = recording.events
+    index, track = _flow_tracks(recording)
+    time = events.time[index]
+    bound = slice_at(source.nesting, slices.track, slices.time, slices.end, track, time)
+    bound = source.ids(bound)
+    starts = events.phase[index] == recording.code("s")
+    key = events.category[index].astype(np.int64) * len(events.texts) + events.flow[index]
+    key[events.flow[index] < 0] = NONE
+    first, then = _joined(key, np.flatnonzero(starts), np.flatnonzero(~starts))
+    either = np.where(first != NONE, first, then)
+    files.write_rows(
         LINKS,
+        {
+            "kind": Coded(events.category[index[either]], events.coded_texts),
+            "flow": Coded(events.flow[index[either]], events.coded_texts),
+            "source": Numbers(follow(first, bound), NONE),
+            "target": Numbers(follow(then, bound), NONE),
+            "source_ns": Numbers(follow(first, time), valid=first != NONE),
+            "target_ns": Numbers(follow(then, time), valid=then != NONE),
+        },
+    )
+
+
+def _flow_tracks(recording: Recording) -> tuple[Ints, NDArray[Any]]:
+    """The flow events and the thread or stream that each names: one without either is left out, one with both is two."""
+    events = recording.events
+    flows = recording.with_phase("s", "t", "f")
+    count = len(events.texts)
+    key = events.pid[flows].astype(np.int64) * count + events.tid[flows]
+    found: list[tuple[Ints, NDArray[Any]]] = []
+    for kind in ("stream", "thread"):
+        wanted = {
+            recording.code(track.pid) * count + recording.code(track.tid): number
+            for number, track in enumerate(recording.tracks)
+            if track.kind == kind
+        }
+        keys = np.array(sorted(wanted), dtype=np.int64)
+        if len(keys) == 0:
+            continue
+        at = np.minimum(np.searchsorted(keys, key), len(keys) - 1)
+        there = keys[at] == key
+        numbers = np.array([wanted[k] for k in keys.tolist()], dtype=np.int32)
+        found.append((flows[there], numbers[at[there]]))
+    if not found:
+        return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int32)
+    index, track = (np.concatenate(parts) for parts in zip(*found, strict=True))
+    order = np.argsort(index, kind="stable")
+    return index[order], track[order]
+
+
+def _joined(key: Ints, left: Ints, right: Ints) -> tuple[Ints, Ints]:
+    """Every pair of a left and a right entry with the same key, and those without a partner beside NONE."""
+    by_key = left[np.argsort(key[left], kind="stable")]
+    keys = key[by_key]
+    known = key[right] != NONE
+    low = np.searchsorted(keys, key[right], side="left")
+    count = np.where(known, np.searchsorted(keys, key[right], side="right") - low, 0)
+    then = np.repeat(right, count)
+    offset = np.arange(len(then)) - np.repeat(np.cumsum(count) - count, count)
+    first = by_key[np.repeat(low, count) + offset]
+    alone_right = right[count == 0]
+    alone_left = left[~np.isin(left, first)]
+    return (
+        np.concatenate([first, np.full(len(alone_right), NONE), alone_left]),
+        np.concatenate([then, alone_right, np.full(len(alone_left), NONE)]),
     )

@@ -32,7 +32,6 @@ class Task:
     folder: str
     """New and empty; the worker fills it."""
     threads: int
-    memory_bytes: int
     part: str = ""
     """Which rank's part of the file; empty for the whole file."""
     rank_source: str = ""
@@ -53,7 +52,6 @@ def perform(task: Task, progress: Progress) -> Outcome:
                 Path(task.path),
                 Path(task.folder),
                 task.threads,
-                task.memory_bytes,
                 progress,
                 task.part,
                 task.rank_source,

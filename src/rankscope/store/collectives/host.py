@@ -6,6 +6,7 @@ first in, first out, so runs and calls are paired by order and size.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
@@ -18,10 +19,11 @@ from numpy.typing import NDArray
 from rankscope.collective_kinds import OTHER, kind_of
 from rankscope.json_values import listed
 from rankscope.model import SYNC_CALL_PATTERN
-from rankscope.sql import sql_text
 from rankscope.store.arrays import NONE, Ints
-from rankscope.store.workspace import Workspace
+from rankscope.store.json_arguments import arguments, text_at
+from rankscope.store.slices import SliceTable, named
 
+_SYNC_CALL = re.compile(SYNC_CALL_PATTERN)
 _MOST_ELEMENTS = 1 << 60
 """More than any tensor has; sizes whose product is larger are made up."""
 
@@ -43,51 +45,71 @@ class Side:
         return np.char.add(np.char.add(self.kind, " "), self.elements.astype(str))
 
 
-def pair_host_collectives(workspace: Workspace, slices: str) -> None:
-    """Create `host_pairs` from `communication` and `calls`: start, size, type and call of each host collective."""
-    execute = workspace.connection.execute
-    execute(f"""
-        CREATE OR REPLACE TEMP TABLE host_pairs AS
-        WITH children AS (
-            SELECT t.id, k.start_ns, k.start_ns + k.dur_ns AS end_ns,
-                   regexp_matches(k.name, {sql_text(SYNC_CALL_PATTERN)}) AS waits
-            FROM communication t JOIN {slices} k ON k.parent = t.id WHERE NOT t.on_device
-        ), work AS (
-            SELECT id, min(start_ns) AS work_ns FROM children WHERE NOT waits GROUP BY ALL
-        ), waiting AS (
-            SELECT k.id, max(k.end_ns) AS ready_ns FROM children k LEFT JOIN work w USING (id)
-            WHERE k.waits AND (w.work_ns IS NULL OR k.start_ns < w.work_ns) GROUP BY ALL
-        )
-        SELECT t.id, greatest(t.start_ns, coalesce(w.ready_ns, t.start_ns)) AS begin_ns, {NONE}::BIGINT AS elements,
-               ''::VARCHAR AS type, NULL::BIGINT AS call
-        FROM communication t LEFT JOIN waiting w USING (id) WHERE NOT t.on_device
-    """)
-    shaped = workspace.rows("""
-        SELECT h.id, t.start_ns, t.name, e.args->>'Input Dims', e.args->>'Input type', t.op
-        FROM host_pairs h JOIN communication t USING (id) JOIN placed e USING (id) ORDER BY t.start_ns, h.id
-    """)
-    if not shaped:
-        return
-    called = workspace.rows("""
-        SELECT c.id, c.start_ns, c.name, e.args->>'Input Dims' FROM calls c JOIN placed e USING (id)
-        WHERE c.name LIKE 'c10d::%' AND NOT EXISTS (FROM calls o WHERE o.id = c.op AND o.name LIKE 'c10d::%')
-        ORDER BY c.start_ns, c.id
-    """)
-    runs = _side(shaped, [run_elements(row[3]) for row in shaped])
-    calls = _side(called, [call_elements(row[2], row[3]) for row in called])
-    around = _ints(NONE if row[5] is None else row[5] for row in shaped)
-    arrays = {
-        "id": runs.id,
-        "elements": runs.elements,
-        "type": np.array([_first_type(row[4]) for row in shaped], dtype=object),
-        "call": pair_calls(runs, calls, np.where(np.isin(around, calls.id), around, NONE)),
-    }
-    workspace.connection.register("pair_arrays", arrays)
-    execute(f"""
-        UPDATE host_pairs SET elements = a.elements, type = a.type, call = nullif(a.call, {NONE})
-        FROM pair_arrays a WHERE a.id = host_pairs.id
-    """)
-    workspace.connection.unregister("pair_arrays")
+@dataclass(frozen=True)
+class HostRun:
+    """A collective on the host."""
+
+    slice: int
+    begin_ns: int
+    """After the synchronisation calls at its beginning."""
+    elements: int
+    """NONE if not recorded."""
+    type: str
+    call: int
+    """The slice of the op that called it, or NONE."""
+
+
+def pair_host_collectives(source: SliceTable, on_host: Ints, outermost_calls: Ints) -> list[HostRun]:
+    """Start, size, type and call of each host collective, in order of time."""
+    if len(on_host) == 0:
+        return []
+    slices = source.slices
+    begin = _begins(source, on_host)
+    on_host = _by_time(source, on_host)
+    outermost_calls = _by_time(source, outermost_calls)
+    texts = source.recording.events.texts
+    run_args, call_args = _args(source, on_host), _args(source, outermost_calls)
+    run_names = [texts[code] for code in slices.name[on_host].tolist()]
+    call_names = [texts[code] for code in slices.name[outermost_calls].tolist()]
+    run_dims = [text_at(args, "Input Dims") for args in run_args]
+    call_dims = [text_at(args, "Input Dims") for args in call_args]
+    runs = _side(source, on_host, run_names, map(run_elements, run_dims))
+    calls = _side(source, outermost_calls, call_names, map(call_elements, call_names, call_dims))
+    around = source.links.op[on_host].astype(np.int64)
+    call = pair_calls(runs, calls, np.where(np.isin(around, calls.id), around, NONE))
+    types = [_first_type(text_at(args, "Input type")) for args in run_args]
+    rows = zip(on_host.tolist(), runs.elements.tolist(), types, call.tolist(), strict=True)
+    return [HostRun(at, begin[at], elements, kind, by) for at, elements, kind, by in rows]
+
+
+def _by_time(source: SliceTable, index: Ints) -> Ints:
+    slices = source.slices
+    return index[np.lexsort((slices.event[index], slices.time[index]))]
+
+
+def _args(source: SliceTable, index: Ints) -> list[Any]:
+    events = source.recording.events
+    return [arguments(events.args.get(event)) for event in source.slices.event[index].tolist()]
+
+
+def _begins(source: SliceTable, on_host: Ints) -> dict[int, int]:
+    """When each host collective begins: after the synchronisation calls before its first other child."""
+    slices, parent = source.slices, source.nesting.parent
+    begin = dict(zip(on_host.tolist(), slices.time[on_host].tolist(), strict=True))
+    children = np.flatnonzero(np.isin(parent, on_host))
+    waits = named(source.recording, slices.name[children], _SYNC_CALL.search)
+    work: dict[int, int] = {}
+    for at, time in zip(
+        parent[children[~waits]].tolist(), slices.time[children[~waits]].tolist(), strict=True
+    ):
+        work[at] = min(work.get(at, time), time)
+    waiting = children[waits]
+    ends = slices.time[waiting] + slices.duration[waiting]
+    rows = zip(parent[waiting].tolist(), slices.time[waiting].tolist(), ends.tolist(), strict=True)
+    for at, start, end in rows:
+        if at not in work or start < work[at]:
+            begin[at] = max(begin[at], end)
+    return begin
 
 
 def pair_calls(runs: Side, calls: Side, known: Ints) -> Ints:
@@ -143,14 +165,10 @@ def _first_type(types: str | None) -> str:
     return next((text for text in listed(types) if isinstance(text, str)), "")
 
 
-def _side(rows: list[tuple[Any, ...]], elements: list[int]) -> Side:
+def _side(source: SliceTable, index: Ints, names: list[str], elements: Iterable[int]) -> Side:
     return Side(
-        _ints(row[0] for row in rows),
-        _ints(row[1] for row in rows),
-        np.array([kind_of(row[2]) or OTHER for row in rows], dtype=str),
-        _ints(elements),
+        index.astype(np.int64),
+        source.slices.time[index],
+        np.array([kind_of(name) or OTHER for name in names], dtype=str),
+        np.fromiter(elements, dtype=np.int64),
     )
-
-
-def _ints(values: Iterable[int]) -> Ints:
-    return np.fromiter(values, dtype=np.int64)

@@ -6,14 +6,22 @@ only the c10d op that called them has it.
 
 from __future__ import annotations
 
-import json
+import re
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
 
-from rankscope.collective_kinds import OTHER, kind_sql
+import numpy as np
+from numpy.typing import NDArray
+
+from rankscope.collective_kinds import OTHER, kind_of
 from rankscope.model import COLLECTIVE_NAME_PATTERN, COLLECTIVES, HOST_COLLECTIVE_PATTERN
-from rankscope.sql import sql_name, sql_text
-from rankscope.store.arrays import NONE
+from rankscope.readers.columns import NO_TEXT
+from rankscope.store.arrays import NONE, Ints
 from rankscope.store.collectives.host import pair_host_collectives
-from rankscope.store.workspace import Workspace
+from rankscope.store.json_arguments import arguments, integer_at, text_at
+from rankscope.store.slices import SliceTable, named
+from rankscope.store.table_files import TableFiles
 
 _DTYPES = {
     "float": "float32", "double": "float64", "half": "float16", "bfloat16": "bfloat16",
@@ -23,130 +31,211 @@ _DTYPES = {
 }  # fmt: skip
 """Type names in c10d's metadata, in C++ and in the names of NCCL's kernels."""
 
-_METADATA = {
-    "Collective name": "VARCHAR",
-    "Process Group Name": "VARCHAR",
-    "Process Group Description": "VARCHAR",
-    "Process Group Ranks": "VARCHAR",
-    "Group size": "BIGINT",
-    "Seq": "BIGINT",
-    "dtype": "VARCHAR",
-    "In msg nelems": "BIGINT",
-    "Out msg nelems": "BIGINT",
-    "In split size": "VARCHAR",
-    "Out split size": "VARCHAR",
-    "Src Rank": "BIGINT",
-    "Dst Rank": "BIGINT",
+_TEXTS = {
+    "group_name": "Process Group Name",
+    "group_description": "Process Group Description",
+    "group_ranks": "Process Group Ranks",
+    "dtype": "dtype",
+    "in_splits": "In split size",
+    "out_splits": "Out split size",
+    "collective": "Collective name",
 }
+_NUMBERS = {
+    "group_size": "Group size",
+    "seq": "Seq",
+    "in_elements": "In msg nelems",
+    "out_elements": "Out msg nelems",
+    "source": "Src Rank",
+    "destination": "Dst Rank",
+}
+_NOTHING: dict[str, Any] = dict.fromkeys((*_TEXTS, *_NUMBERS))
 
-
-def write_collectives(workspace: Workspace) -> None:
-    """Write the table. It reads slices.parquet."""
-    execute = workspace.connection.execute
-    slices = f"read_parquet({sql_text(workspace.folder / 'slices.parquet')})"
-    execute(f"""
-        CREATE OR REPLACE TEMP TABLE communication AS
-        SELECT id, track, start_ns, dur_ns, name, step, op, launch, category = 'kernel' AS on_device FROM {slices}
-        WHERE (category = 'kernel' AND (collective IS NOT NULL
-               OR name IN (SELECT text FROM names WHERE regexp_matches(text, {sql_text(COLLECTIVE_NAME_PATTERN)}))))
-           OR (category = 'user_annotation'
-               AND name IN (SELECT text FROM names WHERE regexp_matches(text, {sql_text(HOST_COLLECTIVE_PATTERN)})))
-    """)
-    execute(f"""
-        CREATE OR REPLACE TEMP TABLE calls AS
-        SELECT id, start_ns, name, step, op, {kind_sql("name")} AS kind FROM {slices}
-        WHERE category = 'cpu_op' AND (name LIKE 'c10d::%' OR name = 'record_param_comms')
-          AND EXISTS (FROM communication)
-    """)
-    types = json.dumps(_METADATA)
-    execute(f"""
-        CREATE OR REPLACE TEMP TABLE metadata AS
-        SELECT id, unnest(json_transform(args, {sql_text(types)})) FROM placed
-        WHERE collective IS NOT NULL AND EXISTS (FROM communication)
-    """)
-    _find_ranges(workspace, slices)
-    pair_host_collectives(workspace, slices)
-    workspace.copy(f"{_device_select()} UNION ALL BY NAME {_host_select()}", COLLECTIVES)
-    for table in ("communication", "calls", "metadata", "ranges", "host_pairs"):
-        execute(f"DROP TABLE IF EXISTS {table}")
-
-
-_CALL_RANGE_PATTERN = "^(?:c10d::|nccl[A-Z])"
+_DEVICE_NAME = re.compile(COLLECTIVE_NAME_PATTERN, re.ASCII)
+_HOST_NAME = re.compile(HOST_COLLECTIVE_PATTERN, re.ASCII)
+_CALL_RANGE = re.compile("^(?:c10d::|nccl[A-Z])")
 """NVTX ranges around launches: those of torch's ops and of NCCL's functions."""
+_MOST_RANGES = 17
+"""How many ranges around a launch are looked at."""
+_DTYPE_IN_NAME = re.compile("_(f32|f64|f16|bf16)(?:_|$)")
+_OP, _RECORD = "c10d::", "record_param_comms"
 
 
-def _find_ranges(workspace: Workspace, slices: str) -> None:
-    """Create `ranges`: for kernels without a known op (nsys), the kind from the NVTX ranges around their launch."""
-    execute = workspace.connection.execute
-    execute("CREATE OR REPLACE TEMP TABLE ranges (id BIGINT, op_kind VARCHAR, nccl_kind VARCHAR)")
-    named = f"SELECT text FROM names WHERE regexp_matches(text, {sql_text(_CALL_RANGE_PATTERN)})"
-    without_op = "FROM communication WHERE on_device AND op IS NULL AND launch IS NOT NULL"
-    if not workspace.rows(f"SELECT 1 WHERE EXISTS ({named}) AND EXISTS ({without_op})"):
-        return
-    execute(f"""
-        INSERT INTO ranges
-        WITH RECURSIVE above AS (
-            SELECT k.id, l.parent AS at, 0 AS level FROM (SELECT id, launch {without_op}) k
-            JOIN {slices} l ON l.id = k.launch WHERE l.parent IS NOT NULL
-            UNION ALL
-            SELECT a.id, s.parent, a.level + 1 FROM above a JOIN {slices} s ON s.id = a.at
-            WHERE s.parent IS NOT NULL AND a.level < 16
-        ), around AS (
-            SELECT a.id, a.level, s.name FROM above a JOIN {slices} s ON s.id = a.at WHERE s.name IN ({named})
-        )
-        SELECT id, {kind_sql("arg_min(name, level) FILTER (name LIKE 'c10d::%')")},
-               {kind_sql("arg_min(name, level) FILTER (name LIKE 'nccl%')")}
-        FROM around GROUP BY id
-    """)
+def write_collectives(files: TableFiles, source: SliceTable) -> None:
+    """Write the table."""
+    records: list[dict[str, Any]] = []
+    on_device, on_host = _communication(source)
+    if len(on_device) or len(on_host):
+        calls = _calls(source)
+        records += _device_records(source, on_device, calls)
+        records += _host_records(source, on_host, calls)
+    files.write_records(COLLECTIVES, records)
 
 
-def _device_select() -> str:
+def _communication(source: SliceTable) -> tuple[Ints, Ints]:
+    """The slices that communicate, on devices and on the host."""
+    recording, slices = source.recording, source.slices
+    kernels = np.flatnonzero(slices.category == recording.code("kernel"))
+    communicates = recording.events.collective_of(slices.event[kernels]) != NO_TEXT
+    communicates |= named(recording, slices.name[kernels], _DEVICE_NAME.search)
+    annotations = np.flatnonzero(slices.category == recording.code("user_annotation"))
+    of_host = named(recording, slices.name[annotations], _HOST_NAME.search)
+    return kernels[communicates], annotations[of_host]
+
+
+@dataclass(frozen=True)
+class Call:
+    """An op of c10d, or the one inside it that records its arguments."""
+
+    slice: int
+    name: str
+    op: int
+    """The slice of the op around it."""
+
+    @property
+    def is_op(self) -> bool:
+        return self.name.startswith(_OP)
+
+
+def _calls(source: SliceTable) -> dict[int, Call]:
+    """By slice."""
+    recording, slices = source.recording, source.slices
+    ops = np.flatnonzero(slices.category == recording.code("cpu_op"))
+    wanted = ops[named(recording, slices.name[ops], lambda text: text.startswith(_OP) or text == _RECORD)]
+    names = (recording.events.texts[code] for code in slices.name[wanted].tolist())
+    rows = zip(wanted.tolist(), names, source.links.op[wanted].tolist(), strict=True)
+    return {index: Call(index, name, op) for index, name, op in rows}
+
+
+def _device_records(source: SliceTable, kernels: Ints, calls: dict[int, Call]) -> list[dict[str, Any]]:
     """Kernels, with their own metadata, else that of the record_param_comms op that launched them."""
+    slices, events = source.slices, source.recording.events
+    ops = source.links.op[kernels]
+    own = _metadata(source, kernels)
+    recorded = _metadata(source, ops)
+    ranges = _range_names(source, kernels)
+    records = []
+    for number, (at, op) in enumerate(zip(kernels.tolist(), ops.tolist(), strict=True)):
+        mine, given = own.get(at, _NOTHING), recorded.get(op, _NOTHING)
+        args = {key: given[key] if value is None else value for key, value in mine.items()}
+        name = events.texts[slices.name[at]]
+        inner = calls.get(op)
+        outer = calls.get(inner.op) if inner else None
+        if outer is not None and not outer.is_op:
+            outer = None
+        around_op, around_nccl = ranges.get(number, (None, None))
+        kind = (
+            (outer and kind_of(outer.name))
+            or (inner and inner.is_op and kind_of(inner.name))
+            or _kind(around_op)
+            or _kind(args["collective"])
+            or _kind(around_nccl)
+            or kind_of(name)
+            or OTHER
+        )
+        call = outer or inner
+        in_name = _DTYPE_IN_NAME.search(name)
+        dtype = args["dtype"] if args["dtype"] is not None else in_name[1] if in_name else ""
+        records.append(
+            {
+                **args,
+                "id": int(slices.event[at]),
+                "track": int(slices.track[at]),
+                "place": "device",
+                "kind": kind,
+                "start_ns": int(slices.time[at]),
+                "dur_ns": max(int(slices.duration[at]), 0),
+                "step": _or_none(source.step[at]),
+                "call": int(slices.event[call.slice]) if call else None,
+                "call_ns": int(slices.time[call.slice]) if call else None,
+                "dtype": _dtype(dtype),
+                "in_splits": None if args["in_splits"] == "[]" else args["in_splits"],
+                "out_splits": None if args["out_splits"] == "[]" else args["out_splits"],
+                "peer": args.get({"send": "destination", "recv": "source"}.get(kind, "")),
+            }
+        )
+    return records
 
-    def arg(key: str) -> str:
-        return f"coalesce(own.{sql_name(key)}, record.{sql_name(key)})"
 
-    def splits(key: str) -> str:
-        return f"nullif({arg(key)}, '[]')"
+def _kind(name: str | None) -> str | None:
+    return None if name is None else kind_of(name)
 
-    kind = f"""coalesce(outer_call.kind, CASE WHEN inner_call.name LIKE 'c10d::%' THEN inner_call.kind END,
-                        m.op_kind, {kind_sql(arg("Collective name"))}, m.nccl_kind, {kind_sql("k.name")}, '{OTHER}')"""
-    in_name = "regexp_extract(k.name, '_(f32|f64|f16|bf16)(?:_|$)', 1)"
-    dtype = _dtype_sql(f"coalesce({arg('dtype')}, {in_name})")
-    return f"""
-        SELECT k.id, k.track, 'device' AS place, {kind} AS kind, k.start_ns, greatest(k.dur_ns, 0) AS dur_ns, k.step,
-               coalesce(outer_call.id, inner_call.id) AS call,
-               coalesce(outer_call.start_ns, inner_call.start_ns) AS call_ns,
-               {arg("Process Group Name")} AS group_name, {arg("Process Group Description")} AS group_description,
-               {arg("Process Group Ranks")} AS group_ranks, {arg("Group size")} AS group_size, {arg("Seq")} AS seq,
-               {dtype} AS dtype,
-               {arg("In msg nelems")} AS in_elements, {arg("Out msg nelems")} AS out_elements,
-               {splits("In split size")} AS in_splits, {splits("Out split size")} AS out_splits,
-               CASE {kind} WHEN 'send' THEN {arg("Dst Rank")} WHEN 'recv' THEN {arg("Src Rank")} END AS peer
-        FROM communication k
-        LEFT JOIN metadata own ON own.id = k.id
-        LEFT JOIN calls inner_call ON inner_call.id = k.op
-        LEFT JOIN metadata record ON record.id = k.op
-        LEFT JOIN calls outer_call ON outer_call.id = inner_call.op AND outer_call.name LIKE 'c10d::%'
-        LEFT JOIN ranges m ON m.id = k.id
-        WHERE k.on_device
+
+def _metadata(source: SliceTable, index: NDArray[Any]) -> dict[int, dict[str, Any]]:
+    """The arguments of collectives, by slice, for those of these slices that have them."""
+    wanted = np.unique(index[index != NONE])
+    events = source.recording.events
+    event = source.slices.event[wanted]
+    has = events.collective_of(event) != NO_TEXT
+    found: dict[int, dict[str, Any]] = {}
+    for at, number in zip(wanted[has].tolist(), event[has].tolist(), strict=True):
+        args = arguments(events.args.get(number))
+        found[at] = {name: text_at(args, key) for name, key in _TEXTS.items()}
+        found[at] |= {name: integer_at(args, key) for name, key in _NUMBERS.items()}
+    return found
+
+
+def _range_names(source: SliceTable, kernels: Ints) -> dict[int, tuple[str | None, str | None]]:
+    """For kernels without a known op (nsys) the innermost NVTX ranges around their launch: of c10d, and of NCCL.
+
+    By the kernel's place in `kernels`.
     """
+    links, slices, parent = source.links, source.slices, source.nesting.parent
+    without = np.flatnonzero((links.op[kernels] == NONE) & (links.launch[kernels] != NONE))
+    texts = source.recording.events.texts
+    is_range = np.fromiter((_CALL_RANGE.search(text) is not None for text in texts), bool, len(texts))
+    if not len(without) or not is_range[slices.name].any():
+        return {}
+    found: dict[int, list[str | None]] = {}
+    at = parent[links.launch[kernels[without]]]
+    for _ in range(_MOST_RANGES):
+        inside = at != NONE
+        without, at = without[inside], at[inside]
+        for number, code in zip(without.tolist(), slices.name[at].tolist(), strict=True):
+            if is_range[code]:
+                names = found.setdefault(number, [None, None])
+                place = 0 if texts[code].startswith(_OP) else 1
+                names[place] = names[place] or texts[code]
+        at = parent[at]
+    return {number: (names[0], names[1]) for number, names in found.items()}
 
 
-def _dtype_sql(text: str) -> str:
-    letters = f"lower(regexp_replace(replace({text}, 'c10::', ''), '[^A-Za-z0-9]', '', 'g'))"
-    cases = " ".join(f"WHEN {sql_text(spelt)} THEN {sql_text(name)}" for spelt, name in _DTYPES.items())
-    return f"(CASE {letters} {cases} WHEN '' THEN NULL ELSE {letters} END)"
+@cache
+def _dtype(text: str) -> str | None:
+    letters = re.sub("[^A-Za-z0-9]", "", text.replace("c10::", "")).lower()
+    return _DTYPES.get(letters, letters or None)
 
 
-def _host_select() -> str:
-    return f"""
-        SELECT h.id, t.track, 'host' AS place, coalesce(c.kind, {kind_sql("t.name")}, '{OTHER}') AS kind,
-               h.begin_ns AS start_ns, greatest(t.start_ns + greatest(t.dur_ns, 0) - h.begin_ns, 0) AS dur_ns,
-               coalesce(c.step, t.step) AS step, c.id AS call, c.start_ns AS call_ns,
-               NULL::VARCHAR AS group_name, NULL::VARCHAR AS group_description, NULL::VARCHAR AS group_ranks,
-               NULL::BIGINT AS group_size, NULL::BIGINT AS seq, {_dtype_sql("h.type")} AS dtype,
-               nullif(h.elements, {NONE}) AS in_elements, NULL::BIGINT AS out_elements, NULL::VARCHAR AS in_splits,
-               NULL::VARCHAR AS out_splits, NULL::BIGINT AS peer
-        FROM host_pairs h JOIN communication t USING (id) LEFT JOIN calls c ON c.id = h.call
-    """
+def _host_records(source: SliceTable, on_host: Ints, calls: dict[int, Call]) -> list[dict[str, Any]]:
+    slices, texts = source.slices, source.recording.events.texts
+    outermost = [
+        call.slice
+        for call in calls.values()
+        if call.is_op and not (call.op in calls and calls[call.op].is_op)
+    ]
+    records = []
+    for run in pair_host_collectives(source, on_host, np.array(outermost, dtype=np.int64)):
+        at, call = run.slice, calls.get(run.call)
+        end = int(slices.time[at]) + max(int(slices.duration[at]), 0)
+        step = NONE if call is None else source.step[call.slice]
+        records.append(
+            {
+                **_NOTHING,
+                "id": int(slices.event[at]),
+                "track": int(slices.track[at]),
+                "place": "host",
+                "kind": (call and kind_of(call.name)) or kind_of(texts[slices.name[at]]) or OTHER,
+                "start_ns": run.begin_ns,
+                "dur_ns": max(end - run.begin_ns, 0),
+                "step": _or_none(source.step[at] if step == NONE else step),
+                "call": int(slices.event[call.slice]) if call else None,
+                "call_ns": int(slices.time[call.slice]) if call else None,
+                "dtype": _dtype(run.type),
+                "in_elements": _or_none(run.elements),
+                "peer": None,
+            }
+        )
+    return records
+
+
+def _or_none(number: Any) -> int | None:
+    return None if number == NONE else int(number)

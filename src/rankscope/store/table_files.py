@@ -1,0 +1,75 @@
+"""The Parquet files of one segment: each table is written in pieces, which several threads encode."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Executor, Future
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from rankscope.model import Field, Table
+from rankscope.readers.columns import NO_TEXT, NULL, Texts
+from rankscope.store.parquet_writer import Chunk, Coded, EncodedColumn, Numbers, ParquetFile, encode
+
+Piece = TypeVar("Piece")
+
+
+class TableFiles:
+    """Writes tables into a folder. At most `ahead` pieces are encoded before the first of them is written."""
+
+    def __init__(self, folder: Path, pool: Executor, ahead: int) -> None:
+        self.folder = folder
+        self.pool = pool
+        self.ahead = ahead
+
+    def write(
+        self, table: Table, pieces: Iterable[Piece], chunks: Callable[[Piece], Mapping[str, Chunk]]
+    ) -> int:
+        """Write a table, one row group for each piece; returns the number of rows."""
+
+        def encoded(piece: Piece) -> list[EncodedColumn]:
+            columns = chunks(piece)
+            return [encode(field, columns[field.name]) for field in table.fields]
+
+        with ParquetFile(self.folder / f"{table.name}.parquet", table.fields) as file:
+            pending: deque[Future[list[EncodedColumn]]] = deque()
+            for piece in pieces:
+                pending.append(self.pool.submit(encoded, piece))
+                if len(pending) > self.ahead:
+                    _append(file, pending.popleft().result())
+            while pending:
+                _append(file, pending.popleft().result())
+        return file.rows
+
+    def write_rows(self, table: Table, columns: Mapping[str, Chunk]) -> int:
+        """Write a small table at once."""
+        with ParquetFile(self.folder / f"{table.name}.parquet", table.fields) as file:
+            file.write(columns)
+        return file.rows
+
+    def write_records(self, table: Table, records: list[dict[str, Any]]) -> int:
+        """Write a small table that was made row by row; None is null."""
+        columns = {
+            field.name: _column(field, [record[field.name] for record in records]) for field in table.fields
+        }
+        return self.write_rows(table, columns)
+
+
+def _column(field: Field, values: list[Any]) -> Chunk:
+    if field.type == "VARCHAR":
+        return coded(values)
+    return Numbers(np.array([NULL if value is None else value for value in values], dtype=np.int64), NULL)
+
+
+def coded(texts: Iterable[str | None]) -> Coded:
+    """A column of texts, by code."""
+    pool: dict[str, int] = {}
+    codes = [NO_TEXT if text is None else pool.setdefault(text, len(pool)) for text in texts]
+    return Coded(np.array(codes, dtype=np.int32), Texts.of(pool))
+
+
+def _append(file: ParquetFile, columns: list[EncodedColumn]) -> None:
+    file.append(columns, columns[0].entries)  # no table begins with a column of lists
