@@ -162,7 +162,7 @@ static uint8_t *write_millionths(uint8_t *at, uint64_t value) {
 typedef struct {
     const uint8_t *texts;
     size_t size;
-    const int64_t *numbers; /* one for each row; NULL if the texts have no place for it */
+    const int64_t *numbers; /* of each row */
     bool millionths;
     Array made;
     Array offsets;
@@ -175,7 +175,7 @@ static const char *fill(Filling *filling, size_t row, const uint8_t *text, uint3
     if (start + most > NO_ARGS) return "the texts are longer than 4 GB";
     if (made->room - start < most && !array_reserve(made, most)) return "";
     uint8_t *at = made->data + start + 4;
-    const uint8_t *mark = filling->numbers ? memchr(text, NUMBER_MARK, size) : NULL;
+    const uint8_t *mark = memchr(text, NUMBER_MARK, size);
     size_t before = mark ? (size_t)(mark - text) : size;
     memcpy(at, text, before);
     at += before;
@@ -216,12 +216,12 @@ static PyObject *fill_texts(PyObject *module, PyObject *arguments) {
     PyObject *result = NULL;
     Py_buffer texts, offsets, numbers;
     int millionths;
-    if (!PyArg_ParseTuple(arguments, "y*y*z*p", &texts, &offsets, &numbers, &millionths)) return NULL;
+    if (!PyArg_ParseTuple(arguments, "y*y*y*p", &texts, &offsets, &numbers, &millionths)) return NULL;
     size_t rows = (size_t)offsets.len / sizeof(uint32_t);
     Filling filling = {.texts = texts.buf, .size = (size_t)texts.len, .numbers = numbers.buf, .millionths = millionths};
     const char *error;
     Py_BEGIN_ALLOW_THREADS;
-    if (numbers.buf && (size_t)numbers.len / sizeof(int64_t) != rows) error = "the columns differ in length";
+    if ((size_t)numbers.len / sizeof(int64_t) != rows) error = "the columns differ in length";
     else error = fill_rows(&filling, offsets.buf, rows);
     Py_END_ALLOW_THREADS;
     if (error && *error) {
@@ -249,6 +249,6 @@ PyMethodDef repeated_methods[] = {
     {"fill_texts", fill_texts, METH_VARARGS,
      "fill_texts(texts, offsets, numbers, millionths) -> (texts, offsets)\n\n"
      "A text for each row, as in EventColumns.args: that at its offset, with the number of the row (int64) instead of\n"
-     "the byte 1; as decimals if they are millionths. numbers may be None."},
+     "the byte 1; as decimals if they are millionths."},
     {NULL, NULL, 0, NULL},
 };

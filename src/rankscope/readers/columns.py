@@ -42,11 +42,27 @@ class Texts:
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
+    def at(self, code: int) -> str | None:
+        """The text of a code."""
+        if code == NO_TEXT:
+            return None
+        begin, end = self.offsets[code : code + 2].tolist()
+        return bytes(memoryview(self.data)[begin:end]).decode()
+
     def __iter__(self) -> Iterator[str]:
         data, begin = bytes(self.data), 0
         for end in self.offsets[1:].tolist():
             yield data[begin:end].decode()
             begin = end
+
+
+@dataclass(frozen=True)
+class SharedTexts:
+    """A column of texts that repeat."""
+
+    texts: Texts
+    codes: Codes
+    """May be NO_TEXT."""
 
 
 @dataclass(frozen=True)
@@ -88,11 +104,16 @@ class EventColumns:
     shapes: Codes
     """Their arguments: a row for each, a column for each of model.SHAPE_ARGS; JSON, but a string without its quotes."""
 
+    shared_args: SharedTexts | None = None
+    """Instead of `args`, which is empty then: the arguments of all events, where they repeat."""
+
     def __len__(self) -> int:
         return len(self.phase)
 
     def args_of(self, index: int) -> str | None:
         """The arguments of one event, as JSON."""
+        if self.shared_args is not None:
+            return self.shared_args.texts.at(int(self.shared_args.codes[index]))
         offset = int(self.args_offset[index])
         if offset == NO_ARGS:
             return None

@@ -76,6 +76,7 @@ def columns_of(select: str) -> EventColumns:
     memory = [_numbers(found[f"memory_{place}"])[remembered] for place in range(len(MEMORY_ARGS))]
     shapes = [_codes(pool, _objects(found[f"shape_{i}"])[computing]) for i in range(len(SHAPE_ARGS))]
     args, offsets = _joined(_objects(found["args"]))
+    links: dict[str, Any] = {name: numbers[name][linked] for name in _LINKED if name in numbers}
     return EventColumns(
         texts=Texts.of(pool),
         phase=codes["ph"],
@@ -89,7 +90,7 @@ def columns_of(select: str) -> EventColumns:
         args=args,
         args_offset=offsets,
         linked=np.flatnonzero(linked).astype(np.int32),
-        **{name: numbers[name][linked] for name in _LINKED if name in numbers},
+        **links,
         collective=codes["collective"][linked],
         memory_events=remembered.astype(np.int32),
         memory=np.stack(memory, axis=1),

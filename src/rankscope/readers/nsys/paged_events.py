@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rankscope import native
-from rankscope.readers.columns import NO_TEXT, NULL, Codes, EventColumns, Numbers
+from rankscope.readers.columns import NO_ARGS, NO_TEXT, NULL, Codes, EventColumns, Numbers, SharedTexts, Texts
 from rankscope.readers.nsys.table_pages import Piece, TablePages, TextColumn
 from rankscope.readers.nsys.table_source import LARGEST_NUMBER, RATE, ROW, SUMMED, Source
 from rankscope.readers.sql_columns import columns_of, connection
@@ -156,7 +157,7 @@ def _repeat(
     with_id = (sparse["correlation"] != NULL) & (own_ids != NULL)
     sparse["correlation"] = np.where(with_id, sparse["correlation"] + own_ids, NULL)
     linked = np.any([column != NULL for column in sparse.values()], axis=0)
-    args, offsets = native.functions.fill_texts(distinct.args, distinct.args_offset[events], own, source.rate)
+    args, args_offset, shared = _arguments(distinct, events, own, source.rate)
     codes: dict[str, Any] = {name: getattr(distinct, name)[events] for name in _CODES}
     own_links: dict[str, Any] = {name: column[linked] for name, column in sparse.items()}
     return EventColumns(
@@ -165,7 +166,7 @@ def _repeat(
         time=start,
         duration=np.where(timed, stop - start, NULL),
         args=args,
-        args_offset=np.frombuffer(offsets, np.uint32),
+        args_offset=args_offset,
         linked=np.flatnonzero(linked).astype(np.int32),
         **own_links,
         collective=np.full(np.count_nonzero(linked), NO_TEXT, dtype=np.int32),
@@ -173,7 +174,21 @@ def _repeat(
         memory=distinct.memory[:0],
         computing=distinct.computing[:0],
         shapes=distinct.shapes[:0],
+        shared_args=shared,
     )
+
+
+def _arguments(
+    distinct: EventColumns, events: Codes, own: Numbers | None, millionths: bool
+) -> tuple[Any, NDArray[np.uint32], SharedTexts | None]:
+    """`args`, `args_offset` and `shared_args`: texts that have the row's own number, or texts that rows share."""
+    if own is not None:
+        filled = native.functions.fill_texts(distinct.args, distinct.args_offset[events], own, millionths)
+        return filled[0], np.frombuffer(filled[1], np.uint32), None
+    texts = [distinct.args_of(event) for event in range(len(distinct))]
+    codes = np.array([NO_TEXT if text is None else code for code, text in enumerate(texts)], dtype=np.int32)
+    shared = SharedTexts(Texts.of(text or "" for text in texts), codes[events])
+    return b"", np.full(len(events), NO_ARGS, dtype=np.uint32), shared
 
 
 def _dense(columns: EventColumns, name: str) -> Numbers:
