@@ -58,7 +58,9 @@ class BuildHook(BuildHookInterface):
         if why and wish == "1":
             raise RuntimeError(f"the C parts cannot be built: {why}")
         if why:
-            self.app.display_warning(f"rankscope is installed without its C parts and reads more slowly: {why}")
+            self.app.display_warning(
+                f"rankscope is installed without its C parts and reads more slowly: {why}"
+            )
         return not why
 
 

@@ -1,0 +1,116 @@
+/* Numbers of microseconds as whole nanoseconds, the same that the SELECT of readers/kineto/reader.py gives. */
+#ifndef RANKSCOPE_TIMES_H
+#define RANKSCOPE_TIMES_H
+
+#include "json.h"
+
+#include <math.h>
+
+#define MOST_DIGITS 19 /* of a number that fits into 64 bits */
+#define EXACT_DOUBLE (UINT64_C(1) << 53) /* every whole number up to it is a double */
+
+/* sign * digits / 10**fraction */
+typedef struct {
+    bool negative;
+    uint64_t digits;
+    int fraction;
+    int whole; /* number of digits before the point */
+} Decimal;
+
+static const uint64_t powers_of_ten[MOST_DIGITS + 1] = {
+    1u, 10u, 100u, 1000u, 10000u, 100000u, 1000000u, 10000000u, 100000000u, 1000000000u, 10000000000u, 100000000000u,
+    1000000000000u, 10000000000000u, 100000000000000u, 1000000000000000u, 10000000000000000u, 100000000000000000u,
+    1000000000000000000u, 10000000000000000000u,
+};
+
+/* No exponents, at most MOST_DIGITS digits. */
+static inline Place read_decimal(Place p, Place end, Decimal *number) {
+    number->negative = *p == '-';
+    if (number->negative) p++;
+    Place begin = p;
+    uint64_t digits = 0;
+    while (p < end && is_digit(*p)) digits = digits * 10 + (*p++ - '0');
+    number->whole = (int)(p - begin < 100 ? p - begin : 100);
+    if (number->whole == 0 || (number->whole > 1 && *begin == '0')) return NULL;
+    number->fraction = 0;
+    if (p < end && *p == '.') {
+        begin = ++p;
+        while (p < end && is_digit(*p)) digits = digits * 10 + (*p++ - '0');
+        number->fraction = (int)(p - begin < 100 ? p - begin : 100);
+        if (number->fraction == 0) return NULL;
+    }
+    if (number->whole + number->fraction > MOST_DIGITS || (p < end && (*p | 0x20) == 'e')) return NULL;
+    number->digits = digits;
+    return p;
+}
+
+/* The double nearest to digits / 10**fraction (ties to even), which is what a correct reader of decimals gives. */
+static inline double nearest_double(uint64_t digits, int fraction) {
+    uint64_t divisor = powers_of_ten[fraction];
+    if (digits <= EXACT_DOUBLE) return (double)digits / (double)divisor; /* both exact */
+    /* The quotient, scaled by a power of two to have at least 63 bits. Its last bit is set if something remains,
+     * so that rounding it once to 53 bits rounds the exact quotient. */
+    int shift = 64 + __builtin_clzll(digits);
+    unsigned __int128 scaled = (unsigned __int128)digits << shift;
+    unsigned __int128 quotient = scaled / divisor;
+    if (scaled % divisor) quotient |= 1;
+    while (quotient >> 64) {
+        quotient = quotient >> 1 | (quotient & 1);
+        shift--;
+    }
+    return ldexp((double)(uint64_t)quotient, -shift);
+}
+
+static inline bool with_sign(double value, bool negative, int64_t *result) {
+    if (!(value < 9223372036854775808.0)) return false;
+    *result = negative ? -(int64_t)value : (int64_t)value;
+    return true;
+}
+
+/* round(number * 1000) in doubles. */
+static inline bool duration_ns(const Decimal *number, int64_t *result) {
+    if (number->fraction <= 3) {
+        unsigned __int128 exact = (unsigned __int128)number->digits * powers_of_ten[3 - number->fraction];
+        if (exact < UINT64_C(1) << 50) { /* the errors of two roundings stay far below one half */
+            *result = number->negative ? -(int64_t)exact : (int64_t)exact;
+            return true;
+        }
+    }
+    return with_sign(round(nearest_double(number->digits, number->fraction) * 1000), number->negative, result);
+}
+
+/* How the DuckDB reader reads the times of a block depends on what the block has: times since 1970 in one make it
+ * read all of them as DECIMAL. */
+typedef struct {
+    bool since_1970; /* 14 or more digits before the point, and a fraction: read as DECIMAL, exactly */
+    bool finer_than_ns; /* fewer digits, and more than three after the point: read as DOUBLE */
+} TimeKinds;
+
+#define LEAST_SINCE_1970 14
+#define LARGEST_EXACT (UINT64_C(1) << 43) /* µs: from here on a double does not hold three decimals */
+
+static inline bool time_ns(const Decimal *number, TimeKinds *kinds, int64_t *result) {
+    uint64_t divisor = powers_of_ten[number->fraction];
+    uint64_t whole = number->digits / divisor;
+    unsigned __int128 exact;
+    if (number->fraction > 0 && number->whole >= LEAST_SINCE_1970) {
+        if (number->negative) return false;
+        kinds->since_1970 = true;
+        exact = (unsigned __int128)number->digits * 1000 / divisor;
+        if (number->fraction > 3) exact += number->digits / (divisor / 10000) % 10 >= 5;
+    } else if (number->fraction > 3) {
+        if (number->whole == LEAST_SINCE_1970 - 1) return false;
+        kinds->finer_than_ns = true;
+        double value = nearest_double(number->digits, number->fraction), floor = trunc(value);
+        exact = (unsigned __int128)((uint64_t)floor * 1000 + (uint64_t)round((value - floor) * 1000));
+    } else {
+        if (whole >= (number->fraction ? LARGEST_EXACT : EXACT_DOUBLE)) return false;
+        if (number->negative && number->fraction && number->whole == LEAST_SINCE_1970 - 1) return false;
+        exact = (unsigned __int128)number->digits * powers_of_ten[3 - number->fraction];
+    }
+    if (exact > INT64_MAX) return false;
+    *result = number->negative ? -(int64_t)exact : (int64_t)exact;
+    return true;
+}
+
+#endif
