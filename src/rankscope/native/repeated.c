@@ -1,5 +1,6 @@
 /* Rows that repeat: which are distinct, and texts that rows share with only some numbers in them of their own. */
 #include "native.h"
+#include "texts.h"
 
 enum { FREE = -1, LONGEST_NUMBER = 24, MILLION = 1000000, NUMBER_MARK = 1 };
 
@@ -83,27 +84,43 @@ static bool make_room(Distinct *distinct) {
     return true;
 }
 
-static bool number_rows(Distinct *distinct, size_t rows, int32_t *codes) {
+static const char *number_rows(Distinct *distinct, size_t rows, int32_t *codes) {
     hash_rows(distinct, rows);
     for (size_t row = 0; row < rows; row++) {
-        if ((!distinct->places || (uint32_t)distinct->count * 2 > distinct->mask) && !make_room(distinct)) return false;
+        if ((!distinct->places || (uint32_t)distinct->count * 2 > distinct->mask) && !make_room(distinct)) return "";
         uint32_t place = (uint32_t)distinct->hashes[row] & distinct->mask;
         const int32_t *firsts = (const int32_t *)distinct->firsts.data;
-        while (distinct->places[place] != FREE && !is_same(distinct, row, (size_t)firsts[distinct->places[place]]))
+        int probes = 0;
+        while (distinct->places[place] != FREE && !is_same(distinct, row, (size_t)firsts[distinct->places[place]])) {
+            if (++probes > MOST_PROBES) return "too many rows have the same hash";
             place = (place + 1) & distinct->mask;
+        }
         if (distinct->places[place] == FREE) {
             array_append_i32(&distinct->firsts, (int32_t)row);
-            if (distinct->firsts.failed) return false;
+            if (distinct->firsts.failed) return "";
             distinct->places[place] = distinct->count++;
         }
         codes[row] = distinct->places[place];
     }
-    return true;
+    return NULL;
+}
+
+/* Two buffers for Python; NULL with an exception. The error is '' where memory has run out. */
+static PyObject *pair(const char *error, Array *first, Array *second) {
+    if (error && *error) PyErr_SetString(PyExc_ValueError, error);
+    else if (error) PyErr_NoMemory();
+    PyObject *one = error ? NULL : array_to_python(first), *two = one ? array_to_python(second) : NULL;
+    PyObject *result = two ? PyTuple_Pack(2, one, two) : NULL;
+    Py_XDECREF(one);
+    Py_XDECREF(two);
+    array_free(first);
+    array_free(second);
+    return result;
 }
 
 static PyObject *distinct_rows(PyObject *module, PyObject *arguments) {
     (void)module;
-    PyObject *tuple, *result = NULL;
+    PyObject *tuple;
     Buffers columns = {0};
     if (!PyArg_ParseTuple(arguments, "O!", &PyTuple_Type, &tuple)) return NULL;
     if (!get_buffers(tuple, &columns)) {
@@ -113,28 +130,18 @@ static PyObject *distinct_rows(PyObject *module, PyObject *arguments) {
     size_t rows = columns.count ? (size_t)columns.views[0].len / sizeof(int64_t) : 0;
     Distinct distinct = {.columns = &columns};
     Array codes = {0};
-    bool done = false;
+    const char *error = "";
     Py_BEGIN_ALLOW_THREADS;
     distinct.hashes = calloc(rows + 1, sizeof *distinct.hashes);
     if (distinct.hashes && rows < INT32_MAX && array_reserve(&codes, rows * sizeof(int32_t))) {
         codes.size = rows * sizeof(int32_t);
-        done = number_rows(&distinct, rows, (int32_t *)codes.data);
+        error = number_rows(&distinct, rows, (int32_t *)codes.data);
     }
     free(distinct.hashes);
     free(distinct.places);
     Py_END_ALLOW_THREADS;
-    if (done) {
-        PyObject *codes_made = array_to_python(&codes), *firsts = array_to_python(&distinct.firsts);
-        if (codes_made && firsts) result = PyTuple_Pack(2, codes_made, firsts);
-        Py_XDECREF(codes_made);
-        Py_XDECREF(firsts);
-    } else {
-        PyErr_NoMemory();
-    }
-    array_free(&codes);
-    array_free(&distinct.firsts);
     release(&columns);
-    return result;
+    return pair(error, &codes, &distinct.firsts);
 }
 
 static uint8_t *write_number(uint8_t *at, uint64_t value) {
@@ -213,7 +220,6 @@ static const char *fill_rows(Filling *filling, const uint32_t *offsets, size_t r
 
 static PyObject *fill_texts(PyObject *module, PyObject *arguments) {
     (void)module;
-    PyObject *result = NULL;
     Py_buffer texts, offsets, numbers;
     int millionths;
     if (!PyArg_ParseTuple(arguments, "y*y*y*p", &texts, &offsets, &numbers, &millionths)) return NULL;
@@ -224,22 +230,10 @@ static PyObject *fill_texts(PyObject *module, PyObject *arguments) {
     if ((size_t)numbers.len / sizeof(int64_t) != rows) error = "the columns differ in length";
     else error = fill_rows(&filling, offsets.buf, rows);
     Py_END_ALLOW_THREADS;
-    if (error && *error) {
-        PyErr_SetString(PyExc_ValueError, error);
-    } else if (error) {
-        PyErr_NoMemory();
-    } else {
-        PyObject *made = array_to_python(&filling.made), *starts = array_to_python(&filling.offsets);
-        if (made && starts) result = PyTuple_Pack(2, made, starts);
-        Py_XDECREF(made);
-        Py_XDECREF(starts);
-    }
-    array_free(&filling.made);
-    array_free(&filling.offsets);
     PyBuffer_Release(&texts);
     PyBuffer_Release(&offsets);
     PyBuffer_Release(&numbers);
-    return result;
+    return pair(error, &filling.made, &filling.offsets);
 }
 
 PyMethodDef repeated_methods[] = {

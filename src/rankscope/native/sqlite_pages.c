@@ -3,6 +3,7 @@
  * The file may be damaged: every offset is checked, no page of the tree is visited twice, and what is not as sqlite
  * writes it ends with an error. The file is read, not mapped: truncating a mapped file would kill the process. */
 #include "native.h"
+#include "texts.h"
 
 #include <errno.h>
 #include <unistd.h>
@@ -16,7 +17,6 @@ enum {
 };
 
 #define NULL_NUMBER INT64_MIN
-#define NO_TEXT (-1)
 
 static const char *const DAMAGED = "a page is damaged";
 static const char *const NO_MEMORY = "";
@@ -140,67 +140,11 @@ static const char *find_levels(const Database *database, uint32_t page, int *lev
     return error;
 }
 
-/* Distinct texts of one column, found by a hash. */
-typedef struct {
-    Array offsets;
-    Array data;
-    int32_t *places; /* codes, or NO_TEXT for a free place */
-    uint32_t mask;   /* number of places - 1, a power of two */
-    int32_t count;
-} Distinct;
-
-static uint64_t hash_of(const uint8_t *text, size_t size) {
-    uint64_t hash = 0x9e3779b97f4a7c15u ^ size;
-    for (size_t at = 0; at < size; at++) hash = (hash ^ text[at]) * 0x100000001b3u;
-    return hash ^ hash >> 32;
-}
-
-static const uint8_t *text_of(const Distinct *texts, int32_t code, size_t *size) {
-    const int64_t *offsets = (const int64_t *)texts->offsets.data;
-    *size = (size_t)(offsets[code + 1] - offsets[code]);
-    return texts->data.data + offsets[code];
-}
-
-static bool make_room(Distinct *texts) {
-    uint32_t places = texts->places ? 2 * (texts->mask + 1) : 1024;
-    int32_t *larger = malloc(places * sizeof *larger);
-    if (!larger) return false;
-    memset(larger, 0xff, places * sizeof *larger);
-    for (int32_t code = 0; code < texts->count; code++) {
-        size_t size;
-        const uint8_t *text = text_of(texts, code, &size);
-        uint32_t place = (uint32_t)hash_of(text, size) & (places - 1);
-        while (larger[place] != NO_TEXT) place = (place + 1) & (places - 1);
-        larger[place] = code;
-    }
-    free(texts->places);
-    texts->places = larger;
-    texts->mask = places - 1;
-    return true;
-}
-
-/* The code of a text; NO_TEXT where memory has run out. */
-static int32_t code_of(Distinct *texts, const uint8_t *text, size_t size) {
-    if ((!texts->places || (uint32_t)texts->count * 2 > texts->mask) && !make_room(texts)) return NO_TEXT;
-    uint32_t place = (uint32_t)hash_of(text, size) & texts->mask;
-    for (; texts->places[place] != NO_TEXT; place = (place + 1) & texts->mask) {
-        size_t other;
-        const uint8_t *known = text_of(texts, texts->places[place], &other);
-        if (other == size && (!size || !memcmp(known, text, size))) return texts->places[place];
-    }
-    if (!texts->count) array_append_i64(&texts->offsets, 0);
-    if (size) array_append(&texts->data, text, size);
-    array_append_i64(&texts->offsets, (int64_t)texts->data.size);
-    if (texts->offsets.failed || texts->data.failed) return NO_TEXT;
-    texts->places[place] = texts->count;
-    return texts->count++;
-}
-
 /* One column that is wanted: numbers, or codes of its distinct texts. */
 typedef struct {
     bool is_text;
     Array values;
-    Distinct texts;
+    Texts texts;
 } Column;
 
 typedef struct {
@@ -230,9 +174,9 @@ static inline void store_null(Column *column, size_t row) {
 static const char *store_text(Column *column, size_t row, const uint8_t *text, size_t size) {
     if (!column->is_text) return "a number is a text";
     if (memchr(text, 0, size)) return "a text has a zero byte";
-    int32_t code = code_of(&column->texts, text, size);
+    int32_t code = texts_code(&column->texts, text, size);
     ((int32_t *)column->values.data)[row] = code;
-    return code == NO_TEXT ? NO_MEMORY : NULL;
+    return code == NOT_CODED ? "the texts of a column cannot be numbered" : NULL;
 }
 
 static inline int64_t signed_number(const uint8_t *at, int bytes) {
@@ -438,7 +382,6 @@ static PyObject *sqlite_leaves(PyObject *module, PyObject *arguments) {
 static PyObject *column_to_python(Column *column) {
     PyObject *values = array_to_python(&column->values);
     if (!values || !column->is_text) return values;
-    if (!column->texts.offsets.size) array_append_i64(&column->texts.offsets, 0);
     PyObject *offsets = array_to_python(&column->texts.offsets), *data = array_to_python(&column->texts.data);
     PyObject *result = offsets && data ? PyTuple_Pack(3, values, offsets, data) : NULL;
     Py_DECREF(values);
@@ -469,6 +412,10 @@ static bool parse_columns(PyObject *wanted, Scan *scan) {
         int place, is_text;
         if (!PyArg_ParseTuple(PyTuple_GetItem(wanted, index), "ip", &place, &is_text)) return false;
         scan->columns[index].is_text = is_text;
+        if (is_text && !texts_init(&scan->columns[index].texts)) {
+            PyErr_NoMemory();
+            return false;
+        }
         if (!want(scan, place, &scan->columns[index])) return false;
     }
     return true;
@@ -506,11 +453,8 @@ static PyObject *sqlite_rows(PyObject *module, PyObject *arguments) {
         result = error ? failed(error) : columns_to_python(scan);
     }
     for (int index = 0; scan->columns && index < scan->count; index++) {
-        Column *column = &scan->columns[index];
-        array_free(&column->values);
-        array_free(&column->texts.offsets);
-        array_free(&column->texts.data);
-        free(column->texts.places);
+        array_free(&scan->columns[index].values);
+        texts_free(&scan->columns[index].texts);
     }
     free(scan->columns);
     array_free(&scan->payload);
