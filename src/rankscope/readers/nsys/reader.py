@@ -93,14 +93,19 @@ class NsysBatch:
         return self.source.select(self._rows(lenient=True), self.strings.sql, self.processes)
 
     def columns(self) -> EventColumns:
+        columns = self.columns_from_pages()
+        return read_columns(self) if columns is None else columns
+
+    def columns_from_pages(self) -> EventColumns | None:
+        """None if sqlite has to read the same rows: it is no such table, a value is unusual, or a page is damaged."""
         import duckdb
 
-        if self.paged is not None and self.piece is not None:
-            where = self.where.format(**{name: f"r.{name}" for name in self.values})
-            # An unusual value, or a damaged page: sqlite reads the same rows, or says what is wrong.
-            with suppress(ValueError, duckdb.Error):
-                return self.paged.read(self.piece, where, self.strings.sql, self.processes)
-        return read_columns(self)
+        if self.paged is None or self.piece is None:
+            return None
+        where = self.where.format(**{name: f"r.{name}" for name in self.values})
+        with suppress(ValueError, duckdb.Error):
+            return self.paged.read(self.piece, where, self.strings.sql, self.processes)
+        return None
 
     def close(self) -> None:
         self.file.close()
