@@ -37,6 +37,7 @@ PyObject *array_to_python(Array *array);
 
 /* What each file adds to the module. */
 extern PyMethodDef scan_methods[];
+extern PyMethodDef packing_methods[];
 extern PyMethodDef sqlite_methods[];
 extern PyMethodDef repeated_methods[];
 

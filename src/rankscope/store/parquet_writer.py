@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from rankscope.model import Field
 from rankscope.private_files import open_private
 from rankscope.readers.columns import NO_ARGS, Texts
-from rankscope.store.packing import plain_texts
+from rankscope.store.packing import pack_deltas, plain_texts
 from rankscope.store.thrift import Value, binary, i32, i64, items, struct, text, varint
 
 Mask = NDArray[np.bool_]
@@ -43,11 +43,11 @@ _MAGIC = b"PAR1"
 _INT32, _INT64, _DOUBLE, _BYTE_ARRAY, _BOOLEAN = 1, 2, 5, 6, 0
 _OPTIONAL, _REPEATED = 1, 2
 _UNCOMPRESSED, _ZSTD = 0, 6
-_PLAIN, _RLE, _RLE_DICTIONARY = 0, 3, 8
+_PLAIN, _RLE, _DELTA_BINARY_PACKED, _RLE_DICTIONARY = 0, 3, 5, 8
 _DATA_PAGE, _DICTIONARY_PAGE = 0, 2
 
-_CLOSE = 256
-"""Numbers of one byte are used where this many values contain all of a column."""
+_FEW = 256
+"""Fewer numbers than this are written as they are."""
 
 
 @dataclass(frozen=True)
@@ -330,29 +330,28 @@ def _number_values(kind: _Type, values: NDArray[Any]) -> _Values:
             count, _PLAIN, lambda begin, end: np.packbits(values[begin:end], bitorder="little"), page_ends
         )
     low, high = values.min(), values.max()
+    plain = _Values(count, _PLAIN, lambda begin, end: values[begin:end], page_ends)
     if kind.physical == _DOUBLE:
-        if np.isnan(low):  # has no place in the order
-            return _Values(count, _PLAIN, lambda begin, end: values[begin:end], page_ends)
-        low, high = (
-            low or np.float64(-0.0),
-            high or np.float64(0.0),
-        )  # the limits must include zeros of both signs
-    elif low == high or int(high) - int(low) < _CLOSE <= count:
-        distinct = int(high) - int(low) + 1
-        made = _dictionary_values(
-            (low + np.arange(distinct, dtype=values.dtype)).tobytes(),
-            distinct,
-            (values - low).astype(np.uint8),
-        )
-        return replace(made, smallest=low.tobytes(), largest=high.tobytes())
-    return _Values(
-        count,
-        _PLAIN,
-        lambda begin, end: values[begin:end],
-        page_ends,
-        smallest=low.tobytes(),
-        largest=high.tobytes(),
+        # NaN has no place in the order of numbers; the limits must include zeros of both signs.
+        limits = {} if np.isnan(low) else _limits(low or np.float64(-0.0), high or np.float64(0.0))
+        return replace(plain, **limits)
+    limits = _limits(low, high)
+    distance = int(high) - int(low)
+    if distance == 0 or (distance < 256 and count >= _FEW):
+        dictionary = low + np.arange(distance + 1, dtype=values.dtype)
+        codes = (values - low).astype(np.uint8)
+        return replace(_dictionary_values(dictionary.tobytes(), len(dictionary), codes), **limits)
+    # Differences must fit the type: readers do not agree on what follows from an overflow.
+    if count < _FEW or distance >= 1 << values.itemsize * 8 - 2:
+        return replace(plain, **limits)
+    wide = values.astype(np.int64, copy=False)
+    return replace(
+        plain, encoding=_DELTA_BINARY_PACKED, page=lambda begin, end: pack_deltas(wide[begin:end]), **limits
     )
+
+
+def _limits(low: Any, high: Any) -> dict[str, Any]:
+    return {"smallest": low.tobytes(), "largest": high.tobytes()}
 
 
 def _coded_values(codes: Integers, texts: Texts) -> _Values:

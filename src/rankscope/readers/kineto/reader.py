@@ -20,6 +20,7 @@ from rankscope.readers.byte_stream import is_gzip, open_stream, read_head
 from rankscope.readers.columns import EventColumns
 from rankscope.readers.kineto import json_layout
 from rankscope.readers.kineto.json_repair import repair_range
+from rankscope.readers.kineto.native_scan import available, scan
 from rankscope.readers.memory_file import MemoryFile
 from rankscope.readers.sql_columns import read_columns
 from rankscope.sql import sql_name, sql_text, sql_texts
@@ -104,7 +105,9 @@ class JsonBatch:
         self._file = MemoryFile()
 
     def columns(self) -> EventColumns:
-        return read_columns(self)
+        block = self._block
+        found = scan(memoryview(block.data)[block.start : block.end]) if available() else None
+        return read_columns(self) if found is None else found
 
     def select(self) -> str:
         block = self._block
