@@ -19,7 +19,7 @@ from rankscope.readers.columns import Codes, Numbers, Texts
 from rankscope.readers.nsys.export import ROWID, SQLITE_MAGIC, NsysExport
 from rankscope.sql import sql_name
 
-_BYTES_PER_PIECE = 8 << 20
+_BYTES_PER_PIECE = 16 << 20
 _UTF8 = 1
 _PAYLOAD_FRACTIONS = bytes((64, 32, 32))
 """Constants in the header of every file."""
