@@ -1,6 +1,8 @@
 """Build hook: compiles the C parts, and renders docs/reports to HTML in the wheel, where the report reads them.
 
 An editable install needs no rendered pages: rankscope.views.report.definitions reads docs/reports itself.
+
+After a change of the C parts, `python hatch_build.py` compiles them again in place; with a folder, those of a copy.
 """
 
 from __future__ import annotations
@@ -90,3 +92,8 @@ def _definitions(root: Path) -> Any:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+if __name__ == "__main__":
+    folder = Path(sys.argv[1] if sys.argv[1:] else Path(__file__).parent / _FOLDER).resolve()
+    sys.exit(_compile(folder, folder / _LIBRARY) or None)

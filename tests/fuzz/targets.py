@@ -26,7 +26,9 @@ from conftest import kernel_event, kineto_text, slice_event
 from flight_dumps import dump, op
 from fuzz.codes import Codes
 from fuzz.events import odd_events
+from fuzz.json_text import events_text
 from fuzz.open_run import parameters, sql
+from kineto_columns import plain, same_or_refused, scanned
 from nsys_files import ExportFile
 from rankscope import native
 from rankscope.analysis import REPORTS
@@ -122,6 +124,23 @@ def _kineto_seeds() -> list[bytes]:
     ]
     header = {"distributedInfo": {"rank": 0, "world_size": 2}, "baseTimeNanosecond": 1}
     return [kineto_text(events, **header).encode(), json.dumps(events).encode(), b'{"traceEvents": [']
+
+
+def _scan(data: bytes) -> None:
+    """The scanner reads any bytes without fault, and its columns fit together."""
+    columns = scanned(data)
+    if columns is not None:
+        plain(columns)
+
+
+def _scan_values(data: bytes) -> None:
+    """What the scanner reads, it reads as DuckDB does."""
+    same_or_refused(events_text(Codes(data)))
+
+
+def _scan_seeds() -> list[bytes]:
+    whole = [seed.partition(b"[")[2].rpartition(b"]")[0] for seed in _kineto_seeds()]
+    return [*whole, *(events_text(Codes(bytes(range(start, start + 90)))) for start in range(0, 160, 20))]
 
 
 def _odd_kineto(data: bytes) -> None:
@@ -347,6 +366,8 @@ TARGETS: dict[str, Target] = {
     "kineto": Target(_reads("rank-0.json"), _kineto_seeds),
     "kineto-gz": Target(_reads("rank-0.json.gz"), lambda: [gzip.compress(one) for one in _kineto_seeds()]),
     "kineto-values": Target(_odd_kineto, lambda: [bytes(range(200)), bytes(200)]),
+    "scan": Target(_scan, _scan_seeds),
+    "scan-values": Target(_scan_values, lambda: [bytes(range(200)), bytes(200)]),
     "nsys": Target(_reads("rank_0.sqlite"), lambda: [_export(Path(tempfile.mkdtemp())).read_bytes()]),
     "nsys-values": Target(_odd_export, lambda: [bytes([table, 1, 8, 0, 7]) for table in range(6)]),
     "sqlite-pages": Target(_pages, _page_seeds),

@@ -1,6 +1,22 @@
 /* The extension module rankscope.native._native: growing arrays that become Python buffers, and the list of functions. */
 #include "native.h"
 
+#ifdef __linux__
+#include <sys/mman.h>
+#include <unistd.h>
+
+#define LARGE (4 << 20)
+
+/* Ask for large pages, of which Linux has some: with 4 KiB each, the first use of every page costs a sixth of a scan. */
+static void want_large_pages(const Array *array) {
+    uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), begin = (uintptr_t)array->data;
+    begin = (begin + page - 1) / page * page;
+    if (array->room >= LARGE) madvise((void *)begin, array->room - page, MADV_HUGEPAGE);
+}
+#else
+static void want_large_pages(const Array *array) { (void)array; }
+#endif
+
 bool array_reserve(Array *array, size_t more) {
     if (array->failed || more > SIZE_MAX / 4 || array->size > SIZE_MAX / 4) {
         array->failed = true;
@@ -15,6 +31,7 @@ bool array_reserve(Array *array, size_t more) {
     }
     array->data = data;
     array->room = room;
+    want_large_pages(array);
     return true;
 }
 

@@ -122,6 +122,14 @@ class SnapshotReading:
             allocated, reserved = allocated + use * size, reserved + hold * size
             time = integer(entry.get("time_us"))
             stack = self._stacks.number(entry.get("frames"))
+            memory = {
+                "Bytes": use * size if use else None,
+                "Total Allocated": allocated,
+                "Total Reserved": reserved,
+                "Device Type": _CUDA,
+                "Device Id": device,
+                "Addr": integer(entry.get("addr")),
+            }
             yield {
                 "ph": "i",
                 "category": SNAPSHOT_CATEGORY,
@@ -130,15 +138,8 @@ class SnapshotReading:
                 "tid": f"GPU {device}",
                 "ts_ns": time * 1000 if time is not None and abs(time) < 2**53 else None,
                 "device": device,
-                "args": {"size": size, "stack": stack, "stream": integer(entry.get("stream"))},
-                "memory": {
-                    "Bytes": use * size if use else None,
-                    "Total Allocated": allocated,
-                    "Total Reserved": reserved,
-                    "Device Type": _CUDA,
-                    "Device Id": device,
-                    "Addr": integer(entry.get("addr")),
-                },
+                "args": {"size": size, "stack": stack, "stream": integer(entry.get("stream")), **memory},
+                "memory": memory,
             }
 
     def _totals_at_start(self, device: int, entries: list[dict[Any, Any]]) -> tuple[int, int]:

@@ -228,7 +228,7 @@ def _write_links(files: TableFiles, source: SliceTable) -> None:
 
 
 def _flow_tracks(recording: Recording) -> tuple[Ints, NDArray[Any]]:
-    """The flow events and the thread or stream that each names: one without either is left out, one with both is two."""
+    """The flow events, and the thread or stream each names: one without either is left out, one with both is two."""
     events = recording.events
     flows = recording.with_phase("s", "t", "f")
     count = len(events.texts)

@@ -6,20 +6,23 @@ read in the order of its entries: those of older versions of torch have no times
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, replace
 
 from rankscope.analysis.core.scope import Scope
-from rankscope.model import SNAPSHOT_CATEGORY
+from rankscope.model import MEMORY_ARGS, SNAPSHOT_CATEGORY
+from rankscope.sql import sql_text
 from rankscope.store.run import Run
 
 BEFORE = "(before the history)"
 NO_OP = "(no op recorded)"
 _LIVE = "active_allocated"
 _HISTORY = f"""
-    SELECT rank, segment, id, name, args, memory."Device Id"::INTEGER AS device, memory."Bytes" AS bytes,
-           memory."Addr" AS address, memory."Total Allocated" AS allocated_bytes,
-           memory."Total Reserved" AS reserved_bytes
-    FROM events WHERE category = '{SNAPSHOT_CATEGORY}' AND memory IS NOT NULL
+    SELECT rank, segment, id, name, args, m."Device Id" AS device, m."Bytes" AS bytes, m."Addr" AS address,
+           m."Total Allocated" AS allocated_bytes, m."Total Reserved" AS reserved_bytes
+    FROM (SELECT *, json_transform(args, {sql_text(json.dumps(MEMORY_ARGS))}) AS m FROM events
+          WHERE category = '{SNAPSHOT_CATEGORY}')
+    WHERE m."Total Allocated" IS NOT NULL
 """
 """The entries with or without a time, in the order of their ids; instants has only those with a time."""
 
