@@ -44,6 +44,13 @@ class Texts:
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
+    def at(self, code: int) -> str | None:
+        """The text of a code."""
+        if code == NO_TEXT:
+            return None
+        begin, end = self.offsets[code : code + 2].tolist()
+        return bytes(memoryview(self.data)[begin:end]).decode()
+
     def __iter__(self) -> Iterator[str]:
         data, begin = bytes(self.data), 0
         for end in self.offsets[1:].tolist():
@@ -70,6 +77,15 @@ def joined_texts(texts: Iterable[bytes | None]) -> tuple[bytes, NDArray[np.uint3
         pieces += (len(text).to_bytes(4, "little"), text)
         size += 4 + len(text)
     return b"".join(pieces), np.array(offsets, dtype=np.uint32)
+
+
+@dataclass(frozen=True)
+class SharedTexts:
+    """A column of texts that repeat."""
+
+    texts: Texts
+    codes: Codes
+    """May be NO_TEXT."""
 
 
 @dataclass(frozen=True)
@@ -113,6 +129,8 @@ class EventColumns:
     shapes: Codes
     """Their arguments: a row for each, a column for each of model.SHAPE_ARGS; JSON, but a string without its quotes."""
 
+    shared_args: SharedTexts | None = None
+    """Instead of `args`, which is empty then: the arguments of all events, where they repeat."""
     read_by: str = DUCKDB
     """What read them, for `ingest -v` and doctor."""
 
@@ -121,6 +139,8 @@ class EventColumns:
 
     def args_of(self, index: int) -> str | None:
         """The arguments of one event, as JSON."""
+        if self.shared_args is not None:
+            return self.shared_args.texts.at(int(self.shared_args.codes[index]))
         offset = int(self.args_offset[index])
         if offset == NO_ARGS:
             return None

@@ -63,16 +63,17 @@ def read_columns(batch: Batch) -> EventColumns:
     import duckdb
 
     try:
-        return _columns(batch.select())
+        return columns_of(batch.select())
     except duckdb.OutOfMemoryException as error:
         raise MemoryError from error
     except duckdb.IOException:
         raise
     except duckdb.Error:
-        return _columns(batch.select_repaired())
+        return columns_of(batch.select_repaired())
 
 
-def _columns(select: str) -> EventColumns:
+def columns_of(select: str) -> EventColumns:
+    """The events of a SELECT with the columns of model.READ_EVENTS."""
     found: dict[str, Any] = connection().execute(f"SELECT {_SELECT} FROM ({select})").fetchnumpy()
     pool: dict[str, int] = {}
     codes = {name: _codes(pool, _objects(found[name]), name in _NEVER_NULL) for name in _TEXTS}
@@ -86,6 +87,7 @@ def _columns(select: str) -> EventColumns:
     shapes = [_codes(pool, _objects(found[f"shape_{i}"])[computing]) for i in range(len(SHAPE_ARGS))]
     flows = _flows(pool, _objects(found["flow"]))
     args, offsets = joined_texts(None if text is None else text.encode() for text in _objects(found["args"]))
+    links: dict[str, Any] = {name: numbers[name][linked] for name in _LINKED if name in numbers}
     return EventColumns(
         texts=Texts.of(pool),
         phase=codes["ph"],
@@ -99,11 +101,7 @@ def _columns(select: str) -> EventColumns:
         args=args,
         args_offset=offsets,
         linked=np.flatnonzero(linked).astype(np.int32),
-        correlation=numbers["correlation"][linked],
-        external_id=numbers["external_id"][linked],
-        device=numbers["device"][linked],
-        stream=numbers["stream"][linked],
-        bytes=numbers["bytes"][linked],
+        **links,
         collective=codes["collective"][linked],
         memory_events=remembered.astype(np.int32),
         memory=np.stack(memory, axis=1),

@@ -118,6 +118,8 @@ def read_batch(columns: EventColumns) -> ReadBatch:
 
 
 def _chunk(columns: EventColumns, name: str) -> Chunk:
+    if name == "args" and columns.shared_args is not None:
+        return Coded(columns.shared_args.codes, columns.shared_args.texts)
     if name == "args":
         return PlainTexts(columns.args, columns.args_offset)
     if name == "flow":

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from rankscope import native
@@ -62,7 +64,7 @@ def scan(view: memoryview) -> EventColumns | None:
     if found is None:
         return None
     *buffers, text_offsets, text_data = found
-    columns = {
+    columns: dict[str, Any] = {
         name: np.frombuffer(buffer, dtype=kind)
         for (name, kind), buffer in zip(_COLUMNS.items(), buffers, strict=True)
     }
