@@ -9,6 +9,7 @@ import numpy as np
 
 from rankscope.analysis.across_ranks.main_thread import Gap, longest_gap
 from rankscope.analysis.core.collective_waits import waits
+from rankscope.analysis.core.gpu_counts import has_gpu
 from rankscope.analysis.core.result import Fact
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.core.step_times import periods
@@ -132,7 +133,7 @@ def _most_extra(run: Run, sql: str, late: LateRank) -> _Extra | None:
 
 def _compute(run: Run, window: Scope, late: LateRank) -> StragglerCause:
     rank = late.rank
-    on_gpu = bool(run.rows("SELECT 1 FROM gpu LIMIT 1"))
+    on_gpu = has_gpu(run, Scope())
     table, where = (
         ("gpu", "class = 'COMPUTE'") if on_gpu else ("slices", "category = 'cpu_op' AND self_ns > 0")
     )

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from rankscope.analysis.core.device_events import vocabulary
-from rankscope.analysis.core.host_spans import rank_annotations
+from rankscope.analysis.core.host_spans import outermost_ops, rank_annotations
 from rankscope.analysis.core.intervals import Ints
+from rankscope.analysis.core.names import all_names
 from rankscope.analysis.critical_path.graph.nodes import NONE, Graph, Mask
 from rankscope.analysis.critical_path.path import PATH_CLASSES, CriticalPath
 from rankscope.store.run import Run
@@ -39,21 +39,15 @@ def host_labels(run: Run, graph: Graph, path: CriticalPath) -> tuple[list[str], 
 
 def _covering(run: Run, rank: int, time: Ints) -> list[str]:
     """The op, else the annotation, that covers each moment on any thread; '' where none does."""
-    texts = vocabulary(run, "cpu_op")
-    ops = run.arrays(
-        """SELECT track::BIGINT AS track, start_ns AS start, start_ns + greatest(dur_ns, 0) AS end, n.code AS name
-           FROM (FROM slices WHERE category = 'cpu_op' AND op IS NULL AND rank = ?) s
-           JOIN (SELECT unnest(?::VARCHAR[]) AS name, unnest(range(?)) AS code) n ON n.name = s.name
-           ORDER BY start_ns""",
-        [rank, texts, len(texts)],
+    texts = all_names(run)
+    found, around = (
+        _latest(spans.track[order], spans.start[order], spans.end[order], spans.name[order], time).tolist()
+        for spans in (outermost_ops(run, rank), rank_annotations(run, rank))
+        for order in [np.argsort(spans.start, kind="stable")]
     )
-    found = _latest(ops["track"], ops["start"], ops["end"], ops["name"], time)
-    marked = rank_annotations(run, rank)
-    order = np.argsort(marked.start, kind="stable")
-    around = _latest(marked.track[order], marked.start[order], marked.end[order], marked.name[order], time)
     return [
-        texts[op] if op != NONE else marked.names[note] if note != NONE else ""
-        for op, note in zip(found.tolist(), around.tolist(), strict=True)
+        texts[op] if op != NONE else texts[note] if note != NONE else ""
+        for op, note in zip(found, around, strict=True)
     ]
 
 

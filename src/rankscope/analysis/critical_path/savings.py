@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -10,6 +11,7 @@ import numpy as np
 from rankscope.analysis.across_ranks.layout import layout_of
 from rankscope.analysis.core.cache import once_per_run
 from rankscope.analysis.core.device_events import ranks_in
+from rankscope.analysis.core.gpu_counts import gpu_counts
 from rankscope.analysis.core.result import Remedy
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.core.step_times import mean_step_ns
@@ -71,9 +73,11 @@ def replayed(run: Run, scope: Scope) -> Replayed | None:
 
 def sample(run: Run, scope: Scope, named: Sequence[int]) -> Scope:
     """The scope itself, or a part of it that is quick to replay: with the ranks that findings name, and others."""
-    sizes = run.rows(
-        f"SELECT step, count(*) FROM gpu WHERE {scope.where()} AND step IS NOT NULL GROUP BY step ORDER BY step"
-    )
+    events = Counter[int]()
+    for counted in gpu_counts(run, scope):
+        if counted.step is not None:
+            events[counted.step] += counted.events
+    sizes = sorted(events.items())
     ranks = ranks_in(run, scope)
     if sum(count for _, count in sizes) <= MOST_EVENTS:
         return scope

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from rankscope.analysis.core.ceilings import ceiling_notes, ceilings
+from rankscope.analysis.core.gpu_counts import gpu_counts, has_gpu
 from rankscope.analysis.core.intervals import Ints
 from rankscope.analysis.core.notes import left_out
 from rankscope.analysis.core.result import Column, Fact, Finding, Remedy, Result, Severity
@@ -60,7 +61,7 @@ def roofline(run: Run, scope: Scope, by: str | None = None) -> Result:
     """One row per op and data type, or per kernel, shape or rank (--by); most time first."""
     work = op_work(run, scope)
     roofs = ceilings(run, scope)
-    on_host = not work.device_ns.any() and not _has_gpu(run, scope)
+    on_host = not work.device_ns.any() and not has_gpu(run, scope)
     rows = _rows(work, by, roofs, on_host)
     measured = _measured(run, scope, roofs) if by in (None, "kernel") else []
     notes = left_out(run, scope)
@@ -87,10 +88,6 @@ def _measured(run: Run, scope: Scope, roofs: dict[int, Ceilings]) -> list[dict[s
         size, flops, time = round(found.bytes), round(found.flops), round(found.duration_ns)
         rows.append({"name": found.name} | _point(found.calls, flops, size, time, dtype, roof, "ncu"))
     return sorted(rows, key=lambda row: (-row["device_ns"], row["name"]))
-
-
-def _has_gpu(run: Run, scope: Scope) -> bool:
-    return bool(run.rows(f"SELECT 1 FROM gpu WHERE {scope.where()} LIMIT 1"))
 
 
 def _rows(work: OpWork, by: str | None, roofs: dict[int, Ceilings], on_host: bool) -> list[dict[str, Any]]:
@@ -159,12 +156,10 @@ def _point(
 
 def _coverage(run: Run, scope: Scope, work: OpWork) -> list[str]:
     """The share of compute kernel time that the rows cover."""
-    ((total,),) = run.rows(
-        f"SELECT sum(greatest(dur_ns, 0)) FROM gpu WHERE class = 'COMPUTE' AND {scope.where()}"
-    )
+    total = sum(count.time_ns for count in gpu_counts(run, scope) if count.kind == "COMPUTE")
     if not total:
         return []
-    share = 100 * int(work.kernel_ns.sum()) / int(total)
+    share = 100 * int(work.kernel_ns.sum()) / total
     return [f"the rows cover {share:.0f} % of the compute kernel time; the FLOPs of the rest are unknown"]
 
 

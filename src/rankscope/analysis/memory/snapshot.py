@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from rankscope.analysis.core.scope import Scope
-from rankscope.model import SNAPSHOT_CATEGORY
+from rankscope.model import MEMORY_SEGMENTS, SNAPSHOT_CATEGORY
 from rankscope.store.run import Run
 
 BEFORE = "(before the history)"
@@ -64,6 +64,8 @@ def covers_the_run(run: Run, scope: Scope) -> bool:
 
 def snapshot_peaks(run: Run, scope: Scope) -> list[SnapshotPeak]:
     """One per rank and device, in that order."""
+    if not run.has(MEMORY_SEGMENTS):
+        return []
     where = scope.only_ranks().where()
     rows = run.rows(f"""
         WITH with_history AS (

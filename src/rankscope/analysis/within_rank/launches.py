@@ -9,7 +9,7 @@ import numpy as np
 
 from rankscope.analysis.core.device_events import UNKNOWN, DeviceEvents, device_events, ranks_in
 from rankscope.analysis.core.intervals import Ints, length, union
-from rankscope.analysis.core.notes import NO_GPU, left_out, outside_steps
+from rankscope.analysis.core.notes import NO_GPU, gpu_outside_steps, left_out
 from rankscope.analysis.core.result import Column, Result
 from rankscope.analysis.core.scope import Scope
 from rankscope.store.run import Run
@@ -48,7 +48,7 @@ def launches(run: Run, scope: Scope, by: str | None = None) -> Result:
         without += int((~launched).sum())
         rows += _streams(rank, events.pick(launched))
     rows.sort(key=lambda row: -row["launches"])
-    notes = left_out(run, scope) + outside_steps(run, scope, inside, "gpu", "true", "GPU events")
+    notes = left_out(run, scope) + gpu_outside_steps(run, scope, inside)
     if not inside:
         notes.append(NO_GPU)
     elif without:
