@@ -6,11 +6,11 @@ Functions take arrays and return arrays of indices, with NONE (-1) for "no such 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 
+from rankscope.records import dataclass
 from rankscope.store.arrays import NONE, Ints, Mask
 from rankscope.store.nesting import Nesting, track_time_key
 

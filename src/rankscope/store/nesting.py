@@ -6,11 +6,11 @@ one starting inside another and ending after it, a loop runs over that cluster o
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 
+from rankscope.records import dataclass
 from rankscope.store.arrays import NONE, Ints, Mask
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -16,8 +15,9 @@ from rankscope.analysis.core.step_times import periods
 from rankscope.collective_kinds import KINDS
 from rankscope.model import DATALOADER_PATTERN
 from rankscope.ranges import as_ranges
+from rankscope.records import dataclass
 from rankscope.sql import sql_text
-from rankscope.store.arrays import NONE
+from rankscope.store.arrays import NONE, distinct
 from rankscope.store.run import Run
 from rankscope.units import format_rounded, shorten_middle
 
@@ -232,7 +232,7 @@ def _link(run: Run, window: Scope, late: LateRank) -> StragglerCause:
     rows = found.rows
     used = np.flatnonzero((found.wait != NONE) & (found.transfer[np.maximum(rows.match, 0)] != NONE))
     inside = np.isin(rows.rank[used], late.together)
-    slow = np.unique(rows.group[used[inside & (rows.rank[used] == late.rank)]])
+    slow = distinct(rows.group[used[inside & (rows.rank[used] == late.rank)]])
     best: tuple[float, str, float, float] | None = None
     for group in slow.tolist():
         mine = used[rows.group[used] == group]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import fields
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,8 @@ from rankscope.analysis.core.event_sets import COMM, COMPUTE, COPY, NO_STEP
 from rankscope.analysis.core.intervals import Ints
 from rankscope.analysis.core.run_steps import steps_in_scope
 from rankscope.analysis.core.scope import Scope
+from rankscope.records import dataclass
+from rankscope.store.arrays import distinct
 from rankscope.store.run import Run
 
 UNKNOWN = -1
@@ -66,7 +68,7 @@ class DeviceEvents:
 
     def devices(self) -> Iterator[tuple[int, DeviceEvents]]:
         """Device by device."""
-        for device in np.unique(self.device).tolist():
+        for device in distinct(self.device).tolist():
             mine = self.device == device
             yield device, self if mine.all() else self.pick(mine)
 

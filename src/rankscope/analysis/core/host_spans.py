@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import fields
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,7 @@ from rankscope.model import (
     LAUNCH_CATEGORIES,
     SYNC_CALL_PATTERN,
 )
+from rankscope.records import dataclass
 from rankscope.store.linking import NUMBERED_STEP, PROFILER_STEP, slice_at
 from rankscope.store.nesting import nest
 from rankscope.store.run import Run

@@ -7,13 +7,14 @@ the numbers for SQL.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from rankscope.analysis.core.cache import once_per_run
 from rankscope.analysis.core.intervals import Ints
+from rankscope.records import dataclass
 from rankscope.sql import sql_texts
+from rankscope.store.arrays import distinct
 from rankscope.store.run import Run
 
 
@@ -46,7 +47,7 @@ def name_codes(run: Run, *categories: str) -> Ints:
     """The numbers of the names that occur in some categories, in ascending order."""
     codes = _names(run).codes
     found = [codes[category] for category in categories if category in codes]
-    return found[0] if len(found) == 1 else np.unique(np.concatenate([np.empty(0, dtype=np.int64), *found]))
+    return found[0] if len(found) == 1 else distinct(np.concatenate([np.empty(0, dtype=np.int64), *found]))
 
 
 def vocabulary(run: Run, *categories: str) -> list[str]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 from rankscope.analysis.core.machine import Machine
 from rankscope.analysis.core.run_steps import all_steps, step_numbers
 from rankscope.errors import UsageError
 from rankscope.ranges import as_ranges, numbers_in, parse_ranges
+from rankscope.records import dataclass
 from rankscope.store.run import Run
 
 

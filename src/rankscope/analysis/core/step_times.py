@@ -7,7 +7,6 @@ The store computes the times of a step once, when a trace is read (store/step_ti
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from statistics import fmean, median
 
 import numpy as np
@@ -19,6 +18,7 @@ from rankscope.analysis.core.intervals import EMPTY, Intervals, Ints, union
 from rankscope.analysis.core.run_steps import all_steps, in_order_of_start, steps_in_scope
 from rankscope.analysis.core.scope import Scope
 from rankscope.model import TIMELINE_FORMATS
+from rankscope.records import dataclass
 from rankscope.store.run import Run
 
 

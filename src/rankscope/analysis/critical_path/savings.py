@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
-
-import numpy as np
+from dataclasses import replace
 
 from rankscope.analysis.across_ranks.layout import layout_of
 from rankscope.analysis.core.cache import once_per_run
@@ -20,6 +18,8 @@ from rankscope.analysis.critical_path.graph.build import graph_of
 from rankscope.analysis.critical_path.graph.nodes import Graph
 from rankscope.analysis.critical_path.replay import Durations, Player, recorded
 from rankscope.analysis.critical_path.scenarios import Scenario
+from rankscope.records import dataclass
+from rankscope.store.arrays import distinct
 from rankscope.store.run import Run
 
 MOST_EVENTS = 30_000
@@ -129,5 +129,5 @@ def _members(run: Run) -> dict[int, tuple[int, ...]]:
     rows = run.collectives
     found: dict[int, tuple[int, ...]] = {}
     for group in range(len(rows.groups)):
-        found[group] = tuple(np.unique(rows.rank[rows.group == group]).tolist())
+        found[group] = tuple(distinct(rows.rank[rows.group == group]).tolist())
     return found

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -23,8 +22,9 @@ from rankscope.analysis.within_rank.op_work import NO_SHAPES, OpWork, op_work
 from rankscope.analysis.within_rank.phases import RECOMPUTE, partition_of
 from rankscope.devices import Ceilings
 from rankscope.model import LAUNCH_CATEGORIES
+from rankscope.records import dataclass
 from rankscope.sql import sql_text
-from rankscope.store.arrays import number_rows
+from rankscope.store.arrays import distinct, number_rows
 from rankscope.store.run import Run
 from rankscope.units import format_rounded
 
@@ -124,7 +124,7 @@ def _work_by_step(run: Run, scope: Scope, work: OpWork) -> dict[tuple[int, int |
 def _recomputed(run: Run, scope: Scope, work: OpWork) -> NDArray[np.bool_]:
     """Which calls belong to a forward pass that runs again inside the backward pass."""
     recomputed = np.zeros(len(work.flops), dtype=bool)
-    for rank in np.unique(work.rank).tolist():
+    for rank in distinct(work.rank).tolist():
         mine = work.rank == rank
         recomputed[mine] = partition_of(run, rank, scope).at(work.start[mine]) == RECOMPUTE
     return recomputed

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from rankscope.analysis.core.scope import Scope
 from rankscope.model import NCU_KERNELS
+from rankscope.records import dataclass
 from rankscope.sql import sql_texts
 from rankscope.store.run import Run
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from rankscope.analysis.core.cache import once_per_run
 from rankscope.analysis.core.notes import slice_counts
 from rankscope.analysis.core.scope import Scope
 from rankscope.model import KNOWN_CATEGORIES
+from rankscope.records import dataclass
 from rankscope.sql import sql_texts
 from rankscope.store.run import Run
 from rankscope.units import format_rounded

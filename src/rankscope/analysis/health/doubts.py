@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
@@ -17,6 +16,7 @@ from rankscope.analysis.core.step_times import SLOW_FIRST_STEP, run_step, run_st
 from rankscope.analysis.health.contents import understood
 from rankscope.capture.run_folder import rank_manifests
 from rankscope.ranges import as_ranges
+from rankscope.records import dataclass
 from rankscope.store.collectives.loading import recording_sessions
 from rankscope.store.run import Run
 from rankscope.store.separate_runs import world_size_of

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from rankscope.analysis.core.notes import left_out
@@ -18,6 +17,7 @@ from rankscope.analysis.health.flight_state import (
 )
 from rankscope.model import FLIGHT
 from rankscope.ranges import as_ranges
+from rankscope.records import dataclass
 from rankscope.store.run import Run
 
 COLUMNS = (

@@ -6,10 +6,11 @@ read in the order of its entries: those of older versions of torch have no times
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from rankscope.analysis.core.scope import Scope
 from rankscope.model import MEMORY_SEGMENTS, SNAPSHOT_CATEGORY
+from rankscope.records import dataclass
 from rankscope.store.run import Run
 
 BEFORE = "(before the history)"

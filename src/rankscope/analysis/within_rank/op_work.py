@@ -7,7 +7,6 @@ activity belongs to the counted call around the op that launched it.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,6 +19,7 @@ from rankscope.analysis.core.intervals import Ints
 from rankscope.analysis.core.names import all_names
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.within_rank.flops import Work, work_of
+from rankscope.records import dataclass
 from rankscope.store.arrays import number_rows
 from rankscope.store.run import Run
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from rankscope.analysis.core.intervals import Ints
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.critical_path.graph.nodes import NONE, Mask, event_key
+from rankscope.records import dataclass
 from rankscope.store.collectives.entries import Collectives
 from rankscope.store.run import Run
 
