@@ -20,7 +20,7 @@ NONE = -1
 _MAX_CODES = 1 << 62
 
 
-def distinct(values: Ints) -> Ints:
+def unique_values(values: Ints) -> Ints:
     """The different values in order. As np.unique, which imports numpy.ma in 20 ms."""
     ordered = np.sort(values)
     new = np.ones(len(ordered), dtype=bool)

@@ -19,7 +19,7 @@ from rankscope.analysis.core.collective_waits import waits
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.core.step_times import Period, mean_step_ns, periods
 from rankscope.records import dataclass
-from rankscope.store.arrays import NONE, distinct, number_rows
+from rankscope.store.arrays import NONE, number_rows, unique_values
 from rankscope.store.collectives.groups import Group
 from rankscope.store.run import Run
 
@@ -152,15 +152,15 @@ def link_excess(run: Run, ranks: tuple[int, ...], steps: tuple[int | None, ...])
     low, high = np.minimum(rows.rank[used], rows.peer[used]), np.maximum(rows.rank[used], rows.peer[used])
     is_pair = rows.peer[used] != NONE
     _, unit = number_rows([rows.group[used], np.where(is_pair, low, NONE), np.where(is_pair, high, NONE)])
-    for number in distinct(alike).tolist():
+    for number in unique_values(alike).tolist():
         mine = np.flatnonzero(alike == number)
-        units = distinct(unit[mine])
+        units = unique_values(unit[mine])
         if len(units) < 2:
             continue
         typical = np.full((len(units), len(steps)), np.nan)
         for place, one in enumerate(units.tolist()):
             own = mine[unit[mine] == one]
-            for at in distinct(step[own]).tolist():
+            for at in unique_values(step[own]).tolist():
                 typical[place, at] = np.median(transfer[used[own[step[own] == at]]])
         which = np.searchsorted(units, unit[mine])
         others = np.stack([_median(np.delete(typical, one, axis=0)) for one in range(len(units))])

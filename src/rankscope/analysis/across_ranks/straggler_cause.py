@@ -17,7 +17,7 @@ from rankscope.model import DATALOADER_PATTERN
 from rankscope.ranges import as_ranges
 from rankscope.records import dataclass
 from rankscope.sql import sql_text
-from rankscope.store.arrays import NONE, distinct
+from rankscope.store.arrays import NONE, unique_values
 from rankscope.store.run import Run
 from rankscope.units import format_rounded, shorten_middle
 
@@ -232,7 +232,7 @@ def _link(run: Run, window: Scope, late: LateRank) -> StragglerCause:
     rows = found.rows
     used = np.flatnonzero((found.wait != NONE) & (found.transfer[np.maximum(rows.match, 0)] != NONE))
     inside = np.isin(rows.rank[used], late.together)
-    slow = distinct(rows.group[used[inside & (rows.rank[used] == late.rank)]])
+    slow = unique_values(rows.group[used[inside & (rows.rank[used] == late.rank)]])
     best: tuple[float, str, float, float] | None = None
     for group in slow.tolist():
         mine = used[rows.group[used] == group]

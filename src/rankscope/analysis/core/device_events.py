@@ -19,7 +19,7 @@ from rankscope.analysis.core.intervals import Ints
 from rankscope.analysis.core.run_steps import steps_in_scope
 from rankscope.analysis.core.scope import Scope
 from rankscope.records import dataclass
-from rankscope.store.arrays import distinct
+from rankscope.store.arrays import unique_values
 from rankscope.store.run import Run
 
 UNKNOWN = -1
@@ -68,7 +68,7 @@ class DeviceEvents:
 
     def devices(self) -> Iterator[tuple[int, DeviceEvents]]:
         """Device by device."""
-        for device in distinct(self.device).tolist():
+        for device in unique_values(self.device).tolist():
             mine = self.device == device
             yield device, self if mine.all() else self.pick(mine)
 

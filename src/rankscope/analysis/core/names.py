@@ -14,7 +14,7 @@ from rankscope.analysis.core.cache import once_per_run
 from rankscope.analysis.core.intervals import Ints
 from rankscope.records import dataclass
 from rankscope.sql import sql_texts
-from rankscope.store.arrays import distinct
+from rankscope.store.arrays import unique_values
 from rankscope.store.run import Run
 
 
@@ -47,7 +47,9 @@ def name_codes(run: Run, *categories: str) -> Ints:
     """The numbers of the names that occur in some categories, in ascending order."""
     codes = _names(run).codes
     found = [codes[category] for category in categories if category in codes]
-    return found[0] if len(found) == 1 else distinct(np.concatenate([np.empty(0, dtype=np.int64), *found]))
+    return (
+        found[0] if len(found) == 1 else unique_values(np.concatenate([np.empty(0, dtype=np.int64), *found]))
+    )
 
 
 def vocabulary(run: Run, *categories: str) -> list[str]:

@@ -13,7 +13,7 @@ from rankscope.analysis.core.intervals import Ints
 from rankscope.analysis.core.names import all_names
 from rankscope.analysis.critical_path.graph.nodes import NONE, Graph, Mask
 from rankscope.analysis.critical_path.path import PATH_CLASSES, CriticalPath
-from rankscope.store.arrays import distinct
+from rankscope.store.arrays import unique_values
 from rankscope.store.run import Run
 
 
@@ -30,7 +30,7 @@ def host_labels(run: Run, graph: Graph, path: CriticalPath) -> tuple[list[str], 
             names.append(text)
         return known[text]
 
-    for number in distinct(path.rank[pieces]).tolist():
+    for number in unique_values(path.rank[pieces]).tolist():
         mine = pieces[path.rank[pieces] == number]
         middle = (path.start[mine] + path.end[mine]) // 2
         for at, text in zip(mine.tolist(), _covering(run, graph.ranks[number], middle), strict=True):
@@ -59,7 +59,7 @@ def _latest(track: Ints, start: Ints, end: Ints, name: Ints, time: Ints) -> Ints
     one goes on, so all levels of nesting are tried.
     """
     best, begun = np.full(len(time), NONE), np.full(len(time), np.iinfo(np.int64).min)
-    for thread in distinct(track).tolist():
+    for thread in unique_values(track).tolist():
         left = np.flatnonzero(track == thread)
         while len(left):
             outer = _outermost(end[left], start[left])

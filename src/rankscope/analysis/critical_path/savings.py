@@ -19,7 +19,7 @@ from rankscope.analysis.critical_path.graph.nodes import Graph
 from rankscope.analysis.critical_path.replay import Durations, Player, recorded
 from rankscope.analysis.critical_path.scenarios import Scenario
 from rankscope.records import dataclass
-from rankscope.store.arrays import distinct
+from rankscope.store.arrays import unique_values
 from rankscope.store.run import Run
 
 MOST_EVENTS = 30_000
@@ -129,5 +129,5 @@ def _members(run: Run) -> dict[int, tuple[int, ...]]:
     rows = run.collectives
     found: dict[int, tuple[int, ...]] = {}
     for group in range(len(rows.groups)):
-        found[group] = tuple(distinct(rows.rank[rows.group == group]).tolist())
+        found[group] = tuple(unique_values(rows.rank[rows.group == group]).tolist())
     return found

@@ -24,7 +24,7 @@ from rankscope.devices import Ceilings
 from rankscope.model import LAUNCH_CATEGORIES
 from rankscope.records import dataclass
 from rankscope.sql import sql_text
-from rankscope.store.arrays import distinct, number_rows
+from rankscope.store.arrays import number_rows, unique_values
 from rankscope.store.run import Run
 from rankscope.units import format_rounded
 
@@ -124,7 +124,7 @@ def _work_by_step(run: Run, scope: Scope, work: OpWork) -> dict[tuple[int, int |
 def _recomputed(run: Run, scope: Scope, work: OpWork) -> NDArray[np.bool_]:
     """Which calls belong to a forward pass that runs again inside the backward pass."""
     recomputed = np.zeros(len(work.flops), dtype=bool)
-    for rank in distinct(work.rank).tolist():
+    for rank in unique_values(work.rank).tolist():
         mine = work.rank == rank
         recomputed[mine] = partition_of(run, rank, scope).at(work.start[mine]) == RECOMPUTE
     return recomputed

@@ -18,7 +18,7 @@ from rankscope.analysis.efficiency.ncu_metrics import roofline_points
 from rankscope.analysis.within_rank.op_work import NO_KERNEL, NO_SHAPES, OpWork, op_work
 from rankscope.devices import Ceilings
 from rankscope.records import dataclass
-from rankscope.store.arrays import distinct, number_rows
+from rankscope.store.arrays import number_rows, unique_values
 from rankscope.store.run import Run
 from rankscope.units import format_rounded
 
@@ -246,7 +246,7 @@ def _kernels_of(work: OpWork, row: dict[str, Any]) -> tuple[str, ...]:
     names = np.array([*(name == row["name"] for name in work.names), False])
     dtypes = np.array([dtype == row["dtype"] for dtype in work.dtypes], dtype=bool)
     mine = names[work.signature] & dtypes[work.dtype] & (work.kernel != NO_KERNEL)
-    return tuple(sorted(work.kernels[kernel] for kernel in distinct(work.kernel[mine]).tolist()))
+    return tuple(sorted(work.kernels[kernel] for kernel in unique_values(work.kernel[mine]).tolist()))
 
 
 def _part_of_step(slow: _Slow) -> str:

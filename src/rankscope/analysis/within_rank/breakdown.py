@@ -30,7 +30,7 @@ from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.core.step_times import StepWindows, windows
 from rankscope.ranges import as_ranges
 from rankscope.records import dataclass
-from rankscope.store.arrays import distinct
+from rankscope.store.arrays import unique_values
 from rankscope.store.run import Run
 from rankscope.units import format_rounded
 
@@ -138,7 +138,8 @@ def breakdown(run: Run, scope: Scope, by: str | None = None) -> Result:
         rows.append(_row(rank, None, parts.totals(slice(None))))
         if scope.steps is not None:
             rows += [
-                _row(rank, step, parts.totals(found.step == step)) for step in distinct(found.step).tolist()
+                _row(rank, step, parts.totals(found.step == step))
+                for step in unique_values(found.step).tolist()
             ]
     rows.sort(key=lambda row: (row["step"] is not None, row["rank"], row["step"] or 0))
     unrecorded = _unrecorded(run, scope)

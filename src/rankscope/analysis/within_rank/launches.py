@@ -12,7 +12,7 @@ from rankscope.analysis.core.intervals import Ints, length, union
 from rankscope.analysis.core.notes import NO_GPU, gpu_outside_steps, left_out
 from rankscope.analysis.core.result import Column, Result
 from rankscope.analysis.core.scope import Scope
-from rankscope.store.arrays import distinct
+from rankscope.store.arrays import unique_values
 from rankscope.store.run import Run
 
 QUEUE_SLOTS = 1024
@@ -85,7 +85,7 @@ def _streams(rank: int, events: DeviceEvents) -> Iterator[dict[str, Any]]:
 def _recorded(cycle: Ints, launch: Ints, start: Ints) -> int:
     """From the first launch to the last start, cycle by cycle: between two cycles nothing was recorded."""
     total = 0
-    for one in distinct(cycle):
+    for one in unique_values(cycle):
         times = np.concatenate([launch[cycle == one], start[cycle == one]])
         total += int(times.max() - times.min())
     return total

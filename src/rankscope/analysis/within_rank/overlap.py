@@ -20,7 +20,7 @@ from rankscope.analysis.core.severity import OnRank, graded, of_the_worst
 from rankscope.analysis.core.step_times import StepWindows, windows
 from rankscope.analysis.within_rank.breakdown import rank_sets
 from rankscope.analysis.within_rank.kernel_families import kernel_name
-from rankscope.store.arrays import distinct
+from rankscope.store.arrays import unique_values
 from rankscope.store.run import Run
 from rankscope.units import format_rounded
 
@@ -52,7 +52,7 @@ def overlap(run: Run, scope: Scope, by: str | None = None) -> Result:
             continue
         host = rank_collectives(run, rank, Scope())
         if by == "step":
-            for step in distinct(found.step[found.step != NO_STEP]).tolist():
+            for step in unique_values(found.step[found.step != NO_STEP]).tolist():
                 mine = found.step == step
                 window = Intervals(found.start[mine], found.end[mine])
                 rows += list(_rows(run, rank, step, events, host, window, each=False))
@@ -89,7 +89,7 @@ def _rows(
     sets: list[tuple[str | None, Intervals]] = [(None, join(union(comm.start, comm.end), on_host))]
     if each:
         kinds: dict[str, list[int]] = {}
-        for code in distinct(comm.work).tolist():
+        for code in unique_values(comm.work).tolist():
             kinds.setdefault(kernel_name(names[code]), []).append(code)
         for kind, codes in sorted(kinds.items()):
             mine = np.isin(comm.work, codes)

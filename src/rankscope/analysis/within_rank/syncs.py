@@ -18,7 +18,7 @@ from rankscope.analysis.core.severity import graded
 from rankscope.analysis.within_rank.idle_causes import idle_by_device, idle_by_rank
 from rankscope.analysis.within_rank.sync_calls import waiting_calls
 from rankscope.model import LAUNCH_CATEGORIES
-from rankscope.store.arrays import distinct, number_rows
+from rankscope.store.arrays import number_rows, unique_values
 from rankscope.store.run import Run
 from rankscope.units import format_rounded
 
@@ -49,7 +49,7 @@ def syncs(run: Run, scope: Scope, by: str | None = None) -> Result:
     idle = idle_by_rank(run, scope)
     steps = steps_in(run, scope)
     waiting = waiting_calls(run, scope)
-    for rank, mine in split_by_rank(waiting, distinct(waiting["rank"]).tolist()).items():
+    for rank, mine in split_by_rank(waiting, unique_values(waiting["rank"]).tolist()).items():
         for key, sums, stepped in _calls(all_names(run), mine, idle.get(rank, EMPTY), steps > 0):
             named = (rank, *key) if by == "rank" else key
             _add(groups.setdefault(named, [0, 0, 0, 0]), sums)
