@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -15,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rankscope import native
+from rankscope.records import dataclass
 from rankscope.store.arrays import NONE, Ints, Mask
 from rankscope.store.nesting import Indices, Nesting, track_time_key
 

@@ -6,7 +6,6 @@ cross, one starting inside another and ending after it, a loop runs over that cl
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from typing import Any
@@ -15,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rankscope import native
+from rankscope.records import dataclass
 from rankscope.store.arrays import NONE, Ints, Mask
 
 Indices = NDArray[np.int32]
