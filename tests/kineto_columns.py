@@ -7,7 +7,7 @@ from array import array
 from typing import Any
 
 from rankscope.readers.base import ReadReport
-from rankscope.readers.columns import EventColumns
+from rankscope.readers.columns import NULL, EventColumns
 from rankscope.readers.kineto import native_scan
 from rankscope.readers.kineto.reader import JsonBatch, _Block
 from rankscope.readers.sql_columns import read_columns
@@ -32,8 +32,10 @@ def plain(columns: EventColumns) -> dict[str, list[Any]]:
     texts = [*columns.texts, None]  # NO_TEXT is -1
     found: dict[str, list[Any]] = {
         name: [texts[code] for code in getattr(columns, name).tolist()]
-        for name in ("phase", "category", "name", "pid", "tid", "flow", "collective")
+        for name in ("phase", "category", "name", "pid", "tid", "collective")
     }
+    flows = columns.flow.tolist()
+    found["flow"] = [None if flow == NULL else flow if flow >= 0 else texts[-1 - flow] for flow in flows]
     for name in ("time", "duration", "linked", "correlation", "external_id", "device", "stream", "bytes"):
         found[name] = getattr(columns, name).tolist()
     found["memory_events"], found["memory"] = columns.memory_events.tolist(), columns.memory.tolist()
