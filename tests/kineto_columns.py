@@ -6,8 +6,9 @@ import json
 from array import array
 from typing import Any
 
+from event_rows import flow_names
 from rankscope.readers.base import ReadReport
-from rankscope.readers.columns import NULL, EventColumns
+from rankscope.readers.columns import EventColumns
 from rankscope.readers.kineto import native_scan
 from rankscope.readers.kineto.reader import JsonBatch, _Block
 from rankscope.readers.sql_columns import read_columns
@@ -34,8 +35,7 @@ def plain(columns: EventColumns) -> dict[str, list[Any]]:
         name: [texts[code] for code in getattr(columns, name).tolist()]
         for name in ("phase", "category", "name", "pid", "tid", "collective")
     }
-    flows = columns.flow.tolist()
-    found["flow"] = [None if flow == NULL else flow if flow >= 0 else texts[-1 - flow] for flow in flows]
+    found["flow"] = flow_names(columns)
     for name in ("time", "duration", "linked", "correlation", "external_id", "device", "stream", "bytes"):
         found[name] = getattr(columns, name).tolist()
     found["memory_events"], found["memory"] = columns.memory_events.tolist(), columns.memory.tolist()
