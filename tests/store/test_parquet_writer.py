@@ -181,14 +181,16 @@ def test_several_pages(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_table_without_rows_has_its_types(path: Path) -> None:
     types = {"a": "BIGINT", "b": "INTEGER", "c": "DOUBLE", "d": "BOOLEAN", "e": "VARCHAR", "f": "JSON"}
     types |= {"g": "VARCHAR[]", "h": "INTEGER[]"}
+    fields = [Field(name, kind, "") for name, kind in types.items()]
     nothing = np.array([], dtype=np.int64)
-    empty = {name: Numbers(nothing) for name in "abcd"} | {name: coded([]) for name in "ef"}
-    empty_lists = {"g": lists([]), "h": Lists(nothing, Numbers(nothing))}
-    for groups in ((), ({**empty, **empty_lists},)):
-        write(path, types, *groups)
-        described = DUCKDB.execute(f"DESCRIBE FROM '{path}'").fetchall()
-        assert {name: kind for name, kind, *_ in described} == types
-        assert pyarrow.parquet.ParquetFile(path).read().num_rows == 0
+    empty: dict[str, Chunk] = {name: Numbers(nothing) for name in "abcd"}
+    empty |= {"e": coded([]), "f": plain([]), "g": lists([]), "h": Lists(nothing, Numbers(nothing))}
+    with ParquetFile(path, fields) as file:
+        file.write(empty)
+        file.append([encode(field, empty[field.name]) for field in fields], 0)
+    described = DUCKDB.execute(f"DESCRIBE FROM '{path}'").fetchall()
+    assert {name: kind for name, kind, *_ in described} == types
+    assert pyarrow.parquet.ParquetFile(path).read().num_rows == 0
 
 
 def test_json_is_queried_as_json(path: Path) -> None:

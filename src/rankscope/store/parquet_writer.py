@@ -51,8 +51,8 @@ _DATA_PAGE, _DICTIONARY_PAGE = 0, 2
 _FEW = 256
 """Fewer numbers than this are written as they are."""
 
-_WORTH_COMPRESSING = 256
-"""Bytes."""
+_WORTH_COMPRESSING, _LARGE = 256, 1 << 16
+"""Sizes of pages in bytes."""
 
 
 @dataclass(frozen=True)
@@ -159,8 +159,8 @@ class ParquetFile:
 
     def write(self, chunks: Mapping[str, Chunk]) -> None:
         """Write a row group: a chunk for each field, all with the same number of rows."""
-        columns = [encode(field, chunks[field.name]) for field in self._fields]
-        self.append(columns, _rows(chunks[self._fields[0].name]))
+        rows = _rows(chunks[self._fields[0].name])
+        self.append([encode(field, chunks[field.name]) for field in self._fields] if rows else (), rows)
 
     def append(self, columns: Sequence[EncodedColumn], rows: int) -> None:
         """Write a row group of columns that are encoded, in the order of the fields. One without rows is left out."""
@@ -245,11 +245,10 @@ def _leaf(name: str, kind: _Type) -> Value:
 
 
 def _column_chunk(field: Field, column: EncodedColumn, position: int) -> Value:
-    path = [text(field.name)] + ([text("list"), text("element")] if field.type.endswith("[]") else [])
     metadata = {
         1: i32(_element_type(field).physical),
-        2: items([i32(encoding) for encoding in column.encodings]),
-        3: items(path),
+        2: _encodings(column.encodings),
+        3: _path(field),
         4: i32(column.codec),
         5: i64(column.entries),
         6: i64(column.uncompressed_bytes),
@@ -259,6 +258,18 @@ def _column_chunk(field: Field, column: EncodedColumn, position: int) -> Value:
         12: column.statistics,
     }
     return struct({2: i64(0), 3: struct(metadata)})
+
+
+@lru_cache
+def _encodings(encodings: tuple[int, ...]) -> Value:
+    return items([i32(encoding) for encoding in encodings])
+
+
+@lru_cache(maxsize=512)
+def _path(field: Field) -> Value:
+    return items(
+        [text(name) for name in (field.name, *(("list", "element") if field.type.endswith("[]") else ()))]
+    )
 
 
 @dataclass(frozen=True)
@@ -454,7 +465,9 @@ class _Compressor(threading.local):
         self._compress = zstandard.ZstdCompressor(level=_LEVEL).compress
 
     def __call__(self, parts: Sequence[Any]) -> bytes:
-        """A frame for each part: zstd reads them as one, and values need no copy to put the levels before them."""
+        """One frame, or one for each part of a large page: its values are not copied to put the levels before them."""
+        if sum(map(len, parts)) < _LARGE:
+            parts = (b"".join(parts),)
         return b"".join([self._compress(part) for part in parts])
 
 
