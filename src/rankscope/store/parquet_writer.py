@@ -51,7 +51,7 @@ _DATA_PAGE, _DICTIONARY_PAGE = 0, 2
 _FEW = 256
 """Fewer numbers than this are written as they are."""
 
-_WORTH_COMPRESSING, _LARGE = 256, 1 << 16
+_WORTH_COMPRESSING, _LARGE = 1 << 10, 1 << 16
 """Sizes of pages in bytes."""
 
 
@@ -424,7 +424,12 @@ def _flat_pages(valid: Mask, values: _Values) -> Iterator[tuple[int, Sequence[An
     rows = np.flatnonzero(valid)[list(values.page_ends)].tolist() if values.page_ends else []
     row = value = 0
     for end_row, end_value in zip((*rows, len(valid)), (*values.page_ends, values.count), strict=True):
-        yield end_row - row, (_levels(valid[row:end_row], 1), values.page(value, end_value))
+        entries, present = end_row - row, end_value - value
+        if 0 < present < entries:
+            levels = _levels(valid[row:end_row], 1)
+        else:  # one run of equal levels
+            levels = _sized(varint(entries << 1) + (b"\1" if present else b"\0"))
+        yield entries, (levels, values.page(value, end_value))
         row, value = end_row, end_value
 
 
@@ -446,16 +451,15 @@ def _list_levels(counts: Integers, valid: Mask) -> tuple[Levels, Levels]:
 
 
 def _levels(levels: NDArray[Any], width: int) -> bytes:
-    """One run of equal levels if they are; otherwise bit-packed with this width, 1 or 2."""
-    first = levels[:1]
-    if (levels == first).all():
-        runs = varint(len(levels) << 1) + first.tobytes()
-    else:
-        groups = -(-len(levels) // 8)
-        bits = levels if width == 1 else np.unpackbits(levels[:, None], axis=1, count=2, bitorder="little")
-        packed = np.packbits(bits, bitorder="little")
-        runs = b"".join((varint(groups << 1 | 1), packed.data, bytes(groups * width - len(packed))))
-    return len(runs).to_bytes(4, "little") + runs
+    """Bit-packed levels, of a width of 1 or 2."""
+    groups = -(-len(levels) // 8)
+    bits = levels if width == 1 else np.unpackbits(levels[:, None], axis=1, count=2, bitorder="little")
+    packed = np.packbits(bits, bitorder="little")
+    return _sized(b"".join((varint(groups << 1 | 1), packed.data, bytes(groups * width - len(packed)))))
+
+
+def _sized(levels: bytes) -> bytes:
+    return len(levels).to_bytes(4, "little") + levels
 
 
 class _Compressor(threading.local):
