@@ -101,20 +101,48 @@ static PyObject *plain_texts(PyObject *self, PyObject *arguments) {
     return made;
 }
 
-/* Arrays as a tuple of buffers; frees them where that fails. */
-static PyObject *buffers_or_free(Array *arrays, size_t count) {
-    PyObject *made = PyTuple_New((Py_ssize_t)count);
-    for (size_t i = 0; made && i < count; i++) {
-        PyObject *buffer = array_to_python(&arrays[i]);
-        if (!buffer) {
-            Py_DECREF(made);
-            made = NULL;
-        } else {
-            PyTuple_SetItem(made, (Py_ssize_t)i, buffer);
-        }
+/* Up to 19 digits; returns the end. */
+static uint8_t *put_digits(uint8_t *out, uint64_t number) {
+    uint8_t digits[20];
+    size_t count = 0;
+    do digits[count++] = (uint8_t)('0' + number % 10);
+    while (number /= 10);
+    while (count) *out++ = digits[--count];
+    return out;
+}
+
+static void put_numbers(Array *data, Array *offsets, const int64_t *numbers, size_t count) {
+    if (!array_reserve(data, count * 24) || !array_reserve(offsets, count * 4)) return;
+    uint8_t *out = data->data;
+    uint32_t *begins = (uint32_t *)offsets->data;
+    for (size_t i = 0; i < count; i++) {
+        begins[i] = numbers[i] < 0 ? UINT32_MAX : (uint32_t)(out - data->data);
+        if (numbers[i] < 0) continue;
+        uint8_t *end = put_digits(out + 4, (uint64_t)numbers[i]);
+        uint32_t length = (uint32_t)(end - out - 4);
+        memcpy(out, &length, 4);
+        out = end;
     }
-    for (size_t i = 0; i < count; i++) array_free(&arrays[i]);
-    return made;
+    data->size = (size_t)(out - data->data);
+    offsets->size = count * 4;
+}
+
+static PyObject *number_texts(PyObject *self, PyObject *argument) {
+    (void)self;
+    Py_buffer view;
+    if (PyObject_GetBuffer(argument, &view, PyBUF_SIMPLE) < 0) return NULL;
+    size_t count = (size_t)view.len / 8;
+    Array made[2] = {{0}, {0}};
+    if (count > UINT32_MAX / 24) {
+        PyBuffer_Release(&view);
+        PyErr_SetString(PyExc_ValueError, "too many numbers");
+        return NULL;
+    }
+    Py_BEGIN_ALLOW_THREADS;
+    put_numbers(&made[0], &made[1], view.buf, count);
+    Py_END_ALLOW_THREADS;
+    PyBuffer_Release(&view);
+    return arrays_to_python(made, 2);
 }
 
 static PyObject *split_numbers(PyObject *self, PyObject *arguments) {
@@ -140,7 +168,7 @@ static PyObject *split_numbers(PyObject *self, PyObject *arguments) {
     }
     Py_END_ALLOW_THREADS;
     PyBuffer_Release(&view);
-    return buffers_or_free(made, 2);
+    return arrays_to_python(made, 2);
 }
 
 /* The mask of the codes that are not null, the codes that occur, ascending, and the place of each code among those.
@@ -200,10 +228,12 @@ static PyObject *places_of_codes(PyObject *self, PyObject *arguments) {
         PyErr_SetString(PyExc_ValueError, "a code without a text");
         return NULL;
     }
-    return buffers_or_free(made, 3);
+    return arrays_to_python(made, 3);
 }
 
 PyMethodDef packing_methods[] = {
+    {"number_texts", number_texts, METH_O,
+     "Numbers of 8 bytes as PLAIN texts, and where each begins (4 bytes); one below 0 has none."},
     {"pack_deltas", pack_deltas, METH_O, "Numbers of 8 bytes as DELTA_BINARY_PACKED."},
     {"plain_texts", plain_texts, METH_VARARGS,
      "(data, offsets, codes): the texts of these codes as PLAIN. Offsets and codes are numbers of 8 bytes."},

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rankscope import native
-from rankscope.readers.columns import Texts
+from rankscope.readers.columns import NULL, Texts, joined_texts
 from rankscope.store.thrift import varint, zigzag
 
 Int64 = NDArray[np.int64]
@@ -87,3 +87,11 @@ def pack_deltas(values: Int64) -> Any:
     for block, (low, width) in enumerate(zip(smallest.tolist(), widths.tolist(), strict=True)):
         pieces += zigzag(low), varint(width * 8), single_bytes[block, :, :width].tobytes()
     return b"".join(pieces)
+
+
+def number_texts(numbers: NDArray[np.int64]) -> tuple[Any, NDArray[np.uint32]]:
+    """Whole numbers, none below 0, as PLAIN texts, and where each begins; NULL has no text, and NO_ARGS."""
+    if native.functions is not None:
+        data, offsets = native.functions.number_texts(np.ascontiguousarray(numbers))
+        return data, np.frombuffer(offsets, dtype=np.uint32)
+    return joined_texts(None if number == NULL else b"%d" % number for number in numbers.tolist())
