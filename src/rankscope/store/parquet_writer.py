@@ -4,7 +4,7 @@
 release the interpreter's lock. `ParquetFile.append` puts the columns of a row group behind each other in the file.
 
 Numbers are written as differences (DELTA_BINARY_PACKED), or as one byte each where they are close together; texts as a
-dictionary and codes of one, two or four bytes. Whole bytes are quicker to make than the fewest bits, and smaller once
+dictionary and codes of one, two or four bytes. Whole bytes are quicker to make than the fewest bits, and as small once
 they are compressed. docs/adr/0137-parquet-written-here.md compares the alternatives.
 """
 
@@ -12,12 +12,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import zstandard
@@ -26,6 +25,7 @@ from numpy.typing import NDArray
 from rankscope.model import Field
 from rankscope.private_files import open_private
 from rankscope.readers.columns import NO_ARGS, Texts
+from rankscope.records import dataclass
 from rankscope.store.packing import pack_deltas, places_of_codes, plain_texts, split_numbers
 from rankscope.store.thrift import Value, binary, i32, i64, items, struct, text, varint
 
@@ -248,7 +248,7 @@ def _column_chunk(field: Field, column: EncodedColumn, position: int) -> Value:
     metadata = {
         1: i32(_element_type(field).physical),
         2: _encodings(column.encodings),
-        3: _path(field),
+        3: _path(field.name, field.type.endswith("[]")),
         4: i32(column.codec),
         5: i64(column.entries),
         6: i64(column.uncompressed_bytes),
@@ -266,10 +266,8 @@ def _encodings(encodings: tuple[int, ...]) -> Value:
 
 
 @lru_cache(maxsize=512)
-def _path(field: Field) -> Value:
-    return items(
-        [text(name) for name in (field.name, *(("list", "element") if field.type.endswith("[]") else ()))]
-    )
+def _path(name: str, is_list: bool) -> Value:
+    return items([text(step) for step in ((name, "list", "element") if is_list else (name,))])
 
 
 @dataclass(frozen=True)
@@ -478,7 +476,8 @@ class _Compressor(threading.local):
 _compress = _Compressor()
 
 
-class _Page(NamedTuple):
+@dataclass(frozen=True)
+class _Page:
     header: dict[int, Value]
     """What Parquet's PageHeader has besides the sizes."""
     type: int
