@@ -6,6 +6,7 @@ import json
 import math
 import stat
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -237,6 +238,15 @@ def test_columns_may_be_encoded_before(path: Path) -> None:
             file.append(group, 1)
     assert file.rows == 3
     assert DUCKDB.execute(f"FROM '{path}'").fetchall() == [(0, "0"), (1, "1"), (2, "2")]
+
+
+def test_threads_encode_side_by_side() -> None:
+    chunks = [Numbers(np.arange(5000) * factor % 7919) for factor in range(2, 18)]
+    field = Field("x", "BIGINT", "")
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(lambda chunk: encode(field, chunk), chunks)) == [
+            encode(field, c) for c in chunks
+        ]
 
 
 def test_only_its_owner_can_read_it(tmp_path: Path) -> None:
