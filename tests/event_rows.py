@@ -15,9 +15,11 @@ def event_rows(columns: EventColumns) -> list[dict[str, Any]]:
     """The columns of model.EVENTS; the arguments as Python values; `memory` of those that have it."""
     texts = [*columns.texts, None]  # NO_TEXT is -1
     rows: list[dict[str, Any]] = [dict.fromkeys(EVENTS.columns) for _ in range(len(columns))]
-    for name in ("phase", "category", "name", "pid", "tid", "flow"):
+    for name in ("phase", "category", "name", "pid", "tid"):
         for row, code in zip(rows, getattr(columns, name).tolist(), strict=True):
             row[_COLUMNS.get(name, name)] = texts[code]
+    for row, flow in zip(rows, flow_names(columns), strict=True):
+        row["flow"] = flow
     for name in ("time", "duration"):
         for row, value in zip(rows, getattr(columns, name).tolist(), strict=True):
             row[_COLUMNS[name]] = _number(value)
@@ -33,6 +35,15 @@ def event_rows(columns: EventColumns) -> list[dict[str, Any]]:
     for index, values in zip(columns.memory_events.tolist(), columns.memory.tolist(), strict=True):
         rows[index]["memory"] = [_number(value) for value in values]
     return rows
+
+
+def flow_names(columns: EventColumns) -> list[str | None]:
+    """The ids of flows as they are in the file."""
+    texts = list(columns.texts)
+    return [
+        None if flow == NULL else str(flow) if flow >= 0 else texts[-1 - flow]
+        for flow in columns.flow.tolist()
+    ]
 
 
 def _number(value: int) -> int | None:

@@ -6,6 +6,7 @@ import json
 from array import array
 from typing import Any
 
+from event_rows import flow_names
 from rankscope.readers.base import ReadReport
 from rankscope.readers.columns import EventColumns
 from rankscope.readers.kineto import native_scan
@@ -32,8 +33,9 @@ def plain(columns: EventColumns) -> dict[str, list[Any]]:
     texts = [*columns.texts, None]  # NO_TEXT is -1
     found: dict[str, list[Any]] = {
         name: [texts[code] for code in getattr(columns, name).tolist()]
-        for name in ("phase", "category", "name", "pid", "tid", "flow", "collective")
+        for name in ("phase", "category", "name", "pid", "tid", "collective")
     }
+    found["flow"] = flow_names(columns)
     for name in ("time", "duration", "linked", "correlation", "external_id", "device", "stream", "bytes"):
         found[name] = getattr(columns, name).tolist()
     found["memory_events"], found["memory"] = columns.memory_events.tolist(), columns.memory.tolist()
