@@ -2,38 +2,25 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
+from kineto_columns import plain
 from rankscope.model import EVENTS
 from rankscope.readers.columns import NULL, EventColumns
 
-_COLUMNS = {"phase": "ph", "time": "ts_ns", "duration": "dur_ns"}
+_OF_ALL = ("phase", "category", "name", "pid", "tid", "flow", "time", "duration", "args")
+_LINKED = ("correlation", "external_id", "device", "stream", "bytes", "collective")
+_NAMES = {"phase": "ph", "time": "ts_ns", "duration": "dur_ns"}
 
 
 def event_rows(columns: EventColumns) -> list[dict[str, Any]]:
-    """The columns of model.EVENTS; the arguments as Python values; `memory` of those that have it."""
-    texts = [*columns.texts, None]  # NO_TEXT is -1
+    """The columns of model.EVENTS, with the arguments as Python values; and `memory` of those that have it."""
+    found = plain(columns)
     rows: list[dict[str, Any]] = [dict.fromkeys(EVENTS.columns) for _ in range(len(columns))]
-    for name in ("phase", "category", "name", "pid", "tid", "flow"):
-        for row, code in zip(rows, getattr(columns, name).tolist(), strict=True):
-            row[_COLUMNS.get(name, name)] = texts[code]
-    for name in ("time", "duration"):
-        for row, value in zip(rows, getattr(columns, name).tolist(), strict=True):
-            row[_COLUMNS[name]] = _number(value)
-    linked = [rows[index] for index in columns.linked.tolist()]
-    for name in ("correlation", "external_id", "device", "stream", "bytes"):
-        for row, value in zip(linked, getattr(columns, name).tolist(), strict=True):
-            row[name] = _number(value)
-    for row, code in zip(linked, columns.collective.tolist(), strict=True):
-        row["collective"] = texts[code]
-    for index, row in enumerate(rows):
-        text = columns.args_of(index)
-        row["args"] = None if text is None else json.loads(text)
-    for index, values in zip(columns.memory_events.tolist(), columns.memory.tolist(), strict=True):
-        rows[index]["memory"] = [_number(value) for value in values]
+    for names, events in ((_OF_ALL, rows), (_LINKED, [rows[index] for index in found["linked"]])):
+        for name in names:
+            for row, value in zip(events, found[name], strict=True):
+                row[_NAMES.get(name, name)] = None if value == NULL else value
+    for index, values in zip(found["memory_events"], found["memory"], strict=True):
+        rows[index]["memory"] = values
     return rows
-
-
-def _number(value: int) -> int | None:
-    return None if value == NULL else value
