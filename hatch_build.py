@@ -74,14 +74,17 @@ def _compile(sources: Path, library: Path) -> str:
     if not Path(include, "Python.h").is_file():
         return f"there is no Python.h in {include}"
     compiler = shlex.split(os.environ.get("CC", "cc"))
-    more = shlex.split(os.environ.get("RANKSCOPE_CFLAGS", ""))
+    # ARCHFLAGS: how tools that build wheels on a Mac say for which processor.
+    more = shlex.split(f"{os.environ.get('ARCHFLAGS', '')} {os.environ.get('RANKSCOPE_CFLAGS', '')}")
     files = [path.name for path in sorted(sources.glob("*.c"))]
     command = [*compiler, *_FLAGS, *more, f"-I{include}", *_SHARED, *files, "-o", str(library)]
     try:
         ended = subprocess.run(command, cwd=sources, capture_output=True, text=True)
     except OSError as error:
         return f"{compiler[0]}: {error.strerror}"
-    return "" if ended.returncode == 0 else f"{compiler[0]}: {ended.stderr.strip()[-1000:]}"
+    if ended.returncode == 0:
+        return ""
+    return f"{compiler[0]}: {ended.stderr.strip()[-1000:] or f'exit status {ended.returncode}'}"
 
 
 def _definitions(root: Path) -> Any:

@@ -93,7 +93,7 @@ def _reads(name: str) -> Callable[[bytes], None]:
 
 
 def _select(batch: Batch) -> None:
-    """Read a batch as the store does."""
+    """Read a batch of a further table as the store does."""
     try:
         _connection.execute(batch.select()).fetchall()
     except (duckdb.IOException, duckdb.OutOfMemoryException):

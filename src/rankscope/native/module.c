@@ -88,6 +88,19 @@ PyObject *array_to_python(Array *array) {
     return (PyObject *)buffer;
 }
 
+PyObject *arrays_to_python(Array *arrays, size_t count) {
+    PyObject *made = PyTuple_New((Py_ssize_t)count);
+    for (size_t i = 0; made && i < count; i++) {
+        PyObject *buffer = array_to_python(&arrays[i]);
+        if (!buffer || PyTuple_SetItem(made, (Py_ssize_t)i, buffer) < 0) {
+            Py_DECREF(made);
+            made = NULL;
+        }
+    }
+    for (size_t i = 0; i < count; i++) array_free(&arrays[i]);
+    return made;
+}
+
 static struct PyModuleDef definition = {
     PyModuleDef_HEAD_INIT,
     .m_name = "_native",
@@ -102,8 +115,8 @@ PyMODINIT_FUNC PyInit__native(void) {
     if (!module) return NULL;
     buffer_type = PyType_FromSpec(&buffer_spec);
     if (!buffer_type || PyModule_AddFunctions(module, scan_methods) < 0 ||
-        PyModule_AddFunctions(module, packing_methods) < 0 || PyModule_AddFunctions(module, sqlite_methods) < 0 ||
-        PyModule_AddFunctions(module, repeated_methods) < 0) {
+        PyModule_AddFunctions(module, packing_methods) < 0 || PyModule_AddFunctions(module, nesting_methods) < 0 ||
+        PyModule_AddFunctions(module, sqlite_methods) < 0 || PyModule_AddFunctions(module, repeated_methods) < 0) {
         Py_DECREF(module);
         return NULL;
     }

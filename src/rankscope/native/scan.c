@@ -17,13 +17,13 @@
 
 /* The columns, in the order in which scan_events returns them. */
 enum {
-    PHASE, CATEGORY, NAME, PID, TID, FLOW,
-    TIME, DURATION, ARGS, ARGS_OFFSET,
+    PHASE, CATEGORY, NAME, PID, TID,
+    FLOW, TIME, DURATION, ARGS, ARGS_OFFSET,
     LINKED, CORRELATION, EXTERNAL_ID, DEVICE, STREAM, BYTES, COLLECTIVE,
     MEMORY_EVENTS, MEMORY, COMPUTING, SHAPES,
     COLUMNS,
 };
-#define TEXT_FIELDS (FLOW + 1)
+#define TEXT_FIELDS (TID + 1)
 
 /* What a category or a name means: one bit for each list of words that scan_events gets, in this order. */
 enum {
@@ -127,6 +127,26 @@ static inline Place read_text(Scan *scan, Place p, int field, int32_t *code) {
     else return NULL;
     *last = (Remembered){begin, (size_t)(p - begin), *code};
     return *code == NOT_CODED ? NULL : p;
+}
+
+/* The id of a flow: a whole number, or the code of a text (readers/columns.py); null leaves it as it is. */
+static inline Place read_flow(Scan *scan, Place p, int64_t *flow) {
+    Place begin = p;
+    Spelling spelling = {0};
+    p = skip_scalar(p, scan->end, &spelling);
+    if (!p || *begin == 'n') return p;
+    bool quoted = *begin == '"';
+    Place text = begin + quoted, text_end = p - quoted;
+    if (spelling.escaped) return NULL; /* it may be a number that is spelt with escapes */
+    if (text < text_end && *text != '-' && is_plain_integer(text, text_end)) {
+        *flow = 0;
+        for (; text < text_end; text++) *flow = *flow * 10 + (*text - '0');
+        return p;
+    }
+    if (!quoted && !is_plain_integer(text, text_end)) return NULL;
+    int32_t code = code_of(scan, text, (size_t)(text_end - text));
+    *flow = -1 - (int64_t)code;
+    return code == NOT_CODED ? NULL : p;
 }
 
 static inline Place read_time(Scan *scan, Place p, bool colon_follows, int64_t *result) {
@@ -358,7 +378,7 @@ static bool add_shapes(Scan *scan) {
 }
 
 /* The fields of an event that are read: the text fields, and these. */
-enum { FIELD_TIME = TEXT_FIELDS, FIELD_DURATION, FIELD_ARGS, FIELD_OTHER };
+enum { FIELD_TIME = FLOW + 1, FIELD_DURATION, FIELD_ARGS, FIELD_OTHER };
 
 /* A key as it is mostly written. */
 typedef struct {
@@ -410,7 +430,7 @@ static Place read_event(Scan *scan, Place p) {
     Place begin = p, end = scan->end;
     int32_t codes[TEXT_FIELDS];
     for (int field = 0; field < TEXT_FIELDS; field++) codes[field] = NO_TEXT;
-    int64_t time = NO_NUMBER, duration = NO_NUMBER;
+    int64_t flow = NO_NUMBER, time = NO_NUMBER, duration = NO_NUMBER;
     uint32_t args = NO_ARGS, fields = 0;
     scan->has = 0;
     scan->first_name = NO_TEXT;
@@ -423,6 +443,7 @@ static Place read_event(Scan *scan, Place p) {
         if (!p || (field != FIELD_OTHER && fields >> field & 1)) return NULL;
         fields |= 1u << field;
         switch (field) {
+        case FLOW: p = read_flow(scan, p, &flow); break;
         case FIELD_TIME: p = read_time(scan, p, colon_follows, &time); break;
         case FIELD_DURATION: p = read_duration(scan, p, &duration); break;
         case FIELD_ARGS: p = read_args(scan, p, &args); break;
@@ -443,12 +464,13 @@ static Place read_event(Scan *scan, Place p) {
 
     Array *columns = scan->columns;
     for (int field = 0; field < TEXT_FIELDS; field++) {
-        if (codes[field] == NO_TEXT && field != FLOW) {
+        if (codes[field] == NO_TEXT) {
             codes[field] = code_of(scan, begin, 0);
             if (codes[field] == NOT_CODED) return NULL;
         }
         array_append_i32(&columns[field], codes[field]);
     }
+    array_append_i64(&columns[FLOW], flow);
     array_append_i64(&columns[TIME], time);
     array_append_i64(&columns[DURATION], duration);
     array_append_i32(&columns[ARGS_OFFSET], (int32_t)args);

@@ -11,19 +11,19 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rankscope.errors import NotATraceError, ReadError
 from rankscope.model import CATEGORY_ALIASES, COMPUTING_OPS, MEMORY_ARGS, SHAPE_ARGS, Table
 from rankscope.readers.base import Batch, ReadReport, TraceIdentity, rank_from_name, usable_time
 from rankscope.readers.byte_stream import GzipStream, is_gzip, open_stream, read_head
-from rankscope.readers.columns import EventColumns
 from rankscope.readers.kineto import json_layout
 from rankscope.readers.kineto.json_repair import repair_range
-from rankscope.readers.kineto.native_scan import available, scan
 from rankscope.readers.memory_file import MemoryFile
-from rankscope.readers.sql_columns import read_columns
 from rankscope.sql import sql_name, sql_text, sql_texts
+
+if TYPE_CHECKING:
+    from rankscope.readers.columns import EventColumns
 
 BLOCK_BYTES = 32 << 20
 """Parsed by one thread: small enough to keep memory low and to let threads finish at about the same time."""
@@ -105,6 +105,10 @@ class JsonBatch:
         self._file = MemoryFile()
 
     def columns(self) -> EventColumns:
+        # Late: they import numpy, which finding and identifying files does not need.
+        from rankscope.readers.kineto.native_scan import available, scan
+        from rankscope.readers.sql_columns import read_columns
+
         block = self._block
         found = scan(memoryview(block.data)[block.start : block.end]) if available() else None
         return read_columns(self) if found is None else found
@@ -155,7 +159,9 @@ class KinetoReading:
         self._stream = open_stream(path)
         # A byte more than a small file has: its first block is known to be the last without another read.
         size = path.stat().st_size
-        self._block_bytes = BLOCK_BYTES if isinstance(self._stream, GzipStream) else min(BLOCK_BYTES, size + 1)
+        self._block_bytes = (
+            BLOCK_BYTES if isinstance(self._stream, GzipStream) else min(BLOCK_BYTES, size + 1)
+        )
         self._spare: list[bytearray] = []
         """Buffers to use again: allocating new ones costs more than reading into them."""
 

@@ -14,7 +14,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rankscope import native
-from rankscope.readers.columns import NO_ARGS, NO_TEXT, NULL, Codes, EventColumns, Numbers, SharedTexts, Texts
+from rankscope.readers.columns import (
+    IN_C,
+    NO_ARGS,
+    NO_TEXT,
+    NULL,
+    Codes,
+    EventColumns,
+    Numbers,
+    SharedTexts,
+    Texts,
+)
 from rankscope.readers.nsys.table_pages import Piece, TablePages, TextColumn
 from rankscope.readers.nsys.table_source import LARGEST_NUMBER, RATE, ROW, SUMMED, Source
 from rankscope.readers.sql_columns import columns_of, connection
@@ -175,6 +185,7 @@ def _repeat(
         computing=distinct.computing[:0],
         shapes=distinct.shapes[:0],
         shared_args=shared,
+        read_by=IN_C,
     )
 
 
