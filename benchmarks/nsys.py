@@ -20,6 +20,7 @@ from contextlib import closing
 from pathlib import Path
 
 from measure import Cost, measure
+from rankscope.readers.nsys.reader import NSYS
 
 ROOT = Path(__file__).parents[1]
 WORK = ROOT / ".bench"
@@ -92,6 +93,10 @@ def compare(path: Path) -> None:
     print(
         f"{path.name}: {path.stat().st_size / 1e9:.2f} GB; load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores\n"
     )
+    reading = measure([sys.executable, __file__, "--read", path])
+    show(
+        "the reader alone, in one thread", reading, f"{path.stat().st_size / 1e6 / reading.seconds:.0f} MB/s"
+    )
     shutil.rmtree(WORK / "nsys-store", ignore_errors=True)
     ours = measure([*RANKSCOPE, "ingest", path, "-o", WORK / "nsys-store", "--rank", f"0={path}"])
     show("rankscope ingest (everything)", ours, f"{path.stat().st_size / 1e6 / ours.seconds:.0f} MB/s")
@@ -112,15 +117,25 @@ def compare(path: Path) -> None:
     print(f"\nload afterwards: {os.getloadavg()[0]:.1f}")
 
 
+def read(path: Path) -> None:
+    """All events of an export as columns, which are thrown away."""
+    for batch in NSYS.open(path).batches():
+        with closing(batch):
+            batch.columns()
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--megabytes", type=int, default=1000, help="size of the export (default: 1000)")
     parser.add_argument("--source", type=Path, default=SOURCE, help="the export whose rows are repeated")
+    parser.add_argument("--read", type=Path, metavar="FILE", help="only read the events of this export")
     args = parser.parse_args()
     WORK.mkdir(exist_ok=True)
-    if args.source.is_file():
+    if args.read:
+        read(args.read)
+    elif args.source.is_file():
         compare(make_export(args.source, args.megabytes))
     else:
         print(f"there is no {args.source}: nothing to measure; name an nsys export with --source")
