@@ -178,9 +178,8 @@ def open_run(args: argparse.Namespace, comm_patterns: tuple[str, ...] = (), pref
 
 def expect_reading(args: argparse.Namespace) -> None:
     """If traces must be read, start a reading process now, so that it loads while this one does."""
-    from rankscope.readers import looks_like_a_trace
+    _import_numpy_with_one_thread()
     from rankscope.store.layout import INDEX_FILE, store_folder
-    from rankscope.store.pool import are_small, start_early
 
     paths = args.run if isinstance(args.run, list) else [args.run]
     if (
@@ -188,6 +187,9 @@ def expect_reading(args: argparse.Namespace) -> None:
         or (store_folder(paths, None, args.cache) / INDEX_FILE).exists()
     ):
         return
+    from rankscope.readers import looks_like_a_trace
+    from rankscope.store.pool import are_small, start_early
+
     files = [file for path in paths for file in (path.iterdir() if path.is_dir() else [path])]
     if not are_small([file for file in files if looks_like_a_trace(file)]):
         use_tools(args)
@@ -196,6 +198,8 @@ def expect_reading(args: argparse.Namespace) -> None:
 
 def use_tools(args: argparse.Namespace) -> None:
     """--nsys PATH and --ncu PATH, for the processes that read the files."""
+    if not args.nsys and not args.ncu:
+        return
     from rankscope import tools
 
     if args.nsys:

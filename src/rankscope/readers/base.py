@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from rankscope.model import Table
+from rankscope.records import dataclass
 
 _MAX_EXAMPLES = 5
 _MOST_RANKS = 1 << 20

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 
 from rankscope.atomic_files import unique_name
 from rankscope.errors import EmptyTraceError, NotATraceError, RankscopeError, StoreError
 from rankscope.host import available_memory_bytes, usable_cores
 from rankscope.private_files import make_private_folder
+from rankscope.records import dataclass
 from rankscope.store.checksums import damage
 from rankscope.store.incoming import clean, exclusive, has_abandoned, incoming_folder, publishing
 from rankscope.store.layout import (
@@ -25,7 +26,6 @@ from rankscope.store.layout import (
     store_folder,
     traces_elsewhere,
 )
-from rankscope.store.pool import run_tasks
 from rankscope.store.rank_assignment import ALONE, BESIDE, Assignment, assign, keep, refuse_overlaps
 from rankscope.store.worker import Task
 
@@ -244,6 +244,8 @@ def _read(
     incoming: Path, wanted: list[Assignment], jobs: int | None, watch: Watch
 ) -> dict[Assignment, _Outcome]:
     """Read files in worker processes, each into a folder of its own."""
+    from rankscope.store.pool import run_tasks  # late: the readers take long to import
+
     if not wanted:
         return {}
     jobs, threads, memory = _share_machine(len(wanted), jobs)
