@@ -19,7 +19,16 @@ from rankscope.analysis.core.result import ColumnRows
 from rankscope.analysis.core.scope import Scope
 from rankscope.store.run import Run
 
-HEAVY = ("numpy", "duckdb", "sqlite3", "subprocess", "statistics", "rankscope.store", "rankscope.analysis")
+HEAVY = (
+    "numpy",
+    "duckdb",
+    "subprocess",
+    "socket",
+    "json",
+    "dataclasses",
+    "rankscope.store",
+    "rankscope.analysis",
+)
 # numpy.ma: np.unique imports it. The readers: a run that is read already needs none of them.
 NOT_FOR_STATS = (
     "numpy.ma",
