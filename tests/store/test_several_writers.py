@@ -90,7 +90,9 @@ def test_a_store_that_another_process_changes_meanwhile(tmp_path: Path) -> None:
     assert len(list(outer.store.glob("rank=*/segment=*/*"))) == 2
 
 
-def test_ctrl_c_while_segments_are_put_in_their_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_while_segments_are_put_in_their_places(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What was moved but is not listed, and what was to be removed, goes at the next opening."""
     write_rank(tmp_path, 0)
     store = ingest([tmp_path]).store
