@@ -54,9 +54,9 @@ def best_of(
     prepare: Callable[[], object] = lambda: None,
     timeout: float | None = None,
 ) -> Cost:
-    """The least of some runs: what other processes add is not the command's. A run of 10 s or more is done once."""
+    """The least of some runs: what other processes add is not the command's. 10 CPU seconds are enough."""
     costs: list[Cost] = []
-    while not costs or (len(costs) < repeat and costs[0].seconds < 10):
+    while not costs or (len(costs) < repeat and costs[0].cpu_seconds < 10):
         prepare()
         costs.append(measure(command, timeout))
     return Cost(

@@ -15,6 +15,7 @@ import os
 import re
 import shutil
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -137,7 +138,7 @@ def _template(body: str, matches: list[re.Match[str]]) -> str:
 
 def stacks(size: str, source: Path = STACKS) -> Trace:
     """A real trace repeated until it has about this size."""
-    name = source.name.partition(".")[0]
+    name = f"{source.name.partition('.')[0]}-{source.stat().st_size}"
     target = WORK / f"stacks-{name}-{size}" / "rank-00000-of-00001.pt.trace.json"
     if not _is_made(target):
         content = source.read_bytes()
@@ -186,6 +187,14 @@ def gzipped(trace: Trace) -> Trace:
             shutil.copyfileobj(plain, packed, 1 << 20)
         _made(target, trace.events)
     return Trace(target, trace.events)
+
+
+def into_page_cache(paths: Iterable[Path]) -> None:
+    """Read files once, so that the first program measured does not pay for the disk."""
+    for path in paths:
+        with path.open("rb", buffering=0) as file:
+            while file.read(1 << 24):
+                pass
 
 
 def _note(target: Path) -> Path:
