@@ -241,7 +241,7 @@ def machine(options: Options) -> dict[str, str]:
     compared += [peers.program_version(path) for path in programs]
     return {
         "cores": str(usable_cores()),
-        "CPU": f"{_cpu_model()} ({platform.machine()})",
+        "CPU": cpu(),
         "memory": f"{physical_memory_bytes() / 1e9:.0f} GB",
         "kernel": platform.release(),
         "Python": platform.python_version(),
@@ -250,7 +250,7 @@ def machine(options: Options) -> dict[str, str]:
     }
 
 
-def _cpu_model() -> str:
+def cpu() -> str:
     """lscpu knows it on every architecture."""
     done = subprocess.run(
         ["lscpu"], capture_output=True, text=True, check=True, env={**os.environ, "LC_ALL": "C"}
@@ -258,7 +258,7 @@ def _cpu_model() -> str:
     names = [
         line.partition(":")[2].strip() for line in done.stdout.splitlines() if line.startswith("Model name")
     ]
-    return names[0] if names else "unknown"
+    return f"{names[0] if names else 'unknown'} ({platform.machine()})"
 
 
 def write(now: Figures) -> None:
@@ -284,7 +284,7 @@ def check(options: Options, strict: bool) -> int:
     last = figures.load(LAST)
     now = measure_part("read", options)
     print(figures.plain_table([now]))
-    if last.machine["CPU"] != machine(options)["CPU"]:
+    if last.machine["CPU"] != cpu():
         print(f"The last figures are of another machine: {last.machine['CPU']}")
     lines = figures.slower(last.parts["read"], now)
     for line in lines:

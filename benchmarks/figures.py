@@ -148,13 +148,17 @@ def markdown(figures: Figures) -> str:
         lines += ["", f"### {part.title}", ""]
         lines += ["| " + " | ".join(COLUMNS) + " |", "|" + "---|" * len(COLUMNS)]
         lines += ["| " + " | ".join(line) + " |" for line in cells(part)]
-        load_text = f"load {part.load_before:.1f} before, {part.load_after:.1f} after"
-        lines += [
-            "",
-            f"Ratio 1: {part.base}. {part.date}; {load_text}." if part.base else f"{part.date}; {load_text}.",
-        ]
+        lines += ["", _circumstances(part, int(figures.machine["cores"]))]
         lines += [f"\n{note}." for note in part.notes]
     return "\n".join(lines)
+
+
+def _circumstances(part: Part, cores: int) -> str:
+    base = f"Ratio 1: {part.base}. " if part.base else ""
+    load_text = f"{part.date}; load {part.load_before:.1f} before, {part.load_after:.1f} after."
+    # What was measured just before is in the load, too, and fills all cores at most.
+    busy = part.load_before > cores + 1
+    return base + load_text + (" Other programs were running: these figures are rough." if busy else "")
 
 
 def write_between_markers(path: Path, text: str) -> None:

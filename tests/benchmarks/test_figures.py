@@ -93,6 +93,13 @@ def test_the_page_is_written_between_its_markers(tmp_path: Path) -> None:
     assert page.read_text() == text
 
 
+def test_the_page_says_when_the_machine_was_busy() -> None:
+    figures_of_two_cores = Figures({"cores": "2"}, {"read": part(1.0, 10.0, "stacks 10MB")})
+    assert "rough" not in figures.markdown(figures_of_two_cores)
+    figures_of_two_cores.parts["read"].load_before = 7.0
+    assert "Other programs were running: these figures are rough." in figures.markdown(figures_of_two_cores)
+
+
 def test_a_page_without_markers_is_left_alone(tmp_path: Path) -> None:
     page = tmp_path / "performance.md"
     page.write_text("no markers")
