@@ -270,7 +270,7 @@ def write(now: Figures) -> None:
         }
     complete = Figures(now.machine, parts)
     figures.save(complete, LAST)
-    figures.write_between_markers(PAGE, figures.markdown(complete))
+    figures.write_between_markers(PAGE, figures.markdown(figures.load(LAST)))
     print(f"Wrote {LAST.relative_to(ROOT)} and {PAGE.relative_to(ROOT)}")
 
 

@@ -74,5 +74,10 @@ def test_parts_that_were_not_measured_stay_if_they_are_of_this_machine(last: Pat
     assert list(figures.load(last).parts) == ["read"]
 
 
+def test_the_page_is_that_of_the_rounded_figures(last: Path) -> None:
+    bench.write(Figures({"cores": "2"}, {"read": read_part(1.00049)}))
+    assert figures.markdown(figures.load(last)) in bench.PAGE.read_text()
+
+
 def test_the_committed_figures_are_those_of_the_page() -> None:
     assert figures.markdown(figures.load(bench.LAST)) in bench.PAGE.read_text(encoding="utf-8")
