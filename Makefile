@@ -6,7 +6,7 @@ STAMP := .venv/.installed
 TOOLS := .venv/.test-tools
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: help demo test tests test-fast test-all test-times coverage faults check bench bench-check exam docs clean
+.PHONY: help demo test tests test-fast test-all test-times coverage sanitize faults check bench bench-check exam docs clean
 .DEFAULT_GOAL := help
 
 help:
@@ -16,6 +16,7 @@ help:
 	@echo "make test-all   make test, and more variations of its slow tests (tests/thorough.txt)"
 	@echo "make faults     kill, flood, damage and attack it some 800 times (docs/reliability.md); under 45 minutes"
 	@echo "make coverage   the branch coverage of the quick tests"
+	@echo "make sanitize   the tests of the C parts, with AddressSanitizer and UndefinedBehaviorSanitizer"
 	@echo "make check      ruff, mypy --strict, import-linter; a user script under mypy and pyright; tsc"
 	@echo "make bench      rankscope against its peers, as ratios of one run"
 	@echo "make bench-check  the small ones: a warning where reading needs 10 % more CPU than in benchmarks/last.json"
@@ -62,6 +63,9 @@ coverage: $(TOOLS)
 # Also the variations in tests/thorough.txt: before a release, and after a change of what they vary.
 test-all: check coverage
 	$(PYTEST) -n 3 -m slow
+
+sanitize: $(STAMP)
+	tests/sanitize.sh
 
 faults: $(TOOLS)
 	$(BIN)/python tests/faults/run.py

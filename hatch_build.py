@@ -1,6 +1,8 @@
 """Build hook: compiles the C parts, and renders docs/reports to HTML in the wheel, where the report reads them.
 
 An editable install needs no rendered pages: rankscope.views.report.definitions reads docs/reports itself.
+
+After a change of the C parts, `python hatch_build.py` compiles them again in place; with a folder, those of a copy.
 """
 
 from __future__ import annotations
@@ -72,14 +74,17 @@ def _compile(sources: Path, library: Path) -> str:
     if not Path(include, "Python.h").is_file():
         return f"there is no Python.h in {include}"
     compiler = shlex.split(os.environ.get("CC", "cc"))
-    more = shlex.split(os.environ.get("RANKSCOPE_CFLAGS", ""))
+    # ARCHFLAGS: how tools that build wheels on a Mac say for which processor.
+    more = shlex.split(f"{os.environ.get('ARCHFLAGS', '')} {os.environ.get('RANKSCOPE_CFLAGS', '')}")
     files = [path.name for path in sorted(sources.glob("*.c"))]
     command = [*compiler, *_FLAGS, *more, f"-I{include}", *_SHARED, *files, "-o", str(library)]
     try:
         ended = subprocess.run(command, cwd=sources, capture_output=True, text=True)
     except OSError as error:
         return f"{compiler[0]}: {error.strerror}"
-    return "" if ended.returncode == 0 else f"{compiler[0]}: {ended.stderr.strip()[-1000:]}"
+    if ended.returncode == 0:
+        return ""
+    return f"{compiler[0]}: {ended.stderr.strip()[-1000:] or f'exit status {ended.returncode}'}"
 
 
 def _definitions(root: Path) -> Any:
@@ -90,3 +95,8 @@ def _definitions(root: Path) -> Any:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+if __name__ == "__main__":
+    folder = Path(sys.argv[1] if sys.argv[1:] else Path(__file__).parent / _FOLDER).resolve()
+    sys.exit(_compile(folder, folder / _LIBRARY) or None)

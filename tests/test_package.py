@@ -8,35 +8,57 @@ import re
 import shutil
 import subprocess
 import sys
+import sysconfig
+import zipfile
 from pathlib import Path
 
 import pytest
 
 from conftest import ROOT
+from rankscope import native
 
 _BUILT_FROM = ("src", "docs", "pyproject.toml", "hatch_build.py", "README.md", "LICENSE")
 
 
-def test_the_wheel_is_the_same_from_another_folder_time_and_umask(tmp_path: Path) -> None:
+def build_wheel(folder: Path, **environment: str) -> Path:
+    """A wheel of a copy of the sources in this folder, which must not exist."""
     pytest.importorskip("hatchling")
+    folder.mkdir()
+    for name in _BUILT_FROM:
+        ignored = shutil.ignore_patterns("__pycache__")
+        if (ROOT / name).is_dir():
+            shutil.copytree(ROOT / name, folder / name, copy_function=shutil.copyfile, ignore=ignored)
+        else:
+            shutil.copyfile(ROOT / name, folder / name)
+    words = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", "out"]
+    subprocess.run(
+        words, cwd=folder, check=True, capture_output=True, timeout=120, env=os.environ | environment
+    )
+    [wheel] = (folder / "out").glob("*.whl")
+    return wheel
+
+
+def test_the_wheel_is_the_same_from_another_folder_time_and_umask(tmp_path: Path) -> None:
     digests = set()
     for folder, mask in ((tmp_path / "a", 0o022), (tmp_path / "b", 0o077)):
         before = os.umask(mask)
         try:
-            folder.mkdir()
-            for name in _BUILT_FROM:
-                ignored = shutil.ignore_patterns("__pycache__")
-                if (ROOT / name).is_dir():
-                    shutil.copytree(ROOT / name, folder / name, copy_function=shutil.copyfile, ignore=ignored)
-                else:
-                    shutil.copyfile(ROOT / name, folder / name)
-            words = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", "out"]
-            subprocess.run(words, cwd=folder, check=True, capture_output=True, timeout=120)
+            wheel = build_wheel(folder)
         finally:
             os.umask(before)
-        [wheel] = (folder / "out").glob("*.whl")
         digests.add(hashlib.sha256(wheel.read_bytes()).hexdigest())
+        if native.functions is not None:  # then there is a compiler
+            platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
+            assert wheel.name.endswith(f"-cp311-abi3-{platform}.whl")
     assert len(digests) == 1
+
+
+def test_without_a_compiler_the_wheel_has_no_c_parts(tmp_path: Path) -> None:
+    wheel = build_wheel(tmp_path / "a", CC="false")
+    assert wheel.name.endswith("-py3-none-any.whl")
+    names = zipfile.ZipFile(wheel).namelist()
+    assert "rankscope/native/__init__.py" in names
+    assert not [name for name in names if name.endswith((".so", ".c", ".h"))]
 
 
 def test_the_oldest_versions_are_those_of_the_metadata() -> None:

@@ -11,13 +11,13 @@ import json
 import math
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from rankscope.collective_kinds import bus_factor, kind_of
 from rankscope.errors import UsageError
+from rankscope.records import dataclass
 
 _ROW = re.compile(r"^\s*(\d+)\s+\d+\s+(\w+)\s+\S+\s+-?\d+\s+([\d.]+)\s+[\d.]+\s+[\d.]+")
 """size count type redop root time algbw busbw …"""

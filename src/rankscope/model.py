@@ -6,8 +6,7 @@ names. Times are int64 nanoseconds; ids are unique within a file.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from rankscope.records import dataclass
 from rankscope.sql import sql_name
 
 FORMAT_VERSION = 8

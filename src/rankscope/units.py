@@ -10,10 +10,10 @@ import math
 import re
 import unicodedata
 from collections.abc import Iterable
-from dataclasses import dataclass
 from decimal import Decimal
 
 from rankscope.errors import UsageError
+from rankscope.records import dataclass
 
 Steps = tuple[tuple[int, str], ...]
 

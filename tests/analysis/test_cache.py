@@ -16,6 +16,7 @@ from rankscope.analysis.core.machine import Machine
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.core.step_times import host_windows, periods
 from rankscope.devices import Ceilings
+from rankscope.store import run as store_run
 from rankscope.store.run import Run, open_run
 
 MOVED_NS = 7_000_000
@@ -103,6 +104,7 @@ def test_another_view_of_the_run_has_its_own_cache(run: Run) -> None:
 def test_analyses_leave_no_table_behind(run: Run) -> None:
     tables = "SELECT table_name FROM information_schema.tables ORDER BY 1"
     run.collectives  # noqa: B018 - the store labels them in a table of its own
+    run.define(*store_run.VIEWS, store_run.NUMBERED_NAMES)
     before = run.rows(tables)
     for report in REPORTS.values():
         report.analyse(run, Scope(), None)

@@ -16,7 +16,7 @@ from rankscope.analysis import REPORTS
 from rankscope.analysis.core.result import Finding, Result
 from rankscope.analysis.core.scope import Scope
 from rankscope.errors import ReadError
-from rankscope.model import FLIGHT, FLIGHT_GROUPS
+from rankscope.model import FLIGHT, FLIGHT_GROUPS, STEPS, Table
 from rankscope.readers.flight_recorder import FLIGHT_READER
 from rankscope.store.cache import Cache
 from rankscope.store.ingest import ingest
@@ -37,8 +37,7 @@ class Tables:
         execute(
             "CREATE TABLE segments (rank INTEGER, lost BIGINT, misplaced BIGINT, used BOOLEAN, format VARCHAR)"
         )
-        execute("CREATE TABLE steps (rank INTEGER, step INTEGER, source VARCHAR)")
-        for table in (FLIGHT, FLIGHT_GROUPS):
+        for table in (STEPS, FLIGHT, FLIGHT_GROUPS):
             columns = ", ".join(f"{field.name} {field.type}" for field in table.fields)
             execute(f"CREATE TABLE {table.name} (rank INTEGER, segment INTEGER, {columns})")
         for rank, path in dumps.items():
@@ -51,6 +50,12 @@ class Tables:
 
     def rows(self, sql: str) -> list[tuple[Any, ...]]:
         return self._connection.execute(sql).fetchall()
+
+    def arrays(self, sql: str) -> dict[str, Any]:
+        return self._connection.execute(sql).fetchnumpy()
+
+    def has(self, table: Table) -> bool:
+        return table is FLIGHT
 
 
 def analyse(folder: Path, dumps: dict[int, dict[str, Any]]) -> Result:

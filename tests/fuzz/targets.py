@@ -14,6 +14,7 @@ import sqlite3
 import tempfile
 import zlib
 from collections.abc import Callable
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -25,8 +26,11 @@ from conftest import kernel_event, kineto_text, slice_event
 from flight_dumps import dump, op
 from fuzz.codes import Codes
 from fuzz.events import odd_events
+from fuzz.json_text import events_text
 from fuzz.open_run import parameters, sql
+from kineto_columns import plain, same_or_refused, scanned
 from nsys_files import ExportFile
+from rankscope import native
 from rankscope.analysis import REPORTS
 from rankscope.analysis.core.scope import Scope
 from rankscope.baseline import load_baseline
@@ -78,8 +82,9 @@ def _reads(name: str) -> Callable[[bytes], None]:
             reader = find_reader(path)
             for identity in identities(reader, path):
                 reading = open_part(reader, path, identity.part)
-                for batch in reading.batches():
-                    _select(batch)
+                for events in reading.batches():
+                    with closing(events):
+                        events.columns()
                 for _, batch in reading.further():
                     _select(batch)
                 reading.clock_base_ns()
@@ -88,7 +93,7 @@ def _reads(name: str) -> Callable[[bytes], None]:
 
 
 def _select(batch: Batch) -> None:
-    """Read a batch as the store does."""
+    """Read a batch of a further table as the store does."""
     try:
         _connection.execute(batch.select()).fetchall()
     except (duckdb.IOException, duckdb.OutOfMemoryException):
@@ -119,6 +124,23 @@ def _kineto_seeds() -> list[bytes]:
     ]
     header = {"distributedInfo": {"rank": 0, "world_size": 2}, "baseTimeNanosecond": 1}
     return [kineto_text(events, **header).encode(), json.dumps(events).encode(), b'{"traceEvents": [']
+
+
+def _scan(data: bytes) -> None:
+    """The scanner reads any bytes without fault, and its columns fit together."""
+    columns = scanned(data)
+    if columns is not None:
+        plain(columns)
+
+
+def _scan_values(data: bytes) -> None:
+    """What the scanner reads, it reads as DuckDB does."""
+    same_or_refused(events_text(Codes(data)))
+
+
+def _scan_seeds() -> list[bytes]:
+    whole = [seed.partition(b"[")[2].rpartition(b"]")[0] for seed in _kineto_seeds()]
+    return [*whole, *(events_text(Codes(bytes(range(start, start + 90)))) for start in range(0, 160, 20))]
 
 
 def _odd_kineto(data: bytes) -> None:
@@ -182,6 +204,42 @@ def _export(folder: Path) -> Path:
         made.kernel("gemm", 100 * number + 20, 100 * number + 90, number)
     made.environment(RANK="0", WORLD_SIZE="2").on_device(500, 0)
     return made.write()
+
+
+_PAGE = 512
+
+
+def _pages(data: bytes) -> None:
+    """The pages of a sqlite file; its tables are taken to begin on the second and third page."""
+    if native.functions is None:
+        return
+    with tempfile.TemporaryFile(dir=_folder()) as file:
+        file.write(data)
+        file.flush()
+        address = (file.fileno(), _PAGE, _PAGE, len(data) // _PAGE)
+        for root in (2, 3):
+            with suppress(ValueError):
+                leaves, last_rowids = native.functions.sqlite_leaves(address, root)
+                assert len(memoryview(leaves)) * 2 == len(memoryview(last_rowids))
+                wanted = ((-1, False), (0, False), (1, True), (2, False))
+                native.functions.sqlite_rows(address, leaves, -(1 << 63), (1 << 63) - 1, wanted)
+
+
+def _page_seeds() -> list[bytes]:
+    seeds = []
+    for rows in (3, 300):
+        with tempfile.TemporaryDirectory(prefix="fuzz-", dir=_folder()) as folder:
+            path = Path(folder) / "t.sqlite"
+            with closing(sqlite3.connect(path)) as connection:
+                connection.execute(f"PRAGMA page_size = {_PAGE}")
+                connection.execute("CREATE TABLE t (a, b, c)")
+                connection.execute("CREATE TABLE u (a, b)")
+                values = [(number, "long " * (200 if number == 2 else 1), None) for number in range(rows)]
+                connection.executemany("INSERT INTO t VALUES (?, ?, ?)", values)
+                connection.execute("INSERT INTO u SELECT a * 100000, b FROM t")
+                connection.commit()
+            seeds.append(path.read_bytes())
+    return seeds
 
 
 def _pickles() -> list[bytes]:
@@ -308,8 +366,11 @@ TARGETS: dict[str, Target] = {
     "kineto": Target(_reads("rank-0.json"), _kineto_seeds),
     "kineto-gz": Target(_reads("rank-0.json.gz"), lambda: [gzip.compress(one) for one in _kineto_seeds()]),
     "kineto-values": Target(_odd_kineto, lambda: [bytes(range(200)), bytes(200)]),
+    "scan": Target(_scan, _scan_seeds),
+    "scan-values": Target(_scan_values, lambda: [bytes(range(200)), bytes(200)]),
     "nsys": Target(_reads("rank_0.sqlite"), lambda: [_export(Path(tempfile.mkdtemp())).read_bytes()]),
     "nsys-values": Target(_odd_export, lambda: [bytes([table, 1, 8, 0, 7]) for table in range(6)]),
+    "sqlite-pages": Target(_pages, _page_seeds),
     "nsys-stream": Target(_reads("rank_0.qdstrm"), lambda: [b"QDSTRM\x00\x00"]),
     "ncu": Target(_reads("rank_0.csv"), _ncu_csv),
     "pickle": Target(_reads("rank-0.pickle"), _pickles),

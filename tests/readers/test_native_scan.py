@@ -2,63 +2,27 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
+from hypothesis import event, given, settings
+from hypothesis import strategies as st
 
 from conftest import DATA, SHARED
+from fuzz.codes import Codes
+from fuzz.json_text import events_text
+from kineto_columns import same_or_refused, scanned
 from rankscope import native
-from rankscope.readers.base import ReadReport
-from rankscope.readers.columns import EventColumns
-from rankscope.readers.kineto import native_scan
-from rankscope.readers.kineto.reader import JsonBatch, KinetoReading, _Block
-from rankscope.readers.sql_columns import read_columns
+from rankscope.bench.synthetic import Plan, write
+from rankscope.bench.synthetic.defects import CATALOGUE, Defect
+from rankscope.errors import NotATraceError
+from rankscope.readers.kineto.reader import KinetoReading
 
 pytestmark = pytest.mark.skipif(native.functions is None, reason="the C parts were not built")
 
 TRACES = sorted([*DATA.rglob("*.json.gz"), *SHARED.glob("public/**/*.json.gz")])
-
-
-def scanned(text: bytes) -> EventColumns | None:
-    return native_scan.scan(memoryview(text))
-
-
-def selected(text: bytes) -> EventColumns:
-    """By way of DuckDB."""
-    batch = JsonBatch(_Block(text, 0, len(text), 0, None), ReadReport(), [])
-    try:
-        return read_columns(batch)
-    finally:
-        batch.close()
-
-
-def plain(columns: EventColumns) -> dict[str, list[Any]]:
-    """Every column as Python values, with texts instead of codes."""
-    texts = [*columns.texts, None]  # NO_TEXT is -1
-    found: dict[str, list[Any]] = {
-        name: [texts[code] for code in getattr(columns, name).tolist()]
-        for name in ("phase", "category", "name", "pid", "tid", "flow", "collective")
-    }
-    for name in ("time", "duration", "linked", "correlation", "external_id", "device", "stream", "bytes"):
-        found[name] = getattr(columns, name).tolist()
-    found["memory_events"], found["memory"] = columns.memory_events.tolist(), columns.memory.tolist()
-    found["computing"] = columns.computing.tolist()
-    found["shapes"] = [[texts[code] for code in row] for row in columns.shapes.tolist()]
-    args = [columns.args_of(index) for index in range(len(columns))]
-    found["args"] = [None if text is None else json.loads(text) for text in args]
-    return found
-
-
-def check(text: bytes) -> bool:
-    """Compare; False if the scanner refuses."""
-    columns = scanned(text)
-    if columns is None:
-        return False
-    assert plain(columns) == plain(selected(text))
-    return True
 
 
 def blocks(path: Path) -> Iterator[bytes]:
@@ -71,4 +35,125 @@ def blocks(path: Path) -> Iterator[bytes]:
 @pytest.mark.parametrize("path", TRACES, ids=lambda path: f"{path.parent.name}/{path.name}")
 def test_real_traces(path: Path) -> None:
     for block in blocks(path):
-        assert check(block)
+        assert same_or_refused(block)
+
+
+@given(st.binary(max_size=200))
+@settings(max_examples=40, deadline=None)
+def test_any_json_is_read_the_same_or_refused(data: bytes) -> None:
+    event("read" if same_or_refused(events_text(Codes(data))) else "refused")
+
+
+@pytest.mark.parametrize("defect", CATALOGUE)
+def test_synthetic_traces_with_every_defect(defect: str, tmp_path: Path) -> None:
+    write(Plan(ranks=1, events_per_rank=600, steps=1, defects=(Defect(defect),)), tmp_path / "run")
+    for path in (tmp_path / "run").glob("rank*"):
+        with suppress(NotATraceError):  # a file without events
+            for block in blocks(path):
+                same_or_refused(block)
+
+
+def values(name: str, *texts: str) -> list[bytes]:
+    """Events of this one field."""
+    return [f'{{"{name}":{text}}}'.encode() for text in texts]
+
+
+def arguments(category: str, name: str, *texts: str) -> list[bytes]:
+    """Events with these arguments."""
+    return [f'{{"cat":"{category}","name":"{name}","args":{{{text}}}}}'.encode() for text in texts]
+
+
+READ = [
+    b"",
+    b" \n",
+    b"{}",
+    b',\n{"ph":"X"},\n{"ph":"i"}\n,',
+    b'{"name":"a","args":null,"ts":null,"dur":null,"id":null,"cat":null}',
+    b'{"args":{"External id":1},"cat":"cpu_op"}',
+    b'{"ph" : "X" , "args" : { "a" : [ 1 , { } , [ ] ] , "b" : -1.5e+3 } , "s" : [ { "t" : true } ] }',
+    *values("name", '""', "7", "-7", "0", r'"\ud83d\ude00 \u00e9\n\/\""', '"é→😀"', '"' + "x" * 99 + '"'),
+    *values("ts", "3844446579863.905", "10.299999999999999", "1.0005", "-2.0005", "12345678901234.1235"),
+    *values("dur", "0", "1.0005", "123456.78900000001", "9007199254740.5", "0.049999999999999996"),
+    *arguments(
+        "kernel", "gemm", *(f'"stream":{text}' for text in ("7", '"7"', '"abc"', "null", "[7]", "9" * 30))
+    ),
+    *arguments("user_annotation", "a", *(f'"External id":{text}' for text in ("7", "-7", '"7"'))),
+    *arguments("user_annotation", "a", '"b":1,"External id":7'),
+    *arguments("cpu_op", "a", '"b":1,"External id":7,"stream":3'),
+    *arguments("cpu_op", "record_param_comms", '"Collective name":"allreduce","stream":3'),
+    *arguments("cpu_instant_event", "[memory]", '"Addr":140737488355328,"Bytes":-512,"Device Id":null'),
+    *arguments(
+        "Operator", "aten::mm", r'"Input Dims":[ [2, 3], []],"Input type":"a\tb","Concrete Inputs":["\""]'
+    ),
+    *arguments("cpu_op", "aten::mm", '"flops":1', '"nested":{"flops":1,"flops":2}'),
+]
+"""What profilers write, and what is close to it."""
+
+REFUSED = [
+    b"7",
+    b"{} {}",
+    b"{},,{}",
+    b'{"ph":"X"',
+    b'{"ph":"X",}',
+    b'{"ph"}',
+    b'{"args":{}}}',
+    b'{"name":"a","name":"b"}',
+    b'{"n\\u0061me":"a"}',
+    b'{"name":"\xff"}',
+    b'{"name":"\xc0\x80"}',
+    b'{"name":"\xed\xa0\x80"}',
+    b'{"bp":"\xf4\x90\x80\x80"}',
+    b'{"ts":1234.56785},{"ts":1700000000000000.5}',
+    *values(
+        "name", "1.5", "-0", "true", "[1]", r'"\ud83d"', r'"\u0000"', r'"\x"', '"\t"', "1234567890123456789"
+    ),
+    *values("ts", "1e3", '"5"', "true", "01", "9223372036854775807", "1234567890123.4567", "8796093022208.5"),
+    *values("dur", "1e3", '"5"', "9223372036854775807", "0.1234567890123456789", "-"),
+    *values("args", "[]", '"a"', "7", '{"a":1,}', '{"a":01}', '{"a":NaN}', "{'a':1}", '{"a":"\t"}'),
+    *values("args", '{"a\\n":1}', '{"a":"\\ud800"}', '{"a":' + "[" * 101 + "]" * 101 + "}"),
+    *arguments("kernel", "gemm", *(f'"stream":{text}' for text in ("7.5", "true", '"0x10"', '" 7"'))),
+    *arguments("kernel", "gemm", '"stream":7,"stream":7'),
+    *arguments("cpu_op", "aten::mm", '"flops":1.50', r'"Concrete Inputs":["\u0041"]'),
+]
+"""What DuckDB refuses too, or might read in another way."""
+
+
+@pytest.mark.parametrize("text", READ)
+def test_read_as_duckdb_reads_it(text: bytes) -> None:
+    assert same_or_refused(text)
+
+
+def test_refused() -> None:
+    assert [text for text in REFUSED if scanned(text) is not None] == []
+
+
+def test_cut_anywhere_it_is_refused_or_complete() -> None:
+    [event] = arguments("kernel", "é", r'"stream":7,"a":[1.5e3,{"b":"\ud83d\ude00\n"},null],"device":0')
+    text = b",".join([event] * 3)
+    for size in range(len(text)):
+        columns = scanned(text[:size])
+        assert columns is None or len(columns) == (size + 1) // (len(event) + 1)
+
+
+def test_a_long_event_is_left_to_duckdb() -> None:
+    text = b'{"name":"' + b"x" * (8 << 20) + b'"}'
+    assert scanned(text) is None
+    assert scanned(text.replace(b"x" * 64, b"")) is not None
+
+
+def test_codes_are_given_in_order_of_appearance() -> None:
+    columns = scanned(b'{"ph":"X","name":"b"},{"ph":"X","name":"a","pid":"b"}')
+    assert columns is not None
+    assert list(columns.texts) == ["X", "b", "", "a"]
+    assert columns.name.tolist() == [1, 3]
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 10**12 - 1), st.text("0123456789", min_size=1, max_size=7)), max_size=40
+    )
+)
+@settings(max_examples=15, deadline=None)
+def test_numbers_are_rounded_as_duckdb_rounds_them(numbers: list[tuple[int, str]]) -> None:
+    text = ",".join(f'{{"ts":{whole}.{digits},"dur":{whole}.{digits}}}' for whole, digits in numbers)
+    assert same_or_refused(text.encode())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import duckdb
 import pytest
 
+from event_rows import event_rows
 from nsys_files import ExportFile, thread
 from rankscope.analysis.across_ranks.main_thread import main_thread
 from rankscope.analysis.core.lost_kernels import kernels_end_in
@@ -18,7 +20,7 @@ from rankscope.analysis.health.doctor import doctor
 from rankscope.analysis.health.doubts import doubts
 from rankscope.analysis.within_rank.breakdown import breakdown
 from rankscope.errors import NotATraceError, RankError, ReadError
-from rankscope.model import READ_EVENTS
+from rankscope.model import EVENTS
 from rankscope.readers.nsys.reader import NSYS
 from rankscope.store.ingest import Options, Watch, ingest
 from rankscope.store.run import Run
@@ -37,13 +39,12 @@ TABLES = {
 def read_events(path: Path) -> Callable[[str], list[tuple[Any, ...]]]:
     """The events of a file in this process: a function that answers SQL."""
     connection = duckdb.connect(config={"threads": 1})
-    connection.execute(
-        "CREATE TABLE events ("
-        + ", ".join(f"{f.name} {f.type}" for f in READ_EVENTS.fields if f.name != "memory")
-        + ")"
-    )
+    connection.execute("CREATE TABLE events (" + ", ".join(f"{f.name} {f.type}" for f in EVENTS.fields) + ")")
+    marks = ", ".join(f"${name}" for name in EVENTS.columns)
     for batch in NSYS.open(path).batches():
-        connection.execute(f"INSERT INTO events SELECT * EXCLUDE (memory) FROM ({batch.select()})")
+        for row in event_rows(batch.columns()):
+            values = {name: row[name] for name in EVENTS.columns} | {"args": json.dumps(row["args"])}
+            connection.execute(f"INSERT INTO events VALUES ({marks})", values)
         batch.close()
     return lambda sql: connection.execute(sql).fetchall()
 

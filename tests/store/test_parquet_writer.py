@@ -17,14 +17,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rankscope import native
 from rankscope.model import Field
 from rankscope.readers.columns import NO_ARGS, NULL, Texts
-from rankscope.store import parquet_writer
+from rankscope.store import packing, parquet_writer
 from rankscope.store.parquet_writer import Chunk, Coded, Lists, Numbers, ParquetFile, PlainTexts, encode
 
 DUCKDB = duckdb.connect(config={"threads": 1})
 
-EXAMPLES = settings(max_examples=30)
+EXAMPLES = settings(max_examples=25)
 
 BIGINT = st.integers(NULL + 1, (1 << 63) - 1) | st.integers(-200, 200)
 INTEGER = st.integers(-(1 << 31), (1 << 31) - 1) | st.integers(-200, 200)
@@ -247,3 +248,61 @@ def test_after_an_error_there_is_no_footer(tmp_path: Path) -> None:
         write(path, {"x": "BIGINT"}, {})
     with pytest.raises(duckdb.Error):
         DUCKDB.execute(f"FROM '{path}'")
+
+
+NATIVE = pytest.mark.skipif(native.functions is None, reason="the C parts were not built")
+
+
+@NATIVE
+@EXAMPLES
+@given(
+    values=columns(BIGINT),
+    texts=columns(TEXT),
+    lists_of_texts=columns(st.lists(st.none() | TEXT, max_size=3)),
+)
+def test_c_and_numpy_make_the_same_bytes(
+    values: list[int | None], texts: list[str | None], lists_of_texts: list[list[str | None] | None]
+) -> None:
+    numbers = Numbers(np.array([NULL if value is None else value for value in values]), NULL)
+    columns: list[tuple[str, Chunk]] = [
+        ("BIGINT", numbers),
+        ("INTEGER", numbers),
+        ("VARCHAR", coded(texts)),
+        ("VARCHAR[]", lists(lists_of_texts)),
+    ]
+    for kind, chunk in columns:
+        field = Field("x", kind, "")
+        with pytest.MonkeyPatch.context() as patch:
+            in_c = encode(field, chunk)
+            patch.setattr(native, "functions", None)
+            assert encode(field, chunk) == in_c
+
+
+@EXAMPLES
+@given(
+    start=st.integers(-(1 << 60), 1 << 60),
+    steps=st.lists(st.integers(0, 60).flatmap(lambda bits: st.integers(-(1 << bits), 1 << bits)), min_size=1),
+    times=st.integers(1, 20),
+)
+def test_differences_of_every_width(path: Path, start: int, steps: list[int], times: int) -> None:
+    values = [start]
+    for step in steps * times:
+        values.append(start - values[-1] + step if abs(values[-1] + step) > 1 << 60 else values[-1] + step)
+    packed = np.array(values * 3, dtype=np.int64)
+    assert read(write(path, {"x": "BIGINT"}, {"x": Numbers(packed)})) == packed.tolist()
+    if native.functions is not None:
+        in_c = bytes(native.functions.pack_deltas(packed))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(native, "functions", None)
+            assert packing.pack_deltas(packed) == in_c
+
+
+@NATIVE
+def test_c_refuses_codes_without_a_text() -> None:
+    for code in (2, 1 << 30):
+        with pytest.raises(ValueError, match="a code without a text"):
+            encode(Field("x", "VARCHAR", ""), Coded(np.array([0, code]), Texts.of(["a", "b"])))
+    with pytest.raises(ValueError, match="a code without a text"):
+        native.functions.plain_texts(b"ab", np.array([0, 1, 3]), np.array([1]))
+    with pytest.raises(ValueError, match="numbers of 8 bytes"):
+        native.functions.pack_deltas(b"")

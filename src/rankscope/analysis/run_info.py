@@ -8,6 +8,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from rankscope.analysis.core.run_steps import step_numbers
 from rankscope.analysis.core.scope import Scope
 from rankscope.ranges import as_ranges
 from rankscope.redaction import redacted_command
@@ -108,7 +109,7 @@ def _recorded(run: Run, entries: list[SegmentEntry], headers: list[dict[str, Any
     if headers:
         options = [label for key, label in _RECORDED.items() if any(header.get(key) for header in headers)]
         rows.append(("With", ", ".join(options) or "no shapes, memory, stacks, FLOPs or modules"))
-    steps = [step for (step,) in run.rows("SELECT DISTINCT step FROM steps ORDER BY step")]
+    steps = step_numbers(run, Scope())
     if steps:
         rows.append(("Steps", f"{len(steps):,} ({as_ranges(steps)})"))
     return rows

@@ -180,7 +180,7 @@ def expect_reading(args: argparse.Namespace) -> None:
     """If traces must be read, start a reading process now, so that it loads while this one does."""
     from rankscope.readers import looks_like_a_trace
     from rankscope.store.layout import INDEX_FILE, store_folder
-    from rankscope.store.pool import are_small, start_early
+    from rankscope.store.pool import need_no_worker, start_early
 
     paths = args.run if isinstance(args.run, list) else [args.run]
     if (
@@ -189,7 +189,7 @@ def expect_reading(args: argparse.Namespace) -> None:
     ):
         return
     files = [file for path in paths for file in (path.iterdir() if path.is_dir() else [path])]
-    if not are_small([file for file in files if looks_like_a_trace(file)]):
+    if not need_no_worker([file for file in files if looks_like_a_trace(file)]):
         use_tools(args)
         start_early()
 

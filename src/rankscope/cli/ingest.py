@@ -38,6 +38,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="FILE is of rank N, for files that do not contain their rank (may be repeated)",
     )
     parser.add_argument(
+        "-v",
+        "--verbose",
+        action="store_true",
+        help="also print what read each file: the part in C, or DuckDB",
+    )
+    parser.add_argument(
         "--print-store",
         action="store_true",
         help="print only the path of the store (for `rankscope fetch`)",
@@ -65,6 +71,9 @@ def main(args: argparse.Namespace) -> int:
         damage += [report["damage"]] if report["damage"] else []
         note = f"  ({'; '.join(damage)}; see rankscope doctor)" if damage else ""
         print(f"rank {entry.rank:>4}  {_amount(manifest):>20}  {entry.source.name}{note}")
+        if args.verbose:
+            batches = ", ".join(f"{count:,} by {name}" for name, count in manifest["read_by"].items())
+            print(f"           batches of events read: {batches}")
     if not ingested.read and not args.quiet:
         print("Nothing to read: the store is up to date.")
     if not args.mix:

@@ -35,8 +35,14 @@ static inline void array_append_i64(Array *array, int64_t value) { array_append(
 /* A Python object with the array's bytes, for numpy.frombuffer. Takes the memory over; NULL with an exception. */
 PyObject *array_to_python(Array *array);
 
+/* A tuple of such objects. All arrays are empty afterwards, whether it succeeds or not. */
+PyObject *arrays_to_python(Array *arrays, size_t count);
+
 /* What each file adds to the module. */
 extern PyMethodDef scan_methods[];
 extern PyMethodDef packing_methods[];
+extern PyMethodDef nesting_methods[];
+extern PyMethodDef sqlite_methods[];
+extern PyMethodDef repeated_methods[];
 
 #endif

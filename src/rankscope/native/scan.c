@@ -17,13 +17,13 @@
 
 /* The columns, in the order in which scan_events returns them. */
 enum {
-    PHASE, CATEGORY, NAME, PID, TID, FLOW,
-    TIME, DURATION, ARGS, ARGS_OFFSET,
+    PHASE, CATEGORY, NAME, PID, TID,
+    FLOW, TIME, DURATION, ARGS, ARGS_OFFSET,
     LINKED, CORRELATION, EXTERNAL_ID, DEVICE, STREAM, BYTES, COLLECTIVE,
     MEMORY_EVENTS, MEMORY, COMPUTING, SHAPES,
     COLUMNS,
 };
-#define TEXT_FIELDS (FLOW + 1)
+#define TEXT_FIELDS (TID + 1)
 
 /* What a category or a name means: one bit for each list of words that scan_events gets, in this order. */
 enum {
@@ -45,12 +45,14 @@ enum { LINK_NUMBERS, LINK_TEXTS, MEMORY_NUMBERS, SHAPE_TEXTS, NAME_LISTS };
 
 typedef struct {
     Place begin, end; /* in the block */
-    size_t out, out_end; /* in the column ARGS, without space */
+    const uint8_t *out, *out_end; /* in the column ARGS, without space */
     Spelling spelling;
 } Value;
 
+/* A token and the code of its text. */
 typedef struct {
-    Place begin, end;
+    Place begin;
+    size_t length;
     int32_t code;
 } Remembered;
 
@@ -63,13 +65,12 @@ typedef struct {
     uint8_t word_marks[256];
     Texts names;
     int32_t names_of[NAME_LISTS + 1]; /* where each list begins */
+    uint32_t name_lengths[256]; /* by first byte: bit i is set if a name of that length, modulo 32, begins so */
     Remembered last[TEXT_FIELDS]; /* the text of the event before: mostly the same */
     Array decoded;
     int32_t events;
     TimeKinds times;
-    /* Arguments are copied in pieces between spaces: [copied, ...) is still to be copied to `out`. */
-    uint8_t *out;
-    Place copied;
+    uint8_t *out; /* the end of the arguments copied so far */
     /* Of the current event. */
     uint32_t has; /* one bit for each name */
     int32_t first_name;
@@ -101,172 +102,196 @@ static int32_t code_of_string(Scan *scan, Place begin, Place end, Spelling spell
 
 static bool is_plain_integer(Place begin, Place end) {
     Place digits = begin + (*begin == '-');
-    if (digits == end || end - digits > 18 || skip_digits(digits, end) != end) return false;
+    if (digits == end || end - digits > 18 || skip_digits(digits) != end) return false;
     return *digits != '0' || end - begin == 1; /* not -0, no leading zeros */
+}
+
+static inline bool goes_on_number(uint8_t byte) {
+    return is_digit(byte) || byte == '.' || byte == 'e' || byte == 'E';
 }
 
 /* A string or a whole number as text; null leaves the code as it is. */
 static inline Place read_text(Scan *scan, Place p, int field, int32_t *code) {
-    Place begin = p, end;
-    Spelling spelling = {0};
-    if (*p == '"') {
-        begin = p + 1;
-        end = find_string_end(begin, scan->end, &spelling);
-        if (!end) return NULL;
-        p = end + 1;
-    } else {
-        end = p = skip_scalar(p, scan->end, &spelling);
-        if (!p || *begin == 'n') return p;
-        if (!is_plain_integer(begin, end)) return NULL;
-    }
     Remembered *last = &scan->last[field];
-    size_t count = (size_t)(end - begin);
-    if (last->begin && (size_t)(last->end - last->begin) == count && same_bytes(last->begin, begin, count)) {
+    if ((size_t)(scan->end - p) > last->length && last->length && same_bytes(last->begin, p, last->length) &&
+        (*p == '"' || !goes_on_number(p[last->length]))) {
         *code = last->code;
-        return p;
+        return p + last->length;
     }
-    *code = code_of_string(scan, begin, end, spelling);
-    if (*code == NOT_CODED) return NULL;
-    *last = (Remembered){begin, end, *code};
-    return p;
+    Place begin = p;
+    Spelling spelling = {0};
+    p = skip_scalar(p, scan->end, &spelling);
+    if (!p || *begin == 'n') return p;
+    if (*begin == '"') *code = code_of_string(scan, begin + 1, p - 1, spelling);
+    else if (is_plain_integer(begin, p)) *code = code_of(scan, begin, (size_t)(p - begin));
+    else return NULL;
+    *last = (Remembered){begin, (size_t)(p - begin), *code};
+    return *code == NOT_CODED ? NULL : p;
 }
 
-static inline Place read_time(Scan *scan, Place p, bool colon_follows_key, int64_t *result) {
+/* The id of a flow: a whole number, or the code of a text (readers/columns.py); null leaves it as it is. */
+static inline Place read_flow(Scan *scan, Place p, int64_t *flow) {
     Place begin = p;
-    if (*p == 'n') return skip_word(p, scan->end, "null", 4);
+    Spelling spelling = {0};
+    p = skip_scalar(p, scan->end, &spelling);
+    if (!p || *begin == 'n') return p;
+    bool quoted = *begin == '"';
+    Place text = begin + quoted, text_end = p - quoted;
+    if (spelling.escaped) return NULL; /* it may be a number that is spelt with escapes */
+    if (text < text_end && *text != '-' && is_plain_integer(text, text_end)) {
+        *flow = 0;
+        for (; text < text_end; text++) *flow = *flow * 10 + (*text - '0');
+        return p;
+    }
+    if (!quoted && !is_plain_integer(text, text_end)) return NULL;
+    int32_t code = code_of(scan, text, (size_t)(text_end - text));
+    *flow = -1 - (int64_t)code;
+    return code == NOT_CODED ? NULL : p;
+}
+
+static inline Place read_time(Scan *scan, Place p, bool colon_follows, int64_t *result) {
+    Place begin = p;
+    if (*p == 'n') return skip_null(p, scan->end);
     Decimal number;
     p = read_decimal(p, scan->end, &number);
     if (!p) return NULL;
     bool since_1970 = scan->times.since_1970;
     if (!time_ns(&number, &scan->times, result)) return NULL;
-    if (number.fraction && number.whole >= LEAST_SINCE_1970 - 1 && !colon_follows_key) return NULL;
+    if (number.fraction && number.whole >= LEAST_SINCE_1970 - 1 && !colon_follows) return NULL;
     if (scan->times.since_1970 && !since_1970 && begin - scan->begin > SAMPLE - 64) return NULL;
     return p;
 }
 
 static inline Place read_duration(Scan *scan, Place p, int64_t *result) {
-    if (*p == 'n') return skip_word(p, scan->end, "null", 4);
+    if (*p == 'n') return skip_null(p, scan->end);
     Decimal number;
     p = read_decimal(p, scan->end, &number);
     return p && duration_ns(&number, result) ? p : NULL;
 }
 
-/* Copy what has been read up to here. The column has room for the whole block and CHUNK bytes more. */
-static inline void copy_piece(Scan *scan, Place p) {
-    size_t count = (size_t)(p - scan->copied);
-    if (scan->end - p >= CHUNK)
-        for (size_t at = 0; at < count; at += CHUNK) copy_chunk(scan->out + at, scan->copied + at);
+/* Text is copied in pieces between spaces: what begins at `from` is still to be copied to `out`. */
+typedef struct {
+    Place from;
+    Place end;
+    uint8_t *out;
+} Copy;
+
+/* Copy what has been read up to here. There is room for the whole block and CHUNK bytes more. */
+static inline void copy_piece(Copy *copy, Place p) {
+    size_t count = (size_t)(p - copy->from);
+    if (copy->end - p >= CHUNK)
+        for (size_t at = 0; at < count; at += CHUNK) copy_chunk(copy->out + at, copy->from + at);
     else
-        memcpy(scan->out, scan->copied, count);
-    scan->out += count;
+        memcpy(copy->out, copy->from, count);
+    copy->out += count;
 }
 
 /* Leave out space between two tokens. */
-static inline Place skip_gap(Scan *scan, Place p) {
-    if (p < scan->end && *p > ' ') return p;
-    copy_piece(scan, p);
-    return scan->copied = skip_space(p, scan->end);
+static inline Place skip_gap(Copy *copy, Place p) {
+    if (*p > ' ') return p;
+    copy_piece(copy, p);
+    return copy->from = skip_space(p, copy->end);
 }
 
-static inline Place skip_colon(Scan *scan, Place p) {
-    p = skip_gap(scan, p);
-    if (p == scan->end || *p != ':') return NULL;
-    p = skip_gap(scan, p + 1);
-    return p == scan->end ? NULL : p;
+static inline Place skip_colon(Copy *copy, Place p) {
+    p = skip_gap(copy, p);
+    return *p == ':' ? skip_gap(copy, p + 1) : NULL;
 }
 
 /* Any value, copied. */
-static Place copy_value(Scan *scan, Place p, Spelling *spelling) {
+static Place copy_value(Copy *result, Place p, Spelling *spelling) {
+    Copy copy = *result;
+    Spelling found = *spelling;
     uint8_t closing[MOST_NESTED];
-    size_t depth = 0;
-    Place end = scan->end;
+    int depth = 0;
     for (;;) {
         if (*p == '{' || *p == '[') {
             if (depth == MOST_NESTED) return NULL;
             closing[depth++] = *p + 2; /* ASCII has } and ] two places after { and [ */
-            p = skip_gap(scan, p + 1);
-            if (p == end) return NULL;
+            p = skip_gap(&copy, p + 1);
             if (*p != closing[depth - 1]) goto item;
         } else {
-            p = skip_scalar(p, end, spelling);
-            if (!p || !depth) return p;
-            p = skip_gap(scan, p);
-            if (p == end) return NULL;
+            p = skip_scalar(p, copy.end, &found);
+            if (!p) return NULL;
+            if (!depth) break;
+            p = skip_gap(&copy, p);
         }
         while (*p == closing[depth - 1]) {
             p++;
-            if (--depth == 0) return p;
-            p = skip_gap(scan, p);
-            if (p == end) return NULL;
+            if (--depth == 0) goto done;
+            if (p == copy.end) return NULL;
+            p = skip_gap(&copy, p);
         }
         if (*p != ',') return NULL;
-        p = skip_gap(scan, p + 1);
-        if (p == end) return NULL;
+        p = skip_gap(&copy, p + 1);
     item:
         if (closing[depth - 1] == '}') {
             if (*p != '"') return NULL;
-            p = find_string_end(p + 1, end, spelling);
+            p = find_string_end(p + 1, copy.end, &found);
             if (!p) return NULL;
-            p = skip_colon(scan, p + 1);
+            p = skip_colon(&copy, p + 1);
             if (!p) return NULL;
         }
     }
+done:
+    *result = copy;
+    *spelling = found;
+    return p == copy.end ? NULL : p; /* the last brace closes the event */
+}
+
+/* The number of the name of an argument with columns, or a negative number. */
+static inline int32_t name_of(const Scan *scan, Place key, size_t length) {
+    if (!(scan->name_lengths[*key] >> (length & 31) & 1)) return NO_TEXT; /* most names end here */
+    size_t unused;
+    return texts_find(&scan->names, key, length, hash_bytes(key, length), &unused);
 }
 
 /* Arguments: an object, copied behind its length. Values of arguments with columns are remembered. */
 static inline Place read_args(Scan *scan, Place p, uint32_t *offset) {
-    if (*p == 'n') return skip_word(p, scan->end, "null", 4);
+    if (*p == 'n') return skip_null(p, scan->end);
     if (*p != '{') return NULL;
-    Place end = scan->end;
     uint8_t *column = scan->columns[ARGS].data, *length = scan->out;
     *offset = (uint32_t)(length - column);
-    scan->out += 4;
-    scan->copied = p;
-    p = skip_gap(scan, p + 1);
-    if (p == end) return NULL;
+    Copy copy = {p, scan->end, length + 4};
+    p = skip_gap(&copy, p + 1);
     bool more = *p != '}';
     for (bool first = true; more; first = false) {
         if (*p != '"') return NULL;
         Spelling spelling = {0};
         Place key = p + 1;
-        p = find_string_end(key, end, &spelling);
+        p = find_string_end(key, copy.end, &spelling);
         if (!p || spelling.escaped) return NULL;
-        size_t key_length = (size_t)(p - key), unused;
-        int32_t name = texts_find(&scan->names, key, key_length, hash_bytes(key, key_length), &unused);
-        p = skip_colon(scan, p + 1);
+        int32_t name = name_of(scan, key, (size_t)(p - key));
+        p = skip_colon(&copy, p + 1);
         if (!p) return NULL;
         Place value = p;
-        size_t out = (size_t)(scan->out - column) + (size_t)(p - scan->copied);
-        p = copy_value(scan, p, &spelling);
+        uint8_t *out = copy.out + (p - copy.from);
+        p = *p == '{' || *p == '[' ? copy_value(&copy, p, &spelling) : skip_scalar(p, copy.end, &spelling);
         if (!p) return NULL;
         if (name >= 0) {
             if (scan->has >> name & 1) return NULL;
             scan->has |= 1u << name;
-            size_t out_end = (size_t)(scan->out - column) + (size_t)(p - scan->copied);
-            scan->values[name] = (Value){value, p, out, out_end, spelling};
+            scan->values[name] = (Value){value, p, out, copy.out + (p - copy.from), spelling};
             if (first) scan->first_name = name;
         }
-        p = skip_gap(scan, p);
-        if (p == end) return NULL;
+        p = skip_gap(&copy, p);
         more = *p == ',';
-        if (!more) break;
-        p = skip_gap(scan, p + 1);
-        if (p == end) return NULL;
+        if (more) p = skip_gap(&copy, p + 1);
     }
-    if (*p != '}') return NULL;
-    copy_piece(scan, p + 1);
-    uint32_t count = (uint32_t)(scan->out - length - 4);
+    if (*p++ != '}' || p == copy.end) return NULL;
+    copy_piece(&copy, p);
+    uint32_t count = (uint32_t)(copy.out - length - 4);
     for (int at = 0; at < 4; at++) length[at] = (uint8_t)(count >> 8 * at);
-    return p + 1;
+    scan->out = copy.out;
+    return p;
 }
 
 /* The number that text writes; NO_NUMBER if it does not fit. */
 static int64_t integer_of(Place begin, Place end) {
     bool negative = *begin == '-';
     uint64_t value = 0;
-    for (Place p = begin + negative; p < end; p++)
-        if (__builtin_mul_overflow(value, 10, &value) || __builtin_add_overflow(value, (uint64_t)(*p - '0'), &value))
-            return NO_NUMBER;
+    if (end - begin - negative > MOST_DIGITS) return NO_NUMBER;
+    for (Place p = begin + negative; p < end; p++) value = value * 10 + (uint64_t)(*p - '0');
     if (value > INT64_MAX) return NO_NUMBER; /* also right for -2**63, which is NO_NUMBER */
     return negative ? -(int64_t)value : (int64_t)value;
 }
@@ -287,7 +312,7 @@ static bool number_of(const Scan *scan, int32_t name, int64_t *result) {
         if (!is_plain_integer(begin, end)) return false;
         break;
     default:
-        if (skip_digits(begin + (*begin == '-'), end) != end) return false;
+        if (skip_digits(begin + (*begin == '-')) != end) return false;
     }
     *result = integer_of(begin, end);
     return true;
@@ -303,7 +328,7 @@ static bool text_of(Scan *scan, int32_t name, int32_t *code) {
         *code = code_of_string(scan, value->begin + 1, value->end - 1, value->spelling);
     } else {
         if (value->spelling.rewritten) return false;
-        *code = code_of(scan, scan->columns[ARGS].data + value->out, value->out_end - value->out);
+        *code = code_of(scan, value->out, (size_t)(value->out_end - value->out));
     }
     return *code != NOT_CODED;
 }
@@ -352,27 +377,52 @@ static bool add_shapes(Scan *scan) {
     return true;
 }
 
-/* The fields of an event that are read, after the text fields. */
-enum { FIELD_TIME = TEXT_FIELDS, FIELD_DURATION, FIELD_ARGS, FIELD_OTHER };
+/* The fields of an event that are read: the text fields, and these. */
+enum { FIELD_TIME = FLOW + 1, FIELD_DURATION, FIELD_ARGS, FIELD_OTHER };
 
-static inline int field_of(Place key, size_t length) {
-    switch (length) {
-    case 2:
-        if (!memcmp(key, "ph", 2)) return PHASE;
-        if (!memcmp(key, "ts", 2)) return FIELD_TIME;
-        if (!memcmp(key, "id", 2)) return FLOW;
-        break;
-    case 3:
-        if (!memcmp(key, "pid", 3)) return PID;
-        if (!memcmp(key, "tid", 3)) return TID;
-        if (!memcmp(key, "cat", 3)) return CATEGORY;
-        if (!memcmp(key, "dur", 3)) return FIELD_DURATION;
-        break;
-    case 4:
-        if (!memcmp(key, "name", 4)) return NAME;
-        if (!memcmp(key, "args", 4)) return FIELD_ARGS;
+/* A key as it is mostly written. */
+typedef struct {
+    uint8_t text[8];
+    uint8_t length;
+    uint8_t field;
+} Key;
+
+#define KEY_SLOT(first, second) (((first) * 11 + (second)) & 15) /* different for all of them */
+
+static const Key keys[16] = {
+    [KEY_SLOT('p', 'h')] = {"\"ph\":", 5, PHASE},
+    [KEY_SLOT('c', 'a')] = {"\"cat\":", 6, CATEGORY},
+    [KEY_SLOT('n', 'a')] = {"\"name\":", 7, NAME},
+    [KEY_SLOT('p', 'i')] = {"\"pid\":", 6, PID},
+    [KEY_SLOT('t', 'i')] = {"\"tid\":", 6, TID},
+    [KEY_SLOT('i', 'd')] = {"\"id\":", 5, FLOW},
+    [KEY_SLOT('t', 's')] = {"\"ts\":", 5, FIELD_TIME},
+    [KEY_SLOT('d', 'u')] = {"\"dur\":", 6, FIELD_DURATION},
+    [KEY_SLOT('a', 'r')] = {"\"args\":", 7, FIELD_ARGS},
+};
+
+/* From the quote of a key to its value. */
+static inline Place read_key(Place p, Place end, int *field, bool *colon_follows) {
+    if (*p != '"') return NULL;
+    if (end - p >= CHUNK) {
+        const Key *key = &keys[KEY_SLOT(p[1], p[2])];
+        if (key->length && same_bytes(p, key->text, key->length)) {
+            *field = key->field;
+            *colon_follows = true;
+            return skip_space(p + key->length, end);
+        }
     }
-    return FIELD_OTHER;
+    Spelling spelling = {0};
+    Place text = p;
+    p = find_string_end(p + 1, end, &spelling);
+    if (!p || spelling.escaped) return NULL;
+    p++;
+    size_t length = (size_t)(p - text);
+    const Key *key = &keys[KEY_SLOT(text[1], text[2])];
+    *field = length + 1 == key->length && same_bytes(text, key->text, length) ? key->field : FIELD_OTHER;
+    *colon_follows = *p == ':';
+    p = skip_space(p, end);
+    return *p == ':' ? skip_space(p + 1, end) : NULL;
 }
 
 /* From the brace of an event to the place after it. */
@@ -380,60 +430,47 @@ static Place read_event(Scan *scan, Place p) {
     Place begin = p, end = scan->end;
     int32_t codes[TEXT_FIELDS];
     for (int field = 0; field < TEXT_FIELDS; field++) codes[field] = NO_TEXT;
-    int64_t time = NO_NUMBER, duration = NO_NUMBER;
+    int64_t flow = NO_NUMBER, time = NO_NUMBER, duration = NO_NUMBER;
     uint32_t args = NO_ARGS, fields = 0;
     scan->has = 0;
     scan->first_name = NO_TEXT;
     p = skip_space(p + 1, end);
-    if (p == end) return NULL;
     bool more = *p != '}';
     while (more) {
-        if (*p != '"') return NULL;
-        Spelling spelling = {0};
-        Place key = p + 1;
-        p = find_string_end(key, end, &spelling);
-        if (!p || spelling.escaped) return NULL;
-        int field = field_of(key, (size_t)(p - key));
-        if (field != FIELD_OTHER && fields >> field & 1) return NULL;
+        int field;
+        bool colon_follows;
+        p = read_key(p, end, &field, &colon_follows);
+        if (!p || (field != FIELD_OTHER && fields >> field & 1)) return NULL;
         fields |= 1u << field;
-        Place colon = skip_space(p + 1, end);
-        if (colon == end || *colon != ':') return NULL;
-        bool colon_follows_key = colon == p + 1;
-        p = skip_space(colon + 1, end);
-        if (p == end) return NULL;
         switch (field) {
-        case FIELD_TIME: p = read_time(scan, p, colon_follows_key, &time); break;
+        case FLOW: p = read_flow(scan, p, &flow); break;
+        case FIELD_TIME: p = read_time(scan, p, colon_follows, &time); break;
         case FIELD_DURATION: p = read_duration(scan, p, &duration); break;
         case FIELD_ARGS: p = read_args(scan, p, &args); break;
         case FIELD_OTHER: {
-            uint8_t *out = scan->out; /* copied like arguments, and dropped */
-            scan->copied = p;
-            p = copy_value(scan, p, &spelling);
-            scan->out = out;
+            Copy dropped = {p, end, scan->out};
+            Spelling spelling = {0};
+            p = copy_value(&dropped, p, &spelling);
             break;
         }
         default: p = read_text(scan, p, field, &codes[field]);
         }
         if (!p) return NULL;
         p = skip_space(p, end);
-        if (p == end) return NULL;
         more = *p == ',';
-        if (!more) break;
-        p = skip_space(p + 1, end);
-        if (p == end) return NULL;
+        if (more) p = skip_space(p + 1, end);
     }
-    if (*p != '}') return NULL;
-    p++;
-    if (p - begin > LONGEST_EVENT) return NULL;
+    if (*p++ != '}' || p - begin > LONGEST_EVENT) return NULL;
 
     Array *columns = scan->columns;
     for (int field = 0; field < TEXT_FIELDS; field++) {
-        if (codes[field] == NO_TEXT && field != FLOW) {
+        if (codes[field] == NO_TEXT) {
             codes[field] = code_of(scan, begin, 0);
             if (codes[field] == NOT_CODED) return NULL;
         }
         array_append_i32(&columns[field], codes[field]);
     }
+    array_append_i64(&columns[FLOW], flow);
     array_append_i64(&columns[TIME], time);
     array_append_i64(&columns[DURATION], duration);
     array_append_i32(&columns[ARGS_OFFSET], (int32_t)args);
@@ -448,24 +485,38 @@ static Place read_event(Scan *scan, Place p) {
     return p;
 }
 
-/* Events with commas between them, and perhaps one before and one after them. */
+/* Events with commas between them. */
 static bool read_events(Scan *scan) {
-    Place p = skip_space(scan->begin, scan->end);
-    if (p < scan->end && *p == ',') p = skip_space(p + 1, scan->end);
+    Place p = scan->begin;
     while (p < scan->end) {
         if (*p != '{') return false;
         p = read_event(scan, p);
         if (!p) return false;
-        p = skip_space(p, scan->end);
         if (p == scan->end) break;
+        p = skip_space(p, scan->end);
         if (*p != ',') return false;
         p = skip_space(p + 1, scan->end);
     }
     return !(scan->times.since_1970 && scan->times.finer_than_ns);
 }
 
+/* Leave out space and at most one comma before and after the events. */
+static void trim(Scan *scan) {
+    Place begin = scan->begin, end = scan->end;
+    while (begin < end && is_space(*begin)) begin++;
+    if (begin < end && *begin == ',') begin++;
+    while (begin < end && is_space(*begin)) begin++;
+    while (begin < end && is_space(end[-1])) end--;
+    if (begin < end && end[-1] == ',') end--;
+    while (begin < end && is_space(end[-1])) end--;
+    scan->begin = begin;
+    scan->end = end;
+}
+
 static bool scan_block(Scan *scan) {
+    trim(scan);
     size_t size = (size_t)(scan->end - scan->begin);
+    if (size && scan->end[-1] != '}') return false; /* what json.h needs */
     if (size > LARGEST_BLOCK || !texts_init(&scan->texts)) return false;
     Array *args = &scan->columns[ARGS];
     /* Copied arguments are shorter than what they are copied from: "args": is longer than the length before them. */
@@ -503,6 +554,15 @@ wrong:
     return false;
 }
 
+/* For name_of. */
+static void note_lengths(Scan *scan) {
+    const int64_t *offsets = (const int64_t *)scan->names.offsets.data;
+    for (int32_t name = 0; name < scan->names.count; name++) {
+        uint8_t first = scan->names.data.data[offsets[name]];
+        scan->name_lengths[first] |= 1u << ((offsets[name + 1] - offsets[name]) & 31);
+    }
+}
+
 static PyObject *columns_to_python(Scan *scan) {
     PyObject *result = PyTuple_New(COLUMNS + 2);
     for (int at = 0; result && at < COLUMNS + 2; at++) {
@@ -528,6 +588,7 @@ static PyObject *scan_events(PyObject *module, PyObject *arguments) {
                read_lists(names, NAME_LISTS, &scan->names, MOST_NAMES, NULL, scan->names_of)) {
         scan->begin = view.buf;
         scan->end = scan->begin + view.len;
+        note_lengths(scan);
         bool read = false;
         Py_BEGIN_ALLOW_THREADS
         read = scan_block(scan);

@@ -23,24 +23,44 @@ static const uint64_t powers_of_ten[MOST_DIGITS + 1] = {
     1000000000000000000u, 10000000000000000000u,
 };
 
+/* The value of eight digits at once; false if they are not all digits. The first digit is the lowest byte. */
+static inline bool read_eight(Place p, uint64_t *value) {
+#if __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
+    uint64_t word = load8(p) - UINT64_C(0x3030303030303030);
+    if ((word | (word + UINT64_C(0x7676767676767676))) & UINT64_C(0x8080808080808080)) return false;
+    word = word * 10 + (word >> 8); /* pairs, then fours, then all eight */
+    word = (word & UINT64_C(0x00FF00FF00FF00FF)) * (1 + (UINT64_C(100) << 16)) >> 16 & UINT64_C(0x0000FFFF0000FFFF);
+    *value = *value * 100000000 + (word * (1 + (UINT64_C(10000) << 32)) >> 32);
+    return true;
+#else
+    (void)p, (void)value;
+    return false;
+#endif
+}
+
+static inline Place read_digits(Place p, Place end, uint64_t *value) {
+    while (end - p >= 8 && read_eight(p, value)) p += 8;
+    while (is_digit(*p)) *value = *value * 10 + (uint64_t)(*p++ - '0');
+    return p;
+}
+
 /* No exponents, at most MOST_DIGITS digits. */
 static inline Place read_decimal(Place p, Place end, Decimal *number) {
     number->negative = *p == '-';
     if (number->negative) p++;
     Place begin = p;
     uint64_t digits = 0;
-    while (p < end && is_digit(*p)) digits = digits * 10 + (*p++ - '0');
-    number->whole = (int)(p - begin < 100 ? p - begin : 100);
-    if (number->whole == 0 || (number->whole > 1 && *begin == '0')) return NULL;
-    number->fraction = 0;
-    if (p < end && *p == '.') {
+    p = read_digits(p, end, &digits);
+    ptrdiff_t whole = p - begin, fraction = 0;
+    if (whole == 0 || (whole > 1 && *begin == '0')) return NULL;
+    if (*p == '.') {
         begin = ++p;
-        while (p < end && is_digit(*p)) digits = digits * 10 + (*p++ - '0');
-        number->fraction = (int)(p - begin < 100 ? p - begin : 100);
-        if (number->fraction == 0) return NULL;
+        p = read_digits(p, end, &digits);
+        fraction = p - begin;
+        if (fraction == 0) return NULL;
     }
-    if (number->whole + number->fraction > MOST_DIGITS || (p < end && (*p | 0x20) == 'e')) return NULL;
-    number->digits = digits;
+    if (whole + fraction > MOST_DIGITS || (*p | 0x20) == 'e') return NULL;
+    *number = (Decimal){number->negative, digits, (int)fraction, (int)whole};
     return p;
 }
 
@@ -91,7 +111,6 @@ typedef struct {
 
 static inline bool time_ns(const Decimal *number, TimeKinds *kinds, int64_t *result) {
     uint64_t divisor = powers_of_ten[number->fraction];
-    uint64_t whole = number->digits / divisor;
     unsigned __int128 exact;
     if (number->fraction > 0 && number->whole >= LEAST_SINCE_1970) {
         if (number->negative) return false;
@@ -104,8 +123,10 @@ static inline bool time_ns(const Decimal *number, TimeKinds *kinds, int64_t *res
         double value = nearest_double(number->digits, number->fraction), floor = trunc(value);
         exact = (unsigned __int128)((uint64_t)floor * 1000 + (uint64_t)round((value - floor) * 1000));
     } else {
-        if (whole >= (number->fraction ? LARGEST_EXACT : EXACT_DOUBLE)) return false;
-        if (number->negative && number->fraction && number->whole == LEAST_SINCE_1970 - 1) return false;
+        if (number->whole >= LEAST_SINCE_1970 - 1) {
+            if (number->digits / divisor >= (number->fraction ? LARGEST_EXACT : EXACT_DOUBLE)) return false;
+            if (number->negative && number->fraction) return false;
+        }
         exact = (unsigned __int128)number->digits * powers_of_ten[3 - number->fraction];
     }
     if (exact > INT64_MAX) return false;

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 
 from rankscope.errors import EmptyTraceError, NotATraceError, RankscopeError, ReadError
@@ -21,18 +22,10 @@ from rankscope.readers.base import (
     rank_from_name,
 )
 from rankscope.readers.byte_stream import cannot_read, read_head
-from rankscope.readers.flight_recorder import FLIGHT_READER
-from rankscope.readers.kineto.reader import KINETO
-from rankscope.readers.memory_snapshot import SNAPSHOT
-from rankscope.readers.ncu.csv_pages import HEADER as NCU_CSV_HEADER
-from rankscope.readers.ncu.reader import NCU
-from rankscope.readers.nsys.reader import NSYS
-from rankscope.readers.nsys.report import NSYS_REPORT
 from rankscope.readers.nsys.stream import is_stream, report_of
 from rankscope.readers.safe_pickle import PICKLE_NAMES, is_pickle
 
 __all__ = [
-    "READERS",
     "TRACE_NAMES",
     "Batch",
     "EventBatch",
@@ -48,7 +41,16 @@ __all__ = [
     "report_of",
 ]
 
-READERS: tuple[Reader, ...] = (KINETO, NSYS, NSYS_REPORT, NCU, FLIGHT_READER, SNAPSHOT)
+_READERS = (
+    ("kineto.reader", "KINETO"),
+    ("nsys.reader", "NSYS"),
+    ("nsys.report", "NSYS_REPORT"),
+    ("ncu.reader", "NCU"),
+    ("flight_recorder", "FLIGHT_READER"),
+    ("memory_snapshot", "SNAPSHOT"),
+)
+"""Modules and the readers in them, in the order in which they are asked. Most runs have one format: the modules of the
+others are not imported."""
 _HEAD_BYTES = 1 << 16
 TRACE_NAMES = (".json", ".json.gz", ".sqlite", ".nsys-rep", ".qdrep", ".qdstrm", ".ncu-rep", *PICKLE_NAMES)
 
@@ -59,8 +61,10 @@ def looks_like_a_trace(path: Path) -> bool:
     A .csv file can be anything, so its content decides.
     """
     if path.name.endswith(".csv"):
+        from rankscope.readers.ncu.csv_pages import HEADER
+
         with path.open("rb") as file:
-            return NCU_CSV_HEADER.search(file.read(_HEAD_BYTES)) is not None
+            return HEADER.search(file.read(_HEAD_BYTES)) is not None
     if not path.suffix or path.suffix[1:].isdigit():  # flight-recorder dumps: _dump_3, nccl_trace_rank_3
         return rank_from_name(path) is not None
     return path.name.endswith(TRACE_NAMES) and not path.name.endswith("rankscope.json")
@@ -76,7 +80,8 @@ def find_reader(path: Path) -> Reader:
         raise EmptyTraceError(
             f"{path} is empty", why=f"{why}.", hint="Capture this rank again, or leave the file out."
         )
-    for reader in READERS:
+    for module, name in _READERS:
+        reader: Reader = getattr(import_module(f"rankscope.readers.{module}"), name)
         if reader.recognises(path, head):
             return reader
     raise _not_a_trace(path, head)

@@ -6,10 +6,12 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from rankscope.model import Table
-from rankscope.readers.columns import EventColumns
+
+if TYPE_CHECKING:
+    from rankscope.readers.columns import EventColumns
 
 _MAX_EXAMPLES = 5
 _MOST_RANKS = 1 << 20

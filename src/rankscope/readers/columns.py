@@ -19,6 +19,8 @@ NO_TEXT = -1
 """The code of a text that is null."""
 NULL = -(1 << 63)
 """Stands for null among numbers: every other value can occur in a file."""
+DUCKDB, IN_C = "DuckDB", "C"
+"""What reads events: see EventColumns.read_by."""
 NO_ARGS = (1 << 32) - 1
 """Instead of an offset: the event has no arguments."""
 
@@ -42,11 +44,48 @@ class Texts:
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
+    def at(self, code: int) -> str | None:
+        """The text of a code."""
+        if code == NO_TEXT:
+            return None
+        begin, end = self.offsets[code : code + 2].tolist()
+        return bytes(memoryview(self.data)[begin:end]).decode()
+
     def __iter__(self) -> Iterator[str]:
         data, begin = bytes(self.data), 0
         for end in self.offsets[1:].tolist():
             yield data[begin:end].decode()
             begin = end
+
+
+def whole_number(text: str) -> int | None:
+    """The number of at most 18 digits that is spelt like this, and no other way."""
+    is_number = text.isascii() and text.isdigit() and len(text) <= 18 and (text[0] != "0" or text == "0")
+    return int(text) if is_number else None
+
+
+def joined_texts(texts: Iterable[bytes | None]) -> tuple[bytes, NDArray[np.uint32]]:
+    """A buffer like that of the arguments, and where each text begins."""
+    pieces: list[bytes] = []
+    offsets: list[int] = []
+    size = 0
+    for text in texts:
+        if text is None:
+            offsets.append(NO_ARGS)
+            continue
+        offsets.append(size)
+        pieces += (len(text).to_bytes(4, "little"), text)
+        size += 4 + len(text)
+    return b"".join(pieces), np.array(offsets, dtype=np.uint32)
+
+
+@dataclass(frozen=True)
+class SharedTexts:
+    """A column of texts that repeat."""
+
+    texts: Texts
+    codes: Codes
+    """May be NO_TEXT."""
 
 
 @dataclass(frozen=True)
@@ -56,12 +95,14 @@ class EventColumns:
     texts: Texts
     """Of all columns of codes."""
     phase: Codes
+    """In this column and the next four a missing text is ''."""
     category: Codes
     name: Codes
     pid: Codes
     tid: Codes
-    flow: Codes
-    """May be NO_TEXT. In the five columns before it a missing text is ''."""
+    flow: Numbers
+    """The id of a flow or an async event: itself if it is a whole number (see whole_number), else -1 - the code of its
+    text, or NULL. Most are distinct numbers, which would crowd the texts."""
     time: Numbers
     """ts in ns, or NULL."""
     duration: Numbers
@@ -88,11 +129,18 @@ class EventColumns:
     shapes: Codes
     """Their arguments: a row for each, a column for each of model.SHAPE_ARGS; JSON, but a string without its quotes."""
 
+    shared_args: SharedTexts | None = None
+    """Instead of `args`, which is empty then: the arguments of all events, where they repeat."""
+    read_by: str = DUCKDB
+    """What read them, for `ingest -v` and doctor."""
+
     def __len__(self) -> int:
         return len(self.phase)
 
     def args_of(self, index: int) -> str | None:
         """The arguments of one event, as JSON."""
+        if self.shared_args is not None:
+            return self.shared_args.texts.at(int(self.shared_args.codes[index]))
         offset = int(self.args_offset[index])
         if offset == NO_ARGS:
             return None

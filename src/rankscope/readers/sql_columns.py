@@ -10,7 +10,16 @@ import numpy as np
 
 from rankscope.model import MEMORY_ARGS, SHAPE_ARGS
 from rankscope.readers.base import Batch
-from rankscope.readers.columns import NO_ARGS, NO_TEXT, NULL, Codes, EventColumns, Numbers, Texts
+from rankscope.readers.columns import (
+    NO_TEXT,
+    NULL,
+    Codes,
+    EventColumns,
+    Numbers,
+    Texts,
+    joined_texts,
+    whole_number,
+)
 from rankscope.sql import sql_name
 
 if TYPE_CHECKING:
@@ -20,12 +29,13 @@ _MEMORY_LIMIT = "1GB"
 """For one batch, which is some tens of MB of text."""
 
 _NEVER_NULL = ("ph", "category", "name", "pid", "tid")
-_TEXTS = (*_NEVER_NULL, "flow", "collective")
+_TEXTS = (*_NEVER_NULL, "collective")
 _NUMBERS = ("ts_ns", "dur_ns", "correlation", "external_id", "device", "stream", "bytes")
 _LINKED = ("correlation", "external_id", "device", "stream", "bytes", "collective")
 _SELECT = ", ".join(
     (
         *_TEXTS,
+        "flow",
         *_NUMBERS,
         "args",
         "memory IS NOT NULL AS has_memory",
@@ -53,16 +63,17 @@ def read_columns(batch: Batch) -> EventColumns:
     import duckdb
 
     try:
-        return _columns(batch.select())
+        return columns_of(batch.select())
     except duckdb.OutOfMemoryException as error:
         raise MemoryError from error
     except duckdb.IOException:
         raise
     except duckdb.Error:
-        return _columns(batch.select_repaired())
+        return columns_of(batch.select_repaired())
 
 
-def _columns(select: str) -> EventColumns:
+def columns_of(select: str) -> EventColumns:
+    """The events of a SELECT with the columns of model.READ_EVENTS."""
     found: dict[str, Any] = connection().execute(f"SELECT {_SELECT} FROM ({select})").fetchnumpy()
     pool: dict[str, int] = {}
     codes = {name: _codes(pool, _objects(found[name]), name in _NEVER_NULL) for name in _TEXTS}
@@ -74,7 +85,9 @@ def _columns(select: str) -> EventColumns:
     computing = np.flatnonzero(np.ma.getdata(found["has_shapes"]))
     memory = [_numbers(found[f"memory_{place}"])[remembered] for place in range(len(MEMORY_ARGS))]
     shapes = [_codes(pool, _objects(found[f"shape_{i}"])[computing]) for i in range(len(SHAPE_ARGS))]
-    args, offsets = _joined(_objects(found["args"]))
+    flows = _flows(pool, _objects(found["flow"]))
+    args, offsets = joined_texts(None if text is None else text.encode() for text in _objects(found["args"]))
+    links: dict[str, Any] = {name: numbers[name][linked] for name in _LINKED if name in numbers}
     return EventColumns(
         texts=Texts.of(pool),
         phase=codes["ph"],
@@ -82,13 +95,13 @@ def _columns(select: str) -> EventColumns:
         name=codes["name"],
         pid=codes["pid"],
         tid=codes["tid"],
-        flow=codes["flow"],
+        flow=flows,
         time=numbers["ts_ns"],
         duration=numbers["dur_ns"],
         args=args,
         args_offset=offsets,
         linked=np.flatnonzero(linked).astype(np.int32),
-        **{name: numbers[name][linked] for name in _LINKED if name in numbers},
+        **links,
         collective=codes["collective"][linked],
         memory_events=remembered.astype(np.int32),
         memory=np.stack(memory, axis=1),
@@ -111,24 +124,16 @@ def _numbers(column: Any) -> Numbers:
     return values
 
 
+def _flows(pool: dict[str, int], texts: Iterable[str | None]) -> Numbers:
+    def number(text: str) -> int:
+        found = whole_number(text)
+        return -1 - pool.setdefault(text, len(pool)) if found is None else found
+
+    return np.array([NULL if text is None else number(text) for text in texts], dtype=np.int64)
+
+
 def _codes(pool: dict[str, int], texts: Iterable[str | None], never_null: bool = False) -> Codes:
     if never_null:
         texts = (text or "" for text in texts)
     codes = (NO_TEXT if text is None else pool.setdefault(text, len(pool)) for text in texts)
     return np.fromiter(codes, dtype=np.int32)
-
-
-def _joined(texts: Iterable[str | None]) -> tuple[bytes, Any]:
-    """The buffer of the arguments, and where each begins."""
-    pieces: list[bytes] = []
-    offsets: list[int] = []
-    size = 0
-    for text in texts:
-        if text is None:
-            offsets.append(NO_ARGS)
-            continue
-        offsets.append(size)
-        encoded = text.encode()
-        pieces += (len(encoded).to_bytes(4, "little"), encoded)
-        size += 4 + len(encoded)
-    return b"".join(pieces), np.array(offsets, dtype=np.uint32)

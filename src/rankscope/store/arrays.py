@@ -22,6 +22,14 @@ _MAX_CODES = 1 << 62
 _MOST_FLAGS = 1 << 22
 
 
+def unique_values(values: Ints) -> Ints:
+    """The different values in order. As np.unique, which imports numpy.ma in 20 ms."""
+    ordered = np.sort(values)
+    new = np.ones(len(ordered), dtype=bool)
+    new[1:] = ordered[1:] != ordered[:-1]
+    return ordered[new]
+
+
 def number_rows(columns: Sequence[Ints]) -> tuple[Ints, Ints]:
     """The distinct rows in order, and for each row its index among them.
 

@@ -61,8 +61,7 @@ def named_threads(events: Events) -> dict[Thread, Names]:
     """The names that the file gives to processes and threads, by pid and tid."""
     texts = events.texts
     found: dict[Thread, Names] = {}
-    metadata = [code for code, text in enumerate(texts) if text == "M"]
-    for index in np.flatnonzero(np.isin(events.phase, metadata)).tolist():
+    for index in np.flatnonzero(events.phase == events.code("M")).tolist():
         key = texts[events.pid[index]], texts[events.tid[index]]
         args, what, known = (
             arguments(events.args.get(index)),
@@ -97,16 +96,16 @@ def translated(events: Events, threads: Mapping[Thread, Names]) -> Events:
     A file that has only known categories, the usual case, is returned as it is.
     """
     texts = events.texts
-    timed = np.isin(events.phase, [code for code, text in enumerate(texts) if text in _WITH_DURATION])
-    is_end = events.phase == _code(texts, "E")
+    timed = events.has_text(events.phase, _WITH_DURATION)
+    is_end = events.phase == events.code("E")
     begun = {texts[code] for code in distinct(events.category[timed & ~is_end], len(texts))[0]}
     unknown = sorted(begun - set(KNOWN_CATEGORIES))
-    unnamed_ends = is_end & (events.category == _code(texts, ""))
+    unnamed_ends = is_end & (events.category == events.code(""))
     if not unknown and not unnamed_ends.any():
         return events
-    unknown_codes = [code for code, text in enumerate(texts) if text in unknown]
-    wanted = np.flatnonzero(timed & (np.isin(events.category, unknown_codes) | is_end))
-    meanings = _track_meanings(events, threads, timed & ~is_end, unknown_codes)
+    is_unknown = events.has_text(events.category, unknown)
+    wanted = np.flatnonzero(timed & (is_unknown | is_end))
+    meanings = _track_meanings(events, threads, timed & ~is_end & is_unknown)
     columns = (events.pid[wanted], events.tid[wanted], events.category[wanted], is_end[wanted])
     rows, group = number_rows([column.astype(np.int64) for column in columns])
     found = [
@@ -177,18 +176,18 @@ def _with_places(events: Events, wanted: NDArray[Any], device: NDArray[Any], str
 
 
 def _track_meanings(
-    events: Events, threads: Mapping[Thread, Names], begins: Mask, unknown: list[int]
+    events: Events, threads: Mapping[Thread, Names], begins: Mask
 ) -> dict[tuple[str, str, str, bool], _Meaning]:
     """By pid, tid, category, and whether it is the end of a pair."""
     texts = events.texts
     placed = {
         (pid, tid, category): meaning
-        for pid, tid, category, meaning in _begun_meanings(events, threads, begins, unknown)
+        for pid, tid, category, meaning in _begun_meanings(events, threads, begins)
     }
     meanings = {(*key, False): meaning for key, meaning in placed.items()}
     meanings |= {(*key, True): meaning for key, meaning in placed.items() if key[2]}
     # The end of a pair may have neither a category nor a name: it belongs to the track of its begin.
-    pairs = np.flatnonzero(events.phase == _code(texts, "B"))
+    pairs = np.flatnonzero(events.phase == events.code("B"))
     columns = (events.pid[pairs], events.tid[pairs], events.category[pairs])
     first: dict[Thread, str] = {}
     for pid, tid, category in number_rows([column.astype(np.int64) for column in columns])[0].tolist():
@@ -202,17 +201,15 @@ def _track_meanings(
 
 
 def _begun_meanings(
-    events: Events, threads: Mapping[Thread, Names], begins: Mask, unknown: list[int]
+    events: Events, threads: Mapping[Thread, Names], begins: Mask
 ) -> Iterable[tuple[str, str, str, _Meaning]]:
     texts = events.texts
     devices, have_streams = _processes(threads)
     calls = np.fromiter((_LAUNCH.search(text) is not None for text in texts), bool, len(texts))
-    launching = [code for code, text in enumerate(texts) if text in (*LAUNCH_CATEGORIES, "Runtime")]
-    launches = events.linked[
-        np.isin(events.category[events.linked], launching) | calls[events.name[events.linked]]
-    ]
+    launching = events.has_text(events.category[events.linked], (*LAUNCH_CATEGORIES, "Runtime"))
+    launches = events.linked[launching | calls[events.name[events.linked]]]
     launched = events.number("correlation", launches)
-    own = np.flatnonzero(begins & np.isin(events.category, unknown))
+    own = np.flatnonzero(begins)
     device, stream = events.number("device", own), events.number("stream", own)
     correlation = events.number("correlation", own)
     is_launched = (correlation > 0) & np.isin(correlation, launched) & ~calls[events.name[own]]
@@ -278,10 +275,3 @@ def _number_in(pattern: re.Pattern[str], text: str | None) -> int | None:
 
 def _numbers(values: Iterable[int | None]) -> NDArray[Any]:
     return np.array([NULL if value is None else value for value in values], dtype=np.int64)
-
-
-def _code(texts: list[str], text: str) -> int:
-    try:
-        return texts.index(text)
-    except ValueError:
-        return -2  # the code of no event

@@ -7,6 +7,8 @@ tables are made from are kept.
 from __future__ import annotations
 
 import re
+from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -15,14 +17,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rankscope.model import EVENTS, HOST_COLLECTIVE_PATTERN
-from rankscope.readers.columns import NO_TEXT, NULL, Codes, EventColumns, Numbers, Texts
+from rankscope.readers.columns import NO_TEXT, NULL, Codes, EventColumns, Numbers, Texts, joined_texts
+from rankscope.store.arrays import Mask
+from rankscope.store.packing import number_texts
 from rankscope.store.parquet_writer import Chunk, Coded, EncodedColumn, PlainTexts, encode
 from rankscope.store.parquet_writer import Numbers as NumberChunk
 
 _WITH_ARGS_PHASES = ("M", "C")
 _WITH_ARGS_NAMES = re.compile(rf"(?:{HOST_COLLECTIVE_PATTERN.removeprefix('(?i)')})|^c10d::", re.IGNORECASE)
 """Names of threads and processes, counters, and collectives: tables are made from the arguments of these events."""
-_CODES = ("phase", "category", "name", "pid", "tid", "flow")
+_CODES = ("phase", "category", "name", "pid", "tid")
 _SPARSE = ("correlation", "external_id", "device", "stream", "bytes")
 
 
@@ -36,7 +40,7 @@ class Events:
     name: Codes
     pid: Codes
     tid: Codes
-    flow: Codes
+    flow: Numbers
     time: Numbers
     duration: Numbers
     linked: Codes
@@ -57,25 +61,43 @@ class Events:
         return len(self.phase)
 
     @cached_property
+    def codes(self) -> dict[str, int]:
+        """Text -> code."""
+        return {text: code for code, text in enumerate(self.texts)}
+
+    def code(self, text: str) -> int:
+        """The code of a text, or one that no event has."""
+        return self.codes.get(text, -2)
+
+    @cached_property
     def coded_texts(self) -> Texts:
         return Texts.of(self.texts)
 
     def number(self, column: str, events: NDArray[Any]) -> Numbers:
         """A sparse column for these events: `correlation`, `device`, …; NULL where they have none."""
-        return _looked_up(self.linked, getattr(self, column), events, NULL)
+        return self._looked_up(getattr(self, column), events, NULL)
 
     def collective_of(self, events: NDArray[Any]) -> Codes:
         """The codes of their collectives' names, or NO_TEXT."""
-        return _looked_up(self.linked, self.collective, events, NO_TEXT)
+        return self._looked_up(self.collective, events, NO_TEXT)
 
+    @cached_property
+    def _place(self) -> Codes:
+        """Where each event is in `linked`; the place after the last if it is not."""
+        place = np.full(len(self), len(self.linked), dtype=np.int32)
+        place[self.linked] = np.arange(len(self.linked), dtype=np.int32)
+        return place
 
-def _looked_up(keys: Codes, values: NDArray[Any], wanted: NDArray[Any], missing: int) -> NDArray[Any]:
-    found = np.full(len(wanted), missing, dtype=values.dtype)
-    if len(keys):
-        at = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
-        there = keys[at] == wanted
-        found[there] = values[at[there]]
-    return found
+    def _looked_up(self, values: NDArray[Any], events: NDArray[Any], missing: int) -> NDArray[Any]:
+        found: NDArray[Any] = np.append(values, values.dtype.type(missing))[self._place[events]]
+        return found
+
+    def has_text(self, codes: NDArray[Any], wanted: Collection[str]) -> Mask:
+        """Which of these codes are of one of the wanted texts. As np.isin, without sorting."""
+        is_wanted = np.zeros(len(self.texts), dtype=bool)
+        is_wanted[[self.codes[text] for text in wanted if text in self.codes]] = True
+        found: Mask = is_wanted[codes]
+        return found
 
 
 @dataclass(frozen=True)
@@ -96,8 +118,12 @@ def read_batch(columns: EventColumns) -> ReadBatch:
 
 
 def _chunk(columns: EventColumns, name: str) -> Chunk:
+    if name == "args" and columns.shared_args is not None:
+        return Coded(columns.shared_args.codes, columns.shared_args.texts)
     if name == "args":
         return PlainTexts(columns.args, columns.args_offset)
+    if name == "flow":
+        return flow_texts(columns.flow, columns.texts)
     name = {"ph": "phase", "ts_ns": "time", "dur_ns": "duration"}.get(name, name)
     values = getattr(columns, name)
     missing = NO_TEXT if name in (*_CODES, "collective") else NULL
@@ -105,6 +131,15 @@ def _chunk(columns: EventColumns, name: str) -> Chunk:
         values = np.full(len(columns), missing, dtype=values.dtype)
         values[columns.linked] = getattr(columns, name)
     return Coded(values, columns.texts) if missing == NO_TEXT else NumberChunk(values, NULL)
+
+
+def flow_texts(flow: Numbers, texts: Texts) -> PlainTexts:
+    """The ids of flows as texts."""
+    if not ((flow < 0) & (flow != NULL)).any():
+        return PlainTexts(*number_texts(flow))
+    known = list(texts)
+    spelt = (None if id == NULL else str(id) if id >= 0 else known[-1 - id] for id in flow.tolist())
+    return PlainTexts(*joined_texts(None if text is None else text.encode() for text in spelt))
 
 
 def _kept(columns: EventColumns, texts: list[str]) -> dict[int, str]:
@@ -124,13 +159,20 @@ class EventLog:
         self._pieces: dict[str, list[NDArray[Any]]] = {}
         self._args: dict[int, str] = {}
         self._count = 0
+        self.read_by: Counter[str] = Counter()
+        """How many batches each reader read."""
 
     def add(self, batch: ReadBatch) -> None:
         columns, pool = batch.columns, self._pool
+        self.read_by[columns.read_by] += 1
         code_of = [pool.setdefault(text, len(pool)) for text in batch.texts]
         codes = np.array([*code_of, NO_TEXT], dtype=np.int32)  # NO_TEXT is the last place, and stays itself
         for name in (*_CODES, "collective", "shapes"):
             self._add(name, codes[getattr(columns, name)])
+        is_text = (columns.flow < 0) & (columns.flow != NULL)
+        flow = columns.flow.copy() if is_text.any() else columns.flow
+        flow[is_text] = -1 - codes[-1 - flow[is_text]].astype(np.int64)
+        self._add("flow", flow)
         for name in ("time", "duration", *_SPARSE, "memory"):
             self._add(name, getattr(columns, name))
         for name in ("linked", "memory_events", "computing"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from rankscope.errors import EmptyTraceError, NotATraceError, RankscopeError, St
 from rankscope.model import FORMAT_VERSION, Table
 from rankscope.readers import find_reader, is_stream, looks_like_a_trace, one_file, report_of
 from rankscope.readers.base import rank_from_name
+from rankscope.records import dataclass
 from rankscope.store.checksums import DamagedFileError, FileSums, read_checked_json, write_checked_json
 
 INDEX_FILE = "store.json"

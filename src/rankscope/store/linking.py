@@ -7,17 +7,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rankscope import native
+from rankscope.records import dataclass
 from rankscope.store.arrays import NONE, Ints, Mask
-from rankscope.store.nesting import Nesting, track_time_key
-
-Indices = NDArray[np.int32]
+from rankscope.store.nesting import Indices, Nesting, track_time_key
 
 
 def match_first(keys: Ints, wanted: Ints) -> Ints:
@@ -39,6 +38,9 @@ def nearest_ancestor(nesting: Nesting, wanted: Mask) -> Indices:
     nearest = np.full(len(wanted), NONE, dtype=np.int32)
     if not wanted.any():
         return nearest
+    if native.functions is not None:
+        columns = map(np.ascontiguousarray, (nesting.order, nesting.parent, wanted))
+        return np.frombuffer(native.functions.nearest_ancestor(*columns), dtype=np.int32)
     for level in nesting.levels[1:]:
         parent = nesting.parent[level]
         nearest[level] = np.where(wanted[parent], parent, nearest[parent])

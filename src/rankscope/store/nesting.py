@@ -1,34 +1,52 @@
-"""Parent and row of each slice within its track. Pure numpy, without a loop over slices.
+"""Parent and row of each slice within its track: one pass in C (native/nesting.c), or numpy without a loop over slices.
 
-Two sorts are enough for a track whose slices nest properly (all threads, nearly all streams). Where slices cross,
-one starting inside another and ending after it, a loop runs over that cluster of slices.
+With numpy, two sorts are enough for a track whose slices nest properly (all threads, nearly all streams). Where slices
+cross, one starting inside another and ending after it, a loop runs over that cluster of slices.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from rankscope import native
+from rankscope.records import dataclass
 from rankscope.store.arrays import NONE, Ints, Mask
+
+Indices = NDArray[np.int32]
 
 
 @dataclass(frozen=True)
 class Nesting:
     """One entry per slice, in the order of the input."""
 
-    row: Ints
+    row: Indices
     """Row inside the track: slices of one row do not overlap."""
-    parent: Ints
+    parent: Indices
     """Index of the innermost slice that contains it, or NONE."""
-    levels: list[Ints]
-    """Indices of the slices with 0, 1, 2, … ancestors, for walking down or up the tree."""
-    order: Ints
+    order: Indices
     """Indices by track and start, parents before children."""
 
+    @cached_property
+    def levels(self) -> list[Ints]:
+        """Indices of the slices with 0, 1, 2, … ancestors, each in order: for walking down or up the tree."""
+        level = np.full(len(self.parent), NONE)
+        found = []
+        rest = self.order.astype(np.int64)
+        while len(rest):
+            parent = self.parent[rest]
+            ready = (parent == NONE) | (level[parent] != NONE)
+            found.append(rest[ready])
+            rest = rest[~ready]
+            level[found[-1]] = len(found) - 1
+        return found
 
-def track_time_key(track: Ints, time: Ints) -> Ints:
+
+def track_time_key(track: NDArray[Any], time: Ints) -> Ints:
     """One sortable number for (track, time): sorting by it sorts by track first.
 
     Times must not be negative. There is room for 65,536 tracks of 39 hours.
@@ -51,11 +69,26 @@ def order_outer_first(track: Ints, start: Ints, end: Ints) -> Ints:
     return order
 
 
-def nest(track: Ints, start: Ints, end: Ints) -> Nesting:
+def nest(track: NDArray[Any], start: Ints, end: Ints) -> Nesting:
     """Rows and parents of slices [start, end) on their tracks. An empty slice is treated as 1 ns long."""
+    if native.functions is None:
+        return nest_with_numpy(track, start, end)
+    columns = track.astype(np.int32, copy=False), start, end
+    tracks = int(track.max(initial=-1)) + 1
+    order, row, parent = native.functions.nest(*map(np.ascontiguousarray, columns), tracks)
+    return Nesting(
+        np.frombuffer(row, dtype=np.int32),
+        np.frombuffer(parent, dtype=np.int32),
+        np.frombuffer(order, dtype=np.int32),
+    )
+
+
+def nest_with_numpy(track: NDArray[Any], start: Ints, end: Ints) -> Nesting:
+    """The same without the C parts."""
     count = len(track)
     if count == 0:
-        return Nesting(start, start, [], start)
+        none = np.empty(0, dtype=np.int32)
+        return Nesting(none, none, none)
     end = np.maximum(end, start + 1)
     order = order_outer_first(track, start, end)
     s_track, s_start, s_end = track[order], start[order], end[order]
@@ -67,14 +100,13 @@ def nest(track: Ints, start: Ints, end: Ints) -> Nesting:
     inside = parent != NONE
     crossing = np.zeros(count, dtype=bool)
     crossing[inside] = s_end[inside] > s_end[parent[inside]]
-    level = depth.copy()
     if crossing.any():
-        _solve_crossing(s_track, s_start, s_end, crossing, depth, parent, level)
-    row_out, parent_out = np.empty_like(depth), np.full(count, NONE)
+        _solve_crossing(s_track, s_start, s_end, crossing, depth, parent)
+    row_out, parent_out = np.empty(count, dtype=np.int32), np.full(count, NONE, dtype=np.int32)
     row_out[order] = depth
     inside = parent != NONE
     parent_out[order[inside]] = order[parent[inside]]
-    return Nesting(row_out, parent_out, [order[positions] for positions in _group(level)], order)
+    return Nesting(row_out, parent_out, order.astype(np.int32))
 
 
 def _group(level: Ints) -> list[Ints]:
@@ -95,9 +127,9 @@ def _parents(depth: Ints) -> Ints:
 
 
 def _solve_crossing(
-    track: Ints, start: Ints, end: Ints, crossing: Mask, depth: Ints, parent: Ints, level: Ints
+    track: NDArray[Any], start: Ints, end: Ints, crossing: Mask, depth: Ints, parent: Ints
 ) -> None:
-    """Recompute rows, parents and levels of the clusters in which slices cross."""
+    """Recompute rows and parents of the clusters in which slices cross."""
     reach = np.maximum.accumulate(track_time_key(track, end))
     begins = np.ones(len(track), dtype=bool)
     begins[1:] = track_time_key(track[1:], start[1:]) >= reach[:-1]
@@ -105,10 +137,10 @@ def _solve_crossing(
     bounds = np.append(np.flatnonzero(begins), len(track))
     for number in np.unique(cluster[crossing]):
         low, high = int(bounds[number]), int(bounds[number + 1])
-        _rows_of_cluster(start[low:high], end[low:high], low, depth, parent, level)
+        _rows_of_cluster(start[low:high], end[low:high], low, depth, parent)
 
 
-def _rows_of_cluster(start: Ints, end: Ints, base: int, depth: Ints, parent: Ints, level: Ints) -> None:
+def _rows_of_cluster(start: Ints, end: Ints, base: int, depth: Ints, parent: Ints) -> None:
     """In order of start, each slice gets the first free row below the innermost open slice that contains it."""
     occupied: list[tuple[int, int]] = []  # per row: end and position of its latest slice
     for position, (begin, stop) in enumerate(zip(start.tolist(), end.tolist(), strict=True)):
@@ -123,7 +155,6 @@ def _rows_of_cluster(start: Ints, end: Ints, base: int, depth: Ints, parent: Int
         at = base + position
         depth[at] = row
         parent[at] = occupied[inside][1] if inside != NONE else NONE
-        level[at] = level[parent[at]] + 1 if inside != NONE else 0
         if row == len(occupied):
             occupied.append((stop, at))
         else:

@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
+from itertools import chain
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import zstandard
@@ -25,16 +26,17 @@ from numpy.typing import NDArray
 from rankscope.model import Field
 from rankscope.private_files import open_private
 from rankscope.readers.columns import NO_ARGS, Texts
-from rankscope.store.packing import pack_deltas, plain_texts
+from rankscope.store.packing import pack_deltas, places_of_codes, plain_texts, split_numbers
 from rankscope.store.thrift import Value, binary, i32, i64, items, struct, text, varint
 
 Mask = NDArray[np.bool_]
 Integers = NDArray[np.integer[Any]]
+Int64 = NDArray[np.int64]
 Levels = NDArray[np.uint8]
 
 PAGE_ROWS = 1 << 17
-PAGE_BYTES = 1 << 19
-"""Of the texts in a page. What is compressed at once should fit a core's cache: twice the size takes a tenth longer."""
+PAGE_BYTES = 1 << 20
+"""Of the texts in a page: smaller ones compress less, larger ones are no faster."""
 
 _LEVEL = 1
 """zstd's. Of arguments, level 3 takes nearly twice as long and saves nothing; -1 is a tenth faster, a third larger."""
@@ -48,6 +50,9 @@ _DATA_PAGE, _DICTIONARY_PAGE = 0, 2
 
 _FEW = 256
 """Fewer numbers than this are written as they are."""
+
+_WORTH_COMPRESSING = 256
+"""Bytes."""
 
 
 @dataclass(frozen=True)
@@ -129,7 +134,7 @@ Chunk = Numbers | Coded | PlainTexts | Lists
 class EncodedColumn:
     """One column of a row group as it is in the file: its pages, compressed or not."""
 
-    pages: list[Any]
+    pages: list[bytes]
     codec: int
     encodings: tuple[int, ...]
     entries: int
@@ -179,11 +184,11 @@ class ParquetFile:
                 1: i32(1),
                 2: _schema(self._fields),
                 3: i64(self.rows),
-                4: items(self._groups) if self._groups else _NO_STRUCTS,
+                4: items(self._groups),
                 6: text("rankscope"),
                 7: items([by_type] * len(self._fields)),
             }
-        ).data
+        )[1]
         self._file.write(footer + len(footer).to_bytes(4, "little") + _MAGIC)
         self._file.close()
 
@@ -197,9 +202,6 @@ class ParquetFile:
             self.close()
         else:
             self._file.close()
-
-
-_NO_STRUCTS = Value(9, b"\x0c")
 
 
 def _rows(chunk: Chunk) -> int:
@@ -266,14 +268,14 @@ class _Values:
     count: int
     encoding: int
     page: Callable[[int, int], Any]
-    """Some of the values, from one to another, as a buffer in that encoding."""
+    """Some of the values, from one to another, in that encoding: a buffer whose length is that of its bytes."""
     page_ends: Sequence[int] = ()
     """The values that begin a new page."""
     dictionary: bytes = b""
     """The distinct values, PLAIN, if the encoding is RLE_DICTIONARY; and their number."""
     distinct: int = 0
-    smallest: bytes | None = None
-    largest: bytes | None = None
+    limits: tuple[bytes, bytes] | None = None
+    """The smallest and the largest."""
 
 
 _NO_VALUES = _Values(0, _PLAIN, lambda begin, end: b"")
@@ -285,91 +287,100 @@ def encode(field: Field, chunk: Chunk) -> EncodedColumn:
     if isinstance(chunk, Lists):
         valid, values = _values(kind, chunk.elements)
         repetition, definition = _list_levels(chunk.counts, valid)
-        body = b"".join((_levels(repetition, 1), _levels(definition, 2), values.page(0, values.count)))
-        entries, nulls = len(definition), int(np.count_nonzero(definition < _LIST_ELEMENT))
-        return _column(values, iter([(entries, body)]), entries, nulls)
+        parts = (_levels(repetition, 1), _levels(definition, 2), values.page(0, values.count))
+        return _column(values, iter([(len(definition), parts)]), len(definition))
     valid, values = _values(kind, chunk)
-    return _column(values, _flat_pages(valid, values), len(valid), len(valid) - int(np.count_nonzero(valid)))
+    return _column(values, _flat_pages(valid, values), len(valid))
 
 
 def _values(kind: _Type, chunk: Numbers | Coded | PlainTexts) -> tuple[Mask, _Values]:
     """Which entries are not null, and their values."""
     match chunk:
-        case Numbers():
-            valid = _valid_numbers(kind, chunk)
-            return valid, _number_values(kind, _only(chunk.values, valid).astype(kind.dtype, copy=False))
         case Coded(codes=codes, texts=texts):
-            valid = codes >= 0
-            return valid, _coded_values(_only(codes, valid), texts)
+            valid, used, places = places_of_codes(np.ascontiguousarray(codes, np.int32), len(texts))
+            if 2 * len(used) > len(places) > 1:
+                return valid, _text_values(*plain_texts(texts, codes[valid]))
+            dictionary, _ = plain_texts(texts, used)
+            return valid, _dictionary_values(bytes(dictionary), len(used), places)
         case PlainTexts(data=data, offsets=offsets):
             valid = offsets != NO_ARGS
-            return valid, _text_values(memoryview(data), _only(offsets, valid))
+            return valid, _text_values(memoryview(data), offsets if valid.all() else offsets[valid])
+        case Numbers() if kind.physical in (_INT32, _INT64):
+            valid, integers = _integers(kind, chunk)
+            return valid, _integer_values(kind, integers)
+        case Numbers(values=numbers, valid=mask):
+            valid = np.ones(len(numbers), np.bool_) if mask is None else mask
+            kept = numbers[valid].astype(kind.dtype, copy=False)
+            return valid, _boolean_values(kept) if kind.physical == _BOOLEAN else _double_values(kept)
 
 
-def _only(entries: NDArray[Any], valid: Mask) -> NDArray[Any]:
-    return np.ascontiguousarray(entries if valid.all() else entries[valid])
+def _integers(kind: _Type, chunk: Numbers) -> tuple[Mask, Int64]:
+    """Which entries are not null and fit the type, and those."""
+    values = np.ascontiguousarray(chunk.values, np.int64)
+    if chunk.valid is not None:
+        values = values[chunk.valid]
+    if chunk.null is None and kind.physical == _INT64:
+        return np.ones(len(values), np.bool_) if chunk.valid is None else chunk.valid, values
+    limits = np.iinfo(kind.dtype)
+    null = limits.max + 1 if chunk.null is None else chunk.null
+    fits, values = split_numbers(values, null, int(limits.min), int(limits.max))
+    if chunk.valid is None:
+        return fits, values
+    valid = chunk.valid.copy()
+    valid[valid] = fits
+    return valid, values
 
 
-def _valid_numbers(kind: _Type, chunk: Numbers) -> Mask:
-    values, valid = chunk.values, chunk.valid
-    if valid is None:
-        valid = np.ones(len(values), dtype=np.bool_) if chunk.null is None else values != chunk.null
-    if kind.physical == _INT32 and values.dtype.itemsize > 4:
-        limits = np.iinfo(np.int32)
-        valid = valid & (values >= limits.min) & (values <= limits.max)
-    return valid
-
-
-def _number_values(kind: _Type, values: NDArray[Any]) -> _Values:
-    count = len(values)
-    page_ends = range(PAGE_ROWS, count, PAGE_ROWS)
-    if not count:
+def _integer_values(kind: _Type, values: Int64) -> _Values:
+    if not len(values):
         return _NO_VALUES
-    if kind.physical == _BOOLEAN:
-        return _Values(
-            count, _PLAIN, lambda begin, end: np.packbits(values[begin:end], bitorder="little"), page_ends
-        )
-    low, high = values.min(), values.max()
-    plain = _Values(count, _PLAIN, lambda begin, end: values[begin:end], page_ends)
-    if kind.physical == _DOUBLE:
-        # NaN has no place in the order of numbers; the limits must include zeros of both signs.
-        limits = {} if np.isnan(low) else _limits(low or np.float64(-0.0), high or np.float64(0.0))
-        return replace(plain, **limits)
-    limits = _limits(low, high)
-    distance = int(high) - int(low)
-    if distance == 0 or (distance < 256 and count >= _FEW):
-        dictionary = low + np.arange(distance + 1, dtype=values.dtype)
+    low, high = int(values.min()), int(values.max())
+    size = np.dtype(kind.dtype).itemsize
+    limits = low.to_bytes(size, "little", signed=True), high.to_bytes(size, "little", signed=True)
+    if low == high or (high - low < 256 and len(values) >= _FEW):
+        dictionary = (np.arange(high - low + 1) + low).astype(kind.dtype)
         codes = (values - low).astype(np.uint8)
-        return replace(_dictionary_values(dictionary.tobytes(), len(dictionary), codes), **limits)
+        return _dictionary_values(dictionary.tobytes(), len(dictionary), codes, limits)
     # Differences must fit the type: readers do not agree on what follows from an overflow.
-    if count < _FEW or distance >= 1 << values.itemsize * 8 - 2:
-        return replace(plain, **limits)
-    wide = values.astype(np.int64, copy=False)
-    return replace(
-        plain, encoding=_DELTA_BINARY_PACKED, page=lambda begin, end: pack_deltas(wide[begin:end]), **limits
+    if len(values) < _FEW or high - low >= 1 << size * 8 - 2:
+        return _plain_numbers(values.astype(kind.dtype, copy=False), limits)
+    return _Values(
+        len(values),
+        _DELTA_BINARY_PACKED,
+        lambda begin, end: memoryview(pack_deltas(values[begin:end])),
+        range(PAGE_ROWS, len(values), PAGE_ROWS),
+        limits=limits,
     )
 
 
-def _limits(low: Any, high: Any) -> dict[str, Any]:
-    return {"smallest": low.tobytes(), "largest": high.tobytes()}
-
-
-def _coded_values(codes: Integers, texts: Texts) -> _Values:
-    if not len(codes):
+def _double_values(values: NDArray[np.float64]) -> _Values:
+    if not len(values):
         return _NO_VALUES
-    is_used = np.zeros(len(texts), dtype=np.bool_)
-    is_used[codes] = True
-    used = np.flatnonzero(is_used)
-    if len(used) > len(codes) // 2 and len(used) > 1:
-        return _text_values(*plain_texts(texts, codes))
-    place = np.empty(len(texts), dtype=np.min_scalar_type(len(used) - 1))
-    place[used] = np.arange(len(used))
-    data, _ = plain_texts(texts, used)
-    return _dictionary_values(bytes(data), len(used), place[codes])
+    # NaN has no place in the order of numbers; the limits must include zeros of both signs.
+    low, high = values.min() or np.float64(-0.0), values.max() or np.float64(0.0)
+    return _plain_numbers(values, None if np.isnan(low) else (low.tobytes(), high.tobytes()))
 
 
-def _dictionary_values(dictionary: Any, distinct: int, codes: Integers) -> _Values:
+def _plain_numbers(values: NDArray[Any], limits: tuple[bytes, bytes] | None) -> _Values:
+    page_ends = range(PAGE_ROWS, len(values), PAGE_ROWS)
+    return _Values(
+        len(values), _PLAIN, lambda begin, end: values[begin:end].view(np.uint8), page_ends, limits=limits
+    )
+
+
+def _boolean_values(values: Mask) -> _Values:
+    page_ends = range(PAGE_ROWS, len(values), PAGE_ROWS)
+    return _Values(
+        len(values), _PLAIN, lambda begin, end: np.packbits(values[begin:end], bitorder="little"), page_ends
+    )
+
+
+def _dictionary_values(
+    dictionary: bytes, distinct: int, codes: Integers, limits: tuple[bytes, bytes] | None = None
+) -> _Values:
     """`codes` are unsigned; their bytes become Parquet's bit-packed numbers as they are."""
+    if not distinct:
+        return _NO_VALUES
 
     def page(begin: int, end: int) -> bytes:
         if distinct == 1:
@@ -378,9 +389,8 @@ def _dictionary_values(dictionary: Any, distinct: int, codes: Integers) -> _Valu
         head = bytes([codes.itemsize * 8]) + varint(groups << 1 | 1)
         return b"".join((head, codes[begin:end].data, bytes((groups * 8 - (end - begin)) * codes.itemsize)))
 
-    return _Values(
-        len(codes), _RLE_DICTIONARY, page, range(PAGE_ROWS, len(codes), PAGE_ROWS), dictionary, distinct
-    )
+    page_ends = range(PAGE_ROWS, len(codes), PAGE_ROWS)
+    return _Values(len(codes), _RLE_DICTIONARY, page, page_ends, dictionary, distinct, limits)
 
 
 def _text_values(data: memoryview, offsets: Integers) -> _Values:
@@ -393,17 +403,17 @@ def _text_values(data: memoryview, offsets: Integers) -> _Values:
     def page(begin: int, end: int) -> memoryview:
         return data[int(offsets[begin]) : int(offsets[end]) if end < len(offsets) else end_of_data]
 
-    limits = np.arange(int(offsets[0]) + PAGE_BYTES, begin_of_last, PAGE_BYTES)
-    page_ends = np.unique(np.searchsorted(offsets, limits))
+    targets = np.arange(int(offsets[0]) + PAGE_BYTES, begin_of_last, PAGE_BYTES)
+    page_ends = np.unique(np.searchsorted(offsets, targets)) if len(targets) else targets
     return _Values(len(offsets), _PLAIN, page, page_ends.tolist())
 
 
-def _flat_pages(valid: Mask, values: _Values) -> Iterator[tuple[int, bytes]]:
-    """The number of entries of each page, and the page: definition levels, values."""
+def _flat_pages(valid: Mask, values: _Values) -> Iterator[tuple[int, Sequence[Any]]]:
+    """The number of entries of each page, and the parts of the page: definition levels, values."""
     rows = np.flatnonzero(valid)[list(values.page_ends)].tolist() if values.page_ends else []
     row = value = 0
     for end_row, end_value in zip((*rows, len(valid)), (*values.page_ends, values.count), strict=True):
-        yield end_row - row, b"".join((_levels(valid[row:end_row], 1), values.page(value, end_value)))
+        yield end_row - row, (_levels(valid[row:end_row], 1), values.page(value, end_value))
         row, value = end_row, end_value
 
 
@@ -437,59 +447,67 @@ def _levels(levels: NDArray[Any], width: int) -> bytes:
     return len(runs).to_bytes(4, "little") + runs
 
 
-_of_thread = threading.local()
-
-
-def _compress(data: Any) -> bytes:
+class _Compressor(threading.local):
     """A compressor serves one thread at a time, and costs more to make than a small page to compress."""
-    if not hasattr(_of_thread, "compress"):
-        _of_thread.compress = zstandard.ZstdCompressor(level=_LEVEL).compress
-    compressed: bytes = _of_thread.compress(data)
-    return compressed
+
+    def __init__(self) -> None:
+        self._compress = zstandard.ZstdCompressor(level=_LEVEL).compress
+
+    def __call__(self, parts: Sequence[Any]) -> bytes:
+        """A frame for each part: zstd reads them as one, and values need no copy to put the levels before them."""
+        return b"".join([self._compress(part) for part in parts])
 
 
-@dataclass(frozen=True)
-class _Page:
-    type: int
+_compress = _Compressor()
+
+
+class _Page(NamedTuple):
     header: dict[int, Value]
-    body: bytes
+    """What Parquet's PageHeader has besides the sizes."""
+    type: int
+    parts: Sequence[Any]
+    """Buffers of bytes: levels, values."""
+    size: int
 
 
-def _column(
-    values: _Values, data_pages: Iterator[tuple[int, bytes]], entries: int, nulls: int
-) -> EncodedColumn:
-    """Compress the pages, if that saves a tenth of the first ones."""
+def _data_page(values: _Values, entries: int, parts: Sequence[Any]) -> _Page:
+    header = struct({1: i32(entries), 2: i32(values.encoding), 3: i32(_RLE), 4: i32(_RLE)})
+    return _Page({5: header}, _DATA_PAGE, parts, sum(map(len, parts)))
 
-    def data_page(entries: int, body: bytes) -> _Page:
-        header = struct({1: i32(entries), 2: i32(values.encoding), 3: i32(_RLE), 4: i32(_RLE)})
-        return _Page(_DATA_PAGE, {5: header}, body)
 
-    pages = [data_page(*next(data_pages))]
+def _dictionary_page(values: _Values) -> _Page:
+    header = struct({1: i32(values.distinct), 2: i32(_PLAIN)})
+    return _Page({7: header}, _DICTIONARY_PAGE, (values.dictionary,), len(values.dictionary))
+
+
+def _column(values: _Values, pages: Iterator[tuple[int, Sequence[Any]]], entries: int) -> EncodedColumn:
+    """`pages`: the entries and the parts of each. They are compressed if that saves a tenth of the first."""
+    first = [_data_page(values, *next(pages))]
     if values.distinct:
-        header = struct({1: i32(values.distinct), 2: i32(_PLAIN)})
-        pages.insert(0, _Page(_DICTIONARY_PAGE, {7: header}, values.dictionary))
-    compressed = [_compress(page.body) for page in pages]
-    pays = 10 * sum(map(len, compressed)) < 9 * sum(len(page.body) for page in pages)
-    stored = compressed if pays else [page.body for page in pages]
-    for next_page in data_pages:
-        pages.append(data_page(*next_page))
-        stored.append(_compress(pages[-1].body) if pays else pages[-1].body)
+        first.insert(0, _dictionary_page(values))
+    size = sum(page.size for page in first)
+    bodies = [_compress(page.parts) for page in first] if size >= _WORTH_COMPRESSING else []
+    pays = 0 < 10 * sum(map(len, bodies)) < 9 * size
+    store = _compress if pays else b"".join
+    if not pays:
+        bodies = [store(page.parts) for page in first]
 
-    written: list[Any] = []
-    for page, body in zip(pages, stored, strict=True):
-        sizes = {2: i32(len(page.body)), 3: i32(len(body))}
-        written += struct({1: i32(page.type), **sizes, **page.header}).data, body
-    size = sum(len(piece) for piece in written)
-    smallest, largest = (
-        None if value is None else binary(value) for value in (values.smallest, values.largest)
-    )
+    written: list[bytes] = []
+    saved = 0
+    others = (_data_page(values, *page) for page in pages)
+    for page, body in chain(zip(first, bodies, strict=True), ((page, store(page.parts)) for page in others)):
+        written.append(struct({1: i32(page.type), 2: i32(page.size), 3: i32(len(body)), **page.header})[1])
+        written.append(body)
+        saved += page.size - len(body)
+    stored = sum(map(len, written))
+    smallest, largest = map(binary, values.limits) if values.limits else (None, None)
     return EncodedColumn(
         pages=written,
         codec=_ZSTD if pays else _UNCOMPRESSED,
-        encodings=tuple({_PLAIN: 0, _RLE: 0, values.encoding: 0}),
+        encodings=(_PLAIN, _RLE) if values.encoding == _PLAIN else (_PLAIN, _RLE, values.encoding),
         entries=entries,
         dictionary_bytes=len(written[0]) + len(written[1]) if values.distinct else 0,
-        bytes=size,
-        uncompressed_bytes=size + sum(len(page.body) for page in pages) - sum(map(len, stored)),
-        statistics=struct({3: i64(nulls), 5: largest, 6: smallest}),
+        bytes=stored,
+        uncompressed_bytes=stored + saved,
+        statistics=struct({3: i64(entries - values.count), 5: largest, 6: smallest}),
     )

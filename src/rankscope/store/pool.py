@@ -23,8 +23,8 @@ from rankscope.store.worker import Outcome, Task, error_from_json, perform
 
 Key = TypeVar("Key", bound=Hashable)
 
-_SMALL_BYTES = 16_000_000
-"""Total size of files read without workers: a worker takes 1 s of CPU to start, reading this much text 0.5 s."""
+_SMALL_BYTES = 32_000_000
+"""Total size of files read without workers: reading this much text takes as long as starting two of them."""
 _GZIP_RATIO = 12
 """Typical compression ratio of a trace."""
 
@@ -33,7 +33,7 @@ def run_tasks(
     tasks: Mapping[Key, Task], jobs: int, advance: Callable[[Key, int, str], None]
 ) -> Iterator[tuple[Key, Outcome]]:
     """Yield the manifest or the error of each task as it finishes."""
-    if are_small([Path(task.path) for task in tasks.values()]):
+    if need_no_worker([Path(task.path) for task in tasks.values()]):
         for key, task in tasks.items():
             yield key, perform(task, partial(advance, key))
     else:
@@ -55,12 +55,11 @@ def _end_unused() -> None:
         _started.pop().end()
 
 
-def are_small(paths: Collection[Path]) -> bool:
-    """True for little JSON text: it is read faster without a worker, and reading it cannot crash this process."""
+def need_no_worker(paths: Collection[Path]) -> bool:
+    """True for one file of JSON, and for little text in several: they are read faster without workers."""
     try:
-        return sum(map(text_bytes, paths)) <= _SMALL_BYTES and all(
-            find_reader(path) is KINETO for path in paths
-        )
+        few = len(paths) <= 1 or sum(map(text_bytes, paths)) <= _SMALL_BYTES
+        return few and all(find_reader(path) is KINETO for path in paths)
     except (OSError, RankscopeError):
         return False
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
 from rankscope.errors import RankError, RankscopeError
 from rankscope.readers import TraceIdentity, find_reader, identities, one_file
+from rankscope.records import dataclass
 from rankscope.store.layout import Index, SegmentEntry
 from rankscope.store.separate_runs import world_size_of
 

@@ -61,39 +61,32 @@ class Recording:
     track: Codes
     """NONE for flows, which belong to a slice of another track."""
     tracks: list[Track]
-    codes: Mapping[str, int]
-    """Text -> code."""
 
     def code(self, text: str) -> int:
         """The code of a text, or one that no event has."""
-        return self.codes.get(text, -2)
-
-    def is_category(self, events: NDArray[Any], *wanted: str) -> Mask:
-        """Which of these events have one of these categories."""
-        return np.isin(self.events.category[events], [self.code(text) for text in wanted])
+        return self.events.code(text)
 
     def with_phase(self, *phases: str) -> Ints:
         """The placed events of some phases, in file order."""
-        return np.flatnonzero(np.isin(self.events.phase, [self.code(p) for p in phases]) & self.placed)
+        return np.flatnonzero(self.events.has_text(self.events.phase, phases) & self.placed)
 
 
 def arrange(events: Events) -> Recording:
     """Put the events of a file on its timeline. Their times and durations are changed in place, to save memory."""
     threads = named_threads(events)
     events = translated(events, threads)
-    codes = {text: code for code, text in enumerate(events.texts)}
-    is_metadata = events.phase == codes.get("M", -2)
+    is_metadata = events.phase == events.code("M")
     known = ~is_metadata & (events.time != NULL)
     low, high = _usable_range(events.time[known])
     placed = known & (events.time >= low) & (events.time <= high)
     origin = int(events.time[placed].min()) if placed.any() else 0
     # Memory snapshots of older versions of torch have no times; their order is sufficient.
-    counted = ~is_metadata & (known | (events.category != codes.get(SNAPSHOT_CATEGORY, -2)))
+    counted = ~is_metadata & (known | (events.category != events.code(SNAPSHOT_CATEGORY)))
     timed = int(placed.sum())
     events.duration[events.duration == NULL] = 0
     np.clip(events.duration, -_LONGEST_FILE_NS, _LONGEST_FILE_NS, out=events.duration)
     np.subtract(events.time, origin, out=events.time)
-    kind, tid, texts = _kinds(events, codes)
+    kind, tid, texts = _kinds(events)
     track, tracks = _tracks(events, placed, kind, tid, texts)
     return Recording(
         events=events,
@@ -104,7 +97,6 @@ def arrange(events: Events) -> Recording:
         placed=placed,
         track=track,
         tracks=tracks,
-        codes=codes,
     )
 
 
@@ -118,12 +110,12 @@ def _usable_range(times: Numbers) -> tuple[int, int]:
     return middle - _LONGEST_FILE_NS, middle + _LONGEST_FILE_NS
 
 
-def _kinds(events: Events, codes: Mapping[str, int]) -> tuple[NDArray[Any], Codes, list[str]]:
+def _kinds(events: Events) -> tuple[NDArray[Any], Codes, list[str]]:
     """The kind of each event's track, and its tid there: a track per category for async events, one for all counters.
 
     Also the texts that the codes of the tids refer to.
     """
-    texts = events.texts if "" in codes else [*events.texts, ""]
+    texts = events.texts if "" in events.codes else [*events.texts, ""]
     phases, phase = distinct(events.phase, len(texts))
     categories, category = distinct(events.category, len(texts))
     table = np.array(
@@ -148,7 +140,7 @@ def _kind(category: str, phase: str) -> str:
 def _tracks(
     events: Events, placed: Mask, kind: NDArray[Any], tid: Codes, texts: list[str]
 ) -> tuple[Codes, list[Track]]:
-    is_flow = np.isin(events.phase, [code for code, text in enumerate(texts) if text in _FLOWS])
+    is_flow = events.has_text(events.phase, _FLOWS)
     wanted = placed & ~is_flow
     everything = bool(wanted.all())
     own = slice(None) if everything else np.flatnonzero(wanted)
@@ -166,7 +158,9 @@ def _tracks(
     track = np.full(len(events), NONE, dtype=np.int32)
     track[own] = place[number]
     keys = [keys[index] for index in order]
-    on_device = np.flatnonzero(wanted & np.isin(kind, [_KINDS.index("stream"), _KINDS.index("annotation")]))
+    on_device = np.flatnonzero(
+        wanted & ((kind == _KINDS.index("stream")) | (kind == _KINDS.index("annotation")))
+    )
     device = _least(
         events.number("device", on_device), track[on_device], [integer_of(key[1]) for key in keys]
     )

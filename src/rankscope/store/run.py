@@ -6,6 +6,7 @@ so that times of different ranks can be compared. Only this module and the write
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
@@ -95,6 +96,21 @@ VIEWS = (
 )
 """The tables of SQL queries; the columns rank and segment come before the columns listed."""
 
+NUMBERED_NAMES = Table(
+    "internal.names",
+    "The names of slices, numbered; for our own queries only.",
+    (
+        Field("category", "VARCHAR", ""),
+        Field("name", "VARCHAR", ""),
+        Field("code", "BIGINT", "place of the name among all names of the run, in alphabetical order"),
+    ),
+)
+_OWN_TABLES = {table.name: table for table in (*VIEWS, NUMBERED_NAMES)}
+_TABLE_NAMES = re.compile(rf"(?<![.\w])(?:{'|'.join(map(re.escape, _OWN_TABLES))})\b")
+_INTERNAL = "CREATE SCHEMA IF NOT EXISTS internal"
+"""Of tables that SHOW TABLES does not list."""
+SMALL_BYTES = 16 << 20
+"""Tables of this size together are read by one thread: starting and waiting for others takes longer."""
 
 ALL_TOOLS = "*"
 """A value of `prefer`: use the files of all tools. For drawing only; sums would count a rank's time twice."""
@@ -183,6 +199,10 @@ class Run:
     def ranks(self) -> list[int]:
         return sorted({entry.rank for entry in self.segments})
 
+    def has(self, table: Table) -> bool:
+        """Whether any file of the run has this table: some belong to one format only."""
+        return any(entry.files_of(table) for entry in self._used)
+
     def shift_ns(self, entry: SegmentEntry) -> int:
         """From the run's start to the origin of this segment; 0 for a file without times."""
         return self._shifts.get((entry.rank, entry.segment), 0)
@@ -247,7 +267,7 @@ class Run:
         """Drop what depends on clocks. The cache is replaced, not cleared: a copy of this run may share it."""
         self._own_clocks = None
         self.cache = Cache()
-        for made in ("connection", "_confined", "collectives", "clocks", "_shifts"):
+        for made in ("connection", "_undefined", "_confined", "collectives", "clocks", "_shifts"):
             vars(self).pop(made, None)
 
     def move(self, by_ns: int) -> None:
@@ -257,23 +277,55 @@ class Run:
 
     @cached_property
     def connection(self) -> duckdb.DuckDBPyConnection:
-        """The views, for our own queries."""
+        """For our own queries. It has the tables that these have named so far (`_execute`)."""
         import duckdb
 
-        connection = duckdb.connect()
-        for statement in self.definitions():
-            connection.execute(statement)
-        return connection
+        bytes_used = sum(size for entry in self._used for size, _ in entry.files.values())
+        return duckdb.connect(config={"threads": 1} if bytes_used <= SMALL_BYTES else {})
+
+    @cached_property
+    def _undefined(self) -> dict[str, Table]:
+        """The tables that `connection` does not have yet."""
+        return dict(_OWN_TABLES)
+
+    def _execute(self, sql: str, parameters: Sequence[object] = ()) -> duckdb.DuckDBPyConnection:
+        self._define_named(sql)
+        return self.connection.execute(sql, list(parameters))
+
+    def _define_named(self, sql: str) -> None:
+        """Make the tables that a query names: making all of them opens every file of the store."""
+        self.define(
+            *(self._undefined[name] for name in {*_TABLE_NAMES.findall(sql)} & self._undefined.keys())
+        )
+
+    def define(self, *tables: Table) -> None:
+        """Make tables for queries of `connection` that do not go through this class."""
+        for table in (SEGMENTS, *tables):  # the other views use segments
+            if self._undefined.pop(table.name, None):
+                for statement in self._definition(table):
+                    self.connection.execute(statement)
 
     def definitions(self) -> Iterator[str]:
         """The statements that make the tables of SQL queries."""
-        yield from self._segments_table()
-        for table in (*TABLES, *FURTHER_TABLES):
-            rows = self._rows_of(table, self._files(table))
-            if table is GPU:
-                yield from self._classed(rows)
-            else:
-                yield f"CREATE VIEW {table.name} AS {rows}"
+        for table in (SEGMENTS, *TABLES, *FURTHER_TABLES):
+            yield from self._definition(table)
+
+    def _definition(self, table: Table) -> Iterator[str]:
+        if table is SEGMENTS:
+            yield from self._segments_table()
+        elif table.name == GPU.name:
+            yield from self._classed(self._rows_of(GPU))
+        elif table is NUMBERED_NAMES:
+            yield _INTERNAL
+            yield (
+                "CREATE TABLE internal.names AS SELECT category, name, dense_rank() OVER (ORDER BY name) - 1 AS code "
+                f"FROM (SELECT DISTINCT category, name FROM ({self._rows_of(SLICES)}))"
+            )
+        elif table is STEPS:
+            # A table, not a view: it has few rows, and most reports read them.
+            yield f"CREATE TABLE steps AS {self._rows_of(STEPS)}"
+        else:
+            yield f"CREATE VIEW {table.name} AS {self._rows_of(table)}"
 
     @cached_property
     def _confined(self) -> ConfinedSql:
@@ -288,29 +340,31 @@ class Run:
         shifts = self._shifts
         if self._own_clocks is None:
             with self._reading():
+                self.define(COLLECTIVES, TRACKS)
                 return matched_collectives(self.connection, self.timelines)
         raw = self._own_clocks._shifts  # matched already, to measure the clocks
         return shifted(self._own_clocks.collectives, {file: shifts[file] - raw[file] for file in shifts})
 
     def rows(self, sql: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]:
         with self._reading():
-            return self.connection.execute(sql, list(parameters)).fetchall()
+            return self._execute(sql, parameters).fetchall()
 
     def records(self, sql: str, parameters: Sequence[object] = ()) -> list[dict[str, Any]]:
         with self._reading():
-            cursor = self.connection.execute(sql, list(parameters))
+            cursor = self._execute(sql, parameters)
             names = [column[0] for column in cursor.description or ()]
             return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
 
     def arrays(self, sql: str, parameters: Sequence[object] = ()) -> dict[str, Any]:
         """Columns as numpy arrays; no column may be null."""
         with self._reading():
-            columns: dict[str, Any] = self.connection.execute(sql, list(parameters)).fetchnumpy()
+            columns: dict[str, Any] = self._execute(sql, parameters).fetchnumpy()
             return columns
 
     def stream(self, sql: str, at_a_time: int = 20_000) -> Iterator[tuple[Any, ...]]:
         """Rows one by one, never all in memory. It has its own cursor: other queries may run meanwhile."""
         with self._reading():
+            self._define_named(sql)
             cursor = self.connection.cursor()
             try:
                 result = cursor.execute(sql)
@@ -352,7 +406,7 @@ class Run:
         written = folder.path / unique_name()
         try:
             with self._reading():
-                self.connection.execute(
+                self._execute(
                     f"COPY (SELECT {columns} FROM {view.name} WHERE {where}) TO {sql_text(written)} ({options})"
                 )
             written.replace(target)
@@ -400,14 +454,13 @@ class Run:
             first += max(int(entry.manifest["steps"]) for entry in found)
         return shifts
 
-    def _files(self, table: Table) -> list[Path]:
-        return [self.folder.path / name for entry in self._used for name in entry.files_of(table)]
-
-    def _rows_of(self, table: Table, paths: list[Path]) -> str:
-        """A SELECT of a table's rows in some files, times counted from the run's start.
+    def _rows_of(self, table: Table) -> str:
+        """A SELECT of a table's rows, times counted from the run's start.
 
         DuckDB takes rank and segment from the names of the store's own folders: it is given no others.
         """
+        owners = [entry for entry in self._used if entry.files_of(table)]
+        paths = [self.folder.path / name for entry in owners for name in entry.files_of(table)]
         if not paths:
             nothing = ", ".join(f"NULL::{f.type} AS {f.name}" for f in (*KEY_FIELDS, *table.fields))
             return f"SELECT {nothing} WHERE false"
@@ -418,7 +471,9 @@ class Run:
             f"WHEN p.rank = {rank} AND p.segment = {segment} THEN {by}"
             for (rank, segment), by in self._step_shifts.items()
         )
-        shifts = dict.fromkeys(TIMES if table is not EVENTS else (), "s.shift_ns")
+        # The shift of a single file is a constant: a query is then planned in half the time.
+        shift = f"{self.shift_ns(owners[0])}::BIGINT" if len(owners) == 1 else "s.shift_ns"
+        shifts = dict.fromkeys(TIMES if table is not EVENTS else (), shift)
         shifts |= {"step": f"CASE {later} ELSE 0 END"} if later else {}
         columns = ", ".join(
             f"p.{name} + {shifts[name]} AS {name}" if name in shifts else f"p.{name}"
@@ -427,10 +482,8 @@ class Run:
         if table is EVENTS:
             source += ", file_row_number=true"
             columns = f"p.file_row_number AS id, {columns}"
-        return (
-            f"SELECT p.rank, p.segment, {columns} FROM {source}) p "
-            "JOIN segments s ON s.rank = p.rank AND s.segment = p.segment"
-        )
+        joined = " JOIN segments s ON s.rank = p.rank AND s.segment = p.segment" if len(owners) > 1 else ""
+        return f"SELECT p.rank, p.segment, {columns} FROM {source}) p{joined}"
 
     def _classed(self, rows: str) -> Iterator[str]:
         """Device activity with its class. Names are classified once per connection, not once per query."""
@@ -438,7 +491,7 @@ class Run:
             f"regexp_matches(name, {sql_text(pattern)})" for pattern in self.comm_patterns
         )
         copies = sql_texts(COPY_CATEGORIES)
-        yield "CREATE SCHEMA internal"  # not among the tables that SHOW TABLES lists
+        yield _INTERNAL
         yield (
             f"CREATE TABLE internal.classes_of_names AS SELECT name, {communicates} AS communicates "
             f"FROM (SELECT DISTINCT name FROM ({rows}))"

@@ -7,7 +7,7 @@ need be in every cycle. Without ids, what is far apart in time is taken to be an
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from rankscope.errors import MixedRunsError
 from rankscope.model import TIMELINE_FORMATS
 from rankscope.ranges import as_ranges
 from rankscope.readers.base import usable_world
+from rankscope.records import dataclass
 from rankscope.store.layout import SegmentEntry
 
 SESSION_GAP_NS = 60_000_000_000

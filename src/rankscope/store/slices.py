@@ -187,7 +187,7 @@ def steps_of_host(recording: Recording, slices: SliceColumns) -> Steps:
 
 
 def of_categories(recording: Recording, slices: SliceColumns, categories: tuple[str, ...]) -> Mask:
-    return np.isin(slices.category, [recording.code(category) for category in categories])
+    return recording.events.has_text(slices.category, categories)
 
 
 def gpu_slices(recording: Recording, slices: SliceColumns) -> Mask:

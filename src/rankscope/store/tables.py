@@ -9,11 +9,11 @@ from numpy.typing import NDArray
 
 from rankscope.model import COUNTERS, INSTANTS, LINKS, MEMORY_ARGS, STEPS, TRACKS
 from rankscope.readers.columns import NULL, Texts
-from rankscope.store.arrays import NONE, Ints
+from rankscope.store.arrays import NONE, Ints, number_rows
 from rankscope.store.categories import Names
 from rankscope.store.collectives.table import write_collectives
 from rankscope.store.device_activity import allocating_ops, device_time, write_activity
-from rankscope.store.event_log import Events
+from rankscope.store.event_log import Events, flow_texts
 from rankscope.store.json_arguments import arguments, number_of, text_of
 from rankscope.store.linking import Steps, follow, self_time, slice_at
 from rankscope.store.nesting import nest
@@ -210,15 +210,16 @@ def _write_links(files: TableFiles, source: SliceTable) -> None:
     bound = slice_at(source.nesting, slices.track, slices.time, slices.end, track, time)
     bound = source.ids(bound)
     starts = events.phase[index] == recording.code("s")
-    key = events.category[index].astype(np.int64) * len(events.texts) + events.flow[index]
-    key[events.flow[index] < 0] = NONE
+    flow = events.flow[index]
+    _, key = number_rows([events.category[index].astype(np.int64), flow])
+    key[flow == NULL] = NONE
     first, then = _joined(key, np.flatnonzero(starts), np.flatnonzero(~starts))
     either = np.where(first != NONE, first, then)
     files.write_rows(
         LINKS,
         {
             "kind": Coded(events.category[index[either]], events.coded_texts),
-            "flow": Coded(events.flow[index[either]], events.coded_texts),
+            "flow": flow_texts(flow[either], events.coded_texts),
             "source": Numbers(follow(first, bound), NONE),
             "target": Numbers(follow(then, bound), NONE),
             "source_ns": Numbers(follow(first, time), valid=first != NONE),

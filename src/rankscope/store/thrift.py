@@ -6,16 +6,16 @@ A value is its type and its bytes; a struct is made of values by field number.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
+Value = tuple[int, bytes]
 
-class Value(NamedTuple):
-    type: int
-    data: bytes
+_BYTES = [bytes([number]) for number in range(256)]
 
 
 def varint(number: int) -> bytes:
     """Seven bits a byte, the lowest first; the top bit says that more follow."""
+    if number < 0x80:
+        return _BYTES[number]
     made = bytearray()
     while number > 0x7F:
         made.append(number & 0x7F | 0x80)
@@ -30,15 +30,15 @@ def zigzag(number: int) -> bytes:
 
 
 def i32(number: int) -> Value:
-    return Value(5, zigzag(number))
+    return 5, zigzag(number)
 
 
 def i64(number: int) -> Value:
-    return Value(6, zigzag(number))
+    return 6, zigzag(number)
 
 
 def binary(data: bytes) -> Value:
-    return Value(8, varint(len(data)) + data)
+    return 8, varint(len(data)) + data
 
 
 def text(value: str) -> Value:
@@ -46,21 +46,24 @@ def text(value: str) -> Value:
 
 
 def items(values: Sequence[Value]) -> Value:
-    """A list; not empty, as its values give it its type."""
+    """A list of values of one type; that of an empty list is a struct."""
+    kind = values[0][0] if values else 12
     count = len(values)
-    head = (
-        bytes([count << 4 | values[0].type]) if count < 15 else bytes([0xF0 | values[0].type]) + varint(count)
-    )
-    return Value(9, head + b"".join(value.data for value in values))
+    head = _BYTES[count << 4 | kind] if count < 15 else _BYTES[0xF0 | kind] + varint(count)
+    return 9, head + b"".join([data for _, data in values])
 
 
 def struct(fields: Mapping[int, Value | None]) -> Value:
     """`fields` by number, ascending; those that are None are left out."""
-    pieces: list[bytes] = []
+    pieces = []
     last = 0
     for number, value in fields.items():
         if value is not None:
-            step = number - last  # at most 15 in Parquet's structs
-            pieces += bytes([step << 4 | value.type]), value.data
+            kind, data = value
+            pieces.append(
+                _BYTES[number - last << 4 | kind]
+            )  # no two fields of Parquet's structs are over 15 apart
+            pieces.append(data)
             last = number
-    return Value(12, b"".join((*pieces, b"\0")))
+    pieces.append(b"\0")
+    return 12, b"".join(pieces)

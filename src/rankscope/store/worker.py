@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rankscope import errors
 from rankscope.errors import RankscopeError
 from rankscope.readers import one_file
+from rankscope.records import dataclass
 from rankscope.store.incoming import in_use
 
 if TYPE_CHECKING:

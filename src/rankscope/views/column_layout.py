@@ -8,8 +8,8 @@ then the rest, from the right.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
+from rankscope.records import dataclass
 from rankscope.views.columns import Kind
 
 GAP = 2

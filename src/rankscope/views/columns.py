@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
 
 from rankscope.analysis.core.result import Column, Result
 from rankscope.json_values import plain
+from rankscope.records import dataclass
 from rankscope.units import READABLE, SCALABLE, Scale, choose_scale, decimals_for, format_plain, format_value
 from rankscope.views.text import clean
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from statistics import median
 from typing import Any
 
 from rankscope.analysis.core.result import Column, Found, Result
 from rankscope.analysis.findings import NOTHING_FOUND
 from rankscope.analysis.health.doubts import Doubt
+from rankscope.records import dataclass
 from rankscope.units import format_ns
 from rankscope.views.columns import fields
 from rankscope.views.table import grid

@@ -7,15 +7,14 @@ that is waiting inside another collective, the last rank of that collective is t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from rankscope.analysis.across_ranks.rank_activity import PARTS, covers, within
 from rankscope.analysis.core.cache import once_per_run
 from rankscope.analysis.core.collective_waits import Waits, waits
 from rankscope.analysis.core.intervals import Ints
-from rankscope.store.arrays import NONE
+from rankscope.records import dataclass
+from rankscope.store.arrays import NONE, unique_values
 from rankscope.store.collectives.entries import Collectives
 from rankscope.store.run import Run
 
@@ -46,7 +45,7 @@ def blame(run: Run) -> Blame:
     opened = window_starts(run, rows)
     split = np.zeros((len(PARTS), len(rows.rank)), dtype=np.int64)
     hidden = np.zeros(len(rows.rank), dtype=np.int64)
-    for cover in covers(run, np.unique(rows.rank).tolist(), found.entry_transfer):
+    for cover in covers(run, unique_values(rows.rank).tolist(), found.entry_transfer):
         mine = np.flatnonzero(rows.rank == cover.rank)
         parts = cover.split(opened[mine], rows.start[mine])
         for i, name in enumerate(PARTS):
@@ -123,7 +122,7 @@ def _longest_wait_inside(found: Waits, entries: Ints, opened: Ints) -> Ints:
     """For each entry, the match in which its rank waited longest between `opened` and the arrival."""
     rows = found.rows
     result = np.full(len(entries), NONE)
-    for rank in np.unique(rows.rank[entries]):
+    for rank in unique_values(rows.rank[entries]):
         mine = np.flatnonzero((rows.rank == rank) & (found.wait > 0))
         mine = mine[np.argsort(rows.end[mine], kind="stable")]
         asked = np.flatnonzero(rows.rank[entries] == rank)

@@ -5,7 +5,6 @@ Findings: a size far slower than the other sizes, or than the baseline, and an u
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,8 @@ from rankscope.analysis.core.step_times import mean_step_ns, run_step_times
 from rankscope.baseline import Baseline
 from rankscope.collective_kinds import KINDS, bus_factor
 from rankscope.ranges import as_ranges
-from rankscope.store.arrays import NONE, number_rows
+from rankscope.records import dataclass
+from rankscope.store.arrays import NONE, number_rows, unique_values
 from rankscope.store.run import Run
 from rankscope.units import format_rounded
 
@@ -170,7 +170,7 @@ def _rows(run: Run, found: Waits, table: _Table) -> list[dict[str, Any]]:
     for number, (group_number, kind_number, dtype, size) in enumerate(table.keys.tolist()):
         mine = table.entry[order[bounds[number] : bounds[number + 1]]]
         group, kind = entries.groups[group_number], KINDS[kind_number]
-        matches = np.unique(entries.match[mine][entries.match[mine] != NONE])
+        matches = unique_values(entries.match[mine][entries.match[mine] != NONE])
         transfer = found.transfer[matches]
         transfer = transfer[transfer != NONE]
         wait = found.wait[mine]
@@ -203,7 +203,7 @@ def _rows(run: Run, found: Waits, table: _Table) -> list[dict[str, Any]]:
                 "members": as_ranges(list(group.ranks)) if group.ranks else None,
                 "_median": median,
                 "_total": int(duration.sum()),
-                "_ranks": tuple(np.unique(entries.rank[mine]).tolist()),
+                "_ranks": tuple(unique_values(entries.rank[mine]).tolist()),
             }
         )
     return sorted(rows, key=lambda row: (-row["_total"], row["group"], row["kind"], row["bytes"] or 0))

@@ -29,6 +29,7 @@ from rankscope.analysis.core.intervals import (
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.core.step_times import recordings, windows
 from rankscope.analysis.within_rank.breakdown import sets_of
+from rankscope.store.arrays import unique_values
 from rankscope.store.run import Run
 
 CLASSES = ("compute", "comm", "copy")
@@ -84,7 +85,7 @@ def rank_times(run: Run, scope: Scope, ranks: list[int]) -> list[RankTime]:
     everything = scope.only_ranks()
     device = device_activity(run, everything)
     host = host_collectives(run, everything)
-    no_gpu = set(ranks) - set(np.unique(device.rank).tolist())
+    no_gpu = set(ranks) - set(unique_values(device.rank).tolist())
     work = host_work(run, Scope(frozenset(no_gpu))) if no_gpu else device
     found = [
         _of_rank(rank, work if rank in no_gpu else device, host, rank in no_gpu, recordings(run)[rank])

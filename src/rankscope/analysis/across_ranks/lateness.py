@@ -7,7 +7,6 @@ and process groups lie between. Peers are the ranks of the same pipeline stage.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
@@ -19,7 +18,8 @@ from rankscope.analysis.core.cache import once_per_run
 from rankscope.analysis.core.collective_waits import waits
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.core.step_times import Period, mean_step_ns, periods
-from rankscope.store.arrays import NONE, number_rows
+from rankscope.records import dataclass
+from rankscope.store.arrays import NONE, number_rows, unique_values
 from rankscope.store.collectives.groups import Group
 from rankscope.store.run import Run
 
@@ -152,15 +152,15 @@ def link_excess(run: Run, ranks: tuple[int, ...], steps: tuple[int | None, ...])
     low, high = np.minimum(rows.rank[used], rows.peer[used]), np.maximum(rows.rank[used], rows.peer[used])
     is_pair = rows.peer[used] != NONE
     _, unit = number_rows([rows.group[used], np.where(is_pair, low, NONE), np.where(is_pair, high, NONE)])
-    for number in np.unique(alike).tolist():
+    for number in unique_values(alike).tolist():
         mine = np.flatnonzero(alike == number)
-        units = np.unique(unit[mine])
+        units = unique_values(unit[mine])
         if len(units) < 2:
             continue
         typical = np.full((len(units), len(steps)), np.nan)
         for place, one in enumerate(units.tolist()):
             own = mine[unit[mine] == one]
-            for at in np.unique(step[own]).tolist():
+            for at in unique_values(step[own]).tolist():
                 typical[place, at] = np.median(transfer[used[own[step[own] == at]]])
         which = np.searchsorted(units, unit[mine])
         others = np.stack([_median(np.delete(typical, one, axis=0)) for one in range(len(units))])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from rankscope.analysis.core.intervals import Intervals, join, subtract, union
@@ -14,6 +12,7 @@ from rankscope.model import (
     LAUNCH_CATEGORIES,
     SYNC_CALL_PATTERN,
 )
+from rankscope.records import dataclass
 from rankscope.sql import sql_text
 from rankscope.store.run import Run
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Literal
+
+from rankscope.records import dataclass
 
 Axis = Literal["world", "pp", "dp", "cp", "ep", "tp", "other"]
 AXES: tuple[Axis, ...] = ("pp", "dp", "ep", "cp", "tp")

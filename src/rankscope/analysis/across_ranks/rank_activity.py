@@ -7,7 +7,6 @@ difference of two cumulative sums, for many intervals at once.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -15,6 +14,7 @@ from rankscope.analysis.core.event_sets import COMPUTE, COPY, Activity, device_a
 from rankscope.analysis.core.host_spans import dataloader_spans
 from rankscope.analysis.core.intervals import Intervals, Ints, covered_before, join, subtract, union
 from rankscope.analysis.core.scope import Scope
+from rankscope.records import dataclass
 from rankscope.store.run import Run
 
 _RANKS_AT_ONCE = 16

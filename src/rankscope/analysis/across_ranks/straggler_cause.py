@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
 import numpy as np
 
 from rankscope.analysis.across_ranks.main_thread import Gap, longest_gap
 from rankscope.analysis.core.collective_waits import waits
+from rankscope.analysis.core.gpu_counts import has_gpu
 from rankscope.analysis.core.result import Fact
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.core.step_times import periods
 from rankscope.collective_kinds import KINDS
 from rankscope.model import DATALOADER_PATTERN
 from rankscope.ranges import as_ranges
+from rankscope.records import dataclass
 from rankscope.sql import sql_text
-from rankscope.store.arrays import NONE
+from rankscope.store.arrays import NONE, unique_values
 from rankscope.store.run import Run
 from rankscope.units import format_rounded, shorten_middle
 
@@ -132,7 +133,7 @@ def _most_extra(run: Run, sql: str, late: LateRank) -> _Extra | None:
 
 def _compute(run: Run, window: Scope, late: LateRank) -> StragglerCause:
     rank = late.rank
-    on_gpu = bool(run.rows("SELECT 1 FROM gpu LIMIT 1"))
+    on_gpu = has_gpu(run, Scope())
     table, where = (
         ("gpu", "class = 'COMPUTE'") if on_gpu else ("slices", "category = 'cpu_op' AND self_ns > 0")
     )
@@ -231,7 +232,7 @@ def _link(run: Run, window: Scope, late: LateRank) -> StragglerCause:
     rows = found.rows
     used = np.flatnonzero((found.wait != NONE) & (found.transfer[np.maximum(rows.match, 0)] != NONE))
     inside = np.isin(rows.rank[used], late.together)
-    slow = np.unique(rows.group[used[inside & (rows.rank[used] == late.rank)]])
+    slow = unique_values(rows.group[used[inside & (rows.rank[used] == late.rank)]])
     best: tuple[float, str, float, float] | None = None
     for group in slow.tolist():
         mine = used[rows.group[used] == group]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,8 @@ from rankscope.analysis.core.intervals import Axis, Ints, union
 from rankscope.analysis.core.result import Column, Fact, Finding, Remedy, Result, Severity
 from rankscope.analysis.core.scope import Scope
 from rankscope.ranges import as_ranges
-from rankscope.store.arrays import NONE, number_rows
+from rankscope.records import dataclass
+from rankscope.store.arrays import NONE, number_rows, unique_values
 from rankscope.store.run import Run
 from rankscope.units import format_rounded
 
@@ -116,7 +116,7 @@ def _in_scope(found: Waits, scope: Scope) -> Any:
 def _rows(found: Waits, why: Blame, used: Any, scope: Scope, finding: Finding | None) -> list[dict[str, Any]]:
     entries = found.rows
     stated = finding.fact("cause") if finding else None
-    ranks = np.unique(entries.rank)
+    ranks = unique_values(entries.rank)
     count = int(ranks.max(initial=-1)) + 1
     at = (
         np.flatnonzero((found.wait != NONE) & used[entries.match])
@@ -177,7 +177,7 @@ class _Caused:
         table = np.zeros((len(self.steps), int(causing.max(initial=0)) + 1), dtype=np.int64)
         # A node counts as one: its ranks add up in the column of the first.
         np.add.at(table, (self.groups[:, 0], np.where(mine, ranks[0], causing)), self.waited)
-        count = len(np.unique(waiting[theirs]))
+        count = len(unique_values(waiting[theirs]))
         per_step = float(self.waited[theirs].sum()) / max(count, 1) / len(self.steps)
         worst = (table.argmax(axis=1) == ranks[0]) & (table.max(axis=1) > 0)
         return CausedWait(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rankscope.analysis.core.device_events import vocabulary
+from rankscope.analysis.core.names import vocabulary
 from rankscope.model import LAUNCH_CATEGORIES
 from rankscope.store.run import Run
 

@@ -6,7 +6,7 @@ computed from durations alone, so the clocks of the ranks need not agree.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from rankscope.analysis.core.cache import once_per_run
 from rankscope.analysis.core.scope import Scope
 from rankscope.collective_kinds import KINDS, POINT_TO_POINT
+from rankscope.records import dataclass
 from rankscope.store.arrays import NONE, Ints
 from rankscope.store.collectives.entries import Collectives
 from rankscope.store.run import Run

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -11,6 +9,7 @@ from rankscope.analysis.core.cache import once_per_run
 from rankscope.analysis.core.intervals import Ints
 from rankscope.analysis.core.scope import Scope
 from rankscope.model import HOST_COLLECTIVE_PATTERN, SYNC_CALL_PATTERN, WAITING_PATTERN
+from rankscope.records import dataclass
 from rankscope.store.run import Run
 
 # Ops that only check a flag. Some builds of torch call them inside aten::mm, which does the work.

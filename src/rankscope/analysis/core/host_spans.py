@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import fields
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rankscope.analysis.core.cache import once_per_run
-from rankscope.analysis.core.device_events import UNKNOWN, sql_names, vocabulary
+from rankscope.analysis.core.device_events import UNKNOWN
 from rankscope.analysis.core.event_sets import NO_ACTIVITY, Activity, host_collectives
 from rankscope.analysis.core.grouping import split_by_rank
 from rankscope.analysis.core.intervals import Intervals, Ints, union
+from rankscope.analysis.core.names import all_names, name_codes, sql_names, vocabulary
 from rankscope.analysis.core.scope import Scope
 from rankscope.model import (
     DATALOADER_PATTERN,
@@ -21,6 +22,7 @@ from rankscope.model import (
     LAUNCH_CATEGORIES,
     SYNC_CALL_PATTERN,
 )
+from rankscope.records import dataclass
 from rankscope.store.linking import NUMBERED_STEP, PROFILER_STEP, slice_at
 from rankscope.store.nesting import nest
 from rankscope.store.run import Run
@@ -45,7 +47,7 @@ class Marks:
     end: Ints
     kind: Ints
     name: Ints
-    """Of an annotation: an index into the vocabulary."""
+    """An index into names.all_names."""
     outermost: NDArray[np.bool_]
 
     def pick(self, mask: NDArray[np.bool_]) -> Marks:
@@ -59,23 +61,16 @@ def _marks(run: Run, rank: int) -> Marks:
 @once_per_run
 def _marks_of_ranks(run: Run) -> dict[int, Marks]:
     """Read for all ranks in one pass over the slices."""
-    names = vocabulary(run, "user_annotation")
-    engine = f"name IN ({sql_names([name for name in vocabulary(run, 'cpu_op') if _ENGINE_NAME in name])})"
-    calls = f"category IN ({sql_names(LAUNCH_CATEGORIES)}) AND name IN ({sql_names(sync_names(run))})"
-    columns = (
-        "rank::BIGINT AS rank, track::BIGINT AS track, start_ns AS start, start_ns + greatest(dur_ns, 0) AS end, "
-        "op IS NULL AS outermost"
-    )
-    sql = f"""
-        SELECT {columns}, {_ANNOTATION}::BIGINT AS kind, n.code AS name
-        FROM (FROM slices WHERE category = 'user_annotation') s
-        JOIN (SELECT unnest(?::VARCHAR[]) AS name, unnest(range(?)) AS code) n ON n.name = s.name
-        UNION ALL
-        SELECT {columns}, CASE WHEN category <> 'cpu_op' THEN {_SYNC} WHEN {engine} THEN {_ENGINE} ELSE {_OP} END,
-               {UNKNOWN}
-        FROM slices WHERE (category = 'cpu_op' AND (op IS NULL OR {engine})) OR ({calls})
-    """
-    found = run.arrays(sql, [names, len(names)])
+    engine = f"contains(s.name, '{_ENGINE_NAME}')"
+    calls = f"s.category IN ({sql_names(LAUNCH_CATEGORIES)}) AND s.name IN ({sql_names(sync_names(run))})"
+    found = run.arrays(f"""
+        SELECT s.rank::BIGINT AS rank, s.track::BIGINT AS track, s.start_ns AS start,
+               s.start_ns + greatest(s.dur_ns, 0) AS end, s.op IS NULL AS outermost,
+               CASE WHEN s.category = 'user_annotation' THEN {_ANNOTATION} WHEN s.category <> 'cpu_op' THEN {_SYNC}
+                    WHEN {engine} THEN {_ENGINE} ELSE {_OP} END::BIGINT AS kind, n.code AS name
+        FROM slices s JOIN internal.names n ON n.category = s.category AND n.name = s.name
+        WHERE s.category = 'user_annotation' OR (s.category = 'cpu_op' AND (s.op IS NULL OR {engine})) OR ({calls})
+    """)
     return {rank: Marks(**own) for rank, own in split_by_rank(found, run.ranks).items()}
 
 
@@ -90,7 +85,8 @@ def annotated(run: Run, rank: int, pattern: str) -> Intervals:
 
 def _annotations(run: Run, rank: int, wanted: Callable[[str], bool]) -> Marks:
     marks = _marks(run, rank)
-    names = [code for code, name in enumerate(vocabulary(run, "user_annotation")) if wanted(name)]
+    texts = all_names(run)
+    names = [code for code in name_codes(run, "user_annotation").tolist() if wanted(texts[code])]
     return marks.pick((marks.kind == _ANNOTATION) & np.isin(marks.name, names))
 
 
@@ -100,10 +96,15 @@ def sync_spans(run: Run, rank: int) -> Intervals:
     return _spans(marks.pick(marks.kind == _SYNC))
 
 
+def outermost_ops(run: Run, rank: int) -> Marks:
+    """The ops that are not inside another."""
+    marks = _marks(run, rank)
+    return marks.pick((marks.kind >= _OP) & marks.outermost)
+
+
 def op_spans(run: Run, rank: int) -> Intervals:
     """When any thread was inside an op."""
-    marks = _marks(run, rank)
-    return _spans(marks.pick((marks.kind >= _OP) & marks.outermost))
+    return _spans(outermost_ops(run, rank))
 
 
 def engine_calls(run: Run, rank: int) -> tuple[Ints, Ints, Ints]:
@@ -142,10 +143,9 @@ class Annotations:
     start: Ints
     end: Ints
     name: Ints
-    names: list[str]
 
     def at(self, track: Ints, time: Ints) -> Ints:
-        """For each place the innermost annotation on that thread, as an index into `names`, or UNKNOWN."""
+        """For each place the innermost annotation on that thread, as an index into names.all_names, or UNKNOWN."""
         if len(self.start) == 0 or len(track) == 0:
             return np.full(len(track), UNKNOWN)
         found = slice_at(
@@ -158,4 +158,4 @@ def rank_annotations(run: Run, rank: int) -> Annotations:
     others = [re.compile(pattern) for pattern in (DATALOADER_PATTERN, HOST_COLLECTIVE_PATTERN, "^nccl:")]
     skipped = [PROFILER_STEP, NUMBERED_STEP, *others]
     found = _annotations(run, rank, lambda name: not any(pattern.search(name) for pattern in skipped))
-    return Annotations(found.track, found.start, found.end, found.name, vocabulary(run, "user_annotation"))
+    return Annotations(found.track, found.start, found.end, found.name)

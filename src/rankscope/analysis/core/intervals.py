@@ -6,11 +6,11 @@ stretch of the axis of its own (`Axis`): sets never mix, and one pass serves all
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
+from rankscope.records import dataclass
 from rankscope.store.arrays import Ints as Ints
 
 

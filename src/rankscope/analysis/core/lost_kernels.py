@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from rankscope.analysis.core.cache import once_per_run
+from rankscope.analysis.core.gpu_counts import gpu_counts
+from rankscope.analysis.core.run_steps import in_order_of_start, steps_in_scope
 from rankscope.analysis.core.scope import Scope
 from rankscope.store.run import Run
 
@@ -20,18 +22,22 @@ def kernels_end_in(run: Run, scope: Scope) -> dict[int, int | None]:
 
 @once_per_run
 def _kernels_end_in(run: Run, ranks: Scope) -> dict[int, int | None]:
-    rows = run.rows(f"""
-        WITH counts AS (
-            SELECT s.rank, s.start_ns, s.step, count(g.id) AS events,
-                   count(g.id) FILTER (g.category = 'kernel') AS kernels
-            FROM steps s LEFT JOIN gpu g ON g.rank = s.rank AND g.segment = s.segment AND g.step = s.step
-            WHERE {ranks.where("s")} GROUP BY ALL
-        ), ended AS (
-            SELECT rank, coalesce(max(start_ns) FILTER (kernels > 0), min(start_ns) - 1) AS last_ns
-            FROM counts GROUP BY rank
-        )
-        SELECT c.rank, max(c.step) FILTER (c.start_ns = e.last_ns) FROM counts c JOIN ended e USING (rank)
-        GROUP BY c.rank HAVING sum(c.events) > 0 AND count(*) FILTER (c.start_ns > e.last_ns) >= {_LEAST_STEPS}
-        ORDER BY c.rank
-    """)
-    return dict(rows)
+    counts = gpu_counts(run, ranks)
+    with_events = {count.rank for count in counts if count.step is not None}
+    with_kernels = {(c.rank, c.segment, c.step) for c in counts if c.category == "kernel"}
+    steps = in_order_of_start(steps_in_scope(run, ranks))
+    by_rank: dict[int, list[tuple[int, int, int]]] = {}
+    for rank, segment, step, start in zip(
+        *(steps[name].tolist() for name in ("rank", "segment", "step", "start")), strict=True
+    ):
+        by_rank.setdefault(rank, []).append((start, segment, step))
+    found: dict[int, int | None] = {}
+    for rank in sorted(with_events & by_rank.keys()):
+        having = [
+            (start, step) for start, segment, step in by_rank[rank] if (rank, segment, step) in with_kernels
+        ]
+        last = max((start for start, _ in having), default=None)
+        after = sum(last is None or start > last for start, _, _ in by_rank[rank])
+        if after >= _LEAST_STEPS:
+            found[rank] = max((step for start, step in having if start == last), default=None)
+    return found

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 
 from rankscope.baseline import Baseline, load_baseline
 from rankscope.devices import Ceilings
 from rankscope.errors import UsageError
+from rankscope.records import dataclass
 from rankscope.units import parse_byte_rate, parse_flop_rate
 
 DTYPES = ("bfloat16", "float16", "float8", "tf32", "float32", "float64", "int8")

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rankscope.analysis.core.cache import once_per_run
-from rankscope.analysis.core.device_events import vocabulary
+from rankscope.analysis.core.gpu_counts import gpu_counts
+from rankscope.analysis.core.names import vocabulary
 from rankscope.analysis.core.scope import Scope
 from rankscope.store.run import Run
 
@@ -51,11 +54,37 @@ def no_lines(run: Run) -> str:
     return f"the trace has no lines of Python: {WITH_STACK}"
 
 
-def outside_steps(run: Run, scope: Scope, inside: int, table: str, where: str, what: str) -> list[str]:
-    """How many events a window of steps leaves out; nothing for the whole file."""
+def gpu_outside_steps(
+    run: Run, scope: Scope, inside: int, what: str = "GPU events", *, category: str = "", kind: str = ""
+) -> list[str]:
+    """How many GPU events a window of steps leaves out: all, or those of a category or a class."""
+    counts = gpu_counts(run, scope.only_ranks())
+    mine = (c.events for c in counts if category in ("", c.category) and kind in ("", c.kind))
+    return outside_steps(scope, inside, sum(mine), what)
+
+
+def slices_outside_steps(
+    run: Run, scope: Scope, inside: int, categories: Sequence[str], what: str
+) -> list[str]:
+    """How many slices of some categories a window of steps leaves out."""
+    counts = slice_counts(run, scope.only_ranks())
+    return outside_steps(scope, inside, sum(counts.get(category, 0) for category in categories), what)
+
+
+@once_per_run
+def slice_counts(run: Run, ranks: Scope) -> dict[str, int]:
+    """The number of slices of each category, the most frequent first."""
+    return dict(
+        run.rows(
+            f"SELECT category, count(*) FROM slices WHERE {ranks.where()} GROUP BY category ORDER BY 2 DESC, 1"
+        )
+    )
+
+
+def outside_steps(scope: Scope, inside: int, total: int, what: str) -> list[str]:
+    """How many of all events a window of steps leaves out; nothing for the whole file."""
     if scope.steps is None:
         return []
-    ((total,),) = run.rows(f"SELECT count(*) FROM {table} WHERE {where} AND {scope.only_ranks().where()}")
     if total <= inside:
         return []
     return [f"left out: {total - inside:,} of {total:,} {what}, outside {scope.window}"]

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from rankscope.analysis.core.result import Result
 from rankscope.analysis.core.scope import Scope
+from rankscope.records import dataclass
 from rankscope.store.run import Run
 
 Analyse = Callable[[Run, Scope, str | None], Result]

@@ -6,9 +6,11 @@ Views turn a Result into a terminal table, CSV, JSON or Markdown; no analysis dr
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, field, fields, replace
 from types import MappingProxyType
 from typing import Any, Literal
+
+from rankscope.records import dataclass
 
 Unit = Literal["", "ns", "bytes", "count", "percent", "GB/s", "flop", "flop/s"]
 Severity = Literal["ok", "info", "warning", "critical"]

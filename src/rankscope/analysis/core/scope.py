@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
-from rankscope.analysis.core.cache import once_per_run
 from rankscope.analysis.core.machine import Machine
+from rankscope.analysis.core.run_steps import all_steps, step_numbers
 from rankscope.errors import UsageError
 from rankscope.ranges import as_ranges, numbers_in, parse_ranges
+from rankscope.records import dataclass
 from rankscope.store.run import Run
 
 
@@ -31,8 +32,8 @@ class Scope:
         """
         if self.steps is not None or self.whole_file:
             return self
-        steps = _steps_of(run)
-        return self if steps is None else replace(self, steps=steps)
+        steps = all_steps(run)["step"]
+        return replace(self, steps=(int(steps.min()), int(steps.max()))) if len(steps) else self
 
     @property
     def window(self) -> str:
@@ -64,18 +65,12 @@ class Scope:
                 hint="Choose among these: --ranks 0,8-15",
             )
         if self.steps is not None:
-            numbers = [step for (step,) in run.rows("SELECT DISTINCT step FROM steps ORDER BY step")]
+            numbers = step_numbers(run, Scope())
             if not any(self.steps[0] <= step <= self.steps[1] for step in numbers):
                 has = f"It has the steps {as_ranges(numbers)}." if numbers else "It has no steps."
                 raise UsageError(
                     f"no {self.window} in this run", why=has, hint="Choose among these: --steps A:B"
                 )
-
-
-@once_per_run
-def _steps_of(run: Run) -> tuple[int, int] | None:
-    first, last = run.rows("SELECT min(step), max(step) FROM steps")[0]
-    return None if first is None else (first, last)
 
 
 def parse_ranks(text: str) -> frozenset[int] | None:

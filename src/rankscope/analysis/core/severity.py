@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from rankscope.analysis.core.result import SEVERITIES, Fact, Finding, Severity
+from rankscope.records import dataclass
 
 
 def graded(part: float, whole: float, info: float, warning: float, critical: float) -> Severity | None:

@@ -7,7 +7,6 @@ The store computes the times of a step once, when a trace is read (store/step_ti
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from statistics import fmean, median
 
 import numpy as np
@@ -16,8 +15,10 @@ from rankscope.analysis.core.cache import once_per_run
 from rankscope.analysis.core.event_sets import NO_STEP
 from rankscope.analysis.core.grouping import split_by_rank
 from rankscope.analysis.core.intervals import EMPTY, Intervals, Ints, union
+from rankscope.analysis.core.run_steps import all_steps, in_order_of_start, steps_in_scope
 from rankscope.analysis.core.scope import Scope
 from rankscope.model import TIMELINE_FORMATS
+from rankscope.records import dataclass
 from rankscope.store.run import Run
 
 
@@ -40,11 +41,9 @@ class Period:
 @once_per_run
 def periods(run: Run, scope: Scope) -> tuple[Period, ...]:
     """By rank and step, in order of time; in a run without steps, by rank and cycle."""
-    rows = run.rows(
-        f"SELECT rank, step, end_ns - time_ns, end_ns, segment FROM steps WHERE {scope.where()} "
-        "ORDER BY rank, end_ns, step"
-    )
-    return tuple(Period(*row) for row in rows) or _whole(run, scope)
+    found = steps_in_scope(run, scope)
+    columns = (found[name].tolist() for name in ("rank", "step", "begin", "end", "segment"))
+    return tuple(Period(*row) for row in zip(*columns, strict=True)) or _whole(run, scope)
 
 
 def _whole(run: Run, scope: Scope) -> tuple[Period, ...]:
@@ -154,9 +153,8 @@ class StepWindows:
 @once_per_run
 def _windows_by_rank(run: Run, scope: Scope) -> dict[int, StepWindows]:
     if scope.steps is not None:
-        sql = f"""SELECT rank::BIGINT AS rank, step::BIGINT AS step, end_ns - time_ns AS start, end_ns AS end
-                  FROM steps WHERE {scope.where()} ORDER BY rank, end_ns, step"""
-        return {rank: StepWindows(**own) for rank, own in split_by_rank(run.arrays(sql), run.ranks).items()}
+        found = split_by_rank(steps_in_scope(run, scope), run.ranks)
+        return {rank: StepWindows(own["step"], own["begin"], own["end"]) for rank, own in found.items()}
     return _cycles_by_rank(run, scope)
 
 
@@ -208,11 +206,8 @@ def windows(run: Run, rank: int, scope: Scope) -> StepWindows:
 
 @once_per_run
 def _windows_of_ranks(run: Run) -> dict[int, StepWindows]:
-    found = run.arrays(
-        "SELECT rank::BIGINT AS rank, step::BIGINT AS step, start_ns AS start, start_ns + dur_ns AS end "
-        "FROM steps ORDER BY rank, start_ns"
-    )
-    return {rank: StepWindows(**own) for rank, own in split_by_rank(found, run.ranks).items()}
+    found = split_by_rank(in_order_of_start(all_steps(run)), run.ranks)
+    return {rank: StepWindows(own["step"], own["start"], own["stop"]) for rank, own in found.items()}
 
 
 def host_windows(run: Run, rank: int, scope: Scope) -> StepWindows:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from rankscope.analysis.core.device_events import vocabulary
-from rankscope.analysis.core.host_spans import rank_annotations
+from rankscope.analysis.core.host_spans import outermost_ops, rank_annotations
 from rankscope.analysis.core.intervals import Ints
+from rankscope.analysis.core.names import all_names
 from rankscope.analysis.critical_path.graph.nodes import NONE, Graph, Mask
 from rankscope.analysis.critical_path.path import PATH_CLASSES, CriticalPath
+from rankscope.store.arrays import unique_values
 from rankscope.store.run import Run
 
 
@@ -29,7 +30,7 @@ def host_labels(run: Run, graph: Graph, path: CriticalPath) -> tuple[list[str], 
             names.append(text)
         return known[text]
 
-    for number in np.unique(path.rank[pieces]).tolist():
+    for number in unique_values(path.rank[pieces]).tolist():
         mine = pieces[path.rank[pieces] == number]
         middle = (path.start[mine] + path.end[mine]) // 2
         for at, text in zip(mine.tolist(), _covering(run, graph.ranks[number], middle), strict=True):
@@ -39,21 +40,15 @@ def host_labels(run: Run, graph: Graph, path: CriticalPath) -> tuple[list[str], 
 
 def _covering(run: Run, rank: int, time: Ints) -> list[str]:
     """The op, else the annotation, that covers each moment on any thread; '' where none does."""
-    texts = vocabulary(run, "cpu_op")
-    ops = run.arrays(
-        """SELECT track::BIGINT AS track, start_ns AS start, start_ns + greatest(dur_ns, 0) AS end, n.code AS name
-           FROM (FROM slices WHERE category = 'cpu_op' AND op IS NULL AND rank = ?) s
-           JOIN (SELECT unnest(?::VARCHAR[]) AS name, unnest(range(?)) AS code) n ON n.name = s.name
-           ORDER BY start_ns""",
-        [rank, texts, len(texts)],
+    texts = all_names(run)
+    found, around = (
+        _latest(spans.track[order], spans.start[order], spans.end[order], spans.name[order], time).tolist()
+        for spans in (outermost_ops(run, rank), rank_annotations(run, rank))
+        for order in [np.argsort(spans.start, kind="stable")]
     )
-    found = _latest(ops["track"], ops["start"], ops["end"], ops["name"], time)
-    marked = rank_annotations(run, rank)
-    order = np.argsort(marked.start, kind="stable")
-    around = _latest(marked.track[order], marked.start[order], marked.end[order], marked.name[order], time)
     return [
-        texts[op] if op != NONE else marked.names[note] if note != NONE else ""
-        for op, note in zip(found.tolist(), around.tolist(), strict=True)
+        texts[op] if op != NONE else texts[note] if note != NONE else ""
+        for op, note in zip(found, around, strict=True)
     ]
 
 
@@ -64,7 +59,7 @@ def _latest(track: Ints, start: Ints, end: Ints, name: Ints, time: Ints) -> Ints
     one goes on, so all levels of nesting are tried.
     """
     best, begun = np.full(len(time), NONE), np.full(len(time), np.iinfo(np.int64).min)
-    for thread in np.unique(track).tolist():
+    for thread in unique_values(track).tolist():
         left = np.flatnonzero(track == thread)
         while len(left):
             outer = _outermost(end[left], start[left])

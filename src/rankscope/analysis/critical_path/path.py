@@ -6,12 +6,11 @@ computed at once; a loop follows them, and pieces are made only for the nodes on
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from rankscope.analysis.core.intervals import Ints
 from rankscope.analysis.critical_path.graph.nodes import DEVICE_CLASSES, HOST_CLASSES, NONE, Graph
+from rankscope.records import dataclass
 from rankscope.store.separate_runs import SESSION_GAP_NS
 
 PATH_CLASSES = (*DEVICE_CLASSES, *HOST_CLASSES, "launch", "gap")

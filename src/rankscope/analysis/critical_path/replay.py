@@ -7,7 +7,6 @@ computed; it is linear, and a million nodes take seconds.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
@@ -21,6 +20,7 @@ from rankscope.analysis.critical_path.graph.nodes import (
     follow,
     latest_end_between,
 )
+from rankscope.records import dataclass
 
 
 @dataclass(frozen=True)

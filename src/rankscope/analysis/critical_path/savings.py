@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
-
-import numpy as np
+from dataclasses import replace
 
 from rankscope.analysis.across_ranks.layout import layout_of
 from rankscope.analysis.core.cache import once_per_run
 from rankscope.analysis.core.device_events import ranks_in
+from rankscope.analysis.core.gpu_counts import gpu_counts
 from rankscope.analysis.core.result import Remedy
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.core.step_times import mean_step_ns
@@ -18,6 +18,8 @@ from rankscope.analysis.critical_path.graph.build import graph_of
 from rankscope.analysis.critical_path.graph.nodes import Graph
 from rankscope.analysis.critical_path.replay import Durations, Player, recorded
 from rankscope.analysis.critical_path.scenarios import Scenario
+from rankscope.records import dataclass
+from rankscope.store.arrays import unique_values
 from rankscope.store.run import Run
 
 MOST_EVENTS = 30_000
@@ -71,9 +73,11 @@ def replayed(run: Run, scope: Scope) -> Replayed | None:
 
 def sample(run: Run, scope: Scope, named: Sequence[int]) -> Scope:
     """The scope itself, or a part of it that is quick to replay: with the ranks that findings name, and others."""
-    sizes = run.rows(
-        f"SELECT step, count(*) FROM gpu WHERE {scope.where()} AND step IS NOT NULL GROUP BY step ORDER BY step"
-    )
+    events = Counter[int]()
+    for counted in gpu_counts(run, scope):
+        if counted.step is not None:
+            events[counted.step] += counted.events
+    sizes = sorted(events.items())
     ranks = ranks_in(run, scope)
     if sum(count for _, count in sizes) <= MOST_EVENTS:
         return scope
@@ -125,5 +129,5 @@ def _members(run: Run) -> dict[int, tuple[int, ...]]:
     rows = run.collectives
     found: dict[int, tuple[int, ...]] = {}
     for group in range(len(rows.groups)):
-        found[group] = tuple(np.unique(rows.rank[rows.group == group]).tolist())
+        found[group] = tuple(unique_values(rows.rank[rows.group == group]).tolist())
     return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -14,7 +14,8 @@ from rankscope.analysis.critical_path.replay import Durations
 from rankscope.collective_kinds import KINDS
 from rankscope.errors import UsageError
 from rankscope.ranges import as_ranges
-from rankscope.store.arrays import number_rows
+from rankscope.records import dataclass
+from rankscope.store.arrays import number_rows, unique_values
 
 _COMM = DEVICE_CLASSES.index("comm")
 
@@ -72,10 +73,10 @@ def _latencies(graph: Graph, transfer: Ints) -> Ints:
     latency = np.zeros(len(transfer), dtype=np.int64)
     by_group, by_kind = matched.group * len(KINDS), matched.group * len(KINDS) + matched.kind
     for keys in (by_group, by_kind):
-        for key in np.unique(keys):
+        for key in unique_values(keys):
             mine = np.flatnonzero((keys == key) & (matched.bytes > 0))
             size, took = traffic[mine].astype(float), transfer[mine].astype(float)
-            if len(np.unique(size)) < 2:
+            if len(unique_values(size)) < 2:
                 continue
             slope, intercept = np.polyfit(size, took, 1)
             if slope > 0:
@@ -234,7 +235,7 @@ def links_at_median(ranks: Sequence[int], members: Mapping[int, Sequence[int]]) 
         is_slow = np.isin(matched.group, slow)
         _, alike = number_rows([matched.kind, matched.bytes])
         transfer = durations.transfer.copy()
-        for number in np.unique(alike[is_slow]).tolist():
+        for number in unique_values(alike[is_slow]).tolist():
             others = transfer[(alike == number) & ~is_slow]
             mine = is_slow & (alike == number)
             if len(others):

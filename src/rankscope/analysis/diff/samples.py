@@ -13,6 +13,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
+from rankscope.analysis.core.gpu_counts import has_gpu
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.core.step_times import run_step, run_step_times
 from rankscope.analysis.within_rank.breakdown import breakdown
@@ -84,7 +85,7 @@ def collect(run: Run, scope: Scope, reports: Iterable[str]) -> Samples:
     steps = list(run_step_times(run, scope))
     ranks = len(run.ranks) if scope.ranks is None else len(scope.ranks & set(run.ranks))
     samples = Samples(steps or [NO_STEP], ranks, slow_first=run_step(run, scope).left_out)
-    on_device = bool(run.rows(f"SELECT 1 FROM gpu WHERE {scope.where()} LIMIT 1"))
+    on_device = has_gpu(run, scope)
     if not steps:
         samples.notes.append("no steps")
     if not on_device:

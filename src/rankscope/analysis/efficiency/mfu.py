@@ -5,15 +5,15 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rankscope.analysis.core.ceilings import ceiling_notes, ceilings
-from rankscope.analysis.core.device_events import sql_names, vocabulary
 from rankscope.analysis.core.event_sets import NO_STEP
+from rankscope.analysis.core.gpu_counts import gpu_counts
+from rankscope.analysis.core.names import sql_names, vocabulary
 from rankscope.analysis.core.notes import left_out
 from rankscope.analysis.core.result import Column, Result
 from rankscope.analysis.core.scope import Scope
@@ -22,7 +22,9 @@ from rankscope.analysis.within_rank.op_work import NO_SHAPES, OpWork, op_work
 from rankscope.analysis.within_rank.phases import RECOMPUTE, partition_of
 from rankscope.devices import Ceilings
 from rankscope.model import LAUNCH_CATEGORIES
-from rankscope.store.arrays import number_rows
+from rankscope.records import dataclass
+from rankscope.sql import sql_text
+from rankscope.store.arrays import number_rows, unique_values
 from rankscope.store.run import Run
 from rankscope.units import format_rounded
 
@@ -49,13 +51,13 @@ _GRAPH_LAUNCH = re.compile(r"(?:cuda|cu|hip)GraphLaunch")
 
 
 # Instruction shapes (884, 1688, 16816, …), instruction names, and libraries whose kernels always use tensor cores.
-_TENSOR_CORE_KERNEL = re.compile(
-    r"(?:^|[^0-9])(?:[hsid]?(?:884|1688|16816|16832|8816|8832)|16816)(?:[^0-9]|$)"
+_TENSOR_CORE_KERNEL = (
+    r"(?i)(?:^|[^0-9])(?:[hsid]?(?:884|1688|16816|16832|8816|8832)|16816)(?:[^0-9]|$)"
     r"|hmma|imma|wgmma|gmma|tensorop|nvjet|tcgen05|flash_(?:fwd|bwd|attn)|sdpa_.*flash|fmha_(?:cutlass|v\d)"
-    r"|xmma_\w*(?:bf16|f16|tf32|e4m3)|mfma|Cijk_\w*_MI(?:16x16|32x32|4x4)",
-    re.IGNORECASE,
+    r"|xmma_\w*(?:bf16|f16|tf32|e4m3)|mfma|Cijk_\w*_MI(?:16x16|32x32|4x4)"
 )
-_OTHER_KERNEL = re.compile(r"ffma|simt|(?:^|_)[sd]gemm_(?!tf32)|gemv", re.IGNORECASE)
+# DuckDB's expressions have no look-ahead: the part after gemm_ means "not followed by tf32".
+_OTHER_KERNEL = r"(?i)ffma|simt|(?:^|_)[sd]gemm_(?:$|[^t]|t(?:$|[^f])|tf(?:$|[^3])|tf3(?:$|[^2]))|gemv"
 
 
 def mfu(run: Run, scope: Scope, by: str | None = None) -> Result:
@@ -122,7 +124,7 @@ def _work_by_step(run: Run, scope: Scope, work: OpWork) -> dict[tuple[int, int |
 def _recomputed(run: Run, scope: Scope, work: OpWork) -> NDArray[np.bool_]:
     """Which calls belong to a forward pass that runs again inside the backward pass."""
     recomputed = np.zeros(len(work.flops), dtype=bool)
-    for rank in np.unique(work.rank).tolist():
+    for rank in unique_values(work.rank).tolist():
         mine = work.rank == rank
         recomputed[mine] = partition_of(run, rank, scope).at(work.start[mine]) == RECOMPUTE
     return recomputed
@@ -166,43 +168,59 @@ def _main_dtype(work: OpWork, rank: int) -> str | None:
     return work.dtypes[int(totals.argmax())] if totals.any() else None
 
 
+Times = Counter[tuple[int, int | None]]
+"""Nanoseconds by rank and step; step None is the whole window."""
+
+
 def _tensor_shares(run: Run, scope: Scope) -> dict[tuple[int, int | None], float]:
     """Percentage of COMPUTE kernel time on tensor cores, by rank and step; step None is the whole window."""
-    spent: Counter[tuple[int, int | None]] = Counter()
-    tensor: Counter[tuple[int, int | None]] = Counter()
-    known: dict[str, bool] = {}
-    for rank, step, name, time in run.rows(
-        "SELECT rank, step, name, sum(greatest(dur_ns, 0)) FROM gpu "
-        f"WHERE class = 'COMPUTE' AND {scope.where()} GROUP BY ALL"
-    ):
-        if name not in known:
-            known[name] = on_tensor_cores(name)
+    # Names are matched by DuckDB, once each: a run may have a million.
+    rows = run.rows(f"""
+        SELECT rank, step, sum(greatest(dur_ns, 0))::BIGINT FROM gpu
+        WHERE class = 'COMPUTE' AND {scope.where()} AND name IN (
+            SELECT name FROM internal.names WHERE category = 'kernel'
+            AND regexp_matches(name, {sql_text(_TENSOR_CORE_KERNEL)})
+            AND NOT regexp_matches(name, {sql_text(_OTHER_KERNEL)})
+        ) GROUP BY ALL
+    """)
+    return _shares(_summed(rows), _summed(_compute_times(run, scope)))
+
+
+def _compute_times(run: Run, scope: Scope) -> list[tuple[int, int | None, int]]:
+    return [(c.rank, c.step, c.time_ns) for c in gpu_counts(run, scope) if c.kind == "COMPUTE"]
+
+
+def _summed(rows: Iterable[tuple[int, int | None, int]]) -> Times:
+    """Times by rank and step, and by rank."""
+    sums = Times()
+    for rank, step, time in rows:
         for key in {(rank, step), (rank, None)}:
-            spent[key] += time
-            tensor[key] += time if known[name] else 0
-    return {key: 100 * tensor[key] / time for key, time in spent.items() if time}
+            sums[key] += time
+    return sums
+
+
+def _shares(part: Times, whole: Times) -> dict[tuple[int, int | None], float]:
+    return {key: 100 * part[key] / time for key, time in whole.items() if time}
 
 
 def _graph_shares(run: Run, scope: Scope) -> dict[tuple[int, int | None], float]:
     """Percentage of COMPUTE kernel time that graph launches started, by rank and step; step None as in the rows."""
+    spent = _compute_times(run, scope)
+    stepped = {rank for rank, step, _ in spent if step is not None}
     calls = [name for name in vocabulary(run, *LAUNCH_CATEGORIES) if _GRAPH_LAUNCH.match(name)]
-    found = run.rows(f"""
-        WITH graphs AS (SELECT rank, segment, id FROM slices WHERE name IN ({sql_names(calls)}))
-        SELECT g.rank, g.step, sum(greatest(g.dur_ns, 0)),
-               coalesce(sum(greatest(g.dur_ns, 0)) FILTER (l.id IS NOT NULL), 0)
-        FROM gpu g LEFT JOIN graphs l ON l.rank = g.rank AND l.segment = g.segment AND l.id = g.launch
-        WHERE g.class = 'COMPUTE' AND {scope.where("g")} GROUP BY ALL
-    """)
-    stepped = {rank for rank, step, *_ in found if step is not None}
-    spent: Counter[tuple[int, int | None]] = Counter()
-    in_graphs: Counter[tuple[int, int | None]] = Counter()
-    for rank, step, time, graph_time in found:
-        if step is None and rank in stepped:
-            continue
-        for key in {(rank, step), (rank, None)}:
-            spent[key] += time
-            in_graphs[key] += graph_time
-    return {key: 100 * in_graphs[key] / time for key, time in spent.items() if time}
+    in_graphs = []
+    if calls:
+        in_graphs = run.rows(f"""
+            WITH graphs AS (SELECT rank, segment, id FROM slices WHERE name IN ({sql_names(calls)}))
+            SELECT g.rank, g.step, sum(greatest(g.dur_ns, 0))::BIGINT
+            FROM gpu g JOIN graphs l ON l.rank = g.rank AND l.segment = g.segment AND l.id = g.launch
+            WHERE g.class = 'COMPUTE' AND {scope.where("g")} GROUP BY ALL
+        """)
+    part, whole = (
+        _summed(row for row in rows if row[1] is not None or row[0] not in stepped)
+        for rows in (in_graphs, spent)
+    )
+    return _shares(part, whole)
 
 
 def _graph_note(rows: Sequence[dict[str, Any]]) -> list[str]:
@@ -227,7 +245,7 @@ def _graph_note(rows: Sequence[dict[str, Any]]) -> list[str]:
 
 def on_tensor_cores(kernel: str) -> bool:
     """Whether a kernel of this name uses tensor cores (AMD: matrix cores)."""
-    return bool(_TENSOR_CORE_KERNEL.search(kernel)) and not _OTHER_KERNEL.search(kernel)
+    return bool(re.search(_TENSOR_CORE_KERNEL, kernel)) and not re.search(_OTHER_KERNEL, kernel)
 
 
 def _recomputation_note(done: dict[tuple[int, int | None], StepFlops]) -> list[str]:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from rankscope.analysis.core.scope import Scope
+from rankscope.model import NCU_KERNELS
+from rankscope.records import dataclass
 from rankscope.sql import sql_texts
 from rankscope.store.run import Run
 
@@ -82,6 +84,8 @@ class RooflinePoint:
 
 def measured_kernels(run: Run, scope: Scope) -> list[MeasuredKernel]:
     """Every launch in the ncu reports of the ranks in scope, in report order."""
+    if not run.has(NCU_KERNELS):
+        return []
     wanted = sql_texts(name for names in _ALTERNATIVES.values() for name in names)
     rows = run.rows(f"""
         SELECT k.rank, k.segment, k.kernel, k.name, k.grid, k.block, map_from_entries(list((m.metric, m.value)))

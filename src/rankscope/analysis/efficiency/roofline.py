@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from rankscope.analysis.core.ceilings import ceiling_notes, ceilings
+from rankscope.analysis.core.gpu_counts import gpu_counts, has_gpu
 from rankscope.analysis.core.intervals import Ints
 from rankscope.analysis.core.notes import left_out
 from rankscope.analysis.core.result import Column, Fact, Finding, Remedy, Result, Severity
@@ -17,7 +17,8 @@ from rankscope.analysis.core.step_times import mean_step_ns, periods, step_count
 from rankscope.analysis.efficiency.ncu_metrics import roofline_points
 from rankscope.analysis.within_rank.op_work import NO_KERNEL, NO_SHAPES, OpWork, op_work
 from rankscope.devices import Ceilings
-from rankscope.store.arrays import number_rows
+from rankscope.records import dataclass
+from rankscope.store.arrays import number_rows, unique_values
 from rankscope.store.run import Run
 from rankscope.units import format_rounded
 
@@ -60,7 +61,7 @@ def roofline(run: Run, scope: Scope, by: str | None = None) -> Result:
     """One row per op and data type, or per kernel, shape or rank (--by); most time first."""
     work = op_work(run, scope)
     roofs = ceilings(run, scope)
-    on_host = not work.device_ns.any() and not _has_gpu(run, scope)
+    on_host = not work.device_ns.any() and not has_gpu(run, scope)
     rows = _rows(work, by, roofs, on_host)
     measured = _measured(run, scope, roofs) if by in (None, "kernel") else []
     notes = left_out(run, scope)
@@ -87,10 +88,6 @@ def _measured(run: Run, scope: Scope, roofs: dict[int, Ceilings]) -> list[dict[s
         size, flops, time = round(found.bytes), round(found.flops), round(found.duration_ns)
         rows.append({"name": found.name} | _point(found.calls, flops, size, time, dtype, roof, "ncu"))
     return sorted(rows, key=lambda row: (-row["device_ns"], row["name"]))
-
-
-def _has_gpu(run: Run, scope: Scope) -> bool:
-    return bool(run.rows(f"SELECT 1 FROM gpu WHERE {scope.where()} LIMIT 1"))
 
 
 def _rows(work: OpWork, by: str | None, roofs: dict[int, Ceilings], on_host: bool) -> list[dict[str, Any]]:
@@ -159,12 +156,10 @@ def _point(
 
 def _coverage(run: Run, scope: Scope, work: OpWork) -> list[str]:
     """The share of compute kernel time that the rows cover."""
-    ((total,),) = run.rows(
-        f"SELECT sum(greatest(dur_ns, 0)) FROM gpu WHERE class = 'COMPUTE' AND {scope.where()}"
-    )
+    total = sum(count.time_ns for count in gpu_counts(run, scope) if count.kind == "COMPUTE")
     if not total:
         return []
-    share = 100 * int(work.kernel_ns.sum()) / int(total)
+    share = 100 * int(work.kernel_ns.sum()) / total
     return [f"the rows cover {share:.0f} % of the compute kernel time; the FLOPs of the rest are unknown"]
 
 
@@ -251,7 +246,7 @@ def _kernels_of(work: OpWork, row: dict[str, Any]) -> tuple[str, ...]:
     names = np.array([*(name == row["name"] for name in work.names), False])
     dtypes = np.array([dtype == row["dtype"] for dtype in work.dtypes], dtype=bool)
     mine = names[work.signature] & dtypes[work.dtype] & (work.kernel != NO_KERNEL)
-    return tuple(sorted(work.kernels[kernel] for kernel in np.unique(work.kernel[mine]).tolist()))
+    return tuple(sorted(work.kernels[kernel] for kernel in unique_values(work.kernel[mine]).tolist()))
 
 
 def _part_of_step(slow: _Slow) -> str:

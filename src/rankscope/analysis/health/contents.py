@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from rankscope.analysis.core.cache import once_per_run
+from rankscope.analysis.core.notes import slice_counts
 from rankscope.analysis.core.scope import Scope
 from rankscope.model import KNOWN_CATEGORIES
+from rankscope.records import dataclass
 from rankscope.sql import sql_texts
 from rankscope.store.run import Run
 from rankscope.units import format_rounded
@@ -47,11 +47,11 @@ def understood(run: Run, scope: Scope) -> Understood:
 
 @once_per_run
 def _understood(run: Run, scope: Scope) -> Understood:
-    counts = run.rows(
-        f"SELECT category, count(*) FROM slices WHERE {scope.where()} GROUP BY category ORDER BY 2 DESC, 1"
+    counts = slice_counts(run, scope)
+    unknown = tuple(
+        (category, count) for category, count in counts.items() if category not in KNOWN_CATEGORIES
     )
-    unknown = tuple((category, count) for category, count in counts if category not in KNOWN_CATEGORIES)
-    events = sum(count for _, count in counts)
+    events = sum(counts.values())
     return Understood(events, events - sum(count for _, count in unknown), unknown)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from statistics import median
 
@@ -98,6 +99,7 @@ def _reading(run: Run) -> Iterator[Check]:
         if cut
         else None,
     )
+    yield "read by", _readers(run), None
     misplaced = sum(entry.manifest["misplaced"] for entry in run.segments)
     yield (
         "events without a usable time",
@@ -110,6 +112,15 @@ def _reading(run: Run) -> Iterator[Check]:
         if misplaced
         else None,
     )
+
+
+def _readers(run: Run) -> str:
+    """'C' or 'C, DuckDB (3 of 40 batches)': a batch that the reader written in C does not understand goes to DuckDB."""
+    counts: Counter[str] = Counter()
+    for entry in run.segments:
+        counts.update(entry.manifest["read_by"])
+    (most, _), *others = counts.most_common() or [("DuckDB", 0)]
+    return ", ".join([most, *(f"{name} ({count:,} of {counts.total():,} batches)" for name, count in others)])
 
 
 def _events_understood(run: Run) -> Check:

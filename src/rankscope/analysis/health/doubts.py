@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 
 from rankscope.analysis.core.cache import once_per_run
+from rankscope.analysis.core.gpu_counts import gpu_counts
 from rankscope.analysis.core.lost_kernels import kernels_end_in
+from rankscope.analysis.core.run_steps import in_order_of_start, steps_in_scope
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.core.step_times import SLOW_FIRST_STEP, run_step, run_step_times
 from rankscope.analysis.health.contents import understood
 from rankscope.capture.run_folder import rank_manifests
 from rankscope.ranges import as_ranges
+from rankscope.records import dataclass
 from rankscope.store.collectives.loading import recording_sessions
 from rankscope.store.run import Run
 from rankscope.store.separate_runs import world_size_of
@@ -127,19 +131,18 @@ def _cut(run: Run, scope: Scope) -> Iterator[Doubt]:
 
 def _incomplete_last_steps(run: Run, scope: Scope) -> list[tuple[int, int]]:
     """(rank, step) of the last steps of files that have fewer GPU events than usual."""
-    rows = run.rows(f"""
-        WITH counts AS (
-            SELECT s.rank, s.segment, s.step, s.start_ns, count(g.id) AS events
-            FROM steps s LEFT JOIN gpu g ON g.rank = s.rank AND g.segment = s.segment AND g.step = s.step
-            WHERE {scope.where("s")} GROUP BY ALL
-        ), compared AS (
-            SELECT *, start_ns = max(start_ns) OVER (PARTITION BY rank, segment) AS is_last,
-                   median(events) OVER (PARTITION BY rank) AS usual, count(*) OVER (PARTITION BY rank) AS steps
-            FROM counts
-        )
-        SELECT rank, step FROM compared WHERE is_last AND steps > 2 AND events < {_COMPLETE_STEP} * usual ORDER BY ALL
-    """)
-    return [(rank, step) for rank, step in rows]
+    events = Counter[tuple[int, int, int | None]]()
+    for count in gpu_counts(run, scope):
+        events[count.rank, count.segment, count.step] += count.events
+    steps = in_order_of_start(steps_in_scope(run, scope))
+    rows = list(zip(*(steps[name].tolist() for name in ("rank", "segment", "step")), strict=True))
+    last = {(rank, segment): step for rank, segment, step in rows}
+    found = []
+    for (rank, segment), step in sorted(last.items()):
+        counts = [events[row] for row in rows if row[0] == rank]
+        if len(counts) > 2 and events[rank, segment, step] < _COMPLETE_STEP * median(counts):
+            found.append((rank, step))
+    return found
 
 
 def _apart(run: Run, scope: Scope) -> Iterator[Doubt]:

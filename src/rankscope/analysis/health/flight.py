@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from rankscope.analysis.core.notes import left_out
@@ -16,7 +15,9 @@ from rankscope.analysis.health.flight_state import (
     read_mismatches,
     read_unpaired,
 )
+from rankscope.model import FLIGHT
 from rankscope.ranges import as_ranges
+from rankscope.records import dataclass
 from rankscope.store.run import Run
 
 COLUMNS = (
@@ -61,26 +62,27 @@ class Problem:
 
 def flight(run: Run, scope: Scope, by: str | None = None) -> Result:
     """One row for each group and sequence number with a problem; the finding names the suspect ranks."""
+    notes = left_out(run, scope)
     where = scope.only_ranks().where()
+    ((entries,),) = run.rows(f"SELECT count(*) FROM flight WHERE {where}") if run.has(FLIGHT) else ((0,),)
+    if not entries:
+        notes.append(
+            "no flight-recorder dumps: to record them, set TORCH_NCCL_TRACE_BUFFER_SIZE=2000 and "
+            "TORCH_NCCL_DUMP_ON_TIMEOUT=1 in the job's environment, and TORCH_NCCL_DEBUG_INFO_TEMP_FILE to a path"
+        )
+        return Result("flight", "Missing ranks", "whole file", COLUMNS, [], notes=tuple(notes))
     groups = read_groups(run, where, scope.ranks)
     problems = find_problems(
         groups, read_mismatches(run, where), read_unpaired(run, where, groups), run, where
     )
     sizes = _sizes(run, where)
     rows = [_row(problem, groups, sizes) for problem in problems]
-    notes = left_out(run, scope)
-    ((entries,),) = run.rows(f"SELECT count(*) FROM flight WHERE {where}")
-    if not entries:
-        notes.append(
-            "no flight-recorder dumps: to record them, set TORCH_NCCL_TRACE_BUFFER_SIZE=2000 and "
-            "TORCH_NCCL_DUMP_ON_TIMEOUT=1 in the job's environment, and TORCH_NCCL_DEBUG_INFO_TEMP_FILE to a path"
-        )
     without_dump = sorted({rank for group in groups for rank in group.without_dump})
     if without_dump:
         notes.append(
             f"no dump of rank{'s' * (len(without_dump) > 1)} {as_ranges(without_dump)}, named in other dumps"
         )
-    findings = _findings(problems, run, where) if entries else ()
+    findings = _findings(problems, run, where)
     return Result("flight", "Missing ranks", "whole file", COLUMNS, rows, findings, tuple(notes))
 
 

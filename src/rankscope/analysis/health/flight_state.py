@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from rankscope.records import dataclass
 from rankscope.sql import sql_texts
 from rankscope.store.run import Run
 

@@ -7,6 +7,7 @@ from typing import Any
 from rankscope.analysis.core.notes import left_out
 from rankscope.analysis.core.result import Column, Fact, Finding, Result, Unit
 from rankscope.analysis.core.scope import Scope
+from rankscope.model import MEMORY_SEGMENTS
 from rankscope.store.run import Run
 from rankscope.units import format_rounded
 
@@ -35,8 +36,27 @@ _FACTS: dict[str, Unit] = {
 
 def fragments(run: Run, scope: Scope, by: str | None = None) -> Result:
     """One row per rank, device and kind of segment, from the last snapshot of each rank."""
+    rows = _rows(run, scope) if run.has(MEMORY_SEGMENTS) else []
+    notes = left_out(run, scope)
+    if not rows:
+        notes.append(
+            "no memory snapshot; torch.cuda.memory._dump_snapshot(FILE) or rankscope.memory_history() writes one"
+        )
+    findings = tuple(finding for row in rows if (finding := _unused_memory(row)) is not None)
+    return Result(
+        "fragments",
+        "Reserved memory that is not used",
+        "at the snapshot",
+        COLUMNS,
+        rows,
+        findings,
+        tuple(notes),
+    )
+
+
+def _rows(run: Run, scope: Scope) -> list[dict[str, Any]]:
     where = scope.only_ranks().where()
-    rows = run.records(f"""
+    return run.records(f"""
         WITH last AS (
             SELECT m.rank, arg_max(m.segment, (s.unix_ns, m.segment)) AS segment FROM memory_segments m
             JOIN segments s ON s.rank = m.rank AND s.segment = m.segment
@@ -56,21 +76,6 @@ def fragments(run: Run, scope: Scope, by: str | None = None) -> Result:
         LEFT JOIN blocks b ON b.rank = m.rank AND b.segment = m.segment AND b.number = m.number
         GROUP BY m.rank, m.device, m.kind ORDER BY m.rank, m.device, m.kind
     """)
-    notes = left_out(run, scope)
-    if not rows:
-        notes.append(
-            "no memory snapshot; torch.cuda.memory._dump_snapshot(FILE) or rankscope.memory_history() writes one"
-        )
-    findings = tuple(finding for row in rows if (finding := _unused_memory(row)) is not None)
-    return Result(
-        "fragments",
-        "Reserved memory that is not used",
-        "at the snapshot",
-        COLUMNS,
-        rows,
-        findings,
-        tuple(notes),
-    )
 
 
 def _unused_memory(row: dict[str, Any]) -> Finding | None:

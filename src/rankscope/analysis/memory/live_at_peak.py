@@ -6,10 +6,9 @@ event: it is the allocator's own total minus the live allocations.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.memory.allocator_events import DEVICE_NAME, IS_MEMORY_EVENT
+from rankscope.records import dataclass
 from rankscope.store.run import Run
 
 BEFORE = "(before the recording)"

@@ -7,10 +7,11 @@ read in the order of its entries: those of older versions of torch have no times
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from rankscope.analysis.core.scope import Scope
-from rankscope.model import MEMORY_ARGS, SNAPSHOT_CATEGORY
+from rankscope.model import MEMORY_ARGS, MEMORY_SEGMENTS, SNAPSHOT_CATEGORY
+from rankscope.records import dataclass
 from rankscope.sql import sql_text
 from rankscope.store.run import Run
 
@@ -67,6 +68,8 @@ def covers_the_run(run: Run, scope: Scope) -> bool:
 
 def snapshot_peaks(run: Run, scope: Scope) -> list[SnapshotPeak]:
     """One per rank and device, in that order."""
+    if not run.has(MEMORY_SEGMENTS):
+        return []
     where = scope.only_ranks().where()
     rows = run.rows(f"""
         WITH with_history AS (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -29,6 +29,8 @@ from rankscope.analysis.core.result import Column, Result
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.core.step_times import StepWindows, windows
 from rankscope.ranges import as_ranges
+from rankscope.records import dataclass
+from rankscope.store.arrays import unique_values
 from rankscope.store.run import Run
 from rankscope.units import format_rounded
 
@@ -136,7 +138,8 @@ def breakdown(run: Run, scope: Scope, by: str | None = None) -> Result:
         rows.append(_row(rank, None, parts.totals(slice(None))))
         if scope.steps is not None:
             rows += [
-                _row(rank, step, parts.totals(found.step == step)) for step in np.unique(found.step).tolist()
+                _row(rank, step, parts.totals(found.step == step))
+                for step in unique_values(found.step).tolist()
             ]
     rows.sort(key=lambda row: (row["step"] is not None, row["rank"], row["step"] or 0))
     unrecorded = _unrecorded(run, scope)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from rankscope.analysis.core.notes import left_out, outside_steps
+from collections.abc import Sequence
+
+from rankscope.analysis.core.notes import gpu_outside_steps, left_out, slices_outside_steps
 from rankscope.analysis.core.result import Column, Result
 from rankscope.analysis.core.scope import Scope
 from rankscope.model import LAUNCH_CATEGORIES
@@ -44,7 +46,7 @@ def kernels(run: Run, scope: Scope, by: str | None = None) -> Result:
         *_NUMBERS,
     )
     inside = sum(row["instances"] for row in rows)
-    notes = left_out(run, scope) + outside_steps(run, scope, inside, "gpu", "category = 'kernel'", "kernels")
+    notes = left_out(run, scope) + gpu_outside_steps(run, scope, inside, "kernels", category="kernel")
     if not rows:
         notes.append("no kernels in the window; ProfilerActivity.CUDA records them")
     return Result("kernels", "GPU kernels", scope.window, columns, rows, notes=tuple(notes))
@@ -52,23 +54,23 @@ def kernels(run: Run, scope: Scope, by: str | None = None) -> Result:
 
 def api(run: Run, scope: Scope, by: str | None = None) -> Result:
     """Calls of the CUDA (HIP, XPU) runtime and driver by name."""
-    categories = sql_texts(LAUNCH_CATEGORIES)
     missing = "no runtime calls in the window; ProfilerActivity.CUDA records them"
-    return _by_name(run, scope, by, "api", "Runtime and driver calls", f"category IN ({categories})", missing)
+    return _by_name(run, scope, by, "api", "Runtime and driver calls", LAUNCH_CATEGORIES, missing)
 
 
 def annotated(run: Run, scope: Scope, by: str | None = None) -> Result:
     """Annotated ranges by name: record_function, ProfilerStep, Optimizer.step, collectives on the host."""
     missing = "no annotations in the window; torch.profiler.record_function(name) adds them"
-    return _by_name(run, scope, by, "annotations", "Annotations", "category = 'user_annotation'", missing)
+    return _by_name(run, scope, by, "annotations", "Annotations", ("user_annotation",), missing)
 
 
 def _by_name(
-    run: Run, scope: Scope, by: str | None, name: str, title: str, where: str, missing: str
+    run: Run, scope: Scope, by: str | None, name: str, title: str, categories: Sequence[str], missing: str
 ) -> Result:
     rank, group = _rank_columns(by)
     rows = run.records(
-        f"SELECT {rank} name, {_STATISTICS.format(count='calls')} FROM slices WHERE {where} AND {scope.where()} "
+        f"SELECT {rank} name, {_STATISTICS.format(count='calls')} FROM slices "
+        f"WHERE category IN ({sql_texts(categories)}) AND {scope.where()} "
         f"GROUP BY {group} name ORDER BY total_ns DESC, {group} name"
     )
     columns = (
@@ -79,7 +81,7 @@ def _by_name(
         *_NUMBERS,
     )
     inside = sum(row["calls"] for row in rows)
-    notes = left_out(run, scope) + outside_steps(run, scope, inside, "slices", where, name)
+    notes = left_out(run, scope) + slices_outside_steps(run, scope, inside, categories, name)
     if not rows:
         notes.append(missing)
     return Result(name, title, scope.window, columns, rows, notes=tuple(notes))
@@ -102,7 +104,7 @@ def memcpy(run: Run, scope: Scope, by: str | None = None) -> Result:
         Column("gb_s", "GB/s", "bytes divided by time; GB = 1e9 bytes"),
     )
     inside = sum(row["count"] for row in rows)
-    notes = left_out(run, scope) + outside_steps(run, scope, inside, "gpu", "class = 'COPY'", "copies")
+    notes = left_out(run, scope) + gpu_outside_steps(run, scope, inside, "copies", kind="COPY")
     if not rows:
         notes.append("no copies in the window; ProfilerActivity.CUDA records them")
     return Result("memcpy", "Memory copies and fills", scope.window, columns, rows, notes=tuple(notes))

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from math import prod
 
 from rankscope.json_values import listed
+from rankscope.records import dataclass
 
 # Type names in a trace -> (our name, bytes per element).
 _TYPES = {

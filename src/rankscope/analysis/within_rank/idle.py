@@ -7,7 +7,7 @@ from typing import Any
 from rankscope.analysis.core.advice import together
 from rankscope.analysis.core.device_events import UNKNOWN, steps_in
 from rankscope.analysis.core.lost_kernels import kernels_end_in
-from rankscope.analysis.core.notes import NO_GPU, left_out, outside_steps
+from rankscope.analysis.core.notes import NO_GPU, gpu_outside_steps, left_out
 from rankscope.analysis.core.result import Column, Fact, Finding, Remedy, Result, Unit
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.core.severity import OnRank, graded, of_the_worst
@@ -46,7 +46,7 @@ def idle(run: Run, scope: Scope, by: str | None = None) -> Result:
         without_launch += int((found.events.launch_start[ends] == UNKNOWN).sum())
         if found.rank not in lost:  # then its GPU only seems idle, and a doubt of the run says so
             findings += _finding(run, scope, found, row, steps)
-    notes = left_out(run, scope) + outside_steps(run, scope, inside, "gpu", "true", "GPU events")
+    notes = left_out(run, scope) + gpu_outside_steps(run, scope, inside)
     if not rows:
         notes.append(NO_GPU)
     elif without_launch:

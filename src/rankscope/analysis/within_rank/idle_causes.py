@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, fields
+from dataclasses import field, fields
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from rankscope.analysis.core.host_spans import dataloader_spans, rank_collective
 from rankscope.analysis.core.intervals import Intervals, Ints, intersect, subtract, union
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.core.step_times import windows
+from rankscope.records import dataclass
 from rankscope.store.run import Run
 
 CAUSES = ("host_bound", "launch_latency", "sync", "dataloader", "other")

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import numpy as np
 
-from rankscope.analysis.core.device_events import UNKNOWN, texts
+from rankscope.analysis.core.device_events import UNKNOWN
 from rankscope.analysis.core.host_spans import rank_annotations
 from rankscope.analysis.core.intervals import Ints
-from rankscope.analysis.core.notes import NO_GPU, left_out, no_lines, outside_steps
+from rankscope.analysis.core.names import all_names
+from rankscope.analysis.core.notes import NO_GPU, gpu_outside_steps, left_out, no_lines
 from rankscope.analysis.core.result import Column, Result
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.within_rank.idle_causes import CAUSES, DeviceIdle, idle_by_device
 from rankscope.analysis.within_rank.phases import PHASES, partition_of
+from rankscope.records import dataclass
 from rankscope.store.run import Run
 
 _MEASURES = (
@@ -67,7 +69,7 @@ def gaps(run: Run, scope: Scope, by: str | None = None) -> Result:
         for key, group in groups.items()
     ]
     rows.sort(key=lambda row: (-row["idle_ns"], *(str(row[key]) for key in keys)))
-    notes = left_out(run, scope) + outside_steps(run, scope, inside, "gpu", "true", "GPU events")
+    notes = left_out(run, scope) + gpu_outside_steps(run, scope, inside)
     if not inside:
         notes.append(NO_GPU)
     elif not rows:
@@ -106,7 +108,7 @@ def gap_groups(
     if len(spans.start) == 0:
         return
     events = found.events
-    before, names = spans.before, texts(run)
+    before, names = spans.before, all_names(run)
     ends = before != UNKNOWN
     codes: dict[str, tuple[Ints, list[Any]]] = {
         "rank": (np.zeros(len(before), dtype=np.int64), [found.rank]),
@@ -155,6 +157,7 @@ def _launch_context(run: Run, scope: Scope, found: DeviceIdle, which: Ints) -> t
     marked = rank_annotations(run, found.rank)
     number = marked.at(np.where(time == UNKNOWN, UNKNOWN, track), time)
     phase = partition_of(run, found.rank, scope.only_ranks()).at(time)
-    index = np.where(number != UNKNOWN, number, len(marked.names) + phase)
-    index = np.where(time == UNKNOWN, len(marked.names) + len(PHASES), index)
-    return index, [*marked.names, *PHASES, None]
+    names = all_names(run)
+    index = np.where(number != UNKNOWN, number, len(names) + phase)
+    index = np.where(time == UNKNOWN, len(names) + len(PHASES), index)
+    return index, [*names, *PHASES, None]

@@ -6,7 +6,7 @@ import re
 from functools import lru_cache
 from typing import Any
 
-from rankscope.analysis.core.notes import NO_GPU, left_out, outside_steps
+from rankscope.analysis.core.notes import NO_GPU, gpu_outside_steps, left_out
 from rankscope.analysis.core.result import Column, Result
 from rankscope.analysis.core.scope import Scope
 from rankscope.store.run import Run
@@ -108,7 +108,7 @@ def families(run: Run, scope: Scope, by: str | None = None) -> Result:
         row["time_pct"] = 100 * row["total_ns"] / total_ns if total_ns else 0.0
         row["avg_ns"] = row["total_ns"] / row["instances"]
     inside = sum(row["instances"] for row in rows)
-    notes = left_out(run, scope) + outside_steps(run, scope, inside, "gpu", "category = 'kernel'", "kernels")
+    notes = left_out(run, scope) + gpu_outside_steps(run, scope, inside, "kernels", category="kernel")
     if not rows:
         notes.append(NO_GPU)
     columns = (

@@ -9,9 +9,10 @@ import numpy as np
 
 from rankscope.analysis.core.device_events import UNKNOWN, DeviceEvents, device_events, ranks_in
 from rankscope.analysis.core.intervals import Ints, length, union
-from rankscope.analysis.core.notes import NO_GPU, left_out, outside_steps
+from rankscope.analysis.core.notes import NO_GPU, gpu_outside_steps, left_out
 from rankscope.analysis.core.result import Column, Result
 from rankscope.analysis.core.scope import Scope
+from rankscope.store.arrays import unique_values
 from rankscope.store.run import Run
 
 QUEUE_SLOTS = 1024
@@ -48,7 +49,7 @@ def launches(run: Run, scope: Scope, by: str | None = None) -> Result:
         without += int((~launched).sum())
         rows += _streams(rank, events.pick(launched))
     rows.sort(key=lambda row: -row["launches"])
-    notes = left_out(run, scope) + outside_steps(run, scope, inside, "gpu", "true", "GPU events")
+    notes = left_out(run, scope) + gpu_outside_steps(run, scope, inside)
     if not inside:
         notes.append(NO_GPU)
     elif without:
@@ -84,7 +85,7 @@ def _streams(rank: int, events: DeviceEvents) -> Iterator[dict[str, Any]]:
 def _recorded(cycle: Ints, launch: Ints, start: Ints) -> int:
     """From the first launch to the last start, cycle by cycle: between two cycles nothing was recorded."""
     total = 0
-    for one in np.unique(cycle):
+    for one in unique_values(cycle):
         times = np.concatenate([launch[cycle == one], start[cycle == one]])
         total += int(times.max() - times.min())
     return total

@@ -7,18 +7,19 @@ activity belongs to the counted call around the op that launched it.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rankscope.analysis.core.cache import once_per_run
-from rankscope.analysis.core.device_events import UNKNOWN, device_events, ranks_in, works
+from rankscope.analysis.core.device_events import UNKNOWN, device_events, ranks_in
 from rankscope.analysis.core.event_sets import COPY, NO_STEP
 from rankscope.analysis.core.intervals import Ints
+from rankscope.analysis.core.names import all_names
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.within_rank.flops import Work, work_of
+from rankscope.records import dataclass
 from rankscope.store.arrays import number_rows
 from rankscope.store.run import Run
 
@@ -102,8 +103,8 @@ def op_work(run: Run, scope: Scope) -> OpWork:
     candidates = {name: values[mine] for name, values in candidates.items()}
     innermost = _innermost(candidates)
     calls = {name: values[innermost] for name, values in candidates.items()}
-    kernel_names, launched = _launched(run, scope)
-    device_ns, kernel, kernel_ns = _device_time(calls, launched)
+    kernel_names = all_names(run)
+    device_ns, kernel, kernel_ns = _device_time(calls, _launched(run, scope))
     done = [work or Work(0, None, None) for work in works]
     signature = calls["signature"]
     flops = np.array([*(work.flops for work in done), 0], dtype=np.int64)[signature]
@@ -163,11 +164,8 @@ def _innermost(calls: dict[str, Any]) -> NDArray[np.bool_]:
     return inner
 
 
-def _launched(run: Run, scope: Scope) -> tuple[list[str], dict[str, Any]]:
-    """The kernel names, and for each device event the track and start time of the op that launched it."""
-    names = sorted(set(works(run)))
-    number = {name: code for code, name in enumerate(names)}
-    of_work = np.array([number[name] for name in works(run)], dtype=np.int64)
+def _launched(run: Run, scope: Scope) -> dict[str, Any]:
+    """For each device event the track and start time of the op that launched it."""
     rows = {
         (rank, segment): row for rank, segment, row in run.rows("SELECT rank, segment, rowid FROM segments")
     }
@@ -182,11 +180,11 @@ def _launched(run: Run, scope: Scope) -> tuple[list[str], dict[str, Any]]:
                 "place": (row << 24) | found.op_track[mine],
                 "at": found.op_start[mine],
                 "dur": (found.end - found.start)[mine],
-                "name": of_work[found.work[mine]],
+                "name": found.work[mine],
                 "is_kernel": found.kind[mine] != COPY,
             }
         )
-    return names, {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
+    return {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
 
 
 def _device_time(calls: dict[str, Any], launched: dict[str, Any]) -> tuple[Ints, Ints, Ints]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from rankscope.analysis.core.notes import left_out, outside_steps
+from rankscope.analysis.core.notes import left_out, slices_outside_steps
 from rankscope.analysis.core.result import Column, Result
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.within_rank.op_work import OpWork, op_work
@@ -72,7 +72,7 @@ def _columns(by: str | None) -> tuple[Column, ...]:
 
 def _notes(run: Run, scope: Scope, by: str | None, rows: list[dict[str, Any]]) -> list[str]:
     inside = sum(row["calls"] for row in rows)
-    notes = left_out(run, scope) + outside_steps(run, scope, inside, "slices", "category = 'cpu_op'", "ops")
+    notes = left_out(run, scope) + slices_outside_steps(run, scope, inside, ("cpu_op",), "ops")
     if not rows:
         notes.append("no ops in the window; ProfilerActivity.CPU records them")
     elif by and _KEYS[by] and all(row[by] is None for row in rows):

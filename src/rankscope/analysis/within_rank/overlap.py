@@ -8,17 +8,19 @@ from typing import Any
 
 import numpy as np
 
-from rankscope.analysis.core.device_events import DeviceEvents, device_events, ranks_in, works
+from rankscope.analysis.core.device_events import DeviceEvents, device_events, ranks_in
 from rankscope.analysis.core.event_sets import COMM, COMPUTE, NO_STEP, Activity
 from rankscope.analysis.core.host_spans import rank_collectives
 from rankscope.analysis.core.intervals import Intervals, covered_before, intersect, join, length, union
-from rankscope.analysis.core.notes import NO_GPU, left_out, outside_steps
+from rankscope.analysis.core.names import all_names
+from rankscope.analysis.core.notes import NO_GPU, gpu_outside_steps, left_out
 from rankscope.analysis.core.result import Column, Fact, Finding, Remedy, Result, Unit
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.core.severity import OnRank, graded, of_the_worst
 from rankscope.analysis.core.step_times import StepWindows, windows
 from rankscope.analysis.within_rank.breakdown import rank_sets
 from rankscope.analysis.within_rank.kernel_families import kernel_name
+from rankscope.store.arrays import unique_values
 from rankscope.store.run import Run
 from rankscope.units import format_rounded
 
@@ -50,7 +52,7 @@ def overlap(run: Run, scope: Scope, by: str | None = None) -> Result:
             continue
         host = rank_collectives(run, rank, Scope())
         if by == "step":
-            for step in np.unique(found.step[found.step != NO_STEP]).tolist():
+            for step in unique_values(found.step[found.step != NO_STEP]).tolist():
                 mine = found.step == step
                 window = Intervals(found.start[mine], found.end[mine])
                 rows += list(_rows(run, rank, step, events, host, window, each=False))
@@ -58,7 +60,7 @@ def overlap(run: Run, scope: Scope, by: str | None = None) -> Result:
         own_rows = list(_rows(run, rank, None, events, host, found.intervals, each=True))
         rows += own_rows
         findings += _finding(run, rank, own_rows, found)
-    notes = left_out(run, scope) + outside_steps(run, scope, inside, "gpu", "true", "GPU events")
+    notes = left_out(run, scope) + gpu_outside_steps(run, scope, inside)
     if not inside:
         notes.append(NO_GPU)
     elif not rows:
@@ -83,11 +85,11 @@ def _rows(
     compute = events.pick(is_compute)
     computing = union(compute.start, compute.end)
     comm = events.pick(is_comm)
-    names = works(run)
+    names = all_names(run)
     sets: list[tuple[str | None, Intervals]] = [(None, join(union(comm.start, comm.end), on_host))]
     if each:
         kinds: dict[str, list[int]] = {}
-        for code in np.unique(comm.work).tolist():
+        for code in unique_values(comm.work).tolist():
             kinds.setdefault(kernel_name(names[code]), []).append(code)
         for kind, codes in sorted(kinds.items()):
             mine = np.isin(comm.work, codes)
@@ -115,9 +117,11 @@ def _longest(compute: DeviceEvents, spans: Intervals, names: Any) -> str:
     """The kernel with the longest overlap with the spans."""
     shared = covered_before(spans, compute.end) - covered_before(spans, compute.start)
     times: Counter[str] = Counter()
-    for code, time in enumerate(np.bincount(compute.work, weights=shared).tolist()):
-        if time:
-            times[kernel_name(names[code])] += int(time)
+    codes, which = np.unique(compute.work[shared > 0], return_inverse=True)
+    for code, time in zip(
+        codes.tolist(), np.bincount(which, weights=shared[shared > 0]).tolist(), strict=True
+    ):
+        times[kernel_name(names[code])] += int(time)
     return max(times, key=lambda name: times[name])
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,6 +16,7 @@ from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.core.severity import OnRank, of_the_worst
 from rankscope.analysis.core.step_times import host_windows, recordings
 from rankscope.analysis.within_rank.recomputation import recomputed
+from rankscope.records import dataclass
 from rankscope.store.run import Run
 from rankscope.units import format_rounded
 

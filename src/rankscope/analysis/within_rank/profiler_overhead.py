@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from rankscope.analysis.core.device_events import categories, ranks_in, vocabulary
+from rankscope.analysis.core.device_events import ranks_in
 from rankscope.analysis.core.intervals import EMPTY, Intervals, intersect, length, union
+from rankscope.analysis.core.names import categories, vocabulary
 from rankscope.analysis.core.notes import left_out
 from rankscope.analysis.core.result import Column, Fact, Finding, Result
 from rankscope.analysis.core.scope import Scope

@@ -13,10 +13,10 @@ from rankscope.analysis.core.device_events import (
     device_events,
     ranks_in,
     steps_in,
-    texts,
 )
 from rankscope.analysis.core.event_sets import COMPUTE
-from rankscope.analysis.core.notes import NO_GPU, left_out, no_lines, outside_steps
+from rankscope.analysis.core.names import all_names
+from rankscope.analysis.core.notes import NO_GPU, gpu_outside_steps, left_out, no_lines
 from rankscope.analysis.core.result import Column, Fact, Finding, Remedy, Result
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.core.severity import OnRank, graded, of_the_worst
@@ -47,7 +47,7 @@ _MEASURES = (
 def short(run: Run, scope: Scope, by: str | None = None) -> Result:
     """One row per op (--by: line of Python, or rank) that launches short kernels."""
     key = {"rank": "rank", "source": "source"}.get(by or "", "op")
-    names = texts(run)
+    names = all_names(run)
     groups: dict[Any, dict[str, Any]] = {}
     findings: list[OnRank] = []
     inside, steps = 0, steps_in(run, scope)
@@ -77,7 +77,7 @@ def short(run: Run, scope: Scope, by: str | None = None) -> Result:
         if row["count"]
     ]
     rows.sort(key=lambda row: (-row["launch_ns"], -row["count"], str(row[key])))
-    notes = left_out(run, scope) + outside_steps(run, scope, inside, "gpu", "class = 'COMPUTE'", "kernels")
+    notes = left_out(run, scope) + gpu_outside_steps(run, scope, inside, "kernels", kind="COMPUTE")
     if not inside:
         notes.append(NO_GPU)
     elif not rows:

@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from rankscope.analysis.core.device_events import steps_in, vocabulary
+from rankscope.analysis.core.device_events import UNKNOWN, steps_in
 from rankscope.analysis.core.grouping import split_by_rank
 from rankscope.analysis.core.intervals import EMPTY, Intervals, Ints, covered_before
+from rankscope.analysis.core.names import all_names, vocabulary
 from rankscope.analysis.core.notes import NO_GPU, left_out, no_lines
 from rankscope.analysis.core.result import SEVERITIES, Column, Fact, Finding, Remedy, Result
 from rankscope.analysis.core.scope import Scope
@@ -17,6 +18,7 @@ from rankscope.analysis.core.severity import graded
 from rankscope.analysis.within_rank.idle_causes import idle_by_device, idle_by_rank
 from rankscope.analysis.within_rank.sync_calls import waiting_calls
 from rankscope.model import LAUNCH_CATEGORIES
+from rankscope.store.arrays import number_rows, unique_values
 from rankscope.store.run import Run
 from rankscope.units import format_rounded
 
@@ -47,8 +49,8 @@ def syncs(run: Run, scope: Scope, by: str | None = None) -> Result:
     idle = idle_by_rank(run, scope)
     steps = steps_in(run, scope)
     waiting = waiting_calls(run, scope)
-    for rank, mine in split_by_rank(waiting, np.unique(waiting["rank"]).tolist()).items():
-        for key, sums, stepped in _calls(mine, idle.get(rank, EMPTY), steps > 0):
+    for rank, mine in split_by_rank(waiting, unique_values(waiting["rank"]).tolist()).items():
+        for key, sums, stepped in _calls(all_names(run), mine, idle.get(rank, EMPTY), steps > 0):
             named = (rank, *key) if by == "rank" else key
             _add(groups.setdefault(named, [0, 0, 0, 0]), sums)
             if stepped[0]:
@@ -81,20 +83,18 @@ def _add(sums: list[int], more: list[int]) -> None:
 
 
 def _calls(
-    columns: dict[str, Any], idle: Intervals, has_steps: bool
+    names: list[str], columns: dict[str, Any], idle: Intervals, has_steps: bool
 ) -> Iterator[tuple[tuple[Any, ...], list[int], list[int]]]:
     """For each call, op and line: [calls, time, longest, GPU idle] of all calls, and of those inside steps."""
     start, stop = columns["start"], columns["stop"]
     gpu_idle = covered_before(idle, stop) - covered_before(idle, start)
-    calls, name = np.unique(columns["name"].astype(str), return_inverse=True)
-    op = columns["op"]
-    texts_known, text = np.unique(np.concatenate([op, columns["line"]]).astype(str), return_inverse=True)
-    key = ((name * 2 + columns["waits"]) << 40) + (text[: len(op)] << 20) + text[len(op) :]
+    _, key = number_rows([columns[name] for name in ("name", "waits", "op", "line")])
     order = np.argsort(key, kind="stable")
     for mine in np.split(order, np.flatnonzero(np.diff(key[order])) + 1):
         first = int(mine[0])
-        call = str(calls[name[first]])
-        texts_of = [str(texts_known[text[at]]) or None for at in (first, len(op) + first)]
+        call = names[columns["name"][first]]
+        codes = [int(columns[name][first]) for name in ("op", "line")]
+        texts_of = [None if code == UNKNOWN else names[code] for code in codes]
         label = call if columns["waits"][first] else f"{call}, pageable"
         stepped = mine[columns["step"][mine] >= 0] if has_steps else mine
         yield (

@@ -1,4 +1,4 @@
 """torch.profiler's JSON traces: finding the events, reading them in blocks, repairing damaged text.
 
-`reader.KINETO` is the entry in `readers.READERS`; the registry and the store call it.
+`reader.KINETO` is the entry in the registry (`readers`); the registry and the store call it.
 """

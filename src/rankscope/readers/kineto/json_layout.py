@@ -191,7 +191,7 @@ class EventsEnd:
     """True if the last event is incomplete."""
 
 
-def find_events_end(block: bytes, start: int, separator: bytes | None) -> EventsEnd:
+def find_events_end(block: bytes | bytearray, start: int, separator: bytes | None) -> EventsEnd:
     """Parse the last events one by one up to the closing bracket."""
     found = block.rfind(separator, start) if separator else -1
     position = start if found < 0 or separator is None else found + separator.index(b"}") + 1
@@ -211,7 +211,7 @@ def find_events_end(block: bytes, start: int, separator: bytes | None) -> Events
         whole = base + here
 
 
-def _end_after_damage(block: bytes, position: int, whole: int) -> EventsEnd:
+def _end_after_damage(block: bytes | bytearray, position: int, whole: int) -> EventsEnd:
     """For a last event that does not parse: either it is damaged and the array is closed, or the file is truncated."""
     bracket = len(block)
     for _ in range(_MOST_ENDS):
@@ -232,7 +232,7 @@ def _end_after_damage(block: bytes, position: int, whole: int) -> EventsEnd:
     return EventsEnd(whole, closed=False, leftover=True)
 
 
-def _trailer(rest: bytes) -> dict[str, Any]:
+def _trailer(rest: bytes | bytearray) -> dict[str, Any]:
     """The fields after the events; {} if they are missing or damaged."""
     if not rest.strip():
         return {}

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from rankscope import native
 from rankscope.model import COMPUTING_OPS, MEMORY_ARGS, SHAPE_ARGS
-from rankscope.readers.columns import EventColumns, Texts
+from rankscope.readers.columns import IN_C, EventColumns, Texts
 from rankscope.readers.kineto.arguments import OP_CATEGORIES, TYPED_ARGS, WITH_TYPED_ARGS, WITHOUT_TYPED_ARGS
 
 _Lists = tuple[tuple[bytes, ...], ...]
@@ -36,8 +38,8 @@ _NAMES = _lists(
 """The arguments that get columns: numbers and texts of linked events, of memory events, of computing ops."""
 
 _COLUMNS = {
-    **dict.fromkeys(("phase", "category", "name", "pid", "tid", "flow"), np.int32),
-    **dict.fromkeys(("time", "duration"), np.int64),
+    **dict.fromkeys(("phase", "category", "name", "pid", "tid"), np.int32),
+    **dict.fromkeys(("flow", "time", "duration"), np.int64),
     "args": np.uint8,
     "args_offset": np.uint32,
     "linked": np.int32,
@@ -62,10 +64,12 @@ def scan(view: memoryview) -> EventColumns | None:
     if found is None:
         return None
     *buffers, text_offsets, text_data = found
-    columns = {
+    columns: dict[str, Any] = {
         name: np.frombuffer(buffer, dtype=kind)
         for (name, kind), buffer in zip(_COLUMNS.items(), buffers, strict=True)
     }
     columns["memory"] = columns["memory"].reshape(-1, len(MEMORY_ARGS))
     columns["shapes"] = columns["shapes"].reshape(-1, len(SHAPE_ARGS))
-    return EventColumns(texts=Texts(np.frombuffer(text_offsets, dtype=np.int64), text_data), **columns)
+    return EventColumns(
+        texts=Texts(np.frombuffer(text_offsets, dtype=np.int64), text_data), read_by=IN_C, **columns
+    )

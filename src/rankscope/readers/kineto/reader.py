@@ -11,19 +11,19 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rankscope.errors import NotATraceError, ReadError
 from rankscope.model import CATEGORY_ALIASES, COMPUTING_OPS, MEMORY_ARGS, SHAPE_ARGS, Table
 from rankscope.readers.base import Batch, ReadReport, TraceIdentity, rank_from_name, usable_time
-from rankscope.readers.byte_stream import is_gzip, open_stream, read_head
-from rankscope.readers.columns import EventColumns
+from rankscope.readers.byte_stream import GzipStream, is_gzip, open_stream, read_head
 from rankscope.readers.kineto import json_layout
 from rankscope.readers.kineto.json_repair import repair_range
-from rankscope.readers.kineto.native_scan import available, scan
 from rankscope.readers.memory_file import MemoryFile
-from rankscope.readers.sql_columns import read_columns
 from rankscope.sql import sql_name, sql_text, sql_texts
+
+if TYPE_CHECKING:
+    from rankscope.readers.columns import EventColumns
 
 BLOCK_BYTES = 32 << 20
 """Parsed by one thread: small enough to keep memory low and to let threads finish at about the same time."""
@@ -105,6 +105,10 @@ class JsonBatch:
         self._file = MemoryFile()
 
     def columns(self) -> EventColumns:
+        # Late: they import numpy, which finding and identifying files does not need.
+        from rankscope.readers.kineto.native_scan import available, scan
+        from rankscope.readers.sql_columns import read_columns
+
         block = self._block
         found = scan(memoryview(block.data)[block.start : block.end]) if available() else None
         return read_columns(self) if found is None else found
@@ -153,6 +157,11 @@ class KinetoReading:
         self.report = ReadReport()
         self._path = path
         self._stream = open_stream(path)
+        # A byte more than a small file has: its first block is known to be the last without another read.
+        size = path.stat().st_size
+        self._block_bytes = (
+            BLOCK_BYTES if isinstance(self._stream, GzipStream) else min(BLOCK_BYTES, size + 1)
+        )
         self._spare: list[bytearray] = []
         """Buffers to use again: allocating new ones costs more than reading into them."""
 
@@ -174,7 +183,7 @@ class KinetoReading:
 
     def _read_after(self, rest: bytes) -> tuple[bytearray, int]:
         """A buffer with these bytes followed by the next ones of the file, and the number of bytes in it."""
-        size = len(rest) + BLOCK_BYTES
+        size = len(rest) + self._block_bytes
         buffer = self._spare.pop() if self._spare else bytearray(size + _ROOM_FOR_REST)
         if len(buffer) < size:
             buffer = bytearray(size)
@@ -186,17 +195,20 @@ class KinetoReading:
             return buffer, len(rest)
 
     def _blocks(self) -> Iterator[_Block]:
-        buffer, size = self._read_after(b"")
-        head = bytes(memoryview(buffer)[:size])
-        last = size < BLOCK_BYTES
+        data, size = self._read_after(b"")
+        last = size < self._block_bytes
+        head = bytes(memoryview(data)[: min(size, _HEAD_BYTES)])
         begin = json_layout.find_events_start(head)
+        if begin is None and len(head) < size:
+            head = bytes(memoryview(data)[:size])
+            begin = json_layout.find_events_start(head)
         if begin is None:
             raise _no_events(self._path, self._stream.damage)
         self.header.update(begin.header)
         if begin.header_damaged:
             self.report.damage = "the fields before the events are damaged"
         separator = json_layout.sniff_separator(head, begin.offset)
-        offset, start, data = 0, begin.offset, buffer
+        offset, start = 0, begin.offset
         while not last:
             end = json_layout.last_cut(data, start, size, separator) if separator else None
             if end is None:  # space, an event longer than a block, or an unusual layout
@@ -212,8 +224,9 @@ class KinetoReading:
                 yield _Block(data, start, end, offset, separator)
                 offset, start = offset + end, json_layout.skip_between(rest, 0, len(rest))
             data, size = self._read_after(rest)
-            last = size < len(rest) + BLOCK_BYTES
-        yield self._last_block(bytes(memoryview(data)[:size]), start, offset, separator)
+            last = size < len(rest) + self._block_bytes
+        del data[size:]
+        yield self._last_block(data, start, offset, separator)
 
     def _after_long_event(self, rest: bytes, separator: bytes | None, offset: int) -> tuple[bytes, int]:
         """What follows an event that is longer than any that is read, and how many bytes were left out."""
@@ -236,7 +249,7 @@ class KinetoReading:
             rest = kept + more if more else b""
         return b"", skipped
 
-    def _last_block(self, data: bytes, start: int, offset: int, separator: bytes | None) -> _Block:
+    def _last_block(self, data: bytearray, start: int, offset: int, separator: bytes | None) -> _Block:
         end = json_layout.find_events_end(data, start, separator)
         self.header.update(end.trailer)
         if not end.closed:

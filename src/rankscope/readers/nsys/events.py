@@ -8,6 +8,7 @@ from __future__ import annotations
 from rankscope.readers.nsys.export import NsysExport
 from rankscope.readers.nsys.table_source import (
     ON_DEVICE,
+    RATE,
     Source,
     arguments,
     choice,
@@ -144,7 +145,7 @@ def _copies() -> Source:
             "args": arguments(
                 *_DEVICE_PIECES,
                 number("bytes", "r.size"),
-                number("memory bandwidth (GB/s)", "round(r.size / nullif(r.stop - r.start, 0), 6)"),
+                number("memory bandwidth (GB/s)", f"r.{RATE}"),
                 text("copy kind", long),
                 text("source kind", f"CASE WHEN r.source IS NOT NULL THEN {source} END"),
                 text("destination kind", f"CASE WHEN r.target IS NOT NULL THEN {target} END"),
@@ -156,6 +157,7 @@ def _copies() -> Source:
         },
         more={"name": "NULL"},
         needs=("start", "end", "deviceId", "streamId", "copyKind"),
+        rate=True,
     )
 
 
@@ -172,7 +174,7 @@ def _fills() -> Source:
             "args": arguments(
                 *_DEVICE_PIECES,
                 number("bytes", "r.size"),
-                number("memory bandwidth (GB/s)", "round(r.size / nullif(r.stop - r.start, 0), 6)"),
+                number("memory bandwidth (GB/s)", f"r.{RATE}"),
                 text("memory kind", f"CASE WHEN r.kind IS NOT NULL THEN {kind} END"),
                 number("value", "r.value"),
                 number("graph node id", "r.node"),
@@ -180,6 +182,7 @@ def _fills() -> Source:
         },
         more={"name": "NULL"},
         needs=("start", "end", "deviceId", "streamId"),
+        rate=True,
     )
 
 

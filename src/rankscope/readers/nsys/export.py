@@ -27,6 +27,7 @@ SQLITE_ERRORS = (sqlite3.Error, UnicodeDecodeError)
 PID = "({0} >> 24) & 16777215"
 """SQL template for the process id in a globalTid or globalPid column."""
 TID = "{0} & 16777215"
+ROWID = "rowid"
 
 EVENT_TABLES = (
     "CUPTI_ACTIVITY_KIND_KERNEL",

@@ -218,12 +218,15 @@ def _from_nccl(export: NsysExport) -> tuple[dict[int, int], str, int | None] | N
 
     They are the ranks of one node; on which node it is, nothing tells.
     """
-    workers, devices = processes_with_cuda(export), _devices(export)
+    workers = processes_with_cuda(export)
+    if len(workers) < 2:
+        return None
+    devices = _devices(export)
     name = next(
         (c for c in ("shortName", "demangledName") if export.has("CUPTI_ACTIVITY_KIND_KERNEL", c)), None
     )
     alone = len({device for used in devices.values() for device in used}) == len(workers) == len(devices)
-    if name is None or len(workers) < 2 or not alone or any(len(used) != 1 for used in devices.values()):
+    if name is None or not alone or any(len(used) != 1 for used in devices.values()):
         return None
     rows = export.rows(
         f"SELECT DISTINCT {PID.format('globalPid')} FROM CUPTI_ACTIVITY_KIND_KERNEL WHERE {name} IN "

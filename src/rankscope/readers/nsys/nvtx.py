@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from rankscope.model import CROSSING_RANGES, UNFINISHED_STEP
 from rankscope.readers.base import usable_time
-from rankscope.readers.nsys.export import PID, TID, NsysExport
-from rankscope.readers.nsys.table_source import Source, arguments, number, text
+from rankscope.readers.nsys.export import PID, ROWID, TID, NsysExport
+from rankscope.readers.nsys.table_source import ROW, Source, arguments, number, text
 from rankscope.sql import sql_text
 
 PUSH_POP = (59, 70)
@@ -38,9 +38,8 @@ def _nvtx(export: NsysExport) -> Source:
     is_range = f"{kind} IN {_RANGES}"
     crossing = f"{kind} IN {START_END}"
     name = "coalesce(s.text, r.text, '')"
-    unended_step = (
-        f"(coalesce(r.stop >= {_recording_end(export)}, true) AND starts_with({name}, 'ProfilerStep#'))"
-    )
+    recording_end, last_time = _recording_end(export), _last_time(export)
+    unended_step = f"(coalesce(r.stop >= {recording_end}, true) AND starts_with({name}, 'ProfilerStep#'))"
     thread = f"({TID.format('r.thread')})::VARCHAR"
     return Source(
         "NVTX_EVENTS",
@@ -61,7 +60,7 @@ def _nvtx(export: NsysExport) -> Source:
             "category": f"CASE WHEN {unended_step} THEN {sql_text(UNFINISHED_STEP)} ELSE 'user_annotation' END",
             "name": f"CASE WHEN {kind} = {THREAD_NAME} THEN 'thread_name' ELSE {name} END",
             "tid": f"CASE WHEN {crossing} THEN {thread} || {sql_text(CROSSING_RANGES)} ELSE {thread} END",
-            "dur_ns": f"CASE WHEN {is_range} THEN coalesce(r.stop, {_last_time(export)}) - r.start END",
+            "dur_ns": f"CASE WHEN {is_range} THEN coalesce(r.stop, {last_time}) - r.start END",
             "args": f"CASE WHEN {kind} = {THREAD_NAME} THEN {arguments(text('name', name))} ELSE "
             + arguments(
                 text(
@@ -70,7 +69,7 @@ def _nvtx(export: NsysExport) -> Source:
                 ),
                 text("domain", "d.domain_name"),
                 number("nvtx category", "nullif(r.nvtx_category, 0)"),
-                number("range", "r.row"),
+                number("range", f"r.{ROW}"),
                 text("payload", "r.payload"),
                 number("end thread", f"({TID.format('r.end_thread')})"),
                 f"CASE WHEN {is_range} AND r.stop IS NULL THEN ',\"open\":true' END",
@@ -78,12 +77,14 @@ def _nvtx(export: NsysExport) -> Source:
             + " END",
         },
         texts=frozenset({"text", "payload"}),
-        where=f'"eventType" IN {(*_RANGES, MARK, THREAD_NAME)}'
+        where=f"{{kind}} IN {(*_RANGES, MARK, THREAD_NAME)}"
         if export.has("NVTX_EVENTS", "eventType")
         else "",
         needs=_NEEDED,
-        more={"row": "rowid"},
+        more={ROW: ROWID},
         joins=_domains(export),
+        recording_end=recording_end,
+        open_until=last_time,
     )
 
 

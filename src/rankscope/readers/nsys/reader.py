@@ -1,7 +1,7 @@
 """nsys reports exported to sqlite: `nsys export --type sqlite`, of any version.
 
-sqlite writes a range of rows as text in one call, and DuckDB reads the text from memory; several threads do so in
-parallel (docs/adr/0030-reading-nsys.md).
+The C part reads the pages of the file (docs/adr/0138-sqlite-pages.md). Where it cannot, sqlite writes a range of rows
+as text in one call, and DuckDB reads the text from memory (docs/adr/0030-reading-nsys.md). Threads do so in parallel.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import json
 import re
 import weakref
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,16 +37,15 @@ from rankscope.readers.nsys.identity import (
     recorded_environments,
 )
 from rankscope.readers.nsys.nvtx import nvtx_sources
-from rankscope.readers.nsys.table_source import Source
+from rankscope.readers.nsys.paged_events import PagedSource
+from rankscope.readers.nsys.table_pages import PageFile, Piece, find_table, open_pages
+from rankscope.readers.nsys.table_source import LARGEST_NUMBER, RATE, SUMMED, Source
 from rankscope.readers.sql_columns import read_columns
 from rankscope.sql import sql_name
 
 ROWS_PER_BATCH = 200_000
 _MANY_STRINGS = 50_000
 _LONGEST_STRING = 100_000
-_TIMES = ("start", "stop", "correlation", "size", "row")
-_LARGEST_NUMBER = 1 << 61
-"""Of values that are added and subtracted: twice as much still fits into 64 bits."""
 _API_VERSION = re.compile(r"^(.+?)(_v\d{4,})$")
 
 
@@ -76,11 +76,14 @@ class NsysBatch:
     """Name of each value, and its SQL in sqlite."""
     rows: tuple[int, int]
     where: str
+    """SQL with names of values in braces."""
     strings: Strings
     report: ReadReport
     file: MemoryFile
     processes: tuple[int, ...]
     """Processes of this rank that use CUDA."""
+    paged: PagedSource | None
+    piece: Piece | None
 
     def select(self) -> str:
         return self.source.select(self._rows(lenient=False), self.strings.sql, self.processes)
@@ -90,12 +93,31 @@ class NsysBatch:
         return self.source.select(self._rows(lenient=True), self.strings.sql, self.processes)
 
     def columns(self) -> EventColumns:
-        return read_columns(self)
+        columns = self.columns_from_pages()
+        return read_columns(self) if columns is None else columns
+
+    def columns_from_pages(self) -> EventColumns | None:
+        """None if sqlite has to read the same rows: it is no such table, a value is unusual, or a page is damaged."""
+        import duckdb
+
+        if self.paged is None or self.piece is None:
+            return None
+        where = self.where.format(**{name: f"r.{name}" for name in self.values})
+        with suppress(ValueError, duckdb.Error):
+            return self.paged.read(self.piece, where, self.strings.sql, self.processes)
+        return None
 
     def close(self) -> None:
         self.file.close()
 
     def _rows(self, lenient: bool) -> str:
+        """SQL for the values of the source, and what is computed from them."""
+        rows = self._values(lenient)
+        if not self.source.rate:
+            return rows
+        return f"(SELECT *, round(size / nullif(stop - start, 0), 6) AS {RATE} FROM {rows})"
+
+    def _values(self, lenient: bool) -> str:
         """SQL for the values. If lenient, values that are not numbers become null, and times that are out of range."""
         as_objects = lenient or bool(self.source.texts)
         path = self.file.write(self._text(as_objects))
@@ -115,9 +137,9 @@ class NsysBatch:
             return table
         tried = {name: f"TRY_CAST({name} AS {kind})" for name, kind in kinds.items()}
         tried |= {
-            name: f"(CASE WHEN {value} BETWEEN -{_LARGEST_NUMBER} AND {_LARGEST_NUMBER} THEN {value} END)"
+            name: f"(CASE WHEN {value} BETWEEN -{LARGEST_NUMBER} AND {LARGEST_NUMBER} THEN {value} END)"
             for name, value in tried.items()
-            if kinds[name] == "BIGINT" and name in _TIMES
+            if kinds[name] == "BIGINT" and name in SUMMED
         }
         return f"(SELECT {', '.join(f'{value} AS {name}' for name, value in tried.items())} FROM {table})"
 
@@ -130,7 +152,8 @@ class NsysBatch:
             row = f"json_array(0, {', '.join(self.values.values())}, 0)"
         sql = f"SELECT group_concat({row}, char(10)) FROM {self.source.table} WHERE rowid BETWEEN ? AND ?"
         try:
-            content = run_once(self.path, f"{sql} AND {self.where or 'true'}", self.rows) or b""
+            where = self.where.format(**self.values) or "true"
+            content = run_once(self.path, f"{sql} AND {where}", self.rows) or b""
         except SQLITE_ERRORS as error:
             raise damaged(self.path, error) from error
         if not as_objects:
@@ -147,6 +170,7 @@ class NsysReading:
         self._shown_bytes = (shown_as or path).stat().st_size
         self._done = self._total = 0
         self._export = open_export(path)
+        self._pages = open_pages(path)
         self._group = _group(self._export, part)
         self.header: dict[str, Any] = _header(self._export, self._group)
         self._clock_base_ns = self._export.start_unix_ns
@@ -165,13 +189,13 @@ class NsysReading:
                     f"{source.table} has no column {', '.join(columns)}: its rows are not read"
                 )
         pieces = [
-            (source, rows)
+            (source, paged, piece, rows)
             for source in sources
-            for rows in row_ranges(export, source.table, 1 << 26 if source.whole else ROWS_PER_BATCH)
+            for paged, piece, rows in _pieces(export, source, self._pages)
         ]
         self._total = len(pieces)
         processes = tuple(pid for pid in processes_with_cuda(export) if pid in self._group.pids)
-        for source, rows in pieces:
+        for source, paged, piece, rows in pieces:
             values = source.sqlite_values(export)
             where = [source.where] if source.where else []
             where += self._of_process(source, values)
@@ -186,6 +210,8 @@ class NsysReading:
                 self.report,
                 MemoryFile(),
                 processes,
+                paged,
+                piece,
             )
             self._done += 1
         export.close()
@@ -201,13 +227,12 @@ class NsysReading:
 
     def _of_process(self, source: Source, values: dict[str, str]) -> list[str]:
         """A condition for the rank's processes. Names of threads and processes are limited to those with events."""
-        column = values.get(source.process, "NULL")
-        if column == "NULL":
+        if values.get(source.process, "NULL") == "NULL":
             return []
         if self._group.whole and source.table not in ("ThreadNames", "PROCESSES"):
             return []
         pids = ", ".join(map(str, sorted(self._group.pids)))
-        return [f"{PID.format(column)} IN ({pids})"]
+        return [f"({PID.format(f'{{{source.process}}}')}) IN ({pids})"]
 
 
 class NsysReader:
@@ -240,6 +265,22 @@ class NsysReader:
 
 
 NSYS = NsysReader()
+
+
+def _pieces(
+    export: NsysExport, source: Source, pages: PageFile | None
+) -> Iterator[tuple[PagedSource | None, Piece | None, tuple[int, int]]]:
+    """The table in pieces: leaves of its tree, or only ranges of rowids where it cannot be read from pages."""
+    columns = source.plain_columns(export)
+    if pages is not None and columns is not None:
+        read = [column for column in columns.values() if column is not None]
+        table = find_table(pages, export, source.table, read)
+        if table is not None:
+            for piece in table.pieces():
+                yield PagedSource(source, table, columns), piece, piece.rows
+            return
+    for rows in row_ranges(export, source.table, 1 << 26 if source.whole else ROWS_PER_BATCH):
+        yield None, None, rows
 
 
 def _group(export: NsysExport, part: str) -> ProcessGroup:

@@ -9,11 +9,18 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from rankscope.model import MEMORY_TYPE, READ_EVENTS
-from rankscope.readers.nsys.export import PID, TID, NsysExport
+from rankscope.readers.nsys.export import PID, ROWID, TID, NsysExport
 from rankscope.sql import sql_name, sql_text
 
 CORRELATION_BITS = 32
 """Width of CUPTI's correlation ids; the bits above hold the process."""
+
+RATE, ROW = "rate", "row"
+"""Values that hardly any other row has. They may occur only as a number in arguments, and a source has one at most."""
+SUMMED = frozenset(("start", "stop", "correlation", "size", ROW))
+"""Values that are added and subtracted."""
+LARGEST_NUMBER = 1 << 61
+"""Of those: twice as much still fits into 64 bits."""
 
 _DEFAULTS = {
     "ph": "'X'",
@@ -55,6 +62,7 @@ class Source:
     texts: frozenset[str] = frozenset()
     """Values that are text, not ids of strings."""
     where: str = ""
+    """SQL with names of values in braces: of sqlite, or of DuckDB over r."""
     needs: tuple[str, ...] = ()
     """Columns that must exist; otherwise the table is ignored."""
     more: dict[str, str] = field(default_factory=dict)
@@ -63,6 +71,12 @@ class Source:
     """Further joins, as SQL."""
     whole: bool = False
     """True if the table must be read in one piece, for running totals."""
+    rate: bool = False
+    """True if r.rate is used: bytes per nanosecond."""
+    recording_end: int | None = None
+    """Where it is known, the events depend on whether r.stop is null, before it, or not before it."""
+    open_until: int | None = None
+    """The end of rows that have none."""
 
     def found_in(self, export: NsysExport) -> bool:
         return export.has(self.table, *self.needs)
@@ -81,6 +95,20 @@ class Source:
         }
         return {**plain, **self.more}
 
+    def plain_columns(self, export: NsysExport) -> dict[str, str | None] | None:
+        """Name of each value -> its column, None if it is null; None if a value has to be computed by sqlite.
+
+        Of such a source, ts_ns must be r.start, dur_ns r.stop - r.start or null, correlation a sum with r.correlation
+        or null, and nothing else may depend on these values (but see `recording_end`).
+        """
+        there = {*export.tables[self.table], ROWID}
+        columns = {name: column if column in there else None for name, column in self.columns.items()}
+        for name, sql in self.more.items():
+            if sql not in there and sql != "NULL":
+                return None
+            columns[name] = sql if sql in there else None
+        return columns if "start" in columns and not self.whole else None
+
     def select(self, rows: str, strings: str, processes: Sequence[int] = ()) -> str:
         """SQL for the events, from SQL for the rows and for the strings.
 
@@ -95,7 +123,6 @@ class Source:
             if columns["pid"] == ON_DEVICE["pid"]:
                 other = f"CASE WHEN {index} > 0 THEN ' of process ' || ({process}) END"
                 columns["tid"] = f"concat({columns['tid']}, {other})"
-        columns["args"] = f"({columns['args']})::JSON"
         values = ", ".join(f"{columns[name]} AS {name}" for name in READ_EVENTS.columns)
         return f"SELECT {values} FROM {rows} r LEFT JOIN {strings} s ON s.id = r.name {self.joins}"
 

@@ -8,12 +8,13 @@ stored in clocks.json, which may be deleted.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from rankscope.model import FORMAT_VERSION
+from rankscope.records import dataclass
 from rankscope.store.checksums import read_checked_json, write_checked_json
 from rankscope.store.layout import SegmentEntry
 

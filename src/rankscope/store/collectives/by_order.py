@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from rankscope.collective_kinds import KINDS
-from rankscope.store.arrays import NONE, Ints, Mask, count_before, number_rows
+from rankscope.store.arrays import NONE, Ints, Mask, count_before, number_rows, unique_values
 from rankscope.store.collectives.entries import Collectives
 
 _MAX_SHIFT = 256
@@ -64,7 +64,7 @@ def order_keys(found: Collectives, rows: Ints) -> list[Ints]:
 
 def _before_anchor(token: Ints, rank: Ints, start: Ints, end: Ints) -> Mask:
     """True for entries before the first collective that all ranks recorded."""
-    ranks = np.unique(rank)
+    ranks = unique_values(rank)
     places = [np.flatnonzero(rank == number) for number in ranks]
     places = [rows[np.argsort(start[rows], kind="stable")] for rows in places]
     reference = max(places, key=len)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from rankscope.collective_kinds import KINDS, TOGETHER
+from rankscope.records import dataclass
 from rankscope.store.arrays import NONE, Ints, Mask
 from rankscope.store.collectives.groups import Group
 

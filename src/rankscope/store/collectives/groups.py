@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
+
+from rankscope.records import dataclass
 
 UNKNOWN = "?"
 """The name of a group without a recorded name."""

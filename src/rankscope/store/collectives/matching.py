@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 
 from rankscope.collective_kinds import KINDS, POINT_TO_POINT
-from rankscope.store.arrays import NONE, Ints, Mask, count_before, starts_group
+from rankscope.store.arrays import NONE, Ints, Mask, count_before, starts_group, unique_values
 from rankscope.store.collectives.by_order import align_by_order
 from rankscope.store.collectives.entries import Collectives, Unmatched
 
@@ -49,7 +49,7 @@ def _sequence(found: Collectives, session: Ints, wanted: Mask) -> Ints:
     seq[~wanted] = NONE
     place = session * len(found.groups) + found.group
     without = wanted & (found.seq == NONE)
-    for number in np.unique(place[without]):
+    for number in unique_values(place[without]):
         rows = np.flatnonzero(wanted & (place == number))
         seq[rows] = align_by_order(found, rows)
     return seq
@@ -98,7 +98,7 @@ def _kinds_differ(match: Ints, kind: Ints, two_sided: Mask) -> Mask:
 
 
 def _peers_missing(found: Collectives) -> Mask:
-    present = set(np.unique(found.rank).tolist())
+    present = set(unique_values(found.rank).tolist())
     missing = [
         group.ranks is not None and len(present & set(group.ranks)) < min(2, len(group.ranks))
         for group in found.groups
@@ -128,5 +128,5 @@ def _count_unmatched(found: Collectives, reasons: dict[str, Mask]) -> tuple[Unma
         rows = mask & left
         left &= ~mask
         if rows.any():
-            counts.append(Unmatched(why, int(rows.sum()), tuple(np.unique(found.rank[rows]).tolist())))
+            counts.append(Unmatched(why, int(rows.sum()), tuple(unique_values(found.rank[rows]).tolist())))
     return tuple(counts)

@@ -8,8 +8,10 @@ import numpy as np
 
 from rankscope.analysis.core.cache import once_per_run
 from rankscope.analysis.core.collective_waits import waits
-from rankscope.analysis.core.device_events import UNKNOWN, device_events, ranks_in, texts, vocabulary, works
+from rankscope.analysis.core.device_events import UNKNOWN, device_events, ranks_in
 from rankscope.analysis.core.intervals import Ints
+from rankscope.analysis.core.names import all_names
+from rankscope.analysis.core.run_steps import step_numbers
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.core.step_times import periods
 from rankscope.analysis.critical_path.graph.device_nodes import device_nodes
@@ -21,7 +23,6 @@ from rankscope.analysis.critical_path.graph.nodes import (
     HostNodes,
     MatchedCollectives,
 )
-from rankscope.model import GPU_CATEGORIES, LAUNCH_CATEGORIES
 from rankscope.store.collectives.entries import Collectives
 from rankscope.store.run import Run
 
@@ -32,19 +33,18 @@ def graph_of(run: Run, scope: Scope) -> Graph:
     ranks = tuple(rank for rank in run.ranks if scope.ranks is None or rank in scope.ranks)
     number = np.full(max(ranks, default=0) + 1, NONE)
     number[list(ranks)] = np.arange(len(ranks))
-    names = _node_names(run)
-    raw = _device_columns(run, scope, names)
+    raw = _device_columns(run, scope)
     raw["rank"] = number[raw["rank"]]
     found = waits(run, scope)
     on_device, on_host = _in_graph(found.rows, number)
-    host_columns, launch = host_nodes(run, scope, raw, on_host, number, names)
+    host_columns, launch = host_nodes(run, scope, raw, on_host, number)
     device, lags = device_nodes(raw, launch, host_columns, on_device, number, len(ranks))
     host, lags = with_targets(host_columns, device, lags, len(ranks))
     matched = _matched_collectives(found.rows, len(found.transfer), on_host, device, host, number)
-    steps = tuple(s for (s,) in run.rows(f"SELECT DISTINCT step FROM steps WHERE {scope.where()} ORDER BY 1"))
+    steps = tuple(step_numbers(run, scope))
     return Graph(
         ranks,
-        names,
+        [*all_names(run), *OWN_NAMES],
         device,
         host,
         lags,
@@ -55,32 +55,23 @@ def graph_of(run: Run, scope: Scope) -> Graph:
     )
 
 
-def _node_names(run: Run) -> list[str]:
-    """The names of all nodes; a node refers to its name by an index into them."""
-    found = vocabulary(run, *GPU_CATEGORIES, "cpu_op", "user_annotation", *LAUNCH_CATEGORIES)
-    return sorted({*found, *OWN_NAMES})
-
-
 _COLUMNS = (
     "segment", "id", "track", "start", "end", "step", "kind", "launch", "launch_start", "launch_end", "launch_track",
 )  # fmt: skip
 
 
-def _device_columns(run: Run, scope: Scope, names: list[str]) -> dict[str, Any]:
+def _device_columns(run: Run, scope: Scope) -> dict[str, Any]:
     """Device activity by rank and start, with its launch call and the op it was launched for."""
-    number = {name: code for code, name in enumerate(names)}
-    of_work = np.array([number[name] for name in works(run)], dtype=np.int64)
-    of_text = np.array([number.get(name, NONE) for name in texts(run)], dtype=np.int64)
     parts = []
     for rank in ranks_in(run, scope):
         found = device_events(run, rank, scope)
         order = np.lexsort((found.id, found.start))
-        name, op = of_work[found.work[order]], found.op[order]
+        name, op = found.work[order], found.op[order]
         parts.append(
             {
                 "rank": np.full(len(found), rank),
                 "name": name,
-                "op": np.where(op == UNKNOWN, name, of_text[op]) if len(of_text) else name,
+                "op": np.where(op == UNKNOWN, name, op),
                 **{key: getattr(found, key)[order] for key in _COLUMNS},
             }
         )

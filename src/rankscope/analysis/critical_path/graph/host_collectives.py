@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from rankscope.analysis.core.intervals import Ints
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.critical_path.graph.nodes import NONE, Mask, event_key
+from rankscope.records import dataclass
 from rankscope.store.collectives.entries import Collectives
 from rankscope.store.run import Run
 
@@ -27,20 +26,16 @@ class HostCollectives:
     """The host ran no op at its end."""
 
 
-def host_collectives(
-    run: Run, scope: Scope, rows: Collectives, number: Ints, names: list[str]
-) -> HostCollectives:
+def host_collectives(run: Run, scope: Scope, rows: Collectives, number: Ints) -> HostCollectives:
     """The entries for `rows`, with their slices from the store."""
     if len(rows.rank) == 0:
         none = np.zeros(0, dtype=np.int64)
         return HostCollectives(rows, none, none, none, none.astype(bool))
     found = run.arrays(
         "SELECT s.rank::BIGINT AS rank, s.segment::BIGINT AS segment, s.id, s.start_ns AS start, "
-        "coalesce(n.code, 0) AS code FROM slices s "
+        "n.code FROM slices s "
         "JOIN collectives c ON c.rank = s.rank AND c.segment = s.segment AND c.id = s.id "
-        "LEFT JOIN (SELECT unnest(?::VARCHAR[]) AS name, unnest(range(?)) AS code) n ON n.name = s.name "
-        "WHERE c.place = 'host'",
-        [names, len(names)],
+        "JOIN internal.names n ON n.category = s.category AND n.name = s.name WHERE c.place = 'host'"
     )
     keys = event_key(found["rank"], found["segment"], found["id"])
     order = np.argsort(keys)

@@ -6,9 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from rankscope.analysis.core.device_events import ranks_in
+from rankscope.analysis.core.device_events import UNKNOWN, ranks_in
 from rankscope.analysis.core.host_spans import dataloader_spans
 from rankscope.analysis.core.intervals import Ints, intersect
+from rankscope.analysis.core.names import all_names
+from rankscope.analysis.core.run_steps import in_order_of_start, steps_in_scope
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.core.step_times import host_windows, recordings
 from rankscope.analysis.critical_path.graph.host_collectives import (
@@ -86,18 +88,15 @@ class _Collector:
 
 
 def host_nodes(
-    run: Run, scope: Scope, raw: dict[str, Any], on_host: Collectives, number: Ints, names: list[str]
+    run: Run, scope: Scope, raw: dict[str, Any], on_host: Collectives, number: Ints
 ) -> tuple[dict[str, Ints], Ints]:
     """The host nodes as columns, and the host node that launched each device event."""
     nodes = _Collector()
-    code = {name: index for index, name in enumerate(names)}
-    steps = run.arrays(
-        "SELECT rank::BIGINT AS rank, step::BIGINT AS step, start_ns AS start, start_ns + dur_ns AS stop, "
-        f"segment::BIGINT AS cycle FROM steps WHERE {scope.where()} ORDER BY rank, start_ns"
-    )
+    code = {name: len(all_names(run)) + place for place, name in enumerate(OWN_NAMES)}
+    steps = in_order_of_start(steps_in_scope(run, scope))
     who = number[steps["rank"]]
     same_rank = np.diff(who, prepend=NONE) == 0
-    new_cycle = same_rank & (np.diff(steps["cycle"], prepend=NONE) != 0)
+    new_cycle = same_rank & (np.diff(steps["segment"], prepend=NONE) != 0)
     before = np.where(new_cycle & (scope.steps is not None), _UNRECORDED, _BETWEEN)
     if scope.steps is None:
         _add_recordings(run, scope, nodes, number, code)
@@ -116,9 +115,9 @@ def host_nodes(
         target_low=raw["launch_start"][blocking], sync=1,
         file=raw["segment"][blocking], track=raw["launch_track"][blocking],
     )  # fmt: skip
-    _add_syncs(run, scope, nodes, number, code)
+    _add_syncs(run, scope, nodes, number)
     _add_data_waits(run, scope, nodes, number, code)
-    comm = host_collectives(run, scope, on_host, number, names)
+    comm = host_collectives(run, scope, on_host, number)
     _add_host_collectives(nodes, comm)
     host, place = nodes.sorted()
     chain_threads(host, comm)
@@ -137,16 +136,15 @@ def _add_recordings(run: Run, scope: Scope, nodes: _Collector, number: Ints, cod
         nodes.add(who, begin[1:], 0, _UNRECORDED, code[RECORDING_BEGINS])
 
 
-def _add_syncs(run: Run, scope: Scope, nodes: _Collector, number: Ints, code: dict[str, int]) -> None:
+def _add_syncs(run: Run, scope: Scope, nodes: _Collector, number: Ints) -> None:
     calls = waiting_calls(run, scope)
     calls = {key: values[calls["waits"] == 1] for key, values in calls.items()}
-    names = [code[name] for name in calls["name"].tolist()]
-    ops = [code.get(op, name) for op, name in zip(calls["op"].tolist(), names, strict=True)]
+    ops = np.where(calls["op"] == UNKNOWN, calls["name"], calls["op"])
     who = number[calls["rank"]]
     where = {"file": calls["segment"], "track": calls["track"]}
-    nodes.add(who, calls["start"], 5, _HOST, np.array(ops, dtype=np.int64), **where)
+    nodes.add(who, calls["start"], 5, _HOST, ops, **where)
     nodes.add(
-        who, calls["stop"], 6, _SYNC, np.array(names, dtype=np.int64),
+        who, calls["stop"], 6, _SYNC, calls["name"],
         target_low=calls["start"], sync=1, **where,
     )  # fmt: skip
 

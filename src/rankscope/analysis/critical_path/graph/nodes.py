@@ -12,11 +12,10 @@ the delay of an event is kept as its residual, so that a replay without changes 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from rankscope.analysis.core.intervals import Ints
+from rankscope.records import dataclass
 from rankscope.store.arrays import NONE as NONE
 from rankscope.store.arrays import Mask as Mask
 
