@@ -289,6 +289,8 @@ def check(options: Options, strict: bool) -> int:
     lines = figures.slower(last.parts["read"], now)
     for line in lines:
         print(f"warning: {line}")
+    if lines and figures.was_busy(now, usable_cores()):
+        print(f"Other programs are running (load {now.load_before:.1f}): measure again when they have ended")
     if not lines:
         print(f"No input is more than {figures.TOLERANCE:.0%} slower than in {LAST.relative_to(ROOT)}")
     return 1 if strict and lines else 0

@@ -156,9 +156,13 @@ def markdown(figures: Figures) -> str:
 def _circumstances(part: Part, cores: int) -> str:
     base = f"Ratio 1: {part.base}. " if part.base else ""
     load_text = f"{part.date}; load {part.load_before:.1f} before, {part.load_after:.1f} after."
-    # What was measured just before is in the load, too, and fills all cores at most.
-    busy = part.load_before > cores + 1
-    return base + load_text + (" Other programs were running: these figures are rough." if busy else "")
+    rough = " Other programs were running: these figures are rough." if was_busy(part, cores) else ""
+    return base + load_text + rough
+
+
+def was_busy(part: Part, cores: int) -> bool:
+    """Whether other programs ran. What was measured just before is in the load, too, and fills all cores at most."""
+    return part.load_before > cores + 1
 
 
 def write_between_markers(path: Path, text: str) -> None:

@@ -59,6 +59,17 @@ def test_the_gate_fails_only_when_it_is_strict(
     assert bench.check(OPTIONS, strict) == code
 
 
+def test_a_warning_on_a_busy_machine_says_so(
+    last: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = read_part(1.2)
+    now.load_before = 1000.0
+    monkeypatch.setattr(bench, "measure_part", lambda *_: now)
+    figures.save(Figures({"CPU": bench.cpu()}, {"read": read_part(1.0)}), last)
+    bench.check(OPTIONS, strict=False)
+    assert "Other programs are running (load 1000.0)" in capsys.readouterr().out
+
+
 def test_nothing_to_compare_with_is_no_failure(last: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert bench.check(OPTIONS, strict=True) == 0
     assert "--write makes it" in capsys.readouterr().out
