@@ -174,7 +174,7 @@ def _narrow(numbers: Numbers) -> NDArray[Any]:
 def _joined(pieces: list[NDArray[Any]]) -> NDArray[Any]:
     """Pieces one after the other; they are freed on the way. Equal numbers stay one number."""
     first = pieces[0]
-    if all(piece.strides[0] == 0 and piece[0] == first[0] for piece in pieces if len(piece)):
+    if first.ndim == 1 and all(piece.strides[0] == 0 and piece[0] == first[0] for piece in pieces if len(piece)):
         return np.broadcast_to(first[0].copy(), (sum(map(len, pieces)),)) if len(first) else first
     if len(pieces) == 1:
         return first
@@ -235,7 +235,10 @@ class EventLog:
             piece = _narrow(piece)
         elif name in _FEW:
             piece = piece.astype(np.int16, copy=False) if len(self._pool) < _MOST_FEW else piece
-        if name not in ("time", "duration") and len(piece) and (piece == piece[0]).all():
+        elif name in ("memory", "shapes", "time", "duration"):
+            self._pieces.setdefault(name, []).append(piece)
+            return
+        if len(piece) and (piece == piece[0]).all():
             piece = np.broadcast_to(piece[0].copy(), piece.shape)  # takes no memory
         self._pieces.setdefault(name, []).append(piece)
 
