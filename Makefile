@@ -6,7 +6,7 @@ STAMP := .venv/.installed
 TOOLS := .venv/.test-tools
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: help demo test tests test-fast test-all test-times coverage sanitize faults check bench exam docs clean
+.PHONY: help demo test tests test-fast test-all test-times coverage sanitize faults check bench bench-check exam docs clean
 .DEFAULT_GOAL := help
 
 help:
@@ -19,6 +19,7 @@ help:
 	@echo "make sanitize   the tests of the C parts, with AddressSanitizer and UndefinedBehaviorSanitizer"
 	@echo "make check      ruff, mypy --strict, import-linter; a user script under mypy and pyright; tsc"
 	@echo "make bench      rankscope against its peers, as ratios of one run"
+	@echo "make bench-check  the small ones: a warning where reading needs 10 % more CPU than in benchmarks/last.json"
 	@echo "make exam       plant faults in jobs and score the findings (docs/accuracy.md); under 25 minutes"
 	@echo "make docs       regenerate docs/commands.md, docs/store.md, the import graph and the notebook; build site/"
 
@@ -75,16 +76,17 @@ test-times: $(TOOLS)
 	sed -n -e 's/^[0-9.]*s call *\([^[]*\).*/\1/p' -e 's/^[0-9.]*s setup *\([^:]*\).*/\1/p' .venv/times.log |\
 	  sed 's/ *$$//' | sort -u >tests/slow.txt
 
+# Needs a quiet machine: every figure of benchmarks/last.json and docs/performance.md is measured anew.
 bench: $(STAMP)
-	$(BIN)/python benchmarks/ingest.py
-	$(BIN)/python benchmarks/ingest.py --scaling
+	$(BIN)/python benchmarks/bench.py --install-peers --write
 	$(BIN)/python benchmarks/analysis.py
 	$(BIN)/python benchmarks/analysis.py --scaling
-	$(BIN)/python benchmarks/analysis.py --hta
-	$(BIN)/python benchmarks/nsys.py
 	$(BIN)/python benchmarks/capture.py
 	$(BIN)/python benchmarks/trace_decorator.py
 	$(BIN)/python benchmarks/report.py
+
+bench-check: $(STAMP)
+	$(BIN)/python benchmarks/bench.py --check
 
 # Faults planted in 270 simulated and 34 real jobs; fails below the floor.
 exam: $(STAMP)

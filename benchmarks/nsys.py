@@ -1,31 +1,23 @@
-"""Reading an nsys export: rankscope ingest against `nsys stats` for two of its traces, in one run, as a ratio.
-
-    python benchmarks/nsys.py                     an export of 1 GB
-    python benchmarks/nsys.py --megabytes 100     a smaller one
-    python benchmarks/nsys.py --source FILE       made from another export
+"""nsys exports of any size for benchmarks, and what nsys is asked about them.
 
 The export is a real one whose rows are repeated, each copy later by the recording's length and with correlation
-ids of its own; it is kept in .bench for the next time. nsys is looked for on PATH and in .venv/nsight.
+ids of its own; it is kept in .bench for the next time.
 """
 
 from __future__ import annotations
 
-import argparse
 import lzma
-import os
 import shutil
 import sqlite3
-import sys
 from contextlib import closing
 from pathlib import Path
 
-from measure import Cost, measure
+from traces import ROOT, WORK
 
-ROOT = Path(__file__).parents[1]
-WORK = ROOT / ".bench"
 SOURCE = ROOT / "tests" / "data" / "nsys" / "gpt-h200" / "gpt.sqlite.xz"
-RANKSCOPE = [sys.executable, "-m", "rankscope"]
+TABLES = WORK / "nsys-tables"
 REPORTS = "cuda_gpu_trace,cuda_api_trace"
+STATS = f"nsys stats -r {REPORTS}"
 _SPAN_NS = 160_000_000
 _CORRELATIONS = 30_000
 _REPEATED = (
@@ -77,50 +69,38 @@ def _more_copies(connection: sqlite3.Connection, table: str, first: int, last: i
     )
 
 
-def find_nsys() -> str | None:
-    return shutil.which("nsys") or shutil.which(ROOT / ".venv" / "nsight" / "bin" / "nsys")
+def count_events(path: Path) -> int:
+    """Rows of the tables that were repeated."""
+    with closing(sqlite3.connect(path)) as connection:
+        tables = [name for (name,) in connection.execute("SELECT name FROM sqlite_master")]
+        counts = [
+            connection.execute(f"SELECT count(*) FROM {name}").fetchone()[0]
+            for name in _REPEATED
+            if name in tables
+        ]
+    return sum(counts)
 
 
-def show(what: str, cost: Cost, note: str) -> None:
-    print(
-        f"{what:<52} {cost.seconds:>8.1f} s {cost.cpu_seconds:>8.1f} s CPU {cost.peak_bytes / 1e9:>7.2f} GB   {note}",
-        flush=True,
-    )
+def stats_command(nsys: str, path: Path) -> list[object]:
+    shutil.rmtree(TABLES, ignore_errors=True)
+    TABLES.mkdir()
+    target = TABLES / "t"
+    return [
+        nsys,
+        "stats",
+        "-r",
+        REPORTS,
+        "--format",
+        "csv",
+        "--output",
+        target,
+        "--force-overwrite",
+        "true",
+        "-q",
+        path,
+    ]
 
 
-def compare(path: Path) -> None:
-    print(
-        f"{path.name}: {path.stat().st_size / 1e9:.2f} GB; load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores\n"
-    )
-    shutil.rmtree(WORK / "nsys-store", ignore_errors=True)
-    ours = measure([*RANKSCOPE, "ingest", path, "-o", WORK / "nsys-store", "--rank", f"0={path}"])
-    show("rankscope ingest (everything)", ours, f"{path.stat().st_size / 1e6 / ours.seconds:.0f} MB/s")
-    asked = measure([*RANKSCOPE, "stats", WORK / "nsys-store", "-r", "kernels,api"])
-    show("rankscope stats -r kernels,api, afterwards", asked, "")
-    nsys = find_nsys()
-    if nsys is None:
-        print("nsys is neither on PATH nor in .venv/nsight: not compared")
-        return
-    shutil.rmtree(WORK / "nsys-tables", ignore_errors=True)
-    (WORK / "nsys-tables").mkdir()
-    tables = WORK / "nsys-tables" / "t"
-    theirs = measure([nsys, "stats", "-r", REPORTS, "--format", "csv", "--output", tables, "-q", path])
-    written = sum(file.stat().st_size for file in tables.parent.iterdir())
-    if written < path.stat().st_size // 100:  # it exits with 0 when it writes nothing
-        sys.exit(f"nsys stats wrote only {written:,} bytes")
-    show(f"nsys stats -r {REPORTS}", theirs, f"ours needs {ours.seconds / theirs.seconds:.2f} of that")
-    print(f"\nload afterwards: {os.getloadavg()[0]:.1f}")
-
-
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--megabytes", type=int, default=1000, help="size of the export (default: 1000)")
-    parser.add_argument("--source", type=Path, default=SOURCE, help="the export whose rows are repeated")
-    args = parser.parse_args()
-    WORK.mkdir(exist_ok=True)
-    if args.source.is_file():
-        compare(make_export(args.source, args.megabytes))
-    else:
-        print(f"there is no {args.source}: nothing to measure; name an nsys export with --source")
+def wrote_tables(path: Path) -> bool:
+    """nsys stats also exits with 0 when it writes nothing."""
+    return sum(file.stat().st_size for file in TABLES.iterdir()) >= path.stat().st_size // 100

@@ -15,9 +15,9 @@ import shutil
 import time
 from pathlib import Path
 
-from ingest import RANKSCOPE, WORK
 from measure import measure
 from rankscope.units import parse_count
+from traces import RANKSCOPE, WORK
 
 BOUNDS = {"seconds": 10.0, "memory": 1e9, "size": 3e6}
 

@@ -9,12 +9,12 @@ import shlex
 import shutil
 import subprocess
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 from rankscope.atomic_files import unique_name
 from rankscope.errors import ToolError
+from rankscope.records import dataclass
 
 _PRODUCTS = {"nsys": "Nsight Systems", "ncu": "Nsight Compute"}
 _VERSION = re.compile(r"[Vv]ersion (\d+(?:\.\d+)+)")

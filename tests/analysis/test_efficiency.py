@@ -8,6 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import pytest
 
 from conftest import DATA, kernel_event, open_trace, slice_event, write_kineto
@@ -16,7 +17,7 @@ from rankscope.analysis.core.machine import Machine, given_ceilings
 from rankscope.analysis.core.result import Remedy, Result
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.core.step_times import periods
-from rankscope.analysis.efficiency.mfu import on_tensor_cores
+from rankscope.analysis.efficiency.mfu import _OTHER_KERNEL, _TENSOR_CORE_KERNEL, on_tensor_cores
 from rankscope.analysis.within_rank.flops import FORMULAS, work_of
 from rankscope.analysis.within_rank.op_work import op_work
 from rankscope.bench.synthetic import Plan, write
@@ -369,6 +370,22 @@ def test_tensor_cores_by_name() -> None:
           "cutlass_80_simt_sgemm_128x64_8x5_tn_align1", "void layer_norm_1688<float>x"]  # fmt: skip
     assert [name for name in yes if not on_tensor_cores(name)] == []
     assert [name for name in no[:-1] if on_tensor_cores(name)] == []
+    # The same expressions in DuckDB, which matches the names of a run.
+    more = [
+        "sgemm_tf32_a",
+        "sgemm_tf3",
+        "sgemm_t",
+        "sgemm_",
+        "x_dgemm_tf32",
+        "x_dgemm_tx_1688 x",
+        "hmma_sgemm_tf32",
+    ]
+    for name in (*yes, *no, *more):
+        ((in_sql,),) = duckdb.execute(
+            "SELECT regexp_matches($1, $2) AND NOT regexp_matches($1, $3)",
+            [name, _TENSOR_CORE_KERNEL, _OTHER_KERNEL],
+        ).fetchall()
+        assert in_sql == on_tensor_cores(name), name
 
 
 def test_devices() -> None:

@@ -42,8 +42,8 @@ class Tables:
             execute(f"CREATE TABLE {table.name} (rank INTEGER, segment INTEGER, {columns})")
         for rank, path in dumps.items():
             reading = FLIGHT_READER.open(path)
-            for batch in reading.batches():
-                batch.close()
+            for events in reading.batches():
+                events.close()
             for table, batch in reading.further():
                 execute(f"INSERT INTO {table.name} SELECT {rank}, 0, * FROM ({batch.select()})")
                 batch.close()

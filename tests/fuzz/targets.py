@@ -23,12 +23,13 @@ from typing import Any
 import duckdb
 
 from conftest import kernel_event, kineto_text, slice_event
+from event_rows import plain
 from flight_dumps import dump, op
 from fuzz.codes import Codes
 from fuzz.events import odd_events
 from fuzz.json_text import events_text
 from fuzz.open_run import parameters, sql
-from kineto_columns import plain, same_or_refused, scanned
+from kineto_columns import same_or_refused, scanned
 from nsys_files import ExportFile
 from rankscope import native
 from rankscope.analysis import REPORTS

@@ -11,8 +11,6 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from rankscope import units
-from rankscope.atomic_files import unique_name
 from rankscope.errors import StoreError, UsageError
 from rankscope.visible_text import unchecked
 
@@ -178,9 +176,8 @@ def open_run(args: argparse.Namespace, comm_patterns: tuple[str, ...] = (), pref
 
 def expect_reading(args: argparse.Namespace) -> None:
     """If traces must be read, start a reading process now, so that it loads while this one does."""
-    from rankscope.readers import looks_like_a_trace
+    _import_numpy_with_one_thread()
     from rankscope.store.layout import INDEX_FILE, store_folder
-    from rankscope.store.pool import need_no_worker, start_early
 
     paths = args.run if isinstance(args.run, list) else [args.run]
     if (
@@ -188,6 +185,9 @@ def expect_reading(args: argparse.Namespace) -> None:
         or (store_folder(paths, None, args.cache) / INDEX_FILE).exists()
     ):
         return
+    from rankscope.readers import looks_like_a_trace
+    from rankscope.store.pool import need_no_worker, start_early
+
     files = [file for path in paths for file in (path.iterdir() if path.is_dir() else [path])]
     if not need_no_worker([file for file in files if looks_like_a_trace(file)]):
         use_tools(args)
@@ -196,6 +196,8 @@ def expect_reading(args: argparse.Namespace) -> None:
 
 def use_tools(args: argparse.Namespace) -> None:
     """--nsys PATH and --ncu PATH, for the processes that read the files."""
+    if not args.nsys and not args.ncu:
+        return
     from rankscope import tools
 
     if args.nsys:
@@ -234,10 +236,12 @@ def _say_what_was_read(ingested: Ingested, started: float, quiet: bool) -> None:
     for problem in ingested.problems:
         print(f"rankscope: {problem}", file=sys.stderr)
     if ingested.read and not quiet:
+        from rankscope.units import format_bytes
+
         size = sum(entry.manifest["source"]["bytes"] for entry in ingested.read)
         count = len(ingested.read)
         print(
-            f"Read {count} file{'s' * (count > 1)} ({units.format_bytes(size)}) in "
+            f"Read {count} file{'s' * (count > 1)} ({format_bytes(size)}) in "
             f"{time.monotonic() - started:.1f} s into {ingested.store}",
             file=sys.stderr,
         )
@@ -280,11 +284,15 @@ class Progress:
         self._drawn = True
 
     def _line(self, done: int, elapsed: float, doing: str) -> str:
+        from rankscope.units import format_bytes
+
         share = done / self._total if self._total else 1.0
         rate = done / elapsed
         left = (self._total - done) / rate if rate else 0.0
         what = doing if share >= 1 else f"{left:.0f} s left"
-        of = f"{self._files} file{'s' * (self._files > 1)}: {100 * share:.0f} % of {units.format_bytes(self._total)}"
+        of = (
+            f"{self._files} file{'s' * (self._files > 1)}: {100 * share:.0f} % of {format_bytes(self._total)}"
+        )
         return f"Reading {of}, {rate / 1e6:.0f} MB/s, {what}"
 
     def end(self) -> None:
@@ -312,6 +320,8 @@ def check_target(path: Path, force: bool) -> None:
 @contextlib.contextmanager
 def replacing(target: Path) -> Iterator[Path]:
     """A temporary file beside `target`: renamed to it at the end, removed after an error."""
+    from rankscope.atomic_files import unique_name
+
     temporary = target.with_name(f".{target.name}.{unique_name()}")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -23,7 +23,6 @@ from rankscope.cli.common import (
     show,
 )
 from rankscope.errors import UsageError
-from rankscope.units import parse_count
 
 if TYPE_CHECKING:
     from rankscope.analysis.core.report import Report
@@ -173,6 +172,8 @@ def _wanted(args: argparse.Namespace, names: list[str]) -> list[tuple[str, int |
     """Reports with the number of rows to show of each (None for all)."""
     shown: int | None = DEFAULT_ROWS if args.format in ("table", "markdown") else None
     if args.top:
+        from rankscope.units import parse_count
+
         shown = None if args.top == "all" else parse_count(args.top)
     if args.report is None and args.compat:
         return [(name, shown) for name in names]

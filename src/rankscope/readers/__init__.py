@@ -38,6 +38,7 @@ __all__ = [
     "looks_like_a_trace",
     "one_file",
     "open_part",
+    "readers",
     "report_of",
 ]
 

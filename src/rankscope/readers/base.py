@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from rankscope.model import Table
+from rankscope.records import dataclass
 
 if TYPE_CHECKING:
     from rankscope.readers.columns import EventColumns

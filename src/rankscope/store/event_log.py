@@ -26,6 +26,11 @@ from rankscope.store.parquet_writer import Numbers as NumberChunk
 _WITH_ARGS_PHASES = ("M", "C")
 _WITH_ARGS_NAMES = re.compile(rf"(?:{HOST_COLLECTIVE_PATTERN.removeprefix('(?i)')})|^c10d::", re.IGNORECASE)
 """Names of threads and processes, counters, and collectives: tables are made from the arguments of these events."""
+_FEW = ("phase", "category", "pid", "tid")
+"""Columns with few distinct texts. Their codes are small if they appear early; then two bytes hold each."""
+_MOST_FEW = 1 << 15
+_NARROW_NULL = -(1 << 31)
+"""Stands for null in a sparse column of four bytes each."""
 _CODES = ("phase", "category", "name", "pid", "tid")
 _SPARSE = ("correlation", "external_id", "device", "stream", "bytes")
 
@@ -75,7 +80,12 @@ class Events:
 
     def number(self, column: str, events: NDArray[Any]) -> Numbers:
         """A sparse column for these events: `correlation`, `device`, …; NULL where they have none."""
-        return self._looked_up(getattr(self, column), events, NULL)
+        found = self._looked_up(getattr(self, column), events, NULL)
+        if found.dtype == np.int64:
+            return found
+        wide = found.astype(np.int64)
+        wide[found == _NARROW_NULL] = NULL
+        return wide
 
     def collective_of(self, events: NDArray[Any]) -> Codes:
         """The codes of their collectives' names, or NO_TEXT."""
@@ -89,7 +99,8 @@ class Events:
         return place
 
     def _looked_up(self, values: NDArray[Any], events: NDArray[Any], missing: int) -> NDArray[Any]:
-        found: NDArray[Any] = np.append(values, values.dtype.type(missing))[self._place[events]]
+        null = _NARROW_NULL if missing == NULL and values.dtype == np.int32 else missing
+        found: NDArray[Any] = np.append(values, values.dtype.type(null))[self._place[events]]
         return found
 
     def has_text(self, codes: NDArray[Any], wanted: Collection[str]) -> Mask:
@@ -151,6 +162,39 @@ def _kept(columns: EventColumns, texts: list[str]) -> dict[int, str]:
     return {index: args for index, args in kept if args is not None}
 
 
+def _narrow(numbers: Numbers) -> NDArray[Any]:
+    """The numbers in four bytes each, if they fit."""
+    null = numbers == NULL
+    small = np.where(null, 0, numbers)
+    if len(numbers) == 0 or small.min() <= _NARROW_NULL or small.max() > -_NARROW_NULL - 1:
+        return numbers
+    return np.where(null, np.int32(_NARROW_NULL), small.astype(np.int32))
+
+
+def _joined(pieces: list[NDArray[Any]]) -> NDArray[Any]:
+    """Pieces one after the other; they are freed on the way. Equal numbers stay one number."""
+    first = pieces[0]
+    if first.ndim == 1 and all(piece.strides[0] == 0 and piece[0] == first[0] for piece in pieces if len(piece)):
+        return np.broadcast_to(first[0].copy(), (sum(map(len, pieces)),)) if len(first) else first
+    if len(pieces) == 1:
+        return first
+    if len({piece.dtype for piece in pieces}) > 1 and any(piece.dtype == np.int64 for piece in pieces):
+        pieces = [_wide(piece) for piece in pieces]
+    joined = np.empty((sum(map(len, pieces)), *first.shape[1:]), dtype=np.result_type(*pieces))
+    at = 0
+    while pieces:
+        piece = pieces.pop(0)
+        joined[at : at + len(piece)] = piece
+        at += len(piece)
+    return joined
+
+
+def _wide(numbers: NDArray[Any]) -> NDArray[Any]:
+    if numbers.dtype == np.int64:
+        return numbers
+    return np.where(numbers == _NARROW_NULL, NULL, numbers.astype(np.int64))
+
+
 class EventLog:
     """Collects batches in file order."""
 
@@ -187,6 +231,15 @@ class EventLog:
         return not self._pieces
 
     def _add(self, name: str, piece: NDArray[Any]) -> None:
+        if name in _SPARSE:
+            piece = _narrow(piece)
+        elif name in _FEW:
+            piece = piece.astype(np.int16, copy=False) if len(self._pool) < _MOST_FEW else piece
+        elif name in ("memory", "shapes", "time", "duration"):
+            self._pieces.setdefault(name, []).append(piece)
+            return
+        if len(piece) and (piece == piece[0]).all():
+            piece = np.broadcast_to(piece[0].copy(), piece.shape)  # takes no memory
         self._pieces.setdefault(name, []).append(piece)
 
     def events(self) -> Events:
@@ -194,5 +247,5 @@ class EventLog:
         columns = {}
         for name in list(self._pieces):
             pieces = self._pieces.pop(name)
-            columns[name] = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+            columns[name] = _joined(pieces)
         return Events(texts=list(self._pool), args=self._args, **columns)

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 
 from rankscope.atomic_files import unique_name
 from rankscope.errors import EmptyTraceError, NotATraceError, RankscopeError, StoreError
 from rankscope.host import available_memory_bytes, usable_cores
 from rankscope.private_files import make_private_folder
+from rankscope.records import dataclass
 from rankscope.store.checksums import damage
 from rankscope.store.incoming import clean, exclusive, has_abandoned, incoming_folder, publishing
 from rankscope.store.layout import (
@@ -25,7 +26,6 @@ from rankscope.store.layout import (
     store_folder,
     traces_elsewhere,
 )
-from rankscope.store.pool import run_tasks, text_bytes
 from rankscope.store.rank_assignment import ALONE, BESIDE, Assignment, assign, keep, refuse_overlaps
 from rankscope.store.worker import Task
 
@@ -242,6 +242,8 @@ def _read(
     incoming: Path, wanted: list[Assignment], jobs: int | None, watch: Watch
 ) -> dict[Assignment, _Outcome]:
     """Read files in worker processes, each into a folder of its own."""
+    from rankscope.store.pool import run_tasks  # late: the readers take long to import
+
     if not wanted:
         return {}
     jobs, threads = _share_machine([place.path for place in wanted], jobs)
@@ -281,6 +283,8 @@ def _outcome(
 
 def _share_machine(files: Sequence[Path], jobs: int | None) -> tuple[int, int]:
     """The number of files at a time, and threads for each."""
+    from rankscope.store.pool import text_bytes
+
     cores = usable_cores()
     needed = _WORKER_BYTES + max((text_bytes(path) for path in files if path.is_file()), default=0) // 2
     most = max(1, min(cores, available_memory_bytes() // 2 // needed))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import replace
-from statistics import median
 from typing import Any
 
 from rankscope.analysis.core.result import Column, Found, Result
@@ -106,6 +105,8 @@ def _ranks(summary: Result, width: int, color: bool) -> list[str]:
         *(c for c in summary.columns if c.name != "rank"),
     )
     rows = []
+    from statistics import median  # late: for many ranks only
+
     for label, pick in (("lowest", min), ("median", median), ("highest", max)):
         known = {name: [row[name] for row in summary.rows if row[name] is not None] for name in names}
         row: dict[str, Any] = {name: pick(values) if values else None for name, values in known.items()}

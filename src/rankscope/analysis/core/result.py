@@ -5,10 +5,10 @@ Views turn a Result into a terminal table, CSV, JSON or Markdown; no analysis dr
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, field, fields, replace
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, Literal, overload
 
 from rankscope.records import dataclass
 
@@ -121,6 +121,39 @@ Row = Mapping[str, Any]
 """By column name. The type of a value depends on its column; None means 'not known', never 0."""
 
 
+class ColumnRows(Sequence[Row]):
+    """Rows that exist only while they are looked at: a table of a million names shows twenty."""
+
+    def __init__(self, columns: Mapping[str, Any]) -> None:
+        """`columns` are arrays of the same length."""
+        self._columns = dict(columns)
+
+    def __len__(self) -> int:
+        return len(next(iter(self._columns.values())))
+
+    @overload
+    def __getitem__(self, at: int) -> Row: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> ColumnRows: ...
+
+    def __getitem__(self, at: int | slice) -> Row | ColumnRows:
+        if isinstance(at, slice):
+            return ColumnRows({name: values[at] for name, values in self._columns.items()})
+        return MappingProxyType(
+            {name: values[at : at + 1 or None].tolist()[0] for name, values in self._columns.items()}
+        )
+
+    def __iter__(self) -> Iterator[Row]:
+        for row in zip(*(values.tolist() for values in self._columns.values()), strict=True):
+            yield MappingProxyType(dict(zip(self._columns, row, strict=True)))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and [*self] == [*other]
+
+    __hash__ = None  # type: ignore[assignment]
+
+
 @dataclass(frozen=True)
 class Result:
     """A named table. It cannot be changed: the run's cache returns the same Result again."""
@@ -131,7 +164,7 @@ class Result:
     """What the figures cover: 'whole file', or 'steps 3:5'."""
     columns: tuple[Column, ...]
     rows: Sequence[Row]
-    """A tuple of read-only mappings, whatever sequence of mappings it is made from."""
+    """A tuple of read-only mappings, whatever sequence of mappings it is made from; or ColumnRows, as they are."""
     findings: tuple[Finding, ...] = ()
     notes: tuple[str, ...] = ()
     """What was left out and why, what was inferred, which option would record what is missing."""
@@ -141,6 +174,8 @@ class Result:
     """Figures of the whole run, by machine name: 'step_ns'."""
 
     def __post_init__(self) -> None:
+        if isinstance(self.rows, ColumnRows):
+            return
         rows = tuple(row if type(row) is MappingProxyType else MappingProxyType(row) for row in self.rows)
         object.__setattr__(self, "rows", rows)
 

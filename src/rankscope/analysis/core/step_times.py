@@ -7,7 +7,7 @@ The store computes the times of a step once, when a trace is read (store/step_ti
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from statistics import fmean, median
+from math import fsum
 
 import numpy as np
 
@@ -95,7 +95,7 @@ def run_step_times(run: Run, scope: Scope) -> dict[int, float]:
     for period in periods(run, scope):
         if period.step is not None:
             times.setdefault(period.step, []).append(period.dur_ns)
-    return {step: fmean(own) for step, own in sorted(times.items())}
+    return {step: fsum(own) / len(own) for step, own in sorted(times.items())}
 
 
 def run_step(run: Run, scope: Scope) -> TypicalStep:
@@ -108,11 +108,11 @@ def mean_step_ns(run: Run, scope: Scope) -> float:
     """The mean time over all ranks and steps in scope; without steps, what was recorded of a rank, over the ranks."""
     steps = [period.dur_ns for period in periods(run, scope) if period.step is not None]
     if steps:
-        return fmean(steps)
+        return fsum(steps) / len(steps)
     recorded: dict[int, int] = {}
     for period in periods(run, scope):
         recorded[period.rank] = recorded.get(period.rank, 0) + period.dur_ns
-    return fmean(recorded.values()) if recorded else 0.0
+    return fsum(recorded.values()) / len(recorded) if recorded else 0.0
 
 
 def _first_of_cycles(found: Iterable[Period]) -> set[int]:
@@ -124,12 +124,18 @@ def _first_of_cycles(found: Iterable[Period]) -> set[int]:
     return {period.step for period in first.values() if period.step is not None}
 
 
+def median_of(values: Sequence[float]) -> float:
+    """As statistics.median and np.median, without the modules that these import."""
+    ordered, half = sorted(values), len(values) // 2
+    return ordered[half] if len(values) % 2 else (ordered[half - 1] + ordered[half]) / 2
+
+
 def _typical(times: Sequence[tuple[int | None, float]], firsts: set[int]) -> TypicalStep:
     others = [time for step, time in times if step not in firsts]
-    limit = SLOW_FIRST_STEP * median(others) if others else float("inf")
+    limit = SLOW_FIRST_STEP * median_of(others) if others else float("inf")
     slow = [step for step, time in times if step is not None and step in firsts and time > limit]
     kept = [time for step, time in times if step not in slow]
-    return TypicalStep(round(median(kept)) if kept else None, tuple(sorted(slow)))
+    return TypicalStep(round(median_of(kept)) if kept else None, tuple(sorted(slow)))
 
 
 @dataclass(frozen=True)

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from statistics import median
 
 from rankscope.analysis.core.cache import once_per_run
 from rankscope.analysis.core.gpu_counts import gpu_counts
 from rankscope.analysis.core.lost_kernels import kernels_end_in
 from rankscope.analysis.core.run_steps import in_order_of_start, steps_in_scope
 from rankscope.analysis.core.scope import Scope
-from rankscope.analysis.core.step_times import SLOW_FIRST_STEP, run_step, run_step_times
+from rankscope.analysis.core.step_times import SLOW_FIRST_STEP, median_of, run_step, run_step_times
 from rankscope.analysis.health.contents import understood
 from rankscope.capture.run_folder import rank_manifests
 from rankscope.ranges import as_ranges
@@ -140,7 +139,7 @@ def _incomplete_last_steps(run: Run, scope: Scope) -> list[tuple[int, int]]:
     found = []
     for (rank, segment), step in sorted(last.items()):
         counts = [events[row] for row in rows if row[0] == rank]
-        if len(counts) > 2 and events[rank, segment, step] < _COMPLETE_STEP * median(counts):
+        if len(counts) > 2 and events[rank, segment, step] < _COMPLETE_STEP * median_of(counts):
             found.append((rank, step))
     return found
 

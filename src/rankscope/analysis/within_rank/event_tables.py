@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rankscope.analysis.core.notes import gpu_outside_steps, left_out, slices_outside_steps
-from rankscope.analysis.core.result import Column, Result
+from rankscope.analysis.core.result import Column, ColumnRows, Result
 from rankscope.analysis.core.scope import Scope
 from rankscope.model import LAUNCH_CATEGORIES
 from rankscope.sql import sql_texts
@@ -28,14 +28,14 @@ _BY_RANK = (Column("rank"),)
 def kernels(run: Run, scope: Scope, by: str | None = None) -> Result:
     """GPU kernels by name; the memcpy report has copies and fills."""
     rank, group = _rank_columns(by)
-    rows = run.records(
+    found = run.arrays(
         f"SELECT {rank} name, first(class) AS class, 0.0 AS time_pct, {_STATISTICS.format(count='instances')} "
         f"FROM gpu WHERE category = 'kernel' AND {scope.where()} GROUP BY {group} name "
         f"ORDER BY total_ns DESC, {group} name"
     )
-    total = sum(row["total_ns"] for row in rows)
-    for row in rows:
-        row["time_pct"] = 100 * row["total_ns"] / total if total else 0.0
+    if total := int(found["total_ns"].sum()):
+        found["time_pct"] = 100 * found["total_ns"] / total
+    rows = ColumnRows(found)
     columns = (
         *(_BY_RANK if by == "rank" else ()),
         Column("name", at_end=True),
@@ -45,7 +45,7 @@ def kernels(run: Run, scope: Scope, by: str | None = None) -> Result:
         Column("instances", "count"),
         *_NUMBERS,
     )
-    inside = sum(row["instances"] for row in rows)
+    inside = int(found["instances"].sum())
     notes = left_out(run, scope) + gpu_outside_steps(run, scope, inside, "kernels", category="kernel")
     if not rows:
         notes.append("no kernels in the window; ProfilerActivity.CUDA records them")

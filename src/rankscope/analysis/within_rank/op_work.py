@@ -130,6 +130,9 @@ def _candidates(run: Run, scope: Scope, signatures: list[tuple[Any, ...]]) -> di
         WHERE {scope.where("o")}
         ORDER BY place, start, "end" DESC, number
     """
+    if not signatures:
+        columns = ("number", "place", "rank", "step", "start", "end", "signature")
+        return {name: np.empty(0, dtype=np.int64) for name in columns}
     names, shapes = ([row[column] for row in signatures] for column in range(2))
     return run.arrays(sql, [names, shapes, len(signatures)])
 

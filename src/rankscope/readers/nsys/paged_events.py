@@ -41,6 +41,26 @@ _EXACT = 1 << 53
 
 
 @dataclass(frozen=True)
+class DistinctRows:
+    """The rows of a piece."""
+
+    codes: Codes
+    """For each row, which of the distinct rows it is."""
+    values: dict[str, Any]
+    """Of the distinct rows, for DuckDB."""
+    numbers: dict[str, Numbers]
+    """Of each row."""
+    own: Numbers | None
+    """The number in the arguments of each row that hardly any other row has."""
+
+    @property
+    def name_ids(self) -> list[int]:
+        """The ids of all strings that are names of these rows."""
+        ids = np.unique(self.values.get("name", np.empty(0, dtype=np.int64)))
+        return [number for number in ids.tolist() if number != NULL]
+
+
+@dataclass(frozen=True)
 class PagedSource:
     """A source and the pages of its table."""
 
@@ -49,25 +69,30 @@ class PagedSource:
     columns: dict[str, str | None]
     """Name of a value -> its column, or None if it is null."""
 
-    def read(self, piece: Piece, where: str, strings: str, processes: Sequence[int]) -> EventColumns:
-        """The events of a piece. `where` is SQL over r.
-
-        Raises ValueError, or an error of DuckDB, where values are unusual: then sqlite has to read them.
-        """
+    def distinct_rows(self, piece: Piece) -> DistinctRows:
+        """The rows of a piece. Raises ValueError where values are unusual: then sqlite has to read them."""
         numbers, texts = self._scan(piece)
         own = _rates(numbers) if self.source.rate else numbers.get(ROW)
         keys = self._keys(numbers, texts, own)
         codes, firsts = (
             np.frombuffer(one, np.int32) for one in native.functions.distinct_rows(tuple(keys.values()))
         )
-        rows = self._rows({name: key[firsts] for name, key in keys.items()}, texts, firsts)
+        values = self._rows({name: key[firsts] for name, key in keys.items()}, texts, firsts)
+        return DistinctRows(codes, values, numbers, own)
+
+    def events(self, rows: DistinctRows, where: str, strings: str, processes: Sequence[int]) -> EventColumns:
+        """The events of rows. `where` is SQL over r, `strings` SQL for their names.
+
+        Raises ValueError, or an error of DuckDB, where values are unusual.
+        """
         duckdb = connection()
-        duckdb.register(_RELATION, rows)
+        duckdb.register(_RELATION, rows.values)
         try:
-            distinct = columns_of(self.source.select(self._relation(rows, where), strings, processes))
+            distinct = columns_of(self.source.select(self._relation(rows.values, where), strings, processes))
         finally:
             duckdb.unregister(_RELATION)
-        return _repeat(distinct, _events_of(distinct, len(firsts))[codes], numbers, own, self.source)
+        events = _events_of(distinct, len(rows.values["start"]))[rows.codes]
+        return _repeat(distinct, events, rows.numbers, rows.own, self.source)
 
     def _scan(self, piece: Piece) -> tuple[dict[str, Numbers], dict[str, TextColumn]]:
         """The values by their names."""

@@ -9,9 +9,10 @@ from __future__ import annotations
 import json
 import re
 import weakref
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,7 @@ from rankscope.sql import sql_name
 ROWS_PER_BATCH = 200_000
 _MANY_STRINGS = 50_000
 _LONGEST_STRING = 100_000
+_IDS_AT_A_TIME = 10_000
 _API_VERSION = re.compile(r"^(.+?)(_v\d{4,})$")
 
 
@@ -58,6 +60,30 @@ class Strings:
         path = file.write(b"\n".join(_string_record(number, text) for number, text in rows) or b"{}")
         columns = "{id: 'BIGINT', text: 'VARCHAR', name: 'VARCHAR', version: 'VARCHAR'}"
         self.sql = f"read_json({path}, format='newline_delimited', columns={columns}, auto_detect=false)"
+
+
+class StringTable:
+    """The strings that a table refers to, looked up when they are needed."""
+
+    def __init__(self, find: Callable[[Sequence[int] | None], list[tuple[int, str]]]) -> None:
+        """`find` gives the strings with these ids, or all that the rows of a table refer to."""
+        self._find = find
+        self._known: dict[int, str | None] = {}
+
+    @cached_property
+    def all(self) -> Strings:
+        return Strings(self._find(None))
+
+    def of(self, ids: Sequence[int]) -> Strings:
+        unseen = [number for number in ids if number not in self._known]
+        if unseen:
+            rows = self._find(unseen)
+            found = dict(rows)
+            if len(found) < len(rows):
+                raise ValueError("ids of strings are not distinct")
+            self._known |= {number: found.get(number) for number in unseen}
+        known = ((number, self._known[number]) for number in ids)
+        return Strings([(number, text) for number, text in known if text is not None])
 
 
 def _string_record(number: int, text: str) -> bytes:
@@ -77,7 +103,7 @@ class NsysBatch:
     rows: tuple[int, int]
     where: str
     """SQL with names of values in braces."""
-    strings: Strings
+    strings: StringTable
     report: ReadReport
     file: MemoryFile
     processes: tuple[int, ...]
@@ -86,11 +112,11 @@ class NsysBatch:
     piece: Piece | None
 
     def select(self) -> str:
-        return self.source.select(self._rows(lenient=False), self.strings.sql, self.processes)
+        return self.source.select(self._rows(lenient=False), self.strings.all.sql, self.processes)
 
     def select_repaired(self) -> str:
         self.report.repaired(f"{self.source.table}: values that are not numbers")
-        return self.source.select(self._rows(lenient=True), self.strings.sql, self.processes)
+        return self.source.select(self._rows(lenient=True), self.strings.all.sql, self.processes)
 
     def columns(self) -> EventColumns:
         columns = self.columns_from_pages()
@@ -104,7 +130,9 @@ class NsysBatch:
             return None
         where = self.where.format(**{name: f"r.{name}" for name in self.values})
         with suppress(ValueError, duckdb.Error):
-            return self.paged.read(self.piece, where, self.strings.sql, self.processes)
+            rows = self.paged.distinct_rows(self.piece)
+            strings = self.strings.of(rows.name_ids)
+            return self.paged.events(rows, where, strings.sql, self.processes)
         return None
 
     def close(self) -> None:
@@ -179,8 +207,7 @@ class NsysReading:
         export = self._export
         every = [*event_sources(export), *nvtx_sources(export)]
         sources = [source for source in every if source.found_in(export)]
-        strings = Strings(_event_strings(export, sources))
-        metrics = Strings(_metric_names(export))
+        strings = {source.table: _string_table(export, source) for source in sources}
         for source in every:
             columns, count = source.lacking_in(export)
             if count:
@@ -199,14 +226,13 @@ class NsysReading:
             values = source.sqlite_values(export)
             where = [source.where] if source.where else []
             where += self._of_process(source, values)
-            names = metrics if source.table == "GPU_METRICS" else strings
             yield NsysBatch(
                 self._path,
                 source,
                 values,
                 rows,
                 " AND ".join(where),
-                names,
+                strings[source.table],
                 self.report,
                 MemoryFile(),
                 processes,
@@ -292,25 +318,46 @@ def _group(export: NsysExport, part: str) -> ProcessGroup:
     return ProcessGroup(None, "", None, frozenset().union(*(g.pids for g in groups)), merged=len(groups))
 
 
-def _event_strings(export: NsysExport, sources: list[Source]) -> list[tuple[int, str]]:
-    """Names of events. Recorded environments and program output are also strings; they are left out."""
+def _string_table(export: NsysExport, source: Source) -> StringTable:
+    if source.table != "GPU_METRICS":
+        return StringTable(partial(_event_strings, export.path, source))
+    names = _metric_names(export)
+    return StringTable(lambda ids: names)
+
+
+def _event_strings(path: Path, source: Source, ids: Sequence[int] | None) -> list[tuple[int, str]]:
+    """Names of events: those with these ids, or all. Recorded environments and program output are left out."""
+    with closing(open_export(path)) as export:
+        where = _is_name(export)
+        if ids is None:
+            ((count,),) = export.rows("SELECT count(*) FROM StringIds")
+            if count > _MANY_STRINGS:
+                where += f" AND id IN ({_referenced(export, source)})"
+            return _strings(export, where)
+        pieces = (ids[start : start + _IDS_AT_A_TIME] for start in range(0, len(ids), _IDS_AT_A_TIME))
+        return [
+            row
+            for some in pieces
+            for row in _strings(export, f"{where} AND id IN ({', '.join(map(str, some))})")
+        ]
+
+
+def _is_name(export: NsysExport) -> str:
     where = f"length(CAST(value AS BLOB)) < {_LONGEST_STRING} AND instr(CAST(value AS BLOB), x'00') = 0"
     if export.has("ProcessStreams", "contentId"):
         where += " AND id NOT IN (SELECT contentId FROM ProcessStreams WHERE contentId IS NOT NULL)"
-    ((count,),) = export.rows("SELECT count(*) FROM StringIds")
-    if count > _MANY_STRINGS:
-        where += f" AND id IN ({_referenced(export, sources)})"
+    return where
+
+
+def _strings(export: NsysExport, where: str) -> list[tuple[int, str]]:
     rows = export.rows(f"SELECT id, value FROM StringIds WHERE {where}")
     return [(number, export.text(value)) for number, value in rows]
 
 
-def _referenced(export: NsysExport, sources: list[Source]) -> str:
-    """SQL for the ids that events use. With CPU sampling most strings are symbols, which are not read."""
-    columns = [(source.table, source.columns["name"]) for source in sources if "name" in source.columns]
-    found = [
-        f"SELECT {sql_name(column)} FROM {table}" for table, column in columns if export.has(table, column)
-    ]
-    return " UNION ".join(found) or "NULL"
+def _referenced(export: NsysExport, source: Source) -> str:
+    """SQL for the ids that a table uses. With CPU sampling most strings are symbols, which are not read."""
+    column = source.columns.get("name", "")
+    return f"SELECT {sql_name(column)} FROM {source.table}" if export.has(source.table, column) else "NULL"
 
 
 def _metric_names(export: NsysExport) -> list[tuple[int, str]]:

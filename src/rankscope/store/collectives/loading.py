@@ -104,6 +104,10 @@ def _columns(connection: duckdb.DuckDBPyConnection) -> tuple[list[dict[str, Any]
     A collective without a group name keeps its rank, segment and track in the label: the group is inferred from
     the thread or stream it runs on.
     """
+    optional = ("step", "call", "call_ns", "seq", "in_elements", "out_elements", "peer")
+    if not connection.execute("SELECT 1 FROM collectives LIMIT 1").fetchall():
+        numeric = ("label", "rank", "segment", "id", "track", "start_ns", "dur_ns", *optional)
+        return [], {name: np.empty(0, dtype=np.int64) for name in numeric}
     cursor = connection.cursor()  # has temporary tables of its own
     texts = ", ".join(f"c.{name}" for name in _LABELS)
     where = ", ".join(
@@ -120,7 +124,6 @@ def _columns(connection: duckdb.DuckDBPyConnection) -> tuple[list[dict[str, Any]
         f" AND l.of_{name} IS NOT DISTINCT FROM CASE WHEN c.group_name IS NULL THEN c.{name} END"
         for name in ("rank", "segment", "track")
     )
-    optional = ("step", "call", "call_ns", "seq", "in_elements", "out_elements", "peer")
     numbers = ", ".join(f"coalesce(c.{name}, {NONE})::BIGINT AS {name}" for name in optional)
     columns: dict[str, Any] = cursor.execute(f"""
         SELECT l.label, c.rank::BIGINT AS rank, c.segment::BIGINT AS segment, c.id, c.track::BIGINT AS track,
