@@ -141,6 +141,15 @@ def test_a_long_event_is_left_to_duckdb() -> None:
     assert scanned(text.replace(b"x" * 64, b"")) is not None
 
 
+def test_several_threads_at_once() -> None:
+    """The GIL is released; nothing is shared."""
+    text = b",".join(arguments("kernel", "gemm", *(f'"stream":{number}' for number in range(2000))))
+    with ThreadPoolExecutor(4) as threads:
+        first, *others = threads.map(scanned, [text] * 8)
+    assert first is not None
+    assert all(other is not None and bytes(other.args) == bytes(first.args) for other in others)
+
+
 def test_codes_are_given_in_order_of_appearance() -> None:
     columns = scanned(b'{"ph":"X","name":"b"},{"ph":"X","name":"a","pid":"b"}')
     assert columns is not None
