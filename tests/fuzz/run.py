@@ -2,6 +2,7 @@
 
     python tests/fuzz/run.py TARGET --minutes 5 [--corpus FOLDER] [--seed N]
     python tests/fuzz/run.py --list
+    tests/sanitize.sh fuzz scan --minutes 5      # guided by the coverage of the C parts, too
 
 What breaks is left as crash-… in the current folder: put it into tests/fuzz/corpus/TARGET, where test_corpus.py tries
 it at every test run, and mend the code.

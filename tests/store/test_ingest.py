@@ -340,7 +340,7 @@ def test_disk_full_while_writing(tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()
     if subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=100k", "tmpfs", disk], capture_output=True
+        ["mount", "-t", "tmpfs", "-o", "size=24k", "tmpfs", disk], capture_output=True
     ).returncode:
         pytest.skip("this machine does not let root mount a tmpfs")
     try:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rankscope import native
 from rankscope.store.arrays import NONE
-from rankscope.store.nesting import Nesting, nest
+from rankscope.store.nesting import Nesting, nest, nest_with_numpy
 
 SLICES = st.lists(
     st.tuples(st.integers(0, 2), st.integers(0, 12), st.sampled_from([-3, 0, 0, 1, 2, 3, 8, 12])), max_size=14
@@ -72,3 +74,14 @@ def test_crossing_slices_go_to_rows_of_their_own() -> None:
     nesting = solve([(0, 0, 10), (0, 5, 10), (0, 12, 8)])
     assert nesting.row.tolist() == [0, 1, 0]
     assert nesting.parent.tolist() == [NONE, NONE, NONE]
+
+
+@pytest.mark.skipif(native.functions is None, reason="the C parts were not built")
+@given(SLICES)
+def test_c_and_numpy_agree(slices: list[tuple[int, int, int]]) -> None:
+    array = np.array(slices, dtype=np.int64).reshape(-1, 3)
+    columns = array[:, 0], array[:, 1], array[:, 1] + array[:, 2]
+    native_one, numpy_one = nest(*columns), nest_with_numpy(*columns)
+    assert native_one.row.tolist() == numpy_one.row.tolist()
+    assert native_one.parent.tolist() == numpy_one.parent.tolist()
+    assert native_one.order.tolist() == numpy_one.order.tolist()

@@ -6,6 +6,7 @@ import json
 import math
 import stat
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -181,14 +182,16 @@ def test_several_pages(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_table_without_rows_has_its_types(path: Path) -> None:
     types = {"a": "BIGINT", "b": "INTEGER", "c": "DOUBLE", "d": "BOOLEAN", "e": "VARCHAR", "f": "JSON"}
     types |= {"g": "VARCHAR[]", "h": "INTEGER[]"}
+    fields = [Field(name, kind, "") for name, kind in types.items()]
     nothing = np.array([], dtype=np.int64)
-    empty = {name: Numbers(nothing) for name in "abcd"} | {name: coded([]) for name in "ef"}
-    empty_lists = {"g": lists([]), "h": Lists(nothing, Numbers(nothing))}
-    for groups in ((), ({**empty, **empty_lists},)):
-        write(path, types, *groups)
-        described = DUCKDB.execute(f"DESCRIBE FROM '{path}'").fetchall()
-        assert {name: kind for name, kind, *_ in described} == types
-        assert pyarrow.parquet.ParquetFile(path).read().num_rows == 0
+    empty: dict[str, Chunk] = {name: Numbers(nothing) for name in "abcd"}
+    empty |= {"e": coded([]), "f": plain([]), "g": lists([]), "h": Lists(nothing, Numbers(nothing))}
+    with ParquetFile(path, fields) as file:
+        file.write(empty)
+        file.append([encode(field, empty[field.name]) for field in fields], 0)
+    described = DUCKDB.execute(f"DESCRIBE FROM '{path}'").fetchall()
+    assert {name: kind for name, kind, *_ in described} == types
+    assert pyarrow.parquet.ParquetFile(path).read().num_rows == 0
 
 
 def test_json_is_queried_as_json(path: Path) -> None:
@@ -235,6 +238,15 @@ def test_columns_may_be_encoded_before(path: Path) -> None:
             file.append(group, 1)
     assert file.rows == 3
     assert DUCKDB.execute(f"FROM '{path}'").fetchall() == [(0, "0"), (1, "1"), (2, "2")]
+
+
+def test_threads_encode_side_by_side() -> None:
+    chunks = [Numbers(np.arange(5000) * factor % 7919) for factor in range(2, 18)]
+    field = Field("x", "BIGINT", "")
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(lambda chunk: encode(field, chunk), chunks)) == [
+            encode(field, c) for c in chunks
+        ]
 
 
 def test_only_its_owner_can_read_it(tmp_path: Path) -> None:

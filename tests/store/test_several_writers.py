@@ -90,6 +90,24 @@ def test_a_store_that_another_process_changes_meanwhile(tmp_path: Path) -> None:
     assert len(list(outer.store.glob("rank=*/segment=*/*"))) == 2
 
 
+def test_ctrl_c_while_segments_are_put_in_their_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was moved but is not listed, and what was to be removed, goes at the next opening."""
+    write_rank(tmp_path, 0)
+    store = ingest([tmp_path]).store
+    write_rank(tmp_path, 0, events=4)
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("rankscope.store.ingest.clean", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            ingest([tmp_path])
+    assert len(list(store.glob("rank=*/segment=*/*"))) == 2
+    assert counts(Run(ingest([tmp_path]))) == [(0, 4)]
+    assert len(list(store.glob("rank=*/segment=*/*"))) == 1 and not list(store.glob("incoming-*"))
+
+
 def test_what_was_read_before_another_process_listed_other_files_is_used(tmp_path: Path) -> None:
     write_rank(tmp_path, 0)
     aside = tmp_path / "aside.kept"

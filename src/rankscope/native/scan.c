@@ -40,7 +40,7 @@ enum {
 /* The arguments with columns, in the order of the lists of names that scan_events gets: numbers that link events, texts
  * that do, numbers of memory events, shapes. */
 enum { LINK_NUMBERS, LINK_TEXTS, MEMORY_NUMBERS, SHAPE_TEXTS, NAME_LISTS };
-#define LINKING_NUMBERS 5 /* CORRELATION to BYTES */
+#define LINKING_NUMBERS (BYTES - CORRELATION + 1)
 #define MOST_NAMES 32
 
 typedef struct {
@@ -308,7 +308,8 @@ static bool number_of(const Scan *scan, int32_t name, int64_t *result) {
     case '"':
         begin++;
         end--;
-        if (begin == end || (*begin | 0x20) - 'a' < 26u) return !value->spelling.escaped; /* not a number: null */
+        if (begin == end || (uint8_t)((*begin | 0x20) - 'a') < 26) /* empty or from a letter on: not a number */
+            return !value->spelling.escaped;
         if (!is_plain_integer(begin, end)) return false;
         break;
     default:
@@ -554,7 +555,7 @@ wrong:
     return false;
 }
 
-/* For name_of. */
+/* Prepare name_of. */
 static void note_lengths(Scan *scan) {
     const int64_t *offsets = (const int64_t *)scan->names.offsets.data;
     for (int32_t name = 0; name < scan->names.count; name++) {
@@ -584,8 +585,13 @@ static PyObject *scan_events(PyObject *module, PyObject *arguments) {
     Scan *scan = calloc(1, sizeof *scan);
     if (!scan) {
         PyErr_NoMemory();
-    } else if (read_lists(words, WORD_LISTS, &scan->words, sizeof scan->word_marks, scan->word_marks, NULL) &&
-               read_lists(names, NAME_LISTS, &scan->names, MOST_NAMES, NULL, scan->names_of)) {
+    } else if (!read_lists(words, WORD_LISTS, &scan->words, sizeof scan->word_marks, scan->word_marks, NULL) ||
+               !read_lists(names, NAME_LISTS, &scan->names, MOST_NAMES, NULL, scan->names_of)) {
+        /* the exception is set */
+    } else if (scan->names_of[LINK_TEXTS] != LINKING_NUMBERS ||
+               scan->names_of[MEMORY_NUMBERS] != LINKING_NUMBERS + 1) {
+        PyErr_SetString(PyExc_ValueError, "not one name for each column of linked events");
+    } else {
         scan->begin = view.buf;
         scan->end = scan->begin + view.len;
         note_lengths(scan);

@@ -7,7 +7,7 @@
 #include <math.h>
 
 #define MOST_DIGITS 19 /* of a number that fits into 64 bits */
-#define EXACT_DOUBLE (UINT64_C(1) << 53) /* every whole number up to it is a double */
+#define EXACT_DOUBLE (UINT64_C(1) << 53)  /* every whole number up to it is a double */
 
 /* sign * digits / 10**fraction */
 typedef struct {
@@ -81,12 +81,6 @@ static inline double nearest_double(uint64_t digits, int fraction) {
     return ldexp((double)(uint64_t)quotient, -shift);
 }
 
-static inline bool with_sign(double value, bool negative, int64_t *result) {
-    if (!(value < 9223372036854775808.0)) return false;
-    *result = negative ? -(int64_t)value : (int64_t)value;
-    return true;
-}
-
 /* round(number * 1000) in doubles. */
 static inline bool duration_ns(const Decimal *number, int64_t *result) {
     if (number->fraction <= 3) {
@@ -96,7 +90,10 @@ static inline bool duration_ns(const Decimal *number, int64_t *result) {
             return true;
         }
     }
-    return with_sign(round(nearest_double(number->digits, number->fraction) * 1000), number->negative, result);
+    double ns = round(nearest_double(number->digits, number->fraction) * 1000);
+    if (!(ns < 0x1p63)) return false;
+    *result = number->negative ? -(int64_t)ns : (int64_t)ns;
+    return true;
 }
 
 /* How the DuckDB reader reads the times of a block depends on what the block has: times since 1970 in one make it
@@ -110,27 +107,29 @@ typedef struct {
 #define LARGEST_EXACT (UINT64_C(1) << 43) /* µs: from here on a double does not hold three decimals */
 
 static inline bool time_ns(const Decimal *number, TimeKinds *kinds, int64_t *result) {
-    uint64_t divisor = powers_of_ten[number->fraction];
-    unsigned __int128 exact;
+    uint64_t ns;
     if (number->fraction > 0 && number->whole >= LEAST_SINCE_1970) {
         if (number->negative) return false;
         kinds->since_1970 = true;
-        exact = (unsigned __int128)number->digits * 1000 / divisor;
+        uint64_t divisor = powers_of_ten[number->fraction];
+        unsigned __int128 exact = (unsigned __int128)number->digits * 1000 / divisor;
         if (number->fraction > 3) exact += number->digits / (divisor / 10000) % 10 >= 5;
+        if (exact > INT64_MAX) return false;
+        ns = (uint64_t)exact;
     } else if (number->fraction > 3) {
         if (number->whole == LEAST_SINCE_1970 - 1) return false;
         kinds->finer_than_ns = true;
-        double value = nearest_double(number->digits, number->fraction), floor = trunc(value);
-        exact = (unsigned __int128)((uint64_t)floor * 1000 + (uint64_t)round((value - floor) * 1000));
+        double value = nearest_double(number->digits, number->fraction), whole = trunc(value);
+        ns = (uint64_t)whole * 1000 + (uint64_t)round((value - whole) * 1000);
     } else {
         if (number->whole >= LEAST_SINCE_1970 - 1) {
-            if (number->digits / divisor >= (number->fraction ? LARGEST_EXACT : EXACT_DOUBLE)) return false;
+            uint64_t whole = number->digits / powers_of_ten[number->fraction];
+            if (whole >= (number->fraction ? LARGEST_EXACT : EXACT_DOUBLE)) return false;
             if (number->negative && number->fraction) return false;
         }
-        exact = (unsigned __int128)number->digits * powers_of_ten[3 - number->fraction];
+        ns = number->digits * powers_of_ten[3 - number->fraction];
     }
-    if (exact > INT64_MAX) return false;
-    *result = number->negative ? -(int64_t)exact : (int64_t)exact;
+    *result = number->negative ? -(int64_t)ns : (int64_t)ns;
     return true;
 }
 

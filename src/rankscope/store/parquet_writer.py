@@ -4,7 +4,7 @@
 release the interpreter's lock. `ParquetFile.append` puts the columns of a row group behind each other in the file.
 
 Numbers are written as differences (DELTA_BINARY_PACKED), or as one byte each where they are close together; texts as a
-dictionary and codes of one, two or four bytes. Whole bytes are quicker to make than the fewest bits, and smaller once
+dictionary and codes of one, two or four bytes. Whole bytes are quicker to make than the fewest bits, and as small once
 they are compressed. docs/adr/0137-parquet-written-here.md compares the alternatives.
 """
 
@@ -12,12 +12,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import zstandard
@@ -26,6 +25,7 @@ from numpy.typing import NDArray
 from rankscope.model import Field
 from rankscope.private_files import open_private
 from rankscope.readers.columns import NO_ARGS, Texts
+from rankscope.records import dataclass
 from rankscope.store.packing import pack_deltas, places_of_codes, plain_texts, split_numbers
 from rankscope.store.thrift import Value, binary, i32, i64, items, struct, text, varint
 
@@ -39,7 +39,7 @@ PAGE_BYTES = 1 << 20
 """Of the texts in a page: smaller ones compress less, larger ones are no faster."""
 
 _LEVEL = 1
-"""zstd's. Of arguments, level 3 takes nearly twice as long and saves nothing; -1 is a tenth faster, a third larger."""
+"""zstd's. On arguments, level 3 takes half as long again and makes more; -1 is a tenth faster, a quarter larger."""
 
 _MAGIC = b"PAR1"
 _INT32, _INT64, _DOUBLE, _BYTE_ARRAY, _BOOLEAN = 1, 2, 5, 6, 0
@@ -51,8 +51,8 @@ _DATA_PAGE, _DICTIONARY_PAGE = 0, 2
 _FEW = 256
 """Fewer numbers than this are written as they are."""
 
-_WORTH_COMPRESSING = 256
-"""Bytes."""
+_WORTH_COMPRESSING, _LARGE = 1 << 10, 1 << 16
+"""Sizes of pages in bytes."""
 
 
 @dataclass(frozen=True)
@@ -159,8 +159,8 @@ class ParquetFile:
 
     def write(self, chunks: Mapping[str, Chunk]) -> None:
         """Write a row group: a chunk for each field, all with the same number of rows."""
-        columns = [encode(field, chunks[field.name]) for field in self._fields]
-        self.append(columns, _rows(chunks[self._fields[0].name]))
+        rows = _rows(chunks[self._fields[0].name])
+        self.append([encode(field, chunks[field.name]) for field in self._fields] if rows else (), rows)
 
     def append(self, columns: Sequence[EncodedColumn], rows: int) -> None:
         """Write a row group of columns that are encoded, in the order of the fields. One without rows is left out."""
@@ -245,11 +245,10 @@ def _leaf(name: str, kind: _Type) -> Value:
 
 
 def _column_chunk(field: Field, column: EncodedColumn, position: int) -> Value:
-    path = [text(field.name)] + ([text("list"), text("element")] if field.type.endswith("[]") else [])
     metadata = {
         1: i32(_element_type(field).physical),
-        2: items([i32(encoding) for encoding in column.encodings]),
-        3: items(path),
+        2: _encodings(column.encodings),
+        3: _path(field.name, field.type.endswith("[]")),
         4: i32(column.codec),
         5: i64(column.entries),
         6: i64(column.uncompressed_bytes),
@@ -259,6 +258,16 @@ def _column_chunk(field: Field, column: EncodedColumn, position: int) -> Value:
         12: column.statistics,
     }
     return struct({2: i64(0), 3: struct(metadata)})
+
+
+@lru_cache
+def _encodings(encodings: tuple[int, ...]) -> Value:
+    return items([i32(encoding) for encoding in encodings])
+
+
+@lru_cache(maxsize=512)
+def _path(name: str, is_list: bool) -> Value:
+    return items([text(step) for step in ((name, "list", "element") if is_list else (name,))])
 
 
 @dataclass(frozen=True)
@@ -413,7 +422,12 @@ def _flat_pages(valid: Mask, values: _Values) -> Iterator[tuple[int, Sequence[An
     rows = np.flatnonzero(valid)[list(values.page_ends)].tolist() if values.page_ends else []
     row = value = 0
     for end_row, end_value in zip((*rows, len(valid)), (*values.page_ends, values.count), strict=True):
-        yield end_row - row, (_levels(valid[row:end_row], 1), values.page(value, end_value))
+        entries, present = end_row - row, end_value - value
+        if 0 < present < entries:
+            levels = _levels(valid[row:end_row], 1)
+        else:  # one run of equal levels
+            levels = _sized(varint(entries << 1) + (b"\1" if present else b"\0"))
+        yield entries, (levels, values.page(value, end_value))
         row, value = end_row, end_value
 
 
@@ -435,16 +449,15 @@ def _list_levels(counts: Integers, valid: Mask) -> tuple[Levels, Levels]:
 
 
 def _levels(levels: NDArray[Any], width: int) -> bytes:
-    """One run of equal levels if they are; otherwise bit-packed with this width, 1 or 2."""
-    first = levels[:1]
-    if (levels == first).all():
-        runs = varint(len(levels) << 1) + first.tobytes()
-    else:
-        groups = -(-len(levels) // 8)
-        bits = levels if width == 1 else np.unpackbits(levels[:, None], axis=1, count=2, bitorder="little")
-        packed = np.packbits(bits, bitorder="little")
-        runs = b"".join((varint(groups << 1 | 1), packed.data, bytes(groups * width - len(packed))))
-    return len(runs).to_bytes(4, "little") + runs
+    """Bit-packed levels, of a width of 1 or 2."""
+    groups = -(-len(levels) // 8)
+    bits = levels if width == 1 else np.unpackbits(levels[:, None], axis=1, count=2, bitorder="little")
+    packed = np.packbits(bits, bitorder="little")
+    return _sized(b"".join((varint(groups << 1 | 1), packed.data, bytes(groups * width - len(packed)))))
+
+
+def _sized(levels: bytes) -> bytes:
+    return len(levels).to_bytes(4, "little") + levels
 
 
 class _Compressor(threading.local):
@@ -454,14 +467,17 @@ class _Compressor(threading.local):
         self._compress = zstandard.ZstdCompressor(level=_LEVEL).compress
 
     def __call__(self, parts: Sequence[Any]) -> bytes:
-        """A frame for each part: zstd reads them as one, and values need no copy to put the levels before them."""
+        """One frame, or one for each part of a large page: its values are not copied to put the levels before them."""
+        if sum(map(len, parts)) < _LARGE:
+            parts = (b"".join(parts),)
         return b"".join([self._compress(part) for part in parts])
 
 
 _compress = _Compressor()
 
 
-class _Page(NamedTuple):
+@dataclass(frozen=True)
+class _Page:
     header: dict[int, Value]
     """What Parquet's PageHeader has besides the sizes."""
     type: int

@@ -26,6 +26,8 @@ def varint(number: int) -> bytes:
 
 def zigzag(number: int) -> bytes:
     """A signed varint: 0, -1, 1, -2, … become 0, 1, 2, 3, …"""
+    if 0 <= number < 0x40:
+        return _BYTES[number << 1]
     return varint(number << 1 if number >= 0 else (-number << 1) - 1)
 
 
