@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -24,6 +24,7 @@ from rankscope.analysis.core.scope import Scope, parse_ranks, parse_steps
 from rankscope.analysis.diff.two_runs import diff
 from rankscope.analysis.health.doctor import doctor
 from rankscope.errors import UsageError
+from rankscope.records import dataclass
 from rankscope.store.ingest import Watch
 from rankscope.store.run import ClockMode, Run, open_run
 from rankscope.views import render, terminal_width
@@ -48,7 +49,7 @@ _ROWS_SHOWN = 40
 _FORMATS = {"torch": "kineto", "nsys": "nsys"}
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True)
 class Answer(Result):
     """The result of a report. It shows itself as a table, in Jupyter and in a terminal, and cannot be changed."""
 
@@ -61,7 +62,7 @@ class Answer(Result):
         if top is not None and len(result.rows) > top:
             note = f"{len(result.rows) - top:,} more rows; all of them without top={top}"
             same |= {"rows": result.rows[:top], "notes": (*result.notes, note)}
-        return Answer(**same)
+        return Answer(**same | {"rows": tuple(same["rows"])})
 
     def _repr_html_(self) -> str:
         return html(self._short())

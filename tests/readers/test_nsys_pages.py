@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from event_rows import event_rows
 from nsys_files import ExportFile, thread
 from rankscope import native
+from rankscope.readers.nsys import reader
 from rankscope.readers.nsys.reader import NSYS, NsysBatch
 from rankscope.readers.sql_columns import read_columns
 
@@ -172,3 +173,21 @@ def test_rows_that_share_their_arguments_share_one_text(tmp_path: Path) -> None:
     shared = batch.columns().shared_args
     batch.close()
     assert shared is not None and len(shared.texts) == 2 and np.bincount(shared.codes).tolist() == [25, 25]
+
+
+def test_names_among_many_strings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With CPU sampling most strings are symbols: only those that a table refers to are looked up."""
+    monkeypatch.setattr(reader, "_MANY_STRINGS", 2)
+    file = ExportFile(tmp_path / "a.sqlite").kernel("gemm", 1, 2).call("cudaLaunchKernel_v7000", 1, 2)
+    for number in range(5):
+        file.string(f"symbol {number}")
+    file.table("ThreadNames", "nameId globalTid", [(file.string("trainer"), thread())])
+    path = file.write()
+    assert compared(path) == Counter({True: 2, False: 1})
+    batches = list(NSYS.open(path).batches())
+    named = [
+        (row["name"], row["args"].get("name")) for batch in batches for row in event_rows(batch.columns())
+    ]
+    assert sorted(named, key=str) == [("cudaLaunchKernel", None), ("gemm", None), ("thread_name", "trainer")]
+    for batch in batches:
+        batch.close()

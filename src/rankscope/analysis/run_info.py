@@ -8,8 +8,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from rankscope.analysis.core.run_steps import step_numbers
-from rankscope.analysis.core.scope import Scope
+from rankscope.analysis.core.scope import Scope, step_numbers
 from rankscope.ranges import as_ranges
 from rankscope.redaction import redacted_command
 from rankscope.store.layout import SegmentEntry

@@ -174,7 +174,9 @@ def _narrow(numbers: Numbers) -> NDArray[Any]:
 def _joined(pieces: list[NDArray[Any]]) -> NDArray[Any]:
     """Pieces one after the other; they are freed on the way. Equal numbers stay one number."""
     first = pieces[0]
-    if first.ndim == 1 and all(piece.strides[0] == 0 and piece[0] == first[0] for piece in pieces if len(piece)):
+    if first.ndim == 1 and all(
+        piece.strides[0] == 0 and piece[0] == first[0] for piece in pieces if len(piece)
+    ):
         return np.broadcast_to(first[0].copy(), (sum(map(len, pieces)),)) if len(first) else first
     if len(pieces) == 1:
         return first

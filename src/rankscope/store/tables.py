@@ -54,13 +54,9 @@ def write_tables(events: Events, files: TableFiles) -> dict[str, Any]:
     source = SliceTable(
         recording, slices, nesting, links, step, self_time(nesting, slices.duration), own, total
     )
+    others = files.pool.submit(_write_others, files, source, steps, times)
     write_activity(files, source, np.flatnonzero(is_gpu))
-    write_collectives(files, source)
-    _write_tracks(files, source)
-    _write_steps(files, steps, times)
-    _write_instants(files, source, steps)
-    _write_counters(files, recording)
-    _write_links(files, source)
+    others.result()
     return {
         "origin_ns": recording.origin_ns,
         "end_ns": int(np.maximum(slices.end, slices.time).max(initial=0)),
@@ -73,12 +69,25 @@ def write_tables(events: Events, files: TableFiles) -> dict[str, Any]:
     }
 
 
+def _write_others(files: TableFiles, source: SliceTable, steps: Steps, times: StepTimes) -> None:
+    """The tables besides those of slices, in a thread of their own."""
+    write_collectives(files, source)
+    _write_tracks(files, source)
+    _write_steps(files, steps, times)
+    _write_instants(files, source, steps)
+    _write_counters(files, source.recording)
+    _write_links(files, source)
+
+
 def _write_tracks(files: TableFiles, source: SliceTable) -> None:
     recording, slices = source.recording, source.slices
     count = len(recording.tracks)
-    rows = np.zeros(count, dtype=np.int64)
-    np.maximum.at(rows, slices.track, source.nesting.row + 1)
     per_track = np.bincount(slices.track, minlength=count)
+    rows = np.zeros(count, dtype=np.int64)
+    used = np.flatnonzero(per_track)
+    if len(used):  # the slices are in the order of their tracks
+        begins = (np.cumsum(per_track) - per_track)[used]
+        rows[used] = np.maximum.reduceat(source.nesting.row[source.nesting.order], begins) + 1
     named = [recording.threads.get((track.pid, track.tid), Names()) for track in recording.tracks]
     processes: dict[str, Names] = {}
     for (pid, _), known in recording.threads.items():

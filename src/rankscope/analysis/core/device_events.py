@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 from rankscope.analysis.core.cache import once_per_run
 from rankscope.analysis.core.event_sets import COMM, COMPUTE, COPY, NO_STEP
 from rankscope.analysis.core.intervals import Ints
-from rankscope.analysis.core.run_steps import steps_in_scope
-from rankscope.analysis.core.scope import Scope
+from rankscope.analysis.core.scope import Scope, steps_in_scope
 from rankscope.records import dataclass
 from rankscope.store.arrays import unique_values
 from rankscope.store.run import Run

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from rankscope.analysis.core.cache import once_per_run
 from rankscope.analysis.core.gpu_counts import gpu_counts
-from rankscope.analysis.core.run_steps import in_order_of_start, steps_in_scope
-from rankscope.analysis.core.scope import Scope
+from rankscope.analysis.core.run_steps import in_order_of_start
+from rankscope.analysis.core.scope import Scope, steps_in_scope
 from rankscope.store.run import Run
 
 _LEAST_STEPS = 2

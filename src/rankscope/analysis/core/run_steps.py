@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 from numpy.typing import NDArray
 
 from rankscope.analysis.core.cache import once_per_run
 from rankscope.store.run import Run
-
-if TYPE_CHECKING:
-    from rankscope.analysis.core.scope import Scope
 
 Columns = dict[str, NDArray[np.int64]]
 
@@ -25,23 +20,7 @@ def all_steps(run: Run) -> Columns:
     )
 
 
-def steps_in_scope(run: Run, scope: Scope) -> Columns:
-    """The same, of the ranks and steps in scope."""
-    columns = all_steps(run)
-    wanted = np.ones(len(columns["rank"]), dtype=bool)
-    if scope.ranks is not None:
-        wanted &= np.isin(columns["rank"], sorted(scope.ranks))
-    if scope.steps is not None:
-        wanted &= (columns["step"] >= scope.steps[0]) & (columns["step"] <= scope.steps[1])
-    return columns if wanted.all() else {name: values[wanted] for name, values in columns.items()}
-
-
 def in_order_of_start(columns: Columns) -> Columns:
     """By rank and start on the host."""
     order = np.lexsort((columns["start"], columns["rank"]))
     return {name: values[order] for name, values in columns.items()}
-
-
-def step_numbers(run: Run, scope: Scope) -> list[int]:
-    """The steps in scope that any rank has, in order."""
-    return sorted(set(steps_in_scope(run, scope)["step"].tolist()))

@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 from dataclasses import field, replace
 
+import numpy as np
+
 from rankscope.analysis.core.machine import Machine
-from rankscope.analysis.core.run_steps import all_steps, step_numbers
+from rankscope.analysis.core.run_steps import Columns, all_steps
 from rankscope.errors import UsageError
 from rankscope.ranges import as_ranges, numbers_in, parse_ranges
 from rankscope.records import dataclass
@@ -71,6 +73,22 @@ class Scope:
                 raise UsageError(
                     f"no {self.window} in this run", why=has, hint="Choose among these: --steps A:B"
                 )
+
+
+def steps_in_scope(run: Run, scope: Scope) -> Columns:
+    """The same, of the ranks and steps in scope."""
+    columns = all_steps(run)
+    wanted = np.ones(len(columns["rank"]), dtype=bool)
+    if scope.ranks is not None:
+        wanted &= np.isin(columns["rank"], sorted(scope.ranks))
+    if scope.steps is not None:
+        wanted &= (columns["step"] >= scope.steps[0]) & (columns["step"] <= scope.steps[1])
+    return columns if wanted.all() else {name: values[wanted] for name, values in columns.items()}
+
+
+def step_numbers(run: Run, scope: Scope) -> list[int]:
+    """The steps in scope that any rank has, in order."""
+    return sorted(set(steps_in_scope(run, scope)["step"].tolist()))
 
 
 def parse_ranks(text: str) -> frozenset[int] | None:

@@ -15,8 +15,8 @@ from rankscope.analysis.core.cache import once_per_run
 from rankscope.analysis.core.event_sets import NO_STEP
 from rankscope.analysis.core.grouping import split_by_rank
 from rankscope.analysis.core.intervals import EMPTY, Intervals, Ints, union
-from rankscope.analysis.core.run_steps import all_steps, in_order_of_start, steps_in_scope
-from rankscope.analysis.core.scope import Scope
+from rankscope.analysis.core.run_steps import all_steps, in_order_of_start
+from rankscope.analysis.core.scope import Scope, steps_in_scope
 from rankscope.model import TIMELINE_FORMATS
 from rankscope.records import dataclass
 from rankscope.store.run import Run

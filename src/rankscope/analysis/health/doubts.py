@@ -9,8 +9,8 @@ from pathlib import Path
 from rankscope.analysis.core.cache import once_per_run
 from rankscope.analysis.core.gpu_counts import gpu_counts
 from rankscope.analysis.core.lost_kernels import kernels_end_in
-from rankscope.analysis.core.run_steps import in_order_of_start, steps_in_scope
-from rankscope.analysis.core.scope import Scope
+from rankscope.analysis.core.run_steps import in_order_of_start
+from rankscope.analysis.core.scope import Scope, steps_in_scope
 from rankscope.analysis.core.step_times import SLOW_FIRST_STEP, median_of, run_step, run_step_times
 from rankscope.analysis.health.contents import understood
 from rankscope.capture.run_folder import rank_manifests

@@ -11,8 +11,7 @@ from rankscope.analysis.core.collective_waits import waits
 from rankscope.analysis.core.device_events import UNKNOWN, device_events, ranks_in
 from rankscope.analysis.core.intervals import Ints
 from rankscope.analysis.core.names import all_names
-from rankscope.analysis.core.run_steps import step_numbers
-from rankscope.analysis.core.scope import Scope
+from rankscope.analysis.core.scope import Scope, step_numbers
 from rankscope.analysis.core.step_times import periods
 from rankscope.analysis.critical_path.graph.device_nodes import device_nodes
 from rankscope.analysis.critical_path.graph.host_nodes import OWN_NAMES, host_nodes, with_targets

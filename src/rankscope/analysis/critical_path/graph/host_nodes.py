@@ -10,8 +10,8 @@ from rankscope.analysis.core.device_events import UNKNOWN, ranks_in
 from rankscope.analysis.core.host_spans import dataloader_spans
 from rankscope.analysis.core.intervals import Ints, intersect
 from rankscope.analysis.core.names import all_names
-from rankscope.analysis.core.run_steps import in_order_of_start, steps_in_scope
-from rankscope.analysis.core.scope import Scope
+from rankscope.analysis.core.run_steps import in_order_of_start
+from rankscope.analysis.core.scope import Scope, steps_in_scope
 from rankscope.analysis.core.step_times import host_windows, recordings
 from rankscope.analysis.critical_path.graph.host_collectives import (
     HostCollectives,
