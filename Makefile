@@ -79,8 +79,8 @@ test-times: $(TOOLS)
 # Needs a quiet machine: every figure of benchmarks/last.json and docs/performance.md is measured anew.
 bench: $(STAMP)
 	$(BIN)/python benchmarks/bench.py --install-peers --write
-	$(BIN)/python benchmarks/analysis.py
-	$(BIN)/python benchmarks/analysis.py --scaling
+	$(BIN)/python benchmarks/all_reports.py
+	$(BIN)/python benchmarks/all_reports.py --scaling
 	$(BIN)/python benchmarks/capture.py
 	$(BIN)/python benchmarks/trace_decorator.py
 	$(BIN)/python benchmarks/report.py

@@ -1,7 +1,7 @@
 """All reports of a run: their time and memory, and whether the cost is linear.
 
-    python benchmarks/analysis.py                 every report of 8 ranks of 1,000,000 events each, after reading
-    python benchmarks/analysis.py --scaling       1, 3, 10 and 30 million events: is the cost per event constant?
+    python benchmarks/all_reports.py                 every report of 8 ranks of 1,000,000 events each, after reading
+    python benchmarks/all_reports.py --scaling       1, 3, 10 and 30 million events: is the cost per event constant?
 
 The traces are synthetic, in Kineto's exact text, and kept in .bench for the next time.
 """
