@@ -2,7 +2,7 @@
 
     python benchmarks/viewer_speed.py               64 ranks of 470,000 slices each (30 M), tiles and memory
     python benchmarks/viewer_speed.py --first RUN   from the command to the map of an ingested run
-    python benchmarks/viewer_speed.py --frames      400 full lanes of 1,500 pixels in headless chromium (software rendering)
+    python benchmarks/viewer_speed.py --frames      400 full lanes of 1,500 pixels in headless chromium
 
 The 30 M slices are written as the viewer's own arrays (lod/) into the store of a small synthetic run: what is
 measured is serving, not reading.

@@ -6,7 +6,6 @@ A row is packed into one integer: sorting one column is many times faster than s
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +18,6 @@ NONE = -1
 """Stands for null in arrays of indices, ids and numbers."""
 
 _MAX_CODES = 1 << 62
-_MOST_FLAGS = 1 << 22
 
 
 def unique_values(values: Ints) -> Ints:
@@ -73,19 +71,3 @@ def starts_group(sorted_keys: Sequence[Ints]) -> Mask:
     new = np.ones(len(sorted_keys[0]), dtype=bool)
     new[1:] = np.any([key[1:] != key[:-1] for key in sorted_keys], axis=0)
     return new
-
-
-def distinct(codes: NDArray[Any], bound: int) -> tuple[Ints, NDArray[Any]]:
-    """The values that occur, in order, and for each code its place among them; codes are from 0 to bound - 1.
-
-    As np.unique(codes, return_inverse=True), without sorting where the bound allows it.
-    """
-    if bound > max(_MOST_FLAGS, 4 * len(codes)):
-        found, place = np.unique(codes, return_inverse=True)
-        return found.astype(np.int64), place.reshape(-1).astype(np.int32)
-    occurs = np.zeros(bound, dtype=bool)
-    occurs[codes] = True
-    found = np.flatnonzero(occurs)
-    place = np.zeros(bound, dtype=np.int32)
-    place[found] = np.arange(len(found), dtype=np.int32)
-    return found, place[codes]

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from rankscope.model import CATEGORY_ALIASES, KNOWN_CATEGORIES, LAUNCH_CATEGORIES
 from rankscope.readers.columns import NULL
-from rankscope.store.arrays import Mask, distinct, number_rows
+from rankscope.store.arrays import Mask, number_rows
 from rankscope.store.event_log import Events
 from rankscope.store.json_arguments import arguments, integer_of, text_at
 
@@ -61,7 +61,7 @@ def named_threads(events: Events) -> dict[Thread, Names]:
     """The names that the file gives to processes and threads, by pid and tid."""
     texts = events.texts
     found: dict[Thread, Names] = {}
-    for index in np.flatnonzero(events.phase == events.code("M")).tolist():
+    for index in np.flatnonzero(events.phase.equals(events.code("M"))).tolist():
         key = texts[events.pid[index]], texts[events.tid[index]]
         args, what, known = (
             arguments(events.args.get(index)),
@@ -97,10 +97,14 @@ def translated(events: Events, threads: Mapping[Thread, Names]) -> Events:
     """
     texts = events.texts
     timed = events.has_text(events.phase, _WITH_DURATION)
-    is_end = events.phase == events.code("E")
-    begun = {texts[code] for code in distinct(events.category[timed & ~is_end], len(texts))[0]}
+    is_end = events.phase.equals(events.code("E"))
+    begun = {
+        texts[category]
+        for phase, category in events.groups[:, :2].tolist()
+        if texts[phase] in _WITH_DURATION and texts[phase] != "E"
+    }
     unknown = sorted(begun - set(KNOWN_CATEGORIES))
-    unnamed_ends = is_end & (events.category == events.code(""))
+    unnamed_ends = is_end & (events.category.equals(events.code("")))
     if not unknown and not unnamed_ends.any():
         return events
     is_unknown = events.has_text(events.category, unknown)
@@ -136,15 +140,18 @@ def _with_meanings(
             _category(found[number], raw[number], events.texts[name]) for number, name in pairs.tolist()
         )
     ]
-    category = events.category.copy()
+    category = events.category[:]
     category[wanted] = np.array(chosen, dtype=np.int32)[place]
+    pairs_of, new_group = number_rows([events.group.astype(np.int64), category.astype(np.int64)])
+    groups = events.groups[pairs_of[:, 0]]
+    groups[:, 1] = pairs_of[:, 1]
     changed = _with_places(
         events,
         wanted,
         _numbers(meaning.device if meaning else None for meaning in found)[group],
         _numbers(meaning.stream if meaning else None for meaning in found)[group],
     )
-    return replace(changed, category=category, texts=list(pool))
+    return replace(changed, group=new_group, groups=groups, texts=list(pool))
 
 
 def _category(meaning: _Meaning | None, raw: str, name: str) -> str:
@@ -187,7 +194,7 @@ def _track_meanings(
     meanings = {(*key, False): meaning for key, meaning in placed.items()}
     meanings |= {(*key, True): meaning for key, meaning in placed.items() if key[2]}
     # The end of a pair may have neither a category nor a name: it belongs to the track of its begin.
-    pairs = np.flatnonzero(events.phase == events.code("B"))
+    pairs = np.flatnonzero(events.phase.equals(events.code("B")))
     columns = (events.pid[pairs], events.tid[pairs], events.category[pairs])
     first: dict[Thread, str] = {}
     for pid, tid, category in number_rows([column.astype(np.int64) for column in columns])[0].tolist():

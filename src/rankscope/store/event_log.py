@@ -16,9 +16,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rankscope import native
 from rankscope.model import EVENTS, HOST_COLLECTIVE_PATTERN
 from rankscope.readers.columns import NO_TEXT, NULL, Codes, EventColumns, Numbers, Texts, joined_texts
-from rankscope.store.arrays import Mask
+from rankscope.store.arrays import Mask, number_rows
 from rankscope.store.packing import number_texts
 from rankscope.store.parquet_writer import Chunk, Coded, EncodedColumn, PlainTexts, encode
 from rankscope.store.parquet_writer import Numbers as NumberChunk
@@ -26,25 +27,48 @@ from rankscope.store.parquet_writer import Numbers as NumberChunk
 _WITH_ARGS_PHASES = ("M", "C")
 _WITH_ARGS_NAMES = re.compile(rf"(?:{HOST_COLLECTIVE_PATTERN.removeprefix('(?i)')})|^c10d::", re.IGNORECASE)
 """Names of threads and processes, counters, and collectives: tables are made from the arguments of these events."""
-_FEW = ("phase", "category", "pid", "tid")
-"""Columns with few distinct texts. Their codes are small if they appear early; then two bytes hold each."""
-_MOST_FEW = 1 << 15
+_GROUPED = ("phase", "category", "pid", "tid")
+_MOST_IN_TWO_BYTES = 1 << 15
 _NARROW_NULL = -(1 << 31)
 """Stands for null in a sparse column of four bytes each."""
-_CODES = ("phase", "category", "name", "pid", "tid")
+_CODES = (*_GROUPED, "name")
 _SPARSE = ("correlation", "external_id", "device", "stream", "bytes")
 
 
 @dataclass(frozen=True)
+class GroupColumn:
+    """A column that is equal for all events of a group: the group of each event, and the code of each group."""
+
+    group: NDArray[Any]
+    codes: Codes
+
+    def __getitem__(self, events: Any) -> Codes:
+        """The codes of some events; all of them with [:]."""
+        found: Codes = self.codes[self.group[events]]
+        return found
+
+    def among(self, is_wanted: Mask) -> Mask:
+        """Which events are of a wanted group."""
+        found: Mask = is_wanted[self.group]
+        return found
+
+    def equals(self, code: int) -> Mask:
+        return self.among(self.codes == code)
+
+
+@dataclass(frozen=True)
 class Events:
-    """All events of a file; the columns are those of EventColumns, with codes for the whole file."""
+    """All events of a file; the columns are those of EventColumns, with codes for the whole file.
+
+    Events with the same phase, category, pid and tid are a group: there are some hundred groups, and one column of
+    their numbers instead of four of codes.
+    """
 
     texts: list[str]
-    phase: Codes
-    category: Codes
+    group: NDArray[Any]
+    groups: NDArray[np.int32]
+    """A row for each group: its codes of phase, category, pid and tid."""
     name: Codes
-    pid: Codes
-    tid: Codes
     flow: Numbers
     time: Numbers
     duration: Numbers
@@ -63,7 +87,23 @@ class Events:
     """Of those events that tables are made from."""
 
     def __len__(self) -> int:
-        return len(self.phase)
+        return len(self.group)
+
+    @property
+    def phase(self) -> GroupColumn:
+        return GroupColumn(self.group, self.groups[:, 0])
+
+    @property
+    def category(self) -> GroupColumn:
+        return GroupColumn(self.group, self.groups[:, 1])
+
+    @property
+    def pid(self) -> GroupColumn:
+        return GroupColumn(self.group, self.groups[:, 2])
+
+    @property
+    def tid(self) -> GroupColumn:
+        return GroupColumn(self.group, self.groups[:, 3])
 
     @cached_property
     def codes(self) -> dict[str, int]:
@@ -103,8 +143,10 @@ class Events:
         found: NDArray[Any] = np.append(values, values.dtype.type(null))[self._place[events]]
         return found
 
-    def has_text(self, codes: NDArray[Any], wanted: Collection[str]) -> Mask:
+    def has_text(self, codes: NDArray[Any] | GroupColumn, wanted: Collection[str]) -> Mask:
         """Which of these codes are of one of the wanted texts. As np.isin, without sorting."""
+        if isinstance(codes, GroupColumn):
+            return codes.among(self.has_text(codes.codes, wanted))
         is_wanted = np.zeros(len(self.texts), dtype=bool)
         is_wanted[[self.codes[text] for text in wanted if text in self.codes]] = True
         found: Mask = is_wanted[codes]
@@ -119,13 +161,26 @@ class ReadBatch:
     texts: list[str]
     encoded: list[EncodedColumn]
     args: dict[int, str]
+    group: NDArray[Any]
+    """The group of each event."""
+    groups: NDArray[Any]
+    """A row for each group: its codes."""
 
 
 def read_batch(columns: EventColumns) -> ReadBatch:
     """Encode a batch for events.parquet, and take out the arguments that are needed later."""
     texts = list(columns.texts)
     encoded = [encode(field, _chunk(columns, field.name)) for field in EVENTS.fields]
-    return ReadBatch(columns, texts, encoded, _kept(columns, texts))
+    return ReadBatch(columns, texts, encoded, _kept(columns, texts), *_grouped(columns))
+
+
+def _grouped(columns: EventColumns) -> tuple[NDArray[Any], NDArray[Any]]:
+    keys = [getattr(columns, name).astype(np.int64) for name in _GROUPED]
+    if native.functions is None or len(columns) == 0:
+        groups, numbers = number_rows(keys)
+        return numbers, groups
+    group, firsts = (np.frombuffer(one, np.int32) for one in native.functions.distinct_rows(tuple(keys)))
+    return group, np.stack([key[firsts] for key in keys], axis=1)
 
 
 def _chunk(columns: EventColumns, name: str) -> Chunk:
@@ -203,6 +258,7 @@ class EventLog:
     def __init__(self) -> None:
         self._pool: dict[str, int] = {}
         self._pieces: dict[str, list[NDArray[Any]]] = {}
+        self._groups: dict[tuple[int, ...], int] = {}
         self._args: dict[int, str] = {}
         self._count = 0
         self.read_by: Counter[str] = Counter()
@@ -213,7 +269,12 @@ class EventLog:
         self.read_by[columns.read_by] += 1
         code_of = [pool.setdefault(text, len(pool)) for text in batch.texts]
         codes = np.array([*code_of, NO_TEXT], dtype=np.int32)  # NO_TEXT is the last place, and stays itself
-        for name in (*_CODES, "collective", "shapes"):
+        numbers = [
+            self._groups.setdefault(tuple(row), len(self._groups)) for row in codes[batch.groups].tolist()
+        ]
+        kind = np.int16 if len(self._groups) < _MOST_IN_TWO_BYTES else np.int32
+        self._add("group", np.array(numbers, dtype=kind)[batch.group])
+        for name in ("name", "collective", "shapes"):
             self._add(name, codes[getattr(columns, name)])
         is_text = (columns.flow < 0) & (columns.flow != NULL)
         flow = columns.flow.copy() if is_text.any() else columns.flow
@@ -235,8 +296,6 @@ class EventLog:
     def _add(self, name: str, piece: NDArray[Any]) -> None:
         if name in _SPARSE:
             piece = _narrow(piece)
-        elif name in _FEW:
-            piece = piece.astype(np.int16, copy=False) if len(self._pool) < _MOST_FEW else piece
         elif name in ("memory", "shapes", "time", "duration"):
             self._pieces.setdefault(name, []).append(piece)
             return
@@ -250,4 +309,5 @@ class EventLog:
         for name in list(self._pieces):
             pieces = self._pieces.pop(name)
             columns[name] = _joined(pieces)
-        return Events(texts=list(self._pool), args=self._args, **columns)
+        groups = np.array(list(self._groups), dtype=np.int32).reshape(-1, len(_GROUPED))
+        return Events(texts=list(self._pool), groups=groups, args=self._args, **columns)

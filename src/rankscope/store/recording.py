@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from rankscope.model import SNAPSHOT_CATEGORY
 from rankscope.readers.columns import NULL, Codes, Numbers
-from rankscope.store.arrays import NONE, Ints, Mask, distinct
+from rankscope.store.arrays import NONE, Ints, Mask
 from rankscope.store.categories import Names, Thread, named_threads, translated
 from rankscope.store.event_log import Events
 from rankscope.store.json_arguments import integer_of
@@ -29,8 +27,7 @@ _KIND_OF_CATEGORY = {
     "Trace": "span",
 }
 _KIND_OF_PHASE = {"b": "async", "e": "async", "n": "async", "C": "counter"}
-_KINDS = ("annotation", "async", "counter", "overhead", "span", "stream", "sync", "thread")
-"""In alphabetical order, which is that of the tracks."""
+_ON_DEVICE = ("stream", "annotation")
 _FLOWS = ("s", "t", "f")
 
 
@@ -75,19 +72,18 @@ def arrange(events: Events) -> Recording:
     """Put the events of a file on its timeline. Their times and durations are changed in place, to save memory."""
     threads = named_threads(events)
     events = translated(events, threads)
-    is_metadata = events.phase == events.code("M")
+    is_metadata = events.phase.equals(events.code("M"))
     known = ~is_metadata & (events.time != NULL)
     low, high = _usable_range(events.time[known])
     placed = known & (events.time >= low) & (events.time <= high)
     origin = int(events.time[placed].min()) if placed.any() else 0
     # Memory snapshots of older versions of torch have no times; their order is sufficient.
-    counted = ~is_metadata & (known | (events.category != events.code(SNAPSHOT_CATEGORY)))
+    counted = ~is_metadata & (known | ~events.category.equals(events.code(SNAPSHOT_CATEGORY)))
     timed = int(placed.sum())
     events.duration[events.duration == NULL] = 0
     np.clip(events.duration, -_LONGEST_FILE_NS, _LONGEST_FILE_NS, out=events.duration)
     np.subtract(events.time, origin, out=events.time)
-    kind, tid, texts = _kinds(events)
-    track, tracks = _tracks(events, placed, kind, tid, texts)
+    track, tracks = _tracks(events, placed)
     return Recording(
         events=events,
         threads=threads,
@@ -110,68 +106,43 @@ def _usable_range(times: Numbers) -> tuple[int, int]:
     return middle - _LONGEST_FILE_NS, middle + _LONGEST_FILE_NS
 
 
-def _kinds(events: Events) -> tuple[NDArray[Any], Codes, list[str]]:
-    """The kind of each event's track, and its tid there: a track per category for async events, one for all counters.
-
-    Also the texts that the codes of the tids refer to.
-    """
-    texts = events.texts if "" in events.codes else [*events.texts, ""]
-    phases, phase = distinct(events.phase, len(texts))
-    categories, category = distinct(events.category, len(texts))
-    table = np.array(
-        [
-            [_KINDS.index(_kind(texts[category_code], texts[phase_code])) for phase_code in phases]
-            for category_code in categories
-        ],
-        dtype=np.int8,
-    ).reshape(len(categories), len(phases))
-    kind = table[category, phase]
-    tid = events.tid
-    in_category, in_process = kind == _KINDS.index("async"), kind == _KINDS.index("counter")
-    if in_category.any() or in_process.any():
-        tid = np.where(in_category, events.category, np.where(in_process, np.int32(texts.index("")), tid))
-    return kind, tid, texts
-
-
 def _kind(category: str, phase: str) -> str:
     return _KIND_OF_CATEGORY.get(category) or _KIND_OF_PHASE.get(phase) or "thread"
 
 
-def _tracks(
-    events: Events, placed: Mask, kind: NDArray[Any], tid: Codes, texts: list[str]
-) -> tuple[Codes, list[Track]]:
-    is_flow = events.has_text(events.phase, _FLOWS)
-    wanted = placed & ~is_flow
-    everything = bool(wanted.all())
-    own = slice(None) if everything else np.flatnonzero(wanted)
-    pids, pid = distinct(events.pid[own], len(texts))
-    tids, lane = distinct(tid[own], len(texts))
-    packed = (kind[own].astype(np.int64) * len(pids) + pid) * len(tids) + lane
-    used, number = distinct(packed, len(_KINDS) * len(pids) * len(tids))
-    keys = [
-        (_KINDS[rest // len(pids)], texts[pids[rest % len(pids)]], texts[tids[code % len(tids)]])
-        for code, rest in ((code, code // len(tids)) for code in used.tolist())
-    ]
-    order = sorted(range(len(keys)), key=keys.__getitem__)
-    place = np.empty(len(keys), dtype=np.int32)
-    place[order] = np.arange(len(keys), dtype=np.int32)
-    track = np.full(len(events), NONE, dtype=np.int32)
-    track[own] = place[number]
-    keys = [keys[index] for index in order]
-    on_device = np.flatnonzero(
-        wanted & ((kind == _KINDS.index("stream")) | (kind == _KINDS.index("annotation")))
-    )
+def _track_key(phase: str, category: str, pid: str, tid: str) -> tuple[str, str, str]:
+    """Kind, pid and tid of a group's track: async events have one per category, counters one per process."""
+    kind = _kind(category, phase)
+    return kind, pid, {"async": category, "counter": ""}.get(kind, tid)
+
+
+def _tracks(events: Events, placed: Mask) -> tuple[Codes, list[Track]]:
+    """The track of each event, and the tracks in the order of their kinds, pids and tids."""
+    texts = events.texts
+    occurs = np.zeros(len(events.groups), dtype=bool)
+    occurs[events.group if placed.all() else events.group[placed]] = True
+    occurs &= ~events.has_text(events.groups[:, 0], _FLOWS)
+    keys = [_track_key(*(texts[code] for code in row)) for row in events.groups.tolist()]
+    names = sorted({key for key, wanted in zip(keys, occurs, strict=True) if wanted})
+    number = {key: place for place, key in enumerate(names)}
+    of_group = np.array(
+        [number[key] if wanted else NONE for key, wanted in zip(keys, occurs, strict=True)], dtype=np.int32
+    ).reshape(-1)
+    track: Codes = of_group[events.group]
+    if not placed.all():
+        track[~placed] = NONE
+    has_device = np.array([key[0] in _ON_DEVICE for key in names], dtype=bool)
+    on_device = np.flatnonzero(np.append(has_device, False)[track])
     device = _least(
-        events.number("device", on_device), track[on_device], [integer_of(key[1]) for key in keys]
+        events.number("device", on_device), track[on_device], [integer_of(key[1]) for key in names]
     )
     stream = _least(
-        events.number("stream", on_device), track[on_device], [integer_of(key[2]) for key in keys]
+        events.number("stream", on_device), track[on_device], [integer_of(key[2]) for key in names]
     )
-    tracks = []
-    for (name, pid_text, tid_text), at, lane_number in zip(keys, device, stream, strict=True):
-        on = name in ("stream", "annotation")
-        tracks.append(Track(name, pid_text, tid_text, at if on else None, lane_number if on else None))
-    return track, tracks
+    return track, [
+        Track(*key, *((at, lane) if key[0] in _ON_DEVICE else (None, None)))
+        for key, at, lane in zip(names, device, stream, strict=True)
+    ]
 
 
 def _least(values: Numbers, track: Codes, named: list[int | None]) -> list[int | None]:

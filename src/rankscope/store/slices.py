@@ -83,7 +83,7 @@ def find_slices(recording: Recording) -> tuple[SliceColumns, int]:
             events.time,
             events.duration,
             events.name,
-            events.category,
+            events.category[:],
         ), 0
     return SliceColumns(
         index.astype(np.int32),
