@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from rankscope.model import ALLOCATING_OP_PATTERN, COMPUTING, GPU, SLICES
 from rankscope.store.arrays import NONE, Ints, Mask
-from rankscope.store.linking import follow, slice_at
+from rankscope.store.linking import follow
 from rankscope.store.parquet_writer import Chunk, Coded, Lists, Numbers
 from rankscope.store.slices import SliceTable, named, write_slices
 from rankscope.store.table_files import TableFiles
@@ -97,7 +97,7 @@ def allocating_ops(source: SliceTable, track: NDArray[Any], time: Ints) -> Ints:
     It is the innermost open op that does more than allocate, or the innermost if all of them only allocate.
     """
     slices, links = source.slices, source.links
-    found = slice_at(source.nesting, slices.track, slices.time, slices.end, track, time)
+    found = source.lookup.at(track, time)
     if len(slices) == 0:
         return found
     is_op = slices.category == source.recording.code("cpu_op")

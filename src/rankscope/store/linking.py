@@ -109,22 +109,34 @@ def _nearest_line(nesting: Nesting, is_line: Mask, is_own_line: Mask) -> Indices
     return np.where(own != NONE, own, nearest_ancestor(nesting, is_line))
 
 
+class SliceLookup:
+    """Finds slices by their track and a time."""
+
+    def __init__(self, nesting: Nesting, track: NDArray[Any], start: Ints, end: Ints) -> None:
+        self._nesting, self._track, self._start, self._end = nesting, track, start, end
+        self._key = track_time_key(track, start)[nesting.order]
+
+    def at(self, at_track: NDArray[Any], at_time: Ints) -> Ints:
+        """The innermost slice on a track that is open at a time, or starts then."""
+        order, parent, start = self._nesting.order, self._nesting.parent, self._start
+        if len(order) == 0:
+            return np.full(len(at_track), NONE)
+        wanted = track_time_key(at_track, np.maximum(at_time, 0))
+        position = np.searchsorted(self._key, wanted, side="right") - 1
+        found = np.where(position >= 0, order[np.maximum(position, 0)], NONE)
+        found = np.where((found != NONE) & (self._track[found] == at_track), found, NONE)
+        while True:
+            over = (found != NONE) & (self._end[found] <= at_time) & (start[found] != at_time)
+            if not over.any():
+                return found
+            found = np.where(over, parent[found], found)
+
+
 def slice_at(
     nesting: Nesting, track: NDArray[Any], start: Ints, end: Ints, at_track: NDArray[Any], at_time: Ints
 ) -> Ints:
-    """The innermost slice on a track that is open at a time, or starts then."""
-    order, parent = nesting.order, nesting.parent
-    if len(order) == 0:
-        return np.full(len(at_track), NONE)
-    key = track_time_key(track, start)[order]
-    position = np.searchsorted(key, track_time_key(at_track, np.maximum(at_time, 0)), side="right") - 1
-    found = np.where(position >= 0, order[np.maximum(position, 0)], NONE)
-    found = np.where((found != NONE) & (track[found] == at_track), found, NONE)
-    while True:
-        over = (found != NONE) & (end[found] <= at_time) & (start[found] != at_time)
-        if not over.any():
-            return found
-        found = np.where(over, parent[found], found)
+    """The same, for one question."""
+    return SliceLookup(nesting, track, start, end).at(at_track, at_time)
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 from rankscope.model import GPU_CATEGORIES, LAUNCH_CATEGORIES, Table
 from rankscope.readers.columns import NULL
 from rankscope.store.arrays import NONE, Ints, Mask, number_rows
-from rankscope.store.linking import Annotation, Links, Steps, find_steps, follow, link
+from rankscope.store.linking import Annotation, Links, SliceLookup, Steps, find_steps, follow, link
 from rankscope.store.nesting import Nesting
 from rankscope.store.parquet_writer import Chunk, Coded, Numbers
 from rankscope.store.recording import Recording
@@ -252,6 +253,11 @@ class SliceTable:
             "device_ns": Numbers(np.where(is_op, self.device_ns[index], NULL), NULL),
             "total_device_ns": Numbers(np.where(is_op, self.total_device_ns[index], NULL), NULL),
         }
+
+    @cached_property
+    def lookup(self) -> SliceLookup:
+        slices = self.slices
+        return SliceLookup(self.nesting, slices.track, slices.time, slices.end)
 
     def ids(self, index: NDArray[Any]) -> Ints:
         """Ids of slices, from their indices in the arrays."""

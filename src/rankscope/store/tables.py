@@ -15,7 +15,7 @@ from rankscope.store.collectives.table import write_collectives
 from rankscope.store.device_activity import allocating_ops, device_time, write_activity
 from rankscope.store.event_log import Events, flow_texts
 from rankscope.store.json_arguments import arguments, number_of, text_of
-from rankscope.store.linking import Steps, follow, self_time, slice_at
+from rankscope.store.linking import Steps, follow, self_time
 from rankscope.store.nesting import nest
 from rankscope.store.parquet_writer import Coded, Numbers
 from rankscope.store.recording import Recording, Track, arrange
@@ -49,11 +49,10 @@ def write_tables(events: Events, files: TableFiles) -> dict[str, Any]:
     links = link_slices(recording, slices, nesting)
     steps = steps_of_host(recording, slices)
     is_gpu = gpu_slices(recording, slices)
+    self_ns = files.pool.submit(self_time, nesting, slices.duration)
+    device_ns = files.pool.submit(device_time, links.op, is_gpu, slices.duration)
     step, times = step_columns(slices, links, steps, is_gpu)
-    own, total = device_time(links.op, is_gpu, slices.duration)
-    source = SliceTable(
-        recording, slices, nesting, links, step, self_time(nesting, slices.duration), own, total
-    )
+    source = SliceTable(recording, slices, nesting, links, step, self_ns.result(), *device_ns.result())
     others = files.pool.submit(_write_others, files, source, steps, times)
     write_activity(files, source, np.flatnonzero(is_gpu))
     others.result()
@@ -212,12 +211,11 @@ def _write_counters(files: TableFiles, recording: Recording) -> None:
 
 def _write_links(files: TableFiles, source: SliceTable) -> None:
     """A flow event names a track and a time; it is linked to the slice that is open there."""
-    recording, slices = source.recording, source.slices
+    recording = source.recording
     events = recording.events
     index, track = _flow_tracks(recording)
     time = events.time[index]
-    bound = slice_at(source.nesting, slices.track, slices.time, slices.end, track, time)
-    bound = source.ids(bound)
+    bound = source.ids(source.lookup.at(track, time))
     starts = events.phase[index] == recording.code("s")
     flow = events.flow[index]
     _, key = number_rows([events.category[index].astype(np.int64), flow])

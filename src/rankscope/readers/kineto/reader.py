@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rankscope.errors import NotATraceError, ReadError
-from rankscope.model import CATEGORY_ALIASES, COMPUTING_OPS, MEMORY_ARGS, SHAPE_ARGS, Table
+from rankscope.model import COMPUTING_OPS, MEMORY_ARGS, SHAPE_ARGS, Table
 from rankscope.readers.base import Batch, ReadReport, TraceIdentity, rank_from_name, usable_time
 from rankscope.readers.byte_stream import GzipStream, is_gzip, open_stream, read_head
 from rankscope.readers.kineto import json_layout
+from rankscope.readers.kineto.arguments import OP_CATEGORIES, TYPED_ARGS, WITH_TYPED_ARGS, WITHOUT_TYPED_ARGS
 from rankscope.readers.kineto.json_repair import repair_range
 from rankscope.readers.memory_file import MemoryFile
 from rankscope.sql import sql_name, sql_text, sql_texts
@@ -43,17 +44,6 @@ _COLUMNS = {
     "id": "VARCHAR",
     "args": "JSON",
 }
-_TYPED_ARGS = {
-    "correlation": "BIGINT",
-    "External id": "BIGINT",
-    "device": "BIGINT",
-    "stream": "BIGINT",
-    "bytes": "BIGINT",
-    "Collective name": "VARCHAR",
-}
-# Parsing arguments costs up to a third of the time, so it is limited to categories that need it. Ops and
-# annotations, the bulk of a trace, need only the External id, which torch writes first.
-_WITHOUT_TYPED_ARGS = ("cpu_op", "user_annotation", "python_function", "cpu_instant_event", "ac2g", "fwdbwd")
 _SELECT = """
 SELECT coalesce(ph, '') AS ph, coalesce(cat, '') AS category, coalesce(name, '') AS name,
        coalesce(pid, '') AS pid, coalesce(tid, '') AS tid,
@@ -66,7 +56,7 @@ SELECT coalesce(ph, '') AS ph, coalesce(cat, '') AS category, coalesce(name, '')
        CASE WHEN name = '[memory]' THEN json_transform(args, {memory}) END AS memory,
        CASE WHEN cat IN ({ops}) AND name IN ({computing}) THEN json_extract_string(args, {shapes}) END AS shapes
 FROM (SELECT *,
-             CASE WHEN cat IS NULL OR cat NOT IN ({untyped}) OR name = 'record_param_comms'
+             CASE WHEN cat IS NULL OR cat NOT IN ({untyped}) OR name = {always_typed}
                   THEN json_transform(args, {typed}) END AS typed,
              CASE WHEN cat IN ('cpu_op', 'user_annotation')
                   THEN TRY_CAST(regexp_extract(args, '^.?"External id":(\\d+)', 1) AS BIGINT) END AS op_id
@@ -131,11 +121,12 @@ class JsonBatch:
     def _select(self, content: bytes | memoryview, time: tuple[str, str]) -> str:
         columns = _COLUMNS | {"ts": time[0], "dur": "DOUBLE"}
         return _SELECT.format(
-            typed=sql_text(json.dumps(_TYPED_ARGS)),
-            untyped=sql_texts(_WITHOUT_TYPED_ARGS),
+            typed=sql_text(json.dumps(TYPED_ARGS)),
+            untyped=sql_texts(WITHOUT_TYPED_ARGS),
             memory=sql_text(json.dumps(MEMORY_ARGS)),
             computing=sql_texts(COMPUTING_OPS),
-            ops=sql_texts(["cpu_op", *(old for old, new in CATEGORY_ALIASES.items() if new == "cpu_op")]),
+            ops=sql_texts(OP_CATEGORIES),
+            always_typed=sql_text(WITH_TYPED_ARGS),
             shapes="[" + sql_texts(f"$.{sql_name(name)}" for name in SHAPE_ARGS) + "]",
             time=time[1],
             path=self._file.write_array(content),
