@@ -1,6 +1,6 @@
 """Secrets in command lines and other recorded text are replaced by REDACTED, wherever rankscope keeps or prints them.
 
-What counts as a secret (docs/files.md lists it for users):
+What counts as a secret (docs/capture.md lists it for users):
 
 - the value of an option, variable or setting whose name says so: --api-key X, --token=X, WANDB_API_KEY=X,
   model.password=X, ?token=X in a URL. `SECRET_NAMES` and `SECRET_KEYS` are the names, `NOT_SECRET` the exceptions

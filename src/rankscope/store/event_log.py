@@ -221,20 +221,19 @@ def _narrow(numbers: Numbers) -> NDArray[Any]:
     """The numbers in four bytes each, if they fit."""
     null = numbers == NULL
     small = np.where(null, 0, numbers)
-    if len(numbers) == 0 or small.min() <= _NARROW_NULL or small.max() > -_NARROW_NULL - 1:
+    if small.min(initial=0) <= _NARROW_NULL or small.max(initial=0) > -_NARROW_NULL - 1:
         return numbers
     return np.where(null, np.int32(_NARROW_NULL), small.astype(np.int32))
 
 
 def _joined(pieces: list[NDArray[Any]]) -> NDArray[Any]:
     """Pieces one after the other; they are freed on the way. Equal numbers stay one number."""
+    pieces = [piece for piece in pieces if len(piece)] or pieces[:1]
     first = pieces[0]
-    if first.ndim == 1 and all(
-        piece.strides[0] == 0 and piece[0] == first[0] for piece in pieces if len(piece)
-    ):
-        return np.broadcast_to(first[0].copy(), (sum(map(len, pieces)),)) if len(first) else first
     if len(pieces) == 1:
         return first
+    if first.ndim == 1 and all(piece.strides[0] == 0 and piece[0] == first[0] for piece in pieces):
+        return np.broadcast_to(first[0].copy(), (sum(map(len, pieces)),))
     if len({piece.dtype for piece in pieces}) > 1 and any(piece.dtype == np.int64 for piece in pieces):
         pieces = [_wide(piece) for piece in pieces]
     joined = np.empty((sum(map(len, pieces)), *first.shape[1:]), dtype=np.result_type(*pieces))

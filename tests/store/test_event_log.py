@@ -1,0 +1,61 @@
+"""Columns of batches joined to columns of the file: in as few bytes as their numbers need, and with the same values."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rankscope.readers.columns import NULL, Texts
+from rankscope.readers.sql_columns import columns_of
+from rankscope.store.event_log import EventLog, _joined, _narrow, _wide, flow_texts, read_batch
+
+NUMBERS = st.sampled_from([NULL, -(1 << 31), -1, 0, 7, 1 << 31, (1 << 62)])
+PIECES = st.lists(st.lists(NUMBERS, max_size=4), min_size=1, max_size=4)
+
+
+@given(PIECES)
+def test_numbers_are_the_same_in_fewer_bytes(pieces: list[list[int]]) -> None:
+    narrow = []
+    for piece in pieces:
+        numbers = _narrow(np.array(piece, dtype=np.int64))
+        constant = len(numbers) and (numbers == numbers[0]).all()
+        narrow.append(np.broadcast_to(numbers[0].copy(), numbers.shape) if constant else numbers)
+    assert _wide(_joined(narrow)).tolist() == [number for piece in pieces for number in piece]
+
+
+def test_what_was_added_comes_out_in_the_order_of_the_batches() -> None:
+    """Codes of two batches differ; sparse columns begin with a batch that has none."""
+    none, one = ("NULL::BIGINT", "5::BIGINT")
+    log = EventLog()
+    for name, stream in (("b", none), ("a", one), ("b", one)):
+        log.add(
+            read_batch(
+                columns_of(
+                    f"""SELECT 'X' AS ph, 'kernel' AS category, '{name}' AS name, '1' AS pid, '2' AS tid,
+                    3::BIGINT AS ts_ns, 4::BIGINT AS dur_ns, 'x' AS flow, '{{}}' AS args, NULL::BIGINT AS correlation,
+                    NULL::BIGINT AS external_id, NULL::BIGINT AS device, {stream} AS stream, NULL::BIGINT AS bytes,
+                    NULL::VARCHAR AS collective, NULL::STRUCT("Bytes" BIGINT, "Total Allocated" BIGINT,
+                    "Total Reserved" BIGINT, "Device Type" BIGINT, "Device Id" BIGINT, "Addr" BIGINT) AS memory,
+                    NULL::VARCHAR[] AS shapes"""
+                )
+            )
+        )
+    events = log.events()
+    assert [events.texts[code] for code in events.name.tolist()] == ["b", "a", "b"]
+    assert events.number("stream", np.arange(3)).tolist() == [NULL, 5, 5]
+    assert {events.texts[code] for code in events.category[:].tolist()} == {"kernel"}
+    assert [events.texts[-1 - flow] for flow in events.flow.tolist()] == ["x"] * 3
+
+
+def test_ids_of_flows_are_spelt_as_they_were() -> None:
+    texts = Texts.of(["0x1", "a"])
+    chunk = flow_texts(np.array([NULL, 0, 12, -1, -2]), texts)
+    data = bytes(chunk.data)
+    spelt = [
+        None if at == 0xFFFFFFFF else data[at + 4 : at + 4 + int.from_bytes(data[at : at + 4], "little")]
+        for at in chunk.offsets.tolist()
+    ]
+    assert spelt == [None, b"0", b"12", b"0x1", b"a"]
+    only_numbers = flow_texts(np.array([NULL, 10**17, 0]), texts)
+    assert bytes(only_numbers.data)[4:22] == b"1" + b"0" * 17
