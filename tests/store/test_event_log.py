@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from rankscope.readers.columns import NULL, Texts
@@ -15,6 +15,7 @@ PIECES = st.lists(st.lists(NUMBERS, max_size=4), min_size=1, max_size=4)
 
 
 @given(PIECES)
+@example([[NULL], [-(1 << 31)]])
 def test_numbers_are_the_same_in_fewer_bytes(pieces: list[list[int]]) -> None:
     narrow = []
     for piece in pieces:

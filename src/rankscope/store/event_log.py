@@ -232,9 +232,10 @@ def _joined(pieces: list[NDArray[Any]]) -> NDArray[Any]:
     first = pieces[0]
     if len(pieces) == 1:
         return first
-    if first.ndim == 1 and all(piece.strides[0] == 0 and piece[0] == first[0] for piece in pieces):
+    one_dtype = all(piece.dtype == first.dtype for piece in pieces)
+    if first.ndim == 1 and one_dtype and all(p.strides[0] == 0 and p[0] == first[0] for p in pieces):
         return np.broadcast_to(first[0].copy(), (sum(map(len, pieces)),))
-    if len({piece.dtype for piece in pieces}) > 1 and any(piece.dtype == np.int64 for piece in pieces):
+    if not one_dtype and any(piece.dtype == np.int64 for piece in pieces):
         pieces = [_wide(piece) for piece in pieces]
     joined = np.empty((sum(map(len, pieces)), *first.shape[1:]), dtype=np.result_type(*pieces))
     at = 0
