@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 BLOCK_BYTES = 32 << 20
 """Parsed by one thread: small enough to keep memory low and to let threads finish at about the same time."""
 LARGEST_EVENT_BYTES = 16 << 20
+_SHORT_HEAD_BYTES = 1 << 16
 _HEAD_BYTES = 4 << 20
 _MOST_WITHOUT_CUT = 128 << 20
 """Much longer than any event that is read (LARGEST_EVENT_BYTES): a file without an end of an event in it is a bomb."""
@@ -188,17 +189,17 @@ class KinetoReading:
     def _blocks(self) -> Iterator[_Block]:
         data, size = self._read_after(b"")
         last = size < self._block_bytes
-        head = bytes(memoryview(data)[: min(size, _HEAD_BYTES)])
-        begin = json_layout.find_events_start(head)
-        if begin is None and len(head) < size:
-            head = bytes(memoryview(data)[:size])
+        for head_bytes in (_SHORT_HEAD_BYTES, size):  # the events mostly begin after some kB
+            head = bytes(memoryview(data)[: min(size, head_bytes)])
             begin = json_layout.find_events_start(head)
+            separator = json_layout.sniff_separator(head, begin.offset) if begin else None
+            if begin and separator and not begin.header_damaged:
+                break
         if begin is None:
             raise _no_events(self._path, self._stream.damage)
         self.header.update(begin.header)
         if begin.header_damaged:
             self.report.damage = "the fields before the events are damaged"
-        separator = json_layout.sniff_separator(head, begin.offset)
         offset, start = 0, begin.offset
         while not last:
             end = json_layout.last_cut(data, start, size, separator) if separator else None
@@ -287,8 +288,11 @@ KINETO = KinetoReader()
 
 
 def _fields_before_events(path: Path) -> dict[str, Any]:
-    head, _ = read_head(path, _HEAD_BYTES)
-    begin = json_layout.find_events_start(head)
+    for size in (_SHORT_HEAD_BYTES, _HEAD_BYTES):
+        head, _ = read_head(path, size)
+        begin = json_layout.find_events_start(head)
+        if (begin and not begin.header_damaged) or len(head) < size:
+            break
     return begin.header if begin else {}
 
 
