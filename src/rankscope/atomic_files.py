@@ -18,9 +18,12 @@ _TEMPORARY = ".tmp"
 _COPY_BYTES = 2**20
 
 
-def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Write or replace a small file: readers see the old content or the new one, never a part."""
-    _write_temporary(path, content).replace(path)
+def write_json(path: Path, content: Mapping[str, Any], indent: int | None = 1) -> None:
+    """Write or replace a small file: readers see the old content or the new one, never a part.
+
+    Without an indent, a large content is written ten times as fast.
+    """
+    _write_temporary(path, content, indent).replace(path)
 
 
 def create_json(path: Path, content: Mapping[str, Any]) -> bool:
@@ -76,12 +79,11 @@ def _temporary_name(path: Path) -> Path:
     return path.with_name(f".{path.name}.{unique_name()}{_TEMPORARY}")
 
 
-def _write_temporary(path: Path, content: Mapping[str, Any]) -> Path:
+def _write_temporary(path: Path, content: Mapping[str, Any], indent: int | None = 1) -> Path:
     temporary = _temporary_name(path)
     try:
         with open_private(temporary, "w", encoding="utf-8") as file:
-            json.dump(content, file, indent=1)
-            file.write("\n")
+            file.write(json.dumps(content, indent=indent) + "\n")
             file.flush()
             os.fsync(file.fileno())
     except OSError:

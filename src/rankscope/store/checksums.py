@@ -58,7 +58,7 @@ def _checksum(path: Path) -> int:
 
 def write_checked_json(path: Path, content: Mapping[str, Any]) -> None:
     """Write or replace a small file that contains its own checksum."""
-    write_json(path, {_KEY: _text_checksum(content), **content})
+    write_json(path, {_KEY: _text_checksum(content), **content}, indent=None)
 
 
 def read_checked_json(path: Path) -> dict[str, Any]:
