@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from functools import cache
 
-from rankscope.sql import sql_text
-
 KIND_PATTERNS = (
     ("reduce_scatter", "reducescatter"),
     ("all_reduce", "allreduce|crossdevicereduce"),
@@ -42,16 +40,6 @@ def kind_of(name: str) -> str | None:
     """The kind of collective that a name stands for, or None."""
     letters = re.sub("[^a-z]", "", name.lower())
     return next((kind for kind, pattern in _COMPILED if pattern.search(letters)), None)
-
-
-def kind_sql(text: str) -> str:
-    """The same as a SQL expression over `text`; null for other names."""
-    letters = f"lower(regexp_replace({text}, '[^A-Za-z]', '', 'g'))"
-    cases = " ".join(
-        f"WHEN regexp_matches({letters}, {sql_text(pattern)}) THEN {sql_text(kind)}"
-        for kind, pattern in KIND_PATTERNS
-    )
-    return f"(CASE {cases} END)"
 
 
 def bus_factor(kind: str, ranks: int) -> float | None:

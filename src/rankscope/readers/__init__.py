@@ -38,7 +38,6 @@ __all__ = [
     "looks_like_a_trace",
     "one_file",
     "open_part",
-    "readers",
     "report_of",
 ]
 

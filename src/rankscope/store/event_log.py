@@ -120,12 +120,7 @@ class Events:
 
     def number(self, column: str, events: NDArray[Any]) -> Numbers:
         """A sparse column for these events: `correlation`, `device`, …; NULL where they have none."""
-        found = self._looked_up(getattr(self, column), events, NULL)
-        if found.dtype == np.int64:
-            return found
-        wide = found.astype(np.int64)
-        wide[found == _NARROW_NULL] = NULL
-        return wide
+        return _wide(self._looked_up(getattr(self, column), events, NULL))
 
     def collective_of(self, events: NDArray[Any]) -> Codes:
         """The codes of their collectives' names, or NO_TEXT."""

@@ -243,11 +243,6 @@ def _graph_note(rows: Sequence[dict[str, Any]]) -> list[str]:
     return [f"{text} (profile the run without CUDA graphs and with --record-shapes to measure it)"]
 
 
-def on_tensor_cores(kernel: str) -> bool:
-    """Whether a kernel of this name uses tensor cores (AMD: matrix cores)."""
-    return bool(re.search(_TENSOR_CORE_KERNEL, kernel)) and not re.search(_OTHER_KERNEL, kernel)
-
-
 def _recomputation_note(done: dict[tuple[int, int | None], StepFlops]) -> list[str]:
     whole = [work for (_, step), work in done.items() if step is None]
     recomputed, model = sum(work.recomputed for work in whole), sum(work.model for work in whole)

@@ -93,7 +93,8 @@ class JsonBatch:
         self._block = block
         self._report = report
         self._spare = spare
-        self._file = MemoryFile()
+        self._file: MemoryFile | None = None
+        """For DuckDB; the scanner needs none."""
 
     def columns(self) -> EventColumns:
         # Late: they import numpy, which finding and identifying files does not need.
@@ -121,6 +122,7 @@ class JsonBatch:
 
     def _select(self, content: bytes | memoryview, time: tuple[str, str]) -> str:
         columns = _COLUMNS | {"ts": time[0], "dur": "DOUBLE"}
+        self._file = self._file or MemoryFile()
         return _SELECT.format(
             typed=sql_text(json.dumps(TYPED_ARGS)),
             untyped=sql_texts(WITHOUT_TYPED_ARGS),
@@ -136,7 +138,8 @@ class JsonBatch:
         )
 
     def close(self) -> None:
-        self._file.close()
+        if self._file is not None:
+            self._file.close()
         if isinstance(self._block.data, bytearray):
             self._spare.append(self._block.data)
 
