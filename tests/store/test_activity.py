@@ -6,6 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rankscope.readers.columns import NULL
 from rankscope.store.arrays import NONE
 from rankscope.store.device_activity import device_time
 
@@ -27,4 +28,9 @@ def test_device_time_is_handed_to_every_op_around(rows: list[tuple[int, bool, in
     found = device_time(
         np.array(op, dtype=np.int64), np.array(gpu, dtype=bool), np.array(time, dtype=np.int64)
     )
-    assert [values.tolist() for values in found] == [own, total]
+    is_op = np.array([i in op for i in range(len(rows))], dtype=bool)
+    of_rows = found.of_rows(np.arange(len(rows)), is_op)
+    assert [values[is_op].tolist() for values in of_rows] == [
+        np.array(values)[is_op].tolist() for values in (own, total)
+    ]
+    assert all((values[~is_op] == NULL).all() for values in of_rows)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from rankscope.readers.columns import NULL, Texts
 from rankscope.readers.sql_columns import columns_of
-from rankscope.store.event_log import EventLog, _joined, _narrow, _wide, flow_texts, read_batch
+from rankscope.store.event_log import EventLog, GrowingColumn, _narrow, _wide, flow_texts, read_batch
 
 NUMBERS = st.sampled_from([NULL, -(1 << 31), -1, 0, 7, 1 << 31, (1 << 62)])
 PIECES = st.lists(st.lists(NUMBERS, max_size=4), min_size=1, max_size=4)
@@ -17,12 +17,10 @@ PIECES = st.lists(st.lists(NUMBERS, max_size=4), min_size=1, max_size=4)
 @given(PIECES)
 @example([[NULL], [-(1 << 31)]])
 def test_numbers_are_the_same_in_fewer_bytes(pieces: list[list[int]]) -> None:
-    narrow = []
+    column = GrowingColumn(is_changed_later=False)
     for piece in pieces:
-        numbers = _narrow(np.array(piece, dtype=np.int64))
-        constant = len(numbers) and (numbers == numbers[0]).all()
-        narrow.append(np.broadcast_to(numbers[0].copy(), numbers.shape) if constant else numbers)
-    assert _wide(_joined(narrow)).tolist() == [number for piece in pieces for number in piece]
+        column.add(_narrow(np.array(piece, dtype=np.int64)))
+    assert _wide(column.values()).tolist() == [number for piece in pieces for number in piece]
 
 
 def test_what_was_added_comes_out_in_the_order_of_the_batches() -> None:

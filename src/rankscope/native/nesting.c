@@ -3,60 +3,85 @@
 
 #define NONE (-1)
 
+/* The slices' own columns: what is sorted are their indices, so that nothing is copied. */
 typedef struct {
-    int64_t start, end;
-    int32_t index;
-} Slice;
+    const int64_t *start, *end;
+} Times;
+
+/* An empty slice is treated as 1 ns long. */
+static inline int64_t end_of(const Times *times, int32_t slice) {
+    int64_t start = times->start[slice], end = times->end[slice];
+    return end > start ? end : start + 1;
+}
 
 /* Parents before children: by start, then the longer one, then in the order of the input. */
-static inline bool comes_first(const Slice *a, const Slice *b) {
-    if (a->start != b->start) return a->start < b->start;
-    if (a->end != b->end) return a->end > b->end;
-    return a->index < b->index;
+static inline bool comes_first(const Times *times, int32_t a, int32_t b) {
+    if (times->start[a] != times->start[b]) return times->start[a] < times->start[b];
+    int64_t end_a = end_of(times, a), end_b = end_of(times, b);
+    return end_a != end_b ? end_a > end_b : a < b;
 }
 
 /* Where the slices from `begin` on stop being in order, at most `count`. */
-static size_t run_end(const Slice *slices, size_t begin, size_t count) {
+static size_t run_end(const Times *times, const int32_t *order, size_t begin, size_t count) {
     size_t end = begin + 1;
-    while (end < count && comes_first(&slices[end - 1], &slices[end])) end++;
+    while (end < count && comes_first(times, order[end - 1], order[end])) end++;
     return end;
 }
 
-/* Merge sort of what is in order already: a track is mostly written in order, or as a few parts that are. */
-static void sort_slices(Slice *slices, Slice *spare, size_t count) {
-    Slice *from = slices, *to = spare;
-    while (run_end(from, 0, count) < count) {
+/* Merge sort of what is in order already: a track is mostly written in order, or as a few parts that are. False if
+ * there is no memory for it. */
+static bool sort_slices(const Times *times, int32_t *order, size_t count) {
+    if (run_end(times, order, 0, count) >= count) return true;
+    int32_t *spare = malloc(count * sizeof *spare), *from = order, *to = spare;
+    if (!spare) return false;
+    while (run_end(times, from, 0, count) < count) {
         for (size_t begin = 0; begin < count;) {
-            size_t middle = run_end(from, begin, count);
-            size_t end = middle < count ? run_end(from, middle, count) : count;
+            size_t middle = run_end(times, from, begin, count);
+            size_t end = middle < count ? run_end(times, from, middle, count) : count;
             size_t a = begin, b = middle, out = begin;
-            while (a < middle && b < end) to[out++] = comes_first(&from[b], &from[a]) ? from[b++] : from[a++];
+            while (a < middle && b < end) to[out++] = comes_first(times, from[b], from[a]) ? from[b++] : from[a++];
             memcpy(to + out, from + a, (middle - a) * sizeof *to);
             out += middle - a;
             memcpy(to + out, from + b, (end - b) * sizeof *to);
             begin = end;
         }
-        Slice *other = from;
+        int32_t *other = from;
         from = to;
         to = other;
     }
-    if (from != slices) memcpy(slices, from, count * sizeof *slices);
+    if (from != order) memcpy(order, from, count * sizeof *order);
+    free(spare);
+    return true;
 }
 
-/* In order of start, each slice gets the first free row below the innermost open slice that contains it. `open` has the
- * latest slice of each row; rows above the last one that is still open are forgotten. */
-static void nest_track(const Slice *slices, size_t count, Slice *open, int32_t *row, int32_t *parent) {
+/* The latest slice of a row. */
+typedef struct {
+    int64_t end;
+    int32_t slice;
+} Open;
+
+/* In order of start, each slice gets the first free row below the innermost open slice that contains it. `rows_open`
+ * has a place for each row; rows above the last one that is still open are forgotten. */
+static void nest_track(
+    const Times *times, const int32_t *order, size_t count, Array *rows_open, int32_t *row, int32_t *parent
+) {
     int32_t rows = 0;
     for (size_t i = 0; i < count; i++) {
-        const Slice *slice = &slices[i];
-        while (rows && open[rows - 1].end <= slice->start) rows--;
+        int32_t slice = order[i];
+        int64_t start = times->start[slice], end = end_of(times, slice);
+        if (rows_open->room < ((size_t)rows + 1) * sizeof(Open)) {
+            rows_open->size = (size_t)rows * sizeof(Open);
+            if (!array_reserve(rows_open, sizeof(Open))) return;
+        }
+        Open *open = (Open *)rows_open->data;
+        while (rows && open[rows - 1].end <= start) rows--;
         int32_t inside = rows - 1;
-        while (inside >= 0 && !(open[inside].end > slice->start && open[inside].end >= slice->end)) inside--;
+        while (inside >= 0 && !(open[inside].end > start && open[inside].end >= end)) inside--;
         int32_t at = inside + 1;
-        while (at < rows && open[at].end > slice->start) at++;
-        row[slice->index] = at;
-        parent[slice->index] = inside >= 0 ? open[inside].index : NONE;
-        open[at] = *slice;
+        while (at < rows && open[at].end > start) at++;
+        row[slice] = at;
+        parent[slice] = inside >= 0 ? open[inside].slice : NONE;
+        open[at] = (Open){end, slice};
         if (at == rows) rows++;
     }
 }
@@ -68,37 +93,28 @@ static bool nest_all(
         if (!array_reserve(&out[i], count * 4)) return true;
     int32_t *order = (int32_t *)out[0].data, *row = (int32_t *)out[1].data, *parent = (int32_t *)out[2].data;
     size_t *begins = calloc(tracks + 1, sizeof *begins);
-    size_t largest = 0;
     bool valid = true;
     for (size_t i = 0; begins && i < count && valid; i++) {
         valid = track[i] >= 0 && (size_t)track[i] < tracks;
         if (valid) begins[track[i] + 1]++;
     }
-    for (size_t t = 0; begins && t < tracks; t++) {
-        if (begins[t + 1] > largest) largest = begins[t + 1];
-        begins[t + 1] += begins[t];
-    }
-    Slice *slices = malloc((largest + 1) * sizeof *slices), *spare = malloc((largest + 1) * sizeof *spare);
-    if (!begins || !slices || !spare) out[0].failed = true;
+    if (!begins) out[0].failed = true;
     else if (valid) {
+        for (size_t t = 0; t < tracks; t++) begins[t + 1] += begins[t];
         /* `order` first holds the slices by track, then by track and time. */
         for (size_t i = 0; i < count; i++) order[begins[track[i]]++] = (int32_t)i;
+        Times times = {start, end};
+        Array rows_open = {0};
         size_t begin = 0;
-        for (size_t t = 0; t < tracks; t++) {
+        for (size_t t = 0; t < tracks && !out[0].failed; begin = begins[t], t++) {
             size_t size = begins[t] - begin;
-            for (size_t i = 0; i < size; i++) {
-                int32_t index = order[begin + i];
-                slices[i] = (Slice){start[index], end[index] > start[index] ? end[index] : start[index] + 1, index};
-            }
-            sort_slices(slices, spare, size);
-            for (size_t i = 0; i < size; i++) order[begin + i] = slices[i].index;
-            nest_track(slices, size, spare, row, parent);
-            begin += size;
+            if (!sort_slices(&times, order + begin, size)) out[0].failed = true;
+            else nest_track(&times, order + begin, size, &rows_open, row, parent);
         }
+        out[0].failed |= rows_open.failed;
+        array_free(&rows_open);
     }
     free(begins);
-    free(slices);
-    free(spare);
     for (int i = 0; i < 3; i++) out[i].size = count * 4;
     return valid;
 }
@@ -160,10 +176,45 @@ static PyObject *nearest_ancestor(PyObject *self, PyObject *arguments) {
     return NULL;
 }
 
+static bool subtract_children(const int32_t *parent, const int64_t *duration, size_t count, Array *out) {
+    if (!array_reserve(out, count * 8)) return true;
+    int64_t *own = (int64_t *)out->data;
+    out->size = count * 8;
+    memcpy(own, duration, count * 8);
+    for (size_t i = 0; i < count; i++) {
+        if (parent[i] >= (int64_t)count) return false;
+        if (parent[i] >= 0) own[parent[i]] -= duration[i];
+    }
+    for (size_t i = 0; i < count; i++)
+        if (own[i] < 0) own[i] = 0;
+    return true;
+}
+
+static PyObject *self_time(PyObject *self, PyObject *arguments) {
+    (void)self;
+    Py_buffer parent, duration;
+    if (!PyArg_ParseTuple(arguments, "y*y*", &parent, &duration)) return NULL;
+    size_t count = (size_t)parent.len / 4;
+    bool valid = (size_t)duration.len == count * 8 && count < INT32_MAX;
+    Array own = {0};
+    Py_BEGIN_ALLOW_THREADS;
+    if (valid) valid = subtract_children(parent.buf, duration.buf, count, &own);
+    Py_END_ALLOW_THREADS;
+    PyBuffer_Release(&parent);
+    PyBuffer_Release(&duration);
+    PyObject *made = valid ? array_to_python(&own) : NULL;
+    array_free(&own);
+    if (valid) return made;
+    PyErr_SetString(PyExc_ValueError, "expected parents (4 bytes) and durations (8 bytes) of as many slices");
+    return NULL;
+}
+
 PyMethodDef nesting_methods[] = {
     {"nest", nest, METH_VARARGS,
      "(track, start, end, tracks): the order of slices by track and time, their rows and parents (4 bytes each)."},
     {"nearest_ancestor", nearest_ancestor, METH_VARARGS,
      "(order, parent, wanted): for each slice the innermost one around it that is wanted, or -1 (4 bytes)."},
+    {"self_time", self_time, METH_VARARGS,
+     "(parent, duration): the duration of each slice without those directly inside it, at least 0 (8 bytes)."},
     {NULL, NULL, 0, NULL},
 };

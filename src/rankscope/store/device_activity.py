@@ -13,10 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rankscope.model import ALLOCATING_OP_PATTERN, COMPUTING, GPU, SLICES
-from rankscope.store.arrays import NONE, Ints, Mask
+from rankscope.store.arrays import NONE, Ints, Mask, starts_group
 from rankscope.store.linking import follow
 from rankscope.store.parquet_writer import Chunk, Coded, Lists, Numbers
-from rankscope.store.slices import SliceTable, named, write_slices
+from rankscope.store.slices import DeviceTime, SliceTable, named, write_slices
 from rankscope.store.table_files import TableFiles
 
 _ALLOCATING_OP = re.compile(ALLOCATING_OP_PATTERN)
@@ -24,7 +24,7 @@ _ALLOCATING_OP = re.compile(ALLOCATING_OP_PATTERN)
 
 def write_activity(files: TableFiles, source: SliceTable, gpu: NDArray[Any]) -> None:
     """Write SLICES, GPU and COMPUTING."""
-    write_slices(files, SLICES, source, np.arange(len(source.slices), dtype=np.int32))
+    write_slices(files, SLICES, source)
     write_slices(files, GPU, source, gpu, lambda rows: _gpu_columns(source, rows))
     _write_computing(files, source)
 
@@ -73,22 +73,30 @@ def _write_computing(files: TableFiles, source: SliceTable) -> None:
     )
 
 
-def device_time(op: NDArray[Any], is_gpu: Mask, duration: Ints) -> tuple[Ints, Ints]:
-    """For each slice: the device time it launched as the innermost op, and that including the ops inside it."""
+def device_time(op: NDArray[Any], is_gpu: Mask, duration: Ints) -> DeviceTime:
+    """The device time of the ops that launched some, from the innermost op of each slice."""
     launched = np.flatnonzero(is_gpu & (op != NONE))
-    own = np.zeros(len(op), dtype=np.int64)
-    np.add.at(own, op[launched], duration[launched])
-    total = own.copy()
-    at, time = np.flatnonzero(own), own[np.flatnonzero(own)]
+    at, time = _summed(op[launched], duration[launched])
+    ops, times = [at], [time]
     while len(at):  # add the time of each op to the op around it
-        caller = op[at]
-        inside = caller != NONE
-        at, group = np.unique(caller[inside], return_inverse=True)
-        sums = np.zeros(len(at), dtype=np.int64)
-        np.add.at(sums, group, time[inside])
-        time = sums
-        total[at] += time
-    return own, total
+        inside = op[at] != NONE
+        at, time = _summed(op[at[inside]], time[inside])
+        ops.append(at)
+        times.append(time)
+    all_ops, total = _summed(np.concatenate(ops), np.concatenate(times))
+    own = np.zeros(len(all_ops), dtype=np.int64)
+    own[np.searchsorted(all_ops, ops[0])] = times[0]
+    return DeviceTime(all_ops, own, total)
+
+
+def _summed(keys: NDArray[Any], values: Ints) -> tuple[Ints, Ints]:
+    """The distinct keys in ascending order, and the sum of the values of each."""
+    order = np.argsort(keys, kind="stable")
+    ordered = keys[order].astype(np.int64)
+    begins = np.flatnonzero(starts_group([ordered]))
+    if not len(begins):
+        return ordered, np.empty(0, dtype=np.int64)
+    return ordered[begins], np.add.reduceat(values[order], begins)
 
 
 def allocating_ops(source: SliceTable, track: NDArray[Any], time: Ints) -> Ints:

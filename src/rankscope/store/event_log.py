@@ -33,6 +33,8 @@ _NARROW_NULL = -(1 << 31)
 """Stands for null in a sparse column of four bytes each."""
 _CODES = (*_GROUPED, "name")
 _SPARSE = ("correlation", "external_id", "device", "stream", "bytes")
+_CHANGED_LATER = ("time", "duration")
+_EVENTS_OF_SPARSE = ("linked", "memory_events", "computing")
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,8 @@ class Events:
     groups: NDArray[np.int32]
     """A row for each group: its codes of phase, category, pid and tid."""
     name: Codes
+    flow_events: Codes
+    """Those that have an id of a flow."""
     flow: Numbers
     time: Numbers
     duration: Numbers
@@ -125,6 +129,13 @@ class Events:
     def collective_of(self, events: NDArray[Any]) -> Codes:
         """The codes of their collectives' names, or NO_TEXT."""
         return self._looked_up(self.collective, events, NO_TEXT)
+
+    def flow_of(self, events: NDArray[Any]) -> Numbers:
+        """The ids of their flows, or NULL."""
+        if not len(self.flow_events):
+            return np.full(len(events), NULL)
+        at = np.minimum(np.searchsorted(self.flow_events, events), len(self.flow_events) - 1)
+        return np.where(self.flow_events[at] == events, self.flow[at], NULL)
 
     @cached_property
     def _place(self) -> Codes:
@@ -221,24 +232,48 @@ def _narrow(numbers: Numbers) -> NDArray[Any]:
     return np.where(null, np.int32(_NARROW_NULL), small.astype(np.int32))
 
 
-def _joined(pieces: list[NDArray[Any]]) -> NDArray[Any]:
-    """Pieces one after the other; they are freed on the way. Equal numbers stay one number."""
-    pieces = [piece for piece in pieces if len(piece)] or pieces[:1]
-    first = pieces[0]
-    if len(pieces) == 1:
-        return first
-    one_dtype = all(piece.dtype == first.dtype for piece in pieces)
-    if first.ndim == 1 and one_dtype and all(p.strides[0] == 0 and p[0] == first[0] for p in pieces):
-        return np.broadcast_to(first[0].copy(), (sum(map(len, pieces)),))
-    if not one_dtype and any(piece.dtype == np.int64 for piece in pieces):
-        pieces = [_wide(piece) for piece in pieces]
-    joined = np.empty((sum(map(len, pieces)), *first.shape[1:]), dtype=np.result_type(*pieces))
-    at = 0
-    while pieces:
-        piece = pieces.pop(0)
-        joined[at : at + len(piece)] = piece
-        at += len(piece)
-    return joined
+class GrowingColumn:
+    """A column that batches are added to. Numbers that are all equal take no memory, and those of a sparse column four
+    bytes each where they fit. There is room for half as many again, so that memory is seldom copied."""
+
+    def __init__(self, is_changed_later: bool) -> None:
+        self._may_be_constant = not is_changed_later
+        self._values: NDArray[Any] = np.empty(0)
+        self._count = 0
+        self._is_constant = False
+        """All values are values[0], the only one that is kept."""
+
+    def add(self, piece: NDArray[Any]) -> None:
+        if not len(piece) and self._count:
+            return
+        is_constant = bool(self._may_be_constant and len(piece) and (piece == piece[0]).all())
+        begin, end = self._count, self._count + len(piece)
+        if begin == 0:
+            self._values = piece[:1].copy() if is_constant else piece
+            self._is_constant = is_constant
+        elif not (self._is_constant and is_constant and _are_same(self._values[:1], piece[:1])):
+            self._make_room(end, piece.dtype)
+            self._values[begin:end] = _wide(piece) if self._values.dtype == np.int64 else piece
+        self._count = end
+
+    def _make_room(self, rows: int, dtype: np.dtype[Any]) -> None:
+        values = self._values
+        if not self._is_constant and rows <= len(values) and np.can_cast(dtype, values.dtype):
+            return
+        kind = np.promote_types(dtype, values.dtype)
+        made = np.empty((rows + rows // 2, *values.shape[1:]), dtype=kind)
+        known = values[:1] if self._is_constant else values[: self._count]
+        made[: self._count] = _wide(known) if kind == np.int64 else known
+        self._values, self._is_constant = made, False
+
+    def values(self) -> NDArray[Any]:
+        if self._is_constant:
+            return np.broadcast_to(self._values, (self._count, *self._values.shape[1:]))
+        return self._values[: self._count]
+
+
+def _are_same(a: NDArray[Any], b: NDArray[Any]) -> bool:
+    return a.dtype == b.dtype and bool((a == b).all())
 
 
 def _wide(numbers: NDArray[Any]) -> NDArray[Any]:
@@ -252,7 +287,7 @@ class EventLog:
 
     def __init__(self) -> None:
         self._pool: dict[str, int] = {}
-        self._pieces: dict[str, list[NDArray[Any]]] = {}
+        self._columns: dict[str, GrowingColumn] = {}
         self._groups: dict[tuple[int, ...], int] = {}
         self._args: dict[int, str] = {}
         self._count = 0
@@ -268,17 +303,18 @@ class EventLog:
             self._groups.setdefault(tuple(row), len(self._groups)) for row in codes[batch.groups].tolist()
         ]
         kind = np.int16 if len(self._groups) < _MOST_IN_TWO_BYTES else np.int32
-        self._add("group", np.array(numbers, dtype=kind)[batch.group])
-        for name in ("name", "collective", "shapes"):
-            self._add(name, codes[getattr(columns, name)])
-        is_text = (columns.flow < 0) & (columns.flow != NULL)
-        flow = columns.flow.copy() if is_text.any() else columns.flow
+        flow_events = np.flatnonzero(columns.flow != NULL).astype(np.int32)
+        flow = columns.flow[flow_events]
+        is_text = flow < 0
         flow[is_text] = -1 - codes[-1 - flow[is_text]].astype(np.int64)
-        self._add("flow", flow)
-        for name in ("time", "duration", *_SPARSE, "memory"):
-            self._add(name, getattr(columns, name))
-        for name in ("linked", "memory_events", "computing"):
-            self._add(name, getattr(columns, name) + np.int32(self._count))
+        pieces = {"group": np.array(numbers, dtype=kind)[batch.group], "flow": flow}
+        pieces |= {name: codes[getattr(columns, name)] for name in ("name", "collective", "shapes")}
+        pieces |= {name: getattr(columns, name) for name in ("time", "duration", "memory")}
+        pieces |= {name: _narrow(getattr(columns, name)) for name in _SPARSE}
+        pieces |= {name: getattr(columns, name) + np.int32(self._count) for name in _EVENTS_OF_SPARSE}
+        pieces["flow_events"] = flow_events + np.int32(self._count)
+        for name, piece in pieces.items():
+            self._columns.setdefault(name, GrowingColumn(name in _CHANGED_LATER)).add(piece)
         for index, args in batch.args.items():
             self._args[self._count + index] = args
         self._count += len(columns)
@@ -286,23 +322,10 @@ class EventLog:
     @property
     def is_empty(self) -> bool:
         """True if no batch was added; one may have no events."""
-        return not self._pieces
-
-    def _add(self, name: str, piece: NDArray[Any]) -> None:
-        if name in _SPARSE:
-            piece = _narrow(piece)
-        elif name in ("memory", "shapes", "time", "duration"):
-            self._pieces.setdefault(name, []).append(piece)
-            return
-        if len(piece) and (piece == piece[0]).all():
-            piece = np.broadcast_to(piece[0].copy(), piece.shape)  # takes no memory
-        self._pieces.setdefault(name, []).append(piece)
+        return not self._columns
 
     def events(self) -> Events:
-        """What was collected. The log is empty afterwards: its pieces are freed one by one."""
-        columns = {}
-        for name in list(self._pieces):
-            pieces = self._pieces.pop(name)
-            columns[name] = _joined(pieces)
+        """What was collected."""
+        columns = {name: column.values() for name, column in self._columns.items()}
         groups = np.array(list(self._groups), dtype=np.int32).reshape(-1, len(_GROUPED))
         return Events(texts=list(self._pool), groups=groups, args=self._args, **columns)

@@ -49,6 +49,9 @@ def nearest_ancestor(nesting: Nesting, wanted: Mask) -> Indices:
 
 def self_time(nesting: Nesting, duration: Ints) -> Ints:
     """Duration minus that of the direct children."""
+    if native.functions is not None:
+        columns = map(np.ascontiguousarray, (nesting.parent, duration))
+        return np.frombuffer(native.functions.self_time(*columns), dtype=np.int64)
     inside = nesting.parent != NONE
     covered = np.bincount(nesting.parent[inside], weights=duration[inside], minlength=len(duration))
     return np.maximum(duration - covered.astype(np.int64), 0)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rankscope.model import SNAPSHOT_CATEGORY
 from rankscope.readers.columns import NULL, Codes, Numbers
@@ -28,7 +30,9 @@ _KIND_OF_CATEGORY = {
 }
 _KIND_OF_PHASE = {"b": "async", "e": "async", "n": "async", "C": "counter"}
 _ON_DEVICE = ("stream", "annotation")
-_FLOWS = ("s", "t", "f")
+FLOW_PHASES = ("s", "t", "f")
+INSTANT_PHASES = ("i", "I", "R")
+COUNTER_PHASES = ("C",)
 
 
 @dataclass(frozen=True)
@@ -40,6 +44,17 @@ class Track:
     tid: str
     device: int | None
     stream: int | None
+
+
+@dataclass(frozen=True)
+class Points:
+    """Events at one moment: instants, counters, and both ends of flows."""
+
+    event: Ints
+    group: NDArray[Any]
+    track: Codes
+    time: Ints
+    name: Codes
 
 
 @dataclass(frozen=True)
@@ -58,6 +73,7 @@ class Recording:
     track: Codes
     """NONE for flows, which belong to a slice of another track."""
     tracks: list[Track]
+    points: Points
 
     def code(self, text: str) -> int:
         """The code of a text, or one that no event has."""
@@ -65,7 +81,13 @@ class Recording:
 
     def with_phase(self, *phases: str) -> Ints:
         """The placed events of some phases, in file order."""
-        return np.flatnonzero(self.events.has_text(self.events.phase, phases) & self.placed)
+        return _with_phase(self.events, self.placed, phases)
+
+    def points_with_phase(self, phases: tuple[str, ...]) -> Points:
+        """The points of some phases, in file order."""
+        points = self.points
+        wanted = self.events.has_text(self.events.groups[:, 0], phases)[points.group]
+        return Points(*(column[wanted] for column in vars(points).values()))
 
 
 def arrange(events: Events) -> Recording:
@@ -84,6 +106,7 @@ def arrange(events: Events) -> Recording:
     np.clip(events.duration, -_LONGEST_FILE_NS, _LONGEST_FILE_NS, out=events.duration)
     np.subtract(events.time, origin, out=events.time)
     track, tracks = _tracks(events, placed)
+    points = _with_phase(events, placed, (*INSTANT_PHASES, *COUNTER_PHASES, *FLOW_PHASES))
     return Recording(
         events=events,
         threads=threads,
@@ -93,7 +116,12 @@ def arrange(events: Events) -> Recording:
         placed=placed,
         track=track,
         tracks=tracks,
+        points=Points(points, events.group[points], track[points], events.time[points], events.name[points]),
     )
+
+
+def _with_phase(events: Events, placed: Mask, phases: tuple[str, ...]) -> Ints:
+    return np.flatnonzero(events.has_text(events.phase, phases) & placed)
 
 
 def _usable_range(times: Numbers) -> tuple[int, int]:
@@ -121,7 +149,7 @@ def _tracks(events: Events, placed: Mask) -> tuple[Codes, list[Track]]:
     texts = events.texts
     occurs = np.zeros(len(events.groups), dtype=bool)
     occurs[events.group if placed.all() else events.group[placed]] = True
-    occurs &= ~events.has_text(events.groups[:, 0], _FLOWS)
+    occurs &= ~events.has_text(events.groups[:, 0], FLOW_PHASES)
     keys = [_track_key(*(texts[code] for code in row)) for row in events.groups.tolist()]
     names = sorted({key for key, wanted in zip(keys, occurs, strict=True) if wanted})
     number = {key: place for place, key in enumerate(names)}

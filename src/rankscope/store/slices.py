@@ -50,22 +50,33 @@ class SliceColumns:
 
 
 def find_slices(recording: Recording) -> tuple[SliceColumns, int]:
-    """Complete events and pairs of begin and end events; and the number of begins and ends without a partner."""
+    """Complete events and pairs of begin and end events; and the number of begins and ends without a partner.
+
+    Where all slices are complete events, their times and durations take the place of the events', to save memory.
+    """
     events = recording.events
     complete = recording.with_phase("X")
-    kept, durations = [complete], [events.duration[complete]]
-    last = int(_ends(recording, complete).max(initial=0))
+    kept = [complete]
+    durations: list[Ints] = []
     unpaired = 0
     for begin, end in (("B", "E"), ("b", "e")):
         halves = recording.with_phase(begin, end)
         if len(halves) == 0:
             continue
+        if not durations:
+            durations.append(events.duration[complete])
+            last = int(_ends(recording, complete).max(initial=0))
         begins = events.phase[halves] == recording.code(begin)
         time = events.time[halves]
         if begin == "B":
             pairs = pair_nested(recording.track[halves].astype(np.int64), time, begins)
         else:
-            columns = (events.pid[halves], events.category[halves], events.flow[halves], events.name[halves])
+            columns = (
+                events.pid[halves],
+                events.category[halves],
+                events.flow_of(halves),
+                events.name[halves],
+            )
             _, key = number_rows([column.astype(np.int64) for column in columns])
             pairs = pair_by_key(key, time, begins)
         unpaired += len(pairs.never_ended) + len(pairs.never_begun)
@@ -77,23 +88,23 @@ def find_slices(recording: Recording) -> tuple[SliceColumns, int]:
         durations.append(ends - time[own])
         last = max(last, int(ends.max(initial=0)))
     index = np.concatenate(kept)
-    if len(index) == len(events) and len(kept) == 1:  # every event is a slice: no copies
-        return SliceColumns(
-            index.astype(np.int32),
-            recording.track,
-            events.time,
-            events.duration,
-            events.name,
-            events.category[:],
-        ), 0
+    has_pairs = len(kept) > 1
     return SliceColumns(
         index.astype(np.int32),
         recording.track[index],
-        events.time[index],
-        np.concatenate(durations),
+        events.time[index] if has_pairs else _moved_up(events.time, index),
+        np.concatenate(durations) if has_pairs else _moved_up(events.duration, index),
         events.name[index],
         events.category[index],
     ), unpaired
+
+
+def _moved_up(column: Ints, index: Ints) -> Ints:
+    """The entries at these indices, which ascend, moved to the beginning of the column."""
+    for at in range(0, len(index), _ROWS_AT_A_TIME):
+        piece = index[at : at + _ROWS_AT_A_TIME]
+        column[at : at + len(piece)] = column[piece]
+    return column[: len(index)]
 
 
 def _ends(recording: Recording, index: Ints) -> Ints:
@@ -211,6 +222,34 @@ def step_columns(
 
 
 @dataclass(frozen=True)
+class DeviceTime:
+    """The device time that ops launched; those that launched none are left out."""
+
+    op: Ints
+    """Ascending."""
+    own: Ints
+    """As the innermost op."""
+    total: Ints
+    """Including the ops inside it."""
+
+    def of_rows(self, rows: NDArray[Any], is_op: Mask) -> tuple[Ints, Ints]:
+        """Own and total time of some slices in ascending order; NULL for those that are no ops."""
+        own = np.where(is_op, 0, NULL)
+        total = own.copy()
+        if len(rows):
+            low, high = np.searchsorted(self.op, (rows[0], rows[-1] + 1))
+            place = np.searchsorted(rows, self.op[low:high])
+            there = (rows[place] == self.op[low:high]) & is_op[place]
+            own[place[there]] = self.own[low:high][there]
+            total[place[there]] = self.total[low:high][there]
+        return own, total
+
+
+Rows = NDArray[Any] | slice
+"""Indices of slices, in ascending order, or all of a range, which is not copied."""
+
+
+@dataclass(frozen=True)
 class SliceTable:
     """All columns of SLICES, for any of its rows."""
 
@@ -220,14 +259,16 @@ class SliceTable:
     links: Links
     step: NDArray[Any]
     self_ns: Ints
-    device_ns: Ints
-    total_device_ns: Ints
+    device: DeviceTime
 
-    def chunks(self, index: NDArray[Any]) -> dict[str, Chunk]:
+    def chunks(self, index: Rows) -> dict[str, Chunk]:
         slices, links, events = self.slices, self.links, self.recording.events
         event, texts = slices.event[index], events.coded_texts
         correlation = events.number("correlation", event)
-        is_op = slices.category[index] == self.recording.code("cpu_op")
+        own, total = self.device.of_rows(
+            np.arange(index.start, index.stop) if isinstance(index, slice) else index,
+            slices.category[index] == self.recording.code("cpu_op"),
+        )
         return {
             "id": Numbers(event),
             "track": Numbers(slices.track[index]),
@@ -250,8 +291,8 @@ class SliceTable:
             "stream": _number(events.number("stream", event)),
             "bytes": _number(events.number("bytes", event)),
             "collective": Coded(events.collective_of(event), texts),
-            "device_ns": Numbers(np.where(is_op, self.device_ns[index], NULL), NULL),
-            "total_device_ns": Numbers(np.where(is_op, self.total_device_ns[index], NULL), NULL),
+            "device_ns": Numbers(own, NULL),
+            "total_device_ns": Numbers(total, NULL),
         }
 
     @cached_property
@@ -273,13 +314,16 @@ def write_slices(
     files: TableFiles,
     table: Table,
     source: SliceTable,
-    rows: NDArray[Any],
+    rows: NDArray[Any] | None = None,
     more: Callable[[NDArray[Any]], Mapping[str, Chunk]] | None = None,
 ) -> None:
-    """Write SLICES, or a table of some slices with more columns."""
-    pieces = [rows[at : at + _ROWS_AT_A_TIME] for at in range(0, len(rows), _ROWS_AT_A_TIME)]
+    """Write all slices, or a table of some slices with more columns."""
+    count = len(source.slices) if rows is None else len(rows)
+    pieces = [slice(at, min(at + _ROWS_AT_A_TIME, count)) for at in range(0, count, _ROWS_AT_A_TIME)]
 
-    def chunks(piece: NDArray[Any]) -> dict[str, Chunk]:
-        return source.chunks(piece) | dict(more(piece) if more else {})
+    def chunks(piece: slice) -> dict[str, Chunk]:
+        if rows is None:
+            return source.chunks(piece)
+        return source.chunks(rows[piece]) | dict(more(rows[piece]) if more else {})
 
     files.write(table, pieces, chunks)

@@ -18,7 +18,14 @@ from rankscope.store.json_arguments import arguments, number_of, text_of
 from rankscope.store.linking import Steps, follow, self_time
 from rankscope.store.nesting import nest
 from rankscope.store.parquet_writer import Coded, Numbers
-from rankscope.store.recording import Recording, Track, arrange
+from rankscope.store.recording import (
+    COUNTER_PHASES,
+    FLOW_PHASES,
+    INSTANT_PHASES,
+    Recording,
+    Track,
+    arrange,
+)
 from rankscope.store.slices import (
     SliceTable,
     find_slices,
@@ -30,7 +37,6 @@ from rankscope.store.slices import (
 from rankscope.store.step_times import StepTimes
 from rankscope.store.table_files import TableFiles, coded
 
-_POINTS = ("i", "I", "R")
 _MEMORY_COLUMNS = {
     "bytes": "Bytes",
     "allocated_bytes": "Total Allocated",
@@ -44,15 +50,15 @@ _MEMORY_COLUMNS = {
 def write_tables(events: Events, files: TableFiles) -> dict[str, Any]:
     """Write every table; returns what segment.json records about them. The events are changed in place."""
     recording = arrange(events)
-    slices, unpaired = find_slices(recording)
+    slices, unpaired = find_slices(recording)  # from here on the events' own times and durations mean nothing
     nesting = nest(slices.track, slices.time, slices.end)
     links = link_slices(recording, slices, nesting)
     steps = steps_of_host(recording, slices)
     is_gpu = gpu_slices(recording, slices)
     self_ns = files.pool.submit(self_time, nesting, slices.duration)
-    device_ns = files.pool.submit(device_time, links.op, is_gpu, slices.duration)
+    device = files.pool.submit(device_time, links.op, is_gpu, slices.duration)
     step, times = step_columns(slices, links, steps, is_gpu)
-    source = SliceTable(recording, slices, nesting, links, step, self_ns.result(), *device_ns.result())
+    source = SliceTable(recording, slices, nesting, links, step, self_ns.result(), device.result())
     others = files.pool.submit(_write_others, files, source, steps, times)
     write_activity(files, source, np.flatnonzero(is_gpu))
     others.result()
@@ -153,8 +159,8 @@ def _write_steps(files: TableFiles, steps: Steps, times: StepTimes) -> None:
 
 def _write_instants(files: TableFiles, source: SliceTable, steps: Steps) -> None:
     recording = source.recording
-    events = recording.events
-    index = recording.with_phase(*_POINTS)
+    events, points = recording.events, recording.points_with_phase(INSTANT_PHASES)
+    index = points.event
     memory = np.full((len(index), len(MEMORY_ARGS)), NULL)
     at = np.searchsorted(events.memory_events, index)
     at = np.minimum(at, max(len(events.memory_events) - 1, 0))
@@ -164,18 +170,17 @@ def _write_instants(files: TableFiles, source: SliceTable, steps: Steps) -> None
     column = {name: place for place, name in enumerate(MEMORY_ARGS)}
     op = np.full(len(index), NONE)
     allocations = np.flatnonzero(memory[:, column["Bytes"]] > 0)
-    own = index[allocations]
-    op[allocations] = allocating_ops(source, recording.track[own], events.time[own])
+    op[allocations] = allocating_ops(source, points.track[allocations], points.time[allocations])
     texts = events.coded_texts
     files.write_rows(
         INSTANTS,
         {
             "id": Numbers(index),
-            "track": Numbers(recording.track[index]),
-            "ts_ns": Numbers(events.time[index]),
-            "name": Coded(events.name[index], texts),
+            "track": Numbers(points.track),
+            "ts_ns": Numbers(points.time),
+            "name": Coded(points.name, texts),
             "category": Coded(events.category[index], texts),
-            "step": Numbers(steps.at(events.time[index]), NONE),
+            "step": Numbers(steps.at(points.time), NONE),
             **{name: Numbers(memory[:, column[key]], NULL) for name, key in _MEMORY_COLUMNS.items()},
             "op": Numbers(op, NONE),
         },
@@ -183,15 +188,15 @@ def _write_instants(files: TableFiles, source: SliceTable, steps: Steps) -> None
 
 
 def _write_counters(files: TableFiles, recording: Recording) -> None:
-    events = recording.events
+    events, points = recording.events, recording.points_with_phase(COUNTER_PHASES)
     rows: list[int] = []
     series: list[str] = []
     values: list[float | None] = []
-    for event in recording.with_phase("C").tolist():
+    for place, event in enumerate(points.event.tolist()):
         args = arguments(events.args.get(event))
         pairs = args.items() if isinstance(args, dict) else enumerate(args) if isinstance(args, list) else ()
         for key, value in pairs:
-            rows.append(event)
+            rows.append(place)
             series.append(str(key))
             values.append(number_of(text_of(value)))
     index = np.array(rows, dtype=np.int64)
@@ -199,10 +204,10 @@ def _write_counters(files: TableFiles, recording: Recording) -> None:
     files.write_rows(
         COUNTERS,
         {
-            "id": Numbers(index),
-            "track": Numbers(recording.track[index]),
-            "ts_ns": Numbers(events.time[index]),
-            "name": Coded(events.name[index], events.coded_texts),
+            "id": Numbers(points.event[index]),
+            "track": Numbers(points.track[index]),
+            "ts_ns": Numbers(points.time[index]),
+            "name": Coded(points.name[index], events.coded_texts),
             "series": coded(series),
             "value": Numbers(numbers, valid=np.array([value is not None for value in values], dtype=bool)),
         },
@@ -213,11 +218,10 @@ def _write_links(files: TableFiles, source: SliceTable) -> None:
     """A flow event names a track and a time; it is linked to the slice that is open there."""
     recording = source.recording
     events = recording.events
-    index, track = _flow_tracks(recording)
-    time = events.time[index]
+    index, track, time = _flow_ends(recording)
     bound = source.ids(source.lookup.at(track, time))
     starts = events.phase[index] == recording.code("s")
-    flow = events.flow[index]
+    flow = events.flow_of(index)
     _, key = number_rows([events.category[index].astype(np.int64), flow])
     key[flow == NULL] = NONE
     first, then = _joined(key, np.flatnonzero(starts), np.flatnonzero(~starts))
@@ -235,12 +239,12 @@ def _write_links(files: TableFiles, source: SliceTable) -> None:
     )
 
 
-def _flow_tracks(recording: Recording) -> tuple[Ints, NDArray[Any]]:
-    """The flow events, and the thread or stream each names: one without either is left out, one with both is two."""
-    events = recording.events
-    flows = recording.with_phase("s", "t", "f")
+def _flow_ends(recording: Recording) -> tuple[Ints, NDArray[Any], Ints]:
+    """The flow events, the thread or stream each names, and its time: one without either is left out, one with both is
+    two."""
+    events, flows = recording.events, recording.points_with_phase(FLOW_PHASES)
     count = len(events.texts)
-    key = events.pid[flows].astype(np.int64) * count + events.tid[flows]
+    key = events.pid[flows.event].astype(np.int64) * count + events.tid[flows.event]
     found: list[tuple[Ints, NDArray[Any]]] = []
     for kind in ("stream", "thread"):
         wanted = {
@@ -254,12 +258,12 @@ def _flow_tracks(recording: Recording) -> tuple[Ints, NDArray[Any]]:
         at = np.minimum(np.searchsorted(keys, key), len(keys) - 1)
         there = keys[at] == key
         numbers = np.array([wanted[k] for k in keys.tolist()], dtype=np.int32)
-        found.append((flows[there], numbers[at[there]]))
+        found.append((np.flatnonzero(there), numbers[at[there]]))
     if not found:
-        return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int32)
-    index, track = (np.concatenate(parts) for parts in zip(*found, strict=True))
-    order = np.argsort(index, kind="stable")
-    return index[order], track[order]
+        return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int32), np.empty(0, dtype=np.int64)
+    place, track = (np.concatenate(parts) for parts in zip(*found, strict=True))
+    order = np.argsort(place, kind="stable")
+    return flows.event[place[order]], track[order], flows.time[place[order]]
 
 
 def _joined(key: Ints, left: Ints, right: Ints) -> tuple[Ints, Ints]:
