@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankscope.store.arrays import NONE
-from rankscope.store.linking import Annotation, find_steps, match_first, self_time, slice_at
+from rankscope.store.linking import Annotation, SliceLookup, find_steps, match_first, self_time, slice_at
 from rankscope.store.nesting import nest
 from rankscope.store.slices import pair_by_key, pair_nested
 
@@ -35,6 +35,21 @@ def test_slice_at_finds_the_innermost_open_slice() -> None:
     places = [(0, 0), (0, 3), (0, 7), (0, 15), (0, 20), (1, 4), (2, 0)]
     found = slice_at(nesting, track, start, end, *np.array(places, dtype=np.int64).T)
     assert found.tolist() == [0, 1, 0, NONE, 2, 3, NONE]
+
+
+SLICES = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 12), st.integers(-3, 12)), max_size=14)
+QUESTIONS = st.lists(st.tuples(st.integers(-1, 3), st.integers(-2, 26)), max_size=14)
+
+
+@given(SLICES, QUESTIONS)
+def test_the_open_slice_is_the_same_in_c_and_numpy(
+    slices: list[tuple[int, int, int]], questions: list[tuple[int, int]]
+) -> None:
+    track, start, duration = np.array(slices, dtype=np.int64).reshape(-1, 3).T
+    lookup = SliceLookup(nest(track, start, start + duration), track, start, duration)
+    at_track, at_time = np.array(questions, dtype=np.int64).reshape(-1, 2).T
+    expected = lookup.at_with_numpy(at_track, at_time).tolist()
+    assert lookup.at(at_track, at_time).tolist() == expected
 
 
 def test_profiler_steps_come_first() -> None:

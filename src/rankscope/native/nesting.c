@@ -209,6 +209,96 @@ static PyObject *self_time(PyObject *self, PyObject *arguments) {
     return NULL;
 }
 
+/* The slices of one track are order[begin..end). The next questions are mostly about times a little later, so the
+ * search goes on from `at`: how many of the slices start at the last time or before. */
+typedef struct {
+    size_t begin, end, at;
+} Track;
+
+static size_t count_started(const int64_t *start, const int32_t *order, Track *track, int64_t time) {
+    size_t low = track->begin, high = track->end, step = 1, at = track->at;
+    if (at < high && start[order[at]] <= time) {
+        low = at + 1;
+        while (low < high && high - low > step && start[order[low + step]] <= time) low += step + 1, step *= 2;
+        if (high - low > step) high = low + step;
+    } else {
+        high = at;
+        while (high > low && high - low > step && start[order[high - step]] > time) high -= step, step *= 2;
+        if (high - low > step) low = high - step;
+    }
+    while (low < high) {
+        size_t middle = low + (high - low) / 2;
+        if (start[order[middle]] <= time) low = middle + 1;
+        else high = middle;
+    }
+    return track->at = low;
+}
+
+static bool find_open(
+    const int32_t *order, const int32_t *parent, const int32_t *track, const int64_t *start, const int64_t *duration,
+    size_t count, const int32_t *at_track, const int64_t *at_time, size_t questions, size_t tracks, Array *out
+) {
+    Track *known = calloc(tracks + 1, sizeof *known);
+    if (!known || !array_reserve(out, questions * 4)) {
+        free(known);
+        out->failed = true;
+        return true;
+    }
+    bool valid = true;
+    for (size_t i = 0; i < count && valid; i++) {
+        valid = track[i] >= 0 && (size_t)track[i] < tracks && order[i] >= 0 && (size_t)order[i] < count &&
+                parent[i] < (int64_t)count;
+        if (valid) known[track[i]].end++;
+    }
+    for (size_t t = 0, begin = 0; t < tracks; t++) {
+        known[t].begin = known[t].at = begin;
+        begin = known[t].end += begin;
+    }
+    int32_t *found = (int32_t *)out->data;
+    for (size_t i = 0; i < questions && valid; i++) {
+        int32_t slice = NONE;
+        if (at_track[i] >= 0 && (size_t)at_track[i] < tracks) {
+            Track *own = &known[at_track[i]];
+            size_t started = count_started(start, order, own, at_time[i] > 0 ? at_time[i] : 0);
+            if (started > own->begin) slice = order[started - 1];
+        }
+        while (slice >= 0 && start[slice] + duration[slice] <= at_time[i] && start[slice] != at_time[i])
+            slice = parent[slice];
+        found[i] = slice;
+    }
+    out->size = questions * 4;
+    free(known);
+    return valid;
+}
+
+static PyObject *open_slices(PyObject *self, PyObject *arguments) {
+    (void)self;
+    Py_buffer column[7]; /* order, parent, track, start, duration; the track and the time of each question */
+    static const int width[7] = {4, 4, 4, 8, 8, 4, 8};
+    Py_ssize_t tracks;
+    if (!PyArg_ParseTuple(
+            arguments, "y*y*y*y*y*y*y*n", &column[0], &column[1], &column[2], &column[3], &column[4], &column[5],
+            &column[6], &tracks
+        ))
+        return NULL;
+    size_t count = (size_t)column[0].len / 4, questions = (size_t)column[5].len / 4;
+    bool valid = tracks >= 0 && count < INT32_MAX;
+    for (int i = 0; i < 7; i++) valid &= (size_t)column[i].len == (i < 5 ? count : questions) * (size_t)width[i];
+    Array found = {0};
+    Py_BEGIN_ALLOW_THREADS;
+    if (valid)
+        valid = find_open(
+            column[0].buf, column[1].buf, column[2].buf, column[3].buf, column[4].buf, count, column[5].buf,
+            column[6].buf, questions, (size_t)tracks, &found
+        );
+    Py_END_ALLOW_THREADS;
+    for (int i = 0; i < 7; i++) PyBuffer_Release(&column[i]);
+    PyObject *made = valid ? array_to_python(&found) : NULL;
+    array_free(&found);
+    if (!valid) PyErr_SetString(PyExc_ValueError, "expected columns of as many slices, and of as many questions");
+    return made;
+}
+
 PyMethodDef nesting_methods[] = {
     {"nest", nest, METH_VARARGS,
      "(track, start, end, tracks): the order of slices by track and time, their rows and parents (4 bytes each)."},
@@ -216,5 +306,8 @@ PyMethodDef nesting_methods[] = {
      "(order, parent, wanted): for each slice the innermost one around it that is wanted, or -1 (4 bytes)."},
     {"self_time", self_time, METH_VARARGS,
      "(parent, duration): the duration of each slice without those directly inside it, at least 0 (8 bytes)."},
+    {"open_slices", open_slices, METH_VARARGS,
+     "(order, parent, track, start, duration, at_track, at_time, tracks): the innermost slice that is open on a track at "
+     "a time, or starts then, or -1 (4 bytes)."},
     {NULL, NULL, 0, NULL},
 };

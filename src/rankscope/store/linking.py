@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
@@ -17,6 +18,9 @@ from rankscope import native
 from rankscope.records import dataclass
 from rankscope.store.arrays import NONE, Ints, Mask
 from rankscope.store.nesting import Indices, Nesting, track_time_key
+
+_TIMES_AT_ONCE = 1 << 18
+"""So that arrays that are needed only for a moment are small."""
 
 
 def match_first(keys: Ints, wanted: Ints) -> Ints:
@@ -115,12 +119,26 @@ def _nearest_line(nesting: Nesting, is_line: Mask, is_own_line: Mask) -> Indices
 class SliceLookup:
     """Finds slices by their track and a time."""
 
-    def __init__(self, nesting: Nesting, track: NDArray[Any], start: Ints, end: Ints) -> None:
-        self._nesting, self._track, self._start, self._end = nesting, track, start, end
-        self._key = track_time_key(track, start)[nesting.order]
+    def __init__(self, nesting: Nesting, track: NDArray[Any], start: Ints, duration: Ints) -> None:
+        self._nesting, self._track, self._start, self._duration = nesting, track, start, duration
 
-    def at(self, at_track: NDArray[Any], at_time: Ints) -> Ints:
+    @cached_property
+    def _key(self) -> Ints:
+        key: Ints = track_time_key(self._track, self._start)[self._nesting.order]
+        return key
+
+    def at(self, at_track: NDArray[Any], at_time: Ints) -> NDArray[Any]:
         """The innermost slice on a track that is open at a time, or starts then."""
+        if native.functions is None:
+            return self.at_with_numpy(at_track, at_time)
+        slices = self._nesting.order, self._nesting.parent, self._track.astype(np.int32, copy=False)
+        times = self._start, self._duration, at_track.astype(np.int32, copy=False), at_time
+        tracks = int(self._track.max(initial=-1)) + 1
+        found = native.functions.open_slices(*map(np.ascontiguousarray, (*slices, *times)), tracks)
+        return np.frombuffer(found, dtype=np.int32)
+
+    def at_with_numpy(self, at_track: NDArray[Any], at_time: Ints) -> Ints:
+        """The same without the C parts."""
         order, parent, start = self._nesting.order, self._nesting.parent, self._start
         if len(order) == 0:
             return np.full(len(at_track), NONE)
@@ -129,7 +147,8 @@ class SliceLookup:
         found = np.where(position >= 0, order[np.maximum(position, 0)], NONE)
         found = np.where((found != NONE) & (self._track[found] == at_track), found, NONE)
         while True:
-            over = (found != NONE) & (self._end[found] <= at_time) & (start[found] != at_time)
+            over = start[found] + self._duration[found] <= at_time
+            over &= (found != NONE) & (start[found] != at_time)
             if not over.any():
                 return found
             found = np.where(over, parent[found], found)
@@ -139,7 +158,7 @@ def slice_at(
     nesting: Nesting, track: NDArray[Any], start: Ints, end: Ints, at_track: NDArray[Any], at_time: Ints
 ) -> Ints:
     """The same, for one question."""
-    return SliceLookup(nesting, track, start, end).at(at_track, at_time)
+    return SliceLookup(nesting, track, start, end - start).at(at_track, at_time).astype(np.int64)
 
 
 @dataclass(frozen=True)
@@ -151,13 +170,15 @@ class Steps:
     end: Ints
     source: str
 
-    def at(self, time: Ints) -> Ints:
+    def at(self, time: Ints) -> Indices:
         """For each time the number of the step it lies in, or NONE."""
-        if len(self.start) == 0:
-            return np.full(len(time), NONE)
-        index = np.searchsorted(self.start, time, side="right") - 1
-        inside = (index >= 0) & (time < self.end[np.maximum(index, 0)])
-        return np.where(inside, self.number[np.maximum(index, 0)], NONE)
+        numbers = np.full(len(time), NONE, dtype=np.int32)
+        for begin in range(0, len(time) if len(self.start) else 0, _TIMES_AT_ONCE):
+            piece = time[begin : begin + _TIMES_AT_ONCE]
+            index = np.searchsorted(self.start, piece, side="right") - 1
+            inside = (index >= 0) & (piece < self.end[np.maximum(index, 0)])
+            numbers[begin : begin + len(piece)][inside] = self.number[index[inside]]
+        return numbers
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ _SOURCE_LINE = re.compile(r"\.py\(\d+\): ", re.ASCII)
 """Frames of Python lines; the others are built-in functions and nn.Module calls."""
 _LIBRARY = re.compile(r"^(?:torch/|.*site-packages/|<frozen)|^(?:threading|runpy|contextlib)\.py")
 """Frames of libraries, not of user code."""
-_ROWS_AT_A_TIME = 500_000
+_ROWS_AT_A_TIME = 125_000
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class SliceColumns:
 def find_slices(recording: Recording) -> tuple[SliceColumns, int]:
     """Complete events and pairs of begin and end events; and the number of begins and ends without a partner.
 
-    Where all slices are complete events, their times and durations take the place of the events', to save memory.
+    Where all slices are complete events, their columns take the place of the events', to save memory.
     """
     events = recording.events
     complete = recording.with_phase("X")
@@ -88,19 +88,20 @@ def find_slices(recording: Recording) -> tuple[SliceColumns, int]:
         durations.append(ends - time[own])
         last = max(last, int(ends.max(initial=0)))
     index = np.concatenate(kept)
-    has_pairs = len(kept) > 1
-    return SliceColumns(
-        index.astype(np.int32),
-        recording.track[index],
-        events.time[index] if has_pairs else _moved_up(events.time, index),
-        np.concatenate(durations) if has_pairs else _moved_up(events.duration, index),
-        events.name[index],
-        events.category[index],
-    ), unpaired
+    category = events.category[index]
+    if len(kept) > 1:
+        time, duration = events.time[index], np.concatenate(durations)
+        track, name = recording.track[index], events.name[index]
+    else:
+        time, duration = _moved_up(events.time, index), _moved_up(events.duration, index)
+        track, name = _moved_up(recording.track, index), _moved_up(events.name, index)
+    return SliceColumns(index.astype(np.int32), track, time, duration, name, category), unpaired
 
 
-def _moved_up(column: Ints, index: Ints) -> Ints:
-    """The entries at these indices, which ascend, moved to the beginning of the column."""
+def _moved_up(column: NDArray[Any], index: Ints) -> NDArray[Any]:
+    """The entries at these indices, which ascend, moved to the beginning of the column where it can be changed."""
+    if not column.flags.writeable:
+        return column[index]
     for at in range(0, len(index), _ROWS_AT_A_TIME):
         piece = index[at : at + _ROWS_AT_A_TIME]
         column[at : at + len(piece)] = column[piece]
@@ -211,7 +212,7 @@ def step_columns(
     slices: SliceColumns, links: Links, steps: Steps, is_gpu: Mask
 ) -> tuple[NDArray[Any], StepTimes]:
     """The step of every slice, NONE for none, and when each step begins and ends."""
-    numbers = steps.at(slices.time).astype(np.int32)
+    numbers = steps.at(slices.time)
     gpu = np.flatnonzero(is_gpu)
     start = slices.time[gpu]
     launch = follow(links.launch[gpu], slices.time) if len(gpu) else gpu
@@ -298,7 +299,7 @@ class SliceTable:
     @cached_property
     def lookup(self) -> SliceLookup:
         slices = self.slices
-        return SliceLookup(self.nesting, slices.track, slices.time, slices.end)
+        return SliceLookup(self.nesting, slices.track, slices.time, slices.duration)
 
     def ids(self, index: NDArray[Any]) -> Ints:
         """Ids of slices, from their indices in the arrays."""

@@ -50,7 +50,7 @@ _MEMORY_COLUMNS = {
 def write_tables(events: Events, files: TableFiles) -> dict[str, Any]:
     """Write every table; returns what segment.json records about them. The events are changed in place."""
     recording = arrange(events)
-    slices, unpaired = find_slices(recording)  # from here on the events' own times and durations mean nothing
+    slices, unpaired = find_slices(recording)  # the events' own columns mean nothing from here on
     nesting = nest(slices.track, slices.time, slices.end)
     links = link_slices(recording, slices, nesting)
     steps = steps_of_host(recording, slices)

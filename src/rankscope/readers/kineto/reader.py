@@ -166,6 +166,7 @@ class KinetoReading:
                 yield JsonBatch(block, self.report, self._spare)
         finally:
             self._stream.close()
+            self._spare = []  # the buffers go with the last batches
 
     def position(self) -> int:
         return self._stream.position()
