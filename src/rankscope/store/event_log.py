@@ -124,11 +124,34 @@ class Events:
 
     def number(self, column: str, events: NDArray[Any]) -> Numbers:
         """A sparse column for these events: `correlation`, `device`, …; NULL where they have none."""
-        return _wide(self._looked_up(getattr(self, column), events, NULL))
+        return self.number_at(column, self.places(events))
 
     def collective_of(self, events: NDArray[Any]) -> Codes:
         """The codes of their collectives' names, or NO_TEXT."""
-        return self._looked_up(self.collective, events, NO_TEXT)
+        return self.collective_at(self.places(events))
+
+    def places(self, events: NDArray[Any]) -> Codes:
+        """Where these events are in the sparse columns; the place after the last for those that are not."""
+        linked, count = self.linked, len(self.linked)
+        if not len(events) or not (events[1:] > events[:-1]).all():
+            at = np.searchsorted(linked, events)
+            found = np.append(linked, NO_TEXT)[at] == events
+            return np.where(found, at, count).astype(np.int32)
+        place = np.full(len(events), count, dtype=np.int32)
+        low, high = np.searchsorted(linked, (events[0], events[-1] + 1)).tolist()
+        at = np.searchsorted(events, linked[low:high])
+        is_wanted = events[at] == linked[low:high]
+        place[at[is_wanted]] = np.arange(low, high, dtype=np.int32)[is_wanted]
+        return place
+
+    def number_at(self, column: str, places: Codes) -> Numbers:
+        """The numbers at some places of a sparse column."""
+        values: NDArray[Any] = getattr(self, column)
+        null = _NARROW_NULL if values.dtype == np.int32 else NULL
+        return _wide(_or_missing(values, places, null))
+
+    def collective_at(self, places: Codes) -> Codes:
+        return _or_missing(self.collective, places, NO_TEXT)
 
     def flow_of(self, events: NDArray[Any]) -> Numbers:
         """The ids of their flows, or NULL."""
@@ -136,18 +159,6 @@ class Events:
             return np.full(len(events), NULL)
         at = np.minimum(np.searchsorted(self.flow_events, events), len(self.flow_events) - 1)
         return np.where(self.flow_events[at] == events, self.flow[at], NULL)
-
-    @cached_property
-    def _place(self) -> Codes:
-        """Where each event is in `linked`; the place after the last if it is not."""
-        place = np.full(len(self), len(self.linked), dtype=np.int32)
-        place[self.linked] = np.arange(len(self.linked), dtype=np.int32)
-        return place
-
-    def _looked_up(self, values: NDArray[Any], events: NDArray[Any], missing: int) -> NDArray[Any]:
-        null = _NARROW_NULL if missing == NULL and values.dtype == np.int32 else missing
-        found: NDArray[Any] = np.append(values, values.dtype.type(null))[self._place[events]]
-        return found
 
     def has_text(self, codes: NDArray[Any] | GroupColumn, wanted: Collection[str]) -> Mask:
         """Which of these codes are of one of the wanted texts. As np.isin, without sorting."""
@@ -274,6 +285,13 @@ class GrowingColumn:
 
 def _are_same(a: NDArray[Any], b: NDArray[Any]) -> bool:
     return a.dtype == b.dtype and bool((a == b).all())
+
+
+def _or_missing(values: NDArray[Any], places: Codes, missing: int) -> NDArray[Any]:
+    found = np.full(len(places), missing, dtype=values.dtype)
+    there = np.flatnonzero(places < len(values))
+    found[there] = values[places[there]]
+    return found
 
 
 def _wide(numbers: NDArray[Any]) -> NDArray[Any]:

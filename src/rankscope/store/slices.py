@@ -265,7 +265,8 @@ class SliceTable:
     def chunks(self, index: Rows) -> dict[str, Chunk]:
         slices, links, events = self.slices, self.links, self.recording.events
         event, texts = slices.event[index], events.coded_texts
-        correlation = events.number("correlation", event)
+        places = events.places(event)
+        correlation = events.number_at("correlation", places)
         own, total = self.device.of_rows(
             np.arange(index.start, index.stop) if isinstance(index, slice) else index,
             slices.category[index] == self.recording.code("cpu_op"),
@@ -288,10 +289,10 @@ class SliceTable:
             "correlation": Numbers(
                 np.where((correlation == NONE) | (correlation == 0), NULL, correlation), NULL
             ),
-            "device": _number(events.number("device", event)),
-            "stream": _number(events.number("stream", event)),
-            "bytes": _number(events.number("bytes", event)),
-            "collective": Coded(events.collective_of(event), texts),
+            "device": _number(events.number_at("device", places)),
+            "stream": _number(events.number_at("stream", places)),
+            "bytes": _number(events.number_at("bytes", places)),
+            "collective": Coded(events.collective_at(places), texts),
             "device_ns": Numbers(own, NULL),
             "total_device_ns": Numbers(total, NULL),
         }

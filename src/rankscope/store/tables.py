@@ -161,12 +161,11 @@ def _write_instants(files: TableFiles, source: SliceTable, steps: Steps) -> None
     recording = source.recording
     events, points = recording.events, recording.points_with_phase(INSTANT_PHASES)
     index = points.event
-    memory = np.full((len(index), len(MEMORY_ARGS)), NULL)
-    at = np.searchsorted(events.memory_events, index)
-    at = np.minimum(at, max(len(events.memory_events) - 1, 0))
-    if len(events.memory_events):
-        there = events.memory_events[at] == index
-        memory[there] = events.memory[at[there]]
+    memory = events.memory
+    if not np.array_equal(index, events.memory_events):
+        memory = np.full((len(index), len(MEMORY_ARGS)), NULL)
+        place, there = np.searchsorted(index, events.memory_events), np.isin(events.memory_events, index)
+        memory[place[there]] = events.memory[there]
     column = {name: place for place, name in enumerate(MEMORY_ARGS)}
     op = np.full(len(index), NONE)
     allocations = np.flatnonzero(memory[:, column["Bytes"]] > 0)
