@@ -23,12 +23,20 @@ _TIMES_AT_ONCE = 1 << 18
 """So that arrays that are needed only for a moment are small."""
 
 
-def match_first(keys: Ints, wanted: Ints) -> Ints:
+_DENSE = 8
+"""Largest ratio of the largest id to the number of ids for which a table of all ids is used."""
+
+
+def match_first(keys: NDArray[Any], wanted: NDArray[Any]) -> Indices:
     """For each wanted key, the index of its first occurrence in `keys`, or NONE. Keys below 1 never match."""
-    result = np.full(len(wanted), NONE)
+    largest = int(keys.max(initial=0))
+    if largest <= _DENSE * len(keys):  # ids are mostly counted up: a table of all of them is small
+        first = np.full(max(largest, 0) + 1, NONE, dtype=np.int32)
+        first[np.maximum(keys, 0)[::-1]] = np.arange(len(keys) - 1, -1, -1, dtype=np.int32)
+        first[0] = NONE
+        return first[np.where((wanted > 0) & (wanted <= largest), wanted, 0)]
+    result = np.full(len(wanted), NONE, dtype=np.int32)
     usable = np.flatnonzero(keys > 0)
-    if len(usable) == 0:
-        return result
     usable = usable[np.argsort(keys[usable], kind="stable")]
     ordered = keys[usable]
     at = np.minimum(np.searchsorted(ordered, wanted), len(ordered) - 1)
@@ -39,12 +47,12 @@ def match_first(keys: Ints, wanted: Ints) -> Ints:
 
 def nearest_ancestor(nesting: Nesting, wanted: Mask) -> Indices:
     """For each slice, the innermost slice around it for which `wanted` holds."""
-    nearest = np.full(len(wanted), NONE, dtype=np.int32)
     if not wanted.any():
-        return nearest
+        return np.broadcast_to(np.int32(NONE), len(wanted))  # takes no memory
     if native.functions is not None:
         columns = map(np.ascontiguousarray, (nesting.order, nesting.parent, wanted))
         return np.frombuffer(native.functions.nearest_ancestor(*columns), dtype=np.int32)
+    nearest = np.full(len(wanted), NONE, dtype=np.int32)
     for level in nesting.levels[1:]:
         parent = nesting.parent[level]
         nearest[level] = np.where(wanted[parent], parent, nearest[parent])
@@ -80,8 +88,8 @@ class Links:
 
 def link(
     nesting: Nesting,
-    correlation: Callable[[Ints], Ints],
-    external_id: Callable[[Ints], Ints],
+    correlation: Callable[[Ints], NDArray[Any]],
+    external_id: Callable[[Ints], NDArray[Any]],
     is_gpu: Mask,
     is_launch: Mask,
     is_op: Mask,
@@ -98,22 +106,31 @@ def link(
     launch = np.full(len(is_gpu), NONE, dtype=np.int32)
     launch[gpu] = follow(match_first(correlation(launches), correlation(gpu)), launches)
     op = nearest_ancestor(nesting, is_op)
-    op[gpu] = follow(launch[gpu], op)
-    without = np.flatnonzero((is_gpu | is_launch) & (op == NONE))
-    if len(without):
-        ops = np.flatnonzero(is_op)
-        op[without] = follow(match_first(external_id(ops), external_id(without)), ops)
-    python = _nearest_line(nesting, is_line, is_own_line)
-    module = nearest_ancestor(nesting, is_module)
-    for frames in (python, module):
-        frames[gpu] = np.where(launch[gpu] != NONE, follow(launch[gpu], frames), follow(op[gpu], frames))
-    return Links(launch, op, python, module)
+    op = _with(op, gpu, follow(launch[gpu], op))
+    ops = np.flatnonzero(is_op)
+    if len(ops):
+        without = np.flatnonzero((is_gpu | is_launch) & (op == NONE))
+        op = _with(op, without, follow(match_first(external_id(ops), external_id(without)), ops))
+    frames = []
+    for found in (_nearest_line(nesting, is_line, is_own_line), nearest_ancestor(nesting, is_module)):
+        of_launch, of_op = follow(launch[gpu], found), follow(op[gpu], found)
+        frames.append(_with(found, gpu, np.where(launch[gpu] != NONE, of_launch, of_op)))
+    return Links(launch, op, *frames)
+
+
+def _with(found: Indices, slices: Ints, values: NDArray[Any]) -> Indices:
+    """The same with other values for some slices."""
+    if (found[slices] == values).all():
+        return found
+    changed = found if found.flags.writeable else found.copy()
+    changed[slices] = values
+    return changed
 
 
 def _nearest_line(nesting: Nesting, is_line: Mask, is_own_line: Mask) -> Indices:
     """The innermost line of user code around each slice, else the innermost line."""
-    own = nearest_ancestor(nesting, is_own_line)
-    return np.where(own != NONE, own, nearest_ancestor(nesting, is_line))
+    own, any_line = nearest_ancestor(nesting, is_own_line), nearest_ancestor(nesting, is_line)
+    return np.where(own != NONE, own, any_line) if is_line.any() else own
 
 
 class SliceLookup:

@@ -175,8 +175,8 @@ def link_slices(recording: Recording, slices: SliceColumns, nesting: Nesting) ->
 
     return link(
         nesting,
-        lambda index: recording.events.number("correlation", slices.event[index]),
-        lambda index: recording.events.number("external_id", slices.event[index]),
+        lambda index: recording.events.ids("correlation", slices.event[index]),
+        lambda index: recording.events.ids("external_id", slices.event[index]),
         is_gpu=gpu_slices(recording, slices),
         is_launch=of_categories(recording, slices, LAUNCH_CATEGORIES),
         is_op=slices.category == recording.code("cpu_op"),
