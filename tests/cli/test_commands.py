@@ -232,3 +232,8 @@ def test_the_installed_command_prints_nothing_unasked(ddp: Path) -> None:
     """DuckDB's binding likes to list leaked objects at exit; users never see that."""
     done = subprocess.run([sys.executable, "-m", "rankscope", "stats", ddp], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_options_may_stand_between_the_arguments(ddp: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["query", str(ddp), "-q", "--format", "csv", "SELECT count(*) AS n FROM steps"]) == 0
+    assert capsys.readouterr().out.split()[0] == "n"

@@ -111,9 +111,10 @@ def command_parser(name: str) -> tuple[Parser, Command]:
 
 
 def _parsed(parser: Parser, command: Command, words: list[str]) -> argparse.Namespace:
-    """A command's arguments; for a command that runs another, that one follows the first ``--``."""
+    """A command's arguments, options among them in any order; for a command that runs another, that one follows the
+    first ``--``."""
     if not getattr(command, "TAKES_COMMAND", False):
-        return parser.parse_args(words)
+        return parser.parse_args(words) if parser.subcommands else parser.parse_intermixed_args(words)
     place = words.index("--") if "--" in words else len(words)
     args = parser.parse_args(words[:place])
     args.command = words[place + 1 :]

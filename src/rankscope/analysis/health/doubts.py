@@ -75,7 +75,8 @@ def _lost_kernels(run: Run, scope: Scope) -> Iterator[Doubt]:
         yield Doubt(
             f"no kernels of {_ranks(list(lost))}" + ("" if step is None else f" after step {step}"),
             "the profiler stopped recording kernels while the job went on: what the time was spent on is not known. An "
-            "nsys that is older than the driver's CUDA does so; --steps A:B or a newer nsys record them",
+            "nsys that is older than the driver's CUDA does so; a newer one records them, and --steps A:B may where "
+            "each process has a GPU of its own",
         )
 
 
