@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol, TextIO, cast
 
-from rankscope.cli.options import written_out
+from rankscope.cli.options import takes_the_rest, written_out
 from rankscope.errors import RankscopeError, UsageError
 from rankscope.version import __version__
 from rankscope.visible_text import VisibleStream
@@ -114,7 +114,8 @@ def _parsed(parser: Parser, command: Command, words: list[str]) -> argparse.Name
     """A command's arguments, options among them in any order; for a command that runs another, that one follows the
     first ``--``."""
     if not getattr(command, "TAKES_COMMAND", False):
-        return parser.parse_args(words) if parser.subcommands else parser.parse_intermixed_args(words)
+        in_order = parser.subcommands or takes_the_rest(parser)
+        return parser.parse_args(words) if in_order else parser.parse_intermixed_args(words)
     place = words.index("--") if "--" in words else len(words)
     args = parser.parse_args(words[:place])
     args.command = words[place + 1 :]

@@ -53,10 +53,15 @@ class OnOff(ValueWithEquals):
         super().__call__(parser, namespace, value == "true", name)
 
 
+def takes_the_rest(parser: argparse.ArgumentParser) -> bool:
+    """Whether all words from the first argument on belong to another command."""
+    return any(action.nargs == argparse.REMAINDER for action in parser._actions)
+
+
 def written_out(words: Iterable[str], parser: argparse.ArgumentParser) -> list[str]:
     """The words with `=true` behind each option that stands without its value; a command's own words stay."""
     names = {name: action for action in parser._actions for name in action.option_strings}
-    ends_at_a_word = any(action.nargs == argparse.REMAINDER for action in parser._actions)
+    ends_at_a_word = takes_the_rest(parser)
     rest = iter(words)
     done: list[str] = []
     for word in rest:
