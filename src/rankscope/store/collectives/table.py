@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -115,9 +115,11 @@ def _device_records(source: SliceTable, kernels: Ints, calls: dict[int, Call]) -
         kernels.tolist(), ops.tolist(), _metadata(source, kernels), _metadata(source, ops), strict=True
     )
     for number, (at, op, own, recorded) in enumerate(rows):
-        args = own.fields
-        if None in args.values():
-            args = {key: recorded.fields[key] if value is None else value for key, value in args.items()}
+        told = arguments(own)
+        args = _fields(told)
+        if None in args.values():  # those of a kernel are mostly sufficient
+            more = _fields(arguments(recorded))
+            args = {key: more[key] if value is None else value for key, value in args.items()}
         name = texts[slices.name[at]]
         inner = calls.get(op)
         outer = calls.get(inner.op) if inner else None
@@ -150,7 +152,7 @@ def _device_records(source: SliceTable, kernels: Ints, calls: dict[int, Call]) -
                 "dtype": _dtype(dtype),
                 "in_splits": None if args["in_splits"] == "[]" else args["in_splits"],
                 "out_splits": None if args["out_splits"] == "[]" else args["out_splits"],
-                "peer": _peer(kind, own, recorded),
+                "peer": _peer(kind, told, recorded) if kind in _PEERS else None,
             }
         )
     return records
@@ -161,47 +163,33 @@ def _dtype_in_name(kernel: str) -> str:
     return found[1] if found else ""
 
 
-def _peer(kind: str, *metadata: Metadata) -> int | None:
-    if kind not in _PEERS:
-        return None
-    numbers = (integer_at(told.args, _PEERS[kind]) for told in metadata)
-    return next((number for number in numbers if number is not None), None)
+def _peer(kind: str, told: Any, recorded: str | None) -> int | None:
+    peer = integer_at(told, _PEERS[kind])
+    return integer_at(arguments(recorded), _PEERS[kind]) if peer is None else peer
 
 
 def _kind(name: str | None) -> str | None:
     return None if name is None else kind_of(name)
 
 
-class Metadata:
-    """The arguments of a collective. They are parsed when they are asked for: a kernel's are mostly sufficient."""
-
-    def __init__(self, text: str | None) -> None:
-        self._text = text
-
-    @cached_property
-    def args(self) -> Any:
-        return arguments(self._text)
-
-    @cached_property
-    def fields(self) -> dict[str, Any]:
-        args = self.args
-        if self._text is None or not isinstance(args, dict):
-            return _NOTHING
-        found: dict[str, Any] = {name: text_of(args.get(key)) for name, key in _TEXTS.items()}
-        for name, key in _NUMBERS.items():
-            found[name] = integer_of(args.get(key))
-        return found
-
-
-def _metadata(source: SliceTable, index: NDArray[Any]) -> list[Metadata]:
-    """Of each of these slices; nothing for those that are NONE or no collectives."""
+def _metadata(source: SliceTable, index: NDArray[Any]) -> list[str | None]:
+    """The arguments of these slices; None for those that are NONE or no collectives."""
     events = source.recording.events
     event = source.slices.event[index]
     has = (events.collective_of(event) != NO_TEXT) & (index != NONE)
     return [
-        Metadata(events.args.get(number) if is_collective else None)
+        events.args.get(number) if is_collective else None
         for number, is_collective in zip(event.tolist(), has.tolist(), strict=True)
     ]
+
+
+def _fields(args: Any) -> dict[str, Any]:
+    if not isinstance(args, dict):
+        return _NOTHING
+    found: dict[str, Any] = {name: text_of(args.get(key)) for name, key in _TEXTS.items()}
+    for name, key in _NUMBERS.items():
+        found[name] = integer_of(args.get(key))
+    return found
 
 
 def _range_names(source: SliceTable, kernels: Ints) -> dict[int, tuple[str | None, str | None]]:
