@@ -49,9 +49,12 @@ class SegmentEntry:
         return found
 
     def files_of(self, table: Table) -> list[str]:
-        """The files of one table, within the store; none if the format does not have it."""
+        """The files of one table, within the store; none if the format does not have it, or it has no rows."""
         name = f"{table.name}.parquet"
-        return [f"{self.folder}/{name}"] if name in self.files else []
+        has_rows = (
+            self.manifest.get("rows", {}).get(table.name, 1) > 0
+        )  # stores of earlier versions do not tell
+        return [f"{self.folder}/{name}"] if name in self.files and has_rows else []
 
     @property
     def source(self) -> Path:

@@ -43,6 +43,7 @@ from rankscope.store.checksums import damage
 from rankscope.store.clocks import alignment
 from rankscope.store.clocks.alignment import Clocks
 from rankscope.store.confined_sql import ConfinedSql, Rows
+from rankscope.store.database import connect
 from rankscope.store.ingest import Ingested, Options, Watch, ingest
 from rankscope.store.layout import SegmentEntry, shown
 from rankscope.store.plain_folder import PlainFolder
@@ -103,6 +104,7 @@ NUMBERED_NAMES = Table(
         Field("category", "VARCHAR", ""),
         Field("name", "VARCHAR", ""),
         Field("code", "BIGINT", "place of the name among all names of the run, in alphabetical order"),
+        Field("occurrences", "BIGINT", "how many slices have it"),
     ),
 )
 _OWN_TABLES = {table.name: table for table in (*VIEWS, NUMBERED_NAMES)}
@@ -174,8 +176,9 @@ class Run:
         self.segments: list[SegmentEntry] = ingested.index.segments
         self.set_aside = _set_aside(self.segments, prefer)
         """Not in the tables, or the rank's time would count twice; listed in `segments` with used = false."""
-        self._used = [entry for entry in self.segments if entry not in self.set_aside]
-        self.timelines = [entry for entry in self._used if entry.has_times]
+        self.used = [entry for entry in self.segments if entry not in self.set_aside]
+        """The segments that are in the tables."""
+        self.timelines = [entry for entry in self.used if entry.has_times]
         """The segments that are used and have times."""
         self.runs = runs_among(self.timelines)[0]
         """The runs that the files are of: usually one. Only `mix` opens several together."""
@@ -201,7 +204,7 @@ class Run:
 
     def has(self, table: Table) -> bool:
         """Whether any file of the run has this table: some belong to one format only."""
-        return any(entry.files_of(table) for entry in self._used)
+        return any(entry.files_of(table) for entry in self.used)
 
     def shift_ns(self, entry: SegmentEntry) -> int:
         """From the run's start to the origin of this segment; 0 for a file without times."""
@@ -278,10 +281,8 @@ class Run:
     @cached_property
     def connection(self) -> duckdb.DuckDBPyConnection:
         """For our own queries. It has the tables that these have named so far (`_execute`)."""
-        import duckdb
-
-        bytes_used = sum(size for entry in self._used for size, _ in entry.files.values())
-        return duckdb.connect(config={"threads": 1} if bytes_used <= SMALL_BYTES else {})
+        bytes_used = sum(size for entry in self.used for size, _ in entry.files.values())
+        return connect(one_thread=bytes_used <= SMALL_BYTES)
 
     @cached_property
     def _undefined(self) -> dict[str, Table]:
@@ -318,8 +319,9 @@ class Run:
         elif table is NUMBERED_NAMES:
             yield _INTERNAL
             yield (
-                "CREATE TABLE internal.names AS SELECT category, name, dense_rank() OVER (ORDER BY name) - 1 AS code "
-                f"FROM (SELECT DISTINCT category, name FROM ({self._rows_of(SLICES)}))"
+                "CREATE TABLE internal.names AS "
+                "SELECT category, name, dense_rank() OVER (ORDER BY name) - 1 AS code, occurrences "
+                f"FROM (SELECT category, name, count(*) AS occurrences FROM ({self._rows_of(SLICES)}) GROUP BY ALL)"
             )
         elif table is STEPS:
             # A table, not a view: it has few rows, and most reports read them.
@@ -387,7 +389,7 @@ class Run:
                 hint="Ask about fewer ranks or steps at a time: --ranks, --steps",
             ) from error
         except duckdb.Error as error:
-            for entry in self._used:
+            for entry in self.used:
                 if reason := damage(self.store / entry.folder, entry.files):
                     raise StoreError(
                         f"the store in {self.store} was changed while it was open",
@@ -459,7 +461,7 @@ class Run:
 
         DuckDB takes rank and segment from the names of the store's own folders: it is given no others.
         """
-        owners = [entry for entry in self._used if entry.files_of(table)]
+        owners = [entry for entry in self.used if entry.files_of(table)]
         paths = [self.folder.path / name for entry in owners for name in entry.files_of(table)]
         if not paths:
             nothing = ", ".join(f"NULL::{f.type} AS {f.name}" for f in (*KEY_FIELDS, *table.fields))
