@@ -12,7 +12,7 @@ from typing import Any
 from rankscope.capture.run_folder import rank_manifests
 from rankscope.errors import EmptyTraceError, NotATraceError, RankscopeError, StoreError, ToolError
 from rankscope.model import FORMAT_VERSION, Table
-from rankscope.readers import find_reader, is_stream, looks_like_a_trace, one_file, report_of
+from rankscope.readers import find_reader, is_stream, looks_like_a_trace, one_file
 from rankscope.readers.base import rank_from_name
 from rankscope.records import dataclass
 from rankscope.store.checksums import DamagedFileError, FileSums, read_checked_json, write_checked_json
@@ -194,6 +194,9 @@ def find_sources(paths: Sequence[Path], known: Collection[Path] = (), store: Pat
                 with one_file(file):
                     if is_stream(file):
                         own_place = (store or file.parent) / _CONVERTED
+                        # Late: it imports the tools, which few runs need.
+                        from rankscope.readers.nsys.stream import report_of
+
                         file = report_of(file, own_place, writable=can_write(file.parent))
                     if file not in known:
                         find_reader(file)
