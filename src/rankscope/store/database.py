@@ -16,34 +16,33 @@ _early: list[_Connecting] = []
 
 
 class _Connecting(Thread):
-    """Runs once; `connection` is there when it has ended, unless it failed."""
-
-    connection: duckdb.DuckDBPyConnection | None = None
+    _made: duckdb.DuckDBPyConnection | None = None
 
     def run(self) -> None:
         with suppress(ImportError):  # `connect` reports it
             import duckdb
 
-            self.connection = duckdb.connect(config=_ONE_THREAD)
+            self._made = duckdb.connect(config=_ONE_THREAD)
+
+    def result(self) -> duckdb.DuckDBPyConnection | None:
+        """The connection, once it is made; None if that failed."""
+        self.join()
+        return self._made
 
 
 def connect_early() -> None:
     """Begin to make the connection that the next call of `connect` returns."""
     if not _early:
-        _early.append(_Connecting(daemon=True))
+        _early.append(_Connecting())  # no daemon: one that is inside DuckDB must not outlive the interpreter
         _early[0].start()
 
 
 def connect(*, one_thread: bool) -> duckdb.DuckDBPyConnection:
     """A new database in memory, with one thread or as many as there are cores."""
-    import duckdb
-
-    connection = None
-    if _early:
-        connecting = _early.pop()
-        connecting.join()
-        connection = connecting.connection
+    connection = _early.pop().result() if _early else None
     if connection is None:
+        import duckdb
+
         return duckdb.connect(config=_ONE_THREAD if one_thread else {})
     if not one_thread:
         connection.execute("RESET threads")

@@ -203,7 +203,7 @@ class Run:
         return sorted({entry.rank for entry in self.segments})
 
     def has(self, table: Table) -> bool:
-        """Whether any file of the run has this table: some belong to one format only."""
+        """Whether any file of the run has rows of this table: some belong to one format only."""
         return any(entry.files_of(table) for entry in self.used)
 
     def shift_ns(self, entry: SegmentEntry) -> int:
@@ -342,7 +342,7 @@ class Run:
         shifts = self._shifts
         if self._own_clocks is None:
             with self._reading():
-                self.define(COLLECTIVES, TRACKS)
+                self.define(*((COLLECTIVES, TRACKS) if self.has(COLLECTIVES) else (COLLECTIVES,)))
                 return matched_collectives(self.connection, self.timelines)
         raw = self._own_clocks._shifts  # matched already, to measure the clocks
         return shifted(self._own_clocks.collectives, {file: shifts[file] - raw[file] for file in shifts})
