@@ -406,9 +406,16 @@ static bool take_codes(Column *column, Array *used, const int32_t *codes, size_t
         array_append_i64(used, (int64_t)text);
     }
     column->width = column->distinct <= 1 << 8 ? 1 : column->distinct <= 1 << 16 ? 2 : 4;
-    for (size_t i = 0; i < column->count; i++) { /* in place: nothing is overwritten before it is read */
-        uint32_t found = place[out[i]];
-        memcpy(column->values.data + i * column->width, &found, column->width);
+    /* In place: nothing is overwritten before it is read. */
+    if (column->width == 1) {
+        for (size_t i = 0; i < column->count; i++) column->values.data[i] = (uint8_t)place[out[i]];
+    } else if (column->width == 2) {
+        for (size_t i = 0; i < column->count; i++) {
+            uint16_t found = (uint16_t)place[out[i]];
+            memcpy(column->values.data + i * 2, &found, 2);
+        }
+    } else {
+        for (size_t i = 0; i < column->count; i++) out[i] = place[out[i]];
     }
     column->valid.size = count;
     free(place);
