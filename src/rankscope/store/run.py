@@ -459,33 +459,40 @@ class Run:
     def _rows_of(self, table: Table) -> str:
         """A SELECT of a table's rows, times counted from the run's start.
 
-        DuckDB takes rank and segment from the names of the store's own folders: it is given no others.
+        DuckDB takes rank and segment of several files from the names of the store's own folders: it is given no others.
         """
         owners = [entry for entry in self.used if entry.files_of(table)]
         paths = [self.folder.path / name for entry in owners for name in entry.files_of(table)]
         if not paths:
             nothing = ", ".join(f"NULL::{f.type} AS {f.name}" for f in (*KEY_FIELDS, *table.fields))
             return f"SELECT {nothing} WHERE false"
-        files = sql_texts(paths)
-        partitions = "{'rank': INTEGER, 'segment': INTEGER}"
-        source = f"read_parquet([{files}], hive_partitioning=true, hive_types={partitions}"
-        later = " ".join(
-            f"WHEN p.rank = {rank} AND p.segment = {segment} THEN {by}"
-            for (rank, segment), by in self._step_shifts.items()
-        )
-        # The shift of a single file is a constant: a query is then planned in half the time.
-        shift = f"{self.shift_ns(owners[0])}::BIGINT" if len(owners) == 1 else "s.shift_ns"
-        shifts = dict.fromkeys(TIMES if table is not EVENTS else (), shift)
-        shifts |= {"step": f"CASE {later} ELSE 0 END"} if later else {}
+        shifts = dict.fromkeys(TIMES if table is not EVENTS else (), "s.shift_ns")
+        if len(owners) == 1:
+            # What is the same in all rows is a constant: a query is then planned in half the time.
+            (one,) = owners
+            keys = f"{one.rank}::INTEGER AS rank, {one.segment}::INTEGER AS segment"
+            hive, joined = "false", ""
+            shifts = dict.fromkeys(shifts, f"{self.shift_ns(one)}::BIGINT")
+            later = str(self._step_shifts.get((one.rank, one.segment), ""))
+        else:
+            keys = "p.rank, p.segment"
+            hive = "true, hive_types={'rank': INTEGER, 'segment': INTEGER}"
+            joined = "JOIN segments s ON s.rank = p.rank AND s.segment = p.segment"
+            cases = " ".join(
+                f"WHEN p.rank = {rank} AND p.segment = {segment} THEN {by}"
+                for (rank, segment), by in self._step_shifts.items()
+            )
+            later = f"CASE {cases} ELSE 0 END" if cases else ""
+        shifts |= {"step": later} if later else {}
         columns = ", ".join(
             f"p.{name} + {shifts[name]} AS {name}" if name in shifts else f"p.{name}"
             for name in table.columns
         )
+        source = f"[{sql_texts(paths)}], hive_partitioning={hive}"
         if table is EVENTS:
             source += ", file_row_number=true"
             columns = f"p.file_row_number AS id, {columns}"
-        joined = " JOIN segments s ON s.rank = p.rank AND s.segment = p.segment" if len(owners) > 1 else ""
-        return f"SELECT p.rank, p.segment, {columns} FROM {source}) p{joined}"
+        return f"SELECT {keys}, {columns} FROM read_parquet({source}) p {joined}"
 
     def _classed(self, rows: str) -> Iterator[str]:
         """Device activity with its class. Names are classified once per connection, not once per query."""
