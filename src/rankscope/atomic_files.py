@@ -94,7 +94,7 @@ def _write_temporary(path: Path, content: Mapping[str, Any], indent: int | None 
 
 def sync_folder(folder: Path) -> None:
     """Flush every file of a folder, and the folder itself, to disk."""
-    for entry in [*folder.rglob("*"), folder]:
+    for entry in [*folder.iterdir(), folder]:
         descriptor = os.open(entry, os.O_RDONLY)
         try:
             os.fsync(descriptor)

@@ -26,6 +26,7 @@ from rankscope.store.run import Run
 class Tables:
     """As much of a Run as this analysis asks for, straight from the reader: a store for each case takes seconds."""
 
+    used: tuple[object, ...] = ()
     set_aside: tuple[object, ...] = ()
 
     def __init__(self, dumps: dict[int, Path]) -> None:
@@ -34,9 +35,7 @@ class Tables:
         self.cache = Cache()
         self._connection = duckdb.connect()
         execute = self._connection.execute
-        execute(
-            "CREATE TABLE segments (rank INTEGER, lost BIGINT, misplaced BIGINT, used BOOLEAN, format VARCHAR)"
-        )
+        execute("CREATE TABLE segments (rank INTEGER, used BOOLEAN, format VARCHAR)")
         for table in (STEPS, FLIGHT, FLIGHT_GROUPS):
             columns = ", ".join(f"{field.name} {field.type}" for field in table.fields)
             execute(f"CREATE TABLE {table.name} (rank INTEGER, segment INTEGER, {columns})")

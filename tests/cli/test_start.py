@@ -29,16 +29,18 @@ HEAVY = (
     "rankscope.store",
     "rankscope.analysis",
 )
-# numpy.ma: np.unique imports it. The readers: a run that is read already needs none of them.
+# numpy.ma: np.unique imports it. The readers: a run that is read already needs none of them; one file needs no threads.
 NOT_FOR_STATS = (
     "numpy.ma",
     "sqlite3",
     "statistics",
+    "concurrent.futures",
+    "rankscope.tools",
     "rankscope.readers.kineto",
     "rankscope.readers.ncu",
     "pyarrow",
 )
-MOST_STATEMENTS = 18
+MOST_STATEMENTS = 13
 """Of `stats` for one rank with GPU events and without collectives and memory events."""
 
 

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from rankscope import native
 from rankscope.model import Field
 from rankscope.readers.columns import NO_ARGS, NULL, Texts
-from rankscope.store import packing, parquet_writer
+from rankscope.store import packing
 from rankscope.store.parquet_writer import Chunk, Coded, Lists, Numbers, ParquetFile, PlainTexts, encode
 
 DUCKDB = duckdb.connect(config={"threads": 1})
@@ -136,7 +136,7 @@ def test_coded_texts(path: Path, groups: list[list[str | None]]) -> None:
 @given(values=columns(TEXT), page=st.integers(1, 100))
 def test_plain_texts(path: Path, values: list[str | None], page: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(parquet_writer, "PAGE_BYTES", page)
+        patch.setattr(packing, "PAGE_BYTES", page)
         assert read(write(path, {"x": "VARCHAR"}, {"x": plain(values)})) == values
 
 
@@ -170,13 +170,16 @@ def test_codes_of_every_width(path: Path, distinct: int) -> None:
 
 
 def test_several_pages(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parquet_writer, "PAGE_ROWS", 100)
+    monkeypatch.setattr(packing, "PAGE_ROWS", 100)
     numbers = np.arange(1000) * 1_000_003 % 7919
     nulls = np.where(np.arange(1000) % 3, numbers, NULL)
     expected = [None if value == NULL else value for value in nulls.tolist()]
     assert read(write(path, {"x": "BIGINT"}, {"x": Numbers(nulls, null=NULL)})) == expected
     texts = [None if value is None else str(value % 50) for value in expected]
     assert read(write(path, {"x": "VARCHAR"}, {"x": coded(texts)})) == texts
+    few = Numbers(np.where(np.arange(1000) % 3, np.arange(1000) // 100, NULL), NULL)
+    for chunk in (Numbers(nulls, NULL), few, coded(texts)):
+        assert_c_and_numpy_agree("VARCHAR" if isinstance(chunk, Coded) else "BIGINT", chunk)
 
 
 def test_a_table_without_rows_has_its_types(path: Path) -> None:
@@ -275,19 +278,24 @@ NATIVE = pytest.mark.skipif(native.functions is None, reason="the C parts were n
 def test_c_and_numpy_make_the_same_bytes(
     values: list[int | None], texts: list[str | None], lists_of_texts: list[list[str | None] | None]
 ) -> None:
-    numbers = Numbers(np.array([NULL if value is None else value for value in values]), NULL)
-    columns: list[tuple[str, Chunk]] = [
-        ("BIGINT", numbers),
-        ("INTEGER", numbers),
-        ("VARCHAR", coded(texts)),
-        ("VARCHAR[]", lists(lists_of_texts)),
-    ]
-    for kind, chunk in columns:
-        field = Field("x", kind, "")
-        with pytest.MonkeyPatch.context() as patch:
-            in_c = encode(field, chunk)
-            patch.setattr(native, "functions", None)
-            assert encode(field, chunk) == in_c
+    wide = np.array([NULL if value is None else value for value in values])
+    narrow = np.array([-1 if value is None else value % 1000 for value in values], dtype=np.int32)
+    mask = wide % 3 > 0
+    for kind in ("BIGINT", "INTEGER"):
+        for numbers in (Numbers(wide, NULL), Numbers(narrow, -1), Numbers(narrow), Numbers(wide[::2])):
+            assert_c_and_numpy_agree(kind, numbers)
+        assert_c_and_numpy_agree(kind, Numbers(wide, valid=mask))
+        assert_c_and_numpy_agree(kind, Numbers(wide, NULL, mask))
+    assert_c_and_numpy_agree("VARCHAR", coded(texts))
+    assert_c_and_numpy_agree("VARCHAR[]", lists(lists_of_texts))
+
+
+def assert_c_and_numpy_agree(kind: str, chunk: Chunk) -> None:
+    field = Field("x", kind, "")
+    with pytest.MonkeyPatch.context() as patch:
+        in_c = encode(field, chunk)
+        patch.setattr(native, "functions", None)
+        assert encode(field, chunk) == in_c
 
 
 @EXAMPLES
@@ -302,11 +310,7 @@ def test_differences_of_every_width(path: Path, start: int, steps: list[int], ti
         values.append(start - values[-1] + step if abs(values[-1] + step) > 1 << 60 else values[-1] + step)
     packed = np.array(values * 3, dtype=np.int64)
     assert read(write(path, {"x": "BIGINT"}, {"x": Numbers(packed)})) == packed.tolist()
-    if native.functions is not None:
-        in_c = bytes(native.functions.pack_deltas(packed))
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(native, "functions", None)
-            assert packing.pack_deltas(packed) == in_c
+    assert_c_and_numpy_agree("BIGINT", Numbers(packed))
 
 
 @NATIVE
@@ -316,5 +320,21 @@ def test_c_refuses_codes_without_a_text() -> None:
             encode(Field("x", "VARCHAR", ""), Coded(np.array([0, code]), Texts.of(["a", "b"])))
     with pytest.raises(ValueError, match="a code without a text"):
         native.functions.plain_texts(b"ab", np.array([0, 1, 3]), np.array([1]))
-    with pytest.raises(ValueError, match="numbers of 8 bytes"):
-        native.functions.pack_deltas(b"")
+    with pytest.raises(ValueError, match="a code without a text"):
+        native.functions.code_pages(np.zeros(2, np.int32), b"", b"", 1)
+
+
+@NATIVE
+@pytest.mark.parametrize(
+    "arguments",
+    [(b"1234567", 4, None, None, 8, 1), (b"1234", 2, None, None, 8, 1), (b"1234", 4, None, None, 8, 0)],
+)
+def test_c_refuses_numbers_of_other_sizes(arguments: tuple[Any, ...]) -> None:
+    with pytest.raises(ValueError, match="numbers of 4 or 8 bytes"):
+        native.functions.number_pages(*arguments)
+
+
+@NATIVE
+def test_c_refuses_a_mask_of_another_length() -> None:
+    with pytest.raises(ValueError, match="a mask as long"):
+        native.functions.number_pages(np.zeros(3, np.int64), 8, np.ones(2, bool), None, 8, 1)

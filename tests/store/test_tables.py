@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from conftest import DATA, kernel_event, open_trace, slice_event, write_kineto
+from rankscope.model import COLLECTIVES, COUNTERS
 from rankscope.store.run import VIEWS, Run, describe
 
 
@@ -148,3 +149,38 @@ def test_links_of_a_real_trace(open_real: Callable[[Path], Run]) -> None:
     assert agree == [(972,)]
     by_flow = run.rows("SELECT count(*) FROM gpu g JOIN links l ON l.target = g.id AND l.source = g.launch")
     assert by_flow == [(972,)]
+
+
+def test_what_a_kernel_does_not_tell_is_taken_from_its_op(tmp_path: Path) -> None:
+    told = {"Collective name": "send", "Process Group Name": "pp", "Dst Rank": 3, "Seq": 7, "dtype": "Float"}
+    other = {"Collective name": "recv", "Src Rank": 5, "In split size": "[]", "Out split size": "[1, 2]"}
+    sent: dict[str, Any] = {"Collective name": "send", "Seq": 8}
+    received: dict[str, Any] = {**other, "Src Rank": 6}
+    trace = write_kineto(
+        tmp_path / "trace.json",
+        [
+            slice_event("record_param_comms", 0, 10, args=told),
+            slice_event("cudaLaunchKernel", 1, 2, cat="cuda_runtime", args={"correlation": 1}),
+            slice_event("record_param_comms", 20, 10, args=other),
+            slice_event("cudaLaunchKernel", 21, 2, cat="cuda_runtime", args={"correlation": 2}),
+            kernel_event("ncclDevKernel_SendRecv", 5, 5, correlation=1, **sent),
+            kernel_event("ncclDevKernel_SendRecv", 25, 5, correlation=2, **received),
+        ],
+    )
+    found = open_trace(trace).rows(
+        "SELECT kind, group_name, seq, peer, dtype, in_splits, out_splits FROM collectives ORDER BY start_ns"
+    )
+    assert found == [
+        ("send", "pp", 8, 3, "float32", None, None),
+        ("recv", None, None, 6, None, None, "[1, 2]"),
+    ]
+
+
+def test_a_table_without_rows_is_not_opened(run: Run) -> None:
+    (entry,) = run.segments
+    assert entry.manifest["rows"]["collectives"] == 0
+    assert entry.manifest["rows"]["counters"] == 2
+    assert entry.manifest["rows"]["slices"] == entry.manifest["slices"]
+    assert (run.has(COLLECTIVES), run.has(COUNTERS)) == (False, True)
+    assert run.rows("SELECT count(*), sum(dur_ns) FROM collectives") == [(0, None)]
+    assert not len(run.collectives.rank)

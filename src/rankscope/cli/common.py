@@ -175,7 +175,11 @@ def open_run(args: argparse.Namespace, comm_patterns: tuple[str, ...] = (), pref
 
 
 def expect_reading(args: argparse.Namespace) -> None:
-    """If traces must be read, start a reading process now, so that it loads while this one does."""
+    """Begin what can happen while this process loads its modules: connecting to DuckDB, and if traces must be read,
+    starting a reading process."""
+    from rankscope.store.database import connect_early
+
+    connect_early()
     _import_numpy_with_one_thread()
     from rankscope.store.layout import INDEX_FILE, store_folder
 

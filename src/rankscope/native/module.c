@@ -60,9 +60,12 @@ static int buffer_get(PyObject *self, Py_buffer *view, int flags) {
     return PyBuffer_FillInfo(view, self, array->data ? array->data : &nothing, (Py_ssize_t)array->size, 0, flags);
 }
 
+static Py_ssize_t buffer_length(PyObject *self) { return (Py_ssize_t)((Buffer *)self)->array.size; }
+
 static PyType_Slot buffer_slots[] = {
     {Py_tp_dealloc, buffer_dealloc},
     {Py_bf_getbuffer, buffer_get},
+    {Py_sq_length, buffer_length},
     {Py_tp_doc, "Bytes made by a function of this module; numpy.frombuffer reads and changes them in place."},
     {0, NULL},
 };

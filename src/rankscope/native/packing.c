@@ -34,43 +34,13 @@ static uint8_t *put_block(uint8_t *out, const int64_t *values, size_t count) {
     return out;
 }
 
-static PyObject *pack_deltas(PyObject *self, PyObject *argument) {
-    (void)self;
-    Py_buffer view;
-    if (PyObject_GetBuffer(argument, &view, PyBUF_SIMPLE) < 0) return NULL;
-    size_t count = (size_t)view.len / 8;
-    if (!count || view.len % 8) {
-        PyBuffer_Release(&view);
-        PyErr_SetString(PyExc_ValueError, "expected numbers of 8 bytes, at least one");
-        return NULL;
-    }
-    const int64_t *values = view.buf;
-    Array array = {0};
-    Py_BEGIN_ALLOW_THREADS;
-    size_t blocks = (count + BLOCK - 2) / BLOCK;
-    size_t room = 4 * LONGEST_VARINT + blocks * (LONGEST_VARINT + 1 + BLOCK * 8) + 8;
-    if (array_reserve(&array, room)) {
-        uint8_t *out = put_varint(array.data, BLOCK);
-        out = put_varint(out, 1);
-        out = put_varint(out, count);
-        out = put_zigzag(out, values[0]);
-        for (size_t i = 0; i + 1 < count; i += BLOCK) {
-            out = put_block(out, values + i, count - 1 - i < BLOCK ? count - 1 - i : BLOCK);
-        }
-        array.size = (size_t)(out - array.data);
-    }
-    Py_END_ALLOW_THREADS;
-    PyBuffer_Release(&view);
-    PyObject *made = array_to_python(&array);
-    if (!made) array_free(&array);
-    return made;
-}
-
 /* False where a code or an offset is outside its array. */
-static bool put_texts(Array *array, const Py_buffer *data, const Py_buffer *offsets, const Py_buffer *codes) {
-    const int64_t *begins = offsets->buf, *code = codes->buf;
+static bool put_texts(
+    Array *array, const Py_buffer *data, const Py_buffer *offsets, const int64_t *code, size_t count
+) {
+    const int64_t *begins = offsets->buf;
     int64_t texts = (int64_t)(offsets->len / 8) - 1;
-    for (size_t i = 0; i < (size_t)codes->len / 8; i++) {
+    for (size_t i = 0; i < count; i++) {
         if (code[i] < 0 || code[i] >= texts) return false;
         int64_t begin = begins[code[i]], end = begins[code[i] + 1];
         if (begin < 0 || end < begin || end > (int64_t)data->len || end - begin > INT32_MAX) return false;
@@ -87,7 +57,7 @@ static PyObject *plain_texts(PyObject *self, PyObject *arguments) {
     Array array = {0};
     bool inside;
     Py_BEGIN_ALLOW_THREADS;
-    inside = put_texts(&array, &data, &offsets, &codes);
+    inside = put_texts(&array, &data, &offsets, codes.buf, (size_t)codes.len / 8);
     Py_END_ALLOW_THREADS;
     PyBuffer_Release(&data);
     PyBuffer_Release(&offsets);
@@ -145,44 +115,279 @@ static PyObject *number_texts(PyObject *self, PyObject *argument) {
     return arrays_to_python(made, 2);
 }
 
-static PyObject *split_numbers(PyObject *self, PyObject *arguments) {
-    (void)self;
-    Py_buffer view;
-    long long null, lowest, highest;
-    if (!PyArg_ParseTuple(arguments, "y*LLL", &view, &null, &lowest, &highest)) return NULL;
-    const int64_t *values = view.buf;
-    size_t count = (size_t)view.len / 8, kept = 0;
-    Array made[2] = {{0}, {0}};
-    Py_BEGIN_ALLOW_THREADS;
-    if (array_reserve(&made[0], count) && array_reserve(&made[1], count * 8)) {
-        int64_t *out = (int64_t *)(void *)made[1].data;
-        for (size_t i = 0; i < count; i++) {
-            int64_t value = values[i];
-            bool valid = (value != null) & (value >= lowest) & (value <= highest);
-            made[0].data[i] = valid;
-            out[kept] = value;
-            kept += valid;
-        }
-        made[0].size = count;
-        made[1].size = kept * 8;
+enum { PLAIN = 0, DELTA_BINARY_PACKED = 5, RLE_DICTIONARY = 8, FEW = 256 };
+
+typedef struct {
+    size_t entries;
+    Array levels, values;
+} Page;
+
+/* A column, as the fields of rankscope.store.packing.Pages. */
+typedef struct {
+    Array valid;  /* a byte for each entry: 1 if it is not null */
+    Array values; /* those that are not null, `width` bytes each */
+    size_t width, count;
+    int encoding;
+    Array dictionary; /* PLAIN */
+    size_t distinct;
+    int64_t low, high;
+    Array pages; /* of Page */
+} Column;
+
+static void column_free(Column *column) {
+    Page *pages = (Page *)(void *)column->pages.data;
+    for (size_t i = 0; i < column->pages.size / sizeof *pages; i++) {
+        array_free(&pages[i].levels);
+        array_free(&pages[i].values);
     }
-    Py_END_ALLOW_THREADS;
-    PyBuffer_Release(&view);
-    return arrays_to_python(made, 2);
+    array_free(&column->valid);
+    array_free(&column->values);
+    array_free(&column->dictionary);
+    array_free(&column->pages);
 }
 
-/* The mask of the codes that are not null, the codes that occur, ascending, and the place of each code among those.
-   False where a code is outside the texts. */
-static bool put_places(Array made[3], const int32_t *codes, size_t count, size_t texts) {
-    Array *mask = &made[0], *used = &made[1], *places = &made[2];
+/* Definition levels of 0 and 1: one run if they are equal, else a bit each. Their size comes first, in four bytes. */
+static void put_levels(Array *levels, const uint8_t *valid, size_t entries, size_t present) {
+    size_t groups = (entries + 7) / 8;
+    if (!array_reserve(levels, 4 + LONGEST_VARINT + groups)) return;
+    uint8_t *out = levels->data + 4;
+    if (present == 0 || present == entries) {
+        out = put_varint(out, (uint64_t)entries << 1);
+        *out++ = present > 0;
+    } else {
+        out = put_varint(out, (uint64_t)groups << 1 | 1);
+        size_t i = 0;
+        for (; i + 8 <= entries; i += 8) {
+            uint64_t eight;
+            memcpy(&eight, valid + i, 8);
+            *out++ = (uint8_t)(eight * UINT64_C(0x0102040810204080) >> 56); /* the byte at place n becomes bit n */
+        }
+        if (i < entries) *out = 0;
+        for (; i < entries; i++) *out |= (uint8_t)(valid[i] << i % 8);
+        if (entries % 8) out++;
+    }
+    levels->size = (size_t)(out - levels->data);
+    uint32_t size = (uint32_t)(levels->size - 4);
+    memcpy(levels->data, &size, 4);
+}
+
+static void put_deltas(Array *array, const int64_t *values, size_t count) {
+    size_t blocks = (count + BLOCK - 2) / BLOCK;
+    if (!array_reserve(array, 4 * LONGEST_VARINT + blocks * (LONGEST_VARINT + 1 + BLOCK * 8) + 8)) return;
+    uint8_t *out = put_varint(array->data, BLOCK);
+    out = put_varint(out, 1);
+    out = put_varint(out, count);
+    out = put_zigzag(out, values[0]);
+    for (size_t i = 0; i + 1 < count; i += BLOCK)
+        out = put_block(out, values + i, count - 1 - i < BLOCK ? count - 1 - i : BLOCK);
+    array->size = (size_t)(out - array->data);
+}
+
+/* Codes in whole bytes are Parquet's bit-packed numbers, in groups of eight; one run if there is only one code. */
+static void put_codes(Array *array, const uint8_t *codes, size_t count, size_t width, size_t distinct) {
+    size_t groups = (count + 7) / 8, padding = (groups * 8 - count) * width;
+    if (!array_reserve(array, 2 + LONGEST_VARINT + groups * 8 * width)) return;
+    uint8_t *out = array->data;
+    *out++ = distinct == 1 ? 1 : (uint8_t)(width * 8);
+    out = put_varint(out, distinct == 1 ? (uint64_t)count << 1 : (uint64_t)groups << 1 | 1);
+    if (distinct == 1) {
+        *out++ = 0;
+    } else {
+        memcpy(out, codes, count * width);
+        memset(out + count * width, 0, padding);
+        out += count * width + padding;
+    }
+    array->size = (size_t)(out - array->data);
+}
+
+/* The entry of a value, given another entry and its value before it. */
+static size_t entry_of(const uint8_t *valid, size_t entry, size_t before, size_t value) {
+    for (;; entry++) {
+        if (!valid[entry]) continue;
+        if (before++ == value) return entry;
+    }
+}
+
+/* Pages of `most` values; nulls before the first value of a page are at the end of the page before. */
+static void put_pages(Column *column, size_t most) {
+    size_t entries = column->valid.size, entry = 0, value = 0;
+    do {
+        size_t end = column->count - value > most ? value + most : column->count;
+        size_t stop = end == column->count ? entries : entry_of(column->valid.data, entry, value, end);
+        Page page = {.entries = stop - entry};
+        put_levels(&page.levels, column->valid.data + entry, stop - entry, end - value);
+        const uint8_t *values = column->values.data + value * column->width;
+        if (end == value) {
+            array_reserve(&page.values, 1);
+        } else if (column->encoding == RLE_DICTIONARY) {
+            put_codes(&page.values, values, end - value, column->width, column->distinct);
+        } else if (column->encoding == DELTA_BINARY_PACKED) {
+            put_deltas(&page.values, (const int64_t *)(const void *)values, end - value);
+        } else {
+            array_append(&page.values, values, (end - value) * column->width);
+        }
+        array_append(&column->pages, &page, sizeof page);
+        entry = stop;
+        value = end;
+    } while (value < column->count && !column->pages.failed);
+}
+
+static bool column_failed(const Column *column) {
+    bool failed = column->valid.failed || column->values.failed || column->dictionary.failed || column->pages.failed;
+    const Page *pages = (const Page *)(const void *)column->pages.data;
+    for (size_t i = 0; i < column->pages.size / sizeof *pages; i++)
+        failed = failed || pages[i].levels.failed || pages[i].values.failed;
+    return failed;
+}
+
+static PyObject *pages_to_python(Column *column) {
+    Page *pages = (Page *)(void *)column->pages.data;
+    Py_ssize_t count = (Py_ssize_t)(column->pages.size / sizeof *pages);
+    PyObject *made = PyTuple_New(count);
+    for (Py_ssize_t i = 0; made && i < count; i++) {
+        PyObject *levels = array_to_python(&pages[i].levels), *values = array_to_python(&pages[i].values);
+        PyObject *page = levels && values ? Py_BuildValue("nOO", (Py_ssize_t)pages[i].entries, levels, values) : NULL;
+        Py_XDECREF(levels);
+        Py_XDECREF(values);
+        if (!page || PyTuple_SetItem(made, i, page) < 0) {
+            Py_DECREF(made);
+            made = NULL;
+        }
+    }
+    return made;
+}
+
+/* The fields of Pages; `size` bytes for each of the limits, none if it is 0. The column is empty afterwards. */
+static PyObject *column_to_python(Column *column, Py_ssize_t size) {
+    PyObject *made = NULL, *pages = NULL, *valid = NULL;
+    const char *dictionary = column->dictionary.data ? (const char *)column->dictionary.data : "";
+    if (column_failed(column)) {
+        PyErr_NoMemory();
+    } else if ((pages = pages_to_python(column)) && (valid = array_to_python(&column->valid))) {
+        PyObject *limits = size && column->count
+            ? Py_BuildValue("y#y#", (const char *)&column->low, size, (const char *)&column->high, size)
+            : Py_NewRef(Py_None);
+        made = Py_BuildValue(
+            "OniOy#nN", valid, (Py_ssize_t)column->count, column->encoding, pages, dictionary,
+            (Py_ssize_t)column->dictionary.size, (Py_ssize_t)column->distinct, limits
+        );
+    }
+    Py_XDECREF(pages);
+    Py_XDECREF(valid);
+    column_free(column);
+    return made;
+}
+
+typedef struct {
+    Py_buffer values, mask;
+    size_t count, bytes; /* numbers, and of how many bytes each */
+    bool has_mask, has_null;
+    int64_t null;
+} Source;
+
+static inline int64_t number_at(const Source *source, size_t i) {
+    if (source->bytes == 8) return ((const int64_t *)source->values.buf)[i];
+    return ((const int32_t *)source->values.buf)[i];
+}
+
+/* Take the numbers that are not null and fit the file's type. */
+static void take_numbers(Column *column, const Source *source, size_t size) {
+    size_t count = source->count, kept = 0;
+    if (!array_reserve(&column->valid, count + 1) || !array_reserve(&column->values, count * 8 + 8)) return;
+    int64_t *out = (int64_t *)(void *)column->values.data;
+    int64_t lowest = size == 4 ? INT32_MIN : INT64_MIN, highest = size == 4 ? INT32_MAX : INT64_MAX;
+    int64_t low = INT64_MAX, high = INT64_MIN;
+    const uint8_t *mask = source->mask.buf;
+    for (size_t i = 0; i < count; i++) {
+        int64_t value = number_at(source, i);
+        bool valid = (value >= lowest) & (value <= highest) & !(source->has_null & (value == source->null));
+        if (source->has_mask) valid &= mask[i] != 0;
+        column->valid.data[i] = valid;
+        out[kept] = value;
+        kept += valid;
+    }
+    for (size_t i = 0; i < kept; i++) {
+        if (out[i] < low) low = out[i];
+        if (out[i] > high) high = out[i];
+    }
+    column->valid.size = count;
+    column->count = kept;
+    column->low = low;
+    column->high = high;
+}
+
+/* Choose the encoding, and bring the values into its form. */
+static void choose_encoding(Column *column, size_t size) {
+    int64_t *values = (int64_t *)(void *)column->values.data;
+    uint64_t range = (uint64_t)column->high - (uint64_t)column->low;
+    column->width = 8;
+    if (!column->count) return;
+    if (range == 0 || (range < 256 && column->count >= FEW)) {
+        column->encoding = RLE_DICTIONARY;
+        column->width = 1;
+        column->distinct = (size_t)range + 1;
+        for (size_t i = 0; i < column->count; i++)
+            column->values.data[i] = (uint8_t)((uint64_t)values[i] - (uint64_t)column->low);
+        for (uint64_t i = 0; i <= range; i++) {
+            int64_t value = (int64_t)((uint64_t)column->low + i);
+            array_append(&column->dictionary, &value, size);
+        }
+    } else if (column->count >= FEW && range < UINT64_C(1) << (size * 8 - 2)) {
+        /* Differences must fit the type: readers do not agree on what follows from an overflow. */
+        column->encoding = DELTA_BINARY_PACKED;
+    } else if (size == 4) {
+        column->width = 4;
+        for (size_t i = 0; i < column->count; i++) {
+            int32_t value = (int32_t)values[i];
+            memcpy(column->values.data + i * 4, &value, 4);
+        }
+    }
+}
+
+static PyObject *number_pages(PyObject *self, PyObject *arguments) {
+    (void)self;
+    Source source = {0};
+    PyObject *mask, *null;
+    Py_ssize_t bytes, size, most;
+    if (!PyArg_ParseTuple(arguments, "y*nOOnn", &source.values, &bytes, &mask, &null, &size, &most)) return NULL;
+    source.has_mask = mask != Py_None;
+    source.has_null = null != Py_None;
+    source.bytes = (size_t)bytes;
+    PyObject *made = NULL;
+    if ((bytes != 4 && bytes != 8) || (size != 4 && size != 8) || source.values.len % bytes || most < 1) {
+        PyErr_SetString(PyExc_ValueError, "expected numbers of 4 or 8 bytes");
+    } else if (source.has_null && (source.null = PyLong_AsLongLong(null)) == -1 && PyErr_Occurred()) {
+    } else if (!source.has_mask || PyObject_GetBuffer(mask, &source.mask, PyBUF_SIMPLE) == 0) {
+        source.count = (size_t)(source.values.len / bytes);
+        if (source.has_mask && (size_t)source.mask.len != source.count) {
+            PyErr_SetString(PyExc_ValueError, "expected a mask as long as the numbers");
+        } else {
+            Column column = {0};
+            Py_BEGIN_ALLOW_THREADS;
+            take_numbers(&column, &source, (size_t)size);
+            if (!column.valid.failed && !column.values.failed) {
+                choose_encoding(&column, (size_t)size);
+                put_pages(&column, (size_t)most);
+            }
+            Py_END_ALLOW_THREADS;
+            made = column_to_python(&column, size);
+        }
+        if (source.has_mask) PyBuffer_Release(&source.mask);
+    }
+    PyBuffer_Release(&source.values);
+    return made;
+}
+
+/* Which codes are not null, the codes that occur, ascending, and instead of each code its place among those. False
+   where a code is outside the texts. */
+static bool take_codes(Column *column, Array *used, const int32_t *codes, size_t count, size_t texts) {
     uint32_t *place = calloc(texts + 1, sizeof *place); /* of each text */
-    if (!place || !array_reserve(mask, count + 1) || !array_reserve(places, count * 4 + 4)) {
+    if (!place || !array_reserve(&column->valid, count + 1) || !array_reserve(&column->values, count * 4 + 4)) {
         free(place);
-        mask->failed = true;
+        column->valid.failed = true;
         return true;
     }
-    uint32_t *out = (uint32_t *)(void *)places->data;
-    size_t kept = 0;
+    uint32_t *out = (uint32_t *)(void *)column->values.data;
     for (size_t i = 0; i < count; i++) {
         int32_t code = codes[i];
         if (code >= 0 && (size_t)code >= texts) {
@@ -191,55 +396,72 @@ static bool put_places(Array made[3], const int32_t *codes, size_t count, size_t
         }
         size_t at = code < 0 ? texts : (size_t)code; /* the last place is that of null */
         place[at] = 1;
-        out[kept] = (uint32_t)at;
-        mask->data[i] = code >= 0;
-        kept += code >= 0;
+        out[column->count] = (uint32_t)at;
+        column->valid.data[i] = code >= 0;
+        column->count += code >= 0;
     }
-    uint32_t next = 0;
     for (size_t text = 0; text < texts; text++) {
         if (!place[text]) continue;
-        place[text] = next++;
+        place[text] = (uint32_t)column->distinct++;
         array_append_i64(used, (int64_t)text);
     }
-    size_t width = next <= 1 << 8 ? 1 : next <= 1 << 16 ? 2 : 4;
-    for (size_t i = 0; i < kept; i++) { /* in place: what is written is never before what is still to be read */
-        uint32_t found = place[out[i]];
-        memcpy(places->data + i * width, &found, width);
+    column->width = column->distinct <= 1 << 8 ? 1 : column->distinct <= 1 << 16 ? 2 : 4;
+    /* In place: nothing is overwritten before it is read. */
+    if (column->width == 1) {
+        for (size_t i = 0; i < column->count; i++) column->values.data[i] = (uint8_t)place[out[i]];
+    } else if (column->width == 2) {
+        for (size_t i = 0; i < column->count; i++) {
+            uint16_t found = (uint16_t)place[out[i]];
+            memcpy(column->values.data + i * 2, &found, 2);
+        }
+    } else {
+        for (size_t i = 0; i < column->count; i++) out[i] = place[out[i]];
     }
-    mask->size = count;
-    places->size = kept * width;
+    column->valid.size = count;
     free(place);
     return true;
 }
 
-static PyObject *places_of_codes(PyObject *self, PyObject *arguments) {
+static PyObject *code_pages(PyObject *self, PyObject *arguments) {
     (void)self;
-    Py_buffer codes;
-    Py_ssize_t texts;
-    if (!PyArg_ParseTuple(arguments, "y*n", &codes, &texts)) return NULL;
-    Array made[3] = {{0}, {0}, {0}};
-    bool inside;
+    Py_buffer codes, data, offsets;
+    Py_ssize_t most;
+    if (!PyArg_ParseTuple(arguments, "y*y*y*n", &codes, &data, &offsets, &most)) return NULL;
+    Column column = {.encoding = RLE_DICTIONARY};
+    Array used = {0};
+    bool inside = most > 0 && offsets.len >= 8, distinct = false;
     Py_BEGIN_ALLOW_THREADS;
-    inside = put_places(made, codes.buf, (size_t)codes.len / 4, (size_t)texts);
-    Py_END_ALLOW_THREADS;
-    PyBuffer_Release(&codes);
-    if (!inside) {
-        for (size_t i = 0; i < 3; i++) array_free(&made[i]);
-        PyErr_SetString(PyExc_ValueError, "a code without a text");
-        return NULL;
+    if (inside) inside = take_codes(&column, &used, codes.buf, (size_t)codes.len / 4, (size_t)offsets.len / 8 - 1);
+    distinct = column.count > 1 && 2 * column.distinct > column.count;
+    if (inside && !distinct && !column.valid.failed && !used.failed) {
+        const int64_t *texts = (const int64_t *)(const void *)used.data;
+        inside = put_texts(&column.dictionary, &data, &offsets, texts, column.distinct);
+        if (!column.count) column.encoding = PLAIN;
+        if (inside) put_pages(&column, (size_t)most);
     }
-    return arrays_to_python(made, 3);
+    Py_END_ALLOW_THREADS;
+    column.valid.failed = column.valid.failed || used.failed;
+    array_free(&used);
+    PyBuffer_Release(&codes);
+    PyBuffer_Release(&data);
+    PyBuffer_Release(&offsets);
+    if (inside && !distinct) return column_to_python(&column, 0);
+    column_free(&column);
+    if (inside) return Py_NewRef(Py_None);
+    PyErr_SetString(PyExc_ValueError, "a code without a text");
+    return NULL;
 }
 
 PyMethodDef packing_methods[] = {
     {"number_texts", number_texts, METH_O,
      "Numbers of 8 bytes as PLAIN texts, and where each begins (4 bytes); one below 0 has none."},
-    {"pack_deltas", pack_deltas, METH_O, "Numbers of 8 bytes as DELTA_BINARY_PACKED."},
     {"plain_texts", plain_texts, METH_VARARGS,
      "(data, offsets, codes): the texts of these codes as PLAIN. Offsets and codes are numbers of 8 bytes."},
-    {"split_numbers", split_numbers, METH_VARARGS,
-     "(numbers, null, lowest, highest): which numbers of 8 bytes are not null and within the limits, and those."},
-    {"places_of_codes", places_of_codes, METH_VARARGS,
-     "(codes, texts): which codes of 4 bytes are not null, the codes that occur, and each code's place among those."},
+    {"number_pages", number_pages, METH_VARARGS,
+     "(numbers, bytes of each, mask or None, null or None, bytes in the file, values in a page): the pages of a column "
+     "of integers, as the fields of rankscope.store.packing.Pages."},
+    {"code_pages", code_pages, METH_VARARGS,
+     "(codes, data, offsets, values in a page): the pages of a column of texts by code, and their dictionary. None "
+     "where most texts occur once. Codes are numbers of 4 bytes, offsets of 8."},
     {NULL, NULL, 0, NULL},
 };

@@ -22,7 +22,6 @@ from rankscope.readers.base import (
     rank_from_name,
 )
 from rankscope.readers.byte_stream import cannot_read, read_head
-from rankscope.readers.nsys.stream import is_stream, report_of
 from rankscope.readers.safe_pickle import PICKLE_NAMES, is_pickle
 
 __all__ = [
@@ -38,7 +37,6 @@ __all__ = [
     "looks_like_a_trace",
     "one_file",
     "open_part",
-    "report_of",
 ]
 
 _READERS = (
@@ -52,7 +50,8 @@ _READERS = (
 """Modules and the readers in them, in the order in which they are asked. Most runs have one format: the modules of the
 others are not imported."""
 _HEAD_BYTES = 1 << 16
-TRACE_NAMES = (".json", ".json.gz", ".sqlite", ".nsys-rep", ".qdrep", ".qdstrm", ".ncu-rep", *PICKLE_NAMES)
+_STREAM_NAME = ".qdstrm"
+TRACE_NAMES = (".json", ".json.gz", ".sqlite", ".nsys-rep", ".qdrep", _STREAM_NAME, ".ncu-rep", *PICKLE_NAMES)
 
 
 def looks_like_a_trace(path: Path) -> bool:
@@ -68,6 +67,11 @@ def looks_like_a_trace(path: Path) -> bool:
     if not path.suffix or path.suffix[1:].isdigit():  # flight-recorder dumps: _dump_3, nccl_trace_rank_3
         return rank_from_name(path) is not None
     return path.name.endswith(TRACE_NAMES) and not path.name.endswith("rankscope.json")
+
+
+def is_stream(path: Path) -> bool:
+    """True for a recording of nsys that has not been converted to a report: nsys.stream does that."""
+    return path.suffix == _STREAM_NAME
 
 
 def find_reader(path: Path) -> Reader:

@@ -53,6 +53,9 @@ class Names:
     sort_index: int | None = None
 
 
+_TOLD_BY = {"process_name": "process", "process_labels": "label", "thread_name": "thread"}
+"""Names of metadata events, and the field of Names that each tells."""
+
 Thread = tuple[str, str]
 """pid and tid."""
 
@@ -60,30 +63,27 @@ Thread = tuple[str, str]
 def named_threads(events: Events) -> dict[Thread, Names]:
     """The names that the file gives to processes and threads, by pid and tid."""
     texts = events.texts
-    found: dict[Thread, Names] = {}
-    for index in np.flatnonzero(events.phase.equals(events.code("M"))).tolist():
-        key = texts[events.pid[index]], texts[events.tid[index]]
-        args, what, known = (
-            arguments(events.args.get(index)),
-            texts[events.name[index]],
-            found.get(key, Names()),
-        )
-        if what == "process_name":
-            known = replace(known, process=_largest(known.process, text_at(args, "name")))
-        elif what == "process_labels":
-            known = replace(known, label=_largest(known.label, text_at(args, "labels")))
-        elif what == "thread_name":
-            known = replace(known, thread=_largest(known.thread, _trimmed(text_at(args, "name"))))
-        elif what.endswith("sort_index"):
-            known = replace(
-                known, sort_index=_largest(known.sort_index, integer_of(text_at(args, "sort_index")))
-            )
-        found[key] = known
-    return found
+    told: dict[Thread, dict[str, list[Any]]] = {}
+    index = np.flatnonzero(events.phase.equals(events.code("M")))
+    columns = (index, events.pid[index], events.tid[index], events.name[index])
+    for event, pid, tid, name in zip(*(column.tolist() for column in columns), strict=True):
+        what = texts[name]
+        field = _TOLD_BY.get(what, "sort_index" if what.endswith("sort_index") else "")
+        of_thread = told.setdefault((texts[pid], texts[tid]), {})
+        if field:
+            args = arguments(events.args.get(event))
+            of_thread.setdefault(field, []).append(_value(field, args))
+    return {
+        key: Names(**{field: _largest(*values) for field, values in of_thread.items()})
+        for key, of_thread in told.items()
+    }
 
 
-def _trimmed(text: str | None) -> str | None:
-    return None if text is None else text.strip(" ")
+def _value(field: str, args: Any) -> Any:
+    if field == "sort_index":
+        return integer_of(text_at(args, "sort_index"))
+    value = text_at(args, "labels" if field == "label" else "name")
+    return value.strip(" ") if field == "thread" and value is not None else value
 
 
 def _largest(*values: Any) -> Any:

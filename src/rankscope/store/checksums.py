@@ -27,9 +27,8 @@ class DamagedFileError(ValueError):
 
 
 def checksums(folder: Path) -> FileSums:
-    """Of every file below a folder."""
-    files = sorted(path for path in folder.rglob("*") if path.is_file())
-    return {str(path.relative_to(folder)): [path.stat().st_size, _checksum(path)] for path in files}
+    """Of every file in a folder."""
+    return {path.name: list(_size_and_checksum(path)) for path in sorted(folder.iterdir())}
 
 
 def damage(folder: Path, files: FileSums) -> str:
@@ -39,7 +38,7 @@ def damage(folder: Path, files: FileSums) -> str:
         try:
             if (found := path.stat().st_size) != size:
                 return f"{name} has {found:,} bytes instead of {size:,}"
-            if _checksum(path) != checksum:
+            if _size_and_checksum(path)[1] != checksum:
                 return f"{name} has another checksum than when it was written"
         except FileNotFoundError:
             return f"{name} is missing"
@@ -48,12 +47,13 @@ def damage(folder: Path, files: FileSums) -> str:
     return ""
 
 
-def _checksum(path: Path) -> int:
-    value = 0
+def _size_and_checksum(path: Path) -> tuple[int, int]:
+    size = value = 0
     with path.open("rb", buffering=0) as file:
         while piece := file.read(_PIECE):
+            size += len(piece)
             value = crc32(piece, value)
-    return value
+    return size, value
 
 
 def write_checked_json(path: Path, content: Mapping[str, Any]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import field, replace
 from pathlib import Path
@@ -27,6 +26,7 @@ from rankscope.store.layout import (
     traces_elsewhere,
 )
 from rankscope.store.rank_assignment import ALONE, BESIDE, Assignment, assign, keep, refuse_overlaps
+from rankscope.store.side_by_side import side_by_side
 from rankscope.store.worker import Task
 
 Say = Callable[[str], None]
@@ -200,8 +200,9 @@ def _split(
             checked.append((place, entry))
         elif place not in built:
             wanted.append(place)
-    with ThreadPoolExecutor(_CHECKED_AT_A_TIME) as pool:
-        reasons = pool.map(lambda one: damage(plan.store / one[1].folder, one[1].files), checked)
+    reasons = side_by_side(
+        lambda one: damage(plan.store / one[1].folder, one[1].files), checked, _CHECKED_AT_A_TIME
+    )
     for (place, entry), reason in zip(checked, reasons, strict=True):
         if not reason:
             kept.append(replace(entry, rank_source=place.rank_source))

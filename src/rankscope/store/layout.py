@@ -12,7 +12,7 @@ from typing import Any
 from rankscope.capture.run_folder import rank_manifests
 from rankscope.errors import EmptyTraceError, NotATraceError, RankscopeError, StoreError, ToolError
 from rankscope.model import FORMAT_VERSION, Table
-from rankscope.readers import find_reader, is_stream, looks_like_a_trace, one_file, report_of
+from rankscope.readers import find_reader, is_stream, looks_like_a_trace, one_file
 from rankscope.readers.base import rank_from_name
 from rankscope.records import dataclass
 from rankscope.store.checksums import DamagedFileError, FileSums, read_checked_json, write_checked_json
@@ -49,9 +49,12 @@ class SegmentEntry:
         return found
 
     def files_of(self, table: Table) -> list[str]:
-        """The files of one table, within the store; none if the format does not have it."""
+        """The files of one table, within the store; none if the format does not have it, or it has no rows."""
         name = f"{table.name}.parquet"
-        return [f"{self.folder}/{name}"] if name in self.files else []
+        has_rows = (
+            self.manifest.get("rows", {}).get(table.name, 1) > 0
+        )  # stores of earlier versions do not tell
+        return [f"{self.folder}/{name}"] if name in self.files and has_rows else []
 
     @property
     def source(self) -> Path:
@@ -191,6 +194,9 @@ def find_sources(paths: Sequence[Path], known: Collection[Path] = (), store: Pat
                 with one_file(file):
                     if is_stream(file):
                         own_place = (store or file.parent) / _CONVERTED
+                        # Late: it imports the tools, which few runs need.
+                        from rankscope.readers.nsys.stream import report_of
+
                         file = report_of(file, own_place, writable=can_write(file.parent))
                     if file not in known:
                         find_reader(file)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from rankscope.readers import TraceIdentity, find_reader, identities, one_file
 from rankscope.records import dataclass
 from rankscope.store.layout import Index, SegmentEntry
 from rankscope.store.separate_runs import world_size_of
+from rankscope.store.side_by_side import side_by_side
 
 ALONE = "alone"
 BESIDE = "beside the only rank"
@@ -94,8 +94,7 @@ def _identify(paths: list[Path]) -> list[tuple[str, list[TraceIdentity]] | Ranks
         except RankscopeError as error:
             return error
 
-    with ThreadPoolExecutor(max_workers=_AT_A_TIME) as pool:
-        return list(pool.map(answer, paths))
+    return side_by_side(answer, paths, _AT_A_TIME)
 
 
 def keep(entry: SegmentEntry) -> Assignment:

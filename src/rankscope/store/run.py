@@ -43,6 +43,7 @@ from rankscope.store.checksums import damage
 from rankscope.store.clocks import alignment
 from rankscope.store.clocks.alignment import Clocks
 from rankscope.store.confined_sql import ConfinedSql, Rows
+from rankscope.store.database import connect
 from rankscope.store.ingest import Ingested, Options, Watch, ingest
 from rankscope.store.layout import SegmentEntry, shown
 from rankscope.store.plain_folder import PlainFolder
@@ -103,6 +104,7 @@ NUMBERED_NAMES = Table(
         Field("category", "VARCHAR", ""),
         Field("name", "VARCHAR", ""),
         Field("code", "BIGINT", "place of the name among all names of the run, in alphabetical order"),
+        Field("occurrences", "BIGINT", "how many slices have it"),
     ),
 )
 _OWN_TABLES = {table.name: table for table in (*VIEWS, NUMBERED_NAMES)}
@@ -174,8 +176,9 @@ class Run:
         self.segments: list[SegmentEntry] = ingested.index.segments
         self.set_aside = _set_aside(self.segments, prefer)
         """Not in the tables, or the rank's time would count twice; listed in `segments` with used = false."""
-        self._used = [entry for entry in self.segments if entry not in self.set_aside]
-        self.timelines = [entry for entry in self._used if entry.has_times]
+        self.used = [entry for entry in self.segments if entry not in self.set_aside]
+        """The segments that are in the tables."""
+        self.timelines = [entry for entry in self.used if entry.has_times]
         """The segments that are used and have times."""
         self.runs = runs_among(self.timelines)[0]
         """The runs that the files are of: usually one. Only `mix` opens several together."""
@@ -200,8 +203,8 @@ class Run:
         return sorted({entry.rank for entry in self.segments})
 
     def has(self, table: Table) -> bool:
-        """Whether any file of the run has this table: some belong to one format only."""
-        return any(entry.files_of(table) for entry in self._used)
+        """Whether any file of the run has rows of this table: some belong to one format only."""
+        return any(entry.files_of(table) for entry in self.used)
 
     def shift_ns(self, entry: SegmentEntry) -> int:
         """From the run's start to the origin of this segment; 0 for a file without times."""
@@ -278,10 +281,8 @@ class Run:
     @cached_property
     def connection(self) -> duckdb.DuckDBPyConnection:
         """For our own queries. It has the tables that these have named so far (`_execute`)."""
-        import duckdb
-
-        bytes_used = sum(size for entry in self._used for size, _ in entry.files.values())
-        return duckdb.connect(config={"threads": 1} if bytes_used <= SMALL_BYTES else {})
+        bytes_used = sum(size for entry in self.used for size, _ in entry.files.values())
+        return connect(one_thread=bytes_used <= SMALL_BYTES)
 
     @cached_property
     def _undefined(self) -> dict[str, Table]:
@@ -318,8 +319,9 @@ class Run:
         elif table is NUMBERED_NAMES:
             yield _INTERNAL
             yield (
-                "CREATE TABLE internal.names AS SELECT category, name, dense_rank() OVER (ORDER BY name) - 1 AS code "
-                f"FROM (SELECT DISTINCT category, name FROM ({self._rows_of(SLICES)}))"
+                "CREATE TABLE internal.names AS "
+                "SELECT category, name, dense_rank() OVER (ORDER BY name) - 1 AS code, occurrences "
+                f"FROM (SELECT category, name, count(*) AS occurrences FROM ({self._rows_of(SLICES)}) GROUP BY ALL)"
             )
         elif table is STEPS:
             # A table, not a view: it has few rows, and most reports read them.
@@ -340,7 +342,7 @@ class Run:
         shifts = self._shifts
         if self._own_clocks is None:
             with self._reading():
-                self.define(COLLECTIVES, TRACKS)
+                self.define(*((COLLECTIVES, TRACKS) if self.has(COLLECTIVES) else (COLLECTIVES,)))
                 return matched_collectives(self.connection, self.timelines)
         raw = self._own_clocks._shifts  # matched already, to measure the clocks
         return shifted(self._own_clocks.collectives, {file: shifts[file] - raw[file] for file in shifts})
@@ -387,7 +389,7 @@ class Run:
                 hint="Ask about fewer ranks or steps at a time: --ranks, --steps",
             ) from error
         except duckdb.Error as error:
-            for entry in self._used:
+            for entry in self.used:
                 if reason := damage(self.store / entry.folder, entry.files):
                     raise StoreError(
                         f"the store in {self.store} was changed while it was open",
@@ -457,33 +459,40 @@ class Run:
     def _rows_of(self, table: Table) -> str:
         """A SELECT of a table's rows, times counted from the run's start.
 
-        DuckDB takes rank and segment from the names of the store's own folders: it is given no others.
+        DuckDB takes rank and segment of several files from the names of the store's own folders: it is given no others.
         """
-        owners = [entry for entry in self._used if entry.files_of(table)]
+        owners = [entry for entry in self.used if entry.files_of(table)]
         paths = [self.folder.path / name for entry in owners for name in entry.files_of(table)]
         if not paths:
             nothing = ", ".join(f"NULL::{f.type} AS {f.name}" for f in (*KEY_FIELDS, *table.fields))
             return f"SELECT {nothing} WHERE false"
-        files = sql_texts(paths)
-        partitions = "{'rank': INTEGER, 'segment': INTEGER}"
-        source = f"read_parquet([{files}], hive_partitioning=true, hive_types={partitions}"
-        later = " ".join(
-            f"WHEN p.rank = {rank} AND p.segment = {segment} THEN {by}"
-            for (rank, segment), by in self._step_shifts.items()
-        )
-        # The shift of a single file is a constant: a query is then planned in half the time.
-        shift = f"{self.shift_ns(owners[0])}::BIGINT" if len(owners) == 1 else "s.shift_ns"
-        shifts = dict.fromkeys(TIMES if table is not EVENTS else (), shift)
-        shifts |= {"step": f"CASE {later} ELSE 0 END"} if later else {}
+        shifts = dict.fromkeys(TIMES if table is not EVENTS else (), "s.shift_ns")
+        if len(owners) == 1:
+            # What is the same in all rows is a constant: a query is then planned in half the time.
+            (one,) = owners
+            keys = f"{one.rank}::INTEGER AS rank, {one.segment}::INTEGER AS segment"
+            hive, joined = "false", ""
+            shifts = dict.fromkeys(shifts, f"{self.shift_ns(one)}::BIGINT")
+            later = str(self._step_shifts.get((one.rank, one.segment), ""))
+        else:
+            keys = "p.rank, p.segment"
+            hive = "true, hive_types={'rank': INTEGER, 'segment': INTEGER}"
+            joined = "JOIN segments s ON s.rank = p.rank AND s.segment = p.segment"
+            cases = " ".join(
+                f"WHEN p.rank = {rank} AND p.segment = {segment} THEN {by}"
+                for (rank, segment), by in self._step_shifts.items()
+            )
+            later = f"CASE {cases} ELSE 0 END" if cases else ""
+        shifts |= {"step": later} if later else {}
         columns = ", ".join(
             f"p.{name} + {shifts[name]} AS {name}" if name in shifts else f"p.{name}"
             for name in table.columns
         )
+        source = f"[{sql_texts(paths)}], hive_partitioning={hive}"
         if table is EVENTS:
             source += ", file_row_number=true"
             columns = f"p.file_row_number AS id, {columns}"
-        joined = " JOIN segments s ON s.rank = p.rank AND s.segment = p.segment" if len(owners) > 1 else ""
-        return f"SELECT p.rank, p.segment, {columns} FROM {source}) p{joined}"
+        return f"SELECT {keys}, {columns} FROM read_parquet({source}) p {joined}"
 
     def _classed(self, rows: str) -> Iterator[str]:
         """Device activity with its class. Names are classified once per connection, not once per query."""

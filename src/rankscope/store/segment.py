@@ -109,7 +109,8 @@ def _write(
         )
     events = log.events()
     progress(size, "links and nesting")
-    return len(events), {**write_tables(events, files), "read_by": dict(log.read_by)}
+    facts = write_tables(events, files)
+    return len(events), {**facts, "read_by": dict(log.read_by), "rows": files.rows}
 
 
 def _write_events(reading: Reading, log: EventLog, files: TableFiles, progress: Progress) -> None:

@@ -24,11 +24,13 @@ class TableFiles:
         self.folder = folder
         self.pool = pool
         self.ahead = ahead
+        self.rows: dict[str, int] = {}
+        """Of each table that was written."""
 
     def write(
         self, table: Table, pieces: Iterable[Piece], chunks: Callable[[Piece], Mapping[str, Chunk]]
-    ) -> int:
-        """Write a table, one row group for each piece; returns the number of rows."""
+    ) -> None:
+        """Write a table, one row group for each piece."""
 
         def encoded(piece: Piece) -> list[EncodedColumn]:
             columns = chunks(piece)
@@ -42,20 +44,20 @@ class TableFiles:
                     _append(file, pending.popleft().result())
             while pending:
                 _append(file, pending.popleft().result())
-        return file.rows
+        self.rows[table.name] = file.rows
 
-    def write_rows(self, table: Table, columns: Mapping[str, Chunk]) -> int:
+    def write_rows(self, table: Table, columns: Mapping[str, Chunk]) -> None:
         """Write a small table at once."""
         with ParquetFile(self.folder / f"{table.name}.parquet", table.fields) as file:
             file.write(columns)
-        return file.rows
+        self.rows[table.name] = file.rows
 
-    def write_records(self, table: Table, records: list[dict[str, Any]]) -> int:
+    def write_records(self, table: Table, records: list[dict[str, Any]]) -> None:
         """Write a small table that was made row by row; None is null."""
         columns = {
             field.name: _column(field, [record[field.name] for record in records]) for field in table.fields
         }
-        return self.write_rows(table, columns)
+        self.write_rows(table, columns)
 
 
 def _column(field: Field, values: list[Any]) -> Chunk:

@@ -24,18 +24,22 @@ class _Names:
     """Every name once, in alphabetical order."""
     codes: dict[str, Ints]
     """By category, the numbers of its names in ascending order."""
+    slices: dict[str, int]
+    """By category, the number of its slices, the most frequent first."""
 
 
 @once_per_run
 def _names(run: Run) -> _Names:
     """One pass over all slices."""
-    found = run.arrays("SELECT category, name, code FROM internal.names ORDER BY category, code")
+    found = run.arrays("SELECT category, name, code, occurrences FROM internal.names ORDER BY category, code")
     texts = np.empty(int(found["code"].max()) + 1 if len(found["code"]) else 0, dtype=object)
     texts[found["code"]] = found["name"]
     firsts = np.flatnonzero(found["category"][1:] != found["category"][:-1]) + 1
     parts = np.split(found["code"], firsts) if len(texts) else []
     categories = found["category"][[0, *firsts.tolist()]].tolist() if len(texts) else []
-    return _Names(texts.tolist(), dict(zip(categories, parts, strict=True)))
+    counts = np.add.reduceat(found["occurrences"], [0, *firsts.tolist()]).tolist() if len(texts) else []
+    by_count = sorted(zip(categories, counts, strict=True), key=lambda pair: (-pair[1], pair[0]))
+    return _Names(texts.tolist(), dict(zip(categories, parts, strict=True)), dict(by_count))
 
 
 def all_names(run: Run) -> list[str]:
@@ -61,6 +65,11 @@ def vocabulary(run: Run, *categories: str) -> list[str]:
 def categories(run: Run) -> list[str]:
     """The categories that occur."""
     return list(_names(run).codes)
+
+
+def category_counts(run: Run) -> dict[str, int]:
+    """The number of slices of each category, the most frequent first."""
+    return _names(run).slices
 
 
 def sql_names(names: Sequence[str]) -> str:

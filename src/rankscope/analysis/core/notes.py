@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from rankscope.analysis.core.cache import once_per_run
 from rankscope.analysis.core.gpu_counts import gpu_counts
-from rankscope.analysis.core.names import vocabulary
+from rankscope.analysis.core.names import category_counts, vocabulary
 from rankscope.analysis.core.scope import Scope
 from rankscope.store.run import Run
 
@@ -24,9 +24,9 @@ def left_out(run: Run, scope: Scope) -> list[str]:
 
 @once_per_run
 def _left_out(run: Run, scope: Scope) -> list[str]:
-    lost, misplaced = run.rows(
-        f"SELECT sum(lost), sum(misplaced) FROM segments WHERE used AND {scope.where()}"
-    )[0]
+    entries = [entry for entry in run.used if scope.ranks is None or entry.rank in scope.ranks]
+    lost = sum(entry.manifest["reading"]["events_lost"] for entry in entries)
+    misplaced = sum(entry.manifest["misplaced"] for entry in entries)
     notes = []
     if lost:
         notes.append(f"left out: {lost:,} events that could not be read (rankscope doctor says which)")
@@ -38,11 +38,13 @@ def _left_out(run: Run, scope: Scope) -> list[str]:
         notes.append(
             f"left out: {files}: another tool's file of the same rank is used (--prefer changes that)"
         )
-    inferred = run.rows(f"SELECT DISTINCT source FROM steps WHERE source <> 'profiler' AND {scope.where()}")
+    inferred = sorted(
+        {entry.manifest["steps_source"] for entry in entries if entry.manifest["steps"]} - {"profiler"}
+    )
     if inferred:
         ways = {"optimizer": "optimizer steps", "annotation": "numbered annotations"}
         notes.append(
-            f"no ProfilerStep in the file: steps are inferred from {ways.get(inferred[0][0], inferred[0][0])}"
+            f"no ProfilerStep in the file: steps are inferred from {ways.get(inferred[0], inferred[0])}"
         )
     return notes
 
@@ -74,6 +76,8 @@ def slices_outside_steps(
 @once_per_run
 def slice_counts(run: Run, ranks: Scope) -> dict[str, int]:
     """The number of slices of each category, the most frequent first."""
+    if ranks.ranks is None:
+        return category_counts(run)
     return dict(
         run.rows(
             f"SELECT category, count(*) FROM slices WHERE {ranks.where()} GROUP BY category ORDER BY 2 DESC, 1"

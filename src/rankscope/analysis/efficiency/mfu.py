@@ -11,9 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rankscope.analysis.core.ceilings import ceiling_notes, ceilings
-from rankscope.analysis.core.event_sets import NO_STEP
+from rankscope.analysis.core.device_events import device_events, ranks_in
+from rankscope.analysis.core.event_sets import COMPUTE, NO_STEP
 from rankscope.analysis.core.gpu_counts import gpu_counts
-from rankscope.analysis.core.names import sql_names, vocabulary
+from rankscope.analysis.core.names import all_names, sql_names, vocabulary
 from rankscope.analysis.core.notes import left_out
 from rankscope.analysis.core.result import Column, Result
 from rankscope.analysis.core.scope import Scope
@@ -175,14 +176,24 @@ Times = Counter[tuple[int, int | None]]
 def _tensor_shares(run: Run, scope: Scope) -> dict[tuple[int, int | None], float]:
     """Percentage of COMPUTE kernel time on tensor cores, by rank and step; step None is the whole window."""
     # Names are matched by DuckDB, once each: a run may have a million.
-    rows = run.rows(f"""
-        SELECT rank, step, sum(greatest(dur_ns, 0))::BIGINT FROM gpu
-        WHERE class = 'COMPUTE' AND {scope.where()} AND name IN (
-            SELECT name FROM internal.names WHERE category = 'kernel'
-            AND regexp_matches(name, {sql_text(_TENSOR_CORE_KERNEL)})
-            AND NOT regexp_matches(name, {sql_text(_OTHER_KERNEL)})
-        ) GROUP BY ALL
-    """)
+    names = run.arrays(f"""
+        SELECT code FROM internal.names WHERE category = 'kernel'
+        AND regexp_matches(name, {sql_text(_TENSOR_CORE_KERNEL)})
+        AND NOT regexp_matches(name, {sql_text(_OTHER_KERNEL)})
+    """)["code"]
+    on_tensor_cores = np.zeros(len(all_names(run)), dtype=bool)
+    on_tensor_cores[names] = True
+    rows: list[tuple[int, int | None, int]] = []
+    for rank in ranks_in(run, scope):
+        events = device_events(run, rank, scope)
+        mine = (events.kind == COMPUTE) & on_tensor_cores[events.work]
+        steps = unique_values(events.step[mine])
+        times = np.zeros(len(steps), dtype=np.int64)
+        np.add.at(times, np.searchsorted(steps, events.step[mine]), (events.end - events.start)[mine])
+        rows += [
+            (rank, None if step == NO_STEP else step, time)
+            for step, time in zip(steps.tolist(), times.tolist(), strict=True)
+        ]
     return _shares(_summed(rows), _summed(_compute_times(run, scope)))
 
 

@@ -169,9 +169,8 @@ def _innermost(calls: dict[str, Any]) -> NDArray[np.bool_]:
 
 def _launched(run: Run, scope: Scope) -> dict[str, Any]:
     """For each device event the track and start time of the op that launched it."""
-    rows = {
-        (rank, segment): row for rank, segment, row in run.rows("SELECT rank, segment, rowid FROM segments")
-    }
+    # The table `segments` has the files in this order: rowid in `_candidates`.
+    rows = {(entry.rank, entry.segment): row for row, entry in enumerate(run.segments)}
     parts = []
     for rank in ranks_in(run, scope):
         found = device_events(run, rank, scope.only_ranks())

@@ -177,6 +177,14 @@ class KinetoReading:
     def further(self) -> Iterator[tuple[Table, Batch]]:
         return iter(())
 
+    def _first_block(self) -> bytes:
+        """Not into a new bytearray, which would be filled with zeros before."""
+        try:
+            return self._stream.read(self._block_bytes)
+        except OSError as error:
+            self._stream.damage = f"reading stopped: {error.strerror}"
+            return b""
+
     def _read_after(self, rest: bytes) -> tuple[bytearray, int]:
         """A buffer with these bytes followed by the next ones of the file, and the number of bytes in it."""
         size = len(rest) + self._block_bytes
@@ -191,7 +199,8 @@ class KinetoReading:
             return buffer, len(rest)
 
     def _blocks(self) -> Iterator[_Block]:
-        data, size = self._read_after(b"")
+        data: bytes | bytearray = self._first_block()
+        size = len(data)
         last = size < self._block_bytes
         for head_bytes in (_SHORT_HEAD_BYTES, size):  # the events mostly begin after some kB
             head = bytes(memoryview(data)[: min(size, head_bytes)])
@@ -221,7 +230,8 @@ class KinetoReading:
                 offset, start = offset + end, json_layout.skip_between(rest, 0, len(rest))
             data, size = self._read_after(rest)
             last = size < len(rest) + self._block_bytes
-        del data[size:]
+        if isinstance(data, bytearray):
+            del data[size:]
         yield self._last_block(data, start, offset, separator)
 
     def _after_long_event(self, rest: bytes, separator: bytes | None, offset: int) -> tuple[bytes, int]:
@@ -245,7 +255,9 @@ class KinetoReading:
             rest = kept + more if more else b""
         return b"", skipped
 
-    def _last_block(self, data: bytearray, start: int, offset: int, separator: bytes | None) -> _Block:
+    def _last_block(
+        self, data: bytes | bytearray, start: int, offset: int, separator: bytes | None
+    ) -> _Block:
         end = json_layout.find_events_end(data, start, separator)
         self.header.update(end.trailer)
         if not end.closed:

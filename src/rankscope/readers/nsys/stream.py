@@ -14,10 +14,6 @@ from rankscope import tools
 from rankscope.errors import EmptyTraceError, ReadError, ToolError
 
 
-def is_stream(path: Path) -> bool:
-    return path.suffix == tools.STREAM_SUFFIX
-
-
 def report_of(stream: Path, elsewhere: Path, *, writable: bool) -> Path:
     """The report of a recording: the one beside it, or a new one there; in ``elsewhere`` where that is read-only."""
     beside = stream.with_suffix(".nsys-rep")

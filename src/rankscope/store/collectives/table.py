@@ -19,7 +19,7 @@ from rankscope.model import COLLECTIVE_NAME_PATTERN, COLLECTIVES, HOST_COLLECTIV
 from rankscope.readers.columns import NO_TEXT
 from rankscope.store.arrays import NONE, Ints
 from rankscope.store.collectives.host import pair_host_collectives
-from rankscope.store.json_arguments import arguments, integer_at, text_at
+from rankscope.store.json_arguments import arguments, integer_at, integer_of, text_of
 from rankscope.store.slices import SliceTable, named
 from rankscope.store.table_files import TableFiles
 
@@ -45,9 +45,8 @@ _NUMBERS = {
     "seq": "Seq",
     "in_elements": "In msg nelems",
     "out_elements": "Out msg nelems",
-    "source": "Src Rank",
-    "destination": "Dst Rank",
 }
+_PEERS = {"send": "Dst Rank", "recv": "Src Rank"}
 _NOTHING: dict[str, Any] = dict.fromkeys((*_TEXTS, *_NUMBERS))
 
 _DEVICE_NAME = re.compile(COLLECTIVE_NAME_PATTERN, re.ASCII)
@@ -108,16 +107,20 @@ def _calls(source: SliceTable) -> dict[int, Call]:
 
 def _device_records(source: SliceTable, kernels: Ints, calls: dict[int, Call]) -> list[dict[str, Any]]:
     """Kernels, with their own metadata, else that of the record_param_comms op that launched them."""
-    slices, events = source.slices, source.recording.events
+    slices, texts = source.slices, source.recording.events.texts
     ops = source.links.op[kernels]
-    own = _metadata(source, kernels)
-    recorded = _metadata(source, ops)
     ranges = _range_names(source, kernels)
     records = []
-    for number, (at, op) in enumerate(zip(kernels.tolist(), ops.tolist(), strict=True)):
-        mine, given = own.get(at, _NOTHING), recorded.get(op, _NOTHING)
-        args = {key: given[key] if value is None else value for key, value in mine.items()}
-        name = events.texts[slices.name[at]]
+    rows = zip(
+        kernels.tolist(), ops.tolist(), _metadata(source, kernels), _metadata(source, ops), strict=True
+    )
+    for number, (at, op, own, recorded) in enumerate(rows):
+        told = arguments(own)
+        args = _fields(told)
+        if None in args.values():  # those of a kernel are mostly sufficient
+            more = _fields(arguments(recorded))
+            args = {key: more[key] if value is None else value for key, value in args.items()}
+        name = texts[slices.name[at]]
         inner = calls.get(op)
         outer = calls.get(inner.op) if inner else None
         if outer is not None and not outer.is_op:
@@ -133,8 +136,7 @@ def _device_records(source: SliceTable, kernels: Ints, calls: dict[int, Call]) -
             or OTHER
         )
         call = outer or inner
-        in_name = _DTYPE_IN_NAME.search(name)
-        dtype = args["dtype"] if args["dtype"] is not None else in_name[1] if in_name else ""
+        dtype = _dtype_in_name(name) if args["dtype"] is None else args["dtype"]
         records.append(
             {
                 **args,
@@ -150,27 +152,43 @@ def _device_records(source: SliceTable, kernels: Ints, calls: dict[int, Call]) -
                 "dtype": _dtype(dtype),
                 "in_splits": None if args["in_splits"] == "[]" else args["in_splits"],
                 "out_splits": None if args["out_splits"] == "[]" else args["out_splits"],
-                "peer": args.get({"send": "destination", "recv": "source"}.get(kind, "")),
+                "peer": _peer(kind, told, recorded) if kind in _PEERS else None,
             }
         )
     return records
+
+
+def _dtype_in_name(kernel: str) -> str:
+    found = _DTYPE_IN_NAME.search(kernel)
+    return found[1] if found else ""
+
+
+def _peer(kind: str, told: Any, recorded: str | None) -> int | None:
+    peer = integer_at(told, _PEERS[kind])
+    return integer_at(arguments(recorded), _PEERS[kind]) if peer is None else peer
 
 
 def _kind(name: str | None) -> str | None:
     return None if name is None else kind_of(name)
 
 
-def _metadata(source: SliceTable, index: NDArray[Any]) -> dict[int, dict[str, Any]]:
-    """The arguments of collectives, by slice, for those of these slices that have them."""
-    wanted = np.unique(index[index != NONE])
+def _metadata(source: SliceTable, index: NDArray[Any]) -> list[str | None]:
+    """The arguments of these slices; None for those that are NONE or no collectives."""
     events = source.recording.events
-    event = source.slices.event[wanted]
-    has = events.collective_of(event) != NO_TEXT
-    found: dict[int, dict[str, Any]] = {}
-    for at, number in zip(wanted[has].tolist(), event[has].tolist(), strict=True):
-        args = arguments(events.args.get(number))
-        found[at] = {name: text_at(args, key) for name, key in _TEXTS.items()}
-        found[at] |= {name: integer_at(args, key) for name, key in _NUMBERS.items()}
+    event = source.slices.event[index]
+    has = (events.collective_of(event) != NO_TEXT) & (index != NONE)
+    return [
+        events.args.get(number) if is_collective else None
+        for number, is_collective in zip(event.tolist(), has.tolist(), strict=True)
+    ]
+
+
+def _fields(args: Any) -> dict[str, Any]:
+    if not isinstance(args, dict):
+        return _NOTHING
+    found: dict[str, Any] = {name: text_of(args.get(key)) for name, key in _TEXTS.items()}
+    for name, key in _NUMBERS.items():
+        found[name] = integer_of(args.get(key))
     return found
 
 

@@ -1,0 +1,52 @@
+"""The connection that is made before it is needed."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import duckdb
+import pytest
+
+from rankscope.store import database
+from rankscope.store.database import connect, connect_early
+from rankscope.store.side_by_side import side_by_side
+
+
+def threads(connection: duckdb.DuckDBPyConnection) -> int:
+    ((found,),) = connection.execute("SELECT current_setting('threads')").fetchall()
+    return int(found)
+
+
+@pytest.mark.parametrize("early", [False, True])
+def test_one_thread_or_all(early: bool) -> None:
+    for one_thread in (True, False):
+        if early:
+            connect_early()
+            connect_early()  # the second call has no effect
+            assert len(database._early) == 1
+        with connect(one_thread=one_thread) as connection:
+            assert threads(connection) == (1 if one_thread else threads(duckdb.connect()))
+        assert not database._early
+
+
+def test_each_run_has_its_own() -> None:
+    connect_early()
+    first, second = connect(one_thread=True), connect(one_thread=True)
+    first.execute("CREATE TABLE x AS SELECT 1")
+    with pytest.raises(duckdb.CatalogException):
+        second.execute("FROM x")
+
+
+def test_without_duckdb_the_error_is_that_of_connect(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "duckdb", None)
+    connect_early()
+    with pytest.raises(ImportError):
+        connect(one_thread=True)
+    assert not database._early
+
+
+@pytest.mark.parametrize("count", [0, 1, 5])
+def test_answers_are_in_the_order_of_the_items(count: int) -> None:
+    paths = [Path(str(number)) for number in range(count)]
+    assert side_by_side(lambda path: path.name, paths, 2) == [str(number) for number in range(count)]
