@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import duckdb
@@ -36,14 +35,6 @@ def test_each_run_has_its_own() -> None:
     first.execute("CREATE TABLE x AS SELECT 1")
     with pytest.raises(duckdb.CatalogException):
         second.execute("FROM x")
-
-
-def test_without_duckdb_the_error_is_that_of_connect(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "duckdb", None)
-    connect_early()
-    with pytest.raises(ImportError):
-        connect(one_thread=True)
-    assert not database._early
 
 
 @pytest.mark.parametrize("count", [0, 1, 5])

@@ -179,8 +179,8 @@ def expect_reading(args: argparse.Namespace) -> None:
     starting a reading process."""
     from rankscope.store.database import connect_early
 
-    connect_early()
     _import_numpy_with_one_thread()
+    connect_early()
     from rankscope.store.layout import INDEX_FILE, store_folder
 
     paths = args.run if isinstance(args.run, list) else [args.run]

@@ -4,7 +4,6 @@ thread while a command imports its modules.
 
 from __future__ import annotations
 
-from contextlib import suppress
 from threading import Thread
 from typing import TYPE_CHECKING, Any
 
@@ -16,16 +15,16 @@ _early: list[_Connecting] = []
 
 
 class _Connecting(Thread):
-    _made: duckdb.DuckDBPyConnection | None = None
+    def __init__(self) -> None:
+        import duckdb  # here: two threads that import at a time take longer than one after the other
+
+        super().__init__()  # no daemon: a thread inside DuckDB must not outlive the interpreter
+        self._connect = duckdb.connect
 
     def run(self) -> None:
-        with suppress(ImportError):  # `connect` reports it
-            import duckdb
+        self._made = self._connect(config=_ONE_THREAD)
 
-            self._made = duckdb.connect(config=_ONE_THREAD)
-
-    def result(self) -> duckdb.DuckDBPyConnection | None:
-        """The connection, once it is made; None if that failed."""
+    def result(self) -> duckdb.DuckDBPyConnection:
         self.join()
         return self._made
 
@@ -33,17 +32,17 @@ class _Connecting(Thread):
 def connect_early() -> None:
     """Begin to make the connection that the next call of `connect` returns."""
     if not _early:
-        _early.append(_Connecting())  # no daemon: one that is inside DuckDB must not outlive the interpreter
+        _early.append(_Connecting())
         _early[0].start()
 
 
 def connect(*, one_thread: bool) -> duckdb.DuckDBPyConnection:
     """A new database in memory, with one thread or as many as there are cores."""
-    connection = _early.pop().result() if _early else None
-    if connection is None:
-        import duckdb
+    import duckdb
 
+    if not _early:
         return duckdb.connect(config=_ONE_THREAD if one_thread else {})
+    connection = _early.pop().result()
     if not one_thread:
         connection.execute("RESET threads")
     return connection

@@ -42,7 +42,6 @@ _NAME_WORDS: tuple[tuple[Axis, str], ...] = (
     ("cp", r"cp|context|sp|sequence|ulysses|ring"),
     ("tp", r"tp|mp|tensor|model|col|row"),
 )
-_PATTERNS = tuple((axis, re.compile(rf"(?:^|[^a-z])(?:{words})(?:$|[^a-z])")) for axis, words in _NAME_WORDS)
 _TOO_GENERAL = re.compile(r"(?:^|[^a-z])(?:parallel|group|model|pg|mesh)(?=$|[^a-z])")
 
 
@@ -107,8 +106,8 @@ def axis_from_name(text: str) -> Axis | None:
     # 'model' alone means tensor parallel; in PIPELINE_MODEL_PARALLEL_GROUP it means nothing.
     bare = _TOO_GENERAL.sub("_", f"_{words}_")
     for candidate in (bare, f"_{words}_"):
-        for axis, pattern in _PATTERNS:
-            if pattern.search(candidate):
+        for axis, names in _NAME_WORDS:
+            if re.search(rf"(?:^|[^a-z])(?:{names})(?:$|[^a-z])", candidate):
                 return axis
     return None
 

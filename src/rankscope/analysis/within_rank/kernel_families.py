@@ -33,12 +33,17 @@ FAMILIES = (
     ),
     ("fused", r"triton|fused|jit"),
 )
-_COMPILED = tuple((name, re.compile(pattern, re.IGNORECASE)) for name, pattern in FAMILIES)
 
 
 def family(kernel: str) -> str:
     """The first family whose pattern matches the name, or 'unknown'."""
-    return next((name for name, pattern in _COMPILED if pattern.search(kernel)), "unknown")
+    return next((name for name, pattern in _compiled() if pattern.search(kernel)), "unknown")
+
+
+@lru_cache
+def _compiled() -> tuple[tuple[str, re.Pattern[str]], ...]:
+    """Not at import: it takes 2 ms, and few commands need it."""
+    return tuple((name, re.compile(pattern, re.IGNORECASE)) for name, pattern in FAMILIES)
 
 
 # Parts in which the names of similar kernels differ: tile sizes and what follows them, and numbers at the end.
