@@ -19,6 +19,7 @@ from rankscope.jobs.batch import SCHEDULERS, make_output_folders, make_spec
 from rankscope.jobs.scheduler import require
 from rankscope.jobs.script import preamble, shebang
 from rankscope.jobs.spec import Spec
+from rankscope.private_files import open_private
 from rankscope.store.on_dask.place import Place
 from rankscope.units import format_bytes, parse_bytes
 
@@ -48,7 +49,9 @@ _OURS = ("memory", "interface")
 _NAME = "rankscope-read"
 _MIB = 1 << 20
 
-WORKER_SETTINGS = {
+SETTINGS = {
+    # A worker gets a task when it is free: none waits behind one that takes long. There is nothing to fetch ahead.
+    "distributed.scheduler.worker-saturation": 1.0,
     # Dask pauses workers whose memory is nearly used up. Ours hold nothing that could be freed: they would not go on.
     "distributed.worker.memory.target": False,
     "distributed.worker.memory.spill": False,
@@ -56,7 +59,7 @@ WORKER_SETTINGS = {
     "distributed.worker.memory.terminate": False,
     "distributed.worker.profile.enabled": False,
 }
-"""Of the workers that we start."""
+"""Of the clusters that we start."""
 
 
 class BatchJobs:
@@ -122,7 +125,8 @@ class BatchJobs:
         kind = {"slurm": dask_jobqueue.SLURMCluster, "pbs": dask_jobqueue.PBSCluster}[self._scheduler.name]
         dialect = self._scheduler.dialect(replace(spec, nodes=1))
         settings = [
-            f"export DASK_{key.replace('.', '__').upper()}={value}" for key, value in WORKER_SETTINGS.items()
+            f"export DASK_{key.replace('.', '__').replace('-', '_').upper()}={value}"
+            for key, value in SETTINGS.items()
         ]
         with dask.config.set({f"jobqueue.{self._scheduler.name}.name": spec.name}):
             return kind(
@@ -137,11 +141,29 @@ class BatchJobs:
                 job_directives_skip=["#"],  # all that dask-jobqueue would write
                 job_extra_directives=[line.split(" ", 1)[1] for line in dialect.directives],
                 job_script_prologue=[*preamble(spec, dialect), *settings],
-                security=True,
-                shared_temp_directory=str(self._shared),
+                security=self._security(),
+                protocol="tls://",
                 scheduler_options={"dashboard_address": "127.0.0.1:0"},
                 silence_logs=logging.CRITICAL,
             )
+
+    def _security(self) -> Any:
+        """Keys for this cluster alone, in files that the nodes see and other users do not: a Dask scheduler runs
+        whatever it is sent."""
+        from distributed import Security
+
+        made = Security.temporary()
+        files = {}
+        for name, content in (("cert", made.tls_client_cert), ("key", made.tls_client_key)):
+            files[name] = str(self._shared / f"tls-{name}.pem")
+            with open_private(Path(files[name]), "w") as file:
+                file.write(content)
+        roles = {
+            f"tls_{role}_{name}": path
+            for role in ("client", "scheduler", "worker")
+            for name, path in files.items()
+        }
+        return Security(tls_ca_file=files["cert"], require_encryption=True, **roles)
 
     def check(self) -> None:
         """An error if all jobs have ended: nothing would be read any more."""
@@ -165,9 +187,18 @@ class BatchJobs:
 
 async def _submit(cluster: Any, nodes: int) -> None:
     """As `cluster.scale(jobs=nodes)`, and raises what the scheduler answers."""
+    from distributed import Status
+
     for _ in range(nodes):
         cluster.worker_spec.update(cluster.new_worker_spec())
-    await cluster
+    try:
+        await cluster
+    except RuntimeError:
+        for job in cluster.workers.values():
+            job.status = (
+                Status.failed
+            )  # else the cluster cannot be closed, which cancels those that were submitted
+        raise
 
 
 def _reason(text: str) -> str:

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rankscope.errors import MissingPackageError, RemoteError
-from rankscope.store.on_dask.batch_jobs import WORKER_SETTINGS, BatchJobs
+from rankscope.store.on_dask import worker_task
+from rankscope.store.on_dask.batch_jobs import SETTINGS, BatchJobs
 from rankscope.store.on_dask.place import BATCH, LOCAL, Place
 from rankscope.store.pool import needed_bytes
 from rankscope.store.worker import Task
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 Say = Callable[[str], None]
 
 PACKAGES = ("dask", "distributed", "dask_jobqueue", "cryptography")
-_CONNECT_S = 15
+_CONNECT_S, _CLOSE_S = 15, 3
 OWN_DASHBOARD = "127.0.0.1:0"
 """A free port that other machines cannot reach."""
 
@@ -47,8 +48,11 @@ def connected(place: Place, tasks: Sequence[Task], jobs: int, say: Say) -> Itera
         )
         import distributed
 
+        if place.where in (LOCAL, *BATCH):
+            stack.enter_context(dask.config.set(SETTINGS))
         if place.where == LOCAL:
-            stack.enter_context(dask.config.set(WORKER_SETTINGS))
+            preload = [*dask.config.get("distributed.worker.preload"), worker_task.__name__]
+            stack.enter_context(dask.config.set({"distributed.worker.preload": preload}))
             cluster = stack.enter_context(_processes(jobs))
             client = stack.enter_context(distributed.Client(cluster))
             check: Callable[[], None] = _nothing
@@ -98,7 +102,8 @@ def _processes(jobs: int) -> Any:
     )
 
 
-def _existing(where: str) -> Any:
+@contextmanager
+def _existing(where: str) -> Iterator[Client]:
     from distributed import Client
 
     is_file = where.endswith(".json")
@@ -109,7 +114,7 @@ def _existing(where: str) -> Any:
             hint="Check the path, or name the scheduler's address: --dask tcp://HOST:PORT",
         )
     try:
-        return Client(
+        client = Client(
             **{"scheduler_file" if is_file else "address": where}, timeout=_CONNECT_S, set_as_default=False
         )
     except (OSError, ValueError, KeyError) as error:
@@ -118,3 +123,7 @@ def _existing(where: str) -> Any:
             why=f"{error}",
             hint="Check that it runs and can be reached from here: dask scheduler",
         ) from error
+    try:
+        yield client
+    finally:
+        client.close(timeout=_CLOSE_S)  # a scheduler that has died does not answer

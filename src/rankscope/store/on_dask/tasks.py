@@ -65,12 +65,16 @@ def _collected(tasks: Mapping[Key, Task], cluster: Cluster) -> Iterator[tuple[Ke
         future.add_done_callback(done.put)
     del futures
     while keys:
-        finished = _next(done, cluster)
-        whole = [future for future in finished if future.status == "finished"]
-        manifests = iter(cluster.client.gather(whole))
-        for future in finished:
-            key = keys.pop(future.key)
-            yield key, next(manifests) if future.status == "finished" else _error(future, tasks[key])
+        whole = []
+        for future in _next(done, cluster):
+            if future.status == "finished":
+                whole.append(future)
+            else:
+                key = keys.pop(future.key)
+                yield key, _error(future, tasks[key])
+        if whole:
+            for future, outcome in zip(whole, cluster.client.gather(whole), strict=True):
+                yield keys.pop(future.key), outcome
 
 
 def _next(done: SimpleQueue[Any], cluster: Cluster) -> list[Any]:

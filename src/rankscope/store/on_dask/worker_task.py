@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import threading
 from collections.abc import Iterator, Mapping
@@ -38,6 +39,12 @@ class Memory:
 
 
 _MEMORY = Memory()
+
+
+def dask_setup(worker: object) -> None:
+    """Called in the worker processes of this machine. A terminal sends Ctrl-C to all processes: only the one that
+    started the workers obeys, and ends them."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def read_on_worker(task: Task, version: str, variables: Mapping[str, str]) -> Outcome:
