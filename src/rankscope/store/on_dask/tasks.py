@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,6 +25,8 @@ Key = TypeVar("Key")
 
 _RETRIES = 2
 """Of a task that fails. One whose worker is lost is given to others, as often as Dask's allowed-failures says (3)."""
+_TOGETHER_S = 0.2
+"""Manifests of tasks that finish within this time are fetched together: asking takes longer than the answer."""
 _CHECKED_EVERY_S = 10.0
 """While no task finishes, the cluster is asked this often whether it still can."""
 
@@ -67,11 +70,11 @@ def _collected(tasks: Mapping[Key, Task], cluster: Cluster) -> Iterator[tuple[Ke
     while keys:
         whole = []
         for future in _next(done, cluster):
-            if future.status == "finished":
-                whole.append(future)
-            else:
+            if future.status in ("error", "cancelled"):
                 key = keys.pop(future.key)
                 yield key, _error(future, tasks[key])
+            else:  # finished; or lost since, with its worker, and `gather` waits until it is done again
+                whole.append(future)
         if whole:
             for future, outcome in zip(whole, cluster.client.gather(whole), strict=True):
                 yield keys.pop(future.key), outcome
@@ -85,6 +88,7 @@ def _next(done: SimpleQueue[Any], cluster: Cluster) -> list[Any]:
         except Empty:
             cluster.check()
             continue
+        time.sleep(_TOGETHER_S)
         while not done.empty():
             finished.append(done.get())
         return finished
