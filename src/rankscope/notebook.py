@@ -26,6 +26,7 @@ from rankscope.analysis.health.doctor import doctor
 from rankscope.errors import UsageError
 from rankscope.records import dataclass
 from rankscope.store.ingest import Watch
+from rankscope.store.on_dask.place import parse_place
 from rankscope.store.run import ClockMode, Run, open_run
 from rankscope.views import render, terminal_width
 from rankscope.views.charts import Chart, chart_of, find_chart
@@ -111,6 +112,8 @@ def open(
     *paths: str | Path,
     cache: str | Path | None = None,
     jobs: int | None = None,
+    dask: str | None = None,
+    dask_options: Sequence[str] = (),
     rank_of: Mapping[str | Path, int] | None = None,
     clocks: ClockMode = "aligned",
     prefer: Literal["torch", "nsys"] | None = None,
@@ -124,6 +127,8 @@ def open(
     """Open a run: a folder with one trace per rank, a trace file, or several. Raw traces are read once.
 
     cache: keep the store under this folder, not beside the traces. jobs: files read at a time.
+    dask: read on a Dask cluster: 'local', 'slurm', 'pbs', 'tcp://HOST:PORT' or the file of a scheduler.
+    dask_options: with 'slurm' and 'pbs', such as ['nodes=4', 'account=A'].
     rank_of: the rank of each file that does not contain it.
     clocks: 'aligned' corrects the ranks' clocks by their collectives, 'raw' leaves them as recorded.
     prefer: the tool whose file is used for a rank that both recorded (default: torch).
@@ -141,6 +146,7 @@ def open(
         [Path(path) for path in paths],
         cache=Path(cache) if cache is not None else None,
         jobs=jobs,
+        dask=parse_place(dask, dask_options) if dask is not None else None,
         ranks={Path(path): rank for path, rank in (rank_of or {}).items()},
         clocks=clocks,
         prefer=_FORMATS[prefer] if prefer else "",

@@ -7,6 +7,7 @@ import os
 import shutil
 import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,11 +15,12 @@ from conftest import slice_event, write_kineto
 from rankscope import errors
 from rankscope.errors import NotATraceError, RankscopeError
 from rankscope.readers.kineto.reader import KinetoReader
-from rankscope.store import incoming, pool
+from rankscope.store import incoming, pool, segment
 from rankscope.store.incoming import incoming_folder
 from rankscope.store.ingest import Watch, ingest
+from rankscope.store.layout import Index
 from rankscope.store.run import Run
-from rankscope.store.worker import error_from_json, error_to_json
+from rankscope.store.worker import Outcome, Task, error_from_json, error_to_json, perform
 
 
 def write_rank(folder: Path, rank: int, events: int = 3) -> Path:
@@ -69,6 +71,75 @@ def test_a_worker_that_outlives_its_owner_keeps_its_folder(tmp_path: Path) -> No
         assert left.exists()
     ingest([tmp_path])
     assert not left.exists()
+
+
+def test_a_task_on_another_host_keeps_the_folder_of_a_dead_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a worker of a Dask cluster does, whose lock may not be seen here."""
+    write_rank(tmp_path, 0)
+    store = ingest([tmp_path]).store
+    left = store / f"incoming-{socket.gethostname()}.1.aa"
+    attempt = left / "another-host.7.bb"
+    attempt.mkdir(parents=True)
+    (attempt / "slices.parquet").write_bytes(b"unfinished")
+    ingest([tmp_path])
+    assert attempt.exists()
+    monkeypatch.setattr(incoming, "_ABANDONED_AFTER_S", -1)  # a day later
+    ingest([tmp_path])
+    assert not left.exists()
+
+
+def test_the_attempt_that_finishes_first_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cluster gives the task of a worker that it takes for dead to another one: both may finish."""
+    trace = write_rank(tmp_path, 0)
+    with incoming_folder(tmp_path) as folder:
+        task = Task(str(trace), str(folder / "result"), threads=1)
+        build = segment.build_segment
+        outcomes: list[Outcome] = []
+
+        def overtaken(*given: Any) -> dict[str, Any]:
+            monkeypatch.setattr(segment, "build_segment", build)
+            outcomes.append(perform(task, lambda read, doing: None))
+            return build(*given)
+
+        monkeypatch.setattr(segment, "build_segment", overtaken)
+        outcomes.append(perform(task, lambda read, doing: None))
+        assert sorted(path.name for path in folder.iterdir()) == ["lock", "result"]
+        monkeypatch.setattr(segment, "build_segment", None)  # nothing is read a third time
+        outcomes.append(perform(task, lambda read, doing: None))
+    assert outcomes[0] == outcomes[1] == outcomes[2]
+
+
+def test_what_was_read_is_listed_from_time_to_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rankscope.store.ingest._LISTED_EVERY_S", -1.0)
+    for rank in range(3):
+        write_rank(tmp_path, rank)
+    seen: list[list[int]] = []
+
+    def look(files: int) -> None:
+        seen.append([entry.rank for entry in Index.load(tmp_path / ".rankscope").segments])
+
+    ingested = ingest([tmp_path], watch=Watch(finish=look))
+    assert seen == [[], [0], [0, 1]]
+    assert [entry.rank for entry in ingested.read] == [0, 1, 2]
+    assert counts(Run(ingest([tmp_path]))) == [(0, 3), (1, 3), (2, 3)]
+
+
+def test_what_was_read_before_ctrl_c_is_not_read_again(tmp_path: Path) -> None:
+    for rank in range(3):
+        write_rank(tmp_path, rank)
+
+    def interrupted(files: int) -> None:
+        if files == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        ingest([tmp_path], watch=Watch(finish=interrupted))
+    assert not list((tmp_path / ".rankscope").glob("incoming-*"))
+    again = ingest([tmp_path])
+    assert [entry.rank for entry in again.read] == [2]
+    assert counts(Run(again)) == [(0, 3), (1, 3), (2, 3)]
 
 
 def test_a_store_that_another_process_changes_meanwhile(tmp_path: Path) -> None:

@@ -192,7 +192,7 @@ def _main(argv: Sequence[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
     except KeyboardInterrupt:
-        print("rankscope: interrupted; unfinished files are removed", file=sys.stderr)
+        print("rankscope: interrupted; what was read is kept, unfinished files are removed", file=sys.stderr)
         return 128 + signal.SIGINT
 
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from rankscope.analysis.core.result import Result
     from rankscope.analysis.core.scope import Scope
     from rankscope.store.ingest import Ingested, Options, Watch
+    from rankscope.store.on_dask.place import Place
     from rankscope.store.run import Run
 
 _QUIET_SECONDS = 2.0
@@ -44,6 +45,19 @@ def add_reading_options(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--jobs", type=positive, metavar="N", help="files read at a time (default: by cores and memory)"
+    )
+    group.add_argument(
+        "--dask",
+        metavar="WHERE",
+        help="read on a Dask cluster: local, slurm, pbs, tcp://HOST:PORT, or a scheduler's file (.json)",
+    )
+    group.add_argument(
+        "--dask-option",
+        action="append",
+        default=[],
+        metavar="K=V",
+        help="with slurm and pbs: an option of `rankscope job`, such as nodes=4, ppn=16, account=A, walltime=1h; or "
+        "memory=64GB (of a node), interface=ib0; may be repeated",
     )
     group.add_argument(
         "--nsys", metavar="PATH", help="the nsys that exports .nsys-rep files (default: on PATH)"
@@ -165,6 +179,7 @@ def open_run(args: argparse.Namespace, comm_patterns: tuple[str, ...] = (), pref
         args.run if isinstance(args.run, list) else [args.run],
         cache=args.cache,
         jobs=args.jobs,
+        dask=dask_place(args),
         clocks=getattr(args, "clocks", "aligned"),
         prefer=prefer,
         mix=args.mix,
@@ -172,6 +187,27 @@ def open_run(args: argparse.Namespace, comm_patterns: tuple[str, ...] = (), pref
         watch=watch(args.quiet),
         on_read=lambda ingested: _say_what_was_read(ingested, started, args.quiet),
     )
+
+
+def dask_place(args: argparse.Namespace) -> Place | None:
+    """The cluster of --dask; None to read without Dask."""
+    from rankscope.store.on_dask.place import LOCAL, parse_place
+
+    if args.dask is None:
+        if args.dask_option:
+            raise UsageError(
+                "--dask-option needs --dask",
+                why="It is about the jobs of a cluster.",
+                hint="For example: --dask slurm",
+            )
+        return None
+    if args.jobs and args.dask != LOCAL:
+        raise UsageError(
+            f"--jobs cannot be used with --dask {args.dask}",
+            why="It is a number of processes of this machine.",
+            hint="With slurm and pbs: --dask-option ppn=N",
+        )
+    return parse_place(args.dask, args.dask_option)
 
 
 def expect_reading(args: argparse.Namespace) -> None:
@@ -185,7 +221,8 @@ def expect_reading(args: argparse.Namespace) -> None:
 
     paths = args.run if isinstance(args.run, list) else [args.run]
     if (
-        not all(path.exists() for path in paths)
+        args.dask
+        or not all(path.exists() for path in paths)
         or (store_folder(paths, None, args.cache) / INDEX_FILE).exists()
     ):
         return
@@ -257,23 +294,32 @@ def watch(quiet: bool) -> Watch:
     if quiet:
         return Watch()
     progress = Progress(sys.stderr)
-    return Watch(progress.begin, progress.advance, progress.end, lambda text: print(text, file=sys.stderr))
+    return Watch(
+        progress.begin,
+        progress.advance,
+        progress.end,
+        lambda text: print(text, file=sys.stderr),
+        progress.finish,
+    )
 
 
 class Progress:
-    """One line on stderr: percent, MB/s, time left. Redrawn on a terminal; elsewhere printed every ten seconds."""
+    """One line on stderr: files read, percent, MB/s, time left. Redrawn on a terminal, else printed every ten s."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = unchecked(stream)
         self._redraws = stream.isatty()
         self._read: dict[Path, int] = {}
-        self._files = self._total = 0
+        self._files = self._finished = self._total = 0
         self._started = self._shown = 0.0
         self._drawn = False
 
     def begin(self, files: int, total_bytes: int) -> None:
         self._files, self._total = files, total_bytes
         self._started = self._shown = time.monotonic()
+
+    def finish(self, files: int) -> None:
+        self._finished = files
 
     def advance(self, path: Path, read: int, doing: str) -> None:
         self._read[path] = read
@@ -294,10 +340,8 @@ class Progress:
         rate = done / elapsed
         left = (self._total - done) / rate if rate else 0.0
         what = doing if share >= 1 else f"{left:.0f} s left"
-        of = (
-            f"{self._files} file{'s' * (self._files > 1)}: {100 * share:.0f} % of {format_bytes(self._total)}"
-        )
-        return f"Reading {of}, {rate / 1e6:.0f} MB/s, {what}"
+        done_of = f"{self._finished} of {self._files} file{'s' * (self._files > 1)} read"
+        return f"Reading: {done_of}, {100 * share:.0f} % of {format_bytes(self._total)}, {rate / 1e6:.0f} MB/s, {what}"
 
     def end(self) -> None:
         if self._drawn and self._redraws:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rankscope import units
-from rankscope.cli.common import add_reading_options, add_run_argument, read, use_tools
+from rankscope.cli.common import add_reading_options, add_run_argument, dask_place, read, use_tools
 from rankscope.errors import UsageError
 
 EXAMPLES = """\
@@ -17,6 +17,8 @@ examples:
   rankscope ingest t0.json.gz t1.json.gz -o runs/a       files from anywhere; the store goes to runs/a
   rankscope ingest runs/a --rank 17=runs/a/trace_x.json  give the rank of a file that does not contain it
   rankscope ingest /readonly/run --cache /scratch/me     where the run's folder is read-only
+  rankscope ingest runs/a --dask slurm --dask-option nodes=4 --dask-option ppn=16
+                                                         many ranks, on the nodes of a cluster (docs/scale.md)
 
 The store is made beside the traces (RUN/.rankscope, FILE.rankscope) and can be deleted at any time.
 A second call reads only files that are new or changed.
@@ -58,7 +60,9 @@ def main(args: argparse.Namespace) -> int:
 
     ranks = dict(_given_rank(text) for text in args.rank)
     paths = args.run + [path for path in ranks if not any(_holds(run, path) for run in args.run)]
-    options = Options(output=args.output, cache=args.cache, ranks=ranks, jobs=args.jobs)
+    options = Options(
+        output=args.output, cache=args.cache, ranks=ranks, jobs=args.jobs, dask=dask_place(args)
+    )
     use_tools(args)
     ingested = read(paths, options, args.quiet)
     if args.print_store:

@@ -22,6 +22,7 @@ from rankscope.cli.common import (
     add_part_options,
     add_reading_options,
     add_remote_options,
+    dask_place,
     open_run,
     scope_of,
 )
@@ -133,7 +134,7 @@ def _view(args: argparse.Namespace) -> int:
     runs = [args.run, args.other] if args.other else [args.run]
     opening = Opening(
         runs,
-        Options(cache=args.cache, jobs=args.jobs),
+        Options(cache=args.cache, jobs=args.jobs, dask=dask_place(args)),
         lambda text: print(text, file=sys.stderr),
         mix=args.mix,
     )

@@ -46,6 +46,8 @@ def view_remote(args: argparse.Namespace) -> int:
     options = {
         "--cache": args.cache,
         "--jobs": args.jobs,
+        "--dask": args.dask,
+        "--dask-option": args.dask_option or None,
         "--nsys": args.nsys,
         "--ncu": args.ncu,
         "--mix": args.mix or None,

@@ -120,7 +120,7 @@ def write_script(path: Path, text: str) -> None:
 
 def submit_script(scheduler: Scheduler, spec: Spec, text: str, written: Path | None) -> str:
     """The id of the job. A script that was not ``written`` is submitted from a temporary file."""
-    _make_output_folders(spec)
+    make_output_folders(spec)
     if written is not None:
         return submit(scheduler, written)
     with tempfile.TemporaryDirectory(prefix="rankscope-job-") as folder:
@@ -129,7 +129,7 @@ def submit_script(scheduler: Scheduler, spec: Spec, text: str, written: Path | N
         return submit(scheduler, path)
 
 
-def _make_output_folders(spec: Spec) -> None:
+def make_output_folders(spec: Spec) -> None:
     """A scheduler does not make the folders of -o and -e: without them the output is lost, or the job is."""
     for path in (spec.stdout, spec.stderr):
         folder = (path or "").rpartition("/")[0]

@@ -71,7 +71,7 @@ fi
 
 def render(spec: Spec, dialect: Dialect) -> str:
     parts = [
-        "\n".join(["#!/bin/bash -l" if spec.login else "#!/bin/bash", *dialect.directives]) + "\n",
+        "\n".join([shebang(spec), *dialect.directives]) + "\n",
         _surroundings(spec, dialect),
         _places(spec, dialect),
         _step_function(spec, dialect),
@@ -81,7 +81,12 @@ def render(spec: Spec, dialect: Dialect) -> str:
     return "\n".join(parts)
 
 
-def _surroundings(spec: Spec, dialect: Dialect) -> str:
+def shebang(spec: Spec) -> str:
+    return "#!/bin/bash -l" if spec.login else "#!/bin/bash"
+
+
+def preamble(spec: Spec, dialect: Dialect) -> list[str]:
+    """The lines after the directives: the folder, the output files, modules and environments, variables."""
     lines = ["set -u", f'cd "{dialect.submit_folder}" || exit 1', f'job="{dialect.job_id}"']
     lines += [dialect.redirection] if dialect.redirection else []
     loads = [
@@ -97,6 +102,11 @@ def _surroundings(spec: Spec, dialect: Dialect) -> str:
     lines += ["", *(f"export {name}={shlex.quote(value)}" for name, value in spec.env.items())]
     if "PYTHONUNBUFFERED" not in spec.env:  # so that output is not lost when a rank is killed
         lines += ["export PYTHONUNBUFFERED=1"]
+    return lines
+
+
+def _surroundings(spec: Spec, dialect: Dialect) -> str:
+    lines = preamble(spec, dialect)
     if "MASTER_ADDR" not in spec.env:
         lines += [f"MASTER_ADDR=$({dialect.first_node})", "export MASTER_ADDR"]
     if "MASTER_PORT" not in spec.env:

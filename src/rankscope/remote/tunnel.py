@@ -104,12 +104,15 @@ def viewer_command(
     program: Sequence[str], places: Sequence[Place], port: int, options: Mapping[str, object]
 ) -> list[str]:
     """The command that starts the viewer over there, for a tunnel from ``port`` here. None: option omitted; True: a
-    flag."""
+    flag; a list: repeated."""
     paths = [path_argument(place.path) for place in places]
     given = []
     for name, value in options.items():
-        if value is not None:
-            given += [name] if value is True else [name, str(value)]
+        if value is True:
+            given.append(name)
+        elif value is not None:
+            for one in value if isinstance(value, list) else [value]:
+                given += [name, str(one)]
     return [*program, "view", *paths, "--no-open", "--tunnel", str(port), *given]
 
 

@@ -3,7 +3,8 @@
 Several processes, of several hosts, may write one store at the same time (docs/adr/0133-several-writers.md). Whoever
 writes holds a lock on its folder; the system releases it when the process dies, however it dies. A lock is believed on
 the host that took it, where it holds across containers too. Of another host only the age of its files is believed:
-locks of some network file systems do not reach other hosts.
+locks of some network file systems do not reach other hosts. A folder of this host may hold work of others: a task on a
+Dask cluster writes to a folder that is named after the host it runs on.
 """
 
 from __future__ import annotations
@@ -102,7 +103,7 @@ def _is_abandoned(path: Path) -> bool:
         return False
     except OSError:  # a file system without locks
         return _is_old(path)
-    return True
+    return all(_is_from_here(inside) or _is_old(inside) for inside in path.iterdir() if inside.is_dir())
 
 
 def _is_from_here(path: Path) -> bool:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
 from dataclasses import field, replace
 from pathlib import Path
 
@@ -25,15 +26,16 @@ from rankscope.store.layout import (
     store_folder,
     traces_elsewhere,
 )
+from rankscope.store.on_dask.place import LOCAL, Place
 from rankscope.store.rank_assignment import ALONE, BESIDE, Assignment, assign, keep, refuse_overlaps
 from rankscope.store.side_by_side import side_by_side
-from rankscope.store.worker import Task
+from rankscope.store.worker import Outcome, Task
 
 Say = Callable[[str], None]
 
-_WORKER_BYTES = 400_000_000
-"""Memory of a process that reads a file, besides the columns of its events: some blocks of text."""
 _CHECKED_AT_A_TIME = 4
+_LISTED_EVERY_S = 60.0
+"""What was read is listed this often, so that a process that is killed loses no more than this."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,8 @@ class Options:
     """Ranks given by the user, by file."""
     jobs: int | None = None
     """Files read at the same time; None: as cores and memory allow."""
+    dask: Place | None = None
+    """Read on a Dask cluster; None: in processes of this machine, without Dask."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +62,8 @@ class Watch:
     advance: Callable[[Path, int, str], None] = lambda path, read, doing: None
     end: Callable[[], None] = lambda: None
     say: Say = lambda text: None
+    finish: Callable[[int], None] = lambda files: None
+    """Called with the number of files read so far."""
 
 
 @dataclass(frozen=True)
@@ -105,19 +111,69 @@ def ingest(paths: Sequence[Path], options: Options | None = None, watch: Watch |
         return Ingested(plan.store, plan.index, (), plan.skipped)
     _report_assumed_rank(wanted, watch.say)
     with _writing(plan.store), incoming_folder(plan.store) as incoming:
-        built: dict[Assignment, _Outcome] = {}
+        update = _Update(plan, kept, wanted, incoming)
         while True:
-            built |= _read(incoming, wanted, options.jobs, watch)
-            index, fresh, problems = _outcome(plan, kept, built)
+            update.read(options, watch)
+            index, fresh, problems = update.outcome()
             _report_merged(fresh, watch.say)
-            with exclusive(plan.store):
-                if Index.load(plan.store) == plan.found:
-                    with publishing(incoming):
-                        _publish(plan.store, incoming, index, fresh)
-                    return Ingested(plan.store, index, tuple(fresh), (*plan.skipped, *problems))
+            if update.publish(index, fresh):
+                return Ingested(plan.store, index, tuple(fresh), (*update.plan.skipped, *problems))
             # Another process has changed the store in the meantime. What was read here is still used.
-            plan = _plan(paths, options, watch.say)
-            kept, wanted = _split(plan, built, watch.say)
+            update.plan = _plan(paths, options, watch.say)
+            update.kept, update.wanted = _split(update.plan, update.built, watch.say)
+
+
+@dataclass
+class _Update:
+    """What is done to a store: what it keeps, what is to be read, and what has been read."""
+
+    plan: _Plan
+    kept: list[SegmentEntry]
+    wanted: list[Assignment]
+    incoming: Path
+    built: dict[Assignment, _Outcome] = field(default_factory=dict)
+
+    def read(self, options: Options, watch: Watch) -> None:
+        """Read what is wanted. If that is interrupted, what was read is listed, and the next call continues there."""
+        listed = time.monotonic()
+        try:
+            with closing(_read(self.incoming, self.wanted, options, watch)) as outcomes:
+                for place, outcome in outcomes:
+                    self.built[place] = outcome
+                    if time.monotonic() - listed > _LISTED_EVERY_S:
+                        self._publish_finished()
+                        listed = time.monotonic()
+        except BaseException:
+            with suppress(RankscopeError, OSError):
+                self._publish_finished()
+            raise
+
+    def outcome(self) -> tuple[Index, list[SegmentEntry], list[RankscopeError]]:
+        """The new index, the segments in it that were read now, and an error for each file that could not be read."""
+        read = [self.built[place] for place in dict.fromkeys(self.plan.places) if place in self.built]
+        fresh = [outcome for outcome in read if isinstance(outcome, SegmentEntry)]
+        problems = [outcome for outcome in read if isinstance(outcome, RankscopeError)]
+        refuse_overlaps([*self.kept, *fresh])
+        if not self.kept and not fresh:
+            raise problems[0]
+        return Index(sorted([*self.kept, *fresh], key=lambda e: (e.rank, e.segment))), fresh, problems
+
+    def publish(self, index: Index, fresh: list[SegmentEntry]) -> bool:
+        """List these segments; False if another process has changed the store since the plan was made."""
+        store = self.plan.store
+        with exclusive(store):
+            if Index.load(store) != self.plan.found:
+                return False
+            with publishing(self.incoming):
+                _publish(store, self.incoming, index, fresh)
+        return True
+
+    def _publish_finished(self) -> None:
+        """List what has been read so far. If another process has changed the store, that is left for the end."""
+        if any(isinstance(outcome, SegmentEntry) for outcome in self.built.values()):
+            index, fresh, _ = self.outcome()
+            if self.publish(index, fresh):
+                self.plan = replace(self.plan, found=index)
 
 
 def _plan(paths: Sequence[Path], options: Options, say: Say) -> _Plan:
@@ -240,54 +296,56 @@ def _report_merged(fresh: list[SegmentEntry], say: Say) -> None:
 
 
 def _read(
-    incoming: Path, wanted: list[Assignment], jobs: int | None, watch: Watch
-) -> dict[Assignment, _Outcome]:
-    """Read files in worker processes, each into a folder of its own."""
-    from rankscope.store.pool import run_tasks  # late: the readers take long to import
-
+    incoming: Path, wanted: list[Assignment], options: Options, watch: Watch
+) -> Generator[tuple[Assignment, _Outcome], None, None]:
+    """Read files in other processes, each into a folder of its own; yields each as it is finished."""
     if not wanted:
-        return {}
-    jobs, threads = _share_machine([place.path for place in wanted], jobs)
-    tasks = {}
-    for place in wanted:
-        folder = incoming / unique_name()
-        make_private_folder(folder)
-        tasks[place] = Task(str(place.path), str(folder), threads, place.part, place.rank_source)
-    outcomes: dict[Assignment, _Outcome] = {}
-    watch.begin(len(wanted), sum(place.path.stat().st_size for place in wanted if place.path.is_file()))
+        return
+    files = [place.path for place in wanted]
+    jobs, threads = _share_machine(files, options.jobs)
+    if options.dask is not None and options.dask.where != LOCAL:
+        threads = 1  # the cores of other machines are shared by the number of their workers
+    tasks = {
+        place: Task(str(place.path), str(incoming / unique_name()), threads, place.part, place.rank_source)
+        for place in wanted
+    }
+    watch.begin(len(wanted), sum(path.stat().st_size for path in files if path.is_file()))
     try:
-        for place, outcome in run_tasks(
-            tasks, jobs, lambda place, read, doing: watch.advance(place.path, read, doing)
-        ):
+        for done, (place, outcome) in enumerate(_outcomes(tasks, jobs, options.dask, watch), 1):
+            watch.finish(done)
             if isinstance(outcome, RankscopeError):
-                outcomes[place] = outcome
+                yield place, outcome
             else:
                 build = Path(tasks[place].folder).name
-                outcomes[place] = SegmentEntry(place.rank, place.segment, place.rank_source, outcome, build)
+                yield place, SegmentEntry(place.rank, place.segment, place.rank_source, outcome, build)
     finally:
         watch.end()
-    return outcomes
 
 
-def _outcome(
-    plan: _Plan, kept: list[SegmentEntry], built: Mapping[Assignment, _Outcome]
-) -> tuple[Index, list[SegmentEntry], list[RankscopeError]]:
-    """The new index, the segments in it that were read now, and an error for each file that could not be read."""
-    read = [built[place] for place in dict.fromkeys(plan.places) if place in built]
-    fresh = [outcome for outcome in read if isinstance(outcome, SegmentEntry)]
-    problems = [outcome for outcome in read if isinstance(outcome, RankscopeError)]
-    refuse_overlaps([*kept, *fresh])
-    if not kept and not fresh:
-        raise problems[0]
-    return Index(sorted([*kept, *fresh], key=lambda e: (e.rank, e.segment))), fresh, problems
+def _outcomes(
+    tasks: Mapping[Assignment, Task], jobs: int, dask: Place | None, watch: Watch
+) -> Iterator[tuple[Assignment, Outcome]]:
+    """The manifest or the error of each task as it finishes, wherever it runs."""
+
+    def advance(place: Assignment, read: int, doing: str) -> None:
+        watch.advance(place.path, read, doing)
+
+    # late: the readers, and Dask, take long to import
+    if dask is None:
+        from rankscope.store.pool import run_tasks
+
+        return run_tasks(tasks, jobs, advance)
+    from rankscope.store.on_dask.tasks import run_on_dask
+
+    return run_on_dask(tasks, dask, jobs, advance, watch.say)
 
 
 def _share_machine(files: Sequence[Path], jobs: int | None) -> tuple[int, int]:
     """The number of files at a time, and threads for each."""
-    from rankscope.store.pool import text_bytes
+    from rankscope.store.pool import needed_bytes
 
     cores = usable_cores()
-    needed = _WORKER_BYTES + max((text_bytes(path) for path in files if path.is_file()), default=0) // 2
+    needed = max(map(needed_bytes, files))
     most = max(1, min(cores, available_memory_bytes() // 2 // needed))
     jobs = max(1, min(len(files), jobs or most))
     return jobs, max(1, cores // jobs)
@@ -296,6 +354,8 @@ def _share_machine(files: Sequence[Path], jobs: int | None) -> tuple[int, int]:
 def _publish(store: Path, incoming: Path, index: Index, fresh: list[SegmentEntry]) -> None:
     """Move complete segments to their places, list them, and remove what is no longer listed."""
     for entry in fresh:
+        if not (incoming / entry.build).exists():
+            continue  # in its place already
         target = store / entry.folder
         make_private_folder(target.parent.parent)
         make_private_folder(target.parent)

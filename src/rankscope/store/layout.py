@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -109,7 +109,11 @@ class Index:
     """Made from the segments, because the list was missing or damaged."""
 
     def save(self, store: Path) -> None:
-        entries = [vars(entry) for entry in sorted(self.segments, key=lambda e: (e.rank, e.segment))]
+        names = [one.name for one in fields(SegmentEntry)]  # always in this order
+        entries = [
+            {name: getattr(entry, name) for name in names}
+            for entry in sorted(self.segments, key=lambda e: (e.rank, e.segment))
+        ]
         write_checked_json(store / INDEX_FILE, {"format": FORMAT_VERSION, "segments": entries})
 
     @staticmethod

@@ -27,6 +27,8 @@ _SMALL_BYTES = 32_000_000
 """Total size of files read without workers: reading this much text takes as long as starting two of them."""
 _GZIP_RATIO = 12
 """Typical compression ratio of a trace."""
+_PROCESS_BYTES = 400_000_000
+"""Memory of a process that reads a file, besides the columns of its events: some blocks of text."""
 
 
 def run_tasks(
@@ -67,6 +69,11 @@ def need_no_worker(paths: Collection[Path]) -> bool:
 def text_bytes(path: Path) -> int:
     """The size of a trace when it is decompressed, about."""
     return path.stat().st_size * (_GZIP_RATIO if path.suffix == ".gz" else 1)
+
+
+def needed_bytes(path: Path) -> int:
+    """The memory that reading a file takes, about."""
+    return _PROCESS_BYTES + (text_bytes(path) // 2 if path.is_file() else 0)
 
 
 def _in_processes(

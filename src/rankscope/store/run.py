@@ -46,6 +46,7 @@ from rankscope.store.confined_sql import ConfinedSql, Rows
 from rankscope.store.database import connect
 from rankscope.store.ingest import Ingested, Options, Watch, ingest
 from rankscope.store.layout import SegmentEntry, shown
+from rankscope.store.on_dask.place import Place
 from rankscope.store.plain_folder import PlainFolder
 from rankscope.store.separate_runs import refuse_mixed, runs_among
 
@@ -123,6 +124,7 @@ def open_run(
     *,
     cache: Path | None = None,
     jobs: int | None = None,
+    dask: Place | None = None,
     ranks: Mapping[Path, int] | None = None,
     clocks: ClockMode = "aligned",
     prefer: str = "",
@@ -136,9 +138,9 @@ def open_run(
     `ranks` gives the rank of files that do not contain it. Files of different runs are an error, unless `mix` is true:
     then they are opened together, one run after another on the time axis, and are not compared.
     `watch` is called while files are read, `on_read` once afterwards. The other options are those of Options (cache,
-    jobs) and Run.
+    jobs, dask) and Run.
     """
-    ingested = ingest(paths, Options(cache=cache, ranks=ranks or {}, jobs=jobs), watch)
+    ingested = ingest(paths, Options(cache=cache, ranks=ranks or {}, jobs=jobs, dask=dask), watch)
     if on_read is not None:
         on_read(ingested)
     run = Run(ingested, comm_patterns, prefer, clocks)

@@ -6,17 +6,23 @@ and not the run. A task is one line of JSON; reports are lines {"read", "doing"}
 
 from __future__ import annotations
 
+import errno
 import json
+import shutil
 import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rankscope import errors
+from rankscope.atomic_files import unique_name
 from rankscope.errors import RankscopeError
+from rankscope.private_files import make_private_folder
 from rankscope.readers import one_file
 from rankscope.records import dataclass
+from rankscope.store.checksums import read_checked_json
 from rankscope.store.incoming import in_use
+from rankscope.store.layout import SEGMENT_FILE
 
 if TYPE_CHECKING:
     from rankscope.store.segment import Progress
@@ -31,7 +37,7 @@ class Task:
 
     path: str
     folder: str
-    """New and empty; the worker fills it."""
+    """Where the finished segment goes; nothing is there before."""
     threads: int
     part: str = ""
     """Which rank's part of the file; empty for the whole file."""
@@ -47,18 +53,30 @@ def perform(task: Task, progress: Progress) -> Outcome:
     # Late: imports numpy, which a command that starts workers does not need itself.
     from rankscope.store.segment import build_segment
 
+    source, folder = Path(task.path), Path(task.folder)
     try:
-        with one_file(Path(task.path)), in_use(Path(task.folder).parent):
-            return build_segment(
-                Path(task.path),
-                Path(task.folder),
-                task.threads,
-                progress,
-                task.part,
-                task.rank_source,
-            )
+        with one_file(source), in_use(folder.parent):
+            if (
+                folder / SEGMENT_FILE
+            ).is_file():  # by an attempt whose worker was lost before it could report
+                return read_checked_json(folder / SEGMENT_FILE)
+            attempt = folder.with_name(unique_name())
+            make_private_folder(attempt)
+            manifest = build_segment(source, attempt, task.threads, progress, task.part, task.rank_source)
+            _finish(attempt, folder)
+            return manifest
     except RankscopeError as error:
         return error
+
+
+def _finish(attempt: Path, folder: Path) -> None:
+    """Give an attempt the task's name. A cluster may run a task twice: the first to finish counts, both are equal."""
+    try:
+        attempt.rename(folder)
+    except OSError as error:
+        if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+            raise
+        shutil.rmtree(attempt)
 
 
 def error_to_json(error: RankscopeError) -> list[str]:

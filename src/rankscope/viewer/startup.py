@@ -88,7 +88,15 @@ class Opening:
 
     def _open_run(self, path: Path) -> Run:
         watch = Watch(self._begin, self._advance, lambda: None, self._say)
-        run = open_run([path], cache=self._options.cache, jobs=self._options.jobs, mix=self._mix, watch=watch)
+        options = self._options
+        run = open_run(
+            [path],
+            cache=options.cache,
+            jobs=options.jobs,
+            dask=options.dask,
+            mix=self._mix,
+            watch=watch,
+        )
         for problem in run.problems:
             self._say(f"rankscope: {problem}")
         return run
