@@ -120,9 +120,10 @@ def _most_extra(run: Run, sql: str, late: LateRank) -> _Extra | None:
         return None
     time = np.zeros((len(names), len(ranks)))
     place = {name: number for number, name in enumerate(names)}
+    column = {rank: number for number, rank in enumerate(ranks)}
     for row_rank, name, total in rows:
-        time[place[name], ranks.index(row_rank)] = total
-    mine = time[:, ranks.index(late.rank)]
+        time[place[name], column[row_rank]] = total
+    mine = time[:, column[late.rank]]
     others = time[:, [number for number, rank in enumerate(ranks) if rank not in late.together]]
     median = np.median(others, axis=1) if others.shape[1] else np.zeros(len(names))
     best = int((mine - median).argmax())

@@ -19,7 +19,7 @@ from rankscope.analysis.critical_path.graph.nodes import Graph
 from rankscope.analysis.critical_path.replay import Durations, Player, recorded
 from rankscope.analysis.critical_path.scenarios import Scenario
 from rankscope.records import dataclass
-from rankscope.store.arrays import unique_values
+from rankscope.store.arrays import number_rows
 from rankscope.store.run import Run
 
 MOST_EVENTS = 30_000
@@ -127,7 +127,8 @@ def _peers(run: Run, ranks: Sequence[int]) -> dict[int, list[int]]:
 def _members(run: Run) -> dict[int, tuple[int, ...]]:
     """The recorded ranks of each process group."""
     rows = run.collectives
-    found: dict[int, tuple[int, ...]] = {}
-    for group in range(len(rows.groups)):
-        found[group] = tuple(unique_values(rows.rank[rows.group == group]).tolist())
-    return found
+    pairs, _ = number_rows([rows.group, rows.rank])
+    found: dict[int, list[int]] = {group: [] for group in range(len(rows.groups))}
+    for group, rank in pairs.tolist():
+        found[group].append(rank)
+    return {group: tuple(ranks) for group, ranks in found.items()}
