@@ -60,7 +60,7 @@ def main(args: argparse.Namespace) -> int:
     paths = args.run + [path for path in ranks if not any(_holds(run, path) for run in args.run)]
     options = Options(output=args.output, cache=args.cache, ranks=ranks, jobs=args.jobs)
     use_tools(args)
-    ingested = read(paths, options, args.quiet)
+    ingested = read(paths, options, args)
     if args.print_store:
         print(ingested.store.resolve())
         return 1 if ingested.problems else 0

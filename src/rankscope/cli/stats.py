@@ -13,6 +13,7 @@ from rankscope.cli.common import (
     add_ceiling_options,
     add_clocks,
     add_fail_on,
+    add_from_events,
     add_reading_options,
     add_run_argument,
     add_scope_options,
@@ -95,6 +96,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="compare collectives with the results of `rankscope bench collectives --json` or nccl-tests",
     )
     add_fail_on(parser)
+    add_from_events(parser)
+    parser.add_argument(
+        "-v",
+        "--verbose",
+        action="store_true",
+        help="also print what was read: rollups, or the events of which ranks and why",
+    )
     add_ceiling_options(parser)
     add_reading_options(parser)
 
@@ -130,6 +138,10 @@ def main(args: argparse.Namespace) -> int:
         one = results if len(results) > 1 else results[0]
         output = render(one, args.format, width, color, quote_formulas=not args.compat)
     show(output)
+    if args.verbose:
+        from rankscope.analysis.core.rollups import rollup_use
+
+        print(f"rankscope: {rollup_use(run)}", file=sys.stderr)
     return exit_code(args.fail_on, results)
 
 

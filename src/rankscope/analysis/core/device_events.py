@@ -73,7 +73,7 @@ class DeviceEvents:
 
 
 def ranks_in(run: Run, scope: Scope) -> list[int]:
-    return [rank for rank in run.ranks if scope.ranks is None or rank in scope.ranks]
+    return scope.ranks_in(run)
 
 
 def steps_in(run: Run, scope: Scope) -> int:
