@@ -33,12 +33,6 @@ class Activity:
     def pick(self, mask: NDArray[np.bool_]) -> Activity:
         return Activity(self.rank[mask], self.step[mask], self.kind[mask], self.start[mask], self.end[mask])
 
-    def with_more(self, more: Activity) -> Activity:
-        pairs = (
-            (getattr(self, name), getattr(more, name)) for name in ("rank", "step", "kind", "start", "end")
-        )
-        return Activity(*map(np.concatenate, pairs))
-
 
 NO_ACTIVITY = Activity(*(np.empty(0, dtype=np.int64) for _ in range(5)))
 
