@@ -22,6 +22,8 @@ from rankscope.store.run import Run
 from rankscope.units import format_rounded, shorten_middle
 
 _NAME_WIDTH = 60
+_MOST_PEERS = 64
+"""Of more ranks than this, the late ones are compared with so many of the others: their events are read by name."""
 _ANNOTATED_SHARE = 0.8
 """An annotation that contains this share of the extra time is named instead of the kernel."""
 
@@ -56,10 +58,18 @@ def straggler_cause(run: Run, scope: Scope, late: LateRank) -> StragglerCause:
     """What to say about the cause."""
     find = {"compute": _compute, "copy": _copy, "dataloader": _dataloader, "host": _host, "link": _link}
     if late.cause in find:
-        return find[late.cause](run, Scope(steps=scope.steps), late)
+        return find[late.cause](run, Scope(_compared(run, late), scope.steps), late)
     return StragglerCause(
         f"it waits {format_rounded('ns', late.extra_ns)} longer in other collectives", hint=_COMPARE
     )
+
+
+def _compared(run: Run, late: LateRank) -> frozenset[int] | None:
+    """The late ranks and others, evenly chosen; None means all."""
+    others = [rank for rank in run.ranks if rank not in late.together]
+    if len(others) <= _MOST_PEERS:
+        return None
+    return frozenset({*late.together[:_MOST_PEERS], late.rank, *others[:: -(-len(others) // _MOST_PEERS)]})
 
 
 _COMPARE = "Compare the ranks: rankscope stats RUN -r breakdown"

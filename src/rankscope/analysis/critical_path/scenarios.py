@@ -27,6 +27,8 @@ class Scenario:
     what: str
     change: Callable[[Graph, Durations], Durations]
     assumption: str
+    ranks: tuple[int, ...] = ()
+    """Ranks that must be in the graph."""
 
 
 def hide_comm() -> Scenario:
@@ -190,7 +192,7 @@ def rank_at_median(rank: int) -> Scenario:
             )
         return scenario.change(graph, durations)
 
-    return replace(scenario, change=change)
+    return replace(scenario, change=change, ranks=(rank,))
 
 
 def ranks_at_median(ranks: Sequence[int], peers: Mapping[int, Sequence[int]]) -> Scenario:
