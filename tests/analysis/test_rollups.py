@@ -171,7 +171,6 @@ def test_a_store_that_cannot_be_written_to(run: Run, monkeypatch: pytest.MonkeyP
 
 
 def test_made_when_ranks_are_read(traces: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rollups, "_CHUNK_RANKS", 2)
     calls: list[Any] = []
     monkeypatch.setattr(
         "rankscope.analysis.rollups.run_calls",
@@ -179,7 +178,7 @@ def test_made_when_ranks_are_read(traces: Path, tmp_path: Path, monkeypatch: pyt
     )
     run = open_trace(shutil.copytree(traces, tmp_path / "run", ignore=WITHOUT_STORE))
     keep_rollups(run, 2, lambda done, ranks: calls.append((done, ranks)), calls.append)
-    assert calls == [(2, 3), (3, 3)]
+    assert calls == [(1, 3), (2, 3), (3, 3)]
     assert len(kept(run)) == 3
     steps_of(run)
     assert str(rollup_use(run)) == "from rollups: 3 of 3 ranks"

@@ -36,7 +36,7 @@ def keep_rollups(
             {"store": str(run.store), "ranks": chunk},
             f"the rollups of ranks {as_ranges(chunk)}",
         )
-        for chunk in chunks(run, ranks)
+        for chunk in chunks(run, ranks, jobs)
     }
     done = 0
     for chunk, outcome in run_calls(calls, jobs):

@@ -175,15 +175,16 @@ def _window(run: Run) -> str:
     return "steps" if any(entry.manifest["steps"] for entry in run.timelines) else "file"
 
 
-def chunks(run: Run, ranks: Collection[int]) -> Iterator[list[int]]:
+def chunks(run: Run, ranks: Collection[int], workers: int = 1) -> Iterator[list[int]]:
     """Ranks whose results are made together: they share SQL statements, and their events fit into memory."""
+    most = max(_LEAST_RANKS, min(_CHUNK_RANKS, len(ranks) // workers))
     events = dict.fromkeys(sorted(ranks), 0)
     for entry in run.timelines:
         if entry.rank in events:
             events[entry.rank] += entry.manifest["events"]
     chunk: list[int] = []
     for rank, own in events.items():
-        if chunk and (len(chunk) == _CHUNK_RANKS or own + sum(events[r] for r in chunk) > _CHUNK_EVENTS):
+        if chunk and (len(chunk) == most or own + sum(events[r] for r in chunk) > _CHUNK_EVENTS):
             yield chunk
             chunk = []
         chunk.append(rank)
