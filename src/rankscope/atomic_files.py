@@ -23,12 +23,17 @@ def write_json(path: Path, content: Mapping[str, Any], indent: int | None = 1) -
 
     Without an indent, a large content is written ten times as fast.
     """
-    _write_temporary(path, content, indent).replace(path)
+    write_text(path, _as_text(content, indent))
+
+
+def write_text(path: Path, text: str) -> None:
+    """The same for a text."""
+    _write_temporary(path, text).replace(path)
 
 
 def create_json(path: Path, content: Mapping[str, Any]) -> bool:
     """Write a small file unless it exists. Of several writers at the same time, exactly one gets True."""
-    return _take(path, _write_temporary(path, content))
+    return _take(path, _write_temporary(path, _as_text(content)))
 
 
 def copy_file(source: Path, path: Path) -> bool:
@@ -79,11 +84,15 @@ def _temporary_name(path: Path) -> Path:
     return path.with_name(f".{path.name}.{unique_name()}{_TEMPORARY}")
 
 
-def _write_temporary(path: Path, content: Mapping[str, Any], indent: int | None = 1) -> Path:
+def _as_text(content: Mapping[str, Any], indent: int | None = 1) -> str:
+    return json.dumps(content, indent=indent) + "\n"
+
+
+def _write_temporary(path: Path, text: str) -> Path:
     temporary = _temporary_name(path)
     try:
         with open_private(temporary, "w", encoding="utf-8") as file:
-            file.write(json.dumps(content, indent=indent) + "\n")
+            file.write(text)
             file.flush()
             os.fsync(file.fileno())
     except OSError:

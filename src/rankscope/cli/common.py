@@ -89,6 +89,14 @@ def add_scope_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_from_events(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--from-events",
+        action="store_true",
+        help="compute everything from the events: neither use nor keep the store's rollups (same figures, slower)",
+    )
+
+
 def add_part_options(parser: argparse.ArgumentParser | argparse._ArgumentGroup, all_steps: str) -> None:
     """Which part of a run to take; `all_steps` is what happens without --steps."""
     parser.add_argument(
@@ -175,7 +183,7 @@ def open_run(args: argparse.Namespace, comm_patterns: tuple[str, ...] = (), pref
     from rankscope.store import run as runs
 
     started = time.monotonic()
-    return runs.open_run(
+    run = runs.open_run(
         args.run if isinstance(args.run, list) else [args.run],
         cache=args.cache,
         jobs=args.jobs,
@@ -184,9 +192,33 @@ def open_run(args: argparse.Namespace, comm_patterns: tuple[str, ...] = (), pref
         prefer=prefer,
         mix=args.mix,
         comm_patterns=comm_patterns,
+        from_events=getattr(args, "from_events", False),
         watch=watch(args.quiet),
         on_read=lambda ingested: _say_what_was_read(ingested, started, args.quiet),
     )
+    _keep_rollups(run, args)
+    return run
+
+
+def _keep_rollups(run: Run, args: argparse.Namespace) -> None:
+    """Summarise the ranks that were read now, showing progress."""
+    if not run.newly_read:
+        return
+    from rankscope.analysis.core.rollups import are_worth_it
+
+    if not are_worth_it(run):  # most runs: the analyses need not be imported
+        return
+    from rankscope.analysis.rollups import keep_rollups
+    from rankscope.host import usable_cores
+
+    progress = Progress(sys.stderr)
+    keep_rollups(
+        run,
+        args.jobs or usable_cores(),
+        (lambda done, ranks: None) if args.quiet else progress.count_rollups,
+        lambda text: print(text, file=sys.stderr),
+    )
+    progress.end()
 
 
 def dask_place(args: argparse.Namespace) -> Place | None:
@@ -262,14 +294,16 @@ def show(text: str) -> None:
     unchecked(sys.stdout).write(text)
 
 
-def read(paths: list[Path], options: Options, quiet: bool) -> Ingested:
+def read(paths: list[Path], options: Options, args: argparse.Namespace) -> Ingested:
     """Update a store, showing progress."""
     _import_numpy_with_one_thread()
     from rankscope.store.ingest import ingest
+    from rankscope.store.run import Run
 
     started = time.monotonic()
-    ingested = ingest(paths, options, watch(quiet))
-    _say_what_was_read(ingested, started, quiet)
+    ingested = ingest(paths, options, watch(args.quiet))
+    _say_what_was_read(ingested, started, args.quiet)
+    _keep_rollups(Run(ingested), args)
     return ingested
 
 
@@ -332,6 +366,13 @@ class Progress:
         self._stream.write(f"\r\033[K{line}" if self._redraws else f"{line}\n")
         self._stream.flush()
         self._drawn = True
+
+    def count_rollups(self, done: int, ranks: int) -> None:
+        """Ranks whose rollups are made."""
+        if self._redraws:
+            self._stream.write(f"\r\033[KRollups: {done} of {ranks} ranks")
+            self._stream.flush()
+            self._drawn = True
 
     def _line(self, done: int, elapsed: float, doing: str) -> str:
         from rankscope.units import format_bytes

@@ -64,7 +64,7 @@ def main(args: argparse.Namespace) -> int:
         output=args.output, cache=args.cache, ranks=ranks, jobs=args.jobs, dask=dask_place(args)
     )
     use_tools(args)
-    ingested = read(paths, options, args.quiet)
+    ingested = read(paths, options, args)
     if args.print_store:
         print(ingested.store.resolve())
         return 1 if ingested.problems else 0

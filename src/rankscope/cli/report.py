@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from rankscope import units
 from rankscope.cli.common import (
+    add_from_events,
     add_reading_options,
     add_scope_options,
     check_target,
@@ -59,6 +60,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--open", action="store_true", help="open it in the browser")
     parser.add_argument("-f", "--force", action="store_true", help="overwrite an existing file")
     add_scope_options(parser)
+    add_from_events(parser)
     add_reading_options(parser)
 
 

@@ -13,6 +13,7 @@ from rankscope.cli.common import (
     add_ceiling_options,
     add_clocks,
     add_fail_on,
+    add_from_events,
     add_reading_options,
     add_run_argument,
     add_scope_options,
@@ -95,6 +96,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="compare collectives with the results of `rankscope bench collectives --json` or nccl-tests",
     )
     add_fail_on(parser)
+    add_from_events(parser)
+    parser.add_argument(
+        "-v",
+        "--verbose",
+        action="store_true",
+        help="also print what was read: rollups, or the events of which ranks and why",
+    )
     add_ceiling_options(parser)
     add_reading_options(parser)
 
@@ -102,6 +110,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     if args.report != "list":
         expect_reading(args)
+    from rankscope.analysis.within_rank.event_tables import top_kernels
     from rankscope.views import render, terminal_width, use_color
 
     reports = _reports(args.compat)
@@ -118,30 +127,42 @@ def main(args: argparse.Namespace) -> int:
     prefer = {"torch": "kineto", "nsys": "nsys", None: "nsys" if args.compat == "nsys" else ""}[args.prefer]
     run = open_run(args, tuple(_pattern(text) for text in args.comm_pattern), prefer)
     scope.check(run)
-    results = []
-    for name, rows in wanted:
-        report = reports[name]
-        result = report.analyse(run, scope, args.by if args.by in report.keys else None)
-        results.append(result.head(rows))
     width, color = terminal_width(sys.stdout), use_color(sys.stdout)
+    results = []
     if args.report is None and args.compat is None and args.format == "table":
-        output = _screen(args, run, scope, results, width, color)
+        shown = dict(wanted)
+        results.append(reports["summary"].analyse(run, scope, None).head(shown["summary"]))
+        kernels = top_kernels(run, scope.in_run(run)).head(shown["kernels"])
+        output = _screen(args, run, scope, results[0], kernels, width, color)
     else:
+        for name, rows in wanted:
+            report = reports[name]
+            result = report.analyse(run, scope, args.by if args.by in report.keys else None)
+            results.append(result.head(rows))
         one = results if len(results) > 1 else results[0]
         output = render(one, args.format, width, color, quote_formulas=not args.compat)
     show(output)
+    if args.verbose:
+        from rankscope.analysis.core.rollups import rollup_use
+
+        print(f"rankscope: {rollup_use(run)}", file=sys.stderr)
     return exit_code(args.fail_on, results)
 
 
 def _screen(
-    args: argparse.Namespace, run: Run, scope: Scope, results: list[Result], width: int, color: bool
+    args: argparse.Namespace,
+    run: Run,
+    scope: Scope,
+    summary: Result,
+    kernels: Result,
+    width: int,
+    color: bool,
 ) -> str:
     from rankscope.analysis.findings import collect
     from rankscope.analysis.health.doubts import doubts
     from rankscope.analysis.summary import subject
     from rankscope.views.summary import Screen, screen
 
-    summary, kernels = results
     named = shlex.join(map(str, args.run))
     return screen(
         Screen(

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from rankscope.atomic_files import is_temporary, unique_name
 from rankscope.private_files import make_private_folder, open_private
+from rankscope.store import rollups
 
 INCOMING = "incoming-"
 _LOCK_FILE = "lock"
@@ -87,6 +88,11 @@ def clean(store: Path, listed: Collection[str]) -> None:
         # Within the lock no other process of this host has a finished segment that it has not listed yet.
         if str(folder.relative_to(store)) not in listed and (_is_from_here(folder) or _is_old(folder)):
             _remove(folder)
+    rollups.remove_others(store, {_rank_of(folder) for folder in listed}, _is_old)
+
+
+def _rank_of(folder: str) -> int:
+    return int(folder.partition("/")[0].partition("=")[2])
 
 
 def _unfinished(store: Path) -> list[Path]:

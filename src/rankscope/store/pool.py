@@ -19,7 +19,7 @@ from typing import Any, Generic, TypeVar
 from rankscope.errors import RankscopeError, ReadError, StoreError
 from rankscope.readers import find_reader
 from rankscope.readers.kineto.reader import KINETO
-from rankscope.store.worker import Outcome, Task, error_from_json, perform
+from rankscope.store.worker import Call, Outcome, Task, call, error_from_json, perform
 
 Key = TypeVar("Key", bound=Hashable)
 
@@ -40,6 +40,14 @@ def run_tasks(
             yield key, perform(task, partial(advance, key))
     else:
         yield from _in_processes(tasks, jobs, advance)
+
+
+def run_calls(calls: Mapping[Key, Call], jobs: int) -> Iterator[tuple[Key, Outcome]]:
+    """Yield the result or the error of each call as it finishes; a single one is made in this process."""
+    if len(calls) == 1:
+        yield from ((key, call(one)) for key, one in calls.items())
+    else:
+        yield from _in_processes(calls, jobs, lambda key, read, doing: None)
 
 
 _started: list[_Worker[Any]] = []
@@ -77,7 +85,7 @@ def needed_bytes(path: Path) -> int:
 
 
 def _in_processes(
-    tasks: Mapping[Key, Task], jobs: int, advance: Callable[[Key, int, str], None]
+    tasks: Mapping[Key, Task | Call], jobs: int, advance: Callable[[Key, int, str], None]
 ) -> Iterator[tuple[Key, Outcome]]:
     """A worker that dies fails its current task only; a new worker takes the next task."""
     waiting = list(tasks)
@@ -134,7 +142,7 @@ class _Worker(Generic[Key]):
         self._pending = b""
         self.alive = True
 
-    def begin(self, key: Key, task: Task) -> None:
+    def begin(self, key: Key, task: Task | Call) -> None:
         self.key, self._task = key, task
         self._pending = b""
         with contextlib.suppress(BrokenPipeError):  # the worker has died; reading its output reports it
@@ -173,12 +181,12 @@ class _Worker(Generic[Key]):
         if code < 0:
             memory = "The system kills processes when it runs out of memory."
             return StoreError(
-                f"reading {self._task.path} was stopped by {signal.Signals(-code).name}",
+                f"reading {self._task.subject} was stopped by {signal.Signals(-code).name}",
                 why=memory if code == -signal.SIGKILL else "The process that read it crashed.",
                 hint="Try again with one file at a time: --jobs 1",
             )
         return ReadError(
-            f"cannot read {self._task.path}",
+            f"cannot read {self._task.subject}",
             why=f"The reader failed: {lines[-1] if lines else f'exit code {code}'}",
             hint="Please report this, with the file if you can.",
         )

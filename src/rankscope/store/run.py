@@ -7,7 +7,7 @@ so that times of different ranks can be compared. Only this module and the write
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
 from functools import cached_property
@@ -45,7 +45,7 @@ from rankscope.store.clocks.alignment import Clocks
 from rankscope.store.confined_sql import ConfinedSql, Rows
 from rankscope.store.database import connect
 from rankscope.store.ingest import Ingested, Options, Watch, ingest
-from rankscope.store.layout import SegmentEntry, shown
+from rankscope.store.layout import SegmentEntry, can_write, shown
 from rankscope.store.on_dask.place import Place
 from rankscope.store.plain_folder import PlainFolder
 from rankscope.store.separate_runs import refuse_mixed, runs_among
@@ -130,6 +130,7 @@ def open_run(
     prefer: str = "",
     mix: bool = False,
     comm_patterns: Sequence[str] = (),
+    from_events: bool = False,
     watch: Watch | None = None,
     on_read: Callable[[Ingested], None] | None = None,
 ) -> Run:
@@ -143,7 +144,7 @@ def open_run(
     ingested = ingest(paths, Options(cache=cache, ranks=ranks or {}, jobs=jobs, dask=dask), watch)
     if on_read is not None:
         on_read(ingested)
-    run = Run(ingested, comm_patterns, prefer, clocks)
+    run = Run(ingested, comm_patterns, prefer, clocks, from_events)
     if not mix:
         refuse_mixed(run.timelines)
     return run
@@ -158,20 +159,25 @@ class Run:
         comm_patterns: Sequence[str] = (),
         prefer: str = "",
         clocks: ClockMode = "aligned",
+        from_events: bool = False,
     ) -> None:
         """`prefer` is the format to use where several tools recorded a rank (model.TIMELINE_FORMATS), or ALL_TOOLS.
 
         `clocks`: "aligned" corrects the clocks of the ranks by their collectives; "raw" leaves them as recorded.
+        `from_events`: results that the store keeps about ranks are neither used nor written.
         """
         self._ingested = ingested
         self._prefer = prefer
         self._clock_mode = clocks
+        self.from_events = from_events
         self._own_clocks: Run | None = None
         self._moved_ns = 0
         self.cache = Cache()
         """Answers of analyses about this view; replaced when the view changes."""
         self.problems: tuple[RankscopeError, ...] = ingested.problems
         """Files that could not be read; the others are in the run."""
+        self.newly_read = ingested.read
+        """The segments that were read when the run was opened."""
         self.store = ingested.store
         self.folder = PlainFolder(ingested.store)
         """The store, as DuckDB is given it."""
@@ -194,7 +200,62 @@ class Run:
             self.comm_patterns[1:],
             self._prefer if prefer is None else prefer,
             self._clock_mode if clocks is None else clocks,
+            self.from_events,
         )
+
+    def only(self, ranks: Collection[int]) -> Run:
+        """The same run with the tables of some ranks only, to compute what does not depend on other ranks."""
+        part = copy(self)
+        part._forget()
+        vars(part).pop("_used_of", None)
+        part.segments, part.set_aside, part.used, part.timelines = (
+            [entry for entry in entries if entry.rank in ranks]
+            for entries in (self.segments, self.set_aside, self.used, self.timelines)
+        )
+        part._step_shifts = self._step_shifts
+        if len(part.timelines) > len({entry.rank for entry in part.timelines}):
+            part._shifts = self._shifts
+        else:  # alone, a segment has no distance to others: the clocks need not be known
+            part._clock_mode = "raw"
+        return part
+
+    def made_from(self, rank: int) -> list[list[Any]]:
+        """All that figures about one rank alone depend on: its segments, their distances in time, their first steps."""
+        own = self._used_of.get(rank, [])
+        origin = self.origin_ns(rank) if len(own) > 1 else 0
+        return [
+            [
+                entry.segment,
+                entry.build,
+                self.shift_ns(entry) - origin if len(own) > 1 else 0,
+                self._step_shifts.get((rank, entry.segment), 0),
+            ]
+            for entry in own
+        ]
+
+    @cached_property
+    def _used_of(self) -> dict[int, list[SegmentEntry]]:
+        """By rank."""
+        found: dict[int, list[SegmentEntry]] = {}
+        for entry in self.used:
+            found.setdefault(entry.rank, []).append(entry)
+        return found
+
+    def origin_ns(self, rank: int) -> int:
+        """From the run's start to the first of the rank's files: times of results that are kept count from it."""
+        return self._origins.get(rank, 0)
+
+    @cached_property
+    def _origins(self) -> dict[int, int]:
+        origins: dict[int, int] = {}
+        for entry in self.timelines:
+            origins.setdefault(entry.rank, self.shift_ns(entry))
+        return origins
+
+    @property
+    def keeps_results(self) -> bool:
+        """Whether results about ranks may be written to the store: it is opened as it is by default."""
+        return not self._prefer and self._clock_mode == "aligned" and can_write(self.store)
 
     @property
     def clock_mode(self) -> ClockMode:
@@ -272,7 +333,7 @@ class Run:
         """Drop what depends on clocks. The cache is replaced, not cleared: a copy of this run may share it."""
         self._own_clocks = None
         self.cache = Cache()
-        for made in ("connection", "_undefined", "_confined", "collectives", "clocks", "_shifts"):
+        for made in ("connection", "_undefined", "_confined", "collectives", "clocks", "_shifts", "_origins"):
             vars(self).pop(made, None)
 
     def move(self, by_ns: int) -> None:

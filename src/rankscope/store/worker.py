@@ -1,7 +1,8 @@
-"""A process that reads files: `python -m rankscope.store.worker`, tasks on stdin, reports on stdout.
+"""A process that reads files or computes: `python -m rankscope.store.worker`, tasks on stdin, reports on stdout.
 
 A process per file keeps their memory apart and uses every core; a crash or the out-of-memory killer costs one file
-and not the run. A task is one line of JSON; reports are lines {"read", "doing"}, then {"done"} or {"error"}.
+and not the run. A task is one line of JSON, a file to read or a function to call; reports are lines {"read", "doing"},
+then {"done"} or {"error"}.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import json
 import shutil
 import sys
 from dataclasses import asdict
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
     from rankscope.store.segment import Progress
 
 Outcome = dict[str, Any] | RankscopeError
-"""The content of segment.json, or the error that prevented it."""
+"""The content of segment.json or the result of a function, or the error that prevented it."""
 
 
 @dataclass(frozen=True)
@@ -44,8 +46,36 @@ class Task:
     rank_source: str = ""
     """How its rank is known."""
 
+    @property
+    def subject(self) -> str:
+        """What a message about its failure names."""
+        return self.path
+
     def to_json(self) -> str:
         return json.dumps(asdict(self))
+
+
+@dataclass(frozen=True)
+class Call:
+    """A function of a package above this one, to be called in a worker process."""
+
+    module: str
+    function: str
+    arguments: dict[str, Any]
+    """As JSON values. The function returns one too, a dictionary."""
+    subject: str
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+
+def call(task: Call) -> Outcome:
+    """Call it; its result, or the error that it raises."""
+    try:
+        result: dict[str, Any] = getattr(import_module(task.module), task.function)(**task.arguments)
+        return result
+    except RankscopeError as error:
+        return error
 
 
 def perform(task: Task, progress: Progress) -> Outcome:
@@ -98,7 +128,11 @@ def _perform_tasks() -> None:
     import rankscope.store.segment  # noqa: F401 - loaded before the first task arrives
 
     for line in sys.stdin:
-        outcome = perform(Task(**json.loads(line)), lambda read, doing: _report(read=read, doing=doing))
+        fields = json.loads(line)
+        if "module" in fields:
+            outcome = call(Call(**fields))
+        else:
+            outcome = perform(Task(**fields), lambda read, doing: _report(read=read, doing=doing))
         if isinstance(outcome, RankscopeError):
             _report(error=error_to_json(outcome))
         else:

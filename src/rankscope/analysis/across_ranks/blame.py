@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from rankscope.analysis.across_ranks.rank_activity import PARTS, covers, within
+from rankscope.analysis.across_ranks.rank_activity import PARTS, time_split
 from rankscope.analysis.core.cache import once_per_run
 from rankscope.analysis.core.collective_waits import Waits, waits
 from rankscope.analysis.core.intervals import Ints
 from rankscope.records import dataclass
-from rankscope.store.arrays import NONE, unique_values
-from rankscope.store.collectives.entries import Collectives
+from rankscope.store.arrays import NONE
 from rankscope.store.run import Run
 
 WAITING = PARTS.index("waiting")
@@ -40,49 +39,14 @@ class Blame:
 @once_per_run
 def blame(run: Run) -> Blame:
     """Computed for the whole run; callers select steps and ranks from it."""
-    found = waits(run)
-    rows = found.rows
-    opened = window_starts(run, rows)
-    split = np.zeros((len(PARTS), len(rows.rank)), dtype=np.int64)
-    hidden = np.zeros(len(rows.rank), dtype=np.int64)
-    for cover in covers(run, unique_values(rows.rank).tolist(), found.entry_transfer):
-        mine = np.flatnonzero(rows.rank == cover.rank)
-        parts = cover.split(opened[mine], rows.start[mine])
-        for i, name in enumerate(PARTS):
-            split[i, mine] = parts[name]
-        hidden[mine] = within(cover.compute, rows.start[mine], rows.end[mine])
-    excess = np.stack([_excess(part, found) for part in split])
+    found, split = waits(run), time_split(run)
+    rows, opened = found.rows, split.opened
+    excess = np.stack([_excess(part, found) for part in split.of_entries])
     cause, follows = _causes(found, excess, opened)
     root = _roots(follows)
     last = found.last[root] if len(root) else root
     rank = np.where(found.last != NONE, rows.rank[np.maximum(last, 0)], NONE) if len(rows.rank) else last
-    return Blame(excess, cause, root, rank, hidden)
-
-
-def window_starts(run: Run, rows: Collectives) -> Ints:
-    """By entry: the end of the group's previous collective on that rank; for the first one of a cycle, the start of its
-    step.
-    """
-    order = np.lexsort((rows.start, rows.group, rows.segment, rows.rank))
-    before = np.full(len(order), NONE)
-    same = np.ones(max(len(order) - 1, 0), dtype=bool)
-    for key in (rows.rank, rows.segment, rows.group):
-        same &= np.diff(key[order]) == 0
-    before[order[1:][same]] = order[:-1][same]
-    opened = np.minimum(rows.end[np.maximum(before, 0)], rows.start) if len(order) else rows.start
-    first = before == NONE
-    if not first.any():
-        return opened
-    steps = run.rows("SELECT rank, step, min(start_ns) FROM steps GROUP BY ALL")
-    began = {(int(rank), int(step)): int(start) for rank, step, start in steps}
-    files: dict[tuple[int, int], int] = {}
-    for i in np.flatnonzero(first).tolist():
-        rank, step, file = int(rows.rank[i]), int(rows.step[i]), int(rows.segment[i])
-        if (rank, step) not in began and not files:  # reads all slices, so only when needed
-            found = run.rows("SELECT rank, segment, min(start_ns) FROM slices GROUP BY ALL")
-            files = {(rank, file): start for rank, file, start in found}
-        opened[i] = min(began.get((rank, step), files.get((rank, file), 0)), int(rows.start[i]))
-    return opened
+    return Blame(excess, cause, root, rank, split.hidden)
 
 
 def _excess(part: Ints, found: Waits) -> Ints:
@@ -122,15 +86,20 @@ def _longest_wait_inside(found: Waits, entries: Ints, opened: Ints) -> Ints:
     """For each entry, the match in which its rank waited longest between `opened` and the arrival."""
     rows = found.rows
     result = np.full(len(entries), NONE)
-    for rank in unique_values(rows.rank[entries]):
-        mine = np.flatnonzero((rows.rank == rank) & (found.wait > 0))
-        mine = mine[np.argsort(rows.end[mine], kind="stable")]
-        asked = np.flatnonzero(rows.rank[entries] == rank)
-        low = np.searchsorted(rows.end[mine], opened[entries[asked]], side="right")
-        high = np.searchsorted(rows.end[mine], rows.start[entries[asked]], side="right")
-        best = range_argmax(found.wait[mine], low, high)
-        has = best != NONE
-        result[asked[has]] = rows.match[mine[best[has]]]
+    waited = np.flatnonzero(found.wait > 0)
+    if len(waited) == 0 or len(entries) == 0:
+        return result
+    origin = int(opened.min())
+    width = int(rows.end.max()) - origin + 2
+    ended = rows.rank[waited] * width + (rows.end[waited] - origin)  # one axis for all ranks
+    order = np.argsort(ended, kind="stable")
+    waited, ended = waited[order], ended[order]
+    begins = rows.rank[entries] * width - origin
+    low = np.searchsorted(ended, begins + opened[entries], side="right")
+    high = np.searchsorted(ended, begins + rows.start[entries], side="right")
+    best = range_argmax(found.wait[waited], low, high)
+    has = best != NONE
+    result[has] = rows.match[waited[best[has]]]
     return result
 
 

@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from rankscope.analysis.across_ranks.layout import layout_of
-from rankscope.analysis.core.event_sets import COMM, device_activity
+from rankscope.analysis.core.event_sets import COMM, NO_STEP, device_activity
 from rankscope.analysis.core.intervals import Axis, Intervals, Ints, join, subtract, union
 from rankscope.analysis.core.notes import left_out
 from rankscope.analysis.core.result import Column, Fact, Finding, Result, Severity
+from rankscope.analysis.core.rollups import kept_per_rank
 from rankscope.analysis.core.scope import Scope
-from rankscope.collective_kinds import KINDS
-from rankscope.store.arrays import number_rows
+from rankscope.records import dataclass
+from rankscope.sql import sql_text
+from rankscope.store.arrays import Mask, number_rows, unique_values
 from rankscope.store.run import Run
 from rankscope.units import format_rounded
 
 _PARTS = ("busy", "p2p", "fill", "drain", "gap")
 _POINT_TO_POINT = ("send", "recv", "sendrecv")
 _WARNING_PCT, _CRITICAL_PCT = 20.0, 40.0
-NO_STEP = -1
+_RANKS_AT_ONCE = 64
+"""Bounds the memory: events are loaded for this many ranks at a time."""
 
 
 def bubbles(run: Run, scope: Scope, by: str | None = None) -> Result:
@@ -68,36 +72,110 @@ def _columns(by: str | None) -> tuple[Column, ...]:
     )
 
 
-def _measure(run: Run, scope: Scope) -> dict[tuple[int, int], dict[str, int]]:
-    """By rank and step, the parts of the pipeline's window; they add up to the window exactly."""
+@dataclass(frozen=True)
+class RankParts:
+    """One entry for each step of a rank with GPU events, and one for those outside steps. Times count from
+    run.origin_ns(rank)."""
+
+    step: Ints
+    first: Ints
+    """Start of the first GPU event."""
+    last: Ints
+    busy: Ints
+    p2p: Ints
+
+
+@kept_per_rank("pipeline_parts", RankParts, version=1, any_window=True)
+def rank_parts(run: Run, scope: Scope) -> dict[int, RankParts]:
+    """Of the ranks that have GPU events."""
+    found: dict[int, RankParts] = {}
+    ranks = scope.ranks_in(run)
+    for first in range(0, len(ranks), _RANKS_AT_ONCE):
+        found |= _some_parts(run, Scope(frozenset(ranks[first : first + _RANKS_AT_ONCE])))
+    return found
+
+
+def _some_parts(run: Run, scope: Scope) -> dict[int, RankParts]:
     device = device_activity(run, scope)
     if len(device.rank) == 0:
         return {}
-    if (device.step >= 0).any():
-        device = device.pick(device.step >= 0)
-    layout = layout_of(run, Scope())
     keys, group = number_rows([device.rank, device.step])
     first, last = np.full(len(keys), np.iinfo(np.int64).max), np.full(len(keys), np.iinfo(np.int64).min)
     np.minimum.at(first, group, device.start)
     np.maximum.at(last, group, device.end)
-    low, high = _windows(keys, first, last, [layout.group_of(int(rank), "pp") for rank in keys[:, 0]])
-    axis = Axis.over(low, high, len(keys))
-    between = _point_to_point(run, scope, keys)
+    axis = Axis.over(first, last, len(keys))
+    comm = _collectives(run, scope, keys, first, last)
+    p2p = _placed(axis, *(column[comm.p2p] for column in (comm.start, comm.end, comm.number)))
     everything = _placed(axis, device.start, device.end, group)
-    p2p = _placed(axis, *between)
     # `everything` includes the kernels of send and recv, so they are subtracted from it.
-    own = _own_work(run, scope, axis, keys)
-    waiting = subtract(p2p, own)
+    other, work = comm.on_device & ~comm.p2p, device.kind != COMM
+    own = join(
+        _placed(axis, device.start[work], device.end[work], group[work]),
+        _placed(axis, comm.start[other], comm.end[other], comm.number[other]),
+    )
     busy = axis.lengths(join(own, subtract(everything, p2p)))
-    in_p2p = axis.lengths(waiting)
+    in_p2p = axis.lengths(subtract(p2p, own))
+    bounds = np.searchsorted(keys[:, 0], [*unique_values(keys[:, 0]).tolist(), keys[-1, 0] + 1])
+    found = {}
+    for low, high in pairwise(bounds.tolist()):
+        rank, mine = int(keys[low, 0]), slice(low, high)
+        origin = run.origin_ns(rank)
+        found[rank] = RankParts(
+            keys[mine, 1], first[mine] - origin, last[mine] - origin, busy[mine], in_p2p[mine]
+        )
+    return found
+
+
+@dataclass(frozen=True)
+class _Collectives:
+    """Collectives of some ranks in the steps of `number`, cut to the GPU events of the step."""
+
+    start: Ints
+    end: Ints
+    number: Ints
+    p2p: Mask
+    on_device: Mask
+
+
+def _collectives(run: Run, scope: Scope, keys: Ints, first: Ints, last: Ints) -> _Collectives:
+    between = ", ".join(map(sql_text, _POINT_TO_POINT))
+    rows = run.arrays(
+        f"SELECT rank::BIGINT AS rank, coalesce(step, {NO_STEP})::BIGINT AS step, start_ns AS start, "
+        f"start_ns + dur_ns AS stop, kind IN ({between}) AS p2p, place = 'device' AS on_device "
+        f"FROM collectives WHERE kind IS NOT NULL AND place IS NOT NULL AND {scope.where()}"
+    )
+    number = _numbers(keys, rows["rank"], rows["step"])
+    used = np.flatnonzero(number >= 0)
+    number = number[used]
+    start, end = (np.clip(rows[name][used], first[number], last[number]) for name in ("start", "stop"))
+    return _Collectives(start, end, number, rows["p2p"][used], rows["on_device"][used])
+
+
+def _measure(run: Run, scope: Scope) -> dict[tuple[int, int], dict[str, int]]:
+    """By rank and step, the parts of the pipeline's window; they add up to the window exactly."""
+    found = rank_parts(run, scope)
+    table = [
+        [rank, step, begin + run.origin_ns(rank), end + run.origin_ns(rank), busy, p2p]
+        for rank, own in found.items()
+        for step, begin, end, busy, p2p in zip(
+            *(column.tolist() for column in (own.step, own.first, own.last, own.busy, own.p2p)), strict=True
+        )
+        if scope.steps is None or scope.steps[0] <= step <= scope.steps[1]
+    ]
+    if any(row[1] != NO_STEP for row in table):
+        table = [row for row in table if row[1] != NO_STEP]
+    if not table:
+        return {}
+    layout = layout_of(run, Scope())
+    rank, step, first, last, busy, p2p = np.array(table, dtype=np.int64).T
+    keys = np.stack([rank, step], axis=1)
+    low, high = _windows(keys, first, last, [layout.group_of(int(one), "pp") for one in rank])
     window, fill, drain = high - low, first - low, high - last
-    gap = window - busy - in_p2p - fill - drain
+    gap = window - busy - p2p - fill - drain
+    columns = zip(*(part.tolist() for part in (rank, step, window, busy, p2p, fill, drain, gap)), strict=True)
     return {
-        (int(rank), int(step)): {
-            "window": int(window[i]),
-            **dict(zip(_PARTS, map(int, (busy[i], in_p2p[i], fill[i], drain[i], gap[i])), strict=True)),
-        }
-        for i, (rank, step) in enumerate(keys.tolist())
+        (who, when): {"window": whole, **dict(zip(_PARTS, parts, strict=True))}
+        for who, when, whole, *parts in columns
     }
 
 
@@ -122,27 +200,6 @@ def _numbers(keys: Ints, rank: Ints, step: Ints) -> Ints:
     code, wanted = keys[:, 0] * width + keys[:, 1] + 1, rank * width + step + 1
     at = np.minimum(np.searchsorted(code, wanted), len(code) - 1)
     return np.where((code[at] == wanted) & (step < width - 1), at, -1)
-
-
-def _point_to_point(run: Run, scope: Scope, keys: Ints) -> tuple[Ints, Ints, Ints]:
-    rows = run.collectives
-    number = _numbers(keys, rows.rank, rows.step)
-    mine = np.isin(rows.kind, [KINDS.index(kind) for kind in _POINT_TO_POINT]) & (number >= 0)
-    return rows.start[mine], rows.end[mine], number[mine]
-
-
-def _own_work(run: Run, scope: Scope, axis: Axis, keys: Ints) -> Intervals:
-    """Compute, copies, and collectives other than send and recv."""
-    device = device_activity(run, scope)
-    number = _numbers(keys, device.rank, device.step)
-    other = (device.kind != COMM) & (number >= 0)
-    work = _placed(axis, device.start[other], device.end[other], number[other])
-    rows = run.collectives
-    place = _numbers(keys, rows.rank, rows.step)
-    comm = (
-        ~np.isin(rows.kind, [KINDS.index(kind) for kind in _POINT_TO_POINT]) & (place >= 0) & rows.on_device
-    )
-    return join(work, _placed(axis, rows.start[comm], rows.end[comm], place[comm]))
 
 
 def _rows(

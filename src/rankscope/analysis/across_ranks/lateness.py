@@ -7,19 +7,20 @@ and process groups lie between. Peers are the ranks of the same pipeline stage.
 
 from __future__ import annotations
 
+from collections import Counter
 from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rankscope.analysis.across_ranks.layout import layout_of
-from rankscope.analysis.across_ranks.rank_activity import PARTS, covers
+from rankscope.analysis.across_ranks.rank_activity import PARTS, time_split
 from rankscope.analysis.core.cache import once_per_run
 from rankscope.analysis.core.collective_waits import waits
 from rankscope.analysis.core.scope import Scope
-from rankscope.analysis.core.step_times import Period, mean_step_ns, periods
+from rankscope.analysis.core.step_times import mean_step_ns
 from rankscope.records import dataclass
-from rankscope.store.arrays import NONE, number_rows, unique_values
+from rankscope.store.arrays import NONE, Ints, count_before, number_rows
 from rankscope.store.collectives.groups import Group
 from rankscope.store.run import Run
 
@@ -102,24 +103,24 @@ class Culprits:
 @once_per_run
 def lateness(run: Run, scope: Scope) -> Lateness | None:
     """Of the steps in scope, over all ranks; None with fewer than two ranks."""
-    window = periods(run, Scope(steps=scope.steps))
-    ranks = tuple(sorted({period.rank for period in window}))
-    steps = tuple(sorted({period.step for period in window}, key=lambda step: -1 if step is None else step))
+    found = time_split(run)
+    window = [
+        number
+        for number, period in enumerate(found.periods)
+        if scope.steps is None or scope.steps[0] <= (period.step or 0) <= scope.steps[1]
+    ]
+    own = [found.periods[number] for number in window]
+    ranks = tuple(sorted({period.rank for period in own}))
+    steps = tuple(sorted({period.step for period in own}, key=lambda step: -1 if step is None else step))
     if len(ranks) < 2:
         return None
+    places = {step: number for number, step in enumerate(steps)}
+    who = np.searchsorted(ranks, [period.rank for period in own])
+    at = np.array([places[period.step] for period in own], dtype=np.int64)
     split = np.full((len(PARTS), len(ranks), len(steps)), np.nan)
-    mine: dict[int, list[Period]] = {}
-    for period in window:
-        mine.setdefault(period.rank, []).append(period)
-    for cover in covers(run, ranks, waits(run).entry_transfer):
-        own = mine[cover.rank]
-        begin = np.array([period.start_ns for period in own], dtype=np.int64)
-        end = np.array([period.end_ns for period in own], dtype=np.int64)
-        at = [steps.index(period.step) for period in own]
-        who = ranks.index(cover.rank)
-        split[:, who, at] = 0.0
-        for number, part in enumerate(cover.split(begin, end).values()):
-            np.add.at(split[number, who], at, part)  # without steps, several cycles are one window
+    split[:, who, at] = 0.0
+    for number, part in enumerate(found.of_periods[:, window]):
+        np.add.at(split[number], (who, at), part)  # without steps, several cycles are one window
     roles = _roles(run, ranks)
     excess = _over_peers(np.stack([split[PARTS.index(name)] for name in OWN]), roles)
     # A rank that is ahead has no compute left to hide its transfers behind: only longer transfers are a slow link.
@@ -127,7 +128,8 @@ def lateness(run: Run, scope: Scope) -> Lateness | None:
     link = OWN.index("link")
     excess[link] = np.clip(np.minimum(np.nan_to_num(split[PARTS.index("link")]), longer), 0, None)
     mean = mean_step_ns(run, Scope(steps=scope.steps))
-    has_peers = np.array([roles.count(role) > 1 for role in roles])
+    members = Counter(roles)
+    has_peers = np.array([members[role] > 1 for role in roles])
     return Lateness(ranks, steps, excess, mean, has_peers)
 
 
@@ -152,31 +154,51 @@ def link_excess(run: Run, ranks: tuple[int, ...], steps: tuple[int | None, ...])
     low, high = np.minimum(rows.rank[used], rows.peer[used]), np.maximum(rows.rank[used], rows.peer[used])
     is_pair = rows.peer[used] != NONE
     _, unit = number_rows([rows.group[used], np.where(is_pair, low, NONE), np.where(is_pair, high, NONE)])
-    for number in unique_values(alike).tolist():
-        mine = np.flatnonzero(alike == number)
-        units = unique_values(unit[mine])
-        if len(units) < 2:
-            continue
-        typical = np.full((len(units), len(steps)), np.nan)
-        for place, one in enumerate(units.tolist()):
-            own = mine[unit[mine] == one]
-            for at in unique_values(step[own]).tolist():
-                typical[place, at] = np.median(transfer[used[own[step[own] == at]]])
-        which = np.searchsorted(units, unit[mine])
-        others = np.stack([_median(np.delete(typical, one, axis=0)) for one in range(len(units))])
-        excess = transfer[used[mine]] - others[which, step[mine]]
-        known = ~np.isnan(excess)
-        who = np.searchsorted(ranks, rows.rank[used[mine]])
-        np.add.at(total, (who[known], step[mine][known]), excess[known])
+    places, place = number_rows([alike, unit, step])
+    typical = _medians(transfer[used], place, len(places))
+    # Of each kind of transfer and step, one row of the units, to compare each with the others.
+    tables, table = number_rows([places[:, 0], places[:, 2]])
+    column = count_before([table], places[:, 1])
+    units = np.full((len(tables), int(column.max()) + 1), np.nan)
+    units[table, column] = typical
+    low, high = _middle_of_others(units)
+    others = ((low + high) / 2)[table, column]
+    excess = transfer[used] - others[place]
+    known = ~np.isnan(excess)
+    who = np.searchsorted(ranks, rows.rank[used])
+    np.add.at(total, (who[known], step[known]), excess[known])
     return total
 
 
-def _median(values: Floats) -> Floats:
-    """Over the first axis; NaN where all are."""
-    known = ~np.isnan(values).all(axis=0)
-    found = np.full(values.shape[1], np.nan)
-    found[known] = np.nanmedian(values[:, known], axis=0)
-    return found
+def _medians(values: Ints, group: Ints, count: int) -> Floats:
+    """The median of each group; none of them is empty."""
+    ordered = values[np.lexsort((values, group))]
+    sizes = np.bincount(group, minlength=count)
+    first = np.cumsum(sizes) - sizes
+    middle: Floats = (ordered[first + (sizes - 1) // 2] + ordered[first + sizes // 2]) / 2
+    return middle
+
+
+def _middle_of_others(values: Floats) -> tuple[Floats, Floats]:
+    """For each value the two middle ones of the others along the last axis, which are the same one of an odd number.
+
+    NaN is no value; it is what a value without others gets.
+    """
+    order = np.argsort(values, axis=-1, kind="stable")
+    ordered = np.take_along_axis(values, order, axis=-1)
+    place = np.empty_like(order)
+    np.put_along_axis(place, order, np.broadcast_to(np.arange(values.shape[-1]), order.shape), axis=-1)
+    others = (~np.isnan(values)).sum(axis=-1, keepdims=True) - 1
+
+    def other(number: Ints) -> Floats:
+        """Of the others in order, the one of this number; the value itself is passed over."""
+        at = np.minimum(np.maximum(number, 0) + (number >= place), values.shape[-1] - 1)
+        found: Floats = np.where(
+            (others > 0) & ~np.isnan(values), np.take_along_axis(ordered, at, axis=-1), np.nan
+        )
+        return found
+
+    return other((others - 1) // 2), other(others // 2)
 
 
 def _shape(group: Group) -> tuple[int, int]:
@@ -194,16 +216,14 @@ def _roles(run: Run, ranks: tuple[int, ...]) -> list[int]:
 
 def _over_peers(parts: Floats, roles: list[int]) -> Floats:
     """Times minus the median of the other ranks of the same role; of all other ranks where it has none."""
-    excess = np.zeros_like(parts)
-    for number, role in enumerate(roles):
-        peers = [other for other, theirs in enumerate(roles) if theirs == role and other != number]
-        peers = peers or [other for other in range(len(roles)) if other != number]
-        theirs = parts[:, peers, :]
-        known = ~np.isnan(theirs[0]).all(axis=0) & ~np.isnan(parts[0, number])
+    usual = np.full_like(parts, np.nan)
+    for role, count in Counter(roles).items():
+        mine = [number for number, other in enumerate(roles) if other == role]
+        group = parts if count == 1 else parts[:, mine]
         # Of two peers the faster one: the other may be the late one.
-        usual = np.nanpercentile(theirs[:, :, known], 50, axis=1, method="lower")
-        excess[:, number, known] = parts[:, number, known] - usual
-    return excess
+        lower, _ = _middle_of_others(group.swapaxes(1, 2))
+        usual[:, mine] = lower.swapaxes(1, 2)[:, mine if count == 1 else slice(None)]
+    return np.nan_to_num(parts - usual)
 
 
 def culprits(late: Lateness) -> Culprits:
@@ -213,7 +233,7 @@ def culprits(late: Lateness) -> Culprits:
     count = own.shape[1]
     noise = late.noise_ns
     outlier = own > max(_OUTLIER_SCORE * noise, _OUTLIER_SHARE * late.mean_step_ns)
-    between = np.array([_between(np.delete(mean, number)) for number in range(len(mean))])
+    between = _between(mean)
     least = np.where(late.has_peers, _LEAST_SHARE, _LEAST_SHARE_OF_STAGES) * late.mean_step_ns
     # The median over the steps: one late step does not make a steady straggler.
     often = (own > 0).sum(axis=1) >= max(_STEADY_SHARE * count, 1)
@@ -242,11 +262,17 @@ def culprits(late: Lateness) -> Culprits:
     )
 
 
-def _between(mean: Floats) -> float:
-    """How much the means of the other ranks differ; 0 where there are too few to tell."""
-    if len(mean) < 3:
-        return 0.0
-    return float(_SCALE * np.median(np.abs(mean - np.median(mean))))
+def _between(mean: Floats) -> Floats:
+    """For each rank, how much the means of the other ranks differ; 0 where there are too few to tell."""
+    if len(mean) < 4:
+        return np.zeros(len(mean))
+    low, high = _middle_of_others(mean)
+    usual = (low + high) / 2
+    between = np.zeros(len(mean))
+    for value in set(usual.tolist()):  # two or three: a rank more or less hardly moves the median
+        low, high = _middle_of_others(np.abs(mean - value))
+        between = np.where(usual == value, _SCALE * (low + high) / 2, between)
+    return between
 
 
 def _moves(own: Floats, outlier: NDArray[np.bool_]) -> bool:

@@ -153,12 +153,14 @@ def groups(run: Run, scope: Scope, by: str | None = None) -> Result:
         inside &= np.isin(rows.rank, sorted(scope.ranks))
     if scope.steps is not None:
         inside &= (rows.step >= scope.steps[0]) & (rows.step <= scope.steps[1])
+    counts = np.bincount(rows.group[inside], minlength=len(rows.groups))
+    times = np.zeros(len(rows.groups), dtype=np.int64)
+    np.add.at(times, rows.group[inside], rows.duration[inside])
     for place, group in enumerate(rows.groups):
-        mine = inside & (rows.group == place)
         if group.ranks:
             key = (group.name, tuple(group.ranks))
-            time[key] += int(rows.duration[mine].sum())
-            count[key] += int(mine.sum())
+            time[key] += int(times[place])
+            count[key] += int(counts[place])
     families: dict[tuple[Any, ...], list[ClassifiedGroup]] = {}
     for one in found.groups:
         family = (one.axis, one.group.size, one.group.stride, one.basis, one.group.description)
@@ -185,7 +187,7 @@ def groups(run: Run, scope: Scope, by: str | None = None) -> Result:
     order = {axis: place for place, axis in enumerate(("world", *AXES, "other"))}
     table.sort(key=lambda row: (order[row["axis"]], -row["collectives"], -row["size"]))
     notes = list(found.notes) if found.groups else [_NO_GROUPS]
-    unnamed = int(sum(inside & np.isin(rows.group, [i for i, g in enumerate(rows.groups) if not g.ranks])))
+    unnamed = sum(int(counts[i]) for i, group in enumerate(rows.groups) if not group.ranks)
     if unnamed:
         notes.append(f"left out: {unnamed:,} collectives whose process group is not known")
     return Result("groups", "Process groups", scope.window, GROUP_COLUMNS, table, notes=tuple(notes))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Literal
 
 from rankscope.records import dataclass
@@ -94,10 +95,14 @@ class Layout:
         return self.places.get(rank, {}).get("pp", 0)
 
     def group_of(self, rank: int, axis: Axis) -> tuple[int, ...]:
-        for one in self.groups:
-            if one.axis == axis and rank in one.group.ranks:
-                return one.group.ranks
-        return (rank,)
+        return self._groups_of.get((axis, rank), (rank,))
+
+    @cached_property
+    def _groups_of(self) -> dict[tuple[Axis, int], tuple[int, ...]]:
+        """By axis and rank, the ranks of its group; of several groups the first."""
+        return {
+            (one.axis, rank): one.group.ranks for one in reversed(self.groups) for rank in one.group.ranks
+        }
 
 
 def axis_from_name(text: str) -> Axis | None:

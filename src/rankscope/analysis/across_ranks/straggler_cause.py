@@ -22,6 +22,8 @@ from rankscope.store.run import Run
 from rankscope.units import format_rounded, shorten_middle
 
 _NAME_WIDTH = 60
+_MOST_PEERS = 64
+"""Of more ranks than this, the late ones are compared with so many of the others: their events are read by name."""
 _ANNOTATED_SHARE = 0.8
 """An annotation that contains this share of the extra time is named instead of the kernel."""
 
@@ -56,10 +58,18 @@ def straggler_cause(run: Run, scope: Scope, late: LateRank) -> StragglerCause:
     """What to say about the cause."""
     find = {"compute": _compute, "copy": _copy, "dataloader": _dataloader, "host": _host, "link": _link}
     if late.cause in find:
-        return find[late.cause](run, Scope(steps=scope.steps), late)
+        return find[late.cause](run, Scope(_compared(run, late), scope.steps), late)
     return StragglerCause(
         f"it waits {format_rounded('ns', late.extra_ns)} longer in other collectives", hint=_COMPARE
     )
+
+
+def _compared(run: Run, late: LateRank) -> frozenset[int] | None:
+    """The late ranks and others, evenly chosen; None means all."""
+    others = [rank for rank in run.ranks if rank not in late.together]
+    if len(others) <= _MOST_PEERS:
+        return None
+    return frozenset({*late.together[:_MOST_PEERS], late.rank, *others[:: -(-len(others) // _MOST_PEERS)]})
 
 
 _COMPARE = "Compare the ranks: rankscope stats RUN -r breakdown"
@@ -120,9 +130,10 @@ def _most_extra(run: Run, sql: str, late: LateRank) -> _Extra | None:
         return None
     time = np.zeros((len(names), len(ranks)))
     place = {name: number for number, name in enumerate(names)}
+    column = {rank: number for number, rank in enumerate(ranks)}
     for row_rank, name, total in rows:
-        time[place[name], ranks.index(row_rank)] = total
-    mine = time[:, ranks.index(late.rank)]
+        time[place[name], column[row_rank]] = total
+    mine = time[:, column[late.rank]]
     others = time[:, [number for number, rank in enumerate(ranks) if rank not in late.together]]
     median = np.median(others, axis=1) if others.shape[1] else np.zeros(len(names))
     best = int((mine - median).argmax())

@@ -2,26 +2,51 @@
 
 from __future__ import annotations
 
-from rankscope.analysis.core.names import vocabulary
+from rankscope.analysis.core.names import sql_names, vocabulary
+from rankscope.analysis.core.rollups import kept_per_rank
+from rankscope.analysis.core.scope import Scope
 from rankscope.model import LAUNCH_CATEGORIES
+from rankscope.records import dataclass
 from rankscope.store.run import Run
 
 
-def uses_graphs(run: Run) -> bool:
-    """Whether kernels are launched as CUDA (or HIP) graphs."""
-    return any("GraphLaunch" in name for name in vocabulary(run, *LAUNCH_CATEGORIES))
+@dataclass(frozen=True)
+class RankProgram:
+    """What the program of one rank does."""
+
+    uses_graphs: bool
+    """Kernels are launched as CUDA (or HIP) graphs."""
+    is_compiled: bool
+    """torch.compile made some of the code."""
 
 
-def is_compiled(run: Run) -> bool:
-    """Whether torch.compile made some of the code."""
-    names = vocabulary(run, "cpu_op", "user_annotation")
-    return any(name.startswith(("Torch-Compiled Region", "CompiledFunction")) for name in names)
+@kept_per_rank("program", RankProgram, version=1, any_window=True)
+def _programs(run: Run, scope: Scope) -> dict[int, RankProgram]:
+    graphs = [name for name in vocabulary(run, *LAUNCH_CATEGORIES) if "GraphLaunch" in name]
+    compiled = [name for name in vocabulary(run, "cpu_op", "user_annotation") if name.startswith(_COMPILED)]
+    rows = []
+    if graphs or compiled:
+        rows = run.rows(
+            f"SELECT DISTINCT rank, name IN ({sql_names(graphs)}) FROM slices "
+            f"WHERE name IN ({sql_names([*graphs, *compiled])}) AND {scope.where()}"
+        )
+    return {
+        rank: RankProgram((rank, True) in rows, (rank, False) in rows)
+        for rank in dict.fromkeys(rank for rank, _ in rows)
+    }
 
 
 def together(run: Run) -> list[str]:
     """Ways to launch many kernels as one that are not in use yet."""
+    programs = _programs(run, Scope()).values()
     return [
         way
-        for way, used in (("torch.compile", is_compiled(run)), ("CUDA graphs", uses_graphs(run)))
+        for way, used in (
+            ("torch.compile", any(program.is_compiled for program in programs)),
+            ("CUDA graphs", any(program.uses_graphs for program in programs)),
+        )
         if not used
     ]
+
+
+_COMPILED = ("Torch-Compiled Region", "CompiledFunction")

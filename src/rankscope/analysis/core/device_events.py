@@ -73,7 +73,7 @@ class DeviceEvents:
 
 
 def ranks_in(run: Run, scope: Scope) -> list[int]:
-    return [rank for rank in run.ranks if scope.ranks is None or rank in scope.ranks]
+    return scope.ranks_in(run)
 
 
 def steps_in(run: Run, scope: Scope) -> int:
@@ -96,7 +96,7 @@ def device_events(run: Run, rank: int, scope: Scope) -> DeviceEvents:
     kept = _kept_events(run)
     events = kept.get(rank)
     if events is None:
-        later = [other for other in run.ranks if other > rank and other not in kept]
+        later = [other for other in ranks_in(run, scope) if other > rank and other not in kept]
         # Reports ask rank by rank, and a query costs more than the rows of a rank.
         loaded = _load(run, [rank, *later[: RANKS_AT_A_TIME - 1]])
         events = loaded[rank]

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from rankscope.analysis.core.cache import once_per_run
+from rankscope.analysis.core.rollups import kept_per_rank
 from rankscope.analysis.core.scope import Scope
+from rankscope.records import dataclass
 from rankscope.store.run import Run
 
 
@@ -23,12 +25,28 @@ class GpuCount(NamedTuple):
     """Sum of their durations; a negative one counts as 0."""
 
 
+@dataclass(frozen=True)
+class RankCounts:
+    """Of one rank, by file and step."""
+
+    counts: tuple[GpuCount, ...]
+
+
+@kept_per_rank("gpu_counts", RankCounts, version=1, any_window=True)
+def _rank_counts(run: Run, scope: Scope) -> dict[int, RankCounts]:
+    rows = run.rows(
+        "SELECT rank, segment, step, category, class, count(*), sum(greatest(dur_ns, 0))::BIGINT FROM gpu "
+        f"WHERE {scope.where()} GROUP BY ALL"
+    )
+    found: dict[int, list[GpuCount]] = {}
+    for row in sorted(rows, key=lambda row: (*row[:2], row[2] is None, *row[2:])):
+        found.setdefault(row[0], []).append(GpuCount(*row))
+    return {rank: RankCounts(tuple(counts)) for rank, counts in found.items()}
+
+
 @once_per_run
 def _counts(run: Run) -> list[GpuCount]:
-    rows = run.rows(
-        "SELECT rank, segment, step, category, class, count(*), sum(greatest(dur_ns, 0))::BIGINT FROM gpu GROUP BY ALL"
-    )
-    return [GpuCount(*row) for row in sorted(rows, key=lambda row: (*row[:2], row[2] is None, *row[2:]))]
+    return [count for own in _rank_counts(run, Scope()).values() for count in own.counts]
 
 
 def gpu_counts(run: Run, scope: Scope) -> list[GpuCount]:

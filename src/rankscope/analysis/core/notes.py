@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from rankscope.analysis.core.cache import once_per_run
 from rankscope.analysis.core.gpu_counts import gpu_counts
-from rankscope.analysis.core.names import category_counts, vocabulary
+from rankscope.analysis.core.rollups import kept_per_rank
+from rankscope.analysis.core.run_steps import rank_steps
 from rankscope.analysis.core.scope import Scope
+from rankscope.records import dataclass
 from rankscope.store.run import Run
 
 NO_GPU = "no GPU events in the window; ProfilerActivity.CUDA records them (rankscope profile does by itself)"
@@ -38,10 +41,8 @@ def _left_out(run: Run, scope: Scope) -> list[str]:
         notes.append(
             f"left out: {files}: another tool's file of the same rank is used (--prefer changes that)"
         )
-    inferred = sorted(
-        {entry.manifest["steps_source"] for entry in entries if entry.manifest["steps"]} - {"profiler"}
-    )
-    if inferred:
+    told = {source for steps in rank_steps(run, scope).values() for source in steps.sources}
+    if inferred := sorted(told - {"profiler"}):
         ways = {"optimizer": "optimizer steps", "annotation": "numbered annotations"}
         notes.append(
             f"no ProfilerStep in the file: steps are inferred from {ways.get(inferred[0], inferred[0])}"
@@ -51,7 +52,7 @@ def _left_out(run: Run, scope: Scope) -> list[str]:
 
 def no_lines(run: Run) -> str:
     """Why a table has no lines of Python."""
-    if vocabulary(run, "python_function"):
+    if "python_function" in slice_counts(run, Scope()):
         return "no line of Python is known for these, although stacks were recorded"
     return f"the trace has no lines of Python: {WITH_STACK}"
 
@@ -73,16 +74,33 @@ def slices_outside_steps(
     return outside_steps(scope, inside, sum(counts.get(category, 0) for category in categories), what)
 
 
+@dataclass(frozen=True)
+class RankSlices:
+    """The number of slices of one rank, by category and step."""
+
+    counts: tuple[tuple[str, int | None, int], ...]
+
+
+@kept_per_rank("slice_counts", RankSlices, version=1, any_window=True)
+def _rank_slices(run: Run, scope: Scope) -> dict[int, RankSlices]:
+    found: dict[int, list[tuple[str, int | None, int]]] = {}
+    for rank, *row in run.rows(
+        f"SELECT rank, category, step, count(*) FROM slices WHERE {scope.where()} GROUP BY ALL ORDER BY ALL"
+    ):
+        found.setdefault(rank, []).append((row[0], row[1], row[2]))
+    return {rank: RankSlices(tuple(counts)) for rank, counts in found.items()}
+
+
 @once_per_run
-def slice_counts(run: Run, ranks: Scope) -> dict[str, int]:
-    """The number of slices of each category, the most frequent first."""
-    if ranks.ranks is None:
-        return category_counts(run)
-    return dict(
-        run.rows(
-            f"SELECT category, count(*) FROM slices WHERE {ranks.where()} GROUP BY category ORDER BY 2 DESC, 1"
-        )
-    )
+def slice_counts(run: Run, scope: Scope) -> dict[str, int]:
+    """The number of slices of each category in scope, the most frequent first."""
+    counts = Counter[str]()
+    low, high = scope.steps or (None, None)
+    for own in _rank_slices(run, scope).values():
+        for category, step, count in own.counts:
+            if low is None or high is None or (step is not None and low <= step <= high):
+                counts[category] += count
+    return dict(sorted(counts.items(), key=lambda one: (-one[1], one[0])))
 
 
 def outside_steps(scope: Scope, inside: int, total: int, what: str) -> list[str]:

@@ -2,21 +2,64 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 from numpy.typing import NDArray
 
 from rankscope.analysis.core.cache import once_per_run
+from rankscope.analysis.core.grouping import joined_by_rank, split_by_rank
+from rankscope.analysis.core.intervals import Ints
+from rankscope.analysis.core.rollups import kept_per_rank
+from rankscope.records import dataclass
 from rankscope.store.run import Run
 
+if TYPE_CHECKING:
+    from rankscope.analysis.core.scope import Scope
+
 Columns = dict[str, NDArray[np.int64]]
+
+
+@dataclass(frozen=True)
+class RankSteps:
+    """The steps of one rank in order of their end. Times are in ns from the start of its first file."""
+
+    segment: Ints
+    step: Ints
+    start: Ints
+    """On the host."""
+    stop: Ints
+    begin: Ints
+    """Of the step time."""
+    end: Ints
+    sources: tuple[str, ...]
+    """What the steps of its files were told by."""
+
+
+@kept_per_rank("steps", RankSteps, version=1, any_window=True)
+def rank_steps(run: Run, scope: Scope) -> dict[int, RankSteps]:
+    """Of the ranks that have steps."""
+    columns = run.arrays(
+        "SELECT rank::BIGINT AS rank, segment::BIGINT AS segment, step::BIGINT AS step, start_ns AS start, "
+        "start_ns + dur_ns AS stop, end_ns - time_ns AS begin, end_ns AS end, source "
+        f"FROM steps WHERE {scope.where()} ORDER BY rank, end_ns, step"
+    )
+    found = {}
+    for rank, own in split_by_rank(columns, scope.ranks_in(run)).items():
+        if len(own["step"]):
+            sources, origin = tuple(sorted(set(own.pop("source").tolist()))), run.origin_ns(rank)
+            own |= {name: own[name] - origin for name in ("start", "stop", "begin", "end")}
+            found[rank] = RankSteps(**own, sources=sources)
+    return found
 
 
 @once_per_run
 def all_steps(run: Run) -> Columns:
     """Sorted by rank, end and step: rank, segment, step; start and stop on the host; begin and end of the step time."""
-    return run.arrays(
-        "SELECT rank::BIGINT AS rank, segment::BIGINT AS segment, step::BIGINT AS step, start_ns AS start, "
-        "start_ns + dur_ns AS stop, end_ns - time_ns AS begin, end_ns AS end FROM steps ORDER BY rank, end_ns, step"
+    from rankscope.analysis.core.scope import Scope  # late: what it means in a run depends on the steps
+
+    return joined_by_rank(
+        run, rank_steps(run, Scope()), ("segment", "step"), ("start", "stop", "begin", "end")
     )
 
 

@@ -55,6 +55,17 @@ class Scope:
             conditions.append(f"{dot}step BETWEEN {self.steps[0]} AND {self.steps[1]}")
         return " AND ".join(conditions) or "true"
 
+    def ranks_in(self, run: Run) -> list[int]:
+        """The ranks of a run that it means."""
+        return [rank for rank in run.ranks if self.ranks is None or rank in self.ranks]
+
+    def has_all_steps(self, run: Run) -> bool:
+        """Whether it leaves out nothing of the window that a run has by default."""
+        default = replace(self, steps=None, whole_file=False).in_run(run).steps
+        if self.steps is None or default is None:
+            return self.steps is default
+        return self.steps[0] <= default[0] and default[1] <= self.steps[1]
+
     def only_ranks(self) -> Scope:
         return replace(self, steps=None, whole_file=True)
 

@@ -15,6 +15,7 @@ from rankscope.analysis.core.cache import once_per_run
 from rankscope.analysis.core.event_sets import NO_STEP
 from rankscope.analysis.core.grouping import split_by_rank
 from rankscope.analysis.core.intervals import EMPTY, Intervals, Ints, union
+from rankscope.analysis.core.rollups import kept_per_rank
 from rankscope.analysis.core.run_steps import all_steps, in_order_of_start
 from rankscope.analysis.core.scope import Scope, steps_in_scope
 from rankscope.model import TIMELINE_FORMATS
@@ -164,18 +165,43 @@ def _windows_by_rank(run: Run, scope: Scope) -> dict[int, StepWindows]:
     return _cycles_by_rank(run, scope)
 
 
-def _cycles_by_rank(run: Run, scope: Scope) -> dict[int, StepWindows]:
+@dataclass(frozen=True)
+class RankCycles:
+    """The recordings of one rank without steps, in order; in ns from the start of its first file."""
+
+    start: Ints
+    end: Ints
+
+
+@kept_per_rank("cycles", RankCycles, version=1)
+def _rank_cycles(run: Run, scope: Scope) -> dict[int, RankCycles]:
     """Each cycle from the first start to the last end of its GPU events; of a rank without GPU, of its ops."""
-    sql = f"""SELECT rank::BIGINT AS rank, {NO_STEP}::BIGINT AS step, min(start_ns) AS start,
-                     max(start_ns + greatest(dur_ns, 0)) AS end
+    sql = f"""SELECT rank::BIGINT AS rank, min(start_ns) AS start, max(start_ns + greatest(dur_ns, 0)) AS end
               FROM {{}} AND {scope.where()} GROUP BY rank, segment ORDER BY rank, start"""
-    on_gpu = split_by_rank(run.arrays(sql.format("gpu WHERE true")), run.ranks)
+    ranks = scope.ranks_in(run)
+    on_gpu = split_by_rank(run.arrays(sql.format("gpu WHERE true")), ranks)
     if all(len(own["start"]) for own in on_gpu.values()):
         found = on_gpu
     else:
-        on_host = split_by_rank(run.arrays(sql.format("slices WHERE category = 'cpu_op'")), run.ranks)
+        on_host = split_by_rank(run.arrays(sql.format("slices WHERE category = 'cpu_op'")), ranks)
         found = {rank: own if len(own["start"]) else on_host[rank] for rank, own in on_gpu.items()}
-    return {rank: StepWindows(**_disjoint(own)) for rank, own in found.items()}
+    return {
+        rank: RankCycles(own["start"] - run.origin_ns(rank), own["end"] - run.origin_ns(rank))
+        for rank, own in found.items()
+    }
+
+
+def _cycles_by_rank(run: Run, scope: Scope) -> dict[int, StepWindows]:
+    """Of all ranks; those that are not in scope have none."""
+    cycles = _rank_cycles(run, scope)
+    found = {}
+    for rank in run.ranks:
+        own, origin = cycles.get(rank, RankCycles(*EMPTY)), run.origin_ns(rank)
+        step = np.full(len(own.start), NO_STEP)
+        found[rank] = StepWindows(
+            **_disjoint({"step": step, "start": own.start + origin, "end": own.end + origin})
+        )
+    return found
 
 
 def _disjoint(cycles: dict[str, Ints]) -> dict[str, Ints]:

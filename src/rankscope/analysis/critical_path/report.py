@@ -17,6 +17,7 @@ from rankscope.analysis.critical_path.graph.build import graph_of
 from rankscope.analysis.critical_path.graph.nodes import Graph
 from rankscope.analysis.critical_path.host_labels import host_labels
 from rankscope.analysis.critical_path.path import PATH_CLASSES, CriticalPath, find_critical_path
+from rankscope.analysis.critical_path.savings import manageable
 from rankscope.store.arrays import number_rows
 from rankscope.store.run import Run
 from rankscope.units import format_rounded
@@ -59,7 +60,8 @@ def critical(run: Run, scope: Scope, by: str | None = None) -> Result:
     if len(run.runs) > 1:
         note = f"the files are of {len(run.runs)} runs: no path leads from one to another; open one of them"
         return Result("critical", "The critical path", scope.window, columns, [], notes=(note,))
-    graph = graph_of(run, scope)
+    part, note = manageable(run, scope)
+    graph = graph_of(run, part)
     low, high = graph.window
     total = high - low
     path = find_critical_path(graph)
@@ -69,7 +71,7 @@ def critical(run: Run, scope: Scope, by: str | None = None) -> Result:
     rows = [
         row | {"pct": 100 * row["ns"] / (total - unrecorded)} for row in found if row["class"] != "unrecorded"
     ]
-    notes = [*left_out(run, scope), *graph.notes]
+    notes = [*left_out(run, scope), *([note] if note else []), *graph.notes]
     if unrecorded:
         notes.append(
             f"left out: {format_rounded('ns', unrecorded)} between the recordings of a rank, which is in no class"

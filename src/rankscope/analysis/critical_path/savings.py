@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from rankscope.analysis.across_ranks.layout import layout_of
 from rankscope.analysis.core.cache import once_per_run
+from rankscope.analysis.core.collective_waits import waits
 from rankscope.analysis.core.device_events import ranks_in
 from rankscope.analysis.core.gpu_counts import gpu_counts
 from rankscope.analysis.core.result import Remedy
@@ -19,13 +20,17 @@ from rankscope.analysis.critical_path.graph.nodes import Graph
 from rankscope.analysis.critical_path.replay import Durations, Player, recorded
 from rankscope.analysis.critical_path.scenarios import Scenario
 from rankscope.records import dataclass
-from rankscope.store.arrays import unique_values
+from rankscope.store.arrays import number_rows
 from rankscope.store.run import Run
 
 MOST_EVENTS = 30_000
 """GPU events that a replay for the costs of findings covers: a sixth of a second. Of larger runs it takes some ranks
 and steps."""
 MOST_RANKS = 16
+MOST_GRAPH_EVENTS = 500_000
+"""GPU events whose graph is built as a whole: 0.5 GB. Of larger runs, critical path and whatif take some ranks and
+steps."""
+_SHARE_EVENTS, _SHARE_RANKS = 150_000, 64
 
 
 @dataclass(frozen=True)
@@ -73,11 +78,7 @@ def replayed(run: Run, scope: Scope) -> Replayed | None:
 
 def sample(run: Run, scope: Scope, named: Sequence[int]) -> Scope:
     """The scope itself, or a part of it that is quick to replay: with the ranks that findings name, and others."""
-    events = Counter[int]()
-    for counted in gpu_counts(run, scope):
-        if counted.step is not None:
-            events[counted.step] += counted.events
-    sizes = sorted(events.items())
+    sizes = _events_by_step(run, scope)
     ranks = ranks_in(run, scope)
     if sum(count for _, count in sizes) <= MOST_EVENTS:
         return scope
@@ -85,16 +86,50 @@ def sample(run: Run, scope: Scope, named: Sequence[int]) -> Scope:
         room = max(MOST_RANKS - len(set(named)), MOST_RANKS // 2)
         some = {*list(named)[: MOST_RANKS // 2], *ranks[:: -(-len(ranks) // room)]}
         scope = replace(scope, ranks=frozenset(some))
-    share = min(MOST_RANKS, len(ranks)) / len(ranks)
+    return replace(scope, steps=_steps_that_fit(sizes, min(MOST_RANKS, len(ranks)) / len(ranks), MOST_EVENTS))
+
+
+def manageable(run: Run, scope: Scope, named: Sequence[int] = ()) -> tuple[Scope, str]:
+    """The scope itself, or a part of it whose graph fits into memory, and a note that says which part.
+
+    It has the named ranks, and those that were last to arrive at most collectives: the critical path leads through
+    these.
+    """
+    sizes = _events_by_step(run, scope)
+    if sum(count for _, count in sizes) <= MOST_GRAPH_EVENTS:
+        return scope, ""
+    ranks = ranks_in(run, scope)
+    some = ranks
+    if len(ranks) > _SHARE_RANKS:
+        found = waits(run, scope)
+        last = Counter(found.rows.rank[found.last[found.last >= 0]].tolist())
+        some = sorted(sorted(ranks, key=lambda rank: (rank not in named, -last[rank], rank))[:_SHARE_RANKS])
+    steps = _steps_that_fit(sizes, len(some) / len(ranks), _SHARE_EVENTS)
+    part = replace(scope, ranks=frozenset(some), steps=steps)
+    which = f"the {len(some)} ranks that others waited for most" if len(some) < len(ranks) else "all ranks"
+    return part, f"a large run: computed from {part.window} of {which} (--ranks and --steps choose others)"
+
+
+def _events_by_step(run: Run, scope: Scope) -> list[tuple[int, int]]:
+    """The GPU events of each step, over the ranks."""
+    events = Counter[int]()
+    for counted in gpu_counts(run, scope):
+        if counted.step is not None:
+            events[counted.step] += counted.events
+    return sorted(events.items())
+
+
+def _steps_that_fit(sizes: Sequence[tuple[int, int]], share: float, most: float) -> tuple[int, int]:
+    """First and last of the steps from the middle on that have at most so many events on this share of the ranks."""
     middle = len(sizes) // 2
     first = last = sizes[middle][0]
     used = sizes[middle][1] * share
     for step, count in sizes[middle + 1 :]:
         used += count * share
-        if used > MOST_EVENTS:
+        if used > most:
             break
         last = step
-    return replace(scope, steps=(first, last))
+    return first, last
 
 
 def scenario_of(run: Run, remedy: Remedy) -> Scenario:
@@ -127,7 +162,8 @@ def _peers(run: Run, ranks: Sequence[int]) -> dict[int, list[int]]:
 def _members(run: Run) -> dict[int, tuple[int, ...]]:
     """The recorded ranks of each process group."""
     rows = run.collectives
-    found: dict[int, tuple[int, ...]] = {}
-    for group in range(len(rows.groups)):
-        found[group] = tuple(unique_values(rows.rank[rows.group == group]).tolist())
-    return found
+    pairs, _ = number_rows([rows.group, rows.rank])
+    found: dict[int, list[int]] = {group: [] for group in range(len(rows.groups))}
+    for group, rank in pairs.tolist():
+        found[group].append(rank)
+    return {group: tuple(ranks) for group, ranks in found.items()}

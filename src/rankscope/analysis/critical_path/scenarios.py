@@ -15,7 +15,7 @@ from rankscope.collective_kinds import KINDS
 from rankscope.errors import UsageError
 from rankscope.ranges import as_ranges
 from rankscope.records import dataclass
-from rankscope.store.arrays import number_rows, unique_values
+from rankscope.store.arrays import count_before, number_rows, unique_values
 
 _COMM = DEVICE_CLASSES.index("comm")
 
@@ -27,6 +27,8 @@ class Scenario:
     what: str
     change: Callable[[Graph, Durations], Durations]
     assumption: str
+    ranks: tuple[int, ...] = ()
+    """Ranks that must be in the graph."""
 
 
 def hide_comm() -> Scenario:
@@ -190,7 +192,7 @@ def rank_at_median(rank: int) -> Scenario:
             )
         return scenario.change(graph, durations)
 
-    return replace(scenario, change=change)
+    return replace(scenario, change=change, ranks=(rank,))
 
 
 def ranks_at_median(ranks: Sequence[int], peers: Mapping[int, Sequence[int]]) -> Scenario:
@@ -206,12 +208,13 @@ def ranks_at_median(ranks: Sequence[int], peers: Mapping[int, Sequence[int]]) ->
         step, moment = _steps(graph, device.rank, device.start), _steps(graph, host.rank, host.time)
         slow = {graph.ranks.index(rank) for rank in ranks if rank in graph.ranks}
         took, time = durations.device, durations.host
+        works, moments = _Comparable(device.rank, step, work), _Comparable(host.rank, moment, name)
         for who in sorted(slow):
             known = {graph.ranks.index(one) for one in peers.get(graph.ranks[who], ()) if one in graph.ranks}
             others = sorted(known - slow) or sorted(set(range(len(graph.ranks))) - slow)
             if others:
-                took = _at_median(device.rank, step, work, took, who, others)
-                time = _at_median(host.rank, moment, name, time, who, others)
+                took = works.at_median(took, who, others)
+                time = moments.at_median(time, who, others)
         return replace(durations, device=took, host=time)
 
     named = f"rank{'s' * (len(ranks) > 1)} {as_ranges(sorted(ranks))}"
@@ -265,41 +268,34 @@ def _steps(graph: Graph, rank: Ints, time: Ints) -> Ints:
     return found
 
 
-def _at_median(rank: Ints, step: Ints, name: Ints, took: Ints, who: int, others: Sequence[int]) -> Ints:
-    """The durations with those of rank `who` limited to the median over others; a missing event counts as 0."""
-    named = np.flatnonzero(name != NONE)
-    if len(named) == 0:
-        return took
-    r, s, n = rank[named], step[named], name[named]
-    occurrence = _occurrences(np.stack([r, s, n]))
-    _, place = np.unique(np.stack([s, n, occurrence]), axis=1, return_inverse=True)
-    place = place.reshape(-1)
-    mine = np.flatnonzero(r == who)
-    wanted, column = np.unique(place[mine], return_inverse=True)
-    if len(mine) == 0:
-        return took
-    table = np.zeros((len(others), len(wanted)))
-    at = np.searchsorted(wanted, place)
-    row = np.full(int(r.max()) + 1, NONE)
-    row[[one for one in others if one < len(row)]] = [i for i, one in enumerate(others) if one < len(row)]
-    there = (at < len(wanted)) & (wanted[np.minimum(at, len(wanted) - 1)] == place) & (row[r] != NONE)
-    table[row[r[there]], at[there]] = took[named][there]
-    median = np.rint(np.median(table, axis=0)).astype(np.int64)
-    changed: Ints = took.copy()
-    changed[named[mine]] = np.minimum(took[named[mine]], median[column.reshape(-1)])
-    return changed
+class _Comparable:
+    """Nodes that other ranks have at the same place: the n-th of its name in the step."""
 
+    def __init__(self, rank: Ints, step: Ints, name: Ints) -> None:
+        """A node whose name is NONE is not compared."""
+        self.node = np.flatnonzero(name != NONE)
+        self.rank = rank[self.node]
+        step, name = step[self.node], name[self.node]
+        occurrence = count_before([self.rank, step, name], self.node) if len(name) else name
+        _, self.place = number_rows([step, name, occurrence])
 
-def _occurrences(keys: Ints) -> Ints:
-    """For each column of `keys`, the number of equal columns before it."""
-    _, group = np.unique(keys, axis=1, return_inverse=True)
-    group = group.reshape(-1)
-    order = np.argsort(group, kind="stable")
-    sorted_group = group[order]
-    first = np.searchsorted(sorted_group, sorted_group)
-    count = np.empty(len(group), dtype=np.int64)
-    count[order] = np.arange(len(group)) - first
-    return count
+    def at_median(self, took: Ints, who: int, others: Sequence[int]) -> Ints:
+        """The durations with those of rank `who` limited to the median over others; a missing event counts as 0."""
+        mine = np.flatnonzero(self.rank == who)
+        if len(mine) == 0:
+            return took
+        wanted, column = np.unique(self.place[mine], return_inverse=True)
+        compared = np.flatnonzero(np.isin(self.rank, others))
+        at = np.searchsorted(wanted, self.place[compared])
+        there = (at < len(wanted)) & (wanted[np.minimum(at, len(wanted) - 1)] == self.place[compared])
+        table = np.zeros((len(others), len(wanted)))
+        row = np.searchsorted(others, self.rank[compared[there]])
+        table[row, at[there]] = took[self.node[compared[there]]]
+        median = np.rint(np.median(table, axis=0)).astype(np.int64)
+        changed: Ints = took.copy()
+        node = self.node[mine]
+        changed[node] = np.minimum(took[node], median[column.reshape(-1)])
+        return changed
 
 
 def parse_rank(text: str) -> int:

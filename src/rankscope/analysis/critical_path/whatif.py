@@ -15,7 +15,7 @@ from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.critical_path.graph.build import graph_of
 from rankscope.analysis.critical_path.graph.nodes import Graph
 from rankscope.analysis.critical_path.replay import Times
-from rankscope.analysis.critical_path.savings import replayed
+from rankscope.analysis.critical_path.savings import manageable, replayed
 from rankscope.analysis.critical_path.scenarios import Scenario, bandwidth, hide_comm, no_gaps, rank_at_median
 from rankscope.store.run import Run
 from rankscope.units import format_rounded
@@ -41,8 +41,9 @@ _GENERAL = (
 def whatif(run: Run, scope: Scope, scenarios: Sequence[Scenario] = ()) -> Result:
     """One row for each scenario, and one for all together; without scenarios, the default ones."""
     scope = scope.in_run(run)
-    graph, found = graph_of(run, scope), replayed(run, scope)
-    notes = [*left_out(run, scope), *graph.notes]
+    part, note = manageable(run, scope, [rank for scenario in scenarios for rank in scenario.ranks])
+    graph, found = graph_of(run, part), replayed(run, part)
+    notes = [*left_out(run, scope), *([note] if note else []), *graph.notes]
     if found is None:
         empty = not len(graph.device.start) and not len(graph.host.time)
         notes.append(
@@ -85,17 +86,17 @@ def _default_scenarios(run: Run, scope: Scope, graph: Graph) -> list[Scenario]:
     found = [no_gaps()]
     if len(graph.collectives.transfer):
         found += [hide_comm(), bandwidth(2.0)]
-    rank = _least_waiting_rank(run, scope)
+    rank = _least_waiting_rank(run, scope, graph.ranks)
     # Pipeline stages do different work, so their median has no meaning.
     if rank is not None and len(graph.ranks) > 1 and "pp" not in layout_of(run, Scope()).axes:
         found.append(rank_at_median(rank))
     return found
 
 
-def _least_waiting_rank(run: Run, scope: Scope) -> int | None:
+def _least_waiting_rank(run: Run, scope: Scope, among: Sequence[int]) -> int | None:
     """The rank that waited least; None where waits are not known."""
     found = waits(run, scope)
-    known = found.wait >= 0
+    known = (found.wait >= 0) & np.isin(found.rows.rank, among)
     if not known.any():
         return None
     ranks, place = np.unique(found.rows.rank[known], return_inverse=True)

@@ -5,27 +5,22 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import Any, Literal
 
 from rankscope.analysis.core.ceilings import ceiling_notes, ceilings
-from rankscope.analysis.core.device_events import device_events, ranks_in
-from rankscope.analysis.core.event_sets import COMPUTE, NO_STEP
+from rankscope.analysis.core.event_sets import NO_STEP
 from rankscope.analysis.core.gpu_counts import gpu_counts
-from rankscope.analysis.core.names import all_names, sql_names, vocabulary
+from rankscope.analysis.core.names import sql_names, vocabulary
 from rankscope.analysis.core.notes import left_out
 from rankscope.analysis.core.result import Column, Result
+from rankscope.analysis.core.rollups import kept_per_rank
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.core.step_times import Period, periods
-from rankscope.analysis.within_rank.op_work import NO_SHAPES, OpWork, op_work
-from rankscope.analysis.within_rank.phases import RECOMPUTE, partition_of
+from rankscope.analysis.within_rank.op_work import NO_SHAPES, RankWork, StepFlops, rank_work
 from rankscope.devices import Ceilings
 from rankscope.model import LAUNCH_CATEGORIES
 from rankscope.records import dataclass
 from rankscope.sql import sql_text
-from rankscope.store.arrays import number_rows, unique_values
 from rankscope.store.run import Run
 from rankscope.units import format_rounded
 
@@ -63,20 +58,20 @@ _OTHER_KERNEL = r"(?i)ffma|simt|(?:^|_)[sd]gemm_(?:$|[^t]|t(?:$|[^f])|tf(?:$|[^3
 
 def mfu(run: Run, scope: Scope, by: str | None = None) -> Result:
     """One row per rank for the whole window, then one per rank and step."""
-    work = op_work(run, scope)
+    work = rank_work(run, scope)
     spans = periods(run, scope)
     roofs = ceilings(run, scope)
     shares = _tensor_shares(run, scope)
     in_graphs = _graph_shares(run, scope)
-    main = {rank: _main_dtype(work, rank) for rank in roofs}
+    main = {rank: work[rank].main_dtype if rank in work else None for rank in roofs}
     wanted = [*_whole_windows(spans), *(period for period in spans if period.step is not None)]
-    if not len(work.flops) and not shares:
+    if not work and not shares:
         wanted = []  # nothing is known about any step
-    done = _work_by_step(run, scope, work)
+    done = _work_by_step(work)
     rows = [_row(done, period, main[period.rank], roofs[period.rank], shares, in_graphs) for period in wanted]
     uncounted = _graph_note(rows)
     notes = [*left_out(run, scope), *uncounted]
-    if not len(work.flops):
+    if not work:
         notes += [] if uncounted else [NO_SHAPES]
     else:
         notes += [_formula(rows[0])] if rows else []
@@ -97,38 +92,17 @@ def _whole_windows(spans: Iterable[Period]) -> list[Period]:
     return [Period(rank, None, 0, total) for rank, total in sorted(totals.items())]
 
 
-@dataclass(frozen=True)
-class StepFlops:
-    """FLOPs of the model, without recomputation, and FLOPs of the recomputation."""
-
-    model: int
-    recomputed: int
-
-
-def _work_by_step(run: Run, scope: Scope, work: OpWork) -> dict[tuple[int, int | None], StepFlops]:
+def _work_by_step(work: dict[int, RankWork]) -> dict[tuple[int, int | None], StepFlops]:
     """By rank and step; step None is the sum over all steps of a rank, or over the recording if it has no steps."""
-    groups, group = number_rows([work.rank, work.step])
-    recomputed = _recomputed(run, scope, work)
-    sums = np.zeros((2, len(groups)), dtype=np.int64)
-    np.add.at(sums, (recomputed.astype(np.int64), group), work.flops)
     found: dict[tuple[int, int | None], StepFlops] = {}
-    stepped = {rank for rank, step in groups.tolist() if step != NO_STEP}
-    for (rank, step), model, again in zip(groups.tolist(), *sums.tolist(), strict=True):
-        if step != NO_STEP:
-            found[rank, step] = StepFlops(model, again)
-        if step != NO_STEP or rank not in stepped:
-            before = found.get((rank, None), StepFlops(0, 0))
-            found[rank, None] = StepFlops(before.model + model, before.recomputed + again)
+    for rank, own in work.items():
+        stepped = [one for one in own.steps if one.step != NO_STEP]
+        found |= {(rank, one.step): one for one in stepped}
+        whole = stepped or own.steps
+        found[rank, None] = StepFlops(
+            NO_STEP, sum(one.model for one in whole), sum(one.recomputed for one in whole)
+        )
     return found
-
-
-def _recomputed(run: Run, scope: Scope, work: OpWork) -> NDArray[np.bool_]:
-    """Which calls belong to a forward pass that runs again inside the backward pass."""
-    recomputed = np.zeros(len(work.flops), dtype=bool)
-    for rank in unique_values(work.rank).tolist():
-        mine = work.rank == rank
-        recomputed[mine] = partition_of(run, rank, scope).at(work.start[mine]) == RECOMPUTE
-    return recomputed
 
 
 def _row(
@@ -161,40 +135,64 @@ def _row(
     }
 
 
-def _main_dtype(work: OpWork, rank: int) -> str | None:
-    """The data type of most of the FLOPs of a rank."""
-    mine = work.rank == rank
-    totals = np.zeros(len(work.dtypes) + 1, dtype=np.int64)
-    np.add.at(totals, work.dtype[mine], work.flops[mine])
-    return work.dtypes[int(totals.argmax())] if totals.any() else None
-
-
 Times = Counter[tuple[int, int | None]]
 """Nanoseconds by rank and step; step None is the whole window."""
 
 
+@dataclass(frozen=True)
+class RankKernelTime:
+    """Time of some COMPUTE kernels of one rank, by step; step None: outside steps."""
+
+    tensor_cores: tuple[tuple[int | None, int], ...]
+    in_graphs: tuple[tuple[int | None, int], ...]
+    """Launched by a CUDA graph."""
+
+
+@kept_per_rank("kernel_time", RankKernelTime, version=1, any_window=True)
+def rank_kernel_time(run: Run, scope: Scope) -> dict[int, RankKernelTime]:
+    """Of the ranks with such kernels."""
+    # Names are matched by DuckDB, once each: a run may have a million.
+    on_tensor_cores = run.rows(f"""
+        SELECT rank, step, sum(greatest(dur_ns, 0))::BIGINT FROM gpu
+        WHERE class = 'COMPUTE' AND {scope.where()} AND name IN (
+            SELECT name FROM internal.names WHERE category = 'kernel'
+            AND regexp_matches(name, {sql_text(_TENSOR_CORE_KERNEL)})
+            AND NOT regexp_matches(name, {sql_text(_OTHER_KERNEL)})
+        ) GROUP BY ALL ORDER BY ALL
+    """)
+    calls = [name for name in vocabulary(run, *LAUNCH_CATEGORIES) if _GRAPH_LAUNCH.match(name)]
+    in_graphs = []
+    if calls:
+        in_graphs = run.rows(f"""
+            WITH graphs AS (SELECT rank, segment, id FROM slices WHERE name IN ({sql_names(calls)}))
+            SELECT g.rank, g.step, sum(greatest(g.dur_ns, 0))::BIGINT
+            FROM gpu g JOIN graphs l ON l.rank = g.rank AND l.segment = g.segment AND l.id = g.launch
+            WHERE g.class = 'COMPUTE' AND {scope.where("g")} GROUP BY ALL ORDER BY ALL
+        """)
+    ranks = sorted({row[0] for row in (*on_tensor_cores, *in_graphs)})
+    parts = [
+        {rank: tuple((step, time) for owner, step, time in rows if owner == rank) for rank in ranks}
+        for rows in (on_tensor_cores, in_graphs)
+    ]
+    return {rank: RankKernelTime(parts[0][rank], parts[1][rank]) for rank in ranks}
+
+
+def _times(
+    run: Run, scope: Scope, which: Literal["tensor_cores", "in_graphs"]
+) -> list[tuple[int, int | None, int]]:
+    """By rank and step in scope."""
+    low, high = scope.steps or (None, None)
+    return [
+        (rank, step, time)
+        for rank, found in rank_kernel_time(run, scope).items()
+        for step, time in getattr(found, which)
+        if low is None or high is None or (step is not None and low <= step <= high)
+    ]
+
+
 def _tensor_shares(run: Run, scope: Scope) -> dict[tuple[int, int | None], float]:
     """Percentage of COMPUTE kernel time on tensor cores, by rank and step; step None is the whole window."""
-    # Names are matched by DuckDB, once each: a run may have a million.
-    names = run.arrays(f"""
-        SELECT code FROM internal.names WHERE category = 'kernel'
-        AND regexp_matches(name, {sql_text(_TENSOR_CORE_KERNEL)})
-        AND NOT regexp_matches(name, {sql_text(_OTHER_KERNEL)})
-    """)["code"]
-    on_tensor_cores = np.zeros(len(all_names(run)), dtype=bool)
-    on_tensor_cores[names] = True
-    rows: list[tuple[int, int | None, int]] = []
-    for rank in ranks_in(run, scope):
-        events = device_events(run, rank, scope)
-        mine = (events.kind == COMPUTE) & on_tensor_cores[events.work]
-        steps = unique_values(events.step[mine])
-        times = np.zeros(len(steps), dtype=np.int64)
-        np.add.at(times, np.searchsorted(steps, events.step[mine]), (events.end - events.start)[mine])
-        rows += [
-            (rank, None if step == NO_STEP else step, time)
-            for step, time in zip(steps.tolist(), times.tolist(), strict=True)
-        ]
-    return _shares(_summed(rows), _summed(_compute_times(run, scope)))
+    return _shares(_summed(_times(run, scope, "tensor_cores")), _summed(_compute_times(run, scope)))
 
 
 def _compute_times(run: Run, scope: Scope) -> list[tuple[int, int | None, int]]:
@@ -218,15 +216,7 @@ def _graph_shares(run: Run, scope: Scope) -> dict[tuple[int, int | None], float]
     """Percentage of COMPUTE kernel time that graph launches started, by rank and step; step None as in the rows."""
     spent = _compute_times(run, scope)
     stepped = {rank for rank, step, _ in spent if step is not None}
-    calls = [name for name in vocabulary(run, *LAUNCH_CATEGORIES) if _GRAPH_LAUNCH.match(name)]
-    in_graphs = []
-    if calls:
-        in_graphs = run.rows(f"""
-            WITH graphs AS (SELECT rank, segment, id FROM slices WHERE name IN ({sql_names(calls)}))
-            SELECT g.rank, g.step, sum(greatest(g.dur_ns, 0))::BIGINT
-            FROM gpu g JOIN graphs l ON l.rank = g.rank AND l.segment = g.segment AND l.id = g.launch
-            WHERE g.class = 'COMPUTE' AND {scope.where("g")} GROUP BY ALL
-        """)
+    in_graphs = _times(run, scope, "in_graphs")
     part, whole = (
         _summed(row for row in rows if row[1] is not None or row[0] not in stepped)
         for rows in (in_graphs, spent)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -15,10 +16,17 @@ from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.core.severity import graded
 from rankscope.analysis.core.step_times import mean_step_ns, periods, step_count
 from rankscope.analysis.efficiency.ncu_metrics import roofline_points
-from rankscope.analysis.within_rank.op_work import NO_KERNEL, NO_SHAPES, OpWork, op_work
+from rankscope.analysis.within_rank.op_work import (
+    NO_KERNEL,
+    NO_SHAPES,
+    OpWork,
+    RankWork,
+    op_work,
+    rank_work,
+)
 from rankscope.devices import Ceilings
 from rankscope.records import dataclass
-from rankscope.store.arrays import number_rows, unique_values
+from rankscope.store.arrays import number_rows
 from rankscope.store.run import Run
 from rankscope.units import format_rounded
 
@@ -59,20 +67,23 @@ def _columns(by: str | None) -> tuple[Column, ...]:
 
 def roofline(run: Run, scope: Scope, by: str | None = None) -> Result:
     """One row per op and data type, or per kernel, shape or rank (--by); most time first."""
-    work = op_work(run, scope)
+    work = rank_work(run, scope)
     roofs = ceilings(run, scope)
-    on_host = not work.device_ns.any() and not has_gpu(run, scope)
-    rows = _rows(work, by, roofs, on_host)
+    on_host = not any(own.has_device_time for own in work.values()) and not has_gpu(run, scope)
+    if by in ("shape", "kernel"):
+        rows = _call_rows(op_work(run, scope), by, roofs, on_host)
+    else:
+        rows = _rows(work, by == "rank", roofs, on_host)
     measured = _measured(run, scope, roofs) if by in (None, "kernel") else []
     notes = left_out(run, scope)
     notes += ceiling_notes(run, scope, {row["dtype"] for row in rows + measured if row["dtype"]})
-    if not len(work.flops) and not measured:
+    if not work and not measured:
         notes.append(NO_SHAPES)
-    if len(work.flops):
+    if work:
         notes += _coverage(run, scope, work)
     if on_host and not measured:
         notes.append("no GPU events: time is host time; ProfilerActivity.CUDA records the GPU")
-    found = _findings(run, scope, work, rows, _rows(work, "rank", roofs, on_host)) if by is None else ()
+    found = _findings(run, scope, work, rows, _rows(work, True, roofs, on_host)) if by is None else ()
     return Result("roofline", "Roofline", scope.window, _columns(by), rows + measured, found, tuple(notes))
 
 
@@ -90,45 +101,61 @@ def _measured(run: Run, scope: Scope, roofs: dict[int, Ceilings]) -> list[dict[s
     return sorted(rows, key=lambda row: (-row["device_ns"], row["name"]))
 
 
-def _rows(work: OpWork, by: str | None, roofs: dict[int, Ceilings], on_host: bool) -> list[dict[str, Any]]:
-    """One row per name and data type, and per rank or shape if `by` is one of them."""
+def _rows(
+    work: dict[int, RankWork], by_rank: bool, roofs: dict[int, Ceilings], on_host: bool
+) -> list[dict[str, Any]]:
+    """One row per op and data type, and per rank if asked for."""
+    groups: dict[tuple[Any, ...], tuple[int, list[int]]] = {}
+    for rank, own in work.items():
+        for op in own.ops:
+            timed = op.on_host if on_host else op.on_device
+            if timed.calls:
+                key = (op.name, op.dtype, rank) if by_rank else (op.name, op.dtype)
+                _, sums = groups.setdefault(key, (rank, [0] * len(timed)))
+                for i, value in enumerate(timed):
+                    sums[i] += value
+    rows = []
+    for (name, dtype, *ranks), (first, sums) in groups.items():
+        row: dict[str, Any] = {"name": name} | ({"rank": ranks[0]} if by_rank else {})
+        rows.append(row | _shaped_point(sums, dtype, roofs.get(first, Ceilings())))
+    return sorted(
+        rows, key=lambda row: (-row["device_ns"], row["name"], str(row.get("rank")), str(row["dtype"]))
+    )
+
+
+def _call_rows(work: OpWork, by: str, roofs: dict[int, Ceilings], on_host: bool) -> list[dict[str, Any]]:
+    """One row per name and data type, and per shape if asked for; for a kernel, its calls and their time."""
     texts, code = _names(work, by)
     spent = work.host_ns if on_host else work.kernel_ns if by == "kernel" else work.device_ns
-    key = {"rank": work.rank, "shape": work.signature}.get(by or "", np.zeros_like(code))
-    # A call without device time (its launch is not in the file) would raise the rate of the others.
+    key = work.signature if by == "shape" else np.zeros_like(code)
     mine = (code >= 0) & (spent > 0)
     groups, group = number_rows([code[mine], work.dtype[mine], key[mine]])
-
-    def total(values: Ints) -> list[int]:
-        sums = np.zeros(len(groups), dtype=np.int64)
-        np.add.at(sums, group, values[mine])
-        return [int(value) for value in sums]
-
-    counted = zip(
-        groups.tolist(), total(np.ones_like(code)), total(work.flops), total(work.bytes),
-        total((work.bytes < 0).astype(np.int64)), total(spent), strict=True,
-    )  # fmt: skip
+    columns = (np.ones_like(code), work.flops, work.bytes, (work.bytes < 0).astype(np.int64), spent)
+    sums = np.zeros((len(groups), len(columns)), dtype=np.int64)
+    np.add.at(sums, group, np.stack(columns)[:, mine].T)
     ranks = np.full(len(groups), np.iinfo(np.int64).max)
     np.minimum.at(ranks, group, work.rank[mine])
     rows = []
-    for index, ((name, dtype, value), calls, flops, size, unknown, time) in enumerate(counted):
-        roof = roofs.get(int(ranks[index]), Ceilings())
+    for (name, dtype, value), own, rank in zip(groups.tolist(), sums.tolist(), ranks.tolist(), strict=True):
         row: dict[str, Any] = {"name": texts[name]}
-        if by in ("rank", "shape"):
-            row[by] = value if by == "rank" else work.shapes[value] or None
-        rows.append(
-            row | _point(calls, flops, None if unknown else size, time, work.dtypes[dtype], roof, "shapes")
-        )
-    return sorted(rows, key=lambda row: (-row["device_ns"], row["name"], str(row.get(by or ""))))
+        if by == "shape":
+            row["shape"] = work.shapes[value] or None
+        rows.append(row | _shaped_point(own, work.dtypes[dtype], roofs.get(rank, Ceilings())))
+    return sorted(rows, key=lambda row: (-row["device_ns"], row["name"], str(row.get(by))))
 
 
-def _names(work: OpWork, by: str | None) -> tuple[list[str], Ints]:
+def _names(work: OpWork, by: str) -> tuple[list[str], Ints]:
     """Names of the rows, and the index of each call's name: its op or its longest kernel (-1 without a kernel)."""
     if by == "kernel":
         return work.kernels, np.where(work.kernel == NO_KERNEL, -1, work.kernel)
     texts = sorted(set(work.names))
     codes = np.array([*(texts.index(name) for name in work.names), -1], dtype=np.int64)
     return texts, codes[work.signature]
+
+
+def _shaped_point(sums: Sequence[int], dtype: str | None, roof: Ceilings) -> dict[str, Any]:
+    calls, flops, size, unknown, time = sums
+    return _point(calls, flops, None if unknown else size, time, dtype, roof, "shapes")
 
 
 def _point(
@@ -154,12 +181,12 @@ def _point(
     }
 
 
-def _coverage(run: Run, scope: Scope, work: OpWork) -> list[str]:
+def _coverage(run: Run, scope: Scope, work: dict[int, RankWork]) -> list[str]:
     """The share of compute kernel time that the rows cover."""
     total = sum(count.time_ns for count in gpu_counts(run, scope) if count.kind == "COMPUTE")
     if not total:
         return []
-    share = 100 * int(work.kernel_ns.sum()) / total
+    share = 100 * sum(own.kernel_ns for own in work.values()) / total
     return [f"the rows cover {share:.0f} % of the compute kernel time; the FLOPs of the rest are unknown"]
 
 
@@ -203,7 +230,11 @@ class _Slow:
 
 
 def _findings(
-    run: Run, scope: Scope, work: OpWork, rows: list[dict[str, Any]], by_rank: list[dict[str, Any]]
+    run: Run,
+    scope: Scope,
+    work: dict[int, RankWork],
+    rows: list[dict[str, Any]],
+    by_rank: list[dict[str, Any]],
 ) -> tuple[Finding, ...]:
     """Float32 without tensor cores, and ops far below their roof; the most time to gain first."""
     ranks = sorted({period.rank for period in periods(run, scope)})
@@ -241,12 +272,10 @@ def _tf32_factor(row: dict[str, Any], roof: Ceilings) -> float | None:
     return tf32 / peak
 
 
-def _kernels_of(work: OpWork, row: dict[str, Any]) -> tuple[str, ...]:
+def _kernels_of(work: dict[int, RankWork], row: dict[str, Any]) -> tuple[str, ...]:
     """The longest kernel of each call of a row."""
-    names = np.array([*(name == row["name"] for name in work.names), False])
-    dtypes = np.array([dtype == row["dtype"] for dtype in work.dtypes], dtype=bool)
-    mine = names[work.signature] & dtypes[work.dtype] & (work.kernel != NO_KERNEL)
-    return tuple(sorted(work.kernels[kernel] for kernel in unique_values(work.kernel[mine]).tolist()))
+    kernels = (op.kernels for own in work.values() for op in own.ops if op[:2] == (row["name"], row["dtype"]))
+    return tuple(sorted({kernel for names in kernels for kernel in names}))
 
 
 def _part_of_step(slow: _Slow) -> str:

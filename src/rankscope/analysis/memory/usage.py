@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 from rankscope.analysis.core.ceilings import device_memory
 from rankscope.analysis.core.notes import left_out
 from rankscope.analysis.core.result import Column, Fact, Finding, Result
+from rankscope.analysis.core.rollups import kept_per_rank
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.memory.allocator_events import DEVICE_NAME, IS_MEMORY_EVENT, NO_MEMORY_EVENTS
 from rankscope.analysis.memory.snapshot import SnapshotPeak, covers_the_run, snapshot_peaks
 from rankscope.ranges import as_ranges
+from rankscope.records import dataclass
 from rankscope.store.run import Run
 from rankscope.units import format_rounded
 
@@ -108,20 +110,52 @@ def _snapshot_notes(peaks: list[SnapshotPeak]) -> list[str]:
     return notes
 
 
-def _by_step(run: Run, scope: Scope) -> list[dict[str, Any]]:
-    """One row per rank, device and step, and one for events outside steps.
+class StepMemory(NamedTuple):
+    """The memory of one device in one step; step None: events outside steps."""
 
-    least_bytes is the lowest allocated total of the step: it rises if earlier steps do not free their memory.
-    """
-    return run.records(f"""
-        SELECT rank, {DEVICE_NAME} AS device, step, max(allocated_bytes) AS peak_allocated_bytes,
-               max(reserved_bytes) AS peak_reserved_bytes, arg_max(ts_ns, key) AS at_ns,
-               greatest(arg_max(reserved_bytes - allocated_bytes, key), 0) AS unused_bytes,
-               min(allocated_bytes) AS least_bytes
+    device: str
+    step: int | None
+    peak_allocated_bytes: int
+    peak_reserved_bytes: int | None
+    at_ns: int
+    """Of the peak, from the start of the rank's first file."""
+    unused_bytes: int
+    least_bytes: int
+    """The lowest allocated total: it rises if earlier steps do not free their memory."""
+
+
+@dataclass(frozen=True)
+class RankMemory:
+    """By device and step."""
+
+    steps: tuple[StepMemory, ...]
+
+
+@kept_per_rank("memory", RankMemory, version=1, any_window=True)
+def rank_memory(run: Run, scope: Scope) -> dict[int, RankMemory]:
+    """Of the ranks with [memory] events."""
+    found: dict[int, list[StepMemory]] = {}
+    for rank, *row in run.rows(f"""
+        SELECT rank, {DEVICE_NAME} AS device, step, max(allocated_bytes), max(reserved_bytes),
+               arg_max(ts_ns, key), greatest(arg_max(reserved_bytes - allocated_bytes, key), 0), min(allocated_bytes)
         FROM (SELECT *, (allocated_bytes, -ts_ns) AS key FROM instants
               WHERE {IS_MEMORY_EVENT} AND {scope.where()})
         GROUP BY ALL ORDER BY rank, device, step
-    """)
+    """):
+        one = StepMemory._make(row)
+        found.setdefault(rank, []).append(one._replace(at_ns=one.at_ns - run.origin_ns(rank)))
+    return {rank: RankMemory(tuple(steps)) for rank, steps in found.items()}
+
+
+def _by_step(run: Run, scope: Scope) -> list[dict[str, Any]]:
+    """One row per rank, device and step in scope; without steps in scope also one for events outside steps."""
+    low, high = scope.steps or (None, None)
+    return [
+        {"rank": rank, **one._asdict(), "at_ns": one.at_ns + run.origin_ns(rank)}
+        for rank, found in rank_memory(run, scope).items()
+        for one in found.steps
+        if low is None or high is None or (one.step is not None and low <= one.step <= high)
+    ]
 
 
 def _over_steps(in_steps: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,6 @@ from rankscope.analysis.core.event_sets import COMM, COMPUTE, COPY, Activity, ho
 from rankscope.analysis.core.grouping import split_by_rank
 from rankscope.analysis.core.host_spans import rank_collectives
 from rankscope.analysis.core.intervals import (
-    EMPTY,
     Intervals,
     Ints,
     covered_before,
@@ -26,11 +25,11 @@ from rankscope.analysis.core.intervals import (
 from rankscope.analysis.core.lost_kernels import kernels_end_in
 from rankscope.analysis.core.notes import left_out
 from rankscope.analysis.core.result import Column, Result
+from rankscope.analysis.core.rollups import kept_per_rank
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.core.step_times import StepWindows, windows
 from rankscope.ranges import as_ranges
 from rankscope.records import dataclass
-from rankscope.store.arrays import unique_values
 from rankscope.store.run import Run
 from rankscope.units import format_rounded
 
@@ -55,32 +54,11 @@ COLUMNS = (
 
 
 @dataclass(frozen=True)
-class SpanParts:
-    """Lengths in ns, one entry per window. compute + exposed_comm + exposed_copy + idle = span, exactly."""
-
-    span: Ints
-    compute: Ints
-    comm: Ints
-    exposed_comm: Ints
-    exposed_wait: Ints
-    """Part of exposed_comm."""
-    exposed_copy: Ints
-    idle: Ints
-    hidden: Ints
-
-    def totals(self, mine: Any) -> dict[str, int]:
-        """Summed over some windows."""
-        return {f.name: int(getattr(self, f.name)[mine].sum()) for f in fields(self)}
-
-
-@dataclass(frozen=True)
 class RankSets:
-    """When a rank computes, communicates, waits for another rank, and copies. The sets overlap."""
+    """When a rank computes, communicates and copies. The sets overlap."""
 
     compute: Intervals
     comm: Intervals
-    waiting: Intervals
-    """Inside a collective, until the last rank has arrived; known where the collective was matched across ranks."""
     copy: Intervals
 
     @property
@@ -92,30 +70,116 @@ class RankSets:
         return subtract(self.comm, self.compute)
 
     @property
-    def exposed_wait(self) -> Intervals:
-        return intersect(self.exposed_comm, self.waiting)
-
-    @property
     def exposed_copy(self) -> Intervals:
         return subtract(subtract(self.copy, self.compute), self.comm)
 
-    def within(self, found: StepWindows) -> SpanParts:
-        """The parts of each window."""
 
-        def inside(a: Intervals) -> Ints:
-            return covered_before(a, found.end) - covered_before(a, found.start)
+@dataclass(frozen=True)
+class RankParts:
+    """The windows of one rank and their parts: an entry a window, times in ns from the start of its first file.
 
-        span = found.end - found.start
-        return SpanParts(
-            span=span,
-            compute=inside(self.compute),
-            comm=inside(self.comm),
-            exposed_comm=inside(self.exposed_comm),
-            exposed_wait=inside(self.exposed_wait),
-            exposed_copy=inside(self.exposed_copy),
-            idle=span - inside(join(self.compute, self.comm, self.copy)),
-            hidden=inside(intersect(self.comm, self.compute)),
-        )
+    compute + exposed_comm + exposed_copy + idle = end - start, exactly.
+    """
+
+    step: Ints
+    start: Ints
+    end: Ints
+    compute: Ints
+    comm: Ints
+    exposed_comm: Ints
+    exposed_copy: Ints
+    idle: Ints
+    hidden: Ints
+    exposed: Intervals
+    """When a collective runs and no compute kernel does, within the windows."""
+    on_host: bool
+    """The rank has no GPU events: the work of its host counts."""
+    anything: bool
+    """Whether it has any work."""
+
+    @property
+    def span(self) -> int:
+        return int((self.end - self.start).sum())
+
+    def rows(self, rank: int, waiting: Ints, by_step: bool) -> Iterator[dict[str, Any]]:
+        """For the whole window, then by step. `waiting` is the part of exposed_comm in which it waits for a rank."""
+        columns = {
+            "span": self.end - self.start,
+            "compute": self.compute,
+            "comm": self.comm,
+            "exposed_comm": self.exposed_comm,
+            "exposed_wait": waiting,
+            "exposed_copy": self.exposed_copy,
+            "idle": self.idle,
+            "hidden": self.hidden,
+        }
+        values = np.stack(list(columns.values()))
+        yield _row(rank, None, dict(zip(columns, values.sum(axis=1).tolist(), strict=True)))
+        if by_step:
+            order = np.argsort(self.step, kind="stable")
+            steps = self.step[order]
+            first = np.flatnonzero(np.diff(steps, prepend=steps[0] - 1))
+            sums = np.add.reduceat(values[:, order], first, axis=1).T
+            for step, own in zip(steps[first].tolist(), sums.tolist(), strict=True):
+                yield _row(rank, step, dict(zip(columns, own, strict=True)))
+
+
+@kept_per_rank("breakdown", RankParts, version=1)
+def rank_parts(run: Run, scope: Scope) -> dict[int, RankParts]:
+    """Of the ranks that have a window. One at a time, to hold the events of one rank in memory."""
+    found = {}
+    for rank in ranks_in(run, scope):
+        own = windows(run, rank, scope)
+        if len(own.step):
+            found[rank] = _parts(run, rank, own)
+    return found
+
+
+def _parts(run: Run, rank: int, found: StepWindows) -> RankParts:
+    sets = rank_sets(run, rank)
+    exposed = sets.exposed_comm
+
+    def inside(a: Intervals) -> Ints:
+        return _inside(a, found.start, found.end)
+
+    origin = run.origin_ns(rank)
+    return RankParts(
+        step=found.step,
+        start=found.start - origin,
+        end=found.end - origin,
+        compute=inside(sets.compute),
+        comm=inside(sets.comm),
+        exposed_comm=inside(exposed),
+        exposed_copy=inside(sets.exposed_copy),
+        idle=found.end - found.start - inside(join(sets.compute, sets.comm, sets.copy)),
+        hidden=inside(intersect(sets.comm, sets.compute)),
+        exposed=_shifted(intersect(exposed, found.intervals), -origin),
+        on_host=runs_on_host(run, rank),
+        anything=sets.any,
+    )
+
+
+def _inside(a: Intervals, start: Ints, end: Ints) -> Ints:
+    """How much of a set lies in each window."""
+    return covered_before(a, end) - covered_before(a, start)
+
+
+def _shifted(a: Intervals, by_ns: int) -> Intervals:
+    return Intervals(a.start + by_ns, a.end + by_ns)
+
+
+@once_per_run
+def exposed_waits(run: Run, scope: Scope) -> dict[int, Ints]:
+    """By rank, for each of its windows: exposed communication in which it waits for another rank.
+
+    That is known where a collective was matched across ranks: until the last rank has arrived.
+    """
+    waiting = _waiting(run)
+    found = {}
+    for rank, parts in rank_parts(run, scope).items():
+        own = intersect(parts.exposed, _shifted(waiting[rank], -run.origin_ns(rank)))
+        found[rank] = _inside(own, parts.start, parts.end)
+    return found
 
 
 @once_per_run
@@ -124,23 +188,16 @@ def breakdown(run: Run, scope: Scope, by: str | None = None) -> Result:
     rows: list[dict[str, Any]] = []
     on_host, empty = [], []
     lost = kernels_end_in(run, scope)
-    for rank in ranks_in(run, scope):  # one at a time, to hold the events of one rank in memory
-        found = windows(run, rank, scope)
-        if len(found.step) == 0 or rank in lost:  # a doubt of the run says why
+    waits_of = exposed_waits(run, scope)
+    for rank, parts in rank_parts(run, scope).items():
+        if rank in lost:  # a doubt of the run says why
             continue
-        sets = rank_sets(run, rank)
-        if not sets.any:
+        if not parts.anything:
             empty.append(rank)
             continue
-        if runs_on_host(run, rank):
+        if parts.on_host:
             on_host.append(rank)
-        parts = sets.within(found)
-        rows.append(_row(rank, None, parts.totals(slice(None))))
-        if scope.steps is not None:
-            rows += [
-                _row(rank, step, parts.totals(found.step == step))
-                for step in unique_values(found.step).tolist()
-            ]
+        rows += parts.rows(rank, waits_of[rank], scope.steps is not None)
     rows.sort(key=lambda row: (row["step"] is not None, row["rank"], row["step"] or 0))
     unrecorded = _unrecorded(run, scope)
     notes = left_out(run, scope)
@@ -176,17 +233,17 @@ def runs_on_host(run: Run, rank: int) -> bool:
 def rank_sets(run: Run, rank: int) -> RankSets:
     """The sets of one rank, over all that was recorded."""
     work = host_work(run, Scope(frozenset([rank]))) if runs_on_host(run, rank) else _activity(run, rank)
-    return sets_of(work, rank_collectives(run, rank, Scope()), _waiting(run)[rank])
+    return sets_of(work, rank_collectives(run, rank, Scope()))
 
 
-def sets_of(work: Activity, collectives: Activity, waiting: Intervals = EMPTY) -> RankSets:
+def sets_of(work: Activity, collectives: Activity) -> RankSets:
     """The sets of one rank from its work and its collectives on the host."""
     kinds = {
         kind: union(work.start[work.kind == kind], work.end[work.kind == kind])
         for kind in (COMPUTE, COMM, COPY)
     }
     comm = join(kinds[COMM], union(collectives.start, collectives.end))
-    return RankSets(kinds[COMPUTE], comm, waiting, kinds[COPY])
+    return RankSets(kinds[COMPUTE], comm, kinds[COPY])
 
 
 def _activity(run: Run, rank: int) -> Activity:
@@ -206,5 +263,5 @@ def _waiting(run: Run) -> dict[int, Intervals]:
 
 def _unrecorded(run: Run, scope: Scope) -> int:
     """Time between the cycles of a rank, of the rank with most of it: it was not recorded, so it is in no class."""
-    found = [windows(run, rank, scope) for rank in ranks_in(run, scope)]
-    return max((int(one.end[-1] - one.start[0]) - one.span for one in found if len(one.step)), default=0)
+    found = rank_parts(run, scope).values()
+    return max((int(one.end[-1] - one.start[0]) - one.span for one in found), default=0)

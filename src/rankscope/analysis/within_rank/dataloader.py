@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -12,10 +13,12 @@ from rankscope.analysis.core.host_spans import dataloader_spans
 from rankscope.analysis.core.intervals import EMPTY, Intervals, covered_before, intersect
 from rankscope.analysis.core.notes import NO_STEPS, left_out
 from rankscope.analysis.core.result import Column, Fact, Finding, Remedy, Result
+from rankscope.analysis.core.rollups import kept_per_rank
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.core.severity import OnRank, graded, of_the_worst
-from rankscope.analysis.core.step_times import windows
+from rankscope.analysis.core.step_times import StepWindows, windows
 from rankscope.analysis.within_rank.idle_causes import idle_by_rank
+from rankscope.records import dataclass
 from rankscope.store.run import Run
 from rankscope.units import format_rounded
 
@@ -35,16 +38,80 @@ COLUMNS = (
 )
 
 
-def dataloader(run: Run, scope: Scope, by: str | None = None) -> Result:
-    """One row per rank and step."""
+class WindowWaits(NamedTuple):
+    """The waits in one window."""
+
+    step: int | None
+    waits: int
+    wait_ns: int
+    step_ns: int
+    gpu_idle_ns: int | None
+
+
+@dataclass(frozen=True)
+class RankWaits:
+    """The waits of one rank for data."""
+
+    windows: tuple[WindowWaits, ...]
+    longest: tuple[int, int]
+    """In ns from the start of its first file."""
+    has_gpu: bool
+
+
+@kept_per_rank("dataloader", RankWaits, version=1)
+def rank_waits(run: Run, scope: Scope) -> dict[int, RankWaits]:
+    """Of the ranks that wait."""
     idle = idle_by_rank(run, scope)
-    rows: list[dict[str, Any]] = []
-    findings: list[OnRank] = []
+    found = {}
     for rank in ranks_in(run, scope):
         waits = dataloader_spans(run, rank)
-        own = _rows(run, rank, scope, waits, idle.get(rank)) if len(waits.start) else []
+        if len(waits.start):
+            at, origin = int(np.argmax(waits.end - waits.start)), run.origin_ns(rank)
+            found[rank] = RankWaits(
+                tuple(_windows(windows(run, rank, scope), waits, idle.get(rank))),
+                (int(waits.start[at]) - origin, int(waits.end[at]) - origin),
+                rank in idle,
+            )
+    return found
+
+
+def _windows(found: StepWindows, waits: Intervals, idle: Intervals | None) -> Iterator[WindowWaits]:
+    waited = covered_before(waits, found.end) - covered_before(waits, found.start)
+    middle = (waits.start + waits.end) // 2  # a wait may begin just before the step before it ends
+    count = np.searchsorted(middle, found.end) - np.searchsorted(middle, found.start)
+    idle_waits = intersect(waits, idle) if idle is not None else EMPTY
+    gpu_idle = covered_before(idle_waits, found.end) - covered_before(idle_waits, found.start)
+    for i, (step, total) in enumerate(
+        zip(found.step.tolist(), (found.end - found.start).tolist(), strict=True)
+    ):
+        yield WindowWaits(
+            step if step != NO_STEP else None,
+            int(count[i]),
+            int(waited[i]),
+            total,
+            int(gpu_idle[i]) if idle is not None else None,
+        )
+
+
+def dataloader(run: Run, scope: Scope, by: str | None = None) -> Result:
+    """One row per rank and step."""
+    rows: list[dict[str, Any]] = []
+    findings: list[OnRank] = []
+    for rank, waits in rank_waits(run, scope).items():
+        own = [
+            {
+                "rank": rank,
+                "step": one.step,
+                "waits": one.waits,
+                "wait_ns": one.wait_ns,
+                "step_ns": one.step_ns,
+                "wait_pct": 100 * one.wait_ns / one.step_ns if one.step_ns else None,
+                "gpu_idle_ns": one.gpu_idle_ns,
+            }
+            for one in waits.windows
+        ]
         rows += own
-        findings += _finding(rank, own, waits, rank in idle) if scope.steps is not None else []
+        findings += _finding(run, rank, own, waits) if scope.steps is not None else []
     notes = left_out(run, scope)
     if not rows:
         notes.append(
@@ -58,42 +125,15 @@ def dataloader(run: Run, scope: Scope, by: str | None = None) -> Result:
     )
 
 
-def _rows(
-    run: Run, rank: int, scope: Scope, waits: Intervals, idle: Intervals | None
-) -> list[dict[str, Any]]:
-    found = windows(run, rank, scope)
-    waited = covered_before(waits, found.end) - covered_before(waits, found.start)
-    middle = (waits.start + waits.end) // 2  # a wait may begin just before the step before it ends
-    count = np.searchsorted(middle, found.end) - np.searchsorted(middle, found.start)
-    idle_waits = intersect(waits, idle) if idle is not None else EMPTY
-    gpu_idle = covered_before(idle_waits, found.end) - covered_before(idle_waits, found.start)
-    rows = []
-    for i, (step, total) in enumerate(
-        zip(found.step.tolist(), (found.end - found.start).tolist(), strict=True)
-    ):
-        rows.append(
-            {
-                "rank": rank,
-                "step": step if step != NO_STEP else None,
-                "waits": int(count[i]),
-                "wait_ns": int(waited[i]),
-                "step_ns": total,
-                "wait_pct": 100 * int(waited[i]) / total if total else None,
-                "gpu_idle_ns": int(gpu_idle[i]) if idle is not None else None,
-            }
-        )
-    return rows
-
-
-def _finding(rank: int, rows: list[dict[str, Any]], waits: Intervals, has_gpu: bool) -> list[OnRank]:
+def _finding(run: Run, rank: int, rows: list[dict[str, Any]], waits: RankWaits) -> list[OnRank]:
     """What counts is the idle time of the GPU: a wait costs nothing while it works. Without a GPU it is the wait."""
+    has_gpu, origin = waits.has_gpu, run.origin_ns(rank)
     total = sum(row["step_ns"] for row in rows)
     waited = sum(row["wait_ns"] for row in rows)
     lost = sum(row["gpu_idle_ns"] for row in rows) if has_gpu else waited
     severity = graded(lost, total, STALL_INFO, STALL_WARNING, STALL_CRITICAL)
     if severity is None:
         return []
-    longest = int(np.argmax(waits.end - waits.start))
     subject = f"rank {rank}, all steps"
     facts = (
         Fact("wait_ns", waited, "ns", subject, (rank,), {"rank": rank}),
@@ -107,7 +147,7 @@ def _finding(rank: int, rows: list[dict[str, Any]], waits: Intervals, has_gpu: b
         f"{100 * lost / total:.0f} % of the step time ({format_rounded('ns', lost / len(rows))} per step)",
         f"rank {rank}: {format_rounded('ns', waited)} in the DataLoader over {len(rows)} steps",
         (rank,),
-        (int(waits.start[longest]), int(waits.end[longest])),
+        (waits.longest[0] + origin, waits.longest[1] + origin),
         "Use more DataLoader workers (num_workers). Also: prefetch_factor, persistent_workers=True, "
         "pin_memory=True, cheaper decoding.",
         facts=facts,

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
 
 from rankscope.analysis.core.notes import gpu_outside_steps, left_out, slices_outside_steps
 from rankscope.analysis.core.result import Column, ColumnRows, Result
+from rankscope.analysis.core.rollups import kept_per_rank
 from rankscope.analysis.core.scope import Scope
+from rankscope.analysis.within_rank.kernel_sums import kernel_sums
 from rankscope.model import LAUNCH_CATEGORIES
+from rankscope.records import dataclass
 from rankscope.sql import sql_texts
 from rankscope.store.run import Run
 
@@ -23,6 +27,8 @@ _NUMBERS = (
     Column("stddev_ns", "ns", "sample standard deviation (n-1); 0 for one instance"),
 )
 _BY_RANK = (Column("rank"),)
+_NAME = Column("name", at_end=True)
+_TIME_PCT = Column("time_pct", "percent", "share of the total of this table, not of wall time")
 
 
 def kernels(run: Run, scope: Scope, by: str | None = None) -> Result:
@@ -38,9 +44,9 @@ def kernels(run: Run, scope: Scope, by: str | None = None) -> Result:
     rows = ColumnRows(found)
     columns = (
         *(_BY_RANK if by == "rank" else ()),
-        Column("name", at_end=True),
+        _NAME,
         Column("class", help="COMPUTE or COMM", at_end=True),
-        Column("time_pct", "percent", "share of the total of this table, not of wall time"),
+        _TIME_PCT,
         Column("total_ns", "ns"),
         Column("instances", "count"),
         *_NUMBERS,
@@ -50,6 +56,32 @@ def kernels(run: Run, scope: Scope, by: str | None = None) -> Result:
     if not rows:
         notes.append("no kernels in the window; ProfilerActivity.CUDA records them")
     return Result("kernels", "GPU kernels", scope.window, columns, rows, notes=tuple(notes))
+
+
+def top_kernels(run: Run, scope: Scope) -> Result:
+    """The kernel table without the columns that need every single duration: its first rows are on the first screen."""
+    found = kernel_sums(run, scope)
+    if found is None:
+        return kernels(run, scope)
+    sums: dict[str, list[int]] = {}
+    for own in found.values():
+        for name, count, total in own:
+            entry = sums.setdefault(name, [0, 0])
+            entry[0] += count
+            entry[1] += total
+    whole = sum(total for _, total in sums.values())
+    rows = [
+        {
+            "name": name,
+            "time_pct": 100 * total / whole if whole else 0.0,
+            "total_ns": total,
+            "instances": count,
+            "avg_ns": total / count,
+        }
+        for name, (count, total) in sorted(sums.items(), key=lambda one: (-one[1][1], one[0]))
+    ]
+    columns = (_NAME, _TIME_PCT, Column("total_ns", "ns"), Column("instances", "count"), _NUMBERS[0])
+    return Result("kernels", "GPU kernels", scope.window, columns, rows)
 
 
 def api(run: Run, scope: Scope, by: str | None = None) -> Result:
@@ -75,7 +107,7 @@ def _by_name(
     )
     columns = (
         *(_BY_RANK if by == "rank" else ()),
-        Column("name", at_end=True),
+        _NAME,
         Column("calls", "count"),
         Column("total_ns", "ns"),
         *_NUMBERS,
@@ -87,14 +119,51 @@ def _by_name(
     return Result(name, title, scope.window, columns, rows, notes=tuple(notes))
 
 
+class CopySum(NamedTuple):
+    """The copies of one rank and kind."""
+
+    kind: str
+    copies: int
+    bytes: int | None
+    total_ns: int
+    sized_ns: int | None
+    """Time of the copies whose size is known."""
+
+
+@dataclass(frozen=True)
+class RankCopies:
+    """The copies of one rank."""
+
+    sums: tuple[CopySum, ...]
+
+
+@kept_per_rank("copies", RankCopies, version=1)
+def _rank_copies(run: Run, scope: Scope) -> dict[int, RankCopies]:
+    found: dict[int, list[CopySum]] = {}
+    for rank, *row in run.rows(
+        "SELECT rank, name, count(*), sum(bytes)::BIGINT, sum(dur_ns)::BIGINT, "
+        "sum(dur_ns) FILTER (bytes IS NOT NULL)::BIGINT FROM gpu "
+        f"WHERE class = 'COPY' AND {scope.where()} GROUP BY ALL ORDER BY ALL"
+    ):
+        found.setdefault(rank, []).append(CopySum._make(row))
+    return {rank: RankCopies(tuple(sums)) for rank, sums in found.items()}
+
+
 def memcpy(run: Run, scope: Scope, by: str | None = None) -> Result:
     """Copies and fills of device memory by direction, with their bandwidth."""
-    rank, group = _rank_columns(by)
-    rows = run.records(
-        f"SELECT {rank} name AS kind, count(*) AS count, sum(bytes)::BIGINT AS bytes, "
-        "sum(dur_ns)::BIGINT AS total_ns, sum(bytes) / nullif(sum(dur_ns) FILTER (bytes IS NOT NULL), 0) AS gb_s "
-        f"FROM gpu WHERE class = 'COPY' AND {scope.where()} GROUP BY {group} name ORDER BY total_ns DESC, {group} kind"
-    )
+    groups: dict[tuple[Any, ...], list[CopySum]] = {}
+    for rank, found in _rank_copies(run, scope).items():
+        for one in found.sums:
+            groups.setdefault((rank, one.kind) if by == "rank" else (one.kind,), []).append(one)
+    rows = []
+    for key, sums in groups.items():
+        size = _sum(one.bytes for one in sums)
+        time = _sum(one.sized_ns for one in sums)
+        row: dict[str, Any] = {"rank": key[0]} if by == "rank" else {}
+        row |= {"kind": key[-1], "count": sum(one.copies for one in sums), "bytes": size}
+        row |= {"total_ns": sum(one.total_ns for one in sums)}
+        rows.append(row | {"gb_s": size / time if size is not None and time else None})
+    rows.sort(key=lambda row: (-row["total_ns"], *([row["rank"]] if by == "rank" else []), row["kind"]))
     columns = (
         *(_BY_RANK if by == "rank" else ()),
         Column("kind", help="direction and kind of memory", at_end=True),
@@ -108,6 +177,12 @@ def memcpy(run: Run, scope: Scope, by: str | None = None) -> Result:
     if not rows:
         notes.append("no copies in the window; ProfilerActivity.CUDA records them")
     return Result("memcpy", "Memory copies and fills", scope.window, columns, rows, notes=tuple(notes))
+
+
+def _sum(values: Iterable[int | None]) -> int | None:
+    """Of those that are known; None where none is."""
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None
 
 
 def steps(run: Run, scope: Scope, by: str | None = None) -> Result:

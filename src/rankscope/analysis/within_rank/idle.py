@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from rankscope.analysis.core.advice import together
 from rankscope.analysis.core.device_events import UNKNOWN, steps_in
 from rankscope.analysis.core.lost_kernels import kernels_end_in
 from rankscope.analysis.core.notes import NO_GPU, gpu_outside_steps, left_out
-from rankscope.analysis.core.result import Column, Fact, Finding, Remedy, Result, Unit
+from rankscope.analysis.core.result import Column, Fact, Finding, Remedy, Result, Severity, Unit
+from rankscope.analysis.core.rollups import kept_per_rank
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.core.severity import OnRank, graded, of_the_worst
 from rankscope.analysis.within_rank.idle_causes import CAUSES, DeviceIdle, idle_by_device
-from rankscope.analysis.within_rank.idle_gaps import GapGroup, gap_groups
+from rankscope.analysis.within_rank.idle_gaps import gap_groups
+from rankscope.records import dataclass
 from rankscope.store.run import Run
 from rankscope.units import format_rounded
 
@@ -30,6 +32,81 @@ COLUMNS = (
 )
 
 
+class LargestPlace(NamedTuple):
+    """The phase or annotation whose launches end the most idle time; None for events without a recorded launch."""
+
+    name: str | None
+    causes: dict[str, int]
+    longest: tuple[int, int]
+    """Its longest gap, in ns from the start of the rank's first file."""
+
+    @property
+    def launch_idle(self) -> int:
+        return sum(self.causes[cause] for cause in _LAUNCH_CAUSES)
+
+
+class DeviceSums(NamedTuple):
+    """The idle time of one device."""
+
+    device: int
+    causes: dict[str, int]
+    gaps: int
+    without_launch: int
+    """Gaps that end with an event that has no launch in the file."""
+    inside: int
+    """GPU events in the window."""
+    span: int
+    """The length of the window."""
+    place: LargestPlace | None
+    """None where the GPU is busy enough."""
+
+    @property
+    def launch_idle(self) -> int:
+        return sum(self.causes[cause] for cause in _LAUNCH_CAUSES)
+
+    @property
+    def severity(self) -> Severity | None:
+        """By the idle time without waits for data and synchronising calls, which have findings of their own."""
+        return graded(self.launch_idle, self.span, IDLE_INFO, IDLE_WARNING, IDLE_CRITICAL)
+
+
+@dataclass(frozen=True)
+class RankIdle:
+    """The devices of one rank."""
+
+    devices: tuple[DeviceSums, ...]
+
+
+@kept_per_rank("idle", RankIdle, version=1)
+def rank_idle(run: Run, scope: Scope) -> dict[int, RankIdle]:
+    """Of the ranks with GPU events and a window."""
+    found: dict[int, list[DeviceSums]] = {}
+    for device in idle_by_device(run, scope):
+        found.setdefault(device.rank, []).append(_sums(run, scope, device))
+    return {rank: RankIdle(tuple(devices)) for rank, devices in found.items()}
+
+
+def _sums(run: Run, scope: Scope, found: DeviceIdle) -> DeviceSums:
+    ends = found.gaps.before[found.gaps.before != UNKNOWN]
+    sums = DeviceSums(
+        device=found.device,
+        causes={cause: found.total(cause) for cause in CAUSES},
+        gaps=len(found.gaps.start),
+        without_launch=int((found.events.launch_start[ends] == UNKNOWN).sum()),
+        inside=found.inside,
+        span=found.span,
+        place=None,
+    )
+    if sums.severity is None:
+        return sums
+    origin = run.origin_ns(found.rank)
+    places = (
+        LargestPlace(name, group.causes, (group.longest_span[0] - origin, group.longest_span[1] - origin))
+        for (name,), group in gap_groups(run, scope, found, ("within",))
+    )
+    return sums._replace(place=max(places, key=lambda place: place.launch_idle))
+
+
 def idle(run: Run, scope: Scope, by: str | None = None) -> Result:
     """One row per rank and device."""
     rows: list[dict[str, Any]] = []
@@ -37,15 +114,15 @@ def idle(run: Run, scope: Scope, by: str | None = None) -> Result:
     inside = without_launch = 0
     steps = steps_in(run, scope)
     lost = kernels_end_in(run, scope)
-    for found in idle_by_device(run, scope):
-        row: dict[str, Any] = {"rank": found.rank, "device": found.device if found.device >= 0 else None}
-        row |= {f"{cause}_ns": found.total(cause) for cause in CAUSES}
-        rows.append(row)
-        inside += found.inside
-        ends = found.gaps.before[found.gaps.before != UNKNOWN]
-        without_launch += int((found.events.launch_start[ends] == UNKNOWN).sum())
-        if found.rank not in lost:  # then its GPU only seems idle, and a doubt of the run says so
-            findings += _finding(run, scope, found, row, steps)
+    for rank, known in rank_idle(run, scope).items():
+        for found in known.devices:
+            row: dict[str, Any] = {"rank": rank, "device": found.device if found.device >= 0 else None}
+            row |= {f"{cause}_ns": found.causes[cause] for cause in CAUSES}
+            rows.append(row)
+            inside += found.inside
+            without_launch += found.without_launch
+            if rank not in lost:  # then its GPU only seems idle, and a doubt of the run says so
+                findings += _finding(run, found, row, steps)
     notes = left_out(run, scope) + gpu_outside_steps(run, scope, inside)
     if not rows:
         notes.append(NO_GPU)
@@ -58,52 +135,48 @@ def idle(run: Run, scope: Scope, by: str | None = None) -> Result:
     )
 
 
-def _finding(run: Run, scope: Scope, found: DeviceIdle, row: dict[str, Any], steps: int) -> list[OnRank]:
-    """Idle time without waits for data and synchronising calls, which have findings of their own."""
-    own = sum(row[f"{cause}_ns"] for cause in _LAUNCH_CAUSES)
-    severity = graded(own, found.span, IDLE_INFO, IDLE_WARNING, IDLE_CRITICAL)
-    if severity is None:
+def _finding(run: Run, found: DeviceSums, row: dict[str, Any], steps: int) -> list[OnRank]:
+    severity, place, rank = found.severity, found.place, row["rank"]
+    if severity is None or place is None:
         return []
-    ((where,), group) = max(
-        gap_groups(run, scope, found, ("within",)), key=lambda item: _launch_idle(item[1])
-    )
-    key = {"rank": row["rank"], "device": row["device"]}
-    subject = f"rank {found.rank}" + ("" if row["device"] is None else f", device {row['device']}")
+    key = {"rank": rank, "device": row["device"]}
+    subject = f"rank {rank}" + ("" if row["device"] is None else f", device {row['device']}")
 
     def fact(quantity: str, value: float, unit: Unit = "ns") -> Fact:
-        return Fact(quantity, value, unit, subject, (found.rank,), key)
+        return Fact(quantity, value, unit, subject, (rank,), key)
 
-    idle = sum(row[f"{cause}_ns"] for cause in CAUSES)
+    idle = sum(found.causes.values())
     facts = (
         fact("idle_ns", idle),
         fact("idle_pct", 100 * idle / found.span, "percent"),
         fact("span_ns", found.span),
-        fact("gaps", len(found.gaps.start), "count"),
+        fact("gaps", found.gaps, "count"),
         *(fact(f"{cause}_ns", row[f"{cause}_ns"]) for cause in CAUSES),
-        fact("largest_place_ns", _launch_idle(group)),
+        fact("largest_place_ns", place.launch_idle),
     )
     per_step = " per step" if steps > 1 else ""
     parts = ", ".join(
         f"{name.replace('_', ' ')} {format_rounded('ns', row[f'{name}_ns'])}" for name in CAUSES
     )
-    reason = max(_LAUNCH_CAUSES, key=group.causes.__getitem__)
-    if where is None:
+    reason = max(_LAUNCH_CAUSES, key=place.causes.__getitem__)
+    if place.name is None:
         what = "events without a recorded launch"
     else:
-        what = f"work launched in {_PHASE_NAMES.get(where, where)}: mainly {_REASONS[reason]}"
+        what = f"work launched in {_PHASE_NAMES.get(place.name, place.name)}: mainly {_REASONS[reason]}"
+    origin = run.origin_ns(rank)
     finding = Finding(
         severity,
-        f"GPU of rank {found.rank} idle {100 * idle / found.span:.0f} % of the time; "
-        f"{format_rounded('ns', _launch_idle(group) / max(steps, 1))}{per_step} before {what}",
+        f"GPU of rank {rank} idle {100 * idle / found.span:.0f} % of the time; "
+        f"{format_rounded('ns', place.launch_idle / max(steps, 1))}{per_step} before {what}",
         f"{subject}: {format_rounded('ns', idle)} of {format_rounded('ns', found.span)} in "
-        f"{len(found.gaps.start):,} gaps: {parts}",
-        (found.rank,),
-        group.longest_span,
-        _hint(run, row, where, reason),
+        f"{found.gaps:,} gaps: {parts}",
+        (rank,),
+        (place.longest[0] + origin, place.longest[1] + origin),
+        _hint(run, row, place.name, reason),
         facts=facts,
         remedy=Remedy("host gaps gone"),
     )
-    return [OnRank(found.rank, own / found.span, finding)]
+    return [OnRank(rank, found.launch_idle / found.span, finding)]
 
 
 def _hint(run: Run, row: dict[str, Any], where: str | None, reason: str) -> str:
@@ -121,10 +194,6 @@ def _hint(run: Run, row: dict[str, Any], where: str | None, reason: str) -> str:
         return f"{first}Launch less in the optimizer: {', '.join(ways)}. -r gaps shows where."
     ways = ["larger batches", *together(run), "less Python between ops"]
     return f"{first}Keep the host ahead of the GPU: {', '.join(ways)}. -r gaps and -r short show where."
-
-
-def _launch_idle(group: GapGroup) -> int:
-    return sum(group.causes[cause] for cause in _LAUNCH_CAUSES)
 
 
 _LAUNCH_CAUSES = ("host_bound", "launch_latency", "other")

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from rankscope.analysis.core.device_events import UNKNOWN
+from rankscope.analysis.core.gpu_counts import gpu_counts
 from rankscope.analysis.core.host_spans import rank_annotations
 from rankscope.analysis.core.intervals import Ints
 from rankscope.analysis.core.names import all_names
 from rankscope.analysis.core.notes import NO_GPU, gpu_outside_steps, left_out, no_lines
 from rankscope.analysis.core.result import Column, Result
+from rankscope.analysis.core.rollups import kept_per_rank
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.within_rank.idle_causes import CAUSES, DeviceIdle, idle_by_device
 from rankscope.analysis.within_rank.phases import PHASES, partition_of
@@ -51,11 +53,10 @@ def gaps(run: Run, scope: Scope, by: str | None = None) -> Result:
     """One row per annotation or phase and op (--by source: per line), the most idle time first."""
     keys = {"rank": ("rank", "within", "op"), "source": ("source",)}.get(by or "", ("within", "op"))
     groups: dict[tuple[Any, ...], GapGroup] = {}
-    inside = 0
-    for found in idle_by_device(run, scope):
-        inside += found.inside
-        for key, group in gap_groups(run, scope, found, keys):
-            _add(groups.setdefault(key, GapGroup()), group)
+    inside = sum(count.events for count in gpu_counts(run, scope))
+    for rank, named in _named_groups(run, scope, by):
+        for key, group in named:
+            _add(groups.setdefault((rank, *key) if by == "rank" else key, GapGroup()), group)
     total = sum(group.idle for group in groups.values())
     rows = [
         dict(zip(keys, key, strict=True))
@@ -80,6 +81,49 @@ def gaps(run: Run, scope: Scope, by: str | None = None) -> Result:
         notes.append(no_lines(run))
     columns = (*(_KEY_COLUMNS[key] for key in keys), *_MEASURES)
     return Result("gaps", "Idle gaps of the GPU", scope.window, columns, rows, notes=tuple(notes))
+
+
+class NamedGap(NamedTuple):
+    """The gaps that launches of one op in one annotation or phase end."""
+
+    within: str | None
+    op: str | None
+    gaps: int
+    longest_ns: int
+    causes: dict[str, int]
+
+
+@dataclass(frozen=True)
+class RankGaps:
+    """The gaps of one rank."""
+
+    groups: tuple[NamedGap, ...]
+
+
+@kept_per_rank("gaps", RankGaps, version=1)
+def rank_gaps(run: Run, scope: Scope) -> dict[int, RankGaps]:
+    """Of the ranks with GPU events and a window."""
+    found: dict[int, list[NamedGap]] = {}
+    for device in idle_by_device(run, scope):
+        own = found.setdefault(device.rank, [])
+        for (within, op), group in gap_groups(run, scope, device, ("within", "op")):
+            own.append(NamedGap(within, op, group.gaps, group.longest, group.causes))
+    return {rank: RankGaps(tuple(groups)) for rank, groups in found.items()}
+
+
+def _named_groups(
+    run: Run, scope: Scope, by: str | None
+) -> Iterator[tuple[int, Iterable[tuple[tuple[Any, ...], GapGroup]]]]:
+    """Rank by rank, groups by annotation or phase and op, or by line of Python."""
+    if by == "source":
+        for device in idle_by_device(run, scope):
+            yield device.rank, gap_groups(run, scope, device, ("source",))
+        return
+    for rank, found in rank_gaps(run, scope).items():
+        yield (
+            rank,
+            [((g.within, g.op), GapGroup(g.gaps, g.longest_ns, causes=g.causes)) for g in found.groups],
+        )
 
 
 _KEY_COLUMNS = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 
@@ -11,7 +11,9 @@ from rankscope.analysis.core.device_events import UNKNOWN, DeviceEvents, device_
 from rankscope.analysis.core.intervals import Ints, length, union
 from rankscope.analysis.core.notes import NO_GPU, gpu_outside_steps, left_out
 from rankscope.analysis.core.result import Column, Result
+from rankscope.analysis.core.rollups import kept_per_rank
 from rankscope.analysis.core.scope import Scope
+from rankscope.records import dataclass
 from rankscope.store.arrays import unique_values
 from rankscope.store.run import Run
 
@@ -38,16 +40,48 @@ COLUMNS = (
 )
 
 
-def launches(run: Run, scope: Scope, by: str | None = None) -> Result:
-    """One row per rank, device and stream, most launches first."""
-    rows: list[dict[str, Any]] = []
-    inside = without = 0
+class StreamQueue(NamedTuple):
+    """One stream; the fields are columns of the report."""
+
+    device: int | None
+    stream: int | None
+    launches: int
+    delay_avg_ns: float
+    delay_med_ns: float
+    delay_max_ns: int
+    depth_avg: float
+    depth_max: int
+    empty_pct: float
+    full_ns: int
+
+
+@dataclass(frozen=True)
+class RankQueues:
+    """The streams of one rank."""
+
+    streams: tuple[StreamQueue, ...]
+    inside: int
+    """GPU events in the window."""
+    without: int
+    """Those that have no launch in the file."""
+
+
+@kept_per_rank("launches", RankQueues, version=1)
+def rank_queues(run: Run, scope: Scope) -> dict[int, RankQueues]:
+    """By rank."""
+    found = {}
     for rank in ranks_in(run, scope):
         events = device_events(run, rank, scope)
-        inside += len(events)
         launched = events.launch_start != UNKNOWN
-        without += int((~launched).sum())
-        rows += _streams(rank, events.pick(launched))
+        found[rank] = RankQueues(tuple(_streams(events.pick(launched))), len(events), int((~launched).sum()))
+    return found
+
+
+def launches(run: Run, scope: Scope, by: str | None = None) -> Result:
+    """One row per rank, device and stream, most launches first."""
+    known = rank_queues(run, scope)
+    rows = [{"rank": rank} | one._asdict() for rank, found in known.items() for one in found.streams]
+    inside, without = (sum(getattr(one, name) for one in known.values()) for name in ("inside", "without"))
     rows.sort(key=lambda row: -row["launches"])
     notes = left_out(run, scope) + gpu_outside_steps(run, scope, inside)
     if not inside:
@@ -57,7 +91,7 @@ def launches(run: Run, scope: Scope, by: str | None = None) -> Result:
     return Result("launches", "Launches and queues", scope.window, COLUMNS, rows, notes=tuple(notes))
 
 
-def _streams(rank: int, events: DeviceEvents) -> Iterator[dict[str, Any]]:
+def _streams(events: DeviceEvents) -> Iterator[StreamQueue]:
     streams = sorted(set(zip(events.device.tolist(), events.stream.tolist(), strict=True)))
     for device, stream in streams:
         mine = (events.device == device) & (events.stream == stream)
@@ -67,19 +101,18 @@ def _streams(rank: int, events: DeviceEvents) -> Iterator[dict[str, Any]]:
         waiting = union(launch, start)
         queued = int(np.maximum(delay, 0).sum())
         most, full = queue_depth(launch, start, QUEUE_SLOTS)
-        yield {
-            "rank": rank,
-            "device": device if device != UNKNOWN else None,
-            "stream": stream if stream != UNKNOWN else None,
-            "launches": len(launch),
-            "delay_avg_ns": float(delay.mean()),
-            "delay_med_ns": float(np.median(delay)),
-            "delay_max_ns": int(delay.max()),
-            "depth_avg": queued / window if window else 0.0,
-            "depth_max": most,
-            "empty_pct": 100 * (window - length(waiting)) / window if window else 0.0,
-            "full_ns": full,
-        }
+        yield StreamQueue(
+            device=device if device != UNKNOWN else None,
+            stream=stream if stream != UNKNOWN else None,
+            launches=len(launch),
+            delay_avg_ns=float(delay.mean()),
+            delay_med_ns=float(np.median(delay)),
+            delay_max_ns=int(delay.max()),
+            depth_avg=queued / window if window else 0.0,
+            depth_max=most,
+            empty_pct=100 * (window - length(waiting)) / window if window else 0.0,
+            full_ns=full,
+        )
 
 
 def _recorded(cycle: Ints, launch: Ints, start: Ints) -> int:

@@ -7,7 +7,8 @@ activity belongs to the counted call around the op that launched it.
 from __future__ import annotations
 
 import re
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,10 +18,12 @@ from rankscope.analysis.core.device_events import UNKNOWN, device_events, ranks_
 from rankscope.analysis.core.event_sets import COPY, NO_STEP
 from rankscope.analysis.core.intervals import Ints
 from rankscope.analysis.core.names import all_names
+from rankscope.analysis.core.rollups import kept_per_rank
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.within_rank.flops import Work, work_of
+from rankscope.analysis.within_rank.phases import RECOMPUTE, Partition, partition_of
 from rankscope.records import dataclass
-from rankscope.store.arrays import number_rows
+from rankscope.store.arrays import number_rows, unique_values
 from rankscope.store.run import Run
 
 NO_SHAPES = (
@@ -217,3 +220,104 @@ def _call_around(calls: dict[str, Any], place: Ints, at: Ints) -> Ints:
     safe = np.maximum(found, 0)
     inside = (found >= 0) & (calls["place"][safe] == place) & (at <= calls["end"][safe])
     return np.where(inside, found, -1)
+
+
+class TimedSums(NamedTuple):
+    """Calls that took time: number, FLOPs, bytes, calls whose bytes are unknown, time."""
+
+    calls: int
+    flops: int
+    bytes: int
+    unknown: int
+    time_ns: int
+
+
+class OpSums(NamedTuple):
+    """The counted calls of one op in one data type."""
+
+    name: str
+    dtype: str | None
+    on_device: TimedSums
+    on_host: TimedSums
+    kernels: tuple[str, ...]
+    """The longest kernel of each call."""
+
+
+class StepFlops(NamedTuple):
+    """FLOPs of the model in one step, without recomputation, and FLOPs of the recomputation."""
+
+    step: int
+    """NO_STEP: outside steps."""
+    model: int
+    recomputed: int
+
+
+@dataclass(frozen=True)
+class RankWork:
+    """The counted calls of one rank."""
+
+    ops: tuple[OpSums, ...]
+    steps: tuple[StepFlops, ...]
+    main_dtype: str | None
+    """The data type of most of the FLOPs."""
+    kernel_ns: int
+    """Time of the longest kernel of each call."""
+    has_device_time: bool
+
+
+@kept_per_rank("op_work", RankWork, version=1)
+def rank_work(run: Run, scope: Scope) -> dict[int, RankWork]:
+    """Of the ranks with counted calls."""
+    work = op_work(run, scope)
+    names = sorted(set(work.names))
+    name = np.array([*(names.index(text) for text in work.names), -1], dtype=np.int64)[work.signature]
+    found = {}
+    for rank in unique_values(work.rank).tolist():
+        mine = np.flatnonzero(work.rank == rank)
+        found[rank] = RankWork(
+            tuple(_op_sums(work, mine, names, name[mine])),
+            tuple(_step_flops(work, mine, partition_of(run, rank, scope))),
+            _main_dtype(work, mine),
+            int(work.kernel_ns[mine].sum()),
+            bool(work.device_ns[mine].any()),
+        )
+    return found
+
+
+def _op_sums(work: OpWork, mine: Ints, names: list[str], name: Ints) -> Iterator[OpSums]:
+    groups, group = number_rows([name, work.dtype[mine]])
+    size = work.bytes[mine]
+    columns = np.stack([np.ones_like(mine), work.flops[mine], size, (size < 0).astype(np.int64)])
+
+    def timed(time: Ints) -> list[TimedSums]:
+        # A call without device time (its launch is not in the file) would raise the rate of the others.
+        took = time > 0
+        sums = np.zeros((len(groups), 5), dtype=np.int64)
+        np.add.at(sums, group[took], np.stack([*columns, time])[:, took].T)
+        return [TimedSums(*row) for row in sums.tolist()]
+
+    kernels: dict[int, set[str]] = {}
+    known = work.kernel[mine] != NO_KERNEL
+    for which, kernel in number_rows([group[known], work.kernel[mine][known]])[0].tolist():
+        kernels.setdefault(which, set()).add(work.kernels[kernel])
+    on_device, on_host = timed(work.device_ns[mine]), timed(work.host_ns[mine])
+    for i, (code, dtype) in enumerate(groups.tolist()):
+        yield OpSums(
+            names[code], work.dtypes[dtype], on_device[i], on_host[i], tuple(sorted(kernels.get(i, ())))
+        )
+
+
+def _step_flops(work: OpWork, mine: Ints, partition: Partition) -> Iterator[StepFlops]:
+    """By step; which calls belong to a forward pass that runs again follows from the phase that they are in."""
+    recomputed = (partition.at(work.start[mine]) == RECOMPUTE).astype(np.int64)
+    steps, which = np.unique(work.step[mine], return_inverse=True)
+    sums = np.zeros((2, len(steps)), dtype=np.int64)
+    np.add.at(sums, (recomputed, which), work.flops[mine])
+    for row in zip(steps.tolist(), *sums.tolist(), strict=True):
+        yield StepFlops(*row)
+
+
+def _main_dtype(work: OpWork, mine: Ints) -> str | None:
+    totals = np.zeros(len(work.dtypes) + 1, dtype=np.int64)
+    np.add.at(totals, work.dtype[mine], work.flops[mine])
+    return work.dtypes[int(totals.argmax())] if totals.any() else None

@@ -4,22 +4,25 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from rankscope.analysis.core.device_events import DeviceEvents, device_events, ranks_in
 from rankscope.analysis.core.event_sets import COMM, COMPUTE, NO_STEP, Activity
+from rankscope.analysis.core.gpu_counts import gpu_counts
 from rankscope.analysis.core.host_spans import rank_collectives
 from rankscope.analysis.core.intervals import Intervals, covered_before, intersect, join, length, union
 from rankscope.analysis.core.names import all_names
 from rankscope.analysis.core.notes import NO_GPU, gpu_outside_steps, left_out
 from rankscope.analysis.core.result import Column, Fact, Finding, Remedy, Result, Unit
+from rankscope.analysis.core.rollups import kept_per_rank
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.core.severity import OnRank, graded, of_the_worst
 from rankscope.analysis.core.step_times import StepWindows, windows
-from rankscope.analysis.within_rank.breakdown import rank_sets
+from rankscope.analysis.within_rank.breakdown import exposed_waits, rank_parts
 from rankscope.analysis.within_rank.kernel_families import kernel_name
+from rankscope.records import dataclass
 from rankscope.store.arrays import unique_values
 from rankscope.store.run import Run
 from rankscope.units import format_rounded
@@ -40,26 +43,68 @@ COLUMNS = (
 )
 
 
+class OverlapRow(NamedTuple):
+    """The communication of one rank in some windows: of one kind, or all together."""
+
+    collective: str | None
+    comm_ns: int
+    hidden_ns: int
+    hidden_by: str | None
+
+    def as_row(self, rank: int, step: int | None) -> dict[str, Any]:
+        return {
+            "rank": rank,
+            "step": step,
+            "collective": self.collective,
+            "comm_ns": self.comm_ns,
+            "hidden_ns": self.hidden_ns,
+            "exposed_ns": self.comm_ns - self.hidden_ns,
+            "overlap_pct": 100 * self.hidden_ns / self.comm_ns,
+            "hidden_by": self.hidden_by,
+        }
+
+
+@dataclass(frozen=True)
+class RankOverlap:
+    """The communication of one rank."""
+
+    rows: tuple[OverlapRow, ...]
+    """All together, then by kind of collective."""
+
+
+@kept_per_rank("overlap", RankOverlap, version=1)
+def rank_overlap(run: Run, scope: Scope) -> dict[int, RankOverlap]:
+    """Of the ranks with GPU events."""
+    found = {}
+    for rank, events, host, own in _recorded(run, scope):
+        found[rank] = RankOverlap(tuple(_rows(run, events, host, own.intervals, each=True)))
+    return found
+
+
+def _recorded(run: Run, scope: Scope) -> Iterator[tuple[int, DeviceEvents, Activity, StepWindows]]:
+    """Rank by rank its GPU events, its collectives on the host and its windows."""
+    for rank in ranks_in(run, scope):
+        events, found = device_events(run, rank, Scope()), windows(run, rank, scope)
+        if len(events) and len(found.step):
+            yield rank, events, rank_collectives(run, rank, Scope()), found
+
+
 def overlap(run: Run, scope: Scope, by: str | None = None) -> Result:
     """One row per rank for all collectives, then one per kind; --by step: one per rank and step."""
     rows: list[dict[str, Any]] = []
     findings: list[OnRank] = []
-    inside = 0
-    for rank in ranks_in(run, scope):
-        inside += len(device_events(run, rank, scope))
-        events, found = device_events(run, rank, Scope()), windows(run, rank, scope)
-        if len(events) == 0 or len(found.step) == 0:
-            continue
-        host = rank_collectives(run, rank, Scope())
-        if by == "step":
+    if by == "step":
+        for rank, events, host, found in _recorded(run, scope):
             for step in unique_values(found.step[found.step != NO_STEP]).tolist():
                 mine = found.step == step
                 window = Intervals(found.start[mine], found.end[mine])
-                rows += list(_rows(run, rank, step, events, host, window, each=False))
-            continue
-        own_rows = list(_rows(run, rank, None, events, host, found.intervals, each=True))
-        rows += own_rows
-        findings += _finding(run, rank, own_rows, found)
+                rows += [one.as_row(rank, step) for one in _rows(run, events, host, window, each=False)]
+    else:
+        for rank, known in rank_overlap(run, scope).items():
+            own_rows = [one.as_row(rank, None) for one in known.rows]
+            rows += own_rows
+            findings += _finding(run, rank, own_rows, scope)
+    inside = sum(count.events for count in gpu_counts(run, scope))
     notes = left_out(run, scope) + gpu_outside_steps(run, scope, inside)
     if not inside:
         notes.append(NO_GPU)
@@ -77,8 +122,8 @@ def overlap(run: Run, scope: Scope, by: str | None = None) -> Result:
 
 
 def _rows(
-    run: Run, rank: int, step: int | None, events: DeviceEvents, host: Activity, window: Intervals, each: bool
-) -> Iterator[dict[str, Any]]:
+    run: Run, events: DeviceEvents, host: Activity, window: Intervals, each: bool
+) -> Iterator[OverlapRow]:
     """As in the breakdown, all is clipped to the window."""
     on_host = union(host.start, host.end)
     is_comm, is_compute = events.kind == COMM, events.kind == COMPUTE
@@ -101,16 +146,7 @@ def _rows(
         if not total:
             continue
         hidden = length(intersect(spans, computing))
-        yield {
-            "rank": rank,
-            "step": step,
-            "collective": name,
-            "comm_ns": total,
-            "hidden_ns": hidden,
-            "exposed_ns": total - hidden,
-            "overlap_pct": 100 * hidden / total,
-            "hidden_by": _longest(compute, spans, names) if hidden else None,
-        }
+        yield OverlapRow(name, total, hidden, _longest(compute, spans, names) if hidden else None)
 
 
 def _longest(compute: DeviceEvents, spans: Intervals, names: Any) -> str:
@@ -125,13 +161,14 @@ def _longest(compute: DeviceEvents, spans: Intervals, names: Any) -> str:
     return max(times, key=lambda name: times[name])
 
 
-def _finding(run: Run, rank: int, rows: list[dict[str, Any]], found: StepWindows) -> list[OnRank]:
+def _finding(run: Run, rank: int, rows: list[dict[str, Any]], scope: Scope) -> list[OnRank]:
     """By the transfers alone: waiting for a late rank is no matter of overlap (-r stragglers)."""
     if not rows:
         return []
     whole, *kinds = rows
-    waiting = length(intersect(rank_sets(run, rank).exposed_wait, found.intervals))
+    waiting = int(exposed_waits(run, scope)[rank].sum())
     transfer = whole["exposed_ns"] - waiting
+    found = rank_parts(run, scope)[rank]
     severity = graded(transfer, found.span, EXPOSED_INFO, EXPOSED_WARNING, EXPOSED_CRITICAL)
     if severity is None:
         return []

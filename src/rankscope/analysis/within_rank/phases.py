@@ -12,6 +12,7 @@ from rankscope.analysis.core.host_spans import annotated, dataloader_spans, engi
 from rankscope.analysis.core.intervals import EMPTY, Intervals, Ints, intersect, join, length, subtract, union
 from rankscope.analysis.core.notes import left_out
 from rankscope.analysis.core.result import Column, Fact, Finding, Result
+from rankscope.analysis.core.rollups import kept_per_rank
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.core.severity import OnRank, of_the_worst
 from rankscope.analysis.core.step_times import host_windows, recordings
@@ -70,8 +71,8 @@ def phases(run: Run, scope: Scope, by: str | None = None) -> Result:
     rows: list[dict[str, Any]] = []
     findings: list[OnRank] = []
     steps = steps_in(run, scope)
-    for rank in ranks_in(run, scope):
-        own = _rank_rows(run, rank, scope)
+    for rank, found in rank_phases(run, scope).items():
+        own = found.rows(rank)
         rows += own
         findings += _recomputation_finding(rank, own, steps)
     notes = left_out(run, scope)
@@ -90,29 +91,49 @@ def phases(run: Run, scope: Scope, by: str | None = None) -> Result:
     )
 
 
-def _rank_rows(run: Run, rank: int, scope: Scope) -> list[dict[str, Any]]:
+@dataclass(frozen=True)
+class RankPhases:
+    """The time of one rank in each of PHASES, and the GPU events that were launched in it."""
+
+    host_ns: tuple[int, ...]
+    device_ns: tuple[int, ...]
+    events: tuple[int, ...]
+
+    def rows(self, rank: int) -> list[dict[str, Any]]:
+        """The phases that occur."""
+        host_total, device_total = sum(self.host_ns), sum(self.device_ns)
+        return [
+            {
+                "rank": rank,
+                "phase": name,
+                "host_ns": host,
+                "host_pct": 100 * host / host_total if host_total else None,
+                "device_ns": device,
+                "device_pct": 100 * device / device_total if device_total else None,
+                "events": events,
+            }
+            for name, host, device, events in zip(
+                PHASES, self.host_ns, self.device_ns, self.events, strict=True
+            )
+            if host or events
+        ]
+
+
+@kept_per_rank("phases", RankPhases, version=1)
+def rank_phases(run: Run, scope: Scope) -> dict[int, RankPhases]:
+    """By rank."""
+    return {rank: _phases_of(run, rank, scope) for rank in ranks_in(run, scope)}
+
+
+def _phases_of(run: Run, rank: int, scope: Scope) -> RankPhases:
     partition = partition_of(run, rank, scope)
     events = device_events(run, rank, scope)
     known = events.launch_start != UNKNOWN
     phase = np.where(known, partition.at(events.launch_start), OTHER)
     size = len(PHASES)
-    device = np.bincount(phase, weights=events.end - events.start, minlength=size).astype(np.int64).tolist()
-    counts = np.bincount(phase, minlength=size).tolist()
-    host = partition.lengths()
-    host_total, device_total = sum(host), sum(device)
-    return [
-        {
-            "rank": rank,
-            "phase": name,
-            "host_ns": host[i],
-            "host_pct": 100 * host[i] / host_total if host_total else None,
-            "device_ns": device[i],
-            "device_pct": 100 * device[i] / device_total if device_total else None,
-            "events": counts[i],
-        }
-        for i, name in enumerate(PHASES)
-        if host[i] or counts[i]
-    ]
+    device = np.bincount(phase, weights=events.end - events.start, minlength=size).astype(np.int64)
+    counts = np.bincount(phase, minlength=size)
+    return RankPhases(tuple(partition.lengths()), tuple(device.tolist()), tuple(counts.tolist()))
 
 
 def _recomputation_finding(rank: int, rows: list[dict[str, Any]], steps: int) -> list[OnRank]:

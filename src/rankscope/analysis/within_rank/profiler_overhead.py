@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
-from rankscope.analysis.core.device_events import ranks_in
+from rankscope.analysis.core.grouping import split_by_rank
 from rankscope.analysis.core.intervals import EMPTY, Intervals, intersect, length, union
-from rankscope.analysis.core.names import categories, vocabulary
-from rankscope.analysis.core.notes import left_out
+from rankscope.analysis.core.notes import left_out, slice_counts
 from rankscope.analysis.core.result import Column, Fact, Finding, Result
+from rankscope.analysis.core.rollups import kept_per_rank
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.core.severity import OnRank, graded, of_the_worst
 from rankscope.analysis.core.step_times import windows
+from rankscope.records import dataclass
+from rankscope.store.arrays import unique_values
 from rankscope.store.run import Run
 from rankscope.units import format_rounded
 
@@ -35,11 +37,22 @@ def overhead(run: Run, scope: Scope, by: str | None = None) -> Result:
     """One row per rank and kind of overhead."""
     rows: list[dict[str, Any]] = []
     findings: list[OnRank] = []
-    has_overhead_events = any(category.lower() == "overhead" for category in categories(run))
-    for rank in ranks_in(run, scope) if has_overhead_events else ():
-        own_rows, own_findings = _rows(run, rank, scope)
-        rows += own_rows
-        findings += own_findings
+    for rank, found in rank_overhead(run, scope).items():
+        step_ns = found.step_ns
+        own = [
+            {
+                "rank": rank,
+                "name": kind.name,
+                "calls": kind.calls,
+                "total_ns": kind.total_ns,
+                "max_ns": kind.max_ns,
+                "in_steps_ns": kind.in_steps_ns if step_ns else None,
+                "step_pct": 100 * kind.in_steps_ns / step_ns if step_ns else None,
+            }
+            for kind in found.kinds
+        ]
+        rows += own
+        findings += _finding(rank, own, found.in_steps_ns, step_ns)
     notes = left_out(run, scope)
     if not rows:
         notes.append(
@@ -57,33 +70,52 @@ def overhead(run: Run, scope: Scope, by: str | None = None) -> Result:
     )
 
 
-def _rows(run: Run, rank: int, scope: Scope) -> tuple[list[dict[str, Any]], list[OnRank]]:
+class OverheadKind(NamedTuple):
+    """The overhead events of one name."""
+
+    name: str
+    calls: int
+    total_ns: int
+    max_ns: int
+    in_steps_ns: int
+
+
+@dataclass(frozen=True)
+class RankOverhead:
+    """The overhead of one rank, most time first."""
+
+    kinds: tuple[OverheadKind, ...]
+    in_steps_ns: int
+    """Of all kinds together."""
+    step_ns: int
+    """0 without steps."""
+
+
+@kept_per_rank("overhead", RankOverhead, version=1)
+def rank_overhead(run: Run, scope: Scope) -> dict[int, RankOverhead]:
+    """Of the ranks with overhead events."""
+    if not any(category.lower() == "overhead" for category in slice_counts(run, Scope())):
+        return {}
     events = run.arrays(
-        "SELECT name, start_ns AS start, start_ns + greatest(dur_ns, 0) AS stop FROM slices "
-        f"WHERE rank = {rank} AND lower(category) = 'overhead' AND {scope.where()}"
+        "SELECT rank::BIGINT AS rank, name, start_ns AS start, start_ns + greatest(dur_ns, 0) AS stop FROM slices "
+        f"WHERE lower(category) = 'overhead' AND {scope.where()}"
     )
-    if len(events["start"]) == 0:
-        return [], []
+    by_rank = split_by_rank(events, unique_values(events["rank"]).tolist())
+    return {rank: _overhead(run, rank, scope, own) for rank, own in by_rank.items()}
+
+
+def _overhead(run: Run, rank: int, scope: Scope, events: dict[str, Any]) -> RankOverhead:
     steps = windows(run, rank, scope).intervals if scope.steps is not None else EMPTY
-    step_ns = length(steps)
-    rows = []
+    kinds = []
     for name in sorted(set(events["name"].tolist())):
         mine = events["name"] == name
         start, stop = events["start"][mine], events["stop"][mine]
-        inside = _inside(start, stop, steps)
-        rows.append(
-            {
-                "rank": rank,
-                "name": name,
-                "calls": len(start),
-                "total_ns": int((stop - start).sum()),
-                "max_ns": int((stop - start).max()),
-                "in_steps_ns": inside if step_ns else None,
-                "step_pct": 100 * inside / step_ns if step_ns else None,
-            }
+        time = stop - start
+        kinds.append(
+            OverheadKind(name, len(start), int(time.sum()), int(time.max()), _inside(start, stop, steps))
         )
-    rows.sort(key=lambda row: (-row["total_ns"], row["name"]))
-    return rows, _finding(rank, rows, _inside(events["start"], events["stop"], steps), step_ns)
+    kinds.sort(key=lambda kind: (-kind.total_ns, kind.name))
+    return RankOverhead(tuple(kinds), _inside(events["start"], events["stop"], steps), length(steps))
 
 
 def _inside(start: Any, stop: Any, steps: Intervals) -> int:
@@ -121,12 +153,8 @@ def _finding(rank: int, rows: list[dict[str, Any]], inside: int, step_ns: int) -
 
 def _stacks(run: Run, scope: Scope) -> list[Finding]:
     """Recording stacks slows the host, so such a trace shows more idle time than the job has without them."""
-    if not vocabulary(run, "python_function"):
-        return []
-    ((frames, ops),) = run.rows(
-        "SELECT count(*) FILTER (category = 'python_function'), count(*) FILTER (category = 'cpu_op') "
-        f"FROM slices WHERE {scope.where()}"
-    )
+    counts = slice_counts(run, scope)
+    frames, ops = counts.get("python_function", 0), counts.get("cpu_op", 0)
     if frames == 0 or frames < FRAMES_PER_OP * ops:
         return []
     return [

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -15,12 +16,15 @@ from rankscope.analysis.core.device_events import (
     steps_in,
 )
 from rankscope.analysis.core.event_sets import COMPUTE
+from rankscope.analysis.core.intervals import Ints
 from rankscope.analysis.core.names import all_names
 from rankscope.analysis.core.notes import NO_GPU, gpu_outside_steps, left_out, no_lines
 from rankscope.analysis.core.result import Column, Fact, Finding, Remedy, Result
+from rankscope.analysis.core.rollups import kept_per_rank
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.core.severity import OnRank, graded, of_the_worst
 from rankscope.analysis.core.step_times import windows
+from rankscope.records import dataclass
 from rankscope.store.arrays import Mask
 from rankscope.store.run import Run
 from rankscope.units import format_rounded
@@ -44,25 +48,66 @@ _MEASURES = (
 )
 
 
-def short(run: Run, scope: Scope, by: str | None = None) -> Result:
-    """One row per op (--by: line of Python, or rank) that launches short kernels."""
-    key = {"rank": "rank", "source": "source"}.get(by or "", "op")
+class GroupSums(NamedTuple):
+    """The short kernels that one op or line launched."""
+
+    name: str | None
+    short: int
+    total_ns: int
+    launch_ns: int
+    kernels: int
+    """All its compute kernels."""
+
+
+@dataclass(frozen=True)
+class RankShort:
+    """The short kernels of one rank, by what launched them."""
+
+    groups: tuple[GroupSums, ...]
+    span: int
+    """The length of the window."""
+
+    @property
+    def sums(self) -> GroupSums:
+        columns = zip(*(group[1:] for group in self.groups), strict=True)
+        return GroupSums(None, *(sum(column) for column in columns))
+
+
+@kept_per_rank("short", RankShort, version=1)
+def rank_short(run: Run, scope: Scope) -> dict[int, RankShort]:
+    """By op, of the ranks with compute kernels."""
+    return _by_launcher(run, scope, "op")
+
+
+def _by_launcher(run: Run, scope: Scope, column: Literal["op", "line"]) -> dict[int, RankShort]:
     names = all_names(run)
-    groups: dict[Any, dict[str, Any]] = {}
-    findings: list[OnRank] = []
-    inside, steps = 0, steps_in(run, scope)
+    found = {}
     for rank in ranks_in(run, scope):
         events = device_events(run, rank, scope)
         events = events.pick(events.kind == COMPUTE)
-        inside += len(events)
-        if len(events) == 0:
-            continue
-        findings += _finding(run, rank, events, windows(run, rank, scope).span, steps)
-        codes = {"op": events.op, "source": events.line, "rank": np.full(len(events), rank)}[key]
-        for code, sums in _sums(events, codes):
-            name = code if key == "rank" else None if code == UNKNOWN else names[code]
-            row = groups.setdefault(name, dict.fromkeys(("count", "total_ns", "launch_ns", "all"), 0))
-            for column, value in sums.items():
+        if len(events):
+            groups = _groups(events, getattr(events, column), names)
+            found[rank] = RankShort(tuple(groups), windows(run, rank, scope).span)
+    return found
+
+
+def short(run: Run, scope: Scope, by: str | None = None) -> Result:
+    """One row per op (--by: line of Python, or rank) that launches short kernels."""
+    key = {"rank": "rank", "source": "source"}.get(by or "", "op")
+    groups: dict[Any, dict[str, Any]] = {}
+    findings: list[OnRank] = []
+    inside, steps = 0, steps_in(run, scope)
+    by_rank = _by_launcher(run, scope, "line") if key == "source" else rank_short(run, scope)
+    for rank, found in by_rank.items():
+        sums = found.sums
+        inside += sums.kernels
+        findings += _finding(run, rank, sums, found.span, steps)
+        for group in (sums,) if key == "rank" else found.groups:
+            row = groups.setdefault(
+                rank if key == "rank" else group.name,
+                dict.fromkeys(("count", "total_ns", "launch_ns", "all"), 0),
+            )
+            for column, value in zip(row, group[1:], strict=True):
                 row[column] += value
     rows = [
         {
@@ -89,27 +134,19 @@ def short(run: Run, scope: Scope, by: str | None = None) -> Result:
     return Result("short", title, scope.window, columns, rows, of_the_worst(findings), tuple(notes))
 
 
-def _sums(events: DeviceEvents, codes: Any) -> Any:
+def _groups(events: DeviceEvents, codes: Ints, names: list[str]) -> Iterator[GroupSums]:
     """For each code the count, run time and launch time of its short kernels, and the count of all its kernels."""
     duration = events.end - events.start
     is_short = duration < SHORT_NS
     launch = np.where(_first_of_launch(events, is_short), events.launch_end - events.launch_start, 0)
     distinct, group = np.unique(codes, return_inverse=True)
     size = len(distinct)
-    count = np.bincount(group, weights=is_short, minlength=size).astype(np.int64)
-    total = np.bincount(group, weights=duration * is_short, minlength=size).astype(np.int64)
-    calls = np.bincount(group, weights=launch * is_short, minlength=size).astype(np.int64)
-    whole = np.bincount(group, minlength=size)
-    for i, code in enumerate(distinct.tolist()):
-        yield (
-            code,
-            {
-                "count": int(count[i]),
-                "total_ns": int(total[i]),
-                "launch_ns": int(calls[i]),
-                "all": int(whole[i]),
-            },
-        )
+    columns = (
+        np.bincount(group, weights=weights, minlength=size).astype(np.int64).tolist()
+        for weights in (is_short, duration * is_short, launch * is_short, None)
+    )
+    for code, *sums in zip(distinct.tolist(), *columns, strict=True):
+        yield GroupSums(None if code == UNKNOWN else names[code], *sums)
 
 
 def _first_of_launch(events: DeviceEvents, wanted: Mask) -> Mask:
@@ -121,9 +158,8 @@ def _first_of_launch(events: DeviceEvents, wanted: Mask) -> Mask:
     return found
 
 
-def _finding(run: Run, rank: int, events: DeviceEvents, span: int, steps: int) -> list[OnRank]:
-    ((_, sums),) = _sums(events, np.zeros(len(events), dtype=np.int64))
-    excess = sums["launch_ns"] - sums["total_ns"]
+def _finding(run: Run, rank: int, sums: GroupSums, span: int, steps: int) -> list[OnRank]:
+    excess = sums.launch_ns - sums.total_ns
     severity = graded(excess, span, COST_INFO, COST_WARNING, COST_CRITICAL)
     if severity is None:
         return []
@@ -133,17 +169,17 @@ def _finding(run: Run, rank: int, events: DeviceEvents, span: int, steps: int) -
     subject = f"rank {rank}"
     finding = Finding(
         severity,
-        f"{sums['count'] / steps:,.0f} kernels{per_step} of rank {rank} are under {SHORT_NS // 1000} µs: "
-        f"{format_rounded('ns', sums['launch_ns'] / steps)} to launch, "
-        f"{format_rounded('ns', sums['total_ns'] / steps)} to run",
-        f"rank {rank}: {sums['count']:,} of {len(events):,} compute kernels",
+        f"{sums.short / steps:,.0f} kernels{per_step} of rank {rank} are under {SHORT_NS // 1000} µs: "
+        f"{format_rounded('ns', sums.launch_ns / steps)} to launch, "
+        f"{format_rounded('ns', sums.total_ns / steps)} to run",
+        f"rank {rank}: {sums.short:,} of {sums.kernels:,} compute kernels",
         (rank,),
         hint=f"Launch fewer and larger kernels: {', '.join(ways)}.",
         facts=(
-            Fact("count", sums["count"], "count", subject, (rank,)),
-            Fact("kernels", len(events), "count", subject, (rank,)),
-            Fact("total_ns", sums["total_ns"], "ns", subject, (rank,)),
-            Fact("launch_ns", sums["launch_ns"], "ns", subject, (rank,)),
+            Fact("count", sums.short, "count", subject, (rank,)),
+            Fact("kernels", sums.kernels, "count", subject, (rank,)),
+            Fact("total_ns", sums.total_ns, "ns", subject, (rank,)),
+            Fact("launch_ns", sums.launch_ns, "ns", subject, (rank,)),
         ),
         remedy=Remedy("host gaps gone"),
     )

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from rankscope.analysis.core.device_events import UNKNOWN, steps_in
 from rankscope.analysis.core.grouping import split_by_rank
 from rankscope.analysis.core.intervals import EMPTY, Intervals, Ints, covered_before
-from rankscope.analysis.core.names import all_names, vocabulary
-from rankscope.analysis.core.notes import NO_GPU, left_out, no_lines
+from rankscope.analysis.core.names import all_names
+from rankscope.analysis.core.notes import NO_GPU, left_out, no_lines, slice_counts
 from rankscope.analysis.core.result import SEVERITIES, Column, Fact, Finding, Remedy, Result
+from rankscope.analysis.core.rollups import kept_per_rank
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.core.severity import graded
-from rankscope.analysis.within_rank.idle_causes import idle_by_device, idle_by_rank
+from rankscope.analysis.core.step_times import windows
+from rankscope.analysis.within_rank.idle_causes import idle_by_rank
 from rankscope.analysis.within_rank.sync_calls import waiting_calls
 from rankscope.model import LAUNCH_CATEGORIES
+from rankscope.records import dataclass
 from rankscope.store.arrays import number_rows, unique_values
 from rankscope.store.run import Run
 from rankscope.units import format_rounded
@@ -39,24 +42,56 @@ COLUMNS = (
 )
 
 
+class CallSums(NamedTuple):
+    """Calls of one name by one op and line of Python: number, time, longest, GPU idle time during them."""
+
+    name: str
+    op: str | None
+    source: str | None
+    sums: tuple[int, ...]
+    in_steps: tuple[int, ...]
+    """The same of the calls inside steps; of all calls where there are no steps."""
+
+
+@dataclass(frozen=True)
+class RankSyncs:
+    """The calls of one rank that wait."""
+
+    calls: tuple[CallSums, ...]
+    span: int
+    """The length of the window; 0 without GPU events."""
+
+
+@kept_per_rank("syncs", RankSyncs, version=1)
+def rank_syncs(run: Run, scope: Scope) -> dict[int, RankSyncs]:
+    """Of the ranks that have such calls."""
+    idle = idle_by_rank(run, scope)
+    has_steps = scope.steps is not None or steps_in(run, scope) > 0
+    waiting = waiting_calls(run, scope)
+    return {
+        rank: RankSyncs(
+            tuple(_calls(all_names(run), mine, idle.get(rank, EMPTY), has_steps)),
+            windows(run, rank, scope).span if rank in idle else 0,
+        )
+        for rank, mine in split_by_rank(waiting, unique_values(waiting["rank"]).tolist()).items()
+    }
+
+
 def syncs(run: Run, scope: Scope, by: str | None = None) -> Result:
     """One row per call, op and line of Python."""
     groups: dict[tuple[Any, ...], list[int]] = {}
     in_steps: dict[tuple[Any, ...], list[Any]] = {}
     span: dict[int, int] = {}
-    for found in idle_by_device(run, scope):
-        span[found.rank] = max(found.span, span.get(found.rank, 0))
-    idle = idle_by_rank(run, scope)
     steps = steps_in(run, scope)
-    waiting = waiting_calls(run, scope)
-    for rank, mine in split_by_rank(waiting, unique_values(waiting["rank"]).tolist()).items():
-        for key, sums, stepped in _calls(all_names(run), mine, idle.get(rank, EMPTY), steps > 0):
-            named = (rank, *key) if by == "rank" else key
-            _add(groups.setdefault(named, [0, 0, 0, 0]), sums)
-            if stepped[0]:
+    for rank, known in rank_syncs(run, scope).items():
+        span[rank] = known.span
+        for call in known.calls:
+            key = (call.name, call.op, call.source)
+            _add(groups.setdefault((rank, *key) if by == "rank" else key, [0, 0, 0, 0]), call.sums)
+            if call.in_steps[0]:
                 entry = in_steps.setdefault(key, [[0, 0, 0, 0], {}])
-                _add(entry[0], stepped)
-                entry[1][rank] = stepped
+                _add(entry[0], call.in_steps)
+                entry[1][rank] = call.in_steps
     keys = ("rank", "name", "op", "source") if by == "rank" else ("name", "op", "source")
     rows = [
         dict(zip(keys, key, strict=True))
@@ -66,7 +101,7 @@ def syncs(run: Run, scope: Scope, by: str | None = None) -> Result:
     rows.sort(key=lambda row: (-row["total_ns"], *(str(row[key]) for key in keys)))
     notes = left_out(run, scope)
     if not rows:
-        has_calls = bool(vocabulary(run, *LAUNCH_CATEGORIES))
+        has_calls = any(category in LAUNCH_CATEGORIES for category in slice_counts(run, Scope()))
         notes.append("no call in the window waits for the device" if has_calls else NO_GPU)
     elif all(row["source"] is None for row in rows):
         notes.append(no_lines(run))
@@ -75,17 +110,15 @@ def syncs(run: Run, scope: Scope, by: str | None = None) -> Result:
     return Result("syncs", "Calls that wait for the GPU", scope.window, columns, rows, findings, tuple(notes))
 
 
-def _add(sums: list[int], more: list[int]) -> None:
+def _add(sums: list[int], more: Sequence[int]) -> None:
     sums[0] += more[0]
     sums[1] += more[1]
     sums[2] = max(sums[2], more[2])
     sums[3] += more[3]
 
 
-def _calls(
-    names: list[str], columns: dict[str, Any], idle: Intervals, has_steps: bool
-) -> Iterator[tuple[tuple[Any, ...], list[int], list[int]]]:
-    """For each call, op and line: [calls, time, longest, GPU idle] of all calls, and of those inside steps."""
+def _calls(names: list[str], columns: dict[str, Any], idle: Intervals, has_steps: bool) -> Iterator[CallSums]:
+    """For each call, op and line."""
     start, stop = columns["start"], columns["stop"]
     gpu_idle = covered_before(idle, stop) - covered_before(idle, start)
     _, key = number_rows([columns[name] for name in ("name", "waits", "op", "line")])
@@ -93,20 +126,20 @@ def _calls(
     for mine in np.split(order, np.flatnonzero(np.diff(key[order])) + 1):
         first = int(mine[0])
         call = names[columns["name"][first]]
-        codes = [int(columns[name][first]) for name in ("op", "line")]
-        texts_of = [None if code == UNKNOWN else names[code] for code in codes]
+        op, line = (
+            None if code == UNKNOWN else names[code]
+            for code in (columns["op"][first], columns["line"][first])
+        )
         label = call if columns["waits"][first] else f"{call}, pageable"
         stepped = mine[columns["step"][mine] >= 0] if has_steps else mine
-        yield (
-            (label, *texts_of),
-            _sums(start, stop, gpu_idle, mine),
-            _sums(start, stop, gpu_idle, stepped),
+        yield CallSums(
+            label, op, line, _sums(start, stop, gpu_idle, mine), _sums(start, stop, gpu_idle, stepped)
         )
 
 
-def _sums(start: Ints, stop: Ints, gpu_idle: Ints, mine: Ints) -> list[int]:
+def _sums(start: Ints, stop: Ints, gpu_idle: Ints, mine: Ints) -> tuple[int, ...]:
     time = stop[mine] - start[mine]
-    return [len(mine), int(time.sum()), int(time.max(initial=0)), int(gpu_idle[mine].sum())]
+    return len(mine), int(time.sum()), int(time.max(initial=0)), int(gpu_idle[mine].sum())
 
 
 def _findings(
@@ -116,7 +149,7 @@ def _findings(
     found = []
     for (name, op, source), (sums, by_rank) in groups.items():
         graded_ranks = {
-            rank: graded(own[3], span.get(rank, 0), IDLE_INFO, IDLE_WARNING, IDLE_CRITICAL)
+            rank: graded(own[3], span[rank], IDLE_INFO, IDLE_WARNING, IDLE_CRITICAL)
             for rank, own in by_rank.items()
         }
         rank = max(by_rank, key=lambda r: by_rank[r][3])

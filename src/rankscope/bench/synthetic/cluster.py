@@ -4,6 +4,8 @@
     runs = simulate(job)
     write_traces(job, runs, Path("run"))
 
+    write_job(job, Path("run"))  # the same, with one step of each rank in memory at a time
+
 Each rank has a host that works through a program, and a GPU with a compute, a copy and a communication stream. The
 host launches work and continues; work starts when its stream is free, its launch has arrived and what it depends on has
 ended. A collective ends on all ranks when the last one has arrived, plus the transfer. A send and its receive end
@@ -14,10 +16,12 @@ seed, the rank, the step and the place in the program, so the two runs differ in
 from __future__ import annotations
 
 import random
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
-from rankscope.bench.synthetic.rank_grid import RankGrid
+from rankscope.bench.synthetic.rank_grid import AXES, RankGrid
 
 COMPUTE, COPY, COMM = "compute", "copy", "comm"
 
@@ -38,6 +42,8 @@ FAULTS = (
 )
 EVERY_RANK = ("overlap", "fusion")
 """Faults of the program: they have no culprit."""
+OF_RANKS = tuple(kind for kind in FAULTS if kind not in (*EVERY_RANK, "moving", "leak"))
+"""Faults that make the named ranks late in every step."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +75,8 @@ class Job(RankGrid):
     """Transfer of the gradients of one layer over the data-parallel group."""
     sum_ns: int = 120_000
     """Transfer of a layer's activations over the tensor-parallel group."""
+    norm_ns: int = 0
+    """Transfer of the norm of the gradients over all ranks, at the end of a step; 0: the job has none."""
     send_ns: int = 60_000
     batch_copy_ns: int = 300_000
     data_wait_ns: int = 400_000
@@ -83,11 +91,28 @@ class Job(RankGrid):
     ranks_per_node: int = 8
     offset_ns: int = 0
     """Largest clock offset of a rank."""
+    drift_ppb: int = 0
+    """Largest clock drift of a rank, in parts per billion."""
     faults: tuple[Fault, ...] = ()
     seed: int = 0
 
     def healthy(self) -> Job:
         return replace(self, faults=())
+
+    @property
+    def passes(self) -> int:
+        """How often a rank goes through a layer in a step, forward and backward."""
+        return 2 * self.layers * (self.micro_batches if self.stages > 1 else 1)
+
+
+_EVENTS_OF_A_WORK = 3
+"""The op, the launch call and the kernel."""
+
+
+def kernels_for(job: Job, events: int) -> int:
+    """Kernels a pass, such that each rank has at least so many events."""
+    works = -(-events // (job.steps * _EVENTS_OF_A_WORK))
+    return max(1, -(-works // job.passes) - (job.tensor > 1))
 
 
 LAUNCH_NS, LATENCY_NS, SYNC_NS, BETWEEN_NS = 6_000, 4_000, 3_000, 20_000
@@ -96,7 +121,7 @@ SHORT_KERNEL_NS = 1_500
 MODEL_BYTES, ACTIVATION_BYTES = 2 << 30, 1 << 30
 
 
-@dataclass
+@dataclass(slots=True)
 class Work:
     """Something a GPU does."""
 
@@ -115,8 +140,7 @@ class Work:
     end: int = -1
 
 
-@dataclass(frozen=True)
-class HostSpan:
+class HostSpan(NamedTuple):
     """Something the host does: an op, a runtime call, an annotation."""
 
     name: str
@@ -136,6 +160,12 @@ class RankRun:
     memory: list[tuple[int, int]] = field(default_factory=list)
     """(time, bytes) of allocations and, negative, of what is freed; only in jobs that leak."""
 
+    def extend(self, later: RankRun) -> None:
+        self.steps += later.steps
+        self.spans += later.spans
+        self.works += later.works
+        self.memory += later.memory
+
 
 class _Rank:
     """A host that works through its program until it has to wait for its GPU."""
@@ -145,6 +175,11 @@ class _Rank:
         self.now = 100_000
         self.last: dict[str, Work] = {}
         self.open: list[Work] = []
+        self.queues: dict[str, deque[Work]] = {stream: deque() for stream in (COMPUTE, COPY, COMM)}
+        """Work that has no end yet. A stream does one after the other, so only the first of each can start."""
+        self.groups = {axis: job.group_ranks(axis, rank) for axis in (*AXES, "world")}
+        self.finished: list[RankRun] = []
+        """Steps whose work has ended."""
         self.program = self._program()
         self.slow_host = 0.0
         speed = random.Random(f"{job.seed}/speed/{rank}").gauss(0, job.spread_pct / 100)
@@ -163,6 +198,8 @@ class _Rank:
             start = self.now
             yield from self._step(step)
             self.run.steps.append((start, self.now))
+            self.finished.append(self.run)
+            self.run = RankRun()
             self.now += self._noisy(BETWEEN_NS)
 
     def _step(self, step: int) -> Iterator[bool]:
@@ -207,6 +244,8 @@ class _Rank:
             if before >= 0:
                 self._transfer("send", before, step, "backward", batch, needed)
         self._pause(faults.gc_after, "")
+        if job.norm_ns:
+            gradients.append(self._collective("world", job.norm_ns, step, "norm", [*gradients, *needed]))
         for number in range(2):
             needed = [
                 self._launch(
@@ -276,15 +315,16 @@ class _Rank:
         self.last[stream] = work
         self.run.works.append(work)
         self.open.append(work)
+        self.queues[stream].append(work)
         return work
 
     def _collective(self, axis: str, ns: int, step: int, label: str, after: list[Work]) -> Work:
-        group = self.job.group_ranks(axis, self.rank)
+        group = self.groups[axis]
         shared = random.Random(f"{self.job.seed}/{axis}/{group[0]}/{step}/{label}")
         ns = max(1, round(ns * (1 + shared.gauss(0, self.job.noise_pct / 100))))
         ns += _link_delay(self.job, axis, group)
         name = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
-        size = {"dp": 64, "tp": 8}[axis] * 1_000_000
+        size = {"dp": 64_000_000, "tp": 8_000_000, "world": 4}[axis]
         return self._launch(name, COMM, ns, after, axis=axis, key=(axis, group[0], step, label), size=size)
 
     def _transfer(
@@ -337,8 +377,7 @@ class _Faults:
         elif fault.kind == "overlap":
             self.no_overlap = True
         elif fault.kind == "fusion":
-            passes = 2 * job.layers * (job.micro_batches if job.stages > 1 else 1)
-            self.short_kernels += round(fault.ns / passes / (1.25 * LAUNCH_NS))
+            self.short_kernels += round(fault.ns / job.passes / (1.25 * LAUNCH_NS))
         elif fault.kind == "leak":
             self.leaked_bytes += fault.ns
         elif fault.kind in ("host", "copy", "dataloader"):
@@ -346,7 +385,9 @@ class _Faults:
 
 
 def _link_delay(job: Job, axis: str, group: tuple[int, ...]) -> int:
-    """What slow links add to one transfer of a group."""
+    """What slow links add to one transfer of a group; nothing to a few bytes over all ranks."""
+    if axis == "world":
+        return 0
     batches = job.micro_batches if job.stages > 1 else 1
     transfers = {"dp": job.layers, "tp": 2 * job.layers * batches, "pp": 2 * batches}[axis]
     return sum(
@@ -357,7 +398,18 @@ def _link_delay(job: Job, axis: str, group: tuple[int, ...]) -> int:
 
 
 def simulate(job: Job) -> list[RankRun]:
-    """Run the job: every host goes on until it waits, every work starts when it can."""
+    """Run the job, and keep what every rank did."""
+    runs = [RankRun() for _ in range(job.ranks)]
+    for rank, step in simulated_steps(job):
+        runs[rank].extend(step)
+    return runs
+
+
+def simulated_steps(job: Job) -> Iterator[tuple[int, RankRun]]:
+    """Run the job: every host goes on until it waits, every work starts when it can.
+
+    Gives a rank and its next step when all work of that step has ended; nothing of it is kept.
+    """
     ranks = [_Rank(job, rank) for rank in range(job.ranks)]
     arrived: dict[tuple[object, ...], dict[int, Work]] = {}
     running = {rank.rank for rank in ranks if rank.advance()}
@@ -366,38 +418,53 @@ def simulate(job: Job) -> list[RankRun]:
         for number in list(running):
             rank = ranks[number]
             progress |= _place(job, rank, arrived)
-            if all(work.end >= 0 for work in rank.open):
+            if not any(rank.queues.values()):
                 progress = True
                 if not rank.advance():
                     running.discard(number)
+                for step in rank.finished:
+                    yield number, step
+                rank.finished.clear()
         if not progress:
             raise RuntimeError("the simulated job hangs: a collective lacks a rank")
-    return [rank.run for rank in ranks]
 
 
 def _place(job: Job, rank: _Rank, arrived: dict[tuple[object, ...], dict[int, Work]]) -> bool:
     """Give times to the works of a rank that can have them; True when there was one."""
     progress = False
-    for work in rank.open:
-        if work.end >= 0 or (work.start >= 0 and work.key):
-            continue
-        if any(other.end < 0 for other in work.after):
-            continue
-        ready = max((other.end for other in work.after), default=0)
-        work.start = max(ready + 1_000, work.launched + LATENCY_NS)
-        progress = True
-        if not work.key:
-            work.end = work.start + work.ns
-            continue
-        parts = arrived.setdefault(work.key, {})
-        parts[rank.rank] = work
-        members = (rank.rank, work.peer) if work.peer >= 0 else job.group_ranks(work.axis, rank.rank)
-        if len(parts) == len(members):
-            last = max(part.start for part in parts.values()) + max(part.ns for part in parts.values())
-            for member, part in parts.items():
-                chance = random.Random(f"{job.seed}/leave/{member}/{work.key}")
-                part.end = last + chance.randrange(job.leave_ns + 1)
+    moved = True
+    while moved:
+        moved = False
+        for queue in rank.queues.values():
+            while queue:
+                work = queue[0]
+                if work.start < 0 and all(other.end >= 0 for other in work.after):
+                    _start(job, rank, work, arrived)
+                    moved = True
+                if work.end < 0:
+                    break
+                queue.popleft()
+                moved = True
+        progress |= moved
     return progress
+
+
+def _start(job: Job, rank: _Rank, work: Work, arrived: dict[tuple[object, ...], dict[int, Work]]) -> None:
+    """The start of a work whose causes have ended, and its end; a transfer ends when the last rank has arrived."""
+    ready = max((other.end for other in work.after), default=0)
+    work.after = ()  # not needed again: it would keep all earlier work in memory
+    work.start = max(ready + 1_000, work.launched + LATENCY_NS)
+    if not work.key:
+        work.end = work.start + work.ns
+        return
+    parts = arrived.setdefault(work.key, {})
+    parts[rank.rank] = work
+    if len(parts) == (2 if work.peer >= 0 else len(rank.groups[work.axis])):
+        del arrived[work.key]
+        last = max(part.start for part in parts.values()) + max(part.ns for part in parts.values())
+        for member, part in parts.items():
+            chance = random.Random(f"{job.seed}/leave/{member}/{work.key}")
+            part.end = last + chance.randrange(job.leave_ns + 1)
 
 
 def step_ns(runs: list[RankRun]) -> float:

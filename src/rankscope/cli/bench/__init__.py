@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from rankscope.cli import Parser
-from rankscope.cli.bench import collectives, seqpar, sweep, synthetic
+from rankscope.cli.bench import cluster, collectives, seqpar, sweep, synthetic
 
 
 class Bench(NamedTuple):
@@ -34,6 +34,9 @@ BENCHES = {
     ),
     "synthetic": Bench(
         "multi-rank traces of any size whose answers are known", synthetic.configure, synthetic.run
+    ),
+    "cluster": Bench(
+        "traces of a simulated job with process groups and faults", cluster.configure, cluster.run
     ),
 }
 

@@ -113,7 +113,7 @@ def run(args: argparse.Namespace) -> int:
                 hint="For example: rankscope bench synthetic --ranks 8 --events 1e6 -o run",
             )
     plan = _plan(args)
-    progress = _Progress()
+    progress = Progress()
     try:
         truth = write(plan, args.output, force=args.force, progress=progress.add)
     finally:
@@ -148,20 +148,20 @@ def _plan(args: argparse.Namespace) -> Plan:
         gzip=args.gzip,
         with_stack=args.with_stack,
         straggler=_straggler(args.straggler) if args.straggler else None,
-        max_offset_ns=round(_number("--offset", args.offset) * 1e6),
-        max_drift_ppm=_number("--drift", args.drift),
-        leave_noise_ns=round(_number("--leave-noise", args.leave_noise) * 1e6),
+        max_offset_ns=round(number("--offset", args.offset) * 1e6),
+        max_drift_ppm=number("--drift", args.drift),
+        leave_noise_ns=round(number("--leave-noise", args.leave_noise) * 1e6),
         missing=_ranks(args.missing) if args.missing else (),
         tensor_parallel=_tensor_parallel(args.groups) if args.groups else None,
         slower=tuple(_slower(text) for text in args.slower),
-        step_noise_pct=_number("--step-noise", args.step_noise),
+        step_noise_pct=number("--step-noise", args.step_noise),
         jitter=not args.no_jitter,
-        bus_gb_s=_number("--bus", args.bus),
+        bus_gb_s=number("--bus", args.bus),
         defects=tuple(parse_defect(text) for text in args.defect),
     )
 
 
-def _number(option: str, text: str) -> float:
+def number(option: str, text: str) -> float:
     try:
         value = float(text)
     except ValueError:
@@ -181,7 +181,7 @@ def _straggler(text: str) -> Straggler:
             why="CAUSE is compute, host, copy or dataloader.",
             hint="Write it like --straggler 2:compute:12",
         )
-    return Straggler(int(match[1]), match[2], round(_number("--straggler", match[3]) * 1e6))
+    return Straggler(int(match[1]), match[2], round(number("--straggler", match[3]) * 1e6))
 
 
 def _slower(text: str) -> Slower:
@@ -194,7 +194,7 @@ def _slower(text: str) -> Slower:
             why="KERNEL is a part of a kernel's name.",
             hint="Write it like --slower gelu=1.03",
         )
-    return Slower(kernel, _number("--slower", factor))
+    return Slower(kernel, number("--slower", factor))
 
 
 def _ranks(text: str) -> tuple[int, ...]:
@@ -217,7 +217,7 @@ def _tensor_parallel(text: str) -> int:
     return int(match[1])
 
 
-class _Progress:
+class Progress:
     """A progress line on stderr once writing takes longer than two seconds."""
 
     def __init__(self) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from functools import cached_property
 from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -75,8 +76,12 @@ class Clocks:
 
     ranks: tuple[RankClock, ...]
 
+    @cached_property
+    def _by_rank(self) -> dict[int, RankClock]:
+        return {clock.rank: clock for clock in self.ranks}
+
     def of(self, rank: int) -> RankClock:
-        return next(clock for clock in self.ranks if clock.rank == rank)
+        return self._by_rank[rank]
 
 
 def wall_clocks(ranks: Sequence[int]) -> Clocks:
@@ -106,14 +111,17 @@ def measure(rows: Collectives, ranks: Sequence[int], starts: Sequence[tuple[int,
     fitted = fit(Sightings(moment.reshape(-1), clock, rows.end[used], noise_class), len(ranks))
     main = int(np.bincount(fitted.part).argmax())
     results: list[RankClock] = []
+    by_clock = np.argsort(clock, kind="stable")
+    bounds = np.searchsorted(clock[by_clock], np.arange(len(ranks) + 1))
+    on_device = rows.on_device[used]
     for i, rank in enumerate(ranks):
         part = int(fitted.part[i])
-        mine = clock == i
-        told = np.abs(fitted.residual[mine & fitted.tells])
+        mine = by_clock[bounds[i] : bounds[i + 1]]
+        told = np.abs(fitted.residual[mine[fitted.tells[mine]]])
         if part == i:  # the reference of its part; other parts keep their wall clock
             result = RankClock(rank, "reference" if i == main else "wall clock", ranks[main])
         elif np.isnan(fitted.spread[i]):
-            assumed = _ASSUMED_DEVICE_NS if rows.on_device[used][mine].all() else _ASSUMED_HOST_NS
+            assumed = _ASSUMED_DEVICE_NS if on_device[mine].all() else _ASSUMED_HOST_NS
             result = _without_error(RankClock(rank, "collectives", ranks[part]), fitted, i, assumed)
         else:
             p50 = float(fitted.spread[i])
@@ -123,7 +131,7 @@ def measure(rows: Collectives, ranks: Sequence[int], starts: Sequence[tuple[int,
         if len(told):
             half, most = (int(np.ceil(q)) for q in np.percentile(told, [50, 95]))
             result = replace(result, residual_p50_ns=half, residual_p95_ns=most)
-        result = replace(result, collectives=int(mine.sum()))
+        result = replace(result, collectives=len(mine))
         results.append(result)
     clocks = Clocks(tuple(results))
     first = min(start - clocks.of(rank).ahead_ns(start) for rank, start in starts)

@@ -1,0 +1,52 @@
+"""Makes what the store keeps about ranks when they are read, in several processes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import rankscope.analysis.summary  # noqa: F401 - all functions whose results are kept
+from rankscope.analysis.core.rollups import are_worth_it, chunks, make
+from rankscope.errors import RankscopeError
+from rankscope.ranges import as_ranges
+from rankscope.store.ingest import Ingested
+from rankscope.store.layout import Index
+from rankscope.store.pool import run_calls
+from rankscope.store.run import Run
+from rankscope.store.worker import Call
+
+
+def keep_rollups(
+    run: Run, jobs: int, advance: Callable[[int, int], None], say: Callable[[str], None]
+) -> None:
+    """Make the rollups of the ranks that were read when the run was opened, unless it is small.
+
+    `advance` is called with the number of ranks that are done and of all.
+    """
+    ranks = {entry.rank for entry in run.newly_read}
+    if not ranks or run.from_events or not run.keeps_results or not are_worth_it(run):
+        return
+    for rank in ranks:
+        run.made_from(rank)  # measures the clocks where that needs them, once and not in every process
+    calls = {
+        tuple(chunk): Call(
+            __name__,
+            make_in_store.__name__,
+            {"store": str(run.store), "ranks": chunk},
+            f"the rollups of ranks {as_ranges(chunk)}",
+        )
+        for chunk in chunks(run, ranks, jobs)
+    }
+    done = 0
+    for chunk, outcome in run_calls(calls, jobs):
+        if isinstance(outcome, RankscopeError):  # reports read the events of these ranks
+            say(f"rankscope: {outcome}")
+        done += len(chunk)
+        advance(done, len(ranks))
+
+
+def make_in_store(store: str, ranks: list[int]) -> dict[str, Any]:
+    """In a worker process."""
+    make(Run(Ingested(Path(store), Index.load(Path(store)), (), ())), ranks)
+    return {}

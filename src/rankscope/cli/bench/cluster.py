@@ -1,0 +1,139 @@
+"""rankscope bench cluster: traces of a simulated job with tensor, data and pipeline parallelism and planted faults."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rankscope.cli.bench.synthetic import Progress, number
+from rankscope.errors import UsageError
+from rankscope.ranges import numbers_in, parse_ranges
+from rankscope.units import format_bytes, parse_count
+
+if TYPE_CHECKING:
+    from rankscope.bench.synthetic.cluster import Fault, Job
+
+EPILOG = """\
+examples:
+  rankscope bench cluster --data 8 --tensor 8 -o run
+      64 ranks of 20,000 events, and run/truth.json with layout, clocks and faults
+  rankscope bench cluster --data 32 --tensor 8 --pipeline 4 --offset 3 --drift 20 --fault compute:137:4 -o run
+      1,024 ranks on 128 nodes; rank 137 computes 4 ms longer in every step
+  rankscope bench cluster --data 16 --tensor 8 --fault throttle:node5:6 -o run
+      the GPUs of the sixth node are slow: 6 ms in every step
+"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Simulate a training job event by event and write a trace for each rank, with planted faults.\n"
+        "DIR/truth.json states layout, clocks and faults."
+    )
+    parser.epilog = EPILOG
+    size = parser.add_argument_group("size")
+    size.add_argument("--data", metavar="N", default="4", help="data-parallel ranks (default 4)")
+    size.add_argument("--tensor", metavar="N", default="1", help="tensor-parallel ranks (default 1)")
+    size.add_argument("--pipeline", metavar="N", default="1", help="pipeline stages (default 1)")
+    size.add_argument("--events", metavar="N", default="20k", help="at least so many a rank (default 20k)")
+    size.add_argument("--steps", metavar="N", default="6", help="training steps (default 6)")
+    size.add_argument("--layers", metavar="N", default="8", help="layers of each stage (default 8)")
+    size.add_argument(
+        "--micro-batches", metavar="N", default="4", help="of a step, where there are stages (default 4)"
+    )
+    size.add_argument("--node", metavar="N", default="8", help="ranks of a node (default 8)")
+    parser.add_argument(
+        "-o", "--output", metavar="DIR", type=Path, help="where to write; new or empty; required"
+    )
+    planted = parser.add_argument_group("planted")
+    planted.add_argument("--seed", metavar="N", default="0", help="same seed, same bytes (default 0)")
+    planted.add_argument(
+        "--offset", metavar="MS", default="0", help="clocks differ from rank 0's by up to MS"
+    )
+    planted.add_argument(
+        "--drift", metavar="PPM", default="0", help="clocks drift against rank 0's by up to PPM"
+    )
+    planted.add_argument(
+        "--fault",
+        metavar="KIND:RANKS:MS",
+        action="append",
+        default=[],
+        help="these ranks are slower by MS in every step; KIND is compute, throttle, host, gc, contention, "
+        "checkpoint, copy, dataloader or link; RANKS is 5, 8-15 or node3; may be repeated",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    from rankscope.bench.synthetic.cluster_trace import write_job
+
+    if args.output is None:
+        raise UsageError(
+            "-o is missing", why="The folder has no default.", hint="Write it like -o run; it is created."
+        )
+    job = _job(args)
+    progress = Progress()
+    try:
+        truth = write_job(job, args.output, progress.add)
+    finally:
+        progress.close()
+    print(
+        f"Wrote {job.ranks} files of {min(truth['events']):,} to {max(truth['events']):,} events "
+        f"({format_bytes(progress.written)}) and truth.json to {args.output}"
+    )
+    print(f"Next: rankscope stats {args.output}")
+    return 0
+
+
+def _job(args: argparse.Namespace) -> Job:
+    from rankscope.bench.synthetic.cluster import Job, kernels_for
+
+    job = Job(
+        data=_count("--data", args.data),
+        tensor=_count("--tensor", args.tensor),
+        stages=_count("--pipeline", args.pipeline),
+        steps=_count("--steps", args.steps),
+        layers=_count("--layers", args.layers),
+        micro_batches=_count("--micro-batches", args.micro_batches),
+        ranks_per_node=_count("--node", args.node),
+        norm_ns=40_000,
+        seed=parse_count(args.seed),
+        offset_ns=round(abs(number("--offset", args.offset)) * 1e6),
+        drift_ppb=round(abs(number("--drift", args.drift)) * 1e3),
+    )
+    return replace(
+        job,
+        kernels=kernels_for(job, _count("--events", args.events)),
+        faults=tuple(_fault(text, job) for text in args.fault),
+    )
+
+
+def _count(option: str, text: str) -> int:
+    value = parse_count(text)
+    if value < 1:
+        raise UsageError(
+            f"{option} {text} is too small", why="At least 1 is needed.", hint=f"Write {option} 1"
+        )
+    return value
+
+
+def _fault(text: str, job: Job) -> Fault:
+    from rankscope.bench.synthetic.cluster import OF_RANKS, Fault
+
+    kind, _, rest = text.partition(":")
+    who, _, ms = rest.rpartition(":")
+    try:
+        if who.startswith("node"):
+            first = int(who.removeprefix("node")) * job.ranks_per_node
+            ranks = tuple(range(first, min(first + job.ranks_per_node, job.ranks)))
+        else:
+            ranks = tuple(sorted(numbers_in(parse_ranges(who))))
+    except ValueError:
+        ranks = ()
+    if kind not in OF_RANKS or not ranks or ranks[-1] >= job.ranks:
+        raise UsageError(
+            f"--fault {text} is not KIND:RANKS:MS",
+            why=f"KIND is one of {', '.join(OF_RANKS)}; ranks count from 0 to {job.ranks - 1}.",
+            hint="Write it like --fault compute:5:2.5 or --fault throttle:node1:4",
+        )
+    return Fault(kind, ranks, round(number("--fault", ms) * 1e6))
