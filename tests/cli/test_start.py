@@ -40,7 +40,7 @@ NOT_FOR_STATS = (
     "rankscope.readers.ncu",
     "pyarrow",
 )
-MOST_STATEMENTS = 13
+MOST_STATEMENTS = 16
 """Of `stats` for one rank with GPU events and without collectives and memory events."""
 
 
