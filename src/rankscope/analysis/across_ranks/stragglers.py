@@ -88,7 +88,9 @@ def stragglers(run: Run, scope: Scope, by: str | None = None) -> Result:
     late = lateness(run, Scope(steps=scope.steps))
     who = culprits(late) if late is not None else Culprits()
     caused = _caused(run, found, why, used, late, who)
-    finding = _finding(run, scope, found, late, who, caused) if late is not None else None
+    # Own times compare ranks that wait for each other: without any communication that is not known.
+    meets = len(found.rows.rank) > 0
+    finding = _finding(run, scope, found, late, who, caused) if late is not None and meets else None
     rows = _rows(found, why, used, scope, finding)
     notes = comparison_notes(run, scope)
     if not used.any():

@@ -10,6 +10,7 @@ import numpy as np
 
 from rankscope.analysis.core.advice import together
 from rankscope.analysis.core.collective_waits import waits
+from rankscope.analysis.core.lost_kernels import kernels_end_in
 from rankscope.analysis.core.notes import left_out
 from rankscope.analysis.core.result import Column, Fact, Finding, Result
 from rankscope.analysis.core.scope import Scope
@@ -83,7 +84,8 @@ def critical(run: Run, scope: Scope, by: str | None = None) -> Result:
     slack = _slack(run, scope)
     if slack:
         notes.append(f"slack (time waited inside collectives): {slack}")
-    findings = tuple(_findings(run, graph, rows))
+    # Where kernels were lost, the path only seems to be on the host; a doubt of the run says so.
+    findings = () if kernels_end_in(run, scope) else tuple(_findings(run, graph, rows))
     facts = {"unrecorded_ns": unrecorded}
     return Result(
         "critical", "The critical path", scope.window, columns, rows, findings, tuple(notes), facts=facts

@@ -10,6 +10,7 @@ import numpy as np
 from rankscope.analysis.core.device_events import UNKNOWN, steps_in
 from rankscope.analysis.core.grouping import split_by_rank
 from rankscope.analysis.core.intervals import EMPTY, Intervals, Ints, covered_before
+from rankscope.analysis.core.lost_kernels import kernels_end_in
 from rankscope.analysis.core.names import all_names
 from rankscope.analysis.core.notes import NO_GPU, left_out, no_lines, slice_counts
 from rankscope.analysis.core.result import SEVERITIES, Column, Fact, Finding, Remedy, Result
@@ -83,12 +84,13 @@ def syncs(run: Run, scope: Scope, by: str | None = None) -> Result:
     in_steps: dict[tuple[Any, ...], list[Any]] = {}
     span: dict[int, int] = {}
     steps = steps_in(run, scope)
+    lost = kernels_end_in(run, scope)
     for rank, known in rank_syncs(run, scope).items():
         span[rank] = known.span
         for call in known.calls:
             key = (call.name, call.op, call.source)
             _add(groups.setdefault((rank, *key) if by == "rank" else key, [0, 0, 0, 0]), call.sums)
-            if call.in_steps[0]:
+            if call.in_steps[0] and rank not in lost:  # then its GPU only seems idle
                 entry = in_steps.setdefault(key, [[0, 0, 0, 0], {}])
                 _add(entry[0], call.in_steps)
                 entry[1][rank] = call.in_steps
