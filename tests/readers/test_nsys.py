@@ -16,9 +16,12 @@ from nsys_files import ExportFile, thread
 from rankscope.analysis.across_ranks.main_thread import main_thread
 from rankscope.analysis.core.lost_kernels import kernels_end_in
 from rankscope.analysis.core.scope import Scope
+from rankscope.analysis.critical_path.report import critical
 from rankscope.analysis.health.doctor import doctor
 from rankscope.analysis.health.doubts import doubts
 from rankscope.analysis.within_rank.breakdown import breakdown
+from rankscope.analysis.within_rank.idle import idle
+from rankscope.analysis.within_rank.syncs import syncs
 from rankscope.errors import NotATraceError, RankError, ReadError
 from rankscope.model import EVENTS
 from rankscope.readers.nsys.reader import NSYS
@@ -433,3 +436,5 @@ def test_kernels_that_nsys_lost_are_a_doubt(
         [said] if said else []
     )
     assert [row["rank"] for row in breakdown(run, Scope()).rows] == []
+    if said:
+        assert [report(run, Scope()).findings for report in (idle, syncs, critical)] == [(), (), ()]

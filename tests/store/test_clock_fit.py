@@ -7,6 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from rankscope.store.clocks import fit as clock_fit
 from rankscope.store.clocks.fit import Fit, Sightings, few_moments, fit
 
 SPAN_NS = 200_000_000
@@ -159,3 +160,15 @@ def test_a_class_with_one_moment_is_as_uncertain_as_the_others() -> None:
     )
     found = fit(seen, 4)
     assert found.tells.sum() == 120 and (found.offset_error[2:] > 5_000).all()
+
+
+def test_many_clocks_are_solved_by_elimination(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(2)
+    offset, drift = rng.normal(0, 1e6, 4), rng.normal(0, 2e-5, 4)
+    offset[0] = drift[0] = 0
+    seen = sightings([[0, 1, 2, 3]], offset, drift, 60, 500, 1)
+    few = fit(seen, 4)
+    monkeypatch.setattr(clock_fit, "_MANY_UNKNOWNS", 1)
+    many = fit(seen, 4)
+    assert np.allclose(many.offset, few.offset, atol=1e-3) and np.allclose(many.drift, few.drift, atol=1e-12)
+    assert np.allclose(many.offset_error, few.offset_error, rtol=1e-6)

@@ -21,6 +21,7 @@ from rankscope.analysis.core.result import Column, Finding, Result
 from rankscope.analysis.core.scope import Scope
 from rankscope.collective_kinds import KINDS
 from rankscope.ranges import as_ranges
+from rankscope.store.arrays import number_rows
 from rankscope.store.collectives.groups import header_groups
 from rankscope.store.run import Run
 from rankscope.store.separate_runs import world_size_of
@@ -56,8 +57,9 @@ def layout_of(run: Run, scope: Scope) -> Layout:
             key = (group.name, tuple(group.ranks))
             kinds.setdefault(key, Counter())
             described[key] = described.get(key) or group.description
-    pairs, counts = np.unique(np.stack([rows.group, rows.kind]), axis=1, return_counts=True)
-    for (place, kind), count in zip(pairs.T.tolist(), counts.tolist(), strict=True):
+    pairs, place_of = number_rows([rows.group, rows.kind])
+    counts = np.bincount(place_of, minlength=len(pairs))
+    for (place, kind), count in zip(pairs.tolist(), counts.tolist(), strict=True):
         group = rows.groups[place]
         if group.ranks:
             kinds[group.name, tuple(group.ranks)][KINDS[kind]] += count

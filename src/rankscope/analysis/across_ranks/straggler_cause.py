@@ -58,7 +58,9 @@ def straggler_cause(run: Run, scope: Scope, late: LateRank) -> StragglerCause:
     """What to say about the cause."""
     find = {"compute": _compute, "copy": _copy, "dataloader": _dataloader, "host": _host, "link": _link}
     if late.cause in find:
-        return find[late.cause](run, Scope(_compared(run, late), scope.steps), late)
+        compared = _compared(run, late)
+        events = run.part(compared) if compared and late.cause != "link" else run
+        return find[late.cause](events, Scope(compared, scope.steps), late)
     return StragglerCause(
         f"it waits {format_rounded('ns', late.extra_ns)} longer in other collectives", hint=_COMPARE
     )

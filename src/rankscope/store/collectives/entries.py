@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
@@ -73,6 +74,9 @@ class Collectives:
     def together(self) -> Mask:
         """True for kinds that all ranks leave at the same time."""
         return np.isin(self.kind, [KINDS.index(kind) for kind in TOGETHER])
+
+    def of_ranks(self, ranks: Collection[int]) -> Collectives:
+        return self.pick(np.isin(self.rank, sorted(ranks)))
 
     def pick(self, mask: Mask) -> Collectives:
         """Some of the entries. The numbers of matches are kept."""

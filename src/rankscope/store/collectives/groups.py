@@ -39,7 +39,7 @@ def header_groups(header: Mapping[str, Any]) -> list[Group]:
         if not isinstance(entry, dict):
             continue
         ranks = entry.get("ranks")
-        known = isinstance(ranks, list) and all(isinstance(rank, int) for rank in ranks)
+        known = isinstance(ranks, list) and set(map(type, ranks)) <= {int}
         size = entry.get("pg_size")
         groups.append(
             Group(

@@ -1,0 +1,123 @@
+"""What keeps runs of many ranks quick gives the figures that the whole computation gives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rankscope.analysis.across_ranks import rank_activity
+from rankscope.analysis.across_ranks.lateness import _between, _middle_of_others
+from rankscope.analysis.across_ranks.rank_activity import TimeSplit, time_split
+from rankscope.analysis.core.intervals import Axis, Intervals, Ints
+from rankscope.analysis.core.scope import Scope
+from rankscope.analysis.critical_path import savings, scenarios
+from rankscope.analysis.critical_path.report import critical
+from rankscope.analysis.critical_path.whatif import whatif
+from rankscope.bench.synthetic.cluster import Fault, Job, simulate
+from rankscope.bench.synthetic.cluster_trace import write_traces
+from rankscope.store.ingest import ingest
+from rankscope.store.run import Run
+
+OpenAgain = Callable[[], Run]
+
+
+@pytest.fixture(scope="module")
+def again(tmp_path_factory: pytest.TempPathFactory) -> OpenAgain:
+    """Opens the same run, with nothing computed yet."""
+    folder = tmp_path_factory.mktemp("large")
+    job = Job(
+        data=2, tensor=2, steps=3, layers=2, offset_ns=1_000_000, seed=3,
+        faults=(Fault("compute", (2,), 2_000_000),),
+    )  # fmt: skip
+    write_traces(job, simulate(job), folder)
+    ingested = ingest([folder])
+    return lambda: Run(ingested)
+
+
+def test_lengths_between_collectives_are_enough(again: OpenAgain, monkeypatch: pytest.MonkeyPatch) -> None:
+    def whole(sets: tuple[Intervals, ...], bounds: Ints, inside: Intervals, axis: Axis) -> list[Intervals]:
+        return list(sets)
+
+    reduced = again()
+    found = time_split(reduced)
+    monkeypatch.setattr(rank_activity, "_reduced", whole)
+    exact = again()
+    assert _same(found, time_split(exact))
+    kept, events = (rank_activity.busy(run, Scope())[0] for run in (reduced, exact))
+    assert 0 < len(kept.compute_start) < len(events.compute_start)
+    assert found.of_periods.sum() == sum(period.dur_ns for period in found.periods)
+
+
+def _same(a: TimeSplit, b: TimeSplit) -> bool:
+    return a.periods == b.periods and all(
+        (getattr(a, name) == getattr(b, name)).all()
+        for name in ("of_periods", "opened", "of_entries", "hidden")
+    )
+
+
+def test_ranks_at_a_time_do_not_matter(again: OpenAgain, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = time_split(again())
+    monkeypatch.setattr(rank_activity, "_RANKS_AT_ONCE", 3)
+    assert _same(found, time_split(again()))
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 7, 8])
+def test_the_middle_of_the_others(count: int) -> None:
+    values = np.random.default_rng(count).integers(0, 6, (40, count)).astype(float)
+    values[np.random.default_rng(1).random(values.shape) < 0.2] = np.nan
+    low, high = _middle_of_others(values)
+    for row, one, two in zip(values, low, high, strict=True):
+        for place in range(count):
+            others = np.delete(row, place)
+            others = np.sort(others[~np.isnan(others)])
+            if np.isnan(row[place]) or not len(others):
+                assert np.isnan(one[place])
+            else:
+                assert one[place] == others[(len(others) - 1) // 2]
+                assert (one[place] + two[place]) / 2 == np.median(others)
+
+
+def test_how_much_the_other_ranks_differ() -> None:
+    mean = np.random.default_rng(5).normal(size=9)
+    for rank in range(len(mean)):
+        others = np.delete(mean, rank)
+        expected = 1.4826 * np.median(np.abs(others - np.median(others)))
+        assert _between(mean)[rank] == pytest.approx(expected, rel=1e-12)
+
+
+def test_a_large_run_takes_a_share_and_says_so(again: OpenAgain, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = critical(again(), Scope(steps=(1, 1)))
+    monkeypatch.setattr(savings, "MOST_GRAPH_EVENTS", 10)
+    monkeypatch.setattr(savings, "_SHARE_EVENTS", 10)
+    share = critical(again(), Scope(steps=(0, 2)))
+    assert any("computed from step 1 of all ranks" in note for note in share.notes)
+    assert share.rows == whole.rows, "the same ranks and steps give the same path"
+    monkeypatch.setattr(savings, "_SHARE_RANKS", 2)
+    share = critical(again(), Scope(steps=(0, 2)))
+    assert any("step 1 of the 2 ranks that others waited for most" in note for note in share.notes)
+    assert 2 in {row["rank"] for row in share.rows}, "the late rank"
+    (row,) = whatif(again(), Scope(), [scenarios.rank_at_median(0)]).rows  # a named rank is in the share
+    assert row["what"] == "rank 0 at the median"
+
+
+def test_a_part_of_a_run_is_on_the_time_axis_of_all(again: OpenAgain) -> None:
+    run = again()
+    part = run.part([1, 3])
+    times = "SELECT rank, id, start_ns FROM gpu WHERE rank IN (1, 3) ORDER BY ALL"
+    assert part.ranks == [1, 3] and part.rows(times) == run.rows(times)
+    assert set(part.collectives.rank.tolist()) == {1, 3}
+
+
+def test_the_peers_of_a_late_rank_are_a_share_of_many(
+    again: OpenAgain, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from rankscope.analysis.across_ranks import straggler_cause
+    from rankscope.analysis.across_ranks.stragglers import stragglers
+
+    (whole,) = stragglers(again(), Scope(steps=(0, 2))).findings
+    monkeypatch.setattr(straggler_cause, "_MOST_PEERS", 2)
+    (share,) = stragglers(again(), Scope(steps=(0, 2))).findings
+    assert share.ranks == (2,) and share.title == whole.title
