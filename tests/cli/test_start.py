@@ -37,6 +37,8 @@ NOT_FOR_STATS = (
     "rankscope.readers.kineto",
     "rankscope.readers.ncu",
     "pyarrow",
+    "dask",
+    "distributed",
 )
 MOST_STATEMENTS = 18
 """Of `stats` for one rank with GPU events and without collectives and memory events."""
