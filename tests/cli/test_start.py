@@ -39,6 +39,8 @@ NOT_FOR_STATS = (
     "rankscope.readers.kineto",
     "rankscope.readers.ncu",
     "pyarrow",
+    "dask",
+    "distributed",
 )
 MOST_STATEMENTS = 16
 """Of `stats` for one rank with GPU events and without collectives and memory events."""

@@ -66,6 +66,18 @@ def test_a_scheduler_that_is_not_there(tmp_path: Path, monkeypatch: pytest.Monke
         assert caught.value.why and caught.value.hint
 
 
+def test_a_cluster_without_workers_is_waited_for_and_said_once() -> None:
+    said: list[str] = []
+    workers: dict[str, int] = {"tcp://a:1": 1}
+    check = clusters._note_without_workers(SimpleNamespace(nthreads=lambda: workers), said.append)
+    check()
+    assert said == []
+    workers.clear()
+    check()
+    check()
+    assert len(said) == 1 and "has no workers" in said[0]
+
+
 def _batch(
     where: str, *options: str, shared: Path = Path(), needed: int = GB, tasks: int = 1024
 ) -> BatchJobs:

@@ -7,16 +7,18 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import field, replace
 from pathlib import Path
+from typing import Any
 
 from rankscope.atomic_files import unique_name
 from rankscope.errors import EmptyTraceError, NotATraceError, RankscopeError, StoreError
 from rankscope.host import available_memory_bytes, usable_cores
 from rankscope.private_files import make_private_folder
 from rankscope.records import dataclass
-from rankscope.store.checksums import damage
+from rankscope.store.checksums import damage, read_checked_json
 from rankscope.store.incoming import clean, exclusive, has_abandoned, incoming_folder, publishing
 from rankscope.store.layout import (
     INDEX_FILE,
+    SEGMENT_FILE,
     Index,
     SegmentEntry,
     Sources,
@@ -310,16 +312,28 @@ def _read(
         for place in wanted
     }
     watch.begin(len(wanted), sum(path.stat().st_size for path in files if path.is_file()))
+    reported: set[Assignment] = set()
     try:
-        for done, (place, outcome) in enumerate(_outcomes(tasks, jobs, options.dask, watch), 1):
-            watch.finish(done)
-            if isinstance(outcome, RankscopeError):
-                yield place, outcome
-            else:
-                build = Path(tasks[place].folder).name
-                yield place, SegmentEntry(place.rank, place.segment, place.rank_source, outcome, build)
+        for place, outcome in _outcomes(tasks, jobs, options.dask, watch):
+            reported.add(place)
+            watch.finish(len(reported))
+            yield (
+                place,
+                outcome if isinstance(outcome, RankscopeError) else _entry(place, tasks[place], outcome),
+            )
+    except (Exception, KeyboardInterrupt):
+        # Whatever has been finished without being reported is used too, such as by a cluster whose scheduler was lost.
+        for place, task in tasks.items():
+            manifest = Path(task.folder) / SEGMENT_FILE
+            if place not in reported and manifest.is_file():
+                yield place, _entry(place, task, read_checked_json(manifest))
+        raise
     finally:
         watch.end()
+
+
+def _entry(place: Assignment, task: Task, manifest: dict[str, Any]) -> SegmentEntry:
+    return SegmentEntry(place.rank, place.segment, place.rank_source, manifest, Path(task.folder).name)
 
 
 def _outcomes(

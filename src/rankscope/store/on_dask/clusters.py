@@ -54,7 +54,7 @@ def connected(place: Place, tasks: Sequence[Task], jobs: int, say: Say) -> Itera
             preload = [*dask.config.get("distributed.worker.preload"), worker_task.__name__]
             stack.enter_context(dask.config.set({"distributed.worker.preload": preload}))
             cluster = stack.enter_context(_processes(jobs))
-            client = stack.enter_context(distributed.Client(cluster))
+            client = stack.enter_context(distributed.Client(cluster, direct_to_workers=True))
             check: Callable[[], None] = _nothing
         elif place.where in BATCH:
             batch = BatchJobs(place, Path(tasks[0].folder).parent, _most_needed(tasks), len(tasks))
@@ -64,7 +64,7 @@ def connected(place: Place, tasks: Sequence[Task], jobs: int, say: Say) -> Itera
             check = batch.check
         else:
             client = stack.enter_context(_existing(place.where))
-            check = _nothing
+            check = _note_without_workers(client, say)
         say(f"Dask dashboard: {client.dashboard_link}")
         yield Cluster(client, check)
 
@@ -83,6 +83,18 @@ def _nothing() -> None:
     """Nothing to check: Dask reports it."""
 
 
+def _note_without_workers(client: Client, say: Say) -> Callable[[], None]:
+    """A cluster of others without workers may get some: it is waited for, and said."""
+    said: list[bool] = []
+
+    def check() -> None:
+        if not said and not client.nthreads():
+            said.append(True)
+            say("The Dask scheduler has no workers; reading begins with the first: dask worker ADDRESS")
+
+    return check
+
+
 def _most_needed(tasks: Sequence[Task]) -> int:
     return max(needed_bytes(Path(task.path)) for task in tasks)
 
@@ -98,6 +110,7 @@ def _processes(jobs: int) -> Any:
         memory_limit=0,  # `jobs` is chosen so that they fit
         security=True,
         dashboard_address=OWN_DASHBOARD,
+        scheduler_sync_interval=30,  # seconds
         silence_logs=logging.CRITICAL,
     )
 

@@ -25,7 +25,7 @@ Key = TypeVar("Key")
 
 _RETRIES = 2
 """Of a task that fails. One whose worker is lost is given to others, as often as Dask's allowed-failures says (3)."""
-_TOGETHER_S = 0.2
+_TOGETHER_S = 1.0
 """Manifests of tasks that finish within this time are fetched together: asking takes longer than the answer."""
 _CHECKED_EVERY_S = 10.0
 """While no task finishes, the cluster is asked this often whether it still can."""
@@ -53,7 +53,6 @@ def _size(task: Task) -> int:
 def _collected(tasks: Mapping[Key, Task], cluster: Cluster) -> Iterator[tuple[Key, Outcome]]:
     variables = {name: os.environ[name] for name in (NSYS_VARIABLE, NCU_VARIABLE) if name in os.environ}
     done: SimpleQueue[Future] = SimpleQueue()
-    keys: dict[str, Key] = {}
     futures = cluster.client.map(
         read_on_worker,
         list(tasks.values()),
@@ -63,35 +62,40 @@ def _collected(tasks: Mapping[Key, Task], cluster: Cluster) -> Iterator[tuple[Ke
         version=__version__,
         variables=variables,
     )
-    for key, future in zip(tasks, futures, strict=True):
-        keys[future.key] = key
+    pending = {future.key: (key, future) for key, future in zip(tasks, futures, strict=True)}
+    for future in futures:
         future.add_done_callback(done.put)
-    del futures
-    while keys:
+    del futures  # what is not pending is released on its worker
+    while pending:
         whole = []
-        for future in _next(done, cluster):
+        for future in _next(done, len(pending), cluster):
             if future.status in ("error", "cancelled"):
-                key = keys.pop(future.key)
+                key, _ = pending.pop(future.key)
                 yield key, _error(future, tasks[key])
             else:  # finished; or lost since, with its worker, and `gather` waits until it is done again
                 whole.append(future)
         if whole:
             for future, outcome in zip(whole, cluster.client.gather(whole), strict=True):
-                yield keys.pop(future.key), outcome
+                key, _ = pending.pop(future.key)
+                yield key, outcome
 
 
-def _next(done: SimpleQueue[Any], cluster: Cluster) -> list[Any]:
-    """What has finished since the last call, at least one."""
-    while True:
+def _next(done: SimpleQueue[Any], left: int, cluster: Cluster) -> list[Any]:
+    """The tasks that finish next, at least one of the `left`."""
+    finished: list[Any] = []
+    wait_s = _CHECKED_EVERY_S
+    while len(finished) < left:
         try:
-            finished = [done.get(timeout=_CHECKED_EVERY_S)]
+            finished.append(done.get(timeout=wait_s))
         except Empty:
+            if finished:
+                break
             cluster.check()
             continue
-        time.sleep(_TOGETHER_S)
-        while not done.empty():
-            finished.append(done.get())
-        return finished
+        if len(finished) == 1:
+            until = time.monotonic() + _TOGETHER_S
+        wait_s = max(0.0, until - time.monotonic())
+    return finished
 
 
 def _error(future: Future, task: Task) -> RankscopeError:
