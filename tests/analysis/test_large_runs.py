@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rankscope.analysis.across_ranks import rank_activity
+from rankscope.analysis.across_ranks import heatmap, rank_activity
+from rankscope.analysis.across_ranks.heatmap import rank_times, time_maps
 from rankscope.analysis.across_ranks.lateness import _between, _middle_of_others
 from rankscope.analysis.across_ranks.rank_activity import TimeSplit, time_split
 from rankscope.analysis.core.intervals import Axis, Intervals, Ints
@@ -20,6 +21,7 @@ from rankscope.bench.synthetic.cluster import Fault, Job, simulate
 from rankscope.bench.synthetic.cluster_trace import write_traces
 from rankscope.store.ingest import ingest
 from rankscope.store.run import Run
+from rankscope.views.charts import heatmap as heatmap_chart
 
 OpenAgain = Callable[[], Run]
 
@@ -121,3 +123,30 @@ def test_the_peers_of_a_late_rank_are_a_share_of_many(
     monkeypatch.setattr(straggler_cause, "_MOST_PEERS", 2)
     (share,) = stragglers(again(), Scope(steps=(0, 2))).findings
     assert share.ranks == (2,) and share.title == whole.title
+
+
+def test_many_ranks_share_rows_of_the_heat_map(again: OpenAgain, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, scope = again(), Scope(steps=(0, 2))
+    exact = rank_times(run, scope, [0, 1, 2, 3])
+    maps = time_maps(run, scope)
+    assert maps[2].idle_ns == exact[2].idle_ns
+    assert exact[2].bounds is not None
+    edges = np.linspace(*exact[2].bounds, 40).astype(np.int64)
+    shares = maps[2].shares(edges - run.origin_ns(2))
+    assert np.abs(shares - exact[2].shares(edges)).max() < 0.1, "within the resolution"
+    monkeypatch.setattr(heatmap_chart, "_MOST_ROWS", 3)
+    monkeypatch.setattr(heatmap_chart, "_MOST_LATE_ROWS", 1)
+    chart = heatmap_chart.rank_heatmap(run, scope, [2])
+    assert "4 ranks in 2 rows; late ranks above" in chart.subtitle
+    assert [label for label in ("rank 2", "ranks 0-1", "ranks 2-3") if label in chart.body] == [
+        "rank 2",
+        "ranks 0-1",
+        "ranks 2-3",
+    ]
+
+
+def test_ranks_of_a_node_share_a_row(again: OpenAgain, monkeypatch: pytest.MonkeyPatch) -> None:
+    hosts = {0: "a", 1: "b", 2: "a", 3: "b"}
+    monkeypatch.setattr(heatmap, "nodes", lambda run: hosts)
+    assert heatmap.buckets(again(), [0, 1, 2, 3], 2) == {"a": [0, 2], "b": [1, 3]}
+    assert list(heatmap.buckets(again(), [0, 1, 2, 3], 1)) == ["ranks 0-3"], "too many nodes"

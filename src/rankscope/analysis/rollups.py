@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import rankscope.analysis.across_ranks.heatmap
 import rankscope.analysis.summary  # noqa: F401 - all functions whose results are kept
 from rankscope.analysis.core.rollups import are_worth_it, chunks, make
 from rankscope.errors import RankscopeError

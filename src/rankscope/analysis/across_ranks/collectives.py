@@ -164,6 +164,7 @@ def _sizes_vary(found: Waits) -> Any:
 
 def _rows(run: Run, found: Waits, table: _Table) -> list[dict[str, Any]]:
     entries, hidden = found.rows, blame(run).hidden
+    took = entries.duration
     order = np.argsort(table.row, kind="stable")
     bounds = np.searchsorted(table.row[order], np.arange(len(table.keys) + 1))
     rows = []
@@ -175,7 +176,7 @@ def _rows(run: Run, found: Waits, table: _Table) -> list[dict[str, Any]]:
         transfer = transfer[transfer != NONE]
         wait = found.wait[mine]
         wait = wait[wait != NONE]
-        duration = entries.duration[mine]
+        duration = took[mine]
         size_known = (
             size if size > 0 else round(float(entries.bytes[mine].mean())) if size == _SIZE_VARIES else None
         )
@@ -190,7 +191,7 @@ def _rows(run: Run, found: Waits, table: _Table) -> list[dict[str, Any]]:
                 "dtype": entries.dtypes[dtype] if dtype != NONE else None,
                 "bytes": size_known,
                 "ranks": ranks,
-                "count": int(np.unique(entries.rank[mine], return_counts=True)[1].max()),
+                "count": int(np.bincount(entries.rank[mine]).max()),
                 "transfer_ns": round(float(transfer.mean())) if len(transfer) else None,
                 "wait_ns": round(float(wait.mean())) if len(wait) else None,
                 "algbw_gb_s": algbw,

@@ -5,11 +5,13 @@ The classes are those of the breakdown, so that a row of the heat map adds up to
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rankscope.analysis.across_ranks.nodes import nodes
 from rankscope.analysis.core.event_sets import (
     Activity,
     device_activity,
@@ -26,9 +28,11 @@ from rankscope.analysis.core.intervals import (
     subtract,
     union,
 )
+from rankscope.analysis.core.rollups import kept_per_rank
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.core.step_times import recordings, windows
 from rankscope.analysis.within_rank.breakdown import sets_of
+from rankscope.ranges import as_ranges
 from rankscope.store.arrays import unique_values
 from rankscope.store.run import Run
 
@@ -106,3 +110,61 @@ def _of_rank(
 ) -> RankTime:
     sets = sets_of(work.pick(work.rank == rank), collectives.pick(collectives.rank == rank))
     return RankTime(rank, sets.compute, sets.exposed_comm, sets.exposed_copy, on_host, recorded)
+
+
+_EDGES = 257
+_RANKS_AT_ONCE = 64
+"""Bounds the memory: events are loaded for this many ranks at a time."""
+
+
+@dataclass(frozen=True)
+class TimeMap:
+    """The sets of a rank at a fixed resolution. Times count from run.origin_ns(rank)."""
+
+    low: int
+    high: int
+    compute: Ints
+    """Time in the set before each of _EDGES evenly spaced times from low to high."""
+    comm: Ints
+    copy: Ints
+    on_host: bool
+    idle_ns: int
+
+    def shares(self, edges: Ints) -> Shares:
+        """As RankTime.shares, evenly distributed between the times that are known."""
+        known = np.linspace(self.low, self.high, _EDGES)
+        width = np.maximum(np.diff(edges), 1)
+        parts = (np.interp(edges, known, getattr(self, name)) for name in CLASSES)
+        return np.stack([np.diff(part) / width for part in parts])
+
+
+@kept_per_rank("time_map", TimeMap, version=1)
+def time_maps(run: Run, scope: Scope) -> dict[int, TimeMap]:
+    """Of the ranks that did something."""
+    found: dict[int, TimeMap] = {}
+    ranks = scope.ranks_in(run)
+    for first in range(0, len(ranks), _RANKS_AT_ONCE):
+        some = ranks[first : first + _RANKS_AT_ONCE]
+        for time in rank_times(run, replace(scope, ranks=frozenset(some)), some):
+            if time.bounds:
+                found[time.rank] = _map_of(time, run.origin_ns(time.rank), *time.bounds)
+    return found
+
+
+def _map_of(time: RankTime, origin: int, low: int, high: int) -> TimeMap:
+    edges = np.linspace(low, high, _EDGES).astype(np.int64)
+    compute, comm, copy = (covered_before(part, edges) for part in (time.compute, time.comm, time.copy))
+    return TimeMap(low - origin, high - origin, compute, comm, copy, time.on_host, time.idle_ns)
+
+
+def buckets(run: Run, ranks: Sequence[int], most: int) -> dict[str, list[int]]:
+    """Ranks that share a row where there are too many: those of a node, else neighbours."""
+    hosts = nodes(run)
+    by_node: dict[str, list[int]] = {}
+    for rank in ranks:
+        by_node.setdefault(hosts.get(rank, ""), []).append(rank)
+    if "" not in by_node and 1 < len(by_node) <= most:
+        return by_node
+    size = -(-len(ranks) // most)
+    chunks = [list(ranks[first : first + size]) for first in range(0, len(ranks), size)]
+    return {f"ranks {as_ranges(chunk)}": chunk for chunk in chunks}

@@ -137,9 +137,12 @@ def _incomplete_last_steps(run: Run, scope: Scope) -> list[tuple[int, int]]:
     steps = in_order_of_start(steps_in_scope(run, scope))
     rows = list(zip(*(steps[name].tolist() for name in ("rank", "segment", "step")), strict=True))
     last = {(rank, segment): step for rank, segment, step in rows}
+    of_rank: dict[int, list[int]] = {}
+    for row in rows:
+        of_rank.setdefault(row[0], []).append(events[row])
     found = []
     for (rank, segment), step in sorted(last.items()):
-        counts = [events[row] for row in rows if row[0] == rank]
+        counts = of_rank[rank]
         if len(counts) > 2 and events[rank, segment, step] < _COMPLETE_STEP * median_of(counts):
             found.append((rank, step))
     return found

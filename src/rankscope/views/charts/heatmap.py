@@ -10,19 +10,22 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rankscope.analysis.across_ranks.heatmap import CLASSES, rank_times
+from rankscope.analysis.across_ranks.heatmap import CLASSES, buckets, rank_times, time_maps
 from rankscope.analysis.core.intervals import Intervals
 from rankscope.analysis.core.result import Result
-from rankscope.analysis.core.scope import Scope
+from rankscope.analysis.core.scope import Scope, steps_in_scope
 from rankscope.store.run import Run
 from rankscope.units import format_ns
-from rankscope.views.charts.chart import Chart, nothing_to_draw
+from rankscope.views.charts.chart import Chart, NothingToDrawError, nothing_to_draw
 from rankscope.views.charts.frame import AXIS_HEIGHT, WIDTH, Axis, Key, legend, x_axis
 from rankscope.views.charts.scales import Linear
 from rankscope.views.charts.svg import Drawing, step_path, text_width
 
+_MOST_ROWS = 128
+"""Of more ranks, those of a node share a row; the late ones have their own, above."""
+_MOST_LATE_ROWS = 16
 _MOST_CELLS = 26_000
-"""Ranks times intervals: keeps the report of 64 ranks small, and a thousand ranks readable."""
+"""Rows times intervals: keeps the report small."""
 _TALLEST = 1100.0
 _THICKEST, _THINNEST = 17.0, 2.0
 _LEAST_HEIGHT = 100.0
@@ -127,12 +130,11 @@ def _between(recorded: Intervals, low: int, high: int) -> list[tuple[int, int]]:
 def rank_heatmap(run: Run, scope: Scope, alarming: Collection[int] = ()) -> Chart:
     """The chart of a run; labels of `alarming` ranks are bold."""
     ranks = [rank for rank in run.ranks if scope.ranks is None or rank in scope.ranks]
+    if len(ranks) > _MOST_ROWS:
+        return _bucketed(run, scope, ranks, alarming)
     times = [time for time in rank_times(run, scope, ranks) if time.bounds]
     if not times:
-        empty = Result(
-            "heatmap", "Ranks over time", scope.window, (), [], notes=("no rank has any activity",)
-        )
-        raise nothing_to_draw(empty, "has no activity")
+        raise _empty(scope)
     low = min(time.bounds[0] for time in times if time.bounds)
     high = max(time.bounds[1] for time in times if time.bounds)
     intervals = int(np.clip(_MOST_CELLS // len(times), 48, 480))
@@ -146,16 +148,54 @@ def rank_heatmap(run: Run, scope: Scope, alarming: Collection[int] = ()) -> Char
         shares = time.shares(edges)
         blank = _between(time.recorded, low, high)
         rows.append(Row(label, shares.tolist(), tip_of(label, parts), time.rank in alarming, blank))
-    first_rank = times[0].rank
-    steps = [
-        Step(f"step {step}", start)
-        for step, start in run.rows(
-            f"SELECT step, end_ns - time_ns FROM steps WHERE rank = {first_rank} AND {scope.where()} "
-            f"AND end_ns - time_ns BETWEEN {low} AND {high} ORDER BY start_ns"
-        )
-    ]
-    on_host = all(time.on_host for time in times)
-    what = "host activity (no GPU activity recorded)" if on_host else "GPU activity"
-    step_note = f"; step marks of rank {first_rank}" if steps else ""
+    steps, step_note = _steps(run, scope, times[0].rank, low, high)
     step_note += "; blank: not recorded" * any(row.unrecorded for row in rows)
-    return heatmap("Ranks over time", f"{scope.window}; {what}{step_note}", rows, edges.tolist(), steps)
+    what = _activity(all(time.on_host for time in times))
+    return heatmap(_TITLE, f"{scope.window}; {what}{step_note}", rows, edges.tolist(), steps)
+
+
+_TITLE = "Ranks over time"
+
+
+def _empty(scope: Scope) -> NothingToDrawError:
+    empty = Result("heatmap", _TITLE, scope.window, (), [], notes=("no rank has any activity",))
+    return nothing_to_draw(empty, "has no activity")
+
+
+def _activity(on_host: bool) -> str:
+    return "host activity (no GPU activity recorded)" if on_host else "GPU activity"
+
+
+def _steps(run: Run, scope: Scope, rank: int, low: int, high: int) -> tuple[list[Step], str]:
+    """The begins of the steps of a rank, and what the subtitle says about them."""
+    own = steps_in_scope(run, Scope(frozenset({rank}), scope.steps))
+    pairs = sorted(zip(own["begin"].tolist(), own["step"].tolist(), strict=True))
+    steps = [Step(f"step {step}", begin) for begin, step in pairs if low <= begin <= high]
+    return steps, f"; step marks of rank {rank}" if steps else ""
+
+
+def _bucketed(run: Run, scope: Scope, ranks: Sequence[int], alarming: Collection[int]) -> Chart:
+    """The chart of many ranks: the late ones first, then the mean of each node or of neighbouring ranks."""
+    maps = time_maps(run, scope)
+    known = [rank for rank in ranks if rank in maps]
+    if not known:
+        raise _empty(scope)
+    late = [rank for rank in known if rank in alarming][:_MOST_LATE_ROWS]
+    groups = {f"rank {rank}": [rank] for rank in late} | buckets(run, known, _MOST_ROWS - _MOST_LATE_ROWS)
+    begins = {rank: run.origin_ns(rank) for rank in known}
+    low = min(maps[rank].low + begins[rank] for rank in known)
+    high = max(maps[rank].high + begins[rank] for rank in known)
+    intervals = int(np.clip(_MOST_CELLS // len(groups), 48, 480))
+    edges = np.linspace(low, high, intervals + 1).astype(np.int64)
+    rows = []
+    for label, members in groups.items():
+        own = [maps[rank] for rank in members]
+        shares = np.mean([maps[rank].shares(edges - begins[rank]) for rank in members], axis=0)
+        parts = {name: float(np.mean([getattr(one, name)[-1] for one in own])) for name in CLASSES}
+        parts["idle"] = float(np.mean([one.idle_ns for one in own]))
+        whose = label if len(members) == 1 else f"{label}: mean of {len(members)} ranks"
+        rows.append(Row(label, shares.tolist(), tip_of(whose, parts), label == f"rank {members[0]}"))
+    steps, step_note = _steps(run, scope, known[0], low, high)
+    shown = f"{len(known)} ranks in {len(groups) - len(late)} rows" + "; late ranks above" * bool(late)
+    what = _activity(all(maps[rank].on_host for rank in known))
+    return heatmap(_TITLE, f"{scope.window}; {what}; {shown}{step_note}", rows, edges.tolist(), steps)
