@@ -13,6 +13,7 @@ from types import NoneType, UnionType
 from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
 
 import numpy as np
+from numpy.typing import NDArray
 
 _BYTES = "<i8"
 
@@ -41,7 +42,7 @@ def codec_of(kind: Any) -> Codec:
     origin, arguments = get_origin(kind), get_args(kind)
     if kind in (int, float, str, bool, NoneType):
         return _PLAIN
-    if origin is np.ndarray:
+    if origin in (np.ndarray, NDArray):  # the latter with numpy 2.5
         return _ARRAY
     if origin is UnionType:
         (other,) = (codec_of(one) for one in arguments if one is not NoneType)
