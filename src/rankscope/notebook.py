@@ -261,7 +261,7 @@ class OpenRun:
         whole_file = steps == "file"
         text = f"{steps[0]}:{steps[1]}" if isinstance(steps, tuple) else steps
         chosen = None if text is None or whole_file else parse_steps(str(text))
-        scope = Scope(wanted, chosen, self._machine, whole_file)
+        scope = Scope(wanted, chosen, whole_file, self._machine)
         scope.check(self._run)
         return scope
 

@@ -156,7 +156,7 @@ def scope_of(args: argparse.Namespace) -> Scope:
             hint="Leave out one of them.",
         )
     steps = parse_steps(args.steps) if args.steps else None
-    return Scope(parse_ranks(args.ranks), steps, machine, whole_file)
+    return Scope(parse_ranks(args.ranks), steps, whole_file, machine)
 
 
 def open_run(args: argparse.Namespace, comm_patterns: tuple[str, ...] = (), prefer: str = "") -> Run:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from rankscope.analysis.core.cache import once_per_run
 from rankscope.analysis.core.event_sets import COMM, COMPUTE, COPY, NO_STEP
 from rankscope.analysis.core.intervals import Ints
+from rankscope.analysis.core.rollups import are_worth_it
 from rankscope.analysis.core.scope import Scope, steps_in_scope
 from rankscope.records import dataclass
 from rankscope.store.arrays import unique_values
@@ -86,29 +87,37 @@ def steps_in(run: Run, scope: Scope) -> int:
 
 
 @once_per_run
-def _kept_events(run: Run) -> dict[int, DeviceEvents]:
-    """The events in memory, by rank; `device_events` fills it and keeps it below KEPT_EVENTS."""
-    return {}
+def _kept_events(run: Run) -> dict[tuple[int, int] | None, dict[int, DeviceEvents]]:
+    """The events in memory, by steps (None: all events) and rank; `device_events` fills it, up to KEPT_EVENTS."""
+    return {None: {}}
 
 
 def device_events(run: Run, rank: int, scope: Scope) -> DeviceEvents:
     """A rank's GPU events in the window."""
     kept = _kept_events(run)
-    events = kept.get(rank)
+    events = kept[None].get(rank)
+    if events is None and scope.steps is not None and are_worth_it(run) and not scope.has_all_steps(run):
+        return _kept_or_loaded(run, rank, scope, kept.setdefault(scope.steps, {}))
     if events is None:
-        later = [other for other in ranks_in(run, scope) if other > rank and other not in kept]
-        # Reports ask rank by rank, and a query costs more than the rows of a rank.
-        loaded = _load(run, [rank, *later[: RANKS_AT_A_TIME - 1]])
-        events = loaded[rank]
-        if sum(map(len, (*kept.values(), *loaded.values()))) > KEPT_EVENTS:
-            kept.clear()
-        kept |= loaded
+        events = _kept_or_loaded(run, rank, scope.only_ranks(), kept[None])
     if scope.steps is None:
         return events
     return events.pick((events.step >= scope.steps[0]) & (events.step <= scope.steps[1]))
 
 
-def _load(run: Run, ranks: list[int]) -> dict[int, DeviceEvents]:
+def _kept_or_loaded(run: Run, rank: int, scope: Scope, kept: dict[int, DeviceEvents]) -> DeviceEvents:
+    if rank not in kept:
+        later = [other for other in ranks_in(run, scope) if other > rank and other not in kept]
+        # Reports ask rank by rank, and a query costs more than the rows of a rank.
+        loaded = _load(run, replace(scope, ranks=frozenset([rank, *later[: RANKS_AT_A_TIME - 1]])))
+        if sum(map(len, (*kept.values(), *loaded.values()))) > KEPT_EVENTS:
+            kept.clear()
+        kept |= loaded
+    return kept[rank]
+
+
+def _load(run: Run, scope: Scope) -> dict[int, DeviceEvents]:
+    ranks = ranks_in(run, scope)
     columns = run.arrays(f"""
         SELECT g.rank::BIGINT AS rank, g.start_ns AS start, g.start_ns + greatest(g.dur_ns, 0) AS end,
                CASE g.class WHEN 'COMPUTE' THEN {COMPUTE} WHEN 'COMM' THEN {COMM} ELSE {COPY} END::BIGINT AS kind,
@@ -124,7 +133,7 @@ def _load(run: Run, ranks: list[int]) -> dict[int, DeviceEvents]:
         JOIN internal.names w ON w.category = g.category AND w.name = g.name
         LEFT JOIN internal.names o ON o.category = 'cpu_op' AND o.name = g.op_name
         LEFT JOIN internal.names l ON l.category = 'python_function' AND l.name = g.line
-        WHERE g.rank IN ({", ".join(map(str, ranks))})
+        WHERE {scope.where("g")}
     """)
     order = np.lexsort((columns["launch_start"], columns["start"], columns["rank"]))
     bounds = np.searchsorted(columns["rank"][order], [*ranks, max(ranks) + 1])

@@ -11,21 +11,18 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import field, replace
 from functools import wraps
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from rankscope.analysis.core.cache import once_per_run
-from rankscope.analysis.core.machine import Machine
 from rankscope.analysis.core.record_json import Codec, codec_of
+from rankscope.analysis.core.selection import S, Selection
 from rankscope.ranges import as_ranges
 from rankscope.records import dataclass
 from rankscope.store import rollups
 from rankscope.store.run import Run
 
-if TYPE_CHECKING:
-    from rankscope.analysis.core.scope import Scope
-
 T = TypeVar("T")
-PerRank = Callable[[Run, "Scope"], dict[int, T]]
+PerRank = Callable[[Run, S], dict[int, T]]
 """By rank, for the ranks in scope; those that have nothing to report are left out."""
 Made = dict[int, dict[str, Any]]
 """By rank and name, the version of a result and its JSON value."""
@@ -41,7 +38,7 @@ class _Kept:
 
     name: str
     version: int
-    function: PerRank[Any]
+    function: PerRank[Any, Any]
     codec: Codec
     any_window: bool
 
@@ -51,19 +48,19 @@ _kept: dict[str, _Kept] = {}
 
 def kept_per_rank(
     name: str, record: type[T], *, version: int, any_window: bool = False
-) -> Callable[[PerRank[T]], PerRank[T]]:
+) -> Callable[[PerRank[S, T]], PerRank[S, T]]:
     """Keep the records that a function returns. Their version changes with what it computes.
 
     With `any_window` they do not depend on the steps in scope: the function gets a scope without them.
     """
 
-    def marked(function: PerRank[T]) -> PerRank[T]:
+    def marked(function: PerRank[S, T]) -> PerRank[S, T]:
         kept = _kept[name] = _Kept(name, version, function, codec_of(record), any_window)
 
         @wraps(function)
-        def answer(run: Run, scope: Scope) -> dict[int, T]:
-            asked = scope.only_ranks() if any_window else scope
-            asked = replace(asked, machine=Machine())  # figures about one rank do not depend on it
+        def answer(run: Run, scope: S) -> dict[int, T]:
+            asked = scope.about_ranks()
+            asked = asked.only_ranks() if any_window else asked
             return run.cache.get(function, asked, lambda: _answer(run, asked, kept))
 
         return answer
@@ -71,7 +68,7 @@ def kept_per_rank(
     return marked
 
 
-def _answer(run: Run, scope: Scope, kept: _Kept) -> dict[int, Any]:
+def _answer(run: Run, scope: Selection, kept: _Kept) -> dict[int, Any]:
     if reason := _reads_events(run, scope, kept):
         rollup_use(run).add_read(reason, scope.ranks_in(run))
         return kept.function(run, scope)
@@ -90,10 +87,21 @@ def _answer(run: Run, scope: Scope, kept: _Kept) -> dict[int, Any]:
     return {rank: answers[rank] for rank in ranks if answers.get(rank) is not None}
 
 
+@once_per_run
 def are_worth_it(run: Run) -> bool:
     """Whether the run is so large that results about its ranks are kept."""
     events = sum(entry.manifest["events"] for entry in run.timelines)
     return len({entry.rank for entry in run.timelines}) >= _LEAST_RANKS or events >= _LEAST_EVENTS
+
+
+@once_per_run
+def part_of(run: Run, ranks: frozenset[int] | None) -> Run:
+    """Of a large run only these ranks (None: all), with the same times: what it reads does not grow with the others."""
+    if ranks is None or not are_worth_it(run) or ranks.issuperset(run.ranks):
+        return run
+    part = run.only(ranks, on_its_axis=True)
+    part.from_events = True  # it is asked for events
+    return part
 
 
 @once_per_run
@@ -106,7 +114,7 @@ def _ignored(run: Run) -> str:
     return "" if are_worth_it(run) else "a small run"
 
 
-def _reads_events(run: Run, scope: Scope, kept: _Kept) -> str:
+def _reads_events(run: Run, scope: Selection, kept: _Kept) -> str:
     """Why a function reads events; '' if it need not."""
     if (reason := _ignored(run)) or kept.any_window:
         return reason
@@ -192,17 +200,24 @@ def chunks(run: Run, ranks: Collection[int], workers: int = 1) -> Iterator[list[
         yield chunk
 
 
+_default = Selection()
+
+
+def keep_in(scope: Selection) -> None:
+    """What is kept are the answers in this scope. It is given by its module, which needs the steps that are kept."""
+    global _default
+    _default = scope
+
+
 def make(run: Run, ranks: Collection[int]) -> Made:
     """All results about some ranks, read or computed from their events; what is new is written to the store."""
-    from rankscope.analysis.core.scope import Scope  # late: it needs the steps, which are kept too
-
     made: Made = {}
     identity = {rank: [_window(run), *run.made_from(rank)] for rank in ranks}
     known = {rank: rollups.load(run.store, rank, identity[rank]) for rank in ranks}
     part = run.only(ranks)
     part.from_events = True
     # The steps of other ranks may go further: the result is the same for every range that has all steps of a rank.
-    scope = Scope().in_run(part) if _window(part) == _window(run) else Scope(steps=(0, 0))
+    scope = _default.in_run(part) if _window(part) == _window(run) else replace(_default, steps=(0, 0))
     for kept in _kept.values():
         if all(known[rank].get(kept.name, [None])[0] == kept.version for rank in ranks):
             continue

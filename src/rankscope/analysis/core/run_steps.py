@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -11,11 +9,9 @@ from rankscope.analysis.core.cache import once_per_run
 from rankscope.analysis.core.grouping import joined_by_rank, split_by_rank
 from rankscope.analysis.core.intervals import Ints
 from rankscope.analysis.core.rollups import kept_per_rank
+from rankscope.analysis.core.selection import Selection
 from rankscope.records import dataclass
 from rankscope.store.run import Run
-
-if TYPE_CHECKING:
-    from rankscope.analysis.core.scope import Scope
 
 Columns = dict[str, NDArray[np.int64]]
 
@@ -37,7 +33,7 @@ class RankSteps:
 
 
 @kept_per_rank("steps", RankSteps, version=1, any_window=True)
-def rank_steps(run: Run, scope: Scope) -> dict[int, RankSteps]:
+def rank_steps(run: Run, scope: Selection) -> dict[int, RankSteps]:
     """Of the ranks that have steps."""
     columns = run.arrays(
         "SELECT rank::BIGINT AS rank, segment::BIGINT AS segment, step::BIGINT AS step, start_ns AS start, "
@@ -56,10 +52,8 @@ def rank_steps(run: Run, scope: Scope) -> dict[int, RankSteps]:
 @once_per_run
 def all_steps(run: Run) -> Columns:
     """Sorted by rank, end and step: rank, segment, step; start and stop on the host; begin and end of the step time."""
-    from rankscope.analysis.core.scope import Scope  # late: what it means in a run depends on the steps
-
     return joined_by_rank(
-        run, rank_steps(run, Scope()), ("segment", "step"), ("start", "stop", "begin", "end")
+        run, rank_steps(run, Selection()), ("segment", "step"), ("start", "stop", "begin", "end")
     )
 
 

@@ -8,7 +8,9 @@ from dataclasses import field, replace
 import numpy as np
 
 from rankscope.analysis.core.machine import Machine
+from rankscope.analysis.core.rollups import keep_in
 from rankscope.analysis.core.run_steps import Columns, all_steps
+from rankscope.analysis.core.selection import Selection
 from rankscope.errors import UsageError
 from rankscope.ranges import as_ranges, numbers_in, parse_ranges
 from rankscope.records import dataclass
@@ -16,16 +18,11 @@ from rankscope.store.run import Run
 
 
 @dataclass(frozen=True)
-class Scope:
-    """Ranks and steps; None means all of them."""
+class Scope(Selection):
+    """Ranks and steps of a run, and the machine it ran on."""
 
-    ranks: frozenset[int] | None = None
-    steps: tuple[int, int] | None = None
-    """First and last step, both included."""
     machine: Machine = field(default_factory=Machine, hash=False)
     """Compared, so that kept answers depend on it; not hashed, since it contains a dictionary."""
-    whole_file: bool = False
-    """All that was recorded, also outside steps (--window file)."""
 
     def in_run(self, run: Run) -> Scope:
         """With the steps that it means in this run: by default all of them; None where the run has no steps.
@@ -37,37 +34,14 @@ class Scope:
         steps = all_steps(run)["step"]
         return replace(self, steps=(int(steps.min()), int(steps.max()))) if len(steps) else self
 
-    @property
-    def window(self) -> str:
-        """In the words of every output."""
-        if self.steps is None:
-            return "whole file"
-        first, last = self.steps
-        return f"steps {first}:{last}" if first != last else f"step {first}"
-
-    def where(self, alias: str = "") -> str:
-        """A SQL condition on columns rank and step."""
-        dot = f"{alias}." if alias else ""
-        conditions = []
-        if self.ranks is not None:
-            conditions.append(f"{dot}rank IN ({', '.join(map(str, sorted(self.ranks))) or 'NULL'})")
-        if self.steps is not None:
-            conditions.append(f"{dot}step BETWEEN {self.steps[0]} AND {self.steps[1]}")
-        return " AND ".join(conditions) or "true"
-
-    def ranks_in(self, run: Run) -> list[int]:
-        """The ranks of a run that it means."""
-        return [rank for rank in run.ranks if self.ranks is None or rank in self.ranks]
-
     def has_all_steps(self, run: Run) -> bool:
-        """Whether it leaves out nothing of the window that a run has by default."""
         default = replace(self, steps=None, whole_file=False).in_run(run).steps
         if self.steps is None or default is None:
             return self.steps is default
         return self.steps[0] <= default[0] and default[1] <= self.steps[1]
 
-    def only_ranks(self) -> Scope:
-        return replace(self, steps=None, whole_file=True)
+    def about_ranks(self) -> Scope:
+        return replace(self, machine=Machine())
 
     def check(self, run: Run) -> None:
         """Raise UsageError where the run has none of the ranks or steps."""
@@ -84,6 +58,9 @@ class Scope:
                 raise UsageError(
                     f"no {self.window} in this run", why=has, hint="Choose among these: --steps A:B"
                 )
+
+
+keep_in(Scope())
 
 
 def steps_in_scope(run: Run, scope: Scope) -> Columns:

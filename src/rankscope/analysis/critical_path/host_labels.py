@@ -11,6 +11,7 @@ import numpy as np
 from rankscope.analysis.core.host_spans import outermost_ops, rank_annotations
 from rankscope.analysis.core.intervals import Ints
 from rankscope.analysis.core.names import all_names
+from rankscope.analysis.core.rollups import part_of
 from rankscope.analysis.critical_path.graph.nodes import NONE, Graph, Mask
 from rankscope.analysis.critical_path.path import PATH_CLASSES, CriticalPath
 from rankscope.store.arrays import unique_values
@@ -30,7 +31,9 @@ def host_labels(run: Run, graph: Graph, path: CriticalPath) -> tuple[list[str], 
             names.append(text)
         return known[text]
 
-    for number in unique_values(path.rank[pieces]).tolist():
+    numbers = unique_values(path.rank[pieces]).tolist()
+    run = part_of(run, frozenset(graph.ranks[number] for number in numbers))
+    for number in numbers:
         mine = pieces[path.rank[pieces] == number]
         middle = (path.start[mine] + path.end[mine]) // 2
         for at, text in zip(mine.tolist(), _covering(run, graph.ranks[number], middle), strict=True):

@@ -11,6 +11,7 @@ from rankscope.analysis.core.collective_waits import waits
 from rankscope.analysis.core.device_events import UNKNOWN, device_events, ranks_in
 from rankscope.analysis.core.intervals import Ints
 from rankscope.analysis.core.names import all_names
+from rankscope.analysis.core.rollups import part_of
 from rankscope.analysis.core.scope import Scope, step_numbers
 from rankscope.analysis.core.step_times import periods
 from rankscope.analysis.critical_path.graph.device_nodes import device_nodes
@@ -29,6 +30,7 @@ from rankscope.store.run import Run
 @once_per_run
 def graph_of(run: Run, scope: Scope) -> Graph:
     """The graph of the events in scope."""
+    run = part_of(run, scope.ranks)
     ranks = tuple(rank for rank in run.ranks if scope.ranks is None or rank in scope.ranks)
     number = np.full(max(ranks, default=0) + 1, NONE)
     number[list(ranks)] = np.arange(len(ranks))
