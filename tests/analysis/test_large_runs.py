@@ -107,7 +107,7 @@ def test_a_large_run_takes_a_share_and_says_so(again: OpenAgain, monkeypatch: py
 
 def test_a_part_of_a_run_is_on_the_time_axis_of_all(again: OpenAgain) -> None:
     run = again()
-    part = run.part([1, 3])
+    part = run.only([1, 3], on_its_axis=True)
     times = "SELECT rank, id, start_ns FROM gpu WHERE rank IN (1, 3) ORDER BY ALL"
     assert part.ranks == [1, 3] and part.rows(times) == run.rows(times)
     assert set(part.collectives.rank.tolist()) == {1, 3}

@@ -217,20 +217,11 @@ class Run:
         )
         part._step_shifts = self._step_shifts
         if on_its_axis:
-            part._shifts, part.collectives = self._shifts, self.collectives
+            part._shifts, part.collectives = self._shifts, self.collectives.of_ranks(ranks)
         elif len(part.timelines) > len({entry.rank for entry in part.timelines}):
             part._shifts = self._shifts
         else:  # alone, a segment has no distance to others: the clocks need not be known
             part._clock_mode = "raw"
-        return part
-
-    def part(self, ranks: Collection[int]) -> Run:
-        """The same run with the events of some ranks only, on the time axis of all; reads fewer files."""
-        part = self.only(ranks)
-        part._clock_mode = self._clock_mode
-        vars(part).update(
-            _shifts=self._shifts, clocks=self.clocks, collectives=self.collectives.of_ranks(ranks)
-        )
         return part
 
     def made_from(self, rank: int) -> list[list[Any]]:

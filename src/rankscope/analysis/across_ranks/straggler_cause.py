@@ -10,6 +10,7 @@ from rankscope.analysis.across_ranks.main_thread import Gap, longest_gap
 from rankscope.analysis.core.collective_waits import waits
 from rankscope.analysis.core.gpu_counts import has_gpu
 from rankscope.analysis.core.result import Fact
+from rankscope.analysis.core.rollups import part_of
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.core.step_times import periods
 from rankscope.collective_kinds import KINDS
@@ -59,7 +60,7 @@ def straggler_cause(run: Run, scope: Scope, late: LateRank) -> StragglerCause:
     find = {"compute": _compute, "copy": _copy, "dataloader": _dataloader, "host": _host, "link": _link}
     if late.cause in find:
         compared = _compared(run, late)
-        events = run.part(compared) if compared and late.cause != "link" else run
+        events = run if late.cause == "link" else part_of(run, compared)
         return find[late.cause](events, Scope(compared, scope.steps), late)
     return StragglerCause(
         f"it waits {format_rounded('ns', late.extra_ns)} longer in other collectives", hint=_COMPARE

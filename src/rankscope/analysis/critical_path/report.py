@@ -18,7 +18,7 @@ from rankscope.analysis.critical_path.graph.build import graph_of
 from rankscope.analysis.critical_path.graph.nodes import Graph
 from rankscope.analysis.critical_path.host_labels import host_labels
 from rankscope.analysis.critical_path.path import PATH_CLASSES, CriticalPath, find_critical_path
-from rankscope.analysis.critical_path.savings import events_of, manageable
+from rankscope.analysis.critical_path.savings import manageable
 from rankscope.store.arrays import number_rows
 from rankscope.store.run import Run
 from rankscope.units import format_rounded
@@ -62,12 +62,11 @@ def critical(run: Run, scope: Scope, by: str | None = None) -> Result:
         note = f"the files are of {len(run.runs)} runs: no path leads from one to another; open one of them"
         return Result("critical", "The critical path", scope.window, columns, [], notes=(note,))
     part, note = manageable(run, scope)
-    events = events_of(run, part)
-    graph = graph_of(events, part)
+    graph = graph_of(run, part)
     low, high = graph.window
     total = high - low
     path = find_critical_path(graph)
-    names, labels = host_labels(events, graph, path)
+    names, labels = host_labels(run, graph, path)
     found = _rows(graph, replace(path, name=labels), names)
     unrecorded = sum(row["ns"] for row in found if row["class"] == "unrecorded")
     rows = [

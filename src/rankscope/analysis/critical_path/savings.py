@@ -27,8 +27,8 @@ MOST_EVENTS = 30_000
 """GPU events that a replay for the costs of findings covers: a sixth of a second. Of larger runs it takes some ranks
 and steps."""
 MOST_RANKS = 16
-MOST_GRAPH_EVENTS = 500_000
-"""GPU events whose graph is built as a whole: 0.5 GB. Of larger runs, critical path and whatif take some ranks and
+MOST_GRAPH_EVENTS = 200_000
+"""GPU events whose graph is built as a whole: 0.2 GB. Of larger runs, critical path and whatif take some ranks and
 steps."""
 _SHARE_EVENTS, _SHARE_RANKS = 60_000, 32
 
@@ -65,7 +65,7 @@ class Replayed:
 @once_per_run
 def replayed(run: Run, scope: Scope) -> Replayed | None:
     """None where there is nothing to replay, or where the ranks wait for each other in a cycle."""
-    graph = graph_of(events_of(run, scope), scope)
+    graph = graph_of(run, scope)
     durations = recorded(graph)
     if not len(graph.device.start) and not len(graph.host.time):
         return None
@@ -74,18 +74,6 @@ def replayed(run: Run, scope: Scope) -> Replayed | None:
     if times is None:
         return None
     return Replayed(player, durations, times.length(graph), mean_step_ns(run, scope))
-
-
-def events_of(run: Run, scope: Scope) -> Run:
-    """The run, or its part with the ranks in scope: the graph needs nothing of the others."""
-    if scope.ranks is None or len(scope.ranks & set(run.ranks)) == len(run.ranks):
-        return run
-    return _part(run, scope.ranks)
-
-
-@once_per_run
-def _part(run: Run, ranks: frozenset[int]) -> Run:
-    return run.part(ranks)
 
 
 def sample(run: Run, scope: Scope, named: Sequence[int]) -> Scope:

@@ -15,7 +15,7 @@ from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.critical_path.graph.build import graph_of
 from rankscope.analysis.critical_path.graph.nodes import Graph
 from rankscope.analysis.critical_path.replay import Times
-from rankscope.analysis.critical_path.savings import events_of, manageable, replayed
+from rankscope.analysis.critical_path.savings import manageable, replayed
 from rankscope.analysis.critical_path.scenarios import Scenario, bandwidth, hide_comm, no_gaps, rank_at_median
 from rankscope.store.run import Run
 from rankscope.units import format_rounded
@@ -42,7 +42,7 @@ def whatif(run: Run, scope: Scope, scenarios: Sequence[Scenario] = ()) -> Result
     """One row for each scenario, and one for all together; without scenarios, the default ones."""
     scope = scope.in_run(run)
     part, note = manageable(run, scope, [rank for scenario in scenarios for rank in scenario.ranks])
-    graph, found = graph_of(events_of(run, part), part), replayed(run, part)
+    graph, found = graph_of(run, part), replayed(run, part)
     notes = [*left_out(run, scope), *([note] if note else []), *graph.notes]
     if found is None:
         empty = not len(graph.device.start) and not len(graph.host.time)
