@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import fields, replace
+from itertools import accumulate
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 from rankscope.analysis.core.cache import once_per_run
 from rankscope.analysis.core.event_sets import COMM, COMPUTE, COPY, NO_STEP
 from rankscope.analysis.core.intervals import Ints
-from rankscope.analysis.core.rollups import are_worth_it
+from rankscope.analysis.core.rollups import are_worth_it, events_by_rank
 from rankscope.analysis.core.scope import Scope, steps_in_scope
 from rankscope.records import dataclass
 from rankscope.store.arrays import unique_values
@@ -24,7 +25,8 @@ from rankscope.store.run import Run
 
 UNKNOWN = -1
 """In place of a time, an id or a text that is not in the file."""
-RANKS_AT_A_TIME = 8
+_LOADED_EVENTS = 2_000_000
+"""Of ranks that are read together, on host and device; about a quarter are of the device, 150 bytes each."""
 KEPT_EVENTS = 4_000_000
 """How many events stay in memory between reports: about 400 MB."""
 
@@ -107,9 +109,11 @@ def device_events(run: Run, rank: int, scope: Scope) -> DeviceEvents:
 
 def _kept_or_loaded(run: Run, rank: int, scope: Scope, kept: dict[int, DeviceEvents]) -> DeviceEvents:
     if rank not in kept:
-        later = [other for other in ranks_in(run, scope) if other > rank and other not in kept]
         # Reports ask rank by rank, and a query costs more than the rows of a rank.
-        loaded = _load(run, replace(scope, ranks=frozenset([rank, *later[: RANKS_AT_A_TIME - 1]])))
+        later = [other for other in ranks_in(run, scope) if other >= rank and other not in kept]
+        sizes = accumulate(events_by_rank(run).get(other, 0) for other in later)
+        together = [other for other, size in zip(later, sizes, strict=True) if size <= _LOADED_EVENTS]
+        loaded = _load(run, replace(scope, ranks=frozenset([rank, *together])))
         if sum(map(len, (*kept.values(), *loaded.values()))) > KEPT_EVENTS:
             kept.clear()
         kept |= loaded

@@ -90,8 +90,17 @@ def _answer(run: Run, scope: Selection, kept: _Kept) -> dict[int, Any]:
 @once_per_run
 def are_worth_it(run: Run) -> bool:
     """Whether the run is so large that results about its ranks are kept."""
-    events = sum(entry.manifest["events"] for entry in run.timelines)
-    return len({entry.rank for entry in run.timelines}) >= _LEAST_RANKS or events >= _LEAST_EVENTS
+    events = events_by_rank(run)
+    return len(events) >= _LEAST_RANKS or sum(events.values()) >= _LEAST_EVENTS
+
+
+@once_per_run
+def events_by_rank(run: Run) -> dict[int, int]:
+    """The number of events in the timelines of each rank, on host and device."""
+    events: dict[int, int] = {}
+    for entry in run.timelines:
+        events[entry.rank] = events.get(entry.rank, 0) + int(entry.manifest["events"])
+    return events
 
 
 @once_per_run
@@ -186,16 +195,15 @@ def _window(run: Run) -> str:
 def chunks(run: Run, ranks: Collection[int], workers: int = 1) -> Iterator[list[int]]:
     """Ranks whose results are made together: they share SQL statements, and their events fit into memory."""
     most = max(_LEAST_RANKS, min(_CHUNK_RANKS, len(ranks) // workers))
-    events = dict.fromkeys(sorted(ranks), 0)
-    for entry in run.timelines:
-        if entry.rank in events:
-            events[entry.rank] += entry.manifest["events"]
     chunk: list[int] = []
-    for rank, own in events.items():
-        if chunk and (len(chunk) == most or own + sum(events[r] for r in chunk) > _CHUNK_EVENTS):
+    size = 0
+    for rank in sorted(ranks):
+        own = events_by_rank(run).get(rank, 0)
+        if chunk and (len(chunk) == most or size + own > _CHUNK_EVENTS):
             yield chunk
-            chunk = []
+            chunk, size = [], 0
         chunk.append(rank)
+        size += own
     if chunk:
         yield chunk
 

@@ -124,7 +124,7 @@ def idle_by_device(run: Run, scope: Scope) -> Iterator[DeviceIdle]:
 
 def _idle_by_device(run: Run, scope: Scope) -> Iterator[DeviceIdle]:
     for rank in ranks_in(run, scope):
-        events, found = device_events(run, rank, Scope()), windows(run, rank, scope)
+        events, found = device_events(run, rank, scope.only_ranks()), windows(run, rank, scope)
         if len(events) == 0 or len(found.step) == 0:
             continue
         collectives = rank_collectives(run, rank, Scope())

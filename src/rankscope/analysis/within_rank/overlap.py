@@ -84,7 +84,7 @@ def rank_overlap(run: Run, scope: Scope) -> dict[int, RankOverlap]:
 def _recorded(run: Run, scope: Scope) -> Iterator[tuple[int, DeviceEvents, Activity, StepWindows]]:
     """Rank by rank its GPU events, its collectives on the host and its windows."""
     for rank in ranks_in(run, scope):
-        events, found = device_events(run, rank, Scope()), windows(run, rank, scope)
+        events, found = device_events(run, rank, scope.only_ranks()), windows(run, rank, scope)
         if len(events) and len(found.step):
             yield rank, events, rank_collectives(run, rank, Scope()), found
 
