@@ -111,6 +111,7 @@ def test_a_part_of_a_run_is_on_the_time_axis_of_all(again: OpenAgain) -> None:
     times = "SELECT rank, id, start_ns FROM gpu WHERE rank IN (1, 3) ORDER BY ALL"
     assert part.ranks == [1, 3] and part.rows(times) == run.rows(times)
     assert set(part.collectives.rank.tolist()) == {1, 3}
+    assert part.clocks is run.clocks, "a part neither measures clocks nor stores them"
 
 
 def test_the_peers_of_a_late_rank_are_a_share_of_many(

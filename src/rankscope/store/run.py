@@ -218,6 +218,7 @@ class Run:
         part._step_shifts = self._step_shifts
         if on_its_axis:
             part._shifts, part.collectives = self._shifts, self.collectives.of_ranks(ranks)
+            part.clocks = self.clocks  # not those of a part: they would replace the ones in the store
         elif len(part.timelines) > len({entry.rank for entry in part.timelines}):
             part._shifts = self._shifts
         else:  # alone, a segment has no distance to others: the clocks need not be known
