@@ -28,11 +28,13 @@ class Tables:
 
     used: tuple[object, ...] = ()
     set_aside: tuple[object, ...] = ()
+    from_events = True
 
     def __init__(self, dumps: dict[int, Path]) -> None:
         import duckdb
 
         self.cache = Cache()
+        self.ranks = sorted(dumps)
         self._connection = duckdb.connect()
         execute = self._connection.execute
         execute("CREATE TABLE segments (rank INTEGER, used BOOLEAN, format VARCHAR)")

@@ -42,7 +42,7 @@ NOT_FOR_STATS = (
     "dask",
     "distributed",
 )
-MOST_STATEMENTS = 16
+MOST_STATEMENTS = 17
 """Of `stats` for one rank with GPU events and without collectives and memory events."""
 
 

@@ -110,7 +110,7 @@ def _write(
     events = log.events()
     progress(size, "links and nesting")
     facts = write_tables(events, files)
-    return len(events), {**facts, "read_by": dict(log.read_by), "rows": files.rows}
+    return len(events), {**facts, "read_by": dict(log.read_by), "rows": dict(sorted(files.rows.items()))}
 
 
 def _write_events(reading: Reading, log: EventLog, files: TableFiles, progress: Progress) -> None:
