@@ -8,7 +8,7 @@ from typing import Any
 
 import rankscope.analysis.across_ranks.heatmap
 import rankscope.analysis.summary  # noqa: F401 - all functions whose results are kept
-from rankscope.analysis.core.rollups import are_worth_it, chunks, make
+from rankscope.analysis.core.rollups import are_made_when_read, chunks, make
 from rankscope.errors import RankscopeError
 from rankscope.ranges import as_ranges
 from rankscope.store.ingest import Ingested
@@ -21,12 +21,12 @@ from rankscope.store.worker import Call
 def keep_rollups(
     run: Run, jobs: int, advance: Callable[[int, int], None], say: Callable[[str], None]
 ) -> None:
-    """Make the rollups of the ranks that were read when the run was opened, unless it is small.
+    """Make the rollups of the ranks that were read when the run was opened, where there are many.
 
     `advance` is called with the number of ranks that are done and of all.
     """
     ranks = {entry.rank for entry in run.newly_read}
-    if not ranks or run.from_events or not run.keeps_results or not are_worth_it(run):
+    if not ranks or run.from_events or not run.keeps_results or not are_made_when_read(run):
         return
     for rank in ranks:
         run.made_from(rank)  # measures the clocks where that needs them, once and not in every process

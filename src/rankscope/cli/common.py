@@ -204,9 +204,9 @@ def _keep_rollups(run: Run, args: argparse.Namespace) -> None:
     """Summarise the ranks that were read now, showing progress."""
     if not run.newly_read:
         return
-    from rankscope.analysis.core.rollups import are_worth_it
+    from rankscope.analysis.core.rollups import are_made_when_read
 
-    if not are_worth_it(run):  # most runs: the analyses need not be imported
+    if not are_made_when_read(run):  # most runs: the analyses need not be imported
         return
     from rankscope.analysis.rollups import keep_rollups
     from rankscope.host import usable_cores

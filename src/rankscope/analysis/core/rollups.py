@@ -94,6 +94,11 @@ def are_worth_it(run: Run) -> bool:
     return len(events) >= _LEAST_RANKS or sum(events.values()) >= _LEAST_EVENTS
 
 
+def are_made_when_read(run: Run) -> bool:
+    """A run of few ranks gets its rollups with the first report: several processes would make them no sooner."""
+    return len(events_by_rank(run)) >= _LEAST_RANKS
+
+
 @once_per_run
 def events_by_rank(run: Run) -> dict[int, int]:
     """The number of events in the timelines of each rank, on host and device."""
