@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rankscope.cli.bench.synthetic import Progress, number
+from rankscope.cli.bench.synthetic import Progress, add_clocks, number
 from rankscope.errors import UsageError
 from rankscope.ranges import numbers_in, parse_ranges
 from rankscope.units import format_bytes, parse_count
@@ -48,12 +48,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     planted = parser.add_argument_group("planted")
     planted.add_argument("--seed", metavar="N", default="0", help="same seed, same bytes (default 0)")
-    planted.add_argument(
-        "--offset", metavar="MS", default="0", help="clocks differ from rank 0's by up to MS"
-    )
-    planted.add_argument(
-        "--drift", metavar="PPM", default="0", help="clocks drift against rank 0's by up to PPM"
-    )
+    add_clocks(planted)
     planted.add_argument(
         "--fault",
         metavar="KIND:RANKS:MS",

@@ -57,12 +57,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="RANK:CAUSE:MS",
         help="this rank is late by MS in every step; CAUSE is compute, host, copy or dataloader",
     )
-    planted.add_argument(
-        "--offset", metavar="MS", default="0", help="clocks differ from rank 0's by up to MS"
-    )
-    planted.add_argument(
-        "--drift", metavar="PPM", default="0", help="clocks drift against rank 0's by up to PPM"
-    )
+    add_clocks(planted)
     planted.add_argument(
         "--leave-noise",
         metavar="MS",
@@ -97,6 +92,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         help="damage the file of RANK (default 0); may be repeated; 'list' shows all defects",
+    )
+
+
+def add_clocks(group: argparse._ArgumentGroup) -> None:
+    """How far the clocks of ranks are apart; both simulators take it."""
+    group.add_argument("--offset", metavar="MS", default="0", help="clocks differ from rank 0's by up to MS")
+    group.add_argument(
+        "--drift", metavar="PPM", default="0", help="clocks drift against rank 0's by up to PPM"
     )
 
 
