@@ -61,7 +61,7 @@ def load(store: Path, made_from: list[Any]) -> Collectives | None:
 def _packed(values: NDArray[Any]) -> tuple[str, str]:
     """The type with the fewest bytes that has all values, and the bytes as text."""
     kinds = ("|b1",) if values.dtype == bool else ("<i1", "<i2", "<i4", "<i8")
-    low, high = values.min(), values.max()
+    low, high = values.min(initial=0), values.max(initial=0)
     kind = next(kind for kind in kinds if kind == kinds[-1] or _fits(kind, int(low), int(high)))
     return kind, b64encode(values.astype(kind).tobytes()).decode("ascii")
 
