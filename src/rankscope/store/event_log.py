@@ -31,7 +31,6 @@ _GROUPED = ("phase", "category", "pid", "tid")
 _MOST_IN_TWO_BYTES = 1 << 15
 _NARROW_NULL = -(1 << 31)
 """Stands for null in a sparse column of four bytes each."""
-_EVENTS_AT_ONCE = 1 << 18
 _CODES = (*_GROUPED, "name")
 _SPARSE = ("correlation", "external_id", "device", "stream", "bytes")
 _CHANGED_LATER = ("time", "duration")
@@ -137,23 +136,14 @@ class Events:
 
     def places(self, events: NDArray[Any]) -> Codes:
         """Where these events are in the sparse columns; the place after the last for those that are not."""
-        places = np.empty(len(events), dtype=np.int32)
-        for begin in range(0, len(events), _EVENTS_AT_ONCE):
-            piece = slice(begin, begin + _EVENTS_AT_ONCE)
-            places[piece] = self._places(events[piece])
-        return places
+        found: Codes = self._place_of_each[events]
+        return found
 
-    def _places(self, events: NDArray[Any]) -> Codes:
-        linked, count = self.linked, len(self.linked)
-        if not (events[1:] > events[:-1]).all():
-            at = np.searchsorted(linked, events)
-            found = np.append(linked, NO_TEXT)[at] == events
-            return np.where(found, at, count).astype(np.int32)
-        place = np.full(len(events), count, dtype=np.int32)
-        low, high = np.searchsorted(linked, (events[0], events[-1] + 1)).tolist()
-        at = np.searchsorted(events, linked[low:high])
-        is_wanted = events[at] == linked[low:high]
-        place[at[is_wanted]] = np.arange(low, high, dtype=np.int32)[is_wanted]
+    @cached_property
+    def _place_of_each(self) -> Codes:
+        count = len(self.linked)
+        place = np.full(len(self), count, dtype=np.int32)
+        place[self.linked] = np.arange(count, dtype=np.int32)
         return place
 
     def number_at(self, column: str, places: Codes) -> Numbers:

@@ -209,10 +209,12 @@ def gpu_slices(recording: Recording, slices: SliceColumns) -> Mask:
 
 
 def step_columns(
-    slices: SliceColumns, links: Links, steps: Steps, is_gpu: Mask
+    slices: SliceColumns, links: Links, steps: Steps, is_gpu: Mask, numbers: NDArray[Any]
 ) -> tuple[NDArray[Any], StepTimes]:
-    """The step of every slice, NONE for none, and when each step begins and ends."""
-    numbers = steps.at(slices.time)
+    """The step of every slice, NONE for none, and when each step begins and ends.
+
+    `numbers`, the steps at their starts, is changed in place: device activity belongs to the step of its launch.
+    """
     gpu = np.flatnonzero(is_gpu)
     start = slices.time[gpu]
     launch = follow(links.launch[gpu], slices.time) if len(gpu) else gpu

@@ -51,13 +51,14 @@ def write_tables(events: Events, files: TableFiles) -> dict[str, Any]:
     """Write every table; returns what segment.json records about them. The events are changed in place."""
     recording = arrange(events)
     slices, unpaired = find_slices(recording)  # the events' own columns mean nothing from here on
-    nesting = nest(slices.track, slices.time, slices.end)
-    links = link_slices(recording, slices, nesting)
     steps = steps_of_host(recording, slices)
-    is_gpu = gpu_slices(recording, slices)
+    step_at_start = files.pool.submit(steps.at, slices.time)
+    nesting = nest(slices.track, slices.time, slices.end)
     self_ns = files.pool.submit(self_time, nesting, slices.duration)
+    is_gpu = gpu_slices(recording, slices)
+    links = link_slices(recording, slices, nesting)
     device = files.pool.submit(device_time, links.op, is_gpu, slices.duration)
-    step, times = step_columns(slices, links, steps, is_gpu)
+    step, times = step_columns(slices, links, steps, is_gpu, step_at_start.result())
     source = SliceTable(recording, slices, nesting, links, step, self_ns.result(), device.result())
     others = files.pool.submit(_write_others, files, source, steps, times)
     write_activity(files, source, np.flatnonzero(is_gpu))
