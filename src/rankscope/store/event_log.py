@@ -31,6 +31,7 @@ _GROUPED = ("phase", "category", "pid", "tid")
 _MOST_IN_TWO_BYTES = 1 << 15
 _NARROW_NULL = -(1 << 31)
 """Stands for null in a sparse column of four bytes each."""
+_EVENTS_AT_ONCE = 1 << 18
 _CODES = (*_GROUPED, "name")
 _SPARSE = ("correlation", "external_id", "device", "stream", "bytes")
 _CHANGED_LATER = ("time", "duration")
@@ -136,15 +137,19 @@ class Events:
 
     def places(self, events: NDArray[Any]) -> Codes:
         """Where these events are in the sparse columns; the place after the last for those that are not."""
-        found: Codes = self._place_of_each[events]
-        return found
+        places = np.empty(len(events), dtype=np.int32)
+        for begin in range(0, len(events), _EVENTS_AT_ONCE):
+            piece = slice(begin, begin + _EVENTS_AT_ONCE)
+            places[piece] = self._places(events[piece])
+        return places
 
-    @cached_property
-    def _place_of_each(self) -> Codes:
-        count = len(self.linked)
-        place = np.full(len(self), count, dtype=np.int32)
-        place[self.linked] = np.arange(count, dtype=np.int32)
-        return place
+    def _places(self, events: NDArray[Any]) -> Codes:
+        first, last = int(events.min()), int(events.max())
+        low, high = np.searchsorted(self.linked, (first, last + 1)).tolist()
+        of_each = np.full(last - first + 1, len(self.linked), dtype=np.int32)
+        of_each[self.linked[low:high] - first] = np.arange(low, high, dtype=np.int32)
+        found: Codes = of_each[events - first]
+        return found
 
     def number_at(self, column: str, places: Codes) -> Numbers:
         """The numbers at some places of a sparse column."""

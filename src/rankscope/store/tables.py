@@ -52,11 +52,11 @@ def write_tables(events: Events, files: TableFiles) -> dict[str, Any]:
     recording = arrange(events)
     slices, unpaired = find_slices(recording)  # the events' own columns mean nothing from here on
     steps = steps_of_host(recording, slices)
-    step_at_start = files.pool.submit(steps.at, slices.time)
     nesting = nest(slices.track, slices.time, slices.end)
-    self_ns = files.pool.submit(self_time, nesting, slices.duration)
+    step_at_start = files.pool.submit(steps.at, slices.time)
     is_gpu = gpu_slices(recording, slices)
     links = link_slices(recording, slices, nesting)
+    self_ns = files.pool.submit(self_time, nesting, slices.duration)
     device = files.pool.submit(device_time, links.op, is_gpu, slices.duration)
     step, times = step_columns(slices, links, steps, is_gpu, step_at_start.result())
     source = SliceTable(recording, slices, nesting, links, step, self_ns.result(), device.result())
