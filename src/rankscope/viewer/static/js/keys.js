@@ -20,7 +20,7 @@ const HELP = [
   ["{ / }", "move a pinned rank up / down"],
   ["N", "next finding"],
   ["/", "search; Enter goes to the first result, ] to the next"],
-  ["1 – 8", "panels on the right"],
+  ["1 – 8", "tabs of the panel"],
   ["C", "clocks: aligned by collectives, or the wall clock of each rank"],
   ["T", "light or dark theme"],
   ["Esc", "close, or clear the selection"],

@@ -4,6 +4,7 @@ import { App, describe, startTheme } from "./app.js";
 import { always, json, show } from "./api.js";
 import { byId, fill, h } from "./dom.js";
 import { scaled } from "./format.js";
+import { lastPlace, listenToFrame } from "./frame.js";
 import { listenToKeys } from "./keys.js";
 import { listenToPointer } from "./pointer.js";
 import { listenToSearch } from "./search.js";
@@ -35,10 +36,12 @@ async function start() {
   always.clocks = requested.clocks ?? "";
   /** @type {import("./app.js").Run} */
   const run = await json("run");
-  const view = { ...EMPTY, ...requested, begin: requested.begin ?? run.begin_ns, end: requested.end ?? run.end_ns };
+  const place = location.hash ? {} : lastPlace();
+  const view = { ...EMPTY, ...requested, ...place, begin: requested.begin ?? run.begin_ns, end: requested.end ?? run.end_ns };
   if (!location.hash && run.ranks.length) view.open = [run.ranks[0]];
   const app = new App(run, new Store(view));
   describe(run);
+  listenToFrame(app);
   listenToKeys(app);
   listenToPointer(app);
   listenToSearch(app);

@@ -2,12 +2,15 @@
 
 /** @typedef {{ rank: number, segment: number, id: number }} SliceKey
  * @typedef {{ begin: number, end: number, open: number[], pinned: number[], slice: SliceKey | null,
- *   area: [number, number] | null, tab: string, report: string, sort: string, sql: string, theme: string, filter: string, clocks: string }} View */
+ *   area: [number, number] | null, tab: string, report: string, sort: string, sql: string, theme: string, filter: string, clocks: string,
+ *   dock: string, size: number }} View size: of the panel, in px; 0: the default */
+
+const WORDS = /** @type {const} */ (["tab", "report", "sort", "sql", "theme", "filter", "clocks", "dock"]);
 
 /** @type {View} */
 export const EMPTY = {
   begin: 0, end: 0, open: [], pinned: [], slice: null, area: null, tab: "findings", report: "breakdown", sort: "rank", sql: "",
-  theme: "", filter: "", clocks: "",
+  theme: "", filter: "", clocks: "", dock: "bottom", size: 0,
 };
 
 /** @param {View} view @returns {string} */
@@ -19,9 +22,10 @@ export function encode(view) {
   if (view.pinned.length) words.set("pin", view.pinned.join(","));
   if (view.slice) words.set("slice", `${view.slice.rank}.${view.slice.segment}.${view.slice.id}`);
   if (view.area) words.set("area", view.area.map(Math.round).join("-"));
-  for (const name of /** @type {const} */ (["tab", "report", "sort", "sql", "theme", "filter", "clocks"])) {
+  for (const name of WORDS) {
     if (view[name] && view[name] !== EMPTY[name]) words.set(name, view[name]);
   }
+  if (view.size) words.set("size", String(view.size));
   return `#${words}`;
 }
 
@@ -38,9 +42,10 @@ export function decode(hash) {
   const key = (words.get("slice") ?? "").split(".").map(Number);
   view.slice = key.length === 3 && key.every(Number.isFinite) ? { rank: key[0], segment: key[1], id: key[2] } : null;
   view.area = pair(words.get("area"));
-  for (const name of /** @type {const} */ (["tab", "report", "sort", "sql", "theme", "filter", "clocks"])) {
+  for (const name of WORDS) {
     view[name] = words.get(name) ?? EMPTY[name];
   }
+  view.size = numbers(words.get("size"))[0] ?? 0;
   return view;
 }
 

@@ -1,4 +1,4 @@
-// The panels on the right: one is shown at a time, selected by tab or number key.
+// The tabs of the panel: one is shown at a time, selected by tab or number key.
 
 import { json, show } from "../api.js";
 import { byId, fill, h, announce } from "../dom.js";
