@@ -10,12 +10,12 @@ from typing import Any
 from rankscope.errors import RankscopeError, UsageError
 from rankscope.store.ingest import Options, Watch
 from rankscope.store.run import ALL_TOOLS, Run, open_run
-from rankscope.viewer import collective_peers, counters, flame, reports, slices, timeline
+from rankscope.viewer import collective_peers, counters, flame, flows, reports, search, slices, timeline
 from rankscope.viewer.answers import Answer, Route
 from rankscope.viewer.session import Session
 from rankscope.viewer.two_runs import align, combined
 
-_ROUTE_MODULES = (timeline, slices, collective_peers, counters, flame, reports)
+_ROUTE_MODULES = (timeline, slices, search, flows, collective_peers, counters, flame, reports)
 
 
 class Opening:

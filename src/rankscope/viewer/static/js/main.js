@@ -7,9 +7,9 @@ import { scaled } from "./format.js";
 import { lastPlace, listenToFrame } from "./frame.js";
 import { listenToKeys } from "./keys.js";
 import { listenToPointer } from "./pointer.js";
-import { listenToSearch } from "./search.js";
 import { EMPTY, Store, decode } from "./state.js";
-import { drawVerdict } from "./verdict.js";
+import { listenToTrackTools } from "./track_tools.js";
+import { loadVerdict } from "./verdict.js";
 
 /** Show the progress until the run is open; false if it cannot be opened. */
 async function opened() {
@@ -27,6 +27,14 @@ async function opened() {
   }
 }
 
+/** A page without a state in its address opens on the first finding; without one, on the whole run. Two runs are compared as a whole.
+ * @param {App} app */
+async function open(app) {
+  if (app.run.titles) return;
+  if (app.findings.length) await app.showFinding(0, {});
+  else app.store.set({ open: app.ranks.slice(0, 1) });
+}
+
 async function start() {
   // The cookie of the first answer is enough from now on: the token does not stay in the address and the history.
   if (location.search) history.replaceState(history.state, "", location.pathname + location.hash);
@@ -38,22 +46,24 @@ async function start() {
   const run = await json("run");
   const place = location.hash ? {} : lastPlace();
   const view = { ...EMPTY, ...requested, ...place, begin: requested.begin ?? run.begin_ns, end: requested.end ?? run.end_ns };
-  if (!location.hash && run.ranks.length) view.open = [run.ranks[0]];
   const app = new App(run, new Store(view));
   describe(run);
   listenToFrame(app);
   listenToKeys(app);
   listenToPointer(app);
-  listenToSearch(app);
+  listenToTrackTools(app);
   window.addEventListener("popstate", () => app.store.set({ ...EMPTY, begin: run.begin_ns, end: run.end_ns, ...decode(location.hash) }));
   app.store.listen((view, changed) => { if (changed.has("clocks")) setTimeout(() => location.reload(), 250); }); // all times change
   /** @type {any} */ (window).rankscope = app; // for the console and tests
+  const fresh = !location.hash;
   const map = app.overview.load();
   app.timeline.loadTracks();
   app.timeline.redraw();
   app.panels.changed(new Set(["tab"]));
-  await map;
-  await drawVerdict(app);
+  const untouched = app.store.view;
+  await Promise.all([map, app.loadFindings()]);
+  if (fresh && app.store.view === untouched) await open(app);
+  await loadVerdict(app);
   document.body.dataset.ready = "true";
 }
 

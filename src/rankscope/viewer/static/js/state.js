@@ -3,14 +3,15 @@
 /** @typedef {{ rank: number, segment: number, id: number }} SliceKey
  * @typedef {{ begin: number, end: number, open: number[], pinned: number[], slice: SliceKey | null,
  *   area: [number, number] | null, tab: string, report: string, sort: string, sql: string, theme: string, filter: string, clocks: string,
- *   dock: string, size: number }} View size: of the panel, in px; 0: the default */
+ *   dock: string, size: number, finding: number, folds: string[], pins: string[] }} View
+ *   size: of the panel, in px; 0: the default. finding: the one that is shown, from 0; -1: none. folds, pins: layout.js */
 
 const WORDS = /** @type {const} */ (["tab", "report", "sort", "sql", "theme", "filter", "clocks", "dock"]);
 
 /** @type {View} */
 export const EMPTY = {
   begin: 0, end: 0, open: [], pinned: [], slice: null, area: null, tab: "findings", report: "breakdown", sort: "rank", sql: "",
-  theme: "", filter: "", clocks: "", dock: "bottom", size: 0,
+  theme: "", filter: "", clocks: "", dock: "bottom", size: 0, finding: -1, folds: ["more", "counters"], pins: [],
 };
 
 /** @param {View} view @returns {string} */
@@ -26,6 +27,9 @@ export function encode(view) {
     if (view[name] && view[name] !== EMPTY[name]) words.set(name, view[name]);
   }
   if (view.size) words.set("size", String(view.size));
+  if (view.finding >= 0) words.set("finding", String(view.finding + 1));
+  if (view.folds.join() !== EMPTY.folds.join()) words.set("fold", view.folds.join(","));
+  if (view.pins.length) words.set("tracks", view.pins.join(","));
   return `#${words}`;
 }
 
@@ -46,6 +50,9 @@ export function decode(hash) {
     view[name] = words.get(name) ?? EMPTY[name];
   }
   view.size = numbers(words.get("size"))[0] ?? 0;
+  view.finding = (numbers(words.get("finding"))[0] ?? 0) - 1;
+  view.folds = words.has("fold") ? matching(words.get("fold"), /^(\d+:)?[a-z]+$/) : EMPTY.folds;
+  view.pins = matching(words.get("tracks"), /^\d+\.\d+\.-?\d+$/);
   return view;
 }
 
@@ -57,7 +64,12 @@ function pair(text) {
 
 /** @param {string | null} text */
 function numbers(text) {
-  return (text ?? "").split(",").filter((word) => /^\d+$/.test(word)).map(Number);
+  return matching(text, /^\d+$/).map(Number);
+}
+
+/** @param {string | null} text @param {RegExp} valid */
+function matching(text, valid) {
+  return (text ?? "").split(",").filter((word) => valid.test(word));
 }
 
 /** The state and its listeners. */

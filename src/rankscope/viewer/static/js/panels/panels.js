@@ -1,7 +1,7 @@
 // The tabs of the panel: one is shown at a time, selected by tab or number key.
 
-import { json, show } from "../api.js";
-import { byId, fill, h, announce } from "../dom.js";
+import { show } from "../api.js";
+import { byId, fill, h } from "../dom.js";
 import { diffPanel } from "./diff.js";
 import { findingsPanel } from "./findings.js";
 import { flamePanel } from "./flame.js";
@@ -31,9 +31,6 @@ export class Panels {
     /** @type {any} the selected slice, with its details */
     this.slice = null;
     this.turn = 0;
-    this.finding = -1;
-    /** @type {Promise<any[]> | undefined} */
-    this.asked = undefined;
     this.tabs = Object.entries(PANELS).map(([name, { title }]) => h("button", {
       role: "tab", id: `tab-${name}`, "aria-controls": "panel", onclick: () => app.store.set({ tab: name }, { history: true }),
     }, title));
@@ -84,34 +81,5 @@ export class Panels {
     const next = (at + by + names.length) % names.length;
     this.choose(next);
     this.tabs[next].focus();
-  }
-
-  /** All findings, most severe first; requested once. @returns {Promise<any[]>} */
-  findings() {
-    this.asked ??= json("findings").then((answer) => /** @type {any[]} */ (answer.findings));
-    return this.asked;
-  }
-
-  async nextFinding() {
-    const all = await this.findings();
-    if (!all.length) return announce("no findings");
-    this.finding = (this.finding + 1) % all.length;
-    this.app.store.set({ tab: "findings" });
-    return this.goToFinding(all[this.finding]);
-  }
-
-  /** @param {any} finding */
-  goToFinding(finding) {
-    const { app } = this;
-    if (finding.span) {
-      const margin = (finding.span[1] - finding.span[0]) * 0.1;
-      app.show(finding.span[0] - margin, finding.span[1] + margin, { history: true });
-    }
-    if (finding.ranks?.length) {
-      const few = finding.ranks.slice(0, 4);
-      app.store.set({ open: [...new Set([...app.store.view.open, ...few])] });
-      app.timeline.loadTracks().then(() => app.timeline.scrollTo(finding.ranks[0]));
-    }
-    announce(finding.title);
   }
 }

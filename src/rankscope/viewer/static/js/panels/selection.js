@@ -18,7 +18,7 @@ async function slicePanel(app, key) {
   const slice = await json("slice", key);
   app.panels.slice = slice;
   const peers = slice.is_collective ? await json("collective", key) : null;
-  markPeers(app, peers);
+  app.timeline.peers = peers;
   app.timeline.arrows = arrowsOf(slice);
   app.timeline.redraw();
   const { compared } = slice;
@@ -82,13 +82,6 @@ function histogram(bins, mine) {
   });
   chart.append(s("text", { x: 10, y: 68 }, time(bins.edges_ns[0])), s("text", { x: 370, y: 68, "text-anchor": "end" }, time(bins.edges_ns[bins.edges_ns.length - 1])));
   return chart;
-}
-
-/** @param {import("../app.js").App} app @param {any} peers */
-function markPeers(app, peers) {
-  if (!peers || peers.rows.length < 2) { app.timeline.marks = []; return; }
-  const last = peers.rows.reduce((/** @type {any} */ a, /** @type {any} */ b) => (b.start_ns > a.start_ns ? b : a));
-  app.timeline.marks = peers.last === null ? [] : [{ at: last.start_ns, text: `rank ${peers.last} arrives last, ${time(last.arrives_ns)} after the first` }];
 }
 
 /** @param {import("../app.js").App} app @param {any} peers */
