@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import threading
-import zipfile
-import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
+from hashlib import blake2b
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,7 +27,11 @@ from rankscope.viewer.lanes import Lanes, open_lanes
 from rankscope.viewer.sql_process import SqlProcess
 
 _RANKS_AT_A_TIME = 8
-_OVERVIEW_FILE = "map.npz"
+_OVERVIEW_FILE = "map.npy"
+"""Whole numbers: a key, on_host, the number of intervals of each set, then their starts and ends. One array is read
+many times as fast as an archive of several, which counts at a thousand ranks."""
+_OVERVIEW_SETS = (*CLASSES, "recorded")
+_OVERVIEW_VERSION = 1
 
 Series = tuple[NDArray[np.int64], NDArray[np.float64]]
 
@@ -163,31 +168,34 @@ class Session:
         with lock:
             yield
 
-    def _rank_time_key(self, rank: int) -> str:
+    @cached_property
+    def _segments(self) -> dict[int, list[SegmentEntry]]:
+        """By rank."""
+        found: dict[int, list[SegmentEntry]] = {}
+        for entry in self.run.segments:
+            found.setdefault(entry.rank, []).append(entry)
+        return found
+
+    def _rank_time_key(self, rank: int) -> int:
         """Changes with the files of the rank, its clock offset and the patterns that mark communication."""
         segments = [
             (entry.segment, entry.manifest["source"]["mtime_ns"], self.run.shift_ns(entry))
-            for entry in self.run.segments
-            if entry.rank == rank
+            for entry in self._segments.get(rank, [])
         ]
-        return repr((segments, self.run.comm_patterns))
+        text = repr((_OVERVIEW_VERSION, segments, self.run.comm_patterns))
+        return int.from_bytes(blake2b(text.encode(), digest_size=7).digest(), "little")
 
     def _load_rank_time(self, rank: int) -> RankTime | None:
         try:
-            with np.load(self.run.store / f"rank={rank:05d}" / _OVERVIEW_FILE) as saved:
-                if str(saved["key"]) != self._rank_time_key(rank):
-                    return None
-                compute, comm, copy, recorded = (Intervals(*saved[name]) for name in (*CLASSES, "recorded"))
-                return RankTime(rank, compute, comm, copy, bool(saved["on_host"]), recorded)
-        except (
-            OSError,
-            ValueError,
-            KeyError,
-            EOFError,
-            zipfile.BadZipFile,
-            zlib.error,
-        ):  # damaged: made again
+            saved = np.load(self.run.store / f"rank={rank:05d}" / _OVERVIEW_FILE)
+            key, on_host, *sizes = saved[: len(_OVERVIEW_SETS) + 2].tolist()
+            if key != self._rank_time_key(rank) or len(saved) != len(sizes) + 2 + 2 * sum(sizes):
+                return None
+        except (OSError, ValueError, EOFError):  # damaged: made again
             return None
+        ends = np.cumsum([len(sizes) + 2, *(2 * size for size in sizes)])
+        sets = [Intervals(*saved[low:high].reshape(2, -1)) for low, high in pairwise(ends.tolist())]
+        return RankTime(rank, *sets[:3], bool(on_host), sets[3])
 
     def _make_rank_time(self, rank: int) -> RankTime:
         """Also makes those of the next ranks, which the page requests next: one query costs more than its rows."""
@@ -206,16 +214,10 @@ class Session:
         if can_write(folder):
             temporary = folder / f".{_OVERVIEW_FILE}.{unique_name()}"
             try:
+                sets = [getattr(time, name) for name in _OVERVIEW_SETS]
+                head = [self._rank_time_key(rank), int(time.on_host), *(len(one.start) for one in sets)]
                 with open_private(temporary, "wb") as file:
-                    np.savez(
-                        file,
-                        key=np.array(self._rank_time_key(rank)),
-                        on_host=np.array(time.on_host),
-                        compute=np.stack(time.compute),
-                        comm=np.stack(time.comm),
-                        copy=np.stack(time.copy),
-                        recorded=np.stack(time.recorded),
-                    )
+                    np.save(file, np.concatenate([np.array(head), *(times for one in sets for times in one)]))
                 temporary.replace(folder / _OVERVIEW_FILE)
             except OSError:
                 temporary.unlink(missing_ok=True)

@@ -39,7 +39,7 @@ export function listenToFrame(app) {
   const room = () => (atRight() ? main.clientWidth : main.clientHeight) * 0.7;
 
   function draw() {
-    const size = store.view.size || SIZES[atRight() ? "right" : "bottom"];
+    const size = store.view.size || Math.min(SIZES[atRight() ? "right" : "bottom"], Math.round(room() * 0.52));
     main.dataset.dock = atRight() ? "right" : "bottom";
     aside.style.height = atRight() ? "" : `${size}px`;
     aside.style.width = atRight() ? `${size}px` : "";

@@ -8,6 +8,8 @@ import { MONO, paintShares } from "./palette.js";
 import { sharesOf } from "./timeline.js";
 
 const TOP = 16;
+const HEIGHT = 150; // of the rows of many ranks together, up to one pixel a rank
+const LABELLED = 12; // height of rows with a name
 const RANKS_AT_A_TIME = 32;
 
 export class Overview {
@@ -41,7 +43,7 @@ export class Overview {
 
   get rowHeight() {
     const count = this.app.run.ranks.length;
-    return count <= 8 ? 19 : count <= 12 ? 16 : count <= 24 ? 12 : count <= 64 ? 6 : count <= 256 ? 3 : 1;
+    return count <= 8 ? 19 : Math.max(1, Math.floor(HEIGHT / count));
   }
 
   draw() {
@@ -56,14 +58,15 @@ export class Overview {
     const image = new ImageData(this.columns, ranks.length);
     const pixels = new Uint32Array(image.data.buffer);
     ranks.forEach((rank, place) => {
-      if (row >= 12) this.drawLabel(g, rank, TOP + place * row + row - 5);
+      if (row >= LABELLED) this.drawLabel(g, rank, TOP + place * row + row - 5);
       const shares = this.rows.get(rank);
       if (shares) paintShares(pixels.subarray(place * this.columns, (place + 1) * this.columns), shares, app.palette);
     });
     g.drawImage(app.picture(image), 0, 0, this.columns, ranks.length, GUTTER, TOP, width, ranks.length * row);
     g.fillStyle = app.palette.text.bg;
-    if (row > 4) ranks.forEach((_, place) => g.fillRect(GUTTER, TOP + (place + 1) * row - 2, width, 2));
-    if (row < 12) {
+    const gap = row > 10 ? 2 : 1;
+    if (row > 3) ranks.forEach((_, place) => g.fillRect(GUTTER, TOP + (place + 1) * row - gap, width, gap));
+    if (row < LABELLED) {
       this.markHot(g, ranks, row);
       g.fillStyle = app.palette.text["ink-2"];
       g.textAlign = "right";

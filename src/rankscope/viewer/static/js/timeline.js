@@ -14,7 +14,7 @@ import { Tiles } from "./tiles.js";
 const STRIP_COLUMNS = 1200;
 const STRIP = HEADER - 6; // height
 const NAME_PIXELS = 34; // narrower slices have no name
-const CHARACTER = 6.4; // px, on average
+const CHARACTER = 6.8; // px, on average
 
 /** @typedef {{ rank: number, segment: number, track: number, id: number, name: string, start: number, duration: number,
  *   count: number, kind: number, row: number, x: number, y: number, width: number }} Hit

@@ -58,8 +58,13 @@ function headline(severity, title, why) {
 /** @param {any} finding @param {Facts} facts */
 function saving(finding, facts) {
   if (!finding.cost_ns) return "";
-  const share = facts.step_ns ? ` a step (${Math.round((100 * finding.cost_ns) / facts.step_ns)} %)` : "";
+  const share = facts.step_ns ? ` a step (${wholePercent(finding.cost_ns / facts.step_ns)})` : "";
   return h("span", { class: "pill" }, `fix saves ${time(finding.cost_ns)}${share}`);
+}
+
+/** @param {number} share */
+function wholePercent(share) {
+  return share < 0.01 ? "<1 %" : `${Math.round(100 * share)} %`;
 }
 
 /** @param {Facts} facts */
