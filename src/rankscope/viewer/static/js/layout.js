@@ -175,12 +175,20 @@ export function zoomed(begin, end, at, factor) {
 
 /** @typedef {{ step: number, start_ns: number, dur_ns: number }} Step */
 
-/** How much later than the first run the second one is shown, so that the step in the middle of a window begins at the same place.
- * @param {Step[]} first @param {Step[]} second @param {number} begin @param {number} end */
-export function stepShift(first, second, begin, end) {
-  const middle = (begin + end) / 2;
-  const other = new Map(second.map((step) => [step.step, step.start_ns]));
-  const shared = first.filter((step) => other.has(step.step));
-  const shown = shared.filter((step) => step.start_ns <= middle).pop() ?? shared[0];
-  return shown ? /** @type {number} */ (other.get(shown.step)) - shown.start_ns : 0;
+/** The steps that both runs have: where they begin, and the time of the longer one.
+ * @param {Step[]} first @param {Step[]} second */
+export function sharedSteps(first, second) {
+  const other = new Map(second.map((step) => [step.step, step]));
+  return first.flatMap((step) => {
+    const twin = other.get(step.step);
+    return twin ? [{ start_ns: step.start_ns, later_ns: twin.start_ns - step.start_ns, dur_ns: Math.max(step.dur_ns, twin.dur_ns) }] : [];
+  });
+}
+
+/** How much later than the first run the second one is shown: the shared step next to the begin of the window begins at the same place.
+ * @param {Step[]} first @param {Step[]} second @param {number} begin */
+export function stepShift(first, second, begin) {
+  const away = (/** @type {{ start_ns: number }} */ step) => Math.abs(step.start_ns - begin);
+  const shared = sharedSteps(first, second);
+  return shared.length ? shared.reduce((best, step) => (away(step) < away(best) ? step : best)).later_ns : 0;
 }

@@ -7,6 +7,7 @@ import { scaled } from "./format.js";
 import { lastPlace, listenToFrame } from "./frame.js";
 import { listenToKeys } from "./keys.js";
 import { listenToPointer } from "./pointer.js";
+import { sharedSteps } from "./layout.js";
 import { EMPTY, Store, decode } from "./state.js";
 import { listenToTrackTools } from "./track_tools.js";
 import { loadVerdict } from "./verdict.js";
@@ -27,11 +28,16 @@ async function opened() {
   }
 }
 
-/** A page without a state in its address opens on the first finding; without one, on the whole run. Two runs are compared as a whole.
+/** A page without a state in its address opens on the first finding; without one, on the whole run. Two runs open on a step of both.
  * @param {App} app */
 async function open(app) {
-  if (app.run.titles) return;
-  if (app.findings.length) await app.showFinding(0, {});
+  const { run } = app;
+  if (run.second_steps) {
+    const shared = sharedSteps(run.steps, run.second_steps);
+    const step = shared[shared.length >> 1];
+    if (step) app.show(step.start_ns - step.dur_ns * 0.01, step.start_ns + step.dur_ns * 1.01);
+    app.store.set({ tab: "diff" });
+  } else if (app.findings.length) await app.showFinding(0, {});
   else app.store.set({ open: app.ranks.slice(0, 1) });
 }
 

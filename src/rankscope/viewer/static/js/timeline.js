@@ -66,7 +66,7 @@ export class Timeline {
    * @param {number} rank */
   beginOf(rank) {
     const { run, store: { view } } = this.app;
-    const shift = rank >= SECOND && run.second_steps ? stepShift(run.steps, run.second_steps, view.begin, view.end) : 0;
+    const shift = rank >= SECOND && run.second_steps ? stepShift(run.steps, run.second_steps, view.begin) : 0;
     return view.begin + shift;
   }
 

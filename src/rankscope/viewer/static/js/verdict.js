@@ -16,7 +16,7 @@ export async function loadVerdict(app) {
     for (const name of ["compute_ns", "exposed_comm_ns", "idle_ns", "span_ns"]) {
       app.orders.set(name, new Map(whole.map((/** @type {any} */ row) => [row.rank, row[name]])));
     }
-    const draw = () => (changes ? drawChange(changes, summary.facts) : drawVerdict(app, summary.facts));
+    const draw = () => (changes ? drawChange(changes) : drawVerdict(app, summary.facts));
     app.store.listen((view, changed) => { if (changed.has("finding")) draw(); });
     draw();
     app.redraw();
@@ -43,11 +43,11 @@ function drawVerdict(app, facts) {
     h("span", { class: "space" }), ...figures(facts));
 }
 
-/** @param {any} changes the report of the command `diff` @param {Facts} facts */
-function drawChange(changes, facts) {
+/** @param {any} changes the report of the command `diff` */
+function drawChange(changes) {
   const [first, ...others] = changes.findings;
   fill(byId("verdict"), headline(first?.severity ?? "ok", first?.title ?? "No change between the runs.",
-    [first?.evidence, others.length ? `${others.length} more in Diff` : ""].filter(Boolean).join("; ")), h("span", { class: "space" }), ...figures(facts));
+    [first?.evidence, others.length ? `${others.length} more in Diff` : ""].filter(Boolean).join("; ")));
 }
 
 /** @param {string} severity @param {string} title @param {string} why */
