@@ -7,6 +7,7 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,11 +33,13 @@ Series = tuple[NDArray[np.int64], NDArray[np.float64]]
 class Session:
     """One run, open for a browser. Tiles read arrays and run concurrently; SQL runs one query at a time."""
 
-    def __init__(self, run: Run, title: str, drawn: Run | None = None) -> None:
+    def __init__(self, run: Run, title: str, drawn: Run | None = None, path: Path | None = None) -> None:
         self.run = run
         self.drawn = drawn or run
         """`run` with the files of all tools, where several recorded a rank. Drawn, but not used for figures."""
         self.title = title
+        self.path = path or Path(title)
+        """As the user gave it: commands on the page name it, and marks are kept beside it."""
         self._database = threading.RLock()
         self._lanes: dict[tuple[int, int], Lanes] = {}
         self._communication: dict[int, Lanes] = {}

@@ -48,6 +48,30 @@ export function scaled(value, unit) {
   return `${short(value)} ${unit}`;
 }
 
+const UNITS = /** @type {Record<string, [number, string][]>} */ ({
+  ns: TIME,
+  bytes: [[1e12, "TB"], [1e9, "GB"], [1e6, "MB"], [1e3, "kB"], [1, "B"]],
+  flop: [...COUNT.map(([size, prefix]) => [size, `${prefix}FLOP`]), [1, "FLOP"]],
+  "flop/s": [...COUNT.map(([size, prefix]) => [size, `${prefix}FLOP/s`]), [1, "FLOP/s"]],
+  percent: [[1, "%"]],
+  "GB/s": [[1, "GB/s"]],
+});
+
+/** One unit for all values of a column, which its heading names; null for plain numbers.
+ * @param {string} unit @param {(number | null)[]} values @returns {{ label: string, text: (value: number) => string } | null} */
+export function columnScale(unit, values) {
+  const steps = UNITS[unit];
+  if (!steps) return null;
+  const sizes = values.map((value) => Math.abs(value ?? 0)).filter((value) => value > 0);
+  const largest = sizes.reduce((most, value) => Math.max(most, value), 0);
+  const least = sizes.reduce((most, value) => Math.min(most, value), largest);
+  const [size, label] = steps.find(([size]) => largest >= size) ?? steps[steps.length - 1];
+  // Two digits of the least value, three of the largest, and at most three after the point.
+  const needed = Math.max(1 - Math.floor(Math.log10(least / size || 1)), 2 - Math.floor(Math.log10(largest / size || 1)));
+  const digits = unit === "percent" ? 1 : size === 1 && sizes.every(Number.isInteger) ? 0 : Math.min(Math.max(needed, 0), 3);
+  return { label, text: (value) => (value === 0 ? "0" : (value / size).toLocaleString("en", { minimumFractionDigits: digits, maximumFractionDigits: digits })) };
+}
+
 /** @param {number} share of one */
 export function percent(share) {
   return `${(100 * share).toFixed(1)} %`;
