@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from rankscope.analysis.across_ranks.heatmap import CLASSES
+from rankscope.analysis.core.intervals import covered_before
 from rankscope.sql import sql_text
 from rankscope.viewer.answers import Answer, Route, integer
-from rankscope.viewer.session import Session
+from rankscope.viewer.session import ACTIVITIES, Session
 
 _MOST_ROWS = 500
 """Of one page of the table."""
@@ -103,13 +103,12 @@ def _shares(session: Session, ranks: list[int], begin: int, end: int) -> list[di
     edges = np.array([begin, end], dtype=np.int64)
     shares = []
     for rank in ranks:
-        time = session.rank_time(rank)
-        values = time.shares(edges)[:, 0].tolist()
-        unrecorded = float(time.unrecorded(edges)[0])
-        idle = max(0.0, 1 - sum(values) - unrecorded)
-        shares.append(
-            {"rank": rank, **dict(zip(CLASSES, values, strict=True)), "idle": idle, "unrecorded": unrecorded}
-        )
+        activity = session.activity(rank)
+        covered = {name: np.diff(covered_before(getattr(activity, name), edges)) for name in ACTIVITIES}
+        share = {name: float(time[0] / (end - begin)) for name, time in covered.items()}
+        unrecorded = float(session.rank_time(rank).unrecorded(edges)[0])
+        idle = max(0.0, 1 - sum(share.values()) - unrecorded)
+        shares.append({"rank": rank, **share, "idle": idle, "unrecorded": unrecorded})
     return shares
 
 

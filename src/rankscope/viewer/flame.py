@@ -68,7 +68,7 @@ def _within_limit(run: Run, ranks: list[int], by: str, window: str) -> list[int]
 
 
 def _frames(run: Run, rank: int, by: str, window: str) -> dict[str, Any]:
-    """Slices of the requested kind by track and start, so that a caller comes before its callees. Steps have one name."""
+    """Slices of the requested kind by track and start, callers before their callees. All steps have one name."""
     return run.arrays(
         f"""
         SELECT segment * (1::BIGINT << 50) + id AS id, segment * 1000000 + track AS track, start_ns AS start,

@@ -14,6 +14,7 @@ from rankscope.analysis.findings import collect
 from rankscope.errors import UsageError
 from rankscope.store.run import VIEWS, describe
 from rankscope.viewer.answers import Answer, Route, client_left, integer
+from rankscope.viewer.scenes import scene
 from rankscope.viewer.session import Session
 
 _MOST_ROWS = 1000
@@ -50,15 +51,19 @@ def report(session: Session, query: dict[str, str]) -> Answer:
 
 
 def findings(session: Session) -> Answer:
-    """The findings of all reports, in the order of the summary."""
+    """The findings of all reports, in the order of the summary, each with the scene that shows it."""
     with session.database() as run:
-        found = collect(run, Scope())
-    return {
-        "findings": [
-            {**one.finding.to_dict(), "report": one.report, "commands": commands(one, session.path)}
-            for one in found
-        ]
-    }
+        return {
+            "findings": [
+                {
+                    **one.finding.to_dict(),
+                    "report": one.report,
+                    "scene": scene(session, one).to_dict(),
+                    "commands": commands(one, session.path),
+                }
+                for one in collect(run, Scope())
+            ]
+        }
 
 
 _COMMAND_IN_HINT = re.compile(r"rankscope [a-z]+ RUN(?: -[\w-]+| [\w=,:]+(?=[ .,;)]|$))*")

@@ -7,20 +7,22 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rankscope.analysis.across_ranks.heatmap import CLASSES, RankTime, rank_times
-from rankscope.analysis.core.intervals import Intervals
+from rankscope.analysis.core.intervals import Intervals, intersect, subtract
 from rankscope.analysis.core.scope import Scope
+from rankscope.analysis.within_rank.breakdown import waiting_times
 from rankscope.atomic_files import unique_name
 from rankscope.private_files import open_private
 from rankscope.store.layout import SegmentEntry, can_write
 from rankscope.store.run import Run
 from rankscope.viewer.answers import integer
-from rankscope.viewer.collective_lanes import communication
+from rankscope.viewer.collective_lanes import CollectiveSlices, collective_slices, communication
 from rankscope.viewer.lanes import Lanes, open_lanes
 from rankscope.viewer.sql_process import SqlProcess
 
@@ -28,6 +30,22 @@ _RANKS_AT_A_TIME = 8
 _OVERVIEW_FILE = "map.npz"
 
 Series = tuple[NDArray[np.int64], NDArray[np.float64]]
+
+
+ACTIVITIES = ("compute", "comm", "wait", "copy")
+"""The sets of `Activity`."""
+
+
+@dataclass(frozen=True)
+class Activity:
+    """Disjoint sets of time of one rank, as the map draws them; what is in none of them is idle or not recorded."""
+
+    compute: Intervals
+    comm: Intervals
+    """Exposed communication, without the waiting."""
+    wait: Intervals
+    """Exposed communication in which the rank waits for another rank."""
+    copy: Intervals
 
 
 class Session:
@@ -44,7 +62,9 @@ class Session:
         self._lanes: dict[tuple[int, int], Lanes] = {}
         self._communication: dict[int, Lanes] = {}
         self._series: dict[tuple[int, str], Series] = {}
+        self._collective_slices: dict[int, CollectiveSlices] = {}
         self._times: dict[int, RankTime] = {}
+        self._activities: dict[int, Activity] = {}
         self._making: dict[object, threading.Lock] = {}
         self._guard = threading.Lock()
         self.sql = SqlProcess(self._definitions, run.folder)
@@ -110,6 +130,13 @@ class Session:
                 self._communication[rank] = communication(self.run, rank)
             return self._communication[rank]
 
+    def collective_slices(self, rank: int) -> CollectiveSlices:
+        """How long each collective of a rank waited, and for whom."""
+        with self._database:
+            if rank not in self._collective_slices:
+                self._collective_slices[rank] = collective_slices(self.run, rank)
+            return self._collective_slices[rank]
+
     def counter(self, rank: int, name: str, load: Callable[[Run], Series]) -> Series:
         """Times and values of one counter, read once."""
         with self._database:
@@ -126,6 +153,15 @@ class Session:
             if rank not in self._times:
                 self._times[rank] = self._load_rank_time(rank) or self._make_rank_time(rank)
         return self._times[rank]
+
+    def activity(self, rank: int) -> Activity:
+        """The activity of a rank with the waiting apart."""
+        time = self.rank_time(rank)
+        with self._database:
+            if rank not in self._activities:
+                wait = intersect(time.comm, waiting_times(self.run)[rank])
+                self._activities[rank] = Activity(time.compute, subtract(time.comm, wait), wait, time.copy)
+            return self._activities[rank]
 
     @contextmanager
     def _once(self, key: object) -> Iterator[None]:

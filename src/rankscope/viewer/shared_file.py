@@ -17,14 +17,13 @@ from typing import Any
 
 import numpy as np
 
-from rankscope.analysis.across_ranks.heatmap import CLASSES
 from rankscope.analysis.core.intervals import Intervals, intersect
 from rankscope.analysis.core.scope import Scope
 from rankscope.errors import UsageError
 from rankscope.viewer import counters
 from rankscope.viewer.answers import Route, integer, json_bytes
 from rankscope.viewer.collective_lanes import COMMUNICATION
-from rankscope.viewer.session import Session
+from rankscope.viewer.session import ACTIVITIES, Session
 from rankscope.viewer.static_files import static_files
 
 MOST_SLICES = 100_000
@@ -228,12 +227,10 @@ def _communication(session: Session, rank: int, window: Window) -> dict[str, Any
 
 def _activity(session: Session, rank: int, window: Window) -> dict[str, list[list[int]]]:
     """The intervals of each class, and of what was recorded: start and end."""
-    time = session.rank_time(rank)
+    activity = {name: getattr(session.activity(rank), name) for name in ACTIVITIES}
+    activity["recorded"] = session.rank_time(rank).recorded
     whole = Intervals(np.array([window.begin], dtype=np.int64), np.array([window.end], dtype=np.int64))
-    return {
-        name: [edges.tolist() for edges in intersect(getattr(time, name), whole)]
-        for name in (*CLASSES, "recorded")
-    }
+    return {name: [edges.tolist() for edges in intersect(parts, whole)] for name, parts in activity.items()}
 
 
 def _counters(

@@ -1,4 +1,4 @@
-"""Routes about slices: one slice in detail, search by name, neighbours."""
+"""Routes about slices: one slice in detail, its neighbours."""
 
 from __future__ import annotations
 
@@ -12,15 +12,12 @@ from rankscope.viewer.answers import Answer, Route, integer
 from rankscope.viewer.session import Session
 
 _BINS = 32
-_MOST_NAMES = 100
 _REFERENCES = ("launch", "op", "python", "module", "parent")
 
 
 def routes(session: Session) -> dict[str, Route]:
     return {
         "slice": lambda query: slice_details(session, query),
-        "search": lambda query: search(session, query),
-        "find": lambda query: find(session, query),
         "neighbour": lambda query: neighbour(session, query),
     }
 
@@ -97,34 +94,6 @@ def _compare(run: Run, slice: dict[str, Any]) -> dict[str, Any]:
         "longer": int((durations > slice["dur_ns"]).sum()),
         "histogram": {"edges_ns": edges.tolist(), "counts": counts.tolist()},
     }
-
-
-def search(session: Session, query: dict[str, str]) -> Answer:
-    """Names that contain a text, with count and total time."""
-    with session.drawing() as run:
-        names = run.records(
-            "SELECT name, category, count(*) AS count, count(DISTINCT rank) AS ranks, sum(dur_ns) AS total_ns, "
-            "min(start_ns) AS first_ns FROM slices WHERE contains(lower(name), lower(?)) "
-            f"GROUP BY name, category ORDER BY total_ns DESC LIMIT {_MOST_NAMES}",
-            [query["q"]],
-        )
-    return {"q": query["q"], "names": names}
-
-
-def find(session: Session, query: dict[str, str]) -> Answer:
-    """The next or previous slice with a name, in order of start, on one rank or all."""
-    at, back = integer(query["at"]), query.get("direction") == "previous"
-    conditions, values = ["name = ?", f"start_ns {'<' if back else '>'} ?"], [query["name"], at]
-    if query.get("rank"):
-        conditions.append("rank = ?")
-        values.append(integer(query["rank"]))
-    with session.drawing() as run:
-        rows = run.records(
-            "SELECT rank, segment, id, track, depth, name, category, start_ns, dur_ns FROM slices "
-            f"WHERE {' AND '.join(conditions)} ORDER BY start_ns {'DESC' if back else ''}, rank LIMIT 1",
-            values,
-        )
-    return {"found": rows[0] if rows else None}
 
 
 def neighbour(session: Session, query: dict[str, str]) -> Answer:

@@ -15,8 +15,10 @@ from rankscope.viewer import (
     counters,
     events,
     flame,
+    flows,
     marks,
     reports,
+    search,
     shared_file,
     slices,
     timeline,
@@ -25,7 +27,7 @@ from rankscope.viewer.answers import Answer, Route
 from rankscope.viewer.session import Session
 from rankscope.viewer.two_runs import align, combined
 
-_ROUTE_MODULES = (timeline, slices, events, collective_peers, counters, flame, reports, marks)
+_ROUTE_MODULES = (timeline, slices, search, flows, collective_peers, counters, flame, reports, events, marks)
 
 
 class Opening:

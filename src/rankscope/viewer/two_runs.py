@@ -1,4 +1,7 @@
-"""Two runs on one time axis: ranks of the second are renumbered, and its first step is aligned with the first's."""
+"""Two runs on one time axis: ranks of the second are renumbered, and the first steps of both coincide.
+
+The page aligns the others: it shows the second run from the step that it shows of the first.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +20,15 @@ SECOND = 1_000_000
 
 
 def align(first: Session, second: Session) -> None:
-    """Shift the second run so that the first steps coincide; without steps, the first events."""
+    """Shift one run so that the first steps coincide; without steps, the first events. No time becomes negative."""
     runs = (first.run, second.run)
     starts = [run.rows("SELECT min(start_ns) FROM steps")[0][0] for run in runs]
     if None in starts:
         starts = [run.rows("SELECT coalesce(min(start_ns), 0) FROM slices")[0][0] for run in runs]
-    for run in {second.run, second.drawn}:
-        run.move(starts[0] - starts[1])
+    later = starts[0] - starts[1]
+    moved = second if later >= 0 else first
+    for run in {moved.run, moved.drawn}:
+        run.move(abs(later))
 
 
 def combined(
@@ -37,6 +42,8 @@ def combined(
             if rank < SECOND and query.get("run") != "2":
                 return first[name](query)
             own = {**query, "rank": str(rank - SECOND)} if rank >= SECOND else query
+            if rank >= SECOND and query.get("after"):  # a slice of that rank
+                own["after"] = f"{rank - SECOND}.{query['after'].partition('.')[2]}"
             return _renumbered(second[name](own))
 
         return answer
@@ -78,6 +85,7 @@ def _run(first: Any, second: Any) -> Answer:
         **first,
         "title": f"{first['title']} and {second['title']}",
         "titles": [first["title"], second["title"]],
+        "second_steps": second["steps"],
         "ranks": [*first["ranks"], *(rank + SECOND for rank in second["ranks"])],
         "begin_ns": min(first["begin_ns"], second["begin_ns"]),
         "end_ns": max(first["end_ns"], second["end_ns"]),

@@ -218,7 +218,8 @@ export class SharedFile {
       entry.on.add(slice.rank);
       names.set(key, entry);
     }
-    const sorted = [...names.values()].sort((a, b) => b.total_ns - a.total_ns).map(({ on, ...entry }) => ({ ...entry, ranks: [...on].sort((a, b) => a - b).join(",") }));
+    /** @type {Row[]} */
+    const sorted = [...names.values()].sort((a, b) => b.total_ns - a.total_ns).map((entry) => ({ ...entry, on: undefined, ranks: [...entry.on].sort((a, b) => a - b).join(",") }));
     return { q: query.q, names: sorted.slice(0, MOST), count: sorted.reduce((sum, entry) => sum + entry.count, 0), more_names: Math.max(0, sorted.length - MOST) };
   }
 

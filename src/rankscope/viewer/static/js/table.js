@@ -7,7 +7,7 @@ import { shortenNames } from "./names.js";
 const NAME_CHARACTERS = 64;
 const UNIT_WORDS = / (ns|bytes|pct|flops|flop s|gb s)$/;
 
-/** @typedef {{ name: string, title?: string, unit?: string, help?: string }} Column */
+/** @typedef {{ name: string, title?: string, unit?: string, help?: string, verbatim?: boolean }} Column verbatim: its name is its heading */
 
 /** @param {Column[]} columns @param {Record<string, any>[]} rows
  * @param {{ go?: (row: any) => void, hot?: (row: any) => boolean, caption?: string, filter?: boolean, tools?: boolean, characters?: number }} [how]
@@ -68,6 +68,7 @@ export function table(columns, rows, how = {}) {
 /** The title of a column with its unit: "Total (ms)"; without the unit that is part of a machine name.
  * @param {Column} column @param {string} [unit] */
 export function headingOf(column, unit) {
+  if (column.verbatim) return unit ? `${column.name} (${unit})` : column.name;
   const title = (column.title ?? column.name.replaceAll("_", " ")).replace(column.unit ? UNIT_WORDS : /$^/, "");
   const text = title.charAt(0).toUpperCase() + title.slice(1);
   return !unit || title.split(/[ (]/).includes(unit) ? text : `${text} (${unit})`;
