@@ -69,12 +69,13 @@ class Viewer:
         command = [sys.executable, "-m", "rankscope", "view", str(run), "--no-open"]
         if run.is_relative_to(TEST_DATA):  # nothing is written there
             command += ["--cache", str(FOLDER_OF_RUNS / "view-store")]
+        os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # an installed package has its bytecode
         self.process = subprocess.Popen(
             command,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
-            env={**os.environ, "PYTHONPATH": str(source)},
+            env={**os.environ, "PYTHONPATH": str(source), "PYTHONPYCACHEPREFIX": str(FOLDER_OF_RUNS / "pycache")},
         )
         assert self.process.stdout is not None
         self.url = self.process.stdout.readline().strip()
