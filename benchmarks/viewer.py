@@ -75,7 +75,11 @@ class Viewer:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
-            env={**os.environ, "PYTHONPATH": str(source), "PYTHONPYCACHEPREFIX": str(FOLDER_OF_RUNS / "pycache")},
+            env={
+                **os.environ,
+                "PYTHONPATH": str(source),
+                "PYTHONPYCACHEPREFIX": str(FOLDER_OF_RUNS / "pycache"),
+            },
         )
         assert self.process.stdout is not None
         self.url = self.process.stdout.readline().strip()

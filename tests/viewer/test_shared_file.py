@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from conftest import DATA
 from rankscope.cli import main
 from rankscope.store.run import open_run
 from rankscope.viewer import shared_file
@@ -132,6 +133,45 @@ def test_the_file_opens_from_a_disk_with_the_same_keys(exported: Path, offline: 
     page.click("#tab-sql")
     page.wait_for_selector("#message:not([hidden])")
     assert "rankscope view" in page.inner_text("#message")
+
+
+def test_twenty_thousand_slices_of_four_ranks_take_less_than_3_mb(
+    tmp_path: Path, offline: Screen, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And the page is usable: zoom, click, search."""
+    target = tmp_path / "all.html"
+    words = [
+        "export",
+        str(DATA / "ddp-gloo4"),
+        "-t",
+        "html",
+        "-o",
+        str(target),
+        "--cache",
+        str(tmp_path),
+        "-q",
+    ]
+    assert main(words) == 0 and "4 ranks" in capsys.readouterr().out
+    assert len(_content(target.read_text(encoding="utf-8"))["slices"]["id"]) > 20_000
+    assert target.stat().st_size < 3_000_000
+    page = offline.open(target.as_uri()).page
+    page.keyboard.press("Home")
+    offline.press("w", "w", "d")
+    page.evaluate("window.rankscope.store.set({ open: [0], folds: [] })")
+    offline.settle()
+    found = page.evaluate("window.rankscope.timeline.layout().rows.find((row) => row.type === 'track').y")
+    box = page.locator("#canvas").bounding_box()
+    for x in range(200, 1400, 40):  # until something is there
+        page.mouse.click(box["x"] + x, box["y"] + 36 + found)
+        offline.settle()
+        if offline.view()["slice"]:
+            break
+    offline.until("window.rankscope.panels.slice !== null")
+    page.keyboard.press("/")
+    page.keyboard.type("aten::add")
+    page.wait_for_selector("#found li .note")
+    page.keyboard.press("Enter")
+    offline.until("window.rankscope.panels.slice?.name.includes('aten::add')")
 
 
 def test_a_shared_view_is_the_view_that_was_shared(
