@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from hashlib import blake2b
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,6 +37,10 @@ _OVERVIEW_VERSION = 1
 Series = tuple[NDArray[np.int64], NDArray[np.float64]]
 
 
+ACTIVITIES = ("compute", "comm", "wait", "copy")
+"""The sets of `Activity`."""
+
+
 @dataclass(frozen=True)
 class Activity:
     """Disjoint sets of time of one rank, as the map draws them; what is in none of them is idle or not recorded."""
@@ -51,11 +56,13 @@ class Activity:
 class Session:
     """One run, open for a browser. Tiles read arrays and run concurrently; SQL runs one query at a time."""
 
-    def __init__(self, run: Run, title: str, drawn: Run | None = None) -> None:
+    def __init__(self, run: Run, title: str, drawn: Run | None = None, path: Path | None = None) -> None:
         self.run = run
         self.drawn = drawn or run
         """`run` with the files of all tools, where several recorded a rank. Drawn, but not used for figures."""
         self.title = title
+        self.path = path or Path(title)
+        """As the user gave it: commands on the page name it, and marks are kept beside it."""
         self._database = threading.RLock()
         self._lanes: dict[tuple[int, int], Lanes] = {}
         self._communication: dict[int, Lanes] = {}
@@ -194,8 +201,10 @@ class Session:
         except (OSError, ValueError, EOFError):  # damaged: made again
             return None
         ends = np.cumsum([len(sizes) + 2, *(2 * size for size in sizes)])
-        sets = [Intervals(*saved[low:high].reshape(2, -1)) for low, high in pairwise(ends.tolist())]
-        return RankTime(rank, *sets[:3], bool(on_host), sets[3])
+        compute, comm, copy, recorded = (
+            Intervals(*saved[low:high].reshape(2, -1)) for low, high in pairwise(ends.tolist())
+        )
+        return RankTime(rank, compute, comm, copy, bool(on_host), recorded)
 
     def _make_rank_time(self, rank: int) -> RankTime:
         """Also makes those of the next ranks, which the page requests next: one query costs more than its rows."""

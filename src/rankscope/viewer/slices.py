@@ -1,4 +1,4 @@
-"""Routes about slices: one slice in detail, all slices in a time range, neighbours."""
+"""Routes about slices: one slice in detail, its neighbours."""
 
 from __future__ import annotations
 
@@ -7,20 +7,17 @@ from typing import Any
 
 import numpy as np
 
-from rankscope.analysis.across_ranks.heatmap import CLASSES
 from rankscope.store.run import Run
 from rankscope.viewer.answers import Answer, Route, integer
 from rankscope.viewer.session import Session
 
 _BINS = 32
-_MOST_NAMES = 100
 _REFERENCES = ("launch", "op", "python", "module", "parent")
 
 
 def routes(session: Session) -> dict[str, Route]:
     return {
         "slice": lambda query: slice_details(session, query),
-        "area": lambda query: area(session, query),
         "neighbour": lambda query: neighbour(session, query),
     }
 
@@ -97,35 +94,6 @@ def _compare(run: Run, slice: dict[str, Any]) -> dict[str, Any]:
         "longer": int((durations > slice["dur_ns"]).sum()),
         "histogram": {"edges_ns": edges.tolist(), "counts": counts.tolist()},
     }
-
-
-def area(session: Session, query: dict[str, str]) -> Answer:
-    """A time range on some ranks: the share of each class per rank, and the names that take most time."""
-    begin, end = integer(query["begin"]), integer(query["end"])
-    if end <= begin:
-        raise ValueError("the window is empty")
-    ranks = session.ranks(query)
-    edges = np.array([begin, end], dtype=np.int64)
-    shares = []
-    for rank in ranks:
-        values = session.rank_time(rank).shares(edges)[:, 0].tolist()
-        unrecorded = float(session.rank_time(rank).unrecorded(edges)[0])
-        idle = max(0.0, 1 - sum(values) - unrecorded)
-        share = dict(zip(CLASSES, values, strict=True))
-        shares.append({"rank": rank, **share, "idle": idle, "unrecorded": unrecorded})
-    track = f"AND track = {integer(query['track'])}" if query.get("track") else ""
-    with session.drawing() as run:
-        names = run.records(
-            f"""
-            SELECT name, category, count(*) AS count, count(DISTINCT rank) AS ranks,
-                   sum(least(start_ns + dur_ns, {end}) - greatest(start_ns, {begin})) AS inside_ns,
-                   avg(dur_ns) AS avg_ns, max(dur_ns) AS max_ns
-            FROM slices WHERE start_ns < {end} AND start_ns + dur_ns > {begin} {track}
-            AND rank IN ({", ".join(map(str, ranks))})
-            GROUP BY name, category ORDER BY inside_ns DESC LIMIT {_MOST_NAMES}
-            """
-        )
-    return {"begin_ns": begin, "end_ns": end, "shares": shares, "names": names}
 
 
 def neighbour(session: Session, query: dict[str, str]) -> Answer:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import Any
 
 import numpy as np
@@ -38,6 +39,7 @@ def run_info(session: Session) -> Answer:
         steps = _steps(opened)
     return {
         "title": session.title,
+        "path": shlex.quote(str(session.path)),
         "ranks": session.run.ranks,
         "begin_ns": begin,
         "end_ns": end,

@@ -11,6 +11,7 @@ import numpy as np
 
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.diff.two_runs import diff
+from rankscope.errors import UsageError
 from rankscope.viewer.answers import Answer, Route, integer
 from rankscope.viewer.session import Session
 
@@ -51,6 +52,8 @@ def combined(
     routes["run"] = lambda query: _run(first["run"](query), second["run"](query))
     routes["overview"] = lambda query: _overview(query, sessions, first["overview"], second["overview"])
     routes["area"] = lambda query: _area(query, first["area"], second["area"])
+    routes["events"] = lambda query: _events(query, first["events"], second["events"])
+    routes["share"] = lambda query: _share()
     routes["diff"] = lambda query: _diff(sessions)
     return routes
 
@@ -122,8 +125,33 @@ def _area(query: dict[str, str], first: Route, second: Route) -> Answer:
     if in_first:
         answers.append(first({**query, "ranks": ",".join(map(str, in_first))}))
     if in_second:
-        answers.append(_renumber(second({**query, "ranks": ",".join(map(str, in_second))})))
+        answers.append(_renumber(second(_of_second(query, in_second))))
     return {**answers[0], "shares": [share for answer in answers for share in answer["shares"]]}
+
+
+def _events(query: dict[str, str], first: Route, second: Route) -> Answer:
+    """Of the first run, or of the second when only its ranks are requested."""
+    in_first, in_second = _split(query, [])
+    if in_first:
+        return first({**query, "ranks": ",".join(map(str, in_first))})
+    return _renumbered(second(_of_second(query, in_second)))
+
+
+def _of_second(query: dict[str, str], ranks: list[int]) -> dict[str, str]:
+    """The query with the second run's own ranks, in the keys of tracks and slices too."""
+    own = {**query, "ranks": ",".join(map(str, ranks))}
+    for name in ("tracks", "slice"):
+        keys = [key.partition(".") for key in query.get(name, "").split(",") if key]
+        own[name] = ",".join(
+            f"{integer(rank) - SECOND}.{rest}" for rank, _, rest in keys if integer(rank) >= SECOND
+        )
+    return own
+
+
+def _share() -> Answer:
+    raise UsageError(
+        "a shared file holds one run", hint="Open one of the two alone: rankscope view RUN, then share it."
+    )
 
 
 def _diff(sessions: tuple[Session, Session]) -> Answer:

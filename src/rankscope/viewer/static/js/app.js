@@ -4,6 +4,7 @@ import { json, show } from "./api.js";
 import { byId, announce } from "./dom.js";
 import { time } from "./format.js";
 import { GROUPS, clamp, isFolded, ordered, toggleFold, trackKey } from "./layout.js";
+import { Marks } from "./marks.js";
 import { Overview } from "./overview.js";
 import { readPalette } from "./palette.js";
 import { Panels } from "./panels/panels.js";
@@ -12,7 +13,7 @@ import { EMPTY } from "./state.js";
 import { Timeline, sliceNumber } from "./timeline.js";
 import { drawTwin } from "./twin.js";
 
-/** @typedef {{ title: string, ranks: number[], begin_ns: number, end_ns: number, kinds: string[], tile_width: number,
+/** @typedef {{ title: string, path: string, ranks: number[], begin_ns: number, end_ns: number, kinds: string[], tile_width: number,
  *   titles?: string[], steps: import("./layout.js").Step[], second_steps?: import("./layout.js").Step[], clocks?: any, device?: string, world?: number,
  *   reports: { name: string, question: string, by: string[] }[] }} Run
  * @typedef {{ ranks: number[], peers: number[], step: number | null, begin_ns: number, end_ns: number, groups: string[],
@@ -42,6 +43,7 @@ export class App {
     this.overview = new Overview(this);
     this.timeline = new Timeline(this);
     this.panels = new Panels(this);
+    this.marks = new Marks(this);
     this.search = new Search(this);
     store.listen((view, changed) => {
       const order = ["finding", "sort", "pinned"].some((name) => changed.has(name));
@@ -82,6 +84,7 @@ export class App {
     this.asked ??= json("findings").then((answer) => {
       this.findings = answer.findings;
       this.setScene();
+      this.panels.countFindings();
       this.redraw();
       return this.findings;
     });
@@ -217,7 +220,7 @@ export class App {
 
   /** Select a slice and show it with some time around it.
    * @param {{ rank: number, segment: number, id: number, track: number, depth?: number, start_ns: number, dur_ns: number }} slice
-   * @param {{ zoom?: boolean }} [how] */
+   * @param {{ zoom?: boolean, stay?: boolean }} [how] stay: the tab of the panel stays */
   async goTo(slice, how = {}) {
     const { begin, end, open } = this.store.view;
     const inside = slice.start_ns >= begin && slice.start_ns + slice.dur_ns <= end && slice.dur_ns > (end - begin) / 400;
@@ -226,7 +229,7 @@ export class App {
       this.show(slice.start_ns - margin, slice.start_ns + slice.dur_ns + margin, { history: true });
     }
     if (!open.includes(slice.rank)) this.store.set({ open: [...open, slice.rank] });
-    this.store.set({ slice: { rank: slice.rank, segment: slice.segment, id: slice.id }, tab: "selection" }, { history: true });
+    this.store.set({ slice: { rank: slice.rank, segment: slice.segment, id: slice.id }, tab: how.stay ? this.panels.tab : this.panels.tabOfSlice }, { history: true });
     this.panels.slice = slice; // keys that are pressed before its details arrive apply to it
     await this.timeline.loadTracks();
     this.unfold(slice.rank, slice);
@@ -241,7 +244,7 @@ export class App {
 
   /** @param {[number, number] | null} area */
   choose(area) {
-    this.store.set({ area, ...(area ? { slice: null, tab: "selection" } : {}) }, { history: Boolean(area) });
+    this.store.set({ area, ...(area ? { slice: null, tab: this.panels.tabOfArea } : { box: [] }) }, { history: Boolean(area) });
   }
 
   /** @param {string} theme */

@@ -12,7 +12,7 @@ const HELP = [
   ["Home", "show everything: all ranks over the whole run"],
   ["F", "the whole time; the ranks stay as they are"],
   ["Z", "zoom to the selection"],
-  ["drag", "select a time range; the panel shows what runs in it"],
+  ["drag", "select a time range, or a box of tracks; the panel sums it up"],
   ["click, Enter", "select a slice; the panel shows its details"],
   ["[ / ]", "previous / next hit of the search, or slice with the same name"],
   [", / .", "previous / next slice in the same row"],
@@ -21,8 +21,9 @@ const HELP = [
   ["K, Shift + K", "pin the track under the pointer, or its rank; click a track's label"],
   ["{ / }", "move the pinned track or rank under the pointer up / down"],
   ["G", "all flows of the selected op: arrows from each visible one to what it launches"],
+  ["M, Shift + M", "make a mark under the pointer; list the marks"],
   ["/", "search; Enter goes to the first hit, ] and [ to the next and previous"],
-  ["1 – 9", "tabs of the panel"],
+  ["1 – 9, 0", "tabs of the panel"],
   ["C", "clocks: aligned by collectives, or the wall clock of each rank"],
   ["T", "light or dark theme"],
   ["Esc", "close, or clear the selection"],
@@ -63,12 +64,13 @@ const ACTIONS = {
   o: (app) => app.toggle(currentRank(app)),
   k: (app, event) => pin(app, event.shiftKey),
   g: (app) => flows(app),
+  m: (app, event) => (event.shiftKey ? app.marks.open() : app.marks.add()),
   "{": (app) => move(app, -1), "}": (app) => move(app, 1),
   n: (app) => app.walk(1),
   p: (app) => app.walk(-1),
   "]": (app) => sameName(app, "next"), "[": (app) => sameName(app, "previous"),
   ".": (app) => neighbour(app, 1), ",": (app) => neighbour(app, -1),
-  ...Object.fromEntries(Array.from({ length: 9 }, (_, at) => [String(at + 1), (/** @type {any} */ app) => app.panels.choose(at)])),
+  ...Object.fromEntries(Array.from({ length: 10 }, (_, at) => [String((at + 1) % 10), (/** @type {any} */ app) => app.panels.choose(at)])),
 };
 
 /** @param {import("./app.js").App} app @param {number} factor */
@@ -189,7 +191,7 @@ function escape(app, target) {
   app.timeline.arrows = [];
   app.timeline.flows = [];
   app.timeline.peers = null;
-  app.store.set({ slice: null, area: null }, { history: true });
+  app.store.set({ slice: null, area: null, box: [] }, { history: true });
 }
 
 export function help() {

@@ -1,13 +1,15 @@
 // Start of the page: wait until the run is open, then draw it.
 
 import { App, describe, startTheme } from "./app.js";
-import { always, json, show } from "./api.js";
+import { always, json, show, useFile } from "./api.js";
 import { byId, fill, h } from "./dom.js";
 import { scaled } from "./format.js";
 import { lastPlace, listenToFrame } from "./frame.js";
 import { listenToKeys } from "./keys.js";
+import { listenToMarks } from "./marks.js";
 import { listenToPointer } from "./pointer.js";
 import { sharedSteps } from "./layout.js";
+import { listenToShare } from "./share.js";
 import { EMPTY, Store, decode } from "./state.js";
 import { listenToTrackTools } from "./track_tools.js";
 import { loadVerdict } from "./verdict.js";
@@ -41,9 +43,20 @@ async function open(app) {
   else app.store.set({ open: app.ranks.slice(0, 1) });
 }
 
+/** Where the page is a shared file: its data are in it, and so is the view to open on. */
+async function readFile() {
+  const content = document.getElementById("shared-file")?.textContent;
+  if (!content) return;
+  const { readShared } = await import("./shared.js");
+  const file = await readShared(content);
+  useFile(file);
+  if (file.view && !location.hash) history.replaceState(null, "", file.view);
+}
+
 async function start() {
   // The cookie of the first answer is enough from now on: the token does not stay in the address and the history.
   if (location.search) history.replaceState(history.state, "", location.pathname + location.hash);
+  await readFile();
   const requested = decode(location.hash);
   startTheme(requested.theme ?? "");
   if (!(await opened())) return;
@@ -57,6 +70,8 @@ async function start() {
   listenToFrame(app);
   listenToKeys(app);
   listenToPointer(app);
+  listenToMarks(app);
+  listenToShare(app);
   listenToTrackTools(app);
   window.addEventListener("popstate", () => app.store.set({ ...EMPTY, begin: run.begin_ns, end: run.end_ns, ...decode(location.hash) }));
   app.store.listen((view, changed) => { if (changed.has("clocks")) setTimeout(() => location.reload(), 250); }); // all times change

@@ -5,6 +5,7 @@ import { moment, time } from "./format.js";
 import { GUTTER, rankName, trackKey, zoomed } from "./layout.js";
 
 const DRAG_PIXELS = 4;
+const BOX_PIXELS = 14; // up or down: the drag is about the tracks that it touches
 const HANDLE = 22; // width of the handle that folds a group, at the left of the gutter
 
 /** @param {import("./app.js").App} app */
@@ -27,7 +28,8 @@ export function listenToPointer(app) {
     if (down && down.x > GUTTER && Math.abs(event.offsetX - down.x) > DRAG_PIXELS) {
       dragging = true;
       const [from, to] = [toTime(Math.min(down.x, event.offsetX)), toTime(Math.max(down.x, event.offsetX))];
-      app.store.set({ area: [Math.round(from), Math.round(to)] });
+      const box = Math.abs(event.offsetY - down.y) > BOX_PIXELS ? app.timeline.tracksBetween(down.y, event.offsetY) : [];
+      app.store.set({ area: [Math.round(from), Math.round(to)], box });
     }
     if (!down) tooltip(app, event);
   });
@@ -81,10 +83,10 @@ function click(app, event) {
   if (action) return action.act();
   const { hit } = app.timeline.at(event.offsetX, event.offsetY);
   app.timeline.flows = [];
-  if (!hit) return app.store.set({ area: null, slice: null });
+  if (!hit) return app.store.set({ area: null, box: [], slice: null });
   const { rank, segment, id } = hit;
   app.search.walked = null;
-  return app.store.set({ slice: { rank, segment, id }, area: null, tab: "selection" }, { history: true });
+  return app.store.set({ slice: { rank, segment, id }, area: null, box: [], tab: app.panels.tabOfSlice }, { history: true });
 }
 
 /** @param {import("./app.js").App} app @param {PointerEvent} event */

@@ -133,6 +133,7 @@ export class Timeline {
       g.fillRect(0, AXIS + pinsHeight - 2, canvas.clientWidth, 1);
     }
     this.drawSelection(g, box.clientHeight);
+    app.marks.draw(g, box.clientHeight);
     this.tiles.fetch();
     this.loadStrips(shown.flatMap((row) => (row.type === "rank" ? [row.rank] : [])));
     canvas.dataset.busy = String(this.tiles.busy);
@@ -384,7 +385,7 @@ export class Timeline {
       const right = GUTTER + Math.min((view.area[1] - view.begin) / this.nsPerPixel, this.width);
       g.fillStyle = text.accent;
       g.globalAlpha = 0.1;
-      if (right > left) g.fillRect(left, 0, right - left, height);
+      for (const [top, bottom] of right > left ? this.areaRows(height) : []) g.fillRect(left, top, right - left, bottom - top);
       g.globalAlpha = 1;
     }
     g.setLineDash([4, 3]);
@@ -469,6 +470,26 @@ export class Timeline {
       }
     }
     return best;
+  }
+
+  /** Of the selected area, the heights on the canvas: all, or those of its tracks.
+   * @param {number} height @returns {[number, number][]} */
+  areaRows(height) {
+    const { box } = this.app.store.view;
+    if (!box.length) return [[0, height]];
+    const { rows, pinsHeight } = this.layout();
+    const top = AXIS + pinsHeight - this.box.scrollTop;
+    return rows.filter((row) => row.type === "track" && box.includes(trackKey(row.rank, row.track)))
+      .map((row) => [Math.max(top + row.y, AXIS + pinsHeight), Math.max(top + row.y + row.height, AXIS + pinsHeight)]);
+  }
+
+  /** The tracks between two heights of the canvas; collectives are slices of other tracks.
+   * @param {number} a @param {number} b @returns {string[]} */
+  tracksBetween(a, b) {
+    const { rows, pinsHeight } = this.layout();
+    const by = this.box.scrollTop - AXIS - pinsHeight;
+    return visible(rows, Math.min(a, b) + by, Math.max(a, b) + by + 1)
+      .flatMap((row) => (row.type === "track" && row.track.track >= 0 ? [trackKey(row.rank, row.track)] : []));
   }
 
   /** Scroll to a rank or one of its tracks.
