@@ -2,86 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import shutil
-import tempfile
-import threading
-import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
-from urllib.parse import urlencode, urlsplit
 
 import pytest
 
 from conftest import DATA
-from rankscope.store.ingest import Options
-from rankscope.viewer.address import Address
-from rankscope.viewer.server import Server
-from rankscope.viewer.startup import Opening
-
-
-@dataclass
-class Viewer:
-    """A running server."""
-
-    server: Server
-    folder: Path
-    opening: Opening
-    serving: threading.Thread
-
-    @property
-    def url(self) -> str:
-        return self.server.address.url
-
-    def ask(self, route: str, headers: dict[str, str] | None = None, /, **query: Any) -> tuple[int, Any]:
-        """Status and answer of an API route; columns come as JSON."""
-        words = urlencode({"token": self.server.address.token, "format": "json", **query})
-        return self.get(f"/api/{route}?{words}", headers)
-
-    def get(self, path: str, headers: dict[str, str] | None = None) -> tuple[int, Any]:
-        base = "http://" + urlsplit(self.server.address.url).netloc
-        request = urllib.request.Request(base + path, headers=headers or {})
-        try:
-            with urllib.request.urlopen(request, timeout=30) as answer:
-                return answer.status, _content(answer.read())
-        except urllib.error.HTTPError as error:
-            with error:
-                return error.code, _content(error.read())
-
-
-def _content(body: bytes) -> Any:
-    try:
-        return json.loads(body)
-    except ValueError:
-        return body
-
-
-_STORES = tempfile.TemporaryDirectory(prefix="rankscope-viewer-")  # nothing is written into tests/data
-
-
-def serve(*runs: Path) -> Viewer:
-    opening = Opening(list(runs), Options(cache=Path(_STORES.name)), lambda text: None)
-    viewer = watched(Server(Address("127.0.0.1", 0), opening.routes()), runs[0], opening)
-    opening.start()
-    assert opening.wait(60)
-    return viewer
-
-
-def watched(server: Server, folder: Path, opening: Opening) -> Viewer:
-    """The server, serving in a thread."""
-    serving = threading.Thread(target=server.serve, daemon=True)
-    serving.start()
-    return Viewer(server, folder, opening, serving)
-
-
-def stop(viewer: Viewer) -> None:
-    viewer.server.stop()
-    viewer.serving.join(10)
-    viewer.opening.close()
+from viewer_server import Screen, Viewer, serve, stop
 
 
 @pytest.fixture(scope="session")
@@ -92,47 +20,6 @@ def slow2(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Viewer]:
     viewer = serve(folder)
     yield viewer
     stop(viewer)
-
-
-@dataclass
-class Screen:
-    """One page, and what went wrong on it."""
-
-    page: Any
-    troubles: list[str]
-    expected: str = "nothing of the kind"
-    """A word of the troubles that the test is about; they may come late."""
-
-    def open(self, url: str) -> Screen:
-        self.page.goto(url)
-        self.page.wait_for_selector("body[data-ready=true]", timeout=60_000)
-        self.settle()
-        return self
-
-    def settle(self) -> None:
-        """Until every tile that is wanted is drawn."""
-        self.page.wait_for_timeout(100)
-        self.until("document.querySelector('#canvas').dataset.busy === 'false'")
-
-    def until(self, expression: str, seconds: float = 60) -> None:
-        """Asked again and again from outside: the page itself may not evaluate text (its CSP)."""
-        deadline = time.monotonic() + seconds
-        while not self.page.evaluate(expression):
-            assert time.monotonic() < deadline, f"never became true: {expression}"
-            self.page.wait_for_timeout(50)
-
-    def press(self, *keys: str) -> None:
-        for key in keys:
-            self.page.keyboard.press(key)
-        self.settle()
-
-    def view(self) -> dict[str, Any]:
-        state: dict[str, Any] = self.page.evaluate("window.rankscope.store.view")
-        return state
-
-    def panel(self) -> str:
-        self.page.wait_for_selector("#panel[aria-busy=false]", timeout=30_000)
-        return str(self.page.inner_text("#panel"))
 
 
 @pytest.fixture

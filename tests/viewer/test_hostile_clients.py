@@ -25,7 +25,7 @@ from rankscope.viewer.address import Address
 from rankscope.viewer.answers import json_bytes
 from rankscope.viewer.server import Server
 from rankscope.viewer.startup import Opening
-from viewer.conftest import Viewer, stop, watched
+from viewer_server import Viewer, stop, watched
 
 
 @pytest.fixture(scope="module")

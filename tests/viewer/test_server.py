@@ -30,7 +30,7 @@ from rankscope.viewer.perfetto_server import ORIGIN, PerfettoServer
 from rankscope.viewer.server import CSP
 from rankscope.viewer.startup import Opening
 from rankscope.views.export.perfetto import write_perfetto
-from viewer.conftest import Viewer, serve, stop
+from viewer_server import Viewer, serve, stop
 
 
 def test_without_the_token_nothing_is_told(slow2: Viewer) -> None:
@@ -79,10 +79,12 @@ def test_every_route_is_listed_and_answers(slow2: Viewer) -> None:
         "tracks": {"rank": 0}, "counters": {"rank": 2}, "counter": {"rank": 2, "name": "queue", "width": 5, **window},
         "tile": {"rank": 0, "segment": 0, "track": slice["track"], "level": 20, "index": 0}, "slice": key,
         "collective": key, "area": window, "search": {"q": "gloo"}, "find": {"name": "x", "at": 0},
-        "neighbour": {**key, "by": 1}, "flame": {"rank": 0}, "memory": {"rank": 0},
+        "neighbour": {**key, "by": 1}, "flows": {**window, "rank": 0, "name": "aten::mm"},
+        "events": window, "roofs": {}, "marks": {}, "share": {**window, "ranks": "2"}, "flame": {"ranks": 0},
+        "memory": {"rank": 0},
         "query": {"sql": "SELECT count(*) FROM slices"}, "report": {"name": "breakdown"},
     }  # fmt: skip
-    assert set(asked) | {"diff"} == set(slow2.ask("index")[1]["routes"])
+    assert set(asked) | {"diff", "keep-marks"} == set(slow2.ask("index")[1]["routes"])
     for name, query in asked.items():
         status, answer = slow2.ask(name, **query)
         assert status == 200, (name, answer)
@@ -103,6 +105,8 @@ def test_every_route_is_listed_and_answers(slow2: Viewer) -> None:
         ("query", {"sql": "SELECT * FROM read_csv('/etc/passwd')"}),
         ("diff", {}),
         ("flame", {"rank": 0, "by": "colour"}),
+        ("search", {"q": "(", "regex": 1}),
+        ("find", {"name": "x", "at": 0, "after": "1.2"}),
     ],
 )
 def test_questions_that_make_no_sense_say_so(name: str, query: dict[str, Any], slow2: Viewer) -> None:
@@ -167,7 +171,7 @@ def test_neighbours_stand_on_the_same_row(slow2: Viewer) -> None:
 
 def test_the_flame_graph_adds_up(slow2: Viewer) -> None:
     for time in ("host", "device"):
-        tree = slow2.ask("flame", rank=2, time=time)[1]
+        tree = slow2.ask("flame", ranks=2, time=time)[1]
 
         def check(node: dict[str, Any]) -> None:
             assert node["total_ns"] >= node["self_ns"] + sum(child["total_ns"] for child in node["children"])
@@ -176,7 +180,7 @@ def test_the_flame_graph_adds_up(slow2: Viewer) -> None:
 
         assert tree["total_ns"] > 0
         check(tree)
-    assert "--with-stack" in slow2.ask("flame", rank=2, by="python")[1]["note"]
+    assert "--with-stack" in slow2.ask("flame", ranks=2, by="python")[1]["note"]
 
 
 def test_counters_hold_their_value_between_points() -> None:

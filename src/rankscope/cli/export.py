@@ -31,25 +31,30 @@ examples:
   rankscope export RUN -t chrome --no-args         for chrome://tracing
   rankscope export RUN -t parquet -o tables/       for pandas, Polars, DuckDB, Spark
   rankscope export RUN -t csv -o tables/ --ranks 0 --steps 3:5
+  rankscope export RUN -t html --steps 4:4         RUN.html: the viewer with this part in it, to send by mail
 
 Parquet and CSV: every table of `rankscope query` becomes one file, all ranks in it. Times are ns from the run's
 start everywhere.
 """
 TRACES = ("perfetto", "chrome")
 TABLES = ("parquet", "csv")
+PAGE = "html"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.description = "Write the run as a trace for timeline viewers, or its tables to files."
+    parser.description = (
+        "Write the run as a trace for timeline viewers, its tables to files, or a part of it as a page that needs "
+        "no server."
+    )
     parser.epilog = EXAMPLES
     add_run_argument(parser)
-    parser.add_argument("-t", "--type", choices=(*TRACES, *TABLES), required=True, help="what to write")
+    parser.add_argument("-t", "--type", choices=(*TRACES, *TABLES, PAGE), required=True, help="what to write")
     parser.add_argument(
         "-o",
         "--output",
         type=Path,
         metavar="PATH",
-        help="the trace, or the folder for tables (default: named after RUN, here)",
+        help="the trace or page, or the folder for tables (default: named after RUN, here)",
     )
     parser.add_argument(
         "--gzip", action="store_true", help="compress the trace (a name that ends in .gz does it too)"
@@ -71,10 +76,28 @@ def main(args: argparse.Namespace) -> int:
     if args.gzip or args.no_args:
         raise UsageError(
             f"--{'gzip' if args.gzip else 'no-args'} is for traces",
-            why=f"-t {args.type} writes tables.",
+            why=f"-t {args.type} writes {'a page' if args.type == PAGE else 'tables'}.",
             hint="Use it with -t perfetto or -t chrome.",
         )
-    return _tables(args)
+    return _page(args) if args.type == PAGE else _tables(args)
+
+
+def _page(args: argparse.Namespace) -> int:
+    from rankscope.viewer.session import Session
+    from rankscope.viewer.shared_file import page, steps_window
+    from rankscope.viewer.startup import routes_of
+
+    name = run_name(args.run[0])
+    target = args.output or Path(f"{name}.html")
+    run, scope = _open(args, target)
+    session = Session(run, name, path=args.run[0])
+    text = page(session, routes_of(session), window := steps_window(session, scope), "")
+    with replacing(target) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+    size = units.format_bytes(target.stat().st_size)
+    time = units.format_ns(window.end - window.begin)
+    print(f"Wrote {time} of {len(window.ranks)} rank{'s' * (len(window.ranks) > 1)} to {target} ({size})")
+    return 0
 
 
 def _trace(args: argparse.Namespace) -> int:

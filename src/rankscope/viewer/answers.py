@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from rankscope.json_values import plain
 
-Answer = dict[str, Any] | list[Any] | tuple[dict[str, Any], dict[str, Any]]
-"""A JSON document, or a header (JSON) with columns (arrays)."""
+Answer = dict[str, Any] | list[Any] | tuple[dict[str, Any], dict[str, Any]] | str
+"""A JSON document, or a header (JSON) with columns (arrays), or an HTML page."""
 Route = Callable[[dict[str, str]], Answer]
 """From the query parameters to the answer."""
 

@@ -1,18 +1,63 @@
-"""The collectives of one rank as a track of its own, which the page draws above the streams."""
+"""The collectives of one rank: a track of its own, and how long each of their slices waited for another rank."""
 
 from __future__ import annotations
 
 import heapq
+from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
+from rankscope.analysis.core.collective_waits import waits
 from rankscope.collective_kinds import KINDS as COLLECTIVE_KINDS
+from rankscope.store.arrays import NONE
 from rankscope.store.run import Run
 from rankscope.viewer.lanes import KINDS, Lanes
 from rankscope.viewer.level_of_detail import Ints, build_pyramid
 
 COMMUNICATION = -1
 """The number of this track; those of the store begin at 0."""
+
+
+@dataclass(frozen=True)
+class CollectiveSlices:
+    """By slice, in order of `key`: how long it waits at its start, the number of its match, the rank it waits for."""
+
+    key: Ints
+    wait: Ints
+    match: Ints
+    last: Ints
+
+    def columns(self, segment: Ints, id: Ints) -> dict[str, NDArray[np.float64]]:
+        """Of these slices; no wait and no match where one is not a matched collective."""
+        key = _key(segment, id)
+        place = np.minimum(np.searchsorted(self.key, key), max(len(self.key) - 1, 0))
+        known = self.key[place] == key if len(self.key) else np.zeros(len(key), dtype=bool)
+        columns = {"wait": (self.wait, 0), "match": (self.match, NONE), "last": (self.last, NONE)}
+        return {
+            name: np.where(known, values[place] if len(values) else none, none).astype(np.float64)
+            for name, (values, none) in columns.items()
+        }
+
+
+def collective_slices(run: Run, rank: int) -> CollectiveSlices:
+    """Of the collectives of a rank that are matched with those of other ranks."""
+    found = waits(run)
+    rows = found.rows
+    mine = np.flatnonzero((rows.rank == rank) & (rows.match != NONE))
+    key = _key(rows.segment[mine], rows.slice[mine])
+    mine, key = mine[order := np.argsort(key)], key[order]
+    last = found.last[rows.match[mine]]
+    return CollectiveSlices(
+        key=key,
+        wait=np.maximum(found.wait[mine], 0),
+        match=rows.match[mine],
+        last=np.where(last == NONE, NONE, rows.rank[last]),
+    )
+
+
+def _key(segment: Ints, id: Ints) -> Ints:
+    return (segment.astype(np.int64) << 48) + id
 
 
 def communication(run: Run, rank: int) -> Lanes:

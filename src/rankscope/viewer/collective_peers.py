@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from rankscope.analysis.core.collective_waits import Waits, waits
 from rankscope.collective_kinds import KINDS
-from rankscope.store.arrays import NONE
+from rankscope.store.arrays import NONE, Ints
 from rankscope.units import format_bytes, format_ns
 from rankscope.viewer.answers import Answer, Route, integer
 from rankscope.viewer.session import Session
@@ -26,9 +28,20 @@ def collective(session: Session, query: dict[str, str]) -> Answer:
     if len(mine) == 0:
         raise ValueError("this slice is not a collective")
     match = int(rows.match[mine[0]])
-    members = mine if match == NONE else np.flatnonzero(rows.match == match)
-    first = int(rows.start[members].min())
+    return _described(found, mine) if match == NONE else describe_match(found, match)
+
+
+def describe_match(found: Waits, match: int) -> dict[str, Any]:
+    """A matched collective: one row per rank, in order of arrival."""
+    return _described(found, np.flatnonzero(found.rows.match == match))
+
+
+def _described(found: Waits, members: Ints) -> dict[str, Any]:
+    rows = found.rows
+    match = int(rows.match[members[0]])
+    members = members[np.argsort(rows.start[members], kind="stable")]
     last = int(found.last[match]) if match != NONE else NONE
+    first = int(rows.start[members[0]])
     peers = [
         {
             "rank": int(rows.rank[at]),
@@ -40,11 +53,11 @@ def collective(session: Session, query: dict[str, str]) -> Answer:
             "arrives_ns": int(rows.start[at]) - first,
             "wait_ns": None if found.wait[at] == NONE else int(found.wait[at]),
         }
-        for at in members[np.argsort(rows.start[members], kind="stable")].tolist()
+        for at in members.tolist()
     ]
     return {
-        "title": f"{KINDS[rows.kind[mine[0]]]} {'' if match == NONE else f'#{match}'}".strip(),
-        "text": _describe(found, int(mine[0]), match, len(members)),
+        "title": f"{KINDS[rows.kind[members[0]]]} {'' if match == NONE else f'#{match}'}".strip(),
+        "text": _describe(found, int(members[0]), match, len(members)),
         "last": None if last == NONE else int(rows.rank[last]),
         "rows": peers,
     }

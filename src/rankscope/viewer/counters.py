@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from rankscope.store.run import Run
 from rankscope.viewer.answers import Answer, Route, integer
-from rankscope.viewer.session import Session
+from rankscope.viewer.session import Series, Session
 
 _MOST_COLUMNS = 4096
 _CURVE_POINTS = 2000
@@ -71,13 +71,18 @@ def counter(session: Session, query: dict[str, str]) -> Answer:
     )
     if end <= begin or width < 1:
         raise ValueError("the window is empty")
-    times, values = session.counter(rank, name, lambda run: _series(run, rank, name))
+    times, values = series(session, rank, name)
     edges = np.linspace(begin, end, width + 1).astype(np.int64)
     highest = float(values.max(initial=0.0))
     return {"rank": rank, "name": name, "max": highest}, {"value": _highest(times, values, edges)}
 
 
-def _series(run: Run, rank: int, name: str) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+def series(session: Session, rank: int, name: str) -> Series:
+    """Times and values of a counter; each value holds until the next one."""
+    return session.counter(rank, name, lambda run: _series(run, rank, name))
+
+
+def _series(run: Run, rank: int, name: str) -> Series:
     kind, _, rest = name.partition("/")
     if kind == "memory":
         device_type, device = rest.split("/")

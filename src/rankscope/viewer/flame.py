@@ -1,4 +1,4 @@
-"""Route for the flame graph of one rank: a call tree by name, weighted by host or device time."""
+"""Route for the flame graph: a call tree by name over steps and ranks, weighted by host or device time."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from rankscope.ranges import as_ranges
 from rankscope.store.arrays import Ints
 from rankscope.store.run import Run
 from rankscope.viewer.answers import Answer, Route, integer
@@ -17,11 +18,13 @@ _LEVELS = {
     "python": "category = 'python_function'",
 }
 _MISSING = {
-    "op": "No ops are recorded for this rank.",
+    "op": "No ops are recorded.",
     "module": "No modules are recorded. Record them: rankscope profile --with-stack",
     "python": "No Python stacks are recorded. Record them: rankscope profile --with-stack",
 }
 _MOST_NODES = 4000
+_MOST_FRAMES = 500_000
+"""About a second of work."""
 _ROOT = 0
 
 
@@ -30,26 +33,47 @@ def routes(session: Session) -> dict[str, Route]:
 
 
 def flame(session: Session, query: dict[str, str]) -> Answer:
-    """The call tree of one rank, for the whole run or a time range; children in order of time, longest first."""
-    rank, by, device = integer(query["rank"]), query.get("by", "op"), query.get("time") == "device"
+    """The call tree of some ranks (all of them by default), for the whole run or a time range, with equal calls of all
+    steps and ranks merged; children in order of time, longest first."""
+    by, device = query.get("by", "op"), query.get("time") == "device"
     if by not in _LEVELS:
         raise ValueError(f"by must be one of {', '.join(_LEVELS)}")
     window = ""
     if query.get("begin") and query.get("end"):
         window = f"AND start_ns >= {integer(query['begin'])} AND start_ns < {integer(query['end'])}"
+    wanted = session.ranks(query)
+    tree = _Tree()
     with session.database() as run:
-        frames = _frames(run, rank, by, window)
-        busy = _device_time(run, rank) if device else None
-    tree = _tree(frames, busy)
-    return {**tree, "note": _MISSING[by] if not tree["total_ns"] else ""}
+        ranks = _within_limit(run, wanted, by, window)
+        for rank in ranks:
+            tree.add(_frames(run, rank, by, window), _device_time(run, rank) if device else None)
+        ((steps,),) = run.rows(f"SELECT count(DISTINCT step) FROM steps WHERE true {window}")
+    root = tree.root()
+    note = _MISSING[by] if not root["total_ns"] else ""
+    if len(ranks) < len(wanted):
+        note = f"Ranks {as_ranges(ranks)} of {len(wanted)}: these have {_MOST_FRAMES:,} calls."
+    return {**root, "note": note, "ranks": len(ranks), "steps": steps}
+
+
+def _within_limit(run: Run, ranks: list[int], by: str, window: str) -> list[int]:
+    """The first ranks, as many as have at most _MOST_FRAMES frames; one at least."""
+    frames = dict(
+        run.rows(
+            f"SELECT rank, count(*) FROM slices WHERE rank IN ({', '.join(map(str, ranks))}) "
+            f"AND {_LEVELS[by]} {window} GROUP BY rank"
+        )
+    )
+    sums = np.cumsum([frames.get(rank, 0) for rank in ranks])
+    return ranks[: max(1, int(np.searchsorted(sums, _MOST_FRAMES, side="right")))]
 
 
 def _frames(run: Run, rank: int, by: str, window: str) -> dict[str, Any]:
-    """Slices of the requested kind by track and start, so that a caller comes before its callees."""
+    """Slices of the requested kind by track and start, callers before their callees. All steps have one name."""
     return run.arrays(
         f"""
         SELECT segment * (1::BIGINT << 50) + id AS id, segment * 1000000 + track AS track, start_ns AS start,
-               start_ns + greatest(dur_ns, 0) AS stop, name
+               start_ns + greatest(dur_ns, 0) AS stop,
+               regexp_replace(name, '^ProfilerStep#[0-9]+$', 'ProfilerStep') AS name
         FROM slices WHERE rank = {rank} AND {_LEVELS[by]} {window}
         ORDER BY track, start, stop DESC, depth
         """
@@ -84,37 +108,47 @@ def _parents(track: Ints, start: Ints, stop: Ints) -> Ints:
     return parents
 
 
-def _tree(frames: dict[str, Any], busy: dict[int, int] | None) -> dict[str, Any]:
-    """Merge frames with the same name and the same caller into one node."""
-    names, duration = frames["name"], frames["stop"] - frames["start"]
-    parents = _parents(frames["track"], frames["start"], frames["stop"])
-    node_of = np.zeros(len(parents), dtype=np.int64)
-    nodes: list[dict[str, Any]] = [{"name": "all", "self_ns": 0, "total_ns": 0, "children": []}]
-    known: dict[tuple[int, str], int] = {}
-    own = duration.copy()
-    inner = parents >= 0
-    np.subtract.at(own, parents[inner], duration[inner])
-    if busy is not None:
-        own = np.array([busy.get(id, 0) for id in frames["id"].tolist()], dtype=np.int64)
-    for at, (parent, name) in enumerate(zip(parents.tolist(), names.tolist(), strict=True)):
-        above = int(node_of[parent]) if parent >= 0 else _ROOT
-        key = (above, name)
-        if key not in known:
-            known[key] = len(nodes)
-            nodes.append({"name": name, "self_ns": 0, "total_ns": 0, "children": [], "above": above})
-        node_of[at] = known[key]
-    self_ns = np.bincount(node_of, weights=np.maximum(own, 0), minlength=len(nodes)).astype(np.int64).tolist()
-    for number in range(len(nodes) - 1, -1, -1):  # callers have lower numbers than their callees
-        node = nodes[number]
-        node["self_ns"] = self_ns[number]
-        node["total_ns"] += self_ns[number]
-        if number != _ROOT:
-            above = nodes[node.pop("above")]
-            above["total_ns"] += node["total_ns"]
-            if node["total_ns"]:
-                above["children"].append(node)
-    _trim(nodes[_ROOT])
-    return nodes[_ROOT]
+class _Tree:
+    """Frames with the same name and the same caller are one node."""
+
+    def __init__(self) -> None:
+        self._nodes: list[dict[str, Any]] = [{"name": "all", "self_ns": 0, "total_ns": 0, "children": []}]
+        self._known: dict[tuple[int, str], int] = {}
+
+    def add(self, frames: dict[str, Any], busy: dict[int, int] | None) -> None:
+        """The frames of one rank, weighted by their own time, or by the device time that they launched."""
+        duration = frames["stop"] - frames["start"]
+        parents = _parents(frames["track"], frames["start"], frames["stop"])
+        own = duration.copy()
+        inner = parents >= 0
+        np.subtract.at(own, parents[inner], duration[inner])
+        if busy is not None:
+            own = np.array([busy.get(id, 0) for id in frames["id"].tolist()], dtype=np.int64)
+        node_of: list[int] = []
+        for parent, name in zip(parents.tolist(), frames["name"].tolist(), strict=True):
+            key = (node_of[parent] if parent >= 0 else _ROOT, name)
+            if key not in self._known:
+                self._known[key] = len(self._nodes)
+                self._nodes.append(
+                    {"name": name, "self_ns": 0, "total_ns": 0, "children": [], "above": key[0]}
+                )
+            node_of.append(self._known[key])
+        sums = np.bincount(node_of, weights=np.maximum(own, 0), minlength=len(self._nodes))
+        for node, time in zip(self._nodes, sums.astype(np.int64).tolist(), strict=True):
+            node["self_ns"] += time
+
+    def root(self) -> dict[str, Any]:
+        """The tree of all that was added; it ends the use of this object."""
+        for number in range(len(self._nodes) - 1, -1, -1):  # callers have lower numbers than their callees
+            node = self._nodes[number]
+            node["total_ns"] += node["self_ns"]
+            if number != _ROOT:
+                above = self._nodes[node.pop("above")]
+                above["total_ns"] += node["total_ns"]
+                if node["total_ns"]:
+                    above["children"].append(node)
+        _trim(self._nodes[_ROOT])
+        return self._nodes[_ROOT]
 
 
 def _trim(root: dict[str, Any]) -> None:

@@ -1,13 +1,20 @@
-"""Routes for the side panels: reports, findings, and SQL queries."""
+"""Routes for the panel: reports, findings, the roofs of the roofline, and SQL queries."""
 
 from __future__ import annotations
 
+import re
+import shlex
+from pathlib import Path
+
 from rankscope.analysis import REPORTS
+from rankscope.analysis.core.ceilings import ceilings
+from rankscope.analysis.core.result import Change, Found
 from rankscope.analysis.core.scope import Scope, parse_ranks, parse_steps
 from rankscope.analysis.findings import collect
 from rankscope.errors import UsageError
 from rankscope.store.run import VIEWS, describe
 from rankscope.viewer.answers import Answer, Route, client_left, integer
+from rankscope.viewer.scenes import scene
 from rankscope.viewer.session import Session
 
 _MOST_ROWS = 1000
@@ -17,6 +24,7 @@ def routes(session: Session) -> dict[str, Route]:
     return {
         "report": lambda query: report(session, query),
         "findings": lambda query: findings(session),
+        "roofs": lambda query: roofs(session),
         "query": lambda query: sql(session, query),
         "schema": lambda query: schema(),
     }
@@ -43,10 +51,52 @@ def report(session: Session, query: dict[str, str]) -> Answer:
 
 
 def findings(session: Session) -> Answer:
-    """The findings of all reports, in the order of the summary."""
+    """The findings of all reports, in the order of the summary, each with the scene that shows it."""
     with session.database() as run:
-        found = collect(run, Scope())
-    return {"findings": [{**one.finding.to_dict(), "report": one.report} for one in found]}
+        return {
+            "findings": [
+                {
+                    **one.finding.to_dict(),
+                    "report": one.report,
+                    "scene": scene(session, one).to_dict(),
+                    "commands": commands(one, session.path),
+                }
+                for one in collect(run, Scope())
+            ]
+        }
+
+
+_COMMAND_IN_HINT = re.compile(r"rankscope [a-z]+ RUN(?: -[\w-]+| [\w=,:]+(?=[ .,;)]|$))*")
+_WHATIF_OPTIONS: dict[Change, str] = {
+    "communication hidden": "--hide-comm",
+    "host gaps gone": "--no-gaps",
+    "data ready": "--data-ready",
+    "syncs gone": "--no-sync",
+}
+
+
+def commands(found: Found, path: Path) -> list[str]:
+    """What to enter in a shell to go on: the command of the hint, the table behind the finding, the predicted gain."""
+    finding = found.finding
+    run = shlex.quote(str(path))
+    wanted = [text.replace(" RUN", f" {run}", 1) for text in _COMMAND_IN_HINT.findall(finding.hint)]
+    wanted.append(f"rankscope stats {run} -r {found.report}")
+    if finding.remedy is not None:
+        if finding.remedy.change == "rank at median":
+            changes = " ".join(f"--rank {rank}=median" for rank in finding.remedy.ranks)
+            wanted.append(f"rankscope whatif {run} {changes}")
+        elif option := _WHATIF_OPTIONS.get(finding.remedy.change):
+            wanted.append(f"rankscope whatif {run} {option}")
+    return list(dict.fromkeys(wanted))
+
+
+def roofs(session: Session) -> Answer:
+    """The limits of the roofline: FLOP/s by data type, and bytes/s, of the first rank whose device is known."""
+    with session.database() as run:
+        for found in ceilings(run, Scope()).values():
+            if found.peaks or found.bandwidth:
+                return {"peaks": dict(found.peaks), "bandwidth": found.bandwidth}
+    return {"peaks": {}, "bandwidth": None}
 
 
 def sql(session: Session, query: dict[str, str]) -> Answer:

@@ -1,7 +1,8 @@
 """The viewer's HTTP application: who may ask, static files, and the encoding of answers. The routes are given to it.
 
-Read-only. One token for the whole session, as in Jupyter. Host, Origin and Sec-Fetch-Site are checked against DNS
-rebinding and requests from other sites. A route runs in a thread; SQL ends when its client leaves.
+Read-only, except for the routes in WRITING, which take POST alone. One token for the whole session, as in Jupyter.
+Host, Origin and Sec-Fetch-Site are checked against DNS rebinding and requests from other sites. A route runs in a
+thread; SQL ends when its client leaves.
 """
 
 from __future__ import annotations
@@ -12,8 +13,6 @@ import socket
 import threading
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from importlib.resources import files
-from typing import Any
 
 from starlette.requests import Request, cookie_parser
 from starlette.responses import Response
@@ -23,6 +22,7 @@ from rankscope.errors import RankscopeError
 from rankscope.viewer.address import Address
 from rankscope.viewer.answers import COLUMNS_TYPE, Route, as_json, client_left, json_bytes, pack
 from rankscope.viewer.listener import Listener
+from rankscope.viewer.static_files import static_files
 
 CSP = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
@@ -35,10 +35,11 @@ _HEADERS = {
     "Cache-Control": "no-store",
     "Cross-Origin-Resource-Policy": "same-origin",
 }
-_CONTENT_TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
 _COMPRESS_FROM = 4096
 """Bytes; smaller answers are sent as they are."""
 _METHODS = ("GET", "HEAD")
+WRITING = frozenset({"keep-marks"})
+"""Routes that write a file: no link, image or form of another page can ask for them."""
 _MOST_THREADS = 16
 """Routes that run at once; most wait for the database, and tiles must not wait for those."""
 
@@ -53,7 +54,6 @@ class Server(Listener):
         self.busy = 0
         """Routes that are running; their threads outlive a stop."""
         self._threads = ThreadPoolExecutor(_MOST_THREADS)
-        self._static: dict[str, tuple[bytes, str]] = {}
         self._hosts = _names(address.host, {address.port, tunnel or address.port})
         self._cookie = f"rankscope-{tunnel or address.port}"  # cookies are shared between the ports of a host
 
@@ -94,9 +94,14 @@ class Server(Listener):
                 "the token is missing or wrong",
                 "Use the whole address that rankscope printed, with its token.",
             )
-        if request.method not in _METHODS:
+        writes = request.url.path.removeprefix("/api/").removesuffix(".json") in WRITING
+        if request.method not in (("POST",) if writes else _METHODS):
+            allowed = "POST" if writes else "GET"
             return _error(
-                405, f"{request.method} is not allowed", "Only GET is.", more={"Allow": "GET, HEAD"}
+                405,
+                f"{request.method} is not allowed",
+                f"Only {allowed} is.",
+                more={"Allow": "POST" if writes else "GET, HEAD"},
             )
         return None
 
@@ -133,11 +138,9 @@ class Server(Listener):
 
     def _file(self, name: str, first: bool) -> Response:
         """A static file. Names are looked up in a dictionary, so no path can leave the folder."""
-        if not self._static:
-            self._static = _static_files()
-        if name not in self._static:
+        if name not in static_files():
             return _error(404, f"there is no /{name}", "Use the address that rankscope printed.")
-        content, kind = self._static[name]
+        content, kind = static_files()[name]
         response = Response(content, media_type=f"{kind}; charset=utf-8")
         if first:
             response.set_cookie(self._cookie, self.address.token, httponly=True, samesite="strict")
@@ -155,6 +158,11 @@ def _names(host: str, ports: set[int]) -> set[str]:
 def _respond(name: str, route: Route, query: dict[str, str], as_text: bool) -> Response:
     try:
         answer = route(query)
+        if isinstance(answer, str):
+            attached = {
+                "Content-Disposition": "attachment"
+            }  # a file to keep: it is never run at this address
+            return Response(answer, headers=attached, media_type="text/html; charset=utf-8")
         if not isinstance(answer, tuple):
             return Response(json_bytes(answer), media_type="application/json")
         if as_text:
@@ -195,17 +203,3 @@ def _compressed(request: Request, response: Response) -> Response:
     )
     packed.headers["Content-Encoding"] = "gzip"
     return packed
-
-
-def _static_files() -> dict[str, tuple[bytes, str]]:
-    found: dict[str, tuple[bytes, str]] = {}
-
-    def add(folder: Any, prefix: str) -> None:
-        for entry in folder.iterdir():
-            if entry.is_dir():
-                add(entry, f"{prefix}{entry.name}/")
-            elif kind := _CONTENT_TYPES.get("." + entry.name.rpartition(".")[2]):
-                found[prefix + entry.name] = (entry.read_bytes(), kind)
-
-    add(files("rankscope.viewer") / "static", "")
-    return found

@@ -3,45 +3,73 @@
 from __future__ import annotations
 
 import threading
-import zipfile
-import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from hashlib import blake2b
+from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rankscope.analysis.across_ranks.heatmap import CLASSES, RankTime, rank_times
-from rankscope.analysis.core.intervals import Intervals
+from rankscope.analysis.core.intervals import Intervals, intersect, subtract
 from rankscope.analysis.core.scope import Scope
+from rankscope.analysis.within_rank.breakdown import waiting_times
 from rankscope.atomic_files import unique_name
 from rankscope.private_files import open_private
 from rankscope.store.layout import SegmentEntry, can_write
 from rankscope.store.run import Run
 from rankscope.viewer.answers import integer
-from rankscope.viewer.collective_lanes import communication
+from rankscope.viewer.collective_lanes import CollectiveSlices, collective_slices, communication
 from rankscope.viewer.lanes import Lanes, open_lanes
 from rankscope.viewer.sql_process import SqlProcess
 
 _RANKS_AT_A_TIME = 8
-_OVERVIEW_FILE = "map.npz"
+_OVERVIEW_FILE = "map.npy"
+"""Whole numbers: a key, on_host, the number of intervals of each set, then their starts and ends. One array is read
+many times as fast as an archive of several, which counts at a thousand ranks."""
+_OVERVIEW_SETS = (*CLASSES, "recorded")
+_OVERVIEW_VERSION = 1
 
 Series = tuple[NDArray[np.int64], NDArray[np.float64]]
+
+
+ACTIVITIES = ("compute", "comm", "wait", "copy")
+"""The sets of `Activity`."""
+
+
+@dataclass(frozen=True)
+class Activity:
+    """Disjoint sets of time of one rank, as the map draws them; what is in none of them is idle or not recorded."""
+
+    compute: Intervals
+    comm: Intervals
+    """Exposed communication, without the waiting."""
+    wait: Intervals
+    """Exposed communication in which the rank waits for another rank."""
+    copy: Intervals
 
 
 class Session:
     """One run, open for a browser. Tiles read arrays and run concurrently; SQL runs one query at a time."""
 
-    def __init__(self, run: Run, title: str, drawn: Run | None = None) -> None:
+    def __init__(self, run: Run, title: str, drawn: Run | None = None, path: Path | None = None) -> None:
         self.run = run
         self.drawn = drawn or run
         """`run` with the files of all tools, where several recorded a rank. Drawn, but not used for figures."""
         self.title = title
+        self.path = path or Path(title)
+        """As the user gave it: commands on the page name it, and marks are kept beside it."""
         self._database = threading.RLock()
         self._lanes: dict[tuple[int, int], Lanes] = {}
         self._communication: dict[int, Lanes] = {}
         self._series: dict[tuple[int, str], Series] = {}
+        self._collective_slices: dict[int, CollectiveSlices] = {}
         self._times: dict[int, RankTime] = {}
+        self._activities: dict[int, Activity] = {}
         self._making: dict[object, threading.Lock] = {}
         self._guard = threading.Lock()
         self.sql = SqlProcess(self._definitions, run.folder)
@@ -107,6 +135,13 @@ class Session:
                 self._communication[rank] = communication(self.run, rank)
             return self._communication[rank]
 
+    def collective_slices(self, rank: int) -> CollectiveSlices:
+        """How long each collective of a rank waited, and for whom."""
+        with self._database:
+            if rank not in self._collective_slices:
+                self._collective_slices[rank] = collective_slices(self.run, rank)
+            return self._collective_slices[rank]
+
     def counter(self, rank: int, name: str, load: Callable[[Run], Series]) -> Series:
         """Times and values of one counter, read once."""
         with self._database:
@@ -124,6 +159,15 @@ class Session:
                 self._times[rank] = self._load_rank_time(rank) or self._make_rank_time(rank)
         return self._times[rank]
 
+    def activity(self, rank: int) -> Activity:
+        """The activity of a rank with the waiting apart."""
+        time = self.rank_time(rank)
+        with self._database:
+            if rank not in self._activities:
+                wait = intersect(time.comm, waiting_times(self.run)[rank])
+                self._activities[rank] = Activity(time.compute, subtract(time.comm, wait), wait, time.copy)
+            return self._activities[rank]
+
     @contextmanager
     def _once(self, key: object) -> Iterator[None]:
         with self._guard:
@@ -131,31 +175,36 @@ class Session:
         with lock:
             yield
 
-    def _rank_time_key(self, rank: int) -> str:
+    @cached_property
+    def _segments(self) -> dict[int, list[SegmentEntry]]:
+        """By rank."""
+        found: dict[int, list[SegmentEntry]] = {}
+        for entry in self.run.segments:
+            found.setdefault(entry.rank, []).append(entry)
+        return found
+
+    def _rank_time_key(self, rank: int) -> int:
         """Changes with the files of the rank, its clock offset and the patterns that mark communication."""
         segments = [
             (entry.segment, entry.manifest["source"]["mtime_ns"], self.run.shift_ns(entry))
-            for entry in self.run.segments
-            if entry.rank == rank
+            for entry in self._segments.get(rank, [])
         ]
-        return repr((segments, self.run.comm_patterns))
+        text = repr((_OVERVIEW_VERSION, segments, self.run.comm_patterns))
+        return int.from_bytes(blake2b(text.encode(), digest_size=7).digest(), "little")
 
     def _load_rank_time(self, rank: int) -> RankTime | None:
         try:
-            with np.load(self.run.store / f"rank={rank:05d}" / _OVERVIEW_FILE) as saved:
-                if str(saved["key"]) != self._rank_time_key(rank):
-                    return None
-                compute, comm, copy, recorded = (Intervals(*saved[name]) for name in (*CLASSES, "recorded"))
-                return RankTime(rank, compute, comm, copy, bool(saved["on_host"]), recorded)
-        except (
-            OSError,
-            ValueError,
-            KeyError,
-            EOFError,
-            zipfile.BadZipFile,
-            zlib.error,
-        ):  # damaged: made again
+            saved = np.load(self.run.store / f"rank={rank:05d}" / _OVERVIEW_FILE)
+            key, on_host, *sizes = saved[: len(_OVERVIEW_SETS) + 2].tolist()
+            if key != self._rank_time_key(rank) or len(saved) != len(sizes) + 2 + 2 * sum(sizes):
+                return None
+        except (OSError, ValueError, EOFError):  # damaged: made again
             return None
+        ends = np.cumsum([len(sizes) + 2, *(2 * size for size in sizes)])
+        compute, comm, copy, recorded = (
+            Intervals(*saved[low:high].reshape(2, -1)) for low, high in pairwise(ends.tolist())
+        )
+        return RankTime(rank, compute, comm, copy, bool(on_host), recorded)
 
     def _make_rank_time(self, rank: int) -> RankTime:
         """Also makes those of the next ranks, which the page requests next: one query costs more than its rows."""
@@ -174,16 +223,10 @@ class Session:
         if can_write(folder):
             temporary = folder / f".{_OVERVIEW_FILE}.{unique_name()}"
             try:
+                sets = [getattr(time, name) for name in _OVERVIEW_SETS]
+                head = [self._rank_time_key(rank), int(time.on_host), *(len(one.start) for one in sets)]
                 with open_private(temporary, "wb") as file:
-                    np.savez(
-                        file,
-                        key=np.array(self._rank_time_key(rank)),
-                        on_host=np.array(time.on_host),
-                        compute=np.stack(time.compute),
-                        comm=np.stack(time.comm),
-                        copy=np.stack(time.copy),
-                        recorded=np.stack(time.recorded),
-                    )
+                    np.save(file, np.concatenate([np.array(head), *(times for one in sets for times in one)]))
                 temporary.replace(folder / _OVERVIEW_FILE)
             except OSError:
                 temporary.unlink(missing_ok=True)

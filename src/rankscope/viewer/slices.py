@@ -1,4 +1,4 @@
-"""Routes about slices: one slice in detail, all slices in a time range, search by name."""
+"""Routes about slices: one slice in detail, its neighbours."""
 
 from __future__ import annotations
 
@@ -7,22 +7,17 @@ from typing import Any
 
 import numpy as np
 
-from rankscope.analysis.across_ranks.heatmap import CLASSES
 from rankscope.store.run import Run
 from rankscope.viewer.answers import Answer, Route, integer
 from rankscope.viewer.session import Session
 
 _BINS = 32
-_MOST_NAMES = 100
 _REFERENCES = ("launch", "op", "python", "module", "parent")
 
 
 def routes(session: Session) -> dict[str, Route]:
     return {
         "slice": lambda query: slice_details(session, query),
-        "area": lambda query: area(session, query),
-        "search": lambda query: search(session, query),
-        "find": lambda query: find(session, query),
         "neighbour": lambda query: neighbour(session, query),
     }
 
@@ -99,63 +94,6 @@ def _compare(run: Run, slice: dict[str, Any]) -> dict[str, Any]:
         "longer": int((durations > slice["dur_ns"]).sum()),
         "histogram": {"edges_ns": edges.tolist(), "counts": counts.tolist()},
     }
-
-
-def area(session: Session, query: dict[str, str]) -> Answer:
-    """A time range on some ranks: the share of each class per rank, and the names that take most time."""
-    begin, end = integer(query["begin"]), integer(query["end"])
-    if end <= begin:
-        raise ValueError("the window is empty")
-    ranks = session.ranks(query)
-    edges = np.array([begin, end], dtype=np.int64)
-    shares = []
-    for rank in ranks:
-        values = session.rank_time(rank).shares(edges)[:, 0].tolist()
-        unrecorded = float(session.rank_time(rank).unrecorded(edges)[0])
-        idle = max(0.0, 1 - sum(values) - unrecorded)
-        share = dict(zip(CLASSES, values, strict=True))
-        shares.append({"rank": rank, **share, "idle": idle, "unrecorded": unrecorded})
-    track = f"AND track = {integer(query['track'])}" if query.get("track") else ""
-    with session.drawing() as run:
-        names = run.records(
-            f"""
-            SELECT name, category, count(*) AS count, count(DISTINCT rank) AS ranks,
-                   sum(least(start_ns + dur_ns, {end}) - greatest(start_ns, {begin})) AS inside_ns,
-                   avg(dur_ns) AS avg_ns, max(dur_ns) AS max_ns
-            FROM slices WHERE start_ns < {end} AND start_ns + dur_ns > {begin} {track}
-            AND rank IN ({", ".join(map(str, ranks))})
-            GROUP BY name, category ORDER BY inside_ns DESC LIMIT {_MOST_NAMES}
-            """
-        )
-    return {"begin_ns": begin, "end_ns": end, "shares": shares, "names": names}
-
-
-def search(session: Session, query: dict[str, str]) -> Answer:
-    """Names that contain a text, with count and total time."""
-    with session.drawing() as run:
-        names = run.records(
-            "SELECT name, category, count(*) AS count, count(DISTINCT rank) AS ranks, sum(dur_ns) AS total_ns, "
-            "min(start_ns) AS first_ns FROM slices WHERE contains(lower(name), lower(?)) "
-            f"GROUP BY name, category ORDER BY total_ns DESC LIMIT {_MOST_NAMES}",
-            [query["q"]],
-        )
-    return {"q": query["q"], "names": names}
-
-
-def find(session: Session, query: dict[str, str]) -> Answer:
-    """The next or previous slice with a name, in order of start, on one rank or all."""
-    at, back = integer(query["at"]), query.get("direction") == "previous"
-    conditions, values = ["name = ?", f"start_ns {'<' if back else '>'} ?"], [query["name"], at]
-    if query.get("rank"):
-        conditions.append("rank = ?")
-        values.append(integer(query["rank"]))
-    with session.drawing() as run:
-        rows = run.records(
-            "SELECT rank, segment, id, track, depth, name, category, start_ns, dur_ns FROM slices "
-            f"WHERE {' AND '.join(conditions)} ORDER BY start_ns {'DESC' if back else ''}, rank LIMIT 1",
-            values,
-        )
-    return {"found": rows[0] if rows else None}
 
 
 def neighbour(session: Session, query: dict[str, str]) -> Answer:

@@ -10,12 +10,24 @@ from typing import Any
 from rankscope.errors import RankscopeError, UsageError
 from rankscope.store.ingest import Options, Watch
 from rankscope.store.run import ALL_TOOLS, Run, open_run
-from rankscope.viewer import collective_peers, counters, flame, reports, slices, timeline
+from rankscope.viewer import (
+    collective_peers,
+    counters,
+    events,
+    flame,
+    flows,
+    marks,
+    reports,
+    search,
+    shared_file,
+    slices,
+    timeline,
+)
 from rankscope.viewer.answers import Answer, Route
 from rankscope.viewer.session import Session
 from rankscope.viewer.two_runs import align, combined
 
-_ROUTE_MODULES = (timeline, slices, collective_peers, counters, flame, reports)
+_ROUTE_MODULES = (timeline, slices, search, flows, collective_peers, counters, flame, reports, events, marks)
 
 
 class Opening:
@@ -69,7 +81,7 @@ class Opening:
         sessions = []
         for run, path in zip(runs, self._runs, strict=True):
             drawn = run.with_options(prefer=ALL_TOOLS) if run.set_aside else run
-            sessions.append(Session(run, path.resolve().name, drawn))
+            sessions.append(Session(run, path.resolve().name, drawn, path))
         self._sessions += sessions
         if len(sessions) == 1:
             return routes_of(sessions[0])
@@ -141,7 +153,8 @@ class Opening:
 
 def routes_of(session: Session) -> dict[str, Route]:
     """All routes of one run."""
-    return {name: route for module in _ROUTE_MODULES for name, route in module.routes(session).items()}
+    found = {name: route for module in _ROUTE_MODULES for name, route in module.routes(session).items()}
+    return {**found, "share": lambda query: shared_file.share(session, found, query)}
 
 
 def _names() -> list[str]:

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rankscope.analysis import REPORTS
+from rankscope.analysis.core.intervals import Intervals, Ints, covered_before
 from rankscope.store.run import Run
-from rankscope.units import format_ns
+from rankscope.units import format_rounded
 from rankscope.viewer.answers import Answer, Route, integer
 from rankscope.viewer.collective_lanes import COMMUNICATION
 from rankscope.viewer.lanes import KINDS
+from rankscope.viewer.rank_tracks import rank_tracks
 from rankscope.viewer.session import Session
 
 TILE_WIDTH = 1024
 """Pixels of a tile. Tile (level, index) has pixels of 2**level ns and starts at pixel index * TILE_WIDTH."""
 _MOST_COLUMNS = 4096
-
-_TRACK_ORDER = ("communication", "stream", "thread", "async", "annotation", "span")
 
 
 def routes(session: Session) -> dict[str, Route]:
@@ -34,12 +36,10 @@ def run_info(session: Session) -> Answer:
     """What the page loads first: ranks, steps, bounds, names of reports."""
     begin, end = session.bounds
     with session.database() as opened:
-        steps = opened.records(
-            "SELECT step, min(end_ns - time_ns) AS start_ns, sum(time_ns)::BIGINT AS dur_ns "
-            "FROM steps WHERE rank = (SELECT min(rank) FROM steps) GROUP BY step ORDER BY 2"
-        )
+        steps = _steps(opened)
     return {
         "title": session.title,
+        "path": shlex.quote(str(session.path)),
         "ranks": session.run.ranks,
         "begin_ns": begin,
         "end_ns": end,
@@ -51,7 +51,45 @@ def run_info(session: Session) -> Answer:
         ],
         "tile_width": TILE_WIDTH,
         "clocks": _clocks(session.run),
+        "device": _device(session.run),
+        "world": _world_size(session.run),
     }
+
+
+def _steps(run: Run) -> list[dict[str, Any]]:
+    """The steps of the first rank that has any. The first is asked alone: asking all opens every file of the store."""
+    steps = "SELECT step, min(end_ns - time_ns) AS start_ns, sum(time_ns)::BIGINT AS dur_ns FROM steps"
+    if run.ranks:
+        first = run.ranks[0]
+        alone = run.only([first])
+        later = run.origin_ns(first) - alone.origin_ns(first)
+        rows = alone.records(f"{steps} GROUP BY step ORDER BY 2")
+        if rows:
+            return [row | {"start_ns": row["start_ns"] + later} for row in rows]
+    return run.records(f"{steps} WHERE rank = (SELECT min(rank) FROM steps) GROUP BY step ORDER BY 2")
+
+
+def _headers(run: Run) -> list[dict[str, Any]]:
+    return [head for entry in run.segments if isinstance(head := entry.manifest.get("header"), dict)]
+
+
+def _device(run: Run) -> str:
+    """The model of the GPUs, without the vendor; of several, the first."""
+    for header in _headers(run):
+        devices = header.get("deviceProperties")
+        if isinstance(devices, list) and devices and isinstance(devices[0], dict):
+            return str(devices[0].get("name", "")).removeprefix("NVIDIA ")
+    return ""
+
+
+def _world_size(run: Run) -> int | None:
+    """None where the files do not tell."""
+    known = [
+        info.get("world_size")
+        for head in _headers(run)
+        if isinstance(info := head.get("distributedInfo"), dict)
+    ]
+    return max((size for size in known if isinstance(size, int)), default=None)
 
 
 def _clocks(run: Run) -> dict[str, Any]:
@@ -63,7 +101,7 @@ def _clocks(run: Run) -> dict[str, Any]:
     measured = [clock.error_ns for clock in run.clocks.ranks if clock.error_ns is not None]
     not_aligned = sum(clock.method == "wall clock" for clock in run.clocks.ranks)
     unknown = sum(clock.method == "collectives" and clock.error_ns is None for clock in run.clocks.ranks)
-    text = f"clocks ±{format_ns(max(measured))}" if measured else "clocks not measured"
+    text = f"clocks ±{format_rounded('ns', max(measured))}" if measured else "clocks not measured"
     if unknown:  # too few collectives for an error
         text = f"{text}, error of {unknown} ranks unknown" if measured else "clocks aligned, error unknown"
     return {"text": text + (f", {not_aligned} ranks not aligned" if not_aligned else "")}
@@ -71,6 +109,8 @@ def _clocks(run: Run) -> dict[str, Any]:
 
 def overview(session: Session, query: dict[str, str]) -> Answer:
     """For each rank and column of pixels, the share of time spent in each class, and not recorded, as 0 to 255.
+
+    `comm` is exposed communication without `wait`, in which the rank waits for another rank.
 
     The rows of all ranks are concatenated. `first_ns` and `last_ns` are the bounds of each rank's own recording.
     """
@@ -81,10 +121,9 @@ def overview(session: Session, query: dict[str, str]) -> Answer:
     ranks = session.ranks(query)
     edges = np.linspace(begin, end, width + 1).astype(np.int64)
     times = [session.rank_time(rank) for rank in ranks]
-    shares = np.stack([time.shares(edges) for time in times], axis=1)
+    activities = [session.activity(rank) for rank in ranks]
     bounds = np.array([time.bounds or (0, 0) for time in times], dtype=np.float64)
     blank = np.floor(np.stack([time.unrecorded(edges) for time in times]) * 255).astype(np.uint8)
-    cells = np.ceil(shares * 255).astype(np.uint8)  # rounded up: the shortest activity stays visible
     return (
         {
             "ranks": ranks,
@@ -94,9 +133,10 @@ def overview(session: Session, query: dict[str, str]) -> Answer:
             "on_host": any(t.on_host for t in times),
         },
         {
-            "compute": cells[0].reshape(-1),
-            "comm": cells[1].reshape(-1),
-            "copy": cells[2].reshape(-1),
+            **{
+                name: np.concatenate([_cells(getattr(one, name), edges) for one in activities])
+                for name in ("compute", "comm", "wait", "copy")
+            },
             "unrecorded": blank.reshape(-1),
             "first_ns": bounds[:, 0],
             "last_ns": bounds[:, 1],
@@ -104,41 +144,23 @@ def overview(session: Session, query: dict[str, str]) -> Answer:
     )
 
 
+def _cells(parts: Intervals, edges: Ints) -> NDArray[np.uint8]:
+    """The share of each interval between two edges. Rounded up: the shortest activity stays visible."""
+    share = np.diff(covered_before(parts, edges)) / np.maximum(np.diff(edges), 1)
+    return np.ceil(share * 255).astype(np.uint8)
+
+
 def tracks(session: Session, query: dict[str, str]) -> Answer:
-    """The tracks of one rank in drawing order: collectives, streams, threads, then the rest."""
+    """The tracks of one rank in drawing order."""
     rank = integer(query["rank"])
-    with session.drawing() as opened:
-        rows = opened.records(
-            "SELECT segment, track, kind, label, slices, rows, device, stream FROM tracks "
-            "WHERE rank = ? AND slices > 0 ORDER BY segment, sort_index NULLS LAST, track",
-            [rank],
-        )
-    communication = session.communication(rank)
-    if len(communication.start):
-        rows.append(
-            {
-                "segment": 0,
-                "track": COMMUNICATION,
-                "kind": "communication",
-                "label": "communication",
-                "slices": len(communication.start),
-                "rows": len(communication.lanes),
-                "device": None,
-                "stream": None,
-            }
-        )
-    order = {kind: place for place, kind in enumerate(_TRACK_ORDER)}
-    rows.sort(key=lambda row: (order.get(row["kind"], len(order)), row["device"] or 0, *_sort_key(row)))
-    return {"rank": rank, "tracks": rows}
-
-
-def _sort_key(row: dict[str, Any]) -> tuple[int, int]:
-    """Streams with most slices first, since torch creates dozens for copies. Threads stay in the file's order."""
-    return (-row["slices"] if row["kind"] == "stream" else 0, row["segment"])
+    return {"rank": rank, "tracks": rank_tracks(session, rank)}
 
 
 def tile(session: Session, query: dict[str, str]) -> Answer:
-    """One tile of one track: for each row and pixel, the longest slice that starts there and their number."""
+    """One tile of one track: for each row and pixel, the longest slice that starts there and their number.
+
+    With collectives in it, also how long each waits at its start, its match and the rank it waits for.
+    """
     rank, segment, track = integer(query["rank"]), integer(query["segment"]), integer(query["track"])
     level, index = integer(query["level"]), integer(query["index"])
     if not 0 <= level <= 60:
@@ -150,19 +172,23 @@ def tile(session: Session, query: dict[str, str]) -> Answer:
     step = 1 << level
     row, found, count = lanes.tile(track, index * TILE_WIDTH * step - shift, step, TILE_WIDTH)
     name = np.asarray(lanes.name[found])
+    segments = np.full(len(found), segment) if lanes.segment is None else lanes.segment[found]
+    ids, kind = np.asarray(lanes.id[found]), np.asarray(lanes.kind[found])
+    waits = (
+        session.collective_slices(rank).columns(segments, ids) if (kind == KINDS.index("comm")).any() else {}
+    )
     names: dict[str, Any] = {str(number): lanes.names[number] for number in np.unique(name).tolist()}
     return (
         {"rank": rank, "segment": segment, "track": track, "level": level, "index": index, "names": names},
         {
             "start": (np.asarray(lanes.start[found]) + shift).astype(np.float64),
             "duration": np.asarray(lanes.duration[found]).astype(np.float64),
-            "id": np.asarray(lanes.id[found]).astype(np.float64),
+            "id": ids.astype(np.float64),
+            **waits,
             "name": name.astype(np.uint32),
             "count": count.astype(np.uint32),
-            "segment": (
-                np.full(len(found), segment) if lanes.segment is None else lanes.segment[found]
-            ).astype(np.uint16),
+            "segment": segments.astype(np.uint16),
             "row": row.astype(np.uint16),
-            "kind": np.asarray(lanes.kind[found]),
+            "kind": kind,
         },
     )

@@ -1,4 +1,7 @@
-"""Two runs on one time axis: ranks of the second are renumbered, and its first step is aligned with the first's."""
+"""Two runs on one time axis: ranks of the second are renumbered, and the first steps of both coincide.
+
+The page aligns the others: it shows the second run from the step that it shows of the first.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ import numpy as np
 
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.diff.two_runs import diff
+from rankscope.errors import UsageError
 from rankscope.viewer.answers import Answer, Route, integer
 from rankscope.viewer.session import Session
 
@@ -16,13 +20,15 @@ SECOND = 1_000_000
 
 
 def align(first: Session, second: Session) -> None:
-    """Shift the second run so that the first steps coincide; without steps, the first events."""
+    """Shift one run so that the first steps coincide; without steps, the first events. No time becomes negative."""
     runs = (first.run, second.run)
     starts = [run.rows("SELECT min(start_ns) FROM steps")[0][0] for run in runs]
     if None in starts:
         starts = [run.rows("SELECT coalesce(min(start_ns), 0) FROM slices")[0][0] for run in runs]
-    for run in {second.run, second.drawn}:
-        run.move(starts[0] - starts[1])
+    later = starts[0] - starts[1]
+    moved = second if later >= 0 else first
+    for run in {moved.run, moved.drawn}:
+        run.move(abs(later))
 
 
 def combined(
@@ -36,6 +42,8 @@ def combined(
             if rank < SECOND and query.get("run") != "2":
                 return first[name](query)
             own = {**query, "rank": str(rank - SECOND)} if rank >= SECOND else query
+            if rank >= SECOND and query.get("after"):  # a slice of that rank
+                own["after"] = f"{rank - SECOND}.{query['after'].partition('.')[2]}"
             return _renumbered(second[name](own))
 
         return answer
@@ -44,6 +52,8 @@ def combined(
     routes["run"] = lambda query: _run(first["run"](query), second["run"](query))
     routes["overview"] = lambda query: _overview(query, sessions, first["overview"], second["overview"])
     routes["area"] = lambda query: _area(query, first["area"], second["area"])
+    routes["events"] = lambda query: _events(query, first["events"], second["events"])
+    routes["share"] = lambda query: _share()
     routes["diff"] = lambda query: _diff(sessions)
     return routes
 
@@ -75,6 +85,7 @@ def _run(first: Any, second: Any) -> Answer:
         **first,
         "title": f"{first['title']} and {second['title']}",
         "titles": [first["title"], second["title"]],
+        "second_steps": second["steps"],
         "ranks": [*first["ranks"], *(rank + SECOND for rank in second["ranks"])],
         "begin_ns": min(first["begin_ns"], second["begin_ns"]),
         "end_ns": max(first["end_ns"], second["end_ns"]),
@@ -114,8 +125,33 @@ def _area(query: dict[str, str], first: Route, second: Route) -> Answer:
     if in_first:
         answers.append(first({**query, "ranks": ",".join(map(str, in_first))}))
     if in_second:
-        answers.append(_renumber(second({**query, "ranks": ",".join(map(str, in_second))})))
+        answers.append(_renumber(second(_of_second(query, in_second))))
     return {**answers[0], "shares": [share for answer in answers for share in answer["shares"]]}
+
+
+def _events(query: dict[str, str], first: Route, second: Route) -> Answer:
+    """Of the first run, or of the second when only its ranks are requested."""
+    in_first, in_second = _split(query, [])
+    if in_first:
+        return first({**query, "ranks": ",".join(map(str, in_first))})
+    return _renumbered(second(_of_second(query, in_second)))
+
+
+def _of_second(query: dict[str, str], ranks: list[int]) -> dict[str, str]:
+    """The query with the second run's own ranks, in the keys of tracks and slices too."""
+    own = {**query, "ranks": ",".join(map(str, ranks))}
+    for name in ("tracks", "slice"):
+        keys = [key.partition(".") for key in query.get(name, "").split(",") if key]
+        own[name] = ",".join(
+            f"{integer(rank) - SECOND}.{rest}" for rank, _, rest in keys if integer(rank) >= SECOND
+        )
+    return own
+
+
+def _share() -> Answer:
+    raise UsageError(
+        "a shared file holds one run", hint="Open one of the two alone: rankscope view RUN, then share it."
+    )
 
 
 def _diff(sessions: tuple[Session, Session]) -> Answer:

@@ -5,14 +5,14 @@ import test from "node:test";
 
 const js = new URL("../../../src/rankscope/viewer/static/js/", import.meta.url);
 const { moment, quantity, ticks, time } = await import(new URL("format.js", js));
-const { clamp, ordered, rankName, rowsOf, visible, zoomed } = await import(new URL("layout.js", js));
+const { clamp, isFolded, named, ordered, rankName, rowsOf, stepShift, toggleFold, visible, zoomed } = await import(new URL("layout.js", js));
 const { indicesOf, levelOf, Tiles } = await import(new URL("tiles.js", js));
 const { decode, encode, EMPTY } = await import(new URL("state.js", js));
 const { unpack } = await import(new URL("api.js", js));
 const { compare, tsv } = await import(new URL("table.js", js));
 const { shortenName, shortenNames } = await import(new URL("names.js", js));
-const { paint } = await import(new URL("raster.js", js));
-const { mix, number } = await import(new URL("palette.js", js));
+const { paint, repeat } = await import(new URL("raster.js", js));
+const { number, paintShares } = await import(new URL("palette.js", js));
 
 test("times read as people write them", () => {
   assert.equal(time(0), "0 ns");
@@ -33,7 +33,8 @@ test("neighbouring ticks never read the same", () => {
 });
 
 test("a view survives its link", () => {
-  const view = { ...EMPTY, begin: 5, end: 900, open: [3, 1], pinned: [1], slice: { rank: 1, segment: 0, id: 77 }, area: [10, 20], tab: "sql", sql: "SELECT '&#'", sort: "idle_ns" };
+  const view = { ...EMPTY, begin: 5, end: 900, open: [3, 1], pinned: [1], slice: { rank: 1, segment: 0, id: 77 }, area: [10, 20], tab: "sql", sql: "SELECT '&#'", sort: "idle_ns",
+    finding: 1, folds: ["host", "2:streams"], pins: ["2.0.-1", "0.1.32"], dock: "right", size: 333 };
   assert.deepEqual({ ...EMPTY, ...decode(encode(view)) }, view);
 });
 
@@ -45,25 +46,77 @@ test("a link that makes no sense opens the run as it is", () => {
   }
 });
 
-test("the window stays inside the run", () => {
+test("an unfolded view and an empty list of folds survive their links", () => {
+  assert.deepEqual(decode(encode({ ...EMPTY, folds: [] })).folds, []);
+  assert.deepEqual(decode("#v=1").folds, EMPTY.folds);
+  assert.deepEqual(decode("#fold=host,<b>&tracks=1.2,x,1.0.3").pins, ["1.0.3"]);
+});
+
+test("the window stays inside the run: no time before its start", () => {
   assert.deepEqual(clamp(0, 100, 0, 1000), [0, 100]);
-  const [begin, end] = clamp(-1e9, 1e9, 0, 1000);
-  assert.ok(begin >= -40 && end <= 1040);
+  assert.deepEqual(clamp(-1e9, 1e9, 0, 1000), [0, 1000]);
+  assert.deepEqual(clamp(-50, 50, 0, 1000), [0, 100]);
   const [from, to] = clamp(500, 500, 0, 1000);
   assert.equal(to - from, 10);
   assert.deepEqual(zoomed(0, 100, 25, 0.5), [12.5, 62.5]);
 });
 
-test("rows of open ranks, and those in view", () => {
-  const tracks = new Map([[0, [{ segment: 0, track: 1, kind: "stream", label: "GPU 0", slices: 5, rows: 2 }, { segment: 0, track: 2, kind: "thread", label: "main", slices: 0, rows: 1 }]]]);
-  const { rows, height } = rowsOf([0, 1], new Set([0]), [], tracks);
-  assert.deepEqual(rows.map((row) => row.type), ["rank", "track", "rank"]);
-  assert.equal(height, rows[2].y + rows[2].height);
-  assert.deepEqual(visible(rows, 0, 10).map((row) => row.y), [0]);
-  assert.deepEqual(visible(rows, rows[1].y, height).length, 2);
-  assert.equal(rowsOf([0], new Set([0]), [], tracks, "nothing").rows.length, 1);
-  assert.deepEqual(ordered([0, 1, 2], [2], new Map([[0, 1], [1, 9]])), [2, 1, 0]);
-  assert.equal(rankName(1_000_003), "B rank 3");
+const track = (track, group, short, more = {}) => ({ segment: 0, track, kind: group === "host" ? "thread" : "stream", label: `GPU 0 ${short}`, short, slices: 5, rows: 1, group, share: 0.5, categories: [], ...more });
+const TRACKS = new Map([[0, [
+  track(7, "streams", "stream 7", { rows: 2, categories: ["kernel"] }), track(-1, "communication", "communication"),
+  track(76, "more", "stream 76", { share: 0.001 }), track(77, "more", "annotations", { share: 0.9 }), track(80, "more", "stream 80", { share: 0.002 }), track(9, "host", "thread 9"),
+]]]);
+const shown = (more) => ({ ranks: [0, 1], open: new Set([0]), pinned: [], pins: [], folds: ["more"], filter: "", tracks: TRACKS, counters: new Map(), ...more });
+const labels = (rows) => rows.map((row) => row.label ?? row.track?.short ?? row.counter?.label ?? rankName(row.rank));
+
+test("rows of open ranks in groups, and those in view", () => {
+  const { rows, height } = rowsOf(shown());
+  assert.deepEqual(labels(rows), ["rank 0", "stream 7", "communication", "2 more streams", "thread 9", "rank 1"]);
+  assert.equal(rows[3].text, "0.3 % of the time");
+  assert.ok(height > rows[5].y);
+  assert.deepEqual(labels(visible(rows, rows[1].y + 1, rows[1].y + 2)), ["stream 7"]);
+  assert.deepEqual(visible(rows, 1e6, 2e6), []);
+});
+
+test("groups fold on one rank and on all", () => {
+  assert.deepEqual(labels(rowsOf(shown({ folds: ["host", "streams", "0:more"] })).rows), ["rank 0", "streams", "communication", "2 more streams", "host", "rank 1"]);
+  const one = toggleFold([], "host", 2);
+  assert.deepEqual([isFolded(one, 2, "host"), isFolded(one, 3, "host")], [true, false]);
+  assert.deepEqual(toggleFold(one, "host", 2), []);
+  const all = toggleFold(one, "host");
+  assert.deepEqual([isFolded(all, 2, "host"), isFolded(all, 3, "host")], [true, true]);
+  assert.equal(isFolded(toggleFold(all, "host", 2), 2, "host"), false);
+});
+
+test("a filter shows tracks by name, group and category, folded or not", () => {
+  const found = (filter) => labels(rowsOf(shown({ filter, ranks: [0] })).rows).slice(1);
+  assert.deepEqual(found("stream 7"), ["stream 7"]);
+  assert.deepEqual(found("Stream 76"), ["stream 76"]);
+  assert.deepEqual(found("kernel"), ["stream 7"]);
+  assert.deepEqual(found("host"), ["thread 9"]);
+  assert.equal(named("", ["anything"]), true);
+});
+
+test("pinned tracks stay above the others in the order they are kept in", () => {
+  const { pins, pinsHeight, rows } = rowsOf(shown({ open: new Set(), pins: ["0.0.9", "0.0.7", "5.0.1"] }));
+  assert.deepEqual(labels(pins), ["thread 9", "stream 7"]);
+  assert.ok(pins[1].y === pins[0].height && pinsHeight === pins[1].y + pins[1].height && rows.length === 2);
+});
+
+test("ranks of a finding lead, then pinned order and sort; of two runs, equal ranks are neighbours", () => {
+  assert.deepEqual(ordered([0, 1, 2, 3], [3], null), [3, 0, 1, 2]);
+  assert.deepEqual(ordered([0, 1, 2, 3], [], null, [2, 0]), [2, 0, 1, 3]);
+  assert.deepEqual(ordered([0, 1, 2], [], new Map([[2, 9], [0, 1]])), [2, 0, 1]);
+  assert.deepEqual(ordered([0, 1, 1e6, 1000001], [], null), [0, 1e6, 1, 1000001]);
+  assert.equal(rankName(1000003), "B rank 3");
+});
+
+test("the second run is shown from the same step as the first", () => {
+  const steps = (...starts) => starts.map((start_ns, at) => ({ step: at + 2, start_ns, dur_ns: 10 }));
+  assert.equal(stepShift(steps(0, 100, 200), steps(0, 60, 120), 98), -40);
+  assert.equal(stepShift(steps(0, 100, 200), steps(0, 60, 120), 210), -80);
+  assert.equal(stepShift(steps(0, 100, 200), steps(5), 250), 5); // only the first step is in both
+  assert.equal(stepShift([], [], 0), 0);
 });
 
 test("tiles cover the window and are finer than the screen", () => {
@@ -111,11 +164,27 @@ test("every slice leaves at least one pixel", () => {
   assert.ok(pixels.every((pixel) => pixel === 0xff0000ff));
 });
 
-test("idle is the colour of nothing", () => {
-  const palette = { pixel: new Uint32Array([1, 2, 3].map((n) => 0xff000000 + n)), idle: number("#eceff3"), blank: number("#ffffff") };
-  assert.equal(mix(palette, 0, 0, 0, 0), number("#eceff3"));
-  assert.equal(mix(palette, 255, 0, 0, 0) & 0xffffff, 1);
-  assert.equal(mix(palette, 0, 0, 0, 255), number("#ffffff")); // not recorded is not idle
+test("a collective waits in a colour of its own, then transfers", () => {
+  const palette = { pixel: new Uint32Array([1, 2, 3]), shade: new Uint32Array([1, 2, 3]), wait: 9, idle: 0, blank: 0 };
+  const one = (value) => Float64Array.of(value);
+  const tile = { start: one(10), duration: one(80), wait: one(50), row: new Uint16Array(1), kind: Uint8Array.of(1), name: new Uint32Array(1) };
+  const pixels = new Uint32Array(10);
+  paint(pixels, 10, 1, [tile], 0, 10, palette);
+  assert.deepEqual([...pixels], [0, 9, 9, 9, 9, 9, 2, 2, 0, 0]);
+});
+
+test("lanes are repeated between the edges", () => {
+  const picture = new Uint32Array(2 * 6);
+  repeat(picture, Uint32Array.of(1, 2, 3, 4), 2, 2, 3, 1, 2, 6);
+  assert.deepEqual([...picture], [0, 0, 0, 0, 1, 2, 0, 0, 3, 4, 3, 4]);
+});
+
+test("idle is the colour of nothing, waiting is not communication", () => {
+  const palette = { pixel: new Uint32Array([1, 2, 3].map((n) => 0xff000000 + n)), idle: number("#eceff3"), wait: number("#f7dfaf"), blank: number("#ffffff") };
+  const shares = (values) => Object.fromEntries(["compute", "comm", "wait", "copy", "unrecorded"].map((name) => [name, Uint8Array.of(...values.map((value) => (value === name ? 255 : 0)))]));
+  const pixels = new Uint32Array(4);
+  paintShares(pixels, shares(["", "compute", "wait", "unrecorded"]), palette);
+  assert.deepEqual([pixels[0], pixels[1] & 0xffffff, pixels[2], pixels[3]], [number("#eceff3"), 1, number("#f7dfaf"), number("#ffffff")]);
 });
 
 // The same cases as in tests/views/test_text.py.

@@ -174,7 +174,7 @@ def exposed_waits(run: Run, scope: Scope) -> dict[int, Ints]:
 
     That is known where a collective was matched across ranks: until the last rank has arrived.
     """
-    waiting = _waiting(run)
+    waiting = waiting_times(run)
     found = {}
     for rank, parts in rank_parts(run, scope).items():
         own = intersect(parts.exposed, _shifted(waiting[rank], -run.origin_ns(rank)))
@@ -252,7 +252,7 @@ def _activity(run: Run, rank: int) -> Activity:
 
 
 @once_per_run
-def _waiting(run: Run) -> dict[int, Intervals]:
+def waiting_times(run: Run) -> dict[int, Intervals]:
     """By rank, when it waits for another rank: the first (duration - transfer) of each matched collective."""
     found = waits(run)
     known = found.wait > 0

@@ -1,4 +1,5 @@
-// Requests to the server. Errors have three parts: what, why, and a hint.
+// Questions of the page: to the server, or to the file that the page is in (shared.js). Errors have three parts: what, why,
+// and a hint.
 
 import { showProblem } from "./dom.js";
 
@@ -14,17 +15,29 @@ export class ServerError extends Error {
 /** Parameters of every request: which clocks are used. */
 export const always = { clocks: "" };
 
+/** @type {{ answer: (name: string, query: Record<string, any>) => any } | null} */
+let file = null;
+
+/** Ask a shared file instead of the server. @param {{ answer: (name: string, query: Record<string, any>) => any }} shared */
+export function useFile(shared) {
+  file = shared;
+}
+
+export function isFile() {
+  return file !== null;
+}
+
 /** @param {string} name @param {Record<string, any>} query */
 function address(name, query) {
   const words = Object.entries({ ...always, ...query }).filter(([, value]) => value !== undefined && value !== null && value !== "");
   return `/api/${name}?${new URLSearchParams(words.map(([key, value]) => [key, String(value)]))}`;
 }
 
-/** @param {string} name @param {Record<string, any>} query @param {AbortSignal} [signal] */
-async function ask(name, query, signal) {
+/** @param {string} name @param {Record<string, any>} query @param {AbortSignal} [signal] @param {string} [method] */
+async function ask(name, query, signal, method) {
   let response;
   try {
-    response = await fetch(address(name, query), { signal });
+    response = await fetch(address(name, query), { signal, method });
   } catch (error) {
     if (signal?.aborted) throw error;
     throw new ServerError("The rankscope server does not answer.", "It was stopped, or the ssh tunnel is closed.", "Start it again and reload the page.");
@@ -38,13 +51,25 @@ async function ask(name, query, signal) {
 
 /** @param {string} name @param {Record<string, any>} [query] @param {AbortSignal} [signal] @returns {Promise<any>} */
 export async function json(name, query = {}, signal) {
+  if (file) return file.answer(name, query);
   return (await ask(name, query, signal)).json();
+}
+
+/** A request that writes a file beside the run. @param {string} name @param {Record<string, any>} query @returns {Promise<any>} */
+export async function write(name, query) {
+  return (await ask(name, query, undefined, "POST")).json();
+}
+
+/** A document to keep. @param {string} name @param {Record<string, any>} query @returns {Promise<Blob>} */
+export async function download(name, query) {
+  return (await ask(name, query)).blob();
 }
 
 /** @typedef {Record<string, any> & { column: Record<string, any> }} Columns */
 
 /** @param {string} name @param {Record<string, any>} query @param {AbortSignal} [signal] @returns {Promise<Columns>} */
 export async function columns(name, query, signal) {
+  if (file) return file.answer(name, query);
   return unpack(await (await ask(name, query, signal)).arrayBuffer());
 }
 

@@ -1,17 +1,23 @@
 // The application: the run, the view, and the parts that draw it.
 
+import { json, show } from "./api.js";
 import { byId, announce } from "./dom.js";
 import { time } from "./format.js";
-import { clamp, ordered } from "./layout.js";
+import { GROUPS, clamp, isFolded, ordered, toggleFold, trackKey } from "./layout.js";
+import { Marks } from "./marks.js";
 import { Overview } from "./overview.js";
 import { readPalette } from "./palette.js";
 import { Panels } from "./panels/panels.js";
-import { Timeline } from "./timeline.js";
+import { Search } from "./search.js";
+import { EMPTY } from "./state.js";
+import { Timeline, sliceNumber } from "./timeline.js";
 import { drawTwin } from "./twin.js";
 
-/** @typedef {{ title: string, ranks: number[], begin_ns: number, end_ns: number, kinds: string[], tile_width: number,
- *   titles?: string[], steps: { step: number, start_ns: number, dur_ns: number }[], clocks?: any,
- *   reports: { name: string, question: string, by: string[] }[] }} Run */
+/** @typedef {{ title: string, path: string, ranks: number[], begin_ns: number, end_ns: number, kinds: string[], tile_width: number,
+ *   titles?: string[], steps: import("./layout.js").Step[], second_steps?: import("./layout.js").Step[], clocks?: any, device?: string, world?: number,
+ *   reports: { name: string, question: string, by: string[] }[] }} Run
+ * @typedef {{ ranks: number[], peers: number[], step: number | null, begin_ns: number, end_ns: number, groups: string[],
+ *   slices: { rank: number, segment: number, id: number }[], collective: import("./timeline.js").Collective | null }} Scene viewer/scenes.py */
 
 export class App {
   /** @param {Run} run @param {import("./state.js").Store} store */
@@ -24,24 +30,126 @@ export class App {
     this.orders = new Map();
     /** @type {number | undefined} time under the pointer */
     this.pointerTime = undefined;
-    this.searched = "";
+    /** @type {[number, number] | undefined} its place on the canvas of the tracks */
+    this.pointer = undefined;
+    /** @type {any[]} in the order of `stats`, each with its scene; empty until they are known */
+    this.findings = [];
+    /** @type {Promise<any[]> | undefined} */
+    this.asked = undefined;
+    /** @type {Scene | null} of the finding that is shown */
+    this.scene = null;
+    /** @type {Map<number, Set<number>>} by rank, the slices that the shown finding is about */
+    this.guilty = new Map();
     this.overview = new Overview(this);
     this.timeline = new Timeline(this);
     this.panels = new Panels(this);
+    this.marks = new Marks(this);
+    this.search = new Search(this);
     store.listen((view, changed) => {
-      if (changed.has("open")) this.timeline.loadTracks();
-      if (changed.has("begin") || changed.has("sort") || changed.has("pinned")) this.overview.draw();
-      if (changed.has("open") || changed.has("sort") || changed.has("pinned")) drawTwin(this);
+      const order = ["finding", "sort", "pinned"].some((name) => changed.has(name));
+      if (changed.has("finding")) this.setScene();
+      if (changed.has("open") || changed.has("pins")) this.timeline.loadTracks();
+      if (order) this.overview.draw();
+      else if (changed.has("begin") || changed.has("end")) this.overview.drawBrush();
+      if (changed.has("open") || changed.has("folds") || order) drawTwin(this);
       this.timeline.redraw();
       this.panels.changed(changed);
     });
     new ResizeObserver(() => this.redraw()).observe(this.timeline.box);
   }
 
-  /** Ranks in display order. */
+  /** Ranks in the order of the tracks: those of the shown finding are above the others. */
   get ranks() {
+    return this.orderedBy(this.scene ? [...this.scene.ranks, ...this.scene.peers] : []);
+  }
+
+  /** Ranks in the order of the map. */
+  get mapRanks() {
+    return this.orderedBy([]);
+  }
+
+  /** @param {number[]} leading */
+  orderedBy(leading) {
     const { sort, pinned } = this.store.view;
-    return ordered(this.run.ranks, pinned, sort === "rank" ? null : this.orders.get(sort) ?? null);
+    return ordered(this.run.ranks, pinned, sort === "rank" ? null : this.orders.get(sort) ?? null, leading);
+  }
+
+  /** Whether the shown finding is about a rank. @param {number} rank */
+  isHot(rank) {
+    return this.scene?.ranks.includes(rank) ?? false;
+  }
+
+  /** The findings, requested once. @returns {Promise<any[]>} */
+  loadFindings() {
+    this.asked ??= json("findings").then((answer) => {
+      this.findings = answer.findings;
+      this.setScene();
+      this.panels.countFindings();
+      this.redraw();
+      return this.findings;
+    });
+    return this.asked;
+  }
+
+  setScene() {
+    const { finding } = this.store.view;
+    this.scene = this.findings[finding]?.scene ?? null;
+    this.guilty = new Map();
+    for (const { rank, segment, id } of this.scene?.slices ?? []) {
+      if (!this.guilty.has(rank)) this.guilty.set(rank, new Set());
+      this.guilty.get(rank)?.add(sliceNumber(segment, id));
+    }
+  }
+
+  /** Show where a finding is seen: its ranks, step and slices.
+   * @param {number} at @param {{ history?: boolean }} [how] */
+  async showFinding(at, how = { history: true }) {
+    const finding = this.findings[at];
+    if (!finding) return announce("no findings");
+    /** @type {Scene} */
+    const scene = finding.scene;
+    this.timeline.peers = null;
+    this.timeline.arrows = [];
+    this.timeline.flows = [];
+    this.store.set({
+      finding: at, begin: scene.begin_ns, end: scene.end_ns, open: scene.ranks, slice: null, area: null, tab: "findings", filter: "",
+      folds: GROUPS.filter((group) => !scene.groups.includes(group)),
+    }, how);
+    this.timeline.box.scrollTop = 0;
+    await this.timeline.loadTracks();
+    this.timeline.redraw();
+    return announce(`finding ${at + 1} of ${this.findings.length}: ${finding.title}`);
+  }
+
+  /** The next or previous finding. @param {number} by */
+  walk(by) {
+    const count = this.findings.length;
+    const { finding } = this.store.view;
+    this.showFinding(count ? (finding < 0 && by < 0 ? count - 1 : (finding + by + count) % count) : -1).catch(show);
+  }
+
+  /** Everything: all ranks over the whole run. */
+  home() {
+    const { begin_ns: begin, end_ns: end } = this.run;
+    this.timeline.peers = null;
+    this.timeline.arrows = [];
+    this.timeline.flows = [];
+    this.store.set({ begin, end, open: [], finding: -1, slice: null, area: null, filter: "", folds: EMPTY.folds }, { history: true });
+    announce(`all ranks, whole run, ${time(end - begin)}`);
+  }
+
+  /** Fold or unfold a group of tracks, of one rank or of all.
+   * @param {string} group @param {number} [rank] */
+  fold(group, rank) {
+    this.store.set({ folds: toggleFold(this.store.view.folds, group, rank) });
+    announce(`${group} ${isFolded(this.store.view.folds, rank ?? -1, group) ? "folded" : "unfolded"}${rank === undefined ? " on all ranks" : ""}`);
+  }
+
+  /** Pin a track above the others, or let it go. @param {string} key layout.trackKey */
+  pinTrack(key) {
+    const { pins } = this.store.view;
+    this.store.set({ pins: pins.includes(key) ? pins.filter((other) => other !== key) : [...pins, key] });
+    announce(`track ${pins.includes(key) ? "unpinned" : "pinned"}`);
   }
 
   redraw() {
@@ -112,7 +220,7 @@ export class App {
 
   /** Select a slice and show it with some time around it.
    * @param {{ rank: number, segment: number, id: number, track: number, depth?: number, start_ns: number, dur_ns: number }} slice
-   * @param {{ zoom?: boolean }} [how] */
+   * @param {{ zoom?: boolean, stay?: boolean }} [how] stay: the tab of the panel stays */
   async goTo(slice, how = {}) {
     const { begin, end, open } = this.store.view;
     const inside = slice.start_ns >= begin && slice.start_ns + slice.dur_ns <= end && slice.dur_ns > (end - begin) / 400;
@@ -121,15 +229,22 @@ export class App {
       this.show(slice.start_ns - margin, slice.start_ns + slice.dur_ns + margin, { history: true });
     }
     if (!open.includes(slice.rank)) this.store.set({ open: [...open, slice.rank] });
-    this.store.set({ slice: { rank: slice.rank, segment: slice.segment, id: slice.id }, tab: "selection" }, { history: true });
+    this.store.set({ slice: { rank: slice.rank, segment: slice.segment, id: slice.id }, tab: how.stay ? this.panels.tab : this.panels.tabOfSlice }, { history: true });
     this.panels.slice = slice; // keys that are pressed before its details arrive apply to it
     await this.timeline.loadTracks();
+    this.unfold(slice.rank, slice);
     this.timeline.scrollTo(slice.rank, slice);
+  }
+
+  /** Unfold the group of a track. @param {number} rank @param {{ segment: number, track: number }} track */
+  unfold(rank, track) {
+    const found = this.timeline.tracks.get(rank)?.find((one) => trackKey(rank, one) === trackKey(rank, track));
+    if (found && isFolded(this.store.view.folds, rank, found.group)) this.fold(found.group, rank);
   }
 
   /** @param {[number, number] | null} area */
   choose(area) {
-    this.store.set({ area, ...(area ? { slice: null, tab: "selection" } : {}) }, { history: Boolean(area) });
+    this.store.set({ area, ...(area ? { slice: null, tab: this.panels.tabOfArea } : { box: [] }) }, { history: Boolean(area) });
   }
 
   /** @param {string} theme */
@@ -154,12 +269,13 @@ export function startTheme(requested) {
 /** @param {Run} run */
 export function describe(run) {
   if (run.titles) {
-    byId("title").textContent = `A: ${run.titles[0]}  ·  B: ${run.titles[1]}  ·  first steps aligned`;
+    byId("title").textContent = `A: ${run.titles[0]}  ·  B: ${run.titles[1]}  ·  aligned by step`;
     document.title = `${run.title} – rankscope`;
     return;
   }
-  const ranks = `${run.ranks.length} rank${run.ranks.length === 1 ? "" : "s"}`;
+  const of = run.world && run.world > run.ranks.length ? ` of ${run.world}` : "";
+  const ranks = `${run.ranks.length}${of} rank${run.ranks.length === 1 && !of ? "" : "s"}`;
   const steps = run.steps.length ? `steps ${run.steps[0].step}–${run.steps[run.steps.length - 1].step}` : "no steps";
-  byId("title").textContent = [run.title, ranks, steps, run.clocks?.text].filter(Boolean).join("  ·  ");
+  byId("title").textContent = [run.title, ranks, steps, run.device, run.clocks?.text].filter(Boolean).join("  ·  ");
   document.title = `${run.title} – rankscope`;
 }

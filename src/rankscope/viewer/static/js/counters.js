@@ -28,11 +28,14 @@ export class Counters {
   /** Draw the values at hand, and request those of the window.
    * @param {CanvasRenderingContext2D} g @param {any} row @param {number} width */
   draw(g, row, width) {
-    const { begin, end } = this.app.store.view;
+    const { view } = this.app.store;
+    const begin = this.app.timeline.beginOf(row.rank);
+    const end = begin + view.end - view.begin;
     const { text } = this.app.palette;
     const key = `${row.rank}/${row.counter.name}`;
     g.font = "11px ui-monospace, 'DejaVu Sans Mono', monospace";
     g.textAlign = "right";
+    g.textBaseline = "middle";
     g.fillStyle = text["ink-2"];
     g.fillText(shortenName(row.counter.label, LABEL_CHARACTERS), GUTTER - 10, row.y + 10);
     this.ask(key, row, begin, end, Math.ceil(width));

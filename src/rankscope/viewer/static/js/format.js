@@ -1,6 +1,8 @@
 // Formatting of numbers with units.
 
+/** @type {[number, string][]} largest first */
 const TIME = [[1e9, "s"], [1e6, "ms"], [1e3, "µs"], [1, "ns"]];
+/** @type {[number, string][]} */
 const COUNT = [[1e15, "P"], [1e12, "T"], [1e9, "G"], [1e6, "M"], [1e3, "k"]];
 
 /** @param {number} value @param {number} digits */
@@ -13,7 +15,7 @@ function short(value, digits = 3) {
 /** @param {number | null | undefined} ns */
 export function time(ns) {
   if (ns === null || ns === undefined) return "–";
-  for (const [size, unit] of /** @type {[number, string][]} */ (TIME)) {
+  for (const [size, unit] of TIME) {
     if (Math.abs(ns) >= size) return `${short(ns / size)} ${unit}`;
   }
   return ns === 0 ? "0 ns" : `${short(ns)} ns`;
@@ -22,7 +24,7 @@ export function time(ns) {
 /** A point in time, with the digits that are significant at this zoom level.
  * @param {number} ns @param {number} span */
 export function moment(ns, span) {
-  const [size, unit] = /** @type {[number, string]} */ (TIME.find(([size]) => span >= Number(size)) ?? TIME[3]);
+  const [size, unit] = TIME.find(([size]) => span >= size) ?? TIME[3];
   const digits = Math.max(0, Math.min(6, Math.ceil(Math.log10(size / Math.max(span, 1))) + 3));
   return `${(ns / size).toFixed(digits)} ${unit}`;
 }
@@ -42,10 +44,40 @@ export function quantity(value, unit) {
 
 /** @param {number} value @param {string} unit */
 export function scaled(value, unit) {
-  for (const [size, prefix] of /** @type {[number, string][]} */ (COUNT)) {
+  for (const [size, prefix] of COUNT) {
     if (Math.abs(value) >= size) return `${short(value / size)} ${prefix}${unit}`;
   }
   return `${short(value)} ${unit}`;
+}
+
+/** @type {Record<string, [number, string][]>} */
+const UNITS = {
+  ns: TIME,
+  bytes: [[1e12, "TB"], [1e9, "GB"], [1e6, "MB"], [1e3, "kB"], [1, "B"]],
+  flop: prefixed("FLOP"),
+  "flop/s": prefixed("FLOP/s"),
+  percent: [[1, "%"]],
+  "GB/s": [[1, "GB/s"]],
+};
+
+/** @param {string} unit @returns {[number, string][]} */
+function prefixed(unit) {
+  return [...COUNT, /** @type {[number, string]} */ ([1, ""])].map(([size, prefix]) => [size, prefix + unit]);
+}
+
+/** One unit for all values of a column, which its heading names; null for plain numbers.
+ * @param {string} unit @param {(number | null)[]} values @returns {{ label: string, text: (value: number) => string } | null} */
+export function columnScale(unit, values) {
+  const steps = UNITS[unit];
+  if (!steps) return null;
+  const sizes = values.map((value) => Math.abs(value ?? 0)).filter((value) => value > 0);
+  const largest = sizes.reduce((most, value) => Math.max(most, value), 0);
+  const least = sizes.reduce((most, value) => Math.min(most, value), largest);
+  const [size, label] = steps.find(([size]) => largest >= size) ?? steps[steps.length - 1];
+  // Two digits of the least value, three of the largest, and at most three after the point.
+  const needed = Math.max(1 - Math.floor(Math.log10(least / size || 1)), 2 - Math.floor(Math.log10(largest / size || 1)));
+  const digits = unit === "percent" ? 1 : size === 1 && sizes.every(Number.isInteger) ? 0 : Math.min(Math.max(needed, 0), 3);
+  return { label, text: (value) => (value === 0 ? "0" : (value / size).toLocaleString("en", { minimumFractionDigits: digits, maximumFractionDigits: digits })) };
 }
 
 /** @param {number} share of one */

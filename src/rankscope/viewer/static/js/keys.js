@@ -3,24 +3,27 @@
 import { json, show } from "./api.js";
 import { byId, fill, h, announce } from "./dom.js";
 import { time } from "./format.js";
-import { zoomed } from "./layout.js";
+import { AXIS, GUTTER, trackKey, zoomed } from "./layout.js";
 
 const HELP = [
   ["W / S", "zoom in / out (also + / -, Ctrl + wheel, pinch)"],
   ["A / D", "pan left / right (also arrow keys, Shift + wheel)"],
   ["Up / Down", "scroll the tracks"],
-  ["F", "show the whole run"],
+  ["Home", "show everything: all ranks over the whole run"],
+  ["F", "the whole time; the ranks stay as they are"],
   ["Z", "zoom to the selection"],
-  ["drag", "select a time range; the panel shows what runs in it"],
+  ["drag", "select a time range, or a box of tracks; the panel sums it up"],
   ["click, Enter", "select a slice; the panel shows its details"],
-  ["[ / ]", "previous / next slice with the same name"],
+  ["[ / ]", "previous / next hit of the search, or slice with the same name"],
   [", / .", "previous / next slice in the same row"],
   ["O", "expand or collapse the rank of the selection, or the first visible rank"],
-  ["P", "pin or unpin this rank"],
-  ["{ / }", "move a pinned rank up / down"],
-  ["N", "next finding"],
-  ["/", "search; Enter goes to the first result, ] to the next"],
-  ["1 – 8", "panels on the right"],
+  ["N / P", "next / previous finding"],
+  ["K, Shift + K", "pin the track under the pointer, or its rank; click a track's label"],
+  ["{ / }", "move the pinned track or rank under the pointer up / down"],
+  ["G", "all flows of the selected op: arrows from each visible one to what it launches"],
+  ["M, Shift + M", "make a mark under the pointer; list the marks"],
+  ["/", "search; Enter goes to the first hit, ] and [ to the next and previous"],
+  ["1 – 9, 0", "tabs of the panel"],
   ["C", "clocks: aligned by collectives, or the wall clock of each rank"],
   ["T", "light or dark theme"],
   ["Esc", "close, or clear the selection"],
@@ -37,7 +40,7 @@ export function listenToKeys(app) {
     if (typing || event.ctrlKey || event.metaKey || event.altKey) return undefined;
     const action = ACTIONS[event.key.length === 1 ? event.key.toLowerCase() : event.key];
     const inPanel = target.closest("aside") !== null;
-    if (!action || (inPanel && event.key.startsWith("Arrow"))) return undefined;
+    if (!action || (inPanel && /^(Arrow|Home)/.test(event.key))) return undefined;
     event.preventDefault();
     return action(app, event);
   });
@@ -57,13 +60,17 @@ const ACTIONS = {
   "?": () => help(),
   c: (app) => app.store.set({ clocks: app.store.view.clocks === "raw" ? "" : "raw" }, { history: true }),
   t: (app) => app.toggleTheme(),
+  Home: (app) => app.home(),
   o: (app) => app.toggle(currentRank(app)),
-  p: (app) => pin(app),
+  k: (app, event) => pin(app, event.shiftKey),
+  g: (app) => flows(app),
+  m: (app, event) => (event.shiftKey ? app.marks.open() : app.marks.add()),
   "{": (app) => move(app, -1), "}": (app) => move(app, 1),
-  n: (app) => app.panels.nextFinding(),
+  n: (app) => app.walk(1),
+  p: (app) => app.walk(-1),
   "]": (app) => sameName(app, "next"), "[": (app) => sameName(app, "previous"),
   ".": (app) => neighbour(app, 1), ",": (app) => neighbour(app, -1),
-  ...Object.fromEntries(Array.from({ length: 9 }, (_, at) => [String(at + 1), (/** @type {any} */ app) => app.panels.choose(at)])),
+  ...Object.fromEntries(Array.from({ length: 10 }, (_, at) => [String((at + 1) % 10), (/** @type {any} */ app) => app.panels.choose(at)])),
 };
 
 /** @param {import("./app.js").App} app @param {number} factor */
@@ -83,25 +90,60 @@ function pan(app, share) {
 
 /** @param {import("./app.js").App} app */
 function currentRank(app) {
-  return app.store.view.slice?.rank ?? app.timeline.at(200, 40).rank ?? app.ranks[0];
+  return app.store.view.slice?.rank ?? rowUnderPointer(app)?.rank ?? app.ranks[0];
 }
 
-/** @param {import("./app.js").App} app */
-function pin(app) {
+/** The row under the pointer; the first one where the pointer is elsewhere.
+ * @param {import("./app.js").App} app */
+function rowUnderPointer(app) {
+  return app.timeline.at(...(app.pointer ?? [GUTTER + 1, AXIS + 1])).row;
+}
+
+/** @param {import("./app.js").App} app @param {boolean} wholeRank */
+function pin(app, wholeRank) {
+  const row = rowUnderPointer(app);
+  if (!wholeRank && row?.type === "track") return app.pinTrack(trackKey(row.rank, row.track));
   const rank = currentRank(app);
   const { pinned } = app.store.view;
-  app.store.set({ pinned: pinned.includes(rank) ? pinned.filter((other) => other !== rank) : [...pinned, rank] });
+  return app.store.set({ pinned: pinned.includes(rank) ? pinned.filter((other) => other !== rank) : [...pinned, rank] });
 }
 
 /** @param {import("./app.js").App} app @param {number} by */
 function move(app, by) {
+  const row = rowUnderPointer(app);
+  const { pins, pinned } = app.store.view;
+  if (row?.type === "track" && row.pinned) return app.store.set({ pins: moved(pins, trackKey(row.rank, row.track), by) });
   const rank = currentRank(app);
-  const pinned = app.store.view.pinned.includes(rank) ? [...app.store.view.pinned] : [...app.store.view.pinned, rank];
-  const from = pinned.indexOf(rank);
-  const to = Math.min(Math.max(from + by, 0), pinned.length - 1);
-  pinned.splice(to, 0, ...pinned.splice(from, 1));
-  app.store.set({ pinned });
-  announce(`rank ${rank} is at position ${to + 1}`);
+  const order = moved(pinned.includes(rank) ? pinned : [...pinned, rank], rank, by);
+  app.store.set({ pinned: order });
+  return announce(`rank ${rank} is at position ${order.indexOf(rank) + 1}`);
+}
+
+/** @template T @param {T[]} list @param {T} item @param {number} by */
+function moved(list, item, by) {
+  const rest = list.filter((other) => other !== item);
+  rest.splice(Math.min(Math.max(list.indexOf(item) + by, 0), rest.length), 0, item);
+  return rest;
+}
+
+/** Arrows from every visible slice with the name of the selected one to what it launches; again: none.
+ * @param {import("./app.js").App} app */
+async function flows(app) {
+  const { timeline, panels: { slice }, store: { view } } = app;
+  if (!slice) return announce("select an op or a launch first");
+  const shown = timeline.flows.length > 0;
+  timeline.flows = [];
+  timeline.redraw();
+  if (shown) return announce("flows hidden");
+  try {
+    const begin = Math.round(timeline.beginOf(slice.rank));
+    const answer = await json("flows", { rank: slice.rank, name: slice.name, begin, end: begin + view.end - view.begin });
+    timeline.flows = answer.flows;
+    timeline.redraw();
+    return announce(`${answer.flows.length} flows of ${slice.name}${answer.more ? ", the longest ones" : ""}`);
+  } catch (error) {
+    return show(error);
+  }
 }
 
 /** @param {import("./app.js").App} app */
@@ -114,11 +156,12 @@ function toSelection(app) {
 
 /** @param {import("./app.js").App} app @param {"next" | "previous"} direction */
 async function sameName(app, direction) {
-  const name = app.panels.slice?.name ?? app.searched;
-  if (!name) return announce("select a slice first");
-  const at = app.panels.slice?.start_ns ?? app.store.view.begin;
+  if (app.search.walked) return app.search.step(direction === "next" ? 1 : -1);
+  const { slice } = app.panels;
+  if (!slice) return announce("select a slice first");
+  const { name, rank } = slice;
   try {
-    const { found } = await json("find", { name, at: Math.round(at), direction, rank: app.panels.slice?.rank });
+    const { found } = await json("find", { name, at: Math.round(slice.start_ns), after: `${rank}.${slice.segment}.${slice.id}`, direction, rank });
     return found ? app.goTo(found) : announce(`no ${direction} ${name}`);
   } catch (error) {
     return show(error);
@@ -140,12 +183,15 @@ async function neighbour(app, by) {
 /** @param {import("./app.js").App} app @param {HTMLElement} target */
 function escape(app, target) {
   byId("message").hidden = true;
-  byId("found").hidden = true;
+  app.search.close();
+  app.search.walked = null;
   target.blur();
   if (!app.store.view.slice && !app.store.view.area) return;
   app.timeline.marks = [];
   app.timeline.arrows = [];
-  app.store.set({ slice: null, area: null }, { history: true });
+  app.timeline.flows = [];
+  app.timeline.peers = null;
+  app.store.set({ slice: null, area: null, box: [] }, { history: true });
 }
 
 export function help() {

@@ -1,64 +1,151 @@
-// The rows of the timeline: ranks, and the tracks of expanded ranks. Pure, so that tests need no browser.
+// The rows of the timeline: ranks, and the tracks of expanded ranks in groups that fold. Pure, so that tests need no browser.
 
-export const GUTTER = 150;
-export const LABEL_CHARACTERS = 19; // of a track, in the gutter
+export const GUTTER = 168;
+export const RIGHT = 16; // free at the right of the map and of the tracks
+export const LABEL_CHARACTERS = 20; // of a track, in the gutter
+export const AXIS = 26; // height, as of the rows below
 export const HEADER = 26;
-export const LANE = 18;
-export const GAP = 4;
+export const LANE = 20;
+export const GAP = 5;
+export const FOLDED = 19;
+export const COUNTER = 34;
 const MOST_LANES = 64;
 
+export const COMMUNICATION = { segment: 0, track: -1 }; // the track of a rank's collectives
 export const SECOND = 1e6; // added to rank numbers of the second run
-export const COUNTER = 34;
+
+/** Groups of tracks in drawing order. `more`: streams with next to nothing in them. */
+export const GROUPS = ["streams", "communication", "more", "host", "counters"];
 
 /** @param {number} rank */
 export function rankName(rank) {
   return rank >= SECOND ? `B rank ${rank - SECOND}` : `rank ${rank}`;
 }
 
-/** @typedef {{ segment: number, track: number, kind: string, label: string, slices: number, rows: number }} Track
- * @typedef {{ type: "rank", rank: number, y: number, height: number, open: boolean, pinned: boolean }
- *   | { type: "counter", rank: number, counter: { name: string, label: string, unit: string }, y: number, height: number }
- *   | { type: "track", rank: number, track: Track, y: number, height: number, lanes: number }} Row */
+/** @typedef {{ segment: number, track: number, kind: string, label: string, short: string, slices: number, rows: number,
+ *   group: string, share: number, categories: string[] }} Track
+ * @typedef {{ name: string, label: string, unit: string }} Counter
+ * @typedef {{ type: "rank", rank: number, y: number, height: number, open: boolean, pinned: boolean }} RankRow
+ * @typedef {{ type: "group", rank: number, group: string, label: string, text: string, y: number, height: number }} GroupRow a folded group
+ * @typedef {{ type: "counter", rank: number, counter: Counter, group: string, first: boolean, y: number, height: number }} CounterRow
+ * @typedef {{ type: "track", rank: number, track: Track, group: string, first: boolean, pinned: boolean, y: number, height: number, lanes: number }} TrackRow
+ *   first: of its group, so that the handle to fold the group is here
+ * @typedef {RankRow | GroupRow | CounterRow | TrackRow} Row
+ * @typedef {{ ranks: number[], open: Set<number>, pinned: number[], pins: string[], folds: string[], filter: string,
+ *   tracks: Map<number, Track[]>, counters: Map<number, Counter[]> }} Shown */
 
-/** Ranks in the selected order, pinned ones first.
- * @param {number[]} ranks @param {number[]} pinned @param {Map<number, number> | null} order value to sort by, largest first */
-export function ordered(ranks, pinned, order) {
-  const rest = ranks.filter((rank) => !pinned.includes(rank));
-  if (order) rest.sort((a, b) => (order.get(b) ?? -Infinity) - (order.get(a) ?? -Infinity) || a - b);
-  return [...pinned.filter((rank) => ranks.includes(rank)), ...rest];
+/** Ranks in display order: pinned ones, those of a finding, then the rest. Of two runs, equal ranks are neighbours.
+ * @param {number[]} ranks @param {number[]} pinned @param {Map<number, number> | null} order value to sort by, largest first
+ * @param {number[]} [leading] */
+export function ordered(ranks, pinned, order, leading = []) {
+  const known = new Set(ranks);
+  const head = [...new Set([...pinned, ...leading])].filter((rank) => known.has(rank));
+  const first = new Set(head);
+  const rest = ranks.filter((rank) => !first.has(rank));
+  rest.sort((a, b) => (order ? (order.get(b) ?? -Infinity) - (order.get(a) ?? -Infinity) : 0) || (a % SECOND) - (b % SECOND) || a - b);
+  return [...head, ...rest];
 }
 
-/** @param {number[]} ranks @param {Set<number>} open @param {number[]} pinned @param {Map<number, Track[]>} tracks
- * @param {string} filter only tracks whose label contains it
- * @param {Map<number, { name: string, label: string, unit: string }[]>} [counters]
- * @returns {{ rows: Row[], height: number }} */
-export function rowsOf(ranks, open, pinned, tracks, filter = "", counters = new Map()) {
+/** @param {number} rank @param {{ segment: number, track: number }} track */
+export function trackKey(rank, track) {
+  return `${rank}.${track.segment}.${track.track}`;
+}
+
+/** "host" folds a group on all ranks; "2:host" is an exception of rank 2.
+ * @param {string[]} folds @param {number} rank @param {string} group */
+export function isFolded(folds, rank, group) {
+  return folds.includes(group) !== folds.includes(`${rank}:${group}`);
+}
+
+/** Fold or unfold a group of one rank, or of all.
+ * @param {string[]} folds @param {string} group @param {number} [rank] */
+export function toggleFold(folds, group, rank) {
+  if (rank === undefined) {
+    const rest = folds.filter((fold) => fold !== group && !fold.endsWith(`:${group}`));
+    return folds.includes(group) ? rest : [...rest, group];
+  }
+  const exception = `${rank}:${group}`;
+  return folds.includes(exception) ? folds.filter((fold) => fold !== exception) : [...folds, exception];
+}
+
+/** Whether a filter names a track: by its label, its group, its kind or a category of its slices. "stream 7" is not "stream 76".
+ * @param {string} filter @param {string[]} texts */
+export function named(filter, texts) {
+  const wanted = filter.trim().toLowerCase();
+  return texts.some((text) => {
+    const at = text.toLowerCase().indexOf(wanted);
+    return at >= 0 && !(/\d$/.test(wanted) && /\d/.test(text[at + wanted.length] ?? ""));
+  });
+}
+
+/** The rows from top to bottom, and the pinned tracks, which stay above them.
+ * @param {Shown} shown @returns {{ rows: Row[], height: number, pins: TrackRow[], pinsHeight: number }} */
+export function rowsOf(shown) {
+  const { ranks, open, pinned, tracks, counters, filter } = shown;
   /** @type {Row[]} */
   const rows = [];
   let y = 0;
+  /** @param {any} row */
+  const add = (row) => {
+    rows.push({ ...row, y });
+    y += row.height;
+  };
   for (const rank of ranks) {
-    const isOpen = open.has(rank);
-    rows.push({ type: "rank", rank, y, height: HEADER, open: isOpen, pinned: pinned.includes(rank) });
-    y += HEADER;
-    if (!isOpen) continue;
-    for (const counter of counters.get(rank) ?? []) {
-      if (!counter.label.toLowerCase().includes(filter.toLowerCase())) continue;
-      rows.push({ type: "counter", rank, counter, y, height: COUNTER });
-      y += COUNTER;
+    add({ type: "rank", rank, height: HEADER, open: open.has(rank), pinned: pinned.includes(rank) });
+    if (!open.has(rank)) continue;
+    const all = tracks.get(rank) ?? [];
+    for (const group of GROUPS) {
+      const mine = group === "counters" ? counterRows(rank, counters.get(rank) ?? [], filter)
+        : all.filter((track) => track.group === group && named(filter, [track.short, track.label, track.kind, group, ...track.categories]))
+          .map((track) => trackRow(rank, track, shown.pins.includes(trackKey(rank, track))));
+      if (!mine.length) continue;
+      if (!filter && isFolded(shown.folds, rank, group)) add({ type: "group", rank, group, height: FOLDED, ...summary(group, mine) });
+      else mine.forEach((row, at) => add({ ...row, first: at === 0 }));
     }
-    for (const track of tracks.get(rank) ?? []) {
-      if (!track.slices || !track.label.toLowerCase().includes(filter.toLowerCase())) continue;
-      const lanes = Math.min(Math.max(track.rows, 1), MOST_LANES);
-      const height = lanes * LANE + GAP;
-      rows.push({ type: "track", rank, track, y, height, lanes });
-      y += height;
-    }
+    y += GAP;
   }
-  return { rows, height: y };
+  const pins = pinnedRows(shown);
+  return { rows, height: y, pins, pinsHeight: pins.reduce((sum, row) => sum + row.height, 0) };
+}
+
+/** @param {Shown} shown @returns {TrackRow[]} */
+function pinnedRows({ pins, tracks }) {
+  let y = 0;
+  return pins.flatMap((key) => {
+    const rank = Number(key.split(".")[0]);
+    const track = (tracks.get(rank) ?? []).find((one) => trackKey(rank, one) === key);
+    if (!track) return [];
+    const row = { ...trackRow(rank, track, true), y };
+    y += row.height;
+    return [row];
+  });
+}
+
+/** @param {number} rank @param {Track} track @param {boolean} pinned @returns {TrackRow} */
+function trackRow(rank, track, pinned) {
+  const lanes = Math.min(Math.max(track.rows, 1), MOST_LANES);
+  return { type: "track", rank, track, group: track.group, first: false, pinned, y: 0, lanes, height: lanes * LANE + GAP };
+}
+
+/** @param {number} rank @param {Counter[]} counters @param {string} filter @returns {CounterRow[]} */
+function counterRows(rank, counters, filter) {
+  return counters.filter((counter) => named(filter, [counter.label, "counters"]))
+    .map((counter) => ({ type: "counter", rank, counter, group: "counters", first: false, y: 0, height: COUNTER }));
+}
+
+/** What stands for a folded group. @param {string} group @param {any[]} rows */
+function summary(group, rows) {
+  if (group === "counters") return { label: "counters", text: rows.map((row) => row.counter.label).join(", ") };
+  const own = rows.filter((row) => row.track.short !== "annotations");
+  const share = Math.min(own.reduce((/** @type {number} */ sum, row) => (group === "host" ? Math.max(sum, row.track.share) : sum + row.track.share), 0), 1);
+  const text = `${(100 * share).toFixed(1)} % of the time`;
+  const many = (/** @type {string} */ word) => `${own.length} ${word}${own.length === 1 ? "" : "s"}`;
+  if (group === "more") return { label: `${own.length} more streams`, text };
+  return { label: group, text: group === "communication" ? text : `${many(group === "host" ? "thread" : "stream")}, ${group === "host" ? "the busiest " : ""}${text}` };
 }
 
 /** The rows between two vertical positions.
- * @param {Row[]} rows @param {number} top @param {number} bottom */
+ * @template {{ y: number, height: number }} R @param {R[]} rows @param {number} top @param {number} bottom @returns {R[]} */
 export function visible(rows, top, bottom) {
   let low = 0;
   let high = rows.length;
@@ -75,9 +162,8 @@ export function visible(rows, top, bottom) {
 /** A window that stays inside the run and is never narrower than ten nanoseconds.
  * @param {number} begin @param {number} end @param {number} first @param {number} last @returns {[number, number]} */
 export function clamp(begin, end, first, last) {
-  const margin = (last - first) * 0.02 + 10;
-  const width = Math.min(Math.max(end - begin, 10), last - first + 2 * margin);
-  const from = Math.min(Math.max(begin, first - margin), last + margin - width);
+  const width = Math.min(Math.max(end - begin, 10), last - first);
+  const from = Math.min(Math.max(begin, first), last - width);
   return [from, from + width];
 }
 
@@ -85,4 +171,24 @@ export function clamp(begin, end, first, last) {
  * @param {number} begin @param {number} end @param {number} at @param {number} factor @returns {[number, number]} */
 export function zoomed(begin, end, at, factor) {
   return [at - (at - begin) * factor, at + (end - at) * factor];
+}
+
+/** @typedef {{ step: number, start_ns: number, dur_ns: number }} Step */
+
+/** The steps that both runs have: where they begin, and the time of the longer one.
+ * @param {Step[]} first @param {Step[]} second */
+export function sharedSteps(first, second) {
+  const other = new Map(second.map((step) => [step.step, step]));
+  return first.flatMap((step) => {
+    const twin = other.get(step.step);
+    return twin ? [{ start_ns: step.start_ns, later_ns: twin.start_ns - step.start_ns, dur_ns: Math.max(step.dur_ns, twin.dur_ns) }] : [];
+  });
+}
+
+/** How much later than the first run the second one is shown: the shared step next to the begin of the window begins at the same place.
+ * @param {Step[]} first @param {Step[]} second @param {number} begin */
+export function stepShift(first, second, begin) {
+  const away = (/** @type {{ start_ns: number }} */ step) => Math.abs(step.start_ns - begin);
+  const shared = sharedSteps(first, second);
+  return shared.length ? shared.reduce((best, step) => (away(step) < away(best) ? step : best)).later_ns : 0;
 }

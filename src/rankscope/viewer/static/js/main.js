@@ -1,14 +1,18 @@
 // Start of the page: wait until the run is open, then draw it.
 
 import { App, describe, startTheme } from "./app.js";
-import { always, json, show } from "./api.js";
+import { always, json, show, useFile } from "./api.js";
 import { byId, fill, h } from "./dom.js";
 import { scaled } from "./format.js";
+import { lastPlace, listenToFrame } from "./frame.js";
 import { listenToKeys } from "./keys.js";
+import { listenToMarks } from "./marks.js";
 import { listenToPointer } from "./pointer.js";
-import { listenToSearch } from "./search.js";
+import { sharedSteps } from "./layout.js";
+import { listenToShare } from "./share.js";
 import { EMPTY, Store, decode } from "./state.js";
-import { drawVerdict } from "./verdict.js";
+import { listenToTrackTools } from "./track_tools.js";
+import { loadVerdict } from "./verdict.js";
 
 /** Show the progress until the run is open; false if it cannot be opened. */
 async function opened() {
@@ -26,31 +30,61 @@ async function opened() {
   }
 }
 
+/** A page without a state in its address opens on the first finding; without one, on the whole run. Two runs open on a step of both.
+ * @param {App} app */
+async function open(app) {
+  const { run } = app;
+  if (run.second_steps) {
+    const shared = sharedSteps(run.steps, run.second_steps);
+    const step = shared[shared.length >> 1];
+    if (step) app.show(step.start_ns - step.dur_ns * 0.01, step.start_ns + step.dur_ns * 1.01);
+    app.store.set({ tab: "diff" });
+  } else if (app.findings.length) await app.showFinding(0, {});
+  else app.store.set({ open: app.ranks.slice(0, 1) });
+}
+
+/** Where the page is a shared file: its data are in it, and so is the view to open on. */
+async function readFile() {
+  const content = document.getElementById("shared-file")?.textContent;
+  if (!content) return;
+  const { readShared } = await import("./shared.js");
+  const file = await readShared(content);
+  useFile(file);
+  if (file.view && !location.hash) history.replaceState(null, "", file.view);
+}
+
 async function start() {
   // The cookie of the first answer is enough from now on: the token does not stay in the address and the history.
   if (location.search) history.replaceState(history.state, "", location.pathname + location.hash);
+  await readFile();
   const requested = decode(location.hash);
   startTheme(requested.theme ?? "");
   if (!(await opened())) return;
   always.clocks = requested.clocks ?? "";
   /** @type {import("./app.js").Run} */
   const run = await json("run");
-  const view = { ...EMPTY, ...requested, begin: requested.begin ?? run.begin_ns, end: requested.end ?? run.end_ns };
-  if (!location.hash && run.ranks.length) view.open = [run.ranks[0]];
+  const place = location.hash ? {} : lastPlace();
+  const view = { ...EMPTY, ...requested, ...place, begin: requested.begin ?? run.begin_ns, end: requested.end ?? run.end_ns };
   const app = new App(run, new Store(view));
   describe(run);
+  listenToFrame(app);
   listenToKeys(app);
   listenToPointer(app);
-  listenToSearch(app);
+  listenToMarks(app);
+  listenToShare(app);
+  listenToTrackTools(app);
   window.addEventListener("popstate", () => app.store.set({ ...EMPTY, begin: run.begin_ns, end: run.end_ns, ...decode(location.hash) }));
   app.store.listen((view, changed) => { if (changed.has("clocks")) setTimeout(() => location.reload(), 250); }); // all times change
   /** @type {any} */ (window).rankscope = app; // for the console and tests
+  const fresh = !location.hash;
   const map = app.overview.load();
   app.timeline.loadTracks();
   app.timeline.redraw();
   app.panels.changed(new Set(["tab"]));
-  await map;
-  await drawVerdict(app);
+  const untouched = app.store.view;
+  await Promise.all([map, app.loadFindings()]);
+  if (fresh && app.store.view === untouched) await open(app);
+  await loadVerdict(app);
   document.body.dataset.ready = "true";
 }
 

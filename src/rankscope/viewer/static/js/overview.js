@@ -1,12 +1,15 @@
-// The overview of all ranks over the whole run. Its brush is the visible window.
+// The overview of all ranks over the whole run. Its brush is the visible window: an element above the canvas, so that panning
+// does not draw the map again.
 
 import { columns, show } from "./api.js";
 import { byId } from "./dom.js";
-import { GUTTER, rankName } from "./layout.js";
-import { mix } from "./palette.js";
-import { paintShares } from "./raster.js";
+import { GUTTER, RIGHT, rankName } from "./layout.js";
+import { MONO, paintShares } from "./palette.js";
+import { sharesOf } from "./timeline.js";
 
 const TOP = 16;
+const HEIGHT = 150; // of the rows of many ranks together, up to one pixel a rank
+const LABELLED = 12; // height of rows with a name
 const RANKS_AT_A_TIME = 32;
 
 export class Overview {
@@ -14,10 +17,10 @@ export class Overview {
   constructor(app) {
     this.app = app;
     this.canvas = /** @type {HTMLCanvasElement} */ (byId("overview"));
-    /** @type {Map<number, { compute: Uint8Array, comm: Uint8Array, copy: Uint8Array, unrecorded: Uint8Array }>} */
+    this.brush = byId("brush");
+    /** @type {Map<number, import("./palette.js").Shares>} */
     this.rows = new Map();
     this.columns = 1200;
-    this.hot = -1;
     this.listen();
   }
 
@@ -28,13 +31,7 @@ export class Overview {
       const ranks = run.ranks.slice(at, at + RANKS_AT_A_TIME);
       try {
         const answer = await columns("overview", { begin: run.begin_ns, end: run.end_ns, width: this.columns, ranks: ranks.join(",") });
-        ranks.forEach((rank, place) => {
-          const [from, to] = [place * answer.width, (place + 1) * answer.width];
-          this.rows.set(rank, {
-            compute: answer.column.compute.subarray(from, to), comm: answer.column.comm.subarray(from, to), copy: answer.column.copy.subarray(from, to),
-            unrecorded: answer.column.unrecorded.subarray(from, to),
-          });
-        });
+        ranks.forEach((rank, place) => this.rows.set(rank, sharesOf(answer, place)));
         this.draw();
       } catch (error) {
         show(error);
@@ -45,39 +42,59 @@ export class Overview {
   }
 
   get rowHeight() {
-    const count = this.app.ranks.length;
-    return count <= 10 ? 17 : count <= 24 ? 12 : count <= 64 ? 6 : count <= 256 ? 3 : 1;
+    const count = this.app.run.ranks.length;
+    return count <= 8 ? 19 : Math.max(1, Math.floor(HEIGHT / count));
   }
 
   draw() {
     const { app, canvas } = this;
-    const ranks = app.ranks;
+    const ranks = app.mapRanks;
     const row = this.rowHeight;
     const height = TOP + ranks.length * row + 4;
     const g = app.prepare(canvas, height);
-    const width = canvas.clientWidth - GUTTER - 16;
-    g.font = "11px ui-monospace, 'DejaVu Sans Mono', monospace";
+    const width = canvas.clientWidth - GUTTER - RIGHT;
+    g.font = MONO;
     this.drawSteps(g, width, height);
-    const image = new ImageData(this.columns, 1);
+    const image = new ImageData(this.columns, ranks.length);
     const pixels = new Uint32Array(image.data.buffer);
     ranks.forEach((rank, place) => {
-      const y = TOP + place * row;
-      if (row >= 12) {
-        g.fillStyle = rank === this.hot ? app.palette.text.bad : app.palette.text["ink-2"];
-        g.textAlign = "right";
-        g.fillText(rankName(rank), GUTTER - 10, y + row - 4);
-      }
+      if (row >= LABELLED) this.drawLabel(g, rank, TOP + place * row + row - 5);
       const shares = this.rows.get(rank);
-      if (!shares) return;
-      paintShares(pixels, shares, (a, b, c, d) => mix(app.palette, a, b, c, d));
-      g.drawImage(app.picture(image), 0, 0, this.columns, 1, GUTTER, y, width, Math.max(1, row - (row > 4 ? 2 : 0)));
+      if (shares) paintShares(pixels.subarray(place * this.columns, (place + 1) * this.columns), shares, app.palette);
     });
-    if (row < 12) {
+    g.drawImage(app.picture(image), 0, 0, this.columns, ranks.length, GUTTER, TOP, width, ranks.length * row);
+    g.fillStyle = app.palette.text.bg;
+    const gap = row > 10 ? 2 : 1;
+    if (row > 3) ranks.forEach((_, place) => g.fillRect(GUTTER, TOP + (place + 1) * row - gap, width, gap));
+    if (row < LABELLED) {
+      this.markHot(g, ranks, row);
       g.fillStyle = app.palette.text["ink-2"];
       g.textAlign = "right";
       g.fillText(`${ranks.length} ranks`, GUTTER - 10, TOP + 12);
     }
-    this.drawBrush(g, width, height);
+    this.drawBrush();
+  }
+
+  /** @param {CanvasRenderingContext2D} g @param {number} rank @param {number} y */
+  drawLabel(g, rank, y) {
+    const hot = this.app.isHot(rank);
+    g.font = hot ? `600 ${MONO}` : MONO;
+    g.fillStyle = hot ? this.app.palette.text.bad : this.app.palette.text["ink-2"];
+    g.textAlign = "right";
+    g.fillText(rankName(rank), GUTTER - 10, y);
+  }
+
+  /** Of many ranks, those of the shown finding have a mark and a name.
+   * @param {CanvasRenderingContext2D} g @param {number[]} ranks @param {number} row */
+  markHot(g, ranks, row) {
+    g.fillStyle = this.app.palette.text.bad;
+    g.textAlign = "right";
+    ranks.forEach((rank, place) => {
+      if (!this.app.isHot(rank)) return;
+      const y = TOP + place * row;
+      g.fillRect(GUTTER - 8, y, 6, Math.max(row - 1, 2));
+      if (y > TOP + 18) g.fillText(rankName(rank), GUTTER - 12, y + 4);
+    });
   }
 
   /** @param {CanvasRenderingContext2D} g @param {number} width @param {number} height */
@@ -96,18 +113,14 @@ export class Overview {
     }
   }
 
-  /** @param {CanvasRenderingContext2D} g @param {number} width @param {number} height */
-  drawBrush(g, width, height) {
+  drawBrush() {
     const { view } = this.app.store;
+    const width = this.canvas.clientWidth - GUTTER - RIGHT;
     const left = GUTTER + this.toX(view.begin, width);
-    const right = GUTTER + this.toX(view.end, width);
-    g.fillStyle = this.app.palette.text.accent;
-    g.globalAlpha = 0.08;
-    g.fillRect(left, TOP - 2, right - left, height - TOP);
-    g.globalAlpha = 1;
-    g.strokeStyle = this.app.palette.text.accent;
-    g.lineWidth = 1.5;
-    g.strokeRect(left, TOP - 2, Math.max(right - left, 2), height - TOP);
+    this.brush.style.transform = `translateX(${left}px)`;
+    this.brush.style.width = `${Math.max(GUTTER + this.toX(view.end, width) - left, 3)}px`;
+    this.brush.style.top = `${TOP - 3}px`;
+    this.brush.style.height = `${this.app.run.ranks.length * this.rowHeight + 4}px`;
   }
 
   /** @param {number} ns @param {number} width */
@@ -119,7 +132,7 @@ export class Overview {
   /** @param {number} x */
   toTime(x) {
     const { run } = this.app;
-    const share = (x - GUTTER) / (this.canvas.clientWidth - GUTTER - 16);
+    const share = (x - GUTTER) / (this.canvas.clientWidth - GUTTER - RIGHT);
     return run.begin_ns + Math.min(Math.max(share, 0), 1) * (run.end_ns - run.begin_ns);
   }
 
@@ -135,7 +148,7 @@ export class Overview {
     });
     this.canvas.addEventListener("pointerup", (event) => {
       if (Math.abs(event.offsetX - from) >= 3) return;
-      const rank = this.app.ranks[Math.floor((event.offsetY - TOP) / this.rowHeight)];
+      const rank = this.app.mapRanks[Math.floor((event.offsetY - TOP) / this.rowHeight)];
       const { begin, end } = this.app.store.view;
       const middle = this.toTime(event.offsetX);
       this.app.show(middle - (end - begin) / 2, middle + (end - begin) / 2);

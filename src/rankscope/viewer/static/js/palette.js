@@ -1,20 +1,22 @@
 // The colours of the theme, as numbers for pixels and as text for strokes.
 
-const NAMES = ["compute", "comm", "copy", "op", "annotation", "runtime", "sync", "python", "other"];
+export const MONO = "11px ui-monospace, 'DejaVu Sans Mono', monospace";
+export const SANS = "11px system-ui, 'DejaVu Sans', sans-serif";
 
-/** @typedef {{ text: Record<string, string>, pixel: Uint32Array, shade: Uint32Array, idle: number, blank: number }} Palette */
+const NAMES = ["compute", "comm", "copy", "op", "annotation", "runtime", "sync", "python", "other"];
+const OTHERS = ["bg", "panel", "line", "ink", "ink-2", "ink-3", "accent", "idle", "wait", "bad", "hot", "on-compute", "on-light", "on-comm"];
+
+/** @typedef {{ text: Record<string, string>, pixel: Uint32Array, shade: Uint32Array, idle: number, wait: number, blank: number }} Palette */
 
 /** @param {string[]} kinds in the order of the server @returns {Palette} */
 export function readPalette(kinds) {
   const style = getComputedStyle(document.documentElement);
   /** @type {Record<string, string>} */
   const text = {};
-  for (const name of [...NAMES, "bg", "panel", "line", "ink", "ink-2", "ink-3", "accent", "idle", "bad", "on-compute", "on-light"]) {
-    text[name] = style.getPropertyValue(`--${name}`).trim();
-  }
+  for (const name of [...NAMES, ...OTHERS]) text[name] = style.getPropertyValue(`--${name}`).trim();
   const pixel = new Uint32Array(kinds.map((kind) => number(text[kind] ?? text.other)));
   const shade = new Uint32Array(pixel.map((value) => dim(value)));
-  return { text, pixel, shade, idle: number(text.idle), blank: number(text.panel) };
+  return { text, pixel, shade, idle: number(text.idle), wait: number(text.wait), blank: number(text.panel) };
 }
 
 /** Little-endian RGBA of #rrggbb.
@@ -31,16 +33,22 @@ function dim(pixel) {
   return (0xff000000 | (part(16) & 0xff0000) | (part(8) & 0xff00) | (part(0) & 0xff)) >>> 0;
 }
 
-/** Mix colours by shares of 255; the rest is idle, what was not recorded is blank.
- * @param {Palette} palette @param {number} compute @param {number} comm @param {number} copy @param {number} unrecorded */
-export function mix(palette, compute, comm, copy, unrecorded) {
-  const rest = Math.max(0, 255 - compute - comm - copy - unrecorded);
-  const all = compute + comm + copy + unrecorded + rest;
-  let mixed = 0xff000000;
-  for (const shift of [0, 8, 16]) {
-    const part = (compute * ((palette.pixel[0] >>> shift) & 0xff) + comm * ((palette.pixel[1] >>> shift) & 0xff)
-      + copy * ((palette.pixel[2] >>> shift) & 0xff) + unrecorded * ((palette.blank >>> shift) & 0xff) + rest * ((palette.idle >>> shift) & 0xff)) / all;
-    mixed |= Math.round(part) << shift;
+/** @typedef {{ compute: Uint8Array, comm: Uint8Array, wait: Uint8Array, copy: Uint8Array, unrecorded: Uint8Array }} Shares of 255 */
+
+/** The colours of a rank over time: mixed by shares; the rest is idle, what was not recorded is blank.
+ * @param {Uint32Array} pixels @param {Shares} shares @param {Palette} palette */
+export function paintShares(pixels, { compute, comm, wait, copy, unrecorded }, palette) {
+  const [blue, orange, pale] = palette.pixel;
+  for (let at = 0; at < compute.length; at++) {
+    const [a, b, w, c, u] = [compute[at], comm[at], wait[at], copy[at], unrecorded[at]];
+    const rest = Math.max(0, 255 - a - b - w - c - u);
+    const all = a + b + w + c + u + rest;
+    let mixed = 0;
+    for (let shift = 0; shift < 24; shift += 8) {
+      const part = (a * ((blue >>> shift) & 0xff) + b * ((orange >>> shift) & 0xff) + w * ((palette.wait >>> shift) & 0xff)
+        + c * ((pale >>> shift) & 0xff) + u * ((palette.blank >>> shift) & 0xff) + rest * ((palette.idle >>> shift) & 0xff)) / all;
+      mixed |= Math.round(part) << shift;
+    }
+    pixels[at] = (0xff000000 | mixed) >>> 0;
   }
-  return mixed >>> 0;
 }

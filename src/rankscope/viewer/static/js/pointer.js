@@ -2,9 +2,11 @@
 
 import { byId, fill, h } from "./dom.js";
 import { moment, time } from "./format.js";
-import { GUTTER, zoomed } from "./layout.js";
+import { GUTTER, rankName, trackKey, zoomed } from "./layout.js";
 
 const DRAG_PIXELS = 4;
+const BOX_PIXELS = 14; // up or down: the drag is about the tracks that it touches
+const HANDLE = 22; // width of the handle that folds a group, at the left of the gutter
 
 /** @param {import("./app.js").App} app */
 export function listenToPointer(app) {
@@ -22,10 +24,12 @@ export function listenToPointer(app) {
   });
   canvas.addEventListener("pointermove", (event) => {
     app.pointerTime = event.offsetX > GUTTER ? toTime(event.offsetX) : undefined;
+    app.pointer = [event.offsetX, event.offsetY];
     if (down && down.x > GUTTER && Math.abs(event.offsetX - down.x) > DRAG_PIXELS) {
       dragging = true;
       const [from, to] = [toTime(Math.min(down.x, event.offsetX)), toTime(Math.max(down.x, event.offsetX))];
-      app.store.set({ area: [Math.round(from), Math.round(to)] });
+      const box = Math.abs(event.offsetY - down.y) > BOX_PIXELS ? app.timeline.tracksBetween(down.y, event.offsetY) : [];
+      app.store.set({ area: [Math.round(from), Math.round(to)], box });
     }
     if (!down) tooltip(app, event);
   });
@@ -37,7 +41,7 @@ export function listenToPointer(app) {
     return click(app, event);
   });
   canvas.addEventListener("pointerleave", () => {
-    app.pointerTime = undefined;
+    app.pointerTime = app.pointer = undefined;
     byId("tooltip").hidden = true;
   });
   canvas.addEventListener("dblclick", (event) => {
@@ -57,26 +61,45 @@ export function listenToPointer(app) {
   }, { passive: false });
 }
 
+/** What a click does besides selecting a slice, for the tooltip and the click.
+ * @param {import("./app.js").App} app @param {PointerEvent} event @returns {{ text: string, act: () => void } | null} */
+function actionAt(app, event) {
+  const { row, hit } = app.timeline.at(event.offsetX, event.offsetY);
+  if (!row || hit) return null;
+  if (row.type === "rank") return { text: `${row.open ? "collapse" : "expand"} ${rankName(row.rank)}`, act: () => app.toggle(row.rank) };
+  const all = event.shiftKey ? "of all ranks" : `of ${rankName(row.rank)} (Shift: of all ranks)`;
+  const rank = event.shiftKey ? undefined : row.rank;
+  if (row.type === "group") return { text: `show ${row.group === "more" ? "these streams" : row.group} ${all}`, act: () => app.fold(row.group, rank) };
+  if (event.offsetX < HANDLE && row.first) return { text: `fold ${row.group === "more" ? "these streams" : row.group} ${all}`, act: () => app.fold(row.group, rank) };
+  if (event.offsetX < GUTTER && row.type === "track") {
+    return { text: `${row.track.label}: ${row.pinned ? "unpin" : "pin above the others"}`, act: () => app.pinTrack(trackKey(row.rank, row.track)) };
+  }
+  return null;
+}
+
 /** @param {import("./app.js").App} app @param {PointerEvent} event */
 function click(app, event) {
-  const found = app.timeline.at(event.offsetX, event.offsetY);
-  if (found.header && found.rank !== undefined) return app.toggle(found.rank);
-  if (!found.hit) return app.store.set({ area: null, slice: null });
-  const { rank, segment, id } = found.hit;
-  app.timeline.marks = [];
-  return app.store.set({ slice: { rank, segment, id }, area: null, tab: "selection" }, { history: true });
+  const action = actionAt(app, event);
+  if (action) return action.act();
+  const { hit } = app.timeline.at(event.offsetX, event.offsetY);
+  app.timeline.flows = [];
+  if (!hit) return app.store.set({ area: null, box: [], slice: null });
+  const { rank, segment, id } = hit;
+  app.search.walked = null;
+  return app.store.set({ slice: { rank, segment, id }, area: null, box: [], tab: app.panels.tabOfSlice }, { history: true });
 }
 
 /** @param {import("./app.js").App} app @param {PointerEvent} event */
 function tooltip(app, event) {
   const box = byId("tooltip");
   const { hit } = app.timeline.at(event.offsetX, event.offsetY);
-  app.timeline.canvas.style.cursor = hit ? "pointer" : "default";
-  box.hidden = !hit;
-  if (!hit) return;
+  const action = actionAt(app, event);
+  app.timeline.canvas.style.cursor = hit || action ? "pointer" : "default";
+  box.hidden = !hit && !(action && event.offsetX < GUTTER);
+  if (box.hidden) return;
   const { begin, end } = app.store.view;
-  fill(box, h("b", {}, hit.name),
-    h("span", {}, `${time(hit.duration)} at ${moment(hit.start, end - begin)}${hit.count > 1 ? ` · longest of ${hit.count} slices in this pixel` : ""}`));
+  if (!hit) fill(box, h("span", {}, action?.text));
+  else fill(box, h("b", {}, hit.name), h("span", {}, `${time(hit.duration)} at ${moment(hit.start, end - begin)}${hit.count > 1 ? ` · longest of ${hit.count} slices in this pixel` : ""}`));
   const left = Math.min(event.clientX + 14, window.innerWidth - box.offsetWidth - 8);
   const top = event.clientY + 18 + box.offsetHeight > window.innerHeight ? event.clientY - box.offsetHeight - 10 : event.clientY + 18;
   box.style.left = `${left}px`;

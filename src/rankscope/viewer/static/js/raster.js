@@ -1,10 +1,10 @@
-// Slices as pixels: one row of pixels per lane, which the canvas enlarges. The cost does not depend on their widths.
+// Slices as pixels: one row of pixels per lane, which the timeline repeats. The cost does not depend on their widths.
 
 /** @param {Uint32Array} pixels rows of `width` @param {number} width @param {number} lanes
  * @param {import("./tiles.js").Tile[]} tiles coarse ones first @param {number} begin @param {number} nsPerPixel
  * @param {import("./palette.js").Palette} palette */
 export function paint(pixels, width, lanes, tiles, begin, nsPerPixel, palette) {
-  for (const { start, duration, row, kind, name } of tiles) {
+  for (const { start, duration, row, kind, name, wait } of tiles) {
     for (let at = 0; at < start.length; at++) {
       if (row[at] >= lanes) continue;
       const left = (start[at] - begin) / nsPerPixel;
@@ -17,13 +17,22 @@ export function paint(pixels, width, lanes, tiles, begin, nsPerPixel, palette) {
       const line = row[at] * width;
       if (to - from === 1) pixels[line + from] = color;
       else pixels.fill(color, line + from, line + to);
+      if (wait && wait[at] > 0) { // a collective: first it waits for another rank
+        const until = Math.min(to, Math.max(from, Math.round(left + wait[at] / nsPerPixel)));
+        pixels.fill(palette.wait, line + from, line + until);
+      }
     }
   }
 }
 
-/** Shares of time as pixels, one row per rank.
- * @param {Uint32Array} pixels @param {{ compute: Uint8Array, comm: Uint8Array, copy: Uint8Array, unrecorded: Uint8Array }} shares
- * @param {(compute: number, comm: number, copy: number, unrecorded: number) => number} mix */
-export function paintShares(pixels, { compute, comm, copy, unrecorded }, mix) {
-  for (let at = 0; at < compute.length; at++) pixels[at] = mix(compute[at], comm[at], copy[at], unrecorded[at]);
+/** Draw lanes of one row of pixels each into a picture, `tall` pixels high, with a free line below each. Both have the same width.
+ * @param {Uint32Array} picture @param {Uint32Array} lanes @param {number} width @param {number} count of lanes @param {number} tall
+ * @param {number} y of the first lane; the part outside of [top, bottom) is left out @param {number} top @param {number} bottom */
+export function repeat(picture, lanes, width, count, tall, y, top, bottom) {
+  for (let lane = 0; lane < count; lane++) {
+    const source = lanes.subarray(lane * width, (lane + 1) * width);
+    const from = Math.max(y + lane * tall, top);
+    const to = Math.min(y + (lane + 1) * tall - 1, bottom);
+    for (let line = from; line < to; line++) picture.set(source, line * width);
+  }
 }

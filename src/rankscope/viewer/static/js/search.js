@@ -1,4 +1,4 @@
-// Search: names with count and total time. Enter goes to the first slice of the chosen name.
+// Search: names with category, ranks, count and total time. Enter goes to the first hit; ] and [ or the arrows to the others.
 
 import { json, show } from "./api.js";
 import { byId, fill, h, announce } from "./dom.js";
@@ -8,76 +8,136 @@ import { shortenNames } from "./names.js";
 const PAUSE = 180;
 const NAME_CHARACTERS = 44;
 
-/** @param {import("./app.js").App} app */
-export function listenToSearch(app) {
-  const input = /** @type {HTMLInputElement} */ (byId("search"));
-  const list = byId("found");
-  /** @type {any[]} */
-  let names = [];
-  let chosen = 0;
-  let timer = 0;
-  let asked = "";
-
-  function draw() {
-    const short = shortenNames(names.map((entry) => entry.name), NAME_CHARACTERS);
-    fill(list, ...names.map((entry, at) => h("li", { title: entry.name, role: "option", "aria-selected": at === chosen, id: `found-${at}`, onclick: () => go(entry) },
-      h("span", { class: "name" }, short[at]), h("span", { class: "note" }, `${entry.count.toLocaleString("en")} × on ${entry.ranks} rank${entry.ranks === 1 ? "" : "s"}`),
-      h("span", { class: "note" }, time(entry.total_ns)))));
-    if (!names.length) fill(list, h("li", {}, h("span", { class: "quiet" }, "No name contains this text.")));
-    list.hidden = !input.value;
-    input.setAttribute("aria-expanded", String(!list.hidden));
-    input.setAttribute("aria-activedescendant", names.length ? `found-${chosen}` : "");
-    list.children[chosen]?.scrollIntoView({ block: "nearest" });
+export class Search {
+  /** @param {import("./app.js").App} app */
+  constructor(app) {
+    this.app = app;
+    this.input = /** @type {HTMLInputElement} */ (byId("search"));
+    this.list = byId("found");
+    this.regex = byId("search-regex");
+    /** @type {any[]} */
+    this.names = [];
+    this.chosen = -1; // of the list; -1: all names that match
+    this.timer = 0;
+    this.asked = "";
+    /** @type {Record<string, any> | null} what is walked through: a name, or all that match */
+    this.walked = null;
+    this.listen();
   }
 
-  async function look() {
-    const q = input.value.trim();
-    if (q === asked) return;
-    asked = q;
-    if (!q) { list.hidden = true; return; }
-    try {
-      const answer = await json("search", { q });
-      if (answer.q !== asked) return;
-      names = answer.names;
-      chosen = 0;
-      draw();
-      announce(`${names.length} names found`);
-    } catch (error) {
-      show(error);
-    }
+  /** The text and whether it is a regular expression. */
+  get question() {
+    return { q: this.input.value.trim(), regex: this.regex.getAttribute("aria-pressed") === "true" ? 1 : "" };
   }
 
-  /** @param {any} entry */
-  async function go(entry) {
-    app.searched = entry.name;
-    list.hidden = true;
-    input.blur();
-    try {
-      const { found } = await json("find", { name: entry.name, at: Math.round(app.store.view.begin) - 1 });
-      const first = found ?? (await json("find", { name: entry.name, at: Math.round(entry.first_ns) - 1 })).found;
-      if (first) await app.goTo(first);
-    } catch (error) {
-      show(error);
-    }
+  listen() {
+    const { input } = this;
+    input.addEventListener("input", () => {
+      clearTimeout(this.timer);
+      this.timer = window.setTimeout(() => this.look(), PAUSE);
+    });
+    input.addEventListener("focus", () => { if (this.names.length && input.value) this.draw(); });
+    input.addEventListener("keydown", (event) => this.key(event));
+    this.regex.addEventListener("click", () => {
+      this.regex.setAttribute("aria-pressed", String(this.regex.getAttribute("aria-pressed") !== "true"));
+      input.focus();
+      this.look();
+    });
+    byId("search-next").addEventListener("click", () => this.step(1));
+    byId("search-previous").addEventListener("click", () => this.step(-1));
+    document.addEventListener("pointerdown", (event) => {
+      if (!(/** @type {HTMLElement} */ (event.target).closest(".search"))) this.close();
+    });
   }
 
-  input.addEventListener("input", () => {
-    clearTimeout(timer);
-    timer = window.setTimeout(look, PAUSE);
-  });
-  input.addEventListener("focus", () => { if (names.length && input.value) draw(); });
-  input.addEventListener("keydown", async (event) => {
+  /** @param {KeyboardEvent} event */
+  async key(event) {
     if (event.key === "ArrowDown" || event.key === "ArrowUp") {
       event.preventDefault();
-      chosen = Math.min(Math.max(chosen + (event.key === "ArrowDown" ? 1 : -1), 0), names.length - 1);
-      draw();
+      this.chosen = Math.min(Math.max(this.chosen + (event.key === "ArrowDown" ? 1 : -1), -1), this.names.length - 1);
+      this.draw();
     } else if (event.key === "Enter") {
-      clearTimeout(timer);
-      await look();
-      if (names[chosen]) await go(names[chosen]);
+      clearTimeout(this.timer);
+      await this.look();
+      if (this.names.length) this.go(this.names[this.chosen]);
     }
-  });
-  document.addEventListener("pointerdown", (event) => {
-    if (!(/** @type {HTMLElement} */ (event.target).closest(".search"))) list.hidden = true;
-  });
+  }
+
+  close() {
+    this.list.hidden = true;
+    this.input.setAttribute("aria-expanded", "false");
+  }
+
+  /** @param {string} text */
+  count(text) {
+    byId("search-count").textContent = text;
+  }
+
+  draw() {
+    const { names, list, input } = this;
+    const short = shortenNames(names.map((entry) => entry.name), NAME_CHARACTERS);
+    fill(list, ...names.map((entry, at) => h("li", { title: entry.name, role: "option", "aria-selected": at === this.chosen, id: `found-${at}`, onclick: () => this.go(entry) },
+      h("span", { class: "name" }, short[at]), h("span", { class: "note" }, entry.category ?? ""),
+      h("span", { class: "note" }, `${entry.count.toLocaleString("en")} on rank${/^\d+$/.test(entry.ranks) ? "" : "s"} ${entry.ranks}`), h("span", { class: "note" }, time(entry.total_ns)))));
+    if (!names.length) fill(list, h("li", {}, h("span", { class: "quiet" }, "No name matches.")));
+    list.hidden = !input.value;
+    input.setAttribute("aria-expanded", String(!list.hidden));
+    if (this.chosen >= 0) input.setAttribute("aria-activedescendant", `found-${this.chosen}`);
+    else input.removeAttribute("aria-activedescendant");
+    list.children[this.chosen]?.scrollIntoView({ block: "nearest" });
+  }
+
+  async look() {
+    const { question } = this;
+    const asked = JSON.stringify(question);
+    if (asked === this.asked) return;
+    this.asked = asked;
+    this.walked = null;
+    this.count("");
+    if (!question.q) { this.close(); return; }
+    try {
+      const answer = await json("search", question);
+      if (asked !== this.asked) return;
+      this.names = answer.names;
+      this.chosen = -1;
+      this.count(answer.count.toLocaleString("en"));
+      this.draw();
+      announce(`${answer.count} slices of ${answer.names.length + answer.more_names} names found`);
+    } catch (error) {
+      this.names = [];
+      show(error);
+    }
+  }
+
+  /** Walk through the hits of one name, or of all that match. @param {any} [entry] */
+  go(entry) {
+    this.close();
+    this.input.blur();
+    this.walked = entry ? { name: entry.name } : this.question;
+    this.app.panels.slice = null;
+    return this.step(1);
+  }
+
+  /** The next or previous hit after the selected slice; the first in the window where none is selected.
+   * @param {number} by */
+  async step(by) {
+    const { app } = this;
+    if (!this.walked) {
+      if (!this.question.q) return announce("nothing is searched for");
+      this.walked = this.question;
+    }
+    const { slice } = app.panels;
+    const from = slice ? { at: Math.round(slice.start_ns), after: `${slice.rank}.${slice.segment}.${slice.id}` } : { at: Math.round(app.store.view.begin) - 1 };
+    const ask = (/** @type {any} */ where) => json("find", { ...this.walked, ...where, direction: by < 0 ? "previous" : "next" });
+    try {
+      let answer = await ask(from);
+      if (!answer.found) answer = await ask({ at: by < 0 ? app.run.end_ns + 1 : app.run.begin_ns - 1 }); // from the other end
+      if (!answer.found) return announce("nothing found");
+      this.count(`${answer.place.toLocaleString("en")} of ${answer.count.toLocaleString("en")}`);
+      announce(`${answer.place} of ${answer.count}: ${answer.found.name} on rank ${answer.found.rank}`);
+      return await app.goTo(answer.found);
+    } catch (error) {
+      return show(error);
+    }
+  }
 }

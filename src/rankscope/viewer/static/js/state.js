@@ -1,13 +1,21 @@
 // The state of the view. All of it is in the URL, so a link shows the same view.
 
+import { marksFrom, marksText } from "./marks.js";
+
 /** @typedef {{ rank: number, segment: number, id: number }} SliceKey
  * @typedef {{ begin: number, end: number, open: number[], pinned: number[], slice: SliceKey | null,
- *   area: [number, number] | null, tab: string, report: string, sort: string, sql: string, theme: string, filter: string, clocks: string }} View */
+ *   area: [number, number] | null, tab: string, report: string, sort: string, sql: string, theme: string, filter: string, clocks: string,
+ *   dock: string, size: number, finding: number, folds: string[], pins: string[], box: string[],
+ *   marks: import("./marks.js").Mark[] }} View
+ *   size: of the panel, in px; 0: the default. finding: the one that is shown, from 0; -1: none. folds, pins: layout.js.
+ *   box: the tracks that `area` is restricted to (layout.trackKey); none: all */
+
+const WORDS = /** @type {const} */ (["tab", "report", "sort", "sql", "theme", "filter", "clocks", "dock"]);
 
 /** @type {View} */
 export const EMPTY = {
   begin: 0, end: 0, open: [], pinned: [], slice: null, area: null, tab: "findings", report: "breakdown", sort: "rank", sql: "",
-  theme: "", filter: "", clocks: "",
+  theme: "", filter: "", clocks: "", dock: "bottom", size: 0, finding: -1, folds: ["more", "counters"], pins: [], box: [], marks: [],
 };
 
 /** @param {View} view @returns {string} */
@@ -19,9 +27,15 @@ export function encode(view) {
   if (view.pinned.length) words.set("pin", view.pinned.join(","));
   if (view.slice) words.set("slice", `${view.slice.rank}.${view.slice.segment}.${view.slice.id}`);
   if (view.area) words.set("area", view.area.map(Math.round).join("-"));
-  for (const name of /** @type {const} */ (["tab", "report", "sort", "sql", "theme", "filter", "clocks"])) {
+  for (const name of WORDS) {
     if (view[name] && view[name] !== EMPTY[name]) words.set(name, view[name]);
   }
+  if (view.size) words.set("size", String(view.size));
+  if (view.finding >= 0) words.set("finding", String(view.finding + 1));
+  if (view.folds.join() !== EMPTY.folds.join()) words.set("fold", view.folds.join(","));
+  if (view.pins.length) words.set("tracks", view.pins.join(","));
+  if (view.area && view.box.length) words.set("box", view.box.join(","));
+  if (view.marks.length) words.set("marks", marksText(view.marks));
   return `#${words}`;
 }
 
@@ -38,9 +52,15 @@ export function decode(hash) {
   const key = (words.get("slice") ?? "").split(".").map(Number);
   view.slice = key.length === 3 && key.every(Number.isFinite) ? { rank: key[0], segment: key[1], id: key[2] } : null;
   view.area = pair(words.get("area"));
-  for (const name of /** @type {const} */ (["tab", "report", "sort", "sql", "theme", "filter", "clocks"])) {
+  for (const name of WORDS) {
     view[name] = words.get(name) ?? EMPTY[name];
   }
+  view.size = numbers(words.get("size"))[0] ?? 0;
+  view.finding = (numbers(words.get("finding"))[0] ?? 0) - 1;
+  view.folds = words.has("fold") ? matching(words.get("fold"), /^(\d+:)?[a-z]+$/) : EMPTY.folds;
+  view.pins = matching(words.get("tracks"), /^\d+\.\d+\.-?\d+$/);
+  view.box = matching(words.get("box"), /^\d+\.\d+\.\d+$/);
+  view.marks = marksFrom(words.get("marks"));
   return view;
 }
 
@@ -52,7 +72,12 @@ function pair(text) {
 
 /** @param {string | null} text */
 function numbers(text) {
-  return (text ?? "").split(",").filter((word) => /^\d+$/.test(word)).map(Number);
+  return matching(text, /^\d+$/).map(Number);
+}
+
+/** @param {string | null} text @param {RegExp} valid */
+function matching(text, valid) {
+  return (text ?? "").split(",").filter((word) => valid.test(word));
 }
 
 /** The state and its listeners. */

@@ -1,32 +1,46 @@
-// Tables that can be sorted by mouse and keyboard and copied as TSV.
+// Tables that can be sorted by mouse and keyboard, filtered, and copied as TSV. A column has one unit, and its heading names it.
 
 import { h, announce } from "./dom.js";
-import { quantity } from "./format.js";
+import { columnScale, quantity } from "./format.js";
 import { shortenNames } from "./names.js";
 
-const NAME_CHARACTERS = 42; // style.css has room for about as many
+const NAME_CHARACTERS = 64;
+const UNIT_WORDS = / (ns|bytes|pct|flops|flop s|gb s)$/;
 
-/** @typedef {{ name: string, title?: string, unit?: string, help?: string }} Column */
+/** @typedef {{ name: string, title?: string, unit?: string, help?: string, verbatim?: boolean }} Column verbatim: its name is its heading */
 
 /** @param {Column[]} columns @param {Record<string, any>[]} rows
- * @param {{ go?: (row: any) => void, hot?: (row: any) => boolean, caption?: string }} [how] */
+ * @param {{ go?: (row: any) => void, hot?: (row: any) => boolean, caption?: string, filter?: boolean, tools?: boolean, characters?: number }} [how]
+ *   filter: with a box for text; tools: false leaves out the button that copies; characters: of a text, longer ones are shortened */
 export function table(columns, rows, how = {}) {
-  let shown = [...rows];
   let by = "";
   let up = false;
+  let wanted = "";
   const body = h("tbody");
+  const scales = new Map(columns.map((column) => [column.name, columnScale(column.unit ?? "", rows.map((row) => row[column.name]))]));
   const heads = columns.map((column) => h("th", { class: isText(column, rows) ? "text" : "", title: column.help ?? "", scope: "col" },
-    h("button", { onclick: () => sort(column) }, column.title ?? column.name)));
+    h("button", { onclick: () => sort(column) }, headingOf(column, scales.get(column.name)?.label))));
+  const texts = new Map(columns.map((column) => [column.name, isText(column, rows) ? shortTexts(column, rows, how.characters ?? NAME_CHARACTERS) : null]));
 
-  const texts = new Map(columns.map((column) => [column.name, isText(column, rows) ? shortTexts(column, rows) : null]));
+  /** @param {Column} column @param {any} row */
+  function cell(column, row) {
+    const value = row[column.name];
+    const scale = scales.get(column.name);
+    return scale && typeof value === "number" ? scale.text(value) : textOf(column, row);
+  }
+
+  function shown() {
+    const found = rows.filter((row) => !wanted || columns.some((column) => textOf(column, row).toLowerCase().includes(wanted)));
+    return by ? found.sort((a, b) => compare(a[by], b[by]) * (up ? 1 : -1)) : found;
+  }
 
   function draw() {
-    body.replaceChildren(...shown.map((row) => h("tr", {
+    body.replaceChildren(...shown().map((row) => h("tr", {
       class: how.hot?.(row) ? "hot" : "", "data-go": Boolean(how.go), tabindex: how.go ? 0 : null,
       onclick: () => how.go?.(row), onkeydown: (/** @type {KeyboardEvent} */ event) => { if (event.key === "Enter") how.go?.(row); },
     }, columns.map((column) => {
       const short = texts.get(column.name);
-      const text = textOf(column, row);
+      const text = cell(column, row);
       const shown = short?.get(text) ?? text;
       return h("td", { class: short ? "text" : "", title: shown === text ? null : text }, shown);
     }))));
@@ -36,16 +50,28 @@ export function table(columns, rows, how = {}) {
   function sort(column) {
     up = by === column.name ? !up : isText(column, rows);
     by = column.name;
-    shown = [...rows].sort((a, b) => compare(a[by], b[by]) * (up ? 1 : -1));
     heads.forEach((head, at) => head.setAttribute("aria-sort", columns[at].name !== by ? "none" : up ? "ascending" : "descending"));
     announce(`sorted by ${column.title ?? column.name}, ${up ? "ascending" : "descending"}`);
     draw();
   }
 
   draw();
-  const copy = h("button", { class: "plain", onclick: () => copyText(tsv(columns, shown)) }, "Copy as TSV");
-  return h("div", {}, h("div", { class: "scroll" }, h("table", {}, how.caption ? h("caption", { class: "unseen" }, how.caption) : "",
-    h("thead", {}, h("tr", {}, heads)), body)), h("p", {}, copy));
+  const filter = how.filter ? h("input", {
+    type: "search", placeholder: "Filter rows", "aria-label": "Filter rows", oninput: (/** @type {any} */ event) => { wanted = event.target.value.toLowerCase(); draw(); },
+  }) : "";
+  const copy = how.tools === false ? "" : h("button", { class: "plain", onclick: () => copyText(tsv(columns, shown())) }, "Copy as TSV");
+  return h("div", {}, how.filter ? h("div", { class: "row" }, filter, copy) : "",
+    h("div", { class: "scroll" }, h("table", {}, how.caption ? h("caption", { class: "unseen" }, how.caption) : "", h("thead", {}, h("tr", {}, heads)), body)),
+    how.filter || !copy ? "" : h("p", {}, copy));
+}
+
+/** The title of a column with its unit: "Total (ms)"; without the unit that is part of a machine name.
+ * @param {Column} column @param {string} [unit] */
+export function headingOf(column, unit) {
+  if (column.verbatim) return unit ? `${column.name} (${unit})` : column.name;
+  const title = (column.title ?? column.name.replaceAll("_", " ")).replace(column.unit ? UNIT_WORDS : /$^/, "");
+  const text = title.charAt(0).toUpperCase() + title.slice(1);
+  return !unit || title.split(/[ (]/).includes(unit) ? text : `${text} (${unit})`;
 }
 
 /** @param {Column} column @param {Record<string, any>} row */
@@ -55,10 +81,10 @@ function textOf(column, row) {
 }
 
 /** Each text of a column with its short form.
- * @param {Column} column @param {Record<string, any>[]} rows */
-function shortTexts(column, rows) {
+ * @param {Column} column @param {Record<string, any>[]} rows @param {number} characters */
+function shortTexts(column, rows, characters) {
   const all = rows.map((row) => textOf(column, row));
-  const short = shortenNames(all, NAME_CHARACTERS);
+  const short = shortenNames(all, characters);
   return new Map(all.map((text, at) => [text, short[at]]));
 }
 
@@ -84,10 +110,9 @@ export function tsv(columns, rows) {
 }
 
 /** @param {string} text */
-async function copyText(text) {
+export async function copyText(text) {
   try {
     await navigator.clipboard.writeText(text);
-    announce("copied");
   } catch {
     const area = /** @type {HTMLTextAreaElement} */ (h("textarea", { class: "unseen" }));
     area.value = text;
@@ -96,4 +121,5 @@ async function copyText(text) {
     document.execCommand("copy"); // the clipboard API needs https or localhost
     area.remove();
   }
+  announce("copied");
 }

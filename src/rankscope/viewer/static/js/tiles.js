@@ -22,7 +22,7 @@ export function indicesOf(begin, end, level, width) {
 
 /** @typedef {{ rank: number, segment: number, track: number }} TrackKey
  * @typedef {{ start: Float64Array, duration: Float64Array, id: Float64Array, name: Uint32Array, count: Uint32Array,
- *   row: Uint16Array, segment: Uint16Array, kind: Uint8Array, names: Record<string, string>, level: number }} Tile */
+ *   row: Uint16Array, segment: Uint16Array, kind: Uint8Array, wait?: Float64Array, match?: Float64Array, last?: Float64Array, names: Record<string, string>, level: number, track: number }} Tile */
 
 export class Tiles {
   /** @param {number} width pixels of a tile @param {() => void} arrived */
@@ -86,7 +86,7 @@ export class Tiles {
   /** @param {string} name @param {import("./api.js").Columns} answer */
   keep(name, answer) {
     this.failed = false;
-    this.kept.set(name, /** @type {any} */ ({ ...answer.column, names: answer.names, level: answer.level }));
+    this.kept.set(name, /** @type {any} */ ({ ...answer.column, names: answer.names, level: answer.level, track: answer.track }));
     while (this.kept.size > MOST_KEPT) this.kept.delete(/** @type {string} */ (this.kept.keys().next().value));
     this.arrived();
   }

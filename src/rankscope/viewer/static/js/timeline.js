@@ -1,20 +1,26 @@
 // The tracks: each rank as a strip of its activity, expanded ranks with their streams and threads.
 
 import { columns, json, show } from "./api.js";
+import { drawArrows, drawCollective } from "./arrows.js";
+import { Counters } from "./counters.js";
 import { byId } from "./dom.js";
 import { moment, percent, ticks, time } from "./format.js";
-import { GAP, GUTTER, HEADER, LABEL_CHARACTERS, LANE, rankName, rowsOf, visible } from "./layout.js";
+import { AXIS, COMMUNICATION, GAP, GUTTER, HEADER, LABEL_CHARACTERS, LANE, RIGHT, SECOND, rankName, rowsOf, stepShift, trackKey, visible } from "./layout.js";
 import { shortenName } from "./names.js";
-import { mix } from "./palette.js";
-import { paint, paintShares } from "./raster.js";
-import { Counters } from "./counters.js";
+import { MONO, SANS, paintShares } from "./palette.js";
+import { paint, repeat } from "./raster.js";
 import { Tiles } from "./tiles.js";
 
-const AXIS = 20;
-const STRIP_COLUMNS = 600;
+const STRIP_COLUMNS = 1200;
+const STRIP = HEADER - 6; // height
+const NAME_PIXELS = 34; // narrower slices have no name
+const CHARACTER = 6.8; // px, on average
 
 /** @typedef {{ rank: number, segment: number, track: number, id: number, name: string, start: number, duration: number,
- *   count: number, kind: number, row: number, x: number, y: number, width: number }} Hit */
+ *   count: number, kind: number, row: number, x: number, y: number, width: number }} Hit
+ * @typedef {{ rank: number, segment: number, track: number, row: number, start: number }} Point
+ * @typedef {{ title: string, last: number | null, rows: { rank: number, start_ns: number, dur_ns: number, arrives_ns: number, wait_ns: number | null }[] }} Collective
+ * @typedef {{ begin: number, end: number, shares: import("./palette.js").Shares }} Strip */
 
 export class Timeline {
   /** @param {import("./app.js").App} app */
@@ -27,26 +33,46 @@ export class Timeline {
     /** @type {Map<number, import("./layout.js").Track[]>} */
     this.tracks = new Map();
     this.counters = new Counters(app, () => this.redraw());
-    /** @type {{ key: string, ranks: number[], answer: import("./api.js").Columns } | null} */
-    this.strips = null;
+    /** @type {Map<number, Strip>} the activity of ranks in the window */
+    this.strips = new Map();
     this.wantedStrips = "";
     /** @type {ReturnType<typeof setTimeout> | undefined} */
     this.stripTimer = undefined;
     this.pending = false;
-    /** @type {Hit[]} */
+    /** @type {Point[]} a chain of calls */
     this.arrows = [];
+    /** @type {Point[][]} pairs of caller and launched activity */
+    this.flows = [];
+    /** @type {Collective | null} the selected one, on all its ranks */
+    this.peers = null;
     this.marks = /** @type {{ at: number, text: string }[]} */ ([]);
     this.frames = /** @type {number[]} */ ([]);
+    /** @type {ImageData | null} */
+    this.image = null;
+    this.lanes = new Uint32Array(0);
     this.box.addEventListener("scroll", () => this.redraw());
   }
 
   get width() {
-    return Math.max(this.canvas.clientWidth - GUTTER, 50);
+    return Math.max(this.canvas.clientWidth - GUTTER - RIGHT, 50);
   }
 
   get nsPerPixel() {
     const { begin, end } = this.app.store.view;
     return (end - begin) / this.width;
+  }
+
+  /** The time at the left edge for a rank: the second run is shown from the same step as the first.
+   * @param {number} rank */
+  beginOf(rank) {
+    const { run, store: { view } } = this.app;
+    const shift = rank >= SECOND && run.second_steps ? stepShift(run.steps, run.second_steps, view.begin) : 0;
+    return view.begin + shift;
+  }
+
+  /** The place of a time on the canvas. @param {number} ns @param {number} rank */
+  x(ns, rank) {
+    return GUTTER + (ns - this.beginOf(rank)) / this.nsPerPixel;
   }
 
   /** Draw in the next animation frame, once for any number of calls. */
@@ -63,186 +89,290 @@ export class Timeline {
   }
 
   async loadTracks() {
-    for (const rank of this.app.store.view.open) {
-      if (this.tracks.has(rank)) continue;
+    const { open, pins } = this.app.store.view;
+    await Promise.all([...new Set([...open, ...pins.map((key) => Number(key.split(".")[0]))])].map(async (rank) => {
+      if (this.tracks.has(rank)) return;
       this.tracks.set(rank, []);
       try {
-        this.tracks.set(rank, (await json("tracks", { rank })).tracks);
-        await this.counters.load(rank);
+        const [{ tracks }] = await Promise.all([json("tracks", { rank }), this.counters.load(rank)]);
+        this.tracks.set(rank, tracks);
         this.redraw();
       } catch (error) {
         this.tracks.delete(rank);
         show(error);
       }
-    }
+    }));
   }
 
   layout() {
     const { view } = this.app.store;
-    return rowsOf(this.app.ranks, new Set(view.open), view.pinned, this.tracks, view.filter, this.counters.known);
+    return rowsOf({
+      ranks: this.app.ranks, open: new Set(view.open), pinned: view.pinned, pins: view.pins, folds: view.folds, filter: view.filter,
+      tracks: this.tracks, counters: this.counters.known,
+    });
   }
 
   draw() {
     const { app, canvas, box } = this;
-    const { rows, height } = this.layout();
-    this.spacer.style.height = `${Math.max(height + AXIS + 60, box.clientHeight)}px`;
+    const { rows, height, pins, pinsHeight } = this.layout();
+    this.spacer.style.height = `${Math.max(height + AXIS + pinsHeight + 40, box.clientHeight)}px`;
     const g = app.prepare(canvas, box.clientHeight);
     const top = box.scrollTop;
+    const shown = visible(rows, top, top + box.clientHeight - AXIS - pinsHeight);
     this.tiles.begin();
     this.drawGrid(g, box.clientHeight);
+    this.drawSlices(g, shown, pinsHeight - top, pins, pinsHeight);
+    this.within(g, AXIS, AXIS + pinsHeight, 0, () => pins.forEach((row) => this.drawTrack(g, row)));
+    this.within(g, AXIS + pinsHeight, box.clientHeight, pinsHeight - top, () => {
+      for (const row of shown) this.drawRow(g, row);
+      drawArrows(g, this, rows);
+      drawCollective(g, this, rows, shown);
+    });
+    if (pins.length) {
+      g.fillStyle = app.palette.text["ink-3"];
+      g.fillRect(0, AXIS + pinsHeight - 2, canvas.clientWidth, 1);
+    }
+    this.drawSelection(g, box.clientHeight);
+    app.marks.draw(g, box.clientHeight);
+    this.tiles.fetch();
+    this.loadStrips(shown.flatMap((row) => (row.type === "rank" ? [row.rank] : [])));
+    canvas.dataset.busy = String(this.tiles.busy);
+  }
+
+  /** Draw between two heights of the canvas, with the origin moved down by `by` from the axis.
+   * @param {CanvasRenderingContext2D} g @param {number} top @param {number} bottom @param {number} by @param {() => void} draw */
+  within(g, top, bottom, by, draw) {
     g.save();
     g.beginPath();
-    g.rect(0, AXIS, canvas.clientWidth, box.clientHeight - AXIS);
+    g.rect(0, top, this.canvas.clientWidth, bottom - top);
     g.clip();
-    g.translate(0, AXIS - top);
-    const seen = visible(rows, top, top + box.clientHeight);
-    for (const row of seen) {
-      if (row.type === "track") this.drawTrack(g, row);
-      if (row.type === "counter") this.counters.draw(g, row, this.width);
-    }
-    for (const row of seen) {
-      if (row.type === "rank") this.drawRank(g, row);
-    }
-    this.drawArrows(g, rows);
+    g.translate(0, AXIS + by);
+    draw();
     g.restore();
-    this.drawSelection(g, box.clientHeight);
-    this.tiles.fetch();
-    this.loadStrips(seen.flatMap((row) => (row.type === "rank" ? [row.rank] : [])));
-    canvas.dataset.busy = String(this.tiles.busy);
+  }
+
+  /** @param {CanvasRenderingContext2D} g @param {import("./layout.js").Row} row */
+  drawRow(g, row) {
+    if (row.type === "track") this.drawTrack(g, row);
+    else if (row.type === "rank") this.drawRank(g, row);
+    else if (row.type === "group") this.drawGroup(g, row);
+    else {
+      this.counters.draw(g, row, this.width);
+      this.drawHandle(g, row);
+    }
   }
 
   /** @param {CanvasRenderingContext2D} g @param {number} height */
   drawGrid(g, height) {
     const { view } = this.app.store;
     const { text } = this.app.palette;
-    g.font = "11px ui-monospace, 'DejaVu Sans Mono', monospace";
+    g.font = MONO;
     g.textBaseline = "middle";
     g.textAlign = "left";
     for (const at of ticks(view.begin, view.end, this.width / 110)) {
-      const x = GUTTER + (at - view.begin) / this.nsPerPixel;
+      const x = Math.round(GUTTER + (at - view.begin) / this.nsPerPixel);
       g.fillStyle = text.line;
       g.fillRect(x, 0, 1, height);
       g.fillStyle = text["ink-3"];
-      g.fillText(moment(at, view.end - view.begin), x + 4, AXIS / 2);
+      if (x < GUTTER + this.width - 40) g.fillText(moment(at, view.end - view.begin), x + 4, AXIS / 2);
     }
-    g.fillStyle = text["ink-2"];
-    g.textAlign = "right";
-    g.fillText(time(view.end - view.begin), GUTTER - 10, AXIS / 2);
     g.fillStyle = text.line;
     g.fillRect(GUTTER - 1, 0, 1, height);
   }
 
-  /** @param {CanvasRenderingContext2D} g @param {any} row */
+  /** All slices of the visible tracks and the strips of the ranks as one picture: one copy to the canvas, however many there are.
+   * @param {CanvasRenderingContext2D} g @param {import("./layout.js").Row[]} shown @param {number} by added to their heights
+   * @param {import("./layout.js").TrackRow[]} pins @param {number} pinsHeight */
+  drawSlices(g, shown, by, pins, pinsHeight) {
+    const [width, height] = [Math.ceil(this.width), Math.max(this.box.clientHeight - AXIS, 1)];
+    if (!this.image || this.image.width !== width || this.image.height !== height) this.image = new ImageData(width, height);
+    const picture = new Uint32Array(this.image.data.buffer);
+    picture.fill(0);
+    for (const row of pins) this.paintTrack(picture, width, row, 0, 0, pinsHeight);
+    for (const row of shown) {
+      if (row.type === "track") this.paintTrack(picture, width, row, by, pinsHeight, height);
+      else if (row.type === "rank" && !row.open) this.paintStrip(picture, width, row, by, pinsHeight, height);
+    }
+    g.drawImage(this.app.picture(this.image), 0, 0, width, height, GUTTER, AXIS, width, height);
+  }
+
+  /** @param {Uint32Array} picture @param {number} width @param {import("./layout.js").TrackRow} row @param {number} by
+   * @param {number} top @param {number} bottom */
+  paintTrack(picture, width, row, by, top, bottom) {
+    const tiles = this.tilesOf(row.rank, row.track);
+    if (!tiles.length) return;
+    const size = width * row.lanes;
+    if (this.lanes.length < size) this.lanes = new Uint32Array(size);
+    this.lanes.fill(0, 0, size);
+    paint(this.lanes, width, row.lanes, tiles, this.beginOf(row.rank), this.nsPerPixel, this.app.palette);
+    repeat(picture, this.lanes, width, row.lanes, LANE, Math.round(row.y + by), top, bottom);
+  }
+
+  /** @param {Uint32Array} picture @param {number} width @param {import("./layout.js").RankRow} row @param {number} by
+   * @param {number} top @param {number} bottom */
+  paintStrip(picture, width, row, by, top, bottom) {
+    const strip = this.strips.get(row.rank);
+    if (!strip) return;
+    const known = new Uint32Array(strip.shares.compute.length);
+    paintShares(known, strip.shares, this.app.palette);
+    if (this.lanes.length < width) this.lanes = new Uint32Array(width);
+    const scale = known.length / (strip.end - strip.begin);
+    const begin = this.beginOf(row.rank);
+    for (let x = 0; x < width; x++) {
+      const at = Math.floor((begin + (x + 0.5) * this.nsPerPixel - strip.begin) * scale);
+      this.lanes[x] = at >= 0 && at < known.length ? known[at] : 0;
+    }
+    repeat(picture, this.lanes, width, 1, STRIP, Math.round(row.y + by + 3), top, bottom);
+  }
+
+  /** @param {number} rank @param {{ segment: number, track: number }} track */
+  tilesOf(rank, { segment, track }) {
+    const begin = this.beginOf(rank);
+    const { view } = this.app.store;
+    return this.tiles.of({ rank, segment, track }, begin, begin + view.end - view.begin, this.nsPerPixel);
+  }
+
+  /** @param {CanvasRenderingContext2D} g @param {import("./layout.js").RankRow} row */
   drawRank(g, row) {
     const { text } = this.app.palette;
-    g.fillStyle = text.panel;
-    g.fillRect(0, row.y, this.canvas.clientWidth, HEADER - 1);
-    g.font = "600 12px ui-monospace, 'DejaVu Sans Mono', monospace";
-    g.textAlign = "left";
-    g.textBaseline = "middle";
-    g.fillStyle = row.rank === this.app.overview.hot ? text.bad : text.ink;
-    g.fillText(`${row.open ? "▾" : "▸"} ${rankName(row.rank)}${row.pinned ? " •" : ""}`, 12, row.y + HEADER / 2);
-    const place = this.strips ? this.strips.ranks.indexOf(row.rank) : -1;
-    if (!this.strips || place < 0) return;
-    const { answer } = this.strips;
-    const part = (/** @type {string} */ name) => answer.column[name].subarray(place * answer.width, (place + 1) * answer.width);
-    const shares = { compute: part("compute"), comm: part("comm"), copy: part("copy"), unrecorded: part("unrecorded") };
-    const image = new ImageData(answer.width, 1);
-    paintShares(new Uint32Array(image.data.buffer), shares, (a, b, c, d) => mix(this.app.palette, a, b, c, d));
-    const left = GUTTER + (answer.begin_ns - this.app.store.view.begin) / this.nsPerPixel;
-    const width = (answer.end_ns - answer.begin_ns) / this.nsPerPixel;
-    g.save();
-    g.beginPath();
-    g.rect(GUTTER, row.y, this.width, HEADER);
-    g.clip();
-    g.drawImage(this.app.picture(image), 0, 0, answer.width, 1, left, row.y + 4, width, row.open ? 5 : HEADER - 10);
-    g.restore();
-    if (row.open) this.drawShares(g, row, shares);
-  }
-
-  /** @param {CanvasRenderingContext2D} g @param {any} row @param {Record<string, Uint8Array>} shares */
-  drawShares(g, row, shares) {
-    const of = (/** @type {Uint8Array} */ values) => values.reduce((sum, value) => sum + value, 0) / (255 * values.length);
-    const [compute, comm, copy] = [of(shares.compute), of(shares.comm), of(shares.copy)];
-    g.font = "11px system-ui, 'DejaVu Sans', sans-serif";
-    g.fillStyle = this.app.palette.text["ink-2"];
-    const unrecorded = of(shares.unrecorded);
-    const idle = Math.max(0, 1 - compute - comm - copy - unrecorded);
-    const rest = unrecorded > 0 ? ` · not recorded ${percent(unrecorded)}` : "";
-    g.fillText(`compute ${percent(compute)} · exposed communication ${percent(comm)} · idle ${percent(idle)}${rest}`, GUTTER + 10, row.y + 17);
-  }
-
-  /** @param {CanvasRenderingContext2D} g @param {any} row */
-  drawTrack(g, row) {
-    const { app } = this;
-    const { begin, end } = app.store.view;
-    const width = Math.ceil(this.width);
-    const key = { rank: row.rank, segment: row.track.segment, track: row.track.track };
-    const tiles = this.tiles.of(key, begin, end, this.nsPerPixel);
-    g.font = "11px ui-monospace, 'DejaVu Sans Mono', monospace";
+    const hot = this.app.isHot(row.rank);
+    if (row.open) {
+      g.fillStyle = hot ? text.hot : text.panel;
+      g.fillRect(GUTTER, row.y + 2, this.width, HEADER - 4);
+    }
+    g.font = `600 ${MONO}`;
     g.textAlign = "right";
     g.textBaseline = "middle";
-    g.fillStyle = app.palette.text["ink-2"];
-    g.fillText(shortenName(row.track.label, LABEL_CHARACTERS), GUTTER - 10, row.y + LANE / 2);
-    if (!tiles.length) return;
-    const image = new ImageData(width, row.lanes);
-    paint(new Uint32Array(image.data.buffer), width, row.lanes, tiles, begin, this.nsPerPixel, app.palette);
-    g.drawImage(app.picture(image), 0, 0, width, row.lanes, GUTTER, row.y, width, row.lanes * LANE);
-    g.fillStyle = app.palette.text.bg;
-    for (let lane = 1; lane <= row.lanes; lane++) g.fillRect(GUTTER, row.y + lane * LANE - 1, width, 1);
-    this.drawNames(g, row, tiles);
+    g.fillStyle = hot ? text.bad : text.ink;
+    g.fillText(`${row.pinned ? "• " : ""}${row.open ? "▾" : "▸"} ${rankName(row.rank)}`, GUTTER - 10, row.y + HEADER / 2);
+    if (row.open) this.drawShares(g, row);
+    else this.drawWaits(g, row);
   }
 
-  /** @param {CanvasRenderingContext2D} g @param {any} row @param {import("./tiles.js").Tile[]} tiles */
-  drawNames(g, row, tiles) {
-    const { app } = this;
-    const { begin } = app.store.view;
-    const chosen = app.store.view.slice;
-    const done = new Set(); // a slice can be in a coarse tile and in the fine tile that replaces it
-    g.font = "11px system-ui, 'DejaVu Sans', sans-serif";
+  /** On the strip of a collapsed rank, what it waits for, where the waiting is exposed.
+   * @param {CanvasRenderingContext2D} g @param {import("./layout.js").RankRow} row */
+  drawWaits(g, row) {
+    const strip = this.strips.get(row.rank);
+    if (!strip) return;
+    const begin = this.beginOf(row.rank);
+    g.font = SANS;
     g.textAlign = "left";
-    for (const tile of tiles) {
-      for (let at = 0; at < tile.start.length; at++) {
-        const wide = tile.duration[at] / this.nsPerPixel;
-        const mine = chosen && chosen.id === tile.id[at] && chosen.rank === row.rank && chosen.segment === tile.segment[at];
-        if ((wide < 34 && !mine) || tile.row[at] >= row.lanes || done.has(tile.id[at])) continue;
+    const done = new Set(); // a slice is in every tile that it reaches into
+    for (const tile of this.tilesOf(row.rank, COMMUNICATION)) {
+      for (let at = 0; tile.wait && at < tile.start.length; at++) {
+        if (done.has(tile.id[at])) continue;
         done.add(tile.id[at]);
-        const left = (tile.start[at] - begin) / this.nsPerPixel;
-        const from = Math.max(left, 0);
-        const to = Math.min(left + wide, this.width);
-        const y = row.y + tile.row[at] * LANE;
-        if (mine) {
-          g.strokeStyle = app.palette.text.ink;
-          g.lineWidth = 2;
-          g.strokeRect(GUTTER + from, y + 1, Math.max(to - from, 2), LANE - 3);
-        }
-        if (to - from < 34) continue;
-        g.fillStyle = app.palette.text[tile.kind[at] === 0 ? "on-compute" : "on-light"];
-        if (tile.kind[at] === 1 || tile.kind[at] === 2) g.fillStyle = "#1b1400";
-        const name = tile.names[String(tile.name[at])] ?? "";
-        const room = Math.floor((to - from - 8) / 6);
-        const duration = to - from > 120 ? `  ${time(tile.duration[at])}` : "";
-        g.fillText(shortenName(name, room - duration.length) + duration, GUTTER + from + 5, y + LANE / 2);
+        const from = Math.max((tile.start[at] - begin) / this.nsPerPixel, 0);
+        const until = Math.min((tile.start[at] + tile.wait[at] - begin) / this.nsPerPixel, this.width);
+        const middle = begin + ((from + until) / 2) * this.nsPerPixel;
+        const share = strip.shares.wait[Math.floor(((middle - strip.begin) / (strip.end - strip.begin)) * strip.shares.wait.length)];
+        if (until > from && share > 127) this.drawWait(g, tile, at, from, until, until, row.y + 3);
       }
     }
   }
 
-  /** @param {CanvasRenderingContext2D} g @param {import("./layout.js").Row[]} rows */
-  drawArrows(g, rows) {
-    if (this.arrows.length < 2) return;
-    const places = this.arrows.map((hit) => {
-      const row = rows.find((r) => r.type === "track" && r.rank === hit.rank && r.track.track === hit.track && r.track.segment === hit.segment);
-      return row && { x: GUTTER + (hit.start - this.app.store.view.begin) / this.nsPerPixel, y: row.y + hit.row * LANE + LANE / 2 };
-    });
-    g.strokeStyle = this.app.palette.text.accent;
-    g.lineWidth = 1.5;
-    for (let at = 1; at < places.length; at++) {
-      const [a, b] = [places[at - 1], places[at]];
-      if (!a || !b) continue;
-      g.beginPath();
-      g.moveTo(a.x, a.y);
-      g.bezierCurveTo(a.x + 30, a.y, b.x - 30, b.y, b.x, b.y);
-      g.stroke();
+  /** @param {CanvasRenderingContext2D} g @param {import("./layout.js").RankRow} row */
+  drawShares(g, row) {
+    const strip = this.strips.get(row.rank);
+    if (!strip) return;
+    const of = (/** @type {Uint8Array} */ values) => values.reduce((sum, value) => sum + value, 0) / (255 * values.length);
+    const [compute, comm, wait, copy, unrecorded] = [strip.shares.compute, strip.shares.comm, strip.shares.wait, strip.shares.copy, strip.shares.unrecorded].map(of);
+    const parts = [["compute", compute], ["communication", comm], ["waiting", wait], ["copies", copy], ["idle", Math.max(0, 1 - compute - comm - wait - copy - unrecorded)], ["not recorded", unrecorded]];
+    g.font = SANS;
+    g.textAlign = "left";
+    g.fillStyle = this.app.palette.text["ink-2"];
+    g.fillText(parts.filter(([, share]) => Number(share) >= 0.005).map(([name, share]) => `${name} ${percent(Number(share))}`).join(" · "), GUTTER + 8, row.y + HEADER / 2);
+  }
+
+  /** A folded group. @param {CanvasRenderingContext2D} g @param {import("./layout.js").GroupRow} row */
+  drawGroup(g, row) {
+    g.font = MONO;
+    g.textAlign = "right";
+    g.textBaseline = "middle";
+    g.fillStyle = this.app.palette.text["ink-2"];
+    g.fillText(`▸ ${row.label}`, GUTTER - 10, row.y + row.height / 2);
+    g.textAlign = "left";
+    g.fillText(row.text, GUTTER + 8, row.y + row.height / 2);
+  }
+
+  /** The handle that folds the group, at its first row.
+   * @param {CanvasRenderingContext2D} g @param {{ first: boolean, y: number }} row */
+  drawHandle(g, row) {
+    if (!row.first) return;
+    g.font = MONO;
+    g.textAlign = "left";
+    g.textBaseline = "middle";
+    g.fillStyle = this.app.palette.text["ink-3"];
+    g.fillText("▾", 8, row.y + LANE / 2);
+  }
+
+  /** The label of a track and the names of its slices. @param {CanvasRenderingContext2D} g @param {import("./layout.js").TrackRow} row */
+  drawTrack(g, row) {
+    const { text } = this.app.palette;
+    const label = row.pinned ? `• ${row.first ? "" : row.rank % SECOND + " "}${row.track.short}` : row.track.short;
+    g.font = MONO;
+    g.textAlign = "right";
+    g.textBaseline = "middle";
+    g.fillStyle = text["ink-2"];
+    g.fillText(shorter(label, LABEL_CHARACTERS), GUTTER - 10, row.y + LANE / 2);
+    this.drawHandle(g, row);
+    this.drawNames(g, row, this.tilesOf(row.rank, row.track));
+  }
+
+  /** @param {CanvasRenderingContext2D} g @param {{ rank: number, track: { segment: number, track: number }, y: number, lanes: number }} row
+   * @param {import("./tiles.js").Tile[]} tiles */
+  drawNames(g, row, tiles) {
+    const { palette, store: { view: { slice: chosen } } } = this.app;
+    const begin = this.beginOf(row.rank);
+    const { nsPerPixel, width } = this;
+    const guilty = this.app.guilty.get(row.rank);
+    const done = new Set(); // a slice is in every tile that it reaches into
+    g.font = SANS;
+    g.textAlign = "left";
+    g.textBaseline = "middle";
+    for (const tile of tiles) {
+      for (let at = 0; at < tile.start.length; at++) {
+        const wide = tile.duration[at] / nsPerPixel;
+        const mine = chosen !== null && chosen.id === tile.id[at] && chosen.rank === row.rank && chosen.segment === tile.segment[at];
+        const blamed = guilty !== undefined && guilty.has(sliceNumber(tile.segment[at], tile.id[at]));
+        if ((wide < NAME_PIXELS && !mine && !blamed) || tile.row[at] >= row.lanes || done.has(tile.id[at])) continue;
+        const left = (tile.start[at] - begin) / nsPerPixel;
+        if (left > width || left + wide < 0) continue;
+        done.add(tile.id[at]);
+        const from = Math.max(left, 0);
+        const to = Math.min(left + wide, width);
+        const y = row.y + tile.row[at] * LANE;
+        if (mine || blamed) {
+          g.strokeStyle = mine ? palette.text.ink : palette.text.bad;
+          g.lineWidth = mine ? 2 : 1.5;
+          g.strokeRect(GUTTER + from + 0.75, y + 0.75, Math.max(to - from - 1.5, 1), LANE - 2.5);
+        }
+        const wait = tile.wait ? tile.wait[at] : 0;
+        if (wait > 0) this.drawWait(g, tile, at, from, to, left + wait / nsPerPixel, y);
+        else if (to - from >= NAME_PIXELS) {
+          g.fillStyle = palette.text[tile.kind[at] === 0 ? "on-compute" : tile.kind[at] <= 2 ? "on-comm" : "on-light"];
+          const duration = to - from > 120 ? `  ${time(tile.duration[at])}` : "";
+          g.fillText(shorter(nameIn(tile, at), Math.floor((to - from - 8) / CHARACTER) - duration.length) + duration, GUTTER + from + 5, y + LANE / 2);
+        }
+      }
+    }
+  }
+
+  /** A collective that waits: who it waits for where there is room, its name in the transfer otherwise.
+   * @param {CanvasRenderingContext2D} g @param {import("./tiles.js").Tile} tile @param {number} at @param {number} from @param {number} to
+   * @param {number} until end of the waiting @param {number} y */
+  drawWait(g, tile, at, from, to, until, y) {
+    const { text } = this.app.palette;
+    const end = Math.min(Math.max(until, from), to);
+    const name = nameIn(tile, at);
+    const long = `${name} waits ${time(tile.wait?.[at])} for rank ${(tile.last?.[at] ?? 0) % SECOND}`;
+    const room = Math.floor((end - from - 12) / CHARACTER);
+    if (room >= 14) {
+      g.fillStyle = text["on-light"];
+      g.fillText(room >= long.length ? long : shorter(name, room), GUTTER + from + 8, y + LANE / 2);
+    } else if (to - end >= NAME_PIXELS) {
+      g.fillStyle = text["on-comm"];
+      g.fillText(shorter(name, Math.floor((to - end - 8) / CHARACTER)), GUTTER + end + 5, y + LANE / 2);
     }
   }
 
@@ -255,15 +385,14 @@ export class Timeline {
       const right = GUTTER + Math.min((view.area[1] - view.begin) / this.nsPerPixel, this.width);
       g.fillStyle = text.accent;
       g.globalAlpha = 0.1;
-      if (right > left) g.fillRect(left, 0, right - left, height);
+      for (const [top, bottom] of right > left ? this.areaRows(height) : []) g.fillRect(left, top, right - left, bottom - top);
       g.globalAlpha = 1;
     }
     g.setLineDash([4, 3]);
-    g.font = "11px system-ui, 'DejaVu Sans', sans-serif";
-    g.textAlign = "left";
+    g.font = SANS;
     this.marks.forEach((mark, place) => {
       const x = GUTTER + (mark.at - view.begin) / this.nsPerPixel;
-      if (x < GUTTER) return;
+      if (x < GUTTER || x > GUTTER + this.width) return;
       g.strokeStyle = g.fillStyle = text.bad;
       g.beginPath();
       g.moveTo(x, AXIS);
@@ -285,35 +414,48 @@ export class Timeline {
     this.wantedStrips = key;
     clearTimeout(this.stripTimer);
     this.stripTimer = setTimeout(() => {
-      columns("overview", { begin: Math.round(begin), end: Math.max(Math.round(end), Math.round(begin) + 1), width: STRIP_COLUMNS, ranks: ranks.join(",") })
-        .then((answer) => {
-          if (this.wantedStrips !== key) return;
-          this.strips = { key, ranks, answer };
-          this.redraw();
-        })
-        .catch(show);
+      const byBegin = new Map(); // of two runs, each has its own window
+      for (const rank of ranks) byBegin.set(this.beginOf(rank), [...(byBegin.get(this.beginOf(rank)) ?? []), rank]);
+      for (const [from, some] of byBegin) this.askStrips(key, Math.round(from), Math.max(Math.round(from + end - begin), Math.round(from) + 1), some);
     }, 60);
   }
 
-  /** The element at a point of the canvas.
-   * @param {number} x @param {number} y @returns {{ rank?: number, hit?: Hit, header?: boolean, track?: any }} */
-  at(x, y) {
-    const inside = y - AXIS + this.box.scrollTop;
-    const row = visible(this.layout().rows, inside, inside + 1)[0];
-    if (!row || y < AXIS) return {};
-    if (row.type === "rank") return { rank: row.rank, header: true };
-    if (row.type === "counter") return { rank: row.rank };
-    const lane = Math.floor((inside - row.y) / LANE);
-    return { rank: row.rank, track: row.track, hit: x >= GUTTER ? this.hitIn(row, lane, x - GUTTER) : undefined };
+  /** @param {string} key @param {number} begin @param {number} end @param {number[]} ranks */
+  async askStrips(key, begin, end, ranks) {
+    try {
+      const answer = await columns("overview", { begin, end, width: STRIP_COLUMNS, ranks: ranks.join(",") });
+      if (this.wantedStrips !== key) return;
+      ranks.forEach((rank, place) => this.strips.set(rank, { begin, end, shares: sharesOf(answer, place) }));
+      this.redraw();
+    } catch (error) {
+      show(error);
+    }
   }
 
-  /** @param {any} row @param {number} lane @param {number} x @returns {Hit | undefined} */
-  hitIn(row, lane, x) {
-    const { begin, end } = this.app.store.view;
-    const key = { rank: row.rank, segment: row.track.segment, track: row.track.track };
+  /** The element at a point of the canvas.
+   * @param {number} x @param {number} y
+   * @returns {{ rank?: number, hit?: Hit, row?: import("./layout.js").Row }} */
+  at(x, y) {
+    if (y < AXIS) return {};
+    const { rows, pins, pinsHeight } = this.layout();
+    const fixed = y - AXIS < pinsHeight;
+    const inside = fixed ? y - AXIS : y - AXIS - pinsHeight + this.box.scrollTop;
+    const row = visible(fixed ? pins : rows, inside, inside + 1)[0];
+    if (!row) return {};
+    const { rank } = row;
+    if (x < GUTTER || x > GUTTER + this.width) return { rank, row };
+    if (row.type === "track") return { rank, row, hit: this.hitIn(rank, row.track, Math.floor((inside - row.y) / LANE), x - GUTTER, row.y) };
+    if (row.type === "rank" && !row.open) return { rank, row, hit: this.hitIn(rank, COMMUNICATION, 0, x - GUTTER, row.y) };
+    return { rank, row };
+  }
+
+  /** @param {number} rank @param {{ segment: number, track: number }} track @param {number} lane @param {number} x @param {number} y
+   * @returns {Hit | undefined} */
+  hitIn(rank, track, lane, x, y) {
+    const begin = this.beginOf(rank);
     let best;
     let nearest = 4;
-    for (const tile of this.tiles.of(key, begin, end, this.nsPerPixel)) {
+    for (const tile of this.tilesOf(rank, track)) {
       for (let at = 0; at < tile.start.length; at++) {
         if (tile.row[at] !== lane) continue;
         const left = (tile.start[at] - begin) / this.nsPerPixel;
@@ -322,24 +464,79 @@ export class Timeline {
         if (away >= nearest) continue;
         nearest = Math.max(away, 0.001);
         best = {
-          ...key, segment: tile.segment[at], id: tile.id[at], name: tile.names[String(tile.name[at])] ?? "", start: tile.start[at], duration: tile.duration[at],
-          count: tile.count[at], kind: tile.kind[at], row: lane, x: left, y: row.y + lane * LANE, width: wide,
+          rank, track: track.track, segment: tile.segment[at], id: tile.id[at], name: nameIn(tile, at), start: tile.start[at], duration: tile.duration[at],
+          count: tile.count[at], kind: tile.kind[at], row: lane, x: left, y: y + lane * LANE, width: wide,
         };
       }
     }
     return best;
   }
 
+  /** Of the selected area, the heights on the canvas: all, or those of its tracks.
+   * @param {number} height @returns {[number, number][]} */
+  areaRows(height) {
+    const { box } = this.app.store.view;
+    if (!box.length) return [[0, height]];
+    const { rows, pinsHeight } = this.layout();
+    const top = AXIS + pinsHeight - this.box.scrollTop;
+    return rows.filter((row) => row.type === "track" && box.includes(trackKey(row.rank, row.track)))
+      .map((row) => [Math.max(top + row.y, AXIS + pinsHeight), Math.max(top + row.y + row.height, AXIS + pinsHeight)]);
+  }
+
+  /** The tracks between two heights of the canvas; collectives are slices of other tracks.
+   * @param {number} a @param {number} b @returns {string[]} */
+  tracksBetween(a, b) {
+    const { rows, pinsHeight } = this.layout();
+    const by = this.box.scrollTop - AXIS - pinsHeight;
+    return visible(rows, Math.min(a, b) + by, Math.max(a, b) + by + 1)
+      .flatMap((row) => (row.type === "track" && row.track.track >= 0 ? [trackKey(row.rank, row.track)] : []));
+  }
+
   /** Scroll to a rank or one of its tracks.
    * @param {number} rank @param {{ segment: number, track: number, depth?: number }} [track] */
   scrollTo(rank, track) {
-    const row = this.layout().rows.find((r) => r.rank === rank
-      && (track ? r.type === "track" && r.track.track === track.track && r.track.segment === track.segment : r.type === "rank"));
+    const { rows, pinsHeight } = this.layout();
+    const row = rows.find((r) => r.rank === rank && (track ? r.type === "track" && trackKey(rank, r.track) === trackKey(rank, track) : r.type === "rank"));
     if (!row) return;
     const y = row.y + (track?.depth ?? 0) * LANE;
     const { scrollTop, clientHeight } = this.box;
-    if (y < scrollTop || y + LANE + GAP > scrollTop + clientHeight - AXIS) this.box.scrollTop = Math.max(0, y - clientHeight / 3);
+    if (y < scrollTop || y + LANE + GAP > scrollTop + clientHeight - AXIS - pinsHeight) this.box.scrollTop = Math.max(0, y - clientHeight / 3);
   }
 }
 
+/** A slice within its rank. @param {number} segment @param {number} id */
+export function sliceNumber(segment, id) {
+  return segment * 2 ** 44 + id;
+}
 
+/** The shares of one rank in an answer of `overview`.
+ * @param {import("./api.js").Columns} answer @param {number} place @returns {import("./palette.js").Shares} */
+export function sharesOf(answer, place) {
+  const part = (/** @type {string} */ name) => answer.column[name].subarray(place * answer.width, (place + 1) * answer.width);
+  return { compute: part("compute"), comm: part("comm"), wait: part("wait"), copy: part("copy"), unrecorded: part("unrecorded") };
+}
+
+const DEFAULT_GROUPS = new Set(["", "default_pg", "world"]);
+
+/** The name of a slice; of a matched collective, its kind, number and group. @param {import("./tiles.js").Tile} tile @param {number} at */
+function nameIn(tile, at) {
+  const name = tile.names[String(tile.name[at])] ?? "";
+  if (tile.track !== COMMUNICATION.track || !tile.match || tile.match[at] < 0) return name;
+  const [kind, ...group] = name.split(" ");
+  return `${kind} #${tile.match[at]}${DEFAULT_GROUPS.has(group.join(" ")) ? "" : ` ${group.join(" ")}`}`;
+}
+
+/** @type {Map<string, string>} */
+const shortNames = new Map();
+
+/** `shortenName`, which is asked the same in every frame. @param {string} name @param {number} room */
+function shorter(name, room) {
+  const key = `${room} ${name}`;
+  let short = shortNames.get(key);
+  if (short === undefined) {
+    short = shortenName(name, room);
+    if (shortNames.size > 20_000) shortNames.clear();
+    shortNames.set(key, short);
+  }
+  return short;
+}

@@ -1,8 +1,8 @@
-// The ranks as a list of buttons for screen readers: expand, collapse, and the shares of each.
+// The ranks as a list of buttons for screen readers: expand, collapse, the shares of each, and the groups of tracks of expanded ones.
 
 import { byId, fill, h } from "./dom.js";
 import { percent } from "./format.js";
-import { rankName } from "./layout.js";
+import { GROUPS, isFolded, rankName } from "./layout.js";
 
 const MOST = 256;
 
@@ -11,7 +11,14 @@ export function drawTwin(app) {
   const { view } = app.store;
   fill(byId("twin"), ...app.ranks.slice(0, MOST).map((rank) => h("li", {}, h("button", {
     "aria-expanded": view.open.includes(rank), onclick: () => app.toggle(rank),
-  }, `${rankName(rank)}${shares(app, rank)}`))));
+  }, `${rankName(rank)}${shares(app, rank)}`), view.open.includes(rank) ? groups(app, rank) : "")));
+}
+
+/** @param {import("./app.js").App} app @param {number} rank */
+function groups(app, rank) {
+  return h("ul", {}, GROUPS.map((group) => h("li", {}, h("button", {
+    "aria-expanded": !isFolded(app.store.view.folds, rank, group), onclick: () => app.fold(group, rank),
+  }, group === "more" ? "streams with little in them" : group))));
 }
 
 /** @param {import("./app.js").App} app @param {number} rank */

@@ -1,37 +1,83 @@
-// The headline: the costliest finding and the main figures.
+// The headline: the finding that is shown, what removing it saves, and the main figures. Of two runs, the change.
 
 import { json, show } from "./api.js";
 import { byId, fill, h } from "./dom.js";
 import { percent, time } from "./format.js";
 import { drawTwin } from "./twin.js";
 
+/** @typedef {{ step_ns: number | null, steps: number, [name: string]: number | null }} Facts of the report `summary` */
+
 /** @param {import("./app.js").App} app */
-export async function drawVerdict(app) {
+export async function loadVerdict(app) {
   try {
-    const [breakdown, summary, findings] = await Promise.all(
-      [json("report", { name: "breakdown" }), json("report", { name: "summary" }), app.panels.findings()]);
+    const [breakdown, summary, changes] = await Promise.all([json("report", { name: "breakdown" }), json("report", { name: "summary" }),
+      app.run.titles ? json("diff") : null]);
     const whole = breakdown.rows.filter((/** @type {any} */ row) => row.step === null);
-    const { facts } = summary;
-    const share = (/** @type {string} */ name, /** @type {string} */ label, /** @type {string} */ swatch) =>
-      (facts[name] === null ? "" : kpi(percent(facts[name] / 100), label, swatch));
-    const worst = findings[0];
-    if (worst?.ranks?.length === 1) app.overview.hot = worst.ranks[0];
-    fill(byId("verdict"),
-      h("div", {}, h("h1", {}, worst ? worst.title : "No problems found."),
-        h("p", {}, worst ? worst.evidence : "No report has a finding.")),
-      facts.step_ns === null ? "" : kpi(time(facts.step_ns), `step, median of ${facts.steps}`),
-      share("compute_pct", "compute", "compute"),
-      share("transfer_pct", "exposed transfer", "comm"),
-      share("exposed_wait_pct", "waiting for another rank", "wait"),
-      share("idle_pct", "idle", "idle"));
     for (const name of ["compute_ns", "exposed_comm_ns", "idle_ns", "span_ns"]) {
       app.orders.set(name, new Map(whole.map((/** @type {any} */ row) => [row.rank, row[name]])));
     }
+    const draw = () => (changes ? drawChange(changes) : drawVerdict(app, summary.facts));
+    app.store.listen((view, changed) => { if (changed.has("finding")) draw(); });
+    draw();
     app.redraw();
     drawTwin(app);
   } catch (error) {
     show(error);
   }
+}
+
+/** @param {import("./app.js").App} app @param {Facts} facts */
+function drawVerdict(app, facts) {
+  const at = Math.max(app.store.view.finding, 0);
+  const finding = app.findings[at];
+  if (!finding) {
+    fill(byId("verdict"), headline("ok", "No problems found.", "No report has a finding."), h("span", { class: "space" }), ...figures(facts));
+    return;
+  }
+  const [title, ...rest] = finding.title.split("; ");
+  fill(byId("verdict"), headline(finding.severity, title, [...rest, finding.evidence].join("; ")), saving(finding, facts),
+    h("div", { class: "walk" },
+      h("button", { class: "plain", title: "previous finding (P)", onclick: () => app.walk(-1) }, "‹ P"),
+      h("span", { class: "quiet" }, `finding ${at + 1} of ${app.findings.length}`),
+      h("button", { class: "plain", title: "next finding (N)", onclick: () => app.walk(1) }, "N ›")),
+    h("span", { class: "space" }), ...figures(facts));
+}
+
+/** @param {any} changes the report of the command `diff` */
+function drawChange(changes) {
+  const [first, ...others] = changes.findings;
+  fill(byId("verdict"), headline(first?.severity ?? "ok", first?.title ?? "No change between the runs.",
+    [first?.evidence, others.length ? `${others.length} more in Diff` : ""].filter(Boolean).join("; ")));
+}
+
+/** @param {string} severity @param {string} title @param {string} why */
+function headline(severity, title, why) {
+  return h("div", { class: "headline" }, h("i", { class: `severity-dot ${severity}`, title: severity }), h("div", {}, h("h1", {}, title), h("p", { title: why }, why)));
+}
+
+/** @param {any} finding @param {Facts} facts */
+function saving(finding, facts) {
+  if (!finding.cost_ns) return "";
+  const share = facts.step_ns ? ` a step (${wholePercent(finding.cost_ns / facts.step_ns)})` : "";
+  return h("span", { class: "pill" }, `fix saves ${time(finding.cost_ns)}${share}`);
+}
+
+/** @param {number} share */
+function wholePercent(share) {
+  return share < 0.01 ? "<1 %" : `${Math.round(100 * share)} %`;
+}
+
+/** @param {Facts} facts */
+function figures(facts) {
+  const share = (/** @type {string} */ name, /** @type {string} */ label, /** @type {string} */ swatch) =>
+    (facts[name] === null || facts[name] === undefined ? "" : kpi(percent(Number(facts[name]) / 100), label, swatch));
+  return [
+    facts.step_ns === null ? "" : kpi(time(facts.step_ns), "step"),
+    share("compute_pct", "compute", "compute"),
+    share("transfer_pct", "transfer", "comm"),
+    share("exposed_wait_pct", "waiting", "wait"),
+    share("idle_pct", "idle", "idle"),
+  ];
 }
 
 /** @param {string} value @param {string} label @param {string} [swatch] */

@@ -16,5 +16,5 @@ export async function diffPanel(app) {
   const columns = [{ name: "verdict" }, { name: "change_pct", title: "change", unit: "percent" }, { name: "before" }, { name: "after" }, { name: "p_value", title: "p" }, { name: "what" }];
   return h("div", {}, h("h2", {}, result.title), h("p", { class: "quiet" }, result.window),
     result.findings.map((/** @type {any} */ finding) => h("article", { class: `card ${finding.severity}` }, h("h3", {}, finding.title), h("p", {}, finding.evidence))),
-    table(columns, rows, { caption: result.title, hot: (row) => row.verdict === "slower" }), result.notes.map((/** @type {string} */ note) => h("p", { class: "quiet" }, note)));
+    table(columns, rows, { filter: true, caption: result.title, hot: (row) => row.verdict === "slower" }), result.notes.map((/** @type {string} */ note) => h("p", { class: "quiet" }, note)));
 }

@@ -1,15 +1,57 @@
-// The findings, costliest first, each with a button that shows it in the timeline.
+// The findings: a list with what each would save, the text of one with commands to copy, and its collective on every rank.
 
 import { h } from "../dom.js";
-import { time } from "../format.js";
+import { percent, time } from "../format.js";
+import { copyText, table } from "../table.js";
 
 /** @param {import("../app.js").App} app */
 export async function findingsPanel(app) {
-  const findings = await app.panels.findings();
+  const [findings, step] = await Promise.all([app.loadFindings(), app.panels.stepTime()]);
   if (!findings.length) return h("p", { class: "quiet" }, "No findings.");
-  return h("div", {}, findings.map((finding) => h("article", { class: `card ${finding.severity}` },
-    finding.span || finding.ranks?.length
-      ? h("button", { class: "go", onclick: () => app.panels.goToFinding(finding), "aria-label": `show: ${finding.title}` }, "show →") : "",
-    h("span", { class: "severity" }, finding.severity, finding.cost_ns ? ` · ${time(finding.cost_ns)}` : ""),
-    h("h3", {}, finding.title), h("p", {}, finding.evidence), finding.hint ? h("p", {}, "→ ", finding.hint) : "")));
+  const at = Math.min(Math.max(app.store.view.finding, 0), findings.length - 1);
+  const { collective } = findings[at].scene;
+  return h("div", { class: "columns three findings" }, h("div", {}, list(app, findings, at, step)), h("div", {}, details(app, findings[at])),
+    collective ? h("div", {}, h("h2", {}, `${collective.title} on every rank`), peersTable(app, collective), h("p", { class: "quiet" }, collective.text)) : "");
+}
+
+/** @param {import("../app.js").App} app @param {any[]} findings @param {number} at @param {number | null} step ns */
+function list(app, findings, at, step) {
+  const saved = findings.reduce((sum, finding) => sum + (finding.cost_ns ?? 0), 0);
+  const row = (/** @type {any} */ finding, /** @type {number} */ place) => h("tr", {
+    "data-go": true, tabindex: 0, class: place === at ? "chosen" : "", "aria-selected": String(place === at), onclick: () => app.showFinding(place),
+    onkeydown: (/** @type {KeyboardEvent} */ event) => { if (event.key === "Enter") app.showFinding(place); },
+  }, h("td", { class: "text" }, h("i", { class: `dot ${finding.severity}`, title: finding.severity }), finding.title),
+  h("td", {}, finding.cost_ns === null ? "–" : time(finding.cost_ns)), h("td", {}, finding.cost_ns === null || !step ? "–" : percent(finding.cost_ns / step)));
+  return h("div", {}, h("table", { class: "wrapping" }, h("caption", { class: "unseen" }, "Findings"),
+    h("thead", {}, h("tr", {}, h("th", { class: "text", scope: "col" }, "Finding"), h("th", { scope: "col" }, step ? "Saves a step" : "Saves"), h("th", { scope: "col" }, "Share"))),
+    h("tbody", {}, findings.map(row))),
+  saved && step ? h("p", { class: "quiet" }, `Each time is counted once. Together: ${time(saved)} of ${time(step)}.`) : "");
+}
+
+/** @param {import("../app.js").App} app @param {any} finding */
+function details(app, finding) {
+  const { slices } = finding.scene;
+  return h("article", { class: "finding" }, h("h2", {}, finding.title), h("p", {}, finding.evidence),
+    slices.length ? h("p", { class: "quiet" }, `In this window: ${slices.length} slice${slices.length === 1 ? "" : "s"}, the longest `,
+      h("button", { class: "link", onclick: () => app.goTo(slices[0], { stay: true }) }, `${slices[0].name}, ${time(slices[0].dur_ns)}`), ".") : "",
+    finding.hint ? h("p", { class: "quiet" }, finding.hint.replace(/ *\(?rankscope \w+ RUN.*$/, "")) : "", // its command follows
+    finding.commands.map(command));
+}
+
+/** @param {string} text */
+function command(text) {
+  const button = h("button", { class: "plain", "aria-label": `Copy: ${text}`, onclick: async () => {
+    await copyText(text);
+    button.textContent = "Copied";
+  } }, "Copy");
+  return h("div", { class: "command" }, h("code", {}, text), button);
+}
+
+/** A collective with one row per rank, in order of arrival: when it arrives, how long it waits, how long it transfers.
+ * @param {import("../app.js").App} app @param {any} peers an answer of the route `collective` */
+export function peersTable(app, peers) {
+  const rows = peers.rows.map((/** @type {any} */ row) => ({ ...row, transfer_ns: row.wait_ns === null ? null : row.dur_ns - row.wait_ns }));
+  const columns = [{ name: "rank" }, { name: "arrives_ns", title: "arrives", unit: "ns" }, { name: "wait_ns", title: "waits", unit: "ns" },
+    { name: "transfer_ns", title: "transfers", unit: "ns" }];
+  return table(columns, rows, { caption: peers.title, tools: false, hot: (row) => row.rank === peers.last, go: (row) => app.goTo(row, { stay: true }) });
 }

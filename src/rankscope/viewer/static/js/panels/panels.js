@@ -1,117 +1,146 @@
-// The panels on the right: one is shown at a time, selected by tab or number key.
+// The tabs of the panel: one is shown at a time, selected by tab or number key.
 
 import { json, show } from "../api.js";
-import { byId, fill, h, announce } from "../dom.js";
+import { byId, fill, h } from "../dom.js";
+import { areaPanel } from "./area.js";
 import { diffPanel } from "./diff.js";
+import { EventsPanel } from "./events.js";
 import { findingsPanel } from "./findings.js";
 import { flamePanel } from "./flame.js";
 import { memoryPanel } from "./memory.js";
 import { rooflinePanel } from "./roofline.js";
 import { selectionPanel } from "./selection.js";
 import { sqlPanel } from "./sql.js";
-import { tablesPanel } from "./tables.js";
+import { reportPanel, reportsPanel } from "./tables.js";
 
-/** @type {Record<string, { title: string, draw: (app: import("../app.js").App) => Promise<Node | string>, redrawOn: string[] }>} */
+const PAUSE = 200;
+const RANGE = ["begin", "end", "area", "box", "open", "filter"];
+
+/** @type {Record<string, { title: string, draw: (app: import("../app.js").App) => Promise<Node | string>, redrawOn: string[] }>}
+ * redrawOn: the parts of the view that it shows */
 const PANELS = {
-  findings: { title: "Findings", draw: findingsPanel, redrawOn: [] },
-  selection: { title: "Selection", draw: selectionPanel, redrawOn: ["slice", "area"] },
-  tables: { title: "Tables", draw: tablesPanel, redrawOn: ["report"] },
+  findings: { title: "Findings", draw: findingsPanel, redrawOn: ["finding"] },
+  selection: { title: "Selection", draw: selectionPanel, redrawOn: ["slice"] },
+  events: { title: "Events", draw: drawEvents, redrawOn: [...RANGE, "slice"] },
+  area: { title: "Area", draw: areaPanel, redrawOn: RANGE },
   flame: { title: "Flame", draw: flamePanel, redrawOn: ["area"] },
+  kernels: { title: "Kernels", draw: reportPanel("kernels"), redrawOn: [] },
+  ops: { title: "Ops", draw: reportPanel("ops"), redrawOn: [] },
+  collectives: { title: "Collectives", draw: reportPanel("collectives"), redrawOn: [] },
   memory: { title: "Memory", draw: memoryPanel, redrawOn: [] },
   roofline: { title: "Roofline", draw: rooflinePanel, redrawOn: [] },
+  reports: { title: "Reports", draw: reportsPanel, redrawOn: ["report"] },
   diff: { title: "Diff", draw: diffPanel, redrawOn: [] },
   sql: { title: "SQL", draw: sqlPanel, redrawOn: [] },
 };
+const NAMES = Object.keys(PANELS);
+
+/** @param {import("../app.js").App} app */
+async function drawEvents(app) {
+  const { events, box } = app.panels;
+  if (!events.node.isConnected) fill(box, events.node); // it scrolls to the selected slice, and so it needs its place first
+  await events.load();
+  return events.node;
+}
 
 export class Panels {
   /** @param {import("../app.js").App} app */
   constructor(app) {
     this.app = app;
     this.box = byId("panel");
+    this.events = new EventsPanel(app);
     /** @type {any} the selected slice, with its details */
     this.slice = null;
+    /** @type {number | null} the rank that was chosen in a tab; null: all, or the one that is selected */
+    this.rank = null;
     this.turn = 0;
-    this.finding = -1;
-    /** @type {Promise<any[]> | undefined} */
-    this.asked = undefined;
-    this.tabs = Object.entries(PANELS).map(([name, { title }]) => h("button", {
+    this.shown = "";
+    /** @type {ReturnType<typeof setTimeout> | undefined} */
+    this.timer = undefined;
+    this.tabs = NAMES.map((name) => h("button", {
       role: "tab", id: `tab-${name}`, "aria-controls": "panel", onclick: () => app.store.set({ tab: name }, { history: true }),
-    }, title));
+    }, PANELS[name].title));
     fill(byId("tabs"), ...this.tabs);
     byId("tabs").addEventListener("keydown", (event) => this.arrows(event));
   }
 
+  get tab() {
+    const { tab } = this.app.store.view;
+    return tab in PANELS ? tab : "findings";
+  }
+
+  /** Once the findings are known: their number in the tab. */
+  countFindings() {
+    const { length } = this.app.findings;
+    this.tabs[0].textContent = length ? `Findings ${length}` : "Findings";
+  }
+
+  /** The tab to show for a slice that is selected in the timeline: Events stays, with the slice's row. */
+  get tabOfSlice() {
+    return this.tab === "events" ? "events" : "selection";
+  }
+
+  /** The tab to show for a time range. */
+  get tabOfArea() {
+    return this.tab === "events" || this.tab === "flame" ? this.tab : "area";
+  }
+
   /** @param {Set<string>} changed */
   changed(changed) {
-    const { tab } = this.app.store.view;
-    const panel = PANELS[tab] ?? PANELS.findings;
-    if (changed.has("slice") && !this.app.store.view.slice) this.slice = null;
-    if (changed.has("tab") || panel.redrawOn.some((name) => changed.has(name))) this.draw();
+    const { view } = this.app.store;
+    if (changed.has("slice") && !view.slice) this.slice = null;
+    if (changed.has("tab")) this.draw();
+    else if (PANELS[this.tab].redrawOn.some((name) => changed.has(name))) this.later(changed.has("slice") || changed.has("finding") ? 0 : PAUSE);
+  }
+
+  /** Draw when the window rests. @param {number} pause ms */
+  later(pause) {
+    clearTimeout(this.timer);
+    this.timer = setTimeout(() => this.draw(), pause);
   }
 
   async draw() {
-    const { tab } = this.app.store.view;
-    const names = Object.keys(PANELS);
+    clearTimeout(this.timer);
+    const { tab } = this;
     this.tabs.forEach((button, at) => {
-      button.setAttribute("aria-selected", String(names[at] === tab));
-      button.tabIndex = names[at] === tab ? 0 : -1;
+      button.setAttribute("aria-selected", String(NAMES[at] === tab));
+      button.tabIndex = NAMES[at] === tab ? 0 : -1;
     });
     this.box.setAttribute("aria-labelledby", `tab-${tab}`);
     const turn = ++this.turn;
     this.box.setAttribute("aria-busy", "true");
     try {
-      const content = await (PANELS[tab] ?? PANELS.findings).draw(this.app);
-      if (turn === this.turn) fill(this.box, content); // the old content stays until the new one is complete
+      const content = await PANELS[tab].draw(this.app);
+      if (turn === this.turn && this.box.firstChild !== content) { // the old content stays until the new one is complete
+        const { scrollTop } = this.box;
+        fill(this.box, content);
+        this.box.scrollTop = this.shown === tab ? scrollTop : 0;
+      }
     } catch (error) {
       show(error);
     }
-    if (turn === this.turn) this.box.setAttribute("aria-busy", "false");
+    if (turn !== this.turn) return;
+    this.shown = tab;
+    this.box.setAttribute("aria-busy", "false");
   }
 
   /** @param {number} at */
   choose(at) {
-    const name = Object.keys(PANELS)[at];
-    if (name) this.app.store.set({ tab: name }, { history: true });
+    if (NAMES[at]) this.app.store.set({ tab: NAMES[at] }, { history: true });
   }
 
   /** @param {KeyboardEvent} event */
   arrows(event) {
-    const names = Object.keys(PANELS);
-    const at = names.indexOf(this.app.store.view.tab);
     const by = event.key === "ArrowRight" ? 1 : event.key === "ArrowLeft" ? -1 : 0;
     if (!by) return;
     event.stopPropagation();
-    const next = (at + by + names.length) % names.length;
+    const next = (NAMES.indexOf(this.tab) + by + NAMES.length) % NAMES.length;
     this.choose(next);
     this.tabs[next].focus();
   }
 
-  /** All findings, most severe first; requested once. @returns {Promise<any[]>} */
-  findings() {
-    this.asked ??= json("findings").then((answer) => /** @type {any[]} */ (answer.findings));
-    return this.asked;
-  }
-
-  async nextFinding() {
-    const all = await this.findings();
-    if (!all.length) return announce("no findings");
-    this.finding = (this.finding + 1) % all.length;
-    this.app.store.set({ tab: "findings" });
-    return this.goToFinding(all[this.finding]);
-  }
-
-  /** @param {any} finding */
-  goToFinding(finding) {
-    const { app } = this;
-    if (finding.span) {
-      const margin = (finding.span[1] - finding.span[0]) * 0.1;
-      app.show(finding.span[0] - margin, finding.span[1] + margin, { history: true });
-    }
-    if (finding.ranks?.length) {
-      const few = finding.ranks.slice(0, 4);
-      app.store.set({ open: [...new Set([...app.store.view.open, ...few])] });
-      app.timeline.loadTracks().then(() => app.timeline.scrollTo(finding.ranks[0]));
-    }
-    announce(finding.title);
+  /** The time of a step, in ns; null without steps. @returns {Promise<number | null>} */
+  async stepTime() {
+    return (await json("report", { name: "summary" })).facts.step_ns ?? null;
   }
 }

@@ -1,15 +1,14 @@
-// The selection: a slice with its details, a collective on all ranks, or a time range.
+// The selected slice: its details, its place among others of its name, its callers and launches, its collective on all ranks.
 
 import { json } from "../api.js";
 import { h, s } from "../dom.js";
-import { percent, quantity, time } from "../format.js";
-import { table } from "../table.js";
+import { quantity, time } from "../format.js";
+import { peersTable } from "./findings.js";
 
 /** @param {import("../app.js").App} app */
 export async function selectionPanel(app) {
-  const { slice, area } = app.store.view;
+  const { slice } = app.store.view;
   if (slice) return slicePanel(app, slice);
-  if (area) return areaPanel(app, area);
   return h("p", { class: "quiet" }, "Click a slice to see its details. Drag over the tracks to see what runs in a time range.");
 }
 
@@ -18,20 +17,19 @@ async function slicePanel(app, key) {
   const slice = await json("slice", key);
   app.panels.slice = slice;
   const peers = slice.is_collective ? await json("collective", key) : null;
-  markPeers(app, peers);
+  app.timeline.peers = peers;
   app.timeline.arrows = arrowsOf(slice);
   app.timeline.redraw();
   const { compared } = slice;
-  return h("div", {}, h("h2", {}, slice.name),
-    h("dl", {}, facts(slice).flatMap(([name, value]) => [h("dt", {}, name), h("dd", {}, value)])),
-    peers ? collective(app, peers) : "",
-    h("h2", {}, `Compared with ${compared.count.toLocaleString("en")} slices of this name`),
-    h("p", { class: "quiet" }, `p50 ${time(compared.p50_ns)}, p99 ${time(compared.p99_ns)}, max ${time(compared.max_ns)}; ${compared.longer.toLocaleString("en")} longer`),
-    histogram(compared.histogram, slice.dur_ns),
-    h("h2", {}, "Called from"), related(app, slice),
-    slice.launched.length ? h("div", {}, h("h2", {}, "Launched"), links(app, slice, slice.launched)) : "",
-    Object.keys(slice.args).length ? h("div", {}, h("h2", {}, "Arguments"),
-      h("dl", {}, Object.entries(slice.args).flatMap(([name, value]) => [h("dt", {}, name), h("dd", {}, text(value))]))) : "");
+  return h("div", { class: "columns three" },
+    h("div", {}, h("h2", { class: "name" }, slice.name), h("dl", {}, facts(slice).flatMap(([name, value]) => [h("dt", {}, name), h("dd", {}, value)])),
+      Object.keys(slice.args).length ? h("div", {}, h("h2", {}, "Arguments"),
+        h("dl", {}, Object.entries(slice.args).flatMap(([name, value]) => [h("dt", {}, name), h("dd", {}, text(value))]))) : ""),
+    h("div", {}, h("h2", {}, `Compared with ${compared.count.toLocaleString("en")} slices of this name`),
+      h("p", { class: "quiet" }, `p50 ${time(compared.p50_ns)}, p99 ${time(compared.p99_ns)}, max ${time(compared.max_ns)}; ${compared.longer.toLocaleString("en")} longer`),
+      histogram(compared.histogram, slice.dur_ns)),
+    h("div", {}, peers ? h("div", {}, h("h2", {}, `${peers.title} on every rank`), h("p", { class: "quiet" }, peers.text), peersTable(app, peers)) : "",
+      h("h2", {}, "Called from"), related(app, slice), slice.launched.length ? h("div", {}, h("h2", {}, "Launched"), links(app, slice, slice.launched)) : ""));
 }
 
 /** @param {any} slice */
@@ -81,46 +79,5 @@ function histogram(bins, mine) {
       s("title", {}, `${count} of ${time(bins.edges_ns[at])} to ${time(bins.edges_ns[at + 1])}`)));
   });
   chart.append(s("text", { x: 10, y: 68 }, time(bins.edges_ns[0])), s("text", { x: 370, y: 68, "text-anchor": "end" }, time(bins.edges_ns[bins.edges_ns.length - 1])));
-  return chart;
-}
-
-/** @param {import("../app.js").App} app @param {any} peers */
-function markPeers(app, peers) {
-  if (!peers || peers.rows.length < 2) { app.timeline.marks = []; return; }
-  const last = peers.rows.reduce((/** @type {any} */ a, /** @type {any} */ b) => (b.start_ns > a.start_ns ? b : a));
-  app.timeline.marks = peers.last === null ? [] : [{ at: last.start_ns, text: `rank ${peers.last} arrives last, ${time(last.arrives_ns)} after the first` }];
-}
-
-/** @param {import("../app.js").App} app @param {any} peers */
-function collective(app, peers) {
-  const columns = [{ name: "rank", title: peers.title }, { name: "arrives_ns", title: "arrival", unit: "ns" }, { name: "wait_ns", title: "wait", unit: "ns" },
-    { name: "dur_ns", title: "duration", unit: "ns" }];
-  return h("div", {}, h("h2", {}, "On all ranks"), h("p", { class: "quiet" }, peers.text),
-    table(columns, peers.rows, { hot: (row) => row.rank === peers.last, go: (row) => app.goTo(row) }));
-}
-
-/** @param {import("../app.js").App} app @param {[number, number]} area */
-async function areaPanel(app, area) {
-  const open = app.store.view.open.length ? app.store.view.open : app.ranks;
-  const answer = await json("area", { begin: area[0], end: area[1], ranks: open.slice(0, 64).join(",") });
-  const columns = [{ name: "name" }, { name: "inside_ns", title: "time in range", unit: "ns" }, { name: "count" }, { name: "avg_ns", title: "average", unit: "ns" }, { name: "category" }];
-  return h("div", {}, h("h2", {}, `${time(area[1] - area[0])} on ${open.length} rank${open.length === 1 ? "" : "s"}`),
-    answer.shares.map((/** @type {any} */ share) => h("div", { class: "row" }, h("span", { class: "quiet" }, `rank ${share.rank}`), bar(share),
-      h("span", {}, `compute ${percent(share.compute)}, exposed communication ${percent(share.comm)}, idle ${percent(share.idle)}${share.unrecorded > 0 ? `, not recorded ${percent(share.unrecorded)}` : ""}`))),
-    h("div", { class: "row" }, h("button", { class: "plain", onclick: () => app.show(area[0], area[1], { history: true }) }, "Zoom to the range")),
-    h("h2", {}, "Slices in the range"), table(columns, answer.names, { caption: "Names in the selected time range" }));
-}
-
-/** @param {any} share */
-function bar(share) {
-  const part = (/** @type {string} */ name) => s("rect", { x: 0, y: 0, height: 12, width: 120 * share[name], fill: `var(--${name})` });
-  const chart = s("svg", { viewBox: "0 0 120 12", width: 120, height: 12, "aria-hidden": "true" }, s("rect", { width: 120, height: 12, fill: "var(--idle)" }));
-  let x = 0;
-  for (const name of ["compute", "comm", "copy"]) {
-    const piece = part(name);
-    piece.setAttribute("x", String(x));
-    x += 120 * share[name];
-    chart.append(piece);
-  }
   return chart;
 }

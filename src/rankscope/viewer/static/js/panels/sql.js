@@ -23,7 +23,7 @@ export async function sqlPanel(app) {
       const answer = await json("query", { sql: box.value }, asking.signal);
       const rows = answer.rows.map((/** @type {any[]} */ row) => Object.fromEntries(answer.columns.map((/** @type {string} */ name, /** @type {number} */ at) => [name, row[at]])));
       fill(out, h("p", { class: "quiet" }, answer.more ? `the first ${rows.length} rows; there are more` : `${rows.length} rows`),
-        table(answer.columns.map((/** @type {string} */ name) => ({ name, unit: name.endsWith("_ns") ? "ns" : "" })), rows));
+        table(answer.columns.map((/** @type {string} */ name) => ({ name, unit: name.endsWith("_ns") ? "ns" : "", verbatim: true })), rows));
     } catch (error) {
       if (error instanceof DOMException && error.name === "AbortError") return;
       if (!(error instanceof ServerError)) throw error;

@@ -1,0 +1,140 @@
+"""Routes about all slices in a time range: as a table that is read page by page, and summed up."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from rankscope.analysis.core.intervals import covered_before
+from rankscope.sql import sql_text
+from rankscope.viewer.answers import Answer, Route, integer
+from rankscope.viewer.session import ACTIVITIES, Session
+
+_MOST_ROWS = 500
+"""Of one page of the table."""
+_MOST_GROUPS = 200
+_SORTED_BY = {
+    "name": "name",
+    "category": "category",
+    "rank": "rank",
+    "track": "label",
+    "start_ns": "start_ns",
+    "dur_ns": "dur_ns",
+    "self_ns": "self_ns",
+    "step": "step",
+}
+_GROUPED_BY = {
+    "name": "name, category",
+    "track": "rank, label",
+    "rank": "rank",
+    "category": "category",
+}
+_ON_DEVICE = "device IS NOT NULL"
+
+
+def routes(session: Session) -> dict[str, Route]:
+    return {
+        "events": lambda query: events(session, query),
+        "area": lambda query: area(session, query),
+    }
+
+
+def events(session: Session, query: dict[str, str]) -> Answer:
+    """One page of the slices in a time range, sorted, and how many there are.
+
+    `tracks` names some tracks (rank.segment.track); `text` is part of the name, the category or the track's label.
+    `slice` (rank.segment.id) asks for the place of one of them in this order.
+    """
+    by = query.get("sort", "start_ns")
+    if by not in _SORTED_BY:
+        raise ValueError(f"sort must be one of {', '.join(_SORTED_BY)}")
+    direction = "DESC" if query.get("order") == "descending" else "ASC"
+    order = f"ORDER BY {_SORTED_BY[by]} {direction} NULLS LAST, rank, segment, id"
+    source = _source(session, query)
+    with session.drawing() as run:
+        ((count, total),) = run.rows(f"SELECT count(*), coalesce(sum(dur_ns), 0)::BIGINT FROM ({source})")
+        rows = run.records(
+            f"SELECT rank, segment, id, track, depth, label, name, category, start_ns, dur_ns, self_ns, step "
+            f"FROM ({source}) {order} "
+            f"LIMIT {min(integer(query.get('limit', '100')), _MOST_ROWS)} OFFSET {integer(query.get('offset', '0'))}"
+        )
+        place = None
+        if query.get("slice"):
+            rank, segment, id = (integer(part) for part in query["slice"].split("."))
+            found = run.rows(
+                f"SELECT place FROM (SELECT *, row_number() OVER ({order}) - 1 AS place FROM ({source})) "
+                f"WHERE rank = {rank} AND segment = {segment} AND id = {id}"
+            )
+            place = found[0][0] if found else None
+    return {"count": count, "total_ns": total, "rows": rows, "place": place}
+
+
+def area(session: Session, query: dict[str, str]) -> Answer:
+    """A time range on some ranks or tracks: the share of each class per rank, and the slices by name, track, rank or
+    category, those on devices and those on hosts apart. Slices count with their part inside the range."""
+    begin, end = _window(query)
+    by = query.get("by", "name")
+    if by not in _GROUPED_BY:
+        raise ValueError(f"by must be one of {', '.join(_GROUPED_BY)}")
+    with session.drawing() as run:
+        groups = run.records(
+            f"""
+            SELECT {_GROUPED_BY[by]}, {_ON_DEVICE} AS on_device, count(*) AS count, count(DISTINCT rank) AS ranks,
+                   sum(least(start_ns + dur_ns, {end}) - greatest(start_ns, {begin}))::BIGINT AS inside_ns,
+                   avg(dur_ns) AS avg_ns, max(dur_ns) AS max_ns
+            FROM ({_source(session, query)}) GROUP BY {_GROUPED_BY[by]}, {_ON_DEVICE} ORDER BY inside_ns DESC
+            """
+        )
+    sides = {
+        side: [group for group in groups if group["on_device"] is on_device]
+        for side, on_device in (("device", True), ("host", False))
+    }
+    return {
+        "begin_ns": begin,
+        "end_ns": end,
+        "shares": _shares(session, session.ranks(query), begin, end),
+        **{side: found[:_MOST_GROUPS] for side, found in sides.items()},
+        "more": {side: max(0, len(found) - _MOST_GROUPS) for side, found in sides.items()},
+    }
+
+
+def _shares(session: Session, ranks: list[int], begin: int, end: int) -> list[dict[str, Any]]:
+    edges = np.array([begin, end], dtype=np.int64)
+    shares = []
+    for rank in ranks:
+        activity = session.activity(rank)
+        covered = {name: np.diff(covered_before(getattr(activity, name), edges)) for name in ACTIVITIES}
+        share = {name: float(time[0] / (end - begin)) for name, time in covered.items()}
+        unrecorded = float(session.rank_time(rank).unrecorded(edges)[0])
+        idle = max(0.0, 1 - sum(share.values()) - unrecorded)
+        shares.append({"rank": rank, **share, "idle": idle, "unrecorded": unrecorded})
+    return shares
+
+
+def _window(query: dict[str, str]) -> tuple[int, int]:
+    begin, end = integer(query["begin"]), integer(query["end"])
+    if end <= begin:
+        raise ValueError("the window is empty")
+    return begin, end
+
+
+def _source(session: Session, query: dict[str, str]) -> str:
+    """SQL for the slices that a request names, with the labels of their tracks."""
+    begin, end = _window(query)
+    conditions = [
+        f"s.start_ns < {end} AND s.start_ns + s.dur_ns > {begin}",
+        f"s.rank IN ({', '.join(map(str, session.ranks(query)))})",
+    ]
+    if query.get("tracks"):
+        keys = (tuple(integer(part) for part in key.split(".")) for key in query["tracks"].split(","))
+        places = ", ".join(f"({rank}, {segment}, {track})" for rank, segment, track in keys)
+        conditions.append(f"(s.rank, s.segment, s.track) IN ({places})")
+    if query.get("text"):
+        text = sql_text(query["text"])
+        searched = "concat_ws(chr(0), s.name, s.category, t.label)"
+        conditions.append(f"contains(lower({searched}), lower({text}))")
+    return (
+        "SELECT s.*, t.label FROM slices s JOIN tracks t ON "
+        "t.rank = s.rank AND t.segment = s.segment AND t.track = s.track WHERE " + " AND ".join(conditions)
+    )

@@ -1,0 +1,80 @@
+"""Routes for marks: named points in time. The page holds them in its address; on request they are kept in a file beside
+the run. Every request makes a file of its own, so that nobody's marks are overwritten."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import re
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from rankscope.atomic_files import create_json
+from rankscope.errors import StoreError
+from rankscope.viewer.answers import Answer, Route, integer
+from rankscope.viewer.session import Session
+
+_ENDING = ".marks.rankscope.json"
+"""Files that end in rankscope.json are not taken for traces."""
+_MOST_MARKS = 200
+_LONGEST_NAME = 200
+_MOST_TRIES = 1000
+
+
+def routes(session: Session) -> dict[str, Route]:
+    return {
+        "marks": lambda query: kept_marks(session),
+        "keep-marks": lambda query: keep_marks(session, query),
+    }
+
+
+def kept_marks(session: Session) -> Answer:
+    """The files with marks beside the run, oldest first."""
+    files = []
+    for path in sorted(_folder(session).glob(f"*{_ENDING}")):
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+            marks = [_mark(mark["at_ns"], mark["name"]) for mark in content["marks"]]
+            files.append(
+                {"file": path.name, "by": str(content["by"]), "kept": str(content["kept"]), "marks": marks}
+            )
+        except (
+            OSError,
+            ValueError,
+            KeyError,
+            TypeError,
+        ):  # not one of ours, or damaged: the others are shown
+            continue
+    return {"files": sorted(files, key=lambda one: one["kept"])}
+
+
+def keep_marks(session: Session, query: dict[str, str]) -> Answer:
+    """Write the marks of a page (a JSON list of time and name) to a new file beside the run."""
+    marks = [_mark(at, name) for at, name in json.loads(query["marks"])[:_MOST_MARKS]]
+    content: dict[str, Any] = {
+        "by": getpass.getuser(),
+        "kept": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "marks": marks,
+    }
+    folder, user = _folder(session), re.sub(r"[^\w.-]", "_", content["by"])
+    try:
+        for number in range(1, _MOST_TRIES):
+            path = folder / f"{user}-{number}{_ENDING}"
+            if create_json(path, content):
+                return {"file": str(path)}
+    except OSError as error:
+        raise StoreError(
+            f"cannot write to {folder}",
+            why=f"{error.strerror or error}.",
+            hint="The address of the page holds the marks: copy it instead.",
+        ) from error
+    raise StoreError(f"{folder} has {_MOST_TRIES:,} files with marks", hint=f"Remove some: *{_ENDING}")
+
+
+def _folder(session: Session) -> Path:
+    return session.path if session.path.is_dir() else session.path.parent
+
+
+def _mark(at: Any, name: Any) -> dict[str, Any]:
+    return {"at_ns": integer(str(at)), "name": str(name)[:_LONGEST_NAME]}

@@ -1,0 +1,313 @@
+"""A window of a run as one HTML file that needs no server: the page itself, and the data behind it.
+
+The file holds the page's own modules, style and markup. static/js/shared.js answers the page's questions there: those
+that do not depend on the visible window from answers that are recorded here, the others from the slices.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import posixpath
+import re
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from rankscope.analysis.core.intervals import Intervals, intersect
+from rankscope.analysis.core.scope import Scope
+from rankscope.errors import UsageError
+from rankscope.viewer import counters
+from rankscope.viewer.answers import Route, integer, json_bytes
+from rankscope.viewer.collective_lanes import COMMUNICATION
+from rankscope.viewer.session import ACTIVITIES, Session
+from rankscope.viewer.static_files import static_files
+
+MOST_SLICES = 100_000
+"""About 5 MB: what can be sent by mail."""
+_REPORTS = ("summary", "breakdown", "kernels", "ops", "collectives", "stragglers", "roofline", "allocators")
+_REPORT_ROWS = "200"
+_REFERENCES = ("launch", "op", "python", "module", "parent")
+_CSP = (
+    "default-src 'none'; script-src 'unsafe-inline' data:; style-src 'unsafe-inline'; img-src data:; "
+    "base-uri 'none'; form-action 'none'"
+)
+
+
+@dataclass(frozen=True)
+class Window:
+    """What a shared file holds."""
+
+    begin: int
+    end: int
+    ranks: list[int]
+
+
+def share(session: Session, routes: Mapping[str, Route], query: dict[str, str]) -> str:
+    """The visible window. The ranks that a request names are in it; others are added while there is room.
+
+    `view` is the state of the page, as in its address.
+    """
+    begin, end = integer(query["begin"]), integer(query["end"])
+    if end <= begin:
+        raise ValueError("the window is empty")
+    needed = session.ranks(query) if query.get("ranks") else []
+    counts = _counts(session, begin, end)
+    _check_size(counts, needed)
+    room = MOST_SLICES - sum(counts.get(rank, 0) for rank in needed)
+    for rank in session.run.ranks:
+        if rank not in needed and counts.get(rank, 0) <= room:
+            room -= counts.get(rank, 0)
+            needed.append(rank)
+    return page(session, routes, Window(begin, end, sorted(needed)), query.get("view", ""))
+
+
+def steps_window(session: Session, scope: Scope) -> Window:
+    """The ranks of a scope, and the time of its steps; the whole run where it has none."""
+    ranks = [rank for rank in session.run.ranks if scope.ranks is None or rank in scope.ranks]
+    begin, end = session.bounds
+    if scope.steps is not None:
+        first, last = scope.steps
+        ((begin, end),) = session.run.rows(
+            "SELECT min(end_ns - time_ns), max(end_ns) FROM steps "
+            f"WHERE step BETWEEN {first} AND {last} AND rank IN ({', '.join(map(str, ranks))})"
+        )
+    _check_size(_counts(session, begin, end), ranks)
+    return Window(begin, end, ranks)
+
+
+def _check_size(counts: Mapping[int, int], ranks: list[int]) -> None:
+    slices = sum(counts.get(rank, 0) for rank in ranks)
+    if slices > MOST_SLICES:
+        raise UsageError(
+            f"this window has {slices:,} slices on {len(ranks)} rank{'s' * (len(ranks) > 1)}",
+            why=f"A shared file is to be sent by mail; it takes {MOST_SLICES:,}.",
+            hint="Choose a shorter time or fewer ranks; on the command line: --steps A:B --ranks 0-3",
+        )
+
+
+def _counts(session: Session, begin: int, end: int) -> dict[int, int]:
+    """Slices of each rank in a window."""
+    with session.drawing() as run:
+        return dict(
+            run.rows(f"SELECT rank, count(*) FROM slices WHERE {_overlaps(begin, end)} GROUP BY rank")
+        )
+
+
+def _overlaps(begin: int, end: int) -> str:
+    return f"start_ns < {end} AND start_ns + dur_ns > {begin}"
+
+
+def page(session: Session, routes: Mapping[str, Route], window: Window, view: str) -> str:
+    """The file's text."""
+    content = {
+        "view": view,
+        "recorded": _recorded(session, routes, window),
+        **_slices(session, window),
+        "communication": {rank: _communication(session, rank, window) for rank in window.ranks},
+        "activity": {rank: _activity(session, rank, window) for rank in window.ranks},
+        "counters": {rank: _counters(session, routes, rank, window) for rank in window.ranks},
+        "collectives": _collectives(session, routes, window),
+    }
+    return _html(base64.b64encode(zlib.compress(json_bytes(content), 9)).decode())
+
+
+def _recorded(session: Session, routes: Mapping[str, Route], window: Window) -> dict[str, Any]:
+    """Answers that do not depend on what is visible, by the names that shared.js gives them."""
+    begin, end = window.begin, window.end
+    run: Any = routes["run"]({})
+    reports = [report for report in run["reports"] if report["name"] in _REPORTS]
+    steps = [
+        step for step in run["steps"] if step["start_ns"] < end and step["start_ns"] + step["dur_ns"] > begin
+    ]
+    all_ranks = len(run["ranks"])
+    run |= {"ranks": window.ranks, "begin_ns": begin, "end_ns": end, "steps": steps, "reports": reports}
+    run["world"] = max(run.get("world") or 0, all_ranks)
+    part = {"begin": str(begin), "end": str(end), "ranks": ",".join(map(str, window.ranks))}
+    found: dict[str, Any] = {"run": run, "findings": _findings(routes, window), "roofs": routes["roofs"]({})}
+    for report in reports:
+        name = report["name"]
+        found[f"report/{name}"] = routes["report"]({"name": name, "top": _REPORT_ROWS})
+    for rank in window.ranks:
+        for name in ("tracks", "counters", "memory"):
+            found[f"{name}/{rank}"] = routes[name]({"rank": str(rank)})
+    for by in ("op", "module", "python"):
+        for time in ("host", "device"):
+            found[f"flame/{by}/{time}"] = routes["flame"]({**part, "by": by, "time": time})
+    return found
+
+
+def _findings(routes: Mapping[str, Route], window: Window) -> dict[str, Any]:
+    """All findings; their scenes are what is in the file."""
+    answer: Any = routes["findings"]({})
+    return {"findings": [{**found, "scene": _scene(found["scene"], window)} for found in answer["findings"]]}
+
+
+def _scene(scene: dict[str, Any], window: Window) -> dict[str, Any]:
+    def is_inside(one: Mapping[str, Any]) -> bool:
+        overlaps = one["start_ns"] < window.end and one["start_ns"] + one["dur_ns"] > window.begin
+        return overlaps and one["rank"] in window.ranks
+
+    begin, end = max(scene["begin_ns"], window.begin), min(scene["end_ns"], window.end)
+    shown = end > begin
+    collective = scene["collective"]
+    return {
+        **scene,
+        "ranks": [rank for rank in scene["ranks"] if rank in window.ranks] or window.ranks[:1],
+        "peers": [rank for rank in scene["peers"] if rank in window.ranks],
+        "begin_ns": begin if shown else window.begin,
+        "end_ns": end if shown else window.end,
+        "slices": [one for one in scene["slices"] if is_inside(one)],
+        "collective": collective if collective and all(map(is_inside, collective["rows"])) else None,
+    }
+
+
+def _slices(session: Session, window: Window) -> dict[str, Any]:
+    """The slices as columns, in drawing order. Times and ids are differences to the row before, references differences
+    to the row's own id: the numbers are small then, and the file is a third smaller."""
+    ranks = ", ".join(map(str, window.ranks)) or "NULL"
+    with session.drawing() as run:
+        rows = run.records(
+            f"""
+            SELECT s.rank, s.segment, s.track, s.depth, s.id, s.name, s.category, s.start_ns, s.dur_ns, s.self_ns,
+                   s.step, s.bytes, s.device IS NOT NULL AS on_device, s.launch, s.op, s.python, s.module, s.parent,
+                   e.args
+            FROM (SELECT * FROM slices WHERE rank IN ({ranks}) AND {_overlaps(window.begin, window.end)}) s
+            LEFT JOIN events e ON e.rank = s.rank AND e.segment = s.segment AND e.id = s.id
+            ORDER BY s.rank, s.segment, s.track, s.depth, s.start_ns
+            """
+        )
+    kinds: dict[tuple[int, int], dict[int, int]] = {}
+    for rank, segment in {(row["rank"], row["segment"]) for row in rows}:
+        lanes = session.lanes(rank, segment)
+        kinds[rank, segment] = dict(zip(lanes.id.tolist(), lanes.kind.tolist(), strict=True))
+    columns: dict[str, list[Any]] = {
+        name: [row[name] for row in rows]
+        for name in ("rank", "segment", "track", "depth", "dur_ns", "self_ns", "step", "bytes")
+    }
+    columns |= {name: _differences([row[name] for row in rows]) for name in ("id", "start_ns")}
+    for name in _REFERENCES:
+        columns[name] = [None if row[name] is None else row["id"] - row[name] for row in rows]
+    columns["on_device"] = [int(row["on_device"]) for row in rows]
+    columns["kind"] = [kinds[row["rank"], row["segment"]].get(row["id"], 0) for row in rows]
+    columns["args"] = [json.loads(row["args"]) if row["args"] else None for row in rows]
+    texts: dict[str, int] = {}
+    for name in ("name", "category"):
+        columns[name] = [texts.setdefault(row[name] or "", len(texts)) for row in rows]
+    return {"slices": columns, "texts": list(texts)}
+
+
+def _differences(values: list[int]) -> list[int]:
+    found: list[int] = np.diff(np.array(values, dtype=np.int64), prepend=0).tolist()
+    return found
+
+
+def _communication(session: Session, rank: int, window: Window) -> dict[str, Any]:
+    """The track of a rank's collectives."""
+    lanes = session.communication(rank)
+    here = np.flatnonzero((lanes.start < window.end) & (lanes.start + lanes.duration > window.begin))
+    row = np.zeros(len(lanes.start), dtype=np.int64)
+    for _, number, first, last in lanes.lanes.tolist():
+        row[first:last] = number
+    segments = lanes.segment if lanes.segment is not None else np.zeros(len(lanes.start), dtype=np.int64)
+    return {
+        "track": COMMUNICATION,
+        "start_ns": lanes.start[here].tolist(),
+        "dur_ns": lanes.duration[here].tolist(),
+        "id": lanes.id[here].tolist(),
+        "segment": segments[here].tolist(),
+        "depth": row[here].tolist(),
+        "kind": lanes.kind[here].tolist(),
+        "name": [lanes.names[number] for number in lanes.name[here].tolist()],
+    }
+
+
+def _activity(session: Session, rank: int, window: Window) -> dict[str, list[list[int]]]:
+    """The intervals of each class, and of what was recorded: start and end."""
+    activity = {name: getattr(session.activity(rank), name) for name in ACTIVITIES}
+    activity["recorded"] = session.rank_time(rank).recorded
+    whole = Intervals(np.array([window.begin], dtype=np.int64), np.array([window.end], dtype=np.int64))
+    return {name: [edges.tolist() for edges in intersect(parts, whole)] for name, parts in activity.items()}
+
+
+def _counters(
+    session: Session, routes: Mapping[str, Route], rank: int, window: Window
+) -> dict[str, dict[str, list[float]]]:
+    """The points of each counter in the window, and the last one before it."""
+    found = {}
+    known: Any = routes["counters"]({"rank": str(rank)})
+    for counter in known["counters"]:
+        times, values = counters.series(session, rank, counter["name"])
+        first, last = np.searchsorted(times, [window.begin, window.end])
+        part = slice(max(int(first) - 1, 0), int(last))
+        found[counter["name"]] = {"time": times[part].tolist(), "value": values[part].tolist()}
+    return found
+
+
+def _collectives(session: Session, routes: Mapping[str, Route], window: Window) -> dict[str, Any]:
+    """The collectives that a rank of the file has in the window, each on all its ranks; and which one a slice is of."""
+    answers: list[Any] = []
+    of: dict[str, int] = {}
+    with session.database() as run:
+        rows = run.collectives
+    inside = (rows.start < window.end) & (rows.end > window.begin) & np.isin(rows.rank, window.ranks)
+    for at in np.flatnonzero(inside).tolist():
+        key = {"rank": int(rows.rank[at]), "segment": int(rows.segment[at]), "id": int(rows.slice[at])}
+        if _key(key) in of:
+            continue
+        answer: Any = routes["collective"]({name: str(value) for name, value in key.items()})
+        for member in answer["rows"]:
+            of[_key(member)] = len(answers)
+        answers.append(answer)
+    return {"answers": answers, "of": of}
+
+
+def _key(slice: Mapping[str, Any]) -> str:
+    return f"{slice['rank']}/{slice['segment']}/{slice['id']}"
+
+
+_IMPORT = re.compile(r'(?P<before>\bfrom |\bimport |\bimport\()"(?P<path>\.{1,2}/[^"]+)"')
+
+
+def _html(data: str) -> str:
+    """The page with everything that it loads inside it.
+
+    A module cannot load another one from a disk. So every module is a data: URL here, an import map gives these URLs
+    names, and the modules' imports are rewritten to the names.
+    """
+    files = {name: content.decode() for name, (content, kind) in static_files().items()}
+    imports = {
+        f"rankscope/{name}": _data_url("text/javascript", _renamed(name, text))
+        for name, text in files.items()
+        if name.endswith(".js")
+    }
+    scripts = (
+        f'<script type="importmap">{json.dumps({"imports": imports})}</script>\n'
+        f'<script type="text/plain" id="shared-file">{data}</script>\n'
+        '<script type="module">import "rankscope/js/main.js";</script>'
+    )
+    charset = '<meta charset="utf-8">'
+    policy = f'<meta http-equiv="Content-Security-Policy" content="{_CSP}">'
+    page = files["index.html"].replace(charset, f"{charset}\n{policy}")
+    page = page.replace('href="icon.svg"', f'href="{_data_url("image/svg+xml", files["icon.svg"])}"')
+    page = re.sub(
+        r'<link rel="stylesheet" href="([^"]+)">', lambda match: f"<style>\n{files[match[1]]}</style>", page
+    )
+    return page.replace('<script type="module" src="js/main.js"></script>', scripts)
+
+
+def _renamed(name: str, text: str) -> str:
+    """A module with the names of the import map in place of relative paths."""
+    folder = posixpath.dirname(name)
+
+    def rename(match: re.Match[str]) -> str:
+        return f'{match["before"]}"rankscope/{posixpath.normpath(posixpath.join(folder, match["path"]))}"'
+
+    return _IMPORT.sub(rename, text)
+
+
+def _data_url(kind: str, text: str) -> str:
+    return f"data:{kind};base64,{base64.b64encode(text.encode()).decode()}"

@@ -1,0 +1,108 @@
+// Arrows over the tracks: from callers to what they launch, and a collective on all its ranks with the arrival of the last.
+
+import { time } from "./format.js";
+import { COMMUNICATION, GUTTER, HEADER, LANE, rankName, trackKey } from "./layout.js";
+import { MONO } from "./palette.js";
+
+const DOT = 4; // radius, px
+
+/** Where a track is drawn; in the row of its folded group or of its rank where it is not.
+ * @param {import("./layout.js").Row[]} rows @param {number} rank @param {{ segment: number, track: number }} track */
+function rowOf(rows, rank, track) {
+  const mine = rows.filter((row) => row.rank === rank);
+  const key = trackKey(rank, track);
+  return mine.find((row) => row.type === "track" && trackKey(rank, row.track) === key) ?? mine.find((row) => row.type === "rank");
+}
+
+/** @param {CanvasRenderingContext2D} g @param {import("./timeline.js").Timeline} timeline @param {import("./layout.js").Row[]} rows */
+export function drawArrows(g, timeline, rows) {
+  const chain = timeline.arrows.slice(1).map((point, at) => [timeline.arrows[at], point]);
+  const pairs = [...chain, ...timeline.flows];
+  if (!pairs.length) return;
+  /** @type {Map<string, import("./layout.js").Row | undefined>} */
+  const known = new Map();
+  /** @param {import("./timeline.js").Point} point */
+  const place = (point) => {
+    const key = trackKey(point.rank, point);
+    if (!known.has(key)) known.set(key, rowOf(rows, point.rank, point));
+    const row = known.get(key);
+    return row && { x: timeline.x(point.start, point.rank), y: row.y + (row.type === "track" ? point.row * LANE : 0) + LANE / 2 };
+  };
+  g.strokeStyle = timeline.app.palette.text.accent;
+  g.lineWidth = 1.5;
+  for (const [from, to] of pairs) {
+    const [a, b] = [place(from), place(to)];
+    if (a && b) curve(g, a.x, a.y, b.x, b.y, Math.min(30, Math.abs(b.x - a.x) / 2 + 8));
+  }
+}
+
+/** @param {CanvasRenderingContext2D} g @param {number} x @param {number} y @param {number} toX @param {number} toY @param {number} bend */
+function curve(g, x, y, toX, toY, bend) {
+  g.beginPath();
+  g.moveTo(x, y);
+  g.bezierCurveTo(x + bend, y, toX - bend, toY, toX, toY);
+  g.stroke();
+}
+
+/** A dot where each rank arrives, arrows from the last to those that wait for it, and a line at its arrival.
+ * @param {CanvasRenderingContext2D} g @param {import("./timeline.js").Timeline} timeline
+ * @param {import("./layout.js").Row[]} rows @param {import("./layout.js").Row[]} shown the visible ones */
+export function drawCollective(g, timeline, rows, shown) {
+  const collective = timeline.peers ?? timeline.app.scene?.collective;
+  const last = collective?.rows.find((row) => row.rank === collective.last);
+  if (!collective || !last) return;
+  const { text } = timeline.app.palette;
+  const inView = new Set(shown.map((row) => row.rank));
+  const places = collective.rows.filter((row) => inView.has(row.rank)).flatMap((row) => {
+    const place = rowOf(rows, row.rank, COMMUNICATION);
+    return place ? [{ ...row, x: timeline.x(row.start_ns, row.rank), top: place.y, middle: place.y + (place.type === "rank" ? HEADER : LANE) / 2, bottom: place.y + (place.type === "rank" ? HEADER : LANE) }] : [];
+  });
+  const x = timeline.x(last.start_ns, last.rank);
+  const from = places.find((place) => place.rank === last.rank);
+  g.save();
+  g.beginPath();
+  g.rect(GUTTER, 0, timeline.width, 1e6);
+  g.clip();
+  g.lineWidth = 1.5;
+  for (const place of places) {
+    if (place.rank === last.rank) continue;
+    g.strokeStyle = g.fillStyle = text.accent;
+    if (from) {
+      const [start, end] = place.top > from.top ? [from.bottom, place.top + 3] : [from.top, place.bottom - 3];
+      g.beginPath();
+      g.moveTo(x, start);
+      g.bezierCurveTo(x + 26, start + (end - start) * 0.4, x + 26, end - (end - start) * 0.3, x, end);
+      g.stroke();
+    }
+    g.beginPath();
+    g.arc(place.x, place.middle, DOT, 0, 2 * Math.PI);
+    g.fill();
+  }
+  const bottom = Math.max(...places.map((place) => place.bottom), 0);
+  if (places.length) drawArrival(g, timeline, `${rankName(last.rank)} arrives ${time(last.arrives_ns)} after the first`, x, bottom);
+  g.restore();
+}
+
+/** @param {CanvasRenderingContext2D} g @param {import("./timeline.js").Timeline} timeline @param {string} label @param {number} x @param {number} bottom */
+function drawArrival(g, timeline, label, x, bottom) {
+  const { text } = timeline.app.palette;
+  g.strokeStyle = text.bad;
+  g.setLineDash([4, 3]);
+  g.beginPath();
+  g.moveTo(x, timeline.box.scrollTop);
+  g.lineTo(x, bottom + 4);
+  g.stroke();
+  g.setLineDash([]);
+  g.font = `600 ${MONO}`;
+  const late = x - GUTTER > timeline.width * 0.55;
+  const wide = g.measureText(label).width;
+  const left = late ? x - 8 - wide : x + 8;
+  g.fillStyle = text.bg;
+  g.globalAlpha = 0.85;
+  g.fillRect(left - 4, bottom + 3, wide + 8, 16);
+  g.globalAlpha = 1;
+  g.fillStyle = text.bad;
+  g.textAlign = "left";
+  g.textBaseline = "middle";
+  g.fillText(label, left, bottom + 11);
+}
