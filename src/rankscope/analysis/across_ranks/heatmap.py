@@ -63,11 +63,11 @@ class RankTime:
 
     def shares(self, edges: Ints) -> Shares:
         """One row for each class, one column for each interval between two edges."""
-        return np.stack([_share(getattr(self, name), edges) for name in CLASSES])
+        return np.stack([share_of(getattr(self, name), edges) for name in CLASSES])
 
     def unrecorded(self, edges: Ints) -> Shares:
         """The share of each interval between two edges in which nothing was recorded."""
-        return 1 - _share(self.recorded, edges)
+        return 1 - share_of(self.recorded, edges)
 
     @property
     def idle_ns(self) -> int:
@@ -79,7 +79,8 @@ class RankTime:
         return length(subtract(here, join(self.compute, self.comm, self.copy)))
 
 
-def _share(parts: Intervals, edges: Ints) -> Shares:
+def share_of(parts: Intervals, edges: Ints) -> Shares:
+    """The share of each interval between two edges that lies in a set."""
     share: Shares = np.diff(covered_before(parts, edges)) / np.maximum(np.diff(edges), 1)
     return share
 

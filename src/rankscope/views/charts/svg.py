@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from rankscope.views.charts.theme import var
@@ -13,18 +14,6 @@ CHARACTER = 0.62
 
 def text_width(text: str, size: float = 11) -> float:
     return len(text) * size * CHARACTER
-
-
-def fill_of(colour: str) -> str:
-    """'comm' is striped, so that it can be told apart without colour."""
-    return "url(#stripes)" if colour == "comm" else var(colour)
-
-
-STRIPES = (
-    '<defs><pattern id="stripes" width="5" height="5" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
-    f'<rect width="5" height="5" fill="{var("comm")}"/>'
-    f'<rect width="1.2" height="5" fill="{var("comm-2")}"/></pattern></defs>'
-)
 
 
 @dataclass
@@ -49,14 +38,14 @@ class Drawing:
         tip: str | None = None,
         **more: object,
     ) -> None:
-        self._add("rect", tip, x=x, y=y, width=max(width, 0.0), height=height, fill=fill_of(colour), **more)
+        self._add("rect", tip, x=x, y=y, width=max(width, 0.0), height=height, fill=var(colour), **more)
 
     def line(self, x1: float, y1: float, x2: float, y2: float, colour: str, **more: object) -> None:
         self._add("line", None, x1=x1, y1=y1, x2=x2, y2=y2, stroke=var(colour), **more)
 
     def path(self, d: str, colour: str, tip: str | None = None, **more: object) -> None:
         """A filled shape."""
-        self._add("path", tip, d=d, fill=fill_of(colour), **more)
+        self._add("path", tip, d=d, fill=var(colour), **more)
 
     def polyline(
         self, points: list[tuple[float, float]], colour: str, tip: str | None = None, **more: object
@@ -89,15 +78,14 @@ class Drawing:
         self.parts.append(f"<text{attributes(values | more)}>{escape(text)}</text>")
 
     def body(self) -> str:
-        content = "".join(self.parts)
-        return (STRIPES if "url(#stripes)" in content else "") + content
+        return "".join(self.parts)
 
 
 def _n(value: float) -> str:
     return f"{value:.1f}".removesuffix(".0")
 
 
-def step_path(x: list[float], top: list[float], bottom: list[float]) -> str:
+def step_path(x: Sequence[float], top: list[float], bottom: list[float]) -> str:
     """The area between two step functions over the intervals of `x`. Equal neighbours become one rectangle."""
     runs = [(x[i], x[i + 1], top[i], bottom[i]) for i in range(len(top)) if bottom[i] - top[i] > 0.01]
     pieces: list[str] = []
