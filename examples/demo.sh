@@ -7,6 +7,7 @@ cd "$(dirname "$0")/.."
 rm -rf demo
 mkdir -p demo
 
+export OMP_NUM_THREADS=1 # torchrun would say that it sets it
 say() { printf '\n$ %s\n' "$*"; "$@"; }
 
 cat <<END

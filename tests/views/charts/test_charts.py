@@ -17,6 +17,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -262,8 +263,8 @@ LEVELS = st.lists(st.integers(0, 3), min_size=1, max_size=12)
 
 @given(LEVELS)
 def test_step_path_covers_what_it_should(levels: list[int]) -> None:
-    x = [float(at) for at in range(len(levels) + 1)]
-    path = step_path(x, [10.0 - level for level in levels], [10.0] * len(levels))
+    x = np.arange(len(levels) + 1, dtype=float)
+    path = step_path(x, 10.0 - np.array(levels), np.full(len(levels), 10.0))
     area = 0.0
     for left, top, right, bottom in re.findall(r"M([\d.]+) ([\d.]+)H([\d.]+)V([\d.]+)H[\d.]+z", path):
         area += (float(right) - float(left)) * (float(bottom) - float(top))

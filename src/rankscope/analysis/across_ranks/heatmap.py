@@ -113,7 +113,9 @@ def _of_rank(
     return RankTime(rank, sets.compute, sets.exposed_comm, sets.exposed_copy, on_host, recorded)
 
 
-_EDGES = 257
+MAP_INTERVALS = 256
+"""The resolution of what the store keeps of a rank's time."""
+_EDGES = MAP_INTERVALS + 1
 _RANKS_AT_ONCE = 64
 """Bounds the memory: events are loaded for this many ranks at a time."""
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from rankscope.analysis.across_ranks.heatmap import (
     CLASSES,
+    MAP_INTERVALS,
     Shares,
     buckets,
     rank_times,
@@ -21,6 +22,7 @@ from rankscope.analysis.across_ranks.heatmap import (
 from rankscope.analysis.core.intervals import EMPTY, Intervals, intersect, length, subtract
 from rankscope.analysis.core.result import Result
 from rankscope.analysis.core.scope import Scope, steps_in_scope
+from rankscope.analysis.core.step_times import recordings
 from rankscope.analysis.within_rank.breakdown import exposed_wait_times
 from rankscope.store.run import Run
 from rankscope.units import format_ns
@@ -32,6 +34,8 @@ from rankscope.views.charts.svg import Drawing, step_path, text_width
 _MOST_ROWS = 128
 """Of more ranks, those of a node share a row; the late ones have their own, above."""
 _MOST_LATE_ROWS = 16
+_MOST_EXACT = 32
+"""More ranks are drawn from what the store keeps of each, not from their events."""
 _MOST_CELLS = 26_000
 """Rows times intervals: keeps the report small."""
 _TALLEST = 1100.0
@@ -100,13 +104,11 @@ def fill_shares(
 ) -> None:
     """Fill each interval from below. Shares are rounded to tenths, so that neighbours merge into one shape."""
     levels = max(2, min(10, round(thick)))
-    floor = [y + thick] * (len(x) - 1)
+    places = np.asarray(x)
+    floor = np.full(len(places) - 1, y + thick)
     for key, shares in zip(KEYS, rows, strict=False):
-        ceiling = [
-            max(y, base - thick * round(share * levels) / levels)
-            for base, share in zip(floor, shares, strict=True)
-        ]
-        path = step_path(x, ceiling, floor)
+        ceiling = np.maximum(y, floor - thick * np.round(np.asarray(shares) * levels) / levels)
+        path = step_path(places, ceiling, floor)
         if path:
             drawing.path(path, key.colour, pointer_events="none")
         floor = ceiling
@@ -149,8 +151,9 @@ def _between(recorded: Intervals, low: int, high: int) -> list[tuple[int, int]]:
 def rank_heatmap(run: Run, scope: Scope, alarming: Collection[int] = ()) -> Chart:
     """The chart of a run; labels of `alarming` ranks are bold."""
     ranks = [rank for rank in run.ranks if scope.ranks is None or rank in scope.ranks]
-    if len(ranks) > _MOST_ROWS:
-        return _bucketed(run, scope, ranks, alarming)
+    whole = all(len(recordings(run)[rank].start) <= 1 for rank in ranks)
+    if len(ranks) > _MOST_ROWS or (len(ranks) > _MOST_EXACT and whole):
+        return _from_maps(run, scope, ranks, alarming)
     times = [time for time in rank_times(run, scope, ranks) if time.bounds]
     if not times:
         raise _empty(scope)
@@ -194,18 +197,26 @@ def _steps(run: Run, scope: Scope, rank: int, low: int, high: int) -> tuple[list
     return steps, f"; step marks of rank {rank}" if steps else ""
 
 
-def _bucketed(run: Run, scope: Scope, ranks: Sequence[int], alarming: Collection[int]) -> Chart:
-    """The chart of many ranks: the late ones first, then the mean of each node or of neighbouring ranks."""
+def _from_maps(run: Run, scope: Scope, ranks: Sequence[int], alarming: Collection[int]) -> Chart:
+    """The chart of many ranks, from what the store keeps of each. Of more than _MOST_ROWS ranks: the late ones first,
+    then the mean of each node or of neighbouring ranks."""
     maps = time_maps(run, scope)
     known = [rank for rank in ranks if rank in maps]
     if not known:
         raise _empty(scope)
-    late = [rank for rank in known if rank in alarming][:_MOST_LATE_ROWS]
-    groups = {f"rank {rank}": [rank] for rank in late} | buckets(run, known, _MOST_ROWS - _MOST_LATE_ROWS)
+    shown = [rank for rank in known if rank in alarming][:_MOST_LATE_ROWS]
+    shared: dict[str, list[int]] = {}
+    row_note = ""
+    if len(known) > _MOST_ROWS:
+        shared = buckets(run, known, _MOST_ROWS - _MOST_LATE_ROWS)
+        row_note = f"; {len(known)} ranks in {len(shared)} rows" + "; late ranks above" * bool(shown)
+    else:
+        shown = known
+    groups = {f"rank {rank}": [rank] for rank in shown} | shared
     begins = {rank: run.origin_ns(rank) for rank in known}
     low = min(maps[rank].low + begins[rank] for rank in known)
     high = max(maps[rank].high + begins[rank] for rank in known)
-    intervals = int(np.clip(_MOST_CELLS // len(groups), 48, 480))
+    intervals = int(np.clip(_MOST_CELLS // len(groups), 48, MAP_INTERVALS))
     edges = np.linspace(low, high, intervals + 1).astype(np.int64)
     waiting = exposed_wait_times(run, scope)
     rows = []
@@ -225,8 +236,8 @@ def _bucketed(run: Run, scope: Scope, ranks: Sequence[int], alarming: Collection
         times = [compute, comm - wait, wait, copy, np.mean([one.idle_ns for one in own])]
         whose = label if len(members) == 1 else f"{label}: mean of {len(members)} ranks"
         tip = tip_of(whose, [max(0.0, float(time)) for time in times])
-        rows.append(Row(label, shares.tolist(), tip, label == f"rank {members[0]}"))
+        is_late = label not in shared and members[0] in alarming
+        rows.append(Row(label, shares.tolist(), tip, is_late))
     steps, step_note = _steps(run, scope, known[0], low, high)
-    shown = f"{len(known)} ranks in {len(groups) - len(late)} rows" + "; late ranks above" * bool(late)
     what = _activity(all(maps[rank].on_host for rank in known))
-    return heatmap(_TITLE, f"{scope.window}; {what}; {shown}{step_note}", rows, edges.tolist(), steps)
+    return heatmap(_TITLE, f"{scope.window}; {what}{row_note}{step_note}", rows, edges.tolist(), steps)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
 
 from rankscope.views.charts.theme import var
 from rankscope.views.escape import attributes, escape
+
+Floats = NDArray[np.float64]
 
 CHARACTER = 0.62
 """Average width of a character relative to the font size; that of DejaVu Sans, the widest of the fallback fonts."""
@@ -85,16 +89,15 @@ def _n(value: float) -> str:
     return f"{value:.1f}".removesuffix(".0")
 
 
-def step_path(x: Sequence[float], top: list[float], bottom: list[float]) -> str:
+def step_path(x: Floats, top: Floats, bottom: Floats) -> str:
     """The area between two step functions over the intervals of `x`. Equal neighbours become one rectangle."""
-    runs = [(x[i], x[i + 1], top[i], bottom[i]) for i in range(len(top)) if bottom[i] - top[i] > 0.01]
-    pieces: list[str] = []
-    at = 0
-    while at < len(runs):
-        left, right, high, low = runs[at]
-        at += 1
-        while at < len(runs) and runs[at][0] == right and runs[at][2:] == (high, low):
-            right = runs[at][1]
-            at += 1
-        pieces.append(f"M{_n(left)} {_n(high)}H{_n(right)}V{_n(low)}H{_n(left)}z")
-    return "".join(pieces)
+    shown = bottom - top > 0.01
+    new = shown.copy()
+    new[1:] &= ~(shown[:-1] & (top[1:] == top[:-1]) & (bottom[1:] == bottom[:-1]))
+    first = np.flatnonzero(new)
+    ends = np.flatnonzero(shown & np.append(new[1:] | ~shown[1:], True))
+    columns = (x[first], x[ends + 1], top[first], bottom[first])
+    return "".join(
+        f"M{_n(left)} {_n(high)}H{_n(right)}V{_n(low)}H{_n(left)}z"
+        for left, right, high, low in zip(*(column.tolist() for column in columns), strict=True)
+    )

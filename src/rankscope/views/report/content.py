@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from rankscope.analysis.across_ranks.step_picture import step_picture
 from rankscope.analysis.core.ceilings import device_names
 from rankscope.analysis.core.result import SEVERITIES, Finding, Found, Result, Severity
+from rankscope.analysis.core.rollups import are_worth_it
 from rankscope.analysis.core.scope import Scope, step_numbers
 from rankscope.analysis.core.step_times import run_step_times
 from rankscope.analysis.diff.two_runs import by_unit
@@ -398,7 +399,8 @@ def _subtitle(run: Run, scope: Scope) -> str:
     if scope.steps is None:
         parts.append("whole file")
     parts += sorted(set(device_names(run, scope).values()) - {""})
-    if any(entry.format in TIMELINE_FORMATS for entry in run.segments):
+    # The checks of a large run would take as long as all reports together.
+    if any(entry.format in TIMELINE_FORMATS for entry in run.segments) and not are_worth_it(run):
         parts.append(f"trace grade {grade([finding.severity for finding in doctor(run, Scope()).findings])}")
     return " · ".join(parts)
 
