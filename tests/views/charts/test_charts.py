@@ -298,8 +298,9 @@ def test_heatmap_of_many_ranks_stays_small(ranks: int) -> None:
 
 
 @pytest.mark.parametrize("name", CHARTS)
-def test_every_chart_of_a_real_run(name: str, open_real: Callable[[Path], Run]) -> None:
-    run = open_real(DATA / "seqpar-gloo4-slow2")
+@pytest.mark.parametrize("data", ["seqpar-gloo4-slow2", "gpt-h200-stack"])
+def test_every_chart_of_a_real_run(name: str, data: str, open_real: Callable[[Path], Run]) -> None:
+    run = open_real(DATA / data)
     try:
         chart = CHARTS[name].make(run, Scope())
     except NothingToDrawError as nothing:
@@ -308,6 +309,8 @@ def test_every_chart_of_a_real_run(name: str, open_real: Callable[[Path], Run]) 
     well_formed(chart.svg())
     assert chart.png(zoom=0.3).startswith(PNG_SIGNATURE)
     assert overlapping(chart) == []
+    beside = [text for _, _, anchor, text in labels_of(chart) if anchor == "end"]
+    assert len(set(beside)) == len(beside), "no two rows or ticks have the same label"
 
 
 def test_heatmap_shows_who_computes(open_real: Callable[[Path], Run]) -> None:

@@ -16,6 +16,8 @@ TOP = 15
 _MOST_ROWS = 512
 _VISIBLE = 0.005
 """Curves below this share of the highest are left out: they would lie on the axis."""
+_NAMES = ("name", "kind", "family", "phase", "key", "what", "op")
+_PLACES = ("rank", "shape", "module", "source", "within")
 _FLAT = 0.3
 """Step times that differ by less than this share are drawn from the lowest on, or their spread would be flat."""
 _STEP_RANGE = re.compile(r"ProfilerStep#\d+$")
@@ -177,12 +179,11 @@ def _note(row: Row, measure: tuple[str, str, str]) -> str:
 
 
 def name_columns(result: Result) -> tuple[str, ...]:
-    """The columns that identify a row: the one with names, and rank, shape, module or source."""
-    names = [c.name for c in result.columns if c.name in ("name", "kind", "family", "phase", "key", "what")]
-    names = names or [field.name for field in fields(result) if field.kind == "text"][:1]
-    return tuple(c.name for c in result.columns if c.name in ("rank", "shape", "module", "source")) + tuple(
-        names[-1:]
-    )
+    """The columns that identify a row: rank, shape, module, source or place, and last the one with names."""
+    columns = [column.name for column in result.columns]
+    names = [name for name in _NAMES if name in columns]
+    names = names or [field.name for field in fields(result) if field.kind == "text"]
+    return (*(name for name in columns if name in _PLACES), *names[:1])
 
 
 def measure_column(result: Result) -> tuple[str, str, str]:
@@ -218,10 +219,6 @@ def steps(result: Result) -> Chart:
     middle = [(step, own[len(own) // 2][0]) for step, own in ordered.items()]
     median = Line("median rank" if len(ranks) > 1 else f"rank {min(ranks)}", middle)
     subtitle = f"{result.window}; host and GPU"
-    if len(ranks) == 1:
-        return lines(
-            result.name, "Step times", subtitle, [median], ("Step", ""), ("Duration", "ns"), whole_x=True
-        )
     spreads = [
         Spread(
             step,
@@ -242,7 +239,7 @@ def steps(result: Result) -> Chart:
         [median],
         ("Step", ""),
         ("Duration", "ns"),
-        spreads=Spreads(f"fastest to slowest of {len(ranks)} ranks", spreads),
+        spreads=Spreads(f"fastest to slowest of {len(ranks)} ranks", spreads) if len(ranks) > 1 else None,
         whole_x=True,
         from_zero=from_zero,
     )

@@ -46,6 +46,7 @@ _WHATIF = {
     "syncs gone": "--no-sync",
 }
 """The options of `whatif` for remedies that name no rank or kernel."""
+_OF_COMMUNICATION = ("transfer_pct", "exposed_wait_pct")
 CHANGES = "What changed"
 """The topic of the comparison with another run."""
 
@@ -228,7 +229,12 @@ def _headline(request: Request, found: list[Found], overview: Result) -> Headlin
     share = worst.cost_ns / step_ns if worst.cost_ns and step_ns else None
     return Headline(
         title,
-        " ".join(map(sentence, filter(None, (rest and f"Cause: {rest}", worst.evidence)))),
+        " ".join(
+            map(
+                sentence,
+                filter(None, (f"Cause: {rest}" if worst.fact("cause") and rest else rest, worst.evidence)),
+            )
+        ),
         f"-{100 * share:.0f} %" if share is not None and share <= 1 else "",
         saving(worst.cost_ns, step_ns),
         is_worse=True,
@@ -423,7 +429,7 @@ def _figures(overview: Result, steps: list[float]) -> list[Figure]:
         ("exposed_wait_pct", "waiting for another rank", "wait"),
         ("idle_pct", "idle", "idle"),
     ):
-        if facts[name] is not None:
+        if facts[name] is not None and (facts["exposed_comm_pct"] or name not in _OF_COMMUNICATION):
             figures.append(Figure(f"{facts[name]:.1f} %", label, colour))
     shares = [row["mfu_pct"] for row in overview.rows if row["mfu_pct"] is not None]
     if shares:
