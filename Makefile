@@ -2,15 +2,17 @@
 # (tests/install-packages.sh, which prints their names).
 PYTHON ?= python3
 BIN := .venv/bin
+DEMO := .venv/.demo
 STAMP := .venv/.installed
 TOOLS := .venv/.test-tools
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: help demo test tests test-fast test-all test-times coverage sanitize faults check bench bench-check exam docs clean
+.PHONY: help demo pictures test tests test-fast test-all test-times coverage sanitize faults check bench bench-check exam docs clean
 .DEFAULT_GOAL := help
 
 help:
-	@echo "make demo       two ranks train under rankscope profile, then tables and report.html"
+	@echo "make demo       four ranks train under rankscope profile, one of them slow: who, and why; under a minute"
+	@echo "make pictures   the pictures of README.md and docs, from make demo"
 	@echo "make test       every check and the tests (what CI runs)"
 	@echo "make test-fast  the quick tests, in about a minute"
 	@echo "make test-all   make test, and more variations of its slow tests (tests/thorough.txt)"
@@ -23,6 +25,12 @@ help:
 	@echo "make exam       plant faults in jobs and score the findings (docs/accuracy.md); under 25 minutes"
 	@echo "make docs       regenerate docs/commands.md, docs/store.md, the import graph and the notebook; build site/"
 
+# Only what the demo needs. What the tests need as well comes with make test.
+$(DEMO): pyproject.toml
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable . torch==2.13.0
+	@touch $@
+
 $(STAMP): pyproject.toml tests/requirements-torch.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
@@ -34,8 +42,11 @@ $(TOOLS): $(STAMP) tests/install-packages.sh tests/integration/install-nsight.sh
 	tests/integration/install-nsight.sh .venv/nsight
 	@touch $@
 
-demo: $(STAMP)
+demo: $(if $(wildcard $(STAMP)),$(STAMP),$(DEMO))
 	@PATH="$(CURDIR)/$(BIN):$$PATH" ./examples/demo.sh
+
+pictures: $(TOOLS) demo
+	$(BIN)/python docs/pictures.py
 
 # The checks use one core, and the tests that start jobs wait a third of their time: both run at once.
 test: $(TOOLS)

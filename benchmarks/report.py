@@ -66,7 +66,7 @@ def each_report(ranks: int, events: str) -> None:
     from rankscope.views.report.content import report_order
 
     run = Run(ingest([traces(ranks, events)]))
-    for name in report_order():
+    for name, _ in report_order():
         before, cpu = time.perf_counter(), time.process_time()
         rows = len(REPORTS[name].analyse(run, Scope(), None).rows)
         print(

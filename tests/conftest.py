@@ -7,6 +7,7 @@ import lzma
 import os
 import shutil
 import signal
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -113,6 +114,29 @@ def chromium() -> Iterator[Any]:
         browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
         yield browser
         browser.close()
+
+
+@pytest.fixture(scope="session")
+def accessibility_faults() -> Callable[[Any], list[str]]:
+    """The serious and critical findings of axe-core on a page of playwright; npm installs axe-core into .venv."""
+    script = ROOT / ".venv" / "js" / "node_modules" / "axe-core" / "axe.min.js"
+    if not script.is_file():
+        npm = shutil.which("npm")
+        install = ["install", "--silent", "--no-audit", "--no-fund", "--prefix", str(ROOT / ".venv" / "js")]
+        if npm is None or subprocess.run([npm, *install, "axe-core@4"], check=False).returncode:
+            pytest.skip("needs axe-core (npm)")
+    axe = script.read_text(encoding="utf-8")
+
+    def faults(page: Any) -> list[str]:
+        page.evaluate(axe)
+        found = page.evaluate("axe.run().then(result => result.violations)")
+        return [
+            f"{one['id']} ({one['impact']}): {one['help']}: {one['nodes'][0]['html'][:120]}"
+            for one in found
+            if one["impact"] in ("serious", "critical")
+        ]
+
+    return faults
 
 
 def slice_event(name: str, ts: float, dur: float, *, cat: str = "cpu_op", **fields: Any) -> dict[str, Any]:

@@ -332,7 +332,7 @@ class OpenRun:
         return self._ask(REPORTS["phases"], None, ranks, steps, top)
 
     def launches(self, *, ranks: Ranks = None, steps: Steps = None, top: int | None = None) -> Answer:
-        """Is the host ahead of the GPU: launch delays and queue depth of each stream?"""
+        """Is the host ahead of the GPU: launch delays, queue depth?"""
         return self._ask(REPORTS["launches"], None, ranks, steps, top)
 
     def short(

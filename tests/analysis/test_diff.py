@@ -15,13 +15,13 @@ import pytest
 
 from conftest import DATA, kernel_event, open_trace, slice_event, write_kineto
 from rankscope.analysis import REPORTS as REPORTS_OF_A_RUN
-from rankscope.analysis.core.result import Row
+from rankscope.analysis.core.result import Result, Row
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.diff.compare import Rules, compare
 from rankscope.analysis.diff.findings import findings
 from rankscope.analysis.diff.permutation import adjusted_p
 from rankscope.analysis.diff.samples import REPORTS, STEP, Measure, Samples, collect
-from rankscope.analysis.diff.two_runs import by_unit, diff, slower_rows
+from rankscope.analysis.diff.two_runs import COLUMNS, by_unit, diff, slower_rows
 from rankscope.bench.synthetic import Plan, Slower, write
 from rankscope.cli import main
 from rankscope.store.ingest import ingest
@@ -164,27 +164,43 @@ def test_a_large_change_with_three_steps_is_likely() -> None:
     assert found.likely and found.rows[0]["verdict"] == "same" and found.rows[0]["p_value"] == 0.1
     (finding,) = findings(found)
     assert finding.severity == "warning" and finding.cost_ns is None
-    assert finding.title == "A step is likely 60.0 % slower; 3 against 3 steps are too few to be sure"
-    assert "Record at least 5 steps" in finding.hint
+    assert finding.title == "A step is 60.0 % slower (3 steps: likely; record 6 to be sure)"
+    assert finding.hint.endswith("rankscope profile --active 6")
     change = finding.fact("change_pct")
     assert change is not None and change.value == pytest.approx(60)
     assert change.row == {"report": "steps", "key": "step"}
     (faster,) = findings(compare(timed(160e6, 210e6, 176e6), timed(100e6, 130e6, 110e6), Rules()))
-    assert faster.severity == "info" and faster.title.startswith("A step likely takes 37.5 % less time")
+    assert faster.severity == "info"
+    assert faster.title == "A step takes 37.5 % less time (3 steps: likely; record 6 to be sure)"
 
 
-@pytest.mark.parametrize(
-    "new", [(102e6, 131e6, 111e6), (90e6, 180e6, 160e6)], ids=["a small change", "values that overlap"]
-)
-def test_what_is_not_likely(new: tuple[float, ...]) -> None:
-    found = compare(timed(100e6, 130e6, 110e6), timed(*new), Rules())
-    assert not found.likely and next(findings(found)).severity == "ok"
+def test_what_is_not_likely() -> None:
+    base = timed(100e6, 130e6, 110e6)
+    small = compare(base, timed(102e6, 131e6, 111e6), Rules())
+    assert not small.likely and next(findings(small)).severity == "ok"
+    overlapping = compare(base, timed(90e6, 180e6, 160e6), Rules())
+    finding = next(findings(overlapping))
+    assert not overlapping.likely and finding.severity == "info"
+    assert finding.title == "A step is 45.5 % slower (3 steps: perhaps noise; record 6 to be sure)"
+
+
+def test_no_large_change_is_called_no_change() -> None:
+    """A change of a half is not 'ok', nor 'same' in the table."""
+    found = compare(timed(210e6, 230e6, 205e6), timed(100e6, 95e6, 130e6), Rules())
+    (finding,) = findings(found)
+    assert finding.title == "A step is 2.1x faster (3 steps: likely; record 6 to be sure)"
+    (table,) = by_unit(Result("diff", "", "", COLUMNS, found.rows))
+    assert found.rows[0]["verdict"] == "same" and table.rows[0]["verdict"] == "unclear"
+    limited = compare(timed(*[100e6] * 6), timed(*[115e6] * 6), Rules(min_change_pct=20))
+    assert next(findings(limited)).title == (
+        "The step time changed by +15.0 %, less than the 20 % that count here"
+    )
 
 
 def test_steps_that_vary_are_likely_slower_too() -> None:
     found = compare(timed(100, 140, 120, 160, 110, 150), timed(150, 190, 140, 200, 145, 180), Rules())
     assert found.rows[0]["verdict"] == "same" and 0.01 < found.rows[0]["p_value"] <= 0.05
-    assert "vary too much to be sure" in next(findings(found)).title
+    assert "(6 steps that vary: likely; record 13 to be sure)" in next(findings(found)).title
 
 
 def test_the_step_time_is_that_of_the_summary(open_real: Callable[[Path], Run]) -> None:
@@ -211,7 +227,7 @@ def test_the_gate_counts_likely_only_when_asked(tmp_path: Path, capsys: pytest.C
     assert main(words) == 0
     printed = capsys.readouterr()
     assert "steps: step: likely +60.0 %, not counted" in printed.err
-    assert "A step is likely 60.0 % slower" in printed.out
+    assert "A step is 60.0 % slower (3 steps: likely; record 6 to be sure)" in printed.out
     assert main([*words, "--fail-on-likely", "--format", "junit"]) == 3
     printed = capsys.readouterr()
     assert "rankscope: steps: step: +60.0 %, over 10%" in printed.err

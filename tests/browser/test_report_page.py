@@ -67,22 +67,93 @@ def test_light_dark_phone_and_paper(chromium: Any, slow2: Path) -> None:
     assert light.background() == "rgb(255, 255, 255)" and dark.background() == "rgb(14, 17, 22)"
     dark.page.click("#theme")
     assert dark.background() == "rgb(255, 255, 255)"
-    fill = "getComputedStyle(document.querySelector('#breakdown svg.chart > rect')).fill"
+    fill = "getComputedStyle(document.querySelector('#breakdown svg.chart rect')).fill"
     assert light.page.evaluate(fill) == "rgb(0, 114, 178)"
     assert dark.page.pdf(format="A4").startswith(b"%PDF-")
     dark.page.emulate_media(media="print", color_scheme="dark")
     assert dark.background() == "rgb(255, 255, 255)", "paper is white"
-    assert (
-        dark.page.locator("#table-overlap th button").first.is_visible()
-        and not dark.page.locator("nav").is_visible()
-    )
     dark.check()
+
+
+def test_the_first_screen_needs_no_scrolling(chromium: Any, slow2: Path) -> None:
+    """Verdict, picture and what to do, at the size of a laptop."""
+    page = Opened(chromium, slow2).page
+    assert page.locator("h1").inner_text().startswith("Rank 2 made 3 others wait")
+    for part in ("h1", ".change", "figure svg", ".do"):
+        box = page.locator(part).locator("visible=true").first.bounding_box()
+        assert box is not None and box["y"] + box["height"] <= WIDE["height"], part
+    assert not page.evaluate(
+        "[...document.querySelectorAll('details')].some(part => part.open && part.matches('.row'))"
+    )
+
+
+def test_parts_open_by_click_link_and_key(chromium: Any, slow2: Path) -> None:
+    opened = Opened(chromium, slow2)
+    page = opened.page
+    assert not page.locator("#table-kernels").is_visible()
+    page.locator("#kernels > summary").click()
+    assert page.locator("#kernels svg.chart").is_visible()
+    page.locator("#finding-1 > summary").focus()
+    page.keyboard.press("Enter")
+    page.click('#finding-1 a[href="#stragglers"]')
+    page.wait_for_function("document.getElementById('stragglers').open")
+    page.click("#unfold")
+    assert page.evaluate("[...document.querySelectorAll('details.row')].every(part => part.open)")
+    page.click("#unfold")
+    assert page.evaluate("![...document.querySelectorAll('details.row')].some(part => part.open)")
+    opened.check()
+
+
+def test_paper_has_everything_and_no_dead_controls(chromium: Any, slow2: Path) -> None:
+    page = Opened(chromium, slow2).page
+    page.emulate_media(media="print")
+    assert page.locator("#table-kernels").is_visible() and page.locator("#stragglers svg.chart").is_visible()
+    assert page.locator("#run-info dl").first.is_visible()
+    assert page.locator(":not(th) > button").locator("visible=true").count() == 0
+    assert (
+        not page.locator("nav").is_visible() and page.locator("#table-kernels th button").first.is_visible()
+    )
+    page.emulate_media(media="screen")
+    page.locator("#table-kernels").wait_for(state="hidden")  # folded as before
+
+
+def test_on_a_phone_the_picture_fits_and_charts_say_that_they_scroll(chromium: Any, slow2: Path) -> None:
+    opened = Opened(chromium, slow2, viewport=PHONE)
+    page = opened.page
+    picture = page.locator("figure svg").locator("visible=true")
+    box = picture.bounding_box()
+    assert (
+        picture.count() == 1
+        and box is not None
+        and box["x"] >= 0
+        and box["x"] + box["width"] <= PHONE["width"]
+    )
+    page.locator("#kernels > summary").click()
+    assert page.locator("#kernels .scroll-hint").is_visible()
+    assert page.evaluate(
+        "(box => box.scrollWidth > box.clientWidth)(document.querySelector('#kernels .wide'))"
+    )
+    opened.check()
+
+
+@pytest.mark.parametrize(
+    "how", [{}, {"color_scheme": "dark"}, {"viewport": PHONE}], ids=["light", "dark", "phone"]
+)
+def test_no_serious_fault_of_accessibility(
+    how: dict[str, Any], chromium: Any, slow2: Path, accessibility_faults: Callable[[Any], list[str]]
+) -> None:
+    page = Opened(chromium, slow2, **how).page
+    assert accessibility_faults(page) == []
+    page.click("#unfold")
+    assert accessibility_faults(page) == []
 
 
 def test_tables_sort_with_the_keyboard_and_copy(chromium: Any, slow2: Path) -> None:
     opened = Opened(chromium, slow2, permissions=["clipboard-read", "clipboard-write"])
     page = opened.page
-    page.eval_on_selector("#breakdown details", "details => { details.open = true }")
+    page.evaluate(
+        "document.querySelectorAll('#breakdown, #breakdown details').forEach(part => { part.open = true })"
+    )
     header = page.locator("#table-breakdown th", has_text="Compute")
     header.locator("button").focus()
     column = header.evaluate("cell => cell.cellIndex")
@@ -107,7 +178,8 @@ def test_tables_sort_with_the_keyboard_and_copy(chromium: Any, slow2: Path) -> N
 
 def test_tooltips_tell_the_figures(chromium: Any, slow2: Path) -> None:
     opened = Opened(chromium, slow2)
-    rank_0 = opened.page.locator("#heatmap svg.chart > rect").nth(4)  # behind the four of the legend
+    opened.page.locator("#heatmap > summary").click()
+    rank_0 = opened.page.locator("#heatmap svg.chart > rect").nth(5)  # behind the five of the legend
     rank_0.scroll_into_view_if_needed()
     # Scrolling takes tooltips away, and is told to the page with the next picture.
     opened.page.evaluate("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
@@ -125,6 +197,7 @@ def test_a_name_with_a_script_stays_text(chromium: Any, tmp_path: Path) -> None:
     opened = Opened(chromium, write_report(run, tmp_path / "evil.html", name=evil))
     opened.check()
     assert opened.page.title() != "owned" and opened.page.locator("img").count() == 0
+    opened.page.click("#unfold")
     assert "document.title='owned'" in opened.page.locator("#kernels").inner_text()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -80,6 +81,24 @@ def test_trainer_callbacks(tmp_path: Path) -> None:
     run(example("trainer_callbacks"), tmp_path)
     for name in ("hf", "lightning"):
         assert steps_of(tmp_path / f"prof-{name}") == {(0, 2), (0, 3), (0, 4)}
+
+
+def test_the_demo_names_the_slow_rank(tmp_path: Path) -> None:
+    """As `make demo` runs it, but without a browser."""
+    shutil.copytree(EXAMPLES, tmp_path / "examples")
+    (tmp_path / "bin").mkdir()
+    for program in ("rankscope", "torchrun", "python"):
+        (tmp_path / "bin" / program).symlink_to(Path(PYTHON).parent / program)
+    for program in ("sh", "rm", "mkdir", "cat", "dirname"):
+        (tmp_path / "bin" / program).symlink_to(shutil.which(program) or "")
+    done = run(["sh", "examples/demo.sh"], tmp_path, env=environment() | {"PATH": str(tmp_path / "bin")})
+    assert "Rank 2 made 3 others wait" in done.stdout and "longer for data" in done.stdout
+    assert "RUN" not in done.stdout and "rankscope stats demo/run -r findings" in done.stdout
+    report = (tmp_path / "demo" / "report.html").read_text(encoding="utf-8")
+    assert "loads data, " in report and "rankscope view demo/run" in report
+    assert not (tmp_path / "demo" / "viewer.png").exists()
+    answered = run([*PROFILE[:-1], "stats", "demo/run", "-r", "stragglers", "--format", "json"], tmp_path)
+    assert json.loads(answered.stdout)["rows"][0]["rank"] == 2
 
 
 @pytest.mark.skipif(

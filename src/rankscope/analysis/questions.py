@@ -36,6 +36,18 @@ from rankscope.analysis.within_rank.short_kernels import short
 from rankscope.analysis.within_rank.syncs import syncs
 from rankscope.store.run import Run
 
+TOPICS = {
+    "Where time goes": (
+        "breakdown", "steps", "overlap", "idle", "gaps", "phases", "launches", "short", "syncs", "dataloader",
+        "families", "kernels", "ops", "api", "memcpy", "annotations",
+    ),
+    "Across ranks": ("stragglers", "collectives", "critical", "bubbles", "clocks", "layout", "groups"),
+    "Efficiency": ("mfu", "roofline", "ncu"),
+    "Memory": ("memory", "allocators", "fragments"),
+    "Health": ("overhead", "flight"),
+}  # fmt: skip
+"""The reports by topic, in the order in which `stats -r list` and the HTML report show them."""
+
 
 def in_window(analyse: Analyse) -> Analyse:
     """The analysis with the window that its scope means in the run, and facts that say where they come from.
@@ -80,7 +92,7 @@ QUESTIONS = {
         Report("phases", "How much is forward, backward, optimizer, recomputation?", phases, finds=True),
         Report(
             "launches",
-            "Is the host ahead of the GPU: launch delays and queue depth of each stream?",
+            "Is the host ahead of the GPU: launch delays, queue depth?",
             launches,
         ),
         Report(
@@ -129,7 +141,7 @@ QUESTIONS = {
         Report("clocks", "How far apart are the clocks of the ranks?", clocks, finds=True),
         Report(
             "layout",
-            "Which rank has which place: pipeline, data, tensor, expert parallel?",
+            "Which rank has which place: pipeline, data, tensor, expert?",
             layout,
             ("rank",),
         ),
@@ -142,7 +154,7 @@ QUESTIONS = {
         Report("flight", "The job hung: which rank is missing at which sequence number?", flight, finds=True),
         Report(
             "ncu",
-            "How close to the device's limits do kernels run, measured by Nsight Compute?",
+            "How close to the device's limits are kernels, measured by ncu?",
             ncu,
             finds=True,
         ),

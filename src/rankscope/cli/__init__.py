@@ -9,6 +9,7 @@ import argparse
 import contextlib
 import importlib
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,35 +17,36 @@ from typing import Protocol, TextIO, cast
 
 from rankscope.cli.options import takes_the_rest, written_out
 from rankscope.errors import RankscopeError, UsageError
+from rankscope.spelling import did_you_mean
 from rankscope.version import __version__
 from rankscope.visible_text import VisibleStream
 
 # In the order of a first session: capture, read, analyse, view, export.
 COMMANDS = {
-    "profile": "capture a training command, in front of its launcher or behind it; no code change",
-    "job": "the same capture as a batch job: the script for PBS, Slurm or Kubernetes",
+    "profile": "capture a training command with no code change",
+    "job": "the same as a batch job: the script for PBS, Slurm or Kubernetes",
     "ncu": "profile the costliest kernels of a run with Nsight Compute",
-    "ingest": "read raw traces into a fast store, once (the other commands do it when needed)",
-    "stats": "tables: where the time goes, kernels, ops, steps, memory",
-    "whatif": "estimate the gain of a change: faster kernels, no straggler, hidden communication",
-    "diff": "compare two runs, row by row, with a test against noise; a gate for CI",
+    "ingest": "read raw traces into a store (the other commands do it too)",
+    "stats": "the summary and tables: where the time goes, kernels, ops, steps",
+    "whatif": "estimate the gain of a change: no straggler, faster kernels, …",
+    "diff": "compare two runs, with a test against noise; a gate for CI",
     "doctor": "check whether a trace can be trusted: a grade, and its defects",
     "view": "the timeline of all ranks in a browser",
-    "fetch": "copy what the views need of a run on another machine, without its raw traces",
-    "report": "one HTML file to mail: findings, charts, tables, and how each number is computed",
-    "chart": "one chart as SVG, PNG or HTML: rank by time, roofline, memory, step times, …",
-    "query": "SQL over the run: slices, steps, links, every argument of every event",
-    "export": "the run as a Perfetto or Chrome trace, or its tables as Parquet or CSV",
-    "scrub": "remove the recorded environment from an nsys export, so that it can be shared",
-    "bench": "a sequence-parallel workload to try rankscope on; traces with known answers",
+    "fetch": "copy a run from another machine, without its raw traces",
+    "report": "one HTML file to mail: findings, charts, tables, definitions",
+    "chart": "one chart as SVG, PNG or HTML: rank by time, roofline, memory, …",
+    "query": "SQL over the run: slices, steps, links, arguments of events",
+    "export": "a Perfetto or Chrome trace, or tables as Parquet or CSV",
+    "scrub": "remove the recorded environment from an nsys export",
+    "bench": "a workload to try rankscope on; traces with known answers",
 }
 
 EPILOG = """\
 first steps:
-  rankscope profile torchrun --nproc-per-node 4 train.py       capture; the script is not changed
-  rankscope stats RUN               RUN is a trace file, or a folder with one file per rank
-  rankscope stats RUN -r list       all reports
-  rankscope stats --help            every command has a help text with examples
+  rankscope profile torchrun --nproc-per-node 4 train.py   capture, unchanged
+  rankscope stats RUN           RUN is a trace file, or a folder of one per rank
+  rankscope stats RUN -r list   all reports
+  rankscope stats --help        every command has a help text with examples
 """
 
 
@@ -64,9 +66,37 @@ class Parser(argparse.ArgumentParser):
     """An argument parser whose errors are UsageErrors: three parts, exit code 2."""
 
     subcommands: tuple[argparse.ArgumentParser, ...] = ()
+    main_options: frozenset[str] = frozenset()
+    """The options that --help shows, by dest, where --help-all shows the others; empty: it shows all."""
 
     def error(self, message: str) -> None:  # type: ignore[override]
-        raise UsageError(f"{self.prog}: {message}", hint=f"See: {self.prog} --help")
+        raise UsageError(f"{self.prog}: {message}", hint=f"{self._probably(message)}See: {self.prog} --help")
+
+    def _probably(self, message: str) -> str:
+        """The option or value that was probably meant."""
+        what, _, words = message.partition(": ")
+        if what == "unrecognized arguments":
+            options = [word.partition("=")[0] for word in words.split() if word.startswith("--")]
+            known = (name for one in (self, *self.subcommands) for name in one._option_string_actions)
+            return did_you_mean(options[0], known) if options else ""
+        if match := re.search(r"invalid choice: '?(.*?)'? \(choose from (.*)\)", message):
+            return did_you_mean(match[1], re.findall(r"[\w.-]+", match[2]))
+        return ""
+
+    def format_help(self) -> str:
+        """Without the options that only --help-all shows."""
+        shown = {id(action): action.help for action in self._actions}
+        for action in self._actions:
+            if self.main_options and action.dest not in self.main_options:
+                action.help = argparse.SUPPRESS
+        text = super().format_help()
+        for action in self._actions:
+            action.help = shown[id(action)]
+        return text
+
+    def format_full_help(self) -> str:
+        """With every option."""
+        return super().format_help()
 
     def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
@@ -84,10 +114,15 @@ class Parser(argparse.ArgumentParser):
 
 
 class HelpFormatter(argparse.RawDescriptionHelpFormatter):
-    """Keeps the line breaks of examples, and has a wider column for option names."""
+    """Keeps the line breaks of examples that fit, and has a wider column for option names."""
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog, max_help_position=28, width=_terminal_width())
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        from rankscope.cli.help_text import fitted
+
+        return fitted(text, width)
 
 
 def _terminal_width() -> int:
@@ -106,6 +141,7 @@ def command_parser(name: str) -> tuple[Parser, Command]:
     """The parser of one command, with its module."""
     module = _command_module(name)
     parser = Parser(prog=f"rankscope {name}", formatter_class=HelpFormatter, allow_abbrev=False)
+    parser.main_options = getattr(module, "MAIN_OPTIONS", frozenset())
     module.configure(parser)
     return parser, module
 
@@ -125,7 +161,7 @@ def _parsed(parser: Parser, command: Command, words: list[str]) -> argparse.Name
 def help_texts(name: str) -> list[tuple[str, str]]:
     """The help of a command and of its subcommands, each with its title; docs/commands.md is made from it."""
     parser, _ = command_parser(name)
-    texts = [(parser.prog, parser.format_help())]
+    texts = [(parser.prog, parser.format_full_help())]
     return [*texts, *((sub.prog, sub.format_help()) for sub in parser.subcommands)]
 
 
@@ -134,7 +170,7 @@ def top_level_help() -> str:
     lines = [
         "usage: rankscope COMMAND [options]",
         "",
-        "See where every rank's time goes: capture, read, analyse and check profiles of distributed training.",
+        "See where every rank's time goes: profiles of distributed training.",
         "",
         "commands:",
         *(f"  {name:<{width}}{text}" for name, text in COMMANDS.items()),
@@ -175,17 +211,19 @@ def _main(argv: Sequence[str]) -> int:
     if argv[0] == "--version":
         print(f"rankscope {__version__}")
         return 0
+    args = argparse.Namespace()
     try:
         if argv[0] not in COMMANDS:
             raise UsageError(
                 f"'{argv[0]}' is not a rankscope command",
                 why=f"The commands are: {', '.join(COMMANDS)}.",
-                hint="See: rankscope --help",
+                hint=f"{did_you_mean(argv[0], COMMANDS)}See: rankscope --help",
             )
         parser, command = command_parser(argv[0])
-        return command.main(_parsed(parser, command, list(argv[1:])))
+        args = _parsed(parser, command, list(argv[1:]))
+        return command.main(args)
     except RankscopeError as error:
-        print(f"rankscope: {error}", file=sys.stderr)
+        print(f"rankscope: {_with_path(str(error), args)}", file=sys.stderr)
         return error.exit_code
     except BrokenPipeError:
         # `rankscope stats | head`: the reader has ended. Avoid the interpreter's message at exit.
@@ -194,6 +232,18 @@ def _main(argv: Sequence[str]) -> int:
     except KeyboardInterrupt:
         print("rankscope: interrupted; what was read is kept, unfinished files are removed", file=sys.stderr)
         return 128 + signal.SIGINT
+
+
+def _with_path(message: str, args: argparse.Namespace) -> str:
+    """The path of the run in the commands of an error."""
+    if not hasattr(args, "run") or " RUN" not in message:
+        return message
+    import shlex
+
+    from rankscope.views.commands import RunWords, with_paths
+
+    runs = args.run if isinstance(args.run, list) else [args.run]
+    return with_paths(message, {"RUN": RunWords(shlex.join(map(str, runs)))})
 
 
 def run() -> None:

@@ -173,6 +173,15 @@ def scope_of(args: argparse.Namespace) -> Scope:
     return Scope(parse_ranks(args.ranks), steps, whole_file, machine)
 
 
+def window_words(args: argparse.Namespace) -> str:
+    """The options that chose the window, to be repeated in commands; empty for the default."""
+    import shlex
+
+    if args.steps:
+        return shlex.join(["--steps", args.steps])
+    return "--window file" if args.window == "file" else ""
+
+
 def open_run(args: argparse.Namespace, comm_patterns: tuple[str, ...] = (), prefer: str = "") -> Run:
     """The run of a command line; raw traces are read first, and problems are printed to stderr.
 

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rankscope.cli.common import add_reading_options, add_scope_options, open_run, scope_of, show
+from rankscope.cli.common import (
+    add_reading_options,
+    add_scope_options,
+    open_run,
+    scope_of,
+    show,
+    window_words,
+)
 from rankscope.errors import UsageError
+from rankscope.spelling import did_you_mean
 from rankscope.units import parse_count, parse_percent, shorten_middle
 
 if TYPE_CHECKING:
@@ -78,6 +87,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     from rankscope.analysis.diff.compare import Rules
     from rankscope.analysis.diff.two_runs import diff, likely_slower, slower_rows
+    from rankscope.views.commands import RunWords, result_with_paths
 
     rules = Rules(_reports(args.report), parse_percent(args.min_change))
     limit = parse_percent(args.fail_over) if args.fail_over is not None else None
@@ -89,7 +99,9 @@ def main(args: argparse.Namespace) -> int:
     result = diff(base, new, scope, rules)
     failed = slower_rows(result, limit, args.fail_on_likely) if limit is not None else []
     doubtful = likely_slower(result, limit) if limit is not None and not args.fail_on_likely else []
-    show(_text(result, failed, args.format, shown))
+    names = {"BASE": args.base, "NEW": args.new}
+    runs = {name: RunWords(shlex.quote(str(path)), window_words(args)) for name, path in names.items()}
+    show(_text(result_with_paths(result, runs), failed, args.format, shown))
     for row in failed:
         change = "from nothing" if row["change_pct"] is None else f"{row['change_pct']:+.1f} %"
         key = shorten_middle(str(row["key"]), 80)
@@ -137,6 +149,6 @@ def _reports(text: str | None) -> tuple[str, ...]:
             raise UsageError(
                 f"'{name}' cannot be compared",
                 why=f"The parts are: {', '.join(REPORTS)}.",
-                hint="See: --help",
+                hint=f"{did_you_mean(name, REPORTS)}See: rankscope diff --help",
             )
     return names

@@ -9,7 +9,7 @@ import argparse
 import os
 import sys
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rankscope.capture.plan import FALLBACK_AFTER_S, Front, Plan
 from rankscope.capture.rank import detect, parse_identity
@@ -188,9 +188,38 @@ _GROUPS = (
     ),
     *TOOL_GROUPS,
     Group(
-        "the rank of this process, where rankscope does not know the launcher (%q{VAR} works)",
+        "the rank of this process, for unknown launchers (%q{VAR} works)",
         tuple(option(f"--{name}", metavar="N") for name in ("rank", "local-rank", "node-rank", "world-size")),
     ),
+)
+
+
+class _HelpAll(argparse.Action):
+    """Print the help with every option, and exit."""
+
+    def __call__(self, parser: Any, *_: object) -> None:
+        parser._print_message(parser.format_full_help(), sys.stdout)
+        parser.exit()
+
+
+_MORE = Group(
+    "more",
+    (
+        option(
+            "--help-all",
+            action=_HelpAll,
+            nargs=0,
+            dest=argparse.SUPPRESS,
+            help="every option: schedules, memory, nsys, ncu, unknown launchers",
+        ),
+    ),
+)
+# What --help shows; --help-all shows all options.
+MAIN_OPTIONS = frozenset(
+    {
+        *("help", argparse.SUPPRESS, "command", "tool", "output", "ranks", "stats", "dry_run"),
+        *("steps", "on_signal", "record_shapes", "profile_memory", "with_stack"),
+    }
 )
 # Not passed on to the command that is inserted into a launcher's: it gets its own, or must not have them.
 _NOT_PASSED_ON = ("command", "dry_run", "stats", "output", "inner", "job", "front", "force")
@@ -201,7 +230,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.description = DESCRIPTION
     parser.epilog = EPILOG
     # All options are in groups: argparse makes a help formatter for each option outside one, which takes time.
-    add_groups(parser, _GROUPS)
+    add_groups(parser, (*_GROUPS, _MORE))
 
 
 def add_profile_options(parser: argparse.ArgumentParser, changes: Mapping[str, Settings | None]) -> None:

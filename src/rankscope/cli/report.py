@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import shlex
 import webbrowser
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,7 @@ from rankscope.cli.common import (
     replacing,
     run_name,
     scope_of,
+    window_words,
 )
 from rankscope.errors import UsageError
 
@@ -85,16 +87,27 @@ def main(args: argparse.Namespace) -> int:
     scope = scope_of(args)
     run = _open(args, subject)
     scope.check(run)
-    compared = diff(_open(args, args.run[0]), run, scope) if len(args.run) == 2 else None
-    base = shlex.quote(args.run[0].name) if len(args.run) == 2 else ""
-    content = build(Request(run, scope, run_name(subject), _words(args, subject), base), compared)
+    request = Request(
+        run,
+        scope,
+        run_name(subject),
+        shlex.quote(str(subject)),
+        "" if args.ranks == "all" else shlex.join(["--ranks", args.ranks]),
+        window_words(args),
+    )
+    compared = None
+    if len(args.run) == 2:
+        base = _open(args, args.run[0])
+        request = replace(request, base=shlex.quote(str(args.run[0])), base_run=base)
+        compared = diff(base, run, scope)
+    content = build(request, compared)
     text = html_page(content) if format == "html" else markdown_page(content)
     if printed:
         print(text, end="")
         return 0
     with replacing(target) as temporary:
         temporary.write_text(text, encoding="utf-8")
-    print(f"Wrote {target} ({units.format_bytes(target.stat().st_size)}): {content.verdict}")
+    print(f"Wrote {target} ({units.format_bytes(target.stat().st_size)}): {content.headline.title}")
     if args.open:
         webbrowser.open(target.resolve().as_uri())
     return 0
@@ -102,15 +115,3 @@ def main(args: argparse.Namespace) -> int:
 
 def _open(args: argparse.Namespace, path: Path) -> Run:
     return open_run(argparse.Namespace(**{**vars(args), "run": path}))
-
-
-def _words(args: argparse.Namespace, subject: Path) -> str:
-    """The run and scope as a command names them, without the folders of this machine."""
-    words = [subject.name or str(subject)]
-    if args.ranks != "all":
-        words += ["--ranks", args.ranks]
-    if args.steps:
-        words += ["--steps", args.steps]
-    if args.window == "file":
-        words += ["--window", "file"]
-    return shlex.join(words)

@@ -22,14 +22,18 @@ from rankscope.cli.common import (
     open_run,
     scope_of,
     show,
+    window_words,
 )
+from rankscope.cli.help_text import wrapped
 from rankscope.errors import UsageError
+from rankscope.spelling import did_you_mean
 
 if TYPE_CHECKING:
     from rankscope.analysis.core.report import Report
     from rankscope.analysis.core.result import Result
     from rankscope.analysis.core.scope import Scope
     from rankscope.store.run import Run
+    from rankscope.views.commands import Runs
 
 EXAMPLES = """\
 examples:
@@ -112,13 +116,11 @@ def main(args: argparse.Namespace) -> int:
         expect_reading(args)
     from rankscope.analysis.within_rank.event_tables import top_kernels
     from rankscope.views import render, terminal_width, use_color
+    from rankscope.views.commands import RunWords, result_with_paths
 
     reports = _reports(args.compat)
     if args.report == "list":
-        width = max(12, *map(len, reports))
-        for report in reports.values():
-            keys = f"  (--by {', '.join(report.keys)})" if report.keys else ""
-            print(f"{report.name:<{width}} {report.question}{keys}")
+        print("\n".join(_listed(reports)))
         return 0
     wanted = _wanted(args, list(reports))
     if args.by:
@@ -129,16 +131,17 @@ def main(args: argparse.Namespace) -> int:
     scope.check(run)
     width, color = terminal_width(sys.stdout), use_color(sys.stdout)
     results = []
+    named = {"RUN": RunWords(shlex.join(map(str, args.run)), window_words(args))}
     if args.report is None and args.compat is None and args.format == "table":
         shown = dict(wanted)
         results.append(reports["summary"].analyse(run, scope, None).head(shown["summary"]))
         kernels = top_kernels(run, scope.in_run(run)).head(shown["kernels"])
-        output = _screen(args, run, scope, results[0], kernels, width, color)
+        output = _screen(named, run, scope, results[0], kernels, width, color)
     else:
         for name, rows in wanted:
             report = reports[name]
             result = report.analyse(run, scope, args.by if args.by in report.keys else None)
-            results.append(result.head(rows))
+            results.append(result_with_paths(result.head(rows), named))
         one = results if len(results) > 1 else results[0]
         output = render(one, args.format, width, color, quote_formulas=not args.compat)
     show(output)
@@ -150,7 +153,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _screen(
-    args: argparse.Namespace,
+    named: Runs,
     run: Run,
     scope: Scope,
     summary: Result,
@@ -161,15 +164,13 @@ def _screen(
     from rankscope.analysis.findings import collect
     from rankscope.analysis.health.doubts import doubts
     from rankscope.analysis.summary import subject
+    from rankscope.views.commands import found_with_paths
     from rankscope.views.summary import Screen, screen
 
-    named = shlex.join(map(str, args.run))
+    found = [found_with_paths(one, named) for one in collect(run, scope)]
+    path = named["RUN"].path
     return screen(
-        Screen(
-            named, subject(run, scope, summary), summary, kernels, collect(run, scope), doubts(run, scope)
-        ),
-        width,
-        color,
+        Screen(path, subject(run, scope, summary), summary, kernels, found, doubts(run, scope)), width, color
     )
 
 
@@ -207,9 +208,24 @@ def _wanted(args: argparse.Namespace, names: list[str]) -> list[tuple[str, int |
             raise UsageError(
                 f"there is no report '{name}'",
                 why=f"The reports are: {', '.join(names)}.",
-                hint="See: -r list",
+                hint=f"{did_you_mean(name, names)}See: -r list",
             )
     return [(name, shown) for name in wanted]
+
+
+def _listed(reports: dict[str, Report]) -> list[str]:
+    """A line for each report, by topic, and which of them can be split."""
+    from rankscope.analysis.questions import TOPICS
+
+    own = all(name in reports for name in GATHERED)
+    topics = {"Overview": GATHERED, **TOPICS} if own else {"Reports": tuple(reports)}
+    lines = []
+    for topic, names in topics.items():
+        lines += [topic, *(f"  {name:<11} {reports[name].question}" for name in names), ""]
+    for key in dict.fromkeys(key for report in reports.values() for key in report.keys):
+        able = [report.name for report in reports.values() if key in report.keys]
+        lines += wrapped(f"--by {key}: {', '.join(able)}", 80)
+    return lines
 
 
 def _check_key(key: str, names: list[str], reports: dict[str, Report]) -> None:

@@ -45,6 +45,7 @@ Keys: W S zoom, A D pan, F fit, / search, ? all of them.
 """
 S = TypeVar("S")
 _SERVER_PACKAGES = ("starlette", "uvicorn")
+_LAST_PORT = 65535
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
@@ -69,7 +70,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--host", default="127.0.0.1", metavar="ADDRESS", help="listen here (default: 127.0.0.1)"
     )
-    parser.add_argument("--port", type=int, default=0, metavar="N", help="default: a free one")
+    parser.add_argument("--port", type=_port, default=0, metavar="N", help="default: a free one")
     parser.add_argument(
         "--perfetto",
         action="store_true",
@@ -93,6 +94,16 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tunnel", type=int, metavar="N", help=argparse.SUPPRESS)
     add_remote_options(parser, "ssh://host/path")
     add_reading_options(parser)
+
+
+def _port(text: str) -> int:
+    if not text.isdecimal() or int(text) > _LAST_PORT:
+        raise UsageError(
+            f"--port {text} is not a port",
+            why=f"Ports are the numbers from 1 to {_LAST_PORT}.",
+            hint="Leave it out, or --port 0, for a free one.",
+        )
+    return int(text)
 
 
 def main(args: argparse.Namespace) -> int:
@@ -122,6 +133,12 @@ def _view(args: argparse.Namespace) -> int:
     from rankscope.viewer.address import Address
 
     _require_server()
+    runs = [args.run, args.other] if args.other else [args.run]
+    for path in runs:
+        if not path.exists():
+            from rankscope.store.layout import no_such_path
+
+            raise no_such_path(path)
     address = _listening(lambda: Address(args.host, args.port), args.host, args.port)
     print(address.url, flush=True)
     if args.tunnel is None:
@@ -131,7 +148,6 @@ def _view(args: argparse.Namespace) -> int:
     from rankscope.viewer.server import Server
     from rankscope.viewer.startup import Opening
 
-    runs = [args.run, args.other] if args.other else [args.run]
     opening = Opening(
         runs,
         Options(cache=args.cache, jobs=args.jobs, dask=dask_place(args)),

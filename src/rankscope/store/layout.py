@@ -15,6 +15,7 @@ from rankscope.model import FORMAT_VERSION, Table
 from rankscope.readers import find_reader, is_stream, looks_like_a_trace, one_file
 from rankscope.readers.base import rank_from_name
 from rankscope.records import dataclass
+from rankscope.spelling import did_you_mean
 from rankscope.store.checksums import DamagedFileError, FileSums, read_checked_json, write_checked_json
 
 INDEX_FILE = "store.json"
@@ -165,6 +166,19 @@ def _found_segments(store: Path) -> list[SegmentEntry]:
     return list(found.values())
 
 
+def no_such_path(path: Path) -> StoreError:
+    """The error for a run that is not there, with the path that was probably meant."""
+    place = next(parent for parent in (path.parent, *path.parent.parents) if parent.is_dir())
+    missing = path.relative_to(place).parts[0]
+    try:
+        near = [entry.name for entry in place.iterdir() if not entry.name.startswith(".")]
+    except OSError:
+        near = []
+    like = did_you_mean(missing, near)
+    why = "No such file or folder." if place == path.parent else f"{place} has no {missing}."
+    return StoreError(f"there is no {path}", why=why, hint=f"{like}Check the path.")
+
+
 @dataclass(frozen=True)
 class Sources:
     """The trace files of a run, and an error for each file that was skipped."""
@@ -186,7 +200,7 @@ def find_sources(paths: Sequence[Path], known: Collection[Path] = (), store: Pat
     ranks: dict[Path, int] = {}
     for path in paths:
         if not path.exists():
-            raise StoreError(f"there is no {path}", why="No such file or folder.", hint="Check the path.")
+            raise no_such_path(path)
         found = [path]
         if path.is_dir():
             elsewhere = traces_elsewhere(path)

@@ -13,6 +13,7 @@ from rankscope.analysis.health.doubts import Doubt
 from rankscope.records import dataclass
 from rankscope.units import format_ns
 from rankscope.views.columns import fields
+from rankscope.views.commands import command_lines, pieces
 from rankscope.views.table import grid
 from rankscope.views.terminal import BOLD, DIM, SEVERITY_STYLES, paint
 from rankscope.views.text import clean, hang
@@ -76,21 +77,36 @@ def _findings(content: Screen, each: str, width: int, color: bool) -> list[str]:
             text[1:] = hang("   ", " ".join(text[1:]), width)
         text[0] = paint(word, SEVERITY_STYLES[finding.severity], color) + text[0][len(word) :]
         lines += text
-        table = f" (-r {found.report})"
-        hint = _first_clauses(clean(finding.hint) or "See its table", width - 5 - len(table))
-        lines += hang("   → ", hint + table, width)
+        lines += _advice(found, width)
     return lines or hang("", NOTHING_FOUND, width)
+
+
+def _advice(found: Found, width: int) -> list[str]:
+    """The first sentences of the hint that fit on one line, and the report to look at; a command on its own line."""
+    hint = clean(found.finding.hint) or "See its table."
+    command = next((piece for piece, is_command in pieces(hint) if is_command), "")
+    prose = hint.partition(command)[0] if command else hint
+    table = f" (-r {found.report})"
+    text = _first_clauses(prose.strip(), width - 5 - len(table))
+    if command and prose.rstrip().endswith(":") and not text.endswith(":"):
+        command = ""  # what announces it does not fit
+    if text.endswith(":"):
+        return [*hang("   → ", text, width), *command_lines(command, "     ", width)]
+    lines = hang("   → ", text.rstrip(".;"), width)
+    if len(lines[-1]) + len(table) <= width:
+        return [*lines[:-1], lines[-1] + table]
+    return [*lines, f"    {table}"]
 
 
 def _first_clauses(text: str, room: int) -> str:
     """As many clauses as fit on one line, at least the first. `-r findings` shows all of them."""
-    clauses = re.split(r"(?<=[.;:])\s+", text)
+    clauses = re.split(r"(?<=[.;])\s+", text)
     kept = clauses[0]
     for clause in clauses[1:]:
-        if len(kept) + 1 + len(clause) > room and not kept.endswith(":"):
+        if len(kept) + 1 + len(clause) > room:
             break
         kept = f"{kept} {clause}"
-    return kept.rstrip(".;")
+    return kept
 
 
 def _ranks(summary: Result, width: int, color: bool) -> list[str]:
@@ -132,15 +148,24 @@ def _next(content: Screen, width: int, color: bool) -> list[str]:
     lines = [line for note in notes for line in hang("· ", clean(note), width)]
     more = len(content.found) - _MOST_FINDINGS
     what = f"all findings ({more} more), with evidence" if more > 0 else "the findings, with evidence"
-    next_lines = _next_commands(content.run, what if content.found else "")
-    if max(map(len, next_lines)) > width:  # a path that does not fit is replaced by RUN
-        next_lines = _next_commands("RUN", what if content.found else "")
-    lines += next_lines
-    return [paint(line[:width], DIM, color) for line in lines]
+    lines += _next_commands(content.run, what if content.found else "", width)
+    return [paint(line, DIM, color) for line in lines]
 
 
-def _next_commands(run: str, findings: str) -> list[str]:
-    commands = [(f"stats {run} -r findings", findings)] if findings else []
-    commands += [(f"stats {run} -r list", "all reports"), (f"doctor {run}", "check the quality of the trace")]
+def _next_commands(run: str, findings: str, width: int) -> list[str]:
+    """Each with its purpose beside it, or above it where the line would be too long."""
+    commands = [(f"rankscope stats {run} -r findings", findings)] if findings else []
+    commands += [
+        (f"rankscope view {run}", "the timeline of all ranks"),
+        (f"rankscope stats {run} -r list", "all reports"),
+        (f"rankscope doctor {run}", "check the quality of the trace"),
+    ]
     room = max(len(command) for command, _ in commands)
-    return [f"  rankscope {command:<{room}}   {reason}" for command, reason in commands]
+    lines = [f"  {command:<{room}}   {reason}" for command, reason in commands]
+    if max(map(len, lines)) <= width:
+        return lines
+    return [
+        line
+        for command, reason in commands
+        for line in (f"  {reason}:", *command_lines(command, "    ", width))
+    ]

@@ -8,6 +8,7 @@ from rankscope.analysis.core.result import Finding, Result
 from rankscope.units import display_width
 from rankscope.views.column_layout import GAP, Layout, Shape, fit
 from rankscope.views.columns import Field, fields, shown
+from rankscope.views.commands import advice_lines
 from rankscope.views.terminal import BOLD, DIM, SEVERITY_STYLES, paint
 from rankscope.views.text import clean, hang, pad, shorten_name, shorten_names, wrap
 
@@ -56,7 +57,7 @@ def _finding(finding: Finding, width: int, color: bool) -> list[str]:
     lines = hang(word, clean(finding.title), width) or [word.rstrip()]
     lines[0] = paint(word[:-1], SEVERITY_STYLES[finding.severity], color) + lines[0][len(word) - 1 :]
     lines += hang("  ", clean(finding.evidence), width)
-    return lines + hang("  → ", clean(finding.hint), width)
+    return lines + advice_lines("  → ", finding.hint, width)
 
 
 def grid(columns: Sequence[Field], width: int, color: bool) -> tuple[list[str], list[str]]:

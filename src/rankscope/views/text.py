@@ -161,6 +161,12 @@ def _parameters_start(text: str) -> int:
     return len(text)
 
 
+def sentence(text: str) -> str:
+    """With a capital letter and a full stop."""
+    text = text[:1].upper() + text[1:]
+    return text if not text or text.endswith((".", "!", "?")) else f"{text}."
+
+
 def pad(text: str, width: int, right: bool) -> str:
     """`text` in exactly `width` cells, aligned to the right or to the left."""
     space = " " * (width - display_width(text))

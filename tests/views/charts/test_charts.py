@@ -13,15 +13,17 @@ import re
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from conftest import DATA
-from rankscope.analysis.core.result import Result
+from rankscope.analysis.core.result import Column, Result
 from rankscope.analysis.core.scope import Scope
 from rankscope.cli import main
 from rankscope.errors import RankscopeError, UsageError
@@ -29,8 +31,8 @@ from rankscope.store.run import Run
 from rankscope.views.charts import CHARTS, Chart, NothingToDrawError, chart_of, rank_heatmap
 from rankscope.views.charts import chart as chart_module
 from rankscope.views.charts.heatmap import Row, Step, heatmap
-from rankscope.views.charts.scales import Linear, Log, decades, tick_labels
-from rankscope.views.charts.svg import step_path
+from rankscope.views.charts.scales import LEAST_TICKS, Linear, Log, decades, tick_labels
+from rankscope.views.charts.svg import step_path, text_width
 from rankscope.views.charts.theme import DARK, LIGHT, THEMES, resolve
 from views.charts.samples import RESULTS
 from views.samples import KERNELS
@@ -90,10 +92,52 @@ def test_roofline_draws_the_roofs_that_its_rows_tell() -> None:
     assert "bfloat16, measured by ncu" in text and "bfloat16, from shapes" in text
 
 
-def test_few_lines_or_a_band() -> None:
-    assert "rank 1" in text_of(chart_of(RESULTS["steps"]))
-    many = text_of(chart_of(RESULTS["steps-many"]))
-    assert "median rank" in many and "fastest to slowest of 12 ranks" in many and "rank 11" not in many
+def test_step_times_show_the_spread_of_the_ranks() -> None:
+    few, many = (chart_of(RESULTS[name]) for name in ("steps", "steps-many"))
+    assert "fastest to slowest of 2 ranks" in text_of(few) and "slowest: rank 0" in text_of(few)
+    assert "fastest to slowest of 12 ranks" in text_of(many) and "slowest: rank 11" in text_of(many)
+    assert "the axis does not begin at 0" in few.subtitle
+    boxes = re.findall(
+        r'<rect [^>]*height="([\d.]+)" fill="var\(--idle\)" stroke="var\(--ink-3\)" stroke-width="0.6"',
+        many.body,
+    )
+    assert len(boxes) == 3 and all(float(height) > 150 for height in boxes), "a spread that can be seen"
+
+
+def test_annotations_are_drawn_without_the_profilers_own() -> None:
+    columns = (Column("name"), Column("total_ns", "ns"))
+    rows = [{"name": name, "total_ns": 5} for name in ("ProfilerStep#3", "forward")]
+    text = text_of(chart_of(Result("annotations", "Annotations", "whole file", columns, rows)))
+    assert "forward" in text and "ProfilerStep" not in text
+
+
+def labels_of(chart: Chart) -> list[tuple[float, float, str, str]]:
+    """x, y, anchor and text of every label."""
+    found = []
+    for element in well_formed(chart.svg()).iter("{http://www.w3.org/2000/svg}text"):
+        place = float(element.get("x", 0)), float(element.get("y", 0))
+        found.append((*place, element.get("text-anchor", "start"), element.text or ""))
+    return found[2:]  # without title and subtitle
+
+
+def overlapping(chart: Chart) -> list[tuple[str, str]]:
+    """Labels that touch each other, by the width of letters that charts are laid out with."""
+    boxes = []
+    for x, y, anchor, text in labels_of(chart):
+        width = 0.85 * text_width(text)
+        left = {"start": x, "middle": x - width / 2, "end": x - width}[anchor]
+        boxes.append((left, left + width, y, text))
+    return [
+        (a[3], b[3])
+        for number, a in enumerate(boxes)
+        for b in boxes[:number]
+        if abs(a[2] - b[2]) < 8 and a[0] < b[1] and b[0] < a[1]
+    ]
+
+
+@pytest.mark.parametrize("name", RESULTS)
+def test_labels_do_not_overlap(name: str) -> None:
+    assert overlapping(chart_of(RESULTS[name])) == []
 
 
 def test_nothing_to_draw_says_why() -> None:
@@ -175,7 +219,7 @@ NUMBERS = st.floats(1e-3, 1e15)
 def test_linear_ticks(low: float, span: float) -> None:
     scale = Linear(low, low + span, 0, 600)
     ticks = scale.ticks(6)
-    assert len(ticks) <= 8 and ticks == sorted(ticks)
+    assert LEAST_TICKS <= len(ticks) <= 8 and ticks == sorted(ticks)
     assert all(low - span * 1e-6 <= tick <= low + span * (1 + 1e-6) for tick in ticks)
 
 
@@ -184,6 +228,7 @@ def test_log_axis(values: list[float]) -> None:
     low, high = decades(values)
     assert low < min(values) and high > max(values) and high / low >= 9.99
     scale = Log(low, high, 0, 500)
+    assert len(scale.ticks()) >= LEAST_TICKS
     assert all(
         -1e-6 <= scale(value) <= 500 + 1e-6 for value in (*values, *scale.ticks(), *scale.minor_ticks())
     )
@@ -196,7 +241,21 @@ def test_log_axis(values: list[float]) -> None:
 def test_tick_labels(ticks: list[float], unit: str) -> None:
     labels, name = tick_labels(unit, ticks)
     assert len(labels) == len(ticks)
+    assert (
+        len(set(labels)) == len(set(ticks)) or len(set(ticks)) < len(ticks) or max(ticks) > 1e6 * apart(ticks)
+    )
     assert bool(unit) == bool(name or any(" " in label for label in labels))
+
+
+def apart(ticks: list[float]) -> float:
+    return min(abs(b - a) for a, b in pairwise(sorted(ticks)))
+
+
+def test_ticks_of_a_late_window_are_told_apart() -> None:
+    """Steps of milliseconds, half an hour after the start."""
+    scale = Linear(1.8e12, 1.8e12 + 17e6, 0, 600)
+    labels, _ = tick_labels("ns", scale.ticks(6))
+    assert len(labels) >= LEAST_TICKS and len(set(labels)) == len(labels)
 
 
 LEVELS = st.lists(st.integers(0, 3), min_size=1, max_size=12)
@@ -204,8 +263,8 @@ LEVELS = st.lists(st.integers(0, 3), min_size=1, max_size=12)
 
 @given(LEVELS)
 def test_step_path_covers_what_it_should(levels: list[int]) -> None:
-    x = [float(at) for at in range(len(levels) + 1)]
-    path = step_path(x, [10.0 - level for level in levels], [10.0] * len(levels))
+    x = np.arange(len(levels) + 1, dtype=float)
+    path = step_path(x, 10.0 - np.array(levels), np.full(len(levels), 10.0))
     area = 0.0
     for left, top, right, bottom in re.findall(r"M([\d.]+) ([\d.]+)H([\d.]+)V([\d.]+)H[\d.]+z", path):
         area += (float(right) - float(left)) * (float(bottom) - float(top))
@@ -213,7 +272,8 @@ def test_step_path_covers_what_it_should(levels: list[int]) -> None:
 
 
 def test_heatmap_marks_ranks_and_steps() -> None:
-    rows = [Row(f"rank {r}", [[1.0, 0.0], [0.0, 0.5], [0.0, 0.0]], "tip", alarming=r == 1) for r in range(2)]
+    shares = [[1.0, 0.0], [0.0, 0.3], [0.0, 0.2], [0.0, 0.0]]
+    rows = [Row(f"rank {r}", shares, "tip", alarming=r == 1) for r in range(2)]
     chart = heatmap("Rank by time", "whole file", rows, [0, 500, 1000], [Step("step 3", 0)])
     root = well_formed(chart.svg())
     bold = [
@@ -229,9 +289,7 @@ def test_heatmap_marks_ranks_and_steps() -> None:
 def test_heatmap_of_many_ranks_stays_small(ranks: int) -> None:
     stretches = max(48, min(480, 26_000 // ranks))
     noisy = [[((r * 7 + at * 13) % 11) / 11 for at in range(stretches)] for r in range(ranks)]
-    rows = [
-        Row(f"rank {r}", [shares, [0.0] * stretches, [0.0] * stretches], "") for r, shares in enumerate(noisy)
-    ]
+    rows = [Row(f"rank {r}", [shares, *[[0.0] * stretches] * 3], "") for r, shares in enumerate(noisy)]
     chart = heatmap("", "", rows, list(range(stretches + 1)), [])
     assert len(chart.body) < 1_500_000 and chart.height < 2_300
 
@@ -240,8 +298,9 @@ def test_heatmap_of_many_ranks_stays_small(ranks: int) -> None:
 
 
 @pytest.mark.parametrize("name", CHARTS)
-def test_every_chart_of_a_real_run(name: str, open_real: Callable[[Path], Run]) -> None:
-    run = open_real(DATA / "seqpar-gloo4-slow2")
+@pytest.mark.parametrize("data", ["seqpar-gloo4-slow2", "gpt-h200-stack"])
+def test_every_chart_of_a_real_run(name: str, data: str, open_real: Callable[[Path], Run]) -> None:
+    run = open_real(DATA / data)
     try:
         chart = CHARTS[name].make(run, Scope())
     except NothingToDrawError as nothing:
@@ -249,6 +308,9 @@ def test_every_chart_of_a_real_run(name: str, open_real: Callable[[Path], Run]) 
         return
     well_formed(chart.svg())
     assert chart.png(zoom=0.3).startswith(PNG_SIGNATURE)
+    assert overlapping(chart) == []
+    beside = [text for _, _, anchor, text in labels_of(chart) if anchor == "end"]
+    assert len(set(beside)) == len(beside), "no two rows or ticks have the same label"
 
 
 def test_heatmap_shows_who_computes(open_real: Callable[[Path], Run]) -> None:
@@ -257,6 +319,10 @@ def test_heatmap_shows_who_computes(open_real: Callable[[Path], Run]) -> None:
     tips = [title.text or "" for title in root.iter("{http://www.w3.org/2000/svg}title")]
     shares = {tip.partition("\n")[0]: float(re.findall(r"compute: .*\(([\d.]+) %\)", tip)[0]) for tip in tips}
     assert shares["rank 2"] > 60 and all(shares[f"rank {r}"] < 5 for r in (0, 1, 3))
+    waits = [
+        float(share) for share in re.findall(r"waiting for another rank: .*\(([\d.]+) %\)", "\n".join(tips))
+    ]
+    assert [share > 50 for share in waits] == [True, True, False, True]
 
 
 def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -19,6 +19,7 @@ from conftest import DATA, kernel_event, open_trace, slice_event, write_kineto
 from rankscope.analysis import REPORTS
 from rankscope.analysis.core.result import Column, Finding, Result
 from rankscope.analysis.core.scope import Scope
+from rankscope.analysis.findings import collect
 from rankscope.analysis.questions import QUESTIONS
 from rankscope.cli import main
 from rankscope.errors import StoreError
@@ -31,11 +32,12 @@ from rankscope.views.report.markdown_report import markdown_page
 
 
 class Page(HTMLParser):
-    """Tags balanced, ids unique, text by section."""
+    """Tags balanced, ids unique, text by section and folded part."""
 
     def __init__(self, text: str) -> None:
         super().__init__(convert_charrefs=True)
         self.open: list[str] = []
+        self._opened: list[str] = []
         self.ids: list[str] = []
         self.tags: set[str] = set()
         self.attributes: list[tuple[str, str, str]] = []
@@ -51,10 +53,11 @@ class Page(HTMLParser):
         self.attributes += [(tag, name, value) for name, value in values.items()]
         if "id" in values:
             self.ids.append(values["id"])
-        if tag == "section":
+        if tag == "section" or (tag == "details" and "id" in values):
             self._section = values["id"]
         if tag != "meta":
             self.open.append(tag)
+            self._opened.append(self._section)
 
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.add(tag)
@@ -62,15 +65,15 @@ class Page(HTMLParser):
 
     def handle_endtag(self, tag: str) -> None:
         assert self.open.pop() == tag
-        if tag == "section":
-            self._section = ""
+        self._opened.pop()
+        self._section = self._opened[-1] if self._opened else ""
 
     def handle_data(self, data: str) -> None:
         self.sections[self._section] = self.sections.get(self._section, "") + data
 
 
 def report(run: Run, scope: Scope | None = None, compared: Result | None = None) -> tuple[Content, str]:
-    content = build(Request(run, scope or Scope(), "my run", "RUN"), compared)
+    content = build(Request(run, scope or Scope(), "my run", "'my runs/slow 2'"), compared)
     return content, html_page(content)
 
 
@@ -106,16 +109,71 @@ def test_only_our_own_script_and_style_may_run(slow2: tuple[Content, str, Run]) 
         assert f"{tag}-src 'sha256-{digest}'" in policy[1]
 
 
+def test_the_first_screen_is_the_answer(slow2: tuple[Content, str, Run]) -> None:
+    content, html, _ = slow2
+    answer = Page(html).sections["answer"]
+    assert content.headline.title == "Rank 2 made 3 others wait 11.3 ms per step (65 %)"
+    assert "-62 %" in answer and "saves 10.6 of 17.2 ms a step" in answer
+    assert "Remove slow_extra from rank 2, or give every rank the same work." in answer
+    for command in (
+        "rankscope view 'my runs/slow 2'",
+        "rankscope whatif 'my runs/slow 2' --rank 2=median",
+        "rankscope stats 'my runs/slow 2' -r kernels --by rank --ranks 2",
+    ):
+        assert command in answer
+    assert not re.search(r"\bRUN\b", answer + Page(html).sections["finding-3"])
+
+
+def test_the_picture_marks_the_culprit_and_those_who_wait(slow2: tuple[Content, str, Run]) -> None:
+    picture = slow2[0].headline.picture
+    assert picture is not None
+    for chart in (picture.wide, picture.narrow):
+        text = re.findall(r">([^<>]+)</text>", chart.body)
+        assert "slow_extra, 13.1 ms" in text and sum(label.startswith("waits 10.") for label in text) == 3
+        assert re.search(r'font-weight="700">rank 2<', chart.body)
+    assert "The dashed line is the arrival of rank 2, the last, at reduce_scatter." in picture.wide.subtitle
+    assert picture.narrow.width < 400
+
+
+def test_findings_are_those_of_stats_in_its_order(slow2: tuple[Content, str, Run]) -> None:
+    content, html, run = slow2
+    listed = [found.finding.title for found in content.findings]
+    assert listed == [found.finding.title for found in collect(run, Scope())]
+    assert re.findall(r'id="finding-(\d+)"', html) == [str(n) for n in range(1, len(listed) + 1)]
+
+
 def test_every_report_has_its_place(slow2: tuple[Content, str, Run]) -> None:
     content, html, _ = slow2
     page = Page(html)
     for section in content.sections:
-        missing = section.empty and not section.main
-        assert section.name in page.sections["missing" if missing else section.name]
+        assert section.name in page.sections["not-recorded" if section.empty else section.name]
         if not section.empty:
             assert section.command in page.sections[section.name]
             assert "Definition" in page.sections[section.name], section.name
+            assert section.line and section.line in page.sections[section.name]
     assert {section.name for section in content.sections} == set(QUESTIONS)
+
+
+def test_everything_is_folded(slow2: tuple[Content, str, Run]) -> None:
+    html = slow2[1]
+    assert not re.search(r'<details class="row"[^>]* open', html)
+    assert html.count('<details class="row"') > 20
+
+
+LINES = {
+    "breakdown": "compute 19 %, transfer 14 %, waiting for another rank 50 %, idle 17 %, of 4 ranks",
+    "steps": "from 16.7 ms to 18.1 ms; 6 steps of 4 ranks",
+    "overlap": "0 % of communication is hidden behind compute",
+    "memory": "peak of 443.0 MB on rank 2; the lowest peak is 42.5 MB",
+    "mfu": "16.2 % of the peak, mean of 4 ranks",
+}
+
+
+def test_sections_say_their_result_in_one_line(slow2: tuple[Content, str, Run]) -> None:
+    lines = {section.name: section.line for section in slow2[0].sections}
+    assert {name: lines[name] for name in LINES} == LINES
+    assert lines["kernels"].startswith("nvjet_sm90_tst_") and lines["kernels"].endswith(" 247 µs; 2 rows")
+    assert lines["launches"] == "76 rows", "streams have no names"
 
 
 def test_figures_are_those_of_the_tables(slow2: tuple[Content, str, Run]) -> None:
@@ -125,18 +183,17 @@ def test_figures_are_those_of_the_tables(slow2: tuple[Content, str, Run]) -> Non
     share = 100 * sum(row["compute_ns"] for row in rows) / sum(row["span_ns"] for row in rows)
     figures = {figure.label: figure.value for figure in content.figures}
     assert figures["compute"] == f"{share:.1f} %"
-    assert "4 ranks (0-3)" in content.subtitle
-    assert "NVIDIA H200" in Page(html).sections["facts"]
+    assert content.subtitle.startswith("4 of 4 ranks (0-3) · steps 2-7 · NVIDIA H200 · trace grade ")
+    assert "NVIDIA H200" in Page(html).sections["run-info"]
 
 
 def test_sections_without_data_say_what_records_it(tmp_path: Path) -> None:
     run = open_trace(write_kineto(tmp_path / "rank-0.json", [slice_event("aten::mm", 0, 5)]))
     content, html = report(run)
     page = Page(html)
-    assert "memory" in page.sections["memory"] and "Nothing to show" in page.sections["memory"]
-    assert re.search(r"profile.memory", page.sections["memory"])
-    assert re.search(r"record.shapes", page.sections["roofline"])
-    assert content.verdict and "None" not in page.sections[""]
+    missing = page.sections["not-recorded"]
+    assert re.search(r"profile.memory", missing) and re.search(r"record.shapes", missing)
+    assert content.headline.title and "None" not in page.sections["answer"]
     assert "NaN" not in html
 
 
@@ -189,10 +246,12 @@ def test_findings_come_worst_and_dearest_first(tmp_path: Path, monkeypatch: pyte
 
     monkeypatch.setitem(QUESTIONS, "short", replace(real, analyse=analyse))
     content, html = report(run)
-    titles = [finding.title for finding in content.findings if finding in found]
+    titles = [one.finding.title for one in content.findings if one.finding in found]
     assert titles == ["rank 0 burns", "dear", "cheap"], "the worst first, then the dearest"
-    assert content.verdict == "rank 0 burns" and "Put it out." in content.evidence
-    assert '<article class="card critical">' in html and "critical · 2 ns in total" in html
+    headline = content.headline
+    assert (headline.title, headline.detail) == ("rank 0 burns", "It is hot.")
+    assert (headline.advice, headline.change_note) == ("Put it out.", "saves 2 ns in total")
+    assert '<i class="dot critical">' in html and "critical, saves 2 ns in total" in html
 
 
 def test_a_report_that_fails_does_not_take_the_others_along(
@@ -205,20 +264,46 @@ def test_a_report_that_fails_does_not_take_the_others_along(
     monkeypatch.setitem(QUESTIONS, "ops", type(real)("ops", real.question, broken))
     _, html = report(open_trace(write_kineto(tmp_path / "rank-0.json", [kernel_event("k", 10, 5)])))
     page = Page(html)
-    assert "the store is damaged" in page.sections["ops"] and "k" in page.sections["kernels"]
+    assert "The store is damaged" in page.sections["not-recorded"] and "k" in page.sections["kernels"]
 
 
 def test_two_runs(slow2: tuple[Content, str, Run]) -> None:
     from rankscope.analysis.diff.two_runs import diff
 
     run = slow2[2]
-    _, html = report(run, compared=diff(run, run, Scope()))
-    assert "What changed" in Page(html).sections["diff"]
+    content = build(
+        Request(run, Scope(), "my run", "new", base="base", base_run=run), diff(run, run, Scope())
+    )
+    page = Page(html_page(content))
+    assert content.headline.title == "No clear change in step time (+0.0 %)"
+    assert "17.2 ms before, 17.2 ms now" in page.sections["answer"]
+    assert "rankscope view base new" in page.sections["answer"] and content.headline.picture is not None
+    assert "What changed" in page.sections["diff"] and "unclear" not in page.sections["diff"]
+
+
+def test_a_faster_run_is_the_headline(tmp_path: Path) -> None:
+    from rankscope.analysis.diff.two_runs import diff
+
+    runs = {}
+    for name, took in (("base", 900), ("new", 400)):
+        events = [slice_event(f"ProfilerStep#{n}", n * 1000, 950, cat="user_annotation") for n in range(6)]
+        events += [kernel_event("k", n * 1000 + 5, took + n, n) for n in range(6)]
+        if name == "new":
+            events = [e | {"ts": e["ts"] / 2, "dur": e["dur"] / 2} for e in events]
+        runs[name] = open_trace(write_kineto(tmp_path / name / "rank-0.json", events))
+    request = Request(runs["new"], Scope(), "new", "new", base="base", base_run=runs["base"])
+    content = build(request, diff(runs["base"], runs["new"], Scope()))
+    assert "2.0x faster" in content.headline.title and content.headline.change == "-50.0 %"
+    assert not content.headline.is_worse and 'class="better"' in html_page(content)
 
 
 def test_markdown_is_short(slow2: tuple[Content, str, Run]) -> None:
     text = markdown_page(slow2[0])
-    assert text.startswith("# my run\n") and "| " in text and "rankscope report RUN --format markdown" in text
+    assert text.startswith("# my run\n") and "| " in text
+    assert (
+        "rankscope report 'my runs/slow 2' --format markdown" in text
+        and "`rankscope view 'my runs/slow 2'`" in text
+    )
     assert len(text.splitlines()) < 120 and "<" not in re.sub(r"`[^`\n]*`", "", text).replace("\\<", "")
 
 
@@ -255,7 +340,7 @@ def test_facts_of_a_captured_run(tmp_path: Path) -> None:
     (tmp_path / "rank-00000.rankscope.json").write_text(
         json.dumps({"host": "node7", "torch": "2.13.0", "python": "3.11.7", "world_size": 8})
     )
-    text = Page(report(open_trace(tmp_path))[1]).sections["facts"]
+    text = Page(report(open_trace(tmp_path))[1]).sections["run-info"]
     for fact in ("torchrun train.py", "node7", "2.13.0", "8; not all ranks were recorded", "j1"):
         assert fact in text
     assert str(tmp_path) not in text
@@ -273,10 +358,7 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch
     assert main(["report", source, "-q", "-o", "-", "--format", "markdown"]) == 0
     assert capsys.readouterr().out.startswith("# rank-0")
     assert main(["report", source, source, "-q", "-f", "-o", str(target)]) == 0
-    assert (
-        "What changed" in target.read_text()
-        and "rankscope diff rank-0.json rank-0.json" in target.read_text()
-    )
+    assert "What changed" in target.read_text() and f"rankscope diff {source} {source}" in target.read_text()
     assert main(["report", source, source, source]) == 2
 
 
@@ -293,7 +375,7 @@ def test_a_column_with_its_own_units_sorts_by_value() -> None:
 
     columns = (Column("rank"), Column("bytes", "bytes", per_row_unit=True))
     rows: list[dict[str, Any]] = [{"rank": 0, "bytes": 2_000_000}, {"rank": 1, "bytes": None}]
-    html = _table(Section("m", "?", Result("m", "M", "w", columns, rows), None, "c", True))
+    html = _table(Section("m", "?", Result("m", "M", "w", columns, rows), None, "c"))
     assert 'data-v="2000000">2.00 MB' in html and "<td>-</td>" in html
 
 
@@ -310,7 +392,7 @@ def test_of_many_ranks_a_few_tell_the_details(tmp_path: Path) -> None:
     assert ops.result.rows[0]["calls"] == 7 and "of 7 ranks, 0,3,6,9,12,15,18" in ops.result.notes[0]
     assert len(sections["breakdown"].result.rows) == 20
     Page(html_page(content))
-    narrowed = build(Request(run, Scope(frozenset(range(4))), "few", "RUN --ranks 0-3"))
+    narrowed = build(Request(run, Scope(frozenset(range(4))), "few", "RUN", "--ranks 0-3"))
     assert (
         next(s for s in narrowed.sections if s.name == "ops").command
         == "rankscope stats RUN --ranks 0-3 -r ops"
@@ -323,7 +405,7 @@ def test_long_names_show_where_they_differ_and_stay_whole() -> None:
 
     names = ["gemm_" * 10 + f"{size}_" + "tail_" * 10 for size in ("128x256", "256x128")]
     result = Result("k", "K", "w", (Column("name"),), [{"name": name} for name in names])
-    html = _table(Section("k", "?", result, None, "c", True))
+    html = _table(Section("k", "?", result, None, "c"))
     cells = re.findall(r'<td class="t">(.*?)</td>', html)
     assert [re.sub(r"<[^>]+>", "", cell) for cell in cells] == names, "copied and searched whole"
     shown = [re.sub(r'<span class="cut">.*?</span>', "…", cell) for cell in cells]

@@ -345,8 +345,8 @@ def _below_baseline(scope: Scope, row: dict[str, Any], what: str, worth: _Worth)
         f"busbw {format_rounded('GB/s', row['busbw_gb_s'])} in this run, "
         f"{format_rounded('GB/s', row['baseline_busbw_gb_s'])} in {source}",
         ranks=row["_ranks"],
-        hint="Check whether it runs at the same time as compute (rankscope stats RUN -r overlap), and the load "
-        "on the network.",
+        hint="Check the load on the network, and whether it runs at the same time as compute: "
+        "rankscope stats RUN -r overlap",
         facts=(
             _fact(row, "baseline_pct", row["baseline_pct"], "percent"),
             _fact(row, "busbw_gb_s", row["busbw_gb_s"], "GB/s"),

@@ -63,11 +63,11 @@ class RankTime:
 
     def shares(self, edges: Ints) -> Shares:
         """One row for each class, one column for each interval between two edges."""
-        return np.stack([_share(getattr(self, name), edges) for name in CLASSES])
+        return np.stack([share_of(getattr(self, name), edges) for name in CLASSES])
 
     def unrecorded(self, edges: Ints) -> Shares:
         """The share of each interval between two edges in which nothing was recorded."""
-        return 1 - _share(self.recorded, edges)
+        return 1 - share_of(self.recorded, edges)
 
     @property
     def idle_ns(self) -> int:
@@ -79,7 +79,8 @@ class RankTime:
         return length(subtract(here, join(self.compute, self.comm, self.copy)))
 
 
-def _share(parts: Intervals, edges: Ints) -> Shares:
+def share_of(parts: Intervals, edges: Ints) -> Shares:
+    """The share of each interval between two edges that lies in a set."""
     share: Shares = np.diff(covered_before(parts, edges)) / np.maximum(np.diff(edges), 1)
     return share
 
@@ -112,7 +113,9 @@ def _of_rank(
     return RankTime(rank, sets.compute, sets.exposed_comm, sets.exposed_copy, on_host, recorded)
 
 
-_EDGES = 257
+MAP_INTERVALS = 256
+"""The resolution of what the store keeps of a rank's time."""
+_EDGES = MAP_INTERVALS + 1
 _RANKS_AT_ONCE = 64
 """Bounds the memory: events are loaded for this many ranks at a time."""
 

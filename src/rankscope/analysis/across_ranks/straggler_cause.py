@@ -155,18 +155,27 @@ def _compute(run: Run, window: Scope, late: LateRank) -> StragglerCause:
     top = _most_extra(run, _totals(table, time, where, window), late)
     if top is None:
         return StragglerCause(f"it computes {format_rounded('ns', late.extra_ns)} longer", hint=_COMPARE)
+    place = top
     if on_gpu:
-        title = (_annotation_around(run, window, late, top) or top).title
+        place = _annotation_around(run, window, late, top) or top
+        title = place.title
     else:
         title = f"its {shorten_middle(top.name, _NAME_WIDTH)} takes {format_rounded('ns', top.mine_ns)}"
+    report = "kernels" if on_gpu else "ops"
     return StragglerCause(
         title,
         f"{top.evidence}{_source(run, window, rank, top.name, table)}",
-        f"List its kernels: rankscope stats RUN -r kernels --by rank --ranks {rank}"
-        if on_gpu
-        else f"List its ops: rankscope stats RUN -r ops --by rank --ranks {rank}",
-        top.facts("kernels" if on_gpu else "ops", rank),
+        f"{_what_to_do(place, late)} List its {report}: rankscope stats RUN -r {report} --by rank --ranks {rank}",
+        top.facts(report, rank),
     )
+
+
+def _what_to_do(place: _Extra, late: LateRank) -> str:
+    whose = f"rank{'s' * (len(late.together) > 1)} {as_ranges(list(late.together))}"
+    if place.median_ns:
+        return f"Compare the work of {whose} with that of the others: shapes, number of calls, clock rate."
+    name = shorten_middle(bare_name(place.name), _NAME_WIDTH)
+    return f"Remove {name} from {whose}, or give every rank the same work."
 
 
 def _annotation_around(run: Run, window: Scope, late: LateRank, top: _Extra) -> _Extra | None:

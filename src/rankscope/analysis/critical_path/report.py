@@ -43,9 +43,9 @@ _BOUND_BY = {
     "between": "host-bound between steps",
 }
 _HINTS = {
-    "compute": "Make these kernels faster: rankscope stats RUN -r roofline shows how far they are from the limit.",
-    "comm": "Overlap the transfers with compute, or send less: rankscope whatif RUN --hide-comm predicts the gain.",
-    "host": "Reduce host time: {together}fewer small ops (rankscope whatif RUN --no-gaps).",
+    "compute": "Make these kernels faster. How far they are from the limit: rankscope stats RUN -r roofline",
+    "comm": "Overlap the transfers with compute, or send less. Predict the gain: rankscope whatif RUN --hide-comm",
+    "host": "Reduce host time: {together}fewer small ops. Predict the gain: rankscope whatif RUN --no-gaps",
     "dataloader": "Load data faster: more workers, pin_memory, prefetch_factor.",
     "sync": "Remove synchronisation from the loop: .item(), .cpu(), print(loss).",
     "launch": "Reduce launch time: {together}fewer and larger kernels.",

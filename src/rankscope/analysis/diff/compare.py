@@ -47,6 +47,8 @@ class Comparison:
     """The step time, or the span of runs without steps."""
     likely: bool
     """Whether the headline changed by much, with some evidence but not enough to be sure; its verdict is then same."""
+    min_change_pct: float
+    """Smaller changes are ignored."""
 
     @property
     def headline_row(self) -> dict[str, Any] | None:
@@ -80,7 +82,7 @@ def compare(base: Samples, new: Samples, rules: Rules) -> Comparison:
     )
     if not rows:
         notes.append("nothing to compare in the window")
-    found = Comparison(base, new, rows, tuple(notes), few, headline, False)
+    found = Comparison(base, new, rows, tuple(notes), few, headline, False, rules.min_change_pct)
     if not _likely(found, rules):
         return found
     change = rows[0]["change_pct"]

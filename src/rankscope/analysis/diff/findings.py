@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from rankscope.analysis.core.result import Fact, Finding, Severity
-from rankscope.analysis.diff.compare import Comparison, steps_to_be_sure
+from rankscope.analysis.diff.compare import FEW_CHANGE_PCT, Comparison, steps_to_be_sure
 from rankscope.analysis.diff.samples import SPAN, Measure, short_name, unit_of
 from rankscope.units import format_rounded, shorten_middle
 
@@ -52,12 +52,16 @@ def _step(comparison: Comparison) -> Iterator[Finding]:
         f"{format_rounded('ns', row['base'])} -> {format_rounded('ns', row['new'])} per {per}{_p_value(row)}"
     )
     facts = _facts(comparison, row)
-    if comparison.likely:
-        yield _likely(comparison, row, what, took)
+    if row["verdict"] == "same" and abs(change) >= max(FEW_CHANGE_PCT, comparison.min_change_pct):
+        yield _unsure(comparison, row, what, took)
         return
     if row["verdict"] == "same":
         subject = "step" if in_steps else "window"
-        yield Finding("ok", f"No clear change in {subject} time ({change:+.1f} %)", took, facts=facts)
+        title = f"No clear change in {subject} time ({change:+.1f} %)"
+        if abs(change) >= FEW_CHANGE_PCT:
+            limit = f"{comparison.min_change_pct:g} %"
+            title = f"The {subject} time changed by {change:+.1f} %, less than the {limit} that count here"
+        yield Finding("ok", title, took, facts=facts)
         return
     slower = row["verdict"] == "slower"
     severity: Severity = "info"
@@ -73,20 +77,21 @@ def _step(comparison: Comparison) -> Iterator[Finding]:
     )
 
 
-def _likely(comparison: Comparison, row: dict[str, Any], what: str, took: str) -> Finding:
+def _unsure(comparison: Comparison, row: dict[str, Any], what: str, took: str) -> Finding:
     """A large change of the step time for which the steps are too few, or vary too much."""
     slower = row["new"] > row["base"]
     words = _comparison_words(row | {"verdict": "slower" if slower else "faster"})
-    words = f"likely {words}" if words.startswith("takes") else words.replace("is ", "is likely ", 1)
-    steps = [len(samples.steps) for samples in (comparison.base, comparison.new)]
-    why, least = "vary too much", 2 * max(steps)
-    if comparison.few:
-        why, least = "are too few", steps_to_be_sure()
+    before, after = (len(samples.steps) for samples in (comparison.base, comparison.new))
+    steps = f"{before} against {after} steps" if before != after else f"{before} step{'s' * (before > 1)}"
+    least = steps_to_be_sure() if comparison.few else 2 * max(before, after)
+    how = "likely" if comparison.likely else "perhaps noise"
+    varied = "" if comparison.few else " that vary"
+    # One more than the test needs: the first step of a recording is often slow, and then left out.
     return Finding(
-        "warning" if slower else "info",
-        f"{what} {words}; {steps[0]} against {steps[1]} steps {why} to be sure",
+        "warning" if slower and comparison.likely else "info",
+        f"{what} {words} ({steps}{varied}: {how}; record {least + 1} to be sure)",
         f"{took}{_effect(comparison, row)}",
-        hint=f"Record at least {least} steps of each run (rankscope profile --active {least + 1}).",
+        hint=f"Record {least + 1} steps of each run: rankscope profile --active {least + 1}",
         facts=_facts(comparison, row),
     )
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from rankscope.analysis.core.result import Column, Finding, Result, Row
 from rankscope.analysis.core.scope import Scope
-from rankscope.analysis.diff.compare import Rules, compare
+from rankscope.analysis.diff.compare import FEW_CHANGE_PCT, Rules, compare
 from rankscope.analysis.diff.findings import findings
 from rankscope.analysis.diff.samples import collect, unit_of
 from rankscope.store.run import Run
@@ -58,7 +58,7 @@ def by_unit(result: Result) -> list[Result]:
     parts = []
     for unit in ("ns", "bytes"):
         rows = [
-            {**row, "what": f"{row['report']}: {row['key']}"}
+            {**row, "what": f"{row['report']}: {row['key']}", "verdict": _shown_verdict(row)}
             for row in result.rows
             if unit_of(row["report"]) == unit
         ]
@@ -72,6 +72,12 @@ def by_unit(result: Result) -> list[Result]:
     for later in range(1, len(parts)):  # findings and notes only once
         parts[later] = replace(parts[later], title="Memory, highest rank", findings=(), notes=())
     return parts
+
+
+def _shown_verdict(row: Row) -> str:
+    """'same' beside -52.6 % would contradict itself: the change is large, but the steps do not make it sure."""
+    large = row["change_pct"] is not None and abs(row["change_pct"]) >= FEW_CHANGE_PCT
+    return "unclear" if large and row["verdict"] == "same" else str(row["verdict"])
 
 
 def slower_rows(result: Result, over_pct: float, likely: bool = False) -> list[Row]:

@@ -169,16 +169,25 @@ def _shifted(a: Intervals, by_ns: int) -> Intervals:
 
 
 @once_per_run
-def exposed_waits(run: Run, scope: Scope) -> dict[int, Ints]:
-    """By rank, for each of its windows: exposed communication in which it waits for another rank.
+def exposed_wait_times(run: Run, scope: Scope) -> dict[int, Intervals]:
+    """By rank, when it waits for another rank in exposed communication; in ns from the run's start.
 
     That is known where a collective was matched across ranks: until the last rank has arrived.
     """
     waiting = waiting_times(run)
-    found = {}
+    return {
+        rank: intersect(_shifted(parts.exposed, run.origin_ns(rank)), waiting[rank])
+        for rank, parts in rank_parts(run, scope).items()
+    }
+
+
+@once_per_run
+def exposed_waits(run: Run, scope: Scope) -> dict[int, Ints]:
+    """By rank, how much of these times lies in each of its windows."""
+    times, found = exposed_wait_times(run, scope), {}
     for rank, parts in rank_parts(run, scope).items():
-        own = intersect(parts.exposed, _shifted(waiting[rank], -run.origin_ns(rank)))
-        found[rank] = _inside(own, parts.start, parts.end)
+        origin = run.origin_ns(rank)
+        found[rank] = _inside(times[rank], parts.start + origin, parts.end + origin)
     return found
 
 

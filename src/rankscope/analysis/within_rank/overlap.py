@@ -207,5 +207,5 @@ def _quantities(whole: dict[str, Any], waiting: int, share: float) -> tuple[tupl
 
 _OVERLAP = (
     "Overlap it with compute (larger DDP buckets, FSDP prefetch, async_op=True), or send less data. "
-    "rankscope whatif RUN --hide-comm predicts the gain."
+    "Predict the gain: rankscope whatif RUN --hide-comm"
 )

@@ -14,6 +14,7 @@ from rankscope.analysis.core.result import Result
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.memory.curve import memory_curve
 from rankscope.errors import UsageError
+from rankscope.spelling import did_you_mean
 from rankscope.store.run import Run
 from rankscope.views.charts import report_charts
 from rankscope.views.charts.chart import Chart, NothingToDrawError
@@ -86,7 +87,7 @@ def find_chart(name: str) -> ChartKind:
         raise UsageError(
             f"there is no chart '{name}'",
             why=f"There are: {', '.join(CHARTS)}.",
-            hint="See: rankscope chart -r list",
+            hint=f"{did_you_mean(name, CHARTS)}See: rankscope chart RUN -r list",
         )
     return CHARTS[name]
 

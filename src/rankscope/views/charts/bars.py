@@ -44,6 +44,7 @@ def bars(
     rows: Sequence[Bar],
     unit: str,
     axis_title: str,
+    width: float = WIDTH,
 ) -> Chart:
     """One bar per row; several parts are stacked and have a legend."""
     drawing = Drawing()
@@ -52,10 +53,9 @@ def bars(
     labels = _labels(rows)
     left = 16 + max((text_width(label) for label in labels), default=0.0)
     notes = max((text_width(row.note) for row in rows), default=0.0)
-    right = WIDTH - 14 - (notes + 6 if notes else 0)
-    top = (
-        legend(drawing, [Key(part.label, part.colour) for part in parts], left, 0) if len(parts) > 1 else 6.0
-    )
+    right = width - 14 - (notes + 6 if notes else 0)
+    keys = [Key(part.label, part.colour) for part in parts]
+    top = legend(drawing, keys, left, 0, width) if len(parts) > 1 else 6.0
     bottom = top + pitch * len(rows)
     longest = max((sum(row.values) for row in rows), default=0) or 1
     scale = Linear(0, longest, left, right)
@@ -81,7 +81,7 @@ def bars(
             done += value
         if row.note:
             drawing.text(scale(done) + 6, y + thick / 2 + 4, row.note)
-    return Chart(name, title, subtitle, WIDTH, bottom + AXIS_HEIGHT, drawing.body())
+    return Chart(name, title, subtitle, width, bottom + AXIS_HEIGHT, drawing.body())
 
 
 def paired_bars(

@@ -53,7 +53,7 @@ class Chart:
         return (
             f'<svg class="chart" viewBox="0 0 {self.width:.0f} {self.height:.0f}" role="img" '
             f'aria-label="{escape(f"{self.title}. {self.subtitle}")}" font-size="11">'
-            f"{self._own_ids()}</svg>"
+            f"{self.body}</svg>"
         )
 
     def svg(self, theme: str = "light") -> str:
@@ -95,11 +95,6 @@ class Chart:
             why="The suffix of the file name selects the format.",
             hint=f"Use one of {', '.join(FILE_TYPES)}.",
         )
-
-    def _own_ids(self) -> str:
-        """Make ids unique, since several charts can be on one page."""
-        mine = f"stripes-{self.name}"
-        return self.body.replace('id="stripes"', f'id="{mine}"').replace("url(#stripes)", f"url(#{mine})")
 
     def _repr_svg_(self) -> str:
         """Called by Jupyter."""

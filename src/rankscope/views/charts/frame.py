@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rankscope.views.charts.scales import Log, Scale, tick_labels
+from rankscope.views.charts.scales import LEAST_TICKS, Log, Scale, tick_labels
 from rankscope.views.charts.svg import Drawing, text_width
 
 WIDTH = 760.0
@@ -70,7 +70,7 @@ class Axis:
 def x_axis(drawing: Drawing, axis: Axis, top: float, bottom: float) -> None:
     """Vertical grid lines, with labels and the title below."""
     scale = axis.scale
-    ticks, labels, title = axis.marked(max(2, int(abs(scale.end - scale.start) / 90)))
+    ticks, labels, title = axis.marked(max(LEAST_TICKS, int(abs(scale.end - scale.start) / 90)))
     if isinstance(scale, Log):
         for tick in scale.minor_ticks():
             drawing.line(scale(tick), top, scale(tick), bottom, "line", stroke_width="0.4")
@@ -84,7 +84,7 @@ def x_axis(drawing: Drawing, axis: Axis, top: float, bottom: float) -> None:
 def y_axis(drawing: Drawing, axis: Axis, left: float, right: float) -> None:
     """Horizontal grid lines, with labels to the left and the title above, where it is not rotated."""
     scale = axis.scale
-    ticks, labels, title = axis.marked(max(2, int(abs(scale.end - scale.start) / 45)))
+    ticks, labels, title = axis.marked(max(LEAST_TICKS, int(abs(scale.end - scale.start) / 45)))
     if isinstance(scale, Log):
         for tick in scale.minor_ticks():
             drawing.line(left, scale(tick), right, scale(tick), "line", stroke_width="0.4")

@@ -1,4 +1,4 @@
-"""The heat map of ranks over time: one row per rank, filled with compute, communication and copies.
+"""The heat map of ranks over time: one row per rank, filled with compute, transfers, waiting and copies.
 
 Time is divided into intervals. Each is filled from below by the share of each class; the rest is idle.
 """
@@ -10,10 +10,20 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rankscope.analysis.across_ranks.heatmap import CLASSES, buckets, rank_times, time_maps
-from rankscope.analysis.core.intervals import Intervals
+from rankscope.analysis.across_ranks.heatmap import (
+    CLASSES,
+    MAP_INTERVALS,
+    Shares,
+    buckets,
+    rank_times,
+    share_of,
+    time_maps,
+)
+from rankscope.analysis.core.intervals import EMPTY, Intervals, intersect, length, subtract
 from rankscope.analysis.core.result import Result
 from rankscope.analysis.core.scope import Scope, steps_in_scope
+from rankscope.analysis.core.step_times import recordings
+from rankscope.analysis.within_rank.breakdown import exposed_wait_times
 from rankscope.store.run import Run
 from rankscope.units import format_ns
 from rankscope.views.charts.chart import Chart, NothingToDrawError, nothing_to_draw
@@ -24,6 +34,8 @@ from rankscope.views.charts.svg import Drawing, step_path, text_width
 _MOST_ROWS = 128
 """Of more ranks, those of a node share a row; the late ones have their own, above."""
 _MOST_LATE_ROWS = 16
+_MOST_EXACT = 32
+"""More ranks are drawn from what the store keeps of each, not from their events."""
 _MOST_CELLS = 26_000
 """Rows times intervals: keeps the report small."""
 _TALLEST = 1100.0
@@ -32,7 +44,8 @@ _LEAST_HEIGHT = 100.0
 """Height of all rows together, in pixels, up to a limit per row: few ranks are drawn thicker."""
 KEYS = (
     Key("compute", "compute"),
-    Key("exposed communication", "comm"),
+    Key("exposed transfer", "comm"),
+    Key("waiting for another rank", "wait"),
     Key("exposed copies", "copy"),
     Key("idle", "idle"),
 )
@@ -44,7 +57,7 @@ class Row:
 
     label: str
     shares: Sequence[Sequence[float]]
-    """Compute, communication, copies: the share of each interval."""
+    """Compute, transfer, waiting, copies: the share of each interval."""
     tip: str
     alarming: bool = False
     unrecorded: Sequence[tuple[int, int]] = ()
@@ -81,21 +94,21 @@ def heatmap(
         sides = [left, *(scale(time) for gap in row.unrecorded for time in gap), WIDTH - 12]
         for begin, end in zip(sides[::2], sides[1::2], strict=True):
             drawing.rect(begin, y, end - begin, thick, "idle", row.tip)
-        _fill(drawing, row, x, y, thick)
+        fill_shares(drawing, row.shares, x, y, thick)
     _mark_steps(drawing, steps, scale, top, bottom)
     return Chart("heatmap", title, subtitle, WIDTH, bottom + AXIS_HEIGHT, drawing.body())
 
 
-def _fill(drawing: Drawing, row: Row, x: list[float], y: float, thick: float) -> None:
-    """Shares are rounded to tenths of the row, so that neighbouring intervals merge into one shape."""
+def fill_shares(
+    drawing: Drawing, rows: Sequence[Sequence[float]], x: Sequence[float], y: float, thick: float
+) -> None:
+    """Fill each interval from below. Shares are rounded to tenths, so that neighbours merge into one shape."""
     levels = max(2, min(10, round(thick)))
-    floor = [y + thick] * (len(x) - 1)
-    for key, shares in zip(KEYS, row.shares, strict=False):
-        ceiling = [
-            max(y, base - thick * round(share * levels) / levels)
-            for base, share in zip(floor, shares, strict=True)
-        ]
-        path = step_path(x, ceiling, floor)
+    places = np.asarray(x)
+    floor = np.full(len(places) - 1, y + thick)
+    for key, shares in zip(KEYS, rows, strict=False):
+        ceiling = np.maximum(y, floor - thick * np.round(np.asarray(shares) * levels) / levels)
+        path = step_path(places, ceiling, floor)
         if path:
             drawing.path(path, key.colour, pointer_events="none")
         floor = ceiling
@@ -113,12 +126,20 @@ def _mark_steps(drawing: Drawing, steps: Sequence[Step], scale: Linear, top: flo
         last = x
 
 
-def tip_of(label: str, spans: dict[str, float]) -> str:
-    """The tooltip: 'rank 3' and its shares, one per line."""
-    total = sum(spans.values()) or 1
+def tip_of(label: str, times: Sequence[float]) -> str:
+    """The tooltip: 'rank 3', and its times in the order of KEYS, one per line."""
+    total = sum(times) or 1
+    parts = zip(KEYS, times, strict=True)
     return "\n".join(
-        [label, *(f"{name}: {format_ns(ns)} ({100 * ns / total:.1f} %)" for name, ns in spans.items())]
+        [label, *(f"{key.label}: {format_ns(ns)} ({100 * ns / total:.1f} %)" for key, ns in parts)]
     )
+
+
+def _with_waiting(shares: Shares, waiting: Shares) -> Shares:
+    """Compute, communication and copies with waiting apart from the rest of communication."""
+    compute, comm, copy = shares
+    wait = np.minimum(comm, waiting)
+    return np.stack([compute, comm - wait, wait, copy])
 
 
 def _between(recorded: Intervals, low: int, high: int) -> list[tuple[int, int]]:
@@ -130,8 +151,9 @@ def _between(recorded: Intervals, low: int, high: int) -> list[tuple[int, int]]:
 def rank_heatmap(run: Run, scope: Scope, alarming: Collection[int] = ()) -> Chart:
     """The chart of a run; labels of `alarming` ranks are bold."""
     ranks = [rank for rank in run.ranks if scope.ranks is None or rank in scope.ranks]
-    if len(ranks) > _MOST_ROWS:
-        return _bucketed(run, scope, ranks, alarming)
+    whole = all(len(recordings(run)[rank].start) <= 1 for rank in ranks)
+    if len(ranks) > _MOST_ROWS or (len(ranks) > _MOST_EXACT and whole):
+        return _from_maps(run, scope, ranks, alarming)
     times = [time for time in rank_times(run, scope, ranks) if time.bounds]
     if not times:
         raise _empty(scope)
@@ -139,15 +161,16 @@ def rank_heatmap(run: Run, scope: Scope, alarming: Collection[int] = ()) -> Char
     high = max(time.bounds[1] for time in times if time.bounds)
     intervals = int(np.clip(_MOST_CELLS // len(times), 48, 480))
     edges = np.linspace(low, high, intervals + 1).astype(np.int64)
+    waiting = exposed_wait_times(run, scope)
     rows = []
     for time in times:
-        spans = dict(zip(CLASSES, (time.compute, time.comm, time.copy), strict=True))
-        parts = {name: float(np.sum(span.end - span.start)) for name, span in spans.items()}
-        parts["idle"] = float(time.idle_ns)
+        wait = waiting.get(time.rank, EMPTY)
+        spans = (subtract(time.comm, wait), intersect(time.comm, wait))
         label = f"rank {time.rank}"
-        shares = time.shares(edges)
+        tip = tip_of(label, [*map(length, (time.compute, *spans, time.copy)), time.idle_ns])
+        shares = _with_waiting(time.shares(edges), share_of(wait, edges))
         blank = _between(time.recorded, low, high)
-        rows.append(Row(label, shares.tolist(), tip_of(label, parts), time.rank in alarming, blank))
+        rows.append(Row(label, shares.tolist(), tip, time.rank in alarming, blank))
     steps, step_note = _steps(run, scope, times[0].rank, low, high)
     step_note += "; blank: not recorded" * any(row.unrecorded for row in rows)
     what = _activity(all(time.on_host for time in times))
@@ -174,28 +197,47 @@ def _steps(run: Run, scope: Scope, rank: int, low: int, high: int) -> tuple[list
     return steps, f"; step marks of rank {rank}" if steps else ""
 
 
-def _bucketed(run: Run, scope: Scope, ranks: Sequence[int], alarming: Collection[int]) -> Chart:
-    """The chart of many ranks: the late ones first, then the mean of each node or of neighbouring ranks."""
+def _from_maps(run: Run, scope: Scope, ranks: Sequence[int], alarming: Collection[int]) -> Chart:
+    """The chart of many ranks, from what the store keeps of each. Of more than _MOST_ROWS ranks: the late ones first,
+    then the mean of each node or of neighbouring ranks."""
     maps = time_maps(run, scope)
     known = [rank for rank in ranks if rank in maps]
     if not known:
         raise _empty(scope)
-    late = [rank for rank in known if rank in alarming][:_MOST_LATE_ROWS]
-    groups = {f"rank {rank}": [rank] for rank in late} | buckets(run, known, _MOST_ROWS - _MOST_LATE_ROWS)
+    shown = [rank for rank in known if rank in alarming][:_MOST_LATE_ROWS]
+    shared: dict[str, list[int]] = {}
+    row_note = ""
+    if len(known) > _MOST_ROWS:
+        shared = buckets(run, known, _MOST_ROWS - _MOST_LATE_ROWS)
+        row_note = f"; {len(known)} ranks in {len(shared)} rows" + "; late ranks above" * bool(shown)
+    else:
+        shown = known
+    groups = {f"rank {rank}": [rank] for rank in shown} | shared
     begins = {rank: run.origin_ns(rank) for rank in known}
     low = min(maps[rank].low + begins[rank] for rank in known)
     high = max(maps[rank].high + begins[rank] for rank in known)
-    intervals = int(np.clip(_MOST_CELLS // len(groups), 48, 480))
+    intervals = int(np.clip(_MOST_CELLS // len(groups), 48, MAP_INTERVALS))
     edges = np.linspace(low, high, intervals + 1).astype(np.int64)
+    waiting = exposed_wait_times(run, scope)
     rows = []
     for label, members in groups.items():
         own = [maps[rank] for rank in members]
-        shares = np.mean([maps[rank].shares(edges - begins[rank]) for rank in members], axis=0)
-        parts = {name: float(np.mean([getattr(one, name)[-1] for one in own])) for name in CLASSES}
-        parts["idle"] = float(np.mean([one.idle_ns for one in own]))
+        shares = np.mean(
+            [
+                _with_waiting(
+                    maps[rank].shares(edges - begins[rank]), share_of(waiting.get(rank, EMPTY), edges)
+                )
+                for rank in members
+            ],
+            axis=0,
+        )
+        compute, comm, copy = (np.mean([getattr(one, name)[-1] for one in own]) for name in CLASSES)
+        wait = np.mean([length(waiting.get(rank, EMPTY)) for rank in members])
+        times = [compute, comm - wait, wait, copy, np.mean([one.idle_ns for one in own])]
         whose = label if len(members) == 1 else f"{label}: mean of {len(members)} ranks"
-        rows.append(Row(label, shares.tolist(), tip_of(whose, parts), label == f"rank {members[0]}"))
+        tip = tip_of(whose, [max(0.0, float(time)) for time in times])
+        is_late = label not in shared and members[0] in alarming
+        rows.append(Row(label, shares.tolist(), tip, is_late))
     steps, step_note = _steps(run, scope, known[0], low, high)
-    shown = f"{len(known)} ranks in {len(groups) - len(late)} rows" + "; late ranks above" * bool(late)
     what = _activity(all(maps[rank].on_host for rank in known))
-    return heatmap(_TITLE, f"{scope.window}; {what}; {shown}{step_note}", rows, edges.tolist(), steps)
+    return heatmap(_TITLE, f"{scope.window}; {what}{row_note}{step_note}", rows, edges.tolist(), steps)

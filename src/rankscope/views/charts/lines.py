@@ -15,6 +15,7 @@ from rankscope.views.charts.theme import SERIES
 _PLOT_HEIGHT = 190.0
 _LEFT = 64.0
 MOST_LINES = 7
+_SPREAD_WIDTH = 16.0
 _MOST_MARKS = 60
 
 
@@ -29,43 +30,58 @@ class Line:
 
 
 @dataclass(frozen=True)
-class Band:
-    """The area between the lowest and the highest of many lines, where they are too many to draw."""
+class Spread:
+    """The lowest and the highest value at one x."""
+
+    x: float
+    low: float
+    high: float
+    tip: str
+
+
+@dataclass(frozen=True)
+class Spreads:
+    """The spread of many lines, which would lie on top of each other."""
 
     label: str
-    points: Sequence[tuple[float, float, float]]
-    """x, lowest, highest."""
+    each: Sequence[Spread]
 
 
 def lines(
     name: str, title: str, subtitle: str, drawn: Sequence[Line], x: tuple[str, str], y: tuple[str, str],
-    band: Band | None = None, whole_x: bool = False, staircase: bool = False,
+    spreads: Spreads | None = None, whole_x: bool = False, staircase: bool = False, from_zero: bool = True,
 ) -> Chart:  # fmt: skip
-    """`x` and `y` are (title, unit) of the axes. Each line has its own colour and mark; y starts at 0."""
+    """`x` and `y` are (title, unit) of the axes. Each line has its own colour and mark."""
     drawing = Drawing()
     colours = [line.colour or SERIES[number % len(SERIES)] for number, line in enumerate(drawn)]
     keys = [
         Key(line.label, colour, "mark" if line.marks else "dashed" if line.dashed else "line", number)
         for number, (line, colour) in enumerate(zip(drawn, colours, strict=True))
     ]
-    if band:
-        keys.append(Key(band.label, "idle"))
+    if spreads:
+        keys.append(Key(spreads.label, "idle"))
     top = legend(drawing, keys, _LEFT, 0) + 22
     bottom = top + _PLOT_HEIGHT
-    xs = [point[0] for line in drawn for point in line.points] + [p[0] for p in (band.points if band else ())]
-    ys = [point[1] for line in drawn for point in line.points] + [p[2] for p in (band.points if band else ())]
+    each = spreads.each if spreads else ()
+    xs = [point[0] for line in drawn for point in line.points]
+    ys = [point[1] for line in drawn for point in line.points]
+    ys += [value for spread in each for value in (spread.low, spread.high)]
     low, high = (min(xs), max(xs)) if xs else (0, 1)
     if low == high:
         low, high = low - 1, high + 1
-    x_scale = Linear(low, high, _LEFT + 8, WIDTH - 20)
-    y_scale = Linear(0, max(ys, default=1) * 1.06 or 1, bottom, top)
+    aside = _SPREAD_WIDTH if spreads else 8
+    x_scale = Linear(low, high, _LEFT + aside, WIDTH - 12 - aside)
+    lowest, highest = (0.0, max(ys, default=1.0)) if from_zero else (min(ys), max(ys))
+    margin = 0.06 * (highest - lowest) or 1
+    y_scale = Linear(lowest - (0 if from_zero else margin), highest + margin, bottom, top)
     y_axis(drawing, Axis(y_scale, *y), _LEFT, WIDTH - 12)
     x_axis(drawing, Axis(x_scale, *x, whole=whole_x), top, bottom)
-    if band and band.points:
-        outline = [(x_scale(at), y_scale(most)) for at, _, most in band.points]
-        outline += [(x_scale(at), y_scale(least)) for at, least, _ in reversed(band.points)]
-        path = "M" + "L".join(f"{px:.1f} {py:.1f}" for px, py in outline) + "z"
-        drawing.path(path, "idle", band.label, stroke="var(--ink-3)", stroke_width="0.5")
+    width = min(_SPREAD_WIDTH, 0.6 * (x_scale.end - x_scale.start) / max(len(each), 1))
+    for spread in each:
+        ceiling, floor = y_scale(spread.high), y_scale(spread.low)
+        tall = max(floor - ceiling, 1.5)
+        outline = {"stroke": "var(--ink-3)", "stroke_width": "0.6"}
+        drawing.rect(x_scale(spread.x) - width / 2, ceiling, width, tall, "idle", spread.tip, **outline)
     for number, (line, colour) in enumerate(zip(drawn, colours, strict=True)):
         placed = [(x_scale(px), y_scale(py)) for px, py in line.points]
         drawing.polyline(

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import re
+
 from rankscope.analysis.core.result import Result, Row
 from rankscope.units import format_ns, format_value
 from rankscope.views.charts.bars import Bar, Part, bars, paired_bars
 from rankscope.views.charts.chart import Chart, nothing_to_draw
-from rankscope.views.charts.lines import MOST_LINES, Band, Line, lines
+from rankscope.views.charts.frame import WIDTH
+from rankscope.views.charts.lines import MOST_LINES, Line, Spread, Spreads, lines
 from rankscope.views.columns import fields
 
 TOP = 15
 _MOST_ROWS = 512
 _VISIBLE = 0.005
 """Curves below this share of the highest are left out: they would lie on the axis."""
+_NAMES = ("name", "kind", "family", "phase", "key", "what", "op")
+_PLACES = ("rank", "shape", "module", "source", "within")
+_FLAT = 0.3
+"""Step times that differ by less than this share are drawn from the lowest on, or their spread would be flat."""
+_STEP_RANGE = re.compile(r"ProfilerStep#\d+$")
+"""The profiler's own ranges; they contain all others."""
 _MEASURE_TITLES = {
     "self_device_ns": "Self time on the device",
     "total_device_ns": "Time on the device",
@@ -20,6 +29,13 @@ _MEASURE_TITLES = {
     "self_host_ns": "Self time on the host",
     "host_ns": "Time on the host",
 }
+_CLASSES = (
+    Part("compute", "compute"),
+    Part("exposed transfer", "comm"),
+    Part("waiting for another rank", "wait"),
+    Part("exposed copies", "copy"),
+    Part("idle", "idle"),
+)
 _CLASS_COLOURS = {"COMPUTE": "compute", "COMM": "comm", "COPY": "copy"}
 
 
@@ -29,13 +45,6 @@ def whole_window(result: Result) -> list[Row]:
 
 
 def breakdown(result: Result) -> Chart:
-    parts = (
-        Part("compute", "compute"),
-        Part("exposed transfer", "comm"),
-        Part("waiting for another rank", "wait"),
-        Part("exposed copies", "copy"),
-        Part("idle", "idle"),
-    )
     rows = [
         Bar(
             f"rank {row['rank']}",
@@ -52,7 +61,20 @@ def breakdown(result: Result) -> Chart:
     if not rows:
         raise nothing_to_draw(result)
     subtitle = _counted(f"{result.window}; one bar per rank", len(rows), len(whole_window(result)))
-    return bars(result.name, result.title, subtitle, parts, rows, "ns", "Time")
+    return bars(result.name, result.title, subtitle, _CLASSES, rows, "ns", "Time")
+
+
+def two_breakdowns(base: Result, new: Result, width: float = WIDTH) -> Chart:
+    """The mean step of two runs, from their summaries: how long it is and what it consists of."""
+    names = ("compute_pct", "transfer_pct", "exposed_wait_pct", "exposed_copy_pct", "idle_pct")
+    rows = []
+    for label, result in (("before", base), ("now", new)):
+        total, shares = result.facts["mean_step_ns"], [result.facts[name] for name in names]
+        if total is None or None in shares:
+            raise nothing_to_draw(result, "has no steps, or no classes of time")
+        rows.append(Bar(label, [total * share / 100 for share in shares], format_ns(total, 1)))
+    subtitle = "The mean step of both runs, over all ranks and steps."
+    return bars("change", "A step, before and now", subtitle, _CLASSES, rows, "ns", "Time", width)
 
 
 def overlap(result: Result) -> Chart:
@@ -97,8 +119,12 @@ def _device(device: object) -> str:
 
 def longest(result: Result) -> Chart:
     """The largest rows of any table with names and a time or size: kernels, ops, calls, families."""
-    name, measure = _name_column(result), _measure_column(result)
-    rows = [row for row in result.rows if row.get(measure[0])]
+    name, measure = name_columns(result), measure_column(result)
+    rows = [
+        row
+        for row in result.rows
+        if row.get(measure[0]) and not (result.name == "annotations" and _STEP_RANGE.match(str(row["name"])))
+    ]
     if not name or not rows:
         raise nothing_to_draw(result)
     rows = sorted(rows, key=lambda row: -row[measure[0]])
@@ -152,16 +178,15 @@ def _note(row: Row, measure: tuple[str, str, str]) -> str:
     return f"{share:.1f} %" if share is not None else format_value(measure[1], row[measure[0]])
 
 
-def _name_column(result: Result) -> tuple[str, ...]:
-    """The columns that identify a row: the one with names, and rank, shape, module or source."""
-    names = [c.name for c in result.columns if c.name in ("name", "kind", "family", "phase", "key", "what")]
-    names = names or [field.name for field in fields(result) if field.kind == "text"][:1]
-    return tuple(c.name for c in result.columns if c.name in ("rank", "shape", "module", "source")) + tuple(
-        names[-1:]
-    )
+def name_columns(result: Result) -> tuple[str, ...]:
+    """The columns that identify a row: rank, shape, module, source or place, and last the one with names."""
+    columns = [column.name for column in result.columns]
+    names = [name for name in _NAMES if name in columns]
+    names = names or [field.name for field in fields(result) if field.kind == "text"]
+    return (*(name for name in columns if name in _PLACES), *names[:1])
 
 
-def _measure_column(result: Result) -> tuple[str, str, str]:
+def measure_column(result: Result) -> tuple[str, str, str]:
     """Name, unit and title of the column to draw: a total where there is one, else the first time or size."""
     best = (
         "total_ns",
@@ -183,25 +208,41 @@ def _measure_column(result: Result) -> tuple[str, str, str]:
 
 
 def steps(result: Result) -> Chart:
-    points: dict[int, list[tuple[float, float]]] = {}
-    for row in sorted(result.rows, key=lambda row: (row["rank"], row["step"])):
-        points.setdefault(row["rank"], []).append((row["step"], row["time_ns"]))
-    if not points:
+    """For each step the spread over the ranks and their median: lines of ranks that wait for each other coincide."""
+    times: dict[int, list[tuple[int, int]]] = {}
+    for row in result.rows:
+        times.setdefault(row["step"], []).append((row["time_ns"], row["rank"]))
+    if not times:
         raise nothing_to_draw(result)
-    x, y = ("Step", ""), ("Duration", "ns")
+    ordered = {step: sorted(own) for step, own in sorted(times.items())}
+    ranks = {row["rank"] for row in result.rows}
+    middle = [(step, own[len(own) // 2][0]) for step, own in ordered.items()]
+    median = Line("median rank" if len(ranks) > 1 else f"rank {min(ranks)}", middle)
     subtitle = f"{result.window}; host and GPU"
-    if len(points) <= MOST_LINES:
-        drawn = [Line(f"rank {rank}", line) for rank, line in points.items()]
-        return lines(result.name, "Step times", subtitle, drawn, x, y, whole_x=True)
-    numbers = sorted({step for line in points.values() for step, _ in line})
-    at = {
-        step: sorted(dict(line)[step] for line in points.values() if step in dict(line)) for step in numbers
-    }
-    middle = Line("median rank", [(step, at[step][len(at[step]) // 2]) for step in numbers])
-    band = Band(
-        f"fastest to slowest of {len(points)} ranks", [(step, at[step][0], at[step][-1]) for step in numbers]
+    spreads = [
+        Spread(
+            step,
+            own[0][0],
+            own[-1][0],
+            f"step {step}\nfastest: rank {own[0][1]}, {format_ns(own[0][0])}\n"
+            f"slowest: rank {own[-1][1]}, {format_ns(own[-1][0])}",
+        )
+        for step, own in ordered.items()
+    ]
+    lowest = min(spread.low for spread in spreads)
+    highest = max(spread.high for spread in spreads)
+    from_zero = highest - lowest > _FLAT * highest
+    return lines(
+        result.name,
+        "Step times",
+        subtitle + ("" if from_zero else "; the axis does not begin at 0"),
+        [median],
+        ("Step", ""),
+        ("Duration", "ns"),
+        spreads=Spreads(f"fastest to slowest of {len(ranks)} ranks", spreads) if len(ranks) > 1 else None,
+        whole_x=True,
+        from_zero=from_zero,
     )
-    return lines(result.name, "Step times", subtitle, [middle], x, y, band=band, whole_x=True)
 
 
 def memory(result: Result) -> Chart:
@@ -255,7 +296,7 @@ def stragglers(result: Result) -> Chart:
         result.name,
         "Waiting time caused by each rank",
         subtitle,
-        [Part("", "comm")],
+        [Part("", "wait")],
         drawn,
         "ns",
         "Time other ranks waited",

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import numpy as np
+from numpy.typing import NDArray
+
 from rankscope.views.charts.theme import var
 from rankscope.views.escape import attributes, escape
+
+Floats = NDArray[np.float64]
 
 CHARACTER = 0.62
 """Average width of a character relative to the font size; that of DejaVu Sans, the widest of the fallback fonts."""
@@ -13,18 +18,6 @@ CHARACTER = 0.62
 
 def text_width(text: str, size: float = 11) -> float:
     return len(text) * size * CHARACTER
-
-
-def fill_of(colour: str) -> str:
-    """'comm' is striped, so that it can be told apart without colour."""
-    return "url(#stripes)" if colour == "comm" else var(colour)
-
-
-STRIPES = (
-    '<defs><pattern id="stripes" width="5" height="5" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
-    f'<rect width="5" height="5" fill="{var("comm")}"/>'
-    f'<rect width="1.2" height="5" fill="{var("comm-2")}"/></pattern></defs>'
-)
 
 
 @dataclass
@@ -49,14 +42,14 @@ class Drawing:
         tip: str | None = None,
         **more: object,
     ) -> None:
-        self._add("rect", tip, x=x, y=y, width=max(width, 0.0), height=height, fill=fill_of(colour), **more)
+        self._add("rect", tip, x=x, y=y, width=max(width, 0.0), height=height, fill=var(colour), **more)
 
     def line(self, x1: float, y1: float, x2: float, y2: float, colour: str, **more: object) -> None:
         self._add("line", None, x1=x1, y1=y1, x2=x2, y2=y2, stroke=var(colour), **more)
 
     def path(self, d: str, colour: str, tip: str | None = None, **more: object) -> None:
         """A filled shape."""
-        self._add("path", tip, d=d, fill=fill_of(colour), **more)
+        self._add("path", tip, d=d, fill=var(colour), **more)
 
     def polyline(
         self, points: list[tuple[float, float]], colour: str, tip: str | None = None, **more: object
@@ -89,24 +82,22 @@ class Drawing:
         self.parts.append(f"<text{attributes(values | more)}>{escape(text)}</text>")
 
     def body(self) -> str:
-        content = "".join(self.parts)
-        return (STRIPES if "url(#stripes)" in content else "") + content
+        return "".join(self.parts)
 
 
 def _n(value: float) -> str:
     return f"{value:.1f}".removesuffix(".0")
 
 
-def step_path(x: list[float], top: list[float], bottom: list[float]) -> str:
+def step_path(x: Floats, top: Floats, bottom: Floats) -> str:
     """The area between two step functions over the intervals of `x`. Equal neighbours become one rectangle."""
-    runs = [(x[i], x[i + 1], top[i], bottom[i]) for i in range(len(top)) if bottom[i] - top[i] > 0.01]
-    pieces: list[str] = []
-    at = 0
-    while at < len(runs):
-        left, right, high, low = runs[at]
-        at += 1
-        while at < len(runs) and runs[at][0] == right and runs[at][2:] == (high, low):
-            right = runs[at][1]
-            at += 1
-        pieces.append(f"M{_n(left)} {_n(high)}H{_n(right)}V{_n(low)}H{_n(left)}z")
-    return "".join(pieces)
+    shown = bottom - top > 0.01
+    new = shown.copy()
+    new[1:] &= ~(shown[:-1] & (top[1:] == top[:-1]) & (bottom[1:] == bottom[:-1]))
+    first = np.flatnonzero(new)
+    ends = np.flatnonzero(shown & np.append(new[1:] | ~shown[1:], True))
+    columns = (x[first], x[ends + 1], top[first], bottom[first])
+    return "".join(
+        f"M{_n(left)} {_n(high)}H{_n(right)}V{_n(low)}H{_n(left)}z"
+        for left, right, high, low in zip(*(column.tolist() for column in columns), strict=True)
+    )

@@ -1,5 +1,8 @@
 """Colours as CSS variables, light and dark. The palette is that of Okabe and Ito, which is safe for colour blindness.
 
+The viewer uses the same colours for the same things: compute blue, transfer orange, waiting for another rank a pale
+orange, idle grey. Their lightness differs too.
+
 Charts use `var(--compute)`. In the report the style sheet defines the variables. In SVG files `resolve` replaces them,
 because image viewers do not support CSS variables.
 """
@@ -18,10 +21,10 @@ LIGHT = {
     "accent": "#0b62d6",
     "compute": "#0072b2",
     "comm": "#e69f00",
-    "comm-2": "#a86f00",
-    "wait": "#d55e00",
+    "wait": "#f7dfaf",
     "copy": "#56b4e9",
-    "idle": "#eceff3",
+    "idle": "#eaeef2",
+    "on-compute": "#ffffff",
     "bad": "#c2410c",
     "warn": "#96600f",
     "ok": "#15803d",
@@ -43,10 +46,10 @@ DARK = {
     "accent": "#6cb0ff",
     "compute": "#3aa0e0",
     "comm": "#f0b429",
-    "comm-2": "#a87300",
-    "wait": "#ff8a4c",
+    "wait": "#6b5320",
     "copy": "#a5dcfb",
     "idle": "#1d242d",
+    "on-compute": "#06121b",
     "bad": "#ff8a5c",
     "warn": "#e3b341",
     "ok": "#56d364",

@@ -1,16 +1,20 @@
-"""The content of a report, independent of HTML or Markdown: verdict, findings, and one section per report."""
+"""The content of a report, independent of HTML or Markdown: the headline, findings, and one section per report."""
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, replace
 
-from rankscope.analysis.core.result import Finding, Result
-from rankscope.analysis.core.scope import Scope
+from rankscope.analysis.across_ranks.step_picture import step_picture
+from rankscope.analysis.core.ceilings import device_names
+from rankscope.analysis.core.result import SEVERITIES, Finding, Found, Result, Severity
+from rankscope.analysis.core.rollups import are_worth_it
+from rankscope.analysis.core.scope import Scope, step_numbers
+from rankscope.analysis.core.step_times import run_step_times
 from rankscope.analysis.diff.two_runs import by_unit
 from rankscope.analysis.findings import collect
-from rankscope.analysis.health.doubts import Doubt, doubts
-from rankscope.analysis.questions import QUESTIONS
+from rankscope.analysis.health.doctor import doctor, grade
+from rankscope.analysis.health.doubts import Doubt, doubts, world_size
+from rankscope.analysis.questions import QUESTIONS, TOPICS
 from rankscope.analysis.run_info import facts
 from rankscope.analysis.summary import summary
 from rankscope.errors import RankscopeError
@@ -19,12 +23,12 @@ from rankscope.ranges import as_ranges
 from rankscope.store.run import Run
 from rankscope.units import format_bytes, format_ns
 from rankscope.views.charts import CHARTS, Chart, NothingToDrawError, chart_in_run, rank_heatmap
+from rankscope.views.charts.report_charts import two_breakdowns
+from rankscope.views.charts.step_picture import NARROW, step_picture_chart
+from rankscope.views.commands import Runs, RunWords, advice_and_commands, found_with_paths, result_with_paths
+from rankscope.views.report.one_line import one_line
+from rankscope.views.text import sentence
 
-# The main sections, in order. The other reports follow in the order of the registry.
-MAIN = (
-    "breakdown", "steps", "overlap", "collectives", "stragglers", "critical", "idle", "kernels", "ops", "memory",
-    "roofline",
-)  # fmt: skip
 _LEAST_ROWS = 100
 # The ranks in findings of these reports are the cause; in those of other reports they are examples.
 _NAME_RANKS = ("stragglers", "flight")
@@ -35,6 +39,16 @@ _OF_FEW_RANKS = (
 )  # fmt: skip
 _MANY_RANKS = 16
 _FEW_RANKS = 8
+_WHATIF = {
+    "communication hidden": "--hide-comm",
+    "host gaps gone": "--no-gaps",
+    "data ready": "--data-ready",
+    "syncs gone": "--no-sync",
+}
+"""The options of `whatif` for remedies that name no rank or kernel."""
+_OF_COMMUNICATION = ("transfer_pct", "exposed_wait_pct")
+CHANGES = "What changed"
+"""The topic of the comparison with another run."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +61,31 @@ class Figure:
 
 
 @dataclass(frozen=True)
+class Picture:
+    """A chart for a screen, and one for a phone."""
+
+    wide: Chart
+    narrow: Chart
+
+
+@dataclass(frozen=True)
+class Headline:
+    """The first screen: what was found, what it costs, where it can be seen, and what to do."""
+
+    title: str
+    detail: str
+    change: str = ""
+    """'-62 %': what a step could save, or what changed between two runs."""
+    change_note: str = ""
+    is_worse: bool = False
+    """The change is one for the worse."""
+    picture: Picture | None = None
+    advice: str = ""
+    commands: tuple[tuple[str, str], ...] = ()
+    """What a command is for, and the command."""
+
+
+@dataclass(frozen=True)
 class Section:
     """One report as chart and table, with the command that computes it."""
 
@@ -55,11 +94,19 @@ class Section:
     result: Result
     chart: Chart | None
     command: str
-    main: bool
+    topic: str = ""
+    line: str = ""
+    """Its result in one line."""
 
     @property
     def empty(self) -> bool:
         return not self.result.rows and self.chart is None
+
+    @property
+    def severity(self) -> Severity | None:
+        """Of its worst finding; None without one."""
+        found = [SEVERITIES.index(finding.severity) for finding in self.result.findings]
+        return SEVERITIES[max(found)] if found else None
 
 
 @dataclass(frozen=True)
@@ -68,13 +115,13 @@ class Content:
 
     title: str
     subtitle: str
-    verdict: str
-    evidence: str
+    headline: Headline
     doubts: tuple[Doubt, ...]
     figures: tuple[Figure, ...]
-    findings: tuple[Finding, ...]
-    each: str
-    """What costs are for: 'per step', or 'in total' where there are no steps."""
+    findings: tuple[Found, ...]
+    """In the order of `stats`; of two runs, those of the comparison first."""
+    step_ns: float | None
+    """The mean step, of which costs are shares; None in a run without steps."""
     heatmap: Chart | None
     sections: tuple[Section, ...]
     facts: dict[str, list[tuple[str, str]]]
@@ -91,46 +138,55 @@ class Request:
     run: Run
     scope: Scope
     name: str
-    words: str = "RUN"
-    """The run and the scope, as arguments of a command: 'RUN --steps 3:5'."""
+    path: str = "RUN"
+    """The run as an argument of a command, quoted."""
+    ranks: str = ""
+    """'--ranks 0-7', or empty for all."""
+    window: str = ""
+    """'--steps 3:5', '--window file', or empty."""
     base: str = ""
     """The run it is compared with, as an argument of a command."""
+    base_run: Run | None = None
+
+    @property
+    def words(self) -> str:
+        """'RUN --steps 3:5'."""
+        return " ".join(filter(None, (self.path, self.ranks, self.window)))
+
+    @property
+    def runs(self) -> Runs:
+        """For the commands in findings, which name the ranks that they are about."""
+        own = RunWords(self.path, self.window)
+        return {"RUN": own, "NEW": own, "BASE": RunWords(self.base, self.window)}
 
 
 def build(request: Request, compared: Result | None = None) -> Content:
     """Run all reports. A report without data has a note that says why."""
     request = replace(request, scope=request.scope.in_run(request.run))
-    run, scope = request.run, request.scope
+    run, scope, runs = request.run, request.scope, request.runs
     sections: list[Section] = []
-    for name in report_order():
+    for name, topic in report_order():
         few = _few_ranks(request, sections) if name in _OF_FEW_RANKS else None
-        sections.append(_section(_narrowed(request, few) if few else request, name, few))
-    if compared is not None:
-        command = f"rankscope diff {request.base} {request.words}"
-        question = "What changed against the base, and is it more than noise?"
-        sections = [
-            *(
-                Section(name, question, part.head(_LEAST_ROWS), None, command, main=True)
-                for name, part in zip(("diff", "diff-memory"), by_unit(compared), strict=False)
-            ),
-            *sections,
-        ]
-    findings = [one.finding for one in collect(run, scope)]
-    if compared is not None:
-        findings = [*(one for one in compared.findings if one.severity != "ok"), *findings]
-    bad = [finding for finding in findings if finding.severity in ("warning", "critical")]
+        sections.append(_section(_narrowed(request, few) if few else request, name, topic, few))
+    found = [found_with_paths(one, runs) for one in collect(run, scope)]
+    overview = summary(run, scope)
+    if compared is None:
+        headline = _headline(request, found, overview)
+    else:
+        compared = result_with_paths(compared, runs)
+        sections = [*_change_sections(request, compared), *sections]
+        headline = _change_headline(request, compared, overview)
+        found = [*(Found("diff", one) for one in compared.findings if one.severity != "ok"), *found]
     results = {section.name: section.result for section in sections}
-    worst = bad[0] if bad else None
     blamed = {rank for name in _NAME_RANKS if name in results for rank in _blamed(results[name])}
     return Content(
         title=request.name,
         subtitle=_subtitle(run, scope) + (f" · against {request.base}" if request.base else ""),
-        verdict=worst.title if worst else "No problems found.",
-        evidence=_sentence(worst) if worst else _without_warnings(findings),
+        headline=headline,
         doubts=doubts(run, scope),
-        figures=tuple(_figures(summary(run, scope))),
-        findings=tuple(findings),
-        each="per step" if scope.steps is not None else "in total",
+        figures=tuple(_figures(overview, list(run_step_times(run, scope).values()))),
+        findings=tuple(found),
+        step_ns=overview.facts["mean_step_ns"],
         heatmap=_heatmap(run, scope, blamed),
         sections=tuple(sections),
         facts=facts(run, scope),
@@ -139,10 +195,129 @@ def build(request: Request, compared: Result | None = None) -> Content:
     )
 
 
-def report_order() -> list[str]:
-    """The names of the reports that have a section, in order."""
-    main = [name for name in MAIN if name in QUESTIONS]
-    return [*main, *(name for name in QUESTIONS if name not in MAIN)]
+def report_order() -> list[tuple[str, str]]:
+    """The names of the reports that have a section, with their topics, in order."""
+    return [(name, topic) for topic, names in TOPICS.items() for name in names]
+
+
+def saving(cost_ns: int | None, step_ns: float | None) -> str:
+    """'saves 10.6 of 17.2 ms a step': what a finding costs, of the mean step."""
+    if not cost_ns:
+        return ""
+    if step_ns is None or cost_ns > step_ns:
+        return f"saves {format_ns(cost_ns, 1)}{' a step' if step_ns is not None else ' in total'}"
+    cost, step = format_ns(cost_ns, 1), format_ns(step_ns, 1)
+    number, _, unit = cost.partition(" ")
+    return f"saves {number if step.endswith(f' {unit}') else cost} of {step} a step"
+
+
+def _headline(request: Request, found: list[Found], overview: Result) -> Headline:
+    """The costliest finding of warning or above; without one, what a step consists of."""
+    bad = [one.finding for one in found if one.finding.severity in ("warning", "critical")]
+    look = ("Look closer", f"rankscope view {request.path}")
+    if not bad:
+        return Headline(
+            f"{overview.title}.",
+            _without_warnings(found),
+            picture=_picture(request, None),
+            commands=(look,),
+        )
+    worst = bad[0]
+    title, _, rest = worst.title.partition("; ")
+    advice, commands = advice_and_commands(worst.hint)
+    step_ns = overview.facts["mean_step_ns"]
+    share = worst.cost_ns / step_ns if worst.cost_ns and step_ns else None
+    return Headline(
+        title,
+        " ".join(
+            map(
+                sentence,
+                filter(None, (f"Cause: {rest}" if worst.fact("cause") and rest else rest, worst.evidence)),
+            )
+        ),
+        f"-{100 * share:.0f} %" if share is not None and share <= 1 else "",
+        saving(worst.cost_ns, step_ns),
+        is_worse=True,
+        picture=_picture(request, worst),
+        advice=advice,
+        commands=(look, *_estimate(request, worst), *commands),
+    )
+
+
+def _estimate(request: Request, finding: Finding) -> list[tuple[str, str]]:
+    """The command that predicts the gain of a finding's remedy, where `whatif` has an option for it."""
+    remedy = finding.remedy
+    if remedy is None:
+        return []
+    options = _WHATIF.get(remedy.change, "")
+    if remedy.change == "rank at median":
+        options = " ".join(f"--rank {rank}=median" for rank in remedy.ranks[:_FEW_RANKS])
+    if not options:
+        return []
+    words = " ".join(filter(None, (request.path, request.window)))
+    return [("Estimate the gain", f"rankscope whatif {words} {options}")]
+
+
+def _picture(request: Request, finding: Finding | None) -> Picture | None:
+    """The step in which a finding shows best."""
+    found = step_picture(request.run, request.scope, finding)
+    if found is None or not any(row.end_ns - row.start_ns > row.idle_ns for row in found.rows):
+        return None
+    return Picture(step_picture_chart(found), step_picture_chart(found, NARROW))
+
+
+def _change_headline(request: Request, compared: Result, overview: Result) -> Headline:
+    """What changed between two runs: the step time first."""
+    commands = (
+        ("Look closer", f"rankscope view {request.base} {request.path}"),
+        ("All rows", f"rankscope diff {request.base} {request.words}"),
+    )
+    if not compared.findings:
+        return Headline("Nothing can be compared.", " ".join(compared.notes), commands=commands)
+    first = compared.findings[0]
+    before, after, change = (first.fact(name) for name in ("base", "new", "change_pct"))
+    number = note = ""
+    if before and after and change and isinstance(change.value, (int, float)):
+        number = f"{change.value:+.1f} %"
+        note = f"{format_ns(float(before.value or 0), 1)} before, {format_ns(float(after.value or 0), 1)} now"
+    advice, more = advice_and_commands(first.hint)
+    return Headline(
+        first.title,
+        sentence(first.evidence),
+        number,
+        note,
+        is_worse=number.startswith("+") and first.severity != "ok",
+        picture=_two_breakdowns(request, overview),
+        advice=advice,
+        commands=(*commands, *more),
+    )
+
+
+def _two_breakdowns(request: Request, overview: Result) -> Picture | None:
+    if request.base_run is None:
+        return None
+    base = summary(request.base_run, request.scope)
+    try:
+        return Picture(two_breakdowns(base, overview), two_breakdowns(base, overview, NARROW))
+    except NothingToDrawError:
+        return None
+
+
+def _change_sections(request: Request, compared: Result) -> list[Section]:
+    command = f"rankscope diff {request.base} {request.words}"
+    question = "What changed against the base, and is it more than noise?"
+    return [
+        Section(name, question, part.head(_LEAST_ROWS), None, command, CHANGES, _changed(part))
+        for name, part in zip(("diff", "diff-memory"), by_unit(compared), strict=False)
+    ]
+
+
+def _changed(part: Result) -> str:
+    verdicts = [row["verdict"] for row in part.rows]
+    counts = {
+        verdict: verdicts.count(verdict) for verdict in ("slower", "faster", "new", "gone", "unclear", "same")
+    }
+    return ", ".join(f"{count:,} {verdict}" for verdict, count in counts.items() if count)
 
 
 def _few_ranks(request: Request, sections: list[Section]) -> list[int] | None:
@@ -167,11 +342,11 @@ def _ranks(request: Request) -> list[int]:
 
 
 def _narrowed(request: Request, ranks: list[int]) -> Request:
-    words = re.sub(r" --ranks \S+", "", request.words) + f" --ranks {as_ranges(ranks)}"
-    return replace(request, scope=replace(request.scope, ranks=frozenset(ranks)), words=words)
+    some = replace(request.scope, ranks=frozenset(ranks))
+    return replace(request, scope=some, ranks=f"--ranks {as_ranges(ranks)}")
 
 
-def _section(request: Request, name: str, few: list[int] | None) -> Section:
+def _section(request: Request, name: str, topic: str, few: list[int] | None) -> Section:
     report = QUESTIONS[name]
     command = f"rankscope stats {request.words} -r {name}"
     try:
@@ -180,13 +355,12 @@ def _section(request: Request, name: str, few: list[int] | None) -> Section:
         # One failed report must not prevent the others.
         result = Result(name, name, request.scope.window, (), [], notes=(" ".join(str(error).split()),))
     chart = _chart(request, result)
+    line = one_line(result)
     if few:
         note = f"of {len(few)} ranks, {as_ranges(few)}; the command without --ranks covers all"
         result = replace(result, notes=(note, *result.notes))
-    shown = result.head(max(_LEAST_ROWS, len(request.run.ranks)))
-    # Without a timeline the main sections would be empty: a dump, a snapshot or an ncu report comes first instead.
-    traced = any(entry.format in TIMELINE_FORMATS for entry in request.run.segments)
-    return Section(name, report.question, shown, chart, command, name in MAIN and traced)
+    shown = result_with_paths(result.head(max(_LEAST_ROWS, len(request.run.ranks))), request.runs)
+    return Section(name, report.question, shown, chart, command, topic, line)
 
 
 def _chart(request: Request, result: Result) -> Chart | None:
@@ -213,40 +387,40 @@ def _blamed(result: Result) -> set[int]:
     }
 
 
-def _sentence(finding: Finding) -> str:
-    parts = (
-        part if part.endswith((".", "!", "?")) else f"{part}."
-        for part in (finding.evidence, finding.hint)
-        if part
-    )
-    return " ".join(parts)
-
-
-def _without_warnings(findings: list[Finding]) -> str:
-    count = sum(finding.severity == "info" for finding in findings)
-    if not count:
-        return "No report has a warning."
-    return f"No report has a warning; {count} finding{'s' * (count > 1)} for information."
+def _without_warnings(found: list[Found]) -> str:
+    if not found:
+        return "No report has a finding."
+    return f"No report has a warning; {len(found)} finding{'s' * (len(found) > 1)} for information."
 
 
 def _subtitle(run: Run, scope: Scope) -> str:
-    ranks = [rank for rank in run.ranks if scope.ranks is None or rank in scope.ranks]
-    parts = [f"{len(ranks):,} ranks ({as_ranges(ranks)})" if len(ranks) > 1 else f"rank {ranks[0]}"]
-    steps = [
-        step for (step,) in run.rows(f"SELECT DISTINCT step FROM steps WHERE {scope.where()} ORDER BY step")
+    ranks = scope.ranks_in(run)
+    world = world_size(run) if len(run.runs) == 1 else 0
+    of = f" of {world:,}" if world > 1 else ""
+    parts = [
+        f"{len(ranks):,}{of} ranks ({as_ranges(ranks)})" if len(ranks) > 1 else f"rank {ranks[0]}{of}",
     ]
+    steps = step_numbers(run, scope)
     parts.append(f"steps {as_ranges(steps)}" if steps else "no steps")
     if scope.steps is None:
         parts.append("whole file")
+    parts += sorted(set(device_names(run, scope).values()) - {""})
+    # The checks of a large run would take as long as all reports together.
+    if any(entry.format in TIMELINE_FORMATS for entry in run.segments) and not are_worth_it(run):
+        parts.append(f"trace grade {grade([finding.severity for finding in doctor(run, Scope()).findings])}")
     return " · ".join(parts)
 
 
-def _figures(overview: Result) -> list[Figure]:
+def _figures(overview: Result, steps: list[float]) -> list[Figure]:
     """The main numbers, those of the summary; what was not recorded is left out."""
     facts = overview.facts
     figures = []
     if facts["step_ns"] is not None:
-        figures.append(Figure(format_ns(facts["step_ns"], 1), f"step, median of {facts['steps']:,}"))
+        low, high = format_ns(min(steps), 1), format_ns(max(steps), 1)
+        number, _, unit = low.partition(" ")
+        spread = f"{number if high.endswith(f' {unit}') else low} to {high}" if low != high else "all alike"
+        label = f"median of {len(steps):,} steps ({spread})" if len(steps) > 1 else "step, the only one"
+        figures.append(Figure(format_ns(facts["step_ns"], 1), label))
     elif facts["span_ns"]:
         figures.append(Figure(format_ns(facts["span_ns"], 1), "longest recording of a rank"))
     for name, label, colour in (
@@ -255,7 +429,7 @@ def _figures(overview: Result) -> list[Figure]:
         ("exposed_wait_pct", "waiting for another rank", "wait"),
         ("idle_pct", "idle", "idle"),
     ):
-        if facts[name] is not None:
+        if facts[name] is not None and (facts["exposed_comm_pct"] or name not in _OF_COMMUNICATION):
             figures.append(Figure(f"{facts[name]:.1f} %", label, colour))
     shares = [row["mfu_pct"] for row in overview.rows if row["mfu_pct"] is not None]
     if shares:

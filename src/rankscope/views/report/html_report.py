@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 
-from rankscope.analysis.core.result import Finding, Result
-from rankscope.units import format_ns
+from rankscope.analysis.core.result import Found, Result
 from rankscope.version import __version__
 from rankscope.views.charts import Chart
 from rankscope.views.charts.theme import style_variables
 from rankscope.views.columns import Field, fields, values_of
+from rankscope.views.commands import advice_and_commands
 from rankscope.views.escape import attributes, escape
-from rankscope.views.report.content import Content, Figure, Section
+from rankscope.views.report.content import Content, Figure, Headline, Section, saving
 from rankscope.views.report.definitions import definition
-from rankscope.views.text import Parts, kept_parts
+from rankscope.views.text import Parts, kept_parts, sentence
 
 _HERE = Path(__file__).parent
 _OPEN_ROWS = 12
@@ -29,10 +29,13 @@ _FONTS = (
     '--sans: system-ui, "Segoe UI", "DejaVu Sans", Helvetica, Arial, sans-serif;'
 )
 _HEATMAP_HELP = (
-    "One row per rank. Time is divided into intervals. Each is filled from below by the share in which compute kernels "
-    "ran (blue), collectives ran without compute (striped), or only copies ran (light). The rest is idle. The classes "
-    "are those of the breakdown report, so the sums over a row are the breakdown of the rank."
+    "One row per rank. Time is divided into intervals. Each is filled from below by the shares in which compute "
+    "kernels ran, collectives moved data without compute beside them, the rank waited in a collective for another "
+    "rank, or only copies ran. The rest is idle. The classes are those of the breakdown report, so the sums over a "
+    "row are the breakdown of the rank."
 )
+_OF_HEATMAP = "Where time goes"
+"""The topic that the heat map belongs to."""
 
 
 def html_page(content: Content) -> str:
@@ -43,8 +46,7 @@ def html_page(content: Content) -> str:
         f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; "
         "base-uri 'none'; form-action 'none'"
     )
-    shown = [section for section in content.sections if section.main or not section.empty]
-    missing = [section for section in content.sections if section.empty and not section.main]
+    missing = [section for section in content.sections if section.empty]
     return "\n".join(
         [
             "<!doctype html>",
@@ -53,17 +55,17 @@ def html_page(content: Content) -> str:
             f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
             '<meta name="color-scheme" content="light dark"><meta name="referrer" content="no-referrer">',
-            f"<title>{escape(content.title)}: rankscope</title>",
+            f"<title>{escape(content.title)}: {escape(content.headline.title)}</title>",
             f"<style>{style}</style></head>",
             "<body>",
             f'<header><b>rankscope</b><span class="meta">{escape(content.title)} · {escape(content.subtitle)}</span>'
-            '<button id="theme" type="button">light / dark</button></header>',
-            f'<div class="top">{_verdict(content)}</div>',
-            _navigation(shown, content, bool(missing)),
+            '<span class="controls"><button id="theme" type="button">light / dark</button>'
+            '<button id="print" type="button">print</button></span></header>',
             "<main>",
+            _first_screen(content),
+            _navigation(content, bool(missing)),
             _findings(content),
-            _heatmap(content),
-            *(_section(section) for section in shown),
+            *_topics(content),
             _missing(missing),
             _facts(content),
             "</main>",
@@ -97,100 +99,164 @@ def _hash(text: str) -> str:
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
-def _verdict(content: Content) -> str:
-    figures = "".join(map(_figure, content.figures))
+def _first_screen(content: Content) -> str:
+    headline = content.headline
     doubtful = "".join(
-        f'<p class="doubt"><b>In doubt: {escape(doubt.text)}.</b> {escape(doubt.reason)}</p>'
+        f'<p class="doubt"><b>In doubt: {escape(doubt.text)}.</b> {escape(sentence(doubt.reason))}</p>'
         for doubt in content.doubts
     )
-    words = f"{doubtful}<h1>{escape(content.verdict)}</h1><p>{escape(content.evidence)}</p>"
-    return f'<div class="verdict"><div class="words">{words}</div>{figures}</div>'
+    change = ""
+    if headline.change or headline.change_note:
+        worse = "worse" if headline.is_worse else "better"
+        number = f'<b class="{worse}">{escape(headline.change)}</b>' if headline.change else ""
+        change = f'<div class="change">{number}<span>{escape(headline.change_note)}</span></div>'
+    return (
+        f'<section id="answer">{doubtful}<div class="lead"><div><h1>{escape(headline.title)}</h1>'
+        f"<p>{escape(headline.detail)}</p></div>{change}</div>"
+        f'<div class="figures">{"".join(map(_figure, content.figures))}</div>'
+        f"{_picture(content)}{_to_do(headline)}</section>"
+    )
 
 
 def _figure(figure: Figure) -> str:
     swatch = ""
     if figure.colour:
-        stripes = (
-            '<path d="M-1 7L7-1M2 11L11 2" stroke="var(--comm-2)" stroke-width="1.3"/>'
-            if figure.colour == "comm"
-            else ""
-        )
         swatch = (
             '<svg class="swatch" viewBox="0 0 10 10" aria-hidden="true"><rect width="10" height="10" '
-            f'fill="var(--{figure.colour})" stroke="var(--ink-3)" stroke-width=".6"/>{stripes}</svg>'
+            f'fill="var(--{figure.colour})" stroke="var(--ink-3)" stroke-width=".6"/></svg>'
         )
+    return f"<div><b>{escape(figure.value)}</b> <span>{swatch}{escape(figure.label)}</span></div>"
+
+
+def _picture(content: Content) -> str:
+    """The step of the headline; of a run without steps, all ranks over time."""
+    picture = content.headline.picture
+    if picture is None:
+        return _chart(content.heatmap, "figure") if content.heatmap else ""
     return (
-        f'<div class="figure"><b>{escape(figure.value)}</b><span>{swatch}{escape(figure.label)}</span></div>'
+        f'<figure><div class="on-screen">{picture.wide.inline()}</div>'
+        f'<div class="on-phone">{picture.narrow.inline()}</div>'
+        f"<figcaption>{escape(picture.wide.subtitle)}</figcaption></figure>"
     )
 
 
-def _navigation(sections: list[Section], content: Content, missing: bool) -> str:
-    links = [("findings", "findings")]
-    if content.heatmap:
-        links.append(("heatmap", "ranks over time"))
-    links += [(section.name, section.name) for section in sections]
+def _to_do(headline: Headline) -> str:
+    rows = [("Do this", escape(headline.advice))] if headline.advice else []
+    rows += [(what, _command(how)) for what, how in headline.commands]
+    return f'<dl class="do">{"".join(f"<dt>{escape(what)}</dt><dd>{how}</dd>" for what, how in rows)}</dl>'
+
+
+def _navigation(content: Content, missing: bool) -> str:
+    links = [("findings", "Findings"), *((_anchor(topic), topic) for topic in _sections_by_topic(content))]
     if missing:
-        links.append(("missing", "not recorded"))
-    links.append(("facts", "run info"))
+        links.append(("missing", "Not recorded"))
+    links.append(("facts", "Run"))
     listed = "".join(f'<a href="#{escape(anchor)}">{escape(label)}</a>' for anchor, label in links)
-    return f'<nav aria-label="Sections"><div>{listed}</div></nav>'
+    return (
+        f'<nav aria-label="Sections">{listed}<button id="unfold" type="button" aria-pressed="false">'
+        "open all</button></nav>"
+    )
+
+
+def _anchor(topic: str) -> str:
+    return f"topic-{topic.lower().replace(' ', '-')}"
+
+
+def _sections_by_topic(content: Content) -> dict[str, list[Section]]:
+    topics: dict[str, list[Section]] = {}
+    for section in content.sections:
+        if not section.empty:
+            topics.setdefault(section.topic, []).append(section)
+    return topics
+
+
+def _folded(anchor: str, severity: str, name: str, line: str, note: str, inside: str) -> str:
+    """A part that is folded: its name, its result in one line, and what it holds."""
+    word = f'<span class="hidden">{severity}: </span>' if severity else ""
+    return (
+        f'<details class="row" id="{escape(anchor)}"><summary><i class="dot {severity}"></i>{word}'
+        f'<b>{escape(name)}</b><span class="line">{escape(line)}</span><span class="note">{escape(note)}</span>'
+        f'</summary><div class="inside">{inside}</div></details>'
+    )
 
 
 def _findings(content: Content) -> str:
-    cards = (
-        "".join(_card(finding, content.each) for finding in content.findings)
-        or '<p class="empty">No findings.</p>'
+    shown = {section.name for section in content.sections if not section.empty}
+    rows = "".join(
+        _finding(number, one, content.step_ns, one.report in shown)
+        for number, one in enumerate(content.findings, 1)
     )
-    return f'<section id="findings"><h2>Findings</h2><div class="cards">{cards}</div></section>'
+    return f'<section id="findings"><h2>Findings</h2>{rows or "<p>No report has a finding.</p>"}</section>'
 
 
-def _card(finding: Finding, each: str) -> str:
-    cost = f" · {format_ns(finding.cost_ns, 1)} {each}" if finding.cost_ns else ""
-    hint = f'<p class="hint">Next: {escape(finding.hint)}</p>' if finding.hint else ""
-    evidence = f"<p>{escape(finding.evidence)}</p>" if finding.evidence else ""
-    return (
-        f'<article class="card {escape(finding.severity)}">'
-        f'<span class="severity">{escape(finding.severity)}{cost}</span>'
-        f"<h3>{escape(finding.title)}</h3>{evidence}{hint}</article>"
+def _finding(number: int, found: Found, step_ns: float | None, has_section: bool) -> str:
+    finding = found.finding
+    evidence = f"<p>{escape(sentence(finding.evidence))}</p>" if finding.evidence else ""
+    advice, commands = advice_and_commands(finding.hint)
+    next_step = f"<p><b>Next:</b> {escape(advice)}</p>" if advice else ""
+    listed = "".join(f"<p>{escape(what)}: {_command(how)}</p>" for what, how in commands)
+    source = (
+        f'<p>All figures: <a href="#{escape(found.report)}">{escape(found.report)}</a>.</p>'
+        if has_section
+        else ""
+    )
+    note = ", ".join(filter(None, (finding.severity, saving(finding.cost_ns, step_ns))))
+    return _folded(
+        f"finding-{number}",
+        finding.severity,
+        f"{number}. {found.report}",
+        finding.title,
+        note,
+        evidence + next_step + listed + source,
     )
 
 
-def _heatmap(content: Content) -> str:
-    if content.heatmap is None:
-        return ""
+def _topics(content: Content) -> Iterator[str]:
+    for topic, sections in _sections_by_topic(content).items():
+        rows = "".join(map(_section, sections))
+        if topic == _OF_HEATMAP and content.heatmap is not None and content.headline.picture is not None:
+            rows = _heatmap(content, content.heatmap) + rows
+        yield f'<section id="{escape(_anchor(topic))}"><h2>{escape(topic)}</h2>{rows}</section>'
+
+
+def _heatmap(content: Content, heatmap: Chart) -> str:
     command = f"rankscope chart {content.words} -r heatmap"
     help_text = f'<details><summary>Definition</summary><div class="definition"><p>{_HEATMAP_HELP}</p></div></details>'
-    return (
-        '<section id="heatmap"><h2>Ranks over time</h2>'
-        f"<p>What did every rank do when?</p>{_chart(content.heatmap)}{help_text}{_command(command)}</section>"
+    return _folded(
+        "heatmap",
+        "",
+        "ranks over time",
+        "What every rank did when",
+        "chart",
+        f"{_chart(heatmap)}{help_text}<p>{_command(command)}</p>",
     )
 
 
-def _chart(chart: Chart) -> str:
-    return f'<div class="wide">{chart.inline()}</div><p class="of-chart">{escape(chart.subtitle)}</p>'
+def _chart(chart: Chart, tag: str = "div") -> str:
+    return (
+        f'<{tag}><div class="wide" tabindex="0" role="group" aria-label="{escape(chart.title)}">{chart.inline()}</div>'
+        '<p class="scroll-hint">The chart goes on: scroll it sideways.</p>'
+        f'<p class="of-chart">{escape(chart.subtitle)}</p></{tag}>'
+    )
 
 
 def _section(section: Section) -> str:
     result = section.result
-    heading = f"<h2>{escape(result.title or section.name)}</h2><p>{escape(section.question)}</p>"
-    if section.empty:
-        return (
-            f'<section id="{escape(section.name)}">{heading}{_nothing(result)}{_definition(result)}</section>'
-        )
     chart = _chart(section.chart) if section.chart else ""
     table = _table(section) if result.rows else ""
     remarks = result.notes if section.chart else (f"window: {result.window}", *result.notes)
     notes = "".join(f"<li>{escape(note)}</li>" for note in remarks)
-    return (
-        f'<section id="{escape(section.name)}">{heading}{chart}{table}'
+    holds = ", ".join(what for what, part in (("chart", chart), ("table", table)) if part)
+    return _folded(
+        section.name,
+        section.severity or "",
+        section.name,
+        section.line or section.question,
+        holds,
+        f"<h3>{escape(result.title or section.name)}</h3><p>{escape(section.question)}</p>{chart}{table}"
         + (f'<ul class="notes">{notes}</ul>' if notes else "")
-        + f"{_definition(result)}{_command(section.command)}</section>"
+        + f"{_definition(result)}<p>{_command(section.command)}</p>",
     )
-
-
-def _nothing(result: Result) -> str:
-    why = "; ".join(result.notes) or "the run contains no such data"
-    return f'<p class="empty">Nothing to show: {escape(why)}.</p>'
 
 
 def _table(section: Section) -> str:
@@ -266,8 +332,8 @@ def _definition(result: Result) -> str:
 
 def _command(command: str) -> str:
     return (
-        f'<div class="tools"><code>{escape(command)}</code>'
-        '<button type="button" data-copy="command">Copy</button></div>'
+        f'<span class="command"><code>{escape(command)}</code>'
+        '<button type="button" data-copy="command">Copy</button></span>'
     )
 
 
@@ -278,17 +344,16 @@ def _missing(sections: list[Section]) -> str:
         f"<dt>{escape(section.name)}</dt><dd>{escape(section.question)} {escape(_sentences(section.result.notes))}</dd>"
         for section in sections
     )
+    names = ", ".join(section.name for section in sections)
+    inside = f"<p>Reports without data, and the options that record it.</p><dl>{rows}</dl>"
     return (
-        '<section id="missing"><h2>Not recorded</h2>'
-        f"<p>Reports without data, and the options that record it.</p><dl>{rows}</dl></section>"
+        f'<section id="missing"><h2>Not recorded</h2>'
+        f"{_folded('not-recorded', '', f'{len(sections)} reports', names, '', inside)}</section>"
     )
 
 
 def _sentences(notes: Sequence[str]) -> str:
-    return (
-        " ".join(f"{note[0].upper()}{note[1:]}." for note in notes if note)
-        or "The run contains no such data."
-    )
+    return " ".join(sentence(note) for note in notes if note) or "The run contains no such data."
 
 
 def _facts(content: Content) -> str:
@@ -298,4 +363,13 @@ def _facts(content: Content) -> str:
         + "</dl></div>"
         for topic, rows in content.facts.items()
     )
-    return f'<section id="facts"><h2>Run, software, hardware</h2><div class="facts">{topics}</div></section>'
+    main = [
+        f"{what} {value}"
+        for topic in ("Software", "Hardware", "Recorded")
+        for what, value in content.facts.get(topic, ())[:1]
+    ]
+    inside = f'<div class="facts">{topics}</div>'
+    return (
+        '<section id="facts"><h2>Run</h2>'
+        f"{_folded('run-info', '', 'job, software, hardware', ' · '.join(main), '', inside)}</section>"
+    )

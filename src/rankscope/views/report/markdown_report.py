@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from rankscope.analysis.core.result import Finding, Result
-from rankscope.units import format_ns
+from rankscope.analysis.core.result import Result
 from rankscope.version import __version__
 from rankscope.views.markdown import markdown, prose
-from rankscope.views.report.content import Content, Section
+from rankscope.views.report.content import Content, Headline, Section, saving
 
 _ROWS = {
     "breakdown": 8,
@@ -22,13 +21,13 @@ _ROWS = {
 
 
 def markdown_page(content: Content) -> str:
-    """Verdict, figures, findings, and the main tables."""
+    """Headline, figures, findings, and the main tables."""
     figures = " · ".join(f"**{prose(figure.value)}** {prose(figure.label)}" for figure in content.figures)
     blocks = [
         f"# {prose(content.title)}",
         f"{prose(content.subtitle)}",
         *(f"In doubt: {prose(doubt.text)}. {prose(doubt.reason)}" for doubt in content.doubts),
-        f"**{prose(content.verdict)}** {prose(content.evidence)}",
+        _headline(content.headline),
         figures,
         _findings(content),
         *(_section(section) for section in content.sections if section.name in _ROWS and section.result.rows),
@@ -38,18 +37,23 @@ def markdown_page(content: Content) -> str:
     return "\n\n".join(block for block in blocks if block) + "\n"
 
 
+def _headline(headline: Headline) -> str:
+    change = " ".join(filter(None, (headline.change, headline.change_note)))
+    text = f"**{prose(headline.title)}** {prose(headline.detail)}" + (
+        f" **{prose(change)}**" if change else ""
+    )
+    lines = [text, prose(headline.advice)] + [f"{prose(what)}: `{how}`" for what, how in headline.commands]
+    return "\\\n".join(filter(None, lines))
+
+
 def _findings(content: Content) -> str:
-    noticed = [finding for finding in content.findings if finding.severity != "ok"]
-    lines = [
-        f"- **{finding.severity}{_cost(finding, content.each)}**: {prose(finding.title.rstrip('.'))}. "
-        f"{prose(finding.evidence)}".rstrip()
-        for finding in noticed
-    ]
+    lines = []
+    for number, one in enumerate(content.findings, 1):
+        finding = one.finding
+        cost = ", ".join(filter(None, (finding.severity, saving(finding.cost_ns, content.step_ns))))
+        text = f"{prose(finding.title.rstrip('.'))}. {prose(finding.evidence)}".rstrip()
+        lines.append(f"{number}. **{cost}**: {text}")
     return "## Findings\n\n" + "\n".join(lines) if lines else ""
-
-
-def _cost(finding: Finding, each: str) -> str:
-    return f", {format_ns(finding.cost_ns, 1)} {each}" if finding.cost_ns else ""
 
 
 def _section(section: Section) -> str:

@@ -1,5 +1,5 @@
 "use strict";
-// Tooltips, sorting, copying, light and dark theme. The page is readable without this script.
+// Tooltips, sorting, copying, folding, light and dark theme. The page is readable without this script.
 const root = document.documentElement;
 const tip = document.getElementById("tip");
 
@@ -7,6 +7,38 @@ document.getElementById("theme").addEventListener("click", () => {
   const dark = matchMedia("(prefers-color-scheme: dark)").matches;
   root.dataset.theme = (root.dataset.theme || (dark ? "dark" : "light")) === "dark" ? "light" : "dark";
 });
+
+// Folded parts: a link opens the part it leads to, "open all" opens every one, and paper has them all open.
+const parts = () => [...document.querySelectorAll("main details")];
+const unfold = document.getElementById("unfold");
+unfold.addEventListener("click", () => {
+  const open = unfold.getAttribute("aria-pressed") !== "true";
+  for (const part of document.querySelectorAll("details.row")) part.open = open;
+  unfold.setAttribute("aria-pressed", String(open));
+  unfold.textContent = open ? "fold all" : "open all";
+});
+function openTarget() {
+  const target = document.getElementById(decodeURIComponent(location.hash.slice(1)));
+  if (!(target instanceof HTMLDetailsElement)) return;
+  target.open = true;
+  target.scrollIntoView();
+}
+addEventListener("hashchange", openTarget);
+openTarget();
+let foldedForPaper = null;
+function onPaper(printing) {
+  if (printing && foldedForPaper === null) {
+    foldedForPaper = parts().filter((part) => !part.open);
+    for (const part of foldedForPaper) part.open = true;
+  } else if (!printing && foldedForPaper !== null) {
+    for (const part of foldedForPaper) part.open = false;
+    foldedForPaper = null;
+  }
+}
+addEventListener("beforeprint", () => onPaper(true));
+addEventListener("afterprint", () => onPaper(false));
+matchMedia("print").addEventListener("change", (media) => onPaper(media.matches));
+document.getElementById("print").addEventListener("click", () => print());
 
 /** The tooltip of an element: the <title> of a shape (removed, or the browser shows it as well), the whole text of a cut cell. */
 function textAt(node) {

@@ -1,0 +1,256 @@
+"""One step on several ranks, to be drawn: what each did when, who waited, at which collective the last arrived."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Literal
+
+import numpy as np
+
+from rankscope.analysis.across_ranks.straggler_cause import bare_name
+from rankscope.analysis.core.collective_waits import Waits, waits
+from rankscope.analysis.core.event_sets import device_activity, host_collectives, host_work
+from rankscope.analysis.core.gpu_counts import gpu_counts
+from rankscope.analysis.core.host_spans import dataloader_spans
+from rankscope.analysis.core.intervals import Intervals, intersect, join, length, subtract, union
+from rankscope.analysis.core.result import Finding
+from rankscope.analysis.core.rollups import part_of
+from rankscope.analysis.core.scope import Scope
+from rankscope.analysis.core.step_times import Period, periods, run_step, run_step_times
+from rankscope.analysis.within_rank.breakdown import sets_of, waiting_times
+from rankscope.collective_kinds import KINDS
+from rankscope.records import dataclass
+from rankscope.store.arrays import NONE
+from rankscope.store.run import Run
+
+Kind = Literal["compute", "comm", "wait", "copy", "idle"]
+
+MOST_RANKS = 12
+_MOST_CULPRITS = 4
+_BRIDGED = 0.01
+"""Pauses of less than this share of the step do not end a stretch."""
+_NAMED_SHARE = 0.8
+"""An annotation or kernel that fills this share of a stretch gives it its name."""
+_BLAMING = ("rank at median", "links at median")
+"""Remedies of findings whose ranks are the cause; the ranks of others are examples."""
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """A part of a rank's time that gets a label."""
+
+    label: str
+    """'waits', 'loads data', or the name of what is computed."""
+    kind: Kind
+    """What it mostly consists of: the colour behind the label."""
+    start_ns: int
+    end_ns: int
+
+
+@dataclass(frozen=True)
+class RankStep:
+    """The step of one rank, from start_ns to end_ns. The sets are disjoint; the rest is idle."""
+
+    rank: int
+    start_ns: int
+    end_ns: int
+    compute: Intervals
+    transfer: Intervals
+    wait: Intervals
+    copy: Intervals
+    is_culprit: bool
+    on_host: bool
+    """The rank has no GPU events, so compute is that of the host."""
+    stretch: Stretch | None
+
+    @property
+    def idle_ns(self) -> int:
+        return (
+            self.end_ns
+            - self.start_ns
+            - sum(map(length, (self.compute, self.transfer, self.wait, self.copy)))
+        )
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """The last arrival at a collective that others waited in."""
+
+    rank: int
+    at_ns: int
+    kind: str
+
+
+@dataclass(frozen=True)
+class StepPicture:
+    """Some ranks in one step; times in ns from the run's start."""
+
+    step: int
+    rows: tuple[RankStep, ...]
+    ranks: int
+    """How many ranks have this step; more than there are rows in a large run."""
+    arrival: Arrival | None
+    clock_error_ns: int | None
+    """How far apart the clocks of these ranks may still be; None where that is not known."""
+
+
+def step_picture(run: Run, scope: Scope, finding: Finding | None) -> StepPicture | None:
+    """The step in which a finding shows best; without one the longest. None in a run without steps."""
+    step = _step(run, scope, finding)
+    if step is None:
+        return None
+    own = {period.rank: period for period in periods(run, Scope(scope.ranks, (step, step)))}
+    blames = finding is not None and finding.remedy is not None and finding.remedy.change in _BLAMING
+    culprits = tuple(rank for rank in finding.ranks if rank in own) if finding and blames else ()
+    arrival, peers = _arrival(waits(run), step, culprits)
+    if arrival and arrival.rank not in own:
+        arrival = None
+    ranks = _chosen(sorted(own), culprits, arrival, peers)
+    part = part_of(run, frozenset(ranks))
+    cause = finding.fact("cause") if finding and culprits else None
+    rows = _rows(run, part, [own[rank] for rank in ranks], step, culprits)
+    return StepPicture(
+        step,
+        tuple(_marked(part, row, str(cause.value) if cause else "", arrival) for row in rows),
+        len(own),
+        arrival,
+        _clock_error(run, ranks),
+    )
+
+
+def _clock_error(run: Run, ranks: Sequence[int]) -> int | None:
+    if run.clock_mode == "raw" or len(ranks) < 2:
+        return None
+    errors = [clock.error_ns for clock in map(run.clocks.of, ranks) if clock.method != "reference"]
+    known = [error for error in errors if error is not None]
+    return max(known) if known and len(known) == len(errors) else None
+
+
+def _step(run: Run, scope: Scope, finding: Finding | None) -> int | None:
+    times = run_step_times(run, scope)
+    if finding is not None and finding.span is not None:
+        begin = finding.span[0]
+        for period in periods(run, scope):
+            if period.step is not None and period.start_ns <= begin < period.end_ns:
+                return period.step
+    usual = {step: time for step, time in times.items() if step not in run_step(run, scope).left_out}
+    return max(usual, key=lambda step: usual[step]) if usual else None
+
+
+def _arrival(found: Waits, step: int, culprits: Sequence[int]) -> tuple[Arrival | None, list[int]]:
+    """At the collective of the longest wait in the step, one for a culprit if there is one; and who took part."""
+    rows = found.rows
+    waited = np.flatnonzero((found.wait > 0) & (rows.match != NONE))
+    waited = waited[found.step[rows.match[waited]] == step]
+    waited = waited[found.last[rows.match[waited]] != NONE]
+    if culprits:
+        for_them = np.isin(rows.rank[found.last[rows.match[waited]]], culprits) & ~np.isin(
+            rows.rank[waited], culprits
+        )
+        waited = waited[for_them] if for_them.any() else waited
+    if len(waited) == 0:
+        return None, []
+    match = rows.match[waited[found.wait[waited].argmax()]]
+    last = found.last[match]
+    arrival = Arrival(int(rows.rank[last]), int(rows.start[last]), KINDS[rows.kind[last]])
+    return arrival, sorted(set(rows.rank[rows.match == match].tolist()))
+
+
+def _chosen(
+    ranks: list[int], culprits: tuple[int, ...], arrival: Arrival | None, peers: list[int]
+) -> list[int]:
+    """All ranks if they are few; else the culprits, ranks that waited with them, and others, evenly spread."""
+    if len(ranks) <= MOST_RANKS:
+        return ranks
+    chosen = {*culprits[:_MOST_CULPRITS], *([arrival.rank] if arrival else [])}
+    for pool in ([rank for rank in peers if rank in ranks], ranks):
+        others = [rank for rank in pool if rank not in chosen]
+        room = MOST_RANKS - len(chosen)
+        if others and room > 0:
+            chosen.update(others[:: -(-len(others) // room)])
+    return sorted(chosen)
+
+
+def _rows(run: Run, part: Run, own: Sequence[Period], step: int, culprits: tuple[int, ...]) -> list[RankStep]:
+    # A neighbouring step's kernels can run inside the window of this one.
+    near = Scope(frozenset(period.rank for period in own), (step - 1, step + 1))
+    device, collectives = device_activity(part, near), host_collectives(part, near)
+    on_gpu = {count.rank for count in gpu_counts(run, Scope())}
+    on_host = near.ranks - on_gpu if near.ranks else frozenset()
+    host = host_work(part, Scope(on_host, near.steps)) if on_host else device
+    waiting = waiting_times(run)
+    rows = []
+    for period in own:
+        rank = period.rank
+        work = host if rank in on_host else device
+        sets = sets_of(work.pick(work.rank == rank), collectives.pick(collectives.rank == rank))
+        window = union(np.array([period.start_ns]), np.array([period.end_ns]))
+        wait = intersect(intersect(sets.exposed_comm, waiting[rank]), window)
+        rows.append(
+            RankStep(
+                rank=rank,
+                start_ns=period.start_ns,
+                end_ns=period.end_ns,
+                compute=intersect(sets.compute, window),
+                transfer=subtract(intersect(sets.exposed_comm, window), wait),
+                wait=wait,
+                copy=intersect(sets.exposed_copy, window),
+                is_culprit=rank in culprits,
+                on_host=rank in on_host,
+                stretch=None,
+            )
+        )
+    return rows
+
+
+def _marked(run: Run, row: RankStep, cause: str, arrival: Arrival | None) -> RankStep:
+    """With a label on what made a culprit late, or on the longest wait of another rank."""
+    if not row.is_culprit:
+        return replace(row, stretch=_longest(row, row.wait, "wait", "waits"))
+    # What happens after its arrival did not make it late.
+    late = arrival is not None and arrival.rank == row.rank
+    end = max(arrival.at_ns, row.start_ns) if arrival and late else row.end_ns
+    before = Intervals(np.array([row.start_ns]), np.array([end]))
+    if cause == "compute":
+        stretch = _longest(row, intersect(row.compute, before), "compute", "computes")
+        return replace(row, stretch=_named(run, row, stretch) if stretch else None)
+    if cause == "dataloader":
+        loads = intersect(dataloader_spans(run, row.rank), before)
+        return replace(row, stretch=_longest(row, loads, "idle", "loads data"))
+    if cause == "copy":
+        return replace(row, stretch=_longest(row, intersect(row.copy, before), "copy", "copies"))
+    if cause == "link":
+        return replace(row, stretch=_longest(row, row.transfer, "comm", "transfers"))
+    if cause == "host":
+        idle = subtract(before, join(row.compute, row.transfer, row.wait, row.copy))
+        return replace(row, stretch=_longest(row, idle, "idle", "runs nothing"))
+    return row
+
+
+def _longest(row: RankStep, times: Intervals, kind: Kind, label: str) -> Stretch | None:
+    """The longest stretch of these times; short pauses do not end it."""
+    if len(times.start) == 0:
+        return None
+    pause = int(_BRIDGED * (row.end_ns - row.start_ns))
+    joined = union(times.start, times.end + pause)
+    longest = int((joined.end - joined.start).argmax())
+    return Stretch(label, kind, int(joined.start[longest]), int(joined.end[longest]) - pause)
+
+
+def _named(run: Run, row: RankStep, stretch: Stretch) -> Stretch:
+    """With the innermost annotation of the program that fills it, else its main kernel or op."""
+    begin, end = stretch.start_ns, stretch.end_ns
+    overlap = f"sum(least(start_ns + dur_ns, {end}) - greatest(start_ns, {begin}))"
+    inside = f"rank = {row.rank} AND start_ns < {end} AND start_ns + dur_ns > {begin}"
+    category = "user_annotation" if row.on_host else "gpu_user_annotation"
+    annotations = (
+        f"SELECT name, {overlap} FROM slices WHERE category = '{category}' AND {inside} AND "
+        "NOT regexp_matches(name, '^(ProfilerStep#|nccl:|gloo:)') GROUP BY name ORDER BY avg(dur_ns)"
+    )
+    work = "slices WHERE category = 'cpu_op'" if row.on_host else "gpu WHERE class = 'COMPUTE'"
+    names = f"SELECT name, {overlap} FROM {work} AND {inside} GROUP BY name ORDER BY 2 DESC LIMIT 1"
+    for name, time in [*run.rows(annotations), *run.rows(names)]:
+        if time >= _NAMED_SHARE * (end - begin):
+            return replace(stretch, label=bare_name(name))
+    return stretch

@@ -1,0 +1,95 @@
+"""The step that is drawn first: the planted culprit is marked, its peers wait, the sets add up to the breakdown."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from conftest import DATA
+from rankscope.analysis.across_ranks.step_picture import MOST_RANKS, StepPicture, _chosen, step_picture
+from rankscope.analysis.core.intervals import length
+from rankscope.analysis.core.result import Finding
+from rankscope.analysis.core.scope import Scope
+from rankscope.analysis.findings import collect
+from rankscope.analysis.within_rank.breakdown import breakdown
+from rankscope.store.run import Run
+from rankscope.views.charts.step_picture import NARROW, caption, step_picture_chart
+
+
+@pytest.fixture
+def run(open_real: Callable[[Path], Run]) -> Run:
+    return open_real(DATA / "seqpar-gloo4-slow2")
+
+
+def drawn(run: Run, finding: Finding | None) -> StepPicture:
+    picture = step_picture(run, Scope().in_run(run), finding)
+    assert picture is not None
+    return picture
+
+
+def test_the_culprit_and_those_who_wait(run: Run) -> None:
+    picture = drawn(run, collect(run, Scope())[0].finding)
+    assert [row.rank for row in picture.rows if row.is_culprit] == [2]
+    stretches = [row.stretch for row in picture.rows]
+    assert [stretch and stretch.label for stretch in stretches] == ["waits", "waits", "slow_extra", "waits"]
+    arrival = picture.arrival
+    assert arrival is not None and (arrival.rank, arrival.kind) == (2, "reduce_scatter")
+    for row, stretch in zip(picture.rows, stretches, strict=True):
+        assert stretch is not None
+        # Clocks are aligned to some microseconds: a wait ends when the last rank arrives.
+        assert abs(stretch.end_ns - arrival.at_ns) < 100_000, row.rank
+
+
+def test_the_sets_are_those_of_the_breakdown(run: Run) -> None:
+    picture = drawn(run, None)
+    broken = breakdown(run, Scope().in_run(run))
+    rows = {row["rank"]: row for row in broken.rows if row["step"] == picture.step}
+    for row in picture.rows:
+        known = rows[row.rank]
+        assert row.end_ns - row.start_ns == known["span_ns"]
+        assert length(row.compute) == known["compute_ns"] and length(row.copy) == known["exposed_copy_ns"]
+        assert length(row.wait) == known["exposed_wait_ns"] and row.idle_ns == known["idle_ns"]
+        assert length(row.transfer) == known["exposed_comm_ns"] - known["exposed_wait_ns"]
+
+
+def test_without_a_finding_it_is_the_longest_step(run: Run) -> None:
+    times: dict[int, list[int]] = {}
+    for row in breakdown(run, Scope().in_run(run)).rows:
+        if row["step"] is not None:
+            times.setdefault(row["step"], []).append(row["span_ns"])
+    picture = drawn(run, None)
+    assert picture.step == max(times, key=lambda step: sum(times[step]))
+    assert not any(row.is_culprit for row in picture.rows)
+
+
+def test_a_finding_that_names_examples_marks_no_culprit(run: Run) -> None:
+    blaming = collect(run, Scope())[0].finding
+    assert not any(row.is_culprit for row in drawn(run, replace(blaming, remedy=None)).rows)
+
+
+def test_a_run_without_steps_has_no_such_picture(open_real: Callable[[Path], Run]) -> None:
+    run = open_real(DATA / "seqpar-gloo4-slow2")
+    assert step_picture(run, Scope(whole_file=True), None) is not None, (
+        "steps are known, whatever figures cover"
+    )
+    assert step_picture(run, Scope(frozenset({77})), None) is None
+
+
+def test_of_many_ranks_some_are_drawn() -> None:
+    ranks = list(range(1024))
+    assert _chosen(ranks[:4], (), None, []) == [0, 1, 2, 3]
+    chosen = _chosen(ranks, (137,), None, list(range(128, 160)))
+    assert len(chosen) <= MOST_RANKS and 137 in chosen and sum(128 <= rank < 160 for rank in chosen) > 8
+
+
+def test_the_caption_says_what_is_drawn(run: Run) -> None:
+    picture = drawn(run, collect(run, Scope())[0].finding)
+    text = caption(picture)
+    assert text.startswith(f"Step {picture.step} on all ranks, clocks aligned to ±")
+    assert caption(replace(picture, ranks=1024, clock_error_ns=None, arrival=None)) == (
+        f"Step {picture.step} on 4 of 1,024 ranks."
+    )
+    assert step_picture_chart(picture, NARROW).width == NARROW
