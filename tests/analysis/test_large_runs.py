@@ -14,9 +14,6 @@ from rankscope.analysis.across_ranks.lateness import _between, _middle_of_others
 from rankscope.analysis.across_ranks.rank_activity import TimeSplit, time_split
 from rankscope.analysis.core.intervals import Axis, Intervals, Ints
 from rankscope.analysis.core.scope import Scope
-from rankscope.analysis.critical_path import savings, scenarios
-from rankscope.analysis.critical_path.report import critical
-from rankscope.analysis.critical_path.whatif import whatif
 from rankscope.bench.synthetic.cluster import Fault, Job, simulate
 from rankscope.bench.synthetic.cluster_trace import write_traces
 from rankscope.store.ingest import ingest
@@ -88,21 +85,6 @@ def test_how_much_the_other_ranks_differ() -> None:
         others = np.delete(mean, rank)
         expected = 1.4826 * np.median(np.abs(others - np.median(others)))
         assert _between(mean)[rank] == pytest.approx(expected, rel=1e-12)
-
-
-def test_a_large_run_takes_a_share_and_says_so(again: OpenAgain, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = critical(again(), Scope(steps=(1, 1)))
-    monkeypatch.setattr(savings, "MOST_GRAPH_EVENTS", 10)
-    monkeypatch.setattr(savings, "_SHARE_EVENTS", 10)
-    share = critical(again(), Scope(steps=(0, 2)))
-    assert any("computed from step 1 of all ranks" in note for note in share.notes)
-    assert share.rows == whole.rows, "the same ranks and steps give the same path"
-    monkeypatch.setattr(savings, "_SHARE_RANKS", 2)
-    share = critical(again(), Scope(steps=(0, 2)))
-    assert any("step 1 of the 2 ranks that others waited for most" in note for note in share.notes)
-    assert 2 in {row["rank"] for row in share.rows}, "the late rank"
-    (row,) = whatif(again(), Scope(), [scenarios.rank_at_median(0)]).rows  # a named rank is in the share
-    assert row["what"] == "rank 0 at the median"
 
 
 def test_a_part_of_a_run_is_on_the_time_axis_of_all(again: OpenAgain) -> None:
