@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rankscope.analysis.across_ranks.heatmap import CLASSES, buckets, rank_times, time_maps
+from rankscope.analysis.across_ranks.heatmap import CLASSES, buckets, late_by_rank, rank_times, time_maps
 from rankscope.analysis.core.intervals import Intervals
 from rankscope.analysis.core.result import Result
 from rankscope.analysis.core.scope import Scope, steps_in_scope
@@ -24,6 +24,8 @@ from rankscope.views.charts.svg import Drawing, step_path, text_width
 _MOST_ROWS = 128
 """Of more ranks, those of a node share a row; the late ones have their own, above."""
 _MOST_LATE_ROWS = 16
+_SORTED_FROM = 64
+"""More ranks than this are sorted by lateness: no one looks for a rank by its number."""
 _MOST_CELLS = 26_000
 """Rows times intervals: keeps the report small."""
 _TALLEST = 1100.0
@@ -135,6 +137,10 @@ def rank_heatmap(run: Run, scope: Scope, alarming: Collection[int] = ()) -> Char
     times = [time for time in rank_times(run, scope, ranks) if time.bounds]
     if not times:
         raise _empty(scope)
+    by_lateness = len(ranks) > _SORTED_FROM
+    if by_lateness:
+        late = late_by_rank(run, scope)
+        times.sort(key=lambda time: -late.get(time.rank, 0.0))
     low = min(time.bounds[0] for time in times if time.bounds)
     high = max(time.bounds[1] for time in times if time.bounds)
     intervals = int(np.clip(_MOST_CELLS // len(times), 48, 480))
@@ -150,6 +156,7 @@ def rank_heatmap(run: Run, scope: Scope, alarming: Collection[int] = ()) -> Char
         rows.append(Row(label, shares.tolist(), tip_of(label, parts), time.rank in alarming, blank))
     steps, step_note = _steps(run, scope, times[0].rank, low, high)
     step_note += "; blank: not recorded" * any(row.unrecorded for row in rows)
+    step_note += "; the latest ranks first" * by_lateness
     what = _activity(all(time.on_host for time in times))
     return heatmap(_TITLE, f"{scope.window}; {what}{step_note}", rows, edges.tolist(), steps)
 
@@ -181,7 +188,10 @@ def _bucketed(run: Run, scope: Scope, ranks: Sequence[int], alarming: Collection
     if not known:
         raise _empty(scope)
     late = [rank for rank in known if rank in alarming][:_MOST_LATE_ROWS]
-    groups = {f"rank {rank}": [rank] for rank in late} | buckets(run, known, _MOST_ROWS - _MOST_LATE_ROWS)
+    late_ns = late_by_rank(run, scope)
+    rows_of = buckets(run, known, _MOST_ROWS - _MOST_LATE_ROWS)
+    by_lateness = sorted(rows_of.items(), key=lambda row: -max(late_ns.get(rank, 0.0) for rank in row[1]))
+    groups = {f"rank {rank}": [rank] for rank in late} | dict(by_lateness)
     begins = {rank: run.origin_ns(rank) for rank in known}
     low = min(maps[rank].low + begins[rank] for rank in known)
     high = max(maps[rank].high + begins[rank] for rank in known)
@@ -196,6 +206,9 @@ def _bucketed(run: Run, scope: Scope, ranks: Sequence[int], alarming: Collection
         whose = label if len(members) == 1 else f"{label}: mean of {len(members)} ranks"
         rows.append(Row(label, shares.tolist(), tip_of(whose, parts), label == f"rank {members[0]}"))
     steps, step_note = _steps(run, scope, known[0], low, high)
-    shown = f"{len(known)} ranks in {len(groups) - len(late)} rows" + "; late ranks above" * bool(late)
+    shown = (
+        f"{len(known)} ranks in {len(groups) - len(late)} rows, the latest first"
+        + "; late ranks above" * bool(late)
+    )
     what = _activity(all(maps[rank].on_host for rank in known))
     return heatmap(_TITLE, f"{scope.window}; {what}; {shown}{step_note}", rows, edges.tolist(), steps)

@@ -37,13 +37,16 @@ class RankGraph:
     on_host: Ints
     fixed: Ints
     """1 where a recording begins: what was before is not known, so it stays where it is."""
-    to: Ints
-    """By way, as the rest. The first of a point determined its recorded time."""
+    ways: Ints
+    """By point: the number of ways that lead to it. The first determined its recorded time."""
     origin: Ints
+    """By way, as the next two: the point where it begins."""
     sync: Ints
     """The synchronising call on the way that waited for the device: an index into `syncs`, or NONE."""
-    spent: tuple[Ints, ...]
-    """By class: time from the end of `origin` to the start of `to`."""
+    classes: Ints
+    """The classes in which it spends time: bit N for the class N of PATH_CLASSES."""
+    spent: Ints
+    """The times in these classes, way by way: most have two or three of ten."""
     syncs: tuple[str, ...]
     lost: int
     """GPU events without a launch in the file."""
@@ -113,12 +116,14 @@ def _of_graph(run: Run, graph: Graph, rows: Collectives) -> dict[int, RankGraph]
         names = unique_values(ways.sync[own])
         names = names[names != NONE]
         sync = np.where(ways.sync[own] == NONE, NONE, np.searchsorted(names, ways.sync[own]))
+        spends = ways.spent[:, own].T != 0
         found[of_rank] = RankGraph(
             **values,
-            to=ways.to[own] - mine.start,
+            ways=np.bincount(ways.to[own] - mine.start, minlength=mine.stop - mine.start),
             origin=ways.origin[own] - mine.start,
             sync=sync,
-            spent=tuple(ways.spent[:, own]),
+            classes=spends @ (1 << np.arange(spends.shape[1])),
+            spent=ways.spent[:, own].T[spends],
             syncs=tuple(graph.names[name] for name in names.tolist()),
             lost=int(lost[number]),
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 
@@ -150,16 +150,11 @@ def reduced_graph(run: Run, scope: Scope) -> ReducedGraph:
     inside = np.ones(len(rank), dtype=bool)
     if scope.steps is not None:
         inside = (points["step"] >= scope.steps[0]) & (points["step"] <= scope.steps[1])
-    to = np.concatenate([_NO_INTS, *(part.to + at for part, at in zip(parts, first.tolist(), strict=False))])
-    origin = np.concatenate(
-        [_NO_INTS, *(part.origin + at for part, at in zip(parts, first.tolist(), strict=False))]
-    )
+    to = np.repeat(np.arange(len(rank)), _joined(parts, "ways"))
+    origin = _joined(parts, "origin") + np.repeat(first[:-1], [len(part.origin) for part in parts])
     used = inside[to]
     syncs = tuple(sorted({name for part in parts for name in part.syncs}))
-    spent = tuple(
-        np.concatenate([_NO_INTS, *(part.spent[kind] for part in parts)])[used]
-        for kind in range(len(PATH_CLASSES))
-    )
+    spent = tuple(time[used] for time in _by_class(_joined(parts, "classes"), _joined(parts, "spent")))
     match, collectives = _matched(run.collectives, ranks, rank, points, start, end, inside)
     fixed = _joined(parts, "fixed").astype(bool)
     fixed |= np.bincount(to, minlength=len(rank)) == 0
@@ -196,6 +191,19 @@ _NO_INTS = np.empty(0, dtype=np.int64)
 
 def _joined(parts: Sequence[RankGraph], name: str) -> Ints:
     return np.concatenate([_NO_INTS, *(getattr(part, name) for part in parts)])
+
+
+def _by_class(classes: Ints, spent: Ints) -> Iterator[Ints]:
+    """For each class the time of all ways, from the times that are not 0."""
+    place = np.zeros(len(classes), dtype=np.int64)
+    counts = sum((classes >> kind) & 1 for kind in range(len(PATH_CLASSES)))
+    place[1:] = np.cumsum(counts)[:-1]
+    for kind in range(len(PATH_CLASSES)):
+        has = ((classes >> kind) & 1).astype(bool)
+        time = np.zeros(len(classes), dtype=np.int64)
+        time[has] = spent[place[has]]
+        place += has
+        yield time
 
 
 def _renumbered(part: RankGraph, syncs: Sequence[str]) -> Ints:
