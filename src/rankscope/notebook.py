@@ -291,9 +291,19 @@ class OpenRun:
         """What costs most, and what can be done about it?"""
         return self._ask(REPORTS["findings"], None, ranks, steps, top)
 
-    def breakdown(self, *, ranks: Ranks = None, steps: Steps = None, top: int | None = None) -> Answer:
-        """Where did the time go: compute, communication, copies, idle?"""
-        return self._ask(REPORTS["breakdown"], None, ranks, steps, top)
+    def breakdown(
+        self,
+        *,
+        by: Literal["node", "group"] | None = None,
+        ranks: Ranks = None,
+        steps: Steps = None,
+        top: int | None = None,
+    ) -> Answer:
+        """Where did the time go: compute, communication, copies, idle?
+
+        by: 'node', 'group'.
+        """
+        return self._ask(REPORTS["breakdown"], by, ranks, steps, top)
 
     def overlap(
         self,
@@ -477,13 +487,33 @@ class OpenRun:
         """
         return self._ask(REPORTS["roofline"], by, ranks, steps, top)
 
-    def collectives(self, *, ranks: Ranks = None, steps: Steps = None, top: int | None = None) -> Answer:
-        """How fast are collectives, and how long do ranks wait in them?"""
-        return self._ask(REPORTS["collectives"], None, ranks, steps, top)
+    def collectives(
+        self,
+        *,
+        by: Literal["group"] | None = None,
+        ranks: Ranks = None,
+        steps: Steps = None,
+        top: int | None = None,
+    ) -> Answer:
+        """How fast are collectives, and how long do ranks wait in them?
 
-    def stragglers(self, *, ranks: Ranks = None, steps: Steps = None, top: int | None = None) -> Answer:
-        """Which rank delays the others, and why?"""
-        return self._ask(REPORTS["stragglers"], None, ranks, steps, top)
+        by: 'group'.
+        """
+        return self._ask(REPORTS["collectives"], by, ranks, steps, top)
+
+    def stragglers(
+        self,
+        *,
+        by: Literal["node", "group"] | None = None,
+        ranks: Ranks = None,
+        steps: Steps = None,
+        top: int | None = None,
+    ) -> Answer:
+        """Which rank delays the others, and why?
+
+        by: 'node', 'group'.
+        """
+        return self._ask(REPORTS["stragglers"], by, ranks, steps, top)
 
     def clocks(self, *, ranks: Ranks = None, steps: Steps = None, top: int | None = None) -> Answer:
         """How far apart are the clocks of the ranks?"""

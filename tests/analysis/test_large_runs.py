@@ -8,15 +8,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rankscope.analysis.across_ranks import heatmap, rank_activity
+from rankscope.analysis.across_ranks import by_group, heatmap, rank_activity
 from rankscope.analysis.across_ranks.heatmap import rank_times, time_maps
 from rankscope.analysis.across_ranks.lateness import _between, _middle_of_others
 from rankscope.analysis.across_ranks.rank_activity import TimeSplit, time_split
+from rankscope.analysis.across_ranks.stragglers import stragglers
 from rankscope.analysis.core.intervals import Axis, Intervals, Ints
+from rankscope.analysis.core.result import Result
 from rankscope.analysis.core.scope import Scope
-from rankscope.analysis.critical_path import savings, scenarios
-from rankscope.analysis.critical_path.report import critical
-from rankscope.analysis.critical_path.whatif import whatif
+from rankscope.analysis.questions import QUESTIONS
 from rankscope.bench.synthetic.cluster import Fault, Job, simulate
 from rankscope.bench.synthetic.cluster_trace import write_traces
 from rankscope.store.ingest import ingest
@@ -90,21 +90,6 @@ def test_how_much_the_other_ranks_differ() -> None:
         assert _between(mean)[rank] == pytest.approx(expected, rel=1e-12)
 
 
-def test_a_large_run_takes_a_share_and_says_so(again: OpenAgain, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = critical(again(), Scope(steps=(1, 1)))
-    monkeypatch.setattr(savings, "MOST_GRAPH_EVENTS", 10)
-    monkeypatch.setattr(savings, "_SHARE_EVENTS", 10)
-    share = critical(again(), Scope(steps=(0, 2)))
-    assert any("computed from step 1 of all ranks" in note for note in share.notes)
-    assert share.rows == whole.rows, "the same ranks and steps give the same path"
-    monkeypatch.setattr(savings, "_SHARE_RANKS", 2)
-    share = critical(again(), Scope(steps=(0, 2)))
-    assert any("step 1 of the 2 ranks that others waited for most" in note for note in share.notes)
-    assert 2 in {row["rank"] for row in share.rows}, "the late rank"
-    (row,) = whatif(again(), Scope(), [scenarios.rank_at_median(0)]).rows  # a named rank is in the share
-    assert row["what"] == "rank 0 at the median"
-
-
 def test_a_part_of_a_run_is_on_the_time_axis_of_all(again: OpenAgain) -> None:
     run = again()
     part = run.only([1, 3], on_its_axis=True)
@@ -118,7 +103,6 @@ def test_the_peers_of_a_late_rank_are_a_share_of_many(
     again: OpenAgain, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     from rankscope.analysis.across_ranks import straggler_cause
-    from rankscope.analysis.across_ranks.stragglers import stragglers
 
     (whole,) = stragglers(again(), Scope(steps=(0, 2))).findings
     monkeypatch.setattr(straggler_cause, "_MOST_PEERS", 2)
@@ -138,12 +122,15 @@ def test_many_ranks_share_rows_of_the_heat_map(again: OpenAgain, monkeypatch: py
     monkeypatch.setattr(heatmap_chart, "_MOST_ROWS", 3)
     monkeypatch.setattr(heatmap_chart, "_MOST_LATE_ROWS", 1)
     chart = heatmap_chart.rank_heatmap(run, scope, [2])
-    assert "4 ranks in 2 rows; late ranks above" in chart.subtitle
-    assert [label for label in ("rank 2", "ranks 0-1", "ranks 2-3") if label in chart.body] == [
-        "rank 2",
-        "ranks 0-1",
-        "ranks 2-3",
-    ]
+    assert "4 ranks in 2 rows, the latest first; late ranks above" in chart.subtitle
+    places = [chart.body.index(f">{label}<") for label in ("rank 2", "ranks 2-3", "ranks 0-1")]
+    assert places == sorted(places), "by lateness"
+    monkeypatch.setattr(heatmap_chart, "_MOST_ROWS", 4)
+    assert "the latest ranks first" not in heatmap_chart.rank_heatmap(run, scope).subtitle
+    monkeypatch.setattr(heatmap_chart, "_SORTED_FROM", 3)
+    chart = heatmap_chart.rank_heatmap(run, scope)
+    assert "the latest ranks first" in chart.subtitle
+    assert chart.body.index(">rank 2<") == min(chart.body.index(f">rank {rank}<") for rank in range(4))
 
 
 def test_ranks_of_a_node_share_a_row(again: OpenAgain, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,3 +138,52 @@ def test_ranks_of_a_node_share_a_row(again: OpenAgain, monkeypatch: pytest.Monke
     monkeypatch.setattr(heatmap, "nodes", lambda run: hosts)
     assert heatmap.buckets(again(), [0, 1, 2, 3], 2) == {"a": [0, 2], "b": [1, 3]}
     assert list(heatmap.buckets(again(), [0, 1, 2, 3], 1)) == ["ranks 0-3"], "too many nodes"
+
+
+def by(run: Run, report: str, key: str) -> Result:
+    return QUESTIONS[report].analyse(run, Scope(), key)
+
+
+def test_a_row_for_each_node(again: OpenAgain, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = again()
+    monkeypatch.setattr(by_group, "nodes", lambda run: {0: "a", 1: "a", 2: "b", 3: "b"})
+    each = {
+        row["rank"]: row
+        for row in QUESTIONS["breakdown"].analyse(run, Scope(), None).rows
+        if row["step"] is None
+    }
+    rows = by(run, "breakdown", "node").rows
+    assert [(row["node"], row["ranks"]) for row in rows] == [("b", "2-3"), ("a", "0-1")], "most compute first"
+    assert rows[0]["compute_ns"] == round((each[2]["compute_ns"] + each[3]["compute_ns"]) / 2)
+    assert min(each[0]["overlap_pct"], each[1]["overlap_pct"]) <= rows[1]["overlap_pct"]
+    late = by(run, "stragglers", "node")
+    assert late.rows[0]["node"] == "b" and late.rows[0]["worst_rank"] == 2
+    (finding,) = stragglers(run, Scope(steps=(0, 2))).findings
+    assert [one.title for one in late.findings] == [finding.title]
+    caused = [row["caused_wait_ns"] for row in stragglers(run, Scope(steps=(0, 2))).rows]
+    assert sum(row["caused_wait_ns"] for row in late.rows) == sum(caused)
+    monkeypatch.setattr(by_group, "nodes", lambda run: {})
+    assert any("hosts of the ranks are not recorded" in note for note in by(run, "breakdown", "node").notes)
+
+
+def test_a_row_for_each_group(again: OpenAgain) -> None:
+    run = again()
+    groups = {(row["axis"], row["ranks"]) for row in by(run, "stragglers", "group").rows}
+    assert groups == {("dp", "0,2"), ("dp", "1,3"), ("tp", "0-1"), ("tp", "2-3")}
+    rows = by(run, "collectives", "group").rows
+    assert {(row["axis"], row["groups"]) for row in rows} >= {("tp", 2), ("dp", 2)}
+    each = QUESTIONS["collectives"].analyse(run, Scope(), None).rows
+    slowest = max(row["transfer_ns"] for row in each)
+    assert max(row["slowest_transfer_ns"] for row in rows) == slowest
+
+
+def test_pipeline_stages_are_groups(tmp_path: Path) -> None:
+    job = Job(data=2, stages=2, steps=2, layers=1, micro_batches=2, seed=1)
+    write_traces(job, simulate(job), tmp_path)
+    rows = by(Run(ingest([tmp_path])), "breakdown", "group").rows
+    assert {(row["axis"], row["group"], row["ranks"]) for row in rows} == {
+        ("pp", "stage 0", "0-1"),
+        ("pp", "stage 1", "2-3"),
+        ("dp", "of rank 0", "0-1"),
+        ("dp", "of rank 2", "2-3"),
+    }

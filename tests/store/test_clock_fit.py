@@ -7,7 +7,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rankscope.store.clocks import fit as clock_fit
+from rankscope.store.clocks import by_cluster
+from rankscope.store.clocks.by_cluster import fit_many
 from rankscope.store.clocks.fit import Fit, Sightings, few_moments, fit
 
 SPAN_NS = 200_000_000
@@ -162,13 +163,38 @@ def test_a_class_with_one_moment_is_as_uncertain_as_the_others() -> None:
     assert found.tells.sum() == 120 and (found.offset_error[2:] > 5_000).all()
 
 
-def test_many_clocks_are_solved_by_elimination(monkeypatch: pytest.MonkeyPatch) -> None:
+NODES = [list(range(first, first + 4)) for first in range(0, 24, 4)]
+ACROSS = [list(range(first, 24, 4)) for first in range(4)]
+
+
+@pytest.mark.parametrize(
+    "groups", [[*NODES, *ACROSS], [list(range(24))], [*NODES[:3], *NODES[3:], [0, 4, 8], [12, 16, 20]]]
+)
+@pytest.mark.parametrize("noise_ns", [0, 500])
+def test_many_clocks_are_fitted_by_cluster(
+    groups: list[list[int]], noise_ns: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rng = np.random.default_rng(2)
-    offset, drift = rng.normal(0, 1e6, 4), rng.normal(0, 2e-5, 4)
-    offset[0] = drift[0] = 0
-    seen = sightings([[0, 1, 2, 3]], offset, drift, 60, 500, 1)
-    few = fit(seen, 4)
-    monkeypatch.setattr(clock_fit, "_MANY_UNKNOWNS", 1)
-    many = fit(seen, 4)
-    assert np.allclose(many.offset, few.offset, atol=1e-3) and np.allclose(many.drift, few.drift, atol=1e-12)
-    assert np.allclose(many.offset_error, few.offset_error, rtol=1e-6)
+    offset, drift = rng.normal(0, 1e6, 24), rng.normal(0, 2e-5, 24)
+    seen = sightings(groups, offset, drift, 40 * len(groups), noise_ns, 1)
+    together = fit(seen, 24)
+    monkeypatch.setattr(by_cluster, "MOST_TOGETHER", 5)
+    monkeypatch.setattr(by_cluster, "_MOST_IN_CLUSTER", 4)
+    found = fit_many(seen, 24)
+    assert (found.part == together.part).all() and (found.tells == together.tells).all()
+    planted = offset - offset[found.part], drift - drift[found.part]
+    middle = SPAN_NS / 2
+    wrong = ahead(found, middle) - (planted[0] + planted[1] * middle)
+    # The drift of the first clock, over its offset, is left out of what was planted: 20 ns.
+    assert np.abs(wrong).max() <= 20 + 4 * found.offset_error.max()
+    assert np.abs(ahead(found, middle) - ahead(together, middle)).max() <= 3 + noise_ns
+    assert found.offset_error.max() <= 3 * together.offset_error.max() + 1, "no worse by much"
+    assert (
+        np.abs(np.median(np.abs(found.residual)) - np.median(np.abs(together.residual))) <= 1 + noise_ns / 5
+    )
+    assert found.spread == pytest.approx(together.spread, rel=0.3, abs=1)
+
+
+def test_a_thousand_clocks_without_a_common_moment() -> None:
+    pairs = sightings([[0, 1], [2, 3]], np.zeros(200), np.zeros(200), 20, 0, 1)
+    assert (fit_many(pairs, 200).part[4:] == np.arange(4, 200)).all()

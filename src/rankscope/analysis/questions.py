@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from rankscope.analysis.across_ranks.bubbles import bubbles
+from rankscope.analysis.across_ranks.by_group import KEYS, breakdown_by, collectives_by, stragglers_by
 from rankscope.analysis.across_ranks.clocks import clocks
-from rankscope.analysis.across_ranks.collectives import collectives
 from rankscope.analysis.across_ranks.layout import groups, layout
-from rankscope.analysis.across_ranks.stragglers import stragglers
 from rankscope.analysis.core.cache import once_per_run
 from rankscope.analysis.core.report import Analyse, Report
 from rankscope.analysis.core.result import Finding, Result
@@ -21,7 +20,6 @@ from rankscope.analysis.health.flight import flight
 from rankscope.analysis.memory.allocators import allocators
 from rankscope.analysis.memory.fragments import fragments
 from rankscope.analysis.memory.usage import memory
-from rankscope.analysis.within_rank.breakdown import breakdown
 from rankscope.analysis.within_rank.dataloader import dataloader
 from rankscope.analysis.within_rank.event_tables import annotated, api, kernels, memcpy, steps
 from rankscope.analysis.within_rank.idle import idle
@@ -74,7 +72,12 @@ def _placed(finding: Finding, result: Result) -> Finding:
 QUESTIONS = {
     report.name: replace(report, analyse=in_window(report.analyse))
     for report in (
-        Report("breakdown", "Where did the time go: compute, communication, copies, idle?", breakdown),
+        Report(
+            "breakdown",
+            "Where did the time go: compute, communication, copies, idle?",
+            breakdown_by,
+            KEYS,
+        ),
         Report(
             "overlap",
             "Is communication hidden behind compute, and behind what?",
@@ -134,10 +137,17 @@ QUESTIONS = {
         Report(
             "collectives",
             "How fast are collectives, and how long do ranks wait in them?",
-            collectives,
+            collectives_by,
+            ("group",),
             finds=True,
         ),
-        Report("stragglers", "Which rank delays the others, and why?", stragglers, finds=True),
+        Report(
+            "stragglers",
+            "Which rank delays the others, and why?",
+            stragglers_by,
+            KEYS,
+            finds=True,
+        ),
         Report("clocks", "How far apart are the clocks of the ranks?", clocks, finds=True),
         Report(
             "layout",

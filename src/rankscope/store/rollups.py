@@ -16,7 +16,7 @@ from rankscope.private_files import make_private_folder
 from rankscope.store.checksums import DamagedFileError, read_checked_text, write_checked_text
 
 FOLDER = "rollups"
-_VERSION = 1
+_VERSION = 2
 
 Content = dict[str, Any]
 """Results by name, as JSON values."""

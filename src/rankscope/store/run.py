@@ -417,12 +417,18 @@ class Run:
         elif self._clock_mode == "aligned" and (known := kept.load(self.store, made_from)):
             return known
         else:
-            with self._reading():
-                self.define(*((COLLECTIVES, TRACKS) if self.has(COLLECTIVES) else (COLLECTIVES,)))
-                rows = matched_collectives(self.connection, self.timelines)
+            rows = matched_collectives(self.own_collectives(), self.timelines)
         if self.keeps_results:
             kept.save(self.store, made_from, rows)
         return rows
+
+    def own_collectives(self) -> Collectives:
+        """The collectives of each rank without those of the others: they are not matched, and need no clocks."""
+        from rankscope.store.collectives.loading import load_collectives
+
+        with self._reading():
+            self.define(*((COLLECTIVES, TRACKS) if self.has(COLLECTIVES) else (COLLECTIVES,)))
+            return load_collectives(self.connection, self.timelines)
 
     def rows(self, sql: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]:
         with self._reading():

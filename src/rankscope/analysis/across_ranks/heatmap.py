@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from rankscope.analysis.across_ranks.lateness import lateness
 from rankscope.analysis.across_ranks.nodes import nodes
 from rankscope.analysis.core.event_sets import (
     Activity,
@@ -171,3 +172,9 @@ def buckets(run: Run, ranks: Sequence[int], most: int) -> dict[str, list[int]]:
     size = -(-len(ranks) // most)
     chunks = [list(ranks[first : first + size]) for first in range(0, len(ranks), size)]
     return {f"ranks {as_ranges(chunk)}": chunk for chunk in chunks}
+
+
+def late_by_rank(run: Run, scope: Scope) -> dict[int, float]:
+    """How much longer each rank takes than its peers, over the steps in scope."""
+    late = lateness(run, Scope(steps=scope.steps))
+    return dict(zip(late.ranks, late.own.sum(axis=1).tolist(), strict=True)) if late else {}

@@ -13,6 +13,7 @@ from rankscope.analysis.core.result import Fact
 from rankscope.analysis.core.rollups import part_of
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.core.step_times import periods
+from rankscope.analysis.within_rank.kernel_sums import kernel_sums
 from rankscope.collective_kinds import KINDS
 from rankscope.model import DATALOADER_PATTERN
 from rankscope.ranges import as_ranges
@@ -59,9 +60,7 @@ def straggler_cause(run: Run, scope: Scope, late: LateRank) -> StragglerCause:
     """What to say about the cause."""
     find = {"compute": _compute, "copy": _copy, "dataloader": _dataloader, "host": _host, "link": _link}
     if late.cause in find:
-        compared = _compared(run, late)
-        events = run if late.cause == "link" else part_of(run, compared)
-        return find[late.cause](events, Scope(compared, scope.steps), late)
+        return find[late.cause](run, Scope(_compared(run, late), scope.steps), late)
     return StragglerCause(
         f"it waits {format_rounded('ns', late.extra_ns)} longer in other collectives", hint=_COMPARE
     )
@@ -119,14 +118,31 @@ def bare_name(kernel: str) -> str:
 _IS_DATALOADER = f"category = 'user_annotation' AND regexp_matches(name, {sql_text(DATALOADER_PATTERN)})"
 
 
-def _totals(table: str, time: str, where: str, window: Scope) -> str:
-    totals = f"SELECT rank, name, sum({time})::DOUBLE FROM {table}"
-    return f"{totals} WHERE {where} AND {window.where()} GROUP BY ALL"
+Totals = list[tuple[int, str, float]]
+"""Rank, name and time."""
 
 
-def _most_extra(run: Run, sql: str, late: LateRank) -> _Extra | None:
-    """From rows (rank, name, time): the name whose time exceeds the median of the other ranks most."""
-    rows = run.rows(sql)
+def _totals(run: Run, table: str, time: str, where: str, window: Scope) -> Totals:
+    return part_of(run, window.ranks).rows(
+        f"SELECT rank, name, sum({time})::DOUBLE FROM {table} WHERE {where} AND {window.where()} GROUP BY ALL"
+    )
+
+
+def _kernel_totals(run: Run, window: Scope) -> Totals:
+    """Of the kernels that compute."""
+    known = kernel_sums(run, window)
+    if known is None:
+        return _totals(run, "gpu", "dur_ns", "class = 'COMPUTE'", window)
+    return [
+        (rank, one.name, float(one.total_ns))
+        for rank, own in known.items()
+        for one in own
+        if one.kind == "COMPUTE"
+    ]
+
+
+def _most_extra(rows: Totals, late: LateRank) -> _Extra | None:
+    """The name whose time exceeds the median of the other ranks most."""
     ranks = sorted({row[0] for row in rows} | {late.rank})
     names = sorted({row[1] for row in rows})
     if not names:
@@ -148,11 +164,11 @@ def _most_extra(run: Run, sql: str, late: LateRank) -> _Extra | None:
 def _compute(run: Run, window: Scope, late: LateRank) -> StragglerCause:
     rank = late.rank
     on_gpu = has_gpu(run, Scope())
-    table, where = (
-        ("gpu", "class = 'COMPUTE'") if on_gpu else ("slices", "category = 'cpu_op' AND self_ns > 0")
-    )
-    time = "dur_ns" if on_gpu else "self_ns"
-    top = _most_extra(run, _totals(table, time, where, window), late)
+    if on_gpu:
+        totals = _kernel_totals(run, window)
+    else:
+        totals = _totals(run, "slices", "self_ns", "category = 'cpu_op' AND self_ns > 0", window)
+    top = _most_extra(totals, late)
     if top is None:
         return StragglerCause(f"it computes {format_rounded('ns', late.extra_ns)} longer", hint=_COMPARE)
     place = top
@@ -164,7 +180,7 @@ def _compute(run: Run, window: Scope, late: LateRank) -> StragglerCause:
     report = "kernels" if on_gpu else "ops"
     return StragglerCause(
         title,
-        f"{top.evidence}{_source(run, window, rank, top.name, table)}",
+        f"{top.evidence}{_source(run, window, rank, top.name, 'gpu' if on_gpu else 'slices')}",
         f"{_what_to_do(place, late)} List its {report}: rankscope stats RUN -r {report} --by rank --ranks {rank}",
         top.facts(report, rank),
     )
@@ -181,7 +197,7 @@ def _what_to_do(place: _Extra, late: LateRank) -> str:
 def _annotation_around(run: Run, window: Scope, late: LateRank, top: _Extra) -> _Extra | None:
     """The innermost annotation of the program that contains most of the extra time of a kernel, if there is one."""
     rank, steps = late.rank, late.steps
-    rows = run.rows(
+    rows = part_of(run, frozenset({rank})).rows(
         f"""
         WITH launched AS (
             SELECT g.segment, g.launch_track AS track, g.launch_ns AS at, g.dur_ns FROM gpu g
@@ -200,11 +216,8 @@ def _annotation_around(run: Run, window: Scope, late: LateRank, top: _Extra) -> 
     if not rows or rows[0][1] < _ANNOTATED_SHARE * (top.mine_ns - top.median_ns) * steps:
         return None
     name, inside_ns = rows[0]
-    spans = _most_extra(
-        run,
-        _totals("slices", "dur_ns", f"category = 'gpu_user_annotation' AND name = {sql_text(name)}", window),
-        late,
-    )
+    same = f"category = 'gpu_user_annotation' AND name = {sql_text(name)}"
+    spans = _most_extra(_totals(run, "slices", "dur_ns", same, window), late)
     if spans is None or not spans.median_ns:  # no other rank has this annotation
         return _Extra(name, inside_ns / steps, 0.0)
     return spans
@@ -212,7 +225,7 @@ def _annotation_around(run: Run, window: Scope, late: LateRank, top: _Extra) -> 
 
 def _source(run: Run, window: Scope, rank: int, name: str, table: str) -> str:
     """The op that launched a kernel, and its line of Python, where they were recorded."""
-    rows = run.rows(
+    rows = part_of(run, frozenset({rank})).rows(
         f"""
         SELECT o.name, p.name FROM {table} g
         LEFT JOIN slices o ON o.rank = g.rank AND o.segment = g.segment AND o.id = g.op
@@ -229,7 +242,7 @@ def _source(run: Run, window: Scope, rank: int, name: str, table: str) -> str:
 
 
 def _copy(run: Run, window: Scope, late: LateRank) -> StragglerCause:
-    top = _most_extra(run, _totals("gpu", "dur_ns", "class = 'COPY'", window), late)
+    top = _most_extra(_totals(run, "gpu", "dur_ns", "class = 'COPY'", window), late)
     hint = f"List its copies: rankscope stats RUN -r memcpy --by rank --ranks {late.rank}"
     if top is None:
         return StragglerCause(f"its copies take {format_rounded('ns', late.extra_ns)} longer", hint=hint)
@@ -240,7 +253,7 @@ def _copy(run: Run, window: Scope, late: LateRank) -> StragglerCause:
 
 
 def _dataloader(run: Run, window: Scope, late: LateRank) -> StragglerCause:
-    top = _most_extra(run, _totals("slices", "dur_ns", _IS_DATALOADER, window), late)
+    top = _most_extra(_totals(run, "slices", "dur_ns", _IS_DATALOADER, window), late)
     return StragglerCause(
         f"it waits {format_rounded('ns', late.extra_ns)} longer for data",
         top.evidence if top else "",
@@ -295,6 +308,7 @@ def _host(run: Run, window: Scope, late: LateRank) -> StragglerCause:
         for period in periods(run, Scope(frozenset({late.rank}), window.steps))
         if period.step == late.worst_step
     ]
+    run = part_of(run, frozenset({late.rank}))
     gap = longest_gap(run, late.rank, spans[0]) if spans else None
     if gap is None or gap.dur_ns < late.extra_ns / 2:
         return StragglerCause(title, hint=_host_hint(run, late.rank, None))

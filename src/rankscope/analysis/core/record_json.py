@@ -1,12 +1,11 @@
 """Records as JSON values and back, by the types of their fields: no code in a file can be run by reading it.
 
 A record is a dataclass or a named tuple of numbers, texts, tuples, dictionaries with texts as keys, integer arrays,
-and records. A record becomes the list of its values, an array the text of its bytes.
+and records. A record becomes the list of its values, an array its type and the text of its bytes.
 """
 
 from __future__ import annotations
 
-from base64 import b64decode, b64encode
 from collections.abc import Callable
 from dataclasses import fields
 from types import NoneType, UnionType
@@ -15,7 +14,7 @@ from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
 import numpy as np
 from numpy.typing import NDArray
 
-_BYTES = "<i8"
+from rankscope.store.packed_arrays import packed, unpacked
 
 
 class Codec(NamedTuple):
@@ -31,10 +30,7 @@ def _same(value: Any) -> Any:
 
 _PLAIN = Codec(_same, _same)
 _TUPLE = Codec(list, tuple)
-_ARRAY = Codec(
-    lambda array: b64encode(array.astype(_BYTES).tobytes()).decode("ascii"),
-    lambda text: np.frombuffer(b64decode(text), _BYTES).astype(np.int64, copy=False),
-)
+_ARRAY = Codec(packed, lambda value: unpacked(*value))
 
 
 def codec_of(kind: Any) -> Codec:

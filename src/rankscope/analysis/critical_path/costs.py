@@ -12,7 +12,7 @@ from dataclasses import replace
 from rankscope.analysis.core.result import Change, Fact, Finding, Found, Remedy, Row
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.core.step_times import step_count
-from rankscope.analysis.critical_path.savings import replayed, sample, scenario_of
+from rankscope.analysis.critical_path.savings import replay_for_costs, scenario_of
 from rankscope.analysis.critical_path.scenarios import Scenario
 from rankscope.analysis.within_rank.breakdown import breakdown
 from rankscope.store.run import Run
@@ -34,9 +34,9 @@ _CLAIMED = 0.98
 class _Prices:
     """Replays with more and more changes."""
 
-    def __init__(self, run: Run, scope: Scope, named: Sequence[int]) -> None:
+    def __init__(self, run: Run, scope: Scope) -> None:
         self.run = run
-        self.replayed = replayed(run, sample(run, scope, named))
+        self.replayed = replay_for_costs(run, scope)
         self.limits = _limits(breakdown(run, scope).rows, step_count(run, scope))
         self.claimed: list[Scenario] = []
         self.total = 0.0
@@ -93,7 +93,7 @@ def with_costs(
     with_change = [one for one in found if one.finding.remedy is not None]
     priced = [one for one in found if one.finding.remedy is None]
     if with_change:
-        prices = _Prices(run, scope, [rank for one in with_change for rank in _remedy(one).ranks])
+        prices = _Prices(run, scope)
         priced += _by_saving(prices, [one for one in with_change if _remedy(one).ranks])
         others = [one for one in with_change if not _remedy(one).ranks]
         for level in sorted({precedence(one) for one in others}):

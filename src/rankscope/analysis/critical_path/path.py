@@ -36,7 +36,7 @@ class CriticalPath:
 def find_critical_path(graph: Graph) -> CriticalPath:
     """Walk from the last end back to the start of the window."""
     low, high = graph.window
-    last_member, cause = _last_members(graph), _causes(graph)
+    last_member, cause = _last_members(graph), causes(graph)
     chain = _chain(cause[last_member], _last_node(graph))
     first = last_member[chain]
     each = [_running(graph, chain, first), _waiting(graph, chain, first, cause[first])]
@@ -72,7 +72,7 @@ def _last_members(graph: Graph) -> Ints:
     return last
 
 
-def _causes(graph: Graph) -> Ints:
+def causes(graph: Graph) -> Ints:
     """The cause of each node: for a device node the latest of its launch, its stream and another stream."""
     device, host = graph.device, graph.host
     launch, stream, other = graph.constraints()

@@ -47,7 +47,7 @@ class Times:
 
     def length(self, graph: Graph) -> float:
         """From the first step of a rank to its last event, by its own clock, cycle by cycle; the mean over ranks."""
-        on_host, on_device, cycles = _cycles(graph)
+        on_host, on_device, cycles = recording_cycles(graph)
         groups = len(graph.ranks) * cycles
         marks = (graph.host.step != NONE) & ~graph.host.is_end
         first = np.full(groups, np.iinfo(np.int64).max)
@@ -66,7 +66,7 @@ class Times:
         return float(took[present].sum(axis=1).mean()) if present.any() else 0.0
 
 
-def _cycles(graph: Graph) -> tuple[Ints, Ints, int]:
+def recording_cycles(graph: Graph) -> tuple[Ints, Ints, int]:
     """The recording cycle of each host and device node, as rank * cycles + cycle, and the largest number of cycles."""
     host, device = graph.host, graph.device
     starts = np.flatnonzero(host.kind == HOST_CLASSES.index("unrecorded"))

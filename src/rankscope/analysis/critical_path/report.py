@@ -18,7 +18,9 @@ from rankscope.analysis.critical_path.graph.build import graph_of
 from rankscope.analysis.critical_path.graph.nodes import Graph
 from rankscope.analysis.critical_path.host_labels import host_labels
 from rankscope.analysis.critical_path.path import PATH_CLASSES, CriticalPath, find_critical_path
-from rankscope.analysis.critical_path.savings import manageable
+from rankscope.analysis.critical_path.reduced.path import reduced_path
+from rankscope.analysis.critical_path.reduced.run_graph import ReducedGraph, reduced_graph
+from rankscope.analysis.critical_path.savings import REDUCED, is_large
 from rankscope.store.arrays import number_rows
 from rankscope.store.run import Run
 from rankscope.units import format_rounded
@@ -28,7 +30,7 @@ COLUMNS = (
     Column("rank"),
     Column("ns", "ns", "time on the path"),
     Column("pct", "percent", "share of the recorded window"),
-    Column("name", at_end=True),
+    Column("name", help="null in large runs, except for collectives", at_end=True),
 )
 _ONE_RANK_PCT = 60.0
 _BOUND_BY = {
@@ -61,18 +63,14 @@ def critical(run: Run, scope: Scope, by: str | None = None) -> Result:
     if len(run.runs) > 1:
         note = f"the files are of {len(run.runs)} runs: no path leads from one to another; open one of them"
         return Result("critical", "The critical path", scope.window, columns, [], notes=(note,))
-    part, note = manageable(run, scope)
-    graph = graph_of(run, part)
+    graph, found, how = _reduced(run, scope) if is_large(run, scope) else _event_by_event(run, scope)
     low, high = graph.window
     total = high - low
-    path = find_critical_path(graph)
-    names, labels = host_labels(run, graph, path)
-    found = _rows(graph, replace(path, name=labels), names)
     unrecorded = sum(row["ns"] for row in found if row["class"] == "unrecorded")
     rows = [
         row | {"pct": 100 * row["ns"] / (total - unrecorded)} for row in found if row["class"] != "unrecorded"
     ]
-    notes = [*left_out(run, scope), *([note] if note else []), *graph.notes]
+    notes = [*left_out(run, scope), *how, *graph.notes]
     if unrecorded:
         notes.append(
             f"left out: {format_rounded('ns', unrecorded)} between the recordings of a rank, which is in no class"
@@ -90,6 +88,27 @@ def critical(run: Run, scope: Scope, by: str | None = None) -> Result:
     return Result(
         "critical", "The critical path", scope.window, columns, rows, findings, tuple(notes), facts=facts
     )
+
+
+_Found = tuple[Graph | ReducedGraph, list[dict[str, Any]], list[str]]
+"""The graph, the rows without their shares, and notes."""
+
+
+def _event_by_event(run: Run, scope: Scope) -> _Found:
+    graph = graph_of(run, scope)
+    path = find_critical_path(graph)
+    names, labels = host_labels(run, graph, path)
+    return graph, _rows(graph, replace(path, name=labels), names), []
+
+
+def _reduced(run: Run, scope: Scope) -> _Found:
+    graph = reduced_graph(run, scope)
+    rows: list[dict[str, Any]] = [
+        {"class": PATH_CLASSES[kind], "rank": graph.ranks[rank], "name": name, "ns": ns}
+        for (kind, rank, name), ns in reduced_path(graph).items()
+    ]
+    rows.sort(key=lambda row: (-row["ns"], row["class"], row["rank"], row["name"] or ""))
+    return graph, rows, [REDUCED]
 
 
 def _rows(graph: Graph, path: CriticalPath, names: list[str]) -> list[dict[str, Any]]:
@@ -124,7 +143,7 @@ def _slack(run: Run, scope: Scope) -> str:
     return shown + (f" and {len(ranks) - 4} more ranks" if len(ranks) > 4 else "")
 
 
-def _findings(run: Run, graph: Graph, rows: list[dict[str, Any]]) -> list[Finding]:
+def _findings(run: Run, graph: Graph | ReducedGraph, rows: list[dict[str, Any]]) -> list[Finding]:
     if not rows:
         return []
     classes, ranks = Counter[str](), Counter[int]()
@@ -140,7 +159,7 @@ def _findings(run: Run, graph: Graph, rows: list[dict[str, Any]]) -> list[Findin
         Finding(
             "info",
             f"The critical path is {_BOUND_BY[kind]} ({100 * most / total:.0f} %)",
-            f"{shares}; the largest part: {top['name']} on rank {top['rank']}, {100 * top['ns'] / total:.1f} %",
+            f"{shares}; the largest part: {top['name'] or kind} on rank {top['rank']}, {100 * top['ns'] / total:.1f} %",
             ranks=(top["rank"],),
             span=graph.window,
             hint=_HINTS[kind].format(together=ways),

@@ -8,29 +8,30 @@ from dataclasses import replace
 
 from rankscope.analysis.across_ranks.layout import layout_of
 from rankscope.analysis.core.cache import once_per_run
-from rankscope.analysis.core.collective_waits import waits
-from rankscope.analysis.core.device_events import ranks_in
 from rankscope.analysis.core.gpu_counts import gpu_counts
 from rankscope.analysis.core.result import Remedy
+from rankscope.analysis.core.rollups import are_worth_it
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.core.step_times import mean_step_ns
 from rankscope.analysis.critical_path import scenarios
 from rankscope.analysis.critical_path.graph.build import graph_of
 from rankscope.analysis.critical_path.graph.nodes import Graph
-from rankscope.analysis.critical_path.replay import Durations, Player, recorded
+from rankscope.analysis.critical_path.reduced.player import ReducedPlayer
+from rankscope.analysis.critical_path.reduced.run_graph import ReducedGraph, reduced_graph
+from rankscope.analysis.critical_path.replay import Durations, Player, Times, recorded
 from rankscope.analysis.critical_path.scenarios import Scenario
 from rankscope.records import dataclass
 from rankscope.store.arrays import number_rows
 from rankscope.store.run import Run
 
 MOST_EVENTS = 30_000
-"""GPU events that a replay for the costs of findings covers: a sixth of a second. Of larger runs it takes some ranks
-and steps."""
-MOST_RANKS = 16
+"""GPU events that a replay for the costs of findings covers: a sixth of a second."""
 MOST_GRAPH_EVENTS = 200_000
-"""GPU events whose graph is built as a whole: 0.2 GB. Of larger runs, critical path and whatif take some ranks and
-steps."""
-_SHARE_EVENTS, _SHARE_RANKS = 60_000, 32
+"""GPU events whose graph is built: 0.2 GB. For larger runs, critical path and whatif take the reduced graph."""
+REDUCED = (
+    "a large run: computed from the work between collectives, by class, on all ranks; some ranks or steps "
+    "(--ranks, --steps) are computed event by event"
+)
 
 
 @dataclass(frozen=True)
@@ -49,8 +50,10 @@ class Replayed:
         return self.player.graph
 
     @property
-    def steps(self) -> int:
-        return max(len(self.graph.steps), 1)
+    def off_ns(self) -> float:
+        """How much longer the replay is than the recording."""
+        graph = self.graph
+        return self.length - Times(graph.device.start, graph.device.end, graph.host.time).length(graph)
 
     def saved_ns(self, changes: Iterable[Scenario]) -> float:
         """Per step, with these changes together; never more than the step. Negative: it takes longer."""
@@ -59,7 +62,37 @@ class Replayed:
             durations = scenario.change(self.graph, durations)
         times = self.player.play(durations)
         assert times is not None  # its dependencies are those of the first replay
-        return min((self.length - times.length(self.graph)) / self.steps, self.step_ns)
+        saved = self.length - times.length(self.graph)
+        return min(saved / max(len(self.graph.steps), 1), self.step_ns)
+
+
+@dataclass(frozen=True)
+class ReducedReplay:
+    """The same, of a reduced graph."""
+
+    player: ReducedPlayer
+    last_ns: float
+    """When the replay without changes ends."""
+    step_ns: float
+
+    @property
+    def graph(self) -> ReducedGraph:
+        return self.player.graph
+
+    @property
+    def off_ns(self) -> float:
+        return self.last_ns - self.player.recorded_last_ns
+
+    def saved_ns(self, changes: Iterable[Scenario]) -> float:
+        """As Replayed.saved_ns."""
+        work = self.graph.work
+        for scenario in changes:
+            work = scenario.change_reduced(self.graph, work)
+        saved = self.last_ns - self.player.last_ns(work)
+        return min(saved / max(len(self.graph.steps), 1), self.step_ns)
+
+
+Replay = Replayed | ReducedReplay
 
 
 @once_per_run
@@ -76,38 +109,29 @@ def replayed(run: Run, scope: Scope) -> Replayed | None:
     return Replayed(player, durations, times.length(graph), mean_step_ns(run, scope))
 
 
-def sample(run: Run, scope: Scope, named: Sequence[int]) -> Scope:
-    """The scope itself, or a part of it that is quick to replay: with the ranks that findings name, and others."""
+@once_per_run
+def reduced_replay(run: Run, scope: Scope) -> ReducedReplay | None:
+    """The same, of the reduced graph."""
+    graph = reduced_graph(run, scope)
+    player = ReducedPlayer(graph)
+    if not graph.inside.any() or player.has_cycle:
+        return None
+    return ReducedReplay(player, player.last_ns(graph.work), mean_step_ns(run, scope))
+
+
+def is_large(run: Run, scope: Scope) -> bool:
+    """Whether critical path and whatif take the reduced graph."""
+    return sum(count for _, count in _events_by_step(run, scope)) > MOST_GRAPH_EVENTS
+
+
+def replay_for_costs(run: Run, scope: Scope) -> Replay | None:
+    """Of large runs the reduced graph; of others that would take long, the steps from the middle on that do not."""
     sizes = _events_by_step(run, scope)
-    ranks = ranks_in(run, scope)
     if sum(count for _, count in sizes) <= MOST_EVENTS:
-        return scope
-    if len(ranks) > MOST_RANKS:
-        room = max(MOST_RANKS - len(set(named)), MOST_RANKS // 2)
-        some = {*list(named)[: MOST_RANKS // 2], *ranks[:: -(-len(ranks) // room)]}
-        scope = replace(scope, ranks=frozenset(some))
-    return replace(scope, steps=_steps_that_fit(sizes, min(MOST_RANKS, len(ranks)) / len(ranks), MOST_EVENTS))
-
-
-def manageable(run: Run, scope: Scope, named: Sequence[int] = ()) -> tuple[Scope, str]:
-    """The scope itself, or a part of it whose graph fits into memory, and a note that says which part.
-
-    It has the named ranks, and those that were last to arrive at most collectives: the critical path leads through
-    these.
-    """
-    sizes = _events_by_step(run, scope)
-    if sum(count for _, count in sizes) <= MOST_GRAPH_EVENTS:
-        return scope, ""
-    ranks = ranks_in(run, scope)
-    some = ranks
-    if len(ranks) > _SHARE_RANKS:
-        found = waits(run, scope)
-        last = Counter(found.rows.rank[found.last[found.last >= 0]].tolist())
-        some = sorted(sorted(ranks, key=lambda rank: (rank not in named, -last[rank], rank))[:_SHARE_RANKS])
-    steps = _steps_that_fit(sizes, len(some) / len(ranks), _SHARE_EVENTS)
-    part = replace(scope, ranks=frozenset(some), steps=steps)
-    which = f"the {len(some)} ranks that others waited for most" if len(some) < len(ranks) else "all ranks"
-    return part, f"a large run: computed from {part.window} of {which} (--ranks and --steps choose others)"
+        return replayed(run, scope)
+    if are_worth_it(run) or is_large(run, scope):
+        return reduced_replay(run, scope)
+    return replayed(run, replace(scope, steps=_steps_that_fit(sizes, MOST_EVENTS)))
 
 
 def _events_by_step(run: Run, scope: Scope) -> list[tuple[int, int]]:
@@ -119,13 +143,13 @@ def _events_by_step(run: Run, scope: Scope) -> list[tuple[int, int]]:
     return sorted(events.items())
 
 
-def _steps_that_fit(sizes: Sequence[tuple[int, int]], share: float, most: float) -> tuple[int, int]:
-    """First and last of the steps from the middle on that have at most so many events on this share of the ranks."""
+def _steps_that_fit(sizes: Sequence[tuple[int, int]], most: int) -> tuple[int, int]:
+    """First and last of the steps from the middle on that have at most so many events, but at least one."""
     middle = len(sizes) // 2
     first = last = sizes[middle][0]
-    used = sizes[middle][1] * share
+    used = sizes[middle][1]
     for step, count in sizes[middle + 1 :]:
-        used += count * share
+        used += count
         if used > most:
             break
         last = step

@@ -9,7 +9,16 @@ from dataclasses import replace
 import numpy as np
 
 from rankscope.analysis.core.intervals import Ints
-from rankscope.analysis.critical_path.graph.nodes import DEVICE_CLASSES, HOST_CLASSES, NONE, Graph, Mask
+from rankscope.analysis.critical_path.graph.nodes import (
+    DEVICE_CLASSES,
+    HOST_CLASSES,
+    NONE,
+    Graph,
+    Mask,
+    MatchedCollectives,
+)
+from rankscope.analysis.critical_path.path import PATH_CLASSES
+from rankscope.analysis.critical_path.reduced.run_graph import ReducedGraph, Work
 from rankscope.analysis.critical_path.replay import Durations
 from rankscope.collective_kinds import KINDS
 from rankscope.errors import UsageError
@@ -18,6 +27,7 @@ from rankscope.records import dataclass
 from rankscope.store.arrays import count_before, number_rows, unique_values
 
 _COMM = DEVICE_CLASSES.index("comm")
+_COMPUTE = PATH_CLASSES.index("compute")
 
 
 @dataclass(frozen=True)
@@ -26,9 +36,10 @@ class Scenario:
 
     what: str
     change: Callable[[Graph, Durations], Durations]
+    """Of the graph of all events."""
+    change_reduced: Callable[[ReducedGraph, Work], Work]
+    """Of the reduced graph."""
     assumption: str
-    ranks: tuple[int, ...] = ()
-    """Ranks that must be in the graph."""
 
 
 def hide_comm() -> Scenario:
@@ -38,34 +49,57 @@ def hide_comm() -> Scenario:
             durations, transfer=np.zeros_like(durations.transfer), device=np.where(alone, 0, durations.device)
         )
 
+    def reduced(graph: ReducedGraph, work: Work) -> Work:
+        alone = graph.is_collective & (graph.match == NONE)
+        return replace(
+            _without(work, (_COMM,)),
+            transfer=np.zeros_like(work.transfer),
+            own=np.where(alone, 0, work.own),
+        )
+
     return Scenario(
         "communication hidden",
         change,
+        reduced,
         "communication hidden: a collective takes no time once its last rank has arrived; the other ranks still wait "
         "for that rank",
     )
 
 
-def bandwidth(factor: float) -> Scenario:
-    def change(graph: Graph, durations: Durations) -> Durations:
-        latency = _latencies(graph, durations.transfer)
-        faster = latency + np.rint((durations.transfer - latency) / factor).astype(np.int64)
-        return replace(durations, transfer=faster)
+def _without(work: Work, classes: Sequence[int]) -> Work:
+    """No time is spent in these classes of the path."""
+    spent = (np.zeros_like(time) if kind in classes else time for kind, time in enumerate(work.spent))
+    return replace(work, spent=tuple(spent))
 
-    return Scenario(
+
+def bandwidth(factor: float) -> Scenario:
+    def faster(matched: MatchedCollectives, transfer: Ints) -> Ints:
+        latency = _latencies(matched, transfer)
+        return latency + np.rint((transfer - latency) / factor).astype(np.int64)
+
+    return _transfers(
         f"bandwidth x{factor:g}",
-        change,
+        faster,
         f"bandwidth x{factor:g}: the part of a transfer that grows with its size is divided by {factor:g}; the "
         "latency, fitted by group, does not change (it is 0 where all sizes are equal)",
     )
 
 
-def _latencies(graph: Graph, transfer: Ints) -> Ints:
+def _transfers(what: str, change: Callable[[MatchedCollectives, Ints], Ints], assumption: str) -> Scenario:
+    """A change of the transfer times only."""
+    return Scenario(
+        what,
+        lambda graph, durations: replace(durations, transfer=change(graph.collectives, durations.transfer)),
+        lambda graph, work: replace(work, transfer=change(graph.collectives, work.transfer)),
+        assumption,
+    )
+
+
+def _latencies(matched: MatchedCollectives, transfer: Ints) -> Ints:
     """The part of each transfer that does not depend on its size: a in t = a + x/b, with 0 <= a <= t.
 
     x is the traffic on a link, so that the kinds of a group can share a fit; a kind with several sizes has its own.
     """
-    matched = graph.collectives
     factor = (
         np.array([2 if kind == "all_reduce" else 1 for kind in KINDS])[matched.kind]
         if len(matched.kind)
@@ -87,19 +121,30 @@ def _latencies(graph: Graph, transfer: Ints) -> Ints:
 
 
 def kernel(name: str, factor: float) -> Scenario:
-    def change(graph: Graph, durations: Durations) -> Durations:
-        named = np.array([name.lower() in one.lower() for one in graph.names], dtype=bool)
-        if not _computing(graph, named).any():
+    def is_named(one: str) -> bool:
+        return name.lower() in one.lower()
+
+    def check(found: bool) -> None:
+        if not found:
             raise UsageError(
                 f"no kernel has '{name}' in its name",
                 why="Kernels of collectives are not included: use --hide-comm or --bandwidth for them.",
                 hint="List the kernels: rankscope stats RUN -r kernels",
             )
+
+    def change(graph: Graph, durations: Durations) -> Durations:
+        named = np.array([is_named(one) for one in graph.names], dtype=bool)
+        check(bool(_computing(graph, named).any()))
         return _faster(graph, durations, named, factor)
+
+    def reduced(graph: ReducedGraph, work: Work) -> Work:
+        check(bool(graph.kernel_shares(is_named).any()))
+        return _less_compute(graph, work, is_named, factor)
 
     return Scenario(
         f"kernel {name} x{factor:g}",
         change,
+        reduced,
         f"kernels with '{name}' in their name run {factor:g} times as fast, on every rank; nothing else changes",
     )
 
@@ -112,6 +157,7 @@ def kernels(names: Sequence[str], factor: float) -> Scenario:
         lambda graph, durations: _faster(
             graph, durations, np.array([one in known for one in graph.names], dtype=bool), factor
         ),
+        lambda graph, work: _less_compute(graph, work, known.__contains__, factor),
         f"these kernels run {factor:g} times as fast, on every rank; nothing else changes",
     )
 
@@ -125,6 +171,15 @@ def _computing(graph: Graph, named: Mask) -> Mask:
 def _faster(graph: Graph, durations: Durations, named: Mask, factor: float) -> Durations:
     took = np.rint(durations.device / factor).astype(np.int64)
     return replace(durations, device=np.where(_computing(graph, named), took, durations.device))
+
+
+def _less_compute(graph: ReducedGraph, work: Work, chosen: Callable[[str], bool], factor: float) -> Work:
+    """The reduced graph has no names: the kernels have the same share in all compute time of a rank."""
+    kept = 1 - graph.kernel_shares(chosen) * (1 - 1 / factor)
+    times = np.rint(work.spent[_COMPUTE] * kept[graph.rank[graph.to]]).astype(np.int64)
+    spent = (times if kind == _COMPUTE else time for kind, time in enumerate(work.spent))
+    own = np.rint(work.own * np.where(graph.kind == _COMPUTE, kept[graph.rank], 1)).astype(np.int64)
+    return replace(work, spent=tuple(spent), own=own)
 
 
 def no_gaps() -> Scenario:
@@ -155,6 +210,7 @@ def _host_time_gone(what: str, classes: tuple[str, ...], assumption: str) -> Sce
         lambda graph, durations: replace(
             durations, host=np.where(np.isin(graph.host.kind, codes), 0, durations.host)
         ),
+        lambda graph, work: _without(work, [PATH_CLASSES.index(name) for name in classes]),
         assumption,
     )
 
@@ -168,31 +224,48 @@ def syncs_gone(names: Sequence[str] = ()) -> Scenario:
         gone = (graph.host.kind == HOST_CLASSES.index("sync")) & named[graph.host.name]
         return replace(durations, host=np.where(gone, 0, durations.host), waits=durations.waits & ~gone)
 
+    def reduced(graph: ReducedGraph, work: Work) -> Work:
+        chosen = np.array([not known or one in known for one in graph.syncs] + [False], dtype=bool)
+        gone = chosen[graph.sync]
+        others = np.bincount(graph.to[~gone], minlength=len(graph.rank)) > 0
+        work = replace(work, waits=work.waits & ~(gone & others[graph.to]))
+        return work if known else _without(work, [PATH_CLASSES.index("sync")])
+
     which = ", ".join(names) if names else "synchronising calls"
     return Scenario(
-        f"no wait in {which}", change, f"no wait in {which}: the host goes on at once and reads results later"
+        f"no wait in {which}",
+        change,
+        reduced,
+        f"no wait in {which}: the host goes on at once and reads results later",
     )
 
 
 def rank_at_median(rank: int) -> Scenario:
     scenario = ranks_at_median((rank,), {})
 
-    def change(graph: Graph, durations: Durations) -> Durations:
-        if rank not in graph.ranks:
+    def check(ranks: Sequence[int]) -> None:
+        if rank not in ranks:
             raise UsageError(
                 f"rank {rank} is not in this run",
-                why=f"It has {as_ranges(list(graph.ranks))}.",
+                why=f"It has {as_ranges(list(ranks))}.",
                 hint="Choose one of them.",
             )
-        if len(graph.ranks) < 2:
+        if len(ranks) < 2:
             raise UsageError(
                 "one rank alone has no median to compare with",
                 why="Only one rank was recorded, or chosen.",
                 hint="Capture more ranks: rankscope profile --ranks all",
             )
+
+    def change(graph: Graph, durations: Durations) -> Durations:
+        check(graph.ranks)
         return scenario.change(graph, durations)
 
-    return replace(scenario, change=change, ranks=(rank,))
+    def reduced(graph: ReducedGraph, work: Work) -> Work:
+        check(graph.ranks)
+        return scenario.change_reduced(graph, work)
+
+    return replace(scenario, change=change, change_reduced=reduced)
 
 
 def ranks_at_median(ranks: Sequence[int], peers: Mapping[int, Sequence[int]]) -> Scenario:
@@ -221,6 +294,7 @@ def ranks_at_median(ranks: Sequence[int], peers: Mapping[int, Sequence[int]]) ->
     return Scenario(
         f"{named} at the median",
         change,
+        lambda graph, work: graph.at_median(work, ranks, peers),
         f"{named} at the median: each kernel, copy and host time lasts at most as long as the median over the other "
         "ranks at the same place in the step; what most of them do not do takes no time",
     )
@@ -232,21 +306,20 @@ def links_at_median(ranks: Sequence[int], members: Mapping[int, Sequence[int]]) 
     `members` has the ranks of each group.
     """
 
-    def change(graph: Graph, durations: Durations) -> Durations:
-        matched = graph.collectives
+    def change(matched: MatchedCollectives, transfer: Ints) -> Ints:
         slow = [group for group, own in members.items() if set(own) & set(ranks)]
         is_slow = np.isin(matched.group, slow)
         _, alike = number_rows([matched.kind, matched.bytes])
-        transfer = durations.transfer.copy()
+        transfer = transfer.copy()
         for number in unique_values(alike[is_slow]).tolist():
             others = transfer[(alike == number) & ~is_slow]
             mine = is_slow & (alike == number)
             if len(others):
                 transfer[mine] = np.minimum(transfer[mine], np.rint(np.median(others)).astype(np.int64))
-        return replace(durations, transfer=transfer)
+        return transfer
 
     named = f"rank{'s' * (len(ranks) > 1)} {as_ranges(sorted(ranks))}"
-    return Scenario(
+    return _transfers(
         f"links of {named} at the median",
         change,
         f"links of {named} at the median: their transfers take as long as those of the same kind and size in groups "

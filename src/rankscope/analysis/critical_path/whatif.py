@@ -14,8 +14,8 @@ from rankscope.analysis.core.result import Column, Fact, Finding, Result
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.critical_path.graph.build import graph_of
 from rankscope.analysis.critical_path.graph.nodes import Graph
-from rankscope.analysis.critical_path.replay import Times
-from rankscope.analysis.critical_path.savings import manageable, replayed
+from rankscope.analysis.critical_path.reduced.run_graph import ReducedGraph, reduced_graph
+from rankscope.analysis.critical_path.savings import REDUCED, Replay, is_large, reduced_replay, replayed
 from rankscope.analysis.critical_path.scenarios import Scenario, bandwidth, hide_comm, no_gaps, rank_at_median
 from rankscope.store.run import Run
 from rankscope.units import format_rounded
@@ -41,11 +41,16 @@ _GENERAL = (
 def whatif(run: Run, scope: Scope, scenarios: Sequence[Scenario] = ()) -> Result:
     """One row for each scenario, and one for all together; without scenarios, the default ones."""
     scope = scope.in_run(run)
-    part, note = manageable(run, scope, [rank for scenario in scenarios for rank in scenario.ranks])
-    graph, found = graph_of(run, part), replayed(run, part)
-    notes = [*left_out(run, scope), *([note] if note else []), *graph.notes]
-    if found is None:
+    graph: Graph | ReducedGraph
+    found: Replay | None
+    if is_large(run, scope):
+        graph, found, note = reduced_graph(run, scope), reduced_replay(run, scope), [REDUCED]
+        empty = not graph.inside.any()
+    else:
+        graph, found, note = graph_of(run, scope), replayed(run, scope), []
         empty = not len(graph.device.start) and not len(graph.host.time)
+    notes = [*left_out(run, scope), *note, *graph.notes]
+    if found is None:
         notes.append(
             "nothing to replay: no GPU events and no steps in the window"
             if empty
@@ -70,7 +75,7 @@ def whatif(run: Run, scope: Scope, scenarios: Sequence[Scenario] = ()) -> Result
         )
     assumptions = dict.fromkeys(scenario.assumption for _, together in cases for scenario in together)
     notes += [f"assumption: {text}" for text in (*assumptions, _GENERAL)]
-    off = found.length - Times(graph.device.start, graph.device.end, graph.host.time).length(graph)
+    off = found.off_ns
     if off:
         word = "longer" if off > 0 else "shorter"
         notes.append(
@@ -82,7 +87,7 @@ def whatif(run: Run, scope: Scope, scenarios: Sequence[Scenario] = ()) -> Result
     )
 
 
-def _default_scenarios(run: Run, scope: Scope, graph: Graph) -> list[Scenario]:
+def _default_scenarios(run: Run, scope: Scope, graph: Graph | ReducedGraph) -> list[Scenario]:
     found = [no_gaps()]
     if len(graph.collectives.transfer):
         found += [hide_comm(), bandwidth(2.0)]

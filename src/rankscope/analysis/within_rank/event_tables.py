@@ -65,7 +65,7 @@ def top_kernels(run: Run, scope: Scope) -> Result:
         return kernels(run, scope)
     sums: dict[str, list[int]] = {}
     for own in found.values():
-        for name, count, total in own:
+        for name, _, count, total in own:
             entry = sums.setdefault(name, [0, 0])
             entry[0] += count
             entry[1] += total

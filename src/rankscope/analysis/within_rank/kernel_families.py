@@ -105,7 +105,7 @@ def _by_name(run: Run, scope: Scope, by: str | None) -> dict[tuple[int | None, s
         }
     sums: dict[tuple[int | None, str], tuple[int, int]] = {}
     for rank, own in known.items():
-        for name, count, total in own:
+        for name, _, count, total in own:
             key = rank if by == "rank" else None, name
             before = sums.get(key, (0, 0))
             sums[key] = before[0] + count, before[1] + total

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from rankscope.store.collectives.entries import Collectives
 
 CLOCKS_FILE = "clocks.json"
-_VERSION = 2
+_VERSION = 3
 
 Method = Literal["reference", "collectives", "wall clock"]
 
@@ -100,7 +100,8 @@ def measure(rows: Collectives, ranks: Sequence[int], starts: Sequence[tuple[int,
     import numpy as np
 
     from rankscope.store.arrays import NONE
-    from rankscope.store.clocks.fit import LEAST_MOMENTS, Sightings, few_moments, fit
+    from rankscope.store.clocks.by_cluster import fit_many
+    from rankscope.store.clocks.fit import LEAST_MOMENTS, Sightings, few_moments
 
     used = (rows.match != NONE) & rows.together
     if not used.any():
@@ -108,7 +109,7 @@ def measure(rows: Collectives, ranks: Sequence[int], starts: Sequence[tuple[int,
     _, moment = np.unique(rows.match[used], return_inverse=True)
     clock = np.searchsorted(ranks, rows.rank[used])
     noise_class = rows.group[used] * (1 + int(rows.kind.max())) + rows.kind[used]
-    fitted = fit(Sightings(moment.reshape(-1), clock, rows.end[used], noise_class), len(ranks))
+    fitted = fit_many(Sightings(moment.reshape(-1), clock, rows.end[used], noise_class), len(ranks))
     main = int(np.bincount(fitted.part).argmax())
     results: list[RankClock] = []
     by_clock = np.argsort(clock, kind="stable")
@@ -139,15 +140,13 @@ def measure(rows: Collectives, ranks: Sequence[int], starts: Sequence[tuple[int,
 
 
 def _at_start(clock: RankClock, start_ns: float) -> RankClock:
-    """The clock with its offset at the run's start; the error of the drift adds to that of the offset."""
-    if not clock.applied_drift_ppm:
-        return replace(clock, offset_ns=round(clock.center_offset_ns))
-    drift_error_ns = abs(clock.center_ns - start_ns) * (clock.drift_error_ppm or 0.0) * 1e-6
-    return replace(
-        clock,
-        offset_ns=round(clock.ahead_ns(start_ns)),
-        error_ns=(clock.error_ns or 0) + ceil(drift_error_ns),
-    )
+    """The clock with its offset at the run's start, to which the drift adds its error; if not applied, also itself."""
+    unknown_ppm = (clock.drift_error_ppm or 0.0) + abs((clock.drift_ppm or 0.0) - clock.applied_drift_ppm)
+    offset = clock.ahead_ns(start_ns) if clock.applied_drift_ppm else clock.center_offset_ns
+    error = clock.error_ns
+    if error is not None:
+        error += ceil(abs(clock.center_ns - start_ns) * unknown_ppm * 1e-6)
+    return replace(clock, offset_ns=round(offset), error_ns=error)
 
 
 def _with_errors(clock: RankClock, fitted: Fit, i: int, p50: float) -> RankClock:

@@ -24,8 +24,6 @@ _LEAST_WEIGHT = 1e-3
 """Weight of an outlier. Not zero, so that a clock with outliers only still has a solution."""
 _TUKEY = 4.685
 """Distance in spreads at which Tukey's weight reaches zero; 95 % efficient for normal noise."""
-_MANY_UNKNOWNS = 200
-"""From here on the equations are solved by elimination: least squares by singular values takes 30 times as long."""
 LEAST_MOMENTS = 4
 """Offset and drift pass through two moments exactly, and a robust fit nearly through three: residuals of fewer moments
 than this say nothing about the noise."""
@@ -72,7 +70,7 @@ class Fit:
 
 def fit(seen: Sightings, clocks: int) -> Fit:
     """Fit all clocks at once. Every moment needs timestamps of at least two clocks."""
-    part = _parts(seen, clocks)
+    part = connected_parts(seen, clocks)
     base = _first_times(seen)
     blocks = _blocks(seen, base, part)
     free = np.flatnonzero(part != np.arange(clocks))
@@ -85,7 +83,8 @@ def fit(seen: Sightings, clocks: int) -> Fit:
     center = float(np.median(moments)) if len(moments) else 0.0
     half = max(float(np.ptp(moments)) / 2 if len(moments) else 0.0, 1.0)
     ends = np.cumsum([len(block.moments) for block in blocks])[:-1]
-    solver = _Solver(blocks, free, clocks, np.split((moments - center) / half, ends), half)
+    when = np.split((moments - center) / half, ends) if blocks else []
+    solver = _Solver(blocks, free, clocks, when, half)
     state = _iterate(solver, state, _least_absolute)
     state = _iterate(solver, state, _tukey)
     error = solver.errors(state)
@@ -154,9 +153,12 @@ def _pooled(blocks: Sequence[_Block], residuals: Sequence[Floats]) -> dict[int, 
 
 def _spread(residual: Floats, block: _Block) -> float:
     """Robust standard deviation of the residuals of a block (scaled median)."""
-    return max(
-        1.4826 * few_moments(len(block.moments)) * float(np.median(residual[block.here])), _SMALLEST_SPREAD_NS
-    )
+    return robust_spread(residual[block.here], len(block.moments))
+
+
+def robust_spread(residual: Floats, moments: int) -> float:
+    """Standard deviation of absolute residuals of some moments, by their median."""
+    return max(1.4826 * few_moments(moments) * float(np.median(residual)), _SMALLEST_SPREAD_NS)
 
 
 def few_moments(count: int) -> float:
@@ -180,7 +182,7 @@ def _tukey(residual: Floats, spread: float) -> Floats:
     return weight
 
 
-def _parts(seen: Sightings, clocks: int) -> Ints:
+def connected_parts(seen: Sightings, clocks: int) -> Ints:
     """For each clock the lowest clock that it is connected with through common moments."""
     part = np.arange(clocks)
     count = int(seen.moment.max(initial=-1)) + 1
@@ -280,23 +282,22 @@ class _Solver:
         return rest, common
 
     def solve(self, weights: Sequence[Floats]) -> Floats:
-        matrix, right = self._system(weights)
         answer = np.zeros(2 * self.clocks)
         if len(self.unknown):
+            matrix, right = self._system(weights)
             scale = _balance(matrix)
             square = matrix * scale * scale[:, None]
-            answer[self.unknown] = scale * _solution(square, right * scale)
+            answer[self.unknown] = scale * np.linalg.lstsq(square, right * scale, rcond=1e-14)[0]
         return answer
 
     def errors(self, state: _State) -> Floats:
         """Standard errors, with weights of 1 / variance."""
-        matrix, _ = self._system(state.weights)
         errors = np.zeros(2 * self.clocks)
         if len(self.unknown):
+            matrix, _ = self._system(state.weights)
             scale = _balance(matrix)
             square = matrix * scale * scale[:, None]
-            many = len(square) >= _MANY_UNKNOWNS
-            inverse = np.linalg.inv(square) if many else np.linalg.pinv(square, rcond=1e-14)
+            inverse = np.linalg.pinv(square, rcond=1e-14)
             errors[self.unknown] = scale * np.sqrt(np.maximum(np.diag(inverse), 0))
         return errors
 
@@ -318,14 +319,6 @@ class _Solver:
         drifts = np.arange(self.clocks, count)
         matrix[drifts, drifts] += self.drift_prior
         return matrix[np.ix_(self.unknown, self.unknown)], right[self.unknown]
-
-
-def _solution(matrix: Floats, right: Floats) -> Floats:
-    many = len(matrix) >= _MANY_UNKNOWNS
-    answer: Floats = (
-        np.linalg.solve(matrix, right) if many else np.linalg.lstsq(matrix, right, rcond=1e-14)[0]
-    ).astype(np.float64)
-    return answer
 
 
 def _balance(matrix: Floats) -> Floats:

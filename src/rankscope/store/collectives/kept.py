@@ -6,16 +6,15 @@ The file states what it was made from: the files of the run and their places on 
 from __future__ import annotations
 
 import json
-from base64 import b64decode, b64encode
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from rankscope.store.checksums import read_checked_text, write_checked_text
 from rankscope.store.collectives.entries import Collectives, Unmatched
 from rankscope.store.collectives.groups import Group
+from rankscope.store.packed_arrays import packed, unpacked
 
 FILE = "collectives.json"
 _VERSION = 1
@@ -27,7 +26,7 @@ def save(store: Path, made_from: list[Any], rows: Collectives) -> None:
     """Write or replace the file of a run that has many collectives."""
     if len(rows.rank) < _LEAST_ENTRIES:
         return
-    arrays = {name: _packed(value) for name, value in vars(rows).items() if isinstance(value, np.ndarray)}
+    arrays = {name: packed(value) for name, value in vars(rows).items() if isinstance(value, np.ndarray)}
     content = {
         "version": _VERSION,
         "made_from": made_from,
@@ -47,7 +46,7 @@ def load(store: Path, made_from: list[Any]) -> Collectives | None:
         return None
     if content["version"] != _VERSION or content["made_from"] != made_from:
         return None
-    arrays: dict[str, Any] = {name: _unpacked(*value) for name, value in content["arrays"].items()}
+    arrays: dict[str, Any] = {name: unpacked(*value) for name, value in content["arrays"].items()}
     groups = (
         Group(name, text, None if ranks is None else tuple(ranks), size)
         for name, text, ranks, size in content["groups"]
@@ -56,21 +55,3 @@ def load(store: Path, made_from: list[Any]) -> Collectives | None:
     return Collectives(
         **arrays, groups=tuple(groups), dtypes=tuple(content["dtypes"]), unmatched=tuple(unmatched)
     )
-
-
-def _packed(values: NDArray[Any]) -> tuple[str, str]:
-    """The type with the fewest bytes that has all values, and the bytes as text."""
-    kinds = ("|b1",) if values.dtype == bool else ("<i1", "<i2", "<i4", "<i8")
-    low, high = values.min(initial=0), values.max(initial=0)
-    kind = next(kind for kind in kinds if kind == kinds[-1] or _fits(kind, int(low), int(high)))
-    return kind, b64encode(values.astype(kind).tobytes()).decode("ascii")
-
-
-def _fits(kind: str, low: int, high: int) -> bool:
-    limits = np.iinfo(kind)
-    return bool(limits.min <= low and high <= limits.max)
-
-
-def _unpacked(kind: str, text: str) -> NDArray[Any]:
-    values = np.frombuffer(b64decode(text), kind)
-    return values.astype(bool if kind == "|b1" else np.int64)

@@ -31,11 +31,8 @@ _DTYPE_BYTES = {
 }  # fmt: skip
 
 
-def matched_collectives(
-    connection: duckdb.DuckDBPyConnection, segments: Sequence[SegmentEntry]
-) -> Collectives:
-    """The collectives of all ranks, matched. `connection` has the run's views, `segments` are those with times."""
-    found = load_collectives(connection, segments)
+def matched_collectives(found: Collectives, segments: Sequence[SegmentEntry]) -> Collectives:
+    """The collectives of all ranks, matched. `segments` are those with times."""
     return match_collectives(found, _of_file(found, recording_sessions(segments)))
 
 
@@ -53,7 +50,7 @@ def _of_file(rows: Collectives, values: Mapping[tuple[int, int], int]) -> Ints:
 
 
 def load_collectives(connection: duckdb.DuckDBPyConnection, segments: Sequence[SegmentEntry]) -> Collectives:
-    """Every entry of the view `collectives`, sorted by rank and start, before matching."""
+    """Every entry of the view `collectives`, sorted by rank and start, before matching. `connection` has the views."""
     labels, columns = _columns(connection)
     groups, group_of_label = _groups(segments, labels)
     dtypes = sorted({row["dtype"] for row in labels if row["dtype"] is not None})

@@ -15,6 +15,7 @@ from rankscope.analysis.across_ranks.heatmap import (
     MAP_INTERVALS,
     Shares,
     buckets,
+    late_by_rank,
     rank_times,
     share_of,
     time_maps,
@@ -36,6 +37,8 @@ _MOST_ROWS = 128
 _MOST_LATE_ROWS = 16
 _MOST_EXACT = 32
 """More ranks are drawn from what the store keeps of each, not from their events."""
+_SORTED_FROM = 64
+"""More ranks than this are sorted by lateness: no one looks for a rank by its number."""
 _MOST_CELLS = 26_000
 """Rows times intervals: keeps the report small."""
 _TALLEST = 1100.0
@@ -157,6 +160,10 @@ def rank_heatmap(run: Run, scope: Scope, alarming: Collection[int] = ()) -> Char
     times = [time for time in rank_times(run, scope, ranks) if time.bounds]
     if not times:
         raise _empty(scope)
+    by_lateness = len(ranks) > _SORTED_FROM
+    if by_lateness:
+        late = late_by_rank(run, scope)
+        times.sort(key=lambda time: -late.get(time.rank, 0.0))
     low = min(time.bounds[0] for time in times if time.bounds)
     high = max(time.bounds[1] for time in times if time.bounds)
     intervals = int(np.clip(_MOST_CELLS // len(times), 48, 480))
@@ -173,6 +180,7 @@ def rank_heatmap(run: Run, scope: Scope, alarming: Collection[int] = ()) -> Char
         rows.append(Row(label, shares.tolist(), tip, time.rank in alarming, blank))
     steps, step_note = _steps(run, scope, times[0].rank, low, high)
     step_note += "; blank: not recorded" * any(row.unrecorded for row in rows)
+    step_note += "; the latest ranks first" * by_lateness
     what = _activity(all(time.on_host for time in times))
     return heatmap(_TITLE, f"{scope.window}; {what}{step_note}", rows, edges.tolist(), steps)
 
@@ -204,12 +212,19 @@ def _from_maps(run: Run, scope: Scope, ranks: Sequence[int], alarming: Collectio
     known = [rank for rank in ranks if rank in maps]
     if not known:
         raise _empty(scope)
+    late_ns = late_by_rank(run, scope)
     shown = [rank for rank in known if rank in alarming][:_MOST_LATE_ROWS]
     shared: dict[str, list[int]] = {}
     row_note = ""
     if len(known) > _MOST_ROWS:
-        shared = buckets(run, known, _MOST_ROWS - _MOST_LATE_ROWS)
-        row_note = f"; {len(known)} ranks in {len(shared)} rows" + "; late ranks above" * bool(shown)
+        rows_of = buckets(run, known, _MOST_ROWS - _MOST_LATE_ROWS)
+        latest = {label: max(late_ns.get(rank, 0.0) for rank in members) for label, members in rows_of.items()}
+        shared = {label: rows_of[label] for label in sorted(rows_of, key=lambda label: -latest[label])}
+        row_note = f"; {len(known)} ranks in {len(shared)} rows, the latest first"
+        row_note += "; late ranks above" * bool(shown)
+    elif len(known) > _SORTED_FROM:
+        shown = sorted(known, key=lambda rank: -late_ns.get(rank, 0.0))
+        row_note = "; the latest ranks first"
     else:
         shown = known
     groups = {f"rank {rank}": [rank] for rank in shown} | shared

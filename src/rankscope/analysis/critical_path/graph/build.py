@@ -31,17 +31,22 @@ from rankscope.store.run import Run
 def graph_of(run: Run, scope: Scope) -> Graph:
     """The graph of the events in scope."""
     run = part_of(run, scope.ranks)
+    found = waits(run, scope)
+    return build_graph(run, scope, found.rows, len(found.transfer))
+
+
+def build_graph(run: Run, scope: Scope, rows: Collectives, matches: int) -> Graph:
+    """The graph of the events in scope, in which the collectives `rows` meet."""
     ranks = tuple(rank for rank in run.ranks if scope.ranks is None or rank in scope.ranks)
     number = np.full(max(ranks, default=0) + 1, NONE)
     number[list(ranks)] = np.arange(len(ranks))
     raw = _device_columns(run, scope)
     raw["rank"] = number[raw["rank"]]
-    found = waits(run, scope)
-    on_device, on_host = _in_graph(found.rows, number)
+    on_device, on_host = _in_graph(rows, number)
     host_columns, launch = host_nodes(run, scope, raw, on_host, number)
     device, lags = device_nodes(raw, launch, host_columns, on_device, number, len(ranks))
     host, lags = with_targets(host_columns, device, lags, len(ranks))
-    matched = _matched_collectives(found.rows, len(found.transfer), on_host, device, host, number)
+    matched = _matched_collectives(rows, matches, on_host, device, host, number)
     steps = tuple(step_numbers(run, scope))
     return Graph(
         ranks,
@@ -50,9 +55,14 @@ def graph_of(run: Run, scope: Scope) -> Graph:
         host,
         lags,
         matched,
-        _window(run, scope, device, host),
+        window_of(
+            run,
+            scope,
+            np.concatenate([device.start, host.time]),
+            np.concatenate([device.end, host.time]),
+        ),
         steps,
-        _notes(device, steps),
+        graph_notes(int((device.launch == NONE).sum()), steps),
     )
 
 
@@ -79,18 +89,17 @@ def _device_columns(run: Run, scope: Scope) -> dict[str, Any]:
     return {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
 
 
-def _window(run: Run, scope: Scope, device: DeviceNodes, host: HostNodes) -> tuple[int, int]:
+def window_of(run: Run, scope: Scope, starts: Ints, ends: Ints) -> tuple[int, int]:
     """From the earliest begin of a step to the latest end of one; without steps, of all nodes."""
     steps = [period for period in periods(run, scope) if period.step is not None]
     if steps and scope.steps is not None:
         return min(period.start_ns for period in steps), max(period.end_ns for period in steps)
-    starts, ends = np.concatenate([device.start, host.time]), np.concatenate([device.end, host.time])
     return (int(starts.min()), int(ends.max())) if len(ends) else (0, 0)
 
 
-def _notes(device: DeviceNodes, steps: tuple[int, ...]) -> tuple[str, ...]:
+def graph_notes(lost: int, steps: tuple[int, ...]) -> tuple[str, ...]:
+    """What is not known of a graph; `lost` GPU events have no launch."""
     notes = []
-    lost = int((device.launch == NONE).sum())
     if lost:
         notes.append(
             f"{lost:,} GPU event{'s have' if lost > 1 else ' has'} no launch in the file: host time before "

@@ -1,0 +1,198 @@
+"""Reports with a row for each node, or for each group of ranks along an axis of parallelism, instead of each rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from rankscope.analysis.across_ranks.collectives import collectives
+from rankscope.analysis.across_ranks.layout import layout_of
+from rankscope.analysis.across_ranks.nodes import nodes
+from rankscope.analysis.across_ranks.stragglers import COLUMNS as STRAGGLER_COLUMNS
+from rankscope.analysis.across_ranks.stragglers import stragglers
+from rankscope.analysis.core.report import Analyse
+from rankscope.analysis.core.result import Column, Result, Row
+from rankscope.analysis.core.scope import Scope
+from rankscope.analysis.within_rank.breakdown import COLUMNS as BREAKDOWN_COLUMNS
+from rankscope.analysis.within_rank.breakdown import breakdown
+from rankscope.ranges import as_ranges
+from rankscope.records import dataclass
+from rankscope.store.run import Run
+
+KEYS = ("node", "group")
+_RANKS = Column("ranks", help="its ranks in scope")
+_GROUP_COLUMNS = {
+    "node": (Column("node", help="name of the host"), _RANKS),
+    "group": (
+        Column("axis", help="pp, dp, ep, cp or tp, as in the report layout"),
+        Column("group", help="a pipeline stage, or the first rank of a process group"),
+        _RANKS,
+    ),
+}
+_NO_NODES = "the hosts of the ranks are not recorded: rankscope profile records them"
+_NO_GROUPS = "no process group was recognised as pp, dp, ep, cp or tp (-r groups lists them)"
+
+
+@dataclass(frozen=True)
+class RankGroup:
+    """Ranks that share a row."""
+
+    key: Row
+    """The columns that name it."""
+    ranks: tuple[int, ...]
+
+
+def rank_groups(run: Run, scope: Scope, by: str) -> list[RankGroup]:
+    """The nodes of the ranks in scope; or, axis by axis, the stages of the pipeline and the process groups."""
+    ranks = scope.ranks_in(run)
+    members: dict[tuple[str, ...], list[int]] = {}
+    if by == "node":
+        hosts = nodes(run)
+        for rank in ranks:
+            if rank in hosts:
+                members.setdefault((hosts[rank],), []).append(rank)
+    else:
+        layout = layout_of(run, Scope())
+        for axis in layout.axes:
+            for rank in ranks:
+                first = layout.group_of(rank, axis)[0]
+                name = f"stage {layout.stage(rank)}" if axis == "pp" else f"of rank {first}"
+                members.setdefault((axis, name), []).append(rank)
+    names = [column.name for column in _GROUP_COLUMNS[by][:-1]]
+    return [
+        RankGroup(dict(zip(names, key, strict=True)) | {"ranks": as_ranges(own)}, tuple(own))
+        for key, own in members.items()
+    ]
+
+
+Combine = Callable[[Sequence[Row]], dict[str, Any]]
+"""From the rows of the ranks of a group to the columns of its row."""
+
+
+def _with_groups(analyse: Analyse, columns: Sequence[Column], combine: Combine, order: str) -> Analyse:
+    """A report with rows by rank that can also have them by node and group, by the column `order`."""
+
+    def analysed(run: Run, scope: Scope, by: str | None) -> Result:
+        result = analyse(run, scope, None)
+        if by is None:
+            return result
+        of_rank = {row["rank"]: row for row in result.rows if row.get("step") is None}
+        rows = []
+        for group in rank_groups(run, scope, by):
+            own = [of_rank[rank] for rank in group.ranks if rank in of_rank]
+            if own:
+                rows.append(dict(group.key) | combine(own))
+        axes = list(dict.fromkeys(row.get("axis") for row in rows))
+        rows.sort(key=lambda row: (axes.index(row.get("axis")), -row[order]))
+        missing = () if rows else (_NO_NODES if by == "node" else _NO_GROUPS,)
+        return replace(
+            result, columns=(*_GROUP_COLUMNS[by], *columns), rows=rows, notes=(*result.notes, *missing)
+        )
+
+    return analysed
+
+
+def _mean(rows: Sequence[Row], name: str) -> int:
+    return round(sum(int(row[name]) for row in rows) / len(rows))
+
+
+_TIMES = (
+    "span_ns",
+    "compute_ns",
+    "comm_ns",
+    "exposed_comm_ns",
+    "exposed_wait_ns",
+    "exposed_copy_ns",
+    "idle_ns",
+)
+
+
+def _breakdown_of(rows: Sequence[Row]) -> dict[str, Any]:
+    """Means over the ranks."""
+    comm = sum(row["comm_ns"] for row in rows)
+    hidden = sum(row["comm_ns"] * (row["overlap_pct"] or 0.0) for row in rows)
+    return {name: _mean(rows, name) for name in _TIMES} | {"overlap_pct": hidden / comm if comm else None}
+
+
+_WORST_COLUMNS = (
+    Column("worst_rank", help="the rank that caused most of the waiting"),
+    Column("worst_caused_wait_ns", "ns", "the part of it", title="Of it"),
+)
+_SUMS = (
+    "last_count", "caused_wait_ns", "own_wait_ns", "compute_ns", "host_ns", "copy_ns", "dataloader_ns",
+    "waiting_ns", "link_ns",
+)  # fmt: skip
+
+
+def _stragglers_of(rows: Sequence[Row]) -> dict[str, Any]:
+    """Sums over the ranks, and the rank that caused most of the waiting."""
+    worst = max(rows, key=lambda row: (row["caused_wait_ns"], -row["rank"]))
+    return {name: sum(row[name] for row in rows) for name in _SUMS} | {
+        "worst_rank": worst["rank"],
+        "worst_caused_wait_ns": worst["caused_wait_ns"],
+        "cause": worst["cause"],
+    }
+
+
+breakdown_by = _with_groups(
+    breakdown,
+    [column for column in BREAKDOWN_COLUMNS if column.name not in ("rank", "step")],
+    _breakdown_of,
+    "compute_ns",
+)
+"""The breakdown of each rank and step; by node or group, the means over their ranks."""
+
+_OF_STRAGGLERS = [column for column in STRAGGLER_COLUMNS if column.name != "rank"]
+
+stragglers_by = _with_groups(
+    stragglers, [*_OF_STRAGGLERS[:3], *_WORST_COLUMNS, *_OF_STRAGGLERS[3:]], _stragglers_of, "caused_wait_ns"
+)
+"""The stragglers rank by rank; by node or group, the sums over their ranks and the worst of them."""
+
+_COLLECTIVE_COLUMNS = (
+    Column("axis", help="pp, dp, ep, cp, tp, world or other, as in the report groups"),
+    Column("kind"),
+    Column("dtype"),
+    Column("bytes", "bytes", "message size S, as in the report without --by", per_row_unit=True),
+    Column("groups", "count", "process groups of this axis that ran it"),
+    Column("count", "count", "number of calls on a rank; the largest over the groups"),
+    Column("transfer_ns", "ns", "mean over the groups"),
+    Column("wait_ns", "ns", "mean over the groups"),
+    Column("slowest_group", help="the group with the longest transfer"),
+    Column("slowest_transfer_ns", "ns", "its transfer", title="Its transfer"),
+    Column("slowest_members", help="its ranks", minor=True, at_end=True),
+)
+
+
+def collectives_by(run: Run, scope: Scope, by: str | None) -> Result:
+    """The collectives; by group, those of one axis, kind, data type and size share a row."""
+    result = collectives(run, scope)
+    if by is None:
+        return result
+    axis_of = {
+        (one.group.name, as_ranges(list(one.group.ranks))): one.axis for one in layout_of(run, Scope()).groups
+    }
+    members: dict[tuple[Any, ...], list[Row]] = {}
+    for row in result.rows:
+        axis = axis_of.get((row["group"], row["members"]), "other")
+        members.setdefault((axis, row["kind"], row["dtype"], row["bytes"]), []).append(row)
+    rows = [_of_groups(key, own) for key, own in members.items()]  # the largest total first, as before
+    return replace(result, columns=_COLLECTIVE_COLUMNS, rows=rows)
+
+
+def _of_groups(key: tuple[Any, ...], rows: Sequence[Row]) -> dict[str, Any]:
+    slowest = max(rows, key=lambda row: row["transfer_ns"] or 0)
+    return dict(zip(("axis", "kind", "dtype", "bytes"), key, strict=True)) | {
+        "groups": len({(row["group"], row["members"]) for row in rows}),
+        "count": max(row["count"] for row in rows),
+        **{name: _mean_known(rows, name) for name in ("transfer_ns", "wait_ns")},
+        "slowest_group": slowest["group"],
+        "slowest_transfer_ns": slowest["transfer_ns"],
+        "slowest_members": slowest["members"],
+    }
+
+
+def _mean_known(rows: Sequence[Row], name: str) -> int | None:
+    known = [row for row in rows if row[name] is not None]
+    return _mean(known, name) if known else None

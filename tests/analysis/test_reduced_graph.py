@@ -1,0 +1,148 @@
+"""The reduced graph gives what the graph of all events gives."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rankscope.analysis.core import rollups
+from rankscope.analysis.core.result import Finding, Found, Remedy
+from rankscope.analysis.core.scope import Scope
+from rankscope.analysis.critical_path import savings, scenarios
+from rankscope.analysis.critical_path.costs import with_costs
+from rankscope.analysis.critical_path.reduced.player import ReducedPlayer
+from rankscope.analysis.critical_path.reduced.run_graph import reduced_graph
+from rankscope.analysis.critical_path.report import critical
+from rankscope.analysis.critical_path.savings import reduced_replay, replayed
+from rankscope.analysis.critical_path.scenarios import Scenario
+from rankscope.analysis.critical_path.whatif import whatif
+from rankscope.bench.synthetic.cluster import Fault, Job, simulate
+from rankscope.bench.synthetic.cluster_trace import write_traces
+from rankscope.collective_kinds import KINDS
+from rankscope.errors import UsageError
+from rankscope.store.ingest import Options, ingest
+from rankscope.store.run import Run
+
+LATE_NS = 2_000_000
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Four ranks; rank 2 computes longer in every step."""
+    folder = tmp_path_factory.mktemp("reduced")
+    job = Job(
+        data=2, tensor=2, steps=3, layers=2, offset_ns=1_000_000, seed=3,
+        faults=(Fault("compute", (2,), LATE_NS),),
+    )  # fmt: skip
+    write_traces(job, simulate(job), folder)
+    return Run(ingest([folder]))
+
+
+def by_class(run: Run, scope: Scope) -> Counter[tuple[str, int]]:
+    found: Counter[tuple[str, int]] = Counter()
+    for row in critical(run, scope).rows:
+        found[row["class"], row["rank"]] += row["ns"]
+    return found
+
+
+def check_as_recorded(run: Run, scope: Scope) -> None:
+    """A replay without changes gives the recorded times, of every point."""
+    graph = reduced_graph(run, scope)
+    player = ReducedPlayer(graph)
+    assert (player.ends(graph.work) == graph.end[player._points]).all()
+
+
+def test_a_replay_without_changes_gives_the_recorded_times(run: Run) -> None:
+    check_as_recorded(run, Scope().in_run(run))
+    check_as_recorded(run, Scope(steps=(1, 2)))
+
+
+@pytest.mark.parametrize("name", ["ddp-gloo4", "seqpar-gloo4-slow2", "gpt-h200-stack"])
+def test_so_it_does_for_recorded_runs(name: str, dataset: Callable[[str], Path], tmp_path: Path) -> None:
+    recorded = Run(ingest([dataset(name)], Options(cache=tmp_path)))
+    check_as_recorded(recorded, Scope().in_run(recorded))
+
+
+@pytest.mark.parametrize(
+    "scenario",
+    [
+        scenarios.hide_comm(),
+        scenarios.bandwidth(2.0),
+        scenarios.no_gaps(),
+        scenarios.host_ahead(),
+        scenarios.data_ready(),
+        scenarios.syncs_gone(),
+        scenarios.links_at_median((2,), {0: (0, 1), 1: (2, 3)}),
+    ],
+    ids=lambda scenario: scenario.what,
+)
+def test_a_change_saves_the_same(run: Run, scenario: Scenario) -> None:
+    scope = Scope().in_run(run)
+    events, reduced = replayed(run, scope), reduced_replay(run, scope)
+    assert events is not None and reduced is not None
+    assert reduced.saved_ns([scenario]) == events.saved_ns([scenario])
+
+
+def test_a_late_rank_costs_what_was_planted(run: Run) -> None:
+    scope = Scope().in_run(run)
+    events, reduced = replayed(run, scope), reduced_replay(run, scope)
+    assert events is not None and reduced is not None
+    change = [scenarios.rank_at_median(2)]
+    assert reduced.saved_ns(change) == pytest.approx(LATE_NS, rel=0.01)
+    # By kernel, chance is taken away with the fault: each is limited to its own median.
+    assert reduced.saved_ns(change) == pytest.approx(events.saved_ns(change), rel=0.03)
+
+
+def test_kernels_have_the_same_share_everywhere(run: Run) -> None:
+    scope = Scope().in_run(run)
+    events, reduced = replayed(run, scope), reduced_replay(run, scope)
+    assert events is not None and reduced is not None
+    name = events.graph.names[int(events.graph.device.name[events.graph.device.kind == 0][0])]
+    change = [scenarios.kernels([name], 2.0)]
+    assert 0 < reduced.saved_ns(change) == pytest.approx(events.saved_ns(change), rel=0.2)
+    every = [scenarios.kernel("", 2.0)]
+    assert reduced.saved_ns(every) == pytest.approx(events.saved_ns(every), rel=0.05), (
+        "copies are not kernels"
+    )
+    with pytest.raises(UsageError, match="no kernel has 'nothing like it'"):
+        reduced.saved_ns([scenarios.kernel("nothing like it", 2.0)])
+
+
+@pytest.mark.parametrize("steps", [None, (0, 0)])
+def test_the_path_has_the_same_classes(
+    run: Run, steps: tuple[int, int] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scope = Scope(steps=steps).in_run(run)
+    expected = by_class(run, scope)
+    monkeypatch.setattr(savings, "MOST_GRAPH_EVENTS", 1)
+    assert by_class(run, scope) == expected
+    result = critical(run, scope)
+    assert savings.REDUCED in result.notes
+    assert {row["name"] for row in result.rows if row["class"] != "comm"} == {None}
+    assert all(row["name"] in KINDS for row in result.rows if row["class"] == "comm")
+
+
+def test_predictions_and_costs_of_a_large_run(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    scope = Scope().in_run(run)
+    small = whatif(run, scope, [scenarios.hide_comm()])
+    late = Found(
+        "stragglers", Finding("info", "late", "", ranks=(2,), remedy=Remedy("rank at median", ranks=(2,)))
+    )
+    monkeypatch.setattr(savings, "MOST_GRAPH_EVENTS", 1)
+    monkeypatch.setattr(savings, "MOST_EVENTS", 1)
+    monkeypatch.setattr(rollups, "_LEAST_RANKS", 1)
+    large = whatif(run, scope, [scenarios.hide_comm()])
+    assert large.rows == small.rows and savings.REDUCED in large.notes
+    (priced,) = with_costs(run, scope, [late], lambda found: 0)
+    assert priced.finding.cost_ns == pytest.approx(LATE_NS, rel=0.01)
+
+
+def test_ranks_that_wait_in_a_cycle_are_not_replayed(run: Run) -> None:
+    graph = reduced_graph(run, Scope().in_run(run))
+    to, origin = np.concatenate([graph.to, graph.origin]), np.concatenate([graph.origin, graph.to])
+    assert ReducedPlayer(replace(graph, to=to, origin=origin)).has_cycle
