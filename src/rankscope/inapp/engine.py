@@ -315,14 +315,16 @@ class Engine:
 
     def _take_request(self) -> None:
         """Requested windows come one after another, and after those of the schedule."""
-        if self._schedule is not None or self._windows.is_open:
-            return
-        request = self._requests.popleft()
+        request = self._requests[0]
         ahead = request.first_step - self.step_number - 1
         if ahead < 0:
-            self._refuse(request, f"step {self.step_number} had begun when the request was read")
+            self._requests.popleft()
+            self._refuse(request, f"the rank was in step {self.step_number} already, or recorded others")
             self.files.save()
             return
+        if self._schedule is not None or self._windows.is_open:
+            return
+        self._requests.popleft()
         warmup = min(request.warmup, ahead)
         self._request, self._action = request, NONE
         self._schedule = Schedule(request.first_step - warmup, 0, warmup, request.steps, 1)

@@ -73,7 +73,6 @@ class StepClock:
         """Set by another thread: read the memory in use at the end of the next step, which takes longer."""
         self.free_marks: deque[Any] = deque()
         """CUDA events that have been read."""
-        self.device = NONE
         self._thread = get_ident()
         self._memory = NONE
         self._in_backward = False
@@ -90,7 +89,7 @@ class StepClock:
         now, cpu = perf_counter_ns(), process_time_ns()
         if self.wants_memory:
             self.wants_memory = False
-            self._memory = _memory_in_use(self.device)
+            self._memory = _memory_in_use()
         self.done.append(
             StepFigures(
                 number,
@@ -127,17 +126,17 @@ class StepClock:
         self._optimizer_began = 0
         self._backwards: list[Backward] = []
         self._marks: list[Any] = [None] * 4
-        self._mark(BEGIN)
+        self._cuda = _initialized_cuda()
+        if self._cuda is not None:
+            self._mark(BEGIN)
 
     # -- the GPU
 
     def _mark(self, place: int) -> None:
         """Record a CUDA event; a second one at the same place replaces the first."""
-        cuda = _initialized_cuda()
-        if cuda is None or len(self.done) == MOST_STEPS or cuda.is_current_stream_capturing():
+        cuda = self._cuda
+        if len(self.done) == MOST_STEPS or cuda.is_current_stream_capturing():
             return
-        if self.device == NONE:
-            self.device = cuda.current_device()
         mark = self._marks[place] or (
             self.free_marks.popleft() if self.free_marks else cuda.Event(enable_timing=True)
         )
@@ -149,8 +148,7 @@ class StepClock:
     def _hook(self) -> None:
         from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-        before = _not_traced(lambda *_: self._before_optimizer())
-        after = _not_traced(lambda *_: self._after_optimizer())
+        before, after = self._optimizer_hooks()
         self._undo.append(register_optimizer_step_pre_hook(before).remove)
         self._undo.append(register_optimizer_step_post_hook(after).remove)
         gc.callbacks.append(self._collected)
@@ -179,20 +177,24 @@ class StepClock:
         module = sys.modules["torch.utils.data.dataloader"]
         self._replace(module._BaseDataLoaderIter, "__next__", self._timed_next)
 
-    def _before_optimizer(self) -> None:
-        if get_ident() == self._thread:
-            now = self._optimizer_began = perf_counter_ns()
-            self.phase = (OPTIMIZER, now)
-            if self._marks[OPTIMIZER_BEGIN] is None:
-                self._mark(OPTIMIZER_BEGIN)
+    def _optimizer_hooks(self) -> tuple[Any, Any]:
+        def before(_optimizer: Any, _args: Any, _kwargs: Any) -> None:
+            if get_ident() == self._thread:
+                now = self._optimizer_began = perf_counter_ns()
+                self.phase = (OPTIMIZER, now)
+                if self._cuda is not None and self._marks[OPTIMIZER_BEGIN] is None:
+                    self._mark(OPTIMIZER_BEGIN)
 
-    def _after_optimizer(self) -> None:
-        if self._optimizer_began and get_ident() == self._thread:
-            now = perf_counter_ns()
-            self._optimizer_ns += now - self._optimizer_began
-            self._optimizer_began = 0
-            self.phase = (TRAINING, now)
-            self._mark(OPTIMIZER_END)
+        def after(_optimizer: Any, _args: Any, _kwargs: Any) -> None:
+            if self._optimizer_began and get_ident() == self._thread:
+                now = perf_counter_ns()
+                self._optimizer_ns += now - self._optimizer_began
+                self._optimizer_began = 0
+                self.phase = (TRAINING, now)
+                if self._cuda is not None:
+                    self._mark(OPTIMIZER_END)
+
+        return _not_traced(before), _not_traced(after)
 
     def _collected(self, phase: str, _info: dict[str, int]) -> None:
         """Garbage is collected: on any thread, and all of them stand still."""
@@ -210,7 +212,8 @@ class StepClock:
             began = perf_counter_ns()
             if self._forward_ns == NONE:
                 self._forward_ns = began - self._began
-                self._mark(FORWARD_END)
+                if self._cuda is not None:
+                    self._mark(FORWARD_END)
             self.phase = (BACKWARD, began)
             self._in_backward, self._waited = True, False
             try:
@@ -269,9 +272,10 @@ def _initialized_cuda() -> Any:
     return cuda if cuda is not None and cuda.is_initialized() else None
 
 
-def _memory_in_use(device: int) -> int:
+def _memory_in_use() -> int:
     """Bytes: allocated on the GPU, else resident on the host."""
-    if device != NONE:
-        return int(sys.modules["torch"].cuda.memory_allocated(device))
+    cuda = _initialized_cuda()
+    if cuda is not None:
+        return int(cuda.memory_allocated())
     found = resident_bytes()
     return NONE if found is None else found

@@ -87,18 +87,23 @@ class Telemetry:
 
     def _run(self) -> None:
         try:
-            self._ring = self._make_ring()
+            self.make_ring()
             while not self._over.wait(PERIOD_S):
-                self._write(self.clock.phase)
-                self._look_for_requests()
-                self._look_for_hang()
+                self.look()
             self._write((PHASES.index("ended"), time.perf_counter_ns()), last=True)
         except Exception as error:  # noqa: BLE001  (the job must go on)
             self.clock.off()
             reason = f"{error.strerror}: {error.filename}" if isinstance(error, OSError) else repr(error)
             self._log.warning(f"telemetry is off, the job goes on: {reason}")
 
-    def _make_ring(self) -> RingWriter:
+    def look(self) -> None:
+        """What is done once a second."""
+        self._write(self.clock.phase)
+        self._look_for_requests()
+        self._look_for_hang()
+
+    def make_ring(self) -> None:
+        """Make this rank's file, with its whole size."""
         manifest = self._files.manifest
         about = {
             **{
@@ -111,7 +116,7 @@ class Telemetry:
         make_private_folder(self._files.folder / FOLDER)
         path = ring_path(self._files.folder, manifest["rank"])
         try:
-            return RingWriter(path, about)
+            self._ring = RingWriter(path, about)
         except OSError:
             path.unlink(missing_ok=True)
             raise
