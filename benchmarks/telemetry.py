@@ -30,7 +30,7 @@ ROUNDS = 200
 PROMISE_US = 20.0
 
 
-class Nothing(torch.optim.SGD):
+class Nothing(torch.optim.SGD):  # type: ignore[misc]
     """An optimizer that does nothing, but is hooked as others are."""
 
     def step(self, closure: Any = None) -> None:
@@ -60,7 +60,7 @@ def nothing(*_: Any) -> None:
     pass
 
 
-class _Endless(torch.utils.data.IterableDataset):  # type: ignore[type-arg]
+class _Endless(torch.utils.data.IterableDataset):  # type: ignore[misc]
     def __iter__(self) -> Any:
         while True:
             yield 0
