@@ -30,6 +30,7 @@ _PUBLIC = {
     "profile": "rankscope.inapp.profiler",
     "schedule": "rankscope.inapp.profiler",
     "mark_step": "rankscope.inapp.engine",
+    "watch": "rankscope.inapp.watch",
     "trace": "rankscope.inapp.annotate",
     "cuda_profiler_range": "rankscope.inapp.cuda_range",
     "Timers": "rankscope.inapp.timers",
@@ -84,6 +85,7 @@ if TYPE_CHECKING:
     from rankscope.inapp.operator_table import Summary
     from rankscope.inapp.profiler import profile, schedule
     from rankscope.inapp.timers import Timers
+    from rankscope.inapp.watch import watch
     from rankscope.inapp.window_handlers import ChromeTrace, Recorded, TensorBoard
     from rankscope.notebook import Answer, OpenRun, open
 else:  # hidden from type checkers, which would accept any attribute because of it
@@ -131,6 +133,7 @@ __all__ = [
     "schedule",
     "trace",
     "trainer_callback",
+    "watch",
 ]
 
 

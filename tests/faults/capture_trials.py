@@ -62,7 +62,7 @@ class Trial:
     closed: tuple[int, ...] = ()
     """Streams that are closed."""
     disk: str = ""
-    """The run folder's: full, readonly or stuck."""
+    """The run folder's: full, readonly, stuck, or "stuck ring": the file of the telemetry hangs."""
     file_limit: int | None = None
     """The largest file that the job may write, in blocks of 512 bytes."""
     lines: str = "all"
@@ -88,10 +88,18 @@ class JobOutcome:
     files: tuple[tuple[str, str], ...]
 
 
-def trials(count: int, random: Random) -> Iterator[Outcome]:
-    planned = [KINDS[number % len(KINDS)](random) for number in range(count)]
-    with ThreadPoolExecutor(AT_ONCE) as pool:
-        yield from pool.map(tried, planned)
+Kinds = Sequence[Callable[[Random], Trial]]
+
+
+def trials_of(kinds: Kinds) -> Callable[[int, Random], Iterator[Outcome]]:
+    """So many trials, the kinds in turn."""
+
+    def trials(count: int, random: Random) -> Iterator[Outcome]:
+        planned = [kinds[number % len(kinds)](random) for number in range(count)]
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            yield from pool.map(tried, planned)
+
+    return trials
 
 
 def tried(trial: Trial) -> Outcome:
@@ -180,6 +188,9 @@ def _disk(kind: str, folder: Path, run: Path) -> Iterator[None]:
     if kind == "stuck":
         run.mkdir()
         os.mkfifo(run / ".rank-00000.pt.trace.json.gz.part")
+    if kind == "stuck ring":
+        (run / "telemetry").mkdir(parents=True)
+        os.mkfifo(run / "telemetry/rank-00000.ring")
     if kind not in ("full", "readonly"):
         yield
         return
@@ -373,7 +384,7 @@ _KILLS_FRONT = _signalled("a deadly signal to the front", _DIE, HANDLED, "front"
 _KILLS_RANK = _signalled("a deadly signal to the rank", _DIE, DEADLY, "rank", 1)
 
 # In turn. Importing torch takes seconds: the kinds that need it come once, the first eight are the short form.
-KINDS: tuple[Callable[[Random], Trial], ...] = (
+KINDS: Kinds = (
     _TO_GROUP,
     _TO_FRONT,
     _odd,
@@ -414,4 +425,4 @@ KINDS: tuple[Callable[[Random], Trial], ...] = (
     _odd,
 )
 
-PART = Part("capture", trials, many=300, few=5)
+PART = Part("capture", trials_of(KINDS), many=300, few=5)

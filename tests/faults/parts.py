@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from faults import capture_trials, second_user, viewer_abuse
+from faults import capture_trials, second_user, viewer_abuse, watch_trials
 from faults.byte_flips import BYTE_FLIPS
 from faults.ingest_kills import INGEST_KILLS
 from faults.outcome import Part
 
 PARTS: tuple[Part, ...] = (
     capture_trials.PART,
+    watch_trials.PART,
     INGEST_KILLS,
     BYTE_FLIPS,
     viewer_abuse.PART,

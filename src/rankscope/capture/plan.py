@@ -10,7 +10,7 @@ import os
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from rankscope.capture.schedule import EveryStep, OnSignal, Schedule, TimeWindow, When
+from rankscope.capture.schedule import EveryStep, OnRequest, OnSignal, Schedule, TimeWindow, When
 from rankscope.capture.selector import AUTO
 
 PLAN_VARIABLE = "RANKSCOPE_PLAN"
@@ -19,13 +19,17 @@ PLAN_VARIABLE = "RANKSCOPE_PLAN"
 FALLBACK_AFTER_S = 120.0
 FALLBACK_FOR_S = 5.0
 
+# With --watch, a rank that has made no step for this long writes its stacks.
+HANG_AFTER_S = 600.0
+
 # The kernel takes at most 128 kB for one variable; a list of thousands of files is of no use in a record.
 _RECORDED_CHARACTERS = 4000
 
-_WHEN_KINDS: dict[str, type[Schedule] | type[TimeWindow] | type[OnSignal] | type[EveryStep]] = {
+_WHEN_KINDS: dict[str, Any] = {
     "schedule": Schedule,
     "time": TimeWindow,
     "signal": OnSignal,
+    "request": OnRequest,
     "every": EveryStep,
 }
 
@@ -96,6 +100,9 @@ class Plan(NamedTuple):
     # The members of the run folder's group may read it.
     group_readable: bool = False
     front: Front | None = None
+    # Telemetry of every step, of all ranks; and requested captures.
+    watch: bool = False
+    hang_after_s: float = HANG_AFTER_S
 
     def to_json(self) -> str:
         import json  # an unselected rank never needs it

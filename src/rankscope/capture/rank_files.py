@@ -13,8 +13,11 @@ from typing import Any
 from rankscope.capture.job_name import name_run
 from rankscope.capture.plan import Plan, recorded_command
 from rankscope.capture.rank import Identity
-from rankscope.capture.run_folder import FORMAT, claim_rank, open_run, rank_stem, write_rank
+from rankscope.capture.run_folder import FORMAT, claim_rank, open_run, rank_manifest, rank_stem, write_rank
 from rankscope.version import __version__
+
+# What torchrun calls the ranks of a job without --role.
+DEFAULT_ROLE = "default"
 
 
 def run_manifest(plan: Plan, job: str) -> dict[str, Any]:
@@ -35,6 +38,17 @@ def clock_anchor() -> dict[str, int]:
     return {"unix_ns": time.time_ns(), "monotonic_ns": time.monotonic_ns()}
 
 
+def _place(identity: Identity) -> dict[str, Any]:
+    return {
+        "rank": identity.rank,
+        "local_rank": identity.local_rank,
+        "world_size": identity.world_size,
+        "local_size": identity.local_size,
+        "node": identity.node,
+        "rank_source": identity.source,
+    }
+
+
 class RankFiles:
     """The run folder as this rank sees it. Nothing is written before ``claim``."""
 
@@ -48,12 +62,8 @@ class RankFiles:
         self.manifest: dict[str, Any] = {
             "format": FORMAT,
             "job": self.job,
-            "rank": identity.rank,
-            "local_rank": identity.local_rank,
-            "world_size": identity.world_size,
-            "local_size": identity.local_size,
-            "node": identity.node,
-            "rank_source": identity.source,
+            **_place(identity),
+            "role": env.get("ROLE_NAME", DEFAULT_ROLE),
             "host": socket.gethostname(),
             "pid": os.getpid(),
             "restart": int(env.get("TORCHELASTIC_RESTART_COUNT", "0") or 0),
@@ -63,6 +73,11 @@ class RankFiles:
             "windows": [],
             "state": "running",
         }
+
+    def identify(self, identity: Identity) -> None:
+        """The process has got its rank only now, from torch.distributed."""
+        self.identity = identity
+        self.manifest.update(_place(identity))
 
     def claim(self) -> None:
         """Open the run folder and take this rank in it; does nothing the second time."""
@@ -74,6 +89,11 @@ class RankFiles:
             )
             claim_rank(self.folder, self.manifest, force=force)
             self.claimed = True
+
+    @property
+    def taken(self) -> bool:
+        """Whether another process is this rank of the run, such as a child of this one."""
+        return not self.claimed and rank_manifest(self.folder, self.manifest["rank"]).exists()
 
     def target(self, window: int) -> Path:
         """One file for each rank and cycle; the first has no number. TensorBoard's plug-in expects another form."""

@@ -45,6 +45,10 @@ def rank_stem(rank: int) -> str:
     return f"rank-{rank:05d}"
 
 
+def rank_manifest(folder: Path, rank: int) -> Path:
+    return folder / f"{rank_stem(rank)}.rankscope.json"
+
+
 def rank_manifests(folder: Path) -> Iterator[Manifest]:
     """Every rank's manifest, in order of rank."""
     for path in sorted(folder.glob("rank-*.rankscope.json")):
@@ -127,7 +131,7 @@ def claim_rank(folder: Path, manifest: Manifest, *, force: bool) -> None:
     Allowed after a torchrun restart, if the earlier attempt left no complete trace, and after a process that ended
     without a window (a script that prepares data before the one that trains); otherwise refused.
     """
-    path = folder / f"{rank_stem(manifest['rank'])}.rankscope.json"
+    path = rank_manifest(folder, manifest["rank"])
     if create_json(path, manifest):
         return
     there = read_json(path) or {}
@@ -147,7 +151,7 @@ def claim_rank(folder: Path, manifest: Manifest, *, force: bool) -> None:
 
 
 def write_rank(folder: Path, manifest: Manifest) -> None:
-    write_json(folder / f"{rank_stem(manifest['rank'])}.rankscope.json", manifest)
+    write_json(rank_manifest(folder, manifest["rank"]), manifest)
 
 
 def remove_if_empty(folder: Path) -> None:

@@ -119,6 +119,10 @@ class OnSignal(NamedTuple):
     active: int = DEFAULT_ACTIVE
 
 
+class OnRequest(NamedTuple):
+    """Only what is requested while the job runs (`rankscope capture`): --watch without a schedule."""
+
+
 class EveryStep(NamedTuple):
     """Under nsys or ncu without a schedule: the tool records the whole run, and every step is marked in it."""
 
@@ -128,7 +132,7 @@ class EveryStep(NamedTuple):
         return Schedule(skip_first=0, wait=0, warmup=0, active=sys.maxsize, repeat=1)
 
 
-When = Schedule | ScheduleFunction | TimeWindow | OnSignal | EveryStep
+When = Schedule | ScheduleFunction | TimeWindow | OnSignal | OnRequest | EveryStep
 
 
 def steps_window(text: str, warmup: int = DEFAULT_WARMUP) -> Schedule:

@@ -9,6 +9,7 @@ from typing import Any
 
 from rankscope.capture.plan import Plan
 from rankscope.capture.run_folder import rank_manifests, remove_if_empty
+from rankscope.capture.telemetry_ring import FOLDER
 from rankscope.units import format_bytes, format_ns
 
 Windows = list[tuple[int, dict[str, Any]]]
@@ -31,8 +32,11 @@ def summary(folder: Path, plan: Plan) -> str | None:
         for rank, window in windows
         if window.get("state") in ("whole", "partial") and "bytes" in window
     ]
-    if not kept or plan.quiet:
+    telemetry = _telemetry(folder)
+    if plan.quiet or not (kept or telemetry):
         return None
+    if not kept:
+        return telemetry
     noun = "trace" if plan.tool == "torch" else f"{plan.tool} report"
     world = max((manifest.get("world_size") or 0 for manifest in manifests), default=0)
     parts = [_amount(kept, noun, world)]
@@ -43,7 +47,16 @@ def summary(folder: Path, plan: Plan) -> str | None:
             f"Training was paused for at most {format_ns(stall, 2)}: stop {format_ns(stop, 2)} (torch's own), export "
             f"{format_ns(stall - stop, 2)}."
         )
+    parts += [telemetry] if telemetry is not None else []
     return "\n  ".join([*parts, f"Next: rankscope stats {short_path(folder)}"])
+
+
+def _telemetry(folder: Path) -> str | None:
+    """--watch: how many ranks have kept telemetry, and the command that shows it."""
+    ranks = len(list((folder / FOLDER).glob("*.ring")))
+    if not ranks:
+        return None
+    return f"telemetry of {_plural(ranks, 'rank')}: rankscope stats {short_path(folder)} -r telemetry"
 
 
 def ranks_of(recorded: int, world: int) -> str:

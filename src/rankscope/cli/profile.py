@@ -11,9 +11,9 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from rankscope.capture.plan import FALLBACK_AFTER_S, Front, Plan
+from rankscope.capture.plan import FALLBACK_AFTER_S, HANG_AFTER_S, Front, Plan
 from rankscope.capture.rank import detect, parse_identity
-from rankscope.capture.schedule import Schedule, TimeWindow, When, choose_when
+from rankscope.capture.schedule import OnRequest, Schedule, TimeWindow, When, choose_when
 from rankscope.capture.selector import AUTO, AUTO_ALL, FORMS, parse_selector
 from rankscope.capture.wrapper import Output, check_program, is_in_front, is_selected, requested_signal
 from rankscope.cli.options import Group, Settings, ValueWithEquals, add_groups, option
@@ -35,6 +35,7 @@ examples:  (in front of a launcher, or behind it)
   mpiexec -n 8 rankscope profile python train.py
   srun -n 8 rankscope profile --ranks 0,4 -o runs/a python train.py
   rankscope profile --steps 20:24 --with-stack bash train.sh
+  rankscope profile --watch -o runs/b torchrun train.py      then: rankscope watch runs/b
   rankscope profile --on-signal USR2 python train.py        then: kill -USR2 PID, as often as you like
 
 A step ends when the optimizer has stepped. Steps count from 0, as torch.profiler.schedule counts them: the
@@ -152,6 +153,23 @@ _GROUPS = (
         ),
     ),
     Group(
+        "telemetry while the job runs",
+        (
+            option(
+                "--watch",
+                action="store_true",
+                help="keep the times of every step of every rank for `rankscope watch`; without a schedule, record "
+                "only what `rankscope capture` requests",
+            ),
+            option(
+                "--hang-after",
+                metavar="TIME",
+                help="with --watch: a rank that makes no step for this long writes the stacks of its threads "
+                f"(default: {HANG_AFTER_S:.0f}s)",
+            ),
+        ),
+    ),
+    Group(
         "what torch's profiler records",
         (
             option("--record-shapes", action="store_true", help="the shapes of every operator's inputs"),
@@ -248,7 +266,7 @@ def main(args: argparse.Namespace) -> int:
     output = Output(message=_message, line=print)
     identity = detect(os.environ, plan.identity)
     in_front = is_in_front(list(command), identity, per_node=args.per_node, inserted=args.inner)
-    if not in_front and not is_selected(plan, identity, output.message):
+    if not in_front and not plan.watch and not is_selected(plan, identity, output.message):
         if args.dry_run:
             from shlex import join
 
@@ -286,6 +304,12 @@ def plan_of(args: argparse.Namespace, command: tuple[str, ...]) -> Plan:
     ranks = args.ranks or ("local:0" if args.tool == "ncu" else AUTO)
     parse_selector(ranks)
     check_tool_options(args)
+    if args.hang_after and not args.watch:
+        raise UsageError(
+            "--hang-after needs --watch",
+            why="A rank notices that it makes no step by its telemetry.",
+            hint="Give --watch too.",
+        )
     recording = ("record_shapes", "profile_memory", "with_stack", "with_flops", "with_modules")
     return Plan(
         when=_when(args),
@@ -316,6 +340,8 @@ def plan_of(args: argparse.Namespace, command: tuple[str, ...]) -> Plan:
         group_readable=args.group_readable,
         front=Front.from_text(args.front) if args.front else None,
         nvtx=nvtx_ranges(args),
+        watch=args.watch,
+        hang_after_s=_seconds(args.hang_after) if args.hang_after else HANG_AFTER_S,
         **{name: getattr(args, name) for name in recording},
     )
 
@@ -324,6 +350,8 @@ def _when(args: argparse.Namespace) -> When:
     cycle = {name: getattr(args, name) for name in Schedule._fields if getattr(args, name) is not None}
     by_clock = args.after is not None or args.for_ is not None
     window = TimeWindow(_seconds(args.after or "0s"), _seconds(args.for_ or "10s")) if by_clock else None
+    if args.watch and not cycle and window is None and args.steps is None and args.on_signal is None:
+        return OnRequest()
     return choose_when(cycle, steps=args.steps, window=window, signal=args.on_signal)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from rankscope.capture.plan import Plan
 from rankscope.capture.rank_files import RankFiles
-from rankscope.capture.schedule import EveryStep, OnSignal, ScheduleFunction, TimeWindow
+from rankscope.capture.schedule import EveryStep, OnRequest, OnSignal, ScheduleFunction, TimeWindow
 from rankscope.capture.selector import parse_selector
 from rankscope.capture.summary import cycles, ranks_of
 from rankscope.units import format_bytes, format_ns
@@ -25,10 +25,14 @@ def nothing_captured(plan: Plan, steps: int, optimizer_calls: Mapping[str, int])
             f"nothing was captured: no optimizer named {plan.step_on} stepped (seen: {seen}); see --step-on"
         )
     if not steps:
+        if isinstance(plan.when, OnRequest):
+            return (
+                "no telemetry was kept: no optimizer stepped (rankscope.mark_step() in the loop marks a step)"
+            )
         if plan.tool != "torch":
             return "no step was marked: no optimizer stepped (rankscope.mark_step() in the loop marks one)"
         return "nothing was captured: no optimizer stepped; for a loop without one give --after 10s --for 5s"
-    if isinstance(plan.when, EveryStep):
+    if isinstance(plan.when, EveryStep | OnRequest):
         return "no step was marked: the run ended in its first step"
     if isinstance(plan.when, ScheduleFunction):
         return f"nothing was captured: the schedule function recorded none of the {steps} steps"

@@ -10,12 +10,14 @@ import contextlib
 import functools
 import os
 import sys
+from collections import deque
 from collections.abc import Sequence
 from types import FrameType
 from typing import Any
 
+from rankscope.capture.capture_request import CaptureRequest
 from rankscope.capture.plan import FALLBACK_FOR_S, Plan
-from rankscope.capture.rank import Identity
+from rankscope.capture.rank import SINGLE, Identity
 from rankscope.capture.rank_files import RankFiles, clock_anchor
 from rankscope.capture.schedule import (
     NONE,
@@ -23,6 +25,7 @@ from rankscope.capture.schedule import (
     RECORD_AND_SAVE,
     WARMUP,
     EveryStep,
+    OnRequest,
     OnSignal,
     Schedule,
     ScheduleFunction,
@@ -39,6 +42,7 @@ from rankscope.inapp.main_thread import Timer, when_returning
 from rankscope.inapp.pause_warning import PauseWarning
 from rankscope.inapp.sigterm import SigtermGuard
 from rankscope.inapp.step_counter import StepCounter, live_optimizers
+from rankscope.inapp.telemetry import Telemetry
 from rankscope.inapp.torch_recorder import Region, ScriptProfiler, TorchRecorder
 from rankscope.inapp.window_export import WindowExporter
 from rankscope.inapp.window_handlers import Handler
@@ -79,6 +83,9 @@ class Engine:
         self._timer: Timer | None = None
         self._hook: Any = None
         self._deepspeed: DeepSpeedSteps | None = None
+        self._telemetry: Telemetry | None = None
+        self._requests: deque[CaptureRequest] = deque()
+        self._request: CaptureRequest | None = None
         self._finished = False
         self._pid = os.getpid()
         self._sigterm = SigtermGuard(self._terminated)
@@ -105,6 +112,8 @@ class Engine:
 
     def watch_optimizers(self) -> None:
         """Count steps with torch's global optimizer hook, and start the timers that open windows."""
+        if self.plan.watch:
+            self.keep_telemetry(self.plan.hang_after_s)  # first: its hooks then run before the step ends
         from torch.optim.optimizer import register_optimizer_step_post_hook
 
         def after_step(optimizer: Any, _args: Any, _kwargs: Any) -> None:
@@ -123,6 +132,17 @@ class Engine:
             self._begin_with_first_optimizer()
         if self.plan.fallback_after_s > 0 and isinstance(when, Schedule):
             self._timer = Timer(self.plan.fallback_after_s, lambda: self._safely(self._fall_back))
+
+    def keep_telemetry(self, hang_after_s: float) -> None:
+        """From now on, note the times of every step, and record what is requested while the job runs."""
+        if self._telemetry is None:
+            self._telemetry = Telemetry(self.files, self.log, hang_after_s, self._requests.append)
+            if self.files.claimed:
+                self._telemetry.begin()
+
+    def joined(self, identity: Identity) -> None:
+        """torch.distributed has given this process its rank: it is a rank of the job, whoever started it."""
+        self._safely(self._join, identity)
 
     def begin(self) -> None:
         """The first step begins now; the program marks the ends of steps itself."""
@@ -155,7 +175,8 @@ class Engine:
                 self._windows.next_step(self.step_number)
             return
         self._advance(self._schedule.action(self.step_number))
-        self._end_schedule()
+        if self._schedule is not None:
+            self._end_schedule()
 
     def count_marked_steps(self) -> None:
         """From now on only steps that the program marks count; optimizer steps do not."""
@@ -164,8 +185,11 @@ class Engine:
     def mark_step(self) -> None:
         """The program marks the end of a step."""
         self.count_marked_steps()
+        self._note_step()
         if not self.stopped:
             self._safely(self.step)
+        elif self._telemetry is not None:
+            self.step_number += 1
 
     def request(self) -> None:
         """Record the next steps, after a signal. Ignored while an earlier request is being served."""
@@ -205,6 +229,7 @@ class Engine:
     def _finish(self, why: str | None, wait_s: float, *, process_ends: bool) -> None:
         if self._timer is not None:
             self._timer.cancel()
+        self._end_telemetry()
         if isinstance(self.plan.when, EveryStep):
             why = None  # the tool records to the end, and the steps until now are whole
         self._close_unfinished(why)
@@ -245,12 +270,14 @@ class Engine:
 
     def _count_call(self, optimizer: Any, frame: FrameType) -> None:
         """Of an optimizer, or of a DeepSpeed engine, which has several."""
-        if self.stopped:
+        if self.stopped and self._telemetry is None:
             return
         try:
             if not self.counter.ends_step(optimizer):
                 return
-            if 0 < self.step_number < self._idle_until - 1 and not self._windows.exporting:
+            self._note_step()
+            quick = 0 < self.step_number < self._idle_until - 1 and not self._windows.exporting
+            if quick or self.stopped:
                 self.step_number += 1
             else:
                 # torch calls this inside the optimizer's profiled range; a window must not begin or end there
@@ -261,7 +288,53 @@ class Engine:
     def _first_step(self) -> None:
         if self._timer is not None and not isinstance(self.plan.when, TimeWindow):
             self._timer.cancel()
+        self._claim()
+
+    def _claim(self) -> None:
         self.files.claim()
+        if self._telemetry is not None:
+            self._telemetry.begin()
+
+    def _join(self, identity: Identity) -> None:
+        if self.files.identity.source == SINGLE and not self.files.claimed:
+            self.files.identify(identity)
+            self.log.rank = identity.rank
+            self.log.reports = self.log.reports and identity.rank == 0
+            if not parse_selector(self.plan.ranks).selects(identity):
+                self._nothing_scheduled()
+        if self._telemetry is not None:
+            self._claim()
+
+    def _note_step(self) -> None:
+        """A step ends now. Requests are taken here, so that a window can begin with the next step."""
+        if self._telemetry is not None:
+            profiled = self._windows.is_open or self._windows.exporting
+            self._telemetry.clock.step_ended(self.step_number, profiled)
+            if self._requests:
+                self._safely(self._take_request)
+
+    def _take_request(self) -> None:
+        """Requested windows come one after another, and after those of the schedule."""
+        request = self._requests[0]
+        ahead = request.first_step - self.step_number - 1
+        if ahead < 0:
+            self._requests.popleft()
+            self._refuse(request, f"the rank was in step {self.step_number} already, or recorded others")
+            self.files.save()
+            return
+        if self._schedule is not None or self._windows.is_open:
+            return
+        self._requests.popleft()
+        warmup = min(request.warmup, ahead)
+        self._request, self._action = request, NONE
+        self._schedule = Schedule(request.first_step - warmup, 0, warmup, request.steps, 1)
+        self._idle_until = self._schedule.first_busy_step
+        self.log.info(f"steps {request.first_step}-{request.last_step} will be recorded: {request.reason}")
+
+    def _refuse(self, request: CaptureRequest, why: str) -> None:
+        note = f"the requested steps {request.first_step}-{request.last_step} were not recorded: {why}"
+        self.files.manifest["notes"].append(note)
+        self.log.warning(note)
 
     def _advance(self, action: int) -> None:
         """Go from the last step's action to the next one's, with torch.profiler's transitions."""
@@ -282,8 +355,15 @@ class Engine:
             self._windows.record_step(self.step_number)
 
     def _postpone(self) -> None:
-        """Only one profiler can run: while the script's own does, our window is put off step by step."""
+        """Only one profiler can run: while the script's own does, our window is put off step by step.
+
+        Not a requested one, as it would have other steps than that of the other ranks.
+        """
         assert self._schedule is not None
+        if self._request is not None:
+            self._refuse(self._request, "the script ran torch.profiler itself")
+            self._nothing_scheduled()
+            return
         self._schedule = self._schedule.postponed()
         note = "the script runs torch.profiler itself: the window waits until it has ended"
         if note not in self.files.manifest["notes"]:
@@ -291,14 +371,16 @@ class Engine:
             self.log.warning(note)
 
     def _end_schedule(self) -> None:
-        """After the last cycle, remove the hook; after a requested window, wait for the next signal."""
+        """After the last cycle, remove the hook, unless another window can be requested."""
         assert self._schedule is not None
         over = self._schedule.is_over(self.step_number)
         if not over or self._windows.exporting or self._windows.is_open:
             return
-        if isinstance(self.plan.when, OnSignal):
-            self._schedule, self._idle_until = None, sys.maxsize
-        else:
+        self._nothing_scheduled()
+
+    def _nothing_scheduled(self) -> None:
+        self._schedule, self._idle_until, self._request = None, sys.maxsize, None
+        if not isinstance(self.plan.when, OnSignal) and self._telemetry is None:
             self._stop_counting()
 
     def _stop_counting(self) -> None:
@@ -324,7 +406,7 @@ class Engine:
 
     def _fall_back(self) -> None:
         """No optimizer has stepped for a long time: record a time window instead."""
-        if self.step_number == 0:
+        if self.step_number == 0 and not self.files.taken:
             self.log.info(
                 f"no optimizer step in {self.plan.fallback_after_s:g} s: recording {FALLBACK_FOR_S:g} s"
             )
@@ -366,11 +448,21 @@ class Engine:
         self.log.warning(f"capture is off, the job goes on: {text}")
         self.files.manifest["notes"].append(text)
         self._sigterm.off()
-        self._stop_counting()
+        if self._telemetry is not None and not self._telemetry.begun:
+            self._end_telemetry()
+        if self._telemetry is None:
+            self._stop_counting()
         try:
             self._windows.drop()
         except Exception as second:  # noqa: BLE001  (the profiler's state is unknown; the first error was printed)
             self.log.debug(f"stopping torch's profiler failed too: {second}")
+
+    def _end_telemetry(self) -> None:
+        telemetry, self._telemetry = self._telemetry, None
+        if telemetry is not None:
+            telemetry.end()
+            for request in self._requests:
+                self._refuse(request, "the job's own schedule, or its end, came first")
 
     def _yield_to_script(self) -> None:
         """The script is about to start its own profiler: close our window first, as a partial one."""
@@ -404,12 +496,17 @@ class Engine:
     def _forked(self) -> None:
         """In a forked child of the rank, such as a DataLoader worker: the capture must not run there."""
         self.stopped = True
+        if self._telemetry is not None:
+            self._telemetry.forked()
+            self._telemetry = None
         self._sigterm.off()
         self._windows.forked()
 
     def _report_nothing_captured(self) -> None:
-        if not self.step_number and not self.plan.direct and not self.plan.speaks:
+        if not self.step_number and ((not self.plan.direct and not self.plan.speaks) or self.files.taken):
             return  # one of several Python processes of a script; the command in front reports if none captured
+        if self.step_number and isinstance(self.plan.when, OnRequest):
+            return
         text = nothing_captured(self.plan, self.step_number, self.counter.calls)
         self.files.manifest["notes"].append(text)
         if isinstance(self.plan.when, EveryStep):

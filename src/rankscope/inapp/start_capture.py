@@ -14,11 +14,12 @@ from typing import Any
 from rankscope.capture.launcher_command import is_launcher
 from rankscope.capture.plan import PLAN_VARIABLE, Plan
 from rankscope.capture.rank import SINGLE, Identity, detect, disagreements
-from rankscope.capture.schedule import EveryStep, OnSignal
+from rankscope.capture.schedule import EveryStep, OnRequest, OnSignal
 from rankscope.capture.selector import parse_selector
 from rankscope.errors import CaptureError, RankscopeError
 from rankscope.inapp.import_hooks import after_import
-from rankscope.inapp.job_log import JobLog
+from rankscope.inapp.job_log import JobLog, current_identity
+from rankscope.inapp.spawned_ranks import CHILD, pass_on
 
 OLDEST_TORCH = (2, 0)
 
@@ -37,29 +38,43 @@ def start_capture(plan_json: str, bootstrap: str) -> None:
     words = sys.orig_argv
     if is_launcher(words):
         return
+    if CHILD in words:
+        clean_environment(bootstrap)
+        _wait_for_process_group(Plan.from_json(plan_json))
+        return
     if any(helper in word for word in words for helper in _HELPERS):
         clean_environment(bootstrap)
         return
     plan = Plan.from_json(plan_json)
     identity = detect(os.environ, plan.identity)
-    selector = parse_selector(plan.ranks)
-    log = JobLog(
-        identity.rank,
-        reports=plan.speaks and identity.rank == 0,
-        quiet=plan.quiet,
-        verbose=plan.verbose,
-    )
-    if identity.source != SINGLE:
+    log = _log(plan, identity)
+    if identity.source == SINGLE:
+        pass_on({PLAN_VARIABLE: plan_json, "PYTHONPATH": os.environ.get("PYTHONPATH", bootstrap)})
+    else:
         clean_environment(bootstrap)
-    try:
-        selected = selector.selects(identity)
-    except RankscopeError as error:
-        log.warning(f"not captured, the job goes on: {error.message}. {error.hint}")
-        return
-    if selected:
-        _wait_for_torch(plan, identity, log, bootstrap)
+    rank_plan = _plan_of_rank(plan, identity, log)
+    if rank_plan is not None:
+        _wait_for_torch(rank_plan, identity, log, bootstrap)
     else:
         after_import("torch", lambda: clean_environment(bootstrap))
+
+
+def _log(plan: Plan, identity: Identity) -> JobLog:
+    return JobLog(
+        identity.rank, reports=plan.speaks and identity.rank == 0, quiet=plan.quiet, verbose=plan.verbose
+    )
+
+
+def _plan_of_rank(plan: Plan, identity: Identity, log: JobLog) -> Plan | None:
+    """What this rank does; None where it is not captured. With --watch all ranks keep telemetry."""
+    try:
+        selected = parse_selector(plan.ranks).selects(identity)
+    except RankscopeError as error:
+        log.warning(f"not captured, the job goes on: {error.message}. {error.hint}")
+        return None
+    if selected:
+        return plan
+    return plan._replace(when=OnRequest()) if plan.watch else None
 
 
 def clean_environment(bootstrap: str) -> None:
@@ -74,6 +89,27 @@ def clean_environment(bootstrap: str) -> None:
         os.environ["PYTHONPATH"] = os.pathsep.join(rest)
     else:
         os.environ.pop("PYTHONPATH", None)
+
+
+def _wait_for_process_group(plan: Plan) -> None:
+    """A child that multiprocessing has spawned is a rank if it joins a process group, else a worker."""
+    pid = os.getpid()
+    started: list[Any] = []
+
+    def on_group() -> None:
+        if os.getpid() != pid or started:
+            return
+        identity = current_identity()
+        log = _log(plan, identity)
+        rank_plan = _plan_of_rank(plan, identity, log)
+        started.append(rank_plan and _start_engine(rank_plan, identity, log))
+
+    def on_torch() -> None:
+        from rankscope.inapp.process_group import when_joined
+
+        when_joined(on_group)
+
+    after_import("torch", on_torch)
 
 
 def _wait_for_torch(plan: Plan, identity: Identity, log: JobLog, bootstrap: str) -> None:
@@ -125,6 +161,7 @@ def _start_engine(plan: Plan, identity: Identity, log: JobLog) -> Any:
         import torch
 
         from rankscope.inapp.engine import set_engine
+        from rankscope.inapp.process_group import when_joined
 
         version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
         if version < OLDEST_TORCH:
@@ -135,6 +172,7 @@ def _start_engine(plan: Plan, identity: Identity, log: JobLog) -> Any:
         _handle_signal(engine)
         set_engine(engine)
         atexit.register(engine.finish)
+        when_joined(lambda: engine.joined(current_identity()))
         for text in disagreements(os.environ, identity):
             files.manifest["notes"].append(text)
             log.warning(text)

@@ -1,0 +1,281 @@
+"""What the training thread does in each step, from hooks that cost some microseconds per step.
+
+torch's optimizer, backward, DataLoader and waits for collectives are hooked, and Python's garbage collector. On a GPU
+two spans of each step are marked with CUDA events, which another thread reads later: nothing here synchronises.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import sys
+from collections import deque
+from collections.abc import Callable
+from threading import get_ident
+from time import perf_counter_ns, process_time_ns, time_ns
+from typing import Any, NamedTuple
+
+from rankscope.capture.telemetry_ring import NONE, PHASES
+from rankscope.host import resident_bytes
+from rankscope.inapp.import_hooks import after_import
+
+TRAINING, DATA, BACKWARD, OPTIMIZER, COLLECTIVE = map(
+    PHASES.index, ("training", "data loading", "backward", "optimizer", "collective")
+)
+# Steps that wait to be written; more are forgotten, the oldest first.
+MOST_STEPS = 4096
+# The places of a step's CUDA events.
+BEGIN, FORWARD_END, OPTIMIZER_BEGIN, OPTIMIZER_END = range(4)
+# Micro-batches of a step whose backward is remembered.
+MOST_BACKWARDS = 256
+
+
+class Backward(NamedTuple):
+    """One backward pass, on the clock of perf_counter_ns."""
+
+    began: int
+    ended: int
+    waited: bool
+    """Whether Python code waited for a collective in it."""
+
+
+class StepFigures(NamedTuple):
+    """One step as the training thread saw it. Times in ns; ``began`` and ``ended`` on the clock of perf_counter_ns."""
+
+    number: int
+    began: int
+    ended: int
+    end_unix_ns: int
+    wait_ns: int
+    first_wait: int
+    """When the first wait for a collective began; 0 where there was none."""
+    data_ns: int
+    optimizer_ns: int
+    forward_ns: int
+    cpu_ns: int
+    gc_ns: int
+    memory_bytes: int
+    backwards: tuple[Backward, ...]
+    marks: tuple[Any, ...]
+    """CUDA events at BEGIN, FORWARD_END (where backward begins), OPTIMIZER_BEGIN and OPTIMIZER_END; None without."""
+    profiled: bool
+
+
+class StepClock:
+    """Hooks torch from its making until ``off``. Everything but ``done`` belongs to the training thread."""
+
+    def __init__(self) -> None:
+        self.done: deque[StepFigures] = deque(maxlen=MOST_STEPS)
+        """Steps that have ended; another thread takes them from the left."""
+        self.phase = (PHASES.index("starting"), perf_counter_ns())
+        """What the training thread does, and since when."""
+        self.wants_memory = True
+        """Set by another thread: read the memory in use at the end of the next step, which takes longer."""
+        self.free_marks: deque[Any] = deque()
+        """CUDA events that have been read."""
+        self._thread = get_ident()
+        self._memory = NONE
+        self._in_backward = False
+        self._waited = False
+        self._collecting = perf_counter_ns()
+        self._began = perf_counter_ns()
+        self._cpu = process_time_ns()
+        self._reset()
+        self._undo: list[Callable[[], object]] = []
+        self._hook()
+
+    def step_ended(self, number: int, profiled: bool) -> None:
+        """The step of this number ends now, on this thread."""
+        now, cpu = perf_counter_ns(), process_time_ns()
+        if self.wants_memory:
+            self.wants_memory = False
+            self._memory = _memory_in_use()
+        self.done.append(
+            StepFigures(
+                number,
+                self._began,
+                now,
+                time_ns(),
+                self._wait_ns,
+                self._first_wait,
+                self._data_ns,
+                self._optimizer_ns,
+                self._forward_ns,
+                cpu - self._cpu,
+                self._gc_ns,
+                self._memory,
+                tuple(self._backwards),
+                tuple(self._marks),
+                profiled,
+            )
+        )
+        self._thread = get_ident()
+        self._began, self._cpu = now, cpu
+        self.phase = (TRAINING, now)
+        self._reset()
+
+    def off(self) -> None:
+        """Leave torch as it was found."""
+        for undo in self._undo:
+            undo()
+        self._undo.clear()
+
+    def _reset(self) -> None:
+        self._wait_ns = self._first_wait = self._data_ns = self._optimizer_ns = self._gc_ns = 0
+        self._forward_ns = NONE
+        self._optimizer_began = 0
+        self._backwards: list[Backward] = []
+        self._marks: list[Any] = [None] * 4
+        self._cuda = _initialized_cuda()
+        if self._cuda is not None:
+            self._mark(BEGIN)
+
+    # -- the GPU
+
+    def _mark(self, place: int) -> None:
+        """Record a CUDA event; a second one at the same place replaces the first."""
+        cuda = self._cuda
+        if len(self.done) == MOST_STEPS or cuda.is_current_stream_capturing():
+            return
+        mark = self._marks[place] or (
+            self.free_marks.popleft() if self.free_marks else cuda.Event(enable_timing=True)
+        )
+        mark.record()
+        self._marks[place] = mark
+
+    # -- hooks
+
+    def _hook(self) -> None:
+        from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+        before, after = self._optimizer_hooks()
+        self._undo.append(register_optimizer_step_pre_hook(before).remove)
+        self._undo.append(register_optimizer_step_post_hook(after).remove)
+        gc.callbacks.append(self._collected)
+        self._undo.append(lambda: gc.callbacks.remove(self._collected))
+        import torch
+
+        self._replace(torch.autograd, "backward", self._timed_backward)
+        after_import("torch.utils.data.dataloader", self._hook_loader)
+        if torch.distributed.is_available():
+            # Not torch.distributed's functions: torch.compile recognises them by identity.
+            self._replace(torch._C._distributed_c10d.Work, "wait", self._timed_wait)
+
+    def _replace(self, owner: Any, name: str, timed: Callable[[Any], Any]) -> None:
+        found = vars(owner)[name]  # of pybind's classes, what getattr returns would not be a method again
+        original = getattr(owner, name)
+        ours = _not_traced(functools.wraps(original)(timed(original)))
+        setattr(owner, name, ours)
+
+        def undo() -> None:
+            if vars(owner)[name] is ours:  # not wrapped again since
+                setattr(owner, name, found)
+
+        self._undo.append(undo)
+
+    def _hook_loader(self) -> None:
+        module = sys.modules["torch.utils.data.dataloader"]
+        self._replace(module._BaseDataLoaderIter, "__next__", self._timed_next)
+
+    def _optimizer_hooks(self) -> tuple[Any, Any]:
+        def before(_optimizer: Any, _args: Any, _kwargs: Any) -> None:
+            if get_ident() == self._thread:
+                now = self._optimizer_began = perf_counter_ns()
+                self.phase = (OPTIMIZER, now)
+                if self._cuda is not None and self._marks[OPTIMIZER_BEGIN] is None:
+                    self._mark(OPTIMIZER_BEGIN)
+
+        def after(_optimizer: Any, _args: Any, _kwargs: Any) -> None:
+            if self._optimizer_began and get_ident() == self._thread:
+                now = perf_counter_ns()
+                self._optimizer_ns += now - self._optimizer_began
+                self._optimizer_began = 0
+                self.phase = (TRAINING, now)
+                if self._cuda is not None:
+                    self._mark(OPTIMIZER_END)
+
+        return _not_traced(before), _not_traced(after)
+
+    def _collected(self, phase: str, _info: dict[str, int]) -> None:
+        """Garbage is collected: on any thread, and all of them stand still."""
+        now = perf_counter_ns()
+        if phase == "start":
+            self._collecting = now
+        else:
+            self._gc_ns += now - self._collecting
+
+    def _timed_backward(self, backward: Any) -> Any:
+        def timed_backward(*args: Any, **kwargs: Any) -> Any:
+            # Activation checkpointing runs a backward inside the backward.
+            if self._in_backward or get_ident() != self._thread:
+                return backward(*args, **kwargs)
+            began = perf_counter_ns()
+            if self._forward_ns == NONE:
+                self._forward_ns = began - self._began
+                if self._cuda is not None:
+                    self._mark(FORWARD_END)
+            self.phase = (BACKWARD, began)
+            self._in_backward, self._waited = True, False
+            try:
+                return backward(*args, **kwargs)
+            finally:
+                now = perf_counter_ns()
+                self._in_backward = False
+                if len(self._backwards) < MOST_BACKWARDS:
+                    self._backwards.append(Backward(began, now, self._waited))
+                self.phase = (TRAINING, now)
+
+        return timed_backward
+
+    def _timed_wait(self, wait: Any) -> Any:
+        def timed_wait(work: Any, *args: Any, **kwargs: Any) -> Any:
+            # In backward, autograd's own threads run the hooks, and the training thread waits for them.
+            if not self._in_backward and get_ident() != self._thread:
+                return wait(work, *args, **kwargs)
+            began = perf_counter_ns()
+            before, self.phase = self.phase, (COLLECTIVE, began)
+            self._first_wait = self._first_wait or began
+            self._waited = True
+            try:
+                return wait(work, *args, **kwargs)
+            finally:
+                self._wait_ns += perf_counter_ns() - began
+                self.phase = before
+
+        return timed_wait
+
+    def _timed_next(self, following: Any) -> Any:
+        def timed_next(loader: Any) -> Any:
+            if get_ident() != self._thread:
+                return following(loader)
+            began = perf_counter_ns()
+            self.phase = (DATA, began)
+            try:
+                return following(loader)
+            finally:
+                now = perf_counter_ns()
+                self._data_ns += now - began
+                self.phase = (TRAINING, now)
+
+        return timed_next
+
+
+def _not_traced(function: Any) -> Any:
+    """As torch.compiler.disable, which would import dynamo: torch.compile must call it, not trace it."""
+    function._torchdynamo_disable = True
+    return function
+
+
+def _initialized_cuda() -> Any:
+    """torch.cuda, once the script has used it in this process."""
+    cuda = sys.modules.get("torch.cuda")
+    return cuda if cuda is not None and cuda.is_initialized() else None
+
+
+def _memory_in_use() -> int:
+    """Bytes: allocated on the GPU, else resident on the host."""
+    cuda = _initialized_cuda()
+    if cuda is not None:
+        return int(cuda.memory_allocated())
+    found = resident_bytes()
+    return NONE if found is None else found

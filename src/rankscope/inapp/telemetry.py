@@ -1,0 +1,260 @@
+"""The telemetry of this rank: a thread that writes the figures of each step to the run folder, once a second.
+
+It also looks for requests to capture, and writes all stacks when no step has ended for a long time. The training thread
+never waits for it. A write that fails ends the telemetry with one line; one that hangs, hangs this thread alone.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from rankscope.atomic_files import write_text
+from rankscope.capture.capture_request import CaptureRequest, read_request
+from rankscope.capture.rank_files import RankFiles
+from rankscope.capture.run_folder import rank_stem
+from rankscope.capture.selector import parse_selector
+from rankscope.capture.telemetry_ring import FOLDER, NONE, PHASES, RingWriter, ring_path
+from rankscope.errors import RankscopeError
+from rankscope.inapp.collective_log import Collective, CollectiveLog, fullest_dump
+from rankscope.inapp.job_log import JobLog
+from rankscope.inapp.step_figures import (
+    BEGIN,
+    FORWARD_END,
+    OPTIMIZER_BEGIN,
+    OPTIMIZER_END,
+    Backward,
+    StepClock,
+    StepFigures,
+)
+from rankscope.private_files import make_private_folder, open_private
+
+PERIOD_S = 1.0
+# How long the process waits at its end for the last records.
+EXIT_WAIT_S = 2.0
+# The stacks of a hang are written again when it has lasted so many times as long.
+_AGAIN = 10
+
+
+class Telemetry:
+    """Figures of every step, from ``begin`` to ``end``."""
+
+    def __init__(
+        self, files: RankFiles, log: JobLog, hang_after_s: float, requested: Callable[[CaptureRequest], None]
+    ) -> None:
+        """``requested`` is called, on the telemetry's thread, with each request that selects this rank."""
+        self.clock = StepClock()
+        self._files = files
+        self._log = log
+        self._hang_after_s = hang_after_s
+        self._requested = requested
+        self._requests = 0
+        self._collectives = CollectiveLog()
+        self._distributed = False
+        self._pending: deque[StepFigures] = deque()
+        self._progress = (NONE, time.monotonic())
+        self._next_hang_s = hang_after_s
+        self._ring: RingWriter | None = None
+        self._over = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    @property
+    def begun(self) -> bool:
+        return self._thread is not None
+
+    def begin(self) -> None:
+        """The run folder is there, and this process is its rank: write from now on."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="rankscope-telemetry", daemon=True)
+            self._thread.start()
+
+    def end(self) -> None:
+        """The training is over: write what is left, but do not wait long for it."""
+        self._over.set()
+        self.clock.off()
+        if self._thread is not None:
+            self._thread.join(EXIT_WAIT_S)
+
+    def forked(self) -> None:
+        """In a forked child, which has no such thread and is not the rank."""
+        self.clock.off()
+
+    def _run(self) -> None:
+        try:
+            self.make_ring()
+            while not self._over.wait(PERIOD_S):
+                self.look()
+            self._write((PHASES.index("ended"), time.perf_counter_ns()), last=True)
+        except Exception as error:  # noqa: BLE001  (the job must go on)
+            self.clock.off()
+            reason = f"{error.strerror}: {error.filename}" if isinstance(error, OSError) else repr(error)
+            self._log.warning(f"telemetry is off, the job goes on: {reason}")
+
+    def look(self) -> None:
+        """What is done once a second."""
+        self._write(self.clock.phase)
+        self._look_for_requests()
+        self._look_for_hang()
+
+    def make_ring(self) -> None:
+        """Make this rank's file, with its whole size."""
+        manifest = self._files.manifest
+        about = {
+            **{
+                key: manifest[key]
+                for key in ("rank", "local_rank", "world_size", "node", "host", "pid", "role")
+            },
+            "started_unix_ns": time.time_ns(),
+            "hang_after_s": self._hang_after_s,
+        }
+        make_private_folder(self._files.folder / FOLDER)
+        path = ring_path(self._files.folder, manifest["rank"])
+        try:
+            self._ring = RingWriter(path, about)
+        except OSError:
+            path.unlink(missing_ok=True)
+            raise
+
+    # -- records
+
+    def _write(self, phase: tuple[int, int], *, last: bool = False) -> None:
+        """Write the steps whose figures are complete; ``last`` writes all."""
+        assert self._ring is not None
+        clock = self.clock
+        while clock.done:
+            self._pending.append(clock.done.popleft())
+        clock.wants_memory = True
+        self._distributed = self._distributed or _has_process_group()
+        if self._pending and self._distributed:
+            self._collectives.read(now=last)
+        ready = []
+        while self._pending and (last or self._is_complete(self._pending[0])):
+            ready.append(self._record(self._pending.popleft()))
+        now = time.time_ns()
+        since = now - (time.perf_counter_ns() - phase[1])
+        self._ring.write(ready, now, phase[0], since)
+
+    def _is_complete(self, step: StepFigures) -> bool:
+        if self._distributed and self._collectives.known_until < step.ended:
+            return False
+        return all(mark is None or mark.query() for mark in step.marks)
+
+    def _record(self, step: StepFigures) -> Sequence[int]:
+        log = self._collectives
+        record = ring_record(
+            step,
+            log.between(step.began, step.ended),
+            known=log.lost_until <= step.began,
+            device_ns=_device_ns(step.marks),
+        )
+        log.forget(step.ended)
+        self.clock.free_marks.extend(mark for mark in step.marks if mark is not None)
+        return record
+
+    # -- captures and hangs
+
+    def _look_for_requests(self) -> None:
+        while (request := read_request(self._files.folder, self._requests + 1)) is not None:
+            self._requests += 1
+            try:
+                if parse_selector(request.ranks).selects(self._files.identity):
+                    self._requested(request)
+            except RankscopeError as error:
+                self._log.warning(f"capture request {self._requests} is not obeyed: {error.message}")
+
+    def _look_for_hang(self) -> None:
+        """No step has ended for long. Before the first one nothing is known about how long a step takes."""
+        ended = self._ring.records if self._ring is not None else 0
+        ended += len(self._pending) + len(self.clock.done)
+        now = time.monotonic()
+        if ended != self._progress[0]:
+            self._progress, self._next_hang_s = (ended, now), self._hang_after_s
+        elif ended and now - self._progress[1] >= self._next_hang_s:
+            self._next_hang_s *= _AGAIN
+            self._write_hang(now - self._progress[1])
+
+    def _write_hang(self, seconds: float) -> None:
+        stem = rank_stem(self._files.manifest["rank"])
+        folder = self._files.folder / FOLDER
+        self._log.warning(f"no step for {seconds:.0f} s: the stacks of all threads go to {folder}")
+        write_stacks(folder / f"stacks-{stem}.txt", seconds)
+        dump = fullest_dump()
+        if dump is not None:
+            write_text(folder / f"flight-{stem}.json", dump.decode())
+
+
+def ring_record(
+    step: StepFigures, collectives: Sequence[Collective], *, known: bool, device_ns: int
+) -> tuple[int, ...]:
+    """A step as the ring has it (FIELDS without `number`); docs/definitions.md defines each figure.
+
+    ``collectives`` are those that began in the step, ``known`` is whether that is all of them.
+    """
+    step_ns = step.ended - step.began
+    wait_ns = step.wait_ns + sum(_blocked_ns(one, collectives) for one in step.backwards if not one.waited)
+    wait_ns = min(wait_ns, step_ns)
+    starts = [one.began for one in collectives] or ([step.first_wait] if step.first_wait else [])
+    first_ns = min(starts) - step.began if starts else NONE
+    if device_ns != NONE:
+        own_ns = device_ns
+    elif not known:
+        own_ns = NONE
+    elif wait_ns:
+        own_ns = step_ns - wait_ns
+    elif first_ns != NONE:
+        own_ns = first_ns + step.optimizer_ns
+    else:
+        own_ns = step_ns
+    return (
+        step.number,
+        step.end_unix_ns,
+        step_ns,
+        own_ns,
+        first_ns,
+        wait_ns,
+        step.data_ns,
+        step.optimizer_ns,
+        step.forward_ns,
+        device_ns,
+        step.cpu_ns,
+        step.gc_ns,
+        step.memory_bytes,
+        len(collectives) if known and (collectives or not step.first_wait) else NONE,
+        int(step.profiled),
+    )
+
+
+def _blocked_ns(backward: Backward, collectives: Sequence[Collective]) -> int:
+    """DistributedDataParallel begins a collective for each bucket, and at the end of backward waits for all."""
+    inside = [one.began for one in collectives if one.blocks and backward.began <= one.began < backward.ended]
+    return backward.ended - inside[-1] if inside else 0
+
+
+def _device_ns(marks: Sequence[Any]) -> int:
+    """On the GPU: from the step's begin until backward begins, and the optimizer."""
+    if any(mark is None or not mark.query() for mark in marks):
+        return NONE
+    spans = ((BEGIN, FORWARD_END), (OPTIMIZER_BEGIN, OPTIMIZER_END))
+    return int(sum(marks[begin].elapsed_time(marks[end]) for begin, end in spans) * 1e6)
+
+
+def _has_process_group() -> bool:
+    import torch
+
+    return bool(torch.distributed.is_available() and torch.distributed.is_initialized())
+
+
+def write_stacks(path: Path, seconds: float) -> None:
+    """Add the Python stacks of all threads to a file, also while a thread is blocked in C."""
+    with open_private(path, "a", encoding="utf-8") as file:
+        moment = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        file.write(f"# {moment} process {os.getpid()}: no step for {seconds:.0f} s\n")
+        file.flush()
+        faulthandler.dump_traceback(file=file, all_threads=True)
+        file.write("\n")

@@ -1,0 +1,366 @@
+"""The figures of a step, from the hooks to the ring."""
+
+from __future__ import annotations
+
+import gc
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rankscope.capture.capture_request import CaptureRequest, make_request, read_request, request_path
+from rankscope.capture.plan import Plan
+from rankscope.capture.rank import Identity
+from rankscope.capture.rank_files import RankFiles
+from rankscope.capture.schedule import OnRequest
+from rankscope.capture.telemetry_ring import (
+    FIELDS,
+    HEADER_BYTES,
+    NONE,
+    PHASES,
+    RECORD,
+    read_header,
+    ring_path,
+)
+from rankscope.inapp import collective_log
+from rankscope.inapp.collective_log import Collective, CollectiveLog
+from rankscope.inapp.engine import Engine
+from rankscope.inapp.job_log import JobLog
+from rankscope.inapp.step_figures import Backward, StepClock, StepFigures
+from rankscope.inapp.telemetry import Telemetry, ring_record
+
+torch: Any = pytest.importorskip("torch")
+
+MS = 1_000_000
+
+
+def step(**changes: Any) -> StepFigures:
+    """A step from 1,000 to 1,100 ms."""
+    plain = StepFigures(
+        number=7,
+        began=1000 * MS,
+        ended=1100 * MS,
+        end_unix_ns=1,
+        wait_ns=0,
+        first_wait=0,
+        data_ns=5 * MS,
+        optimizer_ns=10 * MS,
+        forward_ns=30 * MS,
+        cpu_ns=80 * MS,
+        gc_ns=0,
+        memory_bytes=1,
+        backwards=(),
+        marks=(None,) * 4,
+        profiled=False,
+    )
+    return plain._replace(**changes)
+
+
+def record(
+    figures: StepFigures, *collectives: Collective, known: bool = True, device_ns: int = NONE
+) -> dict[str, int]:
+    values = ring_record(figures, collectives, known=known, device_ns=device_ns)
+    return dict(zip(FIELDS[1:], values, strict=True))
+
+
+def gloo(at_ms: int) -> Collective:
+    return Collective(at_ms * MS, blocks=True)
+
+
+def nccl(at_ms: int) -> Collective:
+    return Collective(at_ms * MS, blocks=False)
+
+
+BACKWARD = Backward(1030 * MS, 1085 * MS, waited=False)
+
+
+@pytest.mark.parametrize(
+    ("figures", "collectives", "own_ms", "wait_ms", "first_ms"),
+    [
+        (step(), [], 100, 0, None),  # alone
+        # DistributedDataParallel on gloo: backward's end waits for the last bucket
+        (step(backwards=(BACKWARD,)), [gloo(1050), gloo(1065)], 80, 20, 50),
+        # Python code waits, in backward too (FSDP): its waits are measured, the rest of backward is work
+        (
+            step(backwards=(BACKWARD._replace(waited=True),), wait_ns=7 * MS, first_wait=1040 * MS),
+            [gloo(1035)],
+            93,
+            7,
+            35,
+        ),
+        # no flight recorder in this torch
+        (step(wait_ns=7 * MS, first_wait=1040 * MS), [], 93, 7, 40),
+        # begun but not waited for on the host
+        (step(backwards=(BACKWARD,)), [nccl(1050)], 60, 0, 50),
+        # more than the step: waits of several threads
+        (step(wait_ns=700 * MS, first_wait=1000 * MS), [], 0, 100, 0),
+    ],
+)
+def test_own_work_is_what_is_not_spent_waiting(
+    figures: StepFigures, collectives: list[Collective], own_ms: int, wait_ms: int, first_ms: int | None
+) -> None:
+    found = record(figures, *collectives)
+    assert found["own_ns"] == own_ms * MS
+    assert found["wait_ns"] == wait_ms * MS
+    assert found["first_ns"] == (NONE if first_ms is None else first_ms * MS)
+
+
+def test_the_gpus_own_work_is_that_of_its_events() -> None:
+    assert record(step(backwards=(BACKWARD,)), nccl(1050), device_ns=42 * MS)["own_ns"] == 42 * MS
+
+
+def test_where_collectives_were_lost_own_work_is_unknown() -> None:
+    found = record(step(backwards=(BACKWARD,)), gloo(1050), known=False)
+    assert (found["own_ns"], found["collectives"]) == (NONE, NONE)
+
+
+# -- the hooks
+
+
+@pytest.fixture
+def clock() -> Iterator[StepClock]:
+    made = StepClock()
+    yield made
+    made.off()
+
+
+def test_what_the_hooks_see(clock: StepClock, train: Callable[[], None]) -> None:
+    loader = torch.utils.data.DataLoader(torch.zeros(4), batch_size=1)
+    for _ in loader:
+        train()
+        torch._C._distributed_c10d.Work.wait(torch._C._distributed_c10d.FakeWork())
+        gc.collect(0)
+    clock.step_ended(3, profiled=True)
+    train()
+    clock.step_ended(4, profiled=False)
+    first, second = clock.done
+    assert (first.number, first.profiled) == (3, True)
+    assert len(first.backwards) == 4
+    assert min(first.data_ns, first.optimizer_ns, first.forward_ns, first.gc_ns, first.cpu_ns) > 0
+    assert first.began < first.first_wait < first.ended
+    assert first.memory_bytes > 0
+    assert first.ended == second.began
+    assert (second.data_ns, second.wait_ns, second.gc_ns, len(second.backwards)) == (0, 0, 0, 1)
+    assert PHASES[clock.phase[0]] == "training"
+
+
+def test_other_threads_are_not_the_training(clock: StepClock, train: Callable[[], None]) -> None:
+    thread = threading.Thread(target=train)
+    thread.start()
+    thread.join()
+    clock.step_ended(0, profiled=False)
+    [found] = clock.done
+    assert (found.optimizer_ns, found.backwards, found.forward_ns) == (0, (), NONE)
+
+
+def test_torch_is_left_as_it_was() -> None:
+    work = torch._C._distributed_c10d
+    before = (torch.autograd.backward, vars(work.Work)["wait"], len(gc.callbacks))
+    made = StepClock()
+    assert torch.autograd.backward is not before[0]
+    made.off()
+    assert (torch.autograd.backward, vars(work.Work)["wait"], len(gc.callbacks)) == before
+    assert work.Work.wait(work.FakeWork())
+
+
+class FakeEvent:
+    """A CUDA event: recorded ever 2 ms later, ready when the GPU has come to it."""
+
+    now_ms = 0.0
+    ready = True
+
+    def __init__(self, enable_timing: bool) -> None:
+        self.at_ms = 0.0
+
+    def record(self) -> None:
+        FakeEvent.now_ms += 2
+        self.at_ms = FakeEvent.now_ms
+
+    def query(self) -> bool:
+        return FakeEvent.ready
+
+    def elapsed_time(self, end: FakeEvent) -> float:
+        return end.at_ms - self.at_ms
+
+
+@pytest.fixture
+def telemetry(tmp_path: Path) -> Iterator[Telemetry]:
+    made = watched(tmp_path)
+    yield made
+    made.clock.off()
+
+
+def watched(tmp_path: Path, requested: Callable[[CaptureRequest], None] = print, **more: Any) -> Telemetry:
+    plan = Plan(when=OnRequest(), output=str(tmp_path / "run"), watch=True)
+    files = RankFiles(plan, Identity(3, 1, 4, 2, 1, "a test"), {})
+    files.claim()
+    made = Telemetry(files, JobLog(3), more.get("hang_after_s", 600.0), requested)
+    made.make_ring()
+    return made
+
+
+def written(tmp_path: Path) -> list[dict[str, int]]:
+    data = ring_path(tmp_path / "run", 3).read_bytes()
+    ring = read_header(data)
+    assert ring is not None
+    places = range(HEADER_BYTES, HEADER_BYTES + ring.header.records * RECORD.size, RECORD.size)
+    return [dict(zip(FIELDS, RECORD.unpack_from(data, place), strict=True)) for place in places]
+
+
+def test_events_of_the_gpu_are_read_later(
+    tmp_path: Path, telemetry: Telemetry, train: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, fake in {
+        "is_initialized": lambda: True,
+        "is_current_stream_capturing": lambda: False,
+        "memory_allocated": lambda: 12_345,
+        "Event": FakeEvent,
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, fake)
+    telemetry.clock.step_ended(0, profiled=False)
+    FakeEvent.ready = False
+    for number in (1, 2):
+        train()
+        telemetry.clock.step_ended(number, profiled=False)
+    telemetry.look()
+    assert [one["step"] for one in written(tmp_path)] == [0]
+    FakeEvent.ready = True
+    telemetry.look()
+    zero, one, two = written(tmp_path)
+    assert zero["device_ns"] == NONE
+    assert one["device_ns"] == two["device_ns"] == one["own_ns"] == 4 * MS
+    assert two["memory_bytes"] == 12_345
+    assert len(telemetry.clock.free_marks) == 8
+
+
+# -- the thread's work
+
+
+def test_the_ring_describes_the_rank_and_its_phase(tmp_path: Path, telemetry: Telemetry) -> None:
+    telemetry.clock.step_ended(0, profiled=False)
+    telemetry.look()
+    ring = read_header(ring_path(tmp_path / "run", 3).read_bytes())
+    assert ring is not None
+    assert ring.about["rank"] == 3
+    assert (ring.about["local_rank"], ring.about["node"], ring.about["role"]) == (1, 1, "default")
+    assert PHASES[ring.header.phase] == "training"
+    assert ring.header.phase_since_unix_ns <= ring.header.alive_unix_ns
+
+
+def test_requests_are_read_once_and_only_by_those_they_select(tmp_path: Path) -> None:
+    asked: list[CaptureRequest] = []
+    telemetry = watched(tmp_path, asked.append)
+    run = tmp_path / "run"
+    mine = CaptureRequest(20, ranks="2-3", reason="slow")
+    assert [make_request(run, one) for one in (CaptureRequest(10, ranks="0"), mine)] == [1, 2]
+    telemetry.look()
+    telemetry.look()
+    assert asked == [mine]
+    telemetry.clock.off()
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"first_step": -1}', '{"first_step": 3, "steps": 0}'])
+def test_what_is_no_request(tmp_path: Path, text: str) -> None:
+    path = request_path(tmp_path, 1)
+    path.parent.mkdir()
+    path.write_text(text)
+    assert read_request(tmp_path, 1) is None
+
+
+def test_the_stacks_of_a_hang_are_written_once_and_again_much_later(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [1000.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    telemetry = watched(tmp_path, hang_after_s=5.0)
+    stacks = tmp_path / "run/telemetry/stacks-rank-00003.txt"
+    for seconds, step_ends, dumps in [(9, False, 0), (1, True, 0), (4, False, 0), (1, False, 1), (40, False, 1),
+                                      (5, False, 2), (1, True, 2), (5, False, 3)]:  # fmt: skip
+        now[0] += seconds
+        if step_ends:
+            telemetry.clock.step_ended(0, profiled=False)
+        telemetry.look()
+        found = stacks.read_text().count("# ") if stacks.exists() else 0
+        assert found == dumps, (seconds, now)
+    assert "test_telemetry.py" in stacks.read_text()
+    assert "no step for 5 s" in capsys.readouterr().err
+    telemetry.clock.off()
+
+
+def test_a_write_that_fails_ends_it_with_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    telemetry = watched(tmp_path)
+    (tmp_path / "run/telemetry/rank-00003.ring").unlink()
+    (tmp_path / "run/telemetry").rmdir()
+    (tmp_path / "run/telemetry").write_text("in the way")
+    telemetry.begin()
+    telemetry.end()
+    [line] = capsys.readouterr().err.splitlines()
+    assert "telemetry is off, the job goes on: " in line
+
+
+# -- the flight recorder
+
+
+def test_collectives_are_read_once_in_order_and_losses_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    entries: list[tuple[int, int, str]] = []
+
+    def dump(collectives: bool, only_active: bool) -> bytes:
+        assert collectives
+        assert not only_active
+        offset = time.time_ns() - time.perf_counter_ns()
+        named = [
+            {"record_id": n, "time_created_ns": at + offset, "profiling_name": name}
+            for n, at, name in entries
+        ]
+        return json.dumps({"entries": named}).encode()
+
+    monkeypatch.setattr(torch._C._distributed_c10d, "_dump_fr_trace_json", dump, raising=False)
+    monkeypatch.setattr(collective_log, "_DUMPS", ("_dump_fr_trace_json",))
+    log = CollectiveLog()
+    entries += [(0, 10 * MS, "gloo:all_reduce"), (1, 20 * MS, "nccl:broadcast")]
+    log.read(now=True)
+    entries.append((2, 30 * MS, "gloo:all_reduce"))
+    log.read()  # too soon: reading has its share of the time
+    assert len(log.between(0, 100 * MS)) == 2
+    log.read(now=True)
+    found = log.between(15 * MS, 100 * MS)
+    assert [one.blocks for one in found] == [False, True]
+    assert [round(one.began / MS) for one in found] == [20, 30]
+    assert log.lost_until == 0
+    log.forget(25 * MS)
+    assert len(log.between(0, 100 * MS)) == 1
+    entries[:] = [(9, 90 * MS, "gloo:all_reduce")]
+    log.read(now=True)
+    assert abs(log.lost_until - 90 * MS) < MS
+
+
+# -- requested windows
+
+
+def engine(tmp_path: Path) -> Engine:
+    plan = Plan(when=OnRequest(), output=str(tmp_path / "run"), watch=True)
+    files = RankFiles(plan, Identity(0, 0, 1, 1, 0, "a test"), {})
+    made = Engine(plan, files, JobLog(0, quiet=True))
+    made.watch_optimizers()
+    return made
+
+
+def test_requested_windows_are_cycles_of_one_run(tmp_path: Path, train: Callable[[], None]) -> None:
+    made = engine(tmp_path)
+    requests = {0: CaptureRequest(3, 2), 2: CaptureRequest(8, 1, 0), 6: CaptureRequest(5, 1)}
+    for number in range(12):
+        if number in requests:
+            made._requests.append(requests[number])
+        train()
+        made._windows.wait_for_exports(60)
+    made.finish()
+    made.release()
+    manifest = json.loads((tmp_path / "run/rank-00000.rankscope.json").read_text())
+    found = [(one["index"], one["first_step"], one["last_step"]) for one in manifest["windows"]]
+    assert found == [(0, 3, 4), (1, 8, 8)]
+    [note] = manifest["notes"]
+    assert note.startswith("the requested steps 5-5 were not recorded: the rank was in step ")

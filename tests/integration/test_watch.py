@@ -1,0 +1,164 @@
+"""Telemetry, requested captures and hangs of real jobs."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from integration.jobs import (
+    PROFILE,
+    PYTHON,
+    TRAIN,
+    environment,
+    manifests,
+    needs_torch,
+    our_lines,
+    read_trace,
+    run,
+    start,
+    steps,
+    traces,
+)
+from rankscope.capture.capture_request import CaptureRequest, make_request
+from rankscope.capture.telemetry_ring import FIELDS, HEADER_BYTES, NONE, PHASES, RECORD, Ring, read_header
+
+pytestmark = [pytest.mark.slow, needs_torch]
+
+JOB = str(Path(__file__).with_name("train_watched.py"))
+TORCHRUN = ["torchrun", "--nproc-per-node"]
+WAIT_S = 60.0
+
+
+def read_ring(path: Path) -> tuple[Ring, list[dict[str, int]]]:
+    data = path.read_bytes()
+    ring = read_header(data)
+    assert ring is not None
+    places = range(HEADER_BYTES, HEADER_BYTES + ring.header.records * RECORD.size, RECORD.size)
+    return ring, [dict(zip(FIELDS, RECORD.unpack_from(data, place), strict=True)) for place in places]
+
+
+def rings(run_folder: Path) -> dict[int, tuple[Ring, list[dict[str, int]]]]:
+    return {int(path.name[5:10]): read_ring(path) for path in sorted(run_folder.glob("telemetry/*.ring"))}
+
+
+def median(records: list[dict[str, int]], field: str) -> float:
+    return statistics.median(record[field] for record in records[2:]) / 1e6
+
+
+def wait_until(condition: Callable[[], Any]) -> Any:
+    end = time.monotonic() + WAIT_S
+    while not (found := condition()):
+        assert time.monotonic() < end
+        time.sleep(0.1)
+    return found
+
+
+def last_step(run_folder: Path) -> int:
+    found = [records[-1]["step"] for _, records in rings(run_folder).values() if records]
+    return max(found, default=0)
+
+
+def test_each_ranks_own_work_and_a_requested_capture_of_the_same_steps(tmp_path: Path) -> None:
+    """Four ranks, of which --ranks selects one: all have telemetry and obey. Rank 2 sleeps longer than the others."""
+    options = ["--watch", "--ranks", "0", "-o", "out"]
+    words = [*PROFILE, *options, *TORCHRUN, "4", JOB, "--slow", "2", "--until", str(tmp_path / "stop")]
+    job = start(words, tmp_path)
+    folder = tmp_path / "out"
+    first = wait_until(lambda: last_step(folder)) + 200
+    make_request(folder, CaptureRequest(first, 2, 1, reason="a test"))
+    late = CaptureRequest(1, 1, 0, ranks="3")
+    make_request(folder, late)
+    wait_until(lambda: len(list(folder.glob("rank-*.gz"))) == 4)
+    (tmp_path / "stop").touch()
+    output, _ = job.communicate(timeout=WAIT_S)
+    assert job.returncode == 0, output
+    recorded = {rank: steps(trace) for rank, trace in traces(folder).items()}
+    assert recorded == {rank: [first, first + 1] for rank in range(4)}
+    [note] = manifests(folder)[3]["notes"]
+    assert "steps 1-1 were not recorded" in note
+
+    found = rings(folder)
+    assert set(found) == set(range(4))
+    for rank, (ring, records) in found.items():
+        assert (ring.about["rank"], ring.about["world_size"], ring.about["role"]) == (rank, 4, "default")
+        assert PHASES[ring.header.phase] == "ended"
+        assert [record["step"] for record in records] == list(range(len(records)))
+        assert {record["step"] for record in records if record["profiled"]} >= {first - 1, first, first + 1}
+        assert all(record["collectives"] >= 2 for record in records)  # the model's, and the script's own
+        assert all(0 < record["own_ns"] <= record["step_ns"] for record in records)
+    own = {rank: median(records, "own_ns") for rank, (_, records) in found.items()}
+    waits = {rank: median(records, "wait_ns") for rank, (_, records) in found.items()}
+    assert own[2] > 30
+    assert all(own[rank] < own[2] - 10 and waits[rank] > waits[2] + 5 for rank in (0, 1, 3))
+
+
+def test_a_hang_leaves_the_stacks_of_all_ranks(tmp_path: Path) -> None:
+    options = ["--watch", "--hang-after", "2s", "-o", "out"]
+    words = [*PROFILE, *options, *TORCHRUN, "2", JOB, "--hang", "1", "--until", str(tmp_path / "stop")]
+    job = start(words, tmp_path)
+    folder = tmp_path / "out" / "telemetry"
+    wait_until(lambda: len(list(folder.glob("flight-rank-*.json"))) == 2)
+    (tmp_path / "stop").touch()
+    output, _ = job.communicate(timeout=WAIT_S)
+    assert job.returncode == 0, output
+    assert len([line for line in our_lines(output) if "no step for" in line]) == 2
+    texts = {rank: (folder / f"stacks-rank-{rank:05d}.txt").read_text() for rank in range(2)}
+    assert "backward" in texts[0]
+    assert "stand_still" in texts[1]
+    assert all("no step for 2 s" in text for text in texts.values())
+    flights = {rank: json.loads((folder / f"flight-rank-{rank:05d}.json").read_text()) for rank in range(2)}
+    last = {rank: flight["entries"][-1]["collective_seq_id"] for rank, flight in flights.items()}
+    assert last[0] == last[1] + 1  # rank 0 waits in a collective that rank 1 has not begun
+
+
+def test_spawned_ranks_are_ranks(tmp_path: Path) -> None:
+    options = ["--watch", "--steps", "2:3", "-o", "out"]
+    run([*PROFILE, *options, PYTHON, JOB, "--spawn", "2", "--steps", "6"], tmp_path)
+    folder = tmp_path / "out"
+    assert {rank: steps(trace) for rank, trace in traces(folder).items()} == {0: [2, 3], 1: [2, 3]}
+    assert {rank: one["rank_source"] for rank, one in manifests(folder).items()} == dict.fromkeys(
+        range(2), "torch.distributed"
+    )
+    assert [len(records) for _, records in rings(folder).values()] == [6, 6]
+
+
+def test_workers_that_are_spawned_are_no_ranks(tmp_path: Path) -> None:
+    words = [PYTHON, TRAIN, "--workers", "1", "--worker-context", "spawn", "--steps", "4"]
+    done = run([*PROFILE, "--watch", "-o", "out", *words], tmp_path)
+    assert [len(records) for _, records in rings(tmp_path / "out").values()] == [4]
+    assert manifests(tmp_path / "out")[0]["rank_source"] == "single process"
+    assert "nothing was captured" not in done.stderr
+
+
+def test_a_schedule_beside_the_telemetry(tmp_path: Path) -> None:
+    """After the schedule is over the steps are still counted; each step has the time of its data loading."""
+    run([*PROFILE, "--watch", "--steps", "1:2", "-o", "out", PYTHON, TRAIN, "--steps", "9"], tmp_path)
+    assert steps(read_trace(tmp_path / "out/rank-00000.pt.trace.json.gz")) == [1, 2]
+    _, records = read_ring(tmp_path / "out/telemetry/rank-00000.ring")
+    assert [record["step"] for record in records] == list(range(9))
+    assert all(record["own_ns"] == record["step_ns"] for record in records)
+    assert all(record["first_ns"] == NONE and record["collectives"] == 0 for record in records)
+    assert all(min(record["data_ns"], record["optimizer_ns"], record["cpu_ns"]) > 0 for record in records)
+    assert all(record["memory_bytes"] > 0 for record in records)
+
+
+IN_CODE = """\
+import rankscope, torch
+rankscope.watch("out", hang_after_s=30)
+for step in range(5):
+    rankscope.mark_step()
+"""
+
+
+def test_watch_in_the_code(tmp_path: Path) -> None:
+    (tmp_path / "loop.py").write_text(IN_CODE)
+    run([PYTHON, "loop.py"], tmp_path, env=environment())
+    ring, records = read_ring(tmp_path / "out/telemetry/rank-00000.ring")
+    assert ring.about["hang_after_s"] == 30
+    assert [record["step"] for record in records] == list(range(5))
