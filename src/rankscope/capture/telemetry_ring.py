@@ -43,7 +43,7 @@ FIELDS = (
     "gc_ns",  # pauses of Python's garbage collector
     "memory_bytes",  # of the GPU; without one, the process's resident memory
     "collectives",  # how many began in the step
-    "unused",
+    "profiled",  # 1 where a profiler was on in the step, or its trace was written: the step is slower than others
 )
 RECORD = struct.Struct(f"<{len(FIELDS)}q")
 
