@@ -81,6 +81,17 @@ def test_memory_that_all_ranks_gain_is_one_alarm() -> None:
     assert alarm.per_step == pytest.approx(0.004 * 8e9, rel=0.1)
 
 
+def test_memory_that_is_read_once_a_second_leaks_in_stairs() -> None:
+    table = telemetry(Job(4, steps=60))
+    stairs = 8e9 + np.arange(60) // 4 * 4 * 12e6
+    table["memory_bytes"][:] = 8e9
+    table["memory_bytes"][:, 2] = np.where(np.arange(60) > 20, stairs, stairs[20])
+    (alarm,) = judge(table)
+    assert (alarm.kind, alarm.ranks) == (MEMORY, (2,))
+    table["memory_bytes"][:, 2] = 8e9 + 1e9 * (np.arange(60) > 50)
+    assert judge(table) == []
+
+
 def test_ranks_without_own_work_are_not_judged() -> None:
     table = telemetry(Job(4, steps=40), Fault(SLOW_RANK, COMPUTE, (1,), 0, 0.5))
     table["own_ns"][:] = np.nan

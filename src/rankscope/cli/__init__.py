@@ -23,6 +23,8 @@ from rankscope.visible_text import VisibleStream
 COMMANDS = {
     "profile": "capture a training command, in front of its launcher or behind it; no code change",
     "job": "the same capture as a batch job: the script for PBS, Slurm or Kubernetes",
+    "watch": "a running job: step time, the slowest ranks and why, alarms",
+    "capture": "record the next steps of a running job, on all its ranks",
     "ncu": "profile the costliest kernels of a run with Nsight Compute",
     "ingest": "read raw traces into a fast store, once (the other commands do it when needed)",
     "stats": "tables: where the time goes, kernels, ops, steps, memory",

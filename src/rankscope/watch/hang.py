@@ -52,29 +52,34 @@ def phase_of(ring: RankRing) -> str:
     return PHASES[ring.header.phase] if 0 <= ring.header.phase < len(PHASES) else "unknown"
 
 
-def hangs(rings: Sequence[RankRing], at_unix_ns: int, hang_after_s: float | None = None) -> list[Alarm]:
-    """One alarm when ranks that have not ended have made no step for too long; it names the odd ones out."""
-    stuck = [ring for ring in rings if ring.header.phase != ENDED and ring.header.records]
-    limits = [float(ring.about.get("hang_after_s") or _DEFAULT_HANG_S) for ring in stuck]
+def stuck_ranks(
+    rings: Sequence[RankRing], at_unix_ns: int, hang_after_s: float | None = None
+) -> list[RankRing]:
+    """Ranks that have not ended and have made no step for too long: as the job says, or for `hang_after_s`."""
+    training = [ring for ring in rings if ring.header.phase != ENDED and ring.header.records]
+    limits = [float(ring.about.get("hang_after_s") or _DEFAULT_HANG_S) for ring in training]
     limit = hang_after_s or min(limits, default=_DEFAULT_HANG_S)
-    stuck = [ring for ring in stuck if without_step_s(ring, at_unix_ns) > limit]
+    return [ring for ring in training if without_step_s(ring, at_unix_ns) > limit]
+
+
+def hangs(rings: Sequence[RankRing], at_unix_ns: int, hang_after_s: float | None = None) -> list[Alarm]:
+    """One alarm when ranks are stuck; it names the odd ones out."""
+    stuck = stuck_ranks(rings, at_unix_ns, hang_after_s)
     if not stuck:
         return []
-    odd, why, cause = odd_ranks(stuck, at_unix_ns)
+    odd = odd_ranks(stuck, at_unix_ns)
     last = min(ring.last_step for ring in stuck)
-    since = min(ring.last_end_unix_ns for ring in stuck)
     seconds = min(without_step_s(ring, at_unix_ns) for ring in stuck)
-    named = tuple(odd or sorted(ring.rank for ring in stuck))
-    culprit = f"{who(odd)}: {why}" if odd else why
+    culprit = f"{who(odd.ranks)}: {odd.why}" if odd.ranks else odd.why
     return [
         Alarm(
             HANG,
-            cause,
-            named,
+            odd.cause,
+            tuple(odd.ranks or sorted(ring.rank for ring in stuck)),
             "",
             last,
             last,
-            since,
+            min(ring.last_end_unix_ns for ring in stuck),
             seconds * 1e9,
             "ns",
             1.0,
@@ -84,18 +89,26 @@ def hangs(rings: Sequence[RankRing], at_unix_ns: int, hang_after_s: float | None
     ]
 
 
-def odd_ranks(stuck: Sequence[RankRing], at_unix_ns: int) -> tuple[list[int], str, str]:
-    """The ranks that the others wait for, why, and the cause class: those that no longer write, else those that are
-    behind, else those that do not wait while the others do."""
+class Odd(NamedTuple):
+    """The ranks that the others wait for."""
+
+    ranks: list[int]
+    """None: nobody stands out."""
+    why: str
+    cause: str
+
+
+def odd_ranks(stuck: Sequence[RankRing], at_unix_ns: int) -> Odd:
+    """Those that no longer write, else those that are behind, else those that do not wait while the others do."""
     lost = sorted(ring.rank for ring in stuck if is_lost(ring, at_unix_ns))
     if lost and len(lost) < len(stuck):
-        return lost, "no longer writes; its process or node has ended or is stopped", UNKNOWN
+        return Odd(lost, "no longer writes; its process or node has ended or is stopped", UNKNOWN)
     behind = min(ring.last_step for ring in stuck)
     odd = [ring for ring in stuck if ring.last_step == behind]
     if len(odd) == len(stuck):
         odd = [ring for ring in stuck if phase_of(ring) not in _WAITS]
     if not odd or len(odd) == len(stuck):
-        return [], "no rank stands out by its step or by what it does", UNKNOWN
+        return Odd([], "no rank stands out by its step or by what it does", UNKNOWN)
     phases = Counter(map(phase_of, odd))
     phase = phases.most_common(1)[0][0]
     others = max(ring.last_step for ring in stuck)
@@ -103,7 +116,7 @@ def odd_ranks(stuck: Sequence[RankRing], at_unix_ns: int) -> tuple[list[int], st
     waiting = Counter(phase_of(ring) for ring in stuck if ring not in odd).most_common(1)[0][0]
     why = f"in {phase} {place}; the others are in {waiting}"
     causes = {"data loading": DATA_LOADING, "training": HOST, "optimizer": HOST}
-    return sorted(ring.rank for ring in odd), why, causes.get(phase, UNKNOWN)
+    return Odd(sorted(ring.rank for ring in odd), why, causes.get(phase, UNKNOWN))
 
 
 class Frame(NamedTuple):

@@ -54,12 +54,15 @@ _ROUND = 50
 STARVED_SHARE = 0.20
 MEMORY_SHARE = 0.02
 MEMORY_BYTES = 16e6
-_MEMORY_WINDOWS = (20, 100)
+_MEMORY_WINDOWS = (20, 100, 230)
 _FILLING = 20
 """Steps before such a window: the caches of a job that begins fill."""
 _BLOCKS = 5
 _STEADY = 0.3
 """Of the mean growth from block to block: the least growth that counts as steady."""
+_STAIRS = 4
+_HIGHEST_STAIR = 0.6
+"""Of the whole growth: a single large allocation is not a leak."""
 
 
 def judge(table: StepTable, fresh: int = STEPS) -> list[Alarm]:
@@ -245,7 +248,7 @@ def slowdown(table: StepTable, known: Iterable[Alarm] = ()) -> list[Alarm]:
     for after in _AFTER:
         if len(times) < after + _LEAST_BEFORE:
             break
-        before, now = middle(times[:-after]), middle(times[-after:])
+        before, now = middle(times[:-after]), min(middle(times[-after:]), middle(times[-STEPS:]))
         noise = sigma(np.concatenate([times[:-after] - before, times[-after:] - now]))
         error = _OF_A_MEDIAN * noise * np.sqrt(1 / after + 1 / (len(times) - after))
         if not now - before > max(CHANGE_SHARE * before, STANDARD_ERRORS * error):
@@ -355,19 +358,35 @@ def creeping_memory(table: StepTable) -> list[Alarm]:
         if len(memory) < steps + _FILLING:
             break
         rows = memory[-steps:]
-        blocks = np.stack([low_median(part) for part in np.array_split(rows, _BLOCKS)])
-        growth = blocks[-1] - blocks[0]
-        # The first and the last block are a block apart less than the whole window.
-        whole = growth * _BLOCKS / (_BLOCKS - 1)
-        steady = np.diff(blocks, axis=0).min(axis=0) >= _STEADY * growth / (_BLOCKS - 1)
-        limit = np.maximum(MEMORY_SHARE * blocks[0], MEMORY_BYTES)
-        if not (steady & (whole >= limit)).any():
+        growth = np.maximum(_steady_growth(rows), _stairs(rows))
+        limit = np.maximum(MEMORY_SHARE * rows[0], MEMORY_BYTES)
+        if not (growth >= limit).any():
             continue
         # Where one rank leaks, others that leak somewhat less belong to the same alarm.
-        columns = np.flatnonzero(steady & (whole >= limit / 2)).tolist()
+        columns = np.flatnonzero(growth >= limit / 2).tolist()
         together = [columns] if len(columns) > len(table.ranks) / 2 else [[column] for column in columns]
-        return [_creeping(table, some, whole / steps) for some in together]
+        return [_creeping(table, some, growth / steps) for some in together]
     return []
+
+
+def _steady_growth(rows: Numbers) -> Numbers:
+    """What each column gains, if it grows from block to block at about the same rate; else 0."""
+    blocks = np.stack([low_median(part) for part in np.array_split(rows, _BLOCKS)])
+    growth = blocks[-1] - blocks[0]
+    steady = np.diff(blocks, axis=0).min(axis=0) >= _STEADY * growth / (_BLOCKS - 1)
+    # The medians of the first and the last block are a block less apart than the whole window.
+    return np.where(steady, growth * _BLOCKS / (_BLOCKS - 1), 0.0)
+
+
+def _stairs(rows: Numbers) -> Numbers:
+    """What each column gains, if it only ever grows, several times; else 0. The memory of quick steps is read once a
+    second."""
+    rises = np.diff(rows, axis=0)
+    growth = rows[-1] - rows[0]
+    several = (rises > 0).sum(axis=0) >= _STAIRS
+    return np.where(
+        (rises >= 0).all(axis=0) & several & (rises.max(axis=0) <= _HIGHEST_STAIR * growth), growth, 0.0
+    )
 
 
 def _creeping(table: StepTable, columns: Sequence[int], per_step: Numbers) -> Alarm:

@@ -13,7 +13,7 @@ from rankscope.watch.state import State, like_the_median, worst_ranks
 
 WIDTH = 80
 _BARS = "▁▂▃▄▅▆▇█"
-_NODE_WIDTH = 16
+_NODE_WIDTH = 10
 
 
 def lines(state: State, width: int = WIDTH) -> list[str]:
@@ -62,9 +62,8 @@ def _memory(state: State) -> list[str]:
     memory = state["memory_bytes"]
     if not memory:
         return []
-    return [
-        f"memory {format_rounded('bytes', memory['median'])} (most: {format_rounded('bytes', memory['max'])})"
-    ]
+    usual, most = (format_rounded("bytes", memory[key]) for key in ("median", "max"))
+    return [f"memory {usual} (most: {most}, rank {memory['rank']})"]
 
 
 def _alarms(state: State, width: int) -> list[str]:
@@ -78,21 +77,18 @@ def _alarms(state: State, width: int) -> list[str]:
 
 
 def _ranks(state: State) -> str:
-    rows = [_row(rank, state) for rank in worst_ranks(state)]
-    return plain_table(
-        ("rank", "node", "phase", "cause", "own work", "memory", "last step", "ago"), rows, left=4
-    )
+    rows = [_row(rank) for rank in worst_ranks(state)]
+    return plain_table(("rank", "node", "phase", "cause", "own work", "step", "ago"), rows, left=4)
 
 
-def _row(rank: dict[str, Any], state: State) -> tuple[str, ...]:
-    excess, memory = rank["excess_ns"], rank["memory_bytes"]
+def _row(rank: dict[str, Any]) -> tuple[str, ...]:
+    excess = rank["excess_ns"]
     return (
         str(rank["rank"]),
         shorten_middle(rank["node"], _NODE_WIDTH),
         rank["phase"],
         rank["cause"] or "",
         "" if excess is None else f"{'+' * (excess >= 0)}{format_rounded('ns', excess)}",
-        "" if memory is None else format_rounded("bytes", memory),
         str(rank["last_step"]),
         f"{rank['without_step_s']:.0f} s",
     )

@@ -200,4 +200,6 @@ def write_rings(
         }
         writer = RingWriter(ring_path(run, rank), about, capacity)
         phase = PHASES.index(phases[rank] if phases else "training")
-        writer.write(records(table, rank).tolist(), alive_unix_ns or end, phase, end)
+        rows = records(table, rank).tolist()
+        for begin in range(0, len(rows), capacity):
+            writer.write(rows[begin : begin + capacity], alive_unix_ns or end, phase, end)

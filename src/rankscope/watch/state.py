@@ -22,15 +22,21 @@ TREND = 60
 State = dict[str, Any]
 
 
-def read_state(run: Path, hang_after_s: float | None = None) -> tuple[State, list[Alarm]]:
-    """The state of a run, and its alarms as they are now."""
+def read_state(
+    run: Path, hang_after_s: float | None = None, judged_step: int = 0
+) -> tuple[State, list[Alarm]]:
+    """The state of a run, and its alarms as they are now; long steps are looked for after `judged_step`."""
     rings = read_rings(run)
     now = time.time_ns()
     made = tables(rings)
-    alarms = [alarm for table in made for alarm in judge(table)]
+    alarms = [alarm for table in made for alarm in judge(table, _fresh(table, judged_step))]
     if rings:
         alarms += hangs(rings, judged_at(rings, now), hang_after_s)
     return _state(run, rings, made, alarms, now), alarms
+
+
+def _fresh(table: StepTable, judged_step: int) -> int:
+    return max(STEPS, int((table.steps > judged_step).sum())) if judged_step else STEPS
 
 
 def _state(
@@ -47,7 +53,6 @@ def _state(
             by_rank[number]["alarms"].append(alarm.kind)
             by_rank[number]["cause"] = alarm.cause
     main = max(made, key=lambda table: len(table.ranks), default=None)
-    known = [rank["memory_bytes"] for rank in ranks if rank["memory_bytes"] is not None]
     return {
         "run": str(run),
         "unix_ns": now,
@@ -58,12 +63,18 @@ def _state(
         "last_step": max((ring.last_step for ring in rings), default=0),
         "last_end_unix_ns": max((ring.last_end_unix_ns for ring in rings), default=None),
         **_steps(main),
-        "memory_bytes": {"median": middle(np.array(known, dtype=float)), "max": max(known)}
-        if known
-        else None,
+        "memory_bytes": _memory(ranks),
         "alarms": [alarm.to_dict() for alarm in alarms],
         "ranks": ranks,
     }
+
+
+def _memory(ranks: Sequence[dict[str, Any]]) -> State | None:
+    known = {rank["rank"]: rank["memory_bytes"] for rank in ranks if rank["memory_bytes"] is not None}
+    if not known:
+        return None
+    most = max(known, key=lambda rank: known[rank])
+    return {"median": middle(np.array([*known.values()], dtype=float)), "max": known[most], "rank": most}
 
 
 def _word(rings: Sequence[RankRing], over: bool) -> str:
