@@ -92,7 +92,7 @@ def reading_seconds(ranks: int) -> float:
     """CPU seconds to read and judge once, the best of five."""
     with tempfile.TemporaryDirectory() as folder:
         job = Job(ranks, per_node=8, steps=RECENT, seed=1)
-        write_rings(Path(folder), job, telemetry(job), alive_unix_ns=time.time_ns())
+        write_rings(Path(folder), job, telemetry(job), ended_unix_ns=time.time_ns())
         best = float("inf")
         for _ in range(5):
             started = time.process_time()

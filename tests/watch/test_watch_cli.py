@@ -25,10 +25,9 @@ def job_in(
     run: Path, job: Job, fault: Fault | None = None, phases: tuple[str, ...] = (), ago_s: float = 0.0
 ) -> None:
     """A job whose last step ended `ago_s` seconds ago, and that is alive."""
-    table = telemetry(job, fault)
     now = time.time_ns()
-    table["end_unix_ns"][:] += now - ago_s * 1e9 - table["end_unix_ns"][-1, 0]
-    write_rings(run, job, table, phases=phases, alive_unix_ns=now)
+    ended = now - int(ago_s * 1e9)
+    write_rings(run, job, telemetry(job, fault), phases=phases, ended_unix_ns=ended, alive_unix_ns=now)
 
 
 @pytest.fixture

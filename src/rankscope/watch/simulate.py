@@ -180,12 +180,15 @@ def write_rings(
     table: StepTable,
     *,
     phases: Sequence[str] = (),
+    ended_unix_ns: int | None = None,
     alive_unix_ns: int | None = None,
     capacity: int = 256,
 ) -> None:
-    """Ring files as the job itself would have written them up to the last step."""
+    """Ring files as the job itself would have written them up to its last step, whose end can be given."""
     (run / FOLDER).mkdir(parents=True, exist_ok=True)
     end = int(table["end_unix_ns"][-1, 0])
+    moved = ended_unix_ns - end if ended_unix_ns is not None else 0
+    end += moved
     for rank in range(job.ranks):
         about = {
             "rank": rank,
@@ -200,6 +203,8 @@ def write_rings(
         }
         writer = RingWriter(ring_path(run, rank), about, capacity)
         phase = PHASES.index(phases[rank] if phases else "training")
-        rows = records(table, rank).tolist()
+        numbers = records(table, rank)
+        numbers[:, FIELDS.index("end_unix_ns") - 1] += moved
+        rows = numbers.tolist()
         for begin in range(0, len(rows), capacity):
             writer.write(rows[begin : begin + capacity], alive_unix_ns or end, phase, end)
