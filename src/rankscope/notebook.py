@@ -563,6 +563,14 @@ class OpenRun:
         """The job hung: which rank is missing at which sequence number?"""
         return self._ask(REPORTS["flight"], None, ranks, steps, top)
 
+    def telemetry(self, *, ranks: Ranks = None, steps: Steps = None, top: int | None = None) -> Answer:
+        """What did the telemetry of all steps show, rank by rank, and which alarms?"""
+        return self._ask(REPORTS["telemetry"], None, ranks, steps, top)
+
+    def hang(self, *, ranks: Ranks = None, steps: Steps = None, top: int | None = None) -> Answer:
+        """The job makes no step: where does each rank stand?"""
+        return self._ask(REPORTS["hang"], None, ranks, steps, top)
+
     def ncu(self, *, ranks: Ranks = None, steps: Steps = None, top: int | None = None) -> Answer:
         """How close to the device's limits do kernels run, measured by Nsight Compute?"""
         return self._ask(REPORTS["ncu"], None, ranks, steps, top)

@@ -17,6 +17,8 @@ from rankscope.analysis.efficiency.mfu import mfu
 from rankscope.analysis.efficiency.ncu import ncu
 from rankscope.analysis.efficiency.roofline import roofline
 from rankscope.analysis.health.flight import flight
+from rankscope.analysis.health.hang import hang
+from rankscope.analysis.health.telemetry import telemetry
 from rankscope.analysis.memory.allocators import allocators
 from rankscope.analysis.memory.fragments import fragments
 from rankscope.analysis.memory.usage import memory
@@ -162,6 +164,13 @@ QUESTIONS = {
             "fragments", "How much reserved memory is not in use, and in which pieces?", fragments, finds=True
         ),
         Report("flight", "The job hung: which rank is missing at which sequence number?", flight, finds=True),
+        Report(
+            "telemetry",
+            "What did the telemetry of all steps show, rank by rank, and which alarms?",
+            telemetry,
+            finds=True,
+        ),
+        Report("hang", "The job makes no step: where does each rank stand?", hang, finds=True),
         Report(
             "ncu",
             "How close to the device's limits are kernels, measured by ncu?",

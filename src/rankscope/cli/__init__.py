@@ -25,6 +25,8 @@ from rankscope.visible_text import VisibleStream
 COMMANDS = {
     "profile": "capture a training command with no code change",
     "job": "the same as a batch job: the script for PBS, Slurm or Kubernetes",
+    "watch": "a running job: step time, the slowest ranks and why, alarms",
+    "capture": "record the next steps of a running job, on all its ranks",
     "ncu": "profile the costliest kernels of a run with Nsight Compute",
     "ingest": "read raw traces into a store (the other commands do it too)",
     "stats": "the summary and tables: where the time goes, kernels, ops, steps",

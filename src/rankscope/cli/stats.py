@@ -25,7 +25,7 @@ from rankscope.cli.common import (
     window_words,
 )
 from rankscope.cli.help_text import wrapped
-from rankscope.errors import UsageError
+from rankscope.errors import NotATraceError, UsageError
 from rankscope.spelling import did_you_mean
 
 if TYPE_CHECKING:
@@ -128,7 +128,12 @@ def main(args: argparse.Namespace) -> int:
         _check_key(args.by, [name for name, _ in wanted], reports)
     scope = scope_of(args)
     prefer = {"torch": "kineto", "nsys": "nsys", None: "nsys" if args.compat == "nsys" else ""}[args.prefer]
-    run = open_run(args, tuple(_pattern(text) for text in args.comm_pattern), prefer)
+    try:
+        run = open_run(args, tuple(_pattern(text) for text in args.comm_pattern), prefer)
+    except NotATraceError:
+        if not _is_watched(args.run):
+            raise
+        return _telemetry_alone(args, wanted, scope)
     scope.check(run)
     width, color = terminal_width(sys.stdout), use_color(sys.stdout)
     results = []
@@ -150,6 +155,36 @@ def main(args: argparse.Namespace) -> int:
         from rankscope.analysis.core.rollups import rollup_use
 
         print(f"rankscope: {rollup_use(run)}", file=sys.stderr)
+    return exit_code(args.fail_on, results)
+
+
+def _is_watched(paths: list[Path]) -> bool:
+    from rankscope.watch.rings import has_telemetry
+
+    return len(paths) == 1 and has_telemetry(paths[0])
+
+
+def _telemetry_alone(args: argparse.Namespace, wanted: list[tuple[str, int | None]], scope: Scope) -> int:
+    """The reports of a run folder that holds telemetry and no trace."""
+    from rankscope.analysis.health.hang import hang_in
+    from rankscope.analysis.health.telemetry import telemetry_in
+    from rankscope.views import render, terminal_width, use_color
+
+    able = {"telemetry": telemetry_in, "hang": hang_in}
+    if args.report in (None, "all"):
+        print(f"rankscope: {args.run[0]} holds telemetry and no trace", file=sys.stderr)
+        wanted = [(name, wanted[0][1] if args.top else DEFAULT_ROWS) for name in able]
+    for name, _ in wanted:
+        if name not in able:
+            raise NotATraceError(
+                f"{args.run[0]} holds telemetry and no trace: there is no report '{name}'",
+                why=f"Telemetry has these: {', '.join(able)}.",
+                hint="While the job runs, a trace can be recorded: rankscope capture RUN",
+            )
+    results = [able[name](args.run[0], scope.ranks).head(rows) for name, rows in wanted]
+    shown = [result for result in results if result.rows] or results
+    one = shown if len(shown) > 1 else shown[0]
+    show(render(one, args.format, terminal_width(sys.stdout), use_color(sys.stdout)))
     return exit_code(args.fail_on, results)
 
 

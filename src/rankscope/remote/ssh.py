@@ -7,7 +7,7 @@ import shlex
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -105,6 +105,12 @@ class Ssh:
             words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, timeout=timeout, check=False
         )
 
+    def run_attached(self, command: Sequence[str], terminal: bool) -> int:
+        """Run a command over there with our stdin and stdout, in a terminal if `terminal`; returns its exit code. It
+        ends with the connection."""
+        words = [*self.start, *(["-t"] if terminal else []), "--", self.place.host, shlex.join(command)]
+        return subprocess.run(words, check=False).returncode
+
 
 def check_remote(code: int, place: Place, program: Sequence[str]) -> None:
     """Raise the error that an exit code of ssh means; 0 is no error."""
@@ -161,3 +167,15 @@ def program_words(text: str) -> list[str]:
 def path_argument(path: str) -> str:
     """A path as an argument: one that starts with a dash must not be taken for an option."""
     return f"./{path}" if path.startswith("-") else path
+
+
+def option_words(options: Mapping[str, object]) -> list[str]:
+    """Options as words of a command line. None: omitted; True: a flag; a list: repeated."""
+    given = []
+    for name, value in options.items():
+        if value is True:
+            given.append(name)
+        elif value is not None:
+            for one in value if isinstance(value, list) else [value]:
+                given += [name, str(one)]
+    return given

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from urllib.parse import urlsplit
 
 from rankscope.errors import RemoteError, UsageError
-from rankscope.remote.ssh import SSH_FAILED, Place, Ssh, check_remote, path_argument
+from rankscope.remote.ssh import SSH_FAILED, Place, Ssh, check_remote, option_words, path_argument
 
 _ENDING_SECONDS = 5.0
 _ANSWER_SECONDS = 30.0
@@ -103,17 +103,9 @@ def answers(port: int) -> bool:
 def viewer_command(
     program: Sequence[str], places: Sequence[Place], port: int, options: Mapping[str, object]
 ) -> list[str]:
-    """The command that starts the viewer over there, for a tunnel from ``port`` here. None: option omitted; True: a
-    flag; a list: repeated."""
+    """The command that starts the viewer over there, for a tunnel from ``port`` here."""
     paths = [path_argument(place.path) for place in places]
-    given = []
-    for name, value in options.items():
-        if value is True:
-            given.append(name)
-        elif value is not None:
-            for one in value if isinstance(value, list) else [value]:
-                given += [name, str(one)]
-    return [*program, "view", *paths, "--no-open", "--tunnel", str(port), *given]
+    return [*program, "view", *paths, "--no-open", "--tunnel", str(port), *option_words(options)]
 
 
 def check_one_machine(places: Sequence[Place | None]) -> list[Place]:

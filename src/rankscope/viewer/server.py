@@ -35,6 +35,7 @@ _HEADERS = {
     "Cache-Control": "no-store",
     "Cross-Origin-Resource-Policy": "same-origin",
 }
+_PAGES = {"/": "index.html", "/watch": "watch.html"}
 _COMPRESS_FROM = 4096
 """Bytes; smaller answers are sent as they are."""
 _METHODS = ("GET", "HEAD")
@@ -71,7 +72,7 @@ class Server(Listener):
         path = request.url.path
         if path.startswith("/api/"):
             return await self._api(request, path.removeprefix("/api/"), query)
-        return self._file("index.html" if path == "/" else path.removeprefix("/"), "token" in query)
+        return self._file(_PAGES.get(path, path.removeprefix("/")), "token" in query)
 
     def _refusal(self, request: Request, query: dict[str, str]) -> Response | None:
         headers = request.headers

@@ -26,6 +26,7 @@ from rankscope.viewer import (
 from rankscope.viewer.answers import Answer, Route
 from rankscope.viewer.session import Session
 from rankscope.viewer.two_runs import align, combined
+from rankscope.viewer.watch_page import watch
 
 _ROUTE_MODULES = (timeline, slices, search, flows, collective_peers, counters, flame, reports, events, marks)
 
@@ -120,7 +121,7 @@ class Opening:
         self._read[path] = read
 
     def routes(self) -> dict[str, Route]:
-        """All routes by name. Until the run is open, only `state` and `index` answer."""
+        """All routes by name. Until the run is open, only `state`, `index` and `watch` answer."""
         return {name: self._route(name) for name in _names()}
 
     def _route(self, name: str) -> Route:
@@ -129,6 +130,8 @@ class Opening:
                 return self.state()
             if name == "index":
                 return {"routes": sorted(_names())}
+            if name == "watch":  # needs no trace
+                return watch(self._runs[-1])
             if self._error:
                 raise self._error
             if not self._done.is_set():
@@ -159,4 +162,4 @@ def routes_of(session: Session) -> dict[str, Route]:
 
 def _names() -> list[str]:
     no_session: Any = None  # routes only close over it
-    return [*routes_of(no_session), "diff", "state", "index"]
+    return [*routes_of(no_session), "diff", "watch", "state", "index"]

@@ -13,6 +13,13 @@ const { compare, tsv } = await import(new URL("table.js", js));
 const { shortenName, shortenNames } = await import(new URL("names.js", js));
 const { paint, repeat } = await import(new URL("raster.js", js));
 const { number, paintShares } = await import(new URL("palette.js", js));
+const { bars } = await import(new URL("watch.js", js));
+
+test("one long step does not flatten the others", () => {
+  const drawn = bars([100, null, 100, 1000, 50]);
+  assert.deepEqual(drawn.map((bar) => [bar.x, bar.height, bar.long]), [[0, 45, false], [20, 45, false], [30, 90, true], [40, 22.5, false]]);
+  assert.deepEqual(bars([]), []);
+});
 
 test("times read as people write them", () => {
   assert.equal(time(0), "0 ns");

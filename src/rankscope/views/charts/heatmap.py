@@ -218,7 +218,9 @@ def _from_maps(run: Run, scope: Scope, ranks: Sequence[int], alarming: Collectio
     row_note = ""
     if len(known) > _MOST_ROWS:
         rows_of = buckets(run, known, _MOST_ROWS - _MOST_LATE_ROWS)
-        latest = {label: max(late_ns.get(rank, 0.0) for rank in members) for label, members in rows_of.items()}
+        latest = {
+            label: max(late_ns.get(rank, 0.0) for rank in members) for label, members in rows_of.items()
+        }
         shared = {label: rows_of[label] for label in sorted(rows_of, key=lambda label: -latest[label])}
         row_note = f"; {len(known)} ranks in {len(shared)} rows, the latest first"
         row_note += "; late ranks above" * bool(shown)

@@ -1,0 +1,49 @@
+"""rankscope capture: record the next steps of a running job."""
+
+from __future__ import annotations
+
+import argparse
+
+from rankscope.cli.common import add_remote_options, positive
+from rankscope.cli.remote_command import is_elsewhere, run_there
+from rankscope.cli.view_remote import path_or_place
+
+EXAMPLES = """\
+examples:
+  rankscope capture RUN                    the next 3 steps of all ranks
+  rankscope capture RUN --steps 5 --ranks local:0
+  rankscope capture ssh://login/~/runs/a   of a job on a cluster
+
+The job must have been started with --watch. No signal is sent and no process is looked for: a file in the run folder
+names the steps, and every rank looks for such files once a second. Afterwards: rankscope stats RUN.
+"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.description = "Record the next steps of a running job, the same ones on all its ranks."
+    parser.epilog = EXAMPLES
+    parser.add_argument(
+        "run",
+        type=path_or_place,
+        metavar="RUN",
+        help="the run folder of a job that was started with --watch; or ssh://host/path",
+    )
+    parser.add_argument("--steps", type=positive, metavar="N", help="how many (default: 3)")
+    parser.add_argument(
+        "--ranks",
+        default="all",
+        metavar="SEL",
+        help="which ranks: 0,8-15 | local:0 | node:0-1 | local:0@nodes:0-1 | all (default: all)",
+    )
+    add_remote_options(parser, "ssh://host/path")
+
+
+def main(args: argparse.Namespace) -> int:
+    if is_elsewhere(args.run):
+        return run_there(args, "capture", {"--steps": args.steps, "--ranks": args.ranks})
+    from rankscope.watch.ask_capture import ask_capture
+
+    asked = str(ask_capture(args.run, steps=args.steps, ranks=args.ranks, reason="rankscope capture"))
+    print(asked[0].upper() + asked[1:])
+    print(f"Then: rankscope stats {args.run}")
+    return 0

@@ -1,0 +1,85 @@
+// The page /watch: the telemetry of a running job, asked for every second.
+
+import { ServerError, json } from "./api.js";
+import { byId, fill, h, s, showProblem } from "./dom.js";
+import { quantity, time } from "./format.js";
+
+const EVERY_MS = 1000;
+const BAR = 10;
+const HEIGHT = 90;
+
+/** Bars from 0 to twice the median, so that one long step does not flatten the others.
+ * @param {(number | null)[]} times @returns {{ x: number, height: number, long: boolean, title: string }[]} */
+export function bars(times) {
+  const known = times.filter((one) => one !== null).sort((a, b) => a - b);
+  const top = 2 * (known[Math.floor(known.length / 2)] || 1);
+  return times.flatMap((one, index) => one === null ? [] : [{
+    x: index * BAR, height: Math.min(one / top, 1) * HEIGHT, long: one > top, title: time(one),
+  }]);
+}
+
+/** @param {any} state */
+function figures(state) {
+  const step = state.step_ns;
+  return [
+    h("div", {}, h("h1", {}, `${state.run} · ${state.state}`), h("p", {}, `step ${state.last_step.toLocaleString("en")}`)),
+    kpi(step ? time(step.median) : "–", step ? `step; 90 % of ${step.steps}: ${time(step.p5)} to ${time(step.p95)}` : "step time"),
+    kpi(`${state.alive_ranks} of ${state.world_size}`, "ranks alive"),
+    kpi(`${state.like_median} of ${state.count}`, "ranks like the median"),
+    kpi(state.memory_bytes ? quantity(state.memory_bytes.max, "bytes") : "–", "most memory of a rank"),
+  ];
+}
+
+/** @param {string} value @param {string} label */
+function kpi(value, label) {
+  return h("div", { class: "kpi" }, h("b", {}, value), h("span", {}, label));
+}
+
+/** @param {any} alarm */
+function alarmBox(alarm) {
+  return h("div", { class: alarm.severity }, h("b", {}, `${alarm.severity}: `), alarm.text, h("p", {}, alarm.hint));
+}
+
+/** @param {any[]} ranks */
+function rankTable(ranks) {
+  const heading = h("tr", {}, h("th", {}, "rank"), ...["node", "phase", "cause"].map((name) => h("th", { class: "text" }, name)),
+    ...["own work", "memory", "step", "ago"].map((name) => h("th", {}, name)));
+  return h("table", {}, heading, ...ranks.map((rank) => h("tr", { class: rank.alarms.length ? "bad" : null },
+    h("td", {}, rank.rank), ...[rank.node, rank.phase, rank.cause ?? ""].map((text) => h("td", { class: "text" }, text)),
+    h("td", {}, rank.excess_ns === null ? "–" : `${rank.excess_ns > 0 ? "+" : ""}${time(rank.excess_ns)}`),
+    h("td", {}, quantity(rank.memory_bytes, "bytes")), h("td", {}, rank.last_step),
+    h("td", {}, `${rank.without_step_s.toFixed(0)} s`))));
+}
+
+/** @param {any} state */
+function draw(state) {
+  fill(byId("title"), `${state.run} · ${state.state}`);
+  fill(byId("figures"), ...figures(state));
+  const times = state.trend_ns;
+  fill(byId("trend"), s("svg", { viewBox: `0 0 ${Math.max(times.length, 1) * BAR} ${HEIGHT}`, preserveAspectRatio: "none", role: "img" },
+    ...bars(times).map((bar) => s("rect", { x: bar.x, y: HEIGHT - bar.height, width: BAR - 1, height: bar.height, class: bar.long ? "long" : "" },
+      s("title", {}, bar.title)))));
+  fill(byId("alarms"), ...(state.alarms.length ? state.alarms.map(alarmBox) : [h("p", {}, "no alarm")]));
+  fill(byId("ranks"), rankTable(state.ranks));
+  document.body.dataset.ready = "true";
+}
+
+async function refresh() {
+  try {
+    const state = await json("watch");
+    byId("message").hidden = true;
+    draw(state);
+    if (state.state === "ended" || state.state === "silent") return;
+  } catch (error) {
+    if (!(error instanceof ServerError)) throw error;
+    showProblem(error.message, error.why, error.hint);
+  }
+  setTimeout(refresh, EVERY_MS);
+}
+
+if (typeof document !== "undefined") {
+  const dark = window.matchMedia("(prefers-color-scheme: dark)").matches;
+  document.documentElement.dataset.theme = dark ? "dark" : "light";
+  history.replaceState(null, "", location.pathname); // the token is in a cookie now
+  refresh();
+}

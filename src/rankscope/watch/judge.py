@@ -1,0 +1,420 @@
+"""Which rank is slow, since when and why: robust statistics of the last steps. docs/definitions.md has the formulas.
+
+Every function takes a StepTable and returns alarms. The measure of a rank is its own work: the ranks of a synchronous
+job have the same step time, whoever is slow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from rankscope.units import format_rounded
+from rankscope.watch.alarms import (
+    COMMUNICATION,
+    COMPUTE,
+    DATA,
+    DATA_LOADING,
+    GARBAGE,
+    HOST,
+    MEMORY,
+    NEXT_STEP,
+    OF_MEMORY,
+    SLOW_NODE,
+    SLOW_RANK,
+    SLOWDOWN,
+    SPIKE,
+    UNKNOWN,
+    Alarm,
+    amount,
+    who,
+)
+from rankscope.watch.step_table import Numbers, StepTable, low_median, middle, sigma
+
+STEPS = 10
+"""k: steps that a slow rank is judged by."""
+SLOW_SHARE = 0.05
+"""Of the step time: a rank that loses less is not slow."""
+STANDARD_ERRORS = 6.0
+"""With 1,024 ranks, noise exceeds it once in 10^6 steps."""
+_OF_A_MEDIAN = 1.2533
+"""The standard error of a median is that of a mean times sqrt(pi / 2)."""
+SPREADS = 3.5
+"""An outlier among the ranks: so many standard deviations of their medians."""
+EXPLAINS = 0.5
+"""The share of an excess that makes a component its cause."""
+CHANGE_SHARE = 0.10
+_LEAST_BEFORE = 20
+_AFTER = (10, 20, 40, 80)
+SPIKE_FACTOR = 2.5
+_SPIKE_SIGMAS = 10.0
+_ROUND = 50
+"""Long steps at multiples of it (or next to one) are checkpoints or evaluations."""
+STARVED_SHARE = 0.20
+MEMORY_SHARE = 0.02
+MEMORY_BYTES = 16e6
+_MEMORY_WINDOWS = (20, 100, 230)
+_FILLING = 20
+"""Steps before such a window: the caches of a job that begins fill."""
+_BLOCKS = 5
+_STEADY = 0.3
+"""Of the mean growth from block to block: the least growth that counts as steady."""
+_STAIRS = 4
+_HIGHEST_STAIR = 0.6
+"""Of the whole growth: a single large allocation is not a leak."""
+
+
+def judge(table: StepTable, fresh: int = STEPS) -> list[Alarm]:
+    """All alarms at the table's last step. Spikes are looked for in the last `fresh` steps."""
+    if len(table.steps) < STEPS:
+        return []
+    slow = slow_ranks(table)
+    starved = data_starvation(table)
+    return [
+        *slow,
+        *starved,
+        *slowdown(table, [*slow, *starved]),
+        *spikes(table, fresh),
+        *creeping_memory(table),
+    ]
+
+
+def usual_step(table: StepTable) -> float:
+    """The median step time of the last k steps, ns."""
+    return middle(low_median(table["step_ns"][-STEPS:], 1))
+
+
+def excesses(table: StepTable) -> Numbers:
+    """Of each rank: the median over the last k steps of its own work minus that of the median rank, ns."""
+    return _excesses(table["own_ns"][-STEPS:])
+
+
+def _excesses(own: Numbers) -> Numbers:
+    """NaN where fewer than half of the steps are known."""
+    medians = low_median(own - low_median(own, 1)[:, None])
+    return np.where(np.isfinite(own).sum(axis=0) > len(own) / 2, medians, np.nan)
+
+
+def slow_limit(table: StepTable) -> float:
+    """The excess from which a rank is slow, ns."""
+    return _limit(table["own_ns"][-STEPS:], usual_step(table))
+
+
+def _limit(own: Numbers, step_ns: float) -> float:
+    excess = _excesses(own)
+    noise = sigma(own - low_median(own, 1)[:, None] - excess)
+    spread = sigma(excess - middle(excess))
+    error = _OF_A_MEDIAN * noise / float(np.sqrt(STEPS))
+    return max(SLOW_SHARE * step_ns, STANDARD_ERRORS * error, SPREADS * spread)
+
+
+def _outliers(own: Numbers, step_ns: float) -> list[int]:
+    if own.shape[1] < 2:
+        return []
+    found: list[int] = np.flatnonzero(_excesses(own) > _limit(own, step_ns)).tolist()
+    return found
+
+
+def slow_ranks(table: StepTable) -> list[Alarm]:
+    """Nodes, and ranks of other nodes, whose own work takes longer than that of the median, step after step."""
+    own, step_ns = table["own_ns"][-STEPS:], usual_step(table)
+    nodes: dict[str, list[int]] = {}
+    for column, node in enumerate(table.nodes):
+        nodes.setdefault(node, []).append(column)
+    of_nodes = np.stack([low_median(own[:, columns], 1) for columns in nodes.values()], axis=1)
+    names = list(nodes)
+    slow = {
+        names[index]: nodes[names[index]]
+        for index in _outliers(of_nodes, step_ns)
+        if len(nodes[names[index]]) > 1
+    }
+    inside = {column for columns in slow.values() for column in columns}
+    rest = [column for column in range(len(table.ranks)) if column not in inside]
+    flagged = [rest[index] for index in _outliers(own[:, rest], step_ns)]
+    peers = [column for column in rest if column not in flagged]
+    alarms = [_slow(table, columns, peers, node) for node, columns in slow.items()]
+    return alarms + [_slow(table, [column], peers, "") for column in flagged]
+
+
+def _slow(table: StepTable, columns: Sequence[int], peers: Sequence[int], node: str) -> Alarm:
+    lost = _more(table["own_ns"], columns, peers)
+    begin = _began(lost, middle(lost[-STEPS:]))
+    per_step = middle(lost[begin:])
+    cause = _cause(table, columns, peers, begin, per_step)
+    share = per_step / usual_step(table)
+    named = [int(table.ranks[column]) for column in columns]
+    subject = f"node {node} ({who(named)}) is" if node else f"{who(named)} is"
+    since = int(table.steps[begin])
+    return Alarm(
+        SLOW_NODE if node else SLOW_RANK,
+        cause,
+        tuple(named),
+        node,
+        int(table.steps[-1]),
+        since,
+        _when(table, begin, columns),
+        per_step,
+        "ns",
+        share,
+        f"{subject} slow: {amount(per_step, 'ns')} ({100 * share:.0f} % of the step), {cause}, since step {since}",
+        NEXT_STEP[cause],
+    )
+
+
+def _more(values: Numbers, columns: Sequence[int], peers: Sequence[int]) -> Numbers:
+    """What the median of these columns has more than that of their peers, row by row."""
+    return low_median(values[:, list(columns)], 1) - low_median(values[:, list(peers)], 1)
+
+
+def _began(values: Numbers, level: float) -> int:
+    """The row from which `values` are at `level` and not at 0: where the sum of what they exceed half the level by is
+    lowest."""
+    half = abs(level) / 2
+    steps = np.nan_to_num(np.clip(values * np.sign(level) - half, -half, half))
+    sums = np.concatenate([[0.0], np.cumsum(steps)])
+    return min(int(np.argmin(sums)), len(values) - 1)
+
+
+def _when(table: StepTable, row: int, columns: Sequence[int] = ()) -> int | None:
+    ends = table["end_unix_ns"][row]
+    end = middle(ends[list(columns)] if columns else ends)
+    begin = end - middle(table["step_ns"][row])
+    return int(begin) if np.isfinite(begin) else None
+
+
+def _cause(table: StepTable, columns: Sequence[int], peers: Sequence[int], begin: int, excess: float) -> str:
+    """What explains at least half of what these ranks take longer than their peers."""
+
+    def share(field: str) -> float:
+        more = _more(table[field][begin:], columns, peers)
+        # Collections come every few steps: their median is 0.
+        return (float(np.mean(more)) if field == "gc_ns" else middle(more)) / excess
+
+    return _class_of({field: share(field) for field in _COMPONENTS})
+
+
+_COMPONENTS = ("data_ns", "gc_ns", "cpu_ns", "forward_ns", "device_ns")
+
+
+def _class_of(shares: dict[str, float]) -> str:
+    """A share that is NaN is not known. On a GPU the time between CUDA events grows with everything; a slow host shows
+    in the host's time until backward."""
+    if shares["data_ns"] >= EXPLAINS:
+        return DATA_LOADING
+    if shares["gc_ns"] >= EXPLAINS:
+        return GARBAGE
+    if shares["cpu_ns"] >= EXPLAINS:
+        return COMPUTE
+    if np.isfinite(shares["device_ns"]):
+        return HOST if shares["forward_ns"] >= EXPLAINS else COMPUTE
+    return HOST if np.isfinite(shares["cpu_ns"]) else UNKNOWN
+
+
+def data_starvation(table: StepTable) -> list[Alarm]:
+    """The median rank waits for its data for more than a fifth of the step."""
+    with np.errstate(invalid="ignore", divide="ignore"):
+        shares = low_median(table["data_ns"] / table["step_ns"], 1)
+    share = middle(shares[-STEPS:])
+    if not share > STARVED_SHARE:
+        return []
+    begin = _began(shares, share)
+    since = int(table.steps[begin])
+    wait = middle(low_median(table["data_ns"][begin:], 1))
+    text = (
+        f"all ranks wait for data: {amount(wait, 'ns')} ({100 * share:.0f} % of the step), since step {since}"
+    )
+    return [
+        Alarm(
+            DATA,
+            DATA_LOADING,
+            (),
+            "",
+            int(table.steps[-1]),
+            since,
+            _when(table, begin),
+            wait,
+            "ns",
+            share,
+            text,
+            "More workers (num_workers), pin_memory, prefetch_factor; check the storage.",
+        )
+    ]
+
+
+def slowdown(table: StepTable, known: Iterable[Alarm] = ()) -> list[Alarm]:
+    """The step time of the job has risen and stays there, and no alarm in `known` explains it."""
+    times = low_median(table["step_ns"], 1)
+    for after in _AFTER:
+        if len(times) < after + _LEAST_BEFORE:
+            break
+        before, now = middle(times[:-after]), min(middle(times[-after:]), middle(times[-STEPS:]))
+        noise = sigma(np.concatenate([times[:-after] - before, times[-after:] - now]))
+        error = _OF_A_MEDIAN * noise * np.sqrt(1 / after + 1 / (len(times) - after))
+        if not now - before > max(CHANGE_SHARE * before, STANDARD_ERRORS * error):
+            continue
+        begin = _began(times - before, now - before)
+        before, now = middle(times[:begin]), middle(times[begin:])
+        more = now - before
+        if len(times) - begin < STEPS / 2 or not more > CHANGE_SHARE * before:
+            continue
+        if any(alarm.per_step >= EXPLAINS * more for alarm in known):
+            return []
+        cause = _cause_of_change(table, begin, more)
+        share = more / before
+        since = int(table.steps[begin])
+        lengths = f"{format_rounded('ns', before)} to {format_rounded('ns', now)}"
+        text = f"every step takes longer: {lengths} (+{100 * share:.0f} %), {cause}, since step {since}"
+        return [
+            Alarm(
+                SLOWDOWN,
+                cause,
+                (),
+                "",
+                int(table.steps[-1]),
+                since,
+                _when(table, begin),
+                more,
+                "ns",
+                share,
+                text,
+                NEXT_STEP[cause],
+            )
+        ]
+    return []
+
+
+def _cause_of_change(table: StepTable, begin: int, more: float) -> str:
+    """By what the median rank takes longer than before."""
+
+    def share(field: str) -> float:
+        of_median_rank = low_median(table[field], 1)
+        return (middle(of_median_rank[begin:]) - middle(of_median_rank[:begin])) / more
+
+    if share("wait_ns") >= EXPLAINS:
+        return COMMUNICATION
+    return _class_of({field: share(field) for field in _COMPONENTS})
+
+
+def spikes(table: StepTable, fresh: int = STEPS) -> list[Alarm]:
+    """Single long steps that some ranks' own work caused, or nobody's."""
+    times = low_median(table["step_ns"], 1)
+    usual = middle(times)
+    limit = max(SPIKE_FACTOR * usual, usual + _SPIKE_SIGMAS * sigma(times - usual))
+    rows = [row for row in range(max(len(times) - fresh, 0), len(times)) if times[row] > limit]
+    found = (
+        _spike(table, row, times[row] - usual, usual) for row in rows if not _is_round(int(table.steps[row]))
+    )
+    return [alarm for alarm in found if alarm is not None]
+
+
+def _is_round(step: int) -> bool:
+    return step >= _ROUND and min(step % _ROUND, -step % _ROUND) <= 1
+
+
+def _spike(table: StepTable, row: int, excess: float, usual: float) -> Alarm | None:
+    own = table["own_ns"]
+    more = own[row] - low_median(own)
+    caused = np.flatnonzero((more >= EXPLAINS * excess) & (more - middle(more) >= EXPLAINS * excess)).tolist()
+    if not caused and middle(more) >= EXPLAINS * excess:
+        return None  # all ranks together: a checkpoint, an evaluation
+    named = tuple(int(table.ranks[column]) for column in caused)
+    cause = _cause_of_spike(table, row, caused, excess) if caused else UNKNOWN
+    step = int(table.steps[row])
+    length = format_rounded("ns", usual + excess)
+    whose = (
+        f"{who(named)}, {cause}" if caused else "no rank's own work explains it: the network, or a collective"
+    )
+    return Alarm(
+        SPIKE,
+        cause,
+        named,
+        "",
+        step,
+        step,
+        _when(table, row, caused),
+        excess,
+        "ns",
+        excess / usual,
+        f"step {step} took {length} ({1 + excess / usual:.1f} times the usual step): {whose}",
+        NEXT_STEP[cause],
+    )
+
+
+def _cause_of_spike(table: StepTable, row: int, columns: Sequence[int], excess: float) -> str:
+    """By what these ranks took longer than in their usual step."""
+
+    def share(field: str) -> float:
+        values = table[field][:, list(columns)]
+        return float(np.mean(values[row] - low_median(values))) / excess
+
+    return _class_of({field: share(field) for field in _COMPONENTS})
+
+
+def creeping_memory(table: StepTable) -> list[Alarm]:
+    """Ranks whose memory grows all the time."""
+    memory = table["memory_bytes"]
+    for steps in _MEMORY_WINDOWS:
+        if len(memory) < steps + _FILLING:
+            break
+        rows = memory[-steps:]
+        growth = np.maximum(_steady_growth(rows), _stairs(rows))
+        limit = np.maximum(MEMORY_SHARE * rows[0], MEMORY_BYTES)
+        if not (growth >= limit).any():
+            continue
+        # Where one rank leaks, others that leak somewhat less belong to the same alarm.
+        columns = np.flatnonzero(growth >= limit / 2).tolist()
+        together = [columns] if len(columns) > len(table.ranks) / 2 else [[column] for column in columns]
+        return [_creeping(table, some, growth / steps) for some in together]
+    return []
+
+
+def _steady_growth(rows: Numbers) -> Numbers:
+    """What each column gains, if it grows from block to block at about the same rate; else 0."""
+    blocks = np.stack([low_median(part) for part in np.array_split(rows, _BLOCKS)])
+    growth = blocks[-1] - blocks[0]
+    steady = np.diff(blocks, axis=0).min(axis=0) >= _STEADY * growth / (_BLOCKS - 1)
+    # The medians of the first and the last block are a block less apart than the whole window.
+    return np.where(steady, growth * _BLOCKS / (_BLOCKS - 1), 0.0)
+
+
+def _stairs(rows: Numbers) -> Numbers:
+    """What each column gains, if it only ever grows, several times; else 0. The memory of quick steps is read once a
+    second."""
+    rises = np.diff(rows, axis=0)
+    growth = rows[-1] - rows[0]
+    several = (rises > 0).sum(axis=0) >= _STAIRS
+    return np.where(
+        (rises >= 0).all(axis=0) & several & (rises.max(axis=0) <= _HIGHEST_STAIR * growth), growth, 0.0
+    )
+
+
+def _creeping(table: StepTable, columns: Sequence[int], per_step: Numbers) -> Alarm:
+    memory = table["memory_bytes"][:, list(columns)].mean(axis=1)
+    mean = float(per_step[list(columns)].mean())
+    begin = _bend(memory, mean)
+    named = tuple(int(table.ranks[column]) for column in columns)
+    subject = "memory of all ranks" if len(named) == len(table.ranks) > 1 else f"memory of {who(named)}"
+    since = int(table.steps[begin])
+    last = middle(memory[-_BLOCKS:])
+    return Alarm(
+        MEMORY,
+        OF_MEMORY,
+        named,
+        "",
+        int(table.steps[-1]),
+        since,
+        _when(table, begin, columns),
+        mean,
+        "bytes",
+        mean / last,
+        f"{subject} grows: {amount(mean, 'bytes')}, to {format_rounded('bytes', last)}, since step {since}",
+        NEXT_STEP[OF_MEMORY],
+    )
+
+
+def _bend(values: Numbers, slope: float) -> int:
+    """The row from which level values rise by `slope`: the least squares of all rows."""
+    rows = np.arange(len(values))
+    left = values - slope * np.maximum(rows - rows[:, None], 0)
+    return int(np.argmin(np.nanvar(left, axis=1)))

@@ -1,0 +1,154 @@
+"""Reads the ring files of all ranks of a run: the last records of each, on one axis of steps."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rankscope.capture.telemetry_ring import FIELDS, FOLDER, HEADER_BYTES, NONE, RECORD, Header, read_header
+from rankscope.errors import StoreError
+from rankscope.records import dataclass
+from rankscope.watch.step_table import StepTable
+
+RECENT = 256
+"""Records of each rank that a live view judges."""
+WARM_UP = 5
+"""The first records of a rank: compiling, caches that fill."""
+LEAST_SHARE = 0.75
+"""Of the ranks that have reached a step; the steps after the last such step are left for the next reading."""
+MOST_NUMBERS = 1 << 20
+"""Records in all that a whole ring is read to: 4,096 steps of 256 ranks, 1,024 of 1,024."""
+_NAME = re.compile(r"rank-(\d+)\.ring")
+_VALUES = FIELDS[2:-1]
+_PROFILED = FIELDS.index("profiled")
+_STEP = FIELDS.index("step")
+
+
+@dataclass(frozen=True)
+class RankRing:
+    """One rank's file as it was read."""
+
+    rank: int
+    header: Header
+    about: dict[str, Any]
+    records: NDArray[np.int64]
+    """Rows of FIELDS, oldest first."""
+
+    @property
+    def role(self) -> str:
+        return str(self.about.get("role") or "")
+
+    @property
+    def node(self) -> str:
+        """The host's name: launchers number nodes differently."""
+        return str(self.about.get("host") or self.about.get("node") or "")
+
+    @property
+    def last_step(self) -> int:
+        return int(self.records[-1, _STEP]) if len(self.records) else 0
+
+    @property
+    def last_end_unix_ns(self) -> int:
+        """When the last step ended; before the first, when the rank began."""
+        if len(self.records):
+            return int(self.records[-1, FIELDS.index("end_unix_ns")])
+        return int(self.about.get("started_unix_ns", self.header.alive_unix_ns))
+
+
+def has_telemetry(run: Path) -> bool:
+    folder = run / FOLDER
+    return folder.is_dir() and any(_NAME.fullmatch(file.name) for file in folder.iterdir())
+
+
+def read_rings(run: Path, most: int = RECENT) -> list[RankRing]:
+    """The last `most` records of each rank, by rank. Files that are being created are left out."""
+    folder = run / FOLDER
+    try:
+        names = sorted(
+            (int(match[1]), path) for path in folder.iterdir() if (match := _NAME.fullmatch(path.name))
+        )
+    except OSError:
+        names = []
+    if not names:
+        raise StoreError(
+            f"{run} has no telemetry",
+            why=f"There is no {FOLDER}/rank-….ring: the job was started without --watch, or no rank has begun.",
+            hint="Start the job with it: rankscope profile --watch …",
+        )
+    rings = (_read(rank, path, most) for rank, path in names)
+    return [ring for ring in rings if ring is not None]
+
+
+def read_whole(run: Path) -> list[RankRing]:
+    """All records; of very many ranks the last ones (MOST_NUMBERS)."""
+    ranks = len(read_rings(run, 0))
+    return read_rings(run, max(RECENT, MOST_NUMBERS // max(ranks, 1)))
+
+
+def _read(rank: int, path: Path, most: int) -> RankRing | None:
+    try:
+        file = os.open(path, os.O_RDONLY)
+    except OSError:
+        return None
+    try:
+        ring = read_header(os.pread(file, HEADER_BYTES, 0))
+        if ring is None:
+            return None
+        records, capacity = ring.header.records, ring.header.capacity
+        count = min(records, capacity, most)
+        first = (records - count) % capacity if capacity else 0
+        before_wrap = min(count, capacity - first)
+        data = os.pread(file, before_wrap * RECORD.size, HEADER_BYTES + first * RECORD.size)
+        if before_wrap < count:
+            data += os.pread(file, (count - before_wrap) * RECORD.size, HEADER_BYTES)
+    finally:
+        os.close(file)
+    rows = np.frombuffer(data[: len(data) // RECORD.size * RECORD.size], dtype="<i8").reshape(-1, len(FIELDS))
+    numbers = np.arange(records - count + 1, records - count + 1 + len(rows))
+    # A slot with another number is being overwritten.
+    return RankRing(rank, ring.header, ring.about, rows[rows[:, 0] == numbers])
+
+
+def tables(rings: Sequence[RankRing]) -> list[StepTable]:
+    """One table for each role, up to the last step that most of its ranks have reached."""
+    roles = dict.fromkeys(ring.role for ring in rings)
+    made = (_table([ring for ring in rings if ring.role == role]) for role in roles)
+    return [table for table in made if table is not None]
+
+
+def _table(rings: Sequence[RankRing]) -> StepTable | None:
+    kept = [_judged(ring.records) for ring in rings]
+    ends = sorted((int(rows[-1, _STEP]) if len(rows) else -1 for rows in kept), reverse=True)
+    last = ends[max(int(np.ceil(LEAST_SHARE * len(ends))) - 1, 0)]
+    if last < 0:
+        return None
+    first = max(min(int(rows[0, _STEP]) for rows in kept if len(rows)), last + 1 - max(map(len, kept)))
+    cube = np.full((last + 1 - first, len(rings), len(FIELDS)), NONE, dtype=np.int64)
+    for column, rows in enumerate(kept):
+        places = rows[:, _STEP] - first
+        inside = (places >= 0) & (places < len(cube))
+        cube[places[inside], column] = rows[inside]
+    values = {}
+    for index, field in enumerate(_VALUES, start=2):
+        numbers = cube[:, :, index].astype(np.float64)
+        numbers[numbers == NONE] = np.nan
+        values[field] = numbers
+    known = np.isfinite(values["step_ns"]).any(axis=1)
+    return StepTable(
+        np.arange(first, last + 1)[known],
+        np.array([ring.rank for ring in rings]),
+        tuple(ring.node for ring in rings),
+        {field: numbers[known] for field, numbers in values.items()},
+    )
+
+
+def _judged(records: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Without the first ones, and without steps that a profiler slowed."""
+    kept: NDArray[np.int64] = records[(records[:, 0] > WARM_UP) & (records[:, _PROFILED] != 1)]
+    return kept

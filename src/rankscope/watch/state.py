@@ -1,0 +1,152 @@
+"""The present state of a job, as plain data: what the live view, the page, JSON and Prometheus show."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rankscope.watch.alarms import Alarm
+from rankscope.watch.hang import ENDED, hangs, is_lost, is_over, judged_at, phase_of, without_step_s
+from rankscope.watch.judge import STEPS, excesses, judge, slow_limit, usual_step
+from rankscope.watch.rings import RankRing, read_rings, tables
+from rankscope.watch.step_table import StepTable, low_median, middle
+
+WORST = 10
+"""Ranks that are shown one by one."""
+TREND = 60
+"""Step times of the sparkline."""
+State = dict[str, Any]
+
+
+def read_state(
+    run: Path, hang_after_s: float | None = None, judged_step: int = 0
+) -> tuple[State, list[Alarm]]:
+    """The state of a run, and its alarms as they are now; long steps are looked for after `judged_step`."""
+    rings = read_rings(run)
+    now = time.time_ns()
+    made = tables(rings)
+    alarms = [alarm for table in made for alarm in judge(table, _fresh(table, judged_step))]
+    if rings:
+        alarms += hangs(rings, judged_at(rings, now), hang_after_s)
+    return _state(run, rings, made, alarms, now), alarms
+
+
+def _fresh(table: StepTable, judged_step: int) -> int:
+    return max(STEPS, int((table.steps > judged_step).sum())) if judged_step else STEPS
+
+
+def _state(
+    run: Path, rings: Sequence[RankRing], made: Sequence[StepTable], alarms: Sequence[Alarm], now: int
+) -> State:
+    over = not rings or is_over(rings, now)
+    at = judged_at(rings, now) if rings else now
+    ranks = [_rank(ring, at) for ring in rings]
+    by_rank = {rank["rank"]: rank for rank in ranks}
+    for table in made:
+        _add_figures(table, by_rank)
+    for alarm in alarms:
+        for number in alarm.ranks:
+            by_rank[number]["alarms"].append(alarm.kind)
+            by_rank[number]["cause"] = alarm.cause
+    main = max(made, key=lambda table: len(table.ranks), default=None)
+    return {
+        "run": str(run),
+        "unix_ns": now,
+        "state": _word(rings, over),
+        "world_size": max((int(ring.about.get("world_size") or 0) for ring in rings), default=0)
+        or len(rings),
+        "alive_ranks": sum(ring.header.phase != ENDED and not is_lost(ring, at) for ring in rings),
+        "last_step": max((ring.last_step for ring in rings), default=0),
+        "last_end_unix_ns": max((ring.last_end_unix_ns for ring in rings), default=None),
+        **_steps(main),
+        "memory_bytes": _memory(ranks),
+        "alarms": [alarm.to_dict() for alarm in alarms],
+        "ranks": ranks,
+    }
+
+
+def _memory(ranks: Sequence[dict[str, Any]]) -> State | None:
+    known = {rank["rank"]: rank["memory_bytes"] for rank in ranks if rank["memory_bytes"] is not None}
+    if not known:
+        return None
+    most = max(known, key=lambda rank: known[rank])
+    return {"median": middle(np.array([*known.values()], dtype=float)), "max": known[most], "rank": most}
+
+
+def _word(rings: Sequence[RankRing], over: bool) -> str:
+    if not rings:
+        return "starting"
+    if not over:
+        return "running"
+    return "ended" if all(ring.header.phase == ENDED for ring in rings) else "silent"
+
+
+def _rank(ring: RankRing, at: int) -> dict[str, Any]:
+    return {
+        "rank": ring.rank,
+        "node": ring.node,
+        "role": ring.role,
+        "last_step": ring.last_step,
+        "without_step_s": round(without_step_s(ring, at), 3),
+        "phase": "lost" if is_lost(ring, at) else phase_of(ring),
+        "excess_ns": None,
+        "slow": False,
+        "memory_bytes": None,
+        "alarms": [],
+        "cause": None,
+    }
+
+
+def _add_figures(table: StepTable, ranks: dict[int, dict[str, Any]]) -> None:
+    limit = slow_limit(table) if len(table.ranks) > 1 else float("inf")
+    memory = low_median(table["memory_bytes"][-STEPS:])
+    for rank, excess, size in zip(
+        table.ranks.tolist(), excesses(table).tolist(), memory.tolist(), strict=True
+    ):
+        ranks[rank]["excess_ns"] = None if np.isnan(excess) else excess
+        ranks[rank]["slow"] = bool(excess > limit)
+        ranks[rank]["memory_bytes"] = None if np.isnan(size) else size
+
+
+def _steps(table: StepTable | None) -> State:
+    if table is None:
+        return {"step_ns": None, "trend_ns": [], "steps_per_s": None}
+    times = low_median(table["step_ns"], 1)
+    known = np.sort(times[np.isfinite(times)])
+    if not len(known):
+        return {"step_ns": None, "trend_ns": [], "steps_per_s": None}
+    usual = usual_step(table)
+    return {
+        "step_ns": {
+            "median": usual,
+            "p5": float(known[len(known) // 20]),
+            "p95": float(known[-1 - len(known) // 20]),
+            "steps": len(known),
+        },
+        "trend_ns": [None if np.isnan(value) else value for value in times[-TREND:].tolist()],
+        "steps_per_s": 1e9 / usual if usual else None,
+    }
+
+
+def worst_ranks(state: State, most: int = WORST) -> list[dict[str, Any]]:
+    """Ranks with alarms, those behind or lost, then by excess: the ones to look at first."""
+
+    def weight(rank: dict[str, Any]) -> tuple[Any, ...]:
+        behind = state["last_step"] - rank["last_step"]
+        return (
+            -len(rank["alarms"]),
+            rank["phase"] != "lost",
+            -(behind > 2) * behind,
+            -(rank["excess_ns"] or 0),
+        )
+
+    return sorted(state["ranks"], key=weight)[:most]
+
+
+def like_the_median(state: State) -> int:
+    """Ranks without an alarm that are not slow."""
+    return sum(not rank["alarms"] and not rank["slow"] and rank["phase"] != "lost" for rank in state["ranks"])

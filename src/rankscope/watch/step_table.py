@@ -1,0 +1,51 @@
+"""The telemetry of several ranks as arrays: a row for each step, a column for each rank."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rankscope.records import dataclass
+
+Numbers = NDArray[np.float64]
+
+TO_SIGMA = 1.4826
+"""The standard deviation of a normal distribution, by its median absolute deviation."""
+
+
+@dataclass(frozen=True)
+class StepTable:
+    """Ranks that can be compared: those of one role."""
+
+    steps: NDArray[np.int64]
+    """In ascending order."""
+    ranks: NDArray[np.int64]
+    nodes: tuple[str, ...]
+    """Of each rank."""
+    values: dict[str, Numbers]
+    """By field of the ring file, steps x ranks; NaN where a number is not known."""
+
+    def __getitem__(self, field: str) -> Numbers:
+        return self.values[field]
+
+    def rows(self, wanted: slice) -> StepTable:
+        values = {field: numbers[wanted] for field, numbers in self.values.items()}
+        return StepTable(self.steps[wanted], self.ranks, self.nodes, values)
+
+
+def low_median(values: Numbers, axis: int = 0) -> Numbers:
+    """The median without NaN; of an even count the lower of the two in the middle, so that of two ranks the faster
+    one is the measure of the other."""
+    ordered = np.sort(values, axis=axis)
+    known = np.isfinite(ordered).sum(axis=axis, keepdims=True)
+    return np.take_along_axis(ordered, np.maximum((known - 1) // 2, 0), axis).squeeze(axis)
+
+
+def middle(values: Numbers) -> float:
+    """The same of all numbers; NaN of none."""
+    return float(low_median(values.ravel())) if values.size else float("nan")
+
+
+def sigma(residuals: Numbers) -> float:
+    """The spread of numbers around 0, as a standard deviation that outliers do not change."""
+    return TO_SIGMA * middle(np.abs(residuals))

@@ -1,0 +1,164 @@
+"""A job that makes no step: the alarm, and the report that groups the ranks by their stacks."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from flight_dumps import dump, op
+from rankscope.analysis.health.hang import hang_in
+from rankscope.capture.telemetry_ring import PHASES
+from rankscope.cli import main
+from rankscope.watch.hang import hangs, own_frame, parse_stacks, read_stacks
+from rankscope.watch.rings import read_rings
+from rankscope.watch.simulate import Job, telemetry, write_rings
+
+STACK = """\
+# 2026-11-16T22:00:00Z process {pid}: no step for 30 s
+Thread 0x00007f0000000001 (most recent call first):
+  File "/usr/lib/python3.11/threading.py", line 629 in wait
+
+Current thread 0x00007f0000000002 (most recent call first):
+  File "/x/site-packages/rankscope/inapp/telemetry.py", line 250 in write_stacks
+
+Thread 0x00007f0000000003 (most recent call first):
+{frames}
+  File "/home/me/train.py", line 90 in <module>
+
+"""
+WAITING = """\
+  File "/x/site-packages/torch/distributed/distributed_c10d.py", line 3013 in all_reduce
+  File "/home/me/train.py", line 41 in train_step"""
+READING = """\
+  File "/home/me/data.py", line 7 in read_lock
+  File "/home/me/train.py", line 38 in train_step"""
+
+
+def hung(run: Path, phases: tuple[str, ...], ago_s: float = 700.0, steps: int = 20) -> None:
+    """A job that made its last step `ago_s` seconds ago and is alive."""
+    job = Job(len(phases), steps=steps)
+    now = time.time_ns()
+    ended = now - int(ago_s * 1e9)
+    write_rings(run, job, telemetry(job), phases=phases, ended_unix_ns=ended, alive_unix_ns=now)
+
+
+def test_no_alarm_before_the_time_and_none_after_the_end(tmp_path: Path) -> None:
+    hung(tmp_path, ("training",) * 2, ago_s=500)
+    rings = read_rings(tmp_path)
+    assert hangs(rings, time.time_ns()) == []
+    assert len(hangs(rings, time.time_ns(), 100)) == 1
+    hung(tmp_path, ("ended",) * 2)
+    assert hangs(read_rings(tmp_path), time.time_ns()) == []
+
+
+@pytest.mark.parametrize(
+    ("phases", "ranks", "cause"),
+    [
+        (("collective", "data loading", "collective", "collective"), (1,), "data loading"),
+        (("backward", "backward", "training", "collective"), (2,), "host"),
+        (("collective",) * 4, (0, 1, 2, 3), "unknown"),
+    ],
+)
+def test_the_odd_rank_by_what_it_does(
+    tmp_path: Path, phases: tuple[str, ...], ranks: tuple[int, ...], cause: str
+) -> None:
+    hung(tmp_path, phases)
+    (alarm,) = hangs(read_rings(tmp_path), time.time_ns())
+    assert (alarm.kind, alarm.ranks, alarm.cause, alarm.severity) == ("hang", ranks, cause, "critical")
+    assert alarm.text.startswith("4 of 4 ranks have made no step for 7")
+
+
+def test_the_rank_that_is_behind_and_the_rank_that_is_lost(tmp_path: Path) -> None:
+    hung(tmp_path, ("collective",) * 4)
+    behind = [
+        ring if ring.rank != 1 else type(ring)(1, ring.header, ring.about, ring.records[:-1])
+        for ring in read_rings(tmp_path)
+    ]
+    (alarm,) = hangs(behind, time.time_ns())
+    assert alarm.ranks == (1,) and "after step 19, others after 20" in alarm.text
+    silent = time.time_ns() - 300 * 10**9
+    lost = [
+        ring
+        if ring.rank != 3
+        else type(ring)(3, ring.header._replace(alive_unix_ns=silent), ring.about, ring.records)
+        for ring in read_rings(tmp_path)
+    ]
+    (alarm,) = hangs(lost, time.time_ns())
+    assert alarm.ranks == (3,) and "no longer writes" in alarm.text
+
+
+def test_stacks_are_read_dump_by_dump() -> None:
+    first, second = (STACK.format(pid=7, frames=frames) for frames in (READING, WAITING))
+    dumps = parse_stacks(first + second)
+    assert [len(one.threads) for one in dumps] == [3, 3]
+    assert "process 7: no step for 30 s" in dumps[1].heading
+    assert [str(frame) for frame in dumps[1].main] == [
+        "distributed_c10d.py:3013 all_reduce",
+        "train.py:41 train_step",
+        "train.py:90 <module>",
+    ]
+    assert str(own_frame(dumps[1].main)) == "train.py:41 train_step"
+    assert own_frame(()) is None
+    assert parse_stacks("") == [] and parse_stacks("# only a heading\n") == []
+
+
+def test_ranks_are_grouped_by_their_stacks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    hung(tmp_path, ("collective", "collective", "training", "collective"))
+    for rank in range(4):
+        text = STACK.format(pid=rank, frames=READING if rank == 2 else WAITING)
+        (tmp_path / "telemetry" / f"stacks-rank-{rank:05d}.txt").write_text(text)
+    assert sorted(read_stacks(tmp_path)) == [0, 1, 2, 3]
+    result = hang_in(tmp_path)
+    assert [(row["ranks"], row["where"], row["phase"]) for row in result.rows] == [
+        ([0, 1, 3], "train.py:41 train_step", "collective"),
+        ([2], "data.py:7 read_lock", "training"),
+    ]
+    (finding,) = result.findings
+    assert finding.severity == "critical" and finding.ranks == (2,)
+    assert "rank 2: data.py:7 read_lock." in finding.evidence
+    assert main(["stats", str(tmp_path), "-r", "hang", "--fail-on", "critical"]) == 3
+    assert "Rank 2 holds up the job" in capsys.readouterr().out
+    (only,) = hang_in(tmp_path, {0, 1}).rows
+    assert only["ranks"] == [0, 1]
+
+
+def test_without_a_phase_that_tells_the_smallest_group_does(tmp_path: Path) -> None:
+    hung(tmp_path, ("training",) * 3)
+    for rank in range(3):
+        text = STACK.format(pid=rank, frames=READING if rank == 1 else WAITING)
+        (tmp_path / "telemetry" / f"stacks-rank-{rank:05d}.txt").write_text(text)
+    (finding,) = hang_in(tmp_path).findings
+    assert finding.ranks == (1,) and "alone at data.py:7 read_lock" in finding.title
+
+
+def test_a_job_that_went_on(tmp_path: Path) -> None:
+    hung(tmp_path, ("training",) * 2, ago_s=-1)
+    (tmp_path / "telemetry" / "stacks-rank-00001.txt").write_text(STACK.format(pid=1, frames=READING))
+    result = hang_in(tmp_path)
+    assert result.findings[0].severity == "info" and "rank 1 went on afterwards" in result.notes
+
+
+def test_nothing_to_report(tmp_path: Path) -> None:
+    hung(tmp_path, ("training",) * 2, ago_s=1)
+    result = hang_in(tmp_path)
+    assert result.rows == () and "without a step for 600 s" in result.notes[0]
+
+
+def test_the_flight_recorder_is_asked_first(tmp_path: Path) -> None:
+    hung(tmp_path, ("backward",) * 3)
+    for rank in range(3):
+        entries = [op("0", seq, state="completed") for seq in (1, 2)]
+        if rank != 1:
+            entries.append(op("0", 3))
+        content = dump(entries, {"0": [0, 1, 2]})
+        (tmp_path / "telemetry" / f"flight-rank-{rank:05d}.json").write_text(json.dumps(content))
+    (finding,) = hang_in(tmp_path).findings
+    assert finding.ranks == (1,) and "not joined at all_reduce 3" in finding.title
+    assert "Flight recorder: " in finding.evidence
+
+
+def test_phases_of_the_contract() -> None:
+    assert {"collective", "backward", "data loading", "training", "optimizer", "ended"} <= {*PHASES}

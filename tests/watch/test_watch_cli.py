@@ -1,0 +1,220 @@
+"""`rankscope watch` and `rankscope capture` on ring files that a simulated job left."""
+
+from __future__ import annotations
+
+import http.server
+import io
+import json
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rankscope.capture.telemetry_ring import FIELDS, PHASES, RingWriter, ring_path
+from rankscope.cli import main
+from rankscope.cli.watch import LiveScreen
+from rankscope.watch.alarms import HOST, SLOW_RANK
+from rankscope.watch.screen import WIDTH, lines, sparkline
+from rankscope.watch.simulate import Fault, Job, telemetry, write_rings
+from rankscope.watch.state import like_the_median, read_state, worst_ranks
+
+
+def job_in(
+    run: Path, job: Job, fault: Fault | None = None, phases: tuple[str, ...] = (), ago_s: float = 0.0
+) -> None:
+    """A job whose last step ended `ago_s` seconds ago, and that is alive."""
+    now = time.time_ns()
+    ended = now - int(ago_s * 1e9)
+    write_rings(run, job, telemetry(job, fault), phases=phases, ended_unix_ns=ended, alive_unix_ns=now)
+
+
+@pytest.fixture
+def slow3(tmp_path: Path) -> Path:
+    run = tmp_path / "run"
+    job_in(run, Job(8, steps=100), Fault(SLOW_RANK, HOST, (3,), 70, 0.3))
+    return run
+
+
+def run_main(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str, str]:
+    code = main([str(word) for word in words])
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def test_once_shows_the_slow_rank_within_80_columns(slow3: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run_main(capsys, "watch", slow3, "--once")
+    assert (code, err) == (0, "")
+    shown = out.splitlines()
+    assert max(map(len, shown)) <= WIDTH
+    assert shown[0] == "run · running · 8 of 8 ranks alive · step 100"
+    assert "warning: rank 3 is slow: " in out and ", host, since step" in out.replace("\n ", "")
+    assert next(line for line in shown if line.startswith("3 ")).split()[:4] == [
+        "3",
+        "node0",
+        "training",
+        "host",
+    ]
+    assert shown[-1] == "7 of 8 ranks like the median"
+
+
+def test_json_and_exit_code(slow3: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run_main(capsys, "watch", slow3, "--once", "--format", "json", "--fail-on", "hang")
+    state = json.loads(out)
+    assert code == 0 and [alarm["ranks"] for alarm in state["new_alarms"]] == [[3]]
+    assert state["ranks"][3]["alarms"] == ["slow-rank"] and state["ranks"][3]["slow"]
+    assert run_main(capsys, "watch", slow3, "--once", "--fail-on", "hang,slow-rank")[0] == 3
+    assert run_main(capsys, "watch", slow3, "--once", "--fail-on", "any")[0] == 3
+
+
+@pytest.mark.parametrize(
+    ("words", "what"),
+    [
+        (("--fail-on", "late"), "there is no such alarm"),
+        (("--every", "1ms"), "--every must be at least"),
+        (("--hang-after", "soon"), "is not a length of time"),
+    ],
+)
+def test_wrong_options(
+    slow3: Path, words: tuple[str, ...], what: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, _, err = run_main(capsys, "watch", slow3, "--once", *words)
+    assert code == 2 and what in err
+
+
+def test_a_folder_without_telemetry(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for command in ("watch", "capture"):
+        code, _, err = run_main(capsys, command, tmp_path)
+        assert code == 1 and "has no telemetry" in err and "rankscope profile --watch" in err
+
+
+def test_metrics_for_prometheus(slow3: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "rankscope.prom"
+    assert run_main(capsys, "watch", slow3, "--once", "--prometheus", file)[0] == 0
+    samples = [line for line in file.read_text().splitlines() if not line.startswith("#")]
+    values = {name: float(value) for name, _, value in (line.rpartition(" ") for line in samples)}
+    assert values['rankscope_alarms{kind="slow-rank"}'] == 1
+    assert values['rankscope_rank_last_step{rank="7",node="node1"}'] == 100
+    assert values["rankscope_running"] == 1
+    assert 0.2 < values['rankscope_step_seconds{quantile="0.5"}'] < 0.6
+    nowhere = tmp_path / "no" / "where"
+    assert "cannot write" in run_main(capsys, "watch", slow3, "--once", "--prometheus", nowhere)[2]
+
+
+def test_a_command_gets_the_alarm(slow3: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "alarm.json"
+    assert run_main(capfd, "watch", slow3, "--once", "--on-alarm", f"cat > {file}")[0] == 0
+    assert json.loads(file.read_text())["ranks"] == [3]
+    code, _, err = run_main(capfd, "watch", slow3, "--once", "--on-alarm", "exit 7")
+    assert code == 0 and "--on-alarm failed" in err
+
+
+def test_an_alarm_is_posted(slow3: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    got: list[bytes] = []
+
+    class Receiver(http.server.BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            got.append(self.rfile.read(int(self.headers["Content-Length"])))
+            self.send_response(204)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None: ...
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Receiver) as server:
+        thread = threading.Thread(target=server.handle_request)
+        thread.start()
+        url = f"http://127.0.0.1:{server.server_port}/hook"
+        assert run_main(capsys, "watch", slow3, "--once", "--on-alarm", url)[0] == 0
+        thread.join(10)
+    assert json.loads(got[0])["kind"] == "slow-rank"
+
+
+def test_an_alarm_makes_one_capture_an_hour(slow3: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = slow3 / "telemetry"
+    _, _, err = run_main(capsys, "watch", slow3, "--once", "--auto-capture", "2")
+    assert "will be recorded" in err
+    asked = json.loads((folder / "capture-0001.json").read_text())
+    assert asked["reason"].startswith("alarm: rank 3 is slow") and asked["ranks"] == "all"
+    assert run_main(capsys, "watch", slow3, "--once", "--auto-capture", "2")[2] == ""
+    words = ("--auto-capture", "2", "--auto-capture-every", "0s")
+    for _ in range(2):
+        run_main(capsys, "watch", slow3, "--once", *words)
+    assert len([*folder.glob("capture-*.json")]) == 2
+
+
+def test_capture_names_steps_that_lie_ahead(slow3: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run_main(capsys, "capture", slow3, "--steps", "4", "--ranks", "local:0")
+    asked = json.loads((slow3 / "telemetry" / "capture-0001.json").read_text())
+    # 6 s of steps of 0.36 s, and one to warm up
+    assert code == 0 and 100 + 14 < asked["first_step"] < 100 + 24
+    assert (asked["steps"], asked["warmup"], asked["ranks"]) == (4, 1, "local:0")
+    assert f"Steps {asked['first_step']} to {asked['first_step'] + 3} of 2 ranks (0,4)" in out
+    run_main(capsys, "capture", slow3)
+    assert (slow3 / "telemetry" / "capture-0002.json").exists()
+    code, _, err = run_main(capsys, "capture", slow3, "--ranks", "8-9")
+    assert code == 2 and "selects no rank" in err and "It has 0-7." in err
+
+
+def test_capture_of_a_job_that_has_ended_or_not_begun(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job_in(tmp_path / "a", Job(2, steps=20), phases=("ended", "ended"))
+    code, _, err = run_main(capsys, "capture", tmp_path / "a")
+    assert code == 1 and "has ended" in err and "-r telemetry" in err
+    (tmp_path / "b" / "telemetry").mkdir(parents=True)
+    RingWriter(ring_path(tmp_path / "b", 0), {"rank": 0, "started_unix_ns": time.time_ns()}, 8)
+    code, _, err = run_main(capsys, "capture", tmp_path / "b")
+    assert code == 1 and "no step yet" in err
+
+
+def test_watch_ends_with_the_job(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    job_in(tmp_path, Job(2, steps=30), phases=("ended", "ended"))
+    code, out, _ = run_main(capsys, "watch", tmp_path)
+    assert code == 0 and " · ended · 0 of 2 ranks alive · step 30 · step " in out
+
+
+def test_many_ranks_show_ten(tmp_path: Path) -> None:
+    job_in(tmp_path, Job(40, steps=30), Fault(SLOW_RANK, HOST, (33,), 0, 0.3))
+    state, _ = read_state(tmp_path)
+    assert worst_ranks(state)[0]["rank"] == 33 and len(worst_ranks(state)) == 10
+    assert like_the_median(state) == 39
+    assert len(lines(state)) < 24
+
+
+def test_every_row_fits_into_80_columns(tmp_path: Path) -> None:
+    (tmp_path / "telemetry").mkdir()
+    about = {"rank": 99999, "host": "a-node-with-a-very-long-name.cluster.example", "started_unix_ns": 1}
+    writer = RingWriter(ring_path(tmp_path, 99999), about, 32)
+    now = time.time_ns()
+    record = [12_345_678, now - 999_000_000_000, *[10**11] * (len(FIELDS) - 4), 0]
+    writer.write([record] * 20, now, PHASES.index("data loading"), now)
+    state, _ = read_state(tmp_path)
+    state["ranks"][0] |= {"cause": "garbage collection", "excess_ns": -123_456_789.0}
+    assert max(map(len, lines(state))) <= WIDTH
+
+
+def test_the_live_view_writes_only_what_changed(slow3: Path) -> None:
+    stream = io.StringIO()
+    screen = LiveScreen(stream)
+    state, _ = read_state(slow3)
+    screen.update(state, [])
+    first = stream.getvalue()
+    state["last_step"] += 1
+    screen.update(state, [])
+    second = stream.getvalue()[len(first) :]
+    assert "step 101" in second and second.count("\033[K") == 1
+    assert second.startswith(f"\033[{first.count(chr(10))}A")
+
+
+def test_a_sparkline_is_not_flattened_by_one_long_step() -> None:
+    assert sparkline([100.0, 100.0, None, 1000.0, 50.0]) == "▅▅ █▃"
+    assert sparkline([]) == "" and sparkline([0.0]) == ""
+
+
+def test_one_rank_alone(tmp_path: Path) -> None:
+    table = telemetry(Job(1, steps=40))
+    assert np.isfinite(table["own_ns"]).all()
+    job_in(tmp_path, Job(1, steps=40))
+    state, alarms = read_state(tmp_path)
+    assert alarms == [] and state["ranks"][0]["excess_ns"] == 0
