@@ -44,7 +44,7 @@ TOPICS = {
     "Across ranks": ("stragglers", "collectives", "critical", "bubbles", "clocks", "layout", "groups"),
     "Efficiency": ("mfu", "roofline", "ncu"),
     "Memory": ("memory", "allocators", "fragments"),
-    "Health": ("overhead", "flight"),
+    "Health": ("overhead", "telemetry", "hang", "flight"),
 }  # fmt: skip
 """The reports by topic, in the order in which `stats -r list` and the HTML report show them."""
 

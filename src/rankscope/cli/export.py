@@ -48,7 +48,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.epilog = EXAMPLES
     add_run_argument(parser)
-    parser.add_argument("-t", "--type", choices=(*TRACES, *TABLES, PAGE), required=True, help="what to write")
+    parser.add_argument(
+        "-t",
+        "--type",
+        choices=(*TRACES, *TABLES, PAGE),
+        required=True,
+        metavar="TYPE",
+        help=f"what to write: {', '.join((*TRACES, *TABLES, PAGE))}",
+    )
     parser.add_argument(
         "-o",
         "--output",
