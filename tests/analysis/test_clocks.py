@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,11 @@ from conftest import DATA, kernel_event, write_kineto
 from rankscope.analysis import REPORTS
 from rankscope.analysis.core.scope import Scope
 from rankscope.bench.synthetic import Plan, write
-from rankscope.store.clocks.alignment import CLOCKS_FILE
+from rankscope.bench.synthetic.cluster import Job, simulate
+from rankscope.bench.synthetic.cluster_trace import clock_offset_ns, write_traces
+from rankscope.store.clocks import by_cluster
+from rankscope.store.clocks.alignment import CLOCKS_FILE, RankClock, _at_start
+from rankscope.store.clocks.by_cluster import fit_many
 from rankscope.store.ingest import ingest
 from rankscope.store.run import Run
 
@@ -181,3 +187,30 @@ def test_nsys_reports_stand_on_one_axis_by_their_wall_clocks(
     assert any("not aligned: rank 1" in note for note in result.notes)
     waits = REPORTS["stragglers"].analyse(run, Scope(), None)
     assert any("--tool torch" in note for note in waits.notes)
+
+
+def test_a_drift_that_is_not_applied_adds_to_the_error() -> None:
+    """The offset is that at the run's start, 0.4 s before the middle of the collectives."""
+    clock = RankClock(
+        1, "collectives", 0, drift_ppm=2.0, drift_error_ppm=3.0, error_ns=900, aligned=True,
+        center_ns=400_000_000, center_offset_ns=5_000.0,
+    )  # fmt: skip
+    assert _at_start(clock, 0).offset_ns == 5_000
+    assert _at_start(clock, 0).error_ns == 900 + 2_000
+    applied = replace(clock, applied_drift_ppm=2.0)
+    assert _at_start(applied, 0).offset_ns == 5_000 - 800
+    assert _at_start(applied, 0).error_ns == 900 + 1_200
+    assert _at_start(replace(clock, error_ns=None), 0).error_ns is None
+
+
+def test_planted_offsets_of_a_cluster_lie_within_their_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = Job(data=4, tensor=2, steps=2, layers=2, offset_ns=3_000_000, drift_ppb=20_000, seed=4)
+    write_traces(job, simulate(job), tmp_path)
+    by_clusters = partial(fit_many, at_once=3)
+    monkeypatch.setattr(by_cluster, "fit_many", by_clusters)
+    monkeypatch.setattr(by_cluster, "_MOST_IN_CLUSTER", 2)
+    run = Run(ingest([tmp_path]))
+    for row in ask(run).rows[1:]:
+        assert abs(row["offset_ns"] - clock_offset_ns(job, row["rank"])) <= row["error_ns"]

@@ -178,9 +178,8 @@ def test_many_clocks_are_fitted_by_cluster(
     offset, drift = rng.normal(0, 1e6, 24), rng.normal(0, 2e-5, 24)
     seen = sightings(groups, offset, drift, 40 * len(groups), noise_ns, 1)
     together = fit(seen, 24)
-    monkeypatch.setattr(by_cluster, "MOST_TOGETHER", 5)
     monkeypatch.setattr(by_cluster, "_MOST_IN_CLUSTER", 4)
-    found = fit_many(seen, 24)
+    found = fit_many(seen, 24, at_once=5)
     assert (found.part == together.part).all() and (found.tells == together.tells).all()
     planted = offset - offset[found.part], drift - drift[found.part]
     middle = SPAN_NS / 2

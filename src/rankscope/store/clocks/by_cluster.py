@@ -12,20 +12,20 @@ from rankscope.store.arrays import Floats, Ints, Mask, number_rows, unique_value
 from rankscope.store.clocks.fit import LEAST_MOMENTS, Fit, Sightings, connected_parts, fit, robust_spread
 
 MOST_TOGETHER = 100
-"""Clocks that are fitted at once: 200 unknowns."""
+"""Runs with so many clocks are fitted at once: 200 unknowns."""
 _MOST_IN_CLUSTER = 16
 
 
-def fit_many(seen: Sightings, clocks: int) -> Fit:
-    """Fit any number of clocks. Every moment needs timestamps of at least two clocks."""
-    if clocks <= MOST_TOGETHER:
+def fit_many(seen: Sightings, clocks: int, at_once: int = MOST_TOGETHER) -> Fit:
+    """Fit any number of clocks, up to `at_once` together. Every moment needs timestamps of at least two clocks."""
+    if clocks <= at_once:
         return fit(seen, clocks)
     cluster = _clusters(seen, clocks)
     count = int(cluster.max()) + 1
     if count == clocks:  # no two of them share a moment
         return fit(seen, clocks)
     inner = _within(seen, cluster, clocks)
-    outer = fit_many(_of_clusters(seen, cluster, inner), count)
+    outer = fit_many(_of_clusters(seen, cluster, inner), count, _MOST_IN_CLUSTER)
     return _joined(seen, cluster, inner, outer)
 
 
