@@ -40,7 +40,7 @@ def _run() -> Run:
 
 @cache
 def _routes() -> dict[str, Route]:
-    return routes_of(Session(_run(), "fuzz"))
+    return routes_of(Session(_run(), "fuzz", path=Path(tempfile.mkdtemp(prefix="fuzz-"))))
 
 
 def parameters(data: bytes) -> None:
