@@ -112,7 +112,7 @@ def page(session: Session, routes: Mapping[str, Route], window: Window, view: st
         "counters": {rank: _counters(session, routes, rank, window) for rank in window.ranks},
         "collectives": _collectives(session, routes, window),
     }
-    return _html(base64.b64encode(zlib.compress(json_bytes(content), 9)).decode())
+    return _html(base64.b64encode(zlib.compress(json_bytes(content))).decode())
 
 
 def _recorded(session: Session, routes: Mapping[str, Route], window: Window) -> dict[str, Any]:
