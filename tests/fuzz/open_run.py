@@ -22,6 +22,7 @@ from rankscope.viewer.startup import routes_of
 _PARAMETERS = (
     "rank", "ranks", "segment", "id", "name", "begin", "end", "q", "track", "width", "steps", "level", "index", "at",
     "window", "top", "time", "direction", "by", "run", "clocks", "format",
+    "tracks", "text", "sort", "order", "limit", "offset", "slice", "marks", "view",
 )  # fmt: skip
 _LONGEST_QUERY_S = 2.0
 _TABLES = ("slices", "gpu", "segments")
@@ -40,7 +41,7 @@ def _run() -> Run:
 
 @cache
 def _routes() -> dict[str, Route]:
-    return routes_of(Session(_run(), "fuzz"))
+    return routes_of(Session(_run(), "fuzz", path=Path(tempfile.mkdtemp(prefix="fuzz-"))))
 
 
 def parameters(data: bytes) -> None:

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 
 from rankscope.analysis.core.intervals import covered_before
-from rankscope.sql import sql_text
 from rankscope.viewer.answers import Answer, Route, integer
 from rankscope.viewer.session import ACTIVITIES, Session
 
@@ -51,20 +50,27 @@ def events(session: Session, query: dict[str, str]) -> Answer:
         raise ValueError(f"sort must be one of {', '.join(_SORTED_BY)}")
     direction = "DESC" if query.get("order") == "descending" else "ASC"
     order = f"ORDER BY {_SORTED_BY[by]} {direction} NULLS LAST, rank, segment, id"
-    source = _source(session, query)
+    source, values = _source(session, query)
+    limit, offset = integer(query.get("limit", "100")), integer(query.get("offset", "0"))
+    if limit < 0 or offset < 0:
+        raise ValueError("limit and offset must not be negative")
     with session.drawing() as run:
-        ((count, total),) = run.rows(f"SELECT count(*), coalesce(sum(dur_ns), 0)::BIGINT FROM ({source})")
+        ((count, total),) = run.rows(
+            f"SELECT count(*), coalesce(sum(dur_ns), 0)::BIGINT FROM ({source})", values
+        )
         rows = run.records(
             f"SELECT rank, segment, id, track, depth, label, name, category, start_ns, dur_ns, self_ns, step "
             f"FROM ({source}) {order} "
-            f"LIMIT {min(integer(query.get('limit', '100')), _MOST_ROWS)} OFFSET {integer(query.get('offset', '0'))}"
+            f"LIMIT {min(limit, _MOST_ROWS)} OFFSET {offset}",
+            values,
         )
         place = None
         if query.get("slice"):
             rank, segment, id = (integer(part) for part in query["slice"].split("."))
             found = run.rows(
                 f"SELECT place FROM (SELECT *, row_number() OVER ({order}) - 1 AS place FROM ({source})) "
-                f"WHERE rank = {rank} AND segment = {segment} AND id = {id}"
+                f"WHERE rank = {rank} AND segment = {segment} AND id = {id}",
+                values,
             )
             place = found[0][0] if found else None
     return {"count": count, "total_ns": total, "rows": rows, "place": place}
@@ -77,14 +83,16 @@ def area(session: Session, query: dict[str, str]) -> Answer:
     by = query.get("by", "name")
     if by not in _GROUPED_BY:
         raise ValueError(f"by must be one of {', '.join(_GROUPED_BY)}")
+    source, values = _source(session, query)
     with session.drawing() as run:
         groups = run.records(
             f"""
             SELECT {_GROUPED_BY[by]}, {_ON_DEVICE} AS on_device, count(*) AS count, count(DISTINCT rank) AS ranks,
                    sum(least(start_ns + dur_ns, {end}) - greatest(start_ns, {begin}))::BIGINT AS inside_ns,
                    avg(dur_ns) AS avg_ns, max(dur_ns) AS max_ns
-            FROM ({_source(session, query)}) GROUP BY {_GROUPED_BY[by]}, {_ON_DEVICE} ORDER BY inside_ns DESC
-            """
+            FROM ({source}) GROUP BY {_GROUPED_BY[by]}, {_ON_DEVICE} ORDER BY inside_ns DESC
+            """,
+            values,
         )
     sides = {
         side: [group for group in groups if group["on_device"] is on_device]
@@ -119,8 +127,8 @@ def _window(query: dict[str, str]) -> tuple[int, int]:
     return begin, end
 
 
-def _source(session: Session, query: dict[str, str]) -> str:
-    """SQL for the slices that a request names, with the labels of their tracks."""
+def _source(session: Session, query: dict[str, str]) -> tuple[str, list[str]]:
+    """SQL for the slices that a request names, with the labels of their tracks, and the values of its parameters."""
     begin, end = _window(query)
     conditions = [
         f"s.start_ns < {end} AND s.start_ns + s.dur_ns > {begin}",
@@ -130,11 +138,12 @@ def _source(session: Session, query: dict[str, str]) -> str:
         keys = (tuple(integer(part) for part in key.split(".")) for key in query["tracks"].split(","))
         places = ", ".join(f"({rank}, {segment}, {track})" for rank, segment, track in keys)
         conditions.append(f"(s.rank, s.segment, s.track) IN ({places})")
+    values = []
     if query.get("text"):
-        text = sql_text(query["text"])
-        searched = "concat_ws(chr(0), s.name, s.category, t.label)"
-        conditions.append(f"contains(lower({searched}), lower({text}))")
-    return (
+        conditions.append("contains(lower(concat_ws(chr(10), s.name, s.category, t.label)), lower(?))")
+        values.append(query["text"])
+    source = (
         "SELECT s.*, t.label FROM slices s JOIN tracks t ON "
         "t.rank = s.rank AND t.segment = s.segment AND t.track = s.track WHERE " + " AND ".join(conditions)
     )
+    return source, values

@@ -42,13 +42,11 @@ def flame(session: Session, query: dict[str, str]) -> Answer:
     if query.get("begin") and query.get("end"):
         window = f"AND start_ns >= {integer(query['begin'])} AND start_ns < {integer(query['end'])}"
     wanted = session.ranks(query)
-    tree = _Tree()
     with session.database() as run:
         ranks = _within_limit(run, wanted, by, window)
-        for rank in ranks:
-            tree.add(_frames(run, rank, by, window), _device_time(run, rank) if device else None)
+        frames = _frames(run, ranks, by, window, device)
         ((steps,),) = run.rows(f"SELECT count(DISTINCT step) FROM steps WHERE true {window}")
-    root = tree.root()
+    root = _tree(frames, device)
     note = _MISSING[by] if not root["total_ns"] else ""
     if len(ranks) < len(wanted):
         note = f"Ranks {as_ranges(ranks)} of {len(wanted)}: these have {_MOST_FRAMES:,} calls."
@@ -67,29 +65,29 @@ def _within_limit(run: Run, ranks: list[int], by: str, window: str) -> list[int]
     return ranks[: max(1, int(np.searchsorted(sums, _MOST_FRAMES, side="right")))]
 
 
-def _frames(run: Run, rank: int, by: str, window: str) -> dict[str, Any]:
-    """Slices of the requested kind by track and start, callers before their callees. All steps have one name."""
+def _frames(run: Run, ranks: list[int], by: str, window: str, device: bool) -> dict[str, Any]:
+    """Slices of the requested kind by track and start, callers before their callees. All steps have one name.
+
+    `busy` is the device time that each launched itself.
+    """
+    listed = ", ".join(map(str, ranks))
+    launched = f"""
+        LEFT JOIN (
+            SELECT rank, segment, owner, sum(dur_ns)::BIGINT AS busy FROM (
+                SELECT rank, segment, unnest([op, python, module]) AS owner, dur_ns FROM gpu WHERE rank IN ({listed}))
+            WHERE owner IS NOT NULL GROUP BY ALL
+        ) b ON b.rank = s.rank AND b.segment = s.segment AND b.owner = s.id
+    """
     return run.arrays(
         f"""
-        SELECT segment * (1::BIGINT << 50) + id AS id, segment * 1000000 + track AS track, start_ns AS start,
-               start_ns + greatest(dur_ns, 0) AS stop,
-               regexp_replace(name, '^ProfilerStep#[0-9]+$', 'ProfilerStep') AS name
-        FROM slices WHERE rank = {rank} AND {_LEVELS[by]} {window}
+        SELECT s.rank::BIGINT * (1::BIGINT << 40) + s.segment::BIGINT * (1::BIGINT << 24) + s.track AS track,
+               start_ns AS start, start_ns + greatest(dur_ns, 0) AS stop,
+               regexp_replace(name, '^ProfilerStep#[0-9]+$', 'ProfilerStep') AS name,
+               {"coalesce(b.busy, 0)" if device else "0::BIGINT"} AS busy
+        FROM (SELECT * FROM slices WHERE rank IN ({listed}) AND {_LEVELS[by]} {window}) s {launched if device else ""}
         ORDER BY track, start, stop DESC, depth
         """
     )
-
-
-def _device_time(run: Run, rank: int) -> dict[int, int]:
-    """Device time by the op, Python frame and module that launched it."""
-    rows = run.rows(
-        f"""
-        SELECT segment * (1::BIGINT << 50) + owner, sum(dur_ns)::BIGINT FROM (
-            SELECT segment, unnest([op, python, module]) AS owner, dur_ns FROM gpu WHERE rank = {rank})
-        WHERE owner IS NOT NULL GROUP BY 1
-        """
-    )
-    return dict(rows)
 
 
 def _parents(track: Ints, start: Ints, stop: Ints) -> Ints:
@@ -108,47 +106,36 @@ def _parents(track: Ints, start: Ints, stop: Ints) -> Ints:
     return parents
 
 
-class _Tree:
-    """Frames with the same name and the same caller are one node."""
-
-    def __init__(self) -> None:
-        self._nodes: list[dict[str, Any]] = [{"name": "all", "self_ns": 0, "total_ns": 0, "children": []}]
-        self._known: dict[tuple[int, str], int] = {}
-
-    def add(self, frames: dict[str, Any], busy: dict[int, int] | None) -> None:
-        """The frames of one rank, weighted by their own time, or by the device time that they launched."""
-        duration = frames["stop"] - frames["start"]
-        parents = _parents(frames["track"], frames["start"], frames["stop"])
-        own = duration.copy()
+def _tree(frames: dict[str, Any], device: bool) -> dict[str, Any]:
+    """Frames with the same name and the same caller are one node, weighted by their own time, or by `busy`."""
+    duration = frames["stop"] - frames["start"]
+    parents = _parents(frames["track"], frames["start"], frames["stop"])
+    own = frames["busy"] if device else duration.copy()
+    if not device:
         inner = parents >= 0
         np.subtract.at(own, parents[inner], duration[inner])
-        if busy is not None:
-            own = np.array([busy.get(id, 0) for id in frames["id"].tolist()], dtype=np.int64)
-        node_of: list[int] = []
-        for parent, name in zip(parents.tolist(), frames["name"].tolist(), strict=True):
-            key = (node_of[parent] if parent >= 0 else _ROOT, name)
-            if key not in self._known:
-                self._known[key] = len(self._nodes)
-                self._nodes.append(
-                    {"name": name, "self_ns": 0, "total_ns": 0, "children": [], "above": key[0]}
-                )
-            node_of.append(self._known[key])
-        sums = np.bincount(node_of, weights=np.maximum(own, 0), minlength=len(self._nodes))
-        for node, time in zip(self._nodes, sums.astype(np.int64).tolist(), strict=True):
-            node["self_ns"] += time
-
-    def root(self) -> dict[str, Any]:
-        """The tree of all that was added; it ends the use of this object."""
-        for number in range(len(self._nodes) - 1, -1, -1):  # callers have lower numbers than their callees
-            node = self._nodes[number]
-            node["total_ns"] += node["self_ns"]
-            if number != _ROOT:
-                above = self._nodes[node.pop("above")]
-                above["total_ns"] += node["total_ns"]
-                if node["total_ns"]:
-                    above["children"].append(node)
-        _trim(self._nodes[_ROOT])
-        return self._nodes[_ROOT]
+    nodes: list[dict[str, Any]] = [{"name": "all", "self_ns": 0, "total_ns": 0, "children": []}]
+    known: dict[tuple[int, str], int] = {}
+    node_of: list[int] = []
+    for parent, name in zip(parents.tolist(), frames["name"].tolist(), strict=True):
+        key = (node_of[parent] if parent >= 0 else _ROOT, name)
+        if key not in known:
+            known[key] = len(nodes)
+            nodes.append({"name": name, "self_ns": 0, "total_ns": 0, "children": [], "above": key[0]})
+        node_of.append(known[key])
+    sums = np.bincount(np.array(node_of, dtype=np.int64), weights=np.maximum(own, 0), minlength=len(nodes))
+    self_ns = sums.astype(np.int64).tolist()
+    for number in range(len(nodes) - 1, -1, -1):  # callers have lower numbers than their callees
+        node = nodes[number]
+        node["self_ns"] = self_ns[number]
+        node["total_ns"] += self_ns[number]
+        if number != _ROOT:
+            above = nodes[node.pop("above")]
+            above["total_ns"] += node["total_ns"]
+            if node["total_ns"]:
+                above["children"].append(node)
+    _trim(nodes[_ROOT])
+    return nodes[_ROOT]
 
 
 def _trim(root: dict[str, Any]) -> None:

@@ -9,6 +9,7 @@ import re
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 from rankscope.atomic_files import create_json
 from rankscope.errors import StoreError
@@ -50,8 +51,9 @@ def kept_marks(session: Session) -> Answer:
 
 
 def keep_marks(session: Session, query: dict[str, str]) -> Answer:
-    """Write the marks of a page (a JSON list of time and name) to a new file beside the run."""
-    marks = [_mark(at, name) for at, name in json.loads(query["marks"])[:_MOST_MARKS]]
+    """Write the marks of a page, as they are in its address, to a new file beside the run."""
+    words = [word.partition(":") for word in query["marks"].split(",")[:_MOST_MARKS]]
+    marks = [_mark(at, unquote(name)) for at, _, name in words]
     content: dict[str, Any] = {
         "by": getpass.getuser(),
         "kept": datetime.now(timezone.utc).isoformat(timespec="seconds"),

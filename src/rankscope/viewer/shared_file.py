@@ -112,7 +112,7 @@ def page(session: Session, routes: Mapping[str, Route], window: Window, view: st
         "counters": {rank: _counters(session, routes, rank, window) for rank in window.ranks},
         "collectives": _collectives(session, routes, window),
     }
-    return _html(base64.b64encode(zlib.compress(json_bytes(content), 9)).decode())
+    return _html(base64.b64encode(zlib.compress(json_bytes(content))).decode())
 
 
 def _recorded(session: Session, routes: Mapping[str, Route], window: Window) -> dict[str, Any]:
@@ -120,11 +120,9 @@ def _recorded(session: Session, routes: Mapping[str, Route], window: Window) -> 
     begin, end = window.begin, window.end
     run: Any = routes["run"]({})
     reports = [report for report in run["reports"] if report["name"] in _REPORTS]
-    steps = [
-        step for step in run["steps"] if step["start_ns"] < end and step["start_ns"] + step["dur_ns"] > begin
-    ]
+    inside = [step for step in run["steps"] if begin <= step["start_ns"] + step["dur_ns"] // 2 < end]
     all_ranks = len(run["ranks"])
-    run |= {"ranks": window.ranks, "begin_ns": begin, "end_ns": end, "steps": steps, "reports": reports}
+    run |= {"ranks": window.ranks, "begin_ns": begin, "end_ns": end, "steps": inside, "reports": reports}
     run["world"] = max(run.get("world") or 0, all_ranks)
     part = {"begin": str(begin), "end": str(end), "ranks": ",".join(map(str, window.ranks))}
     found: dict[str, Any] = {"run": run, "findings": _findings(routes, window), "roofs": routes["roofs"]({})}

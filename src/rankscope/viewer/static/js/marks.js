@@ -4,6 +4,7 @@ import { isFile, json, show, write } from "./api.js";
 import { announce, fill, h } from "./dom.js";
 import { moment, time } from "./format.js";
 import { AXIS, GUTTER } from "./layout.js";
+import { shortenName } from "./names.js";
 
 const FLAG = 7; // px
 const NEAR = 8; // px around a flag that belong to it
@@ -80,7 +81,7 @@ export class Marks {
   /** @param {HTMLElement} kept */
   async keep(kept) {
     try {
-      const { file } = await write("keep-marks", { marks: JSON.stringify(this.app.store.view.marks.map(({ at, name }) => [Math.round(at), name])) });
+      const { file } = await write("keep-marks", { marks: marksText(this.app.store.view.marks) });
       announce(`wrote ${file}`);
       await this.list(kept, file);
     } catch (error) {
@@ -129,7 +130,7 @@ export class Marks {
       if (x < 0 || x > width) return;
       const next = view.marks[place + 1];
       const room = Math.min(next ? (next.at - mark.at) / nsPerPixel : width, width - x) - FLAG - 6;
-      const name = mark.name.slice(0, Math.max(0, Math.floor(room / LETTER)));
+      const name = shortenName(mark.name, Math.max(0, Math.floor(room / LETTER)));
       g.fillStyle = text.accent;
       g.fillRect(GUTTER + x, 0, 1, height);
       g.beginPath();
