@@ -527,7 +527,7 @@ class OpenRun:
         steps: Steps = None,
         top: int | None = None,
     ) -> Answer:
-        """Which rank has which place: pipeline, data, tensor, expert parallel?
+        """Which rank has which place: pipeline, data, tensor, expert?
 
         by: 'rank'.
         """
@@ -572,7 +572,7 @@ class OpenRun:
         return self._ask(REPORTS["hang"], None, ranks, steps, top)
 
     def ncu(self, *, ranks: Ranks = None, steps: Steps = None, top: int | None = None) -> Answer:
-        """How close to the device's limits do kernels run, measured by Nsight Compute?"""
+        """How close to the device's limits are kernels, measured by ncu?"""
         return self._ask(REPORTS["ncu"], None, ranks, steps, top)
 
     def memory(

@@ -64,6 +64,13 @@ class Command(Protocol):
 Subcommand = tuple[str, Callable[[argparse.ArgumentParser], None], Callable[[argparse.Namespace], int]]
 
 
+_USAGE_REASONS = {
+    "unrecognized arguments": "It has no such option, and takes no further arguments.",
+    "the following arguments are required": "It does not run without them.",
+}
+"""By what argparse says."""
+
+
 class Parser(argparse.ArgumentParser):
     """An argument parser whose errors are UsageErrors: three parts, exit code 2."""
 
@@ -72,7 +79,12 @@ class Parser(argparse.ArgumentParser):
     """The options that --help shows, by dest, where --help-all shows the others; empty: it shows all."""
 
     def error(self, message: str) -> None:  # type: ignore[override]
-        raise UsageError(f"{self.prog}: {message}", hint=f"{self._probably(message)}See: {self.prog} --help")
+        what, _, _ = message.partition(": ")
+        raise UsageError(
+            f"{self.prog.removeprefix('rankscope ')}: {message}",
+            why=_USAGE_REASONS.get(what, ""),
+            hint=f"{self._probably(message)}See: {self.prog} --help",
+        )
 
     def _probably(self, message: str) -> str:
         """The option or value that was probably meant."""

@@ -243,8 +243,8 @@ def _wanted(args: argparse.Namespace, names: list[str]) -> list[tuple[str, int |
         if name not in names:
             raise UsageError(
                 f"there is no report '{name}'",
-                why=f"The reports are: {', '.join(names)}.",
-                hint=f"{did_you_mean(name, names)}See: -r list",
+                why=f"There are {len(names)} others.",
+                hint=f"{did_you_mean(name, names)}All of them: rankscope stats RUN -r list",
             )
     return [(name, shown) for name in wanted]
 

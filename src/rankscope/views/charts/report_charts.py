@@ -8,7 +8,6 @@ from rankscope.analysis.core.result import Result, Row
 from rankscope.units import format_ns, format_value
 from rankscope.views.charts.bars import Bar, Part, bars, paired_bars
 from rankscope.views.charts.chart import Chart, nothing_to_draw
-from rankscope.views.charts.frame import WIDTH
 from rankscope.views.charts.lines import MOST_LINES, Line, Spread, Spreads, lines
 from rankscope.views.columns import fields
 
@@ -64,7 +63,7 @@ def breakdown(result: Result) -> Chart:
     return bars(result.name, result.title, subtitle, _CLASSES, rows, "ns", "Time")
 
 
-def two_breakdowns(base: Result, new: Result, width: float = WIDTH) -> Chart:
+def two_breakdowns(base: Result, new: Result, width: float) -> Chart:
     """The mean step of two runs, from their summaries: how long it is and what it consists of."""
     names = ("compute_pct", "transfer_pct", "exposed_wait_pct", "exposed_copy_pct", "idle_pct")
     rows = []

@@ -24,7 +24,7 @@ from rankscope.store.run import Run
 from rankscope.units import format_bytes, format_ns
 from rankscope.views.charts import CHARTS, Chart, NothingToDrawError, chart_in_run, rank_heatmap
 from rankscope.views.charts.report_charts import two_breakdowns
-from rankscope.views.charts.step_picture import NARROW, step_picture_chart
+from rankscope.views.charts.step_picture import NARROW, WIDE, step_picture_chart
 from rankscope.views.commands import Runs, RunWords, advice_and_commands, found_with_paths, result_with_paths
 from rankscope.views.report.one_line import one_line
 from rankscope.views.text import sentence
@@ -298,7 +298,7 @@ def _two_breakdowns(request: Request, overview: Result) -> Picture | None:
         return None
     base = summary(request.base_run, request.scope)
     try:
-        return Picture(two_breakdowns(base, overview), two_breakdowns(base, overview, NARROW))
+        return Picture(two_breakdowns(base, overview, WIDE), two_breakdowns(base, overview, NARROW))
     except NothingToDrawError:
         return None
 
