@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from integration.jobs import (
+    NOT_COMPILED,
     PROFILE,
     PYTHON,
     TRAIN,
@@ -126,6 +127,42 @@ def test_spawned_ranks_are_ranks(tmp_path: Path) -> None:
         range(2), "torch.distributed"
     )
     assert [len(records) for _, records in rings(folder).values()] == [6, 6]
+
+
+def test_each_trainer_of_a_job_has_a_run_with_its_role(tmp_path: Path) -> None:
+    """Two torchruns beside each other, as actor and critic: both have a rank 0."""
+    launch = f"torchrun --standalone --nproc-per-node 1 --role %s {JOB} --steps 4"
+    (tmp_path / "both.sh").write_text("\n".join([f"{launch % 'actor'} &", f"{launch % 'critic'} &", "wait"]))
+    done = run([*PROFILE, "--watch", "-o", "out", "bash", "both.sh"], tmp_path)
+    found = [rings(tmp_path / name) for name in ("out", "out-2")]
+    assert [[len(records) for _, records in run.values()] for run in found] == [[4], [4]]
+    assert {run[0][0].about["role"] for run in found} == {"actor", "critic"}
+    assert len([line for line in our_lines(done.stderr) if "several trainers" in line]) == 1
+
+
+ACTOR = (
+    NOT_COMPILED
+    + """\
+import sys, torch
+rank, port = sys.argv[1:]
+model = torch.nn.Linear(4, 4)
+torch.distributed.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=int(rank), world_size=2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(3):
+    model(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+"""
+)
+
+
+def test_a_process_without_a_launcher_is_the_rank_that_its_process_group_says(tmp_path: Path) -> None:
+    """As an actor of Ray: started by a process that knows no ranks."""
+    (tmp_path / "actor.py").write_text(ACTOR)
+    env = environment()
+    launch = f"{PYTHON} actor.py %d {env['PET_MASTER_PORT']}"
+    (tmp_path / "both.sh").write_text("\n".join([f"{launch % 0} &", f"{launch % 1} &", "wait"]))
+    run([*PROFILE, "--watch", "-o", "out", "bash", "both.sh"], tmp_path, env=env)
+    assert {rank: len(records) for rank, (_, records) in rings(tmp_path / "out").items()} == {0: 3, 1: 3}
 
 
 def test_workers_that_are_spawned_are_no_ranks(tmp_path: Path) -> None:

@@ -53,6 +53,16 @@ def local_job_id(env: Mapping[str, str], identity: Identity) -> str:
     return f"{pid}-{launcher.started if launcher else 0}"
 
 
+def trainer_of(env: Mapping[str, str]) -> str | None:
+    """What the ranks of one trainer have in common, where a job has several; None where the launcher does not tell."""
+    run_id = env.get("TORCHELASTIC_RUN_ID", "none")
+    if run_id != "none":
+        return run_id
+    if env.get("MASTER_ADDR") and env.get("MASTER_PORT"):
+        return f"{env['MASTER_ADDR']}:{env['MASTER_PORT']}"
+    return None
+
+
 def name_run(
     env: Mapping[str, str], identity: Identity, command: Sequence[str], output: str | None, job: str | None
 ) -> tuple[Path, str]:

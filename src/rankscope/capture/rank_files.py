@@ -10,10 +10,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rankscope.capture.job_name import name_run
+from rankscope.capture.job_name import name_run, trainer_of
 from rankscope.capture.plan import Plan, recorded_command
 from rankscope.capture.rank import Identity
-from rankscope.capture.run_folder import FORMAT, claim_rank, open_run, rank_manifest, rank_stem, write_rank
+from rankscope.capture.run_folder import (
+    FORMAT,
+    claim_rank,
+    open_run,
+    rank_manifest,
+    rank_stem,
+    take_for_trainer,
+    write_rank,
+)
 from rankscope.version import __version__
 
 # What torchrun calls the ranks of a job without --role.
@@ -54,6 +62,7 @@ class RankFiles:
 
     def __init__(self, plan: Plan, identity: Identity, env: Mapping[str, str]) -> None:
         self._plan = plan
+        self._env = env
         self.identity = identity
         # Absolute from here on: the script may change its working directory before the first window.
         self.folder, self.job = name_run(env, identity, plan.command, plan.output, plan.job)
@@ -87,6 +96,11 @@ class RankFiles:
             self.folder, self.first = open_run(
                 self.folder, manifest, force=force, for_group=self._plan.group_readable
             )
+            trainer = trainer_of(self._env) if self._plan.watch else None
+            if trainer is not None and not take_for_trainer(self.folder, trainer):
+                # Another trainer of the job has the same ranks: this one gets a run of its own.
+                self.job = self.manifest["job"] = f"{self.job}-{trainer}"
+                self.folder, self.first = open_run(self.folder, {**manifest, "job": self.job}, force=False)
             claim_rank(self.folder, self.manifest, force=force)
             self.claimed = True
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rankscope.atomic_files import create_json, write_json
+from rankscope.capture.telemetry_ring import FOLDER as TELEMETRY
 from rankscope.errors import CaptureError
 from rankscope.private_files import make_private_folder
 
@@ -21,6 +22,7 @@ RUN_MANIFEST = "rankscope.json"
 _RANK_MANIFEST = re.compile(r"rank-(\d+)\.rankscope\.json")
 _ENVIRONMENT_NAME = re.compile(r"%q\{(\w+)\}")
 _MOST_NAMES = 1000
+_TRAINER = "trainer.json"
 
 Manifest = dict[str, Any]
 
@@ -154,6 +156,13 @@ def write_rank(folder: Path, manifest: Manifest) -> None:
     write_json(rank_manifest(folder, manifest["rank"]), manifest)
 
 
+def take_for_trainer(folder: Path, trainer: str) -> bool:
+    """Whether the run is this trainer's: the first of a job takes it for all its ranks."""
+    path = folder / TELEMETRY / _TRAINER
+    make_private_folder(path.parent)
+    return create_json(path, {"trainer": trainer}) or (read_json(path) or {}).get("trainer") == trainer
+
+
 def remove_if_empty(folder: Path) -> None:
     """Remove a folder that holds nothing but rankscope.json."""
     try:
@@ -175,3 +184,6 @@ def _remove_other_jobs(folder: Path, job: str) -> None:
             if isinstance(name, str) and Path(name).name == name:
                 (folder / name).unlink(missing_ok=True)
         path.unlink(missing_ok=True)
+        for name in ("{}.ring", "stacks-{}.txt", "flight-{}.json"):
+            (folder / TELEMETRY / name.format(path.name.partition(".")[0])).unlink(missing_ok=True)
+    (folder / TELEMETRY / _TRAINER).unlink(missing_ok=True)

@@ -38,6 +38,8 @@ from rankscope.private_files import make_private_folder, open_private
 PERIOD_S = 1.0
 # How long the process waits at its end for the last records.
 EXIT_WAIT_S = 2.0
+# A request that is older than the rank by more than this, the clocks' difference, was for an earlier attempt or job.
+_EARLIER_NS = 60 * 10**9
 # The stacks of a hang are written again when it has lasted so many times as long.
 _AGAIN = 10
 
@@ -55,6 +57,7 @@ class Telemetry:
         self._hang_after_s = hang_after_s
         self._requested = requested
         self._requests = 0
+        self._started_unix_ns = time.time_ns()
         self._collectives = CollectiveLog()
         self._distributed = False
         self._pending: deque[StepFigures] = deque()
@@ -110,7 +113,7 @@ class Telemetry:
                 key: manifest[key]
                 for key in ("rank", "local_rank", "world_size", "node", "host", "pid", "role")
             },
-            "started_unix_ns": time.time_ns(),
+            "started_unix_ns": self._started_unix_ns,
             "hang_after_s": self._hang_after_s,
         }
         make_private_folder(self._files.folder / FOLDER)
@@ -163,7 +166,8 @@ class Telemetry:
         while (request := read_request(self._files.folder, self._requests + 1)) is not None:
             self._requests += 1
             try:
-                if parse_selector(request.ranks).selects(self._files.identity):
+                old = 0 < request.made_unix_ns < self._started_unix_ns - _EARLIER_NS
+                if not old and parse_selector(request.ranks).selects(self._files.identity):
                     self._requested(request)
             except RankscopeError as error:
                 self._log.warning(f"capture request {self._requests} is not obeyed: {error.message}")
