@@ -27,6 +27,10 @@ class CaptureRequest(NamedTuple):
     reason: str = ""
     made_unix_ns: int = 0
 
+    @property
+    def last_step(self) -> int:
+        return self.first_step + self.steps - 1
+
 
 def request_path(run: Path, number: int) -> Path:
     return run / FOLDER / f"capture-{number:04d}.json"

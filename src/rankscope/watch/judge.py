@@ -49,6 +49,8 @@ _LEAST_BEFORE = 20
 _AFTER = (10, 20, 40, 80)
 SPIKE_FACTOR = 2.5
 _SPIKE_SIGMAS = 10.0
+_AFTER_SPIKE = 3
+"""Steps that must have come after a long one: if they are long too, the job is slow, and this is no single step."""
 _ROUND = 50
 """Long steps at multiples of it (or next to one) are checkpoints or evaluations."""
 STARVED_SHARE = 0.20
@@ -256,7 +258,8 @@ def slowdown(table: StepTable, known: Iterable[Alarm] = ()) -> list[Alarm]:
         begin = _began(times - before, now - before)
         before, now = middle(times[:begin]), middle(times[begin:])
         more = now - before
-        if len(times) - begin < STEPS / 2 or not more > CHANGE_SHARE * before:
+        # A slow rank is known after half as many steps, and explains the change.
+        if len(times) - begin < STEPS or not more > CHANGE_SHARE * before:
             continue
         if any(alarm.per_step >= EXPLAINS * more for alarm in known):
             return []
@@ -301,7 +304,12 @@ def spikes(table: StepTable, fresh: int = STEPS) -> list[Alarm]:
     times = low_median(table["step_ns"], 1)
     usual = middle(times)
     limit = max(SPIKE_FACTOR * usual, usual + _SPIKE_SIGMAS * sigma(times - usual))
-    rows = [row for row in range(max(len(times) - fresh, 0), len(times)) if times[row] > limit]
+    last = len(times) - _AFTER_SPIKE
+    rows = [
+        row
+        for row in range(max(last - fresh, 0), last)
+        if times[row] > limit and middle(times[row + 1 : row + 1 + _AFTER_SPIKE]) <= limit
+    ]
     found = (
         _spike(table, row, times[row] - usual, usual) for row in rows if not _is_round(int(table.steps[row]))
     )
