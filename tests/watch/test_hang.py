@@ -90,6 +90,15 @@ def test_the_rank_that_is_behind_and_the_rank_that_is_lost(tmp_path: Path) -> No
     assert alarm.ranks == (3,) and "no longer writes" in alarm.text
 
 
+def test_ranks_that_stopped_a_little_later_belong_to_the_hang(tmp_path: Path) -> None:
+    hung(tmp_path, ("collective", "training", "collective"), ago_s=601)
+    rings = read_rings(tmp_path)
+    earlier = rings[1].header._replace(alive_unix_ns=rings[1].header.alive_unix_ns - 2 * 10**9)
+    rings[1] = type(rings[1])(1, earlier, rings[1].about, rings[1].records)
+    (alarm,) = hangs(rings, time.time_ns())
+    assert alarm.ranks == (1,) and alarm.text.startswith("3 of 3 ranks have made no step for 601 s")
+
+
 def test_stacks_are_read_dump_by_dump() -> None:
     first, second = (STACK.format(pid=7, frames=frames) for frames in (READING, WAITING))
     dumps = parse_stacks(first + second)

@@ -54,6 +54,8 @@ def test_one_step_of_many_is_not_a_slow_rank() -> None:
     (alarm,) = judge(table)
     assert (alarm.kind, alarm.ranks, alarm.since_step) == (SPIKE, (2,), 56)
     assert spikes(table.rows(slice(None, 55))) == []
+    lasting = telemetry(Job(4, steps=60), Fault(SLOW_RANK, HOST, (2,), 55, 4.0))
+    assert spikes(lasting) == []
 
 
 def test_checkpoints_are_not_spikes_and_spikes_at_one_distance_become_checkpoints() -> None:

@@ -55,11 +55,16 @@ def phase_of(ring: RankRing) -> str:
 def stuck_ranks(
     rings: Sequence[RankRing], at_unix_ns: int, hang_after_s: float | None = None
 ) -> list[RankRing]:
-    """Ranks that have not ended and have made no step for too long: as the job says, or for `hang_after_s`."""
+    """Ranks that have not ended and make no step, when one of them has made none for too long: as the job says, or for
+    `hang_after_s`."""
     training = [ring for ring in rings if ring.header.phase != ENDED and ring.header.records]
     limits = [float(ring.about.get("hang_after_s") or _DEFAULT_HANG_S) for ring in training]
     limit = hang_after_s or min(limits, default=_DEFAULT_HANG_S)
-    return [ring for ring in training if without_step_s(ring, at_unix_ns) > limit]
+    times = [without_step_s(ring, at_unix_ns) for ring in training]
+    # They stop one after another, and all of them are to be compared.
+    return [
+        ring for ring, time in zip(training, times, strict=True) if max(times) > limit and time > limit / 2
+    ]
 
 
 def hangs(rings: Sequence[RankRing], at_unix_ns: int, hang_after_s: float | None = None) -> list[Alarm]:
@@ -69,7 +74,7 @@ def hangs(rings: Sequence[RankRing], at_unix_ns: int, hang_after_s: float | None
         return []
     odd = odd_ranks(stuck, at_unix_ns)
     last = min(ring.last_step for ring in stuck)
-    seconds = min(without_step_s(ring, at_unix_ns) for ring in stuck)
+    seconds = max(without_step_s(ring, at_unix_ns) for ring in stuck)
     culprit = f"{who(odd.ranks)}: {odd.why}" if odd.ranks else odd.why
     return [
         Alarm(
@@ -181,8 +186,8 @@ def group_by_stack(dumps: dict[int, StackDump]) -> list[tuple[list[int], tuple[F
 
 
 def own_frame(frames: Iterable[Frame]) -> Frame | None:
-    """The innermost frame outside installed packages and the standard library."""
-    known = ("site-packages", "dist-packages", "/lib/python", "<frozen")
+    """The innermost frame outside installed packages, the standard library and our hooks."""
+    known = ("site-packages", "dist-packages", "/lib/python", "<frozen", "rankscope/inapp/")
     listed = list(frames)
     own = (frame for frame in listed if not any(word in frame.file for word in known))
     return next(own, listed[0] if listed else None)

@@ -30,14 +30,14 @@ from rankscope.watch.alarms import (
     amount,
     who,
 )
-from rankscope.watch.step_table import Numbers, StepTable, low_median, middle, sigma
+from rankscope.watch.step_table import TO_SIGMA, Numbers, StepTable, low_median, middle, sigma
 
 STEPS = 10
 """k: steps that a slow rank is judged by."""
 SLOW_SHARE = 0.05
 """Of the step time: a rank that loses less is not slow."""
-STANDARD_ERRORS = 6.0
-"""With 1,024 ranks, noise exceeds it once in 10^6 steps."""
+STANDARD_ERRORS = 10.0
+"""More than independent noise needs, for which 6 are exceeded once in 10^9 tests: on busy hosts it lasts some steps."""
 _OF_A_MEDIAN = 1.2533
 """The standard error of a median is that of a mean times sqrt(pi / 2)."""
 SPREADS = 3.5
@@ -49,6 +49,8 @@ _LEAST_BEFORE = 20
 _AFTER = (10, 20, 40, 80)
 SPIKE_FACTOR = 2.5
 _SPIKE_SIGMAS = 10.0
+_AFTER_SPIKE = 3
+"""Steps that must have come after a long one: if they are long too, the job is slow, and this is no single step."""
 _ROUND = 50
 """Long steps at multiples of it (or next to one) are checkpoints or evaluations."""
 STARVED_SHARE = 0.20
@@ -71,13 +73,9 @@ def judge(table: StepTable, fresh: int = STEPS) -> list[Alarm]:
         return []
     slow = slow_ranks(table)
     starved = data_starvation(table)
-    return [
-        *slow,
-        *starved,
-        *slowdown(table, [*slow, *starved]),
-        *spikes(table, fresh),
-        *creeping_memory(table),
-    ]
+    named = {rank for alarm in slow for rank in alarm.ranks}
+    single = [alarm for alarm in spikes(table, fresh) if not alarm.ranks or not named >= {*alarm.ranks}]
+    return [*slow, *starved, *slowdown(table, [*slow, *starved]), *single, *creeping_memory(table)]
 
 
 def usual_step(table: StepTable) -> float:
@@ -104,9 +102,15 @@ def slow_limit(table: StepTable) -> float:
 def _limit(own: Numbers, step_ns: float) -> float:
     excess = _excesses(own)
     noise = sigma(own - low_median(own, 1)[:, None] - excess)
-    spread = sigma(excess - middle(excess))
     error = _OF_A_MEDIAN * noise / float(np.sqrt(STEPS))
-    return max(SLOW_SHARE * step_ns, STANDARD_ERRORS * error, SPREADS * spread)
+    return max(SLOW_SHARE * step_ns, STANDARD_ERRORS * error, SPREADS * _spread(excess))
+
+
+def _spread(excess: Numbers) -> float:
+    """Between ranks or nodes, as a standard deviation. Of three or more, half being slow is no outlier."""
+    off = np.sort(np.abs(excess - middle(excess)))
+    off = off[np.isfinite(off)]
+    return TO_SIGMA * float(off[len(off) // 2 if len(off) > 2 else 0]) if len(off) else float("nan")
 
 
 def _outliers(own: Numbers, step_ns: float) -> list[int]:
@@ -256,7 +260,8 @@ def slowdown(table: StepTable, known: Iterable[Alarm] = ()) -> list[Alarm]:
         begin = _began(times - before, now - before)
         before, now = middle(times[:begin]), middle(times[begin:])
         more = now - before
-        if len(times) - begin < STEPS / 2 or not more > CHANGE_SHARE * before:
+        # A slow rank is known after half as many steps, and explains the change.
+        if len(times) - begin < STEPS or not more > CHANGE_SHARE * before:
             continue
         if any(alarm.per_step >= EXPLAINS * more for alarm in known):
             return []
@@ -301,7 +306,12 @@ def spikes(table: StepTable, fresh: int = STEPS) -> list[Alarm]:
     times = low_median(table["step_ns"], 1)
     usual = middle(times)
     limit = max(SPIKE_FACTOR * usual, usual + _SPIKE_SIGMAS * sigma(times - usual))
-    rows = [row for row in range(max(len(times) - fresh, 0), len(times)) if times[row] > limit]
+    last = len(times) - _AFTER_SPIKE
+    rows = [
+        row
+        for row in range(max(last - fresh, 0), last)
+        if times[row] > limit and middle(times[row + 1 : row + 1 + _AFTER_SPIKE]) <= limit
+    ]
     found = (
         _spike(table, row, times[row] - usual, usual) for row in rows if not _is_round(int(table.steps[row]))
     )
