@@ -564,7 +564,7 @@ class OpenRun:
         return self._ask(REPORTS["flight"], None, ranks, steps, top)
 
     def telemetry(self, *, ranks: Ranks = None, steps: Steps = None, top: int | None = None) -> Answer:
-        """What did the telemetry of all steps show, rank by rank, and which alarms?"""
+        """What did the telemetry show, rank by rank, with which alarms?"""
         return self._ask(REPORTS["telemetry"], None, ranks, steps, top)
 
     def hang(self, *, ranks: Ranks = None, steps: Steps = None, top: int | None = None) -> Answer:

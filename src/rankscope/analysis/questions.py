@@ -166,7 +166,7 @@ QUESTIONS = {
         Report("flight", "The job hung: which rank is missing at which sequence number?", flight, finds=True),
         Report(
             "telemetry",
-            "What did the telemetry of all steps show, rank by rank, and which alarms?",
+            "What did the telemetry show, rank by rank, with which alarms?",
             telemetry,
             finds=True,
         ),
