@@ -211,6 +211,14 @@ def saving(cost_ns: int | None, step_ns: float | None) -> str:
     return f"saves {number if step.endswith(f' {unit}') else cost} of {step} a step"
 
 
+def _saving_on_average(cost_ns: int | None, overview: Result) -> str:
+    """The median step is shown beside it; where the mean differs, it says which one it is."""
+    mean, median = overview.facts["mean_step_ns"], overview.facts["step_ns"]
+    text = saving(cost_ns, mean)
+    differs = mean is not None and median is not None and format_ns(mean, 1) != format_ns(median, 1)
+    return f"{text} on average" if text and differs else text
+
+
 def _headline(request: Request, found: list[Found], overview: Result) -> Headline:
     """The costliest finding of warning or above; without one, what a step consists of."""
     bad = [one.finding for one in found if one.finding.severity in ("warning", "critical")]
@@ -236,7 +244,7 @@ def _headline(request: Request, found: list[Found], overview: Result) -> Headlin
             )
         ),
         f"-{100 * share:.0f} %" if share is not None and share <= 1 else "",
-        saving(worst.cost_ns, step_ns),
+        _saving_on_average(worst.cost_ns, overview),
         is_worse=True,
         picture=_picture(request, worst),
         advice=advice,
@@ -315,7 +323,8 @@ def _change_sections(request: Request, compared: Result) -> list[Section]:
 def _changed(part: Result) -> str:
     verdicts = [row["verdict"] for row in part.rows]
     counts = {
-        verdict: verdicts.count(verdict) for verdict in ("slower", "faster", "new", "gone", "unclear", "same")
+        verdict: verdicts.count(verdict)
+        for verdict in ("slower", "faster", "likely", "new", "gone", "unclear", "same")
     }
     return ", ".join(f"{count:,} {verdict}" for verdict, count in counts.items() if count)
 
