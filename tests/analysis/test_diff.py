@@ -189,8 +189,9 @@ def test_no_large_change_is_called_no_change() -> None:
     found = compare(timed(210e6, 230e6, 205e6), timed(100e6, 95e6, 130e6), Rules())
     (finding,) = findings(found)
     assert finding.title == "A step is 2.1x faster (3 steps: likely; record 6 to be sure)"
-    (table,) = by_unit(Result("diff", "", "", COLUMNS, found.rows))
-    assert found.rows[0]["verdict"] == "same" and table.rows[0]["verdict"] == "unclear"
+    for likely, shown in ((True, "likely"), (False, "unclear")):
+        (table,) = by_unit(Result("diff", "", "", COLUMNS, found.rows, facts={"likely": likely}))
+        assert found.rows[0]["verdict"] == "same" and table.rows[0]["verdict"] == shown
     limited = compare(timed(*[100e6] * 6), timed(*[115e6] * 6), Rules(min_change_pct=20))
     assert next(findings(limited)).title == (
         "The step time changed by +15.0 %, less than the 20 % that count here"

@@ -154,6 +154,17 @@ def test_every_report_has_its_place(slow2: tuple[Content, str, Run]) -> None:
     assert {section.name for section in content.sections} == set(QUESTIONS)
 
 
+def test_of_one_rank_nothing_is_said_about_waiting(tmp_path: Path) -> None:
+    """How long it waited for the others is not known: not 0 %."""
+    nccl = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
+    events = [slice_event("ProfilerStep#1", 0, 100, cat="user_annotation")]
+    events += [kernel_event("k", 10, 20, 1), kernel_event(nccl, 40, 30, 2)]
+    content, html = report(open_trace(write_kineto(tmp_path / "rank-0.json", events)))
+    labels = [figure.label for figure in content.figures]
+    assert "exposed communication" in labels and "waiting for another rank" not in labels
+    assert "exposed transfer" not in html and ">waiting for another rank<" not in html
+
+
 def test_everything_is_folded(slow2: tuple[Content, str, Run]) -> None:
     html = slow2[1]
     assert not re.search(r'<details class="row"[^>]* open', html)

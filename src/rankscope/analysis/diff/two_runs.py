@@ -58,7 +58,7 @@ def by_unit(result: Result) -> list[Result]:
     parts = []
     for unit in ("ns", "bytes"):
         rows = [
-            {**row, "what": f"{row['report']}: {row['key']}", "verdict": _shown_verdict(row)}
+            {**row, "what": f"{row['report']}: {row['key']}", "verdict": _shown_verdict(result, row)}
             for row in result.rows
             if unit_of(row["report"]) == unit
         ]
@@ -74,10 +74,12 @@ def by_unit(result: Result) -> list[Result]:
     return parts
 
 
-def _shown_verdict(row: Row) -> str:
+def _shown_verdict(result: Result, row: Row) -> str:
     """'same' beside -52.6 % would contradict itself: the change is large, but the steps do not make it sure."""
     large = row["change_pct"] is not None and abs(row["change_pct"]) >= FEW_CHANGE_PCT
-    return "unclear" if large and row["verdict"] == "same" else str(row["verdict"])
+    if not large or row["verdict"] != "same":
+        return str(row["verdict"])
+    return "likely" if result.facts.get("likely") and row == result.rows[0] else "unclear"
 
 
 def slower_rows(result: Result, over_pct: float, likely: bool = False) -> list[Row]:

@@ -6,7 +6,7 @@ Time is divided into intervals. Each is filled from below by the share of each c
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -52,6 +52,22 @@ KEYS = (
     Key("exposed copies", "copy"),
     Key("idle", "idle"),
 )
+WAIT = [key.colour for key in KEYS].index("wait")
+
+
+_COMMUNICATION = "exposed communication"
+"""What a transfer is called where nothing is known about waiting: of one rank, or of collectives without a match."""
+
+
+def keys_of(waiting: bool) -> list[Key]:
+    """The legend; without waiting, what is left of communication may contain it."""
+    if waiting:
+        return list(KEYS)
+    return [
+        replace(key, label=_COMMUNICATION) if key.colour == "comm" else key
+        for key in KEYS
+        if key.colour != "wait"
+    ]
 
 
 @dataclass(frozen=True)
@@ -80,7 +96,8 @@ def heatmap(
     drawing = Drawing()
     left = 16 + max((text_width(row.label) for row in rows), default=0.0)
     scale = Linear(edges[0], edges[-1], left, WIDTH - 12)
-    top = legend(drawing, KEYS, left, 0) + (16 if steps else 4)
+    keys = keys_of(any(any(row.shares[WAIT]) for row in rows))
+    top = legend(drawing, keys, left, 0) + (16 if steps else 4)
     pitch = min(max(_THICKEST, min(44.0, _LEAST_HEIGHT / len(rows))), max(_THINNEST, _TALLEST / len(rows)))
     thick = pitch - (3 if pitch > 8 else 0.6 if pitch > 3 else 0.0)
     bottom = top + pitch * len(rows)
@@ -132,10 +149,9 @@ def _mark_steps(drawing: Drawing, steps: Sequence[Step], scale: Linear, top: flo
 def tip_of(label: str, times: Sequence[float]) -> str:
     """The tooltip: 'rank 3', and its times in the order of KEYS, one per line."""
     total = sum(times) or 1
-    parts = zip(KEYS, times, strict=True)
-    return "\n".join(
-        [label, *(f"{key.label}: {format_ns(ns)} ({100 * ns / total:.1f} %)" for key, ns in parts)]
-    )
+    known = {key.colour: ns for key, ns in zip(KEYS, times, strict=True)}
+    parts = [(key.label, known[key.colour]) for key in keys_of(known["wait"] > 0)]
+    return "\n".join([label, *(f"{name}: {format_ns(ns)} ({100 * ns / total:.1f} %)" for name, ns in parts)])
 
 
 def _with_waiting(shares: Shares, waiting: Shares) -> Shares:

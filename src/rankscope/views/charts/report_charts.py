@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 from rankscope.analysis.core.result import Result, Row
 from rankscope.units import format_ns, format_value
 from rankscope.views.charts.bars import Bar, Part, bars, paired_bars
 from rankscope.views.charts.chart import Chart, nothing_to_draw
+from rankscope.views.charts.heatmap import KEYS, WAIT, keys_of
 from rankscope.views.charts.lines import MOST_LINES, Line, Spread, Spreads, lines
 from rankscope.views.columns import fields
 
@@ -28,13 +30,6 @@ _MEASURE_TITLES = {
     "self_host_ns": "Self time on the host",
     "host_ns": "Time on the host",
 }
-_CLASSES = (
-    Part("compute", "compute"),
-    Part("exposed transfer", "comm"),
-    Part("waiting for another rank", "wait"),
-    Part("exposed copies", "copy"),
-    Part("idle", "idle"),
-)
 _CLASS_COLOURS = {"COMPUTE": "compute", "COMM": "comm", "COPY": "copy"}
 
 
@@ -60,7 +55,15 @@ def breakdown(result: Result) -> Chart:
     if not rows:
         raise nothing_to_draw(result)
     subtitle = _counted(f"{result.window}; one bar per rank", len(rows), len(whole_window(result)))
-    return bars(result.name, result.title, subtitle, _CLASSES, rows, "ns", "Time")
+    return bars(result.name, result.title, subtitle, *_known_parts(rows), "ns", "Time")
+
+
+def _known_parts(rows: list[Bar]) -> tuple[list[Part], list[Bar]]:
+    """The parts of the breakdown, and the bars with these; without waiting, where none is known."""
+    keys = keys_of(any(row.values[WAIT] for row in rows))
+    values = [place for place, key in enumerate(KEYS) if key.colour in {known.colour for known in keys}]
+    parts = [Part(key.label, key.colour) for key in keys]
+    return parts, [replace(row, values=[row.values[place] for place in values]) for row in rows]
 
 
 def two_breakdowns(base: Result, new: Result, width: float) -> Chart:
@@ -73,7 +76,7 @@ def two_breakdowns(base: Result, new: Result, width: float) -> Chart:
             raise nothing_to_draw(result, "has no steps, or no classes of time")
         rows.append(Bar(label, [total * share / 100 for share in shares], format_ns(total, 1)))
     subtitle = "The mean step of both runs, over all ranks and steps."
-    return bars("change", "A step, before and now", subtitle, _CLASSES, rows, "ns", "Time", width)
+    return bars("change", "A step, before and now", subtitle, *_known_parts(rows), "ns", "Time", width)
 
 
 def overlap(result: Result) -> Chart:

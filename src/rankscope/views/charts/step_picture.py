@@ -10,7 +10,7 @@ from rankscope.analysis.core.intervals import Ints, length
 from rankscope.units import format_rounded
 from rankscope.views.charts.chart import Chart
 from rankscope.views.charts.frame import AXIS_HEIGHT, Axis, legend, x_axis
-from rankscope.views.charts.heatmap import KEYS, fill_shares, tip_of
+from rankscope.views.charts.heatmap import KEYS, fill_shares, keys_of, tip_of
 from rankscope.views.charts.scales import Linear
 from rankscope.views.charts.svg import Drawing, text_width
 from rankscope.views.text import shorten_name
@@ -49,9 +49,10 @@ def step_picture_chart(picture: StepPicture, width: float = WIDE) -> Chart:
         at = scale(picture.arrival.at_ns - origin)
         dashes = {"stroke_width": "1.5", "stroke_dasharray": "4 3"}
         drawing.line(at, top - 6, at, bottom - _GAP + 6, "bad", **dashes)
-    used = [number for number, _ in enumerate(KEYS) if any(_times(row)[number] for row in picture.rows)]
+    used = {key.colour for number, key in enumerate(KEYS) if any(_times(row)[number] for row in picture.rows)}
     height = bottom + AXIS_HEIGHT
-    height += legend(drawing, [KEYS[number] for number in used], left, height, width - 8)
+    keys = [key for key in keys_of("wait" in used) if key.colour in used]
+    height += legend(drawing, keys, left, height, width - 8)
     return Chart("step", f"Step {picture.step}", caption(picture), width, height, drawing.body())
 
 

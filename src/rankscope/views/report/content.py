@@ -46,7 +46,6 @@ _WHATIF = {
     "syncs gone": "--no-sync",
 }
 """The options of `whatif` for remedies that name no rank or kernel."""
-_OF_COMMUNICATION = ("transfer_pct", "exposed_wait_pct")
 CHANGES = "What changed"
 """The topic of the comparison with another run."""
 
@@ -211,10 +210,20 @@ def saving(cost_ns: int | None, step_ns: float | None) -> str:
     return f"saves {number if step.endswith(f' {unit}') else cost} of {step} a step"
 
 
+def _saving_on_average(cost_ns: int | None, overview: Result) -> str:
+    """The median step is shown beside it; where the mean differs, it says which one it is."""
+    mean, median = overview.facts["mean_step_ns"], overview.facts["step_ns"]
+    text = saving(cost_ns, mean)
+    differs = mean is not None and median is not None and format_ns(mean, 1) != format_ns(median, 1)
+    return f"{text} on average" if text and differs else text
+
+
 def _headline(request: Request, found: list[Found], overview: Result) -> Headline:
     """The costliest finding of warning or above; without one, what a step consists of."""
     bad = [one.finding for one in found if one.finding.severity in ("warning", "critical")]
     look = ("Look closer", f"rankscope view {request.path}")
+    if not _is_traced(request.run):
+        look = ("All findings", f"rankscope stats {request.path} -r findings")
     if not bad:
         return Headline(
             f"{overview.title}.",
@@ -236,7 +245,7 @@ def _headline(request: Request, found: list[Found], overview: Result) -> Headlin
             )
         ),
         f"-{100 * share:.0f} %" if share is not None and share <= 1 else "",
-        saving(worst.cost_ns, step_ns),
+        _saving_on_average(worst.cost_ns, overview),
         is_worse=True,
         picture=_picture(request, worst),
         advice=advice,
@@ -315,7 +324,8 @@ def _change_sections(request: Request, compared: Result) -> list[Section]:
 def _changed(part: Result) -> str:
     verdicts = [row["verdict"] for row in part.rows]
     counts = {
-        verdict: verdicts.count(verdict) for verdict in ("slower", "faster", "new", "gone", "unclear", "same")
+        verdict: verdicts.count(verdict)
+        for verdict in ("slower", "faster", "likely", "new", "gone", "unclear", "same")
     }
     return ", ".join(f"{count:,} {verdict}" for verdict, count in counts.items() if count)
 
@@ -406,9 +416,13 @@ def _subtitle(run: Run, scope: Scope) -> str:
         parts.append("whole file")
     parts += sorted(set(device_names(run, scope).values()) - {""})
     # The checks of a large run would take as long as all reports together.
-    if any(entry.format in TIMELINE_FORMATS for entry in run.segments) and not are_worth_it(run):
+    if _is_traced(run) and not are_worth_it(run):
         parts.append(f"trace grade {grade([finding.severity for finding in doctor(run, Scope()).findings])}")
     return " · ".join(parts)
+
+
+def _is_traced(run: Run) -> bool:
+    return any(entry.format in TIMELINE_FORMATS for entry in run.segments)
 
 
 def _figures(overview: Result, steps: list[float]) -> list[Figure]:
@@ -423,13 +437,16 @@ def _figures(overview: Result, steps: list[float]) -> list[Figure]:
         figures.append(Figure(format_ns(facts["step_ns"], 1), label))
     elif facts["span_ns"]:
         figures.append(Figure(format_ns(facts["span_ns"], 1), "longest recording of a rank"))
-    for name, label, colour in (
-        ("compute_pct", "compute", "compute"),
-        ("transfer_pct", "exposed transfer", "comm"),
-        ("exposed_wait_pct", "waiting for another rank", "wait"),
-        ("idle_pct", "idle", "idle"),
-    ):
-        if facts[name] is not None and (facts["exposed_comm_pct"] or name not in _OF_COMMUNICATION):
+    parts = [("compute_pct", "compute", "compute")]
+    if facts["exposed_wait_pct"]:
+        parts += [
+            ("transfer_pct", "exposed transfer", "comm"),
+            ("exposed_wait_pct", "waiting for another rank", "wait"),
+        ]
+    elif facts["exposed_comm_pct"]:  # how much of it is waiting is not known
+        parts.append(("exposed_comm_pct", "exposed communication", "comm"))
+    for name, label, colour in (*parts, ("idle_pct", "idle", "idle")):
+        if facts[name] is not None:
             figures.append(Figure(f"{facts[name]:.1f} %", label, colour))
     shares = [row["mfu_pct"] for row in overview.rows if row["mfu_pct"] is not None]
     if shares:

@@ -62,7 +62,11 @@ def _breakdown(result: Result) -> str:
         {**row, "transfer_ns": row["exposed_comm_ns"] - row["exposed_wait_ns"]}
         for row in whole_window(result)
     ]
-    sums = [(name, sum(row[column] for row in rows)) for name, column in _CLASSES]
+    waiting = any(row["exposed_wait_ns"] for row in rows)
+    sums = [
+        (name if waiting or name != "transfer" else "communication", sum(row[column] for row in rows))
+        for name, column in _CLASSES
+    ]
     return f"{_shares(sums)}, of {counted(len(rows), 'rank')}"
 
 
@@ -111,9 +115,9 @@ def _memory(result: Result) -> str:
 
 
 def _clocks(result: Result) -> str:
-    offsets = [abs(row["offset_ns"]) for row in result.rows if row["offset_ns"] is not None]
+    offsets = [abs(row["offset_ns"]) for row in result.rows if row["error_ns"] is not None]
     if not offsets:
-        return counted(len(result.rows), "rank")
+        return f"not measured; {counted(len(result.rows), 'rank')}"
     return f"at most {format_rounded('ns', max(offsets))} from the reference clock; {counted(len(result.rows), 'rank')}"
 
 
