@@ -1,14 +1,19 @@
 """What --watch costs the training thread in each step (the promise: under 20 µs), and its thread each second.
 
 Run: python benchmarks/telemetry.py            (exits 1 when the promise is broken)
+     python benchmarks/telemetry.py --gpt 30   (examples/gpt_train.py, with and without in alternating blocks, 30 pairs)
 
 Measured is a step of hooks alone: the DataLoader, backward, a wait for a collective and the optimizer do nothing, so
-that the difference between with and without is the telemetry's. CPU time, the fastest of many short rounds.
+that the difference between with and without is the telemetry's. CPU time, the fastest of many short rounds. With a GPU
+the CUDA events are part of it.
 """
 
 from __future__ import annotations
 
+import argparse
+import importlib
 import os
+import statistics
 import sys
 import tempfile
 import time
@@ -25,6 +30,8 @@ from rankscope.inapp.engine import Engine
 from rankscope.inapp.job_log import JobLog
 from rankscope.inapp.telemetry import Telemetry
 
+# Steps of a block of --gpt.
+BLOCK = 25
 STEPS = 100
 ROUNDS = 200
 PROMISE_US = 20.0
@@ -77,18 +84,34 @@ def microseconds(step: Any) -> float:
     return min(rounds) / STEPS / 1e3
 
 
+def engine_in(folder: Path) -> Engine:
+    """As `rankscope profile --watch` starts it."""
+    plan = Plan(when=OnRequest(), output=str(folder), watch=True)
+    engine = Engine(plan, RankFiles(plan, detect(os.environ), os.environ), JobLog(0, quiet=True))
+    engine.watch_optimizers()
+    return engine
+
+
 def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--gpt", type=int, metavar="PAIRS", help="pairs of blocks of a real training")
+    pairs = parser.parse_args().gpt
+    return hooks_alone() if pairs is None else gpt(pairs)
+
+
+def hooks_alone() -> int:
     torch.set_num_threads(1)
     step = training_step()
+    if torch.cuda.is_available():
+        torch.zeros(1, device="cuda")
     bare = microseconds(step)
     with tempfile.TemporaryDirectory() as folder:
-        plan = Plan(when=OnRequest(), output=folder + "/run", watch=True, hang_after_s=600)
-        files = RankFiles(plan, detect(os.environ), os.environ)
-        engine = Engine(plan, files, JobLog(0, quiet=True))
-        engine.watch_optimizers()
+        engine = engine_in(Path(folder) / "run")
         watched = microseconds(step)
         engine.finish()
-        flush = flush_microseconds(files)
+        flush = flush_microseconds(engine.files)
         size = (Path(folder) / "run/telemetry/rank-00000.ring").stat().st_size
     print(f"a step that does nothing                    {bare:8.1f} µs")
     print(
@@ -111,6 +134,39 @@ def flush_microseconds(files: RankFiles) -> float:
         telemetry.look()
         rounds.append(time.thread_time_ns() - began)
     return min(rounds) / 1e3
+
+
+def gpt(pairs: int) -> int:
+    """The mean difference of the pairs, with the interval in which it lies with 95 % probability."""
+    sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
+    gpt_train = importlib.import_module("gpt_train")
+
+    with tempfile.TemporaryDirectory() as folder:
+        engines: list[Engine] = []
+
+        def after_step(step: int) -> None:
+            """Even blocks run without, odd ones with telemetry."""
+            block, place = divmod(step + 1, BLOCK)
+            if place == 0 and block % 2 == 1:
+                engines.append(engine_in(Path(folder) / f"run-{block}"))
+            elif place == 0 and engines:
+                engine = engines.pop()
+                engine.count_marked_steps()
+                engine.finish(process_ends=False)
+                engine.release()
+
+        args = gpt_train.parse_args(["--steps", str(2 * pairs * BLOCK)])
+        seconds: list[float] = gpt_train.train(args, after_step)
+    # The first step of a block has the cost of the change.
+    means = [statistics.median(seconds[place + 1 : place + BLOCK]) for place in range(0, len(seconds), BLOCK)]
+    changes = [100 * (on - off) / off for off, on in zip(means[::2], means[1::2], strict=True)][1:]
+    mean, error = statistics.fmean(changes), 2.1 * statistics.stdev(changes) / len(changes) ** 0.5
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
+    print(f"GPT step on {device}: {statistics.median(means[::2]) * 1e3:.2f} ms without --watch")
+    print(
+        f"with --watch {mean:+.2f} % (95 %: {mean - error:+.2f} to {mean + error:+.2f} %), {len(changes)} pairs"
+    )
+    return 0
 
 
 if __name__ == "__main__":

@@ -56,7 +56,7 @@ class CollectiveLog:
         del self._found[: bisect_left(self._found, (until,))]
 
     def _add(self, name: str, entries: list[dict[str, Any]]) -> None:
-        offset = time_ns() - perf_counter_ns()
+        offset = unix_offset_ns()
         last = self._last[name]
         new = [entry for entry in entries if entry["record_id"] > last]
         if not new:
@@ -66,6 +66,11 @@ class CollectiveLog:
             self.lost_until = began[0].began
         self._last[name] = new[-1]["record_id"]
         self._found = sorted([*self._found, *began])
+
+
+def unix_offset_ns() -> int:
+    """What is added to a time of perf_counter_ns to get Unix time."""
+    return time_ns() - perf_counter_ns()
 
 
 def _blocks(entry: dict[str, Any]) -> bool:

@@ -185,7 +185,7 @@ class Engine:
     def mark_step(self) -> None:
         """The program marks the end of a step."""
         self.count_marked_steps()
-        self._note_step()
+        self._note_step(self._windows.exporting)
         if not self.stopped:
             self._safely(self.step)
         elif self._telemetry is not None:
@@ -275,8 +275,9 @@ class Engine:
         try:
             if not self.counter.ends_step(optimizer):
                 return
-            self._note_step()
-            quick = 0 < self.step_number < self._idle_until - 1 and not self._windows.exporting
+            exporting = self._windows.exporting
+            self._note_step(exporting)
+            quick = 0 < self.step_number < self._idle_until - 1 and not exporting
             if quick or self.stopped:
                 self.step_number += 1
             else:
@@ -308,11 +309,10 @@ class Engine:
         if self._telemetry is not None:
             self._claim()
 
-    def _note_step(self) -> None:
+    def _note_step(self, exporting: bool) -> None:
         """A step ends now. Requests are taken here, so that a window can begin with the next step."""
         if self._telemetry is not None:
-            profiled = self._windows.is_open or self._windows.exporting
-            self._telemetry.clock.step_ended(self.step_number, profiled)
+            self._telemetry.clock.step_ended(self.step_number, exporting or self._windows.is_open)
             if self._requests:
                 self._safely(self._take_request)
 

@@ -65,10 +65,12 @@ class StepCounter:
             return False
         self._steps += 1
         self._in_this_step.clear()
+        behind = 0
         for each, calls in self._counts.items():
             self._calls_in_steps[each][calls - self._whole[each]] += 1
             self._whole[each] = calls
-        self._recount()
+            behind += calls == self._steps
+        self._behind = behind
         return True
 
     def uneven(self) -> str | None:

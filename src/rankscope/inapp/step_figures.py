@@ -10,9 +10,9 @@ import functools
 import gc
 import sys
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from threading import get_ident
-from time import perf_counter_ns, process_time_ns, time_ns
+from time import perf_counter_ns, process_time_ns
 from typing import Any, NamedTuple
 
 from rankscope.capture.telemetry_ring import NONE, PHASES
@@ -45,7 +45,6 @@ class StepFigures(NamedTuple):
     number: int
     began: int
     ended: int
-    end_unix_ns: int
     wait_ns: int
     first_wait: int
     """When the first wait for a collective began; 0 where there was none."""
@@ -55,8 +54,8 @@ class StepFigures(NamedTuple):
     cpu_ns: int
     gc_ns: int
     memory_bytes: int
-    backwards: tuple[Backward, ...]
-    marks: tuple[Any, ...]
+    backwards: Sequence[Backward]
+    marks: Sequence[Any]
     """CUDA events at BEGIN, FORWARD_END (where backward begins), OPTIMIZER_BEGIN and OPTIMIZER_END; None without."""
     profiled: bool
 
@@ -78,6 +77,10 @@ class StepClock:
         self._in_backward = False
         self._waited = False
         self._collecting = perf_counter_ns()
+        self._optimizer_began = 0
+        self._cuda: Any = None
+        self._may_use_cuda = _built_with_cuda()
+        self._marks: list[Any] = [None] * 4
         self._began = perf_counter_ns()
         self._cpu = process_time_ns()
         self._reset()
@@ -95,7 +98,6 @@ class StepClock:
                 number,
                 self._began,
                 now,
-                time_ns(),
                 self._wait_ns,
                 self._first_wait,
                 self._data_ns,
@@ -104,8 +106,8 @@ class StepClock:
                 cpu - self._cpu,
                 self._gc_ns,
                 self._memory,
-                tuple(self._backwards),
-                tuple(self._marks),
+                self._backwards,
+                self._marks,
                 profiled,
             )
         )
@@ -123,11 +125,11 @@ class StepClock:
     def _reset(self) -> None:
         self._wait_ns = self._first_wait = self._data_ns = self._optimizer_ns = self._gc_ns = 0
         self._forward_ns = NONE
-        self._optimizer_began = 0
         self._backwards: list[Backward] = []
-        self._marks: list[Any] = [None] * 4
-        self._cuda = _initialized_cuda()
+        if self._cuda is None and self._may_use_cuda:
+            self._cuda = _initialized_cuda()
         if self._cuda is not None:
+            self._marks = [None] * 4
             self._mark(BEGIN)
 
     # -- the GPU
@@ -264,6 +266,12 @@ def _not_traced(function: Any) -> Any:
     """As torch.compiler.disable, which would import dynamo: torch.compile must call it, not trace it."""
     function._torchdynamo_disable = True
     return function
+
+
+def _built_with_cuda() -> bool:
+    import torch
+
+    return bool(torch.backends.cuda.is_built())
 
 
 def _initialized_cuda() -> Any:

@@ -22,7 +22,7 @@ from rankscope.capture.run_folder import rank_stem
 from rankscope.capture.selector import parse_selector
 from rankscope.capture.telemetry_ring import FOLDER, NONE, PHASES, RingWriter, ring_path
 from rankscope.errors import RankscopeError
-from rankscope.inapp.collective_log import Collective, CollectiveLog, fullest_dump
+from rankscope.inapp.collective_log import Collective, CollectiveLog, fullest_dump, unix_offset_ns
 from rankscope.inapp.job_log import JobLog
 from rankscope.inapp.step_figures import (
     BEGIN,
@@ -136,25 +136,25 @@ class Telemetry:
         self._distributed = self._distributed or _has_process_group()
         if self._pending and self._distributed:
             self._collectives.read(now=last)
+        offset = unix_offset_ns()
         ready = []
         while self._pending and (last or self._is_complete(self._pending[0])):
-            ready.append(self._record(self._pending.popleft()))
-        now = time.time_ns()
-        since = now - (time.perf_counter_ns() - phase[1])
-        self._ring.write(ready, now, phase[0], since)
+            ready.append(self._record(self._pending.popleft(), offset))
+        self._ring.write(ready, time.time_ns(), phase[0], phase[1] + offset)
 
     def _is_complete(self, step: StepFigures) -> bool:
         if self._distributed and self._collectives.known_until < step.ended:
             return False
         return all(mark is None or mark.query() for mark in step.marks)
 
-    def _record(self, step: StepFigures) -> Sequence[int]:
+    def _record(self, step: StepFigures, offset: int) -> Sequence[int]:
         log = self._collectives
         record = ring_record(
             step,
             log.between(step.began, step.ended),
             known=log.lost_until <= step.began,
             device_ns=_device_ns(step.marks),
+            end_unix_ns=step.ended + offset,
         )
         log.forget(step.ended)
         self.clock.free_marks.extend(mark for mark in step.marks if mark is not None)
@@ -194,7 +194,7 @@ class Telemetry:
 
 
 def ring_record(
-    step: StepFigures, collectives: Sequence[Collective], *, known: bool, device_ns: int
+    step: StepFigures, collectives: Sequence[Collective], *, known: bool, device_ns: int, end_unix_ns: int
 ) -> tuple[int, ...]:
     """A step as the ring has it (FIELDS without `number`); docs/definitions.md defines each figure.
 
@@ -217,7 +217,7 @@ def ring_record(
         own_ns = step_ns
     return (
         step.number,
-        step.end_unix_ns,
+        end_unix_ns,
         step_ns,
         own_ns,
         first_ns,
