@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.server
 import io
 import json
+import sys
 import threading
 import time
 from pathlib import Path
@@ -218,3 +219,41 @@ def test_one_rank_alone(tmp_path: Path) -> None:
     job_in(tmp_path, Job(1, steps=40))
     state, alarms = read_state(tmp_path)
     assert alarms == [] and state["ranks"][0]["excess_ns"] == 0
+
+
+FAKE_SSH = """\
+#!/bin/sh
+# Runs the command here. There is no connection that could be shared.
+for word; do [ "$word" = -O ] && exit 1; done
+while [ "$1" != -- ]; do shift; done
+shift 2
+[ -n "$FAKE_SSH_CODE" ] && exit "$FAKE_SSH_CODE"
+exec sh -c "$*"
+"""
+
+
+@pytest.fixture
+def fake_ssh(tmp_path: Path) -> Path:
+    program = tmp_path / "ssh"
+    program.write_text(FAKE_SSH)
+    program.chmod(0o755)
+    return program
+
+
+def test_watch_and_capture_on_another_machine(
+    slow3: Path, fake_ssh: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    there = (f"ssh://there{slow3}", "--ssh", fake_ssh, "--remote-rankscope", f"{sys.executable} -m rankscope")
+    code, out, _ = run_main(capfd, "watch", *there, "--once", "--format", "json", "--fail-on", "slow-rank")
+    assert code == 3 and json.loads(out)["new_alarms"][0]["ranks"] == [3]
+    code, out, _ = run_main(capfd, "capture", *there, "--steps", "2", "--ranks", "0-1")
+    assert code == 0 and "of 2 ranks (0-1) will be recorded" in out
+
+
+def test_a_machine_that_cannot_be_reached(
+    slow3: Path, fake_ssh: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for number, what in (("255", "cannot reach there"), ("127", "there is no rankscope on there")):
+        monkeypatch.setenv("FAKE_SSH_CODE", number)
+        code, _, err = run_main(capfd, "watch", f"ssh://there{slow3}", "--ssh", fake_ssh)
+        assert code == 1 and what in err

@@ -95,15 +95,22 @@ def _excesses(own: Numbers) -> Numbers:
 
 
 def slow_limit(table: StepTable) -> float:
-    """The excess from which a rank is slow, ns."""
+    """The excess from which a rank is slow, ns; the table has several ranks."""
     return _limit(table["own_ns"][-STEPS:], usual_step(table))
 
 
 def _limit(own: Numbers, step_ns: float) -> float:
-    excess = _excesses(own)
-    noise = sigma(own - low_median(own, 1)[:, None] - excess)
-    error = _OF_A_MEDIAN * noise / float(np.sqrt(STEPS))
-    return max(SLOW_SHARE * step_ns, STANDARD_ERRORS * error, SPREADS * _spread(excess))
+    error = _OF_A_MEDIAN * _noise(own) / float(np.sqrt(STEPS))
+    return max(SLOW_SHARE * step_ns, STANDARD_ERRORS * error, SPREADS * _spread(_excesses(own)))
+
+
+def _noise(own: Numbers) -> float:
+    """The standard deviation, from step to step, of what one rank takes longer than the others."""
+    ranks = own.shape[1]
+    center = (low_median(own, 1) - low_median(-own, 1)) / 2  # the median, also of two
+    off = own - center[:, None]
+    # A rank is part of the center, which therefore follows it.
+    return sigma(off - low_median(off)) * float(ranks / (ranks - 1))
 
 
 def _spread(excess: Numbers) -> float:
