@@ -94,7 +94,7 @@ def test_a_late_rank_costs_what_was_planted(run: Run) -> None:
     assert events is not None and reduced is not None
     change = [scenarios.rank_at_median(2)]
     assert reduced.saved_ns(change) == pytest.approx(LATE_NS, rel=0.01)
-    # By kernel, chance is taken away with the fault: each is limited to its own median.
+    # The graph of events compares kernel by kernel, the reduced one what lies between two points.
     assert reduced.saved_ns(change) == pytest.approx(events.saved_ns(change), rel=0.03)
 
 

@@ -6,6 +6,7 @@ import hashlib
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import field, fields, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +58,7 @@ class SegmentEntry:
         )  # stores of earlier versions do not tell
         return [f"{self.folder}/{name}"] if name in self.files and has_rows else []
 
-    @property
+    @cached_property
     def source(self) -> Path:
         return Path(self.manifest["source"]["path"])
 

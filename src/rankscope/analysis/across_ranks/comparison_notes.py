@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from rankscope.analysis.core.notes import left_out
+from rankscope.analysis.core.notes import left_out, sessions
 from rankscope.analysis.core.scope import Scope
 from rankscope.ranges import as_ranges
-from rankscope.store.collectives.loading import recording_sessions
 from rankscope.store.run import Run
 
 
@@ -48,7 +47,7 @@ def _missing_ranks(run: Run) -> list[str]:
 def _several_runs(run: Run) -> list[str]:
     """Groups of ranks whose files come from different jobs, or were recorded at different times."""
     by_era: dict[int, set[int]] = {}
-    for (rank, _), era in recording_sessions(run.timelines).items():
+    for (rank, _), era in sessions(run).items():
         by_era.setdefault(era, set()).add(rank)
     parts = [ranks for ranks in by_era.values() if not any(ranks < other for other in by_era.values())]
     if len(parts) < 2 or any(a & b for i, a in enumerate(parts) for b in parts[i + 1 :]):

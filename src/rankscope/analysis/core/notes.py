@@ -11,6 +11,7 @@ from rankscope.analysis.core.rollups import kept_per_rank
 from rankscope.analysis.core.run_steps import rank_steps
 from rankscope.analysis.core.scope import Scope
 from rankscope.records import dataclass
+from rankscope.store.collectives.loading import recording_sessions
 from rankscope.store.run import Run
 
 NO_GPU = "no GPU events in the window; ProfilerActivity.CUDA records them (rankscope profile does by itself)"
@@ -110,3 +111,9 @@ def outside_steps(scope: Scope, inside: int, total: int, what: str) -> list[str]
     if total <= inside:
         return []
     return [f"left out: {total - inside:,} of {total:,} {what}, outside {scope.window}"]
+
+
+@once_per_run
+def sessions(run: Run) -> dict[tuple[int, int], int]:
+    """By rank and segment: files with the same number were recorded by the same job at the same time."""
+    return recording_sessions(run.timelines)

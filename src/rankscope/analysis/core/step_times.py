@@ -42,9 +42,22 @@ class Period:
 @once_per_run
 def periods(run: Run, scope: Scope) -> tuple[Period, ...]:
     """By rank and step, in order of time; in a run without steps, by rank and cycle."""
-    found = steps_in_scope(run, scope)
+    first, last = scope.steps or (None, None)
+    found = tuple(
+        period
+        for period in _steps(run)
+        if (scope.ranks is None or period.rank in scope.ranks)
+        and (first is None or last is None or first <= (period.step or 0) <= last)
+    )
+    return found or _whole(run, scope)
+
+
+@once_per_run
+def _steps(run: Run) -> tuple[Period, ...]:
+    """The steps of all ranks: 1,024 ranks have thousands, and reports ask for several windows of them."""
+    found = all_steps(run)
     columns = (found[name].tolist() for name in ("rank", "step", "begin", "end", "segment"))
-    return tuple(Period(*row) for row in zip(*columns, strict=True)) or _whole(run, scope)
+    return tuple(Period(*row) for row in zip(*columns, strict=True))
 
 
 def _whole(run: Run, scope: Scope) -> tuple[Period, ...]:

@@ -37,7 +37,7 @@ class _Prices:
     def __init__(self, run: Run, scope: Scope) -> None:
         self.run = run
         self.replayed = replay_for_costs(run, scope)
-        self.limits = _limits(breakdown(run, scope).rows, step_count(run, scope))
+        self.limits = _limits(breakdown(run, scope, None).rows, step_count(run, scope))
         self.claimed: list[Scenario] = []
         self.total = 0.0
         self._alone: dict[Remedy, float] = {}

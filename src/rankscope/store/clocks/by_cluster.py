@@ -25,7 +25,7 @@ def fit_many(seen: Sightings, clocks: int, at_once: int = MOST_TOGETHER) -> Fit:
     if count == clocks:  # no two of them share a moment
         return fit(seen, clocks)
     inner = _within(seen, cluster, clocks)
-    outer = fit_many(_of_clusters(seen, cluster, inner), count, _MOST_IN_CLUSTER)
+    outer = fit_many(_of_clusters(seen, cluster, inner), count, at_once=_MOST_IN_CLUSTER)
     return _joined(seen, cluster, inner, outer)
 
 

@@ -23,6 +23,8 @@ from rankscope.store.run import Run
 
 _COMPARED = tuple(map(PATH_CLASSES.index, ("compute", "copy", "host", "dataloader")))
 """Classes in which ranks are compared: the others are waiting, or delays that a rank does not choose."""
+_MOST_PEERS = 64
+"""The median is taken over so many of them, evenly chosen."""
 
 
 @dataclass(frozen=True)
@@ -93,6 +95,7 @@ class ReducedGraph:
             others = sorted(known - slow) or sorted(set(range(len(self.ranks))) - slow)
             if not others:
                 continue
+            others = others[:: -(-len(others) // _MOST_PEERS)]
             compared = np.isin(self.rank, [who, *others])
             ways = np.flatnonzero(compared[self.to])
             name, nth = self._place
