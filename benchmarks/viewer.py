@@ -7,7 +7,7 @@
 
 The 30 M slices are written as the viewer's own arrays (lod/) into the store of a small synthetic run: what is
 measured is serving and drawing, not reading. A frame is the time from a change of the window until both canvases have
-their pixels, in software rendering.
+their pixels, in software rendering; at least the 16.7 ms of the screen.
 """
 
 from __future__ import annotations
@@ -192,8 +192,10 @@ def tiles(path: Path, checkout: Path | None) -> dict[str, float]:
     }
 
 
-# All ranks that fit are expanded, then the window is zoomed and panned by keys' steps: first to load tiles, then timed.
-FRAMES = """async (count) => {
+PASSES = 4
+"""A frame counts as its fastest of so many: others use this machine, too."""
+# Eight ranks are expanded, then the window is zoomed and panned by keys' steps: first to load tiles, then timed.
+FRAMES = """async ([count, passes, lanes]) => {
   const app = window.rankscope, { run, store } = app;
   const canvases = ['overview', 'canvas'].map((id) => document.getElementById(id));
   const frame = () => new Promise((done) => requestAnimationFrame(() => done()));
@@ -202,7 +204,12 @@ FRAMES = """async (count) => {
       await new Promise((done) => setTimeout(done, 50));
     }
   };
-  store.set({ open: app.ranks.slice(0, 8), begin: run.begin_ns, end: run.end_ns });
+  store.set({ open: app.ranks.slice(0, 8), begin: run.begin_ns, end: run.end_ns, folds: [] });
+  await settled();
+  // The arrays that were written for this run have more rows than its tables say.
+  const known = [...app.timeline.tracks.values()].flat();
+  for (const track of known) if (lanes && track.track === 1) track.rows = lanes;
+  app.timeline.scrollTo(app.ranks[0], { segment: 0, track: 1 });
   await settled();
   const windows = [];
   let [begin, end] = [run.begin_ns, run.end_ns];
@@ -212,14 +219,14 @@ FRAMES = """async (count) => {
     [begin, end] = [middle - (middle - begin) * factor + by, middle + (end - middle) * factor + by];
     windows.push([begin, end]);
   }
-  const times = [];
-  for (const timed of [false, true]) {
-    for (const [from, to] of windows) {
+  const times = new Array(windows.length).fill(Infinity);
+  for (let pass = 0; pass <= passes; pass++) { // the first loads the tiles
+    for (const [at, [from, to]] of windows.entries()) {
       const start = performance.now();
       app.show(from, to);
       await frame(); // the page draws in its own callback of this frame
       for (const canvas of canvases) canvas.getContext('2d').getImageData(0, 0, 1, 1); // waits for the pixels
-      if (timed) times.push(performance.now() - start);
+      if (pass) times[at] = Math.min(times[at], performance.now() - start);
     }
     await settled();
   }
@@ -239,7 +246,9 @@ def frames(path: Path, checkout: Path | None) -> dict[str, float]:
         page = browser.new_page(viewport={"width": 1440, "height": 900})
         page.goto(viewer.url)
         page.wait_for_selector("body[data-ready=true]", timeout=300_000)
-        times = sorted(page.evaluate(FRAMES, 120))
+        times = sorted(
+            page.evaluate(FRAMES, [120, PASSES, LANES_PER_RANK if path == thirty_million() else 0])
+        )
         browser.close()
     viewer.stop()
     return {

@@ -1,4 +1,4 @@
-// Arrows over the tracks: from callers to what they launch, and a collective on all its ranks with the arrival of the last.
+// Arrows over the tracks: from callers to what they launch, and a collective on all its ranks with the arrival of the last one.
 
 import { time } from "./format.js";
 import { COMMUNICATION, GUTTER, HEADER, LANE, rankName, trackKey } from "./layout.js";
@@ -77,6 +77,11 @@ export function drawCollective(g, timeline, rows, shown) {
     g.beginPath();
     g.arc(place.x, place.middle, DOT, 0, 2 * Math.PI);
     g.fill();
+  }
+  if (from) { // the collective of the last rank
+    g.strokeStyle = text.ink;
+    g.lineWidth = 2;
+    g.strokeRect(x + 1, from.top + 1, Math.max(last.dur_ns / timeline.nsPerPixel - 2, 2), LANE - 3);
   }
   const bottom = Math.max(...places.map((place) => place.bottom), 0);
   if (places.length) drawArrival(g, timeline, `${rankName(last.rank)} arrives ${time(last.arrives_ns)} after the first`, x, bottom);
