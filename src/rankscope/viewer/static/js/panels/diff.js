@@ -14,7 +14,9 @@ export async function diffPanel(app) {
     return { ...row, what: `${row.report}: ${row.key}`, before: show(row.base), after: show(row.new) };
   });
   const columns = [{ name: "verdict" }, { name: "change_pct", title: "change", unit: "percent" }, { name: "before" }, { name: "after" }, { name: "p_value", title: "p" }, { name: "what" }];
-  return h("div", {}, h("h2", {}, result.title), h("p", { class: "quiet" }, result.window),
-    result.findings.map((/** @type {any} */ finding) => h("article", { class: `card ${finding.severity}` }, h("h3", {}, finding.title), h("p", {}, finding.evidence))),
-    table(columns, rows, { filter: true, caption: result.title, hot: (row) => row.verdict === "slower" }), result.notes.map((/** @type {string} */ note) => h("p", { class: "quiet" }, note)));
+  return h("div", { class: "columns diff" },
+    h("div", {}, h("h2", {}, result.title, " ", h("span", { class: "quiet" }, result.window)),
+      result.findings.map((/** @type {any} */ finding) => h("article", { class: `card ${finding.severity}` }, h("h3", {}, finding.title), h("p", {}, finding.evidence))),
+      result.notes.map((/** @type {string} */ note) => h("p", { class: "quiet" }, note))),
+    h("div", {}, table(columns, rows, { filter: true, caption: result.title, hot: (row) => row.verdict === "slower" })));
 }
