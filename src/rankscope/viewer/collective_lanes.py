@@ -29,13 +29,15 @@ class CollectiveSlices:
     last: Ints
 
     def columns(self, segment: Ints, id: Ints) -> dict[str, NDArray[np.float64]]:
-        """Of these slices; no wait and no match where one is not a matched collective."""
+        """Of these slices, if any is a matched collective; no wait and no match for those that are not."""
         key = _key(segment, id)
         place = np.minimum(np.searchsorted(self.key, key), max(len(self.key) - 1, 0))
         known = self.key[place] == key if len(self.key) else np.zeros(len(key), dtype=bool)
+        if not known.any():
+            return {}
         columns = {"wait": (self.wait, 0), "match": (self.match, NONE), "last": (self.last, NONE)}
         return {
-            name: np.where(known, values[place] if len(values) else none, none).astype(np.float64)
+            name: np.where(known, values[place], none).astype(np.float64)
             for name, (values, none) in columns.items()
         }
 

@@ -136,11 +136,11 @@ class Session:
             return self._communication[rank]
 
     def collective_slices(self, rank: int) -> CollectiveSlices:
-        """How long each collective of a rank waited, and for whom."""
-        with self._database:
-            if rank not in self._collective_slices:
+        """How long each collective of a rank waited, and for whom. Tiles wait for the database the first time only."""
+        if rank not in self._collective_slices:
+            with self._database:
                 self._collective_slices[rank] = collective_slices(self.run, rank)
-            return self._collective_slices[rank]
+        return self._collective_slices[rank]
 
     def counter(self, rank: int, name: str, load: Callable[[Run], Series]) -> Series:
         """Times and values of one counter, read once."""
@@ -161,12 +161,12 @@ class Session:
 
     def activity(self, rank: int) -> Activity:
         """The activity of a rank with the waiting apart."""
-        time = self.rank_time(rank)
-        with self._database:
-            if rank not in self._activities:
+        if rank not in self._activities:
+            time = self.rank_time(rank)
+            with self._database:
                 wait = intersect(time.comm, waiting_times(self.run)[rank])
-                self._activities[rank] = Activity(time.compute, subtract(time.comm, wait), wait, time.copy)
-            return self._activities[rank]
+            self._activities[rank] = Activity(time.compute, subtract(time.comm, wait), wait, time.copy)
+        return self._activities[rank]
 
     @contextmanager
     def _once(self, key: object) -> Iterator[None]:
