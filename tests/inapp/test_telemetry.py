@@ -247,6 +247,7 @@ def test_the_ring_describes_the_rank_and_its_phase(tmp_path: Path, telemetry: Te
     assert ring is not None
     assert ring.about["rank"] == 3
     assert (ring.about["local_rank"], ring.about["node"], ring.about["role"]) == (1, 1, "default")
+    assert ring_path(tmp_path / "run", 3).stat().st_mode & 0o777 == 0o600
     assert PHASES[ring.header.phase] == "training"
     assert ring.header.phase_since_unix_ns <= ring.header.alive_unix_ns
 

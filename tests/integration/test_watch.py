@@ -199,3 +199,26 @@ def test_watch_in_the_code(tmp_path: Path) -> None:
     ring, records = read_ring(tmp_path / "out/telemetry/rank-00000.ring")
     assert ring.about["hang_after_s"] == 30
     assert [record["step"] for record in records] == list(range(5))
+
+
+COMPILED = """\
+import rankscope, torch
+rankscope.watch("out")
+model = torch.nn.Linear(4, 4)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+def step(inputs):
+    model(inputs).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+compiled = torch.compile(step, backend="eager")
+for _ in range(4):
+    compiled(torch.ones(2, 4))
+"""
+
+
+def test_a_compiled_step_is_compiled_as_it_is_alone(tmp_path: Path) -> None:
+    """torch.compile warns about a hook that it tries to trace."""
+    (tmp_path / "compiled.py").write_text(COMPILED)
+    done = run([PYTHON, "compiled.py"], tmp_path)
+    assert "Dynamo does not know" not in done.stderr
+    assert [len(records) for _, records in rings(tmp_path / "out").values()] == [4]

@@ -20,6 +20,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from rankscope.private_files import open_private
+
 FOLDER = "telemetry"
 MAGIC = b"RSRING1\n"
 HEADER_BYTES = 4096
@@ -92,7 +94,7 @@ class RingWriter:
         self.capacity = capacity
         self.records = 0
         header = _packed(Header(capacity, 0, int(about["started_unix_ns"]), 0, int(about["started_unix_ns"])))
-        with path.open("wb") as file:
+        with open_private(path, "wb") as file:
             file.write(header.ljust(_JSON_AT, b"\0") + text.ljust(HEADER_BYTES - _JSON_AT, b"\0"))
             file.write(bytes(capacity * RECORD.size))
 

@@ -26,6 +26,9 @@ TRAINING, DATA, BACKWARD, OPTIMIZER, COLLECTIVE = map(
 MOST_STEPS = 4096
 # The places of a step's CUDA events.
 BEGIN, FORWARD_END, OPTIMIZER_BEGIN, OPTIMIZER_END = range(4)
+_TRACE_RULES = "torch._dynamo.trace_rules"
+# Modules with code that runs in each step.
+_IN_EACH_STEP = ("step_figures", "step_counter", "engine", "windows", "window_export")
 # Micro-batches of a step whose backward is remembered.
 MOST_BACKWARDS = 256
 
@@ -150,6 +153,7 @@ class StepClock:
     def _hook(self) -> None:
         from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+        after_import(_TRACE_RULES, _leave_us_untraced)
         before, after = self._optimizer_hooks()
         self._undo.append(register_optimizer_step_pre_hook(before).remove)
         self._undo.append(register_optimizer_step_post_hook(after).remove)
@@ -266,6 +270,14 @@ def _not_traced(function: Any) -> Any:
     """As torch.compiler.disable, which would import dynamo: torch.compile must call it, not trace it."""
     function._torchdynamo_disable = True
     return function
+
+
+def _leave_us_untraced() -> None:
+    """A hook that is called where torch.compile has broken its graph would be compiled on its own, with warnings."""
+    add = getattr(sys.modules[_TRACE_RULES], "add", None)
+    if add is not None:
+        for module in _IN_EACH_STEP:
+            add(f"rankscope.inapp.{module}")
 
 
 def _built_with_cuda() -> bool:
