@@ -225,7 +225,12 @@ def test_a_run_that_cannot_be_opened_is_said(tmp_path: Path) -> None:
 
     said: list[str] = []
     opening = Opening([tmp_path / "nothing"], Options(), said.append)
-    assert opening.routes()["state"]({}) == {"state": "reading", "read_bytes": 0, "total_bytes": 0}
+    assert opening.routes()["state"]({}) == {
+        "state": "reading",
+        "read_bytes": 0,
+        "total_bytes": 0,
+        "telemetry": False,
+    }
     opening.start()
     assert opening.wait(20)
     assert opening.state()["state"] == "failed" and "nothing" in said[0]

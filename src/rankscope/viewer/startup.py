@@ -27,6 +27,7 @@ from rankscope.viewer.answers import Answer, Route
 from rankscope.viewer.session import Session
 from rankscope.viewer.two_runs import align, combined
 from rankscope.viewer.watch_page import watch
+from rankscope.watch.rings import has_telemetry
 
 _ROUTE_MODULES = (timeline, slices, search, flows, collective_peers, counters, flame, reports, events, marks)
 
@@ -146,12 +147,15 @@ class Opening:
         return answer
 
     def state(self) -> dict[str, Any]:
-        if self._error:
-            error = self._error
-            return {"state": "failed", "error": error.message, "why": error.why, "hint": error.hint}
-        if self._done.is_set():
-            return {"state": "open"}
-        return {"state": "reading", "read_bytes": sum(self._read.values()), "total_bytes": self._total}
+        found: dict[str, Any]
+        if error := self._error:
+            found = {"state": "failed", "error": error.message, "why": error.why, "hint": error.hint}
+        elif self._done.is_set():
+            found = {"state": "open"}
+        else:
+            read = sum(self._read.values())
+            found = {"state": "reading", "read_bytes": read, "total_bytes": self._total}
+        return {**found, "telemetry": has_telemetry(self._runs[-1])}
 
 
 def routes_of(session: Session) -> dict[str, Route]:

@@ -18,6 +18,7 @@ import { loadVerdict } from "./verdict.js";
 async function opened() {
   for (;;) {
     const state = await json("state");
+    byId("watch-link").hidden = !state.telemetry;
     if (state.state === "open") return true;
     if (state.state === "failed") {
       fill(byId("verdict"), h("div", {}, h("h1", {}, state.error), h("p", {}, `${state.why} ${state.hint}`)));
