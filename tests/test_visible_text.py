@@ -13,6 +13,7 @@ from pathlib import Path
 from conftest import ROOT, kernel_event, slice_event, write_kineto
 from rankscope.cli import main
 from rankscope.errors import ReadError
+from rankscope.run_words import shell_word
 from rankscope.visible_text import visible
 
 EVIL = "a\x1b]0;owned\x07\x1b[2J\x9b31m\x7f\u202eb\r"
@@ -92,3 +93,11 @@ def test_files_that_were_asked_for_have_the_usual_mode(tmp_path: Path) -> None:
         os.umask(before)
     assert ",'=cmd()," in (target.parent / "slices.csv").read_text()
     assert target.stat().st_mode & 0o777 == 0o644
+
+
+def test_a_path_is_a_word_of_a_shell_whatever_is_in_it() -> None:
+    for path in ("runs/a", "with space", "it's", EVIL, f"it's {EVIL} \\x41"):
+        word = shell_word(path)
+        assert visible(word) == word
+        done = subprocess.run(["bash", "-c", f"printf %s {word}"], capture_output=True, check=True)
+        assert done.stdout == os.fsencode(path)

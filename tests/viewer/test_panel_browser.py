@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -231,3 +231,19 @@ def test_no_tab_overflows(slow2: Viewer, screen: Screen, width: int, dock: str) 
         assert page.evaluate("document.documentElement.scrollWidth") <= width
         outer = "document.querySelector('#panel')"
         assert page.evaluate(f"{outer}.scrollWidth <= {outer}.clientWidth + 1"), tab.inner_text()
+
+
+TABS = ("findings", "events", "area", "flame", "kernels", "collectives", "memory", "roofline")
+
+
+@pytest.mark.parametrize("colours", ["light", "dark"])
+def test_no_serious_fault_for_readers_of_the_page(
+    slow2: Viewer, screen: Screen, accessibility_faults: Callable[[Any], list[str]], colours: str
+) -> None:
+    screen.page.emulate_media(color_scheme=colours)
+    screen.open(slow2.url)
+    found = {}
+    for name in TABS:
+        open_tab(screen, name)
+        found[name] = accessibility_faults(screen.page)
+    assert found == {name: [] for name in TABS}

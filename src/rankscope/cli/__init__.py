@@ -252,12 +252,10 @@ def _with_path(message: str, args: argparse.Namespace) -> str:
     """The path of the run in the commands of an error."""
     if not hasattr(args, "run") or " RUN" not in message:
         return message
-    import shlex
-
-    from rankscope.views.commands import RunWords, with_paths
+    from rankscope.run_words import RunWords, shell_words, with_paths
 
     runs = args.run if isinstance(args.run, list) else [args.run]
-    return with_paths(message, {"RUN": RunWords(shlex.join(map(str, runs)))})
+    return with_paths(message, {"RUN": RunWords(shell_words(runs))})
 
 
 def run() -> None:

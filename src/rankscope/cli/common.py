@@ -175,10 +175,10 @@ def scope_of(args: argparse.Namespace) -> Scope:
 
 def window_words(args: argparse.Namespace) -> str:
     """The options that chose the window, to be repeated in commands; empty for the default."""
-    import shlex
+    from rankscope.run_words import shell_words
 
     if args.steps:
-        return shlex.join(["--steps", args.steps])
+        return shell_words(["--steps", args.steps])
     return "--window file" if args.window == "file" else ""
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -87,7 +86,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     from rankscope.analysis.diff.compare import Rules
     from rankscope.analysis.diff.two_runs import diff, likely_slower, slower_rows
-    from rankscope.views.commands import RunWords, result_with_paths
+    from rankscope.run_words import RunWords, shell_word
+    from rankscope.views.commands import result_with_paths
 
     rules = Rules(_reports(args.report), parse_percent(args.min_change))
     limit = parse_percent(args.fail_over) if args.fail_over is not None else None
@@ -100,7 +100,7 @@ def main(args: argparse.Namespace) -> int:
     failed = slower_rows(result, limit, args.fail_on_likely) if limit is not None else []
     doubtful = likely_slower(result, limit) if limit is not None and not args.fail_on_likely else []
     names = {"BASE": args.base, "NEW": args.new}
-    runs = {name: RunWords(shlex.quote(str(path)), window_words(args)) for name, path in names.items()}
+    runs = {name: RunWords(shell_word(str(path)), window_words(args)) for name, path in names.items()}
     show(_text(result_with_paths(result, runs), failed, args.format, shown))
     for row in failed:
         change = "from nothing" if row["change_pct"] is None else f"{row['change_pct']:+.1f} %"

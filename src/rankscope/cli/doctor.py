@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import shlex
 import sys
 
 from rankscope.cli.common import add_fail_on, add_reading_options, add_run_argument, exit_code, open_run, show
@@ -31,10 +30,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     from rankscope.analysis.core.scope import Scope
     from rankscope.analysis.health.doctor import doctor
+    from rankscope.run_words import RunWords, shell_words
     from rankscope.views import render, terminal_width, use_color
-    from rankscope.views.commands import RunWords, result_with_paths
+    from rankscope.views.commands import result_with_paths
 
-    run = RunWords(shlex.join(map(str, args.run)))
+    run = RunWords(shell_words(args.run))
     result = result_with_paths(doctor(open_run(args), Scope()), {"RUN": run})
     show(render(result, args.format, terminal_width(sys.stdout), use_color(sys.stdout)))
     return exit_code(args.fail_on, [result])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import shlex
 import webbrowser
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +21,7 @@ from rankscope.cli.common import (
     window_words,
 )
 from rankscope.errors import UsageError
+from rankscope.run_words import shell_word, shell_words
 
 if TYPE_CHECKING:
     from rankscope.store.run import Run
@@ -91,14 +91,14 @@ def main(args: argparse.Namespace) -> int:
         run,
         scope,
         run_name(subject),
-        shlex.quote(str(subject)),
-        "" if args.ranks == "all" else shlex.join(["--ranks", args.ranks]),
+        shell_word(str(subject)),
+        "" if args.ranks == "all" else shell_words(["--ranks", args.ranks]),
         window_words(args),
     )
     compared = None
     if len(args.run) == 2:
         base = _open(args, args.run[0])
-        request = replace(request, base=shlex.quote(str(args.run[0])), base_run=base)
+        request = replace(request, base=shell_word(str(args.run[0])), base_run=base)
         compared = diff(base, run, scope)
     content = build(request, compared)
     text = html_page(content) if format == "html" else markdown_page(content)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import re
-import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -32,8 +31,8 @@ if TYPE_CHECKING:
     from rankscope.analysis.core.report import Report
     from rankscope.analysis.core.result import Result
     from rankscope.analysis.core.scope import Scope
+    from rankscope.run_words import Runs
     from rankscope.store.run import Run
-    from rankscope.views.commands import Runs
 
 EXAMPLES = """\
 examples:
@@ -116,8 +115,9 @@ def main(args: argparse.Namespace) -> int:
     if args.report != "list":
         expect_reading(args)
     from rankscope.analysis.within_rank.event_tables import top_kernels
+    from rankscope.run_words import RunWords, shell_words
     from rankscope.views import render, terminal_width, use_color
-    from rankscope.views.commands import RunWords, result_with_paths
+    from rankscope.views.commands import result_with_paths
 
     reports = _reports(args.compat)
     if args.report == "list":
@@ -137,7 +137,7 @@ def main(args: argparse.Namespace) -> int:
     scope.check(run)
     width, color = terminal_width(sys.stdout), use_color(sys.stdout)
     results = []
-    named = {"RUN": RunWords(shlex.join(map(str, args.run)), window_words(args))}
+    named = {"RUN": RunWords(shell_words(args.run), window_words(args))}
     if args.report is None and args.compat is None and args.format == "table":
         shown = dict(wanted)
         results.append(reports["summary"].analyse(run, scope, None).head(shown["summary"]))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 from pathlib import Path
 
 from rankscope.analysis import REPORTS
@@ -12,6 +11,7 @@ from rankscope.analysis.core.result import Change, Found
 from rankscope.analysis.core.scope import Scope, parse_ranks, parse_steps
 from rankscope.analysis.findings import collect
 from rankscope.errors import UsageError
+from rankscope.run_words import shell_word
 from rankscope.store.run import VIEWS, describe
 from rankscope.viewer.answers import Answer, Route, client_left, integer
 from rankscope.viewer.scenes import scene
@@ -78,7 +78,7 @@ _WHATIF_OPTIONS: dict[Change, str] = {
 def commands(found: Found, path: Path) -> list[str]:
     """What to enter in a shell to go on: the command of the hint, the table behind the finding, the predicted gain."""
     finding = found.finding
-    run = shlex.quote(str(path))
+    run = shell_word(str(path))
     wanted = [text.replace(" RUN", f" {run}", 1) for text in _COMMAND_IN_HINT.findall(finding.hint)]
     wanted.append(f"rankscope stats {run} -r {found.report}")
     if finding.remedy is not None:

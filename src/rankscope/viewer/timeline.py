@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from typing import Any
 
 import numpy as np
@@ -10,6 +9,7 @@ from numpy.typing import NDArray
 
 from rankscope.analysis import REPORTS
 from rankscope.analysis.core.intervals import Intervals, Ints, covered_before
+from rankscope.run_words import shell_word
 from rankscope.store.run import Run
 from rankscope.units import format_rounded
 from rankscope.viewer.answers import Answer, Route, integer
@@ -39,7 +39,7 @@ def run_info(session: Session) -> Answer:
         steps = _steps(opened)
     return {
         "title": session.title,
-        "path": shlex.quote(str(session.path)),
+        "path": shell_word(str(session.path)),
         "ranks": session.run.ranks,
         "begin_ns": begin,
         "end_ns": end,

@@ -3,48 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import replace
 
 from rankscope.analysis.core.result import Finding, Found, Result
-from rankscope.records import dataclass
+from rankscope.run_words import Runs, with_paths
 from rankscope.units import display_width
 from rankscope.views.text import clean, hang, sentence
 
-_PLACEHOLDER = re.compile(r"(?<=rankscope )([a-z]+) (RUN|BASE|NEW)\b")
-_WINDOWED = ("stats", "whatif", "report", "chart")
-"""Commands that take --steps and --window."""
 _COMMAND = re.compile(
     r"rankscope (?:stats|whatif|report|chart|view|query|doctor|export|diff)"
     r"(?: [^\s'();]*'[^']*'| [^\s'();]*[^\s'(),;.:])+"
 )
 _WORD = re.compile(r"(?:[^\s']|'[^']*')+")
-
-
-@dataclass(frozen=True)
-class RunWords:
-    """How commands name a run."""
-
-    path: str
-    """As the user typed it, quoted for a shell."""
-    window: str = ""
-    """'--steps 3:5' or '--window file', where figures are for that."""
-
-
-Runs = Mapping[str, RunWords]
-"""By RUN, BASE or NEW."""
-
-
-def with_paths(text: str, runs: Runs) -> str:
-    """The text with the paths of the runs in its commands."""
-
-    def named(match: re.Match[str]) -> str:
-        verb, run = match[1], runs.get(match[2])
-        if run is None:
-            return match[0]
-        return " ".join(filter(None, (verb, run.path, run.window if verb in _WINDOWED else "")))
-
-    return _PLACEHOLDER.sub(named, text)
 
 
 def finding_with_paths(finding: Finding, runs: Runs) -> Finding:

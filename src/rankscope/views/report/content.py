@@ -20,12 +20,13 @@ from rankscope.analysis.summary import summary
 from rankscope.errors import RankscopeError
 from rankscope.model import TIMELINE_FORMATS
 from rankscope.ranges import as_ranges
+from rankscope.run_words import Runs, RunWords
 from rankscope.store.run import Run
 from rankscope.units import format_bytes, format_ns
 from rankscope.views.charts import CHARTS, Chart, NothingToDrawError, chart_in_run, rank_heatmap
 from rankscope.views.charts.report_charts import two_breakdowns
 from rankscope.views.charts.step_picture import NARROW, WIDE, step_picture_chart
-from rankscope.views.commands import Runs, RunWords, advice_and_commands, found_with_paths, result_with_paths
+from rankscope.views.commands import advice_and_commands, found_with_paths, result_with_paths
 from rankscope.views.report.one_line import one_line
 from rankscope.views.text import sentence
 
