@@ -121,7 +121,7 @@ function graph(root, whole, pattern, width, open) {
     if (wide < 0.6) return;
     const change = node.before_ns === undefined ? "" : `, ${node.before_ns ? `was ${time(node.before_ns)}` : "new"}`;
     const label = `${node.name}: ${time(node.total_ns)}, ${percent(node.total_ns / (whole || 1))}${node.self_ns ? `, self ${time(node.self_ns)}` : ""}${change}`;
-    const group = s("g", { tabindex: 0, role: "treeitem", "aria-label": label }, s("title", {}, label),
+    const group = s("g", { tabindex: 0, role: "treeitem" }, s("title", {}, label),
       s("rect", { x, y: level * ROW, width: Math.max(wide - 0.7, 0.4), height: ROW - 1, rx: 2, fill: color(node, level, pattern) }),
       wide > 34 ? s("text", { x: x + 5, y: level * ROW + 13, class: "inside", "aria-hidden": "true" }, shortenName(node.name, Math.floor((wide - 8) / 6.2))) : "");
     group.addEventListener("click", () => open(path));
