@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from integration.jobs import PROFILE, PYTHON, environment, needs_torch, run, start, steps, traces
+from integration.jobs import PROFILE, PYTHON, environment, needs, needs_torch, run, start, steps, traces
 from rankscope.analysis.health.hang import hang_in
 from rankscope.cli import main
 from rankscope.watch.rings import read_rings, tables
@@ -53,15 +53,27 @@ def test_the_rank_and_the_cause(tmp_path: Path, fault: str, kind: str, causes: s
 def test_a_slow_node(tmp_path: Path) -> None:
     """Two nodes on one machine: each launcher sees another host name."""
     env = environment()
-    port = env["PET_MASTER_PORT"]
-    torchrun = (
-        f"torchrun --nnodes 2 --nproc-per-node 2 --master-addr 127.0.0.1 --master-port {port} --no-python"
-    )
-    words = " ".join([*PROFILE, "--watch", "-o", "out", PYTHON, JOB, "node"])
-    node = "unshare --uts sh -c 'hostname node{0}; exec {1} --node-rank {0} {2}' &"
-    script = "\n".join([*(node.format(number, torchrun, words) for number in range(2)), "wait"])
+    script = "\n".join([*(f"{_as_node(number, env)} &" for number in range(2)), "wait"])
     run(["bash", "-c", script], tmp_path, env=env)
-    (table,) = tables(read_rings(tmp_path / "out"))
+    _names_the_second_node(tmp_path / "out")
+
+
+@pytest.mark.skipif(not _can_rename_host(), reason="needs root, to give a process another host name")
+@needs("srun", "slurm-wlm slurm-wlm-torque munge")
+def test_a_slow_node_of_slurm(tmp_path: Path, slurm: dict[str, str]) -> None:
+    run(["srun", "-N2", "-n2", "bash", "-c", _as_node("$SLURM_NODEID", slurm)], tmp_path, env=slurm)
+    _names_the_second_node(tmp_path / "out")
+
+
+def _as_node(number: int | str, env: dict[str, str]) -> str:
+    """The command of one node of a job on two, under a host name of its own."""
+    torchrun = f"torchrun --nnodes 2 --nproc-per-node 2 --master-addr 127.0.0.1 --master-port {env['PET_MASTER_PORT']}"
+    words = " ".join([*PROFILE, "--watch", "-o", "out", PYTHON, JOB, "node"])
+    return f'unshare --uts sh -c "hostname node{number}; exec {torchrun} --no-python --node-rank {number} {words}"'
+
+
+def _names_the_second_node(run: Path) -> None:
+    (table,) = tables(read_rings(run))
     alarms = [alarm for alarm in watched(table, 2, 10) if alarm.kind == "slow-node"]
     assert [(alarm.node, alarm.ranks, alarm.cause) for alarm in alarms][:1] == [("node1", (2, 3), "host")], (
         alarms

@@ -14,11 +14,18 @@ import { EMPTY, Store, decode } from "./state.js";
 import { listenToTrackTools } from "./track_tools.js";
 import { loadVerdict } from "./verdict.js";
 
+/** The link has an address only here: a shared file has none. */
+function showTelemetryLink() {
+  const link = /** @type {HTMLAnchorElement} */ (byId("watch-link"));
+  link.href = "watch";
+  link.hidden = false;
+}
+
 /** Show the progress until the run is open; false if it cannot be opened. */
 async function opened() {
   for (;;) {
     const state = await json("state");
-    byId("watch-link").hidden = !state.telemetry;
+    if (state.telemetry) showTelemetryLink();
     if (state.state === "open") return true;
     if (state.state === "failed") {
       fill(byId("verdict"), h("div", {}, h("h1", {}, state.error), h("p", {}, `${state.why} ${state.hint}`)));
