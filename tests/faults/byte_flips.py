@@ -84,7 +84,7 @@ def _trial(
     if ended.status == 0:
         difference = "other figures than of a whole store" if ended.stdout != expected else ""
     elif raw == "there" or path.name in _UNDAMAGED:
-        difference = f"could be repaired, and was not: {ended.stderr[-500:]}"
+        difference = f"could be repaired, and ended with {ended.status}: {ended.stderr[-500:]}"
     else:
         difference = ended.unclear()
     return Outcome(f"{damage}, trace {raw}", f"{command} with {path}", difference)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Callable
@@ -67,6 +68,8 @@ def _run(argv: list[str], outputs: list[Path], before: Callable[[], None]) -> No
         sys.stdout, sys.stderr = os.fdopen(1, "w", closefd=False), os.fdopen(2, "w", closefd=False)
         before()
         status = cli.main(argv)
+    except KeyboardInterrupt:  # outside the command, which an interpreter would be ended by
+        status = 128 + signal.SIGINT
     except BaseException:  # noqa: BLE001 - what an interpreter would print
         traceback.print_exc()
     finally:
