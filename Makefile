@@ -15,7 +15,7 @@ help:
 	@echo "make pictures   the pictures of README.md and docs, from make demo"
 	@echo "make test       every check and the tests (what CI runs)"
 	@echo "make test-fast  the quick tests, in about a minute"
-	@echo "make test-all   make test, and more variations of its slow tests (tests/thorough.txt)"
+	@echo "make test-all   make test, and the tests of tests/thorough.txt"
 	@echo "make faults     kill, flood, damage and attack it some 800 times (docs/reliability.md); under 45 minutes"
 	@echo "make coverage   the branch coverage of the quick tests"
 	@echo "make sanitize   the tests of the C parts, with AddressSanitizer and UndefinedBehaviorSanitizer"
