@@ -23,7 +23,7 @@ from rankscope.readers.perfetto.wire import (
     signed,
 )
 
-DAMAGED, NO_STATE, NO_TIME, NO_CLOCK, FAR_TIME, NO_KIND, NO_ARGS, NO_NAME, SHORTENED = range(9)
+DAMAGED, NO_STATE, NO_TIME, NO_CLOCK, FAR_TIME, NO_KIND, NO_TRACK, NO_ARGS, NO_NAME, SHORTENED = range(10)
 LOSSES = {
     DAMAGED: "packets that are damaged",
     NO_STATE: "packets that refer to names which the file has lost",
@@ -31,6 +31,7 @@ LOSSES = {
     NO_CLOCK: "events of a clock that no snapshot describes",
     FAR_TIME: "events at a time beyond 2116",
     NO_KIND: "events that neither begin, end, mark nor count anything",
+    NO_TRACK: "events on tracks beyond the first million",
 }
 """Why events are lost, by their number."""
 REPAIRS = {
@@ -48,11 +49,10 @@ PACKET = 1
 FTRACE, CLOCKS, TIME, SEQUENCE, TRACK_EVENT, INTERNED, FLAGS = 1, 6, 8, 10, 11, 12, 13
 CLEARED_OLD, DROPPED, COMPRESSED, STAGE, CLOCK, DEFAULTS, DESCRIPTOR = 41, 42, 50, 53, 58, 59, 60
 ATTRIBUTES, ZSTD_COMPRESSED = 126, 133
-_NOT_DATA = frozenset(
-    (3, CLOCKS, TIME, SEQUENCE, TRACK_EVENT, INTERNED, FLAGS, 36, CLEARED_OLD, DROPPED, STAGE, CLOCK, DEFAULTS,
-     DESCRIPTOR, 79, 87, 88, 98, ATTRIBUTES)
-)  # fmt: skip
-"""Fields of a packet that are read here, or that are of no use. Others are data of other kinds, which are counted."""
+_READ = frozenset((CLOCKS, TIME, SEQUENCE, TRACK_EVENT, FLAGS, CLEARED_OLD, DROPPED, STAGE, CLOCK, DEFAULTS))
+"""Fields of a packet that both passes read."""
+_NOT_DATA = frozenset((3, INTERNED, 36, 79, 87, 88, 98))
+"""Fields of no use here. Others are data of other kinds, which are counted."""
 MOST_NUMBERS = 1024
 """Field numbers that are counted; extensions beyond are counted as this."""
 
@@ -64,9 +64,12 @@ _LONGEST_INTERNED = 1 << 16
 """One text may be used by every event: longer ones would make a small file expand without limit."""
 _FARTHEST_NS = 1 << 62
 _MOST_NESTED = 32
+_MOST_SEQUENCES = 1 << 18
+_MOST_TRACKS = 1 << 20
+"""Each takes some hundred bytes: a small file must not need much memory."""
 _SPECIAL = re.compile(rb'[\x00-\x1f"\\]')
 _NUMBER = re.compile(rb"-?(?:0|[1-9][0-9]{0,17})")
-_LANE = re.compile(rb"(?:\[[0-9]+\] )?(?:stream ([0-9]{1,18})$)?")
+_LANE = re.compile(rb"(?:\[[0-9]+\] )?(?:stream ([0-9]{1,18})\Z)?")
 _CATEGORY_OF_STAGE = {
     b"Kernel": b"kernel",
     b"Memcpy": b"gpu_memcpy",
@@ -174,11 +177,14 @@ class _Decoder:
     def _packet(self, packet: bytes) -> None:
         values: dict[int, tuple[int, Any]] = {}
         interned: list[bytes] = []
+        rest: list[tuple[int, bytes]] = []
         try:
             for number, wire, value in fields(packet):
                 values[number] = wire, value
                 if number == INTERNED:
                     interned.append(bytes_in(wire, value))
+                elif number not in _READ:
+                    rest.append((number, bytes_in(wire, value)))
         except WireError:
             self.counts[DAMAGED] += 1
             return
@@ -188,6 +194,9 @@ class _Decoder:
 
         place = number_of(SEQUENCE) & 0xFFFF_FFFF
         if self._only is not None and place not in (self._only, 0):
+            return
+        if place not in self._sequences and len(self._sequences) == _MOST_SEQUENCES:
+            self.counts[DAMAGED] += 1
             return
         sequence = self._sequences.setdefault(place, _Sequence())
         flags = number_of(FLAGS)
@@ -200,12 +209,13 @@ class _Decoder:
                 self._set_defaults(sequence, bytes_in(*values[DEFAULTS]))
             if CLOCKS in values:
                 self._set_clocks(place, bytes_in(*values[CLOCKS]))
-            for data in interned:
-                self._intern(sequence, data)
         except WireError:
             self.counts[DAMAGED] += 1
             return
-        self._note(values)
+        for data in interned:
+            self._intern(sequence, data)
+        for number, data in rest:
+            self._note(number, data)
         is_event = TRACK_EVENT in values or STAGE in values
         if flags & _NEEDS_STATE and not sequence.valid:
             self.counts[NO_STATE] += is_event
@@ -224,8 +234,8 @@ class _Decoder:
         else:
             self._stage(sequence, time, bytes_in(*values[STAGE]))
 
-    def _note(self, values: dict[int, tuple[int, Any]]) -> None:
-        """Look at the fields of a packet; the index does."""
+    def _note(self, number: int, data: bytes) -> None:
+        """Look at another field of a packet; the index does."""
 
     def _intern(self, sequence: _Sequence, data: bytes) -> None:
         """Remember texts; the rewriter does."""
@@ -282,6 +292,8 @@ class _Decoder:
             base = clocks[0]
             self._clocks[base[0]] = _Clock(0, base[2], base[3], base[1])
         at = base[1] * base[2] + self._clocks[base[0]].offset
+        if not -_FARTHEST_NS < at < _FARTHEST_NS:
+            return
         for key, time, unit, incremental in clocks:
             if key != (0, self._trace_clock):
                 self._clocks[key] = _Clock(at - time * unit, unit, incremental, time)
@@ -416,19 +428,17 @@ class Index(_Decoder):
         self._latest: dict[int, tuple[int, bool]] = {}
         """The time of a track's latest half, and whether an end at the same time ends what begins there."""
 
-    def _note(self, values: dict[int, tuple[int, Any]]) -> None:
-        for number, (wire, value) in values.items():
-            if number in (DESCRIPTOR, ATTRIBUTES):
-                self.described.append((number, bytes_in(wire, value)))
-            elif number not in _NOT_DATA:
-                self.unread[min(number, MOST_NUMBERS)] += 1
+    def _note(self, number: int, data: bytes) -> None:
+        if number in (DESCRIPTOR, ATTRIBUTES):
+            self.described.append((number, data))
+        elif number not in _NOT_DATA:
+            self.unread[min(number, MOST_NUMBERS)] += 1
 
-    def finish(self) -> None:
-        """After the last block."""
-
-    def _number(self, uuid: int) -> int:
-        number = self._numbers.setdefault(uuid, len(self.uuids))
-        if number == len(self.uuids):
+    def _number(self, uuid: int) -> int | None:
+        """None if there are too many tracks."""
+        number = self._numbers.get(uuid)
+        if number is None and len(self.uuids) < _MOST_TRACKS:
+            number = self._numbers[uuid] = len(self.uuids)
             self.uuids.append(uuid)
         return number
 
@@ -437,8 +447,11 @@ class Index(_Decoder):
         self.last_ns = end if self.last_ns is None else max(self.last_ns, end)
 
     def _slice_event(self, sequence: _Sequence, time: int, event: _Event) -> None:
-        self._extend(time, time + event.duration)
         track = self._number(event.track)
+        if track is None:
+            self.counts[NO_TRACK] += 1
+            return
+        self._extend(time, time + event.duration)
         for uuid, _ in event.counted:
             self._number(uuid)
         if event.kind in (b"B", b"E"):
@@ -481,6 +494,12 @@ class Rewriter(_Decoder):
         return b",\n".join(self._out)
 
     def _intern(self, sequence: _Sequence, data: bytes) -> None:
+        try:
+            self._intern_all(sequence, data)
+        except WireError:
+            self.counts[NO_NAME] += 1
+
+    def _intern_all(self, sequence: _Sequence, data: bytes) -> None:
         for table, wire, value in fields(data):
             if table not in _TABLES and table != SPECS:
                 continue
@@ -510,7 +529,9 @@ class Rewriter(_Decoder):
 
     def _slice_event(self, sequence: _Sequence, time: int, event: _Event) -> None:
         plan = self._plan
-        track = self._numbers[event.track]
+        track = self._numbers.get(event.track)
+        if track is None:
+            return
         at = _microseconds(time - plan.base_ns)
         if event.kind == b"C":
             self._count(track, at, event.value, self._name(sequence, event))
@@ -537,7 +558,8 @@ class Rewriter(_Decoder):
             for flow, _ in event.flows:
                 self._flow(flow, track, at)
         for uuid, value in event.counted:
-            self._count(self._numbers[uuid], at, value, b"")
+            if uuid in self._numbers:
+                self._count(self._numbers[uuid], at, value, b"")
 
     def _flow(self, flow: int, track: int, at: bytes) -> None:
         phase = int(self._plan.flow_phases[self._flows])
@@ -589,44 +611,56 @@ class Rewriter(_Decoder):
             return b',"args":' + items[0][1]  # as rankscope exports them
         return b',"args":{' + b",".join(b'"%b":%b' % (name, value) for name, value, _ in items) + b"}"
 
-    def _annotation(self, sequence: _Sequence, data: bytes, depth: int) -> tuple[bytes, bytes, bool]:
-        """Name and value as JSON, and whether it was an object in JSON."""
-        name, value, is_json = b"", b"null", False
+    def _annotation(
+        self, sequence: _Sequence, data: bytes, depth: int, named: bool = True
+    ) -> tuple[bytes, bytes, bool]:
+        """Name and value as JSON, and whether it was an object in JSON. Items of a list have no name."""
+        name: tuple[int, int, Any] = (0, 0, b"")
+        value: tuple[int, int, Any] = (0, 0, b"")
+        children: list[tuple[int, bytes]] = []
+        for number, wire, content in fields(data):
+            if number in (1, 10):
+                name = number, wire, content
+            elif 2 <= number <= 9 or number == 17:
+                value = number, wire, content
+            elif number in (11, 12) and depth < _MOST_NESTED:
+                children.append((number, bytes_in(wire, content)))
+        if not named:
+            shown_name = b""
+        elif name[0] == 1:
+            shown_name = self._text(sequence, ARG_NAMES, number_in(*name[1:]))
+        else:
+            shown_name = escaped(bytes_in(*name[1:]))
+        text = self._value(sequence, *value, depth)
+        if not children:
+            return shown_name, text, value[0] == 9 and text[:1] == b"{"
         entries: list[bytes] = []
         items: list[bytes] = []
-        for number, wire, content in fields(data):
-            if number == 1:
-                name = self._text(sequence, ARG_NAMES, number_in(wire, content))
-            elif number == 10:
-                name = escaped(bytes_in(wire, content))
-            elif number == 2:
-                value = b"true" if number_in(wire, content) else b"false"
-            elif number in (3, 7):
-                value = b"%d" % number_in(wire, content)
-            elif number == 4:
-                value = b"%d" % signed(number_in(wire, content))
-            elif number == 5:
-                value = _number(double_in(wire, content))
-            elif number == 6:
-                value = b'"%b"' % escaped(bytes_in(wire, content))
-            elif number == 17:
-                value = b'"%b"' % self._text(sequence, STRINGS, number_in(wire, content))
-            elif number == 9:
-                value = bytes_in(wire, content) or b"null"
-                is_json = value[:1] == b"{"
-            elif number == 8:
-                value = _nested(bytes_in(wire, content), depth + 1)
-            elif number in (11, 12) and depth < _MOST_NESTED:
-                key, inner, _ = self._annotation(sequence, bytes_in(wire, content), depth + 1)
-                if number == 11:
-                    entries.append(b'"%b":%b' % (key, inner))
-                else:
-                    items.append(inner)
-        if entries:
-            value = b"{" + b",".join(entries) + b"}"
-        elif items:
-            value = b"[" + b",".join(items) + b"]"
-        return name, value, is_json
+        for number, content in children:
+            key, inner, _ = self._annotation(sequence, content, depth + 1, named=number == 11)
+            if number == 11:
+                entries.append(b'"%b":%b' % (key, inner))
+            else:
+                items.append(inner)
+        both = b"{" + b",".join(entries) + b"}" if entries else b"[" + b",".join(items) + b"]"
+        return shown_name, both, False
+
+    def _value(self, sequence: _Sequence, number: int, wire: int, content: Any, depth: int) -> bytes:
+        if number == 2:
+            return b"true" if number_in(wire, content) else b"false"
+        if number in (3, 7):
+            return b"%d" % number_in(wire, content)
+        if number == 4:
+            return b"%d" % signed(number_in(wire, content))
+        if number == 5:
+            return _number(double_in(wire, content))
+        if number == 6:
+            return b'"%b"' % escaped(bytes_in(wire, content))
+        if number == 17:
+            return b'"%b"' % self._text(sequence, STRINGS, number_in(wire, content))
+        if number == 9:
+            return bytes_in(wire, content) or b"null"
+        return _nested(bytes_in(wire, content), depth + 1) if number == 8 else b"null"
 
     def _stage(self, sequence: _Sequence, time: int, data: bytes) -> None:
         duration = queue = stage = gpu = 0

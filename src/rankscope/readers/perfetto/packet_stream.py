@@ -9,7 +9,7 @@ from pathlib import Path
 from rankscope.readers.base import ReadReport
 from rankscope.readers.byte_stream import open_stream
 from rankscope.readers.perfetto import native_decoder
-from rankscope.readers.perfetto.decoder import COMPRESSED
+from rankscope.readers.perfetto.decoder import COMPRESSED, Cut
 
 BLOCK_BYTES = 8 << 20
 """Rewritten at once: about 20 MiB of JSON."""
@@ -68,7 +68,7 @@ class PacketStream:
         if rest:
             self._report.lose(f"the last packet: {why}")
 
-    def _expanded(self, data: bytes, found: native_decoder.Cut) -> Iterator[bytes]:
+    def _expanded(self, data: bytes, found: Cut) -> Iterator[bytes]:
         done = 0
         pending: list[bytes] = []
         for field, begin, end, content in found.compressed:

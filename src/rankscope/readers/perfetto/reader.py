@@ -24,6 +24,7 @@ from rankscope.readers.perfetto import packet_names, tracks
 from rankscope.readers.perfetto.decoder import (
     ATTRIBUTES,
     BEGIN,
+    DAMAGED,
     END,
     LOSSES,
     REPAIRS,
@@ -82,6 +83,9 @@ class PerfettoReading:
                 return
             if text:
                 yield batch_of(text, _SEPARATOR, self.report)
+        damaged = rewriter.counts[DAMAGED] - index.counts[DAMAGED]
+        if damaged > 0:
+            self.report.lose(f"{damaged:,} GPU stages that are damaged", damaged)
         for number, why in REPAIRS.items():
             if rewriter.counts[number]:
                 self.report.repaired(why, rewriter.counts[number])

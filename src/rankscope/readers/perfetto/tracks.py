@@ -255,4 +255,6 @@ def _list(value: Any) -> list[Any]:
 
 
 def _is_flow_range(row: Any) -> bool:
-    return isinstance(row, list) and [type(value) for value in row] == [str, int, int]
+    if not isinstance(row, list) or [type(value) for value in row] != [str, int, int]:
+        return False
+    return 0 <= int(row[1]) <= int(row[2]) < 1 << 64
