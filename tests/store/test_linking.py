@@ -6,10 +6,10 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rankscope.readers.pairing import pair_by_key, pair_nested
 from rankscope.store.arrays import NONE
 from rankscope.store.linking import Annotation, SliceLookup, find_steps, match_first, self_time, slice_at
 from rankscope.store.nesting import nest
-from rankscope.store.slices import pair_by_key, pair_nested
 
 
 def ints(*values: int) -> np.ndarray:

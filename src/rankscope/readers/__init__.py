@@ -46,12 +46,24 @@ _READERS = (
     ("ncu.reader", "NCU"),
     ("flight_recorder", "FLIGHT_READER"),
     ("memory_snapshot", "SNAPSHOT"),
+    ("perfetto.reader", "PERFETTO"),
 )
 """Modules and the readers in them, in the order in which they are asked. Most runs have one format: the modules of the
 others are not imported."""
 _HEAD_BYTES = 1 << 16
 _STREAM_NAME = ".qdstrm"
-TRACE_NAMES = (".json", ".json.gz", ".sqlite", ".nsys-rep", ".qdrep", _STREAM_NAME, ".ncu-rep", *PICKLE_NAMES)
+_PERFETTO_NAMES = tuple(f"{name}{gz}" for name in (".pftrace", ".perfetto-trace") for gz in ("", ".gz"))
+TRACE_NAMES = (
+    ".json",
+    ".json.gz",
+    ".sqlite",
+    ".nsys-rep",
+    ".qdrep",
+    _STREAM_NAME,
+    ".ncu-rep",
+    *PICKLE_NAMES,
+    *_PERFETTO_NAMES,
+)
 
 
 def looks_like_a_trace(path: Path) -> bool:
@@ -116,7 +128,8 @@ def one_file(path: Path) -> Iterator[None]:
 
 def _not_a_trace(path: Path, head: bytes) -> NotATraceError:
     known = (
-        "rankscope reads torch.profiler (Kineto) and Chrome traces (.json, .json.gz), nsys (.nsys-rep, .sqlite), "
+        "rankscope reads torch.profiler (Kineto) and Chrome traces (.json, .json.gz), Perfetto (.pftrace, "
+        ".perfetto-trace), nsys (.nsys-rep, .sqlite), "
         "Nsight Compute (.ncu-rep, .csv), memory snapshots (.pickle) and flight-recorder dumps."
     )
     if is_pickle(head):

@@ -51,8 +51,8 @@ class ReadReport:
         self.events_lost += count
         self._example(f"lost: {why}")
 
-    def repaired(self, why: str) -> None:
-        self.events_repaired += 1
+    def repaired(self, why: str, count: int = 1) -> None:
+        self.events_repaired += count
         self._example(f"repaired: {why}")
 
     def _example(self, text: str) -> None:

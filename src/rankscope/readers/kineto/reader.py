@@ -144,6 +144,11 @@ class JsonBatch:
             self._spare.append(self._block.data)
 
 
+def batch_of(events: bytes, separator: bytes, report: ReadReport) -> JsonBatch:
+    """A batch of events that another reader wrote as JSON."""
+    return JsonBatch(_Block(events, 0, len(events), 0, separator), report, [])
+
+
 class KinetoReading:
     """One pass over one JSON trace."""
 

@@ -2,14 +2,19 @@
 
 A rank is a process, its streams and threads are tracks below it, a slice is a begin and an end event. Each input file
 is one packet sequence with its own table of names, so memory does not grow with the number of ranks.
+
+Attributes of the trace, which Perfetto lists among its metadata, hold what rankscope needs to read the trace back as
+the files it was made from (readers/perfetto/tracks.py).
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
-from typing import Protocol
+from typing import Any, Protocol
 
 from rankscope.analysis.core.scope import Scope
+from rankscope.readers.perfetto.tracks import FILE_KEY, FILES_KEY
 from rankscope.store.run import Run
 from rankscope.views.export.protobuf import blob, double, fixed64, number, text, varint
 from rankscope.views.export.timeline_events import SliceEvent, TraceFile, origin_ns, timeline_files
@@ -34,6 +39,7 @@ _CLOCK_SNAPSHOT, _TIMESTAMP, _SEQUENCE, _TRACK_EVENT, _INTERNED, _FLAGS, _DESCRI
 )
 _CATEGORIES, _NAMES, _ANNOTATION_NAMES = 1, 2, 3
 _FLOW, _FLOW_END, _COUNTER_VALUE = 47, 48, 44
+_ATTRIBUTES = 126
 
 
 class Writable(Protocol):
@@ -45,6 +51,7 @@ class Writable(Protocol):
 def write_perfetto(run: Run, scope: Scope, out: Writable, with_args: bool = True) -> int:
     """Write the trace and return the number of slices."""
     out.write(_packet(_clock_snapshot(run)))
+    out.write(_attribute(FILES_KEY, _listed(run, scope)))
     slices = 0
     uuids = iter(range(1, 1 << 62))
     processes: dict[int, int] = {}
@@ -60,8 +67,28 @@ def write_perfetto(run: Run, scope: Scope, out: Writable, with_args: bool = True
                 out.write(bytes(pending))
                 pending.clear()
         out.write(bytes(pending))
+        out.write(_attribute(f"{FILE_KEY}{sequence}", writer.described()))
         slices += writer.slices
     return slices
+
+
+def _listed(run: Run, scope: Scope) -> list[dict[str, Any]]:
+    """The sequences of the trace: which file each is of."""
+    files = timeline_files(run, scope)
+    return [
+        {
+            "sequence": sequence,
+            "rank": file.rank,
+            "segment": file.segment,
+            "world_size": (file.header.get("distributedInfo") or {}).get("world_size"),
+        }
+        for sequence, file in enumerate(files, start=1)
+    ]
+
+
+def _attribute(key: str, value: object) -> bytes:
+    content = json.dumps(value, separators=(",", ":"))
+    return _packet(blob(_ATTRIBUTES, blob(1, text(1, key) + text(3, content))))
 
 
 def _packet(content: bytes) -> bytes:
@@ -98,6 +125,16 @@ class _FileWriter:
         self._new = b""
         """Interned data to send with the next packet."""
         self._heads: dict[tuple[bytes, str, str], bytes] = {}
+        self._places: list[tuple[int, str, str]] = []
+
+    def described(self) -> dict[str, Any]:
+        """What the packets do not contain: the file's header, processes and threads, tracks, kinds of flows."""
+        return {
+            "header": self._file.header,
+            "metadata": self._file.metadata(),
+            "tracks": self._places,
+            "flows": self._file.flow_kinds(),
+        }
 
     def packets(self, with_args: bool) -> Iterator[bytes]:
         yield _packet(self._sequence + number(_FLAGS, _STATE_CLEARED))
@@ -176,6 +213,7 @@ class _FileWriter:
         info = self._tracks[track]
         uuid = next(self._uuids)
         self._lanes[track, lane] = number(11, uuid)
+        self._places.append((uuid, info.pid, info.tid))
         name = info.label if lane == 0 else f"{info.label}, overlapping {lane}"
         if self._file.segment:
             name += f" ({self._file.label.partition(', ')[2]})"

@@ -6,6 +6,7 @@ goes to an extra lane beside the track. No slice is dropped or changed.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,6 +25,9 @@ class TrackInfo:
     track: int
     label: str
     order: int
+    pid: str
+    tid: str
+    """As in the trace file."""
 
 
 @dataclass(frozen=True)
@@ -82,14 +86,16 @@ class TraceFile:
         """By track and start; enclosing slices before the enclosed."""
         args = "e.args::VARCHAR" if with_args else "NULL"
         # Repeated in the subquery: otherwise DuckDB reads the arguments of all ranks for each file.
-        here = f"rank = {self.rank} AND segment = {self.segment}"
+        here = self._here
         events = f"LEFT JOIN (SELECT id, args FROM events WHERE {here}) e ON e.id = s.id"
         rows = self._run.stream(f"""
             WITH s AS (SELECT * FROM slices WHERE {self._where}),
             arrows AS (
-                SELECT source, target, row_number() OVER (ORDER BY source_ns, source, target) + {self.first_flow} AS n
-                FROM links l WHERE {here}
-                AND source IN (SELECT id FROM s) AND target IN (SELECT id FROM s)
+                SELECT * FROM (
+                    SELECT source, target,
+                           row_number() OVER (ORDER BY kind, source_ns, source, target) + {self.first_flow} AS n
+                    FROM links WHERE {here}
+                ) WHERE source IN (SELECT id FROM s) AND target IN (SELECT id FROM s)
             ),
             leaves AS (SELECT source AS id, list(n ORDER BY n) AS arrows FROM arrows GROUP BY 1),
             enters AS (SELECT target AS id, list(n ORDER BY n) AS arrows FROM arrows GROUP BY 1)
@@ -101,12 +107,37 @@ class TraceFile:
         """)
         return _in_lanes(rows)
 
-    def flow_count(self) -> int:
-        return int(
-            self._run.rows(
-                f"SELECT count(*) FROM links WHERE rank = {self.rank} AND segment = {self.segment}"
-            )[0][0]
+    def flow_kinds(self) -> list[tuple[str, int, int]]:
+        """Kinds of flows, with the first and the last id of each."""
+        last = self.first_flow
+        kinds = []
+        for kind, count in self._run.rows(
+            f"SELECT coalesce(kind, ''), count(*) FROM links WHERE {self._here} GROUP BY kind ORDER BY kind"
+        ):
+            kinds.append((kind, last + 1, last + count))
+            last += count
+        return kinds
+
+    def metadata(self) -> list[dict[str, Any]]:
+        """The events that name processes and threads."""
+        rows = self._run.rows(
+            f"SELECT name, pid, tid, args::VARCHAR FROM events WHERE {self._here} AND ph = 'M' ORDER BY id"
         )
+        return [
+            {"ph": "M", "name": name, "pid": pid, "tid": tid, "args": json.loads(args or "{}")}
+            for name, pid, tid, args in rows
+        ]
+
+    @property
+    def header(self) -> dict[str, Any]:
+        """The fields of the trace file beside its events."""
+        entry = next(e for e in self._run.timelines if (e.rank, e.segment) == (self.rank, self.segment))
+        found: dict[str, Any] = entry.manifest["header"]
+        return found
+
+    @property
+    def _here(self) -> str:
+        return f"rank = {self.rank} AND segment = {self.segment}"
 
     def marks(self) -> Iterator[Mark]:
         """Instant events, without those of the memory allocator, which are exported as counters."""
@@ -154,8 +185,8 @@ def timeline_files(run: Run, scope: Scope) -> Iterator[TraceFile]:
             flows,
             shift,
         )
-        flows += file.flow_count()
         yield file
+        flows = max([flows, *(last for _, _, last in file.flow_kinds())])
 
 
 def origin_ns(run: Run) -> int:
@@ -166,10 +197,10 @@ def origin_ns(run: Run) -> int:
 
 def _tracks(run: Run, here: str) -> list[TrackInfo]:
     rows = run.rows(
-        f"SELECT track, label, kind FROM tracks WHERE {here} "
+        f"SELECT track, label, pid, tid FROM tracks WHERE {here} "
         f"ORDER BY kind NOT IN {_DEVICE_KINDS}, device, stream, kind = 'annotation', sort_index, label"
     )
-    return [TrackInfo(track, label, order) for order, (track, label, _) in enumerate(rows)]
+    return [TrackInfo(track, label, order, pid, tid) for order, (track, label, pid, tid) in enumerate(rows)]
 
 
 def _time_window(run: Run, here: str, scope: Scope) -> str:

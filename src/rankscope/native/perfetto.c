@@ -1,0 +1,1483 @@
+/* Packets of a Perfetto trace: an index of what slices and flows consist of, and the events as Kineto's JSON.
+ *
+ * The same as readers/perfetto/decoder.py, which says what each part means, byte for byte; tests compare the two. */
+#include "bytes.h"
+#include "native.h"
+#include "protobuf.h"
+
+#include <math.h>
+#include <stdio.h>
+
+enum { DAMAGED, NO_STATE, NO_TIME, NO_CLOCK, FAR_TIME, NO_KIND, NO_TRACK, NO_ARGS, NO_NAME, SHORTENED, COUNTED };
+enum { BEGIN, END, END_AT_ONCE };
+enum { CATEGORIES = 1, NAMES = 2, ARG_NAMES = 3, SPECS = 24, STRINGS = 29, KERNELS = 1000 };
+#define MOST_NUMBERS 1024
+#define LONGEST_INTERNED (1 << 16)
+#define FARTHEST_NS (INT64_C(1) << 62)
+#define MOST_NESTED 32
+#define MOST_SEQUENCES (1 << 18)
+#define MOST_TRACKS (1 << 20)
+#define BOOTTIME 6
+#define REALTIME 1
+#define STATE_CLEARED 1
+#define NEEDS_STATE 2
+
+/* A number for each of some keys: a hash table with open addressing. Keys are mixed with a number that differs in each
+ * process, so that no file can be made to collide. */
+typedef struct {
+    uint64_t key, more;
+    uint32_t value; /* + 1; 0: the slot is free */
+} MapSlot;
+
+typedef struct {
+    MapSlot *slots;
+    size_t mask;
+    uint32_t count;
+} Map;
+
+static uint64_t secret;
+
+static inline size_t map_place(uint64_t key, uint64_t more) {
+    uint64_t hash = (key ^ secret) * UINT64_C(0x9E3779B97F4A7C15) + more * UINT64_C(0xC2B2AE3D27D4EB4F);
+    hash ^= hash >> 32;
+    hash *= UINT64_C(0xD6E8FEB86659FD93);
+    return (size_t)(hash ^ hash >> 32);
+}
+
+static bool map_grow(Map *map) {
+    size_t room = map->slots ? (map->mask + 1) * 2 : 64;
+    MapSlot *slots = calloc(room, sizeof *slots);
+    if (!slots) return false;
+    for (size_t old = 0; map->slots && old <= map->mask; old++) {
+        if (!map->slots[old].value) continue;
+        size_t at = map_place(map->slots[old].key, map->slots[old].more) & (room - 1);
+        while (slots[at].value) at = (at + 1) & (room - 1);
+        slots[at] = map->slots[old];
+    }
+    free(map->slots);
+    map->slots = slots;
+    map->mask = room - 1;
+    return true;
+}
+
+/* The number of a key; the next one, `count`, for a new key, or UINT32_MAX if there is no memory for it. */
+static uint32_t map_number(Map *map, uint64_t key, uint64_t more) {
+    if ((!map->slots || map->count * 2 > map->mask) && !map_grow(map)) return UINT32_MAX;
+    size_t at = map_place(key, more) & map->mask;
+    for (; map->slots[at].value; at = (at + 1) & map->mask)
+        if (map->slots[at].key == key && map->slots[at].more == more) return map->slots[at].value - 1;
+    map->slots[at] = (MapSlot){key, more, ++map->count};
+    return map->count - 1;
+}
+
+/* The number of a key, or UINT32_MAX if it is not there. */
+static inline uint32_t map_find(const Map *map, uint64_t key, uint64_t more) {
+    if (!map->slots) return UINT32_MAX;
+    size_t at = map_place(key, more) & map->mask;
+    for (; map->slots[at].value; at = (at + 1) & map->mask)
+        if (map->slots[at].key == key && map->slots[at].more == more) return map->slots[at].value - 1;
+    return UINT32_MAX;
+}
+
+static void map_free(Map *map) {
+    free(map->slots);
+    memset(map, 0, sizeof *map);
+}
+
+/* A text in the array `texts` of a sequence. */
+typedef struct {
+    size_t begin, length;
+} Text;
+
+typedef struct {
+    Text tid, category;
+} Lane;
+
+typedef struct {
+    uint32_t place;
+    bool valid, has_clock;
+    uint32_t clock;
+    uint64_t track;
+    Array counters, doubles; /* uint64: tracks of values that events do not name */
+    Map interned, lanes;
+    Array interned_texts; /* Text, by number */
+    Array lane_texts;     /* Lane, by number */
+    Array texts;          /* escaped */
+} Sequence;
+
+typedef struct {
+    int64_t offset;
+    uint64_t unit, last;
+    bool incremental;
+} Clock;
+
+typedef struct {
+    uint64_t id;
+    uint8_t ends;
+} Flow;
+
+typedef struct {
+    uint64_t uuid;
+    bool is_double;
+    int64_t number;
+    double real;
+} Counted;
+
+typedef struct {
+    uint8_t kind;
+    bool has_name;
+    uint64_t track, name_iid, id;
+    Bytes name;
+    bool real_value;
+    int64_t value;
+    double real;
+    uint64_t duration;
+} Event;
+
+typedef struct {
+    Text name, series; /* in Decoder.plan_texts; name.length 0: none */
+    int64_t multiplier;
+    bool differences, known;
+    double sum;
+} CounterTrack;
+
+typedef struct {
+    uint64_t low, high;
+    Text kind;
+} FlowKind;
+
+typedef struct {
+    bool rewriting;
+    int64_t only; /* a sequence, or -1 for all */
+    bool failed;  /* no memory */
+    uint64_t counts[COUNTED];
+    uint64_t unread[MOST_NUMBERS + 1];
+    bool has_real, has_times;
+    int64_t real_offset, first_ns, last_ns;
+    Map sequence_numbers;
+    Array sequences; /* Sequence * */
+    Map clock_numbers;
+    Array clocks; /* Clock */
+    uint32_t trace_clock;
+    Map track_numbers;
+    /* Of the index. */
+    Array uuids, tracks, times, halves, flow_ids, flow_times, flow_ends, latest; /* latest: Latest by track */
+    Array described;                                                            /* Described */
+    Array described_bytes;
+    /* Of the event that is read. */
+    Array categories; /* Field: interned or inline */
+    Array flows;      /* Flow */
+    Array counted;    /* Counted */
+    Array annotations; /* Bytes */
+    /* Of the rewriter. */
+    int64_t base_ns;
+    Array plan_texts, track_texts /* Text */, counter_tracks /* CounterTrack */, flow_kinds /* FlowKind */;
+    Py_buffer durations, phases;
+    size_t begins, flows_done;
+    Array out;
+} Decoder;
+
+typedef struct {
+    int64_t time;
+    bool at_once;
+} Latest;
+
+typedef struct {
+    uint64_t number, begin, length;
+} Described;
+
+#define AT(array, kind, index) (((kind *)(array).data)[index])
+#define COUNT_OF(array, kind) ((array).size / sizeof(kind))
+
+static inline uint64_t number_in(const Field *field) { return field->wire == WIRE_BYTES ? 0 : field->value; }
+
+/* --- JSON --- */
+
+static inline void put(Array *out, const void *bytes, size_t count) { array_append(out, bytes, count); }
+#define PUT(out, literal) put(out, literal, sizeof literal - 1)
+
+static void put_escaped(Array *out, Bytes text) {
+    const uint8_t *at = text.at;
+    while (at < text.end) {
+        const uint8_t *begin = at;
+        while (at < text.end && *at >= 0x20 && *at != '"' && *at != '\\') at++;
+        put(out, begin, (size_t)(at - begin));
+        if (at == text.end) return;
+        uint8_t byte = *at++;
+        if (byte == '"' || byte == '\\') {
+            uint8_t pair[2] = {'\\', byte};
+            put(out, pair, 2);
+        } else {
+            char code[8];
+            snprintf(code, sizeof code, "\\u%04x", byte ? byte : 0xFFFD);
+            put(out, code, 6);
+        }
+    }
+}
+
+static void put_unsigned(Array *out, uint64_t value) {
+    uint8_t digits[20];
+    size_t at = sizeof digits;
+    do {
+        digits[--at] = (uint8_t)('0' + value % 10);
+        value /= 10;
+    } while (value);
+    put(out, digits + at, sizeof digits - at);
+}
+
+static void put_signed(Array *out, int64_t value) {
+    if (value < 0) PUT(out, "-");
+    put_unsigned(out, value < 0 ? 0 - (uint64_t)value : (uint64_t)value);
+}
+
+static void put_microseconds(Array *out, int64_t ns) {
+    uint64_t value = ns < 0 ? 0 - (uint64_t)ns : (uint64_t)ns;
+    if (ns < 0) PUT(out, "-");
+    put_unsigned(out, value / 1000);
+    unsigned rest = (unsigned)(value % 1000);
+    uint8_t fraction[4] = {'.', (uint8_t)('0' + rest / 100), (uint8_t)('0' + rest / 10 % 10), (uint8_t)('0' + rest % 10)};
+    put(out, fraction, 4);
+}
+
+static void put_double(Array *out, double value) {
+    if (!isfinite(value)) {
+        PUT(out, "null");
+        return;
+    }
+    char text[40];
+    int length = snprintf(text, sizeof text, "%.17g", value);
+    put(out, text, (size_t)length);
+}
+
+static inline void put_text(Array *out, const Array *texts, Text text) { put(out, texts->data + text.begin, text.length); }
+
+/* --- sequences --- */
+
+static void sequence_clear(Sequence *sequence) {
+    map_free(&sequence->interned);
+    map_free(&sequence->lanes);
+    array_free(&sequence->counters);
+    array_free(&sequence->doubles);
+    array_free(&sequence->interned_texts);
+    array_free(&sequence->lane_texts);
+    array_free(&sequence->texts);
+    *sequence = (Sequence){.place = sequence->place};
+}
+
+/* NULL if there are too many, or no memory, which sets `failed`. */
+static Sequence *sequence_at(Decoder *decoder, uint32_t place) {
+    if (decoder->sequence_numbers.count == MOST_SEQUENCES &&
+        map_find(&decoder->sequence_numbers, place, 0) == UINT32_MAX)
+        return NULL;
+    decoder->failed = true; /* until it is there */
+    uint32_t number = map_number(&decoder->sequence_numbers, place, 0);
+    if (number == COUNT_OF(decoder->sequences, Sequence *)) {
+        Sequence *made = calloc(1, sizeof *made);
+        if (!made) return NULL;
+        made->place = place;
+        array_append(&decoder->sequences, &made, sizeof made);
+        if (decoder->sequences.failed) {
+            free(made);
+            return NULL;
+        }
+    }
+    if (number == UINT32_MAX) return NULL;
+    decoder->failed = false;
+    return AT(decoder->sequences, Sequence *, number);
+}
+
+static Text add_escaped(Array *texts, Bytes text) {
+    size_t begin = texts->size;
+    put_escaped(texts, text);
+    return (Text){begin, texts->size - begin};
+}
+
+static Bytes shortened(Decoder *decoder, Bytes text) {
+    if (bytes_left(&text) <= LONGEST_INTERNED) return text;
+    decoder->counts[SHORTENED]++;
+    const uint8_t *end = text.at + LONGEST_INTERNED;
+    while (end > text.at && (*end & 0xC0) == 0x80) end--;
+    return (Bytes){text.at, end, false};
+}
+
+static bool equals(Bytes text, const char *word) {
+    size_t length = strlen(word);
+    return bytes_left(&text) == length && memcmp(text.at, word, length) == 0;
+}
+
+/* The tid of a queue: the number of a stream, or its name without the number that torch sorts by. */
+static Text add_lane(Array *texts, Bytes name) {
+    const uint8_t *at = name.at;
+    if (at < name.end && *at == '[') {
+        const uint8_t *digits = at + 1, *p = digits;
+        while (p < name.end && *p >= '0' && *p <= '9') p++;
+        if (p > digits && name.end - p >= 2 && p[0] == ']' && p[1] == ' ') at = p + 2;
+    }
+    Bytes rest = {at, name.end, false};
+    if (name.end - at > 7 && memcmp(at, "stream ", 7) == 0) {
+        const uint8_t *p = at + 7;
+        while (p < name.end && *p >= '0' && *p <= '9') p++;
+        if (p == name.end && p - (at + 7) <= 18) rest.at = at + 7;
+    }
+    size_t begin = texts->size;
+    PUT(texts, "\"");
+    put_escaped(texts, rest);
+    PUT(texts, "\"");
+    return (Text){begin, texts->size - begin};
+}
+
+static Text add_stage_category(Array *texts, Bytes name, uint64_t category) {
+    static const char *const stages[][2] = {
+        {"Kernel", "kernel"}, {"Memcpy", "gpu_memcpy"}, {"Memset", "gpu_memset"}, {"Annotation", "gpu_user_annotation"}};
+    for (size_t i = 0; i < sizeof stages / sizeof *stages; i++)
+        if (equals(name, stages[i][0])) return add_escaped(texts, bytes_of(stages[i][1], strlen(stages[i][1])));
+    return add_escaped(texts, category == 2 ? bytes_of("kernel", 6) : name);
+}
+
+static void set_interned(Decoder *decoder, Sequence *sequence, uint32_t table, uint64_t iid, Text text) {
+    uint32_t number = map_number(&sequence->interned, iid, table);
+    if (number == UINT32_MAX) decoder->failed = true;
+    else if (number == COUNT_OF(sequence->interned_texts, Text)) array_append(&sequence->interned_texts, &text, sizeof text);
+    else AT(sequence->interned_texts, Text, number) = text;
+}
+
+static bool intern(Decoder *decoder, Sequence *sequence, Bytes data) {
+    Field field;
+    while (next_field(&data, &field)) {
+        uint32_t table = field.number;
+        bool wanted = table == CATEGORIES || table == NAMES || table == ARG_NAMES || table == STRINGS ||
+                      table == KERNELS || table == SPECS;
+        if (!wanted) continue;
+        uint64_t iid = 0, category = 0;
+        Bytes text = bytes_of("", 0), demangled = text, entry = field.bytes;
+        Field inner;
+        while (next_field(&entry, &inner)) {
+            if (inner.number == 1) iid = number_in(&inner);
+            else if (inner.number == 2) text = inner.bytes;
+            else if (inner.number == 3 && table == KERNELS) demangled = inner.bytes;
+            else if (inner.number == 4 && table == SPECS) category = number_in(&inner);
+        }
+        if (entry.damaged) return false;
+        text = shortened(decoder, bytes_left(&demangled) ? demangled : text);
+        set_interned(decoder, sequence, table, iid, add_escaped(&sequence->texts, text));
+        if (table == SPECS) {
+            Lane lane = {add_lane(&sequence->texts, text), add_stage_category(&sequence->texts, text, category)};
+            uint32_t number = map_number(&sequence->lanes, iid, 0);
+            if (number == UINT32_MAX) decoder->failed = true;
+            else if (number == COUNT_OF(sequence->lane_texts, Lane)) array_append(&sequence->lane_texts, &lane, sizeof lane);
+            else AT(sequence->lane_texts, Lane, number) = lane;
+        }
+    }
+    if (sequence->texts.failed || sequence->interned_texts.failed || sequence->lane_texts.failed) decoder->failed = true;
+    return !data.damaged;
+}
+
+static bool set_defaults(Decoder *decoder, Sequence *sequence, Bytes data) {
+    sequence->has_clock = false;
+    sequence->track = 0;
+    sequence->counters.size = sequence->doubles.size = 0;
+    Field field;
+    while (next_field(&data, &field)) {
+        if (field.number == 58) {
+            sequence->has_clock = true;
+            sequence->clock = (uint32_t)number_in(&field);
+        } else if (field.number == 11) {
+            Bytes inside = field.bytes;
+            Field inner;
+            while (next_field(&inside, &inner)) {
+                uint64_t value = number_in(&inner);
+                if (inner.number == 11) sequence->track = value;
+                else if (inner.number == 31) array_append(&sequence->counters, &value, sizeof value);
+                else if (inner.number == 45) array_append(&sequence->doubles, &value, sizeof value);
+            }
+            if (inside.damaged) return false;
+        }
+    }
+    if (sequence->counters.failed || sequence->doubles.failed) decoder->failed = true;
+    return !data.damaged;
+}
+
+/* --- clocks --- */
+
+typedef struct {
+    uint32_t place, clock;
+    uint64_t time, unit;
+    bool incremental;
+} Reading;
+
+static inline uint32_t clock_place(uint32_t place, uint32_t clock) { return clock >= 64 && clock < 128 ? place : 0; }
+
+static Clock *clock_at(Decoder *decoder, uint32_t place, uint32_t clock) {
+    uint32_t number = map_find(&decoder->clock_numbers, clock, place);
+    return number == UINT32_MAX ? NULL : &AT(decoder->clocks, Clock, number);
+}
+
+static void set_clock(Decoder *decoder, uint32_t place, uint32_t clock, Clock value) {
+    uint32_t number = map_number(&decoder->clock_numbers, clock, place);
+    if (number == UINT32_MAX) decoder->failed = true;
+    else if (number == COUNT_OF(decoder->clocks, Clock)) array_append(&decoder->clocks, &value, sizeof value);
+    else AT(decoder->clocks, Clock, number) = value;
+    if (decoder->clocks.failed) decoder->failed = true;
+}
+
+static bool set_clocks(Decoder *decoder, uint32_t place, Bytes data) {
+    Array readings = {0};
+    uint32_t primary = 0;
+    Field field;
+    bool good = true;
+    while (good && next_field(&data, &field)) {
+        if (field.number == 2) primary = (uint32_t)number_in(&field);
+        if (field.number != 1) continue;
+        Reading reading = {.unit = 1};
+        Bytes inside = field.bytes;
+        Field inner;
+        while (next_field(&inside, &inner)) {
+            uint64_t value = number_in(&inner);
+            if (inner.number == 1) reading.clock = (uint32_t)value;
+            else if (inner.number == 2) reading.time = value;
+            else if (inner.number == 3) reading.incremental = value != 0;
+            else if (inner.number == 4) reading.unit = value ? value : 1;
+        }
+        good = !inside.damaged;
+        reading.place = clock_place(place, reading.clock);
+        if ((unsigned __int128)reading.time * reading.unit < (unsigned __int128)FARTHEST_NS)
+            array_append(&readings, &reading, sizeof reading);
+    }
+    good = good && !data.damaged;
+    if (readings.failed) decoder->failed = true;
+    size_t count = COUNT_OF(readings, Reading);
+    if (good && !decoder->failed) {
+        if (!decoder->trace_clock) {
+            decoder->trace_clock = primary ? primary : BOOTTIME;
+            set_clock(decoder, 0, decoder->trace_clock, (Clock){0, 1, 0, false});
+        }
+        const Reading *base = NULL;
+        for (size_t i = 0; !base && i < count; i++) {
+            const Reading *one = &AT(readings, Reading, i);
+            if (one->clock == decoder->trace_clock && one->place == 0) base = one;
+        }
+        for (size_t i = 0; !base && i < count; i++) {
+            const Reading *one = &AT(readings, Reading, i);
+            if (clock_at(decoder, one->place, one->clock)) base = one;
+        }
+        if (!base && count) {
+            base = &AT(readings, Reading, 0);
+            set_clock(decoder, base->place, base->clock, (Clock){0, base->unit, base->time, base->incremental});
+        }
+        if (base && !decoder->failed) {
+            __int128 at = (__int128)(base->time * base->unit) + clock_at(decoder, base->place, base->clock)->offset;
+            bool near = at > -(__int128)FARTHEST_NS && at < (__int128)FARTHEST_NS;
+            for (size_t i = 0; near && i < count; i++) {
+                const Reading *one = &AT(readings, Reading, i);
+                int64_t own = (int64_t)(one->time * one->unit);
+                if (one->clock != decoder->trace_clock || one->place != 0)
+                    set_clock(decoder, one->place, one->clock,
+                              (Clock){(int64_t)(at - own), one->unit, one->time, one->incremental});
+                if (one->clock == REALTIME && one->place == 0 && !decoder->has_real) {
+                    decoder->has_real = true;
+                    decoder->real_offset = (int64_t)(own - at);
+                }
+            }
+        }
+    }
+    array_free(&readings);
+    return good;
+}
+
+enum { TIME_KNOWN, TIME_OF_NO_CLOCK, TIME_FAR };
+
+static int resolve_time(Decoder *decoder, const Sequence *sequence, uint32_t clock, uint64_t raw, int64_t *time) {
+    if (!clock && sequence->has_clock) clock = sequence->clock;
+    __int128 found = raw;
+    if (clock && clock != (decoder->trace_clock ? decoder->trace_clock : BOOTTIME)) {
+        Clock *known = clock_at(decoder, clock_place(sequence->place, clock), clock);
+        if (!known) return TIME_OF_NO_CLOCK;
+        if (known->incremental) raw = known->last += raw;
+        unsigned __int128 scaled = (unsigned __int128)raw * known->unit;
+        if (scaled > (unsigned __int128)1 << 100) return TIME_FAR;
+        found = (__int128)scaled + known->offset;
+    }
+    if (found <= -(__int128)FARTHEST_NS || found >= (__int128)FARTHEST_NS) return TIME_FAR;
+    *time = (int64_t)found;
+    return TIME_KNOWN;
+}
+
+/* --- track events --- */
+
+static uint8_t legacy_kind(uint64_t phase) {
+    switch (phase) {
+    case 'B': case 'E': case 'X': case 's': case 't': case 'f': return (uint8_t)phase;
+    case 'I': case 'i': case 'R': return 'i';
+    case 'S': case 'b': return 'b';
+    case 'F': case 'e': return 'e';
+    case 'T': case 'p': case 'n': return 'n';
+    default: return 0;
+    }
+}
+
+static bool parse_legacy(Decoder *decoder, Event *event, Bytes data) {
+    uint64_t phase = 0, duration = 0, direction = 0, bind = 0;
+    Field field;
+    while (next_field(&data, &field)) {
+        uint64_t value = number_in(&field);
+        switch (field.number) {
+        case 1: if (!event->name_iid) event->name_iid = value; break;
+        case 2: phase = value; break;
+        case 3: duration = value < (uint64_t)(FARTHEST_NS / 1000) ? value : (uint64_t)(FARTHEST_NS / 1000); break;
+        case 6: case 10: case 11: event->id = value; break;
+        case 8: bind = value; break;
+        case 13: direction = value; break;
+        default: break;
+        }
+    }
+    if (data.damaged) return false;
+    if (!event->kind) {
+        event->duration = duration * 1000;
+        event->kind = legacy_kind(phase);
+        if ((event->kind == 's' || event->kind == 't' || event->kind == 'f') && bind) event->id = bind;
+    }
+    if (direction && bind) {
+        Flow flow = {bind, direction == 1};
+        array_append(&decoder->flows, &flow, sizeof flow);
+    }
+    return true;
+}
+
+static void add_counted(Decoder *decoder, const Array *uuids, const Array *defaults, const Array *values, bool is_double) {
+    const Array *tracks = uuids->size ? uuids : defaults;
+    size_t count = COUNT_OF(*values, int64_t), most = COUNT_OF(*tracks, uint64_t);
+    for (size_t i = 0; i < count && i < most; i++) {
+        Counted one = {.uuid = AT(*tracks, uint64_t, i), .is_double = is_double};
+        if (is_double) one.real = AT(*values, double, i);
+        else one.number = AT(*values, int64_t, i);
+        array_append(&decoder->counted, &one, sizeof one);
+    }
+}
+
+static bool parse_event(Decoder *decoder, const Sequence *sequence, Bytes data, Event *event) {
+    *event = (Event){.track = sequence->track};
+    decoder->categories.size = decoder->flows.size = decoder->counted.size = decoder->annotations.size = 0;
+    uint64_t type = 0;
+    Bytes legacy = bytes_of("", 0);
+    Array counters = {0}, doubles = {0}, values = {0}, double_values = {0};
+    Field field;
+    while (next_field(&data, &field)) {
+        switch (field.number) {
+        case 9: type = number_in(&field); break;
+        case 11: event->track = number_in(&field); break;
+        case 10: event->name_iid = number_in(&field); break;
+        case 23:
+            event->has_name = true;
+            event->name = field.bytes;
+            break;
+        case 3: case 22: array_append(&decoder->categories, &field, sizeof field); break;
+        case 4: array_append(&decoder->annotations, &field.bytes, sizeof field.bytes); break;
+        case 36: case 42: case 47: case 48: {
+            Flow flow = {number_in(&field), field.number == 42 || field.number == 48};
+            array_append(&decoder->flows, &flow, sizeof flow);
+            break;
+        }
+        case 30:
+            event->real_value = false;
+            event->value = (int64_t)number_in(&field);
+            break;
+        case 44:
+            event->real_value = true;
+            event->real = double_of(&field);
+            break;
+        case 31: {
+            uint64_t value = number_in(&field);
+            array_append(&counters, &value, sizeof value);
+            break;
+        }
+        case 45: {
+            uint64_t value = number_in(&field);
+            array_append(&doubles, &value, sizeof value);
+            break;
+        }
+        case 12: array_append_i64(&values, (int64_t)number_in(&field)); break;
+        case 46: {
+            double value = double_of(&field);
+            array_append(&double_values, &value, sizeof value);
+            break;
+        }
+        case 6: legacy = field.bytes; break;
+        default: break;
+        }
+    }
+    bool good = !data.damaged;
+    event->kind = type == 1 ? 'B' : type == 2 ? 'E' : type == 3 ? 'i' : type == 4 ? 'C' : 0;
+    if (good && bytes_left(&legacy)) good = parse_legacy(decoder, event, legacy);
+    add_counted(decoder, &counters, &sequence->counters, &values, false);
+    add_counted(decoder, &doubles, &sequence->doubles, &double_values, true);
+    if (counters.failed || doubles.failed || values.failed || double_values.failed || decoder->categories.failed ||
+        decoder->flows.failed || decoder->counted.failed || decoder->annotations.failed)
+        decoder->failed = true;
+    array_free(&counters);
+    array_free(&doubles);
+    array_free(&values);
+    array_free(&double_values);
+    return good;
+}
+
+/* --- the index --- */
+
+static void extend(Decoder *decoder, int64_t begin, int64_t end) {
+    if (!decoder->has_times || begin < decoder->first_ns) decoder->first_ns = begin;
+    if (!decoder->has_times || end > decoder->last_ns) decoder->last_ns = end;
+    decoder->has_times = true;
+}
+
+/* UINT32_MAX if there are too many. */
+static uint32_t track_number(Decoder *decoder, uint64_t uuid) {
+    if (decoder->track_numbers.count == MOST_TRACKS) return map_find(&decoder->track_numbers, uuid, 0);
+    uint32_t number = map_number(&decoder->track_numbers, uuid, 0);
+    if (number == COUNT_OF(decoder->uuids, uint64_t)) {
+        Latest latest = {0};
+        array_append(&decoder->uuids, &uuid, sizeof uuid);
+        array_append(&decoder->latest, &latest, sizeof latest);
+        if (decoder->uuids.failed || decoder->latest.failed) decoder->failed = true;
+    }
+    if (number == UINT32_MAX) decoder->failed = true;
+    return decoder->failed ? UINT32_MAX : number;
+}
+
+static void index_event(Decoder *decoder, int64_t time, const Event *event) {
+    uint32_t track = track_number(decoder, event->track);
+    if (track == UINT32_MAX) {
+        decoder->counts[NO_TRACK]++;
+        return;
+    }
+    extend(decoder, time, time + (int64_t)event->duration);
+    for (size_t i = 0; i < COUNT_OF(decoder->counted, Counted); i++) track_number(decoder, AT(decoder->counted, Counted, i).uuid);
+    if (decoder->failed) return;
+    if (event->kind == 'B' || event->kind == 'E') {
+        Latest *latest = &AT(decoder->latest, Latest, track);
+        uint8_t half = event->kind == 'B' ? BEGIN : latest->at_once && latest->time == time ? END_AT_ONCE : END;
+        *latest = (Latest){time, half != END};
+        array_append_i32(&decoder->tracks, (int32_t)track);
+        array_append_i64(&decoder->times, time);
+        array_append(&decoder->halves, &half, 1);
+    }
+    if (event->kind == 'E' || event->kind == 'C') return;
+    for (size_t i = 0; i < COUNT_OF(decoder->flows, Flow); i++) {
+        Flow *flow = &AT(decoder->flows, Flow, i);
+        array_append(&decoder->flow_ids, &flow->id, sizeof flow->id);
+        array_append_i64(&decoder->flow_times, time);
+        array_append(&decoder->flow_ends, &flow->ends, 1);
+    }
+}
+
+static void index_stage(Decoder *decoder, int64_t time, Bytes data) {
+    uint64_t duration = 0;
+    bool found = false;
+    Field field;
+    while (next_field(&data, &field))
+        if (field.number == 2 && !found) {
+            duration = number_in(&field);
+            found = true;
+        }
+    if (data.damaged) decoder->counts[DAMAGED]++;
+    else extend(decoder, time, time + (int64_t)(duration < (uint64_t)FARTHEST_NS ? duration : (uint64_t)FARTHEST_NS));
+}
+
+/* --- the rewriter --- */
+
+static bool interned_text(Decoder *decoder, const Sequence *sequence, uint32_t table, uint64_t iid, Text *text) {
+    uint32_t number = map_find(&sequence->interned, iid, table);
+    if (number == UINT32_MAX) {
+        decoder->counts[NO_NAME]++;
+        return false;
+    }
+    *text = AT(sequence->interned_texts, Text, number);
+    return true;
+}
+
+static void put_interned(Decoder *decoder, const Sequence *sequence, uint32_t table, uint64_t iid) {
+    Text text;
+    if (interned_text(decoder, sequence, table, iid, &text)) put_text(&decoder->out, &sequence->texts, text);
+}
+
+static void put_name(Decoder *decoder, const Sequence *sequence, const Event *event) {
+    if (event->has_name) put_escaped(&decoder->out, event->name);
+    else if (event->name_iid) put_interned(decoder, sequence, NAMES, event->name_iid);
+}
+
+static void begin_object(Decoder *decoder) {
+    if (decoder->out.size) PUT(&decoder->out, ",\n");
+}
+
+static void put_count(Decoder *decoder, const Sequence *sequence, const Event *named, uint32_t track, int64_t at,
+                      bool is_double, int64_t number, double real) {
+    Array *out = &decoder->out;
+    CounterTrack *counter = &AT(decoder->counter_tracks, CounterTrack, track);
+    if (counter->multiplier != 1) {
+        real = (is_double ? real : (double)number) * (double)counter->multiplier;
+        is_double = true;
+    }
+    if (counter->differences) {
+        counter->sum += is_double ? real : (double)number;
+        real = counter->sum;
+        is_double = true;
+    }
+    begin_object(decoder);
+    PUT(out, "{\"ph\":\"C\",\"name\":\"");
+    if (counter->name.length) {
+        put_text(out, &decoder->plan_texts, counter->name);
+        /* The name of the event is looked up all the same, so that missing names are counted alike. */
+        Text unused;
+        if (named && !named->has_name && named->name_iid) interned_text(decoder, sequence, NAMES, named->name_iid, &unused);
+    } else if (named) {
+        put_name(decoder, sequence, named);
+    }
+    PUT(out, "\",");
+    put_text(out, &decoder->plan_texts, AT(decoder->track_texts, Text, track));
+    PUT(out, "\"ts\":");
+    put_microseconds(out, at);
+    PUT(out, ",\"args\":{\"");
+    if (counter->known) put_text(out, &decoder->plan_texts, counter->series);
+    else PUT(out, "value");
+    PUT(out, "\":");
+    if (is_double) put_double(out, real);
+    else put_signed(out, number);
+    PUT(out, "}}");
+}
+
+static bool put_nested(Decoder *decoder, Bytes data, int depth) {
+    Array *out = &decoder->out;
+    if (depth > MOST_NESTED) {
+        PUT(out, "null");
+        return true;
+    }
+    uint64_t kind = 0;
+    Bytes all = data;
+    Field field;
+    Field scalar = {0};
+    while (next_field(&data, &field)) {
+        if (field.number == 1) kind = number_in(&field);
+        else if (field.number >= 5 && field.number <= 8) scalar = field;
+    }
+    if (data.damaged) return false;
+    if (kind != 1 && kind != 2) {
+        switch (scalar.number) {
+        case 5: put_signed(out, (int64_t)number_in(&scalar)); break;
+        case 6: put_double(out, double_of(&scalar)); break;
+        case 7: put(out, number_in(&scalar) ? "true" : "false", number_in(&scalar) ? 4 : 5); break;
+        case 8:
+            PUT(out, "\"");
+            put_escaped(out, scalar.bytes);
+            PUT(out, "\"");
+            break;
+        default: PUT(out, "null");
+        }
+        /* Damage inside a list that is not shown counts as well. */
+        size_t size = out->size;
+        bool good = true;
+        while (good && next_field(&all, &field))
+            if (field.number == 3 || field.number == 4) good = put_nested(decoder, field.bytes, depth + 1);
+        out->size = size;
+        return good;
+    }
+    Bytes keys = all, values = all;
+    put(out, kind == 1 ? "{" : "[", 1);
+    bool first = true, good = true, has_key = kind == 2;
+    Field key = {0}, value;
+    size_t shown_end = out->size;
+    while (good && next_field(&values, &value)) {
+        if (value.number != 3 && value.number != 4) continue;
+        if (kind == 1) {
+            has_key = false;
+            while (!has_key && next_field(&keys, &key)) has_key = key.number == 2;
+        }
+        if (!first && has_key) PUT(out, ",");
+        if (kind == 1 && has_key) {
+            PUT(out, "\"");
+            put_escaped(out, key.bytes);
+            PUT(out, "\":");
+        }
+        good = put_nested(decoder, value.bytes, depth + 1);
+        if (has_key) shown_end = out->size;
+        else out->size = shown_end;
+        first = first && !has_key;
+    }
+    put(out, kind == 1 ? "}" : "]", 1);
+    return good;
+}
+
+/* The value of an annotation; its name is not written. */
+static bool put_annotation_value(Decoder *decoder, const Sequence *sequence, Bytes data, int depth);
+
+static bool put_annotation_name(Decoder *decoder, const Sequence *sequence, Bytes data) {
+    Field field, name = {0};
+    while (next_field(&data, &field))
+        if (field.number == 1 || field.number == 10) name = field;
+    if (name.number == 1) put_interned(decoder, sequence, ARG_NAMES, number_in(&name));
+    else put_escaped(&decoder->out, name.bytes);
+    return !data.damaged;
+}
+
+static bool put_annotation(Decoder *decoder, const Sequence *sequence, Bytes data, int depth) {
+    PUT(&decoder->out, "\"");
+    if (!put_annotation_name(decoder, sequence, data)) return false;
+    PUT(&decoder->out, "\":");
+    return put_annotation_value(decoder, sequence, data, depth);
+}
+
+static bool put_annotation_value(Decoder *decoder, const Sequence *sequence, Bytes data, int depth) {
+    Array *out = &decoder->out;
+    Bytes all = data;
+    Field field, value = {0};
+    bool has_entries = false, has_items = false;
+    while (next_field(&data, &field)) {
+        if ((field.number >= 2 && field.number <= 9) || field.number == 17) value = field;
+        else if (field.number == 11) has_entries = has_entries || depth < MOST_NESTED;
+        else if (field.number == 12) has_items = has_items || depth < MOST_NESTED;
+    }
+    if (data.damaged) return false;
+    size_t begin = out->size;
+    switch (value.number) {
+    case 2: put(out, number_in(&value) ? "true" : "false", number_in(&value) ? 4 : 5); break;
+    case 3: case 7: put_unsigned(out, number_in(&value)); break;
+    case 4: put_signed(out, (int64_t)number_in(&value)); break;
+    case 5: put_double(out, double_of(&value)); break;
+    case 6:
+        PUT(out, "\"");
+        put_escaped(out, value.bytes);
+        PUT(out, "\"");
+        break;
+    case 17:
+        PUT(out, "\"");
+        put_interned(decoder, sequence, STRINGS, number_in(&value));
+        PUT(out, "\"");
+        break;
+    case 9:
+        if (bytes_left(&value.bytes)) put(out, value.bytes.at, bytes_left(&value.bytes));
+        else PUT(out, "null");
+        break;
+    case 8:
+        if (!put_nested(decoder, value.bytes, depth + 1)) return false;
+        break;
+    default: PUT(out, "null");
+    }
+    if (!has_entries && !has_items) return true;
+    out->size = begin;
+    uint32_t shown = has_entries ? 11 : 12;
+    put(out, has_entries ? "{" : "[", 1);
+    bool first = true;
+    while (next_field(&all, &field)) {
+        if (field.number != 11 && field.number != 12) continue;
+        size_t before = out->size;
+        if (field.number == shown && !first) PUT(out, ",");
+        bool good = field.number == 11 ? put_annotation(decoder, sequence, field.bytes, depth + 1)
+                                       : put_annotation_value(decoder, sequence, field.bytes, depth + 1);
+        if (!good) return false;
+        if (field.number == shown) first = false;
+        else out->size = before;
+    }
+    put(out, has_entries ? "}" : "]", 1);
+    return true;
+}
+
+/* A single annotation `args` that is an object in JSON holds all arguments, as rankscope exports them. */
+static bool is_exported(const Sequence *sequence, Bytes data) {
+    Field field, name = {0}, value = {0};
+    bool nested = false;
+    while (next_field(&data, &field)) {
+        if (field.number == 1 || field.number == 10) name = field;
+        else if ((field.number >= 2 && field.number <= 9) || field.number == 17) value = field;
+        else if (field.number == 11 || field.number == 12) nested = true;
+    }
+    if (data.damaged || nested || value.number != 9 || !bytes_left(&value.bytes) || *value.bytes.at != '{') return false;
+    if (name.number == 10) return equals(name.bytes, "args");
+    uint32_t number = name.number == 1 ? map_find(&sequence->interned, number_in(&name), ARG_NAMES) : UINT32_MAX;
+    if (number == UINT32_MAX) return false;
+    Text text = AT(sequence->interned_texts, Text, number);
+    return text.length == 4 && memcmp(sequence->texts.data + text.begin, "args", 4) == 0;
+}
+
+static void put_args(Decoder *decoder, const Sequence *sequence) {
+    Array *out = &decoder->out;
+    size_t count = COUNT_OF(decoder->annotations, Bytes), begin = out->size;
+    if (!count) return;
+    PUT(out, ",\"args\":");
+    bool good = true;
+    if (count == 1 && is_exported(sequence, AT(decoder->annotations, Bytes, 0))) {
+        good = put_annotation_value(decoder, sequence, AT(decoder->annotations, Bytes, 0), 0);
+    } else {
+        PUT(out, "{");
+        for (size_t i = 0; good && i < count; i++) {
+            if (i) PUT(out, ",");
+            good = put_annotation(decoder, sequence, AT(decoder->annotations, Bytes, i), 0);
+        }
+        PUT(out, "}");
+    }
+    if (good) return;
+    out->size = begin;
+    decoder->counts[NO_ARGS]++;
+}
+
+static void put_flow(Decoder *decoder, uint64_t flow, uint32_t track, int64_t at) {
+    size_t number = decoder->flows_done++;
+    uint8_t phase = number < (size_t)decoder->phases.len ? ((const uint8_t *)decoder->phases.buf)[number] : 0;
+    if (!phase) return;
+    Array *out = &decoder->out;
+    Text kind = {0};
+    for (size_t i = 0; i < COUNT_OF(decoder->flow_kinds, FlowKind); i++) {
+        const FlowKind *one = &AT(decoder->flow_kinds, FlowKind, i);
+        if (one->low <= flow && flow <= one->high) {
+            kind = one->kind;
+            break;
+        }
+    }
+    bool known = kind.begin || kind.length;
+    begin_object(decoder);
+    PUT(out, "{\"ph\":\"");
+    put(out, &phase, 1);
+    PUT(out, "\",\"cat\":\"");
+    if (known) put_text(out, &decoder->plan_texts, kind);
+    else PUT(out, "flow");
+    PUT(out, "\",\"name\":\"");
+    if (known) put_text(out, &decoder->plan_texts, kind);
+    else PUT(out, "flow");
+    PUT(out, "\",");
+    put_text(out, &decoder->plan_texts, AT(decoder->track_texts, Text, track));
+    PUT(out, "\"ts\":");
+    put_microseconds(out, at);
+    PUT(out, ",\"id\":\"");
+    put_unsigned(out, flow);
+    PUT(out, "\"}");
+}
+
+static void rewrite_event(Decoder *decoder, const Sequence *sequence, int64_t time, const Event *event) {
+    Array *out = &decoder->out;
+    uint32_t track = map_find(&decoder->track_numbers, event->track, 0);
+    if (track == UINT32_MAX) return;
+    int64_t at = time - decoder->base_ns;
+    if (event->kind == 'C') {
+        put_count(decoder, sequence, event, track, at, event->real_value, event->value, event->real);
+    } else if (event->kind != 'E') {
+        uint8_t phase = event->kind == 'B' ? 'X' : event->kind;
+        begin_object(decoder);
+        PUT(out, "{\"ph\":\"");
+        put(out, &phase, 1);
+        PUT(out, "\",\"cat\":\"");
+        for (size_t i = 0; i < COUNT_OF(decoder->categories, Field); i++) {
+            const Field *category = &AT(decoder->categories, Field, i);
+            if (i) PUT(out, ",");
+            if (category->number == 3) put_interned(decoder, sequence, CATEGORIES, number_in(category));
+            else put_escaped(out, category->bytes);
+        }
+        PUT(out, "\",\"name\":\"");
+        put_name(decoder, sequence, event);
+        PUT(out, "\",");
+        put_text(out, &decoder->plan_texts, AT(decoder->track_texts, Text, track));
+        PUT(out, "\"ts\":");
+        put_microseconds(out, at);
+        if (event->kind == 'B') {
+            size_t number = decoder->begins++;
+            bool known = number < (size_t)decoder->durations.len / sizeof(int64_t);
+            PUT(out, ",\"dur\":");
+            put_microseconds(out, known ? ((const int64_t *)decoder->durations.buf)[number] : 0);
+        } else if (event->kind == 'X') {
+            PUT(out, ",\"dur\":");
+            put_microseconds(out, (int64_t)event->duration);
+        } else if (event->kind == 'i') {
+            PUT(out, ",\"s\":\"t\"");
+        } else {
+            PUT(out, ",\"id\":\"");
+            put_unsigned(out, event->id);
+            PUT(out, "\"");
+        }
+        put_args(decoder, sequence);
+        PUT(out, "}");
+        for (size_t i = 0; i < COUNT_OF(decoder->flows, Flow); i++)
+            put_flow(decoder, AT(decoder->flows, Flow, i).id, track, at);
+    }
+    for (size_t i = 0; i < COUNT_OF(decoder->counted, Counted); i++) {
+        const Counted *one = &AT(decoder->counted, Counted, i);
+        uint32_t number = map_find(&decoder->track_numbers, one->uuid, 0);
+        if (number != UINT32_MAX) put_count(decoder, sequence, NULL, number, at, one->is_double, one->number, one->real);
+    }
+}
+
+static bool is_number(Bytes text) {
+    const uint8_t *at = text.at;
+    if (at < text.end && *at == '-') at++;
+    if (at == text.end || text.end - at > 18 || (*at == '0' && text.end - at > 1)) return false;
+    for (; at < text.end; at++)
+        if (*at < '0' || *at > '9') return false;
+    return true;
+}
+
+static bool put_extra_data(Array *out, Bytes data) {
+    Bytes name = bytes_of("", 0), value = name;
+    Field field;
+    while (next_field(&data, &field)) {
+        if (field.number == 1) name = field.bytes;
+        else if (field.number == 2) value = field.bytes;
+    }
+    PUT(out, ",\"");
+    put_escaped(out, name);
+    PUT(out, "\":");
+    if (is_number(value)) {
+        put(out, value.at, bytes_left(&value));
+    } else {
+        PUT(out, "\"");
+        put_escaped(out, value);
+        PUT(out, "\"");
+    }
+    return !data.damaged;
+}
+
+static bool put_launch(Array *out, Bytes data) {
+    Field field;
+    while (next_field(&data, &field)) {
+        if (field.number != 1 && field.number != 2) continue;
+        uint32_t size[3] = {0};
+        Bytes inside = field.bytes;
+        Field axis;
+        while (next_field(&inside, &axis))
+            if (axis.number <= 3) size[axis.number - 1] = (uint32_t)number_in(&axis);
+        if (inside.damaged) return false;
+        if (field.number == 1) PUT(out, ",\"grid\":[");
+        else PUT(out, ",\"block\":[");
+        for (int i = 0; i < 3; i++) {
+            if (i) PUT(out, ",");
+            put_unsigned(out, size[i]);
+        }
+        PUT(out, "]");
+    }
+    return !data.damaged;
+}
+
+static void rewrite_stage(Decoder *decoder, const Sequence *sequence, int64_t time, Bytes data) {
+    Array *out = &decoder->out;
+    uint64_t duration = 0, queue = 0, stage = 0;
+    int64_t gpu = 0;
+    Bytes all = data, inline_name = bytes_of("", 0);
+    Text name = {0};
+    bool named = false; /* the name has at least one byte */
+    bool is_inline = false;
+    Field field;
+    while (next_field(&data, &field)) {
+        switch (field.number) {
+        case 2:
+            duration = number_in(&field);
+            if (duration > (uint64_t)FARTHEST_NS) duration = (uint64_t)FARTHEST_NS;
+            break;
+        case 13: queue = number_in(&field); break;
+        case 14: stage = number_in(&field); break;
+        case 11: gpu = (int64_t)number_in(&field); break;
+        case 17:
+            inline_name = field.bytes;
+            is_inline = true;
+            named = bytes_left(&field.bytes) > 0;
+            break;
+        case 20:
+            is_inline = false;
+            named = interned_text(decoder, sequence, NAMES, number_in(&field), &name) && name.length;
+            break;
+        case 19:
+            if (named) break;
+            is_inline = false;
+            named = interned_text(decoder, sequence, KERNELS, number_in(&field), &name) && name.length;
+            break;
+        default: break;
+        }
+    }
+    size_t begin = out->size;
+    bool good = !data.damaged;
+    if (good) {
+        uint32_t lane = map_find(&sequence->lanes, queue, 0), kind = map_find(&sequence->lanes, stage, 0);
+        begin_object(decoder);
+        PUT(out, "{\"ph\":\"X\",\"cat\":\"");
+        if (kind == UINT32_MAX) PUT(out, "kernel");
+        else put_text(out, &sequence->texts, AT(sequence->lane_texts, Lane, kind).category);
+        PUT(out, "\",\"name\":\"");
+        if (named && is_inline) {
+            put_escaped(out, inline_name);
+        } else if (named) {
+            put_text(out, &sequence->texts, name);
+        } else {
+            uint32_t number = map_find(&sequence->interned, stage, SPECS);
+            if (number != UINT32_MAX) put_text(out, &sequence->texts, AT(sequence->interned_texts, Text, number));
+        }
+        PUT(out, "\",\"pid\":\"");
+        put_signed(out, gpu);
+        PUT(out, "\",\"tid\":");
+        size_t lane_begin = out->size;
+        if (lane == UINT32_MAX) {
+            PUT(out, "\"");
+            put_unsigned(out, queue);
+            PUT(out, "\"");
+        } else {
+            put_text(out, &sequence->texts, AT(sequence->lane_texts, Lane, lane).tid);
+        }
+        size_t lane_end = out->size;
+        PUT(out, ",\"ts\":");
+        put_microseconds(out, time - decoder->base_ns);
+        PUT(out, ",\"dur\":");
+        put_microseconds(out, (int64_t)duration);
+        PUT(out, ",\"args\":{\"device\":");
+        put_signed(out, gpu);
+        bool digits = !out->failed && lane_end - lane_begin > 2;
+        for (size_t i = lane_begin + 1; digits && i + 1 < lane_end; i++)
+            digits = out->data[i] >= '0' && out->data[i] <= '9';
+        if (digits) {
+            PUT(out, ",\"stream\":");
+            size_t length = lane_end - lane_begin - 2;
+            if (array_reserve(out, length)) put(out, out->data + lane_begin + 1, length);
+        }
+        while (good && next_field(&all, &field)) {
+            if (field.number == 6) good = put_extra_data(out, field.bytes);
+            else if (field.number == 21) good = put_launch(out, field.bytes);
+        }
+        PUT(out, "}}");
+    }
+    if (good) return;
+    out->size = begin;
+    decoder->counts[DAMAGED]++;
+}
+
+/* --- packets --- */
+
+static void describe(Decoder *decoder, uint32_t number, Bytes data) {
+    Described one = {number, decoder->described_bytes.size, bytes_left(&data)};
+    array_append(&decoder->described, &one, sizeof one);
+    array_append(&decoder->described_bytes, data.at, bytes_left(&data));
+}
+
+static bool is_other_data(uint32_t number) {
+    switch (number) {
+    case 3: case 6: case 8: case 10: case 11: case 12: case 13: case 36: case 41: case 42: case 53: case 58: case 59:
+    case 60: case 79: case 87: case 88: case 98: case 126: return false;
+    default: return true;
+    }
+}
+
+static void read_packet(Decoder *decoder, Bytes packet) {
+    Bytes all = packet;
+    Field field, track_event = {0}, stage = {0}, defaults = {0}, clocks = {0};
+    bool has_time = false, rare = false, interned = false;
+    uint64_t raw_time = 0, flags = 0, cleared = 0, dropped = 0;
+    uint32_t place = 0, clock = 0;
+    while (next_field(&packet, &field)) {
+        switch (field.number) {
+        case 8:
+            has_time = true;
+            raw_time = number_in(&field);
+            break;
+        case 10: place = (uint32_t)number_in(&field); break;
+        case 11: track_event = field; break;
+        case 12: interned = true; break;
+        case 13: flags = number_in(&field); break;
+        case 41: cleared = number_in(&field); break;
+        case 42: dropped = number_in(&field); break;
+        case 53: stage = field; break;
+        case 58: clock = (uint32_t)number_in(&field); break;
+        case 59: defaults = field; break;
+        case 6: clocks = field; break;
+        default: rare = true;
+        }
+    }
+    if (packet.damaged) {
+        decoder->counts[DAMAGED]++;
+        return;
+    }
+    if (decoder->only >= 0 && place != (uint64_t)decoder->only && place != 0) return;
+    Sequence *sequence = sequence_at(decoder, place);
+    if (!sequence) {
+        decoder->counts[DAMAGED]++;
+        return;
+    }
+    if (flags & STATE_CLEARED || cleared) {
+        sequence_clear(sequence);
+        sequence->valid = true;
+    } else if (dropped) {
+        sequence->valid = false;
+    }
+    bool good = !defaults.number || set_defaults(decoder, sequence, defaults.bytes);
+    good = good && (!clocks.number || set_clocks(decoder, place, clocks.bytes));
+    if (!good) {
+        decoder->counts[DAMAGED]++;
+        return;
+    }
+    if (interned && decoder->rewriting) {
+        Bytes again = all;
+        while (next_field(&again, &field))
+            if (field.number == 12 && !intern(decoder, sequence, field.bytes)) decoder->counts[NO_NAME]++;
+    }
+    if (rare && !decoder->rewriting) {
+        while (next_field(&all, &field)) {
+            if (field.number == 60 || field.number == 126) describe(decoder, field.number, field.bytes);
+            else if (is_other_data(field.number))
+                decoder->unread[field.number < MOST_NUMBERS ? field.number : MOST_NUMBERS]++;
+        }
+    }
+    bool is_event = track_event.number || stage.number;
+    if (flags & NEEDS_STATE && !sequence->valid) {
+        decoder->counts[NO_STATE] += is_event;
+        return;
+    }
+    int64_t time = 0;
+    int resolved = has_time ? resolve_time(decoder, sequence, clock, raw_time, &time) : TIME_KNOWN;
+    if (!is_event) return;
+    if (!has_time) {
+        decoder->counts[NO_TIME]++;
+    } else if (resolved != TIME_KNOWN) {
+        decoder->counts[resolved == TIME_FAR ? FAR_TIME : NO_CLOCK]++;
+    } else if (track_event.number) {
+        Event event;
+        if (!parse_event(decoder, sequence, track_event.bytes, &event)) decoder->counts[DAMAGED]++;
+        else if (!event.kind) decoder->counts[NO_KIND]++;
+        else if (decoder->rewriting) rewrite_event(decoder, sequence, time, &event);
+        else index_event(decoder, time, &event);
+    } else if (decoder->rewriting) {
+        rewrite_stage(decoder, sequence, time, stage.bytes);
+    } else {
+        index_stage(decoder, time, stage.bytes);
+    }
+}
+
+/* Whole packets, as cut_packets finds them. */
+static void read_packets(Decoder *decoder, Bytes block) {
+    Field field;
+    while (!decoder->failed && next_field(&block, &field)) read_packet(decoder, field.bytes);
+}
+
+/* --- Python --- */
+
+static const char capsule_name[] = "rankscope.native.perfetto";
+
+static void decoder_free(Decoder *decoder) {
+    for (size_t i = 0; i < COUNT_OF(decoder->sequences, Sequence *); i++) {
+        Sequence *sequence = AT(decoder->sequences, Sequence *, i);
+        sequence_clear(sequence);
+        free(sequence);
+    }
+    map_free(&decoder->sequence_numbers);
+    map_free(&decoder->clock_numbers);
+    map_free(&decoder->track_numbers);
+    Array *arrays[] = {
+        &decoder->sequences, &decoder->clocks, &decoder->uuids, &decoder->tracks, &decoder->times, &decoder->halves,
+        &decoder->flow_ids, &decoder->flow_times, &decoder->flow_ends, &decoder->latest, &decoder->described,
+        &decoder->described_bytes, &decoder->categories, &decoder->flows, &decoder->counted, &decoder->annotations,
+        &decoder->plan_texts, &decoder->track_texts, &decoder->counter_tracks, &decoder->flow_kinds, &decoder->out};
+    for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++) array_free(arrays[i]);
+    if (decoder->durations.obj) PyBuffer_Release(&decoder->durations);
+    if (decoder->phases.obj) PyBuffer_Release(&decoder->phases);
+    free(decoder);
+}
+
+static void capsule_free(PyObject *capsule) { decoder_free(PyCapsule_GetPointer(capsule, capsule_name)); }
+
+static Text add_plan_text(Decoder *decoder, PyObject *bytes) {
+    char *text;
+    Py_ssize_t length;
+    if (PyBytes_AsStringAndSize(bytes, &text, &length) < 0) return (Text){0};
+    size_t begin = decoder->plan_texts.size;
+    put(&decoder->plan_texts, text, (size_t)length);
+    return (Text){begin, (size_t)length};
+}
+
+static bool read_plan(Decoder *decoder, PyObject *plan) {
+    PyObject *uuids, *tracks, *counters, *durations, *phases, *kinds;
+    long long base;
+    if (!PyArg_ParseTuple(plan, "LO!O!O!OOO!", &base, &PyList_Type, &uuids, &PyList_Type, &tracks, &PyList_Type,
+                          &counters, &durations, &phases, &PyList_Type, &kinds))
+        return false;
+    decoder->rewriting = true;
+    decoder->base_ns = base;
+    PUT(&decoder->plan_texts, " "); /* no text begins at 0 */
+    for (Py_ssize_t i = 0; i < PyList_Size(uuids); i++) {
+        uint64_t uuid = PyLong_AsUnsignedLongLong(PyList_GetItem(uuids, i));
+        if (PyErr_Occurred() || map_number(&decoder->track_numbers, uuid, 0) == UINT32_MAX) goto failed;
+        Text text = add_plan_text(decoder, PyList_GetItem(tracks, i));
+        array_append(&decoder->track_texts, &text, sizeof text);
+        CounterTrack counter = {.multiplier = 1};
+        PyObject *described = PyList_GetItem(counters, i);
+        if (described && described != Py_None) {
+            PyObject *name, *series;
+            long long multiplier;
+            int differences;
+            if (!PyArg_ParseTuple(described, "OOLp", &name, &series, &multiplier, &differences)) return false;
+            counter.name = add_plan_text(decoder, name);
+            counter.series = add_plan_text(decoder, series);
+            counter.multiplier = multiplier;
+            counter.differences = differences;
+            counter.known = true;
+        }
+        array_append(&decoder->counter_tracks, &counter, sizeof counter);
+    }
+    for (Py_ssize_t i = 0; i < PyList_Size(kinds); i++) {
+        PyObject *low, *high, *name;
+        if (!PyArg_ParseTuple(PyList_GetItem(kinds, i), "OOO", &low, &high, &name)) return false;
+        FlowKind kind = {PyLong_AsUnsignedLongLong(low), PyLong_AsUnsignedLongLong(high), add_plan_text(decoder, name)};
+        array_append(&decoder->flow_kinds, &kind, sizeof kind);
+    }
+    if (PyErr_Occurred()) return false;
+    if (decoder->plan_texts.failed || decoder->track_texts.failed || decoder->counter_tracks.failed ||
+        decoder->flow_kinds.failed)
+        goto failed;
+    return PyObject_GetBuffer(durations, &decoder->durations, PyBUF_SIMPLE) == 0 &&
+           PyObject_GetBuffer(phases, &decoder->phases, PyBUF_SIMPLE) == 0;
+failed:
+    if (!PyErr_Occurred()) PyErr_NoMemory();
+    return false;
+}
+
+static PyObject *perfetto_decoder(PyObject *module, PyObject *arguments) {
+    (void)module;
+    PyObject *plan;
+    long long only;
+    if (!PyArg_ParseTuple(arguments, "LO", &only, &plan)) return NULL;
+    if (!secret) secret = (uint64_t)(uintptr_t)&plan * UINT64_C(0x9E3779B97F4A7C15) | 1;
+    Decoder *decoder = calloc(1, sizeof *decoder);
+    if (!decoder) return PyErr_NoMemory();
+    decoder->only = only;
+    PyObject *capsule = NULL;
+    if (plan == Py_None || read_plan(decoder, plan)) capsule = PyCapsule_New(decoder, capsule_name, capsule_free);
+    if (!capsule) decoder_free(decoder);
+    return capsule;
+}
+
+static Decoder *decoder_of(PyObject *capsule) { return PyCapsule_GetPointer(capsule, capsule_name); }
+
+static PyObject *perfetto_add(PyObject *module, PyObject *arguments) {
+    (void)module;
+    PyObject *capsule;
+    Py_buffer block;
+    if (!PyArg_ParseTuple(arguments, "Oy*", &capsule, &block)) return NULL;
+    Decoder *decoder = decoder_of(capsule);
+    if (!decoder) {
+        PyBuffer_Release(&block);
+        return NULL;
+    }
+    Py_BEGIN_ALLOW_THREADS
+    read_packets(decoder, bytes_of(block.buf, (size_t)block.len));
+    Py_END_ALLOW_THREADS
+    PyBuffer_Release(&block);
+    if (decoder->failed || decoder->out.failed) return PyErr_NoMemory();
+    if (decoder->rewriting) return array_to_python(&decoder->out);
+    Py_RETURN_NONE;
+}
+
+static PyObject *counts_of(const uint64_t *counts, size_t size) {
+    PyObject *list = PyList_New((Py_ssize_t)size);
+    for (size_t i = 0; list && i < size; i++) PyList_SetItem(list, (Py_ssize_t)i, PyLong_FromUnsignedLongLong(counts[i]));
+    return list;
+}
+
+static PyObject *perfetto_counts(PyObject *module, PyObject *capsule) {
+    (void)module;
+    Decoder *decoder = decoder_of(capsule);
+    return decoder ? counts_of(decoder->counts, COUNTED) : NULL;
+}
+
+static PyObject *optional(bool known, int64_t value) { return known ? PyLong_FromLongLong(value) : Py_NewRef(Py_None); }
+
+static PyObject *described_list(const Decoder *decoder) {
+    size_t count = COUNT_OF(decoder->described, Described);
+    PyObject *list = PyList_New((Py_ssize_t)count);
+    for (size_t i = 0; list && i < count; i++) {
+        const Described *one = &AT(decoder->described, Described, i);
+        const char *data = one->length ? (const char *)decoder->described_bytes.data + one->begin : "";
+        PyObject *pair = Py_BuildValue("(ky#)", (unsigned long)one->number, data, (Py_ssize_t)one->length);
+        if (!pair || PyList_SetItem(list, (Py_ssize_t)i, pair) < 0) {
+            Py_DECREF(list);
+            return NULL;
+        }
+    }
+    return list;
+}
+
+static PyObject *perfetto_index(PyObject *module, PyObject *capsule) {
+    (void)module;
+    Decoder *decoder = decoder_of(capsule);
+    if (!decoder) return NULL;
+    if (decoder->described.failed || decoder->described_bytes.failed) return PyErr_NoMemory();
+    PyObject *described = described_list(decoder);
+    if (!described) return NULL;
+    Array arrays[] = {decoder->uuids, decoder->tracks, decoder->times, decoder->halves,
+                      decoder->flow_ids, decoder->flow_times, decoder->flow_ends};
+    memset(&decoder->uuids, 0, sizeof decoder->uuids);
+    memset(&decoder->tracks, 0, sizeof decoder->tracks);
+    memset(&decoder->times, 0, sizeof decoder->times);
+    memset(&decoder->halves, 0, sizeof decoder->halves);
+    memset(&decoder->flow_ids, 0, sizeof decoder->flow_ids);
+    memset(&decoder->flow_times, 0, sizeof decoder->flow_times);
+    memset(&decoder->flow_ends, 0, sizeof decoder->flow_ends);
+    PyObject *columns = arrays_to_python(arrays, sizeof arrays / sizeof *arrays);
+    if (!columns) {
+        Py_DECREF(described);
+        return NULL;
+    }
+    return Py_BuildValue("(NNNNNN)", columns, described, counts_of(decoder->unread, MOST_NUMBERS + 1),
+                         optional(decoder->has_times, decoder->first_ns), optional(decoder->has_times, decoder->last_ns),
+                         optional(decoder->has_real, decoder->real_offset));
+}
+
+/* Where the whole packets at the beginning of some bytes end, and those among them that hold compressed packets. */
+static PyObject *cut_packets(PyObject *module, PyObject *argument) {
+    (void)module;
+    Py_buffer view;
+    if (PyObject_GetBuffer(argument, &view, PyBUF_SIMPLE) < 0) return NULL;
+    const uint8_t *begin = view.buf, *end = begin + view.len, *at = begin;
+    Array compressed = {0};
+    uint64_t missing = 0;
+    bool damaged = false;
+    while (at < end) {
+        uint64_t length;
+        if (*at != 0x0A) {
+            damaged = true;
+            break;
+        }
+        const uint8_t *content = read_varint(at + 1, end, &length);
+        if (!content) {
+            damaged = end - at > LONGEST_VARINT;
+            break;
+        }
+        if (length > (uint64_t)(end - content)) {
+            missing = length - (uint64_t)(end - content);
+            break;
+        }
+        const uint8_t *next = content + length;
+        if (length && (*content == 0x92 || *content == 0xAA)) {
+            uint64_t tag, size;
+            const uint8_t *inside = read_varint(content, next, &tag);
+            if (inside) inside = read_varint(inside, next, &size);
+            if (inside && (tag == (50 << 3 | 2) || tag == (133 << 3 | 2)) && size == (uint64_t)(next - inside)) {
+                uint64_t entry[4] = {tag >> 3, (uint64_t)(at - begin), (uint64_t)(next - begin), (uint64_t)(inside - begin)};
+                array_append(&compressed, entry, sizeof entry);
+            }
+        }
+        at = next;
+    }
+    size_t whole = (size_t)(at - begin);
+    PyBuffer_Release(&view);
+    PyObject *list = compressed.failed ? PyErr_NoMemory() : PyList_New(0);
+    for (size_t i = 0; list && i < compressed.size / (4 * sizeof(uint64_t)); i++) {
+        const uint64_t *entry = &AT(compressed, uint64_t, 4 * i);
+        PyObject *tuple = Py_BuildValue("(KKKK)", (unsigned long long)entry[0], (unsigned long long)entry[1],
+                                        (unsigned long long)entry[2], (unsigned long long)entry[3]);
+        if (!tuple || PyList_Append(list, tuple) < 0) {
+            Py_DECREF(list);
+            list = NULL;
+        }
+        Py_XDECREF(tuple);
+    }
+    array_free(&compressed);
+    return list ? Py_BuildValue("(nKNN)", (Py_ssize_t)whole, (unsigned long long)missing, PyBool_FromLong(damaged), list)
+                : NULL;
+}
+
+PyMethodDef perfetto_methods[] = {
+    {"perfetto_decoder", perfetto_decoder, METH_VARARGS,
+     "perfetto_decoder(sequence, plan): a decoder that makes the index (plan is None) or rewrites events. All functions "
+     "are called by rankscope.readers.perfetto.native_decoder."},
+    {"perfetto_add", perfetto_add, METH_VARARGS, "perfetto_add(decoder, block): the events as JSON, or None."},
+    {"perfetto_counts", perfetto_counts, METH_O, "perfetto_counts(decoder): what was lost or repaired."},
+    {"perfetto_index", perfetto_index, METH_O, "perfetto_index(decoder): the index; the decoder is empty afterwards."},
+    {"cut_packets", cut_packets, METH_O, "cut_packets(bytes): end, missing bytes, damaged, compressed packets."},
+    {NULL, NULL, 0, NULL},
+};

@@ -1,0 +1,105 @@
+"""Which bytes look like packets, and the names of packets that are not read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from rankscope.readers.perfetto.decoder import (
+    ATTRIBUTES,
+    CLOCK,
+    CLOCKS,
+    COMPRESSED,
+    DEFAULTS,
+    DESCRIPTOR,
+    FLAGS,
+    INTERNED,
+    MOST_NUMBERS,
+    SEQUENCE,
+    STAGE,
+    TIME,
+    TRACK_EVENT,
+    ZSTD_COMPRESSED,
+    cut,
+)
+from rankscope.readers.perfetto.wire import BYTES, VARINT, WireError, read_varint
+
+_NAMES = {
+    1: "ftrace_events", 2: "process_tree", 4: "inode_file_map", 5: "chrome_events", 7: "sys_stats", 9: "process_stats",
+    33: "trace_config", 34: "ftrace_stats", 35: "trace_stats", 37: "profile_packet", 38: "battery", 39: "android_log",
+    40: "power_rails", 43: "process_descriptor", 44: "thread_descriptor", 45: "system_info", 46: "trigger",
+    49: "perfetto_metatrace", 51: "chrome_metadata", 52: "gpu_counter_event", 54: "streaming_profile_packet",
+    57: "graphics_frame_event", 61: "module_symbols", 63: "gpu_log", 66: "perf_sample", 67: "cpu_info",
+    68: "smaps_packet", 69: "service_event", 71: "gpu_mem_total_event", 72: "extension_descriptor", 78: "ui_state",
+    89: "trace_uuid", 90: "track_event_range_of_interest", 124: "trace_provenance", 128: "gpu_info",
+    129: "generic_gpu_frequency_event", 135: "stack_sample", MOST_NUMBERS: "extensions",
+}  # fmt: skip
+"""Field numbers of TracePacket.data. Others are shown as their number."""
+_NUMBERS_IN_PACKETS = frozenset((3, TIME, SEQUENCE, FLAGS, 41, 42, CLOCK, 79, 87, 88, 98))
+_MARKS_OF_A_PACKET = frozenset(
+    (
+        TIME,
+        SEQUENCE,
+        TRACK_EVENT,
+        STAGE,
+        CLOCKS,
+        DESCRIPTOR,
+        33,
+        36,
+        89,
+        COMPRESSED,
+        ZSTD_COMPRESSED,
+        ATTRIBUTES,
+    )
+)
+_BESIDE_DATA = _NUMBERS_IN_PACKETS | {INTERNED, DEFAULTS}
+_PACKETS_LOOKED_AT = 16
+
+
+def named(counts: Mapping[int, int]) -> dict[str, int]:
+    """The number of packets of each kind, by name."""
+    return {_NAMES.get(number, f"field {number}"): count for number, count in sorted(counts.items())}
+
+
+def looks_like_packets(head: bytes) -> bool:
+    """True if the first bytes of a file are packets: other protobuf files also begin with a field of bytes."""
+    whole = cut(head)
+    begins: list[tuple[int, int]] = []
+    at = 0
+    while at < len(head) and head[at] == 0x0A and len(begins) < _PACKETS_LOOKED_AT:
+        try:
+            length, begin = read_varint(head, at + 1, len(head))
+        except WireError:
+            break
+        begins.append((begin, begin + length))
+        at = begin + length
+    if not begins or (whole.damaged and len(begins) < 2):
+        return False
+    found = [_fields_seen(head, begin, end) for begin, end in begins]
+    if any(seen is None for seen in found):
+        return False
+    return any(seen & _MARKS_OF_A_PACKET for seen in found if seen is not None)
+
+
+def _fields_seen(head: bytes, begin: int, end: int) -> set[int] | None:
+    """The field numbers of what may be a packet, as far as it is there; None if it cannot be one."""
+    seen: set[int] = set()
+    at, stop = begin, min(end, len(head))
+    while at < stop:
+        try:
+            tag, at = read_varint(head, at, stop)
+            number, wire = tag >> 3, tag & 7
+            if number in _NUMBERS_IN_PACKETS:
+                if wire != VARINT:
+                    return None
+                _, at = read_varint(head, at, stop)
+            elif number and wire == BYTES:
+                length, at = read_varint(head, at, stop)
+                at += length
+            else:
+                return None
+        except WireError:
+            return seen if end > len(head) else None
+        seen.add(number)
+        if len(seen - _BESIDE_DATA) > 1:  # a packet has one kind of data
+            return None
+    return seen if at <= end else None

@@ -1,0 +1,245 @@
+"""Reads a Perfetto trace in two passes: what slices and flows consist of, then the events as Kineto's JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rankscope.errors import ReadError
+from rankscope.model import Table
+from rankscope.readers.base import (
+    Batch,
+    EventBatch,
+    ReadReport,
+    TraceIdentity,
+    is_usable_rank,
+    rank_from_name,
+    usable_time,
+)
+from rankscope.readers.byte_stream import read_head
+from rankscope.readers.kineto.reader import batch_of
+from rankscope.readers.perfetto import packet_names, tracks
+from rankscope.readers.perfetto.decoder import (
+    ATTRIBUTES,
+    BEGIN,
+    DAMAGED,
+    END,
+    LOSSES,
+    REPAIRS,
+    Plan,
+    cut,
+    packets,
+)
+from rankscope.readers.perfetto.wire import WireError, bytes_in, fields
+
+if TYPE_CHECKING:
+    from rankscope.readers.perfetto.native_decoder import Index
+    from rankscope.readers.perfetto.packet_stream import PacketStream
+
+_SEPARATOR = b'},\n{"ph"'
+"""Between two events. Texts have no line breaks: they are escaped."""
+_HEAD_BYTES = 4 << 20
+_MOST_EXPANSION = 500
+"""JSON has 2 to 4 times the bytes of its packets."""
+_ALWAYS_ALLOWED = 1 << 30
+"""Bytes of JSON that are written whatever the ratio is."""
+
+
+class PerfettoReading:
+    """The events of one file, or of one sequence of packets in it."""
+
+    def __init__(self, path: Path, part: str = "") -> None:
+        self.report = ReadReport()
+        self.header: dict[str, Any] = {}
+        self._path = path
+        self._sequence = int(part) if part else None
+        self._passes: list[PacketStream] = []
+        self._base_ns = 0
+
+    def batches(self) -> Iterator[EventBatch]:
+        # Late: they import numpy, which finding and identifying files does not need.
+        from rankscope.readers.perfetto.native_decoder import Index, Rewriter
+
+        index = Index(self._sequence)
+        read = 0
+        for block in self._pass(self.report):
+            read += len(block)
+            index.add(block)
+        index.finish()
+        self._report(index)
+        plan, metadata = self._plan(index)
+        if metadata:
+            text = b",\n".join(json.dumps(event, separators=(",", ":")).encode() for event in metadata)
+            yield batch_of(text, _SEPARATOR, self.report)
+        rewriter = Rewriter(plan, index.uuids, self._sequence)
+        written = 0
+        for block in self._pass(ReadReport()):  # the first pass has reported the damage
+            text = rewriter.rewrite(block)
+            written += len(text)
+            if written > max(_ALWAYS_ALLOWED, _MOST_EXPANSION * read):
+                self.report.damage = f"the events expand more than {_MOST_EXPANSION}-fold, as in no trace"
+                return
+            if text:
+                yield batch_of(text, _SEPARATOR, self.report)
+        damaged = rewriter.counts[DAMAGED] - index.counts[DAMAGED]
+        if damaged > 0:
+            self.report.lose(f"{damaged:,} GPU stages that are damaged", damaged)
+        for number, why in REPAIRS.items():
+            if rewriter.counts[number]:
+                self.report.repaired(why, rewriter.counts[number])
+
+    def _pass(self, report: ReadReport) -> Iterator[bytes]:
+        from rankscope.readers.perfetto.packet_stream import PacketStream
+
+        self._passes.append(PacketStream(self._path, report))
+        return self._passes[-1].blocks()
+
+    def position(self) -> int:
+        return sum(done.position for done in self._passes) // 2
+
+    def clock_base_ns(self) -> int:
+        return usable_time(self._base_ns)
+
+    def further(self) -> Iterator[tuple[Table, Batch]]:
+        return iter(())
+
+    def _report(self, index: Index) -> None:
+        for number, why in LOSSES.items():
+            if index.counts[number]:
+                self.report.lose(f"{index.counts[number]:,} {why}", index.counts[number])
+        if index.unread:
+            self.header["packetsNotRead"] = packet_names.named(index.unread)
+        if index.first_ns is None and self.report.events_lost == 0:
+            found = ", ".join(self.header.get("packetsNotRead", ())) or "descriptions of tracks"
+            raise ReadError(
+                f"{self._path} has no track events",
+                why=f"It has packets of other kinds only: {found}.",
+                hint="Record track events, or leave the file out.",
+            )
+
+    def _plan(self, index: Index) -> tuple[Plan, list[dict[str, Any]]]:
+        """What the second pass needs, and events with the names of processes and threads."""
+        described, damaged = tracks.descriptors(index.described)
+        if damaged:
+            self.report.lose(f"{damaged:,} descriptions of tracks that are damaged", damaged)
+        base = index.first_ns or 0
+        self._base_ns = base + (index.real_offset or 0)
+        durations, never_ended, never_begun = _durations(index)
+        if never_ended:
+            self.report.repaired(
+                f"{never_ended:,} slices without an end last to the end of the file", never_ended
+            )
+        if never_begun:
+            self.report.lose(f"{never_begun:,} ends of slices that have no begin", never_begun)
+        exported = self._exported(index)
+        all_tracks = tracks.Tracks(described)
+        places = [exported.place(uuid) or all_tracks.place(uuid) for uuid in index.uuids]
+        plan = Plan(
+            base_ns=base,
+            tracks=[place.as_json() for place in places],
+            counters=[all_tracks.counter(uuid) for uuid in index.uuids],
+            durations=durations,
+            flow_phases=_flow_phases(index),
+            flow_kinds=exported.flow_kinds,
+        )
+        return plan, exported.metadata or list(all_tracks.metadata(index.uuids))
+
+    def _exported(self, index: Index) -> tracks.ExportedFile:
+        """What rankscope's export says about this file."""
+        found = tracks.attributes(index.described)
+        exported = tracks.ExportedFile(
+            tracks.json_attribute(found, f"{tracks.FILE_KEY}{self._sequence}", dict)
+        )
+        self.header.update(exported.header)
+        return exported
+
+
+def _durations(index: Index) -> tuple[Any, int, int]:
+    """Of each begin in file order; how many have no end, and how many ends no begin."""
+    import numpy as np
+
+    from rankscope.readers.pairing import pair_nested
+
+    half = np.asarray(index.halves, dtype=np.uint8)
+    time = np.asarray(index.times, dtype=np.int64)
+    is_begin = half == BEGIN
+    # What ends at a time has ended before anything else begins there, unless it began there itself.
+    pairs = pair_nested(np.asarray(index.tracks, dtype=np.int64), time, is_begin, half != END)
+    ends = np.full(len(half), index.last_ns or 0, dtype=np.int64)
+    ends[pairs.begin] = time[pairs.end]
+    return (ends - time)[is_begin], len(pairs.never_ended), len(pairs.never_begun)
+
+
+def _flow_phases(index: Index) -> Any:
+    """For each flow id of an event s, t or f. Flows go on in time, or to where they say that they end."""
+    import numpy as np
+
+    flow, time = np.asarray(index.flow_ids, dtype=np.uint64), np.asarray(index.flow_times, dtype=np.int64)
+    ends = np.asarray(index.flow_ends, dtype=np.uint8).astype(bool)
+    order = np.lexsort((time, ends, flow))
+    flow, ends = flow[order], ends[order]
+    change = flow[1:] != flow[:-1]
+    first, last = np.ones(len(flow), dtype=bool), np.ones(len(flow), dtype=bool)
+    first[1:], last[:-1] = change, change
+    phases = np.where(first, ord("s"), np.where(last | ends, ord("f"), ord("t"))).astype(np.uint8)
+    phases[first & last] = 0
+    found = np.empty(len(flow), dtype=np.uint8)
+    found[order] = phases
+    return found
+
+
+class PerfettoReader:
+    """TracePackets of perfetto/trace/trace_packet.proto."""
+
+    name = "perfetto"
+
+    def recognises(self, path: Path, head: bytes) -> bool:
+        return packet_names.looks_like_packets(head)
+
+    def identify(self, path: Path) -> TraceIdentity:
+        return self.identify_parts(path)[0]
+
+    def identify_parts(self, path: Path) -> list[TraceIdentity]:
+        """One, with the rank in its name; or one for each file that rankscope exported into it."""
+        head, _ = read_head(path, _HEAD_BYTES)
+        listed = tracks.json_attribute(_attributes(head), tracks.FILES_KEY, list)
+        parts = [part for part in map(_part, listed) if part is not None]
+        if parts:
+            return parts
+        rank = rank_from_name(path)
+        return [TraceIdentity(rank, "" if rank is None else "file name")]
+
+    def open(self, path: Path, part: str = "") -> PerfettoReading:
+        return PerfettoReading(path, part)
+
+
+PERFETTO = PerfettoReader()
+
+
+def _attributes(head: bytes) -> dict[str, str]:
+    described: list[tuple[int, bytes]] = []
+    for packet in packets(head[: cut(head).end]):
+        try:
+            described += [(n, bytes_in(wire, value)) for n, wire, value in fields(packet) if n == ATTRIBUTES]
+        except WireError:
+            continue
+        if described:
+            break
+    return tracks.attributes(described)
+
+
+def _part(entry: Any) -> TraceIdentity | None:
+    """An entry of tracks.FILES_KEY; None if it is damaged."""
+    if not isinstance(entry, dict) or not is_usable_rank(entry.get("rank")):
+        return None
+    if not isinstance(entry.get("sequence"), int) or not 0 < entry["sequence"] < 1 << 32:
+        return None
+    world = entry.get("world_size")
+    return TraceIdentity(
+        rank=entry["rank"],
+        rank_source="rankscope export",
+        world_size=world if isinstance(world, int) else None,
+        part=str(entry["sequence"]),
+    )

@@ -1,0 +1,260 @@
+"""The tracks of a Perfetto trace as processes and threads, and what rankscope's own export says about them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from rankscope.readers.perfetto.decoder import ATTRIBUTES, DESCRIPTOR, escaped
+from rankscope.readers.perfetto.wire import WireError, bytes_in, fields, number_in, signed
+
+FILES_KEY = "rankscope.files"
+"""Attribute of the trace: the files that rankscope exported, each a sequence of packets."""
+FILE_KEY = "rankscope.file."
+"""With the number of a sequence: what is needed to read that file back."""
+_MOST_PARENTS = 64
+_UNITS = {1: "ns", 2: "count", 3: "bytes"}
+
+
+def attributes(described: list[tuple[int, bytes]]) -> dict[str, str]:
+    """The attributes of the trace that are text."""
+    found: dict[str, str] = {}
+    for number, data in described:
+        if number != ATTRIBUTES:
+            continue
+        try:
+            for inner, wire, value in fields(data):
+                if inner == 1:
+                    pair = {n: bytes_in(w, v) for n, w, v in fields(bytes_in(wire, value))}
+                    found[pair.get(1, b"").decode("utf-8", "replace")] = pair.get(3, b"").decode(
+                        "utf-8", "replace"
+                    )
+        except WireError:
+            continue
+    return found
+
+
+def json_attribute(found: dict[str, str], key: str, kind: type[Any]) -> Any:
+    """The value of an attribute; an empty one if it is missing or damaged."""
+    try:
+        value = json.loads(found.get(key, ""))
+    except (ValueError, RecursionError):
+        return kind()
+    return value if isinstance(value, kind) else kind()
+
+
+@dataclass
+class Counter:
+    """The values of a counter track."""
+
+    unit: str = "value"
+    multiplier: int = 1
+    differences: bool = False
+
+
+@dataclass
+class Descriptor:
+    """One track as the file describes it."""
+
+    name: str = ""
+    parent: int = 0
+    pid: int | None = None
+    tid: int | None = None
+    process_name: str = ""
+    labels: list[str] = field(default_factory=list)
+    sort_index: int | None = None
+    counter: Counter | None = None
+
+
+def descriptors(described: list[tuple[int, bytes]]) -> tuple[dict[int, Descriptor], int]:
+    """By uuid, and the number of those that are damaged. The last description of a track counts."""
+    found: dict[int, Descriptor] = {}
+    damaged = 0
+    for number, data in described:
+        if number == DESCRIPTOR:
+            try:
+                uuid, descriptor = _descriptor(data)
+                found[uuid] = descriptor
+            except WireError:
+                damaged += 1
+    return found, damaged
+
+
+def _descriptor(data: bytes) -> tuple[int, Descriptor]:
+    uuid, track = 0, Descriptor()
+    for number, wire, value in fields(data):
+        content = bytes_in(wire, value)
+        if number == 1:
+            uuid = number_in(wire, value)
+        elif number == 5:
+            track.parent = number_in(wire, value)
+        elif number in (2, 10, 13):
+            track.name = _text(content)
+        elif number == 12:
+            track.sort_index = _int32(number_in(wire, value))
+        elif number == 3:
+            _read_process(track, content)
+        elif number == 4:
+            _read_thread(track, content)
+        elif number == 8:
+            track.counter = _counter(content)
+    return uuid, track
+
+
+def _read_process(track: Descriptor, data: bytes) -> None:
+    for number, wire, value in fields(data):
+        if number == 1:
+            track.pid = _int32(number_in(wire, value))
+        elif number == 6:
+            track.process_name = _text(bytes_in(wire, value))
+        elif number == 8:
+            track.labels.append(_text(bytes_in(wire, value)))
+        elif number == 3:
+            track.sort_index = _int32(number_in(wire, value))
+
+
+def _read_thread(track: Descriptor, data: bytes) -> None:
+    track.tid = 0
+    for number, wire, value in fields(data):
+        if number == 1:
+            track.pid = _int32(number_in(wire, value))
+        elif number == 2:
+            track.tid = signed(number_in(wire, value))
+        elif number == 5:
+            track.name = _text(bytes_in(wire, value)) or track.name
+        elif number == 3:
+            track.sort_index = _int32(number_in(wire, value))
+
+
+def _counter(data: bytes) -> Counter:
+    counter = Counter()
+    for number, wire, value in fields(data):
+        if number == 3:
+            counter.unit = _UNITS.get(number_in(wire, value), counter.unit)
+        elif number == 6:
+            counter.unit = _text(bytes_in(wire, value)) or counter.unit
+        elif number == 4:
+            counter.multiplier = signed(number_in(wire, value)) or 1
+        elif number == 5:
+            counter.differences = number_in(wire, value) != 0
+    return counter
+
+
+def _text(data: bytes) -> str:
+    return data.decode("utf-8", "replace")
+
+
+def _int32(value: int) -> int:
+    return (value & 0xFFFF_FFFF) - ((value & 0x8000_0000) << 1)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the events of a track are: a process and a thread of it, or what stands for them."""
+
+    pid: str
+    tid: str
+
+    def as_json(self) -> bytes:
+        return b'"pid":"%b","tid":"%b",' % (escaped(self.pid.encode()), escaped(self.tid.encode()))
+
+
+class Tracks:
+    """All tracks of a file, by uuid."""
+
+    def __init__(self, found: dict[int, Descriptor]) -> None:
+        self._found = found
+
+    def place(self, uuid: int) -> Place:
+        """A thread's own numbers. Other tracks have the process of the nearest track above that has one, and the name
+        of the track as thread; tracks without a process are below the topmost one."""
+        track = self._found.get(uuid)
+        if track is None:
+            return Place("no process", f"track {uuid}")
+        if track.tid is not None:
+            return Place(str(track.pid or 0), str(track.tid))
+        if track.pid is not None:
+            return Place(str(track.pid), "process")
+        name, top = track.name or f"track {uuid}", track
+        for _ in range(_MOST_PARENTS):
+            above = self._found.get(top.parent)
+            if above is None or above is top:
+                break
+            if above.pid is not None:
+                return Place(str(above.pid), f"{above.tid} {name}" if above.tid is not None else name)
+            top = above
+        return Place(top.name or "no process", name)
+
+    def counter(self, uuid: int) -> tuple[bytes, bytes, int, bool] | None:
+        track = self._found.get(uuid)
+        if track is None or track.counter is None:
+            return None
+        counter = track.counter
+        name, unit = (escaped(text.encode()) for text in (track.name, counter.unit))
+        return name, unit, counter.multiplier, counter.differences
+
+    def metadata(self, used: list[int]) -> Iterator[dict[str, Any]]:
+        """Events of phase M that name the processes and threads of these tracks."""
+        pids: set[str] = set()
+        for uuid in used:
+            place = self.place(uuid)
+            pids.add(place.pid)
+            track = self._found.get(uuid)
+            if track is None or track.counter is not None:
+                continue
+            if track.name and track.name != place.tid:
+                yield _named(place, "thread_name", name=track.name)
+            if track.sort_index is not None:
+                yield _named(place, "thread_sort_index", sort_index=track.sort_index)
+        for track in self._found.values():
+            if track.pid is None or track.tid is not None or str(track.pid) not in pids:
+                continue
+            process = Place(str(track.pid), "0")
+            if track.process_name or track.name:
+                yield _named(process, "process_name", name=track.process_name or track.name)
+            if track.labels:
+                yield _named(process, "process_labels", labels=",".join(track.labels))
+            if track.sort_index is not None:
+                yield _named(process, "process_sort_index", sort_index=track.sort_index)
+
+
+def _named(place: Place, what: str, **args: Any) -> dict[str, Any]:
+    return {"ph": "M", "name": what, "pid": place.pid, "tid": place.tid, "args": args}
+
+
+class ExportedFile:
+    """What rankscope's export says about one of its files; empty for traces of other programs."""
+
+    def __init__(self, content: dict[str, Any]) -> None:
+        self.header: dict[str, Any] = _object(content.get("header"))
+        self.metadata = [event for event in _list(content.get("metadata")) if isinstance(event, dict)]
+        """Events of phase M."""
+        self.flow_kinds = [
+            (low, high, escaped(kind.encode()))
+            for kind, low, high in (row for row in _list(content.get("flows")) if _is_flow_range(row))
+        ]
+        self._places = {
+            row[0]: Place(str(row[1]), str(row[2]))
+            for row in _list(content.get("tracks"))
+            if isinstance(row, list) and len(row) == 3 and isinstance(row[0], int)
+        }
+
+    def place(self, uuid: int) -> Place | None:
+        """The process and thread of a track in the file that was exported."""
+        return self._places.get(uuid)
+
+
+def _object(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _is_flow_range(row: Any) -> bool:
+    if not isinstance(row, list) or [type(value) for value in row] != [str, int, int]:
+        return False
+    return 0 <= int(row[1]) <= int(row[2]) < 1 << 64
