@@ -149,12 +149,14 @@ static inline Place read_flow(Scan *scan, Place p, int64_t *flow) {
     return code == NOT_CODED ? NULL : p;
 }
 
+/* A number, or a number in quotes, as Ascend's profilers write it. */
 static inline Place read_time(Scan *scan, Place p, bool colon_follows, int64_t *result) {
     Place begin = p;
     if (*p == 'n') return skip_null(p, scan->end);
+    bool quoted = *p == '"';
     Decimal number;
-    p = read_decimal(p, scan->end, &number);
-    if (!p) return NULL;
+    p = read_decimal(p + quoted, scan->end, &number);
+    if (!p || (quoted && *p++ != '"')) return NULL;
     bool since_1970 = scan->times.since_1970;
     if (!time_ns(&number, &scan->times, result)) return NULL;
     if (number.fraction && number.whole >= LEAST_SINCE_1970 - 1 && !colon_follows) return NULL;
