@@ -40,6 +40,8 @@ __all__ = [
 ]
 
 _READERS = (
+    ("xla.xplane", "XPLANE"),
+    ("ascend.reader", "ASCEND"),
     ("kineto.reader", "KINETO"),
     ("nsys.reader", "NSYS"),
     ("nsys.report", "NSYS_REPORT"),
@@ -51,7 +53,17 @@ _READERS = (
 others are not imported."""
 _HEAD_BYTES = 1 << 16
 _STREAM_NAME = ".qdstrm"
-TRACE_NAMES = (".json", ".json.gz", ".sqlite", ".nsys-rep", ".qdrep", _STREAM_NAME, ".ncu-rep", *PICKLE_NAMES)
+TRACE_NAMES = (
+    ".json",
+    ".json.gz",
+    ".sqlite",
+    ".nsys-rep",
+    ".qdrep",
+    _STREAM_NAME,
+    ".ncu-rep",
+    ".xplane.pb",
+    *PICKLE_NAMES,
+)
 
 
 def looks_like_a_trace(path: Path) -> bool:
