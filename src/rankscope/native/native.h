@@ -45,5 +45,6 @@ extern PyMethodDef nesting_methods[];
 extern PyMethodDef sqlite_methods[];
 extern PyMethodDef repeated_methods[];
 extern PyMethodDef perfetto_methods[];
+extern PyMethodDef xplane_methods[];
 
 #endif

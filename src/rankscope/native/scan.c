@@ -138,10 +138,14 @@ static inline Place read_flow(Scan *scan, Place p, int64_t *flow) {
     bool quoted = *begin == '"';
     Place text = begin + quoted, text_end = p - quoted;
     if (spelling.escaped) return NULL; /* it may be a number that is spelt with escapes */
-    if (text < text_end && *text != '-' && is_plain_integer(text, text_end)) {
-        *flow = 0;
-        for (; text < text_end; text++) *flow = *flow * 10 + (*text - '0');
-        return p;
+    if (text_end - text <= MOST_DIGITS && is_digit(*text) && skip_digits(text) == text_end &&
+        (*text != '0' || text_end - text == 1)) {
+        uint64_t number = 0;
+        for (Place digit = text; digit < text_end; digit++) number = number * 10 + (uint64_t)(*digit - '0');
+        if (number <= INT64_MAX) {
+            *flow = (int64_t)number;
+            return p;
+        }
     }
     if (!quoted && !is_plain_integer(text, text_end)) return NULL;
     int32_t code = code_of(scan, text, (size_t)(text_end - text));
@@ -149,12 +153,14 @@ static inline Place read_flow(Scan *scan, Place p, int64_t *flow) {
     return code == NOT_CODED ? NULL : p;
 }
 
+/* A number, or a number in quotes, as Ascend's profilers write it. */
 static inline Place read_time(Scan *scan, Place p, bool colon_follows, int64_t *result) {
     Place begin = p;
     if (*p == 'n') return skip_null(p, scan->end);
+    bool quoted = *p == '"';
     Decimal number;
-    p = read_decimal(p, scan->end, &number);
-    if (!p) return NULL;
+    p = read_decimal(p + quoted, scan->end, &number);
+    if (!p || (quoted && *p++ != '"')) return NULL;
     bool since_1970 = scan->times.since_1970;
     if (!time_ns(&number, &scan->times, result)) return NULL;
     if (number.fraction && number.whole >= LEAST_SINCE_1970 - 1 && !colon_follows) return NULL;

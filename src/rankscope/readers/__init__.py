@@ -40,6 +40,8 @@ __all__ = [
 ]
 
 _READERS = (
+    ("xla.xplane", "XPLANE"),
+    ("ascend.reader", "ASCEND"),
     ("kineto.reader", "KINETO"),
     ("nsys.reader", "NSYS"),
     ("nsys.report", "NSYS_REPORT"),
@@ -61,6 +63,7 @@ TRACE_NAMES = (
     ".qdrep",
     _STREAM_NAME,
     ".ncu-rep",
+    ".xplane.pb",
     *PICKLE_NAMES,
     *_PERFETTO_NAMES,
 )

@@ -19,7 +19,7 @@ NO_TEXT = -1
 """The code of a text that is null."""
 NULL = -(1 << 63)
 """Stands for null among numbers: every other value can occur in a file."""
-DUCKDB, IN_C = "DuckDB", "C"
+DUCKDB, IN_C, IN_PYTHON = "DuckDB", "C", "Python"
 """What reads events: see EventColumns.read_by."""
 NO_ARGS = (1 << 32) - 1
 """Instead of an offset: the event has no arguments."""
@@ -59,9 +59,9 @@ class Texts:
 
 
 def whole_number(text: str) -> int | None:
-    """The number of at most 18 digits that is spelt like this, and no other way."""
-    is_number = text.isascii() and text.isdigit() and len(text) <= 18 and (text[0] != "0" or text == "0")
-    return int(text) if is_number else None
+    """The number below 2**63 that is spelt like this, and no other way."""
+    is_number = text.isascii() and text.isdigit() and len(text) <= 19 and (text[0] != "0" or text == "0")
+    return int(text) if is_number and int(text) < 1 << 63 else None
 
 
 def joined_texts(texts: Iterable[bytes | None]) -> tuple[bytes, NDArray[np.uint32]]:

@@ -68,11 +68,11 @@ FROM (SELECT *,
 # Exact ns: a double holds µs with three decimals up to 2**43 (102 days; Kineto's base time is at most 92 days
 # back) if the fraction is scaled separately. DuckDB's cast of a JSON number to DECIMAL is wrong by 1 ns from
 # 2**42 on. For files with times since 1970 and fractions, the number is put in quotes: DuckDB casts a string to
-# DECIMAL exactly.
+# DECIMAL exactly. Ascend's profilers write them so.
 _SHORT_TIME = ("DOUBLE", "CAST(trunc(ts) AS BIGINT) * 1000 + CAST(round((ts - trunc(ts)) * 1000) AS BIGINT)")
 _LONG_TIME = ("DECIMAL(20,3)", "CAST(ts * 1000 AS BIGINT)")
 _LONG_TIME_TEXT = re.compile(rb'"ts":\s*([0-9]{13,}\.[0-9]+)')
-_LONG_TIME_SAMPLE = re.compile(rb'"ts":\s*[0-9]{14,}\.[0-9]')
+_LONG_TIME_SAMPLE = re.compile(rb'"ts":\s*"?[0-9]{14,}\.[0-9]')
 
 
 @dataclass(frozen=True)

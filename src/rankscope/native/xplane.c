@@ -1,0 +1,263 @@
+/* Lines of XLA's XSpace protobuf (readers/xla/planes.py): where their fields are, and their events as columns.
+ *
+ * What is unusual is refused, with None: readers/xla/planes.py then reads the same in Python. */
+#include "native.h"
+#include "protobuf.h"
+
+#include <math.h>
+#include <stdio.h>
+
+#define NO_ARGS UINT32_MAX
+#define LONGEST_ARGS (1u << 30)
+
+enum { LINE_EVENT = 4 };
+enum { EVENT_METADATA = 1, EVENT_OFFSET = 2, EVENT_DURATION = 3, EVENT_STAT = 4, EVENT_OCCURRENCES = 5 };
+enum { STAT_METADATA = 1, STAT_DOUBLE = 2, STAT_UNSIGNED = 3, STAT_SIGNED = 4, STAT_TEXT = 5, STAT_BYTES = 6, STAT_REFERENCE = 7 };
+
+/* line_cuts(view, step) -> (where each piece of at least `step` bytes ends (int64), its fields that are no events,
+ * number of events, whether it ends early) */
+static PyObject *line_cuts(PyObject *self, PyObject *args) {
+    (void)self;
+    Py_buffer view;
+    Py_ssize_t step;
+    if (!PyArg_ParseTuple(args, "y*n", &view, &step)) return NULL;
+    Array found[2] = {{0}, {0}};
+    Bytes line = bytes_of(view.buf, (size_t)view.len);
+    const uint8_t *begin = line.at, *last = line.at, *before = line.at;
+    long long events = 0;
+    Field field;
+    Py_BEGIN_ALLOW_THREADS
+    for (; next_field(&line, &field); before = line.at) {
+        if (field.number == LINE_EVENT && field.wire == WIRE_BYTES) events++;
+        else array_append(&found[1], before, (size_t)(line.at - before));
+        if (line.at - last >= step) {
+            array_append_i64(&found[0], line.at - begin);
+            last = line.at;
+        }
+    }
+    if (line.at > last) array_append_i64(&found[0], line.at - begin);
+    Py_END_ALLOW_THREADS
+    PyBuffer_Release(&view);
+    PyObject *both = arrays_to_python(found, 2);
+    return both ? Py_BuildValue("NLO", both, events, line.damaged ? Py_True : Py_False) : NULL;
+}
+
+/* Texts by the ids that events refer to them by; the ids are in ascending order. */
+typedef struct {
+    const int64_t *ids;
+    const uint8_t *data;
+    const int64_t *offsets;
+    size_t count;
+} Named;
+
+static int64_t place_of(const Named *named, int64_t id) {
+    size_t low = 0, high = named->count;
+    while (low < high) {
+        size_t middle = (low + high) / 2;
+        if (named->ids[middle] < id) low = middle + 1;
+        else high = middle;
+    }
+    return low < named->count && named->ids[low] == id ? (int64_t)low : -1;
+}
+
+typedef struct {
+    Named metadata; /* what all events of a metadata have in their arguments: JSON without braces */
+    Named stats;    /* names as JSON text; empty for those that are left out */
+    const int64_t *picked;
+    size_t picks;
+    Array index, offset, duration, values, args, args_offset;
+    int64_t without_time, without_metadata;
+} Reading;
+
+static size_t utf8_length(const uint8_t *at, const uint8_t *end) {
+    uint8_t first = *at;
+    size_t length = first < 0xc2 ? 0 : first < 0xe0 ? 2 : first < 0xf0 ? 3 : first < 0xf5 ? 4 : 0;
+    if (!length || (size_t)(end - at) < length) return 0;
+    for (size_t i = 1; i < length; i++)
+        if ((at[i] & 0xc0) != 0x80) return 0;
+    if ((first == 0xe0 && at[1] < 0xa0) || (first == 0xed && at[1] > 0x9f) || (first == 0xf0 && at[1] < 0x90) ||
+        (first == 0xf4 && at[1] > 0x8f))
+        return 0;
+    return length;
+}
+
+/* The text in quotes as json.dumps writes it, with U+FFFD for NUL; false if it is not UTF-8. */
+static bool append_quoted(Array *out, Bytes text) {
+    static const char short_escapes[] = "btn_fr"; /* from 0x08 on; 0x0b has none */
+    array_append(out, "\"", 1);
+    const uint8_t *copied = text.at, *at = text.at;
+    while (at < text.end) {
+        size_t length = *at < 0x80 ? 1 : utf8_length(at, text.end);
+        if (!length) return false;
+        if (*at >= 0x20 && *at != '"' && *at != '\\') {
+            at += length;
+            continue;
+        }
+        array_append(out, copied, (size_t)(at - copied));
+        char escape[8];
+        int size;
+        if (*at == 0) size = snprintf(escape, sizeof escape, "\xef\xbf\xbd");
+        else if (*at >= 0x20) size = snprintf(escape, sizeof escape, "\\%c", *at);
+        else if (*at >= 8 && *at <= 13 && *at != 11) size = snprintf(escape, sizeof escape, "\\%c", short_escapes[*at - 8]);
+        else size = snprintf(escape, sizeof escape, "\\u%04x", *at);
+        array_append(out, escape, (size_t)size);
+        copied = ++at;
+    }
+    array_append(out, copied, (size_t)(at - copied));
+    array_append(out, "\"", 1);
+    return true;
+}
+
+/* With the fewest of 15, 16 or 17 digits that give the same number. */
+static void append_double(Array *out, double value) {
+    char text[32] = "null";
+    for (int digits = 15; isfinite(value) && digits <= 17; digits++) {
+        snprintf(text, sizeof text, "%.*g", digits, value);
+        if (strtod(text, NULL) == value) break;
+    }
+    array_append(out, text, strlen(text));
+}
+
+static void append_integer(Array *out, const char *format, uint64_t value) {
+    char text[32];
+    array_append(out, text, (size_t)snprintf(text, sizeof text, format, (unsigned long long)value));
+}
+
+/* One stat of an event: into its arguments, and into a column if it is one of those picked. */
+static bool read_stat(Reading *reading, Bytes stat, int64_t *values, bool *has_args) {
+    int64_t id = 0;
+    Field field, value = {0};
+    while (next_field(&stat, &field)) {
+        if (field.number == STAT_METADATA) id = (int64_t)field.value;
+        else if (field.number <= STAT_REFERENCE) value = field;
+    }
+    if (stat.damaged) return false;
+    for (size_t pick = 0; pick < reading->picks; pick++)
+        if (reading->picked[pick] == id && value.wire == WIRE_VARINT) values[pick] = (int64_t)value.value;
+    int64_t place = place_of(&reading->stats, id);
+    if (place < 0) return true;
+    const int64_t *offsets = reading->stats.offsets;
+    const uint8_t *names = reading->stats.data;
+    Array *out = &reading->args;
+    size_t length = (size_t)(offsets[place + 1] - offsets[place]);
+    if (!length) return true;
+    array_append(out, *has_args ? "," : "{", 1);
+    *has_args = true;
+    array_append(out, names + offsets[place], length);
+    array_append(out, ":", 1);
+    switch (value.number) {
+    case STAT_DOUBLE: append_double(out, double_of(&value)); return true;
+    case STAT_UNSIGNED: append_integer(out, "%llu", value.value); return true;
+    case STAT_SIGNED: append_integer(out, "%lld", value.value); return true;
+    case STAT_TEXT: return append_quoted(out, value.bytes);
+    case STAT_BYTES: append_integer(out, "\"%llu bytes\"", bytes_left(&value.bytes)); return true;
+    case STAT_REFERENCE: {
+        int64_t referred = place_of(&reading->stats, (int64_t)value.value);
+        length = referred < 0 ? 0 : (size_t)(offsets[referred + 1] - offsets[referred]);
+        if (length) array_append(out, names + offsets[referred], length);
+        else array_append(out, "\"\"", 2);
+        return true;
+    }
+    default: array_append(out, "null", 4); return true;
+    }
+}
+
+static bool read_one(Reading *reading, Bytes event) {
+    int64_t id = 0, offset = 0, duration = 0;
+    bool is_counted = false;
+    Bytes rest = event;
+    Field field;
+    while (next_field(&rest, &field)) {
+        if (field.number == EVENT_METADATA) id = (int64_t)field.value;
+        else if (field.number == EVENT_OFFSET) offset = (int64_t)field.value, is_counted = false;
+        else if (field.number == EVENT_DURATION) duration = (int64_t)field.value;
+        else if (field.number == EVENT_OCCURRENCES) is_counted = true;
+    }
+    if (rest.damaged) return false;
+    int64_t place = place_of(&reading->metadata, id);
+    if (is_counted || place < 0) {
+        *(is_counted ? &reading->without_time : &reading->without_metadata) += 1;
+        return true;
+    }
+    size_t begin = reading->args.size, row = reading->values.size;
+    bool has_args = false;
+    for (size_t pick = 0; pick < reading->picks; pick++) array_append_i64(&reading->values, INT64_MIN);
+    array_append(&reading->args, "\0\0\0\0", 4);
+    const int64_t *offsets = reading->metadata.offsets;
+    if (offsets[place + 1] > offsets[place]) {
+        has_args = true;
+        array_append(&reading->args, "{", 1);
+        array_append(&reading->args, reading->metadata.data + offsets[place], (size_t)(offsets[place + 1] - offsets[place]));
+    }
+    for (rest = event; next_field(&rest, &field);) {
+        if (field.number != EVENT_STAT || field.wire != WIRE_BYTES) continue;
+        if (reading->values.failed || reading->args.failed) return false;
+        if (!read_stat(reading, field.bytes, (int64_t *)(reading->values.data + row), &has_args)) return false;
+    }
+    if (has_args) array_append(&reading->args, "}", 1);
+    else reading->args.size = begin;
+    if (reading->args.failed || reading->args.size > LONGEST_ARGS) return false;
+    if (has_args) {
+        uint32_t length = (uint32_t)(reading->args.size - begin - 4);
+        uint8_t bytes[4] = {(uint8_t)length, (uint8_t)(length >> 8), (uint8_t)(length >> 16), (uint8_t)(length >> 24)};
+        memcpy(reading->args.data + begin, bytes, sizeof bytes);
+    }
+    array_append_i32(&reading->args_offset, (int32_t)(has_args ? (uint32_t)begin : NO_ARGS));
+    array_append_i32(&reading->index, (int32_t)place);
+    array_append_i64(&reading->offset, offset);
+    array_append_i64(&reading->duration, duration);
+    return true;
+}
+
+static bool is_named(const Py_buffer *ids, const Py_buffer *offsets, const Py_buffer *data, Named *named) {
+    size_t count = (size_t)ids->len / sizeof(int64_t);
+    *named = (Named){ids->buf, data->buf, offsets->buf, count};
+    if ((size_t)offsets->len != (count + 1) * sizeof(int64_t) || named->offsets[0] != 0) return false;
+    for (size_t i = 0; i < count; i++)
+        if (named->offsets[i] > named->offsets[i + 1] || (i && named->ids[i - 1] >= named->ids[i])) return false;
+    return named->offsets[count] <= data->len;
+}
+
+/* line_events(view, metadata (ids, offsets, texts), stats (ids, offsets, texts), picked ids)
+ * -> ((index of metadata, offset ps, duration ps, picked values, args, args_offset), events without a time, events
+ * without metadata), or None */
+static PyObject *line_events(PyObject *self, PyObject *args) {
+    (void)self;
+    Py_buffer views[8];
+    memset(views, 0, sizeof views);
+    if (!PyArg_ParseTuple(args, "y*(y*y*y*)(y*y*y*)y*", &views[0], &views[1], &views[2], &views[3], &views[4], &views[5],
+                          &views[6], &views[7]))
+        return NULL;
+    Reading reading = {.picked = views[7].buf, .picks = (size_t)views[7].len / sizeof(int64_t)};
+    bool fits = is_named(&views[1], &views[2], &views[3], &reading.metadata) &&
+                is_named(&views[4], &views[5], &views[6], &reading.stats);
+    bool good = fits;
+    Py_BEGIN_ALLOW_THREADS
+    Bytes line = bytes_of(views[0].buf, (size_t)views[0].len);
+    Field field;
+    while (good && next_field(&line, &field))
+        if (field.number == LINE_EVENT && field.wire == WIRE_BYTES) good = read_one(&reading, field.bytes);
+    Py_END_ALLOW_THREADS
+    for (size_t i = 0; i < sizeof views / sizeof *views; i++) PyBuffer_Release(&views[i]);
+    Array columns[] = {reading.index, reading.offset, reading.duration, reading.values, reading.args, reading.args_offset};
+    size_t count = sizeof columns / sizeof *columns;
+    if (!good) {
+        bool failed = false;
+        for (size_t i = 0; i < count; i++) {
+            failed |= columns[i].failed;
+            array_free(&columns[i]);
+        }
+        if (!fits) PyErr_SetString(PyExc_ValueError, "ids are not in ascending order, or texts are not where they are said to be");
+        else if (failed) PyErr_NoMemory();
+        else Py_RETURN_NONE;
+        return NULL;
+    }
+    PyObject *found = arrays_to_python(columns, count);
+    return found ? Py_BuildValue("NLL", found, (long long)reading.without_time, (long long)reading.without_metadata) : NULL;
+}
+
+PyMethodDef xplane_methods[] = {
+    {"line_cuts", line_cuts, METH_VARARGS, "Where a line of an XPlane can be cut, its number of events, damaged."},
+    {"line_events", line_events, METH_VARARGS, "The events of a piece of a line as columns; None if it is unusual."},
+    {NULL, NULL, 0, NULL},
+};

@@ -1,0 +1,256 @@
+"""trace_view.json of Ascend's profilers: a Chrome trace whose processes are layers, with what their events mean here.
+
+| layer | becomes |
+|---|---|
+| CANN | runtime calls, on the thread of the Python process that made them |
+| Ascend Hardware | kernels, copies and waits, by the type of the task; a thread is a stream |
+| HCCL, Communication | each operation a kernel that communicates; its tasks are annotations |
+| Overlap Analysis | annotations: it is computed from the others |
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rankscope.collective_kinds import kind_of
+from rankscope.model import Table
+from rankscope.readers.ascend.recording import Recording, identity_of, read_recording
+from rankscope.readers.base import Batch, ReadReport, TraceIdentity
+from rankscope.readers.kineto.reader import JsonBatch, KinetoReading
+
+if TYPE_CHECKING:
+    from rankscope.readers.ascend.survey import Survey
+    from rankscope.readers.columns import Codes, EventColumns
+    from rankscope.readers.edited_columns import EditedColumns
+
+_SIGNS = re.compile(
+    rb'"(?:Ascend Hardware|CANN|AscendCL@[^"]*|async_npu|async_task_queue|HostToDevice|torch_to_npu)"'
+    rb'|"ts"\s*:\s*"\d{13,}\.'
+)
+"""Names that only these profilers write, and times in quotes, in the first bytes of a list of events."""
+_TASK_TYPE = re.compile(rb'"Task Type":"([^"\\]*)"')
+_COPIES = re.compile("(?i)^(?:SDMA|PCIE_DMA|MEMCPY)")
+_WAITS = re.compile("(?i)EVENT|NOTIFY|PLACE_HOLDER|WAIT|WRITE_VALUE|STREAM_LOCK")
+_STEP = re.compile(r"^ProfilerStep#\d+$")
+_NUMBER = re.compile(r"\d{1,9}")
+_HCCL_STREAMS = 100_000
+"""The streams of HCCL's operations count from here: an operation runs on several, which its tasks name."""
+_DTYPES = {
+    "FP16": "half", "FP32": "float", "FP64": "double", "BFP16": "bfloat16", "BF16": "bfloat16", "INT8": "char",
+    "INT16": "short", "INT32": "int", "INT64": "long", "UINT8": "byte",
+}  # fmt: skip
+"""HCCL's names of types, and torch's."""
+
+
+class AscendBatch:
+    """The events of one block of JSON, with what they mean."""
+
+    def __init__(self, batch: JsonBatch, number: int, found: Survey, recording: Recording) -> None:
+        self._batch, self._number, self._found, self._recording = batch, number, found, recording
+
+    def columns(self) -> EventColumns:
+        import numpy as np
+
+        from rankscope.readers.edited_columns import EditedColumns
+
+        columns = self._batch.columns()
+        edited = EditedColumns(columns)
+        is_slice = columns.phase == edited.code("X")
+        self._name_steps(edited)
+        self._translate_calls(edited, is_slice)
+        self._translate_tasks(edited, is_slice, columns)
+        self._translate_operations(edited, is_slice, columns.tid)
+        of_overlap = is_slice & self._of_layer(edited, "Overlap Analysis")
+        edited.category[of_overlap] = edited.code("gpu_user_annotation")
+        edited.device[of_overlap] = self._device()
+        for name in ("correlation", "external_id"):
+            events, ids = self._found.in_batch(self._number, getattr(self._found, name), len(columns))
+            np.put(getattr(edited, name), events, ids)
+        return edited.columns()
+
+    def close(self) -> None:
+        self._batch.close()
+
+    def _of_layer(self, edited: EditedColumns, *names: str) -> Any:
+        import numpy as np
+
+        return np.isin(edited.pid, edited.codes_of(self._found.pids(*names)))
+
+    def _device(self) -> int:
+        """The number in the label of the hardware's process ('NPU 3'); a process has one device."""
+        for pid in self._found.pids("Ascend Hardware"):
+            number = _NUMBER.search(self._found.labels.get(pid, ""))
+            if number is not None:
+                return int(number[0])
+        return 0
+
+    def _name_steps(self, edited: EditedColumns) -> None:
+        """torch_npu records steps as ops."""
+        import numpy as np
+
+        steps = [code for code, text in enumerate(edited.texts) if _STEP.match(text)]
+        is_step = np.isin(edited.name, steps) & (edited.category == edited.code("cpu_op"))
+        edited.category[is_step] = edited.code("user_annotation")
+
+    def _translate_calls(self, edited: EditedColumns, is_slice: Any) -> None:
+        """CANN's calls have a process of their own with the threads of the Python process."""
+        calls = is_slice & self._of_layer(edited, "CANN")
+        edited.category[calls] = edited.code("privateuse1_runtime")
+        python = self._found.pids("Python")
+        if len(python) == 1:
+            edited.pid[calls] = edited.code(python[0])
+
+    def _translate_tasks(self, edited: EditedColumns, is_slice: Any, columns: EventColumns) -> None:
+        import numpy as np
+
+        tasks = is_slice & self._of_layer(edited, "Ascend Hardware")
+        if not tasks.any():
+            return
+        category = np.where(tasks, edited.code("kernel"), edited.category)
+        for event, match in edited.found_in_args(_TASK_TYPE):
+            kind = match[1].decode("utf-8", "replace")
+            if tasks[event] and _COPIES.search(kind):
+                category[event] = edited.code("gpu_memcpy")
+            elif tasks[event] and _WAITS.search(kind):
+                category[event] = edited.code("cuda_sync")
+        # HCCL's own tasks are part of an operation, which is counted as a whole.
+        listed = _are_among(columns.time, columns.duration, self._found.hccl_tasks)
+        category[tasks & listed] = edited.code("gpu_user_annotation")
+        edited.category[:] = category
+        edited.device[tasks] = self._device()
+        edited.stream[tasks] = _stream_numbers(edited.texts, columns.tid[tasks])
+
+    def _translate_operations(self, edited: EditedColumns, is_slice: Any, tid: Codes) -> None:
+        import numpy as np
+
+        from rankscope.readers.ascend.survey import HCCL, is_communication
+
+        hccl = np.flatnonzero(is_slice & self._of_layer(edited, *HCCL))
+        edited.category[hccl] = edited.code("gpu_user_annotation")
+        edited.device[hccl] = self._device()
+        edited.stream[hccl] = _stream_numbers(edited.texts, tid[hccl]) + _HCCL_STREAMS
+        for event in hccl.tolist():
+            thread = self._found.threads.get((edited.texts[edited.pid[event]], edited.texts[tid[event]]), "")
+            name = edited.texts[edited.name[event]]
+            kind = kind_of(name)
+            if kind is None or not (is_communication(thread) or name.startswith("hcom_")):
+                continue
+            edited.category[event] = edited.code("kernel")
+            edited.add_collective(event, self._metadata(kind, name, thread, edited.arguments(event)))
+
+    def _metadata(self, kind: str, name: str, thread: str, args: dict[str, Any]) -> dict[str, Any]:
+        """Of an operation, under torch's names."""
+        found: dict[str, Any] = {"Collective name": kind}
+        group = self._recording.group(name)
+        if group is not None:
+            found["Process Group Name"] = group.hash
+            found["Process Group Description"] = group.name or thread
+        size = len(group.ranks) if group is not None else 0
+        if group is not None and size:
+            found["Process Group Ranks"] = str(list(group.ranks))
+            found["Group size"] = size
+        count = args.get("count")
+        if isinstance(count, int) and not isinstance(count, bool) and 0 <= count < 1 << 48:
+            # HCCL counts what a rank sends, of a reduce-scatter what it receives.
+            found["In msg nelems"] = count * size if kind == "reduce_scatter" and size else count
+            found["Out msg nelems"] = count * size if kind == "all_gather" and size else count
+        dtype = _DTYPES.get(str(args.get("data_type", "")).upper())
+        if dtype is not None:
+            found["dtype"] = dtype
+        return found
+
+
+class AscendReading:
+    """Two passes over one file."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._json = KinetoReading(path)
+        self.report: ReadReport = self._json.report
+        self.header: dict[str, Any] = self._json.header
+
+    def batches(self) -> Iterator[AscendBatch]:
+        # Late: numpy is not needed to find and identify files.
+        from rankscope.readers.ascend.survey import survey
+
+        recording = read_recording(self._path)
+        self._describe(recording)
+        found = survey(_all_columns(self._path))
+        for number, batch in enumerate(self._json.batches()):
+            yield AscendBatch(batch, number, found, recording)
+
+    def _describe(self, recording: Recording) -> None:
+        identity = identity_of(self._path)
+        if identity.rank is None or identity.world_size is None:
+            return
+        groups = [
+            {"pg_name": one.hash, "pg_desc": one.name, "pg_size": len(one.ranks), "ranks": list(one.ranks)}
+            for one in recording.groups.values()
+            if one.ranks
+        ]
+        about = {"backend": "hccl", "rank": identity.rank, "world_size": identity.world_size}
+        self.header["distributedInfo"] = {**about, "pg_config": groups}
+
+    def position(self) -> int:
+        return self._json.position()
+
+    def clock_base_ns(self) -> int:
+        return self._json.clock_base_ns()
+
+    def further(self) -> Iterator[tuple[Table, Batch]]:
+        return iter(())
+
+
+class AscendReader:
+    """Recognised by names and times that no other program writes."""
+
+    name = "ascend"
+
+    def recognises(self, path: Path, head: bytes) -> bool:
+        text = head.lstrip(b"\xef\xbb\xbf \t\r\n")
+        return text[:1] == b"[" and _SIGNS.search(text) is not None
+
+    def identify(self, path: Path) -> TraceIdentity:
+        return identity_of(path)
+
+    def open(self, path: Path) -> AscendReading:
+        return AscendReading(path)
+
+
+ASCEND = AscendReader()
+
+
+def _all_columns(path: Path) -> Iterator[EventColumns]:
+    """The events of a file for the first pass; what is wrong with it is reported in the second."""
+    for batch in KinetoReading(path).batches():
+        try:
+            yield batch.columns()
+        finally:
+            batch.close()
+
+
+def _are_among(time: Any, duration: Any, listed: Any) -> Any:
+    """Which events have a start and a duration that are listed."""
+    import numpy as np
+
+    if not len(listed):
+        return np.zeros(len(time), bool)
+    starts = listed[:, 0]
+    begin, end = np.searchsorted(starts, time), np.searchsorted(starts, time, side="right")
+    found = np.zeros(len(time), bool)
+    for step in range(int((end - begin).max(initial=0))):
+        at = np.minimum(begin + step, len(starts) - 1)
+        found |= (begin + step < end) & (listed[at, 1] == duration)
+    return found
+
+
+def _stream_numbers(texts: list[str], tid: Codes) -> Any:
+    """The numbers of threads; 0 for one that has another name."""
+    import numpy as np
+
+    codes, place = np.unique(tid, return_inverse=True)
+    numbers = [int(found[0]) if (found := _NUMBER.fullmatch(texts[code])) else 0 for code in codes.tolist()]
+    return np.array(numbers, dtype=np.int64)[place]

@@ -1,0 +1,28 @@
+"""The files of one recording of XLA's profiler: plugins/profile/DATE has one for each host, in two formats."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rankscope.readers.base import TraceIdentity, rank_from_name
+
+XPLANE_NAME, JSON_NAME = ".xplane.pb", ".trace.json.gz"
+_RECORDINGS = "profile"
+"""The folder with a folder for each recording: LOGDIR/plugins/profile."""
+
+
+def identity_of(path: Path) -> TraceIdentity:
+    """The rank of a host's file: from its name, else its place among the hosts of the recording.
+
+    XLA records neither the index of a process nor their number. Hosts are in the order of their names, as in XProf.
+    """
+    named = rank_from_name(path)
+    if named is not None:
+        return TraceIdentity(named, "file name")
+    if path.parent.parent.name != _RECORDINGS:
+        return TraceIdentity(None, "")
+    ending = next((one for one in (XPLANE_NAME, JSON_NAME) if path.name.endswith(one)), "")
+    hosts = sorted(one.name for one in path.parent.glob(f"*{ending}")) if ending else []
+    if len(hosts) < 2:
+        return TraceIdentity(None, "")
+    return TraceIdentity(hosts.index(path.name), "place among the hosts", world_size=len(hosts))
