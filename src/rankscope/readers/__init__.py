@@ -41,6 +41,8 @@ __all__ = [
 
 _READERS = (
     ("kineto.reader", "KINETO"),
+    ("rocprof.rocpd", "ROCPD"),
+    ("rocprof.tool_json", "ROCPROF_JSON"),
     ("nsys.reader", "NSYS"),
     ("nsys.report", "NSYS_REPORT"),
     ("ncu.reader", "NCU"),
@@ -51,7 +53,17 @@ _READERS = (
 others are not imported."""
 _HEAD_BYTES = 1 << 16
 _STREAM_NAME = ".qdstrm"
-TRACE_NAMES = (".json", ".json.gz", ".sqlite", ".nsys-rep", ".qdrep", _STREAM_NAME, ".ncu-rep", *PICKLE_NAMES)
+TRACE_NAMES = (
+    ".json",
+    ".json.gz",
+    ".sqlite",
+    ".db",
+    ".nsys-rep",
+    ".qdrep",
+    _STREAM_NAME,
+    ".ncu-rep",
+    *PICKLE_NAMES,
+)
 
 
 def looks_like_a_trace(path: Path) -> bool:
@@ -117,7 +129,8 @@ def one_file(path: Path) -> Iterator[None]:
 def _not_a_trace(path: Path, head: bytes) -> NotATraceError:
     known = (
         "rankscope reads torch.profiler (Kineto) and Chrome traces (.json, .json.gz), nsys (.nsys-rep, .sqlite), "
-        "Nsight Compute (.ncu-rep, .csv), memory snapshots (.pickle) and flight-recorder dumps."
+        "rocprofv3 (.db, _results.json), Nsight Compute (.ncu-rep, .csv), memory snapshots (.pickle) and "
+        "flight-recorder dumps."
     )
     if is_pickle(head):
         return NotATraceError(
