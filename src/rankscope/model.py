@@ -490,7 +490,7 @@ FURTHER_TABLES = (
 )
 """Tables of some file formats only. The views always exist, and may be empty."""
 
-TIMELINE_FORMATS = ("kineto", "perfetto", "nsys")
+TIMELINE_FORMATS = ("kineto", "perfetto", "nsys", "rocprof")
 """Formats that record a rank's whole timeline, in order of preference. A rank is analysed from one of them."""
 
 TIMES = frozenset(

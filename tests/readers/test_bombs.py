@@ -251,5 +251,5 @@ def test_another_sqlite_file_with_odd_names(tmp_path: Path) -> None:
         connection.execute('CREATE TABLE "a\'"";--" (x)')
         connection.execute(f"CREATE VIEW v AS {FOREVER}")
     connection.close()
-    with pytest.raises(NotATraceError, match="not an nsys export"):
+    with pytest.raises(NotATraceError, match="neither an nsys export"):
         open_trace(path)

@@ -328,7 +328,7 @@ def test_a_foreign_sqlite_is_named_and_refused(tmp_path: Path) -> None:
     with sqlite3.connect(path) as connection:
         connection.execute("CREATE TABLE cookies (id)")
     connection.close()
-    with pytest.raises(NotATraceError, match="not an nsys export") as error:
+    with pytest.raises(NotATraceError, match="neither an nsys export") as error:
         open_export_file(path, tmp_path)
     assert "cookies" in error.value.why and "nsys export" in error.value.hint
 

@@ -43,6 +43,8 @@ _READERS = (
     ("xla.xplane", "XPLANE"),
     ("ascend.reader", "ASCEND"),
     ("kineto.reader", "KINETO"),
+    ("rocprof.rocpd", "ROCPD"),
+    ("rocprof.tool_json", "ROCPROF_JSON"),
     ("nsys.reader", "NSYS"),
     ("nsys.report", "NSYS_REPORT"),
     ("ncu.reader", "NCU"),
@@ -59,6 +61,7 @@ TRACE_NAMES = (
     ".json",
     ".json.gz",
     ".sqlite",
+    ".db",
     ".nsys-rep",
     ".qdrep",
     _STREAM_NAME,
@@ -132,7 +135,7 @@ def one_file(path: Path) -> Iterator[None]:
 def _not_a_trace(path: Path, head: bytes) -> NotATraceError:
     known = (
         "rankscope reads torch.profiler (Kineto) and Chrome traces (.json, .json.gz), Perfetto (.pftrace, "
-        ".perfetto-trace), nsys (.nsys-rep, .sqlite), "
+        ".perfetto-trace), nsys (.nsys-rep, .sqlite), rocprofv3 (.db, _results.json), "
         "Nsight Compute (.ncu-rep, .csv), memory snapshots (.pickle) and flight-recorder dumps."
     )
     if is_pickle(head):

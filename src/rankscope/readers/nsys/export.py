@@ -6,24 +6,24 @@ is checked before use.
 
 from __future__ import annotations
 
-import os
 import re
-import sqlite3
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from functools import cached_property
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 from rankscope.errors import NotATraceError, ReadError
 from rankscope.readers.base import usable_time
+from rankscope.readers.sqlite_file import (
+    SQLITE_ERRORS,
+    connect,
+    damaged_sqlite,
+    limit_time,
+    refuse_truncated,
+)
 from rankscope.sql import sql_name
 
-SQLITE_MAGIC = b"SQLite format 3\x00"
-SQLITE_ERRORS = (sqlite3.Error, UnicodeDecodeError)
-"""The latter is how Python raises the former when sqlite's message quotes a name that is not UTF-8."""
 PID = "({0} >> 24) & 16777215"
 """SQL template for the process id in a globalTid or globalPid column."""
 TID = "{0} & 16777215"
@@ -46,10 +46,7 @@ _NAMES_OF_NSYS = re.compile(
     r"(?i)(?:StringIds|ThreadNames|PROCESSES|ProcessStreams|ANALYSIS_DETAILS"
     r"|(?:CUPTI|NVTX|OSRT|MPI|GPU|CUDA|TARGET_INFO|META_DATA|PROFILER)_.*)"
 )
-_MOST_SECONDS = 300
-"""For one statement. Reading a batch of rows takes less than one."""
-_STEPS_BETWEEN_CHECKS = 1_000_000
-_MOST_RANGES = 100_000
+_AGAIN = "Export the report again: nsys export --type sqlite --force-overwrite true REPORT.nsys-rep"
 
 
 class NsysExport:
@@ -57,7 +54,7 @@ class NsysExport:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        _refuse_truncated(path)
+        refuse_truncated(path, _AGAIN)
         try:
             self._connection = connect(path)
             self.tables = self._find_tables()
@@ -69,7 +66,7 @@ class NsysExport:
 
     def rows(self, sql: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]:
         try:
-            _limit_time(self._connection)
+            limit_time(self._connection)
             return self._connection.execute(sql, parameters).fetchall()
         except SQLITE_ERRORS as error:
             raise damaged(self.path, error) from error
@@ -132,28 +129,6 @@ class NsysExport:
         return tables
 
 
-def connect(path: Path) -> sqlite3.Connection:
-    """A read-only connection with text as bytes: text may be invalid UTF-8, and decoding all of it costs time."""
-    # immutable: no locks and no journal file, so that reports in read-only folders can be opened.
-    connection = sqlite3.connect(
-        f"file:{_uri(path)}?mode=ro&immutable=1", uri=True, check_same_thread=False, isolation_level=None
-    )
-    connection.text_factory = bytes
-    connection.execute("PRAGMA trusted_schema = OFF")
-    _limit_time(connection)
-    return connection
-
-
-def _limit_time(connection: sqlite3.Connection) -> None:
-    """End the next statement when it takes too long."""
-    end = time.monotonic() + _MOST_SECONDS
-    connection.set_progress_handler(lambda: time.monotonic() > end, _STEPS_BETWEEN_CHECKS)
-
-
-def _uri(path: Path) -> str:
-    return quote(os.fsencode(path.absolute()))
-
-
 def open_export(path: Path) -> NsysExport:
     """Open an export. Raises NotATraceError for another sqlite file."""
     export = NsysExport(path)
@@ -161,60 +136,23 @@ def open_export(path: Path) -> NsysExport:
         some = ", ".join(sorted(export.tables)[:5]) or "none"
         export.close()
         raise NotATraceError(
-            f"{path} is a sqlite file, but not an nsys export",
-            why=f"It has none of the tables that nsys writes (its tables: {some}).",
+            f"{path} is a sqlite file, but neither an nsys export nor a rocpd file",
+            why=f"It has none of the tables that nsys and rocprofv3 write (its tables: {some}).",
             hint="Export the report again: nsys export --type sqlite REPORT.nsys-rep",
         )
     return export
-
-
-def _refuse_truncated(path: Path) -> None:
-    """Check the size against the page count in the header; sqlite notices a missing page only when it reads it."""
-    with path.open("rb") as file:
-        head = file.read(100)
-        size = file.seek(0, 2)
-    page = int.from_bytes(head[16:18], "big")
-    pages = int.from_bytes(head[28:32], "big")
-    expected = (65536 if page == 1 else page) * pages
-    if len(head) < 100 or size < expected:
-        raise damaged(path, ValueError(f"it has {size:,} bytes instead of {expected or 100:,}"))
 
 
 def not_a_table(path: Path, name: str) -> ReadError:
     return ReadError(
         f"{path} is not an export of nsys as nsys writes it",
         why=f"{name} is a view or a virtual table: what it contains is computed, and may be anything.",
-        hint="Export the report again: nsys export --type sqlite --force-overwrite true REPORT.nsys-rep",
+        hint=_AGAIN,
     )
 
 
 def damaged(path: Path, error: Exception) -> ReadError:
-    if "interrupted" in str(error):
-        return ReadError(
-            f"reading {path} takes too long",
-            why=f"A single statement was not done after {_MOST_SECONDS} s.",
-            hint="Copy the file to a local disk; or export the report again.",
-        )
-    return ReadError(
-        f"{path} cannot be read as sqlite",
-        why=f"{str(error)[:1].upper()}{str(error)[1:]}: the file is damaged or truncated.",
-        hint="Export the report again: nsys export --type sqlite --force-overwrite true REPORT.nsys-rep",
-    )
-
-
-def row_ranges(export: NsysExport, table: str, size: int) -> Iterator[tuple[int, int]]:
-    """First and last rowid of successive pieces of a table. Rows may have any ids, with gaps of any length."""
-    ((low, high),) = export.rows(f"SELECT min(rowid), max(rowid) FROM {table}")
-    dense = low is not None and (high - low) // size < _MOST_RANGES
-    while low is not None and low <= high:
-        last = min(low + size - 1, high)
-        if not dense:
-            ids = f"SELECT rowid AS id FROM {table} WHERE rowid >= ? ORDER BY rowid LIMIT {size}"
-            ((last,),) = export.rows(f"SELECT max(id) FROM ({ids})", (low,))
-        yield low, last
-        low = last + 1
-        if not dense and low <= high:
-            ((low,),) = export.rows(f"SELECT min(rowid) FROM {table} WHERE rowid >= ?", (low,))
+    return damaged_sqlite(path, error, _AGAIN)
 
 
 def run_once(path: Path, sql: str, parameters: Sequence[object] = ()) -> Any:

@@ -23,12 +23,9 @@ from rankscope.readers.memory_file import MemoryFile
 from rankscope.readers.nsys.events import event_sources
 from rankscope.readers.nsys.export import (
     PID,
-    SQLITE_ERRORS,
-    SQLITE_MAGIC,
     NsysExport,
     damaged,
     open_export,
-    row_ranges,
     run_once,
 )
 from rankscope.readers.nsys.identity import (
@@ -42,6 +39,7 @@ from rankscope.readers.nsys.paged_events import PagedSource
 from rankscope.readers.nsys.table_pages import PageFile, Piece, find_table, open_pages
 from rankscope.readers.nsys.table_source import LARGEST_NUMBER, RATE, SUMMED, Source
 from rankscope.readers.sql_columns import read_columns
+from rankscope.readers.sqlite_file import SQLITE_ERRORS, SQLITE_MAGIC, row_ranges
 from rankscope.sql import sql_name
 
 ROWS_PER_BATCH = 200_000
@@ -305,7 +303,7 @@ def _pieces(
             for piece in table.pieces():
                 yield PagedSource(source, table, columns), piece, piece.rows
             return
-    for rows in row_ranges(export, source.table, 1 << 26 if source.whole else ROWS_PER_BATCH):
+    for rows in row_ranges(export.rows, source.table, 1 << 26 if source.whole else ROWS_PER_BATCH):
         yield None, None, rows
 
 

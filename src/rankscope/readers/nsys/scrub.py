@@ -17,8 +17,9 @@ from pathlib import Path
 
 from rankscope.atomic_files import unique_name
 from rankscope.errors import ReadError
-from rankscope.readers.nsys.export import SQLITE_ERRORS, NsysExport, damaged, open_export
+from rankscope.readers.nsys.export import NsysExport, damaged, open_export
 from rankscope.readers.nsys.identity import recorded_environments
+from rankscope.readers.sqlite_file import SQLITE_ERRORS
 from rankscope.sql import sql_name
 
 _SECRET_NAME = re.compile(r"(?i)token|secret|passw|credential|api_?key|access_?key|private|auth|session_key")

@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 from rankscope import native
 from rankscope.readers.columns import Codes, Numbers, Texts
-from rankscope.readers.nsys.export import ROWID, SQLITE_MAGIC, NsysExport
+from rankscope.readers.nsys.export import ROWID, NsysExport
+from rankscope.readers.sqlite_file import SQLITE_MAGIC
 from rankscope.sql import sql_name
 
 _BYTES_PER_PIECE = 16 << 20

@@ -1,0 +1,89 @@
+"""A sqlite file that is only read: opened without locks, refused where it is truncated, statements limited in time."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from rankscope.errors import ReadError
+from rankscope.sql import sql_name
+
+SQLITE_MAGIC = b"SQLite format 3\x00"
+SQLITE_ERRORS = (sqlite3.Error, UnicodeDecodeError)
+"""The latter is how Python raises the former when sqlite's message quotes a name that is not UTF-8."""
+
+_MOST_SECONDS = 300
+"""For one statement. Reading a batch of rows takes less than one."""
+_STEPS_BETWEEN_CHECKS = 1_000_000
+_MOST_RANGES = 100_000
+
+_Rows = Callable[..., list[tuple[Any, ...]]]
+"""Runs a statement with its parameters."""
+
+
+def connect(path: Path) -> sqlite3.Connection:
+    """A read-only connection with text as bytes: text may be invalid UTF-8, and decoding all of it costs time."""
+    # immutable: no locks and no journal file, so that reports in read-only folders can be opened.
+    connection = sqlite3.connect(
+        f"file:{quote(os.fsencode(path.absolute()))}?mode=ro&immutable=1",
+        uri=True,
+        check_same_thread=False,
+        isolation_level=None,
+    )
+    connection.text_factory = bytes
+    connection.execute("PRAGMA trusted_schema = OFF")
+    limit_time(connection)
+    return connection
+
+
+def limit_time(connection: sqlite3.Connection) -> None:
+    """End the next statement when it takes too long."""
+    end = time.monotonic() + _MOST_SECONDS
+    connection.set_progress_handler(lambda: time.monotonic() > end, _STEPS_BETWEEN_CHECKS)
+
+
+def refuse_truncated(path: Path, hint: str) -> None:
+    """Check the size against the page count in the header; sqlite notices a missing page only when it reads it."""
+    with path.open("rb") as file:
+        head = file.read(100)
+        size = file.seek(0, 2)
+    page = int.from_bytes(head[16:18], "big")
+    pages = int.from_bytes(head[28:32], "big")
+    expected = (65536 if page == 1 else page) * pages
+    if len(head) < 100 or size < expected:
+        raise damaged_sqlite(path, ValueError(f"it has {size:,} bytes instead of {expected or 100:,}"), hint)
+
+
+def damaged_sqlite(path: Path, error: Exception, hint: str) -> ReadError:
+    """The error for a file that sqlite cannot read; `hint` says how to make it again."""
+    if "interrupted" in str(error):
+        return ReadError(
+            f"reading {path} takes too long",
+            why=f"A single statement was not done after {_MOST_SECONDS} s.",
+            hint=f"Copy the file to a local disk; or make it again. {hint}",
+        )
+    return ReadError(
+        f"{path} cannot be read as sqlite",
+        why=f"{str(error)[:1].upper()}{str(error)[1:]}: the file is damaged or truncated.",
+        hint=hint,
+    )
+
+
+def row_ranges(rows: _Rows, table: str, size: int) -> Iterator[tuple[int, int]]:
+    """First and last rowid of successive pieces of a table. Rows may have any ids, with gaps of any length."""
+    ((low, high),) = rows(f"SELECT min(rowid), max(rowid) FROM {sql_name(table)}")
+    dense = low is not None and (high - low) // size < _MOST_RANGES
+    while low is not None and low <= high:
+        last = min(low + size - 1, high)
+        if not dense:
+            ids = f"SELECT rowid AS id FROM {sql_name(table)} WHERE rowid >= ? ORDER BY rowid LIMIT {size}"
+            ((last,),) = rows(f"SELECT max(id) FROM ({ids})", (low,))
+        yield low, last
+        low = last + 1
+        if not dense and low <= high:
+            ((low,),) = rows(f"SELECT min(rowid) FROM {sql_name(table)} WHERE rowid >= ?", (low,))
