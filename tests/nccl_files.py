@@ -92,3 +92,23 @@ def write_inspector(folder: Path, rank: int, ops: list[Op], **options: Any) -> P
     lines = (json.dumps(inspector_line(op, rank, **options), separators=(",", ":")) for op in ops)
     path.write_text("".join(f"{line}\n" for line in lines))
     return path
+
+
+def prometheus_text(
+    gpu: int, rows: list[tuple[str, str, float, float]], *, nodes: int = 1, ranks: int = 4
+) -> str:
+    """Rows of function, range of sizes, busbw in GB/s and time in µs."""
+    text = ""
+    for function, size, busbw, took in rows:
+        p2p = function in ("Send", "Recv")
+        labels = {
+            "version": "v5.1", "slurm_job_id": "unknown", "node": "node-0", "gpu": f"GPU{gpu}",
+            "comm_name": "DP Group 0",
+            "n_nodes": nodes, "nranks": ranks, "p2p_operation" if p2p else "collective": function, "message_size": size,
+            **({} if p2p else {"algo_proto": "Ring_ll"}),
+        }  # fmt: skip
+        inside = ",".join(f'{name}="{value}"' for name, value in labels.items())
+        kind = "p2p" if p2p else "collective"
+        text += f"nccl_{'p2p_' * p2p}bus_bandwidth_gbs{{{inside}}} {busbw:.6g}\n"
+        text += f"nccl_{kind}_exec_time_microseconds{{{inside}}} {took:.6g}\n"
+    return text

@@ -164,13 +164,12 @@ def test_beside_traces_nothing_counts_twice(tmp_path: Path) -> None:
 
 
 def test_send_and_recv_match_in_the_communicator_of_the_job(tmp_path: Path) -> None:
-    small = {"comm": "0xbeef", "ranks": 2}
     for rank in range(3):
         function, peer = ("Send", 1) if rank == 0 else ("Recv", 0)
         ops = [Op("AllReduce", 1, 1 << 20, 100, 10, ranks=3)]
         if rank < 2:
             ops += [Op(function, 1, 1 << 20, 50, 200, ranks=3, peer=peer)]
-            ops += [Op(function, 1, 1 << 20, 50, 400, peer=peer, **small)]
+            ops += [Op(function, 1, 1 << 20, 50, 400, comm="0xbeef", peer=peer)]
         write_inspector(tmp_path, rank, ops)
     run = Run(ingest([tmp_path]))
     assert run.collectives.count == 2

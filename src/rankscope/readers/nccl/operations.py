@@ -34,8 +34,8 @@ def table_rows(raw: str) -> str:
 def events_of(rows: str, track: str, world: str) -> str:
     """A SELECT of model.READ_EVENTS: a slice with metadata as Kineto's collectives have it.
 
-    An operation without a start is an instant at the time at which it was written. `world` is the communicator whose
-    ranks are those of the job: in others, the rank of the other side of a send or recv is not known.
+    An operation without a start is an instant, without arguments, at the time at which it was written. `world` is the
+    communicator whose ranks are those of the job: in others, the rank of the other side of a send or recv is not known.
     """
     functions = sql_texts(FUNCTIONS)
     timed = "started_ns IS NOT NULL AND completed_ns IS NOT NULL"
@@ -64,6 +64,7 @@ def events_of(rows: str, track: str, world: str) -> str:
         f"function AS name, {sql_text(track)} AS pid, communicator AS tid, "
         f"CASE WHEN {timed} THEN started_ns ELSE written_ns END AS ts_ns, "
         f"CASE WHEN {timed} THEN greatest(completed_ns - started_ns, 0) END AS dur_ns, NULL::VARCHAR AS flow, "
-        f"json_object({pairs}) AS args, {numbers}, CASE WHEN {timed} THEN kind END AS collective, "
+        f"CASE WHEN {timed} THEN json_object({pairs}) END AS args, {numbers}, "
+        f"CASE WHEN {timed} THEN kind END AS collective, "
         f"NULL::{MEMORY_TYPE} AS memory, NULL::VARCHAR[] AS shapes FROM ({rows})"
     )
