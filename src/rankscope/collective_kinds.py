@@ -9,7 +9,7 @@ KIND_PATTERNS = (
     ("reduce_scatter", "reducescatter"),
     ("all_reduce", "allreduce|crossdevicereduce"),
     ("all_gather", "allgather"),
-    ("all_to_all", "alltoall|deepep"),
+    ("all_to_all", "alltoall|allall|deepep"),
     ("barrier", "barrier"),
     ("broadcast", "broadcast"),
     ("sendrecv", "sendrecv"),

@@ -23,9 +23,13 @@ LAUNCH_CATEGORIES = (
 UNFINISHED_STEP = "unfinished_step"
 """The annotation of a step that had not ended when the recording did: it is not one of the run's steps."""
 
+NCCL_CATEGORY = "nccl"
+"""Collectives in NCCL's own files. Not kernels: with no other device activity there, the idle time would be wrong."""
+
 KNOWN_CATEGORIES = (
     *GPU_CATEGORIES, *LAUNCH_CATEGORIES, "cpu_op", "user_annotation", UNFINISHED_STEP, "gpu_user_annotation",
     "python_function", "cuda_sync", "cuda_event", "xpu_sync", "cuda_profiler_range", "overhead", "os_runtime", "Trace",
+    NCCL_CATEGORY,
 )  # fmt: skip
 """Categories of slices that have a meaning here. Other slices are drawn and counted, and belong to no class."""
 
@@ -476,6 +480,38 @@ FLIGHT_GROUPS = Table(
     ),
 )
 
+NCCL = Table(
+    "nccl",
+    "Collectives and point-to-point operations as NCCL itself measured them (Inspector, profiler plugin).",
+    (
+        Field("communicator", "VARCHAR", "NCCL's hash of the communicator, the same on all its ranks"),
+        Field("communicator_name", "VARCHAR", "its name, if the program gave it one"),
+        Field("communicator_rank", "INTEGER", "rank within the communicator"),
+        Field("ranks", "INTEGER", "size of the communicator"),
+        Field("nodes", "INTEGER", "number of nodes of the communicator"),
+        Field("function", "VARCHAR", "AllReduce, AllGather, Send, …"),
+        Field("kind", "VARCHAR", "the kind of collective, as in collectives"),
+        Field("seq", "BIGINT", "sequence number; NCCL counts each function of a communicator separately"),
+        Field("peer", "INTEGER", "send and recv: rank of the other side within the communicator"),
+        Field("rank_bytes", "BIGINT", "message size as NCCL counts it: of one rank"),
+        Field("bytes", "BIGINT", "message size S as in nccl-tests, as in collectives"),
+        Field("size_range", "VARCHAR", "Prometheus: the range of message sizes, such as 4-5GB"),
+        Field("dtype", "VARCHAR", "float32, bfloat16, …"),
+        Field("created_ns", "BIGINT", "call on the host, from the run's start"),
+        Field("started_ns", "BIGINT", "start of the first channel's kernel, when it was noticed"),
+        Field("completed_ns", "BIGINT", "end of the last channel's kernel, when it was noticed"),
+        Field("written_ns", "BIGINT", "when the line was written, some time after the end"),
+        Field("duration_ns", "BIGINT", "execution time as NCCL reports it; Prometheus: the mean"),
+        Field("timing", "VARCHAR", "what measured it: kernel_gpu, kernel_cpu or collective_cpu"),
+        Field("algbw_gb_s", "DOUBLE", "as NCCL reports it"),
+        Field("busbw_gb_s", "DOUBLE", "as NCCL reports it; Prometheus: the geometric mean"),
+        Field("algorithm", "VARCHAR", "RING, TREE, NVLS, …"),
+        Field("protocol", "VARCHAR", "LL, LL128 or SIMPLE"),
+        Field("channels", "INTEGER", "number of channels"),
+        Field("is_mean", "BOOLEAN", "true: of an unknown number of operations (Prometheus)"),
+    ),
+)
+
 TABLES = (SLICES, GPU, COMPUTING, EVENTS, INSTANTS, COUNTERS, LINKS, TRACKS, STEPS, COLLECTIVES)
 """Tables that every segment has."""
 
@@ -487,11 +523,15 @@ FURTHER_TABLES = (
     MEMORY_STACKS,
     FLIGHT,
     FLIGHT_GROUPS,
+    NCCL,
 )
 """Tables of some file formats only. The views always exist, and may be empty."""
 
 TIMELINE_FORMATS = ("kineto", "perfetto", "nsys", "rocprof")
 """Formats that record a rank's whole timeline, in order of preference. A rank is analysed from one of them."""
+
+NCCL_FORMATS = ("nccl_inspector", "nccl_plugin")
+"""NCCL's own files with collectives, in order of preference. They repeat what a trace of the same run has."""
 
 TIMES = frozenset(
     f"{moment}_ns"
@@ -504,6 +544,7 @@ TIMES = frozenset(
         "created",
         "started",
         "completed",
+        "written",
         "call",
         "launch",
         "op",

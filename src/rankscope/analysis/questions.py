@@ -8,6 +8,7 @@ from rankscope.analysis.across_ranks.bubbles import bubbles
 from rankscope.analysis.across_ranks.by_group import KEYS, breakdown_by, collectives_by, stragglers_by
 from rankscope.analysis.across_ranks.clocks import clocks
 from rankscope.analysis.across_ranks.layout import groups, layout
+from rankscope.analysis.across_ranks.nccl import nccl
 from rankscope.analysis.core.cache import once_per_run
 from rankscope.analysis.core.report import Analyse, Report
 from rankscope.analysis.core.result import Finding, Result
@@ -41,7 +42,7 @@ TOPICS = {
         "breakdown", "steps", "overlap", "idle", "gaps", "phases", "launches", "short", "syncs", "dataloader",
         "families", "kernels", "ops", "api", "memcpy", "annotations",
     ),
-    "Across ranks": ("stragglers", "collectives", "critical", "bubbles", "clocks", "layout", "groups"),
+    "Across ranks": ("stragglers", "collectives", "nccl", "critical", "bubbles", "clocks", "layout", "groups"),
     "Efficiency": ("mfu", "roofline", "ncu"),
     "Memory": ("memory", "allocators", "fragments"),
     "Health": ("overhead", "telemetry", "hang", "flight"),
@@ -143,6 +144,7 @@ QUESTIONS = {
             ("group",),
             finds=True,
         ),
+        Report("nccl", "How fast are collectives by NCCL's own measurement?", nccl, finds=True),
         Report(
             "stragglers",
             "Which rank delays the others, and why?",

@@ -42,6 +42,9 @@ _WITHOUT_TRACE = {
     "flight": ("flight-recorder dump", "flight"),
     "memory": ("memory snapshot", "memory,allocators,fragments"),
     "ncu": ("Nsight Compute report", "ncu,roofline"),
+    "nccl_inspector": ("NCCL Inspector log", "nccl,collectives,stragglers"),
+    "nccl_prometheus": ("NCCL Inspector metrics file", "nccl"),
+    "nccl_plugin": ("NCCL profiler dump", "nccl,collectives,stragglers"),
 }
 _CLASSES = ("compute", "exposed_comm", "exposed_copy", "idle")
 

@@ -39,6 +39,8 @@ __all__ = [
     "open_part",
 ]
 
+_NCCL_READERS = (("nccl.inspector", "INSPECTOR"), ("nccl.prometheus", "PROMETHEUS"))
+_NCCL_NAMES = (".log", ".log.gz", ".prom", ".txt")
 _READERS = (
     ("xla.xplane", "XPLANE"),
     ("ascend.reader", "ASCEND"),
@@ -51,6 +53,7 @@ _READERS = (
     ("flight_recorder", "FLIGHT_READER"),
     ("memory_snapshot", "SNAPSHOT"),
     ("perfetto.reader", "PERFETTO"),
+    *_NCCL_READERS,
 )
 """Modules and the readers in them, in the order in which they are asked. Most runs have one format: the modules of the
 others are not imported."""
@@ -75,8 +78,11 @@ TRACE_NAMES = (
 def looks_like_a_trace(path: Path) -> bool:
     """Judge a file by its name: True if a user would expect it to be read. Capture's manifests are not traces.
 
-    A .csv file can be anything, so its content decides.
+    A file with an ending that can be anything, such as .csv, is judged by its content.
     """
+    if path.name.endswith(_NCCL_NAMES):
+        head, _ = read_head(path, _HEAD_BYTES)
+        return any(_reader(*place).recognises(path, head) for place in _NCCL_READERS)
     if path.name.endswith(".csv"):
         from rankscope.readers.ncu.csv_pages import HEADER
 
@@ -103,10 +109,15 @@ def find_reader(path: Path) -> Reader:
             f"{path} is empty", why=f"{why}.", hint="Capture this rank again, or leave the file out."
         )
     for module, name in _READERS:
-        reader: Reader = getattr(import_module(f"rankscope.readers.{module}"), name)
+        reader = _reader(module, name)
         if reader.recognises(path, head):
             return reader
     raise _not_a_trace(path, head)
+
+
+def _reader(module: str, name: str) -> Reader:
+    found: Reader = getattr(import_module(f"rankscope.readers.{module}"), name)
+    return found
 
 
 @contextmanager
@@ -136,7 +147,8 @@ def _not_a_trace(path: Path, head: bytes) -> NotATraceError:
     known = (
         "rankscope reads torch.profiler (Kineto) and Chrome traces (.json, .json.gz), Perfetto (.pftrace, "
         ".perfetto-trace), nsys (.nsys-rep, .sqlite), rocprofv3 (.db, _results.json), "
-        "Nsight Compute (.ncu-rep, .csv), memory snapshots (.pickle) and flight-recorder dumps."
+        "Nsight Compute (.ncu-rep, .csv), memory snapshots (.pickle), flight-recorder dumps, NCCL's own files "
+        "and counters of nvidia-smi and DCGM (.csv, .txt, .log)."
     )
     if is_pickle(head):
         return NotATraceError(

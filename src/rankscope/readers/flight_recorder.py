@@ -1,6 +1,7 @@
 """NCCL flight-recorder dumps: the last collectives of each rank and their state when the job hung.
 
-Torch writes one file per rank (TORCH_NCCL_DEBUG_INFO_TEMP_FILE, or _dump_3), as a pickle or as JSON.
+Torch writes one file per rank (TORCH_NCCL_DEBUG_INFO_TEMP_FILE, or _dump_3), as a pickle or as JSON. That of torch 2.2
+is a list of entries; later ones are dictionaries with a version, 1.0 to 2.10, to which fields were added.
 """
 
 from __future__ import annotations
@@ -17,10 +18,21 @@ from rankscope.model import FLIGHT, FLIGHT_GROUPS, READ_EVENTS, Table
 from rankscope.readers.base import Batch, EventBatch, ReadReport, TraceIdentity, rank_from_name
 from rankscope.readers.byte_stream import open_stream
 from rankscope.readers.row_batch import RowBatch
-from rankscope.readers.safe_pickle import Budget, integer, is_pickle, load_plain, text
+from rankscope.readers.safe_pickle import Budget, integer, is_pickle, load_value, text
 from rankscope.readers.stack_frames import own_line
 
-_KEYS = (b"collective_seq_id", b"nccl_version", b"pg_config", b"pg_status", b"comm_lib_version")
+_KEYS = (
+    b"collective_seq_id",
+    b"profiling_name",
+    b"nccl_version",
+    b"pg_config",
+    b"pg_status",
+    b"comm_lib_version",
+)
+_JSON_KEYS = (b'"entries"', b'"pg_status"')
+"""A rank that has called nothing yet has no entries in its JSON dump."""
+_NEWEST_VERSION = (2, 10)
+_HEADER = ("version", "nccl_version", "comm_lib_version")
 _TRACK = "NCCL flight recorder"
 _LARGEST_JSON = 1 << 30
 _PEERS = re.compile(r"(?:send|recv)\s*(\d+)\s*(?:->|<-)\s*(\d+)")
@@ -43,25 +55,32 @@ class FlightReading:
     def batches(self) -> Iterator[EventBatch]:
         dump, size = self._load()
         budget = Budget(self._path, max(size, 1000))
-        if not isinstance(dump.get("entries"), list):
+        entries = dump.get("entries", [] if "pg_config" in dump else None)
+        if not isinstance(entries, list):
             raise ReadError(
                 f"{self._path} is not a flight-recorder dump",
                 why="It has no list of entries.",
                 hint="Torch writes dumps to TORCH_NCCL_DEBUG_INFO_TEMP_FILE when a collective times out.",
             )
-        self.header = {
-            key: dump[key] for key in ("version", "nccl_version") if isinstance(dump.get(key), str)
-        }
-        self._entries = [_entry_row(entry, budget) for entry in budget.dicts(dump["entries"])]
+        self.header = {key: dump[key] for key in _HEADER if isinstance(dump.get(key), str)}
+        if _is_newer(self.header.get("version", "")):
+            self.header["unknown_version"] = self.header["version"][:20]
+        self._entries = [_entry_row(entry, budget) for entry in budget.dicts(entries)]
         self._groups = _group_rows(dump, budget)
         yield RowBatch(READ_EVENTS, [*map(_event, self._entries), *self._tracks()])
 
     def _load(self) -> tuple[dict[Any, Any], int]:
+        content, size = self._content()
+        if isinstance(content, list):  # torch 2.2
+            content = {"entries": content}
+        return content if isinstance(content, dict) else {}, size
+
+    def _content(self) -> tuple[Any, int]:
         stream = open_stream(self._path)
         try:
             head = stream.read(2)
             if is_pickle(head):
-                return load_plain(self._path)
+                return load_value(self._path)
             content = head + stream.read(_LARGEST_JSON)
         finally:
             stream.close()
@@ -99,7 +118,7 @@ class FlightReader:
     name = "flight"
 
     def recognises(self, path: Path, head: bytes) -> bool:
-        is_json = head.lstrip()[:1] == b"{" and b'"entries"' in head
+        is_json = head.lstrip()[:1] == b"{" and any(key in head for key in _JSON_KEYS)
         return (is_pickle(head) or is_json) and any(key in head for key in _KEYS)
 
     def identify(self, path: Path) -> TraceIdentity:
@@ -119,7 +138,7 @@ def _entry_row(entry: dict[Any, Any], budget: Budget) -> dict[str, Any]:
     label = text(entry.get("profiling_name")) or ""
     kind = label.partition(":")[2] or label
     peers = _PEERS.search(kind)
-    is_p2p = entry["is_p2p"] if isinstance(entry.get("is_p2p"), bool) else peers is not None
+    is_p2p = entry.get("is_p2p") is True or peers is not None
     input_sizes = _sizes(entry.get("input_sizes"), budget)
     output_sizes = _sizes(entry.get("output_sizes"), budget)
     dtypes = [text(item) for item in budget.take(entry.get("input_dtypes"))]
@@ -133,9 +152,8 @@ def _entry_row(entry: dict[Any, Any], budget: Budget) -> dict[str, Any]:
         "kind": kind.split(" ")[0] or "?",
         "peer": int(peers[2]) if peers else None,
         "is_p2p": is_p2p,
-        # Entries of gloo stay "scheduled"; on every backend a retired entry has completed.
-        "state": "completed" if entry.get("retired") is True else text(entry.get("state")) or "",
-        "created_ns": integer(entry.get("time_created_ns")) or None,  # JSON dumps have 0 for "not yet"
+        "state": _state(entry, label),
+        "created_ns": _created(entry),
         "started_ns": integer(entry.get("time_discovered_started_ns")) or None,
         "completed_ns": integer(entry.get("time_discovered_completed_ns")) or None,
         "duration_ns": _duration(entry),
@@ -146,6 +164,26 @@ def _entry_row(entry: dict[Any, Any], budget: Budget) -> dict[str, Any]:
         "timeout_ms": integer(entry.get("timeout_ms")),
         "source": own_line(entry.get("frames"), budget),
     }
+
+
+def _state(entry: dict[Any, Any], label: str) -> str:
+    """Entries of gloo stay "scheduled" until they are retired. With NCCL, one that is retired in another state than
+    "completed" has timed out."""
+    if entry.get("retired") is True and label.startswith("gloo:"):
+        return "completed"
+    return text(entry.get("state")) or ""
+
+
+def _created(entry: dict[Any, Any]) -> int | None:
+    """JSON dumps have 0 for "not yet"; torch 2.2 counts in µs."""
+    time = integer(entry.get("time_created_ns"))
+    micros = integer(entry.get("time_created_us"))
+    return time or (micros * 1000 if micros is not None and abs(micros) < 2**53 else None) or None
+
+
+def _is_newer(version: str) -> bool:
+    found = re.match(r"(\d{1,6})\.(\d{1,6})", version)
+    return found is not None and (int(found[1]), int(found[2])) > _NEWEST_VERSION
 
 
 def _first_integer(entry: dict[Any, Any], *keys: str) -> int | None:

@@ -80,6 +80,18 @@ def is_pickle(head: bytes) -> bool:
 
 def load_plain(path: Path) -> tuple[dict[Any, Any], int]:
     """The dictionary in a file, and its size in bytes when unpacked. Raises ReadError for anything else."""
+    value, size = load_value(path)
+    if not isinstance(value, dict):
+        raise ReadError(
+            f"{path} does not hold a dictionary",
+            why=f"It holds a {type(value).__name__}.",
+            hint="Torch's snapshots and flight-recorder dumps are dictionaries; leave this file out.",
+        )
+    return value, size
+
+
+def load_value(path: Path) -> tuple[Any, int]:
+    """The value in a file, and its size in bytes when unpacked. Raises ReadError if it is more than data."""
     stream = open_stream(path)
     content = _Content(stream)
     try:
@@ -118,12 +130,6 @@ def load_plain(path: Path) -> tuple[dict[Any, Any], int]:
         ) from None
     finally:
         stream.close()
-    if not isinstance(value, dict):
-        raise ReadError(
-            f"{path} does not hold a dictionary",
-            why=f"It holds a {type(value).__name__}.",
-            hint="Torch's snapshots and flight-recorder dumps are dictionaries; leave this file out.",
-        )
     return value, content.count
 
 

@@ -28,6 +28,7 @@ from rankscope.model import (
     GPU,
     INSTANTS,
     LINKS,
+    NCCL_FORMATS,
     SLICES,
     STEPS,
     TABLES,
@@ -186,6 +187,9 @@ class Run:
         """Not in the tables, or the rank's time would count twice; listed in `segments` with used = false."""
         self.used = [entry for entry in self.segments if entry not in self.set_aside]
         """The segments that are in the tables."""
+        self._nccl_format = _nccl_format(self.used)
+        self.has_traces = any(entry.format in TIMELINE_FORMATS for entry in self.used)
+        """Whether a file records all that a rank does; without one, a late rank is known and its cause is not."""
         self.timelines = [entry for entry in self.used if entry.has_times]
         """The segments that are used and have times."""
         self.runs = runs_among(self.timelines)[0]
@@ -273,7 +277,16 @@ class Run:
 
     def has(self, table: Table) -> bool:
         """Whether any file of the run has rows of this table: some belong to one format only."""
-        return any(entry.files_of(table) for entry in self.used)
+        return bool(self._owners(table))
+
+    def _owners(self, table: Table) -> list[SegmentEntry]:
+        """The segments with rows of this table. Collectives have one source: NCCL's files repeat those of traces."""
+        own = [entry for entry in self.used if entry.files_of(table)]
+        if table is not COLLECTIVES:
+            return own
+        return [
+            entry for entry in own if entry.format not in NCCL_FORMATS or entry.format == self._nccl_format
+        ]
 
     def shift_ns(self, entry: SegmentEntry) -> int:
         """From the run's start to the origin of this segment; 0 for a file without times."""
@@ -544,7 +557,7 @@ class Run:
 
         DuckDB takes rank and segment of several files from the names of the store's own folders: it is given no others.
         """
-        owners = [entry for entry in self.used if entry.files_of(table)]
+        owners = self._owners(table)
         paths = [self.folder.path / name for entry in owners for name in entry.files_of(table)]
         if not paths:
             nothing = ", ".join(f"NULL::{f.type} AS {f.name}" for f in (*KEY_FIELDS, *table.fields))
@@ -604,6 +617,14 @@ def _set_aside(segments: Sequence[SegmentEntry], prefer: str) -> list[SegmentEnt
     for entry in sorted((e for e in segments if e.format in order), key=lambda e: order.index(e.format)):
         chosen.setdefault(entry.rank, entry.format)
     return [entry for entry in segments if entry.format in order and entry.format != chosen[entry.rank]]
+
+
+def _nccl_format(used: Sequence[SegmentEntry]) -> str:
+    """The format of NCCL's own files whose collectives are used: none if there are traces, which have them too."""
+    formats = {entry.format for entry in used}
+    return (
+        "" if formats & {*TIMELINE_FORMATS} else next((name for name in NCCL_FORMATS if name in formats), "")
+    )
 
 
 def describe(view: Table) -> tuple[Field, ...]:

@@ -196,7 +196,9 @@ def _rows(run: Run, found: Waits, table: _Table) -> list[dict[str, Any]]:
                 "wait_ns": round(float(wait.mean())) if len(wait) else None,
                 "algbw_gb_s": algbw,
                 "busbw_gb_s": algbw * factor if algbw is not None and factor else None,
-                "hidden_pct": 100 * int(hidden[mine].sum()) / int(duration.sum()) if duration.sum() else None,
+                "hidden_pct": 100 * int(hidden[mine].sum()) / int(duration.sum())
+                if duration.sum() and run.has_traces
+                else None,
                 "dur_ns": round(float(duration.mean())),
                 "fit_pct": None,
                 "imbalance": _imbalance(found, mine) if kind == "all_to_all" else None,

@@ -4,18 +4,39 @@ from __future__ import annotations
 
 from rankscope.analysis.core.notes import left_out, sessions
 from rankscope.analysis.core.scope import Scope
+from rankscope.model import NCCL
 from rankscope.ranges import as_ranges
 from rankscope.store.run import Run
 
 
 def comparison_notes(run: Run, scope: Scope) -> list[str]:
-    sources = (_one_rank, _no_collectives, _missing_ranks, _several_runs, _unmatched, _unnamed_groups)
+    sources = (
+        _one_rank,
+        _from_nccl,
+        _no_collectives,
+        _missing_ranks,
+        _several_runs,
+        _unmatched,
+        _unnamed_groups,
+    )
     return [*left_out(run, scope), *(note for source in sources for note in source(run))]
+
+
+def _from_nccl(run: Run) -> list[str]:
+    """A run with NCCL's own files and no traces."""
+    if run.has_traces or not run.has(NCCL):
+        return []
+    if len(run.collectives.rank):
+        return [
+            "from NCCL's own files: they say which rank arrives late, not why, nor what runs at the same time"
+        ]
+    return ["cannot say who arrives late: NCCL's files have no start times (NCCL_INSPECTOR_DUMP_VERBOSE=1 records "
+            "them); -r nccl shows times and bandwidth"]  # fmt: skip
 
 
 def _no_collectives(run: Run) -> list[str]:
     """A run of several ranks without any collective."""
-    if len(run.ranks) < 2 or len(run.collectives.rank):
+    if len(run.ranks) < 2 or len(run.collectives.rank) or run.has(NCCL):
         return []
     if any(entry.format == "nsys" for entry in run.timelines):
         return ["no collectives in these reports: nsys records NCCL's kernels, and gloo's collectives only as NVTX "

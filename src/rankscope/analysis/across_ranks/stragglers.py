@@ -92,6 +92,9 @@ def stragglers(run: Run, scope: Scope, by: str | None = None) -> Result:
     meets = len(found.rows.rank) > 0
     finding = _finding(run, scope, found, late, who, caused) if late is not None and meets else None
     rows = _rows(found, why, used, scope, finding)
+    if not run.has_traces:
+        rows = [row | dict.fromkeys((*(f"{name}_ns" for name in PARTS), "cause")) for row in rows]
+        finding = _late_without_trace(found, used, rows)
     notes = comparison_notes(run, scope)
     if not used.any():
         notes.append(
@@ -104,6 +107,32 @@ def stragglers(run: Run, scope: Scope, by: str | None = None) -> Result:
         )
     return Result(
         "stragglers", "Stragglers", scope.window, COLUMNS, rows, (finding,) if finding else (), tuple(notes)
+    )
+
+
+def _late_without_trace(found: Waits, used: Any, rows: list[dict[str, Any]]) -> Finding | None:
+    """The rank that made the others wait most, where only collectives were recorded: its cause is not known."""
+    worst, matches, ranks = next(iter(rows), None), int(used.sum()), len(rows)
+    if worst is None or ranks < 2 or not worst["caused_wait_ns"]:
+        return None
+    span = int(found.rows.end.max() - found.rows.start.min())
+    each = worst["caused_wait_ns"] / (ranks - 1)
+    share = each / span if span else 0.0
+    if 2 * worst["last_count"] <= matches or share <= _LEAST_SHARE:
+        return Finding("ok", "No straggler", "No rank is last in more than half of the collectives.")
+    rank = worst["rank"]
+    return Finding(
+        "warning" if share > WARNING_SHARE else "info",
+        f"Rank {rank} made the others wait {format_rounded('ns', each)} of the window ({100 * share:.0f} %)",
+        f"it is last in {worst['last_count']:,} of {matches:,} collectives",
+        ranks=(rank,),
+        hint="Why is not in NCCL's files: record a trace of this rank and one other (rankscope profile --ranks).",
+        facts=(
+            Fact("wait_ns", round(each), "ns", "each other rank, mean", (rank,), {"rank": rank}),
+            Fact("caused_wait_pct", 100 * share, "percent", "of the window", (rank,)),
+            Fact("last_count", worst["last_count"], "count", f"rank {rank}", (rank,), {"rank": rank}),
+            Fact("collectives", matches, "count", "matched across ranks"),
+        ),
     )
 
 

@@ -71,6 +71,13 @@ def flight(run: Run, scope: Scope, by: str | None = None) -> Result:
             "TORCH_NCCL_DUMP_ON_TIMEOUT=1 in the job's environment, and TORCH_NCCL_DEBUG_INFO_TEMP_FILE to a path"
         )
         return Result("flight", "Missing ranks", "whole file", COLUMNS, [], notes=tuple(notes))
+    headers = [entry.manifest["header"] for entry in run.used if entry.format == "flight"]
+    notes += [
+        f"dumps of version {version} are newer than any known here: read with what is known of 2.10"
+        for version in sorted(
+            {header["unknown_version"] for header in headers if "unknown_version" in header}
+        )
+    ]
     groups = read_groups(run, where, scope.ranks)
     problems = find_problems(
         groups, read_mismatches(run, where), read_unpaired(run, where, groups), run, where

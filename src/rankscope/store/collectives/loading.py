@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -27,8 +27,9 @@ if TYPE_CHECKING:
 
 _DTYPE_BYTES = {
     "float64": 8, "int64": 8, "complex64": 8, "complex128": 16, "float32": 4, "int32": 4, "float16": 2,
-    "bfloat16": 2, "int16": 2, "int8": 1, "uint8": 1, "bool": 1,
+    "bfloat16": 2, "int16": 2, "int8": 1, "uint8": 1, "bool": 1, "bytes": 1,
 }  # fmt: skip
+"""NCCL's own files have sizes in bytes, without a type."""
 
 
 def matched_collectives(found: Collectives, segments: Sequence[SegmentEntry]) -> Collectives:
@@ -87,7 +88,7 @@ def load_collectives(connection: duckdb.DuckDBPyConnection, segments: Sequence[S
         in_elements=columns["in_elements"],
         out_elements=columns["out_elements"],
         match=np.full(len(code), NONE),
-        groups=tuple(groups),
+        groups=tuple(_with_seen_members(groups, group, columns["rank"])),
         dtypes=tuple(dtypes),
     )
 
@@ -157,6 +158,15 @@ def _groups(segments: Sequence[SegmentEntry], labels: list[dict[str, Any]]) -> t
             )
         places.append(groups.setdefault(group, len(groups)))
     return list(groups), places
+
+
+def _with_seen_members(groups: Sequence[Group], group: Ints, rank: Ints) -> Iterator[Group]:
+    """NCCL's files name communicators without their members: where all have a file, these are the members."""
+    pairs = number_rows([group, rank])[0]
+    for number, one in enumerate(groups):
+        seen = tuple(pairs[pairs[:, 0] == number, 1].tolist()) if len(pairs) else ()
+        whole = one.ranks is None and one.is_named and len(seen) == one.size
+        yield replace(one, ranks=seen) if whole else one
 
 
 def _unnamed_groups(

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rankscope.collective_kinds import OTHER, kind_of
-from rankscope.model import COLLECTIVE_NAME_PATTERN, COLLECTIVES, HOST_COLLECTIVE_PATTERN
+from rankscope.model import COLLECTIVE_NAME_PATTERN, COLLECTIVES, HOST_COLLECTIVE_PATTERN, NCCL_CATEGORY
 from rankscope.readers.columns import NO_TEXT
 from rankscope.store.arrays import NONE, Ints
 from rankscope.store.collectives.host import pair_host_collectives
@@ -78,7 +78,8 @@ def _communication(source: SliceTable) -> tuple[Ints, Ints]:
     communicates |= named(recording, slices.name[kernels], _DEVICE_NAME.search)
     annotations = np.flatnonzero(slices.category == recording.code("user_annotation"))
     of_host = named(recording, slices.name[annotations], _HOST_NAME.search)
-    return kernels[communicates], annotations[of_host]
+    of_nccl = np.flatnonzero(slices.category == recording.code(NCCL_CATEGORY))
+    return np.append(kernels[communicates], of_nccl), annotations[of_host]
 
 
 @dataclass(frozen=True)

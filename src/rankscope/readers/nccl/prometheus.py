@@ -1,0 +1,173 @@
+"""NCCL Inspector's Prometheus text: means by communicator, function and range of sizes, one file per GPU.
+
+The text has neither times nor counts of operations, and a GPU instead of a rank.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from rankscope.errors import ReadError
+from rankscope.model import NCCL, READ_EVENTS, Table
+from rankscope.readers.base import Batch, EventBatch, ReadReport, TraceIdentity, rank_from_name
+from rankscope.readers.byte_stream import open_stream
+from rankscope.readers.nccl.operations import table_rows
+from rankscope.readers.row_batch import RowBatch
+from rankscope.readers.safe_pickle import text
+
+_METRICS = {
+    "nccl_bus_bandwidth_gbs": ("busbw_gb_s", 1.0),
+    "nccl_collective_exec_time_microseconds": ("duration_ns", 1000.0),
+    "nccl_p2p_bus_bandwidth_gbs": ("busbw_gb_s", 1.0),
+    "nccl_p2p_exec_time_microseconds": ("duration_ns", 1000.0),
+}
+"""NCCL's names, the columns of the table, and what turns one into the other."""
+_MARK = re.compile(rf"^(?:{'|'.join(_METRICS)})\{{".encode(), re.MULTILINE)
+_LINE = re.compile(r"^(\w+)\{(.*)\}\s+(\S+)(?:\s+-?\d+)?\s*$")
+_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+_GPU = re.compile(r"^GPU(\d{1,3})$")
+_LARGEST_TEXT = 64 << 20
+"""One communicator takes about 1 kB; the file is rewritten, and does not grow."""
+
+
+class PrometheusReading:
+    """One text, or what it says of one GPU."""
+
+    def __init__(self, path: Path, part: str) -> None:
+        self.report = ReadReport()
+        self.header: dict[str, Any] = {}
+        self._path = path
+        self._part = part
+        self._rows: list[dict[str, Any]] = []
+
+    def batches(self) -> Iterator[EventBatch]:
+        found: dict[tuple[str, ...], dict[str, Any]] = {}
+        for name, labels, value in _metrics(self._path, self.report):
+            if self._part and _gpu_of(labels) != self._part:
+                continue
+            self.header |= {"inspector_version": labels.get("version"), "host": labels.get("node")}
+            row = found.setdefault(tuple(labels.values()), _row(labels))
+            column, factor = _METRICS[name]
+            row[column] = round(value * factor) if column.endswith("_ns") else value
+        self._rows = list(found.values())
+        if not self._rows:
+            raise ReadError(
+                f"{self._path} has no metrics of NCCL",
+                why=f"{self.report.events_lost:,} lines of its metrics could not be read.",
+                hint="NCCL Inspector writes it with NCCL_INSPECTOR_PROM_DUMP=1; it may have been cut off.",
+            )
+        yield RowBatch(READ_EVENTS, ())
+
+    def position(self) -> int:
+        return self._path.stat().st_size
+
+    def clock_base_ns(self) -> int:
+        return 0
+
+    def further(self) -> Iterator[tuple[Table, Batch]]:
+        yield NCCL, _Rows(NCCL, self._rows)
+
+
+class _Rows(RowBatch):
+    """Rows without kinds."""
+
+    def select(self) -> str:
+        return table_rows(super().select())
+
+    def select_repaired(self) -> str:
+        return table_rows(super().select_repaired())
+
+
+def _row(labels: dict[str, str]) -> dict[str, Any]:
+    algorithm, _, protocol = labels.get("algo_proto", "").rpartition("_")
+    return {
+        "communicator": text(labels.get("comm_name", "unknown")),
+        "communicator_name": text(labels.get("comm_name", "unknown")),
+        "ranks": _number(labels.get("nranks")),
+        "nodes": _number(labels.get("n_nodes")),
+        "function": text(labels.get("collective", labels.get("p2p_operation", "?"))),
+        "size_range": text(labels.get("message_size")),
+        "algorithm": text(algorithm.upper()) or None,
+        "protocol": text(protocol.upper()) or None,
+        "is_mean": True,
+    }
+
+
+def _metrics(path: Path, report: ReadReport) -> Iterator[tuple[str, dict[str, str], float]]:
+    """Name, labels and value of each line with a metric of NCCL. Other lines, such as those of other exporters, are not
+    of interest."""
+    stream = open_stream(path)
+    try:
+        content = stream.read(_LARGEST_TEXT)
+        report.damage = stream.damage or (
+            "the text is longer than any that NCCL writes" if stream.read(1) else ""
+        )
+    finally:
+        stream.close()
+    for line in content.decode("utf-8", "replace").splitlines():
+        if line.partition("{")[0] not in _METRICS:
+            continue
+        match = _LINE.match(line)
+        value = _float(match[3]) if match else None
+        if match is None or value is None:
+            report.lose(f"a line is not a metric: {line[:60]}")
+        else:
+            yield match[1], dict(_LABEL.findall(match[2])), value
+
+
+def _float(value: str) -> float | None:
+    try:
+        number = float(value)
+    except ValueError:
+        return None
+    return number if math.isfinite(number) and 0 <= number < 2**53 else None
+
+
+def _number(value: str | None) -> int | None:
+    return int(value) if value is not None and re.fullmatch(r"\d{1,7}", value) else None
+
+
+def _gpu_of(labels: dict[str, str]) -> str:
+    return f"{labels.get('node', '')} {labels.get('gpu', '')}"
+
+
+class PrometheusReader:
+    """Recognises the text by the names of NCCL's metrics."""
+
+    name = "nccl_prometheus"
+
+    def recognises(self, path: Path, head: bytes) -> bool:
+        return _MARK.search(head) is not None
+
+    def identify_parts(self, path: Path) -> list[TraceIdentity]:
+        """One for each GPU. In a job on one node the rank is taken to be the number of the GPU; no other is known."""
+        nodes: dict[str, int] = {}
+        for _, labels, _ in _metrics(path, ReadReport()):
+            gpu = _gpu_of(labels)
+            nodes[gpu] = max(nodes.get(gpu, 0), _number(labels.get("n_nodes")) or 0)
+        named = rank_from_name(path)
+        if named is not None or not nodes:
+            return [TraceIdentity(named, "file name" if named is not None else "")]
+        found = []
+        for gpu, count in sorted(nodes.items()):
+            number = _GPU.match(gpu.rpartition(" ")[2]) if count == 1 else None
+            part = gpu if len(nodes) > 1 else ""
+            found.append(
+                TraceIdentity(int(number[1]), "GPU number", part=part)
+                if number
+                else TraceIdentity(None, "", part=part)
+            )
+        return found
+
+    def identify(self, path: Path) -> TraceIdentity:
+        return self.identify_parts(path)[0]
+
+    def open(self, path: Path, part: str = "") -> PrometheusReading:
+        return PrometheusReading(path, part)
+
+
+PROMETHEUS = PrometheusReader()
