@@ -14,6 +14,8 @@ from rankscope.errors import EmptyTraceError, NotATraceError, RankscopeError, Re
 from rankscope.readers.base import (
     Batch,
     EventBatch,
+    NodeLog,
+    NodeReader,
     Reader,
     Reading,
     TraceIdentity,
@@ -28,6 +30,8 @@ __all__ = [
     "TRACE_NAMES",
     "Batch",
     "EventBatch",
+    "NodeLog",
+    "NodeReader",
     "Reader",
     "Reading",
     "TraceIdentity",
@@ -46,24 +50,30 @@ _READERS = (
     ("ncu.reader", "NCU"),
     ("flight_recorder", "FLIGHT_READER"),
     ("memory_snapshot", "SNAPSHOT"),
+    ("gpu_counters.reader", "GPU_COUNTERS"),
 )
 """Modules and the readers in them, in the order in which they are asked. Most runs have one format: the modules of the
 others are not imported."""
 _HEAD_BYTES = 1 << 16
 _STREAM_NAME = ".qdstrm"
+_TEXT_NAMES = (".csv", ".txt", ".log", ".prom", ".out")
 TRACE_NAMES = (".json", ".json.gz", ".sqlite", ".nsys-rep", ".qdrep", _STREAM_NAME, ".ncu-rep", *PICKLE_NAMES)
 
 
 def looks_like_a_trace(path: Path) -> bool:
     """Judge a file by its name: True if a user would expect it to be read. Capture's manifests are not traces.
 
-    A .csv file can be anything, so its content decides.
+    A .csv or text file can be anything, so its content decides.
     """
-    if path.name.endswith(".csv"):
+    if path.name.removesuffix(".gz").endswith(_TEXT_NAMES):
+        from rankscope.readers.gpu_counters.layouts import is_gpu_log
         from rankscope.readers.ncu.csv_pages import HEADER
 
-        with path.open("rb") as file:
-            return HEADER.search(file.read(_HEAD_BYTES)) is not None
+        try:
+            head, _ = read_head(path, _HEAD_BYTES)
+        except ReadError:
+            return False  # such as a log of the job that only its owner may read
+        return HEADER.search(head) is not None or is_gpu_log(head)
     if not path.suffix or path.suffix[1:].isdigit():  # flight-recorder dumps: _dump_3, nccl_trace_rank_3
         return rank_from_name(path) is not None
     return path.name.endswith(TRACE_NAMES) and not path.name.endswith("rankscope.json")
@@ -117,7 +127,8 @@ def one_file(path: Path) -> Iterator[None]:
 def _not_a_trace(path: Path, head: bytes) -> NotATraceError:
     known = (
         "rankscope reads torch.profiler (Kineto) and Chrome traces (.json, .json.gz), nsys (.nsys-rep, .sqlite), "
-        "Nsight Compute (.ncu-rep, .csv), memory snapshots (.pickle) and flight-recorder dumps."
+        "Nsight Compute (.ncu-rep, .csv), memory snapshots (.pickle), flight-recorder dumps and counters of "
+        "nvidia-smi and DCGM (.csv, .txt, .log)."
     )
     if is_pickle(head):
         return NotATraceError(

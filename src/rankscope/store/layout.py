@@ -309,7 +309,8 @@ def _no_traces(paths: Sequence[Path], skipped: list[RankscopeError]) -> Rankscop
     return NotATraceError(
         f"no trace in {', '.join(map(str, paths))}",
         why="rankscope reads traces of torch.profiler and Chrome (*.json, *.json.gz), nsys (*.nsys-rep, *.sqlite) "
-        "and ncu (*.ncu-rep, *.csv), memory snapshots (*.pickle) and flight-recorder dumps (_dump_N).",
+        "and ncu (*.ncu-rep, *.csv), memory snapshots (*.pickle), flight-recorder dumps (_dump_N) and, beside a trace, "
+        "counters of nvidia-smi and DCGM (*.csv, *.txt, *.log).",
         hint=f"Did you mean {below[0]}?"
         if below
         else "Give the folder that the profiler wrote to, or a trace file.",
