@@ -527,7 +527,7 @@ FURTHER_TABLES = (
 )
 """Tables of some file formats only. The views always exist, and may be empty."""
 
-TIMELINE_FORMATS = ("kineto", "perfetto", "nsys", "rocprof")
+TIMELINE_FORMATS = ("kineto", "perfetto", "nsys", "rocprof", "ascend", "xla")
 """Formats that record a rank's whole timeline, in order of preference. A rank is analysed from one of them."""
 
 NCCL_FORMATS = ("nccl_inspector", "nccl_plugin")

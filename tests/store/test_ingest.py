@@ -119,7 +119,7 @@ def snapshot(path: Path) -> Path:
 def sources(folder: Path) -> dict[str, tuple[int, str]]:
     """Rank and its source, by file; nothing is read."""
     found = find_sources([folder])
-    places, _ = assign(found.files, {}, found.ranks, Index())
+    places, _, _ = assign(found.files, {}, found.ranks, Index())
     return {place.path.name: (place.rank, place.rank_source) for place in places}
 
 

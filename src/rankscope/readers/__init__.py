@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
+from typing import NamedTuple
 
 from rankscope.errors import EmptyTraceError, NotATraceError, RankscopeError, ReadError
 from rankscope.readers.base import (
@@ -25,6 +26,7 @@ from rankscope.readers.byte_stream import cannot_read, read_head
 from rankscope.readers.safe_pickle import PICKLE_NAMES, is_pickle
 
 __all__ = [
+    "FORMATS_READ",
     "TRACE_NAMES",
     "Batch",
     "EventBatch",
@@ -39,55 +41,61 @@ __all__ = [
     "open_part",
 ]
 
-_NCCL_READERS = (("nccl.inspector", "INSPECTOR"), ("nccl.prometheus", "PROMETHEUS"))
-_NCCL_NAMES = (".log", ".log.gz", ".prom", ".txt")
-_READERS = (
-    ("xla.xplane", "XPLANE"),
-    ("ascend.reader", "ASCEND"),
-    ("kineto.reader", "KINETO"),
-    ("rocprof.rocpd", "ROCPD"),
-    ("rocprof.tool_json", "ROCPROF_JSON"),
-    ("nsys.reader", "NSYS"),
-    ("nsys.report", "NSYS_REPORT"),
-    ("ncu.reader", "NCU"),
-    ("flight_recorder", "FLIGHT_READER"),
-    ("memory_snapshot", "SNAPSHOT"),
-    ("perfetto.reader", "PERFETTO"),
-    *_NCCL_READERS,
-)
-"""Modules and the readers in them, in the order in which they are asked. Most runs have one format: the modules of the
-others are not imported."""
-_HEAD_BYTES = 1 << 16
 _STREAM_NAME = ".qdstrm"
-_PERFETTO_NAMES = tuple(f"{name}{gz}" for name in (".pftrace", ".perfetto-trace") for gz in ("", ".gz"))
-TRACE_NAMES = (
-    ".json",
-    ".json.gz",
-    ".sqlite",
-    ".db",
-    ".nsys-rep",
-    ".qdrep",
-    _STREAM_NAME,
-    ".ncu-rep",
-    ".xplane.pb",
-    *PICKLE_NAMES,
-    *_PERFETTO_NAMES,
+_JSON_NAMES = (".json", ".json.gz")
+_PERFETTO_NAMES = (".pftrace", ".pftrace.gz", ".perfetto-trace", ".perfetto-trace.gz")
+_TEXT_NAMES = (".csv", ".txt", ".log", ".prom", ".out")
+
+
+class _Format(NamedTuple):
+    """Where the reader of a format is, and how its files are usually named."""
+
+    module: str
+    reader: str
+    endings: tuple[str, ...]
+    title: str
+    """In the list of what rankscope reads; empty for a second reader of a tool."""
+
+
+_FORMATS = (
+    _Format("ascend.reader", "ASCEND", _JSON_NAMES, ""),
+    _Format(
+        "kineto.reader", "KINETO", _JSON_NAMES, "torch.profiler, Ascend and Chrome traces (.json, .json.gz)"
+    ),
+    _Format("rocprof.rocpd", "ROCPD", (".db",), "rocprofv3 (.db, _results.json)"),
+    _Format("rocprof.tool_json", "ROCPROF_JSON", _JSON_NAMES, ""),
+    _Format("nsys.reader", "NSYS", (".sqlite",), "Nsight Systems (.nsys-rep, .sqlite)"),
+    _Format("nsys.report", "NSYS_REPORT", (".nsys-rep", ".qdrep", _STREAM_NAME), ""),
+    _Format("ncu.reader", "NCU", (".ncu-rep", ".csv"), "Nsight Compute (.ncu-rep, .csv)"),
+    _Format("flight_recorder", "FLIGHT_READER", (), "flight-recorder dumps (_dump_N)"),
+    _Format("memory_snapshot", "SNAPSHOT", PICKLE_NAMES, "memory snapshots (.pickle)"),
+    _Format("perfetto.reader", "PERFETTO", _PERFETTO_NAMES, "Perfetto (.pftrace, .perfetto-trace)"),
+    _Format("xla.xplane", "XPLANE", (".xplane.pb",), "JAX and XLA (.xplane.pb, .trace.json.gz)"),
+    _Format("nccl.inspector", "INSPECTOR", _TEXT_NAMES, "NCCL's own files (.log, .prom, .txt)"),
+    _Format("nccl.prometheus", "PROMETHEUS", _TEXT_NAMES, ""),
+    _Format(
+        "gpu_counters.reader", "GPU_COUNTERS", _TEXT_NAMES, "counters of nvidia-smi and DCGM (.csv, .log)"
+    ),
 )
+"""In the order in which they are asked. Most runs have one format: the modules of those that come later are not
+imported."""
+_HEAD_BYTES = 1 << 16
+TRACE_NAMES = tuple(sorted({ending for known in _FORMATS for ending in known.endings} - set(_TEXT_NAMES)))
+FORMATS_READ = f"rankscope reads {'; '.join(known.title for known in _FORMATS if known.title)}."
 
 
 def looks_like_a_trace(path: Path) -> bool:
     """Judge a file by its name: True if a user would expect it to be read. Capture's manifests are not traces.
 
-    A file with an ending that can be anything, such as .csv, is judged by its content.
+    A .csv or text file can be anything, so its content decides.
     """
-    if path.name.endswith(_NCCL_NAMES):
-        head, _ = read_head(path, _HEAD_BYTES)
-        return any(_reader(*place).recognises(path, head) for place in _NCCL_READERS)
-    if path.name.endswith(".csv"):
-        from rankscope.readers.ncu.csv_pages import HEADER
-
-        with path.open("rb") as file:
-            return HEADER.search(file.read(_HEAD_BYTES)) is not None
+    if path.name.removesuffix(".gz").endswith(_TEXT_NAMES):
+        try:
+            head, _ = read_head(path, _HEAD_BYTES)
+        except ReadError:
+            return False  # such as a log of the job that only its owner may read
+        texts = (known for known in _FORMATS if not set(_TEXT_NAMES).isdisjoint(known.endings))
+        return any(_reader(known).recognises(path, head) for known in texts)
     if not path.suffix or path.suffix[1:].isdigit():  # flight-recorder dumps: _dump_3, nccl_trace_rank_3
         return rank_from_name(path) is not None
     return path.name.endswith(TRACE_NAMES) and not path.name.endswith("rankscope.json")
@@ -108,15 +116,15 @@ def find_reader(path: Path) -> Reader:
         raise EmptyTraceError(
             f"{path} is empty", why=f"{why}.", hint="Capture this rank again, or leave the file out."
         )
-    for module, name in _READERS:
-        reader = _reader(module, name)
+    for known in _FORMATS:
+        reader = _reader(known)
         if reader.recognises(path, head):
             return reader
     raise _not_a_trace(path, head)
 
 
-def _reader(module: str, name: str) -> Reader:
-    found: Reader = getattr(import_module(f"rankscope.readers.{module}"), name)
+def _reader(known: _Format) -> Reader:
+    found: Reader = getattr(import_module(f"rankscope.readers.{known.module}"), known.reader)
     return found
 
 
@@ -144,18 +152,14 @@ def one_file(path: Path) -> Iterator[None]:
 
 
 def _not_a_trace(path: Path, head: bytes) -> NotATraceError:
-    known = (
-        "rankscope reads torch.profiler (Kineto) and Chrome traces (.json, .json.gz), Perfetto (.pftrace, "
-        ".perfetto-trace), nsys (.nsys-rep, .sqlite), rocprofv3 (.db, _results.json), "
-        "Nsight Compute (.ncu-rep, .csv), memory snapshots (.pickle), flight-recorder dumps, NCCL's own files "
-        "and counters of nvidia-smi and DCGM (.csv, .txt, .log)."
-    )
     if is_pickle(head):
         return NotATraceError(
             f"{path} is a pickle, but neither a memory snapshot nor a flight-recorder dump",
             why="It has none of the keys that torch writes into those. Nothing of it was loaded.",
-            hint=known,
+            hint=FORMATS_READ,
         )
     if head.lstrip()[:1] in (b"{", b"["):
-        return NotATraceError(f"{path} is JSON, but not a trace", why="It has no traceEvents.", hint=known)
-    return NotATraceError(f"{path} is not a trace", why="It is not JSON.", hint=known)
+        return NotATraceError(
+            f"{path} is JSON, but not a trace", why="It has no traceEvents.", hint=FORMATS_READ
+        )
+    return NotATraceError(f"{path} is not a trace", why="It is not JSON.", hint=FORMATS_READ)

@@ -120,6 +120,71 @@ class PartedReader(Protocol):
     def open(self, path: Path, part: str = "") -> Reading: ...
 
 
+UNIX, LOCAL, TIME_OF_DAY, NO_CLOCK = "unix", "local", "time of day", ""
+"""The clocks of a node's log: since 1970; date and time without a zone; time of day without a date; no times at all."""
+
+
+@dataclass(frozen=True)
+class LoggedDevice:
+    """A GPU as a log of its node names it."""
+
+    number: int | None
+    """Its number on the node; None if the log does not tell."""
+    uuid: str = ""
+    bus: str = ""
+    name: str = ""
+    """Its model."""
+
+    @property
+    def key(self) -> str:
+        """Distinguishes it from the other devices of the log."""
+        return str(self.number) if self.number is not None else self.uuid or self.bus
+
+
+@dataclass(frozen=True)
+class NodeLog:
+    """A file about the devices of one node, found without reading the whole file. The store finds their ranks."""
+
+    devices: tuple[LoggedDevice, ...]
+    clock: str
+    """UNIX, LOCAL or TIME_OF_DAY."""
+    first_ns: int
+    """Its first and last time, without a zone as if they were UTC; a time of day counts from the first midnight."""
+    last_ns: int
+    host: str = ""
+    """The name of the node; '' if the file does not tell."""
+
+
+@dataclass(frozen=True)
+class NodePart:
+    """What is read of a node's log for one rank."""
+
+    devices: tuple[str, ...]
+    """Keys of the devices."""
+    shift_ns: int
+    """What is added to the file's times to get times since 1970."""
+    begin_ns: int
+    """Samples before this time and after the next are left out: the rank's traces do not cover them."""
+    end_ns: int
+
+    def __str__(self) -> str:
+        return f"{','.join(self.devices)} {self.shift_ns} {self.begin_ns} {self.end_ns}"
+
+    @staticmethod
+    def parse(text: str) -> NodePart:
+        devices, *numbers = text.rsplit(" ", 3)
+        return NodePart(tuple(devices.split(",")), *map(int, numbers))
+
+
+@runtime_checkable
+class NodeReader(Protocol):
+    """A reader of files about the devices of a node: whose they are is known when the traces have been read."""
+
+    def log(self, path: Path) -> NodeLog: ...
+
+    def open(self, path: Path, part: str = "") -> Reading: ...
+
+
 def identities(reader: Reader, path: Path) -> list[TraceIdentity]:
     """The identity of a file, or one for each rank in it. Ranks that no job has are unknown."""
     found = reader.identify_parts(path) if isinstance(reader, PartedReader) else [reader.identify(path)]
@@ -155,7 +220,9 @@ def usable_time(value: object) -> int:
 
 def open_part(reader: Reader, path: Path, part: str) -> Reading:
     """One pass over the part of a file that an identity refers to."""
-    return reader.open(path, part) if isinstance(reader, PartedReader) else reader.open(path)
+    if isinstance(reader, (PartedReader, NodeReader)):
+        return reader.open(path, part)
+    return reader.open(path)
 
 
 def rank_from_name(path: Path) -> int | None:

@@ -13,6 +13,7 @@ from rankscope.atomic_files import unique_name
 from rankscope.errors import EmptyTraceError, NotATraceError, RankscopeError, StoreError
 from rankscope.host import available_memory_bytes, usable_cores
 from rankscope.private_files import make_private_folder
+from rankscope.readers import NodeLog
 from rankscope.records import dataclass
 from rankscope.store.checksums import damage, read_checked_json
 from rankscope.store.incoming import clean, exclusive, has_abandoned, incoming_folder, publishing
@@ -28,8 +29,17 @@ from rankscope.store.layout import (
     store_folder,
     traces_elsewhere,
 )
+from rankscope.store.node_logs import zone_of
 from rankscope.store.on_dask.place import LOCAL, Place
-from rankscope.store.rank_assignment import ALONE, BESIDE, Assignment, assign, keep, refuse_overlaps
+from rankscope.store.rank_assignment import (
+    ALONE,
+    BESIDE,
+    Assignment,
+    assign,
+    assign_logs,
+    keep,
+    refuse_overlaps,
+)
 from rankscope.store.side_by_side import side_by_side
 from rankscope.store.worker import Outcome, Task
 
@@ -94,6 +104,10 @@ class _Plan:
     """The same; raw files that were moved together with the run have their new paths."""
     places: list[Assignment]
     skipped: tuple[RankscopeError, ...]
+    logs: Mapping[Path, NodeLog] = field(default_factory=dict)
+    """Files about the GPUs of a node. Their places follow from the traces, when these have been read."""
+    given: Mapping[Path, int] = field(default_factory=dict)
+    """The ranks that the user gave."""
     as_it_is: bool = False
     """The raw files are elsewhere or gone: nothing is read but what is damaged."""
 
@@ -107,6 +121,10 @@ def ingest(paths: Sequence[Path], options: Options | None = None, watch: Watch |
     paths = [path.resolve() for path in paths]
     plan = _plan(paths, options, watch.say)
     kept, wanted = _split(plan, {}, watch.say)
+    if plan.logs and not wanted:
+        plan, places = _with_logs(plan, kept)
+        known, wanted = _split(replace(plan, places=places), {}, watch.say)
+        kept += known
     changed = wanted or len(kept) != len(plan.index.segments)
     if not changed and not (plan.found.recovered and can_write(plan.store)):
         _clean_up(plan.store)
@@ -116,8 +134,10 @@ def ingest(paths: Sequence[Path], options: Options | None = None, watch: Watch |
         update = _Update(plan, kept, wanted, incoming)
         while True:
             update.read(options, watch)
+            update.read_logs(options, watch)
             index, fresh, problems = update.outcome()
             _report_merged(fresh, watch.say)
+            _report_zones(fresh, watch.say)
             if update.publish(index, fresh):
                 return Ingested(plan.store, index, tuple(fresh), (*update.plan.skipped, *problems))
             # Another process has changed the store in the meantime. What was read here is still used.
@@ -149,6 +169,16 @@ class _Update:
             with suppress(RankscopeError, OSError):
                 self._publish_finished()
             raise
+
+    def read_logs(self, options: Options, watch: Watch) -> None:
+        """Read the logs of nodes: the traces, which tell their ranks, have been read."""
+        if not self.plan.logs:
+            return
+        read = [outcome for outcome in self.built.values() if isinstance(outcome, SegmentEntry)]
+        self.plan, places = _with_logs(self.plan, [*self.kept, *read])
+        known, self.wanted = _split(replace(self.plan, places=places), self.built, watch.say)
+        self.kept += known
+        self.read(options, watch)
 
     def outcome(self) -> tuple[Index, list[SegmentEntry], list[RankscopeError]]:
         """The new index, the segments in it that were read now, and an error for each file that could not be read."""
@@ -199,8 +229,15 @@ def _plan(paths: Sequence[Path], options: Options, say: Say) -> _Plan:
         return _as_it_is(whole, stores[whole], () if gone else (error,))
     store = _choose_store(paths, sources, indexes, say)
     given = {path.resolve(): rank for path, rank in options.ranks.items()}
-    places, unopened = assign(sources.files, given, sources.ranks, indexes[store])
-    return _Plan(store, stores[store], indexes[store], places, (*sources.skipped, *unopened))
+    places, logs, unopened = assign(sources.files, given, sources.ranks, indexes[store])
+    return _Plan(store, stores[store], indexes[store], places, (*sources.skipped, *unopened), logs, given)
+
+
+def _with_logs(plan: _Plan, entries: Sequence[SegmentEntry]) -> tuple[_Plan, list[Assignment]]:
+    """The plan with the places of the nodes' logs, which follow from the traces; and these places."""
+    places, problems = assign_logs(plan.logs, plan.given, plan.places, entries)
+    skipped = (*plan.skipped, *problems)
+    return replace(plan, places=[*plan.places, *places], skipped=skipped, logs={}), places
 
 
 def _as_it_is(store: Path, index: Index, skipped: tuple[RankscopeError, ...] = ()) -> _Plan:
@@ -295,6 +332,11 @@ def _report_merged(fresh: list[SegmentEntry], say: Say) -> None:
                 f"{entry.source.name} has {count} processes that use CUDA, and nothing tells their ranks: they are "
                 f"read as one, rank {entry.rank} (rankscope doctor says more)"
             )
+
+
+def _report_zones(fresh: list[SegmentEntry], say: Say) -> None:
+    for name, zone in sorted({(entry.source.name, zone) for entry in fresh if (zone := zone_of(entry))}):
+        say(f"{name} has times without a zone; they are read as {zone}, by which they overlap the traces")
 
 
 def _read(

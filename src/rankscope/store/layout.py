@@ -13,7 +13,7 @@ from typing import Any
 from rankscope.capture.run_folder import rank_manifests
 from rankscope.errors import EmptyTraceError, NotATraceError, RankscopeError, StoreError, ToolError
 from rankscope.model import FORMAT_VERSION, Table
-from rankscope.readers import find_reader, is_stream, looks_like_a_trace, one_file
+from rankscope.readers import FORMATS_READ, find_reader, is_stream, looks_like_a_trace, one_file
 from rankscope.readers.base import rank_from_name
 from rankscope.records import dataclass
 from rankscope.spelling import did_you_mean
@@ -308,9 +308,7 @@ def _no_traces(paths: Sequence[Path], skipped: list[RankscopeError]) -> Rankscop
     below = sorted({p.parent for path in paths if path.is_dir() for p in path.glob("*/*.json*")})
     return NotATraceError(
         f"no trace in {', '.join(map(str, paths))}",
-        why="rankscope reads traces of torch.profiler and Chrome (*.json, *.json.gz), nsys (*.nsys-rep, *.sqlite) "
-        "and ncu (*.ncu-rep, *.csv), memory snapshots (*.pickle), flight-recorder dumps (_dump_N), and NCCL's own "
-        "files (*.log, *.prom).",
+        why=FORMATS_READ,
         hint=f"Did you mean {below[0]}?"
         if below
         else "Give the folder that the profiler wrote to, or a trace file.",

@@ -8,14 +8,16 @@ from itertools import pairwise
 from pathlib import Path
 
 from rankscope.errors import RankError, RankscopeError
-from rankscope.readers import TraceIdentity, find_reader, identities, one_file
+from rankscope.readers import NodeLog, NodeReader, TraceIdentity, find_reader, identities, one_file
 from rankscope.records import dataclass
 from rankscope.store.layout import Index, SegmentEntry
+from rankscope.store.node_logs import place_logs
 from rankscope.store.separate_runs import world_size_of
 from rankscope.store.side_by_side import side_by_side
 
 ALONE = "alone"
 BESIDE = "beside the only rank"
+BY_GPU = "its GPU"
 _ASSUMED = (ALONE, BESIDE)
 """Sources of a rank that hold as long as no other file is in the folder."""
 _OPTION = "option"
@@ -36,17 +38,21 @@ class Assignment:
 
 def assign(
     files: Iterable[Path], given: Mapping[Path, int], named: Mapping[Path, int], index: Index
-) -> tuple[list[Assignment], list[RankscopeError]]:
-    """A rank and segment for each file, and an error for each file that cannot be opened.
+) -> tuple[list[Assignment], dict[Path, NodeLog], list[RankscopeError]]:
+    """A rank and segment for each file, the logs of nodes, and an error for each file that cannot be opened.
 
     Unchanged files in the index keep theirs. `given` holds the ranks that the user gave, `named` those of the capture's
-    manifest.
+    manifest. The ranks of a node's log depend on the traces: they are told when these have been read (node_logs).
     """
     files = list(files)
     known: dict[Path, list[SegmentEntry]] = {}
-    complete = {entry.source for entry in index.segments} >= set(files)
+    sources = {entry.source for entry in index.segments}
+    complete = sources >= set(files)
+    unchanged = sources == set(files) and all(entry.is_current() for entry in index.segments)
     for entry in index.segments:
         if entry.rank_source in _ASSUMED and not complete:
+            continue
+        if entry.rank_source == BY_GPU and not unchanged:
             continue
         if entry.is_current():  # a file that was replaced may be of another rank
             known.setdefault(entry.source, []).append(entry)
@@ -55,10 +61,11 @@ def assign(
     new = [path for path in files if path not in known or path in given]
     answers = dict(zip(new, _identify(new), strict=True))
     problems = [answer for answer in answers.values() if isinstance(answer, RankscopeError)]
-    found = {path: answer for path, answer in answers.items() if not isinstance(answer, RankscopeError)}
+    logs = {path: answer for path, answer in answers.items() if isinstance(answer, NodeLog)}
+    found = {path: answer for path, answer in answers.items() if isinstance(answer, tuple)}
     files = [path for path in files if path in known or path in found]
     if not files:
-        raise problems[0]
+        raise problems[0] if problems else _no_trace_beside(next(iter(logs)))
     _refuse_copies({path: parts[0] for path, (_, parts) in found.items()})
     places = [keep(entry) for path in files if path not in found for entry in known[path]]
     taken = {(place.rank, place.segment) for place in places}
@@ -80,16 +87,43 @@ def assign(
         segment = next(n for n in range(len(files) + len(taken) + 1) if (rank, n) not in taken)
         taken.add((rank, segment))
         places.append(Assignment(path, rank, segment, source, identity.part))
-    return sorted(places, key=lambda place: (place.rank, place.segment)), problems
+    return sorted(places, key=lambda place: (place.rank, place.segment)), logs, problems
 
 
-def _identify(paths: list[Path]) -> list[tuple[str, list[TraceIdentity]] | RankscopeError]:
+def assign_logs(
+    logs: Mapping[Path, NodeLog],
+    given: Mapping[Path, int],
+    places: Iterable[Assignment],
+    entries: Iterable[SegmentEntry],
+) -> tuple[list[Assignment], list[RankscopeError]]:
+    """A place for each rank's part of the nodes' logs, after those of the traces, and an error for each other log."""
+    placed, problems = place_logs(logs, list(entries), given)
+    taken = {(place.rank, place.segment) for place in places}
+    assigned = []
+    for one in placed:
+        segment = next(n for n in range(len(taken) + 1) if (one.rank, n) not in taken)
+        taken.add((one.rank, segment))
+        assigned.append(Assignment(one.path, one.rank, segment, BY_GPU, one.part))
+    return assigned, problems
+
+
+def _no_trace_beside(path: Path) -> RankError:
+    return RankError(
+        f"{path} has counters of GPUs, and there is no trace",
+        why="Which rank used which GPU, and when, is known from the traces of the same job.",
+        hint="Put it into the folder of the run and open that: rankscope stats RUN -r gpu",
+    )
+
+
+def _identify(paths: list[Path]) -> list[tuple[str, list[TraceIdentity]] | NodeLog | RankscopeError]:
     """The format and the identities of each file. Runs in threads: exporting a report with nsys takes seconds."""
 
-    def answer(path: Path) -> tuple[str, list[TraceIdentity]] | RankscopeError:
+    def answer(path: Path) -> tuple[str, list[TraceIdentity]] | NodeLog | RankscopeError:
         try:
             with one_file(path):
                 reader = find_reader(path)
+                if isinstance(reader, NodeReader):
+                    return reader.log(path)
                 return reader.name, identities(reader, path)
         except RankscopeError as error:
             return error

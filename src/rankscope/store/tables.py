@@ -67,6 +67,7 @@ def write_tables(events: Events, files: TableFiles) -> dict[str, Any]:
         "origin_ns": recording.origin_ns,
         "end_ns": int(np.maximum(slices.end, slices.time).max(initial=0)),
         "slices": len(slices),
+        "devices": sorted({track.device for track in recording.tracks if track.device is not None}),
         "steps": len(steps.number),
         "steps_source": steps.source,
         "timed": recording.timed,

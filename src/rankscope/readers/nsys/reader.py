@@ -382,6 +382,7 @@ def _header(export: NsysExport, group: ProcessGroup) -> dict[str, Any]:
 
 _DEVICE_FACTS = {
     "name": "name",
+    "uuid": "uuid",
     "totalGlobalMem": "totalMemory",
     "computeMajor": "computeMajor",
     "computeMinor": "computeMinor",

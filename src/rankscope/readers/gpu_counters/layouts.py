@@ -1,0 +1,356 @@
+"""The text of each tool, line by line: which GPU, when, and the values under our names (rankscope.gpu_counters)."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from typing import NamedTuple, Protocol
+
+from rankscope.gpu_counters import (
+    HW_POWER_BRAKE,
+    HW_SLOWDOWN,
+    HW_THERMAL,
+    MEMORY_CLOCK,
+    MEMORY_TEMPERATURE,
+    MEMORY_USED,
+    MEMORY_UTILIZATION,
+    POWER,
+    POWER_VIOLATION,
+    REASON_BITS,
+    SM_CLOCK,
+    SW_POWER_CAP,
+    SW_THERMAL,
+    TEMPERATURE,
+    THERMAL_VIOLATION,
+    UTILIZATION,
+)
+from rankscope.readers.base import NO_CLOCK, UNIX, LoggedDevice
+from rankscope.readers.gpu_counters.times import EPOCH, epoch_ns, read_time
+
+_MOST_GPUS = 1024
+_LONGEST_NAME = 100
+_MOST_COLUMNS = 500
+_LARGEST_VALUE = 1e15
+"""DCGM writes 9223372036854775794 and 140737488355328e3 for values it does not have."""
+_REASONS = "reasons"
+"""In place of a series: the value is a bit mask of throttle reasons."""
+
+_COLUMNS = {
+    # nvidia-smi --query-gpu
+    "clocks.sm": SM_CLOCK, "clocks.current.sm": SM_CLOCK,
+    "clocks.mem": MEMORY_CLOCK, "clocks.current.memory": MEMORY_CLOCK,
+    "power.draw": POWER, "temperature.gpu": TEMPERATURE, "temperature.memory": MEMORY_TEMPERATURE,
+    "utilization.gpu": UTILIZATION, "utilization.memory": MEMORY_UTILIZATION, "memory.used": MEMORY_USED,
+    # nvidia-smi dmon: pclk is the clock of the SMs
+    "pclk": SM_CLOCK, "mclk": MEMORY_CLOCK, "pwr": POWER, "gtemp": TEMPERATURE, "temp": TEMPERATURE,
+    "mtemp": MEMORY_TEMPERATURE, "sm": UTILIZATION, "mem": MEMORY_UTILIZATION, "fb": MEMORY_USED,
+    "pviol": POWER_VIOLATION, "tviol": THERMAL_VIOLATION,
+    # dcgmi dmon
+    "smclk": SM_CLOCK, "mmclk": MEMORY_CLOCK, "power": POWER, "tmptr": TEMPERATURE, "mmtmp": MEMORY_TEMPERATURE,
+    "gputl": UTILIZATION, "mcutl": MEMORY_UTILIZATION, "fbusd": MEMORY_USED, "dvcctr": _REASONS,
+    # dcgm-exporter
+    "dcgm_fi_dev_sm_clock": SM_CLOCK, "dcgm_fi_dev_mem_clock": MEMORY_CLOCK, "dcgm_fi_dev_power_usage": POWER,
+    "dcgm_fi_dev_gpu_temp": TEMPERATURE, "dcgm_fi_dev_memory_temp": MEMORY_TEMPERATURE,
+    "dcgm_fi_dev_gpu_util": UTILIZATION, "dcgm_fi_dev_mem_copy_util": MEMORY_UTILIZATION,
+    "dcgm_fi_dev_fb_used": MEMORY_USED, "dcgm_fi_dev_clock_throttle_reasons": _REASONS,
+    "dcgm_fi_dev_clocks_event_reasons": _REASONS,
+    # amd-smi monitor
+    "power_usage": POWER, "hotspot_temperature": TEMPERATURE, "memory_temperature": MEMORY_TEMPERATURE,
+    "gfx_clk": SM_CLOCK, "gfx_clock": SM_CLOCK, "mem_clk": MEMORY_CLOCK, "mem_clock": MEMORY_CLOCK, "gfx": UTILIZATION,
+    "vram_used": MEMORY_USED,
+}  # fmt: skip
+_REASON_COLUMNS = {
+    "active": _REASONS, "gpu_idle": REASON_BITS[0x01], "applications_clocks_setting": REASON_BITS[0x02],
+    "sw_power_cap": SW_POWER_CAP, "hw_slowdown": HW_SLOWDOWN, "sync_boost": REASON_BITS[0x10],
+    "sw_thermal_slowdown": SW_THERMAL, "hw_thermal_slowdown": HW_THERMAL,
+    "hw_power_brake_slowdown": HW_POWER_BRAKE,
+}  # fmt: skip
+_REASON_COLUMN = re.compile(r"clocks_(?:throttle|event)_reasons\.(\w+)")
+_NOT_COUNTERS = re.compile(
+    r"(?:count|driver_version|name|gpu_name|vbios_version|serial|gpu_serial|pci\..*|xcp|.*_date)"
+)
+_UNIT = re.compile(r"\s*\[(.{1,12}?)\]$")
+_MISSING = frozenset(
+    {"", "-", "n/a", "[n/a]", "[not supported]", "not supported", "[unknown error]", "unknown error"}
+)
+_STATES = {"not active": 0.0, "active": 1.0, "disabled": 0.0, "enabled": 1.0, "no": 0.0, "yes": 1.0}
+
+
+class Row(NamedTuple):
+    """One line: a GPU at a moment. Its values are read only if they are wanted."""
+
+    device: LoggedDevice
+    clock: str
+    """Of which clock `time_ns` is: readers.base."""
+    time_ns: int
+    values: Callable[[], tuple[dict[str, float], int]]
+    """By series; and how many values are not numbers, or larger than any counter."""
+    host: str = ""
+
+
+class Layout(Protocol):
+    """The text of one tool. It keeps the columns of the last header."""
+
+    tool: str
+
+    def row(self, line: str) -> Row | None:
+        """What a line holds; None for headers and empty lines. Raises ValueError for a damaged line."""
+
+
+def is_gpu_log(head: bytes) -> bool:
+    """Whether one of these tools wrote a file that begins like this."""
+    return layout_of(head.decode("utf-8", "replace")) is not None
+
+
+def layout_of(head: str) -> Layout | None:
+    """What wrote a text that begins like this; None if it is none of these tools."""
+    lines = [line for line in head.splitlines()[:200] if line.strip()]
+    for line in lines[:3]:
+        if CsvTable.is_header(line):
+            return CsvTable("amd-smi" if re.match(r"timestamp,\s*gpu\b", line.strip()) else "nvidia-smi")
+        if _QUERY_LINE.match(line):
+            return CsvTable("nvidia-smi")
+    if any(_DMON_HEADER.search(line) for line in lines[:20]):
+        return Monitor("nvidia-smi dmon")
+    if any(_DCGM_HEADER.search(line) for line in lines[:20]):
+        return Monitor("dcgmi dmon")
+    if any(_METRIC.match(line) for line in lines if line.startswith("DCGM_FI_")):
+        return Metrics()
+    return None
+
+
+def _column(name: str, unit: str) -> str:
+    """The series of a column; '' if it is no counter."""
+    if reason := _REASON_COLUMN.fullmatch(name):
+        return _REASON_COLUMNS.get(reason[1], "")
+    if name in _COLUMNS:
+        return _COLUMNS[name]
+    if _NOT_COUNTERS.fullmatch(name) or not name:
+        return ""
+    return f"{name[:_LONGEST_NAME]} ({unit})" if unit else name[:_LONGEST_NAME]
+
+
+def _values(pairs: Iterable[tuple[str, str]]) -> tuple[dict[str, float], int]:
+    """Numbers by series, from series and texts."""
+    found: dict[str, float] = {}
+    broken = 0
+    for series, text in pairs:
+        lower = text.strip().lower()
+        if lower in _MISSING:
+            continue
+        value = _STATES.get(lower)
+        if value is None:
+            try:
+                value = _number(lower)
+            except ValueError:
+                # Texts of columns that are no counters are not damage: P0, Default, 550.54.14.
+                broken += series in _KNOWN
+                continue
+        if not math.isfinite(value) or abs(value) > _LARGEST_VALUE:
+            broken += 1
+        elif series == _REASONS:
+            mask = int(value)
+            found |= {name: float(bool(mask & bit)) for bit, name in REASON_BITS.items()}
+        else:
+            found[series] = value
+    return found, broken
+
+
+_KNOWN = frozenset({*_COLUMNS.values(), *_REASON_COLUMNS.values()})
+
+
+def _number(text: str) -> float:
+    """45, 45 %, 1410 MHz, 0x0000000000000004. Digits only as float writes them: no 1_000."""
+    first = text.split(None, 1)[0]
+    if first.startswith("0x"):
+        return float(int(first[:40], 16))
+    if "_" in first:
+        raise ValueError("no number")
+    return float(first)
+
+
+def _gpu_number(text: str) -> int:
+    number = int(text)
+    if not 0 <= number < _MOST_GPUS:
+        raise ValueError(f"no GPU has the number {number}")
+    return number
+
+
+class CsvTable:
+    """nvidia-smi --query-gpu=… --format=csv, and amd-smi monitor --csv: a header, then a line a GPU and moment."""
+
+    def __init__(self, tool: str) -> None:
+        self.tool = tool
+        self._names: list[str] = []
+        self._series: list[tuple[int, str]] = []
+        self._place: dict[str, int] = {}
+
+    @staticmethod
+    def is_header(line: str) -> bool:
+        names = [_UNIT.sub("", part.strip()).lower() for part in line.split(",")]
+        known = sum(name in _QUERIED or bool(_REASON_COLUMN.fullmatch(name)) for name in names)
+        return known >= 1 and len(names) >= 2
+
+    def row(self, line: str) -> Row | None:
+        if not line.strip():
+            return None
+        if self.is_header(line):
+            self._learn(line)
+            return None
+        parts = line.split(",")
+        if not self._names:
+            raise ValueError("no header before it")
+        if len(parts) != len(self._names):
+            raise ValueError(f"{len(parts)} values below {len(self._names)} columns")
+        place = self._place
+        clock, time = NO_CLOCK, 0
+        if "timestamp" in place:
+            clock, time, _ = read_time(parts[place["timestamp"]].strip())
+        number = _gpu_number(parts[place["index"]]) if "index" in place else None
+        uuid, bus, name = (
+            parts[place[key]].strip()[:_LONGEST_NAME] if key in place else ""
+            for key in ("uuid", "pci.bus_id", "name")
+        )
+        series = self._series
+        return Row(
+            LoggedDevice(number, uuid, bus, name),
+            clock,
+            time,
+            lambda: _values((name, parts[at]) for at, name in series),
+        )
+
+    def _learn(self, line: str) -> None:
+        heads = [part.strip() for part in line.split(",")][:_MOST_COLUMNS]
+        self._names = [_UNIT.sub("", head).lower() for head in heads]
+        ids = {"index": "index", "gpu": "index", "uuid": "uuid", "gpu_uuid": "uuid", "name": "name"}
+        ids |= {
+            "gpu_name": "name",
+            "pci.bus_id": "pci.bus_id",
+            "gpu_bus_id": "pci.bus_id",
+            "timestamp": "timestamp",
+        }
+        self._place = {ids[name]: at for at, name in enumerate(self._names) if name in ids}
+        taken = set(self._place.values())
+        units = [found[1] if (found := _UNIT.search(head)) else "" for head in heads]
+        self._series = [
+            (at, series)
+            for at, (name, unit) in enumerate(zip(self._names, units, strict=True))
+            if at not in taken and (series := _column(name, unit))
+        ]
+
+
+_QUERIED = frozenset(
+    name
+    for name in _COLUMNS
+    if "." in name or name in ("power_usage", "hotspot_temperature", "gfx_clk", "gfx_clock")
+) | {"clocks.gr", "clocks.current.graphics", "power.draw.instant", "power.draw.average"}
+"""Columns that no other program's csv has."""
+_QUERY_LINE = re.compile(r"\d{4}/\d\d/\d\d \d\d:\d\d:\d\d\.\d{3}, .*(?: MHz| W| MiB|GPU-|, P\d+|, \d+)")
+_DMON_HEADER = re.compile(
+    r"#\s*(?:Date,?\s+)?(?:Time,?\s+)?gpu[\s,]+(?:\w+[\s,]+)*?(?:pwr|gtemp|sm|mclk|pclk|pviol|tviol|fb|rxpci|sbecc)\b",
+    re.IGNORECASE,
+)
+_DCGM_HEADER = re.compile(r"#\s*Entity\s+[A-Z]")
+_UNIT_LINE = re.compile(r"^[#\s]*(?:YYYYMMDD|HH:MM:SS|Idx|ID\s*$|Id\s*$)")
+_ENTITY = re.compile(r"\s*GPU[ \t]+(\d{1,4})[ \t]+")
+
+
+class Monitor:
+    """nvidia-smi dmon and dcgmi dmon: headers that repeat, then a line a GPU and moment, in columns or as csv.
+
+    dcgmi writes no time: each line has one before it if the output went through a program that adds it (ts, awk).
+    """
+
+    def __init__(self, tool: str) -> None:
+        self.tool = tool
+        self._series: list[tuple[int, str]] = []
+        self._names: list[str] = []
+
+    def row(self, line: str) -> Row | None:
+        if "#" in line:
+            self._learn(line[line.index("#") + 1 :])
+            return None
+        text = line.strip()
+        clock, time, at = NO_CLOCK, 0, 0
+        with suppress(ValueError):
+            clock, time, at = read_time(text)
+        rest = text[at:].lstrip(" \t,")
+        if not rest or _UNIT_LINE.match(rest):
+            return None
+        if not self._names:
+            raise ValueError("no header before it")
+        if entity := _ENTITY.match(rest):
+            number, parts = _gpu_number(entity[1]), _split(rest[entity.end() :])
+        else:
+            first, *parts = _split(rest)
+            number = _gpu_number(first)
+        if len(parts) != len(self._names):
+            raise ValueError(f"{len(parts)} values below {len(self._names)} columns")
+        series = self._series
+        return Row(
+            LoggedDevice(number), clock, time, lambda: _values((name, parts[place]) for place, name in series)
+        )
+
+    def _learn(self, header: str) -> None:
+        """The columns behind the time and the GPU; a second line has their units."""
+        names = [name.lower() for name in _split(header)][:_MOST_COLUMNS]
+        while names and names[0] in ("date", "time", "yyyymmdd", "hh:mm:ss"):
+            del names[0]
+        if names[:1] == ["idx"] and len(names) == len(self._names) + 1:
+            self._series = [
+                (at, series)
+                for at, (name, unit) in enumerate(zip(self._names, names[1:], strict=True))
+                if (
+                    series := _column(
+                        name, {"c": "°C", "mhz": "MHz", "mb": "MB", "w": "W", "mb/s": "MB/s"}.get(unit, unit)
+                    )
+                )
+            ]
+        elif names[:1] in (["gpu"], ["entity"]):
+            self._names = names[1:]
+            self._series = [
+                (at, series) for at, name in enumerate(self._names) if (series := _column(name, ""))
+            ]
+
+
+def _split(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",")] if "," in text else text.split()
+
+
+_METRIC = re.compile(r"(DCGM_FI_\w{1,80})\{(.{0,2000})\}\s+(\S{1,60})(?:\s+(\S{1,40}))?\s*$")
+_LABEL = re.compile(r'(\w{1,40})="((?:[^"\\]|\\.){0,200})"')
+
+
+class Metrics:
+    """dcgm-exporter in Prometheus' text format, scraped with timestamps: a line a GPU, metric and moment."""
+
+    tool = "dcgm-exporter"
+
+    def row(self, line: str) -> Row | None:
+        if not line.strip() or line.startswith("#") or not line.startswith("DCGM_"):
+            return None
+        found = _METRIC.match(line)
+        if found is None:
+            raise ValueError("no metric")
+        name, text, value, at = found.groups()
+        labels = dict(_labels(text))
+        clock, time = NO_CLOCK, 0
+        if at is not None:
+            if not EPOCH.fullmatch(at):
+                raise ValueError("no time")
+            clock, time = UNIX, epoch_ns(at)
+        series = _column(name.lower(), "")
+        device = LoggedDevice(
+            _gpu_number(labels["gpu"]) if "gpu" in labels else None,
+            labels.get("UUID", ""),
+            labels.get("pci_bus_id", ""),
+            labels.get("modelName", ""),
+        )
+        return Row(device, clock, time, lambda: _values([(series, value)]), labels.get("Hostname", ""))
+
+
+def _labels(text: str) -> Iterator[tuple[str, str]]:
+    for key, value in _LABEL.findall(text):
+        yield key, value[:_LONGEST_NAME]

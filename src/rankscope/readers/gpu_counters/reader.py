@@ -1,0 +1,282 @@
+"""Reads the counters of some GPUs of a log as events of phase C."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from rankscope.errors import ReadError
+from rankscope.gpu_counters import gpu_label
+from rankscope.model import READ_EVENTS, Table
+from rankscope.readers.base import (
+    NO_CLOCK,
+    TIME_OF_DAY,
+    Batch,
+    EventBatch,
+    LoggedDevice,
+    NodeLog,
+    NodePart,
+    ReadReport,
+    TraceIdentity,
+)
+from rankscope.readers.byte_stream import ByteStream, is_gzip, open_stream
+from rankscope.readers.gpu_counters.layouts import Layout, Row, is_gpu_log, layout_of
+from rankscope.readers.row_batch import RowBatch
+
+_HEAD_BYTES = 1 << 16
+_FIRST_BYTES = 1 << 20
+"""The GPUs of a node are all in the first lines; so much is searched for them."""
+_BLOCK_BYTES = 1 << 20
+_LONGEST_LINE = 1 << 16
+_ROWS_PER_BATCH = 20_000
+_DAY_NS = 86_400_000_000_000
+
+
+class GpuCountersReader:
+    """nvidia-smi, dcgmi, dcgm-exporter and amd-smi, recognised by their headers."""
+
+    name = "gpu-counters"
+
+    def recognises(self, path: Path, head: bytes) -> bool:
+        return is_gpu_log(head)
+
+    def identify(self, path: Path) -> TraceIdentity:
+        return TraceIdentity(None, "")
+
+    def log(self, path: Path) -> NodeLog:
+        """Raises ReadError for a file without times, without numbers of GPUs, or without a line that can be read."""
+        lines = _Lines(path)
+        try:
+            first = _first_rows(lines, path)
+        finally:
+            lines.close()
+        clock = first[0].clock
+        if clock == NO_CLOCK:
+            raise ReadError(
+                f"{path} has no times",
+                why=f"{lines.layout.tool} was started without them, so the samples cannot be put beside a trace.",
+                hint=_WITH_TIMES.get(lines.layout.tool, _QUERY),
+            )
+        devices: dict[str, LoggedDevice] = {row.device.key: row.device for row in reversed(first)}
+        if "" in devices:
+            raise ReadError(
+                f"cannot tell the GPUs in {path} apart",
+                why="It has no column index, uuid or pci.bus_id.",
+                hint=_QUERY,
+            )
+        last = _last_time(path, clock)
+        return NodeLog(
+            tuple(sorted(devices.values(), key=lambda one: (one.number is None, one.number or 0, one.key))),
+            clock,
+            first[0].time_ns,
+            max(first[0].time_ns, last),
+            first[0].host,
+        )
+
+    def open(self, path: Path, part: str = "") -> GpuCountersReading:
+        return GpuCountersReading(path, NodePart.parse(part))
+
+
+GPU_COUNTERS = GpuCountersReader()
+
+_QUERY = (
+    "Record it with nvidia-smi --query-gpu=timestamp,index,uuid,name,clocks.sm,clocks.mem,power.draw,temperature.gpu,"
+    "clocks_event_reasons.active --format=csv -lms 100 -f FILE"
+)
+_WITH_TIMES = {
+    "nvidia-smi dmon": "Start it with nvidia-smi dmon -o DT",
+    "dcgmi dmon": 'Add them: dcgmi dmon … | while read -r line; do echo "$(date +%s.%N) $line"; done > FILE',
+    "dcgm-exporter": "Add them behind each value, in milliseconds since 1970, as Prometheus' text format allows.",
+}
+
+
+class GpuCountersReading:
+    """One pass over one log, for the GPUs of one rank and the time of its traces."""
+
+    def __init__(self, path: Path, part: NodePart) -> None:
+        self.report = ReadReport()
+        self.header: dict[str, Any] = {}
+        self._path = path
+        self._part = part
+        self._position = 0
+        self._models: dict[str, str] = {}
+
+    def batches(self) -> Iterator[EventBatch]:
+        lines = _Lines(self._path, self.report)
+        rows: list[dict[str, Any]] = []
+        try:
+            for row in lines.rows():
+                if (event := self._event(row)) is not None:
+                    rows.append(event)
+                if len(rows) >= _ROWS_PER_BATCH:
+                    self._position = lines.position()
+                    yield RowBatch(READ_EVENTS, rows)
+                    rows = []
+        finally:
+            self._position = lines.position()
+            lines.close()
+        self.report.damage = lines.damage
+        self.header = {
+            "gpuCounters": {
+                "tool": lines.layout.tool,
+                "gpus": [{"gpu": key, "name": self._models.get(key, "")} for key in self._part.devices],
+                "times": lines.clock,
+                "shift_ns": self._part.shift_ns,
+            }
+        }
+        yield RowBatch(READ_EVENTS, [*rows, *self._tracks()])
+
+    def _event(self, row: Row) -> dict[str, Any] | None:
+        part = self._part
+        time = row.time_ns + part.shift_ns
+        key = row.device.key
+        if not part.begin_ns <= time <= part.end_ns or key not in part.devices:
+            return None
+        values, broken = row.values()
+        for _ in range(broken):
+            self.report.repaired("a value that is no number, or too large")
+        if not values:
+            return None
+        self._models.setdefault(key, row.device.name)
+        label = gpu_label(key)
+        return {
+            "ph": "C",
+            "category": "gpu_counter",
+            "name": label,
+            "pid": label,
+            "tid": "",
+            "ts_ns": time,
+            "args": values,
+        }
+
+    def _tracks(self) -> Iterator[dict[str, Any]]:
+        for key in self._part.devices:
+            label = gpu_label(key)
+            yield {
+                "ph": "M", "category": "", "name": "process_name", "pid": label, "tid": "", "args": {"name": label},
+            }  # fmt: skip
+
+    def position(self) -> int:
+        return self._position
+
+    def clock_base_ns(self) -> int:
+        return 0
+
+    def further(self) -> Iterator[tuple[Table, Batch]]:
+        return iter(())
+
+
+class _Lines:
+    """The lines of a log, in blocks: a line that never ends takes no memory."""
+
+    def __init__(self, path: Path, report: ReadReport | None = None) -> None:
+        self._stream: ByteStream = open_stream(path)
+        self._report = report or ReadReport()
+        self._pending = self._stream.read(_HEAD_BYTES)
+        layout = layout_of(self._pending.decode("utf-8", "replace"))
+        if layout is None:
+            self._stream.close()
+            raise ReadError(
+                f"{path} has no counters of GPUs",
+                why="Its header is not one of nvidia-smi, dcgmi or amd-smi.",
+                hint=_QUERY,
+            )
+        self.layout: Layout = layout
+        self.damage = ""
+        self.clock = NO_CLOCK
+        self._midnights = 0
+        self._before = 0
+
+    def rows(self) -> Iterator[Row]:
+        """What the lines hold. Lines that cannot be read are counted; times of day go on after midnight."""
+        for line in self._texts():
+            try:
+                row = self.layout.row(line)
+            except (ValueError, OverflowError, IndexError) as error:
+                self._report.lose(f"{error}: {line[:80]!r}")
+                continue
+            if row is None:
+                continue
+            if self.clock == NO_CLOCK:
+                self.clock = row.clock
+            elif row.clock != self.clock:
+                self._report.lose(f"its time is written in another way: {line[:80]!r}")
+                continue
+            yield self._unwrapped(row) if row.clock == TIME_OF_DAY else row
+
+    def _unwrapped(self, row: Row) -> Row:
+        if row.time_ns < self._before - _DAY_NS // 2:
+            self._midnights += 1
+        self._before = row.time_ns
+        return row._replace(time_ns=row.time_ns + self._midnights * _DAY_NS)
+
+    def _texts(self) -> Iterator[str]:
+        rest, skipping = b"", False
+        block = self._pending
+        while block:
+            *whole, rest = (rest + block).split(b"\n")
+            for line in whole:
+                if skipping or len(line) > _LONGEST_LINE:
+                    self._report.lose("a line that is too long")
+                    skipping = False
+                    continue
+                yield line.decode("utf-8", "replace")
+            if len(rest) > _LONGEST_LINE:
+                rest, skipping = b"", True
+            block = self._stream.read(_BLOCK_BYTES)
+        self.damage = self._stream.damage
+        if rest or skipping:
+            # Its last number may be cut: 135 of 1350.
+            self._report.lose("the last line is not complete")
+            self.damage = self.damage or "the last line is not complete"
+
+    def position(self) -> int:
+        return self._stream.position()
+
+    def close(self) -> None:
+        self._stream.close()
+
+
+def _first_rows(lines: _Lines, path: Path) -> list[Row]:
+    found: list[Row] = []
+    for row in lines.rows():
+        found.append(row)
+        if lines.position() > _FIRST_BYTES or len(found) >= 20_000:
+            break
+    if not found:
+        example = f" {lines._report.examples[0]}." if lines._report.examples else ""
+        raise ReadError(
+            f"no line of {path} can be read",
+            why=f"It looks like the output of {lines.layout.tool}.{example}",
+            hint="If it has no header (noheader), put the list of --query-gpu into its first line.",
+        )
+    return found
+
+
+def _last_time(path: Path, clock: str) -> int:
+    """The last time of a log: in its last lines, unless it is compressed or its times may have begun again."""
+    if clock == TIME_OF_DAY or is_gzip(path):
+        lines = _Lines(path)
+        try:
+            return max((row.time_ns for row in lines.rows()), default=0)
+        finally:
+            lines.close()
+    lines = _Lines(path)
+    try:
+        for _ in lines.rows():  # the header
+            break
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - _HEAD_BYTES))
+            tail = file.read(_HEAD_BYTES).decode("utf-8", "replace").splitlines()[1:]
+    finally:
+        lines.close()
+    last = 0
+    for line in tail:
+        try:
+            row = lines.layout.row(line)
+        except (ValueError, OverflowError, IndexError):
+            continue
+        if row is not None and row.clock == clock:
+            last = max(last, row.time_ns)
+    return last

@@ -1,0 +1,252 @@
+"""Finds the ranks of a node's GPUs, and the time zone of their log, from the traces that lie beside it.
+
+nvidia-smi and DCGM write one file for all GPUs of a node. It names no rank, and its times often have no zone.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rankscope.errors import RankError, RankscopeError, ReadError
+from rankscope.model import TIMELINE_FORMATS
+from rankscope.readers import NodeLog
+from rankscope.readers.base import LOCAL, TIME_OF_DAY, UNIX, LoggedDevice, NodePart
+from rankscope.records import dataclass
+from rankscope.store.layout import SegmentEntry
+from rankscope.store.separate_runs import end_unix_ns, has_wall_clock
+
+_SECOND = 1_000_000_000
+_DAY_NS = 86_400 * _SECOND
+_QUARTER_NS = 900 * _SECOND
+_ZONES = range(-12 * 4, 14 * 4 + 1)
+"""UTC-12 to UTC+14 in quarters of an hour."""
+_WRITTEN_NS = 10 * _SECOND
+"""A log that ends within so much of its file's time of change was written by this clock."""
+_NAME = re.compile(r"[a-z0-9]+(?:-[a-z0-9]+)*", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class RankGpus:
+    """What the traces of one rank tell: where it ran, on which devices, and when."""
+
+    rank: int
+    host: str
+    devices: tuple[int, ...]
+    """Numbers of the devices as the process saw them."""
+    uuids: tuple[str, ...]
+    begin_ns: int
+    end_ns: int
+
+
+@dataclass(frozen=True)
+class Placed:
+    """The part of a log that is of one rank, and how that is known."""
+
+    path: Path
+    rank: int
+    part: str
+
+
+def rank_gpus(entries: Sequence[SegmentEntry]) -> list[RankGpus]:
+    """The ranks whose traces have device activity and wall-clock times, in order."""
+    by_rank: dict[int, list[SegmentEntry]] = {}
+    for entry in entries:
+        if entry.format in TIMELINE_FORMATS and entry.has_times and has_wall_clock(entry):
+            by_rank.setdefault(entry.rank, []).append(entry)
+    found = []
+    for rank, own in sorted(by_rank.items()):
+        devices = sorted({device for entry in own for device in entry.manifest.get("devices", ())})
+        if devices:
+            hosts = [host for entry in own if (host := host_of(entry))]
+            uuids = tuple(sorted({uuid for entry in own for uuid in _uuids(entry, devices)}))
+            begin, end = min(entry.unix_origin_ns for entry in own), max(map(end_unix_ns, own))
+            found.append(RankGpus(rank, hosts[0] if hosts else "", tuple(devices), uuids, begin, end))
+    return found
+
+
+def host_of(entry: SegmentEntry) -> str:
+    """The first part of the name of its host, in lower case; '' if the trace does not tell."""
+    header: Mapping[str, Any] = entry.manifest.get("header") or {}
+    captured = header.get("rankscope")
+    name = (captured.get("host") if isinstance(captured, dict) else None) or header.get("host_name") or ""
+    return _short(str(name))
+
+
+def _short(host: str) -> str:
+    return host.partition(".")[0].lower()
+
+
+def _uuids(entry: SegmentEntry, devices: Sequence[int]) -> list[str]:
+    listed = (entry.manifest.get("header") or {}).get("deviceProperties")
+    found = [one for one in listed if isinstance(one, dict)] if isinstance(listed, list) else []
+    return [_bare(str(one["uuid"])) for one in found if one.get("uuid") and one.get("id") in devices]
+
+
+def _bare(uuid: str) -> str:
+    return uuid.lower().removeprefix("gpu-")
+
+
+def place_logs(
+    logs: Mapping[Path, NodeLog], entries: Sequence[SegmentEntry], given: Mapping[Path, int]
+) -> tuple[list[Placed], list[RankscopeError]]:
+    """The ranks of each log, and an error for each log whose ranks or times cannot be told.
+
+    `given` holds the ranks that the user gave.
+    """
+    ranks = rank_gpus(entries)
+    placed: list[Placed] = []
+    problems: list[RankscopeError] = []
+    for path, log in logs.items():
+        try:
+            owners = _owners(path, log, ranks, given, len(logs))
+            begin, end = min(one.begin_ns for one, _ in owners), max(one.end_ns for one, _ in owners)
+            shift = shift_ns(path, log, begin, end)
+            for one, devices in owners:
+                keys = tuple(device.key for device in devices)
+                part = NodePart(keys, shift, one.begin_ns, one.end_ns)
+                placed.append(Placed(path, one.rank, str(part)))
+        except RankscopeError as error:
+            problems.append(error)
+    return placed, problems
+
+
+def _owners(
+    path: Path, log: NodeLog, ranks: list[RankGpus], given: Mapping[Path, int], logs: int
+) -> list[tuple[RankGpus, list[LoggedDevice]]]:
+    """The ranks of this log's node, each with its GPUs. Raises RankError if they cannot be told."""
+    if not ranks:
+        raise RankError(
+            f"cannot tell the ranks of the GPUs in {path}",
+            why="No trace beside it has GPU work and wall-clock times (a store of an earlier version may not tell).",
+            hint="Put it into the folder of its run. If it is there, delete the folder .rankscope in it.",
+        )
+    if path in given:
+        own = [one for one in ranks if one.rank == given[path]]
+        if not own or len(log.devices) != 1:
+            raise RankError(
+                f"{path} is not of rank {given[path]}",
+                why=f"It has {len(log.devices)} GPUs."
+                if own
+                else "There is no trace with GPU work of this rank.",
+                hint="Give the rank of a log of one GPU: nvidia-smi -i N",
+            )
+        return [(own[0], list(log.devices))]
+    by_uuid = {_bare(device.uuid): device for device in log.devices if device.uuid}
+    known = [(one, [by_uuid[uuid] for uuid in one.uuids if uuid in by_uuid]) for one in ranks]
+    if exact := [(one, devices) for one, devices in known if devices]:
+        return exact
+    here = _on_node(path, log, ranks, logs)
+    if len(here) == 1 and len(log.devices) == 1:
+        return [(here[0], list(log.devices))]
+    by_number = {device.number: device for device in log.devices if device.number is not None}
+    everyone = [device for one in here for device in one.devices]
+    if len(set(everyone)) == len(everyone):
+        found = [(one, [by_number[n] for n in one.devices if n in by_number]) for one in here]
+    elif len(here) == len(by_number) and all(len(one.devices) == 1 for one in here):
+        # Each process sees one GPU, as its number 0: they are given out in the order of the ranks.
+        found = [(one, [device]) for one, (_, device) in zip(here, sorted(by_number.items()), strict=True)]
+    else:
+        raise RankError(
+            f"cannot tell the ranks of the {len(log.devices)} GPUs in {path}",
+            why=f"{len(here)} ranks use the devices {_listed(everyone)}: several have the same number.",
+            hint="Log one GPU per rank (nvidia-smi -i N -f FILE) and say whose it is: rankscope ingest --rank N=FILE",
+        )
+    if found := [(one, devices) for one, devices in found if devices]:
+        return found
+    raise RankError(
+        f"no rank used the GPUs in {path}",
+        why=f"It has GPU {_listed(list(by_number))}; the traces have device {_listed(everyone)}.",
+        hint="Put it beside the traces of its own node, or record it with the columns index and uuid.",
+    )
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    return ", ".join(map(str, sorted(set(numbers))[:8])) or "without a number"
+
+
+def _on_node(path: Path, log: NodeLog, ranks: list[RankGpus], logs: int) -> list[RankGpus]:
+    """The ranks of the log's node: all, if the run has one node; else by the host in the log or in its path."""
+    hosts = sorted({one.host for one in ranks})
+    if len(hosts) == 1 and (hosts[0] or logs == 1):
+        return ranks
+    named = [host for host in hosts if host and host == _short(log.host)]
+    if not named:
+        words = {word.lower() for part in (path.stem, path.parent.name) for word in _words(part)}
+        named = [host for host in hosts if host and host in words]
+    if len(named) == 1:
+        return [one for one in ranks if one.host == named[0]]
+    if "" in hosts:
+        raise RankError(
+            f"cannot tell the node of {path}",
+            why=f"The traces do not all name their hosts, and there {'is' if logs == 1 else 'are'} {logs} "
+            f"file{'s' * (logs > 1)} of GPU counters.",
+            hint="Open the traces of one node with its file, or log one GPU per rank: rankscope ingest --rank N=FILE",
+        )
+    raise RankError(
+        f"cannot tell the node of {path}",
+        why=f"The run has the hosts {', '.join(hosts[:4])}{' …' * (len(hosts) > 4)}, and its name has none of them.",
+        hint=f"Name it after its host: {hosts[0]}{path.suffix}",
+    )
+
+
+def _words(text: str) -> list[str]:
+    """The parts of a name that may be a host's: a.node-3.csv has node-3, and node and 3 on their own."""
+    return [
+        word for part in re.split(r"[._\s]+", text) for word in (part, *part.split("-"), *_NAME.findall(part))
+    ]
+
+
+def shift_ns(path: Path, log: NodeLog, begin_ns: int, end_ns: int) -> int:
+    """What is added to the times of a log to get times since 1970, so that it overlaps the traces.
+
+    Of several zones that would do: that of the file's time of change, that of this machine, UTC.
+    """
+    shifts = [-zone * _QUARTER_NS for zone in _ZONES]
+    if log.clock == UNIX:
+        shifts = [0]
+    elif log.clock == TIME_OF_DAY:
+        midnight = begin_ns // _DAY_NS * _DAY_NS
+        shifts = sorted({midnight + day * _DAY_NS + shift for shift in shifts for day in (-1, 0, 1)})
+    fit = [s for s in shifts if log.first_ns + s <= end_ns and begin_ns <= log.last_ns + s]
+    if not fit:
+        raise ReadError(
+            f"{path} has no samples of the time of the traces",
+            why=f"It is from {_utc(log.first_ns)} to {_utc(log.last_ns)}{' in any time zone' * (log.clock == LOCAL)}; "
+            f"the traces are from {_utc(begin_ns)} to {_utc(end_ns)} UTC.",
+            hint="Record it while the job runs, from before the first recorded step to after the last.",
+        )
+    if len(fit) == 1:
+        return fit[0]
+    changed = path.stat().st_mtime_ns
+    written = [s for s in fit if abs(log.last_ns + s - changed) < _WRITTEN_NS]
+    here = -time.localtime(begin_ns // _SECOND).tm_gmtoff * _SECOND
+    usual = [s for at in (here, 0) for s in fit if (s - at) % _DAY_NS == 0]
+    for chosen in (*written, *usual):
+        return chosen
+    raise ReadError(
+        f"cannot tell the time zone of {path}",
+        why=f"Its times have none, and {len(fit)} zones would make it overlap the traces.",
+        hint="Set TZ to the zone of the node that wrote it: TZ=Europe/Berlin rankscope …",
+    )
+
+
+def _utc(ns: int) -> str:
+    try:
+        return time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(ns // _SECOND))
+    except (ValueError, OverflowError, OSError):
+        return "an impossible time"
+
+
+def zone_of(entry: SegmentEntry) -> str:
+    """The zone by which the times of a log were read; '' for times since 1970, and for other files."""
+    about = (entry.manifest.get("header") or {}).get("gpuCounters")
+    if not about or about["times"] not in (LOCAL, TIME_OF_DAY):
+        return ""
+    shift = about["shift_ns"]
+    minutes = -round((shift + _DAY_NS // 2) % _DAY_NS - _DAY_NS // 2) // (60 * _SECOND)
+    sign, minutes = ("-", -minutes) if minutes < 0 else ("+", minutes)
+    return f"UTC{sign}{minutes // 60:02d}:{minutes % 60:02d}"
