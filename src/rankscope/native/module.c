@@ -119,7 +119,8 @@ PyMODINIT_FUNC PyInit__native(void) {
     buffer_type = PyType_FromSpec(&buffer_spec);
     if (!buffer_type || PyModule_AddFunctions(module, scan_methods) < 0 ||
         PyModule_AddFunctions(module, packing_methods) < 0 || PyModule_AddFunctions(module, nesting_methods) < 0 ||
-        PyModule_AddFunctions(module, sqlite_methods) < 0 || PyModule_AddFunctions(module, repeated_methods) < 0) {
+        PyModule_AddFunctions(module, sqlite_methods) < 0 || PyModule_AddFunctions(module, repeated_methods) < 0 ||
+        PyModule_AddFunctions(module, pickled_methods) < 0) {
         Py_DECREF(module);
         return NULL;
     }

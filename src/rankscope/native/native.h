@@ -44,5 +44,6 @@ extern PyMethodDef packing_methods[];
 extern PyMethodDef nesting_methods[];
 extern PyMethodDef sqlite_methods[];
 extern PyMethodDef repeated_methods[];
+extern PyMethodDef pickled_methods[];
 
 #endif

@@ -18,7 +18,7 @@ from rankscope.readers.base import Batch, EventBatch, ReadReport, TraceIdentity,
 from rankscope.readers.byte_stream import open_stream
 from rankscope.readers.row_batch import RowBatch
 from rankscope.readers.safe_pickle import Budget, integer, is_pickle, load_plain, text
-from rankscope.readers.stack_frames import own_line
+from rankscope.readers.stack_frames import frames_in, own_line
 
 _KEYS = (b"collective_seq_id", b"nccl_version", b"pg_config", b"pg_status", b"comm_lib_version")
 _TRACK = "NCCL flight recorder"
@@ -144,7 +144,7 @@ def _entry_row(entry: dict[Any, Any], budget: Budget) -> dict[str, Any]:
         "output_sizes": json.dumps(output_sizes),
         "dtype": ", ".join(dict.fromkeys(item for item in dtypes if item)) or None,
         "timeout_ms": integer(entry.get("timeout_ms")),
-        "source": own_line(entry.get("frames"), budget),
+        "source": own_line(frames_in(entry.get("frames"), budget)),
     }
 
 
