@@ -6,8 +6,9 @@
     python benchmarks/bench.py --check [--strict]     the small ones, against benchmarks/last.json
 
 Parts: read (whole traces), gzip, ranks (256 files), analyses (three reports from nothing), start (a 10 MB trace until
-its first table), nsys (an export). Inputs are made by traces.py and kept in .bench. Peers are used where they are
-found; --install-peers installs those that pip can, each into an environment of its own in .bench/peers.
+its first table), nsys (an export), snapshot (of memory). Inputs are made by traces.py and snapshots.py and kept in
+.bench. Peers are used where they are found; --install-peers installs those that pip can, each into an environment of
+its own in .bench/peers.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from pathlib import Path
 import figures
 import nsys
 import peers
+import snapshots
 import traces
 from figures import JSON_LOAD, OURS, Figures, Part, Row
 from measure import CommandError, best_of
@@ -43,6 +45,7 @@ CHECK_SIZES = ("10MB", "100MB")
 MEMORY_SHARE = 0.85
 REPORTS = "breakdown,overlap,kernels"
 ASKED = f"rankscope stats -r {REPORTS}"
+PICKLE_LOAD = "pickle.load"
 IMPORTS = "python -c 'import duckdb, numpy'"
 
 
@@ -200,6 +203,18 @@ def nsys_export(bench: Bench) -> None:
                 bench.note(f"{nsys.STATS}: wrote nothing")
 
 
+def snapshot(bench: Bench) -> None:
+    for size in bench.sizes(("100MB", "1GB")):
+        path = WORK / f"snapshot-{size}.rank-0.pickle"
+        if not path.exists():
+            snapshots.write_snapshot(path, parse_bytes(size))
+        traces.into_page_cache([path])
+        kind, bytes_read = f"snapshot {size}", path.stat().st_size
+        bench.run(OURS, kind, ingest(path), size=bytes_read, from_nothing=True)
+        code = "import pickle, sys; pickle.load(open(sys.argv[1], 'rb'))"
+        bench.run(PICKLE_LOAD, kind, [sys.executable, "-c", code, path], size=bytes_read)
+
+
 @dataclass(frozen=True)
 class Kind:
     title: str
@@ -214,6 +229,7 @@ PARTS = {
     "analyses": Kind("Three reports from nothing", ASKED, analyses),
     "start": Kind("A small trace until its first table", IMPORTS, start),
     "nsys": Kind("An nsys export", nsys.STATS, nsys_export),
+    "snapshot": Kind("A memory snapshot", PICKLE_LOAD, snapshot),
 }
 
 

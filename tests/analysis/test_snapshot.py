@@ -17,7 +17,7 @@ from rankscope.analysis import REPORTS
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.memory.snapshot import BEFORE, snapshot_holders, snapshot_peaks
 from rankscope.readers.safe_pickle import Budget
-from rankscope.readers.stack_frames import op_name, own_line
+from rankscope.readers.stack_frames import frames_in, op_name, own_line
 from rankscope.store.ingest import ingest
 from rankscope.store.run import Run
 
@@ -88,7 +88,7 @@ def brute_force(value: dict[str, Any], device: int = 0) -> tuple[int, Counter[st
     made: dict[int, str] = {}
     for event in history[: at + 1]:
         if event["action"] == "alloc":
-            made[event["addr"]] = own_line(event["frames"], Budget(Path(), 1 << 30)) or ""
+            made[event["addr"]] = own_line(frames_in(event["frames"], Budget(Path(), 1 << 30))) or ""
         elif event["action"] == "free_requested":
             made.pop(event["addr"], None)
     holders: Counter[str] = Counter()
@@ -276,15 +276,17 @@ def test_a_snapshot_without_history(tmp_path: Path) -> None:
 
 
 def test_where_in_the_program() -> None:
-    budget = Budget(Path(), 1000)
-    assert own_line(frames(7), budget) == "train.py(7): step"
-    assert own_line(frames(7)[:2], budget) == "linear.py(9): forward"
-    assert own_line("damaged", budget) is None
-    assert own_line([{"filename": "x.py"}, 3], budget) is None
+    def read(stack: Any) -> Any:
+        return frames_in(stack, Budget(Path(), 1000))
+
+    assert own_line(read(frames(7))) == "train.py(7): step"
+    assert own_line(read(frames(7)[:2])) == "linear.py(9): forward"
+    assert own_line(read("damaged")) is None
+    assert own_line(read([{"filename": "x.py"}, 3])) is None
     inner = [{"name": "at::_ops::empty_strided::call(x)", "filename": "??"}, *frames(1, "linear")]
-    assert op_name(inner, budget) == "aten::linear"
+    assert op_name(read(inner)) == "aten::linear"
     node = [{"name": "torch::autograd::generated::MmBackward0::apply(x)", "filename": "??"}]
-    assert op_name([*inner[:1], *node], budget) == "MmBackward0"
+    assert op_name(read([*inner[:1], *node])) == "MmBackward0"
 
 
 @pytest.mark.parametrize("name", ["fragments", "memory", "allocators"])

@@ -46,5 +46,6 @@ extern PyMethodDef sqlite_methods[];
 extern PyMethodDef repeated_methods[];
 extern PyMethodDef perfetto_methods[];
 extern PyMethodDef xplane_methods[];
+extern PyMethodDef pickled_methods[];
 
 #endif

@@ -18,8 +18,8 @@ static void release(Buffers *buffers) {
     free(buffers->views);
 }
 
-/* Get the buffers of a tuple, which must all have the same size. */
-static bool get_buffers(PyObject *tuple, Buffers *buffers) {
+/* Get the buffers of a tuple; `same_size`: they must all have the same size. */
+static bool get_buffers(PyObject *tuple, bool same_size, Buffers *buffers) {
     Py_ssize_t size = PyTuple_Size(tuple);
     buffers->views = calloc((size_t)size + 1, sizeof *buffers->views);
     if (!buffers->views) {
@@ -29,7 +29,7 @@ static bool get_buffers(PyObject *tuple, Buffers *buffers) {
     for (; buffers->count < size; buffers->count++) {
         Py_buffer *view = &buffers->views[buffers->count];
         if (PyObject_GetBuffer(PyTuple_GetItem(tuple, buffers->count), view, PyBUF_SIMPLE) < 0) return false;
-        if (view->len != buffers->views[0].len) {
+        if (same_size && view->len != buffers->views[0].len) {
             PyBuffer_Release(view);
             PyErr_SetString(PyExc_ValueError, "the columns differ in length");
             return false;
@@ -123,7 +123,7 @@ static PyObject *distinct_rows(PyObject *module, PyObject *arguments) {
     PyObject *tuple;
     Buffers columns = {0};
     if (!PyArg_ParseTuple(arguments, "O!", &PyTuple_Type, &tuple)) return NULL;
-    if (!get_buffers(tuple, &columns)) {
+    if (!get_buffers(tuple, true, &columns)) {
         release(&columns);
         return NULL;
     }
@@ -236,6 +236,57 @@ static PyObject *fill_texts(PyObject *module, PyObject *arguments) {
     return pair(error, &filling.made, &filling.offsets);
 }
 
+/* A text for each row: the pieces, with the row's number of one column after each but the last; null for NULL_NUMBER. */
+static const char *spell(const Buffers *pieces, const Buffers *columns, size_t rows, Array *made, Array *offsets) {
+    size_t most = 4 + (size_t)columns->count * LONGEST_NUMBER;
+    for (Py_ssize_t piece = 0; piece < pieces->count; piece++) most += (size_t)pieces->views[piece].len;
+    for (size_t row = 0; row < rows; row++) {
+        size_t start = made->size;
+        if (start + most > NO_ARGS) return "the texts are longer than 4 GB";
+        if (made->room - start < most && !array_reserve(made, most)) return "";
+        uint8_t *at = made->data + start + 4;
+        for (Py_ssize_t piece = 0; piece < pieces->count; piece++) {
+            const Py_buffer *text = &pieces->views[piece];
+            memcpy(at, text->buf, (size_t)text->len);
+            at += text->len;
+            if (piece == columns->count) break;
+            int64_t value = ((const int64_t *)columns->views[piece].buf)[row];
+            if (value == NULL_NUMBER) {
+                memcpy(at, "null", 4);
+                at += 4;
+                continue;
+            }
+            if (value < 0) *at++ = '-';
+            at = write_number(at, value < 0 ? 0 - (uint64_t)value : (uint64_t)value);
+        }
+        uint32_t length = (uint32_t)(at - (made->data + start) - 4), offset = (uint32_t)start;
+        for (uint32_t byte = 0; byte < 4; byte++) made->data[start + byte] = (uint8_t)(length >> 8 * byte);
+        made->size = start + 4 + length;
+        array_append(offsets, &offset, sizeof offset);
+    }
+    return offsets->failed ? "" : NULL;
+}
+
+static PyObject *spell_rows(PyObject *module, PyObject *arguments) {
+    (void)module;
+    PyObject *texts, *numbers, *result = NULL;
+    Buffers pieces = {0}, columns = {0};
+    if (!PyArg_ParseTuple(arguments, "O!O!", &PyTuple_Type, &texts, &PyTuple_Type, &numbers)) return NULL;
+    if (get_buffers(texts, false, &pieces) && get_buffers(numbers, true, &columns)) {
+        Array made = {0}, offsets = {0};
+        size_t rows = columns.count ? (size_t)columns.views[0].len / sizeof(int64_t) : 0;
+        const char *error;
+        Py_BEGIN_ALLOW_THREADS;
+        error = pieces.count == columns.count + 1 ? spell(&pieces, &columns, rows, &made, &offsets)
+                                                  : "there is not one piece more than columns";
+        Py_END_ALLOW_THREADS;
+        result = pair(error, &made, &offsets);
+    }
+    release(&pieces);
+    release(&columns);
+    return result;
+}
+
 PyMethodDef repeated_methods[] = {
     {"distinct_rows", distinct_rows, METH_VARARGS,
      "distinct_rows((column, ...)) -> (codes, firsts)\n\n"
@@ -244,5 +295,8 @@ PyMethodDef repeated_methods[] = {
      "fill_texts(texts, offsets, numbers, millionths) -> (texts, offsets)\n\n"
      "A text for each row, as in EventColumns.args: that at its offset, with the number of the row (int64) instead of\n"
      "the byte 1; as decimals if they are millionths."},
+    {"spell_rows", spell_rows, METH_VARARGS,
+     "spell_rows((piece, ...), (column, ...)) -> (texts, offsets)\n\n"
+     "A text for each row, as in EventColumns.args: the pieces, with the row's number of a column (int64) between them."},
     {NULL, NULL, 0, NULL},
 };

@@ -18,8 +18,13 @@ from rankscope.model import FLIGHT, FLIGHT_GROUPS, READ_EVENTS, Table
 from rankscope.readers.base import Batch, EventBatch, ReadReport, TraceIdentity, rank_from_name
 from rankscope.readers.byte_stream import open_stream
 from rankscope.readers.row_batch import RowBatch
+<<<<<<< HEAD
 from rankscope.readers.safe_pickle import Budget, integer, is_pickle, load_value, text
 from rankscope.readers.stack_frames import own_line
+=======
+from rankscope.readers.safe_pickle import Budget, integer, is_pickle, load_plain, text
+from rankscope.readers.stack_frames import frames_in, own_line
+>>>>>>> snapshots
 
 _KEYS = (
     b"collective_seq_id",
@@ -162,7 +167,7 @@ def _entry_row(entry: dict[Any, Any], budget: Budget) -> dict[str, Any]:
         "output_sizes": json.dumps(output_sizes),
         "dtype": ", ".join(dict.fromkeys(item for item in dtypes if item)) or None,
         "timeout_ms": integer(entry.get("timeout_ms")),
-        "source": own_line(entry.get("frames"), budget),
+        "source": own_line(frames_in(entry.get("frames"), budget)),
     }
 
 

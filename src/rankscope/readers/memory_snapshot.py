@@ -1,4 +1,7 @@
-"""Torch's memory snapshots: the allocator's segments and blocks, and the history of allocations with their stacks."""
+"""Torch's memory snapshots: the allocator's segments and blocks, and the history of allocations with their stacks.
+
+A file may have gigabytes, so its entries become columns without an object for each (pickled_tree).
+"""
 
 from __future__ import annotations
 
@@ -6,22 +9,29 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from rankscope import native
 from rankscope.errors import ReadError
 from rankscope.model import (
+    MEMORY_ARGS,
     MEMORY_BLOCKS,
     MEMORY_SEGMENTS,
     MEMORY_STACKS,
-    READ_EVENTS,
+    SHAPE_ARGS,
     SNAPSHOT_CATEGORY,
     Table,
 )
 from rankscope.readers.base import Batch, EventBatch, ReadReport, TraceIdentity, rank_from_name
+from rankscope.readers.columns import NO_TEXT, NULL, Codes, EventColumns, Numbers, Texts, joined_texts
+from rankscope.readers.pickled_tree import PickledTree, Values, read_tree
 from rankscope.readers.row_batch import RowBatch
-from rankscope.readers.safe_pickle import Budget, integer, is_pickle, load_plain, text
-from rankscope.readers.stack_frames import op_name, own_line, python_lines
+from rankscope.readers.safe_pickle import Budget, is_pickle
+from rankscope.readers.stack_frames import Frame, frame_of, op_name, own_line, python_lines
 
 _KEYS = (b"device_traces", b"segment_type", b"allocator_settings", b"segments")
-_BATCH_ROWS = 50_000
+_BATCH_ROWS = 100_000
 _CUDA = 1
 """torch's number for this type of device."""
 # The sign with which each action changes the totals: bytes allocated, bytes reserved.
@@ -34,6 +44,9 @@ _EFFECTS = {
     "segment_unmap": (0, -1),
 }
 _LIVE = "active_allocated"
+_ARGS = ",".join(f'"{name}":%s' for name in ("size", "stack", "stream", *MEMORY_ARGS))
+_LEAST_FRAME_TEXT = 64 << 20
+_BEYOND = 2.0**63
 
 
 class SnapshotReading:
@@ -43,34 +56,28 @@ class SnapshotReading:
         self.report = ReadReport()
         self.header: dict[str, Any] = {}
         self._path = path
-        self._stacks = Stacks()
+        self._stack_rows: list[dict[str, Any]] = []
         self._blocks: list[dict[str, Any]] = []
         self._segments: list[dict[str, Any]] = []
 
     def batches(self) -> Iterator[EventBatch]:
-        snapshot, size = load_plain(self._path)
-        if not isinstance(snapshot.get("segments"), list):
+        """The tree of the file is gone after the last batch, before the other tables are made."""
+        tree = read_tree(self._path)
+        segments = tree.fields(tree.root, "segments")
+        if tree.lengths(segments)[0] < 0:
             raise ReadError(
                 f"{self._path} is not a memory snapshot",
                 why="It has no list of segments.",
                 hint="Write one with torch.cuda.memory._dump_snapshot(FILE), or with rankscope.memory_history().",
             )
-        # Each distinct stack is walked four times.
-        self._stacks.budget = Budget(self._path, 4 * max(size, 1000))
-        budget = Budget(self._path, max(size, 1000))
-        self._read_segments(snapshot["segments"], budget)
-        settings = snapshot.get("allocator_settings")
-        for name, value in settings.items() if isinstance(settings, dict) else ():
-            if isinstance(value, (str, int, float)):
-                self.header[str(name)] = value
-        rows: list[dict[str, Any]] = []
-        for device, trace in enumerate(budget.take(snapshot.get("device_traces"))):
-            for row in self._history(device, budget.dicts(trace)):
-                rows.append(row)
-                if len(rows) == _BATCH_ROWS:
-                    yield RowBatch(READ_EVENTS, rows)
-                    rows = []
-        yield RowBatch(READ_EVENTS, rows)
+        snapshot = _Snapshot(tree, self._path)
+        self._segments = snapshot.segment_rows(segments)
+        self._blocks = snapshot.block_rows()
+        self.header = snapshot.settings()
+        yield from snapshot.history(self._blocks, self._segments)
+        self._stack_rows = snapshot.stacks.rows
+        if snapshot.stacks.without_frames:
+            self.header["stacks_without_frames"] = snapshot.stacks.without_frames
 
     def position(self) -> int:
         return self._path.stat().st_size
@@ -81,119 +88,296 @@ class SnapshotReading:
     def further(self) -> Iterator[tuple[Table, Batch]]:
         yield MEMORY_SEGMENTS, RowBatch(MEMORY_SEGMENTS, self._segments)
         yield MEMORY_BLOCKS, RowBatch(MEMORY_BLOCKS, self._blocks)
-        yield MEMORY_STACKS, RowBatch(MEMORY_STACKS, self._stacks.rows)
+        yield MEMORY_STACKS, RowBatch(MEMORY_STACKS, self._stack_rows)
 
-    def _read_segments(self, segments: Any, budget: Budget) -> None:
-        for number, segment in enumerate(budget.dicts(segments)):
-            self._segments.append({
-                "number": number,
-                "device": integer(segment.get("device")) or 0,
-                "address": integer(segment.get("address")),
-                "stream": integer(segment.get("stream")),
-                "kind": text(segment.get("segment_type")),
-                "total_bytes": integer(segment.get("total_size")) or 0,
-                "allocated_bytes": integer(segment.get("allocated_size")) or 0,
-                "active_bytes": integer(segment.get("active_size")) or 0,
-                "requested_bytes": integer(segment.get("requested_size")),
-                "expandable": segment.get("is_expandable") is True,
-            })  # fmt: skip
-            address = integer(segment.get("address"))
-            for block in budget.dicts(segment.get("blocks")):
-                size = integer(block.get("size")) or 0
-                at = integer(block.get("address"))
-                self._blocks.append({
-                    "number": number,
-                    "device": integer(segment.get("device")) or 0,
-                    "address": address if at is None else at,
-                    "bytes": size,
-                    "requested_bytes": integer(block.get("requested_size")),
-                    "state": text(block.get("state")),
-                    "stack": self._stacks.number(_frames_of(block)),
-                })  # fmt: skip
-                if address is not None:  # blocks of older snapshots have no address: they are contiguous
-                    address = (address if at is None else at) + size
 
-    def _history(self, device: int, entries: list[dict[Any, Any]]) -> Iterator[dict[str, Any]]:
-        """The totals at the start are computed backwards from the snapshot, since the history may be incomplete."""
-        allocated, reserved = self._totals_at_start(device, entries)
-        for entry in entries:
-            action, size = text(entry.get("action")) or "", integer(entry.get("size")) or 0
-            use, hold = _EFFECTS.get(action, (0, 0))
-            allocated, reserved = allocated + use * size, reserved + hold * size
-            time = integer(entry.get("time_us"))
-            stack = self._stacks.number(entry.get("frames"))
-            memory = {
-                "Bytes": use * size if use else None,
-                "Total Allocated": allocated,
-                "Total Reserved": reserved,
-                "Device Type": _CUDA,
-                "Device Id": device,
-                "Addr": integer(entry.get("addr")),
+class _Snapshot:
+    """The tables of a pickle."""
+
+    def __init__(self, tree: PickledTree, path: Path) -> None:
+        self._tree = tree
+        self._budget = Budget(path, max(tree.size, 1000))
+        # Each distinct stack is walked once for its lines, once for its line in user code and once for its op.
+        self.stacks = _Stacks(tree, Budget(path, 4 * max(tree.size, 1000)))
+        self._segment_dicts = tree.root[:0]
+
+    def settings(self) -> dict[str, Any]:
+        settings = self._tree.fields(self._tree.root, "allocator_settings")
+        if not self._tree.are_dicts(settings)[0]:
+            return {}
+        names, values = self._tree.pairs(settings)
+        found = zip(names, self._tree.plain(values), strict=True)
+        return {str(name): value for name, value in found if isinstance(value, (str, int, float))}
+
+    def segment_rows(self, segments: Values) -> list[dict[str, Any]]:
+        tree = self._tree
+        members = self._members(segments)
+        self._segment_dicts = members = members[tree.are_dicts(members)]
+        columns = {
+            name: self._numbers(members, key)
+            for name, key in (
+                ("device", "device"),
+                ("address", "address"),
+                ("stream", "stream"),
+                ("total_bytes", "total_size"),
+                ("allocated_bytes", "allocated_size"),
+                ("active_bytes", "active_size"),
+                ("requested_bytes", "requested_size"),
+            )
+        }
+        for name in ("device", "total_bytes", "allocated_bytes", "active_bytes"):
+            columns[name] = [value or 0 for value in columns[name]]
+        columns["number"] = list(range(len(members)))
+        columns["kind"] = self._texts(members, "segment_type")
+        columns["expandable"] = [one is True for one in tree.plain(tree.fields(members, "is_expandable"))]
+        return _rows(columns)
+
+    def block_rows(self) -> list[dict[str, Any]]:
+        """Blocks of older snapshots have no address: they are contiguous."""
+        tree, segments = self._tree, self._segment_dicts
+        lists = tree.fields(segments, "blocks")
+        members = self._members(lists)
+        owners = np.repeat(np.arange(len(segments)), np.maximum(tree.lengths(lists), 0))
+        are_dicts = tree.are_dicts(members)
+        members, owners = members[are_dicts], owners[are_dicts]
+        devices, begins = self._numbers(segments, "device"), self._numbers(segments, "address")
+        sizes = [size or 0 for size in self._numbers(members, "size")]
+        addresses: list[int | None] = []
+        number, following = -1, None
+        for owner, size, address in zip(
+            owners.tolist(), sizes, self._numbers(members, "address"), strict=True
+        ):
+            if owner != number:
+                number, following = owner, begins[owner]
+            addresses.append(following if address is None else address)
+            if following is not None and addresses[-1] is not None:
+                following = addresses[-1] + size
+        return _rows(
+            {
+                "number": owners.tolist(),
+                "device": [devices[owner] or 0 for owner in owners.tolist()],
+                "address": addresses,
+                "bytes": sizes,
+                "requested_bytes": self._numbers(members, "requested_size"),
+                "state": self._texts(members, "state"),
+                "stack": _or_none(self.stacks.numbers(self._frames_of(members)), NO_TEXT),
             }
-            yield {
-                "ph": "i",
-                "category": SNAPSHOT_CATEGORY,
-                "name": action,
-                "pid": "memory snapshot",
-                "tid": f"GPU {device}",
-                "ts_ns": time * 1000 if time is not None and abs(time) < 2**53 else None,
-                "device": device,
-                "args": {"size": size, "stack": stack, "stream": integer(entry.get("stream")), **memory},
-                "memory": memory,
-            }
-
-    def _totals_at_start(self, device: int, entries: list[dict[Any, Any]]) -> tuple[int, int]:
-        live = sum(
-            block["bytes"] if block["requested_bytes"] is None else block["requested_bytes"]
-            for block in self._blocks
-            if block["device"] == device and block["state"] == _LIVE
         )
-        held = sum(segment["total_bytes"] for segment in self._segments if segment["device"] == device)
-        for entry in entries:
-            use, hold = _EFFECTS.get(text(entry.get("action")) or "", (0, 0))
-            size = integer(entry.get("size")) or 0
-            live, held = live - use * size, held - hold * size
-        return live, held
+
+    def _frames_of(self, blocks: Values) -> Values:
+        """The frames of blocks; older snapshots have them in the last entry of the block's history."""
+        tree = self._tree
+        frames: Values = tree.fields(blocks, "frames").copy()
+        without = np.flatnonzero(tree.lengths(frames) <= 0)
+        histories = tree.fields(blocks[without], "history")
+        lengths = np.maximum(tree.lengths(histories), 0)
+        last = (np.cumsum(lengths) - 1)[lengths > 0]
+        frames[without[lengths > 0]] = tree.fields(self._members(histories)[last], "frames")
+        return frames
+
+    def history(self, blocks: list[dict[str, Any]], segments: list[dict[str, Any]]) -> Iterator[EventBatch]:
+        """The entries of all devices as events, with the totals after each."""
+        traces = self._members(self._tree.fields(self._tree.root, "device_traces"))
+        some = False
+        for device in range(len(traces)):
+            entries = self._members(traces[device : device + 1])
+            entries = entries[self._tree.are_dicts(entries)]
+            live = sum(
+                block["bytes"] if block["requested_bytes"] is None else block["requested_bytes"]
+                for block in blocks
+                if block["device"] == device and block["state"] == _LIVE
+            )
+            held = sum(segment["total_bytes"] for segment in segments if segment["device"] == device)
+            for batch in self._device_history(device, entries, live, held):
+                some = True
+                yield batch
+        if not some:
+            yield _Events(self._columns(0, self._tree.root[:0], np.zeros(0, np.int32), [], *_NO_TOTALS))
+
+    def _device_history(self, device: int, entries: Values, live: int, held: int) -> Iterator[EventBatch]:
+        """The totals at the start are computed backwards from the snapshot, since the history may be incomplete."""
+        tree = self._tree
+        codes, names = tree.coded(tree.fields(entries, "action"))
+        actions = [name if isinstance(name, str) else "" for name in names]
+        effects = np.array([_EFFECTS.get(action, (0, 0)) for action in actions], np.int8).reshape(-1, 2)
+        sizes = tree.numbers(tree.fields(entries, "size"))
+        sizes = np.where(sizes == NULL, 0, sizes)
+        allocated = _running_total(effects[codes, 0], sizes, live)
+        reserved = _running_total(effects[codes, 1], sizes, held)
+        for begin in range(0, len(entries), _BATCH_ROWS):
+            piece = slice(begin, begin + _BATCH_ROWS)
+            changes = np.where(effects[codes[piece], 0] == 0, NULL, effects[codes[piece], 0] * sizes[piece])
+            yield _Events(
+                self._columns(
+                    device,
+                    entries[piece],
+                    codes[piece],
+                    actions,
+                    sizes[piece],
+                    changes,
+                    allocated[piece],
+                    reserved[piece],
+                )
+            )
+
+    def _columns(
+        self,
+        device: int,
+        entries: Values,
+        codes: Codes,
+        actions: list[str],
+        sizes: Numbers,
+        changes: Numbers,
+        allocated: Numbers,
+        reserved: Numbers,
+    ) -> EventColumns:
+        tree, count = self._tree, len(entries)
+        times = tree.numbers(tree.fields(entries, "time_us"))
+        usable = (times > -(2**53)) & (times < 2**53)
+        address = tree.numbers(tree.fields(entries, "addr"))
+        stack = self.stacks.numbers(tree.fields(entries, "frames"))
+        stream = tree.numbers(tree.fields(entries, "stream"))
+        memory = [changes, allocated, reserved, np.full(count, _CUDA), np.full(count, device), address]
+        args, offsets = _spelt((sizes, np.where(stack == NO_TEXT, NULL, stack), stream, *memory))
+        fixed = ["i", SNAPSHOT_CATEGORY, "memory snapshot", f"GPU {device}"]
+        nothing = np.full(count, NULL)
+        return EventColumns(
+            texts=Texts.of(part.encode("utf-8", "replace").decode() for part in (*fixed, *actions)),
+            phase=np.full(count, 0, np.int32),
+            category=np.full(count, 1, np.int32),
+            name=codes + np.int32(len(fixed)),
+            pid=np.full(count, 2, np.int32),
+            tid=np.full(count, 3, np.int32),
+            flow=nothing,
+            time=np.where(usable, times * 1000, NULL),
+            duration=nothing,
+            args=args,
+            args_offset=offsets,
+            linked=np.arange(count, dtype=np.int32),
+            correlation=nothing,
+            external_id=nothing,
+            device=np.full(count, device),
+            stream=nothing,
+            bytes=nothing,
+            collective=np.full(count, NO_TEXT, np.int32),
+            memory_events=np.arange(count, dtype=np.int32),
+            memory=np.stack(memory, axis=1),
+            computing=np.zeros(0, np.int32),
+            shapes=np.zeros((0, len(SHAPE_ARGS)), np.int32),
+            read_by=tree.read_by,
+        )
+
+    def _members(self, lists: Values) -> Values:
+        self._budget.spend(int(np.maximum(self._tree.lengths(lists), 0).sum()))
+        return self._tree.members(lists)
+
+    def _numbers(self, values: Values, key: str) -> list[Any]:
+        return _or_none(self._tree.numbers(self._tree.fields(values, key)), NULL)
+
+    def _texts(self, values: Values, key: str) -> list[str | None]:
+        found = self._tree.plain(self._tree.fields(values, key))
+        return [one if isinstance(one, str) else None for one in found]
 
 
-class Stacks:
-    """Distinct stacks, each stored once. They are identified by object ids, so the pickle must stay alive."""
+class _Stacks:
+    """Distinct stacks, each stored once, in the order in which they are first met."""
 
-    def __init__(self) -> None:
-        self.budget: Budget
+    def __init__(self, tree: PickledTree, budget: Budget) -> None:
         self.rows: list[dict[str, Any]] = []
-        self._by_list: dict[int, int] = {}
-        self._by_frames: dict[tuple[int, ...], int] = {}
-        self._by_content: dict[tuple[object, ...], int] = {}
+        self.without_frames = 0
+        """How many are stored without their lines: all of them would be longer than the file."""
+        self._tree = tree
+        self._budget = budget
+        self._text_left = max(tree.size, _LEAST_FRAME_TEXT)
+        self._of_list: dict[int, int] = {}
+        self._of_lines: dict[tuple[object, ...], int] = {}
+        self._frames: dict[int, Frame] = {}
 
-    def number(self, frames: Any) -> int | None:
-        if not isinstance(frames, (list, tuple)) or not frames:
-            return None
-        if id(frames) not in self._by_list:
-            self._by_list[id(frames)] = self._number(frames)
-        return self._by_list[id(frames)]
+    def numbers(self, lists: Values) -> Codes:
+        """The number of each stack; NO_TEXT where there is none."""
+        contents = np.where(self._tree.lengths(lists) > 0, self._tree.contents(lists), -1)
+        distinct, firsts, places = np.unique(contents, return_index=True, return_inverse=True)
+        number = np.full(len(distinct), NO_TEXT, np.int32)
+        for place in np.argsort(firsts).tolist():
+            if distinct[place] >= 0:
+                number[place] = self._number(int(distinct[place]), lists[firsts[place] : firsts[place] + 1])
+        found: Codes = number[places]
+        return found
 
-    def _number(self, frames: list[Any] | tuple[Any, ...]) -> int:
-        # Frames are shared objects too, so their ids identify a stack without comparing contents.
-        key = tuple(map(id, self.budget.take(frames)))
-        if key not in self._by_frames:
-            lines = tuple(f"{file}({line}): {name}" for file, line, name in python_lines(frames, self.budget))
-            content = (own_line(frames, self.budget), op_name(frames, self.budget), lines)
-            number = self._by_content.setdefault(content, len(self.rows))
+    def _number(self, content: int, stack: Values) -> int:
+        if content not in self._of_list:
+            self._budget.spend(3 * int(self._tree.lengths(stack)[0]))
+            members = self._tree.members(stack)
+            frames = self._known(members[self._tree.are_dicts(members)])
+            lines = python_lines(frames)
+            key = (own_line(frames), op_name(frames), lines)
+            number = self._of_lines.setdefault(key, len(self.rows))
             if number == len(self.rows):
-                row = {"stack": number, "source": content[0], "op": content[1], "frames": lines}
-                self.rows.append(row)
-            self._by_frames[key] = number
-        return self._by_frames[key]
+                self._add(number, *key)
+            self._of_list[content] = number
+        return self._of_list[content]
+
+    def _add(self, number: int, source: str | None, op: str | None, lines: tuple[str, ...]) -> None:
+        self._text_left -= sum(map(len, lines))
+        has_room = self._text_left >= 0
+        self.without_frames += not has_room
+        self.rows.append({"stack": number, "source": source, "op": op, "frames": lines if has_room else None})
+
+    def _known(self, members: Values) -> list[Frame]:
+        keys = self._tree.identities(members)
+        new = [place for place, key in enumerate(keys) if key not in self._frames]
+        if new:
+            values = (
+                self._tree.plain(self._tree.fields(members[new], key)) for key in ("filename", "line", "name")
+            )
+            self._frames.update(zip((keys[place] for place in new), map(frame_of, *values), strict=True))
+        return [self._frames[key] for key in keys]
 
 
-def _frames_of(block: dict[Any, Any]) -> Any:
-    """The frames of a block; older snapshots have them in the block's history."""
-    if block.get("frames"):
-        return block["frames"]
-    history = block.get("history")
-    last = history[-1] if isinstance(history, list) and history else None
-    return last.get("frames") if isinstance(last, dict) else None
+class _Events:
+    """A batch that is columns already."""
+
+    def __init__(self, columns: EventColumns) -> None:
+        self._columns = columns
+
+    def columns(self) -> EventColumns:
+        return self._columns
+
+    def close(self) -> None:
+        pass
+
+
+_NO_TOTALS = (np.zeros(0, np.int64),) * 4
+
+
+def _running_total(effect: NDArray[Any], sizes: Numbers, at_end: int) -> Numbers:
+    """The total after each entry, from that at the end; NULL where it has more than 64 bits."""
+    changes = effect * sizes
+    total = np.cumsum(changes)
+    exact = np.cumsum(changes.astype(np.float64))
+    start = at_end - (int(total[-1]) if len(total) else 0)
+    about = exact - (exact[-1] if len(exact) else 0) + at_end
+    wrapped = np.int64((start + 2**63) % 2**64 - 2**63)
+    return np.where(np.abs(about) < _BEYOND, total + wrapped, NULL)
+
+
+def _or_none(numbers: NDArray[Any], missing: int) -> list[Any]:
+    return [None if number == missing else number for number in numbers.tolist()]
+
+
+def _spelt(columns: tuple[Numbers, ...]) -> tuple[Any, NDArray[np.uint32]]:
+    """The arguments of each event, as JSON."""
+    if native.functions is not None:
+        pieces = ("{" + _ARGS.replace("%s", "\0") + "}").encode().split(b"\0")
+        columns = tuple(np.ascontiguousarray(column, dtype=np.int64) for column in columns)
+        args, offsets = native.functions.spell_rows(tuple(pieces), columns)
+        return args, np.frombuffer(offsets, np.uint32)
+    texts = (["null" if number == NULL else str(number) for number in column.tolist()] for column in columns)
+    return joined_texts(("{" + _ARGS % row + "}").encode() for row in zip(*texts, strict=True))
+
+
+def _rows(columns: dict[str, list[Any]]) -> list[dict[str, Any]]:
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
 class SnapshotReader:

@@ -19,23 +19,23 @@ from rankscope.readers.byte_stream import ByteStream, open_stream
 
 PICKLE_NAMES = (".pickle", ".pickle.gz", ".pkl", ".pkl.gz")
 _PROTOCOL_MARK = b"\x80"
-_LARGEST_CONTENT = 16 << 30
+LARGEST_CONTENT = 16 << 30
 _MEMORY_BYTES_PER_BYTE = 120
 """An empty list is one byte in a pickle and 64 in memory, about twice that with the reference to it."""
 _LEAST_MEMORY = 512 << 20
-_LONGEST_TEXT = 2000
+LONGEST_TEXT = 2000
 
 
-class _RefusedError(Exception):
-    """The pickle contains more than data."""
+class RefusedError(Exception):
+    """The pickle contains more than data, or more of it than is read."""
 
 
 class _Plain(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
-        raise _RefusedError(f"it refers to {module}.{name}")
+        raise RefusedError(f"it refers to {module}.{name}")
 
     def persistent_load(self, pid: Any) -> Any:
-        raise _RefusedError("it refers to an object outside the file")
+        raise RefusedError("it refers to an object outside the file")
 
 
 class _Content:
@@ -68,8 +68,8 @@ class _Content:
     def _more(self, size: int) -> bytes:
         piece = self._stream.read(min(max(size, 1 << 16), 1 << 26))
         self.count += len(piece)
-        if self.count > _LARGEST_CONTENT:
-            raise _RefusedError(f"it is larger than {_LARGEST_CONTENT >> 30} GiB when unpacked")
+        if self.count > LARGEST_CONTENT:
+            raise RefusedError(f"it is larger than {LARGEST_CONTENT >> 30} GiB when unpacked")
         return piece
 
 
@@ -95,9 +95,29 @@ def load_value(path: Path) -> tuple[Any, int]:
     stream = open_stream(path)
     content = _Content(stream)
     try:
-        with _memory_limit(path.stat().st_size):
+        with reading_pickle(path, stream), memory_limit(path.stat().st_size):
             value = _Plain(content).load()
-    except _RefusedError as error:
+    finally:
+        stream.close()
+    if not isinstance(value, dict):
+        raise not_a_dictionary(path, type(value).__name__)
+    return value, content.count
+
+
+def not_a_dictionary(path: Path, kind: str) -> ReadError:
+    return ReadError(
+        f"{path} does not hold a dictionary",
+        why=f"It holds a {kind}.",
+        hint="Torch's snapshots and flight-recorder dumps are dictionaries; leave this file out.",
+    )
+
+
+@contextlib.contextmanager
+def reading_pickle(path: Path, stream: ByteStream) -> Iterator[None]:
+    """Whatever goes wrong in here is the fault of the file: a ReadError says what it is."""
+    try:
+        yield
+    except RefusedError as error:
         raise ReadError(
             f"{path} is not read",
             why=f"The pickle contains more than data: {error}. Nothing of it was run.",
@@ -108,6 +128,10 @@ def load_value(path: Path) -> tuple[Any, int]:
             f"{path} is not read",
             why="Unpacking it takes far more memory than a file of this size should need.",
             hint="It is damaged or malicious: leave it out, or capture again.",
+        ) from None
+    except (OverflowError, RecursionError, UnicodeDecodeError, ImportError) as error:
+        raise ReadError(
+            f"cannot read {path}", why=f"It is damaged: {error}.", hint="Capture this rank again."
         ) from None
     except (
         pickle.UnpicklingError,
@@ -124,6 +148,7 @@ def load_value(path: Path) -> tuple[Any, int]:
             why=f"It is damaged or cut short: {damage}.",
             hint="Capture this rank again.",
         ) from None
+<<<<<<< HEAD
     except (OverflowError, RecursionError, UnicodeDecodeError, ImportError) as error:
         raise ReadError(
             f"cannot read {path}", why=f"It is damaged: {error}.", hint="Capture this rank again."
@@ -131,10 +156,12 @@ def load_value(path: Path) -> tuple[Any, int]:
     finally:
         stream.close()
     return value, content.count
+=======
+>>>>>>> snapshots
 
 
 @contextlib.contextmanager
-def _memory_limit(file_bytes: int) -> Iterator[None]:
+def memory_limit(file_bytes: int) -> Iterator[None]:
     """Limit the memory of this process while it loads: what it uses now plus what a file of this size can need."""
     import resource
 
@@ -164,14 +191,17 @@ class Budget:
         """The items as a list; [] if they are not a list or tuple."""
         if not isinstance(items, (list, tuple)):
             return []
-        self._left -= len(items)
+        self.spend(len(items))
+        return list(items)
+
+    def spend(self, rows: int) -> None:
+        self._left -= rows
         if self._left < 0:
             raise ReadError(
                 f"{self._path} is not read",
                 why="It refers to itself so often that it expands to more rows than it has bytes.",
                 hint="It is damaged or malicious: leave it out, or capture again.",
             )
-        return list(items)
 
     def dicts(self, items: Any) -> list[dict[Any, Any]]:
         return [item for item in self.take(items) if isinstance(item, dict)]
@@ -182,4 +212,4 @@ def integer(value: Any) -> int | None:
 
 
 def text(value: Any) -> str | None:
-    return value[:_LONGEST_TEXT] if isinstance(value, str) else None
+    return value[:LONGEST_TEXT] if isinstance(value, str) else None

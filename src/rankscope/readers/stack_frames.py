@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from rankscope.readers.safe_pickle import Budget, integer, text
@@ -15,34 +18,87 @@ _OP = re.compile(r"\bat::_ops::(\w+?)(?:::(?:call|redispatch))")
 _BACKWARD = re.compile(r"autograd::generated::(?:details::)?(\w+Backward\d*)")
 
 
-def own_line(frames: Any, budget: Budget) -> str | None:
-    """The innermost Python line in user code, else in any code, as Kineto writes it: 'gpt.py(30): forward'."""
-    lines = python_lines(frames, budget)
-    own = next((line for line in lines if not _LIBRARY.search(line[0])), lines[0] if lines else None)
-    return f"{own[0].rpartition('/')[2]}({own[1]}): {own[2]}" if own else None
+@dataclass(frozen=True)
+class Frame:
+    """One frame; what is worked out of it is kept, since many stacks share it."""
+
+    file: str
+    line: int
+    name: str
+
+    @cached_property
+    def python_line(self) -> str | None:
+        """The line of Python, with the path of its file."""
+        return f"{self.file}({self.line}): {self.name or '?'}" if self._is_line else None
+
+    @cached_property
+    def own_line(self) -> str | None:
+        """As Kineto writes it: 'gpt.py(30): forward'."""
+        return self._short_line if self._is_line and not _LIBRARY.search(self.file) else None
+
+    @cached_property
+    def any_line(self) -> str | None:
+        """The same, also in libraries."""
+        return self._short_line if self._is_line else None
+
+    @property
+    def is_python(self) -> bool:
+        return self.file.endswith(".py")
+
+    @property
+    def _is_line(self) -> bool:
+        return self.is_python and self.line != 0
+
+    @property
+    def _short_line(self) -> str:
+        return f"{self.file.rpartition('/')[2]}({self.line}): {self.name or '?'}"
+
+    @cached_property
+    def backward_node(self) -> str | None:
+        found = _BACKWARD.search(self.name)
+        return found[1] if found else None
+
+    @cached_property
+    def op(self) -> str | None:
+        found = _OP.search(self.name)
+        return f"aten::{found[1]}" if found else None
 
 
-def python_lines(frames: Any, budget: Budget) -> list[tuple[str, int, str]]:
-    """File, line and function of the Python frames, innermost first."""
-    found = []
-    for frame in budget.dicts(frames):
-        file, line = text(frame.get("filename")), integer(frame.get("line"))
-        if file and line and file.endswith(".py"):
-            found.append((file, line, text(frame.get("name")) or "?"))
-    return found
+def frame_of(file: Any, line: Any, name: Any) -> Frame:
+    """From the values in a file, which may be anything."""
+    return Frame(text(file) or "", integer(line) or 0, text(name) or "")
 
 
-def op_name(frames: Any, budget: Budget) -> str | None:
+def frames_in(stack: Any, budget: Budget) -> list[Frame]:
+    """The frames of a list of dictionaries."""
+    return [
+        frame_of(*(frame.get(key) for key in ("filename", "line", "name"))) for frame in budget.dicts(stack)
+    ]
+
+
+def own_line(frames: Iterable[Frame]) -> str | None:
+    """The innermost Python line in user code, else in any code."""
+    first = None
+    for frame in frames:
+        if frame.own_line:
+            return frame.own_line
+        first = first or frame.any_line
+    return first
+
+
+def python_lines(frames: Iterable[Frame]) -> tuple[str, ...]:
+    """The Python lines, innermost first."""
+    return tuple(frame.python_line for frame in frames if frame.python_line)
+
+
+def op_name(frames: Iterable[Frame]) -> str | None:
     """The outermost operator in the C++ frames (aten::linear, not the aten::empty inside it), or the autograd node."""
     found = None
-    for frame in budget.dicts(frames):
-        name = text(frame.get("name")) or ""
-        node = _BACKWARD.search(name)
-        if node:
-            return node[1]
-        op = _OP.search(name)
-        if op:
-            found = f"aten::{op[1]}"
-        elif found and text(frame.get("filename")) and str(frame.get("filename")).endswith(".py"):
+    for frame in frames:
+        if frame.backward_node:
+            return frame.backward_node
+        if frame.op:
+            found = frame.op
+        elif found and frame.is_python:
             break  # Python called this op; frames farther out belong to another call
     return found
