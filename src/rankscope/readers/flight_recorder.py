@@ -18,13 +18,8 @@ from rankscope.model import FLIGHT, FLIGHT_GROUPS, READ_EVENTS, Table
 from rankscope.readers.base import Batch, EventBatch, ReadReport, TraceIdentity, rank_from_name
 from rankscope.readers.byte_stream import open_stream
 from rankscope.readers.row_batch import RowBatch
-<<<<<<< HEAD
 from rankscope.readers.safe_pickle import Budget, integer, is_pickle, load_value, text
-from rankscope.readers.stack_frames import own_line
-=======
-from rankscope.readers.safe_pickle import Budget, integer, is_pickle, load_plain, text
 from rankscope.readers.stack_frames import frames_in, own_line
->>>>>>> snapshots
 
 _KEYS = (
     b"collective_seq_id",

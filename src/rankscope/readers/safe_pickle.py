@@ -82,11 +82,7 @@ def load_plain(path: Path) -> tuple[dict[Any, Any], int]:
     """The dictionary in a file, and its size in bytes when unpacked. Raises ReadError for anything else."""
     value, size = load_value(path)
     if not isinstance(value, dict):
-        raise ReadError(
-            f"{path} does not hold a dictionary",
-            why=f"It holds a {type(value).__name__}.",
-            hint="Torch's snapshots and flight-recorder dumps are dictionaries; leave this file out.",
-        )
+        raise not_a_dictionary(path, type(value).__name__)
     return value, size
 
 
@@ -99,8 +95,6 @@ def load_value(path: Path) -> tuple[Any, int]:
             value = _Plain(content).load()
     finally:
         stream.close()
-    if not isinstance(value, dict):
-        raise not_a_dictionary(path, type(value).__name__)
     return value, content.count
 
 
@@ -148,16 +142,6 @@ def reading_pickle(path: Path, stream: ByteStream) -> Iterator[None]:
             why=f"It is damaged or cut short: {damage}.",
             hint="Capture this rank again.",
         ) from None
-<<<<<<< HEAD
-    except (OverflowError, RecursionError, UnicodeDecodeError, ImportError) as error:
-        raise ReadError(
-            f"cannot read {path}", why=f"It is damaged: {error}.", hint="Capture this rank again."
-        ) from None
-    finally:
-        stream.close()
-    return value, content.count
-=======
->>>>>>> snapshots
 
 
 @contextlib.contextmanager
