@@ -9,7 +9,7 @@ from __future__ import annotations
 from rankscope.records import dataclass
 from rankscope.sql import sql_name
 
-FORMAT_VERSION = 8
+FORMAT_VERSION = 9
 """Of the store on disk. A store of another version is built again from the raw files."""
 
 GPU_CATEGORIES = ("kernel", "gpu_memcpy", "gpu_memset")
@@ -53,6 +53,12 @@ HOST_COLLECTIVE_PATTERN = (
     r"|[bsr]?send|m?recv|wait)"
 )
 """Annotations around communication on the host: those of torch, and MPI functions as nsys records them."""
+
+GRAPH_LAUNCH_PATTERN = r"^(?:cuda|cu|hip)GraphLaunch"
+"""Runtime calls that replay a CUDA graph: one call starts all its kernels."""
+
+COMPILED_PATTERN = r"^(?:Torch-Compiled Region: |## Call CompiledFxGraph )"
+"""Ranges that torch.compile's code runs in: one per compiled frame, and one per graph of Inductor."""
 
 SYNC_CALL_PATTERN = (
     r"^(?:(?:cuda|hip)(?:Stream|Event|Device|Ctx|Thread)|cu(?:Stream|Event|Ctx))"
@@ -512,6 +518,43 @@ NCCL = Table(
     ),
 )
 
+ORIGINS = Table(
+    "origins",
+    "Where device activity comes from that a CUDA graph or compiled code launched.",
+    (
+        Field("id", "BIGINT", "id of its slice"),
+        Field("graph", "BIGINT", "CUDA graph: its id, where the trace has it"),
+        Field("node", "BIGINT", "CUDA graph: number of its node, from 0, in the order of the graph"),
+        Field("op", "VARCHAR", "op that launched it; of a graph, when it was captured"),
+        Field("module", "VARCHAR", "nn.Module it was called from"),
+        Field("line", "VARCHAR", "Python line that launched it, or that its compiled kernel was made from"),
+        Field(
+            "compiled",
+            "VARCHAR",
+            "compiled code: its compile id or the key of its FX graph, its function if known",
+        ),
+        Field("known_by", "VARCHAR", "launch, capture or TORCH_TRACE; null where nothing tells"),
+    ),
+)
+
+EXECUTED_OPS = Table(
+    "executed_ops",
+    "Ops that an execution trace (PyTorch, Chakra) describes, linked by their record function id.",
+    (
+        Field("id", "BIGINT", "id of its slice"),
+        Field("record", "BIGINT", "record function id"),
+        Field("node", "BIGINT", "id of its node in the execution trace"),
+        Field("shapes", "VARCHAR", "of its inputs, as Kineto's Input Dims"),
+        Field("types", "VARCHAR", "of its inputs, as Kineto's Input type"),
+        Field("concrete", "VARCHAR", "of its inputs that are no tensors, as Kineto's Concrete Inputs"),
+        Field(
+            "tensors",
+            "VARCHAR",
+            "its inputs: ids of tensor and storage, offset, elements, bytes each, device; or the value",
+        ),
+    ),
+)
+
 TABLES = (SLICES, GPU, COMPUTING, EVENTS, INSTANTS, COUNTERS, LINKS, TRACKS, STEPS, COLLECTIVES)
 """Tables that every segment has."""
 
@@ -524,6 +567,8 @@ FURTHER_TABLES = (
     FLIGHT,
     FLIGHT_GROUPS,
     NCCL,
+    ORIGINS,
+    EXECUTED_OPS,
 )
 """Tables of some file formats only. The views always exist, and may be empty."""
 

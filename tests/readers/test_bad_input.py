@@ -192,7 +192,13 @@ def test_a_folder_without_traces(tmp_path: Path) -> None:
     (tmp_path / "inner" / "trace.json").write_text("{}")
     with pytest.raises(NotATraceError, match="no trace in") as caught:
         open_trace(tmp_path)
-    assert "inner" in caught.value.hint
+    assert "inner" not in caught.value.hint  # nothing in it can be read either
+    for name in ("other", "second"):
+        (tmp_path / name).mkdir()
+        write_kineto(tmp_path / name / "trace.json", GOOD)
+    with pytest.raises(NotATraceError, match="no trace in") as caught:
+        open_trace(tmp_path)
+    assert caught.value.hint == f"Did you mean {tmp_path / 'other'}?"
 
 
 def test_a_path_that_is_not_there(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
 
-from rankscope.errors import EmptyTraceError, NotATraceError, RankscopeError, ReadError
+from rankscope.errors import EmptyTraceError, NotATraceError, NoTimesError, RankscopeError, ReadError
 from rankscope.readers.base import (
     Batch,
     EventBatch,
@@ -157,6 +157,15 @@ def _not_a_trace(path: Path, head: bytes) -> NotATraceError:
             f"{path} is a pickle, but neither a memory snapshot nor a flight-recorder dump",
             why="It has none of the keys that torch writes into those. Nothing of it was loaded.",
             hint=FORMATS_READ,
+        )
+    from rankscope.readers.execution_trace import is_execution_trace
+
+    if is_execution_trace(head):
+        return NoTimesError(
+            f"{path} is an execution trace (PyTorch or Chakra), not a timeline",
+            why="It lists ops and their tensors, without times.",
+            hint="Open the profiler's trace of the same rank. This file adds to it when it lies beside it, or in "
+            "chakra, et or execution_trace there.",
         )
     if head.lstrip()[:1] in (b"{", b"["):
         return NotATraceError(

@@ -14,6 +14,7 @@ from rankscope.errors import EmptyTraceError, NotATraceError, RankscopeError, St
 from rankscope.host import available_memory_bytes, usable_cores
 from rankscope.private_files import make_private_folder
 from rankscope.readers import NodeLog
+from rankscope.readers.base import rank_from_name
 from rankscope.records import dataclass
 from rankscope.store.checksums import damage, read_checked_json
 from rankscope.store.incoming import clean, exclusive, has_abandoned, incoming_folder, publishing
@@ -26,6 +27,7 @@ from rankscope.store.layout import (
     can_write,
     default_cache,
     find_sources,
+    folder_with_traces,
     store_folder,
     traces_elsewhere,
 )
@@ -108,6 +110,8 @@ class _Plan:
     """Files about the GPUs of a node. Their places follow from the traces, when these have been read."""
     given: Mapping[Path, int] = field(default_factory=dict)
     """The ranks that the user gave."""
+    companions: Mapping[int, tuple[Path, ...]] = field(default_factory=dict)
+    """By rank: files that may add to its traces."""
     as_it_is: bool = False
     """The raw files are elsewhere or gone: nothing is read but what is damaged."""
 
@@ -118,7 +122,7 @@ def ingest(paths: Sequence[Path], options: Options | None = None, watch: Watch |
     Segments whose tables are damaged are read again from the raw files.
     """
     options, watch = options or Options(), watch or Watch()
-    paths = [path.resolve() for path in paths]
+    paths = [_with_traces(path.resolve(), watch.say) for path in paths]
     plan = _plan(paths, options, watch.say)
     kept, wanted = _split(plan, {}, watch.say)
     if plan.logs and not wanted:
@@ -138,6 +142,7 @@ def ingest(paths: Sequence[Path], options: Options | None = None, watch: Watch |
             index, fresh, problems = update.outcome()
             _report_merged(fresh, watch.say)
             _report_zones(fresh, watch.say)
+            _report_unused(fresh, watch.say)
             if update.publish(index, fresh):
                 return Ingested(plan.store, index, tuple(fresh), (*update.plan.skipped, *problems))
             # Another process has changed the store in the meantime. What was read here is still used.
@@ -159,7 +164,7 @@ class _Update:
         """Read what is wanted. If that is interrupted, what was read is listed, and the next call continues there."""
         listed = time.monotonic()
         try:
-            with closing(_read(self.incoming, self.wanted, options, watch)) as outcomes:
+            with closing(_read(self.incoming, self.wanted, self.plan.companions, options, watch)) as outcomes:
                 for place, outcome in outcomes:
                     self.built[place] = outcome
                     if time.monotonic() - listed > _LISTED_EVERY_S:
@@ -230,7 +235,9 @@ def _plan(paths: Sequence[Path], options: Options, say: Say) -> _Plan:
     store = _choose_store(paths, sources, indexes, say)
     given = {path.resolve(): rank for path, rank in options.ranks.items()}
     places, logs, unopened = assign(sources.files, given, sources.ranks, indexes[store])
-    return _Plan(store, stores[store], indexes[store], places, (*sources.skipped, *unopened), logs, given)
+    skipped = (*sources.skipped, *unopened)
+    companions = _by_rank(sources.companions, {place.rank for place in places})
+    return _Plan(store, stores[store], indexes[store], places, skipped, logs, given, companions)
 
 
 def _with_logs(plan: _Plan, entries: Sequence[SegmentEntry]) -> tuple[_Plan, list[Assignment]]:
@@ -238,6 +245,24 @@ def _with_logs(plan: _Plan, entries: Sequence[SegmentEntry]) -> tuple[_Plan, lis
     places, problems = assign_logs(plan.logs, plan.given, plan.places, entries)
     skipped = (*plan.skipped, *problems)
     return replace(plan, places=[*plan.places, *places], skipped=skipped, logs={}), places
+
+
+def _by_rank(companions: Sequence[Path], ranks: set[int]) -> dict[int, tuple[Path, ...]]:
+    """Whose traces these files may add to. One without a rank in its name belongs to the only rank, or to none."""
+    found: dict[int, list[Path]] = {}
+    for path in companions:
+        named = rank_from_name(path)
+        rank = min(ranks) if named is None and len(ranks) == 1 else named
+        if rank in ranks:
+            found.setdefault(rank, []).append(path)
+    return {rank: tuple(paths) for rank, paths in found.items()}
+
+
+def _with_traces(path: Path, say: Say) -> Path:
+    found = folder_with_traces(path)
+    if found != path:
+        say(f"{path} has no traces of its own; those in {found.name} are read")
+    return found
 
 
 def _as_it_is(store: Path, index: Index, skipped: tuple[RankscopeError, ...] = ()) -> _Plan:
@@ -291,7 +316,7 @@ def _split(
     checked: list[tuple[Assignment, SegmentEntry]] = []
     for place in dict.fromkeys(plan.places):
         entry = known.get((place.path, place.part, place.rank, place.segment))
-        if entry is not None and place not in built:
+        if entry is not None and place not in built and _has_same_companions(plan, entry):
             checked.append((place, entry))
         elif place not in built:
             wanted.append(place)
@@ -307,6 +332,15 @@ def _split(
         say(f"the store is damaged at rank {place.rank} ({reason}): {place.path.name} is read again")
         wanted.append(place)
     return kept, wanted
+
+
+def _has_same_companions(plan: _Plan, entry: SegmentEntry) -> bool:
+    """Whether the files that may add to a trace are those that were there when it was read."""
+    if plan.as_it_is or entry.format != "kineto":
+        return True
+    now = {str(path): path.stat() for path in plan.companions.get(entry.rank, ())}
+    then = {one["path"]: (one["bytes"], one["mtime_ns"]) for one in entry.manifest.get("companions", ())}
+    return then == {path: (stat.st_size, stat.st_mtime_ns) for path, stat in now.items()}
 
 
 def _lost(store: Path, entry: SegmentEntry, reason: str) -> StoreError:
@@ -339,8 +373,20 @@ def _report_zones(fresh: list[SegmentEntry], say: Say) -> None:
         say(f"{name} has times without a zone; they are read as {zone}, by which they overlap the traces")
 
 
+def _report_unused(fresh: list[SegmentEntry], say: Say) -> None:
+    """Why files beside the traces add nothing: in three parts, but no error, since the traces were read."""
+    for entry in fresh:
+        for one in entry.manifest.get("companions", ()):
+            if one["unused"]:
+                say("\n  ".join(one["unused"]))
+
+
 def _read(
-    incoming: Path, wanted: list[Assignment], options: Options, watch: Watch
+    incoming: Path,
+    wanted: list[Assignment],
+    companions: Mapping[int, tuple[Path, ...]],
+    options: Options,
+    watch: Watch,
 ) -> Generator[tuple[Assignment, _Outcome], None, None]:
     """Read files in other processes, each into a folder of its own; yields each as it is finished."""
     if not wanted:
@@ -350,7 +396,14 @@ def _read(
     if options.dask is not None and options.dask.where != LOCAL:
         threads = 1  # the cores of other machines are shared by the number of their workers
     tasks = {
-        place: Task(str(place.path), str(incoming / unique_name()), threads, place.part, place.rank_source)
+        place: Task(
+            str(place.path),
+            str(incoming / unique_name()),
+            threads,
+            place.part,
+            place.rank_source,
+            tuple(map(str, companions.get(place.rank, ()))),
+        )
         for place in wanted
     }
     watch.begin(len(wanted), sum(path.stat().st_size for path in files if path.is_file()))

@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import field, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from rankscope.capture.run_folder import rank_manifests
-from rankscope.errors import EmptyTraceError, NotATraceError, RankscopeError, StoreError, ToolError
+from rankscope.errors import (
+    EmptyTraceError,
+    NotATraceError,
+    NoTimesError,
+    RankscopeError,
+    StoreError,
+    ToolError,
+)
 from rankscope.model import FORMAT_VERSION, Table
 from rankscope.readers import FORMATS_READ, find_reader, is_stream, looks_like_a_trace, one_file
 from rankscope.readers.base import rank_from_name
@@ -25,6 +34,12 @@ STORE_NAME = ".rankscope"
 _EXPORTS = {".nsys-rep": (".sqlite",), ".ncu-rep": (".raw.csv", ".details.csv", ".csv")}
 """Files that tools export from their reports; they hold the same recording."""
 _CONVERTED = "converted"
+_COMPANION_FOLDERS = ("chakra", "et", "execution_trace", "execution_traces", "torch_trace")
+"""Folders in or beside that of the traces in which frameworks write what adds to them (Megatron: chakra)."""
+_CAPTURES = "capture_traces"
+"""Traces of the captures of CUDA graphs, in the folder of the traces that replay them (vLLM, SGLang)."""
+_COMPANION_NAMES = re.compile(r"\.(?:json|et|log)(?:\.gz)?$")
+_COMPANION_NAMES_BESIDE = re.compile(r"\.et(?:\.gz)?$|torch_trace.*\.log$")
 
 
 @dataclass(frozen=True)
@@ -188,6 +203,8 @@ class Sources:
     skipped: tuple[RankscopeError, ...] = ()
     ranks: Mapping[Path, int] = field(default_factory=dict)
     """The rank of a file, where the capture's manifest names it."""
+    companions: tuple[Path, ...] = ()
+    """Files that may add to the traces: execution traces, captures of graphs, logs of torch.compile."""
 
 
 def find_sources(paths: Sequence[Path], known: Collection[Path] = (), store: Path | None = None) -> Sources:
@@ -199,11 +216,14 @@ def find_sources(paths: Sequence[Path], known: Collection[Path] = (), store: Pat
     files: list[Path] = []
     skipped: list[RankscopeError] = []
     ranks: dict[Path, int] = {}
+    companions: list[Path] = []
+    without_times: list[RankscopeError] = []
     for path in paths:
         if not path.exists():
             raise no_such_path(path)
         found = [path]
         if path.is_dir():
+            companions += _companions_near(path)
             elsewhere = traces_elsewhere(path)
             found = [*_traces_in(path), *elsewhere.files]
             skipped += elsewhere.skipped
@@ -219,6 +239,9 @@ def find_sources(paths: Sequence[Path], known: Collection[Path] = (), store: Pat
                         file = report_of(file, own_place, writable=can_write(file.parent))
                     if file not in known:
                         find_reader(file)
+            except NoTimesError as error:
+                companions.append(file)
+                without_times += [error] * path.is_file()
             except NotATraceError as error:
                 # Other JSON files beside the traces are ignored silently, empty traces are not.
                 if path.is_file() or isinstance(error, EmptyTraceError) or rank_from_name(file) is not None:
@@ -228,8 +251,53 @@ def find_sources(paths: Sequence[Path], known: Collection[Path] = (), store: Pat
             else:
                 files.append(file)
     if not files:
-        raise _no_traces(paths, skipped)
-    return Sources(tuple(dict.fromkeys(files)), tuple(skipped), ranks)
+        raise _no_traces(paths, skipped or without_times, companions)
+    return Sources(tuple(dict.fromkeys(files)), tuple(skipped), ranks, tuple(dict.fromkeys(companions)))
+
+
+def _companions_near(folder: Path) -> list[Path]:
+    """Files in the folder of the traces, and in certain folders in it and beside it, judged by their names."""
+    places = [base / name for base in (folder, folder.parent) for name in _COMPANION_FOLDERS]
+    places = [place for place in (*places, folder / _CAPTURES) if place != folder and place.is_dir()]
+    found = [path for path in folder.iterdir() if _COMPANION_NAMES_BESIDE.search(path.name)]
+    found += [path for place in places for path in place.iterdir() if _COMPANION_NAMES.search(path.name)]
+    return sorted(path for path in found if path.is_file())
+
+
+def folder_with_traces(path: Path) -> Path:
+    """The folder that is meant: this one, or the only one in it that has traces, where it has neither any nor a store.
+
+    Megatron writes pytorch_profile beside chakra, checkpoints and logs.
+    """
+    if not path.is_dir() or (path / STORE_NAME).exists() or (path / INDEX_FILE).exists():
+        return path
+    if _traces_in(path) or traces_elsewhere(path).files:
+        return path
+    below = _folders_below(path)
+    return below[0] if len(below) == 1 else path
+
+
+def _folders_below(path: Path) -> list[Path]:
+    """The folders in this one whose traces can be read."""
+    try:
+        folders = sorted(
+            entry for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith(".")
+        )
+    except OSError:
+        return []
+    return [folder for folder in folders if folder.name != _CAPTURES and _has_traces(folder)]
+
+
+def _has_traces(folder: Path) -> bool:
+    try:
+        for path in _traces_in(folder):
+            with suppress(RankscopeError), one_file(path):
+                if not is_stream(path):
+                    find_reader(path)
+                return True
+    except OSError:
+        return False
+    return False
 
 
 def named_by_manifests(run: Path) -> Iterator[str]:
@@ -298,14 +366,27 @@ def _traces_in(folder: Path) -> list[Path]:
     return [path for path in found if not has_better_twin(path)]
 
 
-def _no_traces(paths: Sequence[Path], skipped: list[RankscopeError]) -> RankscopeError:
+def _no_traces(
+    paths: Sequence[Path], skipped: list[RankscopeError], companions: Sequence[Path]
+) -> RankscopeError:
     # Files that need a tool are traces all the same.
     if len(skipped) == 1 or any(isinstance(error, ToolError) for error in skipped):
         first = next((error for error in skipped if isinstance(error, ToolError)), skipped[0])
         if len(skipped) > 1:
             first.message += f" ({len(skipped) - 1} more files could not be read either)"
         return first
-    below = sorted({p.parent for path in paths if path.is_dir() for p in path.glob("*/*.json*")})
+    folders = [path for path in paths if path.is_dir()]
+    below = [folder for path in folders for folder in _folders_below(path)]
+    if companions and not below:
+        known = [path for path in folders if path.name in _COMPANION_FOLDERS]
+        beside = [folder for path in known for folder in _folders_below(path.parent)]
+        return NoTimesError(
+            f"no trace in {', '.join(map(str, paths))}",
+            why=f"{companions[0].name} has no times: execution traces and logs of torch.compile only add to a trace.",
+            hint=f"Open the profiler's traces: {beside[0]}"
+            if beside
+            else "Give the folder of the profiler's traces.",
+        )
     return NotATraceError(
         f"no trace in {', '.join(map(str, paths))}",
         why=FORMATS_READ,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import errno
 import json
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -42,14 +42,23 @@ def build_segment(
     progress: Progress,
     part: str = "",
     rank_source: str = "",
+    companions: Sequence[Path] = (),
 ) -> dict[str, Any]:
-    """Read `path`, or a part of it, into the empty folder `folder`; writes and returns the content of segment.json."""
+    """Read `path`, or a part of it, into the empty folder `folder`; writes and returns the content of segment.json.
+
+    `companions` are files that may add to it.
+    """
     before = path.stat()
     reader = find_reader(path)
     reading = open_part(reader, path, part)
     with _storing(folder), ThreadPoolExecutor(threads) as pool:
         count, facts = _write(path, before.st_size, reading, TableFiles(folder, pool, threads), progress)
         facts["further"] = _write_further(reading, folder, facts["origin_ns"])
+        if companions or facts["replays"] or facts["compiled"]:
+            # Late: few traces have any.
+            from rankscope.store.companions import add_companions
+
+            facts["companions"] = add_companions(folder, facts, companions, _build_plainly)
     if facts["misplaced"] and not facts["timed"]:
         raise ReadError(
             f"no event of {path} has a usable time",
@@ -78,6 +87,11 @@ def build_segment(
     write_checked_json(folder / SEGMENT_FILE, manifest)
     sync_folder(folder)
     return manifest
+
+
+def _build_plainly(path: Path, folder: Path) -> None:
+    """For a trace that is read only to look something up in it."""
+    build_segment(path, folder, 1, lambda read, doing: None)
 
 
 @contextmanager

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rankscope.model import COUNTERS, INSTANTS, LINKS, MEMORY_ARGS, STEPS, TRACKS
+from rankscope.model import (
+    COMPILED_PATTERN,
+    COUNTERS,
+    GRAPH_LAUNCH_PATTERN,
+    INSTANTS,
+    LAUNCH_CATEGORIES,
+    LINKS,
+    MEMORY_ARGS,
+    STEPS,
+    TRACKS,
+)
 from rankscope.readers.columns import NULL, Texts
 from rankscope.store.arrays import NONE, Ints, number_rows
 from rankscope.store.categories import Names
@@ -31,12 +42,16 @@ from rankscope.store.slices import (
     find_slices,
     gpu_slices,
     link_slices,
+    named,
+    of_categories,
     step_columns,
     steps_of_host,
 )
 from rankscope.store.step_times import StepTimes
 from rankscope.store.table_files import TableFiles, coded
 
+_GRAPH_LAUNCH = re.compile(GRAPH_LAUNCH_PATTERN)
+_COMPILED = re.compile(COMPILED_PATTERN)
 _MEMORY_COLUMNS = {
     "bytes": "Bytes",
     "allocated_bytes": "Total Allocated",
@@ -63,6 +78,8 @@ def write_tables(events: Events, files: TableFiles) -> dict[str, Any]:
     others = files.pool.submit(_write_others, files, source, steps, times)
     write_activity(files, source, np.flatnonzero(is_gpu))
     others.result()
+    launches = of_categories(recording, slices, LAUNCH_CATEGORIES)
+    ranges = of_categories(recording, slices, ("cpu_op", "user_annotation"))
     return {
         "origin_ns": recording.origin_ns,
         "end_ns": int(np.maximum(slices.end, slices.time).max(initial=0)),
@@ -73,6 +90,8 @@ def write_tables(events: Events, files: TableFiles) -> dict[str, Any]:
         "timed": recording.timed,
         "misplaced": recording.misplaced,
         "unpaired": unpaired,
+        "replays": bool(named(recording, slices.name[launches], _GRAPH_LAUNCH.search).any()),
+        "compiled": bool(named(recording, slices.name[ranges], _COMPILED.search).any()),
     }
 
 

@@ -45,6 +45,8 @@ class Task:
     """Which rank's part of the file; empty for the whole file."""
     rank_source: str = ""
     """How its rank is known."""
+    companions: tuple[str, ...] = ()
+    """Files that may add to it."""
 
     @property
     def subject(self) -> str:
@@ -92,7 +94,10 @@ def perform(task: Task, progress: Progress) -> Outcome:
                 return read_checked_json(folder / SEGMENT_FILE)
             attempt = folder.with_name(unique_name())
             make_private_folder(attempt)
-            manifest = build_segment(source, attempt, task.threads, progress, task.part, task.rank_source)
+            companions = tuple(map(Path, task.companions))
+            manifest = build_segment(
+                source, attempt, task.threads, progress, task.part, task.rank_source, companions
+            )
             _finish(attempt, folder)
             return manifest
     except RankscopeError as error:

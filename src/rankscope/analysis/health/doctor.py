@@ -66,6 +66,26 @@ def _checks(run: Run) -> Iterator[Check]:
     yield from _steps(run)
     yield _unknown_kernels(run)
     yield from _secrets(run)
+    yield from _companions(run)
+
+
+def _companions(run: Run) -> Iterator[Check]:
+    """Execution traces, captures of graphs and logs of torch.compile beside the traces, where there are any."""
+    files = [
+        one
+        for entry in run.segments
+        for one in entry.manifest.get("companions", ())
+        if one["kind"] or one["unused"]
+    ]
+    if not files:
+        return
+    unused = [one["unused"] for one in files if not one["used"]]
+    finding = None
+    if unused:
+        what, why, hint = unused[0]
+        text = f"{len(unused)} of {len(files)} files beside the traces add nothing"
+        finding = Finding("info", text, f"{what}. {why}", hint=hint)
+    yield "files that add to the traces", f"{len(files) - len(unused)} of {len(files)} used", finding
 
 
 def _reading(run: Run) -> Iterator[Check]:

@@ -10,6 +10,7 @@ from rankscope.analysis.core.notes import left_out, slices_outside_steps
 from rankscope.analysis.core.result import Column, Result
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.within_rank.op_work import OpWork, op_work
+from rankscope.model import EXECUTED_OPS
 from rankscope.store.arrays import number_rows
 from rankscope.store.run import Run
 
@@ -24,7 +25,7 @@ _KEYS = {
 
 def ops(run: Run, scope: Scope, by: str | None = None) -> Result:
     """One row per operator name, or per name and key; totals include the ops it calls."""
-    key, joins = _key(by)
+    key, joins = _key(by, run.has(EXECUTED_OPS))
     rows = run.records(f"""
         SELECT s.name, {key} count(*) AS calls, sum(s.self_ns)::BIGINT AS self_host_ns,
                sum(s.dur_ns)::BIGINT AS total_host_ns, sum(s.device_ns)::BIGINT AS self_device_ns,
@@ -42,13 +43,21 @@ def ops(run: Run, scope: Scope, by: str | None = None) -> Result:
     )
 
 
-def _key(by: str | None) -> tuple[str, str]:
-    """SQL for the key column and for the joins it needs; `s` is the table of ops."""
+def _key(by: str | None, is_executed: bool = False) -> tuple[str, str]:
+    """SQL for the key column and for the joins it needs; `s` is the table of ops.
+
+    `is_executed`: an execution trace has shapes of some ops.
+    """
     same = "k.rank = s.rank AND k.segment = s.segment"
     if by == "rank":
         return "s.rank,", ""
     if by == "shape":
-        return "nullif(k.args->>'Input Dims', '') AS shape,", f"LEFT JOIN events k ON {same} AND k.id = s.id"
+        joins = f"LEFT JOIN events k ON {same} AND k.id = s.id"
+        shape = "nullif(k.args->>'Input Dims', '')"
+        if is_executed:
+            joins += " LEFT JOIN executed_ops x ON x.rank = s.rank AND x.segment = s.segment AND x.id = s.id"
+            shape = f"coalesce({shape}, x.shapes)"
+        return f"{shape} AS shape,", joins
     if by in ("module", "source"):
         link = "module" if by == "module" else "python"
         frames = "(SELECT rank, segment, id, name FROM slices WHERE category = 'python_function')"

@@ -1,0 +1,210 @@
+"""Execution traces of PyTorch and Chakra: recognised, linked to the trace of their rank, never taken for one."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conftest import open_trace, slice_event, write_kineto
+from execution_traces import Node, chakra_bytes, json_text, old_json_text, write_both
+from rankscope.analysis.core.scope import Scope
+from rankscope.analysis.health.doctor import doctor
+from rankscope.analysis.within_rank.ops import ops
+from rankscope.cli import main
+from rankscope.errors import NotATraceError
+from rankscope.readers.execution_trace import ExecutionTrace, is_execution_trace
+from rankscope.store.ingest import Watch, ingest
+from rankscope.store.run import Run
+
+NODES = [Node(i + 1, "aten::mm", [[i + 2, 3], [3, 5]]) for i in range(8)] + [Node(9, "aten::relu", [[4]])]
+OPS = [
+    slice_event(node.name, 10.0 * node.record, 5.0, args={"Record function id": node.record})
+    for node in NODES
+]
+WRITERS: dict[str, Callable[[list[Node]], bytes]] = {
+    "json": lambda nodes: json_text(nodes).encode(),
+    "json 1.0.1": lambda nodes: old_json_text(nodes).encode(),
+    "chakra": chakra_bytes,
+}
+
+
+def read(path: Path) -> tuple[ExecutionTrace, list[tuple[int, str]]]:
+    trace = ExecutionTrace(path)
+    return trace, [(op.record, op.name.partition("(")[0]) for op in trace.ops()]
+
+
+def companions(run: Run) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = run.segments[0].manifest["companions"]
+    return found
+
+
+@pytest.mark.parametrize("writer", WRITERS.values(), ids=WRITERS)
+@pytest.mark.parametrize("is_compressed", [False, True])
+def test_every_node_is_read(
+    tmp_path: Path, writer: Callable[[list[Node]], bytes], is_compressed: bool
+) -> None:
+    content = writer(NODES)
+    assert is_execution_trace(content)
+    path = tmp_path / "any name"
+    path.write_bytes(gzip.compress(content) if is_compressed else content)
+    trace, found = read(path)
+    assert found == [(node.record, node.name) for node in NODES]
+    assert not trace.report.damage and not trace.report.events_lost
+
+
+@pytest.mark.parametrize("writer", WRITERS.values(), ids=WRITERS)
+def test_shapes_are_added_to_the_trace(tmp_path: Path, writer: Callable[[list[Node]], bytes]) -> None:
+    write_kineto(tmp_path / "rank0.json", OPS)
+    (tmp_path / "chakra").mkdir()
+    (tmp_path / "chakra" / "et_rank0.json").write_bytes(writer(NODES))
+    run = open_trace(tmp_path)
+    assert run.rows("SELECT count(*), sum(record) FROM executed_ops") == [(9, 45)]
+    (mm,) = (row for row in ops(run, Scope()).rows if row["name"] == "aten::mm")
+    assert mm["flops"] == sum(2 * (i + 2) * 3 * 5 for i in range(8))
+    shapes = {row["shape"] for row in ops(run, Scope(), "shape").rows}
+    assert shapes == {json.dumps(node.shapes) for node in NODES}
+    (record,) = companions(run)
+    assert record["used"].startswith("9 of 9 ops linked by record function id") and not record["unused"]
+    (row,) = (row for row in doctor(run, Scope()).rows if row["check"] == "files that add to the traces")
+    assert row["value"] == "1 of 1 used" and row["verdict"] == "ok"
+
+
+def test_shapes_of_the_trace_itself_are_kept(tmp_path: Path) -> None:
+    own = [slice_event("aten::mm", 1.0, 5.0, args={"Record function id": 1, "Input Dims": [[2, 2], [2, 2]]})]
+    write_kineto(tmp_path / "rank0.json", own)
+    (tmp_path / "et_rank0.json").write_text(json_text(NODES))
+    assert ops(open_trace(tmp_path), Scope()).rows[0]["flops"] == 2 * 2 * 2 * 2
+
+
+def test_what_is_of_another_recording_is_not_linked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_kineto(tmp_path / "rank0.json", OPS)
+    (tmp_path / "et_rank0.json").write_text(json_text([Node(i + 1, f"aten::other{i}") for i in range(9)]))
+    said: list[str] = []
+    run = Run(ingest([tmp_path], watch=Watch(say=said.append)))
+    assert not run.rows("SELECT * FROM executed_ops") and len(run.rows("SELECT * FROM slices")) == 9
+    (message,) = said
+    assert message.count("\n") == 2 and "0 are of the same op" in message
+    assert main(["ingest", str(tmp_path), "-q"]) == 0  # it is no error of the run
+
+
+def test_an_execution_trace_that_comes_later_is_added(tmp_path: Path) -> None:
+    write_kineto(tmp_path / "rank0.json", OPS)
+    assert not open_trace(tmp_path).rows("SELECT * FROM executed_ops")
+    (tmp_path / "et_rank0.json").write_text(json_text(NODES))
+    assert len(open_trace(tmp_path).rows("SELECT * FROM executed_ops")) == 9
+    assert not ingest([tmp_path]).read  # nothing has changed since
+
+
+@pytest.mark.parametrize("name", ["chakra", "execution_trace"])
+def test_megatrons_layout(tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """pytorch_profile beside chakra: the folder above opens the traces, and the hint is never a folder without any."""
+    write_both(tmp_path / name, NODES)
+    profile = tmp_path / "pytorch_profile"
+    profile.mkdir()
+    for rank in range(2):
+        info = {"rank": rank, "world_size": 2}
+        write_kineto(profile / f"rank{rank}.json", OPS, distributedInfo=info)
+    assert main(["stats", str(tmp_path), "-r", "ops", "--by", "rank", "--format", "csv"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert sum("aten::mm" in line for line in lines) == 2
+    found = Run(ingest([profile]))
+    assert [len(entry.manifest["companions"]) for entry in found.segments] == [1, 1]
+    assert found.rows("SELECT rank, count(*) FROM executed_ops GROUP BY rank ORDER BY rank") == [
+        (0, 9),
+        (1, 9),
+    ]
+    assert main(["stats", str(tmp_path / name)]) == 1
+    error = capsys.readouterr().err
+    assert f"Open the profiler's traces: {profile}" in error and error.count("\n") == 3
+
+
+def test_execution_traces_alone_are_an_error_in_three_parts(tmp_path: Path) -> None:
+    write_both(tmp_path / "et", NODES)
+    for path in (
+        tmp_path,
+        tmp_path / "et",
+        tmp_path / "et" / "et_rank0.json",
+        tmp_path / "et" / "chakra_rank1.et",
+    ):
+        with pytest.raises(NotATraceError) as caught:
+            open_trace(path)
+        error = caught.value
+        assert error.message and error.why and error.hint and "Did you mean" not in error.hint
+
+
+@pytest.mark.parametrize("writer", WRITERS.values(), ids=WRITERS)
+def test_a_file_cut_at_any_byte(tmp_path: Path, writer: Callable[[list[Node]], bytes]) -> None:
+    content = writer(NODES[:3])
+    path = tmp_path / "cut"
+    names = [(node.record, node.name) for node in NODES[:3]]
+    for size in range(1, len(content), 5):
+        path.write_bytes(content[:size])
+        trace, found = read(path)
+        assert found == names[: len(found)]
+        # Between two messages of Chakra nothing shows that more should follow.
+        assert len(found) == 3 or trace.report.damage or trace.report.events_lost or writer is chakra_bytes
+
+
+@pytest.mark.parametrize("writer", WRITERS.values(), ids=WRITERS)
+def test_garbage_costs_some_nodes_at_most(tmp_path: Path, writer: Callable[[list[Node]], bytes]) -> None:
+    chance = random.Random(4)
+    for _ in range(40):
+        content = bytearray(writer(NODES))
+        at = chance.randrange(80, len(content))
+        content[at : at + 3] = chance.randbytes(3)
+        (tmp_path / "damaged").write_bytes(content)
+        assert len(read(tmp_path / "damaged")[1]) >= len(NODES) - 2 or writer is chakra_bytes
+
+
+HOSTILE = {
+    "wrong types": '{"schema": "1.0.2", "nodes": [{"id": "x", "name": 7, "attrs": 3}, {"id": 1, "name": "a", "attrs": '
+    '[{"name": "rf_id", "value": "1"}, 5]}, {"id": [1], "inputs": 4}]}',
+    "huge numbers": '{"schema": "1.0.2", "nodes": [{"id": 1e400, "name": "a", "attrs": [{"name": "rf_id", "value": '
+    + "9" * 400
+    + "}]}]}",
+    "negative ids": '{"schema": "1.0.2", "nodes": [{"id": -1, "name": "a", "attrs": [{"name": "rf_id", "value": '
+    "-5}]}]}",
+    "deep nesting": '{"schema": "1.0.2", "nodes": [{"id": 1, "inputs": '
+    + "[" * 100_000
+    + "]" * 100_000
+    + "}]}",
+    "no list": '{"schema": "1.0.2", "nodes": [' + "7, " * 1000,
+    "a name of 10 MB": '{"schema": "1.0.2", "nodes": [{"id": 1, "name": "' + "x" * (10 << 20) + '"}]}',
+}
+
+
+@pytest.mark.parametrize("content", HOSTILE.values(), ids=HOSTILE)
+def test_hostile_nodes_are_no_ops(tmp_path: Path, content: str) -> None:
+    (tmp_path / "et.json").write_text(content)
+    assert read(tmp_path / "et.json")[1] == []
+
+
+def test_a_message_that_is_too_long_ends_the_file(tmp_path: Path) -> None:
+    (tmp_path / "et").write_bytes(chakra_bytes(NODES) + b"\xff" * 9 + b"\x01")
+    trace, found = read(tmp_path / "et")
+    assert len(found) == len(NODES) and "cannot be a node" in trace.report.damage
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"{}", b"\x00" * 50, b"\x05hello", b'{"schema": "1"}', b"\x0a\x02\x08\x01"]
+)
+def test_other_files_are_not_taken_for_execution_traces(content: bytes) -> None:
+    assert not is_execution_trace(content)
+
+
+def test_damaged_companions_do_not_stop_the_run(tmp_path: Path) -> None:
+    write_kineto(tmp_path / "rank0.json", OPS)
+    content = json_text(NODES).encode()
+    (tmp_path / "et_rank0.json").write_bytes(content[: len(content) // 2])
+    run = open_trace(tmp_path)
+    (record,) = companions(run)
+    assert "ends in the middle" in record["used"]
+    assert 0 < len(run.rows("SELECT * FROM executed_ops")) < 9
