@@ -9,7 +9,7 @@ from rankscope.store.run import Run
 
 
 def comparison_notes(run: Run, scope: Scope) -> list[str]:
-    sources = (_one_rank, _no_collectives, _missing_ranks, _several_runs, _unmatched, _unnamed_groups)
+    sources = (_one_rank, _no_collectives, missing_ranks, _several_runs, _unmatched, _unnamed_groups)
     return [*left_out(run, scope), *(note for source in sources for note in source(run))]
 
 
@@ -31,8 +31,8 @@ def _one_rank(run: Run) -> list[str]:
     ]
 
 
-def _missing_ranks(run: Run) -> list[str]:
-    """Ranks that are members of a process group but have no file."""
+def missing_ranks(run: Run) -> list[str]:
+    """A note on ranks that are members of a process group but have no file."""
     rows = run.collectives
     wanted = {rank for group in rows.groups for rank in group.ranks or ()}
     missing = sorted(wanted - set(run.ranks))
