@@ -15,9 +15,10 @@ from urllib.parse import urlencode, urlsplit
 import pytest
 
 from conftest import DATA, kernel_event, slice_event, write_kineto
-from rankscope.analysis.core.result import Finding, Found, Remedy
+from rankscope.analysis.core.result import Finding, Remedy
 from rankscope.readers import looks_like_a_trace
-from rankscope.viewer.reports import commands
+from rankscope.run_words import RunWords, shell_word
+from rankscope.views.envelope import finding_commands
 from viewer_server import Viewer, serve, stop
 
 
@@ -111,7 +112,8 @@ def test_commands_of_a_finding_can_be_pasted() -> None:
         hint="List its kernels: rankscope stats RUN -r kernels --by rank --ranks 2. Then look.",
         remedy=Remedy("rank at median", (2,)),
     )
-    assert commands(Found("stragglers", finding), Path("runs/it's mine")) == [
+    runs = {"RUN": RunWords(shell_word("runs/it's mine"))}
+    assert finding_commands(finding, "stragglers", runs) == [
         "rankscope stats 'runs/it'\"'\"'s mine' -r kernels --by rank --ranks 2",
         "rankscope stats 'runs/it'\"'\"'s mine' -r stragglers",
         "rankscope whatif 'runs/it'\"'\"'s mine' --rank 2=median",
@@ -125,6 +127,16 @@ def test_every_finding_has_commands_with_the_real_path(slow2: Viewer) -> None:
         for command in one["commands"]:
             words = shlex.split(command)
             assert words[0] == "rankscope" and words[2] == str(slow2.folder) and "RUN" not in words
+
+
+def test_a_page_is_moved_and_told_so(slow2: Viewer) -> None:
+    before = slow2.ask("place")[1]["number"]
+    assert _post(slow2, "move", link="#v=1&finding=2")[0] == 200
+    assert slow2.ask("place")[1] == {"number": before + 1, "link": "#v=1&finding=2"}
+    assert _post(slow2, "move", method="GET", link="#v=1")[0] == 405
+    for bad in ("javascript:alert(1)", "#v=1&x=<b>", "#v=1&t=" + "9" * 3000, ""):
+        assert _post(slow2, "move", link=bad)[0] == 400
+    assert slow2.ask("place")[1]["number"] == before + 1
 
 
 def _post(viewer: Viewer, route: str, method: str = "POST", **query: str) -> tuple[int, Any]:

@@ -81,10 +81,10 @@ def test_every_route_is_listed_and_answers(slow2: Viewer) -> None:
         "collective": key, "area": window, "search": {"q": "gloo"}, "find": {"name": "x", "at": 0},
         "neighbour": {**key, "by": 1}, "flows": {**window, "rank": 0, "name": "aten::mm"},
         "events": window, "roofs": {}, "marks": {}, "share": {**window, "ranks": "2"}, "flame": {"ranks": 0},
-        "memory": {"rank": 0},
+        "memory": {"rank": 0}, "place": {},
         "query": {"sql": "SELECT count(*) FROM slices"}, "report": {"name": "breakdown"},
     }  # fmt: skip
-    assert set(asked) | {"diff", "keep-marks", "watch"} == set(slow2.ask("index")[1]["routes"])
+    assert set(asked) | {"diff", "keep-marks", "watch", "move"} == set(slow2.ask("index")[1]["routes"])
     for name, query in asked.items():
         status, answer = slow2.ask(name, **query)
         assert status == 200, (name, answer)

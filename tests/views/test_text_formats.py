@@ -64,7 +64,10 @@ def test_csv_keeps_a_record_on_one_line() -> None:
 
 def test_json_names_and_order() -> None:
     document = json.loads(render(BREAKDOWN, "json"))
-    assert list(document) == ["name", "title", "window", "columns", "facts", "rows", "findings", "notes"]
+    assert list(document) == [
+        *("name", "title", "window", "columns", "facts", "rows", "findings", "notes"),
+        *("outcome", "reason", "evidence", "definition", "next", "truncated"),
+    ]
     assert document["columns"][1] == {"name": "step", "unit": "", "help": "null = the whole window"}
     assert document["rows"] == list(BREAKDOWN.rows)
     assert document["findings"][0]["span"] == [1000, 2000]

@@ -103,4 +103,16 @@ def findings(run: Run, scope: Scope, by: str | None = None) -> Result:
     looked = f"reports checked: {', '.join(asked())}"
     notes = (looked,) if rows else (f"nothing found; {looked}",)
     all_findings = tuple(one.finding for one in collected)
-    return Result("findings", "What was found", scope.window, COLUMNS, rows, all_findings, notes)
+    unanswered = [name for name in asked() if QUESTIONS[name].analyse(run, scope, None).unanswered]
+    nothing = "no report can be answered from this recording" if len(unanswered) == len(asked()) else ""
+    return Result(
+        "findings",
+        "What was found",
+        scope.window,
+        COLUMNS,
+        rows,
+        all_findings,
+        notes,
+        facts={"unanswered": unanswered},
+        unknown=nothing,
+    )

@@ -69,7 +69,7 @@ def _placed(finding: Finding, result: Result) -> Finding:
         replace(fact, report=fact.report or result.name, window=fact.window or result.window)
         for fact in finding.facts
     )
-    return replace(finding, facts=tuple(facts))
+    return replace(finding, facts=tuple(facts), report=result.name)
 
 
 QUESTIONS = {

@@ -143,18 +143,23 @@ def add_fail_on(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--fail-on",
         choices=("info", "warning", "critical"),
-        help="exit with 3 when a finding is at least this severe",
+        help="exit with 3 when a finding is at least this severe, or when the recording cannot answer the question",
     )
 
 
-def exit_code(fail_on: str | None, results: Iterable[Result]) -> int:
-    """3 when --fail-on is given and a finding reaches it, else 0."""
+def exit_code(fail_on: str | None, results: Iterable[Result], must_answer: Iterable[Result] = ()) -> int:
+    """3 when --fail-on is given and a finding reaches it, or one of `must_answer` cannot be answered; else 0."""
     from rankscope.analysis.core.result import SEVERITIES
 
     if fail_on is None:
         return 0
     bad = SEVERITIES[SEVERITIES.index(fail_on) :]
-    return 3 if any(finding.severity in bad for result in results for finding in result.findings) else 0
+    if any(finding.severity in bad for result in results for finding in result.findings):
+        return 3
+    unanswered = [result for result in must_answer if result.unanswered]
+    for result in unanswered:
+        print(f"rankscope: cannot answer {result.name}: {result.unanswered}", file=sys.stderr)
+    return 3 if unanswered else 0
 
 
 def scope_of(args: argparse.Namespace) -> Scope:

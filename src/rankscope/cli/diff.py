@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from rankscope.analysis.core.result import Result, Row
     from rankscope.store.run import Run
+    from rankscope.views.envelope import Question
 
 DESCRIPTION = """\
 Two runs, per step and rank: steps, breakdown, ops with their shapes, the host's
@@ -87,7 +88,7 @@ def main(args: argparse.Namespace) -> int:
     from rankscope.analysis.diff.compare import Rules
     from rankscope.analysis.diff.two_runs import diff, likely_slower, slower_rows
     from rankscope.run_words import RunWords, shell_word
-    from rankscope.views.commands import result_with_paths
+    from rankscope.views.envelope import Question
 
     rules = Rules(_reports(args.report), parse_percent(args.min_change))
     limit = parse_percent(args.fail_over) if args.fail_over is not None else None
@@ -101,7 +102,7 @@ def main(args: argparse.Namespace) -> int:
     doubtful = likely_slower(result, limit) if limit is not None and not args.fail_on_likely else []
     names = {"BASE": args.base, "NEW": args.new}
     runs = {name: RunWords(shell_word(str(path)), window_words(args)) for name, path in names.items()}
-    show(_text(result_with_paths(result, runs), failed, args.format, shown))
+    show(_text(result, failed, args.format, shown, Question(runs)))
     for row in failed:
         change = "from nothing" if row["change_pct"] is None else f"{row['change_pct']:+.1f} %"
         key = shorten_middle(str(row["key"]), 80)
@@ -112,6 +113,9 @@ def main(args: argparse.Namespace) -> int:
             "not make it sure (--fail-on-likely counts it)",
             file=sys.stderr,
         )
+    if limit is not None and result.unanswered:
+        print(f"rankscope: the runs cannot be compared: {result.unanswered}", file=sys.stderr)
+        return THRESHOLD_CROSSED
     return THRESHOLD_CROSSED if failed else 0
 
 
@@ -119,16 +123,20 @@ def _open(args: argparse.Namespace, path: Path) -> Run:
     return open_run(argparse.Namespace(**{**vars(args), "run": path}))
 
 
-def _text(result: Result, failed: Sequence[Row], format: str, shown: int | None) -> str:
+def _text(result: Result, failed: Sequence[Row], format: str, shown: int | None, question: Question) -> str:
     from rankscope.analysis.diff.two_runs import by_unit
     from rankscope.views import render, terminal_width, use_color
+    from rankscope.views.commands import result_with_paths
     from rankscope.views.junit import junit
 
+    named = result_with_paths(result, question.runs)
     if format == "junit":
-        return junit(result, {(str(row["report"]), str(row["key"])) for row in failed})
-    if format in ("csv", "json"):
-        return render(result.head(shown), format)
-    tables = [part.head(shown) for part in by_unit(result)]
+        return junit(named, {(str(row["report"]), str(row["key"])) for row in failed})
+    if format == "json":
+        return render(result.head(shown), format, question=question)
+    if format == "csv":
+        return render(named.head(shown), format)
+    tables = [part.head(shown) for part in by_unit(named)]
     return render(tables, format, terminal_width(sys.stdout), use_color(sys.stdout))
 
 

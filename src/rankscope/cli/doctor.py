@@ -33,8 +33,12 @@ def main(args: argparse.Namespace) -> int:
     from rankscope.run_words import RunWords, shell_words
     from rankscope.views import render, terminal_width, use_color
     from rankscope.views.commands import result_with_paths
+    from rankscope.views.envelope import Question
 
     run = RunWords(shell_words(args.run))
-    result = result_with_paths(doctor(open_run(args), Scope()), {"RUN": run})
-    show(render(result, args.format, terminal_width(sys.stdout), use_color(sys.stdout)))
+    question = Question({"RUN": run})
+    result = doctor(open_run(args), Scope())
+    if args.format != "json":
+        result = result_with_paths(result, question.runs)
+    show(render(result, args.format, terminal_width(sys.stdout), use_color(sys.stdout), question=question))
     return exit_code(args.fail_on, [result])

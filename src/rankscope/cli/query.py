@@ -38,8 +38,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     from rankscope.analysis.core.result import Column, Result
+    from rankscope.run_words import RunWords, shell_words
     from rankscope.store.run import VIEWS, describe
     from rankscope.views import render, terminal_width, use_color
+    from rankscope.views.envelope import Question
 
     if args.sql is None:
         for view in VIEWS:
@@ -54,8 +56,11 @@ def main(args: argparse.Namespace) -> int:
         "whole file",
         tuple(Column(name, title=name) for name in names),
         [dict(zip(names, row, strict=True)) for row in rows],
+        unknown="",
+        hidden=int(more),
     )
-    show(render(result, args.format, terminal_width(sys.stdout), use_color(sys.stdout)))
+    question = Question({"RUN": RunWords(shell_words([args.run]))})
+    show(render(result, args.format, terminal_width(sys.stdout), use_color(sys.stdout), question=question))
     if more:
         print(
             f"rankscope: only the first {args.rows:,} rows are shown\n  The query gives more.\n  All of them: --rows N",

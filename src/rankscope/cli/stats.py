@@ -60,7 +60,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "-r",
         "--report",
         metavar="NAME,…",
-        help="which reports: names, all, or list to print the names (default: the summary)",
+        help="which reports: names, all, or list to print the names; or an evidence id of a JSON answer, for its rows "
+        "(default: the summary)",
     )
     parser.add_argument(
         "--by",
@@ -114,10 +115,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     if args.report != "list":
         expect_reading(args)
+    from rankscope.analysis.core.scope import Scope
     from rankscope.analysis.within_rank.event_tables import top_kernels
     from rankscope.run_words import RunWords, shell_words
     from rankscope.views import render, terminal_width, use_color
     from rankscope.views.commands import result_with_paths
+    from rankscope.views.envelope import Question
 
     reports = _reports(args.compat)
     if args.report == "list":
@@ -125,7 +128,7 @@ def main(args: argparse.Namespace) -> int:
         return 0
     wanted = _wanted(args, list(reports))
     if args.by:
-        _check_key(args.by, [name for name, _ in wanted], reports)
+        _check_key(args.by, [_report_of(name) for name, _ in wanted], reports)
     scope = scope_of(args)
     prefer = {"torch": "kineto", "nsys": "nsys", None: "nsys" if args.compat == "nsys" else ""}[args.prefer]
     try:
@@ -145,17 +148,33 @@ def main(args: argparse.Namespace) -> int:
         output = _screen(named, run, scope, results[0], kernels, width, color)
     else:
         for name, rows in wanted:
-            report = reports[name]
-            result = report.analyse(run, scope, args.by if args.by in report.keys else None)
-            results.append(result_with_paths(result.head(rows), named))
-        one = results if len(results) > 1 else results[0]
-        output = render(one, args.format, width, color, quote_formulas=not args.compat)
+            result = _answer(name, reports, run, scope, args.by)
+            results.append(result.head(rows))
+        one = [result_with_paths(result, named) for result in results] if args.format != "json" else results
+        question = Question(named, whole_run=scope == Scope(machine=scope.machine))
+        output = render(one, args.format, width, color, not args.compat, question)
     show(output)
     if args.verbose:
         from rankscope.analysis.core.rollups import rollup_use
 
         print(f"rankscope: {rollup_use(run)}", file=sys.stderr)
-    return exit_code(args.fail_on, results)
+    asked_by_name = args.report not in (None, "all")
+    return exit_code(args.fail_on, results, results if asked_by_name else results[:1])
+
+
+def _answer(name: str, reports: dict[str, Report], run: Run, scope: Scope, by: str | None) -> Result:
+    """A report, or the rows of it that an evidence id means."""
+    report = reports[_report_of(name)]
+    if ":" in name:
+        from rankscope.analysis.evidence import looked_up, parse_evidence
+
+        return looked_up(parse_evidence(name), report, run, scope)
+    return report.analyse(run, scope, by if by in report.keys else None)
+
+
+def _report_of(name: str) -> str:
+    """Of an evidence id, such as kernels:name+rank:9c0f2a17."""
+    return name.partition(":")[0]
 
 
 def _is_watched(paths: list[Path]) -> bool:
@@ -168,7 +187,9 @@ def _telemetry_alone(args: argparse.Namespace, wanted: list[tuple[str, int | Non
     """The reports of a run folder that holds telemetry and no trace."""
     from rankscope.analysis.health.hang import hang_in
     from rankscope.analysis.health.telemetry import telemetry_in
+    from rankscope.run_words import RunWords, shell_words
     from rankscope.views import render, terminal_width, use_color
+    from rankscope.views.envelope import Question
 
     able = {"telemetry": telemetry_in, "hang": hang_in}
     if args.report in (None, "all"):
@@ -184,8 +205,9 @@ def _telemetry_alone(args: argparse.Namespace, wanted: list[tuple[str, int | Non
     results = [able[name](args.run[0], scope.ranks).head(rows) for name, rows in wanted]
     shown = [result for result in results if result.rows] or results
     one = shown if len(shown) > 1 else shown[0]
-    show(render(one, args.format, terminal_width(sys.stdout), use_color(sys.stdout)))
-    return exit_code(args.fail_on, results)
+    question = Question({"RUN": RunWords(shell_words(args.run))})
+    show(render(one, args.format, terminal_width(sys.stdout), use_color(sys.stdout), question=question))
+    return exit_code(args.fail_on, results, results if args.report not in (None, "all") else ())
 
 
 def _screen(
@@ -239,7 +261,7 @@ def _wanted(args: argparse.Namespace, names: list[str]) -> list[tuple[str, int |
         return [(name, shown if args.top or shown is None else rows) for name, rows in SUMMARY]
     every = [name for name in names if args.compat or name not in GATHERED]
     wanted = every if args.report == "all" else [name.strip() for name in args.report.split(",")]
-    for name in wanted:
+    for name in map(_report_of, wanted):
         if name not in names:
             raise UsageError(
                 f"there is no report '{name}'",

@@ -89,6 +89,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="let Perfetto's trace_processor hold the trace, at any size (default: the one on PATH, if the trace "
         "is too large for a browser)",
     )
+    parser.add_argument(
+        "--at",
+        default="",
+        metavar="LINK",
+        help="open at this place: the `link` of a finding in a JSON answer, such as '#v=1&finding=2'",
+    )
     parser.add_argument("--no-open", action="store_true", help="do not start a browser")
     # Set by `view ssh://` for the viewer over there: it is seen through a tunnel from port N, and ends with stdin.
     parser.add_argument("--tunnel", type=int, metavar="N", help=argparse.SUPPRESS)
@@ -133,6 +139,7 @@ def _view(args: argparse.Namespace) -> int:
     from rankscope.viewer.address import Address
 
     _require_server()
+    at = _place(args.at)
     runs = [args.run, args.other] if args.other else [args.run]
     for path in runs:
         if not path.exists():
@@ -140,7 +147,7 @@ def _view(args: argparse.Namespace) -> int:
 
             raise no_such_path(path)
     address = _listening(lambda: Address(args.host, args.port), args.host, args.port)
-    print(address.url, flush=True)
+    print(address.url + at, flush=True)
     if args.tunnel is None:
         _print_how_to_reach(address.port, args.host)
     # What follows imports a second's worth of packages; a browser waits for the answer meanwhile.
@@ -158,13 +165,19 @@ def _view(args: argparse.Namespace) -> int:
     opening.start()
     if args.tunnel is not None:
         threading.Thread(target=_end_with_stdin, args=(server,), daemon=True).start()
-    code = _serve(server, address.url, args.no_open)
+    code = _serve(server, address.url + at, args.no_open)
     opening.close()
     if not opening.wait(0) or server.busy:
         # Threads are in DuckDB, which crashes if the interpreter shuts down meanwhile. The reading processes
         # end when their pipes close; unfinished files are removed by the next ingest.
         os._exit(code)
     return code
+
+
+def _place(link: str) -> str:
+    from rankscope.viewer.place import checked_link
+
+    return checked_link(link) if link else ""
 
 
 def _require_server() -> None:

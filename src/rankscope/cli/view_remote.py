@@ -41,6 +41,12 @@ def view_remote(args: argparse.Namespace) -> int:
             why="The tunnel ends at 127.0.0.1, on both machines.",
             hint="Leave it out.",
         )
+    if args.at:
+        raise UsageError(
+            "--at does not work over ssh://",
+            why="The address is made on the other machine.",
+            hint=f"Add {args.at} to the address that is printed.",
+        )
     program = program_words(args.remote_rankscope)
     port = args.port or free_port()
     options = {

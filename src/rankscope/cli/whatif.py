@@ -13,6 +13,7 @@ from rankscope.cli.common import (
     open_run,
     scope_of,
     show,
+    window_words,
 )
 
 if TYPE_CHECKING:
@@ -63,28 +64,31 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     from rankscope.analysis.critical_path.whatif import whatif
+    from rankscope.run_words import RunWords, shell_words
     from rankscope.views import render, terminal_width, use_color
+    from rankscope.views.envelope import Question
 
     scenarios = _scenarios(args)
     scope = scope_of(args)
     run = open_run(args)
     scope.check(run)
     result = whatif(run, scope, scenarios)
-    show(render(result, args.format, terminal_width(sys.stdout), use_color(sys.stdout)))
+    question = Question({"RUN": RunWords(shell_words(args.run), window_words(args))})
+    show(render(result, args.format, terminal_width(sys.stdout), use_color(sys.stdout), question=question))
     return 0
 
 
 def _scenarios(args: argparse.Namespace) -> list[Scenario]:
-    from rankscope.analysis.critical_path import scenarios
+    from rankscope.analysis.critical_path.scenarios import Changes, scenarios_of
 
-    found = [scenarios.hide_comm()] if args.hide_comm else []
-    if args.bandwidth is not None:
-        found.append(scenarios.bandwidth(scenarios.parse_factor("--bandwidth", args.bandwidth)))
-    found += [scenarios.rank_at_median(scenarios.parse_rank(text)) for text in args.rank]
-    found += [scenarios.kernel(*scenarios.parse_kernel(text)) for text in args.kernel]
-    asked = (
-        (args.no_gaps, scenarios.no_gaps),
-        (args.data_ready, scenarios.data_ready),
-        (args.no_sync, scenarios.syncs_gone),
+    return scenarios_of(
+        Changes(
+            hide_comm=args.hide_comm,
+            bandwidth=args.bandwidth,
+            ranks=tuple(args.rank),
+            kernels=tuple(args.kernel),
+            no_gaps=args.no_gaps,
+            data_ready=args.data_ready,
+            no_sync=args.no_sync,
+        )
     )
-    return [*found, *(scenario() for wanted, scenario in asked if wanted)]

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
-
 from rankscope.analysis import REPORTS
 from rankscope.analysis.core.ceilings import ceilings
-from rankscope.analysis.core.result import Change, Found
 from rankscope.analysis.core.scope import Scope, parse_ranks, parse_steps
 from rankscope.analysis.findings import collect
 from rankscope.errors import UsageError
-from rankscope.run_words import shell_word
+from rankscope.run_words import Runs, RunWords, shell_word
 from rankscope.store.run import VIEWS, describe
 from rankscope.viewer.answers import Answer, Route, client_left, integer
 from rankscope.viewer.scenes import scene
 from rankscope.viewer.session import Session
+from rankscope.views.envelope import Question, envelope
 
 _MOST_ROWS = 1000
 
@@ -43,7 +40,8 @@ def report(session: Session, query: dict[str, str]) -> Answer:
     with session.database() as run:
         scope.check(run)
         result = REPORTS[name].analyse(run, scope, query.get("by") or None)
-    answer = result.head(integer(query.get("top", str(_MOST_ROWS)))).to_dict()
+    question = Question(_words(session), whole_run=scope == Scope())
+    answer = envelope(result.head(integer(query.get("top", str(_MOST_ROWS)))), question)
     titles = [column.title or column.name.replace("_", " ") for column in result.columns]
     for column, title in zip(answer["columns"], titles, strict=True):
         column["title"] = title
@@ -53,41 +51,15 @@ def report(session: Session, query: dict[str, str]) -> Answer:
 def findings(session: Session) -> Answer:
     """The findings of all reports, in the order of the summary, each with the scene that shows it."""
     with session.database() as run:
-        return {
-            "findings": [
-                {
-                    **one.finding.to_dict(),
-                    "report": one.report,
-                    "scene": scene(session, one).to_dict(),
-                    "commands": commands(one, session.path),
-                }
-                for one in collect(run, Scope())
-            ]
-        }
+        result = REPORTS["findings"].analyse(run, Scope(), None)
+        scenes = [scene(session, one).to_dict() for one in collect(run, Scope())]
+    answer = envelope(result, Question(_words(session), whole_run=True))
+    shown = zip(answer["findings"], scenes, strict=True)
+    return answer | {"findings": [finding | {"scene": scene} for finding, scene in shown]}
 
 
-_COMMAND_IN_HINT = re.compile(r"rankscope [a-z]+ RUN(?: -[\w-]+| [\w=,:]+(?=[ .,;)]|$))*")
-_WHATIF_OPTIONS: dict[Change, str] = {
-    "communication hidden": "--hide-comm",
-    "host gaps gone": "--no-gaps",
-    "data ready": "--data-ready",
-    "syncs gone": "--no-sync",
-}
-
-
-def commands(found: Found, path: Path) -> list[str]:
-    """What to enter in a shell to go on: the command of the hint, the table behind the finding, the predicted gain."""
-    finding = found.finding
-    run = shell_word(str(path))
-    wanted = [text.replace(" RUN", f" {run}", 1) for text in _COMMAND_IN_HINT.findall(finding.hint)]
-    wanted.append(f"rankscope stats {run} -r {found.report}")
-    if finding.remedy is not None:
-        if finding.remedy.change == "rank at median":
-            changes = " ".join(f"--rank {rank}=median" for rank in finding.remedy.ranks)
-            wanted.append(f"rankscope whatif {run} {changes}")
-        elif option := _WHATIF_OPTIONS.get(finding.remedy.change):
-            wanted.append(f"rankscope whatif {run} {option}")
-    return list(dict.fromkeys(wanted))
+def _words(session: Session) -> Runs:
+    return {"RUN": RunWords(shell_word(str(session.path)))}
 
 
 def roofs(session: Session) -> Answer:

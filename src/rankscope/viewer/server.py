@@ -39,8 +39,8 @@ _PAGES = {"/": "index.html", "/watch": "watch.html"}
 _COMPRESS_FROM = 4096
 """Bytes; smaller answers are sent as they are."""
 _METHODS = ("GET", "HEAD")
-WRITING = frozenset({"keep-marks"})
-"""Routes that write a file: no link, image or form of another page can ask for them."""
+WRITING = frozenset({"keep-marks", "move"})
+"""Routes that change something: no link, image or form of another page can ask for them."""
 _MOST_THREADS = 16
 """Routes that run at once; most wait for the database, and tiles must not wait for those."""
 

@@ -24,6 +24,7 @@ from rankscope.viewer import (
     timeline,
 )
 from rankscope.viewer.answers import Answer, Route
+from rankscope.viewer.place import Place
 from rankscope.viewer.session import Session
 from rankscope.viewer.two_runs import align, combined
 from rankscope.viewer.watch_page import watch
@@ -48,6 +49,7 @@ class Opening:
         self._making = threading.Lock()
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._open, daemon=True)
+        self._place = Place()
 
     def start(self) -> None:
         self._thread.start()
@@ -133,6 +135,10 @@ class Opening:
                 return {"routes": sorted(_names())}
             if name == "watch":  # needs no trace
                 return watch(self._runs[-1])
+            if name == "place":
+                return self._place.to_dict()
+            if name == "move":
+                return self.move(query["link"])
             if self._error:
                 raise self._error
             if not self._done.is_set():
@@ -145,6 +151,11 @@ class Opening:
             return routes[name](query)
 
         return answer
+
+    def move(self, link: str) -> dict[str, Any]:
+        """Move the pages that show the run to a place: they look for it every second."""
+        self._place = self._place.moved(link)
+        return self._place.to_dict()
 
     def state(self) -> dict[str, Any]:
         found: dict[str, Any]
@@ -166,4 +177,4 @@ def routes_of(session: Session) -> dict[str, Route]:
 
 def _names() -> list[str]:
     no_session: Any = None  # routes only close over it
-    return [*routes_of(no_session), "diff", "watch", "state", "index"]
+    return [*routes_of(no_session), "diff", "watch", "state", "index", "place", "move"]

@@ -12,8 +12,10 @@ import numpy as np
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.diff.two_runs import diff
 from rankscope.errors import UsageError
+from rankscope.run_words import RunWords, shell_word
 from rankscope.viewer.answers import Answer, Route, integer
 from rankscope.viewer.session import Session
+from rankscope.views.envelope import Question, envelope
 
 SECOND = 1_000_000
 """Added to rank numbers of the second run."""
@@ -156,4 +158,6 @@ def _share() -> Answer:
 
 def _diff(sessions: tuple[Session, Session]) -> Answer:
     with sessions[0].database() as base, sessions[1].database() as new:
-        return diff(base, new, Scope()).to_dict()
+        result = diff(base, new, Scope())
+    base_words, new_words = (RunWords(shell_word(str(session.path))) for session in sessions)
+    return envelope(result, Question({"BASE": base_words, "NEW": new_words}))

@@ -13,6 +13,7 @@ from typing import Literal, get_args
 from rankscope.analysis.core.result import Result
 from rankscope.errors import UsageError
 from rankscope.views.csv_json import csv_text, json_text
+from rankscope.views.envelope import Question
 from rankscope.views.markdown import markdown
 from rankscope.views.nsys_table import nsys_table
 from rankscope.views.table import table
@@ -30,8 +31,10 @@ def render(
     width: int = PIPED_WIDTH,
     color: bool = False,
     quote_formulas: bool = True,
+    question: Question | None = None,
 ) -> str:
-    """`results` in `format`, ending in a newline. `width` and `color` apply to tables, `quote_formulas` to CSV."""
+    """`results` in `format`, ending in a newline. `width` and `color` apply to tables, `quote_formulas` to CSV, and
+    `question` to JSON, whose commands have the paths of its runs."""
     several = [results] if isinstance(results, Result) else list(results)
     if format == "table":
         return "\n".join(
@@ -43,5 +46,5 @@ def render(
     if format == "csv":
         return csv_text(several, quote_formulas)
     if format == "json":
-        return json_text(several)
+        return json_text(several, question or Question())
     raise UsageError(f"'{format}' is not a format", hint=f"There are: {', '.join(FORMATS)}.")

@@ -11,6 +11,7 @@ from typing import Any
 
 from rankscope.analysis.core.result import Result
 from rankscope.json_values import plain
+from rankscope.views.envelope import Question, envelope
 from rankscope.views.text import clean
 
 # Terminal control characters (C0, DEL, C1), Unicode line ends, and surrogates, which cannot be encoded.
@@ -73,19 +74,19 @@ def _csv_value(value: Any, decimals: int | None, text: Callable[[str], str]) -> 
     return text(value) if isinstance(value, str) else repr(value)
 
 
-def json_text(results: Sequence[Result]) -> str:
+def json_text(results: Sequence[Result], question: Question) -> str:
     """One result: an object. Several: a list of objects. One row per line, for grep and diff."""
-    documents = [_document(result) for result in results]
+    documents = [_document(result, question) for result in results]
     if len(documents) == 1:
         return documents[0] + "\n"
     return _listed("[", documents, "]", "") + "\n"
 
 
-def _document(result: Result) -> str:
-    parts = result.to_dict()
+def _document(result: Result, question: Question) -> str:
+    parts = envelope(result, question)
     names = [column.name for column in result.columns]
-    parts["rows"] = ({name: row.get(name) for name in names} for row in result.rows)
-    listed = ("columns", "rows", "findings", "notes")
+    parts["rows"] = ({name: row.get(name) for name in names} for row in parts["rows"])
+    listed = ("columns", "rows", "findings", "notes", "evidence", "next")
     pairs = (
         f"{_dump(key)}: {_listed('[', map(_dump, value), ']', '  ') if key in listed else _dump(value)}"
         for key, value in parts.items()

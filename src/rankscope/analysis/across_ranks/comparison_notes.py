@@ -14,7 +14,7 @@ def comparison_notes(run: Run, scope: Scope) -> list[str]:
         _one_rank,
         _from_nccl,
         _no_collectives,
-        _missing_ranks,
+        missing_ranks,
         _several_runs,
         _unmatched,
         _unnamed_groups,
@@ -52,8 +52,8 @@ def _one_rank(run: Run) -> list[str]:
     ]
 
 
-def _missing_ranks(run: Run) -> list[str]:
-    """Ranks that are members of a process group but have no file."""
+def missing_ranks(run: Run) -> list[str]:
+    """A note on ranks that are members of a process group but have no file."""
     rows = run.collectives
     wanted = {rank for group in rows.groups for rank in group.ranks or ()}
     missing = sorted(wanted - set(run.ranks))

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from rankscope.analysis.across_ranks.blame import WAITING, Blame, blame
-from rankscope.analysis.across_ranks.comparison_notes import comparison_notes
+from rankscope.analysis.across_ranks.comparison_notes import comparison_notes, missing_ranks
 from rankscope.analysis.across_ranks.lateness import OWN, Culprits, Lateness, culprits, lateness
 from rankscope.analysis.across_ranks.layout import layout_of
 from rankscope.analysis.across_ranks.nodes import node_of
@@ -105,8 +105,17 @@ def stragglers(run: Run, scope: Scope, by: str | None = None) -> Result:
         notes.append(
             "no steps in the window: waits are of the whole window, and whether they repeat is not known"
         )
+    # Nobody among the recorded ranks may be late because one that is missing is.
+    missing = [] if finding else missing_ranks(run)
     return Result(
-        "stragglers", "Stragglers", scope.window, COLUMNS, rows, (finding,) if finding else (), tuple(notes)
+        "stragglers",
+        "Stragglers",
+        scope.window,
+        COLUMNS,
+        rows,
+        (finding,) if finding else (),
+        tuple(notes),
+        unknown=missing[0] if missing else None,
     )
 
 

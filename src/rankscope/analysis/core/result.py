@@ -98,6 +98,8 @@ class Finding:
     facts: tuple[Fact, ...] = ()
     """The figures behind the text."""
     remedy: Remedy | None = None
+    report: str = ""
+    """The report that found it; filled in from the Result."""
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON form."""
@@ -172,6 +174,11 @@ class Result:
     """The tool whose tables the terminal imitates ('nsys'); empty for our own."""
     facts: Mapping[str, Any] = field(default_factory=dict)
     """Figures of the whole run, by machine name: 'step_ns'."""
+    unknown: str | None = None
+    """Why the recording does not answer the question; empty where it does, even by an empty table. None: it does unless
+    the table is empty and nothing was found."""
+    hidden: int = 0
+    """Rows that `head` left out."""
 
     def __post_init__(self) -> None:
         if isinstance(self.rows, ColumnRows):
@@ -183,6 +190,16 @@ class Result:
         """Read-only mappings cannot be pickled; dictionaries can."""
         values = [getattr(self, field.name) for field in fields(self)]
         return type(self), tuple(list(map(dict, value)) if value is self.rows else value for value in values)
+
+    @property
+    def unanswered(self) -> str:
+        """Why the recording does not answer the question; empty where it does."""
+        if self.unknown is not None:
+            return self.unknown
+        if self.rows or any(finding.severity != "ok" for finding in self.findings):
+            return ""
+        reasons = [note for note in self.notes if not note.startswith("left out")]
+        return "; ".join(reasons) or "nothing was recorded that it could be computed from"
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON form; its names do not change without a major version."""
@@ -203,4 +220,4 @@ class Result:
             return self
         hidden = len(self.rows) - count
         note = f"{hidden:,} more rows not shown (--top {len(self.rows)} or --top all shows them)"
-        return replace(self, rows=self.rows[:count], notes=(*self.notes, note))
+        return replace(self, rows=self.rows[:count], notes=(*self.notes, note), hidden=hidden)

@@ -371,6 +371,32 @@ class _Comparable:
         return changed
 
 
+@dataclass(frozen=True)
+class Changes:
+    """The changes that a user asks for, as they are written."""
+
+    hide_comm: bool = False
+    bandwidth: str | None = None
+    """'2x'."""
+    ranks: tuple[str, ...] = ()
+    """'2=median'."""
+    kernels: tuple[str, ...] = ()
+    """'gelu=2x'."""
+    no_gaps: bool = False
+    data_ready: bool = False
+    no_sync: bool = False
+
+
+def scenarios_of(changes: Changes) -> list[Scenario]:
+    found = [hide_comm()] if changes.hide_comm else []
+    if changes.bandwidth is not None:
+        found.append(bandwidth(parse_factor("--bandwidth", changes.bandwidth)))
+    found += [rank_at_median(parse_rank(text)) for text in changes.ranks]
+    found += [kernel(*parse_kernel(text)) for text in changes.kernels]
+    asked = ((changes.no_gaps, no_gaps), (changes.data_ready, data_ready), (changes.no_sync, syncs_gone))
+    return [*found, *(scenario() for wanted, scenario in asked if wanted)]
+
+
 def parse_rank(text: str) -> int:
     """The rank of 'R=median'."""
     match = re.fullmatch(r"([0-9]+)=median", text)

@@ -81,7 +81,11 @@ def mfu(run: Run, scope: Scope, by: str | None = None) -> Result:
         notes.append("no steps in the trace: one row covers the whole recording; profiler.step() marks steps")
     if spans and not shares:
         notes.append("no GPU events: time is host time; ProfilerActivity.CUDA records the GPU")
-    return Result("mfu", "Model FLOPs utilisation", scope.window, COLUMNS, rows, notes=tuple(notes))
+    known = not rows or any(row["mfu_pct"] is not None for row in rows)
+    unknown = None if known else "; ".join(notes) or "the peak of the device is not known: --peak"
+    return Result(
+        "mfu", "Model FLOPs utilisation", scope.window, COLUMNS, rows, notes=tuple(notes), unknown=unknown
+    )
 
 
 def _whole_windows(spans: Iterable[Period]) -> list[Period]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
+from rankscope.analysis.core.gpu_counts import gpu_counts
 from rankscope.analysis.core.notes import gpu_outside_steps, left_out, slices_outside_steps
 from rankscope.analysis.core.result import Column, ColumnRows, Result
 from rankscope.analysis.core.rollups import kept_per_rank
@@ -176,7 +177,10 @@ def memcpy(run: Run, scope: Scope, by: str | None = None) -> Result:
     notes = left_out(run, scope) + gpu_outside_steps(run, scope, inside, "copies", kind="COPY")
     if not rows:
         notes.append("no copies in the window; ProfilerActivity.CUDA records them")
-    return Result("memcpy", "Memory copies and fills", scope.window, columns, rows, notes=tuple(notes))
+    unknown = "" if gpu_counts(run, scope) else None
+    return Result(
+        "memcpy", "Memory copies and fills", scope.window, columns, rows, notes=tuple(notes), unknown=unknown
+    )
 
 
 def _sum(values: Iterable[int | None]) -> int | None:

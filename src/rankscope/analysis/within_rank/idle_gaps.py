@@ -80,7 +80,10 @@ def gaps(run: Run, scope: Scope, by: str | None = None) -> Result:
     elif by == "source" and all(row["source"] is None for row in rows):
         notes.append(no_lines(run))
     columns = (*(_KEY_COLUMNS[key] for key in keys), *_MEASURES)
-    return Result("gaps", "Idle gaps of the GPU", scope.window, columns, rows, notes=tuple(notes))
+    unknown = "" if inside else None
+    return Result(
+        "gaps", "Idle gaps of the GPU", scope.window, columns, rows, notes=tuple(notes), unknown=unknown
+    )
 
 
 class NamedGap(NamedTuple):

@@ -131,7 +131,16 @@ def short(run: Run, scope: Scope, by: str | None = None) -> Result:
         notes.append(no_lines(run))
     columns = (Column(key, help="origin of the launches", at_end=key != "rank"), *_MEASURES)
     title = f"Kernels under {SHORT_NS // 1000} µs"
-    return Result("short", title, scope.window, columns, rows, of_the_worst(findings), tuple(notes))
+    return Result(
+        "short",
+        title,
+        scope.window,
+        columns,
+        rows,
+        of_the_worst(findings),
+        tuple(notes),
+        unknown="" if inside else None,
+    )
 
 
 def _groups(events: DeviceEvents, codes: Ints, names: list[str]) -> Iterator[GroupSums]:

@@ -102,14 +102,23 @@ def syncs(run: Run, scope: Scope, by: str | None = None) -> Result:
     ]
     rows.sort(key=lambda row: (-row["total_ns"], *(str(row[key]) for key in keys)))
     notes = left_out(run, scope)
+    has_calls = any(category in LAUNCH_CATEGORIES for category in slice_counts(run, Scope()))
     if not rows:
-        has_calls = any(category in LAUNCH_CATEGORIES for category in slice_counts(run, Scope()))
         notes.append("no call in the window waits for the device" if has_calls else NO_GPU)
     elif all(row["source"] is None for row in rows):
         notes.append(no_lines(run))
     columns = (*((Column("rank"),) if by == "rank" else ()), *COLUMNS)
     findings = _findings(in_steps, span, steps)
-    return Result("syncs", "Calls that wait for the GPU", scope.window, columns, rows, findings, tuple(notes))
+    return Result(
+        "syncs",
+        "Calls that wait for the GPU",
+        scope.window,
+        columns,
+        rows,
+        findings,
+        tuple(notes),
+        unknown="" if has_calls else None,
+    )
 
 
 def _add(sums: list[int], more: Sequence[int]) -> None:

@@ -9,6 +9,7 @@ import { listenToKeys } from "./keys.js";
 import { listenToMarks } from "./marks.js";
 import { listenToPointer } from "./pointer.js";
 import { sharedSteps } from "./layout.js";
+import { listenToMoves } from "./moves.js";
 import { listenToShare } from "./share.js";
 import { EMPTY, Store, decode } from "./state.js";
 import { listenToTrackTools } from "./track_tools.js";
@@ -38,16 +39,17 @@ async function opened() {
   }
 }
 
-/** A page without a state in its address opens on the first finding; without one, on the whole run. Two runs open on a step of both.
- * @param {App} app */
-async function open(app) {
+/** A page without a state in its address opens on the first finding, or on the one that its address names; without one, on
+ * the whole run. Two runs open on a step of both.
+ * @param {App} app @param {number} finding -1: none is named */
+async function open(app, finding) {
   const { run } = app;
   if (run.second_steps) {
     const shared = sharedSteps(run.steps, run.second_steps);
     const step = shared[shared.length >> 1];
     if (step) app.show(step.start_ns - step.dur_ns * 0.01, step.start_ns + step.dur_ns * 1.01);
     app.store.set({ tab: "diff" });
-  } else if (app.findings.length) await app.showFinding(0, {});
+  } else if (app.findings.length) await app.showFinding(Math.max(finding, 0), {});
   else app.store.set({ open: app.ranks.slice(0, 1) });
 }
 
@@ -59,6 +61,11 @@ async function readFile() {
   const file = await readShared(content);
   useFile(file);
   if (file.view && !location.hash) history.replaceState(null, "", file.view);
+}
+
+/** Whether a link names a finding and no time: the finding's scene says what to show. @param {Partial<import("./state.js").View>} view */
+function namesFinding(view) {
+  return (view.finding ?? -1) >= 0 && view.begin === undefined;
 }
 
 async function start() {
@@ -82,16 +89,21 @@ async function start() {
   listenToShare(app);
   listenToTrackTools(app);
   window.addEventListener("popstate", () => app.store.set({ ...EMPTY, begin: run.begin_ns, end: run.end_ns, ...decode(location.hash) }));
+  listenToMoves((link) => {
+    const wanted = decode(link);
+    if (namesFinding(wanted)) app.showFinding(wanted.finding ?? 0).catch(show);
+    else app.store.set({ ...EMPTY, begin: run.begin_ns, end: run.end_ns, ...wanted, theme: app.store.view.theme }, { history: true });
+  });
   app.store.listen((view, changed) => { if (changed.has("clocks")) setTimeout(() => location.reload(), 250); }); // all times change
   /** @type {any} */ (window).rankscope = app; // for the console and tests
-  const fresh = !location.hash;
+  const fresh = !location.hash || namesFinding(requested);
   const map = app.overview.load();
   app.timeline.loadTracks();
   app.timeline.redraw();
   app.panels.changed(new Set(["tab"]));
   const untouched = app.store.view;
   await Promise.all([map, app.loadFindings()]);
-  if (fresh && app.store.view === untouched) await open(app);
+  if (fresh && app.store.view === untouched) await open(app, requested.finding ?? -1);
   await loadVerdict(app);
   document.body.dataset.ready = "true";
 }

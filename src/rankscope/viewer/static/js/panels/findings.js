@@ -34,7 +34,7 @@ function details(app, finding) {
   return h("article", { class: "finding" }, h("h2", {}, finding.title), h("p", {}, finding.evidence),
     slices.length ? h("p", { class: "quiet" }, `In this window: ${slices.length} slice${slices.length === 1 ? "" : "s"}, the longest `,
       h("button", { class: "link", onclick: () => app.goTo(slices[0], { stay: true }) }, `${slices[0].name}, ${time(slices[0].dur_ns)}`), ".") : "",
-    finding.hint ? h("p", { class: "quiet" }, finding.hint.replace(/ *\(?rankscope \w+ RUN.*$/, "")) : "", // its command follows
+    finding.hint ? h("p", { class: "quiet" }, finding.hint.replace(/ *\(?rankscope \w+ .*$/, "")) : "", // its command follows
     finding.commands.map(command));
 }
 

@@ -1,0 +1,154 @@
+"""The answer to a question, for programs: a Result with its outcome, its evidence and what to do next.
+
+`--format json`, the viewer's JSON and the tools of `rankscope mcp` give the same object. docs/assistants.md describes
+it, docs/adr/0160 has the reasons.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, field
+from typing import Any, Literal
+from urllib.parse import urlencode
+
+from rankscope.analysis.core.result import Change, Finding, Remedy, Result
+from rankscope.analysis.evidence import evidence_id
+from rankscope.records import dataclass
+from rankscope.run_words import Runs, shell_words, with_paths
+from rankscope.views.commands import finding_with_paths, pieces, result_with_paths
+
+Outcome = Literal["problem", "none", "cannot_answer"]
+"""problem: a finding is a warning or critical. none: the recording answers the question, and there is none.
+cannot_answer: it does not answer the question; the reason says why. A gate treats that as a failure."""
+
+_PROBLEMS = ("warning", "critical")
+_PAGES = {
+    "findings": "reports/summary",
+    "steps": "reports/tables",
+    "api": "reports/tables",
+    "annotations": "reports/tables",
+    "memcpy": "reports/tables",
+    "groups": "reports/layout",
+    "bubbles": "reports/layout",
+    "blame": "reports/stragglers",
+    "collective": "reports/collectives",
+    "diff": "diff",
+    "whatif": "whatif",
+    "query": "store",
+}
+"""Below docs; every other report has a page of its own in docs/reports."""
+_ALL_FINDINGS = ("summary", "findings")
+_NO_REPORTS = ("diff", "whatif", "doctor", "query", "collective")
+"""Answers that `rankscope stats` does not give."""
+_MOST_SHOWN_RANKS = 2
+_MOST_NEXT = 4
+_WHATIF_OPTIONS: dict[Change, str] = {
+    "communication hidden": "--hide-comm",
+    "host gaps gone": "--no-gaps",
+    "data ready": "--data-ready",
+    "syncs gone": "--no-sync",
+}
+
+
+@dataclass(frozen=True)
+class Question:
+    """What was asked, as far as the answer repeats it."""
+
+    runs: Runs = field(default_factory=dict)
+    """The paths for the commands."""
+    whole_run: bool = False
+    """All ranks and steps: then findings have the numbers that the viewer gives them."""
+
+
+def outcome(result: Result) -> tuple[Outcome, str]:
+    """The outcome, and the reason: of a problem the first finding, else why the question is not answered."""
+    worst = next((one for one in result.findings if one.severity in _PROBLEMS), None)
+    if worst is not None:
+        return "problem", worst.title
+    why = result.unanswered
+    return ("cannot_answer", why) if why else ("none", "")
+
+
+def envelope(result: Result, question: Question) -> dict[str, Any]:
+    """The result's JSON form, and what the answer means; RUN in its texts becomes the path of the run."""
+    kind, reason = outcome(result)
+    numbered = question.whole_run and result.name in _ALL_FINDINGS
+    findings = [
+        finding_dict(finding, result, question.runs, number if numbered else None)
+        for number, finding in enumerate(result.findings, 1)
+    ]
+    return result_with_paths(result, question.runs).to_dict() | {
+        "findings": findings,
+        "outcome": kind,
+        "reason": reason,
+        "evidence": unique(fact["id"] for finding in findings for fact in finding["facts"]),
+        "definition": definition_page(result.name),
+        "next": unique(next_commands(result, findings, question.runs))[:_MOST_NEXT],
+        "truncated": result.hidden > 0,
+    }
+
+
+def finding_dict(finding: Finding, result: Result, runs: Runs, number: int | None) -> dict[str, Any]:
+    """A finding with the ids of its facts, a link into the viewer and the commands that go on from it."""
+    facts = [{**asdict(fact), "id": evidence_id(fact)} for fact in finding.facts]
+    link = viewer_link(finding, number)
+    view = with_paths(f"rankscope view RUN --at {shell_words([link])}", _newest(runs))
+    report = finding.report or result.name
+    commands = finding_commands(finding, report, runs)
+    values = finding_with_paths(finding, runs).to_dict()
+    return values | {"report": report, "facts": facts, "commands": commands, "link": link, "view": view}
+
+
+def viewer_link(finding: Finding, number: int | None) -> str:
+    """The part of the viewer's address that shows a finding: by its number among all, else its ranks and its span."""
+    if number is not None:
+        return f"#v=1&finding={number}"
+    words = {"v": "1"}
+    if finding.span and finding.span[1] > finding.span[0]:
+        words["t"] = f"{finding.span[0]}-{finding.span[1]}"
+    if finding.ranks:
+        words["open"] = ",".join(map(str, finding.ranks[:_MOST_SHOWN_RANKS]))
+    return f"#{urlencode(words, safe=',')}"
+
+
+def finding_commands(finding: Finding, report: str, runs: Runs) -> list[str]:
+    """What to enter in a shell to go on: the command of the hint, the table behind the finding, the predicted gain."""
+    if report in _NO_REPORTS:
+        return []
+    wanted = [piece.strip() for piece, is_command in pieces(finding.hint) if is_command]
+    wanted.append(f"rankscope stats RUN -r {report}")
+    if change := _whatif_options(finding.remedy):
+        wanted.append(f"rankscope whatif RUN {change}")
+    return unique(with_paths(command, runs) for command in wanted)
+
+
+def _whatif_options(remedy: Remedy | None) -> str:
+    if remedy is None:
+        return ""
+    if remedy.change == "rank at median":
+        return " ".join(f"--rank {rank}=median" for rank in remedy.ranks)
+    return _WHATIF_OPTIONS.get(remedy.change, "")
+
+
+def next_commands(result: Result, findings: Iterable[Mapping[str, Any]], runs: Runs) -> list[str]:
+    """Those of the first findings; without any, the command that gives the overview."""
+    wanted = [command for finding in findings for command in finding["commands"]]
+    if result.hidden and result.name not in _NO_REPORTS:
+        wanted.insert(0, with_paths(f"rankscope stats RUN -r {result.name} --top all --format json", runs))
+    if not wanted and result.name not in (*_ALL_FINDINGS, "diff"):
+        wanted.append(with_paths("rankscope stats RUN", runs))
+    return wanted
+
+
+def definition_page(report: str) -> str:
+    """Where the figures of a report are defined: a page of the documentation."""
+    return f"docs/{_PAGES.get(report, f'reports/{report}')}.md"
+
+
+def unique(items: Iterable[str]) -> list[str]:
+    return list(dict.fromkeys(items))
+
+
+def _newest(runs: Runs) -> Runs:
+    """Of two runs, what is found about the change is looked at in the new one."""
+    return {"RUN": runs["NEW"]} if "NEW" in runs else runs
