@@ -15,6 +15,8 @@ from rankscope.errors import EmptyTraceError, NotATraceError, NoTimesError, Rank
 from rankscope.readers.base import (
     Batch,
     EventBatch,
+    NodeLog,
+    NodeReader,
     Reader,
     Reading,
     TraceIdentity,
@@ -30,6 +32,8 @@ __all__ = [
     "TRACE_NAMES",
     "Batch",
     "EventBatch",
+    "NodeLog",
+    "NodeReader",
     "Reader",
     "Reading",
     "TraceIdentity",
