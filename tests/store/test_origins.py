@@ -148,6 +148,16 @@ def test_a_capture_beside_the_trace(tmp_path: Path) -> None:
     assert used == [False, True]
 
 
+@pytest.mark.parametrize(("lost", "is_known"), [(1, True), (4, False)])
+def test_nodes_that_the_tracer_lost_at_the_end(tmp_path: Path, lost: int, is_known: bool) -> None:
+    """Where the calls name their kernels a replay without the last of 120 nodes is recognised."""
+    events = captured(0, [LAUNCH] * 120, 1000) + replayed(20_000, [1.0] * (120 - lost), 500, with_ids=False)
+    for number, event in enumerate(event for event in events if event["name"] == LAUNCH):
+        event["args"]["kernel"] = f"kernel{number}"
+    run = open_trace(write_kineto(tmp_path / "trace.json", events))
+    assert by(run, "op")["kernel7"][0] == ("aten::op7" if is_known else "graph replay, node 7")
+
+
 def test_a_damaged_capture_is_no_error_of_the_run(tmp_path: Path) -> None:
     write_kineto(tmp_path / "rank0.json", replayed(0, [1, 2, 3], 500))
     (tmp_path / "capture_traces").mkdir()
