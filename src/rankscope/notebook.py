@@ -398,14 +398,14 @@ class OpenRun:
     def kernels(
         self,
         *,
-        by: Literal["rank"] | None = None,
+        by: Literal["rank", "op", "module", "source"] | None = None,
         ranks: Ranks = None,
         steps: Steps = None,
         top: int | None = None,
     ) -> Answer:
         """Which GPU kernels take the time?
 
-        by: 'rank'.
+        by: 'rank', 'op', 'module' or 'source'.
         """
         return self._ask(REPORTS["kernels"], by, ranks, steps, top)
 

@@ -118,7 +118,7 @@ QUESTIONS = {
         Report("dataloader", "Does the training loop wait for data?", dataloader, finds=True),
         Report("overhead", "How much time did the profiler itself take?", overhead, finds=True),
         Report("families", "Which kinds of kernels take the time?", families, ("rank",)),
-        Report("kernels", "Which GPU kernels take the time?", kernels, ("rank",)),
+        Report("kernels", "Which GPU kernels take the time?", kernels, ("rank", "op", "module", "source")),
         Report(
             "ops",
             "Which operators take the time, on host and device?",

@@ -31,6 +31,9 @@ Two runs, per step and rank: steps, breakdown, ops with their shapes, the host's
 ops, kernel families, kernels, collectives, memory. A permutation test over the
 steps separates changes from noise; a row without a clear change is "same". The
 step time is tested alone, the other rows together.
+
+Two memory snapshots, or -r stacks: what each call stack holds at the end and at
+the peak; what grew most, perhaps a leak, stands first.
 """
 EPILOG = """\
 examples:
@@ -39,7 +42,9 @@ examples:
       exit code 3 when a row is slower by more than 3 %, for CI
   rankscope diff float32 bfloat16 -r steps,ops
   rankscope diff one-node two-nodes -r breakdown,collectives
+  rankscope diff step-100.pickle step-200.pickle
 """
+STACKS = "stacks"
 DEFAULT_ROWS = 20
 THRESHOLD_CROSSED = 3
 
@@ -53,7 +58,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "-r",
         "--report",
         metavar="NAME,…",
-        help="compare only these: steps, breakdown, ops, host, families, …",
+        help="compare only these: steps, breakdown, ops, host, families, …; or the stacks of memory snapshots",
     )
     add_scope_options(parser)
     parser.add_argument(
@@ -87,16 +92,20 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     from rankscope.analysis.diff.compare import Rules
     from rankscope.analysis.diff.two_runs import diff, likely_slower, slower_rows
+    from rankscope.analysis.memory.snapshot_diff import both_are_snapshots, snapshot_diff
     from rankscope.run_words import RunWords, shell_word
     from rankscope.views.envelope import Question
 
-    rules = Rules(_reports(args.report), parse_percent(args.min_change))
+    stacks = args.report == STACKS
+    rules = Rules(() if stacks else _reports(args.report), parse_percent(args.min_change))
     limit = parse_percent(args.fail_over) if args.fail_over is not None else None
     shown = _shown(args)
     scope = scope_of(args)
     base, new = (_open(args, path) for path in (args.base, args.new))
     for run in (base, new):
         scope.check(run)
+    if stacks or (args.report is None and both_are_snapshots(base, new)):
+        return _stacks(args, snapshot_diff(base, new, scope, rules.min_change_pct), limit, shown)
     result = diff(base, new, scope, rules)
     failed = slower_rows(result, limit, args.fail_on_likely) if limit is not None else []
     doubtful = likely_slower(result, limit) if limit is not None and not args.fail_on_likely else []
@@ -117,6 +126,27 @@ def main(args: argparse.Namespace) -> int:
         print(f"rankscope: the runs cannot be compared: {result.unanswered}", file=sys.stderr)
         return THRESHOLD_CROSSED
     return THRESHOLD_CROSSED if failed else 0
+
+
+def _stacks(args: argparse.Namespace, result: Result, limit: float | None, shown: int | None) -> int:
+    """Memory snapshots. --fail-over is about what a device holds at the end."""
+    from rankscope.analysis.memory.snapshot_diff import grown_devices
+    from rankscope.views import render, terminal_width, use_color
+
+    if args.format == "junit":
+        raise UsageError(
+            "the stacks of memory snapshots have no junit form",
+            why="They are no measures with a limit each.",
+            hint="--format json has every row; --fail-over sets the exit code.",
+        )
+    show(render(result.head(shown), args.format, terminal_width(sys.stdout), use_color(sys.stdout)))
+    grown = grown_devices(result, limit) if limit is not None else []
+    for rank, device, change in grown:
+        print(
+            f"rankscope: {device} of rank {rank} holds {change:+.1f} % at the end, over {args.fail_over}",
+            file=sys.stderr,
+        )
+    return THRESHOLD_CROSSED if grown else 0
 
 
 def _open(args: argparse.Namespace, path: Path) -> Run:
@@ -156,7 +186,7 @@ def _reports(text: str | None) -> tuple[str, ...]:
         if name not in REPORTS:
             raise UsageError(
                 f"'{name}' cannot be compared",
-                why=f"The parts are: {', '.join(REPORTS)}.",
+                why=f"The parts are: {', '.join(REPORTS)}; and {STACKS}, alone.",
                 hint=f"{did_you_mean(name, REPORTS)}See: rankscope diff --help",
             )
     return names

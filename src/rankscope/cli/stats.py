@@ -66,8 +66,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--by",
         metavar="KEY",
-        help="rows by rank, node, group (of tensor, pipeline or data parallelism), shape, module, source or kernel, "
-        "where the report supports it",
+        help="rows by rank, node, group (of tensor, pipeline or data parallelism), shape, op, module, source or "
+        "kernel, where the report supports it",
     )
     add_scope_options(parser)
     parser.add_argument(

@@ -79,7 +79,7 @@ static uint32_t new_cells(Tree *tree, size_t count) {
         no_memory(tree);
         return UINT32_MAX;
     }
-    memset(tree->cells.data + tree->cells.size, 0, bytes);
+    if (bytes) memset(tree->cells.data + tree->cells.size, 0, bytes);
     tree->cells.size += bytes;
     return (uint32_t)begin;
 }

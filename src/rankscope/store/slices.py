@@ -24,8 +24,10 @@ from rankscope.store.table_files import TableFiles
 
 _SOURCE_LINE = re.compile(r"\.py\(\d+\): ", re.ASCII)
 """Frames of Python lines; the others are built-in functions and nn.Module calls."""
-_LIBRARY = re.compile(r"^(?:torch/|.*site-packages/|<frozen)|^(?:threading|runpy|contextlib)\.py")
-"""Frames of libraries, not of user code."""
+_LIBRARY = re.compile(
+    r"^(?:torch/|triton/|.*site-packages/|.*/torchinductor_|<frozen)|^(?:threading|runpy|contextlib)\.py"
+)
+"""Frames of libraries and of the code that Inductor generates, not of user code."""
 _ROWS_AT_A_TIME = 125_000
 
 

@@ -163,6 +163,13 @@ def _scene(scene: dict[str, Any], window: Window) -> dict[str, Any]:
     }
 
 
+def _origin(row: dict[str, Any]) -> dict[str, Any] | None:
+    """What is known about a kernel of a graph or of compiled code."""
+    names = {"graph": "graph", "node": "node", "captured_op": "op", "captured_module": "module"}
+    found = {key: row[name] for name, key in (*names.items(), ("line", "line"), ("compiled", "compiled"))}
+    return found if any(value is not None for value in found.values()) else None
+
+
 def _slices(session: Session, window: Window) -> dict[str, Any]:
     """The slices as columns, in drawing order. Times and ids are differences to the row before, references differences
     to the row's own id: the numbers are small then, and the file is a third smaller."""
@@ -172,9 +179,10 @@ def _slices(session: Session, window: Window) -> dict[str, Any]:
             f"""
             SELECT s.rank, s.segment, s.track, s.depth, s.id, s.name, s.category, s.start_ns, s.dur_ns, s.self_ns,
                    s.step, s.bytes, s.device IS NOT NULL AS on_device, s.launch, s.op, s.python, s.module, s.parent,
-                   e.args
+                   e.args, o.graph, o.node, o.op AS captured_op, o.module AS captured_module, o.line, o.compiled
             FROM (SELECT * FROM slices WHERE rank IN ({ranks}) AND {_overlaps(window.begin, window.end)}) s
             LEFT JOIN events e ON e.rank = s.rank AND e.segment = s.segment AND e.id = s.id
+            LEFT JOIN origins o ON o.rank = s.rank AND o.segment = s.segment AND o.id = s.id
             ORDER BY s.rank, s.segment, s.track, s.depth, s.start_ns
             """
         )
@@ -192,6 +200,7 @@ def _slices(session: Session, window: Window) -> dict[str, Any]:
     columns["on_device"] = [int(row["on_device"]) for row in rows]
     columns["kind"] = [kinds[row["rank"], row["segment"]].get(row["id"], 0) for row in rows]
     columns["args"] = [json.loads(row["args"]) if row["args"] else None for row in rows]
+    columns["origin"] = [_origin(row) for row in rows]
     texts: dict[str, int] = {}
     for name in ("name", "category"):
         columns[name] = [texts.setdefault(row[name] or "", len(texts)) for row in rows]

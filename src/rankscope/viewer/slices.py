@@ -47,6 +47,7 @@ def slice_details(session: Session, query: dict[str, str]) -> Answer:
             "ORDER BY start_ns LIMIT 20",
             [*key, key[2], key[2]],
         )
+        origin = run.records("SELECT * FROM origins WHERE rank = ? AND segment = ? AND id = ?", key)
         compared = _compare(run, slice)
         rows = run.collectives
         here = (rows.rank == key[0]) & (rows.segment == key[1]) & (rows.slice == key[2])
@@ -59,6 +60,7 @@ def slice_details(session: Session, query: dict[str, str]) -> Answer:
         "related": {name: brief for name, brief in related.items() if brief},
         "links": links,
         "launched": launched,
+        "origin": origin[0] if origin else None,
         "compared": compared,
     }
 

@@ -7,6 +7,7 @@ from typing import Any
 from rankscope.analysis.core.notes import left_out
 from rankscope.analysis.core.result import Column, Fact, Finding, Result, Unit
 from rankscope.analysis.core.scope import Scope
+from rankscope.analysis.memory.snapshot import last_snapshots
 from rankscope.model import MEMORY_SEGMENTS
 from rankscope.store.run import Run
 from rankscope.units import format_rounded
@@ -57,10 +58,7 @@ def fragments(run: Run, scope: Scope, by: str | None = None) -> Result:
 def _rows(run: Run, scope: Scope) -> list[dict[str, Any]]:
     where = scope.only_ranks().where()
     return run.records(f"""
-        WITH last AS (
-            SELECT m.rank, arg_max(m.segment, (s.unix_ns, m.segment)) AS segment FROM memory_segments m
-            JOIN segments s ON s.rank = m.rank AND s.segment = m.segment
-            WHERE {scope.only_ranks().where("m")} GROUP BY m.rank
+        WITH last AS ({last_snapshots(scope)}
         ), blocks AS (
             SELECT rank, segment, number, max(bytes) FILTER (state = 'inactive') AS largest,
                    count(*) FILTER (state = 'inactive') AS free,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from typing import Any
 
 from rankscope.analysis.core.scope import Scope
 from rankscope.model import MEMORY_ARGS, MEMORY_SEGMENTS, SNAPSHOT_CATEGORY
@@ -18,6 +19,8 @@ from rankscope.store.run import Run
 BEFORE = "(before the history)"
 NO_OP = "(no op recorded)"
 _LIVE = "active_allocated"
+_SIZE = "coalesce(requested_bytes, bytes)"
+"""SQL: the size of a block, as requested by the program."""
 _HISTORY = f"""
     SELECT rank, segment, id, name, args, m."Device Id" AS device, m."Bytes" AS bytes, m."Addr" AS address,
            m."Total Allocated" AS allocated_bytes, m."Total Reserved" AS reserved_bytes
@@ -61,6 +64,22 @@ class SnapshotHolder:
     """Number of allocations; None for memory allocated before the history."""
 
 
+@dataclass(frozen=True)
+class HeldByStack:
+    """Memory that the allocations of one call stack hold at one time."""
+
+    rank: int
+    device: int
+    op: str
+    """The operator or autograd node, or BEFORE or NO_OP."""
+    source: str | None
+    frames: tuple[str, ...]
+    """Lines of Python, innermost first."""
+    bytes: int
+    count: int | None
+    """Number of allocations; None for memory allocated before the history."""
+
+
 def covers_the_run(run: Run, scope: Scope) -> bool:
     """Whether the window is that of the whole run: a snapshot does not tell which step an allocation belongs to."""
     return scope.steps is None or scope.steps == replace(scope, steps=None).in_run(run).steps
@@ -98,35 +117,75 @@ def snapshot_peaks(run: Run, scope: Scope) -> list[SnapshotPeak]:
 
 def snapshot_holders(run: Run, scope: Scope) -> list[SnapshotHolder]:
     """Live allocations at the peak of each rank and device, largest first; they add up to the peak."""
+    sums: dict[tuple[int, int, str, str | None], list[Any]] = {}
+    for held in held_at_peak(run, scope):
+        total = sums.setdefault((held.rank, held.device, held.op, held.source), [0, held.count and 0])
+        total[0] += held.bytes
+        total[1] = None if held.count is None else total[1] + held.count
+    found = [SnapshotHolder(*key, *total) for key, total in sums.items()]
+    return sorted(found, key=lambda h: (h.rank, h.device, -h.bytes, h.name, h.source or ""))
+
+
+def held_at_peak(run: Run, scope: Scope) -> list[HeldByStack]:
+    """What each stack holds at the peak of each rank and device; it adds up to the peak."""
     found = []
     for peak in snapshot_peaks(run, scope):
         mine = f"rank = {peak.rank} AND segment = {peak.segment} AND device = {peak.device}"
-        rows = run.rows(f"""
-            WITH held AS ({_held_at(peak, mine)}), stacks AS (
-                FROM memory_stacks WHERE rank = {peak.rank} AND segment = {peak.segment}
-            )
-            SELECT coalesce(s.op, '{NO_OP}'), s.source, sum(h.bytes)::BIGINT, count(*)
-            FROM held h LEFT JOIN stacks s ON s.stack = h.stack GROUP BY ALL ORDER BY 3 DESC, 1, 2
-        """)
-        found += [SnapshotHolder(peak.rank, peak.device, *row) for row in rows]
-        rest = peak.allocated_bytes - sum(row[2] for row in rows)
+        rows = _by_stack(run, peak.rank, peak.segment, peak.device, _held_at(peak, mine))
+        found += rows
+        rest = peak.allocated_bytes - sum(row.bytes for row in rows)
         if rest > 0:
-            found.append(SnapshotHolder(peak.rank, peak.device, BEFORE, None, rest, None))
-    return sorted(found, key=lambda h: (h.rank, h.device, -h.bytes, h.name, h.source or ""))
+            found.append(HeldByStack(peak.rank, peak.device, BEFORE, None, (), rest, None))
+    return found
+
+
+def held_at_end(run: Run, scope: Scope) -> list[HeldByStack]:
+    """What each stack holds when the last snapshot of each rank was taken."""
+    if not run.has(MEMORY_SEGMENTS):
+        return []
+    found = []
+    for rank, segment, device in run.rows(f"""
+        SELECT DISTINCT rank, segment, device FROM memory_segments
+        JOIN ({last_snapshots(scope)}) USING (rank, segment) ORDER BY ALL
+    """):
+        mine = f"rank = {rank} AND segment = {segment} AND device = {device}"
+        held = f"SELECT {_SIZE} AS bytes, stack FROM memory_blocks WHERE {mine} AND state = '{_LIVE}'"
+        found += _by_stack(run, rank, segment, device, held)
+    return found
+
+
+def last_snapshots(scope: Scope) -> str:
+    """SQL: the rank and the segment (the file) of the last snapshot of each rank."""
+    return f"""
+        SELECT m.rank, arg_max(m.segment, (s.unix_ns, m.segment)) AS segment FROM memory_segments m
+        JOIN segments s ON s.rank = m.rank AND s.segment = m.segment
+        WHERE {scope.only_ranks().where("m")} GROUP BY m.rank
+    """
+
+
+def _by_stack(run: Run, rank: int, segment: int, device: int, held: str) -> list[HeldByStack]:
+    rows = run.rows(f"""
+        WITH held AS ({held}), stacks AS (FROM memory_stacks WHERE rank = {rank} AND segment = {segment})
+        SELECT coalesce(s.op, '{NO_OP}'), s.source, s.frames, sum(h.bytes)::BIGINT, count(*)
+        FROM held h LEFT JOIN stacks s ON s.stack = h.stack GROUP BY ALL ORDER BY 4 DESC, 1, 2, 3
+    """)
+    return [
+        HeldByStack(rank, device, op, source, tuple(frames or ()), size, count)
+        for op, source, frames, size, count in rows
+    ]
 
 
 def _held_at(peak: SnapshotPeak, mine: str) -> str:
     """SQL for the allocations live at the peak: those of the history that are not freed by then, and blocks of the
     snapshot whose allocation is older than the history."""
-    size = "coalesce(requested_bytes, bytes)"
     if peak.event is None:
-        return f"SELECT {size} AS bytes, stack FROM memory_blocks WHERE {mine} AND state = '{_LIVE}'"
+        return f"SELECT {_SIZE} AS bytes, stack FROM memory_blocks WHERE {mine} AND state = '{_LIVE}'"
     entries = f"FROM ({_HISTORY}) WHERE name IN ('alloc', 'free_requested') AND {mine}"
     return f"""
         SELECT i.bytes, TRY_CAST(i.args->>'stack' AS INTEGER) AS stack
         FROM (SELECT address, max(id) AS id {entries} AND id <= {peak.event} GROUP BY address) l
         JOIN ({entries}) i ON i.id = l.id AND i.name = 'alloc'
         UNION ALL
-        SELECT {size}, stack FROM memory_blocks b WHERE {mine} AND state = '{_LIVE}'
+        SELECT {_SIZE}, stack FROM memory_blocks b WHERE {mine} AND state = '{_LIVE}'
         AND NOT EXISTS ({entries} AND address = b.address)
     """

@@ -7,11 +7,12 @@ from typing import Any, NamedTuple
 
 from rankscope.analysis.core.gpu_counts import gpu_counts
 from rankscope.analysis.core.notes import gpu_outside_steps, left_out, slices_outside_steps
+from rankscope.analysis.core.origins import ORIGIN_KEYS, SAME, origin_of
 from rankscope.analysis.core.result import Column, ColumnRows, Result
 from rankscope.analysis.core.rollups import kept_per_rank
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.within_rank.kernel_sums import kernel_sums
-from rankscope.model import LAUNCH_CATEGORIES
+from rankscope.model import LAUNCH_CATEGORIES, ORIGINS
 from rankscope.records import dataclass
 from rankscope.sql import sql_texts
 from rankscope.store.run import Run
@@ -30,11 +31,20 @@ _NUMBERS = (
 _BY_RANK = (Column("rank"),)
 _NAME = Column("name", at_end=True)
 _TIME_PCT = Column("time_pct", "percent", "share of the total of this table, not of wall time")
+_KERNEL_COLUMNS = (
+    Column("class", help="COMPUTE or COMM", at_end=True),
+    _TIME_PCT,
+    Column("total_ns", "ns"),
+    Column("instances", "count"),
+    *_NUMBERS,
+)
 
 
 def kernels(run: Run, scope: Scope, by: str | None = None) -> Result:
     """GPU kernels by name; the memcpy report has copies and fills."""
     rank, group = _rank_columns(by)
+    if by in ORIGIN_KEYS:
+        return _kernels_by_origin(run, scope, by)
     found = run.arrays(
         f"SELECT {rank} name, first(class) AS class, 0.0 AS time_pct, {_STATISTICS.format(count='instances')} "
         f"FROM gpu WHERE category = 'kernel' AND {scope.where()} GROUP BY {group} name "
@@ -43,20 +53,57 @@ def kernels(run: Run, scope: Scope, by: str | None = None) -> Result:
     if total := int(found["total_ns"].sum()):
         found["time_pct"] = 100 * found["total_ns"] / total
     rows = ColumnRows(found)
-    columns = (
-        *(_BY_RANK if by == "rank" else ()),
-        _NAME,
-        Column("class", help="COMPUTE or COMM", at_end=True),
-        _TIME_PCT,
-        Column("total_ns", "ns"),
-        Column("instances", "count"),
-        *_NUMBERS,
-    )
-    inside = int(found["instances"].sum())
-    notes = left_out(run, scope) + gpu_outside_steps(run, scope, inside, "kernels", category="kernel")
-    if not rows:
-        notes.append("no kernels in the window; ProfilerActivity.CUDA records them")
+    columns = (*(_BY_RANK if by == "rank" else ()), _NAME, *_KERNEL_COLUMNS)
+    notes = _kernel_notes(run, scope, int(found["instances"].sum()))
+    if run.has(ORIGINS):
+        notes += _graph_note(run, scope)
     return Result("kernels", "GPU kernels", scope.window, columns, rows, notes=tuple(notes))
+
+
+def _kernels_by_origin(run: Run, scope: Scope, by: str) -> Result:
+    """Kernels by name and by the op, module or line of Python that they come from."""
+    key, joins = origin_of(run, by)
+    statistics = _STATISTICS.format(count="instances")
+    rows = run.records(f"""
+        SELECT name, {by}, first(class) AS class, 0.0 AS time_pct, {statistics} FROM (
+            SELECT g.name, g.class, g.dur_ns, {key} AS {by} FROM gpu g {joins}
+            WHERE g.category = 'kernel' AND {scope.where("g")}
+        ) GROUP BY name, {by} ORDER BY total_ns DESC, name, {by}
+    """)
+    total = sum(row["total_ns"] for row in rows)
+    for row in rows:
+        row["time_pct"] = 100 * row["total_ns"] / total if total else 0.0
+    notes = _kernel_notes(run, scope, sum(row["instances"] for row in rows))
+    if rows and all(row[by] is None for row in rows):
+        notes.append(f"the trace has no {by}: {ORIGIN_KEYS[by]}")
+    key_column = Column(
+        by, help="where the kernel comes from; of a replayed graph, where it was captured", at_end=True
+    )
+    columns = (_NAME, key_column, *_KERNEL_COLUMNS)
+    return Result("kernels", "GPU kernels", scope.window, columns, rows, notes=tuple(notes))
+
+
+def _kernel_notes(run: Run, scope: Scope, inside: int) -> list[str]:
+    notes = left_out(run, scope) + gpu_outside_steps(run, scope, inside, "kernels", category="kernel")
+    if not inside:
+        notes.append("no kernels in the window; ProfilerActivity.CUDA records them")
+    return notes
+
+
+def _graph_note(run: Run, scope: Scope) -> list[str]:
+    """How many kernels a graph launch started, and for how many of them it is known where they were captured."""
+    ((replayed, known),) = run.rows(
+        f"SELECT count(*), count(o.known_by) FROM gpu g JOIN origins o ON {SAME} "
+        f"WHERE g.category = 'kernel' AND o.node IS NOT NULL AND {scope.where('g')}"
+    )
+    if not replayed:
+        return []
+    told = (
+        f"of {known:,} the op is known from the capture"
+        if known
+        else "no capture in the trace tells their ops"
+    )
+    return [f"{replayed:,} kernels are replays of CUDA graphs; {told}: --by op, module or source"]
 
 
 def top_kernels(run: Run, scope: Scope) -> Result:

@@ -7,13 +7,15 @@ from typing import Any
 import numpy as np
 
 from rankscope.analysis.core.notes import left_out, slices_outside_steps
+from rankscope.analysis.core.origins import SAME, origin_of
 from rankscope.analysis.core.result import Column, Result
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.within_rank.op_work import OpWork, op_work
-from rankscope.model import EXECUTED_OPS
+from rankscope.model import EXECUTED_OPS, ORIGINS
 from rankscope.store.arrays import number_rows
 from rankscope.store.run import Run
 
+_REPLAYED = " (graph replay)"
 # Keys of --by, and the option that records each.
 _KEYS = {
     "rank": "",
@@ -32,15 +34,46 @@ def ops(run: Run, scope: Scope, by: str | None = None) -> Result:
                sum(s.total_device_ns)::BIGINT AS total_device_ns
         FROM (FROM slices WHERE category = 'cpu_op' AND {scope.where()}) s {joins} GROUP BY ALL
     """)
+    replayed = _replayed(run, scope, by, rows) if run.has(ORIGINS) else []
+    notes = _notes(run, scope, by, rows, replayed)
+    rows += replayed
     flops = _flops(run, scope, by)
     for row in rows:
         row["flops"] = flops.get((row["name"], row[by] if by else None))
     rows.sort(
         key=lambda row: (-row["self_device_ns"], -row["self_host_ns"], row["name"], str(row.get(by or "")))
     )
-    return Result(
-        "ops", "Operators", scope.window, _columns(by), rows, notes=tuple(_notes(run, scope, by, rows))
-    )
+    return Result("ops", "Operators", scope.window, _columns(by), rows, notes=tuple(notes))
+
+
+def _replayed(run: Run, scope: Scope, by: str | None, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows of the ops that CUDA graphs replay, one call a kernel.
+
+    They count as called by the op that launches the graph: its self time in `rows` is reduced.
+    """
+    of_origin = {"rank": "g.rank", "shape": "NULL"}
+    key, joins = (of_origin[by], "") if by in of_origin else origin_of(run, by) if by else ("NULL", "")
+    if "origins o" not in joins:
+        joins += f" LEFT JOIN origins o ON {SAME}"
+    column = f"{key} AS {by}," if by else ""
+    replayed = run.records(f"""
+        SELECT coalesce(o.op || '{_REPLAYED}', 'graph replay') AS name, {column} count(*) AS calls,
+               0 AS self_host_ns, 0 AS total_host_ns, sum(g.dur_ns)::BIGINT AS self_device_ns,
+               sum(g.dur_ns)::BIGINT AS total_device_ns
+        FROM gpu g {joins} WHERE o.node IS NOT NULL AND {scope.where("g")} GROUP BY ALL
+    """)
+    key, joins = _key(by, run.has(EXECUTED_OPS))
+    launching = run.rows(f"""
+        SELECT s.name, {key or "NULL,"} sum(s.replayed_ns)::BIGINT FROM (
+            SELECT s.*, g.dur_ns AS replayed_ns FROM gpu g JOIN origins o ON {SAME}
+            JOIN slices s ON s.rank = g.rank AND s.segment = g.segment AND s.id = g.op
+            WHERE o.node IS NOT NULL AND s.category = 'cpu_op' AND {scope.where("s")}
+        ) s {joins} GROUP BY ALL
+    """)
+    places = {(row["name"], row[by] if by else None): row for row in rows}
+    for name, value, time in launching:
+        places[name, value]["self_device_ns"] -= time
+    return replayed
 
 
 def _key(by: str | None, is_executed: bool = False) -> tuple[str, str]:
@@ -79,12 +112,14 @@ def _columns(by: str | None) -> tuple[Column, ...]:
     )
 
 
-def _notes(run: Run, scope: Scope, by: str | None, rows: list[dict[str, Any]]) -> list[str]:
+def _notes(
+    run: Run, scope: Scope, by: str | None, rows: list[dict[str, Any]], replayed: list[dict[str, Any]]
+) -> list[str]:
     inside = sum(row["calls"] for row in rows)
     notes = left_out(run, scope) + slices_outside_steps(run, scope, inside, ("cpu_op",), "ops")
     if not rows:
         notes.append("no ops in the window; ProfilerActivity.CPU records them")
-    elif by and _KEYS[by] and all(row[by] is None for row in rows):
+    elif by and _KEYS[by] and all(row[by] is None for row in (*rows, *replayed)):
         notes.append(f"the trace has no {by}: {_KEYS[by]}")
     return notes
 

@@ -142,7 +142,7 @@ export class SharedFile {
       && (other.launch === slice.id || (other.op === slice.id && other.on_device))).slice(0, 20);
     const related = REFERENCES.map((name) => [name, this.byId.get(`${slice.rank}/${slice.segment}/${slice[name]}`)]).filter(([, other]) => other);
     return {
-      ...slice, args: slice.args ?? {}, where: slice.label, links: [], launched, related: Object.fromEntries(related), compared: compared(same, slice.dur_ns),
+      ...slice, args: slice.args ?? {}, where: slice.label, links: [], launched, origin: slice.origin, related: Object.fromEntries(related), compared: compared(same, slice.dur_ns),
       is_collective: keyOf(slice) in this.content.collectives.of,
     };
   }

@@ -29,7 +29,7 @@ async function slicePanel(app, key) {
       h("p", { class: "quiet" }, `p50 ${time(compared.p50_ns)}, p99 ${time(compared.p99_ns)}, max ${time(compared.max_ns)}; ${compared.longer.toLocaleString("en")} longer`),
       histogram(compared.histogram, slice.dur_ns)),
     h("div", {}, peers ? h("div", {}, h("h2", {}, `${peers.title} on every rank`), h("p", { class: "quiet" }, peers.text), peersTable(app, peers)) : "",
-      h("h2", {}, "Called from"), related(app, slice), slice.launched.length ? h("div", {}, h("h2", {}, "Launched"), links(app, slice, slice.launched)) : ""));
+      h("h2", {}, "Called from"), origin(slice.origin), related(app, slice), slice.launched.length ? h("div", {}, h("h2", {}, "Launched"), links(app, slice, slice.launched)) : ""));
 }
 
 /** @param {any} slice */
@@ -43,6 +43,14 @@ function facts(slice) {
 /** @param {any} value */
 function text(value) {
   return typeof value === "object" ? JSON.stringify(value) : String(value);
+}
+
+/** Where a kernel of a CUDA graph or of compiled code comes from. @param {any} found */
+function origin(found) {
+  if (!found) return "";
+  const rows = [["op", found.op], ["module", found.module], ["line", found.line], ["compiled", found.compiled]];
+  if (found.node !== null) rows.unshift(["graph replay", `node ${found.node}${found.graph === null ? "" : ` of graph ${found.graph}`}`]);
+  return h("dl", {}, rows.filter(([, value]) => value !== null).flatMap(([name, value]) => [h("dt", {}, name), h("dd", {}, value)]));
 }
 
 /** @param {import("../app.js").App} app @param {any} slice */
