@@ -161,7 +161,11 @@ typedef struct {
     uint32_t trace_clock;
     Map track_numbers;
     /* Of the index. */
-    Array uuids, tracks, times, halves, flow_ids, flow_times, flow_ends, latest; /* latest: Latest by track */
+    Array uuids, tracks, times, halves, flow_ids, flow_times, flow_ends;
+    Array latest;    /* Latest, by track */
+    Array durations_found; /* int64: of each begin, -1 as long as it is open */
+    uint64_t never_begun;
+    bool unordered;  /* on some track time goes back: the durations are not right */
     Array described;                                                            /* Described */
     Array described_bytes;
     /* Of the event that is read. */
@@ -179,8 +183,14 @@ typedef struct {
 
 typedef struct {
     int64_t time;
-    bool at_once;
+    bool seen, at_once;
+    Array open; /* Open: slices that have begun */
 } Latest;
+
+typedef struct {
+    int64_t time;
+    uint64_t number; /* among all begins */
+} Open;
 
 typedef struct {
     uint64_t number, begin, length;
@@ -654,7 +664,22 @@ static void index_event(Decoder *decoder, int64_t time, const Event *event) {
     if (event->kind == 'B' || event->kind == 'E') {
         Latest *latest = &AT(decoder->latest, Latest, track);
         uint8_t half = event->kind == 'B' ? BEGIN : latest->at_once && latest->time == time ? END_AT_ONCE : END;
-        *latest = (Latest){time, half != END};
+        if (latest->seen && time < latest->time) decoder->unordered = true;
+        latest->seen = true;
+        latest->time = time;
+        latest->at_once = half != END;
+        if (half == BEGIN) {
+            Open open = {time, COUNT_OF(decoder->durations_found, int64_t)};
+            array_append(&latest->open, &open, sizeof open);
+            array_append_i64(&decoder->durations_found, -1);
+            if (latest->open.failed || decoder->durations_found.failed) decoder->failed = true;
+        } else if (latest->open.size) {
+            latest->open.size -= sizeof(Open);
+            const Open *open = (const Open *)(latest->open.data + latest->open.size);
+            AT(decoder->durations_found, int64_t, open->number) = time - open->time;
+        } else {
+            decoder->never_begun++;
+        }
         array_append_i32(&decoder->tracks, (int32_t)track);
         array_append_i64(&decoder->times, time);
         array_append(&decoder->halves, &half, 1);
@@ -1255,12 +1280,13 @@ static void decoder_free(Decoder *decoder) {
         sequence_clear(sequence);
         free(sequence);
     }
+    for (size_t i = 0; i < COUNT_OF(decoder->latest, Latest); i++) array_free(&AT(decoder->latest, Latest, i).open);
     map_free(&decoder->sequence_numbers);
     map_free(&decoder->clock_numbers);
     map_free(&decoder->track_numbers);
     Array *arrays[] = {
         &decoder->sequences, &decoder->clocks, &decoder->uuids, &decoder->tracks, &decoder->times, &decoder->halves,
-        &decoder->flow_ids, &decoder->flow_times, &decoder->flow_ends, &decoder->latest, &decoder->described,
+        &decoder->flow_ids, &decoder->flow_times, &decoder->flow_ends, &decoder->latest, &decoder->durations_found, &decoder->described,
         &decoder->described_bytes, &decoder->categories, &decoder->flows, &decoder->counted, &decoder->annotations,
         &decoder->plan_texts, &decoder->track_texts, &decoder->counter_tracks, &decoder->flow_kinds, &decoder->out};
     for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++) array_free(arrays[i]);
@@ -1354,6 +1380,7 @@ static PyObject *perfetto_add(PyObject *module, PyObject *arguments) {
         return NULL;
     }
     Py_BEGIN_ALLOW_THREADS
+    if (decoder->rewriting) array_reserve(&decoder->out, (size_t)block.len * 2);
     read_packets(decoder, bytes_of(block.buf, (size_t)block.len));
     Py_END_ALLOW_THREADS
     PyBuffer_Release(&block);
@@ -1399,7 +1426,7 @@ static PyObject *perfetto_index(PyObject *module, PyObject *capsule) {
     PyObject *described = described_list(decoder);
     if (!described) return NULL;
     Array arrays[] = {decoder->uuids, decoder->tracks, decoder->times, decoder->halves,
-                      decoder->flow_ids, decoder->flow_times, decoder->flow_ends};
+                      decoder->flow_ids, decoder->flow_times, decoder->flow_ends, decoder->durations_found};
     memset(&decoder->uuids, 0, sizeof decoder->uuids);
     memset(&decoder->tracks, 0, sizeof decoder->tracks);
     memset(&decoder->times, 0, sizeof decoder->times);
@@ -1407,14 +1434,16 @@ static PyObject *perfetto_index(PyObject *module, PyObject *capsule) {
     memset(&decoder->flow_ids, 0, sizeof decoder->flow_ids);
     memset(&decoder->flow_times, 0, sizeof decoder->flow_times);
     memset(&decoder->flow_ends, 0, sizeof decoder->flow_ends);
+    memset(&decoder->durations_found, 0, sizeof decoder->durations_found);
     PyObject *columns = arrays_to_python(arrays, sizeof arrays / sizeof *arrays);
     if (!columns) {
         Py_DECREF(described);
         return NULL;
     }
-    return Py_BuildValue("(NNNNNN)", columns, described, counts_of(decoder->unread, MOST_NUMBERS + 1),
+    return Py_BuildValue("(NNNNNNNN)", columns, described, counts_of(decoder->unread, MOST_NUMBERS + 1),
                          optional(decoder->has_times, decoder->first_ns), optional(decoder->has_times, decoder->last_ns),
-                         optional(decoder->has_real, decoder->real_offset));
+                         optional(decoder->has_real, decoder->real_offset), PyBool_FromLong(decoder->unordered),
+                         PyLong_FromUnsignedLongLong(decoder->never_begun));
 }
 
 /* Where the whole packets at the beginning of some bytes end, and those among them that hold compressed packets. */
