@@ -15,6 +15,7 @@ enum { CATEGORIES = 1, NAMES = 2, ARG_NAMES = 3, SPECS = 24, STRINGS = 29, KERNE
 #define LONGEST_INTERNED (1 << 16)
 #define FARTHEST_NS (INT64_C(1) << 62)
 #define MOST_NESTED 32
+#define ENOUGH_JSON (32 << 20)
 #define MOST_SEQUENCES (1 << 18)
 #define MOST_TRACKS (1 << 20)
 #define BOOTTIME 6
@@ -1264,10 +1265,12 @@ static void read_packet(Decoder *decoder, Bytes packet) {
     }
 }
 
-/* Whole packets, as cut_packets finds them. */
-static void read_packets(Decoder *decoder, Bytes block) {
+/* Whole packets, as cut_packets finds them, until there is enough JSON; returns the place of the next one. */
+static const uint8_t *read_packets(Decoder *decoder, Bytes block) {
     Field field;
-    while (!decoder->failed && next_field(&block, &field)) read_packet(decoder, field.bytes);
+    while (!decoder->failed && decoder->out.size < ENOUGH_JSON && next_field(&block, &field))
+        read_packet(decoder, field.bytes);
+    return block.at;
 }
 
 /* --- Python --- */
@@ -1373,20 +1376,22 @@ static PyObject *perfetto_add(PyObject *module, PyObject *arguments) {
     (void)module;
     PyObject *capsule;
     Py_buffer block;
-    if (!PyArg_ParseTuple(arguments, "Oy*", &capsule, &block)) return NULL;
+    Py_ssize_t begin;
+    if (!PyArg_ParseTuple(arguments, "Oy*n", &capsule, &block, &begin)) return NULL;
     Decoder *decoder = decoder_of(capsule);
-    if (!decoder) {
+    if (!decoder || begin < 0 || begin > block.len) {
         PyBuffer_Release(&block);
-        return NULL;
+        return decoder ? PyErr_Format(PyExc_ValueError, "no place in the block") : NULL;
     }
+    const uint8_t *data = block.buf, *next;
     Py_BEGIN_ALLOW_THREADS
-    if (decoder->rewriting) array_reserve(&decoder->out, (size_t)block.len * 2);
-    read_packets(decoder, bytes_of(block.buf, (size_t)block.len));
+    size_t left = (size_t)(block.len - begin);
+    if (decoder->rewriting) array_reserve(&decoder->out, left * 2 < ENOUGH_JSON ? left * 2 : ENOUGH_JSON);
+    next = read_packets(decoder, bytes_of(data + begin, left));
     Py_END_ALLOW_THREADS
     PyBuffer_Release(&block);
     if (decoder->failed || decoder->out.failed) return PyErr_NoMemory();
-    if (decoder->rewriting) return array_to_python(&decoder->out);
-    Py_RETURN_NONE;
+    return Py_BuildValue("(Nn)", array_to_python(&decoder->out), (Py_ssize_t)(next - data));
 }
 
 static PyObject *counts_of(const uint64_t *counts, size_t size) {
@@ -1504,7 +1509,8 @@ PyMethodDef perfetto_methods[] = {
     {"perfetto_decoder", perfetto_decoder, METH_VARARGS,
      "perfetto_decoder(sequence, plan): a decoder that makes the index (plan is None) or rewrites events. All functions "
      "are called by rankscope.readers.perfetto.native_decoder."},
-    {"perfetto_add", perfetto_add, METH_VARARGS, "perfetto_add(decoder, block): the events as JSON, or None."},
+    {"perfetto_add", perfetto_add, METH_VARARGS,
+     "perfetto_add(decoder, block, begin): events as JSON, and where in the block the next call begins."},
     {"perfetto_counts", perfetto_counts, METH_O, "perfetto_counts(decoder): what was lost or repaired."},
     {"perfetto_index", perfetto_index, METH_O, "perfetto_index(decoder): the index; the decoder is empty afterwards."},
     {"cut_packets", cut_packets, METH_O, "cut_packets(bytes): end, missing bytes, damaged, compressed packets."},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,7 +47,7 @@ class Index:
         if self._in_c is None:
             self._found.add(bytes(block))
         else:
-            native.functions.perfetto_add(self._in_c, block)
+            native.functions.perfetto_add(self._in_c, block, 0)
 
     def finish(self) -> None:
         if self._in_c is None:
@@ -122,13 +123,16 @@ class Rewriter:
                 _ALL_SEQUENCES if sequence is None else sequence, given
             )
 
-    def rewrite(self, block: memoryview) -> Any:
-        """A buffer with the events of a block as JSON."""
-        return (
-            self._rewriter.rewrite(bytes(block))
-            if self._in_c is None
-            else native.functions.perfetto_add(self._in_c, block)
-        )
+    def rewrite(self, block: memoryview) -> Iterator[Any]:
+        """Buffers with the events of a block as JSON."""
+        if self._in_c is None:
+            yield from self._rewriter.rewrite(bytes(block))
+            return
+        at = 0
+        while at < len(block):
+            text, at = native.functions.perfetto_add(self._in_c, block, at)
+            if len(text):
+                yield text
 
     @property
     def counts(self) -> list[int]:

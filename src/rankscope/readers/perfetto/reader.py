@@ -74,12 +74,11 @@ class PerfettoReading:
         rewriter = Rewriter(plan, index.uuids, self._sequence)
         written = 0
         for block in self._pass(ReadReport()):  # the first pass has reported the damage
-            text = rewriter.rewrite(block)
-            written += len(text)
-            if written > max(_ALWAYS_ALLOWED, _MOST_EXPANSION * read):
-                self.report.damage = f"the events expand more than {_MOST_EXPANSION}-fold, as in no trace"
-                return
-            if text:
+            for text in rewriter.rewrite(block):
+                written += len(text)
+                if written > max(_ALWAYS_ALLOWED, _MOST_EXPANSION * read):
+                    self.report.damage = f"the events expand more than {_MOST_EXPANSION}-fold, as in no trace"
+                    return
                 yield batch_of(text, _SEPARATOR, self.report)
         damaged = rewriter.counts[DAMAGED] - index.counts[DAMAGED]
         if damaged > 0:
