@@ -481,7 +481,7 @@ LEFT JOIN slices p ON (p.rank, p.segment, p.id) = (s.rank, s.segment, s.parent)
 LEFT JOIN slices l ON (l.rank, l.segment, l.id) = (s.rank, s.segment, s.launch)
 """
 LINKS = """
-SELECT l.rank, l.kind, s.name, s.start_ns - (SELECT min(start_ns) FROM slices), t.name, t.track
+SELECT l.rank, l.kind, s.name, s.start_ns - (SELECT min(start_ns) FROM slices), t.name, t.start_ns - s.start_ns
 FROM links l JOIN slices s ON (s.rank, s.segment, s.id) = (l.rank, l.segment, l.source)
 JOIN slices t ON (t.rank, t.segment, t.id) = (l.rank, l.segment, l.target)
 """
