@@ -28,6 +28,7 @@ EXAMPLES = """\
 examples:
   rankscope export RUN -t perfetto                 RUN.perfetto-trace, for ui.perfetto.dev: all ranks in one file
   rankscope export RUN -t perfetto --ranks 0-3 --steps 3:5 -o four.perfetto-trace.gz
+  rankscope export RUN -t perfetto --archive       RUN.perfetto.tar: a trace for each rank, merged by ui.perfetto.dev
   rankscope export RUN -t chrome --no-args         for chrome://tracing
   rankscope export RUN -t parquet -o tables/       for pandas, Polars, DuckDB, Spark
   rankscope export RUN -t csv -o tables/ --ranks 0 --steps 3:5
@@ -71,6 +72,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="traces without the events' arguments: smaller, and written faster",
     )
+    parser.add_argument(
+        "--archive",
+        action="store_true",
+        help="with -t perfetto: a tar file with a trace for each file of the run, on its own clock, and a manifest "
+        "with the clock offsets",
+    )
     parser.add_argument("-f", "--force", action="store_true", help="overwrite existing files")
     add_part_options(parser, "the whole file")
     add_clocks(parser)
@@ -78,6 +85,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
+    if args.archive and args.type != "perfetto":
+        raise UsageError(
+            "--archive is for Perfetto",
+            why=f"-t {args.type} has no manifest.",
+            hint="Use it with -t perfetto.",
+        )
     if args.type in TRACES:
         return _trace(args)
     if args.gzip or args.no_args:
@@ -108,15 +121,16 @@ def _page(args: argparse.Namespace) -> int:
 
 
 def _trace(args: argparse.Namespace) -> int:
-    from rankscope.views.export.files import TRACE_ENDINGS, write_trace
+    from rankscope.views.export.files import ARCHIVE, TRACE_ENDINGS, write_trace
 
-    target = args.output or Path(run_name(args.run[0]) + TRACE_ENDINGS[args.type] + ".gz" * args.gzip)
+    kind = ARCHIVE if args.archive else args.type
+    target = args.output or Path(run_name(args.run[0]) + TRACE_ENDINGS[kind] + ".gz" * args.gzip)
     if args.gzip and target.suffix != ".gz":
         target = target.with_name(target.name + ".gz")
     run, scope = _open(args, target)
     compress = target.suffix == ".gz"
     with replacing(target) as temporary:
-        slices = write_trace(run, scope, temporary, args.type, with_args=not args.no_args, compress=compress)
+        slices = write_trace(run, scope, temporary, kind, with_args=not args.no_args, compress=compress)
     ranks = [rank for rank in run.ranks if scope.ranks is None or rank in scope.ranks]
     size = units.format_bytes(target.stat().st_size)
     print(f"Wrote {slices:,} slices of {len(ranks)} rank{'s' * (len(ranks) > 1)} to {target} ({size})")

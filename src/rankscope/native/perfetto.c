@@ -15,6 +15,7 @@ enum { CATEGORIES = 1, NAMES = 2, ARG_NAMES = 3, SPECS = 24, STRINGS = 29, KERNE
 #define LONGEST_INTERNED (1 << 16)
 #define FARTHEST_NS (INT64_C(1) << 62)
 #define MOST_NESTED 32
+#define ENOUGH_JSON (32 << 20)
 #define MOST_SEQUENCES (1 << 18)
 #define MOST_TRACKS (1 << 20)
 #define BOOTTIME 6
@@ -161,7 +162,11 @@ typedef struct {
     uint32_t trace_clock;
     Map track_numbers;
     /* Of the index. */
-    Array uuids, tracks, times, halves, flow_ids, flow_times, flow_ends, latest; /* latest: Latest by track */
+    Array uuids, tracks, times, halves, flow_ids, flow_times, flow_ends;
+    Array latest;    /* Latest, by track */
+    Array durations_found; /* int64: of each begin, -1 as long as it is open */
+    uint64_t never_begun;
+    bool unordered;  /* on some track time goes back: the durations are not right */
     Array described;                                                            /* Described */
     Array described_bytes;
     /* Of the event that is read. */
@@ -179,8 +184,14 @@ typedef struct {
 
 typedef struct {
     int64_t time;
-    bool at_once;
+    bool seen, at_once;
+    Array open; /* Open: slices that have begun */
 } Latest;
+
+typedef struct {
+    int64_t time;
+    uint64_t number; /* among all begins */
+} Open;
 
 typedef struct {
     uint64_t number, begin, length;
@@ -654,7 +665,22 @@ static void index_event(Decoder *decoder, int64_t time, const Event *event) {
     if (event->kind == 'B' || event->kind == 'E') {
         Latest *latest = &AT(decoder->latest, Latest, track);
         uint8_t half = event->kind == 'B' ? BEGIN : latest->at_once && latest->time == time ? END_AT_ONCE : END;
-        *latest = (Latest){time, half != END};
+        if (latest->seen && time < latest->time) decoder->unordered = true;
+        latest->seen = true;
+        latest->time = time;
+        latest->at_once = half != END;
+        if (half == BEGIN) {
+            Open open = {time, COUNT_OF(decoder->durations_found, int64_t)};
+            array_append(&latest->open, &open, sizeof open);
+            array_append_i64(&decoder->durations_found, -1);
+            if (latest->open.failed || decoder->durations_found.failed) decoder->failed = true;
+        } else if (latest->open.size) {
+            latest->open.size -= sizeof(Open);
+            const Open *open = (const Open *)(latest->open.data + latest->open.size);
+            AT(decoder->durations_found, int64_t, open->number) = time - open->time;
+        } else {
+            decoder->never_begun++;
+        }
         array_append_i32(&decoder->tracks, (int32_t)track);
         array_append_i64(&decoder->times, time);
         array_append(&decoder->halves, &half, 1);
@@ -1239,10 +1265,12 @@ static void read_packet(Decoder *decoder, Bytes packet) {
     }
 }
 
-/* Whole packets, as cut_packets finds them. */
-static void read_packets(Decoder *decoder, Bytes block) {
+/* Whole packets, as cut_packets finds them, until there is enough JSON; returns the place of the next one. */
+static const uint8_t *read_packets(Decoder *decoder, Bytes block) {
     Field field;
-    while (!decoder->failed && next_field(&block, &field)) read_packet(decoder, field.bytes);
+    while (!decoder->failed && decoder->out.size < ENOUGH_JSON && next_field(&block, &field))
+        read_packet(decoder, field.bytes);
+    return block.at;
 }
 
 /* --- Python --- */
@@ -1255,12 +1283,13 @@ static void decoder_free(Decoder *decoder) {
         sequence_clear(sequence);
         free(sequence);
     }
+    for (size_t i = 0; i < COUNT_OF(decoder->latest, Latest); i++) array_free(&AT(decoder->latest, Latest, i).open);
     map_free(&decoder->sequence_numbers);
     map_free(&decoder->clock_numbers);
     map_free(&decoder->track_numbers);
     Array *arrays[] = {
         &decoder->sequences, &decoder->clocks, &decoder->uuids, &decoder->tracks, &decoder->times, &decoder->halves,
-        &decoder->flow_ids, &decoder->flow_times, &decoder->flow_ends, &decoder->latest, &decoder->described,
+        &decoder->flow_ids, &decoder->flow_times, &decoder->flow_ends, &decoder->latest, &decoder->durations_found, &decoder->described,
         &decoder->described_bytes, &decoder->categories, &decoder->flows, &decoder->counted, &decoder->annotations,
         &decoder->plan_texts, &decoder->track_texts, &decoder->counter_tracks, &decoder->flow_kinds, &decoder->out};
     for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++) array_free(arrays[i]);
@@ -1347,19 +1376,22 @@ static PyObject *perfetto_add(PyObject *module, PyObject *arguments) {
     (void)module;
     PyObject *capsule;
     Py_buffer block;
-    if (!PyArg_ParseTuple(arguments, "Oy*", &capsule, &block)) return NULL;
+    Py_ssize_t begin;
+    if (!PyArg_ParseTuple(arguments, "Oy*n", &capsule, &block, &begin)) return NULL;
     Decoder *decoder = decoder_of(capsule);
-    if (!decoder) {
+    if (!decoder || begin < 0 || begin > block.len) {
         PyBuffer_Release(&block);
-        return NULL;
+        return decoder ? PyErr_Format(PyExc_ValueError, "no place in the block") : NULL;
     }
+    const uint8_t *data = block.buf, *next;
     Py_BEGIN_ALLOW_THREADS
-    read_packets(decoder, bytes_of(block.buf, (size_t)block.len));
+    size_t left = (size_t)(block.len - begin);
+    if (decoder->rewriting) array_reserve(&decoder->out, left * 2 < ENOUGH_JSON ? left * 2 : ENOUGH_JSON);
+    next = read_packets(decoder, bytes_of(data + begin, left));
     Py_END_ALLOW_THREADS
     PyBuffer_Release(&block);
     if (decoder->failed || decoder->out.failed) return PyErr_NoMemory();
-    if (decoder->rewriting) return array_to_python(&decoder->out);
-    Py_RETURN_NONE;
+    return Py_BuildValue("(Nn)", array_to_python(&decoder->out), (Py_ssize_t)(next - data));
 }
 
 static PyObject *counts_of(const uint64_t *counts, size_t size) {
@@ -1399,7 +1431,7 @@ static PyObject *perfetto_index(PyObject *module, PyObject *capsule) {
     PyObject *described = described_list(decoder);
     if (!described) return NULL;
     Array arrays[] = {decoder->uuids, decoder->tracks, decoder->times, decoder->halves,
-                      decoder->flow_ids, decoder->flow_times, decoder->flow_ends};
+                      decoder->flow_ids, decoder->flow_times, decoder->flow_ends, decoder->durations_found};
     memset(&decoder->uuids, 0, sizeof decoder->uuids);
     memset(&decoder->tracks, 0, sizeof decoder->tracks);
     memset(&decoder->times, 0, sizeof decoder->times);
@@ -1407,14 +1439,16 @@ static PyObject *perfetto_index(PyObject *module, PyObject *capsule) {
     memset(&decoder->flow_ids, 0, sizeof decoder->flow_ids);
     memset(&decoder->flow_times, 0, sizeof decoder->flow_times);
     memset(&decoder->flow_ends, 0, sizeof decoder->flow_ends);
+    memset(&decoder->durations_found, 0, sizeof decoder->durations_found);
     PyObject *columns = arrays_to_python(arrays, sizeof arrays / sizeof *arrays);
     if (!columns) {
         Py_DECREF(described);
         return NULL;
     }
-    return Py_BuildValue("(NNNNNN)", columns, described, counts_of(decoder->unread, MOST_NUMBERS + 1),
+    return Py_BuildValue("(NNNNNNNN)", columns, described, counts_of(decoder->unread, MOST_NUMBERS + 1),
                          optional(decoder->has_times, decoder->first_ns), optional(decoder->has_times, decoder->last_ns),
-                         optional(decoder->has_real, decoder->real_offset));
+                         optional(decoder->has_real, decoder->real_offset), PyBool_FromLong(decoder->unordered),
+                         PyLong_FromUnsignedLongLong(decoder->never_begun));
 }
 
 /* Where the whole packets at the beginning of some bytes end, and those among them that hold compressed packets. */
@@ -1475,7 +1509,8 @@ PyMethodDef perfetto_methods[] = {
     {"perfetto_decoder", perfetto_decoder, METH_VARARGS,
      "perfetto_decoder(sequence, plan): a decoder that makes the index (plan is None) or rewrites events. All functions "
      "are called by rankscope.readers.perfetto.native_decoder."},
-    {"perfetto_add", perfetto_add, METH_VARARGS, "perfetto_add(decoder, block): the events as JSON, or None."},
+    {"perfetto_add", perfetto_add, METH_VARARGS,
+     "perfetto_add(decoder, block, begin): events as JSON, and where in the block the next call begins."},
     {"perfetto_counts", perfetto_counts, METH_O, "perfetto_counts(decoder): what was lost or repaired."},
     {"perfetto_index", perfetto_index, METH_O, "perfetto_index(decoder): the index; the decoder is empty afterwards."},
     {"cut_packets", cut_packets, METH_O, "cut_packets(bytes): end, missing bytes, damaged, compressed packets."},

@@ -24,8 +24,8 @@ Key = TypeVar("Key", bound=Hashable)
 
 _SMALL_BYTES = 32_000_000
 """Total size of files read without workers: reading this much text takes as long as starting two of them."""
-_TEXT_FORMATS = ("kineto", "gpu-counters")
-"""Formats whose readers run no other program."""
+_WITHOUT_WORKERS = ("kineto", "perfetto", "gpu-counters")
+"""Formats that may be read in this process: their readers run no other program and need little memory."""
 _GZIP_RATIO = 12
 """Typical compression ratio of a trace."""
 _PROCESS_BYTES = 400_000_000
@@ -67,10 +67,10 @@ def _end_unused() -> None:
 
 
 def need_no_worker(paths: Collection[Path]) -> bool:
-    """True for one file of text, and for little text in several: they are read faster without workers."""
+    """True for one file of such a format, and for little text in several: they are read faster without workers."""
     try:
         few = len(paths) <= 1 or sum(map(text_bytes, paths)) <= _SMALL_BYTES
-        return few and all(find_reader(path).name in _TEXT_FORMATS for path in paths)
+        return few and all(find_reader(path).name in _WITHOUT_WORKERS for path in paths)
     except (OSError, RankscopeError):
         return False
 

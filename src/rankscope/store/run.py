@@ -297,12 +297,12 @@ class Run:
         """By file. A file is shifted as a whole, by the clock offset at its middle, so durations stay as recorded."""
         shifts = {}
         for entry in self.timelines:
-            shifts[entry.rank, entry.segment] = self._begin_ns(entry) - round(self._ahead_ns(entry))
+            shifts[entry.rank, entry.segment] = self.begin_ns(entry) - round(self._ahead_ns(entry))
         first = min(shifts.values(), default=0)
         return {file: shift - first + self._moved_ns for file, shift in shifts.items()}
 
-    def _begin_ns(self, entry: SegmentEntry) -> int:
-        """From the run's start to this file by wall clock."""
+    def begin_ns(self, entry: SegmentEntry) -> int:
+        """From the run's start to this file by the wall clock of its host."""
         return entry.unix_origin_ns - self._time_zero[entry.rank, entry.segment]
 
     @cached_property
@@ -324,7 +324,7 @@ class Run:
         return zero
 
     def _ahead_ns(self, entry: SegmentEntry) -> float:
-        middle = self._begin_ns(entry) + int(entry.manifest["end_ns"]) / 2
+        middle = self.begin_ns(entry) + int(entry.manifest["end_ns"]) / 2
         return self.clocks.of(entry.rank).ahead_ns(middle)
 
     @cached_property
@@ -335,7 +335,7 @@ class Run:
             return alignment.wall_clocks(ranks)
         known = alignment.load(self.store, self.timelines)
         if known is None:
-            starts = [(entry.rank, self._begin_ns(entry)) for entry in self.timelines]
+            starts = [(entry.rank, self.begin_ns(entry)) for entry in self.timelines]
             self._own_clocks = self._raw()
             known = alignment.measure(self._own_clocks.collectives, ranks, starts)
             alignment.save(known, self.store, self.timelines)

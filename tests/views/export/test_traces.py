@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import tarfile
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -14,11 +15,13 @@ import pytest
 
 from conftest import DATA, kernel_event, open_trace, slice_event, write_kineto
 from rankscope.analysis.core.scope import Scope
+from rankscope.bench.synthetic import Plan, write
 from rankscope.cli import main
 from rankscope.store.ingest import ingest
 from rankscope.store.run import Run
 from rankscope.views.export.chrome import write_chrome
 from rankscope.views.export.perfetto import write_perfetto
+from rankscope.views.export.perfetto_archive import MANIFEST_NAME, write_archive
 
 pb = pytest.importorskip(
     "perfetto.protos.perfetto.trace.perfetto_trace_pb2",
@@ -236,6 +239,38 @@ def test_chrome_can_be_read_again(tmp_path: Path, open_real: Callable[[Path], Ru
     assert again.rows(figures) == run.rows(figures)
 
 
+def test_an_archive_has_each_file_on_its_own_clock(tmp_path: Path) -> None:
+    """The times of a member and its offset in the manifest give the times of the run; the planted clocks come back."""
+    plan = Plan(ranks=3, events_per_rank=2_500, max_offset_ns=5_000_000, max_drift_ppm=0.0)
+    truth = write(plan, tmp_path / "run")
+    run = open_trace(tmp_path / "run")
+    out = io.BytesIO()
+    count = write_archive(run, Scope(), out, with_args=False)
+    with tarfile.open(fileobj=io.BytesIO(out.getvalue())) as archive:
+        content = {m.name: file.read() for m in archive if (file := archive.extractfile(m))}
+    assert content[MANIFEST_NAME].startswith(b'{"perfetto_manifest"')
+    manifest = json.loads(content.pop(MANIFEST_NAME))["perfetto_manifest"]
+    reference = "rank-00000.perfetto-trace"
+    assert [entry["path"] for entry in manifest["files"]] == list(content)
+    assert manifest["version"] == 1 and manifest["trace_time"] == {"clock": "BOOTTIME", "file": reference}
+    merged: Counter[Any] = Counter()
+    for entry, clock in zip(manifest["files"], truth["clocks"], strict=True):
+        assert entry["machine"] == {"name": f"rank {clock['rank']}"}
+        offset = 0
+        if entry["path"] != reference:
+            assert entry["clocks"]["clock"] == "BOOTTIME"
+            assert entry["clocks"]["sync_to"] == {"file": reference, "clock": "BOOTTIME"}
+            offset = entry["clocks"]["offset_ns"]
+        assert abs(offset + clock["offset_ns"] - truth["clocks"][0]["offset_ns"]) < 1_000
+        for rank, track, start, length, name, category in Parsed(content[entry["path"]]).slices:
+            assert start >= 0 and start + offset >= 0
+            merged[rank, track.partition(", overlapping")[0], start + offset, length, name, category] += 1
+    assert merged.total() == count
+    wanted = stored(run)
+    apart = min(key[2] for key in merged) - min(key[2] for key in wanted)
+    assert {(*key[:2], key[2] - apart, *key[3:]): n for key, n in merged.items()} == wanted
+
+
 def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source, cache = str(DATA / "seqpar-gloo4-slow2"), str(tmp_path / "cache")
     target = tmp_path / "out" / "run.perfetto-trace"
@@ -248,11 +283,16 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with gzip.open(f"{target}.gz") as packed:
         assert on_tracks(Parsed(packed.read()).slices) == on_tracks([s for s in whole if s[0] == 2])
     assert sorted(p.name for p in target.parent.iterdir()) == [target.name, f"{target.name}.gz"]
+    packed_archive = tmp_path / "run.perfetto.tar.gz"
+    assert main([*words[:-1], str(packed_archive), "--archive", "--ranks", "1-2"]) == 0
+    with tarfile.open(packed_archive) as archive:
+        assert archive.getnames() == [MANIFEST_NAME, "rank-00001.perfetto-trace", "rank-00002.perfetto-trace"]
 
 
 def test_command_refuses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source = str(write_kineto(tmp_path / "rank-0.json", [slice_event("op", 0, 1)]))
     assert main(["export", source, "-t", "csv", "--gzip"]) == 2
+    assert main(["export", source, "-t", "chrome", "--archive"]) == 2
     blocked = tmp_path / "file"
     blocked.touch()
     words = ["export", source, "-t", "chrome", "-q"]

@@ -64,6 +64,8 @@ _LONGEST_INTERNED = 1 << 16
 """One text may be used by every event: longer ones would make a small file expand without limit."""
 _FARTHEST_NS = 1 << 62
 _MOST_NESTED = 32
+_ENOUGH_JSON = 32 << 20
+"""In one piece."""
 _MOST_SEQUENCES = 1 << 18
 _MOST_TRACKS = 1 << 20
 """Each takes some hundred bytes: a small file must not need much memory."""
@@ -487,11 +489,18 @@ class Rewriter(_Decoder):
         self._sums: dict[int, float] = {}
         self._out: list[bytes] = []
 
-    def rewrite(self, block: bytes) -> bytes:
-        """The events of a block as JSON, with commas between them."""
-        self._out = []
-        self.add(block)
-        return b",\n".join(self._out)
+    def rewrite(self, block: bytes) -> Iterator[bytes]:
+        """The events of a block as JSON, with commas between them, in pieces."""
+        self._out, size = [], 0
+        for packet in packets(block):
+            before = len(self._out)
+            self._packet(packet)
+            size += sum(map(len, self._out[before:]))
+            if size > _ENOUGH_JSON:
+                yield b",\n".join(self._out)
+                self._out, size = [], 0
+        if self._out:
+            yield b",\n".join(self._out)
 
     def _intern(self, sequence: _Sequence, data: bytes) -> None:
         try:

@@ -14,12 +14,12 @@ from rankscope.readers.perfetto.decoder import (
     FLAGS,
     INTERNED,
     MOST_NUMBERS,
+    PACKET,
     SEQUENCE,
     STAGE,
     TIME,
     TRACK_EVENT,
     ZSTD_COMPRESSED,
-    cut,
 )
 from rankscope.readers.perfetto.wire import BYTES, VARINT, WireError, read_varint
 
@@ -61,23 +61,18 @@ def named(counts: Mapping[int, int]) -> dict[str, int]:
 
 
 def looks_like_packets(head: bytes) -> bool:
-    """True if the first bytes of a file are packets: other protobuf files also begin with a field of bytes."""
-    whole = cut(head)
-    begins: list[tuple[int, int]] = []
+    """True if most of the first bytes of a file are packets: other protobuf files also begin with a field of bytes."""
+    seen: list[set[int] | None] = []
     at = 0
-    while at < len(head) and head[at] == 0x0A and len(begins) < _PACKETS_LOOKED_AT:
+    while at < len(head) and head[at] == PACKET << 3 | BYTES and len(seen) < _PACKETS_LOOKED_AT:
         try:
             length, begin = read_varint(head, at + 1, len(head))
         except WireError:
             break
-        begins.append((begin, begin + length))
+        seen.append(_fields_seen(head, begin, begin + length))
         at = begin + length
-    if not begins or (whole.damaged and len(begins) < 2):
-        return False
-    found = [_fields_seen(head, begin, end) for begin, end in begins]
-    if any(seen is None for seen in found):
-        return False
-    return any(seen & _MARKS_OF_A_PACKET for seen in found if seen is not None)
+    good = [numbers for numbers in seen if numbers is not None]
+    return 2 * len(good) > len(seen) and any(numbers & _MARKS_OF_A_PACKET for numbers in good)
 
 
 def _fields_seen(head: bytes, begin: int, end: int) -> set[int] | None:

@@ -27,14 +27,14 @@ class PacketStream:
         self._stream = open_stream(path)
         self._report = report
 
-    def blocks(self) -> Iterator[bytes]:
+    def blocks(self) -> Iterator[memoryview]:
         """Whole packets, one after another. What is damaged is reported, and what follows it is not read."""
         try:
             yield from self._blocks()
         finally:
             self._stream.close()
 
-    def _blocks(self) -> Iterator[bytes]:
+    def _blocks(self) -> Iterator[memoryview]:
         rest, missing = b"", 0
         while True:
             wanted = max(BLOCK_BYTES, missing)
@@ -68,7 +68,11 @@ class PacketStream:
         if rest:
             self._report.lose(f"the last packet: {why}")
 
-    def _expanded(self, data: bytes, found: Cut) -> Iterator[bytes]:
+    def _expanded(self, data: bytes, found: Cut) -> Iterator[memoryview]:
+        if not found.compressed:
+            if found.end:
+                yield memoryview(data)[: found.end]
+            return
         done = 0
         pending: list[bytes] = []
         for field, begin, end, content in found.compressed:
@@ -79,11 +83,9 @@ class PacketStream:
                 self._report.lose("packets that are compressed with zstd, which is not read")
             done = end
             if sum(map(len, pending)) > BLOCK_BYTES:
-                yield b"".join(pending)
+                yield memoryview(b"".join(pending))
                 pending = []
-        whole = b"".join((*pending, data[done : found.end]))
-        if whole:
-            yield whole
+        yield memoryview(b"".join((*pending, data[done : found.end])))
 
     def _inflated(self, content: bytes) -> bytes:
         inflate = zlib.decompressobj()

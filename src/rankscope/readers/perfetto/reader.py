@@ -23,9 +23,7 @@ from rankscope.readers.kineto.reader import batch_of
 from rankscope.readers.perfetto import packet_names, tracks
 from rankscope.readers.perfetto.decoder import (
     ATTRIBUTES,
-    BEGIN,
     DAMAGED,
-    END,
     LOSSES,
     REPAIRS,
     Plan,
@@ -76,12 +74,11 @@ class PerfettoReading:
         rewriter = Rewriter(plan, index.uuids, self._sequence)
         written = 0
         for block in self._pass(ReadReport()):  # the first pass has reported the damage
-            text = rewriter.rewrite(block)
-            written += len(text)
-            if written > max(_ALWAYS_ALLOWED, _MOST_EXPANSION * read):
-                self.report.damage = f"the events expand more than {_MOST_EXPANSION}-fold, as in no trace"
-                return
-            if text:
+            for text in rewriter.rewrite(block):
+                written += len(text)
+                if written > max(_ALWAYS_ALLOWED, _MOST_EXPANSION * read):
+                    self.report.damage = f"the events expand more than {_MOST_EXPANSION}-fold, as in no trace"
+                    return
                 yield batch_of(text, _SEPARATOR, self.report)
         damaged = rewriter.counts[DAMAGED] - index.counts[DAMAGED]
         if damaged > 0:
@@ -90,7 +87,7 @@ class PerfettoReading:
             if rewriter.counts[number]:
                 self.report.repaired(why, rewriter.counts[number])
 
-    def _pass(self, report: ReadReport) -> Iterator[bytes]:
+    def _pass(self, report: ReadReport) -> Iterator[memoryview]:
         from rankscope.readers.perfetto.packet_stream import PacketStream
 
         self._passes.append(PacketStream(self._path, report))
@@ -126,13 +123,13 @@ class PerfettoReading:
             self.report.lose(f"{damaged:,} descriptions of tracks that are damaged", damaged)
         base = index.first_ns or 0
         self._base_ns = base + (index.real_offset or 0)
-        durations, never_ended, never_begun = _durations(index)
-        if never_ended:
+        found = index.durations
+        if found.never_ended:
             self.report.repaired(
-                f"{never_ended:,} slices without an end last to the end of the file", never_ended
+                f"{found.never_ended:,} slices without an end last to the end of the file", found.never_ended
             )
-        if never_begun:
-            self.report.lose(f"{never_begun:,} ends of slices that have no begin", never_begun)
+        if found.never_begun:
+            self.report.lose(f"{found.never_begun:,} ends of slices that have no begin", found.never_begun)
         exported = self._exported(index)
         all_tracks = tracks.Tracks(described)
         places = [exported.place(uuid) or all_tracks.place(uuid) for uuid in index.uuids]
@@ -140,7 +137,7 @@ class PerfettoReading:
             base_ns=base,
             tracks=[place.as_json() for place in places],
             counters=[all_tracks.counter(uuid) for uuid in index.uuids],
-            durations=durations,
+            durations=found.ns,
             flow_phases=_flow_phases(index),
             flow_kinds=exported.flow_kinds,
         )
@@ -154,22 +151,6 @@ class PerfettoReading:
         )
         self.header.update(exported.header)
         return exported
-
-
-def _durations(index: Index) -> tuple[Any, int, int]:
-    """Of each begin in file order; how many have no end, and how many ends no begin."""
-    import numpy as np
-
-    from rankscope.readers.pairing import pair_nested
-
-    half = np.asarray(index.halves, dtype=np.uint8)
-    time = np.asarray(index.times, dtype=np.int64)
-    is_begin = half == BEGIN
-    # What ends at a time has ended before anything else begins there, unless it began there itself.
-    pairs = pair_nested(np.asarray(index.tracks, dtype=np.int64), time, is_begin, half != END)
-    ends = np.full(len(half), index.last_ns or 0, dtype=np.int64)
-    ends[pairs.begin] = time[pairs.end]
-    return (ends - time)[is_begin], len(pairs.never_ended), len(pairs.never_begun)
 
 
 def _flow_phases(index: Index) -> Any:

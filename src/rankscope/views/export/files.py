@@ -13,9 +13,11 @@ from rankscope.sql import sql_text
 from rankscope.store.run import SEGMENTS, VIEWS, Run, describe
 from rankscope.views.export.chrome import write_chrome
 from rankscope.views.export.perfetto import write_perfetto
+from rankscope.views.export.perfetto_archive import write_archive
 
-TRACE_ENDINGS = {"perfetto": ".perfetto-trace", "chrome": ".trace.json"}
-_WRITERS = {"perfetto": write_perfetto, "chrome": write_chrome}
+ARCHIVE = "archive"
+TRACE_ENDINGS = {"perfetto": ".perfetto-trace", "chrome": ".trace.json", ARCHIVE: ".perfetto.tar"}
+_WRITERS = {"perfetto": write_perfetto, "chrome": write_chrome, ARCHIVE: write_archive}
 _TABLE_OPTIONS = {"parquet": "FORMAT parquet, COMPRESSION zstd", "csv": "FORMAT csv, HEADER"}
 _FORMULA = r"^[=+\-@\t\r]"
 

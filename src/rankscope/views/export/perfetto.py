@@ -10,7 +10,7 @@ the files it was made from (readers/perfetto/tracks.py).
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Protocol
 
 from rankscope.analysis.core.scope import Scope
@@ -50,12 +50,30 @@ class Writable(Protocol):
 
 def write_perfetto(run: Run, scope: Scope, out: Writable, with_args: bool = True) -> int:
     """Write the trace and return the number of slices."""
-    out.write(_packet(_clock_snapshot(run)))
-    out.write(_attribute(FILES_KEY, _listed(run, scope)))
+    return write_files(
+        timeline_files(run, scope),
+        [_listed(file) for file in timeline_files(run, scope)],
+        run.start_unix_ns + origin_ns(run),
+        out,
+        with_args,
+    )
+
+
+def write_files(
+    files: Iterable[TraceFile],
+    listed: list[dict[str, Any]],
+    start_unix_ns: int,
+    out: Writable,
+    with_args: bool,
+) -> int:
+    """One trace of some files, whose time 0 is at this time since 1970; returns the number of slices."""
+    out.write(_packet(_clock_snapshot(start_unix_ns)))
+    entries = [{"sequence": sequence, **entry} for sequence, entry in enumerate(listed, start=1)]
+    out.write(_attribute(FILES_KEY, entries))
     slices = 0
     uuids = iter(range(1, 1 << 62))
     processes: dict[int, int] = {}
-    for sequence, file in enumerate(timeline_files(run, scope), start=1):
+    for sequence, file in enumerate(files, start=1):
         if file.rank not in processes:
             processes[file.rank] = next(uuids)
             out.write(_packet(_process(processes[file.rank], file.rank)))
@@ -72,18 +90,15 @@ def write_perfetto(run: Run, scope: Scope, out: Writable, with_args: bool = True
     return slices
 
 
-def _listed(run: Run, scope: Scope) -> list[dict[str, Any]]:
-    """The sequences of the trace: which file each is of."""
-    files = timeline_files(run, scope)
-    return [
-        {
-            "sequence": sequence,
-            "rank": file.rank,
-            "segment": file.segment,
-            "world_size": (file.header.get("distributedInfo") or {}).get("world_size"),
-        }
-        for sequence, file in enumerate(files, start=1)
-    ]
+def _listed(file: TraceFile) -> dict[str, Any]:
+    """Which file a sequence is of."""
+    world_size = (file.header.get("distributedInfo") or {}).get("world_size")
+    return {"rank": file.rank, "segment": file.segment, "world_size": world_size}
+
+
+def write_one(file: TraceFile, start_unix_ns: int, out: Writable, with_args: bool) -> int:
+    """A trace of one file; returns the number of slices."""
+    return write_files([file], [_listed(file)], start_unix_ns, out, with_args)
 
 
 def _attribute(key: str, value: object) -> bytes:
@@ -95,9 +110,9 @@ def _packet(content: bytes) -> bytes:
     return blob(_TRACE_PACKET, content)
 
 
-def _clock_snapshot(run: Run) -> bytes:
-    """Time 0 of the trace is the start of the run; the wall clock is recorded with it."""
-    clocks = ((_BOOT_CLOCK, 0), (_REAL_CLOCK, run.start_unix_ns + origin_ns(run)))
+def _clock_snapshot(start_unix_ns: int) -> bytes:
+    """The wall clock at time 0 of the trace."""
+    clocks = ((_BOOT_CLOCK, 0), (_REAL_CLOCK, start_unix_ns))
     return blob(
         _CLOCK_SNAPSHOT, b"".join(blob(1, number(1, clock) + number(2, value)) for clock, value in clocks)
     )

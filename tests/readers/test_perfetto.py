@@ -1,0 +1,566 @@
+"""Perfetto traces: generated to the schema with known answers, damaged in every way, and rankscope's own export."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+import zlib
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import perfetto_files as pf
+from conftest import kernel_event, open_trace, slice_event, write_kineto
+from rankscope import native
+from rankscope.analysis.core.scope import Scope
+from rankscope.analysis.questions import QUESTIONS
+from rankscope.errors import RankscopeError, ReadError
+from rankscope.readers import find_reader
+from rankscope.readers.base import ReadReport
+from rankscope.readers.perfetto import packet_stream, reader
+from rankscope.readers.perfetto.decoder import Plan
+from rankscope.readers.perfetto.native_decoder import Index, Rewriter, cut
+from rankscope.store.run import Run
+from rankscope.views.export.files import write_trace
+from rankscope.views.export.protobuf import blob, double, number, text, varint
+
+PLAIN = (
+    pf.process(1, 100, "trainer")
+    + pf.thread(2, 100, 101, "main", parent=1)
+    + pf.slices(2, (1000, 500, "aten::mm", "cpu_op"), (1600, 0, "mark", "cpu_op"), args={"External id": 5})
+)
+
+
+def write(folder: Path, content: bytes, name: str = "rank-0.pftrace") -> Path:
+    path = folder / name
+    path.write_bytes(content)
+    return path
+
+
+def read(folder: Path, content: bytes) -> Run:
+    return open_trace(write(folder, content))
+
+
+def found(run: Run) -> list[tuple[Any, ...]]:
+    return run.rows(
+        "SELECT pid, tid, start_ns, dur_ns, s.name, category FROM slices s JOIN tracks USING (rank, segment, track) "
+        "ORDER BY start_ns, dur_ns DESC, s.name"
+    )
+
+
+def reading(run: Run) -> dict[str, Any]:
+    report: dict[str, Any] = run.segments[0].manifest["reading"]
+    return report
+
+
+def both(content: bytes) -> tuple[Any, ...]:
+    """What the two decoders make of some packets: that in C where it is built, and that in Python."""
+    results = []
+    kept = native.functions
+    try:
+        for functions in (kept, None):
+            native.functions = functions
+            found = cut(content)
+            whole = memoryview(content)[: found.end]
+            index = Index()
+            index.add(whole)
+            index.finish()
+            plan = Plan(
+                index.first_ns or 0,
+                [b'"pid":"%d","tid":"t",' % uuid for uuid in index.uuids],
+                [None if uuid % 2 else (b"count", b"bytes", uuid % 3, uuid % 4 == 0) for uuid in index.uuids],
+                index.durations.ns,
+                reader._flow_phases(index),
+                [(2, 4, b"ac2g")],
+            )
+            rewriter = Rewriter(plan, index.uuids)
+            out = b",\n".join(map(bytes, rewriter.rewrite(whole)))
+            columns = [
+                column.tolist() for column in (index.tracks, index.times, index.halves, index.flow_ids)
+            ]
+            facts = (
+                index.uuids,
+                index.described,
+                index.first_ns,
+                index.last_ns,
+                index.real_offset,
+                index.unread,
+            )
+            durations = (
+                index.durations.ns.tolist(),
+                index.durations.never_ended,
+                index.durations.never_begun,
+            )
+            results.append((found, out, columns, facts, durations, index.counts, rewriter.counts))
+    finally:
+        native.functions = kept
+    return results[0], results[1]
+
+
+def test_slices_threads_and_arguments(tmp_path: Path) -> None:
+    run = read(tmp_path, PLAIN)
+    assert found(run) == [
+        ("100", "101", 0, 500, "aten::mm", "cpu_op"),
+        ("100", "101", 600, 0, "mark", "cpu_op"),
+    ]
+    assert run.rows("SELECT process, thread FROM tracks") == [("trainer", "main")]
+    assert run.rows("SELECT DISTINCT external_id, args::VARCHAR FROM events WHERE ph = 'X'") == [
+        (5, '{"External id":5}')
+    ]
+    assert reading(run)["events_lost"] == 0
+
+
+def test_interned_names_belong_to_their_sequence_until_it_is_cleared(tmp_path: Path) -> None:
+    def named(sequence: int, time: int, iid: int = 1) -> bytes:
+        more = number(10, iid) + number(3, 1)
+        begin = pf.packet(
+            pf.event(pf.BEGIN, 2, more=more), time=time, sequence=sequence, flags=pf.NEEDS_STATE
+        )
+        return begin + pf.packet(pf.event(pf.END, 2), time=time + 5, sequence=sequence)
+
+    def tables(sequence: int, name: str, flags: int = pf.CLEARED) -> bytes:
+        data = pf.interned(names={1: name}, categories={1: "cpu_op"})
+        return pf.packet(data, sequence=sequence, flags=flags)
+
+    content = pf.thread(2, 1, 1) + tables(1, "one") + tables(2, "two") + named(1, 10) + named(2, 20)
+    content += pf.packet(b"", sequence=1, flags=pf.CLEARED) + tables(1, "three", flags=0) + named(1, 30)
+    content += named(3, 40)  # its state was never there
+    content += pf.packet(number(42, 1), sequence=2) + named(2, 50)  # packets before it were lost
+    run = read(tmp_path, content)
+    assert [row[4] for row in found(run)] == ["one", "two", "three"]
+    assert reading(run)["events_lost"] == 4  # two begins, and their ends, which need no state
+    assert "names which the file has lost" in reading(run)["examples"][0]
+
+
+def test_clocks(tmp_path: Path) -> None:
+    snapshot = pf.clocks((6, 1_000_000), (1, 1_700_000_000_000_000_000), (3, 400_000))
+    own = pf.clocks((6, 1_000_000), (64, 500), incremental=(64,), unit=1000)
+    content = pf.thread(2, 1, 1) + pf.packet(snapshot, sequence=0) + pf.packet(own, sequence=9)
+    content += pf.packet(pf.event(pf.BEGIN, 2, "boot"), time=1_000_000) + pf.packet(
+        pf.event(pf.END, 2), time=1_000_100
+    )
+    content += pf.packet(pf.event(pf.BEGIN, 2, "monotonic"), time=400_200, clock=3)
+    content += pf.packet(pf.event(pf.END, 2), time=400_300, clock=3)
+    default = blob(59, number(58, 64) + blob(11, number(11, 2)))  # clock and track of events without
+    content += pf.packet(default, sequence=9, flags=pf.CLEARED)
+    content += pf.packet(pf.event(pf.BEGIN, 0, "incremental"), time=7, sequence=9)  # 7 µs after the snapshot
+    content += pf.packet(pf.event(pf.END), time=2, sequence=9)
+    content += pf.packet(pf.event(pf.BEGIN, 2, "of no clock"), time=5, clock=99)
+    run = read(tmp_path, content)
+    assert [row[2:5] for row in found(run)] == [
+        (0, 100, "boot"),
+        (200, 100, "monotonic"),
+        (7000, 2000, "incremental"),
+    ]
+    assert run.segments[0].unix_origin_ns == 1_700_000_000_000_000_000
+    assert reading(run)["events_lost"] == 1 and "no snapshot" in reading(run)["examples"][0]
+
+
+def test_ends_that_follow_all_begins(tmp_path: Path) -> None:
+    """torch writes the begins of a group first: what ends where another begins is not inside it."""
+    rows = [(0, 10, "a"), (10, 10, "b"), (12, 3, "c"), (20, 5, "d")]
+    content = pf.thread(2, 1, 1)
+    content += b"".join(pf.packet(pf.event(pf.BEGIN, 2, name), time=start) for start, _, name in rows)
+    content += b"".join(pf.packet(pf.event(pf.END, 2), time=start + duration) for start, duration, _ in rows)
+    run = read(tmp_path, content)
+    assert [(start, length, name) for *_, start, length, name, _ in found(run)] == rows
+
+
+def test_slices_without_an_end_and_ends_without_a_slice(tmp_path: Path) -> None:
+    content = pf.thread(2, 1, 1) + pf.packet(pf.event(pf.END, 2), time=5)
+    content += pf.packet(pf.event(pf.BEGIN, 2, "open"), time=10) + pf.slices(2, (20, 30, "closed", ""))
+    run = read(tmp_path, content)
+    assert [(start, length, name) for *_, start, length, name, _ in found(run)] == [
+        (0, 40, "open"),
+        (10, 30, "closed"),
+    ]
+    assert (reading(run)["events_lost"], reading(run)["events_repaired"]) == (1, 1)
+
+
+def test_tracks_below_tracks_counters_and_instants(tmp_path: Path) -> None:
+    bytes_used = number(3, 3) + number(4, 1024)
+    content = PLAIN + pf.track(3, "async work", parent=1) + pf.track(4, "global")
+    content += pf.counter(5, "memory", 1, bytes_used) + pf.counter(6, "calls", 1, number(5, 1))
+    content += pf.slices(3, (2000, 100, "copy", "")) + pf.slices(4, (2100, 100, "loop", ""))
+    content += pf.packet(pf.event(pf.INSTANT, 2, "here", "note", {"why": "so"}), time=2200)
+    for at, value in ((2300, 3), (2400, 4)):
+        content += pf.packet(pf.event(pf.COUNTER, 5, more=number(30, value)), time=at)
+        content += pf.packet(pf.event(pf.COUNTER, 6, more=double(44, value / 2)), time=at)
+    run = read(tmp_path, content)
+    assert [row for row in found(run) if row[1] != "101"] == [
+        ("100", "async work", 1000, 100, "copy", ""),
+        ("global", "global", 1100, 100, "loop", ""),
+    ]
+    assert run.rows("SELECT ts_ns, name, category FROM instants") == [(1200, "here", "note")]
+    assert run.rows("SELECT ts_ns, name, series, value FROM counters ORDER BY ts_ns, name") == [
+        (1300, "calls", "value", 1.5),
+        (1300, "memory", "bytes", 3072.0),
+        (1400, "calls", "value", 3.5),
+        (1400, "memory", "bytes", 4096.0),
+    ]
+
+
+def test_flows_go_on_in_time_or_to_their_end(tmp_path: Path) -> None:
+    content = pf.thread(2, 1, 1) + pf.thread(3, 1, 2)
+    rows = [
+        (2, 10, pf.flow(7)),
+        (3, 20, pf.flow(7)),
+        (3, 40, pf.flow(ends=[8])),
+        (2, 30, pf.flow(8)),
+        (2, 50, pf.flow(9)),
+    ]
+    for uuid, at, flows in rows:
+        content += pf.packet(pf.event(pf.BEGIN, uuid, f"at {at}", more=flows), time=at)
+        content += pf.packet(pf.event(pf.END, uuid), time=at + 5)
+    run = read(tmp_path, content)
+    names = (
+        "SELECT s.name, t.name FROM links l JOIN slices s ON s.id = l.source JOIN slices t ON t.id = l.target"
+    )
+    assert sorted(run.rows(names)) == [("at 10", "at 20"), ("at 30", "at 40")]
+
+
+def test_legacy_events(tmp_path: Path) -> None:
+    def legacy(phase: str, name: str, time: int, more: bytes = b"") -> bytes:
+        return pf.packet(
+            pf.event(0, 2, name, "cpu_op", more=blob(6, number(2, ord(phase)) + more)), time=time
+        )
+
+    content = pf.thread(2, 1, 1) + legacy("X", "whole", 10_000, number(3, 5))
+    content += legacy("B", "half", 20_000) + legacy("E", "", 21_000)
+    content += legacy("S", "async", 30_000, number(6, 77)) + legacy("F", "async", 33_000, number(6, 77))
+    content += legacy("I", "instant", 40_000) + legacy("?", "unknown", 50_000)
+    run = read(tmp_path, content)
+    assert [(start, length, name) for *_, start, length, name, _ in found(run)] == [
+        (0, 5000, "whole"),
+        (10_000, 1000, "half"),
+        (20_000, 3000, "async"),
+    ]
+    assert run.rows("SELECT name FROM instants") == [("instant",)]
+    assert reading(run)["events_lost"] == 1 and "neither begin" in reading(run)["examples"][0]
+
+
+def test_arguments_of_every_kind(tmp_path: Path) -> None:
+    hostile = 'a "quoted" \\ line\nbreak \x00 é'
+    args = {
+        "text": hostile,
+        "number": -(2**63),
+        "large": 0.1,
+        "yes": True,
+        "list": [1, [2.5, "x"], {"deep": [True]}],
+        "object": {"a": {"b": {"c": 1}}},
+    }
+    content = pf.thread(2, 1, 1) + pf.slices(2, (0, 1, "op", "cpu_op"), args=args)
+    ((stored,),) = read(tmp_path, content).rows("SELECT args::VARCHAR FROM events WHERE ph = 'X'")
+    assert json.loads(stored) == {**args, "text": hostile.replace("\x00", "\ufffd")}
+
+
+def test_the_layout_of_torch(tmp_path: Path) -> None:
+    run = read(tmp_path, pf.torch_gpu_trace())
+    assert found(run) == [
+        ("4242", "4242", 0, 1000, "ProfilerStep#3", "user_annotation"),
+        ("4242", "4242", 100, 300, "aten::mm", "cpu_op"),
+        ("4242", "4242", 150, 50, "cudaLaunchKernel", "cuda_runtime"),
+        ("0", "7", 400, 200, "gemm_kernel", "kernel"),
+        ("0", "20", 650, 100, "Memcpy", "gpu_memcpy"),
+    ]
+    assert run.rows("SELECT name, device, stream, step, op_name, bytes FROM gpu ORDER BY start_ns") == [
+        ("gemm_kernel", 0, 7, 3, "aten::mm", None),
+        ("Memcpy", 0, 20, 3, None, 4096),
+    ]
+    assert run.segments[0].unix_origin_ns == 1_700_000_000_000_000_000
+    ((args,),) = run.rows("SELECT args::VARCHAR FROM events WHERE name = 'gemm_kernel'")
+    assert json.loads(args)["grid"] == [8, 1, 1] and json.loads(args)["block"] == [128, 0, 0]
+
+
+def test_compressed_packets_gzip_and_names_of_files(tmp_path: Path) -> None:
+    packed = pf.packet(blob(50, zlib.compress(PLAIN)), sequence=0)
+    unread = pf.packet(blob(133, b"zstd"), sequence=0)
+    for number_of, content in enumerate((packed, gzip.compress(PLAIN), packed + unread)):
+        run = read(tmp_path, content)
+        assert len(found(run)) == 2
+        assert reading(run)["events_lost"] == int(number_of == 2)
+    assert find_reader(write(tmp_path, PLAIN, "trace")).name == "perfetto"
+
+
+def test_packets_of_other_kinds_are_counted_by_name(tmp_path: Path) -> None:
+    other = pf.packet(blob(1, b""), time=5) + pf.packet(blob(2, b""), time=6) + pf.packet(blob(500, b""))
+    run = read(tmp_path, PLAIN + other * 2)
+    assert run.segments[0].manifest["header"]["packetsNotRead"] == {
+        "ftrace_events": 2,
+        "process_tree": 2,
+        "field 500": 2,
+    }
+    with pytest.raises(ReadError, match="has no track events") as caught:
+        read(tmp_path, other)
+    assert "ftrace_events" in caught.value.why
+
+
+NOT_PACKETS = {
+    "xplane": blob(1, text(2, "/host:CPU") + blob(3, number(1, 1) + text(2, "main"))),
+    "xplane with metadata": blob(1, text(2, "/host:metadata") + blob(4, b"\x08\x01") + blob(6, b"\x08\x01")),
+    "text": b"\nhello, this is text",
+    "numbers": bytes(range(256)),
+    "one byte": b"\x0a",
+}
+
+
+@pytest.mark.parametrize("case", NOT_PACKETS)
+def test_other_files_are_not_taken_for_packets(case: str, tmp_path: Path) -> None:
+    assert not reader.PERFETTO.recognises(tmp_path, NOT_PACKETS[case])
+
+
+def names_of(path: Path) -> tuple[list[str | None], ReadReport]:
+    """The names of the slices, without a store."""
+    reading = reader.PerfettoReading(path)
+    names = []
+    for batch in reading.batches():
+        columns = batch.columns()
+        batch.close()
+        for phase, name in zip(columns.phase.tolist(), columns.name.tolist(), strict=True):
+            if columns.texts.at(phase) == "X":
+                names.append(columns.texts.at(name))
+    return names, reading.report
+
+
+def test_cut_off_at_any_byte(tmp_path: Path) -> None:
+    content = PLAIN + pf.torch_gpu_trace()
+    whole, _ = names_of(write(tmp_path, content))
+    for size in range(1, len(content), 7):
+        try:
+            names, report = names_of(write(tmp_path, content[:size]))
+        except RankscopeError as error:
+            assert error.why and error.hint
+            continue
+        assert not Counter(names) - Counter(whole)
+        assert bool(report.damage) == (cut(content[:size]).end < size)
+
+
+def test_damage_anywhere_leaves_the_rest(tmp_path: Path) -> None:
+    """One byte changed at random: never a traceback, and what is lost is said."""
+    content = PLAIN + pf.torch_gpu_trace() + PLAIN
+    random.seed(7)
+    for _ in range(60):
+        changed = bytearray(content)
+        changed[random.randrange(len(changed))] = random.randrange(256)
+        try:
+            names_of(write(tmp_path, bytes(changed)))
+        except RankscopeError as error:
+            assert error.why and error.hint
+
+
+def test_a_packet_that_is_damaged_inside_is_lost_alone(tmp_path: Path) -> None:
+    broken = pf.packet(blob(11, b"\xff\xff\xff")) + blob(1, b"\x08")
+    far = pf.packet(pf.event(pf.INSTANT, 2, "far"), time=2**63)
+    without = pf.packet(pf.event(pf.INSTANT, 2, "without"))
+    run = read(tmp_path, PLAIN + broken + far + without + pf.slices(2, (3000, 10, "after", "cpu_op")))
+    assert [row[4] for row in found(run)] == ["aten::mm", "mark", "after"]
+    assert reading(run)["events_lost"] == 4
+    bad_args = pf.packet(pf.event(pf.INSTANT, 2, "bad", more=blob(4, b"\xff")), time=10)
+    run = read(tmp_path, PLAIN + bad_args)
+    assert run.rows("SELECT name FROM instants") == [("bad",)] and reading(run)["events_repaired"] == 1
+
+
+def test_hostile_texts_and_numbers(tmp_path: Path) -> None:
+    deep: Any = 1
+    for _ in range(200):
+        deep = [deep]
+    content = PLAIN + pf.slices(2, (3000, 1, "x" * 10_000_000, "cpu_op"), args={"deep": deep})
+    content += pf.slices(2, (4000, 1, '"}, {"ph": "X" \udc80\n', "\x00\x1f"))
+    content += pf.packet(blob(11, number(9, 1) + number(11, 2) + blob(23, b"\xff\xfe")), time=5000)
+    content += pf.packet(pf.event(pf.END, 2), time=2**62 - 1) + varint(10) + varint(2**40)
+    run = read(tmp_path, content)
+    assert len(found(run)) == 5
+    assert "claims" in reading(run)["damage"] or "middle of a packet" in reading(run)["damage"]
+
+
+def test_bombs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packet_stream, "_MOST_INFLATED", 1 << 16)
+    bomb = pf.packet(blob(50, zlib.compress(PLAIN + pf.packet(blob(500, b"\x00" * (1 << 20))))), sequence=0)
+    run = read(tmp_path, bomb)
+    assert len(found(run)) == 2 and "cut off" in reading(run)["examples"][0]
+    monkeypatch.setattr(reader, "_ALWAYS_ALLOWED", 1 << 20)
+    monkeypatch.setattr(reader, "_MOST_EXPANSION", 5)
+    names = pf.packet(pf.interned(names={1: "n" * 200_000}), flags=pf.CLEARED)
+    one = pf.packet(pf.event(pf.INSTANT, 2, more=number(10, 1)), time=10)
+    _, report = names_of(write(tmp_path, PLAIN + names + one * 100))
+    assert "expand" in report.damage
+
+
+def test_much_json_of_few_packets_comes_in_pieces(tmp_path: Path) -> None:
+    names = pf.packet(pf.interned(names={1: "n" * 200_000}), flags=pf.CLEARED)
+    one = pf.packet(pf.event(pf.INSTANT, 2, more=number(10, 1)), time=10)
+    reading = reader.PerfettoReading(write(tmp_path, PLAIN + names + one * 600))
+    batches = list(reading.batches())
+    assert len(batches) == 3  # names of threads, 32 MiB, the rest
+    assert sum(len(batch.columns()) for batch in batches[1:]) == 602
+    assert reading.report.events_repaired == 1 and "64 KiB" in reading.report.examples[0]
+
+
+def a_message() -> st.SearchStrategy[bytes]:
+    """Fields as they occur, of any wire type, one inside another."""
+    leaf = st.binary(max_size=6)
+    ids = st.sampled_from([0, 1, 2, 3, 5, 64, 66, 69, 88, 1 << 20, (1 << 62) - 1, (1 << 64) - 1])
+    numbers = st.sampled_from([*range(1, 25), 30, 31, 36, 42, 44, 45, 46, 47, 48, 53, 58, 59, 60, 126])
+    return st.recursive(
+        leaf,
+        lambda inner: st.lists(
+            st.one_of(
+                st.builds(number, numbers, ids),
+                st.builds(lambda n, v: varint(n << 3 | 1) + v.to_bytes(8, "little"), numbers, ids),
+                st.builds(blob, numbers, inner),
+            ),
+            max_size=6,
+        ).map(b"".join),
+        max_leaves=12,
+    )
+
+
+@given(st.lists(st.tuples(st.sampled_from([6, 11, 12, 53, 59]), a_message(), st.integers(0, 3)), max_size=8))
+@settings(max_examples=150, deadline=None)
+def test_both_decoders_read_anything_alike(packets: list[tuple[int, bytes, int]]) -> None:
+    content = b"".join(
+        pf.packet(blob(field, message), time=1000 + at, flags=flags)
+        for at, (field, message, flags) in enumerate(packets)
+    )
+    in_c, in_python = both(PLAIN + content + pf.slices(2, (5000, 10, "after", "")))
+    assert in_c == in_python
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(1, 4), st.integers(1, 3), st.integers(0, 30), st.integers(0, 3)), max_size=40
+    )
+)
+@settings(max_examples=100, deadline=None)
+def test_both_decoders_pair_slices_alike(rows: list[tuple[int, int, int, int]]) -> None:
+    content = b"".join(
+        pf.packet(pf.event(kind, uuid, f"n{at}", more=pf.flow(flow) if flow else b""), time=1000 + at)
+        for kind, uuid, at, flow in rows
+    )
+    in_c, in_python = both(content)
+    assert in_c == in_python
+
+
+def test_both_decoders_read_whole_traces_alike() -> None:
+    content = PLAIN + pf.torch_gpu_trace()
+    in_c, in_python = both(content)
+    assert in_c == in_python and in_c[1].count(b'"ph"') == 7
+    for at in range(0, len(content), 23):
+        changed = content[:at] + b"\xff" + content[at + 1 :]
+        in_c, in_python = both(changed)
+        assert in_c == in_python, at
+
+
+def test_a_sum_over_many_events(tmp_path: Path) -> None:
+    """Counts and sums, against what the writer wrote."""
+    random.seed(3)
+    rows = [(1000 * at, random.randrange(1, 900), f"op {at % 17}", "cpu_op") for at in range(3000)]
+    run = read(tmp_path, pf.thread(2, 1, 1) + pf.slices(2, *rows))
+    wanted = Counter(name for *_, name, _ in rows)
+    total = {name: sum(length for _, length, other, _ in rows if other == name) for name in wanted}
+    summed = run.rows("SELECT name, count(*), sum(dur_ns)::BIGINT FROM slices GROUP BY name")
+    assert {name: (count, length) for name, count, length in summed} == {
+        name: (wanted[name], total[name]) for name in wanted
+    }
+
+
+SLICES = """
+SELECT s.rank, s.segment, t.kind, t.pid, t.tid, t.device, t.stream, t.process, t.thread, t.label, t.sort_index,
+       s.start_ns - (SELECT min(start_ns) FROM slices), s.dur_ns, s.depth, s.name, s.category, s.step, s.self_ns,
+       s.correlation, s.bytes, s.collective, s.device_ns, s.total_device_ns, e.external_id, e.args::VARCHAR,
+       o.name, p.name, l.name
+FROM slices s JOIN tracks t USING (rank, segment, track) JOIN events e USING (rank, segment, id)
+LEFT JOIN slices o ON (o.rank, o.segment, o.id) = (s.rank, s.segment, s.op)
+LEFT JOIN slices p ON (p.rank, p.segment, p.id) = (s.rank, s.segment, s.parent)
+LEFT JOIN slices l ON (l.rank, l.segment, l.id) = (s.rank, s.segment, s.launch)
+"""
+LINKS = """
+SELECT l.rank, l.kind, s.name, s.start_ns - (SELECT min(start_ns) FROM slices), t.name, t.start_ns - s.start_ns
+FROM links l JOIN slices s ON (s.rank, s.segment, s.id) = (l.rank, l.segment, l.source)
+JOIN slices t ON (t.rank, t.segment, t.id) = (l.rank, l.segment, l.target)
+"""
+STEPS = "SELECT rank, segment, step, dur_ns, time_ns, source FROM steps"
+COLLECTIVES = "SELECT * EXCLUDE (id, track, call, start_ns, call_ns) FROM collectives"
+REPORTS = ("breakdown", "kernels", "ops", "overlap", "idle", "collectives")
+
+
+def rounded(rows: Any) -> Any:
+    """A standard deviation depends on the order of its sum in the last digit."""
+    return [[round(value, 6) if isinstance(value, float) else value for value in row] for row in rows]
+
+
+def check_round_trip(run: Run, folder: Path) -> None:
+    path = folder / "all.perfetto-trace.gz"
+    write_trace(run, Scope(), path, "perfetto", compress=True)
+    again = open_trace(path)
+    assert again.ranks == run.ranks and not again.problems
+    for query in (SLICES, LINKS, STEPS, COLLECTIVES):
+        assert Counter(again.rows(query)) == Counter(run.rows(query)), query
+    for report in REPORTS:
+        first, second = (QUESTIONS[report].analyse(one, Scope(), None) for one in (run, again))
+        assert rounded(second.rows) == rounded(first.rows), report
+
+
+def small_run(folder: Path) -> Run:
+    """Two ranks with steps, ops, launches, kernels on two streams that overlap, flows and a collective."""
+    for rank in range(2):
+        info = {"backend": "nccl", "rank": rank, "world_size": 2}
+        events: list[Any] = [
+            {"ph": "M", "name": "process_name", "pid": 77, "tid": 0, "ts": 0, "args": {"name": "python"}},
+            {"ph": "M", "name": "thread_name", "pid": 77, "tid": 78, "ts": 0, "args": {"name": "main é"}},
+        ]
+        for step in range(2):
+            at = 1000.0 * step + 10
+            step_args = {"External id": 100 + step}
+            events.append(
+                slice_event(
+                    f"ProfilerStep#{step}", at, 900.0, cat="user_annotation", args=step_args, pid=77, tid=78
+                )
+            )
+            events.append(
+                slice_event("aten::mm", at + 10, 50.0, args={"External id": 5 + step}, pid=77, tid=78)
+            )
+            events.append(
+                slice_event(
+                    "cudaLaunchKernel",
+                    at + 20,
+                    5.0,
+                    cat="cuda_runtime",
+                    pid=77,
+                    tid=78,
+                    args={"correlation": 9 + step},
+                )
+            )
+            flow = {"cat": "ac2g", "name": "ac2g", "id": 9 + step}
+            events.append({"ph": "s", "pid": 77, "tid": 78, "ts": at + 20, **flow})
+            events.append({"ph": "f", "bp": "e", "pid": 0, "tid": 7, "ts": at + 100, **flow})
+            kernel = kernel_event("gemm", at + 100, 300.123, stream=7)
+            kernel["args"] |= {"correlation": 9 + step, "External id": 5 + step}
+            events.append(kernel)
+            events.append(kernel_event("ncclDevKernel_AllReduce_Sum_f32_RING_LL", at + 150, 400.0, stream=20))
+            events.append(kernel_event("overlapping", at + 300, 200.0, stream=7))
+        write_kineto(folder / f"rank-{rank}.json", events, distributedInfo=info, baseTimeNanoseconds=10**18)
+    return open_trace(folder)
+
+
+def test_our_own_export_is_read_back(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "export").mkdir()
+    check_round_trip(small_run(tmp_path / "run"), tmp_path / "export")
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["ddp-gloo4", "gpt-graph-h200", "gpt-h200", "gpt-h200-stack", "hf-trainer-h200", "seqpar-gloo4",
+     "seqpar-gloo4-slow2", "seqpar-nccl1-bf16", "seqpar-nccl1-fp32"],
+)  # fmt: skip
+def test_real_runs_are_read_back(
+    name: str, dataset: Callable[[str], Path], open_real: Callable[[Path], Run], tmp_path: Path
+) -> None:
+    check_round_trip(open_real(dataset(name)), tmp_path)
