@@ -5,6 +5,7 @@ The store calls `find_reader`, `identities` and `open_part`. Readers import neit
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
@@ -53,9 +54,12 @@ _READERS = (
 others are not imported."""
 _HEAD_BYTES = 1 << 16
 _STREAM_NAME = ".qdstrm"
+_HATCHET = re.compile(rb'\s*\[\s*\{\s*"(?:children|frame|metrics)"\s*:\s*[\[{]')
+"""The root of a tree of call paths, as Triton's Proton writes it."""
 TRACE_NAMES = (
     ".json",
     ".json.gz",
+    ".chrome_trace",
     ".sqlite",
     ".db",
     ".nsys-rep",
@@ -137,6 +141,12 @@ def _not_a_trace(path: Path, head: bytes) -> NotATraceError:
             f"{path} is a pickle, but neither a memory snapshot nor a flight-recorder dump",
             why="It has none of the keys that torch writes into those. Nothing of it was loaded.",
             hint=known,
+        )
+    if _HATCHET.match(head):
+        return NotATraceError(
+            f"{path} is a profile of Triton's Proton, not a trace",
+            why="It has sums for each call path (hatchet), and no times.",
+            hint='Record a trace: proton.start("rank-3", data="trace") writes rank-3.chrome_trace',
         )
     if head.lstrip()[:1] in (b"{", b"["):
         return NotATraceError(f"{path} is JSON, but not a trace", why="It has no traceEvents.", hint=known)
