@@ -11,6 +11,7 @@ import re
 import sqlite3
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -83,11 +84,11 @@ class Activity:
     output: tuple[str, str] = ("%hostname%/%pid%", "node1/70")
     """The name of the output, as given and as made."""
 
-    @property
+    @cached_property
     def symbols(self) -> dict[str, int]:
         return {name: place + 5 for place, name in enumerate(dict.fromkeys(one.name for one in self.kernels))}
 
-    @property
+    @cached_property
     def counter_names(self) -> list[str]:
         return sorted({name for values in self.counters.values() for name in values})
 

@@ -41,8 +41,10 @@ CATEGORY_ALIASES = {
     "Runtime": "cuda_runtime",
     "CudaRuntime": "cuda_runtime",
     "mtia_ccp_events": "kernel",
+    "scope": "user_annotation",
+    "metric": "user_annotation",
 }
-"""Categories of torch 1.8 to 1.10, Paddle and MTIA, and those used here (store/categories.py applies them)."""
+"""Categories of torch 1.8 to 1.10, Paddle, MTIA and Proton, and those used here (store/categories.py applies them)."""
 
 COLLECTIVE_NAME_PATTERN = r"(?i)(?:^|[^a-z])(?:nccl|rccl|oneccl|msccl|nvshmem|deep_?ep)|cross_device_reduce"
 """Names of kernels that communicate, for files without collective metadata (docs/facts.md, Kineto traces)."""

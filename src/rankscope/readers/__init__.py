@@ -5,6 +5,7 @@ The store calls `find_reader`, `identities` and `open_part`. Readers import neit
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
@@ -46,8 +47,10 @@ __all__ = [
 ]
 
 _STREAM_NAME = ".qdstrm"
-_JSON_NAMES = (".json", ".json.gz")
+_JSON_NAMES = (".json", ".json.gz", ".chrome_trace")
 _PERFETTO_NAMES = (".pftrace", ".pftrace.gz", ".perfetto-trace", ".perfetto-trace.gz")
+_HATCHET = re.compile(rb'\s*\[\s*\{\s*"(?:children|frame|metrics)"\s*:\s*[\[{]')
+"""The root of a tree of call paths, as Triton's Proton writes it."""
 _TEXT_NAMES = (".csv", ".txt", ".log", ".prom", ".out")
 
 
@@ -170,6 +173,12 @@ def _not_a_trace(path: Path, head: bytes) -> NotATraceError:
             why="It lists ops and their tensors, without times.",
             hint="Open the profiler's trace of the same rank. This file adds to it when it lies beside it, or in "
             "chakra, et or execution_trace there.",
+        )
+    if _HATCHET.match(head):
+        return NotATraceError(
+            f"{path} is a profile of Triton's Proton, not a trace",
+            why="It has sums for each call path (hatchet), and no times.",
+            hint='Record a trace: proton.start("rank-3", data="trace") writes rank-3.chrome_trace',
         )
     if head.lstrip()[:1] in (b"{", b"["):
         return NotATraceError(

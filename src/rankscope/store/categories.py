@@ -29,6 +29,12 @@ _DEVICE = re.compile(
 )
 """Process names and labels of devices: 'GPU 0' and 'MTIA 3' of Kineto, '/device:GPU:0' of XLA."""
 _STREAM = re.compile(r"(?i)^(?:(?:cuda|hip|gpu|compute) )?stream\b[ #:]*(\d*)", re.ASCII)
+_PROTON_STREAM = re.compile(r"^GPU Stream \d+$", re.ASCII)
+"""Threads with the kernels of Triton's Proton, which gives them neither a device nor a stream."""
+_PROTON_GRAPH = re.compile(r"^Graph: Stream (\d+)$", re.ASCII)
+"""Threads with the scopes around kernels of a replayed graph."""
+_PROTON_BLOCK = re.compile(r" Core\d+ CTA\d+$", re.ASCII)
+"""Processes that stand for blocks of one kernel: Proton's intra-kernel traces, whose times are cycles."""
 _DERIVED = re.compile(r"(?i)module|step|scope|source|framework|annotation|name|launch stats", re.ASCII)
 """Threads of a device that group its work by something else; XLA writes several."""
 _COPY = re.compile(r"(?i)^\[?(?:cuda |hip |gpu )?(?:memcpy|dma_request)", re.ASCII)
@@ -105,9 +111,10 @@ def translated(events: Events, threads: Mapping[Thread, Names]) -> Events:
     }
     unknown = sorted(begun - set(KNOWN_CATEGORIES))
     unnamed_ends = is_end & (events.category.equals(events.code("")))
-    if not unknown and not unnamed_ends.any():
+    misleading = _misleading_groups(events, threads)
+    if not unknown and not misleading and not unnamed_ends.any():
         return events
-    is_unknown = events.has_text(events.category, unknown)
+    is_unknown = events.has_text(events.category, unknown) | np.isin(events.group, misleading)
     wanted = np.flatnonzero(timed & (is_unknown | is_end))
     meanings = _track_meanings(events, threads, timed & ~is_end & is_unknown)
     columns = (events.pid[wanted], events.tid[wanted], events.category[wanted], is_end[wanted])
@@ -118,6 +125,20 @@ def translated(events: Events, threads: Mapping[Thread, Names]) -> Events:
     ]
     raw = [texts[category] for _, _, category, _ in rows.tolist()]
     return _with_meanings(events, wanted, group, found, raw)
+
+
+def _misleading_groups(events: Events, threads: Mapping[Thread, Names]) -> list[int]:
+    """Groups of events of Proton whose category is known, but not all that it stands for."""
+    texts, known = events.texts, {events.code(category) for category in KNOWN_CATEGORIES}
+    return [
+        number
+        for number, (_, category, pid, tid) in enumerate(events.groups.tolist())
+        if category in known
+        and (
+            _PROTON_STREAM.search(threads.get((texts[pid], texts[tid]), Names()).thread or "")
+            or _PROTON_BLOCK.search(texts[pid])
+        )
+    ]
 
 
 @dataclass(frozen=True)
@@ -231,8 +252,13 @@ def _begun_meanings(
         place = devices.get(pid)
         of_autograd = category == "" and _KERNELS_OF_AUTOGRAD.search(pid) is not None
         on_device, on_stream = device[mine] != NULL, stream[mine] != NULL
-        if category in CATEGORY_ALIASES:
-            meaning: str | None = CATEGORY_ALIASES[category]
+        graph = _number_in(_PROTON_GRAPH, thread)
+        if _PROTON_BLOCK.search(pid):
+            meaning: str | None = "intra_kernel"
+        elif graph is not None:
+            meaning = "gpu_user_annotation"
+        elif category in CATEGORY_ALIASES:
+            meaning = CATEGORY_ALIASES[category]
         elif category == "" and pid.lower() == _OPS_OF_AUTOGRAD:
             meaning = "cpu_op"
         elif of_autograd or _STREAM.search(tid if thread is None else thread):
@@ -253,6 +279,7 @@ def _begun_meanings(
         if told is None and not of_autograd:
             told = integer_of(pid)
         shown = 0 if of_autograd else _number_in(_STREAM, tid if thread is None else thread)
+        shown = graph if shown is None else shown
         yield (
             pid,
             tid,

@@ -14,6 +14,7 @@ from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from itertools import chain, islice
+from operator import index
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,6 @@ _AGAIN = "Record this rank again: rocprofv3 --sys-trace -- PROGRAM. Or leave the
 _TABLE = re.compile(r"rocpd_([a-z_]+?)((?:_[0-9a-f]+){5})?")
 _RPD_TABLES = {"rocpd_op", "rocpd_api"}
 _EVENT_TABLES = ("kernel_dispatch", "memory_copy", "memory_allocate", "region", "sample")
-_NULL = f"(-{-(NULL + 1)} - 1)"
 _LONGEST_TEXT = 100_000
 _MOST_STRINGS = 5_000_000
 
@@ -79,6 +79,7 @@ _COPY_VALUES = {
     "bytes": "size",
 }
 _ALLOCATION_VALUES = {"thread": "tid", "agent": "agent_id", "address": "address", "bytes": "size"}
+_ALLOCATION_FIELDS = ("start", "thread", "agent", "address", "bytes", "text")
 
 
 class RocpdFile:
@@ -242,6 +243,8 @@ class RocpdBatch:
     parameters: tuple[int, ...]
     names: tuple[str, ...]
     """Of the columns that the SQL selects."""
+    absent: tuple[str, ...]
+    """Columns that the tables do not have."""
     events: Callable[[dict[str, Any]], EventColumns]
     report: ReadReport
 
@@ -252,22 +255,20 @@ class RocpdBatch:
         except SQLITE_ERRORS as error:
             raise damaged_sqlite(self.path, error, _AGAIN) from error
         columns = zip(*rows, strict=True) if rows else ((),) * len(self.names)
-        return self.events(
-            {
-                name: values if name == "text" else self._numbers(values)
-                for name, values in zip(self.names, columns, strict=True)
-            }
-        )
+        found = {
+            name: values if name == "text" else self._numbers(values)
+            for name, values in zip(self.names, columns, strict=True)
+        }
+        nothing = np.full(len(rows), NULL)
+        return self.events({**dict.fromkeys(self.absent, nothing), **found})
 
     def _numbers(self, values: Sequence[Any]) -> Numbers:
         with suppress(TypeError, ValueError, OverflowError):
-            numbers = np.array(values)
-            if numbers.dtype == np.int64:
-                return numbers
-        clean = [value if isinstance(value, int) else NULL for value in values]
+            return np.fromiter(map(index, values), np.int64, len(values))
         for value in values:
             if value is not None and not isinstance(value, int):
                 self.report.repaired(f"a value that is not a whole number: {str(value)[:40]}")
+        clean = [value if isinstance(value, int) else NULL for value in values]
         return np.array(clean, dtype=np.int64)
 
     def close(self) -> None:
@@ -414,7 +415,7 @@ class _Sources:
         use = MemoryUse(self.process)
         at = {name: place for place, name in enumerate(names)}
         found = (
-            Allocation(*(row[at[name]] for name in ("start", "thread", "agent", "address", "bytes", "text")))
+            Allocation(*(row[at[name]] if name in at else None for name in _ALLOCATION_FIELDS))
             for row in self._sorted(f"{sql} ORDER BY {at['start'] + 1}")
         )
         usable = (one for one in found if isinstance(one.time, int) and isinstance(one.size, int))
@@ -463,7 +464,13 @@ class _Sources:
         whole = f"rocpd_{table}{tables.ending}"
         for rows in row_ranges(tables.file.rows, whole, ROWS_PER_BATCH):
             yield RocpdBatch(
-                self.path, f"{sql} AND r.rowid BETWEEN ? AND ?", rows, names, events, self.report
+                self.path,
+                f"{sql} AND r.rowid BETWEEN ? AND ?",
+                rows,
+                names,
+                tuple(name for name in values if name not in names),
+                events,
+                self.report,
             )
 
     def _select(
@@ -488,13 +495,14 @@ class _Sources:
         selected = {"start": start, "end": end, "correlation": "e.stack_id", "kind": "e.category_id"}
         for name, column in values.items():
             place = "r" if column in own else "t" if "track_id" in own and column in of_track else ""
-            selected[name] = f"{place}.{sql_name(column)}" if place else "NULL"
+            if place:
+                selected[name] = f"{place}.{sql_name(column)}"
         if more:
             selected["text"] = more
-        listed = ", ".join(
-            sql if name == "text" else f"ifnull({sql}, {_NULL})" for name, sql in selected.items()
+        sql = (
+            f"SELECT {', '.join(selected.values())} FROM {tables.name(table)} r{joins} "
+            f"WHERE {where} AND {self._own(table)}"
         )
-        sql = f"SELECT {listed} FROM {tables.name(table)} r{joins} WHERE {where} AND {self._own(table)}"
         return sql, tuple(selected)
 
     def _time(self, table: str, name: str) -> tuple[str, str]:
