@@ -53,6 +53,7 @@ HOST_COLLECTIVE_PATTERN = (
 SYNC_CALL_PATTERN = (
     r"^(?:(?:cuda|hip)(?:Stream|Event|Device|Ctx|Thread)|cu(?:Stream|Event|Ctx))"
     r"Synchronize(?:_v\d+)?(?:_ptsz)?$"
+    r"|^(?:AscendCL@)?aclrtSynchronize(?:Stream|Device|Event)(?:WithTimeout)?$"
 )
 """Runtime calls in which the host waits for its device."""
 
@@ -490,7 +491,7 @@ FURTHER_TABLES = (
 )
 """Tables of some file formats only. The views always exist, and may be empty."""
 
-TIMELINE_FORMATS = ("kineto", "nsys")
+TIMELINE_FORMATS = ("kineto", "nsys", "ascend", "xla")
 """Formats that record a rank's whole timeline, in order of preference. A rank is analysed from one of them."""
 
 TIMES = frozenset(

@@ -32,6 +32,7 @@ __all__ = [
     "Reading",
     "TraceIdentity",
     "find_reader",
+    "folders_below",
     "identities",
     "is_stream",
     "looks_like_a_trace",
@@ -41,6 +42,7 @@ __all__ = [
 
 _READERS = (
     ("xla.xplane", "XPLANE"),
+    ("xla.trace_json", "TRACE_JSON"),
     ("ascend.reader", "ASCEND"),
     ("kineto.reader", "KINETO"),
     ("nsys.reader", "NSYS"),
@@ -79,6 +81,18 @@ def looks_like_a_trace(path: Path) -> bool:
     if not path.suffix or path.suffix[1:].isdigit():  # flight-recorder dumps: _dump_3, nccl_trace_rank_3
         return rank_from_name(path) is not None
     return path.name.endswith(TRACE_NAMES) and not path.name.endswith("rankscope.json")
+
+
+def folders_below(folder: Path) -> tuple[list[Path], list[Path]]:
+    """Where profilers write below the folder that users name: one folder for each rank, or a run of its own each.
+
+    Ascend's have NAME_ascend_pt/ASCEND_PROFILER_OUTPUT for each rank, JAX's plugins/profile/DATE for each recording.
+    """
+    output = "ASCEND_PROFILER_OUTPUT"
+    ranks = sorted(path for path in folder.glob(f"*_ascend_*/{output}") if path.is_dir())
+    ranks += [path for path in (folder / output,) if path.is_dir()]
+    recordings = sorted(path for path in folder.glob("plugins/profile/*") if path.is_dir())
+    return ranks, recordings
 
 
 def is_stream(path: Path) -> bool:
@@ -128,7 +142,8 @@ def one_file(path: Path) -> Iterator[None]:
 
 def _not_a_trace(path: Path, head: bytes) -> NotATraceError:
     known = (
-        "rankscope reads torch.profiler (Kineto) and Chrome traces (.json, .json.gz), nsys (.nsys-rep, .sqlite), "
+        "rankscope reads torch.profiler (Kineto), Ascend's and Chrome traces (.json, .json.gz), JAX (.xplane.pb), nsys "
+        "(.nsys-rep, .sqlite), "
         "Nsight Compute (.ncu-rep, .csv), memory snapshots (.pickle) and flight-recorder dumps."
     )
     if is_pickle(head):
