@@ -60,7 +60,7 @@ class TraceJsonBatch:
         from rankscope.readers.columns import NULL
         from rankscope.readers.xla.meanings import OTHER, LineKind
 
-        slices = np.flatnonzero(is_slice)
+        slices = np.flatnonzero(is_slice & (columns.category == edited.code("")))  # XLA writes no categories
         keys = np.stack([column[slices] for column in (columns.pid, columns.tid, columns.name)], axis=1)
         distinct, first, place = np.unique(keys, axis=0, return_index=True, return_inverse=True)
         place = place.reshape(-1)
