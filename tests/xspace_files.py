@@ -70,9 +70,16 @@ class PlaneFile:
         return head + (number(3, value) if value >= 1 << 63 else number(4, value))
 
     def event(
-        self, name: str, begin_ps: int, duration_ps: int, *, display: str = "", shared: Mapping[str, Value] | None = None,
+        self,
+        name: str,
+        begin_ps: int,
+        duration_ps: int,
+        /,
+        *,
+        display: str = "",
+        shared: Mapping[str, Value] | None = None,
         **stats: Value,
-    ) -> bytes:  # fmt: skip
+    ) -> bytes:
         id = self._events.setdefault((name, display), len(self._events) + 1)
         if shared:
             self._event_stats[id] = [self.stat(key, value) for key, value in shared.items()]
