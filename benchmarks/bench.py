@@ -6,7 +6,8 @@
     python benchmarks/bench.py --check [--strict]     the small ones, against benchmarks/last.json
 
 Parts: read (whole traces), gzip, ranks (256 files), analyses (three reports from nothing), start (a 10 MB trace until
-its first table), nsys (an export), snapshot (of memory). Inputs are made by traces.py and snapshots.py and kept in
+its first table), nsys (an export), snapshot (of memory), accelerators (files of JAX and Ascend). Inputs are made by
+traces.py, accelerators.py and snapshots.py and kept in
 .bench. Peers are used where they are found; --install-peers installs those that pip can, each into an environment of
 its own in .bench/peers.
 """
@@ -25,6 +26,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import accelerators
 import figures
 import nsys
 import peers
@@ -215,6 +217,21 @@ def snapshot(bench: Bench) -> None:
         bench.run(PICKLE_LOAD, kind, [sys.executable, "-c", code, path], size=bytes_read)
 
 
+def other_formats(bench: Bench) -> None:
+    """JSON of the same size is read by json.load, to compare with; no other program reads these files into tables."""
+    for size in bench.sizes(("100MB",)):
+        megabytes = parse_bytes(size) // 1_000_000
+        files = {
+            f"xplane.pb {size}": accelerators.xplane(megabytes),
+            f"trace_view.json {size}": accelerators.trace_view(megabytes),
+        }
+        for kind, trace in files.items():
+            traces.into_page_cache([trace.path])
+            bench.run_trace(OURS, trace, kind, ingest(trace.path), from_nothing=True)
+            if trace.path.suffix == ".json":
+                bench.run_trace(JSON_LOAD, trace, kind, python_code(sys.executable, peers.JSON_CODE, trace))
+
+
 @dataclass(frozen=True)
 class Kind:
     title: str
@@ -230,6 +247,7 @@ PARTS = {
     "start": Kind("A small trace until its first table", IMPORTS, start),
     "nsys": Kind("An nsys export", nsys.STATS, nsys_export),
     "snapshot": Kind("A memory snapshot", PICKLE_LOAD, snapshot),
+    "accelerators": Kind("JAX's xplane.pb and Ascend's trace_view.json", OURS, other_formats),
 }
 
 

@@ -12,7 +12,7 @@ KIND_PATTERNS = (
     ("all_to_all", "alltoall|allall|deepep"),
     ("barrier", "barrier"),
     ("broadcast", "broadcast"),
-    ("sendrecv", "sendrecv"),
+    ("sendrecv", "sendrecv|collectivepermute"),
     ("send", "send"),
     ("recv", "recv"),
     ("gather", "gather"),

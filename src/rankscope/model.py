@@ -65,6 +65,7 @@ COMPILED_PATTERN = r"^(?:Torch-Compiled Region: |## Call CompiledFxGraph )"
 SYNC_CALL_PATTERN = (
     r"^(?:(?:cuda|hip)(?:Stream|Event|Device|Ctx|Thread)|cu(?:Stream|Event|Ctx))"
     r"Synchronize(?:_v\d+)?(?:_ptsz)?$"
+    r"|^(?:AscendCL@)?aclrtSynchronize(?:Stream|Device|Event)(?:WithTimeout)?$"
 )
 """Runtime calls in which the host waits for its device."""
 

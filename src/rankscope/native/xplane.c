@@ -42,15 +42,28 @@ static PyObject *line_cuts(PyObject *self, PyObject *args) {
     return both ? Py_BuildValue("NLO", both, events, line.damaged ? Py_True : Py_False) : NULL;
 }
 
-/* Texts by the ids that events refer to them by; the ids are in ascending order. */
+/* Texts by the ids that events refer to them by; the ids are in ascending order. XLA counts them up, so that a table of
+ * all of them is mostly small. */
 typedef struct {
     const int64_t *ids;
     const uint8_t *data;
     const int64_t *offsets;
     size_t count;
+    int32_t *table; /* NULL if it would be large */
+    uint64_t table_size;
 } Named;
 
-static int64_t place_of(const Named *named, int64_t id) {
+static void make_table(Named *named) {
+    if (!named->count || named->ids[0] < 0 || named->ids[named->count - 1] >= (int64_t)(8 * named->count + 1024)) return;
+    named->table_size = (uint64_t)named->ids[named->count - 1] + 1;
+    named->table = malloc(named->table_size * sizeof *named->table);
+    if (!named->table) return;
+    for (uint64_t id = 0; id < named->table_size; id++) named->table[id] = -1;
+    for (size_t place = 0; place < named->count; place++) named->table[named->ids[place]] = (int32_t)place;
+}
+
+static inline int64_t place_of(const Named *named, int64_t id) {
+    if (named->table) return (uint64_t)id < named->table_size ? named->table[id] : -1;
     size_t low = 0, high = named->count;
     while (low < high) {
         size_t middle = (low + high) / 2;
@@ -118,9 +131,12 @@ static void append_double(Array *out, double value) {
     array_append(out, text, strlen(text));
 }
 
-static void append_integer(Array *out, const char *format, uint64_t value) {
-    char text[32];
-    array_append(out, text, (size_t)snprintf(text, sizeof text, format, (unsigned long long)value));
+static void append_integer(Array *out, bool negative, uint64_t value) {
+    char text[24], *end = text + sizeof text, *begin = end;
+    do *--begin = (char)('0' + value % 10);
+    while (value /= 10);
+    if (negative) *--begin = '-';
+    array_append(out, begin, (size_t)(end - begin));
 }
 
 /* One stat of an event: into its arguments, and into a column if it is one of those picked. */
@@ -147,10 +163,14 @@ static bool read_stat(Reading *reading, Bytes stat, int64_t *values, bool *has_a
     array_append(out, ":", 1);
     switch (value.number) {
     case STAT_DOUBLE: append_double(out, double_of(&value)); return true;
-    case STAT_UNSIGNED: append_integer(out, "%llu", value.value); return true;
-    case STAT_SIGNED: append_integer(out, "%lld", value.value); return true;
+    case STAT_UNSIGNED: append_integer(out, false, value.value); return true;
+    case STAT_SIGNED: append_integer(out, value.value >> 63, value.value >> 63 ? -value.value : value.value); return true;
     case STAT_TEXT: return append_quoted(out, value.bytes);
-    case STAT_BYTES: append_integer(out, "\"%llu bytes\"", bytes_left(&value.bytes)); return true;
+    case STAT_BYTES:
+        array_append(out, "\"", 1);
+        append_integer(out, false, bytes_left(&value.bytes));
+        array_append(out, " bytes\"", 7);
+        return true;
     case STAT_REFERENCE: {
         int64_t referred = place_of(&reading->stats, (int64_t)value.value);
         length = referred < 0 ? 0 : (size_t)(offsets[referred + 1] - offsets[referred]);
@@ -211,7 +231,7 @@ static bool read_one(Reading *reading, Bytes event) {
 
 static bool is_named(const Py_buffer *ids, const Py_buffer *offsets, const Py_buffer *data, Named *named) {
     size_t count = (size_t)ids->len / sizeof(int64_t);
-    *named = (Named){ids->buf, data->buf, offsets->buf, count};
+    *named = (Named){.ids = ids->buf, .data = data->buf, .offsets = offsets->buf, .count = count};
     if ((size_t)offsets->len != (count + 1) * sizeof(int64_t) || named->offsets[0] != 0) return false;
     for (size_t i = 0; i < count; i++)
         if (named->offsets[i] > named->offsets[i + 1] || (i && named->ids[i - 1] >= named->ids[i])) return false;
@@ -233,10 +253,13 @@ static PyObject *line_events(PyObject *self, PyObject *args) {
                 is_named(&views[4], &views[5], &views[6], &reading.stats);
     bool good = fits;
     Py_BEGIN_ALLOW_THREADS
+    if (fits) make_table(&reading.metadata), make_table(&reading.stats);
     Bytes line = bytes_of(views[0].buf, (size_t)views[0].len);
     Field field;
     while (good && next_field(&line, &field))
         if (field.number == LINE_EVENT && field.wire == WIRE_BYTES) good = read_one(&reading, field.bytes);
+    free(reading.metadata.table);
+    free(reading.stats.table);
     Py_END_ALLOW_THREADS
     for (size_t i = 0; i < sizeof views / sizeof *views; i++) PyBuffer_Release(&views[i]);
     Array columns[] = {reading.index, reading.offset, reading.duration, reading.values, reading.args, reading.args_offset};

@@ -39,6 +39,7 @@ __all__ = [
     "Reading",
     "TraceIdentity",
     "find_reader",
+    "folders_below",
     "identities",
     "is_stream",
     "looks_like_a_trace",
@@ -65,6 +66,7 @@ class _Format(NamedTuple):
 
 
 _FORMATS = (
+    _Format("xla.trace_json", "TRACE_JSON", _JSON_NAMES, ""),
     _Format("ascend.reader", "ASCEND", _JSON_NAMES, ""),
     _Format(
         "kineto.reader", "KINETO", _JSON_NAMES, "torch.profiler, Ascend and Chrome traces (.json, .json.gz)"
@@ -106,6 +108,18 @@ def looks_like_a_trace(path: Path) -> bool:
     if not path.suffix or path.suffix[1:].isdigit():  # flight-recorder dumps: _dump_3, nccl_trace_rank_3
         return rank_from_name(path) is not None
     return path.name.endswith(TRACE_NAMES) and not path.name.endswith("rankscope.json")
+
+
+def folders_below(folder: Path) -> tuple[list[Path], list[Path]]:
+    """Where profilers write below the folder that users name: one folder for each rank, or a run of its own each.
+
+    Ascend's have NAME_ascend_pt/ASCEND_PROFILER_OUTPUT for each rank, JAX's plugins/profile/DATE for each recording.
+    """
+    output = "ASCEND_PROFILER_OUTPUT"
+    ranks = sorted(path for path in folder.glob(f"*_ascend_*/{output}") if path.is_dir())
+    ranks += [path for path in (folder / output,) if path.is_dir()]
+    recordings = sorted(path for path in folder.glob("plugins/profile/*") if path.is_dir())
+    return ranks, recordings
 
 
 def is_stream(path: Path) -> bool:

@@ -22,8 +22,8 @@ class EditedColumns:
         self._columns = columns
         self.texts = list(columns.texts)
         self._codes = {text: code for code, text in enumerate(self.texts)}
-        self.category, self.name, self.pid = (
-            column.copy() for column in (columns.category, columns.name, columns.pid)
+        self.phase, self.category, self.name, self.pid = (
+            column.copy() for column in (columns.phase, columns.category, columns.name, columns.pid)
         )
         self.correlation, self.external_id, self.device, self.stream, self.bytes = (
             self._dense(getattr(columns, name)) for name in _NUMBERS
@@ -80,6 +80,7 @@ class EditedColumns:
         return replace(
             self._columns,
             texts=Texts.of(self.texts),
+            phase=self.phase,
             category=self.category,
             name=self.name,
             pid=self.pid,

@@ -22,8 +22,9 @@ from rankscope.errors import (
     ToolError,
 )
 from rankscope.model import FORMAT_VERSION, Table
-from rankscope.readers import FORMATS_READ, find_reader, is_stream, looks_like_a_trace, one_file
+from rankscope.readers import FORMATS_READ, find_reader, folders_below, is_stream, looks_like_a_trace, one_file
 from rankscope.readers.base import rank_from_name
+from rankscope.readers.xla.recordings import JSON_NAME, PERFETTO_NAME, XPLANE_NAME
 from rankscope.records import dataclass
 from rankscope.spelling import did_you_mean
 from rankscope.store.checksums import DamagedFileError, FileSums, read_checked_json, write_checked_json
@@ -225,8 +226,9 @@ def find_sources(paths: Sequence[Path], known: Collection[Path] = (), store: Pat
         if path.is_dir():
             companions += _companions_near(path)
             elsewhere = traces_elsewhere(path)
-            found = [*_traces_in(path), *elsewhere.files]
-            skipped += elsewhere.skipped
+            below, left_out = _traces_below(path)
+            found = [*_traces_in(path), *below, *elsewhere.files]
+            skipped += [*elsewhere.skipped, *left_out]
             ranks |= elsewhere.ranks
         for file in found:
             try:
@@ -350,6 +352,10 @@ def _traces_in(folder: Path) -> list[Path]:
     def has_better_twin(path: Path) -> bool:
         if is_stream(path):
             return any(path.with_suffix(ending) in times for ending in (".nsys-rep", ".sqlite"))
+        if path.name.endswith(JSON_NAME) and path.name != PERFETTO_NAME:
+            return path.with_name(path.name.removesuffix(JSON_NAME) + XPLANE_NAME) in times
+        if path.name == PERFETTO_NAME:
+            return any(other.name.endswith((XPLANE_NAME, JSON_NAME)) for other in times if other != path)
         for report_ending, export_endings in _EXPORTS.items():
             ending = next((e for e in (*export_endings, report_ending) if path.name.endswith(e)), None)
             if ending is None:
@@ -364,6 +370,24 @@ def _traces_in(folder: Path) -> list[Path]:
         return False
 
     return [path for path in found if not has_better_twin(path)]
+
+
+def _traces_below(folder: Path) -> tuple[list[Path], list[RankscopeError]]:
+    """The traces in folders that profilers make below this one; of several recordings those of the last."""
+    ranks, recordings = folders_below(folder)
+    found = [trace for place in (*ranks, *recordings[-1:]) for trace in _traces_in(place)]
+    if len(recordings) < 2:
+        return found, []
+    earlier = "an earlier recording" if len(recordings) == 2 else f"{len(recordings) - 1} earlier recordings"
+    return found, [
+        StoreError(
+            f"{folder} has {earlier}, which is not read"
+            if len(recordings) == 2
+            else f"{folder} has {earlier}, which are not read",
+            why=f"Each recording is a run of its own; the last is {recordings[-1].name}.",
+            hint=f"Give the folder of another: rankscope stats {recordings[-2]}",
+        )
+    ]
 
 
 def _no_traces(

@@ -328,11 +328,14 @@ def _overlapping(run: Run) -> Check:
 def _steps(run: Run) -> Iterator[Check]:
     rows = run.rows("SELECT rank, segment, step, time_ns, source FROM steps ORDER BY rank, segment, start_ns")
     if not rows:
+        of_jax = any(entry.format == "xla" for entry in run.timelines)
         found = Finding(
             "info",
             "no steps in the trace",
             "All values are for the whole file.",
-            hint="Call profiler.step() in the training loop.",
+            hint='Put each step into jax.profiler.StepTraceAnnotation("train", step_num=N).'
+            if of_jax
+            else "Call profiler.step() in the training loop.",
         )
         yield "steps", "none", found
         return

@@ -36,8 +36,8 @@ _COPIES = re.compile("(?i)^(?:SDMA|PCIE_DMA|MEMCPY)")
 _WAITS = re.compile("(?i)EVENT|NOTIFY|PLACE_HOLDER|WAIT|WRITE_VALUE|STREAM_LOCK")
 _STEP = re.compile(r"^ProfilerStep#\d+$")
 _NUMBER = re.compile(r"\d{1,9}")
-_HCCL_STREAMS = 100_000
-"""The streams of HCCL's operations count from here: an operation runs on several, which its tasks name."""
+_HCCL_STREAMS, _OVERLAP_STREAMS = 100_000, 200_000
+"""Where the numbers of rows begin that are no streams: HCCL's operations, which run on several, and the overlap."""
 _DTYPES = {
     "FP16": "half", "FP32": "float", "FP64": "double", "BFP16": "bfloat16", "BF16": "bfloat16", "INT8": "char",
     "INT16": "short", "INT32": "int", "INT64": "long", "UINT8": "byte",
@@ -63,9 +63,7 @@ class AscendBatch:
         self._translate_calls(edited, is_slice)
         self._translate_tasks(edited, is_slice, columns)
         self._translate_operations(edited, is_slice, columns.tid)
-        of_overlap = is_slice & self._of_layer(edited, "Overlap Analysis")
-        edited.category[of_overlap] = edited.code("gpu_user_annotation")
-        edited.device[of_overlap] = self._device()
+        self._translate_overlap(edited, is_slice, columns.tid)
         for name in ("correlation", "external_id"):
             events, ids = self._found.in_batch(self._number, getattr(self._found, name), len(columns))
             np.put(getattr(edited, name), events, ids)
@@ -122,6 +120,13 @@ class AscendBatch:
         edited.category[:] = category
         edited.device[tasks] = self._device()
         edited.stream[tasks] = _stream_numbers(edited.texts, columns.tid[tasks])
+
+    def _translate_overlap(self, edited: EditedColumns, is_slice: Any, tid: Codes) -> None:
+        """Computed from the other layers: shown, and not counted."""
+        derived = is_slice & self._of_layer(edited, "Overlap Analysis")
+        edited.category[derived] = edited.code("gpu_user_annotation")
+        edited.device[derived] = self._device()
+        edited.stream[derived] = _stream_numbers(edited.texts, tid[derived]) + _OVERLAP_STREAMS
 
     def _translate_operations(self, edited: EditedColumns, is_slice: Any, tid: Codes) -> None:
         import numpy as np

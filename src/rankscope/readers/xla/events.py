@@ -164,10 +164,10 @@ class PieceBatch:
         """Of copies and fills, from the texts that their stats refer to."""
         size = np.full(len(details[0]), NULL)
         for column in details:
-            ids, place = np.unique(column, return_inverse=True)
+            told = np.flatnonzero(column != NULL)
+            ids, place = np.unique(column[told], return_inverse=True)
             sizes = [copied_bytes(self._about.plane.stat_names.get(id, "")) for id in ids.tolist()]
-            found = np.array([NULL if one is None else one for one in sizes], dtype=np.int64)[place]
-            size = np.where(found == NULL, size, found)
+            size[told] = np.array([NULL if one is None else one for one in sizes], dtype=np.int64)[place]
         return size
 
     def _count_losses(self, found: LineEvents) -> None:
