@@ -39,7 +39,11 @@ __all__ = [
     "open_part",
 ]
 
-_NCCL_READERS = (("nccl.inspector", "INSPECTOR"), ("nccl.prometheus", "PROMETHEUS"))
+_NCCL_READERS = (
+    ("nccl.inspector", "INSPECTOR"),
+    ("nccl.prometheus", "PROMETHEUS"),
+    ("nccl.plugin", "PLUGIN"),
+)
 _NCCL_NAMES = (".log", ".log.gz", ".prom", ".txt")
 _READERS = (
     ("kineto.reader", "KINETO"),

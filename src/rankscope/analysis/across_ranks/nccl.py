@@ -9,6 +9,7 @@ from statistics import median
 from typing import Any
 
 from rankscope.analysis.across_ranks.collectives import collectives
+from rankscope.analysis.across_ranks.comparison_notes import HOW_TO_RECORD_STARTS
 from rankscope.analysis.core.notes import left_out
 from rankscope.analysis.core.result import Column, Fact, Finding, Result, Row
 from rankscope.analysis.core.scope import Scope
@@ -60,12 +61,17 @@ _SLOW_PCT = 70.0
 _LEAST_ALIKE = 3
 
 _ROWS = """
-WITH operations AS (
+WITH sized AS (
+    SELECT * REPLACE ({ranks} AS ranks,
+                      coalesce(bytes, rank_bytes * {ranks}) AS bytes)
+    FROM nccl LEFT JOIN (SELECT communicator AS seen, count(DISTINCT communicator_rank) AS seen_ranks FROM nccl
+                         WHERE {where} GROUP BY communicator) ON seen = communicator
+    WHERE {where}
+), operations AS (
     SELECT rank, communicator AS group, kind, bytes, size_range, ranks, nodes, function, seq, peer, duration_ns, timing,
            nullif(algbw_gb_s, 0) AS algbw, nullif(busbw_gb_s, 0) AS busbw, is_mean, communicator_name AS name,
            CASE WHEN NOT is_mean THEN bytes / nullif(duration_ns, 0) * factor END AS computed, factor
-    FROM nccl LEFT JOIN (VALUES {factors}) f (of_kind, of_ranks, factor) ON of_kind = kind AND of_ranks = ranks
-    WHERE {where}
+    FROM sized LEFT JOIN (VALUES {factors}) f (of_kind, of_ranks, factor) ON of_kind = kind AND of_ranks = ranks
 ), matched AS (
     SELECT {keys}, min(duration_ns) AS transfer FROM operations
     WHERE NOT is_mean AND peer IS NULL GROUP BY {keys}, function, seq HAVING count(DISTINCT rank) > 1
@@ -117,7 +123,10 @@ def nccl(run: Run, scope: Scope, by: str | None = None) -> Result:
 
 
 def _rows(run: Run, where: str) -> list[dict[str, Any]]:
-    kinds = run.rows(f"SELECT DISTINCT kind, ranks FROM nccl WHERE ranks > 0 AND {where}")
+    kinds = run.rows(
+        f"SELECT DISTINCT kind, n FROM nccl, (SELECT DISTINCT ranks AS n FROM nccl WHERE {where} UNION "
+        f"SELECT count(DISTINCT communicator_rank) FROM nccl WHERE {where} GROUP BY communicator) WHERE n > 0"
+    )
     factors = [
         f"({sql_text(kind)}, {ranks}, {bus_factor(kind, ranks) or 'NULL'}::DOUBLE)" for kind, ranks in kinds
     ]
@@ -129,6 +138,7 @@ def _rows(run: Run, where: str) -> list[dict[str, Any]]:
         _ROWS.format(
             factors=", ".join(factors) or "(NULL, NULL, NULL::DOUBLE)",
             where=where,
+            ranks="coalesce(ranks, seen_ranks)",
             keys=", ".join(f'"{key}"' for key in _KEYS),
             same_counts=same("c"),
             same_transfers=same("t"),
@@ -178,12 +188,16 @@ def _notes(run: Run, rows: list[dict[str, Any]]) -> list[str]:
             f"the busbw that NCCL reports differs from the computed one in {differing:,} operations ({kinds}); "
             "the Inspector computes none for all_to_all"
         )
-    ((started, operations),) = run.rows(
-        "SELECT count(*) FILTER (started_ns IS NOT NULL), count(*) FILTER (NOT is_mean) FROM nccl"
+    ((started, operations, unsized),) = run.rows(
+        "SELECT count(*) FILTER (started_ns IS NOT NULL), count(*) FILTER (NOT is_mean), "
+        "count(*) FILTER (ranks IS NULL) FROM nccl"
     )
     if operations and not started:
+        notes.append(f"cannot say who arrives late: these files have no start times ({HOW_TO_RECORD_STARTS})")
+    if unsized:
         notes.append(
-            "cannot say who arrives late: these files have no start times (NCCL_INSPECTOR_DUMP_VERBOSE=1 records them)"
+            "dumps of the profiler plugin do not have the size of a communicator: it is taken to be the number of "
+            "its ranks that have a dump"
         )
     if any(row["count"] is None for row in rows):
         notes.append(
