@@ -6,8 +6,9 @@
     python benchmarks/bench.py --check [--strict]     the small ones, against benchmarks/last.json
 
 Parts: read (whole traces), gzip, ranks (256 files), analyses (three reports from nothing), start (a 10 MB trace until
-its first table), nsys (an export). Inputs are made by traces.py and kept in .bench. Peers are used where they are
-found; --install-peers installs those that pip can, each into an environment of its own in .bench/peers.
+its first table), nsys (an export), nccl (an Inspector log). Inputs are made by traces.py and kept in .bench. Peers are
+used where they are found; --install-peers installs those that pip can, each into an environment of its own in
+.bench/peers.
 """
 
 from __future__ import annotations
@@ -200,6 +201,15 @@ def nsys_export(bench: Bench) -> None:
                 bench.note(f"{nsys.STATS}: wrote nothing")
 
 
+def nccl_log(bench: Bench) -> None:
+    for size in bench.sizes(("100MB",)):
+        for verbose in (False, True):
+            trace = traces.inspector_log(size, verbose)
+            traces.into_page_cache([trace.path])
+            kind = f"{'verbose' if verbose else 'short'} lines, {size}"
+            bench.run_trace(OURS, trace, kind, ingest(trace.path), from_nothing=True)
+
+
 @dataclass(frozen=True)
 class Kind:
     title: str
@@ -214,6 +224,7 @@ PARTS = {
     "analyses": Kind("Three reports from nothing", ASKED, analyses),
     "start": Kind("A small trace until its first table", IMPORTS, start),
     "nsys": Kind("An nsys export", nsys.STATS, nsys_export),
+    "nccl": Kind("A log of NCCL Inspector", OURS, nccl_log),
 }
 
 
