@@ -6,10 +6,9 @@
     python benchmarks/bench.py --check [--strict]     the small ones, against benchmarks/last.json
 
 Parts: read (whole traces), gzip, ranks (256 files), analyses (three reports from nothing), start (a 10 MB trace until
-its first table), nsys (an export), snapshot (of memory), accelerators (files of JAX and Ascend). Inputs are made by
-traces.py, accelerators.py and snapshots.py and kept in
-.bench. Peers are used where they are found; --install-peers installs those that pip can, each into an environment of
-its own in .bench/peers.
+its first table), nsys (an export), snapshot (of memory), accelerators (files of JAX and Ascend), nccl (an Inspector
+log). Inputs are made by traces.py, accelerators.py and snapshots.py and kept in .bench. Peers are used where they are
+found; --install-peers installs those that pip can, each into an environment of its own in .bench/peers.
 """
 
 from __future__ import annotations
@@ -232,6 +231,15 @@ def other_formats(bench: Bench) -> None:
                 bench.run_trace(JSON_LOAD, trace, kind, python_code(sys.executable, peers.JSON_CODE, trace))
 
 
+def nccl_log(bench: Bench) -> None:
+    for size in bench.sizes(("100MB",)):
+        for verbose in (False, True):
+            trace = traces.inspector_log(size, verbose)
+            traces.into_page_cache([trace.path])
+            kind = f"{'verbose' if verbose else 'short'} lines, {size}"
+            bench.run_trace(OURS, trace, kind, ingest(trace.path), from_nothing=True)
+
+
 @dataclass(frozen=True)
 class Kind:
     title: str
@@ -248,6 +256,7 @@ PARTS = {
     "nsys": Kind("An nsys export", nsys.STATS, nsys_export),
     "snapshot": Kind("A memory snapshot", PICKLE_LOAD, snapshot),
     "accelerators": Kind("JAX's xplane.pb and Ascend's trace_view.json", OURS, other_formats),
+    "nccl": Kind("A log of NCCL Inspector", OURS, nccl_log),
 }
 
 

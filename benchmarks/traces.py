@@ -161,6 +161,46 @@ def synthetic(size: str) -> Trace:
     return Trace(next(folder.glob("rank-*")), events)
 
 
+def inspector_log(size: str, verbose: bool) -> Trace:
+    """A log of NCCL Inspector of about this size: one rank of eight, all_reduce after all_reduce."""
+    path = WORK / f"inspector-{size}-{'verbose' if verbose else 'short'}" / "node-pid77.log"
+    line = _inspector_line(0, verbose)
+    count = parse_bytes(size) // len(line)
+    if not _is_made(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("w") as file:
+            file.writelines(_inspector_line(number, verbose) for number in range(count))
+        _made(path, count)
+    return Trace(path, count)
+
+
+def _inspector_line(number: int, verbose: bool) -> str:
+    start = 1_752_867_229_000_000 + 2000 * number
+    kernels = [
+        {
+            "channel_id": c,
+            "kernel_start_ts": start + c,
+            "kernel_stop_ts": start + 900,
+            "kernel_record_ts": start + 900,
+        }
+        for c in range(16)
+    ]
+    times = {"event_trace_ts": {"coll_start_ts": start, "coll_stop_ts": start + 5, "kernel_events": kernels}}
+    content = {
+        "header": {"id": "0x7f8c496ae9f661", "comm_name": "unknown", "rank": 0, "n_ranks": 8, "nnodes": 1},
+        "metadata": {
+            "inspector_output_format_version": "v4.0", "git_rev": "", "rec_mechanism": "nccl_profiler_interface",
+            "dump_timestamp_us": start + 1000, "hostname": "node", "pid": 77,
+        },
+        "coll_perf": {
+            "coll": "AllReduce", "coll_sn": number, "coll_msg_size_bytes": 1 << 26, "coll_exec_time_us": 900,
+            "coll_timing_source": "kernel_gpu", "coll_algobw_gbs": 74.565404, "coll_busbw_gbs": 130.489458,
+            **(times if verbose else {}),
+        },
+    }  # fmt: skip
+    return json.dumps(content, separators=(",", ":")) + "\n"
+
+
 def synthetic_run(ranks: int, events: int, *options: str) -> Path:
     """A folder with a synthetic run of so many events per rank."""
     folder = WORK / "-".join([f"synthetic-{ranks}x{events}", *(option.strip("-") for option in options)])

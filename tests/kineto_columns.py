@@ -8,7 +8,7 @@ from event_rows import plain
 from rankscope.readers.base import ReadReport
 from rankscope.readers.columns import EventColumns
 from rankscope.readers.kineto import native_scan
-from rankscope.readers.kineto.reader import JsonBatch, _Block
+from rankscope.readers.kineto.reader import Block, JsonBatch
 from rankscope.readers.sql_columns import read_columns
 
 
@@ -19,7 +19,7 @@ def scanned(text: bytes) -> EventColumns | None:
 
 def selected(text: bytes) -> EventColumns:
     """By way of DuckDB."""
-    batch = JsonBatch(_Block(text, 0, len(text), 0, None), ReadReport(), [])
+    batch = JsonBatch(Block(text, 0, len(text), 0, None), ReadReport(), [])
     try:
         return read_columns(batch)
     finally:

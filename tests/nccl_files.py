@@ -112,3 +112,63 @@ def prometheus_text(
         text += f"nccl_{'p2p_' * p2p}bus_bandwidth_gbs{{{inside}}} {busbw:.6g}\n"
         text += f"nccl_{kind}_exec_time_microseconds{{{inside}}} {took:.6g}\n"
     return text
+
+
+GPU_NS = 1_756_135_989_000_000_000
+TYPES = {"ncclFloat32": (7, 4), "ncclBfloat16": (9, 2)}
+
+
+def plugin_dump(
+    rank: int, ops: list[Op], *, version: str = "2.30", kernels: bool = True, pid: int | None = None
+) -> str:
+    """A dump of the example profiler: each operation inside its call, the kernels of its channels inside it.
+
+    2.23 writes numbers for data types and no kernels; 2.28 writes types and addresses of calls without quotes.
+    """
+    lines = ["["]
+    process = 1000 + rank if pid is None else pid
+
+    def add(name: str, category: str, phase: str, number: int, time: float, args: str = "") -> None:
+        inside = f', "args": {{{args}}}' if args else ""
+        lines.append(
+            f'{{"name": "{name}", "cat": "{category}", "ph": "{phase}", "id": {number}, "pid": {process}, "tid": 1, '
+            f'"ts": {time:f}{inside}}},'
+        )
+
+    for number, op in enumerate(ops):
+        begin, end = float(op.start_us), float(op.start_us + op.took_us)
+        kind = "COLL" if op.peer is None else "P2P"
+        count = op.bytes // 4
+        datatype = 7 if version == "2.23" else '"ncclFloat32"'
+        call_type, stream = (
+            ("ncclFloat32", "0x5020000567d0") if version == "2.28" else ('"ncclFloat32"', '"0x502"')
+        )
+        if version != "2.23":
+            add("Group API", "GROUP_API", "b", number, begin - 30, '"groupApiId": 0, "groupDepth":1')
+            call = (
+                f'"count": {count}, "datatype": {call_type}, "root": 0, "GraphCaptured":0, "Stream": {stream}'
+            )
+            add(op.function, f"{kind}_API", "b", number, begin - 25, call)
+        who = f'"CommHash": {int(op.comm, 16)}, "Rank": {rank}'
+        if kind == "COLL":
+            how = f'"Algorithm": "RING", "Protocol": "SIMPLE", "n{"Max" * (version == "2.23")}Channels": {op.channels}'
+            args = f'"SeqNum": {op.seq}, {who}, "Count": {count}, "Datatype": {datatype}, {how}'
+        else:
+            args = f'{who}, "Peer": {op.peer}, "Count": {count}, "Datatype": {datatype}, "nChannels": {op.channels}'
+        add(op.function, kind, "b", number, begin - 20, args)
+        for channel in range(op.channels):
+            if kernels and version != "2.23":
+                clocks = (
+                    f'"StartGpuClk": {GPU_NS + int(begin * 1000)}, "StopGpuClk": {GPU_NS + int(end * 1000)}'
+                )
+                add("KernelCh", "GPU", "b", 0, begin, f'"Channel": {channel}, {clocks}')
+            size = f'"Channel": {channel}, "Peer": 1, "Steps": 4, "ChunkSize": 4194304, "transSize": 524288'
+            add("ScheduleSend", "PROXY", "b", number, begin - 5, size)
+            add("ScheduleSend", "PROXY", "e", number, begin)
+            if kernels and version != "2.23":
+                add("KernelCh", "GPU", "e", 0, end)
+        add(op.function, kind, "e", number, begin - 15)
+        if version != "2.23":
+            add(op.function, f"{kind}_API", "e", number, begin - 14)
+            add("Group API", "GROUP_API", "e", number, begin - 10)
+    return "\n".join([*lines, "{}]", ""])

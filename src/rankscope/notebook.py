@@ -501,6 +501,10 @@ class OpenRun:
         """
         return self._ask(REPORTS["collectives"], by, ranks, steps, top)
 
+    def nccl(self, *, ranks: Ranks = None, steps: Steps = None, top: int | None = None) -> Answer:
+        """How fast are collectives by NCCL's own measurement?"""
+        return self._ask(REPORTS["nccl"], None, ranks, steps, top)
+
     def stragglers(
         self,
         *,
@@ -558,10 +562,6 @@ class OpenRun:
     def fragments(self, *, ranks: Ranks = None, steps: Steps = None, top: int | None = None) -> Answer:
         """How much reserved memory is not in use, and in which pieces?"""
         return self._ask(REPORTS["fragments"], None, ranks, steps, top)
-
-    def nccl(self, *, ranks: Ranks = None, steps: Steps = None, top: int | None = None) -> Answer:
-        """How fast are collectives by NCCL's own measurement?"""
-        return self._ask(REPORTS["nccl"], None, ranks, steps, top)
 
     def flight(self, *, ranks: Ranks = None, steps: Steps = None, top: int | None = None) -> Answer:
         """The job hung: which rank is missing at which sequence number?"""

@@ -82,6 +82,7 @@ _FORMATS = (
     _Format("xla.xplane", "XPLANE", (".xplane.pb",), "JAX and XLA (.xplane.pb, .trace.json.gz)"),
     _Format("nccl.inspector", "INSPECTOR", _TEXT_NAMES, "NCCL's own files (.log, .prom, .txt)"),
     _Format("nccl.prometheus", "PROMETHEUS", _TEXT_NAMES, ""),
+    _Format("nccl.plugin", "PLUGIN", _TEXT_NAMES, ""),
     _Format(
         "gpu_counters.reader", "GPU_COUNTERS", _TEXT_NAMES, "counters of nvidia-smi and DCGM (.csv, .log)"
     ),

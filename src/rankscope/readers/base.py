@@ -22,6 +22,11 @@ _RANK_AT_END = re.compile(
     r"_(\d{1,5})\.(?:nsys-rep|sqlite|ncu-rep)$|_dump_(\d{1,6})(?:\.[a-z.]+)?$", re.IGNORECASE
 )
 
+NCCL_PLUGIN_EVENT = re.compile(
+    rb'"cat":\s*"(?:GROUP_API|GROUP|COLL_API|COLL|P2P_API|P2P|PROXY)",\s*"ph":\s*"b",\s*"id":\s*\d'
+)
+"""An event of NCCL's profiler plugin, whose dumps are Chrome traces that have a reader of their own."""
+
 
 @dataclass(frozen=True)
 class TraceIdentity:
@@ -35,6 +40,10 @@ class TraceIdentity:
     """Differs between captures. If two files have the same id, one is a copy."""
     part: str = ""
     """Which part of a file with several ranks; empty for the whole file."""
+    communicator: str = ""
+    """For a file of one NCCL communicator: the rank is that in it, and not yet that in the job."""
+    process: str = ""
+    """The process that wrote such a file."""
 
 
 @dataclass

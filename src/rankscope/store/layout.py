@@ -22,7 +22,14 @@ from rankscope.errors import (
     ToolError,
 )
 from rankscope.model import FORMAT_VERSION, Table
-from rankscope.readers import FORMATS_READ, find_reader, folders_below, is_stream, looks_like_a_trace, one_file
+from rankscope.readers import (
+    FORMATS_READ,
+    find_reader,
+    folders_below,
+    is_stream,
+    looks_like_a_trace,
+    one_file,
+)
 from rankscope.readers.base import rank_from_name
 from rankscope.readers.xla.recordings import JSON_NAME, PERFETTO_NAME, XPLANE_NAME
 from rankscope.records import dataclass

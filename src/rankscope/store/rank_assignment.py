@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -18,7 +19,9 @@ from rankscope.store.side_by_side import side_by_side
 ALONE = "alone"
 BESIDE = "beside the only rank"
 BY_GPU = "its GPU"
-_ASSUMED = (ALONE, BESIDE)
+_OF_COMMUNICATOR = "communicator"
+"""As readers of files of one NCCL communicator say."""
+_ASSUMED = (ALONE, BESIDE, _OF_COMMUNICATOR)
 """Sources of a rank that hold as long as no other file is in the folder."""
 _OPTION = "option"
 _AT_A_TIME = 4
@@ -66,6 +69,7 @@ def assign(
     files = [path for path in files if path in known or path in found]
     if not files:
         raise problems[0] if problems else _no_trace_beside(next(iter(logs)))
+    found = _with_job_ranks(found)
     _refuse_copies({path: parts[0] for path, (_, parts) in found.items()})
     places = [keep(entry) for path in files if path not in found for entry in known[path]]
     taken = {(place.rank, place.segment) for place in places}
@@ -113,6 +117,36 @@ def _no_trace_beside(path: Path) -> RankError:
         why="Which rank used which GPU, and when, is known from the traces of the same job.",
         hint="Put it into the folder of the run and open that: rankscope stats RUN -r gpu",
     )
+
+
+_Found = dict[Path, tuple[str, list[TraceIdentity]]]
+
+
+def _with_job_ranks(found: _Found) -> _Found:
+    """The same, where each file is of one communicator: the rank in the largest one is that in the job.
+
+    A process has a file for each of its communicators. One without a file of the largest is of no known rank, and so
+    are two processes with the same number, on different nodes.
+    """
+    files = [parts[0] for _, parts in found.values() if parts[0].communicator]
+    members: dict[str, set[int | None]] = {}
+    for one in files:
+        members.setdefault(one.communicator, set()).add(one.rank)
+    if len(members) < 2:
+        return found
+    world = max(members, key=lambda name: (len(members[name]), name))
+    ranks: dict[str, set[int | None]] = {}
+    for one in files:
+        if one.communicator == world:
+            ranks.setdefault(one.process, set()).add(one.rank)
+
+    def of_job(one: TraceIdentity) -> TraceIdentity:
+        if not one.communicator or one.communicator == world:
+            return one
+        (rank, *others) = ranks.get(one.process, {None})
+        return replace(one, rank=None, rank_source="") if rank is None or others else replace(one, rank=rank)
+
+    return {path: (kind, [of_job(one) for one in parts]) for path, (kind, parts) in found.items()}
 
 
 def _identify(paths: list[Path]) -> list[tuple[str, list[TraceIdentity]] | NodeLog | RankscopeError]:
@@ -195,13 +229,15 @@ def _refuse_copies(identities: Mapping[Path, TraceIdentity]) -> None:
 def refuse_overlaps(segments: Iterable[SegmentEntry]) -> None:
     """Raise an error if two files of one rank and format cover the same time: one of them is a duplicate.
 
-    Files of different formats may overlap, since several tools can record the same run.
+    Files of different formats may overlap, since several tools can record the same run, and so may files of different
+    communicators.
     """
-    by_rank: dict[tuple[int, str], list[SegmentEntry]] = {}
+    by_rank: dict[tuple[int, str, str], list[SegmentEntry]] = {}
     for entry in segments:
         if entry.has_times:
-            by_rank.setdefault((entry.rank, entry.format), []).append(entry)
-    for (rank, _), entries in by_rank.items():
+            communicator = str(entry.manifest["header"].get("communicator", ""))
+            by_rank.setdefault((entry.rank, entry.format, communicator), []).append(entry)
+    for (rank, _, _), entries in by_rank.items():
         entries.sort(key=lambda e: e.unix_origin_ns)
         for before, after in pairwise(entries):
             if before.unix_origin_ns + before.manifest["end_ns"] > after.unix_origin_ns:

@@ -8,6 +8,11 @@ from rankscope.model import NCCL
 from rankscope.ranges import as_ranges
 from rankscope.store.run import Run
 
+HOW_TO_RECORD_STARTS = (
+    "the Inspector records them with NCCL_INSPECTOR_DUMP_VERBOSE=1, the profiler plugin with kernel events, "
+    "NCCL_PROFILE_EVENT_MASK=4095"
+)
+
 
 def comparison_notes(run: Run, scope: Scope) -> list[str]:
     sources = (
@@ -30,8 +35,8 @@ def _from_nccl(run: Run) -> list[str]:
         return [
             "from NCCL's own files: they say which rank arrives late, not why, nor what runs at the same time"
         ]
-    return ["cannot say who arrives late: NCCL's files have no start times (NCCL_INSPECTOR_DUMP_VERBOSE=1 records "
-            "them); -r nccl shows times and bandwidth"]  # fmt: skip
+    return [f"cannot say who arrives late: NCCL's files have no start times ({HOW_TO_RECORD_STARTS}); -r nccl shows "
+            "times and bandwidth"]  # fmt: skip
 
 
 def _no_collectives(run: Run) -> list[str]:

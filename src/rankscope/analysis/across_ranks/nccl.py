@@ -5,10 +5,12 @@ Finding: a communicator that is far slower than others of the same size with the
 
 from __future__ import annotations
 
-from statistics import median
 from typing import Any
 
+import numpy as np
+
 from rankscope.analysis.across_ranks.collectives import collectives
+from rankscope.analysis.across_ranks.comparison_notes import HOW_TO_RECORD_STARTS
 from rankscope.analysis.core.notes import left_out
 from rankscope.analysis.core.result import Column, Fact, Finding, Result, Row
 from rankscope.analysis.core.scope import Scope
@@ -45,13 +47,17 @@ COLUMNS: tuple[Column, ...] = (
         "the same over the median transfer, as in collectives",
         title="Transfer busbw",
     ),
+    Column(
+        "trace_busbw_gb_s",
+        "GB/s",
+        "of the same kind, size and number of ranks in the traces of the run",
+        title="In traces",
+        minor=True,
+    ),
     Column("nodes", "count", "nodes of the communicator", minor=True),
     Column("timing", "", "what measured the time", minor=True),
     Column("name", "", "name of the communicator", minor=True, at_end=True),
     Column("recorded_ranks", "", "ranks with a file", title="Recorded", minor=True, at_end=True),
-)
-_TRACE_COLUMN = Column(
-    "trace_busbw_gb_s", "GB/s", "of the same kind, size and number of ranks in the traces", title="In traces"
 )
 _KEYS = ("group", "kind", "bytes", "size_range", "ranks", "nodes")
 _DIFFERS = 0.01
@@ -60,12 +66,18 @@ _SLOW_PCT = 70.0
 _LEAST_ALIKE = 3
 
 _ROWS = """
-WITH operations AS (
-    SELECT rank, communicator AS group, kind, bytes, size_range, ranks, nodes, function, seq, peer, duration_ns, timing,
-           nullif(algbw_gb_s, 0) AS algbw, nullif(busbw_gb_s, 0) AS busbw, is_mean, communicator_name AS name,
-           CASE WHEN NOT is_mean THEN bytes / nullif(duration_ns, 0) * factor END AS computed, factor
-    FROM nccl LEFT JOIN (VALUES {factors}) f (of_kind, of_ranks, factor) ON of_kind = kind AND of_ranks = ranks
+WITH sized AS (
+    SELECT * REPLACE ({ranks} AS ranks,
+                      coalesce(bytes, rank_bytes * {ranks}) AS bytes)
+    FROM nccl LEFT JOIN (SELECT communicator AS seen, count(DISTINCT communicator_rank) AS seen_ranks FROM nccl
+                         WHERE {where} GROUP BY communicator) ON seen = communicator
     WHERE {where}
+), operations AS (
+    SELECT rank, communicator AS group, kind, bytes, size_range, ranks, nodes, function, seq, peer, duration_ns, timing,
+           nullif(algbw_gb_s, 0) AS algbw, nullif(busbw_gb_s, 0) AS busbw, busbw_gb_s AS reported, is_mean,
+           communicator_name AS name,
+           CASE WHEN NOT is_mean THEN bytes / nullif(duration_ns, 0) * factor END AS computed, factor
+    FROM sized LEFT JOIN (VALUES {factors}) f (of_kind, of_ranks, factor) ON of_kind = kind AND of_ranks = ranks
 ), matched AS (
     SELECT {keys}, min(duration_ns) AS transfer FROM operations
     WHERE NOT is_mean AND peer IS NULL GROUP BY {keys}, function, seq HAVING count(DISTINCT rank) > 1
@@ -79,7 +91,7 @@ WITH operations AS (
            list(DISTINCT rank ORDER BY rank) AS recorded, avg(duration_ns) AS dur_ns, median(algbw) AS algbw,
            median(busbw) AS busbw, median(computed) AS computed, any_value(factor) AS factor,
            bool_or(is_mean) AS is_mean,
-           count(*) FILTER (abs(coalesce(busbw, 0) - computed) > {differs} * computed) AS differing,
+           count(*) FILTER (abs(reported - computed) > {differs} * computed) AS differing,
            sum(duration_ns) AS total
     FROM operations GROUP BY {keys}
 )
@@ -94,22 +106,18 @@ def nccl(run: Run, scope: Scope, by: str | None = None) -> Result:
     where = scope.only_ranks().where()
     rows = _rows(run, where) if run.has(NCCL) else []
     notes = [*left_out(run, scope), *_notes(run, rows)]
-    columns = COLUMNS
+    in_traces: dict[tuple[Any, ...], Any] = {}
     if rows and run.has_traces:
-        in_traces = {
-            (row["kind"], row["bytes"], row["ranks"]): row["busbw_gb_s"]
-            for row in reversed(
-                collectives(run, Scope(ranks=scope.ranks)).rows
-            )  # the row with most time wins
-        }
-        for row in rows:
-            row["trace_busbw_gb_s"] = in_traces.get((row["kind"], row["bytes"], row["ranks"]))
-        columns = (*COLUMNS[:13], _TRACE_COLUMN, *COLUMNS[13:])
+        found = collectives(run, Scope(ranks=scope.ranks)).rows
+        # Of several rows with the same key, the one with most time wins.
+        in_traces = {(row["kind"], row["bytes"], row["ranks"]): row["busbw_gb_s"] for row in reversed(found)}
+    for row in rows:
+        row["trace_busbw_gb_s"] = in_traces.get((row["kind"], row["bytes"], row["ranks"]))
     return Result(
         "nccl",
         "Collectives by NCCL's own measurement",
         "whole file",
-        columns,
+        COLUMNS,
         rows,
         _findings(rows),
         tuple(notes),
@@ -117,7 +125,10 @@ def nccl(run: Run, scope: Scope, by: str | None = None) -> Result:
 
 
 def _rows(run: Run, where: str) -> list[dict[str, Any]]:
-    kinds = run.rows(f"SELECT DISTINCT kind, ranks FROM nccl WHERE ranks > 0 AND {where}")
+    kinds = run.rows(
+        f"SELECT DISTINCT kind, n FROM nccl, (SELECT DISTINCT ranks AS n FROM nccl WHERE {where} UNION "
+        f"SELECT count(DISTINCT communicator_rank) FROM nccl WHERE {where} GROUP BY communicator) WHERE n > 0"
+    )
     factors = [
         f"({sql_text(kind)}, {ranks}, {bus_factor(kind, ranks) or 'NULL'}::DOUBLE)" for kind, ranks in kinds
     ]
@@ -129,6 +140,7 @@ def _rows(run: Run, where: str) -> list[dict[str, Any]]:
         _ROWS.format(
             factors=", ".join(factors) or "(NULL, NULL, NULL::DOUBLE)",
             where=where,
+            ranks="coalesce(ranks, seen_ranks)",
             keys=", ".join(f'"{key}"' for key in _KEYS),
             same_counts=same("c"),
             same_transfers=same("t"),
@@ -178,12 +190,16 @@ def _notes(run: Run, rows: list[dict[str, Any]]) -> list[str]:
             f"the busbw that NCCL reports differs from the computed one in {differing:,} operations ({kinds}); "
             "the Inspector computes none for all_to_all"
         )
-    ((started, operations),) = run.rows(
-        "SELECT count(*) FILTER (started_ns IS NOT NULL), count(*) FILTER (NOT is_mean) FROM nccl"
+    ((started, operations, unsized),) = run.rows(
+        "SELECT count(*) FILTER (started_ns IS NOT NULL), count(*) FILTER (NOT is_mean), "
+        "count(*) FILTER (ranks IS NULL) FROM nccl"
     )
     if operations and not started:
+        notes.append(f"cannot say who arrives late: these files have no start times ({HOW_TO_RECORD_STARTS})")
+    if unsized:
         notes.append(
-            "cannot say who arrives late: these files have no start times (NCCL_INSPECTOR_DUMP_VERBOSE=1 records them)"
+            "dumps of the profiler plugin do not have the size of a communicator: it is taken to be the number of "
+            "its ranks that have a dump"
         )
     if any(row["count"] is None for row in rows):
         notes.append(
@@ -203,7 +219,7 @@ def _findings(rows: list[dict[str, Any]]) -> tuple[Finding, ...]:
             alike.setdefault(tuple(row[key] for key in _KEYS[1:]), []).append(row)
     found = []
     for members in alike.values():
-        usual = median(row["busbw_gb_s"] for row in members)
+        usual = float(np.median([row["busbw_gb_s"] for row in members]))
         slowest = min(members, key=lambda row: row["busbw_gb_s"])
         pct = 100 * slowest["busbw_gb_s"] / usual
         if len(members) >= _LEAST_ALIKE and pct < _SLOW_PCT:

@@ -15,7 +15,14 @@ from typing import TYPE_CHECKING, Any
 
 from rankscope.errors import NotATraceError, ReadError
 from rankscope.model import COMPUTING_OPS, MEMORY_ARGS, SHAPE_ARGS, Table
-from rankscope.readers.base import Batch, ReadReport, TraceIdentity, rank_from_name, usable_time
+from rankscope.readers.base import (
+    NCCL_PLUGIN_EVENT,
+    Batch,
+    ReadReport,
+    TraceIdentity,
+    rank_from_name,
+    usable_time,
+)
 from rankscope.readers.byte_stream import GzipStream, is_gzip, open_stream, read_head
 from rankscope.readers.kineto import json_layout
 from rankscope.readers.kineto.arguments import OP_CATEGORIES, TYPED_ARGS, WITH_TYPED_ARGS, WITHOUT_TYPED_ARGS
@@ -76,7 +83,7 @@ _LONG_TIME_SAMPLE = re.compile(rb'"ts":\s*"?[0-9]{14,}\.[0-9]')
 
 
 @dataclass(frozen=True)
-class _Block:
+class Block:
     """Bytes with complete events between start and end; `offset` is the position of the block in the file."""
 
     data: bytes | bytearray
@@ -89,7 +96,7 @@ class _Block:
 class JsonBatch:
     """The events of one block."""
 
-    def __init__(self, block: _Block, report: ReadReport, spare: list[bytearray]) -> None:
+    def __init__(self, block: Block, report: ReadReport, spare: list[bytearray]) -> None:
         self._block = block
         self._report = report
         self._spare = spare
@@ -203,7 +210,7 @@ class KinetoReading:
             self._stream.damage = f"reading stopped: {error.strerror}"
             return buffer, len(rest)
 
-    def _blocks(self) -> Iterator[_Block]:
+    def _blocks(self) -> Iterator[Block]:
         data: bytes | bytearray = self._first_block()
         size = len(data)
         last = size < self._block_bytes
@@ -231,7 +238,7 @@ class KinetoReading:
             else:
                 # Copied before the block is yielded, which gives its buffer away.
                 rest = bytes(memoryview(data)[end:size])
-                yield _Block(data, start, end, offset, separator)
+                yield Block(data, start, end, offset, separator)
                 offset, start = offset + end, json_layout.skip_between(rest, 0, len(rest))
             data, size = self._read_after(rest)
             last = size < len(rest) + self._block_bytes
@@ -260,16 +267,14 @@ class KinetoReading:
             rest = kept + more if more else b""
         return b"", skipped
 
-    def _last_block(
-        self, data: bytes | bytearray, start: int, offset: int, separator: bytes | None
-    ) -> _Block:
+    def _last_block(self, data: bytes | bytearray, start: int, offset: int, separator: bytes | None) -> Block:
         end = json_layout.find_events_end(data, start, separator)
         self.header.update(end.trailer)
         if not end.closed:
             self.report.damage = self._stream.damage or "the file ends before the end of its list of events"
         if end.leftover:
             self.report.lose("the last event is cut off by the end of the file")
-        return _Block(data, start, end.events, offset, separator)
+        return Block(data, start, end.events, offset, separator)
 
 
 class KinetoReader:
@@ -279,6 +284,8 @@ class KinetoReader:
 
     def recognises(self, path: Path, head: bytes) -> bool:
         text = head.lstrip(b"\xef\xbb\xbf \t\r\n")
+        if text[:1] == b"[" and NCCL_PLUGIN_EVENT.search(head):
+            return False
         if b'"traceEvents"' in head or (text[:1] == b"[" and re.search(rb'"ph"\s*:', head)):
             return True
         # After a long header the events start beyond `head`; a file named like a trace is accepted all the same.

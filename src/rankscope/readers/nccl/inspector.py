@@ -81,6 +81,11 @@ def _either(field: str) -> str:
     return f"coalesce(coll_perf.coll{field}, p2p_perf.p2p{field})"
 
 
+def _finite(number: str) -> str:
+    """NCCL writes "nan" where there is no bandwidth."""
+    return f"CASE WHEN isfinite({number}) THEN {number} END"
+
+
 _TIMES = "coalesce(coll_perf.event_trace_ts.kernel_events, p2p_perf.event_trace_ts.kernel_events)"
 _RAW = f"""
     SELECT header.id AS communicator, nullif(header.comm_name, 'unknown') AS communicator_name,
@@ -92,7 +97,7 @@ _RAW = f"""
            1000 * list_max([k.kernel_stop_ts for k in {_TIMES} if k.kernel_stop_ts > 0]) AS completed_ns,
            1000 * nullif(metadata.dump_timestamp_us, 0) AS written_ns, 1000 * {_either("_exec_time_us")} AS duration_ns,
            {_either("_timing_source")} AS timing,
-           {_either("_algobw_gbs")} AS algbw_gb_s, {_either("_busbw_gbs")} AS busbw_gb_s,
+           {_finite(_either("_algobw_gbs"))} AS algbw_gb_s, {_finite(_either("_busbw_gbs"))} AS busbw_gb_s,
            nullif(len({_TIMES}), 0) AS channels, false AS is_mean,
            metadata.inspector_output_format_version AS version, metadata.hostname AS host
     FROM read_json({{path}}, format='newline_delimited', columns={{{{{{columns}}}}}}, auto_detect=false,

@@ -15,7 +15,7 @@ from rankscope.errors import ReadError
 from rankscope.model import NCCL, READ_EVENTS, Table
 from rankscope.readers.base import Batch, EventBatch, ReadReport, TraceIdentity, rank_from_name
 from rankscope.readers.byte_stream import open_stream
-from rankscope.readers.nccl.operations import table_rows
+from rankscope.readers.nccl.operations import OperationRows
 from rankscope.readers.row_batch import RowBatch
 from rankscope.readers.safe_pickle import text
 
@@ -69,17 +69,7 @@ class PrometheusReading:
         return 0
 
     def further(self) -> Iterator[tuple[Table, Batch]]:
-        yield NCCL, _Rows(NCCL, self._rows)
-
-
-class _Rows(RowBatch):
-    """Rows without kinds."""
-
-    def select(self) -> str:
-        return table_rows(super().select())
-
-    def select_repaired(self) -> str:
-        return table_rows(super().select_repaired())
+        yield NCCL, OperationRows(NCCL, self._rows)
 
 
 def _row(labels: dict[str, str]) -> dict[str, Any]:
