@@ -29,7 +29,12 @@ def counters(session: Session, query: dict[str, str]) -> Answer:
     rank = integer(query["rank"])
     with session.database() as run:
         devices = _memory_devices(run, rank)
-        series = run.rows("SELECT DISTINCT name, series FROM counters WHERE rank = ? ORDER BY ALL", [rank])
+        # A reason for throttling that was never active would be an empty row.
+        series = run.rows(
+            "SELECT name, series FROM counters WHERE rank = ? GROUP BY ALL "
+            "HAVING NOT starts_with(series, 'throttle: ') OR max(value) > 0 ORDER BY ALL",
+            [rank],
+        )
         launched = run.rows("SELECT 1 FROM gpu WHERE rank = ? AND launch IS NOT NULL LIMIT 1", [rank])
     found: list[dict[str, str]] = [
         {
