@@ -162,7 +162,7 @@ def _values_by_rank(run: Run, ranks: list[int]) -> dict[int, dict[str, Series]]:
     wanted = sql_texts((SM_CLOCK, MEMORY_CLOCK, POWER, TEMPERATURE, UTILIZATION, *reasons))
     rows = run.rows(f"""
         WITH moments AS (
-            SELECT rank, substr(name, {len(gpu_label("")) + 1}) AS gpu, series, ts_ns, avg(value) AS value
+            SELECT rank, ltrim(substr(name, {len(gpu_label("")) + 1})) AS gpu, series, ts_ns, avg(value) AS value
             FROM counters JOIN segments USING (rank, segment)
             WHERE format = '{FORMAT}' AND rank IN ({", ".join(map(str, ranks))}) AND series IN ({wanted})
                 AND value IS NOT NULL
@@ -256,7 +256,7 @@ def _row(rank: int, one: GpuState) -> dict[str, Any]:
 
     return {
         "rank": rank,
-        "gpu": one.gpu,
+        "gpu": one.gpu or None,
         "model": one.model or None,
         "samples": one.samples,
         "sm_clock_mhz": value(SM_CLOCK),
@@ -322,7 +322,7 @@ class LowClock:
         )
 
     def facts(self) -> tuple[Fact, ...]:
-        row = {"rank": self.rank, "gpu": self.state.gpu}
+        row = {"rank": self.rank}
         share = self.state.thermal
         return (
             Fact(

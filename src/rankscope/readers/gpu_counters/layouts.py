@@ -231,8 +231,10 @@ class CsvTable:
             "gpu_bus_id": "pci.bus_id",
             "timestamp": "timestamp",
         }
-        self._place = {ids[name]: at for at, name in enumerate(self._names) if name in ids}
-        taken = set(self._place.values())
+        places = [(name, at) for at, name in enumerate(self._names) if name in ids]
+        # Scripts that ask each GPU for itself add a column gpu; index may then be 0 everywhere.
+        self._place = {ids[name]: at for name, at in sorted(places, key=lambda place: place[0] == "gpu")}
+        taken = {at for _, at in places}
         units = [found[1] if (found := _UNIT.search(head)) else "" for head in heads]
         self._series = [
             (at, series)

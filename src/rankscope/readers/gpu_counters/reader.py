@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +60,7 @@ class GpuCountersReader:
                 hint=_WITH_TIMES.get(lines.layout.tool, _QUERY),
             )
         devices: dict[str, LoggedDevice] = {row.device.key: row.device for row in reversed(first)}
-        if "" in devices:
+        if "" in devices and not _is_of_one_gpu(first):
             raise ReadError(
                 f"cannot tell the GPUs in {path} apart",
                 why="It has no column index, uuid or pci.bus_id.",
@@ -252,6 +253,15 @@ def _first_rows(lines: _Lines, path: Path) -> list[Row]:
             hint="If it has no header (noheader), put the list of --query-gpu into its first line.",
         )
     return found
+
+
+def _is_of_one_gpu(rows: list[Row]) -> bool:
+    """Whether a log that names no GPUs is of one: its lines are evenly spaced. Those of several come in bursts."""
+    gaps = sorted(b.time_ns - a.time_ns for a, b in pairwise(rows))
+    if not gaps or len({row.device for row in rows}) > 1:
+        return not gaps
+    short, long = gaps[len(gaps) // 20], gaps[len(gaps) - 1 - len(gaps) // 20]
+    return short > 0 and long <= 2 * short
 
 
 def _last_time(path: Path, clock: str) -> int:
