@@ -6,8 +6,9 @@
     python benchmarks/bench.py --check [--strict]     the small ones, against benchmarks/last.json
 
 Parts: read (whole traces), gzip, ranks (256 files), analyses (three reports from nothing), start (a 10 MB trace until
-its first table), nsys (an export). Inputs are made by traces.py and kept in .bench. Peers are used where they are
-found; --install-peers installs those that pip can, each into an environment of its own in .bench/peers.
+its first table), nsys (an export), counters (a log of nvidia-smi beside traces). Inputs are made by traces.py and kept
+in .bench. Peers are used where they are found; --install-peers installs those that pip can, each into an environment
+of its own in .bench/peers.
 """
 
 from __future__ import annotations
@@ -200,6 +201,16 @@ def nsys_export(bench: Bench) -> None:
                 bench.note(f"{nsys.STATS}: wrote nothing")
 
 
+def counters(bench: Bench) -> None:
+    """The traces are short. Of a log of hours, what is far from them is passed over; of one of minutes all is read."""
+    for size in bench.sizes(("10MB", "100MB")):
+        folder, bytes_read, samples = traces.gpu_log(parse_bytes(size))
+        traces.into_page_cache(folder.iterdir())
+        bench.run(
+            OURS, f"log of {size}, 8 GPUs", ingest(folder), size=bytes_read, events=samples, from_nothing=True
+        )
+
+
 @dataclass(frozen=True)
 class Kind:
     title: str
@@ -214,6 +225,7 @@ PARTS = {
     "analyses": Kind("Three reports from nothing", ASKED, analyses),
     "start": Kind("A small trace until its first table", IMPORTS, start),
     "nsys": Kind("An nsys export", nsys.STATS, nsys_export),
+    "counters": Kind("A log of nvidia-smi beside traces", "", counters),
 }
 
 

@@ -378,7 +378,7 @@ class OpenRun:
         return self._ask(REPORTS["dataloader"], None, ranks, steps, top)
 
     def gpu(self, *, ranks: Ranks = None, steps: Steps = None, top: int | None = None) -> Answer:
-        """Which clock, power and temperature did each GPU have, and was it throttled?"""
+        """How fast was each GPU clocked, how hot was it, was it throttled?"""
         return self._ask(REPORTS["gpu"], None, ranks, steps, top)
 
     def overhead(self, *, ranks: Ranks = None, steps: Steps = None, top: int | None = None) -> Answer:

@@ -180,7 +180,7 @@ QUESTIONS = {
         ),
         Report(
             "gpu",
-            "Which clock, power and temperature did each GPU have, and was it throttled?",
+            "How fast was each GPU clocked, how hot was it, was it throttled?",
             gpu,
             finds=True,
         ),
