@@ -7,7 +7,7 @@
 
 Parts: read (whole traces), gzip, ranks (256 files), analyses (three reports from nothing), start (a 10 MB trace until
 its first table), nsys (an export), snapshot (of memory), accelerators (files of JAX and Ascend), nccl (an Inspector
-log). Inputs are made by traces.py, accelerators.py and snapshots.py and kept in .bench. Peers are used where they are
+log), counters (a log of nvidia-smi beside traces). Inputs are made by traces.py, accelerators.py and snapshots.py and kept in .bench. Peers are used where they are
 found; --install-peers installs those that pip can, each into an environment of its own in .bench/peers.
 """
 
@@ -240,6 +240,16 @@ def nccl_log(bench: Bench) -> None:
             bench.run_trace(OURS, trace, kind, ingest(trace.path), from_nothing=True)
 
 
+def counters(bench: Bench) -> None:
+    """The traces are short. Of a log of hours, what is far from them is passed over; of one of minutes all is read."""
+    for size in bench.sizes(("10MB", "100MB")):
+        folder, bytes_read, samples = traces.gpu_log(parse_bytes(size))
+        traces.into_page_cache(folder.iterdir())
+        bench.run(
+            OURS, f"log of {size}, 8 GPUs", ingest(folder), size=bytes_read, events=samples, from_nothing=True
+        )
+
+
 @dataclass(frozen=True)
 class Kind:
     title: str
@@ -257,6 +267,7 @@ PARTS = {
     "snapshot": Kind("A memory snapshot", PICKLE_LOAD, snapshot),
     "accelerators": Kind("JAX's xplane.pb and Ascend's trace_view.json", OURS, other_formats),
     "nccl": Kind("A log of NCCL Inspector", OURS, nccl_log),
+    "counters": Kind("A log of nvidia-smi beside traces", "", counters),
 }
 
 

@@ -15,6 +15,7 @@ import os
 import re
 import shutil
 import sys
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,8 @@ from typing import Any
 import numpy as np
 
 from measure import measure
+from rankscope.bench.synthetic.cluster import Job, simulate
+from rankscope.bench.synthetic.cluster_trace import write_traces
 from rankscope.units import parse_bytes
 
 ROOT = Path(__file__).parents[1]
@@ -35,6 +38,8 @@ STACKS = Path(
 REAL_10MB = ROOT / "tests/data/hf-trainer-h200/rank-00000.pt.trace.json.gz"
 SYNTHETIC_BYTES_PER_EVENT = 329
 EVENTS_OF_6_8_MB = 20_900
+GPU_LOG_END_S = 1_794_701_460
+"""After the end of the simulated traces."""
 
 # The numbers that are another one in each repetition; the fraction of a time stays as it is.
 _NUMBER = re.compile(
@@ -227,6 +232,29 @@ def gzipped(trace: Trace) -> Trace:
             shutil.copyfileobj(plain, packed, 1 << 20)
         _made(target, trace.events)
     return Trace(target, trace.events)
+
+
+def gpu_log(size: int) -> tuple[Path, int, int]:
+    """A folder with short traces of 8 ranks and a log of nvidia-smi of all GPUs, one sample a second, that ends with
+    them; its size and its samples."""
+    folder = WORK / f"gpu-log-{size}"
+    log = folder / "node0.csv"
+    job = Job(data=8, steps=4, seed=1)
+    line = "{}, {}, GPU-{:036d}, NVIDIA H200, 1755 MHz, 2619 MHz, 651.50 W, 60, 0x0000000000000000\n"
+    seconds = max(size // (8 * (len(line) + 50)), 1)
+    if not log.is_file():
+        folder.mkdir(parents=True, exist_ok=True)
+        write_traces(job, simulate(job), folder)
+        with log.open("w") as file:
+            file.write(
+                "timestamp, index, uuid, name, clocks.current.sm [MHz], clocks.current.memory [MHz], power.draw [W], "
+                "temperature.gpu, clocks_event_reasons.active\n"
+            )
+            for second in range(GPU_LOG_END_S - seconds, GPU_LOG_END_S):
+                when = time.strftime("%Y/%m/%d %H:%M:%S.000", time.gmtime(second))
+                file.writelines(line.format(when, gpu, gpu) for gpu in range(8))
+        os.utime(log, (GPU_LOG_END_S, GPU_LOG_END_S))  # tells the zone of its times
+    return folder, log.stat().st_size, 8 * seconds
 
 
 def into_page_cache(paths: Iterable[Path]) -> None:

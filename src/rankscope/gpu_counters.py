@@ -42,5 +42,5 @@ HARDWARE_REASONS = (HW_SLOWDOWN, HW_THERMAL, HW_POWER_BRAKE)
 
 
 def gpu_label(number: object) -> str:
-    """The name of a GPU's counters."""
-    return f"GPU {number}"
+    """The name of a GPU's counters; without a number it is the only one."""
+    return f"GPU {number}".rstrip()

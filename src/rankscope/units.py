@@ -26,6 +26,9 @@ _STEPS: dict[str, Steps] = {
     "flop": tuple((factor, f"{prefix}FLOP") for factor, prefix in _FLOP_PREFIXES),
     "flop/s": tuple((factor, f"{prefix}FLOP/s") for factor, prefix in _FLOP_PREFIXES),
     "GB/s": ((1, "GB/s"),),
+    "MHz": ((1, "MHz"),),
+    "W": ((1, "W"),),
+    "°C": ((1, "°C"),),
     "percent": ((1, "%"),),
     "count": ((1, ""),),
 }

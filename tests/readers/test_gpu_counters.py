@@ -162,7 +162,7 @@ def test_no_times(text: str) -> None:
         ("a.csv", "utilization.gpu [%], clocks.sm [MHz]\n5 %, 100 MHz\n", "has no times", "timestamp,index"),
         (
             "a.csv",
-            "timestamp, clocks.sm [MHz]\n2026/11/16 10:20:30.123, 100 MHz\n",
+            "timestamp, clocks.sm [MHz]\n" + "2026/11/16 10:20:30.123, 9\n" * 4,
             "apart",
             "timestamp,index",
         ),
@@ -185,6 +185,23 @@ def test_a_log_without_a_header_is_read_with_the_query_as_its_first_line(tmp_pat
         {SM_CLOCK: 1410},
         {SM_CLOCK: 1400},
     ] and not report.events_lost
+
+
+def test_a_log_of_one_gpu_needs_no_number(tmp_path: Path) -> None:
+    times = [f"10:20:{second:02d}.{second:03d}" for second in (*range(30), *range(33, 60))]
+    text = "timestamp, power.draw [W]\n" + "".join(f"2026/11/16 {time}, 22.89 W\n" for time in times)
+    path = write(tmp_path / "a.csv", text)
+    (device,) = GPU_COUNTERS.log(path).devices
+    assert (device.number, device.key) == (None, "")
+    reading = GPU_COUNTERS.open(path, str(NodePart(("",), 0, 0, 1 << 62)))
+    assert sum(len(batch.columns()) for batch in reading.batches()) == len(times) + 1
+
+
+def test_a_column_gpu_of_a_script_goes_before_index(tmp_path: Path) -> None:
+    lines = [f"2026-09-08T17:26:50+08:00,{gpu}, 0, 74.01" for gpu in range(3)]
+    path = write(tmp_path / "a.csv", "\n".join(["timestamp,gpu,index,power.draw", *lines, ""]))
+    log = GPU_COUNTERS.log(path)
+    assert (log.clock, [device.number for device in log.devices]) == (UNIX, [0, 1, 2])
 
 
 @pytest.mark.parametrize(

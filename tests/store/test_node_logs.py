@@ -117,6 +117,15 @@ def test_the_host_is_in_the_log(tmp_path: Path) -> None:
     assert samples_of(tmp_path) == {1: {"GPU 0": 5}}
 
 
+def test_a_log_without_numbers_is_of_the_only_rank(tmp_path: Path) -> None:
+    trace(tmp_path, 0, device=0, world=1)
+    write(tmp_path / "smi.csv", query_csv(around([3])).replace("index, uuid,", "serial, pci.device,"))
+    assert samples_of(tmp_path) == {0: {"GPU": 5}}
+    trace(tmp_path, 1, device=1, world=1)
+    (problem,) = problems_of(tmp_path)
+    assert "no rank used the GPUs" in problem
+
+
 def test_a_log_without_traces_is_an_error(tmp_path: Path) -> None:
     path = write(tmp_path / "smi.csv", query_csv(around([0])))
     for given in (tmp_path, path):

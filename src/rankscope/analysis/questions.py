@@ -25,6 +25,7 @@ from rankscope.analysis.memory.fragments import fragments
 from rankscope.analysis.memory.usage import memory
 from rankscope.analysis.within_rank.dataloader import dataloader
 from rankscope.analysis.within_rank.event_tables import annotated, api, kernels, memcpy, steps
+from rankscope.analysis.within_rank.gpu_state import gpu
 from rankscope.analysis.within_rank.idle import idle
 from rankscope.analysis.within_rank.idle_gaps import gaps
 from rankscope.analysis.within_rank.kernel_families import families
@@ -43,7 +44,7 @@ TOPICS = {
         "families", "kernels", "ops", "api", "memcpy", "annotations",
     ),
     "Across ranks": ("stragglers", "collectives", "nccl", "critical", "bubbles", "clocks", "layout", "groups"),
-    "Efficiency": ("mfu", "roofline", "ncu"),
+    "Efficiency": ("mfu", "roofline", "ncu", "gpu"),
     "Memory": ("memory", "allocators", "fragments"),
     "Health": ("overhead", "telemetry", "hang", "flight"),
 }  # fmt: skip
@@ -177,6 +178,12 @@ QUESTIONS = {
             "ncu",
             "How close to the device's limits are kernels, measured by ncu?",
             ncu,
+            finds=True,
+        ),
+        Report(
+            "gpu",
+            "How fast was each GPU clocked, how hot was it, was it throttled?",
+            gpu,
             finds=True,
         ),
         Report(

@@ -146,7 +146,7 @@ class LoggedDevice:
 
     @property
     def key(self) -> str:
-        """Distinguishes it from the other devices of the log."""
+        """Distinguishes it from the other devices of the log; '' for the only one of a log that names none."""
         return str(self.number) if self.number is not None else self.uuid or self.bus
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,8 @@ from rankscope.viewer.session import Series, Session
 _MOST_COLUMNS = 4096
 _CURVE_POINTS = 2000
 _QUEUE = "queue"
+_UNIT = re.compile(r"(.+) \((MHz|W|°C|%)\)")
+_UNITS = {"%": "percent"}
 
 
 def routes(session: Session) -> dict[str, Route]:
@@ -29,7 +32,12 @@ def counters(session: Session, query: dict[str, str]) -> Answer:
     rank = integer(query["rank"])
     with session.database() as run:
         devices = _memory_devices(run, rank)
-        series = run.rows("SELECT DISTINCT name, series FROM counters WHERE rank = ? ORDER BY ALL", [rank])
+        # A reason for throttling that was never active would be an empty row.
+        series = run.rows(
+            "SELECT name, series FROM counters WHERE rank = ? GROUP BY ALL "
+            "HAVING NOT starts_with(series, 'throttle: ') OR max(value) > 0 ORDER BY ALL",
+            [rank],
+        )
         launched = run.rows("SELECT 1 FROM gpu WHERE rank = ? AND launch IS NOT NULL LIMIT 1", [rank])
     found: list[dict[str, str]] = [
         {
@@ -41,10 +49,18 @@ def counters(session: Session, query: dict[str, str]) -> Answer:
     ]
     if launched:
         found.append({"name": _QUEUE, "label": "queued on the GPU", "unit": "count"})
-    found += [
-        {"name": f"counter/{name}/{part}", "label": f"{name} {part}", "unit": ""} for name, part in series
-    ]
+    found += [{"name": f"counter/{name}/{part}", **_shown(name, part)} for name, part in series]
     return {"rank": rank, "counters": found}
+
+
+def _shown(name: str, series: str) -> dict[str, str]:
+    """Label and unit of a counter: the unit of 'SM clock (MHz)' is shown beside its values."""
+    series = series.removeprefix("throttle: ")
+    found = _UNIT.fullmatch(series)
+    return {
+        "label": f"{name} {found[1] if found else series}",
+        "unit": _UNITS.get(found[2], found[2]) if found else "",
+    }
 
 
 def _memory_devices(run: Run, rank: int) -> list[tuple[int, int]]:

@@ -23,6 +23,9 @@ _UNIT_ENDINGS = {
     "bytes": ("bytes",),
     "percent": ("pct",),
     "GB/s": ("gb", "s"),
+    "MHz": ("mhz",),
+    "W": ("w",),
+    "°C": ("c",),
     "flop": ("flops",),
     "flop/s": ("flop", "s"),
 }

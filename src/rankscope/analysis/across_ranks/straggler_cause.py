@@ -7,6 +7,7 @@ import re
 import numpy as np
 
 from rankscope.analysis.across_ranks.main_thread import Gap, longest_gap
+from rankscope.analysis.across_ranks.slow_clock import SlowClock, slow_clock
 from rankscope.analysis.core.collective_waits import waits
 from rankscope.analysis.core.gpu_counts import has_gpu
 from rankscope.analysis.core.result import Fact
@@ -178,11 +179,26 @@ def _compute(run: Run, window: Scope, late: LateRank) -> StragglerCause:
     else:
         title = f"its {shorten_middle(top.name, _NAME_WIDTH)} takes {format_rounded('ns', top.mine_ns)}"
     report = "kernels" if on_gpu else "ops"
+    clock = slow_clock(run, window, rank, late.together, late.extra_ns, late.steps) if on_gpu else None
+    if clock is not None:
+        return _slow_clock(clock, top, late)
     return StragglerCause(
         title,
         f"{top.evidence}{_source(run, window, rank, top.name, 'gpu' if on_gpu else 'slices')}",
         f"{_what_to_do(place, late)} List its {report}: rankscope stats RUN -r {report} --by rank --ranks {rank}",
         top.facts(report, rank),
+    )
+
+
+def _slow_clock(clock: SlowClock, top: _Extra, late: LateRank) -> StragglerCause:
+    low = clock.low
+    whose = "its SM clock was" if len(late.together) == 1 else f"the SM clock of rank {late.rank} was"
+    return StragglerCause(
+        f"{whose} {low.text}{low.reason}",
+        f"its kernels take {clock.slower:.2f}x the time of the others; {low.state.samples:,} samples of its clock "
+        f"while it computed; {top.evidence}",
+        f"{low.hint} Compare the GPUs: rankscope stats RUN -r gpu",
+        (*low.facts(), *top.facts("kernels", late.rank)),
     )
 
 

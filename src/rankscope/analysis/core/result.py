@@ -12,7 +12,7 @@ from typing import Any, Literal, overload
 
 from rankscope.records import dataclass
 
-Unit = Literal["", "ns", "bytes", "count", "percent", "GB/s", "flop", "flop/s"]
+Unit = Literal["", "ns", "bytes", "count", "percent", "GB/s", "flop", "flop/s", "MHz", "W", "°C"]
 Severity = Literal["ok", "info", "warning", "critical"]
 SEVERITIES: tuple[Severity, ...] = ("ok", "info", "warning", "critical")
 

@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from functools import lru_cache
 from typing import NamedTuple, Protocol
 
 from rankscope.gpu_counters import (
@@ -178,6 +179,13 @@ def _gpu_number(text: str) -> int:
     return number
 
 
+@lru_cache(maxsize=4096)
+def _device(number: str, uuid: str = "", bus: str = "", name: str = "") -> LoggedDevice:
+    """One object for each GPU, however many lines it has."""
+    texts = (text.strip()[:_LONGEST_NAME] for text in (uuid, bus, name))
+    return LoggedDevice(_gpu_number(number) if number else None, *texts)
+
+
 class CsvTable:
     """nvidia-smi --query-gpu=… --format=csv, and amd-smi monitor --csv: a header, then a line a GPU and moment."""
 
@@ -186,6 +194,8 @@ class CsvTable:
         self._names: list[str] = []
         self._series: list[tuple[int, str]] = []
         self._place: dict[str, int] = {}
+        self._ids: list[int | None] = []
+        """Columns of the number, uuid, bus and model of the GPU."""
 
     @staticmethod
     def is_header(line: str) -> bool:
@@ -194,11 +204,12 @@ class CsvTable:
         return known >= 1 and len(names) >= 2
 
     def row(self, line: str) -> Row | None:
-        if not line.strip():
-            return None
-        if self.is_header(line):
-            self._learn(line)
-            return None
+        if not line[:1].isdigit():  # most lines begin with their time
+            if not line.strip():
+                return None
+            if self.is_header(line):
+                self._learn(line)
+                return None
         parts = line.split(",")
         if not self._names:
             raise ValueError("no header before it")
@@ -208,14 +219,9 @@ class CsvTable:
         clock, time = NO_CLOCK, 0
         if "timestamp" in place:
             clock, time, _ = read_time(parts[place["timestamp"]].strip())
-        number = _gpu_number(parts[place["index"]]) if "index" in place else None
-        uuid, bus, name = (
-            parts[place[key]].strip()[:_LONGEST_NAME] if key in place else ""
-            for key in ("uuid", "pci.bus_id", "name")
-        )
         series = self._series
         return Row(
-            LoggedDevice(number, uuid, bus, name),
+            _device(*("" if at is None else parts[at] for at in self._ids)),
             clock,
             time,
             lambda: _values((name, parts[at]) for at, name in series),
@@ -231,8 +237,11 @@ class CsvTable:
             "gpu_bus_id": "pci.bus_id",
             "timestamp": "timestamp",
         }
-        self._place = {ids[name]: at for at, name in enumerate(self._names) if name in ids}
-        taken = set(self._place.values())
+        places = [(name, at) for at, name in enumerate(self._names) if name in ids]
+        # Scripts that ask each GPU for itself add a column gpu; index may then be 0 everywhere.
+        self._place = {ids[name]: at for name, at in sorted(places, key=lambda place: place[0] == "gpu")}
+        self._ids = [self._place.get(key) for key in ("index", "uuid", "pci.bus_id", "name")]
+        taken = {at for _, at in places}
         units = [found[1] if (found := _UNIT.search(head)) else "" for head in heads]
         self._series = [
             (at, series)
@@ -282,15 +291,14 @@ class Monitor:
         if not self._names:
             raise ValueError("no header before it")
         if entity := _ENTITY.match(rest):
-            number, parts = _gpu_number(entity[1]), _split(rest[entity.end() :])
+            number, parts = entity[1], _split(rest[entity.end() :])
         else:
-            first, *parts = _split(rest)
-            number = _gpu_number(first)
+            number, *parts = _split(rest)
         if len(parts) != len(self._names):
             raise ValueError(f"{len(parts)} values below {len(self._names)} columns")
         series = self._series
         return Row(
-            LoggedDevice(number), clock, time, lambda: _values((name, parts[place]) for place, name in series)
+            _device(number), clock, time, lambda: _values((name, parts[place]) for place, name in series)
         )
 
     def _learn(self, header: str) -> None:
@@ -342,12 +350,7 @@ class Metrics:
                 raise ValueError("no time")
             clock, time = UNIX, epoch_ns(at)
         series = _column(name.lower(), "")
-        device = LoggedDevice(
-            _gpu_number(labels["gpu"]) if "gpu" in labels else None,
-            labels.get("UUID", ""),
-            labels.get("pci_bus_id", ""),
-            labels.get("modelName", ""),
-        )
+        device = _device(*(labels.get(name, "") for name in ("gpu", "UUID", "pci_bus_id", "modelName")))
         return Row(device, clock, time, lambda: _values([(series, value)]), labels.get("Hostname", ""))
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +13,10 @@ from rankscope.errors import ReadError
 from rankscope.gpu_counters import gpu_label
 from rankscope.model import READ_EVENTS, Table
 from rankscope.readers.base import (
+    LOCAL,
     NO_CLOCK,
     TIME_OF_DAY,
+    UNIX,
     Batch,
     EventBatch,
     LoggedDevice,
@@ -30,6 +35,11 @@ _FIRST_BYTES = 1 << 20
 _BLOCK_BYTES = 1 << 20
 _LONGEST_LINE = 1 << 16
 _ROWS_PER_BATCH = 20_000
+_NEAR_NS = 2 * 3_600_000_000_000
+_HEADER_LINES = 20
+_SECOND = re.compile(r"\d{4}/\d\d/\d\d \d\d:\d\d:\d\d\.")
+_SECOND_CHARACTERS = 19
+_SECOND_NS = 1_000_000_000
 _DAY_NS = 86_400_000_000_000
 
 
@@ -59,7 +69,7 @@ class GpuCountersReader:
                 hint=_WITH_TIMES.get(lines.layout.tool, _QUERY),
             )
         devices: dict[str, LoggedDevice] = {row.device.key: row.device for row in reversed(first)}
-        if "" in devices:
+        if "" in devices and not _is_of_one_gpu(first):
             raise ReadError(
                 f"cannot tell the GPUs in {path} apart",
                 why="It has no column index, uuid or pci.bus_id.",
@@ -103,7 +113,9 @@ class GpuCountersReading:
         self._models: dict[str, str] = {}
 
     def batches(self) -> Iterator[EventBatch]:
-        lines = _Lines(self._path, self.report)
+        part = self._part
+        wanted = (part.begin_ns - part.shift_ns, part.end_ns - part.shift_ns)
+        lines = _Lines(self._path, self.report, wanted)
         rows: list[dict[str, Any]] = []
         try:
             for row in lines.rows():
@@ -170,7 +182,11 @@ class GpuCountersReading:
 class _Lines:
     """The lines of a log, in blocks: a line that never ends takes no memory."""
 
-    def __init__(self, path: Path, report: ReadReport | None = None) -> None:
+    def __init__(
+        self, path: Path, report: ReadReport | None = None, wanted: tuple[int, int] | None = None
+    ) -> None:
+        """`wanted`: blocks of lines that are all before or after these times need not be read."""
+        self._wanted = wanted
         self._stream: ByteStream = open_stream(path)
         self._report = report or ReadReport()
         self._pending = self._stream.read(_HEAD_BYTES)
@@ -186,6 +202,8 @@ class _Lines:
         self.damage = ""
         self.clock = NO_CLOCK
         self._midnights = 0
+        self._unwanted = b"-"
+        """How lines begin that are of a second outside the wanted times."""
         self._before = 0
 
     def rows(self) -> Iterator[Row]:
@@ -203,7 +221,14 @@ class _Lines:
             elif row.clock != self.clock:
                 self._report.lose(f"its time is written in another way: {line[:80]!r}")
                 continue
+            if self._wanted is not None and _SECOND.match(line) and self._is_outside(row):
+                self._unwanted = line[:_SECOND_CHARACTERS].encode()
             yield self._unwrapped(row) if row.clock == TIME_OF_DAY else row
+
+    def _is_outside(self, row: Row) -> bool:
+        """Whether the whole second of a line is outside the wanted times."""
+        begin, end = self._wanted or (0, 0)
+        return row.clock == LOCAL and not begin - _SECOND_NS <= row.time_ns <= end + _SECOND_NS
 
     def _unwrapped(self, row: Row) -> Row:
         if row.time_ns < self._before - _DAY_NS // 2:
@@ -216,7 +241,9 @@ class _Lines:
         block = self._pending
         while block:
             *whole, rest = (rest + block).split(b"\n")
-            for line in whole:
+            for line in () if self._is_unwanted(whole) else whole:
+                if line[:_SECOND_CHARACTERS] == self._unwanted:
+                    continue
                 if skipping or len(line) > _LONGEST_LINE:
                     self._report.lose("a line that is too long")
                     skipping = False
@@ -230,6 +257,24 @@ class _Lines:
             # Its last number may be cut: 135 of 1350.
             self._report.lose("the last line is not complete")
             self.damage = self.damage or "the last line is not complete"
+
+    def _is_unwanted(self, lines: list[bytes]) -> bool:
+        """Whether all lines of a block are long before or after the wanted times. Clocks are set back, by an hour in
+        autumn, so what is near is read."""
+        if self._wanted is None or self.clock not in (UNIX, LOCAL):
+            return False
+        begin, end = self._wanted
+        first, last = self._first_time(lines), self._first_time(lines[::-1])
+        if first is None or last is None:
+            return False
+        return max(first, last) < begin - _NEAR_NS or min(first, last) > end + _NEAR_NS
+
+    def _first_time(self, lines: list[bytes]) -> int | None:
+        for line in lines[:_HEADER_LINES]:
+            with suppress(ValueError, OverflowError, IndexError):
+                if row := self.layout.row(line[:_LONGEST_LINE].decode("utf-8", "replace")):
+                    return row.time_ns
+        return None
 
     def position(self) -> int:
         return self._stream.position()
@@ -252,6 +297,15 @@ def _first_rows(lines: _Lines, path: Path) -> list[Row]:
             hint="If it has no header (noheader), put the list of --query-gpu into its first line.",
         )
     return found
+
+
+def _is_of_one_gpu(rows: list[Row]) -> bool:
+    """Whether a log that names no GPUs is of one: its lines are evenly spaced. Those of several come in bursts."""
+    gaps = sorted(b.time_ns - a.time_ns for a, b in pairwise(rows))
+    if not gaps or len({row.device for row in rows}) > 1:
+        return not gaps
+    short, long = gaps[len(gaps) // 20], gaps[len(gaps) - 1 - len(gaps) // 20]
+    return short > 0 and long <= 2 * short
 
 
 def _last_time(path: Path, clock: str) -> int:

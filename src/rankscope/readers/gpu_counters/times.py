@@ -24,6 +24,9 @@ EPOCH = re.compile(r"(\d{9,16}(?:\.\d{1,9})?)(?![\d.:/-])")
 
 def read_time(text: str) -> tuple[str, int, int]:
     """The time at the start of a text: what clock it is of, nanoseconds, and where it ends. ValueError without one."""
+    if len(text) == 23 and text[19] == "." and text[20:].isdecimal() and text[4] == "/":
+        # As nvidia-smi writes it. The lines of a second share all but the end.
+        return LOCAL, _second_ns(text[:19]) + int(text[20:]) * 1_000_000, 23
     if found := DATE_AND_TIME.match(text):
         day, clock, zone = found.groups()
         time = _day_ns(day) + clock_ns(clock)
@@ -35,6 +38,11 @@ def read_time(text: str) -> tuple[str, int, int]:
     if found := EPOCH.match(text):
         return UNIX, epoch_ns(found[1]), found.end()
     raise ValueError("no time")
+
+
+@lru_cache(maxsize=64)
+def _second_ns(text: str) -> int:
+    return read_time(text)[1]
 
 
 @lru_cache(maxsize=16)

@@ -153,7 +153,7 @@ class JsonBatch:
 
 def batch_of(events: bytes, separator: bytes, report: ReadReport) -> JsonBatch:
     """A batch of events that another reader wrote as JSON."""
-    return JsonBatch(_Block(events, 0, len(events), 0, separator), report, [])
+    return JsonBatch(Block(events, 0, len(events), 0, separator), report, [])
 
 
 class KinetoReading:

@@ -39,6 +39,7 @@ export function quantity(value, unit) {
   if (unit === "flop") return scaled(value, "FLOP");
   if (unit === "flop/s") return scaled(value, "FLOP/s");
   if (unit === "GB/s") return `${short(value)} GB/s`;
+  if (unit === "MHz" || unit === "W" || unit === "°C") return `${short(value, 4)} ${unit}`;
   return Number.isInteger(value) ? value.toLocaleString("en") : short(value, 4);
 }
 
@@ -58,6 +59,9 @@ const UNITS = {
   "flop/s": prefixed("FLOP/s"),
   percent: [[1, "%"]],
   "GB/s": [[1, "GB/s"]],
+  MHz: [[1, "MHz"]],
+  W: [[1, "W"]],
+  "°C": [[1, "°C"]],
 };
 
 /** @param {string} unit @returns {[number, string][]} */

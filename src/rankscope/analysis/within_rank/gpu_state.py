@@ -1,0 +1,409 @@
+"""Clock, power, temperature and throttling of each rank's GPU while it computes, from logs of nvidia-smi and DCGM."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rankscope.analysis.core.device_events import device_events
+from rankscope.analysis.core.event_sets import COMPUTE
+from rankscope.analysis.core.intervals import Intervals, covered_before, union
+from rankscope.analysis.core.result import Column, Fact, Finding, Result
+from rankscope.analysis.core.rollups import kept_per_rank
+from rankscope.analysis.core.scope import Scope
+from rankscope.gpu_counters import (
+    HARDWARE_REASONS,
+    MEMORY_CLOCK,
+    POWER,
+    POWER_REASONS,
+    SM_CLOCK,
+    TEMPERATURE,
+    THERMAL_REASONS,
+    UTILIZATION,
+    gpu_label,
+)
+from rankscope.ranges import as_ranges
+from rankscope.records import dataclass
+from rankscope.sql import sql_texts
+from rankscope.store.node_logs import zone_of
+from rankscope.store.run import Run
+from rankscope.units import format_ns
+
+FORMAT = "gpu-counters"
+LEAST_SAMPLES = 3
+"""The clock of a GPU changes within milliseconds: fewer samples are no mean."""
+LOWER = 0.05
+"""A clock this share below that of the other GPUs is reported. Boost clocks of equal GPUs differ by a few percent."""
+_SHORT_GAP_NS = 1_000_000
+"""Between kernels a GPU keeps its clock; it goes down when it is idle for longer."""
+_SECOND_NS = 1_000_000_000
+
+COLUMNS = (
+    Column("rank"),
+    Column("gpu", help="the number of its GPU on the node, as the log has it", title="GPU"),
+    Column("model", help="its model, if the log has it", minor=True),
+    Column(
+        "samples", "count", "samples in the window while a compute kernel ran: the other columns are of these"
+    ),
+    Column("sm_clock_mhz", "MHz", "mean clock of the SMs", title="SM clock"),
+    Column("sm_clock_min_mhz", "MHz", "lowest clock of the SMs", title="SM min"),
+    Column("sm_clock_max_mhz", "MHz", "highest clock of the SMs", title="SM max", minor=True),
+    Column("memory_clock_mhz", "MHz", "mean clock of the memory", title="Memory clock", minor=True),
+    Column("power_w", "W", "mean power", title="Power"),
+    Column("power_max_w", "W", "highest power", title="Power max", minor=True),
+    Column("temperature_c", "°C", "mean temperature", title="Temperature"),
+    Column("temperature_max_c", "°C", "highest temperature", title="Temperature max", minor=True),
+    Column(
+        "utilization_pct",
+        "percent",
+        "mean utilization as the tool reports it",
+        title="Utilization",
+        minor=True,
+    ),
+    Column("thermal_pct", "percent", "samples with a thermal slowdown", title="Thermal"),
+    Column("power_cap_pct", "percent", "samples with a limit of power", title="Power cap"),
+    Column(
+        "hw_slowdown_pct",
+        "percent",
+        "samples with a slowdown by the hardware",
+        title="HW slowdown",
+        minor=True,
+    ),
+)
+
+
+class Figures(NamedTuple):
+    """One series over the samples of one GPU."""
+
+    samples: int
+    mean: float
+    least: float
+    most: float
+    error: float
+    """Standard error of the mean."""
+
+
+@dataclass(frozen=True)
+class GpuState:
+    """One GPU while it computed."""
+
+    gpu: str
+    model: str
+    logged: int
+    """Moments in the log, whatever the GPU did."""
+    period_ns: int
+    """Usual distance of two moments; 0 with fewer."""
+    samples: int
+    """Moments at which a compute kernel in the window ran."""
+    series: dict[str, Figures]
+    """Of these moments."""
+    thermal: float | None
+    """Share of these moments; None if the log does not tell. So for the next two."""
+    power: float | None
+    hardware: float | None
+
+    @property
+    def clock(self) -> Figures | None:
+        """Of the SMs, if there are enough samples."""
+        found = self.series.get(SM_CLOCK)
+        return found if found is not None and found.samples >= LEAST_SAMPLES else None
+
+
+@dataclass(frozen=True)
+class RankState:
+    """The GPUs of one rank."""
+
+    gpus: tuple[GpuState, ...]
+
+
+@kept_per_rank("gpu_state", RankState, version=1)
+def gpu_states(run: Run, scope: Scope) -> dict[int, RankState]:
+    """By rank, for ranks whose GPUs a log covers."""
+    logged = {entry.rank for entry in run.used if entry.format == FORMAT} & set(scope.ranks_in(run))
+    if not logged:
+        return {}
+    values = _values_by_rank(run, sorted(logged))
+    found = {}
+    for rank in sorted(logged):
+        busy = _computing(run, rank, scope)
+        models, gpus = _models(run, rank), values.get(rank, {})
+        states = [
+            _state(gpu, models.get(gpu, ""), gpus.get(gpu, {}), busy) for gpu in sorted({*models, *gpus})
+        ]
+        found[rank] = RankState(tuple(states))
+    return found
+
+
+def _models(run: Run, rank: int) -> dict[str, str]:
+    """The GPUs in a rank's logs and their models: from the log, else from the trace, if it has one kind of GPU."""
+    headers = [entry.manifest.get("header") or {} for entry in run.used if entry.rank == rank]
+    devices = [
+        one for header in headers for one in header.get("deviceProperties") or () if isinstance(one, dict)
+    ]
+    traced = {str(one["name"]) for one in devices if one.get("name")}
+    default = traced.pop() if len(traced) == 1 else ""
+    logged = [one for header in headers for one in header.get("gpuCounters", {}).get("gpus", ())]
+    found: dict[str, str] = {}
+    for one in logged:
+        found[one["gpu"]] = found.get(one["gpu"]) or one["name"]
+    return {gpu: name or default for gpu, name in found.items()}
+
+
+Series = dict[str, tuple[NDArray[np.int64], NDArray[np.float64]]]
+"""Times and values, by series."""
+
+
+def _values_by_rank(run: Run, ranks: list[int]) -> dict[int, dict[str, Series]]:
+    """By rank and GPU. A moment that two logs have counts once."""
+    reasons = (*THERMAL_REASONS, *POWER_REASONS, *HARDWARE_REASONS)
+    wanted = sql_texts((SM_CLOCK, MEMORY_CLOCK, POWER, TEMPERATURE, UTILIZATION, *reasons))
+    rows = run.rows(f"""
+        WITH moments AS (
+            SELECT rank, ltrim(substr(name, {len(gpu_label("")) + 1})) AS gpu, series, ts_ns, avg(value) AS value
+            FROM counters JOIN segments USING (rank, segment)
+            WHERE format = '{FORMAT}' AND rank IN ({", ".join(map(str, ranks))}) AND series IN ({wanted})
+                AND value IS NOT NULL
+            GROUP BY ALL
+        )
+        SELECT rank, gpu, series, list(ts_ns ORDER BY ts_ns), list(value ORDER BY ts_ns) FROM moments GROUP BY ALL
+    """)
+    found: dict[int, dict[str, Series]] = {}
+    for rank, gpu, series, times, values in rows:
+        arrays = np.array(times, dtype=np.int64), np.array(values, dtype=np.float64)
+        found.setdefault(rank, {}).setdefault(gpu, {})[series] = arrays
+    return found
+
+
+def _computing(run: Run, rank: int, scope: Scope) -> Intervals:
+    """When the rank's GPU computed, without the short gaps between its kernels."""
+    events = device_events(run, rank, scope)
+    own = events.kind == COMPUTE
+    busy = union(events.start[own], events.end[own])
+    if len(busy.start) == 0:
+        return busy
+    apart = busy.start[1:] - busy.end[:-1] > _SHORT_GAP_NS
+    return Intervals(busy.start[np.append(True, apart)], busy.end[np.append(apart, True)])
+
+
+def _state(gpu: str, model: str, series: Series, busy: Intervals) -> GpuState:
+    moments = (
+        np.unique(np.concatenate([times for times, _ in series.values()]))
+        if series
+        else np.empty(0, np.int64)
+    )
+    width = _SECOND_NS if len(moments) and not (np.diff(moments) % _SECOND_NS).any() else 1_000_000
+    kept = {name: values[_while(times, busy, width)] for name, (times, values) in series.items()}
+    return GpuState(
+        gpu,
+        model,
+        len(moments),
+        int(np.median(np.diff(moments))) if len(moments) > 1 else 0,
+        int(_while(moments, busy, width).sum()),
+        {name: _figures(values) for name, values in kept.items() if len(values)},
+        *(_share(kept, reasons) for reasons in (THERMAL_REASONS, POWER_REASONS, HARDWARE_REASONS)),
+    )
+
+
+def _while(times: NDArray[np.int64], busy: Intervals, width: int) -> NDArray[np.bool_]:
+    """Which samples are of busy times. A sample is somewhere in the `width` behind its time, which is cut off there:
+    whole seconds by dmon and amd-smi, milliseconds by the others."""
+    covered = covered_before(busy, times + width) - covered_before(busy, times)
+    return 2 * covered >= width
+
+
+def _figures(values: NDArray[np.float64]) -> Figures:
+    count = len(values)
+    error = float(values.std(ddof=1) / np.sqrt(count)) if count > 1 else 0.0
+    return Figures(count, float(values.mean()), float(values.min()), float(values.max()), error)
+
+
+def _share(kept: dict[str, NDArray[np.float64]], reasons: tuple[str, ...]) -> float | None:
+    """The share of samples in which any of the reasons was active; of reasons that the log has at other moments, the
+    largest."""
+    own = [kept[name] > 0 for name in reasons if len(kept.get(name, ()))]
+    if not own:
+        return None
+    if len({len(one) for one in own}) == 1:
+        return float(np.logical_or.reduce(own).mean())
+    return max(float(one.mean()) for one in own)
+
+
+def gpu(run: Run, scope: Scope, by: str | None = None) -> Result:
+    """One row for each GPU of each rank."""
+    states = gpu_states(run, scope)
+    rows = [_row(rank, one) for rank, state in states.items() for one in state.gpus]
+    return Result(
+        "gpu",
+        "GPU clocks, power and temperature",
+        scope.window,
+        COLUMNS,
+        rows,
+        tuple(_findings(states)),
+        tuple(_notes(run, scope, states)),
+    )
+
+
+def _row(rank: int, one: GpuState) -> dict[str, Any]:
+    def value(series: str, name: str = "mean") -> float | None:
+        found = one.series.get(series)
+        return None if found is None else round(getattr(found, name), 3)
+
+    def percent(share: float | None) -> float | None:
+        return None if share is None else 100 * share
+
+    return {
+        "rank": rank,
+        "gpu": one.gpu or None,
+        "model": one.model or None,
+        "samples": one.samples,
+        "sm_clock_mhz": value(SM_CLOCK),
+        "sm_clock_min_mhz": value(SM_CLOCK, "least"),
+        "sm_clock_max_mhz": value(SM_CLOCK, "most"),
+        "memory_clock_mhz": value(MEMORY_CLOCK),
+        "power_w": value(POWER),
+        "power_max_w": value(POWER, "most"),
+        "temperature_c": value(TEMPERATURE),
+        "temperature_max_c": value(TEMPERATURE, "most"),
+        "utilization_pct": value(UTILIZATION),
+        "thermal_pct": percent(one.thermal),
+        "power_cap_pct": percent(one.power),
+        "hw_slowdown_pct": percent(one.hardware),
+    }
+
+
+@dataclass(frozen=True)
+class LowClock:
+    """A GPU whose clock is lower than that of other GPUs of its model."""
+
+    rank: int
+    state: GpuState
+    mine_mhz: float
+    others_mhz: float
+    """The median of the others."""
+    others: tuple[tuple[int, GpuState], ...]
+
+    @property
+    def lower(self) -> float:
+        """By which share."""
+        return 1 - self.mine_mhz / self.others_mhz
+
+    @property
+    def text(self) -> str:
+        return f"{100 * self.lower:.0f} % lower ({self.mine_mhz:,.0f} against {self.others_mhz:,.0f} MHz)"
+
+    @property
+    def reason(self) -> str:
+        """What limited it more often than the others, where the log tells: ', thermal slowdown 64 % of the time'."""
+        for name, field in (
+            ("thermal slowdown", "thermal"),
+            ("power cap", "power"),
+            ("HW slowdown", "hardware"),
+        ):
+            mine = getattr(self.state, field)
+            theirs = [share for _, one in self.others if (share := getattr(one, field)) is not None]
+            if mine and theirs and mine - float(np.median(theirs)) > 0.1:
+                return f", {name} {100 * mine:.0f} % of the time"
+        return ""
+
+    @property
+    def hint(self) -> str:
+        """What to do about it."""
+        if "thermal" in self.reason:
+            return f"Check the cooling of GPU {self.state.gpu} of rank {self.rank}."
+        if "power" in self.reason:
+            return (
+                f"Check the power limit of GPU {self.state.gpu} of rank {self.rank}: nvidia-smi -q -d POWER."
+            )
+        return (
+            f"Check the clock settings of GPU {self.state.gpu} of rank {self.rank}: nvidia-smi -q -d CLOCK."
+        )
+
+    def facts(self) -> tuple[Fact, ...]:
+        row = {"rank": self.rank}
+        share = self.state.thermal
+        return (
+            Fact(
+                "sm_clock_mhz", round(self.mine_mhz, 3), "MHz", f"rank {self.rank}", (self.rank,), row, "gpu"
+            ),
+            Fact("sm_clock_mhz", round(self.others_mhz, 3), "MHz", "the median of the others", report="gpu"),
+            *(
+                (Fact("thermal_pct", 100 * share, "percent", f"rank {self.rank}", (self.rank,), row, "gpu"),)
+                if share
+                else ()
+            ),
+        )
+
+
+def low_clock(states: dict[int, RankState], rank: int, apart: tuple[int, ...] = ()) -> LowClock | None:
+    """Whether the clock of a rank's GPU is lower than that of the other ranks, those `apart` left out.
+
+    None if that is not known: a rank with several GPUs, other models, too few samples while they computed, or a
+    difference within the error of the mean.
+    """
+    one = _single(states.get(rank))
+    if one is None or one.clock is None:
+        return None
+    others = tuple(
+        (other, state)
+        for other, gpus in states.items()
+        if other != rank
+        and other not in apart
+        and (state := _single(gpus))
+        and state.clock
+        and state.model == one.model
+    )
+    if not others:
+        return None
+    usual = float(np.median([state.clock.mean for _, state in others if state.clock]))
+    found = LowClock(rank, one, one.clock.mean, usual, others)
+    certain = one.clock.mean + 2 * one.clock.error < usual
+    return found if usual > 0 and certain and found.lower >= LOWER else None
+
+
+def _single(state: RankState | None) -> GpuState | None:
+    return state.gpus[0] if state is not None and len(state.gpus) == 1 else None
+
+
+def _findings(states: dict[int, RankState]) -> Iterator[Finding]:
+    low = [found for rank in states if (found := low_clock(states, rank))]
+    if not low:
+        return
+    worst = max(low, key=lambda one: one.lower)
+    ranks = tuple(one.rank for one in low)
+    also = f"; so are the clocks of {len(low) - 1} more" if len(low) > 1 else ""
+    yield Finding(
+        "info",
+        f"The SM clock of rank {worst.rank} is {worst.text}{worst.reason}{also}",
+        f"{worst.state.samples:,} samples while it computed; compared with rank"
+        f"{'s' * (len(worst.others) > 1)} {as_ranges([rank for rank, _ in worst.others])}",
+        ranks=ranks,
+        hint=f"{worst.hint} Whether it delays the others: rankscope stats RUN -r stragglers",
+        facts=worst.facts(),
+    )
+
+
+def _notes(run: Run, scope: Scope, states: dict[int, RankState]) -> Iterator[str]:
+    if not states:
+        yield (
+            "no counters of GPUs: log them while the job runs, and put the file beside the traces: nvidia-smi "
+            "--query-gpu=timestamp,index,uuid,name,clocks.sm,clocks.mem,power.draw,temperature.gpu,"
+            "clocks_event_reasons.active --format=csv -lms 100 -f HOST.csv"
+        )
+        return
+    logs = [entry for entry in run.used if entry.format == FORMAT]
+    for name, zone in sorted({(entry.source.name, zone) for entry in logs if (zone := zone_of(entry))}):
+        yield f"times of {name} have no zone; read as {zone}, by which they overlap the traces"
+    missing = sorted(set(scope.ranks_in(run)) - set(states))
+    if missing:
+        yield f"no log covers the GPU{'s' * (len(missing) > 1)} of rank{'s' * (len(missing) > 1)} {as_ranges(missing)}"
+    few = [rank for rank, state in states.items() if any(one.samples < LEAST_SAMPLES for one in state.gpus)]
+    if few:
+        period = max(one.period_ns for rank in few for one in states[rank].gpus)
+        often = f" (one every {format_ns(period, 1)})" if period else ""
+        yield (
+            f"rank{'s' * (len(few) > 1)} {as_ranges(few)}: fewer than {LEAST_SAMPLES} samples{often} while the GPU "
+            "computed in the window; its clock is not compared"
+        )
