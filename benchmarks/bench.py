@@ -7,8 +7,9 @@
 
 Parts: read (whole traces), gzip, ranks (256 files), analyses (three reports from nothing), start (a 10 MB trace until
 its first table), nsys (an export), snapshot (of memory), accelerators (files of JAX and Ascend), nccl (an Inspector
-log), counters (a log of nvidia-smi beside traces). Inputs are made by traces.py, accelerators.py and snapshots.py and kept in .bench. Peers are used where they are
-found; --install-peers installs those that pip can, each into an environment of its own in .bench/peers.
+log), counters (a log of nvidia-smi beside traces). Inputs are made by traces.py, accelerators.py and snapshots.py and
+kept in .bench. Peers are used where they are found; --install-peers installs those that pip can, each into an
+environment of its own in .bench/peers.
 """
 
 from __future__ import annotations
