@@ -189,6 +189,30 @@ def gzipped(trace: Trace) -> Trace:
     return Trace(target, trace.events)
 
 
+def exported(trace: Trace) -> Trace:
+    """The same trace in Perfetto's format, written by `rankscope export`."""
+    folder = trace.path.parent.with_name(trace.path.parent.name + "-perfetto")
+    target = folder / "rank-00000.perfetto-trace"
+    if not _is_made(target):
+        folder.mkdir(parents=True, exist_ok=True)
+        command = [
+            "export",
+            trace.path,
+            "-t",
+            "perfetto",
+            "-f",
+            "-q",
+            "-o",
+            target,
+            "--cache",
+            folder / "store",
+        ]
+        measure([*RANKSCOPE, *command])
+        shutil.rmtree(folder / "store")
+        _made(target, trace.events)
+    return Trace(target, trace.events)
+
+
 def into_page_cache(paths: Iterable[Path]) -> None:
     """Read files once, so that the first program measured does not pay for the disk."""
     for path in paths:

@@ -312,7 +312,7 @@ NOT_PACKETS = {
 
 @pytest.mark.parametrize("case", NOT_PACKETS)
 def test_other_files_are_not_taken_for_packets(case: str, tmp_path: Path) -> None:
-    assert not reader.PERFETTO.recognises(tmp_path, NOT_PACKETS[case])
+    assert not reader.PERFETTO.recognises(tmp_path / "x.pb", NOT_PACKETS[case])
 
 
 def names_of(path: Path) -> tuple[list[str | None], ReadReport]:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from rankscope.errors import EmptyTraceError, NotATraceError, RankscopeError, ReadError
 from rankscope.readers.base import (
+    PERFETTO_NAMES,
     Batch,
     EventBatch,
     Reader,
@@ -52,7 +53,6 @@ _READERS = (
 others are not imported."""
 _HEAD_BYTES = 1 << 16
 _STREAM_NAME = ".qdstrm"
-_PERFETTO_NAMES = tuple(f"{name}{gz}" for name in (".pftrace", ".perfetto-trace") for gz in ("", ".gz"))
 TRACE_NAMES = (
     ".json",
     ".json.gz",
@@ -62,7 +62,7 @@ TRACE_NAMES = (
     _STREAM_NAME,
     ".ncu-rep",
     *PICKLE_NAMES,
-    *_PERFETTO_NAMES,
+    *PERFETTO_NAMES,
 )
 
 

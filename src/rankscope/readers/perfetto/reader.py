@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from rankscope.errors import ReadError
 from rankscope.model import Table
 from rankscope.readers.base import (
+    PERFETTO_NAMES,
     Batch,
     EventBatch,
     ReadReport,
@@ -177,7 +178,8 @@ class PerfettoReader:
     name = "perfetto"
 
     def recognises(self, path: Path, head: bytes) -> bool:
-        return packet_names.looks_like_packets(head)
+        named = path.name.endswith(PERFETTO_NAMES)
+        return packet_names.looks_like_packets(head, named)
 
     def identify(self, path: Path) -> TraceIdentity:
         return self.identify_parts(path)[0]
