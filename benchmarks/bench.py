@@ -5,9 +5,9 @@
     python benchmarks/bench.py --only read --sizes 10MB,100MB --repeat 3
     python benchmarks/bench.py --check [--strict]     the small ones, against benchmarks/last.json
 
-Parts: read (whole traces), gzip, perfetto, ranks (256 files), analyses (three reports from nothing), start (a 10 MB trace until
-its first table), nsys (an export). Inputs are made by traces.py and kept in .bench. Peers are used where they are
-found; --install-peers installs those that pip can, each into an environment of its own in .bench/peers.
+Parts: read (whole traces), gzip, perfetto, ranks (256 files), analyses (three reports from nothing), start (a 10 MB
+trace until its first table), nsys (an export). Inputs are made by traces.py and kept in .bench. Peers are used where
+they are found; --install-peers installs those that pip can, each into an environment of its own in .bench/peers.
 """
 
 from __future__ import annotations
