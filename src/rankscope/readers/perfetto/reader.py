@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from rankscope.errors import ReadError
 from rankscope.model import Table
 from rankscope.readers.base import (
+    PACKETS_NOT_READ,
     PERFETTO_NAMES,
     Batch,
     EventBatch,
@@ -108,9 +109,9 @@ class PerfettoReading:
             if index.counts[number]:
                 self.report.lose(f"{index.counts[number]:,} {why}", index.counts[number])
         if index.unread:
-            self.header["packetsNotRead"] = packet_names.named(index.unread)
+            self.header[PACKETS_NOT_READ] = packet_names.named(index.unread)
         if index.first_ns is None and self.report.events_lost == 0:
-            found = ", ".join(self.header.get("packetsNotRead", ())) or "descriptions of tracks"
+            found = ", ".join(self.header.get(PACKETS_NOT_READ, ())) or "descriptions of tracks"
             raise ReadError(
                 f"{self._path} has no track events",
                 why=f"It has packets of other kinds only: {found}.",
@@ -150,7 +151,7 @@ class PerfettoReading:
         exported = tracks.ExportedFile(
             tracks.json_attribute(found, f"{tracks.FILE_KEY}{self._sequence}", dict)
         )
-        self.header.update(exported.header)
+        self.header = {**exported.header, PACKETS_NOT_READ: {}, **self.header}
         return exported
 
 
