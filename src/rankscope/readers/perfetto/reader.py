@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +31,6 @@ from rankscope.readers.perfetto.decoder import (
     LOSSES,
     REPAIRS,
     Plan,
-    cut,
     packets,
 )
 from rankscope.readers.perfetto.wire import WireError, bytes_in, fields
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 _SEPARATOR = b'},\n{"ph"'
 """Between two events. Texts have no line breaks: they are escaped."""
 _HEAD_BYTES = 4 << 20
+_PACKETS_LOOKED_AT = 16
 _MOST_EXPANSION = 500
 """JSON has 2 to 4 times the bytes of its packets."""
 _ALWAYS_ALLOWED = 1 << 30
@@ -203,14 +205,11 @@ PERFETTO = PerfettoReader()
 
 
 def _attributes(head: bytes) -> dict[str, str]:
+    """Of the first packets."""
     described: list[tuple[int, bytes]] = []
-    for packet in packets(head[: cut(head).end]):
-        try:
+    with suppress(WireError):  # the head may end in a packet
+        for packet in islice(packets(head), _PACKETS_LOOKED_AT):
             described += [(n, bytes_in(wire, value)) for n, wire, value in fields(packet) if n == ATTRIBUTES]
-        except WireError:
-            continue
-        if described:
-            break
     return tracks.attributes(described)
 
 
