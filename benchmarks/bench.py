@@ -154,6 +154,17 @@ def gzip(bench: Bench) -> None:
             bench.run_trace(program, trace, f"stacks {size}", ingest(path), from_nothing=True)
 
 
+def perfetto(bench: Bench) -> None:
+    """The same trace as JSON and as rankscope exports it; MB/s are of each file's own size."""
+    for size in bench.sizes(("100MB", "300MB", "1GB")):
+        trace = traces.stacks(size, bench.options.source)
+        exported = traces.exported(trace)
+        traces.into_page_cache([trace.path, exported.path])
+        bench.run_trace(OURS, trace, f"stacks {size}", ingest(trace.path), from_nothing=True)
+        program = f"{OURS}, .perfetto-trace"
+        bench.run_trace(program, exported, f"stacks {size}", ingest(exported.path), from_nothing=True)
+
+
 def ranks(bench: Bench) -> None:
     folder = traces.many_files()
     files = list(folder.glob("rank-*"))
@@ -261,6 +272,7 @@ class Kind:
 PARTS = {
     "read": Kind("A whole trace read into the store", OURS, read),
     "gzip": Kind("The same trace as .json.gz", OURS, gzip),
+    "perfetto": Kind("The same trace as .perfetto-trace", OURS, perfetto),
     "ranks": Kind("Many small files", "", ranks),
     "analyses": Kind("Three reports from nothing", ASKED, analyses),
     "start": Kind("A small trace until its first table", IMPORTS, start),

@@ -257,6 +257,30 @@ def gpu_log(size: int) -> tuple[Path, int, int]:
     return folder, log.stat().st_size, 8 * seconds
 
 
+def exported(trace: Trace) -> Trace:
+    """The same trace in Perfetto's format, written by `rankscope export`."""
+    folder = trace.path.parent.with_name(trace.path.parent.name + "-perfetto")
+    target = folder / "rank-00000.perfetto-trace"
+    if not _is_made(target):
+        folder.mkdir(parents=True, exist_ok=True)
+        command = [
+            "export",
+            trace.path,
+            "-t",
+            "perfetto",
+            "-f",
+            "-q",
+            "-o",
+            target,
+            "--cache",
+            folder / "store",
+        ]
+        measure([*RANKSCOPE, *command])
+        shutil.rmtree(folder / "store")
+        _made(target, trace.events)
+    return Trace(target, trace.events)
+
+
 def into_page_cache(paths: Iterable[Path]) -> None:
     """Read files once, so that the first program measured does not pay for the disk."""
     for path in paths:

@@ -19,6 +19,7 @@ import perfetto_files as pf
 from conftest import kernel_event, open_trace, slice_event, write_kineto
 from rankscope import native
 from rankscope.analysis.core.scope import Scope
+from rankscope.analysis.health.doctor import doctor
 from rankscope.analysis.questions import QUESTIONS
 from rankscope.errors import RankscopeError, ReadError
 from rankscope.readers import find_reader
@@ -296,6 +297,8 @@ def test_packets_of_other_kinds_are_counted_by_name(tmp_path: Path) -> None:
         "process_tree": 2,
         "field 500": 2,
     }
+    checks = {row["check"]: row["value"] for row in doctor(run, Scope()).rows}
+    assert checks["packets of kinds that are not read"] == "2 ftrace_events, 2 process_tree, 2 field 500"
     with pytest.raises(ReadError, match="has no track events") as caught:
         read(tmp_path, other)
     assert "ftrace_events" in caught.value.why
@@ -312,7 +315,7 @@ NOT_PACKETS = {
 
 @pytest.mark.parametrize("case", NOT_PACKETS)
 def test_other_files_are_not_taken_for_packets(case: str, tmp_path: Path) -> None:
-    assert not reader.PERFETTO.recognises(tmp_path, NOT_PACKETS[case])
+    assert not reader.PERFETTO.recognises(tmp_path / "x.pb", NOT_PACKETS[case])
 
 
 def names_of(path: Path) -> tuple[list[str | None], ReadReport]:

@@ -1193,7 +1193,10 @@ static void read_packet(Decoder *decoder, Bytes packet) {
             has_time = true;
             raw_time = number_in(&field);
             break;
-        case 10: place = (uint32_t)number_in(&field); break;
+        case 10:
+            place = (uint32_t)number_in(&field);
+            if (decoder->only >= 0 && place != (uint64_t)decoder->only && place != 0) return;
+            break;
         case 11: track_event = field; break;
         case 12: interned = true; break;
         case 13: flags = number_in(&field); break;
@@ -1210,7 +1213,6 @@ static void read_packet(Decoder *decoder, Bytes packet) {
         decoder->counts[DAMAGED]++;
         return;
     }
-    if (decoder->only >= 0 && place != (uint64_t)decoder->only && place != 0) return;
     Sequence *sequence = sequence_at(decoder, place);
     if (!sequence) {
         decoder->counts[DAMAGED]++;

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from rankscope.errors import EmptyTraceError, NotATraceError, NoTimesError, RankscopeError, ReadError
 from rankscope.readers.base import (
+    PERFETTO_NAMES,
     Batch,
     EventBatch,
     NodeLog,
@@ -49,7 +50,6 @@ __all__ = [
 
 _STREAM_NAME = ".qdstrm"
 _JSON_NAMES = (".json", ".json.gz", ".chrome_trace")
-_PERFETTO_NAMES = (".pftrace", ".pftrace.gz", ".perfetto-trace", ".perfetto-trace.gz")
 _HATCHET = re.compile(rb'\s*\[\s*\{\s*"(?:children|frame|metrics)"\s*:\s*[\[{]')
 """The root of a tree of call paths, as Triton's Proton writes it."""
 _TEXT_NAMES = (".csv", ".txt", ".log", ".prom", ".out")
@@ -78,7 +78,7 @@ _FORMATS = (
     _Format("ncu.reader", "NCU", (".ncu-rep", ".csv"), "Nsight Compute (.ncu-rep, .csv)"),
     _Format("flight_recorder", "FLIGHT_READER", (), "flight-recorder dumps (_dump_N)"),
     _Format("memory_snapshot", "SNAPSHOT", PICKLE_NAMES, "memory snapshots (.pickle)"),
-    _Format("perfetto.reader", "PERFETTO", _PERFETTO_NAMES, "Perfetto (.pftrace, .perfetto-trace)"),
+    _Format("perfetto.reader", "PERFETTO", PERFETTO_NAMES, "Perfetto (.pftrace, .perfetto-trace)"),
     _Format("xla.xplane", "XPLANE", (".xplane.pb",), "JAX and XLA (.xplane.pb, .trace.json.gz)"),
     _Format("nccl.inspector", "INSPECTOR", _TEXT_NAMES, "NCCL's own files (.log, .prom, .txt)"),
     _Format("nccl.prometheus", "PROMETHEUS", _TEXT_NAMES, ""),

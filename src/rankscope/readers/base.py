@@ -14,6 +14,9 @@ from rankscope.records import dataclass
 if TYPE_CHECKING:
     from rankscope.readers.columns import EventColumns
 
+PERFETTO_NAMES = (".pftrace", ".pftrace.gz", ".perfetto-trace", ".perfetto-trace.gz")
+PACKETS_NOT_READ = "packetsNotRead"
+"""In the header of a Perfetto trace: the number of packets of each kind that is not read."""
 _MAX_EXAMPLES = 5
 _MOST_RANKS = 1 << 20
 _RANK_IN_NAME = re.compile(r"(?:^|[^a-z0-9])rank[-_]?(\d{1,6})(?!\d)|-(\d{1,6})-of-\d", re.IGNORECASE)

@@ -9,6 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from rankscope.errors import RankError, RankscopeError
+from rankscope.model import TIMELINE_FORMATS
 from rankscope.readers import NodeLog, NodeReader, TraceIdentity, find_reader, identities, one_file
 from rankscope.records import dataclass
 from rankscope.store.layout import Index, SegmentEntry
@@ -188,8 +189,8 @@ def _assumed(formats: Mapping[Path, str], ranks: set[int], world_size: int) -> d
     """
     assumed: dict[Path, tuple[int, str]] = {}
     if not ranks:
-        traces = [path for path, kind in formats.items() if kind == "kineto"]
-        first = traces or [path for path, kind in formats.items() if kind == "nsys"] or list(formats)
+        of_kind = ([path for path, kind in formats.items() if kind == wanted] for wanted in TIMELINE_FORMATS)
+        first = next(filter(None, of_kind), list(formats))
         if len(first) == 1:
             assumed[first[0]] = (0, ALONE)
             ranks = {0}

@@ -13,7 +13,7 @@ from rankscope.analysis.health.contents import understood
 from rankscope.analysis.health.doubts import world_size
 from rankscope.analysis.within_rank.kernel_families import family
 from rankscope.model import LAUNCH_CATEGORIES
-from rankscope.readers.base import rank_from_name
+from rankscope.readers.base import PACKETS_NOT_READ, rank_from_name
 from rankscope.sql import sql_texts
 from rankscope.store.layout import SegmentEntry
 from rankscope.store.run import Run
@@ -57,6 +57,7 @@ Check = tuple[str, str, Finding | None]
 
 def _checks(run: Run) -> Iterator[Check]:
     yield from _reading(run)
+    yield from _packets_not_read(run)
     yield _events_understood(run)
     yield _ranks(run)
     yield _swapped(run)
@@ -132,6 +133,17 @@ def _reading(run: Run) -> Iterator[Check]:
         if misplaced
         else None,
     )
+
+
+def _packets_not_read(run: Run) -> Iterator[Check]:
+    """Perfetto traces only: they may hold data of many other kinds."""
+    kinds: Counter[str] = Counter()
+    for entry in run.segments:
+        if entry.format == "perfetto":
+            kinds.update(entry.manifest["header"].get(PACKETS_NOT_READ, {}))
+    if kinds:
+        value = ", ".join(f"{count:,} {kind}" for kind, count in kinds.most_common())
+        yield "packets of kinds that are not read", value, None
 
 
 def _readers(run: Run) -> str:

@@ -183,6 +183,8 @@ class _Decoder:
         try:
             for number, wire, value in fields(packet):
                 values[number] = wire, value
+                if number == SEQUENCE and not self._is_wanted(number_in(wire, value) & 0xFFFF_FFFF):
+                    return
                 if number == INTERNED:
                     interned.append(bytes_in(wire, value))
                 elif number not in _READ:
@@ -195,8 +197,6 @@ class _Decoder:
             return number_in(*values[number]) if number in values else 0
 
         place = number_of(SEQUENCE) & 0xFFFF_FFFF
-        if self._only is not None and place not in (self._only, 0):
-            return
         if place not in self._sequences and len(self._sequences) == _MOST_SEQUENCES:
             self.counts[DAMAGED] += 1
             return
@@ -235,6 +235,9 @@ class _Decoder:
             self._track_event(sequence, time, bytes_in(*values[TRACK_EVENT]))
         else:
             self._stage(sequence, time, bytes_in(*values[STAGE]))
+
+    def _is_wanted(self, sequence: int) -> bool:
+        return self._only is None or sequence in (self._only, 0)
 
     def _note(self, number: int, data: bytes) -> None:
         """Look at another field of a packet; the index does."""

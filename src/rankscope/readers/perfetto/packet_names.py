@@ -60,8 +60,11 @@ def named(counts: Mapping[int, int]) -> dict[str, int]:
     return {_NAMES.get(number, f"field {number}"): count for number, count in sorted(counts.items())}
 
 
-def looks_like_packets(head: bytes) -> bool:
-    """True if most of the first bytes of a file are packets: other protobuf files also begin with a field of bytes."""
+def looks_like_packets(head: bytes, named: bool) -> bool:
+    """True if most of the first bytes of a file are packets: other protobuf files also begin with a field of bytes.
+
+    A file that is `named` as a trace may consist of packets of any kind.
+    """
     seen: list[set[int] | None] = []
     at = 0
     while at < len(head) and head[at] == PACKET << 3 | BYTES and len(seen) < _PACKETS_LOOKED_AT:
@@ -72,7 +75,8 @@ def looks_like_packets(head: bytes) -> bool:
         seen.append(_fields_seen(head, begin, begin + length))
         at = begin + length
     good = [numbers for numbers in seen if numbers is not None]
-    return 2 * len(good) > len(seen) and any(numbers & _MARKS_OF_A_PACKET for numbers in good)
+    marked = named or any(numbers & _MARKS_OF_A_PACKET for numbers in good)
+    return 2 * len(good) > len(seen) and marked
 
 
 def _fields_seen(head: bytes, begin: int, end: int) -> set[int] | None:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rankscope.errors import ReadError
 from rankscope.model import Table
 from rankscope.readers.base import (
+    PACKETS_NOT_READ,
+    PERFETTO_NAMES,
     Batch,
     EventBatch,
     ReadReport,
@@ -27,7 +31,6 @@ from rankscope.readers.perfetto.decoder import (
     LOSSES,
     REPAIRS,
     Plan,
-    cut,
     packets,
 )
 from rankscope.readers.perfetto.wire import WireError, bytes_in, fields
@@ -39,6 +42,7 @@ if TYPE_CHECKING:
 _SEPARATOR = b'},\n{"ph"'
 """Between two events. Texts have no line breaks: they are escaped."""
 _HEAD_BYTES = 4 << 20
+_PACKETS_LOOKED_AT = 16
 _MOST_EXPANSION = 500
 """JSON has 2 to 4 times the bytes of its packets."""
 _ALWAYS_ALLOWED = 1 << 30
@@ -107,9 +111,9 @@ class PerfettoReading:
             if index.counts[number]:
                 self.report.lose(f"{index.counts[number]:,} {why}", index.counts[number])
         if index.unread:
-            self.header["packetsNotRead"] = packet_names.named(index.unread)
+            self.header[PACKETS_NOT_READ] = packet_names.named(index.unread)
         if index.first_ns is None and self.report.events_lost == 0:
-            found = ", ".join(self.header.get("packetsNotRead", ())) or "descriptions of tracks"
+            found = ", ".join(self.header.get(PACKETS_NOT_READ, ())) or "descriptions of tracks"
             raise ReadError(
                 f"{self._path} has no track events",
                 why=f"It has packets of other kinds only: {found}.",
@@ -149,7 +153,7 @@ class PerfettoReading:
         exported = tracks.ExportedFile(
             tracks.json_attribute(found, f"{tracks.FILE_KEY}{self._sequence}", dict)
         )
-        self.header.update(exported.header)
+        self.header = {**exported.header, PACKETS_NOT_READ: {}, **self.header}
         return exported
 
 
@@ -177,7 +181,8 @@ class PerfettoReader:
     name = "perfetto"
 
     def recognises(self, path: Path, head: bytes) -> bool:
-        return packet_names.looks_like_packets(head)
+        named = path.name.endswith(PERFETTO_NAMES)
+        return packet_names.looks_like_packets(head, named)
 
     def identify(self, path: Path) -> TraceIdentity:
         return self.identify_parts(path)[0]
@@ -200,14 +205,11 @@ PERFETTO = PerfettoReader()
 
 
 def _attributes(head: bytes) -> dict[str, str]:
+    """Of the first packets."""
     described: list[tuple[int, bytes]] = []
-    for packet in packets(head[: cut(head).end]):
-        try:
+    with suppress(WireError):  # the head may end in a packet
+        for packet in islice(packets(head), _PACKETS_LOOKED_AT):
             described += [(n, bytes_in(wire, value)) for n, wire, value in fields(packet) if n == ATTRIBUTES]
-        except WireError:
-            continue
-        if described:
-            break
     return tracks.attributes(described)
 
 
