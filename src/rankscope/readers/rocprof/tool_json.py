@@ -58,6 +58,7 @@ _LIST_ENDS = re.compile(rb'\](?=\s*(?:,\s*"\w+"\s*:\s*\[|\}\s*(?:,\s*"|\})))')
 _CLOSED = re.compile(rb"[\s}]*\][\s}]*")
 """What follows the last list."""
 _LAST_LIST_ENDS = re.compile(rb"\](?=[\s}\]]*\Z)")
+_BETWEEN = re.compile(rb"[\s,}]*")
 _FIRST_KEY = re.compile(rb'\{\s*"(\w{1,64})"\s*:')
 _METADATA = re.compile(rb'"metadata"\s*:\s*')
 _NOT_READ = ("pc_sample_host_trap", "pc_sample_stochastic", "scratch_memory")
@@ -206,8 +207,8 @@ class ToolJsonReading:
             )
             yield from self._records(text, told)
             number += 1
-        if not _CLOSED.fullmatch(text.data):
-            after = f"what follows byte {text.offset:,} is not read" if text.data.strip() else ""
+        if not _CLOSED.fullmatch(text.data, text.at):
+            after = f"what follows byte {text.offset:,} is not read" if text.at < len(text.data) else ""
             self.report.damage = self._stream.damage or after or "the file ends before the end of its records"
 
     def _before_records(self, text: _Text, first: bool) -> dict[str, Any]:
@@ -298,38 +299,38 @@ class ToolJsonReading:
     def _blocks(self, text: _Text) -> Iterator[_Block]:
         """The records of the next process."""
         while (section := text.match(_SECTION)) is not None:
-            text.skip(section.end())
+            text.at = section.end()
             while (begin := text.match(_LIST)) is not None:
                 name = begin[1].decode()
-                text.skip(begin.end())
+                text.at = begin.end()
                 yield from (block for block in self._list(text, name) if name not in _NOT_READ)
-            text.skip_between(b"}, \t\r\n")
+            text.skip_between()
 
     def _list(self, text: _Text, name: str) -> Iterator[_Block]:
         """The rest of a list, in blocks."""
         key = separator = b""
         while True:
             text.fill(_BLOCK_BYTES)
-            text.skip_between(b", \t\r\n")
-            if text.data[:1] == b"]":
-                text.skip(1)
+            text.skip_between()
+            if text.data[text.at : text.at + 1] == b"]":
+                text.at += 1
                 return
-            key = key or _first_key(text.data)
-            separator = separator or _separator(text.data, key)
+            key = key or _first_key(text)
+            separator = separator or _separator(text, key)
             end = text.list_end()
-            cut = text.data.rfind(separator) + 1 if separator else 0
+            cut = text.data.rfind(separator, text.at) + 1 if separator else 0
             if end is None and not cut and not text.ended:
                 raise ReadError(
                     f"cannot tell the records of {self._path} apart",
-                    why=f"In {len(text.data) >> 20} MiB of {name} there is no end of a record.",
+                    why=f"In {len(text.data) - text.at >> 20} MiB of {name} there is no end of a record.",
                     hint="It is damaged, or not of rocprofv3: leave it out, or record this rank again.",
                 )
             offset = text.offset
-            records = text.take(cut if end is None else end)
+            records = text.take(max(cut, text.at) if end is None else end)
             if records:
                 yield _Block(name, records, key, offset)
             if end is not None:
-                text.skip(1)
+                text.at += 1
                 return
             if text.ended:  # the file is cut off
                 if text.take(len(text.data)).strip(b", \t\r\n"):
@@ -338,58 +339,66 @@ class ToolJsonReading:
 
 
 class _Text:
-    """The rest of the file: bytes that were read and not yet used."""
+    """The rest of the file: bytes that were read, from `at` on."""
 
     def __init__(self, stream: ByteStream) -> None:
         self._stream = stream
+        self._before = 0
         self.data = b""
-        self.offset = 0
+        self.at = 0
         self.ended = False
+
+    @property
+    def offset(self) -> int:
+        """In the file."""
+        return self._before + self.at
 
     def fill(self, size: int) -> None:
         """Read until there are so many bytes, or the file ends."""
-        if len(self.data) >= size or self.ended:
+        if len(self.data) - self.at >= size or self.ended:
             return
+        rest = self.data[self.at :]
+        self._before += self.at
+        wanted = max(size - len(rest), _BLOCK_BYTES)
         try:
-            more = self._stream.read(max(size - len(self.data), _BLOCK_BYTES))
+            more = self._stream.read(wanted)
         except OSError as error:
             self._stream.damage = f"reading stopped: {error.strerror}"
             more = b""
-        self.ended = len(self.data) + len(more) < size
-        self.data += more
+        self.ended = len(more) < wanted
+        self.data, self.at = (rest + more if rest else more), 0
 
     def find(self, pattern: re.Pattern[bytes], limit: int) -> re.Match[bytes] | None:
         size = _BLOCK_BYTES
         while True:
             self.fill(size)
-            found = pattern.search(self.data)
+            found = pattern.search(self.data, self.at)
             if found is not None or self.ended or size >= limit:
                 return found
             size *= 2
 
     def match(self, pattern: re.Pattern[bytes]) -> re.Match[bytes] | None:
         self.fill(_SHORT_HEAD_BYTES)
-        return pattern.match(self.data)
+        return pattern.match(self.data, self.at)
 
     def list_end(self) -> int | None:
         """Where the list ends that these bytes begin in; None if it goes on."""
         patterns = (_LIST_ENDS, _LAST_LIST_ENDS) if self.ended else (_LIST_ENDS,)
         for pattern in patterns:
-            for found in pattern.finditer(self.data):
+            for found in pattern.finditer(self.data, self.at):
                 if self.data[max(0, found.start() - 100) : found.start()].rstrip()[-1:] == b"}":
                     return found.start()
         return None
 
-    def take(self, size: int) -> bytes:
-        taken, self.data = self.data[:size], self.data[size:]
-        self.offset += size
+    def take(self, end: int) -> bytes:
+        """The bytes up to this place."""
+        taken, self.at = self.data[self.at : end], end
         return taken
 
-    def skip(self, size: int) -> None:
-        self.take(size)
-
-    def skip_between(self, characters: bytes) -> None:
-        self.skip(len(self.data) - len(self.data.lstrip(characters)))
+    def skip_between(self) -> None:
+        """Go to what follows commas, space and closed objects."""
+        found = _BETWEEN.match(self.data, self.at)
+        self.at = found.end() if found else self.at
 
 
 class _Ready:
@@ -432,14 +441,14 @@ class ToolJsonReader:
 ROCPROF_JSON = ToolJsonReader()
 
 
-def _first_key(data: bytes) -> bytes:
-    found = _FIRST_KEY.match(data)
+def _first_key(text: _Text) -> bytes:
+    found = _FIRST_KEY.match(text.data, text.at)
     return found[1] if found else b"size"
 
 
-def _separator(data: bytes, key: bytes) -> bytes:
+def _separator(text: _Text, key: bytes) -> bytes:
     """What is between the first two records, with the key that both begin with; empty if there are not two."""
-    found = re.compile(rb'\}\s*,\s*\{\s*"%b"\s*:' % key).search(data, 0, _LARGEST_RECORD)
+    found = re.compile(rb'\}\s*,\s*\{\s*"%b"\s*:' % key).search(text.data, text.at, text.at + _LARGEST_RECORD)
     return found[0] if found else b""
 
 
