@@ -6,8 +6,9 @@
     python benchmarks/bench.py --check [--strict]     the small ones, against benchmarks/last.json
 
 Parts: read (whole traces), gzip, ranks (256 files), analyses (three reports from nothing), start (a 10 MB trace until
-its first table), nsys (an export). Inputs are made by traces.py and kept in .bench. Peers are used where they are
-found; --install-peers installs those that pip can, each into an environment of its own in .bench/peers.
+its first table), nsys (an export), rocprof (a rocpd database, JSON). Inputs are made by traces.py and kept in .bench.
+Peers are used where they are found; --install-peers installs those that pip can, each into an environment of its own
+in .bench/peers.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from pathlib import Path
 import figures
 import nsys
 import peers
+import rocprof
 import traces
 from figures import JSON_LOAD, OURS, Figures, Part, Row
 from measure import CommandError, best_of
@@ -200,6 +202,24 @@ def nsys_export(bench: Bench) -> None:
                 bench.note(f"{nsys.STATS}: wrote nothing")
 
 
+def rocprof_files(bench: Bench) -> None:
+    """A database against Python's sqlite3, and JSON against json.load."""
+    for size in bench.sizes(("300MB",)):
+        megabytes = parse_bytes(size) // 1_000_000
+        database, text = rocprof.make_database(megabytes), rocprof.make_json(megabytes)
+        for path, peer, code in (
+            (database, rocprof.SELECT, rocprof.SELECT_CODE),
+            (text, JSON_LOAD, peers.JSON_CODE),
+        ):
+            traces.into_page_cache([path])
+            bytes_read = path.stat().st_size
+            kind = f"{path.suffix[1:]} of {bytes_read / 1e6:.0f} MB"
+            events = 2 * rocprof.launches(megabytes, path.suffix[1:])
+            command = [*ingest(path), "--rank", f"0={path}"]
+            bench.run(OURS, kind, command, size=bytes_read, events=events, from_nothing=True)
+            bench.run(peer, kind, [sys.executable, "-c", code, path], size=bytes_read, events=events)
+
+
 @dataclass(frozen=True)
 class Kind:
     title: str
@@ -214,6 +234,7 @@ PARTS = {
     "analyses": Kind("Three reports from nothing", ASKED, analyses),
     "start": Kind("A small trace until its first table", IMPORTS, start),
     "nsys": Kind("An nsys export", nsys.STATS, nsys_export),
+    "rocprof": Kind("Files of rocprofv3", OURS, rocprof_files),
 }
 
 

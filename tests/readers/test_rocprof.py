@@ -249,6 +249,18 @@ def test_processes_of_one_rank_keep_their_launches_apart(tmp_path: Path) -> None
         ("of 71", "hipLaunchKernel of 71"),
     ]
     assert run.rows("SELECT count(*) FROM tracks WHERE kind = 'stream'") == [(2,)]
+    values = {row["check"]: row["value"] for row in doctor(run, Scope()).rows}
+    assert values["rocpd databases with merged processes"] == "1"
+
+
+def test_doctor_warns_of_recorded_variables_and_the_store_has_none(tmp_path: Path) -> None:
+    secret = Activity(STEP.kernels, environment={"HF_TOKEN": "hf_very_secret"})
+    run = open_trace(write_rocpd(tmp_path / "rank-0_results.db", secret))
+    values = {row["check"]: row["value"] for row in doctor(run, Scope()).rows}
+    assert values["rocpd databases with the job's environment"] == "1 of 1"
+    stored = [file for file in tmp_path.rglob("*") if file.is_file() and file.suffix != ".db"]
+    assert stored
+    assert not any(b"hf_very_secret" in file.read_bytes() for file in stored)
 
 
 def test_json_cut_off_anywhere_gives_what_came_before(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from rankscope.readers.base import Batch, EventBatch, ReadReport, TraceIdentity,
 from rankscope.readers.columns import IN_C, NULL, EventColumns, Numbers
 from rankscope.readers.rocprof.records import (
     FORMAT,
+    FROM_ENVIRONMENT,
     ROWS_PER_BATCH,
     Allocation,
     Kernel,
@@ -174,11 +175,14 @@ class TableSet:
     def processes(self) -> list[RecordedProcess]:
         told = self.rows("info_process", "id", "pid", "command", "environment", "extdata")
         found = [
-            RecordedProcess(self, number, pid, _text(command), rank_of(_object(environment), _object(config)))
+            RecordedProcess(
+                self, number, pid, _text(command), rank_of(variables, _object(config)), bool(variables)
+            )
             for number, pid, command, environment, config in told
             if isinstance(number, int) and isinstance(pid, int)
+            for variables in [_object(environment)]
         ]
-        return found or [RecordedProcess(self, NULL, 0, "", Rank(None))]
+        return found or [RecordedProcess(self, NULL, 0, "", Rank(None), False)]
 
     @cached_property
     def agents(self) -> list[tuple[int, dict[str, Any]]]:
@@ -217,6 +221,7 @@ class RecordedProcess:
     pid: int
     command: str
     rank: Rank
+    has_environment: bool
 
 
 @dataclass(frozen=True)
@@ -712,6 +717,9 @@ def _header(file: RocpdFile, rank: RankProcesses) -> dict[str, Any]:
     hosts = [_text(host) for (host,) in tables[0].rows("info_node", "hostname") if host]
     if hosts:
         header["host_name"] = hosts[0]
+    if len(rank.processes) > 1 and rank.rank.source != FROM_ENVIRONMENT:
+        header["mergedProcesses"] = len(rank.processes)
+    header["recordedEnvironment"] = any(process.has_environment for process in rank.processes)
     if rank.rank.rank is not None and rank.rank.world_size is not None:
         header["distributedInfo"] = {"rank": rank.rank.rank, "world_size": rank.rank.world_size}
     return header
