@@ -31,6 +31,7 @@ import figures
 import nsys
 import peers
 import snapshots
+import rocprof
 import traces
 from figures import JSON_LOAD, OURS, Figures, Part, Row
 from measure import CommandError, best_of
@@ -262,6 +263,24 @@ def counters(bench: Bench) -> None:
         )
 
 
+def rocprof_files(bench: Bench) -> None:
+    """A database against Python's sqlite3, and JSON against json.load."""
+    for size in bench.sizes(("300MB",)):
+        megabytes = parse_bytes(size) // 1_000_000
+        database, text = rocprof.make_database(megabytes), rocprof.make_json(megabytes)
+        for path, peer, code in (
+            (database, rocprof.SELECT, rocprof.SELECT_CODE),
+            (text, JSON_LOAD, peers.JSON_CODE),
+        ):
+            traces.into_page_cache([path])
+            bytes_read = path.stat().st_size
+            kind = f"{path.suffix[1:]} of {bytes_read / 1e6:.0f} MB"
+            events = 2 * rocprof.launches(megabytes, path.suffix[1:])
+            command = [*ingest(path), "--rank", f"0={path}"]
+            bench.run(OURS, kind, command, size=bytes_read, events=events, from_nothing=True)
+            bench.run(peer, kind, [sys.executable, "-c", code, path], size=bytes_read, events=events)
+
+
 @dataclass(frozen=True)
 class Kind:
     title: str
@@ -281,6 +300,7 @@ PARTS = {
     "accelerators": Kind("JAX's xplane.pb and Ascend's trace_view.json", OURS, other_formats),
     "nccl": Kind("A log of NCCL Inspector", OURS, nccl_log),
     "counters": Kind("A log of nvidia-smi beside traces", "", counters),
+    "rocprof": Kind("Files of rocprofv3", OURS, rocprof_files),
 }
 
 

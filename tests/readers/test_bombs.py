@@ -16,7 +16,7 @@ from nsys_files import ExportFile
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.health.doubts import doubts
 from rankscope.errors import NotATraceError, ReadError
-from rankscope.readers import byte_stream
+from rankscope.readers import byte_stream, sqlite_file
 from rankscope.readers.kineto import reader as kineto
 from rankscope.readers.nsys import export
 from rankscope.store.ingest import ingest
@@ -185,7 +185,7 @@ def test_a_view_in_place_of_a_table_is_refused(table: str, tmp_path: Path) -> No
 
 
 def test_a_statement_that_takes_too_long_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(export, "_MOST_SECONDS", 0.2)
+    monkeypatch.setattr(sqlite_file, "_MOST_SECONDS", 0.2)
     found = export.open_export(nsys_file(tmp_path))
     with pytest.raises(ReadError, match="takes too long"):
         found.rows(f"SELECT count(*) FROM ({FOREVER})")

@@ -149,8 +149,11 @@ def test_the_formats_say_the_same(tmp_path: Path, write: Write) -> None:
     assert len(comparable(first)) == 16
 
 
-def test_without_the_c_part_the_events_are_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = FORMATS["json"](tmp_path, STEP)
+@every_format
+def test_without_the_c_part_the_events_are_the_same(
+    tmp_path: Path, write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write(tmp_path, STEP)
     with_c, _ = read(path)
     monkeypatch.setattr(native, "functions", None)
     assert comparable(read(path)[0]) == comparable(with_c)
@@ -246,6 +249,18 @@ def test_processes_of_one_rank_keep_their_launches_apart(tmp_path: Path) -> None
         ("of 71", "hipLaunchKernel of 71"),
     ]
     assert run.rows("SELECT count(*) FROM tracks WHERE kind = 'stream'") == [(2,)]
+    values = {row["check"]: row["value"] for row in doctor(run, Scope()).rows}
+    assert values["rocpd databases with merged processes"] == "1"
+
+
+def test_doctor_warns_of_recorded_variables_and_the_store_has_none(tmp_path: Path) -> None:
+    secret = Activity(STEP.kernels, environment={"HF_TOKEN": "hf_very_secret"})
+    run = open_trace(write_rocpd(tmp_path / "rank-0_results.db", secret))
+    values = {row["check"]: row["value"] for row in doctor(run, Scope()).rows}
+    assert values["rocpd databases with the job's environment"] == "1 of 1"
+    stored = [file for file in tmp_path.rglob("*") if file.is_file() and file.suffix != ".db"]
+    assert stored
+    assert not any(b"hf_very_secret" in file.read_bytes() for file in stored)
 
 
 def test_json_cut_off_anywhere_gives_what_came_before(tmp_path: Path) -> None:
@@ -421,4 +436,4 @@ def test_doctor_understands_every_event(tmp_path: Path) -> None:
     run: Run = open_trace(FORMATS["rocpd schema 3"](tmp_path, STEP))
     values = {row["check"]: row["value"] for row in doctor(run, Scope()).rows}
     assert values["events understood"].startswith("100")
-    assert values["read by"].startswith("sqlite")
+    assert "C (3 of" in values["read by"]

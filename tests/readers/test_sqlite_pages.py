@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 
 from rankscope import native
 from rankscope.errors import ReadError
+from rankscope.readers import sqlite_pages
 from rankscope.readers.columns import NULL
-from rankscope.readers.nsys import table_pages
 from rankscope.readers.nsys.export import NsysExport
-from rankscope.readers.nsys.table_pages import find_table, open_pages
+from rankscope.readers.sqlite_pages import find_table, open_pages
 
 pytestmark = pytest.mark.skipif(native.functions is None, reason="the C parts were not built")
 
@@ -63,7 +63,7 @@ def scanned(
     """The rows of t, with their ids; None if the table is refused, or empty."""
     with closing(NsysExport(path)) as export:
         file = open_pages(path)
-        table = None if file is None else find_table(file, export, "t", (*numbers, *texts))
+        table = None if file is None else find_table(file, export.rows, "t", (*numbers, *texts))
         if table is None:
             return None
         rows: list[tuple[Any, ...]] = []
@@ -102,7 +102,7 @@ def test_rows_of_all_kinds(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Numbers and texts of every length, rows that were deleted, a column that was added, several pieces."""
-    monkeypatch.setattr(table_pages, "_BYTES_PER_PIECE", 2048)
+    monkeypatch.setattr(sqlite_pages, "_BYTES_PER_PIECE", 2048)
     path = write(
         tmp_path / "t.sqlite",
         first,
@@ -127,7 +127,7 @@ def test_many_rows_with_ids_of_any_size(tmp_path: Path) -> None:
     with closing(NsysExport(path)) as export:
         file = open_pages(path)
         assert file is not None
-        table = find_table(file, export, "t", ["id", "a"])
+        table = find_table(file, export.rows, "t", ["id", "a"])
         assert table is not None and len(table.leaves) > 100
         assert [int(id) for id in table.read(next(table.pieces()), ["id"], [])[0]["id"]] == ids
     assert scanned(path, ("a",), ("b",)) == by_sqlite(path, "a, b")
@@ -225,7 +225,7 @@ def test_a_file_that_shrinks_is_an_error(tmp_path: Path) -> None:
     with closing(NsysExport(path)) as export:
         file = open_pages(path)
         assert file is not None
-        table = find_table(file, export, "t", ["a"])
+        table = find_table(file, export.rows, "t", ["a"])
         assert table is not None
         with path.open("r+b") as cut:
             cut.truncate(8192)

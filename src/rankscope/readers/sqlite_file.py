@@ -22,8 +22,9 @@ _MOST_SECONDS = 300
 _STEPS_BETWEEN_CHECKS = 1_000_000
 _MOST_RANGES = 100_000
 
-_Rows = Callable[..., list[tuple[Any, ...]]]
-"""Runs a statement with its parameters."""
+ROWID = "rowid"
+Rows = Callable[..., list[tuple[Any, ...]]]
+"""Runs a statement with its parameters; texts are bytes."""
 
 
 def connect(path: Path) -> sqlite3.Connection:
@@ -74,7 +75,7 @@ def damaged_sqlite(path: Path, error: Exception, hint: str) -> ReadError:
     )
 
 
-def row_ranges(rows: _Rows, table: str, size: int) -> Iterator[tuple[int, int]]:
+def row_ranges(rows: Rows, table: str, size: int) -> Iterator[tuple[int, int]]:
     """First and last rowid of successive pieces of a table. Rows may have any ids, with gaps of any length."""
     ((low, high),) = rows(f"SELECT min(rowid), max(rowid) FROM {sql_name(table)}")
     dense = low is not None and (high - low) // size < _MOST_RANGES

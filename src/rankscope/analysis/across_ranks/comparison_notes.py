@@ -46,6 +46,8 @@ def _no_collectives(run: Run) -> list[str]:
     if any(entry.format == "nsys" for entry in run.timelines):
         return ["no collectives in these reports: nsys records NCCL's kernels, and gloo's collectives only as NVTX "
                 "ranges (rankscope profile --tool torch records them)"]  # fmt: skip
+    if any(entry.format == "rocprof" for entry in run.timelines):
+        return ["no collectives in these files: rocprofv3 records RCCL's kernels with --kernel-trace"]
     return ["no collectives in these files: torch.profiler records them with ProfilerActivity.CPU and CUDA"]
 
 

@@ -67,6 +67,7 @@ def _checks(run: Run) -> Iterator[Check]:
     yield from _steps(run)
     yield _unknown_kernels(run)
     yield from _secrets(run)
+    yield from _rocpd(run)
     yield from _companions(run)
 
 
@@ -203,6 +204,38 @@ def _secrets(run: Run) -> Iterator[Check]:
         )
     yield from _merged(reports)
     yield "raw reports with the job's environment", f"{len(names)} of {len(reports)}", finding
+
+
+def _rocpd(run: Run) -> Iterator[Check]:
+    """Checks of rocpd databases: they contain the environment of the job, and may have several processes."""
+    headers = [(entry, entry.manifest["header"]) for entry in run.segments if entry.format == "rocprof"]
+    told = [entry for entry, header in headers if header.get("recordedEnvironment")]
+    if told:
+        names = ", ".join(dict.fromkeys(entry.source.name for entry in told[:4]))
+        yield (
+            "rocpd databases with the job's environment",
+            f"{len(told)} of {len(headers)}",
+            Finding(
+                "warning",
+                f"{names}: the job's environment variables are in the file",
+                "They may contain keys and tokens; rankscope's store does not contain the variables.",
+                ranks=tuple(sorted({entry.rank for entry in told})),
+                hint="Before you share it, empty the column environment of rocpd_info_process in a copy.",
+            ),
+        )
+    merged = [entry for entry, header in headers if header.get("mergedProcesses")]
+    if merged:
+        yield (
+            "rocpd databases with merged processes",
+            f"{len(merged)}",
+            Finding(
+                "warning",
+                f"the processes of {merged[0].source.name} are read as one rank (rank {merged[0].rank})",
+                "Neither their environment nor the name of the output tells their ranks.",
+                ranks=tuple(sorted({entry.rank for entry in merged})),
+                hint="Record each rank into its own file: rocprofv3 -o rank-%rank% -- PROGRAM",
+            ),
+        )
 
 
 def _merged(reports: list[SegmentEntry]) -> Iterator[Check]:

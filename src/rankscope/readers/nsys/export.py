@@ -27,7 +27,6 @@ from rankscope.sql import sql_name
 PID = "({0} >> 24) & 16777215"
 """SQL template for the process id in a globalTid or globalPid column."""
 TID = "{0} & 16777215"
-ROWID = "rowid"
 
 EVENT_TABLES = (
     "CUPTI_ACTIVITY_KIND_KERNEL",

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from rankscope.model import CROSSING_RANGES, UNFINISHED_STEP
 from rankscope.readers.base import usable_time
-from rankscope.readers.nsys.export import PID, ROWID, TID, NsysExport
+from rankscope.readers.nsys.export import PID, TID, NsysExport
 from rankscope.readers.nsys.table_source import ROW, Source, arguments, number, text
+from rankscope.readers.sqlite_file import ROWID
 from rankscope.sql import sql_text
 
 PUSH_POP = (59, 70)

@@ -25,9 +25,9 @@ from rankscope.readers.columns import (
     SharedTexts,
     Texts,
 )
-from rankscope.readers.nsys.table_pages import Piece, TablePages, TextColumn
 from rankscope.readers.nsys.table_source import LARGEST_NUMBER, RATE, ROW, SUMMED, Source
 from rankscope.readers.sql_columns import columns_of, connection
+from rankscope.readers.sqlite_pages import Piece, TablePages, TextColumn
 from rankscope.sql import sql_name
 
 _RELATION = "distinct_rows"

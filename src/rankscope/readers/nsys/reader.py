@@ -36,10 +36,10 @@ from rankscope.readers.nsys.identity import (
 )
 from rankscope.readers.nsys.nvtx import nvtx_sources
 from rankscope.readers.nsys.paged_events import PagedSource
-from rankscope.readers.nsys.table_pages import PageFile, Piece, find_table, open_pages
 from rankscope.readers.nsys.table_source import LARGEST_NUMBER, RATE, SUMMED, Source
 from rankscope.readers.sql_columns import read_columns
 from rankscope.readers.sqlite_file import SQLITE_ERRORS, SQLITE_MAGIC, row_ranges
+from rankscope.readers.sqlite_pages import PageFile, Piece, find_table, open_pages
 from rankscope.sql import sql_name
 
 ROWS_PER_BATCH = 200_000
@@ -298,7 +298,7 @@ def _pieces(
     columns = source.plain_columns(export)
     if pages is not None and columns is not None:
         read = [column for column in columns.values() if column is not None]
-        table = find_table(pages, export, source.table, read)
+        table = find_table(pages, export.rows, source.table, read)
         if table is not None:
             for piece in table.pieces():
                 yield PagedSource(source, table, columns), piece, piece.rows

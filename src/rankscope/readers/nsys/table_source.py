@@ -9,7 +9,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from rankscope.model import MEMORY_TYPE, READ_EVENTS
-from rankscope.readers.nsys.export import PID, ROWID, TID, NsysExport
+from rankscope.readers.nsys.export import PID, TID, NsysExport
+from rankscope.readers.sqlite_file import ROWID
 from rankscope.sql import sql_name, sql_text
 
 CORRELATION_BITS = 32

@@ -9,23 +9,24 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import chain, islice
 from operator import index
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from rankscope.errors import NotATraceError, ReadError
 from rankscope.model import READ_EVENTS, Table
 from rankscope.readers.base import Batch, EventBatch, ReadReport, TraceIdentity, rank_from_name
-from rankscope.readers.columns import NULL, EventColumns, Numbers
+from rankscope.readers.columns import IN_C, NULL, EventColumns, Numbers
 from rankscope.readers.rocprof.records import (
     FORMAT,
+    FROM_ENVIRONMENT,
     ROWS_PER_BATCH,
     Allocation,
     Kernel,
@@ -50,6 +51,7 @@ from rankscope.readers.sqlite_file import (
     refuse_truncated,
     row_ranges,
 )
+from rankscope.readers.sqlite_pages import PageFile, Piece, TablePages, find_table, open_pages
 from rankscope.sql import sql_name
 
 READ_BY = "sqlite"
@@ -79,6 +81,9 @@ _COPY_VALUES = {
     "bytes": "size",
 }
 _ALLOCATION_VALUES = {"thread": "tid", "agent": "agent_id", "address": "address", "bytes": "size"}
+_OF_EVERY_EVENT = ("start", "end", "correlation", "kind")
+_EVENT = "of_event_id"
+"""The name of an event's row in SQL."""
 _ALLOCATION_FIELDS = ("start", "thread", "agent", "address", "bytes", "text")
 
 
@@ -161,14 +166,23 @@ class TableSet:
         return {number: _text(name) for number, name in told} if told else self.strings
 
     @cached_property
+    def markers(self) -> str:
+        """The categories of roctx, as SQL."""
+        found = [str(number) for number, name in self.categories.items() if name.startswith("MARKER_")]
+        return ", ".join(found) or "NULL"
+
+    @cached_property
     def processes(self) -> list[RecordedProcess]:
         told = self.rows("info_process", "id", "pid", "command", "environment", "extdata")
         found = [
-            RecordedProcess(self, number, pid, _text(command), rank_of(_object(environment), _object(config)))
+            RecordedProcess(
+                self, number, pid, _text(command), rank_of(variables, _object(config)), bool(variables)
+            )
             for number, pid, command, environment, config in told
             if isinstance(number, int) and isinstance(pid, int)
+            for variables in [_object(environment)]
         ]
-        return found or [RecordedProcess(self, NULL, 0, "", Rank(None))]
+        return found or [RecordedProcess(self, NULL, 0, "", Rank(None), False)]
 
     @cached_property
     def agents(self) -> list[tuple[int, dict[str, Any]]]:
@@ -207,6 +221,7 @@ class RecordedProcess:
     pid: int
     command: str
     rank: Rank
+    has_environment: bool
 
 
 @dataclass(frozen=True)
@@ -232,6 +247,14 @@ def ranks_in(file: RocpdFile) -> list[RankProcesses]:
     if known.rank is None and (named := rank_from_name(file.path)) is not None:
         known = Rank(named, "file name")
     return [RankProcesses(known, processes)]
+
+
+class Place(NamedTuple):
+    """Where a value is: in a column of the row, or in that of another table whose row `key` refers to."""
+
+    column: str
+    table: str = ""
+    key: str = ""
 
 
 @dataclass(frozen=True)
@@ -273,6 +296,81 @@ class RocpdBatch:
 
     def close(self) -> None:
         pass
+
+
+@dataclass(frozen=True)
+class PagedBatch:
+    """The same rows read from the pages of the file, several times faster; what refers to other rows is joined here."""
+
+    sql: RocpdBatch
+    """Reads the rows where a page or a value is unusual."""
+    table: TablePages
+    piece: Piece
+    joined: Joined
+    places: Mapping[str, Place]
+
+    def columns(self) -> EventColumns:
+        with suppress(ValueError):
+            return replace(self.sql.events(self._values()), read_by=IN_C)
+        return self.sql.columns()
+
+    def _values(self) -> dict[str, Any]:
+        read = dict.fromkeys(place.key or place.column for place in self.places.values())
+        numbers, _ = self.table.read(self.piece, list(read), [])
+        count = len(next(iter(numbers.values())))
+        found: dict[str, Any] = dict.fromkeys(self.sql.absent, np.full(count, NULL))
+        for name, place in self.places.items():
+            found[name] = self.joined.values(place, numbers) if place.key else numbers[place.column]
+        if "text" in self.sql.names:
+            found["text"] = self.joined.messages(numbers["event_id"])
+        return found
+
+    def close(self) -> None:
+        pass
+
+
+class Joined:
+    """Columns of the tables that the rows of events refer to, by id."""
+
+    def __init__(self, tables: TableSet, pages: PageFile) -> None:
+        self._tables, self._pages = tables, pages
+        self._columns: dict[tuple[str, str], tuple[Numbers, Numbers]] = {}
+        self._extdata: dict[int, Any] = {}
+
+    def load(self, table: str, column: str) -> bool:
+        """False if the column cannot be read from pages."""
+        if (table, column) in self._columns:
+            return True
+        name = f"rocpd_{table}{self._tables.ending}"
+        found = find_table(self._pages, self._tables.file.rows, name, ["id", column])
+        if found is None:
+            return False
+        try:
+            read = [found.read(piece, ["id", column], [])[0] for piece in found.pieces()]
+        except ValueError:
+            return False
+        ids, values = (np.concatenate([one[name] for one in read]) for name in ("id", column))
+        if (np.diff(ids) <= 0).any():
+            return False
+        self._columns[table, column] = ids, values
+        return True
+
+    def load_messages(self) -> None:
+        """The data of roctx events."""
+        of_roctx = f"category_id IN ({self._tables.markers})"
+        self._extdata.update(self._tables.rows("event", "id", "extdata", where=of_roctx))
+
+    def values(self, place: Place, numbers: Mapping[str, Numbers]) -> Numbers:
+        ids, values = self._columns[place.table, place.column]
+        wanted = numbers[place.key]
+        at = np.minimum(np.searchsorted(ids, wanted), len(ids) - 1)
+        return np.where(ids[at] == wanted, values[at], NULL)
+
+    def messages(self, events: Numbers) -> list[Any]:
+        """For each event its data if it is of roctx, else None."""
+        return (
+            [self._extdata.get(event) for event in events.tolist()] if self._extdata else [None] * len(events)
+        )
 
 
 class RocpdReading:
@@ -372,22 +470,20 @@ class _Sources:
 
     def _marks(self) -> Iterator[EventBatch]:
         """Calls that take no time: roctx marks. Other samples belong to counters."""
-        if not self.of.tables.has("sample", "track_id", "event_id"):
+        if "kind" not in self._places("sample", {}):
             return
-        markers = [number for number, name in self.of.tables.categories.items() if name.startswith("MARKER_")]
         named = self.of.tables.has("sample", "name_id")
         yield from self._batches(
             "sample",
             {"thread": "tid", **({"operation": "name_id"} if named else {})},
             self._mark_events,
             with_text=True,
-            where=f"e.category_id IN ({', '.join(map(str, markers)) or 'NULL'})",
+            where=f"{_EVENT}.category_id IN ({self.of.tables.markers})",
         )
 
     def _mark_events(self, columns: dict[str, Any]) -> EventColumns:
         """A sample of schema 3 does not name its call; it is roctxMarkA."""
-        if "operation" not in columns:
-            columns["operation"] = np.full(len(columns["start"]), NULL)
+        columns.setdefault("operation", np.full(len(columns["start"]), NULL))
         return self._call_events(columns)
 
     def _call_events(self, columns: dict[str, Any]) -> EventColumns:
@@ -396,7 +492,7 @@ class _Sources:
         columns["message"] = np.array(
             [
                 NULL if text is None else messages.setdefault(_message(text), len(messages))
-                for text in columns.pop("text")
+                for text in columns.pop("text", [None] * len(columns["start"]))
             ],
             dtype=np.int64,
         )
@@ -411,14 +507,17 @@ class _Sources:
         if not tables.has("memory_allocate", "type", "address", "size"):
             return
         where = "r.level IS NOT 'SCRATCH' AND r.type IN ('ALLOC', 'FREE')"
-        sql, names = self._select("memory_allocate", _ALLOCATION_VALUES, more="r.type = 'FREE'", where=where)
+        places = self._places("memory_allocate", _ALLOCATION_VALUES)
+        sql, names = self._select("memory_allocate", places, "r.type = 'FREE'", where)
+        if "start" not in names:
+            return
         use = MemoryUse(self.process)
         at = {name: place for place, name in enumerate(names)}
-        found = (
-            Allocation(*(row[at[name]] if name in at else None for name in _ALLOCATION_FIELDS))
+        found: Iterator[tuple[Any, ...]] = (
+            tuple(row[at[name]] if name in at else None for name in _ALLOCATION_FIELDS)
             for row in self._sorted(f"{sql} ORDER BY {at['start'] + 1}")
         )
-        usable = (one for one in found if isinstance(one.time, int) and isinstance(one.size, int))
+        usable = (Allocation(*one) for one in found if isinstance(one[0], int) and isinstance(one[4], int))
         yield from _row_batches(row for one in usable if (row := use.row(one)) is not None)
 
     def _counters(self) -> Iterator[EventBatch]:
@@ -431,16 +530,17 @@ class _Sources:
             for number, name, agent in tables.rows("info_pmc", "id", "name", "agent_id")
         }
         for table in ("kernel_dispatch", "sample"):
-            if not tables.has(table, "event_id"):
+            places = self._places(table, {})
+            if not tables.has(table, "event_id") or "start" not in places:
                 continue
-            start, joins = self._time(table, "start" if table == "kernel_dispatch" else "timestamp")
-            sql = (
-                f"SELECT p.pmc_id, p.value, {start} FROM {tables.name('pmc_event')} p "
-                f"JOIN {tables.name(table)} r ON r.event_id = p.event_id {joins} WHERE {self._own(table)}"
+            sql, _ = self._select(table, {"start": places["start"], "event": Place("event_id")})
+            joined = (
+                f'SELECT p.pmc_id, p.value, k."start" FROM {tables.name("pmc_event")} p '
+                f'JOIN ({sql}) k ON k."event" = p.event_id'
             )
             found = (
                 counter_row(*described.get(counter, (f"counter {counter}", None)), time, value)
-                for counter, value, time in self._sorted(sql)
+                for counter, value, time in self._sorted(joined)
                 if isinstance(value, (int, float)) and isinstance(time, int)
             )
             yield from _row_batches(found)
@@ -451,68 +551,92 @@ class _Sources:
         values: dict[str, str],
         events: Callable[[dict[str, Any]], EventColumns],
         with_text: bool = False,
-        where: str = "true",
-    ) -> Iterator[RocpdBatch]:
+        where: str = "",
+    ) -> Iterator[EventBatch]:
+        """The rows of a table, from pages where that is possible."""
         tables = self.of.tables
         if not tables.columns(table):
             return
+        places = self._places(table, values)
         text = ""
-        if with_text:
-            markers = [n for n, name in tables.categories.items() if name.startswith("MARKER_")]
-            text = f"CASE WHEN e.category_id IN ({', '.join(map(str, markers)) or 'NULL'}) THEN e.extdata END"
-        sql, names = self._select(table, values, more=text, where=where)
+        if with_text and any(place.table == "event" for place in places.values()):
+            text = f"CASE WHEN {_EVENT}.category_id IN ({tables.markers}) THEN {_EVENT}.extdata END"
+        sql, names = self._select(table, places, text, where)
+        absent = tuple(name for name in (*_OF_EVERY_EVENT, *values) if name not in names)
         whole = f"rocpd_{table}{tables.ending}"
+
+        def batch(rows: tuple[int, int]) -> RocpdBatch:
+            between = f"{sql} AND r.rowid BETWEEN ? AND ?"
+            return RocpdBatch(self.path, between, rows, names, absent, events, self.report)
+
+        if not where and self._own(table) == "true" and (paged := self._paged(whole, places)) is not None:
+            pages, joined = paged
+            if text:
+                joined.load_messages()
+            for piece in pages.pieces():
+                yield PagedBatch(batch(piece.rows), pages, piece, joined, places)
+            return
         for rows in row_ranges(tables.file.rows, whole, ROWS_PER_BATCH):
-            yield RocpdBatch(
-                self.path,
-                f"{sql} AND r.rowid BETWEEN ? AND ?",
-                rows,
-                names,
-                tuple(name for name in values if name not in names),
-                events,
-                self.report,
-            )
+            yield batch(rows)
+
+    def _paged(self, table: str, places: Mapping[str, Place]) -> tuple[TablePages, Joined] | None:
+        """The pages of a table and the columns that its rows refer to; None if sqlite has to read them."""
+        pages = open_pages(self.path)
+        if pages is None:
+            return None
+        columns = [place.key or place.column for place in places.values()]
+        found = find_table(pages, self.of.tables.file.rows, table, columns)
+        joined = Joined(self.of.tables, pages)
+        wanted = {(place.table, place.column) for place in places.values() if place.table}
+        return (found, joined) if found is not None and all(joined.load(*one) for one in wanted) else None
+
+    def _places(self, table: str, values: dict[str, str]) -> dict[str, Place]:
+        """Where the values of a table's rows are; those that this version does not have are left out.
+
+        In schema 4 times are in a table of their own, and threads and streams belong to tracks.
+        """
+        tables, own = self.of.tables, self.of.tables.columns(table)
+        times = (
+            {"start": "timestamp", "end": "timestamp"}
+            if table == "sample"
+            else {"start": "start", "end": "end"}
+        )
+        places: dict[str, Place] = {}
+        for name, column in times.items():
+            if column in own:
+                places[name] = Place(column)
+            elif f"{column}_id" in own and tables.has("timestamp", "value"):
+                places[name] = Place("value", "timestamp", f"{column}_id")
+        if "event_id" in own and tables.has("event", "stack_id", "category_id", "extdata"):
+            places["correlation"] = Place("stack_id", "event", "event_id")
+            places["kind"] = Place("category_id", "event", "event_id")
+        for name, column in values.items():
+            if column in own:
+                places[name] = Place(column)
+            elif "track_id" in own and tables.has("track", column):
+                places[name] = Place(column, "track", "track_id")
+        return places
 
     def _select(
-        self, table: str, values: dict[str, str], more: str = "", where: str = "true"
+        self, table: str, places: Mapping[str, Place], text: str = "", where: str = ""
     ) -> tuple[str, tuple[str, ...]]:
-        """SQL for rows of a table of events with their times, kinds and correlation ids, and the names of its columns.
-
-        What the rows of schema 4 leave to their track is taken from there.
-        """
+        """SQL for the rows of a table, with what they refer to, and the names of its columns."""
         tables = self.of.tables
-        own, of_track = tables.columns(table), tables.columns("track")
-        start, joins = self._time(table, "timestamp" if table == "sample" else "start")
-        end, more_joins = self._time(table, "timestamp" if table == "sample" else "end")
-        joins += more_joins if more_joins != joins else ""
-        event = tables.has("event", "stack_id", "category_id") and "event_id" in own
-        if event:
-            joins += f" LEFT JOIN {tables.name('event')} e ON e.id = r.event_id"
-        else:
-            joins += " LEFT JOIN (SELECT NULL AS stack_id, NULL AS category_id, NULL AS extdata) e"
-        if "track_id" in own and of_track:
-            joins += f" LEFT JOIN {tables.name('track')} t ON t.id = r.track_id"
-        selected = {"start": start, "end": end, "correlation": "e.stack_id", "kind": "e.category_id"}
-        for name, column in values.items():
-            place = "r" if column in own else "t" if "track_id" in own and column in of_track else ""
-            if place:
-                selected[name] = f"{place}.{sql_name(column)}"
-        if more:
-            selected["text"] = more
+        keys = {place.key: place.table for place in places.values() if place.key}
+        joins = "".join(
+            f" LEFT JOIN {tables.name(other)} of_{key} ON of_{key}.id = r.{sql_name(key)}"
+            for key, other in keys.items()
+        )
+        selected = {
+            name: f"{f'of_{place.key}' if place.key else 'r'}.{sql_name(place.column)}"
+            for name, place in places.items()
+        } | ({"text": text} if text else {})
         sql = (
-            f"SELECT {', '.join(selected.values())} FROM {tables.name(table)} r{joins} "
-            f"WHERE {where} AND {self._own(table)}"
+            f"SELECT {', '.join(f'{value} AS {sql_name(name)}' for name, value in selected.items())} "
+            f"FROM {tables.name(table)} r{joins} "
+            f"WHERE {where or 'true'} AND {self._own(table)}"
         )
         return sql, tuple(selected)
-
-    def _time(self, table: str, name: str) -> tuple[str, str]:
-        """SQL for a time of a row, and the join that it needs."""
-        own = self.of.tables.columns(table)
-        if name in own or f"{name}_id" not in own:
-            return f"r.{sql_name(name)}" if name in own else "NULL", ""
-        alias = f"at_{name}"
-        joins = f" LEFT JOIN {self.of.tables.name('timestamp')} {alias} ON {alias}.id = r.{sql_name(f'{name}_id')}"
-        return f"{alias}.value", joins
 
     def _own(self, table: str) -> str:
         """SQL: the row is of this process."""
@@ -593,6 +717,9 @@ def _header(file: RocpdFile, rank: RankProcesses) -> dict[str, Any]:
     hosts = [_text(host) for (host,) in tables[0].rows("info_node", "hostname") if host]
     if hosts:
         header["host_name"] = hosts[0]
+    if len(rank.processes) > 1 and rank.rank.source != FROM_ENVIRONMENT:
+        header["mergedProcesses"] = len(rank.processes)
+    header["recordedEnvironment"] = any(process.has_environment for process in rank.processes)
     if rank.rank.rank is not None and rank.rank.world_size is not None:
         header["distributedInfo"] = {"rank": rank.rank.rank, "world_size": rank.rank.world_size}
     return header

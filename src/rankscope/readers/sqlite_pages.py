@@ -1,4 +1,4 @@
-"""Tables of an export as columns, read from the pages of its file by the C part (docs/adr/0138-sqlite-pages.md).
+"""Tables of a sqlite file as columns, read from its pages by the C part (docs/adr/0138-sqlite-pages.md).
 
 What it does not read exactly as sqlite does, it refuses, and sqlite reads that: a table, or a piece of one.
 """
@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 
 from rankscope import native
 from rankscope.readers.columns import Codes, Numbers, Texts
-from rankscope.readers.nsys.export import ROWID, NsysExport
-from rankscope.readers.sqlite_file import SQLITE_MAGIC
+from rankscope.readers.sqlite_file import ROWID, SQLITE_MAGIC, Rows
 from rankscope.sql import sql_name
 
 _BYTES_PER_PIECE = 16 << 20
@@ -122,14 +121,14 @@ def _text_column(codes: memoryview, offsets: memoryview, data: memoryview) -> Te
     return TextColumn(np.frombuffer(codes, np.int32), Texts(np.frombuffer(offsets, np.int64), data))
 
 
-def find_table(file: PageFile, export: NsysExport, table: str, columns: Sequence[str]) -> TablePages | None:
+def find_table(file: PageFile, rows: Rows, table: str, columns: Sequence[str]) -> TablePages | None:
     """The pages of a table; None if it has no rows, or one of these columns cannot be read from pages."""
-    places = _places(export, table)
+    places = _places(rows, table)
     if places is None or any(column not in places for column in columns):
         return None
-    if not export.rows(f"SELECT 1 FROM {sql_name(table)} LIMIT 1"):
+    if not rows(f"SELECT 1 FROM {sql_name(table)} LIMIT 1"):
         return None
-    ((root,),) = export.rows("SELECT rootpage FROM sqlite_master WHERE type = 'table' AND name = ?", (table,))
+    ((root,),) = rows("SELECT rootpage FROM sqlite_master WHERE type = 'table' AND name = ?", (table,))
     try:
         leaves, last_rowids = native.functions.sqlite_leaves(file.address, root)
     except ValueError:
@@ -137,24 +136,28 @@ def find_table(file: PageFile, export: NsysExport, table: str, columns: Sequence
     return TablePages(file, places, np.frombuffer(leaves, np.uint32), np.frombuffer(last_rowids, np.int64))
 
 
-def _places(export: NsysExport, table: str) -> dict[str, int] | None:
+def _places(rows: Rows, table: str) -> dict[str, int] | None:
     """Where the value of each column is in a record; without those that sqlite computes or changes when it reads."""
-    described = export.rows(f"PRAGMA table_xinfo({sql_name(table)})")
-    names = [export.text(name) for _, name, *_ in described]
+    described = rows(f"PRAGMA table_xinfo({sql_name(table)})")
+    names = [_text(name) for _, name, *_ in described]
     if any(hidden for *_, hidden in described) or ROWID in map(str.lower, names):
         return None
     keys = [name for name, (*_, key, _) in zip(names, described, strict=True) if key]
     places = {ROWID: -1}
     for place, (name, (_, _, raw, _, default, key, _)) in enumerate(zip(names, described, strict=True)):
-        kind = export.text(raw).upper()
-        if key and len(keys) == 1 and kind == "INTEGER" and not _has_key_index(export, table):
+        kind = _text(raw).upper()
+        if key and len(keys) == 1 and kind == "INTEGER" and not _has_key_index(rows, table):
             places[name] = -1  # another name of the rowid
         elif default is None and ("INT" in kind or not any(word in kind for word in _FRACTIONS)):
             places[name] = place
     return places
 
 
-def _has_key_index(export: NsysExport, table: str) -> bool:
+def _text(value: bytes) -> str:
+    return value.decode("utf-8", "replace")
+
+
+def _has_key_index(rows: Rows, table: str) -> bool:
     """Whether the primary key is a column of its own, as with INTEGER PRIMARY KEY DESC."""
-    indices = export.rows(f"PRAGMA index_list({sql_name(table)})")
+    indices = rows(f"PRAGMA index_list({sql_name(table)})")
     return any(origin == b"pk" for _, _, _, origin, _ in indices)
