@@ -19,6 +19,12 @@ BESIDE = "beside the only rank"
 _ASSUMED = (ALONE, BESIDE)
 """Sources of a rank that hold as long as no other file is in the folder."""
 _OPTION = "option"
+_TELLS_RANK = {
+    "trace_view.json": "profiler_info_N.json beside it",
+    ".json": "distributedInfo",
+    ".xplane.pb": "index of its process",
+}
+"""What a file's rank is read from, by a part of its name."""
 _AT_A_TIME = 4
 
 
@@ -137,7 +143,9 @@ def _assumed(formats: Mapping[Path, str], ranks: set[int], world_size: int) -> d
 
 
 def _unknown_rank(path: Path) -> RankError:
-    missing = "distributedInfo" if ".json" in path.name else "launcher's variables in it"
+    missing = next(
+        (what for part, what in _TELLS_RANK.items() if part in path.name), "launcher's variables in it"
+    )
     return RankError(
         f"cannot tell the rank of {path}",
         why=f"It has no {missing} and no rank in its name.",
