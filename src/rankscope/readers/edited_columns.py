@@ -50,12 +50,11 @@ class EditedColumns:
         found = json.loads(self._columns.args_of(event) or "{}")
         return found if isinstance(found, dict) else {}
 
-    def add_collective(self, event: int, more: Mapping[str, Any]) -> None:
+    def add_collective(self, event: int, args: Mapping[str, Any], more: Mapping[str, Any]) -> None:
         """Metadata of a collective, under torch's names, besides the arguments that the event has."""
         self._collective[event] = self.code(str(more["Collective name"]))
-        self._more_args[event] = json.dumps(
-            {**self.arguments(event), **more}, ensure_ascii=False, separators=(",", ":")
-        ).encode("utf-8", "replace")
+        text = json.dumps({**args, **more}, ensure_ascii=False, separators=(",", ":"))
+        self._more_args[event] = text.encode("utf-8", "replace")
 
     def found_in_args(self, pattern: Any) -> list[tuple[int, Any]]:
         """Events and matches of a pattern of bytes in their arguments, in the order of the arguments."""

@@ -25,6 +25,12 @@ _OF_COMMUNICATOR = "communicator"
 _ASSUMED = (ALONE, BESIDE, _OF_COMMUNICATOR)
 """Sources of a rank that hold as long as no other file is in the folder."""
 _OPTION = "option"
+_TELLS_RANK = {
+    "trace_view.json": "profiler_info_N.json beside it",
+    ".json": "distributedInfo",
+    ".xplane.pb": "index of its process",
+}
+"""What a file's rank is read from, by a part of its name."""
 _AT_A_TIME = 4
 
 
@@ -206,7 +212,9 @@ def _assumed(formats: Mapping[Path, str], ranks: set[int], world_size: int) -> d
 
 
 def _unknown_rank(path: Path) -> RankError:
-    missing = "distributedInfo" if ".json" in path.name else "launcher's variables in it"
+    missing = next(
+        (what for part, what in _TELLS_RANK.items() if part in path.name), "launcher's variables in it"
+    )
     return RankError(
         f"cannot tell the rank of {path}",
         why=f"It has no {missing} and no rank in its name.",

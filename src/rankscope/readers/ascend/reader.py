@@ -108,12 +108,11 @@ class AscendBatch:
         if not tasks.any():
             return
         category = np.where(tasks, edited.code("kernel"), edited.category)
-        for event, match in edited.found_in_args(_TASK_TYPE):
-            kind = match[1].decode("utf-8", "replace")
-            if tasks[event] and _COPIES.search(kind):
-                category[event] = edited.code("gpu_memcpy")
-            elif tasks[event] and _WAITS.search(kind):
-                category[event] = edited.code("cuda_sync")
+        found = edited.found_in_args(_TASK_TYPE)
+        kinds = {kind: edited.code(_category(kind)) for kind in {match[1] for _, match in found}}
+        events = np.array([event for event, _ in found], dtype=np.int64)
+        of_tasks = tasks[events]
+        category[events[of_tasks]] = np.array([kinds[match[1]] for _, match in found], np.int32)[of_tasks]
         # HCCL's own tasks are part of an operation, which is counted as a whole.
         listed = _are_among(columns.time, columns.duration, self._found.hccl_tasks)
         category[tasks & listed] = edited.code("gpu_user_annotation")
@@ -144,7 +143,8 @@ class AscendBatch:
             if kind is None or not (is_communication(thread) or name.startswith("hcom_")):
                 continue
             edited.category[event] = edited.code("kernel")
-            edited.add_collective(event, self._metadata(kind, name, thread, edited.arguments(event)))
+            args = edited.arguments(event)
+            edited.add_collective(event, args, self._metadata(kind, name, thread, args))
 
     def _metadata(self, kind: str, name: str, thread: str, args: dict[str, Any]) -> dict[str, Any]:
         """Of an operation, under torch's names."""
@@ -235,6 +235,13 @@ def _all_columns(path: Path) -> Iterator[EventColumns]:
             yield batch.columns()
         finally:
             batch.close()
+
+
+def _category(task_type: bytes) -> str:
+    kind = task_type.decode("utf-8", "replace")
+    if _COPIES.search(kind):
+        return "gpu_memcpy"
+    return "cuda_sync" if _WAITS.search(kind) else "kernel"
 
 
 def _are_among(time: Any, duration: Any, listed: Any) -> Any:

@@ -1,4 +1,4 @@
-"""JAX's and XLA's .trace.json.gz: a Chrome trace that the profiler makes of its .xplane.pb, of a million events or less.
+"""JAX's and XLA's .trace.json.gz: a Chrome trace that the profiler makes of its .xplane.pb, a million events at most.
 
 Processes are planes and threads are lines, so their names tell what events mean, as in the .xplane.pb. Stats are
 arguments, and all their values are text.
@@ -79,7 +79,7 @@ class TraceJsonBatch:
             column[slices] = values[place]
         communicates = np.array([bool(one.collective) for one in meanings], dtype=bool)[place]
         for event, number in zip(slices[communicates].tolist(), place[communicates].tolist(), strict=True):
-            edited.add_collective(event, meanings[number].collective)
+            edited.add_collective(event, edited.arguments(event), meanings[number].collective)
 
     def _meaning(self, kind: LineKind, label: str, edited: EditedColumns, example: int) -> Meaning:
         from rankscope.readers.xla.meanings import ASYNC, OPS, STEPS, Meaning, meaning
