@@ -67,7 +67,10 @@ def looks_like_a_trace(path: Path) -> bool:
     A file with an ending that can be anything, such as .csv, is judged by its content.
     """
     if path.name.endswith(_NCCL_NAMES):
-        head, _ = read_head(path, _HEAD_BYTES)
+        try:
+            head, _ = read_head(path, _HEAD_BYTES)
+        except ReadError:  # a log that may not be read is somebody else's
+            return False
         return any(_reader(*place).recognises(path, head) for place in _NCCL_READERS)
     if path.name.endswith(".csv"):
         from rankscope.readers.ncu.csv_pages import HEADER

@@ -18,13 +18,14 @@ from typing import Any, Generic, TypeVar
 
 from rankscope.errors import RankscopeError, ReadError, StoreError
 from rankscope.readers import find_reader
-from rankscope.readers.kineto.reader import KINETO
 from rankscope.store.worker import Call, Outcome, Task, call, error_from_json, perform
 
 Key = TypeVar("Key", bound=Hashable)
 
 _SMALL_BYTES = 32_000_000
 """Total size of files read without workers: reading this much text takes as long as starting two of them."""
+_TEXT_FORMATS = ("kineto", "nccl_inspector", "nccl_prometheus", "nccl_plugin")
+"""Reading these runs no other program and takes memory as their size says; other files are read by workers."""
 _GZIP_RATIO = 12
 """Typical compression ratio of a trace."""
 _PROCESS_BYTES = 400_000_000
@@ -66,10 +67,10 @@ def _end_unused() -> None:
 
 
 def need_no_worker(paths: Collection[Path]) -> bool:
-    """True for one file of JSON, and for little text in several: they are read faster without workers."""
+    """True for one file of text, and for little text in several: they are read faster without workers."""
     try:
         few = len(paths) <= 1 or sum(map(text_bytes, paths)) <= _SMALL_BYTES
-        return few and all(find_reader(path) is KINETO for path in paths)
+        return few and all(find_reader(path).name in _TEXT_FORMATS for path in paths)
     except (OSError, RankscopeError):
         return False
 
