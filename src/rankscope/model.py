@@ -26,10 +26,19 @@ UNFINISHED_STEP = "unfinished_step"
 NCCL_CATEGORY = "nccl"
 """Collectives in NCCL's own files. Not kernels: with no other device activity there, the idle time would be wrong."""
 
+NCCL_PARTS = tuple(
+    f"{NCCL_CATEGORY}_{part}"
+    for part in (
+        "group_api", "coll_api", "p2p_api", "kernel_launch", "group", "coll", "p2p", "proxy", "net", "net_ib",
+        "net_sock", "gpu", "ce_coll", "ce_sync", "ce_batch",
+    )
+)  # fmt: skip
+"""What NCCL does for a collective, in dumps of its profiler plugin, which lack the prefix: PROXY, NET, …"""
+
 KNOWN_CATEGORIES = (
     *GPU_CATEGORIES, *LAUNCH_CATEGORIES, "cpu_op", "user_annotation", UNFINISHED_STEP, "gpu_user_annotation",
     "python_function", "cuda_sync", "cuda_event", "xpu_sync", "cuda_profiler_range", "overhead", "os_runtime", "Trace",
-    NCCL_CATEGORY,
+    NCCL_CATEGORY, *NCCL_PARTS,
 )  # fmt: skip
 """Categories of slices that have a meaning here. Other slices are drawn and counted, and belong to no class."""
 

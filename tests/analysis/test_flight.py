@@ -11,52 +11,13 @@ from typing import Any, cast
 import pytest
 
 from conftest import open_trace, slice_event, write_kineto
-from flight_dumps import T0, dump, op
+from flight_dumps import T0, Tables, dump, op
 from rankscope.analysis import REPORTS
 from rankscope.analysis.core.result import Finding, Result
 from rankscope.analysis.core.scope import Scope
 from rankscope.errors import ReadError
-from rankscope.model import FLIGHT, FLIGHT_GROUPS, STEPS, Table
-from rankscope.readers.flight_recorder import FLIGHT_READER
-from rankscope.store.cache import Cache
 from rankscope.store.ingest import ingest
 from rankscope.store.run import Run
-
-
-class Tables:
-    """As much of a Run as this analysis asks for, straight from the reader: a store for each case takes seconds."""
-
-    used: tuple[object, ...] = ()
-    set_aside: tuple[object, ...] = ()
-    from_events = True
-
-    def __init__(self, dumps: dict[int, Path]) -> None:
-        import duckdb
-
-        self.cache = Cache()
-        self.ranks = sorted(dumps)
-        self._connection = duckdb.connect()
-        execute = self._connection.execute
-        execute("CREATE TABLE segments (rank INTEGER, used BOOLEAN, format VARCHAR)")
-        for table in (STEPS, FLIGHT, FLIGHT_GROUPS):
-            columns = ", ".join(f"{field.name} {field.type}" for field in table.fields)
-            execute(f"CREATE TABLE {table.name} (rank INTEGER, segment INTEGER, {columns})")
-        for rank, path in dumps.items():
-            reading = FLIGHT_READER.open(path)
-            for events in reading.batches():
-                events.close()
-            for table, batch in reading.further():
-                execute(f"INSERT INTO {table.name} SELECT {rank}, 0, * FROM ({batch.select()})")
-                batch.close()
-
-    def rows(self, sql: str) -> list[tuple[Any, ...]]:
-        return self._connection.execute(sql).fetchall()
-
-    def arrays(self, sql: str) -> dict[str, Any]:
-        return self._connection.execute(sql).fetchnumpy()
-
-    def has(self, table: Table) -> bool:
-        return table is FLIGHT
 
 
 def analyse(folder: Path, dumps: dict[int, dict[str, Any]]) -> Result:

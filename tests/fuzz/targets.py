@@ -30,6 +30,7 @@ from fuzz.events import odd_events
 from fuzz.json_text import events_text
 from fuzz.open_run import parameters, sql
 from kineto_columns import same_or_refused, scanned
+from nccl_files import Op, inspector_line, plugin_dump, prometheus_text
 from nsys_files import ExportFile
 from rankscope import native
 from rankscope.analysis import REPORTS
@@ -255,6 +256,13 @@ def _pickles() -> list[bytes]:
     return [pickle.dumps(value) for value in (flight, snapshot)] + [json.dumps(flight).encode()]
 
 
+def _nccl_seeds() -> list[bytes]:
+    ops = [Op("AllReduce", 1, 8192, 10, 100), Op("Send", 1, 8192, 10, 200, peer=1)]
+    lines = [json.dumps(inspector_line(one, 0)).encode() for one in ops]
+    dumps = [plugin_dump(0, ops, version=version).encode() for version in ("2.23", "2.28", "2.30")]
+    return [b"\n".join(lines), prometheus_text(0, [("AllReduce", "4-5GB", 1.5, 2.5)]).encode(), *dumps]
+
+
 def _ncu_csv() -> list[bytes]:
     head = '"ID","Process ID","Process Name","Host Name","Kernel Name","Context","Stream","Block Size","Grid Size"'
     raw = f'{head},"Device","CC","gpu__time_duration.sum"\n"","","","","","","","","","","","us"\n'
@@ -376,6 +384,7 @@ TARGETS: dict[str, Target] = {
     "ncu": Target(_reads("rank_0.csv"), _ncu_csv),
     "pickle": Target(_reads("rank-0.pickle"), _pickles),
     "flight": Target(_reads("nccl_trace_rank_0"), _pickles),
+    "nccl": Target(_reads("node-pid77.log"), _nccl_seeds),
     "manifests": Target(_manifests, _manifest_seeds),
     "store": Target(_store_files, _store_seeds),
     "selectors": Target(_selectors, lambda: [b"0,8-15", b"local:0@nodes:0-1", b"all", b"node:1"]),

@@ -6,16 +6,15 @@ import json
 import pickle
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
-from flight_dumps import T0
+from flight_dumps import T0, Tables
 from rankscope.analysis.core.result import Result
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.questions import QUESTIONS
 from rankscope.readers import find_reader
-from rankscope.store.ingest import ingest
 from rankscope.store.run import Run
 
 FRAMES = [{"name": "forward", "filename": "/home/me/train.py", "line": 30}]
@@ -148,9 +147,9 @@ VERSIONS: dict[str, tuple[Callable[[int, str], dict[str, Any]], Made, Callable[[
 }  # fmt: skip
 
 
-def flight(folder: Path) -> tuple[Run, Result]:
-    run = Run(ingest([folder]))
-    return run, QUESTIONS["flight"].analyse(run, Scope(), None)
+def flight(folder: Path) -> tuple[Tables, Result]:
+    run = Tables({rank: folder / f"_dump_{rank}" for rank in range(2)})
+    return run, QUESTIONS["flight"].analyse(cast(Run, run), Scope(), None)
 
 
 @pytest.mark.parametrize("version", VERSIONS)

@@ -9,6 +9,7 @@ import pytest
 from nccl_files import GPU_NS, WORLD, Op, plugin_dump
 from rankscope.analysis.core.result import Result
 from rankscope.analysis.core.scope import Scope
+from rankscope.analysis.health.contents import understood
 from rankscope.analysis.questions import QUESTIONS
 from rankscope.errors import RankError
 from rankscope.readers import find_reader, looks_like_a_trace
@@ -73,7 +74,7 @@ def test_operations_and_kernels_come_back(version: str, tmp_path: Path) -> None:
     ]
     assert run.start_unix_ns // 10**9 == GPU_NS // 10**9  # the GPU's clock is a wall clock
     ((calls, proxies),) = run.rows(
-        "SELECT count(*) FILTER (category = 'COLL_API'), count(*) FILTER (category = 'PROXY') FROM slices"
+        "SELECT count(*) FILTER (category = 'nccl_coll_api'), count(*) FILTER (category = 'nccl_proxy') FROM slices"
     )
     assert (calls, proxies) == (12, 24)
 
@@ -90,6 +91,11 @@ def test_the_late_rank_and_the_bandwidth(tmp_path: Path) -> None:
     }
     assert any("size of a communicator" in note for note in found.notes)
     assert not report("breakdown", run).rows
+
+
+def test_doctor_knows_the_categories(tmp_path: Path) -> None:
+    path = write(tmp_path, 0, plugin_dump(0, program(0)))
+    assert understood(Run(ingest([path])), Scope()).unknown == ()
 
 
 def test_without_kernels_nobody_is_called_late(tmp_path: Path) -> None:

@@ -199,7 +199,7 @@ class InspectorReading:
                 lines, rest = data[:end], data[end:]
                 if len(rest) > _LONGEST_LINE:
                     self.report.lose(f"a line is longer than {_LONGEST_LINE >> 20} MiB")
-                    rest, ended = self._after_long_line()
+                    rest = self._after_long_line()
                 if lines:
                     yield LinesBatch(lines, number, self)
                     number += 1
@@ -207,12 +207,12 @@ class InspectorReading:
             self.report.damage = self._stream.damage
             self._stream.close()
 
-    def _after_long_line(self) -> tuple[bytes, bool]:
+    def _after_long_line(self) -> bytes:
         while piece := self._stream.read(_BLOCK_BYTES):
             found = piece.find(b"\n") + 1
             if found:
-                return piece[found:], len(piece) < _BLOCK_BYTES
-        return b"", True
+                return piece[found:]
+        return b""
 
     def add(self, number: int) -> EventColumns:
         """Keep the operations that this thread has parsed for the table, and return them as events."""

@@ -14,10 +14,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rankscope.model import NCCL, Table
+import numpy as np
+
+from rankscope.model import NCCL, NCCL_CATEGORY, NCCL_PARTS, Table
 from rankscope.readers.base import NCCL_PLUGIN_EVENT, Batch, EventBatch, TraceIdentity
 from rankscope.readers.byte_stream import read_head
-from rankscope.readers.columns import NULL
+from rankscope.readers.columns import NULL, Texts
 from rankscope.readers.kineto.reader import Block, JsonBatch, KinetoReading
 from rankscope.readers.nccl.operations import OperationRows, events_of
 from rankscope.readers.safe_pickle import integer, text
@@ -79,7 +81,7 @@ class PluginReading(KinetoReading):
         for batch in super().batches():
             columns = batch.columns()
             self._collect(columns)
-            yield _Read(columns, batch)
+            yield _Read(_with_own_categories(columns), batch)
         yield _Operations(self._rows, self._owner.communicator)
 
     def _blocks(self) -> Iterator[Block]:
@@ -132,6 +134,18 @@ class PluginReading(KinetoReading):
         if start >= _CREDIBLE_GPU_NS and time is not None:
             # The start is noticed late, never early: the earliest notice is nearest.
             self._base_ns = max(self._base_ns, start - time)
+
+
+def _with_own_categories(columns: EventColumns) -> EventColumns:
+    """The same events with categories that say whose they are: nccl_proxy, not PROXY."""
+    texts = list(columns.texts)
+    own = [f"{NCCL_CATEGORY}_{text.lower()}" for text in texts]
+    named = [(code, text) for code, text in enumerate(own) if text in NCCL_PARTS]
+    new = np.arange(len(texts), dtype=np.int32)
+    for place, (code, _) in enumerate(named):
+        new[code] = len(texts) + place
+    all_texts = Texts.of([*texts, *(text for _, text in named)])
+    return replace(columns, texts=all_texts, category=new[columns.category])
 
 
 def _arguments(args: str | None) -> dict[str, Any]:
