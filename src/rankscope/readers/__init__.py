@@ -56,7 +56,7 @@ _READERS = (
 others are not imported."""
 _HEAD_BYTES = 1 << 16
 _STREAM_NAME = ".qdstrm"
-_TEXT_NAMES = (".csv", ".txt", ".log", ".prom", ".out")
+_TEXT_NAMES = (".csv", ".txt", ".log", ".prom")
 TRACE_NAMES = (".json", ".json.gz", ".sqlite", ".nsys-rep", ".qdrep", _STREAM_NAME, ".ncu-rep", *PICKLE_NAMES)
 
 
