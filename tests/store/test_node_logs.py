@@ -215,6 +215,9 @@ def test_zones(tmp_path: Path, in_zone: None) -> None:
     assert shift_ns(path, long, START, end) == 5 * HOUR
     with pytest.raises(ReadError, match="no samples of the time"):
         shift_ns(path, log(UNIX, START + HOUR, START + 2 * HOUR), START, end)
+    # Of half an hour, in a zone of whole hours far from here.
+    half = log(LOCAL, START - 7 * HOUR - 600 * SECOND, START - 7 * HOUR + 1200 * SECOND)
+    assert shift_ns(path, half, START, end) == 7 * HOUR
     far = log(LOCAL, START + 4 * HOUR, START + 8 * HOUR)
     with pytest.raises(ReadError, match="cannot tell the time zone"):
         shift_ns(path, far, START, end)
