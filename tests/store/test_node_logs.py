@@ -83,6 +83,26 @@ def test_processes_that_see_one_gpu_each_have_them_in_order(tmp_path: Path) -> N
     assert samples_of(tmp_path) == {0: {"GPU 4": 5}, 1: {"GPU 6": 5}}
 
 
+def test_a_uuid_tells_the_gpu(tmp_path: Path) -> None:
+    """As in reports of nsys, which have it without the GPU- before it."""
+    path = trace(tmp_path, 0, device=0, world=1)
+    content = json.loads(gzip.decompress(path.read_bytes()))
+    content["deviceProperties"] = [{"id": 0, "name": "NVIDIA H200", "uuid": "0000-2"}]
+    path.write_bytes(gzip.compress(json.dumps(content).encode()))
+    write(tmp_path / "smi.csv", query_csv(around([0, 1, 2, 3])))
+    assert samples_of(tmp_path) == {0: {"GPU 2": 5}}
+
+
+def test_a_process_may_use_several_gpus(tmp_path: Path) -> None:
+    path = trace(tmp_path, 0, device=1, world=1)
+    content = json.loads(gzip.decompress(path.read_bytes()))
+    first = content["traceEvents"][0]
+    content["traceEvents"].append({**first, "pid": 2, "args": {"device": 2, "stream": 7}})
+    path.write_bytes(gzip.compress(json.dumps(content).encode()))
+    write(tmp_path / "smi.csv", query_csv(around([0, 1, 2, 3])))
+    assert samples_of(tmp_path) == {0: {"GPU 1": 5, "GPU 2": 5}}
+
+
 def test_gpus_that_cannot_be_told_apart_are_an_error(tmp_path: Path) -> None:
     for rank in (0, 1):
         trace(tmp_path, rank, device=0)
@@ -195,6 +215,9 @@ def test_zones(tmp_path: Path, in_zone: None) -> None:
     assert shift_ns(path, long, START, end) == 5 * HOUR
     with pytest.raises(ReadError, match="no samples of the time"):
         shift_ns(path, log(UNIX, START + HOUR, START + 2 * HOUR), START, end)
+    # Of half an hour, in a zone of whole hours far from here.
+    half = log(LOCAL, START - 7 * HOUR - 600 * SECOND, START - 7 * HOUR + 1200 * SECOND)
+    assert shift_ns(path, half, START, end) == 7 * HOUR
     far = log(LOCAL, START + 4 * HOUR, START + 8 * HOUR)
     with pytest.raises(ReadError, match="cannot tell the time zone"):
         shift_ns(path, far, START, end)

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 from conftest import DATA, ROOT, kernel_event, open_trace, slice_event, write_kineto
+from gpu_logs import SECOND, evenly, query_csv
 from nsys_files import ExportFile
 from rankscope.analysis import REPORTS
 from rankscope.analysis.core.scope import Scope
@@ -187,6 +188,26 @@ def test_counters_hold_their_value_between_points() -> None:
     times, values = np.array([10, 20, 30]), np.array([5.0, 1.0, 3.0])
     edges = np.array([0, 10, 15, 20, 25, 40, 50])
     assert _highest(times, values, edges).tolist() == [5.0, 5.0, 5.0, 1.0, 3.0, 3.0]
+
+
+def test_counters_of_a_gpu_log_have_labels_and_units(tmp_path: Path) -> None:
+    """A reason for throttling is listed only if it was active."""
+    start = 1_794_701_458 * SECOND
+    events = [kernel_event("k", start / 1000, 2_000_000, correlation=1)]
+    write_kineto(tmp_path / "rank-0.json", events)
+    log = evenly(start, start + 2 * SECOND, SECOND // 2, [0], reasons=0x20)
+    (tmp_path / "smi.csv").write_text(query_csv(log))
+    viewer = serve(tmp_path)
+    found = {one["label"]: one for one in viewer.ask("counters", rank=0)[1]["counters"]}
+    assert (found["GPU 0 SM clock"]["unit"], found["GPU 0 power"]["unit"]) == ("MHz", "W")
+    assert found["GPU 0 utilization"]["unit"] == "percent"
+    assert [label for label in found if "slowdown" in label or "cap" in label] == [
+        "GPU 0 SW thermal slowdown"
+    ]
+    window = {"begin": 0, "end": SECOND, "width": 4}
+    answer = viewer.ask("counter", rank=0, name=found["GPU 0 SM clock"]["name"], **window)[1]
+    assert answer["max"] == 1755
+    stop(viewer)
 
 
 def test_queue_depth_is_what_was_planted(tmp_path: Path) -> None:

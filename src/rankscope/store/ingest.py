@@ -126,6 +126,7 @@ def ingest(paths: Sequence[Path], options: Options | None = None, watch: Watch |
     plan = _plan(paths, options, watch.say)
     kept, wanted = _split(plan, {}, watch.say)
     if plan.logs and not wanted:
+        options = replace(options, dask=None)
         plan, places = _with_logs(plan, kept)
         known, wanted = _split(replace(plan, places=places), {}, watch.say)
         kept += known
@@ -176,14 +177,14 @@ class _Update:
             raise
 
     def read_logs(self, options: Options, watch: Watch) -> None:
-        """Read the logs of nodes: the traces, which tell their ranks, have been read."""
+        """Read the logs of nodes, here: a cluster that read the traces is not started again for a little text."""
         if not self.plan.logs:
             return
         read = [outcome for outcome in self.built.values() if isinstance(outcome, SegmentEntry)]
         self.plan, places = _with_logs(self.plan, [*self.kept, *read])
         known, self.wanted = _split(replace(self.plan, places=places), self.built, watch.say)
         self.kept += known
-        self.read(options, watch)
+        self.read(replace(options, dask=None), watch)
 
     def outcome(self) -> tuple[Index, list[SegmentEntry], list[RankscopeError]]:
         """The new index, the segments in it that were read now, and an error for each file that could not be read."""

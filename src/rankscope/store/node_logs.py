@@ -203,7 +203,8 @@ def _words(text: str) -> list[str]:
 def shift_ns(path: Path, log: NodeLog, begin_ns: int, end_ns: int) -> int:
     """What is added to the times of a log to get times since 1970, so that it overlaps the traces.
 
-    Of several zones that would do: that of the file's time of change, that of this machine, UTC.
+    Of several zones that would do: that of the file's time of change, that of this machine, UTC, the only one of whole
+    hours.
     """
     shifts = [-zone * _QUARTER_NS for zone in _ZONES]
     if log.clock == UNIX:
@@ -225,7 +226,8 @@ def shift_ns(path: Path, log: NodeLog, begin_ns: int, end_ns: int) -> int:
     written = [s for s in fit if abs(log.last_ns + s - changed) < _WRITTEN_NS]
     here = -time.localtime(begin_ns // _SECOND).tm_gmtoff * _SECOND
     usual = [s for at in (here, 0) for s in fit if (s - at) % _DAY_NS == 0]
-    for chosen in (*written, *usual):
+    whole = [s for s in fit if s % (4 * _QUARTER_NS) == 0]
+    for chosen in (*written, *usual, *(whole if len(whole) == 1 else ())):
         return chosen
     raise ReadError(
         f"cannot tell the time zone of {path}",

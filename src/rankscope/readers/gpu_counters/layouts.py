@@ -72,7 +72,6 @@ _REASON_COLUMN = re.compile(r"clocks_(?:throttle|event)_reasons\.(\w+)")
 _NOT_COUNTERS = re.compile(
     r"(?:count|driver_version|name|gpu_name|vbios_version|serial|gpu_serial|pci\..*|xcp|.*_date)"
 )
-_UNIT = re.compile(r"\s*\[(.{1,12}?)\]$")
 _MISSING = frozenset(
     {"", "-", "n/a", "[n/a]", "[not supported]", "not supported", "[unknown error]", "unknown error"}
 )
@@ -120,6 +119,12 @@ def layout_of(head: str) -> Layout | None:
     if any(_METRIC.match(line) for line in lines if line.startswith("DCGM_FI_")):
         return Metrics()
     return None
+
+
+def _name_and_unit(head: str) -> tuple[str, str]:
+    """Of a heading such as 'clocks.current.sm [MHz]', the name in lower case."""
+    name, _, unit = head.strip().rstrip("]").partition(" [")
+    return name.strip().lower(), unit
 
 
 def _column(name: str, unit: str) -> str:
@@ -199,7 +204,7 @@ class CsvTable:
 
     @staticmethod
     def is_header(line: str) -> bool:
-        names = [_UNIT.sub("", part.strip()).lower() for part in line.split(",")]
+        names = [_name_and_unit(part)[0] for part in line.split(",")]
         known = sum(name in _QUERIED or bool(_REASON_COLUMN.fullmatch(name)) for name in names)
         return known >= 1 and len(names) >= 2
 
@@ -228,8 +233,8 @@ class CsvTable:
         )
 
     def _learn(self, line: str) -> None:
-        heads = [part.strip() for part in line.split(",")][:_MOST_COLUMNS]
-        self._names = [_UNIT.sub("", head).lower() for head in heads]
+        heads = [_name_and_unit(part) for part in line.split(",")][:_MOST_COLUMNS]
+        self._names = [name for name, _ in heads]
         ids = {"index": "index", "gpu": "index", "uuid": "uuid", "gpu_uuid": "uuid", "name": "name"}
         ids |= {
             "gpu_name": "name",
@@ -242,10 +247,9 @@ class CsvTable:
         self._place = {ids[name]: at for name, at in sorted(places, key=lambda place: place[0] == "gpu")}
         self._ids = [self._place.get(key) for key in ("index", "uuid", "pci.bus_id", "name")]
         taken = {at for _, at in places}
-        units = [found[1] if (found := _UNIT.search(head)) else "" for head in heads]
         self._series = [
             (at, series)
-            for at, (name, unit) in enumerate(zip(self._names, units, strict=True))
+            for at, (name, unit) in enumerate(heads)
             if at not in taken and (series := _column(name, unit))
         ]
 
