@@ -97,9 +97,16 @@ class Session:
         timed = [(self.drawn.shift_ns(entry), entry) for entry in self.drawn.timelines]
         if not timed:
             return 0, 1
-        return min(shift for shift, _ in timed), max(
-            shift + entry.manifest["end_ns"] for shift, entry in timed
-        )
+        begin = min(shift for shift, _ in timed)
+        end = max(shift + entry.manifest["end_ns"] for shift, entry in timed)
+        return begin, end if end > begin else max(self._last_point, begin + 1)
+
+    @cached_property
+    def _last_point(self) -> int:
+        """The end of a run without durations, such as a memory snapshot alone."""
+        with self.drawing() as run:
+            ((last,),) = run.rows("SELECT coalesce(max(ts_ns), 0) FROM instants")
+        return int(last)
 
     def ranks(self, query: dict[str, str]) -> list[int]:
         """The ranks that a request names, each once; all, if it names none."""

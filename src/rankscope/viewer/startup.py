@@ -11,6 +11,7 @@ from rankscope.errors import RankscopeError, UsageError
 from rankscope.store.ingest import Options, Watch
 from rankscope.store.run import ALL_TOOLS, Run, open_run
 from rankscope.viewer import (
+    blocks,
     collective_peers,
     counters,
     events,
@@ -30,7 +31,19 @@ from rankscope.viewer.two_runs import align, combined
 from rankscope.viewer.watch_page import watch
 from rankscope.watch.rings import has_telemetry
 
-_ROUTE_MODULES = (timeline, slices, search, flows, collective_peers, counters, flame, reports, events, marks)
+_ROUTE_MODULES = (
+    timeline,
+    slices,
+    search,
+    flows,
+    collective_peers,
+    counters,
+    blocks,
+    flame,
+    reports,
+    events,
+    marks,
+)
 
 
 class Opening:

@@ -7,6 +7,7 @@ const js = new URL("../../../src/rankscope/viewer/static/js/", import.meta.url);
 const { columnScale } = await import(new URL("format.js", js));
 const { headingOf } = await import(new URL("table.js", js));
 const { compared, inverted, matched } = await import(new URL("panels/flame.js", js));
+const { cellPath } = await import(new URL("panels/block_map.js", js));
 const { stepPath } = await import(new URL("panels/memory.js", js));
 const { labelPlace } = await import(new URL("panels/roofline.js", js));
 const { marksFrom, marksText } = await import(new URL("marks.js", js));
@@ -99,4 +100,11 @@ test("a shared file answers what the server answers", () => {
   assert.deepEqual([...file.answer("counter", { rank: 0, name: "queue", begin: 100, end: 140, width: 2 }).column.value], [4, 4]);
   assert.deepEqual([...file.answer("overview", { begin: 100, end: 150, width: 1 }).column.compute], [153]);
   assert.throws(() => file.answer("query", { sql: "SELECT 1" }), /does not contain/);
+});
+
+test("the cells of a code are one path of runs", () => {
+  const codes = Uint8Array.from([1, 1, 0, 1, 0, 2]);
+  const place = (/** @type {number} */ at) => 10 * at;
+  assert.equal(cellPath(codes, 1, 3, place, place), "M0.0,10.0H20.0V0.0H0.0zM0.0,20.0H10.0V10.0H0.0z");
+  assert.equal(cellPath(codes, 3, 3, place, place), "");
 });

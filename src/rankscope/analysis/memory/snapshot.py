@@ -18,7 +18,7 @@ from rankscope.store.run import Run
 
 BEFORE = "(before the history)"
 NO_OP = "(no op recorded)"
-_LIVE = "active_allocated"
+LIVE = "active_allocated"
 _SIZE = "coalesce(requested_bytes, bytes)"
 """SQL: the size of a block, as requested by the program."""
 _HISTORY = f"""
@@ -149,7 +149,7 @@ def held_at_end(run: Run, scope: Scope) -> list[HeldByStack]:
         JOIN ({last_snapshots(scope)}) USING (rank, segment) ORDER BY ALL
     """):
         mine = f"rank = {rank} AND segment = {segment} AND device = {device}"
-        held = f"SELECT {_SIZE} AS bytes, stack FROM memory_blocks WHERE {mine} AND state = '{_LIVE}'"
+        held = f"SELECT {_SIZE} AS bytes, stack FROM memory_blocks WHERE {mine} AND state = '{LIVE}'"
         found += _by_stack(run, rank, segment, device, held)
     return found
 
@@ -179,13 +179,13 @@ def _held_at(peak: SnapshotPeak, mine: str) -> str:
     """SQL for the allocations live at the peak: those of the history that are not freed by then, and blocks of the
     snapshot whose allocation is older than the history."""
     if peak.event is None:
-        return f"SELECT {_SIZE} AS bytes, stack FROM memory_blocks WHERE {mine} AND state = '{_LIVE}'"
+        return f"SELECT {_SIZE} AS bytes, stack FROM memory_blocks WHERE {mine} AND state = '{LIVE}'"
     entries = f"FROM ({_HISTORY}) WHERE name IN ('alloc', 'free_requested') AND {mine}"
     return f"""
         SELECT i.bytes, TRY_CAST(i.args->>'stack' AS INTEGER) AS stack
         FROM (SELECT address, max(id) AS id {entries} AND id <= {peak.event} GROUP BY address) l
         JOIN ({entries}) i ON i.id = l.id AND i.name = 'alloc'
         UNION ALL
-        SELECT {_SIZE}, stack FROM memory_blocks b WHERE {mine} AND state = '{_LIVE}'
+        SELECT {_SIZE}, stack FROM memory_blocks b WHERE {mine} AND state = '{LIVE}'
         AND NOT EXISTS ({entries} AND address = b.address)
     """

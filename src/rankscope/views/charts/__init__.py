@@ -17,6 +17,7 @@ from rankscope.errors import UsageError
 from rankscope.spelling import did_you_mean
 from rankscope.store.run import Run
 from rankscope.views.charts import report_charts
+from rankscope.views.charts.block_map import blocks_of_run
 from rankscope.views.charts.chart import Chart, NothingToDrawError
 from rankscope.views.charts.collective_bandwidth import collectives
 from rankscope.views.charts.heatmap import rank_heatmap
@@ -109,5 +110,6 @@ CHARTS: dict[str, ChartKind] = {
             "How much memory is used when?",
             lambda run, scope: report_charts.memory(memory_curve(run, scope.in_run(run))),
         ),
+        ChartKind("blocks", "Which address was allocated when, and by which line?", blocks_of_run),
     )
 }

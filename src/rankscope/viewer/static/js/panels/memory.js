@@ -4,6 +4,7 @@ import { json } from "../api.js";
 import { h, s } from "../dom.js";
 import { moment, quantity, scaled, ticks, time } from "../format.js";
 import { table } from "../table.js";
+import { blockMaps } from "./block_map.js";
 import { chart, grid, resizing } from "./chart.js";
 import { rankChoice } from "./rank_choice.js";
 
@@ -16,7 +17,8 @@ export async function memoryPanel(app) {
   if (!curves.length) return h("div", {}, h("div", { class: "row" }, rankChoice(app, rank)), h("p", { class: "quiet" }, `Rank ${rank} has no memory events. Record them: rankscope profile --profile-memory`));
   const devices = [...curves].sort((a, b) => Number(a.device === "CPU") - Number(b.device === "CPU"));
   const holders = app.run.reports.some((report) => report.name === "allocators") ? await json("report", { name: "allocators", ranks: rank, top: 30 }) : null;
-  return h("div", { class: "columns wide-first" }, h("div", {}, devices.map((/** @type {any} */ curve, /** @type {number} */ at) => picture(app, curve, at ? "" : rankChoice(app, rank)))),
+  const maps = await blockMaps(rank);
+  return h("div", { class: "columns wide-first" }, h("div", {}, devices.map((/** @type {any} */ curve, /** @type {number} */ at) => picture(app, curve, at ? "" : rankChoice(app, rank))), maps),
     h("div", {}, h("h2", {}, "Allocated at the peak"), holders?.rows.length
       ? table(holders.columns.filter((/** @type {any} */ column) => column.name !== "rank"), holders.rows)
       : h("p", { class: "quiet" }, holders?.notes.join(" ") ?? "Not recorded.")));
