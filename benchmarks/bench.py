@@ -24,6 +24,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import companions
 import figures
 import nsys
 import peers
@@ -200,6 +201,28 @@ def nsys_export(bench: Bench) -> None:
                 bench.note(f"{nsys.STATS}: wrote nothing")
 
 
+def beside(bench: Bench) -> None:
+    """What lies beside a trace: the folder is read with it, and the trace alone is the measure."""
+    for size in bench.sizes(("100MB",)):
+        folder = WORK / f"execution-trace-{size}"
+        path, nodes = companions.execution_trace(folder, parse_bytes(size))
+        kind = f"execution trace of {size}"
+        traces.into_page_cache([path, folder / "rank0.json"])
+        bench.run(
+            "its Kineto trace alone", kind, ingest(folder / "rank0.json"), events=nodes, from_nothing=True
+        )
+        bytes_read = path.stat().st_size
+        bench.run(OURS, kind, ingest(folder), size=bytes_read, events=2 * nodes, from_nothing=True)
+        code = f"import json; json.load(open({str(path)!r}))"
+        bench.run(JSON_LOAD, kind, [sys.executable, "-c", code], size=bytes_read)
+    path, events = companions.replays(WORK / "replays", 1000)
+    traces.into_page_cache([path])
+    bytes_read = path.stat().st_size
+    bench.run(
+        OURS, "1000 replays of 500 kernels", ingest(path), size=bytes_read, events=events, from_nothing=True
+    )
+
+
 @dataclass(frozen=True)
 class Kind:
     title: str
@@ -214,6 +237,7 @@ PARTS = {
     "analyses": Kind("Three reports from nothing", ASKED, analyses),
     "start": Kind("A small trace until its first table", IMPORTS, start),
     "nsys": Kind("An nsys export", nsys.STATS, nsys_export),
+    "beside": Kind("Execution traces and replayed graphs", "", beside),
 }
 
 
