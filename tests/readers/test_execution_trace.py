@@ -70,7 +70,7 @@ def test_shapes_are_added_to_the_trace(tmp_path: Path, writer: Callable[[list[No
     (mm,) = (row for row in ops(run, Scope()).rows if row["name"] == "aten::mm")
     assert mm["flops"] == sum(2 * (i + 2) * 3 * 5 for i in range(8))
     shapes = {row["shape"] for row in ops(run, Scope(), "shape").rows}
-    assert shapes == {json.dumps(node.shapes) for node in NODES}
+    assert shapes == {json.dumps(node.shapes, separators=(",", ":")) for node in NODES}
     (record,) = companions(run)
     assert record["used"].startswith("9 of 9 ops linked by record function id") and not record["unused"]
     (row,) = (row for row in doctor(run, Scope()).rows if row["check"] == "files that add to the traces")
@@ -187,6 +187,17 @@ HOSTILE = {
 def test_hostile_nodes_are_no_ops(tmp_path: Path, content: str) -> None:
     (tmp_path / "et.json").write_text(content)
     assert read(tmp_path / "et.json")[1] == []
+
+
+def test_values_that_are_no_json(tmp_path: Path) -> None:
+    """Infinite values as C++ prints them, NaN, and half a character."""
+    content = json_text(NODES)
+    for odd in ("-inf", "nan", "NaN", '"\\ud800"'):
+        content = content.replace('[7, 8, 0, 64, 4, "cuda:0"]', f"[7, {odd}]", 1)
+    write_kineto(tmp_path / "rank0.json", OPS)
+    (tmp_path / "et_rank0.json").write_text(content)
+    assert len(read(tmp_path / "et_rank0.json")[1]) == 9
+    assert len(open_trace(tmp_path).rows("SELECT * FROM executed_ops")) in (8, 9)
 
 
 def test_a_message_that_is_too_long_ends_the_file(tmp_path: Path) -> None:
