@@ -28,6 +28,7 @@ _CHAKRA_NUMBER = re.compile(r"\(\d+\)$")
 """Chakra's converter numbers ops of the same name."""
 _LONGEST_LINE = 1 << 16
 """Characters. Ops with longer inputs, such as lists of all parameters, have none in the table."""
+_ENCODE = json.JSONEncoder(allow_nan=False, check_circular=False).encode
 _WITH_SHAPES = "shapes_added"
 _ROWS = "executed_ops.jsonl"
 
@@ -145,7 +146,7 @@ def _line(slice_id: int, op: ExecutedOp) -> bytes:
         "tensors": inputs.values,
     }
     try:
-        line = json.dumps(row | found, allow_nan=False)
+        line = _ENCODE(row | found)
     except (ValueError, RecursionError):
         line = ""
     return (line if 0 < len(line) <= _LONGEST_LINE else json.dumps(row)).encode() + b"\n"
