@@ -27,11 +27,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import accelerators
+import companions
 import figures
 import nsys
 import peers
-import snapshots
 import rocprof
+import snapshots
 import traces
 from figures import JSON_LOAD, OURS, Figures, Part, Row
 from measure import CommandError, best_of
@@ -281,6 +282,28 @@ def rocprof_files(bench: Bench) -> None:
             bench.run(peer, kind, [sys.executable, "-c", code, path], size=bytes_read, events=events)
 
 
+def beside(bench: Bench) -> None:
+    """What lies beside a trace: the folder is read with it, and the trace alone is the measure."""
+    for size in bench.sizes(("100MB",)):
+        folder = WORK / f"execution-trace-{size}"
+        path, nodes = companions.execution_trace(folder, parse_bytes(size))
+        kind = f"execution trace of {size}"
+        traces.into_page_cache([path, folder / "rank0.json"])
+        bench.run(
+            "its Kineto trace alone", kind, ingest(folder / "rank0.json"), events=nodes, from_nothing=True
+        )
+        bytes_read = path.stat().st_size
+        bench.run(OURS, kind, ingest(folder), size=bytes_read, events=2 * nodes, from_nothing=True)
+        code = f"import json; json.load(open({str(path)!r}))"
+        bench.run(JSON_LOAD, kind, [sys.executable, "-c", code], size=bytes_read)
+    path, events = companions.replays(WORK / "replays", 1000)
+    traces.into_page_cache([path])
+    bytes_read = path.stat().st_size
+    bench.run(
+        OURS, "1000 replays of 500 kernels", ingest(path), size=bytes_read, events=events, from_nothing=True
+    )
+
+
 @dataclass(frozen=True)
 class Kind:
     title: str
@@ -301,6 +324,7 @@ PARTS = {
     "nccl": Kind("A log of NCCL Inspector", OURS, nccl_log),
     "counters": Kind("A log of nvidia-smi beside traces", "", counters),
     "rocprof": Kind("Files of rocprofv3", OURS, rocprof_files),
+    "beside": Kind("Execution traces and replayed graphs", "", beside),
 }
 
 

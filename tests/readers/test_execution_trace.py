@@ -5,6 +5,8 @@ from __future__ import annotations
 import gzip
 import json
 import random
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -68,7 +70,7 @@ def test_shapes_are_added_to_the_trace(tmp_path: Path, writer: Callable[[list[No
     (mm,) = (row for row in ops(run, Scope()).rows if row["name"] == "aten::mm")
     assert mm["flops"] == sum(2 * (i + 2) * 3 * 5 for i in range(8))
     shapes = {row["shape"] for row in ops(run, Scope(), "shape").rows}
-    assert shapes == {json.dumps(node.shapes) for node in NODES}
+    assert shapes == {json.dumps(node.shapes, separators=(",", ":")) for node in NODES}
     (record,) = companions(run)
     assert record["used"].startswith("9 of 9 ops linked by record function id") and not record["unused"]
     (row,) = (row for row in doctor(run, Scope()).rows if row["check"] == "files that add to the traces")
@@ -187,6 +189,17 @@ def test_hostile_nodes_are_no_ops(tmp_path: Path, content: str) -> None:
     assert read(tmp_path / "et.json")[1] == []
 
 
+def test_values_that_are_no_json(tmp_path: Path) -> None:
+    """Infinite values as C++ prints them, NaN, and half a character."""
+    content = json_text(NODES)
+    for odd in ("-inf", "nan", "NaN", '"\\ud800"'):
+        content = content.replace('[7, 8, 0, 64, 4, "cuda:0"]', f"[7, {odd}]", 1)
+    write_kineto(tmp_path / "rank0.json", OPS)
+    (tmp_path / "et_rank0.json").write_text(content)
+    assert len(read(tmp_path / "et_rank0.json")[1]) == 9
+    assert len(open_trace(tmp_path).rows("SELECT * FROM executed_ops")) in (8, 9)
+
+
 def test_a_message_that_is_too_long_ends_the_file(tmp_path: Path) -> None:
     (tmp_path / "et").write_bytes(chakra_bytes(NODES) + b"\xff" * 9 + b"\x01")
     trace, found = read(tmp_path / "et")
@@ -198,6 +211,37 @@ def test_a_message_that_is_too_long_ends_the_file(tmp_path: Path) -> None:
 )
 def test_other_files_are_not_taken_for_execution_traces(content: bytes) -> None:
     assert not is_execution_trace(content)
+
+
+PROGRAM = """
+import sys, torch
+from torch.profiler import ExecutionTraceObserver, ProfilerActivity, profile
+model = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.ReLU(), torch.nn.Linear(64, 8))
+observer = ExecutionTraceObserver()
+observer.register_callback(sys.argv[1] + "/et_rank0.json")
+with profile(activities=[ProfilerActivity.CPU], execution_trace_observer=observer, record_shapes=True) as profiler:
+    for _ in range(2):
+        model(torch.randn(16, 32)).sum().backward()
+        profiler.step()
+profiler.export_chrome_trace(sys.argv[1] + "/rank0.json")
+"""
+
+
+def test_what_torch_writes(tmp_path: Path) -> None:
+    """Every op is linked, and the shapes of the execution trace are those that Kineto recorded."""
+    pytest.importorskip("torch")
+    subprocess.run([sys.executable, "-c", PROGRAM, str(tmp_path)], check=True, capture_output=True)
+    run = open_trace(tmp_path)
+    recorded = run.rows(
+        "SELECT e.args->>'Input Dims', e.args->>'Input type', x.shapes, x.types FROM events e "
+        "LEFT JOIN executed_ops x USING (rank, segment, id) WHERE e.args->>'Record function id' IS NOT NULL"
+    )
+    assert len(recorded) > 50
+    for dims, types, shapes, kinds in recorded:
+        assert shapes is not None
+        if dims is not None:
+            assert json.loads(dims) == json.loads(shapes)
+            assert json.loads(types) == json.loads(kinds)
 
 
 def test_damaged_companions_do_not_stop_the_run(tmp_path: Path) -> None:

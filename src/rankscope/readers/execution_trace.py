@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any, NamedTuple, TypeGuard
 
 from rankscope.readers.base import ReadReport
 from rankscope.readers.byte_stream import ByteStream, open_stream
@@ -21,16 +21,25 @@ from rankscope.readers.byte_stream import ByteStream, open_stream
 _SCHEMA = re.compile(rb'"schema"\s*:\s*"(\d+\.\d+[^"]{0,40})"')
 _NODES = re.compile(rb'"nodes"\s*:\s*\[')
 _NODE_BEGINS = re.compile(r'\{\s*(?:"name"\s*:\s*"(?:[^"\\]|\\.)*"\s*,\s*)?"id"\s*:')
+_NO_NUMBER = re.compile(r"(?<=[\[, :])-?(?:inf|nan)(?=[\],}])")
+"""Infinite values as C++ prints them, which is not JSON. torch 2.13 writes them as text."""
 _PIECE = 1 << 20
 _LARGEST_NODE = 16 << 20
 """Bytes. The largest nodes of real files list the parameters of a model: some 100 kB."""
 _LARGEST_METADATA = 1 << 16
-_MOST_TEXT = 4000
-"""Characters of one op's shapes, types or values. Ops with a FLOP formula need some hundred."""
 _GROUPS_NODE = "## process_group:init ##"
 _TENSOR = re.compile(r"^Tensor\((.*)\)$")
 _KINETO_TYPES = {"Int": "Scalar", "Double": "Scalar", "Bool": "Scalar"}
 """What Kineto calls inputs that are no tensors; the others have no name there."""
+
+
+class Inputs(NamedTuple):
+    """The inputs of an op: Kineto's Input Dims, Input type and Concrete Inputs, and the execution trace's values."""
+
+    shapes: list[Any]
+    types: list[str]
+    concrete: list[str]
+    values: list[Any]
 
 
 @dataclass(frozen=True)
@@ -45,8 +54,8 @@ class ExecutedOp:
     values: Any
     """Of the inputs: lists, or the text of Python lists (Chakra)."""
 
-    def kineto_arguments(self) -> dict[str, str]:
-        """Its inputs as the arguments that Kineto records with record_shapes=True."""
+    def inputs(self) -> Inputs:
+        """Its inputs as Kineto records them with record_shapes=True."""
         shapes, types, values = map(_listed, (self.shapes, self.types, self.values))
         names: list[str] = []
         concrete: list[str] = []
@@ -64,11 +73,7 @@ class ExecutedOp:
                 else _KINETO_TYPES.get(kind, "ScalarList" if is_list else "")
             )
             concrete.append("" if tensor or of_tensors or isinstance(value, str) else str(value))
-        return {
-            "Input Dims": _short_json(shapes),
-            "Input type": _short_json(names),
-            "Concrete Inputs": _short_json(concrete),
-        }
+        return Inputs(shapes, names, concrete, values)
 
 
 class ExecutionTrace:
@@ -133,7 +138,7 @@ class ExecutionTrace:
             return
         decoder = json.JSONDecoder()
         characters = codecs.getincrementaldecoder("utf-8")("replace")
-        text, at = characters.decode(head[begin.end() :]), 0
+        text, at = _plain(characters.decode(head[begin.end() :])), 0
         while True:
             found = _NODE_BEGINS.search(text, at)
             node: Any = None
@@ -151,7 +156,7 @@ class ExecutionTrace:
             rest = found.start() if found else max(at, text.rfind("{"))
             more = b"" if is_too_deep or len(text) - rest > _LARGEST_NODE else stream.read(_PIECE)
             if more:
-                text, at = text[rest:] + characters.decode(more), 0
+                text, at = text[rest:] + _plain(characters.decode(more)), 0
             elif found:  # damaged: the next node may be whole
                 self.report.lose(f"a node that is not JSON: {text[rest : rest + 60]!r}")
                 at = rest + 1
@@ -215,6 +220,10 @@ def _is_id(value: object) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 63
 
 
+def _plain(text: str) -> str:
+    return _NO_NUMBER.sub("null", text) if "inf" in text or "nan" in text else text
+
+
 def _flat(node: Any) -> dict[str, Any]:
     """A JSON node with its record id; files before 1.0.3 have attributes as fields of the node."""
     if not isinstance(node, dict):
@@ -244,11 +253,6 @@ def _listed(value: Any) -> list[Any]:
         except (ValueError, SyntaxError, RecursionError, MemoryError):
             return []
     return list(value) if isinstance(value, list) else []
-
-
-def _short_json(value: Any) -> str:
-    text = json.dumps(value)
-    return text if len(text) <= _MOST_TEXT else "[]"
 
 
 def _varint(content: bytes, at: int) -> tuple[int, int]:

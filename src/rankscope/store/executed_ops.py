@@ -9,14 +9,13 @@ import json
 import re
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from rankscope.errors import RankscopeError
 from rankscope.model import COMPUTING, EXECUTED_OPS
 from rankscope.private_files import close_to_others
 from rankscope.readers import one_file
 from rankscope.readers.execution_trace import ExecutedOp, ExecutionTrace
-from rankscope.readers.row_batch import RowBatch
 from rankscope.readers.sql_columns import connection
 from rankscope.sql import sql_text
 from rankscope.store.plain_folder import PlainFolder
@@ -27,8 +26,11 @@ _LEAST_AGREEING = 0.5
 agree by chance only."""
 _CHAKRA_NUMBER = re.compile(r"\(\d+\)$")
 """Chakra's converter numbers ops of the same name."""
-_MOST_TENSORS = 4000
+_LONGEST_LINE = 1 << 16
+"""Characters. Ops with longer inputs, such as lists of all parameters, have none in the table."""
+_ENCODE = json.JSONEncoder(allow_nan=False, check_circular=False).encode
 _WITH_SHAPES = "shapes_added"
+_ROWS = "executed_ops.jsonl"
 
 
 def add_executed_ops(folder: Path, traces: Iterable[dict[str, Any]]) -> dict[str, int]:
@@ -37,27 +39,47 @@ def add_executed_ops(folder: Path, traces: Iterable[dict[str, Any]]) -> dict[str
     `traces` are the records of the execution traces; what was taken from each is noted in it.
     """
     plain = PlainFolder(folder)
+    rows = plain.path / _ROWS
     try:
         recorded = _recorded_ops(plain.path)
-        rows: dict[int, dict[str, Any]] = {}
-        for record in traces:
-            path = Path(record["path"])
-            try:
-                with one_file(path):
-                    _link(path, recorded, rows, record)
-            except RankscopeError as error:
-                record["unused"] = [error.message, error.why, error.hint]
-        if not rows:
+        with rows.open("wb") as file:
+            for record in traces:
+                path = Path(record["path"])
+                try:
+                    with one_file(path):
+                        _link(path, recorded, file, record)
+                except RankscopeError as error:
+                    record["unused"] = [error.message, error.why, error.hint]
+        if not rows.stat().st_size:
             return {}
-        batch = RowBatch(EXECUTED_OPS, rows.values())
-        try:
-            count = write_selected(batch, EXECUTED_OPS, folder, 0)
-        finally:
-            batch.close()
+        count = write_selected(_Lines(rows), EXECUTED_OPS, folder, 0)
         _add_shapes(plain.path)
         return {EXECUTED_OPS.name: count}
     finally:
+        rows.unlink(missing_ok=True)
         plain.close()
+
+
+class _Lines:
+    """The rows of EXECUTED_OPS, one line of JSON each: a file, since there may be millions."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def select(self) -> str:
+        columns = ", ".join(
+            f"{field.name}: '{'JSON' if field.type == 'VARCHAR' else field.type}'"
+            for field in EXECUTED_OPS.fields
+        )
+        lines = f"read_json({sql_text(self._path)}, format='newline_delimited', columns={{{columns}}})"
+        return f"SELECT * FROM {lines} QUALIFY row_number() OVER (PARTITION BY id) = 1 ORDER BY id"
+
+    def select_repaired(self) -> str:
+        """Without the lines that DuckDB cannot parse, such as those with half a character."""
+        return self.select().replace("format=", "ignore_errors=true, format=", 1)
+
+    def close(self) -> None:
+        pass
 
 
 def _recorded_ops(folder: Path) -> dict[int, tuple[int, str]]:
@@ -71,30 +93,30 @@ def _recorded_ops(folder: Path) -> dict[int, tuple[int, str]]:
     return {record: (id, name) for record, id, name in found.fetchall()}
 
 
-def _link(
-    path: Path, recorded: dict[int, tuple[int, str]], rows: dict[int, dict[str, Any]], record: dict[str, Any]
-) -> None:
+def _link(path: Path, recorded: dict[int, tuple[int, str]], rows: BinaryIO, record: dict[str, Any]) -> None:
     """Add a row for each op that both traces have; `record` says how many, or why none."""
     trace = ExecutionTrace(path)
-    linked: dict[int, ExecutedOp] = {}
-    common = 0
+    begin = rows.tell()
+    linked = common = 0
     for op in trace.ops():
         slice_id, name = recorded.get(op.record, (-1, ""))
-        if slice_id >= 0:
-            common += 1
-            if name in (op.name, _CHAKRA_NUMBER.sub("", op.name)):
-                linked[slice_id] = op
+        if slice_id < 0:
+            continue
+        common += 1
+        if name in (op.name, _CHAKRA_NUMBER.sub("", op.name)):
+            linked += 1
+            rows.write(_line(slice_id, op))
     report = trace.report
     damage = "; ".join(
         text
         for text in (report.damage, f"{report.events_lost:,} nodes lost" if report.events_lost else "")
         if text
     )
-    if not linked or len(linked) < _LEAST_AGREEING * common:
+    if not linked or linked < _LEAST_AGREEING * common:
         why = (
             "None of its record function ids is in the trace"
             if not common
-            else f"Of {common:,} record function ids that both have, {len(linked):,} are of the same op: "
+            else f"Of {common:,} record function ids that both have, {linked:,} are of the same op: "
             "it is of another recording"
         )
         if not recorded:
@@ -104,28 +126,30 @@ def _link(
             f"{why}.{' Also, ' + damage + '.' if damage else ''}",
             "Record both together: profile(execution_trace_observer=ExecutionTraceObserver().register_callback(FILE))",
         ]
+        rows.truncate(begin)
+        rows.seek(begin)
         return
     record["used"] = (
-        f"{len(linked):,} of {len(recorded):,} ops linked by record function id, schema {trace.schema}"
+        f"{linked:,} of {len(recorded):,} ops linked by record function id, schema {trace.schema}"
         + (f", {trace.groups} process groups" if trace.groups else "")
         + (f"; {damage}" if damage else "")
     )
-    for slice_id, op in linked.items():
-        arguments = op.kineto_arguments()
-        rows[slice_id] = {
-            "id": slice_id,
-            "record": op.record,
-            "node": op.node,
-            "shapes": arguments["Input Dims"],
-            "types": arguments["Input type"],
-            "concrete": arguments["Concrete Inputs"],
-            "tensors": _text(op.values),
-        }
 
 
-def _text(values: Any) -> str:
-    text = values.decode("utf-8", "replace") if isinstance(values, bytes) else json.dumps(values)
-    return text[:_MOST_TENSORS]
+def _line(slice_id: int, op: ExecutedOp) -> bytes:
+    row = {"id": slice_id, "record": op.record, "node": op.node}
+    inputs = op.inputs()
+    found = {
+        "shapes": inputs.shapes,
+        "types": inputs.types,
+        "concrete": inputs.concrete,
+        "tensors": inputs.values,
+    }
+    try:
+        line = _ENCODE(row | found)
+    except (ValueError, RecursionError):
+        line = ""
+    return (line if 0 < len(line) <= _LONGEST_LINE else json.dumps(row)).encode() + b"\n"
 
 
 def _add_shapes(folder: Path) -> None:
