@@ -22,7 +22,7 @@ help:
 	@echo "make check      ruff, mypy --strict, import-linter; a user script under mypy and pyright; tsc"
 	@echo "make bench      rankscope against its peers, as ratios of one run"
 	@echo "make bench-check  the small ones: a warning where reading needs 10 % more CPU than in benchmarks/last.json"
-	@echo "make exam       plant faults in jobs and score the findings (docs/accuracy.md); under 25 minutes"
+	@echo "make exam       plant faults in jobs and score the findings (docs/accuracy.md), and the assistant; under 25 minutes"
 	@echo "make docs       regenerate docs/commands.md, docs/store.md, the import graph and the notebook; build site/"
 
 # Only what the demo needs. What the tests need as well comes with make test.
@@ -101,6 +101,7 @@ bench-check: $(STAMP)
 
 # Faults planted in 270 simulated and 34 real jobs; fails below the floor.
 exam: $(STAMP)
+	$(BIN)/python benchmarks/exam/exam_agents.py
 	$(BIN)/python benchmarks/exam/exam.py
 
 docs: $(STAMP)

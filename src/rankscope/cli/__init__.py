@@ -38,6 +38,8 @@ COMMANDS = {
     "report": "one HTML file to mail: findings, charts, tables, definitions",
     "chart": "one chart as SVG, PNG or HTML: rank by time, roofline, memory, …",
     "query": "SQL over the run: slices, steps, links, arguments of events",
+    "mcp": "the same answers as tools for an assistant",
+    "skill": "a guide for assistants: which report answers which question",
     "export": "a Perfetto or Chrome trace, or tables as Parquet or CSV",
     "scrub": "remove the recorded environment from an nsys export",
     "bench": "a workload to try rankscope on; traces with known answers",

@@ -224,7 +224,7 @@ def shift_ns(path: Path, log: NodeLog, begin_ns: int, end_ns: int) -> int:
         return fit[0]
     changed = path.stat().st_mtime_ns
     written = [s for s in fit if abs(log.last_ns + s - changed) < _WRITTEN_NS]
-    here = -time.localtime(begin_ns // _SECOND).tm_gmtoff * _SECOND
+    here: int = -time.localtime(begin_ns // _SECOND).tm_gmtoff * _SECOND
     usual = [s for at in (here, 0) for s in fit if (s - at) % _DAY_NS == 0]
     whole = [s for s in fit if s % (4 * _QUARTER_NS) == 0]
     for chosen in (*written, *usual, *(whole if len(whole) == 1 else ())):

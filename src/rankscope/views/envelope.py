@@ -7,7 +7,7 @@ it, docs/adr/0160 has the reasons.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, field
+from dataclasses import field, replace
 from typing import Any, Literal
 from urllib.parse import urlencode
 
@@ -35,10 +35,13 @@ _PAGES = {
     "diff": "diff",
     "whatif": "whatif",
     "query": "store",
+    "open": "assistants",
+    "link": "assistants",
+    "definitions": "reports",
 }
 """Below docs; every other report has a page of its own in docs/reports."""
 _ALL_FINDINGS = ("summary", "findings")
-_NO_REPORTS = ("diff", "whatif", "doctor", "query", "collective")
+_NO_REPORTS = ("diff", "whatif", "doctor", "query", "collective", "open", "link", "definitions")
 """Answers that `rankscope stats` does not give."""
 _MOST_SHOWN_RANKS = 2
 _MOST_NEXT = 4
@@ -77,7 +80,7 @@ def envelope(result: Result, question: Question) -> dict[str, Any]:
         finding_dict(finding, result, question.runs, number if numbered else None)
         for number, finding in enumerate(result.findings, 1)
     ]
-    return result_with_paths(result, question.runs).to_dict() | {
+    return result_with_paths(replace(result, findings=()), question.runs).to_dict() | {
         "findings": findings,
         "outcome": kind,
         "reason": reason,
@@ -90,7 +93,7 @@ def envelope(result: Result, question: Question) -> dict[str, Any]:
 
 def finding_dict(finding: Finding, result: Result, runs: Runs, number: int | None) -> dict[str, Any]:
     """A finding with the ids of its facts, a link into the viewer and the commands that go on from it."""
-    facts = [{**asdict(fact), "id": evidence_id(fact)} for fact in finding.facts]
+    facts = [{**fact.to_dict(), "id": evidence_id(fact)} for fact in finding.facts]
     link = viewer_link(finding, number)
     view = with_paths(f"rankscope view RUN --at {shell_words([link])}", _newest(runs))
     report = finding.report or result.name
@@ -135,7 +138,7 @@ def next_commands(result: Result, findings: Iterable[Mapping[str, Any]], runs: R
     wanted = [command for finding in findings for command in finding["commands"]]
     if result.hidden and result.name not in _NO_REPORTS:
         wanted.insert(0, with_paths(f"rankscope stats RUN -r {result.name} --top all --format json", runs))
-    if not wanted and result.name not in (*_ALL_FINDINGS, "diff"):
+    if not wanted and result.name not in (*_ALL_FINDINGS, "diff", "definitions"):
         wanted.append(with_paths("rankscope stats RUN", runs))
     return wanted
 

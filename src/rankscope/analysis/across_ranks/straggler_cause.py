@@ -55,6 +55,8 @@ class StragglerCause:
     evidence: str = ""
     hint: str = ""
     facts: tuple[Fact, ...] = ()
+    names: tuple[str, ...] = ()
+    """Names out of the trace in the texts."""
 
 
 def straggler_cause(run: Run, scope: Scope, late: LateRank) -> StragglerCause:
@@ -182,11 +184,13 @@ def _compute(run: Run, window: Scope, late: LateRank) -> StragglerCause:
     clock = slow_clock(run, window, rank, late.together, late.extra_ns, late.steps) if on_gpu else None
     if clock is not None:
         return _slow_clock(clock, top, late)
+    op, line = _source(run, window, rank, top.name, "gpu" if on_gpu else "slices")
     return StragglerCause(
         title,
-        f"{top.evidence}{_source(run, window, rank, top.name, 'gpu' if on_gpu else 'slices')}",
+        top.evidence + (f", from {op}" if op else "") + (f" at {line}" if line else ""),
         f"{_what_to_do(place, late)} List its {report}: rankscope stats RUN -r {report} --by rank --ranks {rank}",
         top.facts(report, rank),
+        (place.name, op, line),
     )
 
 
@@ -239,8 +243,8 @@ def _annotation_around(run: Run, window: Scope, late: LateRank, top: _Extra) -> 
     return spans
 
 
-def _source(run: Run, window: Scope, rank: int, name: str, table: str) -> str:
-    """The op that launched a kernel, and its line of Python, where they were recorded."""
+def _source(run: Run, window: Scope, rank: int, name: str, table: str) -> tuple[str, str]:
+    """The op that launched a kernel, and its line of Python; empty where they were not recorded."""
     rows = part_of(run, frozenset({rank})).rows(
         f"""
         SELECT o.name, p.name FROM {table} g
@@ -251,10 +255,8 @@ def _source(run: Run, window: Scope, rank: int, name: str, table: str) -> str:
         """,
         [name],
     )
-    if not rows:
-        return ""
-    op, line = rows[0]
-    return (f", from {op}" if op and table == "gpu" else "") + (f" at {line}" if line else "")
+    op, line = rows[0] if rows else (None, None)
+    return (op or "") if table == "gpu" else "", line or ""
 
 
 def _copy(run: Run, window: Scope, late: LateRank) -> StragglerCause:
@@ -313,6 +315,7 @@ def _link(run: Run, window: Scope, late: LateRank) -> StragglerCause:
             Fact("transfer_ns", round(mine_ns), "ns", name, late.together, report="collectives"),
             Fact("transfer_ns", round(other_ns), "ns", "other groups of its kind", report="collectives"),
         ),
+        tuple(rows.groups[group].name for group in slow.tolist()),
     )
 
 
@@ -341,6 +344,7 @@ def _host(run: Run, window: Scope, late: LateRank) -> StragglerCause:
         f"its main thread runs no op for {format_rounded('ns', gap.dur_ns)} {place}".rstrip(),
         _host_hint(run, late.rank, gap),
         (Fact("gap_ns", gap.dur_ns, "ns", f"rank {late.rank}", (late.rank,)), *facts),
+        tuple(name for name in (gap.annotation, gap.before, gap.after, gap.line) if name),
     )
 
 

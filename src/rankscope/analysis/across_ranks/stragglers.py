@@ -355,6 +355,7 @@ def _straggler(run: Run, scope: Scope, found: Waits, late: Lateness, wait: Cause
         hint=why.hint,
         facts=facts,
         remedy=Remedy("links at median" if cause == "link" else "rank at median", ranks=ranks),
+        names=(*why.names, *([node] if node else ())),
     )
 
 

@@ -6,7 +6,7 @@ Views turn a Result into a terminal table, CSV, JSON or Markdown; no analysis dr
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, field, fields, replace
+from dataclasses import field, fields, replace
 from types import MappingProxyType
 from typing import Any, Literal, overload
 
@@ -55,6 +55,10 @@ class Fact:
     """The report that has this row; filled in from the Result, as is the window."""
     window: str = ""
 
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON form."""
+        return {f.name: getattr(self, f.name) for f in fields(self)} | {"row": dict(self.row)}
+
 
 Change = Literal[
     "rank at median",
@@ -100,11 +104,15 @@ class Finding:
     remedy: Remedy | None = None
     report: str = ""
     """The report that found it; filled in from the Result."""
+    names: tuple[str, ...] = ()
+    """Names out of the trace in its texts that no fact holds. Whoever must tell them from our own words quotes them."""
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON form."""
-        values = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("facts", "remedy")}
-        return values | {"facts": [asdict(fact) for fact in self.facts]}
+        values = {
+            f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("facts", "remedy", "names")
+        }
+        return values | {"facts": [fact.to_dict() for fact in self.facts]}
 
     def fact(self, quantity: str) -> Fact | None:
         """The first fact about a quantity."""

@@ -167,6 +167,7 @@ def _findings(run: Run, graph: Graph | ReducedGraph, rows: list[dict[str, Any]])
                 Fact(f"{name}_ns", ns, "ns", "the critical path", row={"class": name})
                 for name, ns in classes.most_common()
             ),
+            names=(top["name"],) if top["name"] else (),
         )
     ]
     ((rank, ns),) = ranks.most_common(1)

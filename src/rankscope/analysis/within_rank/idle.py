@@ -175,6 +175,7 @@ def _finding(run: Run, found: DeviceSums, row: dict[str, Any], steps: int) -> li
         _hint(run, row, place.name, reason),
         facts=facts,
         remedy=Remedy("host gaps gone"),
+        names=(place.name,) if place.name and place.name not in _PHASE_NAMES else (),
     )
     return [OnRank(rank, found.launch_idle / found.span, finding)]
 

@@ -1,0 +1,51 @@
+"""rankscope mcp: the answers as tools for an assistant, over stdio."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import sys
+from pathlib import Path
+
+from rankscope.errors import MissingPackageError
+
+EXAMPLES = """\
+examples:
+  rankscope mcp                 the assistant opens runs by their path
+  rankscope mcp runs/a runs/b   two runs that it can ask about at once
+  claude mcp add rankscope -- rankscope mcp runs/a
+
+The assistant's program starts it and speaks MCP over stdin and stdout. It only reads; the store is made beside raw
+traces, as every command does. `rankscope skill` prints what the assistant is told.
+"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "A Model Context Protocol server over stdio: every report, blame, diff and whatif as a tool."
+    )
+    parser.epilog = EXAMPLES
+    parser.add_argument(
+        "run", nargs="*", type=Path, metavar="RUN", help="a folder with one trace per rank, or a trace file"
+    )
+    parser.add_argument(
+        "--cache", type=Path, metavar="DIR", help="keep the store under DIR, not beside the traces"
+    )
+
+
+def main(args: argparse.Namespace) -> int:
+    if importlib.util.find_spec("mcp") is None:
+        raise MissingPackageError(
+            "rankscope mcp needs the package mcp",
+            why="It is not installed in this Python.",
+            hint="pip install 'rankscope[mcp]'",
+        )
+    from rankscope.agents.server import serve
+    from rankscope.agents.tools import Tools
+
+    tools = Tools(args.run, args.cache, lambda text: print(text, file=sys.stderr))
+    try:
+        serve(tools)
+    finally:
+        tools.close()
+    return 0
