@@ -224,11 +224,12 @@ def shift_ns(path: Path, log: NodeLog, begin_ns: int, end_ns: int) -> int:
         return fit[0]
     changed = path.stat().st_mtime_ns
     written = [s for s in fit if abs(log.last_ns + s - changed) < _WRITTEN_NS]
-    here: int = -time.localtime(begin_ns // _SECOND).tm_gmtoff * _SECOND
+    here = -time.localtime(begin_ns // _SECOND).tm_gmtoff * _SECOND
     usual = [s for at in (here, 0) for s in fit if (s - at) % _DAY_NS == 0]
     whole = [s for s in fit if s % (4 * _QUARTER_NS) == 0]
-    for chosen in (*written, *usual, *(whole if len(whole) == 1 else ())):
-        return chosen
+    chosen = [*written, *usual, *(whole if len(whole) == 1 else [])]
+    if chosen:
+        return chosen[0]
     raise ReadError(
         f"cannot tell the time zone of {path}",
         why=f"Its times have none, and {len(fit)} zones would make it overlap the traces.",
