@@ -558,6 +558,20 @@ def test_our_own_export_is_read_back(tmp_path: Path) -> None:
     check_round_trip(small_run(tmp_path / "run"), tmp_path / "export")
 
 
+def test_several_files_of_one_rank_are_read_back(tmp_path: Path) -> None:
+    info = {"rank": 2, "world_size": 4}
+    for cycle, start in enumerate((1000, 5000)):
+        events = [slice_event(f"op {cycle}", start, 5), kernel_event("gemm", start + 1, 3)]
+        write_kineto(tmp_path / "run" / f"run.{cycle}.pt.trace.json", events, distributedInfo=info)
+    run = open_trace(tmp_path / "run")
+    path = tmp_path / "all.perfetto-trace"
+    write_trace(run, Scope(), path, "perfetto")
+    again = open_trace(path)
+    assert again.rows("SELECT DISTINCT rank, segment FROM slices ORDER BY 2") == [(2, 0), (2, 1)]
+    assert Counter(again.rows(SLICES)) == Counter(run.rows(SLICES))
+    assert again.segments[0].manifest["header"]["distributedInfo"] == info
+
+
 @pytest.mark.parametrize(
     "name",
     ["ddp-gloo4", "gpt-graph-h200", "gpt-h200", "gpt-h200-stack", "hf-trainer-h200", "seqpar-gloo4",

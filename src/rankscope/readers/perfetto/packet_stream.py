@@ -12,7 +12,7 @@ from rankscope.readers.perfetto import native_decoder
 from rankscope.readers.perfetto.decoder import COMPRESSED, Cut
 
 BLOCK_BYTES = 8 << 20
-"""Rewritten at once: about 20 MiB of JSON."""
+"""Rewritten at once: about 16 MiB of JSON."""
 _LARGEST_PACKET = 128 << 20
 _MOST_INFLATED = 64 << 20
 """Of one packet. Perfetto compresses half a MiB at a time."""

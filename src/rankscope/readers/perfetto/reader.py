@@ -44,7 +44,7 @@ _SEPARATOR = b'},\n{"ph"'
 _HEAD_BYTES = 4 << 20
 _PACKETS_LOOKED_AT = 16
 _MOST_EXPANSION = 500
-"""JSON has 2 to 4 times the bytes of its packets."""
+"""JSON has about twice the bytes of its packets."""
 _ALWAYS_ALLOWED = 1 << 30
 """Bytes of JSON that are written whatever the ratio is."""
 

@@ -52,7 +52,11 @@ def write_perfetto(run: Run, scope: Scope, out: Writable, with_args: bool = True
     """Write the trace and return the number of slices."""
     return write_files(
         timeline_files(run, scope),
-        [_listed(file) for file in timeline_files(run, scope)],
+        [
+            _listed(entry.rank, entry.segment, entry.manifest["header"])
+            for entry in sorted(run.timelines, key=lambda entry: (entry.rank, entry.segment))
+            if scope.ranks is None or entry.rank in scope.ranks
+        ],
         run.start_unix_ns + origin_ns(run),
         out,
         with_args,
@@ -90,15 +94,17 @@ def write_files(
     return slices
 
 
-def _listed(file: TraceFile) -> dict[str, Any]:
+def _listed(rank: int, segment: int, header: dict[str, Any]) -> dict[str, Any]:
     """Which file a sequence is of."""
-    world_size = (file.header.get("distributedInfo") or {}).get("world_size")
-    return {"rank": file.rank, "segment": file.segment, "world_size": world_size}
+    info = header.get("distributedInfo")
+    world_size = info.get("world_size") if isinstance(info, dict) else None
+    return {"rank": rank, "segment": segment, "world_size": world_size}
 
 
 def write_one(file: TraceFile, start_unix_ns: int, out: Writable, with_args: bool) -> int:
     """A trace of one file; returns the number of slices."""
-    return write_files([file], [_listed(file)], start_unix_ns, out, with_args)
+    listed = [_listed(file.rank, file.segment, file.header)]
+    return write_files([file], listed, start_unix_ns, out, with_args)
 
 
 def _attribute(key: str, value: object) -> bytes:
