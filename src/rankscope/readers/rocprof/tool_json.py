@@ -45,8 +45,8 @@ from rankscope.readers.sql_columns import connection
 _ROOT = re.compile(rb'^[\xef\xbb\xbf\s]*\{\s*"rocprofiler-sdk-tool"\s*:\s*\[')
 _BLOCK_BYTES = 16 << 20
 _SHORT_HEAD_BYTES = 1 << 16
-_MOST_BEFORE_RECORDS = 512 << 20
-"""Bytes of what records refer to: hundreds of thousands of kernels."""
+_MOST_BEFORE_RECORDS = 128 << 20
+"""Bytes of what records refer to. 10,000 kernels, as many as torch has, are 20 MB."""
 _LARGEST_RECORD = 1 << 24
 _MOST_DAMAGED = 200
 """Records of a block that do not parse, before the rest of it is left out: each may take as long as the block."""
@@ -216,9 +216,14 @@ class ToolJsonReading:
         found = text.find(_SECTION, _MOST_BEFORE_RECORDS)
         if found is None:
             if first:
+                where = (
+                    f"ends before the start of callback_records ({self._stream.damage or 'cut off'})"
+                    if text.ended
+                    else f"has no list of records in its first {_MOST_BEFORE_RECORDS >> 20} MiB"
+                )
                 raise ReadError(
                     f"{self._path} has no records",
-                    why=f"It ends before the start of callback_records ({self._stream.damage or 'cut off'}).",
+                    why=f"It {where}.",
                     hint="Record this rank again: rocprofv3 --output-format json -- PROGRAM. Or leave the file out.",
                 )
             return {}
