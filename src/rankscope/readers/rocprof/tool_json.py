@@ -257,6 +257,9 @@ class ToolJsonReading:
                 records = list(parsed_records(block, self.report))
                 counted.append(_dispatch_numbers(records))
                 yield from _row_batches(_counter_rows(records, told))
+            else:
+                count = max(1, block.text.count(b'"start_timestamp"'))
+                self.report.lose(f"{block.list} is a list that is not known", count)
         if not dispatches:  # counters are collected without a trace of the kernels
             for numbers in counted:
                 yield _Ready(kernel_columns(told.process, numbers))
@@ -288,13 +291,17 @@ class ToolJsonReading:
         rows = []
         for record in parsed_records(block, self.report):
             _, name = told.operation(_integer(record.get("kind")), _integer(record.get("operation")))
+            time, size = _integer(record.get("start_timestamp")), _integer(record.get("allocation_size"))
+            if NULL in (time, size):
+                self.report.lose("an allocation without a usable time or size")
+                continue
             rows.append(
                 (
-                    _integer(record.get("start_timestamp")),
+                    time,
                     _integer(record.get("thread_id")),
                     _integer(_at(record, ("agent_id", "handle"))),
                     _address(record.get("address")),
-                    _integer(record.get("allocation_size")),
+                    size,
                     int(name.endswith("FREE")),
                 )
             )
@@ -528,7 +535,7 @@ def _memory_rows(told: Told, found: list[dict[str, Numbers]]) -> Iterator[dict[s
     use = MemoryUse(told.process)
     for values in zip(*(column[order].tolist() for column in columns), strict=True):
         one = Allocation(*values)
-        if one.time != NULL and one.size != NULL and (row := use.row(one)) is not None:
+        if (row := use.row(one)) is not None:
             yield row
 
 
