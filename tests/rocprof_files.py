@@ -150,6 +150,7 @@ class RocpdWriter:
     def __init__(self, path: Path, schema: int = 3) -> None:
         self.path, self._schema = path, schema
         self._connection = sqlite3.connect(path)
+        self._connection.execute("PRAGMA synchronous = OFF")
 
     def write(self, activity: Activity) -> RocpdWriter:
         self._ending = f"_{activity.pid:08x}_d4de_74de_b70e_c34ecf8c3a87"

@@ -21,6 +21,7 @@ from rankscope.analysis.health.doctor import doctor
 from rankscope.errors import NotATraceError, RankscopeError, ReadError
 from rankscope.readers import find_reader, identities, open_part
 from rankscope.readers.base import ReadReport
+from rankscope.readers.rocprof import tool_json as rocprof_json
 from rankscope.store.run import Run
 from rocprof_files import (
     HIP,
@@ -430,6 +431,27 @@ def test_a_file_without_records_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ReadError, match="no records") as error:
         read(path)
     assert error.value.hint
+
+
+def test_a_bomb_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rocprof_json, "_MOST_BEFORE_RECORDS", 1 << 20)
+    monkeypatch.setattr(rocprof_json, "_BLOCK_BYTES", 1 << 18)
+    path = tmp_path / "x_results.json.gz"
+    kernels = b'{"size":1,"kernel_id":2},' * 100_000
+    path.write_bytes(gzip.compress(b'{"rocprofiler-sdk-tool":[{"kernel_symbols":[' + kernels))
+    with pytest.raises(ReadError, match="no records") as error:
+        read(path)
+    assert "1 MiB" in error.value.why
+
+
+def test_blocks_are_cut_between_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    activity = some_activity(200)
+    path = write_tool_json(tmp_path / "x_results.json", activity)
+    whole, _ = read(path)
+    monkeypatch.setattr(rocprof_json, "_BLOCK_BYTES", 2_000)
+    pieces, report = read(path)
+    assert comparable(pieces) == comparable(whole)
+    assert not report.damage and not report.events_lost
 
 
 def test_doctor_understands_every_event(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -513,12 +513,18 @@ class _Sources:
             return
         use = MemoryUse(self.process)
         at = {name: place for place, name in enumerate(names)}
-        found: Iterator[tuple[Any, ...]] = (
-            tuple(row[at[name]] if name in at else None for name in _ALLOCATION_FIELDS)
-            for row in self._sorted(f"{sql} ORDER BY {at['start'] + 1}")
+        ordered = self._sorted(f"{sql} ORDER BY {at['start'] + 1}")
+        found = (
+            tuple(row[at[name]] if name in at else None for name in _ALLOCATION_FIELDS) for row in ordered
         )
-        usable = (Allocation(*one) for one in found if isinstance(one[0], int) and isinstance(one[4], int))
-        yield from _row_batches(row for one in usable if (row := use.row(one)) is not None)
+        yield from _row_batches(row for one in self._usable(found) if (row := use.row(one)) is not None)
+
+    def _usable(self, rows: Iterable[tuple[Any, ...]]) -> Iterator[Allocation]:
+        for row in rows:
+            if isinstance(row[0], int) and isinstance(row[4], int):
+                yield Allocation(*row)
+            else:
+                self.report.lose("an allocation without a usable time or size")
 
     def _counters(self) -> Iterator[EventBatch]:
         """Hardware counters of dispatches, and samples of counters."""

@@ -45,8 +45,8 @@ from rankscope.readers.sql_columns import connection
 _ROOT = re.compile(rb'^[\xef\xbb\xbf\s]*\{\s*"rocprofiler-sdk-tool"\s*:\s*\[')
 _BLOCK_BYTES = 16 << 20
 _SHORT_HEAD_BYTES = 1 << 16
-_MOST_BEFORE_RECORDS = 512 << 20
-"""Bytes of what records refer to: hundreds of thousands of kernels."""
+_MOST_BEFORE_RECORDS = 128 << 20
+"""Bytes of what records refer to. 10,000 kernels, as many as torch has, are 20 MB."""
 _LARGEST_RECORD = 1 << 24
 _MOST_DAMAGED = 200
 """Records of a block that do not parse, before the rest of it is left out: each may take as long as the block."""
@@ -216,9 +216,14 @@ class ToolJsonReading:
         found = text.find(_SECTION, _MOST_BEFORE_RECORDS)
         if found is None:
             if first:
+                where = (
+                    f"ends before the start of callback_records ({self._stream.damage or 'cut off'})"
+                    if text.ended
+                    else f"has no list of records in its first {_MOST_BEFORE_RECORDS >> 20} MiB"
+                )
                 raise ReadError(
                     f"{self._path} has no records",
-                    why=f"It ends before the start of callback_records ({self._stream.damage or 'cut off'}).",
+                    why=f"It {where}.",
                     hint="Record this rank again: rocprofv3 --output-format json -- PROGRAM. Or leave the file out.",
                 )
             return {}
@@ -252,6 +257,9 @@ class ToolJsonReading:
                 records = list(parsed_records(block, self.report))
                 counted.append(_dispatch_numbers(records))
                 yield from _row_batches(_counter_rows(records, told))
+            else:
+                count = max(1, block.text.count(b'"start_timestamp"'))
+                self.report.lose(f"{block.list} is a list that is not known", count)
         if not dispatches:  # counters are collected without a trace of the kernels
             for numbers in counted:
                 yield _Ready(kernel_columns(told.process, numbers))
@@ -283,13 +291,17 @@ class ToolJsonReading:
         rows = []
         for record in parsed_records(block, self.report):
             _, name = told.operation(_integer(record.get("kind")), _integer(record.get("operation")))
+            time, size = _integer(record.get("start_timestamp")), _integer(record.get("allocation_size"))
+            if NULL in (time, size):
+                self.report.lose("an allocation without a usable time or size")
+                continue
             rows.append(
                 (
-                    _integer(record.get("start_timestamp")),
+                    time,
                     _integer(record.get("thread_id")),
                     _integer(_at(record, ("agent_id", "handle"))),
                     _address(record.get("address")),
-                    _integer(record.get("allocation_size")),
+                    size,
                     int(name.endswith("FREE")),
                 )
             )
@@ -523,7 +535,7 @@ def _memory_rows(told: Told, found: list[dict[str, Numbers]]) -> Iterator[dict[s
     use = MemoryUse(told.process)
     for values in zip(*(column[order].tolist() for column in columns), strict=True):
         one = Allocation(*values)
-        if one.time != NULL and one.size != NULL and (row := use.row(one)) is not None:
+        if (row := use.row(one)) is not None:
             yield row
 
 
