@@ -166,6 +166,38 @@ def test_c_and_python_read_the_same(events: list[tuple[int, int, int, dict[str, 
         assert in_c.in_c
 
 
+@pytest.mark.skipif(native.functions is None, reason="the C parts were not built")
+def test_c_and_python_read_the_same_of_damaged_lines() -> None:
+    """C may also refuse what Python reads, with the damaged events counted."""
+    plane = PlaneFile("/host:CPU")
+    events = [
+        plane.event(
+            f"e{n % 3}", n * 1000, 500, a=1.5 * n, b="té\n\x01", c=Ref("r"), d=b"xyz", e=-n, f=1 << 63
+        )
+        for n in range(6)
+    ]
+    content = number(1, 1) + b"".join(chunk(4, event) for event in events) + chunk(11, "main")
+    shared = xla_planes.NamedTexts.of({1: '"x":1', 2: "", 3: '"y":2'})
+    stats = xla_planes.NamedTexts.of({id: f'"n{id}"' for id in range(1, 8)})
+    picked = np.array([1, 5, -3, 6], dtype=np.int64)
+    chance = random.Random(5)
+    for _ in range(150):
+        damaged = bytearray(content)
+        for _ in range(chance.choice((1, 2, 8))):
+            damaged[chance.randrange(len(damaged))] = chance.randrange(256)
+        line = memoryview(bytes(damaged[: chance.randrange(1, 2 * len(damaged))]))
+        (ends, own), count, early = native.functions.line_cuts(line, xla_planes.PIECE_BYTES)
+        cuts = np.frombuffer(ends, np.int64).tolist()
+        in_python = xla_planes.cut_in_python(line)
+        assert (cuts, bytes(own), count, early) == (in_python[0], bytes(in_python[1]), *in_python[2:])
+        piece = line[: cuts[-1] if cuts else 0]
+        slow = xla_planes.events_in_python(piece, shared, stats, picked)
+        quick = xla_planes.read_events(piece, shared, stats, picked)
+        assert bytes(quick.args) == bytes(slow.args)
+        assert quick.offset_ps.tolist() == slow.offset_ps.tolist()
+        assert quick.picked.tolist() == slow.picked.tolist()
+
+
 def test_the_same_without_the_c_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write_space(tmp_path / "a.xplane.pb", *gpu_planes(), tpu_plane())
     with_c, _ = rows_of(path)

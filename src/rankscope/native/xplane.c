@@ -35,7 +35,7 @@ static PyObject *line_cuts(PyObject *self, PyObject *args) {
             last = line.at;
         }
     }
-    if (line.at > last) array_append_i64(&found[0], line.at - begin);
+    if (before > last) array_append_i64(&found[0], before - begin);
     Py_END_ALLOW_THREADS
     PyBuffer_Release(&view);
     PyObject *both = arrays_to_python(found, 2);
@@ -148,8 +148,9 @@ static bool read_stat(Reading *reading, Bytes stat, int64_t *values, bool *has_a
         else if (field.number <= STAT_REFERENCE) value = field;
     }
     if (stat.damaged) return false;
+    bool is_whole = value.number == STAT_UNSIGNED || value.number == STAT_SIGNED || value.number == STAT_REFERENCE;
     for (size_t pick = 0; pick < reading->picks; pick++)
-        if (reading->picked[pick] == id && value.wire == WIRE_VARINT) values[pick] = (int64_t)value.value;
+        if (reading->picked[pick] == id && is_whole) values[pick] = (int64_t)value.value;
     int64_t place = place_of(&reading->stats, id);
     if (place < 0) return true;
     const int64_t *offsets = reading->stats.offsets;

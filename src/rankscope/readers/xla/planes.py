@@ -36,6 +36,7 @@ _INTERNAL = "_"
 """Names of stats that begin so connect events inside XLA's profiler; they are not arguments."""
 _EVENT = 4
 """The field of a line that is an event."""
+_UNSIGNED = (1 << 64) - 1
 _REFERENCE = 7
 """The field of a stat that is the id of a name."""
 
@@ -255,10 +256,15 @@ def _stat(message: memoryview) -> tuple[int, int, Any]:
     id, kind, found = 0, 0, None
     for number, wire, value, _ in fields(message):
         if number == 1:
-            id = signed(value) if wire == VARINT else 0
+            id = _whole(wire, value)
         elif number <= _REFERENCE:
             kind, found = number, _value(number, wire, value)
     return id, kind, found
+
+
+def _whole(wire: int, value: Any) -> int:
+    """An int64; 0 for a field of another type."""
+    return signed(value) if wire != BYTES else 0
 
 
 def _value(number: int, wire: int, value: Any) -> Any:
@@ -266,8 +272,8 @@ def _value(number: int, wire: int, value: Any) -> Any:
         return double(value) if wire == FIXED64 else 0.0
     if number in (5, 6):
         return text(value) if number == 5 else len(value) if wire == BYTES else 0
-    whole = value if wire != BYTES else 0
-    return whole if number == 3 else signed(whole)
+    whole = _whole(wire, value)
+    return whole & _UNSIGNED if number == 3 else whole
 
 
 def _read_line(message: memoryview) -> Line:
@@ -353,19 +359,19 @@ def events_in_python(piece: memoryview, shared: NamedTexts, stats: NamedTexts, p
             continue
         try:
             id, offset, duration, own = _event(event)
+            if offset is None or id not in places:
+                without_time += offset is None
+                without_metadata += offset is not None
+                continue
             own_stats = [_stat(message) for message in own]
         except DamagedMessageError:
             damaged += 1
-            continue
-        if offset is None or id not in places:
-            without_time += offset is None
-            without_metadata += offset is not None
             continue
         values = [NULL] * len(columns)
         parts = [fragments[places[id]]] if fragments[places[id]] else []
         for stat, kind, value in own_stats:
             if stat in columns and kind in (3, 4, _REFERENCE):
-                values[columns[stat]] = signed(value) if value >> 63 > 0 else value
+                values[columns[stat]] = signed(value) if value > 0 else value
             if names.get(stat):
                 parts.append(f"{names[stat]}:{_value_text(kind, value, names)}")
         rows.append((places[id], offset, duration, values))
@@ -391,16 +397,14 @@ def _event(message: memoryview) -> tuple[int, int | None, int, list[memoryview]]
     offset: int | None = 0
     stats: list[memoryview] = []
     for number, wire, value, _ in fields(message):
-        if number == 4:
-            stats += [value] if wire == BYTES else []
-        elif wire == BYTES:
-            continue
-        elif number == 1:
-            id = signed(value)
+        if number == 1:
+            id = _whole(wire, value)
         elif number == 2:
-            offset = signed(value)
+            offset = _whole(wire, value)
         elif number == 3:
-            duration = signed(value)
+            duration = _whole(wire, value)
+        elif number == 4 and wire == BYTES:
+            stats.append(value)
         elif number == 5:
             offset = None
     return id, offset, duration, stats

@@ -7,6 +7,9 @@ from collections.abc import Iterator
 from typing import Any
 
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
+_GROUPS = {3: 1, 4: -1}
+"""Wire types of the start and the end of a group; no format that is read here has any."""
+_MOST_GROUPS = 64
 _LONGEST_VARINT = 10
 _MASK = (1 << 64) - 1
 
@@ -21,7 +24,7 @@ class DamagedMessageError(ValueError):
 
 def fields(message: memoryview) -> Iterator[tuple[int, int, Any, int]]:
     """Number, wire type and value (int or memoryview) of each field, and where the field ends."""
-    at, size = 0, len(message)
+    at, size, groups = 0, len(message), 0
     while at < size:
         begin = at
         tag, at = _varint(message, at, begin)
@@ -36,10 +39,13 @@ def fields(message: memoryview) -> Iterator[tuple[int, int, Any, int]]:
             length = 8 if wire == FIXED64 else 4
             value, at = int.from_bytes(message[at : at + length], "little"), at + length
         else:
+            value, groups = 0, groups + _GROUPS.get(wire, _MOST_GROUPS + 1)
+        if at > size or number == 0 or tag >> 32 or not 0 <= groups <= _MOST_GROUPS:
             raise DamagedMessageError(begin)
-        if at > size or number == 0 or tag >> 32:
-            raise DamagedMessageError(begin)
-        yield number, wire, value, at
+        if not groups:  # what is inside a group is skipped; its end is a field without a value
+            yield number, wire, value, at
+    if groups:
+        raise DamagedMessageError(at)
 
 
 def _varint(message: memoryview, at: int, begin: int) -> tuple[int, int]:
