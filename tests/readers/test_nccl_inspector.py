@@ -11,6 +11,7 @@ import pytest
 
 from conftest import slice_event, write_kineto
 from nccl_files import UNIX_US, WORLD, Op, bandwidths, inspector_line, write_inspector
+from rankscope.analysis.core.notes import sessions
 from rankscope.analysis.core.result import Result
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.questions import QUESTIONS
@@ -161,6 +162,18 @@ def test_beside_traces_nothing_counts_twice(tmp_path: Path) -> None:
     assert any("from the traces" in note for note in found.notes)
     ((starts,),) = run.rows("SELECT count(DISTINCT start_ns) FROM slices WHERE name LIKE '%AllReduce'")
     assert starts == 1  # on one axis
+
+
+def test_a_log_of_the_whole_job_does_not_join_recordings(tmp_path: Path) -> None:
+    """Traces of two ranks, ten minutes apart, are not compared; a log that covers both changes nothing."""
+    apart_us = 600_000_000
+    for rank in range(2):
+        event = slice_event("aten::mm", 0.0, 100.0, pid=rank, tid=1)
+        base = (UNIX_US + rank * apart_us) * 1000
+        info = {"rank": rank, "world_size": 2}
+        write_kineto(tmp_path / f"rank-{rank}.json", [event], distributedInfo=info, baseTimeNanoseconds=base)
+    write_inspector(tmp_path, 0, [Op("AllReduce", 1, 8192, 10, 0), Op("AllReduce", 2, 8192, 10, apart_us)])
+    assert len(set(sessions(Run(ingest([tmp_path]))).values())) == 2
 
 
 def test_send_and_recv_match_in_the_communicator_of_the_job(tmp_path: Path) -> None:

@@ -279,14 +279,21 @@ class Run:
         """Whether any file of the run has rows of this table: some belong to one format only."""
         return bool(self._owners(table))
 
+    @property
+    def compared(self) -> list[SegmentEntry]:
+        """The timelines without those of NCCL beside traces: a log of the whole job would join separate recordings."""
+        return [entry for entry in self.timelines if self._has_collectives(entry)]
+
+    def _has_collectives(self, entry: SegmentEntry) -> bool:
+        """False for NCCL's files that repeat what the traces have."""
+        return entry.format not in NCCL_FORMATS or entry.format == self._nccl_format
+
     def _owners(self, table: Table) -> list[SegmentEntry]:
         """The segments with rows of this table. Collectives have one source: NCCL's files repeat those of traces."""
         own = [entry for entry in self.used if entry.files_of(table)]
         if table is not COLLECTIVES:
             return own
-        return [
-            entry for entry in own if entry.format not in NCCL_FORMATS or entry.format == self._nccl_format
-        ]
+        return [entry for entry in own if self._has_collectives(entry)]
 
     def shift_ns(self, entry: SegmentEntry) -> int:
         """From the run's start to the origin of this segment; 0 for a file without times."""
@@ -430,7 +437,7 @@ class Run:
         elif self._clock_mode == "aligned" and (known := kept.load(self.store, made_from)):
             return known
         else:
-            rows = matched_collectives(self.own_collectives(), self.timelines)
+            rows = matched_collectives(self.own_collectives(), self.compared)
         if self.keeps_results:
             kept.save(self.store, made_from, rows)
         return rows

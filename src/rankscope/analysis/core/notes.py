@@ -116,4 +116,4 @@ def outside_steps(scope: Scope, inside: int, total: int, what: str) -> list[str]
 @once_per_run
 def sessions(run: Run) -> dict[tuple[int, int], int]:
     """By rank and segment: files with the same number were recorded by the same job at the same time."""
-    return recording_sessions(run.timelines)
+    return recording_sessions(run.compared)
