@@ -15,6 +15,7 @@ import pytest
 from conftest import DATA, open_trace, slice_event, write_kineto
 from rankscope.analysis import REPORTS
 from rankscope.analysis.core.scope import Scope
+from rankscope.analysis.memory.block_map import read_blocks
 from rankscope.analysis.memory.snapshot import BEFORE, snapshot_holders, snapshot_peaks
 from rankscope.readers.safe_pickle import Budget
 from rankscope.readers.stack_frames import frames_in, op_name, own_line
@@ -264,6 +265,22 @@ def test_any_history(tmp_path: Path) -> None:
         assert found == by_line
         late += by_line["?"] > 0
     assert 5 < late < 40  # both kinds are among them
+
+
+def test_a_history_with_completed_frees_only(tmp_path: Path) -> None:
+    """skip_actions=["free_requested"]: the same peak, holders and rectangles."""
+    history, live = random_history(Random(8))
+    completed = [entry for entry in history if entry["action"] != "free_requested"]
+    assert len(completed) < len(history)
+    runs = [
+        open_trace(write(tmp_path / f"{name}.rank-0.pickle", snapshot(entries, live)))
+        for name, entries in (("all", history), ("some", completed))
+    ]
+    peaks = [[peak.allocated_bytes for peak in snapshot_peaks(run, Scope())] for run in runs]
+    assert peaks[0] == peaks[1] == [brute_force(snapshot(history, live))[0]]
+    assert snapshot_holders(runs[0], Scope()) == snapshot_holders(runs[1], Scope())
+    sizes = [sorted(read_blocks(run, 0, 0).allocations.bytes.tolist()) for run in runs]
+    assert sizes[0] == sizes[1]
 
 
 def test_a_snapshot_without_history(tmp_path: Path) -> None:

@@ -126,6 +126,23 @@ def test_the_same_tables_with_and_without_c(
 
 
 @needs_c
+@pytest.mark.parametrize("protocol", [2, 3])
+def test_the_protocols_of_torchs_own_pickler(tmp_path: Path, protocol: int) -> None:
+    """Memo slots are numbered in the instructions, texts have four bytes of length."""
+    frames = [{"filename": f"/a/file {n}.py", "line": n, "name": "f"} for n in range(1, 300)]
+    entries = [
+        {"action": "alloc", "addr": 2**40 + n, "size": n, "frames": frames[n : n + 3]} for n in range(290)
+    ]
+    value = {"segments": [], "device_traces": [entries], "allocator_settings": {"a": 2**40, "b": -1}}
+    found = []
+    for number in (protocol, 4):
+        path = tmp_path / f"{number}.pickle"
+        path.write_bytes(pickle.dumps(value, number))
+        found.append(tables(path))
+    assert found[0] == found[1] and len(found[0][1][2]) == 290
+
+
+@needs_c
 def test_many_keys_and_long_lists(tmp_path: Path) -> None:
     """Python writes them in parts of a thousand; a key that is set twice has its last value."""
     value: dict[str, Any] = {f"key {n}": n for n in range(2500)} | {"list": list(range(5000)), "segments": []}

@@ -43,6 +43,7 @@ _EFFECTS = {
     "segment_free": (0, -1),
     "segment_unmap": (0, -1),
 }
+_FREE, _FREED = "free_requested", "free_completed"
 _LIVE = "active_allocated"
 _ARGS = ",".join(f'"{name}":%s' for name in ("size", "stack", "stream", *MEMORY_ARGS))
 _LEAST_FRAME_TEXT = 64 << 20
@@ -199,7 +200,7 @@ class _Snapshot:
         tree = self._tree
         codes, names = tree.coded(tree.fields(entries, "action"))
         actions = [name if isinstance(name, str) else "" for name in names]
-        effects = np.array([_EFFECTS.get(action, (0, 0)) for action in actions], np.int8).reshape(-1, 2)
+        effects = np.array([_effect(action, actions) for action in actions], np.int8).reshape(-1, 2)
         sizes = tree.numbers(tree.fields(entries, "size"))
         sizes = np.where(sizes == NULL, 0, sizes)
         allocated = _running_total(effects[codes, 0], sizes, live)
@@ -348,6 +349,14 @@ class _Events:
 
 
 _NO_TOTALS = (np.zeros(0, np.int64),) * 4
+
+
+def _effect(action: str, actions: list[str]) -> tuple[int, int]:
+    """Of an action among those of a history. One that was recorded without requests (skip_actions) has only the
+    completed frees."""
+    if action == _FREED and _FREE not in actions:
+        return _EFFECTS[_FREE]
+    return _EFFECTS.get(action, (0, 0))
 
 
 def _running_total(effect: NDArray[Any], sizes: Numbers, at_end: int) -> Numbers:

@@ -28,9 +28,18 @@ _LARGEST = 1 << 50
 """Addresses have 48 bits, and sizes fewer: beyond this a figure is damaged."""
 _NO_STACK = -1
 _NO_TIME = -(1 << 62)
-_ACTIONS = ("alloc", "free_requested", "segment_alloc", "segment_map", "segment_free", "segment_unmap")
-_ALLOCATES, _FREES, _RESERVES, _RELEASES = (0,), (1,), (2, 3), (4, 5)
-"""Places in _ACTIONS."""
+_ACTIONS = (
+    "alloc",
+    "free_requested",
+    "free_completed",
+    "segment_alloc",
+    "segment_map",
+    "segment_free",
+    "segment_unmap",
+)
+_ARGS = '{"Addr": "BIGINT", "size": "BIGINT", "stack": "INTEGER", "Bytes": "BIGINT"}'
+_ALLOCATES, _FREES, _RESERVES, _RELEASES = (0,), (1, 2), (3, 4), (5, 6)
+"""Places in _ACTIONS. Of the two frees, that counts which changes the total: it has Bytes."""
 
 
 @dataclass(frozen=True)
@@ -117,10 +126,11 @@ def read_blocks(run: Run, rank: int, device: int) -> Blocks:
         SELECT a.id AS id, name, coalesce(i.ts_ns, {_NO_TIME}) AS ts_ns, coalesce(args."Addr", -1) AS address,
                coalesce(args.size, -1) AS size, coalesce(args.stack, {_NO_STACK})::BIGINT AS stack
         FROM (SELECT id, list_position({list(_ACTIONS)}, name) - 1 AS name,
-                     json_transform(args, '{{"Addr":"BIGINT","size":"BIGINT","stack":"INTEGER"}}') AS args
+                     json_transform(args, '{_ARGS}') AS args
               FROM events WHERE {mine} AND category = '{SNAPSHOT_CATEGORY}' AND device = {device}
               AND list_contains({list(_ACTIONS)}, name)) a
-        LEFT JOIN (SELECT id, ts_ns FROM instants WHERE {mine}) i ON i.id = a.id ORDER BY a.id
+        LEFT JOIN (SELECT id, ts_ns FROM instants WHERE {mine}) i ON i.id = a.id
+        WHERE args."Bytes" IS NOT NULL OR NOT list_contains({list(_FREES)}, name) ORDER BY a.id
     """)
     )
     live = run.arrays(f"""

@@ -180,7 +180,7 @@ def _held_at(peak: SnapshotPeak, mine: str) -> str:
     snapshot whose allocation is older than the history."""
     if peak.event is None:
         return f"SELECT {_SIZE} AS bytes, stack FROM memory_blocks WHERE {mine} AND state = '{LIVE}'"
-    entries = f"FROM ({_HISTORY}) WHERE name IN ('alloc', 'free_requested') AND {mine}"
+    entries = f"FROM ({_HISTORY}) WHERE bytes IS NOT NULL AND {mine}"
     return f"""
         SELECT i.bytes, TRY_CAST(i.args->>'stack' AS INTEGER) AS stack
         FROM (SELECT address, max(id) AS id {entries} AND id <= {peak.event} GROUP BY address) l
