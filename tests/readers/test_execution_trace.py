@@ -97,6 +97,19 @@ def test_what_is_of_another_recording_is_not_linked(
     assert main(["ingest", str(tmp_path), "-q"]) == 0  # it is no error of the run
 
 
+def test_of_several_ranks_the_name_must_tell(tmp_path: Path) -> None:
+    for rank in range(2):
+        write_kineto(tmp_path / f"rank{rank}.json", OPS)
+    (tmp_path / "chakra").mkdir()
+    (tmp_path / "chakra" / "trace.json").write_text(json_text(NODES))
+    (tmp_path / "chakra" / "settings.json").write_text("{}")  # no file of which anything is expected
+    said: list[str] = []
+    run = Run(ingest([tmp_path], watch=Watch(say=said.append)))
+    (message,) = said
+    assert message.count("\n") == 2 and "does not say which" in message and "more" not in message
+    assert not run.rows("SELECT * FROM executed_ops")
+
+
 def test_an_execution_trace_that_comes_later_is_added(tmp_path: Path) -> None:
     write_kineto(tmp_path / "rank0.json", OPS)
     assert not open_trace(tmp_path).rows("SELECT * FROM executed_ops")

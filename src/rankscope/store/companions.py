@@ -54,13 +54,13 @@ def _record(path: Path) -> dict[str, Any]:
         "path": str(path), "bytes": stat.st_size, "mtime_ns": stat.st_mtime_ns, "kind": "", "used": "", "unused": []
     }  # fmt: skip
     try:
-        record["kind"] = _kind(path)
+        record["kind"] = kind_of(path)
     except RankscopeError as error:
         record["unused"] = [error.message, error.why, error.hint]
     return record
 
 
-def _kind(path: Path) -> str:
+def kind_of(path: Path) -> str:
     """By content; '' for files that are none of these."""
     with one_file(path):
         head, _ = read_head(path, _HEAD_BYTES)

@@ -112,6 +112,8 @@ class _Plan:
     """The ranks that the user gave."""
     companions: Mapping[int, tuple[Path, ...]] = field(default_factory=dict)
     """By rank: files that may add to its traces."""
+    of_no_rank: tuple[Path, ...] = ()
+    """Such files whose names do not tell which of the ranks they belong to."""
     as_it_is: bool = False
     """The raw files are elsewhere or gone: nothing is read but what is damaged."""
 
@@ -135,6 +137,7 @@ def ingest(paths: Sequence[Path], options: Options | None = None, watch: Watch |
         _clean_up(plan.store)
         return Ingested(plan.store, plan.index, (), plan.skipped)
     _report_assumed_rank(wanted, watch.say)
+    _report_of_no_rank(plan, watch.say)
     with _writing(plan.store), incoming_folder(plan.store) as incoming:
         update = _Update(plan, kept, wanted, incoming)
         while True:
@@ -238,7 +241,11 @@ def _plan(paths: Sequence[Path], options: Options, say: Say) -> _Plan:
     places, logs, unopened = assign(sources.files, given, sources.ranks, indexes[store])
     skipped = (*sources.skipped, *unopened)
     companions = _by_rank(sources.companions, {place.rank for place in places})
-    return _Plan(store, stores[store], indexes[store], places, skipped, logs, given, companions)
+    assigned = {path for paths in companions.values() for path in paths}
+    of_no_rank = tuple(
+        path for path in sources.companions if path not in assigned and rank_from_name(path) is None
+    )
+    return _Plan(store, stores[store], indexes[store], places, skipped, logs, given, companions, of_no_rank)
 
 
 def _with_logs(plan: _Plan, entries: Sequence[SegmentEntry]) -> tuple[_Plan, list[Assignment]]:
@@ -358,6 +365,24 @@ def _report_assumed_rank(wanted: list[Assignment], say: Say) -> None:
             say(f"{place.path.name} has no rank; it is the only trace, so it is read as rank 0")
         elif place.rank_source == BESIDE:
             say(f"{place.path.name} has no rank; it is read as that of the only rank here, {place.rank}")
+
+
+def _report_of_no_rank(plan: _Plan, say: Say) -> None:
+    if not plan.of_no_rank:
+        return
+    from rankscope.store.companions import kind_of  # late: few runs have such files
+
+    found = []
+    for path in plan.of_no_rank:
+        with suppress(RankscopeError):
+            found += [path] * bool(kind_of(path))
+    if found:
+        first, more = found[0], len(found) - 1
+        say(
+            f"{first} is not used{f', nor are {more} more' if more else ''}\n"
+            "  The run has several ranks, and its name does not say which it is of.\n"
+            "  Name it like the trace of its rank: rank0, rank-0 or rank_0."
+        )
 
 
 def _report_merged(fresh: list[SegmentEntry], say: Say) -> None:
