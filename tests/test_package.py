@@ -57,6 +57,7 @@ def test_without_a_compiler_the_wheel_has_no_c_parts(tmp_path: Path) -> None:
     wheel = build_wheel(tmp_path / "a", CC="false")
     assert wheel.name.endswith("-py3-none-any.whl")
     names = zipfile.ZipFile(wheel).namelist()
+    assert "rankscope/agents/guide.md" in names
     assert "rankscope/native/__init__.py" in names
     assert not [name for name in names if name.endswith((".so", ".c", ".h"))]
 

@@ -6,8 +6,10 @@ import json
 import re
 import subprocess
 import sys
+import urllib.request
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 import pytest
 
@@ -518,3 +520,16 @@ def test_nothing_overflows(width: int, slow2: Viewer, screen: Screen) -> None:
                 f"(e) => e.filter((e) => e.checkVisibility() && {wrong}).map((e) => e.outerHTML.slice(0, 80))"
             )
             assert page.eval_on_selector_all(wanted, script) == []
+
+
+def test_an_assistant_moves_the_page(slow2: Viewer, screen: Screen) -> None:
+    """A link may name a finding alone; the page then follows `move`."""
+    screen.open(f"{slow2.url}#v=1&finding=2")
+    assert screen.view()["finding"] == 1 and screen.view()["open"]
+    token = slow2.server.address.token
+    words = urlencode({"token": token, "link": "#v=1&finding=1"})
+    address = f"http://127.0.0.1:{slow2.server.address.port}/api/move?{words}"
+    screen.page.wait_for_timeout(1500)  # the page has asked for its place once
+    with urllib.request.urlopen(urllib.request.Request(address, method="POST")) as answer:
+        assert answer.status == 200
+    screen.until("window.rankscope.store.view.finding === 0", 20)
