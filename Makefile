@@ -5,7 +5,11 @@ BIN := .venv/bin
 DEMO := .venv/.demo
 STAMP := .venv/.installed
 TOOLS := .venv/.test-tools
+NSIGHT := .venv/.nsight
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
+# The tests start some thousand Pythons: each would compile what it imports.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help demo pictures test tests test-fast test-all test-times coverage sanitize faults check bench bench-check exam docs clean
 .DEFAULT_GOAL := help
@@ -28,17 +32,20 @@ help:
 # Only what the demo needs. What the tests need as well comes with make test.
 $(DEMO): pyproject.toml
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable . torch==2.13.0
+	$(PIP) --editable . torch==2.13.0
 	@touch $@
 
 $(STAMP): pyproject.toml tests/requirements-torch.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --requirement tests/requirements-torch.txt
+	$(PIP) --editable '.[dev]' --requirement tests/requirements-torch.txt
 	@touch $@
 
-$(TOOLS): $(STAMP) tests/install-packages.sh tests/integration/install-nsight.sh
+$(TOOLS): $(STAMP) $(NSIGHT) tests/install-packages.sh
 	tests/install-packages.sh
+	@touch $@
+
+$(NSIGHT): tests/integration/install-nsight.sh
+	mkdir -p .venv
 	tests/integration/install-nsight.sh .venv/nsight
 	@touch $@
 
@@ -49,7 +56,8 @@ pictures: $(TOOLS) demo
 	$(BIN)/python docs/pictures.py
 
 # The checks use one core, and the tests that start jobs wait a third of their time: both run at once.
-test: $(TOOLS)
+test:
+	$(MAKE) --jobs 2 $(TOOLS)
 	$(MAKE) --jobs 2 check tests
 
 # A test that fails beside others is tried again alone: what only needed a quiet machine passes then, and both are shown.
@@ -73,6 +81,7 @@ coverage: $(TOOLS)
 
 # Also the variations in tests/thorough.txt: before a release, and after a change of what they vary.
 test-all: check coverage
+	$(PIP) --requirement tests/requirements-thorough.txt
 	$(PYTEST) -n 3 -m slow
 
 sanitize: $(STAMP)

@@ -103,7 +103,7 @@ def test_the_demo_names_the_slow_rank(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(
     importlib.util.find_spec("deepspeed") is None,
-    reason="deepspeed is not installed (tests/requirements-torch.txt)",
+    reason="deepspeed is not installed (tests/requirements-thorough.txt)",
 )
 def test_deepspeed_engine(tmp_path: Path) -> None:
     # Without its own operator for shared memory, which takes two minutes to compile.

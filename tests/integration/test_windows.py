@@ -152,7 +152,7 @@ for _ in range(6):
 
 @pytest.mark.skipif(
     importlib.util.find_spec("deepspeed") is None,
-    reason="deepspeed is not installed (tests/requirements-torch.txt)",
+    reason="deepspeed is not installed (tests/requirements-thorough.txt)",
 )
 def test_the_steps_of_deepspeed_engines(tmp_path: Path) -> None:
     words = [*PROFILE, "-o", "out", "torchrun", "--nproc-per-node", "2", DEEPSPEED]
