@@ -39,12 +39,16 @@ THOROUGH = frozenset((ROOT / "tests" / "thorough.txt").read_text(encoding="utf-8
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    seen: set[str] = set()
     for item in items:
         test = item.nodeid.partition("[")[0]
-        if test in SLOW or test.partition("::")[0] in SLOW:
+        slow = test in SLOW or test.partition("::")[0] in SLOW
+        if slow:
             item.add_marker("slow")
-        if item.nodeid in THOROUGH:
+        if item.nodeid in THOROUGH or (slow and test in seen):  # make test runs one variation of a slow test
             item.add_marker("thorough")
+        else:
+            seen.add(test)
     # Those that start jobs first, the quick ones last: at the end no worker is left alone with a long file.
     items.sort(key=lambda item: ("tests/integration" not in item.nodeid, "slow" not in item.keywords))
 

@@ -377,10 +377,6 @@ class OpenRun:
         """Does the training loop wait for data?"""
         return self._ask(REPORTS["dataloader"], None, ranks, steps, top)
 
-    def gpu(self, *, ranks: Ranks = None, steps: Steps = None, top: int | None = None) -> Answer:
-        """How fast was each GPU clocked, how hot was it, was it throttled?"""
-        return self._ask(REPORTS["gpu"], None, ranks, steps, top)
-
     def overhead(self, *, ranks: Ranks = None, steps: Steps = None, top: int | None = None) -> Answer:
         """How much time did the profiler itself take?"""
         return self._ask(REPORTS["overhead"], None, ranks, steps, top)
@@ -582,6 +578,10 @@ class OpenRun:
     def ncu(self, *, ranks: Ranks = None, steps: Steps = None, top: int | None = None) -> Answer:
         """How close to the device's limits are kernels, measured by ncu?"""
         return self._ask(REPORTS["ncu"], None, ranks, steps, top)
+
+    def gpu(self, *, ranks: Ranks = None, steps: Steps = None, top: int | None = None) -> Answer:
+        """How fast was each GPU clocked, how hot was it, was it throttled?"""
+        return self._ask(REPORTS["gpu"], None, ranks, steps, top)
 
     def memory(
         self,

@@ -32,7 +32,7 @@ from rankscope.viewer.reports import report as viewer_report
 from rankscope.viewer.session import Session
 from rankscope.views.report.content import Request, build
 
-OF_THE_FILE = ("clocks", "flight", "fragments", "groups", "hang", "layout", "ncu", "telemetry")
+OF_THE_FILE = ("clocks", "flight", "fragments", "groups", "hang", "layout", "nccl", "ncu", "telemetry")
 """Reports on what does not depend on steps."""
 PARTS = ("compute_ns", "exposed_comm_ns", "exposed_copy_ns", "idle_ns")
 RECORDED = (

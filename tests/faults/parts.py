@@ -8,10 +8,10 @@ from faults.ingest_kills import INGEST_KILLS
 from faults.outcome import Part
 
 PARTS: tuple[Part, ...] = (
-    capture_trials.PART,
-    watch_trials.PART,
     INGEST_KILLS,
     BYTE_FLIPS,
+    capture_trials.PART,
+    watch_trials.PART,
     viewer_abuse.PART,
     second_user.PART,
 )

@@ -42,4 +42,6 @@ def screen(chromium: Any) -> Iterator[Screen]:
     )
     yield found
     context.close()
-    assert [trouble for trouble in found.troubles if found.expected not in trouble] == []
+    # A page asks every second where an assistant has moved it, also when the server of a test has just ended.
+    usual = (found.expected, "ERR_CONNECTION_REFUSED")
+    assert [trouble for trouble in found.troubles if not any(one in trouble for one in usual)] == []
