@@ -11,13 +11,13 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-com
 # The tests start some thousand Pythons: each would compile what it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo pictures test tests test-fast test-all test-times coverage sanitize faults check bench bench-check exam docs clean
+.PHONY: help demo pictures test tests lint test-fast test-all test-times coverage sanitize faults check bench bench-check exam docs clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo       four ranks train under rankscope profile, one of them slow: who, and why; under a minute"
 	@echo "make pictures   the pictures of README.md and docs, from make demo"
-	@echo "make test       every check and the tests (what CI runs)"
+	@echo "make test       ruff, mypy, import-linter, tsc and the tests (what CI runs)"
 	@echo "make test-fast  the quick tests, in about a minute"
 	@echo "make test-all   make test, and the tests of tests/thorough.txt"
 	@echo "make faults     kill, flood, damage and attack it some 800 times (docs/reliability.md); under 45 minutes"
@@ -55,10 +55,10 @@ demo: $(if $(wildcard $(STAMP)),$(STAMP),$(DEMO))
 pictures: $(TOOLS) demo
 	$(BIN)/python docs/pictures.py
 
-# The checks use one core, and the tests that start jobs wait a third of their time: both run at once.
+# Lint uses one core, and the tests that start jobs wait a third of their time: both run at once.
 test:
 	$(MAKE) --jobs 2 $(TOOLS)
-	$(MAKE) --jobs 2 check tests
+	$(MAKE) --jobs 2 lint tests
 
 # A test that fails beside others is tried again alone: what only needed a quiet machine passes then, and both are shown.
 tests: $(TOOLS)
@@ -67,13 +67,15 @@ tests: $(TOOLS)
 test-fast: $(STAMP)
 	$(PYTEST) -q -m "not slow"
 
-check: $(TOOLS)
+lint: $(TOOLS)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	tests/typing/check.sh
 	tests/viewer/check-js.sh
+
+check: lint
+	tests/typing/check.sh
 
 # Branch coverage of the quick tests: measuring it takes minutes. The floor is in pyproject.toml.
 coverage: $(TOOLS)
