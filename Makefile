@@ -19,7 +19,7 @@ help:
 	@echo "make pictures   the pictures of README.md and docs, from make demo"
 	@echo "make test       ruff, mypy, import-linter, tsc and the tests (what CI runs)"
 	@echo "make test-fast  the quick tests, in about a minute"
-	@echo "make test-all   make test, and the tests of tests/thorough.txt"
+	@echo "make test-all   make test, and the tests marked thorough"
 	@echo "make faults     kill, flood, damage and attack it some 800 times (docs/reliability.md); under 45 minutes"
 	@echo "make coverage   the branch coverage of the quick tests"
 	@echo "make sanitize   the tests of the C parts, with AddressSanitizer and UndefinedBehaviorSanitizer"
@@ -60,9 +60,10 @@ test:
 	$(MAKE) --jobs 2 $(TOOLS)
 	$(MAKE) --jobs 2 lint tests
 
-# A test that fails beside others is tried again alone: what only needed a quiet machine passes then, and both are shown.
+# At most three tests that fail beside others are tried again alone: what only needed a quiet machine passes then.
 tests: $(TOOLS)
-	$(PYTEST) -n 3 -m "not thorough" || $(PYTEST) -n 0 --last-failed --last-failed-no-failures none
+	$(PYTEST) -n 3 --cache-clear -m "not thorough" || \
+	  { test $$? -eq 1 && $(PYTEST) -n 0 --last-failed --last-failed-no-failures none --retried-at-most 3; }
 
 test-fast: $(STAMP)
 	$(PYTEST) -q -m "not slow"
@@ -81,7 +82,7 @@ check: lint
 coverage: $(TOOLS)
 	$(PYTEST) -m "not slow" --cov --cov-report=term:skip-covered
 
-# Also the variations in tests/thorough.txt: before a release, and after a change of what they vary.
+# Also the tests marked thorough: before a release, and after a change of what they vary.
 test-all: check coverage
 	$(PIP) --requirement tests/requirements-thorough.txt
 	$(PYTEST) -n 3 -m slow
@@ -92,11 +93,9 @@ sanitize: $(STAMP)
 faults: $(TOOLS)
 	$(BIN)/python tests/faults/run.py
 
-# A slow setup makes its whole file slow: another test of the file would have to do it.
+# What takes over half a second and is not marked slow. A slow setup makes its whole file slow: pytestmark.
 test-times: $(TOOLS)
-	$(PYTEST) --ignore=tests/integration --durations=0 --durations-min=0.5 --verbose >.venv/times.log
-	sed -n -e 's/^[0-9.]*s call *\([^[]*\).*/\1/p' -e 's/^[0-9.]*s setup *\([^:]*\).*/\1/p' .venv/times.log |\
-	  sed 's/ *$$//' | sort -u >tests/slow.txt
+	$(PYTEST) -m "not slow" --durations=0 --durations-min=0.5
 
 # Needs a quiet machine: every figure of benchmarks/last.json and docs/performance.md is measured anew.
 bench: $(STAMP)

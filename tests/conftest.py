@@ -32,25 +32,38 @@ settings.load_profile("rankscope")
 ROOT = Path(__file__).parents[1]
 DATA = ROOT / "tests" / "data"
 SHARED = ROOT.parent / "shared" / "data"
-SLOW = frozenset((ROOT / "tests" / "slow.txt").read_text(encoding="utf-8").split())
-"""Tests and files over half a second; `make test-times` writes the list on a quiet machine."""
-THOROUGH = frozenset((ROOT / "tests" / "thorough.txt").read_text(encoding="utf-8").splitlines())
-"""Variations of other tests and the longest ones, by their whole names: `make test` takes ten minutes without them."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--retried-at-most",
+        type=int,
+        metavar="N",
+        help="with --last-failed: name the tests that are tried again, and fail where these are more than N",
+    )
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     seen: set[str] = set()
     for item in items:
         test = item.nodeid.partition("[")[0]
-        slow = test in SLOW or test.partition("::")[0] in SLOW
-        if slow:
-            item.add_marker("slow")
-        if item.nodeid in THOROUGH or (slow and test in seen):  # make test runs one variation of a slow test
+        slow = item.get_closest_marker("slow")
+        if slow and test in seen and not slow.kwargs.get("every_variation"):
             item.add_marker("thorough")
-        else:
-            seen.add(test)
+        seen.add(test)
+        if item.get_closest_marker("thorough"):
+            item.add_marker("slow")
     # Those that start jobs first, the quick ones last: at the end no worker is left alone with a long file.
     items.sort(key=lambda item: ("tests/integration" not in item.nodeid, "slow" not in item.keywords))
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    at_most = session.config.getoption("--retried-at-most")
+    if at_most is not None and session.items:
+        names = "".join(f"\n  {item.nodeid}" for item in session.items)
+        print(f"\nFailed beside others, tried again alone ({len(session.items)}):{names}")
+        if len(session.items) > at_most:
+            pytest.exit(f"more than {at_most} tests failed: none is tried again", returncode=1)
 
 
 @pytest.fixture(scope="session")

@@ -30,6 +30,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> OpenRun:
 _OTHER_METHODS = {"chart", "compat", "diff", "doctor", "query", "ranks", "reports"}
 
 
+@pytest.mark.slow
 def test_every_report_is_a_method_with_help_and_completion(run: OpenRun) -> None:
     methods = [name for name in vars(OpenRun) if not name.startswith("_") and name not in _OTHER_METHODS]
     assert methods == list(REPORTS)
@@ -43,6 +44,7 @@ def test_every_report_is_a_method_with_help_and_completion(run: OpenRun) -> None
     assert [row["report"] for row in run.reports().rows] == list(REPORTS)
 
 
+@pytest.mark.slow
 def test_answers_are_those_of_the_command_line(run: OpenRun) -> None:
     answer = run.breakdown(ranks="1,2", steps="3:4")
     assert isinstance(answer, Result) and answer.window == "steps 3:4" and len(answer) == 6
@@ -133,6 +135,7 @@ def test_sql(run: OpenRun) -> None:
         run.query("DROP TABLE gpu")
 
 
+@pytest.mark.slow
 def test_what_is_wrong_is_said_in_three_parts(run: OpenRun, tmp_path: Path) -> None:
     wrong: list[tuple[type[Exception], Any]] = [
         (UsageError, lambda: run.kernels(by="colour")),  # type: ignore[arg-type]
@@ -244,6 +247,7 @@ def test_importing_rankscope_stays_free() -> None:
     assert out == "set()\n"
 
 
+@pytest.mark.slow
 def test_a_run_that_lacks_everything_answers_every_question(tmp_path: Path) -> None:
     run = rankscope.open(write_kineto(tmp_path / "t.json", [slice_event("aten::add", 0, 1)]))
     for name in REPORTS:

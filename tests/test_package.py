@@ -38,6 +38,7 @@ def build_wheel(folder: Path, **environment: str) -> Path:
     return wheel
 
 
+@pytest.mark.thorough
 def test_the_wheel_is_the_same_from_another_folder_time_and_umask(tmp_path: Path) -> None:
     digests = set()
     for folder, mask in ((tmp_path / "a", 0o022), (tmp_path / "b", 0o077)):
@@ -53,6 +54,7 @@ def test_the_wheel_is_the_same_from_another_folder_time_and_umask(tmp_path: Path
     assert len(digests) == 1
 
 
+@pytest.mark.slow
 def test_without_a_compiler_the_wheel_has_no_c_parts(tmp_path: Path) -> None:
     wheel = build_wheel(tmp_path / "a", CC="false")
     assert wheel.name.endswith("-py3-none-any.whl")

@@ -128,6 +128,7 @@ def test_formats_keep_the_order(format: object, first: float, second: float) -> 
     assert read(format(high)) == pytest.approx(high, rel=0.006, abs=0.006)
 
 
+@pytest.mark.slow
 @given(st.sampled_from(sorted({*SCALABLE, "count", "GB/s", "percent"})), st.lists(amounts, min_size=1))
 def test_a_scale_keeps_the_order(unit: str, values: list[float]) -> None:
     scale = choose_scale(unit, values)

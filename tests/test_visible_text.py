@@ -10,6 +10,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from conftest import ROOT, kernel_event, slice_event, write_kineto
 from rankscope.cli import main
 from rankscope.errors import ReadError
@@ -53,6 +55,7 @@ def _on_a_terminal(*words: str) -> bytes:
     return printed
 
 
+@pytest.mark.slow
 def test_no_command_lets_a_trace_control_the_terminal(tmp_path: Path) -> None:
     folder = tmp_path / f"run{EVIL}"
     folder.mkdir()
@@ -71,6 +74,7 @@ def test_no_command_lets_a_trace_control_the_terminal(tmp_path: Path) -> None:
         assert control == [], (words, printed)
 
 
+@pytest.mark.slow
 def test_secrets_of_an_old_manifest_are_not_in_the_report(tmp_path: Path) -> None:
     """Written by a version that did not redact them."""
     write_kineto(tmp_path / "rank-0.json", [slice_event("a", 0, 5)])
@@ -81,6 +85,7 @@ def test_secrets_of_an_old_manifest_are_not_in_the_report(tmp_path: Path) -> Non
     assert "train.py" in page and "SECRET" not in page
 
 
+@pytest.mark.slow
 def test_files_that_were_asked_for_have_the_usual_mode(tmp_path: Path) -> None:
     """Unlike those of a run's store. And tables as CSV hold no formulas."""
     write_kineto(tmp_path / "rank-0.json", [slice_event("=cmd()", 0, 5)])

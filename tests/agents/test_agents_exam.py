@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from exam_agents import PLANTED, case_named, examine, questions, summary_of
 from rankscope.agents.small_answers import MOST_BYTES
 from rankscope.agents.tools import Tools
+
+pytestmark = pytest.mark.slow
 
 SUBSET = ("compute-10%-dp4-0", "dataloader-10%-dp4-1", "hang-dp2tp2-0", "healthy-dp4-0")
 

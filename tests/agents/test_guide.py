@@ -15,6 +15,8 @@ from rankscope.agents.tools import TOOLS, Tools
 from rankscope.cli import main
 from scripted_client import call_of, read
 
+pytestmark = pytest.mark.slow
+
 
 def commands() -> list[str]:
     """Everything between backquotes that begins with rankscope."""

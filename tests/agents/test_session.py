@@ -14,6 +14,8 @@ from rankscope.agents.small_answers import MOST_BYTES
 from rankscope.agents.tools import TOOLS
 from rankscope.cli import main
 
+pytestmark = pytest.mark.slow
+
 
 async def _session(run: Path, other: Path, seen: dict[str, Any]) -> None:
     from mcp import Client, StdioServerParameters

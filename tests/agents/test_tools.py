@@ -19,6 +19,8 @@ from rankscope.agents.tools import TOOLS, Tools
 from rankscope.analysis import REPORTS
 from viewer_server import serve, stop
 
+pytestmark = pytest.mark.slow
+
 FIELDS = {
     *(
         "name",

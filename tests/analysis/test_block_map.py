@@ -93,6 +93,7 @@ def overlap(begin: float, end: float, low: float, high: float) -> float:
     return max(0.0, min(end, high) - max(begin, low))
 
 
+@pytest.mark.slow
 def test_rectangles_and_areas(planted: tuple[Run, set[tuple[int, int, int, int, int]]]) -> None:
     run, rectangles = planted
     assert devices_with_blocks(run, Scope()) == [(0, 0)]
@@ -128,6 +129,7 @@ def test_rectangles_and_areas(planted: tuple[Run, set[tuple[int, int, int, int, 
     assert areas == sorted(areas, reverse=True)
 
 
+@pytest.mark.slow
 def test_the_chart(planted: tuple[Run, set[tuple[int, int, int, int, int]]]) -> None:
     chart = CHARTS["blocks"].make(planted[0], Scope())
     assert f"{len(planted[1])} allocations in 2.00 kB" in chart.subtitle
@@ -136,6 +138,7 @@ def test_the_chart(planted: tuple[Run, set[tuple[int, int, int, int, int]]]) -> 
     assert "<title>" in svg and "var(" not in svg
 
 
+@pytest.mark.slow
 def test_the_chart_of_a_run_without_a_snapshot(tmp_path: Path) -> None:
     from conftest import slice_event, write_kineto
 
@@ -144,6 +147,7 @@ def test_the_chart_of_a_run_without_a_snapshot(tmp_path: Path) -> None:
         CHARTS["blocks"].make(run, Scope())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("with_times", [True, False])
 def test_odd_snapshots(tmp_path: Path, with_times: bool) -> None:
     """No entries at all; impossible addresses and sizes; without times the entries are counted."""
@@ -161,6 +165,7 @@ def test_odd_snapshots(tmp_path: Path, with_times: bool) -> None:
         assert "NaN" not in CHARTS["blocks"].make(run, Scope()).svg()
 
 
+@pytest.mark.slow
 def test_many_allocations_are_a_small_picture() -> None:
     count = 200_000
     random = np.random.default_rng(1)

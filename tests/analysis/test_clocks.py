@@ -36,6 +36,7 @@ def true_offsets(run: Run, truth: Any) -> dict[int, float]:
     return {c["rank"]: c["offset_ns"] + c["drift_ppb"] * 1e-9 * start for c in truth["clocks"]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tensor_parallel", [None, 2])
 def test_planted_clocks_come_back(tensor_parallel: int | None, tmp_path: Path) -> None:
     plan = Plan(
@@ -57,6 +58,7 @@ def test_planted_clocks_come_back(tensor_parallel: int | None, tmp_path: Path) -
     assert max(row["residual_p95_ns"] for row in rows.values()) <= 2
 
 
+@pytest.mark.slow
 def test_the_views_are_on_one_axis(tmp_path: Path) -> None:
     """Ends of the same collective, 5 ms apart by wall clock, are within what drift leaves inside a file."""
     plan = Plan(ranks=4, events_per_rank=5_000, max_offset_ns=5_000_000, max_drift_ppm=50.0)
@@ -74,6 +76,7 @@ def test_the_views_are_on_one_axis(tmp_path: Path) -> None:
     assert run.rows(total) == Run(ingested, clocks="raw").rows(total)
 
 
+@pytest.mark.slow
 def test_with_noise_the_truth_lies_within_the_stated_error(tmp_path: Path) -> None:
     plan = Plan(
         ranks=4, events_per_rank=5_000, max_offset_ns=5_000_000, max_drift_ppm=50.0, leave_noise_ns=20_000
@@ -136,6 +139,7 @@ def test_four_collectives_have_an_error(tmp_path: Path) -> None:
     assert row["error_ns"] is not None and row["residual_p50_ns"] <= 1 and row["method"] == "collectives"
 
 
+@pytest.mark.slow
 def test_the_fit_is_kept_and_may_be_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(Plan(ranks=2, events_per_rank=3_000, steps=3, max_offset_ns=1_000_000), tmp_path / "run")
     ingested = ingest([tmp_path / "run"])
@@ -151,6 +155,7 @@ def test_the_fit_is_kept_and_may_be_deleted(tmp_path: Path, monkeypatch: pytest.
     assert Run(ingested).clocks == first
 
 
+@pytest.mark.slow
 def test_ranks_that_share_no_collective_are_named(tmp_path: Path) -> None:
     write(Plan(ranks=4, events_per_rank=5_000, tensor_parallel=2, missing=(1, 2)), tmp_path / "apart")
     result = ask(Run(ingest([tmp_path / "apart"])))  # 0 and 3 are in no group together
@@ -203,6 +208,7 @@ def test_a_drift_that_is_not_applied_adds_to_the_error() -> None:
     assert _at_start(replace(clock, error_ns=None), 0).error_ns is None
 
 
+@pytest.mark.slow
 def test_planted_offsets_of_a_cluster_lie_within_their_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -44,6 +44,7 @@ def ask(run: Run, scope: Scope | None = None) -> Result:
     return REPORTS["collectives"].analyse(run, scope or Scope(), None)
 
 
+@pytest.mark.slow
 def test_planted_collectives_come_back(tmp_path: Path) -> None:
     plan = Plan(
         ranks=4, events_per_rank=5_000, steps=3, tensor_parallel=2, straggler=Straggler(2, "host", 3_000_000)
@@ -66,6 +67,7 @@ def test_planted_collectives_come_back(tmp_path: Path) -> None:
         assert row["dtype"] == {"Float": "float32", "BFloat16": "bfloat16"}[entries[0]["dtype"]]
 
 
+@pytest.mark.slow
 def test_hidden_share_is_that_of_the_breakdown(tmp_path: Path) -> None:
     """One group, one stream: what is hidden of all collectives together is the breakdown's overlap."""
     truth = write(Plan(ranks=2, events_per_rank=5_000, steps=3), tmp_path / "run")
@@ -75,6 +77,7 @@ def test_hidden_share_is_that_of_the_breakdown(tmp_path: Path) -> None:
     assert hidden == pytest.approx(whole["overlap_ns"], rel=1e-5)
 
 
+@pytest.mark.slow
 def test_one_rank_gives_durations_and_says_what_is_missing(open_real: Callable[[Path], Run]) -> None:
     result = ask(open_real(DATA / "seqpar-gloo4-slow2" / "rank-0-of-4.json.gz"))
     assert [row["transfer_ns"] for row in result.rows] == [None, None]
@@ -174,6 +177,7 @@ def test_a_baseline_names_what_is_slower_than_the_baseline(tmp_path: Path) -> No
     assert any("of its baseline bandwidth" in finding.title for finding in result.findings)
 
 
+@pytest.mark.slow
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.floats(1_000, 100_000),

@@ -19,6 +19,7 @@ HTA = COMPAT["hta"]["breakdown"].analyse
 TRACELENS = COMPAT["tracelens"]["breakdown"].analyse
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("file", "figures"),
     [
@@ -57,6 +58,7 @@ def test_without_a_gpu_both_say_so(tmp_path: Path) -> None:
         assert result.rows == () and "would have no result" in result.notes[0]
 
 
+@pytest.mark.slow
 def test_several_ranks_are_told_apart(tmp_path: Path) -> None:
     launch = slice_event("cudaLaunchKernel", 1, 2, cat="cuda_runtime", args={"correlation": 5})
     for rank in (0, 1):

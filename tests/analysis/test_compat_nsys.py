@@ -28,6 +28,7 @@ def compat_csv(run: Run, name: str, scope: Scope | None = None, by: str | None =
     return list(csv.reader(render(NSYS[name].analyse(run, scope or Scope(), by), "csv").splitlines()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(path.name.partition(".")[0] for path in PRINTED.iterdir()))
 def test_every_table_nsys_printed_is_reproduced_row_by_row(
     name: str, dataset: Dataset, open_real: Open
@@ -99,6 +100,7 @@ def test_a_report_without_data_says_what_records_it(dataset: Dataset, open_real:
     )
 
 
+@pytest.mark.slow
 def test_mpi_events_of_an_older_version_are_found_in_their_nvtx_domain(
     dataset: Dataset, open_real: Open
 ) -> None:
@@ -109,6 +111,7 @@ def test_mpi_events_of_an_older_version_are_found_in_their_nvtx_domain(
     assert rows[0][:8] == ["65117824", "710796807", "645678983", "MPI_Init", "1230493", "1230493", "", "0"]
 
 
+@pytest.mark.slow
 def test_two_ranks_stand_in_one_table_or_apart(dataset: Dataset, open_real: Open) -> None:
     run = open_real(dataset("nsys/seqpar-gloo2"))
     together = compat_csv(run, "cuda_gpu_mem_time_sum")
@@ -119,6 +122,7 @@ def test_two_ranks_stand_in_one_table_or_apart(dataset: Dataset, open_real: Open
         assert total == sum(int(row[2]) for row in apart[1:] if row[-1] == operation) > 0
 
 
+@pytest.mark.slow
 def test_kineto_traces_answer_too(open_real: Open) -> None:
     """The same kernels as our own report; copies under nsys's names; launches found."""
     run = open_real(DATA / "gpt-h200-stack" / "gpt.pt.trace.json.gz")

@@ -32,11 +32,13 @@ from rankscope.viewer.reports import report as viewer_report
 from rankscope.viewer.session import Session
 from rankscope.views.report.content import Request, build
 
+pytestmark = pytest.mark.slow
+
 OF_THE_FILE = ("clocks", "flight", "fragments", "groups", "hang", "layout", "nccl", "ncu", "telemetry")
 """Reports on what does not depend on steps."""
 PARTS = ("compute_ns", "exposed_comm_ns", "exposed_copy_ns", "idle_ns")
 RECORDED = (
-    "captured-h200", "checkpoint-cpu/plain.pt.trace.json.gz", "checkpoint-cpu/reentrant.pt.trace.json.gz",
+    "checkpoint-cpu/plain.pt.trace.json.gz", "captured-h200", "checkpoint-cpu/reentrant.pt.trace.json.gz",
     "ddp-gloo4", "gpt-graph-h200", "gpt-h200", "gpt-h200-stack", "hf-trainer-h200", "nsys/gpt-h200",
     "nsys/seqpar-gloo2", "seqpar-gloo4", "seqpar-gloo4-slow2", "seqpar-nccl1-bf16", "seqpar-nccl1-fp32",
 )  # fmt: skip

@@ -40,6 +40,7 @@ def by_class(rows: Sequence[Row]) -> Counter[str]:
     return sums
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(st.integers(0, 2**32 - 1))
 def test_the_path_is_the_longest_of_all(seed: int) -> None:
@@ -57,6 +58,7 @@ def test_the_path_is_the_longest_of_all(seed: int) -> None:
         assert earlier.end == later.start  # pieces meet end to end
 
 
+@pytest.mark.slow
 @settings(max_examples=500, deadline=None)
 @given(st.integers(0, 2**32 - 1))
 def test_the_path_is_that_of_the_plain_walk(seed: int) -> None:
@@ -86,6 +88,7 @@ def adds_up(run: Run, result: Result, **scope: Any) -> None:
 EMBEDDING_NS, COPY_NS, DATALOADER_NS, HOST_GAP_NS = 45_000, 60_000, 2_000_000, 350_000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("cause", "kind", "per_step"),
     [
@@ -112,6 +115,7 @@ def test_a_straggler_is_on_the_path_with_all_its_time(
     assert [column.name for column in result.columns] == ["class", "rank", "name", "ns", "pct"]
 
 
+@pytest.mark.slow
 def test_a_pipeline_hangs_on_its_slow_stage(tmp_path: Path) -> None:
     plan = PipelinePlan(stages=3, micro_batches=4, steps=2, slow_stage=1, slow_ns=900_000)
     write_pipeline(plan, tmp_path)
@@ -126,6 +130,7 @@ def test_a_pipeline_hangs_on_its_slow_stage(tmp_path: Path) -> None:
     assert by_class(one.rows)["compute"] == by_class(result.rows)["compute"] // 2
 
 
+@pytest.mark.thorough
 def test_clocks_that_disagree_change_nothing_but_microseconds(tmp_path: Path) -> None:
     straggler = Straggler(1, "compute", 3_000_000)
     plan: dict[str, Any] = {"ranks": 3, "events_per_rank": 5_000, "steps": 3, "straggler": straggler}
@@ -152,6 +157,7 @@ def test_real_ranks(open_real: Callable[[Path], Run]) -> None:
         adds_up(run, critical(run))
 
 
+@pytest.mark.slow
 def test_bad_input(tmp_path: Path) -> None:
     lone = open_trace(write_kineto(tmp_path / "k.json", [kernel_event("k", 10, 5), kernel_event("k", 20, 5)]))
     result = critical(lone)

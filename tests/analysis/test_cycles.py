@@ -20,6 +20,8 @@ from rankscope.analysis.core.scope import Scope
 from rankscope.store.run import Run
 from rankscope.views.charts.heatmap import rank_heatmap
 
+pytestmark = pytest.mark.slow
+
 APART_US = 10_000_000
 RANKS = (1, 2)
 

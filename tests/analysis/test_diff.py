@@ -27,6 +27,8 @@ from rankscope.cli import main
 from rankscope.store.ingest import ingest
 from rankscope.store.run import Run
 
+pytestmark = pytest.mark.slow
+
 GELU = "aten::gelu [[8,1024,4096],[]]"
 
 
@@ -46,6 +48,7 @@ def called(rows: Sequence[Row]) -> Sequence[Row]:
     return [row for row in rows if row["verdict"] != "same"]
 
 
+@pytest.mark.thorough
 def test_two_captures_of_the_same_code_call_nothing(captures: list[Samples]) -> None:
     pairs = list(combinations(captures, 2))
     assert len(pairs) >= 100
@@ -57,6 +60,7 @@ def test_two_captures_of_the_same_code_call_nothing(captures: list[Samples]) -> 
     assert len(rows) > 60
 
 
+@pytest.mark.thorough
 def test_nothing_is_called_with_three_steps_either(captures: list[Samples]) -> None:
     def short(samples: Samples) -> Samples:
         values = {measure: one[:3] for measure, one in samples.values.items()}
@@ -67,6 +71,7 @@ def test_nothing_is_called_with_three_steps_either(captures: list[Samples]) -> N
     assert all(pair.few and any("too few" in note for note in pair.notes) for pair in pairs)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("factor", "verdict"), [(1.03, "slower"), (0.5, "faster")])
 def test_a_planted_change_of_one_op_is_found_and_named(tmp_path: Path, factor: float, verdict: str) -> None:
     base = synthetic(tmp_path / "base", 40_000, seed=101, steps=12)
@@ -253,6 +258,7 @@ def test_odd_pairs_are_still_compared(tmp_path: Path) -> None:
     assert called(diff(host, host, Scope()).rows) == []
 
 
+@pytest.mark.thorough
 def test_more_ranks_than_before(tmp_path: Path) -> None:
     write(Plan(ranks=2, events_per_rank=5_000, jitter=False), tmp_path / "two")
     write(Plan(ranks=4, events_per_rank=5_000, jitter=False), tmp_path / "four")
@@ -262,6 +268,7 @@ def test_more_ranks_than_before(tmp_path: Path) -> None:
     assert ops and {row["change_pct"] for row in ops} == {0.0}  # the work of a rank is the same
 
 
+@pytest.mark.thorough
 def test_real_ranks_one_of_them_slowed_down(open_real: Callable[[Path], Run]) -> None:
     result = diff(open_real(DATA / "seqpar-gloo4"), open_real(DATA / "seqpar-gloo4-slow2"), Scope())
     assert result.findings[0].severity == "critical"

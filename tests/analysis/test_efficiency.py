@@ -91,6 +91,7 @@ CONVOLUTIONS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("x", "weight", "options"), CONVOLUTIONS)
 def test_convolutions_as_torch_counts_them(x: Any, weight: Any, options: dict[str, Any]) -> None:
     """torch.utils.flop_counter runs the real op; forward, and backward with both gradients."""
@@ -158,6 +159,7 @@ def product(
     )
 
 
+@pytest.mark.slow
 def test_the_innermost_op_counts_once_with_all_it_launched(tmp_path: Path) -> None:
     run = product(tmp_path)
     found = op_work(run, Scope())
@@ -185,6 +187,7 @@ def test_the_innermost_op_counts_once_with_all_it_launched(tmp_path: Path) -> No
     ]
 
 
+@pytest.mark.slow
 def test_mfu_is_the_step_s_work_over_its_time_and_peak(tmp_path: Path) -> None:
     """The host's step ends after 100 µs, the GPU's work after 2,060."""
     whole, step = report(product(tmp_path), "mfu").rows
@@ -232,6 +235,7 @@ def test_a_run_in_cuda_graphs_is_not_told_to_record_shapes(open_real: OpenReal) 
     assert note.startswith("99.6 % of the compute kernel time is in CUDA graphs") and "not known" in note
 
 
+@pytest.mark.slow
 def test_float32_has_the_peak_of_the_kernel_that_ran(tmp_path: Path) -> None:
     plain = report(product(tmp_path / "a", "sm80_xmma_gemm_f32f32_ffma", FLOAT), "roofline")
     tensor = report(product(tmp_path / "b", "cutlass_80_tensorop_s1688gemm_128x128", FLOAT), "roofline")
@@ -249,6 +253,7 @@ def test_float32_has_the_peak_of_the_kernel_that_ran(tmp_path: Path) -> None:
     assert all("without tensor cores" not in finding.title for finding in tensor.findings)
 
 
+@pytest.mark.slow
 def test_a_product_far_below_its_roof_is_a_finding(tmp_path: Path) -> None:
     (finding,) = report(product(tmp_path, dur=990), "roofline").findings or (None,)
     assert finding is not None and "14 % of its roof" in finding.title
@@ -273,6 +278,7 @@ def test_only_ranks_that_are_far_below_the_roof_are_counted(tmp_path: Path) -> N
     assert finding.ranks == (0,) and "1 of 2 ranks are under 40 %" in finding.evidence
 
 
+@pytest.mark.slow
 def test_the_user_s_ceilings_go_before_the_table_s(tmp_path: Path) -> None:
     path = write_kineto(
         tmp_path / "t.json", [shaped("aten::mm", 0, 10, [[8, 8], [8, 8]])], deviceProperties=H200
@@ -302,6 +308,7 @@ def test_notes_on_missing_data(tmp_path: Path) -> None:
     assert with_flops.rows[0]["flops"] == 1234
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("steps", [None, (2, 2)])
 def test_planted_flops_by_rank_and_step(steps: tuple[int, int] | None, tmp_path: Path) -> None:
     truth = write(Plan(ranks=2, events_per_rank=12_000), tmp_path)
@@ -345,6 +352,7 @@ def test_a_gpt_on_an_h200_does_6_flop_a_parameter_and_token(open_real: OpenReal)
     assert 750e12 < rows["aten::mm"]["flop_s"] < 820e12 and rows["aten::mm"]["bound"] == "compute"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "low", "high"), [("bf16", 756e12, 815e12), ("fp32", 50e12, 53e12)])
 def test_the_sequence_parallel_loop_on_an_h200(
     name: str, low: float, high: float, open_real: OpenReal

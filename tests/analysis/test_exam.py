@@ -9,6 +9,8 @@ from exam_cases import CAUSES, LAYOUTS, REPORTS, all_cases
 from exam_report import page
 from exam_score import FLOOR, Answer, below_floor, scores, total
 
+pytestmark = pytest.mark.slow
+
 SUBSET = (
     "compute-7%-dp4-1",
     "host-30%-dp4-0",

@@ -162,6 +162,7 @@ def test_nothing_is_wrong(tmp_path: Path) -> None:
     assert result.rows == () and only(result).severity == "ok"
 
 
+@pytest.mark.slow
 def test_without_dumps_the_variables_are_named(tmp_path: Path) -> None:
     run = open_trace(write_kineto(tmp_path / "rank-0.json", [slice_event("aten::mm", 1, 2)]))
     result = REPORTS["flight"].analyse(run, Scope(), None)
@@ -169,6 +170,7 @@ def test_without_dumps_the_variables_are_named(tmp_path: Path) -> None:
     assert any("TORCH_NCCL_DUMP_ON_TIMEOUT=1" in note for note in result.notes)
 
 
+@pytest.mark.slow
 def test_json_dumps_and_the_timeline(tmp_path: Path) -> None:
     stack = [{"filename": "/job/train.py", "line": 12, "name": "backward"}]
     content = dump([done(4), op("0", 5, frames=stack)], WORLD)
@@ -186,6 +188,7 @@ def test_json_dumps_and_the_timeline(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("content", [b'{"entries": [], "pg_config": {', b'{"entries": 3, "pg_config": {}}'])
 def test_damaged_json(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "rank-0.json"
@@ -205,6 +208,7 @@ def test_wrong_types_everywhere(tmp_path: Path) -> None:
     assert analyse(tmp_path, {0: content}).rows == ()
 
 
+@pytest.mark.thorough
 def test_the_real_hang(shared: Path, open_real: Callable[[Path], Run]) -> None:
     folder = shared / "public" / "flight-recorder" / "gpu_error_1st"
     injected = json.loads((folder / "fault_injection.log").read_text().splitlines()[0].partition(": ")[2])

@@ -7,6 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -20,6 +21,7 @@ from rankscope.store.run import Run
 times = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 20)), max_size=12)
 
 
+@pytest.mark.slow
 @given(times, st.lists(st.integers(-5, 90), min_size=2, max_size=8, unique=True))
 def test_cells_against_counting(pairs: list[tuple[int, int]], cuts: list[int]) -> None:
     edges = np.array(sorted(cuts), dtype=np.int64)

@@ -42,6 +42,7 @@ def test_by_total_time(open_real: Callable[[Path], Run]) -> None:
     assert hot_kernels(run, 1, "calls").kernels[0].calls == most
 
 
+@pytest.mark.slow
 def test_the_launches_of_one_step_in_their_order(open_real: Callable[[Path], Run]) -> None:
     """A real Trainer: the hot elementwise kernels come after launches of other sizes, in forward and backward."""
     [path] = (DATA / "hf-trainer-h200").glob("*.json.gz")
@@ -75,6 +76,7 @@ def test_the_launches_of_one_step_in_their_order(open_real: Callable[[Path], Run
     assert len(met) < 100 < len(expected), "few others are profiled"
 
 
+@pytest.mark.slow
 def test_the_same_kernels_in_the_names_of_two_demanglers(
     dataset: Callable[[str], Path], open_real: Callable[[Path], Run]
 ) -> None:
@@ -94,6 +96,7 @@ def test_the_same_kernels_in_the_names_of_two_demanglers(
         assert Selection((kernel,), 1, whole_names=True, take=1).profiled([launch]) == [launch]
 
 
+@pytest.mark.slow
 def test_ncu_beside_the_run(
     dataset: Callable[[str], Path], tmp_path: Path, open_real: Callable[[Path], Run]
 ) -> None:
@@ -112,6 +115,7 @@ def test_ncu_beside_the_run(
     assert "its 4 profiled launches have other sizes than grid 7x7x7" in result.notes[0]
 
 
+@pytest.mark.slow
 def test_twins_are_told_apart_by_their_whole_name(
     dataset: Callable[[str], Path], tmp_path: Path, open_real: Callable[[Path], Run]
 ) -> None:

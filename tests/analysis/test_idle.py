@@ -39,6 +39,7 @@ def two_kernels(*more: Any, start: float = 200, launched: float | None = 150) ->
     return events + ([launch(2, launched)] if launched is not None else [])
 
 
+@pytest.mark.slow
 def test_each_cause_alone(tmp_path: Path) -> None:
     data = slice_event("enumerate(DataLoader)#Iter.__next__", 0, 500, cat="user_annotation")
     sync = launch(9, 90, 400, "cudaStreamSynchronize")
@@ -50,6 +51,7 @@ def test_each_cause_alone(tmp_path: Path) -> None:
     assert idle_row(tmp_path / "6.json", two_kernels(sync, data)) == {"dataloader": 100}
 
 
+@pytest.mark.slow
 def test_causes_share_a_gap(tmp_path: Path) -> None:
     """100 to 200 µs: data until 120, a synchronising call from 110 to 140, the launch at 170."""
     events = two_kernels(
@@ -65,6 +67,7 @@ def test_causes_share_a_gap(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.slow
 def test_a_collective_on_the_host_is_not_idle_time(tmp_path: Path) -> None:
     gloo = slice_event("gloo:all_reduce", 120, 20, cat="user_annotation", tid=9)
     run = open_trace(write_kineto(tmp_path / "t.json", two_kernels(gloo)))
@@ -73,6 +76,7 @@ def test_a_collective_on_the_host_is_not_idle_time(tmp_path: Path) -> None:
     assert report(run, "breakdown").rows[0]["idle_ns"] == 80_000
 
 
+@pytest.mark.slow
 def test_two_devices_have_causes_of_their_own(tmp_path: Path) -> None:
     other = [kernel_event("c", 0, 10, 5), kernel_event("d", 30, 10, 6), launch(6, 20)]
     for event in other[:2]:
@@ -84,6 +88,7 @@ def test_two_devices_have_causes_of_their_own(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gpt-h200-stack", "captured-h200"])
 def test_real_traces_against_brute_force(name: str, open_real: OpenReal) -> None:
     run = open_real(DATA / name)
@@ -96,6 +101,7 @@ def test_real_traces_against_brute_force(name: str, open_real: OpenReal) -> None
     assert sum(found[0].values()) == report(run, "breakdown", whole_file=True).rows[0]["idle_ns"]
 
 
+@pytest.mark.slow
 def test_synthetic_ranks_against_brute_force(tmp_path: Path) -> None:
     truth = write(Plan(ranks=2, events_per_rank=6_000, steps=2, tensor_parallel=2), tmp_path / "run")
     run = Run(ingest([tmp_path / "run"]))
@@ -108,6 +114,7 @@ def test_synthetic_ranks_against_brute_force(tmp_path: Path) -> None:
         assert found == rank["breakdown"][0]["idle_ns"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("cause", "column", "steps"), [("dataloader", "dataloader", 4), ("host", "host_bound", 4)]
 )
@@ -129,6 +136,7 @@ times = st.integers(0, 40)
 spans = st.lists(st.tuples(times, st.integers(0, 9)), max_size=4)
 
 
+@pytest.mark.slow
 @given(
     st.lists(st.tuples(times, st.integers(0, 6), st.integers(-1, 40)), min_size=1, max_size=8),
     spans,
@@ -190,6 +198,7 @@ def test_gaps_add_up_to_idle_and_name_the_place(open_real: OpenReal) -> None:
     assert any((row["source"] or "").startswith("gpt.py(31)") for row in report(run, "gaps", "source").rows)
 
 
+@pytest.mark.slow
 def test_the_finding_names_the_place_and_the_reason(tmp_path: Path) -> None:
     """9 of 31 µs idle before the optimizer, whose launch comes late; 1 µs before the first kernel."""
     events = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -32,6 +33,7 @@ def test_union_covers_exactly_and_is_disjoint_and_sorted(raw: list[tuple[int, in
     assert all(a.end > a.start) and all(a.start[1:] > a.end[:-1])
 
 
+@pytest.mark.slow
 @given(RAW, RAW)
 def test_set_operations(x: list[tuple[int, int]], y: list[tuple[int, int]]) -> None:
     a, b = make(x), make(y)
@@ -42,6 +44,7 @@ def test_set_operations(x: list[tuple[int, int]], y: list[tuple[int, int]]) -> N
         assert all(result.end > result.start)
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 30), st.integers(0, 9)), max_size=15))
 def test_groups_side_by_side_do_not_mix(raw: list[tuple[int, int, int]]) -> None:
     array = np.array(raw, dtype=np.int64).reshape(-1, 3)

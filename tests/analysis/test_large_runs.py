@@ -39,6 +39,7 @@ def again(tmp_path_factory: pytest.TempPathFactory) -> OpenAgain:
     return lambda: Run(ingested)
 
 
+@pytest.mark.slow
 def test_lengths_between_collectives_are_enough(again: OpenAgain, monkeypatch: pytest.MonkeyPatch) -> None:
     def whole(sets: tuple[Intervals, ...], bounds: Ints, inside: Intervals, axis: Axis) -> list[Intervals]:
         return list(sets)
@@ -60,6 +61,7 @@ def _same(a: TimeSplit, b: TimeSplit) -> bool:
     )
 
 
+@pytest.mark.slow
 def test_ranks_at_a_time_do_not_matter(again: OpenAgain, monkeypatch: pytest.MonkeyPatch) -> None:
     found = time_split(again())
     monkeypatch.setattr(rank_activity, "_RANKS_AT_ONCE", 3)
@@ -90,6 +92,7 @@ def test_how_much_the_other_ranks_differ() -> None:
         assert _between(mean)[rank] == pytest.approx(expected, rel=1e-12)
 
 
+@pytest.mark.slow
 def test_a_part_of_a_run_is_on_the_time_axis_of_all(again: OpenAgain) -> None:
     run = again()
     part = run.only([1, 3], on_its_axis=True)
@@ -99,6 +102,7 @@ def test_a_part_of_a_run_is_on_the_time_axis_of_all(again: OpenAgain) -> None:
     assert part.clocks is run.clocks, "a part neither measures clocks nor stores them"
 
 
+@pytest.mark.slow
 def test_the_peers_of_a_late_rank_are_a_share_of_many(
     again: OpenAgain, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -110,6 +114,7 @@ def test_the_peers_of_a_late_rank_are_a_share_of_many(
     assert share.ranks == (2,) and share.title == whole.title
 
 
+@pytest.mark.slow
 def test_many_ranks_share_rows_of_the_heat_map(again: OpenAgain, monkeypatch: pytest.MonkeyPatch) -> None:
     run, scope = again(), Scope(steps=(0, 2))
     exact = rank_times(run, scope, [0, 1, 2, 3])

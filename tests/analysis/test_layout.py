@@ -32,6 +32,7 @@ def pipeline(tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, PipelinePla
     return Run(ingest([folder])), plan, truth
 
 
+@pytest.mark.slow
 def test_the_grid_of_a_pipeline(pipeline: tuple[Run, PipelinePlan, Any]) -> None:
     run, plan, truth = pipeline
     result = report(run, "layout")
@@ -44,6 +45,7 @@ def test_the_grid_of_a_pipeline(pipeline: tuple[Run, PipelinePlan, Any]) -> None
     assert by_rank == truth["places"]
 
 
+@pytest.mark.slow
 def test_groups_of_a_pipeline(pipeline: tuple[Run, PipelinePlan, Any]) -> None:
     run, _, _ = pipeline
     rows = {row["axis"]: row for row in report(run, "groups").rows}
@@ -75,6 +77,7 @@ def test_bubbles_are_exact(pipeline: tuple[Run, PipelinePlan, Any]) -> None:
     assert finding.severity in ("warning", "critical") and finding.cost_ns is None
 
 
+@pytest.mark.slow
 def test_groups_without_names_are_recognised_by_what_they_do(tmp_path: Path) -> None:
     plan = PipelinePlan(stages=2, data=2, tensor=2, micro_batches=2, steps=1, described=False)
     truth = write_pipeline(plan, tmp_path)
@@ -84,6 +87,7 @@ def test_groups_without_names_are_recognised_by_what_they_do(tmp_path: Path) -> 
     assert any("inferred from traffic, size and stride" in note for note in by_rank.notes)
 
 
+@pytest.mark.thorough
 def test_tensor_and_data_parallel(tmp_path: Path) -> None:
     write(Plan(ranks=8, events_per_rank=4_000, steps=2, tensor_parallel=4, missing=(5,)), tmp_path)
     result = report(Run(ingest([tmp_path])), "layout")
@@ -158,6 +162,7 @@ def test_real_nccl_metadata(shared: Path, open_real: Callable[[Path], Run]) -> N
     assert "no file for rank 1" in report(run, "layout").notes
 
 
+@pytest.mark.slow
 def test_no_groups_at_all(tmp_path: Path) -> None:
     run = open_trace(
         write_kineto(tmp_path / "a.json", [slice_event("aten::mm", 1, 5), kernel_event("k", 2, 3)])

@@ -20,6 +20,8 @@ from rankscope.store.arrays import NONE
 from rankscope.store.ingest import ingest
 from rankscope.store.run import Run
 
+pytestmark = pytest.mark.slow
+
 PLANS = {
     "two ranks": Plan(ranks=2, events_per_rank=4_000, steps=3),
     "straggler": Plan(ranks=4, events_per_rank=4_000, steps=3, straggler=Straggler(2, "compute", 4_000_000)),

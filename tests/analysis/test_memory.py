@@ -91,6 +91,7 @@ def expected_holders(blocks: list[Block], ops: list[tuple[str, int, int]]) -> tu
     return peak, blocks[at][0], held | ({BEFORE: (rest, None)} if rest else {})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_live_at_the_peak_against_brute_force(seed: int, tmp_path: Path) -> None:
     """A hundred random histories in one trace, each on a device and a thread of its own."""
@@ -149,6 +150,7 @@ def test_what_a_gpt_holds_at_its_peak(open_real: Any) -> None:
     assert BEFORE in largest
 
 
+@pytest.mark.slow
 def test_planted_peaks_and_all_of_them_explained(tmp_path: Path) -> None:
     truth = write(Plan(ranks=2, events_per_rank=12_000), tmp_path)
     run = Run(ingest([tmp_path]))
@@ -174,6 +176,7 @@ def leaking(path: Path, steps: int, grows: int, header: Any = None) -> Run:
     )
 
 
+@pytest.mark.slow
 def test_a_leak_is_found_and_a_steady_run_is_not(tmp_path: Path) -> None:
     result = report(leaking(tmp_path / "a", 5, 3_000_000), "memory")
     assert result.rows[0]["growth_bytes"] == 3_000_000
@@ -185,6 +188,7 @@ def test_a_leak_is_found_and_a_steady_run_is_not(tmp_path: Path) -> None:
     assert [row["step"] for row in by_step] == [0, 1, 2]
 
 
+@pytest.mark.slow
 def test_memory_that_is_full_and_memory_that_is_not_used(tmp_path: Path) -> None:
     small = [{"id": 0, "name": "x", "totalGlobalMem": 21_000_000_000}]
     titles = {f.title: f.severity for f in report(leaking(tmp_path, 2, 0, small), "memory").findings}
@@ -194,6 +198,7 @@ def test_memory_that_is_full_and_memory_that_is_not_used(tmp_path: Path) -> None
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["memory", "allocators"])
 def test_without_memory_events_it_says_how_to_record_them(name: str, tmp_path: Path) -> None:
     run = open_trace(write_kineto(tmp_path / "t.json", [slice_event("aten::add", 0, 1)]))

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from conftest import open_trace, slice_event, write_kineto
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.memory.curve import POINTS, memory_curve
@@ -18,6 +20,7 @@ def allocation(ts: float, total: int) -> dict[str, Any]:
     return {"ph": "i", "s": "t", "ts": ts, "args": args, **where}
 
 
+@pytest.mark.slow
 def test_peaks_are_kept_and_end(tmp_path: Path) -> None:
     events: list[Any] = [slice_event("op", 0, 100_000)]
     events += [allocation(ts, 100 + ts % 7) for ts in range(0, 100_000, 10)]

@@ -59,6 +59,7 @@ def test_rows_that_do_not_vary() -> None:
     assert adjusted_p(base, new).tolist() == [1.0, smallest_p(5, 5)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("steps", "pairs", "allowed"), [(6, 200, 6), (12, 30, 2)])
 def test_noise_is_called_noise(steps: int, pairs: int, allowed: int) -> None:
     """Family-wise: over 100 rows at once, less than 1 % of pairs may show anything. Random splits included."""

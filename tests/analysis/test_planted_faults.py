@@ -15,6 +15,8 @@ from rankscope.bench.synthetic.cluster_trace import write_traces
 from rankscope.store.ingest import ingest
 from rankscope.store.run import Run
 
+pytestmark = pytest.mark.slow
+
 JOBS = {
     "data parallel": Job(data=4, seed=1),
     "data and tensor parallel": Job(data=2, tensor=2, seed=2, offset_ns=2_000_000),

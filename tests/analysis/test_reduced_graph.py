@@ -62,6 +62,7 @@ def test_a_replay_without_changes_gives_the_recorded_times(run: Run) -> None:
     check_as_recorded(run, Scope(steps=(1, 2)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["ddp-gloo4", "seqpar-gloo4-slow2", "gpt-h200-stack"])
 def test_so_it_does_for_recorded_runs(name: str, dataset: Callable[[str], Path], tmp_path: Path) -> None:
     recorded = Run(ingest([dataset(name)], Options(cache=tmp_path)))

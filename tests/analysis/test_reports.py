@@ -30,6 +30,7 @@ def whole(result: Result) -> Row:
     return result.rows[0]
 
 
+@pytest.mark.slow
 def test_figures_of_hta_nccl_data(shared: Path, open_real: OpenReal) -> None:
     row = whole(report(open_real(shared / "public/hta/nccl_data.json.gz"), "breakdown", whole_file=True))
     busy = row["span_ns"] - row["idle_ns"]
@@ -38,6 +39,7 @@ def test_figures_of_hta_nccl_data(shared: Path, open_real: OpenReal) -> None:
     assert round(row["overlap_pct"], 2) == 15.61
 
 
+@pytest.mark.slow
 def test_figures_of_tracelens_h100_qwen(shared: Path, open_real: OpenReal) -> None:
     row = whole(
         report(open_real(shared / "public/tracelens/h100_qwen.json.gz"), "breakdown", whole_file=True)
@@ -47,6 +49,7 @@ def test_figures_of_tracelens_h100_qwen(shared: Path, open_real: OpenReal) -> No
     assert row["overlap_pct"] is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["ddp-gloo4", "seqpar-gloo4-slow2", "gpt-h200-stack"])
 def test_the_parts_fill_the_span_exactly(name: str, open_real: OpenReal) -> None:
     for row in report(open_real(DATA / name), "breakdown").rows:
@@ -63,6 +66,7 @@ def test_a_host_collective_that_waits_for_its_own_gpu_is_seen_through(open_real:
     assert all(rows[rank]["comm_ns"] > 80e6 and rows[rank]["compute_ns"] < 1e5 for rank in (0, 1, 3))
 
 
+@pytest.mark.slow
 def test_a_trace_of_our_own_capture_on_an_h200(open_real: OpenReal) -> None:
     """`rankscope profile --steps 5:6 torchrun … examples/gpt_train.py` on a GPU (tests/gpu/capture.sh)."""
     run = open_real(DATA / "captured-h200")
@@ -137,6 +141,7 @@ def test_ops_by_key_add_up_to_ops(open_real: OpenReal) -> None:
         assert result.notes == ()
 
 
+@pytest.mark.slow
 def test_flops_of_matrix_products(tmp_path: Path) -> None:
     shapes = {
         "aten::mm": [[2, 3], [3, 4]],
@@ -157,6 +162,7 @@ def test_flops_of_matrix_products(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.slow
 def test_a_run_without_a_gpu_is_broken_down_by_host_work(tmp_path: Path) -> None:
     events = [
         slice_event("ProfilerStep#1", 0, 100, cat="user_annotation"),
@@ -173,6 +179,7 @@ def test_a_run_without_a_gpu_is_broken_down_by_host_work(tmp_path: Path) -> None
     assert any("no GPU events" in note for note in result.notes)
 
 
+@pytest.mark.slow
 def test_an_op_that_only_has_its_flags_checked_inside_is_a_leaf(tmp_path: Path) -> None:
     events = [
         slice_event("aten::mm", 10, 20),
@@ -183,6 +190,7 @@ def test_an_op_that_only_has_its_flags_checked_inside_is_a_leaf(tmp_path: Path) 
     assert (row["span_ns"], row["compute_ns"]) == (35_000, 25_000)
 
 
+@pytest.mark.slow
 def test_memory_peaks(tmp_path: Path) -> None:
     def memory(ts: float, allocated: int, reserved: int, kind: int = 1) -> dict[str, Any]:
         args = {
@@ -225,6 +233,7 @@ def test_a_window_of_steps_says_what_it_leaves_out(open_real: OpenReal) -> None:
     assert {row["step"] for row in report(run, "breakdown", steps=(3, 4)).rows} == {None, 3, 4}
 
 
+@pytest.mark.slow
 def test_a_pattern_of_the_users_makes_a_kernel_communication(tmp_path: Path) -> None:
     from rankscope.store.ingest import ingest
 
@@ -244,6 +253,7 @@ void deep_ep::internode::dispatch<int>()
 void vllm::cross_device_reduce_1stage<c10::BFloat16, 8>(vllm::RankData*)""".splitlines()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", COLLECTIVES)
 def test_collectives_in_the_wild(name: str, tmp_path: Path) -> None:
     run = open_trace(
@@ -252,6 +262,7 @@ def test_collectives_in_the_wild(name: str, tmp_path: Path) -> None:
     assert dict(run.rows("SELECT name, class FROM gpu")) == {name: "COMM", "gemm_tn": "COMPUTE"}
 
 
+@pytest.mark.slow
 def test_metadata_goes_before_the_name(tmp_path: Path) -> None:
     metadata: dict[str, Any] = {"Collective name": "allreduce"}
     event = kernel_event("strange_name", 0, 1, **metadata)
@@ -263,6 +274,7 @@ def test_metadata_goes_before_the_name(tmp_path: Path) -> None:
 NEED_ONLY_OPS = ("ops", "breakdown", "phases", "summary", "clocks", "layout", "groups")
 
 
+@pytest.mark.slow
 def test_every_report_of_a_bare_run_says_what_is_missing(tmp_path: Path) -> None:
     """One op, no GPU, no steps, no shapes, no stacks, no memory: no report fails, each has rows or a note."""
     run = open_trace(write_kineto(tmp_path / "t.json", [slice_event("aten::add", 0, 1)]))
@@ -274,6 +286,7 @@ def test_every_report_of_a_bare_run_says_what_is_missing(tmp_path: Path) -> None
     assert "record_shapes" in " ".join(report(run, "ops", "shape").notes)
 
 
+@pytest.mark.slow
 def test_an_empty_run_has_empty_reports(tmp_path: Path) -> None:
     run = open_trace(write_kineto(tmp_path / "t.json", []))
     with_rows = {name for name in REPORTS if report(run, name).rows}
@@ -287,6 +300,7 @@ def test_shares_of_the_doctor_have_no_exponent() -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_doctor_of_clean_and_damaged_runs(tmp_path: Path, open_real: OpenReal) -> None:
     clean = doctor(open_real(DATA / "gpt-h200-stack"), Scope())
     assert clean.title.endswith("Grade A") and clean.findings == ()

@@ -26,6 +26,8 @@ from rankscope.store.ingest import Options, ingest
 from rankscope.store.rollups import FOLDER
 from rankscope.store.run import Run
 
+pytestmark = pytest.mark.slow
+
 PLAN = Plan(ranks=3, events_per_rank=1_500, steps=3, straggler=Straggler(1, "host", 3_000_000))
 
 WITHOUT_STORE = shutil.ignore_patterns(".rankscope")
@@ -77,11 +79,12 @@ def check_same(run: Run) -> None:
     assert len(kept(run)) == len(run.ranks)
 
 
+@pytest.mark.thorough
 def test_a_synthetic_run_has_the_same_answers(traces: Path, tmp_path: Path) -> None:
     check_same(open_trace(shutil.copytree(traces, tmp_path / "run", ignore=WITHOUT_STORE)))
 
 
-@pytest.mark.parametrize("name", ["ddp-gloo4", "gpt-h200-stack"])
+@pytest.mark.parametrize("name", ["gpt-h200-stack", "ddp-gloo4"])
 def test_recorded_runs_have_the_same_answers(
     name: str, dataset: Callable[[str], Path], tmp_path: Path
 ) -> None:

@@ -90,11 +90,13 @@ def test_a_clock_23_percent_lower_is_the_cause(tmp_path: Path) -> None:
     assert cause is not None and cause.value == "compute"
 
 
+@pytest.mark.slow
 def test_a_limit_that_all_gpus_have_is_not_named(tmp_path: Path) -> None:
     folder_with(tmp_path, THROTTLED, reasons=lambda number, gpu: 0x4)
     assert straggler(tmp_path).title.endswith("its SM clock was 23 % lower (1,350 against 1,755 MHz)")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "fault",
     [
@@ -112,12 +114,14 @@ def test_a_low_clock_that_is_not_the_cause_is_not_named(fault: Fault, tmp_path: 
     assert "1,350" in report(tmp_path, "gpu").findings[0].title, "the fact is in the report"
 
 
+@pytest.mark.slow
 def test_equal_clocks_are_no_cause(tmp_path: Path) -> None:
     folder_with(tmp_path, THROTTLED, lambda time, gpu, runs: USUAL - 20 * gpu)
     assert "clock was" not in straggler(tmp_path).title
     assert report(tmp_path, "gpu").findings == ()
 
 
+@pytest.mark.slow
 def test_the_clock_of_an_idle_gpu_is_not_compared(tmp_path: Path) -> None:
     """GPU 1 is slow only between its compute kernels, and before and after the steps."""
 
@@ -130,6 +134,7 @@ def test_the_clock_of_an_idle_gpu_is_not_compared(tmp_path: Path) -> None:
     assert rows[1]["sm_clock_mhz"] == USUAL and rows[1]["samples"] > 3
 
 
+@pytest.mark.slow
 def test_too_few_samples_make_no_claim(tmp_path: Path) -> None:
     folder_with(tmp_path, THROTTLED, every_ns=30_000_000)
     assert "clock was" not in straggler(tmp_path).title
@@ -137,6 +142,7 @@ def test_too_few_samples_make_no_claim(tmp_path: Path) -> None:
     assert result.findings == () and any("fewer than 3 samples" in note for note in result.notes)
 
 
+@pytest.mark.slow
 def test_samples_outside_the_traces_are_left_out(tmp_path: Path) -> None:
     """One sample every ten seconds: the log covers the traces, and none of its samples does."""
     folder_with(tmp_path, THROTTLED, every_ns=10 * SECOND)
@@ -144,6 +150,7 @@ def test_samples_outside_the_traces_are_left_out(tmp_path: Path) -> None:
     assert [row["samples"] for row in report(tmp_path, "gpu").rows] == [0, 0, 0]
 
 
+@pytest.mark.slow
 def test_another_model_is_not_compared(tmp_path: Path) -> None:
     folder_with(
         tmp_path,
@@ -154,6 +161,7 @@ def test_another_model_is_not_compared(tmp_path: Path) -> None:
     assert report(tmp_path, "gpu").findings == ()
 
 
+@pytest.mark.slow
 def test_times_in_whole_seconds_need_whole_seconds_of_work(tmp_path: Path) -> None:
     """As dmon writes them: when in its second a sample was taken is not known."""
     folder_with(tmp_path, THROTTLED, every_ns=SECOND // 10, change=_whole_seconds)

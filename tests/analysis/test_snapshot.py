@@ -169,6 +169,7 @@ def test_findings_of_a_snapshot_carry_their_figures(tmp_path: Path) -> None:
         assert (finding.span is None) == (name == "untimed") and finding.cost_ns is None
 
 
+@pytest.mark.slow
 def test_the_real_snapshot(open_real: Callable[[Path], Run]) -> None:
     path = DATA / "memory" / "gpt-h200.pickle.gz"
     value = pickle.loads(gzip.decompress(path.read_bytes()))
@@ -241,6 +242,7 @@ def random_history(random: Random) -> tuple[list[dict[str, Any]], dict[int, int]
     return history, live
 
 
+@pytest.mark.slow
 def test_any_history(tmp_path: Path) -> None:
     """Forty devices with a history each."""
     random = Random(5)
@@ -267,6 +269,7 @@ def test_any_history(tmp_path: Path) -> None:
     assert 5 < late < 40  # both kinds are among them
 
 
+@pytest.mark.slow
 def test_a_history_with_completed_frees_only(tmp_path: Path) -> None:
     """skip_actions=["free_requested"]: the same peak, holders and rectangles."""
     history, live = random_history(Random(8))
@@ -283,6 +286,7 @@ def test_a_history_with_completed_frees_only(tmp_path: Path) -> None:
     assert sizes[0] == sizes[1]
 
 
+@pytest.mark.slow
 def test_a_snapshot_without_history(tmp_path: Path) -> None:
     value = snapshot([], {1: 500, 2: 300}, reserved=2000)
     value["device_traces"] = []

@@ -82,6 +82,7 @@ def brute_force(
     return *by_line(live), peak
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_any_two_snapshots(tmp_path: Path, seed: int) -> None:
     random = Random(seed)
@@ -121,6 +122,7 @@ def leaking(path: Path, kept: int) -> Path:
     return write(path, history, {7: (400 * MB, 3)})
 
 
+@pytest.mark.slow
 def test_the_leak_stands_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     early, late = leaking(tmp_path / "step-10.pickle", 10), leaking(tmp_path / "step-30.pickle", 30)
     base, new = open_trace(early), open_trace(late)

@@ -35,6 +35,7 @@ def planted(plan: Plan, folder: Path) -> tuple[Run, Any]:
     return Run(ingest([folder])), truth
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("cause", "names"),
     [
@@ -67,11 +68,13 @@ def test_a_planted_straggler_comes_back_with_its_cause(cause: str, names: str, t
     check_window(run, truth)
 
 
+@pytest.mark.slow
 def test_nobody_is_accused_where_nobody_is_slow(tmp_path: Path) -> None:
     run, _ = planted(Plan(ranks=3, events_per_rank=3_000, steps=3), tmp_path / "run")
     assert {finding.severity for finding in ask(run).findings} <= {"ok", "info"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2, 24])
 def test_from_two_ranks_to_many(ranks: int, tmp_path: Path) -> None:
     plan = Plan(ranks=ranks, events_per_rank=1_300, steps=3, straggler=Straggler(1, "host", 5_000_000))
@@ -84,6 +87,7 @@ def test_from_two_ranks_to_many(ranks: int, tmp_path: Path) -> None:
     assert f"made {ranks - 1} other" in result.findings[0].title
 
 
+@pytest.mark.slow
 def test_blame_goes_back_through_a_chain_of_waiting(tmp_path: Path) -> None:
     """Rank 2 is late for its tensor-parallel peer 3; so 3 is late for its data-parallel peer 1."""
     plan = Plan(
@@ -107,6 +111,7 @@ def test_blame_goes_back_through_a_chain_of_waiting(tmp_path: Path) -> None:
     assert "made 3 others wait" in finding.title
 
 
+@pytest.mark.slow
 def test_missing_sequence_numbers(tmp_path: Path) -> None:
     """One rank's file has none: order gives them; the answer is the same."""
     plan = Plan(ranks=4, events_per_rank=3_000, steps=4, straggler=Straggler(2, "compute", 5_000_000))
@@ -122,6 +127,7 @@ def test_missing_sequence_numbers(tmp_path: Path) -> None:
         assert rows[expected["rank"]]["caused_wait_ns"] == expected["caused_wait_ns"]
 
 
+@pytest.mark.slow
 def test_no_sequence_numbers_and_no_steps_at_all(tmp_path: Path) -> None:
     """And one rank began to record later: the first common pattern is the anchor."""
     plan = Plan(ranks=3, events_per_rank=6_000, steps=3, straggler=Straggler(2, "compute", 5_000_000))
@@ -150,6 +156,7 @@ def test_no_sequence_numbers_and_no_steps_at_all(tmp_path: Path) -> None:
     assert finding.ranks == (2,) and finding.severity == "info" and "of the window" in finding.title
 
 
+@pytest.mark.slow
 def test_a_rank_that_leaves_early(tmp_path: Path) -> None:
     """Its recording ends two steps before the others': what it shares with them is still answered."""
     plan = Plan(ranks=4, events_per_rank=3_000, steps=4, straggler=Straggler(2, "compute", 5_000_000))
@@ -170,6 +177,7 @@ def test_a_rank_that_leaves_early(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_half_of_the_ranks_missing_is_said(tmp_path: Path) -> None:
     plan = Plan(
         ranks=4, events_per_rank=3_000, steps=4, straggler=Straggler(2, "compute", 5_000_000), missing=(1, 3)
@@ -180,6 +188,7 @@ def test_half_of_the_ranks_missing_is_said(tmp_path: Path) -> None:
     assert any("no file for ranks 1,3" in note for note in result.notes)
 
 
+@pytest.mark.slow
 def test_one_rank_alone_is_told_what_to_record(tmp_path: Path) -> None:
     run, _ = planted(Plan(ranks=2, events_per_rank=3_000, steps=3, missing=(1,)), tmp_path / "run")
     result = ask(run)
@@ -187,6 +196,7 @@ def test_one_rank_alone_is_told_what_to_record(tmp_path: Path) -> None:
     assert any("one rank" in note and "--ranks all" in note for note in result.notes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("told_by", ["time", "job"])
 def test_ranks_of_different_runs_are_not_compared(told_by: str, tmp_path: Path) -> None:
     plan = Plan(ranks=4, events_per_rank=2_000, steps=3)
@@ -215,6 +225,7 @@ def check_window(run: Run, truth: Any) -> None:
     assert row["caused_wait_ns"] == sum(sum(c["wait_ns"]) for c in inside)
 
 
+@pytest.mark.slow
 def test_the_real_straggler(open_real: Callable[[Path], Run]) -> None:
     """docs/definitions.md: rank 2, cause compute; the others wait 10.5-12.2 ms a step, 11.3 on average, of 17.2."""
     run = open_real(DATA / "seqpar-gloo4-slow2")
@@ -276,6 +287,7 @@ def test_lateness_is_not_named_for_noise_or_once() -> None:
     assert named(moving).moves and named(moving).ranks == ()
 
 
+@pytest.mark.slow
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=40), st.data())
 def test_range_argmax(values: list[int], data: st.DataObject) -> None:

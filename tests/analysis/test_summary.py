@@ -54,6 +54,7 @@ def test_the_verdict_comes_first(open_real: OpenReal) -> None:
     assert shown(run).startswith(result.title[:40])
 
 
+@pytest.mark.slow
 def test_one_screen_for_few_ranks_and_for_many(tmp_path: Path, open_real: OpenReal) -> None:
     write(Plan(ranks=6, events_per_rank=3_000, straggler=Straggler(2, "compute", 4_000_000)), tmp_path)
     many = shown(Run(ingest([tmp_path])))
@@ -64,6 +65,7 @@ def test_one_screen_for_few_ranks_and_for_many(tmp_path: Path, open_real: OpenRe
     assert "rankscope stats RUN -r list" in many
 
 
+@pytest.mark.slow
 def test_findings_are_ordered_by_severity_and_cost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     planted = (
         Finding("info", "cheap", "e", cost_ns=1),
@@ -119,6 +121,7 @@ BARE = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BARE)
 def test_a_run_that_lacks_everything(name: str, tmp_path: Path) -> None:
     run = open_trace(write_kineto(tmp_path / "t.json", BARE[name]))
@@ -131,6 +134,7 @@ def test_a_run_that_lacks_everything(name: str, tmp_path: Path) -> None:
         assert any("nothing found" in note for note in findings(run, Scope()).notes)
 
 
+@pytest.mark.slow
 def test_every_format_and_the_exit_code(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """float32 on an H200: a warning."""
     dims = [[4096, 4096], [4096, 4096]]

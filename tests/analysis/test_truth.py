@@ -15,6 +15,8 @@ from rankscope.bench.synthetic import Defect, Plan, Straggler, write
 from rankscope.store.ingest import ingest
 from rankscope.store.run import Run
 
+pytestmark = pytest.mark.slow
+
 PLANS = {
     "plain": Plan(ranks=2, events_per_rank=12_000),
     "straggler, clocks, gzip": Plan(

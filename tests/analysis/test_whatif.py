@@ -29,6 +29,7 @@ from rankscope.store.ingest import ingest
 from rankscope.store.run import Run
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(st.integers(0, 2**32 - 1))
 def test_a_replay_is_what_playing_the_program_gives(seed: int) -> None:
@@ -87,13 +88,15 @@ def predicted(run: Run, *asked: scenarios.Scenario) -> int:
     return found
 
 
-@pytest.mark.parametrize("cause", ["compute", "host", "copy", "dataloader"])
+@pytest.mark.slow
+@pytest.mark.parametrize("cause", ["dataloader", "compute", "host", "copy"])
 def test_without_the_straggler(make: Make, cause: str) -> None:
     slow = make(straggler=Straggler(2, cause, 3_000_000))
     assert step_ns(slow) > step_ns(make()) + 2_000_000
     assert predicted(slow, scenarios.rank_at_median(2)) == step_ns(make())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "factor"), [("gelu", 2.0), ("nvjet", 1.5), ("Adam", 0.5)])
 def test_a_faster_kernel(make: Make, name: str, factor: float) -> None:
     assert predicted(make(), scenarios.kernel(name, factor)) == step_ns(
@@ -101,6 +104,7 @@ def test_a_faster_kernel(make: Make, name: str, factor: float) -> None:
     )
 
 
+@pytest.mark.thorough
 def test_communication_hidden_and_a_faster_bus(make: Make) -> None:
     free = step_ns(make(bus_gb_s=0.0, latency_ns=0))
     assert predicted(make(), scenarios.hide_comm()) == free
@@ -111,6 +115,7 @@ def test_communication_hidden_and_a_faster_bus(make: Make) -> None:
     assert abs(predicted(slow, scenarios.bandwidth(6.0)) - step_ns(make())) < 50
 
 
+@pytest.mark.slow
 def test_two_changes_together(make: Make) -> None:
     both = make(straggler=Straggler(2, "compute", 3_000_000), bus_gb_s=50.0)
     result = whatif(both, Scope(), [scenarios.rank_at_median(2), scenarios.bandwidth(6.0)])
@@ -132,6 +137,7 @@ def test_the_usual_questions_and_no_gaps(make: Make) -> None:
     assert rows["communication hidden"]["saved_ns"] > 0
 
 
+@pytest.mark.thorough
 def test_with_jitter_clocks_and_a_missing_rank(tmp_path: Path) -> None:
     """Noise is kept as it is; offsets of clocks do not matter to a replay."""
     plan: dict[str, Any] = {"ranks": 4, "events_per_rank": 5_000, "steps": 4, "seed": 3}
@@ -146,6 +152,7 @@ def test_with_jitter_clocks_and_a_missing_rank(tmp_path: Path) -> None:
     assert found["predicted_ns"] == pytest.approx(true, rel=0.04)
 
 
+@pytest.mark.thorough
 def test_real_ranks(open_real: Callable[[Path], Run]) -> None:
     run = open_real(DATA / "seqpar-gloo4-slow2")
     rows = {row["what"]: row for row in whatif(run, Scope()).rows}
@@ -163,6 +170,7 @@ def test_real_ranks(open_real: Callable[[Path], Run]) -> None:
         assert not any("a replay without changes" in note for note in result.notes)
 
 
+@pytest.mark.slow
 def test_bad_input(tmp_path: Path, make: Make, capsys: pytest.CaptureFixture[str]) -> None:
     lone = open_trace(write_kineto(tmp_path / "k.json", [kernel_event("k", 10, 5), kernel_event("k", 20, 5)]))
     assert whatif(lone, Scope()).rows[0]["what"] == "host gaps gone"
@@ -182,6 +190,7 @@ def test_bad_input(tmp_path: Path, make: Make, capsys: pytest.CaptureFixture[str
         assert message in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write(Plan(ranks=3, events_per_rank=4_000, steps=2), tmp_path)
     words = [

@@ -63,6 +63,7 @@ def planted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, Any, Path]:
 # overlap
 
 
+@pytest.mark.slow
 def test_overlap_is_the_breakdowns_and_the_truths(planted: tuple[Run, Any, Path]) -> None:
     run, truth, _ = planted
     whole = {row["rank"]: row for row in report(run, "overlap").rows if row["collective"] is None}
@@ -76,6 +77,7 @@ def test_overlap_is_the_breakdowns_and_the_truths(planted: tuple[Run, Any, Path]
             assert row["overlap_pct"] == pytest.approx(part["overlap_pct"])
 
 
+@pytest.mark.slow
 def test_what_hides_a_collective(tmp_path: Path) -> None:
     """The all_reduce runs from 10 to 40 µs; gemm covers 12 of them, add 5; the broadcast is exposed."""
     events = [
@@ -98,6 +100,7 @@ def test_what_hides_a_collective(tmp_path: Path) -> None:
 # launches
 
 
+@pytest.mark.slow
 def test_launch_delay_and_queue_of_a_stream(tmp_path: Path) -> None:
     """Three launched at 0, 10, 20; started at 30, 60, 70: depth 1, 2, 3, 2 and 1 for 10, 10, 10, 30, 10 µs."""
     events = [call("cudaLaunchKernel", 10 * i, 5, i + 1) for i in range(3)]
@@ -140,6 +143,7 @@ def test_launches_of_a_synthetic_rank_against_brute_force(planted: tuple[Run, An
 pairs_of_times = st.lists(st.tuples(st.integers(0, 30), st.integers(-2, 12)), max_size=12)
 
 
+@pytest.mark.slow
 @given(pairs_of_times, st.integers(1, 4))
 def test_queue_depth_against_brute_force(pairs: list[tuple[int, int]], limit: int) -> None:
     launch = np.array([a for a, _ in pairs], dtype=np.int64)
@@ -159,6 +163,7 @@ def test_covered_before_against_brute_force(pairs: list[tuple[int, int]], times:
 # short kernels
 
 
+@pytest.mark.slow
 def test_short_kernels_by_op_and_line(tmp_path: Path) -> None:
     """aten::add launches two short ones and a long one, aten::mul one of exactly 10 µs: that is not short."""
     events: list[Any] = [
@@ -196,6 +201,7 @@ def test_a_graph_launch_counts_once(open_real: Callable[[Path], Run]) -> None:
     assert result.findings == ()
 
 
+@pytest.mark.slow
 def test_many_short_kernels_are_a_finding(tmp_path: Path) -> None:
     events = [mark("ProfilerStep#1", 0, 1000)]
     for i in range(50):
@@ -209,6 +215,7 @@ def test_many_short_kernels_are_a_finding(tmp_path: Path) -> None:
 # syncs
 
 
+@pytest.mark.slow
 def test_the_lines_of_python_that_wait(tmp_path: Path) -> None:
     """A .item() at train.py(9) waits 50 µs, 20 of them with nothing on the GPU; a pageable copy waits too."""
     events = [
@@ -238,6 +245,7 @@ def test_the_lines_of_python_that_wait(tmp_path: Path) -> None:
     }  # the host does not wait for 50 µs
 
 
+@pytest.mark.slow
 def test_the_lines_that_synchronise_in_a_real_trace(open_real: OpenReal) -> None:
     rows = report(open_real(DATA / "gpt-h200-stack"), "syncs").rows
     assert [(row["name"], row["op"], row["source"], row["calls"]) for row in rows] == [
@@ -309,6 +317,7 @@ def test_recorded_stacks_are_reported(open_real: OpenReal) -> None:
 # phases
 
 
+@pytest.mark.slow
 def test_phases_of_a_small_step(tmp_path: Path) -> None:
     """Data 0-10, forward 20-60 (a pause inside), backward 70-100 on its own thread, optimizer 110-130."""
     events = [
@@ -336,6 +345,7 @@ def test_phases_of_a_small_step(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gpt-h200-stack", "ddp-gloo4", "seqpar-gloo4-slow2"])
 def test_phases_add_up(name: str, open_real: OpenReal) -> None:
     run = open_real(DATA / name)
@@ -351,6 +361,7 @@ def test_phases_add_up(name: str, open_real: OpenReal) -> None:
         assert all(row["host_ns"] >= 0 for row in own)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["reentrant", "plain"])
 def test_recomputation_of_both_kinds_of_checkpointing(kind: str, tmp_path: Path) -> None:
     """Real traces of torch.utils.checkpoint on a CPU: two blocks of layer_norm, linear, gelu; two steps."""
@@ -370,6 +381,7 @@ def test_recomputation_of_both_kinds_of_checkpointing(kind: str, tmp_path: Path)
     assert finding.severity == "info" and finding.title.startswith("Recomputation takes")
 
 
+@pytest.mark.slow
 def test_a_trace_without_ops_has_phases_by_the_names_of_ranges(tmp_path: Path) -> None:
     """As from nsys: NVTX ranges and launches, no ops. Numbered ranges are steps, not annotations."""
     events = [mark("step 1", 0, 100), mark("forward", 10, 20), mark("backward", 40, 30)]

@@ -53,6 +53,7 @@ def test_the_folder_is_needed_and_must_be_empty(tmp_path: Path, capsys: pytest.C
     assert "is not empty" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_written_as_it_goes_it_is_the_same_job(tmp_path: Path) -> None:
     job = Job(data=2, steps=2, layers=1, seed=4, drift_ppb=20_000, offset_ns=1_000_000)
     write_job(job, tmp_path / "goes")
@@ -65,6 +66,7 @@ def test_written_as_it_goes_it_is_the_same_job(tmp_path: Path) -> None:
     assert answers[:2] == answers[2:] and all(answers)
 
 
+@pytest.mark.slow
 def test_clocks_and_the_slow_rank_are_found(tmp_path: Path) -> None:
     job = Job(
         data=2, tensor=2, stages=2, steps=4, layers=1, norm_ns=40_000, seed=4, drift_ppb=20_000, offset_ns=3_000_000,

@@ -39,6 +39,7 @@ def test_it_writes_and_says_what_to_do_next(tmp_path: Path, capsys: pytest.Captu
     ]
 
 
+@pytest.mark.slow
 def test_every_option_reaches_the_plan(tmp_path: Path) -> None:
     options = (
         "--ranks 4 --events 4k --steps 2 --seed 7 --gzip --with-stack --straggler 2:copy:1.5 --offset 0.25"
@@ -145,6 +146,7 @@ def test_a_folder_that_is_not_empty_is_refused(tmp_path: Path, capsys: pytest.Ca
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
 
+@pytest.mark.slow
 def test_force_replaces_an_earlier_plan_and_nothing_else(tmp_path: Path) -> None:
     assert run("-o", tmp_path, "--ranks", "4") == 0
     (tmp_path / "notes.txt").write_text("mine")

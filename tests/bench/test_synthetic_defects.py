@@ -58,6 +58,7 @@ def split(text: bytes) -> list[bytes]:
 EVENT_DEFECTS = sorted(name for name, kind in CATALOGUE.items() if kind.scope == "event")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("name", [name for name in EVENT_DEFECTS if name != "no-launch"])
 def test_only_the_listed_events_change(tmp_path: Path, clean: str, name: str, packed: bool) -> None:
@@ -73,6 +74,7 @@ def test_only_the_listed_events_change(tmp_path: Path, clean: str, name: str, pa
     assert names == [event["name"] for event in record["events"]]
 
 
+@pytest.mark.slow
 def test_the_other_ranks_stay_whole(tmp_path: Path) -> None:
     write(CLEAN, tmp_path / "clean")
     folder, _ = damaged(tmp_path, "nan", "truncated")
@@ -123,6 +125,7 @@ def test_unescaped_quotes_are_no_json(tmp_path: Path) -> None:
     assert '"name": "{"device": "cpu"} ' in (folder / FILE).read_text()
 
 
+@pytest.mark.slow
 def test_numbers_as_strings_keep_their_values(tmp_path: Path, clean: str) -> None:
     folder, [record] = damaged(tmp_path, "numbers-as-strings")
     before, after = events_of(clean), events_of((folder / FILE).read_text())
@@ -133,6 +136,7 @@ def test_numbers_as_strings_keep_their_values(tmp_path: Path, clean: str) -> Non
         assert int(new["args"]["correlation"]) == old["args"]["correlation"]
 
 
+@pytest.mark.slow
 def test_missing_fields_are_missing_in_turn(tmp_path: Path, clean: str) -> None:
     folder, [record] = damaged(tmp_path, "missing-fields")
     before, after = events_of(clean), events_of((folder / FILE).read_text())
@@ -146,6 +150,7 @@ def test_missing_fields_are_missing_in_turn(tmp_path: Path, clean: str) -> None:
     assert gone[:7] == ["dur", "ts", "name", "cat", "pid", "tid", "args"]
 
 
+@pytest.mark.slow
 def test_ts_zero_and_negative_durations(tmp_path: Path, clean: str) -> None:
     folder, records = damaged(tmp_path, "ts-zero", "negative-duration")
     before, after = events_of(clean), events_of((folder / FILE).read_text())
@@ -177,6 +182,7 @@ def test_no_launch_leaves_kernels_without_call_and_arrow(tmp_path: Path) -> None
     assert len(events) == CLEAN.events_per_rank - 2 * len(orphans)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("packed", [False, True])
 def test_a_truncated_file_ends_in_mid_event(tmp_path: Path, clean: str, packed: bool) -> None:
     folder, [record] = damaged(tmp_path, "truncated", packed=packed)
@@ -225,6 +231,7 @@ def test_files_without_a_trace_in_them(tmp_path: Path) -> None:
     assert [record["damaged"] for record in truth["defects"]] == [2_000] * 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "indent"), [("one-line", None), ("indented", 2)])
 @pytest.mark.parametrize("packed", [False, True])
 def test_other_layouts_are_exactly_what_json_dump_writes(
@@ -238,6 +245,7 @@ def test_other_layouts_are_exactly_what_json_dump_writes(
     assert record["damaged"] == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("packed", [False, True])
 def test_no_rank_is_neither_in_the_file_nor_in_its_name(tmp_path: Path, clean: str, packed: bool) -> None:
     folder, [record] = damaged(tmp_path, "no-rank", packed=packed)

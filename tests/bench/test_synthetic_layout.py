@@ -60,6 +60,7 @@ def is_collective(shape: str) -> bool:
     return '"Collective name"' in shape
 
 
+@pytest.mark.slow
 def test_every_event_has_a_shape_that_real_traces_have(
     synthetic: str, real_shapes: dict[tuple[str, str], set[str]]
 ) -> None:
@@ -151,6 +152,7 @@ def test_threads_come_one_after_the_other_then_the_gpu_then_the_names(synthetic:
     ]
 
 
+@pytest.mark.slow
 def test_the_mix_of_events_is_that_of_training(tmp_path: Path) -> None:
     truth = write(Plan(ranks=1, events_per_rank=60_000, steps=2), tmp_path / "run")
     text = (tmp_path / "run" / truth["files"][0]).read_text()

@@ -182,6 +182,7 @@ PLANS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
 def test_brute_force_finds_every_planted_answer(plan: Plan, tmp_path: Path) -> None:
     truth = write(plan, tmp_path / "run")
@@ -192,6 +193,7 @@ def test_brute_force_finds_every_planted_answer(plan: Plan, tmp_path: Path) -> N
         check_rank(tmp_path / "run", rank)
 
 
+@pytest.mark.slow
 @settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     ranks=st.integers(1, 3),
@@ -237,6 +239,7 @@ def true_time(recorded_ns: int, clock: dict[str, int]) -> float:
     return (recorded_ns - clock["zero_ns"]) / (1 + clock["drift_ppb"] / 1e9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("drift", [0.0, 50.0])
 @pytest.mark.parametrize("tensor_parallel", [None, 2])
 def test_ranks_leave_a_collective_together_once_the_clocks_are_undone(
@@ -290,6 +293,7 @@ def check_metadata(row: dict[str, Any], rank: int, event: Event) -> None:
     assert row["bytes"] == max(row["in_nelems"], row["out_nelems"]) * size
 
 
+@pytest.mark.slow
 def test_the_bus_is_never_faster_than_planted(tmp_path: Path) -> None:
     truth = write(Plan(ranks=4, events_per_rank=6_000, steps=2), tmp_path / "run")
     for row in truth["collectives"]:
@@ -298,6 +302,7 @@ def test_the_bus_is_never_faster_than_planted(tmp_path: Path) -> None:
         assert row["bytes"] * factor / row["transfer_ns"] < GB300
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cause", ["compute", "host", "copy", "dataloader"])
 def test_the_straggler_comes_last_and_the_others_wait(tmp_path: Path, cause: str) -> None:
     late = 6_000_000
@@ -316,6 +321,7 @@ def test_the_straggler_comes_last_and_the_others_wait(tmp_path: Path, cause: str
     assert planted["caused_wait_ns"] == rows[2]["caused_wait_ns"]
 
 
+@pytest.mark.slow
 def test_the_delay_is_where_the_cause_says(tmp_path: Path) -> None:
     late = 6_000_000
 
@@ -341,6 +347,7 @@ def test_the_delay_is_where_the_cause_says(tmp_path: Path) -> None:
         assert all(abs(changed[other] - usual[other]) < late / 10 for other in others)
 
 
+@pytest.mark.slow
 def test_without_a_straggler_nobody_is_to_blame(tmp_path: Path) -> None:
     truth = write(Plan(ranks=4, events_per_rank=20_000, steps=4), tmp_path / "run")
     step_ns = sum(step["dur_ns"] for step in truth["ranks"][0]["steps"])
@@ -348,6 +355,7 @@ def test_without_a_straggler_nobody_is_to_blame(tmp_path: Path) -> None:
     assert max(row["caused_wait_ns"] for row in truth["stragglers"]) / 3 < step_ns / 10
 
 
+@pytest.mark.slow
 def test_communication_is_partly_hidden_behind_compute(tmp_path: Path) -> None:
     truth = write(Plan(ranks=4, events_per_rank=20_000, steps=2), tmp_path / "run")
     assert all(50 < rank["breakdown"][0]["overlap_pct"] < 95 for rank in truth["ranks"])
@@ -355,6 +363,7 @@ def test_communication_is_partly_hidden_behind_compute(tmp_path: Path) -> None:
     assert all(rank["breakdown"][0]["overlap_pct"] < 5 for rank in exposed["ranks"])
 
 
+@pytest.mark.slow
 def test_clocks_reach_the_spread_asked_for(tmp_path: Path) -> None:
     plan = Plan(ranks=5, events_per_rank=2_000, steps=1, max_offset_ns=3_000_000, max_drift_ppm=12.5)
     clocks = write(plan, tmp_path / "run")["clocks"]
@@ -367,6 +376,7 @@ def test_clocks_reach_the_spread_asked_for(tmp_path: Path) -> None:
     assert len({clock["base_time_ns"] for clock in clocks}) == 5
 
 
+@pytest.mark.slow
 def test_same_seed_same_bytes_other_seed_other_bytes(tmp_path: Path) -> None:
     def contents(name: str, seed: int) -> dict[str, bytes]:
         write(Plan(ranks=2, events_per_rank=3_000, steps=2, seed=seed, max_offset_ns=10**6), tmp_path / name)
@@ -384,6 +394,7 @@ def test_trace_ids_are_unique(tmp_path: Path) -> None:
     assert len(ids) == 3
 
 
+@pytest.mark.slow
 def test_missing_ranks_took_part_but_left_no_file(tmp_path: Path) -> None:
     plan = Plan(ranks=4, events_per_rank=3_000, steps=2, missing=(1, 3))
     truth = write(plan, tmp_path / "run")
@@ -401,6 +412,7 @@ def test_a_run_of_one_rank_has_no_collectives(tmp_path: Path) -> None:
     assert truth["ranks"][0]["breakdown"][0]["overlap_pct"] is None
 
 
+@pytest.mark.thorough
 def test_memory_does_not_grow_with_the_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Tracing every allocation is slow: small pieces let small traces show what large ones do.
     monkeypatch.setattr(timeline, "_BLOCKS_AT_ONCE", 2)

@@ -17,6 +17,8 @@ from rankscope.store.run import Run
 from rankscope.views.report.content import Request, build
 from rankscope.views.report.html_report import html_page
 
+pytestmark = pytest.mark.slow
+
 WIDE, PHONE = {"width": 1100, "height": 800}, {"width": 390, "height": 844}
 
 
@@ -136,6 +138,7 @@ def test_on_a_phone_the_picture_fits_and_charts_say_that_they_scroll(chromium: A
     opened.check()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "how", [{}, {"color_scheme": "dark"}, {"viewport": PHONE}], ids=["light", "dark", "phone"]
 )

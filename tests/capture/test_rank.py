@@ -113,6 +113,7 @@ def test_node_is_derived_only_when_the_numbers_fit() -> None:
     assert detect(cyclic).node is None
 
 
+@pytest.mark.slow
 @given(
     st.dictionaries(st.sampled_from(sorted({name for f in FAMILIES for name in f.gate})), st.text(max_size=4))
 )

@@ -42,6 +42,7 @@ def test_refuses_in_three_parts(text: str) -> None:
     assert "local:0@nodes:0-1" in caught.value.hint
 
 
+@pytest.mark.slow
 @given(st.sets(st.integers(0, 200), min_size=1), st.integers(0, 200))
 def test_a_list_of_ranks_selects_exactly_those(wanted: set[int], rank: int) -> None:
     selector = parse_selector(",".join(map(str, sorted(wanted))))

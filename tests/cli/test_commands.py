@@ -54,6 +54,7 @@ def test_help_needs_no_heavy_import() -> None:
     assert out.endswith("[]\n")
 
 
+@pytest.mark.slow
 def test_the_docs_are_what_the_code_says() -> None:
     spec = importlib.util.spec_from_file_location("generate", ROOT / "docs" / "generate.py")
     assert spec and spec.loader
@@ -65,6 +66,7 @@ def test_the_docs_are_what_the_code_says() -> None:
         )
 
 
+@pytest.mark.slow
 def test_stats_without_a_report_is_the_summary_and_ten_kernels(
     ddp: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -76,6 +78,7 @@ def test_stats_without_a_report_is_the_summary_and_ten_kernels(
     assert "29 more rows" in out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("columns", [60, 80, 120, 200])
 def test_tables_never_exceed_the_terminal(
     columns: int, ddp: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -86,6 +89,7 @@ def test_tables_never_exceed_the_terminal(
     assert max(map(len, out.splitlines())) <= columns
 
 
+@pytest.mark.slow
 def test_csv_has_the_stable_names(ddp: Path, capsys: pytest.CaptureFixture[str]) -> None:
     headers = {
         "breakdown": "rank,step,span_ns,compute_ns,comm_ns,exposed_comm_ns,exposed_wait_ns,exposed_copy_ns,idle_ns,"
@@ -176,6 +180,7 @@ def test_query_formats(ddp: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert repeated == "a,a_1\n1,2\n"
 
 
+@pytest.mark.slow
 def test_export_round_trip(ddp: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     import duckdb
 
@@ -190,6 +195,7 @@ def test_export_round_trip(ddp: Path, tmp_path: Path, capsys: pytest.CaptureFixt
         assert len(list(csv.DictReader(file))) == 12
 
 
+@pytest.mark.slow
 def test_doctor_exit_codes(ddp: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(capsys, "doctor", ddp)[0] == 0
     assert run(capsys, "doctor", ddp, "--fail-on", "info")[0] == 3
@@ -198,6 +204,7 @@ def test_doctor_exit_codes(ddp: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert found["findings"][0]["severity"] == "info"
 
 
+@pytest.mark.slow
 def test_ingest_says_what_it_read_and_what_was_lost(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -215,6 +222,7 @@ def test_ingest_says_what_it_read_and_what_was_lost(
     assert code == 0 and "up to date" in out
 
 
+@pytest.mark.slow
 def test_hostile_names_stay_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_kineto(tmp_path / "t.json", [slice_event("\x1b[31mred\x07 <script>|x|`y`", 0, 1)])
     for form in ("table", "markdown", "csv"):
@@ -222,12 +230,14 @@ def test_hostile_names_stay_text(tmp_path: Path, capsys: pytest.CaptureFixture[s
         assert code == 0 and "\x1b" not in out and "\x07" not in out
 
 
+@pytest.mark.slow
 def test_a_closed_pipe_is_no_error(ddp: Path) -> None:
     command = f"'{sys.executable}' -m rankscope stats '{ddp}' -r all --top all --format csv | head -n 1"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
     assert done.stderr == ""
 
 
+@pytest.mark.slow
 def test_the_installed_command_prints_nothing_unasked(ddp: Path) -> None:
     """DuckDB's binding likes to list leaked objects at exit; users never see that."""
     done = subprocess.run([sys.executable, "-m", "rankscope", "stats", ddp], capture_output=True, text=True)

@@ -38,6 +38,7 @@ def test_the_spelling_of_nsys() -> None:
         parser.parse_args(["--cuda-memory-usage=maybe", "python"])
 
 
+@pytest.mark.slow
 def test_which_tables() -> None:
     assert end_tables("true") == [[]]
     assert end_tables("kernels, ncu,nsys:cuda_api_sum,nsys:nvtx_sum,steps") == [
@@ -47,6 +48,7 @@ def test_which_tables() -> None:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["kernel", "nsys:kernels"])
 def test_a_wrong_name_is_refused_before_the_job_starts(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -71,6 +71,7 @@ def test_help_imports_no_library(words: tuple[str, ...]) -> None:
     assert not loaded & set(HEAVY)
 
 
+@pytest.mark.slow
 def test_stats_of_a_read_run_imports_no_reader(
     dataset: Callable[[str], Path], open_real: Callable[[Path], Run]
 ) -> None:
@@ -80,6 +81,7 @@ def test_stats_of_a_read_run_imports_no_reader(
     assert not loaded & set(NOT_FOR_STATS)
 
 
+@pytest.mark.slow
 def test_few_statements(
     dataset: Callable[[str], Path], open_real: Callable[[Path], Run], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -38,6 +38,7 @@ def pasted(text: str) -> list[list[str]]:
     return [shlex.split(command) for command, is_command in pieces(joined.replace("\n", " ; ")) if is_command]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("report", [(), ("-r", "findings"), ("-r", "critical,overlap")])
 def test_commands_have_the_path_of_the_run(
     report: Sequence[str],
@@ -54,6 +55,7 @@ def test_commands_have_the_path_of_the_run(
         assert command[1] in COMMANDS
 
 
+@pytest.mark.slow
 def test_the_window_is_repeated_in_commands(run_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = json.loads(
         output(capsys, "stats", run_folder, "-r", "findings", "--steps", "3:5", "--format", "json")
@@ -62,6 +64,7 @@ def test_the_window_is_repeated_in_commands(run_folder: Path, capsys: pytest.Cap
     assert f"rankscope stats '{run_folder}' --steps 3:5 -r kernels" in hints and "RUN" not in hints
 
 
+@pytest.mark.slow
 def test_the_findings_of_stats_and_findings_have_one_order(
     run_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -180,6 +183,7 @@ def test_the_help_of_profile_is_short(
     assert "--help-all" in short and "--skip-first" not in short and "--skip-first" in whole
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "code", "what"),
     [
@@ -204,6 +208,7 @@ def test_what_cannot_be_opened_is_said_in_three_parts(
     assert len(captured.err.splitlines()) >= 2 and captured.out == ""
 
 
+@pytest.mark.slow
 def test_missing_and_mixed_ranks_are_in_the_first_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -11,6 +11,8 @@ import pytest
 from faults.outcome import Part
 from faults.parts import PARTS
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("part", PARTS, ids=[part.name for part in PARTS])
 def test_nothing_differs(part: Part) -> None:

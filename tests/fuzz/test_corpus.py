@@ -8,6 +8,8 @@ import pytest
 
 from fuzz.targets import TARGETS, attempt
 
+pytestmark = pytest.mark.slow
+
 CORPUS = Path(__file__).with_name("corpus")
 KEPT = sorted(path.relative_to(CORPUS) for path in CORPUS.glob("*/*"))
 

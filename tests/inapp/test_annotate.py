@@ -63,6 +63,7 @@ def test_signatures_names_and_docs_stay() -> None:
     )
 
 
+@pytest.mark.slow
 def test_ranges_have_the_qualified_name_or_the_one_given() -> None:
     names = recorded(
         lambda: (add(1), Model().forward(1), Model.build(), Model.build_other_way(), Model.helper(1))

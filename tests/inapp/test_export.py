@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 # A process of its own: the library's descriptors are its first ones, and Python cannot take the hook back.
 JOB = """\
 import contextlib, os, sys
@@ -76,6 +78,7 @@ print({Path(file.name).read_text() for file in files})
 """
 
 
+@pytest.mark.slow
 def test_the_job_cannot_meet_the_exporter(tmp_path: Path) -> None:
     words = [sys.executable, "-c", ODD_JOB, str(tmp_path / "rank-0.json.gz")]
     done = subprocess.run(words, capture_output=True, text=True, check=True)
@@ -96,6 +99,7 @@ print(export.stuck, export.outcome)
 """
 
 
+@pytest.mark.slow
 def test_an_export_that_makes_no_progress_is_given_up(tmp_path: Path) -> None:
     words = [sys.executable, "-c", STUCK_JOB, str(tmp_path / "rank-0.json.gz")]
     done = subprocess.run(words, capture_output=True, text=True, check=True, timeout=30)

@@ -136,6 +136,7 @@ def test_the_summary_is_torchs_own_table_of_the_same_profile(tmp_path: Path, tra
     assert "host" in text
 
 
+@pytest.mark.slow
 def test_each_cycle_has_a_file_and_several_handlers_work(tmp_path: Path, train: Train) -> None:
     schedule = rankscope.schedule(wait=0, warmup=1, active=1, repeat=2)
     handlers: list[Callable[[rankscope.Recorded], object]] = [

@@ -350,6 +350,7 @@ def engine(tmp_path: Path) -> Engine:
     return made
 
 
+@pytest.mark.slow
 def test_requested_windows_are_cycles_of_one_run(tmp_path: Path, train: Callable[[], None]) -> None:
     made = engine(tmp_path)
     requests = {0: CaptureRequest(3, 2), 2: CaptureRequest(8, 1, 0), 6: CaptureRequest(5, 1)}

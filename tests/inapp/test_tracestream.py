@@ -3,6 +3,7 @@
 import gzip
 import json
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -43,6 +44,7 @@ def test_a_whole_trace_comes_out_as_it_went_in(events: list[str], chunk: int) ->
     assert gzip.decompress(packed) == data
 
 
+@pytest.mark.slow
 @settings(max_examples=200)
 @given(names, st.integers(1, 300), st.data())
 def test_cut_anywhere_it_is_json_with_whole_events(

@@ -34,16 +34,19 @@ def test_without_a_launcher(tmp_path: Path, ranks: int, dtype: str) -> None:
     check(done.stdout, ranks, dtype)
 
 
+@pytest.mark.thorough
 def test_under_torchrun(tmp_path: Path) -> None:
     torchrun = ["torchrun", "--standalone", "--nproc-per-node", "2", "-m", *BENCH[2:]]
     check(run([*torchrun, *SMALL, "--json"], tmp_path).stdout, 2)
 
 
+@pytest.mark.thorough
 @needs("mpirun.openmpi", "openmpi-bin")
 def test_under_openmpi(tmp_path: Path) -> None:
     check(run(["mpirun.openmpi", "--oversubscribe", "-n", "2", *BENCH, *SMALL, "--json"], tmp_path).stdout, 2)
 
 
+@pytest.mark.thorough
 def test_the_table_and_an_error_printed_once(tmp_path: Path) -> None:
     done = run([*BENCH, "-k", "broadcast", "-e", "1K", "--nproc", "2"], tmp_path)
     assert "collectives: 2 ranks, gloo, float32" in done.stdout

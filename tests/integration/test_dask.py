@@ -146,6 +146,7 @@ def test_a_worker_killed_in_the_middle(traces: Traces, expected: dict[str, bytes
     assert contents(traces.store) == expected
 
 
+@pytest.mark.thorough
 def test_ctrl_c_and_again(traces: Traces, expected: dict[str, bytes]) -> None:
     traces.hold(1)
     words = [*INGEST, str(traces.run), "--dask", "local", "--jobs", "2"]
@@ -163,6 +164,7 @@ def test_ctrl_c_and_again(traces: Traces, expected: dict[str, bytes]) -> None:
     assert contents(traces.store) == expected
 
 
+@pytest.mark.thorough
 def test_a_scheduler_that_dies_and_again_without_dask(traces: Traces, expected: dict[str, bytes]) -> None:
     traces.hold(2)
     with cluster(traces) as (scheduler, file):
@@ -182,6 +184,7 @@ def test_a_scheduler_that_dies_and_again_without_dask(traces: Traces, expected: 
     assert contents(traces.store) == expected
 
 
+@pytest.mark.thorough
 def test_workers_of_another_host_are_not_judged_from_here(traces: Traces, expected: dict[str, bytes]) -> None:
     """The command is killed; its task goes on over there. What it writes is neither removed nor listed."""
 
@@ -233,6 +236,7 @@ def test_two_slurm_nodes_and_a_worker_killed(
     _wait(lambda: not queued(slurm))
 
 
+@pytest.mark.thorough
 @needs("sbatch", "slurm-wlm slurm-wlm-torque munge")
 def test_slurm_and_the_command_killed_with_its_scheduler_and_again(
     tmp_path: Path, traces: Traces, expected: dict[str, bytes], slurm: dict[str, str]

@@ -28,6 +28,7 @@ def steps_of(folder: Path) -> set[tuple[int, int]]:
     return {(rank, step) for rank, step in rows}
 
 
+@pytest.mark.thorough
 def test_plain_loop(tmp_path: Path) -> None:
     done = run(example("plain_loop"), tmp_path)
     assert "forward-backward: mean" in done.stderr
@@ -40,6 +41,7 @@ def test_plain_loop(tmp_path: Path) -> None:
     assert steps_of(prof) == {(0, 2), (0, 3), (0, 4)}
 
 
+@pytest.mark.thorough
 def test_under_rankscope_profile_the_code_only_counts_steps(tmp_path: Path) -> None:
     done = run([*PROFILE, "-o", "out", *example("plain_loop")], tmp_path)
     assert "captures this job already" in done.stderr
@@ -48,6 +50,7 @@ def test_under_rankscope_profile_the_code_only_counts_steps(tmp_path: Path) -> N
     assert manifests(tmp_path / "out")[0]["steps"] == 8, "the optimizer's steps are not counted as well"
 
 
+@pytest.mark.thorough
 def test_megatron_style(tmp_path: Path) -> None:
     flags = "--torch-profile --torch-profile-ranks 0 --torch-profile-active 2 --torch-profile-with-flops"
     run([*example("megatron_style"), *flags.split(), "--tensorboard-dir", "tb"], tmp_path)
@@ -55,6 +58,7 @@ def test_megatron_style(tmp_path: Path) -> None:
     assert "FLOPs" in (tmp_path / "prof" / "profiler_list.dat").read_text()
 
 
+@pytest.mark.thorough
 def test_a4s_style(tmp_path: Path) -> None:
     done = run([*example("a4s_style"), "train", "--profiling", "--prof_dir", "out", "--debug"], tmp_path)
     assert "step 7 after backward: host " in done.stderr
@@ -63,6 +67,7 @@ def test_a4s_style(tmp_path: Path) -> None:
     assert not (tmp_path / "out" / "prof").exists(), "not asked for"
 
 
+@pytest.mark.thorough
 def test_ddp_over_gloo(tmp_path: Path) -> None:
     torchrun = ["torchrun", "--standalone", "--nproc-per-node", "2"]
     done = run([*torchrun, str(EXAMPLES / "ddp_gloo.py")], tmp_path)
@@ -77,6 +82,7 @@ def test_ddp_over_gloo(tmp_path: Path) -> None:
     assert steps_of(prof) == {(rank, step) for rank in (0, 1) for step in (2, 3, 4)}
 
 
+@pytest.mark.thorough
 def test_trainer_callbacks(tmp_path: Path) -> None:
     run(example("trainer_callbacks"), tmp_path)
     for name in ("hf", "lightning"):
@@ -101,6 +107,7 @@ def test_the_demo_names_the_slow_rank(tmp_path: Path) -> None:
     assert json.loads(answered.stdout)["rows"][0]["rank"] == 2
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(
     importlib.util.find_spec("deepspeed") is None,
     reason="deepspeed is not installed (tests/requirements-thorough.txt)",

@@ -26,6 +26,7 @@ from integration.jobs import (
 pytestmark = pytest.mark.slow
 
 
+@pytest.mark.slow(every_variation=True)
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -84,6 +85,7 @@ def test_an_output_folder_that_cannot_be_written_behind_a_launcher(tmp_path: Pat
     assert "capture is off, the job goes on: cannot write the run folder" in line
 
 
+@pytest.mark.thorough
 @needs_torch
 def test_a_folder_of_another_job_is_left_alone_and_a_new_name_is_used(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
@@ -124,6 +126,7 @@ def test_a_script_that_never_reaches_the_window(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.thorough
 @needs_torch
 def test_a_script_that_ends_inside_the_window(tmp_path: Path) -> None:
     run([*PROFILE, "-o", "out", "--steps", "5:100", PYTHON, TRAIN], tmp_path)
@@ -152,6 +155,7 @@ def sabotaged(tmp_path: Path, code: str) -> list[str]:
     return [PYTHON, str(script)]
 
 
+@pytest.mark.thorough
 @needs_torch
 @pytest.mark.parametrize("method", ["prepare_trace", "start_trace", "stop_trace"])
 def test_torchs_profiler_fails(tmp_path: Path, method: str) -> None:

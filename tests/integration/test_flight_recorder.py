@@ -69,6 +69,7 @@ def dumps(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", ["pickle", "json"])
 def test_the_missing_rank_is_named(dumps: Path, kind: str) -> None:
     run = Run(ingest([dumps / kind]))

@@ -125,6 +125,7 @@ def launcher(job: dict[str, Any]) -> tuple[list[str], dict[str, str]]:
     return as_kubernetes_starts(container, **OPERATOR, **slots)
 
 
+@pytest.mark.thorough
 def test_rankscope_over_ssh(pods: Pods) -> None:
     """sshd passes none of the image's variables on: an ENV PYTHONPATH would be missing here."""
     show = "rankscope --version; command -v rankscope orted; python3 -c 'import rankscope; print(rankscope.__file__)'"
@@ -142,6 +143,7 @@ def test_rankscope_over_ssh(pods: Pods) -> None:
     assert done.stderr == "", "no question about the host's key, and no warning"
 
 
+@pytest.mark.thorough
 @needs_torch
 def test_mpijob(pods: Pods) -> None:
     """From the manifest: the launcher waits for its workers, every rank is captured, the tables are in its output."""
@@ -165,6 +167,7 @@ def test_an_mpijob_that_cannot_start_says_why(pods: Pods) -> None:
     assert "Permission denied" in done.stderr
 
 
+@pytest.mark.thorough
 @needs_torch
 @needs_nsys
 def test_mpijob_with_one_report_a_node(pods: Pods) -> None:
@@ -194,6 +197,7 @@ def test_mpijob_with_one_report_a_node(pods: Pods) -> None:
     assert lines == [f"{host} has {rank} 4 {first}" for rank, host in enumerate(hosts)]
 
 
+@pytest.mark.thorough
 @needs_torch
 @needs_nsys
 def test_pytorchjob_with_one_report_a_node(pods: Pods) -> None:

@@ -62,6 +62,7 @@ def test_slurm_and_torch(tmp_path: Path, slurm: dict[str, str]) -> None:
     assert not list(Path("/tmp").glob(f"rankscope-*-{job}/run")), "nothing stays on the nodes"
 
 
+@pytest.mark.thorough
 @needs_torch
 @needs_nsys
 def test_slurm_and_nsys(tmp_path: Path, slurm: dict[str, str]) -> None:
@@ -71,6 +72,7 @@ def test_slurm_and_nsys(tmp_path: Path, slurm: dict[str, str]) -> None:
     assert reports(tmp_path / "run") == ["rank-00001.nsys-rep", "rank-00003.nsys-rep"]
 
 
+@pytest.mark.thorough
 @needs_torch
 def test_delete_stops_the_job_and_keeps_its_traces(tmp_path: Path, slurm: dict[str, str]) -> None:
     """`job delete` sends the same signal as Slurm before the end of the walltime (--signal=B:TERM@60). The walltime
@@ -126,6 +128,7 @@ def test_pbs_through_qsub(tmp_path: Path, slurm: dict[str, str]) -> None:
     assert "bad" in (tmp_path / "logs" / f"{number}.err").read_text()
 
 
+@pytest.mark.thorough
 @needs_torch
 def test_sweep(tmp_path: Path, slurm: dict[str, str]) -> None:
     words = [

@@ -53,6 +53,7 @@ def test_plain_python(tmp_path: Path) -> None:
     assert re.search(r"paused for at most .* stop .* export", done.stderr)
 
 
+@pytest.mark.thorough
 def test_python_m_with_options_of_the_profiler(tmp_path: Path) -> None:
     (tmp_path / "training.py").write_text(NOT_COMPILED + Path(TRAIN).read_text())
     options = ["--record-shapes", "--profile-memory", "--with-stack", "--with-flops", "--with-modules"]
@@ -65,6 +66,7 @@ def test_python_m_with_options_of_the_profiler(tmp_path: Path) -> None:
     assert any(event.get("cat") == "python_function" for event in trace["traceEvents"])
 
 
+@pytest.mark.thorough
 def test_shell_script_with_several_pythons(tmp_path: Path) -> None:
     (tmp_path / "job.sh").write_text(
         f"{PYTHON} -c 'import torch'\n{PYTHON} -c 'print(1)'\n{PYTHON} {TRAIN}\n"
@@ -86,11 +88,13 @@ def test_in_front_of_torchrun(tmp_path: Path) -> None:
     assert re.search("1 trace, steps 2-4, .* 1 of 2 ranks: stragglers cannot be judged", done.stderr)
 
 
+@pytest.mark.thorough
 def test_in_front_of_python_m_torch_distributed_run(tmp_path: Path) -> None:
     run([*PROFILE, PYTHON, "-m", "torch.distributed.run", "--nproc-per-node", "2", TRAIN], tmp_path)
     check(run_folder(tmp_path), [0, 1], "torchrun")
 
 
+@pytest.mark.thorough
 def test_behind_torchrun(tmp_path: Path) -> None:
     done = run([*TORCHRUN, "--no-python", "rankscope", "profile", PYTHON, TRAIN], tmp_path)
     check(run_folder(tmp_path), [0, 1], "torchrun")
@@ -99,6 +103,7 @@ def test_behind_torchrun(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.thorough
 @needs("mpirun.openmpi", "openmpi-bin")
 def test_behind_openmpi_through_a_shell(tmp_path: Path) -> None:
     done = run([*OPENMPI, "bash", "-c", f"rankscope profile --ranks 1-7 {PYTHON} {TRAIN}"], tmp_path)
@@ -106,6 +111,7 @@ def test_behind_openmpi_through_a_shell(tmp_path: Path) -> None:
     assert len(our_lines(done.stderr)) == 1, "rank 0 is not selected: rank 1 prints the summary"
 
 
+@pytest.mark.thorough
 @needs("mpirun.openmpi", "openmpi-bin")
 def test_in_front_of_openmpi(tmp_path: Path) -> None:
     run([*PROFILE, "--ranks", "node:0", *OPENMPI, PYTHON, TRAIN], tmp_path)
@@ -119,6 +125,7 @@ def test_behind_mpich_on_two_nodes(tmp_path: Path) -> None:
     assert [manifest["node"] for manifest in manifests(tmp_path / "out").values()] == [0, 1]
 
 
+@pytest.mark.thorough
 @needs("mpiexec.hydra", "mpich")
 def test_in_front_of_mpich_the_classic_wrappers_selection(tmp_path: Path) -> None:
     one_each = ["mpiexec.hydra", "-launcher", "fork", "-hosts", "nodeA:1,nodeB:1", "-n", "2"]
@@ -126,6 +133,7 @@ def test_in_front_of_mpich_the_classic_wrappers_selection(tmp_path: Path) -> Non
     check(run_folder(tmp_path), [1], "PMI")
 
 
+@pytest.mark.thorough
 @needs("mpiexec.hydra", "mpich")
 def test_ranks_that_start_a_second_apart_share_one_folder(tmp_path: Path) -> None:
     late = f"sleep $PMI_RANK.1; exec rankscope profile --ranks all {PYTHON} {TRAIN}"
@@ -141,6 +149,7 @@ def test_several_nodes_without_a_job_id_need_a_folder_and_the_job_runs(tmp_path:
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.thorough
 @needs("mpiexec.hydra", "mpich")
 def test_an_explicit_rank_without_a_launcher(tmp_path: Path) -> None:
     words = ["rankscope", "profile", "-o", "out", "--ranks", "1", "--rank", "%q{MY_RANK}", PYTHON, TRAIN]
@@ -157,12 +166,14 @@ def test_behind_srun_on_two_nodes(tmp_path: Path, slurm: dict[str, str]) -> None
     assert [manifest["node"] for manifest in manifests(folder).values()] == [0, 0, 1, 1]
 
 
+@pytest.mark.thorough
 @needs("srun", "slurm-wlm slurm-wlm-torque munge")
 def test_in_front_of_srun(tmp_path: Path, slurm: dict[str, str]) -> None:
     run([*PROFILE, "--ranks", "node:1", "srun", "-N2", "-n2", PYTHON, TRAIN], tmp_path, env=slurm)
     check(run_folder(tmp_path), [1], "Slurm")
 
 
+@pytest.mark.thorough
 @needs("srun", "slurm-wlm slurm-wlm-torque munge")
 def test_in_front_of_srun_in_front_of_torchrun(tmp_path: Path, slurm: dict[str, str]) -> None:
     torchrun = ["torchrun", "--nnodes", "1", "--nproc-per-node", "2", "--standalone"]

@@ -75,6 +75,7 @@ def test_behind_openmpi_the_exit_code_is_kept(tmp_path: Path) -> None:
     check(tmp_path / "out", [0], "OpenMPI")
 
 
+@pytest.mark.thorough
 @needs("mpiexec.hydra", "mpich")
 def test_behind_mpich_on_two_nodes(tmp_path: Path) -> None:
     mpich = ["mpiexec.hydra", "-launcher", "fork", "-hosts", "nodeA:2,nodeB:2", "-n", "4"]
@@ -104,6 +105,7 @@ def test_behind_srun_on_two_nodes(tmp_path: Path, slurm: dict[str, str]) -> None
     check(run_folder(tmp_path), [0, 2], "Slurm")
 
 
+@pytest.mark.thorough
 @needs("srun", "slurm-wlm slurm-wlm-torque munge")
 def test_in_front_of_srun(tmp_path: Path, slurm: dict[str, str]) -> None:
     run(

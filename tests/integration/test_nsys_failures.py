@@ -193,7 +193,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-@pytest.mark.parametrize("importer", [True, False])
+@pytest.mark.parametrize("importer", [False, True])
 def test_killed_before_the_report_is_made(tmp_path: Path, importer: bool) -> None:
     stand_in = tmp_path / "tool" / "nsys"
     stand_in.parent.mkdir()
@@ -212,6 +212,7 @@ def test_killed_before_the_report_is_made(tmp_path: Path, importer: bool) -> Non
         assert (tmp_path / "out" / "rank-00000.qdstrm").stat().st_size
 
 
+@pytest.mark.thorough
 def test_an_installation_without_the_importer(tmp_path: Path) -> None:
     """nsys leaves a .qdstrm, exit code 0. It is converted where the importer of that version is, when it is read."""
     nsys = target_only_nsys(tmp_path / "tool")

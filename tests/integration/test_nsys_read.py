@@ -85,6 +85,7 @@ def test_ranks_are_read_from_the_reports(opened: Run) -> None:
     assert opened.rows("SELECT rank, count(*) FROM steps GROUP BY rank ORDER BY rank") == [(0, 3), (1, 3)]
 
 
+@pytest.mark.slow(every_variation=True)
 @pytest.mark.parametrize("name", REPORTS)
 def test_our_tables_are_those_nsys_prints(name: str, opened: Run, recorded: Path, tmp_path: Path) -> None:
     for rank in (0, 1):
@@ -203,6 +204,7 @@ def test_one_report_around_a_launcher_holds_its_ranks(tmp_path: Path) -> None:
     assert len(rows) == 6
 
 
+@pytest.mark.thorough
 def test_ranks_of_reports_recorded_under_srun(slurm: dict[str, str], tmp_path: Path) -> None:
     words = ["srun", "-n", "2", "-N", "2", *PROFILE[:-1], "--trace=nvtx", "--output=x%q{SLURM_PROCID}y", *JOB]
     run(words, tmp_path, env=with_nsys(slurm))

@@ -26,6 +26,7 @@ def test_odd_scripts_end_as_they_do_alone() -> None:
     assert tried(Trial("", ("--torch", "--odd", odd, "--end", "_exit:9"))).difference == ""
 
 
+@pytest.mark.thorough
 @needs_torch
 def test_a_run_folder_that_vanishes_is_one_line_and_not_the_jobs_failure(tmp_path: Path) -> None:
     folder = tmp_path / "out"
@@ -39,6 +40,7 @@ def test_a_run_folder_that_vanishes_is_one_line_and_not_the_jobs_failure(tmp_pat
     ]
 
 
+@pytest.mark.thorough
 @needs_torch
 def test_an_output_that_hangs_holds_the_exit_for_seconds_only(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
@@ -56,6 +58,7 @@ def test_sigkill_to_the_front_leaves_the_job_running_and_its_rank_notes_it() -> 
     assert tried(trial).difference == ""
 
 
+@pytest.mark.slow(every_variation=True)
 @pytest.mark.parametrize(
     ("name", "target"),
     [("INT", "group"), ("TERM", "group"), ("USR1", "group"), ("INT", "front"), ("USR1", "rank")],
@@ -95,6 +98,7 @@ def test_ctrl_c_in_a_terminal_arrives_once_and_ctrl_z_stops_the_job(tmp_path: Pa
     assert "status 5" in seen
 
 
+@pytest.mark.thorough
 def test_a_long_command_line_is_started_and_captured(tmp_path: Path) -> None:
     words = ["x" * 1000] * 200
     done = run([*PROFILE, "-o", "out", PYTHON, JOB, *words], tmp_path)
@@ -104,6 +108,7 @@ def test_a_long_command_line_is_started_and_captured(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.slow(every_variation=True)
 @pytest.mark.parametrize("closed", [(2,), (1,), (0, 1, 2)])
 def test_our_lines_go_nowhere_where_stderr_is_closed(closed: tuple[int, ...]) -> None:
     assert tried(Trial("", ("--end", "3"), closed=closed)).difference == ""

@@ -45,6 +45,7 @@ def test_exit_code_stdin_and_stdout_are_unchanged(tmp_path: Path) -> None:
     assert sorted(traces(run_folder(tmp_path))) == [0]
 
 
+@pytest.mark.slow(every_variation=True)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGKILL])
 def test_a_signal_that_ends_the_job_ends_the_wrapper(tmp_path: Path, number: signal.Signals) -> None:
     job = start([*PROFILE, "bash", "-c", f"kill -{int(number)} $$"], tmp_path)
@@ -52,7 +53,7 @@ def test_a_signal_that_ends_the_job_ends_the_wrapper(tmp_path: Path, number: sig
 
 
 @pytest.mark.parametrize(
-    ("end", "status"), [("os._exit(9)", 9), ("os.kill(os.getpid(), signal.SIGKILL)", -9)]
+    ("end", "status"), [("os.kill(os.getpid(), signal.SIGKILL)", -9), ("os._exit(9)", 9)]
 )
 def test_a_rank_that_dies_without_pythons_exit_keeps_its_status(
     tmp_path: Path, end: str, status: int
@@ -93,7 +94,7 @@ def test_an_unselected_rank_is_the_plain_command(tmp_path: Path) -> None:
 
 
 @needs_torch
-@pytest.mark.parametrize("context", ["fork", "spawn"])
+@pytest.mark.parametrize("context", ["spawn", "fork"])
 def test_workers_are_never_captured(tmp_path: Path, context: str) -> None:
     words = [PYTHON, TRAIN, "--workers", "2", "--worker-context", context]
     done = run([*PROFILE, "-v", "--steps", "0:3", *words], tmp_path)
@@ -200,6 +201,7 @@ def test_sigterm_ends_a_rank_that_hangs_in_mid_capture(tmp_path: Path) -> None:
     assert job.returncode == -signal.SIGTERM
 
 
+@pytest.mark.thorough
 @needs_torch
 def test_at_max_size_the_file_ends_after_a_whole_event(tmp_path: Path) -> None:
     done = run([*PROFILE, "--max-size", "8kB", "--with-stack", "-o", "out", PYTHON, TRAIN], tmp_path)
@@ -232,6 +234,7 @@ print(meanwhile)
 )
 
 
+@pytest.mark.thorough
 @needs_torch
 def test_training_continues_while_the_trace_is_written(tmp_path: Path) -> None:
     (tmp_path / "busy.py").write_text(BUSY)

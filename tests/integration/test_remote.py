@@ -133,6 +133,7 @@ def test_fetch_of_what_is_not_there(
     assert not (tmp_path / "a").exists()
 
 
+@pytest.mark.slow(every_variation=True)
 @needs_sshd
 @pytest.mark.parametrize("command", ["fetch", "view"])
 def test_a_host_that_refuses(
@@ -203,6 +204,7 @@ class OneTimeMachine:
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="sshd runs AuthorizedKeysCommand only as root")
 
 
+@pytest.mark.thorough
 @needs_sshd
 @needs_root
 @pytest.mark.parametrize("more", [[], ["--raw"]], ids=["store", "raw"])
@@ -400,6 +402,7 @@ def test_view_without_rankscope_over_there(there: LocalSshd, run: Path) -> None:
     assert "there is no /nowhere/rankscope on there" in err and "Traceback" not in err
 
 
+@pytest.mark.slow(every_variation=True)
 @pytest.mark.parametrize(
     ("text", "place"),
     [
@@ -416,6 +419,7 @@ def test_places(text: str, place: Place) -> None:
     assert parse_place(text) == place
 
 
+@pytest.mark.slow(every_variation=True)
 @pytest.mark.parametrize(
     "text",
     [
@@ -436,6 +440,7 @@ def test_not_a_place(text: str) -> None:
         parse_place(text)
 
 
+@pytest.mark.slow(every_variation=True)
 @pytest.mark.parametrize(
     "words",
     [

@@ -36,6 +36,7 @@ def check(text: str, ranks: int, launcher: str, **config: Any) -> dict[str, Any]
     return report
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_without_a_launcher_in_both_precisions_with_overlap(tmp_path: Path, precision: str) -> None:
     done = run([*BENCH, *SMALL, "--nproc", "2", "-p", precision, "--overlap", "--json"], tmp_path)
@@ -45,27 +46,32 @@ def test_without_a_launcher_in_both_precisions_with_overlap(tmp_path: Path, prec
     assert "Exception raised" not in done.stderr, "torch's warning is a note of ours"
 
 
+@pytest.mark.thorough
 def test_one_rank_needs_no_launcher(tmp_path: Path) -> None:
     done = run([*BENCH, *SMALL], tmp_path)
     assert "seqpar: 1 rank, S 64, H 32, float32" in done.stdout
     assert "Checked against a single-process reference" in done.stdout
 
 
+@pytest.mark.thorough
 def test_under_torchrun(tmp_path: Path) -> None:
     torchrun = ["torchrun", "--standalone", "--nproc-per-node", "2", "-m", "rankscope", "bench", "seqpar"]
     check(run([*torchrun, *SMALL, "--json"], tmp_path).stdout, 2, "torchrun")
 
 
+@pytest.mark.thorough
 @needs("mpirun.openmpi", "openmpi-bin")
 def test_under_openmpi(tmp_path: Path) -> None:
     check(run([*OPENMPI, "4", *BENCH, *SMALL, "--json"], tmp_path).stdout, 4, "OpenMPI")
 
 
+@pytest.mark.thorough
 @needs("mpiexec.hydra", "mpich")
 def test_under_mpich(tmp_path: Path) -> None:
     check(run([*MPICH, "2", *BENCH, *SMALL, "--json"], tmp_path).stdout, 2, "PMI")
 
 
+@pytest.mark.thorough
 @needs("srun", "slurm-wlm slurm-wlm-torque munge")
 def test_under_srun_on_two_nodes(tmp_path: Path, slurm: dict[str, str]) -> None:
     srun = ["srun", "-N2", "-n4", "--ntasks-per-node=2"]
@@ -85,6 +91,7 @@ def test_profile_leaves_a_run_of_every_rank(tmp_path: Path) -> None:
     assert "holds another run" in again.stderr
 
 
+@pytest.mark.thorough
 def test_rankscope_profile_in_front_counts_iterations_as_steps(tmp_path: Path) -> None:
     run([*PROFILE, "--ranks", "all", "-o", "out", *BENCH, *SMALL, "--nproc", "2"], tmp_path)
     found = traces(tmp_path / "out")
@@ -92,6 +99,7 @@ def test_rankscope_profile_in_front_counts_iterations_as_steps(tmp_path: Path) -
     assert manifests(tmp_path / "out")[1]["steps"] == 11
 
 
+@pytest.mark.thorough
 def test_an_error_is_printed_once_and_ends_all_ranks(tmp_path: Path) -> None:
     done = run([*BENCH, "-s", "7", "--nproc", "2"], tmp_path, check=False)
     assert done.returncode == 2
@@ -108,6 +116,7 @@ def test_nproc_inside_a_launcher_is_refused(tmp_path: Path) -> None:
     assert "Leave --nproc out" in done.stderr
 
 
+@pytest.mark.thorough
 def test_sweep(tmp_path: Path) -> None:
     words = [str(BIN / "rankscope"), "bench", "sweep", "-s", "32,64", "-d", "16", "-it", "2", "-wit", "1"]
     done = run([*words, "--chart", "sweep.csv", "-o", "sweep", "--profile=--steps 0:1"], tmp_path)

@@ -29,6 +29,7 @@ def steps_read(folder: Path) -> list[int]:
     return [row["step"] for row in json.loads(run(words, folder, env=with_nsys()).stdout)["rows"]]
 
 
+@pytest.mark.thorough
 def test_every_step_is_marked_without_the_nvtx_package(tmp_path: Path) -> None:
     """Through the library that nsys names in the environment."""
     (tmp_path / "nvtx.py").write_text("raise ImportError('hides the package')\n")
@@ -39,6 +40,7 @@ def test_every_step_is_marked_without_the_nvtx_package(tmp_path: Path) -> None:
     assert steps_read(tmp_path / "out") == list(range(8)), "the ninth never ended"
 
 
+@pytest.mark.thorough
 def test_the_steps_asked_for_are_marked_and_modules_too(tmp_path: Path) -> None:
     done = run(
         [*PROFILE_NSYS, "--steps", "2:3", "--nvtx", "modules", PYTHON, TRAIN], tmp_path, env=with_nsys()

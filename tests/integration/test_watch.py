@@ -65,6 +65,7 @@ def last_step(run_folder: Path) -> int:
     return max(found, default=0)
 
 
+@pytest.mark.thorough
 def test_each_ranks_own_work_and_a_requested_capture_of_the_same_steps(tmp_path: Path) -> None:
     """Four ranks, of which --ranks selects one: all have telemetry and obey. Rank 2 sleeps longer than the others."""
     options = ["--watch", "--ranks", "0", "-o", "out"]
@@ -99,6 +100,7 @@ def test_each_ranks_own_work_and_a_requested_capture_of_the_same_steps(tmp_path:
     assert all(own[rank] < own[2] - 10 and waits[rank] > waits[2] + 5 for rank in (0, 1, 3))
 
 
+@pytest.mark.thorough
 def test_a_hang_leaves_the_stacks_of_all_ranks(tmp_path: Path) -> None:
     options = ["--watch", "--hang-after", "2s", "-o", "out"]
     words = [*PROFILE, *options, *TORCHRUN, "2", JOB, "--hang", "1", "--until", str(tmp_path / "stop")]
@@ -118,6 +120,7 @@ def test_a_hang_leaves_the_stacks_of_all_ranks(tmp_path: Path) -> None:
     assert last[0] == last[1] + 1  # rank 0 waits in a collective that rank 1 has not begun
 
 
+@pytest.mark.thorough
 def test_spawned_ranks_are_ranks(tmp_path: Path) -> None:
     options = ["--watch", "--steps", "2:3", "-o", "out"]
     run([*PROFILE, *options, PYTHON, JOB, "--spawn", "2", "--steps", "6"], tmp_path)
@@ -129,6 +132,7 @@ def test_spawned_ranks_are_ranks(tmp_path: Path) -> None:
     assert [len(records) for _, records in rings(folder).values()] == [6, 6]
 
 
+@pytest.mark.thorough
 def test_each_trainer_of_a_job_has_a_run_with_its_role(tmp_path: Path) -> None:
     """Two torchruns beside each other, as actor and critic: both have a rank 0."""
     launch = f"torchrun --standalone --nproc-per-node 1 --role %s {JOB} --steps 4"
@@ -155,6 +159,7 @@ for _ in range(3):
 )
 
 
+@pytest.mark.thorough
 def test_a_process_without_a_launcher_is_the_rank_that_its_process_group_says(tmp_path: Path) -> None:
     """As an actor of Ray: started by a process that knows no ranks."""
     (tmp_path / "actor.py").write_text(ACTOR)
@@ -165,6 +170,7 @@ def test_a_process_without_a_launcher_is_the_rank_that_its_process_group_says(tm
     assert {rank: len(records) for rank, (_, records) in rings(tmp_path / "out").items()} == {0: 3, 1: 3}
 
 
+@pytest.mark.thorough
 def test_workers_that_are_spawned_are_no_ranks(tmp_path: Path) -> None:
     words = [PYTHON, TRAIN, "--workers", "1", "--worker-context", "spawn", "--steps", "4"]
     done = run([*PROFILE, "--watch", "-o", "out", *words], tmp_path)
@@ -173,6 +179,7 @@ def test_workers_that_are_spawned_are_no_ranks(tmp_path: Path) -> None:
     assert "nothing was captured" not in done.stderr
 
 
+@pytest.mark.thorough
 def test_a_schedule_beside_the_telemetry(tmp_path: Path) -> None:
     """After the schedule is over the steps are still counted; each step has the time of its data loading."""
     run([*PROFILE, "--watch", "--steps", "1:2", "-o", "out", PYTHON, TRAIN, "--steps", "9"], tmp_path)
@@ -216,6 +223,7 @@ for _ in range(4):
 """
 
 
+@pytest.mark.thorough
 def test_a_compiled_step_is_compiled_as_it_is_alone(tmp_path: Path) -> None:
     """torch.compile warns about a hook that it tries to trace."""
     (tmp_path / "compiled.py").write_text(COMPILED)

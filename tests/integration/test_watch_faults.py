@@ -49,6 +49,7 @@ def test_the_rank_and_the_cause(tmp_path: Path, fault: str, kind: str, causes: s
     assert alarms[0].step <= AT + WITHIN and abs((alarms[0].since_step or 0) - AT) <= 5
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(not _can_rename_host(), reason="needs root, to give a process another host name")
 def test_a_slow_node(tmp_path: Path) -> None:
     """Two nodes on one machine: each launcher sees another host name."""
@@ -58,6 +59,7 @@ def test_a_slow_node(tmp_path: Path) -> None:
     _names_the_second_node(tmp_path / "out")
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(not _can_rename_host(), reason="needs root, to give a process another host name")
 @needs("srun", "slurm-wlm slurm-wlm-torque munge")
 def test_a_slow_node_of_slurm(tmp_path: Path, slurm: dict[str, str]) -> None:
@@ -81,6 +83,7 @@ def _names_the_second_node(run: Path) -> None:
     assert alarms[0].step <= AT + WITHIN
 
 
+@pytest.mark.thorough
 def test_an_alarm_records_the_slow_steps_of_all_ranks(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -101,6 +104,7 @@ def test_an_alarm_records_the_slow_steps_of_all_ranks(
     assert "Rank 1 made 3 others wait" in capsys.readouterr().out
 
 
+@pytest.mark.thorough
 def test_the_rank_that_hangs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "out"
     launch = ["torchrun", "--nproc-per-node", "4", JOB, "hang", "--at", "12"]

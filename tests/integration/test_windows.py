@@ -73,6 +73,7 @@ def test_each_cycle_has_its_file(tmp_path: Path) -> None:
     assert [steps(read_trace(tmp_path / "out" / name)) for name in reversed(names)] == [[3, 4], [7, 8]]
 
 
+@pytest.mark.thorough
 def test_repeat_0_records_cycles_until_the_script_ends(tmp_path: Path) -> None:
     options = ["--wait", "1", "--warmup", "0", "--active", "1", "--repeat", "0"]
     run([*PROFILE, "-o", "out", *options, PYTHON, TRAIN, "--steps", "7"], tmp_path)
@@ -81,6 +82,7 @@ def test_repeat_0_records_cycles_until_the_script_ends(tmp_path: Path) -> None:
     assert [window["state"] for window in windows] == ["whole", "whole", "whole", "partial"]
 
 
+@pytest.mark.thorough
 def test_a_step_of_several_optimizers_ends_with_the_rarest(tmp_path: Path) -> None:
     (tmp_path / "gan.py").write_text(GAN)
     run([*PROFILE, "-o", "out", "--steps", "2:3", PYTHON, "gan.py"], tmp_path)
@@ -91,6 +93,7 @@ def test_a_step_of_several_optimizers_ends_with_the_rarest(tmp_path: Path) -> No
     assert manifests(tmp_path / "out")[0]["steps"] == 8
 
 
+@pytest.mark.thorough
 def test_step_on_names_the_optimizer(tmp_path: Path) -> None:
     (tmp_path / "gan.py").write_text(GAN)
     run([*PROFILE, "-o", "out", "--step-on", "SGD", "--steps", "9:11", PYTHON, "gan.py"], tmp_path)
@@ -150,6 +153,7 @@ for _ in range(6):
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(
     importlib.util.find_spec("deepspeed") is None,
     reason="deepspeed is not installed (tests/requirements-thorough.txt)",
@@ -167,6 +171,7 @@ def test_the_steps_of_deepspeed_engines(tmp_path: Path) -> None:
         assert len(calls) == 3 * 2 * 2, "one call for each engine and parameter group"
 
 
+@pytest.mark.thorough
 def test_a_compiled_optimizer_is_counted_and_rankscope_is_not_traced(tmp_path: Path) -> None:
     (tmp_path / "compiled.py").write_text(COMPILED)
     done = run([*PROFILE, "-o", "out", PYTHON, "compiled.py"], tmp_path)
@@ -175,6 +180,7 @@ def test_a_compiled_optimizer_is_counted_and_rankscope_is_not_traced(tmp_path: P
     assert done.stderr.count("Warning") == plain.stderr.count("Warning")
 
 
+@pytest.mark.thorough
 def test_a_time_window_records_the_main_thread(tmp_path: Path) -> None:
     (tmp_path / "infer.py").write_text(INFERENCE)
     run([*PROFILE, "-o", "out", "--after", "500ms", "--for", "1s", PYTHON, "infer.py", TRACE], tmp_path)
@@ -193,6 +199,7 @@ def test_a_loop_without_an_optimizer_gets_a_time_window(tmp_path: Path) -> None:
     assert (window["kind"], window["state"]) == ("time", "whole")
 
 
+@pytest.mark.thorough
 def test_each_signal_starts_a_window(tmp_path: Path) -> None:
     words = [PYTHON, TRAIN, "--steps", "40", "--step-seconds", "0.1"]
     job = start([*PROFILE, "--on-signal", "USR2", "--active", "2", *words], tmp_path)
@@ -216,6 +223,7 @@ def test_an_unselected_rank_survives_the_signal(tmp_path: Path) -> None:
     assert "alive" in job.communicate("go\n", timeout=30)[0]
 
 
+@pytest.mark.thorough
 def test_names_for_tensorboard(tmp_path: Path) -> None:
     run([*PROFILE, "-o", "out", "--tensorboard-dir", "tb", PYTHON, TRAIN], tmp_path)
     [path] = (tmp_path / "tb").iterdir()
@@ -226,6 +234,7 @@ def test_names_for_tensorboard(tmp_path: Path) -> None:
     assert manifests(tmp_path / "out")[0]["windows"][0]["file"] == str(path)
 
 
+@pytest.mark.thorough
 def test_a_folder_named_with_a_variable(tmp_path: Path) -> None:
     run([*PROFILE, "-o", "runs/%q{USER_RUN}", PYTHON, TRAIN], tmp_path, env={**os.environ, "USER_RUN": "a7"})
     assert (tmp_path / "runs" / "a7" / "rankscope.json").exists()
@@ -247,6 +256,7 @@ torch.distributed.destroy_process_group()
 )
 
 
+@pytest.mark.thorough
 def test_a_window_that_may_outlast_the_process_groups_timeout(tmp_path: Path) -> None:
     (tmp_path / "job.py").write_text(LONG_WINDOW)
     torchrun = ["torchrun", "--standalone", "--nproc-per-node", "2", "job.py"]

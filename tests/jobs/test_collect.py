@@ -23,6 +23,7 @@ print(collect(Path(sys.argv[1]), Path(sys.argv[2])))
 """
 
 
+@pytest.mark.slow
 def test_all_nodes_at_once(tmp_path: Path) -> None:
     """Each node has its own rankscope.json of another length, and a trace: no mixture of two may arrive."""
     run = tmp_path / "run"

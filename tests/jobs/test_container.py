@@ -70,6 +70,7 @@ def test_scripts_by_shellcheck() -> None:
     assert (done.returncode, done.stdout) == (0, "")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINES)
 def test_every_engine_is_called_as_it_wants(engine: str, tmp_path: Path) -> None:
     folder = made(
@@ -175,6 +176,7 @@ def test_mistakes_write_nothing(
     assert says in capsys.readouterr().err and not (tmp_path / "x").exists()
 
 
+@pytest.mark.slow
 def test_nothing_is_overwritten_unasked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = made(tmp_path)
     assert main(["job", "container", "-o", str(folder)]) == 2
@@ -183,6 +185,7 @@ def test_nothing_is_overwritten_unasked(tmp_path: Path, capsys: pytest.CaptureFi
     assert not (folder / "image.def").exists() and (folder / "Dockerfile").exists()
 
 
+@pytest.mark.slow
 def test_the_wheel_of_the_image(tmp_path: Path) -> None:
     """pip installs it with nothing else, and the program runs without any variable; writing again replaces it."""
     folder = made(tmp_path)
@@ -215,6 +218,7 @@ def test_the_wheel_of_the_image(tmp_path: Path) -> None:
 _ECR = "123456789012.dkr.ecr.eu-west-1.amazonaws.com"
 
 
+@pytest.mark.slow
 def test_login_to_ecr_with_fakes(tmp_path: Path) -> None:
     """The password goes through a pipe, not the command line; the repository is created only where it is missing."""
     folder = made(tmp_path, "--registry", f"{_ECR}/team", "--image", "train")
@@ -231,6 +235,7 @@ def test_login_to_ecr_with_fakes(tmp_path: Path) -> None:
     assert fake.calls[-1][1:3] == ["ecr", "create-repository"] and fake.calls[-1][-1] == "team/train"
 
 
+@pytest.mark.slow
 def test_login_elsewhere_asks(tmp_path: Path) -> None:
     folder = made(tmp_path, "--registry", "registry.example.org/team", "--engine", "podman")
     fake = Fake(tmp_path / "bin", "podman")
@@ -239,6 +244,7 @@ def test_login_elsewhere_asks(tmp_path: Path) -> None:
     assert "REGISTRY" in sh(made(tmp_path / "2"), "login.sh", Fake(tmp_path / "bin2", "docker")).stderr
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_demo_profiles_the_example(tmp_path: Path) -> None:
     """The demo inside the image, run here."""

@@ -168,6 +168,7 @@ def test_the_command_comes_through_exactly(kind: str, capsys: pytest.CaptureFixt
 _PLAIN_TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 
 
+@pytest.mark.slow
 @settings(
     deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )  # the table of characters takes a second
@@ -251,6 +252,7 @@ def test_the_start_of_mpirun_is_clean() -> None:
         assert (done.returncode, done.stdout) == (0, "")
 
 
+@pytest.mark.slow
 def test_installing_the_operator_with_a_fake_kubectl(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -389,6 +391,7 @@ def _noted(reports: str) -> str:
     return json.dumps({"metadata": {"annotations": {k8s.REPORTS_NOTE: reports, k8s.IMAGE_NOTE: "i"}}})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("reports", "readers"), [("pvc:rep", 1), ("hostPath:/tmp/rankscope", 2)])
 def test_fetch_copies_from_the_volume_or_every_node(
     reports: str,
@@ -415,6 +418,7 @@ def test_fetch_copies_from_the_volume_or_every_node(
     assert deleted == [pod["metadata"]["name"] for pod in made]
 
 
+@pytest.mark.slow
 def test_fetch_cleans_up_and_says_when_there_is_nothing(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -442,6 +446,7 @@ def test_fetch_cleans_up_and_says_when_there_is_nothing(
         assert created == deleted
 
 
+@pytest.mark.slow
 def test_delete(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake = Fake(tmp_path / "bin", "kubectl")
     fake.answer((["get", "job"], (0, _noted("pvc:r"), "")), (["delete", "job"], (0, "job deleted\n", "")))

@@ -66,6 +66,7 @@ def test_one_rank(tmp_path: Path) -> None:
     assert (segment.unix_origin_ns, segment.rank_source) == (START_NS, "profiler_info")
 
 
+@pytest.mark.slow
 def test_collectives_of_two_ranks_are_matched(tmp_path: Path) -> None:
     write_rank(tmp_path, 0, 2)
     write_rank(tmp_path, 1, 2, events(late=5.0))
@@ -105,6 +106,7 @@ def test_recognised_by_content(tmp_path: Path) -> None:
     assert rows_of(packed)[0] == rows_of(path)[0]
 
 
+@pytest.mark.slow
 def test_without_the_other_files_groups_have_the_end_of_their_hash(tmp_path: Path) -> None:
     run = open_trace(write(tmp_path / "trace_view.json", events()))
     found = run.rows("SELECT DISTINCT group_name, group_description, group_size FROM collectives")

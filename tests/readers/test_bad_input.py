@@ -63,6 +63,7 @@ EVENTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", EVENTS)
 def test_one_bad_event_among_good_ones(case: str, tmp_path: Path) -> None:
     text, name, lost, repaired = EVENTS[case]
@@ -72,12 +73,14 @@ def test_one_bad_event_among_good_ones(case: str, tmp_path: Path) -> None:
     assert len(report(run)["examples"]) == min(lost + repaired, 1)
 
 
+@pytest.mark.slow
 def test_no_time_at_all_is_left_out_and_counted(tmp_path: Path) -> None:
     run = open_trace(write_kineto(tmp_path / "trace.json", [*GOOD, damaged_event(ts="")]))
     assert names(run) == GOOD_NAMES
     assert run.segments[0].manifest["misplaced"] == 1
 
 
+@pytest.mark.slow
 def test_time_zero_among_times_since_1970(tmp_path: Path) -> None:
     late = [slice_event(f"good {i}", 1.7e15 + 10 * i, 5.0) for i in range(4)]
     run = open_trace(write_kineto(tmp_path / "trace.json", [slice_event("zero", 0, 1.0), *late]))
@@ -87,6 +90,7 @@ def test_time_zero_among_times_since_1970(tmp_path: Path) -> None:
     assert run.rows("SELECT count(*) FROM events WHERE name = 'zero'") == [(1,)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("whole", [4_458_676_522_690, 1_712_195_495_519_689])
 def test_times_beside_damage_stay_exact(whole: int, tmp_path: Path) -> None:
     """Where doubles end: the neighbours of a damaged event are read again, and keep every nanosecond."""
@@ -97,6 +101,7 @@ def test_times_beside_damage_stay_exact(whole: int, tmp_path: Path) -> None:
     assert stored == [int(time.replace(".", "")) for time in [*times, f"{whole}.001"]]
 
 
+@pytest.mark.slow
 def test_invalid_utf8(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     path.write_bytes(
@@ -107,6 +112,7 @@ def test_invalid_utf8(tmp_path: Path) -> None:
     assert report(run)["events_repaired"] == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("keep", [0.4, 0.7, 0.95, 0.999])
 @pytest.mark.parametrize("one_line", [False, True])
 def test_truncated_anywhere(keep: float, one_line: bool, tmp_path: Path) -> None:
@@ -123,6 +129,7 @@ def test_truncated_anywhere(keep: float, one_line: bool, tmp_path: Path) -> None
         assert report(run)["events_lost"] <= 1
 
 
+@pytest.mark.slow
 def test_truncated_gzip(tmp_path: Path) -> None:
     events = [slice_event(f"event {i}", 10.0 * i, 5.0, args={"i": i * 7919 % 1009}) for i in range(5000)]
     whole = gzip.compress(kineto_text(events).encode())
@@ -133,6 +140,7 @@ def test_truncated_gzip(tmp_path: Path) -> None:
     assert "gzip" in report(run)["damage"]
 
 
+@pytest.mark.slow
 def test_corrupt_gzip(tmp_path: Path) -> None:
     events = [slice_event(f"event {i}", 10.0 * i, 5.0, args={"i": i * 7919 % 1009}) for i in range(5000)]
     whole = bytearray(gzip.compress(kineto_text(events).encode()))
@@ -144,6 +152,7 @@ def test_corrupt_gzip(tmp_path: Path) -> None:
     assert "gzip" in report(run)["damage"]
 
 
+@pytest.mark.slow
 def test_damage_in_one_range_leaves_the_others_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     events: list[Any] = [slice_event(f"event {i}", 10.0 * i, 5.0) for i in range(300)]
     events[100] = damaged_event(ts="NaN")
@@ -206,6 +215,7 @@ def test_a_path_that_is_not_there(tmp_path: Path) -> None:
         open_trace(tmp_path / "nothing")
 
 
+@pytest.mark.slow
 def test_a_bad_file_among_good_ones_is_passed_over_and_said(tmp_path: Path) -> None:
     from rankscope.store.ingest import ingest
 

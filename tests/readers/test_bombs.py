@@ -53,6 +53,7 @@ BOMBS: dict[str, tuple[bytes, bytes, bytes]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", BOMBS)
 @pytest.mark.usefixtures("small_limits")
 def test_a_gzip_bomb_is_given_up(case: str, tmp_path: Path) -> None:
@@ -73,6 +74,7 @@ def test_a_gzip_bomb_is_given_up(case: str, tmp_path: Path) -> None:
     assert any("cut" in doubt.text for doubt in doubts(run, Scope()))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small_limits")
 def test_the_events_after_one_that_is_far_too_long_are_read(tmp_path: Path) -> None:
     path = tmp_path / "rank-0.json"
@@ -85,6 +87,7 @@ def test_the_events_after_one_that_is_far_too_long_are_read(tmp_path: Path) -> N
     assert "longer than 4 MiB" in reading(run)["examples"][0]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small_limits")
 def test_a_legal_trace_that_compresses_well_is_read(tmp_path: Path) -> None:
     """As one of an idle loop: the same op again and again. 30 MiB, of which gzip leaves a hundredth."""
@@ -111,6 +114,7 @@ HOSTILE_TEXT: dict[str, str] = {
 }
 
 
+@pytest.mark.slow
 def test_text_that_would_take_the_square_of_its_length(tmp_path: Path) -> None:
     """Each takes minutes to hours if it is parsed again at every place that looks like an event."""
     for number, text in enumerate(HOSTILE_TEXT.values()):
@@ -135,6 +139,7 @@ ODD_HEADERS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.slow
 def test_ranks_and_times_that_cannot_be(tmp_path: Path) -> None:
     events = [
         slice_event("a", 10.0, 5.0),
@@ -216,6 +221,7 @@ NOT_READ = {
 }
 
 
+@pytest.mark.slow
 def test_values_that_no_tool_writes(tmp_path: Path) -> None:
     """One file each, read together: what can be read is there, the rest is said, and no file takes another with it."""
     for rank, (case, statement) in enumerate(CHANGES.items()):

@@ -118,6 +118,7 @@ def test_an_execution_trace_that_comes_later_is_added(tmp_path: Path) -> None:
     assert not ingest([tmp_path]).read  # nothing has changed since
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["chakra", "execution_trace"])
 def test_megatrons_layout(tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
     """pytorch_profile beside chakra: the folder above opens the traces, and the hint is never a folder without any."""
@@ -240,6 +241,7 @@ profiler.export_chrome_trace(sys.argv[1] + "/rank0.json")
 """
 
 
+@pytest.mark.thorough
 def test_what_torch_writes(tmp_path: Path) -> None:
     """Every op is linked, and the shapes of the execution trace are those that Kineto recorded."""
     pytest.importorskip("torch")

@@ -66,6 +66,7 @@ def as_floats(value: Any) -> Any:
     return float(value) if isinstance(value, Decimal) else value
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", TRACES, ids=lambda path: f"{path.parent.name}/{path.name}")
 def test_real_traces_come_through_exactly(path: Path) -> None:
     assert read_all(path) == expected(path)
@@ -118,6 +119,7 @@ def test_any_layout(layout: str, block_bytes: int, tmp_path: Path, monkeypatch: 
     ]
 
 
+@pytest.mark.slow
 @given(st.lists(st.integers(0, 2**43 * 1000 - 1), min_size=1, max_size=20))
 @settings(max_examples=50, deadline=None)
 def test_times_are_exact_to_the_nanosecond(times: list[int]) -> None:
@@ -127,6 +129,7 @@ def test_times_are_exact_to_the_nanosecond(times: list[int]) -> None:
     assert _times(f'{{"traceEvents":[{text}]}}') == [(t, t) for t in times]
 
 
+@pytest.mark.thorough
 @given(st.lists(st.integers(1_600_000_000_000_000_000, 1_900_000_000_000_000_000), min_size=1, max_size=20))
 @settings(max_examples=50, deadline=None)
 def test_times_since_1970_with_fractions_are_exact_too(times: list[int]) -> None:

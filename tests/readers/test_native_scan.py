@@ -33,18 +33,21 @@ def blocks(path: Path) -> Iterator[bytes]:
         batch.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", TRACES, ids=lambda path: f"{path.parent.name}/{path.name}")
 def test_real_traces(path: Path) -> None:
     for block in blocks(path):
         assert same_or_refused(block)
 
 
+@pytest.mark.slow
 @given(st.binary(max_size=200))
 @settings(max_examples=40, deadline=None)
 def test_any_json_is_read_the_same_or_refused(data: bytes) -> None:
     event("read" if same_or_refused(events_text(Codes(data))) else "refused")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("defect", CATALOGUE)
 def test_synthetic_traces_with_every_defect(defect: str, tmp_path: Path) -> None:
     write(Plan(ranks=1, events_per_rank=600, steps=1, defects=(Defect(defect),)), tmp_path / "run")
@@ -182,6 +185,7 @@ def test_codes_are_given_in_order_of_appearance() -> None:
     assert columns.name.tolist() == [1, 3]
 
 
+@pytest.mark.slow
 @given(
     st.lists(
         st.tuples(st.integers(0, 10**12 - 1), st.text("0123456789", min_size=1, max_size=7)), max_size=40

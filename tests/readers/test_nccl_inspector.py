@@ -136,6 +136,7 @@ def test_the_slices_are_on_the_wall_clock_and_in_no_class(verbose: Run) -> None:
     }
 
 
+@pytest.mark.slow
 def test_beside_traces_nothing_counts_twice(tmp_path: Path) -> None:
     """The collectives of a run with traces are those of the traces; NCCL's are in its own report."""
     for rank in range(2):
@@ -297,6 +298,7 @@ def test_values_of_other_types(tmp_path: Path) -> None:
         report(name, run)
 
 
+@pytest.mark.slow
 def test_names_that_hurt(tmp_path: Path) -> None:
     lines = []
     for name in ("'; DROP TABLE nccl; --", "\x1b[2J\u202e", "a" * (1 << 20), '"quotes"\\'):

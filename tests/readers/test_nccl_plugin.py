@@ -112,6 +112,7 @@ def test_without_kernels_nobody_is_called_late(tmp_path: Path) -> None:
     assert not report("stragglers", run).rows
 
 
+@pytest.mark.slow
 def test_the_rank_of_a_small_communicator_is_that_of_its_process(tmp_path: Path) -> None:
     """Ranks 1 and 2 of the job are 0 and 1 of another communicator."""
     for rank in range(3):
@@ -136,6 +137,7 @@ def test_other_chrome_traces_are_not_dumps(tmp_path: Path) -> None:
     assert looks_like_a_trace(dump) and find_reader(dump).name == "nccl_plugin"
 
 
+@pytest.mark.slow
 def test_damaged_dumps(tmp_path: Path) -> None:
     whole = plugin_dump(0, program(0)).encode()
     cut = tmp_path / "cut.json"

@@ -75,6 +75,7 @@ def test_units(text: str, unit: str, expected: tuple[float | None, str]) -> None
     assert value == pytest.approx(expected[0]) and base == expected[1]
 
 
+@pytest.mark.slow
 def test_a_kernel_of_the_raw_page(tmp_path: Path) -> None:
     metrics = {
         "gpu__time_duration.sum": ("msecond", "1,000.5"),
@@ -113,6 +114,7 @@ def test_a_kernel_of_the_raw_page(tmp_path: Path) -> None:
     assert run.rows("SELECT count(*) FROM events UNION ALL SELECT count(*) FROM slices") == [(0,), (0,)]
 
 
+@pytest.mark.slow
 def test_launches_with_the_same_work_are_one_point(tmp_path: Path) -> None:
     metrics = {
         "gpu__time_duration.sum": ("us", "2"),
@@ -132,6 +134,7 @@ def test_launches_with_the_same_work_are_one_point(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_run_without_reports_says_how_to_make_one(tmp_path: Path) -> None:
     from conftest import slice_event, write_kineto
 
@@ -140,6 +143,7 @@ def test_a_run_without_reports_says_how_to_make_one(tmp_path: Path) -> None:
     assert result.rows == () and any("--tool ncu" in note for note in result.notes)
 
 
+@pytest.mark.slow
 def test_the_real_report_by_either_way(
     dataset: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -162,6 +166,7 @@ def test_the_real_report_by_either_way(
     assert tensor == [51_539_607_552, 17_179_869_184, 68_719_476_736, 68_719_476_736]
 
 
+@pytest.mark.slow
 def test_the_launches_of_a_real_report(dataset: Callable[[str], Path]) -> None:
     name = "nvjet_sm90_tst_256x128_64x4_1x2_h_bz_coopA_bias_TNT"
     page = dataset("ncu/gemm_bf16.raw.csv").read_text()
@@ -174,6 +179,7 @@ def test_the_launches_of_a_real_report(dataset: Callable[[str], Path]) -> None:
         assert tools.ncu_counts_by_size(REAL_NCU)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("whole", [True, False])
 def test_the_real_ncu_accepts_the_filter(
     whole: bool, open_real: Callable[[Path], Run], tmp_path: Path
@@ -202,6 +208,7 @@ def test_the_real_ncu_accepts_the_filter(
     assert "Invalid regex" in refused.stdout + refused.stderr
 
 
+@pytest.mark.slow
 def test_the_real_details_page(dataset: Callable[[str], Path], open_real: Callable[[Path], Run]) -> None:
     raw = measured_kernels(open_real(dataset("ncu/gemm_bf16.raw.csv")), Scope())
     details = measured_kernels(open_real(dataset("ncu/gemm_bf16.details.csv")), Scope())
@@ -213,6 +220,7 @@ def test_the_real_details_page(dataset: Callable[[str], Path], open_real: Callab
         assert rounded.flops is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("content", "says"),
     [
@@ -230,6 +238,7 @@ def test_csv_that_is_cut(tmp_path: Path, content: str, says: str) -> None:
     assert caught.value.why and caught.value.hint
 
 
+@pytest.mark.slow
 def test_a_row_cut_short_is_counted(tmp_path: Path) -> None:
     path = tmp_path / "rank-0.csv"
     path.write_text(raw_page({"m": ("%", "1")}, rows=3).rsplit(",", 2)[0])
@@ -260,6 +269,7 @@ def report_file(folder: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_what_ncu_says_is_passed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script = "echo '==ERROR== Failed to load report file.'; exit 1"
     monkeypatch.setenv(tools.NCU_VARIABLE, fake_ncu(tmp_path, script))
@@ -269,6 +279,7 @@ def test_what_ncu_says_is_passed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert "newer Nsight Compute" in caught.value.hint
 
 
+@pytest.mark.slow
 def test_damaged_reports_with_the_real_ncu(
     dataset: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -291,6 +302,7 @@ def without_ncu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Non
     yield
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("without_ncu")
 def test_without_ncu_the_error_names_the_command(tmp_path: Path) -> None:
     with pytest.raises(ReadError, match="without Nsight Compute") as caught:
@@ -352,6 +364,7 @@ def test_the_module_that_comes_with_ncu(tmp_path: Path, monkeypatch: pytest.Monk
     ]
 
 
+@pytest.mark.slow
 def test_far_from_both_limits(tmp_path: Path) -> None:
     def metrics(time: str, compute: str, memory: str) -> dict[str, tuple[str, str]]:
         return {

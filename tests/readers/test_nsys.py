@@ -56,6 +56,7 @@ def open_export_file(path: Path, tmp_path: Path) -> Run:
     return Run(ingest([path], Options(cache=tmp_path / "cache")))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [
@@ -87,6 +88,7 @@ def test_every_row_of_a_real_export_arrives_to_the_nanosecond(
     source.close()
 
 
+@pytest.mark.slow
 def test_two_ranks_of_one_job_share_an_axis(dataset: Callable[[str], Path], open_real: Open) -> None:
     """Both ranks leave each step's collectives together, so their later steps begin within a fraction of a ms."""
     run = open_real(dataset("nsys/seqpar-gloo2"))
@@ -99,6 +101,7 @@ def test_two_ranks_of_one_job_share_an_axis(dataset: Callable[[str], Path], open
     assert run.rows("SELECT DISTINCT rank_source FROM segments") == [("file name",)]
 
 
+@pytest.mark.slow
 def test_a_kernel_finds_its_launch_and_the_step_around_it(tmp_path: Path) -> None:
     file = ExportFile(tmp_path / "a.sqlite").session(1_000_000)
     file.kernel("k", 900, 1000, 5).call("cudaLaunchKernel_v7000", 100, 150, 5)
@@ -171,6 +174,7 @@ def test_without_variables_a_trailing_number_is_the_rank(tmp_path: Path) -> None
     assert (identity.rank, identity.rank_source) == (2, "file name")
 
 
+@pytest.mark.slow
 def test_several_processes_of_one_report_become_their_ranks(tmp_path: Path) -> None:
     file = ExportFile(tmp_path / "node0.sqlite")
     for pid, kernel in ((600, "of four"), (601, "of five")):
@@ -278,6 +282,7 @@ def test_mpi_says_which_process_is_which_rank(tmp_path: Path) -> None:
     assert [NSYS.open(path, part.part).header["processes"] for part in parts] == [[701], [700]]
 
 
+@pytest.mark.slow
 def test_counters_memory_and_whole_graphs(tmp_path: Path) -> None:
     file = ExportFile(tmp_path / "a.sqlite")
     file.table("GPU_METRICS", "timestamp typeId metricId value", [(10, 256, 1, 40), (20, 256, 1, 90)])
@@ -309,6 +314,7 @@ def test_counters_memory_and_whole_graphs(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_values_that_are_not_numbers_cost_only_themselves(tmp_path: Path) -> None:
     file = ExportFile(tmp_path / "a.sqlite").kernel("good", 1, 2)
     path = file.kernel("bad", 3, 4).write()
@@ -348,6 +354,7 @@ def test_a_truncated_and_a_scribbled_export_are_refused(
         open_export_file(scribbled, tmp_path)
 
 
+@pytest.mark.slow
 def test_an_empty_export_among_good_ones_is_passed_over(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     ExportFile(folder / "rank_0.sqlite").kernel("k", 1, 2).write()
@@ -417,6 +424,7 @@ def marked_run(tmp_path: Path, kernels: Sequence[int]) -> Run:
     return open_export_file(file.write(), tmp_path)
 
 
+@pytest.mark.slow
 def test_steps_marked_as_crossing_ranges(tmp_path: Path) -> None:
     run = marked_run(tmp_path, range(4))
     assert run.rows("SELECT step FROM steps ORDER BY 1") == [(0,), (1,), (2,)], "the fourth never ended"
@@ -426,6 +434,7 @@ def test_steps_marked_as_crossing_ranges(tmp_path: Path) -> None:
     assert kernels_end_in(run, Scope()) == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kernels", "said"), [((0,), "no kernels of rank 0 after step 0"), ((), None)])
 def test_kernels_that_nsys_lost_are_a_doubt(
     tmp_path: Path, kernels: tuple[int, ...], said: str | None

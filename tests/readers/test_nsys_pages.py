@@ -79,6 +79,7 @@ def in_order(rows: list[dict[str, Any]]) -> list[str]:
     return sorted(map(str, rows))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FILES)
 def test_real_exports(name: str, dataset: Callable[[str], Path]) -> None:
     ways = compared(dataset(f"nsys/{name}"))
@@ -90,6 +91,7 @@ def test_a_real_export_of_an_old_version(shared: Path) -> None:
     assert compared(path)[True] >= 4
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     table=st.sampled_from(sorted(COLUMNS)),

@@ -133,6 +133,7 @@ def test_scrub_overwrites_only_when_told(tmp_path: Path, capsys: pytest.CaptureF
     assert scrub(source, tmp_path / "again.sqlite").variables == 0
 
 
+@pytest.mark.slow
 def test_no_value_of_a_variable_reaches_the_store(tmp_path: Path) -> None:
     source = telling_export(tmp_path / "report.sqlite")
     assert main(["ingest", str(source), "-o", str(tmp_path / "run"), "-q"]) == 0

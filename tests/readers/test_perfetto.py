@@ -344,6 +344,7 @@ def test_cut_off_at_any_byte(tmp_path: Path) -> None:
         assert bool(report.damage) == (cut(content[:size]).end < size)
 
 
+@pytest.mark.slow
 def test_damage_anywhere_leaves_the_rest(tmp_path: Path) -> None:
     """One byte changed at random: never a traceback, and what is lost is said."""
     content = PLAIN + pf.torch_gpu_trace() + PLAIN
@@ -369,6 +370,7 @@ def test_a_packet_that_is_damaged_inside_is_lost_alone(tmp_path: Path) -> None:
     assert run.rows("SELECT name FROM instants") == [("bad",)] and reading(run)["events_repaired"] == 1
 
 
+@pytest.mark.slow
 def test_hostile_texts_and_numbers(tmp_path: Path) -> None:
     deep: Any = 1
     for _ in range(200):
@@ -424,6 +426,7 @@ def a_message() -> st.SearchStrategy[bytes]:
     )
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(st.sampled_from([6, 11, 12, 53, 59]), a_message(), st.integers(0, 3)), max_size=8))
 @settings(max_examples=150, deadline=None)
 def test_both_decoders_read_anything_alike(packets: list[tuple[int, bytes, int]]) -> None:
@@ -435,6 +438,7 @@ def test_both_decoders_read_anything_alike(packets: list[tuple[int, bytes, int]]
     assert in_c == in_python
 
 
+@pytest.mark.slow
 @given(
     st.lists(
         st.tuples(st.integers(1, 4), st.integers(1, 3), st.integers(0, 30), st.integers(0, 3)), max_size=40
@@ -572,6 +576,7 @@ def test_several_files_of_one_rank_are_read_back(tmp_path: Path) -> None:
     assert again.segments[0].manifest["header"]["distributedInfo"] == info
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     ["ddp-gloo4", "gpt-graph-h200", "gpt-h200", "gpt-h200-stack", "hf-trainer-h200", "seqpar-gloo4",

@@ -101,6 +101,7 @@ HOSTILE = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("content", HOSTILE.values(), ids=HOSTILE.keys())
 def test_hostile_opcodes(tmp_path: Path, content: bytes) -> None:
     path = write(tmp_path / "rank-0.pickle", content)
@@ -141,6 +142,7 @@ def test_a_file_that_repeats_itself_is_given_up() -> None:
     assert Budget(Path("x"), 10).take("text") == []
 
 
+@pytest.mark.slow
 def test_repeating_segments_do_not_hang(tmp_path: Path) -> None:
     block = {
         "size": 512,
@@ -164,6 +166,7 @@ def test_other_pickles_are_not_loaded(tmp_path: Path) -> None:
     assert flag.exists()
 
 
+@pytest.mark.slow
 def test_a_hostile_file_among_good_ones(tmp_path: Path) -> None:
     """Through worker processes: the rest is read, the bad ones are named, nothing was run."""
     flag = tmp_path / "flag"

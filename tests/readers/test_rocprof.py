@@ -160,6 +160,7 @@ def test_without_the_c_part_the_events_are_the_same(
     assert comparable(read(path)[0]) == comparable(with_c)
 
 
+@pytest.mark.slow
 @every_format
 def test_an_event_means_what_it_means_in_kineto(tmp_path: Path, write: Write) -> None:
     """Launches, steps, collectives, memory and counters through the store."""
@@ -226,6 +227,7 @@ def test_the_rank_comes_from_variables_the_output_name_or_the_file_name(tmp_path
     assert {path: (one.rank, one.rank_source, one.world_size) for path, one in found.items()} == files
 
 
+@pytest.mark.slow
 def test_processes_of_one_file_become_their_ranks(tmp_path: Path) -> None:
     writer = RocpdWriter(tmp_path / "node.db")
     for rank in (1, 0):
@@ -239,6 +241,7 @@ def test_processes_of_one_file_become_their_ranks(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_processes_of_one_rank_keep_their_launches_apart(tmp_path: Path) -> None:
     writer = RocpdWriter(tmp_path / "node.db", schema=4)
     for pid in (70, 71):
@@ -264,6 +267,7 @@ def test_doctor_warns_of_recorded_variables_and_the_store_has_none(tmp_path: Pat
     assert not any(b"hf_very_secret" in file.read_bytes() for file in stored)
 
 
+@pytest.mark.slow
 def test_json_cut_off_anywhere_gives_what_came_before(tmp_path: Path) -> None:
     path = tmp_path / "x_results.json"
     whole = json.dumps(tool_json(STEP), separators=(",", ":")).encode()
@@ -346,6 +350,7 @@ def test_damaged_names_do_not_cost_the_records(tmp_path: Path) -> None:
     assert "gemm" in {row["name"] for row in rows}
 
 
+@pytest.mark.slow
 @every_format
 def test_hostile_names(tmp_path: Path, write: Write) -> None:
     names = [
@@ -385,6 +390,7 @@ def test_tables_and_columns_that_a_version_does_not_have(tmp_path: Path) -> None
     } == {("gemm", 3)}
 
 
+@pytest.mark.slow
 def test_a_database_cut_off_or_scribbled_over_is_an_error(tmp_path: Path) -> None:
     path = write_rocpd(tmp_path / "x.db", some_activity(300))
     whole = path.read_bytes()

@@ -84,6 +84,7 @@ def by_sqlite(path: Path, columns: str) -> list[tuple[Any, ...]]:
         return connection.execute(f"SELECT rowid, {columns} FROM t ORDER BY rowid").fetchall()
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     first=ROWS.filter(len),

@@ -101,6 +101,7 @@ def test_a_tpu(tmp_path: Path) -> None:
     assert int(flops) == 1 << 40
 
 
+@pytest.mark.slow
 def test_without_an_asynchronous_line_the_done_is_the_collective(tmp_path: Path) -> None:
     plane = tpu_plane()
     plane.lines.pop()
@@ -109,6 +110,7 @@ def test_without_an_asynchronous_line_the_done_is_the_collective(tmp_path: Path)
     assert found == 2 * [("all-reduce.5", "all_reduce"), ("all-gather-done.6", "all_gather")]
 
 
+@pytest.mark.slow
 def test_devices_of_one_process_have_their_own_groups(tmp_path: Path) -> None:
     path = write_space(tmp_path / "node.xplane.pb", tpu_plane(0), tpu_plane(1))
     run = open_trace(path)
@@ -280,6 +282,7 @@ def write_bytes(path: Path, content: bytes) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_no_events_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(RankscopeError, match="has no events"):
         open_trace(write_space(tmp_path / "a.xplane.pb", environment()))
@@ -295,6 +298,7 @@ def test_recognised_by_content_also_compressed(tmp_path: Path) -> None:
     assert "gzip" in rows_of(half)[1].report.damage
 
 
+@pytest.mark.slow
 def test_hosts_of_a_recording(tmp_path: Path) -> None:
     """The last recording below a log folder; its hosts are ranks, and the JSON beside is the same once more."""
     for date in ("2026_01_01", "2026_01_02"):

@@ -56,6 +56,7 @@ planted = st.tuples(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(planted)
 def test_without_noise_clocks_are_found_to_the_nanosecond(
@@ -70,6 +71,7 @@ def test_without_noise_clocks_are_found_to_the_nanosecond(
     assert np.abs(found.drift - drift).max() < 0.05e-6
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(planted, st.sampled_from([100.0, 5_000.0, 200_000.0]))
 def test_with_noise_the_error_is_as_stated(
@@ -84,6 +86,7 @@ def test_with_noise_the_error_is_as_stated(
     assert (np.abs(found.drift - drift) <= 5 * found.drift_error + 2 * noise / SPAN_NS + 1e-9).all()
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(planted, st.floats(0.05, 0.3))
 def test_outliers_do_not_mislead(plan: tuple[str, list[int], list[float], int], share: float) -> None:

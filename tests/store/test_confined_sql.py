@@ -63,6 +63,7 @@ def test_rows_beyond_the_limit_are_not_computed(run: Run) -> None:
     assert not run.query("SELECT * FROM range(10)", most_rows=10).more
 
 
+@pytest.mark.slow
 def test_control_c_ends_a_query(run: Run, tmp_path: Path) -> None:
     """DuckDB 2.0 does not return to Python for a signal."""
     words = [
@@ -87,6 +88,7 @@ def test_control_c_ends_a_query(run: Run, tmp_path: Path) -> None:
     assert process.returncode == 130 and "interrupted" in error and "Traceback" not in error
 
 
+@pytest.mark.slow
 def test_the_process_has_limits(run: Run) -> None:
     """Too long, too much memory, a client that leaves: the query ends, and the next one is answered."""
     sql = SqlProcess(run.definitions, run.folder, seconds=1)

@@ -43,6 +43,7 @@ def tables_of(store: Path, rank: int) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_a_damaged_table_is_made_again_from_its_raw_file(tmp_path: Path) -> None:
     store = ingest([write_run(tmp_path)]).store
     flip(tables_of(store, 1) / "slices.parquet", 100)
@@ -57,6 +58,7 @@ def test_a_damaged_table_is_made_again_from_its_raw_file(tmp_path: Path) -> None
     assert ingest([tmp_path]).read == ()
 
 
+@pytest.mark.slow
 def test_damage_without_the_raw_file_is_reported(tmp_path: Path) -> None:
     store = ingest([write_run(tmp_path / "run")]).store
     shutil.move(tmp_path / "run" / "rank-1.json", tmp_path)
@@ -71,6 +73,7 @@ def test_damage_without_the_raw_file_is_reported(tmp_path: Path) -> None:
         ingest([store])
 
 
+@pytest.mark.slow
 def test_a_lost_index_is_made_from_the_segments(tmp_path: Path) -> None:
     store = ingest([write_run(tmp_path / "run")]).store
     for raw in (tmp_path / "run").glob("*.json"):
@@ -91,6 +94,7 @@ def test_a_lost_index_is_made_from_the_segments(tmp_path: Path) -> None:
         ]
 
 
+@pytest.mark.slow
 def test_damage_while_a_run_is_open(tmp_path: Path) -> None:
     run = open_run([write_run(tmp_path)])
     assert names(run) == EXPECTED
@@ -102,6 +106,7 @@ def test_damage_while_a_run_is_open(tmp_path: Path) -> None:
     assert names(open_run([tmp_path])) == EXPECTED
 
 
+@pytest.mark.slow
 def test_a_whole_store_opens_without_its_raw_files(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run")
     ingest([folder])
@@ -117,6 +122,7 @@ def test_a_whole_store_opens_without_its_raw_files(tmp_path: Path) -> None:
     assert names(open_run([moved])) == EXPECTED
 
 
+@pytest.mark.slow
 def test_the_rank_of_a_replaced_file_is_the_new_one(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     write_kineto(path, [slice_event("a", 1.0, 1.0)], distributedInfo={"rank": 3, "world_size": 8})
@@ -125,6 +131,7 @@ def test_the_rank_of_a_replaced_file_is_the_new_one(tmp_path: Path) -> None:
     assert open_run([tmp_path]).ranks == [5]
 
 
+@pytest.mark.slow
 def test_a_rank_that_the_user_gave_holds_for_a_replaced_file_without_one(tmp_path: Path) -> None:
     path = write_kineto(tmp_path / "trace.json", [slice_event("a", 1.0, 1.0)])
     assert Run(ingest([tmp_path], Options(ranks={path: 17}))).ranks == [17]

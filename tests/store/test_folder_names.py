@@ -58,12 +58,14 @@ names = st.one_of(part, hive, st.binary(min_size=1, max_size=20)).filter(
 )
 
 
+@pytest.mark.slow
 @given(name=names)
 @settings(max_examples=3, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_the_same_figures_in_any_folder(expected: dict[str, object], name: bytes) -> None:
     compare(expected, name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", FOLDERS)
 def test_the_same_figures_in_folders_of_sweeps(expected: dict[str, object], kind: str) -> None:
     compare(expected, FOLDERS[kind])

@@ -40,6 +40,7 @@ def read_names(ingested_from: list[Path]) -> list[str]:
     return sorted(entry.source.name for entry in ingest(ingested_from).read)
 
 
+@pytest.mark.slow
 def test_a_second_call_does_nothing_and_a_changed_file_is_read_again(tmp_path: Path) -> None:
     trace(tmp_path / "rank-0.json")
     trace(tmp_path / "rank-1.json")
@@ -55,6 +56,7 @@ def test_a_second_call_does_nothing_and_a_changed_file_is_read_again(tmp_path: P
     assert run.rows("SELECT count(*) FROM slices WHERE rank = 1") == [(7,)]
 
 
+@pytest.mark.slow
 def test_a_second_call_opens_no_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every command starts with this: with a thousand ranks on a shared disk, opening them all would be felt."""
     trace(tmp_path / "rank-0.json")
@@ -80,6 +82,7 @@ def test_what_lies_beside_the_traces_is_no_problem(tmp_path: Path) -> None:
     assert ingested.problems == () and Run(ingested).ranks == [0]
 
 
+@pytest.mark.slow
 def test_rank_from_the_file_then_its_name(tmp_path: Path) -> None:
     trace(tmp_path / "rank-7.json", rank=3)
     trace(tmp_path / "trace_rank5.json")
@@ -99,6 +102,7 @@ def test_a_lone_file_without_a_rank_is_a_run_of_one(tmp_path: Path) -> None:
     assert len(said) == 1 and "rank 0" in said[0]
 
 
+@pytest.mark.slow
 def test_among_several_a_missing_rank_is_an_error_and_can_be_said(tmp_path: Path) -> None:
     trace(tmp_path / "rank-0.json")
     lost = trace(tmp_path / "trace_x.json")
@@ -123,6 +127,7 @@ def sources(folder: Path) -> dict[str, tuple[int, str]]:
     return {place.path.name: (place.rank, place.rank_source) for place in places}
 
 
+@pytest.mark.slow
 def test_a_snapshot_without_a_rank_is_that_of_the_only_rank(tmp_path: Path) -> None:
     snapshot(tmp_path / "memory.pickle")
     assert sources(tmp_path) == {"memory.pickle": (0, "alone")}
@@ -197,6 +202,7 @@ def test_traces_that_the_manifest_names_in_another_folder(tmp_path: Path) -> Non
         sources(moved / "run")
 
 
+@pytest.mark.slow
 def test_new_traces_in_another_folder_are_read_and_a_store_without_them_is_used(tmp_path: Path) -> None:
     folder, elsewhere = tmp_path / "run", tmp_path / "tb"
     folder.mkdir()
@@ -215,6 +221,7 @@ def test_new_traces_in_another_folder_are_read_and_a_store_without_them_is_used(
     assert Run(ingest([folder])).ranks == [0]
 
 
+@pytest.mark.slow
 def test_cycles_of_one_rank_are_segments(tmp_path: Path) -> None:
     trace(tmp_path / "rank-0.1.json", at=1000)
     trace(tmp_path / "rank-0.2.json", at=5000)
@@ -226,6 +233,7 @@ def test_cycles_of_one_rank_are_segments(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_two_files_of_one_time_and_rank_are_an_error_that_names_both(tmp_path: Path) -> None:
     trace(tmp_path / "rank-0.a.json")
     trace(tmp_path / "rank-0.b.json", at=1002)
@@ -240,6 +248,7 @@ def test_a_copy_is_told_by_its_trace_id(tmp_path: Path) -> None:
         ingest([tmp_path])
 
 
+@pytest.mark.slow
 def test_several_files_from_anywhere(tmp_path: Path) -> None:
     files = [trace(tmp_path / "a" / "rank-0.json"), trace(tmp_path / "b" / "rank-1.json")]
     ingested = ingest(files, Options(output=tmp_path / "run"))
@@ -248,6 +257,7 @@ def test_several_files_from_anywhere(tmp_path: Path) -> None:
     assert Run(ingest([tmp_path / "run"])).ranks == [0, 1]
 
 
+@pytest.mark.slow
 def test_a_read_only_folder_is_read_through_the_cache(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -292,6 +302,7 @@ def test_no_permission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "chmod" in caught.value.hint
 
 
+@pytest.mark.slow
 def test_killed_while_reading_and_the_next_call_recovers(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     for rank in range(3):
@@ -312,6 +323,7 @@ def test_killed_while_reading_and_the_next_call_recovers(tmp_path: Path) -> None
     assert list(store.glob("incoming-*")) == []
 
 
+@pytest.mark.slow
 def test_a_worker_that_dies_takes_only_its_own_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker is killed as the out-of-memory killer would; the other ranks are still read, by the next worker."""
     for rank in range(4):
@@ -335,6 +347,7 @@ def test_a_worker_that_dies_takes_only_its_own_file(tmp_path: Path, monkeypatch:
     assert "SIGKILL" in ingested.problems[0].message and "--jobs 1" in ingested.problems[0].hint
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk needs root")
 def test_disk_full_while_writing(tmp_path: Path) -> None:
     disk = tmp_path / "disk"
@@ -354,6 +367,7 @@ def test_disk_full_while_writing(tmp_path: Path) -> None:
         subprocess.run(["umount", disk], check=True)
 
 
+@pytest.mark.slow
 def test_a_file_that_vanishes_while_it_is_read(tmp_path: Path) -> None:
     """Gone between the listing and the reading: an error for that file, the rest is read."""
     trace(tmp_path / "rank-0.json")
@@ -382,6 +396,7 @@ def test_a_file_cut_short_while_it_is_read(tmp_path: Path, monkeypatch: pytest.M
     assert reading.report.damage
 
 
+@pytest.mark.slow
 def test_a_store_of_another_format_is_read_again(tmp_path: Path) -> None:
     trace(tmp_path / "rank-0.json")
     store = ingest([tmp_path]).store
@@ -391,6 +406,7 @@ def test_a_store_of_another_format_is_read_again(tmp_path: Path) -> None:
     assert read_names([tmp_path]) == ["rank-0.json"]
 
 
+@pytest.mark.slow
 def test_real_ranks_in_parallel(tmp_path: Path) -> None:
     shutil.copytree(DATA / "ddp-gloo4", tmp_path / "run")
     run = Run(ingest([tmp_path / "run"], Options(jobs=2)))
@@ -402,6 +418,7 @@ def test_real_ranks_in_parallel(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("group", [False, True])
 def test_a_store_is_as_open_as_its_folder(group: bool, tmp_path: Path) -> None:
     """For its owner only, whatever the umask is; for the group too in a folder that is the group's (g+rxs)."""

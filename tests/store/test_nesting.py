@@ -26,6 +26,7 @@ def solve(slices: list[tuple[int, int, int]]) -> Nesting:
     return nest(array[:, 0], array[:, 1], array[:, 1] + array[:, 2])
 
 
+@pytest.mark.slow
 @given(SLICES)
 def test_no_two_slices_of_a_row_overlap(slices: list[tuple[int, int, int]]) -> None:
     track, start, end = columns(slices)
@@ -36,6 +37,7 @@ def test_no_two_slices_of_a_row_overlap(slices: list[tuple[int, int, int]]) -> N
                 assert end[i] <= start[j] or end[j] <= start[i]
 
 
+@pytest.mark.slow
 @given(SLICES)
 def test_a_parent_contains_its_child_and_stands_above_it(slices: list[tuple[int, int, int]]) -> None:
     track, start, end = columns(slices)
@@ -55,6 +57,7 @@ def test_a_parent_contains_its_child_and_stands_above_it(slices: list[tuple[int,
             assert nesting.row[parent] < nesting.row[child]
 
 
+@pytest.mark.slow
 @given(SLICES)
 def test_levels_hold_every_slice_once_below_its_parent(slices: list[tuple[int, int, int]]) -> None:
     nesting = solve(slices)

@@ -170,6 +170,7 @@ def test_the_zone_is_said_and_the_store_is_not_read_again(tmp_path: Path) -> Non
     assert ingest([tmp_path]).read == ()
 
 
+@pytest.mark.slow
 def test_a_log_that_comes_later_is_added_and_one_that_goes_is_removed(tmp_path: Path) -> None:
     trace(tmp_path, 0, device=0)
     assert samples_of(tmp_path) == {}

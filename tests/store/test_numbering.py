@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
@@ -12,6 +13,7 @@ from rankscope.store.arrays import number_rows
 values = st.one_of(st.integers(-3, 3), st.integers(-(2**61), 2**61))
 
 
+@pytest.mark.slow
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(st.tuples(values, values, values), max_size=20))
 def test_as_unique_by_axis(rows: list[tuple[int, int, int]]) -> None:

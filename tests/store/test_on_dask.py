@@ -57,6 +57,7 @@ def test_without_the_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPat
     assert caught.value.hint == "pip install 'rankscope[cluster]'"
 
 
+@pytest.mark.slow
 @needs_dask
 def test_a_scheduler_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clusters, "_CONNECT_S", 0.1)
@@ -108,6 +109,7 @@ SHARED_OPTIONS = {
 }
 
 
+@pytest.mark.slow
 @needs_dask
 @pytest.mark.parametrize(
     ("where", "more"),

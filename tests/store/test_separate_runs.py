@@ -184,6 +184,7 @@ def test_public_traces_of_different_runs(shared: Path, tmp_path: Path) -> None:
     assert "world sizes 2 and 128" in caught.value.why
 
 
+@pytest.mark.slow
 def test_a_snapshot_of_another_clock_does_not_stretch_the_run(tmp_path: Path) -> None:
     """Its times count from the boot of the machine, those of the trace from 1970: half a century would lie between."""
     entry = {"action": "alloc", "addr": 1, "size": 512, "stream": 0, "time_us": 10, "frames": []}

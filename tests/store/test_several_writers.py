@@ -36,6 +36,7 @@ def counts(run: Run) -> list[tuple[int, int]]:
     ]
 
 
+@pytest.mark.slow
 def test_work_of_other_hosts_and_of_living_processes_is_left_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -142,6 +143,7 @@ def test_what_was_read_before_ctrl_c_is_not_read_again(tmp_path: Path) -> None:
     assert counts(Run(again)) == [(0, 3), (1, 3), (2, 3)]
 
 
+@pytest.mark.slow
 def test_a_store_that_another_process_changes_meanwhile(tmp_path: Path) -> None:
     """The first one has read rank 0 when a second one has read and listed both: nothing is lost or read in vain."""
     write_rank(tmp_path, 0)
@@ -181,6 +183,7 @@ def test_ctrl_c_while_segments_are_put_in_their_places(
     assert len(list(store.glob("rank=*/segment=*/*"))) == 1 and not list(store.glob("incoming-*"))
 
 
+@pytest.mark.slow
 def test_what_was_read_before_another_process_listed_other_files_is_used(tmp_path: Path) -> None:
     write_rank(tmp_path, 0)
     aside = tmp_path / "aside.kept"
@@ -210,6 +213,7 @@ def test_errors_cross_processes_with_their_type(kind: type[RankscopeError]) -> N
     assert type(error) is kind and str(error) == str(kind("what", "why", "hint"))
 
 
+@pytest.mark.slow
 def test_the_error_of_a_worker_keeps_its_type(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pool, "_SMALL_BYTES", 0)  # files this small are not given to workers
     write_rank(tmp_path, 0)

@@ -53,6 +53,7 @@ def names(run: Run, sql: str) -> list[Any]:
     return run.rows(sql)
 
 
+@pytest.mark.slow
 def test_every_event_is_kept(run: Run) -> None:
     assert run.rows("SELECT count(*), count(DISTINCT id) FROM events") == [(24, 24)]
     assert run.rows("SELECT args->>'watts' FROM events WHERE ph = 'C'") == [("300",)]

@@ -17,6 +17,7 @@ def snapshot() -> Iterator[Viewer]:
     stop(viewer)
 
 
+@pytest.mark.slow
 def test_the_block_map(snapshot: Viewer) -> None:
     assert snapshot.ask("blocks", rank=0) == (200, {"devices": [0]})
     status, whole = snapshot.ask("blocks", rank=0, device=0, columns=50, rows=20)
@@ -33,6 +34,7 @@ def test_the_block_map(snapshot: Viewer) -> None:
     assert snapshot.ask("blocks", rank="x")[0] == 400
 
 
+@pytest.mark.slow
 def test_a_snapshot_alone_has_a_time_axis(snapshot: Viewer) -> None:
     _, run = snapshot.ask("run")
     assert (run["begin_ns"], run["end_ns"]) == (0, 8_403_663_000)

@@ -16,6 +16,8 @@ import pytest
 from conftest import DATA, kernel_event, slice_event, write_kineto
 from viewer_server import Screen, Viewer, serve, stop
 
+pytestmark = pytest.mark.slow
+
 # Where the page keeps the picture of a track: asked of the page itself, so tests do not depend on heights.
 PLACE_OF = """async (slice) => {
   const { AXIS, LANE } = await import('/js/layout.js');

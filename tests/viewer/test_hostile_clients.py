@@ -157,6 +157,7 @@ def test_a_route_that_fails_is_an_error_of_three_parts(viewer: Viewer) -> None:
     assert status == 500 and "ZeroDivisionError" in answer["why"] and answer["hint"]
 
 
+@pytest.mark.slow
 def test_half_open_and_slow_clients_are_closed(viewer: Viewer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing sent; a header byte by byte; an answer that is never taken. Others are answered meanwhile."""
     monkeypatch.setattr(listener, "DEADLINE_SECONDS", 0.3)
@@ -206,6 +207,7 @@ def test_a_failure_of_any_kind_while_opening_is_shown(
     assert state["state"] == "failed" and "KeyError" in state["why"] and said
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_the_viewer_and_its_queries(tmp_path: Path) -> None:
     write_kineto(tmp_path / "rank-0.json", [slice_event("a", 0, 5)])
     process = subprocess.Popen(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -11,6 +12,7 @@ from rankscope.viewer.level_of_detail import BLOCK, buckets, build_pyramid
 lane = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 12)), min_size=1, max_size=300)
 
 
+@pytest.mark.slow
 @given(lane, st.integers(-50, 600), st.integers(1, 64), st.integers(1, 40), st.integers(0, 20))
 def test_against_brute_force(
     gaps: list[tuple[int, int]], begin: int, step: int, width: int, before: int

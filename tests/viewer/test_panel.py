@@ -120,6 +120,7 @@ def test_commands_of_a_finding_can_be_pasted() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_every_finding_has_commands_with_the_real_path(slow2: Viewer) -> None:
     found = slow2.ask("findings")[1]["findings"]
     assert found
@@ -202,6 +203,7 @@ def test_two_runs_answer_events_and_refuse_to_share(planted: Viewer, tmp_path: P
     stop(viewer)
 
 
+@pytest.mark.slow
 def test_the_roofs_of_the_device() -> None:
     viewer = serve(DATA / "gpt-h200")
     roofs = viewer.ask("roofs")[1]

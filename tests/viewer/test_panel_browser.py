@@ -11,6 +11,8 @@ import pytest
 from conftest import DATA
 from viewer_server import Screen, Viewer, serve, stop
 
+pytestmark = pytest.mark.slow
+
 # Of every text of a chart, whether it is inside the chart's own box.
 CLIPPED = """() => [...document.querySelectorAll('#panel svg.chart')].flatMap((svg) => {
   const box = svg.getBoundingClientRect();

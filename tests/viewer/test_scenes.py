@@ -32,6 +32,7 @@ def ask(slow: Session) -> dict[str, Route]:
     return routes_of(slow)
 
 
+@pytest.mark.slow
 def test_the_scene_of_a_straggler(slow: Session, ask: dict[str, Route]) -> None:
     answer: Any = ask["findings"]({})
     first, *others = answer["findings"]
@@ -158,6 +159,7 @@ def test_flows_lead_from_an_op_to_what_it_launched(tmp_path: Path) -> None:
             )
 
 
+@pytest.mark.slow
 def test_two_runs_are_aligned_without_negative_times(tmp_path: Path) -> None:
     first, second = (
         Session(Run(ingest([DATA / name], Options(cache=tmp_path))), name)

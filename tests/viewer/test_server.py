@@ -34,6 +34,7 @@ from rankscope.views.export.perfetto import write_perfetto
 from viewer_server import Viewer, serve, stop
 
 
+@pytest.mark.slow
 def test_without_the_token_nothing_is_told(slow2: Viewer) -> None:
     for path in ("/api/run", "/", "/js/main.js", "/api/run?token=wrong", "/api/state?token="):
         status, answer = slow2.get(path)
@@ -69,6 +70,7 @@ def test_pages_may_run_nothing_but_their_own() -> None:
     assert "script-src 'self'" in CSP and "unsafe" not in CSP and "default-src 'none'" in CSP
 
 
+@pytest.mark.slow
 def test_every_route_is_listed_and_answers(slow2: Viewer) -> None:
     """Each page and panel has a JSON twin."""
     run = slow2.ask("run")[1]
@@ -115,6 +117,7 @@ def test_questions_that_make_no_sense_say_so(name: str, query: dict[str, Any], s
     assert status in (400, 404) and answer["error"]
 
 
+@pytest.mark.slow
 def test_tiles_hold_what_the_store_has(slow2: Viewer) -> None:
     """Counts of all tiles of a level add up to the slices of the track, at every level."""
     for track in slow2.ask("tracks", rank=2)[1]["tracks"]:
@@ -210,6 +213,7 @@ def test_counters_of_a_gpu_log_have_labels_and_units(tmp_path: Path) -> None:
     stop(viewer)
 
 
+@pytest.mark.slow
 def test_queue_depth_is_what_was_planted(tmp_path: Path) -> None:
     """Three kernels launched at once wait for each other: depth 1, 2, then down again."""
     events: list[dict[str, Any]] = []
@@ -225,6 +229,7 @@ def test_queue_depth_is_what_was_planted(tmp_path: Path) -> None:
     stop(viewer)
 
 
+@pytest.mark.slow
 def test_two_runs_share_an_axis(slow2: Viewer, tmp_path: Path) -> None:
     viewer = serve(slow2.folder, DATA / "seqpar-gloo4-slow2")
     run = viewer.ask("run")[1]
@@ -297,6 +302,7 @@ http.server.HTTPServer(("127.0.0.1", int(port)), Handler).serve_forever()
 """
 
 
+@pytest.mark.slow
 def test_perfetto_with_a_fake_trace_processor(tmp_path: Path) -> None:
     """The selection is what it gets; Ctrl-C ends both."""
     fake = tmp_path / "fake_trace_processor"
@@ -327,6 +333,7 @@ def test_perfetto_with_a_fake_trace_processor(tmp_path: Path) -> None:
     assert not Path(trace).exists() and not Path(f"/proc/{pid}").exists()
 
 
+@pytest.mark.slow
 def test_perfetto_of_a_trace_that_is_too_large(
     slow2: Viewer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -354,6 +361,7 @@ def test_a_port_that_is_taken(slow2: Viewer, capsys: pytest.CaptureFixture[str])
     assert "--port 0" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_all_tools_of_a_rank_are_drawn_and_counted_once(tmp_path: Path) -> None:
     """The same rank by torch and by nsys: one axis, tracks of both, the breakdown of one."""
     epoch = 1_700_000_000_000_000_000
@@ -372,6 +380,7 @@ def test_all_tools_of_a_rank_are_drawn_and_counted_once(tmp_path: Path) -> None:
     stop(viewer)
 
 
+@pytest.mark.slow
 def test_clocks_can_be_switched(tmp_path: Path) -> None:
     """Two ranks whose clocks are 3 ms apart: aligned by their collectives, or as they are."""
     write(Plan(ranks=2, events_per_rank=4_000, steps=3, max_offset_ns=3_000_000, seed=1), tmp_path)

@@ -18,6 +18,8 @@ from rankscope.store.run import open_run
 from rankscope.viewer import shared_file
 from viewer_server import Screen, Viewer
 
+pytestmark = pytest.mark.slow
+
 
 def _content(text: str) -> Any:
     found = re.search(r'id="shared-file">([^<]*)<', text)
@@ -135,6 +137,7 @@ def test_the_file_opens_from_a_disk_with_the_same_keys(exported: Path, offline: 
     assert "rankscope view" in page.inner_text("#message")
 
 
+@pytest.mark.thorough
 def test_twenty_thousand_slices_of_four_ranks_take_less_than_3_mb(
     tmp_path: Path, offline: Screen, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -47,6 +47,7 @@ def test_without_telemetry_the_error_says_how_to_get_it(tmp_path: Path) -> None:
     stop(viewer)
 
 
+@pytest.mark.slow
 def test_the_page_in_a_browser(alone: Viewer, screen: Screen) -> None:
     screen.page.goto(alone.url.replace("/?", "/watch?"))
     screen.page.wait_for_selector("body[data-ready=true]", timeout=60_000)

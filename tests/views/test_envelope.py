@@ -67,6 +67,7 @@ def test_rows_that_are_left_out_are_said() -> None:
     assert answer["next"] == ["rankscope stats runs/a --steps 3:5 -r stragglers --top all --format json"]
 
 
+@pytest.mark.slow
 def test_every_fact_of_a_run_can_be_looked_up(slow2: Run) -> None:
     facts = [fact for one in REPORTS["findings"].analyse(slow2, Scope(), None).findings for fact in one.facts]
     ids = {evidence_id(fact): fact for fact in facts if fact.report in REPORTS}
@@ -95,6 +96,7 @@ def test_every_definition_is_a_page() -> None:
         assert (ROOT / definition_page(name)).is_file(), name
 
 
+@pytest.mark.slow
 def test_the_command_line_looks_up_evidence_and_gates_on_what_it_cannot_answer(
     dataset: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

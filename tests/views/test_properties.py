@@ -9,6 +9,7 @@ import math
 import re
 from typing import Any, get_args
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -58,6 +59,7 @@ def known(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
+@pytest.mark.thorough
 @patiently
 @given(results(), st.integers(60, 220))
 def test_a_table_fits_and_shows_every_row(result: Result, width: int) -> None:
@@ -71,6 +73,7 @@ def test_a_table_fits_and_shows_every_row(result: Result, width: int) -> None:
         assert end - rule - 1 == len(result.rows)
 
 
+@pytest.mark.slow
 @patiently
 @given(results(), st.sampled_from(FORMATS), st.integers(20, 200))
 def test_nothing_a_terminal_obeys_comes_out(result: Result, format: str, width: int) -> None:
@@ -80,6 +83,7 @@ def test_nothing_a_terminal_obeys_comes_out(result: Result, format: str, width: 
     assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028\u2029]", text)
 
 
+@pytest.mark.slow
 @patiently
 @given(results())
 def test_json_comes_back(result: Result) -> None:
@@ -94,6 +98,7 @@ def fail_on_constant(name: str) -> None:
     raise AssertionError(f"{name} is not JSON")
 
 
+@pytest.mark.slow
 @patiently
 @given(results())
 def test_csv_comes_back(result: Result) -> None:
@@ -111,6 +116,7 @@ def test_csv_comes_back(result: Result) -> None:
                 assert type(value)(cell) == value
 
 
+@pytest.mark.slow
 @patiently
 @given(results())
 def test_markdown_has_as_many_cells_in_every_line(result: Result) -> None:

@@ -95,6 +95,7 @@ def test_kernels_at_80_columns_keep_what_matters() -> None:
     assert "Not shown" not in render(KERNELS, "table", 160)
 
 
+@pytest.mark.slow
 def test_no_column_is_lost_without_a_word() -> None:
     for width in range(20, 170):
         for result in (KERNELS, OPS, BREAKDOWN):

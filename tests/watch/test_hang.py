@@ -156,6 +156,7 @@ def test_nothing_to_report(tmp_path: Path) -> None:
     assert result.rows == () and "without a step for 600 s" in result.notes[0]
 
 
+@pytest.mark.slow
 def test_the_flight_recorder_is_asked_first(tmp_path: Path) -> None:
     hung(tmp_path, ("backward",) * 3)
     for rank in range(3):

@@ -66,6 +66,7 @@ def test_stats_of_a_folder_with_telemetry_only(alone: Path, capsys: pytest.Captu
     assert "Telemetry has these: telemetry, hang." in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_beside_traces(alone: Path, tmp_path: Path) -> None:
     run = tmp_path / "both"
     shutil.copytree(DATA / "ddp-gloo4", run)

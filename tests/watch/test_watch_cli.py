@@ -240,6 +240,7 @@ def fake_ssh(tmp_path: Path) -> Path:
     return program
 
 
+@pytest.mark.slow
 def test_watch_and_capture_on_another_machine(
     slow3: Path, fake_ssh: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

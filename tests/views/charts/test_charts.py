@@ -285,6 +285,7 @@ def test_heatmap_marks_ranks_and_steps() -> None:
     assert "step 3" in "".join(root.itertext())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, 64, 1024])
 def test_heatmap_of_many_ranks_stays_small(ranks: int) -> None:
     stretches = max(48, min(480, 26_000 // ranks))
@@ -297,6 +298,7 @@ def test_heatmap_of_many_ranks_stays_small(ranks: int) -> None:
 # From real runs.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CHARTS)
 @pytest.mark.parametrize("data", ["seqpar-gloo4-slow2", "gpt-h200-stack"])
 def test_every_chart_of_a_real_run(name: str, data: str, open_real: Callable[[Path], Run]) -> None:
@@ -325,6 +327,7 @@ def test_heatmap_shows_who_computes(open_real: Callable[[Path], Run]) -> None:
     assert [share > 50 for share in waits] == [True, True, False, True]
 
 
+@pytest.mark.slow
 def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["chart", str(DATA / "seqpar-gloo4-slow2"), "-q", "--cache", str(tmp_path / "c")]
     for ending in ("svg", "png", "html"):
@@ -354,6 +357,7 @@ def test_command_sweep(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert "as a sweep" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_in_a_notebook(tmp_path: Path) -> None:
     import rankscope
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,12 +17,14 @@ def lanes(slices: list[tuple[int, int, int]]) -> list[SliceEvent]:
     return list(_in_lanes((track, start, dur, "a", "b", None, None, None) for track, start, dur in ordered))
 
 
+@pytest.mark.slow
 @given(SLICES)
 def test_nothing_is_lost(slices: list[tuple[int, int, int]]) -> None:
     placed = lanes(slices)
     assert sorted((e.track, e.start_ns, e.dur_ns) for e in placed) == sorted(slices)
 
 
+@pytest.mark.slow
 @given(SLICES)
 def test_on_one_lane_slices_nest(slices: list[tuple[int, int, int]]) -> None:
     placed = lanes(slices)

@@ -124,6 +124,7 @@ def on_tracks(slices: list[Slice]) -> Counter[Slice]:
     return Counter((rank, track.partition(", overlapping")[0], *rest) for rank, track, *rest in slices)  # type: ignore[misc]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["ddp-gloo4", "gpt-h200-stack", "seqpar-gloo4-slow2"])
 def test_perfetto_has_every_slice_and_arrow(name: str, open_real: Callable[[Path], Run]) -> None:
     run = open_real(DATA / name)
@@ -151,6 +152,7 @@ def test_perfetto_of_some_ranks_and_steps(open_real: Callable[[Path], Run]) -> N
     assert parsed.leaving == parsed.entering, "arrows to slices that are not there are left out"
 
 
+@pytest.mark.slow
 def test_overlaps_are_kept_on_extra_tracks(tmp_path: Path) -> None:
     kernels = [
         kernel_event("a", 10, 10, 1),
@@ -171,6 +173,7 @@ def test_overlaps_are_kept_on_extra_tracks(tmp_path: Path) -> None:
     assert len({threads["a"], threads["b"], threads["d"]}) == 3
 
 
+@pytest.mark.slow
 def test_counters_marks_and_memory(tmp_path: Path) -> None:
     events = [
         slice_event("op", 0, 100),
@@ -195,6 +198,7 @@ def test_counters_marks_and_memory(tmp_path: Path) -> None:
     assert sum(e["ph"] == "C" for e in chrome(run)) == 3
 
 
+@pytest.mark.slow
 def test_several_files_of_one_rank(tmp_path: Path) -> None:
     for number, start in enumerate((1000, 5000)):
         header = {"distributedInfo": {"rank": 2, "world_size": 4}}
@@ -206,6 +210,7 @@ def test_several_files_of_one_rank(tmp_path: Path) -> None:
     assert [(rank, start) for rank, _, start, *_ in parsed.slices] == [(2, 0), (2, 4_000_000)]
 
 
+@pytest.mark.slow
 def test_names_that_are_not_text(tmp_path: Path) -> None:
     events = [slice_event("half \ud83d", 0, 1), slice_event("</script>\u2028µ", 2, 1)]
     run = open_trace(write_kineto(tmp_path / "rank-0.json", events))
@@ -213,6 +218,7 @@ def test_names_that_are_not_text(tmp_path: Path) -> None:
     assert len([e for e in chrome(run) if e["ph"] == "X"]) == 2
 
 
+@pytest.mark.slow
 def test_chrome_has_every_slice(open_real: Callable[[Path], Run]) -> None:
     run = open_real(DATA / "ddp-gloo4")
     events = chrome(run)
@@ -227,6 +233,7 @@ def test_chrome_has_every_slice(open_real: Callable[[Path], Run]) -> None:
     assert starts and starts == {e["id"] for e in events if e["ph"] == "f"}
 
 
+@pytest.mark.slow
 def test_chrome_can_be_read_again(tmp_path: Path, open_real: Callable[[Path], Run]) -> None:
     run = open_real(DATA / "ddp-gloo4")
     out = io.BytesIO()
@@ -239,6 +246,7 @@ def test_chrome_can_be_read_again(tmp_path: Path, open_real: Callable[[Path], Ru
     assert again.rows(figures) == run.rows(figures)
 
 
+@pytest.mark.slow
 def test_an_archive_has_each_file_on_its_own_clock(tmp_path: Path) -> None:
     """The times of a member and its offset in the manifest give the times of the run; the planted clocks come back."""
     plan = Plan(ranks=3, events_per_rank=2_500, max_offset_ns=5_000_000, max_drift_ppm=0.0)
@@ -271,6 +279,7 @@ def test_an_archive_has_each_file_on_its_own_clock(tmp_path: Path) -> None:
     assert {(*key[:2], key[2] - apart, *key[3:]): n for key, n in merged.items()} == wanted
 
 
+@pytest.mark.slow
 def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source, cache = str(DATA / "seqpar-gloo4-slow2"), str(tmp_path / "cache")
     target = tmp_path / "out" / "run.perfetto-trace"

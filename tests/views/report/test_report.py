@@ -83,6 +83,7 @@ def slow2(open_real: Callable[[Path], Run]) -> tuple[Content, str, Run]:
     return *report(run), run
 
 
+@pytest.mark.slow
 def test_page_is_well_formed_and_complete(slow2: tuple[Content, str, Run]) -> None:
     _, html, _ = slow2
     page = Page(html)
@@ -109,6 +110,7 @@ def test_only_our_own_script_and_style_may_run(slow2: tuple[Content, str, Run]) 
         assert f"{tag}-src 'sha256-{digest}'" in policy[1]
 
 
+@pytest.mark.slow
 def test_the_first_screen_is_the_answer(slow2: tuple[Content, str, Run]) -> None:
     content, html, _ = slow2
     answer = Page(html).sections["answer"]
@@ -124,6 +126,7 @@ def test_the_first_screen_is_the_answer(slow2: tuple[Content, str, Run]) -> None
     assert not re.search(r"\bRUN\b", answer + Page(html).sections["finding-3"])
 
 
+@pytest.mark.slow
 def test_the_picture_marks_the_culprit_and_those_who_wait(slow2: tuple[Content, str, Run]) -> None:
     picture = slow2[0].headline.picture
     assert picture is not None
@@ -135,6 +138,7 @@ def test_the_picture_marks_the_culprit_and_those_who_wait(slow2: tuple[Content, 
     assert picture.narrow.width < 400
 
 
+@pytest.mark.slow
 def test_findings_are_those_of_stats_in_its_order(slow2: tuple[Content, str, Run]) -> None:
     content, html, run = slow2
     listed = [found.finding.title for found in content.findings]
@@ -154,6 +158,7 @@ def test_every_report_has_its_place(slow2: tuple[Content, str, Run]) -> None:
     assert {section.name for section in content.sections} == set(QUESTIONS)
 
 
+@pytest.mark.slow
 def test_of_one_rank_nothing_is_said_about_waiting(tmp_path: Path) -> None:
     """How long it waited for the others is not known: not 0 %."""
     nccl = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
@@ -165,6 +170,7 @@ def test_of_one_rank_nothing_is_said_about_waiting(tmp_path: Path) -> None:
     assert "exposed transfer" not in html and ">waiting for another rank<" not in html
 
 
+@pytest.mark.slow
 def test_everything_is_folded(slow2: tuple[Content, str, Run]) -> None:
     html = slow2[1]
     assert not re.search(r'<details class="row"[^>]* open', html)
@@ -180,6 +186,7 @@ LINES = {
 }
 
 
+@pytest.mark.slow
 def test_sections_say_their_result_in_one_line(slow2: tuple[Content, str, Run]) -> None:
     lines = {section.name: section.line for section in slow2[0].sections}
     assert {name: lines[name] for name in LINES} == LINES
@@ -198,6 +205,7 @@ def test_figures_are_those_of_the_tables(slow2: tuple[Content, str, Run]) -> Non
     assert "NVIDIA H200" in Page(html).sections["run-info"]
 
 
+@pytest.mark.slow
 def test_sections_without_data_say_what_records_it(tmp_path: Path) -> None:
     run = open_trace(write_kineto(tmp_path / "rank-0.json", [slice_event("aten::mm", 0, 5)]))
     content, html = report(run)
@@ -208,6 +216,7 @@ def test_sections_without_data_say_what_records_it(tmp_path: Path) -> None:
     assert "NaN" not in html
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "events",
     [
@@ -224,6 +233,7 @@ def test_odd_runs(events: list[object], tmp_path: Path) -> None:
     assert "Traceback" not in html and "nan" not in html.lower().replace("nano", "").replace("nant", "")
 
 
+@pytest.mark.slow
 def test_names_from_a_trace_stay_text(tmp_path: Path) -> None:
     evil = "</script><script>document.title='owned'</script><img src=x onerror=alert(1)>\"'&\x1b[31m\u202e"
     events = [
@@ -241,6 +251,7 @@ def test_names_from_a_trace_stay_text(tmp_path: Path) -> None:
     assert "<script>" not in re.sub(r"`[^`\n]*`", "", markdown_page(content))
 
 
+@pytest.mark.slow
 def test_findings_come_worst_and_dearest_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = (
         Finding("ok", "fine", ""),
@@ -265,6 +276,7 @@ def test_findings_come_worst_and_dearest_first(tmp_path: Path, monkeypatch: pyte
     assert '<i class="dot critical">' in html and "critical, saves 2 ns in total" in html
 
 
+@pytest.mark.slow
 def test_a_report_that_fails_does_not_take_the_others_along(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -278,6 +290,7 @@ def test_a_report_that_fails_does_not_take_the_others_along(
     assert "The store is damaged" in page.sections["not-recorded"] and "k" in page.sections["kernels"]
 
 
+@pytest.mark.slow
 def test_two_runs(slow2: tuple[Content, str, Run]) -> None:
     from rankscope.analysis.diff.two_runs import diff
 
@@ -292,6 +305,7 @@ def test_two_runs(slow2: tuple[Content, str, Run]) -> None:
     assert "What changed" in page.sections["diff"] and "unclear" not in page.sections["diff"]
 
 
+@pytest.mark.slow
 def test_a_faster_run_is_the_headline(tmp_path: Path) -> None:
     from rankscope.analysis.diff.two_runs import diff
 
@@ -343,6 +357,7 @@ def test_pages_without_a_markdown_library_are_text(monkeypatch: pytest.MonkeyPat
     assert to_html("A *b* <i>") == "<pre>A *b* &lt;i&gt;</pre>"
 
 
+@pytest.mark.slow
 def test_facts_of_a_captured_run(tmp_path: Path) -> None:
     write_kineto(tmp_path / "rank-00000.pt.trace.json", [kernel_event("k", 10, 5)])
     (tmp_path / "rankscope.json").write_text(
@@ -357,6 +372,7 @@ def test_facts_of_a_captured_run(tmp_path: Path) -> None:
     assert str(tmp_path) not in text
 
 
+@pytest.mark.slow
 def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     shown: list[str] = []
     monkeypatch.setattr("webbrowser.open", shown.append)
@@ -373,6 +389,7 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch
     assert main(["report", source, source, source]) == 2
 
 
+@pytest.mark.slow
 def test_a_thousand_rows_are_cut_and_said(tmp_path: Path) -> None:
     kernels = [kernel_event(f"kernel number {n}", n * 10, 5, n) for n in range(300)]
     content, html = report(open_trace(write_kineto(tmp_path / "rank-0.json", kernels)))
@@ -390,6 +407,7 @@ def test_a_column_with_its_own_units_sorts_by_value() -> None:
     assert 'data-v="2000000">2.00 MB' in html and "<td>-</td>" in html
 
 
+@pytest.mark.thorough
 def test_of_many_ranks_a_few_tell_the_details(tmp_path: Path) -> None:
     for rank in range(20):
         write_kineto(
