@@ -1,0 +1,104 @@
+"""Every figure of every report over all recorded runs, before and after a change that must not alter them.
+
+    python benchmarks/report_figures.py save FILE.json       with the old code
+    python benchmarks/report_figures.py compare FILE.json    with the new code; ends with 1 where a figure differs
+
+The runs are those of tests/data, and of ../shared/data where it is there. Each is read anew.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import lzma
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from traces import RANKSCOPE
+
+ROOT = Path(__file__).parents[1]
+QUESTIONS = {
+    "all": ("stats", "-r", "all"),
+    "summary": ("stats",),
+    "findings": ("stats", "-r", "findings"),
+    "whole file": ("stats", "-r", "breakdown,idle,overlap,kernels", "--window", "file"),
+    "by rank": ("stats", "-r", "kernels,ops,gaps,families", "--by", "rank"),
+    "whatif": ("whatif",),
+    "doctor": ("doctor",),
+}
+
+
+def runs() -> Iterator[tuple[str, Path]]:
+    """Every folder of traces and every file in a folder of several, named by its path."""
+    for root in (ROOT / "tests" / "data", ROOT.parent / "shared" / "data"):
+        traces = {path for path in root.rglob("*") if path.is_file() and is_trace(path)}
+        for folder in sorted({path.parent for path in traces}):
+            yield f"{root.parent.name}/{folder.relative_to(root)}", folder
+
+
+def is_trace(path: Path) -> bool:
+    return path.suffix != ".md" and "nsys-stats" not in path.parts and "kubeflow" not in path.parts
+
+
+def figures() -> dict[str, Any]:
+    answers: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as temporary:
+        for number, (name, folder) in enumerate(runs()):
+            run = Path(temporary, str(number), folder.name)
+            run.mkdir(parents=True)
+            for file in folder.iterdir():
+                if file.suffix == ".xz":
+                    (run / file.stem).write_bytes(lzma.decompress(file.read_bytes()))
+                elif file.is_file():
+                    (run / file.name).symlink_to(file)
+            for question, (command, *options) in QUESTIONS.items():
+                print(f"{name}: {question}", file=sys.stderr)
+                ended = subprocess.run(
+                    [*RANKSCOPE, command, run, *options, "--format", "json"],
+                    capture_output=True,
+                    text=True,
+                    env={**os.environ, "COLUMNS": "80"},
+                )
+                # Paths and the time of reading differ from one time to the next.
+                text = re.sub(rf"{re.escape(str(run.parent))}(-\w+)?", "RUN", ended.stdout)
+                answers[f"{name}: {question}"] = json.loads(text) if text else ended.returncode
+    return answers
+
+
+def differences(where: str, before: Any, after: Any) -> Iterator[str]:
+    if isinstance(before, list) and isinstance(after, list) and len(before) == len(after):
+        for number, (old, new) in enumerate(zip(before, after, strict=True)):
+            name = old.get("name", number) if isinstance(old, dict) else number
+            yield from differences(f"{where} / {name}", old, new)
+    elif isinstance(before, dict) and isinstance(after, dict):
+        for key in {**before, **after}:
+            yield from differences(f"{where} / {key}", before.get(key), after.get(key))
+    elif before != after:
+        yield f"{where}: {json.dumps(before)[:200]} -> {json.dumps(after)[:200]}"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("action", choices=("save", "compare"))
+    parser.add_argument("file", type=Path)
+    options = parser.parse_args()
+    answers = figures()
+    if options.action == "save":
+        options.file.write_text(json.dumps(answers, indent=1))
+        print(f"Wrote {options.file}: {len(answers)} answers")
+        return 0
+    changes = list(differences("", json.loads(options.file.read_text()), answers))
+    print("\n".join(changes), f"{len(answers)} answers, {len(changes)} differences", sep="\n")
+    return 1 if changes else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
