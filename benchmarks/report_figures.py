@@ -23,6 +23,8 @@ from typing import Any
 from traces import RANKSCOPE
 
 ROOT = Path(__file__).parents[1]
+SEPARATE = ("checkpoint-cpu", "hta", "jax-toolbox", "tracelens")
+"""Folders of files that are not one run."""
 QUESTIONS = {
     "all": ("stats", "-r", "all"),
     "summary": ("stats",),
@@ -34,12 +36,17 @@ QUESTIONS = {
 }
 
 
-def runs() -> Iterator[tuple[str, Path]]:
-    """Every folder of traces and every file in a folder of several, named by its path."""
+def runs() -> Iterator[tuple[str, list[Path]]]:
+    """The files of every folder of traces, named by its path; one by one where they are not one run."""
     for root in (ROOT / "tests" / "data", ROOT.parent / "shared" / "data"):
         traces = {path for path in root.rglob("*") if path.is_file() and is_trace(path)}
         for folder in sorted({path.parent for path in traces}):
-            yield f"{root.parent.name}/{folder.relative_to(root)}", folder
+            name = f"{root.parent.name}/{folder.relative_to(root)}"
+            files = sorted(traces & {*folder.iterdir()})
+            if folder.name in SEPARATE:
+                yield from ((f"{name}/{file.name}", [file]) for file in files)
+            else:
+                yield name, files
 
 
 def is_trace(path: Path) -> bool:
@@ -49,13 +56,13 @@ def is_trace(path: Path) -> bool:
 def figures() -> dict[str, Any]:
     answers: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as temporary:
-        for number, (name, folder) in enumerate(runs()):
-            run = Path(temporary, str(number), folder.name)
+        for number, (name, files) in enumerate(runs()):
+            run = Path(temporary, str(number), "run")
             run.mkdir(parents=True)
-            for file in folder.iterdir():
+            for file in files:
                 if file.suffix == ".xz":
                     (run / file.stem).write_bytes(lzma.decompress(file.read_bytes()))
-                elif file.is_file():
+                else:
                     (run / file.name).symlink_to(file)
             for question, (command, *options) in QUESTIONS.items():
                 print(f"{name}: {question}", file=sys.stderr)
