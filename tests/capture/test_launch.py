@@ -36,6 +36,9 @@ def rewritten(text: str, env: dict[str, str] | None = None) -> str | None:
             f"torchrun --standalone --nproc_per_node=4 --no-python {OURS} python3 -u -m pkg.train x",
         ),
         ("torchrun --no-python bash run.sh", f"torchrun --no-python {OURS} bash run.sh"),
+        ("torchrun --nnodes 1 -- train.py", f"torchrun --nnodes 1 --no-python {OURS} python3 -u train.py"),
+        ("torchrun --mod -r3 pkg.train", f"torchrun -r3 --no-python {OURS} python3 -u -m pkg.train"),
+        ("torchrun --no_py -- ./run", f"torchrun --no_py {OURS} ./run"),
         (
             "python -m torch.distributed.run --nnodes 2 train.py",
             f"python -m torch.distributed.run --nnodes 2 --no-python {OURS} python -u train.py",
@@ -62,10 +65,6 @@ def rewritten(text: str, env: dict[str, str] | None = None) -> str | None:
             f"srun -N2 -n 4 --ntasks-per-node=2 -l --mpi pmi2 {OURS} python train.py",
         ),
         ("srun -n 2 torchrun train.py", f"srun -n 2 {OURS} torchrun train.py"),
-        (
-            "mpiexec --new-flag --other 3 -n 2 python t.py",
-            f"mpiexec --new-flag --other 3 -n 2 {OURS} python t.py",
-        ),
         ("mpiexec -n 2 -- python t.py", f"mpiexec -n 2 -- {OURS} python t.py"),
         (
             "accelerate launch --num_processes 2 --cpu train.py --lr 1",
@@ -75,15 +74,22 @@ def rewritten(text: str, env: dict[str, str] | None = None) -> str | None:
             "accelerate launch --config_file c.yaml -m pkg.train",
             f"accelerate launch --config_file c.yaml --no_python {OURS} python3 -m pkg.train",
         ),
+        (
+            "accelerate launch --fsdp_offload_params true -- train.py",
+            f"accelerate launch --fsdp_offload_params true --no_python {OURS} python3 train.py",
+        ),
     ],
 )
 def test_inserted_before_the_program(command: str, expected: str) -> None:
     assert rewritten(command) == expected
 
 
-def test_a_flag_not_in_the_table_is_told_by_the_program_behind_it() -> None:
-    python = shlex.quote(sys.executable)
-    assert rewritten(f"mpiexec --unheard-of {python} t.py") == f"mpiexec --unheard-of {OURS} {python} t.py"
+def test_an_option_not_in_the_table_is_not_guessed() -> None:
+    assert rewritten(f"mpiexec --unheard-of {shlex.quote(sys.executable)} t.py") is None
+
+
+def test_a_module_flag_bundled_with_another_is_left_to_the_environment() -> None:
+    assert rewritten("torchrun -mr 3 pkg.train") is None
 
 
 @pytest.mark.parametrize(

@@ -56,7 +56,7 @@ def _is_launcher(command: Sequence[str]) -> bool:
     name = _name(command)
     if name.startswith("python") and list(command[1:2]) == ["-m"]:
         return command[2:3] in (["torch.distributed.run"], ["accelerate.commands.launch"])
-    return name in ("torchrun", "srun", "deepspeed", "accelerate") or name.startswith(
+    return name in ("torchrun", "srun", "deepspeed", "accelerate", "accelerate-launch") or name.startswith(
         ("mpiexec", "mpirun", "orterun")
     )
 
