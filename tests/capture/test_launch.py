@@ -9,6 +9,7 @@ import pytest
 from rankscope.capture import launcher_command
 from rankscope.capture.deepspeed import place_local_rank
 from rankscope.capture.launcher_command import is_launcher, rewrite
+from rankscope.cli import main
 
 WE = ["PY", "-m", "rankscope", "profile", "--ranks", "all", "--"]
 OURS = " ".join(WE)
@@ -97,6 +98,21 @@ def test_a_module_flag_bundled_with_another_is_left_to_the_environment() -> None
 )
 def test_anything_else_is_left_to_the_environment(command: str) -> None:
     assert rewritten(command) is None
+
+
+def test_a_tool_is_not_wrapped_around_a_launcher_that_starts_the_ranks_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "srun").write_text("#!/bin/sh\n")
+    (tmp_path / "srun").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.chdir(tmp_path)
+    command = ["srun", "--new-option", "3", "python", "t.py"]
+    assert main(["profile", "--tool", "nsys", "--dry-run", *command]) == 0
+    printed = capsys.readouterr()
+    assert printed.out == f"{shlex.join(command)}\n"
+    assert "the job runs without nsys" in printed.err
+    assert "srun OPTIONS rankscope profile --tool nsys PROGRAM" in printed.err
 
 
 def test_torchrun_honours_python_exec() -> None:

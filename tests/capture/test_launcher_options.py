@@ -440,8 +440,13 @@ def parser_options(module: str, path: str, function: str) -> dict[str, bool]:
         if isinstance(call, ast.Call) and getattr(call.func, "attr", "") == "add_argument":
             [action] = [ast.unparse(word.value) for word in call.keywords if word.arg == "action"] or [""]
             takes_value = action.strip("'") not in ("store_true", "store_false", "help", "check_env")
-            spellings = [argument.value for argument in call.args if isinstance(argument, ast.Constant)]
-            options.update({name.lstrip("-"): takes_value for name in spellings if name.startswith("-")})
+            for word in call.args:
+                if (
+                    isinstance(word, ast.Constant)
+                    and isinstance(word.value, str)
+                    and word.value.startswith("-")
+                ):
+                    options[word.value.lstrip("-")] = takes_value
     return options
 
 
