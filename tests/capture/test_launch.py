@@ -9,6 +9,7 @@ import pytest
 from rankscope.capture import launcher_command
 from rankscope.capture.deepspeed import place_local_rank
 from rankscope.capture.launcher_command import is_launcher, rewrite
+from rankscope.cli import main
 
 WE = ["PY", "-m", "rankscope", "profile", "--ranks", "all", "--"]
 OURS = " ".join(WE)
@@ -36,6 +37,9 @@ def rewritten(text: str, env: dict[str, str] | None = None) -> str | None:
             f"torchrun --standalone --nproc_per_node=4 --no-python {OURS} python3 -u -m pkg.train x",
         ),
         ("torchrun --no-python bash run.sh", f"torchrun --no-python {OURS} bash run.sh"),
+        ("torchrun --nnodes 1 -- train.py", f"torchrun --nnodes 1 --no-python {OURS} python3 -u train.py"),
+        ("torchrun --mod -r3 pkg.train", f"torchrun -r3 --no-python {OURS} python3 -u -m pkg.train"),
+        ("torchrun --no_py -- ./run", f"torchrun --no_py {OURS} ./run"),
         (
             "python -m torch.distributed.run --nnodes 2 train.py",
             f"python -m torch.distributed.run --nnodes 2 --no-python {OURS} python -u train.py",
@@ -62,10 +66,6 @@ def rewritten(text: str, env: dict[str, str] | None = None) -> str | None:
             f"srun -N2 -n 4 --ntasks-per-node=2 -l --mpi pmi2 {OURS} python train.py",
         ),
         ("srun -n 2 torchrun train.py", f"srun -n 2 {OURS} torchrun train.py"),
-        (
-            "mpiexec --new-flag --other 3 -n 2 python t.py",
-            f"mpiexec --new-flag --other 3 -n 2 {OURS} python t.py",
-        ),
         ("mpiexec -n 2 -- python t.py", f"mpiexec -n 2 -- {OURS} python t.py"),
         (
             "accelerate launch --num_processes 2 --cpu train.py --lr 1",
@@ -75,15 +75,22 @@ def rewritten(text: str, env: dict[str, str] | None = None) -> str | None:
             "accelerate launch --config_file c.yaml -m pkg.train",
             f"accelerate launch --config_file c.yaml --no_python {OURS} python3 -m pkg.train",
         ),
+        (
+            "accelerate launch --fsdp_offload_params true -- train.py",
+            f"accelerate launch --fsdp_offload_params true --no_python {OURS} python3 train.py",
+        ),
     ],
 )
 def test_inserted_before_the_program(command: str, expected: str) -> None:
     assert rewritten(command) == expected
 
 
-def test_a_flag_not_in_the_table_is_told_by_the_program_behind_it() -> None:
-    python = shlex.quote(sys.executable)
-    assert rewritten(f"mpiexec --unheard-of {python} t.py") == f"mpiexec --unheard-of {OURS} {python} t.py"
+def test_an_option_not_in_the_table_is_not_guessed() -> None:
+    assert rewritten(f"mpiexec --unheard-of {shlex.quote(sys.executable)} t.py") is None
+
+
+def test_a_module_flag_bundled_with_another_is_left_to_the_environment() -> None:
+    assert rewritten("torchrun -mr 3 pkg.train") is None
 
 
 @pytest.mark.parametrize(
@@ -91,6 +98,21 @@ def test_a_flag_not_in_the_table_is_told_by_the_program_behind_it() -> None:
 )
 def test_anything_else_is_left_to_the_environment(command: str) -> None:
     assert rewritten(command) is None
+
+
+def test_a_tool_is_not_wrapped_around_a_launcher_that_starts_the_ranks_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "srun").write_text("#!/bin/sh\n")
+    (tmp_path / "srun").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.chdir(tmp_path)
+    command = ["srun", "--new-option", "3", "python", "t.py"]
+    assert main(["profile", "--tool", "nsys", "--dry-run", *command]) == 0
+    printed = capsys.readouterr()
+    assert printed.out == f"{shlex.join(command)}\n"
+    assert "the job runs without nsys" in printed.err
+    assert "srun OPTIONS rankscope profile --tool nsys PROGRAM" in printed.err
 
 
 def test_torchrun_honours_python_exec() -> None:

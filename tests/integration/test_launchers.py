@@ -83,7 +83,7 @@ def test_shell_script_with_torchrun_inside_never_captures_the_agent(tmp_path: Pa
 
 
 def test_in_front_of_torchrun(tmp_path: Path) -> None:
-    done = run([*PROFILE, "--ranks", "1", *TORCHRUN, TRAIN, "--ddp", "--workers", "1"], tmp_path)
+    done = run([*PROFILE, "--ranks", "1", *TORCHRUN, "--", TRAIN, "--ddp", "--workers", "1"], tmp_path)
     check(run_folder(tmp_path), [1], "torchrun")
     assert re.search("1 trace, steps 2-4, .* 1 of 2 ranks: stragglers cannot be judged", done.stderr)
 
@@ -114,7 +114,7 @@ def test_behind_openmpi_through_a_shell(tmp_path: Path) -> None:
 @pytest.mark.thorough
 @needs("mpirun.openmpi", "openmpi-bin")
 def test_in_front_of_openmpi(tmp_path: Path) -> None:
-    run([*PROFILE, "--ranks", "node:0", *OPENMPI, PYTHON, TRAIN], tmp_path)
+    run([*PROFILE, "--ranks", "node:0", *OPENMPI, "--report-pid", "-", PYTHON, TRAIN], tmp_path)
     check(run_folder(tmp_path), [0, 1], "OpenMPI")
 
 
@@ -128,7 +128,17 @@ def test_behind_mpich_on_two_nodes(tmp_path: Path) -> None:
 @pytest.mark.thorough
 @needs("mpiexec.hydra", "mpich")
 def test_in_front_of_mpich_the_classic_wrappers_selection(tmp_path: Path) -> None:
-    one_each = ["mpiexec.hydra", "-launcher", "fork", "-hosts", "nodeA:1,nodeB:1", "-n", "2"]
+    one_each = [
+        "mpiexec.hydra",
+        "-launcher",
+        "fork",
+        "-launcher-exec",
+        "ssh",
+        "-hosts",
+        "nodeA:1,nodeB:1",
+        "-n",
+        "2",
+    ]
     run([*PROFILE, "--ranks", "local:0@nodes:1-5", *one_each, PYTHON, TRAIN], tmp_path)
     check(run_folder(tmp_path), [1], "PMI")
 
@@ -169,7 +179,22 @@ def test_behind_srun_on_two_nodes(tmp_path: Path, slurm: dict[str, str]) -> None
 @pytest.mark.thorough
 @needs("srun", "slurm-wlm slurm-wlm-torque munge")
 def test_in_front_of_srun(tmp_path: Path, slurm: dict[str, str]) -> None:
-    run([*PROFILE, "--ranks", "node:1", "srun", "-N2", "-n2", PYTHON, TRAIN], tmp_path, env=slurm)
+    prolog = tmp_path / "prolog"
+    prolog.write_text("#!/bin/sh\necho print from the prolog\n")
+    prolog.chmod(0o755)
+    values = ["--mincpus", "1", "--comment", "test", "--task-prolog", str(prolog)]
+    options = ["-N2", "-n2", "-lK", "--kill-on-bad-exit", *values]
+    done = run([*PROFILE, "--ranks", "node:1", "srun", *options, PYTHON, TRAIN], tmp_path, env=slurm)
+    check(run_folder(tmp_path), [1], "Slurm")
+    assert done.stdout.count("from the prolog") == 2
+
+
+@needs("srun", "slurm-wlm slurm-wlm-torque munge")
+@pytest.mark.thorough
+def test_in_front_of_srun_with_a_file_of_programs(tmp_path: Path, slurm: dict[str, str]) -> None:
+    (tmp_path / "training.py").write_text(NOT_COMPILED + Path(TRAIN).read_text())
+    (tmp_path / "programs").write_text(f"0 /bin/true\n1 {PYTHON} training.py\n")
+    run([*PROFILE, "--ranks", "1", "srun", "-n2", "--multi-prog", "programs"], tmp_path, env=slurm)
     check(run_folder(tmp_path), [1], "Slurm")
 
 

@@ -1,8 +1,8 @@
 """In front of a launcher: insert `rankscope profile` before the program in the launcher's own command line.
 
 Each rank then decides for itself. The options are in the command line because every launcher passes that to all
-nodes, which is not true of the environment. A launcher that is not known here is not an error: the plan is then
-passed in the environment (see inapp's bootstrap).
+nodes, which is not true of the environment. A launcher or an option that is not known here is not an error: the plan
+is then passed in the environment (see inapp's bootstrap). Where the program begins is never guessed.
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ import os
 import re
 import shlex
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from rankscope.capture.job_name import is_python
+from rankscope.capture.launcher_options import ACCELERATE, DEEPSPEED, MPI, TORCHRUN, Grammar, Takes
 
 Words = list[str]
 
@@ -25,113 +26,51 @@ DEEPSPEED_ENTRY = "rankscope.capture.deepspeed"
 _LAUNCHER_MODULES = ("torch.distributed.", "accelerate.commands", "deepspeed.launcher")
 
 
-class Grammar(NamedTuple):
-    """Which options of a launcher take no value, one or two; `program_index` guesses for the others."""
+class Option(NamedTuple):
+    """One option in a command line: its names (several in a bundle of short ones) and its words."""
 
-    flags: frozenset[str] = frozenset()
-    values: frozenset[str] = frozenset()
-    pairs: frozenset[str] = frozenset()
-    # `-N2`: a short option with its value attached
-    attached: bool = False
-    # `a : b`: several programs in one command line
-    colon: bool = False
+    names: tuple[str, ...]
+    words: Words
 
 
-def _set(text: str) -> frozenset[str]:
-    return frozenset(text.split())
+class CommandLine(NamedTuple):
+    """A launcher's options and the index of its program; no index where the program cannot be told."""
 
+    options: list[Option]
+    program: int | None
 
-_TORCHRUN = Grammar(
-    flags=_set(
-        "--standalone -m --module --no-python --no_python --virtual-local-rank --virtual_local_rank -h --help"
-    ),
-    values=_set(
-        "--nnodes --nproc-per-node --nproc_per_node --rdzv-backend --rdzv_backend --rdzv-endpoint "
-        "--rdzv_endpoint --rdzv-id --rdzv_id --rdzv-conf --rdzv_conf --max-restarts --max_restarts "
-        "--monitor-interval --monitor_interval --start-method --start_method --role --log-dir --log_dir -r "
-        "--redirects -t --tee --local-ranks-filter --local_ranks_filter --node-rank --node_rank "
-        "--master-addr --master_addr --master-port --master_port --local-addr --local_addr --logs-specs "
-        "--logs_specs --numa-binding --numa_binding --event-log-handler --event_log_handler "
-        "--signals-to-handle --signals_to_handle"
-    ),
-)
-# OpenMPI's, MPICH's and PALS's mpiexec in one table: an option that two of them have means the same in both.
-_MPIEXEC = Grammar(
-    flags=_set(
-        "--oversubscribe -oversubscribe --nooversubscribe --allow-run-as-root --tag-output -tag-output "
-        "--quiet -q --verbose -v --display-map --display-allocation --report-bindings -report-bindings "
-        "--nolocal -nolocal --bynode -bynode --byslot -byslot -genvall -genvnone -envall -envnone -l "
-        "-prepend-rank --line-buffer --label --use-hwthread-cpus --do-not-launch --timestamp-output -pernode "
-        "--pernode --merge-stderr-to-stdout --noprefix -disable-auto-cleanup -print-all-exitcodes "
-        "--exclusive --shared"
-    ),
-    values=_set(
-        "-n -np --np -c -N --npernode -npernode --map-by -map-by --bind-to -bind-to --rank-by -rank-by -H "
-        "-host --host -hosts --hosts --hostfile -hostfile -machinefile --machinefile -f -x -wdir --wdir -wd "
-        "-ppn --ppn -perhost -launcher -bootstrap -iface -genvlist -envlist --cpu-bind --mem-bind --depth -d "
-        "--env --envlist --rankfile -rf --prefix --path --output-filename --timeout --app --personality "
-        "--tune -am -bootstrap-exec -rmk -configfile -usize -outfile-pattern -errfile-pattern --rlimits "
-        "--procs --list"
-    ),
-    pairs=_set("--mca -mca --gmca -gmca --omca --prtemca --pmixmca -genv -env"),
-    colon=True,
-)
-_SRUN = Grammar(
-    flags=_set(
-        "-l --label -u --unbuffered -O --overcommit -s --oversubscribe -E --preserve-env -Q --quiet -v -vv "
-        "-vvv --verbose -Z --no-allocate -H --hold -X --disable-status -b --exclusive --overlap --pty "
-        "--exact --contiguous --spread-job --use-min-nodes --reboot --no-kill -k --mincpus --test-only "
-        "--multi-prog --whole --interactive"
-    ),
-    values=_set(
-        "-n --ntasks -N --nodes -c --cpus-per-task -p --partition -t --time -w --nodelist -x --exclude -J "
-        "--job-name -A --account -q --qos -o --output -e --error -i --input -D --chdir -m --distribution -G "
-        "--gpus --gres --gpus-per-node --gpus-per-task --ntasks-per-node --ntasks-per-gpu --mpi --export "
-        "--cpu-bind --mem-bind --mem --mem-per-cpu -C --constraint -W --wait -K --kill-on-bad-exit --jobid "
-        "-r --relative --threads-per-core --gpu-bind --network --prolog --epilog --signal --container-image "
-        "--container-mounts -L --licenses -d --dependency -B --extra-node-info -S --core-spec -T --threads "
-        "--slurmd-debug --bcast --reservation"
-    ),
-    attached=True,
-    colon=True,
-)
-_DEEPSPEED = Grammar(
-    flags=_set(
-        "--no_python --module --no_local_rank --no_ssh --no_ssh_check --save_pid --enable_each_rank_log "
-        "--force_multi --elastic_training --bind_cores_to_rank -h --help"
-    ),
-    values=_set(
-        "-H --hostfile -i --include -e --exclude --num_nodes --num_gpus --master_port --master_addr "
-        "--launcher --launcher_args --autotuning --ssh_port --node_rank --bind_core_list --min_elastic_nodes "
-        "--max_elastic_nodes --venv_script"
-    ),
-)
-_ACCELERATE = Grammar(
-    flags=_set(
-        "--cpu --multi_gpu --tpu --ipex --use_mps_device --use_deepspeed --use_fsdp --use_megatron_lm "
-        "--use_xpu -m --module --no_python -q --quiet --same_network --debug --enable_cpu_affinity "
-        "--rdzv_conf_none -h --help --use_parallelism_config --use_fp8"
-    ),
-)
+    def has(self, *names: str) -> bool:
+        return any(name in option.names for option in self.options for name in names)
+
+    def without(self, *names: str) -> Words | None:
+        """The options' words without these flags; None where one is bundled with others."""
+        left = [option for option in self.options if not set(option.names) & set(names)]
+        if any(len(option.names) > 1 for option in self.options if option not in left):
+            return None
+        return [word for option in left for word in option.words]
 
 
 def rewrite(command: Sequence[str], inserted: Sequence[str], env: Mapping[str, str]) -> Words | None:
-    """The launcher's command with ``inserted`` before each program; None when it is not a known launcher."""
+    """The launcher's command with ``inserted`` before each program.
+
+    None when it is not a known launcher, or when it has an option that is in no table: then nothing is guessed.
+    """
     words = list(command)
     name = Path(words[0]).name
+    module = words[2] if is_python(name) and len(words) > 2 and words[1] == "-m" else ""
     if name == "torchrun":
         return _torchrun(words[:1], words[1:], inserted, env)
-    if is_python(name) and words[1:3] == ["-m", "torch.distributed.run"]:
+    if module == "torch.distributed.run":
         return _torchrun(words[:3], words[3:], inserted, env)
-    if re.fullmatch(r"(mpiexec|mpirun|orterun)([._].*)?", name):
-        return _programs(words[:1], words[1:], inserted, _MPIEXEC)
-    if name == "srun":
-        return _programs(words[:1], words[1:], inserted, _SRUN)
+    if name in MPI:
+        return _programs(words[:1], words[1:], inserted, MPI[name])
     if name == "deepspeed":
         return _deepspeed(words[:1], words[1:], inserted)
     if name == "accelerate" and words[1:2] == ["launch"]:
         return _accelerate(words[:2], words[2:], inserted)
-    if is_python(name) and words[1:3] == ["-m", "accelerate.commands.launch"]:
+    if name == "accelerate-launch":
+        return _accelerate(words[:1], words[1:], inserted)
+    if module == "accelerate.commands.launch":
         return _accelerate(words[:3], words[3:], inserted)
     return None
 
@@ -151,48 +90,49 @@ def is_launcher(words: Sequence[str]) -> bool:
 
 
 def _torchrun(head: Words, rest: Words, inserted: Sequence[str], env: Mapping[str, str]) -> Words | None:
-    place = program_index(rest, _TORCHRUN)
-    if place is None or {"--run-path", "--run_path"} & set(rest[:place]):
+    line = read_options(rest, TORCHRUN)
+    # torchrun takes each option from the environment too
+    if line is None or line.program is None or {"PET_MODULE", "PET_NO_PYTHON", "PET_RUN_PATH"} & set(env):
         return None
-    options, program = rest[:place], rest[place:]
-    if {"--no-python", "--no_python"} & set(options):
+    options, program = line.without("m", "module"), rest[line.program :]
+    if options is None:
+        return None
+    if line.has("no-python"):
         return [*head, *options, *inserted, *program]
     python = env.get("PYTHON_EXEC") or (head[0] if len(head) > 1 else interpreter_of(head[0]))
     if python is None:
         return None
-    as_module = ["-m"] if {"-m", "--module"} & set(options) else []
-    options = [word for word in options if word not in ("-m", "--module")]
+    as_module = ["-m"] if line.has("m", "module") else []
     # -u because torchrun gives it to the scripts it starts itself
     return [*head, *options, "--no-python", *inserted, python, "-u", *as_module, *program]
 
 
-def _programs(head: Words, rest: Words, inserted: Sequence[str], grammar: Grammar) -> Words | None:
-    place = program_index(rest, grammar)
-    if place is None:
+def _programs(head: Words, rest: Words, inserted: Sequence[str], grammars: Sequence[Grammar]) -> Words | None:
+    """The command with ``inserted`` before each program. All tables that have the options must agree on the place."""
+    places = {starts for grammar in grammars if (starts := program_indices(rest, grammar)) is not None}
+    if len(places) != 1:
         return None
-    options, program = rest[:place], rest[place:]
-    if grammar.colon and ":" in program:
-        colon = program.index(":")
-        others = _programs([], program[colon + 1 :], inserted, grammar)
-        if others is None:
-            return None
-        program = [*program[:colon], ":", *others]
-    return [*head, *options, *inserted, *program]
+    starts = places.pop()
+    before = [rest[begin:end] for begin, end in zip((0, *starts), starts, strict=False)]
+    if not before:
+        return None
+    return [*head, *(word for part in before for word in (*part, *inserted)), *rest[starts[-1] :]]
 
 
 def _deepspeed(head: Words, rest: Words, inserted: Sequence[str]) -> Words | None:
     """deepspeed adds --local_rank=N right after what it starts; rankscope.capture.deepspeed moves it to the script."""
-    place = program_index(rest, _DEEPSPEED)
-    if place is None:
+    line = read_options(rest, DEEPSPEED)
+    if line is None or line.program is None:
         return None
-    options, program = rest[:place], rest[place:]
+    options, program = line.without("no_python", "module"), rest[line.program :]
+    if options is None:
+        return None
     start: Words = []
-    if "--no_python" not in options:
+    if not line.has("no_python"):
         python = interpreter_of(head[0])
         if python is None:
             return None
-        start = [python, "-u", *(["-m"] if "--module" in options else [])]
-    options = [word for word in options if word not in ("--no_python", "--module")]
+        start = [python, "-u", *(["-m"] if line.has("module") else [])]
     ours = list(inserted[3:])  # without `python -m rankscope`: deepspeed starts the module itself
     return [
         *head,
@@ -208,46 +148,93 @@ def _deepspeed(head: Words, rest: Words, inserted: Sequence[str]) -> Words | Non
 
 
 def _accelerate(head: Words, rest: Words, inserted: Sequence[str]) -> Words | None:
-    place = program_index(rest, _ACCELERATE)
-    if place is None:
+    line = read_options(rest, ACCELERATE)
+    if line is None or line.program is None:
         return None
-    options, program = rest[:place], rest[place:]
-    if "--no_python" in options:
+    options, program = line.without("m", "module"), rest[line.program :]
+    if options is None:
+        return None
+    if line.has("no-python"):
         return [*head, *options, *inserted, *program]
     python = head[0] if len(head) > 2 else interpreter_of(head[0])
     if python is None:
         return None
-    as_module = ["-m"] if {"-m", "--module"} & set(options) else []
-    options = [word for word in options if word not in ("-m", "--module")]
+    as_module = ["-m"] if line.has("m", "module") else []
     return [*head, *options, "--no_python", *inserted, python, *as_module, *program]
 
 
-def program_index(
-    words: Sequence[str], grammar: Grammar, which: Callable[[str], str | None] = shutil.which
-) -> int | None:
-    """The index of the program among a launcher's words.
+def program_indices(words: Sequence[str], grammar: Grammar) -> tuple[int, ...] | None:
+    """Where each program of a command line begins: none where that cannot be told, None for an unknown option."""
+    starts: list[int] = []
+    begin = 0
+    while True:
+        line = read_options(words[begin:], grammar)
+        if line is None:
+            return None
+        if line.program is None:
+            return ()
+        starts.append(begin + line.program)
+        if not grammar.colon or ":" not in words[starts[-1] :]:
+            return tuple(starts)
+        begin = words.index(":", starts[-1]) + 1
 
-    An option that is not in the table takes a value unless another option or an existing program follows it.
-    """
+
+def read_options(words: Sequence[str], grammar: Grammar) -> CommandLine | None:
+    """A launcher's words up to its program; None where an option is not in the table."""
+    options: list[Option] = []
     index = 0
-    while index < len(words):
+    while index < len(words) and words[index].startswith("-") and words[index] not in ("-", "--"):
         word = words[index]
-        if word == "--":
-            return index + 1 if index + 1 < len(words) else None
-        if not word.startswith("-") or word == "-":
-            return index
+        short = grammar.bundles and not word.startswith("--")
+        names, takes, value = _bundle(word[1:], grammar) if short else _long_option(word, grammar)
+        if takes is None:
+            return None
+        if takes is Takes.ENVIRONMENT:
+            return CommandLine(options, None)
         following = words[index + 1] if index + 1 < len(words) else ""
-        if "=" in word or word in grammar.flags or (grammar.attached and re.match(r"-[A-Za-z][^-]", word)):
+        end = index + 1 + _separate_words(takes, value, following)
+        options.append(Option(names, list(words[index:end])))
+        index = end
+    if words[index : index + 1] == ["--"]:
+        index += 1
+    if grammar.assignments:
+        # With its hosts in the command line, mpirun_rsh counts words: an inserted one would be taken for a host.
+        if not CommandLine(options, None).has("hostfile", "machinefile", "f", "ppn"):
+            return CommandLine(options, None)
+        while index < len(words) and "=" in words[index]:
             index += 1
-        elif word in grammar.pairs:
-            index += 3
-        elif word in grammar.values:
-            index += 2
-        elif following.startswith("-") or (not following.isdecimal() and which(following)):
-            index += 1
-        else:
-            index += 2
-    return None
+    return CommandLine(options, index if index < len(words) else None)
+
+
+def _long_option(word: str, grammar: Grammar) -> tuple[tuple[str, ...], Takes | None, str | None]:
+    """The name of an option, what it takes (None: unknown) and the value behind its equals sign."""
+    name, equals, value = word.lstrip("-").partition("=")
+    name = name.replace("_", "-") if grammar.underscores else name
+    matches = [name] if name in grammar.options and (len(name) > 1 or not grammar.bundles) else []
+    if not matches and grammar.abbreviations and name:
+        matches = [full for full in grammar.options if len(full) > 1 and full.startswith(name)]
+    takes = {grammar.options[full] for full in matches}
+    return tuple(matches), takes.pop() if len(takes) == 1 else None, value if equals else None
+
+
+def _bundle(letters: str, grammar: Grammar) -> tuple[tuple[str, ...], Takes | None, str | None]:
+    """The same for short options in one word: those without a value, then at most one with a value."""
+    for index, letter in enumerate(letters):
+        takes = grammar.options.get(letter)
+        if takes is not Takes.NOTHING:
+            value = letters[index + 1 :] or None
+            return tuple(letters[: index + 1]), Takes.NOTHING if takes is Takes.ATTACHED else takes, value
+    return tuple(letters), Takes.NOTHING, None
+
+
+def _separate_words(takes: Takes, value: str | None, following: str) -> int:
+    """How many words behind the option's own belong to it."""
+    if takes is Takes.PAIR:
+        return 2
+    if takes is Takes.VARIABLE:
+        name = following if value is None else value
+        return (value is None) + ("=" not in name)
+    return int(takes is Takes.VALUE and value is None)
 
 
 def interpreter_of(script: str) -> str | None:

@@ -26,7 +26,7 @@ from rankscope.capture.run_folder import open_run, rank_manifests, remove_if_emp
 from rankscope.capture.selector import parse_selector
 from rankscope.capture.summary import short_path, summary
 from rankscope.capture.under_tool.tool_rank import ToolRequest, run_rank
-from rankscope.capture.wrapper import Output, requested_signal, starts_ranks_here
+from rankscope.capture.wrapper import Output, is_launcher_name, requested_signal, starts_ranks_here
 from rankscope.errors import CaptureError, RankscopeError
 
 # How long a rank that prints tables waits for ranks that end later.
@@ -77,6 +77,8 @@ class Start:
         except Exception as error:  # noqa: BLE001  (whatever is wrong with us, the job runs)
             return self._run_plainly(error)
         if launched is None and self.tool is not None:
+            if is_launcher_name(command) and not starts_ranks_here(command):
+                return self._tool_cannot_reach_ranks(folder)
             return self._tool_in_front(plan, folder, self.tool)
         launched = list(command) if launched is None else launched
         if self.dry_run:
@@ -135,6 +137,18 @@ class Start:
             self._report(folder)
 
         return Ended(ended.status, folder, report)
+
+    def _tool_cannot_reach_ranks(self, folder: Path) -> Ended:
+        """srun or mpiexec starts the ranks elsewhere, and its command line does not tell where the program begins."""
+        remove_if_empty(folder)
+        tool, launcher = self.plan.tool, Path(self.plan.command[0]).name
+        return self._run_plainly(
+            CaptureError(
+                f"cannot tell the program in this {launcher} command: the job runs without {tool}",
+                why="An option is unknown, or the program is in a file or a container.",
+                hint=f"Put it behind {launcher}: {launcher} OPTIONS rankscope profile --tool {tool} PROGRAM",
+            )
+        )
 
     def _open_run(self) -> tuple[Path, str]:
         """Take the run folder for this job, unless another process has done so."""

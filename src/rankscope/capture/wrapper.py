@@ -43,20 +43,20 @@ def is_in_front(command: Sequence[str], identity: Identity, *, per_node: bool, i
     ``inserted`` marks the command that rankscope itself has put into a launcher's command line.
     """
     wraps_launcher = per_node and starts_ranks_here(command)
-    return (_is_launcher(command) and not wraps_launcher) or (identity.source == SINGLE and not inserted)
+    return (is_launcher_name(command) and not wraps_launcher) or (identity.source == SINGLE and not inserted)
 
 
 def starts_ranks_here(command: Sequence[str]) -> bool:
     """Whether the command is a launcher whose ranks are its own children (torchrun): --per-node can wrap it."""
-    return _is_launcher(command) and not _name(command).startswith(("mpi", "orterun", "srun"))
+    return is_launcher_name(command) and not _name(command).startswith(("mpi", "orterun", "srun"))
 
 
-def _is_launcher(command: Sequence[str]) -> bool:
+def is_launcher_name(command: Sequence[str]) -> bool:
     """By name alone; launcher_command.py parses the command, which an unselected rank need not do."""
     name = _name(command)
     if name.startswith("python") and list(command[1:2]) == ["-m"]:
         return command[2:3] in (["torch.distributed.run"], ["accelerate.commands.launch"])
-    return name in ("torchrun", "srun", "deepspeed", "accelerate") or name.startswith(
+    return name in ("torchrun", "srun", "deepspeed", "accelerate", "accelerate-launch") or name.startswith(
         ("mpiexec", "mpirun", "orterun")
     )
 
