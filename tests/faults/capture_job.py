@@ -1,8 +1,9 @@
 """A small job for the capture trials. Its outcome does not depend on the moment at which something is done to it.
 
-    python capture_job.py [--torch] [--handle | --deadly] [--odd NAME] [--end HOW] [--folder RUN]
+    python capture_job.py [--torch | --standin] [--handle | --deadly] [--odd NAME] [--end HOW] [--folder RUN]
 
-It writes its process id to the file `pid`, then works: with --torch a training loop. With --handle it counts the
+It writes its process id to the file `pid`, then works: with --torch a training loop, with --standin the same with
+tests/torch_standin. With --handle it counts the
 signals that arrive, goes on for a while after the first, and tells how many of each there were; with --deadly it works
 until one kills it; else it ends after its steps. --odd is a list of things that scripts do; --end is how it ends: a
 number, a signal's name or "_exit:N", "@R" for rank R only. What it prints and writes is compared with what it does
@@ -37,6 +38,7 @@ received: Counter[str] = Counter()
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--torch", action="store_true")
+    parser.add_argument("--standin", dest="torch", action="store_const", const="standin")
     parser.add_argument("--handle", action="store_true")
     parser.add_argument("--deadly", action="store_true")
     parser.add_argument("--odd", type=lambda text: text.split(","), default=[])
@@ -54,7 +56,7 @@ def main() -> None:
     rank = os.environ.get("RANK", os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("PMI_RANK", "")))
     Path(f"pid{rank}.new").write_text(str(os.getpid()))
     Path(f"pid{rank}.new").replace(f"pid{rank}")
-    step = trainer() if args.torch else lambda: None
+    step = trainer(args.torch) if args.torch else lambda: None
     number, until = 0, time.monotonic() + 60
     while number < STEPS or ((args.deadly or (args.handle and not received)) and time.monotonic() < until):
         step()
@@ -80,7 +82,13 @@ def _name(number: int) -> str:
     return signal.Signals(number).name
 
 
-def trainer() -> Any:
+def trainer(which: object) -> Any:
+    tests = Path(__file__).resolve().parents[1]
+    if which == "standin":
+        sys.path.insert(0, str(tests / "torch_standin"))
+    else:
+        sys.path.insert(0, str(tests / "integration"))
+        import fake_compiler  # noqa: F401
     import torch
 
     torch.manual_seed(0)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from integration.jobs import PROFILE, PYTHON, environment, manifests, needs_torch, run
+from integration.jobs import NOT_COMPILED, PROFILE, PYTHON, environment, manifests, needs_torch, run
 from rankscope.store.ingest import ingest
 from rankscope.store.run import Run
 
@@ -90,8 +90,10 @@ def test_trainer_callbacks(tmp_path: Path) -> None:
 
 
 def test_the_demo_names_the_slow_rank(tmp_path: Path) -> None:
-    """As `make demo` runs it, but without a browser."""
+    """As `make demo` runs it, but without a browser and torch's compiler."""
     shutil.copytree(EXAMPLES, tmp_path / "examples")
+    script = tmp_path / "examples" / "slow_rank.py"
+    script.write_text(NOT_COMPILED + script.read_text())
     (tmp_path / "bin").mkdir()
     for program in ("rankscope", "torchrun", "python"):
         (tmp_path / "bin" / program).symlink_to(Path(PYTHON).parent / program)

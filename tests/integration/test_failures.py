@@ -13,7 +13,9 @@ from integration.jobs import (
     NOT_COMPILED,
     PROFILE,
     PYTHON,
+    STANDIN,
     TRAIN,
+    WITH_STANDIN,
     environment,
     manifests,
     needs_torch,
@@ -76,10 +78,9 @@ def test_an_output_folder_that_cannot_be_written(tmp_path: Path) -> None:
     assert "cannot write the run folder" in done.stderr
 
 
-@needs_torch
 def test_an_output_folder_that_cannot_be_written_behind_a_launcher(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    done = run([*PROFILE, "--rank", "0", "--ranks", "0", "-o", "file/run", PYTHON, TRAIN], tmp_path)
+    done = run([*PROFILE, "--rank", "0", "--ranks", "0", "-o", "file/run", PYTHON, STANDIN], tmp_path)
     assert "done rank" in done.stdout
     [line] = our_lines(done.stderr)
     assert "capture is off, the job goes on: cannot write the run folder" in line
@@ -117,9 +118,8 @@ def test_a_script_with_no_torch(tmp_path: Path) -> None:
     ]
 
 
-@needs_torch
 def test_a_script_that_never_reaches_the_window(tmp_path: Path) -> None:
-    done = run([*PROFILE, "--steps", "100:110", PYTHON, TRAIN], tmp_path)
+    done = run([*PROFILE, "--steps", "100:110", PYTHON, STANDIN], tmp_path)
     assert our_lines(done.stderr) == [
         "rankscope: rank 0: nothing was captured: "
         "the script ended after 8 steps, recording begins with step 100"
@@ -127,9 +127,8 @@ def test_a_script_that_never_reaches_the_window(tmp_path: Path) -> None:
 
 
 @pytest.mark.thorough
-@needs_torch
 def test_a_script_that_ends_inside_the_window(tmp_path: Path) -> None:
-    run([*PROFILE, "-o", "out", "--steps", "5:100", PYTHON, TRAIN], tmp_path)
+    run([*PROFILE, "-o", "out", "--steps", "5:100", PYTHON, STANDIN], tmp_path)
     [window] = manifests(tmp_path / "out")[0]["windows"]
     assert (window["state"], window["why"]) == ("partial", "the script ended in the window")
     assert steps(read_trace(tmp_path / "out" / window["file"])) == [5, 6, 7, 8]
@@ -144,11 +143,11 @@ def test_a_torch_that_is_too_old(tmp_path: Path) -> None:
     assert "torch 1.13.1+cu117 is too old" in our_lines(done.stderr)[0]
 
 
-def sabotaged(tmp_path: Path, code: str) -> list[str]:
+def sabotaged(tmp_path: Path, code: str, *, first: str = "") -> list[str]:
     """The training script with part of its torch broken."""
     script = tmp_path / "broken.py"
     script.write_text(
-        "import runpy, sys, torch\n"
+        f"{first}import runpy, sys, torch\n"
         "def boom(*_):\n    raise RuntimeError('boom')\n"
         f"{code}\nsys.argv = ['train']\nrunpy.run_path({TRAIN!r}, run_name='__main__')\n"
     )
@@ -166,10 +165,9 @@ def test_torchs_profiler_fails(tmp_path: Path, method: str) -> None:
     assert line == "rankscope: rank 0: capture is off, the job goes on: RuntimeError: boom"
 
 
-@needs_torch
 def test_our_hook_raises(tmp_path: Path) -> None:
     code = "import rankscope.inapp.step_counter as s\ns.StepCounter.ends_step = boom"
-    done = run([*PROFILE, "-o", "out", *sabotaged(tmp_path, code)], tmp_path)
+    done = run([*PROFILE, "-o", "out", *sabotaged(tmp_path, code, first=WITH_STANDIN)], tmp_path)
     assert "done rank" in done.stdout
     assert len(our_lines(done.stderr)) == 1
     assert "capture is off, the job goes on: RuntimeError: boom" in done.stderr
@@ -222,9 +220,8 @@ def tiny_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", str(folder)], check=True)
 
 
-@needs_torch
 def test_the_disk_is_full(tmp_path: Path, tiny_disk: Path) -> None:
-    done = run([*PROFILE, "-o", "tiny/out", "--with-stack", PYTHON, TRAIN], tmp_path)
+    done = run([*PROFILE, "-o", "tiny/out", "--with-stack", PYTHON, STANDIN], tmp_path)
     assert "done rank" in done.stdout
     [line] = our_lines(done.stderr)
     assert "is lost: cannot write" in line

@@ -11,6 +11,7 @@ from integration.jobs import (
     NOT_COMPILED,
     PROFILE,
     PYTHON,
+    STANDIN,
     TRAIN,
     environment,
     manifests,
@@ -69,7 +70,7 @@ def test_python_m_with_options_of_the_profiler(tmp_path: Path) -> None:
 @pytest.mark.thorough
 def test_shell_script_with_several_pythons(tmp_path: Path) -> None:
     (tmp_path / "job.sh").write_text(
-        f"{PYTHON} -c 'import torch'\n{PYTHON} -c 'print(1)'\n{PYTHON} {TRAIN}\n"
+        f"{PYTHON} -c 'import torch'\n{PYTHON} -c 'print(1)'\n{PYTHON} {STANDIN}\n"
     )
     done = run([*PROFILE, "-o", "out", "bash", "job.sh"], tmp_path)
     check(tmp_path / "out", [0], "single process")
@@ -106,7 +107,7 @@ def test_behind_torchrun(tmp_path: Path) -> None:
 @pytest.mark.thorough
 @needs("mpirun.openmpi", "openmpi-bin")
 def test_behind_openmpi_through_a_shell(tmp_path: Path) -> None:
-    done = run([*OPENMPI, "bash", "-c", f"rankscope profile --ranks 1-7 {PYTHON} {TRAIN}"], tmp_path)
+    done = run([*OPENMPI, "bash", "-c", f"rankscope profile --ranks 1-7 {PYTHON} {STANDIN}"], tmp_path)
     check(run_folder(tmp_path), [1], "OpenMPI")
     assert len(our_lines(done.stderr)) == 1, "rank 0 is not selected: rank 1 prints the summary"
 
@@ -114,13 +115,13 @@ def test_behind_openmpi_through_a_shell(tmp_path: Path) -> None:
 @pytest.mark.thorough
 @needs("mpirun.openmpi", "openmpi-bin")
 def test_in_front_of_openmpi(tmp_path: Path) -> None:
-    run([*PROFILE, "--ranks", "node:0", *OPENMPI, "--report-pid", "-", PYTHON, TRAIN], tmp_path)
+    run([*PROFILE, "--ranks", "node:0", *OPENMPI, "--report-pid", "-", PYTHON, STANDIN], tmp_path)
     check(run_folder(tmp_path), [0, 1], "OpenMPI")
 
 
 @needs("mpiexec.hydra", "mpich")
 def test_behind_mpich_on_two_nodes(tmp_path: Path) -> None:
-    run([*MPICH, "rankscope", "profile", "-o", "out", "--ranks", "local:0", PYTHON, TRAIN], tmp_path)
+    run([*MPICH, "rankscope", "profile", "-o", "out", "--ranks", "local:0", PYTHON, STANDIN], tmp_path)
     check(tmp_path / "out", [0, 2], "PMI")
     assert [manifest["node"] for manifest in manifests(tmp_path / "out").values()] == [0, 1]
 
@@ -139,14 +140,14 @@ def test_in_front_of_mpich_the_classic_wrappers_selection(tmp_path: Path) -> Non
         "-n",
         "2",
     ]
-    run([*PROFILE, "--ranks", "local:0@nodes:1-5", *one_each, PYTHON, TRAIN], tmp_path)
+    run([*PROFILE, "--ranks", "local:0@nodes:1-5", *one_each, PYTHON, STANDIN], tmp_path)
     check(run_folder(tmp_path), [1], "PMI")
 
 
 @pytest.mark.thorough
 @needs("mpiexec.hydra", "mpich")
 def test_ranks_that_start_a_second_apart_share_one_folder(tmp_path: Path) -> None:
-    late = f"sleep $PMI_RANK.1; exec rankscope profile --ranks all {PYTHON} {TRAIN}"
+    late = f"sleep $PMI_RANK.1; exec rankscope profile --ranks all {PYTHON} {STANDIN}"
     run(["mpiexec.hydra", "-launcher", "fork", "-n", "2", "bash", "-c", late], tmp_path)
     check(run_folder(tmp_path), [0, 1], "PMI")
 
@@ -162,16 +163,16 @@ def test_several_nodes_without_a_job_id_need_a_folder_and_the_job_runs(tmp_path:
 @pytest.mark.thorough
 @needs("mpiexec.hydra", "mpich")
 def test_an_explicit_rank_without_a_launcher(tmp_path: Path) -> None:
-    words = ["rankscope", "profile", "-o", "out", "--ranks", "1", "--rank", "%q{MY_RANK}", PYTHON, TRAIN]
+    words = ["rankscope", "profile", "-o", "out", "--ranks", "1", "--rank", "%q{MY_RANK}", PYTHON, STANDIN]
     run(words, tmp_path, env=environment(MY_RANK="1"))
     check(tmp_path / "out", [1], "--rank")
 
 
 @needs("srun", "slurm-wlm slurm-wlm-torque munge")
 def test_behind_srun_on_two_nodes(tmp_path: Path, slurm: dict[str, str]) -> None:
-    run([*SRUN, "rankscope", "profile", PYTHON, TRAIN], tmp_path, env=slurm)
+    run([*SRUN, "rankscope", "profile", PYTHON, STANDIN], tmp_path, env=slurm)
     folder = run_folder(tmp_path)
-    assert re.fullmatch(r"rankscope-train-\d+-\d+", folder.name), "job and step"
+    assert re.fullmatch(r"rankscope-train_standin-\d+-\d+", folder.name), "job and step"
     check(folder, [0, 1, 2, 3], "Slurm")
     assert [manifest["node"] for manifest in manifests(folder).values()] == [0, 0, 1, 1]
 
@@ -184,7 +185,7 @@ def test_in_front_of_srun(tmp_path: Path, slurm: dict[str, str]) -> None:
     prolog.chmod(0o755)
     values = ["--mincpus", "1", "--comment", "test", "--task-prolog", str(prolog)]
     options = ["-N2", "-n2", "-lK", "--kill-on-bad-exit", *values]
-    done = run([*PROFILE, "--ranks", "node:1", "srun", *options, PYTHON, TRAIN], tmp_path, env=slurm)
+    done = run([*PROFILE, "--ranks", "node:1", "srun", *options, PYTHON, STANDIN], tmp_path, env=slurm)
     check(run_folder(tmp_path), [1], "Slurm")
     assert done.stdout.count("from the prolog") == 2
 
@@ -192,8 +193,7 @@ def test_in_front_of_srun(tmp_path: Path, slurm: dict[str, str]) -> None:
 @needs("srun", "slurm-wlm slurm-wlm-torque munge")
 @pytest.mark.thorough
 def test_in_front_of_srun_with_a_file_of_programs(tmp_path: Path, slurm: dict[str, str]) -> None:
-    (tmp_path / "training.py").write_text(NOT_COMPILED + Path(TRAIN).read_text())
-    (tmp_path / "programs").write_text(f"0 /bin/true\n1 {PYTHON} training.py\n")
+    (tmp_path / "programs").write_text(f"0 /bin/true\n1 {PYTHON} {STANDIN}\n")
     run([*PROFILE, "--ranks", "1", "srun", "-n2", "--multi-prog", "programs"], tmp_path, env=slurm)
     check(run_folder(tmp_path), [1], "Slurm")
 

@@ -27,10 +27,9 @@ def test_odd_scripts_end_as_they_do_alone() -> None:
 
 
 @pytest.mark.thorough
-@needs_torch
 def test_a_run_folder_that_vanishes_is_one_line_and_not_the_jobs_failure(tmp_path: Path) -> None:
     folder = tmp_path / "out"
-    words = [PYTHON, JOB, "--torch", "--folder", str(folder), "--odd", "vanish", "--end", "7"]
+    words = [PYTHON, JOB, "--standin", "--folder", str(folder), "--odd", "vanish", "--end", "7"]
     done = run([*PROFILE, "-o", str(folder), *words], tmp_path, check=False)
     assert done.returncode == 7
     assert "Traceback" not in done.stderr
@@ -41,20 +40,18 @@ def test_a_run_folder_that_vanishes_is_one_line_and_not_the_jobs_failure(tmp_pat
 
 
 @pytest.mark.thorough
-@needs_torch
 def test_an_output_that_hangs_holds_the_exit_for_seconds_only(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     os.mkfifo(tmp_path / "out" / ".rank-00000.pt.trace.json.gz.part")
-    done = run([*PROFILE, "-o", "out", PYTHON, JOB, "--torch", "--end", "5"], tmp_path, check=False)
+    done = run([*PROFILE, "-o", "out", PYTHON, JOB, "--standin", "--end", "5"], tmp_path, check=False)
     assert done.returncode == 5
     assert "is lost: nothing could be written for" in done.stderr
     assert ".part may be left" in done.stderr
 
 
-@needs_torch
 def test_sigkill_to_the_front_leaves_the_job_running_and_its_rank_notes_it() -> None:
     killed = (Signal("KILL", "front", 0.1), Signal("USR1", "rank", 0.1))
-    trial = Trial("", ("--torch", "--handle"), signals=killed, note="was killed before the job ended")
+    trial = Trial("", ("--standin", "--handle"), signals=killed, note="was killed before the job ended")
     assert tried(trial).difference == ""
 
 

@@ -15,7 +15,9 @@ from integration.jobs import (
     NOT_COMPILED,
     PROFILE,
     PYTHON,
+    STANDIN,
     TRAIN,
+    WITH_STANDIN,
     environment,
     manifests,
     needs_torch,
@@ -34,9 +36,8 @@ pytestmark = pytest.mark.slow
 UNSELECTED = [*PROFILE, "--rank", "1", "--ranks", "0"]
 
 
-@needs_torch
 def test_exit_code_stdin_and_stdout_are_unchanged(tmp_path: Path) -> None:
-    words = [PYTHON, TRAIN, "--exit-code", "7", "--echo-stdin"]
+    words = [PYTHON, STANDIN, "--exit-code", "7", "--echo-stdin"]
     captured = run([*PROFILE, *words], tmp_path, check=False, stdin="hello\n")
     plain = run(words, tmp_path, check=False, stdin="hello\n")
     assert captured.returncode == plain.returncode == 7
@@ -61,7 +62,7 @@ def test_a_rank_that_dies_without_pythons_exit_keeps_its_status(
     """Its trace is written, or being written, and its manifest says that it runs."""
     script = Path(TRAIN).read_text()
     code = script.replace("    sys.exit(args.exit_code)\n", f"    import signal\n    {end}\n")
-    (tmp_path / "dies.py").write_text(NOT_COMPILED + code)
+    (tmp_path / "dies.py").write_text(WITH_STANDIN + NOT_COMPILED + code)
     done = run([*PROFILE, "-o", "out", PYTHON, "dies.py"], tmp_path, check=False)
     assert done.returncode == status
     assert "Traceback" not in done.stderr
@@ -104,11 +105,10 @@ def test_workers_are_never_captured(tmp_path: Path, context: str) -> None:
     assert steps(traces(run_folder(tmp_path))[0]) == [0, 1, 2, 3]
 
 
-@needs_torch
 def test_children_of_a_rank_have_the_jobs_environment(tmp_path: Path) -> None:
     script = tmp_path / "parent.py"
     script.write_text(
-        "import torch, os; print(os.environ.get('PYTHONPATH'), 'RANKSCOPE_PLAN' in os.environ)\n"
+        f"{WITH_STANDIN}import torch, os; print(os.environ.get('PYTHONPATH'), 'RANKSCOPE_PLAN' in os.environ)\n"
     )
     words = [*PROFILE, "--rank", "0", "--world-size", "1", "-q", PYTHON, str(script)]
     done = run(words, tmp_path, env=environment(PYTHONPATH="/theirs"))
@@ -123,25 +123,23 @@ def test_the_jobs_own_sitecustomize_still_runs(tmp_path: Path) -> None:
     assert lines[-2:] == ["their sitecustomize", str(tmp_path / "sitecustomize.py")]
 
 
-@needs_torch
 def test_only_torch_is_needed(tmp_path: Path) -> None:
     """None of rankscope's own libraries can be imported, in the wrapper or in the job."""
     (tmp_path / "sitecustomize.py").write_text(
         "import sys\nfor name in ('duckdb', 'fsspec', 'isal', 'rich'): sys.modules[name] = None\n"
     )
     env = environment(PYTHONPATH=str(tmp_path))
-    done = run([*PROFILE, "--stats", "-o", "out", PYTHON, TRAIN], tmp_path, env=env)
+    done = run([*PROFILE, "--stats", "-o", "out", PYTHON, STANDIN], tmp_path, env=env)
     assert sorted(traces(tmp_path / "out")) == [0]
     assert "--stats cannot run here" in done.stderr
     assert "rankscope stats out" in done.stderr
 
 
-@needs_torch
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_in_mid_capture_leaves_a_readable_partial_file(
     tmp_path: Path, number: signal.Signals
 ) -> None:
-    words = [PYTHON, TRAIN, "--steps", "500", "--step-seconds", "0.1"]
+    words = [PYTHON, STANDIN, "--steps", "500", "--step-seconds", "0.1"]
     job = start([*PROFILE, "--steps", "1:400", *words], tmp_path)
     wait_for_line(job, "step 6")
     job.send_signal(number)
@@ -155,7 +153,6 @@ def test_a_signal_in_mid_capture_leaves_a_readable_partial_file(
     assert recorded[-1] >= 6
 
 
-@needs_torch
 def test_the_jobs_own_sigterm_handler_still_runs(tmp_path: Path) -> None:
     script = tmp_path / "own.py"
     script.write_text(
@@ -163,7 +160,7 @@ def test_the_jobs_own_sigterm_handler_still_runs(tmp_path: Path) -> None:
         "def bye(*_):\n    print('their handler', flush=True)\n    sys.exit(5)\n"
         "signal.signal(signal.SIGTERM, bye)\n"
         "sys.argv = ['t', '--steps', '500', '--step-seconds', '0.1']\n"
-        f"runpy.run_path({TRAIN!r}, run_name='__main__')\n"
+        f"runpy.run_path({STANDIN!r}, run_name='__main__')\n"
     )
     job = start([*PROFILE, "-o", "out", "--steps", "1:400", PYTHON, str(script)], tmp_path)
     wait_for_line(job, "step 4")
@@ -175,7 +172,7 @@ def test_the_jobs_own_sigterm_handler_still_runs(tmp_path: Path) -> None:
 
 
 STUCK = (
-    NOT_COMPILED
+    WITH_STANDIN
     + """\
 import ctypes, torch
 model = torch.nn.Linear(4, 4)
@@ -191,7 +188,6 @@ libc.pthread_mutex_lock(mutex)  # never returns to Python, like a collective who
 )
 
 
-@needs_torch
 def test_sigterm_ends_a_rank_that_hangs_in_mid_capture(tmp_path: Path) -> None:
     (tmp_path / "stuck.py").write_text(STUCK)
     job = start([*PROFILE, "-o", "out", "--steps", "2:100", PYTHON, "stuck.py"], tmp_path)
@@ -277,13 +273,12 @@ def test_the_wrapper_imports_nothing_heavy(tmp_path: Path) -> None:
     assert not heavy & imported
 
 
-@needs_torch
 def test_manifest_holds_no_environment_values(tmp_path: Path) -> None:
-    run([*PROFILE, "-o", "out", PYTHON, TRAIN], tmp_path, env=environment(MY_TOKEN="s3cret-value"))
+    run([*PROFILE, "-o", "out", PYTHON, STANDIN], tmp_path, env=environment(MY_TOKEN="s3cret-value"))
     for path in (tmp_path / "out").glob("*.json"):
         assert "s3cret-value" not in path.read_text()
     job = json.loads((tmp_path / "out" / "rankscope.json").read_text())
     assert job["format"] == 1
-    assert job["command"] == [PYTHON, TRAIN]
+    assert job["command"] == [PYTHON, STANDIN]
     assert manifests(tmp_path / "out")[0]["host"] == os.uname().nodename
     assert manifests(tmp_path / "out")[0]["python"] == sys.version.split()[0]

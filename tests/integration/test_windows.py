@@ -13,7 +13,9 @@ from integration.jobs import (
     NOT_COMPILED,
     PROFILE,
     PYTHON,
+    STANDIN,
     TRAIN,
+    WITH_STANDIN,
     environment,
     manifests,
     needs_torch,
@@ -67,7 +69,7 @@ def files(folder: Path) -> list[str]:
 
 def test_each_cycle_has_its_file(tmp_path: Path) -> None:
     options = ["--skip-first", "1", "--wait", "1", "--warmup", "1", "--active", "2", "--repeat", "2"]
-    run([*PROFILE, "-o", "out", *options, PYTHON, TRAIN, "--steps", "14"], tmp_path)
+    run([*PROFILE, "-o", "out", *options, PYTHON, STANDIN, "--steps", "14"], tmp_path)
     names = ["rank-00000.cycle-1.pt.trace.json.gz", "rank-00000.pt.trace.json.gz"]
     assert files(tmp_path / "out") == names
     assert [steps(read_trace(tmp_path / "out" / name)) for name in reversed(names)] == [[3, 4], [7, 8]]
@@ -76,7 +78,7 @@ def test_each_cycle_has_its_file(tmp_path: Path) -> None:
 @pytest.mark.thorough
 def test_repeat_0_records_cycles_until_the_script_ends(tmp_path: Path) -> None:
     options = ["--wait", "1", "--warmup", "0", "--active", "1", "--repeat", "0"]
-    run([*PROFILE, "-o", "out", *options, PYTHON, TRAIN, "--steps", "7"], tmp_path)
+    run([*PROFILE, "-o", "out", *options, PYTHON, STANDIN, "--steps", "7"], tmp_path)
     windows = manifests(tmp_path / "out")[0]["windows"]
     assert [window["first_step"] for window in windows] == [1, 3, 5, 7]
     assert [window["state"] for window in windows] == ["whole", "whole", "whole", "partial"]
@@ -192,7 +194,7 @@ def test_a_time_window_records_the_main_thread(tmp_path: Path) -> None:
 
 
 def test_a_loop_without_an_optimizer_gets_a_time_window(tmp_path: Path) -> None:
-    (tmp_path / "infer.py").write_text(INFERENCE)
+    (tmp_path / "infer.py").write_text(WITH_STANDIN + INFERENCE)
     done = run([*PROFILE, "-v", "-o", "out", "--fallback-after", "1s", PYTHON, "infer.py", TRACE], tmp_path)
     assert "no optimizer step in 1 s: recording 5 s" in done.stderr
     [window] = manifests(tmp_path / "out")[0]["windows"]
@@ -201,7 +203,7 @@ def test_a_loop_without_an_optimizer_gets_a_time_window(tmp_path: Path) -> None:
 
 @pytest.mark.thorough
 def test_each_signal_starts_a_window(tmp_path: Path) -> None:
-    words = [PYTHON, TRAIN, "--steps", "40", "--step-seconds", "0.1"]
+    words = [PYTHON, STANDIN, "--steps", "40", "--step-seconds", "0.1"]
     job = start([*PROFILE, "--on-signal", "USR2", "--active", "2", *words], tmp_path)
     wait_for_line(job, "step 3")
     job.send_signal(signal.SIGUSR2)  # to the command in front: it goes on to the ranks of this host
@@ -225,7 +227,7 @@ def test_an_unselected_rank_survives_the_signal(tmp_path: Path) -> None:
 
 @pytest.mark.thorough
 def test_names_for_tensorboard(tmp_path: Path) -> None:
-    run([*PROFILE, "-o", "out", "--tensorboard-dir", "tb", PYTHON, TRAIN], tmp_path)
+    run([*PROFILE, "-o", "out", "--tensorboard-dir", "tb", PYTHON, STANDIN], tmp_path)
     [path] = (tmp_path / "tb").iterdir()
     worker, stamp, *rest = path.name.split(".")
     assert worker.startswith("rank-00000_")
@@ -236,7 +238,9 @@ def test_names_for_tensorboard(tmp_path: Path) -> None:
 
 @pytest.mark.thorough
 def test_a_folder_named_with_a_variable(tmp_path: Path) -> None:
-    run([*PROFILE, "-o", "runs/%q{USER_RUN}", PYTHON, TRAIN], tmp_path, env={**os.environ, "USER_RUN": "a7"})
+    run(
+        [*PROFILE, "-o", "runs/%q{USER_RUN}", PYTHON, STANDIN], tmp_path, env={**os.environ, "USER_RUN": "a7"}
+    )
     assert (tmp_path / "runs" / "a7" / "rankscope.json").exists()
 
 
