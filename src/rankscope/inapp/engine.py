@@ -123,7 +123,7 @@ class Engine:
         after_step._torchdynamo_disable = True  # type: ignore[attr-defined]
         self._hook = register_optimizer_step_post_hook(after_step)
         self._deepspeed = DeepSpeedSteps(lambda engine: self._count_call(engine, sys._getframe(1)))
-        os.register_at_fork(after_in_child=self._forked)
+        self._sigterm.watch_forks(self._forked)
         when = self.plan.when
         if isinstance(when, TimeWindow):
             self._timer = Timer(when.after_s, lambda: self._safely(self._open_timed, when.for_s))
@@ -146,7 +146,7 @@ class Engine:
 
     def begin(self) -> None:
         """The first step begins now; the program marks the ends of steps itself."""
-        os.register_at_fork(after_in_child=self._forked)
+        self._sigterm.watch_forks(self._forked)
         schedule = self._schedule
         if schedule is not None:
             self._safely(lambda: self._advance(schedule.action(0)))  # a schedule function may fail
@@ -194,7 +194,8 @@ class Engine:
     def request(self) -> None:
         """Record the next steps, after a signal. Ignored while an earlier request is being served."""
         when = self.plan.when
-        if self._schedule is not None or self._windows.is_open or not isinstance(when, OnSignal):
+        busy = self._schedule is not None or self._windows.is_open
+        if self.stopped or busy or not isinstance(when, OnSignal):
             return
         if self.step_number == 0:
             self._timer = Timer(SIGNAL_WAIT_S, lambda: self._safely(self._open_timed, FALLBACK_FOR_S))
@@ -502,7 +503,6 @@ class Engine:
         if self._telemetry is not None:
             self._telemetry.forked()
             self._telemetry = None
-        self._sigterm.off()
         self._windows.forked()
 
     def _report_nothing_captured(self) -> None:

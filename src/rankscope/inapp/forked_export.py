@@ -185,7 +185,7 @@ def _start_exporter(order: ExportOrder, shared: _Shared) -> None:
     """Copy this process twice: the second copy exports, and is nobody's child once the first has ended.
 
     The first copy makes the second one in its own memory (CLONE_VM: nothing is copied twice) and is suspended by that
-    (CLONE_VFORK). It must not wake up, because its stack is the second one's: the second tells its id and ends the first.
+    (CLONE_VFORK). It must not wake up, because its stack is the second one's: the second ends it.
     """
 
     def detach() -> None:
