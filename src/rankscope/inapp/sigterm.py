@@ -18,6 +18,8 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
+from rankscope.inapp.main_thread import start_waiting_thread
+
 # Python runs a signal handler once the main thread is back in Python code. If a collective holds it longer than
 # this, the process is ended without the handler, and the window is lost.
 STUCK_S = 5.0
@@ -104,7 +106,7 @@ class SigtermGuard:
             wakeup.close(wakeup.reader)
             return
         self._wakeup = wakeup
-        threading.Thread(target=wakeup.end_if_stuck, name="rankscope-term", daemon=True).start()
+        wakeup.watch()
 
     def _unwatch(self) -> None:
         if self._wakeup is None:
@@ -176,31 +178,45 @@ class _Wakeup:
             writer.detach()
         self.close(self.writer)
 
-    def end_if_stuck(self) -> None:
-        """Wait for a SIGTERM of this process. The writer is shut down once the handler has run."""
+    def watch(self) -> None:
+        """In a thread, wait for a SIGTERM of this process. The writer is shut down once the handler has run."""
+        import select
+
+        poller = select.poll()
+        poller.register(self.reader, select.POLLIN)
+
+        def end_if_stuck(_ready: Any) -> bool:
+            terminated = self._receive()
+            deadline = time.monotonic() + STUCK_S
+            while terminated:
+                if not poller.poll(max(deadline - time.monotonic(), 0) * 1000):
+                    import ctypes
+
+                    # signal.signal works only in the main thread, which is stuck; libc's signal works in any.
+                    ctypes.CDLL(None).signal(int(signal.SIGTERM), None)
+                    os.kill(self._pid, signal.SIGTERM)
+                elif self._receive() is None:
+                    terminated = None
+            if terminated is None:
+                self.close(self.reader)
+            return terminated is not None
+
+        start_waiting_thread(poller.poll, None, end_if_stuck)
+
+    def _receive(self) -> bool | None:
+        """Whether the next signal is a SIGTERM of this process; None where one end is closed."""
         import socket
 
-        deadline: float | None = None
-        with contextlib.suppress(OSError):  # the script has closed the reader
+        with contextlib.suppress(OSError):
             reader = socket.socket(fileno=self.reader)
             try:
-                while True:
-                    reader.settimeout(deadline and max(deadline - time.monotonic(), 0.001))
-                    numbers, credentials, *_ = reader.recvmsg(1, socket.CMSG_SPACE(_CREDENTIALS.size))
-                    if not numbers:
-                        break
-                    sender = _CREDENTIALS.unpack(credentials[0][2])[0] if credentials else 0
-                    if sender == self._pid and numbers[0] == signal.SIGTERM:
-                        deadline = deadline or time.monotonic() + STUCK_S
-            except TimeoutError:
-                import ctypes
-
-                # signal.signal works only in the main thread, which is stuck; libc's signal works in any.
-                ctypes.CDLL(None).signal(int(signal.SIGTERM), None)
-                os.kill(self._pid, signal.SIGTERM)
+                numbers, credentials, *_ = reader.recvmsg(1, socket.CMSG_SPACE(_CREDENTIALS.size))
             finally:
                 reader.detach()
-        self.close(self.reader)
+            if numbers:
+                sender = _CREDENTIALS.unpack(credentials[0][2])[0] if credentials else 0
+                return bool(sender == self._pid and numbers[0] == signal.SIGTERM)
+        return None
 
 
 def _moved(descriptor: int, least: int) -> int:
