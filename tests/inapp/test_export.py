@@ -169,3 +169,24 @@ def test_a_forked_child_ends_whatever_is_raised_in_it() -> None:
 def _raise(error: type[BaseException]) -> None:
     os.kill(os.getpid(), signal.SIGUSR1)
     raise error
+
+
+UNDER_TOOL = """\
+import os, sys
+from pathlib import Path
+from rankscope.capture.under_tool.tool_process import Supervised, run_under_tool
+
+folder = Path(sys.argv[1])
+supervised = Supervised(["true"], folder / "pid", os.dup(1), os.dup(2))
+try:
+    ended = run_under_tool(["true"], os.environ, supervised, folder / "missing" / "log")
+    print("status", ended.tool_status, flush=True)
+finally:
+    print("the job", flush=True)
+"""
+
+
+def test_a_profiler_that_cannot_be_started_is_no_second_job(tmp_path: Path) -> None:
+    words = [sys.executable, "-c", UNDER_TOOL, str(tmp_path)]
+    done = subprocess.run(words, capture_output=True, text=True, check=True, timeout=30)
+    assert done.stdout.splitlines() == ["status 1", "the job"], done.stderr

@@ -100,13 +100,12 @@ class Engine:
     def _torch_recorder(self) -> TorchRecorder:
         def warn(text: str) -> None:
             self.files.manifest["notes"].append(text)
-            self.log.info(text)  # every rank has the same window: one reports
+            self.log.progress(text)  # every rank has the same window: one reports
 
-        return TorchRecorder(
-            self.plan,
-            ScriptProfiler(self._yield_to_script),
-            PauseWarning(warn, with_stack=self.plan.with_stack),
-        )
+        plan = self.plan
+        detailed = plan.record_shapes or plan.profile_memory
+        pause = PauseWarning(warn, with_stack=plan.with_stack, detailed=detailed)
+        return TorchRecorder(plan, ScriptProfiler(self._yield_to_script), pause)
 
     # -- how steps are counted and windows are triggered
 
@@ -425,12 +424,15 @@ class Engine:
         from torch.optim import Optimizer
 
         original = Optimizer.__init__
+        begun: list[bool] = []
 
         @functools.wraps(original)
         def make(optimizer: Any, *args: Any, **kwargs: Any) -> None:
-            Optimizer.__init__ = original
+            if Optimizer.__init__ is make:  # else the script has wrapped it since
+                Optimizer.__init__ = original
             original(optimizer, *args, **kwargs)
-            if self.step_number == 0 and self._schedule is not None:
+            if not begun and self.step_number == 0 and self._schedule is not None:
+                begun.append(True)
                 self._safely(self._advance, self._schedule.action(0))
 
         Optimizer.__init__ = make

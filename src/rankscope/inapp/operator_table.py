@@ -18,8 +18,8 @@ ROW_LIMIT = 100
 
 
 class Summary:
-    """Writes the table of the last window at the end: torch needs a second or more for it, which would pause training in
-    the middle of the loop.
+    """Writes the table of the last window at the end: torch needs a second or more for it, which would pause training
+    in the middle of the loop.
     """
 
     def __init__(self, row_limit: int = ROW_LIMIT, *, prints: bool = False) -> None:

@@ -137,8 +137,13 @@ class profile:  # noqa: N801  (torch.profiler.profile's spelling)
         if not self.enabled:
             return
         identity = current_identity()
-        if not parse_selector(self._plan.ranks).selects(identity):
+        selector = parse_selector(self._plan.ranks)
+        if not selector.selects(identity):
             self.enabled = False
+            if selector.matches_none(identity) and identity.rank == 0:
+                JobLog(0).warning(
+                    f"ranks {self._plan.ranks} select none of the {identity.world_size} ranks: nothing is recorded"
+                )
             return
         self._engine = current_engine()
         if self._engine is None:
