@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from rankscope.capture.forked_child import fork_child
 
 # A process of its own: the library's descriptors are its first ones, and Python cannot take the hook back.
 JOB = """\
@@ -105,3 +109,86 @@ def test_an_export_that_makes_no_progress_is_given_up(tmp_path: Path) -> None:
     done = subprocess.run(words, capture_output=True, text=True, check=True, timeout=30)
     assert done.stdout.startswith("True {'state': 'lost', 'why': 'nothing could be written for"), done.stderr
     assert ".rank-0.json.gz.part may be left" in done.stdout
+
+
+# The exporter's process, then the one that saves, cannot be started: the first fork that is left out is argv[2].
+LIMITED_JOB = """\
+import os, sys, tempfile
+from pathlib import Path
+from rankscope.inapp import forked_export
+
+forked_export._CLONE.clear()
+tempfile.tempdir = sys.argv[1]
+forks = [0]
+fork = os.fork
+
+def limited():
+    forks[0] += 1
+    if forks[0] >= int(sys.argv[2]):
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+    return fork()
+
+os.fork = limited
+save = lambda name: Path(name).write_text("{}")
+order = forked_export.ExportOrder(save, Path(sys.argv[1], "a.json"), None, 0, lambda outcome: None)
+export = forked_export.Export(order)
+export.wait(20)
+print(export.outcome["state"], export.outcome["why"], flush=True)
+print("checkpoint", flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("left_out", "why"),
+    [
+        (1, "no process could be started to write it (limit of processes or memory)"),
+        (2, "no process could be started to write it (limit of processes or memory)"),
+        (3, "no process could be started for torch's export: Resource temporarily unavailable"),
+    ],
+)
+def test_the_job_runs_once_at_the_limit_of_processes(tmp_path: Path, left_out: int, why: str) -> None:
+    words = [sys.executable, "-c", LIMITED_JOB, str(tmp_path), str(left_out)]
+    done = subprocess.run(words, capture_output=True, text=True, check=True, timeout=30)
+    assert done.stdout.splitlines() == [f"lost {why}", "checkpoint"], done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_forked_child_ends_whatever_is_raised_in_it() -> None:
+    handled: list[int] = []
+    before = signal.signal(signal.SIGUSR1, lambda *_: handled.append(os.getpid()))
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    try:
+        for error in (KeyboardInterrupt, MemoryError, SystemExit):
+            child = fork_child(lambda error=error: _raise(error))
+            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
+        child = fork_child(lambda: (os.kill(os.getpid(), signal.SIGUSR1), os._exit(len(handled))))
+        assert os.waitpid(child, 0)[1] == 0  # the job's handler has not run in it
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == mask
+
+
+def _raise(error: type[BaseException]) -> None:
+    os.kill(os.getpid(), signal.SIGUSR1)
+    raise error
+
+
+UNDER_TOOL = """\
+import os, sys
+from pathlib import Path
+from rankscope.capture.under_tool.tool_process import Supervised, run_under_tool
+
+folder = Path(sys.argv[1])
+supervised = Supervised(["true"], folder / "pid", os.dup(1), os.dup(2))
+try:
+    ended = run_under_tool(["true"], os.environ, supervised, folder / "missing" / "log")
+    print("status", ended.tool_status, flush=True)
+finally:
+    print("the job", flush=True)
+"""
+
+
+def test_a_profiler_that_cannot_be_started_is_no_second_job(tmp_path: Path) -> None:
+    words = [sys.executable, "-c", UNDER_TOOL, str(tmp_path)]
+    done = subprocess.run(words, capture_output=True, text=True, check=True, timeout=30)
+    assert done.stdout.splitlines() == ["status 1", "the job"], done.stderr

@@ -6,17 +6,25 @@ from collections.abc import Callable
 
 import pytest
 
-from rankscope.inapp.pause_warning import PauseWarning
+from rankscope.inapp.pause_warning import PauseWarning, autograd_operations
 
 
 class Job:
     """A job with a clock of its own."""
 
-    def __init__(self, timeout_s: float | None = 600, with_stack: bool = False) -> None:
+    def __init__(
+        self, timeout_s: float | None = 600, with_stack: bool = False, operations: int | None = None
+    ) -> None:
+        """``operations`` of each step; None where they are not counted."""
         self.now = 0.0
+        self.each, self.count = operations, operations and 5
         self.said: list[str] = []
         self.pause = PauseWarning(
-            self.said.append, with_stack=with_stack, timeout_s=lambda: timeout_s, clock=lambda: self.now
+            self.said.append,
+            with_stack=with_stack,
+            operations=lambda: self.count,
+            timeout_s=lambda: timeout_s,
+            clock=lambda: self.now,
         )
 
     def window(self, steps: int, step_s: float, pause_s: float = 1) -> None:
@@ -24,6 +32,7 @@ class Job:
         for _ in range(steps):
             self.pause.step()
             self.now += step_s
+            self.count = None if self.count is None else self.count + (self.each or 0)
         self.pause.check()
         self.pause.ended(int(pause_s * 1e9))
 
@@ -44,6 +53,28 @@ def test_the_first_window_is_judged_by_its_length(
         assert f"torch needs up to {ratio} times that" in job.said[0]
         assert "the process group's timeout is 600 s" in job.said[0]
         assert ("without stacks" in job.said[0]) == with_stack
+
+
+@pytest.mark.parametrize(("operations", "warns"), [(300, False), (60_000, True)])
+def test_the_first_window_is_judged_by_its_operations(operations: int, warns: bool) -> None:
+    """Ten steps of a minute: 1800 s by their length alone."""
+    job = Job(operations=operations)
+    job.window(10, 60)
+    assert len(job.said) == warns
+    if warns:
+        assert (
+            "for up to 300 s (300000 operations are recorded, and torch needs up to 1.00 ms for each)"
+            in job.said[0]
+        )
+
+
+def test_autograds_operations_are_counted() -> None:
+    torch = pytest.importorskip("torch")
+    weight = torch.ones(2, requires_grad=True)
+    before = autograd_operations()
+    assert before is not None
+    (weight * 2 + 1).sum()
+    assert autograd_operations() == before + 3
 
 
 def test_a_later_window_is_judged_by_the_one_before() -> None:
@@ -67,7 +98,9 @@ def test_no_other_rank_waits() -> None:
 def test_it_warns_once_while_the_window_is_open(monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     times: Callable[[], float] = iter(range(0, 10_000, 100)).__next__
-    pause = PauseWarning(said.append, with_stack=False, timeout_s=lambda: 600.0, clock=times)
+    pause = PauseWarning(
+        said.append, with_stack=False, operations=lambda: None, timeout_s=lambda: 600.0, clock=times
+    )
     pause.started()
     pause.step()
     pause.step()

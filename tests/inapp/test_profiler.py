@@ -7,6 +7,7 @@ import json
 import re
 import subprocess
 import sys
+import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +19,7 @@ from hypothesis import strategies as st
 
 import rankscope
 from rankscope.errors import UsageError
+from rankscope.inapp.train_step_region import TrainStepRegion
 from rankscope.store.layout import find_sources
 
 torch: Any = pytest.importorskip("torch")
@@ -134,6 +136,90 @@ def test_the_summary_is_torchs_own_table_of_the_same_profile(tmp_path: Path, tra
     assert "steps 2-3" in text.splitlines()[0]
     assert "Memory at the end" in text
     assert "host" in text
+
+
+def test_nothing_of_ours_is_in_a_trace_with_stacks_or_its_table(
+    tmp_path: Path, train: Train, capfd: pytest.CaptureFixture[str]
+) -> None:
+    engine = rankscope.profile(tmp_path, schedule=ONE_CYCLE, with_stack=True, name="t")
+    with engine:
+        rankscope.watch(tmp_path)  # a second thread of ours
+        for _ in range(6):
+            train()
+            engine.step()
+    names = [
+        event["name"] for event in events(tmp_path / "t-0-of-1.json") if event.get("cat") == "python_function"
+    ]
+    assert any(name.endswith(": train") or ": step" in name for name in names)
+    assert not [name for name in names if "rankscope/inapp" in name or "threading.py" in name]
+    table = (tmp_path / "profiler_list.dat").read_text()
+    assert "rankscope/inapp" not in table and "threading.py" not in table
+    assert table.count("\n") < 150
+    assert not capfd.readouterr().out
+
+
+def test_a_line_when_the_trace_is_on_disk(
+    tmp_path: Path, train: Train, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with rankscope.profile(tmp_path, schedule=ONE_CYCLE, name="t") as prof:
+        for step in range(8):
+            train()
+            deadline = time.monotonic() + 20
+            while step == 6 and not prof._engine._windows._exporter._exports[0][1].poll():  # type: ignore[union-attr]
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+            prof.step()
+        said = capfd.readouterr().err
+    assert re.search(
+        rf"rank 0: the trace of steps 2-3 is on disk: {tmp_path}/t-0-of-1.json \([\d.]+ kB\); "
+        r"training was paused for [\d.]+ m?s\n",
+        said,
+    )
+
+
+def test_a_scripts_own_patch_is_not_undone(
+    tmp_path: Path, train: Train, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from rankscope.capture.plan import Plan
+    from rankscope.capture.rank import Identity
+    from rankscope.capture.rank_files import RankFiles
+    from rankscope.capture.schedule import Schedule
+    from rankscope.inapp.engine import Engine
+    from rankscope.inapp.job_log import JobLog
+
+    optimizer_class, before = torch.optim.Optimizer, torch.optim.Optimizer.__init__
+    plan = Plan(when=Schedule(0, 0, 0, 2, 1), output=str(tmp_path / "run"))
+    engine = Engine(plan, RankFiles(plan, Identity(0, 0, 1, 1, 0, "a test"), {}), JobLog(0, quiet=True))
+    engine.watch_optimizers()
+    calls: list[str] = []
+    ours = optimizer_class.__init__
+    assert ours is not before
+
+    def patched(optimizer: Any, *args: Any, **kwargs: Any) -> None:
+        calls.append("theirs")
+        ours(optimizer, *args, **kwargs)
+
+    monkeypatch.setattr(optimizer_class, "__init__", patched)
+    for _ in range(2):
+        torch.optim.SGD([torch.ones(1, requires_grad=True)])
+    assert calls == ["theirs", "theirs"]
+    assert optimizer_class.__init__ is patched
+    engine.finish(process_ends=False)
+    engine.release()
+    assert len(engine.files.manifest["windows"]) == 1
+
+    backward = torch.autograd.backward
+    region = TrainStepRegion()
+    region.begin()
+    wrapped = torch.autograd.backward
+    monkeypatch.setattr(torch.autograd, "backward", lambda *args, **kwargs: wrapped(*args, **kwargs))
+    theirs = torch.autograd.backward
+    region.end()
+    assert torch.autograd.backward is theirs
+    train()
+    assert region._forward_hook is None and region._range is None
+    monkeypatch.setattr(torch.autograd, "backward", backward)
+    optimizer_class.__init__ = before
 
 
 @pytest.mark.slow

@@ -63,6 +63,25 @@ def test_timers_write_to_tensorboard_and_wandb() -> None:
         timers.write("file", 1)
 
 
+def test_timers_without_a_writer_or_a_log_before() -> None:
+    written: list[dict[str, float]] = []
+
+    class Wandb:
+        def log(self, values: dict[str, float], step: int) -> None:
+            written.append(values)
+
+    timers = rankscope.Timers("cpu")
+    timers.write(None, 0)  # as on the ranks without a writer
+    for step in range(2):
+        with timers("a"):
+            time.sleep(0.001)
+        timers.write(Wandb(), step)
+        timers.write(None, step)
+    assert [sorted(values) for values in written] == [["timers/a-max", "timers/a-mean", "timers/a-min"]] * 2
+    assert all(value >= 0.001 for values in written for value in values.values())
+    assert written[0] != written[1], "the figures since the last ones"
+
+
 def test_timers_that_are_misused_say_so() -> None:
     timers = rankscope.Timers("cpu")
     with pytest.raises(RankscopeError, match="does not run"):
@@ -207,6 +226,35 @@ def test_megatron_style_flags(tmp_path: Path, train: Callable[[], None]) -> None
     assert plan.ranks == "0,1"
     assert plan.when == Schedule(1, 0, 1, 1, 2)
     assert (plan.with_flops, plan.profile_memory, plan.with_stack, plan.with_modules) == (True,) * 4
+
+
+def test_keywords_of_profile_win_over_the_flags(tmp_path: Path) -> None:
+    seen: list[rankscope.Recorded] = []
+    prof = rankscope.profiler_from_args(
+        parse("--profiling", "--prof_dir", "theirs"),
+        folder=tmp_path,
+        handlers=[seen.append],
+        schedule=rankscope.schedule(wait=0, warmup=1, active=1),
+        region=None,
+        activities=["cpu"],
+        with_stack=True,
+    )
+    plan = prof._plan
+    assert (plan.output, plan.when, plan.with_stack) == (str(tmp_path), Schedule(0, 0, 1, 1, 1), True)
+    assert (plan.activities, prof._handlers, prof._region) == (("cpu",), [seen.append], None)
+    with pytest.raises(TypeError, match="colour"):
+        rankscope.profiler_from_args(parse(), colour="red")
+
+
+def test_ranks_that_do_not_exist_are_reported(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    with rankscope.profiler_from_args(parse("--torch-profile", "--torch-profile-ranks", "7")) as prof:
+        prof.step()
+    line = "rankscope: rank 0: ranks 7 select none of the 2 ranks: nothing is recorded\n"
+    assert capfd.readouterr().err == line
 
 
 def test_a_flag_that_the_script_has_already_is_left_to_it() -> None:

@@ -57,6 +57,26 @@ def test_cut_anywhere_it_is_json_with_whole_events(
     assert [event["name"] for event in parsed["traceEvents"]] == events[: len(parsed["traceEvents"])]
 
 
+@given(st.integers(1, 300))
+def test_our_own_frames_are_left_out(chunk: int) -> None:
+    frame = EVENT.replace('"ph": "X",', '"ph": "X",\n    "cat": "python_function",')
+    ours = ["rankscope/inapp/engine.py(1): step", "/opt/rankscope/capture/schedule.py(55): is_over"]
+    theirs = [
+        "rankscope/train.py(1): step",
+        "torch/nn/modules/module.py(9): inner",
+        "mypackage.py(1): rankscope/inapp/x",
+    ]
+    mixed = [
+        EVENT % "first",
+        *(frame % name for name in (ours[0], theirs[0], *ours, *theirs[1:])),
+        EVENT % ours[0],
+    ]
+    packed, whole = through((HEAD + ",\n".join(mixed) + '\n  ],"traceName": "x" }').encode(), chunk)
+    assert whole
+    names = [event["name"] for event in json.loads(gzip.decompress(packed))["traceEvents"]]
+    assert names == ["first", *theirs, ours[0]]
+
+
 def test_at_max_size_it_ends_after_a_whole_event_near_the_limit() -> None:
     import random
 

@@ -262,7 +262,9 @@ def bootstrap_environment(env: Mapping[str, str], plan_json: str, plan_variable:
     `start_capture.clean_environment` takes it back, exactly, in each process that needs it no more.
     """
     bootstrap = str(Path(__file__).resolve().parent.parent / "inapp" / "bootstrap")
+    # An empty one becomes a second bootstrap: Python would take an empty part for the current folder.
     path = env.get("PYTHONPATH")
+    path = bootstrap if path == "" else path
     return {
         **env,
         plan_variable: plan_json,

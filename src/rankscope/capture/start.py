@@ -173,7 +173,7 @@ class Start:
         """The launcher's command with `rankscope profile` before its program; None when it is no launcher."""
         words = [*self.options, "-o", str(folder), "--job", job, *(["-q"] if self.plan.quiet else [])]
         words += [] if self.dry_run else ["--front", front.text]
-        inserted = [sys.executable, "-m", "rankscope", "profile", *words, "--inner", "--"]
+        inserted = [sys.executable, _module_option(), "rankscope", "profile", *words, "--inner", "--"]
         return rewrite(self.plan.command, inserted, os.environ)
 
     def _run_plainly(self, error: Exception, who: str = "") -> Ended:
@@ -207,6 +207,16 @@ class Start:
         for text in texts:
             if text is not None:
                 self.output.message(text)
+
+
+def _module_option() -> str:
+    """Python's -m; with -E where the job has a PYTHONPATH: a sitecustomize there is the job's, and not for us.
+
+    Not where we are imported from there, nor where PYTHONHOME, which -E ignores too, is needed.
+    """
+    folders = [Path(part).resolve() for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part]
+    ours = Path(__file__).resolve().parents[2]
+    return "-Em" if folders and ours not in folders and "PYTHONHOME" not in os.environ else "-m"
 
 
 def _nothing() -> None:

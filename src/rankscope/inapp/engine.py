@@ -100,13 +100,12 @@ class Engine:
     def _torch_recorder(self) -> TorchRecorder:
         def warn(text: str) -> None:
             self.files.manifest["notes"].append(text)
-            self.log.info(text)  # every rank has the same window: one reports
+            self.log.progress(text)  # every rank has the same window: one reports
 
-        return TorchRecorder(
-            self.plan,
-            ScriptProfiler(self._yield_to_script),
-            PauseWarning(warn, with_stack=self.plan.with_stack),
-        )
+        plan = self.plan
+        detailed = plan.record_shapes or plan.profile_memory
+        pause = PauseWarning(warn, with_stack=plan.with_stack, detailed=detailed)
+        return TorchRecorder(plan, ScriptProfiler(self._yield_to_script), pause)
 
     # -- how steps are counted and windows are triggered
 
@@ -123,7 +122,7 @@ class Engine:
         after_step._torchdynamo_disable = True  # type: ignore[attr-defined]
         self._hook = register_optimizer_step_post_hook(after_step)
         self._deepspeed = DeepSpeedSteps(lambda engine: self._count_call(engine, sys._getframe(1)))
-        os.register_at_fork(after_in_child=self._forked)
+        self._sigterm.watch_forks(self._forked)
         when = self.plan.when
         if isinstance(when, TimeWindow):
             self._timer = Timer(when.after_s, lambda: self._safely(self._open_timed, when.for_s))
@@ -146,7 +145,7 @@ class Engine:
 
     def begin(self) -> None:
         """The first step begins now; the program marks the ends of steps itself."""
-        os.register_at_fork(after_in_child=self._forked)
+        self._sigterm.watch_forks(self._forked)
         schedule = self._schedule
         if schedule is not None:
             self._safely(lambda: self._advance(schedule.action(0)))  # a schedule function may fail
@@ -194,7 +193,8 @@ class Engine:
     def request(self) -> None:
         """Record the next steps, after a signal. Ignored while an earlier request is being served."""
         when = self.plan.when
-        if self._schedule is not None or self._windows.is_open or not isinstance(when, OnSignal):
+        busy = self._schedule is not None or self._windows.is_open
+        if self.stopped or busy or not isinstance(when, OnSignal):
             return
         if self.step_number == 0:
             self._timer = Timer(SIGNAL_WAIT_S, lambda: self._safely(self._open_timed, FALLBACK_FOR_S))
@@ -424,12 +424,15 @@ class Engine:
         from torch.optim import Optimizer
 
         original = Optimizer.__init__
+        begun: list[bool] = []
 
         @functools.wraps(original)
         def make(optimizer: Any, *args: Any, **kwargs: Any) -> None:
-            Optimizer.__init__ = original
+            if Optimizer.__init__ is make:  # else the script has wrapped it since
+                Optimizer.__init__ = original
             original(optimizer, *args, **kwargs)
-            if self.step_number == 0 and self._schedule is not None:
+            if not begun and self.step_number == 0 and self._schedule is not None:
+                begun.append(True)
                 self._safely(self._advance, self._schedule.action(0))
 
         Optimizer.__init__ = make
@@ -502,7 +505,6 @@ class Engine:
         if self._telemetry is not None:
             self._telemetry.forked()
             self._telemetry = None
-        self._sigterm.off()
         self._windows.forked()
 
     def _report_nothing_captured(self) -> None:

@@ -63,23 +63,27 @@ def add_profile_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentP
     return parser
 
 
-def profiler_from_args(args: argparse.Namespace, *, model: Any = None, name: str | None = None) -> profile:
-    """The profiler that the flags configure. Without --profiling or --torch-profile it does nothing."""
+def profiler_from_args(
+    args: argparse.Namespace, *, model: Any = None, name: str | None = None, **options: Any
+) -> profile:
+    """The profiler that the flags configure. Without --profiling or --torch-profile it does nothing.
+
+    ``options`` are keywords of rankscope.profile (handlers, schedule, region …), and win over the flags.
+    """
     megatron = bool(getattr(args, "torch_profile", False))
     enabled = megatron or bool(getattr(args, "profiling", False))
     chosen = {key.replace("-", "_"): _megatron(args, key) for key in _SWITCHES}
     cycle: dict[str, int] = {key.replace("-", "_"): _megatron(args, key) for key in _CYCLE}
-    return profile(
-        getattr(args, "prof_dir", DEFAULT_FOLDER),
-        enabled=enabled,
-        schedule=schedule(**cycle),
-        ranks=args.torch_profile_ranks if megatron else "all",
-        handlers=_handlers(args, megatron, name),
-        model=model,
-        name=name,
-        debug=bool(getattr(args, "debug", False)),
+    flags = {
+        "folder": getattr(args, "prof_dir", DEFAULT_FOLDER),
+        "enabled": enabled,
+        "schedule": schedule(**cycle),
+        "ranks": args.torch_profile_ranks if megatron else "all",
+        "handlers": _handlers(args, megatron, name),
+        "debug": bool(getattr(args, "debug", False)),
         **chosen,
-    )
+    }
+    return profile(model=model, name=name, **{**flags, **options})
 
 
 def _megatron(args: argparse.Namespace, key: str) -> Any:

@@ -24,11 +24,11 @@ import sys
 import tempfile
 import threading
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from rankscope.capture.forked_child import fork_child
 from rankscope.capture.process_state import process_state, still_runs
 from rankscope.inapp.trace_stream import TraceStream
 from rankscope.private_files import open_private
@@ -131,11 +131,16 @@ class Export:
         """It was given up: its folder does not answer."""
         self._target = order.target
         self._shared = _Shared()
-        if not _detach(self._shared):
-            _export_and_end(order, self._shared)
+        with contextlib.suppress(OSError), _without_sigchld():
+            _start_exporter(order, self._shared)
         self._pid = self._shared.exporter
-        found = process_state(self._pid)
-        self._started = found.started if found else 0
+        state = process_state(self._pid)
+        self._started = state.started if state else 0
+        if not self._pid:
+            why = "no process could be started to write it (limit of processes or memory)"
+            self.outcome = {"state": "lost", "why": why}
+            with contextlib.suppress(OSError):
+                order.when_done(self.outcome)
 
     def poll(self) -> bool:
         """Whether the export has ended."""
@@ -176,40 +181,27 @@ class Export:
         self.stuck = True
 
 
-def _detach(shared: _Shared) -> bool:
-    """Copy this process. True in the job; False in the copy, which is nobody's child.
+def _start_exporter(order: ExportOrder, shared: _Shared) -> None:
+    """Copy this process twice: the second copy exports, and is nobody's child once the first has ended.
 
-    The first copy makes a second one in its own memory (CLONE_VM: nothing is copied twice), which suspends the first
-    for good (CLONE_VFORK); the job ends and collects the first.
+    The first copy makes the second one in its own memory (CLONE_VM: nothing is copied twice) and is suspended by that
+    (CLONE_VFORK). It must not wake up, because its stack is the second one's: the second ends it.
     """
-    with warnings.catch_warnings(), _without_sigchld():
-        # Python 3.12 warns about fork in a process with threads; the copy does only what is safe there.
-        warnings.simplefilter("ignore", DeprecationWarning)
-        first = os.fork()
-        if first == 0:
-            second = _clone_in_place()
-            if second:  # after a plain fork; a clone has suspended this process
-                shared.set_exporter(second)
-                os._exit(0)
+
+    def detach() -> None:
+        number = _CLONE.get(os.uname().machine)
+        flags = _CLONE_VM | _CLONE_VFORK
+        second = ctypes.CDLL(None).syscall(number, flags, 0, 0, 0, 0) if number is not None else -1
+        if second == 0:
             shared.set_exporter(os.getpid())
-            return False
-        with contextlib.suppress(ChildProcessError):  # a job that ignores SIGCHLD has no children to collect
-            while not shared.exporter and os.waitpid(first, os.WNOHANG) == (0, 0):
-                time.sleep(0.0002)
-            os.kill(first, signal.SIGKILL)
-            os.waitpid(first, 0)
-    return True
+            os.kill(os.getppid(), signal.SIGKILL)
+            _export_and_end(order, shared)
+        elif second < 0:
+            shared.set_exporter(fork_child(lambda: _export_and_end(order, shared)))
 
-
-def _clone_in_place() -> int:
-    """A second process on this one's memory and stack, returning 0 there; this one sleeps until it is killed."""
-    number = _CLONE.get(os.uname().machine)
-    if (
-        number is not None
-        and (made := ctypes.CDLL(None).syscall(number, _CLONE_VM | _CLONE_VFORK, 0, 0, 0, 0)) >= 0
-    ):
-        return int(made)
-    return os.fork()
+    first = fork_child(detach)
+    with contextlib.suppress(ChildProcessError):  # a job that ignores SIGCHLD has no children to collect
+        os.waitpid(first, 0)
 
 
 @contextlib.contextmanager
@@ -248,7 +240,7 @@ def _export_and_end(order: ExportOrder, shared: _Shared) -> None:
     except BaseException as error:  # noqa: BLE001  (the last frame of this process: report to the job)
         shared.set_outcome({"state": "lost", "why": f"{type(error).__name__}: {error}"})
     finally:
-        os._exit(0)
+        os._exit(0)  # a clone in the first copy's memory has not been started by fork_child
 
 
 def _close_descriptors() -> None:
@@ -265,13 +257,12 @@ def _close_descriptors() -> None:
 
 
 def _reset_signals() -> list[float]:
-    """Remove the job's signal handlers. Returns a list that receives the time of a SIGTERM."""
+    """SIGTERM alone arrives here, not at the job's handler. Returns a list that receives its time."""
     terminated: list[float] = []
     signal.set_wakeup_fd(-1)
-    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGQUIT):
-        signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGTERM, lambda *_: terminated.append(time.monotonic()))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     return terminated
 
 
@@ -324,10 +315,16 @@ def _stream_save(
     """Run Kineto's save in its own process and compress its output. Returns why the trace is not whole."""
     source, sink = os.pipe()
     folder = tempfile.mkdtemp(prefix="rankscope-")
-    saver = os.fork()
-    if saver == 0:
+
+    def save() -> None:
         os.close(source)
         _save_into(order, Path(folder), sink)
+
+    try:
+        saver = fork_child(save)
+    except OSError as error:
+        shutil.rmtree(folder, ignore_errors=True)
+        return f"no process could be started for torch's export: {error.strerror}"
     shared.set_saver(saver)
     os.close(sink)
     why: str | None = "the export was interrupted"
@@ -392,5 +389,3 @@ def _save_into(order: ExportOrder, folder: Path, sink: int) -> None:
     except BaseException as error:  # noqa: BLE001  (the last frame of this process: print it)
         if sys.stderr is not None:
             sys.stderr.write(f"rankscope: torch's export failed: {error}\n")
-    finally:
-        os._exit(0)

@@ -34,6 +34,7 @@ class JobLog:
     ) -> None:
         self.rank = rank
         self.reports = reports and not quiet
+        self._quiet = quiet
         self.verbose = verbose
         self._stderr = _stderr_file()
 
@@ -43,6 +44,11 @@ class JobLog:
 
     def info(self, text: str) -> None:
         if self.reports or self.verbose:
+            self._print(text)
+
+    def progress(self, text: str) -> None:
+        """While training goes on: printed by rank 0, also where the process in front sums up the end."""
+        if self.verbose or (self.rank == 0 and not self._quiet):
             self._print(text)
 
     def debug(self, text: str) -> None:

@@ -1,12 +1,13 @@
-"""Run an action on the training thread: when a frame returns, or after some seconds.
+"""Run an action on the training thread: when a frame returns, or after some seconds; and threads that wait.
 
 torch's profiler records the thread that starts it, so a timer thread cannot start it for the training thread.
 """
 
 from __future__ import annotations
 
+import _thread
+import functools
 import sys
-import threading
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
@@ -53,23 +54,39 @@ def run_on_main_thread(action: Callable[[], None]) -> None:
     add(callback, None)
 
 
+def start_waiting_thread(wait: Callable[[], Any], last: Any, act: Callable[[Any], bool]) -> None:
+    """In a thread, call ``act`` with each result of ``wait`` until that is ``last`` or ``act`` returns False.
+
+    ``wait`` is a function in C. The thread has no Python frame while it waits, so profilers that record the stacks of
+    all threads (with_stack) do not count its waiting as the job's time.
+    """
+
+    def unrecorded(result: Any) -> bool:
+        sys.setprofile(None)  # of this thread alone
+        return act(result)
+
+    _thread.start_new_thread(all, (map(unrecorded, iter(wait, last)),))
+
+
 class Timer:
     """Calls ``action`` on the main thread after some seconds, unless cancelled before."""
 
     def __init__(self, seconds: float, action: Callable[[], None]) -> None:
-        self._cancelled = threading.Event()
-        self._seconds = seconds
+        self._running = _thread.allocate_lock()
+        self._running.acquire()
+        self._cancelled = False
         self._action = action
-        thread = threading.Thread(target=self._wait, name="rankscope-timer", daemon=True)
-        thread.start()
+        start_waiting_thread(functools.partial(self._running.acquire, True, seconds), True, self._over)
 
     def cancel(self) -> None:
-        self._cancelled.set()
+        if not self._cancelled:
+            self._cancelled = True
+            self._running.release()
 
-    def _wait(self) -> None:
-        if not self._cancelled.wait(self._seconds):
-            run_on_main_thread(self._act)
+    def _over(self, _cancelled: bool) -> bool:
+        run_on_main_thread(self._act)
+        return False
 
     def _act(self) -> None:
-        if not self._cancelled.is_set():
+        if not self._cancelled:
             self._action()

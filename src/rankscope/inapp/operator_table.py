@@ -8,19 +8,24 @@ from pathlib import Path
 from typing import Any
 
 from rankscope.inapp.memory import memory_overview
+from rankscope.inapp.trace_stream import OUR_FRAME
 from rankscope.inapp.window_handlers import Recorded
 
 FILE = "profiler_list.dat"
 
 
+ROW_LIMIT = 100
+
+
 class Summary:
-    """Writes the table of the last window at the end, and rank 0 prints it: torch needs a second or more for it, which
-    would pause training in the middle of the loop.
+    """Writes the table of the last window at the end: torch needs a second or more for it, which would pause training
+    in the middle of the loop.
     """
 
-    def __init__(self, row_limit: int = -1) -> None:
-        """``row_limit`` -1 shows every operator."""
+    def __init__(self, row_limit: int = ROW_LIMIT, *, prints: bool = False) -> None:
+        """``row_limit`` -1 shows every operator. With ``prints`` rank 0 also prints the file on stdout."""
         self.row_limit = row_limit
+        self.prints = prints
         self.deepspeed = False
         self._last: Recorded | None = None
 
@@ -33,6 +38,9 @@ class Summary:
         if recorded is None:
             return
         averages = recorded.profile.key_averages()
+        averages[:] = [
+            one for one in averages if not OUR_FRAME.match(one.key.encode())
+        ]  # with_stack has them
         window = f"rank {recorded.rank}, steps {recorded.first_step}-{recorded.last_step}"
         parts = [
             f"Operators by device time ({window})",
@@ -47,7 +55,7 @@ class Summary:
         path = self.path(recorded)
         text = "\n\n".join(part.strip("\n") for part in parts) + "\n"
         path.write_text(text, encoding="utf-8")
-        if recorded.rank == 0:
+        if self.prints and recorded.rank == 0:
             _print(text)
 
     @staticmethod

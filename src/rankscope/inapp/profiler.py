@@ -53,7 +53,8 @@ class profile:  # noqa: N801  (torch.profiler.profile's spelling)
     name         the first part of the trace's file name (default: the script's name)
     region       the name of the range around forward and backward; None for none
     model        the trained model; for a DeepSpeed engine its flops profile is written
-    debug        print on stderr what happens, and the memory in use before and after forward and backward
+    debug        print on stderr what happens, and the memory in use before and after forward and backward; on stdout
+                 the summary
     enabled      False: every method does nothing, so that a loop needs no ``if``
     The other arguments are those of torch.profiler.profile.
     """
@@ -92,6 +93,9 @@ class profile:  # noqa: N801  (torch.profiler.profile's spelling)
         parse_selector(selector)
         label = name or script_name(sys.argv or ["trace"])
         self._handlers = _handlers(handlers, on_trace_ready, label)
+        for handler in self._handlers:
+            if debug and isinstance(handler, Summary):
+                handler.prints = True
         self._plan = Plan(
             when=when,
             ranks=selector,
@@ -133,8 +137,13 @@ class profile:  # noqa: N801  (torch.profiler.profile's spelling)
         if not self.enabled:
             return
         identity = current_identity()
-        if not parse_selector(self._plan.ranks).selects(identity):
+        selector = parse_selector(self._plan.ranks)
+        if not selector.selects(identity):
             self.enabled = False
+            if selector.matches_none(identity) and identity.rank == 0:
+                JobLog(0).warning(
+                    f"ranks {self._plan.ranks} select none of the {identity.world_size} ranks: nothing is recorded"
+                )
             return
         self._engine = current_engine()
         if self._engine is None:

@@ -11,15 +11,21 @@ import fcntl
 import os
 import resource
 import signal
+import struct
 import threading
+import time
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
+from rankscope.inapp.main_thread import start_waiting_thread
+
 # Python runs a signal handler once the main thread is back in Python code. If a collective holds it longer than
 # this, the process is ended without the handler, and the window is lost.
 STUCK_S = 5.0
-# The wakeup pipe's numbers: this many below the process's limit, or below 1024, which every select(2) can take.
+# struct ucred: process, user, group.
+_CREDENTIALS = struct.Struct("3i")
+# The wakeup sockets' numbers: this many below the process's limit, or below 1024, which every select(2) can take.
 _ROOM, _HIGHEST = 8, 1024
 
 
@@ -31,88 +37,186 @@ class SigtermGuard:
 
     def __init__(self, finish: Callable[[bool], None]) -> None:
         self._finish = finish
-        self._previous: Any = None
-        self._installed = False
-        self._pipe: _HighPipe | None = None
+        self._handler: _Handler | None = None
+        self._wakeup: _Wakeup | None = None
+        self._masks = threading.local()
+
+    def watch_forks(self, in_child: Callable[[], object]) -> None:
+        """Call ``in_child`` in every forked child, then turn the guard off there.
+
+        Python forgets the signals that reach a child before its hooks have run, because it has our handler: a worker
+        that is terminated at once would not end. So SIGTERM is blocked until the child has its own handler again.
+        """
+
+        def before() -> None:
+            if self._handler is not None and not callable(self._handler.previous):
+                self._masks.before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+
+        def after() -> None:
+            mask, self._masks.before = getattr(self._masks, "before", None), None
+            if mask is not None:
+                signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+        def after_in_child() -> None:
+            try:
+                in_child()
+            finally:
+                self.off()
+                after()
+
+        os.register_at_fork(before=before, after_in_parent=after, after_in_child=after_in_child)
 
     def on(self) -> None:
-        if self._installed or threading.current_thread() is not threading.main_thread():
+        if self._handler is not None or threading.current_thread() is not threading.main_thread():
             return
         previous = signal.getsignal(signal.SIGTERM)
+        while isinstance(previous, _Handler):  # the script has saved it in an earlier window, and restored it
+            previous = previous.previous
         if previous is None or previous is signal.SIG_IGN:
             return  # set outside Python, or ignored on purpose: left as it is
-        self._previous = previous
-        signal.signal(signal.SIGTERM, self._on_term)
-        self._installed = True
-        self._watch()
+        self._handler = _Handler(previous, self._terminated)
+        signal.signal(signal.SIGTERM, self._handler)
+        if not callable(previous):
+            self._watch()
 
     def off(self) -> None:
-        if not self._installed or threading.current_thread() is not threading.main_thread():
+        if self._handler is None or threading.current_thread() is not threading.main_thread():
             return
-        if signal.getsignal(signal.SIGTERM) == self._on_term:  # the script may have set its own since
-            signal.signal(signal.SIGTERM, self._previous)
-        self._installed = False
+        if signal.getsignal(signal.SIGTERM) is self._handler:  # the script may have set its own since
+            signal.signal(signal.SIGTERM, self._handler.previous)
+        self._handler = None
         self._unwatch()
 
-    def _on_term(self, number: int, frame: FrameType | None) -> None:
-        previous = self._previous
-        self.off()
-        self._finish(callable(previous))
-        if callable(previous):
-            previous(number, frame)
-        else:
-            os.kill(os.getpid(), number)  # by the default action, so that the exit status shows the signal
-
     def check(self) -> None:
-        """Forget the wakeup pipe if the script has closed it (os.closerange), before a signal is written elsewhere."""
-        if self._pipe is not None and not self._pipe.whole:
+        """Forget the wakeup socket if the script has closed it (os.closerange), before a signal goes elsewhere."""
+        if self._wakeup is not None and not self._wakeup.whole:
             self._unwatch()
+
+    def _terminated(self, lives_on: bool) -> None:
+        self.off()
+        self._finish(lives_on)
 
     def _watch(self) -> None:
         """Start a thread that ends the process if the main thread cannot run the handler in time."""
-        if callable(self._previous):
-            return
-        pipe = _HighPipe()
-        before = signal.set_wakeup_fd(pipe.writer, warn_on_full_buffer=False)
+        wakeup = _Wakeup()
+        before = signal.set_wakeup_fd(wakeup.writer, warn_on_full_buffer=False)
         if before != -1:  # an event loop uses it already
             signal.set_wakeup_fd(before)
-            pipe.close(pipe.writer)
-            pipe.close(pipe.reader)
+            wakeup.close(wakeup.writer)
+            wakeup.close(wakeup.reader)
             return
-        self._pipe = pipe
-        threading.Thread(target=_end_if_stuck, args=(pipe,), name="rankscope-term", daemon=True).start()
+        self._wakeup = wakeup
+        wakeup.watch()
 
     def _unwatch(self) -> None:
-        if self._pipe is None:
+        if self._wakeup is None:
             return
-        pipe, self._pipe = self._pipe, None
+        wakeup, self._wakeup = self._wakeup, None
         current = signal.set_wakeup_fd(-1)
-        if current != pipe.writer:  # replaced since
+        if current != wakeup.writer:  # replaced since
             signal.set_wakeup_fd(current)
-        pipe.close(pipe.writer)
+        wakeup.release()
 
 
-class _HighPipe:
-    """A pipe whose numbers are the highest that the process may have.
+class _Handler:
+    """The handler of one window. The script may save it, and restore or call it when the window is long closed."""
 
-    A script may close descriptors that are not its own. Numbers are given out from the lowest, so these are not taken
-    by a file of the script's, into which a signal would then be written.
+    def __init__(self, previous: Any, terminated: Callable[[bool], None]) -> None:
+        self.previous = previous
+        self._terminated = terminated
+        self._pid = os.getpid()
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        # The script's own handler may have called this one. Without us that would have found the default, which
+        # cannot be called.
+        lives_on = callable(self.previous) or signal.getsignal(number) is not self
+        if os.getpid() == self._pid:  # not in a young worker, which has nothing to save
+            self._terminated(lives_on)
+        if callable(self.previous):
+            self.previous(number, frame)
+        elif not lives_on:
+            signal.signal(number, signal.SIG_DFL)  # so that the exit status shows the signal
+            os.kill(os.getpid(), number)
+
+
+class _Wakeup:
+    """A pair of sockets for signal.set_wakeup_fd. A forked worker has the writer too, so the kernel names the sender.
+
+    Their numbers are the highest that the process may have: a script may close descriptors that are not its own, and
+    numbers are given out from the lowest, so these are not taken by a file into which a signal would then be written.
     """
 
     def __init__(self) -> None:
-        ends = os.pipe()
+        import socket
+
+        ends = socket.socketpair()
+        ends[0].setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+        ends[1].setblocking(False)
         highest = min(resource.getrlimit(resource.RLIMIT_NOFILE)[0], _HIGHEST)
-        self.reader, self.writer = (_moved(end, highest - _ROOM) for end in ends)
-        os.set_blocking(self.writer, False)
-        self._file = _identity(self.writer)
+        self.reader, self.writer = (_moved(end.detach(), highest - _ROOM) for end in ends)
+        self._files = {end: _identity(end) for end in (self.reader, self.writer)}
+        self._pid = os.getpid()
 
     @property
     def whole(self) -> bool:
-        return _identity(self.reader) == _identity(self.writer) == self._file
+        return all(_identity(end) == file for end, file in self._files.items())
 
     def close(self, end: int) -> None:
-        if _identity(end) == self._file:
+        if _identity(end) == self._files[end]:
             os.close(end)
+
+    def release(self) -> None:
+        """End the thread, which closes the reader. A forked worker has no such thread."""
+        if os.getpid() != self._pid:
+            self.close(self.reader)
+        elif _identity(self.writer) == self._files[self.writer]:
+            import socket
+
+            writer = socket.socket(fileno=self.writer)
+            with contextlib.suppress(OSError):  # the script has closed the reader
+                writer.shutdown(socket.SHUT_WR)  # closing is not enough: a forked worker may hold it open
+            writer.detach()
+        self.close(self.writer)
+
+    def watch(self) -> None:
+        """In a thread, wait for a SIGTERM of this process. The writer is shut down once the handler has run."""
+        import select
+
+        poller = select.poll()
+        poller.register(self.reader, select.POLLIN)
+
+        def end_if_stuck(_ready: Any) -> bool:
+            terminated = self._receive()
+            deadline = time.monotonic() + STUCK_S
+            while terminated:
+                if not poller.poll(max(deadline - time.monotonic(), 0) * 1000):
+                    import ctypes
+
+                    # signal.signal works only in the main thread, which is stuck; libc's signal works in any.
+                    ctypes.CDLL(None).signal(int(signal.SIGTERM), None)
+                    os.kill(self._pid, signal.SIGTERM)
+                elif self._receive() is None:
+                    terminated = None
+            if terminated is None:
+                self.close(self.reader)
+            return terminated is not None
+
+        start_waiting_thread(poller.poll, None, end_if_stuck)
+
+    def _receive(self) -> bool | None:
+        """Whether the next signal is a SIGTERM of this process; None where one end is closed."""
+        import socket
+
+        with contextlib.suppress(OSError):
+            reader = socket.socket(fileno=self.reader)
+            try:
+                numbers, credentials, *_ = reader.recvmsg(1, socket.CMSG_SPACE(_CREDENTIALS.size))
+            finally:
+                reader.detach()
+            if numbers:
+                sender = _CREDENTIALS.unpack(credentials[0][2])[0] if credentials else 0
+                return bool(sender == self._pid and numbers[0] == signal.SIGTERM)
+        return None
 
 
 def _moved(descriptor: int, least: int) -> int:
@@ -126,21 +230,7 @@ def _moved(descriptor: int, least: int) -> int:
 
 def _identity(descriptor: int) -> tuple[int, int] | None:
     try:
-        found = os.fstat(descriptor)
+        status = os.fstat(descriptor)
     except OSError:
         return None
-    return found.st_dev, found.st_ino
-
-
-def _end_if_stuck(pipe: _HighPipe) -> None:
-    """Wait for SIGTERM in the wakeup pipe. The pipe is closed once the handler has run."""
-    import ctypes
-    import select
-
-    with contextlib.suppress(OSError):  # the script has closed the pipe
-        while numbers := os.read(pipe.reader, 64):
-            if signal.SIGTERM in numbers and not select.select([pipe.reader], [], [], STUCK_S)[0]:
-                # signal.signal works only in the main thread, which is stuck; libc's signal works in any.
-                ctypes.CDLL(None).signal(int(signal.SIGTERM), None)
-                os.kill(os.getpid(), signal.SIGTERM)
-        pipe.close(pipe.reader)
+    return status.st_dev, status.st_ino

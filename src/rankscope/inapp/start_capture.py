@@ -84,8 +84,9 @@ def clean_environment(bootstrap: str) -> None:
     """
     os.environ.pop(PLAN_VARIABLE, None)
     path = os.environ.get("PYTHONPATH", bootstrap)
-    rest = [part for part in path.split(os.pathsep) if part != bootstrap]
-    if rest:
+    parts = path.split(os.pathsep)
+    rest = [part for part in parts if part != bootstrap]
+    if rest or len(parts) > 1:  # twice the bootstrap: it was set, but empty
         os.environ["PYTHONPATH"] = os.pathsep.join(rest)
     else:
         os.environ.pop("PYTHONPATH", None)

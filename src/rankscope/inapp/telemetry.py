@@ -6,7 +6,9 @@ never waits for it. A write that fails ends the telemetry with one line; one tha
 
 from __future__ import annotations
 
+import _thread
 import faulthandler
+import functools
 import os
 import threading
 import time
@@ -24,6 +26,7 @@ from rankscope.capture.telemetry_ring import FOLDER, NONE, PHASES, RingWriter, r
 from rankscope.errors import RankscopeError
 from rankscope.inapp.collective_log import Collective, CollectiveLog, fullest_dump, unix_offset_ns
 from rankscope.inapp.job_log import JobLog
+from rankscope.inapp.main_thread import start_waiting_thread
 from rankscope.inapp.step_figures import (
     BEGIN,
     FORWARD_END,
@@ -64,40 +67,45 @@ class Telemetry:
         self._progress = (NONE, time.monotonic())
         self._next_hang_s = hang_after_s
         self._ring: RingWriter | None = None
-        self._over = threading.Event()
-        self._thread: threading.Thread | None = None
-
-    @property
-    def begun(self) -> bool:
-        return self._thread is not None
+        self._pause = _thread.allocate_lock()
+        self._over = False
+        self._ended = threading.Event()
+        self.begun = False
 
     def begin(self) -> None:
         """The run folder is there, and this process is its rank: write from now on."""
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="rankscope-telemetry", daemon=True)
-            self._thread.start()
+        if not self.begun:
+            self.begun = True
+            start_waiting_thread(functools.partial(self._pause.acquire, True, PERIOD_S), None, self._run)
 
     def end(self) -> None:
         """The training is over: write what is left, but do not wait long for it."""
-        self._over.set()
+        self._over = True
         self.clock.off()
-        if self._thread is not None:
-            self._thread.join(EXIT_WAIT_S)
+        if self.begun:
+            if self._pause.locked():
+                self._pause.release()
+            self._ended.wait(EXIT_WAIT_S)
 
     def forked(self) -> None:
         """In a forked child, which has no such thread and is not the rank."""
         self.clock.off()
 
-    def _run(self) -> None:
+    def _run(self, _woken: bool) -> bool:
+        """At the begin, once a second, and at the end; False ends the thread."""
         try:
-            self.make_ring()
-            while not self._over.wait(PERIOD_S):
+            if self._ring is None:
+                self.make_ring()
+            if not self._over:
                 self.look()
+                return True
             self._write((PHASES.index("ended"), time.perf_counter_ns()), last=True)
         except Exception as error:  # noqa: BLE001  (the job must go on)
             self.clock.off()
             reason = f"{error.strerror}: {error.filename}" if isinstance(error, OSError) else repr(error)
             self._log.warning(f"telemetry is off, the job goes on: {reason}")
+        self._ended.set()
+        return False
 
     def look(self) -> None:
         """What is done once a second."""

@@ -5,7 +5,7 @@
         loss = model(batch)
     if step % 100 == 0:
         timers.log()                        # a collective: all ranks must call it
-        timers.write(writer, step)          # TensorBoard's SummaryWriter, or wandb
+        timers.write(writer, step)          # TensorBoard's SummaryWriter, wandb, or None: nothing
 
 On a GPU the times are device times, from CUDA events; nothing waits until a report is made.
 """
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import Any, NamedTuple
 
@@ -75,6 +75,11 @@ class Timer:
     ) -> None:
         self.stop()
 
+    @property
+    def ran(self) -> bool:
+        """Whether it has run since the last ``take``."""
+        return bool(self._pairs)
+
     def take(self) -> tuple[int, int]:
         """Calls and nanoseconds since the last call of this. On a GPU it waits for the timer's last event."""
         pairs, self._pairs = self._pairs, []
@@ -102,13 +107,7 @@ class Timers:
     def collect(self, names: Iterable[str] | None = None) -> list[Figures]:
         """Figures since the last call, over all ranks. A collective: every rank must call it."""
         chosen = [self._timers[name] for name in names] if names is not None else list(self._timers.values())
-        mine = [timer.take() for timer in chosen]
-        everyone = _gather([total for _, total in mine])
-        self._last = [
-            Figures(timer.name, calls, tuple(rank[index] for rank in everyone))
-            for index, (timer, (calls, _)) in enumerate(zip(chosen, mine, strict=True))
-        ]
-        return self._last
+        return self._take(chosen, _gather)
 
     def log(
         self, names: Iterable[str] | None = None, *, per: int = 1, say: Callable[[str], object] | None = None
@@ -126,7 +125,15 @@ class Timers:
             )
 
     def write(self, writer: Any, step: int, *, per: int = 1) -> None:
-        """The last collected figures in seconds to TensorBoard (``add_scalar``) or wandb (``log``)."""
+        """The last collected figures in seconds to TensorBoard (``add_scalar``) or wandb (``log``).
+
+        Where ``log`` or ``collect`` did not come first, they are those of this rank: ``write`` is not a collective.
+        With None as the writer, as on the other ranks, nothing is written.
+        """
+        if not self._last or any(self._timers[one.name].ran for one in self._last):
+            self._take(list(self._timers.values()), lambda totals: [totals])
+        if writer is None:
+            return
         values = {
             f"timers/{one.name}-{kind}": value / per / 1e9
             for one in self._last
@@ -147,6 +154,15 @@ class Timers:
                 why="It has neither add_scalar (TensorBoard) nor log (wandb).",
                 hint="Pass a torch.utils.tensorboard.SummaryWriter, or wandb itself.",
             )
+
+    def _take(self, timers: Sequence[Timer], gather: Callable[[list[int]], list[list[int]]]) -> list[Figures]:
+        mine = [timer.take() for timer in timers]
+        ranks = gather([total for _, total in mine])
+        self._last = [
+            Figures(timer.name, calls, tuple(rank[index] for rank in ranks))
+            for index, (timer, (calls, _)) in enumerate(zip(timers, mine, strict=True))
+        ]
+        return self._last
 
     def _uses_cuda(self) -> bool:
         if self._device is not None:

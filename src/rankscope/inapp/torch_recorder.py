@@ -58,7 +58,9 @@ class ScriptProfiler:
 
         def release() -> None:
             if profiler.profile._prepare_trace is prepare_trace:  # not wrapped again since
-                profiler.profile._prepare_trace, profiler.profile.__exit__ = prepare, leave
+                profiler.profile._prepare_trace = prepare
+            if profiler.profile.__exit__ is exit_profile:
+                profiler.profile.__exit__ = leave
 
         self.release: Callable[[], None] = release
 

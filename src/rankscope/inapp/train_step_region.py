@@ -22,6 +22,7 @@ class ForwardBackward:
         self._depth = 0
         self._forward_hook: Any = None
         self._backward: Any = None
+        self._watching: Any = None
 
     def begin(self) -> None:
         """A step begins: hook forward and backward."""
@@ -31,7 +32,7 @@ class ForwardBackward:
         self._depth = 0
         self._watch_forward()
         self._backward = torch.autograd.backward
-        torch.autograd.backward = self._watched(self._backward)
+        self._watching = torch.autograd.backward = self._watched(self._backward)
 
     def end(self) -> None:
         """The step has ended: remove the hooks."""
@@ -39,7 +40,8 @@ class ForwardBackward:
 
         self._unwatch_forward()
         if self._backward is not None:
-            torch.autograd.backward = self._backward
+            if torch.autograd.backward is self._watching:  # else the script has wrapped it since
+                torch.autograd.backward = self._backward
             self._backward = None
 
     def forward_begins(self, module: Any) -> None:
@@ -71,7 +73,7 @@ class ForwardBackward:
     def _watched(self, backward: Any) -> Any:
         @functools.wraps(backward)
         def watched_backward(*args: Any, **kwargs: Any) -> Any:
-            mine = threading.get_ident() == self._thread
+            mine = threading.get_ident() == self._thread and self._backward is not None
             if mine and self._depth == 0:
                 self.backward_begins()
             self._depth += mine  # activation checkpointing runs a backward inside the backward

@@ -12,7 +12,7 @@ from rankscope.inapp.forked_export import Export, ExportOrder, Outcome
 from rankscope.inapp.job_log import JobLog
 from rankscope.inapp.torch_recorder import Recording
 from rankscope.inapp.window_handlers import Handler, Recorded
-from rankscope.units import format_bytes
+from rankscope.units import format_bytes, format_ns
 
 Window = dict[str, Any]
 
@@ -52,10 +52,15 @@ class WindowExporter:
                 other["stall_ns"] = nanoseconds
 
     def collect(self) -> None:
-        """Note the outcomes of exports that have ended."""
+        """Note the outcomes of exports that have ended, and say which traces are on disk."""
         for window, export in [pair for pair in self._exports if pair[1].poll()]:
             window.update(export.outcome or {})
             self._exports.remove((window, export))
+            if window["state"] == "whole":
+                self._log.progress(
+                    f"{_steps(window)} is on disk: {self._files.folder / window['file']} "
+                    f"({format_bytes(window['bytes'], 1)}); training was paused for {format_ns(window['stall_ns'], 2)}"
+                )
 
     def wait(self, seconds: float) -> bool:
         """Wait for all exports, but not for one that makes no progress: then False, its folder does not answer."""

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rankscope.capture.child_process import become
+from rankscope.capture.forked_child import fork_child
 from rankscope.capture.signal_relay import FORWARDED, Witness, block_signals
 
 _PR_SET_PDEATHSIG = 1
@@ -94,12 +95,14 @@ def run_under_tool(
     _adopt_orphans()
     before = block_signals()
     witness = Witness()
-    tool = os.fork()
-    if tool == 0:
+
+    def become_tool() -> None:
         os.setpgid(0, 0)
         _die_with_us()
         _redirect(supervised, log)
         become(command, env, before, ignored)
+
+    tool = fork_child(become_tool)
     statuses = _Statuses(tool, supervised, witness)
     tool_status = statuses.wait_for(tool)
     assert tool_status is not None  # our own child: its status is never lost
