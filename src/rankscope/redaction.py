@@ -2,184 +2,362 @@
 
 What counts as a secret (docs/capture.md lists it for users):
 
-- the value of an option, variable or setting whose name says so: --api-key X, --token=X, WANDB_API_KEY=X,
-  model.password=X, ?token=X in a URL. `SECRET_NAMES` and `SECRET_KEYS` are the names, `NOT_SECRET` the exceptions
-  (--pad-token, --max-tokens).
-- the password in a URL: https://user:PASSWORD@host, or a long user name without one (https://TOKEN@host).
+- the value of an option, variable, setting, header or JSON or YAML key whose name says so: --api-key X, --token=X,
+  WANDB_API_KEY=X, model.password=X, ?token=X in a URL, X-Api-Key: X, {"api_key": "X"}. `SECRET_NAMES` and `SECRET_KEYS`
+  are the names, `NOT_SECRET` and `NOT_SECRET_VALUES` the exceptions (--pad-token, --max-tokens 4096).
+- the password in a URL (https://user:PASSWORD@host), a long user name without one (https://TOKEN@host), and the path of
+  a webhook.
+- the password that a program takes with a short option: mysql -pX, curl -u user:X. Of a program that is not listed,
+  -p X is a password unless X is a number, ports or a path, and -u A:X unless both are numbers.
 - text of a known form, wherever it is: `KNOWN_FORMS` (hf_…, sk-…, ghp_…, AKIA…, JSON web tokens, Bearer …).
 
-A value that is too much is a smaller fault than a secret that stays. Standard library only.
+A value that is too much is a smaller fault than a secret that stays. Every pattern reads a text once, whatever it is:
+names begin where no name is (a lookbehind), and nothing is searched again from its middle. Standard library only.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 REDACTED = "REDACTED"
 
-# The last part of a name: wandb-token, db_password, trainer.auth.secret.
+# The last part of a name: wandb-token, db_password, trainer.auth.secret. Plurals count, and names that end in one of
+# the longer words: PGPASSWORD.
 SECRET_NAMES = frozenset(
     {
-        "apikey",
-        "apitoken",
-        "accesskey",
-        "accesstoken",
-        "authtoken",
-        "authorization",
-        "bearer",
-        "cookie",
-        "credential",
-        "credentials",
-        "dsn",
-        "passphrase",
-        "passwd",
-        "password",
-        "pat",
-        "pwd",
-        "secret",
-        "secretkey",
-        "secrets",
-        "sig",
-        "signature",
-        "token",
+        *("accesskey", "apikey", "auth", "authorization", "bearer", "cookie", "cred", "credential"),
+        *("credentials", "dbpass", "dsn", "jwt", "pass", "passcode", "passphrase", "passwd", "password"),
+        *("pat", "psk", "pswd", "pw", "pwd", "secret", "secretkey", "sessionid", "sig", "signature"),
+        *("sshpass", "token", "userpass", "userpwd", "webhook"),
     }
 )
-# The part before a last part "key" or "auth" that makes it secret: api-key, AWS_SECRET_ACCESS_KEY.
+_SECRET_ENDS = ("password", "passwd", "passphrase", "secret", "token")
+# The part before a last part "key" that makes it secret: api-key, AWS_SECRET_ACCESS_KEY, masterkey.
 SECRET_KEYS = frozenset(
     {
-        "access",
-        "account",
-        "admin",
-        "anthropic",
-        "api",
-        "auth",
-        "aws",
-        "azure",
-        "client",
-        "comet",
-        "encryption",
-        "hf",
-        "license",
-        "master",
-        "neptune",
-        "ngc",
-        "openai",
-        "private",
-        "secret",
-        "service",
-        "shared",
-        "signing",
-        "ssh",
-        "storage",
-        "subscription",
-        "wandb",
+        *("access", "account", "admin", "anthropic", "api", "app", "auth", "aws", "azure", "client", "comet"),
+        *("deploy", "encryption", "hf", "license", "master", "neptune", "ngc", "openai", "private"),
+        *("registry", "secret", "service", "shared", "signing", "ssh", "storage", "subscription", "wandb"),
+        *("webhook",),
     }
 )
-# The part before a last part "token" that makes it a piece of text of a language model.
+# The part before a last part "token" that makes it a piece of text of a language model, or a number of them.
 NOT_SECRET = frozenset(
     {
-        "begin",
-        "bos",
-        "cls",
-        "end",
-        "eos",
-        "fim",
-        "image",
-        "mask",
-        "next",
-        "no",
-        "pad",
-        "per",
-        "sep",
-        "special",
-        "start",
-        "stop",
-        "unk",
-        "use",
+        *("audio", "begin", "blank", "bos", "class", "cls", "end", "eos", "extra", "fim", "first", "image"),
+        *("last", "mask", "max", "min", "new", "next", "no", "num", "pad", "per", "placeholder", "sep"),
+        *("separator", "sos", "special", "start", "stop", "think", "total", "unk", "use", "video", "vision"),
     }
 )
+# Values that make a name's last part something else.
+_COUNT = r"[\d.,_]+(?:[eE][+-]?\d+)?[kKmMbBgGtT]?"
+NOT_SECRET_VALUES = {
+    "": re.compile(r"(?i:true|false|none|null|yes|no|\{\}|\[\])"),
+    "auth": re.compile(r"(?i:basic|digest|bearer|kerberos|munge)"),
+    "pass": re.compile(r"\d{1,3}"),
+    "pwd": re.compile(r"\.{0,2}/.*|~.*", re.DOTALL),
+    "token": re.compile(r"<.*>|\[[A-Z]+\]", re.DOTALL),
+    "tokens": re.compile(rf"{_COUNT}|<.*>|\[.*\]", re.DOTALL),
+}
 
 KNOWN_FORMS = re.compile(
     "|".join(
         (
-            r"\bhf_[A-Za-z0-9]{16,}",  # Hugging Face
+            r"\b(?:hf|api_org|gh[opsur]|gsk|r8|npm|dop_v1|[rs]k_live|[rs]k_test)_[A-Za-z0-9]{16,}",
+            r"\b(?:github_pat|wandb_v1|dckr_pat)_[\w-]{16,}",
             r"\bsk-[A-Za-z0-9_-]{16,}",  # OpenAI, Anthropic
-            r"\bgh[opsur]_[A-Za-z0-9]{16,}",  # GitHub
-            r"\bgithub_pat_\w{16,}",
-            r"\bglpat-[\w-]{16,}",  # GitLab
-            r"\bxox[abeoprs]-[\w-]{10,}",  # Slack
+            r"\b(?:gl(?:pat|ptt|dt|rt|cbt|soat)|nvapi|xapp|xox[abeoprs]|GOCSPX)-[\w-]{10,}",  # GitLab, NVIDIA, Slack
+            r"\b(?:xai|pplx)-[A-Za-z0-9]{20,}",
             r"\b(?:AKIA|ASIA)[A-Z0-9]{16}\b",  # AWS
             r"\bAIza[\w-]{30,}",  # Google
-            r"\bnvapi-[\w-]{16,}",  # NVIDIA
-            r"\bgsk_[A-Za-z0-9]{16,}",
+            r"\bya29\.[\w.-]{16,}",
+            r"\bhv[bs]\.[\w-]{20,}",  # Vault
+            r"\bSG\.[\w-]{16,}(?:\.[\w-]+)?",  # SendGrid
+            r"\bdapi[0-9a-f]{32}\b",  # Databricks
             r"\bpypi-[\w-]{30,}",
-            r"\beyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*",  # JSON web token
+            r"\beyJ[\w-]{8,}(?:\.[\w-]*){0,2}",  # JSON web token
             r"-----BEGIN [A-Z ]*PRIVATE KEY-----[\s\S]*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)",
+            r"(?i:(?<=\bbearer )|(?<=\bbearer\t))[\w.~+/=-]{8,}",
         )
     )
 )
-_BEARER = re.compile(r"\b(Bearer|Basic)(\s+)[\w.~+/=-]{8,}", re.IGNORECASE)
-_URL_USER = re.compile(r"(\b[A-Za-z][A-Za-z0-9+.-]*://)([^\s/?#@:]*)(:[^\s/?#@]*)?@")
+_URL_USER = re.compile(r"""://(?P<user>[^\s/?#@:"']*)(?::(?P<password>[^\s/?#"']*))?@""")
 # From this length on, a user name in a URL is taken for a token.
 _LONGEST_USER = 16
-# NAME=value, with an end that fits lists (a=1,b=2), query strings and shell text.
-_SETTING = re.compile(r"""(?P<name>[A-Za-z_][\w.-]*)=(?P<value>"[^"]*"|'[^']*'|[^\s,;&|"')]*)""")
-_OPTION = re.compile(
-    r"""(?<!\S)(?P<option>--?[A-Za-z][\w.-]*)(?P<space>\s+)(?P<value>"[^"]*"|'[^']*'|[^\s"'-]\S*)"""
+_URL = re.compile(r"""://[^\s"'<>]+""")
+_HOOK = re.compile(
+    r"(?:://(?:web)?hooks?|\.webhook)\.[^/]{1,253}/|/(?:web)?hooks?(?:b2)?/|api\.telegram\.org/bot"
 )
+# A name, and what says that its value follows: = or : (behind a quote: "api_key": "X"), or a space behind an option.
+_NAME = re.compile(
+    r"""(?<![\w.-])(?P<name>[\w.-]+)
+        (?:(?P<equals>=(?!=)|["'\]\\]*[ \t]*[:?+]?=(?!=)[ \t]*)
+          |(?P<colon>["'\\]*[ \t]*:(?!:|//)[ \t]*)
+          |(?P<space>(?<=\w)(?:["'\\]*,?[\s\\]+|["'\\]+,|\Z)))""",
+    re.VERBOSE,
+)
+# An option or a header's name at the end of a word: the next word is its value.
+_OPEN_NAME = re.compile(r"""(?<![\w.-])(?P<name>[\w.-]+)(?:["'\\]*(?P<colon>:)|["'\\]*,?)\Z""")
+_QUOTE = re.compile(r"""\\*["']""")
+_REST_OF_QUOTED = {quote: re.compile(rf"[^{quote}\\]*(?:\\[\s\S]?[^{quote}\\]*)*") for quote in ("'", '"')}
+_IN_QUERY = re.compile(r"""[^&#\s"'<>]*""")
+_IN_LIST = re.compile(r"""[^\s,;&|"'}\])]*""")
+_IN_SHELL = re.compile(r"""[^\s;&|"'`<>()]*""")
+_TO_SPACE = re.compile(r"""[^\s"']*(?<![;,)\]}|&])""")
+_LINE = re.compile(r"""[^\n"']*(?<!\s)""")
+_BLOCK = re.compile(r"[|>][+-]?[ \t]*\n[ \t]+(?P<text>.*(?:\n[ \t]+.*)*)")
+# The names at the beginning of a command line's word: the value reaches to the end of the word.
+_FIRST_NAMES = re.compile(r"(?:[-+\w.]+=)*")
+# A longer value is none of NOT_SECRET_VALUES.
+_LONGEST_EXCEPTION = 200
+_SCHEMES = ("basic", "bearer", "digest", "negotiate", "token", "apikey")
+_SCHEME = re.compile(rf"(?i:{'|'.join(_SCHEMES)})[ \t]+")
 _WORDS_OF_A_NAME = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z0-9]+")
+_NAMED_VALUE = re.compile(r"value|b64|base64|url|\d+")
+
+# Programs with a short option for a password, and its letters.
+_PASSWORD_LETTERS = {
+    **dict.fromkeys(("mysql", "mysqldump", "mysqladmin", "mysqlimport", "mariadb", "mariadb-dump"), "p"),
+    **dict.fromkeys(("sshpass", "mongo", "mongosh", "mongodump", "7z", "7za"), "p"),
+    **dict.fromkeys(("ldapsearch", "ldapadd", "ldapmodify"), "w"),
+    **dict.fromkeys(("zip", "unzip", "ipmitool", "sqlcmd"), "P"),
+    "redis-cli": "a",
+    "curl": "b",
+    "login": "p",  # docker login, podman login, helm registry login
+}
+# Programs with a short option for user:password.
+_USER_LETTERS = {"curl": "uU", "http": "a", "https": "a"}
+# Programs whose -p and -u mean something else: a partition, a port, a process.
+_OTHER_MEANING = frozenset(
+    {
+        *("accelerate", "apptainer", "chrt", "conda", "cp", "deepspeed", "docker", "enroot", "flock", "gdb"),
+        *("git", "helm", "horovodrun", "ionice", "jupyter", "kubectl", "lsof", "ltrace", "mkdir", "mpiexec"),
+        *("mpirun", "nc", "ncat", "ncu", "nerdctl", "netstat", "nmap", "nsys", "numactl", "orterun", "patch"),
+        *("perf", "pg_dump", "pg_restore", "pip", "podman", "ps", "psql", "py-spy", "pytest", "qsub"),
+        *("rankscope", "read", "renice", "rsync", "salloc", "sbatch", "scp", "scancel", "sftp"),
+        *("singularity", "sinfo", "squeue", "srun", "ssh", "strace", "su", "sudo", "tar", "taskset"),
+        *("tensorboard", "time", "tmux", "torchrun"),
+    }
+)
+_INTERPRETED = re.compile(r"python[\d.]*|.*\.(?:py|sh)", re.DOTALL)
+_WANDB_KEY = re.compile(r"[0-9a-f]{40}")
+_NO_PASSWORD = re.compile(rf"{_COUNT}|\d+(?:[:-]\d+)*(?:/\w+)?|(?:bf|fp|tf|int)\d+|[.~].*|.*/.*", re.DOTALL)
+_USER_AND_PASSWORD = re.compile(r"(?!\d+:\d+\Z)[^\s:/=]+:(?!//)(?P<password>\S+)")
+_SHELL_WORD = re.compile(
+    r"""(?:"[^"\\]*(?:\\[\s\S]?[^"\\]*)*(?:"|\Z)|'[^']*(?:'|\Z)|\\[\s\S]?|[^\s"'\\;|&]+)+|[;|&]+"""
+)
+# Its value is a shell's text.
+_SHELL_OPTION = re.compile(r"-\w*c|--(?:command|cmd|wrap|run)")
+_DEEPEST = 4
+
+Span = tuple[int, int]
 
 
 def redacted_command(words: Sequence[str]) -> list[str]:
     """A command line for a record: each word with its secrets replaced, and the words that follow a secret option."""
-    kept: list[str] = []
-    value_follows = False
-    for word in words:
-        if value_follows and not word.startswith("-"):
-            kept.append(REDACTED)
-        else:
-            kept.append(redacted(word))
-        value_follows = word.startswith("-") and "=" not in word and is_secret_name(word)
-    return kept
+    return [_replaced(word, spans) for word, spans in zip(words, _spans_of_words(words), strict=True)]
 
 
 def redacted(text: str) -> str:
     """Any text for a record, such as a shell command or an error message."""
-    text = KNOWN_FORMS.sub(REDACTED, text)
-    text = _BEARER.sub(rf"\1\2{REDACTED}", text)
-    text = _URL_USER.sub(_without_password, text)
-    text = _SETTING.sub(_without_value, text)
-    return _OPTION.sub(_without_value, text)
+    return _replaced(text, _spans_of_text(text))
 
 
-def holds_secret(words: Sequence[str]) -> bool:
-    return redacted_command(words) != list(words)
+def secrets_of(words: Sequence[str]) -> list[str]:
+    """The secrets themselves, where they must be searched for elsewhere."""
+    pairs = zip(words, _spans_of_words(words), strict=True)
+    return [word[start:end] for word, spans in pairs for start, end in _merged(spans)]
 
 
-def is_secret_name(name: str) -> bool:
-    """Whether an option, variable or setting of this name holds a secret."""
+def is_secret_name(name: str, value: str = "") -> bool:
+    """Whether an option, variable or setting of this name holds a secret; some do not with this value."""
     parts = [part.lower() for part in _WORDS_OF_A_NAME.findall(name)]
+    while len(parts) > 1 and _NAMED_VALUE.fullmatch(parts[-1]):
+        parts.pop()  # WEBHOOK_URL, API_KEY_2
     if not parts:
         return False
-    last, before = parts[-1], parts[-2] if len(parts) > 1 else ""
-    if last == "token":
-        return before not in NOT_SECRET
-    return last in SECRET_NAMES or (last in ("key", "auth") and before in SECRET_KEYS)
+    last, before = parts[-1].rstrip("0123456789"), parts[-2] if len(parts) > 1 else ""
+    values = (NOT_SECRET_VALUES[key] for key in ("", last) if key in NOT_SECRET_VALUES)
+    if any(pattern.fullmatch(value) for pattern in values):
+        return False
+    if last.endswith("s") and last[:-1] not in ("pas", ""):
+        last = last[:-1]
+    if last.endswith("token"):
+        return (last[: -len("token")] or before) not in NOT_SECRET
+    if last.endswith("key"):
+        return (last[: -len("key")] or before) in SECRET_KEYS
+    return last in SECRET_NAMES or last.endswith(_SECRET_ENDS)
 
 
-def _without_value(match: re.Match[str]) -> str:
-    named = match.groupdict()
-    name, value = named.get("name") or named["option"], named["value"]
-    begin = match[0][: match.start("value") - match.start()]
-    if not value or not is_secret_name(name):
-        return begin + _SETTING.sub(_without_value, value)  # --env=TOKEN=X
-    quote = value[0] if value[0] in "\"'" else ""
-    return f"{begin}{quote}{REDACTED}{quote}"
+def _replaced(text: str, spans: Iterable[Span]) -> str:
+    pieces, position = [], 0
+    for start, end in _merged(spans):
+        pieces += [text[position:start], REDACTED]
+        position = end
+    return "".join([*pieces, text[position:]])
 
 
-def _without_password(match: re.Match[str]) -> str:
-    scheme, user, password = match.groups()
-    if password:
-        return f"{scheme}{user}:{REDACTED}@"
-    return f"{scheme}{user if len(user) < _LONGEST_USER else REDACTED}@"
+def _merged(spans: Iterable[Span]) -> list[Span]:
+    merged: list[Span] = []
+    for start, end in sorted(spans):
+        if merged and start < merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
+        elif end > start:
+            merged.append((start, end))
+    return merged
+
+
+def _spans_of_words(words: Sequence[str]) -> list[list[Span]]:
+    """The secrets of each word, as (start, end)."""
+    spans: list[list[Span]] = [[] for _ in words]
+    name = before = ""
+    for word, spans_of_word in zip(words, spans, strict=True):
+        if name and word.lower() in _SCHEMES:  # Authorization: Bearer X
+            continue
+        if name and not word.startswith("-"):
+            spans_of_word += _secret_part(name, word, 0, len(word))
+        spans_of_word += _spans_of_text(word, of_word=not _SHELL_OPTION.fullmatch(before))
+        name, before = "", word
+        if (last := _OPEN_NAME.search(word)) and (last["colon"] or last["name"].startswith("-")):
+            name = last["name"]
+    for index, span in _passwords_of_programs(words):
+        spans[index].append(span)
+    return spans
+
+
+def _spans_of_text(text: str, depth: int = 0, *, of_word: bool = False) -> list[Span]:
+    """The secrets of a text. In a word of a command line, the value of its option is the rest of it."""
+    spans = [match.span() for match in KNOWN_FORMS.finditer(text)]
+    spans += [
+        match.span("password" if match["password"] else "user")
+        for match in _URL_USER.finditer(text)
+        if match["password"] or len(match["user"]) >= _LONGEST_USER
+    ]
+    spans += [
+        (hook.end(), url.end())
+        for url in _URL.finditer(text)
+        if (hook := _HOOK.search(text, *url.span())) is not None
+    ]
+    spans += _spans_of_names(text, of_word)
+    if depth < _DEEPEST and (" " in text or "\t" in text):
+        words = list(_SHELL_WORD.finditer(text))
+        for index, (start, end) in _passwords_of_programs([_unquoted(match[0]) for match in words]):
+            shift = words[index].start() + (words[index][0][0] in "\"'")
+            spans.append((start + shift, end + shift))
+        for match in words:
+            if match[0][0] in "\"'":
+                shift = match.start() + 1
+                inner = _spans_of_text(_unquoted(match[0]), depth + 1)
+                spans += [(start + shift, end + shift) for start, end in inner]
+    return spans
+
+
+def _unquoted(word: str) -> str:
+    if word[0] not in "\"'":
+        return word
+    return word[1:-1] if len(word) > 1 and word[-1] == word[0] else word[1:]
+
+
+def _spans_of_names(text: str, of_word: bool) -> Iterator[Span]:
+    first_names = _FIRST_NAMES.match(text) if of_word else None
+    whole_until = first_names.end() if first_names else 0
+    position = 0
+    while match := _NAME.search(text, position):
+        name, spaced = match["name"], match["space"] is not None
+        # The value may begin with a name: --env=TOKEN=X, --token --steps 3.
+        position = match.end("name") if spaced else match.end()
+        if not (is_secret_name(name) or _is_user_name(name)) or (spaced and not name.startswith("-")):
+            continue
+        start, end = _value(text, match, match.start() < whole_until)
+        if spaced and text.startswith("-", start):
+            continue
+        for span in _secret_part(name, text, start, end):
+            yield span
+            position = max(end, position)
+
+
+def _is_user_name(name: str) -> bool:
+    parts = _WORDS_OF_A_NAME.findall(name)
+    return bool(parts) and parts[-1].lower() in ("user", "login")
+
+
+def _secret_part(name: str, text: str, start: int, end: int) -> list[Span]:
+    """What of this name's value is a secret: all, the password of user:password, or nothing."""
+    value = text[start:end] if end - start < _LONGEST_EXCEPTION else ""
+    if is_secret_name(name, value):
+        return [(start, end)]
+    if _is_user_name(name) and (pair := _USER_AND_PASSWORD.match(text, start, end)):
+        return [(pair.start("password"), end)]
+    return []
+
+
+def _value(text: str, match: re.Match[str], whole: bool) -> Span:
+    """Where the value of a name begins and ends, without its quotes."""
+    start = match.end()
+    if match["equals"] and whole:
+        return start, len(text)
+    if quote := _QUOTE.match(text, start):
+        if len(quote[0]) > 1:  # \"api_key\": \"X\"
+            end = text.find(quote[0], quote.end())
+            return quote.end(), len(text) if end < 0 else end
+        return _matched(_REST_OF_QUOTED[quote[0]], text, quote.end())
+    before = match.start() - 1
+    if match["space"] is not None:
+        return _matched(_TO_SPACE, text, start)
+    if match["equals"]:
+        mark = text[max(before, 0) : match.start()]
+        pattern = (
+            _IN_QUERY if mark in ("?", "&") else _IN_LIST if mark in (",", "{", "[", "(", ";") else _IN_SHELL
+        )
+        return _matched(pattern, text, start)
+    if block := _BLOCK.match(text, start):
+        return block.span("text")
+    if scheme := _SCHEME.match(text, start):
+        start = scheme.end()
+    while before >= 0 and text[before] in " \t-":
+        before -= 1
+    begins_line = before < 0 or text[before] == "\n"
+    to_line_end = begins_line or match["name"].lower().endswith(("authorization", "cookie"))
+    return _matched(_LINE if to_line_end else _IN_LIST, text, start)
+
+
+def _matched(pattern: re.Pattern[str], text: str, start: int) -> Span:
+    match = pattern.match(text, start)
+    return match.span() if match else (start, start)
+
+
+def _passwords_of_programs(words: Sequence[str]) -> Iterator[tuple[int, Span]]:
+    """Passwords behind short options, which mean one to some programs only: (index of the word, span)."""
+    program, expected = "", ""
+    for index, word in enumerate(words):
+        if expected and not word.startswith("-"):
+            pair = _USER_AND_PASSWORD.fullmatch(word)
+            if expected == "user" and pair:
+                yield index, pair.span("password")
+            elif (
+                expected == "password"
+                or (expected == "-p" and not _NO_PASSWORD.fullmatch(word))
+                or (expected == "key" and _WANDB_KEY.fullmatch(word))
+            ):
+                yield index, (0, len(word))
+        expected = "key" if word == "login" or (expected == "key" and word.startswith("-")) else ""
+        name = word.rpartition("/")[2]
+        if name in _PASSWORD_LETTERS or name in _USER_LETTERS or name in _OTHER_MEANING:
+            if name != "login" or program in _OTHER_MEANING:
+                program = name
+        elif _INTERPRETED.fullmatch(name) or word[:1] in (";", "|", "&"):
+            program = ""
+        elif word.startswith("-") and not word.startswith("--"):
+            password, user = _PASSWORD_LETTERS.get(program, ""), _USER_LETTERS.get(program, "")
+            pair = _USER_AND_PASSWORD.fullmatch(word, 2)
+            if pair and word[1] in user:
+                yield index, pair.span("password")
+            elif len(word) > 2 and word[1] in password:
+                yield index, (2, len(word))
+            elif word[1:] in password:
+                expected = "password" if len(word) == 2 else ""
+            elif word[-1] in user or (word == "-u" and program not in _OTHER_MEANING):
+                expected = "user"
+            elif word == "-p" and program not in _OTHER_MEANING:
+                expected = "-p"

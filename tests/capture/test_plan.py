@@ -2,7 +2,7 @@
 
 import pytest
 
-from rankscope.capture.plan import Plan
+from rankscope.capture.plan import Plan, recorded_command
 from rankscope.capture.schedule import OnSignal, Schedule, TimeWindow, When
 
 
@@ -12,3 +12,17 @@ def test_json_and_back(when: When) -> None:
         when=when, ranks="all", command=("python", "täin.py"), activities=("cpu",), identity={"rank": 3}
     )
     assert Plan.from_json(plan.to_json()) == plan
+
+
+def test_the_limit_of_a_recorded_command_comes_before_its_secrets_are_sought(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    texts: list[str] = []
+
+    def redacted_command(words: list[str]) -> list[str]:
+        texts.extend(words)
+        return words
+
+    monkeypatch.setattr("rankscope.redaction.redacted_command", redacted_command)
+    assert recorded_command(["a", "x" * 5000, "b"], 4000) == ["a", "... (2 more words)"]
+    assert texts == ["a"]

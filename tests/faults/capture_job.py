@@ -1,18 +1,19 @@
 """A small job for the capture trials. Its outcome does not depend on the moment at which something is done to it.
 
-    python capture_job.py [--torch | --standin] [--handle | --deadly] [--odd NAME] [--end HOW] [--folder RUN]
+    python capture_job.py [--torch | --standin] [--group] [--handle | --deadly] [--odd NAME] [--end HOW] [--folder RUN]
 
 It writes its process id to the file `pid`, then works: with --torch a training loop, with --standin the same with
 tests/torch_standin. With --handle it counts the
 signals that arrive, goes on for a while after the first, and tells how many of each there were; with --deadly it works
-until one kills it; else it ends after its steps. --odd is a list of things that scripts do; --end is how it ends: a
-number, a signal's name or "_exit:N", "@R" for rank R only. What it prints and writes is compared with what it does
-without rankscope.
+until one kills it; else it ends after its steps. --group: it makes a process group of its own. --odd is a list of
+things that scripts do; --end is how it ends: a number, a signal's name or "_exit:N", "@R" for rank R only. What it
+prints and writes is compared with what it does without rankscope.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.abc
 import importlib.resources
 import importlib.util
@@ -28,7 +29,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-HANDLED = ("INT", "TERM", "HUP", "USR1", "USR2", "QUIT", "ALRM")
+# All but SIGKILL, SIGSTOP, SIGCHLD and SIGCONT (which the trials use to continue it).
+HANDLED = signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD, signal.SIGCONT}
 # A second signal, sent by mistake, arrives within this time.
 AFTER_THE_FIRST_S = 0.3
 STEPS = 8
@@ -39,6 +41,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--torch", action="store_true")
     parser.add_argument("--standin", dest="torch", action="store_const", const="standin")
+    parser.add_argument("--group", action="store_true")
     parser.add_argument("--handle", action="store_true")
     parser.add_argument("--deadly", action="store_true")
     parser.add_argument("--odd", type=lambda text: text.split(","), default=[])
@@ -46,9 +49,12 @@ def main() -> None:
     parser.add_argument("--folder", type=Path)
     parser.add_argument("rest", nargs="*")
     args = parser.parse_args()
+    if args.group:
+        with contextlib.suppress(PermissionError):  # alone it leads its session
+            os.setpgid(0, 0)
     if args.handle:
-        for name in HANDLED:
-            signal.signal(signal.Signals[f"SIG{name}"], lambda number, _: received.update([_name(number)]))
+        for number in HANDLED:
+            signal.signal(number, lambda number, _: received.update([_name(number)]))
     if args.deadly:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     print(f"up, {len(args.rest)} more words", flush=True)
@@ -79,7 +85,7 @@ def main() -> None:
 
 
 def _name(number: int) -> str:
-    return signal.Signals(number).name
+    return signal.Signals(number).name if number in list(signal.Signals) else f"real-time {number}"
 
 
 def trainer(which: object) -> Any:

@@ -30,9 +30,17 @@ PROFILE = (PYTHON, "-m", "rankscope", "profile")
 # They wait half of the time: one more than the cores of the smallest machine.
 AT_ONCE = 3
 TIMEOUT_S = 180
-HANDLED = ("INT", "TERM", "HUP", "USR1", "USR2", "QUIT", "ALRM")
-# A rank's faults come from outside or from its own code.
-DEADLY = (*HANDLED, "KILL", "SEGV", "ABRT", "BUS")
+# What people and schedulers send most.
+USUAL = ("INT", "TERM", "HUP", "USR1", "USR2", "QUIT", "ALRM")
+OTHERS = ("XCPU", "PWR", "IO", "VTALRM", "PROF", "STKFLT", "TRAP", "SYS", "SEGV", "ABRT", "BUS", "FPE", "ILL")
+REAL_TIME = ("RTMIN", "RTMIN+1", "RTMIN+9", "RTMAX-1", "RTMAX")
+# Python handles faults only where they are faults of its own.
+HANDLED = (*USUAL, *OTHERS[:6], *REAL_TIME, "TSTP", "TTIN", "TTOU", "WINCH", "URG", "PIPE", "XFSZ")
+# They end a job that does not handle them.
+RELAYED = (*USUAL, *OTHERS, *REAL_TIME)
+DEADLY = (*RELAYED, "KILL")
+# With torch, of which an import takes seconds.
+USUAL_DEADLY = (*USUAL, "KILL", "SEGV", "ABRT", "BUS")
 # torch's profiler prints these two itself; nothing turns them off.
 _KINETO = re.compile(r"^USDT:.*SyncActivityProfilerHandler.*\n?", re.MULTILINE)
 _OURS = re.compile(r"^rankscope: .*\n?(?:^  .*\n?)*", re.MULTILINE)
@@ -206,7 +214,7 @@ def _send(one: Signal, job: subprocess.Popen[bytes], cwd: Path) -> None:
     if not _wait_for(cwd / "pid", job):
         return
     time.sleep(one.delay_s)
-    number = signal.Signals[f"SIG{one.name}"]
+    number = _number(one.name)
     try:
         if one.target == "group":
             os.killpg(job.pid, number)
@@ -214,6 +222,13 @@ def _send(one: Signal, job: subprocess.Popen[bytes], cwd: Path) -> None:
             os.kill(job.pid if one.target == "front" else int((cwd / "pid").read_text()), number)
     except ProcessLookupError:
         pass  # it has ended: what is compared shows whether that is right
+
+
+def _number(name: str) -> int:
+    """Of TERM, RTMIN+3 and the like."""
+    parts = re.fullmatch(r"(\w+)([+-]\d+)?", name)
+    assert parts is not None
+    return signal.Signals[f"SIG{parts[1]}"] + int(parts[2] or 0)
 
 
 def _wait_for(path: Path, job: subprocess.Popen[bytes]) -> bool:
@@ -358,7 +373,7 @@ def _mpiexec(random: Random) -> Trial:
 
 
 def _nsys(random: Random) -> Trial:
-    name, target = random.choice(HANDLED), random.choice(("front", "group", "rank"))
+    name, target = random.choice(USUAL), random.choice(("front", "group", "rank"))
     signals = (Signal(name, target, random.uniform(0, 1)),)
     return Trial(
         "--tool nsys, a handled signal",
@@ -380,44 +395,76 @@ _TO_GROUP = _signalled("a handled signal to the group", _HANDLE, HANDLED, "group
 _TO_FRONT = _signalled("a handled signal to the front", _HANDLE, HANDLED, "front", 1)
 _TO_RANK = _signalled("a handled signal to the rank", _HANDLE, HANDLED, "rank", 1)
 _KILLS_GROUP = _signalled("a deadly signal to the group", _DIE, DEADLY, "group", 1)
-_KILLS_FRONT = _signalled("a deadly signal to the front", _DIE, HANDLED, "front", 1)
+_KILLS_FRONT = _signalled("a deadly signal to the front", _DIE, RELAYED, "front", 1)
 _KILLS_RANK = _signalled("a deadly signal to the rank", _DIE, DEADLY, "rank", 1)
+_OTHER_GROUP = "a job with its own process group (setpgid, timeout)"
+
+
+def _other_group(random: Random) -> Trial:
+    """Ctrl-C and a scheduler's `kill -- -PGID` reach it; SIGKILL to the group cannot."""
+    words, names = random.choice(((_HANDLE, HANDLED), (_DIE, RELAYED)))
+    sent = Signal(random.choice(names), random.choice(("group", "front")), random.uniform(0, 1))
+    return Trial(_OTHER_GROUP, ("--group", *words), signals=(sent,))
+
+
+def _behind_timeout(random: Random) -> Trial:
+    """timeout passes on what it handles itself, once more to its group: the job ends by the first."""
+    sent = Signal(
+        random.choice(("INT", "TERM", "HUP")), random.choice(("group", "front")), random.uniform(0, 1)
+    )
+    return Trial(_OTHER_GROUP, _DIE, launcher=("timeout", "60"), signals=(sent,))
+
 
 # In turn. Importing torch takes seconds: the kinds that need it come once, the first eight are the short form.
 KINDS: Kinds = (
     _TO_GROUP,
     _TO_FRONT,
     _odd,
+    _other_group,
     _KILLS_GROUP,
     _closed_streams,
     _huge,
     _read_only,
-    _signalled("a handled signal to the group, torch", ("--torch", *_HANDLE), HANDLED, "group", 4),
+    _signalled("a handled signal to the group, torch", ("--torch", *_HANDLE), USUAL, "group", 4),
     _KILLS_RANK,
     _TO_RANK,
+    _behind_timeout,
     _stopped,
     _ends,
     _TO_GROUP,
     _KILLS_FRONT,
-    _signalled("a handled signal to the front, torch", ("--torch", *_HANDLE), HANDLED, "front", 4),
+    _signalled("a handled signal to the front, torch", ("--torch", *_HANDLE), USUAL, "front", 4),
     _mpiexec,
     _full_disk,
     _TO_FRONT,
-    _signalled("a deadly signal to the rank, torch", ("--torch", *_DIE), DEADLY, "rank", 4),
+    _signalled(
+        "a deadly signal to the rank, torch",
+        ("--torch", *_DIE),
+        USUAL_DEADLY,
+        "rank",
+        4,
+    ),
     _KILLS_GROUP,
     _vanished,
     _stopped,
+    _other_group,
     _front_killed,
     _TO_GROUP,
     _on_signal,
     _KILLS_RANK,
-    _signalled("a deadly signal to the group, torch", ("--torch", *_DIE), DEADLY, "group", 4),
+    _signalled(
+        "a deadly signal to the group, torch",
+        ("--torch", *_DIE),
+        USUAL_DEADLY,
+        "group",
+        4,
+    ),
     _TO_RANK,
     _quota,
     _closed_streams,
     _nsys,
     _KILLS_FRONT,
-    _signalled("a deadly signal to the front, torch", ("--torch", *_DIE), HANDLED, "front", 4),
+    _signalled("a deadly signal to the front, torch", ("--torch", *_DIE), USUAL, "front", 4),
     _TO_FRONT,
     _torchrun,
     _TO_GROUP,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from random import Random
 
-from faults.capture_trials import DEADLY, HANDLED, ODD, Kinds, Signal, Trial, trials_of
+from faults.capture_trials import ODD, USUAL, USUAL_DEADLY, Kinds, Signal, Trial, trials_of
 from faults.outcome import Part
 
 _WATCH = ("--watch", "--hang-after", "1s")
@@ -59,15 +59,15 @@ def _torchrun(random: Random) -> Trial:
 
 KINDS: Kinds = (
     _watched("SIGKILL to the rank", _DIE, ("KILL",), "rank"),
-    _watched("the run folder vanishes", (*_HANDLE, "--odd", "vanish"), HANDLED, "rank"),
-    _watched("the disk of the run folder is full", _HANDLE, HANDLED, "rank", disk="full"),
+    _watched("the run folder vanishes", (*_HANDLE, "--odd", "vanish"), USUAL, "rank"),
+    _watched("the disk of the run folder is full", _HANDLE, USUAL, "rank", disk="full"),
     _watched("SIGTERM to the front", _DIE, ("TERM",), "front"),
-    _watched("a handled signal to the group", _HANDLE, HANDLED, "group"),
+    _watched("a handled signal to the group", _HANDLE, USUAL, "group"),
     _odd,
-    _watched("the telemetry's file hangs", _HANDLE, HANDLED, "rank", disk="stuck ring"),
+    _watched("the telemetry's file hangs", _HANDLE, USUAL, "rank", disk="stuck ring"),
     _beside_a_capture,
-    _watched("a read-only run folder", _HANDLE, HANDLED, "rank", disk="readonly"),
-    _watched("a deadly signal to the rank", _DIE, DEADLY, "rank"),
+    _watched("a read-only run folder", _HANDLE, USUAL, "rank", disk="readonly"),
+    _watched("a deadly signal to the rank", _DIE, USUAL_DEADLY, "rank"),
     _quota,
     _torchrun,
 )

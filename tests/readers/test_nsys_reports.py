@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -122,6 +123,37 @@ def test_scrub_leaves_no_byte_of_the_environment(tmp_path: Path) -> None:
         assert connection.execute("SELECT * FROM TARGET_INFO_SYSTEM_ENV").fetchall() == [("CpuCores", "16")]
         assert connection.execute("SELECT start, end FROM CUPTI_ACTIVITY_KIND_KERNEL").fetchall() == [(1, 2)]
     connection.close()
+
+
+def test_scrub_removes_the_secrets_of_the_command_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = ExportFile(tmp_path / "rank_2.sqlite").kernel("k", 1, 2)
+    words = [
+        "train.py",
+        "--api-key",
+        SECRET,
+        f'{{"token": "{SECRET}-2"}}',
+        "-u",
+        "me:pw",
+        "--max-tokens",
+        "64",
+    ]
+    file.command("python", *words)
+    file.table("TARGET_INFO_SYSTEM_ENV", "name value", [("CommandLine", "mysql -phunter3 db")])
+    file.table("NVTX_EVENTS", "start end eventType text globalTid", [(1, 2, 59, f"with {SECRET}", 500 << 24)])
+    assert main(["scrub", str(file.write())]) == 0
+    assert "(3 secret arguments removed)" in capsys.readouterr().out
+    target = tmp_path / "rank_2.scrubbed.sqlite"
+    assert not re.search(rb"hunter2|hunter3|me:pw", target.read_bytes())
+    with closing(sqlite3.connect(target)) as connection:
+        recorded = [
+            value for (value,) in connection.execute("SELECT value FROM META_DATA_CAPTURE ORDER BY rowid")
+        ]
+    assert recorded == [
+        *("python", "train.py", "--api-key", "REDACTED", '{"token": "REDACTED"}'),
+        *("-u", "me:REDACTED", "--max-tokens", "64"),
+    ]
 
 
 def test_scrub_overwrites_only_when_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 from types import FrameType
 
-from rankscope.capture.signal_relay import FORWARDED
+from rankscope.capture.signal_relay import FORWARDED, STOPPING
 from rankscope.errors import RankscopeError
 
 # A folder on a file system that does not answer is not waited for.
@@ -42,7 +42,7 @@ def _receive_signals() -> None:
     def interrupt(number: int, _frame: FrameType | None) -> None:
         raise _Interrupted(signal.Signals(number).name)
 
-    for number in FORWARDED - {signal.SIGCONT}:
+    for number in FORWARDED - STOPPING - {signal.SIGCONT, signal.SIGWINCH}:
         if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
             signal.signal(number, interrupt if number in _ENDING else signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED | {signal.SIGCHLD})

@@ -10,11 +10,23 @@ import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 
-from rankscope.capture.signal_relay import FORWARDED, Before, Witness, block_signals
+from rankscope.capture.signal_relay import (
+    FORWARDED,
+    STOPPING,
+    Before,
+    Terminal,
+    Witness,
+    block_signals,
+    sent_by_us,
+)
+from rankscope.capture.wrapper import find_program
 
 _TOO_LONG = (
     "the command line and the environment are too long to be captured: the job runs without being captured"
 )
+_NO_PROCESS = "cannot start a process ({}): the job runs in this one, and there is no summary at its end"
+# What bash reads of a file to tell a script from a program.
+_HEAD_BYTES = 80
 
 
 def replace_process(
@@ -41,23 +53,41 @@ def run_command(
     `signal_relay` stay blocked in this process: nothing may end it before it has returned the status (`after_job`).
     """
     before = block_signals()
-    witness = Witness()
-    child = os.fork()
+    try:
+        witness = Witness()
+        try:
+            child = os.fork()
+        except OSError:
+            witness.end()
+            raise
+    except OSError as error:  # ulimit -u
+        say(_NO_PROCESS.format(error.strerror))
+        before.restore()
+        replace_process(command, env, kept, plain)
+        raise
     if child == 0:
         become(command, env, before, kept, plain)
-    watched = FORWARDED | {signal.SIGCHLD} | ({kept} if kept else set())
+    terminal = Terminal(child)
+    watched = FORWARDED | {signal.SIGCHLD}
     while True:
-        info = signal.sigwaitinfo(watched)
-        if info.si_signo == signal.SIGCHLD:
-            pid, status = os.waitpid(child, os.WNOHANG)
-            if pid:
+        wait_s = terminal.wait_s
+        info = signal.sigwaitinfo(watched) if wait_s is None else signal.sigtimedwait(watched, wait_s)
+        if info is None:
+            terminal.follow()
+        elif info.si_signo == signal.SIGCHLD:
+            pid, status = os.waitpid(child, os.WNOHANG | os.WUNTRACED)
+            if pid and os.WIFSTOPPED(status):
+                terminal.job_stopped(os.WSTOPSIG(status))
+            elif pid:
                 witness.end()
+                terminal.close()
                 return os.waitstatus_to_exitcode(status)
         elif info.si_signo == kept:
             on_kept()
-        elif not witness.saw(info.si_signo):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(child, info.si_signo)
+        elif not sent_by_us(info):
+            witness.pass_on(info.si_signo, child)
+            if info.si_signo in STOPPING:
+                terminal.request_stop(info.si_signo)
 
 
 def end_like(status: int) -> int:
@@ -98,10 +128,23 @@ def _exec(command: Sequence[str], env: Mapping[str, str], plain: Sequence[str] |
     try:
         os.execvpe(command[0], list(command), dict(env))
     except OSError as error:
+        if error.errno == errno.ENOEXEC and (script := through_shell(command)) is not None:
+            os.execve(script[0], script, dict(env))
         if error.errno != errno.E2BIG or plain is None:
             raise
         say(_TOO_LONG)
-        os.execvpe(plain[0], list(plain), os.environ)
+        _exec(plain, os.environ, None)
+
+
+def through_shell(command: Sequence[str]) -> list[str] | None:
+    """The command that runs a script without #!, as a shell does; None where it is no such script."""
+    path = find_program(command[0])
+    with contextlib.suppress(OSError, TypeError):
+        with open(path, "rb") as file:  # noqa: PTH123  (as in wrapper.py: pathlib would double the imports)
+            head = file.read(_HEAD_BYTES)
+        if not head.startswith(b"#!") and b"\0" not in head.partition(b"\n")[0]:
+            return ["/bin/sh", path, *command[1:]]
+    return None
 
 
 def say(text: str) -> None:

@@ -131,11 +131,10 @@ def recorded_command(command: Sequence[str], most: int | None = None) -> list[st
     """The command as it is kept: without secrets, and without what exceeds ``most`` characters."""
     from rankscope.redaction import redacted_command
 
-    words = redacted_command(command)
-    kept: list[str] = []
-    for index, word in enumerate(words):
+    words: list[str] = []
+    for word in command:  # the limit first: what exceeds it costs nothing
         if most is not None and len(word) > most:
-            return [*kept, f"... ({len(words) - index} more words)"]
+            return [*redacted_command(words), f"... ({len(command) - len(words)} more words)"]
         most = None if most is None else most - len(word)
-        kept.append(word)
-    return kept
+        words.append(word)
+    return redacted_command(words)

@@ -4,6 +4,9 @@ The job is in the same process group, as it would be without us: the terminal's 
 schedulers reach it directly, and it must not get them twice. A signal for this process alone (`timeout`, `kill PID`)
 must be passed on. The kernel does not tell the two apart, so a witness does: a process of the group that receives what
 the whole group receives, and nothing else.
+
+A job that makes a group of its own (`timeout`, os.setpgid) would not leave ours if it were alone: it would lead it. So
+it is given the group's signals, and the terminal.
 """
 
 from __future__ import annotations
@@ -13,23 +16,16 @@ import os
 import select
 import signal
 import time
+from collections import Counter
 from typing import Any, NamedTuple
 
-# Signals that people and schedulers send to a job.
-FORWARDED = frozenset(
-    {
-        signal.SIGINT,
-        signal.SIGTERM,
-        signal.SIGHUP,
-        signal.SIGQUIT,
-        signal.SIGUSR1,
-        signal.SIGUSR2,
-        signal.SIGALRM,
-        signal.SIGCONT,
-    }
-)
-# The witness answers this one. Its number is above the others, so those that came before are seen before.
-_QUESTION = signal.SIGRTMIN
+# The witness answers this one, if this process sends it. Its number is above the others, so those that came before are
+# seen before.
+_QUESTION = signal.SIGRTMAX
+# Every signal that can be caught; the end and the stops of the job are our own.
+FORWARDED = frozenset(signal.valid_signals()) - {signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD}
+# They stop a job that does not handle them.
+STOPPING = frozenset({signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU})
 # The kernel signals a group's processes one after another.
 _DELIVERY_S = 0.005
 _ANSWER_S = 1.0
@@ -52,28 +48,55 @@ def block_signals() -> Before:
     """Receive these signals with sigwaitinfo from now on."""
     # Where the caller ignores SIGCHLD, the kernel would keep no status of the job.
     sigchld = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    return Before(signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED | {signal.SIGCHLD, _QUESTION}), sigchld)
+    return Before(signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED | {signal.SIGCHLD}), sigchld)
+
+
+def sent_by_us(info: signal.struct_siginfo) -> bool:
+    """SIGPIPE and SIGXFSZ of our own writes, which Python ignores."""
+    return info.si_pid == os.getpid()
 
 
 class Witness:
-    """A process in this process's group; the signals must be blocked when it is made."""
+    """A process in this process's group; the signals must be blocked when it is made. OSError where none can be."""
 
     def __init__(self) -> None:
         front = os.getpid()
         self._answers, answers = os.pipe()
-        self._pid = os.fork()
+        self._group_signals: Counter[int] = Counter()
+        try:
+            self._pid = os.fork()
+        except OSError:
+            os.close(self._answers)
+            os.close(answers)
+            raise
         if self._pid == 0:
             _witness(front, answers)
         os.close(answers)
 
-    def saw(self, number: int) -> bool:
+    def pass_on(self, number: int, receiver: int, *, placed_by_us: bool = False) -> None:
+        """Give the job a signal of this process, unless it has got the group's.
+
+        ``placed_by_us``: if it is in another group, that was not its own doing.
+        """
+        to_all = self._saw(number)
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            group = os.getpgid(receiver)
+            if not to_all or (placed_by_us and group != os.getpgrp()):
+                os.kill(receiver, number)
+            elif has_own_group(receiver):
+                os.killpg(group, number)
+
+    def _saw(self, number: int) -> bool:
         """Whether a signal that this process has received was sent to the whole group."""
         time.sleep(_DELIVERY_S)
         with contextlib.suppress(OSError):
             os.kill(self._pid, _QUESTION)
             if select.select([self._answers], [], [], _ANSWER_S)[0]:
-                return number in os.read(self._answers, 256)
-        return False
+                self._group_signals.update(os.read(self._answers, 4096))
+        count = self._group_signals.pop(number, 0)
+        if number >= signal.SIGRTMIN and count > 1:  # each of them arrives; others are one while they wait
+            self._group_signals[number] = count - 1
+        return count > 0
 
     def end(self) -> None:
         with contextlib.suppress(OSError):
@@ -90,15 +113,106 @@ def _witness(front: int, answers: int) -> None:
             os.dup2(nothing, stream)
         os.closerange(3, answers)
         os.closerange(answers + 1, os.sysconf("SC_OPEN_MAX"))
-        seen: set[int] = set()
+        seen: list[int] = []
         while os.getppid() == front:
-            info = signal.sigtimedwait(FORWARDED | {_QUESTION}, _CHECK_S)
+            info = signal.sigtimedwait(FORWARDED, _CHECK_S)
             if info is None:
                 continue
-            if info.si_signo != _QUESTION:
-                seen.add(info.si_signo)
+            if info.si_signo != _QUESTION or info.si_pid != front:
+                seen.append(info.si_signo)
                 continue
-            os.write(answers, bytes([*seen, 0]))
+            os.write(answers, bytes([*seen[-1000:], 0]))
             seen.clear()
     finally:
         os._exit(0)
+
+
+def has_own_group(job: int) -> bool:
+    """Whether the job has left our group for one of its own, which alone it would have led from the start."""
+    with contextlib.suppress(ProcessLookupError):
+        leads_ours = os.getpgrp() == os.getpid()
+        return leads_ours and os.getpgid(job) == job and os.getsid(job) == os.getsid(0)
+    return False
+
+
+def _is_stopped(pid: int, in_group: int | None = None) -> bool:
+    with contextlib.suppress(OSError, ValueError):
+        with open(f"/proc/{pid}/stat") as file:  # noqa: PTH123  (pathlib would double what a rank imports)
+            state, _, group = file.read().rpartition(")")[2].split()[:3]
+        return state == "T" and in_group in (None, int(group))
+    return False
+
+
+class Terminal:
+    """The terminal of a job in front of which we are: the job reads it, and Ctrl-Z and fg stop and continue both."""
+
+    # How soon a job that has made its own group may read the terminal. Nothing announces that group.
+    _FOLLOW_S = 0.2
+
+    def __init__(self, job: int) -> None:
+        self._job = job
+        self._descriptor: int | None = None
+        self._given = False
+        self._stop_requested = 0
+        if os.getpgrp() == os.getpid():
+            with contextlib.suppress(OSError):
+                self._descriptor = os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY)
+
+    @property
+    def wait_s(self) -> float | None:
+        """How long to wait for a signal before `follow` must be called."""
+        return None if self._descriptor is None or self._given else self._FOLLOW_S
+
+    def follow(self) -> None:
+        """Give a job that has its own group the terminal, and wake it if it has tried to read before."""
+        if self._descriptor is None or not has_own_group(self._job):
+            return
+        with contextlib.suppress(OSError):
+            if os.tcgetpgrp(self._descriptor) == os.getpgrp():
+                os.tcsetpgrp(self._descriptor, self._job)
+                self._given = True
+                time.sleep(_DELIVERY_S)
+                self._wake()
+
+    def request_stop(self, number: int) -> None:
+        """This process has received a signal that stops: it stops with the job, if that does or has."""
+        self._stop_requested = number
+        self.stop_with_job()
+
+    def stop_with_job(self) -> None:
+        """Nothing tells us that a job has stopped which is not our child."""
+        if (self._stop_requested or self._given) and _is_stopped(self._job):
+            self.job_stopped(self._stop_requested or signal.SIGTSTP)
+
+    def job_stopped(self, number: int) -> None:
+        """Stop as the job has (Ctrl-Z), so that the shell knows; when that continues us, continue the job."""
+        if not (self._stop_requested or self._given) or number not in STOPPING:
+            return
+        self._stop_requested = 0
+        given = self._given
+        self.take_back()
+        signal.sigtimedwait({number}, 0)  # one that waits would stop us a second time
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
+        os.kill(os.getpid(), number)  # here it stands until SIGCONT
+        signal.pthread_sigmask(signal.SIG_BLOCK, {number})
+        if given:
+            self.follow()
+            self._wake()
+
+    def _wake(self) -> None:
+        """Continue the job's group where it is stopped; a job that handles SIGCONT gets it for no other reason."""
+        names = os.listdir("/proc")  # noqa: PTH208
+        if any(_is_stopped(int(name), self._job) for name in names if name.isdecimal()):
+            with contextlib.suppress(OSError):
+                os.killpg(self._job, signal.SIGCONT)
+
+    def take_back(self) -> None:
+        if self._descriptor is not None and self._given:
+            with contextlib.suppress(OSError):
+                os.tcsetpgrp(self._descriptor, os.getpgrp())
+        self._given = False
+
+    def close(self) -> None:
+        self.take_back()
+        if self._descriptor is not None:
+            os.close(self._descriptor)

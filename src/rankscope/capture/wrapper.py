@@ -25,15 +25,20 @@ class Output(NamedTuple):
     """A line of the result of --dry-run: stdout."""
 
 
-def check_program(program: str) -> None:
-    """Refuse a program that is not on PATH. (shutil.which would double the import time of an unselected rank.)"""
+def find_program(program: str) -> str | None:
+    """Its path, as exec finds it. (shutil.which would double the import time of an unselected rank.)"""
     folders = [""] if "/" in program else os.environ.get("PATH", os.defpath).split(os.pathsep)
-    paths = [f"{folder}/{program}" if folder else program for folder in folders]
-    if not any(os.access(path, os.X_OK) and not os.path.isdir(path) for path in paths):  # noqa: PTH112
+    paths = (f"{folder}/{program}" if folder else program for folder in folders)
+    return next((path for path in paths if os.access(path, os.X_OK) and not os.path.isdir(path)), None)  # noqa: PTH112
+
+
+def check_program(program: str) -> None:
+    """Refuse a program that is not on PATH."""
+    if find_program(program) is None:
         raise UsageError(
             f"'{program}' is not a command",
             why="No program of that name is on PATH.",
-            hint="For a script without #! or execute permission, name its interpreter: python train.py, bash train.sh.",
+            hint="For a script without execute permission, name its interpreter: python train.py, bash train.sh.",
         )
 
 

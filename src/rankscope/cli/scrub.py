@@ -1,4 +1,4 @@
-"""rankscope scrub: an nsys export without the environment that nsys recorded in it."""
+"""rankscope scrub: an nsys export without the environment and the secrets that nsys recorded in it."""
 
 from __future__ import annotations
 
@@ -14,15 +14,17 @@ examples:
   rankscope scrub rank_*.sqlite                    each beside its original
   rankscope scrub report.sqlite -o report.sqlite -f      in place of the original
 
-nsys records every environment variable of the job, keys and tokens included, and what the program printed. Both are
-removed, and the new file's bytes are searched as a check. The data that rankscope reads is not changed; a rank that
-only the variables contain is added to the new file's name. A .nsys-rep cannot be changed: export it, scrub the export,
-and do not share the report.
+nsys records every environment variable of the job, keys and tokens included, its command line, and what the program
+printed. Variables, output and the command line's secrets are removed, and the new file's bytes are searched as a check.
+The data that rankscope reads is not changed; a rank that only the variables contain is added to the new file's name.
+A .nsys-rep cannot be changed: export it, scrub the export, and do not share the report.
 """
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.description = "Remove the recorded environment from nsys exports, so that they can be shared."
+    parser.description = (
+        "Remove the recorded environment and secrets from nsys exports, so that they can be shared."
+    )
     parser.epilog = EXAMPLES
     parser.add_argument("reports", nargs="+", type=Path, metavar="REPORT.sqlite", help="nsys exports")
     parser.add_argument(
@@ -43,11 +45,14 @@ def main(args: argparse.Namespace) -> int:
         check_target(target, args.force)
     for report, target in targets.items():
         done = scrub(report, target)
-        outputs = f" and {done.outputs} printed texts" if done.outputs else ""
-        found = (
-            f"{done.variables} variables{outputs} removed" if done.variables else "no variables were recorded"
+        counts = (
+            (done.variables, "variable"),
+            (done.outputs, "printed text"),
+            (done.arguments, "secret argument"),
         )
-        print(f"Wrote {target} ({found})")
+        removed = [f"{number} {noun}{'s' if number > 1 else ''}" for number, noun in counts if number]
+        outcome = f"{', '.join(removed)} removed" if removed else "no variables were recorded"
+        print(f"Wrote {target} ({outcome})")
     return 0
 
 

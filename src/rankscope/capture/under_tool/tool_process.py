@@ -19,9 +19,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from rankscope.capture.child_process import become
+from rankscope.capture.child_process import become, through_shell
 from rankscope.capture.forked_child import fork_child
-from rankscope.capture.signal_relay import FORWARDED, Witness, block_signals
+from rankscope.capture.signal_relay import FORWARDED, STOPPING, Terminal, Witness, block_signals, sent_by_us
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -67,7 +67,7 @@ def wrap_application(
     start = str(Path(__file__).with_name("app_start.py"))
     ours = [str(os.getpid()), str(os.getpgrp())]
     head = [sys.executable, "-I", "-S", start, str(pid_file), *streams, *ours, str(variables)]
-    return Supervised([*head, *command], pid_file, out, err)
+    return Supervised([*head, *(through_shell(command) or command)], pid_file, out, err)
 
 
 def _changes(env: Mapping[str, str]) -> bytes:
@@ -94,7 +94,6 @@ def run_under_tool(
     """
     _adopt_orphans()
     before = block_signals()
-    witness = Witness()
 
     def become_tool() -> None:
         os.setpgid(0, 0)
@@ -102,7 +101,17 @@ def run_under_tool(
         _redirect(supervised, log)
         become(command, env, before, ignored)
 
-    tool = fork_child(become_tool)
+    try:
+        witness = Witness()
+        try:
+            tool = fork_child(become_tool)
+        except OSError:
+            witness.end()
+            raise
+    except OSError as error:  # ulimit -u
+        before.restore()
+        log.write_text(f"no process can be started: {error.strerror}\n")
+        return Ended(0, started=False, tool_status=0)
     statuses = _Statuses(tool, supervised, witness)
     tool_status = statuses.wait_for(tool)
     assert tool_status is not None  # our own child: its status is never lost
@@ -111,7 +120,7 @@ def run_under_tool(
     if application is not None and statuses.alive(application):
         _end_agents("nsys-launcher")  # the application's parent; without it, we adopt the application
         own_status = statuses.wait_for(application)
-    witness.end()
+    statuses.close()
     _end_agents()
     if application is None:  # the job is still to be started, without the profiler
         before.restore()
@@ -126,6 +135,7 @@ class _Statuses:
         self.seen: dict[int, int] = {}
         self._witness = witness
         self._tool = tool
+        self._terminal: Terminal | None = None
         self._pid_file = supervised.pid_file
 
     @property
@@ -146,13 +156,30 @@ class _Statuses:
                 self._reap()
                 if not self.alive(pid):
                     break
-            else:
-                receiver = self._receiver()
-                to_all = self._witness.saw(info.si_signo)
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    if receiver is not None and not (to_all and os.getpgid(receiver) == os.getpgrp()):
-                        os.kill(receiver, info.si_signo)
+            elif (receiver := self._receiver()) is not None and not sent_by_us(info):
+                if info.si_signo not in STOPPING:
+                    self._witness.pass_on(info.si_signo, receiver, placed_by_us=True)
+                elif (
+                    self._terminal is not None
+                ):  # before there is an application, only the profiler would stop
+                    self._witness.pass_on(info.si_signo, receiver, placed_by_us=True)
+                    time.sleep(_POLL_S)
+                    self._terminal.request_stop(info.si_signo)
+            self._keep_to_terminal()
         return self.seen.get(pid)
+
+    def _keep_to_terminal(self) -> None:
+        application = self.application
+        if self._terminal is None and application is not None:
+            self._terminal = Terminal(application)
+        if self._terminal is not None:
+            self._terminal.follow()
+            self._terminal.stop_with_job()
+
+    def close(self) -> None:
+        self._witness.end()
+        if self._terminal is not None:
+            self._terminal.close()
 
     def _receiver(self) -> int | None:
         """The application; before it runs, the profiler; after it, none: the report is being written."""

@@ -1,7 +1,8 @@
-"""Removes the recorded environment from an nsys export, including freed pages of the file.
+"""Removes the recorded environment and the secrets of the command line from an nsys export, including freed pages of
+the file.
 
-nsys writes the variables of the command into META_DATA_CAPTURE, those of the session into TARGET_INFO_SYSTEM_ENV,
-and those of every process into StringIds, together with the output of the processes.
+nsys writes the command line and its variables into META_DATA_CAPTURE, the variables of the session into
+TARGET_INFO_SYSTEM_ENV, and those of every process into StringIds, together with the output of the processes.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import os
 import re
 import shutil
 import sqlite3
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ from rankscope.errors import ReadError
 from rankscope.readers.nsys.export import NsysExport, damaged, open_export
 from rankscope.readers.nsys.identity import recorded_environments
 from rankscope.readers.sqlite_file import SQLITE_ERRORS
+from rankscope.redaction import redacted, redacted_command, secrets_of
 from rankscope.sql import sql_name
 
 _SECRET_NAME = re.compile(r"(?i)token|secret|passw|credential|api_?key|access_?key|private|auth|session_key")
@@ -36,6 +38,8 @@ class Scrubbed:
     """Number of recorded variables."""
     outputs: int
     """Number of recorded program outputs."""
+    arguments: int
+    """Number of secrets in the recorded command line."""
 
 
 def scrub(source: Path, target: Path) -> Scrubbed:
@@ -43,21 +47,38 @@ def scrub(source: Path, target: Path) -> Scrubbed:
     with closing(open_export(source)) as export:
         environments = recorded_environments(export)
         outputs = _output_ids(export)
+        commands = _commands(export)
         tables = {name: columns for name, columns in export.tables.items() if not name.startswith("ENUM_")}
+    arguments = [secret for words in commands for secret in secrets_of(list(words.values()))]
     unfinished = target.with_name(f".{target.name}.{unique_name()}")
     try:
         with unfinished.open("xb") as file:
             os.fchmod(file.fileno(), 0o600)
             with source.open("rb") as original:
                 shutil.copyfileobj(original, file, _CHUNK)
-        _clean(unfinished, tables, environments, outputs)
-        _check(unfinished, environments, source)
+        texts = _secret_texts(environments, arguments)
+        _clean(unfinished, tables, commands, texts, outputs)
+        _check(unfinished, texts, source)
         unfinished.replace(target)
     except SQLITE_ERRORS as error:
         raise damaged(source, error) from error
     finally:
         unfinished.unlink(missing_ok=True)
-    return Scrubbed(len({name for environment in environments for name in environment}), len(outputs))
+    variables = len({name for environment in environments for name in environment})
+    return Scrubbed(variables, len(outputs), len(arguments))
+
+
+def _commands(export: NsysExport) -> list[dict[int, str]]:
+    """The words of each recorded command, by their rows: PROCESS_0:COMMAND, PROCESS_0:ARGUMENT_0 and so on."""
+    commands: dict[str, dict[int, str]] = {}
+    if export.has("META_DATA_CAPTURE", "name", "value"):
+        rows = export.rows(
+            "SELECT rowid, name, value FROM META_DATA_CAPTURE "
+            "WHERE name LIKE '%:COMMAND' OR name LIKE '%:ARGUMENT\\_%' ESCAPE '\\' ORDER BY rowid"
+        )
+        for row, name, value in rows:
+            commands.setdefault(export.text(name).partition(":")[0], {})[row] = export.text(value)
+    return list(commands.values())
 
 
 def _output_ids(export: NsysExport) -> list[int]:
@@ -72,7 +93,8 @@ def _output_ids(export: NsysExport) -> list[int]:
 def _clean(
     path: Path,
     tables: dict[str, frozenset[str]],
-    environments: list[dict[str, str]],
+    commands: list[dict[int, str]],
+    texts: list[bytes],
     outputs: list[int],
 ) -> None:
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
@@ -88,64 +110,76 @@ def _clean(
         connection.executemany(
             "UPDATE StringIds SET value = '' WHERE id = ?", [(number,) for number in outputs]
         )
-        if (pattern := _secret_pattern(environments)) is not None:
-            _replace_everywhere(connection, tables, pattern)
+        for words in commands:
+            rows = zip(words, words.values(), redacted_command(list(words.values())), strict=True)
+            connection.executemany(
+                "UPDATE META_DATA_CAPTURE SET value = ? WHERE rowid = ?",
+                [(recorded, row) for row, word, recorded in rows if recorded != word],
+            )
+        # Wherever else a version of nsys keeps the command line.
+        _replace(
+            connection,
+            (name for name in tables if name.startswith(("META_DATA_", "TARGET_INFO_"))),
+            _redacted,
+        )
+        if (pattern := _pattern(texts)) is not None:
+            _replace(connection, tables, lambda text: pattern.sub(b"[removed]", text))
         connection.execute("COMMIT")
         connection.execute("VACUUM")
 
 
-def _replace_everywhere(
-    connection: sqlite3.Connection, tables: dict[str, frozenset[str]], pattern: re.Pattern[bytes]
+def _redacted(text: bytes) -> bytes:
+    return redacted(text.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
+
+
+def _replace(
+    connection: sqlite3.Connection, tables: Iterable[str], cleaned: Callable[[bytes], bytes]
 ) -> None:
-    """Replace the pattern in every text of every table; as bytes, since text may be invalid UTF-8."""
-    connection.create_function("has_secret", 1, lambda text: bool(text and pattern.search(text)))
-    connection.create_function("cleaned", 1, lambda text: pattern.sub(b"[removed]", text))
+    """Change every text of these tables; as bytes, since text may be invalid UTF-8."""
+    connection.create_function("cleaned", 1, lambda text: cleaned(text) if text else text)
     for table, column in _text_columns(connection, tables):
         name = sql_name(column)
         text = f"CAST({name} AS BLOB)"
         connection.execute(
-            f"UPDATE {sql_name(table)} SET {name} = CAST(cleaned({text}) AS TEXT) WHERE has_secret({text})"
+            f"UPDATE {sql_name(table)} SET {name} = CAST(cleaned({text}) AS TEXT) WHERE cleaned({text}) <> {text}"
         )
 
 
-def _text_columns(
-    connection: sqlite3.Connection, tables: dict[str, frozenset[str]]
-) -> Iterator[tuple[str, str]]:
+def _text_columns(connection: sqlite3.Connection, tables: Iterable[str]) -> Iterator[tuple[str, str]]:
     for table in tables:
         for _, name, kind, *_ in connection.execute(f"PRAGMA table_info({sql_name(table)})").fetchall():
             if "INT" not in kind.upper() and "REAL" not in kind.upper():
                 yield table, name
 
 
-def _secret_pattern(environments: Iterable[dict[str, str]]) -> re.Pattern[bytes] | None:
-    texts = [text.encode() for text in _secret_texts(environments)]
+def _pattern(texts: Sequence[bytes]) -> re.Pattern[bytes] | None:
     return re.compile(b"|".join(map(re.escape, texts))) if texts else None
 
 
-def _secret_texts(environments: Iterable[dict[str, str]]) -> list[str]:
-    """Texts that must not remain: NAME=value, and the values of variables with names like secrets."""
-    texts = set()
+def _secret_texts(environments: Iterable[dict[str, str]], arguments: Iterable[str]) -> list[bytes]:
+    """Texts that must not remain: NAME=value, the values of variables with names like secrets, secret arguments."""
+    texts = {secret for secret in arguments if len(secret) >= _MIN_SECRET_LENGTH}
     for environment in environments:
         for name, value in environment.items():
             if value:
                 texts |= {f"{name}={value}", f'{name}="{value}"'}
             if len(value) >= _MIN_SECRET_LENGTH and _SECRET_NAME.search(name):
                 texts.add(value)
-    return sorted(texts, key=len, reverse=True)
+    return [text.encode() for text in sorted(texts, key=len, reverse=True)]
 
 
-def _check(path: Path, environments: list[dict[str, str]], source: Path) -> None:
+def _check(path: Path, texts: list[bytes], source: Path) -> None:
     """Raise an error if the bytes of the file still contain a secret."""
-    pattern = _secret_pattern(environments)
+    pattern = _pattern(texts)
     if pattern is None:
         return
-    overlap = max(len(text.encode()) for text in _secret_texts(environments))
+    overlap = max(map(len, texts))
     with path.open("rb") as file:
         before = b""
         while piece := file.read(_CHUNK):
             if pattern.search(before + piece):
                 raise ReadError(
-                    f"{source} still contains recorded variables after scrubbing",
+                    f"{source} still contains recorded variables or secrets after scrubbing",
                     why="This version of nsys stores them in a place that rankscope does not know.",
                     hint="Do not share the file. Please report the nsys version (rankscope doctor shows it).",
                 )
