@@ -11,11 +11,14 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import os
 import shutil
 import socket
+import stat
 import time
 from collections.abc import Collection, Iterator
 from pathlib import Path
+from typing import IO
 
 from rankscope.atomic_files import is_temporary, unique_name
 from rankscope.private_files import make_private_folder, open_private
@@ -24,6 +27,7 @@ from rankscope.store import rollups
 INCOMING = "incoming-"
 _LOCK_FILE = "lock"
 _PUBLISHING = "publishing"
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _ABANDONED_AFTER_S = 24 * 3600
 """A process of another host that has written nothing for a day is taken to be dead."""
 
@@ -68,10 +72,14 @@ def exclusive(store: Path) -> contextlib.AbstractContextManager[None]:
 
 @contextlib.contextmanager
 def _locked(path: Path, how: int) -> Iterator[None]:
-    with open_private(path, "a+") as file:
+    with _open_lock(path) as file:
         with contextlib.suppress(OSError):  # a file system without locks
             fcntl.flock(file, how)
         yield
+
+
+def _open_lock(path: Path) -> IO[str]:
+    return open_private(path, "a+", follow_links=False)
 
 
 def has_abandoned(store: Path) -> bool:
@@ -83,12 +91,14 @@ def clean(store: Path, listed: Collection[str]) -> None:
     """Remove what dead processes have left, and segments that are not listed. Call it within `exclusive`."""
     for path in _unfinished(store):
         if _is_abandoned(path):
-            _remove(path)
+            _remove(store, path)
     for folder in store.glob("rank=*/segment=*/*"):
         # Within the lock no other process of this host has a finished segment that it has not listed yet.
         if str(folder.relative_to(store)) not in listed and (_is_from_here(folder) or _is_old(folder)):
-            _remove(folder)
-    rollups.remove_others(store, {_rank_of(folder) for folder in listed}, _is_old)
+            _remove(store, folder)
+    for path in rollups.others(store, {_rank_of(folder) for folder in listed}):
+        if not is_temporary(path.name) or _is_old(path):
+            _remove(store, path)
 
 
 def _rank_of(folder: str) -> int:
@@ -96,14 +106,18 @@ def _rank_of(folder: str) -> int:
 
 
 def _unfinished(store: Path) -> list[Path]:
-    return [path for path in store.iterdir() if path.name.startswith(INCOMING) or is_temporary(path.name)]
+    return [
+        path
+        for path in store.iterdir()
+        if (path.name.startswith(INCOMING) or is_temporary(path.name)) and not path.is_symlink()
+    ]
 
 
 def _is_abandoned(path: Path) -> bool:
     if is_temporary(path.name) or not _is_from_here(path):
         return _is_old(path)
     try:
-        with (path / _LOCK_FILE).open("a+") as file:
+        with _open_lock(path / _LOCK_FILE) as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
@@ -119,14 +133,36 @@ def _is_from_here(path: Path) -> bool:
 
 def _is_old(path: Path) -> bool:
     with contextlib.suppress(OSError):
-        changed = [path.stat().st_ctime, *(inside.stat().st_ctime for inside in path.rglob("*"))]
+        changed = [path.lstat().st_ctime, *(inside.lstat().st_ctime for inside in path.rglob("*"))]
         return time.time() - max(changed) > _ABANDONED_AFTER_S
     return False
 
 
-def _remove(path: Path) -> None:
-    """Another process may remove it at the same time."""
-    if path.is_dir():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        path.unlink(missing_ok=True)
+def _remove(store: Path, path: Path) -> None:
+    """Remove what is in a store, and nothing else: no folder on the way to it may be a link.
+
+    Another process may remove it at the same time.
+    """
+    *folders, name = path.relative_to(store).parts
+    with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
+        inside = os.open(store, _FOLDER)
+        stack.callback(os.close, inside)
+        for folder in folders:
+            inside = os.open(folder, _FOLDER, dir_fd=inside)
+            stack.callback(os.close, inside)
+        _remove_from(inside, name)
+
+
+def _remove_from(folder: int, name: str) -> None:
+    """Remove a file, a link, or a folder with all that is in it, from an open folder."""
+    if not stat.S_ISDIR(os.lstat(name, dir_fd=folder).st_mode):
+        os.unlink(name, dir_fd=folder)
+        return
+    inside = os.open(name, _FOLDER, dir_fd=folder)
+    try:
+        with os.scandir(inside) as entries:
+            for entry in list(entries):
+                _remove_from(inside, entry.name)
+    finally:
+        os.close(inside)
+    os.rmdir(name, dir_fd=folder)

@@ -8,7 +8,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import field, fields, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +46,31 @@ _COMPANION_FOLDERS = ("chakra", "et", "execution_trace", "execution_traces", "to
 """Folders in or beside that of the traces in which frameworks write what adds to them (Megatron: chakra)."""
 _CAPTURES = "capture_traces"
 """Traces of the captures of CUDA graphs, in the folder of the traces that replay them (vLLM, SGLang)."""
+_COMPANION = {"path": str, "bytes": int, "mtime_ns": int, "unused": list}
+_ENTRY = {
+    "rank": int,
+    "segment": int,
+    "rank_source": str,
+    "build": str,
+    "manifest": {
+        "format": int,
+        "reader": str,
+        "source": {"path": str, "bytes": int, "mtime_ns": int},
+        **dict.fromkeys(
+            ("clock_base_ns", "origin_ns", "end_ns", "events", "timed", "misplaced", "steps"), int
+        ),
+        "steps_source": str,
+        "reading": {"events_lost": int, "damage": str},
+        "header": dict,
+        "files": dict,
+        "read_by": dict,
+        "further": dict,
+    },
+}
+"""The fields of a segment that are used without a further look, and their types."""
+_OPTIONAL = {"rows": dict, "companions": list, "devices": list}
+_COUNTS = ("read_by", "further", "rows")
+_MOST_RANKS = 1 << 31
 _COMPANION_NAMES = re.compile(r"\.(?:json|et|log)(?:\.gz)?$")
 _COMPANION_NAMES_BESIDE = re.compile(r"\.et(?:\.gz)?$|torch_trace.*\.log$")
 
@@ -132,6 +157,8 @@ class Index:
     segments: list[SegmentEntry] = field(default_factory=list)
     recovered: bool = field(default=False, compare=False)
     """Made from the segments, because the list was missing or damaged."""
+    other_format: int | None = field(default=None, compare=False)
+    """The format of a store that another version of rankscope has written; its segments cannot be used."""
 
     def save(self, store: Path) -> None:
         names = [one.name for one in fields(SegmentEntry)]  # always in this order
@@ -145,10 +172,11 @@ class Index:
     def load(store: Path) -> Index:
         """The index of a store; an empty one if there is none, or it has another format.
 
-        An index that is missing or damaged is made anew from the segments.
+        An index that is missing or damaged is made anew from the segments. A store with links is refused.
         """
+        refuse_links(store)
         try:
-            content = read_checked_json(store / INDEX_FILE)
+            return _listed(read_checked_json(store / INDEX_FILE))
         except (FileNotFoundError, NotADirectoryError, DamagedFileError):
             found = _found_segments(store)
             return Index(found, recovered=bool(found))
@@ -156,13 +184,89 @@ class Index:
             raise StoreError(
                 f"cannot read {store}", why=f"{error.strerror}.", hint="Ask its owner, or use --cache DIR."
             ) from error
-        if content["format"] != FORMAT_VERSION:
-            return Index()
-        return Index([SegmentEntry(**entry) for entry in content["segments"]])
 
     def moved_to(self, folder: Path) -> Index:
         """The index of a run that has been moved or renamed: raw files that are now in this folder are found there."""
         return Index([_found_in(folder, entry) for entry in self.segments])
+
+
+def refuse_links(store: Path) -> None:
+    """Raise an error if a store is a link, or has one in it: what is written or removed there would be elsewhere.
+
+    Nor may it have pipes or devices, which would block whoever opens them.
+    """
+    odd = store if store.is_symlink() else next(_neither_file_nor_folder(store), None)
+    if odd is not None:
+        kind = "a link" if odd.is_symlink() else "neither a file nor a folder"
+        raise StoreError(
+            f"{store} is not used",
+            why=f"{odd} is {kind}. rankscope makes none in a store, and does not write or remove through one.",
+            hint="Remove it, or the whole store: it is made again from the traces. Or use --cache DIR.",
+        )
+
+
+def _neither_file_nor_folder(folder: Path | str) -> Iterator[Path]:
+    with suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                yield from _neither_file_nor_folder(entry.path)
+            elif not entry.is_file(follow_symlinks=False):
+                yield Path(entry.path)
+
+
+def _listed(content: dict[str, Any]) -> Index:
+    """The index that store.json holds. Raises DamagedFileError where it is not what rankscope writes."""
+    if not _fits(content, {"format": int, "segments": list}):
+        raise DamagedFileError("there is no list of segments")
+    if content["format"] != FORMAT_VERSION:
+        return Index(other_format=content["format"])
+    if not all(map(_is_entry, content["segments"])):
+        raise DamagedFileError("a segment is not described as it is written")
+    return Index([SegmentEntry(**entry) for entry in content["segments"]])
+
+
+def _is_entry(fields: object) -> bool:
+    """Whether this describes a segment: a checksum shows that nothing changed, not who wrote it.
+
+    A name in it may not lead out of the store.
+    """
+    if not isinstance(fields, dict) or not _fits(fields, _ENTRY) or len(fields) != len(_ENTRY):
+        return False
+    manifest = fields["manifest"]
+    if not all(_fits(manifest[key], shape) for key, shape in _OPTIONAL.items() if key in manifest):
+        return False
+    files, companions = manifest["files"], manifest.get("companions", ())
+    counts = (count for key in _COUNTS for count in manifest.get(key, {}).values())
+    return (
+        0 <= fields["rank"] < _MOST_RANKS
+        and 0 <= fields["segment"] < _MOST_RANKS
+        and all(map(_is_name, (fields["build"], *files)))
+        and all(isinstance(sums, list) and len(sums) == 2 for sums in files.values())
+        and all(isinstance(count, int) for count in (*counts, *manifest.get("devices", ())))
+        and all(_fits(one, _COMPANION) for one in companions)
+        and all(_is_path(one["path"]) for one in (manifest["source"], *companions))
+    )
+
+
+def _fits(value: object, shape: Any) -> bool:
+    """Whether a JSON value is of a type, or an object with at least these keys. Numbers fit into 63 bits."""
+    if isinstance(shape, dict):
+        return isinstance(value, dict) and all(
+            key in value and _fits(value[key], shape[key]) for key in shape
+        )
+    return isinstance(value, shape) and (not isinstance(value, int) or abs(value) < 1 << 62)
+
+
+@lru_cache(maxsize=64)
+def _is_name(text: str) -> bool:
+    return text not in ("", ".", "..") and "/" not in text and _is_path(text)
+
+
+def _is_path(text: str) -> bool:
+    try:
+        return b"\0" not in os.fsencode(text)
+    except UnicodeError:
+        return False
 
 
 def _found_in(folder: Path, entry: SegmentEntry) -> SegmentEntry:
@@ -183,10 +287,10 @@ def _found_segments(store: Path) -> list[SegmentEntry]:
             rank, segment = (int(name.partition("=")[2]) for name in path.parts[-4:-2])
         except (OSError, ValueError):
             continue
-        if manifest["format"] == FORMAT_VERSION:
-            found[rank, segment] = SegmentEntry(
-                rank, segment, manifest["rank_source"], manifest, path.parent.name
-            )
+        fields = {"rank": rank, "segment": segment, "manifest": manifest, "build": path.parent.name}
+        fields["rank_source"] = manifest.get("rank_source")
+        if manifest.get("format") == FORMAT_VERSION and _is_entry(fields):
+            found[rank, segment] = SegmentEntry(**fields)
     return list(found.values())
 
 

@@ -8,7 +8,7 @@ Files that are damaged, of another version or not there are made again (docs/adr
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -41,12 +41,10 @@ def load(store: Path, rank: int, made_from: list[Any]) -> Content:
     return results
 
 
-def remove_others(store: Path, ranks: Collection[int], is_left_over: Callable[[Path], bool]) -> None:
-    """Remove the files of ranks that are not in the store any more, and unfinished ones."""
+def others(store: Path, ranks: Collection[int]) -> list[Path]:
+    """The files of ranks that are not in the store any more, and unfinished ones."""
     wanted = {_path(store, rank).name for rank in ranks}
-    for path in (store / FOLDER).glob("*"):
-        if path.name not in wanted and (path.name[0] != "." or is_left_over(path)):
-            path.unlink(missing_ok=True)
+    return [path for path in (store / FOLDER).glob("*") if path.name not in wanted]
 
 
 def _path(store: Path, rank: int) -> Path:
