@@ -15,6 +15,7 @@ from rankscope.errors import RemoteError, StoreError
 from rankscope.private_files import make_private_folder
 from rankscope.readers import TRACE_NAMES
 from rankscope.remote.ssh import NOT_FOUND, SSH_FAILED, Place, Ssh, check_remote, path_argument, rsync
+from rankscope.store.incoming import OWN_FILES, while_unread
 from rankscope.store.layout import (
     INDEX_FILE,
     STORE_NAME,
@@ -70,7 +71,9 @@ def fetch(
     source = _remote_store(ssh, program, quiet, log)
     _make_folder(store, target)
     refuse_links(store)
-    _copy(ssh, [f"{source}/"], store, ["--delete", "--exclude=incoming-*"])
+    with while_unread(store) as unread:
+        own = [f"--exclude={name}" for name in OWN_FILES]
+        _copy(ssh, [f"{source}/"], store, [*own, *(["--delete"] if unread else [])])
     # The manifests of the capture are small; a single trace has none, which is not an error.
     rsync(ssh, [f"{place.path}/"], target, _MANIFESTS, silent=True)
     entries = _note_origin(store, place)

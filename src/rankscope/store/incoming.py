@@ -16,7 +16,8 @@ import shutil
 import socket
 import stat
 import time
-from collections.abc import Collection, Iterator
+import weakref
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import IO
 
@@ -26,7 +27,10 @@ from rankscope.store import rollups
 
 INCOMING = "incoming-"
 _LOCK_FILE = "lock"
+_READERS = "readers"
 _PUBLISHING = "publishing"
+OWN_FILES = (f"{INCOMING}*", f"/{_LOCK_FILE}", f"/{_READERS}")
+"""What processes of one machine tell each other by; rsync's patterns."""
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _ABANDONED_AFTER_S = 24 * 3600
 """A process of another host that has written nothing for a day is taken to be dead."""
@@ -36,7 +40,7 @@ _ABANDONED_AFTER_S = 24 * 3600
 def incoming_folder(store: Path) -> Iterator[Path]:
     """A new folder in the store for unfinished segments; what is left in it is removed at the end.
 
-    If publishing it was interrupted, it stays: it tells whoever opens the store next to clean up.
+    If publishing it was not ended, it stays: it tells whoever opens the store next to clean up.
     """
     folder = store / f"{INCOMING}{unique_name()}"
     with contextlib.ExitStack() as stack:
@@ -50,13 +54,19 @@ def incoming_folder(store: Path) -> Iterator[Path]:
 def _remove_unless_publishing(folder: Path) -> None:
     if not (folder / _PUBLISHING).exists():
         shutil.rmtree(folder, ignore_errors=True)
+        return
+    for path in folder.iterdir():
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
 
 
-@contextlib.contextmanager
-def publishing(folder: Path) -> Iterator[None]:
-    """While segments are moved out of a folder, and those that they replace are removed."""
+def begin_publishing(folder: Path) -> None:
+    """Segments are about to be moved out of a folder, and those that they replace to be removed."""
     (folder / _PUBLISHING).touch()
-    yield
+
+
+def end_publishing(folder: Path) -> None:
+    """Nothing is left to be removed."""
     (folder / _PUBLISHING).unlink()
 
 
@@ -78,6 +88,40 @@ def _locked(path: Path, how: int) -> Iterator[None]:
         yield
 
 
+class ReadLock:
+    """Held by a process that reads the tables of a store, until `release` or the end of this object.
+
+    Tables that are replaced meanwhile stay until nobody holds one. There is none before a store has been written, nor
+    on file systems without locks.
+    """
+
+    def __init__(self, store: Path) -> None:
+        self._path = store / _READERS
+        self.take()
+
+    def take(self) -> None:
+        """Waits while another process removes tables."""
+        self.release: Callable[[], object] = lambda: None
+        with contextlib.suppress(OSError):
+            descriptor = os.open(self._path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+            self.release = weakref.finalize(self, os.close, descriptor)
+            fcntl.flock(descriptor, fcntl.LOCK_SH)
+
+
+@contextlib.contextmanager
+def while_unread(store: Path) -> Iterator[bool]:
+    """Whether no process reads the tables of a store; none begins to meanwhile."""
+    with _open_lock(store / _READERS) as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+            return
+        except OSError:  # a file system without locks
+            pass
+        yield True
+
+
 def _open_lock(path: Path) -> IO[str]:
     return open_private(path, "a+", follow_links=False)
 
@@ -87,18 +131,26 @@ def has_abandoned(store: Path) -> bool:
     return any(_is_abandoned(path) for path in _unfinished(store))
 
 
-def clean(store: Path, listed: Collection[str]) -> None:
-    """Remove what dead processes have left, and segments that are not listed. Call it within `exclusive`."""
-    for path in _unfinished(store):
-        if _is_abandoned(path):
+def clean(store: Path, listed: Collection[str]) -> bool:
+    """Remove what dead processes have left, and segments that are not listed. Call it within `exclusive`.
+
+    False if all of it stays for now, because a process may be reading such a segment.
+    """
+    # Within the lock no other process of this host has a finished segment that it has not listed yet.
+    unlisted = [
+        folder
+        for folder in store.glob("rank=*/segment=*/*")
+        if str(folder.relative_to(store)) not in listed and (_is_from_here(folder) or _is_old(folder))
+    ]
+    with while_unread(store) as unread:
+        if unlisted and not unread:
+            return False
+        for path in (*unlisted, *filter(_is_abandoned, _unfinished(store))):
             _remove(store, path)
-    for folder in store.glob("rank=*/segment=*/*"):
-        # Within the lock no other process of this host has a finished segment that it has not listed yet.
-        if str(folder.relative_to(store)) not in listed and (_is_from_here(folder) or _is_old(folder)):
-            _remove(store, folder)
     for path in rollups.others(store, {_rank_of(folder) for folder in listed}):
         if not is_temporary(path.name) or _is_old(path):
             _remove(store, path)
+    return True
 
 
 def _rank_of(folder: str) -> int:

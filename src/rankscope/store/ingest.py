@@ -17,13 +17,22 @@ from rankscope.readers import NodeLog
 from rankscope.readers.base import rank_from_name
 from rankscope.records import dataclass
 from rankscope.store.checksums import damage, read_checked_json
-from rankscope.store.incoming import clean, exclusive, has_abandoned, incoming_folder, publishing
+from rankscope.store.incoming import (
+    ReadLock,
+    begin_publishing,
+    clean,
+    end_publishing,
+    exclusive,
+    has_abandoned,
+    incoming_folder,
+)
 from rankscope.store.layout import (
     INDEX_FILE,
     SEGMENT_FILE,
     Index,
     SegmentEntry,
     Sources,
+    can_read,
     can_write,
     default_cache,
     find_sources,
@@ -90,6 +99,8 @@ class Ingested:
     """Segments read by this call; empty if nothing had changed."""
     problems: tuple[RankscopeError, ...]
     """One error for each file that could not be read."""
+    lock: ReadLock | None = None
+    """Keeps the tables, also if another process replaces them."""
 
 
 _Outcome = SegmentEntry | RankscopeError
@@ -125,7 +136,9 @@ def ingest(paths: Sequence[Path], options: Options | None = None, watch: Watch |
     """
     options, watch = options or Options(), watch or Watch()
     paths = [_with_traces(path.resolve(), watch.say) for path in paths]
-    plan = _plan(paths, options, watch.say)
+    locks = {store: ReadLock(store) for store in _possible_stores(paths, options, watch.say)}
+    plan = _plan(paths, options, list(locks), watch.say)
+    lock = locks[plan.store]
     kept, wanted = _split(plan, {}, watch.say)
     if plan.logs and not wanted:
         options = replace(options, dask=None)
@@ -134,12 +147,12 @@ def ingest(paths: Sequence[Path], options: Options | None = None, watch: Watch |
         kept += known
     changed = wanted or len(kept) != len(plan.index.segments)
     if not changed and not (plan.found.recovered and can_write(plan.store)):
-        _clean_up(plan.store)
-        return Ingested(plan.store, plan.index, (), plan.skipped)
+        _clean_up(plan.store, lock)
+        return Ingested(plan.store, plan.index, (), plan.skipped, lock)
     _report_assumed_rank(wanted, watch.say)
     _report_of_no_rank(plan, watch.say)
     with _writing(plan.store), incoming_folder(plan.store) as incoming:
-        update = _Update(plan, kept, wanted, incoming)
+        update = _Update(plan, kept, wanted, incoming, lock)
         while True:
             update.read(options, watch)
             update.read_logs(options, watch)
@@ -148,10 +161,10 @@ def ingest(paths: Sequence[Path], options: Options | None = None, watch: Watch |
             _report_zones(fresh, watch.say)
             _report_unused(fresh, watch.say)
             if update.publish(index, fresh):
-                return Ingested(plan.store, index, tuple(fresh), (*update.plan.skipped, *problems))
-            # Another process has changed the store in the meantime. What was read here is still used.
-            update.plan = _plan(paths, options, watch.say)
-            update.kept, update.wanted = _split(update.plan, update.built, watch.say)
+                return Ingested(plan.store, index, tuple(fresh), (*update.plan.skipped, *problems), lock)
+            # Another process has changed the store in the meantime. What was read here, and not there, is still used.
+            update.plan = _plan(paths, options, [plan.store], watch.say)
+            update.kept = update.split(update.plan, watch.say)
 
 
 @dataclass
@@ -162,7 +175,18 @@ class _Update:
     kept: list[SegmentEntry]
     wanted: list[Assignment]
     incoming: Path
+    lock: ReadLock
     built: dict[Assignment, _Outcome] = field(default_factory=dict)
+
+    def split(self, plan: _Plan, say: Say) -> list[SegmentEntry]:
+        """What the store keeps of a plan; what is not there, and has not been read, is wanted.
+
+        A segment that another process has listed is used instead of the one that was read here: it may be open there.
+        """
+        kept, self.wanted = _split(plan, self.built, say)
+        for entry in kept:
+            self.built.pop(keep(entry), None)
+        return kept
 
     def read(self, options: Options, watch: Watch) -> None:
         """Read what is wanted. If that is interrupted, what was read is listed, and the next call continues there."""
@@ -185,8 +209,7 @@ class _Update:
             return
         read = [outcome for outcome in self.built.values() if isinstance(outcome, SegmentEntry)]
         self.plan, places = _with_logs(self.plan, [*self.kept, *read])
-        known, self.wanted = _split(replace(self.plan, places=places), self.built, watch.say)
-        self.kept += known
+        self.kept += self.split(replace(self.plan, places=places), watch.say)
         self.read(replace(options, dask=None), watch)
 
     def outcome(self) -> tuple[Index, list[SegmentEntry], list[RankscopeError]]:
@@ -205,8 +228,10 @@ class _Update:
         with exclusive(store):
             if Index.load(store) != self.plan.found:
                 return False
-            with publishing(self.incoming):
-                _publish(store, self.incoming, index, fresh)
+            begin_publishing(self.incoming)
+            _publish(store, self.incoming, index, fresh)
+            if _clean(store, index, self.lock):
+                end_publishing(self.incoming)
         return True
 
     def _publish_finished(self) -> None:
@@ -217,11 +242,11 @@ class _Update:
                 self.plan = replace(self.plan, found=index)
 
 
-def _plan(paths: Sequence[Path], options: Options, say: Say) -> _Plan:
-    """Which files are to be in which store, with which ranks."""
-    if len(paths) == 1 and (paths[0] / INDEX_FILE).is_file():
-        return _as_it_is(paths[0], Index.load(paths[0]))
-    stores = {store: Index.load(store) for store in _possible_stores(paths, options)}
+def _plan(paths: Sequence[Path], options: Options, possible: Sequence[Path], say: Say) -> _Plan:
+    """Which files are to be in which of the possible stores, with which ranks."""
+    stores = {store: Index.load(store) for store in possible}
+    if list(stores) == list(paths):
+        return _as_it_is(paths[0], stores[paths[0]])
     home = paths[0] if paths[0].is_dir() else paths[0].parent
     indexes = {store: found.moved_to(home) for store, found in stores.items()}
     whole = next((store for store in stores if stores[store].segments and not options.ranks), None)
@@ -288,12 +313,21 @@ def _is_of_files_elsewhere(paths: Sequence[Path], index: Index) -> bool:
     return not inside and all(entry.is_current() for entry in index.segments)
 
 
-def _possible_stores(paths: Sequence[Path], options: Options) -> list[Path]:
-    """The default place of the store, and the user's cache if that is read-only."""
+def _possible_stores(paths: Sequence[Path], options: Options, say: Say) -> list[Path]:
+    """The given store, or the default place of one, and the user's cache if that is read-only.
+
+    A store that another user has closed counts as absent.
+    """
+    if len(paths) == 1 and (paths[0] / INDEX_FILE).is_file():
+        return list(paths)
     store = store_folder(paths, options.output, options.cache)
     if can_write(store) or options.output or options.cache:
         return [store]
-    return [store, store_folder(paths, None, default_cache())]
+    cached = store_folder(paths, None, default_cache())
+    if can_read(store):
+        return [store, cached]
+    say(f"{store} is closed to you; the store is in {cached} (--cache DIR changes that)")
+    return [cached]
 
 
 def _choose_store(paths: Sequence[Path], sources: Sources, stores: dict[Path, Index], say: Say) -> Path:
@@ -324,7 +358,9 @@ def _split(
     checked: list[tuple[Assignment, SegmentEntry]] = []
     for place in dict.fromkeys(plan.places):
         entry = known.get((place.path, place.part, place.rank, place.segment))
-        if entry is not None and place not in built and _has_same_companions(plan, entry):
+        # Its build tells whether it is the one that was read here, and listed already.
+        is_other = getattr(built.get(place), "build", None) != getattr(entry, "build", None)
+        if entry is not None and is_other and _has_same_companions(plan, entry):
             checked.append((place, entry))
         elif place not in built:
             wanted.append(place)
@@ -334,6 +370,7 @@ def _split(
     for (place, entry), reason in zip(checked, reasons, strict=True):
         if not reason:
             kept.append(replace(entry, rank_source=place.rank_source))
+        if not reason or place in built:
             continue
         if not (place.path.is_file() and entry.is_current()):
             raise _lost(plan.store, entry, reason)
@@ -487,7 +524,7 @@ def _share_machine(files: Sequence[Path], jobs: int | None) -> tuple[int, int]:
 
 
 def _publish(store: Path, incoming: Path, index: Index, fresh: list[SegmentEntry]) -> None:
-    """Move complete segments to their places, list them, and remove what is no longer listed."""
+    """Move complete segments to their places, and list them."""
     for entry in fresh:
         if not (incoming / entry.build).exists():
             continue  # in its place already
@@ -497,14 +534,23 @@ def _publish(store: Path, incoming: Path, index: Index, fresh: list[SegmentEntry
         (incoming / entry.build).rename(target)
     index.save(incoming)
     (incoming / INDEX_FILE).replace(store / INDEX_FILE)
-    clean(store, {entry.folder for entry in index.segments})
 
 
-def _clean_up(store: Path) -> None:
-    """Remove what a killed process has left after it listed its segments."""
+def _clean(store: Path, index: Index, lock: ReadLock) -> bool:
+    """Remove what is no longer listed; False if that waits until nobody reads it. Within `exclusive`, so that the lock
+    can be given up meanwhile: nobody else removes anything."""
+    lock.release()
+    try:
+        return clean(store, {entry.folder for entry in index.segments})
+    finally:
+        lock.take()
+
+
+def _clean_up(store: Path, lock: ReadLock) -> None:
+    """Remove what a process has left that was killed, or whose segments were read when it had replaced them."""
     if can_write(store) and has_abandoned(store):
         with exclusive(store):
-            clean(store, {entry.folder for entry in Index.load(store).segments})
+            _clean(store, Index.load(store), lock)
 
 
 @contextmanager

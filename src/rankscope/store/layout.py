@@ -567,6 +567,12 @@ def can_write(folder: Path) -> bool:
     return os.access(folder, os.W_OK | os.X_OK) and not os.statvfs(folder).f_flag & os.ST_RDONLY
 
 
+def can_read(store: Path) -> bool:
+    """False for a store of another user who has closed it, or a part of it."""
+    found = [store, *store.rglob("*")] if store.exists() else []
+    return all(os.access(path, os.R_OK | (os.X_OK if path.is_dir() else 0)) for path in found)
+
+
 def shown(path: Path) -> str:
     """A path as text; bytes that are not UTF-8 are replaced."""
     return os.fsencode(path).decode("utf-8", "replace")
