@@ -12,8 +12,9 @@ from typing import Any
 from rankscope.atomic_files import unique_name
 from rankscope.errors import EmptyTraceError, NotATraceError, RankscopeError, StoreError
 from rankscope.host import available_memory_bytes, usable_cores
+from rankscope.model import FORMAT_VERSION
 from rankscope.private_files import make_private_folder
-from rankscope.readers import NodeLog
+from rankscope.readers import NodeLog, one_file
 from rankscope.readers.base import rank_from_name
 from rankscope.records import dataclass
 from rankscope.store.checksums import damage, read_checked_json
@@ -37,6 +38,7 @@ from rankscope.store.layout import (
     default_cache,
     find_sources,
     folder_with_traces,
+    readable_traces,
     store_folder,
     traces_elsewhere,
 )
@@ -125,6 +127,8 @@ class _Plan:
     """By rank: files that may add to its traces."""
     of_no_rank: tuple[Path, ...] = ()
     """Such files whose names do not tell which of the ranks they belong to."""
+    copies: Mapping[Path, Path] = field(default_factory=dict)
+    """Files that are not read, since another has the same trace; and that one."""
     as_it_is: bool = False
     """The raw files are elsewhere or gone: nothing is read but what is damaged."""
 
@@ -150,6 +154,8 @@ def ingest(paths: Sequence[Path], options: Options | None = None, watch: Watch |
         _clean_up(plan.store, lock)
         return Ingested(plan.store, plan.index, (), plan.skipped, lock)
     _report_assumed_rank(wanted, watch.say)
+    for copy, path in plan.copies.items():
+        watch.say(f"{copy.name} is not read: {path.name} beside it is the same trace")
     _report_of_no_rank(plan, watch.say)
     with _writing(plan.store), incoming_folder(plan.store) as incoming:
         update = _Update(plan, kept, wanted, incoming, lock)
@@ -246,17 +252,23 @@ def _plan(paths: Sequence[Path], options: Options, possible: Sequence[Path], say
     """Which files are to be in which of the possible stores, with which ranks."""
     stores = {store: Index.load(store) for store in possible}
     if list(stores) == list(paths):
-        return _as_it_is(paths[0], stores[paths[0]])
+        (index,) = stores.values()
+        if not index.segments:
+            raise _of_another_version(paths[0], index.other_format)
+        return _as_it_is(paths[0], index)
     home = paths[0] if paths[0].is_dir() else paths[0].parent
     indexes = {store: found.moved_to(home) for store, found in stores.items()}
     whole = next((store for store in stores if stores[store].segments and not options.ranks), None)
-    if whole is not None and _is_of_files_elsewhere(paths, indexes[whole]):
+    if whole is not None and _is_of_files_elsewhere(paths, indexes[whole], say):
         return _as_it_is(whole, stores[whole])
     known = {entry.source for index in indexes.values() for entry in index.segments if entry.is_current()}
     try:
         sources = find_sources(paths, known, list(stores)[-1])
     except RankscopeError as error:
         if whole is None:
+            for store, index in stores.items():
+                if isinstance(error, NotATraceError) and index.other_format is not None:
+                    raise _of_another_version(store, index.other_format) from error
             raise
         # The raw files are gone; what could not be read instead of them is reported.
         gone = isinstance(error, (StoreError, NotATraceError)) and not isinstance(error, EmptyTraceError)
@@ -270,7 +282,18 @@ def _plan(paths: Sequence[Path], options: Options, possible: Sequence[Path], say
     of_no_rank = tuple(
         path for path in sources.companions if path not in assigned and rank_from_name(path) is None
     )
-    return _Plan(store, stores[store], indexes[store], places, skipped, logs, given, companions, of_no_rank)
+    return _Plan(
+        store,
+        stores[store],
+        indexes[store],
+        places,
+        skipped,
+        logs,
+        given,
+        companions,
+        of_no_rank,
+        sources.copies,
+    )
 
 
 def _with_logs(plan: _Plan, entries: Sequence[SegmentEntry]) -> tuple[_Plan, list[Assignment]]:
@@ -292,7 +315,8 @@ def _by_rank(companions: Sequence[Path], ranks: set[int]) -> dict[int, tuple[Pat
 
 
 def _with_traces(path: Path, say: Say) -> Path:
-    found = folder_with_traces(path)
+    with one_file(path):
+        found = folder_with_traces(path)
     if found != path:
         say(f"{path} has no traces of its own; those in {found.name} are read")
     return found
@@ -302,15 +326,39 @@ def _as_it_is(store: Path, index: Index, skipped: tuple[RankscopeError, ...] = (
     return _Plan(store, index, index, [keep(entry) for entry in index.segments], skipped, as_it_is=True)
 
 
-def _is_of_files_elsewhere(paths: Sequence[Path], index: Index) -> bool:
+def _of_another_version(store: Path, format: int | None) -> StoreError:
+    what = f"It has format {format}, and this version reads format {FORMAT_VERSION}"
+    return StoreError(
+        f"the store in {store} cannot be used",
+        why=f"{what if format is not None else 'It lists no segments'}; there is no trace to make it from.",
+        hint="Give the folder of the traces, or open it with the rankscope that wrote it.",
+    )
+
+
+def _is_of_files_elsewhere(paths: Sequence[Path], index: Index, say: Say) -> bool:
     """True for a fetched store, and for one of `ingest -o`: the folder that was given has no raw files of its own."""
     if len(paths) != 1 or not paths[0].is_dir():
         return False
     fetched = not any(entry.source.is_absolute() for entry in index.segments)
     if not fetched and traces_elsewhere(paths[0]).files:
         return False  # the run's own traces, in another folder: they may be newer than the store
-    inside = any(entry.source.parent == paths[0] for entry in index.segments)
-    return not inside and all(entry.is_current() for entry in index.segments)
+    inside = any(entry.source.is_relative_to(paths[0]) for entry in index.segments)
+    if inside or not all(entry.is_current() for entry in index.segments):
+        return False
+    here = [] if fetched else [path.name for path in readable_traces(paths[0])]
+    if here:
+        source = index.segments[0].source
+        copied = not {entry.source.name for entry in index.segments}.isdisjoint(here)
+        say(
+            f"the store of {paths[0]} was made from other files, such as {source}: "
+            + (
+                "the traces here are read"
+                if copied
+                else f"{here[0]} is not read, remove the store to read it"
+            )
+        )
+        return not copied
+    return True
 
 
 def _possible_stores(paths: Sequence[Path], options: Options, say: Say) -> list[Path]:

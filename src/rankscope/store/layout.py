@@ -18,6 +18,7 @@ from rankscope.errors import (
     NotATraceError,
     NoTimesError,
     RankscopeError,
+    ReadError,
     StoreError,
     ToolError,
 )
@@ -30,7 +31,8 @@ from rankscope.readers import (
     looks_like_a_trace,
     one_file,
 )
-from rankscope.readers.base import rank_from_name
+from rankscope.readers.base import is_usable_rank, rank_from_name
+from rankscope.readers.byte_stream import read_head
 from rankscope.readers.xla.recordings import JSON_NAME, PERFETTO_NAME, XPLANE_NAME
 from rankscope.records import dataclass
 from rankscope.spelling import did_you_mean
@@ -39,9 +41,14 @@ from rankscope.store.checksums import DamagedFileError, FileSums, read_checked_j
 INDEX_FILE = "store.json"
 SEGMENT_FILE = "segment.json"
 STORE_NAME = ".rankscope"
-_EXPORTS = {".nsys-rep": (".sqlite",), ".ncu-rep": (".raw.csv", ".details.csv", ".csv")}
+_EXPORTS = {
+    ".nsys-rep": (".sqlite",),
+    ".qdrep": (".sqlite",),
+    ".ncu-rep": (".raw.csv", ".details.csv", ".csv"),
+}
 """Files that tools export from their reports; they hold the same recording."""
 _CONVERTED = "converted"
+_HEAD_BYTES = 1 << 16
 _COMPANION_FOLDERS = ("chakra", "et", "execution_trace", "execution_traces", "torch_trace")
 """Folders in or beside that of the traces in which frameworks write what adds to them (Megatron: chakra)."""
 _CAPTURES = "capture_traces"
@@ -216,13 +223,12 @@ def _neither_file_nor_folder(folder: Path | str) -> Iterator[Path]:
 
 def _listed(content: dict[str, Any]) -> Index:
     """The index that store.json holds. Raises DamagedFileError where it is not what rankscope writes."""
-    if not _fits(content, {"format": int, "segments": list}):
-        raise DamagedFileError("there is no list of segments")
-    if content["format"] != FORMAT_VERSION:
-        return Index(other_format=content["format"])
-    if not all(map(_is_entry, content["segments"])):
-        raise DamagedFileError("a segment is not described as it is written")
-    return Index([SegmentEntry(**entry) for entry in content["segments"]])
+    written, segments = content.get("format"), content.get("segments")
+    if isinstance(written, int) and written != FORMAT_VERSION:
+        return Index(other_format=written)
+    if written != FORMAT_VERSION or not isinstance(segments, list) or not all(map(_is_entry, segments)):
+        raise DamagedFileError("it does not list segments as rankscope does")
+    return Index([SegmentEntry(**entry) for entry in segments])
 
 
 def _is_entry(fields: object) -> bool:
@@ -317,6 +323,8 @@ class Sources:
     """The rank of a file, where the capture's manifest names it."""
     companions: tuple[Path, ...] = ()
     """Files that may add to the traces: execution traces, captures of graphs, logs of torch.compile."""
+    copies: Mapping[Path, Path] = field(default_factory=dict)
+    """Files that are another one compressed or unpacked, and are not read; and that one."""
 
 
 def find_sources(paths: Sequence[Path], known: Collection[Path] = (), store: Path | None = None) -> Sources:
@@ -335,10 +343,11 @@ def find_sources(paths: Sequence[Path], known: Collection[Path] = (), store: Pat
             raise no_such_path(path)
         found = [path]
         if path.is_dir():
-            companions += _companions_near(path)
-            elsewhere = traces_elsewhere(path)
-            below, left_out = _traces_below(path)
-            found = [*_traces_in(path), *below, *elsewhere.files]
+            with one_file(path):
+                companions += _companions_near(path)
+                elsewhere = traces_elsewhere(path)
+                below, left_out = _traces_below(path)
+                found = [*_traces_in(path), *below, *elsewhere.files]
             skipped += [*elsewhere.skipped, *left_out]
             ranks |= elsewhere.ranks
         for file in found:
@@ -365,7 +374,48 @@ def find_sources(paths: Sequence[Path], known: Collection[Path] = (), store: Pat
                 files.append(file)
     if not files:
         raise _no_traces(paths, skipped or without_times, companions)
-    return Sources(tuple(dict.fromkeys(files)), tuple(skipped), ranks, tuple(dict.fromkeys(companions)))
+    copies = _copies(list(dict.fromkeys(files)), known)
+    unique = tuple(path for path in dict.fromkeys(files) if path not in copies)
+    return Sources(unique, tuple(skipped), ranks, tuple(dict.fromkeys(companions)), copies)
+
+
+def _copies(files: Sequence[Path], known: Collection[Path]) -> dict[Path, Path]:
+    """The files of which another one has the same recording, and that one: exports, and traces that are compressed too.
+
+    Of these it is the one that is in the store already, or the older one, which is the original: a copy may be
+    unfinished.
+    """
+    best = _without_twins(files)
+    copies = {
+        path: next((one for one in best if one.stem == path.stem), best[0])
+        for path in files
+        if path not in best
+    }
+    there = set(best)
+    for packed in best:
+        plain = packed.with_name(packed.name.removesuffix(".gz"))
+        if plain != packed and plain in there and _begin_alike(plain, packed):
+            order = sorted(
+                (plain, packed), key=lambda path: (path not in known, _changed_ns(path), path == packed)
+            )
+            copies[order[1]] = order[0]
+    return copies
+
+
+def _changed_ns(path: Path) -> int:
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:  # it has just been deleted: reading it tells
+        return 0
+
+
+def _begin_alike(first: Path, second: Path) -> bool:
+    try:
+        heads = [read_head(path, _HEAD_BYTES)[0] for path in (first, second)]
+    except ReadError:
+        return False
+    shared = min(map(len, heads))
+    return shared > 0 and heads[0][:shared] == heads[1][:shared]
 
 
 def _companions_near(folder: Path) -> list[Path]:
@@ -402,21 +452,23 @@ def _folders_below(path: Path) -> list[Path]:
 
 
 def _has_traces(folder: Path) -> bool:
-    try:
+    return next(readable_traces(folder), None) is not None
+
+
+def readable_traces(folder: Path) -> Iterator[Path]:
+    """The traces in a folder that a reader takes, judged by their first bytes."""
+    with suppress(OSError):
         for path in _traces_in(folder):
             with suppress(RankscopeError), one_file(path):
                 if not is_stream(path):
                     find_reader(path)
-                return True
-    except OSError:
-        return False
-    return False
+                yield path
 
 
 def named_by_manifests(run: Path) -> Iterator[str]:
     """The traces that the capture's manifests in this folder name: relative to it, or absolute if elsewhere."""
     for manifest in rank_manifests(run):
-        for window in manifest.get("windows", ()):
+        for window in manifest["windows"]:
             if window.get("state") in ("whole", "partial") and window.get("file"):
                 yield str(window["file"])
 
@@ -429,18 +481,20 @@ def traces_elsewhere(run: Path) -> Sources:
     ranks: dict[Path, int] = {}
     gone: list[Path] = []
     for manifest in rank_manifests(run):
-        copies: dict[object, list[Path]] = {}
-        for window in manifest.get("windows", ()):
+        if not is_usable_rank(manifest["rank"]):
+            continue
+        copies: dict[str, list[Path]] = {}
+        for window in manifest["windows"]:
             if window.get("state") in ("whole", "partial"):
                 names = [window[key] for key in ("file", "relative") if window.get(key)]
-                places = [Path(os.path.normpath(run / name)) for name in names]
-                copies.setdefault(window.get("index"), []).extend(places)
+                places = [Path(os.path.normpath(run / name)) for name in names if isinstance(name, str)]
+                copies.setdefault(str(window.get("index")), []).extend(places)
         for places in copies.values():
             if not places or any((run / place.name).is_file() for place in places):
                 continue
             there = next((place for place in places if place.is_file()), None)
             if there is not None:
-                ranks[there] = int(manifest["rank"])
+                ranks[there] = manifest["rank"]
             elif places[0].parent != run:
                 gone.append(places[0])
     return Sources(tuple(ranks), (_gone(run, gone),) if gone else (), ranks)
@@ -456,9 +510,15 @@ def _gone(run: Path, traces: list[Path]) -> RankscopeError:
 
 
 def _traces_in(folder: Path) -> list[Path]:
-    """The traces of a folder. Of a report and its exports one is used: the fullest export unless it is older."""
-    found = sorted(path for path in folder.iterdir() if path.is_file() and looks_like_a_trace(path))
-    times = {path: path.stat().st_mtime_ns for path in found}
+    """The traces of a folder."""
+    return _without_twins(
+        sorted(path for path in folder.iterdir() if path.is_file() and looks_like_a_trace(path))
+    )
+
+
+def _without_twins(found: Collection[Path]) -> list[Path]:
+    """Of a report and its exports one is used: the fullest export unless it is older."""
+    times = {path: _changed_ns(path) for path in found}
 
     def has_better_twin(path: Path) -> bool:
         if is_stream(path):
@@ -466,7 +526,11 @@ def _traces_in(folder: Path) -> list[Path]:
         if path.name.endswith(JSON_NAME) and path.name != PERFETTO_NAME:
             return path.with_name(path.name.removesuffix(JSON_NAME) + XPLANE_NAME) in times
         if path.name == PERFETTO_NAME:
-            return any(other.name.endswith((XPLANE_NAME, JSON_NAME)) for other in times if other != path)
+            return any(
+                other.name.endswith((XPLANE_NAME, JSON_NAME))
+                for other in times
+                if other != path and other.parent == path.parent
+            )
         for report_ending, export_endings in _EXPORTS.items():
             ending = next((e for e in (*export_endings, report_ending) if path.name.endswith(e)), None)
             if ending is None:
@@ -504,11 +568,14 @@ def _traces_below(folder: Path) -> tuple[list[Path], list[RankscopeError]]:
 def _no_traces(
     paths: Sequence[Path], skipped: list[RankscopeError], companions: Sequence[Path]
 ) -> RankscopeError:
-    # Files that need a tool are traces all the same.
-    if len(skipped) == 1 or any(isinstance(error, ToolError) for error in skipped):
-        first = next((error for error in skipped if isinstance(error, ToolError)), skipped[0])
+    # Files that need a tool, or that the system does not let us read, are traces all the same.
+    unread = [error for error in skipped if not isinstance(error, NotATraceError)]
+    unread.sort(key=lambda error: not isinstance(error, ToolError))
+    if unread or len(skipped) == 1:
+        first = (unread or skipped)[0]
         if len(skipped) > 1:
-            first.message += f" ({len(skipped) - 1} more files could not be read either)"
+            more = "1 more file" if len(skipped) == 2 else f"{len(skipped) - 1} more files"
+            first.message += f" ({more} could not be read either)"
         return first
     folders = [path for path in paths if path.is_dir()]
     below = [folder for path in folders for folder in _folders_below(path)]

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from rankscope.private_files import make_private_folder
-from rankscope.store.checksums import DamagedFileError, read_checked_text, write_checked_text
+from rankscope.store.checksums import read_checked_text, write_checked_text
 
 FOLDER = "rollups"
 _VERSION = 2
@@ -33,12 +33,11 @@ def load(store: Path, rank: int, made_from: list[Any]) -> Content:
     """The results of a rank that were made from this; none where the file is damaged, old or missing."""
     try:
         content = json.loads(read_checked_text(_path(store, rank)))
-    except (OSError, DamagedFileError):
+        if content["version"] != _VERSION or content["made_from"] != made_from:
+            return {}
+        return dict(content["results"])
+    except (OSError, ValueError, KeyError, TypeError):
         return {}
-    if content["version"] != _VERSION or content["made_from"] != made_from:
-        return {}
-    results: Content = content["results"]
-    return results
 
 
 def others(store: Path, ranks: Collection[int]) -> list[Path]:
