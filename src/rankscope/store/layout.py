@@ -293,7 +293,12 @@ def _found_segments(store: Path) -> list[SegmentEntry]:
             rank, segment = (int(name.partition("=")[2]) for name in path.parts[-4:-2])
         except (OSError, ValueError):
             continue
-        fields = {"rank": rank, "segment": segment, "manifest": manifest, "build": path.parent.name}
+        fields: dict[str, Any] = {
+            "rank": rank,
+            "segment": segment,
+            "manifest": manifest,
+            "build": path.parent.name,
+        }
         fields["rank_source"] = manifest.get("rank_source")
         if manifest.get("format") == FORMAT_VERSION and _is_entry(fields):
             found[rank, segment] = SegmentEntry(**fields)
