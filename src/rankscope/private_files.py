@@ -31,14 +31,18 @@ def make_private_folder(path: Path, *, for_group: bool = False) -> None:
         path.chmod(_GROUP_FOLDER)
 
 
-def open_private(path: Path, mode: str, **options: Any) -> IO[Any]:
+def open_private(path: Path, mode: str, *, follow_links: bool = True, **options: Any) -> IO[Any]:
     """`open` for a new file, readable as its folder says, whatever the umask is."""
-    return open(path, mode, opener=_open, **options)
+    return open(path, mode, opener=_open if follow_links else _open_no_link, **options)
 
 
 def close_to_others(path: Path) -> None:
     """Give a file that another program has made the mode of its folder's files."""
     path.chmod(_file_mode(path.parent))
+
+
+def _open_no_link(path: str, flags: int) -> int:
+    return _open(path, flags | os.O_NOFOLLOW)
 
 
 def _open(path: str, flags: int) -> int:

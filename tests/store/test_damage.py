@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import copy
+import functools
+import itertools
+import operator
 import os
 import shutil
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from conftest import slice_event, write_kineto
 from rankscope.errors import StoreError
+from rankscope.store import layout, rollups
+from rankscope.store.checksums import read_checked_json, write_checked_json, write_checked_text
+from rankscope.store.collectives import kept as collectives
 from rankscope.store.ingest import Options, Watch, ingest
 from rankscope.store.layout import Index
 from rankscope.store.run import Run, open_run
@@ -92,6 +101,59 @@ def test_a_lost_index_is_made_from_the_segments(tmp_path: Path) -> None:
         assert [(entry.rank, entry.rank_source, entry.source.name) for entry in run.segments] == [
             (rank, "file name", f"rank-{rank}.json") for rank in range(2)
         ]
+
+
+ODD: tuple[object, ...] = (None, -1, 1 << 70, "x", "../../x", "\0", "\ud800", [], [1], {}, {"x": []})
+
+
+def places(value: object, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Every value within a JSON value, by the keys that lead to it; of lists the first."""
+    yield path
+    if isinstance(value, dict):
+        for key, item in value.items():
+            yield from places(item, (*path, key))
+    elif isinstance(value, list) and value:
+        yield from places(value[0], (*path, 0))
+
+
+def test_an_odd_index_with_a_right_checksum_is_an_odd_index(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever wrote it: it is made anew, or used, and leads nowhere out of the store."""
+
+    def as_read(changed_path: Path, content: dict[str, Any]) -> Callable[[Path], dict[str, Any]]:
+        def read(path: Path) -> dict[str, Any]:
+            if path != changed_path and path.name == "store.json":
+                raise FileNotFoundError
+            return content if path == changed_path else read_checked_json(path)
+
+        return read
+
+    store = ingest([write_run(tmp_path / "run", ranks=1)]).store
+    (segment,) = store.glob("rank=*/segment=*/*/segment.json")
+    for path in (store / "store.json", segment):
+        content = read_checked_json(path)
+        wanted = [place for place in places(content) if place and "files" not in place[:-2]]
+        for place, odd in itertools.product(wanted, ODD):
+            changed: Any = copy.deepcopy(content)
+            within = functools.reduce(operator.getitem, place[:-1], changed)
+            within[place[-1]] = odd
+            monkeypatch.setattr(layout, "read_checked_json", as_read(path, changed))
+            for entry in Index.load(store).segments:
+                assert (store / entry.folder).parent.parent.parent == store
+                assert not entry.is_current() or entry.unix_origin_ns + entry.rank < 1 << 63
+                assert all(Path(name).name == name for name in entry.files)
+        write_checked_json(path, changed)
+    monkeypatch.undo()
+    assert names(Run(ingest([tmp_path / "run"]))) == EXPECTED[:3]
+
+
+def test_odd_results_with_a_right_checksum_are_made_again(tmp_path: Path) -> None:
+    for text in ("5", "[]", "{}", '{"version": 2}', '{"version": 2, "made_from": []}', "{"):
+        (tmp_path / "rollups").mkdir(exist_ok=True)
+        write_checked_text(tmp_path / "rollups" / "rank=00000.json", text)
+        write_checked_text(tmp_path / "collectives.json", text.replace("2", "1"))
+        assert rollups.load(tmp_path, 0, []) == {} and collectives.load(tmp_path, []) is None
 
 
 @pytest.mark.slow

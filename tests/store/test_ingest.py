@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import gzip
 import json
 import os
 import pickle
@@ -9,12 +11,16 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
 import pytest
 
-from conftest import DATA, slice_event, write_kineto
+from conftest import DATA, ROOT, slice_event, write_kineto
+from rankscope.analysis.core.scope import Scope
+from rankscope.analysis.health.doubts import world_size
+from rankscope.analysis.run_info import facts
 from rankscope.errors import RankError, ReadError, StoreError
 from rankscope.model import TIMELINE_FORMATS
 from rankscope.readers.nsys.reader import NSYS
@@ -302,6 +308,148 @@ def test_no_permission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "chmod" in caught.value.hint
 
 
+OPENED_BY_ANOTHER_USER = """
+import encodings.utf_8_sig, os, sys
+from pathlib import Path
+from rankscope.store.run import open_run
+from rankscope.store.ingest import Watch
+warm, *runs = map(Path, sys.argv[1:])
+nobody = 65534
+open_run([warm]).rows("SELECT count(*) FROM slices")  # imports what another user may not be able to
+os.setgroups([]), os.setresgid(nobody, nobody, nobody), os.setresuid(nobody, nobody, nobody)
+for run in (*runs, *runs):
+    opened = open_run([run], watch=Watch(say=print))
+    print(opened.store.parent, opened.rows("SELECT count(*) FROM slices"), len(opened.newly_read))
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be two users")
+def test_a_store_that_another_user_has_closed_counts_as_absent() -> None:
+    closed = (".rankscope", ".rankscope/rank=00000", ".rankscope/store.json")
+    with tempfile.TemporaryDirectory(prefix="home-") as home:
+        warm, cache, *runs = (Path(home) / name for name in ("warm", "cache", "a", "b", "c"))
+        trace(warm / "rank-0.json")
+        Path(home).chmod(0o755)
+        for run, part in zip(runs, closed, strict=True):
+            trace(run / "rank-0.json")
+            ingest([run])
+            for path in (run, *run.rglob("*")):
+                path.chmod(0o755)
+            (run / part).chmod(0o700)
+        cache.mkdir()
+        cache.chmod(0o777)
+        done = subprocess.run(
+            [sys.executable, "-c", OPENED_BY_ANOTHER_USER, str(warm), *map(str, runs)],
+            env={**os.environ, "PYTHONPATH": str(ROOT / "src"), "XDG_CACHE_HOME": str(cache)},
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+    lines = done.stdout.splitlines()
+    assert len(lines) == 12, done.stderr
+    for run, said in zip([*runs, *runs], lines[::2], strict=True):
+        assert f"{run}/.rankscope is closed to you" in said and "--cache DIR" in said
+    assert lines[1::2] == [f"{cache}/rankscope [(3,)] {read}" for read in (1, 1, 1, 0, 0, 0)]
+
+
+def test_a_trace_beside_itself_compressed_is_read_once(tmp_path: Path) -> None:
+    """The older of the two is the original; a copy may not be finished."""
+    plain = trace(tmp_path / "rank-0.json", 0, trace_id="a")
+    packed = tmp_path / "rank-0.json.gz"
+    packed.write_bytes(gzip.compress(plain.read_bytes()))
+    os.utime(plain, (100, 100))
+    said: list[str] = []
+    ingested = ingest([tmp_path], watch=Watch(say=said.append))
+    assert [entry.source.name for entry in ingested.read] == ["rank-0.json"]
+    assert said == ["rank-0.json.gz is not read: rank-0.json beside it is the same trace"]
+    os.utime(plain)  # newer now, and another file to the store: the compressed one is the original
+    assert read_names([tmp_path]) == ["rank-0.json.gz"]
+    os.utime(packed, (50, 50))
+    assert read_names([plain, packed]) == ["rank-0.json.gz"]
+    packed.write_bytes(gzip.compress(trace(tmp_path / "other", 1, at=1e9, trace_id="b").read_bytes()))
+    assert read_names([tmp_path]) == ["rank-0.json", "rank-0.json.gz"]  # of two ranks: not the same trace
+
+
+def test_a_report_and_its_export_are_one_recording(tmp_path: Path) -> None:
+    files = [tmp_path / name for name in ("a.nsys-rep", "a.sqlite", "b.qdrep", "b.sqlite")]
+    for path in files:
+        path.write_bytes(b"SQLite format 3\0" if path.suffix == ".sqlite" else b"NVIDIA")
+    sources = find_sources(files, known=files)
+    assert [path.name for path in sources.files] == ["a.sqlite", "b.sqlite"]
+    assert {copy.name: path.name for copy, path in sources.copies.items()} == {
+        "a.nsys-rep": "a.sqlite",
+        "b.qdrep": "b.sqlite",
+    }
+
+
+def test_a_pipe_is_no_trace_and_does_not_block(tmp_path: Path) -> None:
+    pipe = tmp_path / "rank-0.json"
+    os.mkfifo(pipe)
+    with pytest.raises(ReadError, match="is not read") as caught:
+        ingest([pipe])
+    assert "pipe" in caught.value.why and caught.value.hint
+    trace(tmp_path / "rank-1.json")
+    os.mkfifo(tmp_path / "rank-00000.rankscope.json")
+    assert Run(ingest([tmp_path])).ranks == [1]
+
+
+@pytest.mark.parametrize(
+    "manifest",
+    [
+        5,
+        {"rank": 0, "windows": 5},
+        {"rank": 0, "windows": [5, "x", None]},
+        {"rank": 0, "windows": [{"state": "whole", "file": 5, "index": []}]},
+        {"rank": "0", "windows": [{"state": "whole", "file": "/x/y.json"}]},
+        {"windows": [{"state": "whole", "file": "\0"}]},
+        {"rank": -1, "world_size": 10**15, "windows": []},
+    ],
+)
+def test_an_odd_manifest_of_a_rank(manifest: object, tmp_path: Path) -> None:
+    trace(tmp_path / "rank-0.json")
+    (tmp_path / "rank-00000.rankscope.json").write_text(json.dumps(manifest))
+    run = Run(ingest([tmp_path]))
+    assert run.ranks == [0] and world_size(run) == 0
+    assert facts(run, Scope())["Run"]
+
+
+def test_the_store_of_other_files_is_not_taken_for_that_of_a_run(tmp_path: Path) -> None:
+    first, second, third = (tmp_path / name for name in ("first", "second", "third"))
+    trace(first / "rank-0.json")
+    ingest([first])
+    trace(second / "rank-0.json", events=7)
+    shutil.copytree(first / ".rankscope", second / ".rankscope")
+    said: list[str] = []
+    run = Run(ingest([second], watch=Watch(say=said.append)))
+    assert run.rows("SELECT count(*) FROM slices") == [(7,)]
+    assert said == [
+        f"the store of {second} was made from other files, such as {first}/rank-0.json: the traces here are read"
+    ]
+    # As after `ingest -o`: what was exported into the folder later does not replace the store.
+    trace(third / "exported.json")
+    shutil.copytree(first / ".rankscope", third / ".rankscope")
+    assert Run(ingest([third], watch=Watch(say=said.append))).rows("SELECT count(*) FROM slices") == [(3,)]
+    assert said[1].endswith("exported.json is not read, remove the store to read it")
+
+
+def test_traces_that_the_disk_cannot_read_are_no_missing_traces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for rank in range(3):
+        trace(tmp_path / f"rank-{rank}.json")
+    real_open = Path.open
+
+    def fails(self: Path, *args: object, **kwargs: object) -> object:
+        if self.parent == tmp_path:
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(self))
+        return real_open(self, *args, **kwargs)  # type: ignore[call-overload]
+
+    monkeypatch.setattr(Path, "open", fails)
+    with pytest.raises(
+        ReadError, match=r"cannot read .*rank-0.json \(2 more files could not be read"
+    ) as caught:
+        ingest([tmp_path])
+    assert caught.value.why == "Input/output error."
+
+
 @pytest.mark.slow
 def test_killed_while_reading_and_the_next_call_recovers(tmp_path: Path) -> None:
     folder = tmp_path / "run"
@@ -404,6 +552,12 @@ def test_a_store_of_another_format_is_read_again(tmp_path: Path) -> None:
     content = read_checked_json(index)
     write_checked_json(index, {**content, "format": 999})
     assert read_names([tmp_path]) == ["rank-0.json"]
+    write_checked_json(index, {"format": 999, "tables": "as they will be"})
+    (tmp_path / "rank-0.json").unlink()
+    for path in (tmp_path, store):
+        with pytest.raises(StoreError, match="cannot be used") as caught:
+            ingest([path])
+        assert "It has format 999, and this version reads" in caught.value.why
 
 
 @pytest.mark.slow

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import fcntl
+import gc
 import os
 import shutil
 import socket
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Barrier
 from typing import Any
 
 import pytest
@@ -161,6 +164,51 @@ def test_a_store_that_another_process_changes_meanwhile(tmp_path: Path) -> None:
     assert ingest([tmp_path]).read == ()
     assert [path.name for path in outer.store.glob("incoming-*")] == []
     assert len(list(outer.store.glob("rank=*/segment=*/*"))) == 2
+
+
+def test_of_two_that_read_a_fresh_run_the_second_keeps_the_segments_of_the_first(tmp_path: Path) -> None:
+    """The first has opened them: it would not find its tables any more."""
+    for rank in range(2):
+        write_rank(tmp_path, rank)
+    first: list[Run] = []
+
+    def read_by_another(path: Path, read: int, doing: str) -> None:
+        if not first:
+            first.append(Run(ingest([tmp_path])))
+
+    second = Run(ingest([tmp_path], watch=Watch(advance=read_by_another)))
+    assert second.segments == first[0].segments and second.newly_read == ()
+    assert counts(first[0]) == counts(second) == [(0, 3), (1, 3)]
+    assert not list(second.store.glob("incoming-*"))
+    assert len(list(second.store.glob("rank=*/segment=*/*"))) == 2
+
+
+def test_eight_pairs_at_the_same_moment(tmp_path: Path) -> None:
+    def opened(folder: Path, together: Barrier) -> list[tuple[int, int]]:
+        together.wait()
+        return counts(Run(ingest([folder])))
+
+    with ThreadPoolExecutor(2) as pool:
+        for number in range(8):
+            folder = write_rank(write_rank(tmp_path / str(number), 0).parent, 1).parent
+            together = Barrier(2)
+            pair = [pool.submit(opened, folder, together) for _ in range(2)]
+            assert [one.result() for one in pair] == [[(0, 3), (1, 3)]] * 2
+
+
+def test_tables_that_are_replaced_stay_while_they_are_read(tmp_path: Path) -> None:
+    write_rank(tmp_path, 0)
+    reader = Run(ingest([tmp_path]))
+    write_rank(tmp_path, 0, events=4)
+    assert counts(Run(ingest([tmp_path]))) == [(0, 4)]
+    assert counts(Run(ingest([tmp_path]))) == [(0, 4)]
+    assert counts(reader) == [(0, 3)]
+    store = reader.store
+    assert len(list(store.glob("rank=*/segment=*/*"))) == 2
+    del reader
+    gc.collect()
+    assert counts(Run(ingest([tmp_path]))) == [(0, 4)]
+    assert len(list(store.glob("rank=*/segment=*/*"))) == 1 and not list(store.glob("incoming-*"))
 
 
 def test_ctrl_c_while_segments_are_put_in_their_places(

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 from rankscope.analysis.core.scope import Scope, step_numbers
+from rankscope.capture.run_folder import rank_manifests, read_json
 from rankscope.ranges import as_ranges
 from rankscope.redaction import redacted_command
 from rankscope.store.layout import SegmentEntry
@@ -136,13 +136,4 @@ def _beside(entries: list[SegmentEntry], store: Path) -> tuple[dict[str, Any], l
     if not (folder / "rankscope.json").is_file():
         # The raw files are on another machine, or the capture wrote them to another folder.
         folder = store.parent
-    ranks = [_json(path) for path in sorted(folder.glob("rank-*.rankscope.json"))]
-    return _json(folder / "rankscope.json"), [rank for rank in ranks if rank]
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return content if isinstance(content, dict) else {}
+    return read_json(folder / "rankscope.json") or {}, list(rank_manifests(folder))

@@ -52,19 +52,23 @@ def rank_manifest(folder: Path, rank: int) -> Path:
 
 
 def rank_manifests(folder: Path) -> Iterator[Manifest]:
-    """Every rank's manifest, in order of rank."""
+    """Every rank's manifest, in order of rank. What is in it may be anything, but for its rank and its windows."""
     for path in sorted(folder.glob("rank-*.rankscope.json")):
         if _RANK_MANIFEST.fullmatch(path.name):
-            manifest = read_json(path)
-            if manifest is not None:
+            manifest = read_json(path) or {}
+            windows = manifest.get("windows")
+            manifest["windows"] = (
+                [one for one in windows if isinstance(one, dict)] if isinstance(windows, list) else []
+            )
+            if type(manifest.get("rank")) is int:
                 yield manifest
 
 
 def read_json(path: Path) -> Manifest | None:
     """A JSON object, or None when there is no file or something else is in it."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        value = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None  # a pipe would block
+    except (OSError, ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None
 

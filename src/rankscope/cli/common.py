@@ -266,19 +266,23 @@ def expect_reading(args: argparse.Namespace) -> None:
     from rankscope.store.layout import INDEX_FILE, store_folder
 
     paths = args.run if isinstance(args.run, list) else [args.run]
-    if (
-        args.dask
-        or not all(path.exists() for path in paths)
-        or (store_folder(paths, None, args.cache) / INDEX_FILE).exists()
-    ):
-        return
-    from rankscope.readers import looks_like_a_trace
-    from rankscope.store.pool import need_no_worker, start_early
+    try:
+        if (
+            args.dask
+            or not all(path.exists() for path in paths)
+            or (store_folder(paths, None, args.cache) / INDEX_FILE).exists()
+        ):
+            return
+        from rankscope.readers import looks_like_a_trace
+        from rankscope.store.pool import need_no_worker, start_early
 
-    files = [file for path in paths for file in (path.iterdir() if path.is_dir() else [path])]
-    if not need_no_worker([file for file in files if looks_like_a_trace(file)]):
-        use_tools(args)
-        start_early()
+        files = [file for path in paths for file in (path.iterdir() if path.is_dir() else [path])]
+        if need_no_worker([file for file in files if file.is_file() and looks_like_a_trace(file)]):
+            return
+    except OSError:  # what may not be looked at is explained when it is read
+        return
+    use_tools(args)
+    start_early()
 
 
 def use_tools(args: argparse.Namespace) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -142,6 +143,12 @@ class GzipStream:
 def open_stream(path: Path) -> ByteStream:
     """Open as plain or gzip, depending on the first bytes and not on the name."""
     try:
+        if not stat.S_ISREG(path.stat().st_mode) and not path.is_dir():
+            raise ReadError(
+                f"{path} is not read",
+                why="It is a pipe or a device, and a trace is read more than once.",
+                hint="Write it to a file, and give that.",
+            )
         return GzipStream(path) if is_gzip(path) else PlainStream(path)
     except OSError as error:
         raise cannot_read(path, error) from error
@@ -167,7 +174,7 @@ def cannot_read(path: Path, error: OSError) -> ReadError:
     """The error for a file that the system refuses to read."""
     hints = {
         FileNotFoundError: "It may have been moved or deleted. Check the path.",
-        PermissionError: f"Ask for read permission: chmod a+r {path}",
+        PermissionError: f"Ask for read permission: chmod a+rX {path}",
         IsADirectoryError: "Give the files inside it, or the folder of a whole run.",
     }
     hint = next(

@@ -19,7 +19,7 @@ NO_TEXT = -1
 """The code of a text that is null."""
 NULL = -(1 << 63)
 """Stands for null among numbers: every other value can occur in a file."""
-DUCKDB, IN_C, IN_PYTHON = "DuckDB", "C", "Python"
+DUCKDB, IN_C, IN_PYTHON, SQLITE = "DuckDB", "C", "Python", "sqlite"
 """What reads events: see EventColumns.read_by."""
 NO_ARGS = (1 << 32) - 1
 """Instead of an offset: the event has no arguments."""

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from rankscope import native
 from rankscope.readers.byte_stream import open_stream
-from rankscope.readers.columns import DUCKDB, IN_C, NULL, Codes, Numbers
+from rankscope.readers.columns import IN_C, IN_PYTHON, NULL, Codes, Numbers
 from rankscope.readers.safe_pickle import (
     LARGEST_CONTENT,
     LONGEST_TEXT,
@@ -127,7 +127,7 @@ class _TreeInC:
 
 
 class _TreeOfObjects:
-    read_by = DUCKDB
+    read_by = IN_PYTHON
 
     def __init__(self, path: Path) -> None:
         root, self.size = load_plain(path)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from rankscope.model import MEMORY_TYPE, Table
-from rankscope.readers.columns import EventColumns
+from rankscope.readers.columns import IN_PYTHON, EventColumns
 from rankscope.readers.memory_file import MemoryFile
 from rankscope.readers.sql_columns import read_columns
 from rankscope.sql import sql_text
@@ -43,7 +44,7 @@ class RowBatch:
 
     def columns(self) -> EventColumns:
         """Of rows of model.READ_EVENTS."""
-        return read_columns(self)
+        return replace(read_columns(self), read_by=IN_PYTHON)
 
     def close(self) -> None:
         self._file.close()

@@ -15,7 +15,15 @@ from rankscope.errors import RemoteError, StoreError
 from rankscope.private_files import make_private_folder
 from rankscope.readers import TRACE_NAMES
 from rankscope.remote.ssh import NOT_FOUND, SSH_FAILED, Place, Ssh, check_remote, path_argument, rsync
-from rankscope.store.layout import INDEX_FILE, STORE_NAME, Index, SegmentEntry, named_by_manifests
+from rankscope.store.incoming import OWN_FILES, while_unread
+from rankscope.store.layout import (
+    INDEX_FILE,
+    STORE_NAME,
+    Index,
+    SegmentEntry,
+    named_by_manifests,
+    refuse_links,
+)
 
 _MANIFESTS = ("--include=/rankscope.json", "--include=/rank-*.rankscope.json", "--exclude=*")
 _ENDING = re.compile(r"(\.pt\.trace)?(\.json(\.gz)?|\.nsys-rep|\.ncu-rep|\.sqlite)$")
@@ -62,7 +70,10 @@ def fetch(
     place, store = ssh.place, target / STORE_NAME
     source = _remote_store(ssh, program, quiet, log)
     _make_folder(store, target)
-    _copy(ssh, [f"{source}/"], store, ["--delete", "--exclude=incoming-*"])
+    refuse_links(store)
+    with while_unread(store) as unread:
+        own = [f"--exclude={name}" for name in OWN_FILES]
+        _copy(ssh, [f"{source}/"], store, [*own, *(["--delete"] if unread else [])])
     # The manifests of the capture are small; a single trace has none, which is not an error.
     rsync(ssh, [f"{place.path}/"], target, _MANIFESTS, silent=True)
     entries = _note_origin(store, place)
@@ -83,7 +94,7 @@ def fetch_raw(ssh: Ssh, program: Sequence[str], target: Path) -> Fetched:
     if there == SSH_FAILED:
         check_remote(there, place, program)
     _make_folder(target, target)
-    options = ["--partial-dir=.rsync-partial"]
+    options = ["--partial-dir=.rsync-partial", "--copy-links"]  # the files that links over there lead to
     if there == 0:
         names = [f"--include=/{name}" for name in _RAW_NAMES]
         _copy(ssh, [f"{place.path}/"], target, [*options, *names, "--exclude=*"])

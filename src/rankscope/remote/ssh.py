@@ -138,7 +138,10 @@ def check_remote(code: int, place: Place, program: Sequence[str]) -> None:
 def rsync(
     ssh: Ssh, sources: Sequence[str], target: Path, options: Sequence[str], silent: bool = False
 ) -> int:
-    """Copy from another machine; returns rsync's exit code. Its own messages are shown, unless `silent`."""
+    """Copy files and folders from another machine, no links or devices; returns rsync's exit code.
+
+    Its own messages are shown, unless `silent`.
+    """
     program = shutil.which("rsync")
     if program is None:
         raise ToolError(
@@ -147,12 +150,13 @@ def rsync(
             hint="Install rsync on both machines.",
         )
     start = shlex.join(ssh.start)
-    errors = subprocess.DEVNULL if silent else None
+    messages = subprocess.DEVNULL if silent else 2
     # --protect-args: the shell over there does not split names with spaces
-    words = [program, "--archive", "--protect-args", *options, "-e", start]
+    words = [program, "--archive", "--no-links", "--no-devices", "--no-specials", "--protect-args", *options]
+    words += ["-e", start]
     words += [f"{ssh.place.host}:{source}" for source in sources]
     return subprocess.run(
-        [*words, str(target)], stdin=subprocess.DEVNULL, stderr=errors, check=False
+        [*words, str(target)], stdin=subprocess.DEVNULL, stdout=messages, stderr=messages, check=False
     ).returncode
 
 

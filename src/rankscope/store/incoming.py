@@ -11,11 +11,15 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import os
 import shutil
 import socket
+import stat
 import time
-from collections.abc import Collection, Iterator
+import weakref
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
+from typing import IO
 
 from rankscope.atomic_files import is_temporary, unique_name
 from rankscope.private_files import make_private_folder, open_private
@@ -23,7 +27,11 @@ from rankscope.store import rollups
 
 INCOMING = "incoming-"
 _LOCK_FILE = "lock"
+_READERS = "readers"
 _PUBLISHING = "publishing"
+OWN_FILES = (f"{INCOMING}*", f"/{_LOCK_FILE}", f"/{_READERS}")
+"""What processes of one machine tell each other by; rsync's patterns."""
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _ABANDONED_AFTER_S = 24 * 3600
 """A process of another host that has written nothing for a day is taken to be dead."""
 
@@ -32,7 +40,7 @@ _ABANDONED_AFTER_S = 24 * 3600
 def incoming_folder(store: Path) -> Iterator[Path]:
     """A new folder in the store for unfinished segments; what is left in it is removed at the end.
 
-    If publishing it was interrupted, it stays: it tells whoever opens the store next to clean up.
+    If publishing it was not ended, it stays: it tells whoever opens the store next to clean up.
     """
     folder = store / f"{INCOMING}{unique_name()}"
     with contextlib.ExitStack() as stack:
@@ -46,13 +54,19 @@ def incoming_folder(store: Path) -> Iterator[Path]:
 def _remove_unless_publishing(folder: Path) -> None:
     if not (folder / _PUBLISHING).exists():
         shutil.rmtree(folder, ignore_errors=True)
+        return
+    for path in folder.iterdir():
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
 
 
-@contextlib.contextmanager
-def publishing(folder: Path) -> Iterator[None]:
-    """While segments are moved out of a folder, and those that they replace are removed."""
+def begin_publishing(folder: Path) -> None:
+    """Segments are about to be moved out of a folder, and those that they replace to be removed."""
     (folder / _PUBLISHING).touch()
-    yield
+
+
+def end_publishing(folder: Path) -> None:
+    """Nothing is left to be removed."""
     (folder / _PUBLISHING).unlink()
 
 
@@ -68,10 +82,48 @@ def exclusive(store: Path) -> contextlib.AbstractContextManager[None]:
 
 @contextlib.contextmanager
 def _locked(path: Path, how: int) -> Iterator[None]:
-    with open_private(path, "a+") as file:
+    with _open_lock(path) as file:
         with contextlib.suppress(OSError):  # a file system without locks
             fcntl.flock(file, how)
         yield
+
+
+class ReadLock:
+    """Held by a process that reads the tables of a store, until `release` or the end of this object.
+
+    Tables that are replaced meanwhile stay until nobody holds one. There is none before a store has been written, nor
+    on file systems without locks.
+    """
+
+    def __init__(self, store: Path) -> None:
+        self._path = store / _READERS
+        self.take()
+
+    def take(self) -> None:
+        """Waits while another process removes tables."""
+        self.release: Callable[[], object] = lambda: None
+        with contextlib.suppress(OSError):
+            descriptor = os.open(self._path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+            self.release = weakref.finalize(self, os.close, descriptor)
+            fcntl.flock(descriptor, fcntl.LOCK_SH)
+
+
+@contextlib.contextmanager
+def while_unread(store: Path) -> Iterator[bool]:
+    """Whether no process reads the tables of a store; none begins to meanwhile."""
+    with _open_lock(store / _READERS) as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+            return
+        except OSError:  # a file system without locks
+            pass
+        yield True
+
+
+def _open_lock(path: Path) -> IO[str]:
+    return open_private(path, "a+", follow_links=False)
 
 
 def has_abandoned(store: Path) -> bool:
@@ -79,16 +131,26 @@ def has_abandoned(store: Path) -> bool:
     return any(_is_abandoned(path) for path in _unfinished(store))
 
 
-def clean(store: Path, listed: Collection[str]) -> None:
-    """Remove what dead processes have left, and segments that are not listed. Call it within `exclusive`."""
-    for path in _unfinished(store):
-        if _is_abandoned(path):
-            _remove(path)
-    for folder in store.glob("rank=*/segment=*/*"):
-        # Within the lock no other process of this host has a finished segment that it has not listed yet.
-        if str(folder.relative_to(store)) not in listed and (_is_from_here(folder) or _is_old(folder)):
-            _remove(folder)
-    rollups.remove_others(store, {_rank_of(folder) for folder in listed}, _is_old)
+def clean(store: Path, listed: Collection[str]) -> bool:
+    """Remove what dead processes have left, and segments that are not listed. Call it within `exclusive`.
+
+    False if all of it stays for now, because a process may be reading such a segment.
+    """
+    # Within the lock no other process of this host has a finished segment that it has not listed yet.
+    unlisted = [
+        folder
+        for folder in store.glob("rank=*/segment=*/*")
+        if str(folder.relative_to(store)) not in listed and (_is_from_here(folder) or _is_old(folder))
+    ]
+    with while_unread(store) as unread:
+        if unlisted and not unread:
+            return False
+        for path in (*unlisted, *filter(_is_abandoned, _unfinished(store))):
+            _remove(store, path)
+    for path in rollups.others(store, {_rank_of(folder) for folder in listed}):
+        if not is_temporary(path.name) or _is_old(path):
+            _remove(store, path)
+    return True
 
 
 def _rank_of(folder: str) -> int:
@@ -96,14 +158,18 @@ def _rank_of(folder: str) -> int:
 
 
 def _unfinished(store: Path) -> list[Path]:
-    return [path for path in store.iterdir() if path.name.startswith(INCOMING) or is_temporary(path.name)]
+    return [
+        path
+        for path in store.iterdir()
+        if (path.name.startswith(INCOMING) or is_temporary(path.name)) and not path.is_symlink()
+    ]
 
 
 def _is_abandoned(path: Path) -> bool:
     if is_temporary(path.name) or not _is_from_here(path):
         return _is_old(path)
     try:
-        with (path / _LOCK_FILE).open("a+") as file:
+        with _open_lock(path / _LOCK_FILE) as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
@@ -119,14 +185,36 @@ def _is_from_here(path: Path) -> bool:
 
 def _is_old(path: Path) -> bool:
     with contextlib.suppress(OSError):
-        changed = [path.stat().st_ctime, *(inside.stat().st_ctime for inside in path.rglob("*"))]
+        changed = [path.lstat().st_ctime, *(inside.lstat().st_ctime for inside in path.rglob("*"))]
         return time.time() - max(changed) > _ABANDONED_AFTER_S
     return False
 
 
-def _remove(path: Path) -> None:
-    """Another process may remove it at the same time."""
-    if path.is_dir():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        path.unlink(missing_ok=True)
+def _remove(store: Path, path: Path) -> None:
+    """Remove what is in a store, and nothing else: no folder on the way to it may be a link.
+
+    Another process may remove it at the same time.
+    """
+    *folders, name = path.relative_to(store).parts
+    with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
+        inside = os.open(store, _FOLDER)
+        stack.callback(os.close, inside)
+        for folder in folders:
+            inside = os.open(folder, _FOLDER, dir_fd=inside)
+            stack.callback(os.close, inside)
+        _remove_from(inside, name)
+
+
+def _remove_from(folder: int, name: str) -> None:
+    """Remove a file, a link, or a folder with all that is in it, from an open folder."""
+    if not stat.S_ISDIR(os.lstat(name, dir_fd=folder).st_mode):
+        os.unlink(name, dir_fd=folder)
+        return
+    inside = os.open(name, _FOLDER, dir_fd=folder)
+    try:
+        with os.scandir(inside) as entries:
+            for entry in list(entries):
+                _remove_from(inside, entry.name)
+    finally:
+        os.close(inside)
+    os.rmdir(name, dir_fd=folder)

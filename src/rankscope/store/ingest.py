@@ -12,22 +12,33 @@ from typing import Any
 from rankscope.atomic_files import unique_name
 from rankscope.errors import EmptyTraceError, NotATraceError, RankscopeError, StoreError
 from rankscope.host import available_memory_bytes, usable_cores
+from rankscope.model import FORMAT_VERSION
 from rankscope.private_files import make_private_folder
-from rankscope.readers import NodeLog
+from rankscope.readers import NodeLog, one_file
 from rankscope.readers.base import rank_from_name
 from rankscope.records import dataclass
 from rankscope.store.checksums import damage, read_checked_json
-from rankscope.store.incoming import clean, exclusive, has_abandoned, incoming_folder, publishing
+from rankscope.store.incoming import (
+    ReadLock,
+    begin_publishing,
+    clean,
+    end_publishing,
+    exclusive,
+    has_abandoned,
+    incoming_folder,
+)
 from rankscope.store.layout import (
     INDEX_FILE,
     SEGMENT_FILE,
     Index,
     SegmentEntry,
     Sources,
+    can_read,
     can_write,
     default_cache,
     find_sources,
     folder_with_traces,
+    readable_traces,
     store_folder,
     traces_elsewhere,
 )
@@ -90,6 +101,8 @@ class Ingested:
     """Segments read by this call; empty if nothing had changed."""
     problems: tuple[RankscopeError, ...]
     """One error for each file that could not be read."""
+    lock: ReadLock | None = None
+    """Keeps the tables, also if another process replaces them."""
 
 
 _Outcome = SegmentEntry | RankscopeError
@@ -114,6 +127,8 @@ class _Plan:
     """By rank: files that may add to its traces."""
     of_no_rank: tuple[Path, ...] = ()
     """Such files whose names do not tell which of the ranks they belong to."""
+    copies: Mapping[Path, Path] = field(default_factory=dict)
+    """Files that are not read, since another has the same trace; and that one."""
     as_it_is: bool = False
     """The raw files are elsewhere or gone: nothing is read but what is damaged."""
 
@@ -125,7 +140,9 @@ def ingest(paths: Sequence[Path], options: Options | None = None, watch: Watch |
     """
     options, watch = options or Options(), watch or Watch()
     paths = [_with_traces(path.resolve(), watch.say) for path in paths]
-    plan = _plan(paths, options, watch.say)
+    locks = {store: ReadLock(store) for store in _possible_stores(paths, options, watch.say)}
+    plan = _plan(paths, options, list(locks), watch.say)
+    lock = locks[plan.store]
     kept, wanted = _split(plan, {}, watch.say)
     if plan.logs and not wanted:
         options = replace(options, dask=None)
@@ -134,12 +151,14 @@ def ingest(paths: Sequence[Path], options: Options | None = None, watch: Watch |
         kept += known
     changed = wanted or len(kept) != len(plan.index.segments)
     if not changed and not (plan.found.recovered and can_write(plan.store)):
-        _clean_up(plan.store)
-        return Ingested(plan.store, plan.index, (), plan.skipped)
+        _clean_up(plan.store, lock)
+        return Ingested(plan.store, plan.index, (), plan.skipped, lock)
     _report_assumed_rank(wanted, watch.say)
+    for copy, path in plan.copies.items():
+        watch.say(f"{copy.name} is not read: {path.name} beside it is the same trace")
     _report_of_no_rank(plan, watch.say)
     with _writing(plan.store), incoming_folder(plan.store) as incoming:
-        update = _Update(plan, kept, wanted, incoming)
+        update = _Update(plan, kept, wanted, incoming, lock)
         while True:
             update.read(options, watch)
             update.read_logs(options, watch)
@@ -148,10 +167,10 @@ def ingest(paths: Sequence[Path], options: Options | None = None, watch: Watch |
             _report_zones(fresh, watch.say)
             _report_unused(fresh, watch.say)
             if update.publish(index, fresh):
-                return Ingested(plan.store, index, tuple(fresh), (*update.plan.skipped, *problems))
-            # Another process has changed the store in the meantime. What was read here is still used.
-            update.plan = _plan(paths, options, watch.say)
-            update.kept, update.wanted = _split(update.plan, update.built, watch.say)
+                return Ingested(plan.store, index, tuple(fresh), (*update.plan.skipped, *problems), lock)
+            # Another process has changed the store in the meantime. What was read here, and not there, is still used.
+            update.plan = _plan(paths, options, [plan.store], watch.say)
+            update.kept = update.split(update.plan, watch.say)
 
 
 @dataclass
@@ -162,7 +181,18 @@ class _Update:
     kept: list[SegmentEntry]
     wanted: list[Assignment]
     incoming: Path
+    lock: ReadLock
     built: dict[Assignment, _Outcome] = field(default_factory=dict)
+
+    def split(self, plan: _Plan, say: Say) -> list[SegmentEntry]:
+        """What the store keeps of a plan; what is not there, and has not been read, is wanted.
+
+        A segment that another process has listed is used instead of the one that was read here: it may be open there.
+        """
+        kept, self.wanted = _split(plan, self.built, say)
+        for entry in kept:
+            self.built.pop(keep(entry), None)
+        return kept
 
     def read(self, options: Options, watch: Watch) -> None:
         """Read what is wanted. If that is interrupted, what was read is listed, and the next call continues there."""
@@ -185,8 +215,7 @@ class _Update:
             return
         read = [outcome for outcome in self.built.values() if isinstance(outcome, SegmentEntry)]
         self.plan, places = _with_logs(self.plan, [*self.kept, *read])
-        known, self.wanted = _split(replace(self.plan, places=places), self.built, watch.say)
-        self.kept += known
+        self.kept += self.split(replace(self.plan, places=places), watch.say)
         self.read(replace(options, dask=None), watch)
 
     def outcome(self) -> tuple[Index, list[SegmentEntry], list[RankscopeError]]:
@@ -205,8 +234,10 @@ class _Update:
         with exclusive(store):
             if Index.load(store) != self.plan.found:
                 return False
-            with publishing(self.incoming):
-                _publish(store, self.incoming, index, fresh)
+            begin_publishing(self.incoming)
+            _publish(store, self.incoming, index, fresh)
+            if _clean(store, index, self.lock):
+                end_publishing(self.incoming)
         return True
 
     def _publish_finished(self) -> None:
@@ -217,21 +248,27 @@ class _Update:
                 self.plan = replace(self.plan, found=index)
 
 
-def _plan(paths: Sequence[Path], options: Options, say: Say) -> _Plan:
-    """Which files are to be in which store, with which ranks."""
-    if len(paths) == 1 and (paths[0] / INDEX_FILE).is_file():
-        return _as_it_is(paths[0], Index.load(paths[0]))
-    stores = {store: Index.load(store) for store in _possible_stores(paths, options)}
+def _plan(paths: Sequence[Path], options: Options, possible: Sequence[Path], say: Say) -> _Plan:
+    """Which files are to be in which of the possible stores, with which ranks."""
+    stores = {store: Index.load(store) for store in possible}
+    if list(stores) == list(paths):
+        (index,) = stores.values()
+        if not index.segments:
+            raise _of_another_version(paths[0], index.other_format)
+        return _as_it_is(paths[0], index)
     home = paths[0] if paths[0].is_dir() else paths[0].parent
     indexes = {store: found.moved_to(home) for store, found in stores.items()}
     whole = next((store for store in stores if stores[store].segments and not options.ranks), None)
-    if whole is not None and _is_of_files_elsewhere(paths, indexes[whole]):
+    if whole is not None and _is_of_files_elsewhere(paths, indexes[whole], say):
         return _as_it_is(whole, stores[whole])
     known = {entry.source for index in indexes.values() for entry in index.segments if entry.is_current()}
     try:
         sources = find_sources(paths, known, list(stores)[-1])
     except RankscopeError as error:
         if whole is None:
+            for store, index in stores.items():
+                if isinstance(error, NotATraceError) and index.other_format is not None:
+                    raise _of_another_version(store, index.other_format) from error
             raise
         # The raw files are gone; what could not be read instead of them is reported.
         gone = isinstance(error, (StoreError, NotATraceError)) and not isinstance(error, EmptyTraceError)
@@ -245,7 +282,18 @@ def _plan(paths: Sequence[Path], options: Options, say: Say) -> _Plan:
     of_no_rank = tuple(
         path for path in sources.companions if path not in assigned and rank_from_name(path) is None
     )
-    return _Plan(store, stores[store], indexes[store], places, skipped, logs, given, companions, of_no_rank)
+    return _Plan(
+        store,
+        stores[store],
+        indexes[store],
+        places,
+        skipped,
+        logs,
+        given,
+        companions,
+        of_no_rank,
+        sources.copies,
+    )
 
 
 def _with_logs(plan: _Plan, entries: Sequence[SegmentEntry]) -> tuple[_Plan, list[Assignment]]:
@@ -267,7 +315,8 @@ def _by_rank(companions: Sequence[Path], ranks: set[int]) -> dict[int, tuple[Pat
 
 
 def _with_traces(path: Path, say: Say) -> Path:
-    found = folder_with_traces(path)
+    with one_file(path):
+        found = folder_with_traces(path)
     if found != path:
         say(f"{path} has no traces of its own; those in {found.name} are read")
     return found
@@ -277,23 +326,56 @@ def _as_it_is(store: Path, index: Index, skipped: tuple[RankscopeError, ...] = (
     return _Plan(store, index, index, [keep(entry) for entry in index.segments], skipped, as_it_is=True)
 
 
-def _is_of_files_elsewhere(paths: Sequence[Path], index: Index) -> bool:
+def _of_another_version(store: Path, format: int | None) -> StoreError:
+    what = f"It has format {format}, and this version reads format {FORMAT_VERSION}"
+    return StoreError(
+        f"the store in {store} cannot be used",
+        why=f"{what if format is not None else 'It lists no segments'}; there is no trace to make it from.",
+        hint="Give the folder of the traces, or open it with the rankscope that wrote it.",
+    )
+
+
+def _is_of_files_elsewhere(paths: Sequence[Path], index: Index, say: Say) -> bool:
     """True for a fetched store, and for one of `ingest -o`: the folder that was given has no raw files of its own."""
     if len(paths) != 1 or not paths[0].is_dir():
         return False
     fetched = not any(entry.source.is_absolute() for entry in index.segments)
     if not fetched and traces_elsewhere(paths[0]).files:
         return False  # the run's own traces, in another folder: they may be newer than the store
-    inside = any(entry.source.parent == paths[0] for entry in index.segments)
-    return not inside and all(entry.is_current() for entry in index.segments)
+    inside = any(entry.source.is_relative_to(paths[0]) for entry in index.segments)
+    if inside or not all(entry.is_current() for entry in index.segments):
+        return False
+    here = [] if fetched else [path.name for path in readable_traces(paths[0])]
+    if here:
+        source = index.segments[0].source
+        copied = not {entry.source.name for entry in index.segments}.isdisjoint(here)
+        say(
+            f"the store of {paths[0]} was made from other files, such as {source}: "
+            + (
+                "the traces here are read"
+                if copied
+                else f"{here[0]} is not read, remove the store to read it"
+            )
+        )
+        return not copied
+    return True
 
 
-def _possible_stores(paths: Sequence[Path], options: Options) -> list[Path]:
-    """The default place of the store, and the user's cache if that is read-only."""
+def _possible_stores(paths: Sequence[Path], options: Options, say: Say) -> list[Path]:
+    """The given store, or the default place of one, and the user's cache if that is read-only.
+
+    A store that another user has closed counts as absent.
+    """
+    if len(paths) == 1 and (paths[0] / INDEX_FILE).is_file():
+        return list(paths)
     store = store_folder(paths, options.output, options.cache)
     if can_write(store) or options.output or options.cache:
         return [store]
-    return [store, store_folder(paths, None, default_cache())]
+    cached = store_folder(paths, None, default_cache())
+    if can_read(store):
+        return [store, cached]
+    say(f"{store} is closed to you; the store is in {cached} (--cache DIR changes that)")
+    return [cached]
 
 
 def _choose_store(paths: Sequence[Path], sources: Sources, stores: dict[Path, Index], say: Say) -> Path:
@@ -324,7 +406,9 @@ def _split(
     checked: list[tuple[Assignment, SegmentEntry]] = []
     for place in dict.fromkeys(plan.places):
         entry = known.get((place.path, place.part, place.rank, place.segment))
-        if entry is not None and place not in built and _has_same_companions(plan, entry):
+        # Its build tells whether it is the one that was read here, and listed already.
+        is_other = getattr(built.get(place), "build", None) != getattr(entry, "build", None)
+        if entry is not None and is_other and _has_same_companions(plan, entry):
             checked.append((place, entry))
         elif place not in built:
             wanted.append(place)
@@ -334,6 +418,7 @@ def _split(
     for (place, entry), reason in zip(checked, reasons, strict=True):
         if not reason:
             kept.append(replace(entry, rank_source=place.rank_source))
+        if not reason or place in built:
             continue
         if not (place.path.is_file() and entry.is_current()):
             raise _lost(plan.store, entry, reason)
@@ -487,7 +572,7 @@ def _share_machine(files: Sequence[Path], jobs: int | None) -> tuple[int, int]:
 
 
 def _publish(store: Path, incoming: Path, index: Index, fresh: list[SegmentEntry]) -> None:
-    """Move complete segments to their places, list them, and remove what is no longer listed."""
+    """Move complete segments to their places, and list them."""
     for entry in fresh:
         if not (incoming / entry.build).exists():
             continue  # in its place already
@@ -497,14 +582,23 @@ def _publish(store: Path, incoming: Path, index: Index, fresh: list[SegmentEntry
         (incoming / entry.build).rename(target)
     index.save(incoming)
     (incoming / INDEX_FILE).replace(store / INDEX_FILE)
-    clean(store, {entry.folder for entry in index.segments})
 
 
-def _clean_up(store: Path) -> None:
-    """Remove what a killed process has left after it listed its segments."""
+def _clean(store: Path, index: Index, lock: ReadLock) -> bool:
+    """Remove what is no longer listed; False if that waits until nobody reads it. Within `exclusive`, so that the lock
+    can be given up meanwhile: nobody else removes anything."""
+    lock.release()
+    try:
+        return clean(store, {entry.folder for entry in index.segments})
+    finally:
+        lock.take()
+
+
+def _clean_up(store: Path, lock: ReadLock) -> None:
+    """Remove what a process has left that was killed, or whose segments were read when it had replaced them."""
     if can_write(store) and has_abandoned(store):
         with exclusive(store):
-            clean(store, {entry.folder for entry in Index.load(store).segments})
+            _clean(store, Index.load(store), lock)
 
 
 @contextmanager

@@ -8,7 +8,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import field, fields, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from rankscope.errors import (
     NotATraceError,
     NoTimesError,
     RankscopeError,
+    ReadError,
     StoreError,
     ToolError,
 )
@@ -30,7 +31,8 @@ from rankscope.readers import (
     looks_like_a_trace,
     one_file,
 )
-from rankscope.readers.base import rank_from_name
+from rankscope.readers.base import is_usable_rank, rank_from_name
+from rankscope.readers.byte_stream import read_head
 from rankscope.readers.xla.recordings import JSON_NAME, PERFETTO_NAME, XPLANE_NAME
 from rankscope.records import dataclass
 from rankscope.spelling import did_you_mean
@@ -39,13 +41,43 @@ from rankscope.store.checksums import DamagedFileError, FileSums, read_checked_j
 INDEX_FILE = "store.json"
 SEGMENT_FILE = "segment.json"
 STORE_NAME = ".rankscope"
-_EXPORTS = {".nsys-rep": (".sqlite",), ".ncu-rep": (".raw.csv", ".details.csv", ".csv")}
+_EXPORTS = {
+    ".nsys-rep": (".sqlite",),
+    ".qdrep": (".sqlite",),
+    ".ncu-rep": (".raw.csv", ".details.csv", ".csv"),
+}
 """Files that tools export from their reports; they hold the same recording."""
 _CONVERTED = "converted"
+_HEAD_BYTES = 1 << 16
 _COMPANION_FOLDERS = ("chakra", "et", "execution_trace", "execution_traces", "torch_trace")
 """Folders in or beside that of the traces in which frameworks write what adds to them (Megatron: chakra)."""
 _CAPTURES = "capture_traces"
 """Traces of the captures of CUDA graphs, in the folder of the traces that replay them (vLLM, SGLang)."""
+_COMPANION = {"path": str, "bytes": int, "mtime_ns": int, "unused": list}
+_ENTRY = {
+    "rank": int,
+    "segment": int,
+    "rank_source": str,
+    "build": str,
+    "manifest": {
+        "format": int,
+        "reader": str,
+        "source": {"path": str, "bytes": int, "mtime_ns": int},
+        **dict.fromkeys(
+            ("clock_base_ns", "origin_ns", "end_ns", "events", "timed", "misplaced", "steps"), int
+        ),
+        "steps_source": str,
+        "reading": {"events_lost": int, "damage": str},
+        "header": dict,
+        "files": dict,
+        "read_by": dict,
+        "further": dict,
+    },
+}
+"""The fields of a segment that are used without a further look, and their types."""
+_OPTIONAL = {"rows": dict, "companions": list, "devices": list}
+_COUNTS = ("read_by", "further", "rows")
+_MOST_RANKS = 1 << 31
 _COMPANION_NAMES = re.compile(r"\.(?:json|et|log)(?:\.gz)?$")
 _COMPANION_NAMES_BESIDE = re.compile(r"\.et(?:\.gz)?$|torch_trace.*\.log$")
 
@@ -132,6 +164,8 @@ class Index:
     segments: list[SegmentEntry] = field(default_factory=list)
     recovered: bool = field(default=False, compare=False)
     """Made from the segments, because the list was missing or damaged."""
+    other_format: int | None = field(default=None, compare=False)
+    """The format of a store that another version of rankscope has written; its segments cannot be used."""
 
     def save(self, store: Path) -> None:
         names = [one.name for one in fields(SegmentEntry)]  # always in this order
@@ -145,10 +179,11 @@ class Index:
     def load(store: Path) -> Index:
         """The index of a store; an empty one if there is none, or it has another format.
 
-        An index that is missing or damaged is made anew from the segments.
+        An index that is missing or damaged is made anew from the segments. A store with links is refused.
         """
+        refuse_links(store)
         try:
-            content = read_checked_json(store / INDEX_FILE)
+            return _listed(read_checked_json(store / INDEX_FILE))
         except (FileNotFoundError, NotADirectoryError, DamagedFileError):
             found = _found_segments(store)
             return Index(found, recovered=bool(found))
@@ -156,13 +191,88 @@ class Index:
             raise StoreError(
                 f"cannot read {store}", why=f"{error.strerror}.", hint="Ask its owner, or use --cache DIR."
             ) from error
-        if content["format"] != FORMAT_VERSION:
-            return Index()
-        return Index([SegmentEntry(**entry) for entry in content["segments"]])
 
     def moved_to(self, folder: Path) -> Index:
         """The index of a run that has been moved or renamed: raw files that are now in this folder are found there."""
         return Index([_found_in(folder, entry) for entry in self.segments])
+
+
+def refuse_links(store: Path) -> None:
+    """Raise an error if a store is a link, or has one in it: what is written or removed there would be elsewhere.
+
+    Nor may it have pipes or devices, which would block whoever opens them.
+    """
+    odd = store if store.is_symlink() else next(_neither_file_nor_folder(store), None)
+    if odd is not None:
+        kind = "a link" if odd.is_symlink() else "neither a file nor a folder"
+        raise StoreError(
+            f"{store} is not used",
+            why=f"{odd} is {kind}. rankscope makes none in a store, and does not write or remove through one.",
+            hint="Remove it, or the whole store: it is made again from the traces. Or use --cache DIR.",
+        )
+
+
+def _neither_file_nor_folder(folder: Path | str) -> Iterator[Path]:
+    with suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                yield from _neither_file_nor_folder(entry.path)
+            elif not entry.is_file(follow_symlinks=False):
+                yield Path(entry.path)
+
+
+def _listed(content: dict[str, Any]) -> Index:
+    """The index that store.json holds. Raises DamagedFileError where it is not what rankscope writes."""
+    written, segments = content.get("format"), content.get("segments")
+    if isinstance(written, int) and written != FORMAT_VERSION:
+        return Index(other_format=written)
+    if written != FORMAT_VERSION or not isinstance(segments, list) or not all(map(_is_entry, segments)):
+        raise DamagedFileError("it does not list segments as rankscope does")
+    return Index([SegmentEntry(**entry) for entry in segments])
+
+
+def _is_entry(fields: object) -> bool:
+    """Whether this describes a segment: a checksum shows that nothing changed, not who wrote it.
+
+    A name in it may not lead out of the store.
+    """
+    if not isinstance(fields, dict) or not _fits(fields, _ENTRY) or len(fields) != len(_ENTRY):
+        return False
+    manifest = fields["manifest"]
+    if not all(_fits(manifest[key], shape) for key, shape in _OPTIONAL.items() if key in manifest):
+        return False
+    files, companions = manifest["files"], manifest.get("companions", ())
+    counts = (count for key in _COUNTS for count in manifest.get(key, {}).values())
+    return (
+        0 <= fields["rank"] < _MOST_RANKS
+        and 0 <= fields["segment"] < _MOST_RANKS
+        and all(map(_is_name, (fields["build"], *files)))
+        and all(isinstance(sums, list) and len(sums) == 2 for sums in files.values())
+        and all(isinstance(count, int) for count in (*counts, *manifest.get("devices", ())))
+        and all(_fits(one, _COMPANION) for one in companions)
+        and all(_is_path(one["path"]) for one in (manifest["source"], *companions))
+    )
+
+
+def _fits(value: object, shape: Any) -> bool:
+    """Whether a JSON value is of a type, or an object with at least these keys. Numbers fit into 63 bits."""
+    if isinstance(shape, dict):
+        return isinstance(value, dict) and all(
+            key in value and _fits(value[key], shape[key]) for key in shape
+        )
+    return isinstance(value, shape) and (not isinstance(value, int) or abs(value) < 1 << 62)
+
+
+@lru_cache(maxsize=64)
+def _is_name(text: str) -> bool:
+    return text not in ("", ".", "..") and "/" not in text and _is_path(text)
+
+
+def _is_path(text: str) -> bool:
+    try:
+        return b"\0" not in os.fsencode(text)
+    except UnicodeError:
+        return False
 
 
 def _found_in(folder: Path, entry: SegmentEntry) -> SegmentEntry:
@@ -183,10 +293,15 @@ def _found_segments(store: Path) -> list[SegmentEntry]:
             rank, segment = (int(name.partition("=")[2]) for name in path.parts[-4:-2])
         except (OSError, ValueError):
             continue
-        if manifest["format"] == FORMAT_VERSION:
-            found[rank, segment] = SegmentEntry(
-                rank, segment, manifest["rank_source"], manifest, path.parent.name
-            )
+        fields: dict[str, Any] = {
+            "rank": rank,
+            "segment": segment,
+            "manifest": manifest,
+            "build": path.parent.name,
+        }
+        fields["rank_source"] = manifest.get("rank_source")
+        if manifest.get("format") == FORMAT_VERSION and _is_entry(fields):
+            found[rank, segment] = SegmentEntry(**fields)
     return list(found.values())
 
 
@@ -213,6 +328,8 @@ class Sources:
     """The rank of a file, where the capture's manifest names it."""
     companions: tuple[Path, ...] = ()
     """Files that may add to the traces: execution traces, captures of graphs, logs of torch.compile."""
+    copies: Mapping[Path, Path] = field(default_factory=dict)
+    """Files that are another one compressed or unpacked, and are not read; and that one."""
 
 
 def find_sources(paths: Sequence[Path], known: Collection[Path] = (), store: Path | None = None) -> Sources:
@@ -231,10 +348,11 @@ def find_sources(paths: Sequence[Path], known: Collection[Path] = (), store: Pat
             raise no_such_path(path)
         found = [path]
         if path.is_dir():
-            companions += _companions_near(path)
-            elsewhere = traces_elsewhere(path)
-            below, left_out = _traces_below(path)
-            found = [*_traces_in(path), *below, *elsewhere.files]
+            with one_file(path):
+                companions += _companions_near(path)
+                elsewhere = traces_elsewhere(path)
+                below, left_out = _traces_below(path)
+                found = [*_traces_in(path), *below, *elsewhere.files]
             skipped += [*elsewhere.skipped, *left_out]
             ranks |= elsewhere.ranks
         for file in found:
@@ -261,7 +379,48 @@ def find_sources(paths: Sequence[Path], known: Collection[Path] = (), store: Pat
                 files.append(file)
     if not files:
         raise _no_traces(paths, skipped or without_times, companions)
-    return Sources(tuple(dict.fromkeys(files)), tuple(skipped), ranks, tuple(dict.fromkeys(companions)))
+    copies = _copies(list(dict.fromkeys(files)), known)
+    unique = tuple(path for path in dict.fromkeys(files) if path not in copies)
+    return Sources(unique, tuple(skipped), ranks, tuple(dict.fromkeys(companions)), copies)
+
+
+def _copies(files: Sequence[Path], known: Collection[Path]) -> dict[Path, Path]:
+    """The files of which another one has the same recording, and that one: exports, and traces that are compressed too.
+
+    Of these it is the one that is in the store already, or the older one, which is the original: a copy may be
+    unfinished.
+    """
+    best = _without_twins(files)
+    copies = {
+        path: next((one for one in best if one.stem == path.stem), best[0])
+        for path in files
+        if path not in best
+    }
+    there = set(best)
+    for packed in best:
+        plain = packed.with_name(packed.name.removesuffix(".gz"))
+        if plain != packed and plain in there and _begin_alike(plain, packed):
+            order = sorted(
+                (plain, packed), key=lambda path: (path not in known, _changed_ns(path), path == packed)
+            )
+            copies[order[1]] = order[0]
+    return copies
+
+
+def _changed_ns(path: Path) -> int:
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:  # it has just been deleted: reading it tells
+        return 0
+
+
+def _begin_alike(first: Path, second: Path) -> bool:
+    try:
+        heads = [read_head(path, _HEAD_BYTES)[0] for path in (first, second)]
+    except ReadError:
+        return False
+    shared = min(map(len, heads))
+    return shared > 0 and heads[0][:shared] == heads[1][:shared]
 
 
 def _companions_near(folder: Path) -> list[Path]:
@@ -298,21 +457,23 @@ def _folders_below(path: Path) -> list[Path]:
 
 
 def _has_traces(folder: Path) -> bool:
-    try:
+    return next(readable_traces(folder), None) is not None
+
+
+def readable_traces(folder: Path) -> Iterator[Path]:
+    """The traces in a folder that a reader takes, judged by their first bytes."""
+    with suppress(OSError):
         for path in _traces_in(folder):
             with suppress(RankscopeError), one_file(path):
                 if not is_stream(path):
                     find_reader(path)
-                return True
-    except OSError:
-        return False
-    return False
+                yield path
 
 
 def named_by_manifests(run: Path) -> Iterator[str]:
     """The traces that the capture's manifests in this folder name: relative to it, or absolute if elsewhere."""
     for manifest in rank_manifests(run):
-        for window in manifest.get("windows", ()):
+        for window in manifest["windows"]:
             if window.get("state") in ("whole", "partial") and window.get("file"):
                 yield str(window["file"])
 
@@ -325,18 +486,20 @@ def traces_elsewhere(run: Path) -> Sources:
     ranks: dict[Path, int] = {}
     gone: list[Path] = []
     for manifest in rank_manifests(run):
-        copies: dict[object, list[Path]] = {}
-        for window in manifest.get("windows", ()):
+        if not is_usable_rank(manifest["rank"]):
+            continue
+        copies: dict[str, list[Path]] = {}
+        for window in manifest["windows"]:
             if window.get("state") in ("whole", "partial"):
                 names = [window[key] for key in ("file", "relative") if window.get(key)]
-                places = [Path(os.path.normpath(run / name)) for name in names]
-                copies.setdefault(window.get("index"), []).extend(places)
+                places = [Path(os.path.normpath(run / name)) for name in names if isinstance(name, str)]
+                copies.setdefault(str(window.get("index")), []).extend(places)
         for places in copies.values():
             if not places or any((run / place.name).is_file() for place in places):
                 continue
             there = next((place for place in places if place.is_file()), None)
             if there is not None:
-                ranks[there] = int(manifest["rank"])
+                ranks[there] = manifest["rank"]
             elif places[0].parent != run:
                 gone.append(places[0])
     return Sources(tuple(ranks), (_gone(run, gone),) if gone else (), ranks)
@@ -352,9 +515,15 @@ def _gone(run: Path, traces: list[Path]) -> RankscopeError:
 
 
 def _traces_in(folder: Path) -> list[Path]:
-    """The traces of a folder. Of a report and its exports one is used: the fullest export unless it is older."""
-    found = sorted(path for path in folder.iterdir() if path.is_file() and looks_like_a_trace(path))
-    times = {path: path.stat().st_mtime_ns for path in found}
+    """The traces of a folder."""
+    return _without_twins(
+        sorted(path for path in folder.iterdir() if path.is_file() and looks_like_a_trace(path))
+    )
+
+
+def _without_twins(found: Collection[Path]) -> list[Path]:
+    """Of a report and its exports one is used: the fullest export unless it is older."""
+    times = {path: _changed_ns(path) for path in found}
 
     def has_better_twin(path: Path) -> bool:
         if is_stream(path):
@@ -362,7 +531,11 @@ def _traces_in(folder: Path) -> list[Path]:
         if path.name.endswith(JSON_NAME) and path.name != PERFETTO_NAME:
             return path.with_name(path.name.removesuffix(JSON_NAME) + XPLANE_NAME) in times
         if path.name == PERFETTO_NAME:
-            return any(other.name.endswith((XPLANE_NAME, JSON_NAME)) for other in times if other != path)
+            return any(
+                other.name.endswith((XPLANE_NAME, JSON_NAME))
+                for other in times
+                if other != path and other.parent == path.parent
+            )
         for report_ending, export_endings in _EXPORTS.items():
             ending = next((e for e in (*export_endings, report_ending) if path.name.endswith(e)), None)
             if ending is None:
@@ -400,11 +573,14 @@ def _traces_below(folder: Path) -> tuple[list[Path], list[RankscopeError]]:
 def _no_traces(
     paths: Sequence[Path], skipped: list[RankscopeError], companions: Sequence[Path]
 ) -> RankscopeError:
-    # Files that need a tool are traces all the same.
-    if len(skipped) == 1 or any(isinstance(error, ToolError) for error in skipped):
-        first = next((error for error in skipped if isinstance(error, ToolError)), skipped[0])
+    # Files that need a tool, or that the system does not let us read, are traces all the same.
+    unread = [error for error in skipped if not isinstance(error, NotATraceError)]
+    unread.sort(key=lambda error: not isinstance(error, ToolError))
+    if unread or len(skipped) == 1:
+        first = (unread or skipped)[0]
         if len(skipped) > 1:
-            first.message += f" ({len(skipped) - 1} more files could not be read either)"
+            more = "1 more file" if len(skipped) == 2 else f"{len(skipped) - 1} more files"
+            first.message += f" ({more} could not be read either)"
         return first
     folders = [path for path in paths if path.is_dir()]
     below = [folder for path in folders for folder in _folders_below(path)]
@@ -461,6 +637,12 @@ def can_write(folder: Path) -> bool:
     if not folder.stat().st_mode & 0o222:  # root could write, but the folder is marked read-only
         return False
     return os.access(folder, os.W_OK | os.X_OK) and not os.statvfs(folder).f_flag & os.ST_RDONLY
+
+
+def can_read(store: Path) -> bool:
+    """False for a store of another user who has closed it, or a part of it."""
+    found = [store, *store.rglob("*")] if store.exists() else []
+    return all(os.access(path, os.R_OK | (os.X_OK if path.is_dir() else 0)) for path in found)
 
 
 def shown(path: Path) -> str:

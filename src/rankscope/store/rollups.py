@@ -8,12 +8,12 @@ Files that are damaged, of another version or not there are made again (docs/adr
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 from rankscope.private_files import make_private_folder
-from rankscope.store.checksums import DamagedFileError, read_checked_text, write_checked_text
+from rankscope.store.checksums import read_checked_text, write_checked_text
 
 FOLDER = "rollups"
 _VERSION = 2
@@ -33,20 +33,17 @@ def load(store: Path, rank: int, made_from: list[Any]) -> Content:
     """The results of a rank that were made from this; none where the file is damaged, old or missing."""
     try:
         content = json.loads(read_checked_text(_path(store, rank)))
-    except (OSError, DamagedFileError):
+        if content["version"] != _VERSION or content["made_from"] != made_from:
+            return {}
+        return dict(content["results"])
+    except (OSError, ValueError, KeyError, TypeError):
         return {}
-    if content["version"] != _VERSION or content["made_from"] != made_from:
-        return {}
-    results: Content = content["results"]
-    return results
 
 
-def remove_others(store: Path, ranks: Collection[int], is_left_over: Callable[[Path], bool]) -> None:
-    """Remove the files of ranks that are not in the store any more, and unfinished ones."""
+def others(store: Path, ranks: Collection[int]) -> list[Path]:
+    """The files of ranks that are not in the store any more, and unfinished ones."""
     wanted = {_path(store, rank).name for rank in ranks}
-    for path in (store / FOLDER).glob("*"):
-        if path.name not in wanted and (path.name[0] != "." or is_left_over(path)):
-            path.unlink(missing_ok=True)
+    return [path for path in (store / FOLDER).glob("*") if path.name not in wanted]
 
 
 def _path(store: Path, rank: int) -> Path:

@@ -33,7 +33,7 @@ def routes(session: Session) -> dict[str, Route]:
 def kept_marks(session: Session) -> Answer:
     """The files with marks beside the run, oldest first."""
     files = []
-    for path in sorted(_folder(session).glob(f"*{_ENDING}")):
+    for path in sorted(path for path in _folder(session).glob(f"*{_ENDING}") if path.is_file()):
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
             marks = [_mark(mark["at_ns"], mark["name"]) for mark in content["marks"]]

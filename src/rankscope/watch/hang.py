@@ -152,7 +152,7 @@ def read_stacks(run: Path) -> dict[int, StackDump]:
     folder = run / FOLDER
     found = {}
     for path in sorted(folder.glob("stacks-rank-*.txt")):
-        match = _STACKS.fullmatch(path.name)
+        match = _STACKS.fullmatch(path.name) if path.is_file() else None
         dumps = parse_stacks(path.read_text(encoding="utf-8", errors="replace")) if match else []
         if match and dumps:
             found[int(match[1])] = dumps[-1]

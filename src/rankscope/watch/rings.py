@@ -93,7 +93,7 @@ def read_whole(run: Path) -> list[RankRing]:
 
 def _read(rank: int, path: Path, most: int) -> RankRing | None:
     try:
-        file = os.open(path, os.O_RDONLY)
+        file = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe would block
     except OSError:
         return None
     try:

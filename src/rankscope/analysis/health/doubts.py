@@ -16,6 +16,7 @@ from rankscope.analysis.core.step_times import SLOW_FIRST_STEP, median_of, run_s
 from rankscope.analysis.health.contents import understood
 from rankscope.capture.run_folder import rank_manifests
 from rankscope.ranges import as_ranges
+from rankscope.readers.base import usable_world
 from rankscope.records import dataclass
 from rankscope.store.run import Run
 from rankscope.store.separate_runs import world_size_of
@@ -86,7 +87,7 @@ def world_size(run: Run) -> int:
     if not sizes:
         folders: set[Path] = {entry.source.parent for entry in run.timelines}
         manifests = (manifest for folder in folders for manifest in rank_manifests(folder))
-        sizes = {size for manifest in manifests if isinstance(size := manifest.get("world_size"), int)}
+        sizes = {size for manifest in manifests if (size := usable_world(manifest.get("world_size")))}
     return max(sizes, default=0)
 
 

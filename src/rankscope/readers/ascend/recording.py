@@ -110,7 +110,7 @@ def _group_ranks(folder: Path) -> dict[str, tuple[int, ...]]:
 def _json(path: Path) -> dict[str, Any]:
     """The object in a file; {} if it is missing, damaged or far too large."""
     try:
-        if path.stat().st_size > _LARGEST:
+        if not path.is_file() or path.stat().st_size > _LARGEST:
             return {}
         found = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError):

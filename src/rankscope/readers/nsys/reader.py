@@ -11,14 +11,14 @@ import re
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 from rankscope.model import Table
 from rankscope.readers.base import Batch, ReadReport, TraceIdentity
-from rankscope.readers.columns import EventColumns
+from rankscope.readers.columns import SQLITE, EventColumns
 from rankscope.readers.memory_file import MemoryFile
 from rankscope.readers.nsys.events import event_sources
 from rankscope.readers.nsys.export import (
@@ -118,7 +118,7 @@ class NsysBatch:
 
     def columns(self) -> EventColumns:
         columns = self.columns_from_pages()
-        return read_columns(self) if columns is None else columns
+        return replace(read_columns(self), read_by=SQLITE) if columns is None else columns
 
     def columns_from_pages(self) -> EventColumns | None:
         """None if sqlite has to read the same rows: it is no such table, a value is unusual, or a page is damaged."""

@@ -23,7 +23,7 @@ import numpy as np
 from rankscope.errors import NotATraceError, ReadError
 from rankscope.model import READ_EVENTS, Table
 from rankscope.readers.base import Batch, EventBatch, ReadReport, TraceIdentity, rank_from_name
-from rankscope.readers.columns import IN_C, NULL, EventColumns, Numbers
+from rankscope.readers.columns import IN_C, NULL, SQLITE, EventColumns, Numbers
 from rankscope.readers.rocprof.records import (
     FORMAT,
     FROM_ENVIRONMENT,
@@ -54,7 +54,6 @@ from rankscope.readers.sqlite_file import (
 from rankscope.readers.sqlite_pages import PageFile, Piece, TablePages, find_table, open_pages
 from rankscope.sql import sql_name
 
-READ_BY = "sqlite"
 _AGAIN = "Record this rank again: rocprofv3 --sys-trace -- PROGRAM. Or leave the file out."
 _TABLE = re.compile(r"rocpd_([a-z_]+?)((?:_[0-9a-f]+){5})?")
 _RPD_TABLES = {"rocpd_op", "rocpd_api"}
@@ -427,7 +426,7 @@ class _Sources:
             devices={number: agent["logical_node_type_id"] for number, agent in tables.agents},
             kernels=tables.kernels,
             rccl_arguments=_rccl_arguments(tables),
-            read_by=READ_BY,
+            read_by=SQLITE,
         )
 
     def every(self) -> list[Callable[[], Iterator[EventBatch]]]:

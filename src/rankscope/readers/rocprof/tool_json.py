@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -21,7 +21,7 @@ from rankscope.errors import ReadError
 from rankscope.model import READ_EVENTS, Table
 from rankscope.readers.base import Batch, EventBatch, ReadReport, TraceIdentity, rank_from_name
 from rankscope.readers.byte_stream import ByteStream, open_stream, read_head
-from rankscope.readers.columns import NULL, EventColumns, Numbers
+from rankscope.readers.columns import DUCKDB, IN_PYTHON, NULL, EventColumns, Numbers
 from rankscope.readers.memory_file import MemoryFile
 from rankscope.readers.rocprof.records import (
     FORMAT,
@@ -135,9 +135,11 @@ class JsonBatch:
     file: MemoryFile
 
     def columns(self) -> EventColumns:
-        return self.events(self.numbers())
+        numbers, read_by = self.numbers()
+        return replace(self.events(numbers), read_by=read_by)
 
-    def numbers(self) -> dict[str, Numbers]:
+    def numbers(self) -> tuple[dict[str, Numbers], str]:
+        """The columns of the records, and what read them."""
         import duckdb
 
         types = ", ".join(f"{name}: '{kind}'" for name, kind in _types(self.fields).items())
@@ -148,13 +150,13 @@ class JsonBatch:
                 f"SELECT {values} FROM read_json({path}, format='array', columns={{{types}}}, auto_detect=false, "
                 f"maximum_object_size={_LARGEST_RECORD})"
             )
-            return {name: _filled(column) for name, column in found.fetchnumpy().items()}
+            return {name: _filled(column) for name, column in found.fetchnumpy().items()}, DUCKDB
         except duckdb.OutOfMemoryException as error:
             raise MemoryError from error
         except duckdb.IOException:
             raise
         except duckdb.Error:
-            return self._repaired()
+            return self._repaired(), IN_PYTHON
 
     def _repaired(self) -> dict[str, Numbers]:
         columns: dict[str, list[int]] = {name: [] for name in self.fields}
@@ -262,7 +264,7 @@ class ToolJsonReading:
                 self.report.lose(f"{block.list} is a list that is not known", count)
         if not dispatches:  # counters are collected without a trace of the kernels
             for numbers in counted:
-                yield _Ready(kernel_columns(told.process, numbers))
+                yield _Ready(replace(kernel_columns(told.process, numbers), read_by=IN_PYTHON))
         yield from _row_batches(_memory_rows(told, allocations))
 
     def _batch(

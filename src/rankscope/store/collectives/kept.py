@@ -42,16 +42,14 @@ def load(store: Path, made_from: list[Any]) -> Collectives | None:
     """The collectives that were made from these files; None where the file is missing, damaged or of other files."""
     try:
         content = json.loads(read_checked_text(store / FILE))
-    except (OSError, ValueError):
+        if content["version"] != _VERSION or content["made_from"] != made_from:
+            return None
+        arrays: dict[str, Any] = {name: unpacked(*value) for name, value in content["arrays"].items()}
+        groups = tuple(
+            Group(name, text, None if ranks is None else tuple(ranks), size)
+            for name, text, ranks, size in content["groups"]
+        )
+        unmatched = tuple(Unmatched(why, count, tuple(ranks)) for why, count, ranks in content["unmatched"])
+        return Collectives(**arrays, groups=groups, dtypes=tuple(content["dtypes"]), unmatched=unmatched)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
-    if content["version"] != _VERSION or content["made_from"] != made_from:
-        return None
-    arrays: dict[str, Any] = {name: unpacked(*value) for name, value in content["arrays"].items()}
-    groups = (
-        Group(name, text, None if ranks is None else tuple(ranks), size)
-        for name, text, ranks, size in content["groups"]
-    )
-    unmatched = (Unmatched(why, count, tuple(ranks)) for why, count, ranks in content["unmatched"])
-    return Collectives(
-        **arrays, groups=tuple(groups), dtypes=tuple(content["dtypes"]), unmatched=tuple(unmatched)
-    )
