@@ -255,6 +255,11 @@ def refuses_cpu_profiling(answer: str, scope: str) -> bool:
     return any(f"({scope})" in line or "(" not in line for line in lines)
 
 
+def nsys_lost_its_agent(log: str) -> bool:
+    """Whether nsys gave up because its helper process closed their connection, which a second start may not meet."""
+    return "End of file" in log
+
+
 STREAM_SUFFIX = ".qdstrm"
 """What nsys records, before its importer makes a report of it. It stays when nsys is killed, and where the importer is
 not installed."""

@@ -5,11 +5,14 @@ from __future__ import annotations
 import argparse
 import io
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from integration.jobs import PROFILE, environment
 from rankscope.capture.rank import detect
 from rankscope.capture.under_tool import preflight, reports, temp_folder
 from rankscope.capture.under_tool.tool_rank import ToolRank
@@ -308,3 +311,51 @@ def test_the_counters_option_by_version(
     assert "--gpu-metrics-device=all" in ada("--gpu-metrics-device", "all")[0]
     monkeypatch.setenv("FAKE_LETTER", "s")
     assert "--gpu-metrics-devices=all" in ada("--gpu-metrics-devices", "all")[0]
+
+
+# Says what nsys does when its helper process dies; the application may still be starting then.
+LOST_AGENT = """#!/bin/sh
+if [ "$1" = --version ]; then echo "NVIDIA Nsight Systems version 2025.5.2"; exit 0; fi
+echo start >>"$FAKE_NOTED"
+starts=$(wc -l <"$FAKE_NOTED")
+for word in "$@"; do
+  case "$word" in --output=*) report=${word#--output=} ;; esac
+  case "$word" in profile | -*) shift ;; *) break ;; esac
+done
+if [ "$starts" -le "$FAKE_REFUSALS" ]; then
+  [ "$FAKE_LATE" = no ] || { sleep 0.4; exec "$@"; } &
+  echo "End of file"
+  exit 1
+fi
+echo content >"$report"
+exec "$@"
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("refusals", "late", "starts"), [(1, "no", 2), (1, "yes", 2), (9, "no", 2), (0, "no", 1)]
+)
+def test_nsys_that_loses_its_agent_is_started_once_more(
+    refusals: int, late: str, starts: int, tmp_path: Path
+) -> None:
+    """The job runs once, whatever nsys does: also where nsys has gone and the job is only starting."""
+    nsys = tmp_path / "nsys"
+    nsys.write_text(LOST_AGENT)
+    nsys.chmod(0o755)
+    env = environment(FAKE_NOTED=str(tmp_path / "noted"), FAKE_REFUSALS=str(refusals), FAKE_LATE=late)
+    job = [sys.executable, "-S", "-c", "import time; time.sleep(0.6); print('job ran', flush=True)"]
+    done = subprocess.run(
+        [*PROFILE, "--tool", "nsys", "--nsys", str(nsys), "-o", "out", *job],
+        cwd=tmp_path,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0
+    assert done.stdout == "job ran\n", done.stderr
+    assert (tmp_path / "noted").read_text().count("start") == starts
+    refused = "nsys refused to start the job (End of file); "
+    assert (f"{refused}trying again once more" in done.stderr) == (refusals > 0)
+    assert (f"{refused}the job runs without it" in done.stderr) == (refusals > 1)

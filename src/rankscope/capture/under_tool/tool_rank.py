@@ -230,25 +230,29 @@ class ToolRank:
         return RankEnded(ended.status, collect)
 
     def _attempt(self, temp: Path) -> Ended:
-        """Run it. If the profiler refuses to start the job, try again without the options it may have refused."""
+        """Run it. If the profiler refuses to start the job, try again: once as it is where the reason may pass, then
+        without the options it may have refused. A job that has started is never started again."""
         began = clock_anchor()
         ended = self._once(temp)
+        nsys = isinstance(self.options, tools.NsysOptions)
+        if not ended.started and nsys and tools.nsys_lost_its_agent(reports.read_log(temp / "log")):
+            ended = self._again(temp, "once more")
+        if not ended.started and isinstance(self.options, tools.NsysOptions) and self.options.has_extras:
+            self.options = replace(self.options, gpu_metrics_device=None, nic_metrics=False, extra=())
+            ended = self._again(temp, "without the extra options")
         if not ended.started:
             reason = reports.refusal_reason(reports.read_log(temp / "log"))
-            if isinstance(self.options, tools.NsysOptions) and self.options.has_extras:
-                self._message(
-                    f"nsys refused to start the job ({reason}); trying again without the extra options"
-                )
-                self.options = replace(self.options, gpu_metrics_device=None, nic_metrics=False, extra=())
-                (temp / "log").unlink(missing_ok=True)
-                ended = self._once(temp)
-                reason = reports.refusal_reason(reports.read_log(temp / "log"))
-            if not ended.started:
-                self._message(
-                    f"{self.plan.tool} refused to start the job ({reason}); the job runs without it"
-                )
+            self._message(f"{self.plan.tool} refused to start the job ({reason}); the job runs without it")
         self._began, self._ended = began, clock_anchor()
         return ended
+
+    def _again(self, temp: Path, how: str) -> Ended:
+        log = temp / "log"
+        self._message(
+            f"nsys refused to start the job ({reports.refusal_reason(reports.read_log(log))}); trying again {how}"
+        )
+        log.unlink(missing_ok=True)
+        return self._once(temp)
 
     def _once(self, temp: Path) -> Ended:
         log = temp / "log"
