@@ -159,6 +159,10 @@ class NsysOptions:
     overwrite: bool = False
     extra: tuple[str, ...] = ()
 
+    def traces(self, what: str) -> bool:
+        """Whether nsys is told to record this: cuda, nvtx, …"""
+        return what in given_options("nsys", self.extra).get("--trace", self.trace).split(",")
+
     @property
     def has_extras(self) -> bool:
         """Whether an option is set for which nsys may refuse to start the application."""

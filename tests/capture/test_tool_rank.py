@@ -99,6 +99,13 @@ def test_options_travel_to_the_ranks() -> None:
     ]
 
 
+def test_what_nsys_is_told_to_trace() -> None:
+    assert NsysOptions().traces("nvtx")
+    assert not NsysOptions(trace="cuda").traces("nvtx")
+    assert not NsysOptions(extra=("-t", "cuda")).traces("nvtx")
+    assert NsysOptions(trace="cuda", extra=("--trace=cuda,nvtx",)).traces("nvtx")
+
+
 NSYS_2023 = Tool("nsys", Path("nsys"), (2023, 4, 4, 54))
 
 

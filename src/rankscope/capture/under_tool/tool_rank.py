@@ -94,6 +94,7 @@ class ToolRank:
         self.notes += disagreements(os.environ, identity)
         self._inner_notes: list[str] = []
         self._inner_windows: list[dict[str, Any]] = []
+        self._lost_count = False
         self._began = self._ended = clock_anchor()
         if request.per_node and (identity.local_size or 1) > 1:
             raise CaptureError(
@@ -142,6 +143,8 @@ class ToolRank:
                 dry_run=self.request.dry_run,
             )
             self.notes += notes
+            if not options.traces("nvtx"):
+                self.notes.append("nsys does not record NVTX (-t ...,nvtx): the report has no steps")
             return options
         options, notes = preflight.fit_ncu(
             replace(asked, extra=extra),
@@ -286,6 +289,7 @@ class ToolRank:
             noted = read_json(path) or {}
             self._inner_windows += noted.get("windows", [])
             self._inner_notes += noted.get("notes", [])
+            self._lost_count |= noted.get("state") == "running"  # it was killed before it wrote its steps
             self.files.manifest["steps"] = noted.get("steps")
 
     def _finish(self, left: reports.Left) -> None:
@@ -296,6 +300,8 @@ class ToolRank:
             with contextlib.suppress(OSError):  # --run-as: it may belong to root
                 close_to_others(path)
             inside = self._inner_windows[index] if index < len(self._inner_windows) else {}
+            if isinstance(self.options, tools.NsysOptions) and not self.options.traces("nvtx"):
+                inside = {key: inside[key] for key in ("start", "end") if key in inside}
             manifest["windows"].append(
                 {
                     "index": index,
@@ -308,6 +314,7 @@ class ToolRank:
                     "last_step": inside.get("last_step"),
                     "start": inside.get("start", self._began),
                     "end": inside.get("end", self._ended),
+                    **({"steps": "not counted"} if self._lost_count else {}),
                 }
             )
         if left.why and not left.files:
