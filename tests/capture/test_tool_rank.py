@@ -20,7 +20,7 @@ from rankscope.capture.wrapper import Output
 from rankscope.cli import command_parser, tool_options
 from rankscope.cli.profile import plan_of
 from rankscope.errors import CaptureError, UsageError
-from rankscope.tools import NcuOptions, NsysOptions, Tool
+from rankscope.tools import NcuOptions, NsysOptions, Tool, nsys_profile
 
 NSYS = Tool("nsys", Path("/opt/nsys/bin/nsys"), (2023, 4))
 
@@ -36,6 +36,7 @@ def parsed(*words: str) -> argparse.Namespace:
         (["--tool", "nsys", "-k", "gemm"], "--kernel-name is an option of --tool ncu"),
         (["--tool", "ncu", "--per-node"], "--per-node is an option of --tool nsys"),
         (["-t", "cuda"], "--trace is an option of --tool nsys"),
+        (["--show-output=false"], "--show-output is an option of --tool nsys"),
         (["--tool", "ncu", "-c", "many"], "-c many is neither a number of launches nor cudaProfilerApi"),
         (["--tool", "nsys", "-c", "nvtx"], "-c nvtx is not a capture range"),
         (["--tool", "nsys", "-c", "hotkey"], "-c hotkey is not a capture range"),
@@ -97,6 +98,26 @@ def test_options_travel_to_the_ranks() -> None:
         "--tool-arg=-X",
         "--tool-arg=-Y",
     ]
+
+
+def test_options_that_may_be_given_to_the_tool_itself() -> None:
+    """What rankscope says and does follows the option in effect, also that of --tool-arg."""
+    ncu = tool_options.ncu_options(
+        parsed("--tool", "ncu", "--tool-arg=--set", "--tool-arg=full", "--tool-arg=-c9")
+    )
+    assert "about 38 times (--set full)" in reports.ncu_advice(ncu.used_set, ncu.used_count)
+    assert "(9 launches)" in reports.ncu_advice(ncu.used_set, ncu.used_count)
+    assert nsys_options().shows_output
+    hidden = nsys_options("--show-output=false")
+    assert not hidden.shows_output
+    assert "--show-output=false" in nsys_profile("nsys", hidden, Path("a"), ["python"])
+    assert not nsys_options("--tool-arg=--show-output=false").shows_output
+
+
+def test_several_kernels_are_one_filter() -> None:
+    assert tool_options.ncu_options(parsed("--tool", "ncu", "-k", "gemm")).kernels == "gemm"
+    both = tool_options.ncu_options(parsed("--tool", "ncu", "-k", "gemm", "-k", "regex:soft.*max")).kernels
+    assert both == "regex:(^gemm$)|(soft.*max)"
 
 
 def test_what_nsys_is_told_to_trace() -> None:
@@ -174,6 +195,22 @@ def test_file_systems(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made.path.rmdir()
 
 
+def test_a_folder_that_is_lost_with_its_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = "21 1 0:50 / / rw - overlay overlay rw\n22 21 0:51 / /etc rw - ext4 /dev/root rw\n"
+    mounted = f"{own}23 21 0:52 / {tmp_path} rw - ext4 /dev/root rw\n"
+    monkeypatch.setattr(temp_folder, "_CONTAINER_FILES", [str(tmp_path)])
+    lost = temp_folder.lost_with_container
+    assert lost(Path("/workspace/a"), own) == (
+        "/workspace/a is in this container and is lost with it; start the container with a folder of the host in it "
+        "(-v $PWD/reports:/reports), and give -o /reports/NAME"
+    )
+    assert (lost(Path("/workspace/a"), mounted) or "").endswith(f"name a mounted folder: -o {tmp_path}/NAME")
+    assert lost(tmp_path / "a", mounted) is None
+    assert lost(Path("/workspace/a"), MOUNTS) is None, "not a container's file system"
+    monkeypatch.setattr(temp_folder, "_CONTAINER_FILES", [str(tmp_path / "none")])
+    assert lost(Path("/workspace/a"), own) is None
+
+
 def left(tmp_path: Path, log: str = "", **more: object) -> reports.Left:
     (tmp_path / "temp").mkdir(exist_ok=True)
     options: dict[str, object] = {"ranged": None, "ended_early": False, **more}
@@ -208,14 +245,14 @@ def test_what_ncu_left(tmp_path: Path) -> None:
     target = tmp_path / "rank-00000.ncu-rep"
     kernels = "".join(f"{number}. kernel_{number}\n" for number in range(1, 26))
     nothing = f"==WARNING== No kernels were profiled.\nAvailable Kernels:\n{kernels}"
-    why = reports.collect_ncu(target, nothing, "roofline").why or ""
+    why = reports.collect_ncu(target, nothing).why or ""
     assert why.startswith("no kernel matched -k. These ran:\n    kernel_1\n")
     assert why.endswith("and 5 more")
-    refused = reports.collect_ncu(target, "==ERROR== ERR_NVGPUCTRPERM - no permission\n", "roofline")
+    refused = reports.collect_ncu(target, "==ERROR== ERR_NVGPUCTRPERM - no permission\n")
     assert refused.why == "ncu wrote no report: ERR_NVGPUCTRPERM - no permission"
     target.write_text("x")
     log = '==PROF== Profiling "a" - 0: 0%....100% - 9 passes\n'
-    assert reports.collect_ncu(target, log, "roofline").notes == ("ncu profiled 1 launches in 9 passes",)
+    assert reports.collect_ncu(target, log).notes == ("ncu profiled 1 launches in 9 passes",)
 
 
 FAKE_NSYS = """#!/bin/sh

@@ -53,11 +53,12 @@ class Supervised(NamedTuple):
 
 
 def wrap_application(
-    command: Sequence[str], env: Mapping[str, str], folder: Path, *, own_streams: bool
+    command: Sequence[str], env: Mapping[str, str], folder: Path, *, own_streams: bool, shown: bool = True
 ) -> Supervised:
     """The command that the profiler is to start; the application gets ``env`` as its environment.
 
-    ``own_streams`` restores the job's stdout and stderr, where the profiler would pipe them.
+    ``own_streams`` restores the job's stdout and stderr, where the profiler would pipe them; without ``shown`` its
+    output stays with the profiler.
     """
     pid_file, variables = folder / "application.pid", folder / "application.env"
     while (
@@ -66,7 +67,7 @@ def wrap_application(
         pid_file = pid_file.with_name(f"again-{pid_file.name}")
     variables.write_bytes(_changes(env))
     out, err = (os.dup(1), os.dup(2)) if own_streams else (None, None)
-    streams = ["-", "-"] if out is None else [str(out), str(err)]
+    streams = [str(out), str(err)] if out is not None and shown else ["-", "-"]
     start = str(Path(__file__).with_name("app_start.py"))
     ours = [str(os.getpid()), str(os.getpgrp())]
     head = [sys.executable, "-I", "-S", start, str(pid_file), *streams, *ours, str(variables)]

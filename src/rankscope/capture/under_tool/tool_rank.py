@@ -155,7 +155,7 @@ class ToolRank:
         )
         self.notes += notes
         if not self.plan.quiet:
-            self.notes.append(reports.ncu_advice(options.section_set, options.launch_count))
+            self.notes.append(reports.ncu_advice(options.used_set, options.used_count))
         return options
 
     def _as_root(self) -> list[str]:
@@ -265,6 +265,7 @@ class ToolRank:
             self._environment(temp),
             temp,
             own_streams=self.plan.tool == "nsys" and not self.prefix,
+            shown=not isinstance(self.options, tools.NsysOptions) or self.options.shows_output,
         )
         env = {**os.environ, "TMPDIR": str(temp)}
         command = self.command(supervised.application, log)
@@ -273,7 +274,7 @@ class ToolRank:
     def _collect(self, temp: Path, ended: Ended) -> reports.Left:
         log = reports.read_log(temp / "log")
         if isinstance(self.options, tools.NcuOptions):
-            return reports.collect_ncu(self.target, log, self.options.section_set)
+            return reports.collect_ncu(self.target, log)
         return reports.collect_nsys(
             self.tool,
             self.target,
