@@ -155,9 +155,19 @@ class NsysOptions:
     """How this version spells it: `gpu_metrics_option`."""
     cuda_memory_usage: bool = False
     nic_metrics: bool = False
+    show_output: bool = True
+    """Whether the application's output is shown; otherwise only the report has it."""
     run_as: str | None = None
     overwrite: bool = False
     extra: tuple[str, ...] = ()
+
+    def traces(self, what: str) -> bool:
+        """Whether nsys is told to record this: cuda, nvtx, …"""
+        return what in given_options("nsys", self.extra).get("--trace", self.trace).split(",")
+
+    @property
+    def shows_output(self) -> bool:
+        return self.show_output and given_options("nsys", self.extra).get("--show-output") != "false"
 
     @property
     def has_extras(self) -> bool:
@@ -170,7 +180,7 @@ class NcuOptions:
     """Options of ncu, under its own names."""
 
     kernels: str | None = None
-    """A name, or regex:…; None is every kernel but those that wait for other ranks."""
+    """A name, or regex:… (`any_kernel` of several); None is every kernel but those that wait for other ranks."""
     section_set: str = "roofline"
     name_base: str = "function"
     """What ``kernels`` is compared with. "function": the name without namespaces, template arguments and parameters,
@@ -186,6 +196,26 @@ class NcuOptions:
     """Only between cudaProfilerStart and cudaProfilerStop."""
     overwrite: bool = False
     extra: tuple[str, ...] = ()
+
+    @property
+    def used_set(self) -> str:
+        """The sections that are measured: --tool-arg=--set replaces ours."""
+        return given_options("ncu", self.extra).get("--set", self.section_set)
+
+    @property
+    def used_count(self) -> str:
+        """How many kernels are profiled, as the option in effect says; "0" is all that match."""
+        return given_options("ncu", self.extra).get("--launch-count", str(self.launch_count))
+
+
+def any_kernel(names: Sequence[str]) -> str | None:
+    """The filter for kernels of any of these names (NAME, or regex:…), as one: ncu takes a single one."""
+    if len(names) < 2:
+        return names[0] if names else None
+    patterns = [
+        name.removeprefix("regex:") if name.startswith("regex:") else f"^{re.escape(name)}$" for name in names
+    ]
+    return "regex:" + "|".join(f"({pattern})" for pattern in patterns)
 
 
 def nsys_profile(program: str, options: NsysOptions, output: Path, application: list[str]) -> list[str]:
@@ -207,6 +237,7 @@ def nsys_profile(program: str, options: NsysOptions, output: Path, application: 
         ),
         *(["--cuda-memory-usage=true"] if options.cuda_memory_usage else []),
         *(["--nic-metrics=true"] if options.nic_metrics else []),
+        *([] if options.show_output else ["--show-output=false"]),
         *([f"--run-as={options.run_as}"] if options.run_as else []),
         *(["--force-overwrite=true"] if options.overwrite else []),
     ]
@@ -253,6 +284,11 @@ def refuses_cpu_profiling(answer: str, scope: str) -> bool:
     """Whether `nsys status --environment` asks for root for samples of this scope; older versions name no scope."""
     lines = [line for line in answer.splitlines() if "Environment" in line and "Fail" in line]
     return any(f"({scope})" in line or "(" not in line for line in lines)
+
+
+def nsys_lost_its_agent(log: str) -> bool:
+    """Whether nsys gave up because its helper process closed their connection, which a second start may not meet."""
+    return "End of file" in log
 
 
 STREAM_SUFFIX = ".qdstrm"

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
 torch = pytest.importorskip("torch")
 
+from rankscope.bench.seqpar import block  # noqa: E402
 from rankscope.bench.seqpar.block import tensors  # noqa: E402
-from rankscope.bench.seqpar.config import Config  # noqa: E402
+from rankscope.bench.seqpar.config import PARTS, Config  # noqa: E402
 from rankscope.bench.seqpar.reference import (  # noqa: E402
     TOLERANCE,
     reference_rows,
     relative_error,
     sample_rows,
 )
+from rankscope.bench.seqpar.stopwatch import Stopwatch  # noqa: E402
 
 CONFIG = Config(sequence=24, hidden=16)
 RANKS = 4
@@ -46,3 +53,30 @@ def test_a_wrong_result_is_far_outside_the_tolerance() -> None:
     right[rows, 0] *= 1.1  # a tenth of a term lost
     assert relative_error(right, reference, rows) > max(TOLERANCE.values())
     assert not relative_error(right * float("nan"), reference, rows) <= 1
+
+
+def test_a_range_around_one_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    """--range: the CUDA profiler range holds that part, and no other."""
+    noted: list[str] = []
+
+    @contextmanager
+    def noted_range(name: str) -> Iterator[None]:
+        noted.append(f"{name} begins")
+        yield
+        noted.append(f"{name} ends")
+
+    def collective(*_names: str) -> Callable[[Any, Any], Any]:
+        return lambda output, given: output.copy_(given)
+
+    monkeypatch.setattr(block, "renamed_collective", collective)
+    monkeypatch.setattr(block, "cuda_profiler_range", lambda: noted_range("range"))
+    monkeypatch.setattr(block, "trace", noted_range)
+    world: Any = SimpleNamespace(rank=0, size=1, device=torch.device("cpu"))
+    one = block.Block(CONFIG, world)
+    one.ranged = "matmul1"
+    one.synchronous(Stopwatch(world.device))
+    parts = [(name, f"{name} begins", f"{name} ends") for name in PARTS]
+    expected = [
+        [*words] if name != "matmul1" else ["range begins", *words, "range ends"] for name, *words in parts
+    ]
+    assert noted == [word for words in expected for word in words]

@@ -5,11 +5,14 @@ from __future__ import annotations
 import argparse
 import io
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from integration.jobs import PROFILE, environment
 from rankscope.capture.rank import detect
 from rankscope.capture.under_tool import preflight, reports, temp_folder
 from rankscope.capture.under_tool.tool_rank import ToolRank
@@ -17,7 +20,7 @@ from rankscope.capture.wrapper import Output
 from rankscope.cli import command_parser, tool_options
 from rankscope.cli.profile import plan_of
 from rankscope.errors import CaptureError, UsageError
-from rankscope.tools import NcuOptions, NsysOptions, Tool
+from rankscope.tools import NcuOptions, NsysOptions, Tool, nsys_profile
 
 NSYS = Tool("nsys", Path("/opt/nsys/bin/nsys"), (2023, 4))
 
@@ -33,6 +36,7 @@ def parsed(*words: str) -> argparse.Namespace:
         (["--tool", "nsys", "-k", "gemm"], "--kernel-name is an option of --tool ncu"),
         (["--tool", "ncu", "--per-node"], "--per-node is an option of --tool nsys"),
         (["-t", "cuda"], "--trace is an option of --tool nsys"),
+        (["--show-output=false"], "--show-output is an option of --tool nsys"),
         (["--tool", "ncu", "-c", "many"], "-c many is neither a number of launches nor cudaProfilerApi"),
         (["--tool", "nsys", "-c", "nvtx"], "-c nvtx is not a capture range"),
         (["--tool", "nsys", "-c", "hotkey"], "-c hotkey is not a capture range"),
@@ -94,6 +98,33 @@ def test_options_travel_to_the_ranks() -> None:
         "--tool-arg=-X",
         "--tool-arg=-Y",
     ]
+
+
+def test_options_that_may_be_given_to_the_tool_itself() -> None:
+    """What rankscope says and does follows the option in effect, also that of --tool-arg."""
+    ncu = tool_options.ncu_options(
+        parsed("--tool", "ncu", "--tool-arg=--set", "--tool-arg=full", "--tool-arg=-c9")
+    )
+    assert "about 38 times (--set full)" in reports.ncu_advice(ncu.used_set, ncu.used_count)
+    assert "(9 launches)" in reports.ncu_advice(ncu.used_set, ncu.used_count)
+    assert nsys_options().shows_output
+    hidden = nsys_options("--show-output=false")
+    assert not hidden.shows_output
+    assert "--show-output=false" in nsys_profile("nsys", hidden, Path("a"), ["python"])
+    assert not nsys_options("--tool-arg=--show-output=false").shows_output
+
+
+def test_several_kernels_are_one_filter() -> None:
+    assert tool_options.ncu_options(parsed("--tool", "ncu", "-k", "gemm")).kernels == "gemm"
+    both = tool_options.ncu_options(parsed("--tool", "ncu", "-k", "gemm", "-k", "regex:soft.*max")).kernels
+    assert both == "regex:(^gemm$)|(soft.*max)"
+
+
+def test_what_nsys_is_told_to_trace() -> None:
+    assert NsysOptions().traces("nvtx")
+    assert not NsysOptions(trace="cuda").traces("nvtx")
+    assert not NsysOptions(extra=("-t", "cuda")).traces("nvtx")
+    assert NsysOptions(trace="cuda", extra=("--trace=cuda,nvtx",)).traces("nvtx")
 
 
 NSYS_2023 = Tool("nsys", Path("nsys"), (2023, 4, 4, 54))
@@ -164,6 +195,22 @@ def test_file_systems(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made.path.rmdir()
 
 
+def test_a_folder_that_is_lost_with_its_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = "21 1 0:50 / / rw - overlay overlay rw\n22 21 0:51 / /etc rw - ext4 /dev/root rw\n"
+    mounted = f"{own}23 21 0:52 / {tmp_path} rw - ext4 /dev/root rw\n"
+    monkeypatch.setattr(temp_folder, "_CONTAINER_FILES", [str(tmp_path)])
+    lost = temp_folder.lost_with_container
+    assert lost(Path("/workspace/a"), own) == (
+        "/workspace/a is in this container and is lost with it; start the container with a folder of the host in it "
+        "(-v $PWD/reports:/reports), and give -o /reports/NAME"
+    )
+    assert (lost(Path("/workspace/a"), mounted) or "").endswith(f"name a mounted folder: -o {tmp_path}/NAME")
+    assert lost(tmp_path / "a", mounted) is None
+    assert lost(Path("/workspace/a"), MOUNTS) is None, "not a container's file system"
+    monkeypatch.setattr(temp_folder, "_CONTAINER_FILES", [str(tmp_path / "none")])
+    assert lost(Path("/workspace/a"), own) is None
+
+
 def left(tmp_path: Path, log: str = "", **more: object) -> reports.Left:
     (tmp_path / "temp").mkdir(exist_ok=True)
     options: dict[str, object] = {"ranged": None, "ended_early": False, **more}
@@ -198,14 +245,14 @@ def test_what_ncu_left(tmp_path: Path) -> None:
     target = tmp_path / "rank-00000.ncu-rep"
     kernels = "".join(f"{number}. kernel_{number}\n" for number in range(1, 26))
     nothing = f"==WARNING== No kernels were profiled.\nAvailable Kernels:\n{kernels}"
-    why = reports.collect_ncu(target, nothing, "roofline").why or ""
+    why = reports.collect_ncu(target, nothing).why or ""
     assert why.startswith("no kernel matched -k. These ran:\n    kernel_1\n")
     assert why.endswith("and 5 more")
-    refused = reports.collect_ncu(target, "==ERROR== ERR_NVGPUCTRPERM - no permission\n", "roofline")
+    refused = reports.collect_ncu(target, "==ERROR== ERR_NVGPUCTRPERM - no permission\n")
     assert refused.why == "ncu wrote no report: ERR_NVGPUCTRPERM - no permission"
     target.write_text("x")
     log = '==PROF== Profiling "a" - 0: 0%....100% - 9 passes\n'
-    assert reports.collect_ncu(target, log, "roofline").notes == ("ncu profiled 1 launches in 9 passes",)
+    assert reports.collect_ncu(target, log).notes == ("ncu profiled 1 launches in 9 passes",)
 
 
 FAKE_NSYS = """#!/bin/sh
@@ -308,3 +355,51 @@ def test_the_counters_option_by_version(
     assert "--gpu-metrics-device=all" in ada("--gpu-metrics-device", "all")[0]
     monkeypatch.setenv("FAKE_LETTER", "s")
     assert "--gpu-metrics-devices=all" in ada("--gpu-metrics-devices", "all")[0]
+
+
+# Says what nsys does when its helper process dies; the application may still be starting then.
+LOST_AGENT = """#!/bin/sh
+if [ "$1" = --version ]; then echo "NVIDIA Nsight Systems version 2025.5.2"; exit 0; fi
+echo start >>"$FAKE_NOTED"
+starts=$(wc -l <"$FAKE_NOTED")
+for word in "$@"; do
+  case "$word" in --output=*) report=${word#--output=} ;; esac
+  case "$word" in profile | -*) shift ;; *) break ;; esac
+done
+if [ "$starts" -le "$FAKE_REFUSALS" ]; then
+  [ "$FAKE_LATE" = no ] || { sleep 0.4; exec "$@"; } &
+  echo "End of file"
+  exit 1
+fi
+echo content >"$report"
+exec "$@"
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("refusals", "late", "starts"), [(1, "no", 2), (1, "yes", 2), (9, "no", 2), (0, "no", 1)]
+)
+def test_nsys_that_loses_its_agent_is_started_once_more(
+    refusals: int, late: str, starts: int, tmp_path: Path
+) -> None:
+    """The job runs once, whatever nsys does: also where nsys has gone and the job is only starting."""
+    nsys = tmp_path / "nsys"
+    nsys.write_text(LOST_AGENT)
+    nsys.chmod(0o755)
+    env = environment(FAKE_NOTED=str(tmp_path / "noted"), FAKE_REFUSALS=str(refusals), FAKE_LATE=late)
+    job = [sys.executable, "-S", "-c", "import time; time.sleep(0.6); print('job ran', flush=True)"]
+    done = subprocess.run(
+        [*PROFILE, "--tool", "nsys", "--nsys", str(nsys), "-o", "out", *job],
+        cwd=tmp_path,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0
+    assert done.stdout == "job ran\n", done.stderr
+    assert (tmp_path / "noted").read_text().count("start") == starts
+    refused = "nsys refused to start the job (End of file); "
+    assert (f"{refused}trying again once more" in done.stderr) == (refusals > 0)
+    assert (f"{refused}the job runs without it" in done.stderr) == (refusals > 1)

@@ -61,6 +61,13 @@ def test_a_plain_program_keeps_its_streams_and_exit_code(tmp_path: Path) -> None
     assert [path.name for path in tmp_path.iterdir()] == ["a"], "nothing is left in TMPDIR"
 
 
+def test_output_that_is_only_in_the_report(tmp_path: Path) -> None:
+    done = run([*NSYS_PROFILE, "--show-output=false", "-o", "out", PYTHON, JOB], tmp_path, env=with_nsys())
+    assert done.stdout == ""
+    assert "to stderr" not in done.stderr
+    check(tmp_path / "out", [0], "single process")
+
+
 @needs("mpirun.openmpi", "openmpi-bin")
 def test_in_front_of_openmpi(tmp_path: Path) -> None:
     openmpi = ["mpirun.openmpi", "--oversubscribe", "-n", "2"]

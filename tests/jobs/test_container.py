@@ -108,7 +108,7 @@ def test_test_script_does_all_and_returns_the_examples_code(tmp_path: Path) -> N
     done = sh(folder, "test.sh", fake)
     assert done.returncode == 7 and "the example ended with exit code 7" in done.stderr
     words = (fake.folder / "log").read_text().split()
-    assert words == ["build", "container", "run", "container", "exec", "rm"]
+    assert words == ["build", "container", "run", "container", "exec", "exec", "rm"]
 
 
 def test_the_folder_says_what_is_wrong(tmp_path: Path) -> None:
@@ -233,6 +233,44 @@ def test_login_to_ecr_with_fakes(tmp_path: Path) -> None:
     done = sh(folder, "login.sh", fake, "--create")
     assert done.stdout == "Created the repository team/train in eu-west-1\n"
     assert fake.calls[-1][1:3] == ["ecr", "create-repository"] and fake.calls[-1][-1] == "team/train"
+
+
+def test_a_login_that_aws_refuses(tmp_path: Path) -> None:
+    folder = made(tmp_path, "--registry", f"{_ECR}/team")
+    fake = Fake(tmp_path / "bin", "docker", "aws")
+    fake.answer((["get-login-password"], (255, "", "Unable to locate credentials")))
+    done = sh(folder, "login.sh", fake)
+    assert done.returncode == 1
+    assert "Unable to locate credentials" in done.stderr
+    assert "run 'aws sso login' or 'aws configure', or set AWS_PROFILE, and try again" in done.stderr
+
+
+def test_reports_have_a_folder_that_outlives_the_container(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is named when the folder is written and when the container starts; stop.sh keeps a container with others."""
+    folder = made(tmp_path)
+    assert "Reports: ./reports here is /reports in the container" in capsys.readouterr().out
+    fake = Fake(tmp_path / "bin", "docker")
+    fake.answer((["inspect"], (1, "", "")))
+    assert f"Write reports to /reports: it is {folder}/reports here." in sh(folder, "run.sh", fake).stderr
+    fake.answer((["find"], (0, "/workspace/run/rankscope.json\n", "")))
+    done = sh(folder, "stop.sh", fake)
+    assert done.returncode == 1
+    assert "/workspace/run" in done.stderr and "docker cp rankscope:/workspace/run" in done.stderr
+    assert fake.calls[-1][:2] != ["docker", "rm"]
+    assert sh(folder, "stop.sh", fake, "--force").returncode == 0
+    assert fake.calls[-1] == ["docker", "rm", "--force", "rankscope"]
+
+
+def test_the_example_without_a_profiler(tmp_path: Path) -> None:
+    folder = made(tmp_path, "--tool", "none")
+    assert "TOOL=none\n" in (folder / ".env").read_text()
+    fake = Fake(tmp_path / "bin", "torchrun", "rankscope")
+    for words, program in ((["--tool", "none"], "torchrun"), (["--tool", "nsys"], "rankscope")):
+        assert sh(folder, "demo.sh", fake, *words).returncode == 0
+        assert fake.calls[-1][0] == program
+    assert "--stats" in fake.calls[-1], "the tables at the end"
 
 
 @pytest.mark.slow

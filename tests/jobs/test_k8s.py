@@ -53,6 +53,7 @@ JOBS = {
         *("--per-node", "--stats=nsys:cuda_gpu_kern_sum", "--install-operator"),
     ],
     "pytorchjob": ["--kind", "pytorchjob", "--nodes", "3", "--ppn", "4", "--shm", "32Gi", "--stats"],
+    "pytorchjob-none": ["--kind", "pytorchjob", "--ppn", "4", "--tool", "none"],
     "job-one-node": ["--kind", "job", "--ppn", "2", "--gpus", "0"],
     "job-two-nodes-ncu": ["--kind", "job", "--nodes", "2", "--tool", "ncu", "--ranks", "0"],
 }
@@ -235,7 +236,7 @@ def test_one_report_a_node(capsys: pytest.CaptureFixture[str]) -> None:
     """The profiler stands before torchrun; in pods without a launcher it is told which node this is."""
     around = ("--tool", "nsys", "--per-node")
     [words] = words_of(rendered(capsys, *around, "--nodes", "2", "--launcher", "torchrun"))
-    assert follow(words, "--per-node", "--", "torchrun")
+    assert follow(words, "--per-node", "--stats=true", "--", "torchrun")
     for words in words_of(rendered(capsys, *around, "--nodes", "2", "--kind", "pytorchjob")):
         assert follow(words, "--rank", "$(RANK)", "--local-rank", "0", "--node-rank", "$(RANK)")
         assert follow(words, "--world-size", "2", "--", "torchrun", "--nnodes=2", "--node-rank=$(RANK)")

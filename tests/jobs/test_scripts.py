@@ -23,6 +23,7 @@ CASES = {
     "--partition gpu --account A --modules cuda,python/3.11 --conda my --steps 3:5",
     "slurm-torchrun": "slurm --nodes 2 --ppn 4 --launcher torchrun --constraint a100 --tmpdir /scratch --with-stack",
     "slurm-per-node": "slurm --nodes 2 --ppn 4 --launcher torchrun --tool nsys --per-node",
+    "slurm-none": "slurm --nodes 2 --ppn 4 --tool none",
     "slurm-ncu": "slurm --tool ncu -c 10 --name one --cpu-bind cores -v --gres gpu:a100:4 --gpus-per-node 4 "
     "--directive=--exclusive --stdout logs/ --stats=kernels,nsys:cuda_gpu_kern_sum,ncu",
 }
@@ -135,6 +136,20 @@ def test_a_sites_conda_and_a_venv(capsys: pytest.CaptureFixture[str]) -> None:
     lines = rendered(capsys, "pbs --site polaris --account A --venv env").splitlines()
     assert lines.index("conda activate base") + 1 == lines.index(". env/bin/activate")
     assert "conda activate" not in rendered(capsys, "pbs --site polaris --account A --venv env --conda ''")
+
+
+def test_modules_in_place_of_the_sites_are_found_where_those_are(capsys: pytest.CaptureFixture[str]) -> None:
+    text = rendered(capsys, "pbs --site polaris --account A --modules nvhpc,python --venv env")
+    modules = [line for line in text.splitlines() if line.startswith("module ")]
+    assert modules == ["module use /soft/modulefiles", "module load nvhpc", "module load python"]
+
+
+@pytest.mark.parametrize(
+    "words", ["slurm --tool none --steps 3:5", "pbs --tool none --stats", "k8s --image a --tool none -t cuda"]
+)
+def test_without_a_profiler_its_options_are_refused(words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["job", *words.split(), *COMMAND]) == 2
+    assert "is an option of a profiler, and --tool none runs without one" in capsys.readouterr().err
 
 
 def test_torchrun_meets_at_the_first_node(capsys: pytest.CaptureFixture[str]) -> None:

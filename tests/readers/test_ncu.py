@@ -134,6 +134,25 @@ def test_launches_with_the_same_work_are_one_point(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    "metrics",
+    [
+        {},
+        {"launch__func_cache_config": ("", "")},
+        {"sm__throughput.avg.pct_of_peak_sustained_elapsed": ("%", "1")},
+    ],
+)
+def test_a_row_without_a_metric(metrics: dict[str, tuple[str, str]], tmp_path: Path) -> None:
+    """As with a set of sections that measures nothing, or a page of a launch that was not profiled to its end."""
+    path = tmp_path / "a.csv"
+    path.write_text(raw_page(metrics))
+    run = open_trace(path)
+    (kernel,) = measured_kernels(run, Scope())
+    assert (kernel.duration_ns, kernel.dram_bytes, kernel.flops_by_type) == (None, None, {})
+    for report in REPORTS.values():
+        report.analyse(run, Scope(), None)
+
+
 @pytest.mark.slow
 def test_a_run_without_reports_says_how_to_make_one(tmp_path: Path) -> None:
     from conftest import slice_event, write_kineto

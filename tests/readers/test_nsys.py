@@ -22,11 +22,12 @@ from rankscope.analysis.health.doubts import doubts
 from rankscope.analysis.within_rank.breakdown import breakdown
 from rankscope.analysis.within_rank.idle import idle
 from rankscope.analysis.within_rank.syncs import syncs
+from rankscope.cli import main
 from rankscope.errors import NotATraceError, RankError, ReadError
 from rankscope.model import EVENTS
 from rankscope.readers.nsys.reader import NSYS
 from rankscope.store.ingest import Options, Watch, ingest
-from rankscope.store.run import Run
+from rankscope.store.run import Run, open_run
 
 Open = Callable[[Path], Run]
 
@@ -339,6 +340,26 @@ def test_a_foreign_sqlite_is_named_and_refused(tmp_path: Path) -> None:
     assert "cookies" in error.value.why and "nsys export" in error.value.hint
 
 
+def test_a_report_without_events_is_empty_for_a_reason(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As of a program that nsys was to trace for CUDA only, on a node without a driver."""
+    asked = [("PROCESS_0:COLLECT_CUDA_TRACE", "true"), ("PROCESS_0:COLLECT_NVTX_TRACE", "false")]
+    for rank in (0, 1):
+        export = ExportFile(tmp_path / f"rank{rank}.sqlite").table("ANALYSIS_DETAILS", "duration", [(1000,)])
+        export.table("META_DATA_CAPTURE", "name value", asked)
+        if rank:
+            export.kernel("gemm", 100, 200)
+        export.write()
+    run = open_run([tmp_path])
+    assert [entry.rank for entry in run.used] == [0, 1]
+    assert next(doubt.text for doubt in doubts(run, Scope())) == "no events of rank 0"
+    assert main(["stats", str(tmp_path), "-q"]) == 0
+    assert "nsys recorded none (CUDA was traced, NVTX was not traced)" in capsys.readouterr().out.replace(
+        "\n ", ""
+    )
+
+
 def test_a_truncated_and_a_scribbled_export_are_refused(
     tmp_path: Path, dataset: Callable[[str], Path]
 ) -> None:
@@ -432,6 +453,28 @@ def test_steps_marked_as_crossing_ranges(tmp_path: Path) -> None:
     thread_of_calls = run.rows("SELECT DISTINCT segment, track FROM slices WHERE category = 'cuda_runtime'")
     assert [main_thread(run, 0)] == thread_of_calls, "not the track of the ranges beside it"
     assert kernels_end_in(run, Scope()) == {}
+
+
+@pytest.mark.parametrize(
+    ("open_until", "said", "unfinished"),
+    [(4_200_000, 5, []), (4_700_000, 0, ["unfinished step 3"]), (5_000_000, 0, [])],
+)
+def test_a_step_that_nsys_ended_itself_is_none(
+    open_until: int, said: int, unfinished: list[str], tmp_path: Path
+) -> None:
+    """Known by the time, which is one of two, or by the range with which the job said so."""
+    file = ExportFile(tmp_path / "a.sqlite").session(1_000_000)
+    spans = [(f"ProfilerStep#{n}", 1_000_000 * n, 1_000_000 * (n + 1)) for n in range(3)]
+    spans += [
+        ("ProfilerStep#3", 3_000_000, open_until),
+        *((name, 3_500_000, 3_500_000) for name in unfinished),
+    ]
+    rows = [(start, end, 60, name, thread(), None, 0) for name, start, end in spans]
+    file.table("NVTX_EVENTS", "start end eventType text globalTid textId domainId", rows)
+    file.table("ANALYSIS_DETAILS", "duration startTime stopTime", [(5_000_000, 0, 5_000_000)])
+    file.table("META_DATA_CAPTURE", "name value", [("RUN_DURATION_MS", str(said))] if said else [])
+    run = open_export_file(file.write(), tmp_path)
+    assert run.rows("SELECT step FROM steps ORDER BY 1") == [(0,), (1,), (2,)]
 
 
 @pytest.mark.slow

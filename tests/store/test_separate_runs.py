@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 from pathlib import Path
 from typing import Any
@@ -78,6 +79,41 @@ def test_files_without_a_wall_clock_are_one_run(tmp_path: Path) -> None:
     trace(tmp_path, 0, 0)
     trace(tmp_path, 1, 50 * HOUR)
     assert len(open_run([tmp_path]).runs) == 1
+
+
+def rank_folder(parent: Path, name: str, rank: int, job: str) -> Path:
+    """As `rankscope profile -o PARENT/%q{PMI_RANK}` leaves it."""
+    folder = parent / name
+    folder.mkdir(parents=True)
+    trace(folder, rank, name="rank")
+    (folder / "rankscope.json").write_text(json.dumps({"format": 1, "job": job}))
+    (folder / f"rank-{rank:05d}.rankscope.json").write_text(json.dumps({"rank": rank, "windows": []}))
+    return folder
+
+
+def test_a_folder_for_each_rank_of_a_job_is_one_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for rank in (0, 1):
+        rank_folder(tmp_path, str(rank), rank, "77")
+    assert open_run([tmp_path]).ranks == [0, 1]
+    assert main(["stats", str(tmp_path), "-q"]) == 0
+    assert "2 ranks, 3 steps" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("second", [("b", 1, "78"), ("b", 0, "77")])
+def test_a_folder_of_several_runs_lists_them(
+    second: tuple[str, int, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of two jobs, or twice the same rank."""
+    rank_folder(tmp_path, "a", 0, "77")
+    name, rank, job = second
+    rank_folder(tmp_path, name, rank, job)
+    assert main(["stats", str(tmp_path), "-q"]) == 1
+    said = capsys.readouterr().err
+    assert f"rankscope: {tmp_path} has 2 runs below it, and no trace of its own" in said
+    assert f"{tmp_path}/a: job 77, rank 0\n    {tmp_path}/b: job {job}, rank {rank}\n" in said
+    assert f"Open one: rankscope stats {tmp_path}/a" in said
 
 
 @pytest.mark.parametrize(

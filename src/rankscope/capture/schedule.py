@@ -19,6 +19,11 @@ DEFAULT_WARMUP = 1
 DEFAULT_ACTIVE = 3
 
 
+def unfinished_step(number: int | str) -> str:
+    """The name of the range by which a recording that ends in a step says so. It must not look like a step itself."""
+    return f"unfinished step {number}"
+
+
 class Schedule(NamedTuple):
     """torch.profiler.schedule: skip, then repeat (wait, warm up, record); repeat 0 is without end."""
 

@@ -275,6 +275,8 @@ def main(args: argparse.Namespace) -> int:
         from rankscope.capture.child_process import replace_process
 
         replace_process(command, os.environ, requested_signal(plan))
+    if identity.rank == 0 and plan.speaks and not (args.dry_run or args.quiet):
+        _warn_of_container(args.output)
     from rankscope.capture.after_job import after_job
     from rankscope.capture.child_process import end_like
     from rankscope.capture.start import Start
@@ -296,6 +298,15 @@ def main(args: argparse.Namespace) -> int:
         if tables and ended.folder is not None:
             _print_stats(ended.folder, tables)
     return end_like(ended.status)
+
+
+def _warn_of_container(output: str | None) -> None:
+    from pathlib import Path
+
+    from rankscope.capture.under_tool.temp_folder import lost_with_container
+
+    if warning := lost_with_container(Path(output or "").absolute()):
+        _message(warning)
 
 
 def plan_of(args: argparse.Namespace, command: tuple[str, ...]) -> Plan:
@@ -378,7 +389,7 @@ def option_words(args: argparse.Namespace) -> list[str]:
         if isinstance(value, list):
             words += [f"{name}={item}" for item in value]
         elif isinstance(action, ValueWithEquals):
-            words.append(f"{name}={'true' if value is True else value}")
+            words.append(f"{name}={str(value).lower() if isinstance(value, bool) else value}")
         else:
             words += [name, *([] if value is True else [str(value)])]
     return words

@@ -21,6 +21,7 @@ _ONLY_NSYS = (
     "gpu_metrics_device",
     "cuda_memory_usage",
     "nic_metrics",
+    "show_output",
     "per_node",
     "run_as",
 )
@@ -80,6 +81,12 @@ TOOL_GROUPS = (
             option("--cuda-memory-usage", action=OnOff, help="record every allocation on the GPU"),
             option("--nic-metrics", action=OnOff, help="sample the network cards"),
             option(
+                "--show-output",
+                action=OnOff,
+                default=None,
+                help="=false: the job's output is only in the report (default: true)",
+            ),
+            option(
                 "--per-node",
                 action="store_true",
                 help="one report around torchrun, with all ranks of the node",
@@ -110,8 +117,9 @@ TOOL_GROUPS = (
             option(
                 "-k",
                 "--kernel-name",
+                action="append",
                 metavar="NAME",
-                help="which kernels: a name, or regex:… (default: all but NCCL's)",
+                help="which kernels: a name, or regex:…; may be repeated (default: all but NCCL's)",
             ),
             option(
                 "--kernel-name-base",
@@ -154,7 +162,7 @@ def check_tool_options(args: argparse.Namespace) -> None:
         "ncu": (*_ONLY_TORCH, *_ONLY_NSYS, "nsys"),
     }[args.tool]
     for name in others:
-        if getattr(args, name):
+        if getattr(args, name) or (name == "show_output" and args.show_output is not None):
             owner = "torch" if name in _ONLY_TORCH else "ncu" if name in (*_ONLY_NCU, "ncu") else "nsys"
             raise UsageError(
                 f"--{name.replace('_', '-')} is an option of --tool {owner}",
@@ -244,6 +252,7 @@ def nsys_options(args: argparse.Namespace, when: When) -> NsysOptions:
         gpu_metrics_device=args.gpu_metrics_device,
         cuda_memory_usage=args.cuda_memory_usage,
         nic_metrics=args.nic_metrics,
+        show_output=args.show_output is not False,
         run_as=args.run_as,
         overwrite=args.force,
         extra=tuple(args.tool_arg or ()),
@@ -251,10 +260,10 @@ def nsys_options(args: argparse.Namespace, when: When) -> NsysOptions:
 
 
 def ncu_options(args: argparse.Namespace) -> NcuOptions:
-    from rankscope.tools import NcuOptions
+    from rankscope.tools import NcuOptions, any_kernel
 
     return NcuOptions(
-        kernels=args.kernel_name,
+        kernels=any_kernel(args.kernel_name or ()),
         name_base=args.kernel_name_base or "function",
         launch_skip=args.launch_skip or 0,
         filter_mode=args.filter_mode,

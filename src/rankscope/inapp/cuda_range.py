@@ -19,6 +19,7 @@ from rankscope.capture.plan import Plan
 from rankscope.capture.rank import Identity
 from rankscope.capture.rank_files import RankFiles
 from rankscope.capture.run_folder import rank_stem
+from rankscope.capture.schedule import unfinished_step
 from rankscope.errors import CaptureError
 from rankscope.inapp.job_log import JobLog, current_identity
 from rankscope.inapp.nvtx_ranges import ModuleRanges, Nvtx, OpRanges, find_nvtx
@@ -84,6 +85,7 @@ class CudaRangeRecorder:
         self._nvtx: Nvtx | None = None
         self._in_step = False
         self._step_range: Any = None
+        self._step_number = 0
 
     @property
     def busy(self) -> bool:
@@ -128,6 +130,7 @@ class CudaRangeRecorder:
         """
         if self._nvtx is not None:
             self._step_range = self._nvtx.start(f"ProfilerStep#{number}")
+            self._step_number = number
         self._in_step = True
         if self.region is not None:
             self.region.begin()
@@ -143,8 +146,12 @@ class CudaRangeRecorder:
             self.region.end()
         self._in_step = False
 
+    def mark_unfinished(self) -> None:
+        """The step stays open, and the tool ends it with the report; this tells it from those that ended."""
+        if self._in_step and self._nvtx is not None:
+            self._nvtx.end(self._nvtx.start(unfinished_step(self._step_number)))
+
     def stop(self) -> Recording:
-        """A step that has not ended stays open: it is not one of the report's steps."""
         self._end_region()
         began = time.perf_counter_ns()
         while self._extra_ranges:
@@ -187,7 +194,10 @@ class CudaRangeFiles(RankFiles):
         self._path = Path(plan.windows) / f"{rank_stem(identity.rank)}.json"
 
     def claim(self) -> None:
-        self.claimed = True
+        """The file tells the other process that steps are counted here, also when this one is killed."""
+        if not self.claimed:
+            self.claimed = True
+            self.save()
 
     def save(self) -> None:
         """Nothing is written once the other process has ended and removed the folder."""

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 from rankscope.capture.plan import Plan
+from rankscope.capture.schedule import unfinished_step
 from rankscope.errors import CaptureError
 from rankscope.inapp.pause_warning import PauseWarning
 
@@ -82,6 +83,7 @@ class TorchRecorder:
         self._script = script_profiler
         self._profile: Any = None
         self._step_range: Any = None
+        self._step_number = 0
         self.region: Region | None = None
         self.started = False
         self.saves_at_sigterm = True
@@ -125,6 +127,7 @@ class TorchRecorder:
         from torch.autograd.profiler import record_function
 
         self._pause.step()
+        self._step_number = number
         self._step_range = record_function(f"ProfilerStep#{number}")
         self._step_range.__enter__()
         if self.region is not None:
@@ -136,6 +139,14 @@ class TorchRecorder:
                 self.region.end()
             step_range, self._step_range = self._step_range, None
             step_range.__exit__(None, None, None)
+
+    def mark_unfinished(self) -> None:
+        """The recording ends in this step, which torch would show as one of the others."""
+        from torch.autograd.profiler import record_function
+
+        if self._step_range is not None:
+            with record_function(unfinished_step(self._step_number)):
+                pass
 
     def stop(self) -> Recording:
         """End the recording. torch post-processes here while the training thread waits."""

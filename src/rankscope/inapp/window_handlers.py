@@ -123,7 +123,7 @@ class _TorchProfile:
 
     def __init__(self, recorded: Recorded) -> None:
         self._recorded = recorded
-        self.step_num = recorded.last_step + (not recorded.partial)
+        self.step_num = recorded.last_step + 1
         """How many steps have ended, as in torch.profiler.profile."""
 
     def export_chrome_trace(self, path: str, **_which_writer: Any) -> None:

@@ -99,8 +99,11 @@ class Windows:
         """
         window, self._window = self._window, None
         assert window is not None
-        last = step if why or window["kind"] != BY_STEPS else step - 1
-        last = max(last, window["first_step"])
+        last = max(step if window["kind"] != BY_STEPS else step - 1, window["first_step"])
+        if (
+            why or step > window["first_step"]
+        ):  # else the window is one step, whose end the program does not mark
+            self._recorder.mark_unfinished()
         recording = self._recorder.stop()
         began = time.perf_counter_ns()
         window.update(last_step=last, end=clock_anchor(), stop_ns=recording.stop_ns)

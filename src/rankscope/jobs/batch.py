@@ -62,6 +62,8 @@ def make_spec(
     nodes, ppn = parse_count("--nodes", chosen("nodes")), parse_count("--ppn", chosen("ppn"))
     launcher, outer = _launchers(given.get("launcher"), site, scheduler)
     modules = [name for text in given.get("modules") or () for name in text.split(",") if name.strip()]
+    if modules:  # in place of the site's, but found where the site's are
+        modules = [*(line for line in site.get("modules", ()) if line.split()[:1] == ["use"]), *modules]
     texts: dict[str, Any] = {name: chosen(name) or None for name in _TEXTS}  # '' is: not the site's
     spec = Spec(
         nodes=nodes,

@@ -49,6 +49,8 @@ class Container:
     shm_size: str = "16g"
     counters: bool = False
     reports: str = "./reports"
+    tool: str = "torch"
+    """What ./test.sh profiles the example with; none: nothing."""
 
 
 def check(choices: Container) -> None:
@@ -102,6 +104,7 @@ def environment(choices: Container) -> str:
         "SHM_SIZE": choices.shm_size,
         "COUNTERS": _digit(choices.counters),
         "REPORTS": choices.reports,
+        "TOOL": choices.tool,
     }
     lines = [f"{name}={shlex.quote(value) if value else ''}" for name, value in values.items()]
     return "\n".join(

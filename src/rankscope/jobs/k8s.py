@@ -119,6 +119,8 @@ class K8sJob:
     ppn: int = 1
     profile: tuple[str, ...] = ()
     """The options of `rankscope profile`, without -o: the reports go to the volume."""
+    profiled: bool = True
+    """False: the command runs as it is."""
     gpus: int | None = None
     """GPUs of a worker; as many as processes when None."""
     efa: int = 0
@@ -405,6 +407,8 @@ def _with_torchrun(job: K8sJob, options: list[str], place: list[str]) -> list[st
 
 
 def _profiled(job: K8sJob, command: list[str], place: Sequence[str] = ()) -> list[str]:
+    if not job.profiled:
+        return _escaped(command)
     words = _escaped(["rankscope", "profile", "-o", job.run_folder, *job.profile])
     return [*words, *place, "--", *_escaped(command)]
 

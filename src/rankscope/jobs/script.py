@@ -111,13 +111,14 @@ def _surroundings(spec: Spec, dialect: Dialect) -> str:
         lines += [f"MASTER_ADDR=$({dialect.first_node})", "export MASTER_ADDR"]
     if "MASTER_PORT" not in spec.env:
         lines += ["export MASTER_PORT=$((20000 + ${job%%[!0-9]*} % 20000))"]
-    lines += [
-        "",
-        "if ! command -v rankscope >/dev/null; then",
-        '    echo "rankscope: not on PATH on $(hostname); give its environment: --venv, --conda, --modules" >&2',
-        "    exit 1",
-        "fi",
-    ]
+    if spec.uses_rankscope:
+        lines += [
+            "",
+            "if ! command -v rankscope >/dev/null; then",
+            '    echo "rankscope: not on PATH on $(hostname); give its environment: --venv, --conda, --modules" >&2',
+            "    exit 1",
+            "fi",
+        ]
     return "\n".join(lines) + "\n"
 
 
@@ -188,11 +189,13 @@ def _ending(spec: Spec) -> str:
     each = _words(once_per_node(spec.launcher_outer, spec.nodes))
     summaries = [f"{_command_on_run(words)} || true" for words in spec.summaries]
     status = '"$status"' if len(spec.steps) == 1 else '"${failed:-0}"'
+    early = "the job was ended early; the recording may be partial"
+    if not spec.uses_rankscope:
+        early = "the job was ended early"
+    told = f'[ -z "$ended" ] || echo "rankscope: {early}" >&2'
+    recorded = [_COLLECT.replace("{each}", each), told, 'echo "rankscope: the run is in $run"', *summaries]
     lines = [
-        _COLLECT.replace("{each}", each),
-        '[ -z "$ended" ] || echo "rankscope: the job was ended early; the recording may be partial" >&2',
-        'echo "rankscope: the run is in $run"',
-        *summaries,
+        *(recorded if spec.uses_rankscope else [f'{each} rm -rf "$scratch"', told]),
         f'echo "$job" {status} >"$run/{EXIT_CODE}"',
         f"exit {status}",
     ]

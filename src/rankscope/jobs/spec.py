@@ -81,6 +81,11 @@ class Spec:
     """The commands that show the results at the end; RUN in them is the run folder."""
 
     @property
+    def uses_rankscope(self) -> bool:
+        """Not for --tool none: the job must run where rankscope is not installed."""
+        return bool(self.summaries) or any(step.profiled for step in self.steps)
+
+    @property
     def walltime(self) -> str:
         minutes, seconds = divmod(self.walltime_s, 60)
         hours, minutes = divmod(minutes, 60)

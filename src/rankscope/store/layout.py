@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import shlex
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import field, fields, replace
@@ -12,7 +13,7 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
-from rankscope.capture.run_folder import rank_manifests
+from rankscope.capture.run_folder import RUN_MANIFEST, rank_manifests, read_json
 from rankscope.errors import (
     EmptyTraceError,
     NotATraceError,
@@ -23,6 +24,7 @@ from rankscope.errors import (
     ToolError,
 )
 from rankscope.model import FORMAT_VERSION, Table
+from rankscope.ranges import as_ranges
 from rankscope.readers import (
     FORMATS_READ,
     find_reader,
@@ -37,6 +39,7 @@ from rankscope.readers.xla.recordings import JSON_NAME, PERFETTO_NAME, XPLANE_NA
 from rankscope.records import dataclass
 from rankscope.spelling import did_you_mean
 from rankscope.store.checksums import DamagedFileError, FileSums, read_checked_json, write_checked_json
+from rankscope.visible_text import visible
 
 INDEX_FILE = "store.json"
 SEGMENT_FILE = "segment.json"
@@ -47,6 +50,7 @@ _EXPORTS = {
     ".ncu-rep": (".raw.csv", ".details.csv", ".csv"),
 }
 """Files that tools export from their reports; they hold the same recording."""
+_MOST_RUNS = 20
 _CONVERTED = "converted"
 _HEAD_BYTES = 1 << 16
 _COMPANION_FOLDERS = ("chakra", "et", "execution_trace", "execution_traces", "torch_trace")
@@ -555,6 +559,7 @@ def _without_twins(found: Collection[Path]) -> list[Path]:
 def _traces_below(folder: Path) -> tuple[list[Path], list[RankscopeError]]:
     """The traces in folders that profilers make below this one; of several recordings those of the last."""
     ranks, recordings = folders_below(folder)
+    ranks += _folders_of_one_job(folder)
     found = [trace for place in (*ranks, *recordings[-1:]) for trace in _traces_in(place)]
     if len(recordings) < 2:
         return found, []
@@ -568,6 +573,32 @@ def _traces_below(folder: Path) -> tuple[list[Path], list[RankscopeError]]:
             hint=f"Give the folder of another: rankscope stats {recordings[-2]}",
         )
     ]
+
+
+def _folders_of_one_job(folder: Path) -> list[Path]:
+    """The folders that the ranks of one job wrote below this one, as with -o RUN/%q{PMI_RANK}; [] for other folders."""
+    below = sorted(path.parent for path in folder.glob(f"*/{RUN_MANIFEST}"))
+    ranks = [manifest.get("rank") for path in below for manifest in rank_manifests(path)]
+    jobs = {str((read_json(path / RUN_MANIFEST) or {}).get("job") or path) for path in below}
+    distinct = len(set(ranks)) == len(ranks)
+    return below if len(below) > 1 and len(jobs) == 1 and distinct and not _traces_in(folder) else []
+
+
+def _several_runs(parent: Path, below: Sequence[Path]) -> NotATraceError:
+    """The error for a folder of runs: each is listed, with its job and its ranks where it says so."""
+    lines = []
+    for folder in below[:_MOST_RUNS]:
+        job = (read_json(folder / RUN_MANIFEST) or {}).get("job")
+        ranks = sorted({rank for one in rank_manifests(folder) if isinstance(rank := one.get("rank"), int)})
+        about = [f"job {visible(str(job))}"] if job else []
+        about += [f"rank{'s' * (len(ranks) > 1)} {as_ranges(ranks)}"] if ranks else []
+        lines.append(f"\n    {folder}" + (f": {', '.join(about)}" if about else ""))
+    more = f"\n    and {len(below) - _MOST_RUNS} more" if len(below) > _MOST_RUNS else ""
+    return NotATraceError(
+        f"{parent} has {len(below)} runs below it, and no trace of its own",
+        why=f"They are not of one job with a folder for each rank:{''.join(lines)}{more}",
+        hint=f"Open one: rankscope stats {shlex.quote(str(below[0]))}",
+    )
 
 
 def _no_traces(
@@ -594,6 +625,8 @@ def _no_traces(
             if beside
             else "Give the folder of the profiler's traces.",
         )
+    if len(below) > 1:
+        return _several_runs(folders[0], below)
     return NotATraceError(
         f"no trace in {', '.join(map(str, paths))}",
         why=FORMATS_READ,

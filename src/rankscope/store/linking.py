@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rankscope import native
+from rankscope.capture.schedule import unfinished_step
 from rankscope.records import dataclass
 from rankscope.store.arrays import NONE, Ints, Mask
 from rankscope.store.nesting import Indices, Nesting, track_time_key
@@ -212,15 +213,18 @@ PROFILER_STEP = re.compile(r"^ProfilerStep#(\d{1,9})$")
 NUMBERED_STEP = re.compile(
     r"^(?:train(?:ing)?[_ ]?)?(?:step|iter(?:ation)?)[ _#:=]*(\d{1,9})$", re.IGNORECASE
 )
+_UNFINISHED_STEP = re.compile(unfinished_step(r"(\d{1,9})$"))
 _OPTIMIZER_STEP = re.compile(r"^Optimizer\.step#")
 
 
 def find_steps(annotations: list[Annotation]) -> Steps:
     """From ProfilerStep#N, else from annotations numbered like steps, else from the ends of optimizer steps."""
+    unfinished = {int(match[1]) for item in annotations if (match := _UNFINISHED_STEP.match(item.name))}
     for pattern, source in ((PROFILER_STEP, "profiler"), (NUMBERED_STEP, "annotation")):
         spans: dict[int, Annotation] = {}
         for item in sorted(annotations, key=lambda a: a.start):
-            if match := pattern.match(item.name):
+            match = pattern.match(item.name)
+            if match and int(match[1]) not in unfinished:
                 spans.setdefault(int(match[1]), item)
         if spans:
             return _steps([(number, a.start, a.end) for number, a in spans.items()], source)

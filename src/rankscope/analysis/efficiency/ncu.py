@@ -90,7 +90,9 @@ def _findings(kernels: list[MeasuredKernel]) -> list[Finding]:
     found = []
     for launches in by_name.values():
         time = sum(kernel.duration_ns or 0 for kernel in launches)
-        if time >= MIN_SHARE * total and (finding := _near_neither_limit(launches, time / total)) is not None:
+        if not time or time < MIN_SHARE * total:  # a report may have no durations
+            continue
+        if (finding := _near_neither_limit(launches, time / total)) is not None:
             found.append(finding)
     return found
 

@@ -88,7 +88,8 @@ def measured_kernels(run: Run, scope: Scope) -> list[MeasuredKernel]:
         return []
     wanted = sql_texts(name for names in _ALTERNATIVES.values() for name in names)
     rows = run.rows(f"""
-        SELECT k.rank, k.segment, k.kernel, k.name, k.grid, k.block, map_from_entries(list((m.metric, m.value)))
+        SELECT k.rank, k.segment, k.kernel, k.name, k.grid, k.block,
+            map_from_entries(list((m.metric, m.value)) FILTER (m.metric IS NOT NULL))
         FROM ncu_kernels k
         LEFT JOIN ncu_metrics m ON m.rank = k.rank AND m.segment = k.segment AND m.kernel = k.kernel
             AND m.value IS NOT NULL AND (m.metric IN ({wanted}) OR m.metric LIKE 'dram\\_\\_bytes%' ESCAPE '\\'

@@ -47,7 +47,7 @@ def doubts(run: Run, scope: Scope) -> tuple[Doubt, ...]:
 
 @once_per_run
 def _doubts(run: Run, scope: Scope) -> tuple[Doubt, ...]:
-    sources = (_mixed, _not_understood, _lost_kernels, _missing, _cut, _apart, _clocks, _warm_up)
+    sources = (_mixed, _not_understood, _empty, _lost_kernels, _missing, _cut, _apart, _clocks, _warm_up)
     return tuple(doubt for source in sources for doubt in source(run, scope))
 
 
@@ -67,6 +67,18 @@ def _not_understood(run: Run, scope: Scope) -> Iterator[Doubt]:
             f"{found.pct:.0f} % of the events understood",
             f"{found.categories} have no known meaning and are in no class",
         )
+
+
+def _empty(run: Run, scope: Scope) -> Iterator[Doubt]:
+    """Reports of a profiler that ran and recorded nothing."""
+    empty = {
+        entry.rank: str(why)
+        for entry in run.used
+        if (why := entry.manifest["header"].get("whyEmpty"))
+        and (scope.ranks is None or entry.rank in scope.ranks)
+    }
+    if empty:
+        yield Doubt(f"no events of {_ranks(list(empty))}", empty[min(empty)])
 
 
 def _lost_kernels(run: Run, scope: Scope) -> Iterator[Doubt]:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 from rankscope.bench.ranks.world import World, renamed_collective
 from rankscope.bench.seqpar.config import ALLGATHER, MATMUL1, MATMUL2, REDUCE_SCATTER, Config
 from rankscope.bench.seqpar.stopwatch import Stopwatch
 from rankscope.inapp.annotate import trace
+from rankscope.inapp.cuda_range import cuda_profiler_range
 
 _SEED = 1907
 
@@ -20,6 +23,8 @@ class Block:
         import torch
 
         self.config, self.world = config, world
+        self.ranged: str | None = None
+        """The part inside a CUDA profiler range, for nsys -c cudaProfilerApi and ncu; in the synchronous form."""
         rows = config.sequence // world.size
         like = {"dtype": getattr(torch, config.precision), "device": world.device}
         self.input, weight1, weight2 = tensors(config, world.rank, world.size)
@@ -34,19 +39,25 @@ class Block:
         """One part after the other, each timed."""
         from torch.nn.functional import linear
 
+        part: Callable[[str], AbstractContextManager[object]] = self._in_range if self.ranged else trace
         watch.start()
-        with trace(ALLGATHER):
+        with part(ALLGATHER):
             self._all_gather(self.gathered, self.input)
         watch.lap()
-        with trace(MATMUL1):
+        with part(MATMUL1):
             inner = linear(self.gathered, self.weight1)
         watch.lap()
-        with trace(MATMUL2):
+        with part(MATMUL2):
             partial = linear(inner, self.weight2)
         watch.lap()
-        with trace(REDUCE_SCATTER):
+        with part(REDUCE_SCATTER):
             self._reduce_scatter(self.output, partial)
         watch.lap()
+
+    @contextmanager
+    def _in_range(self, name: str) -> Iterator[None]:
+        with cuda_profiler_range() if name == self.ranged else nullcontext(), trace(name):
+            yield
 
     def overlapped(self, watch: Stopwatch) -> None:
         """The same in chunks of every rank's rows: while one chunk is multiplied, the next is gathered and the

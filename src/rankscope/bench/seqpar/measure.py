@@ -83,6 +83,14 @@ def profile_iterations(config: Config, world: World, output: str | None) -> None
         world.synchronize()
 
 
+def ranged_iteration(config: Config, world: World, part: str) -> None:
+    """One more iteration, with a CUDA profiler range around one of its parts: what nsys or ncu waits for."""
+    block = Block(config, world)
+    block.ranged = part
+    block.synchronous(Stopwatch(world.device))
+    world.synchronize()
+
+
 def _timed(form: Form, config: Config, world: World, watch: Stopwatch) -> tuple[int, list[list[int]]]:
     """Warm up, then time the loop. The barrier keeps start-up skew out of the first all-gather."""
     for _ in range(config.warmup):

@@ -17,8 +17,11 @@ def main(words: list[str]) -> None:
     pid_file, out, err, parent, group, variables, *command = words
     with contextlib.suppress(OSError):  # the profiler has started a session of its own
         os.setpgid(0, int(group))
-    with open(pid_file, "w") as file:  # noqa: PTH123  (pathlib takes longer to import than all the rest)
-        file.write(str(os.getpid()))
+    try:
+        with open(pid_file, "x") as file:  # noqa: PTH123  (pathlib takes longer to import than all the rest)
+            file.write(str(os.getpid()))
+    except FileExistsError:  # too late: the profiler was given up, and the job is started in another way
+        sys.exit(1)
     if out != "-":
         for stream, descriptor in ((1, int(out)), (2, int(err))):
             _take(descriptor, stream, parent)

@@ -57,7 +57,7 @@ def collect_nsys(
     return Left((), tuple(notes), why or f"nsys wrote no report: {_last_line(log)}")
 
 
-def collect_ncu(target: Path, log: str, section_set: str) -> Left:
+def collect_ncu(target: Path, log: str) -> Left:
     """Find ncu's report. When no kernel matched there is none, and its log lists the kernels that ran."""
     logged = read_ncu_log(log)
     if target.is_file() and target.stat().st_size:
@@ -76,11 +76,11 @@ def collect_ncu(target: Path, log: str, section_set: str) -> Left:
     return Left((), (), f"{NO_NCU_REPORT}: {_last_line(log)}")
 
 
-def ncu_advice(section_set: str, launch_count: int) -> str:
+def ncu_advice(section_set: str, launch_count: str) -> str:
     """How much longer a job takes under ncu: a message before it starts, because a job has a walltime."""
     passes = NCU_PASSES.get(section_set)
     times = f"about {passes} times" if passes else "many times"
-    how_many = f"{launch_count} launches" if launch_count else "every launch that matches"
+    how_many = f"{launch_count} launches" if launch_count != "0" else "every launch that matches"
     return (
         f"ncu runs each profiled kernel {times} (--set {section_set}), alone on its GPU and with its memory saved and "
         f"restored ({how_many}); meanwhile other ranks wait in their collectives"

@@ -72,19 +72,48 @@ def make_temp_folder(env: Mapping[str, str], prefix: str) -> TempFolder:
     )
 
 
+_CONTAINER_FILES = ("/.dockerenv", "/run/.containerenv")
+_NOT_FOR_REPORTS = tuple(f"/{name}/" for name in ("proc", "sys", "dev", "etc", "run", "var/run", "usr"))
+
+
+def lost_with_container(folder: Path, mounts: str | None = None) -> str | None:
+    """A warning where a folder is in the file system of a container itself, which is removed with the container."""
+    if not any(Path(name).exists() for name in _CONTAINER_FILES) or file_system(folder, mounts) != "overlay":
+        return None
+    mounted = [
+        point
+        for point in _mount_points(mounts)
+        if point not in ("/", "/tmp")
+        and not f"{point}/".startswith(_NOT_FOR_REPORTS)
+        and os.path.isdir(point)  # noqa: PTH112
+    ]
+    way = (
+        f"name a mounted folder: -o {'/reports' if '/reports' in mounted else mounted[0]}/NAME"
+        if mounted
+        else "start the container with a folder of the host in it (-v $PWD/reports:/reports), and give -o /reports/NAME"
+    )
+    return f"{folder} is in this container and is lost with it; {way}"
+
+
 def file_system(path: Path, mounts: str | None = None) -> str:
     """The type of the file system of a path, as the kernel names it; empty when unknown."""
+    deepest, kind = "", ""
+    for point, mounted_kind in _mount_points(mounts).items():
+        if path.is_relative_to(point) and len(point) >= len(deepest):
+            deepest, kind = point, mounted_kind
+    return kind
+
+
+def _mount_points(mounts: str | None) -> dict[str, str]:
+    """Where file systems are mounted, and their types; ``mounts`` is the text of mountinfo."""
     try:
         text = Path("/proc/self/mountinfo").read_text(errors="replace") if mounts is None else mounts
     except OSError:
-        return ""
-    found, kind = "", ""
+        return {}
+    points = {}
     for line in text.splitlines():
         left, _, right = line.partition(" - ")
         fields, kinds = left.split(), right.split()
-        if len(fields) < 5 or not kinds:
-            continue
-        point = fields[4].replace("\\040", " ")
-        if path.is_relative_to(point) and len(point) >= len(found):
-            found, kind = point, kinds[0]
-    return kind
+        if len(fields) >= 5 and kinds:
+            points[fields[4].replace("\\040", " ")] = kinds[0]
+    return points

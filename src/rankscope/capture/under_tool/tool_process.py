@@ -54,16 +54,21 @@ class Supervised(NamedTuple):
 
 
 def wrap_application(
-    command: Sequence[str], env: Mapping[str, str], folder: Path, *, own_streams: bool
+    command: Sequence[str], env: Mapping[str, str], folder: Path, *, own_streams: bool, shown: bool = True
 ) -> Supervised:
     """The command that the profiler is to start; the application gets ``env`` as its environment.
 
-    ``own_streams`` restores the job's stdout and stderr, where the profiler would pipe them.
+    ``own_streams`` restores the job's stdout and stderr, where the profiler would pipe them; without ``shown`` its
+    output stays with the profiler.
     """
     pid_file, variables = folder / "application.pid", folder / "application.env"
+    while (
+        pid_file.exists()
+    ):  # of an attempt that failed: it stays, for an application of it that is only starting
+        pid_file = pid_file.with_name(f"again-{pid_file.name}")
     variables.write_bytes(_changes(env))
     out, err = (os.dup(1), os.dup(2)) if own_streams else (None, None)
-    streams = ["-", "-"] if out is None else [str(out), str(err)]
+    streams = [str(out), str(err)] if out is not None and shown else ["-", "-"]
     start = str(Path(__file__).with_name("app_start.py"))
     ours = [str(os.getpid()), str(os.getpgrp())]
     head = [sys.executable, "-I", "-S", start, str(pid_file), *streams, *ours, str(variables)]
@@ -116,6 +121,9 @@ def run_under_tool(
     tool_status = statuses.wait_for(tool)
     assert tool_status is not None  # our own child: its status is never lost
     application = statuses.application
+    if application is None and not _withdraw(supervised.pid_file):  # it starts at this moment
+        time.sleep(_POLL_S)
+        application = statuses.application
     own_status = None
     if application is not None and statuses.alive(application):
         _end_agents("nsys-launcher")  # the application's parent; without it, we adopt the application
@@ -126,6 +134,15 @@ def run_under_tool(
         before.restore()
     status = tool_status if own_status is None else own_status
     return Ended(status, application is not None, tool_status)
+
+
+def _withdraw(pid_file: Path) -> bool:
+    """Take the place of the process id, so that an application that is only starting ends; False if it has begun."""
+    try:
+        pid_file.touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    return True
 
 
 class _Statuses:

@@ -94,6 +94,7 @@ class ToolRank:
         self.notes += disagreements(os.environ, identity)
         self._inner_notes: list[str] = []
         self._inner_windows: list[dict[str, Any]] = []
+        self._lost_count = False
         self._began = self._ended = clock_anchor()
         if request.per_node and (identity.local_size or 1) > 1:
             raise CaptureError(
@@ -142,6 +143,8 @@ class ToolRank:
                 dry_run=self.request.dry_run,
             )
             self.notes += notes
+            if not options.traces("nvtx"):
+                self.notes.append("nsys does not record NVTX (-t ...,nvtx): the report has no steps")
             return options
         options, notes = preflight.fit_ncu(
             replace(asked, extra=extra),
@@ -152,7 +155,7 @@ class ToolRank:
         )
         self.notes += notes
         if not self.plan.quiet:
-            self.notes.append(reports.ncu_advice(options.section_set, options.launch_count))
+            self.notes.append(reports.ncu_advice(options.used_set, options.used_count))
         return options
 
     def _as_root(self) -> list[str]:
@@ -230,25 +233,29 @@ class ToolRank:
         return RankEnded(ended.status, collect)
 
     def _attempt(self, temp: Path) -> Ended:
-        """Run it. If the profiler refuses to start the job, try again without the options it may have refused."""
+        """Run it. If the profiler refuses to start the job, try again: once as it is where the reason may pass, then
+        without the options it may have refused. A job that has started is never started again."""
         began = clock_anchor()
         ended = self._once(temp)
+        nsys = isinstance(self.options, tools.NsysOptions)
+        if not ended.started and nsys and tools.nsys_lost_its_agent(reports.read_log(temp / "log")):
+            ended = self._again(temp, "once more")
+        if not ended.started and isinstance(self.options, tools.NsysOptions) and self.options.has_extras:
+            self.options = replace(self.options, gpu_metrics_device=None, nic_metrics=False, extra=())
+            ended = self._again(temp, "without the extra options")
         if not ended.started:
             reason = reports.refusal_reason(reports.read_log(temp / "log"))
-            if isinstance(self.options, tools.NsysOptions) and self.options.has_extras:
-                self._message(
-                    f"nsys refused to start the job ({reason}); trying again without the extra options"
-                )
-                self.options = replace(self.options, gpu_metrics_device=None, nic_metrics=False, extra=())
-                (temp / "log").unlink(missing_ok=True)
-                ended = self._once(temp)
-                reason = reports.refusal_reason(reports.read_log(temp / "log"))
-            if not ended.started:
-                self._message(
-                    f"{self.plan.tool} refused to start the job ({reason}); the job runs without it"
-                )
+            self._message(f"{self.plan.tool} refused to start the job ({reason}); the job runs without it")
         self._began, self._ended = began, clock_anchor()
         return ended
+
+    def _again(self, temp: Path, how: str) -> Ended:
+        log = temp / "log"
+        self._message(
+            f"nsys refused to start the job ({reports.refusal_reason(reports.read_log(log))}); trying again {how}"
+        )
+        log.unlink(missing_ok=True)
+        return self._once(temp)
 
     def _once(self, temp: Path) -> Ended:
         log = temp / "log"
@@ -258,6 +265,7 @@ class ToolRank:
             self._environment(temp),
             temp,
             own_streams=self.plan.tool == "nsys" and not self.prefix,
+            shown=not isinstance(self.options, tools.NsysOptions) or self.options.shows_output,
         )
         env = {**os.environ, "TMPDIR": str(temp)}
         command = self.command(supervised.application, log)
@@ -266,7 +274,7 @@ class ToolRank:
     def _collect(self, temp: Path, ended: Ended) -> reports.Left:
         log = reports.read_log(temp / "log")
         if isinstance(self.options, tools.NcuOptions):
-            return reports.collect_ncu(self.target, log, self.options.section_set)
+            return reports.collect_ncu(self.target, log)
         return reports.collect_nsys(
             self.tool,
             self.target,
@@ -282,6 +290,7 @@ class ToolRank:
             noted = read_json(path) or {}
             self._inner_windows += noted.get("windows", [])
             self._inner_notes += noted.get("notes", [])
+            self._lost_count |= noted.get("state") == "running"  # it was killed before it wrote its steps
             self.files.manifest["steps"] = noted.get("steps")
 
     def _finish(self, left: reports.Left) -> None:
@@ -292,6 +301,8 @@ class ToolRank:
             with contextlib.suppress(OSError):  # --run-as: it may belong to root
                 close_to_others(path)
             inside = self._inner_windows[index] if index < len(self._inner_windows) else {}
+            if isinstance(self.options, tools.NsysOptions) and not self.options.traces("nvtx"):
+                inside = {key: inside[key] for key in ("start", "end") if key in inside}
             manifest["windows"].append(
                 {
                     "index": index,
@@ -304,6 +315,7 @@ class ToolRank:
                     "last_step": inside.get("last_step"),
                     "start": inside.get("start", self._began),
                     "end": inside.get("end", self._ended),
+                    **({"steps": "not counted"} if self._lost_count else {}),
                 }
             )
         if left.why and not left.files:

@@ -13,6 +13,7 @@ from rankscope.bench.seqpar.config import (
     CPU_SIZES,
     DEFAULT_CHUNKS,
     GPU_SIZES,
+    PARTS,
     PRECISIONS,
     Config,
 )
@@ -38,6 +39,8 @@ examples:
       captures extra iterations; then run: rankscope stats FOLDER
   rankscope profile --ranks all rankscope bench seqpar --nproc 2
       captures iterations of the benchmark loop itself
+  rankscope profile --tool ncu -c cudaProfilerApi rankscope bench seqpar --range matmul1
+      measures only the kernels of matmul1, in one extra iteration
 """
 
 
@@ -65,6 +68,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add("--json", action="store_true", help="the report as JSON on stdout")
     group = parser.add_argument_group("profiling (extra iterations, after the timed ones)")
     group.add_argument("--profile", action="store_true", help="capture every rank with torch's profiler")
+    group.add_argument(
+        "--range",
+        choices=PARTS,
+        help="open a CUDA profiler range around this part, for nsys and ncu -c cudaProfilerApi",
+    )
     group.add_argument("-o", "--output", metavar="DIR", help="the run folder (default: rankscope-seqpar-JOB)")
     group.add_argument(
         "-f", "--force", action="store_true", help="replace a run folder that holds another run"
@@ -108,6 +116,7 @@ def _rank_words(args: argparse.Namespace) -> list[str]:
         ("--chunks", args.chunks),
         ("--backend", args.backend),
         ("--device", args.device),
+        ("--range", args.range),
         ("-o", args.output),
     ):
         words += [option, str(value)] if value is not None else []
@@ -154,7 +163,7 @@ def _run_rank(args: argparse.Namespace) -> int:
     # Keep Kineto's start and stop messages out of the report.
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     from rankscope.bench.ranks.world import join, leave
-    from rankscope.bench.seqpar.measure import default_sizes, measure, profile_iterations
+    from rankscope.bench.seqpar.measure import default_sizes, measure, profile_iterations, ranged_iteration
 
     try:
         world = join(args.backend, args.device)
@@ -171,6 +180,8 @@ def _run_rank(args: argparse.Namespace) -> int:
             sys.stdout.flush()
         if args.profile:
             profile_iterations(config, world, args.output)
+        if args.range is not None:
+            ranged_iteration(config, world, args.range)
     except UsageError as error:
         if detect(os.environ).rank == 0:
             raise

@@ -9,7 +9,7 @@ from pathlib import Path
 from rankscope.cli import profile
 from rankscope.cli.common import check_target
 from rankscope.cli.end_tables import end_tables
-from rankscope.cli.job.options import STATS_HELP, add_job_options
+from rankscope.cli.job.options import NO_TOOL, STATS_HELP, TOOL, add_job_options, check_without_tool
 from rankscope.cli.options import hidden
 from rankscope.errors import UsageError
 from rankscope.jobs.batch import SCHEDULERS, default_name, make_spec, submit_script, wait_for, write_script
@@ -32,6 +32,7 @@ examples:
       -o runs/a --submit --wait -- python train.py
   rankscope job slurm --nodes 2 --ppn 4 --launcher torchrun -- python train.py
   rankscope job slurm --nodes 2 --tool nsys -t cuda,nvtx --submit -- python train.py
+  rankscope job slurm --nodes 2 --tool none --submit -- python train.py      without a profiler
 """,
     "pbs": """\
 examples:
@@ -62,6 +63,7 @@ def _configure(parser: argparse.ArgumentParser, scheduler: str) -> None:
         parser,
         {
             **hidden(_NOT_IN_A_JOB),
+            "tool": TOOL,
             "wait": None,  # the job's --wait takes its number too
             "stats": {"help": f"{STATS_HELP} (default: the summary)"},
             "dry_run": {"help": "print the script, submit nothing"},
@@ -92,18 +94,20 @@ def run(args: argparse.Namespace) -> int:
             why="It makes one report around the process that starts the ranks of a node; here there is none.",
             hint="Add --launcher torchrun, or choose ranks: --ranks local:0",
         )
-    profile.plan_of(args, command)  # finds mistakes in the profile's options now, not after queueing
+    profiled = args.tool != NO_TOOL
+    # Finds mistakes in the profile's options now, not after queueing.
+    profile.plan_of(args, command) if profiled else check_without_tool(args)
     # --quiet: a rank would name the node's disk as the place of its trace; the script prints the run folder.
     quiet = [] if args.quiet or args.verbose else ["--quiet"]
     spec = make_spec(
         scheduler,
         vars(args),
-        [{"words": command}],
+        [{"words": command, "profiled": profiled}],
         name=args.name or default_name(command),
         profile_words=(*profile.option_words(args), *quiet),
         run=args.output,
         force=args.force,
-        summaries=_table_commands(args.stats or "true"),
+        summaries=_table_commands(args.stats or "true") if profiled else (),
     )
     return deliver(spec, scheduler, args)
 

@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from rankscope.cli.common import check_target
+from rankscope.cli.job.options import TOOL
 from rankscope.errors import StoreError, UsageError
 from rankscope.jobs import container
 
@@ -62,7 +63,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--reports",
         default=defaults.reports,
         metavar="DIR",
-        help=f"the host's folder that is /reports inside (default: {defaults.reports})",
+        help=f"the host's folder that is /reports inside: what is written elsewhere is lost with the container "
+        f"(default: {defaults.reports})",
+    )
+    add(
+        "--tool",
+        choices=TOOL["choices"],
+        default=defaults.tool,
+        help="the profiler of ./test.sh (default: torch); none: the example without one, to compare with",
     )
 
 
@@ -89,6 +97,7 @@ def main(args: argparse.Namespace) -> int:
         shm_size=args.shm_size,
         counters=args.counters,
         reports=args.reports,
+        tool=args.tool,
     )
     container.check(choices)
     check_target(args.output, args.force)
@@ -100,4 +109,5 @@ def main(args: argparse.Namespace) -> int:
         ) from error
     print(f"Wrote {args.output}: {', '.join(str(path.relative_to(args.output)) for path in files)}")
     print(f"Next: cd {args.output} && ./test.sh    (build, start, profile an example, stop)")
+    print(f"Reports: {args.reports} here is /reports in the container; write them there (-o /reports/NAME)")
     return 0

@@ -11,7 +11,7 @@ from rankscope.capture.selector import parse_selector
 from rankscope.cli import profile
 from rankscope.cli.common import check_target
 from rankscope.cli.end_tables import end_tables
-from rankscope.cli.job.options import STATS_HELP
+from rankscope.cli.job.options import NO_TOOL, STATS_HELP, TOOL, check_without_tool
 from rankscope.cli.options import Group, add_groups, hidden, option
 from rankscope.errors import StoreError, UsageError
 from rankscope.jobs import k8s, kubectl
@@ -122,8 +122,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.description = DESCRIPTION
     parser.epilog = EPILOG
     add_groups(parser, _GROUPS)
-    stats = {"help": f"{STATS_HELP}; in `kubectl logs` (default: none)"}
-    profile.add_profile_options(parser, {**hidden(_NOT_IN_A_JOB), "stats": stats})
+    stats = {"help": f"{STATS_HELP}; in `kubectl logs` (default: the summary, where rank 0 is recorded)"}
+    profile.add_profile_options(parser, {**hidden(_NOT_IN_A_JOB), "tool": TOOL, "stats": stats})
 
 
 def add_job_name_options(parser: argparse.ArgumentParser) -> None:
@@ -147,7 +147,7 @@ def run(args: argparse.Namespace) -> int:
             print(text, end="")
         return 0
     print(kubectl.submit(job, text, cluster, install=args.install_operator, log=_log))
-    if not args.quiet:
+    if not args.quiet and job.profiled:
         where = f" --namespace {job.namespace}" if job.namespace else ""
         print(
             f"Its output: kubectl{where} logs -f -l {k8s.JOB_LABEL}={job.name} --all-containers\n"
@@ -175,10 +175,13 @@ def _log(text: str) -> None:
 
 def _stats_words(stats: str | None, ranks: str, world_size: int) -> list[str]:
     """--stats for the profiler: rank 0 prints the tables, so that they are in the log of the job."""
-    if stats is None or stats == "false":
+    recorded = parse_selector(ranks).selects(Identity(0, 0, world_size, None, 0, "job"))
+    if stats is None:
+        return ["--stats=true"] if recorded else []
+    if stats == "false":
         return []
     end_tables(stats)  # finds wrong names now
-    if not parse_selector(ranks).selects(Identity(0, 0, world_size, None, 0, "job")):
+    if not recorded:
         raise UsageError(
             f"--stats needs rank 0, and --ranks {ranks} leaves it out",
             why="The process of rank 0 prints the tables.",
@@ -196,13 +199,17 @@ def _job(args: argparse.Namespace) -> k8s.K8sJob:
                 why="The reports go to the volume, under the job's name, and the launcher numbers the ranks.",
                 hint="Leave it out.",
             )
-    plan = profile.plan_of(args, command)
     nodes, ppn = parse_count("--nodes", args.nodes), parse_count("--ppn", args.ppn)
-    options = [
-        *profile.option_words(args),
-        *_stats_words(args.stats, plan.ranks, nodes * ppn),
-        *(["-f"] if args.force else []),
-    ]
+    options: list[str] = []
+    if args.tool == NO_TOOL:
+        check_without_tool(args)
+    else:
+        plan = profile.plan_of(args, command)
+        options = [
+            *profile.option_words(args),
+            *_stats_words(args.stats, plan.ranks, nodes * ppn),
+            *(["-f"] if args.force else []),
+        ]
     return k8s.K8sJob(
         name=args.name if args.name is not None else k8s.default_name(command),
         image=args.image,
@@ -213,6 +220,7 @@ def _job(args: argparse.Namespace) -> k8s.K8sJob:
         launcher=args.launcher,
         per_node=args.per_node,
         profile=tuple(options),
+        profiled=args.tool != NO_TOOL,
         gpus=None if args.gpus is None else k8s.parse_devices("--gpus", args.gpus),
         efa=k8s.parse_devices("--efa", args.efa),
         hugepages=args.hugepages,

@@ -6,7 +6,9 @@ import argparse
 from collections.abc import Mapping
 from typing import Any
 
+from rankscope.cli import profile
 from rankscope.cli.options import Group, Option, Settings, add_groups, option
+from rankscope.errors import UsageError
 from rankscope.jobs.launchers import LAUNCHERS
 
 
@@ -26,6 +28,27 @@ STATS_HELP = (
     "the tables at the end of the job's output: names of `rankscope stats -r`, nsys:REPORT for nsys's own, "
     "false for none"
 )
+
+
+NO_TOOL = "none"
+TOOL: Settings = {
+    "choices": ["torch", "nsys", "ncu", NO_TOOL],
+    "help": "the profiler (default: torch); none: the same job without one, to compare with",
+}
+_ABOUT_THE_JOB = ("--quiet", "--verbose")
+
+
+def check_without_tool(args: argparse.Namespace) -> None:
+    """--tool none: refuse options of the profiler, which would have no effect."""
+    words = [word for word in profile.option_words(args) if word.startswith("-")]
+    words += ["--stats"] if args.stats not in (None, "false") else []
+    unused = [word.partition("=")[0] for word in words if word not in ("--tool", *_ABOUT_THE_JOB)]
+    if unused:
+        raise UsageError(
+            f"{unused[0]} is an option of a profiler, and --tool {NO_TOOL} runs without one",
+            why="The job would run as if it had not been given.",
+            hint=f"Leave it out, or choose a profiler: --tool {' or '.join(TOOL['choices'][:-1])}",
+        )
 
 
 def add_job_options(

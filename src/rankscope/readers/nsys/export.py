@@ -40,7 +40,8 @@ EVENT_TABLES = (
     "MPI_OTHER_EVENTS",
     "GPU_METRICS",
 )
-"""An export has at least one of these, and StringIds."""
+"""What is recorded; an export lacks the tables of which it has no rows."""
+_WRITTEN_WITHOUT_EVENTS = ("META_DATA_EXPORT", "ANALYSIS_DETAILS", "TARGET_INFO_SESSION_START_TIME")
 _NAMES_OF_NSYS = re.compile(
     r"(?i)(?:StringIds|ThreadNames|PROCESSES|ProcessStreams|ANALYSIS_DETAILS"
     r"|(?:CUPTI|NVTX|OSRT|MPI|GPU|CUDA|TARGET_INFO|META_DATA|PROFILER)_.*)"
@@ -79,7 +80,26 @@ class NsysExport:
 
     @cached_property
     def looks_like_a_profile(self) -> bool:
-        return "StringIds" in self.tables and any(table in self.tables for table in EVENT_TABLES)
+        return "StringIds" in self.tables and any(
+            table in self.tables for table in (*EVENT_TABLES, *_WRITTEN_WITHOUT_EVENTS)
+        )
+
+    @cached_property
+    def why_empty(self) -> str:
+        """Why the report has no events, as far as it says what was to be recorded; '' if it has some."""
+        if any(
+            table in self.tables and self.rows(f"SELECT 1 FROM {table} LIMIT 1") for table in EVENT_TABLES
+        ):
+            return ""
+        asked = [
+            f"{name} was {'' if answer == 'true' else 'not '}traced"
+            for name in ("CUDA", "NVTX")
+            if (answer := self._metadata("META_DATA_CAPTURE", f"PROCESS_0:COLLECT_{name}_TRACE"))
+        ]
+        return (
+            f"nsys recorded none ({', '.join(asked) or 'it does not say what it traced'}): the program made no such "
+            "call, or there was no NVIDIA driver; -t cuda,nvtx records both"
+        )
 
     @cached_property
     def version(self) -> str:
@@ -96,6 +116,12 @@ class NsysExport:
         if not session or not self.has("ANALYSIS_DETAILS", "startTime", "stopTime"):
             return session
         return f"{session} {self.rows('SELECT startTime, stopTime FROM ANALYSIS_DETAILS')}"
+
+    @cached_property
+    def run_duration_ms(self) -> int:
+        """How long nsys recorded, in whole milliseconds, the last one begun; 0 if it does not say."""
+        text = self._metadata("META_DATA_CAPTURE", "RUN_DURATION_MS")
+        return int(text) if text.isdecimal() and len(text) < 12 else 0
 
     @cached_property
     def start_unix_ns(self) -> int:

@@ -164,10 +164,11 @@ def _last_time(export: NsysExport) -> int:
 
 
 def _recording_end(export: NsysExport) -> int:
-    """Where nsys ends the started ranges that the program left open."""
+    """Where nsys ends the started ranges that the program left open: at one of two times, which may differ."""
     if not export.has("ANALYSIS_DETAILS", "duration"):
         return 2**62
-    return usable_time(export.rows('SELECT max("duration") FROM ANALYSIS_DETAILS')[0][0]) or 2**62
+    duration = usable_time(export.rows('SELECT max("duration") FROM ANALYSIS_DETAILS')[0][0]) or 2**62
+    return min(duration, (export.run_duration_ms - 1) * 1_000_000) if export.run_duration_ms else duration
 
 
 def _domains(export: NsysExport) -> str:

@@ -374,6 +374,8 @@ def _header(export: NsysExport, group: ProcessGroup) -> dict[str, Any]:
         header["otherProcesses"] = group.others
     if group.merged:
         header["mergedProcesses"] = group.merged
+    if export.why_empty:
+        header["whyEmpty"] = export.why_empty
     header["recordedEnvironment"] = bool(recorded_environments(export))
     if group.rank is not None and group.world_size is not None:
         header["distributedInfo"] = {"rank": group.rank, "world_size": group.world_size}

@@ -29,7 +29,10 @@ if ! command -v aws >/dev/null; then
   echo "aws is not on PATH: $host gives passwords only to it" >&2
   exit 1
 fi
-password=$(aws ecr get-login-password --region "$region")
+if ! password=$(aws ecr get-login-password --region "$region"); then
+  echo "aws has no valid login for $host: run 'aws sso login' or 'aws configure', or set AWS_PROFILE, and try again" >&2
+  exit 1
+fi
 printf '%s\n' "$password" | login --username AWS --password-stdin
 if [ "${1:-}" = --create ]; then
   name=${full_name#"$host"/}

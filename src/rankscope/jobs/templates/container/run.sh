@@ -18,4 +18,5 @@ case $ENGINE-$GPUS in
 esac
 # Counters (ncu, nsys --gpu-metrics-device) are for administrators only, unless the host's driver is configured otherwise.
 if [ "$COUNTERS" = 1 ]; then set -- "$@" --cap-add SYS_ADMIN; fi
-exec "$ENGINE" run "$@" "$full_name" sleep infinity
+"$ENGINE" run "$@" "$full_name" sleep infinity
+echo "Write reports to /reports: it is $reports here. What is written elsewhere in the container is lost with ./stop.sh" >&2

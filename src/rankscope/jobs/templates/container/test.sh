@@ -4,7 +4,7 @@
 ./build.sh
 ./run.sh
 code=0
-./exec.sh rankscope-demo "$@" || code=$?
+./exec.sh rankscope-demo --tool "$TOOL" "$@" || code=$?
 ./stop.sh
 if [ "$code" -ne 0 ]; then
   echo "the example ended with exit code $code" >&2
