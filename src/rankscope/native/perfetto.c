@@ -5,7 +5,6 @@
 #include "native.h"
 #include "protobuf.h"
 
-#include <math.h>
 #include <stdio.h>
 
 enum { DAMAGED, NO_STATE, NO_TIME, NO_CLOCK, FAR_TIME, NO_KIND, NO_TRACK, NO_ARGS, NO_NAME, SHORTENED, COUNTED };
@@ -248,16 +247,6 @@ static void put_microseconds(Array *out, int64_t ns) {
     unsigned rest = (unsigned)(value % 1000);
     uint8_t fraction[4] = {'.', (uint8_t)('0' + rest / 100), (uint8_t)('0' + rest / 10 % 10), (uint8_t)('0' + rest % 10)};
     put(out, fraction, 4);
-}
-
-static void put_double(Array *out, double value) {
-    if (!isfinite(value)) {
-        PUT(out, "null");
-        return;
-    }
-    char text[40];
-    int length = snprintf(text, sizeof text, "%.17g", value);
-    put(out, text, (size_t)length);
 }
 
 static inline void put_text(Array *out, const Array *texts, Text text) { put(out, texts->data + text.begin, text.length); }
@@ -764,7 +753,7 @@ static void put_count(Decoder *decoder, const Sequence *sequence, const Event *n
     if (counter->known) put_text(out, &decoder->plan_texts, counter->series);
     else PUT(out, "value");
     PUT(out, "\":");
-    if (is_double) put_double(out, real);
+    if (is_double) array_append_double(out, real);
     else put_signed(out, number);
     PUT(out, "}}");
 }
@@ -787,7 +776,7 @@ static bool put_nested(Decoder *decoder, Bytes data, int depth) {
     if (kind != 1 && kind != 2) {
         switch (scalar.number) {
         case 5: put_signed(out, (int64_t)number_in(&scalar)); break;
-        case 6: put_double(out, double_of(&scalar)); break;
+        case 6: array_append_double(out, double_of(&scalar)); break;
         case 7: put(out, number_in(&scalar) ? "true" : "false", number_in(&scalar) ? 4 : 5); break;
         case 8:
             PUT(out, "\"");
@@ -865,7 +854,7 @@ static bool put_annotation_value(Decoder *decoder, const Sequence *sequence, Byt
     case 2: put(out, number_in(&value) ? "true" : "false", number_in(&value) ? 4 : 5); break;
     case 3: case 7: put_unsigned(out, number_in(&value)); break;
     case 4: put_signed(out, (int64_t)number_in(&value)); break;
-    case 5: put_double(out, double_of(&value)); break;
+    case 5: array_append_double(out, double_of(&value)); break;
     case 6:
         PUT(out, "\"");
         put_escaped(out, value.bytes);

@@ -4,7 +4,6 @@
 #include "native.h"
 #include "protobuf.h"
 
-#include <math.h>
 #include <stdio.h>
 
 #define NO_ARGS UINT32_MAX
@@ -121,16 +120,6 @@ static bool append_quoted(Array *out, Bytes text) {
     return true;
 }
 
-/* With the fewest of 15, 16 or 17 digits that give the same number. */
-static void append_double(Array *out, double value) {
-    char text[32] = "null";
-    for (int digits = 15; isfinite(value) && digits <= 17; digits++) {
-        snprintf(text, sizeof text, "%.*g", digits, value);
-        if (strtod(text, NULL) == value) break;
-    }
-    array_append(out, text, strlen(text));
-}
-
 static void append_integer(Array *out, bool negative, uint64_t value) {
     char text[24], *end = text + sizeof text, *begin = end;
     do *--begin = (char)('0' + value % 10);
@@ -163,7 +152,7 @@ static bool read_stat(Reading *reading, Bytes stat, int64_t *values, bool *has_a
     array_append(out, names + offsets[place], length);
     array_append(out, ":", 1);
     switch (value.number) {
-    case STAT_DOUBLE: append_double(out, double_of(&value)); return true;
+    case STAT_DOUBLE: array_append_double(out, double_of(&value)); return true;
     case STAT_UNSIGNED: append_integer(out, false, value.value); return true;
     case STAT_SIGNED: append_integer(out, value.value >> 63, value.value >> 63 ? -value.value : value.value); return true;
     case STAT_TEXT: return append_quoted(out, value.bytes);

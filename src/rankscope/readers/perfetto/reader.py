@@ -158,21 +158,22 @@ class PerfettoReading:
 
 
 def _flow_phases(index: Index) -> Any:
-    """For each flow id of an event s, t or f. Flows go on in time, or to where they say that they end."""
+    """For each flow id of an event s, t or f; 0 where no other event is in its flow. A flow goes on in time, to where it
+    says that it ends: an id that is used after that is of another flow."""
     import numpy as np
 
     flow, time = np.asarray(index.flow_ids, dtype=np.uint64), np.asarray(index.flow_times, dtype=np.int64)
     ends = np.asarray(index.flow_ends, dtype=np.uint8).astype(bool)
-    order = np.lexsort((time, ends, flow))
+    order = np.lexsort((ends, time, flow))
     flow, ends = flow[order], ends[order]
-    change = flow[1:] != flow[:-1]
+    change = (flow[1:] != flow[:-1]) | ends[:-1]
     first, last = np.ones(len(flow), dtype=bool), np.ones(len(flow), dtype=bool)
     first[1:], last[:-1] = change, change
-    phases = np.where(first, ord("s"), np.where(last | ends, ord("f"), ord("t"))).astype(np.uint8)
+    phases = np.where(first, ord("s"), np.where(last, ord("f"), ord("t"))).astype(np.uint8)
     phases[first & last] = 0
-    found = np.empty(len(flow), dtype=np.uint8)
-    found[order] = phases
-    return found
+    in_file_order = np.empty(len(flow), dtype=np.uint8)
+    in_file_order[order] = phases
+    return in_file_order
 
 
 class PerfettoReader:
