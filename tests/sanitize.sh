@@ -27,7 +27,7 @@ else
   # DuckDB throws C++ exceptions: libasan looks for their library when it is loaded.
   preload="$("${CC:-cc}" -print-file-name=libasan.so) $("${CC:-cc}" -print-file-name=libstdc++.so)"
 fi
-RANKSCOPE_CFLAGS="-O1 -g -fno-omit-frame-pointer -fsanitize=$sanitizers" "$python" hatch_build.py "$copy/rankscope/native"
+RANKSCOPE_CFLAGS="-O1 -g -U_FORTIFY_SOURCE -fno-omit-frame-pointer -fsanitize=$sanitizers" "$python" hatch_build.py "$copy/rankscope/native"
 # Python's own allocator would hide reads beyond a block.
 export LD_PRELOAD="$preload" ASAN_OPTIONS=detect_leaks=0 PYTHONMALLOC=malloc PYTHONPATH="$copy"
 "$python" -c "from rankscope import native; assert native.functions.__file__.startswith('$copy')"

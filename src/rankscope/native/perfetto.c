@@ -1,7 +1,7 @@
 /* Packets of a Perfetto trace: an index of what slices and flows consist of, and the events as Kineto's JSON.
  *
  * The same as readers/perfetto/decoder.py, which says what each part means, byte for byte; tests compare the two. */
-#include "bytes.h"
+#include "json.h"
 #include "native.h"
 #include "protobuf.h"
 
@@ -14,6 +14,7 @@ enum { CATEGORIES = 1, NAMES = 2, ARG_NAMES = 3, SPECS = 24, STRINGS = 29, KERNE
 #define LONGEST_INTERNED (1 << 16)
 #define FARTHEST_NS (INT64_C(1) << 62)
 #define MOST_NESTED 32
+#define MOST_NESTED_JSON 256
 #define ENOUGH_JSON (32 << 20)
 #define MOST_SEQUENCES (1 << 18)
 #define MOST_TRACKS (1 << 20)
@@ -173,6 +174,7 @@ typedef struct {
     Array flows;      /* Flow */
     Array counted;    /* Counted */
     Array annotations; /* Bytes */
+    Array json;        /* a value that is JSON in the file, with a brace after it */
     /* Of the rewriter. */
     int64_t base_ns;
     Array plan_texts, track_texts /* Text */, counter_tracks /* CounterTrack */, flow_kinds /* FlowKind */;
@@ -223,6 +225,12 @@ static void put_escaped(Array *out, Bytes text) {
             put(out, code, 6);
         }
     }
+}
+
+static void put_quoted(Array *out, Bytes text) {
+    PUT(out, "\"");
+    put_escaped(out, text);
+    PUT(out, "\"");
 }
 
 static void put_unsigned(Array *out, uint64_t value) {
@@ -320,9 +328,7 @@ static Text add_lane(Array *texts, Bytes name) {
         if (p == name.end && p - (at + 7) <= 18) rest.at = at + 7;
     }
     size_t begin = texts->size;
-    PUT(texts, "\"");
-    put_escaped(texts, rest);
-    PUT(texts, "\"");
+    put_quoted(texts, rest);
     return (Text){begin, texts->size - begin};
 }
 
@@ -779,9 +785,7 @@ static bool put_nested(Decoder *decoder, Bytes data, int depth) {
         case 6: array_append_double(out, double_of(&scalar)); break;
         case 7: put(out, number_in(&scalar) ? "true" : "false", number_in(&scalar) ? 4 : 5); break;
         case 8:
-            PUT(out, "\"");
-            put_escaped(out, scalar.bytes);
-            PUT(out, "\"");
+            put_quoted(out, scalar.bytes);
             break;
         default: PUT(out, "null");
         }
@@ -817,6 +821,61 @@ static bool put_nested(Decoder *decoder, Bytes data, int depth) {
     }
     put(out, kind == 1 ? "}" : "]", 1);
     return good;
+}
+
+/* Copy a JSON value without the space between its tokens. The text ends in a brace that is not part of it. Returns the
+ * place after the value, or NULL if it is not JSON. */
+static Place copy_json(Array *out, Place p, Place end, int depth) {
+    Spelling unused;
+    p = skip_space(p, end);
+    if (*p != '{' && *p != '[') {
+        Place after = skip_scalar(p, end, &unused);
+        if (after) put(out, p, (size_t)(after - p));
+        return after;
+    }
+    if (depth == MOST_NESTED_JSON) return NULL;
+    bool is_object = *p == '{';
+    uint8_t closing = is_object ? '}' : ']';
+    put(out, p, 1);
+    p = skip_space(p + 1, end);
+    for (bool more = *p != closing; more;) {
+        if (is_object) {
+            Place quote = *p == '"' ? find_string_end(p + 1, end, &unused) : NULL;
+            if (!quote) return NULL;
+            put(out, p, (size_t)(quote + 1 - p));
+            p = skip_space(quote + 1, end);
+            if (*p++ != ':' || p == end) return NULL;
+            PUT(out, ":");
+        }
+        p = copy_json(out, p, end, depth + 1);
+        if (!p) return NULL;
+        p = skip_space(p, end);
+        more = *p == ',';
+        if (more) {
+            PUT(out, ",");
+            p = skip_space(p + 1, end);
+        }
+    }
+    if (*p != closing || p + 1 == end) return NULL;
+    put(out, &closing, 1);
+    return p + 1;
+}
+
+/* A value that is JSON in the file. What is not JSON is written as text: copied as it is, it could add events. */
+static void put_json(Decoder *decoder, Bytes value) {
+    Array *out = &decoder->out, *json = &decoder->json;
+    size_t begin = out->size;
+    json->size = 0;
+    put(json, value.at, bytes_left(&value));
+    PUT(json, "}");
+    if (json->failed) {
+        decoder->failed = true;
+        return;
+    }
+    Place end = json->data + json->size, after = copy_json(out, json->data, end, 0);
+    if (after && skip_space(after, end) == end - 1) return;
+    out->size = begin;
+    put_quoted(out, value);
 }
 
 /* The value of an annotation; its name is not written. */
@@ -856,9 +915,7 @@ static bool put_annotation_value(Decoder *decoder, const Sequence *sequence, Byt
     case 4: put_signed(out, (int64_t)number_in(&value)); break;
     case 5: array_append_double(out, double_of(&value)); break;
     case 6:
-        PUT(out, "\"");
-        put_escaped(out, value.bytes);
-        PUT(out, "\"");
+        put_quoted(out, value.bytes);
         break;
     case 17:
         PUT(out, "\"");
@@ -866,7 +923,7 @@ static bool put_annotation_value(Decoder *decoder, const Sequence *sequence, Byt
         PUT(out, "\"");
         break;
     case 9:
-        if (bytes_left(&value.bytes)) put(out, value.bytes.at, bytes_left(&value.bytes));
+        if (bytes_left(&value.bytes)) put_json(decoder, value.bytes);
         else PUT(out, "null");
         break;
     case 8:
@@ -915,10 +972,14 @@ static void put_args(Decoder *decoder, const Sequence *sequence) {
     size_t count = COUNT_OF(decoder->annotations, Bytes), begin = out->size;
     if (!count) return;
     PUT(out, ",\"args\":");
-    bool good = true;
+    size_t value = out->size;
+    bool good = true, written = false;
     if (count == 1 && is_exported(sequence, AT(decoder->annotations, Bytes, 0))) {
         good = put_annotation_value(decoder, sequence, AT(decoder->annotations, Bytes, 0), 0);
-    } else {
+        written = out->size > value && out->data[value] == '{'; /* it is JSON */
+    }
+    if (!written) {
+        out->size = value;
         PUT(out, "{");
         for (size_t i = 0; good && i < count; i++) {
             if (i) PUT(out, ",");
@@ -1037,9 +1098,7 @@ static bool put_extra_data(Array *out, Bytes data) {
     if (is_number(value)) {
         put(out, value.at, bytes_left(&value));
     } else {
-        PUT(out, "\"");
-        put_escaped(out, value);
-        PUT(out, "\"");
+        put_quoted(out, value);
     }
     return !data.damaged;
 }
@@ -1282,7 +1341,7 @@ static void decoder_free(Decoder *decoder) {
         &decoder->sequences, &decoder->clocks, &decoder->uuids, &decoder->tracks, &decoder->times, &decoder->halves,
         &decoder->flow_ids, &decoder->flow_times, &decoder->flow_ends, &decoder->latest, &decoder->durations_found, &decoder->described,
         &decoder->described_bytes, &decoder->categories, &decoder->flows, &decoder->counted, &decoder->annotations,
-        &decoder->plan_texts, &decoder->track_texts, &decoder->counter_tracks, &decoder->flow_kinds, &decoder->out};
+        &decoder->json, &decoder->plan_texts, &decoder->track_texts, &decoder->counter_tracks, &decoder->flow_kinds, &decoder->out};
     for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++) array_free(arrays[i]);
     if (decoder->durations.obj) PyBuffer_Release(&decoder->durations);
     if (decoder->phases.obj) PyBuffer_Release(&decoder->phases);
