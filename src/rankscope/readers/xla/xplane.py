@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rankscope import native
 from rankscope.errors import ReadError
 from rankscope.model import Table
 from rankscope.readers.base import Batch, EventBatch, ReadReport, TraceIdentity, usable_time
@@ -55,6 +56,7 @@ class XplaneReading:
         # Late: numpy is not needed to find and identify files.
         from rankscope.readers.xla.events import plane_batches
 
+        native.needed_for(self._path)
         planes = self._planes()
         self._total = sum(len(line.pieces) for plane in planes for line in plane.lines)
         self._base_ns = self._clock(planes)
