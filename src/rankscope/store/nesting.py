@@ -34,16 +34,12 @@ class Nesting:
     @cached_property
     def levels(self) -> list[Ints]:
         """Indices of the slices with 0, 1, 2, … ancestors, each in order: for walking down or up the tree."""
-        level = np.full(len(self.parent), NONE)
-        found = []
-        rest = self.order.astype(np.int64)
-        while len(rest):
-            parent = self.parent[rest]
-            ready = (parent == NONE) | (level[parent] != NONE)
-            found.append(rest[ready])
-            rest = rest[~ready]
-            level[found[-1]] = len(found) - 1
-        return found
+        # Each round doubles how many ancestors a slice has counted.
+        level, above = (self.parent != NONE).astype(np.int64), self.parent
+        while (inside := above != NONE).any():
+            level = level + np.where(inside, level[above], 0)
+            above = np.where(inside, above[above], NONE)
+        return [self.order[members].astype(np.int64) for members in _group(level[self.order])]
 
 
 def track_time_key(track: NDArray[Any], time: Ints) -> Ints:

@@ -16,6 +16,8 @@ FILES_KEY = "rankscope.files"
 FILE_KEY = "rankscope.file."
 """With the number of a sequence: what is needed to read that file back."""
 _MOST_PARENTS = 64
+_MOST_FLOW_KINDS = 1000
+"""Each flow is looked up among them."""
 _SPECIAL = re.compile(rb'[\x00-\x1f"\\]')
 _UNITS = {1: "ns", 2: "count", 3: "bytes"}
 
@@ -243,7 +245,7 @@ class ExportedFile:
         """Events of phase M."""
         self.flow_kinds = [
             (low, high, escaped(kind.encode()))
-            for kind, low, high in (row for row in _list(content.get("flows")) if _is_flow_range(row))
+            for kind, low, high in filter(_is_flow_range, _list(content.get("flows"))[:_MOST_FLOW_KINDS])
         ]
         self._places = {
             row[0]: Place(str(row[1]), str(row[2]))
