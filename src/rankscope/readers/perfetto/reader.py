@@ -9,7 +9,6 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rankscope import native
 from rankscope.errors import ReadError
 from rankscope.model import Table
 from rankscope.readers.base import (
@@ -20,6 +19,7 @@ from rankscope.readers.base import (
     ReadReport,
     TraceIdentity,
     is_usable_rank,
+    need_c_parts,
     rank_from_name,
     usable_time,
 )
@@ -58,7 +58,7 @@ class PerfettoReading:
         # Late: they import numpy, which finding and identifying files does not need.
         from rankscope.readers.perfetto.decoder import DAMAGED, REPAIRS, Index, Rewriter
 
-        native.needed_for(self._path)
+        need_c_parts(self._path)
         index = Index(self._sequence)
         read = 0
         for block in self._pass(self.report):
