@@ -23,6 +23,8 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 _FOLDER = Path("src", "rankscope", "native")
 _LIBRARY = "_native.abi3.so"
 _FLAGS = ["-std=c11", "-O3", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra"]
+_HARDENING = ["-fstack-protector-strong", "-U_FORTIFY_SOURCE", "-D_FORTIFY_SOURCE=2"]
+"""Left out where the compiler does not take them."""
 _SHARED = ["-bundle", "-undefined", "dynamic_lookup"] if sys.platform == "darwin" else ["-shared"]
 _WISH = "RANKSCOPE_NATIVE"
 """0: build without the C parts; 1: fail where they cannot be built, as releases must. RANKSCOPE_CFLAGS adds flags."""
@@ -61,7 +63,8 @@ class BuildHook(BuildHookInterface):
             raise RuntimeError(f"the C parts cannot be built: {why}")
         if why:
             self.app.display_warning(
-                f"rankscope is installed without its C parts and reads more slowly: {why}"
+                f"rankscope is installed without its C parts: it reads more slowly, and no Perfetto traces and "
+                f".xplane.pb: {why}"
             )
         return not why
 
@@ -77,13 +80,16 @@ def _compile(sources: Path, library: Path) -> str:
     # ARCHFLAGS: how tools that build wheels on a Mac say for which processor.
     more = shlex.split(f"{os.environ.get('ARCHFLAGS', '')} {os.environ.get('RANKSCOPE_CFLAGS', '')}")
     files = [path.name for path in sorted(sources.glob("*.c"))]
-    command = [*compiler, *_FLAGS, *more, f"-I{include}", *_SHARED, *files, "-o", str(library)]
-    try:
-        ended = subprocess.run(command, cwd=sources, capture_output=True, text=True)
-    except OSError as error:
-        return f"{compiler[0]}: {error.strerror}"
-    if ended.returncode == 0:
-        return ""
+    for hardening in (_HARDENING, []):
+        flags = [*_FLAGS, *hardening, *more, f"-I{include}", *_SHARED]
+        try:
+            ended = subprocess.run(
+                [*compiler, *flags, *files, "-o", str(library)], cwd=sources, capture_output=True, text=True
+            )
+        except OSError as error:
+            return f"{compiler[0]}: {error.strerror}"
+        if ended.returncode == 0:
+            return ""
     return f"{compiler[0]}: {ended.stderr.strip()[-1000:] or f'exit status {ended.returncode}'}"
 
 

@@ -20,6 +20,7 @@ from conftest import DATA, kernel_event, open_trace, slice_event, write_kineto
 from rankscope.analysis import REPORTS
 from rankscope.analysis.core.result import Result, Row
 from rankscope.analysis.core.scope import Scope
+from rankscope.analysis.critical_path import host_labels
 from rankscope.analysis.critical_path.graph.build import graph_of
 from rankscope.analysis.critical_path.graph.nodes import NONE
 from rankscope.analysis.critical_path.path import find_critical_path
@@ -74,6 +75,25 @@ def test_a_circle_ends_the_path() -> None:
     path = pieces(find_critical_path(alone))
     assert len(path) > moments
     assert sum(piece.end - piece.start for piece in path) == alone.window[1] + 1
+
+
+@given(st.lists(st.tuples(st.integers(0, 20), st.integers(-1, 12)), max_size=20))
+def test_the_label_of_a_moment_is_the_slice_around_it_that_started_last(spans: list[tuple[int, int]]) -> None:
+    spans = sorted(spans, key=lambda span: span[0])
+    start, length = np.array(spans, dtype=np.int64).reshape(-1, 2).T
+    moments = np.arange(-2, 35)
+    around = [
+        max((at for at, (begin, size) in enumerate(spans) if begin <= moment < begin + size), default=NONE)
+        for moment in moments.tolist()
+    ]
+    assert host_labels._latest(start, start + length, np.arange(len(spans)), moments).tolist() == around
+
+
+def test_labels_of_overlapping_slices_in_n_log_n() -> None:
+    """Level by level this takes minutes: each slice overlaps all others."""
+    start = np.arange(200_000)
+    names = host_labels._latest(start, start + len(start), start, start)
+    assert names.tolist() == start.tolist()
 
 
 def adds_up(run: Run, result: Result, **scope: Any) -> None:

@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 
 import perfetto_files as pf
 from conftest import kernel_event, open_trace, slice_event, write_kineto
-from rankscope import native
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.health.doctor import doctor
 from rankscope.analysis.questions import QUESTIONS
@@ -25,8 +24,7 @@ from rankscope.errors import RankscopeError, ReadError
 from rankscope.readers import find_reader
 from rankscope.readers.base import ReadReport
 from rankscope.readers.perfetto import packet_stream, reader
-from rankscope.readers.perfetto.decoder import Plan
-from rankscope.readers.perfetto.native_decoder import Index, Rewriter, cut
+from rankscope.readers.perfetto.decoder import Index, Plan, Rewriter, cut
 from rankscope.store.run import Run
 from rankscope.views.export.files import write_trace
 from rankscope.views.export.protobuf import blob, double, number, text, varint
@@ -60,48 +58,23 @@ def reading(run: Run) -> dict[str, Any]:
     return report
 
 
-def both(content: bytes) -> tuple[Any, ...]:
-    """What the two decoders make of some packets: that in C where it is built, and that in Python."""
-    results = []
-    kept = native.functions
-    try:
-        for functions in (kept, None):
-            native.functions = functions
-            found = cut(content)
-            whole = memoryview(content)[: found.end]
-            index = Index()
-            index.add(whole)
-            index.finish()
-            plan = Plan(
-                index.first_ns or 0,
-                [b'"pid":"%d","tid":"t",' % uuid for uuid in index.uuids],
-                [None if uuid % 2 else (b"count", b"bytes", uuid % 3, uuid % 4 == 0) for uuid in index.uuids],
-                index.durations.ns,
-                reader._flow_phases(index),
-                [(2, 4, b"ac2g")],
-            )
-            rewriter = Rewriter(plan, index.uuids)
-            out = b",\n".join(map(bytes, rewriter.rewrite(whole)))
-            columns = [
-                column.tolist() for column in (index.tracks, index.times, index.halves, index.flow_ids)
-            ]
-            facts = (
-                index.uuids,
-                index.described,
-                index.first_ns,
-                index.last_ns,
-                index.real_offset,
-                index.unread,
-            )
-            durations = (
-                index.durations.ns.tolist(),
-                index.durations.never_ended,
-                index.durations.never_begun,
-            )
-            results.append((found, out, columns, facts, durations, index.counts, rewriter.counts))
-    finally:
-        native.functions = kept
-    return results[0], results[1]
+def decoded(content: bytes) -> tuple[Index, list[dict[str, Any]]]:
+    """The index of some packets, and their events."""
+    whole = memoryview(content)[: cut(content).end]
+    index = Index()
+    index.add(whole)
+    index.finish()
+    plan = Plan(
+        index.first_ns or 0,
+        [b'"pid":"%d","tid":"t",' % uuid for uuid in index.uuids],
+        [None if uuid % 2 else (b"count", b"bytes", uuid % 3, uuid % 4 == 0) for uuid in index.uuids],
+        index.durations.ns,
+        reader._flow_phases(index),
+        [(2, 4, b"ac2g")],
+    )
+    text = b",".join(map(bytes, Rewriter(plan, index.uuids).rewrite(whole)))
+    events: list[dict[str, Any]] = json.loads(f"[{text.decode('utf-8', 'replace')}]")
+    return index, events
 
 
 def test_slices_threads_and_arguments(tmp_path: Path) -> None:
@@ -224,6 +197,63 @@ def test_flows_go_on_in_time_or_to_their_end(tmp_path: Path) -> None:
         "SELECT s.name, t.name FROM links l JOIN slices s ON s.id = l.source JOIN slices t ON t.id = l.target"
     )
     assert sorted(run.rows(names)) == [("at 10", "at 20"), ("at 30", "at 40")]
+
+
+LINKED = """
+SELECT s.name, t.name, source_ns, target_ns FROM links l
+JOIN slices s ON s.id = l.source JOIN slices t ON t.id = l.target ORDER BY source_ns, target_ns
+"""
+
+
+def test_a_flow_id_is_used_again(tmp_path: Path) -> None:
+    """Each use goes to the next in time: k uses give k links at most, and none ends before it starts."""
+    rows = [(at, pf.flow(7) if at % 20 else pf.flow(ends=[7])) for at in range(10, 130, 10)]
+    content = pf.thread(2, 1, 1) + b"".join(
+        pf.packet(pf.event(pf.BEGIN, 2, f"at {at}", more=flows), time=at)
+        + pf.packet(pf.event(pf.END, 2), time=at + 5)
+        for at, flows in rows
+    )
+    pairs = [(f"at {at}", f"at {at + 10}", at - 10, at) for at in range(10, 130, 20)]
+    assert read(tmp_path, content).rows(LINKED) == pairs
+    steps = content.replace(pf.flow(ends=[7]), pf.flow(7))  # one flow that never ends
+    pairs = [(f"at {at}", f"at {at + 10}", at - 10, at) for at in range(10, 120, 10)]
+    assert read(tmp_path, steps).rows(LINKED) == pairs
+
+
+def test_an_end_before_its_start_is_no_link(tmp_path: Path) -> None:
+    content = pf.thread(2, 1, 1)
+    for at, flows in ((10, pf.flow(ends=[7])), (20, pf.flow(7))):
+        content += pf.packet(pf.event(pf.BEGIN, 2, f"at {at}", more=flows), time=at)
+        content += pf.packet(pf.event(pf.END, 2), time=at + 5)
+    assert read(tmp_path, content).rows("SELECT count(*) FROM links") == [(0,)]
+
+
+def test_json_in_a_file_adds_no_events(tmp_path: Path) -> None:
+    forged = '1}},\n{"ph":"X","cat":"","name":"forged","pid":"1","tid":"1","ts":1,"dur":1,"args":{"a":1'
+    values = {
+        "forged": forged,
+        "spaced": ' { "a" : [ 1 , 2.5e1 , "x y" ] ,\n"b":{ } } ',
+        "open": '{"a":1',
+        "open twice": "[{",
+        "two": "1 2",
+        "cut": '"\\u12',
+        "comma": "[1,]",
+        "nan": "NaN",
+        "deep": "[" * 1000 + "]" * 1000,
+    }
+    notes = [blob(4, text(10, key) + text(9, value)) for key, value in values.items()]
+    content = pf.thread(2, 1, 1) + pf.packet(pf.event(pf.INSTANT, 2, "a", more=b"".join(notes)), time=10)
+    lone = blob(4, text(10, "args") + text(9, '{"a":1}},\n{"ph":"i","name":"forged"'))
+    content += pf.packet(pf.event(pf.INSTANT, 2, "b", more=lone), time=20)
+    run = read(tmp_path, content)
+    assert run.rows("SELECT name FROM instants ORDER BY ts_ns") == [("a",), ("b",)]
+    first, second = (
+        json.loads(args)
+        for (args,) in run.rows("SELECT args::VARCHAR FROM events WHERE ph = 'i' ORDER BY ts_ns")
+    )
+    assert first == {**values, "spaced": {"a": [1, 25.0, "x y"], "b": {}}}
+    assert second == {"args": '{"a":1}},\n{"ph":"i","name":"forged"'}
+    assert not run.rows("SELECT * FROM slices")
 
 
 def test_legacy_events(tmp_path: Path) -> None:
@@ -429,13 +459,14 @@ def a_message() -> st.SearchStrategy[bytes]:
 @pytest.mark.slow
 @given(st.lists(st.tuples(st.sampled_from([6, 11, 12, 53, 59]), a_message(), st.integers(0, 3)), max_size=8))
 @settings(max_examples=150, deadline=None)
-def test_both_decoders_read_anything_alike(packets: list[tuple[int, bytes, int]]) -> None:
+def test_whatever_packets_hold_becomes_events_in_json(packets: list[tuple[int, bytes, int]]) -> None:
     content = b"".join(
         pf.packet(blob(field, message), time=1000 + at, flags=flags)
         for at, (field, message, flags) in enumerate(packets)
     )
-    in_c, in_python = both(PLAIN + content + pf.slices(2, (5000, 10, "after", "")))
-    assert in_c == in_python
+    _, events = decoded(PLAIN + content + pf.slices(2, (5000, 10, "after", "")))
+    assert [event["name"] for event in events[:2]] == ["aten::mm", "mark"]
+    assert all(event["ph"] in "XiCbenstf" and {"pid", "tid", "ts"} <= event.keys() for event in events)
 
 
 @pytest.mark.slow
@@ -445,23 +476,27 @@ def test_both_decoders_read_anything_alike(packets: list[tuple[int, bytes, int]]
     )
 )
 @settings(max_examples=100, deadline=None)
-def test_both_decoders_pair_slices_alike(rows: list[tuple[int, int, int, int]]) -> None:
+def test_slices_are_paired_alike_while_reading_and_afterwards(rows: list[tuple[int, int, int, int]]) -> None:
     content = b"".join(
         pf.packet(pf.event(kind, uuid, f"n{at}", more=pf.flow(flow) if flow else b""), time=1000 + at)
-        for kind, uuid, at, flow in rows
+        for kind, uuid, at, flow in sorted(rows, key=lambda row: row[2])
     )
-    in_c, in_python = both(content)
-    assert in_c == in_python
+    index, events = decoded(content)
+    afterwards = index.paired()
+    assert index.durations.ns.tolist() == afterwards.ns.tolist()
+    assert (index.durations.never_ended, index.durations.never_begun) == (
+        afterwards.never_ended,
+        afterwards.never_begun,
+    )
+    assert sum(event["ph"] == "X" for event in events) == sum(kind == pf.BEGIN for kind, *_ in rows)
 
 
-def test_both_decoders_read_whole_traces_alike() -> None:
+def test_any_byte_may_be_damaged() -> None:
+    """What is damaged is counted or left out, and the events are JSON."""
     content = PLAIN + pf.torch_gpu_trace()
-    in_c, in_python = both(content)
-    assert in_c == in_python and in_c[1].count(b'"ph"') == 7
-    for at in range(0, len(content), 23):
-        changed = content[:at] + b"\xff" + content[at + 1 :]
-        in_c, in_python = both(changed)
-        assert in_c == in_python, at
+    assert len(decoded(content)[1]) == 7
+    for at in range(len(content)):
+        decoded(content[:at] + b"\xff" + content[at + 1 :])
 
 
 def test_a_sum_over_many_events(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -77,6 +79,49 @@ def test_crossing_slices_go_to_rows_of_their_own() -> None:
     nesting = solve([(0, 0, 10), (0, 5, 10), (0, 12, 8)])
     assert nesting.row.tolist() == [0, 1, 0]
     assert nesting.parent.tolist() == [NONE, NONE, NONE]
+
+
+def brute_force(start: np.ndarray, end: np.ndarray, order: np.ndarray) -> tuple[list[int], list[int]]:
+    """Rows and parents of one track, with a look at every row for each slice."""
+    rows: list[int] = []  # the latest slice of each
+    depth, parent = [0] * len(start), [NONE] * len(start)
+    for slice in order.tolist():
+        around = [row for row, other in enumerate(rows) if end[other] >= end[slice]]
+        first = around[-1] + 1 if around else 0
+        free = [row for row, other in enumerate(rows) if row >= first and end[other] <= start[slice]]
+        depth[slice] = min(free, default=len(rows))
+        parent[slice] = rows[around[-1]] if around else NONE
+        rows[depth[slice] : depth[slice] + 1] = [slice]
+    return depth, parent
+
+
+@pytest.mark.parametrize("longest", [40, 400, 4000])
+@pytest.mark.parametrize("solve", [nest, nest_with_numpy])
+def test_many_rows_against_brute_force(solve: Callable[..., Nesting], longest: int) -> None:
+    """More open slices at once than are looked through one by one."""
+    chance = np.random.default_rng(longest)
+    start = chance.integers(0, 1000, 700)
+    end = start + chance.integers(1, longest, 700)
+    nesting = solve(np.zeros(700, dtype=np.int64), start, end)
+    depth, parent = brute_force(start, end, nesting.order)
+    assert nesting.row.max() > 20
+    assert nesting.row.tolist() == depth
+    assert nesting.parent.tolist() == parent
+
+
+@pytest.mark.slow
+def test_overlapping_and_deep_slices_in_n_log_n() -> None:
+    """With a look at every row this takes minutes."""
+    count = 300_000
+    start = np.arange(count)
+    track = np.zeros(count, dtype=np.int64)
+    assert nest(track, start, start + count).row.tolist() == list(range(count))
+    deep = nest(track, start, 2 * count - start)
+    assert deep.parent.tolist() == list(range(-1, count - 1))
+    few = start[:20_000]
+    overlapping = nest_with_numpy(track[:20_000], few, few + count)
+    assert overlapping.row.tolist() == few.tolist()
+    assert len(Nesting(deep.row[:20_000], deep.parent[:20_000], deep.order[:20_000]).levels) == 20_000
 
 
 @pytest.mark.skipif(native.functions is None, reason="the C parts were not built")

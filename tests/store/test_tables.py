@@ -100,6 +100,41 @@ def test_tracks_have_real_names(run: Run) -> None:
     ]
 
 
+def linked(folder: Path, *flows: tuple[str, int]) -> list[Any]:
+    """The links of flow events of one id: phase and time."""
+    events: list[Any] = [slice_event(f"at {at}", at, 5) for at in range(0, 100, 10)]
+    for phase, at in flows:
+        events.append({"ph": phase, "cat": "c", "name": "c", "id": 9, "ts": at + 1, "pid": 1, "tid": 1})
+    return open_trace(write_kineto(folder / "trace.json", events)).rows(
+        "SELECT s.name, t.name FROM links l LEFT JOIN slices s ON s.id = l.source "
+        "LEFT JOIN slices t ON t.id = l.target ORDER BY coalesce(target_ns, source_ns)"
+    )
+
+
+@pytest.mark.slow
+def test_a_flow_goes_to_the_next_in_time(tmp_path: Path) -> None:
+    """An id that is used again is another flow; one start may have several ends."""
+    steps = linked(tmp_path, ("s", 0), ("t", 10), ("f", 20))
+    assert steps == [("at 0", "at 10"), ("at 10", "at 20")]
+    again = linked(tmp_path, ("f", 30), ("s", 0), ("f", 10), ("s", 20))
+    assert again == [("at 0", "at 10"), ("at 20", "at 30")]
+    several = linked(tmp_path, ("s", 0), ("f", 10), ("f", 20), ("f", 30))
+    assert several == [("at 0", "at 10"), ("at 0", "at 20"), ("at 0", "at 30")]
+    early = linked(tmp_path, ("f", 0), ("s", 10))
+    assert early == [(None, "at 0"), ("at 10", None)]
+
+
+@pytest.mark.slow
+def test_a_flow_id_that_is_used_often_gives_few_links(tmp_path: Path) -> None:
+    events = [
+        {"ph": phase, "cat": "c", "name": "c", "id": 9, "ts": at, "pid": 1, "tid": 1}
+        for at in range(20_000)
+        for phase in "sf"
+    ]
+    run = open_trace(write_kineto(tmp_path / "trace.json", [slice_event("op", 0, 30_000), *events]))
+    assert run.rows("SELECT count(*), count(*) FILTER (target_ns < source_ns) FROM links") == [(20_000, 0)]
+
+
 def test_flows_bind_to_slices(run: Run) -> None:
     sql = """
         SELECT l.flow, s.name, t.name FROM links l LEFT JOIN slices s ON s.id = l.source

@@ -1,6 +1,9 @@
 /* The extension module rankscope.native._native: growing arrays that become Python buffers, and the list of functions. */
 #include "native.h"
 
+#include <math.h>
+#include <stdio.h>
+
 #ifdef __linux__
 #include <sys/mman.h>
 #include <unistd.h>
@@ -17,7 +20,7 @@ static void want_large_pages(const Array *array) {
 static void want_large_pages(const Array *array) { (void)array; }
 #endif
 
-bool array_reserve(Array *array, size_t more) {
+bool array_grow(Array *array, size_t more) {
     if (array->failed || more > SIZE_MAX / 4 || array->size > SIZE_MAX / 4) {
         array->failed = true;
         return false;
@@ -38,6 +41,26 @@ bool array_reserve(Array *array, size_t more) {
 void array_free(Array *array) {
     free(array->data);
     memset(array, 0, sizeof *array);
+}
+
+void array_append_double(Array *array, double value) {
+    char text[40];
+    for (int digits = 15; digits <= 17; digits++) {
+        snprintf(text, sizeof text, "%.*g", digits, value);
+        if (strtod(text, NULL) == value) break;
+    }
+    if (!isfinite(value)) {
+        array_append(array, "null", 4);
+        return;
+    }
+    /* The decimal point is what the locale has, which may take several bytes. */
+    for (const char *at = text; *at;) {
+        size_t count = strspn(at, "0123456789+-e");
+        array_append(array, at, count);
+        at += count;
+        if (*at) array_append(array, ".", 1);
+        at += strcspn(at, "0123456789+-e");
+    }
 }
 
 typedef struct {

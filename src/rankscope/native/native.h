@@ -12,6 +12,11 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* Columns are handed to numpy as they are, and digits are read eight at a time. */
+#if !defined(__BYTE_ORDER__) || __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#error "rankscope's C parts are for little-endian processors; rankscope can be installed without them"
+#endif
+
 /* Bytes that grow. `failed` stays set once memory has run out: check it at the end, not after each append. */
 typedef struct {
     uint8_t *data;
@@ -20,17 +25,27 @@ typedef struct {
     bool failed;
 } Array;
 
-bool array_reserve(Array *array, size_t more);
+bool array_grow(Array *array, size_t more); /* for array_reserve only */
 void array_free(Array *array);
 
+/* Make room for `more` bytes after those there are; false if there is no memory. An array grows by half at least, and
+ * only where there is no room yet: one that is filled step by step takes at most half more than it needs. */
+static inline bool array_reserve(Array *array, size_t more) {
+    return (array->data && array->room - array->size >= more) || array_grow(array, more);
+}
+
 static inline void array_append(Array *array, const void *bytes, size_t count) {
-    if (array->room - array->size < count && !array_reserve(array, count)) return;
+    if (!array_reserve(array, count)) return;
     memcpy(array->data + array->size, bytes, count);
     array->size += count;
 }
 
 static inline void array_append_i32(Array *array, int32_t value) { array_append(array, &value, sizeof value); }
 static inline void array_append_i64(Array *array, int64_t value) { array_append(array, &value, sizeof value); }
+
+/* A number as JSON, whatever the locale: with the fewest of 15, 16 or 17 digits that give the same number, and null for
+ * what JSON has no number for. */
+void array_append_double(Array *array, double value);
 
 /* A Python object with the array's bytes, for numpy.frombuffer. Takes the memory over; NULL with an exception. */
 PyObject *array_to_python(Array *array);

@@ -60,30 +60,110 @@ typedef struct {
     int32_t slice;
 } Open;
 
-/* In order of start, each slice gets the first free row below the innermost open slice that contains it. `rows_open`
- * has a place for each row; rows above the last one that is still open are forgotten. */
-static void nest_track(
-    const Times *times, const int32_t *order, size_t count, Array *rows_open, int32_t *row, int32_t *parent
-) {
-    int32_t rows = 0;
-    for (size_t i = 0; i < count; i++) {
+/* The latest and the earliest end of the rows below a node of the tree. */
+typedef struct {
+    int64_t latest, earliest;
+} Ends;
+
+/* The rows of a track; those above the last one that is still open are forgotten. Slices that nest are found next to
+ * each other. Where a row is further away than SHORT_SCAN, a binary tree over all rows is made, and kept up to date
+ * until few are left: it has its leaves in the second half, and the node i has the children 2i and 2i + 1. */
+typedef struct {
+    Array open; /* Open, by row */
+    Array tree; /* Ends */
+    size_t leaves; /* 0: there is no tree */
+    int32_t count;
+    bool failed;
+} Rows;
+
+#define SHORT_SCAN 32
+
+static void join_ends(Ends *nodes, size_t at) {
+    const Ends *left = &nodes[2 * at], *right = left + 1;
+    nodes[at].latest = left->latest > right->latest ? left->latest : right->latest;
+    nodes[at].earliest = left->earliest < right->earliest ? left->earliest : right->earliest;
+}
+
+static const Ends *tree_of(Rows *rows) {
+    Ends *nodes = (Ends *)rows->tree.data;
+    if (rows->leaves) return nodes;
+    size_t leaves = 2 * SHORT_SCAN;
+    while (leaves < 2 * (size_t)rows->count) leaves *= 2;
+    rows->tree.size = 0;
+    if (!array_reserve(&rows->tree, 2 * leaves * sizeof(Ends))) {
+        rows->failed = true;
+        return NULL;
+    }
+    nodes = (Ends *)rows->tree.data;
+    const Open *open = (const Open *)rows->open.data;
+    for (size_t row = 0; row < leaves; row++) { /* rows that are not in use are free */
+        int64_t end = row < (size_t)rows->count ? open[row].end : INT64_MIN;
+        nodes[leaves + row] = (Ends){end, end};
+    }
+    for (size_t at = leaves - 1; at > 0; at--) join_ends(nodes, at);
+    rows->leaves = leaves;
+    return nodes;
+}
+
+/* The last row whose slice ends at `end` or later; NONE if there is none. */
+static int32_t row_around(Rows *rows, int64_t end) {
+    const Open *open = (const Open *)rows->open.data;
+    int32_t row = rows->count - 1, stop = row - SHORT_SCAN;
+    while (row >= 0 && row > stop && open[row].end < end) row--;
+    if (row < 0 || row > stop) return row;
+    const Ends *nodes = tree_of(rows);
+    if (!nodes || nodes[1].latest < end) return NONE;
+    size_t at = 1;
+    while (at < rows->leaves) at = 2 * at + (nodes[2 * at + 1].latest >= end);
+    return (int32_t)(at - rows->leaves);
+}
+
+/* The first row from `row` on that is free at `start`. */
+static int32_t free_row(Rows *rows, int32_t row, int64_t start) {
+    const Open *open = (const Open *)rows->open.data;
+    int32_t stop = row + SHORT_SCAN;
+    while (row < rows->count && row < stop && open[row].end > start) row++;
+    if (row < stop || row == rows->count) return row;
+    const Ends *nodes = tree_of(rows);
+    if (!nodes) return rows->count;
+    size_t at = rows->leaves + (size_t)row;
+    while (nodes[at].earliest > start) {
+        while (at & 1) at >>= 1;
+        at++; /* the last leaf is always free: there is one to the right */
+    }
+    while (at < rows->leaves) at = 2 * at + (nodes[2 * at].earliest > start);
+    return (int32_t)(at - rows->leaves);
+}
+
+static void set_row(Rows *rows, int32_t row, Open open) {
+    ((Open *)rows->open.data)[row] = open;
+    if (row == rows->count) rows->count++;
+    if ((size_t)rows->count >= rows->leaves) rows->leaves = 0; /* a larger one is made when it is needed */
+    if (!rows->leaves) return;
+    Ends *nodes = (Ends *)rows->tree.data;
+    size_t at = rows->leaves + (size_t)row;
+    nodes[at] = (Ends){open.end, open.end};
+    while (at >>= 1) join_ends(nodes, at);
+}
+
+/* In order of start, each slice gets the first free row below the innermost open slice that contains it. */
+static bool nest_track(const Times *times, const int32_t *order, size_t count, Rows *rows, int32_t *row, int32_t *parent) {
+    rows->count = 0;
+    rows->leaves = 0;
+    for (size_t i = 0; i < count && !rows->failed; i++) {
         int32_t slice = order[i];
         int64_t start = times->start[slice], end = end_of(times, slice);
-        if (rows_open->room < ((size_t)rows + 1) * sizeof(Open)) {
-            rows_open->size = (size_t)rows * sizeof(Open);
-            if (!array_reserve(rows_open, sizeof(Open))) return;
-        }
-        Open *open = (Open *)rows_open->data;
-        while (rows && open[rows - 1].end <= start) rows--;
-        int32_t inside = rows - 1;
-        while (inside >= 0 && !(open[inside].end > start && open[inside].end >= end)) inside--;
-        int32_t at = inside + 1;
-        while (at < rows && open[at].end > start) at++;
+        rows->open.size = (size_t)rows->count * sizeof(Open);
+        if (!array_reserve(&rows->open, sizeof(Open))) return false;
+        const Open *open = (const Open *)rows->open.data;
+        while (rows->count && open[rows->count - 1].end <= start) rows->count--;
+        if (rows->count <= SHORT_SCAN) rows->leaves = 0;
+        int32_t inside = row_around(rows, end), at = free_row(rows, inside + 1, start);
         row[slice] = at;
         parent[slice] = inside >= 0 ? open[inside].slice : NONE;
-        open[at] = (Open){end, slice};
-        if (at == rows) rows++;
+        set_row(rows, at, (Open){end, slice});
     }
+    return !rows->failed;
 }
 
 static bool nest_all(
@@ -104,15 +184,15 @@ static bool nest_all(
         /* `order` first holds the slices by track, then by track and time. */
         for (size_t i = 0; i < count; i++) order[begins[track[i]]++] = (int32_t)i;
         Times times = {start, end};
-        Array rows_open = {0};
+        Rows rows = {0};
         size_t begin = 0;
         for (size_t t = 0; t < tracks && !out[0].failed; begin = begins[t], t++) {
             size_t size = begins[t] - begin;
-            if (!sort_slices(&times, order + begin, size)) out[0].failed = true;
-            else nest_track(&times, order + begin, size, &rows_open, row, parent);
+            out[0].failed = !sort_slices(&times, order + begin, size) ||
+                            !nest_track(&times, order + begin, size, &rows, row, parent);
         }
-        out[0].failed |= rows_open.failed;
-        array_free(&rows_open);
+        array_free(&rows.open);
+        array_free(&rows.tree);
     }
     free(begins);
     for (int i = 0; i < 3; i++) out[i].size = count * 4;

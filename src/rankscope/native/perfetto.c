@@ -1,20 +1,57 @@
 /* Packets of a Perfetto trace: an index of what slices and flows consist of, and the events as Kineto's JSON.
  *
- * The same as readers/perfetto/decoder.py, which says what each part means, byte for byte; tests compare the two. */
-#include "bytes.h"
+ * Called by readers/perfetto/decoder.py, which describes the two passes. */
+#include "json.h"
 #include "native.h"
 #include "protobuf.h"
 
-#include <math.h>
 #include <stdio.h>
 
 enum { DAMAGED, NO_STATE, NO_TIME, NO_CLOCK, FAR_TIME, NO_KIND, NO_TRACK, NO_ARGS, NO_NAME, SHORTENED, COUNTED };
 enum { BEGIN, END, END_AT_ONCE };
-enum { CATEGORIES = 1, NAMES = 2, ARG_NAMES = 3, SPECS = 24, STRINGS = 29, KERNELS = 1000 };
+
+/* Field numbers of perfetto/trace/proto, by message. */
+enum {
+    PACKET_CLOCKS = 6, PACKET_TIME = 8, PACKET_SEQUENCE = 10, PACKET_TRACK_EVENT = 11, PACKET_INTERNED = 12,
+    PACKET_FLAGS = 13, PACKET_CLEARED = 41, PACKET_DROPPED = 42, PACKET_COMPRESSED = 50, PACKET_STAGE = 53,
+    PACKET_CLOCK = 58, PACKET_DEFAULTS = 59, PACKET_DESCRIPTOR = 60, PACKET_ATTRIBUTES = 126, PACKET_ZSTD = 133,
+    /* Of no use here; all others are data of other kinds, which are counted. */
+    PACKET_UID = 3, PACKET_SYNCHRONIZATION = 36, PACKET_PID = 79, PACKET_FIRST = 87, PACKET_DROPPED_SINCE = 88,
+    PACKET_MACHINE = 98
+};
+enum { SNAPSHOT_CLOCK = 1, SNAPSHOT_PRIMARY = 2, CLOCK_ID = 1, CLOCK_TIME = 2, CLOCK_INCREMENTAL = 3, CLOCK_UNIT = 4 };
+enum { CATEGORIES = 1, NAMES = 2, ARG_NAMES = 3, SPECS = 24, STRINGS = 29, KERNELS = 1000 }; /* of InternedData */
+enum { INTERNED_IID = 1, INTERNED_TEXT = 2, KERNEL_DEMANGLED = 3, SPEC_CATEGORY = 4 };
+enum {
+    EVENT_CATEGORY_IID = 3, EVENT_ANNOTATION = 4, EVENT_LEGACY = 6, EVENT_TYPE = 9, EVENT_NAME_IID = 10,
+    EVENT_TRACK = 11, EVENT_EXTRA_VALUE = 12, EVENT_CATEGORY = 22, EVENT_NAME = 23, EVENT_VALUE = 30,
+    EVENT_EXTRA_TRACK = 31, EVENT_OLD_FLOW = 36, EVENT_OLD_FLOW_END = 42, EVENT_DOUBLE = 44,
+    EVENT_EXTRA_DOUBLE_TRACK = 45, EVENT_EXTRA_DOUBLE = 46, EVENT_FLOW = 47, EVENT_FLOW_END = 48
+};
+enum {
+    LEGACY_NAME_IID = 1, LEGACY_PHASE = 2, LEGACY_DURATION = 3, LEGACY_ID = 6, LEGACY_BIND_ID = 8, LEGACY_LOCAL_ID = 10,
+    LEGACY_GLOBAL_ID = 11, LEGACY_DIRECTION = 13
+};
+enum {
+    ANNOTATION_NAME_IID = 1, ANNOTATION_BOOL = 2, ANNOTATION_UNSIGNED = 3, ANNOTATION_SIGNED = 4, ANNOTATION_DOUBLE = 5,
+    ANNOTATION_TEXT = 6, ANNOTATION_POINTER = 7, ANNOTATION_NESTED = 8, ANNOTATION_JSON = 9, ANNOTATION_NAME = 10,
+    ANNOTATION_ENTRY = 11, ANNOTATION_ITEM = 12, ANNOTATION_TEXT_IID = 17
+};
+enum {
+    NESTED_TYPE = 1, NESTED_KEY = 2, NESTED_ENTRY = 3, NESTED_ITEM = 4, NESTED_SIGNED = 5, NESTED_DOUBLE = 6,
+    NESTED_BOOL = 7, NESTED_TEXT = 8
+};
+enum { NESTED_IS_OBJECT = 1, NESTED_IS_LIST = 2 }; /* types */
+enum {
+    STAGE_DURATION = 2, STAGE_EXTRA_DATA = 6, STAGE_GPU = 11, STAGE_QUEUE_IID = 13, STAGE_IID = 14, STAGE_NAME = 17,
+    STAGE_KERNEL_IID = 19, STAGE_NAME_IID = 20, STAGE_LAUNCH = 21
+};
+enum { EXTRA_NAME = 1, EXTRA_VALUE = 2, LAUNCH_GRID = 1, LAUNCH_BLOCK = 2 };
 #define MOST_NUMBERS 1024
 #define LONGEST_INTERNED (1 << 16)
 #define FARTHEST_NS (INT64_C(1) << 62)
 #define MOST_NESTED 32
+#define MOST_NESTED_JSON 256
 #define ENOUGH_JSON (32 << 20)
 #define MOST_SEQUENCES (1 << 18)
 #define MOST_TRACKS (1 << 20)
@@ -174,6 +211,7 @@ typedef struct {
     Array flows;      /* Flow */
     Array counted;    /* Counted */
     Array annotations; /* Bytes */
+    Array json;        /* a value that is JSON in the file, with a brace after it */
     /* Of the rewriter. */
     int64_t base_ns;
     Array plan_texts, track_texts /* Text */, counter_tracks /* CounterTrack */, flow_kinds /* FlowKind */;
@@ -226,6 +264,12 @@ static void put_escaped(Array *out, Bytes text) {
     }
 }
 
+static void put_quoted(Array *out, Bytes text) {
+    PUT(out, "\"");
+    put_escaped(out, text);
+    PUT(out, "\"");
+}
+
 static void put_unsigned(Array *out, uint64_t value) {
     uint8_t digits[20];
     size_t at = sizeof digits;
@@ -248,16 +292,6 @@ static void put_microseconds(Array *out, int64_t ns) {
     unsigned rest = (unsigned)(value % 1000);
     uint8_t fraction[4] = {'.', (uint8_t)('0' + rest / 100), (uint8_t)('0' + rest / 10 % 10), (uint8_t)('0' + rest % 10)};
     put(out, fraction, 4);
-}
-
-static void put_double(Array *out, double value) {
-    if (!isfinite(value)) {
-        PUT(out, "null");
-        return;
-    }
-    char text[40];
-    int length = snprintf(text, sizeof text, "%.17g", value);
-    put(out, text, (size_t)length);
 }
 
 static inline void put_text(Array *out, const Array *texts, Text text) { put(out, texts->data + text.begin, text.length); }
@@ -331,9 +365,7 @@ static Text add_lane(Array *texts, Bytes name) {
         if (p == name.end && p - (at + 7) <= 18) rest.at = at + 7;
     }
     size_t begin = texts->size;
-    PUT(texts, "\"");
-    put_escaped(texts, rest);
-    PUT(texts, "\"");
+    put_quoted(texts, rest);
     return (Text){begin, texts->size - begin};
 }
 
@@ -363,10 +395,10 @@ static bool intern(Decoder *decoder, Sequence *sequence, Bytes data) {
         Bytes text = bytes_of("", 0), demangled = text, entry = field.bytes;
         Field inner;
         while (next_field(&entry, &inner)) {
-            if (inner.number == 1) iid = number_in(&inner);
-            else if (inner.number == 2) text = inner.bytes;
-            else if (inner.number == 3 && table == KERNELS) demangled = inner.bytes;
-            else if (inner.number == 4 && table == SPECS) category = number_in(&inner);
+            if (inner.number == INTERNED_IID) iid = number_in(&inner);
+            else if (inner.number == INTERNED_TEXT) text = inner.bytes;
+            else if (inner.number == KERNEL_DEMANGLED && table == KERNELS) demangled = inner.bytes;
+            else if (inner.number == SPEC_CATEGORY && table == SPECS) category = number_in(&inner);
         }
         if (entry.damaged) return false;
         text = shortened(decoder, bytes_left(&demangled) ? demangled : text);
@@ -389,17 +421,17 @@ static bool set_defaults(Decoder *decoder, Sequence *sequence, Bytes data) {
     sequence->counters.size = sequence->doubles.size = 0;
     Field field;
     while (next_field(&data, &field)) {
-        if (field.number == 58) {
+        if (field.number == PACKET_CLOCK) {
             sequence->has_clock = true;
             sequence->clock = (uint32_t)number_in(&field);
-        } else if (field.number == 11) {
+        } else if (field.number == PACKET_TRACK_EVENT) {
             Bytes inside = field.bytes;
             Field inner;
             while (next_field(&inside, &inner)) {
                 uint64_t value = number_in(&inner);
-                if (inner.number == 11) sequence->track = value;
-                else if (inner.number == 31) array_append(&sequence->counters, &value, sizeof value);
-                else if (inner.number == 45) array_append(&sequence->doubles, &value, sizeof value);
+                if (inner.number == EVENT_TRACK) sequence->track = value;
+                else if (inner.number == EVENT_EXTRA_TRACK) array_append(&sequence->counters, &value, sizeof value);
+                else if (inner.number == EVENT_EXTRA_DOUBLE_TRACK) array_append(&sequence->doubles, &value, sizeof value);
             }
             if (inside.damaged) return false;
         }
@@ -437,17 +469,17 @@ static bool set_clocks(Decoder *decoder, uint32_t place, Bytes data) {
     Field field;
     bool good = true;
     while (good && next_field(&data, &field)) {
-        if (field.number == 2) primary = (uint32_t)number_in(&field);
-        if (field.number != 1) continue;
+        if (field.number == SNAPSHOT_PRIMARY) primary = (uint32_t)number_in(&field);
+        if (field.number != SNAPSHOT_CLOCK) continue;
         Reading reading = {.unit = 1};
         Bytes inside = field.bytes;
         Field inner;
         while (next_field(&inside, &inner)) {
             uint64_t value = number_in(&inner);
-            if (inner.number == 1) reading.clock = (uint32_t)value;
-            else if (inner.number == 2) reading.time = value;
-            else if (inner.number == 3) reading.incremental = value != 0;
-            else if (inner.number == 4) reading.unit = value ? value : 1;
+            if (inner.number == CLOCK_ID) reading.clock = (uint32_t)value;
+            else if (inner.number == CLOCK_TIME) reading.time = value;
+            else if (inner.number == CLOCK_INCREMENTAL) reading.incremental = value != 0;
+            else if (inner.number == CLOCK_UNIT) reading.unit = value ? value : 1;
         }
         good = !inside.damaged;
         reading.place = clock_place(place, reading.clock);
@@ -532,12 +564,12 @@ static bool parse_legacy(Decoder *decoder, Event *event, Bytes data) {
     while (next_field(&data, &field)) {
         uint64_t value = number_in(&field);
         switch (field.number) {
-        case 1: if (!event->name_iid) event->name_iid = value; break;
-        case 2: phase = value; break;
-        case 3: duration = value < (uint64_t)(FARTHEST_NS / 1000) ? value : (uint64_t)(FARTHEST_NS / 1000); break;
-        case 6: case 10: case 11: event->id = value; break;
-        case 8: bind = value; break;
-        case 13: direction = value; break;
+        case LEGACY_NAME_IID: if (!event->name_iid) event->name_iid = value; break;
+        case LEGACY_PHASE: phase = value; break;
+        case LEGACY_DURATION: duration = value < (uint64_t)(FARTHEST_NS / 1000) ? value : (uint64_t)(FARTHEST_NS / 1000); break;
+        case LEGACY_ID: case LEGACY_LOCAL_ID: case LEGACY_GLOBAL_ID: event->id = value; break;
+        case LEGACY_BIND_ID: bind = value; break;
+        case LEGACY_DIRECTION: direction = value; break;
         default: break;
         }
     }
@@ -574,45 +606,45 @@ static bool parse_event(Decoder *decoder, const Sequence *sequence, Bytes data, 
     Field field;
     while (next_field(&data, &field)) {
         switch (field.number) {
-        case 9: type = number_in(&field); break;
-        case 11: event->track = number_in(&field); break;
-        case 10: event->name_iid = number_in(&field); break;
-        case 23:
+        case EVENT_TYPE: type = number_in(&field); break;
+        case EVENT_TRACK: event->track = number_in(&field); break;
+        case EVENT_NAME_IID: event->name_iid = number_in(&field); break;
+        case EVENT_NAME:
             event->has_name = true;
             event->name = field.bytes;
             break;
-        case 3: case 22: array_append(&decoder->categories, &field, sizeof field); break;
-        case 4: array_append(&decoder->annotations, &field.bytes, sizeof field.bytes); break;
-        case 36: case 42: case 47: case 48: {
-            Flow flow = {number_in(&field), field.number == 42 || field.number == 48};
+        case EVENT_CATEGORY_IID: case EVENT_CATEGORY: array_append(&decoder->categories, &field, sizeof field); break;
+        case EVENT_ANNOTATION: array_append(&decoder->annotations, &field.bytes, sizeof field.bytes); break;
+        case EVENT_OLD_FLOW: case EVENT_OLD_FLOW_END: case EVENT_FLOW: case EVENT_FLOW_END: {
+            Flow flow = {number_in(&field), field.number == EVENT_OLD_FLOW_END || field.number == EVENT_FLOW_END};
             array_append(&decoder->flows, &flow, sizeof flow);
             break;
         }
-        case 30:
+        case EVENT_VALUE:
             event->real_value = false;
             event->value = (int64_t)number_in(&field);
             break;
-        case 44:
+        case EVENT_DOUBLE:
             event->real_value = true;
             event->real = double_of(&field);
             break;
-        case 31: {
+        case EVENT_EXTRA_TRACK: {
             uint64_t value = number_in(&field);
             array_append(&counters, &value, sizeof value);
             break;
         }
-        case 45: {
+        case EVENT_EXTRA_DOUBLE_TRACK: {
             uint64_t value = number_in(&field);
             array_append(&doubles, &value, sizeof value);
             break;
         }
-        case 12: array_append_i64(&values, (int64_t)number_in(&field)); break;
-        case 46: {
+        case EVENT_EXTRA_VALUE: array_append_i64(&values, (int64_t)number_in(&field)); break;
+        case EVENT_EXTRA_DOUBLE: {
             double value = double_of(&field);
             array_append(&double_values, &value, sizeof value);
             break;
         }
-        case 6: legacy = field.bytes; break;
+        case EVENT_LEGACY: legacy = field.bytes; break;
         default: break;
         }
     }
@@ -699,7 +731,7 @@ static void index_stage(Decoder *decoder, int64_t time, Bytes data) {
     bool found = false;
     Field field;
     while (next_field(&data, &field))
-        if (field.number == 2 && !found) {
+        if (field.number == STAGE_DURATION && !found) {
             duration = number_in(&field);
             found = true;
         }
@@ -764,7 +796,7 @@ static void put_count(Decoder *decoder, const Sequence *sequence, const Event *n
     if (counter->known) put_text(out, &decoder->plan_texts, counter->series);
     else PUT(out, "value");
     PUT(out, "\":");
-    if (is_double) put_double(out, real);
+    if (is_double) array_append_double(out, real);
     else put_signed(out, number);
     PUT(out, "}}");
 }
@@ -780,19 +812,17 @@ static bool put_nested(Decoder *decoder, Bytes data, int depth) {
     Field field;
     Field scalar = {0};
     while (next_field(&data, &field)) {
-        if (field.number == 1) kind = number_in(&field);
-        else if (field.number >= 5 && field.number <= 8) scalar = field;
+        if (field.number == NESTED_TYPE) kind = number_in(&field);
+        else if (field.number >= NESTED_SIGNED && field.number <= NESTED_TEXT) scalar = field;
     }
     if (data.damaged) return false;
-    if (kind != 1 && kind != 2) {
+    if (kind != NESTED_IS_OBJECT && kind != NESTED_IS_LIST) {
         switch (scalar.number) {
-        case 5: put_signed(out, (int64_t)number_in(&scalar)); break;
-        case 6: put_double(out, double_of(&scalar)); break;
-        case 7: put(out, number_in(&scalar) ? "true" : "false", number_in(&scalar) ? 4 : 5); break;
-        case 8:
-            PUT(out, "\"");
-            put_escaped(out, scalar.bytes);
-            PUT(out, "\"");
+        case NESTED_SIGNED: put_signed(out, (int64_t)number_in(&scalar)); break;
+        case NESTED_DOUBLE: array_append_double(out, double_of(&scalar)); break;
+        case NESTED_BOOL: put(out, number_in(&scalar) ? "true" : "false", number_in(&scalar) ? 4 : 5); break;
+        case NESTED_TEXT:
+            put_quoted(out, scalar.bytes);
             break;
         default: PUT(out, "null");
         }
@@ -800,23 +830,23 @@ static bool put_nested(Decoder *decoder, Bytes data, int depth) {
         size_t size = out->size;
         bool good = true;
         while (good && next_field(&all, &field))
-            if (field.number == 3 || field.number == 4) good = put_nested(decoder, field.bytes, depth + 1);
+            if (field.number == NESTED_ENTRY || field.number == NESTED_ITEM) good = put_nested(decoder, field.bytes, depth + 1);
         out->size = size;
         return good;
     }
     Bytes keys = all, values = all;
-    put(out, kind == 1 ? "{" : "[", 1);
-    bool first = true, good = true, has_key = kind == 2;
+    put(out, kind == NESTED_IS_OBJECT ? "{" : "[", 1);
+    bool first = true, good = true, has_key = kind == NESTED_IS_LIST;
     Field key = {0}, value;
     size_t shown_end = out->size;
     while (good && next_field(&values, &value)) {
-        if (value.number != 3 && value.number != 4) continue;
-        if (kind == 1) {
+        if (value.number != NESTED_ENTRY && value.number != NESTED_ITEM) continue;
+        if (kind == NESTED_IS_OBJECT) {
             has_key = false;
-            while (!has_key && next_field(&keys, &key)) has_key = key.number == 2;
+            while (!has_key && next_field(&keys, &key)) has_key = key.number == NESTED_KEY;
         }
         if (!first && has_key) PUT(out, ",");
-        if (kind == 1 && has_key) {
+        if (kind == NESTED_IS_OBJECT && has_key) {
             PUT(out, "\"");
             put_escaped(out, key.bytes);
             PUT(out, "\":");
@@ -826,18 +856,77 @@ static bool put_nested(Decoder *decoder, Bytes data, int depth) {
         else out->size = shown_end;
         first = first && !has_key;
     }
-    put(out, kind == 1 ? "}" : "]", 1);
+    put(out, kind == NESTED_IS_OBJECT ? "}" : "]", 1);
     return good;
+}
+
+/* Copy a JSON value without the space between its tokens. The text ends in a brace that is not part of it. Returns the
+ * place after the value, or NULL if it is not JSON. */
+static Place copy_json(Array *out, Place p, Place end, int depth) {
+    Spelling unused;
+    p = skip_space(p, end);
+    if (*p != '{' && *p != '[') {
+        Place after = skip_scalar(p, end, &unused);
+        if (after) put(out, p, (size_t)(after - p));
+        return after;
+    }
+    if (depth == MOST_NESTED_JSON) return NULL;
+    bool is_object = *p == '{';
+    uint8_t closing = is_object ? '}' : ']';
+    put(out, p, 1);
+    p = skip_space(p + 1, end);
+    for (bool more = *p != closing; more;) {
+        if (is_object) {
+            Place quote = *p == '"' ? find_string_end(p + 1, end, &unused) : NULL;
+            if (!quote) return NULL;
+            put(out, p, (size_t)(quote + 1 - p));
+            p = skip_space(quote + 1, end);
+            if (*p++ != ':' || p == end) return NULL;
+            PUT(out, ":");
+        }
+        p = copy_json(out, p, end, depth + 1);
+        if (!p) return NULL;
+        p = skip_space(p, end);
+        more = *p == ',';
+        if (more) {
+            PUT(out, ",");
+            p = skip_space(p + 1, end);
+        }
+    }
+    if (*p != closing || p + 1 == end) return NULL;
+    put(out, &closing, 1);
+    return p + 1;
+}
+
+/* A value that is JSON in the file. What is not JSON is written as text: copied as it is, it could add events. */
+static void put_json(Decoder *decoder, Bytes value) {
+    Array *out = &decoder->out, *json = &decoder->json;
+    size_t begin = out->size;
+    json->size = 0;
+    put(json, value.at, bytes_left(&value));
+    PUT(json, "}");
+    if (json->failed) {
+        decoder->failed = true;
+        return;
+    }
+    Place end = json->data + json->size, after = copy_json(out, json->data, end, 0);
+    if (after && skip_space(after, end) == end - 1) return;
+    out->size = begin;
+    put_quoted(out, value);
 }
 
 /* The value of an annotation; its name is not written. */
 static bool put_annotation_value(Decoder *decoder, const Sequence *sequence, Bytes data, int depth);
 
+static bool is_value(uint32_t number) {
+    return (number >= ANNOTATION_BOOL && number <= ANNOTATION_JSON) || number == ANNOTATION_TEXT_IID;
+}
+
 static bool put_annotation_name(Decoder *decoder, const Sequence *sequence, Bytes data) {
     Field field, name = {0};
     while (next_field(&data, &field))
-        if (field.number == 1 || field.number == 10) name = field;
-    if (name.number == 1) put_interned(decoder, sequence, ARG_NAMES, number_in(&name));
+        if (field.number == ANNOTATION_NAME_IID || field.number == ANNOTATION_NAME) name = field;
+    if (name.number == ANNOTATION_NAME_IID) put_interned(decoder, sequence, ARG_NAMES, number_in(&name));
     else put_escaped(&decoder->out, name.bytes);
     return !data.damaged;
 }
@@ -855,46 +944,44 @@ static bool put_annotation_value(Decoder *decoder, const Sequence *sequence, Byt
     Field field, value = {0};
     bool has_entries = false, has_items = false;
     while (next_field(&data, &field)) {
-        if ((field.number >= 2 && field.number <= 9) || field.number == 17) value = field;
-        else if (field.number == 11) has_entries = has_entries || depth < MOST_NESTED;
-        else if (field.number == 12) has_items = has_items || depth < MOST_NESTED;
+        if (is_value(field.number)) value = field;
+        else if (field.number == ANNOTATION_ENTRY) has_entries = has_entries || depth < MOST_NESTED;
+        else if (field.number == ANNOTATION_ITEM) has_items = has_items || depth < MOST_NESTED;
     }
     if (data.damaged) return false;
     size_t begin = out->size;
     switch (value.number) {
-    case 2: put(out, number_in(&value) ? "true" : "false", number_in(&value) ? 4 : 5); break;
-    case 3: case 7: put_unsigned(out, number_in(&value)); break;
-    case 4: put_signed(out, (int64_t)number_in(&value)); break;
-    case 5: put_double(out, double_of(&value)); break;
-    case 6:
-        PUT(out, "\"");
-        put_escaped(out, value.bytes);
-        PUT(out, "\"");
+    case ANNOTATION_BOOL: put(out, number_in(&value) ? "true" : "false", number_in(&value) ? 4 : 5); break;
+    case ANNOTATION_UNSIGNED: case ANNOTATION_POINTER: put_unsigned(out, number_in(&value)); break;
+    case ANNOTATION_SIGNED: put_signed(out, (int64_t)number_in(&value)); break;
+    case ANNOTATION_DOUBLE: array_append_double(out, double_of(&value)); break;
+    case ANNOTATION_TEXT:
+        put_quoted(out, value.bytes);
         break;
-    case 17:
+    case ANNOTATION_TEXT_IID:
         PUT(out, "\"");
         put_interned(decoder, sequence, STRINGS, number_in(&value));
         PUT(out, "\"");
         break;
-    case 9:
-        if (bytes_left(&value.bytes)) put(out, value.bytes.at, bytes_left(&value.bytes));
+    case ANNOTATION_JSON:
+        if (bytes_left(&value.bytes)) put_json(decoder, value.bytes);
         else PUT(out, "null");
         break;
-    case 8:
+    case ANNOTATION_NESTED:
         if (!put_nested(decoder, value.bytes, depth + 1)) return false;
         break;
     default: PUT(out, "null");
     }
     if (!has_entries && !has_items) return true;
     out->size = begin;
-    uint32_t shown = has_entries ? 11 : 12;
+    uint32_t shown = has_entries ? ANNOTATION_ENTRY : ANNOTATION_ITEM;
     put(out, has_entries ? "{" : "[", 1);
     bool first = true;
     while (next_field(&all, &field)) {
-        if (field.number != 11 && field.number != 12) continue;
+        if (field.number != ANNOTATION_ENTRY && field.number != ANNOTATION_ITEM) continue;
         size_t before = out->size;
         if (field.number == shown && !first) PUT(out, ",");
-        bool good = field.number == 11 ? put_annotation(decoder, sequence, field.bytes, depth + 1)
+        bool good = field.number == ANNOTATION_ENTRY ? put_annotation(decoder, sequence, field.bytes, depth + 1)
                                        : put_annotation_value(decoder, sequence, field.bytes, depth + 1);
         if (!good) return false;
         if (field.number == shown) first = false;
@@ -909,13 +996,13 @@ static bool is_exported(const Sequence *sequence, Bytes data) {
     Field field, name = {0}, value = {0};
     bool nested = false;
     while (next_field(&data, &field)) {
-        if (field.number == 1 || field.number == 10) name = field;
-        else if ((field.number >= 2 && field.number <= 9) || field.number == 17) value = field;
-        else if (field.number == 11 || field.number == 12) nested = true;
+        if (field.number == ANNOTATION_NAME_IID || field.number == ANNOTATION_NAME) name = field;
+        else if (is_value(field.number)) value = field;
+        else if (field.number == ANNOTATION_ENTRY || field.number == ANNOTATION_ITEM) nested = true;
     }
-    if (data.damaged || nested || value.number != 9 || !bytes_left(&value.bytes) || *value.bytes.at != '{') return false;
-    if (name.number == 10) return equals(name.bytes, "args");
-    uint32_t number = name.number == 1 ? map_find(&sequence->interned, number_in(&name), ARG_NAMES) : UINT32_MAX;
+    if (data.damaged || nested || value.number != ANNOTATION_JSON || !bytes_left(&value.bytes) || *value.bytes.at != '{') return false;
+    if (name.number == ANNOTATION_NAME) return equals(name.bytes, "args");
+    uint32_t number = name.number == ANNOTATION_NAME_IID ? map_find(&sequence->interned, number_in(&name), ARG_NAMES) : UINT32_MAX;
     if (number == UINT32_MAX) return false;
     Text text = AT(sequence->interned_texts, Text, number);
     return text.length == 4 && memcmp(sequence->texts.data + text.begin, "args", 4) == 0;
@@ -926,10 +1013,14 @@ static void put_args(Decoder *decoder, const Sequence *sequence) {
     size_t count = COUNT_OF(decoder->annotations, Bytes), begin = out->size;
     if (!count) return;
     PUT(out, ",\"args\":");
-    bool good = true;
+    size_t value = out->size;
+    bool good = true, written = false;
     if (count == 1 && is_exported(sequence, AT(decoder->annotations, Bytes, 0))) {
         good = put_annotation_value(decoder, sequence, AT(decoder->annotations, Bytes, 0), 0);
-    } else {
+        written = out->size > value && out->data[value] == '{'; /* it is JSON */
+    }
+    if (!written) {
+        out->size = value;
         PUT(out, "{");
         for (size_t i = 0; good && i < count; i++) {
             if (i) PUT(out, ",");
@@ -990,7 +1081,7 @@ static void rewrite_event(Decoder *decoder, const Sequence *sequence, int64_t ti
         for (size_t i = 0; i < COUNT_OF(decoder->categories, Field); i++) {
             const Field *category = &AT(decoder->categories, Field, i);
             if (i) PUT(out, ",");
-            if (category->number == 3) put_interned(decoder, sequence, CATEGORIES, number_in(category));
+            if (category->number == EVENT_CATEGORY_IID) put_interned(decoder, sequence, CATEGORIES, number_in(category));
             else put_escaped(out, category->bytes);
         }
         PUT(out, "\",\"name\":\"");
@@ -1039,8 +1130,8 @@ static bool put_extra_data(Array *out, Bytes data) {
     Bytes name = bytes_of("", 0), value = name;
     Field field;
     while (next_field(&data, &field)) {
-        if (field.number == 1) name = field.bytes;
-        else if (field.number == 2) value = field.bytes;
+        if (field.number == EXTRA_NAME) name = field.bytes;
+        else if (field.number == EXTRA_VALUE) value = field.bytes;
     }
     PUT(out, ",\"");
     put_escaped(out, name);
@@ -1048,9 +1139,7 @@ static bool put_extra_data(Array *out, Bytes data) {
     if (is_number(value)) {
         put(out, value.at, bytes_left(&value));
     } else {
-        PUT(out, "\"");
-        put_escaped(out, value);
-        PUT(out, "\"");
+        put_quoted(out, value);
     }
     return !data.damaged;
 }
@@ -1058,14 +1147,14 @@ static bool put_extra_data(Array *out, Bytes data) {
 static bool put_launch(Array *out, Bytes data) {
     Field field;
     while (next_field(&data, &field)) {
-        if (field.number != 1 && field.number != 2) continue;
+        if (field.number != LAUNCH_GRID && field.number != LAUNCH_BLOCK) continue;
         uint32_t size[3] = {0};
         Bytes inside = field.bytes;
         Field axis;
         while (next_field(&inside, &axis))
             if (axis.number <= 3) size[axis.number - 1] = (uint32_t)number_in(&axis);
         if (inside.damaged) return false;
-        if (field.number == 1) PUT(out, ",\"grid\":[");
+        if (field.number == LAUNCH_GRID) PUT(out, ",\"grid\":[");
         else PUT(out, ",\"block\":[");
         for (int i = 0; i < 3; i++) {
             if (i) PUT(out, ",");
@@ -1087,23 +1176,23 @@ static void rewrite_stage(Decoder *decoder, const Sequence *sequence, int64_t ti
     Field field;
     while (next_field(&data, &field)) {
         switch (field.number) {
-        case 2:
+        case STAGE_DURATION:
             duration = number_in(&field);
             if (duration > (uint64_t)FARTHEST_NS) duration = (uint64_t)FARTHEST_NS;
             break;
-        case 13: queue = number_in(&field); break;
-        case 14: stage = number_in(&field); break;
-        case 11: gpu = (int64_t)number_in(&field); break;
-        case 17:
+        case STAGE_QUEUE_IID: queue = number_in(&field); break;
+        case STAGE_IID: stage = number_in(&field); break;
+        case STAGE_GPU: gpu = (int64_t)number_in(&field); break;
+        case STAGE_NAME:
             inline_name = field.bytes;
             is_inline = true;
             named = bytes_left(&field.bytes) > 0;
             break;
-        case 20:
+        case STAGE_NAME_IID:
             is_inline = false;
             named = interned_text(decoder, sequence, NAMES, number_in(&field), &name) && name.length;
             break;
-        case 19:
+        case STAGE_KERNEL_IID:
             if (named) break;
             is_inline = false;
             named = interned_text(decoder, sequence, KERNELS, number_in(&field), &name) && name.length;
@@ -1155,8 +1244,8 @@ static void rewrite_stage(Decoder *decoder, const Sequence *sequence, int64_t ti
             if (array_reserve(out, length)) put(out, out->data + lane_begin + 1, length);
         }
         while (good && next_field(&all, &field)) {
-            if (field.number == 6) good = put_extra_data(out, field.bytes);
-            else if (field.number == 21) good = put_launch(out, field.bytes);
+            if (field.number == STAGE_EXTRA_DATA) good = put_extra_data(out, field.bytes);
+            else if (field.number == STAGE_LAUNCH) good = put_launch(out, field.bytes);
         }
         PUT(out, "}}");
     }
@@ -1175,8 +1264,10 @@ static void describe(Decoder *decoder, uint32_t number, Bytes data) {
 
 static bool is_other_data(uint32_t number) {
     switch (number) {
-    case 3: case 6: case 8: case 10: case 11: case 12: case 13: case 36: case 41: case 42: case 53: case 58: case 59:
-    case 60: case 79: case 87: case 88: case 98: case 126: return false;
+    case PACKET_CLOCKS: case PACKET_TIME: case PACKET_SEQUENCE: case PACKET_TRACK_EVENT: case PACKET_INTERNED:
+    case PACKET_FLAGS: case PACKET_CLEARED: case PACKET_DROPPED: case PACKET_STAGE: case PACKET_CLOCK:
+    case PACKET_DEFAULTS: case PACKET_DESCRIPTOR: case PACKET_ATTRIBUTES: case PACKET_UID: case PACKET_SYNCHRONIZATION:
+    case PACKET_PID: case PACKET_FIRST: case PACKET_DROPPED_SINCE: case PACKET_MACHINE: return false;
     default: return true;
     }
 }
@@ -1189,23 +1280,23 @@ static void read_packet(Decoder *decoder, Bytes packet) {
     uint32_t place = 0, clock = 0;
     while (next_field(&packet, &field)) {
         switch (field.number) {
-        case 8:
+        case PACKET_TIME:
             has_time = true;
             raw_time = number_in(&field);
             break;
-        case 10:
+        case PACKET_SEQUENCE:
             place = (uint32_t)number_in(&field);
             if (decoder->only >= 0 && place != (uint64_t)decoder->only && place != 0) return;
             break;
-        case 11: track_event = field; break;
-        case 12: interned = true; break;
-        case 13: flags = number_in(&field); break;
-        case 41: cleared = number_in(&field); break;
-        case 42: dropped = number_in(&field); break;
-        case 53: stage = field; break;
-        case 58: clock = (uint32_t)number_in(&field); break;
-        case 59: defaults = field; break;
-        case 6: clocks = field; break;
+        case PACKET_TRACK_EVENT: track_event = field; break;
+        case PACKET_INTERNED: interned = true; break;
+        case PACKET_FLAGS: flags = number_in(&field); break;
+        case PACKET_CLEARED: cleared = number_in(&field); break;
+        case PACKET_DROPPED: dropped = number_in(&field); break;
+        case PACKET_STAGE: stage = field; break;
+        case PACKET_CLOCK: clock = (uint32_t)number_in(&field); break;
+        case PACKET_DEFAULTS: defaults = field; break;
+        case PACKET_CLOCKS: clocks = field; break;
         default: rare = true;
         }
     }
@@ -1233,11 +1324,11 @@ static void read_packet(Decoder *decoder, Bytes packet) {
     if (interned && decoder->rewriting) {
         Bytes again = all;
         while (next_field(&again, &field))
-            if (field.number == 12 && !intern(decoder, sequence, field.bytes)) decoder->counts[NO_NAME]++;
+            if (field.number == PACKET_INTERNED && !intern(decoder, sequence, field.bytes)) decoder->counts[NO_NAME]++;
     }
     if (rare && !decoder->rewriting) {
         while (next_field(&all, &field)) {
-            if (field.number == 60 || field.number == 126) describe(decoder, field.number, field.bytes);
+            if (field.number == PACKET_DESCRIPTOR || field.number == PACKET_ATTRIBUTES) describe(decoder, field.number, field.bytes);
             else if (is_other_data(field.number))
                 decoder->unread[field.number < MOST_NUMBERS ? field.number : MOST_NUMBERS]++;
         }
@@ -1293,7 +1384,7 @@ static void decoder_free(Decoder *decoder) {
         &decoder->sequences, &decoder->clocks, &decoder->uuids, &decoder->tracks, &decoder->times, &decoder->halves,
         &decoder->flow_ids, &decoder->flow_times, &decoder->flow_ends, &decoder->latest, &decoder->durations_found, &decoder->described,
         &decoder->described_bytes, &decoder->categories, &decoder->flows, &decoder->counted, &decoder->annotations,
-        &decoder->plan_texts, &decoder->track_texts, &decoder->counter_tracks, &decoder->flow_kinds, &decoder->out};
+        &decoder->json, &decoder->plan_texts, &decoder->track_texts, &decoder->counter_tracks, &decoder->flow_kinds, &decoder->out};
     for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++) array_free(arrays[i]);
     if (decoder->durations.obj) PyBuffer_Release(&decoder->durations);
     if (decoder->phases.obj) PyBuffer_Release(&decoder->phases);
@@ -1482,7 +1573,7 @@ static PyObject *cut_packets(PyObject *module, PyObject *argument) {
             uint64_t tag, size;
             const uint8_t *inside = read_varint(content, next, &tag);
             if (inside) inside = read_varint(inside, next, &size);
-            if (inside && (tag == (50 << 3 | 2) || tag == (133 << 3 | 2)) && size == (uint64_t)(next - inside)) {
+            if (inside && (tag == (PACKET_COMPRESSED << 3 | WIRE_BYTES) || tag == (PACKET_ZSTD << 3 | WIRE_BYTES)) && size == (uint64_t)(next - inside)) {
                 uint64_t entry[4] = {tag >> 3, (uint64_t)(at - begin), (uint64_t)(next - begin), (uint64_t)(inside - begin)};
                 array_append(&compressed, entry, sizeof entry);
             }
@@ -1510,7 +1601,7 @@ static PyObject *cut_packets(PyObject *module, PyObject *argument) {
 PyMethodDef perfetto_methods[] = {
     {"perfetto_decoder", perfetto_decoder, METH_VARARGS,
      "perfetto_decoder(sequence, plan): a decoder that makes the index (plan is None) or rewrites events. All functions "
-     "are called by rankscope.readers.perfetto.native_decoder."},
+     "are called by rankscope.readers.perfetto.decoder."},
     {"perfetto_add", perfetto_add, METH_VARARGS,
      "perfetto_add(decoder, block, begin): events as JSON, and where in the block the next call begins."},
     {"perfetto_counts", perfetto_counts, METH_O, "perfetto_counts(decoder): what was lost or repaired."},

@@ -75,7 +75,7 @@ static bool no_memory(Tree *tree) { return stop(tree, NO_MEMORY, ""); }
 static uint32_t new_cells(Tree *tree, size_t count) {
     size_t begin = length(&tree->cells, sizeof(Ref)), bytes = count * sizeof(Ref);
     bool fits = begin + count < UINT32_MAX;
-    if (!fits || (tree->cells.room - tree->cells.size < bytes && !array_reserve(&tree->cells, bytes))) {
+    if (!fits || !array_reserve(&tree->cells, bytes)) {
         no_memory(tree);
         return UINT32_MAX;
     }

@@ -180,7 +180,7 @@ static const char *fill(Filling *filling, size_t row, const uint8_t *text, uint3
     Array *made = &filling->made;
     size_t start = made->size, most = 4 + (size_t)size + LONGEST_NUMBER;
     if (start + most > NO_ARGS) return "the texts are longer than 4 GB";
-    if (made->room - start < most && !array_reserve(made, most)) return "";
+    if (!array_reserve(made, most)) return "";
     uint8_t *at = made->data + start + 4;
     const uint8_t *mark = memchr(text, NUMBER_MARK, size);
     size_t before = mark ? (size_t)(mark - text) : size;
@@ -243,7 +243,7 @@ static const char *spell(const Buffers *pieces, const Buffers *columns, size_t r
     for (size_t row = 0; row < rows; row++) {
         size_t start = made->size;
         if (start + most > NO_ARGS) return "the texts are longer than 4 GB";
-        if (made->room - start < most && !array_reserve(made, most)) return "";
+        if (!array_reserve(made, most)) return "";
         uint8_t *at = made->data + start + 4;
         for (Py_ssize_t piece = 0; piece < pieces->count; piece++) {
             const Py_buffer *text = &pieces->views[piece];

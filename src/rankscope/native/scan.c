@@ -93,8 +93,7 @@ static int32_t code_of(Scan *scan, const uint8_t *bytes, size_t count) {
 static int32_t code_of_string(Scan *scan, Place begin, Place end, Spelling spelling) {
     if (!spelling.escaped) return code_of(scan, begin, (size_t)(end - begin));
     scan->decoded.size = 0;
-    if (scan->decoded.room < (size_t)(end - begin) && !array_reserve(&scan->decoded, (size_t)(end - begin)))
-        return NOT_CODED;
+    if (!array_reserve(&scan->decoded, (size_t)(end - begin))) return NOT_CODED;
     uint8_t *decoded_end = decode_string(begin, end, scan->decoded.data);
     if (!decoded_end) return NOT_CODED;
     return code_of(scan, scan->decoded.data, (size_t)(decoded_end - scan->decoded.data));

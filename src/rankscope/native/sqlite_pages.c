@@ -274,7 +274,7 @@ static const char *store_cell(Scan *scan, const uint8_t *at, const uint8_t *end,
 static bool reserve_rows(Column *column, size_t rows) {
     Array *values = &column->values;
     size_t width = column->is_text ? sizeof(int32_t) : sizeof(int64_t);
-    return values->room / width >= rows || array_reserve(values, rows * width - values->size);
+    return rows * width <= values->size || array_reserve(values, rows * width - values->size);
 }
 
 static void set_rows(Column *column, size_t rows) {

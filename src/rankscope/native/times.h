@@ -25,17 +25,12 @@ static const uint64_t powers_of_ten[MOST_DIGITS + 1] = {
 
 /* The value of eight digits at once; false if they are not all digits. The first digit is the lowest byte. */
 static inline bool read_eight(Place p, uint64_t *value) {
-#if __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
     uint64_t word = load8(p) - UINT64_C(0x3030303030303030);
     if ((word | (word + UINT64_C(0x7676767676767676))) & UINT64_C(0x8080808080808080)) return false;
     word = word * 10 + (word >> 8); /* pairs, then fours, then all eight */
     word = (word & UINT64_C(0x00FF00FF00FF00FF)) * (1 + (UINT64_C(100) << 16)) >> 16 & UINT64_C(0x0000FFFF0000FFFF);
     *value = *value * 100000000 + (word * (1 + (UINT64_C(10000) << 32)) >> 32);
     return true;
-#else
-    (void)p, (void)value;
-    return false;
-#endif
 }
 
 static inline Place read_digits(Place p, Place end, uint64_t *value) {

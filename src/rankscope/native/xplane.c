@@ -1,14 +1,13 @@
 /* Lines of XLA's XSpace protobuf (readers/xla/planes.py): where their fields are, and their events as columns.
  *
- * What is unusual is refused, with None: readers/xla/planes.py then reads the same in Python. */
+ * An event that is damaged is left out and counted; bytes that are no text become U+FFFD. */
 #include "native.h"
 #include "protobuf.h"
 
-#include <math.h>
 #include <stdio.h>
 
 #define NO_ARGS UINT32_MAX
-#define LONGEST_ARGS (1u << 30)
+#define LONGEST_ARGS (1u << 28) /* of a piece: stats may refer to one long text again and again */
 
 enum { LINE_EVENT = 4 };
 enum { EVENT_METADATA = 1, EVENT_OFFSET = 2, EVENT_DURATION = 3, EVENT_STAT = 4, EVENT_OCCURRENCES = 5 };
@@ -79,7 +78,7 @@ typedef struct {
     const int64_t *picked;
     size_t picks;
     Array index, offset, duration, values, args, args_offset;
-    int64_t without_time, without_metadata;
+    long long without_time, without_metadata, damaged, without_args;
 } Reading;
 
 static size_t utf8_length(const uint8_t *at, const uint8_t *end) {
@@ -94,22 +93,21 @@ static size_t utf8_length(const uint8_t *at, const uint8_t *end) {
     return length;
 }
 
-/* The text in quotes as json.dumps writes it, with U+FFFD for NUL; false if it is not UTF-8. */
-static bool append_quoted(Array *out, Bytes text) {
+/* The text in quotes as json.dumps writes it, with U+FFFD for NUL and for bytes that are not UTF-8. */
+static void append_quoted(Array *out, Bytes text) {
     static const char short_escapes[] = "btn_fr"; /* from 0x08 on; 0x0b has none */
     array_append(out, "\"", 1);
     const uint8_t *copied = text.at, *at = text.at;
     while (at < text.end) {
         size_t length = *at < 0x80 ? 1 : utf8_length(at, text.end);
-        if (!length) return false;
-        if (*at >= 0x20 && *at != '"' && *at != '\\') {
+        if (length && *at >= 0x20 && *at != '"' && *at != '\\') {
             at += length;
             continue;
         }
         array_append(out, copied, (size_t)(at - copied));
         char escape[8];
         int size;
-        if (*at == 0) size = snprintf(escape, sizeof escape, "\xef\xbf\xbd");
+        if (*at == 0 || !length) size = snprintf(escape, sizeof escape, "\xef\xbf\xbd");
         else if (*at >= 0x20) size = snprintf(escape, sizeof escape, "\\%c", *at);
         else if (*at >= 8 && *at <= 13 && *at != 11) size = snprintf(escape, sizeof escape, "\\%c", short_escapes[*at - 8]);
         else size = snprintf(escape, sizeof escape, "\\u%04x", *at);
@@ -118,17 +116,6 @@ static bool append_quoted(Array *out, Bytes text) {
     }
     array_append(out, copied, (size_t)(at - copied));
     array_append(out, "\"", 1);
-    return true;
-}
-
-/* With the fewest of 15, 16 or 17 digits that give the same number. */
-static void append_double(Array *out, double value) {
-    char text[32] = "null";
-    for (int digits = 15; isfinite(value) && digits <= 17; digits++) {
-        snprintf(text, sizeof text, "%.*g", digits, value);
-        if (strtod(text, NULL) == value) break;
-    }
-    array_append(out, text, strlen(text));
 }
 
 static void append_integer(Array *out, bool negative, uint64_t value) {
@@ -139,7 +126,7 @@ static void append_integer(Array *out, bool negative, uint64_t value) {
     array_append(out, begin, (size_t)(end - begin));
 }
 
-/* One stat of an event: into its arguments, and into a column if it is one of those picked. */
+/* One stat of an event: into its arguments, and into a column if it is one of those picked. False if it is damaged. */
 static bool read_stat(Reading *reading, Bytes stat, int64_t *values, bool *has_args) {
     int64_t id = 0;
     Field field, value = {0};
@@ -163,10 +150,10 @@ static bool read_stat(Reading *reading, Bytes stat, int64_t *values, bool *has_a
     array_append(out, names + offsets[place], length);
     array_append(out, ":", 1);
     switch (value.number) {
-    case STAT_DOUBLE: append_double(out, double_of(&value)); return true;
+    case STAT_DOUBLE: array_append_double(out, double_of(&value)); return true;
     case STAT_UNSIGNED: append_integer(out, false, value.value); return true;
     case STAT_SIGNED: append_integer(out, value.value >> 63, value.value >> 63 ? -value.value : value.value); return true;
-    case STAT_TEXT: return append_quoted(out, value.bytes);
+    case STAT_TEXT: append_quoted(out, value.bytes); return true;
     case STAT_BYTES:
         array_append(out, "\"", 1);
         append_integer(out, false, bytes_left(&value.bytes));
@@ -183,7 +170,7 @@ static bool read_stat(Reading *reading, Bytes stat, int64_t *values, bool *has_a
     }
 }
 
-static bool read_one(Reading *reading, Bytes event) {
+static void read_event(Reading *reading, Bytes event) {
     int64_t id = 0, offset = 0, duration = 0;
     bool is_counted = false;
     Bytes rest = event;
@@ -194,11 +181,10 @@ static bool read_one(Reading *reading, Bytes event) {
         else if (field.number == EVENT_DURATION) duration = (int64_t)field.value;
         else if (field.number == EVENT_OCCURRENCES) is_counted = true;
     }
-    if (rest.damaged) return false;
     int64_t place = place_of(&reading->metadata, id);
-    if (is_counted || place < 0) {
-        *(is_counted ? &reading->without_time : &reading->without_metadata) += 1;
-        return true;
+    if (rest.damaged || is_counted || place < 0) {
+        *(rest.damaged ? &reading->damaged : is_counted ? &reading->without_time : &reading->without_metadata) += 1;
+        return;
     }
     size_t begin = reading->args.size, row = reading->values.size;
     bool has_args = false;
@@ -212,12 +198,24 @@ static bool read_one(Reading *reading, Bytes event) {
     }
     for (rest = event; next_field(&rest, &field);) {
         if (field.number != EVENT_STAT || field.wire != WIRE_BYTES) continue;
-        if (reading->values.failed || reading->args.failed) return false;
-        if (!read_stat(reading, field.bytes, (int64_t *)(reading->values.data + row), &has_args)) return false;
+        if (reading->values.failed || reading->args.failed) return;
+        bool is_long = reading->args.size > LONGEST_ARGS;
+        size_t size = reading->args.size;
+        if (!read_stat(reading, field.bytes, (int64_t *)(reading->values.data + row), &has_args)) {
+            reading->args.size = begin;
+            reading->values.size = row;
+            reading->damaged++;
+            return;
+        }
+        if (is_long) reading->args.size = size;
     }
     if (has_args) array_append(&reading->args, "}", 1);
-    else reading->args.size = begin;
-    if (reading->args.failed || reading->args.size > LONGEST_ARGS) return false;
+    if (reading->args.failed) return;
+    if (reading->args.size > LONGEST_ARGS) {
+        has_args = false;
+        reading->without_args++;
+    }
+    if (!has_args) reading->args.size = begin;
     if (has_args) {
         uint32_t length = (uint32_t)(reading->args.size - begin - 4);
         uint8_t bytes[4] = {(uint8_t)length, (uint8_t)(length >> 8), (uint8_t)(length >> 16), (uint8_t)(length >> 24)};
@@ -227,7 +225,6 @@ static bool read_one(Reading *reading, Bytes event) {
     array_append_i32(&reading->index, (int32_t)place);
     array_append_i64(&reading->offset, offset);
     array_append_i64(&reading->duration, duration);
-    return true;
 }
 
 static bool is_named(const Py_buffer *ids, const Py_buffer *offsets, const Py_buffer *data, Named *named) {
@@ -240,8 +237,8 @@ static bool is_named(const Py_buffer *ids, const Py_buffer *offsets, const Py_bu
 }
 
 /* line_events(view, metadata (ids, offsets, texts), stats (ids, offsets, texts), picked ids)
- * -> ((index of metadata, offset ps, duration ps, picked values, args, args_offset), events without a time, events
- * without metadata), or None */
+ * -> ((index of metadata, offset ps, duration ps, picked values, args, args_offset), number of events without a time,
+ * without metadata, that are damaged, whose arguments were left out) */
 static PyObject *line_events(PyObject *self, PyObject *args) {
     (void)self;
     Py_buffer views[8];
@@ -252,36 +249,29 @@ static PyObject *line_events(PyObject *self, PyObject *args) {
     Reading reading = {.picked = views[7].buf, .picks = (size_t)views[7].len / sizeof(int64_t)};
     bool fits = is_named(&views[1], &views[2], &views[3], &reading.metadata) &&
                 is_named(&views[4], &views[5], &views[6], &reading.stats);
-    bool good = fits;
     Py_BEGIN_ALLOW_THREADS
     if (fits) make_table(&reading.metadata), make_table(&reading.stats);
     Bytes line = bytes_of(views[0].buf, (size_t)views[0].len);
     Field field;
-    while (good && next_field(&line, &field))
-        if (field.number == LINE_EVENT && field.wire == WIRE_BYTES) good = read_one(&reading, field.bytes);
+    while (fits && next_field(&line, &field))
+        if (field.number == LINE_EVENT && field.wire == WIRE_BYTES) read_event(&reading, field.bytes);
     free(reading.metadata.table);
     free(reading.stats.table);
     Py_END_ALLOW_THREADS
     for (size_t i = 0; i < sizeof views / sizeof *views; i++) PyBuffer_Release(&views[i]);
     Array columns[] = {reading.index, reading.offset, reading.duration, reading.values, reading.args, reading.args_offset};
-    size_t count = sizeof columns / sizeof *columns;
-    if (!good) {
-        bool failed = false;
-        for (size_t i = 0; i < count; i++) {
-            failed |= columns[i].failed;
-            array_free(&columns[i]);
-        }
-        if (!fits) PyErr_SetString(PyExc_ValueError, "ids are not in ascending order, or texts are not where they are said to be");
-        else if (failed) PyErr_NoMemory();
-        else Py_RETURN_NONE;
+    if (!fits) {
+        PyErr_SetString(PyExc_ValueError, "ids are not in ascending order, or texts are not where they are said to be");
         return NULL;
     }
-    PyObject *found = arrays_to_python(columns, count);
-    return found ? Py_BuildValue("NLL", found, (long long)reading.without_time, (long long)reading.without_metadata) : NULL;
+    PyObject *found = arrays_to_python(columns, sizeof columns / sizeof *columns);
+    return found ? Py_BuildValue("NLLLL", found, reading.without_time, reading.without_metadata, reading.damaged,
+                                 reading.without_args)
+                 : NULL;
 }
 
 PyMethodDef xplane_methods[] = {
     {"line_cuts", line_cuts, METH_VARARGS, "Where a line of an XPlane can be cut, its number of events, damaged."},
-    {"line_events", line_events, METH_VARARGS, "The events of a piece of a line as columns; None if it is unusual."},
+    {"line_events", line_events, METH_VARARGS, "The events of a piece of a line as columns."},
     {NULL, NULL, 0, NULL},
 };

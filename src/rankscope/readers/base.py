@@ -8,6 +8,7 @@ from dataclasses import field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+from rankscope.errors import ReadError
 from rankscope.model import Table
 from rankscope.records import dataclass
 
@@ -245,3 +246,17 @@ def rank_from_name(path: Path) -> int | None:
     found = _RANK_IN_NAME.findall(path.name) or _RANK_AT_END.findall(path.name)
     ranks = {int(a or b) for a, b in found}
     return ranks.pop() if len(ranks) == 1 else None
+
+
+def need_c_parts(path: Path) -> None:
+    """For a file of a format that is read in C only."""
+    from rankscope import native  # late: finding files does not need it
+
+    if native.functions is None:
+        raise ReadError(
+            f"{path} is not read: this installation has no C parts",
+            why="Perfetto traces and XLA's .xplane.pb are read in C only. There was no compiler when rankscope was "
+            "installed, Python is older than 3.11, or RANKSCOPE_NATIVE=0 is set.",
+            hint="Install a wheel of rankscope for this platform; or install a C compiler, then: "
+            "pip install --force-reinstall --no-binary rankscope rankscope",
+        )

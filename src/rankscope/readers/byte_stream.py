@@ -10,6 +10,8 @@ from typing import Any, Protocol
 from rankscope.errors import ReadError
 
 GZIP_MAGIC = b"\x1f\x8b"
+_PLAIN_PIECE = 1 << 20
+"""Read at once where the size of the file is not known."""
 _COMPRESSED_PIECE = 1 << 20
 _INFLATED_PIECE = 1 << 16
 """At most this much is lost before corrupt data."""
@@ -47,7 +49,9 @@ class PlainStream:
         pieces: list[bytes] = []
         missing = size
         while missing:
-            piece = self._file.read(missing)
+            # Python reserves what is asked for, however short the file is.
+            rest = os.fstat(self._file.fileno()).st_size - self._file.tell()
+            piece = self._file.read(min(missing, max(rest, _PLAIN_PIECE)))
             if not piece:
                 break
             pieces.append(piece)

@@ -17,6 +17,16 @@ from typing import Any, NamedTuple, TypeGuard
 
 from rankscope.readers.base import ReadReport
 from rankscope.readers.byte_stream import ByteStream, open_stream
+from rankscope.readers.protobuf import (
+    BYTES,
+    LONGEST_VARINT,
+    VARINT,
+    DamagedMessageError,
+    bytes_in,
+    fields,
+    read_varint,
+    text_in,
+)
 
 _SCHEMA = re.compile(rb'"schema"\s*:\s*"(\d+\.\d+[^"]{0,40})"')
 _NODES = re.compile(rb'"nodes"\s*:\s*\[')
@@ -31,6 +41,19 @@ _GROUPS_NODE = "## process_group:init ##"
 _TENSOR = re.compile(r"^Tensor\((.*)\)$")
 _KINETO_TYPES = {"Int": "Scalar", "Double": "Scalar", "Bool": "Scalar"}
 """What Kineto calls inputs that are no tensors; the others have no name there."""
+
+
+_INPUTS = {1: "values", 2: "shapes", 3: "types"}
+"""Fields of Chakra's IOInfo."""
+
+
+class _Chakra:
+    """Field numbers of Chakra's et_def.proto, by message."""
+
+    VERSION, ATTRIBUTE = 1, 2
+    NODE_ID, NODE_NAME, NODE_INPUTS, NODE_ATTRIBUTE = 1, 2, 8, 10
+    ATTRIBUTE_NAME, ATTRIBUTE_VALUE = 1, 3
+    """A value has one of the fields from ATTRIBUTE_VALUE on, by its type."""
 
 
 class Inputs(NamedTuple):
@@ -173,9 +196,12 @@ class ExecutionTrace:
         content, at, is_first = head, 0, True
         while True:
             try:
-                size, begin = _varint(content, at)
+                size, begin = read_varint(content, at, len(content))
                 is_whole = begin + size <= len(content)
-            except IndexError:
+            except DamagedMessageError:
+                if len(content) - at >= LONGEST_VARINT:
+                    self.report.damage = "what follows is not a node"
+                    return
                 size, begin, is_whole = 0, at, False
             if size > _LARGEST_NODE:
                 self.report.damage = f"a message of {size:,} bytes cannot be a node"
@@ -194,7 +220,7 @@ class ExecutionTrace:
                     self.schema = _chakra_schema(message)
                 else:
                     yield _chakra_node(message)
-            except (IndexError, ValueError, UnicodeDecodeError) as error:
+            except ValueError as error:  # damaged, or a name that is not UTF-8
                 self.report.lose(f"a node that is not Chakra's: {error}")
             is_first = False
 
@@ -204,15 +230,16 @@ def is_execution_trace(head: bytes) -> bool:
     if head.lstrip()[:1] == b"{":
         return bool(_SCHEMA.search(head) and _NODES.search(head)) and b'"traceEvents"' not in head
     try:
-        size, begin = _varint(head, 0)
+        size, begin = read_varint(head, 0, len(head))
         if not 0 < size <= _LARGEST_METADATA or begin + size > len(head):
             return False
-        fields = list(_fields(head[begin : begin + size]))
-        return bool(fields) and all(
-            (number == 1 and isinstance(value, bytes)) or (number == 2 and _attribute(value))
-            for number, value in fields
+        metadata = list(fields(head[begin : begin + size]))
+        return bool(metadata) and all(
+            wire == BYTES
+            and (number == _Chakra.VERSION or (number == _Chakra.ATTRIBUTE and bool(_attribute(value)[0])))
+            for number, wire, value in metadata
         )
-    except (IndexError, ValueError, UnicodeDecodeError):
+    except ValueError:  # damaged, or a name that is not UTF-8
         return False
 
 
@@ -255,86 +282,44 @@ def _listed(value: Any) -> list[Any]:
     return list(value) if isinstance(value, list) else []
 
 
-def _varint(content: bytes, at: int) -> tuple[int, int]:
-    """A number of protobuf, and where the next field begins. Raises IndexError at the end of the content."""
-    value = shift = 0
-    while True:
-        byte = content[at]
-        at += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value & 0xFFFF_FFFF_FFFF_FFFF, at
-        shift += 7
-        if shift > 63:
-            raise ValueError("a number of more than 64 bits")
-
-
-def _fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """The fields of a protobuf message: numbers as integers, texts and messages as bytes."""
-    at, end = 0, len(message)
-    while at < end:
-        tag, at = _varint(message, at)
-        number, kind = tag >> 3, tag & 7
-        if kind == 0:
-            value, at = _varint(message, at)
-            yield number, value
-            continue
-        if kind == 2:
-            size, at = _varint(message, at)
-        elif kind in (1, 5):
-            size = 8 if kind == 1 else 4
-        else:
-            raise ValueError(f"a field of wire type {kind}")
-        if not number or at + size > end:
-            raise ValueError("a field that is longer than its message")
-        yield number, message[at : at + size]
-        at += size
-
-
-def _attribute(message: int | bytes) -> tuple[str, int | bytes] | None:
-    """The name and value of an AttributeProto; None for what is none."""
-    if isinstance(message, int):
-        return None
-    name, value = "", b""
-    content: int | bytes = value
-    for number, field in _fields(message):
-        if number == 1 and isinstance(field, bytes):
-            name = field.decode()
-        elif number > 2:
-            content = field
-    return (name, content) if name else None
+def _attribute(message: bytes) -> tuple[str, int | bytes]:
+    """The name and value of an AttributeProto; '' for what is none."""
+    name = ""
+    content: int | bytes = b""
+    for number, wire, value in fields(message):
+        if number == _Chakra.ATTRIBUTE_NAME and wire == BYTES:
+            name = value.decode()
+        elif number >= _Chakra.ATTRIBUTE_VALUE and wire in (VARINT, BYTES):
+            content = value
+    return name, content
 
 
 def _chakra_schema(message: bytes) -> str:
-    for number, value in _fields(message):
-        if number == 1 and isinstance(value, bytes):
-            return value.decode("utf-8", "replace")[:40]
-        found = _attribute(value) if number == 2 else None
-        if found and found[0] == "schema" and isinstance(found[1], bytes):
-            return found[1].decode("utf-8", "replace")[:40]
+    for number, wire, value in fields(message):
+        if number == _Chakra.VERSION and wire == BYTES:
+            return text_in(wire, value)[:40]
+        name, content = _attribute(bytes_in(wire, value)) if number == _Chakra.ATTRIBUTE else ("", b"")
+        if name == "schema" and isinstance(content, bytes):
+            return content.decode("utf-8", "replace")[:40]
     return ""
 
 
 def _chakra_node(message: bytes) -> dict[str, Any]:
     node: dict[str, Any] = {"id": 0}
-    for number, value in _fields(message):
-        if number == 1 and isinstance(value, int):
+    for number, wire, value in fields(message):
+        if number == _Chakra.NODE_ID and wire == VARINT:
             node["id"] = value
-        elif number == 2 and isinstance(value, bytes):
-            node["name"] = value.decode("utf-8", "replace")
-        elif number == 8 and isinstance(value, bytes):
-            node["inputs"] = _chakra_inputs(value)
-        elif number == 10:
-            found = _attribute(value)
-            if found and found[0] == "rf_id" and isinstance(found[1], int):
-                node["rf_id"] = found[1]
+        elif number == _Chakra.NODE_NAME and wire == BYTES:
+            node["name"] = text_in(wire, value)
+        elif number == _Chakra.NODE_INPUTS and wire == BYTES:
+            # Values, shapes and types, which Chakra keeps as the text of Python lists.
+            node["inputs"] = {
+                _INPUTS[inner]: bytes_in(kind, content)
+                for inner, kind, content in fields(value)
+                if inner in _INPUTS
+            }
+        elif number == _Chakra.NODE_ATTRIBUTE:
+            name, content = _attribute(bytes_in(wire, value))
+            if name == "rf_id" and isinstance(content, int):
+                node["rf_id"] = content
     return node
-
-
-def _chakra_inputs(message: bytes) -> dict[str, Any]:
-    """Values, shapes and types, which Chakra keeps as the text of Python lists."""
-    return {
-        key: value
-        for number, value in _fields(message)
-        if (key := {1: "values", 2: "shapes", 3: "types"}.get(number, ""))
-    }

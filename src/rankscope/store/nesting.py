@@ -34,16 +34,12 @@ class Nesting:
     @cached_property
     def levels(self) -> list[Ints]:
         """Indices of the slices with 0, 1, 2, … ancestors, each in order: for walking down or up the tree."""
-        level = np.full(len(self.parent), NONE)
-        found = []
-        rest = self.order.astype(np.int64)
-        while len(rest):
-            parent = self.parent[rest]
-            ready = (parent == NONE) | (level[parent] != NONE)
-            found.append(rest[ready])
-            rest = rest[~ready]
-            level[found[-1]] = len(found) - 1
-        return found
+        # Each round doubles how many ancestors a slice has counted.
+        level, above = (self.parent != NONE).astype(np.int64), self.parent
+        while (inside := above != NONE).any():
+            level = level + np.where(inside, level[above], 0)
+            above = np.where(inside, above[above], NONE)
+        return [self.order[members].astype(np.int64) for members in _group(level[self.order])]
 
 
 def track_time_key(track: NDArray[Any], time: Ints) -> Ints:
@@ -141,21 +137,32 @@ def _solve_crossing(
 
 
 def _rows_of_cluster(start: Ints, end: Ints, base: int, depth: Ints, parent: Ints) -> None:
-    """In order of start, each slice gets the first free row below the innermost open slice that contains it."""
-    occupied: list[tuple[int, int]] = []  # per row: end and position of its latest slice
-    for position, (begin, stop) in enumerate(zip(start.tolist(), end.tolist(), strict=True)):
+    """In order of start, each slice gets the first free row below the innermost open slice that contains it.
+
+    Both are found in a binary tree over the rows, whose nodes have the latest and the earliest end of the rows below
+    them: the leaves are in the second half, and the node i has the children 2i and 2i + 1.
+    """
+    leaves = 1 << len(start).bit_length()
+    latest, earliest = ([-1] * (2 * leaves) for _ in range(2))  # no time is negative: unused rows are free
+    slices = [0] * leaves
+    for position, (begin, stop) in enumerate(zip(start.tolist(), end.tolist(), strict=True), base):
         inside = NONE
-        for row in range(len(occupied) - 1, -1, -1):
-            if occupied[row][0] > begin and occupied[row][0] >= stop:
-                inside = row
-                break
-        row = inside + 1
-        while row < len(occupied) and occupied[row][0] > begin:
-            row += 1
-        at = base + position
-        depth[at] = row
-        parent[at] = occupied[inside][1] if inside != NONE else NONE
-        if row == len(occupied):
-            occupied.append((stop, at))
-        else:
-            occupied[row] = (stop, at)
+        if latest[1] >= stop:
+            at = 1
+            while at < leaves:
+                at = 2 * at + (latest[2 * at + 1] >= stop)
+            inside = at - leaves
+        at = leaves + inside + 1
+        while earliest[at] > begin:
+            while at & 1:
+                at >>= 1
+            at += 1
+        while at < leaves:
+            at = 2 * at + (earliest[2 * at] > begin)
+        depth[position] = at - leaves
+        parent[position] = slices[inside] if inside != NONE else NONE
+        slices[at - leaves] = position
+        latest[at] = earliest[at] = stop
+        while at := at >> 1:
+            latest[at] = max(latest[2 * at], latest[2 * at + 1])
+            earliest[at] = min(earliest[2 * at], earliest[2 * at + 1])

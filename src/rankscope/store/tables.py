@@ -235,16 +235,24 @@ def _write_counters(files: TableFiles, recording: Recording) -> None:
 
 
 def _write_links(files: TableFiles, source: SliceTable) -> None:
-    """A flow event names a track and a time; it is linked to the slice that is open there."""
+    """A flow event names a track and a time; it is linked to the slice that is open there.
+
+    A step or an end of a flow is linked with the start or step before it in time: an id that is used again is another
+    flow, and no link ends before it starts.
+    """
     recording = source.recording
     events = recording.events
     index, track, time = _flow_ends(recording)
     bound = source.ids(source.lookup.at(track, time))
-    starts = events.phase[index] == recording.code("s")
     flow = events.flow_of(index)
     _, key = number_rows([events.category[index].astype(np.int64), flow])
     key[flow == NULL] = NONE
-    first, then = _joined(key, np.flatnonzero(starts), np.flatnonzero(~starts))
+    # At one time a flow starts, goes on and ends. Of an event that names two tracks, the one with a slice counts.
+    phase = events.phase[index]
+    part = np.select([phase == recording.code(name) for name in ("s", "t")], [0, 1], 2)
+    order = np.lexsort((bound != NONE, part, time, key))
+    first, then = _flow_steps(key[order], part[order])
+    first, then = follow(first, order), follow(then, order)
     either = np.where(first != NONE, first, then)
     files.write_rows(
         LINKS,
@@ -286,19 +294,19 @@ def _flow_ends(recording: Recording) -> tuple[Ints, NDArray[Any], Ints]:
     return flows.event[place[order]], track[order], flows.time[place[order]]
 
 
-def _joined(key: Ints, left: Ints, right: Ints) -> tuple[Ints, Ints]:
-    """Every pair of a left and a right entry with the same key, and those without a partner beside NONE."""
-    by_key = left[np.argsort(key[left], kind="stable")]
-    keys = key[by_key]
-    known = key[right] != NONE
-    low = np.searchsorted(keys, key[right], side="left")
-    count = np.where(known, np.searchsorted(keys, key[right], side="right") - low, 0)
-    then = np.repeat(right, count)
-    offset = np.arange(len(then)) - np.repeat(np.cumsum(count) - count, count)
-    first = by_key[np.repeat(low, count) + offset]
-    alone_right = right[count == 0]
-    alone_left = left[~np.isin(left, first)]
+def _flow_steps(key: Ints, part: Ints) -> tuple[Ints, Ints]:
+    """Where each link starts and ends among the events of flows, which are sorted by key and time; events that are in
+    no link stand beside NONE. `part` is 0 for a start, 1 for a step, 2 for an end; a key may be NONE."""
+    place = np.arange(len(key))
+    latest = np.maximum.accumulate(np.where(part < 2, place, NONE))
+    before = np.concatenate([np.full(min(len(key), 1), NONE), latest[:-1]])
+    linked = (part > 0) & (before != NONE) & (key != NONE)
+    linked &= key[np.maximum(before, 0)] == key
+    in_link = linked.copy()
+    in_link[before[linked]] = True
+    alone = np.flatnonzero(~in_link)
+    starts = part[alone] == 0
     return (
-        np.concatenate([first, np.full(len(alone_right), NONE), alone_left]),
-        np.concatenate([then, alone_right, np.full(len(alone_left), NONE)]),
+        np.concatenate([before[linked], np.where(starts, alone, NONE)]),
+        np.concatenate([place[linked], np.where(starts, NONE, alone)]),
     )

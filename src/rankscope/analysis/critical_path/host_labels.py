@@ -12,7 +12,7 @@ from rankscope.analysis.core.host_spans import outermost_ops, rank_annotations
 from rankscope.analysis.core.intervals import Ints
 from rankscope.analysis.core.names import all_names
 from rankscope.analysis.core.rollups import part_of
-from rankscope.analysis.critical_path.graph.nodes import NONE, Graph, Mask
+from rankscope.analysis.critical_path.graph.nodes import NONE, Graph
 from rankscope.analysis.critical_path.path import PATH_CLASSES, CriticalPath
 from rankscope.store.arrays import unique_values
 from rankscope.store.run import Run
@@ -45,9 +45,9 @@ def _covering(run: Run, rank: int, time: Ints) -> list[str]:
     """The op, else the annotation, that covers each moment on any thread; '' where none does."""
     texts = all_names(run)
     found, around = (
-        _latest(spans.track[order], spans.start[order], spans.end[order], spans.name[order], time).tolist()
+        _latest(spans.start[order], spans.end[order], spans.name[order], time).tolist()
         for spans in (outermost_ops(run, rank), rank_annotations(run, rank))
-        for order in [np.argsort(spans.start, kind="stable")]
+        for order in [np.lexsort((spans.track, spans.start))]
     )
     return [
         texts[op] if op != NONE else texts[note] if note != NONE else ""
@@ -55,28 +55,30 @@ def _covering(run: Run, rank: int, time: Ints) -> list[str]:
     ]
 
 
-def _latest(track: Ints, start: Ints, end: Ints, name: Ints, time: Ints) -> Ints:
+def _latest(start: Ints, end: Ints, name: Ints, time: Ints) -> Ints:
     """For each moment the name of the slice around it that started last; NONE where there is none.
 
-    Slices are sorted by start. On one thread, the one that started last before a moment may have ended while an outer
-    one goes on, so all levels of nesting are tried.
+    Slices are sorted by start. Of those that have started, the last one that has not ended is found in a binary tree
+    over their ends: a node has the latest end of the two below it.
     """
-    best, begun = np.full(len(time), NONE), np.full(len(time), np.iinfo(np.int64).min)
-    for thread in unique_values(track).tolist():
-        left = np.flatnonzero(track == thread)
-        while len(left):
-            outer = _outermost(end[left], start[left])
-            own, left = left[outer], left[~outer]
-            at = np.searchsorted(start[own], time, side="right") - 1
-            inside = (at >= 0) & (end[own[np.maximum(at, 0)]] > time)
-            later = inside & (start[own[np.maximum(at, 0)]] >= begun)
-            best[later], begun[later] = name[own[at[later]]], start[own[at[later]]]
-    return best
-
-
-def _outermost(end: Ints, start: Ints) -> Mask:
-    """Slices, sorted by start, that begin after all earlier ones have ended: they do not overlap."""
-    reach = np.maximum.accumulate(end)
-    found = np.ones(len(start), dtype=bool)
-    found[1:] = start[1:] >= reach[:-1]
-    return found
+    levels = [end]
+    while len(levels[-1]) > 1:
+        below = np.append(levels[-1], np.iinfo(np.int64).min)  # so that the last one has a neighbour
+        levels.append(np.maximum(below[:-1:2], below[1::2]))
+    node = np.searchsorted(start, time, side="right")  # the first one that has not started
+    height = np.full(len(time), NONE)
+    for level, latest in enumerate(levels):
+        is_right = (height == NONE) & (node % 2 == 1)
+        covers = is_right.copy()
+        covers[is_right] = latest[node[is_right] - 1] > time[is_right]
+        height[covers] = level
+        node[covers] -= 1
+        node[height == NONE] >>= 1
+    for level in range(len(levels) - 2, -1, -1):
+        above = np.flatnonzero(height > level)
+        right = np.minimum(2 * node[above] + 1, len(levels[level]) - 1)
+        is_right = levels[level][right] > time[above]
+        node[above] = np.where(is_right, right, 2 * node[above])
+    names = np.full(len(time), NONE)
+    names[height != NONE] = name[node[height != NONE]]
+    return names

@@ -4,25 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from rankscope.readers.perfetto.decoder import (
-    ATTRIBUTES,
-    CLOCK,
-    CLOCKS,
-    COMPRESSED,
-    DEFAULTS,
-    DESCRIPTOR,
-    FLAGS,
-    INTERNED,
-    MOST_NUMBERS,
-    PACKET,
-    SEQUENCE,
-    STAGE,
-    TIME,
-    TRACK_EVENT,
-    ZSTD_COMPRESSED,
-)
-from rankscope.readers.perfetto.wire import BYTES, VARINT, WireError, read_varint
+from rankscope.readers.perfetto.field_numbers import TRACE_PACKET, Packet
+from rankscope.readers.protobuf import BYTES, VARINT, DamagedMessageError, read_varint
 
+MOST_NUMBERS = 1024
+"""Field numbers that are counted; extensions beyond are counted as this."""
 _NAMES = {
     1: "ftrace_events", 2: "process_tree", 4: "inode_file_map", 5: "chrome_events", 7: "sys_stats", 9: "process_stats",
     33: "trace_config", 34: "ftrace_stats", 35: "trace_stats", 37: "profile_packet", 38: "battery", 39: "android_log",
@@ -34,24 +20,19 @@ _NAMES = {
     129: "generic_gpu_frequency_event", 135: "stack_sample", MOST_NUMBERS: "extensions",
 }  # fmt: skip
 """Field numbers of TracePacket.data. Others are shown as their number."""
-_NUMBERS_IN_PACKETS = frozenset((3, TIME, SEQUENCE, FLAGS, 41, 42, CLOCK, 79, 87, 88, 98))
+_NUMBERS_IN_PACKETS = frozenset(
+    (
+        Packet.TRUSTED_UID, Packet.TIME, Packet.SEQUENCE, Packet.FLAGS, Packet.CLEARED_OLD, Packet.DROPPED,
+        Packet.CLOCK, Packet.TRUSTED_PID, Packet.FIRST_ON_SEQUENCE, Packet.DROPPED_SINCE, Packet.MACHINE,
+    )
+)  # fmt: skip
 _MARKS_OF_A_PACKET = frozenset(
     (
-        TIME,
-        SEQUENCE,
-        TRACK_EVENT,
-        STAGE,
-        CLOCKS,
-        DESCRIPTOR,
-        33,
-        36,
-        89,
-        COMPRESSED,
-        ZSTD_COMPRESSED,
-        ATTRIBUTES,
+        Packet.TIME, Packet.SEQUENCE, Packet.TRACK_EVENT, Packet.STAGE, Packet.CLOCKS, Packet.DESCRIPTOR, Packet.CONFIG,
+        Packet.SYNCHRONIZATION, Packet.UUID, Packet.COMPRESSED, Packet.ZSTD_COMPRESSED, Packet.ATTRIBUTES,
     )
-)
-_BESIDE_DATA = _NUMBERS_IN_PACKETS | {INTERNED, DEFAULTS}
+)  # fmt: skip
+_BESIDE_DATA = _NUMBERS_IN_PACKETS | {Packet.INTERNED, Packet.DEFAULTS}
 _PACKETS_LOOKED_AT = 16
 
 
@@ -67,10 +48,10 @@ def looks_like_packets(head: bytes, named: bool) -> bool:
     """
     seen: list[set[int] | None] = []
     at = 0
-    while at < len(head) and head[at] == PACKET << 3 | BYTES and len(seen) < _PACKETS_LOOKED_AT:
+    while at < len(head) and head[at] == TRACE_PACKET << 3 | BYTES and len(seen) < _PACKETS_LOOKED_AT:
         try:
             length, begin = read_varint(head, at + 1, len(head))
-        except WireError:
+        except DamagedMessageError:
             break
         seen.append(_fields_seen(head, begin, begin + length))
         at = begin + length
@@ -96,7 +77,7 @@ def _fields_seen(head: bytes, begin: int, end: int) -> set[int] | None:
                 at += length
             else:
                 return None
-        except WireError:
+        except DamagedMessageError:
             return seen if end > len(head) else None
         seen.add(number)
         if len(seen - _BESIDE_DATA) > 1:  # a packet has one kind of data

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from rankscope.readers.base import ReadReport
 from rankscope.readers.byte_stream import open_stream
-from rankscope.readers.perfetto import native_decoder
-from rankscope.readers.perfetto.decoder import COMPRESSED, Cut
+from rankscope.readers.perfetto.decoder import Cut, cut
+from rankscope.readers.perfetto.field_numbers import Packet
 
 BLOCK_BYTES = 8 << 20
 """Rewritten at once: about 16 MiB of JSON."""
@@ -40,7 +40,7 @@ class PacketStream:
             wanted = max(BLOCK_BYTES, missing)
             read = self._read(wanted)
             data = rest + read if rest else read
-            found = native_decoder.cut(data)
+            found = cut(data)
             yield from self._expanded(data, found)
             rest, missing = data[found.end :], found.missing
             if found.damaged:
@@ -77,7 +77,7 @@ class PacketStream:
         pending: list[bytes] = []
         for field, begin, end, content in found.compressed:
             pending.append(data[done:begin])
-            if field == COMPRESSED:
+            if field == Packet.COMPRESSED:
                 pending.append(self._inflated(data[content:end]))
             else:
                 self._report.lose("packets that are compressed with zstd, which is not read")
@@ -94,7 +94,7 @@ class PacketStream:
         except zlib.error as error:
             self._report.lose(f"compressed packets that are corrupt ({error})")
             return b""
-        end = native_decoder.cut(packets).end
+        end = cut(packets).end
         if end < len(packets) or not inflate.eof:
             self._report.lose("the last of compressed packets that are cut off")
         return packets[:end]

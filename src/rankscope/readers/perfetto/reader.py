@@ -19,24 +19,18 @@ from rankscope.readers.base import (
     ReadReport,
     TraceIdentity,
     is_usable_rank,
+    need_c_parts,
     rank_from_name,
     usable_time,
 )
 from rankscope.readers.byte_stream import read_head
 from rankscope.readers.kineto.reader import batch_of
 from rankscope.readers.perfetto import packet_names, tracks
-from rankscope.readers.perfetto.decoder import (
-    ATTRIBUTES,
-    DAMAGED,
-    LOSSES,
-    REPAIRS,
-    Plan,
-    packets,
-)
-from rankscope.readers.perfetto.wire import WireError, bytes_in, fields
+from rankscope.readers.perfetto.field_numbers import TRACE_PACKET, Packet
+from rankscope.readers.protobuf import BYTES, DamagedMessageError, bytes_in, fields
 
 if TYPE_CHECKING:
-    from rankscope.readers.perfetto.native_decoder import Index
+    from rankscope.readers.perfetto.decoder import Index, Plan
     from rankscope.readers.perfetto.packet_stream import PacketStream
 
 _SEPARATOR = b'},\n{"ph"'
@@ -62,8 +56,9 @@ class PerfettoReading:
 
     def batches(self) -> Iterator[EventBatch]:
         # Late: they import numpy, which finding and identifying files does not need.
-        from rankscope.readers.perfetto.native_decoder import Index, Rewriter
+        from rankscope.readers.perfetto.decoder import DAMAGED, REPAIRS, Index, Rewriter
 
+        need_c_parts(self._path)
         index = Index(self._sequence)
         read = 0
         for block in self._pass(self.report):
@@ -107,6 +102,8 @@ class PerfettoReading:
         return iter(())
 
     def _report(self, index: Index) -> None:
+        from rankscope.readers.perfetto.decoder import LOSSES
+
         for number, why in LOSSES.items():
             if index.counts[number]:
                 self.report.lose(f"{index.counts[number]:,} {why}", index.counts[number])
@@ -122,6 +119,8 @@ class PerfettoReading:
 
     def _plan(self, index: Index) -> tuple[Plan, list[dict[str, Any]]]:
         """What the second pass needs, and events with the names of processes and threads."""
+        from rankscope.readers.perfetto.decoder import Plan
+
         described, damaged = tracks.descriptors(index.described)
         if damaged:
             self.report.lose(f"{damaged:,} descriptions of tracks that are damaged", damaged)
@@ -158,21 +157,24 @@ class PerfettoReading:
 
 
 def _flow_phases(index: Index) -> Any:
-    """For each flow id of an event s, t or f. Flows go on in time, or to where they say that they end."""
+    """For each flow id of an event s, t or f; 0 where no other event is in its flow.
+
+    A flow goes on in time, to where it says that it ends: an id that is used after that is of another flow.
+    """
     import numpy as np
 
     flow, time = np.asarray(index.flow_ids, dtype=np.uint64), np.asarray(index.flow_times, dtype=np.int64)
     ends = np.asarray(index.flow_ends, dtype=np.uint8).astype(bool)
-    order = np.lexsort((time, ends, flow))
+    order = np.lexsort((ends, time, flow))
     flow, ends = flow[order], ends[order]
-    change = flow[1:] != flow[:-1]
+    change = (flow[1:] != flow[:-1]) | ends[:-1]
     first, last = np.ones(len(flow), dtype=bool), np.ones(len(flow), dtype=bool)
     first[1:], last[:-1] = change, change
-    phases = np.where(first, ord("s"), np.where(last | ends, ord("f"), ord("t"))).astype(np.uint8)
+    phases = np.where(first, ord("s"), np.where(last, ord("f"), ord("t"))).astype(np.uint8)
     phases[first & last] = 0
-    found = np.empty(len(flow), dtype=np.uint8)
-    found[order] = phases
-    return found
+    in_file_order = np.empty(len(flow), dtype=np.uint8)
+    in_file_order[order] = phases
+    return in_file_order
 
 
 class PerfettoReader:
@@ -207,9 +209,12 @@ PERFETTO = PerfettoReader()
 def _attributes(head: bytes) -> dict[str, str]:
     """Of the first packets."""
     described: list[tuple[int, bytes]] = []
-    with suppress(WireError):  # the head may end in a packet
-        for packet in islice(packets(head), _PACKETS_LOOKED_AT):
-            described += [(n, bytes_in(wire, value)) for n, wire, value in fields(packet) if n == ATTRIBUTES]
+    with suppress(DamagedMessageError):  # the head may end in a packet
+        for number, wire, packet in islice(fields(head), _PACKETS_LOOKED_AT):
+            if (number, wire) == (TRACE_PACKET, BYTES):
+                described += [
+                    (n, bytes_in(w, value)) for n, w, value in fields(packet) if n == Packet.ATTRIBUTES
+                ]
     return tracks.attributes(described)
 
 

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from rankscope.readers.perfetto.decoder import ATTRIBUTES, DESCRIPTOR, escaped
-from rankscope.readers.perfetto.wire import WireError, bytes_in, fields, number_in, signed
+from rankscope.readers.perfetto import field_numbers as numbers
+from rankscope.readers.protobuf import DamagedMessageError, bytes_in, fields, number_in, signed, text_in
 
 FILES_KEY = "rankscope.files"
 """Attribute of the trace: the files that rankscope exported, each a sequence of packets."""
 FILE_KEY = "rankscope.file."
 """With the number of a sequence: what is needed to read that file back."""
 _MOST_PARENTS = 64
+_MOST_FLOW_KINDS = 1000
+"""Each flow is looked up among them."""
+_SPECIAL = re.compile(rb'[\x00-\x1f"\\]')
 _UNITS = {1: "ns", 2: "count", 3: "bytes"}
 
 
@@ -22,16 +26,14 @@ def attributes(described: list[tuple[int, bytes]]) -> dict[str, str]:
     """The attributes of the trace that are text."""
     found: dict[str, str] = {}
     for number, data in described:
-        if number != ATTRIBUTES:
+        if number != numbers.Packet.ATTRIBUTES:
             continue
         try:
             for inner, wire, value in fields(data):
-                if inner == 1:
-                    pair = {n: bytes_in(w, v) for n, w, v in fields(bytes_in(wire, value))}
-                    found[pair.get(1, b"").decode("utf-8", "replace")] = pair.get(3, b"").decode(
-                        "utf-8", "replace"
-                    )
-        except WireError:
+                if inner == numbers.Attribute.ATTRIBUTE:
+                    pair = {n: text_in(w, v) for n, w, v in fields(bytes_in(wire, value))}
+                    found[pair.get(numbers.Attribute.KEY, "")] = pair.get(numbers.Attribute.TEXT, "")
+        except DamagedMessageError:
             continue
     return found
 
@@ -73,81 +75,91 @@ def descriptors(described: list[tuple[int, bytes]]) -> tuple[dict[int, Descripto
     found: dict[int, Descriptor] = {}
     damaged = 0
     for number, data in described:
-        if number == DESCRIPTOR:
+        if number == numbers.Packet.DESCRIPTOR:
             try:
                 uuid, descriptor = _descriptor(data)
                 found[uuid] = descriptor
-            except WireError:
+            except DamagedMessageError:
                 damaged += 1
     return found, damaged
 
 
 def _descriptor(data: bytes) -> tuple[int, Descriptor]:
     uuid, track = 0, Descriptor()
+    kinds = numbers.Descriptor
     for number, wire, value in fields(data):
         content = bytes_in(wire, value)
-        if number == 1:
+        if number == kinds.UUID:
             uuid = number_in(wire, value)
-        elif number == 5:
+        elif number == kinds.PARENT:
             track.parent = number_in(wire, value)
-        elif number in (2, 10, 13):
-            track.name = _text(content)
-        elif number == 12:
+        elif number in (kinds.NAME, kinds.STATIC_NAME, kinds.ATRACE_NAME):
+            track.name = text_in(wire, value)
+        elif number == kinds.ORDER:
             track.sort_index = _int32(number_in(wire, value))
-        elif number == 3:
+        elif number == kinds.PROCESS:
             _read_process(track, content)
-        elif number == 4:
+        elif number == kinds.THREAD:
             _read_thread(track, content)
-        elif number == 8:
+        elif number == kinds.COUNTER:
             track.counter = _counter(content)
     return uuid, track
 
 
 def _read_process(track: Descriptor, data: bytes) -> None:
+    kinds = numbers.Process
     for number, wire, value in fields(data):
-        if number == 1:
+        if number == kinds.PID:
             track.pid = _int32(number_in(wire, value))
-        elif number == 6:
-            track.process_name = _text(bytes_in(wire, value))
-        elif number == 8:
-            track.labels.append(_text(bytes_in(wire, value)))
-        elif number == 3:
+        elif number == kinds.NAME:
+            track.process_name = text_in(wire, value)
+        elif number == kinds.LABEL:
+            track.labels.append(text_in(wire, value))
+        elif number == kinds.ORDER:
             track.sort_index = _int32(number_in(wire, value))
 
 
 def _read_thread(track: Descriptor, data: bytes) -> None:
     track.tid = 0
+    kinds = numbers.Thread
     for number, wire, value in fields(data):
-        if number == 1:
+        if number == kinds.PID:
             track.pid = _int32(number_in(wire, value))
-        elif number == 2:
+        elif number == kinds.TID:
             track.tid = signed(number_in(wire, value))
-        elif number == 5:
-            track.name = _text(bytes_in(wire, value)) or track.name
-        elif number == 3:
+        elif number == kinds.NAME:
+            track.name = text_in(wire, value) or track.name
+        elif number == kinds.ORDER:
             track.sort_index = _int32(number_in(wire, value))
 
 
 def _counter(data: bytes) -> Counter:
     counter = Counter()
+    kinds = numbers.Counter
     for number, wire, value in fields(data):
-        if number == 3:
+        if number == kinds.UNIT:
             counter.unit = _UNITS.get(number_in(wire, value), counter.unit)
-        elif number == 6:
-            counter.unit = _text(bytes_in(wire, value)) or counter.unit
-        elif number == 4:
+        elif number == kinds.UNIT_NAME:
+            counter.unit = text_in(wire, value) or counter.unit
+        elif number == kinds.MULTIPLIER:
             counter.multiplier = signed(number_in(wire, value)) or 1
-        elif number == 5:
+        elif number == kinds.DIFFERENCES:
             counter.differences = number_in(wire, value) != 0
     return counter
 
 
-def _text(data: bytes) -> str:
-    return data.decode("utf-8", "replace")
-
-
 def _int32(value: int) -> int:
     return (value & 0xFFFF_FFFF) - ((value & 0x8000_0000) << 1)
+
+
+def escaped(text: bytes) -> bytes:
+    """The inside of a JSON string. A zero byte, which no text needs, becomes a replacement character."""
+    return _SPECIAL.sub(_escape, text)
+
+
+def _escape(match: re.Match[bytes]) -> bytes:
+    byte = match[0]
+    return b"\\" + byte if byte in b'"\\' else b"\\u%04x" % (byte[0] or 0xFFFD)
 
 
 @dataclass(frozen=True)
@@ -233,7 +245,7 @@ class ExportedFile:
         """Events of phase M."""
         self.flow_kinds = [
             (low, high, escaped(kind.encode()))
-            for kind, low, high in (row for row in _list(content.get("flows")) if _is_flow_range(row))
+            for kind, low, high in filter(_is_flow_range, _list(content.get("flows"))[:_MOST_FLOW_KINDS])
         ]
         self._places = {
             row[0]: Place(str(row[1]), str(row[2]))

@@ -157,7 +157,7 @@ class PieceBatch:
             stream=np.full(count, NULL if kind.stream is None else kind.stream),
             bytes=size[linked],
             collective=told[linked],
-            read_by=IN_C if found.in_c else IN_PYTHON,
+            read_by=IN_C,
         )
 
     def _sizes(self, details: list[Any]) -> Numbers:
@@ -179,6 +179,10 @@ class PieceBatch:
         ):
             if count:
                 self._report.lose(f"an event of {where} {why}", count)
+        if found.without_args:
+            self._report.repaired(
+                f"arguments of {where} were left out: they are too long", found.without_args
+            )
 
     def close(self) -> None:
         self._piece = memoryview(b"")

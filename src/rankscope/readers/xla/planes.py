@@ -7,7 +7,6 @@ by id, and the plane has the names after its lines. The schema is tsl/profiler/p
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -18,27 +17,35 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rankscope import native
-from rankscope.readers.columns import NULL, Numbers, Texts, joined_texts
-from rankscope.readers.xla.wire import (
+from rankscope.readers.columns import Numbers, Texts
+from rankscope.readers.protobuf import (
     BYTES,
-    FIXED64,
     VARINT,
     DamagedMessageError,
-    double,
+    double_in,
     fields,
+    number_in,
     signed,
-    text,
+    text_in,
 )
 
 PIECE_BYTES = 8 << 20
 """Of a line that is read at once: its arguments become five times as many bytes of JSON."""
 _INTERNAL = "_"
 """Names of stats that begin so connect events inside XLA's profiler; they are not arguments."""
-_EVENT = 4
-"""The field of a line that is an event."""
-_UNSIGNED = (1 << 64) - 1
-_REFERENCE = 7
-"""The field of a stat that is the id of a name."""
+
+
+class _Fields:
+    """Field numbers of xplane.proto, by message; native/xplane.c has those of events."""
+
+    PLANE, ERROR, WARNING, HOSTNAME = 1, 2, 3, 4
+    PLANE_NAME, PLANE_LINE, PLANE_EVENT_METADATA, PLANE_STAT_METADATA, PLANE_STAT = 2, 3, 4, 5, 6
+    KEY, VALUE = 1, 2
+    METADATA_NAME, METADATA_DISPLAY_NAME, METADATA_STAT = 2, 4, 5
+    LINE_ID, LINE_NAME, LINE_TIME, LINE_DISPLAY_NAME = 1, 2, 3, 11
+    STAT_METADATA, STAT_DOUBLE, STAT_UNSIGNED, STAT_SIGNED, STAT_TEXT, STAT_BYTES, STAT_REFERENCE = range(
+        1, 8
+    )
 
 
 @dataclass(frozen=True)
@@ -121,8 +128,9 @@ class LineEvents:
     without_time: int
     """Events that are only counted: they have a number of occurrences instead of a time."""
     without_metadata: int
-    damaged: int = 0
-    in_c: bool = True
+    damaged: int
+    without_args: int
+    """Events whose arguments were left out: there are too many bytes of them."""
 
 
 def quoted(value: str) -> str:
@@ -131,31 +139,26 @@ def quoted(value: str) -> str:
 
 def read_planes(space: memoryview) -> Iterator[Plane | tuple[str, str]]:
     """The planes in file order; and pairs: ('error', …), ('warning', …), ('hostname', …), ('damage', …)."""
-    kinds = {2: "error", 3: "warning", 4: "hostname"}
-    end = 0
+    kinds = {_Fields.ERROR: "error", _Fields.WARNING: "warning", _Fields.HOSTNAME: "hostname"}
     try:
-        for number, wire, value, end in fields(space):  # noqa: B007
-            if number == 1 and wire == BYTES:
+        for number, wire, value in fields(space):
+            if number == _Fields.PLANE and wire == BYTES:
                 yield read_plane(value)
             elif number in kinds:
-                yield kinds[number], text(value)
-    except DamagedMessageError:
+                yield kinds[number], _text(wire, value)
+    except DamagedMessageError as error:
         # Mostly a file that ends within a plane: what is there of it is read.
-        rest = space[end:]
-        plane = _cut_plane(rest)
-        if plane is not None:
-            yield plane
-        yield "damage", f"the file ends or is damaged after byte {end:,}"
+        for plane in _cut_off(space[error.position :], _Fields.PLANE):
+            yield read_plane(plane)
+        yield "damage", f"the file ends or is damaged after byte {error.position:,}"
 
 
-def _cut_plane(rest: memoryview) -> Plane | None:
-    """The plane at the start of these bytes, which has no end here."""
+def _cut_off(rest: memoryview, number: int) -> list[memoryview]:
+    """The content of the field at the start of these bytes, which has no end here; none if it is another field."""
     at = 1
     while at < len(rest) and rest[at] >= 0x80:
         at += 1
-    if len(rest) < 2 or rest[0] != 0x0A or at + 1 >= len(rest):
-        return None
-    return read_plane(rest[at + 1 :])
+    return [rest[at + 1 :]] if len(rest) > at + 1 and rest[0] == number << 3 | BYTES else []
 
 
 def read_plane(message: memoryview) -> Plane:
@@ -163,24 +166,23 @@ def read_plane(message: memoryview) -> Plane:
     lines: list[memoryview] = []
     events: list[memoryview] = []
     stats: list[memoryview] = []
-    end = 0
     try:
-        for number, wire, value, end in fields(message):  # noqa: B007
+        for number, wire, value in fields(message):
             if wire != BYTES:
                 continue
-            if number == 2:
-                plane.name = text(value)
-            elif number == 3:
+            if number == _Fields.PLANE_NAME:
+                plane.name = _text(wire, value)
+            elif number == _Fields.PLANE_LINE:
                 lines.append(value)
-            elif number == 4:
+            elif number == _Fields.PLANE_EVENT_METADATA:
                 events.append(value)
-            elif number == 5:
+            elif number == _Fields.PLANE_STAT_METADATA:
                 _add_stat_name(plane.stat_names, value)
-            elif number == 6:
+            elif number == _Fields.PLANE_STAT:
                 stats.append(value)
-    except DamagedMessageError:
+    except DamagedMessageError as error:
         plane.damage = "it ends early"
-        lines += _cut_line(message[end:])
+        lines += _cut_off(message[error.position :], _Fields.PLANE_LINE)
     plane.stats = dict(_stats(stats, plane.stat_names))
     for entry in events:
         _add_event_metadata(plane, entry)
@@ -188,22 +190,14 @@ def read_plane(message: memoryview) -> Plane:
     return plane
 
 
-def _cut_line(rest: memoryview) -> list[memoryview]:
-    """The line at the start of these bytes, if it is one."""
-    at = 1
-    while at < len(rest) and rest[at] >= 0x80:
-        at += 1
-    return [rest[at + 1 :]] if len(rest) > at + 1 and rest[0] == 0x1A else []
-
-
 def _entry(message: memoryview) -> tuple[int, memoryview | None]:
     """Key and value of an entry of a map."""
     key, value = 0, None
     try:
-        for number, wire, item, _ in fields(message):
-            if number == 1 and wire == VARINT:
+        for number, wire, item in fields(message):
+            if number == _Fields.KEY and wire == VARINT:
                 key = signed(item)
-            elif number == 2 and wire == BYTES:
+            elif number == _Fields.VALUE and wire == BYTES:
                 value = item
     except DamagedMessageError:
         pass
@@ -213,9 +207,9 @@ def _entry(message: memoryview) -> tuple[int, memoryview | None]:
 def _add_stat_name(names: dict[int, str], message: memoryview) -> None:
     key, value = _entry(message)
     try:
-        for number, wire, item, _ in fields(value) if value is not None else ():
-            if number == 2 and wire == BYTES:
-                names[key] = text(item)
+        for number, wire, item in fields(value) if value is not None else ():
+            if number == _Fields.METADATA_NAME and wire == BYTES:
+                names[key] = _text(wire, item)
     except DamagedMessageError:
         pass
 
@@ -225,14 +219,14 @@ def _add_event_metadata(plane: Plane, message: memoryview) -> None:
     name = display_name = ""
     stats: list[memoryview] = []
     try:
-        for number, wire, item, _ in fields(value) if value is not None else ():
+        for number, wire, item in fields(value) if value is not None else ():
             if wire != BYTES:
                 continue
-            if number == 2:
-                name = text(item)
-            elif number == 4:
-                display_name = text(item)
-            elif number == 5:
+            if number == _Fields.METADATA_NAME:
+                name = _text(wire, item)
+            elif number == _Fields.METADATA_DISPLAY_NAME:
+                display_name = _text(wire, item)
+            elif number == _Fields.METADATA_STAT:
                 stats.append(item)
     except DamagedMessageError:
         pass
@@ -247,92 +241,58 @@ def _stats(messages: Iterable[memoryview], names: Mapping[int, str]) -> Iterator
         except DamagedMessageError:
             continue
         name = names.get(id, "")
-        if name and not name.startswith(_INTERNAL) and kind != 6:
-            yield name, names.get(value, "") if kind == _REFERENCE else value
+        if name and not name.startswith(_INTERNAL) and kind != _Fields.STAT_BYTES:
+            yield name, names.get(value, "") if kind == _Fields.STAT_REFERENCE else value
 
 
 def _stat(message: memoryview) -> tuple[int, int, Any]:
     """The id of a stat's name, the field of its value, and the value. Raises DamagedMessageError."""
-    id, kind, found = 0, 0, None
-    for number, wire, value, _ in fields(message):
-        if number == 1:
-            id = _whole(wire, value)
-        elif number <= _REFERENCE:
-            kind, found = number, _value(number, wire, value)
-    return id, kind, found
-
-
-def _whole(wire: int, value: Any) -> int:
-    """An int64; 0 for a field of another type."""
-    return signed(value) if wire != BYTES else 0
+    id, kind, content = 0, 0, None
+    for number, wire, value in fields(message):
+        if number == _Fields.STAT_METADATA:
+            id = signed(number_in(wire, value))
+        elif number <= _Fields.STAT_REFERENCE:
+            kind, content = number, _value(number, wire, value)
+    return id, kind, content
 
 
 def _value(number: int, wire: int, value: Any) -> Any:
-    if number == 2:
-        return double(value) if wire == FIXED64 else 0.0
-    if number in (5, 6):
-        return text(value) if number == 5 else len(value) if wire == BYTES else 0
-    whole = _whole(wire, value)
-    return whole & _UNSIGNED if number == 3 else whole
+    if number == _Fields.STAT_DOUBLE:
+        return double_in(wire, value)
+    if number in (_Fields.STAT_TEXT, _Fields.STAT_BYTES):
+        return _text(wire, value) if number == _Fields.STAT_TEXT else None
+    whole = number_in(wire, value)
+    return whole if number == _Fields.STAT_UNSIGNED else signed(whole)
+
+
+def _text(wire: int, value: Any) -> str:
+    """NUL, which DuckDB's JSON does not take, is replaced."""
+    return text_in(wire, value).replace("\0", "\ufffd")
 
 
 def _read_line(message: memoryview) -> Line:
-    cuts, own, events, damaged = _cut(message)
+    (cuts, own), events, damaged = native.functions.line_cuts(message, PIECE_BYTES)
     id = timestamp = 0
     name = display_name = ""
-    for number, wire, value, _ in fields(own):
-        if number == 1 and wire == VARINT:
+    for number, wire, value in fields(memoryview(own)):
+        if number == _Fields.LINE_ID and wire == VARINT:
             id = value
-        elif number == 2:
-            name = text(value)
-        elif number == 3 and wire == VARINT:
+        elif number == _Fields.LINE_NAME:
+            name = _text(wire, value)
+        elif number == _Fields.LINE_TIME and wire == VARINT:
             timestamp = signed(value)
-        elif number == 11:
-            display_name = text(value)
-    pieces = tuple(message[begin:end] for begin, end in pairwise((0, *cuts)))
+        elif number == _Fields.LINE_DISPLAY_NAME:
+            display_name = _text(wire, value)
+    ends = np.frombuffer(cuts, np.int64).tolist()
+    pieces = tuple(message[begin:end] for begin, end in pairwise((0, *ends)))
     return Line(id, display_name or name, timestamp, pieces, events, damaged)
-
-
-def _cut(message: memoryview) -> tuple[list[int], memoryview, int, bool]:
-    """Where the pieces of a line end, its fields that are no events, its number of events, whether it ends early."""
-    if native.functions is not None:
-        (cuts, own), events, damaged = native.functions.line_cuts(message, PIECE_BYTES)
-        return np.frombuffer(cuts, np.int64).tolist(), memoryview(own), events, damaged
-    return cut_in_python(message)
-
-
-def cut_in_python(message: memoryview) -> tuple[list[int], memoryview, int, bool]:
-    """The same without the C parts."""
-    ends: list[int] = []
-    others: list[memoryview] = []
-    events = last = end = 0
-    damaged = False
-    try:
-        for number, wire, _, after in fields(message):
-            if number == _EVENT and wire == BYTES:
-                events += 1
-            else:
-                others.append(message[end:after])
-            end = after
-            if end - last >= PIECE_BYTES:
-                ends.append(end)
-                last = end
-    except DamagedMessageError:
-        damaged = True
-    if end > last:
-        ends.append(end)
-    return ends, memoryview(b"".join(others)), events, damaged
 
 
 def read_events(piece: memoryview, shared: NamedTexts, stats: NamedTexts, picked: Numbers) -> LineEvents:
     """The events of a piece of a line. `shared` has arguments by metadata, `stats` the names of stats, both as JSON;
     `picked` are the ids of stats that get columns."""
-    found = None
-    if native.functions is not None:
-        found = native.functions.line_events(piece, shared.buffers, stats.buffers, picked)
-    if found is None:
-        return events_in_python(piece, shared, stats, picked)
-    (index, offset, duration, values, args, args_offset), without_time, without_metadata = found
+    columns, *counts = native.functions.line_events(piece, shared.buffers, stats.buffers, picked)
+    index, offset, duration, values, args, args_offset = columns
     return LineEvents(
         np.frombuffer(index, np.int32),
         np.frombuffer(offset, np.int64),
@@ -340,91 +300,5 @@ def read_events(piece: memoryview, shared: NamedTexts, stats: NamedTexts, picked
         np.frombuffer(values, np.int64).reshape(-1, len(picked)),
         args,
         np.frombuffer(args_offset, np.uint32),
-        without_time,
-        without_metadata,
+        *counts,
     )
-
-
-def events_in_python(piece: memoryview, shared: NamedTexts, stats: NamedTexts, picked: Numbers) -> LineEvents:
-    """The same without the C parts. An event that is damaged is left out and counted."""
-    places = {id: place for place, id in enumerate(shared.ids.tolist())}
-    fragments = list(shared.texts)
-    names = dict(zip(stats.ids.tolist(), stats.texts, strict=True))
-    columns: dict[int, int] = {id: column for column, id in enumerate(picked.tolist())}
-    rows: list[tuple[int, int, int, list[int]]] = []
-    texts: list[bytes | None] = []
-    without_time = without_metadata = damaged = 0
-    for number, wire, event, _ in fields(piece):
-        if number != _EVENT or wire != BYTES:
-            continue
-        try:
-            id, offset, duration, own = _event(event)
-            if offset is None or id not in places:
-                without_time += offset is None
-                without_metadata += offset is not None
-                continue
-            own_stats = [_stat(message) for message in own]
-        except DamagedMessageError:
-            damaged += 1
-            continue
-        values = [NULL] * len(columns)
-        parts = [fragments[places[id]]] if fragments[places[id]] else []
-        for stat, kind, value in own_stats:
-            if stat in columns and kind in (3, 4, _REFERENCE):
-                values[columns[stat]] = signed(value) if value > 0 else value
-            if names.get(stat):
-                parts.append(f"{names[stat]}:{_value_text(kind, value, names)}")
-        rows.append((places[id], offset, duration, values))
-        texts.append(("{" + ",".join(parts) + "}").encode("utf-8", "replace") if parts else None)
-    args, args_offset = joined_texts(texts)
-    return LineEvents(
-        np.array([row[0] for row in rows], dtype=np.int32),
-        np.array([row[1] for row in rows], dtype=np.int64),
-        np.array([row[2] for row in rows], dtype=np.int64),
-        np.array([row[3] for row in rows], dtype=np.int64).reshape(-1, len(picked)),
-        args,
-        args_offset,
-        without_time,
-        without_metadata,
-        damaged,
-        in_c=False,
-    )
-
-
-def _event(message: memoryview) -> tuple[int, int | None, int, list[memoryview]]:
-    """The id of its metadata, offset in ps (None if it is only counted), duration in ps, its stats."""
-    id = duration = 0
-    offset: int | None = 0
-    stats: list[memoryview] = []
-    for number, wire, value, _ in fields(message):
-        if number == 1:
-            id = _whole(wire, value)
-        elif number == 2:
-            offset = _whole(wire, value)
-        elif number == 3:
-            duration = _whole(wire, value)
-        elif number == 4 and wire == BYTES:
-            stats.append(value)
-        elif number == 5:
-            offset = None
-    return id, offset, duration, stats
-
-
-def _value_text(kind: int, value: Any, names: Mapping[int, str]) -> str:
-    if kind == 2:
-        return _number_text(value)
-    if kind == 5:
-        return quoted(value)
-    if kind == 6:
-        return f'"{value} bytes"'
-    if kind == _REFERENCE:
-        return names.get(value) or '""'
-    return "null" if value is None else str(value)
-
-
-def _number_text(value: float) -> str:
-    """With the fewest of 15, 16 or 17 digits that give the same number."""
-    if not math.isfinite(value):
-        return "null"
-    texts = (f"{value:.{digits}g}" for digits in (15, 16, 17))
-    return next(text for text in texts if float(text) == value)

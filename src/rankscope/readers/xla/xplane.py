@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from rankscope.errors import ReadError
 from rankscope.model import Table
-from rankscope.readers.base import Batch, EventBatch, ReadReport, TraceIdentity, usable_time
+from rankscope.readers.base import Batch, EventBatch, ReadReport, TraceIdentity, need_c_parts, usable_time
 from rankscope.readers.byte_stream import open_stream
 from rankscope.readers.xla.recordings import identity_of
 
@@ -55,6 +55,7 @@ class XplaneReading:
         # Late: numpy is not needed to find and identify files.
         from rankscope.readers.xla.events import plane_batches
 
+        need_c_parts(self._path)
         planes = self._planes()
         self._total = sum(len(line.pieces) for plane in planes for line in plane.lines)
         self._base_ns = self._clock(planes)

@@ -14,6 +14,18 @@ from collections.abc import Iterable, Iterator
 from typing import Any, Protocol
 
 from rankscope.analysis.core.scope import Scope
+from rankscope.readers.perfetto.field_numbers import (
+    TRACE_PACKET,
+    Annotation,
+    Attribute,
+    Clock,
+    Counter,
+    Descriptor,
+    Event,
+    Interned,
+    Packet,
+    Process,
+)
 from rankscope.readers.perfetto.tracks import FILE_KEY, FILES_KEY
 from rankscope.store.run import Run
 from rankscope.views.export.protobuf import blob, double, fixed64, number, text, varint
@@ -25,21 +37,7 @@ _STATE_CLEARED, _NEEDS_STATE = 1, 2
 _EXPLICIT_ORDER = 3
 _UNIT_BYTES = 3
 _BOOT_CLOCK, _REAL_CLOCK = 6, 1
-
-# Field numbers in perfetto/trace/*.proto, by message.
-_TRACE_PACKET = 1
-_CLOCK_SNAPSHOT, _TIMESTAMP, _SEQUENCE, _TRACK_EVENT, _INTERNED, _FLAGS, _DESCRIPTOR = (
-    6,
-    8,
-    10,
-    11,
-    12,
-    13,
-    60,
-)
-_CATEGORIES, _NAMES, _ANNOTATION_NAMES = 1, 2, 3
-_FLOW, _FLOW_END, _COUNTER_VALUE = 47, 48, 44
-_ATTRIBUTES = 126
+_TIME_TAG = varint(Packet.TIME << 3)
 
 
 class Writable(Protocol):
@@ -109,25 +107,26 @@ def write_one(file: TraceFile, start_unix_ns: int, out: Writable, with_args: boo
 
 def _attribute(key: str, value: object) -> bytes:
     content = json.dumps(value, separators=(",", ":"))
-    return _packet(blob(_ATTRIBUTES, blob(1, text(1, key) + text(3, content))))
+    pair = text(Attribute.KEY, key) + text(Attribute.TEXT, content)
+    return _packet(blob(Packet.ATTRIBUTES, blob(Attribute.ATTRIBUTE, pair)))
 
 
 def _packet(content: bytes) -> bytes:
-    return blob(_TRACE_PACKET, content)
+    return blob(TRACE_PACKET, content)
 
 
 def _clock_snapshot(start_unix_ns: int) -> bytes:
     """The wall clock at time 0 of the trace."""
     clocks = ((_BOOT_CLOCK, 0), (_REAL_CLOCK, start_unix_ns))
-    return blob(
-        _CLOCK_SNAPSHOT, b"".join(blob(1, number(1, clock) + number(2, value)) for clock, value in clocks)
-    )
+    readings = (number(Clock.ID, clock) + number(Clock.TIME, value) for clock, value in clocks)
+    return blob(Packet.CLOCKS, b"".join(blob(Clock.CLOCK, reading) for reading in readings))
 
 
 def _process(uuid: int, rank: int) -> bytes:
     # Perfetto treats process 0 as the idle task, so process ids are rank + 1. The name contains the rank.
-    process = number(1, rank + 1) + text(6, f"rank {rank}")
-    return blob(_DESCRIPTOR, number(1, uuid) + blob(3, process) + number(11, _EXPLICIT_ORDER))
+    process = number(Process.PID, rank + 1) + text(Process.NAME, f"rank {rank}")
+    described = number(Descriptor.UUID, uuid) + blob(Descriptor.PROCESS, process)
+    return blob(Packet.DESCRIPTOR, described + number(Descriptor.ORDERING, _EXPLICIT_ORDER))
 
 
 class _FileWriter:
@@ -138,8 +137,8 @@ class _FileWriter:
         self._file = file
         self._process = process
         self._uuids = uuids
-        self._sequence = number(_SEQUENCE, sequence)
-        self._ready = number(_SEQUENCE, sequence) + number(_FLAGS, _NEEDS_STATE)
+        self._sequence = number(Packet.SEQUENCE, sequence)
+        self._ready = number(Packet.SEQUENCE, sequence) + number(Packet.FLAGS, _NEEDS_STATE)
         self._tracks = {info.track: info for info in file.tracks}
         self._lanes: dict[tuple[int, int], bytes] = {}
         self._interned: dict[tuple[int, str], int] = {}
@@ -158,7 +157,7 @@ class _FileWriter:
         }
 
     def packets(self, with_args: bool) -> Iterator[bytes]:
-        yield _packet(self._sequence + number(_FLAGS, _STATE_CLEARED))
+        yield _packet(self._sequence + number(Packet.FLAGS, _STATE_CLEARED))
         yield from self._slice_packets(with_args)
         for mark in self._file.marks():
             yield from self._lane(mark.track, 0)
@@ -178,7 +177,7 @@ class _FileWriter:
             yield from self._lane(event.track, event.lane)
             lane = self._lanes[event.track, event.lane]
             while stack and stack[-1] <= event.start_ns:
-                yield self._event(stack.pop(), number(9, _END) + lane)
+                yield self._event(stack.pop(), number(Event.TYPE, _END) + lane)
             yield self._begin(event, lane)
             stack.append(event.start_ns + event.dur_ns)
             self.slices += 1
@@ -188,26 +187,29 @@ class _FileWriter:
         for lane, stack in open_ends.items():
             assert track is not None
             while stack:
-                yield self._event(stack.pop(), number(9, _END) + self._lanes[track, lane])
+                yield self._event(stack.pop(), number(Event.TYPE, _END) + self._lanes[track, lane])
 
     def _begin(self, event: SliceEvent, lane: bytes) -> bytes:
         body = self._head(_BEGIN, lane, event.name, event.category)
         if event.leaves:
-            body += b"".join(fixed64(_FLOW, flow) for flow in event.leaves)
+            body += b"".join(fixed64(Event.FLOW, flow) for flow in event.leaves)
         if event.enters:
-            body += b"".join(fixed64(_FLOW_END, flow) for flow in event.enters)
+            body += b"".join(fixed64(Event.FLOW_END, flow) for flow in event.enters)
         if event.args:
             # The JSON of the file; Perfetto parses it into arguments of the slice.
-            body += blob(4, number(1, self._intern(_ANNOTATION_NAMES, "args")) + text(9, event.args))
+            name = number(Annotation.NAME_IID, self._intern(Interned.ANNOTATION_NAMES, "args"))
+            body += blob(Event.ANNOTATION, name + text(Annotation.JSON, event.args))
         return self._event(event.start_ns, body)
 
     def _head(self, kind: int, lane: bytes, name: str, category: str) -> bytes:
         """The common first bytes of all events with one name on one lane."""
         key = lane, name, category
         if key not in self._heads or kind != _BEGIN:
-            head = number(9, kind) + lane + number(10, self._intern(_NAMES, name))
+            head = (
+                number(Event.TYPE, kind) + lane + number(Event.NAME_IID, self._intern(Interned.NAMES, name))
+            )
             if category:
-                head += number(3, self._intern(_CATEGORIES, category))
+                head += number(Event.CATEGORY_IID, self._intern(Interned.CATEGORIES, category))
             if kind != _BEGIN:
                 return head
             self._heads[key] = head
@@ -217,13 +219,14 @@ class _FileWriter:
         """The id of `name`; a new id is sent with the next packet."""
         if (table, name) not in self._interned:
             self._interned[table, name] = len(self._interned) + 1
-            self._new += blob(table, number(1, self._interned[table, name]) + text(2, name))
+            entry = number(Interned.IID, self._interned[table, name]) + text(Interned.TEXT, name)
+            self._new += blob(table, entry)
         return self._interned[table, name]
 
     def _event(self, ts_ns: int, body: bytes) -> bytes:
-        packet = b"\x40" + varint(ts_ns) + self._ready + blob(_TRACK_EVENT, body)
+        packet = _TIME_TAG + varint(ts_ns) + self._ready + blob(Packet.TRACK_EVENT, body)
         if self._new:
-            packet += blob(_INTERNED, self._new)
+            packet += blob(Packet.INTERNED, self._new)
             self._new = b""
         return _packet(packet)
 
@@ -233,7 +236,7 @@ class _FileWriter:
             return
         info = self._tracks[track]
         uuid = next(self._uuids)
-        self._lanes[track, lane] = number(11, uuid)
+        self._lanes[track, lane] = number(Event.TRACK, uuid)
         self._places.append((uuid, info.pid, info.tid))
         name = info.label if lane == 0 else f"{info.label}, overlapping {lane}"
         if self._file.segment:
@@ -241,15 +244,16 @@ class _FileWriter:
         yield self._track(uuid, name, self._file.segment * 100_000 + info.order * 100 + lane)
 
     def _track(self, uuid: int, name: str, order: int, more: bytes = b"") -> bytes:
-        described = number(1, uuid) + number(5, self._process) + text(2, name) + number(12, order)
-        return _packet(self._sequence + blob(_DESCRIPTOR, described + more))
+        described = number(Descriptor.UUID, uuid) + number(Descriptor.PARENT, self._process)
+        described += text(Descriptor.NAME, name) + number(Descriptor.ORDER, order)
+        return _packet(self._sequence + blob(Packet.DESCRIPTOR, described + more))
 
     def _counter_packets(self) -> Iterator[bytes]:
         tracks: dict[str, bytes] = {}
         for sample in self._file.samples():
             if sample.counter not in tracks:
                 uuid = next(self._uuids)
-                unit = number(3, _UNIT_BYTES) if sample.unit == "bytes" else b""
-                yield self._track(uuid, sample.counter, 90_000 + len(tracks), blob(8, unit))
-                tracks[sample.counter] = number(9, _COUNTER) + number(11, uuid)
-            yield self._event(sample.ts_ns, tracks[sample.counter] + double(_COUNTER_VALUE, sample.value))
+                unit = number(Counter.UNIT, _UNIT_BYTES) if sample.unit == "bytes" else b""
+                yield self._track(uuid, sample.counter, 90_000 + len(tracks), blob(Descriptor.COUNTER, unit))
+                tracks[sample.counter] = number(Event.TYPE, _COUNTER) + number(Event.TRACK, uuid)
+            yield self._event(sample.ts_ns, tracks[sample.counter] + double(Event.DOUBLE_VALUE, sample.value))
