@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from faults import capture_trials, second_user, viewer_abuse, watch_trials
+from faults import capture_trials, second_user, surroundings, viewer_abuse, watch_trials
 from faults.byte_flips import BYTE_FLIPS
 from faults.ingest_kills import INGEST_KILLS
 from faults.outcome import Part
@@ -14,4 +14,5 @@ PARTS: tuple[Part, ...] = (
     watch_trials.PART,
     viewer_abuse.PART,
     second_user.PART,
+    surroundings.PART,
 )

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any, Protocol
 
-from rankscope.errors import ReadError
+from rankscope.errors import ReadError, system_hint
 
 GZIP_MAGIC = b"\x1f\x8b"
 _COMPRESSED_PIECE = 1 << 20
@@ -165,12 +164,4 @@ def is_gzip(path: Path) -> bool:
 
 def cannot_read(path: Path, error: OSError) -> ReadError:
     """The error for a file that the system refuses to read."""
-    hints = {
-        FileNotFoundError: "It may have been moved or deleted. Check the path.",
-        PermissionError: f"Ask for read permission: chmod a+r {path}",
-        IsADirectoryError: "Give the files inside it, or the folder of a whole run.",
-    }
-    hint = next(
-        (text for kind, text in hints.items() if isinstance(error, kind)), "Check the disk and the path."
-    )
-    return ReadError(f"cannot read {path}", why=f"{error.strerror or os.fspath(path)}.", hint=hint)
+    return ReadError(f"cannot read {path}", why=f"{error.strerror or error}.", hint=system_hint(error))
