@@ -33,11 +33,13 @@ from faults.outcome import Outcome, Part
 from flight_dumps import dump, op
 from nccl_files import Op, inspector_line, plugin_dump, prometheus_text
 from nsys_files import ExportFile
+from rankscope.analysis import REPORTS
 from rocprof_files import HIP, RCCL, Activity, Call, Copy, KernelRun, tool_json, write_rocpd
 from xspace_files import gpu_planes, space, tpu_plane
 
 MEMORY_BYTES, PROCESSOR_SECONDS, HANGING_SECONDS = 4 << 30, 60, 600
-STATS, SECOND = ["stats"], (["doctor"], ["report", "--format", "markdown", "-o", "-"])
+STATS = ["stats"]
+SECOND = (["doctor"], ["report", "--format", "markdown", "-o", "-"], ["stats", "-r", ",".join(REPORTS)])
 _GOOD_TRACE = "rank-0.json"
 _ODD_NUMBERS = (
     0, -1, 1 << 31, 1 << 53, (1 << 63) - 1, 1 << 63, 1 << 64, -(1 << 63), 10**30, 0.1, -0.5, 1e18, 1e308,
@@ -330,7 +332,7 @@ def trials(count: int, random: Random) -> Iterator[Outcome]:
             # Each change with each format: the two go round at different speeds.
             change = changes[(number + number // len(samples)) % len(changes)]
             seed = random.randrange(10**9)
-            difference = _trial(base, sample, change, Random(seed), SECOND[number % 2], samples[0])
+            difference = _trial(base, sample, change, Random(seed), SECOND[number % len(SECOND)], samples[0])
             yield Outcome(change, f"{sample.name}, seed {seed}", difference)
 
 
