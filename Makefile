@@ -11,7 +11,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-com
 # The tests start some thousand Pythons: each would compile what it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo pictures test tests lint test-fast test-all test-times coverage sanitize faults check bench bench-check exam docs clean
+.PHONY: help demo pictures test tests lint test-fast test-all test-times coverage versions sanitize faults check bench bench-check exam docs clean
 .DEFAULT_GOAL := help
 
 help:
@@ -22,6 +22,7 @@ help:
 	@echo "make test-all   make test, and the tests marked thorough"
 	@echo "make faults     kill, flood, damage and attack it some 800 times (docs/reliability.md); under 45 minutes"
 	@echo "make coverage   the branch coverage of the quick tests"
+	@echo "make versions   the quick tests with the oldest and the newest Python, duckdb and numpy"
 	@echo "make sanitize   the tests of the C parts, with AddressSanitizer and UndefinedBehaviorSanitizer"
 	@echo "make check      ruff, mypy --strict, import-linter; a user script under mypy and pyright; tsc"
 	@echo "make bench      rankscope against its peers, as ratios of one run"
@@ -86,6 +87,10 @@ coverage: $(TOOLS)
 test-all: check coverage
 	$(PIP) --requirement tests/requirements-thorough.txt
 	$(PYTEST) -n 3 -m slow
+
+versions:
+	tests/versions.sh oldest
+	tests/versions.sh newest
 
 sanitize: $(STAMP)
 	tests/sanitize.sh

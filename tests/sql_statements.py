@@ -13,6 +13,7 @@ SHOW TABLES
 EXPLAIN SELECT 1
 EXPLAIN ANALYZE SELECT count(*) FROM slices
 VALUES (1, 2)
+WITH a AS (SELECT 1), b AS MATERIALIZED (SELECT * FROM A) SELECT * FROM b, (SELECT * FROM a UNION ALL FROM (WITH c AS (FROM b) FROM c))
 SELECT current_date, today(), strftime(now(), '%Y'), random(), uuid()
 SELECT * FROM range(3) r, generate_series(1, 2), unnest([1, 2]) u(x)
 WITH RECURSIVE t(a) AS (SELECT 1 UNION ALL SELECT a + 1 FROM t WHERE a < 3) SELECT * FROM t
@@ -90,6 +91,10 @@ SELECT * FROM glob('/*')
 SELECT * FROM '/etc/passwd'
 SELECT * FROM "{store}/store.json"
 SELECT * FROM (WITH "/etc/passwd" AS (SELECT 1) SELECT 1), "/etc/passwd"
+SELECT * FROM (WITH "{store}/store.json" AS (SELECT 1) SELECT 1), "{store}/store.json"
+WITH "{store}/store.json" AS (SELECT * FROM "{store}/store.json") SELECT * FROM "{store}/store.json"
+WITH a AS (SELECT * FROM "{store}/store.json"), "{store}/store.json" AS (SELECT 1) SELECT * FROM a
+WITH RECURSIVE "{store}/store.json" AS (SELECT * FROM "{store}/store.json" UNION SELECT * FROM "{store}/store.json") SELECT 1
 DESCRIBE '/etc/passwd'
 SUMMARIZE '/etc/passwd'
 SELECT getenv('HOME')

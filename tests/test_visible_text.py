@@ -16,7 +16,7 @@ from conftest import ROOT, kernel_event, slice_event, write_kineto
 from rankscope.cli import main
 from rankscope.errors import ReadError
 from rankscope.run_words import shell_word
-from rankscope.visible_text import visible
+from rankscope.visible_text import visible, visible_or_colour
 
 EVIL = "a\x1b]0;owned\x07\x1b[2J\x9b31m\x7f\u202eb\r"
 _OURS = re.compile(rb"\x1b\[(?:0|1|2|32|33|36|1;31)m|\r\x1b\[K")
@@ -26,6 +26,7 @@ _OURS = re.compile(rb"\x1b\[(?:0|1|2|32|33|36|1;31)m|\r\x1b\[K")
 def test_control_characters_become_escapes() -> None:
     assert visible("plain \t text\n") == "plain \t text\n"
     assert visible(EVIL) == r"a\x1b]0;owned\x07\x1b[2J\x9b31m\x7f\u202eb\r"
+    assert visible_or_colour(f"\x1b[1m{EVIL}\x1b[0m") == f"\x1b[1m{visible(EVIL)}\x1b[0m"
     assert visible("\udcff") == r"\udcff"  # a byte of a file name that is not UTF-8; it could not be printed
 
 
@@ -60,11 +61,13 @@ def test_no_command_lets_a_trace_control_the_terminal(tmp_path: Path) -> None:
     folder = tmp_path / f"run{EVIL}"
     folder.mkdir()
     events = [slice_event(EVIL, 10, 5), kernel_event(EVIL, 12, 5), slice_event("ProfilerStep#1", 0, 50)]
-    write_kineto(folder / f"rank-0{EVIL}.json", events)
+    trace = write_kineto(folder / f"rank-0{EVIL}.json", events, deviceProperties=[{"id": 0, "name": f"GPU{EVIL}"}])
     (folder / f"rank-1{EVIL}.json").write_text("{ not json")
     for words in (
         ["stats", str(folder)],
         ["query", str(folder), "SELECT name, file FROM slices JOIN segments USING (rank)"],
+        ["stats", str(trace)],
+        ["doctor", str(trace)],
         ["stats", str(tmp_path / f"none{EVIL}")],
         [f"command{EVIL}"],
     ):

@@ -18,6 +18,21 @@ RankscopeError              exit 1
 
 from __future__ import annotations
 
+import errno
+import os
+
+_LONGEST_PATH = 300
+_SYSTEM_HINTS = {
+    errno.ENOENT: "It may have been moved or deleted. Check the path.",
+    errno.EACCES: "Ask its owner for access to it, and to the folders above it.",
+    errno.EPERM: "Ask its owner for access to it, and to the folders above it.",
+    errno.EISDIR: "Give the files inside it, or the folder of a whole run.",
+    errno.ENAMETOOLONG: "Check the path: a name has at most 255 bytes, a whole path 4095.",
+    errno.ENOSPC: "Free some space, or name another folder.",
+    errno.EDQUOT: "Free some space, or name another folder.",
+    errno.EMFILE: "Allow more open files: ulimit -n 4096",
+}
+
 
 class RankscopeError(Exception):
     """The base of all errors. The command line shows its three parts as lines, never as a traceback."""
@@ -92,3 +107,19 @@ class MissingPackageError(RankscopeError):
 
 class QueryError(RankscopeError):
     """The SQL is wrong."""
+
+
+def system_hint(error: OSError) -> str:
+    """What to do about a refusal of the system."""
+    return _SYSTEM_HINTS.get(error.errno or 0, "Check the disk and the path.")
+
+
+def system_error(error: OSError) -> RankscopeError:
+    """What the system refused, in three parts."""
+    path = os.fsdecode(error.filename) if isinstance(error.filename, (str, bytes, os.PathLike)) else ""
+    if len(path) > _LONGEST_PATH:
+        path = f"{path[: _LONGEST_PATH // 2]}…{path[-_LONGEST_PATH // 2 :]}"
+    what, hint = f"cannot use {path}" if path else "the system refused what is needed", system_hint(error)
+    if not path and error.errno == errno.ENOENT:
+        what, hint = "the working folder does not exist any more", "Go to another folder: cd"
+    return RankscopeError(what, why=f"{error.strerror or error}.", hint=hint)

@@ -12,6 +12,16 @@ from pathlib import Path
 PROC = Path("/proc")
 
 
+def user_name() -> str:
+    """Of this process; its number where it has no name, as in a container that was started with --user."""
+    import getpass
+
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError, ImportError):
+        return str(os.getuid())
+
+
 def usable_cores() -> int:
     """Cores this process may run on; all of the machine's where the system cannot tell."""
     if hasattr(os, "sched_getaffinity"):

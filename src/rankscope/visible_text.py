@@ -15,10 +15,17 @@ _CONTROL = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
 )
 
+_COLOUR = re.compile(r"(\x1b\[[\d;]{0,20}m)")
+
 
 def visible(text: str) -> str:
     """`text` with control characters as escapes, such as \\x1b. Tabs and line ends stay."""
     return _CONTROL.sub(lambda match: escaped(match[0]), text)
+
+
+def visible_or_colour(text: str) -> str:
+    """The same, but colours are obeyed."""
+    return "".join(part if part.startswith("\x1b[") else visible(part) for part in _COLOUR.split(text))
 
 
 def escaped(character: str) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import json
 import shutil
 import sys
 from pathlib import Path
@@ -10,7 +12,7 @@ from typing import Any
 import anyio
 import pytest
 
-from rankscope.agents.small_answers import MOST_BYTES
+from rankscope.agents.small_answers import MOST_BYTES, as_text
 from rankscope.agents.tools import TOOLS
 from rankscope.cli import main
 
@@ -77,6 +79,21 @@ def test_a_session_of_the_sdks_client(slow2: Path, tmp_path: Path) -> None:
         assert all(seen[name]["error"].values()), name
     assert seen["vanished"]["reason"] == f"there is no {other}"
     assert seen["still there"]["outcome"] == "problem"
+
+
+def test_half_of_a_surrogate_pair_is_understood_and_sent() -> None:
+    """JSON may have it; the SDK neither reads nor writes it, and its client would wait for ever."""
+    pytest.importorskip("mcp")
+    from mcp_types import jsonrpc_message_adapter
+
+    from rankscope.agents.server import _Requests
+
+    line = rb'{"jsonrpc": "2.0", "id": 7, "method": "tools/call", "params": {"name": "open", "x": "\uD800 \ud83d\ude00"}}'
+    with _Requests(io.BytesIO(line + b"\n" + rb"\ud800"), encoding="utf-8", errors="replace") as requests:
+        message = jsonrpc_message_adapter.validate_json(requests.readline(), by_name=False)
+        assert message.id == 7 and message.params["x"] == "? \U0001f600"
+        assert requests.readline() == r"\ud800"
+    assert json.loads(as_text({"path": "/runs/\udcff"})) == {"path": "/runs/?"}
 
 
 def test_without_the_package_the_error_says_what_to_install(

@@ -17,7 +17,9 @@ from rankscope.analysis import REPORTS
 from rankscope.analysis.core.result import Result, Row
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.health.doctor import _percent, doctor, grade
+from rankscope.analysis.health.doubts import doubts
 from rankscope.store.run import Run
+from rankscope.views import render
 
 OpenReal = Callable[[Path], Run]
 
@@ -328,3 +330,30 @@ def test_grades() -> None:
         grade(["warning"] * 3),
         grade(["critical"]),
     ] == list("ABCDF")
+
+
+@pytest.mark.parametrize("dur", [0.0, 3.0])
+def test_every_report_of_events_that_are_all_at_one_time(dur: float, tmp_path: Path) -> None:
+    """As after a clock that stood still: no rate, share or ratio may be over a time of zero."""
+    numbers = range(1, 4)
+    collective = {"Collective name": "allreduce", "Process Group Ranks": "[0, 1]", "Group size": 2}
+    memory = {"Total Reserved": 1000, "Bytes": 10, "Device Id": 0, "Device Type": 1}
+    events: list[Any] = [
+        event
+        for number in numbers
+        for event in (
+            slice_event(f"ProfilerStep#{number}", 5.0, dur, cat="user_annotation"),
+            slice_event("aten::mm", 5.0, dur, args={"External id": number}),
+            slice_event("cudaLaunchKernel", 5.0, dur, cat="cuda_runtime", args={"correlation": number}),
+            kernel_event("gemm", 5.0, dur, args={"correlation": number, "stream": 7, "device": 0}),
+            kernel_event("ncclDevKernel_AllReduce", 5.0, dur, args={"stream": 8, "device": 0, **collective}),
+            slice_event("[memory]", 5.0, dur, cat="cpu_instant_event", ph="i", args={**memory, "Addr": number}),
+        )
+    ]
+    for rank in range(2):
+        about = {"rank": rank, "world_size": 2}
+        write_kineto(tmp_path / f"rank-{rank}.json", events, distributedInfo=about)
+    run = open_trace(tmp_path)
+    for name in REPORTS:
+        render(report(run, name))
+    assert not [doubt for doubt in doubts(run, Scope()) if "warm-up" in doubt.text]

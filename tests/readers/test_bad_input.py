@@ -5,12 +5,15 @@ from __future__ import annotations
 import gzip
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
-from conftest import kineto_text, open_trace, slice_event, write_kineto
+from conftest import kernel_event, kineto_text, open_trace, slice_event, write_kineto
+from gpu_logs import evenly, query_csv
 from rankscope.errors import NotATraceError, ReadError, StoreError
+from rankscope.readers.gpu_counters.reader import GpuCountersReader
+from rankscope.store.ingest import ingest
 from rankscope.store.run import Run
 
 GOOD = [slice_event(f"good {i}", 10.0 * i, 5.0) for i in range(4)]
@@ -225,3 +228,21 @@ def test_a_bad_file_among_good_ones_is_passed_over_and_said(tmp_path: Path) -> N
     ingested = ingest([tmp_path])
     assert Run(ingested).ranks == [0, 1]
     assert ["rank-2.json" in problem.message for problem in ingested.problems] == [True]
+
+
+@pytest.mark.parametrize("stage", ["recognises", "log"])
+def test_a_reader_that_fails_is_a_message_about_its_file(
+    stage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wherever it fails, and whatever it raises: the other files are read."""
+
+    def fail(*args: object) -> NoReturn:
+        raise ZeroDivisionError("two\nlines")
+
+    write_kineto(tmp_path / "rank-0.json", [kernel_event("gemm", 10.0, 5.0)])
+    (tmp_path / "smi.csv").write_text(query_csv(evenly(0, 10**9, 10**8, [0])), encoding="utf-8")
+    monkeypatch.setattr(GpuCountersReader, stage, fail)
+    ingested = ingest([tmp_path])
+    assert [entry.source.name for entry in ingested.read] == ["rank-0.json"]
+    (problem,) = [str(problem) for problem in ingested.problems if "smi.csv" in str(problem)]
+    assert "ZeroDivisionError: two lines" in problem and len(problem.splitlines()) == 3

@@ -12,11 +12,14 @@ from typing import Any
 import pytest
 
 from conftest import kineto_text, open_trace, slice_event, write_kineto
+from gpu_logs import evenly, query_csv
 from nsys_files import ExportFile
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.health.doubts import doubts
 from rankscope.errors import NotATraceError, ReadError
 from rankscope.readers import byte_stream, sqlite_file
+from rankscope.readers.base import NodePart
+from rankscope.readers.gpu_counters.reader import GPU_COUNTERS
 from rankscope.readers.kineto import reader as kineto
 from rankscope.readers.nsys import export
 from rankscope.store.ingest import ingest
@@ -72,6 +75,18 @@ def test_a_gzip_bomb_is_given_up(case: str, tmp_path: Path) -> None:
     assert reading(run)["events_lost"] <= 1
     assert "expands more than 500-fold" in reading(run)["damage"]
     assert any("cut" in doubt.text for doubt in doubts(run, Scope()))
+
+
+def test_text_that_python_reads_expands_less(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A line takes Python a hundred times longer than C: what expands far more than any log does is cut off."""
+    monkeypatch.setattr(byte_stream, "_TEXT_ALWAYS_ALLOWED", MIB)
+    path = tmp_path / "smi.csv.gz"
+    path.write_bytes(gzip.compress(query_csv(evenly(0, 10**9, 10**8, [0])).encode() + b"\n" * (64 * MIB)))
+    assert path.stat().st_size < MIB // 8
+    reading = GPU_COUNTERS.open(path, str(NodePart(("0",), 0, 0, 1 << 62)))
+    for batch in reading.batches():
+        batch.close()
+    assert "expands more than 100-fold" in reading.report.damage
 
 
 @pytest.mark.slow

@@ -51,6 +51,14 @@ def test_nothing_else_is_done(run: Run) -> None:
     assert run.query("SELECT * FROM segments").rows == segments
 
 
+@pytest.mark.parametrize(
+    "sql", ["EXPLAIN " * 1500 + "SELECT 1", "EXPLAIN EXPLAIN SELECT 1", "(" * 3000 + "SELECT 1"]
+)
+def test_statements_that_are_nested_too_deeply(sql: str, run: Run) -> None:
+    with pytest.raises(QueryError):
+        run.query(sql)
+
+
 def test_times_of_day_need_no_further_package(run: Run) -> None:
     """DuckDB's Python objects for them need pytz, which is not installed."""
     (row,) = run.query("SELECT now(), [now()], now() - INTERVAL 1 DAY AS yesterday; -- with a comment").rows

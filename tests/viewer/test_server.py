@@ -9,7 +9,9 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import urllib.request
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +26,15 @@ from rankscope.analysis.core.scope import Scope
 from rankscope.bench.synthetic import Plan, write
 from rankscope.cli import main
 from rankscope.remote.tunnel import free_port
-from rankscope.store.ingest import ingest
+from rankscope.store.ingest import Options, ingest
 from rankscope.store.run import Run
+from rankscope.viewer.address import Address
 from rankscope.viewer.counters import _highest
 from rankscope.viewer.perfetto_server import ORIGIN, PerfettoServer
-from rankscope.viewer.server import CSP
+from rankscope.viewer.server import CSP, Server
 from rankscope.viewer.startup import Opening
 from rankscope.views.export.perfetto import write_perfetto
-from viewer_server import Viewer, serve, stop
+from viewer_server import Viewer, serve, stop, watched
 
 
 @pytest.mark.slow
@@ -353,6 +356,30 @@ def test_perfetto_of_a_trace_that_is_too_large(
     assert f"{tmp_path}/trace_processor ended with 3" in capsys.readouterr().err
     assert main(["view", str(slow2.folder), "--ranks", "0"]) == 2
     assert "--ranks is for --perfetto" in capsys.readouterr().err
+
+
+def test_queries_that_wait_keep_nobody_else_waiting() -> None:
+    done = threading.Event()
+
+    def query(words: dict[str, str]) -> dict[str, str]:
+        assert done.wait(60)
+        return words
+
+    server = Server(Address("127.0.0.1", 0), {"query": query, "run": lambda words: {"told": 1}})
+    viewer = watched(server, Path(), Opening([Path()], Options(), lambda text: None))
+    waiting = [HTTPConnection("127.0.0.1", server.address.port, timeout=60) for _ in range(20)]
+    try:
+        for one in waiting:
+            one.request("GET", f"/api/query?token={server.address.token}")
+        assert viewer.ask("run") == (200, {"told": 1})
+        done.set()
+        assert {one.getresponse().status for one in waiting} == {200}
+    finally:
+        done.set()
+        for one in waiting:
+            one.close()
+        server.stop()
+        viewer.serving.join(10)
 
 
 def test_a_port_that_is_taken(slow2: Viewer, capsys: pytest.CaptureFixture[str]) -> None:

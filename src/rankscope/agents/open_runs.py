@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -68,7 +69,7 @@ class OpenRuns:
 
     def open(self, text: str) -> OpenRun:
         """Open the run at a path; again, if it is open: files may have been added."""
-        path = Path(text).expanduser()
+        path = Path(os.path.expanduser(text))  # noqa: PTH111 - without a home, the path as it is
         if path in self._open:
             self._open.pop(path).close()
         opened = self._opened(path)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import io
+import json
+import os
+import re
 import threading
 from typing import Any
 
@@ -17,6 +21,7 @@ from rankscope.agents.small_answers import as_text
 from rankscope.agents.tools import TOOLS, Tools
 from rankscope.version import __version__
 
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _TEXT = {"type": "string"}
 _OBJECTS = {"type": "array", "items": {"type": "object"}}
 _TEXTS = {"type": "array", "items": _TEXT}
@@ -59,8 +64,24 @@ def serve(tools: Tools) -> None:
 
 async def _serve(tools: Tools) -> None:
     server = make_server(tools)
-    async with stdio_server() as (read, write):
+    # Programs that we start must not read what the client writes.
+    requests = _Requests(os.fdopen(os.dup(0), "rb"), encoding="utf-8", errors="replace")
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    async with stdio_server(anyio.wrap_file(requests)) as (read, write):
         await server.run(read, write, server.create_initialization_options())
+
+
+class _Requests(io.TextIOWrapper):
+    """Lines of JSON. The SDK refuses half of a surrogate pair, which JSON may have, and does not answer."""
+
+    def readline(self, size: int = -1, /) -> str:
+        line = super().readline(size)
+        if not _SURROGATE.search(line):
+            return line
+        try:
+            return json.dumps(json.loads(line), ensure_ascii=False).encode("utf-8", "replace").decode() + "\n"
+        except (ValueError, RecursionError):
+            return line
 
 
 def make_server(tools: Tools) -> Server[Any]:
@@ -85,8 +106,11 @@ def make_server(tools: Tools) -> Server[Any]:
 
     async def call_tool(context: Any, params: types.CallToolRequestParams) -> types.CallToolResult:
         found = await anyio.to_thread.run_sync(answer, params.name, params.arguments or {})
-        text = types.TextContent(type="text", text=as_text(found))
-        return types.CallToolResult(content=[text], structured_content=found, is_error="error" in found)
+        text = as_text(found)
+        content: list[Any] = [types.TextContent(type="text", text=text)]
+        return types.CallToolResult(
+            content=content, structured_content=json.loads(text), is_error="error" in found
+        )
 
     return Server(
         "rankscope",

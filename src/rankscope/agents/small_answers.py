@@ -129,7 +129,9 @@ def size_of(answer: Mapping[str, Any]) -> int:
 
 
 def as_text(answer: Any) -> str:
-    return json.dumps(answer, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    """JSON; a byte of a path that is not UTF-8 is a question mark in it."""
+    text = json.dumps(answer, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    return text.encode("utf-8", "replace").decode()
 
 
 def _window(result: Result, page: int) -> Result:

@@ -27,7 +27,7 @@ from rankscope.capture.selector import parse_selector
 from rankscope.capture.summary import short_path, summary
 from rankscope.capture.under_tool.tool_rank import ToolRequest, run_rank
 from rankscope.capture.wrapper import Output, is_launcher_name, requested_signal, starts_ranks_here
-from rankscope.errors import CaptureError, RankscopeError
+from rankscope.errors import CaptureError, RankscopeError, system_error
 
 # How long a rank that prints tables waits for ranks that end later.
 _OTHER_RANKS_WAIT_S = 60.0
@@ -178,6 +178,7 @@ class Start:
 
     def _run_plainly(self, error: Exception, who: str = "") -> Ended:
         """Say why the command is not captured, and become it."""
+        error = system_error(error) if isinstance(error, OSError) else error
         text = f"{error}" if isinstance(error, RankscopeError) else f"{type(error).__name__}: {error}"
         outcome = "" if "job runs without" in text else "\n  The job runs without being captured."
         self.output.message(f"{who}{text}{outcome}")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib
+import io
 import os
 import re
 import signal
@@ -16,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol, TextIO, cast
 
 from rankscope.cli.options import takes_the_rest, written_out
-from rankscope.errors import RankscopeError, UsageError
+from rankscope.errors import RankscopeError, UsageError, system_error
 from rankscope.spelling import did_you_mean
 from rankscope.version import __version__
 from rankscope.visible_text import VisibleStream
@@ -71,6 +72,8 @@ _USAGE_REASONS = {
     "the following arguments are required": "It does not run without them.",
 }
 """By what argparse says."""
+_SHOW_TRACEBACK = "RANKSCOPE_TRACEBACK"
+"""The variable with which a defect of ours is shown with its traceback."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -208,8 +211,11 @@ def main(argv: Sequence[str]) -> int:
 
 @contextlib.contextmanager
 def _visible_output() -> Iterator[None]:
-    """Untrusted text never controls a terminal, whoever prints it. A file or pipe gets stdout unchanged."""
+    """Untrusted text never controls a terminal, whoever prints it. A file or pipe gets stdout unchanged, but for what
+    its encoding does not have, such as → in Latin-1."""
     before = sys.stdout, sys.stderr
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         if sys.stdout is not None and sys.stdout.isatty():
             sys.stdout = cast(TextIO, VisibleStream(sys.stdout))
@@ -248,6 +254,37 @@ def _main(argv: Sequence[str]) -> int:
     except KeyboardInterrupt:
         print("rankscope: interrupted; what was read is kept, unfinished files are removed", file=sys.stderr)
         return 128 + signal.SIGINT
+    except OSError as error:
+        print(f"rankscope: {system_error(error)}", file=sys.stderr)
+        return 1
+    except Exception as error:  # noqa: BLE001 - a user gets three lines, whatever it is
+        print(f"rankscope: {_defect(error)}", file=sys.stderr)
+        return 1
+
+
+def _defect(error: Exception) -> RankscopeError:
+    """The message for an error that was not foreseen."""
+    if isinstance(error, MemoryError):
+        return RankscopeError(
+            "there is not enough memory",
+            why="It takes more than this process may use.",
+            hint="Take a part of the run (--ranks, --steps), or allow more: ulimit -v",
+        )
+    import traceback
+
+    if os.environ.get(_SHOW_TRACEBACK):
+        traceback.print_exception(error)
+    ours = [frame for frame in traceback.extract_tb(error.__traceback__) if "rankscope" in frame.filename]
+    line = (
+        f"{ours[-1].filename.rpartition('rankscope/')[2]}, line {ours[-1].lineno}"
+        if ours
+        else "an unknown place"
+    )
+    return RankscopeError(
+        f"a defect of rankscope: {type(error).__name__}: {str(error)[:500]}",
+        why=f"It is in {line} (rankscope {__version__}, Python {sys.version.split()[0]}).",
+        hint=f"Please report it with the command. {_SHOW_TRACEBACK}=1 shows where it comes from.",
+    )
 
 
 def _with_path(message: str, args: argparse.Namespace) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from rankscope.errors import StoreError, UsageError
-from rankscope.visible_text import unchecked
+from rankscope.visible_text import unchecked, visible_or_colour
 
 if TYPE_CHECKING:
     from rankscope.analysis.core.result import Result
@@ -308,8 +308,10 @@ def _import_numpy_with_one_thread() -> None:
 
 
 def show(text: str) -> None:
-    """Print what `views` have made: untrusted text in it is clean, and the control characters are our colours."""
-    unchecked(sys.stdout).write(text)
+    """Print what `views` have made: untrusted text in it is clean, and the control characters are our colours. A
+    terminal obeys nothing else, should a name have been forgotten."""
+    stream = unchecked(sys.stdout)
+    stream.write(text if stream is sys.stdout else visible_or_colour(text))
 
 
 def read(paths: list[Path], options: Options, args: argparse.Namespace) -> Ingested:

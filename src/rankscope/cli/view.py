@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import getpass
 import importlib.util
 import os
 import socket
@@ -28,6 +27,7 @@ from rankscope.cli.common import (
 )
 from rankscope.cli.view_remote import is_remote, path_or_place, stopped_by_signals, view_remote
 from rankscope.errors import MissingPackageError, RankscopeError, StoreError, UsageError
+from rankscope.host import user_name
 
 if TYPE_CHECKING:
     from rankscope.viewer.listener import Listener
@@ -307,7 +307,7 @@ def _end_with_stdin(server: Listener) -> None:
 
 def _print_how_to_reach(port: int, host: str) -> None:
     if host in _LOOPBACK:
-        user = f"{getpass.getuser()}@{socket.gethostname()}"
+        user = f"{user_name()}@{socket.gethostname()}"
         print(
             f"From another machine: ssh -L {port}:127.0.0.1:{port} {user}, then the same address",
             file=sys.stderr,

@@ -46,7 +46,7 @@ Site = dict[str, Any]
 
 
 def user_folder(env: Mapping[str, str] = os.environ) -> Path:
-    base = env.get("XDG_CONFIG_HOME") or Path(env.get("HOME", "~")).expanduser() / ".config"
+    base = env.get("XDG_CONFIG_HOME") or Path(env.get("HOME") or os.path.expanduser("~")) / ".config"  # noqa: PTH111
     return Path(base) / "rankscope" / "sites"
 
 

@@ -105,7 +105,10 @@ def looks_like_a_trace(path: Path) -> bool:
         except ReadError:
             return False  # such as a log of the job that only its owner may read
         texts = (known for known in _FORMATS if not set(_TEXT_NAMES).isdisjoint(known.endings))
-        return any(_reader(known).recognises(path, head) for known in texts)
+        try:
+            return any(_reader(known).recognises(path, head) for known in texts)
+        except Exception:  # noqa: BLE001 - `find_reader` meets it again, where it is an error of this file
+            return True
     if not path.suffix or path.suffix[1:].isdigit():  # flight-recorder dumps: _dump_3, nccl_trace_rank_3
         return rank_from_name(path) is not None
     return path.name.endswith(TRACE_NAMES) and not path.name.endswith("rankscope.json")
@@ -168,7 +171,7 @@ def one_file(path: Path) -> Iterator[None]:
     except Exception as error:
         raise ReadError(
             f"cannot read {path}",
-            why=f"The reader failed: {type(error).__name__}: {error}",
+            why=f"The reader failed: {type(error).__name__}: {' '.join(str(error).split())[:500]}",
             hint="Please report this, with the file if you can.",
         ) from error
 

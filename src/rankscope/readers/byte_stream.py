@@ -7,7 +7,7 @@ import stat
 from pathlib import Path
 from typing import Any, Protocol
 
-from rankscope.errors import ReadError
+from rankscope.errors import ReadError, system_hint
 
 GZIP_MAGIC = b"\x1f\x8b"
 _PLAIN_PIECE = 1 << 20
@@ -19,6 +19,9 @@ _MOST_EXPANSION = 500
 """gzip cannot expand by more than 1032. Traces expand by 10 to 50: each event has a time of its own."""
 _ALWAYS_ALLOWED = 1 << 30
 """Bytes that are inflated whatever the ratio is."""
+_MOST_TEXT_EXPANSION = 100
+_TEXT_ALWAYS_ALLOWED = 32 << 20
+"""The same for text that Python reads line by line, a hundred times slower than C. Logs expand by 10 to 50."""
 
 
 class ByteStream(Protocol):
@@ -74,7 +77,7 @@ class PlainStream:
 class GzipStream:
     """A gzip file of one or more members. A truncated or corrupt file yields the bytes before the damage."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, lines: bool = False) -> None:
         from isal import igzip_lib
 
         self.damage = ""
@@ -85,6 +88,8 @@ class GzipStream:
         self._pending = b""
         self._inflated = 0
         self._ended = False
+        self._always_allowed = _TEXT_ALWAYS_ALLOWED if lines else _ALWAYS_ALLOWED
+        self._most_expansion = _MOST_TEXT_EXPANSION if lines else _MOST_EXPANSION
 
     def read(self, size: int) -> bytes:
         pieces: list[bytes] = []
@@ -116,8 +121,8 @@ class GzipStream:
             return self._stop(f"the gzip data is corrupt ({error})")
         self._pending = b""
         self._inflated += len(piece)
-        if self._inflated > max(_ALWAYS_ALLOWED, _MOST_EXPANSION * self._file.tell()):
-            return self._stop(f"the gzip data expands more than {_MOST_EXPANSION}-fold, as no trace does")
+        if self._inflated > max(self._always_allowed, self._most_expansion * self._file.tell()):
+            return self._stop(f"the gzip data expands more than {self._most_expansion}-fold, as no trace does")
         return piece
 
     def _next_member(self) -> bytes:
@@ -144,8 +149,8 @@ class GzipStream:
         self._file.close()
 
 
-def open_stream(path: Path) -> ByteStream:
-    """Open as plain or gzip, depending on the first bytes and not on the name."""
+def open_stream(path: Path, lines: bool = False) -> ByteStream:
+    """Open as plain or gzip, depending on the first bytes and not on the name. `lines`: Python reads it by lines."""
     try:
         if not stat.S_ISREG(path.stat().st_mode) and not path.is_dir():
             raise ReadError(
@@ -153,7 +158,7 @@ def open_stream(path: Path) -> ByteStream:
                 why="It is a pipe or a device, and a trace is read more than once.",
                 hint="Write it to a file, and give that.",
             )
-        return GzipStream(path) if is_gzip(path) else PlainStream(path)
+        return GzipStream(path, lines) if is_gzip(path) else PlainStream(path)
     except OSError as error:
         raise cannot_read(path, error) from error
 
@@ -176,12 +181,4 @@ def is_gzip(path: Path) -> bool:
 
 def cannot_read(path: Path, error: OSError) -> ReadError:
     """The error for a file that the system refuses to read."""
-    hints = {
-        FileNotFoundError: "It may have been moved or deleted. Check the path.",
-        PermissionError: f"Ask for read permission: chmod a+rX {path}",
-        IsADirectoryError: "Give the files inside it, or the folder of a whole run.",
-    }
-    hint = next(
-        (text for kind, text in hints.items() if isinstance(error, kind)), "Check the disk and the path."
-    )
-    return ReadError(f"cannot read {path}", why=f"{error.strerror or os.fspath(path)}.", hint=hint)
+    return ReadError(f"cannot read {path}", why=f"{error.strerror or error}.", hint=system_hint(error))

@@ -239,7 +239,9 @@ class _Snapshot:
         stack = self.stacks.numbers(tree.fields(entries, "frames"))
         stream = tree.numbers(tree.fields(entries, "stream"))
         memory = [changes, allocated, reserved, np.full(count, _CUDA), np.full(count, device), address]
-        args, offsets = _spelt((sizes, np.where(stack == NO_TEXT, NULL, stack), stream, *memory))
+        args, offsets = _spelt(
+            (sizes, np.where(stack == NO_TEXT, NULL, stack.astype(np.int64)), stream, *memory)
+        )
         fixed = ["i", SNAPSHOT_CATEGORY, "memory snapshot", f"GPU {device}"]
         nothing = np.full(count, NULL)
         return EventColumns(

@@ -125,7 +125,7 @@ class TorchTrace:
             yield record, payload
 
     def _lines(self) -> Iterator[bytes]:
-        stream = open_stream(self._path)
+        stream = open_stream(self._path, lines=True)
         try:
             rest = b""
             while piece := stream.read(_PIECE):

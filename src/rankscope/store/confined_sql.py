@@ -130,9 +130,12 @@ class ConfinedSql:
 
     def _checked(self, sql: str) -> str:
         """The statement, if it only reads."""
-        if found := _EXPLAIN.match(sql):
+        if explain := _EXPLAIN.match(sql):
             # Whatever stands behind EXPLAIN must itself be a statement that only reads.
-            return f"EXPLAIN {found[1] or ''}{self._checked(sql[found.end() :])}"
+            return f"EXPLAIN {explain[1] or ''}{self._only_reading(sql[explain.end() :])}"
+        return self._only_reading(sql)
+
+    def _only_reading(self, sql: str) -> str:
         if "\0" in sql:
             raise _not_only_reading("it contains a NUL character")
         statements = self._connection.extract_statements(sql)  # says where the text is wrong
@@ -145,8 +148,7 @@ class ConfinedSql:
             raise _not_only_reading("the statement is nested too deeply") from None
         if tree["error"]:
             raise _not_only_reading("the statement is not a SELECT")
-        named = {str(cte["key"]).lower() for node in _nodes(tree) for cte in _ctes(node)}
-        for node in _nodes(tree):
+        for node, named in _nodes(tree):
             self._check(node, self._tables | named)
         return sql
 
@@ -168,20 +170,25 @@ class ConfinedSql:
             _require(node["table_name"], tables | _SHOWN, "table")
 
 
-def _nodes(tree: Any) -> Iterator[dict[str, Any]]:
-    """All objects of a JSON document, each before those within it."""
-    waiting = [tree]
+def _nodes(tree: Any) -> Iterator[tuple[dict[str, Any], frozenset[str]]]:
+    """All objects of a statement, each before those within it, with the names of the WITH tables that it can read: a
+    name is of its own query and those within it, of the WITH tables after it, and of its own recursion."""
+    waiting: list[tuple[Any, frozenset[str]]] = [(tree, frozenset())]
     while waiting:
-        node = waiting.pop()
-        if isinstance(node, dict):
-            yield node
-        waiting += node.values() if isinstance(node, dict) else node if isinstance(node, list) else ()
-
-
-def _ctes(node: dict[str, Any]) -> list[dict[str, Any]]:
-    """The WITH tables of a query."""
-    ctes: list[dict[str, Any]] = node["cte_map"]["map"] if "cte_map" in node else []
-    return ctes
+        node, named = waiting.pop()
+        if isinstance(node, list):
+            waiting += [(item, named) for item in node]
+        if not isinstance(node, dict):
+            continue
+        yield node, named
+        inner = named
+        for cte in node["cte_map"]["map"] if "cte_map" in node else ():
+            waiting.append((cte, inner))
+            inner |= {str(cte["key"]).lower()}
+        for key, value in node.items():
+            recurs = key == "right" and node.get("type") == "RECURSIVE_CTE_NODE"
+            if key != "cte_map":
+                waiting.append((value, inner | {node["cte_name"].lower()} if recurs else inner))
 
 
 def _words(name: str) -> str:

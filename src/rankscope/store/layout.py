@@ -654,8 +654,16 @@ def store_folder(paths: Sequence[Path], output: Path | None, cache: Path | None)
 
 def default_cache() -> Path:
     """The user's cache folder, for runs in read-only folders."""
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "rankscope"
+    if base := os.environ.get("XDG_CACHE_HOME"):
+        return Path(base) / "rankscope"
+    try:
+        return Path.home() / ".cache" / "rankscope"
+    except RuntimeError:
+        raise StoreError(
+            "there is no folder for the store",
+            why="The folder of the run cannot be written to, and this user has no home folder.",
+            hint="Name one: --cache DIR",
+        ) from None
 
 
 def _digest(paths: Sequence[Path]) -> str:

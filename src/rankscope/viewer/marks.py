@@ -3,7 +3,6 @@ the run. Every request makes a file of its own, so that nobody's marks are overw
 
 from __future__ import annotations
 
-import getpass
 import json
 import re
 from datetime import datetime, timezone
@@ -13,6 +12,7 @@ from urllib.parse import unquote
 
 from rankscope.atomic_files import create_json
 from rankscope.errors import StoreError
+from rankscope.host import user_name
 from rankscope.viewer.answers import Answer, Route, integer
 from rankscope.viewer.session import Session
 
@@ -55,7 +55,7 @@ def keep_marks(session: Session, query: dict[str, str]) -> Answer:
     words = [word.partition(":") for word in query["marks"].split(",")[:_MOST_MARKS]]
     marks = [_mark(at, unquote(name)) for at, _, name in words]
     content: dict[str, Any] = {
-        "by": getpass.getuser(),
+        "by": user_name(),
         "kept": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "marks": marks,
     }

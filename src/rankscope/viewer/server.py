@@ -43,6 +43,9 @@ WRITING = frozenset({"keep-marks", "move"})
 """Routes that change something: no link, image or form of another page can ask for them."""
 _MOST_THREADS = 16
 """Routes that run at once; most wait for the database, and tiles must not wait for those."""
+_SQL = "query"
+"""The route of users' queries, which may take half a minute each: they wait for each other, and nobody for them."""
+_SQL_THREADS = 2
 
 
 class Server(Listener):
@@ -55,6 +58,7 @@ class Server(Listener):
         self.busy = 0
         """Routes that are running; their threads outlive a stop."""
         self._threads = ThreadPoolExecutor(_MOST_THREADS)
+        self._sql_threads = ThreadPoolExecutor(_SQL_THREADS)
         self._hosts = _names(address.host, {address.port, tunnel or address.port})
         self._cookie = f"rankscope-{tunnel or address.port}"  # cookies are shared between the ports of a host
 
@@ -131,7 +135,8 @@ class Server(Listener):
 
         watching = asyncio.create_task(watch())
         try:
-            response = await asyncio.get_running_loop().run_in_executor(self._threads, run)
+            threads = self._sql_threads if name.removesuffix(".json") == _SQL else self._threads
+            response = await asyncio.get_running_loop().run_in_executor(threads, run)
         finally:  # also when the server is stopped meanwhile
             watching.cancel()
             left.set()

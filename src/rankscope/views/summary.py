@@ -54,7 +54,7 @@ def screen(content: Screen, width: int, color: bool) -> str:
             *(paint(line, BOLD, color) for line in hang("", clean(content.summary.title) + ".", prose)),
             *(
                 paint(line, DIM, color)
-                for line in hang("", f"{content.subject} · {content.summary.window}", prose)
+                for line in hang("", clean(f"{content.subject} · {content.summary.window}"), prose)
             ),
         ],
         _findings(content, "per step" if has_steps else "in total", prose, color),

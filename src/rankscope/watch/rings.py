@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rankscope.capture.telemetry_ring import FIELDS, FOLDER, HEADER_BYTES, NONE, RECORD, Header, read_header
-from rankscope.errors import StoreError
+from rankscope.errors import StoreError, system_error
 from rankscope.records import dataclass
 from rankscope.watch.step_table import StepTable
 
@@ -73,8 +73,10 @@ def read_rings(run: Path, most: int = RECENT) -> list[RankRing]:
         names = sorted(
             (int(match[1]), path) for path in folder.iterdir() if (match := _NAME.fullmatch(path.name))
         )
-    except OSError:
-        names = []
+    except (FileNotFoundError, NotADirectoryError):
+        names = []  # one may ask before the first rank has begun
+    except OSError as error:
+        raise system_error(error) from error
     if not names:
         raise StoreError(
             f"{run} has no telemetry",

@@ -146,7 +146,8 @@ def median_of(values: Sequence[float]) -> float:
 
 def _typical(times: Sequence[tuple[int | None, float]], firsts: set[int]) -> TypicalStep:
     others = [time for step, time in times if step not in firsts]
-    limit = SLOW_FIRST_STEP * median_of(others) if others else float("inf")
+    usual = median_of(others) if others else 0.0
+    limit = SLOW_FIRST_STEP * usual if usual > 0 else float("inf")  # steps of a damaged file may take no time
     slow = [step for step, time in times if step is not None and step in firsts and time > limit]
     kept = [time for step, time in times if step not in slow]
     return TypicalStep(round(median_of(kept)) if kept else None, tuple(sorted(slow)))

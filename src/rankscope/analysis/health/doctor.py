@@ -404,8 +404,9 @@ def _warm_up(rows: list[tuple[int, int, int, int, str]]) -> Check:
     for rank, segment, _, time, _ in rows:
         times.setdefault((rank, segment), []).append(time)
     for (rank, _), own in times.items():
-        if len(own) >= 3 and own[0] > SLOW_FIRST_STEP * median(own[1:]):
-            slow.append((rank, own[0] / median(own[1:])))
+        usual = median(own[1:]) if len(own) >= 3 else 0
+        if usual > 0 and own[0] > SLOW_FIRST_STEP * usual:
+            slow.append((rank, own[0] / usual))
     finding = None
     if slow:
         rank, ratio = max(slow, key=lambda item: item[1])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 import os
 import subprocess
 import sys
@@ -12,6 +11,7 @@ from typing import NamedTuple
 
 from rankscope import tools
 from rankscope.errors import CaptureError
+from rankscope.host import user_name
 from rankscope.tools import NsysOptions
 
 # Who may read the GPU's counters; the driver's default is root only.
@@ -34,7 +34,7 @@ def as_root(program: str, options: NsysOptions, *, dry_run: bool = False) -> AsR
     """Root for --run-as where something that was asked for needs it, and sudo gives it."""
     if options.run_as is None or os.geteuid() == 0:
         return AsRoot((), options)
-    another = options.run_as != getpass.getuser()
+    another = options.run_as != user_name()
     reasons = _reasons_for_root(program, options)
     if not reasons and not another:
         note = "nothing that was asked for needs root here: --run-as is left out"

@@ -187,7 +187,7 @@ class _Lines:
     ) -> None:
         """`wanted`: blocks of lines that are all before or after these times need not be read."""
         self._wanted = wanted
-        self._stream: ByteStream = open_stream(path)
+        self._stream: ByteStream = open_stream(path, lines=True)
         self._report = report or ReadReport()
         self._pending = self._stream.read(_HEAD_BYTES)
         layout = layout_of(self._pending.decode("utf-8", "replace"))

@@ -182,7 +182,7 @@ class InspectorReading:
     def __init__(self, path: Path, part: str) -> None:
         self.report = ReadReport()
         self.header: dict[str, Any] = {}
-        self._stream = open_stream(path)
+        self._stream = open_stream(path, lines=True)
         self._ranks = _ranks(path)
         self._part = part
         self._folder = tempfile.TemporaryDirectory(prefix="rankscope-")
@@ -312,7 +312,7 @@ class _Ranks:
 
 
 def _ranks(path: Path) -> _Ranks:
-    stream = open_stream(path)
+    stream = open_stream(path, lines=True)
     headers: set[bytes] = set()
     read, rest = 0, b""
     try:

@@ -90,7 +90,7 @@ def _row(labels: dict[str, str]) -> dict[str, Any]:
 def _metrics(path: Path, report: ReadReport) -> Iterator[tuple[str, dict[str, str], float]]:
     """Name, labels and value of each line with a metric of NCCL. Other lines, such as those of other exporters, are not
     of interest."""
-    stream = open_stream(path)
+    stream = open_stream(path, lines=True)
     try:
         content = stream.read(_LARGEST_TEXT)
         report.damage = stream.damage or (

@@ -107,7 +107,7 @@ def _integer(text: str) -> int | None:
 
 
 def _load_csv(path: Path, report: ReadReport) -> list[MeasuredKernel]:
-    stream = open_stream(path)
+    stream = open_stream(path, lines=True)
     try:
         content = stream.read(_LARGEST_CSV)
     finally:

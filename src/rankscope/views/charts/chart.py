@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -132,5 +133,5 @@ def _to_png(svg: str, zoom: float) -> bytes:
 
 
 def _has_fonts() -> bool:
-    folders = (Path(folder).expanduser() for folder in _FONT_FOLDERS)
+    folders = (Path(os.path.expanduser(folder)) for folder in _FONT_FOLDERS)  # noqa: PTH111
     return any(next(folder.rglob("*.[to]tf"), None) for folder in folders if folder.is_dir())
