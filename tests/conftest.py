@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import lzma
 import os
@@ -9,6 +10,7 @@ import shutil
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from hypothesis import HealthCheck, settings
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # before numpy: two tests run at a time on two cores
 
 from rankscope.store.ingest import Options, ingest
+from rankscope.store.layout import store_folder
 from rankscope.store.run import Run
 
 # Under nohup, or started in the background by a script, these are ignored, also in the jobs that tests signal.
@@ -104,14 +107,35 @@ def dataset(
     return find
 
 
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """One process at a time holds the lock of this name."""
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
 @pytest.fixture(scope="session")
-def open_real(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], Run]:
-    """Open a recorded trace or folder of traces; each is read once per session, into a temporary store."""
+def session_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that all processes of pytest-xdist share."""
+    ours = tmp_path_factory.getbasetemp()
+    return ours.parent if "PYTEST_XDIST_WORKER" in os.environ else ours
+
+
+@pytest.fixture(scope="session")
+def open_real(session_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], Run]:
+    """Open a recorded trace or folder of traces. The first process that needs it reads it; each copies the store."""
     cache = tmp_path_factory.mktemp("stores")
+    shared = session_folder / "shared-stores"
+    shared.mkdir(exist_ok=True)
     opened: dict[Path, Run] = {}
 
     def open_run(path: Path) -> Run:
         if path not in opened:
+            store = store_folder([path], None, shared)
+            with locked(shared / f"{store.name}.lock"):
+                ingest([path], Options(cache=shared))
+            shutil.copytree(store, cache / store.name)
             opened[path] = Run(ingest([path], Options(cache=cache)))
         return opened[path]
 

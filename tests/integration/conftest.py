@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import socket
 import subprocess
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
+from conftest import locked
 from integration.jobs import environment
 
 PRIVATE_SLURM = Path(__file__).with_name("private-slurm")
@@ -20,19 +20,18 @@ PRIVATE_SLURM = Path(__file__).with_name("private-slurm")
 @pytest.fixture
 def slurm(slurm_folder: Path) -> Iterator[dict[str, str]]:
     """The environment of a private two-node Slurm. One test uses it at a time: its nodes are the same machine."""
-    with _locked(slurm_folder / "test.lock"):
+    with locked(slurm_folder / "test.lock"):
         yield environment(SLURM_CONF=str(slurm_folder / "slurm.conf"))
 
 
 @pytest.fixture(scope="session")
-def slurm_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def slurm_folder(session_folder: Path) -> Iterator[Path]:
     """One Slurm for all processes of pytest-xdist: the first that needs it starts it, the last one stops it."""
     worker = os.environ.get("PYTEST_XDIST_WORKER", "")
-    ours = tmp_path_factory.getbasetemp()
-    folder = (ours.parent if worker else ours) / "slurm"
+    folder = session_folder / "slurm"
     users = folder / "users"
     users.mkdir(parents=True, exist_ok=True)
-    with _locked(folder / "users.lock"):
+    with locked(folder / "users.lock"):
         up = any(users.iterdir()) or _private_slurm("up", folder)
         (users / f"process-{worker}").touch()
     try:
@@ -40,7 +39,7 @@ def slurm_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
             pytest.skip("tests/integration/private-slurm up failed (it needs root)")
         yield folder
     finally:
-        with _locked(folder / "users.lock"):
+        with locked(folder / "users.lock"):
             (users / f"process-{worker}").unlink()
             if not any(users.iterdir()):
                 _private_slurm("down", folder)
@@ -64,10 +63,3 @@ def _free_ports(count: int) -> int:
                 continue
             return first
     raise AssertionError("no free ports")
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
