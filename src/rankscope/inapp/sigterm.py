@@ -80,11 +80,12 @@ class SigtermGuard:
             self._watch()
 
     def off(self) -> None:
-        if self._handler is None or threading.current_thread() is not threading.main_thread():
+        handler = self._handler
+        if handler is None or threading.current_thread() is not threading.main_thread():
             return
-        if signal.getsignal(signal.SIGTERM) is self._handler:  # the script may have set its own since
-            signal.signal(signal.SIGTERM, self._handler.previous)
-        self._handler = None
+        self._handler, previous = None, handler.previous
+        if signal.getsignal(signal.SIGTERM) is handler:  # the script may have set its own since
+            signal.signal(signal.SIGTERM, previous)
         self._unwatch()
 
     def check(self) -> None:
