@@ -29,8 +29,9 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-# All but SIGKILL, SIGSTOP, SIGCHLD and SIGCONT (which the trials use to continue it).
-HANDLED = signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD, signal.SIGCONT}
+# All but those that cannot be handled, and those that stop and continue it.
+STOPS = {signal.SIGSTOP, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU, signal.SIGCONT}
+HANDLED = signal.valid_signals() - STOPS - {signal.SIGKILL, signal.SIGCHLD}
 # A second signal, sent by mistake, arrives within this time.
 AFTER_THE_FIRST_S = 0.3
 STEPS = 8
@@ -53,8 +54,8 @@ def main() -> None:
         with contextlib.suppress(PermissionError):  # alone it leads its session
             os.setpgid(0, 0)
     if args.handle:
-        for number in HANDLED:
-            signal.signal(number, lambda number, _: received.update([_name(number)]))
+        for handled in HANDLED:
+            signal.signal(handled, lambda number, _: received.update([_name(number)]))
     if args.deadly:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     print(f"up, {len(args.rest)} more words", flush=True)

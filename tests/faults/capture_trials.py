@@ -35,7 +35,7 @@ USUAL = ("INT", "TERM", "HUP", "USR1", "USR2", "QUIT", "ALRM")
 OTHERS = ("XCPU", "PWR", "IO", "VTALRM", "PROF", "STKFLT", "TRAP", "SYS", "SEGV", "ABRT", "BUS", "FPE", "ILL")
 REAL_TIME = ("RTMIN", "RTMIN+1", "RTMIN+9", "RTMAX-1", "RTMAX")
 # Python handles faults only where they are faults of its own.
-HANDLED = (*USUAL, *OTHERS[:6], *REAL_TIME, "TSTP", "TTIN", "TTOU", "WINCH", "URG", "PIPE", "XFSZ")
+HANDLED = (*USUAL, *OTHERS[:6], *REAL_TIME, "WINCH", "URG", "PIPE", "XFSZ")
 # They end a job that does not handle them.
 RELAYED = (*USUAL, *OTHERS, *REAL_TIME)
 DEADLY = (*RELAYED, "KILL")
@@ -384,7 +384,8 @@ def _nsys(random: Random) -> Trial:
 
 
 def _stopped(random: Random) -> Trial:
-    stop = Signal("STOP", "group", random.uniform(0, 1))
+    name, target = random.choice((("STOP", "group"), ("TSTP", "group"), ("TSTP", "front")))
+    stop = Signal(name, target, random.uniform(0, 1))
     go = Signal("CONT", "group", random.uniform(0.05, 0.3))
     end = Signal("TERM", random.choice(("front", "group")), random.uniform(0, 0.5))
     return Trial("stopped and continued (Ctrl-Z, fg), then SIGTERM", ("--handle",), signals=(stop, go, end))

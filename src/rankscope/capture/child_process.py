@@ -138,8 +138,8 @@ def _exec(command: Sequence[str], env: Mapping[str, str], plain: Sequence[str] |
 
 def through_shell(command: Sequence[str]) -> list[str] | None:
     """The command that runs a script without #!, as a shell does; None where it is no such script."""
-    path = find_program(command[0])
-    with contextlib.suppress(OSError, TypeError):
+    path = find_program(command[0]) or command[0]
+    with contextlib.suppress(OSError):
         with open(path, "rb") as file:  # noqa: PTH123  (as in wrapper.py: pathlib would double the imports)
             head = file.read(_HEAD_BYTES)
         if not head.startswith(b"#!") and b"\0" not in head.partition(b"\n")[0]:
