@@ -103,7 +103,7 @@ def test_without_a_schedule_every_step_is_marked_and_the_last_stays_open(
     run_steps(engine_for(tmp_path, EveryStep(), opens_range=False), calls, 2)
     assert calls == [
         *("ProfilerStep#0", "work 0", "end ProfilerStep#0", "ProfilerStep#1", "work 1", "end ProfilerStep#1"),
-        "ProfilerStep#2",
+        *("ProfilerStep#2", "unfinished step 2", "end unfinished step 2"),
     ]
     [window] = note(tmp_path)["windows"]
     assert (window["first_step"], window["last_step"], window["state"]) == (0, 1, "whole")

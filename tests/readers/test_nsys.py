@@ -348,6 +348,7 @@ def test_a_report_without_events_is_empty_for_a_reason(
     for rank in (0, 1):
         export = ExportFile(tmp_path / f"rank{rank}.sqlite").table("ANALYSIS_DETAILS", "duration", [(1000,)])
         export.table("META_DATA_CAPTURE", "name value", asked)
+        export.table("ThreadNames", "nameId globalTid", [(export.string("python"), thread())])
         if rank:
             export.kernel("gemm", 100, 200)
         export.write()
