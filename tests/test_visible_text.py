@@ -58,7 +58,9 @@ def test_no_command_lets_a_trace_control_the_terminal(tmp_path: Path) -> None:
     folder = tmp_path / f"run{EVIL}"
     folder.mkdir()
     events = [slice_event(EVIL, 10, 5), kernel_event(EVIL, 12, 5), slice_event("ProfilerStep#1", 0, 50)]
-    trace = write_kineto(folder / f"rank-0{EVIL}.json", events, deviceProperties=[{"id": 0, "name": f"GPU{EVIL}"}])
+    trace = write_kineto(
+        folder / f"rank-0{EVIL}.json", events, deviceProperties=[{"id": 0, "name": f"GPU{EVIL}"}]
+    )
     (folder / f"rank-1{EVIL}.json").write_text("{ not json")
     for words in (
         ["stats", str(folder)],

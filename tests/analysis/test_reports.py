@@ -333,7 +333,9 @@ def test_every_report_of_events_that_are_all_at_one_time(dur: float, tmp_path: P
             slice_event("cudaLaunchKernel", 5.0, dur, cat="cuda_runtime", args={"correlation": number}),
             kernel_event("gemm", 5.0, dur, args={"correlation": number, "stream": 7, "device": 0}),
             kernel_event("ncclDevKernel_AllReduce", 5.0, dur, args={"stream": 8, "device": 0, **collective}),
-            slice_event("[memory]", 5.0, dur, cat="cpu_instant_event", ph="i", args={**memory, "Addr": number}),
+            slice_event(
+                "[memory]", 5.0, dur, cat="cpu_instant_event", ph="i", args={**memory, "Addr": number}
+            ),
         )
     ]
     for rank in range(2):

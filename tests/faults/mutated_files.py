@@ -49,7 +49,17 @@ _ODD_TEXTS = (
     "", "\0", "\x1b[2J\x1b]0;title\x07", "\u202e", "\x9b31m", "\n\n", "a" * 100_000, "é→😀", "nan", "-1", "1e400",
     "[[2, 3]", "../../etc/passwd", "%s%n", "'; DROP TABLE x; --", "ProfilerStep#99999999999999999999",
 )  # fmt: skip
-_ODD_VALUES: tuple[Any, ...] = (*_ODD_NUMBERS, *_ODD_TEXTS, None, True, [], {}, [[]], {"a": {"a": [0]}}, "\ud800")
+_ODD_VALUES: tuple[Any, ...] = (
+    *_ODD_NUMBERS,
+    *_ODD_TEXTS,
+    None,
+    True,
+    [],
+    {},
+    [[]],
+    {"a": {"a": [0]}},
+    "\ud800",
+)
 
 
 @dataclass(frozen=True)
@@ -72,7 +82,9 @@ def _samples() -> Iterator[Sample]:
         for step in (1, 2, 3)
         for event in (
             slice_event("aten::mm", 100.0 * step + 1, 5.0, args={"External id": step}),
-            kernel_event("gemm", 100.0 * step + 9, 40.0, args={"correlation": step, "stream": 7, "device": 0}),
+            kernel_event(
+                "gemm", 100.0 * step + 9, 40.0, args={"correlation": step, "stream": 7, "device": 0}
+            ),
         )
     ]
     header = {"distributedInfo": {"rank": 0, "world_size": 2}, "baseTimeNanosecond": 1}
@@ -99,7 +111,9 @@ def _samples() -> Iterator[Sample]:
             export.kernel("gemm", 100 * number + 20, 100 * number + 90, number)
         export.environment(RANK="0", WORLD_SIZE="2").on_device(500, 0)
         yield Sample("rank_0.sqlite", export.write().read_bytes())
-    yield Sample("seq_rank0.sqlite", lzma.decompress((DATA / "nsys/seqpar-gloo2/seq_rank0.sqlite.xz").read_bytes()))
+    yield Sample(
+        "seq_rank0.sqlite", lzma.decompress((DATA / "nsys/seqpar-gloo2/seq_rank0.sqlite.xz").read_bytes())
+    )
     yield Sample("rank_0.qdstrm", b"QDSTRM\0\0" + bytes(64))
     yield Sample("rank_0.nsys-rep", b"NSYS\0\0\0\0" + bytes(64))
     for kind in ("raw.csv", "details.csv", "ncu-rep"):
@@ -189,7 +203,9 @@ def _replaced(pattern: bytes, content: bytes, random: Random, new: Callable[[], 
         same = new()[:1000]
         share = random.choice((0.1, 1.0))
         return re.sub(pattern, lambda match: same if random.random() < share else match[0], content)
-    chosen = sorted(random.sample(matches, min(len(matches), random.choice((1, 3, 20)))), key=lambda one: -one.start())
+    chosen = sorted(
+        random.sample(matches, min(len(matches), random.choice((1, 3, 20)))), key=lambda one: -one.start()
+    )
     for match in chosen:
         content = content[: match.start()] + new() + content[match.end() :]
     return content
@@ -225,11 +241,13 @@ def _changed_tree(tree: Any, random: Random) -> Any:
         return random.choice(_ODD_VALUES)
     way = random.choice(("values", "values", "one key", "again", "nested", "missing"))
     if way == "one key":
-        keys = sorted({key for node in containers if isinstance(node, dict) for key in node if isinstance(key, str)})
-        key, value = random.choice(keys), random.choice(_ODD_VALUES)
+        keys = sorted(
+            {key for node in containers if isinstance(node, dict) for key in node if isinstance(key, str)}
+        )
+        changed, same = random.choice(keys), random.choice(_ODD_VALUES)
         for node in containers:
-            if isinstance(node, dict) and key in node:
-                node[key] = value
+            if isinstance(node, dict) and changed in node:
+                node[changed] = same
         return tree
     for _ in range(random.choice((1, 3, 20))):
         node = random.choice(containers)
@@ -276,7 +294,7 @@ def _change_a_table(connection: sqlite3.Connection, random: Random) -> None:
     table = random.choice([name for name in tables if counts[name]])
     column = random.choice([row[1] for row in connection.execute(f'PRAGMA table_info("{table}")')])
     value = random.choice((*_ODD_NUMBERS, *_ODD_TEXTS, None, b"\xff\0"))
-    row = f"WHERE rowid = (SELECT rowid FROM \"{table}\" LIMIT 1 OFFSET {random.randrange(counts[table])})"
+    row = f'WHERE rowid = (SELECT rowid FROM "{table}" LIMIT 1 OFFSET {random.randrange(counts[table])})'
     match random.randrange(8):
         case 0:
             connection.execute(f'DROP TABLE "{table}"')
@@ -295,7 +313,15 @@ def _change_a_table(connection: sqlite3.Connection, random: Random) -> None:
 def nested_garbage(content: bytes, random: Random) -> bytes:
     at = random.randrange(len(content))
     garbage = random.choice(
-        (b"[" * 100_000, b'{"a":' * 50_000, b'"', b"\\", b"}" * 10, b"\x80\x05]" + b"]" * 50_000, b"\n" * 10**6)
+        (
+            b"[" * 100_000,
+            b'{"a":' * 50_000,
+            b'"',
+            b"\\",
+            b"}" * 10,
+            b"\x80\x05]" + b"]" * 50_000,
+            b"\n" * 10**6,
+        )
     )
     return content[:at] + garbage + content[at:]
 
@@ -336,9 +362,7 @@ def trials(count: int, random: Random) -> Iterator[Outcome]:
             yield Outcome(change, f"{sample.name}, seed {seed}", difference)
 
 
-def _trial(
-    base: Path, sample: Sample, change: str, random: Random, second: list[str], trace: Sample
-) -> str:
+def _trial(base: Path, sample: Sample, change: str, random: Random, second: list[str], trace: Sample) -> str:
     folder = base / "run"
     folder.mkdir()
     path = folder / sample.name
@@ -385,7 +409,9 @@ def _xla_json() -> str:
     ]
     for step in range(3):
         args = {"hlo_op": "fusion.1", "hlo_module": "jit_step", "correlation_id": str(step)}
-        events.append({"ph": "X", "pid": 1, "tid": 7, "ts": 100 * step, "dur": 10, "name": "fusion", "args": args})
+        events.append(
+            {"ph": "X", "pid": 1, "tid": 7, "ts": 100 * step, "dur": 10, "name": "fusion", "args": args}
+        )
         events.append({"ph": "X", "pid": 2, "tid": 1, "ts": 100 * step, "dur": 90, "name": "train"})
     return json.dumps({"displayTimeUnit": "ns", "metadata": {"highres-ticks": True}, "traceEvents": events})
 

@@ -116,7 +116,9 @@ class GzipStream:
         self._pending = b""
         self._inflated += len(piece)
         if self._inflated > max(self._always_allowed, self._most_expansion * self._file.tell()):
-            return self._stop(f"the gzip data expands more than {self._most_expansion}-fold, as no trace does")
+            return self._stop(
+                f"the gzip data expands more than {self._most_expansion}-fold, as no trace does"
+            )
         return piece
 
     def _next_member(self) -> bytes:
