@@ -94,7 +94,7 @@ SELECT * FROM (WITH "/etc/passwd" AS (SELECT 1) SELECT 1), "/etc/passwd"
 SELECT * FROM (WITH "{store}/store.json" AS (SELECT 1) SELECT 1), "{store}/store.json"
 WITH "{store}/store.json" AS (SELECT * FROM "{store}/store.json") SELECT * FROM "{store}/store.json"
 WITH a AS (SELECT * FROM "{store}/store.json"), "{store}/store.json" AS (SELECT 1) SELECT * FROM a
-WITH RECURSIVE "{store}/store.json" AS (SELECT * FROM "{store}/store.json" UNION SELECT * FROM "{store}/store.json") SELECT 1
+WITH RECURSIVE "{store}/store.json" AS (FROM "{store}/store.json" UNION FROM "{store}/store.json") SELECT 1
 DESCRIBE '/etc/passwd'
 SUMMARIZE '/etc/passwd'
 SELECT getenv('HOME')

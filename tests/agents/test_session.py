@@ -88,7 +88,7 @@ def test_half_of_a_surrogate_pair_is_understood_and_sent() -> None:
 
     from rankscope.agents.server import _Requests
 
-    line = rb'{"jsonrpc": "2.0", "id": 7, "method": "tools/call", "params": {"name": "open", "x": "\uD800 \ud83d\ude00"}}'
+    line = rb'{"jsonrpc": "2.0", "id": 7, "method": "tools/call", "params": {"x": "\uD800 \ud83d\ude00"}}'
     with _Requests(io.BytesIO(line + b"\n" + rb"\ud800"), encoding="utf-8", errors="replace") as requests:
         message = jsonrpc_message_adapter.validate_json(requests.readline(), by_name=False)
         assert message.id == 7 and message.params["x"] == "? \U0001f600"

@@ -244,10 +244,10 @@ def _changed_tree(tree: Any, random: Random) -> Any:
         keys = sorted(
             {key for node in containers if isinstance(node, dict) for key in node if isinstance(key, str)}
         )
-        key, value = random.choice(keys), random.choice(_ODD_VALUES)
+        changed, same = random.choice(keys), random.choice(_ODD_VALUES)
         for node in containers:
-            if isinstance(node, dict) and key in node:
-                node[key] = value
+            if isinstance(node, dict) and changed in node:
+                node[changed] = same
         return tree
     for _ in range(random.choice((1, 3, 20))):
         node = random.choice(containers)

@@ -74,7 +74,7 @@ async def _serve(tools: Tools) -> None:
 class _Requests(io.TextIOWrapper):
     """Lines of JSON. The SDK refuses half of a surrogate pair, which JSON may have, and does not answer."""
 
-    def readline(self, size: int = -1, /) -> str:
+    def readline(self, size: int = -1, /) -> str:  # type: ignore[override]  # as TextIOWrapper's
         line = super().readline(size)
         if not _SURROGATE.search(line):
             return line
