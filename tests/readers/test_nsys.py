@@ -28,6 +28,8 @@ from rankscope.readers.nsys.reader import NSYS
 from rankscope.store.ingest import Options, Watch, ingest
 from rankscope.store.run import Run
 
+pytestmark = pytest.mark.usefixtures("without_workers")
+
 Open = Callable[[Path], Run]
 
 TABLES = {
