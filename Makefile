@@ -6,12 +6,14 @@ DEMO := .venv/.demo
 STAMP := .venv/.installed
 TOOLS := .venv/.test-tools
 NSIGHT := .venv/.nsight
+PACKAGES := .venv/.packages
+THOROUGH := .venv/.thorough
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
 # The tests start some thousand Pythons: each would compile what it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo pictures test tests lint test-fast test-all test-times coverage versions sanitize faults check bench bench-check exam docs clean
+.PHONY: help demo pictures test tests lint test-fast test-all test-thorough test-times coverage versions sanitize faults check bench bench-check exam docs clean
 .DEFAULT_GOAL := help
 
 help:
@@ -41,8 +43,18 @@ $(STAMP): pyproject.toml tests/requirements-torch.txt
 	$(PIP) --editable '.[dev]' --requirement tests/requirements-torch.txt
 	@touch $@
 
-$(TOOLS): $(STAMP) $(NSIGHT) tests/install-packages.sh
+# Collecting once leaves the bytecode of tests and packages, which each of pytest's processes would compile.
+$(TOOLS): $(STAMP) $(NSIGHT) $(PACKAGES)
+	$(PYTEST) -n 0 -q --collect-only >/dev/null
+	@touch $@
+
+$(PACKAGES): tests/install-packages.sh
+	mkdir -p .venv
 	tests/install-packages.sh
+	@touch $@
+
+$(THOROUGH): $(TOOLS) tests/requirements-thorough.txt
+	$(PIP) --requirement tests/requirements-thorough.txt
 	@touch $@
 
 $(NSIGHT): tests/integration/install-nsight.sh
@@ -58,7 +70,7 @@ pictures: $(TOOLS) demo
 
 # Lint uses one core, and the tests that start jobs wait a third of their time: both run at once.
 test:
-	$(MAKE) --jobs 2 $(TOOLS)
+	$(MAKE) --jobs 3 $(TOOLS)
 	$(MAKE) --jobs 2 lint tests
 
 # At most three tests that fail beside others are tried again alone: what only needed a quiet machine passes then.
@@ -84,9 +96,11 @@ coverage: $(TOOLS)
 	$(PYTEST) -m "not slow" --cov --cov-report=term:skip-covered
 
 # Also the tests marked thorough: before a release, and after a change of what they vary.
-test-all: check coverage
-	$(PIP) --requirement tests/requirements-thorough.txt
-	$(PYTEST) -n 3 -m slow
+test-all: check coverage test-thorough
+
+# SHARD=2/4: every fourth file, from the second on; the shards of CI together are make test-all.
+test-thorough: $(THOROUGH)
+	$(PYTEST) -n 3 -m slow $(if $(SHARD),--shard $(SHARD))
 
 versions:
 	tests/versions.sh oldest

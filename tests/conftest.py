@@ -44,9 +44,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="N",
         help="with --last-failed: name the tests that are tried again, and fail where these are more than N",
     )
+    parser.addoption("--shard", metavar="I/N", help="every Nth file of tests, from the Ith on")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     seen: set[str] = set()
     for item in items:
         test = item.nodeid.partition("[")[0]
@@ -56,6 +57,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         seen.add(test)
         if item.get_closest_marker("thorough"):
             item.add_marker("slow")
+    if shard := config.getoption("--shard"):
+        number, count = map(int, shard.split("/"))
+        files = sorted({item.path for item in items if item.get_closest_marker("slow")})[number - 1 :: count]
+        items[:] = [item for item in items if item.path in files]
     # Those that start jobs first, the quick ones last: at the end no worker is left alone with a long file.
     items.sort(key=lambda item: ("tests/integration" not in item.nodeid, "slow" not in item.keywords))
 
@@ -140,6 +145,14 @@ def open_real(session_folder: Path, tmp_path_factory: pytest.TempPathFactory) ->
         return opened[path]
 
     return open_run
+
+
+@pytest.fixture(scope="module")
+def without_workers() -> Iterator[None]:
+    """Every file is read in this process: starting a worker takes a small one's CPU time many times over."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("rankscope.store.pool.need_no_worker", lambda paths: True)
+        yield
 
 
 @pytest.fixture(

@@ -1,14 +1,16 @@
-"""What `make` installs: the demo needs rankscope and torch, the tests the rest."""
+"""What `make` installs: the demo needs rankscope and torch, the tests the rest. Which tests are tried again."""
 
 from __future__ import annotations
 
 import shutil
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from conftest import ROOT
+from conftest import ROOT, pytest_collection_finish
 
 
 def dry_run(folder: Path, target: str) -> str:
@@ -48,3 +50,19 @@ def test_an_environment_for_tests_is_enough_for_the_demo(tmp_path: Path) -> None
         pytest.skip("needs make")
     commands = subprocess.run([make, "-n", "demo"], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert "pip install" not in commands.stdout and "demo.sh" in commands.stdout
+
+
+@pytest.mark.parametrize(("failed", "again"), [(3, True), (4, False)])
+def test_at_most_three_tests_are_tried_again_and_named(
+    capsys: pytest.CaptureFixture[str], failed: int, again: bool
+) -> None:
+    items = [SimpleNamespace(nodeid=f"tests/test_x.py::test_{number}") for number in range(failed)]
+    session: Any = SimpleNamespace(config=SimpleNamespace(getoption=lambda name: 3), items=items)
+    if again:
+        pytest_collection_finish(session)
+    else:
+        with pytest.raises(pytest.exit.Exception, match="more than 3 tests failed"):
+            pytest_collection_finish(session)
+    assert [line.strip() for line in capsys.readouterr().out.splitlines()[2:]] == [
+        one.nodeid for one in items
+    ]

@@ -23,6 +23,8 @@ from rankscope.analysis.memory.block_map import (
 from rankscope.store.run import Run
 from rankscope.views.charts import CHARTS, NothingToDrawError
 
+pytestmark = pytest.mark.usefixtures("without_workers")
+
 LIVE = "active_allocated"
 SEGMENT = 1000
 BASES = (10_000, 50_000)

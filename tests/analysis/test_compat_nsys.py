@@ -18,6 +18,8 @@ from rankscope.analysis.within_rank.event_tables import api, kernels
 from rankscope.store.run import Run
 from rankscope.views import render
 
+pytestmark = pytest.mark.usefixtures("without_workers")
+
 Open = Callable[[Path], Run]
 Dataset = Callable[[str], Path]
 NSYS = COMPAT["nsys"]

@@ -19,6 +19,8 @@ from rankscope.errors import ReadError
 from rankscope.store.ingest import ingest
 from rankscope.store.run import Run
 
+pytestmark = pytest.mark.usefixtures("without_workers")
+
 
 def analyse(folder: Path, dumps: dict[int, dict[str, Any]]) -> Result:
     paths = {rank: folder / f"_dump_{rank}" for rank in dumps}

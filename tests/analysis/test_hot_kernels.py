@@ -18,6 +18,8 @@ from rankscope.capture.ncu_selection import Selection, select
 from rankscope.store.run import Run
 from rankscope.tools import Launch
 
+pytestmark = pytest.mark.usefixtures("without_workers")
+
 
 def brute_force(path: Path) -> list[HotKernel]:
     events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]

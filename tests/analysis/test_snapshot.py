@@ -22,6 +22,8 @@ from rankscope.readers.stack_frames import frames_in, op_name, own_line
 from rankscope.store.ingest import ingest
 from rankscope.store.run import Run
 
+pytestmark = pytest.mark.usefixtures("without_workers")
+
 
 def frames(line: int, op: str = "mm") -> list[dict[str, Any]]:
     return [

@@ -15,6 +15,8 @@ from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.memory.snapshot_diff import both_are_snapshots, grown_devices, snapshot_diff
 from rankscope.cli import main
 
+pytestmark = pytest.mark.usefixtures("without_workers")
+
 MB = 1 << 20
 
 

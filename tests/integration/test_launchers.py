@@ -78,7 +78,7 @@ def test_shell_script_with_several_pythons(tmp_path: Path) -> None:
 
 
 def test_shell_script_with_torchrun_inside_never_captures_the_agent(tmp_path: Path) -> None:
-    (tmp_path / "job.sh").write_text(f"torchrun --nproc-per-node 2 {TRAIN} --ddp\n")
+    (tmp_path / "job.sh").write_text(f"torchrun --nproc-per-node 2 {STANDIN}\n")
     run([*PROFILE, "-o", "out", "--ranks", "all", "bash", "job.sh"], tmp_path)
     check(tmp_path / "out", [0, 1], "torchrun")
 

@@ -97,7 +97,7 @@ def test_an_unselected_rank_is_the_plain_command(tmp_path: Path) -> None:
 @needs_torch
 @pytest.mark.parametrize("context", ["spawn", "fork"])
 def test_workers_are_never_captured(tmp_path: Path, context: str) -> None:
-    words = [PYTHON, TRAIN, "--workers", "2", "--worker-context", context]
+    words = [PYTHON, TRAIN, "--workers", "1", "--worker-context", context]
     done = run([*PROFILE, "-v", "--steps", "0:3", *words], tmp_path)
     assert len([line for line in our_lines(done.stderr) if "capture is ready" in line]) == 1
     [window] = manifests(run_folder(tmp_path))[0]["windows"]

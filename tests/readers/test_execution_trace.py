@@ -24,6 +24,8 @@ from rankscope.readers.execution_trace import ExecutionTrace, is_execution_trace
 from rankscope.store.ingest import Watch, ingest
 from rankscope.store.run import Run
 
+pytestmark = pytest.mark.usefixtures("without_workers")
+
 NODES = [Node(i + 1, "aten::mm", [[i + 2, 3], [3, 5]]) for i in range(8)] + [Node(9, "aten::relu", [[4]])]
 OPS = [
     slice_event(node.name, 10.0 * node.record, 5.0, args={"Record function id": node.record})

@@ -27,6 +27,8 @@ from rankscope.readers.ncu.csv_pages import base_value
 from rankscope.store.ingest import Options, ingest
 from rankscope.store.run import Run
 
+pytestmark = pytest.mark.usefixtures("without_workers")
+
 _INSTALLED = Path(sys.prefix) / "nsight" / "bin" / "ncu"  # tests/integration/install-nsight.sh
 REAL_NCU = str(_INSTALLED) if _INSTALLED.exists() else shutil.which("ncu")
 ABOUT = ["ID", "Process ID", "Process Name", "Host Name", "Kernel Name", "Context", "Stream", "Block Size"]

@@ -29,6 +29,8 @@ from rankscope.readers.nsys.reader import NSYS
 from rankscope.store.ingest import Options, Watch, ingest
 from rankscope.store.run import Run, open_run
 
+pytestmark = pytest.mark.usefixtures("without_workers")
+
 Open = Callable[[Path], Run]
 
 TABLES = {

@@ -39,6 +39,8 @@ from rocprof_files import (
     write_tool_json,
 )
 
+pytestmark = pytest.mark.usefixtures("without_workers")
+
 Write = Callable[[Path, Activity], Path]
 
 FORMATS: dict[str, Write] = {

@@ -36,6 +36,8 @@ from xspace_files import (
     write_space,
 )
 
+pytestmark = pytest.mark.usefixtures("without_workers")
+
 
 def rows_of(path: Path) -> tuple[list[dict[str, Any]], Any]:
     reading = XPLANE.open(path)
