@@ -134,8 +134,11 @@ def has_abandoned(store: Path) -> bool:
 def clean(store: Path, listed: Collection[str]) -> bool:
     """Remove what dead processes have left, and segments that are not listed. Call it within `exclusive`.
 
-    False if all of it stays for now, because a process may be reading such a segment.
+    False if the segments stay for now, because a process may be reading them.
     """
+    for path in rollups.others(store, {_rank_of(folder) for folder in listed}):
+        if not is_temporary(path.name) or _is_old(path):
+            _remove(store, path)
     # Within the lock no other process of this host has a finished segment that it has not listed yet.
     unlisted = [
         folder
@@ -146,9 +149,6 @@ def clean(store: Path, listed: Collection[str]) -> bool:
         if unlisted and not unread:
             return False
         for path in (*unlisted, *filter(_is_abandoned, _unfinished(store))):
-            _remove(store, path)
-    for path in rollups.others(store, {_rank_of(folder) for folder in listed}):
-        if not is_temporary(path.name) or _is_old(path):
             _remove(store, path)
     return True
 
