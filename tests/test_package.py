@@ -76,3 +76,10 @@ def test_the_oldest_versions_are_those_of_the_metadata() -> None:
     assert set(bounds) == {name for name, _ in pinned}
     for name, version in pinned:
         assert version == bounds[name] or version.startswith(f"{bounds[name]}."), name
+
+
+def test_watch_is_callable_beside_the_package_of_its_name() -> None:
+    import rankscope.watch.rings  # it takes the name `watch` in rankscope
+
+    with pytest.raises(TypeError, match="nothing"):
+        rankscope.watch(nothing=1)  # type: ignore[call-arg]

@@ -94,6 +94,7 @@ def read_until(descriptor: int, pattern: str) -> str:
     return text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sent_to", ["front", "group", "group of a job that has left it"])
 def test_every_signal_that_can_be_caught_arrives_once(sent_to: str) -> None:
     words = [*WITH_US, *PYTHON, "-c", JOB, *(["group"] if "left" in sent_to else [])]
@@ -107,6 +108,7 @@ def test_every_signal_that_can_be_caught_arrives_once(sent_to: str) -> None:
     assert front.returncode == 5
 
 
+@pytest.mark.slow
 def test_signals_that_come_together_arrive_once() -> None:
     """The witness is asked once for all of them."""
     numbers = [signal.SIGHUP, signal.SIGUSR1, signal.SIGTERM, signal.SIGRTMIN, signal.SIGRTMIN]
@@ -136,6 +138,7 @@ def test_ctrl_c_reaches_a_job_with_its_own_group(job: list[str]) -> None:
         assert "got 2" in read_until(terminal, "got 2")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "job", [[*PYTHON, "-c", JOB, "read", "group"], ["timeout", "60", *PYTHON, "-c", JOB, "read"]]
 )
@@ -146,6 +149,7 @@ def test_a_job_with_its_own_group_reads_the_terminal(job: list[str]) -> None:
         assert "read a line" in read_until(terminal, "read .*\n")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("group", ["group", ""])
 def test_ctrl_z_and_fg_stop_and_continue_the_job(group: str, tmp_path: Path) -> None:
     """bash with job control."""

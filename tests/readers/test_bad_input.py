@@ -206,11 +206,13 @@ def test_a_folder_without_traces(tmp_path: Path) -> None:
         open_trace(tmp_path)
     assert "inner" not in caught.value.hint  # nothing in it can be read either
     for name in ("other", "second"):
+        with pytest.raises(NotATraceError, match="no trace in") as caught:
+            open_trace(tmp_path)
         (tmp_path / name).mkdir()
         write_kineto(tmp_path / name / "trace.json", GOOD)
-    with pytest.raises(NotATraceError, match="no trace in") as caught:
-        open_trace(tmp_path)
     assert caught.value.hint == f"Did you mean {tmp_path / 'other'}?"
+    with pytest.raises(NotATraceError, match="has 2 runs below it, and no trace of its own"):
+        open_trace(tmp_path)
 
 
 def test_a_path_that_is_not_there(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from flight_dumps import dump, op
 from nccl_files import prometheus_text
 from nsys_files import ExportFile
 from rankscope import native
+from rankscope.errors import ReadError
 from rankscope.readers import find_reader, open_part
 from rankscope.readers.columns import DUCKDB, IN_C, IN_PYTHON, SQLITE
 from readers.test_rocprof import STEP
@@ -50,7 +51,7 @@ WRITERS: dict[str, tuple[Callable[[Path], Path], set[str], set[str]]] = {
         lambda folder: write_tool_json(folder / "x_results.json", STEP), {DUCKDB, IN_PYTHON}, {DUCKDB, IN_PYTHON}
     ),
     "xla": (
-        lambda folder: write_space(folder / "a.xplane.pb", environment(), *gpu_planes()), {IN_C, IN_PYTHON}, {IN_PYTHON}
+        lambda folder: write_space(folder / "a.xplane.pb", environment(), *gpu_planes()), {IN_C, IN_PYTHON}, set()
     ),
     "snapshot": (snapshot, {IN_C}, {IN_PYTHON}),
     "flight recorder": (
@@ -74,6 +75,10 @@ def test_what_read_the_events(kind: str, in_c: bool, tmp_path: Path, monkeypatch
         monkeypatch.setattr(native, "functions", None)
     write, with_c, without = WRITERS[kind]
     path = write(tmp_path)
+    if not in_c and not without:
+        with pytest.raises(ReadError, match="C parts"):
+            open_part(find_reader(path), path, "")
+        return
     read_by = set()
     for batch in open_part(find_reader(path), path, "").batches():
         read_by.add(batch.columns().read_by)

@@ -323,6 +323,7 @@ for run in (*runs, *runs):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be two users")
 def test_a_store_that_another_user_has_closed_counts_as_absent() -> None:
     closed = (".rankscope", ".rankscope/rank=00000", ".rankscope/store.json")

@@ -183,6 +183,7 @@ def test_of_two_that_read_a_fresh_run_the_second_keeps_the_segments_of_the_first
     assert len(list(second.store.glob("rank=*/segment=*/*"))) == 2
 
 
+@pytest.mark.slow
 def test_eight_pairs_at_the_same_moment(tmp_path: Path) -> None:
     def opened(folder: Path, together: Barrier) -> list[tuple[int, int]]:
         together.wait()

@@ -20,7 +20,7 @@ from rankscope.readers.columns import (
     joined_texts,
     whole_number,
 )
-from rankscope.sql import sql_name
+from rankscope.sql import new_database, sql_name
 
 if TYPE_CHECKING:
     import duckdb
@@ -50,10 +50,8 @@ _of_thread = threading.local()
 
 def connection() -> duckdb.DuckDBPyConnection:
     """The DuckDB of this thread."""
-    import duckdb
-
     if not hasattr(_of_thread, "connection"):
-        _of_thread.connection = duckdb.connect(config={"threads": 1, "memory_limit": _MEMORY_LIMIT})
+        _of_thread.connection = new_database(threads=1, memory_limit=_MEMORY_LIMIT)
     found: duckdb.DuckDBPyConnection = _of_thread.connection
     return found
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from rankscope.errors import QueryError
-from rankscope.sql import sql_name, sql_text
+from rankscope.sql import new_database, sql_name, sql_text
 
 if TYPE_CHECKING:
     import duckdb
@@ -81,9 +81,7 @@ class ConfinedSql:
 
     def __init__(self, definitions: Iterable[str], store: Path, memory_bytes: int | None = None) -> None:
         """`definitions` are the statements that make the tables; `store` is the folder that they read."""
-        import duckdb
-
-        self._connection = connection = duckdb.connect()
+        self._connection = connection = new_database()
         for statement in definitions:
             connection.execute(statement)
         self._tables = {name.lower() for (name,) in connection.execute("SHOW TABLES").fetchall()}

@@ -1,28 +1,28 @@
-"""The DuckDB connection of a run. Making one takes 30 ms, and Python code runs meanwhile: `connect_early` makes it in a
+"""The DuckDB connection of a run. Making one takes 20 ms, and Python code runs meanwhile: `connect_early` makes it in a
 thread while a command imports its modules.
 """
 
 from __future__ import annotations
 
 from threading import Thread
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from rankscope.sql import new_database
 
 if TYPE_CHECKING:
     import duckdb
 
-_ONE_THREAD: dict[str, Any] = {"threads": 1}
 _early: list[_Connecting] = []
 
 
 class _Connecting(Thread):
     def __init__(self) -> None:
-        import duckdb  # here: two threads that import at a time take longer than one after the other
+        import duckdb  # noqa: F401 - here: two threads that import at a time take longer than one after the other
 
         super().__init__()  # no daemon: a thread inside DuckDB must not outlive the interpreter
-        self._connect = duckdb.connect
 
     def run(self) -> None:
-        self._made = self._connect(config=_ONE_THREAD)
+        self._made = new_database(threads=1)
 
     def result(self) -> duckdb.DuckDBPyConnection:
         self.join()
@@ -38,11 +38,7 @@ def connect_early() -> None:
 
 def connect(*, one_thread: bool) -> duckdb.DuckDBPyConnection:
     """A new database in memory, with one thread or as many as there are cores."""
-    import duckdb
-
-    if not _early:
-        return duckdb.connect(config=_ONE_THREAD if one_thread else {})
-    connection = _early.pop().result()
+    connection = _early.pop().result() if _early else new_database(threads=1)
     if not one_thread:
         connection.execute("RESET threads")
     return connection

@@ -71,7 +71,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--range",
         choices=PARTS,
-        help="open a CUDA profiler range around this part, for nsys and ncu -c cudaProfilerApi",
+        metavar="PART",
+        help=f"open a CUDA profiler range around this part, for nsys and ncu -c cudaProfilerApi: {', '.join(PARTS)}",
     )
     group.add_argument("-o", "--output", metavar="DIR", help="the run folder (default: rankscope-seqpar-JOB)")
     group.add_argument(
