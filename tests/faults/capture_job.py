@@ -25,6 +25,7 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,7 @@ HANDLED = signal.valid_signals() - STOPS - {signal.SIGKILL, signal.SIGCHLD}
 AFTER_THE_FIRST_S = 0.3
 STEPS = 8
 received: Counter[str] = Counter()
+warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 writes the process's id when it forks
 
 
 def main() -> None:
@@ -167,6 +169,9 @@ def finish(how: str, rank: str) -> None:
     if only and only != rank:
         time.sleep(0.5)
         sys.exit(0)
+    until = time.monotonic() + 30
+    while only and not Path(f"done{1 - int(only)}").exists() and time.monotonic() < until:
+        time.sleep(0.01)  # the launcher ends the other rank: not before it is done
     if how.startswith("_exit:"):
         os._exit(int(how.partition(":")[2]))
     if how == "raise":
