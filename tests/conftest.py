@@ -69,7 +69,9 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     at_most = session.config.getoption("--retried-at-most")
     if at_most is not None and session.items:
         names = "".join(f"\n  {item.nodeid}" for item in session.items)
-        print(f"\nFailed beside others, tried again alone ({len(session.items)}):{names}")
+        print(
+            f"\n{len(session.items)} failed beside others, and at most {at_most} are tried again alone:{names}"
+        )
         if len(session.items) > at_most:
             pytest.exit(f"more than {at_most} tests failed: none is tried again", returncode=1)
 
