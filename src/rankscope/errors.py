@@ -24,8 +24,8 @@ import os
 _LONGEST_PATH = 300
 _SYSTEM_HINTS = {
     errno.ENOENT: "It may have been moved or deleted. Check the path.",
-    errno.EACCES: "Ask its owner for access to it and the folders above it: chmod a+rX",
-    errno.EPERM: "Ask its owner for access to it and the folders above it.",
+    errno.EACCES: "Ask its owner for access to it and to the folders above it: chmod a+rX",
+    errno.EPERM: "Ask its owner for access to it and to the folders above it: chmod a+rX",
     errno.EISDIR: "Give the files inside it, or the folder of a whole run.",
     errno.ENAMETOOLONG: "Check the path: a name has at most 255 bytes, a whole path 4095.",
     errno.ENOSPC: "Free some space, or name another folder.",

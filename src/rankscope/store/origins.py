@@ -319,7 +319,7 @@ def _activity(folder: Path) -> list[_Activity]:
             FROM read_parquet({sql_text(plain.path / "gpu.parquet")}) g
             JOIN read_parquet({sql_text(plain.path / "events.parquet")}, file_row_number=true) e
               ON e.file_row_number = g.id
-            WHERE g.launch IS NOT NULL AND e.args->>'whole graph' IS NULL ORDER BY g.start_ns, g.id
+            WHERE g.launch IS NOT NULL AND (e.args->>'whole graph') IS NULL ORDER BY g.start_ns, g.id
         """)
         return [_Activity(*row) for row in found.fetchall()]
     finally:
