@@ -123,8 +123,10 @@ def autograd_operations() -> int | None:
     dynamo = sys.modules.get("torch._dynamo.utils")
     if dynamo is not None and dynamo.counters["frames"]["ok"]:
         return None
-    count = getattr(torch._C._autograd, "_get_sequence_nr", None)
-    return int(count()) if count is not None else None
+    try:
+        return int(torch._C._autograd._get_sequence_nr())
+    except AttributeError:  # not a public name: a version of torch may lack it
+        return None
 
 
 def process_group_timeout_s() -> float | None:

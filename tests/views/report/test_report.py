@@ -364,7 +364,7 @@ def test_facts_of_a_captured_run(tmp_path: Path) -> None:
         json.dumps({"job": "j1", "command": ["torchrun", "train.py"], "tool": "torch", "rankscope": "0.1"})
     )
     (tmp_path / "rank-00000.rankscope.json").write_text(
-        json.dumps({"host": "node7", "torch": "2.13.0", "python": "3.11.7", "world_size": 8})
+        json.dumps({"rank": 0, "host": "node7", "torch": "2.13.0", "python": "3.11.7", "world_size": 8})
     )
     text = Page(report(open_trace(tmp_path))[1]).sections["run-info"]
     for fact in ("torchrun train.py", "node7", "2.13.0", "8; not all ranks were recorded", "j1"):
