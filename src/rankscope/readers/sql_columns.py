@@ -20,7 +20,8 @@ from rankscope.readers.columns import (
     joined_texts,
     whole_number,
 )
-from rankscope.sql import new_database, sql_name
+from rankscope.readers.database import new_database
+from rankscope.sql import sql_name
 
 if TYPE_CHECKING:
     import duckdb

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from rankscope.errors import QueryError
-from rankscope.sql import new_database, sql_name, sql_text
+from rankscope.readers.database import new_database
+from rankscope.sql import sql_name, sql_text
 
 if TYPE_CHECKING:
     import duckdb

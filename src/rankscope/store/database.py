@@ -7,7 +7,7 @@ from __future__ import annotations
 from threading import Thread
 from typing import TYPE_CHECKING
 
-from rankscope.sql import new_database
+from rankscope.readers.database import new_database
 
 if TYPE_CHECKING:
     import duckdb

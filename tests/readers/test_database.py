@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rankscope.sql import new_database
+from rankscope.readers.database import new_database
 
 
 def test_a_database_of_one_thread_starts_no_other() -> None:
