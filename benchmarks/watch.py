@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from rankscope.plain_table import plain_table
+from rankscope.text.plain_table import plain_table
 from rankscope.watch.alarms import SLOW_NODE, Alarm, AlarmBook
 from rankscope.watch.judge import STEPS, judge
 from rankscope.watch.rings import RECENT

@@ -7,7 +7,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import NamedTuple
 
-from rankscope.gpu_counters import MEMORY_CLOCK, POWER, SM_CLOCK, SW_THERMAL, TEMPERATURE
+from rankscope.model import MEMORY_CLOCK, POWER, SM_CLOCK, SW_THERMAL, TEMPERATURE
 
 SECOND = 1_000_000_000
 SERIES = (SM_CLOCK, MEMORY_CLOCK, POWER, TEMPERATURE)

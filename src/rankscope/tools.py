@@ -12,8 +12,8 @@ from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from rankscope.atomic_files import unique_name
 from rankscope.errors import ToolError
+from rankscope.files import unique_name
 from rankscope.records import dataclass
 
 _PRODUCTS = {"nsys": "Nsight Systems", "ncu": "Nsight Compute"}

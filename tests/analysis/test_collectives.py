@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from conftest import DATA, kernel_event, write_kineto
 from rankscope.analysis import REPORTS
 from rankscope.analysis.across_ranks.collectives import fit_sizes
+from rankscope.analysis.core.baseline import load_baseline
 from rankscope.analysis.core.machine import Machine
 from rankscope.analysis.core.result import Result
 from rankscope.analysis.core.scope import Scope
-from rankscope.baseline import load_baseline
 from rankscope.bench.synthetic import Plan, Straggler, write
 from rankscope.collective_kinds import bus_factor
 from rankscope.errors import UsageError

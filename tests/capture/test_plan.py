@@ -23,6 +23,6 @@ def test_the_limit_of_a_recorded_command_comes_before_its_secrets_are_sought(
         texts.extend(words)
         return words
 
-    monkeypatch.setattr("rankscope.redaction.redacted_command", redacted_command)
+    monkeypatch.setattr("rankscope.text.redaction.redacted_command", redacted_command)
     assert recorded_command(["a", "x" * 5000, "b"], 4000) == ["a", "... (2 more words)"]
     assert texts == ["a"]

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from rankscope.atomic_files import create_json
 from rankscope.capture.run_folder import (
     claim_rank,
     expand,
@@ -15,6 +14,7 @@ from rankscope.capture.run_folder import (
     remove_if_empty,
 )
 from rankscope.errors import CaptureError
+from rankscope.files import create_json
 
 
 def manifest(rank: int = 0, job: str = "a", restart: int = 0) -> dict[str, object]:

@@ -23,7 +23,7 @@ from gpu_logs import (
     write,
 )
 from rankscope.errors import NotATraceError, RankscopeError, ReadError
-from rankscope.gpu_counters import SM_CLOCK, THERMAL_VIOLATION
+from rankscope.model import SM_CLOCK, THERMAL_VIOLATION
 from rankscope.readers import find_reader, looks_like_a_trace
 from rankscope.readers.base import LOCAL, TIME_OF_DAY, UNIX, NodePart, ReadReport
 from rankscope.readers.gpu_counters.reader import GPU_COUNTERS

@@ -17,7 +17,7 @@ import pytest
 from conftest import DATA, kernel_event, slice_event, write_kineto
 from rankscope.analysis.core.result import Finding, Remedy
 from rankscope.readers import looks_like_a_trace
-from rankscope.run_words import RunWords, shell_word
+from rankscope.text.run_words import RunWords, shell_word
 from rankscope.views.envelope import finding_commands
 from viewer_server import Viewer, serve, stop
 

@@ -16,9 +16,9 @@ from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.evidence import evidence_id, looked_up, parse_evidence
 from rankscope.cli import main
 from rankscope.errors import UsageError
-from rankscope.run_words import RunWords
 from rankscope.store.ingest import Options, ingest
 from rankscope.store.run import Run
+from rankscope.text.run_words import RunWords
 from rankscope.views.envelope import Question, definition_page, envelope, outcome
 
 HERE = Question({"RUN": RunWords("runs/a", "--steps 3:5")})

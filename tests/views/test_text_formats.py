@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from rankscope.analysis.core.result import Column, Finding, Result
-from rankscope.json_values import plain
+from rankscope.text.json_values import plain
 from rankscope.views import render
 from views.samples import BREAKDOWN, EMPTY, KERNELS, OPS
 

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from rankscope.errors import UsageError
 from rankscope.records import dataclass
-from rankscope.spelling import did_you_mean
+from rankscope.text.spelling import did_you_mean
 
 Kind = Literal["string", "integer", "boolean", "strings"]
 _LONGEST = 20_000

@@ -14,8 +14,8 @@ from typing import Any
 
 from rankscope.analysis.core.result import Result
 from rankscope.errors import UsageError
-from rankscope.json_values import plain
 from rankscope.ranges import as_ranges
+from rankscope.text.json_values import plain
 from rankscope.units import shorten_middle
 from rankscope.views.envelope import Question, envelope
 from rankscope.views.text import clean

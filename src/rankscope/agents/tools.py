@@ -30,8 +30,8 @@ from rankscope.analysis.summary import subject
 from rankscope.errors import RankscopeError, UsageError
 from rankscope.ranges import as_ranges
 from rankscope.records import dataclass
-from rankscope.run_words import RunWords, shell_word
-from rankscope.spelling import did_you_mean
+from rankscope.text.run_words import RunWords, shell_word
+from rankscope.text.spelling import did_you_mean
 from rankscope.views.envelope import Question, definition_page, viewer_link
 
 Answer = dict[str, Any]

@@ -17,9 +17,9 @@ from rankscope.analysis.core.report import Report
 from rankscope.analysis.core.result import Fact, Result
 from rankscope.analysis.core.scope import Scope
 from rankscope.errors import UsageError
-from rankscope.json_values import plain
 from rankscope.records import dataclass
 from rankscope.store.run import Run
+from rankscope.text.json_values import plain
 
 _ID = re.compile(r"([a-z]+)(?::([a-z_+]+):([0-9a-f]{8}))?")
 

@@ -11,10 +11,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rankscope.atomic_files import create_json
 from rankscope.capture.run_folder import read_json
 from rankscope.capture.schedule import DEFAULT_ACTIVE, DEFAULT_WARMUP
 from rankscope.capture.telemetry_ring import FOLDER
+from rankscope.files import create_json
 
 
 class CaptureRequest(NamedTuple):

@@ -14,9 +14,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rankscope.atomic_files import write_json
 from rankscope.capture.job_name import script_name
 from rankscope.errors import UsageError
+from rankscope.files import write_json
 from rankscope.tools import Launch
 
 FORMAT = 2

@@ -129,7 +129,7 @@ class Plan(NamedTuple):
 
 def recorded_command(command: Sequence[str], most: int | None = None) -> list[str]:
     """The command as it is kept: without secrets, and without what exceeds ``most`` characters."""
-    from rankscope.redaction import redacted_command
+    from rankscope.text.redaction import redacted_command
 
     words: list[str] = []
     for word in command:  # the limit first: what exceeds it costs nothing

@@ -12,10 +12,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rankscope.atomic_files import create_json, write_json
 from rankscope.capture.telemetry_ring import FOLDER as TELEMETRY
 from rankscope.errors import CaptureError
-from rankscope.private_files import make_private_folder
+from rankscope.files import create_json, make_private_folder, write_json
 
 FORMAT = 1
 RUN_MANIFEST = "rankscope.json"

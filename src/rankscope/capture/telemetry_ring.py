@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rankscope.private_files import open_private
+from rankscope.files import open_private
 
 FOLDER = "telemetry"
 MAGIC = b"RSRING1\n"

@@ -18,9 +18,9 @@ from typing import Protocol, TextIO, cast
 
 from rankscope.cli.options import takes_the_rest, written_out
 from rankscope.errors import RankscopeError, UsageError, system_error
-from rankscope.spelling import did_you_mean
+from rankscope.text.spelling import did_you_mean
+from rankscope.text.visible_text import VisibleStream
 from rankscope.version import __version__
-from rankscope.visible_text import VisibleStream
 
 # In the order of a first session: capture, read, analyse, view, export.
 COMMANDS = {
@@ -291,7 +291,7 @@ def _with_path(message: str, args: argparse.Namespace) -> str:
     """The path of the run in the commands of an error."""
     if not hasattr(args, "run") or " RUN" not in message:
         return message
-    from rankscope.run_words import RunWords, shell_words, with_paths
+    from rankscope.text.run_words import RunWords, shell_words, with_paths
 
     runs = args.run if isinstance(args.run, list) else [args.run]
     return with_paths(message, {"RUN": RunWords(shell_words(runs))})

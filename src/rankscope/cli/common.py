@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from rankscope.errors import StoreError, UsageError
-from rankscope.visible_text import unchecked, visible_or_colour
+from rankscope.text.visible_text import unchecked, visible_or_colour
 
 if TYPE_CHECKING:
     from rankscope.analysis.core.result import Result
@@ -180,7 +180,7 @@ def scope_of(args: argparse.Namespace) -> Scope:
 
 def window_words(args: argparse.Namespace) -> str:
     """The options that chose the window, to be repeated in commands; empty for the default."""
-    from rankscope.run_words import shell_words
+    from rankscope.text.run_words import shell_words
 
     if args.steps:
         return shell_words(["--steps", args.steps])
@@ -429,7 +429,7 @@ def check_target(path: Path, force: bool) -> None:
 @contextlib.contextmanager
 def replacing(target: Path) -> Iterator[Path]:
     """A temporary file beside `target`: renamed to it at the end, removed after an error."""
-    from rankscope.atomic_files import unique_name
+    from rankscope.files import unique_name
 
     temporary = target.with_name(f".{target.name}.{unique_name()}")
     try:

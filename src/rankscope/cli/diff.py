@@ -16,7 +16,7 @@ from rankscope.cli.common import (
     window_words,
 )
 from rankscope.errors import UsageError
-from rankscope.spelling import did_you_mean
+from rankscope.text.spelling import did_you_mean
 from rankscope.units import parse_count, parse_percent, shorten_middle
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def main(args: argparse.Namespace) -> int:
     from rankscope.analysis.diff.compare import Rules
     from rankscope.analysis.diff.two_runs import diff, likely_slower, slower_rows
     from rankscope.analysis.memory.snapshot_diff import both_are_snapshots, snapshot_diff
-    from rankscope.run_words import RunWords, shell_word
+    from rankscope.text.run_words import RunWords, shell_word
     from rankscope.views.envelope import Question
 
     stacks = args.report == STACKS

@@ -30,7 +30,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     from rankscope.analysis.core.scope import Scope
     from rankscope.analysis.health.doctor import doctor
-    from rankscope.run_words import RunWords, shell_words
+    from rankscope.text.run_words import RunWords, shell_words
     from rankscope.views import render, terminal_width, use_color
     from rankscope.views.commands import result_with_paths
     from rankscope.views.envelope import Question

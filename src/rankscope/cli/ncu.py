@@ -37,7 +37,7 @@ from rankscope.capture.summary import short_path
 from rankscope.cli.common import add_reading_options, show
 from rankscope.cli.store_libraries import missing_libraries
 from rankscope.errors import ToolError, UsageError
-from rankscope.plain_table import plain_table
+from rankscope.text.plain_table import plain_table
 from rankscope.units import format_ns
 
 # The command to profile follows `--` (see cli/__init__.py).

@@ -21,7 +21,7 @@ from rankscope.cli.common import (
     window_words,
 )
 from rankscope.errors import UsageError
-from rankscope.run_words import shell_word, shell_words
+from rankscope.text.run_words import shell_word, shell_words
 
 if TYPE_CHECKING:
     from rankscope.store.run import Run

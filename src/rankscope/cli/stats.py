@@ -25,14 +25,14 @@ from rankscope.cli.common import (
 )
 from rankscope.cli.help_text import wrapped
 from rankscope.errors import NotATraceError, UsageError
-from rankscope.spelling import did_you_mean
+from rankscope.text.spelling import did_you_mean
 
 if TYPE_CHECKING:
     from rankscope.analysis.core.report import Report
     from rankscope.analysis.core.result import Result
     from rankscope.analysis.core.scope import Scope
-    from rankscope.run_words import Runs
     from rankscope.store.run import Run
+    from rankscope.text.run_words import Runs
 
 EXAMPLES = """\
 examples:
@@ -117,7 +117,7 @@ def main(args: argparse.Namespace) -> int:
         expect_reading(args)
     from rankscope.analysis.core.scope import Scope
     from rankscope.analysis.within_rank.event_tables import top_kernels
-    from rankscope.run_words import RunWords, shell_words
+    from rankscope.text.run_words import RunWords, shell_words
     from rankscope.views import render, terminal_width, use_color
     from rankscope.views.commands import result_with_paths
     from rankscope.views.envelope import Question
@@ -187,7 +187,7 @@ def _telemetry_alone(args: argparse.Namespace, wanted: list[tuple[str, int | Non
     """The reports of a run folder that holds telemetry and no trace."""
     from rankscope.analysis.health.hang import hang_in
     from rankscope.analysis.health.telemetry import telemetry_in
-    from rankscope.run_words import RunWords, shell_words
+    from rankscope.text.run_words import RunWords, shell_words
     from rankscope.views import render, terminal_width, use_color
     from rankscope.views.envelope import Question
 

@@ -17,7 +17,7 @@ from rankscope.cli.common import add_remote_options, positive
 from rankscope.cli.remote_command import is_elsewhere, run_there
 from rankscope.cli.view_remote import path_or_place, stopped_by_signals
 from rankscope.errors import RankscopeError, StoreError, UsageError
-from rankscope.visible_text import unchecked, visible
+from rankscope.text.visible_text import unchecked, visible
 
 if TYPE_CHECKING:
     from rankscope.watch.alarms import Alarm
@@ -179,7 +179,7 @@ class JsonLines:
     """The whole state as one line each time."""
 
     def update(self, state: State, new: Sequence[Alarm]) -> None:
-        from rankscope.json_values import plain
+        from rankscope.text.json_values import plain
 
         content = plain({**state, "new_alarms": [alarm.to_dict() for alarm in new]})
         print(json.dumps(content, allow_nan=False), flush=True)
@@ -232,7 +232,7 @@ class LiveScreen:
 
 
 def _write(path: Path, text: str) -> None:
-    from rankscope.atomic_files import write_text
+    from rankscope.files import write_text
 
     try:
         write_text(path, text)

@@ -64,7 +64,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     from rankscope.analysis.critical_path.whatif import whatif
-    from rankscope.run_words import RunWords, shell_words
+    from rankscope.text.run_words import RunWords, shell_words
     from rankscope.views import render, terminal_width, use_color
     from rankscope.views.envelope import Question
 

@@ -14,13 +14,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from rankscope.atomic_files import write_json
 from rankscope.capture.plan import Plan
 from rankscope.capture.rank import Identity
 from rankscope.capture.rank_files import RankFiles
 from rankscope.capture.run_folder import rank_stem
 from rankscope.capture.schedule import unfinished_step
 from rankscope.errors import CaptureError
+from rankscope.files import write_json
 from rankscope.inapp.job_log import JobLog, current_identity
 from rankscope.inapp.nvtx_ranges import ModuleRanges, Nvtx, OpRanges, find_nvtx
 from rankscope.inapp.torch_recorder import Recording, Region

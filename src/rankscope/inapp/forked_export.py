@@ -30,8 +30,8 @@ from typing import Any, NamedTuple
 
 from rankscope.capture.forked_child import fork_child
 from rankscope.capture.process_state import process_state, still_runs
+from rankscope.files import open_private
 from rankscope.inapp.trace_stream import TraceStream
-from rankscope.private_files import open_private
 from rankscope.units import format_bytes
 
 # Ranks begin one after another, so that a node's ranks do not all write at the same moment.

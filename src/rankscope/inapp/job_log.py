@@ -7,7 +7,7 @@ import os
 import sys
 
 from rankscope.capture.rank import Identity, detect
-from rankscope.visible_text import visible
+from rankscope.text.visible_text import visible
 
 
 def current_identity() -> Identity:

@@ -17,13 +17,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from rankscope.atomic_files import write_text
 from rankscope.capture.capture_request import CaptureRequest, read_request
 from rankscope.capture.rank_files import RankFiles
 from rankscope.capture.run_folder import rank_stem
 from rankscope.capture.selector import parse_selector
 from rankscope.capture.telemetry_ring import FOLDER, NONE, PHASES, RingWriter, ring_path
 from rankscope.errors import RankscopeError
+from rankscope.files import make_private_folder, open_private, write_text
 from rankscope.inapp.collective_log import Collective, CollectiveLog, fullest_dump, unix_offset_ns
 from rankscope.inapp.job_log import JobLog
 from rankscope.inapp.main_thread import start_waiting_thread
@@ -36,7 +36,6 @@ from rankscope.inapp.step_figures import (
     StepClock,
     StepFigures,
 )
-from rankscope.private_files import make_private_folder, open_private
 
 PERIOD_S = 1.0
 # How long the process waits at its end for the last records.

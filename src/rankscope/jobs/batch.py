@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from rankscope.errors import RankscopeError, UsageError
+from rankscope.files import open_private
 from rankscope.jobs import pbs, slurm
 from rankscope.jobs.launchers import LAUNCHERS
 from rankscope.jobs.scheduler import Scheduler, follow, require, submit
 from rankscope.jobs.script import EXIT_CODE
 from rankscope.jobs.sites import load_site
 from rankscope.jobs.spec import Spec, Step, parse_count, parse_variables, parse_walltime
-from rankscope.private_files import open_private
 
 SCHEDULERS = {"pbs": pbs.SCHEDULER, "slurm": slurm.SCHEDULER}
 

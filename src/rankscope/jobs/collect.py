@@ -6,9 +6,9 @@ import filecmp
 import socket
 from pathlib import Path
 
-from rankscope.atomic_files import copy_file, is_temporary
 from rankscope.capture.run_folder import RUN_MANIFEST
 from rankscope.errors import RankscopeError
+from rankscope.files import copy_file, is_temporary
 
 
 def collect(source: Path, run: Path) -> int:

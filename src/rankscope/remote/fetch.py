@@ -9,10 +9,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
-from rankscope.atomic_files import write_json
 from rankscope.capture.run_folder import RUN_MANIFEST, read_json
 from rankscope.errors import RemoteError, StoreError
-from rankscope.private_files import make_private_folder
+from rankscope.files import make_private_folder, write_json
 from rankscope.readers import TRACE_NAMES
 from rankscope.remote.ssh import NOT_FOUND, SSH_FAILED, Place, Ssh, check_remote, path_argument, rsync
 from rankscope.store.incoming import OWN_FILES, while_unread

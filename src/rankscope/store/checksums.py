@@ -13,7 +13,7 @@ from typing import Any
 
 from isal.isal_zlib import crc32
 
-from rankscope.atomic_files import write_json, write_text
+from rankscope.files import write_json, write_text
 
 _PIECE = 1 << 20
 _KEY = "checksum"

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from rankscope.errors import RankscopeError
+from rankscope.files import close_to_others
 from rankscope.model import COMPUTING, EXECUTED_OPS
-from rankscope.private_files import close_to_others
 from rankscope.readers import one_file
 from rankscope.readers.execution_trace import ExecutedOp, ExecutionTrace
 from rankscope.readers.sql_columns import connection

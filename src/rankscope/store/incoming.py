@@ -21,8 +21,7 @@ from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import IO
 
-from rankscope.atomic_files import is_temporary, unique_name
-from rankscope.private_files import make_private_folder, open_private
+from rankscope.files import is_temporary, make_private_folder, open_private, unique_name
 from rankscope.store import rollups
 
 INCOMING = "incoming-"

@@ -9,11 +9,10 @@ from dataclasses import field, replace
 from pathlib import Path
 from typing import Any
 
-from rankscope.atomic_files import unique_name
 from rankscope.errors import EmptyTraceError, NotATraceError, RankscopeError, StoreError
+from rankscope.files import make_private_folder, unique_name
 from rankscope.host import available_memory_bytes, usable_cores
 from rankscope.model import FORMAT_VERSION
-from rankscope.private_files import make_private_folder
 from rankscope.readers import NodeLog, one_file
 from rankscope.readers.base import rank_from_name
 from rankscope.records import dataclass

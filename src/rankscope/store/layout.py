@@ -37,9 +37,9 @@ from rankscope.readers.base import is_usable_rank, rank_from_name
 from rankscope.readers.byte_stream import read_head
 from rankscope.readers.xla.recordings import JSON_NAME, PERFETTO_NAME, XPLANE_NAME
 from rankscope.records import dataclass
-from rankscope.spelling import did_you_mean
 from rankscope.store.checksums import DamagedFileError, FileSums, read_checked_json, write_checked_json
-from rankscope.visible_text import visible
+from rankscope.text.spelling import did_you_mean
+from rankscope.text.visible_text import visible
 
 INDEX_FILE = "store.json"
 SEGMENT_FILE = "segment.json"

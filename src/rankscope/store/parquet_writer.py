@@ -20,8 +20,8 @@ import numpy as np
 import zstandard
 from numpy.typing import NDArray
 
+from rankscope.files import open_private
 from rankscope.model import Field
-from rankscope.private_files import open_private
 from rankscope.readers.columns import Texts
 from rankscope.records import dataclass
 from rankscope.store import packing

@@ -12,7 +12,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from rankscope.private_files import make_private_folder
+from rankscope.files import make_private_folder
 from rankscope.store.checksums import read_checked_text, write_checked_text
 
 FOLDER = "rollups"

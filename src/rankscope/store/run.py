@@ -15,8 +15,8 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from rankscope.atomic_files import unique_name
 from rankscope.errors import RankscopeError, StoreError
+from rankscope.files import unique_name
 from rankscope.model import (
     COLLECTIVE_NAME_PATTERN,
     COLLECTIVES,

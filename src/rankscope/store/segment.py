@@ -15,8 +15,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from rankscope.atomic_files import sync_folder
 from rankscope.errors import ReadError, StoreError
+from rankscope.files import sync_folder
 from rankscope.model import EVENTS, FORMAT_VERSION
 from rankscope.readers import EventBatch, Reading, find_reader, open_part
 from rankscope.store.checksums import checksums, write_checked_json

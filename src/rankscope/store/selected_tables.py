@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from rankscope.files import close_to_others
 from rankscope.model import TIMES, Table
-from rankscope.private_files import close_to_others
 from rankscope.readers import Batch
 from rankscope.readers.sql_columns import connection
 from rankscope.sql import sql_text

@@ -17,9 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rankscope import errors
-from rankscope.atomic_files import unique_name
 from rankscope.errors import RankscopeError
-from rankscope.private_files import make_private_folder
+from rankscope.files import make_private_folder, unique_name
 from rankscope.readers import one_file
 from rankscope.records import dataclass
 from rankscope.store.checksums import read_checked_json

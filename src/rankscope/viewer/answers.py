@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rankscope.json_values import plain
+from rankscope.text.json_values import plain
 
 Answer = dict[str, Any] | list[Any] | tuple[dict[str, Any], dict[str, Any]] | str
 """A JSON document, or a header (JSON) with columns (arrays), or an HTML page."""

@@ -16,9 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rankscope.atomic_files import unique_name
+from rankscope.files import make_private_folder, unique_name
 from rankscope.model import HOST_COLLECTIVE_PATTERN, LAUNCH_CATEGORIES, SYNC_CALL_PATTERN
-from rankscope.private_files import make_private_folder
 from rankscope.sql import sql_texts
 from rankscope.store.layout import SegmentEntry, can_write
 from rankscope.store.run import Run

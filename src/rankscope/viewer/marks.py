@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
-from rankscope.atomic_files import create_json
 from rankscope.errors import StoreError
+from rankscope.files import create_json
 from rankscope.host import user_name
 from rankscope.viewer.answers import Answer, Route, integer
 from rankscope.viewer.session import Session

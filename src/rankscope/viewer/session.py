@@ -18,8 +18,7 @@ from rankscope.analysis.across_ranks.heatmap import CLASSES, RankTime, rank_time
 from rankscope.analysis.core.intervals import Intervals, intersect, subtract
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.within_rank.breakdown import waiting_times
-from rankscope.atomic_files import unique_name
-from rankscope.private_files import open_private
+from rankscope.files import open_private, unique_name
 from rankscope.store.layout import SegmentEntry, can_write
 from rankscope.store.run import Run
 from rankscope.viewer.answers import integer

@@ -12,7 +12,7 @@ import numpy as np
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.diff.two_runs import diff
 from rankscope.errors import UsageError
-from rankscope.run_words import RunWords, shell_word
+from rankscope.text.run_words import RunWords, shell_word
 from rankscope.viewer.answers import Answer, Route, integer
 from rankscope.viewer.session import Session
 from rankscope.views.envelope import Question, envelope

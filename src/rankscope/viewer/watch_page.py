@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rankscope.json_values import plain
+from rankscope.text.json_values import plain
 from rankscope.viewer.answers import Answer
 from rankscope.watch.state import like_the_median, read_state, worst_ranks
 

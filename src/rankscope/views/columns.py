@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 from rankscope.analysis.core.result import Column, Result
-from rankscope.json_values import plain
 from rankscope.records import dataclass
+from rankscope.text.json_values import plain
 from rankscope.units import READABLE, SCALABLE, Scale, choose_scale, decimals_for, format_plain, format_value
 from rankscope.views.text import clean
 

@@ -6,7 +6,7 @@ import re
 from dataclasses import replace
 
 from rankscope.analysis.core.result import Finding, Found, Result
-from rankscope.run_words import Runs, with_paths
+from rankscope.text.run_words import Runs, with_paths
 from rankscope.units import display_width
 from rankscope.views.text import clean, hang, sentence
 

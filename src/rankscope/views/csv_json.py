@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from rankscope.analysis.core.result import Result
-from rankscope.json_values import plain
+from rankscope.text.json_values import plain
 from rankscope.views.envelope import Question, envelope
 from rankscope.views.text import clean
 

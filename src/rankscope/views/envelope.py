@@ -14,7 +14,7 @@ from urllib.parse import urlencode
 from rankscope.analysis.core.result import Change, Finding, Remedy, Result
 from rankscope.analysis.evidence import evidence_id
 from rankscope.records import dataclass
-from rankscope.run_words import Runs, shell_words, with_paths
+from rankscope.text.run_words import Runs, shell_words, with_paths
 from rankscope.views.commands import finding_with_paths, pieces, result_with_paths
 
 Outcome = Literal["problem", "none", "cannot_answer"]

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from rankscope.analysis.core.result import Column, Result
-from rankscope.json_values import plain
+from rankscope.text.json_values import plain
 from rankscope.units import display_width
 from rankscope.views.text import clean
 

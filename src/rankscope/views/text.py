@@ -6,8 +6,8 @@ import re
 from collections.abc import Mapping, Sequence
 from os.path import commonprefix
 
+from rankscope.text.visible_text import escaped
 from rankscope.units import display_width, middle_cut
-from rankscope.visible_text import escaped
 
 Parts = tuple[tuple[int, int], ...]
 """Ranges of characters, in order."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rankscope.plain_table import plain_table
+from rankscope.text.plain_table import plain_table
 from rankscope.units import format_rounded, shorten_middle
 from rankscope.watch.state import State, like_the_median, worst_ranks
 

@@ -6,7 +6,7 @@ import json
 from dataclasses import field
 from pathlib import Path
 
-from rankscope.baseline import Baseline, load_baseline
+from rankscope.analysis.core.baseline import Baseline, load_baseline
 from rankscope.devices import Ceilings
 from rankscope.errors import UsageError
 from rankscope.records import dataclass

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from functools import partial
 from math import prod
 
-from rankscope.json_values import listed
 from rankscope.records import dataclass
+from rankscope.text.json_values import listed
 
 # Type names in a trace -> (our name, bytes per element).
 _TYPES = {

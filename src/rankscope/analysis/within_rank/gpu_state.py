@@ -14,7 +14,7 @@ from rankscope.analysis.core.intervals import Intervals, covered_before, union
 from rankscope.analysis.core.result import Column, Fact, Finding, Result
 from rankscope.analysis.core.rollups import kept_per_rank
 from rankscope.analysis.core.scope import Scope
-from rankscope.gpu_counters import (
+from rankscope.model import (
     HARDWARE_REASONS,
     MEMORY_CLOCK,
     POWER,

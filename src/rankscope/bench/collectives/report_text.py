@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rankscope.bench.collectives.sweep import Config, Row
 from rankscope.bench.ranks.world import World
-from rankscope.plain_table import plain_table
+from rankscope.text.plain_table import plain_table
 from rankscope.units import format_count
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from textwrap import fill
 from typing import Any
 
-from rankscope.plain_table import plain_table
+from rankscope.text.plain_table import plain_table
 from rankscope.units import format_ns
 
 _WIDTH = 80

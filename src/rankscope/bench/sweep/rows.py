@@ -10,7 +10,7 @@ from typing import Any
 
 from rankscope.bench.seqpar.report_text import figure
 from rankscope.bench.sweep.grid import Report, count_of_ranks
-from rankscope.plain_table import plain_table
+from rankscope.text.plain_table import plain_table
 
 COLUMNS = (
     "sequence",

@@ -25,7 +25,7 @@ from rankscope.capture.under_tool.temp_folder import make_temp_folder
 from rankscope.capture.under_tool.tool_process import Ended, run_under_tool, wrap_application
 from rankscope.capture.wrapper import Output, requested_signal
 from rankscope.errors import CaptureError, RankscopeError, ToolError
-from rankscope.private_files import close_to_others
+from rankscope.files import close_to_others
 from rankscope.units import format_bytes
 
 _SUFFIX = {"nsys": ".nsys-rep", "ncu": ".ncu-rep"}

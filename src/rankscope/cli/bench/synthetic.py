@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from rankscope.errors import UsageError
 from rankscope.ranges import numbers_in, parse_ranges
+from rankscope.text.visible_text import unchecked
 from rankscope.units import format_bytes, format_count, parse_count
-from rankscope.visible_text import unchecked
 
 if TYPE_CHECKING:  # numpy is not needed for --help
     from rankscope.bench.synthetic import Plan, Slower, Straggler

@@ -14,9 +14,9 @@ from rankscope.cli.end_tables import end_tables
 from rankscope.cli.job.options import NO_TOOL, STATS_HELP, TOOL, check_without_tool
 from rankscope.cli.options import Group, add_groups, hidden, option
 from rankscope.errors import StoreError, UsageError
+from rankscope.files import open_private
 from rankscope.jobs import k8s, kubectl
 from rankscope.jobs.spec import parse_count, parse_variables
-from rankscope.private_files import open_private
 
 DESCRIPTION = """\
 Write a Kubernetes manifest with the profiler in it: a Kubeflow MPIJob, a

@@ -9,7 +9,7 @@ from contextlib import suppress
 from functools import lru_cache
 from typing import NamedTuple, Protocol
 
-from rankscope.gpu_counters import (
+from rankscope.model import (
     HW_POWER_BRAKE,
     HW_SLOWDOWN,
     HW_THERMAL,

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rankscope.errors import ReadError
-from rankscope.gpu_counters import gpu_label
-from rankscope.model import READ_EVENTS, Table
+from rankscope.model import READ_EVENTS, Table, gpu_label
 from rankscope.readers.base import (
     LOCAL,
     NO_CLOCK,

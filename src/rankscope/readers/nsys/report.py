@@ -16,8 +16,8 @@ import tempfile
 from pathlib import Path
 
 from rankscope import tools
-from rankscope.atomic_files import unique_name
 from rankscope.errors import NotATraceError, ReadError, ToolError
+from rankscope.files import unique_name
 from rankscope.readers.base import TraceIdentity
 from rankscope.readers.nsys.reader import NSYS, NsysReading
 

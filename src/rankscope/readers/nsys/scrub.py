@@ -16,13 +16,13 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from rankscope.atomic_files import unique_name
 from rankscope.errors import ReadError
+from rankscope.files import unique_name
 from rankscope.readers.nsys.export import NsysExport, damaged, open_export
 from rankscope.readers.nsys.identity import recorded_environments
 from rankscope.readers.sqlite_file import SQLITE_ERRORS
-from rankscope.redaction import redacted, redacted_command, secrets_of
 from rankscope.sql import sql_name
+from rankscope.text.redaction import redacted, redacted_command, secrets_of
 
 _SECRET_NAME = re.compile(r"(?i)token|secret|passw|credential|api_?key|access_?key|private|auth|session_key")
 _MIN_SECRET_LENGTH = 6

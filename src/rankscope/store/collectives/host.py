@@ -17,11 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rankscope.collective_kinds import OTHER, kind_of
-from rankscope.json_values import listed
 from rankscope.model import SYNC_CALL_PATTERN
 from rankscope.store.arrays import NONE, Ints
 from rankscope.store.json_arguments import arguments, text_at
 from rankscope.store.slices import SliceTable, named
+from rankscope.text.json_values import listed
 
 _SYNC_CALL = re.compile(SYNC_CALL_PATTERN)
 _MOST_ELEMENTS = 1 << 60

@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from rankscope.errors import RemoteError, UsageError
+from rankscope.files import open_private
 from rankscope.jobs.batch import SCHEDULERS, make_output_folders, make_spec
 from rankscope.jobs.scheduler import require
 from rankscope.jobs.script import preamble, shebang
 from rankscope.jobs.spec import Spec
-from rankscope.private_files import open_private
 from rankscope.store.on_dask.place import Place
 from rankscope.units import format_bytes, parse_bytes
 

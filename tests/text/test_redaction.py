@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from rankscope.redaction import REDACTED, redacted, redacted_command, secrets_of
+from rankscope.text.redaction import REDACTED, redacted, redacted_command, secrets_of
 
 SECRET = "s3cretValue"
 HEX = "0123456789abcdef0123456789abcdef01234567"

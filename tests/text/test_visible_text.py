@@ -15,8 +15,8 @@ import pytest
 from conftest import ROOT, kernel_event, slice_event, write_kineto
 from rankscope.cli import main
 from rankscope.errors import ReadError
-from rankscope.run_words import shell_word
-from rankscope.visible_text import visible, visible_or_colour
+from rankscope.text.run_words import shell_word
+from rankscope.text.visible_text import visible, visible_or_colour
 
 EVIL = "a\x1b]0;owned\x07\x1b[2J\x9b31m\x7f\u202eb\r"
 _OURS = re.compile(rb"\x1b\[(?:0|1|2|32|33|36|1;31)m|\r\x1b\[K")

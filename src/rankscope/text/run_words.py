@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Iterable, Mapping
 
 from rankscope.records import dataclass
-from rankscope.visible_text import visible
+from rankscope.text.visible_text import visible
 
 _PLACEHOLDER = re.compile(r"(?<=rankscope )([a-z]+) (RUN|BASE|NEW)\b")
 _WINDOWED = ("stats", "whatif", "report", "chart")

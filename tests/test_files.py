@@ -8,8 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from rankscope.atomic_files import copy_file, create_json, write_json
-from rankscope.private_files import close_to_others, make_private_folder, open_private
+from rankscope.files import (
+    close_to_others,
+    copy_file,
+    create_json,
+    make_private_folder,
+    open_private,
+    write_json,
+)
 
 
 @pytest.fixture(autouse=True, params=[0o000, 0o022, 0o077])
