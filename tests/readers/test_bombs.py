@@ -6,6 +6,7 @@ import gzip
 import json
 import resource
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -184,7 +185,7 @@ def nsys_file(folder: Path, *statements: str, rank: int = 0) -> Path:
     file.kernel("gemm", 1000, 2000, 1).kernel("relu", 3000, 4000, 2)
     file._connection.commit()
     file._connection.close()
-    with sqlite3.connect(path) as connection:
+    with closing(sqlite3.connect(path)) as connection, connection:
         for statement in statements:
             connection.execute(statement)
     connection.close()
@@ -268,7 +269,7 @@ def test_values_that_no_tool_writes(tmp_path: Path) -> None:
 
 def test_another_sqlite_file_with_odd_names(tmp_path: Path) -> None:
     path = tmp_path / "other.sqlite"
-    with sqlite3.connect(path) as connection:
+    with closing(sqlite3.connect(path)) as connection, connection:
         connection.execute('CREATE TABLE "a\'"";--" (x)')
         connection.execute(f"CREATE VIEW v AS {FOREVER}")
     connection.close()

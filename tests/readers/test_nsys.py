@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +86,7 @@ def test_every_row_of_a_real_export_arrives_to_the_nanosecond(
     calls = source.execute(
         'SELECT count(*), sum("end" - "start") FROM CUPTI_ACTIVITY_KIND_RUNTIME'
     ).fetchone()
+    source.close()
     assert run.rows(
         "SELECT count(*), sum(dur_ns)::BIGINT FROM events WHERE category IN ('cuda_runtime', 'cuda_driver')"
     ) == [calls]
@@ -321,7 +323,7 @@ def test_counters_memory_and_whole_graphs(tmp_path: Path) -> None:
 def test_values_that_are_not_numbers_cost_only_themselves(tmp_path: Path) -> None:
     file = ExportFile(tmp_path / "a.sqlite").kernel("good", 1, 2)
     path = file.kernel("bad", 3, 4).write()
-    with sqlite3.connect(path) as connection:
+    with closing(sqlite3.connect(path)) as connection, connection:
         connection.execute("UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET \"end\" = 'oops' WHERE start = 3")
     connection.close()
     run = open_export_file(path, tmp_path)
@@ -334,7 +336,7 @@ def test_values_that_are_not_numbers_cost_only_themselves(tmp_path: Path) -> Non
 
 def test_a_foreign_sqlite_is_named_and_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.sqlite"
-    with sqlite3.connect(path) as connection:
+    with closing(sqlite3.connect(path)) as connection, connection:
         connection.execute("CREATE TABLE cookies (id)")
     connection.close()
     with pytest.raises(NotATraceError, match="neither an nsys export") as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 from collections import Counter
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -147,7 +148,7 @@ def test_rows_of_another_rank_are_left_out(tmp_path: Path) -> None:
 def test_sqlite_reads_what_the_pages_do_not_give(column: str, value: object, tmp_path: Path) -> None:
     """A row that is unusual takes its piece with it, and no other piece."""
     path = ExportFile(tmp_path / "a.sqlite").kernel("k", 1, 2).kernel("k", 3, 4).call("launch", 1, 2).write()
-    with sqlite3.connect(path) as connection:
+    with closing(sqlite3.connect(path)) as connection, connection:
         connection.execute(f'UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET "{column}" = ? WHERE start = 3', (value,))
     connection.close()
     kernels, calls = NSYS.open(path).batches()

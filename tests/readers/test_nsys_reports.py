@@ -119,7 +119,7 @@ def test_scrub_leaves_no_byte_of_the_environment(tmp_path: Path) -> None:
     assert source.read_bytes() == before
     identity = NSYS.identify(target)
     assert (identity.rank, identity.rank_source) == (2, "file name")
-    with sqlite3.connect(target) as connection:
+    with closing(sqlite3.connect(target)) as connection, connection:
         assert connection.execute("SELECT * FROM TARGET_INFO_SYSTEM_ENV").fetchall() == [("CpuCores", "16")]
         assert connection.execute("SELECT start, end FROM CUPTI_ACTIVITY_KIND_KERNEL").fetchall() == [(1, 2)]
     connection.close()

@@ -8,6 +8,7 @@ import random
 import sqlite3
 from collections import Counter, defaultdict
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -412,7 +413,7 @@ def test_a_database_cut_off_or_scribbled_over_is_an_error(tmp_path: Path) -> Non
 def test_views_are_not_read(tmp_path: Path) -> None:
     """A view may compute anything, for any time."""
     path = tmp_path / "x.db"
-    with sqlite3.connect(path) as connection:
+    with closing(sqlite3.connect(path)) as connection, connection:
         connection.execute("CREATE TABLE rocpd_string (id INTEGER PRIMARY KEY, string TEXT)")
         connection.execute(
             "CREATE VIEW rocpd_region AS WITH RECURSIVE n AS (SELECT 1 UNION ALL SELECT 1 FROM n) SELECT * FROM n"
@@ -424,7 +425,7 @@ def test_views_are_not_read(tmp_path: Path) -> None:
 
 def test_a_database_of_rocmprofiledata_is_named(tmp_path: Path) -> None:
     path = tmp_path / "trace.rpd"
-    with sqlite3.connect(path) as connection:
+    with closing(sqlite3.connect(path)) as connection, connection:
         for table in ("rocpd_op", "rocpd_api", "rocpd_string"):
             connection.execute(f"CREATE TABLE {table} (id INTEGER PRIMARY KEY)")
     connection.close()

@@ -27,6 +27,13 @@ Rows = Callable[..., list[tuple[Any, ...]]]
 """Runs a statement with its parameters; texts are bytes."""
 
 
+class _Connection(sqlite3.Connection):
+    """Closed when nobody holds it, as after a file that was refused; Python 3.13 warns of those that are not."""
+
+    def __del__(self) -> None:
+        self.close()
+
+
 def connect(path: Path) -> sqlite3.Connection:
     """A read-only connection with text as bytes: text may be invalid UTF-8, and decoding all of it costs time."""
     # immutable: no locks and no journal file, so that reports in read-only folders can be opened.
@@ -35,6 +42,7 @@ def connect(path: Path) -> sqlite3.Connection:
         uri=True,
         check_same_thread=False,
         isolation_level=None,
+        factory=_Connection,
     )
     connection.text_factory = bytes
     connection.execute("PRAGMA trusted_schema = OFF")
