@@ -62,6 +62,19 @@ def test_another_job_gets_another_folder_and_force_replaces_it(tmp_path: Path) -
     assert json.loads((folder / "rankscope.json").read_text())["job"] == "b"
 
 
+def test_nothing_is_removed_through_a_link_or_because_of_an_odd_manifest(tmp_path: Path) -> None:
+    folder, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
+    open_run(folder, {"job": "a"}, force=False)
+    elsewhere.mkdir()
+    (elsewhere / "rank-00000.ring").write_text("of another run")
+    (folder / "telemetry").symlink_to(elsewhere)
+    for rank, windows in enumerate((7, [7], [{"file": 7}], [{"file": "../elsewhere/rank-00000.ring"}])):
+        (folder / f"rank-{rank:05d}.rankscope.json").write_text(json.dumps({"rank": rank, "windows": windows}))
+    open_run(folder, {"job": "b"}, force=True)
+    assert sorted(path.name for path in folder.iterdir()) == ["rankscope.json", "telemetry"]
+    assert [path.name for path in elsewhere.iterdir()] == ["rank-00000.ring"]
+
+
 def test_a_rank_is_captured_once_but_a_restart_takes_over_what_failed(tmp_path: Path) -> None:
     claim_rank(tmp_path, manifest(), force=False)
     with pytest.raises(CaptureError, match="captured already"):

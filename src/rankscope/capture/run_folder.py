@@ -54,13 +54,19 @@ def rank_manifests(folder: Path) -> Iterator[Manifest]:
     """Every rank's manifest, in order of rank. What is in it may be anything, but for its rank and its windows."""
     for path in sorted(folder.glob("rank-*.rankscope.json")):
         if _RANK_MANIFEST.fullmatch(path.name):
-            manifest = read_json(path) or {}
-            windows = manifest.get("windows")
-            manifest["windows"] = (
-                [one for one in windows if isinstance(one, dict)] if isinstance(windows, list) else []
-            )
+            manifest = _read_rank_manifest(path)
             if type(manifest.get("rank")) is int:
                 yield manifest
+
+
+def _read_rank_manifest(path: Path) -> Manifest:
+    """With a list of windows that are objects, whatever is in the file."""
+    manifest = read_json(path) or {}
+    windows = manifest.get("windows")
+    manifest["windows"] = (
+        [window for window in windows if isinstance(window, dict)] if isinstance(windows, list) else []
+    )
+    return manifest
 
 
 def read_json(path: Path) -> Manifest | None:
@@ -177,16 +183,22 @@ def remove_if_empty(folder: Path) -> None:
 
 
 def _remove_other_jobs(folder: Path, job: str) -> None:
-    """With -f: remove the files of earlier jobs' ranks. Several ranks may do this at once."""
+    """With -f: remove the files of earlier jobs' ranks, none through a link. Several ranks may do this at once."""
+    telemetry = folder / TELEMETRY
+    removed = [] if telemetry.is_symlink() else [telemetry / _TRAINER]
     for path in folder.glob("rank-*.rankscope.json"):
-        manifest = read_json(path) or {}
+        manifest = _read_rank_manifest(path)
         if manifest.get("job") == job:
             continue
-        for window in manifest.get("windows", ()):
-            name = window.get("file")
-            if isinstance(name, str) and Path(name).name == name:
-                (folder / name).unlink(missing_ok=True)
+        names = [window.get("file") for window in manifest["windows"]]
+        removed += [folder / name for name in names if isinstance(name, str) and Path(name).name == name]
+        removed.append(path)
+        if not telemetry.is_symlink():
+            rank = path.name.partition(".")[0]
+            removed += [
+                telemetry / f"{rank}.ring",
+                telemetry / f"stacks-{rank}.txt",
+                telemetry / f"flight-{rank}.json",
+            ]
+    for path in removed:
         path.unlink(missing_ok=True)
-        for name in ("{}.ring", "stacks-{}.txt", "flight-{}.json"):
-            (folder / TELEMETRY / name.format(path.name.partition(".")[0])).unlink(missing_ok=True)
-    (folder / TELEMETRY / _TRAINER).unlink(missing_ok=True)
