@@ -69,7 +69,9 @@ def test_nothing_is_removed_through_a_link_or_because_of_an_odd_manifest(tmp_pat
     (elsewhere / "rank-00000.ring").write_text("of another run")
     (folder / "telemetry").symlink_to(elsewhere)
     for rank, windows in enumerate((7, [7], [{"file": 7}], [{"file": "../elsewhere/rank-00000.ring"}])):
-        (folder / f"rank-{rank:05d}.rankscope.json").write_text(json.dumps({"rank": rank, "windows": windows}))
+        (folder / f"rank-{rank:05d}.rankscope.json").write_text(
+            json.dumps({"rank": rank, "windows": windows})
+        )
     open_run(folder, {"job": "b"}, force=True)
     assert sorted(path.name for path in folder.iterdir()) == ["rankscope.json", "telemetry"]
     assert [path.name for path in elsewhere.iterdir()] == ["rank-00000.ring"]
