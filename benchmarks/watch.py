@@ -19,9 +19,9 @@ from rankscope.text.plain_table import plain_table
 from rankscope.watch.alarms import SLOW_NODE, Alarm, AlarmBook
 from rankscope.watch.judge import STEPS, judge
 from rankscope.watch.rings import RECENT
-from rankscope.watch.simulate import KIND_CAUSES, Fault, Job, random_fault, telemetry, write_rings
 from rankscope.watch.state import read_state
 from rankscope.watch.step_table import StepTable
+from simulated_telemetry import KIND_CAUSES, Fault, Job, random_fault, telemetry, write_rings
 
 WITHIN = 20
 """Steps in which a fault must be named."""

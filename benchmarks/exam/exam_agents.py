@@ -23,10 +23,10 @@ from pathlib import Path
 from typing import Any
 
 from exam_cases import CAUSES, REPORTS, Planted, all_cases, plant
+from hang_dumps import write_dumps
 from rankscope.agents.small_answers import size_of
 from rankscope.agents.tools import Tools
 from rankscope.bench.synthetic.cluster_trace import write_traces
-from rankscope.bench.synthetic.hang import write_dumps
 from scripted_client import Reply, ask
 
 ROOT = Path(__file__).parents[2]

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from analysis.plain_walk import pieces, plain_walk, random_graph
 from analysis.random_programs import graph_of_program, longest_path, random_program
 from conftest import DATA, kernel_event, open_trace, slice_event, write_kineto
+from pipeline_traces import PipelinePlan, write_pipeline
 from rankscope.analysis import REPORTS
 from rankscope.analysis.core.result import Result, Row
 from rankscope.analysis.core.scope import Scope
@@ -25,7 +26,6 @@ from rankscope.analysis.critical_path.graph.build import graph_of
 from rankscope.analysis.critical_path.graph.nodes import NONE
 from rankscope.analysis.critical_path.path import find_critical_path
 from rankscope.bench.synthetic import Plan, Straggler, write
-from rankscope.bench.synthetic.pipeline import PipelinePlan, write_pipeline
 from rankscope.store.ingest import ingest
 from rankscope.store.run import Run
 

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from conftest import DATA, kernel_event, open_trace, slice_event, write_kineto
+from pipeline_traces import PipelinePlan, write_pipeline
 from rankscope.analysis import REPORTS
 from rankscope.analysis.across_ranks.parallelism import ObservedGroup, axis_from_name, infer_layout
 from rankscope.analysis.core.result import Result
 from rankscope.analysis.core.scope import Scope
 from rankscope.bench.synthetic import Plan, write
-from rankscope.bench.synthetic.pipeline import PipelinePlan, write_pipeline
 from rankscope.errors import UsageError
 from rankscope.store.ingest import ingest
 from rankscope.store.run import Run

@@ -13,7 +13,7 @@ from rankscope.viewer.address import Address
 from rankscope.viewer.server import Server
 from rankscope.viewer.startup import Opening
 from rankscope.watch.alarms import HOST, SLOW_RANK
-from rankscope.watch.simulate import Fault, Job, telemetry, write_rings
+from simulated_telemetry import Fault, Job, telemetry, write_rings
 from viewer_server import Screen, Viewer, stop, watched
 
 

@@ -14,7 +14,7 @@ from rankscope.capture.telemetry_ring import PHASES
 from rankscope.cli import main
 from rankscope.watch.hang import hangs, own_frame, parse_stacks, read_stacks
 from rankscope.watch.rings import read_rings
-from rankscope.watch.simulate import Job, telemetry, write_rings
+from simulated_telemetry import Job, telemetry, write_rings
 
 STACK = """\
 # 2026-11-16T22:00:00Z process {pid}: no step for 30 s

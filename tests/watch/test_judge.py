@@ -9,8 +9,8 @@ import pytest
 
 from rankscope.watch.alarms import COMPUTE, HOST, KINDS, MEMORY, SLOW_NODE, SLOW_RANK, SPIKE, AlarmBook
 from rankscope.watch.judge import judge, spikes
-from rankscope.watch.simulate import Fault, Job, telemetry
 from rankscope.watch.step_table import low_median, middle, sigma
+from simulated_telemetry import Fault, Job, telemetry
 from watch import healthy_alarms, is_right, planted_case, watched
 
 

@@ -11,7 +11,7 @@ import pytest
 from rankscope.capture.telemetry_ring import FIELDS, HEADER_BYTES, RECORD, RingWriter, ring_path
 from rankscope.errors import StoreError
 from rankscope.watch.rings import WARM_UP, has_telemetry, read_rings, read_whole, tables
-from rankscope.watch.simulate import Job, telemetry, write_rings
+from simulated_telemetry import Job, telemetry, write_rings
 
 
 def _ring(run: Path, rank: int, steps: int, capacity: int = 32, **about: object) -> RingWriter:

@@ -15,8 +15,8 @@ from rankscope.cli import main
 from rankscope.store.run import open_run
 from rankscope.watch.alarms import COMPUTE, HOST, SLOW_RANK, SPIKE
 from rankscope.watch.history import alarms_over
-from rankscope.watch.simulate import Fault, Job, write_rings
-from rankscope.watch.simulate import telemetry as simulated
+from simulated_telemetry import Fault, Job, write_rings
+from simulated_telemetry import telemetry as simulated
 
 
 @pytest.fixture

@@ -18,8 +18,8 @@ from rankscope.cli import main
 from rankscope.cli.watch import LiveScreen
 from rankscope.watch.alarms import HOST, SLOW_RANK
 from rankscope.watch.screen import WIDTH, lines, sparkline
-from rankscope.watch.simulate import Fault, Job, telemetry, write_rings
 from rankscope.watch.state import like_the_median, read_state, worst_ranks
+from simulated_telemetry import Fault, Job, telemetry, write_rings
 
 
 def job_in(

@@ -5,8 +5,7 @@
 
 plan.py describes the run. workload.py, layer_work.py and step_work.py define the work of a step, timeline.py its
 times on every rank. tree_compiler.py and rank_file.py write the text. bookkeeping.py and truth.py collect the
-answers. defects.py lists the damage that event_damage.py and file_damage.py can do. pipeline.py is a separate,
-small generator of pipeline-parallel runs.
+answers. defects.py lists the damage that event_damage.py and file_damage.py can do.
 """
 
 from rankscope.bench.synthetic.generator import (
