@@ -72,7 +72,7 @@ class _TreeMemory(threading.Thread):
     def __init__(self, pid: int) -> None:
         super().__init__(daemon=True)
         self._pid = pid
-        self._peak = 0
+        self._peak = tree_bytes(pid)  # on a busy machine a short command ends before the thread has run
         self._over = threading.Event()
         self.start()
 
