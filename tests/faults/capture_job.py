@@ -60,8 +60,10 @@ def main() -> None:
             signal.signal(handled, lambda number, _: received.update([_name(number)]))
     if args.deadly:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-    print(f"up, {len(args.rest)} more words", flush=True)
-    print("the job's own line", file=sys.stderr, flush=True)
+    # One write a line: `python -u` writes the end of a line apart, and other ranks write between.
+    sys.stdout.write(f"up, {len(args.rest)} more words\n")
+    sys.stdout.flush()
+    sys.stderr.write("the job's own line\n")
     rank = os.environ.get("RANK", os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("PMI_RANK", "")))
     Path(f"pid{rank}.new").write_text(str(os.getpid()))
     Path(f"pid{rank}.new").replace(f"pid{rank}")
@@ -82,7 +84,8 @@ def main() -> None:
             time.sleep(0.01)
         print(dict(received), flush=True)
         Path("checkpoint").write_text(f"{dict(received)}\n")
-    print("done", flush=True)
+    sys.stdout.write("done\n")
+    sys.stdout.flush()
     Path(f"done{rank}").write_text("done\n")
     finish(args.end, rank)
 
