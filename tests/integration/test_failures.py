@@ -223,8 +223,10 @@ def tiny_disk(tmp_path: Path) -> Iterator[Path]:
 def test_the_disk_is_full(tmp_path: Path, tiny_disk: Path) -> None:
     done = run([*PROFILE, "-o", "tiny/out", "--with-stack", PYTHON, STANDIN], tmp_path)
     assert "done rank" in done.stdout
-    [line] = our_lines(done.stderr)
-    assert "is lost: cannot write" in line
-    assert "No space left on device" in line
+    # On a busy machine the job may have to wait for the export, which is said after some seconds.
+    lines = [line for line in our_lines(done.stderr) if "still being written" not in line]
+    assert len(lines) == 1, done.stderr
+    assert "is lost: cannot write" in lines[0]
+    assert "No space left on device" in lines[0]
     assert not list(tiny_disk.glob("out/.*")), "the half-written file is taken away"
     assert manifests(tiny_disk / "out")[0]["windows"][0]["state"] == "lost"
