@@ -41,7 +41,8 @@ def main() -> None:
         model(batch).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
-    time.sleep(0.5)  # torch 2.13 hangs now and then if gloo's thread still holds the last all-reduce when the group ends
+    # torch 2.13 hangs now and then where gloo's thread still holds the last all-reduce when its group ends.
+    time.sleep(0.5)
     torch.distributed.destroy_process_group()
 
 
