@@ -22,7 +22,7 @@ help:
 	@echo "make test       ruff, mypy, import-linter, tsc and the tests (what CI runs)"
 	@echo "make test-fast  the quick tests, in about a minute"
 	@echo "make test-all   make test, and the tests marked thorough"
-	@echo "make faults     kill, flood, damage and attack it some 800 times (docs/reliability.md); under 45 minutes"
+	@echo "make faults     kill, flood, damage and attack it some 1,300 times (docs/reliability.md)"
 	@echo "make coverage   the branch coverage of the quick tests"
 	@echo "make versions   the quick tests with the oldest and the newest Python, duckdb and numpy"
 	@echo "make sanitize   the tests of the C parts, with AddressSanitizer and UndefinedBehaviorSanitizer"

@@ -100,9 +100,8 @@ class Windows:
         window, self._window = self._window, None
         assert window is not None
         last = max(step if window["kind"] != BY_STEPS else step - 1, window["first_step"])
-        if (
-            why or step > window["first_step"]
-        ):  # else the window is one step, whose end the program does not mark
+        # A window of one step is left as it is: the program does not mark the end of that step.
+        if why or step > window["first_step"]:
             self._recorder.mark_unfinished()
         recording = self._recorder.stop()
         began = time.perf_counter_ns()

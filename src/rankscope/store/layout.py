@@ -253,8 +253,8 @@ def _is_entry(fields: object) -> bool:
         and all(map(_is_name, (fields["build"], *files)))
         and all(isinstance(sums, list) and len(sums) == 2 for sums in files.values())
         and all(isinstance(count, int) for count in (*counts, *manifest.get("devices", ())))
-        and all(_fits(one, _COMPANION) for one in companions)
-        and all(_is_path(one["path"]) for one in (manifest["source"], *companions))
+        and all(_fits(companion, _COMPANION) for companion in companions)
+        and all(_is_path(file["path"]) for file in (manifest["source"], *companions))
     )
 
 
