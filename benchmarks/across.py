@@ -92,8 +92,8 @@ def ask(folder: Path) -> dict[str, float]:
     """In this process: the three answers."""
     from rankscope.analysis import REPORTS
     from rankscope.analysis.core.scope import Scope
-    from rankscope.store.ingest import ingest
-    from rankscope.store.run import Run
+    from rankscope.timeline.reading import ingest
+    from rankscope.timeline.run import Run
 
     ingested = ingest([folder])
     (ingested.store / "clocks.json").unlink(missing_ok=True)
@@ -110,7 +110,7 @@ def ask(folder: Path) -> dict[str, float]:
 
 
 def measure(folder: Path, ranks: int, collectives: int) -> dict[str, float]:
-    from rankscope.store.ingest import ingest
+    from rankscope.timeline.reading import ingest
 
     if not folder.exists():
         write_run(folder, ranks, collectives)

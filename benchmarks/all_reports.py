@@ -47,8 +47,8 @@ def report_times(folder: Path) -> None:
     """One line a report, in this process."""
     from rankscope.analysis import REPORTS
     from rankscope.analysis.core.scope import Scope
-    from rankscope.store.ingest import ingest
-    from rankscope.store.run import Run
+    from rankscope.timeline.reading import ingest
+    from rankscope.timeline.run import Run
 
     run = Run(ingest([folder]))
     run.rows("SELECT 1")

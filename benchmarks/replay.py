@@ -29,8 +29,8 @@ def ask(folder: Path) -> dict[str, float]:
     from rankscope.analysis.critical_path.report import critical
     from rankscope.analysis.critical_path.scenarios import rank_at_median
     from rankscope.analysis.critical_path.whatif import whatif
-    from rankscope.store.ingest import ingest
-    from rankscope.store.run import Run
+    from rankscope.timeline.reading import ingest
+    from rankscope.timeline.run import Run
 
     run = Run(ingest([folder]))
     run.rows("SELECT 1")

@@ -61,8 +61,8 @@ def each_report(ranks: int, events: str) -> None:
     """In one process, as the report asks them: what is shared is paid by the first."""
     from rankscope.analysis import REPORTS
     from rankscope.analysis.core.scope import Scope
-    from rankscope.store.ingest import ingest
-    from rankscope.store.run import Run
+    from rankscope.timeline.reading import ingest
+    from rankscope.timeline.run import Run
     from rankscope.views.report.content import report_order
 
     run = Run(ingest([traces(ranks, events)]))

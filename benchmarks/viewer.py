@@ -30,8 +30,8 @@ from urllib.parse import urlsplit
 import numpy as np
 
 from rankscope.bench.synthetic import Plan, write
-from rankscope.store.ingest import ingest
-from rankscope.store.run import Run
+from rankscope.timeline.reading import ingest
+from rankscope.timeline.run import Run
 from rankscope.viewer.lanes import FOLDER, Lanes, _save
 from rankscope.viewer.level_of_detail import build_pyramid
 

@@ -19,9 +19,10 @@ from hypothesis import HealthCheck, settings
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # before numpy: two tests run at a time on two cores
 
-from rankscope.store.ingest import Options, ingest
+from rankscope.store.ingest import Options
 from rankscope.store.layout import store_folder
-from rankscope.store.run import Run
+from rankscope.timeline.reading import ingest
+from rankscope.timeline.run import Run
 
 # Under nohup, or started in the background by a script, these are ignored, also in the jobs that tests signal.
 for _number, _handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):

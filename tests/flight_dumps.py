@@ -8,7 +8,7 @@ from typing import Any
 
 from rankscope.model import FLIGHT, FLIGHT_GROUPS, STEPS, Table
 from rankscope.readers.flight_recorder import FLIGHT_READER
-from rankscope.store.cache import Cache
+from rankscope.timeline.cache import Cache
 
 T0 = 1_758_610_505_000_000_000
 

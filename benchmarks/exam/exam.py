@@ -32,8 +32,9 @@ from rankscope.analysis.core.step_times import mean_step_ns
 from rankscope.analysis.critical_path.savings import replayed, scenario_of
 from rankscope.analysis.findings import collect
 from rankscope.bench.synthetic.cluster_trace import write_traces
-from rankscope.store.ingest import Options, ingest
-from rankscope.store.run import Run
+from rankscope.store.ingest import Options
+from rankscope.timeline.reading import ingest
+from rankscope.timeline.run import Run
 
 PROCESSES = 2
 _TRUE_OF_HEALTHY_JOBS = ("overlap", "collectives", "critical", "bubbles", "phases", "roofline", "syncs")

@@ -27,7 +27,7 @@ from rankscope.errors import UsageError
 from rankscope.records import dataclass
 from rankscope.store.ingest import Watch
 from rankscope.store.on_dask.place import parse_place
-from rankscope.store.run import ClockMode, Run, open_run
+from rankscope.timeline.run import ClockMode, Run, open_run
 from rankscope.views import render, terminal_width
 from rankscope.views.charts import Chart, chart_of, find_chart
 from rankscope.views.frames import arrow_table, pandas_frame, polars_frame

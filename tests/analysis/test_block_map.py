@@ -20,7 +20,7 @@ from rankscope.analysis.memory.block_map import (
     devices_with_blocks,
     read_blocks,
 )
-from rankscope.store.run import Run
+from rankscope.timeline.run import Run
 from rankscope.views.charts import CHARTS, NothingToDrawError
 
 pytestmark = pytest.mark.usefixtures("without_workers")

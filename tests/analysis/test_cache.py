@@ -16,8 +16,8 @@ from rankscope.analysis.core.machine import Machine
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.core.step_times import host_windows, periods
 from rankscope.devices import Ceilings
-from rankscope.store import run as store_run
-from rankscope.store.run import Run, open_run
+from rankscope.timeline import run as store_run
+from rankscope.timeline.run import Run, open_run
 
 MOVED_NS = 7_000_000
 

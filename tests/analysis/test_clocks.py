@@ -16,11 +16,11 @@ from rankscope.analysis.core.scope import Scope
 from rankscope.bench.synthetic import Plan, write
 from rankscope.bench.synthetic.cluster import Job, simulate
 from rankscope.bench.synthetic.cluster_trace import clock_offset_ns, write_traces
-from rankscope.store.clocks import by_cluster
-from rankscope.store.clocks.alignment import CLOCKS_FILE, RankClock, _at_start
-from rankscope.store.clocks.by_cluster import fit_many
-from rankscope.store.ingest import ingest
-from rankscope.store.run import Run
+from rankscope.timeline.clocks import by_cluster
+from rankscope.timeline.clocks.alignment import CLOCKS_FILE, RankClock, _at_start
+from rankscope.timeline.clocks.by_cluster import fit_many
+from rankscope.timeline.reading import ingest
+from rankscope.timeline.run import Run
 
 _UNIX_START_NS = 1_794_701_458_600_000_000  # of synthetic traces: when true time is 0
 
@@ -147,7 +147,7 @@ def test_the_fit_is_kept_and_may_be_deleted(tmp_path: Path, monkeypatch: pytest.
     kept = ingested.store / CLOCKS_FILE
     assert kept.is_file()
     with monkeypatch.context() as patch:
-        patch.setattr("rankscope.store.clocks.alignment.measure", lambda *_: pytest.fail("measured again"))
+        patch.setattr("rankscope.timeline.clocks.alignment.measure", lambda *_: pytest.fail("measured again"))
         assert Run(ingested).clocks == first
     kept.write_text("{ not json")
     assert Run(ingested).clocks == first

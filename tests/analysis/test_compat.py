@@ -11,7 +11,7 @@ from conftest import kernel_event, open_trace, slice_event, write_kineto
 from rankscope.analysis.compat import COMPAT
 from rankscope.analysis.core.scope import Scope
 from rankscope.cli import main
-from rankscope.store.run import Run
+from rankscope.timeline.run import Run
 
 OpenReal = Callable[[Path], Run]
 Dataset = Callable[[str], Path]

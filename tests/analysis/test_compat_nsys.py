@@ -15,7 +15,7 @@ from conftest import DATA, open_trace
 from rankscope.analysis.compat import COMPAT
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.within_rank.event_tables import api, kernels
-from rankscope.store.run import Run
+from rankscope.timeline.run import Run
 from rankscope.views import render
 
 pytestmark = pytest.mark.usefixtures("without_workers")

@@ -24,8 +24,9 @@ from rankscope.analysis.findings import collect
 from rankscope.bench.synthetic import Plan, Straggler, write
 from rankscope.bench.synthetic.cluster import Fault, Job, simulate
 from rankscope.bench.synthetic.cluster_trace import write_traces
-from rankscope.store.ingest import Options, ingest
-from rankscope.store.run import Run
+from rankscope.store.ingest import Options
+from rankscope.timeline.reading import ingest
+from rankscope.timeline.run import Run
 from rankscope.units import format_ns
 from rankscope.viewer.reports import findings as viewer_findings
 from rankscope.viewer.reports import report as viewer_report

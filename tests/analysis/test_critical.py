@@ -26,8 +26,8 @@ from rankscope.analysis.critical_path.graph.build import graph_of
 from rankscope.analysis.critical_path.graph.nodes import NONE
 from rankscope.analysis.critical_path.path import find_critical_path
 from rankscope.bench.synthetic import Plan, Straggler, write
-from rankscope.store.ingest import ingest
-from rankscope.store.run import Run
+from rankscope.timeline.reading import ingest
+from rankscope.timeline.run import Run
 
 
 def critical(run: Run, **scope: Any) -> Result:

@@ -17,7 +17,7 @@ from conftest import DATA, open_trace
 from rankscope.analysis import REPORTS
 from rankscope.analysis.across_ranks.heatmap import rank_times
 from rankscope.analysis.core.scope import Scope
-from rankscope.store.run import Run
+from rankscope.timeline.run import Run
 from rankscope.views.charts.heatmap import rank_heatmap
 
 pytestmark = pytest.mark.slow

@@ -24,8 +24,8 @@ from rankscope.analysis.diff.samples import REPORTS, STEP, Measure, Samples, col
 from rankscope.analysis.diff.two_runs import COLUMNS, by_unit, diff, slower_rows
 from rankscope.bench.synthetic import Plan, Slower, write
 from rankscope.cli import main
-from rankscope.store.ingest import ingest
-from rankscope.store.run import Run
+from rankscope.timeline.reading import ingest
+from rankscope.timeline.run import Run
 
 pytestmark = pytest.mark.slow
 

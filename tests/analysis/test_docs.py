@@ -9,7 +9,7 @@ from pathlib import Path
 from conftest import DATA, ROOT
 from rankscope.analysis import REPORTS
 from rankscope.analysis.core.scope import Scope
-from rankscope.store.run import Run
+from rankscope.timeline.run import Run
 
 
 def test_every_report_has_a_page() -> None:

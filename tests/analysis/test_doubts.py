@@ -13,7 +13,7 @@ from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.health.doubts import doubts
 from rankscope.analysis.summary import summary
 from rankscope.cli import main
-from rankscope.store.run import Run, open_run
+from rankscope.timeline.run import Run, open_run
 from rankscope.views.report.content import Request, build
 from rankscope.views.report.html_report import html_page
 from rankscope.views.report.markdown_report import markdown_page

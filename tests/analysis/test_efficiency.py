@@ -25,8 +25,8 @@ from rankscope.bench.synthetic import Plan, write
 from rankscope.devices import Ceilings, find_device
 from rankscope.errors import UsageError
 from rankscope.model import COMPUTING_OPS
-from rankscope.store.ingest import ingest
-from rankscope.store.run import Run
+from rankscope.timeline.reading import ingest
+from rankscope.timeline.run import Run
 
 OpenReal = Callable[[Path], Run]
 BF16, FLOAT = "c10::BFloat16", "float"

@@ -16,8 +16,8 @@ from rankscope.analysis import REPORTS
 from rankscope.analysis.core.result import Finding, Result
 from rankscope.analysis.core.scope import Scope
 from rankscope.errors import ReadError
-from rankscope.store.ingest import ingest
-from rankscope.store.run import Run
+from rankscope.timeline.reading import ingest
+from rankscope.timeline.run import Run
 
 pytestmark = pytest.mark.usefixtures("without_workers")
 

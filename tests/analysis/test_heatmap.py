@@ -16,7 +16,7 @@ from rankscope.analysis.across_ranks.heatmap import RankTime, rank_times
 from rankscope.analysis.core.intervals import EMPTY, union
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.within_rank.breakdown import breakdown
-from rankscope.store.run import Run
+from rankscope.timeline.run import Run
 
 times = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 20)), max_size=12)
 

@@ -15,7 +15,7 @@ from conftest import DATA
 from rankscope.analysis.efficiency.hot_kernels import hot_kernels, hot_kernels_measured
 from rankscope.capture.kernel_list import HotKernel, KernelList, canonical_name, function_name
 from rankscope.capture.ncu_selection import Selection, select
-from rankscope.store.run import Run
+from rankscope.timeline.run import Run
 from rankscope.tools import Launch
 
 pytestmark = pytest.mark.usefixtures("without_workers")

@@ -18,8 +18,8 @@ from rankscope.analysis.core.device_events import UNKNOWN, DeviceEvents
 from rankscope.analysis.core.intervals import Intervals, union
 from rankscope.analysis.within_rank.idle_causes import find_gaps
 from rankscope.bench.synthetic import Plan, Straggler, write
-from rankscope.store.ingest import ingest
-from rankscope.store.run import Run
+from rankscope.timeline.reading import ingest
+from rankscope.timeline.run import Run
 
 OpenReal = Callable[[Path], Run]
 

@@ -19,8 +19,8 @@ from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.questions import QUESTIONS
 from rankscope.bench.synthetic.cluster import Fault, Job, simulate
 from rankscope.bench.synthetic.cluster_trace import write_traces
-from rankscope.store.ingest import ingest
-from rankscope.store.run import Run
+from rankscope.timeline.reading import ingest
+from rankscope.timeline.run import Run
 from rankscope.views.charts import heatmap as heatmap_chart
 
 OpenAgain = Callable[[], Run]

@@ -16,8 +16,8 @@ from rankscope.analysis.core.result import Result
 from rankscope.analysis.core.scope import Scope
 from rankscope.bench.synthetic import Plan, write
 from rankscope.errors import UsageError
-from rankscope.store.ingest import ingest
-from rankscope.store.run import Run
+from rankscope.timeline.reading import ingest
+from rankscope.timeline.run import Run
 
 
 def report(run: Run, name: str, by: str | None = None, **scope: Any) -> Result:

@@ -17,8 +17,8 @@ from rankscope.analysis.core.scope import Scope
 from rankscope.bench.synthetic import Plan, Straggler, write
 from rankscope.collective_kinds import KINDS
 from rankscope.store.arrays import NONE
-from rankscope.store.ingest import ingest
-from rankscope.store.run import Run
+from rankscope.timeline.reading import ingest
+from rankscope.timeline.run import Run
 
 pytestmark = pytest.mark.slow
 

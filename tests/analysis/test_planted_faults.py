@@ -12,8 +12,8 @@ from rankscope.analysis.core.result import Finding, Remedy
 from rankscope.analysis.core.scope import Scope
 from rankscope.bench.synthetic.cluster import Fault, Job, simulate, step_ns
 from rankscope.bench.synthetic.cluster_trace import write_traces
-from rankscope.store.ingest import ingest
-from rankscope.store.run import Run
+from rankscope.timeline.reading import ingest
+from rankscope.timeline.run import Run
 
 pytestmark = pytest.mark.slow
 

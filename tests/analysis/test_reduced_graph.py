@@ -25,8 +25,9 @@ from rankscope.bench.synthetic.cluster import Fault, Job, simulate
 from rankscope.bench.synthetic.cluster_trace import write_traces
 from rankscope.collective_kinds import KINDS
 from rankscope.errors import UsageError
-from rankscope.store.ingest import Options, ingest
-from rankscope.store.run import Run
+from rankscope.store.ingest import Options
+from rankscope.timeline.reading import ingest
+from rankscope.timeline.run import Run
 
 LATE_NS = 2_000_000
 

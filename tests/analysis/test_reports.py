@@ -18,7 +18,7 @@ from rankscope.analysis.core.result import Result, Row
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.health.doctor import _percent, doctor, grade
 from rankscope.analysis.health.doubts import doubts
-from rankscope.store.run import Run
+from rankscope.timeline.run import Run
 from rankscope.views import render
 
 OpenReal = Callable[[Path], Run]
@@ -237,7 +237,7 @@ def test_a_window_of_steps_says_what_it_leaves_out(open_real: OpenReal) -> None:
 
 @pytest.mark.slow
 def test_a_pattern_of_the_users_makes_a_kernel_communication(tmp_path: Path) -> None:
-    from rankscope.store.ingest import ingest
+    from rankscope.timeline.reading import ingest
 
     path = write_kineto(tmp_path / "t.json", [kernel_event("my_ring", 0, 10), kernel_event("gemm", 10, 10)])
     ingested = ingest([path])

@@ -22,9 +22,10 @@ from rankscope.analysis.rollups import keep_rollups, make_in_store
 from rankscope.bench.synthetic import Plan, Straggler, write
 from rankscope.cli import main
 from rankscope.records import dataclass
-from rankscope.store.ingest import Options, ingest
+from rankscope.store.ingest import Options
 from rankscope.store.rollups import FOLDER
-from rankscope.store.run import Run
+from rankscope.timeline.reading import ingest
+from rankscope.timeline.run import Run
 
 pytestmark = pytest.mark.slow
 

@@ -14,8 +14,8 @@ from rankscope.analysis.core.result import Finding, Result
 from rankscope.analysis.core.scope import Scope
 from rankscope.bench.synthetic.cluster import COMPUTE, Fault, Job, RankRun, simulate
 from rankscope.bench.synthetic.cluster_trace import write_traces
-from rankscope.store.ingest import ingest
-from rankscope.store.run import Run
+from rankscope.timeline.reading import ingest
+from rankscope.timeline.run import Run
 
 START = 1_794_701_458_600_000_000
 """When the simulated jobs begin: 600 ms after a whole second."""

@@ -19,8 +19,8 @@ from rankscope.analysis.memory.block_map import read_blocks
 from rankscope.analysis.memory.snapshot import BEFORE, snapshot_holders, snapshot_peaks
 from rankscope.readers.safe_pickle import Budget
 from rankscope.readers.stack_frames import frames_in, op_name, own_line
-from rankscope.store.ingest import ingest
-from rankscope.store.run import Run
+from rankscope.timeline.reading import ingest
+from rankscope.timeline.run import Run
 
 pytestmark = pytest.mark.usefixtures("without_workers")
 

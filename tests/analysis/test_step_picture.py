@@ -15,7 +15,7 @@ from rankscope.analysis.core.result import Finding
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.findings import collect
 from rankscope.analysis.within_rank.breakdown import breakdown
-from rankscope.store.run import Run
+from rankscope.timeline.run import Run
 from rankscope.views.charts.step_picture import NARROW, caption, step_picture_chart
 
 

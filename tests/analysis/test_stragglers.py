@@ -22,8 +22,8 @@ from rankscope.analysis.core.result import Remedy, Result
 from rankscope.analysis.core.scope import Scope
 from rankscope.bench.synthetic import Plan, Straggler, write
 from rankscope.store.arrays import NONE
-from rankscope.store.ingest import ingest
-from rankscope.store.run import Run
+from rankscope.timeline.reading import ingest
+from rankscope.timeline.run import Run
 
 
 def ask(run: Run, scope: Scope | None = None) -> Result:

@@ -23,8 +23,8 @@ from rankscope.analysis.questions import QUESTIONS
 from rankscope.analysis.summary import summary
 from rankscope.bench.synthetic import Plan, Straggler, write
 from rankscope.cli import main
-from rankscope.store.ingest import ingest
-from rankscope.store.run import Run
+from rankscope.timeline.reading import ingest
+from rankscope.timeline.run import Run
 from rankscope.views.summary import Screen, screen
 
 OpenReal = Callable[[Path], Run]

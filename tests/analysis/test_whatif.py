@@ -25,8 +25,8 @@ from rankscope.analysis.critical_path.whatif import whatif
 from rankscope.bench.synthetic import Plan, Slower, Straggler, write
 from rankscope.cli import main
 from rankscope.errors import UsageError
-from rankscope.store.ingest import ingest
-from rankscope.store.run import Run
+from rankscope.timeline.reading import ingest
+from rankscope.timeline.run import Run
 
 
 @pytest.mark.slow

@@ -20,8 +20,9 @@ from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.within_rank.kernel_families import family, kernel_name
 from rankscope.analysis.within_rank.launches import queue_depth
 from rankscope.bench.synthetic import Plan, Straggler, write
-from rankscope.store.ingest import Options, ingest
-from rankscope.store.run import Run
+from rankscope.store.ingest import Options
+from rankscope.timeline.reading import ingest
+from rankscope.timeline.run import Run
 
 OpenReal = Callable[[Path], Run]
 WITHIN_RANK_REPORTS = (

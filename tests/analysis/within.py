@@ -12,7 +12,7 @@ from typing import Any
 from rankscope.analysis import REPORTS
 from rankscope.analysis.core.result import Result
 from rankscope.analysis.core.scope import Scope
-from rankscope.store.run import Run
+from rankscope.timeline.run import Run
 
 GPU = ("kernel", "gpu_memcpy", "gpu_memset")
 RUNTIME = ("cuda_runtime", "cuda_driver")

@@ -12,8 +12,8 @@ from rankscope.analysis.core.scope import Scope
 from rankscope.bench.synthetic.cluster import Fault, Job, simulate
 from rankscope.bench.synthetic.cluster_trace import write_job, write_traces
 from rankscope.cli import main
-from rankscope.store.ingest import ingest
-from rankscope.store.run import Run
+from rankscope.timeline.reading import ingest
+from rankscope.timeline.run import Run
 
 SMALL = ("--steps", "3", "--layers", "2", "--events", "600")
 

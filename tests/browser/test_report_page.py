@@ -13,7 +13,7 @@ import pytest
 
 from conftest import DATA, kernel_event, open_trace, slice_event, write_kineto
 from rankscope.analysis.core.scope import Scope
-from rankscope.store.run import Run
+from rankscope.timeline.run import Run
 from rankscope.views.report.content import Request, build
 from rankscope.views.report.html_report import html_page
 

@@ -17,7 +17,7 @@ from rankscope.analysis import REPORTS
 from rankscope.analysis.core.names import all_names, categories, name_codes, vocabulary
 from rankscope.analysis.core.result import ColumnRows
 from rankscope.analysis.core.scope import Scope
-from rankscope.store.run import Run
+from rankscope.timeline.run import Run
 
 HEAVY = (
     "numpy",

@@ -85,8 +85,8 @@ def load_commands(*names: str) -> list[ModuleType]:
     needed = [
         "duckdb",
         "numpy",
-        "rankscope.store.segment",
-        "rankscope.store.run",
+        "rankscope.timeline.segment",
+        "rankscope.timeline.run",
         "rankscope.analysis.questions",
     ]
     return [importlib.import_module(name) for name in (*needed, *(f"rankscope.cli.{name}" for name in names))]

@@ -12,9 +12,9 @@ import duckdb
 
 from conftest import kernel_event, slice_event, write_kineto
 from fuzz.codes import Codes
-from rankscope.store.confined_sql import ConfinedSql
-from rankscope.store.ingest import ingest
-from rankscope.store.run import Run
+from rankscope.timeline.confined_sql import ConfinedSql
+from rankscope.timeline.reading import ingest
+from rankscope.timeline.run import Run
 from rankscope.viewer.answers import Route, json_bytes
 from rankscope.viewer.session import Session
 from rankscope.viewer.startup import routes_of

@@ -43,8 +43,8 @@ from rankscope.capture.selector import parse_selector
 from rankscope.errors import RankscopeError
 from rankscope.jobs.sites import parse_site
 from rankscope.readers import Batch, find_reader, identities, open_part
-from rankscope.store.ingest import ingest
-from rankscope.store.run import Run
+from rankscope.timeline.reading import ingest
+from rankscope.timeline.run import Run
 from rankscope.units import parse_bytes, parse_count
 from rankscope.views import render
 from sql_statements import HARMFUL, HARMLESS

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from rankscope.store import segment
+from rankscope.timeline import segment
 
 if "_build" not in globals():  # Dask may load it twice
     _build = segment.build_segment

@@ -16,8 +16,9 @@ from flight_dumps import dump, op
 from rankscope.analysis import REPORTS
 from rankscope.analysis.core.result import Result
 from rankscope.analysis.core.scope import Scope
-from rankscope.store.ingest import Ingested, Options, ingest
-from rankscope.store.run import Run
+from rankscope.store.ingest import Ingested, Options
+from rankscope.timeline.reading import ingest
+from rankscope.timeline.run import Run
 
 pytestmark = pytest.mark.slow
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from integration.jobs import NOT_COMPILED, PROFILE, PYTHON, environment, manifests, needs_torch, run
-from rankscope.store.ingest import ingest
-from rankscope.store.run import Run
+from rankscope.timeline.reading import ingest
+from rankscope.timeline.run import Run
 
 pytestmark = [pytest.mark.slow, needs_torch]
 

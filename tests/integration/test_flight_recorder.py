@@ -12,8 +12,8 @@ import pytest
 
 from rankscope.analysis import REPORTS
 from rankscope.analysis.core.scope import Scope
-from rankscope.store.ingest import ingest
-from rankscope.store.run import Run
+from rankscope.timeline.reading import ingest
+from rankscope.timeline.run import Run
 
 pytestmark = pytest.mark.slow
 

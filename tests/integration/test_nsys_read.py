@@ -18,8 +18,9 @@ import pytest
 from integration.jobs import PYTHON, environment, needs, run
 from rankscope.analysis.compat import COMPAT
 from rankscope.analysis.core.scope import Scope
-from rankscope.store.ingest import Options, ingest
-from rankscope.store.run import Run
+from rankscope.store.ingest import Options
+from rankscope.timeline.reading import ingest
+from rankscope.timeline.run import Run
 from rankscope.views import render
 
 INSTALLED = Path(sys.prefix) / "nsight" / "bin" / "nsys"

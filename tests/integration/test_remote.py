@@ -24,8 +24,8 @@ from rankscope.analysis.run_info import facts
 from rankscope.cli import main
 from rankscope.errors import UsageError
 from rankscope.remote.ssh import Place, parse_place
-from rankscope.store.ingest import ingest
-from rankscope.store.run import Run
+from rankscope.timeline.reading import ingest
+from rankscope.timeline.run import Run
 
 pytestmark = pytest.mark.slow
 

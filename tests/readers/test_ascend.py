@@ -18,8 +18,8 @@ from rankscope.readers import find_reader
 from rankscope.readers.ascend import recording
 from rankscope.readers.ascend.reader import ASCEND
 from rankscope.readers.kineto import reader as kineto
-from rankscope.store.ingest import ingest
-from rankscope.store.run import Run
+from rankscope.timeline.reading import ingest
+from rankscope.timeline.run import Run
 
 
 def write(path: Path, content: list[dict[str, Any]]) -> Path:

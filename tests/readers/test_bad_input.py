@@ -13,8 +13,8 @@ from conftest import kernel_event, kineto_text, open_trace, slice_event, write_k
 from gpu_logs import evenly, query_csv
 from rankscope.errors import NotATraceError, ReadError, StoreError
 from rankscope.readers.gpu_counters.reader import GpuCountersReader
-from rankscope.store.ingest import ingest
-from rankscope.store.run import Run
+from rankscope.timeline.reading import ingest
+from rankscope.timeline.run import Run
 
 GOOD = [slice_event(f"good {i}", 10.0 * i, 5.0) for i in range(4)]
 
@@ -222,7 +222,7 @@ def test_a_path_that_is_not_there(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_bad_file_among_good_ones_is_passed_over_and_said(tmp_path: Path) -> None:
-    from rankscope.store.ingest import ingest
+    from rankscope.timeline.reading import ingest
 
     write_kineto(tmp_path / "rank-0.json", GOOD)
     write_kineto(tmp_path / "rank-1.json", GOOD)

@@ -23,8 +23,8 @@ from rankscope.readers.base import NodePart
 from rankscope.readers.gpu_counters.reader import GPU_COUNTERS
 from rankscope.readers.kineto import reader as kineto
 from rankscope.readers.nsys import export
-from rankscope.store.ingest import ingest
-from rankscope.store.run import Run
+from rankscope.timeline.reading import ingest
+from rankscope.timeline.run import Run
 
 GOOD = kineto_text([slice_event(f"good {i}", 10.0 * i, 5.0) for i in range(4)]).encode()
 END = GOOD.rindex(b"]")

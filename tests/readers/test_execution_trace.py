@@ -21,8 +21,9 @@ from rankscope.analysis.within_rank.ops import ops
 from rankscope.cli import main
 from rankscope.errors import NotATraceError
 from rankscope.readers.execution_trace import ExecutionTrace, is_execution_trace
-from rankscope.store.ingest import Watch, ingest
-from rankscope.store.run import Run
+from rankscope.store.ingest import Watch
+from rankscope.timeline.reading import ingest
+from rankscope.timeline.run import Run
 
 pytestmark = pytest.mark.usefixtures("without_workers")
 

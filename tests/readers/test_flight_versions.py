@@ -15,7 +15,7 @@ from rankscope.analysis.core.result import Result
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.questions import QUESTIONS
 from rankscope.readers import find_reader
-from rankscope.store.run import Run
+from rankscope.timeline.run import Run
 
 FRAMES = [{"name": "forward", "filename": "/home/me/train.py", "line": 30}]
 NAMES = ("all_reduce", "_all_gather_base", "all_reduce", "all_reduce", "reduce_scatter_tensor", "all_reduce")

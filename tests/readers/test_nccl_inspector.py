@@ -18,8 +18,8 @@ from rankscope.analysis.questions import QUESTIONS
 from rankscope.errors import RankError, RankscopeError, ReadError
 from rankscope.readers import find_reader, identities, looks_like_a_trace
 from rankscope.readers.nccl import inspector
-from rankscope.store.ingest import ingest
-from rankscope.store.run import Run
+from rankscope.timeline.reading import ingest
+from rankscope.timeline.run import Run
 
 LATE_US = 300
 

@@ -13,8 +13,8 @@ from rankscope.analysis.health.contents import understood
 from rankscope.analysis.questions import QUESTIONS
 from rankscope.errors import RankError
 from rankscope.readers import find_reader, looks_like_a_trace
-from rankscope.store.ingest import ingest
-from rankscope.store.run import Run
+from rankscope.timeline.reading import ingest
+from rankscope.timeline.run import Run
 
 LATE_US = 200
 SMALL = "0xbeef"

@@ -11,8 +11,8 @@ from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.questions import QUESTIONS
 from rankscope.errors import RankError, ReadError
 from rankscope.readers import find_reader, identities, looks_like_a_trace
-from rankscope.store.ingest import ingest
-from rankscope.store.run import Run
+from rankscope.timeline.reading import ingest
+from rankscope.timeline.run import Run
 
 ROWS = [
     ("AllReduce", "4-5GB", 678.263, 9498.47),

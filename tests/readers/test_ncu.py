@@ -24,8 +24,9 @@ from rankscope.analysis.efficiency.ncu_metrics import measured_kernels, roofline
 from rankscope.capture.ncu_selection import BY_SIZE, Selection
 from rankscope.errors import ReadError
 from rankscope.readers.ncu.csv_pages import base_value
-from rankscope.store.ingest import Options, ingest
-from rankscope.store.run import Run
+from rankscope.store.ingest import Options
+from rankscope.timeline.reading import ingest
+from rankscope.timeline.run import Run
 
 pytestmark = pytest.mark.usefixtures("without_workers")
 

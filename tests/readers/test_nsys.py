@@ -27,8 +27,9 @@ from rankscope.cli import main
 from rankscope.errors import NotATraceError, RankError, ReadError
 from rankscope.model import EVENTS
 from rankscope.readers.nsys.reader import NSYS
-from rankscope.store.ingest import Options, Watch, ingest
-from rankscope.store.run import Run, open_run
+from rankscope.store.ingest import Options, Watch
+from rankscope.timeline.reading import ingest
+from rankscope.timeline.run import Run, open_run
 
 pytestmark = pytest.mark.usefixtures("without_workers")
 

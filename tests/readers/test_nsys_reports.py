@@ -17,9 +17,9 @@ from rankscope.readers import find_reader
 from rankscope.readers.nsys.reader import NSYS
 from rankscope.readers.nsys.report import NSYS_REPORT, exported
 from rankscope.readers.nsys.scrub import scrub
-from rankscope.store.ingest import ingest
 from rankscope.store.layout import find_sources
-from rankscope.store.run import Run
+from rankscope.timeline.reading import ingest
+from rankscope.timeline.run import Run
 
 SECRET = "hunter2-very-secret"
 

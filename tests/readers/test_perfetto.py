@@ -25,7 +25,7 @@ from rankscope.readers import find_reader
 from rankscope.readers.base import ReadReport
 from rankscope.readers.perfetto import packet_stream, reader
 from rankscope.readers.perfetto.decoder import Index, Plan, Rewriter, cut
-from rankscope.store.run import Run
+from rankscope.timeline.run import Run
 from rankscope.views.export.files import write_trace
 from rankscope.views.export.protobuf import blob, double, number, text, varint
 

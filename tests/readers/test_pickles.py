@@ -16,7 +16,7 @@ from rankscope.errors import NotATraceError, ReadError
 from rankscope.readers import find_reader
 from rankscope.readers.pickled_tree import read_tree
 from rankscope.readers.safe_pickle import Budget, load_plain
-from rankscope.store.ingest import ingest
+from rankscope.timeline.reading import ingest
 
 SNAPSHOT: dict[str, Any] = {"segments": [], "device_traces": [[]], "allocator_settings": {}}
 

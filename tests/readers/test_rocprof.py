@@ -23,7 +23,7 @@ from rankscope.errors import NotATraceError, RankscopeError, ReadError
 from rankscope.readers import find_reader, identities, open_part
 from rankscope.readers.base import ReadReport
 from rankscope.readers.rocprof import tool_json as rocprof_json
-from rankscope.store.run import Run
+from rankscope.timeline.run import Run
 from rocprof_files import (
     HIP,
     HSA,

@@ -13,7 +13,7 @@ from conftest import open_trace
 from rankscope import native
 from rankscope.readers import find_reader
 from rankscope.readers.xla import trace_json
-from rankscope.store.run import Run
+from rankscope.timeline.run import Run
 from xspace_files import GATHER, HLO
 
 HOST, GPU, TPU = 701, 1, 2

@@ -21,8 +21,8 @@ from rankscope.errors import RankscopeError
 from rankscope.readers import find_reader
 from rankscope.readers.xla import planes as xla_planes
 from rankscope.readers.xla.xplane import XPLANE
-from rankscope.store.ingest import ingest
-from rankscope.store.run import Run
+from rankscope.timeline.reading import ingest
+from rankscope.timeline.run import Run
 from xspace_files import (
     US,
     PlaneFile,

@@ -18,10 +18,11 @@ from conftest import slice_event, write_kineto
 from rankscope.errors import StoreError
 from rankscope.store import layout, rollups
 from rankscope.store.checksums import read_checked_json, write_checked_json, write_checked_text
-from rankscope.store.collectives import kept as collectives
-from rankscope.store.ingest import Options, Watch, ingest
+from rankscope.store.ingest import Options, Watch
 from rankscope.store.layout import Index
-from rankscope.store.run import Run, open_run
+from rankscope.timeline.collectives import kept as collectives
+from rankscope.timeline.reading import ingest
+from rankscope.timeline.run import Run, open_run
 
 
 def write_run(folder: Path, ranks: int = 2) -> Path:

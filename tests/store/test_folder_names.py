@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from conftest import slice_event, write_kineto
 from rankscope.model import FURTHER_TABLES, TABLES
-from rankscope.store.ingest import ingest
-from rankscope.store.run import Run
+from rankscope.timeline.reading import ingest
+from rankscope.timeline.run import Run
 
 FOLDERS = {
     "columns": b"name=gpt/step=100/rank=7/part=5/segment=3/rank=8",

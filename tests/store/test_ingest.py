@@ -27,10 +27,11 @@ from rankscope.readers.nsys.reader import NSYS
 from rankscope.readers.nsys.report import NSYS_REPORT
 from rankscope.store import pool
 from rankscope.store.checksums import read_checked_json, write_checked_json
-from rankscope.store.ingest import Options, Watch, ingest
+from rankscope.store.ingest import Options, Watch
 from rankscope.store.layout import Index, find_sources
 from rankscope.store.rank_assignment import assign
-from rankscope.store.run import Run
+from rankscope.timeline.reading import ingest
+from rankscope.timeline.run import Run
 
 
 def trace(
@@ -311,7 +312,7 @@ def test_no_permission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 OPENED_BY_ANOTHER_USER = """
 import encodings.utf_8_sig, os, sys
 from pathlib import Path
-from rankscope.store.run import open_run
+from rankscope.timeline.run import open_run
 from rankscope.store.ingest import Watch
 warm, *runs = map(Path, sys.argv[1:])
 nobody = 65534
@@ -480,13 +481,12 @@ def test_a_worker_that_dies_takes_only_its_own_file(tmp_path: Path, monkeypatch:
     killer = tmp_path / "site" / "sitecustomize.py"
     killer.parent.mkdir()
     killer.write_text(
-        "import sys, os, signal\n"
-        "class Input:\n"
-        "    def __iter__(self):\n"
-        "        for task in sys.__stdin__:\n"
-        "            if 'rank-1' in task: os.kill(os.getpid(), signal.SIGKILL)\n"
-        "            yield task\n"
-        "if 'rankscope.store.worker' in sys.orig_argv: sys.stdin = Input()\n"
+        "import sys, os, pickle, signal\n"
+        "def load(file, load=pickle.load):\n"
+        "    task = load(file)\n"
+        "    if 'rank-1' in getattr(task, 'path', ''): os.kill(os.getpid(), signal.SIGKILL)\n"
+        "    return task\n"
+        "if 'rankscope.store.worker' in sys.orig_argv: pickle.load = load\n"
     )
     monkeypatch.setenv("PYTHONPATH", str(killer.parent))
     monkeypatch.setattr(pool, "_SMALL_BYTES", 0)  # files this small are not given to workers

@@ -15,8 +15,8 @@ from conftest import slice_event, write_kineto
 from rankscope.cli import main
 from rankscope.errors import StoreError
 from rankscope.store import incoming, layout
-from rankscope.store.ingest import ingest
-from rankscope.store.run import open_run
+from rankscope.timeline.reading import ingest
+from rankscope.timeline.run import open_run
 
 
 @pytest.fixture(scope="module")

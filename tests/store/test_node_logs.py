@@ -14,9 +14,10 @@ import pytest
 from gpu_logs import SECOND, Sample, dmon, evenly, prometheus, query_csv, write
 from rankscope.errors import RankError, ReadError
 from rankscope.readers.base import LOCAL, TIME_OF_DAY, UNIX, LoggedDevice, NodeLog, NodePart
-from rankscope.store.ingest import Options, Watch, ingest
+from rankscope.store.ingest import Options, Watch
 from rankscope.store.node_logs import shift_ns
-from rankscope.store.run import Run
+from rankscope.timeline.reading import ingest
+from rankscope.timeline.run import Run
 
 START = 1_794_701_458 * SECOND
 HOUR = 3600 * SECOND

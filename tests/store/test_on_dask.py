@@ -15,12 +15,14 @@ from conftest import slice_event, write_kineto
 from rankscope.cli import main
 from rankscope.errors import MissingPackageError, ReadError, RemoteError, UsageError
 from rankscope.jobs.scheduler import State
-from rankscope.store import pool, segment
+from rankscope.store import pool
 from rankscope.store.on_dask import clusters
 from rankscope.store.on_dask.batch_jobs import BatchJobs
 from rankscope.store.on_dask.place import Place, parse_place
 from rankscope.store.on_dask.worker_task import Memory, read_on_worker
 from rankscope.store.worker import Task
+from rankscope.timeline import segment
+from rankscope.timeline.reading import read_trace
 from rankscope.version import __version__
 
 needs_dask = pytest.mark.skipif(
@@ -241,9 +243,9 @@ def test_only_what_another_worker_may_read_is_tried_again(
     trace = write_kineto(tmp_path / "rank-0.json", [slice_event("op", 1000.0, 5.0)])
     broken = tmp_path / "rank-1.json"
     broken.write_text("no trace")
-    result = read_on_worker(Task(str(trace), str(tmp_path / "result"), 1), __version__, {})
+    result = read_on_worker(Task(read_trace, str(trace), str(tmp_path / "result"), 1), __version__, {})
     assert isinstance(result, dict) and result["events"] == 1
-    failed = read_on_worker(Task(str(broken), str(tmp_path / "none"), 1), __version__, {})
+    failed = read_on_worker(Task(read_trace, str(broken), str(tmp_path / "none"), 1), __version__, {})
     assert isinstance(failed, ReadError)
 
     def stale(*_: Any) -> None:
@@ -251,13 +253,13 @@ def test_only_what_another_worker_may_read_is_tried_again(
 
     monkeypatch.setattr(segment, "build_segment", stale)
     with pytest.raises(ReadError):
-        read_on_worker(Task(str(trace), str(tmp_path / "other"), 1), __version__, {})
+        read_on_worker(Task(read_trace, str(trace), str(tmp_path / "other"), 1), __version__, {})
 
 
 @pytest.mark.usefixtures("on_worker")
 def test_a_worker_that_cannot_do_any_task_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket, "gethostname", lambda: "node7")
-    task = Task("/run/rank-0.json", str(tmp_path / "not shared" / "result"), 1)
+    task = Task(read_trace, "/run/rank-0.json", str(tmp_path / "not shared" / "result"), 1)
     with pytest.raises(RemoteError, match="the Dask worker on node7 does not see"):
         read_on_worker(task, __version__, {})
     with pytest.raises(RemoteError, match=f"has rankscope {__version__}, and this is 0.0.1"):

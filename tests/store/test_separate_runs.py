@@ -16,7 +16,7 @@ from rankscope.cli import main
 from rankscope.errors import MixedRunsError
 from rankscope.store.ingest import Ingested
 from rankscope.store.layout import Index, SegmentEntry
-from rankscope.store.run import Run, open_run
+from rankscope.timeline.run import Run, open_run
 
 NOON = 1_760_000_000 * 10**9
 MINUTE = 60 * 10**9

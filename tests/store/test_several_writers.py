@@ -18,12 +18,14 @@ from conftest import slice_event, write_kineto
 from rankscope import errors
 from rankscope.errors import NotATraceError, RankscopeError
 from rankscope.readers.kineto.reader import KinetoReader
-from rankscope.store import incoming, pool, segment
+from rankscope.store import incoming, pool
 from rankscope.store.incoming import incoming_folder
-from rankscope.store.ingest import Watch, ingest
+from rankscope.store.ingest import Watch
 from rankscope.store.layout import Index
-from rankscope.store.run import Run
 from rankscope.store.worker import Outcome, Task, error_from_json, error_to_json, perform
+from rankscope.timeline import segment
+from rankscope.timeline.reading import ingest, read_trace
+from rankscope.timeline.run import Run
 
 
 def write_rank(folder: Path, rank: int, events: int = 3) -> Path:
@@ -98,7 +100,7 @@ def test_the_attempt_that_finishes_first_counts(tmp_path: Path, monkeypatch: pyt
     """A cluster gives the task of a worker that it takes for dead to another one: both may finish."""
     trace = write_rank(tmp_path, 0)
     with incoming_folder(tmp_path) as folder:
-        task = Task(str(trace), str(folder / "result"), threads=1)
+        task = Task(read_trace, str(trace), str(folder / "result"), threads=1)
         build = segment.build_segment
         outcomes: list[Outcome] = []
 

@@ -12,8 +12,9 @@ from conftest import DATA, kernel_event, open_trace, slice_event, write_kineto
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.findings import collect
 from rankscope.errors import UsageError
-from rankscope.store.ingest import Options, ingest
-from rankscope.store.run import Run
+from rankscope.store.ingest import Options
+from rankscope.timeline.reading import ingest
+from rankscope.timeline.run import Run
 from rankscope.viewer.answers import Route
 from rankscope.viewer.rank_tracks import rank_tracks
 from rankscope.viewer.session import Session

@@ -26,8 +26,9 @@ from rankscope.analysis.core.scope import Scope
 from rankscope.bench.synthetic import Plan, write
 from rankscope.cli import main
 from rankscope.remote.tunnel import free_port
-from rankscope.store.ingest import Options, ingest
-from rankscope.store.run import Run
+from rankscope.store.ingest import Options
+from rankscope.timeline.reading import ingest
+from rankscope.timeline.run import Run
 from rankscope.viewer.address import Address
 from rankscope.viewer.counters import _highest
 from rankscope.viewer.perfetto_server import ORIGIN, PerfettoServer

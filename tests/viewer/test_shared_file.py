@@ -14,7 +14,7 @@ import pytest
 
 from conftest import DATA
 from rankscope.cli import main
-from rankscope.store.run import open_run
+from rankscope.timeline.run import open_run
 from rankscope.viewer import shared_file
 from viewer_server import Screen, Viewer
 

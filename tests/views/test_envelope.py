@@ -16,9 +16,10 @@ from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.evidence import evidence_id, looked_up, parse_evidence
 from rankscope.cli import main
 from rankscope.errors import UsageError
-from rankscope.store.ingest import Options, ingest
-from rankscope.store.run import Run
+from rankscope.store.ingest import Options
 from rankscope.text.run_words import RunWords
+from rankscope.timeline.reading import ingest
+from rankscope.timeline.run import Run
 from rankscope.views.envelope import Question, definition_page, envelope, outcome
 
 HERE = Question({"RUN": RunWords("runs/a", "--steps 3:5")})

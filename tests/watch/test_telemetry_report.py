@@ -12,7 +12,7 @@ from conftest import DATA
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.health.telemetry import telemetry, telemetry_in
 from rankscope.cli import main
-from rankscope.store.run import open_run
+from rankscope.timeline.run import open_run
 from rankscope.watch.alarms import COMPUTE, HOST, SLOW_RANK, SPIKE
 from rankscope.watch.history import alarms_over
 from simulated_telemetry import Fault, Job, write_rings

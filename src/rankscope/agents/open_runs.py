@@ -13,9 +13,9 @@ from rankscope.errors import UsageError
 from rankscope.host import usable_cores
 from rankscope.store.ingest import Watch
 from rankscope.store.layout import INDEX_FILE, no_such_path
-from rankscope.store.run import Run, open_run
 from rankscope.text.run_words import Runs, RunWords, shell_words
 from rankscope.text.spelling import did_you_mean
+from rankscope.timeline.run import Run, open_run
 from rankscope.viewer.sql_process import SqlProcess
 
 _MOST_OPEN = 8

@@ -18,8 +18,8 @@ from rankscope.analysis.core.result import Fact, Result
 from rankscope.analysis.core.scope import Scope
 from rankscope.errors import UsageError
 from rankscope.records import dataclass
-from rankscope.store.run import Run
 from rankscope.text.json_values import plain
+from rankscope.timeline.run import Run
 
 _ID = re.compile(r"([a-z]+)(?::([a-z_+]+):([0-9a-f]{8}))?")
 

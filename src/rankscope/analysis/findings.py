@@ -10,7 +10,7 @@ from rankscope.analysis.core.result import SEVERITIES, Column, Found, Result, Un
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.critical_path.costs import with_costs
 from rankscope.analysis.questions import QUESTIONS
-from rankscope.store.run import Run
+from rankscope.timeline.run import Run
 
 NOTHING_FOUND = "No findings (-r findings lists the reports that were checked)"
 

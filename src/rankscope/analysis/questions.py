@@ -36,7 +36,7 @@ from rankscope.analysis.within_rank.phases import phases
 from rankscope.analysis.within_rank.profiler_overhead import overhead
 from rankscope.analysis.within_rank.short_kernels import short
 from rankscope.analysis.within_rank.syncs import syncs
-from rankscope.store.run import Run
+from rankscope.timeline.run import Run
 
 TOPICS = {
     "Where time goes": (

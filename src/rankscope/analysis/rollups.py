@@ -14,8 +14,8 @@ from rankscope.ranges import as_ranges
 from rankscope.store.ingest import Ingested
 from rankscope.store.layout import Index
 from rankscope.store.pool import run_calls
-from rankscope.store.run import Run
 from rankscope.store.worker import Call
+from rankscope.timeline.run import Run
 
 
 def keep_rollups(
@@ -32,8 +32,7 @@ def keep_rollups(
         run.made_from(rank)  # measures the clocks where that needs them, once and not in every process
     calls = {
         tuple(chunk): Call(
-            __name__,
-            make_in_store.__name__,
+            make_in_store,
             {"store": str(run.store), "ranks": chunk},
             f"the rollups of ranks {as_ranges(chunk)}",
         )

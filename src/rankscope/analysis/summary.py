@@ -20,7 +20,7 @@ from rankscope.analysis.findings import NOTHING_FOUND, collect
 from rankscope.analysis.health.contents import contents
 from rankscope.analysis.health.doubts import doubts
 from rankscope.analysis.questions import QUESTIONS
-from rankscope.store.run import Run
+from rankscope.timeline.run import Run
 from rankscope.units import format_ns
 
 COLUMNS = (

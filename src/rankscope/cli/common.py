@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rankscope.analysis.core.scope import Scope
     from rankscope.store.ingest import Ingested, Options, Watch
     from rankscope.store.on_dask.place import Place
-    from rankscope.store.run import Run
+    from rankscope.timeline.run import Run
 
 _QUIET_SECONDS = 2.0
 """No progress is shown before."""
@@ -194,7 +194,7 @@ def open_run(args: argparse.Namespace, comm_patterns: tuple[str, ...] = (), pref
     """
     use_tools(args)
     _import_numpy_with_one_thread()
-    from rankscope.store import run as runs
+    from rankscope.timeline import run as runs
 
     started = time.monotonic()
     run = runs.open_run(
@@ -275,6 +275,7 @@ def expect_reading(args: argparse.Namespace) -> None:
             return
         from rankscope.readers import looks_like_a_trace
         from rankscope.store.pool import need_no_worker, start_early
+        from rankscope.timeline.reading import load_modules
 
         files = [file for path in paths for file in (path.iterdir() if path.is_dir() else [path])]
         if need_no_worker([file for file in files if file.is_file() and looks_like_a_trace(file)]):
@@ -282,7 +283,7 @@ def expect_reading(args: argparse.Namespace) -> None:
     except OSError:  # what may not be looked at is explained when it is read
         return
     use_tools(args)
-    start_early()
+    start_early(load_modules)
 
 
 def use_tools(args: argparse.Namespace) -> None:
@@ -317,8 +318,8 @@ def show(text: str) -> None:
 def read(paths: list[Path], options: Options, args: argparse.Namespace) -> Ingested:
     """Update a store, showing progress."""
     _import_numpy_with_one_thread()
-    from rankscope.store.ingest import ingest
-    from rankscope.store.run import Run
+    from rankscope.timeline.reading import ingest
+    from rankscope.timeline.run import Run
 
     started = time.monotonic()
     ingested = ingest(paths, options, watch(args.quiet))

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from rankscope.analysis.core.result import Result, Row
-    from rankscope.store.run import Run
+    from rankscope.timeline.run import Run
     from rankscope.views.envelope import Question
 
 DESCRIPTION = """\

@@ -22,7 +22,7 @@ from rankscope.errors import UsageError
 
 if TYPE_CHECKING:
     from rankscope.analysis.core.scope import Scope
-    from rankscope.store.run import Run
+    from rankscope.timeline.run import Run
 
 EXAMPLES = """\
 examples:

@@ -55,8 +55,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     from rankscope.store.ingest import Options
-    from rankscope.store.run import Run
     from rankscope.store.separate_runs import refuse_mixed
+    from rankscope.timeline.run import Run
 
     ranks = dict(_given_rank(text) for text in args.rank)
     paths = args.run + [path for path in ranks if not any(_holds(run, path) for run in args.run)]

@@ -24,7 +24,7 @@ from rankscope.errors import UsageError
 from rankscope.text.run_words import shell_word, shell_words
 
 if TYPE_CHECKING:
-    from rankscope.store.run import Run
+    from rankscope.timeline.run import Run
 
 EXAMPLES = """\
 examples:

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from rankscope.analysis.core.report import Report
     from rankscope.analysis.core.result import Result
     from rankscope.analysis.core.scope import Scope
-    from rankscope.store.run import Run
     from rankscope.text.run_words import Runs
+    from rankscope.timeline.run import Run
 
 EXAMPLES = """\
 examples:

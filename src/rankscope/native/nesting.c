@@ -1,4 +1,4 @@
-/* Rows and parents of slices on their tracks: what rankscope.store.nesting does with numpy, in one pass. */
+/* Rows and parents of slices on their tracks: what rankscope.timeline.nesting does with numpy, in one pass. */
 #include "native.h"
 
 #define NONE (-1)

@@ -53,7 +53,7 @@ from rankscope.store.rank_assignment import (
     refuse_overlaps,
 )
 from rankscope.store.side_by_side import side_by_side
-from rankscope.store.worker import Outcome, Task
+from rankscope.store.worker import Build, Outcome, Task
 
 Say = Callable[[str], None]
 
@@ -132,10 +132,12 @@ class _Plan:
     """The raw files are elsewhere or gone: nothing is read but what is damaged."""
 
 
-def ingest(paths: Sequence[Path], options: Options | None = None, watch: Watch | None = None) -> Ingested:
+def ingest(
+    paths: Sequence[Path], build: Build, options: Options | None = None, watch: Watch | None = None
+) -> Ingested:
     """Bring the store of these traces up to date and return it. Unchanged files are not read again.
 
-    Segments whose tables are damaged are read again from the raw files.
+    `build` reads one file. Segments whose tables are damaged are read again from the raw files.
     """
     options, watch = options or Options(), watch or Watch()
     paths = [_with_traces(path.resolve(), watch.say) for path in paths]
@@ -157,7 +159,7 @@ def ingest(paths: Sequence[Path], options: Options | None = None, watch: Watch |
         watch.say(f"{copy.name} is not read: {path.name} beside it is the same trace")
     _report_of_no_rank(plan, watch.say)
     with _writing(plan.store), incoming_folder(plan.store) as incoming:
-        update = _Update(plan, kept, wanted, incoming, lock)
+        update = _Update(plan, build, kept, wanted, incoming, lock)
         while True:
             update.read(options, watch)
             update.read_logs(options, watch)
@@ -177,6 +179,7 @@ class _Update:
     """What is done to a store: what it keeps, what is to be read, and what has been read."""
 
     plan: _Plan
+    build: Build
     kept: list[SegmentEntry]
     wanted: list[Assignment]
     incoming: Path
@@ -197,7 +200,9 @@ class _Update:
         """Read what is wanted. If that is interrupted, what was read is listed, and the next call continues there."""
         listed = time.monotonic()
         try:
-            with closing(_read(self.incoming, self.wanted, self.plan.companions, options, watch)) as outcomes:
+            with closing(
+                _read(self.incoming, self.build, self.wanted, self.plan.companions, options, watch)
+            ) as outcomes:
                 for place, outcome in outcomes:
                     self.built[place] = outcome
                     if time.monotonic() - listed > _LISTED_EVERY_S:
@@ -454,7 +459,7 @@ def _report_assumed_rank(wanted: list[Assignment], say: Say) -> None:
 def _report_of_no_rank(plan: _Plan, say: Say) -> None:
     if not plan.of_no_rank:
         return
-    from rankscope.store.companions import kind_of  # late: few runs have such files
+    from rankscope.store.sidecar_kinds import kind_of  # late: few runs have such files
 
     found = []
     for path in plan.of_no_rank:
@@ -493,6 +498,7 @@ def _report_unused(fresh: list[SegmentEntry], say: Say) -> None:
 
 def _read(
     incoming: Path,
+    build: Build,
     wanted: list[Assignment],
     companions: Mapping[int, tuple[Path, ...]],
     options: Options,
@@ -507,6 +513,7 @@ def _read(
         threads = 1  # the cores of other machines are shared by the number of their workers
     tasks = {
         place: Task(
+            build,
             str(place.path),
             str(incoming / unique_name()),
             threads,

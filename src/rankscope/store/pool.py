@@ -6,6 +6,7 @@ import atexit
 import contextlib
 import json
 import os
+import pickle
 import selectors
 import signal
 import subprocess
@@ -54,10 +55,11 @@ def run_calls(calls: Mapping[Key, Call], jobs: int) -> Iterator[tuple[Key, Outco
 _started: list[_Worker[Any]] = []
 
 
-def start_early() -> None:
+def start_early(load_modules: Callable[[], None]) -> None:
     """Start a worker before the first task is known, so that it loads its modules in the meantime."""
     if not _started:
         _started.append(_Worker())
+        _started[0].load(load_modules)
         atexit.register(_end_unused)
 
 
@@ -143,11 +145,15 @@ class _Worker(Generic[Key]):
         self._pending = b""
         self.alive = True
 
+    def load(self, load_modules: Callable[[], None]) -> None:
+        with contextlib.suppress(BrokenPipeError):
+            self._input.write(pickle.dumps(load_modules))
+
     def begin(self, key: Key, task: Task | Call) -> None:
         self.key, self._task = key, task
         self._pending = b""
         with contextlib.suppress(BrokenPipeError):  # the worker has died; reading its output reports it
-            self._input.write(task.to_json().encode() + b"\n")
+            self._input.write(pickle.dumps(task))
 
     def receive(self, advance: Callable[[Key, int, str], None]) -> Outcome | None:
         """Read the reports that have arrived: pass on progress, return the outcome of the task if it is there."""

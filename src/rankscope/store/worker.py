@@ -1,20 +1,20 @@
 """A process that reads files or computes: `python -m rankscope.store.worker`, tasks on stdin, reports on stdout.
 
 A process per file keeps their memory apart and uses every core; a crash or the out-of-memory killer costs one file
-and not the run. A task is one line of JSON, a file to read or a function to call; reports are lines {"read", "doing"},
-then {"done"} or {"error"}.
+and not the run. A task is pickled: a file to read, a function to call, or a function that loads modules; reports are
+lines of JSON, {"read", "doing"}, then {"done"} or {"error"}.
 """
 
 from __future__ import annotations
 
 import errno
 import json
+import pickle
 import shutil
 import sys
-from dataclasses import asdict
-from importlib import import_module
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rankscope import errors
 from rankscope.errors import RankscopeError
@@ -25,9 +25,10 @@ from rankscope.store.checksums import read_checked_json
 from rankscope.store.incoming import in_use
 from rankscope.store.layout import SEGMENT_FILE
 
-if TYPE_CHECKING:
-    from rankscope.store.segment import Progress
-
+Progress = Callable[[int, str], None]
+"""Called with the bytes of the file read so far and the current activity."""
+Build = Callable[[Path, Path, int, Progress, str, str, "tuple[Path, ...]"], "dict[str, Any]"]
+"""Reads a file, or a part of it, into an empty folder, with the files that may add to it; returns segment.json."""
 Outcome = dict[str, Any] | RankscopeError
 """The content of segment.json or the result of a function, or the error that prevented it."""
 
@@ -36,6 +37,7 @@ Outcome = dict[str, Any] | RankscopeError
 class Task:
     """One file, or one rank's part of it, to read into a folder."""
 
+    build: Build
     path: str
     folder: str
     """Where the finished segment goes; nothing is there before."""
@@ -52,38 +54,27 @@ class Task:
         """What a message about its failure names."""
         return self.path
 
-    def to_json(self) -> str:
-        return json.dumps(asdict(self))
-
 
 @dataclass(frozen=True)
 class Call:
-    """A function of a package above this one, to be called in a worker process."""
+    """A function to be called in a worker process."""
 
-    module: str
-    function: str
+    function: Callable[..., dict[str, Any]]
+    """Returns JSON values."""
     arguments: dict[str, Any]
-    """As JSON values. The function returns one too, a dictionary."""
     subject: str
-
-    def to_json(self) -> str:
-        return json.dumps(asdict(self))
 
 
 def call(task: Call) -> Outcome:
     """Call it; its result, or the error that it raises."""
     try:
-        result: dict[str, Any] = getattr(import_module(task.module), task.function)(**task.arguments)
-        return result
+        return task.function(**task.arguments)
     except RankscopeError as error:
         return error
 
 
 def perform(task: Task, progress: Progress) -> Outcome:
     """Read one file."""
-    # Late: imports numpy, which a command that starts workers does not need itself.
-    from rankscope.store.segment import build_segment
-
     source, folder = Path(task.path), Path(task.folder)
     try:
         with one_file(source), in_use(folder.parent):
@@ -94,7 +85,7 @@ def perform(task: Task, progress: Progress) -> Outcome:
             attempt = folder.with_name(unique_name())
             make_private_folder(attempt)
             companions = tuple(map(Path, task.companions))
-            manifest = build_segment(
+            manifest = task.build(
                 source, attempt, task.threads, progress, task.part, task.rank_source, companions
             )
             _finish(attempt, folder)
@@ -128,15 +119,19 @@ def _report(**fields: Any) -> None:
     sys.stdout.flush()
 
 
-def _perform_tasks() -> None:
-    import rankscope.store.segment  # noqa: F401 - loaded before the first task arrives
-
-    for line in sys.stdin:
-        fields = json.loads(line)
-        if "module" in fields:
-            outcome = call(Call(**fields))
+def perform_tasks() -> None:
+    while True:
+        try:
+            task = pickle.load(sys.stdin.buffer)
+        except EOFError:
+            return
+        if isinstance(task, Call):
+            outcome = call(task)
+        elif isinstance(task, Task):
+            outcome = perform(task, lambda read, doing: _report(read=read, doing=doing))
         else:
-            outcome = perform(Task(**fields), lambda read, doing: _report(read=read, doing=doing))
+            task()
+            continue
         if isinstance(outcome, RankscopeError):
             _report(error=error_to_json(outcome))
         else:
@@ -144,4 +139,7 @@ def _perform_tasks() -> None:
 
 
 if __name__ == "__main__":
-    _perform_tasks()
+    # Under its own name: what is unpickled is of that module, not of __main__.
+    from rankscope.store.worker import perform_tasks
+
+    perform_tasks()

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from rankscope.analysis.core.collective_waits import waits
 from rankscope.collective_kinds import KINDS as COLLECTIVE_KINDS
 from rankscope.store.arrays import NONE
-from rankscope.store.run import Run
+from rankscope.timeline.run import Run
 from rankscope.viewer.lanes import KINDS, Lanes
 from rankscope.viewer.level_of_detail import Ints, build_pyramid
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from rankscope.ranges import as_ranges
 from rankscope.store.arrays import Ints
-from rankscope.store.run import Run
+from rankscope.timeline.run import Run
 from rankscope.viewer.answers import Answer, Route, integer
 from rankscope.viewer.session import Session
 

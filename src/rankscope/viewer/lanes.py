@@ -20,7 +20,7 @@ from rankscope.files import make_private_folder, unique_name
 from rankscope.model import HOST_COLLECTIVE_PATTERN, LAUNCH_CATEGORIES, SYNC_CALL_PATTERN
 from rankscope.sql import sql_texts
 from rankscope.store.layout import SegmentEntry, can_write
-from rankscope.store.run import Run
+from rankscope.timeline.run import Run
 from rankscope.viewer.level_of_detail import Indices, Ints, buckets, build_pyramid
 
 FOLDER = "lod"

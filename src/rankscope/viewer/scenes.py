@@ -16,7 +16,7 @@ from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.within_rank.breakdown import breakdown
 from rankscope.sql import sql_texts
 from rankscope.store.arrays import NONE
-from rankscope.store.run import Run
+from rankscope.timeline.run import Run
 from rankscope.viewer.collective_peers import describe_match
 from rankscope.viewer.session import Session
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from rankscope.store.run import Run
+from rankscope.timeline.run import Run
 from rankscope.viewer.answers import Answer, Route, integer
 from rankscope.viewer.session import Session
 

@@ -22,9 +22,9 @@ from typing import IO, Any
 
 from rankscope.errors import QueryError
 from rankscope.host import physical_memory_bytes
-from rankscope.store.confined_sql import ConfinedSql
 from rankscope.store.plain_folder import PlainFolder
 from rankscope.text.json_values import plain
+from rankscope.timeline.confined_sql import ConfinedSql
 from rankscope.units import format_bytes
 
 MOST_ROWS = 1000

@@ -9,7 +9,7 @@ from typing import Any
 
 from rankscope.errors import RankscopeError, UsageError
 from rankscope.store.ingest import Options, Watch
-from rankscope.store.run import ALL_TOOLS, Run, open_run
+from rankscope.timeline.run import ALL_TOOLS, Run, open_run
 from rankscope.viewer import (
     blocks,
     collective_peers,

@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from rankscope.analysis import REPORTS
 from rankscope.analysis.core.intervals import Intervals, Ints, covered_before
-from rankscope.store.run import Run
 from rankscope.text.run_words import shell_word
+from rankscope.timeline.run import Run
 from rankscope.units import format_rounded
 from rankscope.viewer.answers import Answer, Route, integer
 from rankscope.viewer.collective_lanes import COMMUNICATION

@@ -27,7 +27,7 @@ from rankscope.analysis.core.result import Column, Result
 from rankscope.analysis.core.scope import Scope
 from rankscope.cli import main
 from rankscope.errors import RankscopeError, UsageError
-from rankscope.store.run import Run
+from rankscope.timeline.run import Run
 from rankscope.views.charts import CHARTS, Chart, NothingToDrawError, chart_of, rank_heatmap
 from rankscope.views.charts import chart as chart_module
 from rankscope.views.charts.heatmap import Row, Step, heatmap

@@ -17,8 +17,8 @@ from conftest import DATA, kernel_event, open_trace, slice_event, write_kineto
 from rankscope.analysis.core.scope import Scope
 from rankscope.bench.synthetic import Plan, write
 from rankscope.cli import main
-from rankscope.store.ingest import ingest
-from rankscope.store.run import Run
+from rankscope.timeline.reading import ingest
+from rankscope.timeline.run import Run
 from rankscope.views.export.chrome import write_chrome
 from rankscope.views.export.perfetto import write_perfetto
 from rankscope.views.export.perfetto_archive import MANIFEST_NAME, write_archive

@@ -23,8 +23,8 @@ from rankscope.analysis.findings import collect
 from rankscope.analysis.questions import QUESTIONS
 from rankscope.cli import main
 from rankscope.errors import StoreError
-from rankscope.store.ingest import ingest
-from rankscope.store.run import Run
+from rankscope.timeline.reading import ingest
+from rankscope.timeline.run import Run
 from rankscope.views.report.content import Content, Request, build
 from rankscope.views.report.definitions import definition, to_html
 from rankscope.views.report.html_report import html_page

@@ -15,7 +15,7 @@ from rankscope.analysis.core.collective_waits import Waits, waits
 from rankscope.analysis.core.intervals import Ints
 from rankscope.records import dataclass
 from rankscope.store.arrays import NONE
-from rankscope.store.run import Run
+from rankscope.timeline.run import Run
 
 WAITING = PARTS.index("waiting")
 

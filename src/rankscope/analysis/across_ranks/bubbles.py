@@ -17,7 +17,7 @@ from rankscope.analysis.core.scope import Scope
 from rankscope.records import dataclass
 from rankscope.sql import sql_text
 from rankscope.store.arrays import Mask, number_rows, unique_values
-from rankscope.store.run import Run
+from rankscope.timeline.run import Run
 from rankscope.units import format_rounded
 
 _PARTS = ("busy", "p2p", "fill", "drain", "gap")

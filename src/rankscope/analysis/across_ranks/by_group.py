@@ -18,7 +18,7 @@ from rankscope.analysis.within_rank.breakdown import COLUMNS as BREAKDOWN_COLUMN
 from rankscope.analysis.within_rank.breakdown import breakdown
 from rankscope.ranges import as_ranges
 from rankscope.records import dataclass
-from rankscope.store.run import Run
+from rankscope.timeline.run import Run
 
 KEYS = ("node", "group")
 _RANKS = Column("ranks", help="its ranks in scope")

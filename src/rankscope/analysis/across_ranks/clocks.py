@@ -7,8 +7,8 @@ from rankscope.analysis.core.result import Column, Fact, Finding, Result
 from rankscope.analysis.core.scope import Scope
 from rankscope.collective_kinds import TOGETHER
 from rankscope.ranges import as_ranges
-from rankscope.store.clocks.alignment import RankClock
-from rankscope.store.run import Run
+from rankscope.timeline.clocks.alignment import RankClock
+from rankscope.timeline.run import Run
 from rankscope.units import format_rounded
 
 COLUMNS = (

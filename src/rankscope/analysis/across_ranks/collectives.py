@@ -21,7 +21,7 @@ from rankscope.collective_kinds import KINDS, bus_factor
 from rankscope.ranges import as_ranges
 from rankscope.records import dataclass
 from rankscope.store.arrays import NONE, number_rows, unique_values
-from rankscope.store.run import Run
+from rankscope.timeline.run import Run
 from rankscope.units import format_rounded
 
 COLUMNS = (

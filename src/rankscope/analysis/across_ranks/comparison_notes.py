@@ -6,7 +6,7 @@ from rankscope.analysis.core.notes import left_out, sessions
 from rankscope.analysis.core.scope import Scope
 from rankscope.model import NCCL
 from rankscope.ranges import as_ranges
-from rankscope.store.run import Run
+from rankscope.timeline.run import Run
 
 HOW_TO_RECORD_STARTS = (
     "the Inspector records them with NCCL_INSPECTOR_DUMP_VERBOSE=1, the profiler plugin with kernel events, "

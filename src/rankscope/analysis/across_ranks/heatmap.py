@@ -35,7 +35,7 @@ from rankscope.analysis.core.step_times import recordings, windows
 from rankscope.analysis.within_rank.breakdown import sets_of
 from rankscope.ranges import as_ranges
 from rankscope.store.arrays import unique_values
-from rankscope.store.run import Run
+from rankscope.timeline.run import Run
 
 CLASSES = ("compute", "comm", "copy")
 """The classes that are drawn, in this order; the rest of the time in which a rank was recorded is idle."""

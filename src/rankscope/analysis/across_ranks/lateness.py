@@ -21,8 +21,8 @@ from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.core.step_times import mean_step_ns
 from rankscope.records import dataclass
 from rankscope.store.arrays import NONE, Ints, count_before, number_rows
-from rankscope.store.collectives.groups import Group
-from rankscope.store.run import Run
+from rankscope.timeline.collectives.groups import Group
+from rankscope.timeline.run import Run
 
 Floats = NDArray[np.float64]
 OWN = tuple(name for name in PARTS if name != "waiting")

@@ -22,9 +22,9 @@ from rankscope.analysis.core.scope import Scope
 from rankscope.collective_kinds import KINDS
 from rankscope.ranges import as_ranges
 from rankscope.store.arrays import number_rows
-from rankscope.store.collectives.groups import header_groups
-from rankscope.store.run import Run
 from rankscope.store.separate_runs import world_size_of
+from rankscope.timeline.collectives.groups import header_groups
+from rankscope.timeline.run import Run
 
 GROUP_COLUMNS = (
     Column("axis", help="pp, dp, ep, cp, tp, world or other"),

@@ -14,7 +14,7 @@ from rankscope.model import (
 )
 from rankscope.records import dataclass
 from rankscope.sql import sql_text
-from rankscope.store.run import Run
+from rankscope.timeline.run import Run
 
 _COVERS = 0.8
 """An annotation or a frame that covers this share of a gap is where the gap is."""

@@ -18,7 +18,7 @@ from rankscope.collective_kinds import bus_factor
 from rankscope.model import NCCL
 from rankscope.ranges import as_ranges
 from rankscope.sql import sql_text
-from rankscope.store.run import Run
+from rankscope.timeline.run import Run
 from rankscope.units import format_rounded
 
 COLUMNS: tuple[Column, ...] = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rankscope.store.run import Run
+from rankscope.timeline.run import Run
 
 
 def nodes(run: Run) -> dict[int, str]:

@@ -15,7 +15,7 @@ from rankscope.analysis.core.scope import Scope
 from rankscope.collective_kinds import KINDS
 from rankscope.errors import UsageError
 from rankscope.store.arrays import NONE
-from rankscope.store.run import Run
+from rankscope.timeline.run import Run
 
 _WORST = (
     Column("collective", help="its number: all ranks have the same"),

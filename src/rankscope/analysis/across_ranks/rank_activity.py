@@ -34,8 +34,8 @@ from rankscope.analysis.core.scope import Scope, steps_in_scope
 from rankscope.analysis.core.step_times import Period, periods
 from rankscope.records import dataclass
 from rankscope.store.arrays import NONE, unique_values
-from rankscope.store.collectives.entries import Collectives
-from rankscope.store.run import Run
+from rankscope.timeline.collectives.entries import Collectives
+from rankscope.timeline.run import Run
 
 _RANKS_AT_ONCE = 64
 """Bounds the memory: events are loaded for this many ranks at a time."""

@@ -10,7 +10,7 @@ from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.within_rank.gpu_state import LowClock, gpu_states, low_clock
 from rankscope.analysis.within_rank.kernel_sums import kernel_sums
 from rankscope.records import dataclass
-from rankscope.store.run import Run
+from rankscope.timeline.run import Run
 
 _LEAST_EXPLAINED, _MOST_EXPLAINED = 0.5, 1.5
 """A kernel bound by memory is slowed by less than the clock. Kernels slower by much more have another cause as well."""

@@ -22,7 +22,7 @@ from rankscope.analysis.within_rank.breakdown import sets_of, waiting_times
 from rankscope.collective_kinds import KINDS
 from rankscope.records import dataclass
 from rankscope.store.arrays import NONE
-from rankscope.store.run import Run
+from rankscope.timeline.run import Run
 
 Kind = Literal["compute", "comm", "wait", "copy", "idle"]
 

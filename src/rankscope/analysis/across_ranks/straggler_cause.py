@@ -21,7 +21,7 @@ from rankscope.ranges import as_ranges
 from rankscope.records import dataclass
 from rankscope.sql import sql_text
 from rankscope.store.arrays import NONE, unique_values
-from rankscope.store.run import Run
+from rankscope.timeline.run import Run
 from rankscope.units import format_rounded, shorten_middle
 
 _NAME_WIDTH = 60

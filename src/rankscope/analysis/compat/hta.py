@@ -15,7 +15,7 @@ import numpy as np
 from rankscope.analysis.core.intervals import Intervals, Ints, intersect, length, union
 from rankscope.analysis.core.result import Column, Result
 from rankscope.analysis.core.scope import Scope
-from rankscope.store.run import Run
+from rankscope.timeline.run import Run
 
 COLUMNS = (
     Column("rank"),

@@ -7,7 +7,7 @@ from typing import Any
 from rankscope.analysis.core.intervals import join, length, subtract, union
 from rankscope.analysis.core.result import Column, Result
 from rankscope.analysis.core.scope import Scope
-from rankscope.store.run import Run
+from rankscope.timeline.run import Run
 
 COLUMNS = (Column("type"), Column("time_ms"), Column("percent"))
 WHY = (

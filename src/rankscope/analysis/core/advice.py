@@ -7,7 +7,7 @@ from rankscope.analysis.core.rollups import kept_per_rank
 from rankscope.analysis.core.scope import Scope
 from rankscope.model import LAUNCH_CATEGORIES
 from rankscope.records import dataclass
-from rankscope.store.run import Run
+from rankscope.timeline.run import Run
 
 
 @dataclass(frozen=True)

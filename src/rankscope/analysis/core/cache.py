@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Concatenate, ParamSpec, TypeVar
 
-from rankscope.store.run import Run
+from rankscope.timeline.run import Run
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -6,7 +6,7 @@ from typing import Any
 
 from rankscope.analysis.core.scope import Scope
 from rankscope.devices import Ceilings, ceilings_of, find_device
-from rankscope.store.run import Run
+from rankscope.timeline.run import Run
 from rankscope.units import format_rounded
 
 

@@ -16,8 +16,8 @@ from rankscope.analysis.core.scope import Scope
 from rankscope.collective_kinds import KINDS, POINT_TO_POINT
 from rankscope.records import dataclass
 from rankscope.store.arrays import NONE, Ints
-from rankscope.store.collectives.entries import Collectives
-from rankscope.store.run import Run
+from rankscope.timeline.collectives.entries import Collectives
+from rankscope.timeline.run import Run
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from rankscope.analysis.core.rollups import are_worth_it, events_by_rank
 from rankscope.analysis.core.scope import Scope, steps_in_scope
 from rankscope.records import dataclass
 from rankscope.store.arrays import unique_values
-from rankscope.store.run import Run
+from rankscope.timeline.run import Run
 
 UNKNOWN = -1
 """In place of a time, an id or a text that is not in the file."""

@@ -10,7 +10,7 @@ from rankscope.analysis.core.intervals import Ints
 from rankscope.analysis.core.scope import Scope
 from rankscope.model import HOST_COLLECTIVE_PATTERN, SYNC_CALL_PATTERN, WAITING_PATTERN
 from rankscope.records import dataclass
-from rankscope.store.run import Run
+from rankscope.timeline.run import Run
 
 # Ops that only check a flag. Some builds of torch call them inside aten::mm, which does the work.
 _FLAG_CHECKS = "('aten::resolve_conj', 'aten::resolve_neg')"

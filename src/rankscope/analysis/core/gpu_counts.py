@@ -8,7 +8,7 @@ from rankscope.analysis.core.cache import once_per_run
 from rankscope.analysis.core.rollups import kept_per_rank
 from rankscope.analysis.core.scope import Scope
 from rankscope.records import dataclass
-from rankscope.store.run import Run
+from rankscope.timeline.run import Run
 
 
 class GpuCount(NamedTuple):

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from rankscope.store.run import Run
+from rankscope.timeline.run import Run
 
 
 def split_by_rank(columns: dict[str, Any], ranks: Iterable[int]) -> dict[int, dict[str, Any]]:

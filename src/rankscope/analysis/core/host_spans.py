@@ -23,9 +23,9 @@ from rankscope.model import (
     SYNC_CALL_PATTERN,
 )
 from rankscope.records import dataclass
-from rankscope.store.linking import NUMBERED_STEP, PROFILER_STEP, slice_at
-from rankscope.store.nesting import nest
-from rankscope.store.run import Run
+from rankscope.timeline.linking import NUMBERED_STEP, PROFILER_STEP, slice_at
+from rankscope.timeline.nesting import nest
+from rankscope.timeline.run import Run
 
 
 def sync_names(run: Run) -> list[str]:

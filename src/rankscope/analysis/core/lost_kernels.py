@@ -6,7 +6,7 @@ from rankscope.analysis.core.cache import once_per_run
 from rankscope.analysis.core.gpu_counts import gpu_counts
 from rankscope.analysis.core.run_steps import in_order_of_start
 from rankscope.analysis.core.scope import Scope, steps_in_scope
-from rankscope.store.run import Run
+from rankscope.timeline.run import Run
 
 _LEAST_STEPS = 2
 """So many steps without a kernel, at the end of a recording with GPU events, are no accident."""

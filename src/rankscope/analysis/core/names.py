@@ -15,7 +15,7 @@ from rankscope.analysis.core.intervals import Ints
 from rankscope.records import dataclass
 from rankscope.sql import sql_texts
 from rankscope.store.arrays import unique_values
-from rankscope.store.run import Run
+from rankscope.timeline.run import Run
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from rankscope.analysis.core.rollups import kept_per_rank
 from rankscope.analysis.core.run_steps import rank_steps
 from rankscope.analysis.core.scope import Scope
 from rankscope.records import dataclass
-from rankscope.store.collectives.loading import recording_sessions
-from rankscope.store.run import Run
+from rankscope.timeline.collectives.loading import recording_sessions
+from rankscope.timeline.run import Run
 
 NO_GPU = "no GPU events in the window; ProfilerActivity.CUDA records them (rankscope profile does by itself)"
 NO_STEPS = (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rankscope.model import ORIGINS
-from rankscope.store.run import Run
+from rankscope.timeline.run import Run
 
 NODE = "'graph replay, node ' || o.node"
 """SQL of what is said about a node of a graph whose origin is not known; `o` is its row of origins."""

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from rankscope.analysis.core.result import Result
 from rankscope.analysis.core.scope import Scope
 from rankscope.records import dataclass
-from rankscope.store.run import Run
+from rankscope.timeline.run import Run
 
 Analyse = Callable[[Run, Scope, str | None], Result]
 """An analysis of a run: its ranks and steps, and the value of --by."""

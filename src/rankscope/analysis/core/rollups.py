@@ -19,7 +19,7 @@ from rankscope.analysis.core.selection import S, Selection
 from rankscope.ranges import as_ranges
 from rankscope.records import dataclass
 from rankscope.store import rollups
-from rankscope.store.run import Run
+from rankscope.timeline.run import Run
 
 T = TypeVar("T")
 PerRank = Callable[[Run, S], dict[int, T]]

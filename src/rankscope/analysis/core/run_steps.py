@@ -11,7 +11,7 @@ from rankscope.analysis.core.intervals import Ints
 from rankscope.analysis.core.rollups import kept_per_rank
 from rankscope.analysis.core.selection import Selection
 from rankscope.records import dataclass
-from rankscope.store.run import Run
+from rankscope.timeline.run import Run
 
 Columns = dict[str, NDArray[np.int64]]
 

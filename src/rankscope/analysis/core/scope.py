@@ -14,7 +14,7 @@ from rankscope.analysis.core.selection import Selection
 from rankscope.errors import UsageError
 from rankscope.ranges import as_ranges, numbers_in, parse_ranges
 from rankscope.records import dataclass
-from rankscope.store.run import Run
+from rankscope.timeline.run import Run
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from rankscope.records import dataclass
-from rankscope.store.run import Run
+from rankscope.timeline.run import Run
 
 S = TypeVar("S", bound="Selection")
 

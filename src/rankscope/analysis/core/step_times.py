@@ -20,7 +20,7 @@ from rankscope.analysis.core.run_steps import all_steps, in_order_of_start
 from rankscope.analysis.core.scope import Scope, steps_in_scope
 from rankscope.model import TIMELINE_FORMATS
 from rankscope.records import dataclass
-from rankscope.store.run import Run
+from rankscope.timeline.run import Run
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from rankscope.analysis.core.step_times import step_count
 from rankscope.analysis.critical_path.savings import replay_for_costs, scenario_of
 from rankscope.analysis.critical_path.scenarios import Scenario
 from rankscope.analysis.within_rank.breakdown import breakdown
-from rankscope.store.run import Run
+from rankscope.timeline.run import Run
 from rankscope.units import format_rounded
 
 _PART_OF: dict[Change, str] = {

@@ -15,7 +15,7 @@ from rankscope.analysis.core.rollups import part_of
 from rankscope.analysis.critical_path.graph.nodes import NONE, Graph
 from rankscope.analysis.critical_path.path import PATH_CLASSES, CriticalPath
 from rankscope.store.arrays import unique_values
-from rankscope.store.run import Run
+from rankscope.timeline.run import Run
 
 
 def host_labels(run: Run, graph: Graph, path: CriticalPath) -> tuple[list[str], Ints]:

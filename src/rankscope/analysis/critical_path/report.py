@@ -22,7 +22,7 @@ from rankscope.analysis.critical_path.reduced.path import reduced_path
 from rankscope.analysis.critical_path.reduced.run_graph import ReducedGraph, reduced_graph
 from rankscope.analysis.critical_path.savings import REDUCED, is_large
 from rankscope.store.arrays import number_rows
-from rankscope.store.run import Run
+from rankscope.timeline.run import Run
 from rankscope.units import format_rounded
 
 COLUMNS = (

@@ -22,7 +22,7 @@ from rankscope.analysis.critical_path.replay import Durations, Player, Times, re
 from rankscope.analysis.critical_path.scenarios import Scenario
 from rankscope.records import dataclass
 from rankscope.store.arrays import number_rows
-from rankscope.store.run import Run
+from rankscope.timeline.run import Run
 
 MOST_EVENTS = 30_000
 """GPU events that a replay for the costs of findings covers: a sixth of a second."""

@@ -17,7 +17,7 @@ from rankscope.analysis.critical_path.graph.nodes import Graph
 from rankscope.analysis.critical_path.reduced.run_graph import ReducedGraph, reduced_graph
 from rankscope.analysis.critical_path.savings import REDUCED, Replay, is_large, reduced_replay, replayed
 from rankscope.analysis.critical_path.scenarios import Scenario, bandwidth, hide_comm, no_gaps, rank_at_median
-from rankscope.store.run import Run
+from rankscope.timeline.run import Run
 from rankscope.units import format_rounded
 
 COLUMNS = (

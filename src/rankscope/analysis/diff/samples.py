@@ -20,7 +20,7 @@ from rankscope.analysis.within_rank.breakdown import breakdown
 from rankscope.analysis.within_rank.kernel_families import family
 from rankscope.collective_kinds import KINDS
 from rankscope.store.arrays import number_rows
-from rankscope.store.run import Run
+from rankscope.timeline.run import Run
 
 Unit = Literal["ns", "bytes"]
 NO_STEP = -1

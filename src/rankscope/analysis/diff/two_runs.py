@@ -9,7 +9,7 @@ from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.diff.compare import FEW_CHANGE_PCT, Rules, compare
 from rankscope.analysis.diff.findings import findings
 from rankscope.analysis.diff.samples import collect, unit_of
-from rankscope.store.run import Run
+from rankscope.timeline.run import Run
 
 COLUMNS = (
     Column("report"),

@@ -12,7 +12,7 @@ from rankscope.analysis.efficiency.ncu_metrics import MeasuredKernel, measured_k
 from rankscope.capture.kernel_list import HotKernel, KernelList, function_name, size_text
 from rankscope.capture.ncu_selection import why_missed
 from rankscope.sql import sql_texts
-from rankscope.store.run import Run
+from rankscope.timeline.run import Run
 from rankscope.tools import Launch
 
 COLUMNS = (

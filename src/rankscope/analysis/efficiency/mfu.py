@@ -21,7 +21,7 @@ from rankscope.devices import Ceilings
 from rankscope.model import LAUNCH_CATEGORIES
 from rankscope.records import dataclass
 from rankscope.sql import sql_text
-from rankscope.store.run import Run
+from rankscope.timeline.run import Run
 from rankscope.units import format_rounded
 
 COLUMNS = (

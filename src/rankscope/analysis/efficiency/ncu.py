@@ -8,7 +8,7 @@ from rankscope.analysis.core.notes import left_out
 from rankscope.analysis.core.result import Column, Fact, Finding, Result
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.efficiency.ncu_metrics import MeasuredKernel, measured_kernels
-from rankscope.store.run import Run
+from rankscope.timeline.run import Run
 from rankscope.units import format_rounded, shorten_middle
 
 LOW_PCT = 60.0

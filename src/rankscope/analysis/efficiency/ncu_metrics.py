@@ -9,7 +9,7 @@ from rankscope.analysis.core.scope import Scope
 from rankscope.model import NCU_KERNELS
 from rankscope.records import dataclass
 from rankscope.sql import sql_texts
-from rankscope.store.run import Run
+from rankscope.timeline.run import Run
 
 DURATION = "gpu__time_duration.sum"
 _CYCLES = "sm__cycles_elapsed.avg"

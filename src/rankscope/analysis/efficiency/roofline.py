@@ -27,7 +27,7 @@ from rankscope.analysis.within_rank.op_work import (
 from rankscope.devices import Ceilings
 from rankscope.records import dataclass
 from rankscope.store.arrays import number_rows
-from rankscope.store.run import Run
+from rankscope.timeline.run import Run
 from rankscope.units import format_rounded
 
 # Large matrix products reach about 80 % of the roof in practice; half of that is the threshold for a finding.

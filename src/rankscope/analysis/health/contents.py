@@ -8,7 +8,7 @@ from rankscope.analysis.core.scope import Scope
 from rankscope.model import KNOWN_CATEGORIES
 from rankscope.records import dataclass
 from rankscope.sql import sql_texts
-from rankscope.store.run import Run
+from rankscope.timeline.run import Run
 from rankscope.units import format_rounded
 
 _MOST_NAMES = 3

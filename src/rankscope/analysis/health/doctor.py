@@ -16,7 +16,7 @@ from rankscope.model import LAUNCH_CATEGORIES
 from rankscope.readers.base import PACKETS_NOT_READ, rank_from_name
 from rankscope.sql import sql_texts
 from rankscope.store.layout import SegmentEntry
-from rankscope.store.run import Run
+from rankscope.timeline.run import Run
 
 COLUMNS = (
     Column("verdict", help="ok, info, warning or critical"),

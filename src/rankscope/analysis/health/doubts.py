@@ -18,8 +18,8 @@ from rankscope.capture.run_folder import rank_manifests
 from rankscope.ranges import as_ranges
 from rankscope.readers.base import usable_world
 from rankscope.records import dataclass
-from rankscope.store.run import Run
 from rankscope.store.separate_runs import world_size_of
+from rankscope.timeline.run import Run
 from rankscope.units import format_rounded
 
 _COMPLETE_STEP = 0.7

@@ -18,7 +18,7 @@ from rankscope.analysis.health.flight_state import (
 from rankscope.model import FLIGHT
 from rankscope.ranges import as_ranges
 from rankscope.records import dataclass
-from rankscope.store.run import Run
+from rankscope.timeline.run import Run
 
 COLUMNS = (
     Column("group", help="name of the process group"),

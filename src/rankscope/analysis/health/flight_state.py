@@ -7,7 +7,7 @@ from dataclasses import field
 
 from rankscope.records import dataclass
 from rankscope.sql import sql_texts
-from rankscope.store.run import Run
+from rankscope.timeline.run import Run
 
 SAME_SIZE_KINDS = (
     "all_reduce", "allreduce", "broadcast", "reduce", "barrier",

@@ -13,7 +13,7 @@ from rankscope.analysis.health.flight import flight
 from rankscope.analysis.health.telemetry import telemetry_folder
 from rankscope.capture.telemetry_ring import FOLDER
 from rankscope.ranges import as_ranges
-from rankscope.store.run import Run, open_run
+from rankscope.timeline.run import Run, open_run
 from rankscope.watch.alarms import who
 from rankscope.watch.hang import (
     Frame,

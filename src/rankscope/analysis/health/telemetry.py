@@ -12,7 +12,7 @@ import numpy as np
 from rankscope.analysis.core.result import Column, Fact, Finding, Result, Severity
 from rankscope.analysis.core.scope import Scope
 from rankscope.ranges import as_ranges
-from rankscope.store.run import Run
+from rankscope.timeline.run import Run
 from rankscope.watch.alarms import Alarm, utc
 from rankscope.watch.hang import hangs, judged_at, phase_of
 from rankscope.watch.history import PastAlarm, alarms_over

@@ -11,7 +11,7 @@ from rankscope.analysis.memory.allocator_events import NO_MEMORY_EVENTS
 from rankscope.analysis.memory.live_at_peak import Holder, live_at_peak
 from rankscope.analysis.memory.snapshot import SnapshotHolder, covers_the_run, snapshot_holders
 from rankscope.ranges import as_ranges
-from rankscope.store.run import Run
+from rankscope.timeline.run import Run
 
 
 def _columns(by: str | None) -> tuple[Column, ...]:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.memory.snapshot import LIVE, last_snapshots
 from rankscope.model import MEMORY_SEGMENTS, SNAPSHOT_CATEGORY
-from rankscope.store.run import Run
+from rankscope.timeline.run import Run
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

@@ -6,7 +6,7 @@ from rankscope.analysis.core.notes import left_out
 from rankscope.analysis.core.result import Column, Result
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.memory.allocator_events import DEVICE_NAME, IS_MEMORY_EVENT, NO_MEMORY_EVENTS
-from rankscope.store.run import Run
+from rankscope.timeline.run import Run
 
 POINTS = 300
 """Number of time intervals. Each keeps its highest and its last value, so that the curve shows the peak of each

@@ -9,7 +9,7 @@ from rankscope.analysis.core.result import Column, Fact, Finding, Result, Unit
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.memory.snapshot import last_snapshots
 from rankscope.model import MEMORY_SEGMENTS
-from rankscope.store.run import Run
+from rankscope.timeline.run import Run
 from rankscope.units import format_rounded
 
 COLUMNS = (

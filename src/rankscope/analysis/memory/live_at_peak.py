@@ -9,7 +9,7 @@ from __future__ import annotations
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.memory.allocator_events import DEVICE_NAME, IS_MEMORY_EVENT
 from rankscope.records import dataclass
-from rankscope.store.run import Run
+from rankscope.timeline.run import Run
 
 BEFORE = "(before the recording)"
 UNKNOWN = "(no op around it)"

@@ -14,7 +14,7 @@ from rankscope.analysis.core.scope import Scope
 from rankscope.model import MEMORY_ARGS, MEMORY_SEGMENTS, SNAPSHOT_CATEGORY
 from rankscope.records import dataclass
 from rankscope.sql import sql_text
-from rankscope.store.run import Run
+from rankscope.timeline.run import Run
 
 BEFORE = "(before the history)"
 NO_OP = "(no op recorded)"

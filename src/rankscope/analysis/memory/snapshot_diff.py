@@ -13,7 +13,7 @@ from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.memory.snapshot import HeldByStack, held_at_end, held_at_peak
 from rankscope.model import MEMORY_SEGMENTS, SLICES
 from rankscope.ranges import as_ranges
-from rankscope.store.run import Run
+from rankscope.timeline.run import Run
 from rankscope.units import format_rounded
 
 COLUMNS = (

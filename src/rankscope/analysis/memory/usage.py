@@ -15,7 +15,7 @@ from rankscope.analysis.memory.allocator_events import DEVICE_NAME, IS_MEMORY_EV
 from rankscope.analysis.memory.snapshot import SnapshotPeak, covers_the_run, snapshot_peaks
 from rankscope.ranges import as_ranges
 from rankscope.records import dataclass
-from rankscope.store.run import Run
+from rankscope.timeline.run import Run
 from rankscope.units import format_rounded
 
 # Smaller growth may be a cache that fills up, or a counter in a tensor.

@@ -30,7 +30,7 @@ from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.core.step_times import StepWindows, windows
 from rankscope.ranges import as_ranges
 from rankscope.records import dataclass
-from rankscope.store.run import Run
+from rankscope.timeline.run import Run
 from rankscope.units import format_rounded
 
 COLUMNS = (

@@ -19,7 +19,7 @@ from rankscope.analysis.core.severity import OnRank, graded, of_the_worst
 from rankscope.analysis.core.step_times import StepWindows, windows
 from rankscope.analysis.within_rank.idle_causes import idle_by_rank
 from rankscope.records import dataclass
-from rankscope.store.run import Run
+from rankscope.timeline.run import Run
 from rankscope.units import format_rounded
 
 STALL_INFO, STALL_WARNING, STALL_CRITICAL = 0.05, 0.10, 0.30

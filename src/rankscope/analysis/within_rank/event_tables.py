@@ -15,7 +15,7 @@ from rankscope.analysis.within_rank.kernel_sums import kernel_sums
 from rankscope.model import LAUNCH_CATEGORIES, ORIGINS
 from rankscope.records import dataclass
 from rankscope.sql import sql_texts
-from rankscope.store.run import Run
+from rankscope.timeline.run import Run
 
 _STATISTICS = """
     sum(dur_ns)::BIGINT AS total_ns, count(*) AS {count}, avg(dur_ns) AS avg_ns, median(dur_ns) AS med_ns,

@@ -29,7 +29,7 @@ from rankscope.ranges import as_ranges
 from rankscope.records import dataclass
 from rankscope.sql import sql_texts
 from rankscope.store.node_logs import zone_of
-from rankscope.store.run import Run
+from rankscope.timeline.run import Run
 from rankscope.units import format_ns
 
 FORMAT = "gpu-counters"

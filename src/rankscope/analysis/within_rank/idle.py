@@ -15,7 +15,7 @@ from rankscope.analysis.core.severity import OnRank, graded, of_the_worst
 from rankscope.analysis.within_rank.idle_causes import CAUSES, DeviceIdle, idle_by_device
 from rankscope.analysis.within_rank.idle_gaps import gap_groups
 from rankscope.records import dataclass
-from rankscope.store.run import Run
+from rankscope.timeline.run import Run
 from rankscope.units import format_rounded
 
 IDLE_INFO, IDLE_WARNING, IDLE_CRITICAL = 0.05, 0.15, 0.40

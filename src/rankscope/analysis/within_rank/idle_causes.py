@@ -14,7 +14,7 @@ from rankscope.analysis.core.intervals import Intervals, Ints, intersect, subtra
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.core.step_times import windows
 from rankscope.records import dataclass
-from rankscope.store.run import Run
+from rankscope.timeline.run import Run
 
 CAUSES = ("host_bound", "launch_latency", "sync", "dataloader", "other")
 """Names as in the output; docs/reports/idle.md defines them."""

@@ -20,7 +20,7 @@ from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.within_rank.idle_causes import CAUSES, DeviceIdle, idle_by_device
 from rankscope.analysis.within_rank.phases import PHASES, partition_of
 from rankscope.records import dataclass
-from rankscope.store.run import Run
+from rankscope.timeline.run import Run
 
 _MEASURES = (
     Column("idle_ns", "ns", "idle time in gaps that such a launch ends"),

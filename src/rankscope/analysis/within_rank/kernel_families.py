@@ -10,7 +10,7 @@ from rankscope.analysis.core.notes import NO_GPU, gpu_outside_steps, left_out
 from rankscope.analysis.core.result import Column, Result
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.within_rank.kernel_sums import kernel_sums
-from rankscope.store.run import Run
+from rankscope.timeline.run import Run
 
 FAMILIES = (
     ("collective", r"nccl|rccl|oneccl|msccl|nvshmem|deep_?ep|cross_device_reduce"),

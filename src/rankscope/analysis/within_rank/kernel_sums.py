@@ -9,7 +9,7 @@ from rankscope.analysis.core.names import name_codes
 from rankscope.analysis.core.rollups import kept_per_rank
 from rankscope.analysis.core.scope import Scope
 from rankscope.records import dataclass
-from rankscope.store.run import Run
+from rankscope.timeline.run import Run
 
 _MOST_NAMES = 2_000
 """Of runs with more names (a trace may have a million) the sums are not kept."""

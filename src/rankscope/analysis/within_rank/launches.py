@@ -15,7 +15,7 @@ from rankscope.analysis.core.rollups import kept_per_rank
 from rankscope.analysis.core.scope import Scope
 from rankscope.records import dataclass
 from rankscope.store.arrays import unique_values
-from rankscope.store.run import Run
+from rankscope.timeline.run import Run
 
 QUEUE_SLOTS = 1024
 """Launches that a CUDA stream queues before the next call blocks (observed, not documented; HTA uses it too)."""

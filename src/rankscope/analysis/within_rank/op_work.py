@@ -24,7 +24,7 @@ from rankscope.analysis.within_rank.flops import Work, work_of
 from rankscope.analysis.within_rank.phases import RECOMPUTE, Partition, partition_of
 from rankscope.records import dataclass
 from rankscope.store.arrays import number_rows, unique_values
-from rankscope.store.run import Run
+from rankscope.timeline.run import Run
 
 NO_SHAPES = (
     "the trace has no shapes, so FLOPs are unknown; rankscope profile --record-shapes "

@@ -13,7 +13,7 @@ from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.within_rank.op_work import OpWork, op_work
 from rankscope.model import EXECUTED_OPS, ORIGINS
 from rankscope.store.arrays import number_rows
-from rankscope.store.run import Run
+from rankscope.timeline.run import Run
 
 _REPLAYED = " (graph replay)"
 # Keys of --by, and the option that records each.

@@ -24,7 +24,7 @@ from rankscope.analysis.within_rank.breakdown import exposed_waits, rank_parts
 from rankscope.analysis.within_rank.kernel_families import kernel_name
 from rankscope.records import dataclass
 from rankscope.store.arrays import unique_values
-from rankscope.store.run import Run
+from rankscope.timeline.run import Run
 from rankscope.units import format_rounded
 
 EXPOSED_INFO, EXPOSED_WARNING, EXPOSED_CRITICAL = 0.05, 0.15, 0.40

@@ -18,7 +18,7 @@ from rankscope.analysis.core.severity import OnRank, of_the_worst
 from rankscope.analysis.core.step_times import host_windows, recordings
 from rankscope.analysis.within_rank.recomputation import recomputed
 from rankscope.records import dataclass
-from rankscope.store.run import Run
+from rankscope.timeline.run import Run
 from rankscope.units import format_rounded
 
 PHASES = ("dataloader", "forward", "backward", "recompute", "optimizer", "other")

@@ -14,7 +14,7 @@ from rankscope.analysis.core.severity import OnRank, graded, of_the_worst
 from rankscope.analysis.core.step_times import windows
 from rankscope.records import dataclass
 from rankscope.store.arrays import unique_values
-from rankscope.store.run import Run
+from rankscope.timeline.run import Run
 from rankscope.units import format_rounded
 
 SHARE_INFO, SHARE_WARNING, SHARE_CRITICAL = 0.02, 0.10, 0.30

@@ -15,9 +15,9 @@ from rankscope.analysis.core.device_events import UNKNOWN
 from rankscope.analysis.core.intervals import EMPTY, Intervals, Ints, join, subtract, union
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.core.step_times import host_windows
-from rankscope.store.linking import slice_at
-from rankscope.store.nesting import nest
-from rankscope.store.run import Run
+from rankscope.timeline.linking import slice_at
+from rankscope.timeline.nesting import nest
+from rankscope.timeline.run import Run
 
 _IS_FORWARD = "(e.args->>'Fwd thread id') = '0' AND (e.args->>'Sequence number') IS NOT NULL"
 

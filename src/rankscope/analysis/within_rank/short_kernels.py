@@ -26,7 +26,7 @@ from rankscope.analysis.core.severity import OnRank, graded, of_the_worst
 from rankscope.analysis.core.step_times import windows
 from rankscope.records import dataclass
 from rankscope.store.arrays import Mask
-from rankscope.store.run import Run
+from rankscope.timeline.run import Run
 from rankscope.units import format_rounded
 
 SHORT_NS = 10_000

@@ -11,7 +11,7 @@ from rankscope.analysis.core.host_spans import sync_names
 from rankscope.analysis.core.names import sql_names, vocabulary
 from rankscope.analysis.core.scope import Scope
 from rankscope.model import LAUNCH_CATEGORIES
-from rankscope.store.run import Run
+from rankscope.timeline.run import Run
 
 
 @once_per_run

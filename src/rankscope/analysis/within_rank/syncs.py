@@ -23,7 +23,7 @@ from rankscope.analysis.within_rank.sync_calls import waiting_calls
 from rankscope.model import LAUNCH_CATEGORIES
 from rankscope.records import dataclass
 from rankscope.store.arrays import number_rows, unique_values
-from rankscope.store.run import Run
+from rankscope.timeline.run import Run
 from rankscope.units import format_rounded
 
 IDLE_INFO, IDLE_WARNING, IDLE_CRITICAL = 0.02, 0.10, 0.30

@@ -14,8 +14,8 @@ from rankscope.analysis.core.result import Result
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.memory.curve import memory_curve
 from rankscope.errors import UsageError
-from rankscope.store.run import Run
 from rankscope.text.spelling import did_you_mean
+from rankscope.timeline.run import Run
 from rankscope.views.charts import report_charts
 from rankscope.views.charts.block_map import blocks_of_run
 from rankscope.views.charts.chart import Chart, NothingToDrawError

@@ -14,7 +14,7 @@ from rankscope.analysis.memory.block_map import (
     devices_with_blocks,
     read_blocks,
 )
-from rankscope.store.run import Run
+from rankscope.timeline.run import Run
 from rankscope.units import format_bytes, format_ns
 from rankscope.views.charts.chart import Chart, NothingToDrawError
 from rankscope.views.charts.frame import AXIS_HEIGHT, WIDTH, Axis, Key, legend, x_axis, y_axis

@@ -25,7 +25,7 @@ from rankscope.analysis.core.result import Result
 from rankscope.analysis.core.scope import Scope, steps_in_scope
 from rankscope.analysis.core.step_times import recordings
 from rankscope.analysis.within_rank.breakdown import exposed_wait_times
-from rankscope.store.run import Run
+from rankscope.timeline.run import Run
 from rankscope.units import format_ns
 from rankscope.views.charts.chart import Chart, NothingToDrawError, nothing_to_draw
 from rankscope.views.charts.frame import AXIS_HEIGHT, WIDTH, Axis, Key, legend, x_axis

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from rankscope.analysis.core.ceilings import ceilings
 from rankscope.analysis.core.result import Result, Row
 from rankscope.analysis.core.scope import Scope
-from rankscope.store.run import Run
+from rankscope.timeline.run import Run
 from rankscope.units import format_ns, format_plain, format_value
 from rankscope.views.charts.chart import Chart, nothing_to_draw
 from rankscope.views.charts.scatter import Curve, Point, scatter

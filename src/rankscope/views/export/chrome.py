@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import BinaryIO
 
 from rankscope.analysis.core.scope import Scope
-from rankscope.store.run import Run
+from rankscope.timeline.run import Run
 from rankscope.views.export.timeline_events import SliceEvent, TraceFile, timeline_files
 
 _LINES_AT_A_TIME = 5_000

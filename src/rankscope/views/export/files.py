@@ -10,7 +10,7 @@ from isal import igzip
 from rankscope.analysis.core.scope import Scope
 from rankscope.model import Table
 from rankscope.sql import sql_text
-from rankscope.store.run import SEGMENTS, VIEWS, Run, describe
+from rankscope.timeline.run import SEGMENTS, VIEWS, Run, describe
 from rankscope.views.export.chrome import write_chrome
 from rankscope.views.export.perfetto import write_perfetto
 from rankscope.views.export.perfetto_archive import write_archive

@@ -27,7 +27,7 @@ from rankscope.readers.perfetto.field_numbers import (
     Process,
 )
 from rankscope.readers.perfetto.tracks import FILE_KEY, FILES_KEY
-from rankscope.store.run import Run
+from rankscope.timeline.run import Run
 from rankscope.views.export.protobuf import blob, double, fixed64, number, text, varint
 from rankscope.views.export.timeline_events import SliceEvent, TraceFile, origin_ns, timeline_files
 

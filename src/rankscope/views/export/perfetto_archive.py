@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import IO, Any, BinaryIO
 
 from rankscope.analysis.core.scope import Scope
-from rankscope.store.run import Run
+from rankscope.timeline.run import Run
 from rankscope.views.export.perfetto import write_one
 from rankscope.views.export.timeline_events import TraceFile, timeline_files
 

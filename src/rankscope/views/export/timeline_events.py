@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rankscope.analysis.core.scope import Scope
-from rankscope.store.run import Run
+from rankscope.timeline.run import Run
 
 _MEMORY = "[memory]"
 _DEVICE_KINDS = ("stream", "annotation")

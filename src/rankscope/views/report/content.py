@@ -20,8 +20,8 @@ from rankscope.analysis.summary import summary
 from rankscope.errors import RankscopeError
 from rankscope.model import TIMELINE_FORMATS
 from rankscope.ranges import as_ranges
-from rankscope.store.run import Run
 from rankscope.text.run_words import Runs, RunWords
+from rankscope.timeline.run import Run
 from rankscope.units import format_bytes, format_ns
 from rankscope.views.charts import CHARTS, Chart, NothingToDrawError, chart_in_run, rank_heatmap
 from rankscope.views.charts.report_charts import two_breakdowns

@@ -26,7 +26,7 @@ from rankscope.analysis.compat.nsys.rows import (
 )
 from rankscope.analysis.core.result import Column, Result
 from rankscope.analysis.core.scope import Scope
-from rankscope.store.run import Run
+from rankscope.timeline.run import Run
 
 
 def _ranges(scope: Scope) -> str:

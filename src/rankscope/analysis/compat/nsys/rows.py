@@ -16,7 +16,7 @@ from rankscope.analysis.core.result import Column, Result
 from rankscope.analysis.core.scope import Scope
 from rankscope.model import UNFINISHED_STEP
 from rankscope.sql import sql_text
-from rankscope.store.run import Run
+from rankscope.timeline.run import Run
 
 _MEMORY_KINDS = {"H": "Host", "D": "Device", "A": "Array", "P": "Peer"}
 _COPIES = ("HtoD", "DtoH", "HtoA", "AtoH", "AtoA", "AtoD", "DtoA", "DtoD", "HtoH", "PtoP")

@@ -23,7 +23,7 @@ from rankscope.analysis.compat.nsys.rows import (
 )
 from rankscope.analysis.core.result import Column, Result
 from rankscope.analysis.core.scope import Scope
-from rankscope.store.run import Run
+from rankscope.timeline.run import Run
 
 Analysis = Callable[[Run, Scope, str | None], Result]
 _TIME = Column("Time (%)", decimals=1)

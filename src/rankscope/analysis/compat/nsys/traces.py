@@ -18,7 +18,7 @@ from rankscope.analysis.compat.nsys.rows import (
 from rankscope.analysis.compat.nsys.sums import launched_kernels
 from rankscope.analysis.core.result import Column, Result
 from rankscope.analysis.core.scope import Scope
-from rankscope.store.run import Run
+from rankscope.timeline.run import Run
 
 _MEGA = 1e6
 _GPU_TRACE = NsysTable(

@@ -23,8 +23,8 @@ from rankscope.analysis.critical_path.graph.nodes import (
     HostNodes,
     MatchedCollectives,
 )
-from rankscope.store.collectives.entries import Collectives
-from rankscope.store.run import Run
+from rankscope.timeline.collectives.entries import Collectives
+from rankscope.timeline.run import Run
 
 
 @once_per_run

@@ -20,7 +20,7 @@ from rankscope.analysis.critical_path.graph.nodes import (
     shortest,
 )
 from rankscope.store.arrays import number_rows
-from rankscope.store.collectives.entries import Collectives
+from rankscope.timeline.collectives.entries import Collectives
 
 
 def device_nodes(

@@ -8,8 +8,8 @@ from rankscope.analysis.core.intervals import Ints
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.critical_path.graph.nodes import NONE, Mask, event_key
 from rankscope.records import dataclass
-from rankscope.store.collectives.entries import Collectives
-from rankscope.store.run import Run
+from rankscope.timeline.collectives.entries import Collectives
+from rankscope.timeline.run import Run
 
 
 @dataclass(frozen=True)

@@ -30,8 +30,8 @@ from rankscope.analysis.critical_path.graph.nodes import (
     shortest,
 )
 from rankscope.analysis.within_rank.sync_calls import waiting_calls
-from rankscope.store.collectives.entries import Collectives
-from rankscope.store.run import Run
+from rankscope.timeline.collectives.entries import Collectives
+from rankscope.timeline.run import Run
 
 STEP_BEGINS, STEP_ENDS, DATA_WAIT, RECORDING_BEGINS, RECORDING_ENDS = OWN_NAMES = (
     "the step begins",

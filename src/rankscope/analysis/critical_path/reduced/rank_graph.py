@@ -15,8 +15,8 @@ from rankscope.analysis.critical_path.reduced.ways import Ways, points_of, ways_
 from rankscope.analysis.critical_path.replay import recording_cycles
 from rankscope.records import dataclass
 from rankscope.store.arrays import unique_values
-from rankscope.store.collectives.entries import Collectives
-from rankscope.store.run import Run
+from rankscope.timeline.collectives.entries import Collectives
+from rankscope.timeline.run import Run
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,8 @@ from rankscope.analysis.critical_path.reduced.rank_graph import RankGraph, rank_
 from rankscope.analysis.within_rank.kernel_sums import compute_time
 from rankscope.records import dataclass
 from rankscope.store.arrays import Floats, count_before, number_rows, starts_group
-from rankscope.store.collectives.entries import Collectives
-from rankscope.store.run import Run
+from rankscope.timeline.collectives.entries import Collectives
+from rankscope.timeline.run import Run
 
 _COMPARED = tuple(map(PATH_CLASSES.index, ("compute", "copy", "host", "dataloader")))
 """Classes in which ranks are compared: the others are waiting, or delays that a rank does not choose."""

@@ -1,0 +1,211 @@
+"""Offset and drift of each rank's clock, with their errors.
+
+Ranks leave an all_reduce at the same time, and so most other collectives; the differences of the recorded end times
+are those of the clocks (`fit`). Ranks that share no collective with the others keep their wall clock. The result is
+stored in clocks.json, which may be deleted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from functools import cached_property
+from math import ceil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from rankscope.model import FORMAT_VERSION
+from rankscope.records import dataclass
+from rankscope.store.checksums import read_checked_json, write_checked_json
+from rankscope.store.layout import SegmentEntry
+
+if TYPE_CHECKING:
+    from rankscope.timeline.clocks.fit import Fit
+    from rankscope.timeline.collectives.entries import Collectives
+
+CLOCKS_FILE = "clocks.json"
+_VERSION = 3
+
+Method = Literal["reference", "collectives", "wall clock"]
+
+_USELESS_DRIFT_PPM = 100.0
+"""No clock drifts this much. A drift with a larger error is not reported."""
+# Where too few collectives were recorded to tell how far their ends spread: offsets within these are not applied.
+# Ends of gloo spread by up to 0.7 ms (p50), those of NCCL by microseconds (docs/reports/clocks.md).
+_ASSUMED_HOST_NS, _ASSUMED_DEVICE_NS = 1_400_000, 50_000
+
+
+@dataclass(frozen=True)
+class RankClock:
+    """One rank's clock relative to that of the reference rank. Positive: ahead, fast."""
+
+    rank: int
+    method: Method
+    """reference, collectives (measured), or wall clock (it shares no collective with the reference)."""
+    reference: int
+    """The rank whose clock it is compared with."""
+    offset_ns: int = 0
+    """At the run's start."""
+    drift_ppm: float | None = None
+    """None if the recording is too short or too noisy to measure it."""
+    applied_drift_ppm: float = 0.0
+    """0 if the drift is not larger than its error."""
+    error_ns: int | None = None
+    """Error of the offset; None if it was not measured, or if too few collectives were recorded to tell."""
+    drift_error_ppm: float | None = None
+    residual_p50_ns: int | None = None
+    """Half of its collectives end within this distance of the fit; None with too few collectives to tell."""
+    residual_p95_ns: int | None = None
+    collectives: int = 0
+    """The number of collectives used for the fit."""
+    aligned: bool = False
+    """True if the correction is applied; false if the wall clocks agree within the error."""
+    center_ns: int = 0
+    center_offset_ns: float = 0.0
+
+    def ahead_ns(self, time_ns: float) -> float:
+        """How far the clock is ahead at a time, in ns from the run's start by wall clock."""
+        if not self.aligned:
+            return 0.0
+        return self.center_offset_ns + self.applied_drift_ppm * 1e-6 * (time_ns - self.center_ns)
+
+
+@dataclass(frozen=True)
+class Clocks:
+    """The clocks of all ranks."""
+
+    ranks: tuple[RankClock, ...]
+
+    @cached_property
+    def _by_rank(self) -> dict[int, RankClock]:
+        return {clock.rank: clock for clock in self.ranks}
+
+    def of(self, rank: int) -> RankClock:
+        return self._by_rank[rank]
+
+
+def wall_clocks(ranks: Sequence[int]) -> Clocks:
+    """Clocks without a measurement: every rank keeps its wall clock."""
+    return Clocks(
+        tuple(RankClock(rank, "wall clock" if i else "reference", ranks[0]) for i, rank in enumerate(ranks))
+    )
+
+
+def measure(rows: Collectives, ranks: Sequence[int], starts: Sequence[tuple[int, int]]) -> Clocks:
+    """The clocks from matched collectives. All times are in ns from the run's start by wall clock.
+
+    `starts` has the rank and the start of every file.
+    """
+    # Late: most commands do not measure clocks and need no numpy.
+    import numpy as np
+
+    from rankscope.store.arrays import NONE
+    from rankscope.timeline.clocks.by_cluster import fit_many
+    from rankscope.timeline.clocks.fit import LEAST_MOMENTS, Sightings, few_moments
+
+    used = (rows.match != NONE) & rows.together
+    if not used.any():
+        return wall_clocks(ranks)
+    _, moment = np.unique(rows.match[used], return_inverse=True)
+    clock = np.searchsorted(ranks, rows.rank[used])
+    noise_class = rows.group[used] * (1 + int(rows.kind.max())) + rows.kind[used]
+    fitted = fit_many(Sightings(moment.reshape(-1), clock, rows.end[used], noise_class), len(ranks))
+    main = int(np.bincount(fitted.part).argmax())
+    results: list[RankClock] = []
+    by_clock = np.argsort(clock, kind="stable")
+    bounds = np.searchsorted(clock[by_clock], np.arange(len(ranks) + 1))
+    on_device = rows.on_device[used]
+    for i, rank in enumerate(ranks):
+        part = int(fitted.part[i])
+        mine = by_clock[bounds[i] : bounds[i + 1]]
+        told = np.abs(fitted.residual[mine[fitted.tells[mine]]])
+        if part == i:  # the reference of its part; other parts keep their wall clock
+            result = RankClock(rank, "reference" if i == main else "wall clock", ranks[main])
+        elif np.isnan(fitted.spread[i]):
+            assumed = _ASSUMED_DEVICE_NS if on_device[mine].all() else _ASSUMED_HOST_NS
+            result = _without_error(RankClock(rank, "collectives", ranks[part]), fitted, i, assumed)
+        else:
+            p50 = float(fitted.spread[i])
+            if len(told) >= LEAST_MOMENTS:
+                p50 = few_moments(len(told)) * float(np.median(told))
+            result = _with_errors(RankClock(rank, "collectives", ranks[part]), fitted, i, p50)
+        if len(told):
+            half, most = (int(np.ceil(q)) for q in np.percentile(told, [50, 95]))
+            result = replace(result, residual_p50_ns=half, residual_p95_ns=most)
+        result = replace(result, collectives=len(mine))
+        results.append(result)
+    clocks = Clocks(tuple(results))
+    first = min(start - clocks.of(rank).ahead_ns(start) for rank, start in starts)
+    return Clocks(tuple(_at_start(clock, first) for clock in results))
+
+
+def _at_start(clock: RankClock, start_ns: float) -> RankClock:
+    """The clock with its offset at the run's start, to which the drift adds its error; if not applied, also itself."""
+    unknown_ppm = (clock.drift_error_ppm or 0.0) + abs((clock.drift_ppm or 0.0) - clock.applied_drift_ppm)
+    offset = clock.ahead_ns(start_ns) if clock.applied_drift_ppm else clock.center_offset_ns
+    error = clock.error_ns
+    if error is not None:
+        error += ceil(abs(clock.center_ns - start_ns) * unknown_ppm * 1e-6)
+    return replace(clock, offset_ns=round(offset), error_ns=error)
+
+
+def _with_errors(clock: RankClock, fitted: Fit, i: int, p50: float) -> RankClock:
+    """Errors of offset and drift, and whether the correction is applied.
+
+    A rank that always leaves collectives a little later than the others looks like one whose clock is ahead, and
+    more samples do not help. So the error is at least the median residual.
+    """
+    offset, drift = float(fitted.offset[i]), float(fitted.drift[i])
+    error = 2 * float(fitted.offset_error[i]) + p50
+    drift_error = 2 * float(fitted.drift_error[i]) + p50 / fitted.half_ns
+    measured = drift_error * 1e6 < _USELESS_DRIFT_PPM
+    drifts = measured and abs(drift) > drift_error
+    return replace(
+        clock,
+        drift_ppm=drift * 1e6 if measured else None,
+        applied_drift_ppm=drift * 1e6 if drifts else 0.0,
+        error_ns=ceil(error) + 1,
+        drift_error_ppm=drift_error * 1e6 if measured else None,
+        aligned=drifts or abs(offset) > error,
+        center_ns=fitted.center_ns,
+        center_offset_ns=offset,
+    )
+
+
+def _without_error(clock: RankClock, fitted: Fit, i: int, assumed_ns: int) -> RankClock:
+    """So few collectives that they fit exactly: the offset is known, its error is not."""
+    offset = float(fitted.offset[i])
+    return replace(
+        clock, aligned=abs(offset) > assumed_ns, center_ns=fitted.center_ns, center_offset_ns=offset
+    )
+
+
+def load(store: Path, segments: Sequence[SegmentEntry]) -> Clocks | None:
+    """The stored clocks, if they were measured from these files; else None."""
+    try:
+        content = read_checked_json(store / CLOCKS_FILE)
+        if content["version"] != _VERSION or content["segments"] != _key(segments):
+            return None
+        return Clocks(tuple(RankClock(**entry) for entry in content["ranks"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def save(clocks: Clocks, store: Path, segments: Sequence[SegmentEntry]) -> None:
+    """Store the clocks. With a read-only store they are measured again each time."""
+    content = {
+        "version": _VERSION,
+        "segments": _key(segments),
+        "ranks": [asdict(clock) for clock in clocks.ranks],
+    }
+    try:
+        write_checked_json(store / CLOCKS_FILE, content)
+    except OSError:
+        return
+
+
+def _key(segments: Sequence[SegmentEntry]) -> list[list[Any]]:
+    return [
+        [e.rank, e.segment, FORMAT_VERSION, e.manifest["source"]["bytes"], e.manifest["source"]["mtime_ns"]]
+        for e in segments
+    ]

@@ -1,0 +1,260 @@
+"""Writes the collectives of one segment: kind, time, process group, and the op that called each.
+
+The metadata is in different places: NCCL's kernels and record_param_comms carry it; gloo's worker threads do not, and
+only the c10d op that called them has it.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rankscope.collective_kinds import OTHER, kind_of
+from rankscope.model import COLLECTIVE_NAME_PATTERN, COLLECTIVES, HOST_COLLECTIVE_PATTERN, NCCL_CATEGORY
+from rankscope.readers.columns import NO_TEXT
+from rankscope.store.arrays import NONE, Ints
+from rankscope.store.table_files import TableFiles
+from rankscope.timeline.collectives.host import pair_host_collectives
+from rankscope.timeline.json_arguments import arguments, integer_at, integer_of, text_of
+from rankscope.timeline.slices import SliceTable, named
+
+_DTYPES = {
+    "float": "float32", "double": "float64", "half": "float16", "bfloat16": "bfloat16",
+    "int": "int32", "long": "int64", "longint": "int64", "short": "int16", "char": "int8", "signedchar": "int8",
+    "byte": "uint8", "unsignedchar": "uint8", "bool": "bool", "complexfloat": "complex64",
+    "complexdouble": "complex128", "f32": "float32", "f64": "float64", "f16": "float16", "bf16": "bfloat16",
+}  # fmt: skip
+"""Type names in c10d's metadata, in C++ and in the names of NCCL's kernels."""
+
+_TEXTS = {
+    "group_name": "Process Group Name",
+    "group_description": "Process Group Description",
+    "group_ranks": "Process Group Ranks",
+    "dtype": "dtype",
+    "in_splits": "In split size",
+    "out_splits": "Out split size",
+    "collective": "Collective name",
+}
+_NUMBERS = {
+    "group_size": "Group size",
+    "seq": "Seq",
+    "in_elements": "In msg nelems",
+    "out_elements": "Out msg nelems",
+}
+_PEERS = {"send": "Dst Rank", "recv": "Src Rank"}
+_NOTHING: dict[str, Any] = dict.fromkeys((*_TEXTS, *_NUMBERS))
+
+_DEVICE_NAME = re.compile(COLLECTIVE_NAME_PATTERN, re.ASCII)
+_HOST_NAME = re.compile(HOST_COLLECTIVE_PATTERN, re.ASCII)
+_CALL_RANGE = re.compile("^(?:c10d::|nccl[A-Z])")
+"""NVTX ranges around launches: those of torch's ops and of NCCL's functions."""
+_MOST_RANGES = 17
+"""How many ranges around a launch are looked at."""
+_DTYPE_IN_NAME = re.compile("_(f32|f64|f16|bf16)(?:_|$)")
+_OP, _RECORD = "c10d::", "record_param_comms"
+
+
+def write_collectives(files: TableFiles, source: SliceTable) -> None:
+    """Write the table."""
+    records: list[dict[str, Any]] = []
+    on_device, on_host = _communication(source)
+    if len(on_device) or len(on_host):
+        calls = _calls(source)
+        records += _device_records(source, on_device, calls)
+        records += _host_records(source, on_host, calls)
+    files.write_records(COLLECTIVES, records)
+
+
+def _communication(source: SliceTable) -> tuple[Ints, Ints]:
+    """The slices that communicate, on devices and on the host."""
+    recording, slices = source.recording, source.slices
+    kernels = np.flatnonzero(slices.category == recording.code("kernel"))
+    communicates = recording.events.collective_of(slices.event[kernels]) != NO_TEXT
+    communicates |= named(recording, slices.name[kernels], _DEVICE_NAME.search)
+    annotations = np.flatnonzero(slices.category == recording.code("user_annotation"))
+    of_host = named(recording, slices.name[annotations], _HOST_NAME.search)
+    of_nccl = np.flatnonzero(slices.category == recording.code(NCCL_CATEGORY))
+    return np.append(kernels[communicates], of_nccl), annotations[of_host]
+
+
+@dataclass(frozen=True)
+class Call:
+    """An op of c10d, or the one inside it that records its arguments."""
+
+    slice: int
+    name: str
+    op: int
+    """The slice of the op around it."""
+
+    @property
+    def is_op(self) -> bool:
+        return self.name.startswith(_OP)
+
+
+def _calls(source: SliceTable) -> dict[int, Call]:
+    """By slice."""
+    recording, slices = source.recording, source.slices
+    ops = np.flatnonzero(slices.category == recording.code("cpu_op"))
+    wanted = ops[named(recording, slices.name[ops], lambda text: text.startswith(_OP) or text == _RECORD)]
+    names = (recording.events.texts[code] for code in slices.name[wanted].tolist())
+    rows = zip(wanted.tolist(), names, source.links.op[wanted].tolist(), strict=True)
+    return {index: Call(index, name, op) for index, name, op in rows}
+
+
+def _device_records(source: SliceTable, kernels: Ints, calls: dict[int, Call]) -> list[dict[str, Any]]:
+    """Kernels, with their own metadata, else that of the record_param_comms op that launched them."""
+    slices, texts = source.slices, source.recording.events.texts
+    ops = source.links.op[kernels]
+    ranges = _range_names(source, kernels)
+    records = []
+    rows = zip(
+        kernels.tolist(), ops.tolist(), _metadata(source, kernels), _metadata(source, ops), strict=True
+    )
+    for number, (at, op, own, recorded) in enumerate(rows):
+        told = arguments(own)
+        args = _fields(told)
+        if None in args.values():  # those of a kernel are mostly sufficient
+            more = _fields(arguments(recorded))
+            args = {key: more[key] if value is None else value for key, value in args.items()}
+        name = texts[slices.name[at]]
+        inner = calls.get(op)
+        outer = calls.get(inner.op) if inner else None
+        if outer is not None and not outer.is_op:
+            outer = None
+        around_op, around_nccl = ranges.get(number, (None, None))
+        kind = (
+            (outer and kind_of(outer.name))
+            or (inner and inner.is_op and kind_of(inner.name))
+            or _kind(around_op)
+            or _kind(args["collective"])
+            or _kind(around_nccl)
+            or kind_of(name)
+            or OTHER
+        )
+        call = outer or inner
+        dtype = _dtype_in_name(name) if args["dtype"] is None else args["dtype"]
+        records.append(
+            {
+                **args,
+                "id": int(slices.event[at]),
+                "track": int(slices.track[at]),
+                "place": "device",
+                "kind": kind,
+                "start_ns": int(slices.time[at]),
+                "dur_ns": max(int(slices.duration[at]), 0),
+                "step": _or_none(source.step[at]),
+                "call": int(slices.event[call.slice]) if call else None,
+                "call_ns": int(slices.time[call.slice]) if call else None,
+                "dtype": _dtype(dtype),
+                "in_splits": None if args["in_splits"] == "[]" else args["in_splits"],
+                "out_splits": None if args["out_splits"] == "[]" else args["out_splits"],
+                "peer": _peer(kind, told, recorded) if kind in _PEERS else None,
+            }
+        )
+    return records
+
+
+def _dtype_in_name(kernel: str) -> str:
+    found = _DTYPE_IN_NAME.search(kernel)
+    return found[1] if found else ""
+
+
+def _peer(kind: str, told: Any, recorded: str | None) -> int | None:
+    peer = integer_at(told, _PEERS[kind])
+    return integer_at(arguments(recorded), _PEERS[kind]) if peer is None else peer
+
+
+def _kind(name: str | None) -> str | None:
+    return None if name is None else kind_of(name)
+
+
+def _metadata(source: SliceTable, index: NDArray[Any]) -> list[str | None]:
+    """The arguments of these slices; None for those that are NONE or no collectives."""
+    events = source.recording.events
+    event = source.slices.event[index]
+    has = (events.collective_of(event) != NO_TEXT) & (index != NONE)
+    return [
+        events.args.get(number) if is_collective else None
+        for number, is_collective in zip(event.tolist(), has.tolist(), strict=True)
+    ]
+
+
+def _fields(args: Any) -> dict[str, Any]:
+    if not isinstance(args, dict):
+        return _NOTHING
+    found: dict[str, Any] = {name: text_of(args.get(key)) for name, key in _TEXTS.items()}
+    for name, key in _NUMBERS.items():
+        found[name] = integer_of(args.get(key))
+    return found
+
+
+def _range_names(source: SliceTable, kernels: Ints) -> dict[int, tuple[str | None, str | None]]:
+    """For kernels without a known op (nsys) the innermost NVTX ranges around their launch: of c10d, and of NCCL.
+
+    By the kernel's place in `kernels`.
+    """
+    links, slices, parent = source.links, source.slices, source.nesting.parent
+    without = np.flatnonzero((links.op[kernels] == NONE) & (links.launch[kernels] != NONE))
+    texts = source.recording.events.texts
+    is_range = np.fromiter((_CALL_RANGE.search(text) is not None for text in texts), bool, len(texts))
+    if not len(without) or not is_range[slices.name].any():
+        return {}
+    found: dict[int, list[str | None]] = {}
+    at = parent[links.launch[kernels[without]]]
+    for _ in range(_MOST_RANGES):
+        inside = at != NONE
+        without, at = without[inside], at[inside]
+        for number, code in zip(without.tolist(), slices.name[at].tolist(), strict=True):
+            if is_range[code]:
+                names = found.setdefault(number, [None, None])
+                place = 0 if texts[code].startswith(_OP) else 1
+                names[place] = names[place] or texts[code]
+        at = parent[at]
+    return {number: (names[0], names[1]) for number, names in found.items()}
+
+
+@cache
+def _dtype(text: str) -> str | None:
+    letters = re.sub("[^A-Za-z0-9]", "", text.replace("c10::", "")).lower()
+    return _DTYPES.get(letters, letters or None)
+
+
+def _host_records(source: SliceTable, on_host: Ints, calls: dict[int, Call]) -> list[dict[str, Any]]:
+    slices, texts = source.slices, source.recording.events.texts
+    outermost = [
+        call.slice
+        for call in calls.values()
+        if call.is_op and not (call.op in calls and calls[call.op].is_op)
+    ]
+    records = []
+    for run in pair_host_collectives(source, on_host, np.array(outermost, dtype=np.int64)):
+        at, call = run.slice, calls.get(run.call)
+        end = int(slices.time[at]) + max(int(slices.duration[at]), 0)
+        step = NONE if call is None else source.step[call.slice]
+        records.append(
+            {
+                **_NOTHING,
+                "id": int(slices.event[at]),
+                "track": int(slices.track[at]),
+                "place": "host",
+                "kind": (call and kind_of(call.name)) or kind_of(texts[slices.name[at]]) or OTHER,
+                "start_ns": run.begin_ns,
+                "dur_ns": max(end - run.begin_ns, 0),
+                "step": _or_none(source.step[at] if step == NONE else step),
+                "call": int(slices.event[call.slice]) if call else None,
+                "call_ns": int(slices.time[call.slice]) if call else None,
+                "dtype": _dtype(run.type),
+                "in_elements": _or_none(run.elements),
+                "peer": None,
+            }
+        )
+    return records
+
+
+def _or_none(number: Any) -> int | None:
+    return None if number == NONE else int(number)

@@ -1,0 +1,241 @@
+"""Links between slices: kernel to launch and op, op to module and Python frame, slice to training step.
+
+Functions take arrays and return arrays of indices, with NONE (-1) for "no such slice".
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from functools import cached_property
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rankscope import native
+from rankscope.capture.schedule import unfinished_step
+from rankscope.records import dataclass
+from rankscope.store.arrays import NONE, Ints, Mask
+from rankscope.timeline.nesting import Indices, Nesting, track_time_key
+
+_TIMES_AT_ONCE = 1 << 18
+"""So that arrays that are needed only for a moment are small."""
+
+
+_DENSE = 8
+"""Largest ratio of the largest id to the number of ids for which a table of all ids is used."""
+
+
+def match_first(keys: NDArray[Any], wanted: NDArray[Any]) -> Indices:
+    """For each wanted key, the index of its first occurrence in `keys`, or NONE. Keys below 1 never match."""
+    largest = int(keys.max(initial=0))
+    if largest <= _DENSE * len(keys):  # ids are mostly counted up: a table of all of them is small
+        first = np.full(max(largest, 0) + 1, NONE, dtype=np.int32)
+        first[np.maximum(keys, 0)[::-1]] = np.arange(len(keys) - 1, -1, -1, dtype=np.int32)
+        first[0] = NONE
+        return first[np.where((wanted > 0) & (wanted <= largest), wanted, 0)]
+    result = np.full(len(wanted), NONE, dtype=np.int32)
+    usable = np.flatnonzero(keys > 0)
+    usable = usable[np.argsort(keys[usable], kind="stable")]
+    ordered = keys[usable]
+    at = np.minimum(np.searchsorted(ordered, wanted), len(ordered) - 1)
+    found = (ordered[at] == wanted) & (wanted > 0)
+    result[found] = usable[at[found]]
+    return result
+
+
+def nearest_ancestor(nesting: Nesting, wanted: Mask) -> Indices:
+    """For each slice, the innermost slice around it for which `wanted` holds."""
+    if not wanted.any():
+        return np.broadcast_to(np.int32(NONE), len(wanted))  # takes no memory
+    if native.functions is not None:
+        columns = map(np.ascontiguousarray, (nesting.order, nesting.parent, wanted))
+        return np.frombuffer(native.functions.nearest_ancestor(*columns), dtype=np.int32)
+    nearest = np.full(len(wanted), NONE, dtype=np.int32)
+    for level in nesting.levels[1:]:
+        parent = nesting.parent[level]
+        nearest[level] = np.where(wanted[parent], parent, nearest[parent])
+    return nearest
+
+
+def self_time(nesting: Nesting, duration: Ints) -> Ints:
+    """Duration minus that of the direct children."""
+    if native.functions is not None:
+        columns = map(np.ascontiguousarray, (nesting.parent, duration))
+        return np.frombuffer(native.functions.self_time(*columns), dtype=np.int64)
+    inside = nesting.parent != NONE
+    covered = np.bincount(nesting.parent[inside], weights=duration[inside], minlength=len(duration))
+    return np.maximum(duration - covered.astype(np.int64), 0)
+
+
+def follow(first: NDArray[Any], then: NDArray[Any]) -> NDArray[Any]:
+    """then[first], with NONE staying NONE."""
+    if len(then) == 0:
+        return np.full(len(first), NONE)
+    return np.where(first != NONE, then[first], NONE)
+
+
+@dataclass(frozen=True)
+class Links:
+    """For each slice the index of another slice, or NONE."""
+
+    launch: Indices
+    op: Indices
+    python: Indices
+    module: Indices
+
+
+def link(
+    nesting: Nesting,
+    correlation: Callable[[Ints], NDArray[Any]],
+    external_id: Callable[[Ints], NDArray[Any]],
+    is_gpu: Mask,
+    is_launch: Mask,
+    is_op: Mask,
+    is_line: Mask,
+    is_own_line: Mask,
+    is_module: Mask,
+) -> Links:
+    """Link device activity to its launch by correlation id, and launches and ops by nesting.
+
+    Where the launch is not in the file, or not inside an op, the External id links to the op. `correlation` and
+    `external_id` give the ids of slices.
+    """
+    gpu, launches = np.flatnonzero(is_gpu), np.flatnonzero(is_launch)
+    launch = np.full(len(is_gpu), NONE, dtype=np.int32)
+    launch[gpu] = follow(match_first(correlation(launches), correlation(gpu)), launches)
+    op = nearest_ancestor(nesting, is_op)
+    op = _with(op, gpu, follow(launch[gpu], op))
+    ops = np.flatnonzero(is_op)
+    if len(ops):
+        without = np.flatnonzero((is_gpu | is_launch) & (op == NONE))
+        op = _with(op, without, follow(match_first(external_id(ops), external_id(without)), ops))
+    frames = []
+    for found in (_nearest_line(nesting, is_line, is_own_line), nearest_ancestor(nesting, is_module)):
+        of_launch, of_op = follow(launch[gpu], found), follow(op[gpu], found)
+        frames.append(_with(found, gpu, np.where(launch[gpu] != NONE, of_launch, of_op)))
+    return Links(launch, op, *frames)
+
+
+def _with(found: Indices, slices: Ints, values: NDArray[Any]) -> Indices:
+    """The same with other values for some slices."""
+    if (found[slices] == values).all():
+        return found
+    changed = found if found.flags.writeable else found.copy()
+    changed[slices] = values
+    return changed
+
+
+def _nearest_line(nesting: Nesting, is_line: Mask, is_own_line: Mask) -> Indices:
+    """The innermost line of user code around each slice, else the innermost line."""
+    own, any_line = nearest_ancestor(nesting, is_own_line), nearest_ancestor(nesting, is_line)
+    return np.where(own != NONE, own, any_line) if is_line.any() else own
+
+
+class SliceLookup:
+    """Finds slices by their track and a time."""
+
+    def __init__(self, nesting: Nesting, track: NDArray[Any], start: Ints, duration: Ints) -> None:
+        self._nesting, self._track, self._start, self._duration = nesting, track, start, duration
+
+    @cached_property
+    def _key(self) -> Ints:
+        key: Ints = track_time_key(self._track, self._start)[self._nesting.order]
+        return key
+
+    def at(self, at_track: NDArray[Any], at_time: Ints) -> NDArray[Any]:
+        """The innermost slice on a track that is open at a time, or starts then."""
+        if native.functions is None:
+            return self.at_with_numpy(at_track, at_time)
+        slices = self._nesting.order, self._nesting.parent, self._track.astype(np.int32, copy=False)
+        times = self._start, self._duration, at_track.astype(np.int32, copy=False), at_time
+        tracks = int(self._track.max(initial=-1)) + 1
+        found = native.functions.open_slices(*map(np.ascontiguousarray, (*slices, *times)), tracks)
+        return np.frombuffer(found, dtype=np.int32)
+
+    def at_with_numpy(self, at_track: NDArray[Any], at_time: Ints) -> Ints:
+        """The same without the C parts."""
+        order, parent, start = self._nesting.order, self._nesting.parent, self._start
+        if len(order) == 0:
+            return np.full(len(at_track), NONE)
+        wanted = track_time_key(at_track, np.maximum(at_time, 0))
+        position = np.searchsorted(self._key, wanted, side="right") - 1
+        found = np.where(position >= 0, order[np.maximum(position, 0)], NONE)
+        found = np.where((found != NONE) & (self._track[found] == at_track), found, NONE)
+        while True:
+            over = start[found] + self._duration[found] <= at_time
+            over &= (found != NONE) & (start[found] != at_time)
+            if not over.any():
+                return found
+            found = np.where(over, parent[found], found)
+
+
+def slice_at(
+    nesting: Nesting, track: NDArray[Any], start: Ints, end: Ints, at_track: NDArray[Any], at_time: Ints
+) -> Ints:
+    """The same, for one question."""
+    return SliceLookup(nesting, track, start, end - start).at(at_track, at_time).astype(np.int64)
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Training steps in order of time, and what they were found by."""
+
+    number: Ints
+    start: Ints
+    end: Ints
+    source: str
+
+    def at(self, time: Ints) -> Indices:
+        """For each time the number of the step it lies in, or NONE."""
+        numbers = np.full(len(time), NONE, dtype=np.int32)
+        for begin in range(0, len(time) if len(self.start) else 0, _TIMES_AT_ONCE):
+            piece = time[begin : begin + _TIMES_AT_ONCE]
+            index = np.searchsorted(self.start, piece, side="right") - 1
+            inside = (index >= 0) & (piece < self.end[np.maximum(index, 0)])
+            numbers[begin : begin + len(piece)][inside] = self.number[index[inside]]
+        return numbers
+
+
+@dataclass(frozen=True)
+class Annotation:
+    """A named time span on the host."""
+
+    name: str
+    start: int
+    end: int
+
+
+# At most nine digits: the column is a 32-bit integer.
+PROFILER_STEP = re.compile(r"^ProfilerStep#(\d{1,9})$")
+NUMBERED_STEP = re.compile(
+    r"^(?:train(?:ing)?[_ ]?)?(?:step|iter(?:ation)?)[ _#:=]*(\d{1,9})$", re.IGNORECASE
+)
+_UNFINISHED_STEP = re.compile(unfinished_step(r"(\d{1,9})$"))
+_OPTIMIZER_STEP = re.compile(r"^Optimizer\.step#")
+
+
+def find_steps(annotations: list[Annotation]) -> Steps:
+    """From ProfilerStep#N, else from annotations numbered like steps, else from the ends of optimizer steps."""
+    unfinished = {int(match[1]) for item in annotations if (match := _UNFINISHED_STEP.match(item.name))}
+    for pattern, source in ((PROFILER_STEP, "profiler"), (NUMBERED_STEP, "annotation")):
+        spans: dict[int, Annotation] = {}
+        for item in sorted(annotations, key=lambda a: a.start):
+            match = pattern.match(item.name)
+            if match and int(match[1]) not in unfinished:
+                spans.setdefault(int(match[1]), item)
+        if spans:
+            return _steps([(number, a.start, a.end) for number, a in spans.items()], source)
+    ends = sorted(item.end for item in annotations if _OPTIMIZER_STEP.match(item.name))
+    first = min((item.start for item in annotations), default=0)
+    bounds = [first, *ends]
+    pairs = pairwise(bounds)
+    return _steps([(n, a, b) for n, (a, b) in enumerate(pairs)], "optimizer" if ends else "")
+
+
+def _steps(spans: list[tuple[int, int, int]], source: str) -> Steps:
+    spans = sorted(spans, key=lambda span: span[1])
+    columns = np.array(spans, dtype=np.int64).reshape(-1, 3)
+    return Steps(columns[:, 0], columns[:, 1], columns[:, 2], source)

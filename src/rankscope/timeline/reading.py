@@ -1,0 +1,37 @@
+"""Traces into the store: `store.ingest` with the function that gives the bytes of a trace their meaning."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rankscope.store import ingest as store_ingest
+from rankscope.store.ingest import Ingested, Options, Watch
+from rankscope.store.worker import Progress
+
+
+def ingest(paths: Sequence[Path], options: Options | None = None, watch: Watch | None = None) -> Ingested:
+    """Bring the store of these traces up to date and return it. Unchanged files are not read again."""
+    return store_ingest.ingest(paths, read_trace, options, watch)
+
+
+def read_trace(
+    path: Path,
+    folder: Path,
+    threads: int,
+    progress: Progress,
+    part: str,
+    rank_source: str,
+    companions: tuple[Path, ...],
+) -> dict[str, Any]:
+    """Read a trace into a folder, in a worker process or in this one."""
+    # Late: imports numpy, which a command that starts workers does not need itself.
+    from rankscope.timeline.segment import build_segment
+
+    return build_segment(path, folder, threads, progress, part, rank_source, companions)
+
+
+def load_modules() -> None:
+    """In a worker, before its first task arrives."""
+    import rankscope.timeline.segment  # noqa: F401

@@ -1,0 +1,166 @@
+"""Builds one segment of the store from one trace file: a folder of Parquet tables and segment.json.
+
+The folder has a temporary name until it is complete, so that a partial segment is never opened.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rankscope.errors import ReadError, StoreError
+from rankscope.files import sync_folder
+from rankscope.model import EVENTS, FORMAT_VERSION
+from rankscope.readers import EventBatch, Reading, find_reader, open_part
+from rankscope.store.checksums import checksums, write_checked_json
+from rankscope.store.event_log import EventLog, ReadBatch, read_batch
+from rankscope.store.layout import SEGMENT_FILE
+from rankscope.store.parquet_writer import ParquetFile
+from rankscope.store.selected_tables import write_selected
+from rankscope.store.table_files import TableFiles
+from rankscope.store.worker import Progress
+from rankscope.timeline.tables import write_tables
+from rankscope.version import __version__
+
+_LARGEST_HEADER_VALUE = 100_000
+_CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)
+
+
+def build_segment(
+    path: Path,
+    folder: Path,
+    threads: int,
+    progress: Progress,
+    part: str = "",
+    rank_source: str = "",
+    companions: Sequence[Path] = (),
+) -> dict[str, Any]:
+    """Read `path`, or a part of it, into the empty folder `folder`; writes and returns the content of segment.json.
+
+    `companions` are files that may add to it.
+    """
+    before = path.stat()
+    reader = find_reader(path)
+    reading = open_part(reader, path, part)
+    with _storing(folder), ThreadPoolExecutor(threads) as pool:
+        count, facts = _write(path, before.st_size, reading, TableFiles(folder, pool, threads), progress)
+        facts["further"] = _write_further(reading, folder, facts["origin_ns"])
+        if companions or facts["replays"] or facts["compiled"]:
+            # Late: few traces have any.
+            from rankscope.timeline.sidecar_files import add_companions
+
+            facts["companions"] = add_companions(folder, facts, companions, _build_plainly)
+    if facts["misplaced"] and not facts["timed"]:
+        raise ReadError(
+            f"no event of {path} has a usable time",
+            why=f"{facts['misplaced']:,} events have none, or one that no other event is near.",
+            hint="Capture this rank again, or leave the file out.",
+        )
+    if reading.report.events_lost and not count and not any(facts["further"].values()):
+        raise ReadError(
+            f"nothing in {path} could be read",
+            why=f"{reading.report.events_lost:,} events are damaged: {reading.report.examples[0]}.",
+            hint="Capture this rank again, or leave the file out.",
+        )
+    manifest = {
+        "format": FORMAT_VERSION,
+        "written_by": f"rankscope {__version__}",
+        "reader": reader.name,
+        "rank_source": rank_source,
+        "source": {"path": str(path), "bytes": before.st_size, "mtime_ns": before.st_mtime_ns, "part": part},
+        "clock_base_ns": reading.clock_base_ns(),
+        "events": count,
+        **facts,
+        "reading": asdict(reading.report),
+        "header": _small_fields(reading.header),
+        "files": checksums(folder),
+    }
+    write_checked_json(folder / SEGMENT_FILE, manifest)
+    sync_folder(folder)
+    return manifest
+
+
+def _build_plainly(path: Path, folder: Path) -> None:
+    """For a trace that is read only to look something up in it."""
+    build_segment(path, folder, 1, lambda read, doing: None)
+
+
+@contextmanager
+def _storing(folder: Path) -> Iterator[None]:
+    """A disk that is full is not the fault of the trace."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _CANNOT_WRITE:
+            raise
+        raise StoreError(
+            f"cannot build the store in {folder.parent}",
+            why=f"{error.strerror}.",
+            hint="Make room, or put the store elsewhere: --cache DIR",
+        ) from error
+
+
+def _write(
+    path: Path, size: int, reading: Reading, files: TableFiles, progress: Progress
+) -> tuple[int, dict[str, Any]]:
+    """Write every table of the model; returns the number of events, and facts for segment.json."""
+    log = EventLog()
+    _write_events(reading, log, files, progress)
+    if log.is_empty:
+        raise ReadError(
+            f"{path} has no events",
+            why=f"{reading.report.damage or 'None of its tables has rows'}.",
+            hint="Capture this rank again, or leave the file out.",
+        )
+    events = log.events()
+    progress(size, "links and nesting")
+    facts = write_tables(events, files)
+    return len(events), {**facts, "read_by": dict(log.read_by), "rows": dict(sorted(files.rows.items()))}
+
+
+def _write_events(reading: Reading, log: EventLog, files: TableFiles, progress: Progress) -> None:
+    """Write every event in file order, one row group a batch. The log keeps them without their arguments."""
+    with ParquetFile(files.folder / f"{EVENTS.name}.parquet", EVENTS.fields) as file:
+        pending: deque[Future[ReadBatch]] = deque()
+
+        def add_first() -> None:
+            batch = pending.popleft().result()
+            file.append(batch.encoded, len(batch.columns))
+            log.add(batch)
+
+        for batch in reading.batches():
+            pending.append(files.pool.submit(_read, batch))
+            if len(pending) > files.ahead:  # one batch is read while the others are encoded
+                add_first()
+                progress(reading.position(), "reading")
+        while pending:
+            add_first()
+
+
+def _read(batch: EventBatch) -> ReadBatch:
+    try:
+        return read_batch(batch.columns())
+    finally:
+        batch.close()
+
+
+def _write_further(reading: Reading, folder: Path, origin_ns: int) -> dict[str, int]:
+    """Write the tables that only this format has; returns the number of rows of each."""
+    written = {}
+    for table, batch in reading.further():
+        try:
+            written[table.name] = write_selected(batch, table, folder, origin_ns)
+        finally:
+            batch.close()
+    return written
+
+
+def _small_fields(header: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in header.items() if len(json.dumps(value)) < _LARGEST_HEADER_VALUE}

@@ -1,0 +1,312 @@
+"""Writes the tables of one segment from its events."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rankscope.model import (
+    COMPILED_PATTERN,
+    COUNTERS,
+    GRAPH_LAUNCH_PATTERN,
+    INSTANTS,
+    LAUNCH_CATEGORIES,
+    LINKS,
+    MEMORY_ARGS,
+    STEPS,
+    TRACKS,
+)
+from rankscope.readers.columns import NULL, Texts
+from rankscope.store.arrays import NONE, Ints, number_rows
+from rankscope.store.event_log import Events, flow_texts
+from rankscope.store.parquet_writer import Coded, Numbers
+from rankscope.store.table_files import TableFiles, coded
+from rankscope.timeline.categories import Names
+from rankscope.timeline.collectives.table import write_collectives
+from rankscope.timeline.device_activity import allocating_ops, device_time, write_activity
+from rankscope.timeline.json_arguments import arguments, number_of, text_of
+from rankscope.timeline.linking import Steps, follow, self_time
+from rankscope.timeline.nesting import nest
+from rankscope.timeline.recording import (
+    COUNTER_PHASES,
+    FLOW_PHASES,
+    INSTANT_PHASES,
+    Recording,
+    Track,
+    arrange,
+)
+from rankscope.timeline.slices import (
+    SliceTable,
+    find_slices,
+    gpu_slices,
+    link_slices,
+    named,
+    of_categories,
+    step_columns,
+    steps_of_host,
+)
+from rankscope.timeline.step_times import StepTimes
+
+_GRAPH_LAUNCH = re.compile(GRAPH_LAUNCH_PATTERN)
+_COMPILED = re.compile(COMPILED_PATTERN)
+_MEMORY_COLUMNS = {
+    "bytes": "Bytes",
+    "allocated_bytes": "Total Allocated",
+    "reserved_bytes": "Total Reserved",
+    "device_type": "Device Type",
+    "device": "Device Id",
+    "address": "Addr",
+}
+
+
+def write_tables(events: Events, files: TableFiles) -> dict[str, Any]:
+    """Write every table; returns what segment.json records about them. The events are changed in place."""
+    recording = arrange(events)
+    slices, unpaired = find_slices(recording)  # the events' own columns mean nothing from here on
+    steps = steps_of_host(recording, slices)
+    nesting = nest(slices.track, slices.time, slices.end)
+    step_at_start = files.pool.submit(steps.at, slices.time)
+    is_gpu = gpu_slices(recording, slices)
+    links = link_slices(recording, slices, nesting)
+    self_ns = files.pool.submit(self_time, nesting, slices.duration)
+    device = files.pool.submit(device_time, links.op, is_gpu, slices.duration)
+    step, times = step_columns(slices, links, steps, is_gpu, step_at_start.result())
+    source = SliceTable(recording, slices, nesting, links, step, self_ns.result(), device.result())
+    others = files.pool.submit(_write_others, files, source, steps, times)
+    write_activity(files, source, np.flatnonzero(is_gpu))
+    others.result()
+    launches = of_categories(recording, slices, LAUNCH_CATEGORIES)
+    ranges = of_categories(recording, slices, ("cpu_op", "user_annotation"))
+    return {
+        "origin_ns": recording.origin_ns,
+        "end_ns": int(np.maximum(slices.end, slices.time).max(initial=0)),
+        "slices": len(slices),
+        "devices": sorted({track.device for track in recording.tracks if track.device is not None}),
+        "steps": len(steps.number),
+        "steps_source": steps.source,
+        "timed": recording.timed,
+        "misplaced": recording.misplaced,
+        "unpaired": unpaired,
+        "replays": bool(named(recording, slices.name[launches], _GRAPH_LAUNCH.search).any()),
+        "compiled": bool(named(recording, slices.name[ranges], _COMPILED.search).any()),
+    }
+
+
+def _write_others(files: TableFiles, source: SliceTable, steps: Steps, times: StepTimes) -> None:
+    """The tables besides those of slices, in a thread of their own."""
+    write_collectives(files, source)
+    _write_tracks(files, source)
+    _write_steps(files, steps, times)
+    _write_instants(files, source, steps)
+    _write_counters(files, source.recording)
+    _write_links(files, source)
+
+
+def _write_tracks(files: TableFiles, source: SliceTable) -> None:
+    recording, slices = source.recording, source.slices
+    count = len(recording.tracks)
+    per_track = np.bincount(slices.track, minlength=count)
+    rows = np.zeros(count, dtype=np.int64)
+    used = np.flatnonzero(per_track)
+    if len(used):  # the slices are in the order of their tracks
+        begins = (np.cumsum(per_track) - per_track)[used]
+        rows[used] = np.maximum.reduceat(source.nesting.row[source.nesting.order], begins) + 1
+    named = [recording.threads.get((track.pid, track.tid), Names()) for track in recording.tracks]
+    processes: dict[str, Names] = {}
+    for (pid, _), known in recording.threads.items():
+        if known.process is not None:
+            processes[pid] = _larger(processes.get(pid, Names()), known)
+    records: list[dict[str, Any]] = []
+    for number, (track, known) in enumerate(zip(recording.tracks, named, strict=True)):
+        process = processes.get(track.pid, Names())
+        records.append(
+            {
+                "track": number,
+                "kind": track.kind,
+                "pid": track.pid,
+                "tid": track.tid,
+                "device": track.device,
+                "stream": track.stream,
+                "process": process.process,
+                "thread": known.thread,
+                "label": _label(track, process.process, known.thread),
+                "sort_index": process.sort_index if known.sort_index is None else known.sort_index,
+                "slices": int(per_track[number]),
+                "rows": int(rows[number]),
+            }
+        )
+    files.write_records(TRACKS, records)
+
+
+def _larger(a: Names, b: Names) -> Names:
+    """The names of a process that several of its threads tell: the last in alphabetical order."""
+    indices = [index for index in (a.sort_index, b.sort_index) if index is not None]
+    return Names(max(a.process or "", b.process or ""), sort_index=max(indices, default=None))
+
+
+def _label(track: Track, process: str | None, thread: str | None) -> str:
+    stream = f"GPU {_shown(track.device)} stream {_shown(track.stream)}"
+    labels = {
+        "stream": stream,
+        "annotation": f"{stream} annotations",
+        "sync": f"GPU {track.pid} synchronisation",
+        "async": f"{track.tid} (async)",
+        "counter": f"counters of {track.pid if process is None else process}",
+    }
+    return labels.get(track.kind) or (f"thread {track.tid}" if thread is None else thread)
+
+
+def _shown(number: int | None) -> str:
+    return "" if number is None else str(number)
+
+
+def _write_steps(files: TableFiles, steps: Steps, times: StepTimes) -> None:
+    count = len(steps.number)
+    files.write_rows(
+        STEPS,
+        {
+            "step": Numbers(steps.number),
+            "start_ns": Numbers(steps.start),
+            "dur_ns": Numbers(steps.end - steps.start),
+            "end_ns": Numbers(times.end),
+            "time_ns": Numbers(times.end - times.begin),
+            "source": Coded(np.zeros(count, dtype=np.int32), Texts.of([steps.source])),
+        },
+    )
+
+
+def _write_instants(files: TableFiles, source: SliceTable, steps: Steps) -> None:
+    recording = source.recording
+    events, points = recording.events, recording.points_with_phase(INSTANT_PHASES)
+    index = points.event
+    memory = events.memory
+    if not np.array_equal(index, events.memory_events):
+        memory = np.full((len(index), len(MEMORY_ARGS)), NULL)
+        place, there = np.searchsorted(index, events.memory_events), np.isin(events.memory_events, index)
+        memory[place[there]] = events.memory[there]
+    column = {name: place for place, name in enumerate(MEMORY_ARGS)}
+    op = np.full(len(index), NONE)
+    allocations = np.flatnonzero(memory[:, column["Bytes"]] > 0)
+    op[allocations] = allocating_ops(source, points.track[allocations], points.time[allocations])
+    texts = events.coded_texts
+    files.write_rows(
+        INSTANTS,
+        {
+            "id": Numbers(index),
+            "track": Numbers(points.track),
+            "ts_ns": Numbers(points.time),
+            "name": Coded(points.name, texts),
+            "category": Coded(events.category[index], texts),
+            "step": Numbers(steps.at(points.time), NONE),
+            **{name: Numbers(memory[:, column[key]], NULL) for name, key in _MEMORY_COLUMNS.items()},
+            "op": Numbers(op, NONE),
+        },
+    )
+
+
+def _write_counters(files: TableFiles, recording: Recording) -> None:
+    events, points = recording.events, recording.points_with_phase(COUNTER_PHASES)
+    rows: list[int] = []
+    series: list[str] = []
+    values: list[float | None] = []
+    for place, event in enumerate(points.event.tolist()):
+        args = arguments(events.args.get(event))
+        pairs = args.items() if isinstance(args, dict) else enumerate(args) if isinstance(args, list) else ()
+        for key, value in pairs:
+            rows.append(place)
+            series.append(str(key))
+            values.append(number_of(text_of(value)))
+    index = np.array(rows, dtype=np.int64)
+    numbers = np.array([np.nan if value is None else value for value in values], dtype=np.float64)
+    files.write_rows(
+        COUNTERS,
+        {
+            "id": Numbers(points.event[index]),
+            "track": Numbers(points.track[index]),
+            "ts_ns": Numbers(points.time[index]),
+            "name": Coded(points.name[index], events.coded_texts),
+            "series": coded(series),
+            "value": Numbers(numbers, valid=np.array([value is not None for value in values], dtype=bool)),
+        },
+    )
+
+
+def _write_links(files: TableFiles, source: SliceTable) -> None:
+    """A flow event names a track and a time; it is linked to the slice that is open there.
+
+    A step or an end of a flow is linked with the start or step before it in time: an id that is used again is another
+    flow, and no link ends before it starts.
+    """
+    recording = source.recording
+    events = recording.events
+    index, track, time = _flow_ends(recording)
+    bound = source.ids(source.lookup.at(track, time))
+    flow = events.flow_of(index)
+    _, key = number_rows([events.category[index].astype(np.int64), flow])
+    key[flow == NULL] = NONE
+    # At one time a flow starts, goes on and ends. Of an event that names two tracks, the one with a slice counts.
+    phase = events.phase[index]
+    part = np.select([phase == recording.code(name) for name in ("s", "t")], [0, 1], 2)
+    order = np.lexsort((bound != NONE, part, time, key))
+    first, then = _flow_steps(key[order], part[order])
+    first, then = follow(first, order), follow(then, order)
+    either = np.where(first != NONE, first, then)
+    files.write_rows(
+        LINKS,
+        {
+            "kind": Coded(events.category[index[either]], events.coded_texts),
+            "flow": flow_texts(flow[either], events.coded_texts),
+            "source": Numbers(follow(first, bound), NONE),
+            "target": Numbers(follow(then, bound), NONE),
+            "source_ns": Numbers(follow(first, time), valid=first != NONE),
+            "target_ns": Numbers(follow(then, time), valid=then != NONE),
+        },
+    )
+
+
+def _flow_ends(recording: Recording) -> tuple[Ints, NDArray[Any], Ints]:
+    """The flow events, the thread or stream each names, and its time: one without either is left out, one with both is
+    two."""
+    events, flows = recording.events, recording.points_with_phase(FLOW_PHASES)
+    count = len(events.texts)
+    key = events.pid[flows.event].astype(np.int64) * count + events.tid[flows.event]
+    found: list[tuple[Ints, NDArray[Any]]] = []
+    for kind in ("stream", "thread"):
+        wanted = {
+            recording.code(track.pid) * count + recording.code(track.tid): number
+            for number, track in enumerate(recording.tracks)
+            if track.kind == kind
+        }
+        keys = np.array(sorted(wanted), dtype=np.int64)
+        if len(keys) == 0:
+            continue
+        at = np.minimum(np.searchsorted(keys, key), len(keys) - 1)
+        there = keys[at] == key
+        numbers = np.array([wanted[k] for k in keys.tolist()], dtype=np.int32)
+        found.append((np.flatnonzero(there), numbers[at[there]]))
+    if not found:
+        return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int32), np.empty(0, dtype=np.int64)
+    place, track = (np.concatenate(parts) for parts in zip(*found, strict=True))
+    order = np.argsort(place, kind="stable")
+    return flows.event[place[order]], track[order], flows.time[place[order]]
+
+
+def _flow_steps(key: Ints, part: Ints) -> tuple[Ints, Ints]:
+    """Where each link starts and ends among the events of flows, which are sorted by key and time; events that are in
+    no link stand beside NONE. `part` is 0 for a start, 1 for a step, 2 for an end; a key may be NONE."""
+    place = np.arange(len(key))
+    latest = np.maximum.accumulate(np.where(part < 2, place, NONE))
+    before = np.concatenate([np.full(min(len(key), 1), NONE), latest[:-1]])
+    linked = (part > 0) & (before != NONE) & (key != NONE)
+    linked &= key[np.maximum(before, 0)] == key
+    in_link = linked.copy()
+    in_link[before[linked]] = True
+    alone = np.flatnonzero(~in_link)
+    starts = part[alone] == 0
+    return (
+        np.concatenate([before[linked], np.where(starts, alone, NONE)]),
+        np.concatenate([place[linked], np.where(starts, NONE, alone)]),
+    )

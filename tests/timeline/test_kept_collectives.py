@@ -1,0 +1,52 @@
+"""The matched collectives of a large run are kept in the store, and made again where they do not fit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from rankscope.store.arrays import Ints
+from rankscope.timeline.collectives import kept
+from rankscope.timeline.collectives.entries import Collectives, Unmatched
+from rankscope.timeline.collectives.groups import Group
+
+
+def made(count: int) -> Collectives:
+    source = np.random.default_rng(0)
+
+    def column(high: int) -> Ints:
+        return source.integers(-1, high, count)
+
+    return Collectives(
+        rank=column(3), segment=column(1), slice=column(1 << 40), track=column(9), group=column(2), kind=column(7),
+        dtype=column(1), bytes=column(1 << 33), seq=column(1 << 17), step=column(6), start=column(1 << 60),
+        end=column(1 << 60), on_device=column(1).astype(bool), call=column(99), call_start=column(1 << 60),
+        peer=column(3), in_elements=column(1 << 20), out_elements=column(1 << 20), match=column(count),
+        groups=(Group("0", "default_pg", (0, 1, 2), 3), Group("?")), dtypes=("bfloat16",),
+        unmatched=(Unmatched("their process group has one rank", 2, (0, 1)),),
+    )  # fmt: skip
+
+
+def test_they_come_back_as_they_were(tmp_path: Path) -> None:
+    rows = made(20_000)
+    kept.save(tmp_path, [[0, 0, "a", 5]], rows)
+    found = kept.load(tmp_path, [[0, 0, "a", 5]])
+    assert found is not None
+    for name, value in vars(rows).items():
+        other = getattr(found, name)
+        if isinstance(value, np.ndarray):
+            assert (other == value).all() and other.dtype == value.dtype
+        else:
+            assert other == value
+    assert kept.load(tmp_path, [[0, 0, "b", 5]]) is None, "another file"
+
+
+def test_a_damaged_file_is_ignored_and_few_are_not_kept(tmp_path: Path) -> None:
+    assert kept.load(tmp_path, []) is None
+    kept.save(tmp_path, [], made(100))
+    assert not (tmp_path / kept.FILE).exists()
+    kept.save(tmp_path, [], made(20_000))
+    text = (tmp_path / kept.FILE).read_bytes()
+    (tmp_path / kept.FILE).write_bytes(text.replace(b"default_pg", b"default_qg"))
+    assert kept.load(tmp_path, []) is None

@@ -1,0 +1,94 @@
+"""Links, steps and pairs on small, hand-made arrays."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rankscope.readers.pairing import pair_by_key, pair_nested
+from rankscope.store.arrays import NONE
+from rankscope.timeline.linking import Annotation, SliceLookup, find_steps, match_first, self_time, slice_at
+from rankscope.timeline.nesting import nest
+
+
+def ints(*values: int) -> np.ndarray:
+    return np.array(values, dtype=np.int64)
+
+
+@given(st.lists(st.integers(0, 6), max_size=12), st.lists(st.integers(0, 8), max_size=12))
+def test_match_first_is_the_first_occurrence(keys: list[int], wanted: list[int]) -> None:
+    found = match_first(np.array(keys, dtype=np.int64), np.array(wanted, dtype=np.int64))
+    expected = [keys.index(key) if key > 0 and key in keys else NONE for key in wanted]
+    assert found.tolist() == expected
+
+
+def test_self_time_leaves_out_direct_children_only() -> None:
+    start, end = ints(0, 1, 2, 6), ints(10, 5, 4, 9)
+    nesting = nest(ints(0, 0, 0, 0), start, end)
+    assert self_time(nesting, end - start).tolist() == [3, 2, 2, 3]
+
+
+def test_slice_at_finds_the_innermost_open_slice() -> None:
+    track, start, end = ints(0, 0, 0, 1), ints(0, 2, 20, 0), ints(10, 4, 30, 5)
+    nesting = nest(track, start, end)
+    places = [(0, 0), (0, 3), (0, 7), (0, 15), (0, 20), (1, 4), (2, 0)]
+    found = slice_at(nesting, track, start, end, *np.array(places, dtype=np.int64).T)
+    assert found.tolist() == [0, 1, 0, NONE, 2, 3, NONE]
+
+
+SLICES = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 12), st.integers(-3, 12)), max_size=14)
+QUESTIONS = st.lists(st.tuples(st.integers(-1, 3), st.integers(-2, 26)), max_size=14)
+
+
+@given(SLICES, QUESTIONS)
+def test_the_open_slice_is_the_same_in_c_and_numpy(
+    slices: list[tuple[int, int, int]], questions: list[tuple[int, int]]
+) -> None:
+    track, start, duration = np.array(slices, dtype=np.int64).reshape(-1, 3).T
+    lookup = SliceLookup(nest(track, start, start + duration), track, start, duration)
+    at_track, at_time = np.array(questions, dtype=np.int64).reshape(-1, 2).T
+    expected = lookup.at_with_numpy(at_track, at_time).tolist()
+    assert lookup.at(at_track, at_time).tolist() == expected
+
+
+def test_profiler_steps_come_first() -> None:
+    steps = find_steps([Annotation("Optimizer.step#SGD.step", 3, 4), Annotation("ProfilerStep#7", 0, 5)])
+    assert (steps.number.tolist(), steps.source) == ([7], "profiler")
+    assert steps.at(ints(0, 4, 5, -1)).tolist() == [7, 7, NONE, NONE]
+
+
+def test_numbered_annotations_are_steps_too() -> None:
+    steps = find_steps(
+        [Annotation("step 3", 0, 5), Annotation("Iteration #4", 6, 9), Annotation("stepping", 0, 1)]
+    )
+    assert (steps.number.tolist(), steps.source) == ([3, 4], "annotation")
+
+
+def test_without_either_the_optimizer_tells() -> None:
+    steps = find_steps(
+        [
+            Annotation("forward", 1, 2),
+            Annotation("Optimizer.step#A", 3, 5),
+            Annotation("Optimizer.step#A", 8, 9),
+        ]
+    )
+    assert (steps.start.tolist(), steps.end.tolist(), steps.source) == ([1, 5], [5, 9], "optimizer")
+
+
+def test_no_annotations_no_steps() -> None:
+    steps = find_steps([Annotation("forward", 1, 2)])
+    assert (len(steps.number), steps.source) == (0, "")
+
+
+def test_begin_and_end_pair_like_brackets() -> None:
+    begins = np.array([True, True, False, False, True, False, False, True])
+    pairs = pair_nested(ints(0, 0, 0, 0, 1, 1, 1, 0), ints(0, 1, 2, 3, 0, 1, 2, 9), begins)
+    assert sorted(zip(pairs.begin.tolist(), pairs.end.tolist(), strict=True)) == [(0, 3), (1, 2), (4, 5)]
+    assert (pairs.never_ended.tolist(), pairs.never_begun.tolist()) == ([7], [6])
+
+
+def test_async_events_pair_by_key() -> None:
+    begins = np.array([True, True, False, False])
+    pairs = pair_by_key(ints(5, 6, 5, 6), ints(0, 1, 2, 3), begins)
+    assert sorted(zip(pairs.begin.tolist(), pairs.end.tolist(), strict=True)) == [(0, 2), (1, 3)]
