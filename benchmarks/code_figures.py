@@ -1,0 +1,164 @@
+"""The size and the shape of the code, counted the same way each time.
+
+    python benchmarks/code_figures.py          the figures
+    python benchmarks/code_figures.py -v       and what they are made of
+
+Lines of Python in src, and how many of them are code (no docstring, comment or blank line); modules that one other
+module imports; variables whose names say nothing (STYLE in CONTRIBUTING.md); functions over complexity 20; and calls
+from one module to another while `open_run` opens a run that was read before and gives its first table: the functions
+that each module calls in others, constructors of records left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import io
+import subprocess
+import sys
+import tempfile
+import tokenize
+from collections import Counter
+from pathlib import Path
+from types import FrameType
+
+ROOT = Path(__file__).parents[1]
+SRC = ROOT / "src"
+COMPLEXITY = 20
+TRACE = ROOT / "tests" / "data" / "ddp-gloo4"
+EMPTY_NAMES = ("found", "one", "place", "own", "known", "made", "kept")
+_NO_CODE = (
+    tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENCODING,
+    tokenize.ENDMARKER,
+)  # fmt: skip
+
+
+def modules() -> dict[str, Path]:
+    """Every module of src by its name; a package by its own."""
+    names = {}
+    for path in sorted(SRC.rglob("*.py")):
+        parts = path.relative_to(SRC).with_suffix("").parts
+        names[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return names
+
+
+def code_lines(text: str) -> int:
+    """Lines with code on them: a docstring, like every string that is a statement, is none."""
+    strings = {
+        line
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Constant)
+        and isinstance(node.value.value, str)
+        for line in range(node.lineno, (node.end_lineno or node.lineno) + 1)
+    }
+    lines: set[int] = set()
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type not in _NO_CODE:
+            lines |= {*range(token.start[0], token.end[0] + 1)}
+    return len(lines - strings)
+
+
+def importers(paths: dict[str, Path]) -> dict[str, set[str]]:
+    """By module, the modules that import it, at any place of their code."""
+    by_module: dict[str, set[str]] = {name: set() for name in paths}
+    for name, path in paths.items():
+        for node in ast.walk(ast.parse(path.read_text())):
+            imported: list[str] = []
+            if isinstance(node, ast.Import):
+                imported = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                imported = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+            for module in imported:
+                if module in paths and module != name:
+                    by_module[module].add(name)
+    return by_module
+
+
+def calls_to_open() -> Counter[tuple[str, str]]:
+    """The functions that modules call in other modules, until a run that was read before gives its first table."""
+    from rankscope.timeline.run import open_run
+
+    with tempfile.TemporaryDirectory() as cache:
+
+        def first_table() -> None:
+            open_run([TRACE], cache=Path(cache)).rows("SELECT count(*) FROM slices")
+
+        first_table()  # reads the files, imports what is imported late
+        calls: Counter[tuple[str, str]] = Counter()
+
+        def count(frame: FrameType, event: str, argument: object) -> None:
+            if event != "call" or frame.f_back is None:
+                return
+            caller, callee = (str(each.f_globals.get("__name__", "")) for each in (frame.f_back, frame))
+            if caller == callee or not all(name.startswith("rankscope.") for name in (caller, callee)):
+                return
+            function = str(frame.f_code.co_qualname)  # type: ignore[attr-defined] # of Python 3.11
+            if callee != "rankscope.records":
+                calls[caller, f"{callee}.{function}"] += 1
+
+        sys.setprofile(count)
+        try:
+            first_table()
+        finally:
+            sys.setprofile(None)
+    return calls
+
+
+def empty_names(text: str) -> list[int]:
+    """The lines at which a variable or a parameter gets a name that does not say what it holds."""
+    nodes = [*ast.walk(ast.parse(text))]
+    stored = [
+        (node.lineno, node.id)
+        for node in nodes
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+    ]
+    parameters = [(node.lineno, node.arg) for node in nodes if isinstance(node, ast.arg)]
+    return sorted(line for line, name in (*stored, *parameters) if name in EMPTY_NAMES)
+
+
+def complex_functions() -> list[str]:
+    arguments = ("check", "--isolated", "--select=C901", "--output-format=concise", str(SRC))
+    setting = f"lint.mccabe.max-complexity={COMPLEXITY}"
+    ruff = subprocess.run(
+        [sys.executable, "-m", "ruff", *arguments, "--config", setting],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return [line for line in ruff.stdout.splitlines() if "C901" in line]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("-v", action="store_true", dest="details", help="what the figures are made of")
+    details = parser.parse_args().details
+    paths = modules()
+    texts = [path.read_text() for path in paths.values()]
+    print(
+        f"{sum(text.count(chr(10)) for text in texts):,} lines of Python, {sum(map(code_lines, texts)):,} of code"
+    )
+    single = {name: by for name, by in importers(paths).items() if len(by) == 1}
+    print(f"{len(paths)} modules, {len(single)} with a single importer")
+    if details:
+        for name, by in sorted(single.items(), key=lambda item: len(paths[item[0]].read_text())):
+            print(f"  {paths[name].read_text().count(chr(10)):>5} {name} <- {', '.join(by)}")
+    unnamed = {path: lines for path in paths.values() if (lines := empty_names(path.read_text()))}
+    print(f"{sum(map(len, unnamed.values()))} variables called {', '.join(EMPTY_NAMES)}")
+    if details:
+        for path, lines in unnamed.items():
+            print(f"  {path.relative_to(ROOT)}: {', '.join(map(str, lines))}")
+    calls = calls_to_open()
+    print(f"{len(calls)} calls between modules to open a run ({calls.total()} with repetitions)")
+    if details:
+        for (caller, callee), times in calls.items():
+            print(f"  {times:>5} {caller} -> {callee}")
+    complex_ones = complex_functions()
+    print(f"{len(complex_ones)} functions over complexity {COMPLEXITY}")
+    print(*complex_ones, sep="\n", end="\n" if complex_ones else "")
+
+
+if __name__ == "__main__":
+    main()
