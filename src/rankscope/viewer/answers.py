@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rankscope.store import derived
 from rankscope.text.json_values import plain
 
 Answer = dict[str, Any] | list[Any] | tuple[dict[str, Any], dict[str, Any]] | str
@@ -26,7 +27,6 @@ client_left: ContextVar[threading.Event] = ContextVar("client_left")
 """Set when the client of the request that is being answered has gone."""
 
 COLUMNS_TYPE = "application/vnd.rankscope.columns"
-_ALIGNMENT = 8
 _LARGEST = 2**62
 
 
@@ -39,16 +39,9 @@ def integer(text: str) -> int:
 
 
 def pack(header: dict[str, Any], columns: dict[str, NDArray[Any]]) -> bytes:
-    """The header and the layout of the columns as one JSON line, then the columns; each padded to 8 bytes."""
-    layout = [
-        {"name": name, "type": str(array.dtype), "length": len(array)} for name, array in columns.items()
-    ]
-    head = json_bytes({**header, "columns": layout})
-    pieces = [head, b" " * (-(len(head) + 1) % _ALIGNMENT), b"\n"]
-    for array in columns.values():
-        content = np.ascontiguousarray(array).tobytes()
-        pieces += [content, b"\0" * (-len(content) % _ALIGNMENT)]
-    return b"".join(pieces)
+    """The header and the layout of the columns as one JSON line, then the columns, in the format of store.derived."""
+    arrays = {name: np.ascontiguousarray(array) for name, array in columns.items()}
+    return b"".join(derived.pack(header, arrays, json_bytes))
 
 
 def as_json(header: dict[str, Any], columns: dict[str, NDArray[Any]]) -> dict[str, Any]:

@@ -1,30 +1,23 @@
-"""The slices of one segment as flat arrays in drawing order, saved beside the store and memory-mapped.
+"""The slices of one segment as flat arrays in drawing order, kept in the store (store.derived) and memory-mapped.
 
 Tiles are made from these arrays without SQL: a tile costs a few binary searches, whatever the size of the run.
-The folder `lod` of a segment is written at the first view and is safe to delete.
+The file of a segment is written at the first view.
 """
 
 from __future__ import annotations
 
-import json
-import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rankscope.files import make_private_folder, unique_name
 from rankscope.model import HOST_COLLECTIVE_PATTERN, LAUNCH_CATEGORIES, SYNC_CALL_PATTERN
 from rankscope.sql import sql_texts
+from rankscope.store.derived import Table, key_of, slices_file
 from rankscope.store.layout import SegmentEntry, can_write
 from rankscope.timeline.run import Run
 from rankscope.viewer.level_of_detail import Indices, Ints, buckets, build_pyramid
-
-FOLDER = "lod"
-_VERSION = 1
 
 KINDS = ("compute", "comm", "copy", "op", "annotation", "runtime", "sync", "python", "other")
 """Colour classes of slices; the arrays hold the index."""
@@ -62,16 +55,34 @@ class Lanes:
 
 
 def open_lanes(run: Run, entry: SegmentEntry) -> Lanes:
-    """The arrays of a segment: loaded from its folder, or built, and saved where the folder is writable."""
-    folder = run.store / entry.folder / FOLDER
-    kept = _load(folder)
-    if kept is not None:
-        return kept
+    """The arrays of a segment: loaded from the store, or built, and saved where it is writable."""
+    cached = _load(run, entry)
+    if cached is not None:
+        return cached
     lanes = _build(run, entry)
-    if can_write(folder.parent):
-        _save(lanes, folder)
-        return _load(folder) or lanes
+    if can_write(run.store):
+        save_lanes(run, entry, lanes)
+        return _load(run, entry) or lanes
     return lanes
+
+
+def save_lanes(run: Run, entry: SegmentEntry, lanes: Lanes) -> None:
+    """Keep the arrays in the store."""
+    flat = replace(lanes, lanes=lanes.lanes.reshape(-1))
+    _table(entry).save(run.store, _key(run, entry), flat)
+
+
+def _load(run: Run, entry: SegmentEntry) -> Lanes | None:
+    lanes = _table(entry).load(run.store, _key(run, entry))
+    return lanes and replace(lanes, lanes=lanes.lanes.reshape(-1, 4))
+
+
+def _table(entry: SegmentEntry) -> Table[Lanes]:
+    return Table(slices_file(entry.rank, entry.segment), Lanes, __name__, mapped=True)
+
+
+def _key(run: Run, entry: SegmentEntry) -> int:
+    return key_of(entry.build, run.comm_patterns)
 
 
 def _build(run: Run, entry: SegmentEntry) -> Lanes:
@@ -113,31 +124,3 @@ def _host_kind(alias: str) -> str:
         WHEN {alias}.category IN ({launches}) THEN {number["runtime"]}
         WHEN {alias}.category = 'python_function' THEN {number["python"]}
         ELSE {number["other"]} END::UTINYINT"""
-
-
-def _save(lanes: Lanes, folder: Path) -> None:
-    """Write to a temporary folder and rename it, so that other viewers see all files or none."""
-    temporary = folder.with_name(f".{folder.name}.{unique_name()}")
-    try:
-        make_private_folder(temporary)
-        for name in (*_COLUMNS, "lanes"):
-            np.save(temporary / f"{name}.npy", getattr(lanes, name))
-        for number, level in enumerate(lanes.levels):
-            np.save(temporary / f"level-{number}.npy", level)
-        facts: dict[str, Any] = {"version": _VERSION, "levels": len(lanes.levels), "names": lanes.names}
-        (temporary / "lanes.json").write_text(json.dumps(facts), encoding="utf-8")
-        temporary.rename(folder)
-    except OSError:  # disk full, or another viewer has written it: the arrays in memory are used
-        shutil.rmtree(temporary, ignore_errors=True)
-
-
-def _load(folder: Path) -> Lanes | None:
-    try:
-        facts = json.loads((folder / "lanes.json").read_text(encoding="utf-8"))
-        if facts["version"] != _VERSION:
-            return None
-        arrays = {name: np.load(folder / f"{name}.npy", mmap_mode="r") for name in (*_COLUMNS, "lanes")}
-        levels = [np.load(folder / f"level-{n}.npy", mmap_mode="r") for n in range(facts["levels"])]
-    except (OSError, ValueError, KeyError, TypeError, EOFError):  # damaged: made again
-        return None
-    return Lanes(**arrays, names=facts["names"], levels=levels)

@@ -7,18 +7,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from hashlib import blake2b
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rankscope.analysis.across_ranks.heatmap import CLASSES, RankTime, rank_times
+from rankscope.analysis.across_ranks.heatmap import RankTime, rank_times
 from rankscope.analysis.core.intervals import Intervals, intersect, subtract
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.within_rank.breakdown import waiting_times
-from rankscope.files import open_private, unique_name
+from rankscope.store.derived import File, Table, key_of, map_file, path_of, write
 from rankscope.store.layout import SegmentEntry, can_write
 from rankscope.timeline.run import Run
 from rankscope.viewer.answers import integer
@@ -27,14 +25,12 @@ from rankscope.viewer.lanes import Lanes, open_lanes
 from rankscope.viewer.sql_process import SqlProcess
 
 _RANKS_AT_A_TIME = 8
-_OVERVIEW_FILE = "map.npy"
-"""Whole numbers: a key, on_host, the number of intervals of each set, then their starts and ends. One array is read
-many times as fast as an archive of several, which counts at a thousand ranks."""
-_OVERVIEW_SETS = (*CLASSES, "recorded")
-_OVERVIEW_VERSION = 1
+_RANKS_OF_A_FILE = 32
+"""As many as the page asks for at once."""
 
 Series = tuple[NDArray[np.int64], NDArray[np.float64]]
 
+_RANK_TIMES = Table[RankTime]("map", RankTime, "rankscope.analysis.across_ranks.heatmap")
 
 ACTIVITIES = ("compute", "comm", "wait", "copy")
 """The sets of `Activity`."""
@@ -159,11 +155,40 @@ class Session:
             return series
 
     def rank_time(self, rank: int) -> RankTime:
-        """The activity of a rank over time; made once and saved beside its segments where that is writable."""
-        with self._once(rank):
+        """The activity of a rank over time; made once and kept in the store where that is writable.
+
+        Also makes those of the next ranks, which the page requests next: one query costs more than its rows.
+        """
+        if rank in self._times:
+            return self._times[rank]
+        ranks = self.run.ranks
+        first = ranks.index(rank) // _RANKS_OF_A_FILE * _RANKS_OF_A_FILE
+        together = ranks[first : first + _RANKS_OF_A_FILE]
+        path = path_of(self.run.store, map_file(together[0]))
+        with self._once(together[0]):
+            if self._times.keys().isdisjoint(together):
+                self._times |= File(path).rows(_RANK_TIMES, {each: self._map_key(each) for each in together})
             if rank not in self._times:
-                self._times[rank] = self._load_rank_time(rank) or self._make_rank_time(rank)
+                missing = [other for other in together if other >= rank and other not in self._times]
+                batch = missing[:_RANKS_AT_A_TIME]
+                with self._database:
+                    times = rank_times(self.run, Scope(frozenset(batch)), batch)
+                self._times |= {time.rank: time for time in times}
+                if can_write(self.run.store):
+                    rows = {
+                        each: (self._map_key(each), self._times[each])
+                        for each in together
+                        if each in self._times
+                    }
+                    write(path, {_RANK_TIMES.name: _RANK_TIMES.encode(rows)})
         return self._times[rank]
+
+    def _map_key(self, rank: int) -> int:
+        """Changes with the files of the rank, its clock offset and the patterns that mark communication."""
+        segments = [
+            (entry.segment, entry.build, self.run.shift_ns(entry)) for entry in self._segments.get(rank, [])
+        ]
+        return key_of(segments, self.run.comm_patterns)
 
     def activity(self, rank: int) -> Activity:
         """The activity of a rank with the waiting apart."""
@@ -184,55 +209,7 @@ class Session:
     @cached_property
     def _segments(self) -> dict[int, list[SegmentEntry]]:
         """By rank."""
-        found: dict[int, list[SegmentEntry]] = {}
+        segments: dict[int, list[SegmentEntry]] = {}
         for entry in self.run.segments:
-            found.setdefault(entry.rank, []).append(entry)
-        return found
-
-    def _rank_time_key(self, rank: int) -> int:
-        """Changes with the files of the rank, its clock offset and the patterns that mark communication."""
-        segments = [
-            (entry.segment, entry.manifest["source"]["mtime_ns"], self.run.shift_ns(entry))
-            for entry in self._segments.get(rank, [])
-        ]
-        text = repr((_OVERVIEW_VERSION, segments, self.run.comm_patterns))
-        return int.from_bytes(blake2b(text.encode(), digest_size=7).digest(), "little")
-
-    def _load_rank_time(self, rank: int) -> RankTime | None:
-        try:
-            saved = np.load(self.run.store / f"rank={rank:05d}" / _OVERVIEW_FILE)
-            key, on_host, *sizes = saved[: len(_OVERVIEW_SETS) + 2].tolist()
-            if key != self._rank_time_key(rank) or len(saved) != len(sizes) + 2 + 2 * sum(sizes):
-                return None
-        except (OSError, ValueError, EOFError):  # damaged: made again
-            return None
-        ends = np.cumsum([len(sizes) + 2, *(2 * size for size in sizes)])
-        compute, comm, copy, recorded = (
-            Intervals(*saved[low:high].reshape(2, -1)) for low, high in pairwise(ends.tolist())
-        )
-        return RankTime(rank, compute, comm, copy, bool(on_host), recorded)
-
-    def _make_rank_time(self, rank: int) -> RankTime:
-        """Also makes those of the next ranks, which the page requests next: one query costs more than its rows."""
-        later = [other for other in self.run.ranks if other > rank and other not in self._times]
-        batch = [rank, *later[: _RANKS_AT_A_TIME - 1]]
-        with self._database:
-            made = rank_times(self.run, Scope(frozenset(batch)), batch)
-        for time in made:
-            self._save_rank_time(time)
-            self._times[time.rank] = time
-        return made[0]
-
-    def _save_rank_time(self, time: RankTime) -> None:
-        rank = time.rank
-        folder = self.run.store / f"rank={rank:05d}"
-        if can_write(folder):
-            temporary = folder / f".{_OVERVIEW_FILE}.{unique_name()}"
-            try:
-                sets = [getattr(time, name) for name in _OVERVIEW_SETS]
-                head = [self._rank_time_key(rank), int(time.on_host), *(len(one.start) for one in sets)]
-                with open_private(temporary, "wb") as file:
-                    np.save(file, np.concatenate([np.array(head), *(times for one in sets for times in one)]))
-                temporary.replace(folder / _OVERVIEW_FILE)
-            except OSError:
-                temporary.unlink(missing_ok=True)
+            segments.setdefault(entry.rank, []).append(entry)
+        return segments
