@@ -119,7 +119,7 @@ def _arrays(scalar: type) -> Codec:
     def decode(columns: Columns, name: str) -> Sequence[Any]:
         import numpy as np
 
-        elements = np.asarray(columns.columns[f"{name}[]"]).astype(scalar, copy=False)
+        elements: Any = np.asarray(columns.columns[f"{name}[]"]).astype(scalar, copy=False)
         return _cut(elements, columns.columns[f"{name}#"])
 
     return Codec(encode, decode)

@@ -38,6 +38,19 @@ def integer(text: str) -> int:
     return number
 
 
+def integers(query: dict[str, str], *names: str) -> tuple[int, ...]:
+    """Several such parameters."""
+    return tuple(integer(query[name]) for name in names)
+
+
+def window_of(query: dict[str, str]) -> tuple[int, int]:
+    """The parameters `begin` and `end`."""
+    begin, end = integers(query, "begin", "end")
+    if end <= begin:
+        raise ValueError("the window is empty")
+    return begin, end
+
+
 def pack(header: dict[str, Any], columns: dict[str, NDArray[Any]]) -> bytes:
     """The header and the layout of the columns as one JSON line, then the columns, in the format of store.derived."""
     arrays = {name: np.ascontiguousarray(array) for name, array in columns.items()}

@@ -9,22 +9,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rankscope.timeline.run import Run
-from rankscope.viewer.answers import Answer, Route, integer
-from rankscope.viewer.session import Series, Session
+from rankscope.viewer.answers import Answer, integer
+from rankscope.viewer.session import Session
+
+Series = tuple[NDArray[np.int64], NDArray[np.float64]]
 
 _MOST_COLUMNS = 4096
 _CURVE_POINTS = 2000
 _QUEUE = "queue"
 _UNIT = re.compile(r"(.+) \((MHz|W|°C|%)\)")
 _UNITS = {"%": "percent"}
-
-
-def routes(session: Session) -> dict[str, Route]:
-    return {
-        "counters": lambda query: counters(session, query),
-        "counter": lambda query: counter(session, query),
-        "memory": lambda query: memory(session, query),
-    }
 
 
 def counters(session: Session, query: dict[str, str]) -> Answer:
@@ -95,7 +89,12 @@ def counter(session: Session, query: dict[str, str]) -> Answer:
 
 def series(session: Session, rank: int, name: str) -> Series:
     """Times and values of a counter; each value holds until the next one."""
-    return session.counter(rank, name, lambda run: _series(run, rank, name))
+    series_of: dict[tuple[int, str], Series] = session.once("counters", dict)
+    with session.database() as run:
+        series = series_of.get((rank, name)) or _series(run, rank, name)
+        if len(series[0]):  # names that do not exist would fill the memory
+            series_of[rank, name] = series
+        return series
 
 
 def _series(run: Run, rank: int, name: str) -> Series:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from rankscope.analysis.core.intervals import covered_before
-from rankscope.viewer.answers import Answer, Route, integer
+from rankscope.viewer.answers import Answer, integer
 from rankscope.viewer.session import ACTIVITIES, Session
 
 _MOST_ROWS = 500
@@ -30,13 +30,6 @@ _GROUPED_BY = {
     "category": "category",
 }
 _ON_DEVICE = "device IS NOT NULL"
-
-
-def routes(session: Session) -> dict[str, Route]:
-    return {
-        "events": lambda query: events(session, query),
-        "area": lambda query: area(session, query),
-    }
 
 
 def events(session: Session, query: dict[str, str]) -> Answer:

@@ -9,7 +9,7 @@ import numpy as np
 from rankscope.ranges import as_ranges
 from rankscope.store.arrays import Ints
 from rankscope.timeline.run import Run
-from rankscope.viewer.answers import Answer, Route, integer
+from rankscope.viewer.answers import Answer, integer
 from rankscope.viewer.session import Session
 
 _LEVELS = {
@@ -26,10 +26,6 @@ _MOST_NODES = 4000
 _MOST_FRAMES = 500_000
 """About a second of work."""
 _ROOT = 0
-
-
-def routes(session: Session) -> dict[str, Route]:
-    return {"flame": lambda query: flame(session, query)}
 
 
 def flame(session: Session, query: dict[str, str]) -> Answer:

@@ -1,4 +1,4 @@
-"""Where each finding can be seen: ranks, step, window, the slices behind it and the collective in which ranks wait.
+"""Route for findings and where each can be seen: ranks, step, window, the slices behind it, the collective of a wait.
 
 The page opens on the scene of the first finding and walks through the others.
 """
@@ -10,15 +10,19 @@ from typing import Any
 
 import numpy as np
 
+from rankscope.analysis import REPORTS
 from rankscope.analysis.core.collective_waits import Waits, waits
 from rankscope.analysis.core.result import Finding, Found
 from rankscope.analysis.core.scope import Scope
+from rankscope.analysis.findings import collect
 from rankscope.analysis.within_rank.breakdown import breakdown
 from rankscope.sql import sql_texts
 from rankscope.store.arrays import NONE
 from rankscope.timeline.run import Run
-from rankscope.viewer.collective_peers import describe_match
+from rankscope.viewer.answers import Answer
+from rankscope.viewer.collectives import describe_match
 from rankscope.viewer.session import Session
+from rankscope.views.envelope import Question, envelope
 
 _MOST_EXPANDED = 2
 """Ranks that are shown with their tracks; the others of a finding have a row each."""
@@ -56,6 +60,16 @@ class Scene:
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
+
+
+def findings(session: Session, query: dict[str, str]) -> Answer:
+    """The findings of all reports, in the order of the summary, each with the scene that shows it."""
+    with session.database() as run:
+        result = REPORTS["findings"].analyse(run, Scope(), None)
+        scenes = [scene(session, finding).to_dict() for finding in collect(run, Scope())]
+    answer = envelope(result, Question({"RUN": session.words}, whole_run=True))
+    shown = zip(answer["findings"], scenes, strict=True)
+    return answer | {"findings": [finding | {"scene": scene} for finding, scene in shown]}
 
 
 def scene(session: Session, found: Found) -> Scene:

@@ -8,9 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import Any, TypeVar
 
 from rankscope.analysis.across_ranks.heatmap import RankTime, rank_times
 from rankscope.analysis.core.intervals import Intervals, intersect, subtract
@@ -18,9 +16,9 @@ from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.within_rank.breakdown import waiting_times
 from rankscope.store.derived import File, Table, key_of, map_file, path_of, write
 from rankscope.store.layout import SegmentEntry, can_write
+from rankscope.text.run_words import RunWords, shell_word
 from rankscope.timeline.run import Run
 from rankscope.viewer.answers import integer
-from rankscope.viewer.collective_lanes import CollectiveSlices, collective_slices, communication
 from rankscope.viewer.lanes import Lanes, open_lanes
 from rankscope.viewer.sql_process import SqlProcess
 
@@ -28,7 +26,7 @@ _RANKS_AT_A_TIME = 8
 _RANKS_OF_A_FILE = 32
 """As many as the page asks for at once."""
 
-Series = tuple[NDArray[np.int64], NDArray[np.float64]]
+T = TypeVar("T")
 
 _RANK_TIMES = Table[RankTime]("map", RankTime, "rankscope.analysis.across_ranks.heatmap")
 
@@ -59,16 +57,16 @@ class Session:
         self.path = path or Path(title)
         """As the user gave it: commands on the page name it, and marks are kept beside it."""
         self._database = threading.RLock()
-        self._lanes: dict[tuple[int, int], Lanes] = {}
-        self._communication: dict[int, Lanes] = {}
-        self._series: dict[tuple[int, str], Series] = {}
-        self._collective_slices: dict[int, CollectiveSlices] = {}
+        self._answers: dict[object, Any] = {}
         self._times: dict[int, RankTime] = {}
-        self._activities: dict[int, Activity] = {}
-        self._making: dict[object, threading.Lock] = {}
-        self._guard = threading.Lock()
+        self._making_times = threading.Lock()
         self.sql = SqlProcess(self._definitions, run.folder)
         """Queries of users; they do not hold up the page's own."""
+
+    @property
+    def words(self) -> RunWords:
+        """What commands on the page call the run."""
+        return RunWords(shell_word(str(self.path)))
 
     @contextmanager
     def database(self) -> Iterator[Run]:
@@ -118,41 +116,19 @@ class Session:
                 return entry
         raise ValueError(f"the run has no rank {rank} with a segment {segment}")
 
-    def lanes(self, rank: int, segment: int) -> Lanes:
-        """The drawing arrays of a segment, made once. Other segments are not blocked meanwhile."""
-        key = (rank, segment)
-        entry = self.entry(rank, segment)
-        with self._once(key):
-            if key not in self._lanes:
-                with self._database:
-                    self._lanes[key] = open_lanes(self.drawn, entry)
-        return self._lanes[key]
-
-    def communication(self, rank: int) -> Lanes:
-        """The collectives of a rank as a track."""
-        if rank not in self.run.ranks:
-            raise ValueError(f"the run has no rank {rank}")
-        with self._database:
-            if rank not in self._communication:
-                self._communication[rank] = communication(self.run, rank)
-            return self._communication[rank]
-
-    def collective_slices(self, rank: int) -> CollectiveSlices:
-        """How long each collective of a rank waited, and for whom. Tiles wait for the database the first time only."""
-        if rank not in self._collective_slices:
+    def once(self, key: object, make: Callable[[], T]) -> T:
+        """What is made at the first request, while the database is held; later ones do not wait for it."""
+        if key not in self._answers:
             with self._database:
-                self._collective_slices[rank] = collective_slices(self.run, rank)
-        return self._collective_slices[rank]
+                if key not in self._answers:
+                    self._answers[key] = make()
+        answer: T = self._answers[key]
+        return answer
 
-    def counter(self, rank: int, name: str, load: Callable[[Run], Series]) -> Series:
-        """Times and values of one counter, read once."""
-        with self._database:
-            if (rank, name) in self._series:
-                return self._series[rank, name]
-            series = load(self.run)
-            if len(series[0]):  # names that do not exist would fill the memory
-                self._series[rank, name] = series
-            return series
+    def lanes(self, rank: int, segment: int) -> Lanes:
+        """The drawing arrays of a segment."""
+        entry = self.entry(rank, segment)
+        return self.once(("lanes", rank, segment), lambda: open_lanes(self.drawn, entry))
 
     def rank_time(self, rank: int) -> RankTime:
         """The activity of a rank over time; made once and kept in the store where that is writable.
@@ -165,7 +141,7 @@ class Session:
         first = ranks.index(rank) // _RANKS_OF_A_FILE * _RANKS_OF_A_FILE
         together = ranks[first : first + _RANKS_OF_A_FILE]
         path = path_of(self.run.store, map_file(together[0]))
-        with self._once(together[0]):
+        with self._making_times:
             if self._times.keys().isdisjoint(together):
                 self._times |= File(path).rows(_RANK_TIMES, {each: self._map_key(each) for each in together})
             if rank not in self._times:
@@ -190,22 +166,6 @@ class Session:
         ]
         return key_of(segments, self.run.comm_patterns)
 
-    def activity(self, rank: int) -> Activity:
-        """The activity of a rank with the waiting apart."""
-        if rank not in self._activities:
-            time = self.rank_time(rank)
-            with self._database:
-                wait = intersect(time.comm, waiting_times(self.run)[rank])
-            self._activities[rank] = Activity(time.compute, subtract(time.comm, wait), wait, time.copy)
-        return self._activities[rank]
-
-    @contextmanager
-    def _once(self, key: object) -> Iterator[None]:
-        with self._guard:
-            lock = self._making.setdefault(key, threading.Lock())
-        with lock:
-            yield
-
     @cached_property
     def _segments(self) -> dict[int, list[SegmentEntry]]:
         """By rank."""
@@ -213,3 +173,13 @@ class Session:
         for entry in self.run.segments:
             segments.setdefault(entry.rank, []).append(entry)
         return segments
+
+    def activity(self, rank: int) -> Activity:
+        """The activity of a rank with the waiting apart."""
+        time = self.rank_time(rank)
+
+        def make() -> Activity:
+            wait = intersect(time.comm, waiting_times(self.run)[rank])
+            return Activity(time.compute, subtract(time.comm, wait), wait, time.copy)
+
+        return self.once(("activity", rank), make)

@@ -22,7 +22,7 @@ from rankscope.analysis.core.scope import Scope
 from rankscope.errors import UsageError
 from rankscope.viewer import counters
 from rankscope.viewer.answers import Route, integer, json_bytes
-from rankscope.viewer.collective_lanes import COMMUNICATION
+from rankscope.viewer.collectives import COMMUNICATION, communication
 from rankscope.viewer.session import ACTIVITIES, Session
 from rankscope.viewer.static_files import static_files
 
@@ -214,7 +214,7 @@ def _differences(values: list[int]) -> list[int]:
 
 def _communication(session: Session, rank: int, window: Window) -> dict[str, Any]:
     """The track of a rank's collectives."""
-    lanes = session.communication(rank)
+    lanes = communication(session, rank)
     here = np.flatnonzero((lanes.start < window.end) & (lanes.start + lanes.duration > window.begin))
     row = np.zeros(len(lanes.start), dtype=np.int64)
     for _, number, first, last in lanes.lanes.tolist():

@@ -1,4 +1,4 @@
-"""Routes about slices: one slice in detail, its neighbours."""
+"""Routes about slices: one in detail, its neighbours, and what the slices of one name launch."""
 
 from __future__ import annotations
 
@@ -8,23 +8,17 @@ from typing import Any
 import numpy as np
 
 from rankscope.timeline.run import Run
-from rankscope.viewer.answers import Answer, Route, integer
+from rankscope.viewer.answers import Answer, integers
 from rankscope.viewer.session import Session
 
 _BINS = 32
+_MOST_FLOWS = 400
 _REFERENCES = ("launch", "op", "python", "module", "parent")
-
-
-def routes(session: Session) -> dict[str, Route]:
-    return {
-        "slice": lambda query: slice_details(session, query),
-        "neighbour": lambda query: neighbour(session, query),
-    }
 
 
 def slice_details(session: Session, query: dict[str, str]) -> Answer:
     """One slice: its arguments, its duration compared with others of its name, its callers and launches."""
-    key = [integer(query[name]) for name in ("rank", "segment", "id")]
+    key = [*integers(query, "rank", "segment", "id")]
     with session.drawing() as run:
         found = run.records("SELECT * FROM slices WHERE rank = ? AND segment = ? AND id = ?", key)
         if not found:
@@ -100,7 +94,7 @@ def _compare(run: Run, slice: dict[str, Any]) -> dict[str, Any]:
 
 def neighbour(session: Session, query: dict[str, str]) -> Answer:
     """The slice before or after a slice in the same row."""
-    rank, segment, id, by = (integer(query[name]) for name in ("rank", "segment", "id", "by"))
+    rank, segment, id, by = integers(query, "rank", "segment", "id", "by")
     lanes = session.lanes(rank, segment)
     (place,) = np.flatnonzero(np.asarray(lanes.id) == id).tolist() or [-1]
     other = place + (1 if by > 0 else -1)
@@ -119,3 +113,37 @@ def neighbour(session: Session, query: dict[str, str]) -> Answer:
         "dur_ns": int(lanes.duration[other]),
     }
     return {"found": found}
+
+
+def flows(session: Session, query: dict[str, str]) -> Answer:
+    """From ops or launches of a name on a rank to the device activity that they launch; the longest first."""
+    rank, begin, end = integers(query, "rank", "begin", "end")
+    with session.drawing() as run:
+        pairs = run.rows(
+            f"""
+            WITH callers AS (
+                SELECT rank, segment, id, track, depth, start_ns FROM slices
+                WHERE rank = ? AND name = ? AND start_ns < ? AND start_ns + dur_ns > ?
+            ), launched AS (
+                SELECT rank, segment, op AS caller, track, depth, start_ns, dur_ns FROM slices
+                WHERE rank = ? AND device IS NOT NULL AND op IS NOT NULL
+                UNION ALL
+                SELECT rank, segment, launch, track, depth, start_ns, dur_ns FROM slices
+                WHERE rank = ? AND device IS NOT NULL AND launch IS NOT NULL
+            )
+            SELECT c.segment, c.track, c.depth, c.start_ns, d.track, d.depth, d.start_ns
+            FROM callers c JOIN launched d ON d.segment = c.segment AND d.caller = c.id
+            ORDER BY d.dur_ns DESC LIMIT {_MOST_FLOWS + 1}
+            """,
+            [rank, query["name"], end, begin, rank, rank],
+        )
+    return {
+        "more": len(pairs) > _MOST_FLOWS,
+        "flows": [
+            [
+                {"rank": rank, "segment": segment, "track": track, "row": row, "start": start}
+                for track, row, start in ((source, depth, left), (target, below, arrives))
+            ]
+            for segment, source, depth, left, target, below, arrives in pairs[:_MOST_FLOWS]
+        ],
+    }

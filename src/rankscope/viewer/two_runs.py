@@ -12,7 +12,6 @@ import numpy as np
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.diff.two_runs import diff
 from rankscope.errors import UsageError
-from rankscope.text.run_words import RunWords, shell_word
 from rankscope.viewer.answers import Answer, Route, integer
 from rankscope.viewer.session import Session
 from rankscope.views.envelope import Question, envelope
@@ -159,5 +158,4 @@ def _share() -> Answer:
 def _diff(sessions: tuple[Session, Session]) -> Answer:
     with sessions[0].database() as base, sessions[1].database() as new:
         result = diff(base, new, Scope())
-    base_words, new_words = (RunWords(shell_word(str(session.path))) for session in sessions)
-    return envelope(result, Question({"BASE": base_words, "NEW": new_words}))
+    return envelope(result, Question({"BASE": sessions[0].words, "NEW": sessions[1].words}))

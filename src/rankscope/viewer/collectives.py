@@ -1,19 +1,23 @@
-"""The collectives of one rank: a track of its own, and how long each of their slices waited for another rank."""
+"""Collectives: the track of a rank, how long each of their slices waited, and one of them on all its ranks."""
 
 from __future__ import annotations
 
 import heapq
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rankscope.analysis.core.collective_waits import waits
+from rankscope.analysis.core.collective_waits import Waits, waits
 from rankscope.collective_kinds import KINDS as COLLECTIVE_KINDS
 from rankscope.store.arrays import NONE
 from rankscope.timeline.run import Run
+from rankscope.units import format_bytes, format_ns
+from rankscope.viewer.answers import Answer, integers
 from rankscope.viewer.lanes import KINDS, Lanes
 from rankscope.viewer.level_of_detail import Ints, build_pyramid
+from rankscope.viewer.session import Session
 
 COMMUNICATION = -1
 """The number of this track; those of the store begin at 0."""
@@ -42,8 +46,12 @@ class CollectiveSlices:
         }
 
 
-def collective_slices(run: Run, rank: int) -> CollectiveSlices:
+def collective_slices(session: Session, rank: int) -> CollectiveSlices:
     """Of the collectives of a rank that are matched with those of other ranks."""
+    return session.once(("collectives", rank), lambda: _collective_slices(session.run, rank))
+
+
+def _collective_slices(run: Run, rank: int) -> CollectiveSlices:
     found = waits(run)
     rows = found.rows
     mine = np.flatnonzero((rows.rank == rank) & (rows.match != NONE))
@@ -62,8 +70,15 @@ def _key(segment: Ints, id: Ints) -> Ints:
     return (segment.astype(np.int64) << 48) + id
 
 
-def communication(run: Run, rank: int) -> Lanes:
-    """The collectives of a rank, those that overlap in separate rows. A name is the kind and the group."""
+def communication(session: Session, rank: int) -> Lanes:
+    """The collectives of a rank as a track."""
+    if rank not in session.run.ranks:
+        raise ValueError(f"the run has no rank {rank}")
+    return session.once(("communication", rank), lambda: _communication(session.run, rank))
+
+
+def _communication(run: Run, rank: int) -> Lanes:
+    """Those that overlap are in separate rows. A name is the kind and the group."""
     found = run.collectives.pick(run.collectives.rank == rank)
     order = np.lexsort((found.end, found.start))
     start, end = found.start[order], np.maximum(found.end[order], found.start[order])
@@ -106,3 +121,66 @@ def _rows(start: Ints, end: Ints) -> Ints:
         row[at] = heapq.heappop(free) if free else len(busy)
         heapq.heappush(busy, (stop, int(row[at])))
     return row
+
+
+def collective(session: Session, query: dict[str, str]) -> Answer:
+    """The collective that a slice belongs to: one row per rank, in order of arrival."""
+    rank, segment, id = integers(query, "rank", "segment", "id")
+    with session.database() as run:
+        found = waits(run)
+    rows = found.rows
+    mine = np.flatnonzero((rows.rank == rank) & (rows.segment == segment) & (rows.slice == id))
+    if len(mine) == 0:
+        raise ValueError("this slice is not a collective")
+    match = int(rows.match[mine[0]])
+    return _described(found, mine) if match == NONE else describe_match(found, match)
+
+
+def describe_match(found: Waits, match: int) -> dict[str, Any]:
+    """A matched collective: one row per rank, in order of arrival."""
+    return _described(found, np.flatnonzero(found.rows.match == match))
+
+
+def _described(found: Waits, members: Ints) -> dict[str, Any]:
+    rows = found.rows
+    match = int(rows.match[members[0]])
+    members = members[np.argsort(rows.start[members], kind="stable")]
+    last = int(found.last[match]) if match != NONE else NONE
+    first = int(rows.start[members[0]])
+    peers = [
+        {
+            "rank": int(rows.rank[at]),
+            "segment": int(rows.segment[at]),
+            "id": int(rows.slice[at]),
+            "track": int(rows.track[at]),
+            "start_ns": int(rows.start[at]),
+            "dur_ns": int(rows.end[at] - rows.start[at]),
+            "arrives_ns": int(rows.start[at]) - first,
+            "wait_ns": None if found.wait[at] == NONE else int(found.wait[at]),
+        }
+        for at in members.tolist()
+    ]
+    return {
+        "title": f"{COLLECTIVE_KINDS[rows.kind[members[0]]]} {'' if match == NONE else f'#{match}'}".strip(),
+        "text": _describe(found, int(members[0]), match, len(members)),
+        "last": None if last == NONE else int(rows.rank[last]),
+        "rows": peers,
+    }
+
+
+def _describe(found: Waits, at: int, match: int, ranks: int) -> str:
+    rows = found.rows
+    group = rows.groups[rows.group[at]]
+    words = [f"group {group.description or group.name}"] if group.is_named else []
+    if group.size and group.size != ranks:
+        words.append(f"{ranks} of {group.size} ranks are in this run")
+    if rows.bytes[at] != NONE:
+        words.append(format_bytes(int(rows.bytes[at])))
+    if match == NONE:
+        return ", ".join([*words, "not matched with other ranks"])
+    transfer = int(found.transfer[match])
+    if transfer != NONE:
+        words.append(f"transfer {format_ns(transfer)}")
+        if rows.bytes[at] != NONE and transfer > 0:
+            words.append(f"{rows.bytes[at] / transfer:.3g} GB/s")
+    return ", ".join(words)
