@@ -28,6 +28,7 @@ client_left: ContextVar[threading.Event] = ContextVar("client_left")
 
 COLUMNS_TYPE = "application/vnd.rankscope.columns"
 _LARGEST = 2**62
+_MOST_COLUMNS = 4096
 
 
 def integer(text: str) -> int:
@@ -49,6 +50,14 @@ def window_of(query: dict[str, str]) -> tuple[int, int]:
     if end <= begin:
         raise ValueError("the window is empty")
     return begin, end
+
+
+def columns_of(query: dict[str, str]) -> int:
+    """The parameter `width`: columns of pixels, not more than any screen has."""
+    width = min(integer(query.get("width", "1000")), _MOST_COLUMNS)
+    if width < 1:
+        raise ValueError("the window is empty")
+    return width
 
 
 def pack(header: dict[str, Any], columns: dict[str, NDArray[Any]]) -> bytes:

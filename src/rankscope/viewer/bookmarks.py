@@ -33,14 +33,9 @@ def kept_marks(session: Session, query: dict[str, str]) -> Answer:
             files.append(
                 {"file": path.name, "by": str(content["by"]), "kept": str(content["kept"]), "marks": marks}
             )
-        except (
-            OSError,
-            ValueError,
-            KeyError,
-            TypeError,
-        ):  # not one of ours, or damaged: the others are shown
-            continue
-    return {"files": sorted(files, key=lambda one: one["kept"])}
+        except (OSError, ValueError, KeyError, TypeError):
+            continue  # not one of ours, or damaged: the others are shown
+    return {"files": sorted(files, key=lambda file: file["kept"])}
 
 
 def keep_marks(session: Session, query: dict[str, str]) -> Answer:

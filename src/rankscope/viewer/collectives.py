@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from rankscope.analysis.core.collective_waits import Waits, waits
 from rankscope.collective_kinds import KINDS as COLLECTIVE_KINDS
 from rankscope.store.arrays import NONE
+from rankscope.timeline.collectives.groups import Group
 from rankscope.timeline.run import Run
 from rankscope.units import format_bytes, format_ns
 from rankscope.viewer.answers import Answer, integers
@@ -35,13 +36,13 @@ class CollectiveSlices:
     def columns(self, segment: Ints, id: Ints) -> dict[str, NDArray[np.float64]]:
         """Of these slices, if any is a matched collective; no wait and no match for those that are not."""
         key = _key(segment, id)
-        place = np.minimum(np.searchsorted(self.key, key), max(len(self.key) - 1, 0))
-        known = self.key[place] == key if len(self.key) else np.zeros(len(key), dtype=bool)
-        if not known.any():
+        at = np.minimum(np.searchsorted(self.key, key), max(len(self.key) - 1, 0))
+        matched = self.key[at] == key if len(self.key) else np.zeros(len(key), dtype=bool)
+        if not matched.any():
             return {}
         columns = {"wait": (self.wait, 0), "match": (self.match, NONE), "last": (self.last, NONE)}
         return {
-            name: np.where(known, values[place], none).astype(np.float64)
+            name: np.where(matched, values[at], none).astype(np.float64)
             for name, (values, none) in columns.items()
         }
 
@@ -52,15 +53,15 @@ def collective_slices(session: Session, rank: int) -> CollectiveSlices:
 
 
 def _collective_slices(run: Run, rank: int) -> CollectiveSlices:
-    found = waits(run)
-    rows = found.rows
+    waited = waits(run)
+    rows = waited.rows
     mine = np.flatnonzero((rows.rank == rank) & (rows.match != NONE))
     key = _key(rows.segment[mine], rows.slice[mine])
     mine, key = mine[order := np.argsort(key)], key[order]
-    last = found.last[rows.match[mine]]
+    last = waited.last[rows.match[mine]]
     return CollectiveSlices(
         key=key,
-        wait=np.maximum(found.wait[mine], 0),
+        wait=np.maximum(waited.wait[mine], 0),
         match=rows.match[mine],
         last=np.where(last == NONE, NONE, rows.rank[last]),
     )
@@ -79,13 +80,13 @@ def communication(session: Session, rank: int) -> Lanes:
 
 def _communication(run: Run, rank: int) -> Lanes:
     """Those that overlap are in separate rows. A name is the kind and the group."""
-    found = run.collectives.pick(run.collectives.rank == rank)
-    order = np.lexsort((found.end, found.start))
-    start, end = found.start[order], np.maximum(found.end[order], found.start[order])
+    entries = run.collectives.pick(run.collectives.rank == rank)
+    order = np.lexsort((entries.end, entries.start))
+    start, end = entries.start[order], np.maximum(entries.end[order], entries.start[order])
     row = _rows(start, end)
     order, start, end = order[by := np.lexsort((start, row))], start[by], end[by]
     row = row[by]
-    labels = found.kind[order] * (len(found.groups) + 1) + found.group[order]
+    labels = entries.kind[order] * (len(entries.groups) + 1) + entries.group[order]
     distinct, name = np.unique(labels, return_inverse=True)
     first = np.flatnonzero(np.diff(row, prepend=-1))
     lanes = np.column_stack(
@@ -95,19 +96,19 @@ def _communication(run: Run, rank: int) -> Lanes:
     return Lanes(
         start=start,
         duration=duration,
-        id=found.slice[order],
+        id=entries.slice[order],
         name=name.reshape(-1).astype(np.int32),
         kind=np.full(len(order), KINDS.index("comm"), dtype=np.uint8),
-        names=[_label(int(label), found.groups) for label in distinct],
+        names=[_label(int(label), entries.groups) for label in distinct],
         lanes=lanes.astype(np.int64),
         levels=build_pyramid(duration),
-        segment=found.segment[order],
+        segment=entries.segment[order],
     )
 
 
-def _label(label: int, groups: tuple[object, ...]) -> str:
+def _label(label: int, groups: tuple[Group, ...]) -> str:
     kind, group = divmod(label, len(groups) + 1)
-    return f"{COLLECTIVE_KINDS[kind]} {getattr(groups[group], 'description', '') or getattr(groups[group], 'name', '')}"
+    return f"{COLLECTIVE_KINDS[kind]} {groups[group].description or groups[group].name}"
 
 
 def _rows(start: Ints, end: Ints) -> Ints:
@@ -127,25 +128,25 @@ def collective(session: Session, query: dict[str, str]) -> Answer:
     """The collective that a slice belongs to: one row per rank, in order of arrival."""
     rank, segment, id = integers(query, "rank", "segment", "id")
     with session.database() as run:
-        found = waits(run)
-    rows = found.rows
+        waited = waits(run)
+    rows = waited.rows
     mine = np.flatnonzero((rows.rank == rank) & (rows.segment == segment) & (rows.slice == id))
     if len(mine) == 0:
         raise ValueError("this slice is not a collective")
     match = int(rows.match[mine[0]])
-    return _described(found, mine) if match == NONE else describe_match(found, match)
+    return _described(waited, mine) if match == NONE else describe_match(waited, match)
 
 
-def describe_match(found: Waits, match: int) -> dict[str, Any]:
+def describe_match(waited: Waits, match: int) -> dict[str, Any]:
     """A matched collective: one row per rank, in order of arrival."""
-    return _described(found, np.flatnonzero(found.rows.match == match))
+    return _described(waited, np.flatnonzero(waited.rows.match == match))
 
 
-def _described(found: Waits, members: Ints) -> dict[str, Any]:
-    rows = found.rows
+def _described(waited: Waits, members: Ints) -> dict[str, Any]:
+    rows = waited.rows
     match = int(rows.match[members[0]])
     members = members[np.argsort(rows.start[members], kind="stable")]
-    last = int(found.last[match]) if match != NONE else NONE
+    last = int(waited.last[match]) if match != NONE else NONE
     first = int(rows.start[members[0]])
     peers = [
         {
@@ -156,20 +157,20 @@ def _described(found: Waits, members: Ints) -> dict[str, Any]:
             "start_ns": int(rows.start[at]),
             "dur_ns": int(rows.end[at] - rows.start[at]),
             "arrives_ns": int(rows.start[at]) - first,
-            "wait_ns": None if found.wait[at] == NONE else int(found.wait[at]),
+            "wait_ns": None if waited.wait[at] == NONE else int(waited.wait[at]),
         }
         for at in members.tolist()
     ]
     return {
         "title": f"{COLLECTIVE_KINDS[rows.kind[members[0]]]} {'' if match == NONE else f'#{match}'}".strip(),
-        "text": _describe(found, int(members[0]), match, len(members)),
+        "text": _describe(waited, int(members[0]), match, len(members)),
         "last": None if last == NONE else int(rows.rank[last]),
         "rows": peers,
     }
 
 
-def _describe(found: Waits, at: int, match: int, ranks: int) -> str:
-    rows = found.rows
+def _describe(waited: Waits, at: int, match: int, ranks: int) -> str:
+    rows = waited.rows
     group = rows.groups[rows.group[at]]
     words = [f"group {group.description or group.name}"] if group.is_named else []
     if group.size and group.size != ranks:
@@ -178,7 +179,7 @@ def _describe(found: Waits, at: int, match: int, ranks: int) -> str:
         words.append(format_bytes(int(rows.bytes[at])))
     if match == NONE:
         return ", ".join([*words, "not matched with other ranks"])
-    transfer = int(found.transfer[match])
+    transfer = int(waited.transfer[match])
     if transfer != NONE:
         words.append(f"transfer {format_ns(transfer)}")
         if rows.bytes[at] != NONE and transfer > 0:

@@ -50,8 +50,8 @@ class Lanes:
         """What to draw of a track in a window: arrays of row, slice index and count."""
         rows = self.by_track.get(track, np.zeros((0, 4), dtype=np.int64))
         spans = [(first, last) for _, _, first, last in rows.tolist()]
-        found = buckets(self.start, self.duration, self.levels, spans, begin, step, width)
-        return rows[found.lane, 1], found.longest, found.count
+        drawn = buckets(self.start, self.duration, self.levels, spans, begin, step, width)
+        return rows[drawn.lane, 1], drawn.longest, drawn.count
 
 
 def open_lanes(run: Run, entry: SegmentEntry) -> Lanes:

@@ -61,7 +61,7 @@ def buckets(
     A slice that begins before the window and extends into it is returned after all others, with a count of 1.
     """
     lows, highs, carried, carriers = [], [], [], []
-    for place, (first, last) in enumerate(lanes):
+    for number, (first, last) in enumerate(lanes):
         lane = start[first:last]
         low, high = (first + int(n) for n in np.searchsorted(lane, [begin, begin + step * width]))
         lower, upper = _ranges(start, low, high, begin, step, width)
@@ -69,7 +69,7 @@ def buckets(
         highs.append(upper)
         if low > first and start[low - 1] + duration[low - 1] > begin:
             carried.append(low - 1)
-            carriers.append(place)
+            carriers.append(number)
     sizes = [len(lower) for lower in lows]
     low_all, high_all = (np.concatenate(parts) if parts else _NOTHING for parts in (lows, highs))
     return Buckets(

@@ -56,8 +56,8 @@ class PerfettoServer(Listener):
         if request.method == "OPTIONS":  # browsers send it before a public page accesses a local address
             return Response(status_code=204, headers={**_CORS, **_PREFLIGHT})
         path = request.url.path.encode("utf-8", "replace")
-        known = request.method == "GET" and hmac.compare_digest(path, self._path.encode())
-        if not known or request.headers.get("origin", ORIGIN) != ORIGIN:
+        is_trace = request.method == "GET" and hmac.compare_digest(path, self._path.encode())
+        if not is_trace or request.headers.get("origin", ORIGIN) != ORIGIN:
             return Response(status_code=404)
         return FileResponse(
             self._trace, media_type="application/octet-stream", headers={**_CORS, "Cache-Control": "no-store"}
@@ -67,15 +67,15 @@ class PerfettoServer(Listener):
 def find_trace_processor(given: str | None) -> str | None:
     """The program the user named, else the one on PATH; None if there is none."""
     if given is None:
-        return next((found for name in NAMES if (found := shutil.which(name))), None)
-    found = shutil.which(given)
-    if found is None:
+        return next(filter(None, map(shutil.which, NAMES)), None)
+    program = shutil.which(given)
+    if program is None:
         raise ToolError(
             f"there is no program {given}",
             why="It is needed to show a trace that is too large for a browser.",
             hint=f"Download it from {DOWNLOAD} and make it executable.",
         )
-    return found
+    return program
 
 
 class TraceProcessor:

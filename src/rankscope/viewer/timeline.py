@@ -6,24 +6,23 @@ from collections import defaultdict
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from rankscope.analysis import REPORTS
-from rankscope.analysis.core.intervals import Intervals, Ints, covered_before
+from rankscope.analysis.across_ranks.heatmap import share_of
+from rankscope.store.separate_runs import world_size_of
 from rankscope.text.run_words import shell_word
 from rankscope.timeline.run import Run
 from rankscope.units import format_rounded
-from rankscope.viewer.answers import Answer, integer
+from rankscope.viewer.answers import Answer, columns_of, integer, integers, window_of
 from rankscope.viewer.collectives import COMMUNICATION, collective_slices, communication
-from rankscope.viewer.lanes import KINDS
-from rankscope.viewer.session import Session
+from rankscope.viewer.lanes import KINDS, Lanes
+from rankscope.viewer.session import ACTIVITIES, Session
 
 TILE_WIDTH = 1024
 """Pixels of a tile. Tile (level, index) has pixels of 2**level ns and starts at pixel index * TILE_WIDTH."""
-_MOST_COLUMNS = 4096
 _LEAST_SHARE = 0.02
 """Of the busiest stream's time: streams with less fold into one row. torch makes dozens for copies."""
-_KIND_ORDER = ("thread", "async", "annotation", "span")
+_HOST_KINDS = ("thread", "async", "annotation", "span")
 
 
 def run_info(session: Session, query: dict[str, str]) -> Answer:
@@ -46,7 +45,7 @@ def run_info(session: Session, query: dict[str, str]) -> Answer:
         "tile_width": TILE_WIDTH,
         "clocks": _clocks(session.run),
         "device": _device(session.run),
-        "world": _world_size(session.run),
+        "world": max(map(world_size_of, session.run.segments), default=0) or None,
     }
 
 
@@ -63,27 +62,13 @@ def _steps(run: Run) -> list[dict[str, Any]]:
     return run.records(f"{steps} WHERE rank = (SELECT min(rank) FROM steps) GROUP BY step ORDER BY 2")
 
 
-def _headers(run: Run) -> list[dict[str, Any]]:
-    return [head for entry in run.segments if isinstance(head := entry.manifest.get("header"), dict)]
-
-
 def _device(run: Run) -> str:
     """The model of the GPUs, without the vendor; of several, the first."""
-    for header in _headers(run):
-        devices = header.get("deviceProperties")
+    for entry in run.segments:
+        devices = entry.manifest["header"].get("deviceProperties")
         if isinstance(devices, list) and devices and isinstance(devices[0], dict):
             return str(devices[0].get("name", "")).removeprefix("NVIDIA ")
     return ""
-
-
-def _world_size(run: Run) -> int | None:
-    """None where the files do not tell."""
-    known = [
-        info.get("world_size")
-        for head in _headers(run)
-        if isinstance(info := head.get("distributedInfo"), dict)
-    ]
-    return max((size for size in known if isinstance(size, int)), default=None)
 
 
 def _clocks(run: Run) -> dict[str, Any]:
@@ -108,14 +93,12 @@ def overview(session: Session, query: dict[str, str]) -> Answer:
 
     The rows of all ranks are concatenated. `first_ns` and `last_ns` are the bounds of each rank's own recording.
     """
-    begin, end = integer(query["begin"]), integer(query["end"])
-    width = min(integer(query.get("width", "1000")), _MOST_COLUMNS)
-    if end <= begin or width < 1:
-        raise ValueError("the window is empty")
+    begin, end = window_of(query)
+    width = columns_of(query)
     ranks = session.ranks(query)
     edges = np.linspace(begin, end, width + 1).astype(np.int64)
     times = [session.rank_time(rank) for rank in ranks]
-    activities = [session.activity(rank) for rank in ranks]
+    activities = [vars(session.activity(rank)) for rank in ranks]
     bounds = np.array([time.bounds or (0, 0) for time in times], dtype=np.float64)
     blank = np.floor(np.stack([time.unrecorded(edges) for time in times]) * 255).astype(np.uint8)
     return (
@@ -128,20 +111,17 @@ def overview(session: Session, query: dict[str, str]) -> Answer:
         },
         {
             **{
-                name: np.concatenate([_cells(getattr(one, name), edges) for one in activities])
-                for name in ("compute", "comm", "wait", "copy")
+                # Rounded up: the shortest activity stays visible.
+                name: np.ceil(
+                    np.concatenate([share_of(sets[name], edges) for sets in activities]) * 255
+                ).astype("u1")
+                for name in ACTIVITIES
             },
             "unrecorded": blank.reshape(-1),
             "first_ns": bounds[:, 0],
             "last_ns": bounds[:, 1],
         },
     )
-
-
-def _cells(parts: Intervals, edges: Ints) -> NDArray[np.uint8]:
-    """The share of each interval between two edges. Rounded up: the shortest activity stays visible."""
-    share = np.diff(covered_before(parts, edges)) / np.maximum(np.diff(edges), 1)
-    return np.ceil(share * 255).astype(np.uint8)
 
 
 def tracks(session: Session, query: dict[str, str]) -> Answer:
@@ -163,19 +143,23 @@ def rank_tracks(session: Session, rank: int) -> list[dict[str, Any]]:
             "AND category IS NOT NULL GROUP BY segment, track",
             [rank],
         )
-    known = {(segment, track): names for segment, track, names in categories}
-    begin, end = session.bounds
-    for row in rows:
-        row["categories"] = known.get((row["segment"], row["track"]), [])
-        row["group"] = "streams" if row["stream"] is not None else "host"
-        row["share"] = _busy_ns(session, rank, row["segment"], row["track"]) / max(end - begin, 1)
+    categories_of = {(segment, track): names for segment, track, names in categories}
     devices = {row["device"] for row in rows if row["kind"] == "stream"}
     for row in rows:
-        row["short"] = _short(row, one_device=len(devices) == 1)
+        row["categories"] = categories_of.get((row["segment"], row["track"]), [])
+        row["group"] = "streams" if row["stream"] is not None else "host"
+        row["share"] = _busy_share(session, session.lanes(rank, row["segment"]), row["track"])
+        # The label in the gutter: the stream alone where the rank has one device, 'annotations' below it.
+        row["short"] = row["label"]
+        if row["group"] == "streams" and row["kind"] == "annotation":
+            row["short"] = "annotations"
+        elif row["kind"] == "stream" and len(devices) == 1:
+            row["short"] = f"stream {row['stream']}"
     streams = _with_annotations([row for row in rows if row["group"] == "streams"])
     folded = _little_used(streams)
     host = [row for row in rows if row["group"] == "host"]
-    host.sort(key=lambda row: (_place(row["kind"]), row["device"] or 0, row["segment"]))
+    order = {kind: at for at, kind in enumerate(_HOST_KINDS)}
+    host.sort(key=lambda row: (order.get(row["kind"], len(order)), row["device"] or 0, row["segment"]))
     return [
         *(row for row in streams if (row["device"], row["stream"]) not in folded),
         *_communication(session, rank),
@@ -184,24 +168,12 @@ def rank_tracks(session: Session, rank: int) -> list[dict[str, Any]]:
     ]
 
 
-def _place(kind: str) -> int:
-    return _KIND_ORDER.index(kind) if kind in _KIND_ORDER else len(_KIND_ORDER)
-
-
-def _busy_ns(session: Session, rank: int, segment: int, track: int) -> int:
-    """The time in its first row: slices of the others are inside those, or run beside them."""
-    lanes = session.lanes(rank, segment)
+def _busy_share(session: Session, lanes: Lanes, track: int) -> float:
+    """Of the run's time, that in the track's first row: slices of the others are inside those, or run beside them."""
+    begin, end = session.bounds
     rows = lanes.by_track.get(track)
-    return 0 if rows is None else int(np.sum(lanes.duration[rows[0, 2] : rows[0, 3]]))
-
-
-def _short(row: dict[str, Any], *, one_device: bool) -> str:
-    """The label in the gutter: the stream alone where the rank has one device, 'annotations' below it."""
-    if row["group"] == "streams" and row["kind"] == "annotation":
-        return "annotations"
-    if row["kind"] == "stream" and one_device:
-        return f"stream {row['stream']}"
-    return str(row["label"])
+    busy_ns = 0 if rows is None else int(np.sum(lanes.duration[rows[0, 2] : rows[0, 3]]))
+    return busy_ns / max(end - begin, 1)
 
 
 def _with_annotations(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -209,41 +181,37 @@ def _with_annotations(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     by_stream: dict[tuple[int, int], list[dict[str, Any]]] = defaultdict(list)
     for row in sorted(rows, key=lambda row: row["kind"] == "annotation"):
         by_stream[row["device"] or 0, row["stream"]].append(row)
-    ordered = sorted(by_stream.items(), key=lambda item: (item[0][0], -_share(item[1]), item[0][1]))
-    return [row for _, tracks in ordered for row in tracks]
 
+    def order(stream: tuple[int, int]) -> tuple[int, float, int]:
+        shares = [float(row["share"]) for row in by_stream[stream] if row["kind"] == "stream"]
+        return stream[0], -max(shares, default=0.0), stream[1]
 
-def _share(tracks: list[dict[str, Any]]) -> float:
-    return max((float(row["share"]) for row in tracks if row["kind"] == "stream"), default=0.0)
+    return [row for stream in sorted(by_stream, key=order) for row in by_stream[stream]]
 
 
 def _little_used(rows: list[dict[str, Any]]) -> set[tuple[int, int]]:
     """The streams that are busy for a small part of the busiest one's time; one alone is not folded."""
     shares = {(row["device"], row["stream"]): row["share"] for row in rows if row["kind"] == "stream"}
     most = max(shares.values(), default=0.0)
-    found = {key for key, share in shares.items() if share < _LEAST_SHARE * most}
-    return found if len(found) > 1 else set()
+    little = {key for key, share in shares.items() if share < _LEAST_SHARE * most}
+    return little if len(little) > 1 else set()
 
 
 def _communication(session: Session, rank: int) -> list[dict[str, Any]]:
     lanes = communication(session, rank)
     if not len(lanes.start):
         return []
-    begin, end = session.bounds
     return [
         {
             "segment": 0,
             "track": COMMUNICATION,
-            "kind": "communication",
-            "group": "communication",
-            "label": "communication",
-            "short": "communication",
+            **dict.fromkeys(("kind", "group", "label", "short"), "communication"),
             "slices": len(lanes.start),
             "rows": len(lanes.lanes),
             "device": None,
             "stream": None,
             "categories": ["collective"],
-            "share": int(lanes.duration[lanes.lanes[0, 2] : lanes.lanes[0, 3]].sum()) / max(end - begin, 1),
+            "share": _busy_share(session, lanes, COMMUNICATION),
         }
     ]
 
@@ -253,8 +221,7 @@ def tile(session: Session, query: dict[str, str]) -> Answer:
 
     With collectives in it, also how long each waits at its start, its match and the rank it waits for.
     """
-    rank, segment, track = integer(query["rank"]), integer(query["segment"]), integer(query["track"])
-    level, index = integer(query["level"]), integer(query["index"])
+    rank, segment, track, level, index = integers(query, "rank", "segment", "track", "level", "index")
     if not 0 <= level <= 60:
         raise ValueError("level must be 0 to 60")
     if track == COMMUNICATION:
@@ -262,10 +229,10 @@ def tile(session: Session, query: dict[str, str]) -> Answer:
     else:
         lanes, shift = session.lanes(rank, segment), session.drawn.shift_ns(session.entry(rank, segment))
     step = 1 << level
-    row, found, count = lanes.tile(track, index * TILE_WIDTH * step - shift, step, TILE_WIDTH)
-    name = np.asarray(lanes.name[found])
-    segments = np.full(len(found), segment) if lanes.segment is None else lanes.segment[found]
-    ids, kind = np.asarray(lanes.id[found]), np.asarray(lanes.kind[found])
+    row, shown, count = lanes.tile(track, index * TILE_WIDTH * step - shift, step, TILE_WIDTH)
+    name = np.asarray(lanes.name[shown])
+    segments = np.full(len(shown), segment) if lanes.segment is None else lanes.segment[shown]
+    ids, kind = np.asarray(lanes.id[shown]), np.asarray(lanes.kind[shown])
     waits = (
         collective_slices(session, rank).columns(segments, ids) if (kind == KINDS.index("comm")).any() else {}
     )
@@ -273,8 +240,8 @@ def tile(session: Session, query: dict[str, str]) -> Answer:
     return (
         {"rank": rank, "segment": segment, "track": track, "level": level, "index": index, "names": names},
         {
-            "start": (np.asarray(lanes.start[found]) + shift).astype(np.float64),
-            "duration": np.asarray(lanes.duration[found]).astype(np.float64),
+            "start": (np.asarray(lanes.start[shown]) + shift).astype(np.float64),
+            "duration": np.asarray(lanes.duration[shown]).astype(np.float64),
             "id": ids.astype(np.float64),
             **waits,
             "name": name.astype(np.uint32),
