@@ -17,8 +17,7 @@ from conftest import DATA, open_trace, slice_event, write_kineto
 from rankscope.files import is_temporary
 from rankscope.store import derived, incoming
 from rankscope.store.arrays import Ints
-from rankscope.store.derived import File, Table, code_fingerprint, key_of, path_of, write
-from rankscope.store.record_columns import Columns, codec_of
+from rankscope.store.derived import Columns, File, Table, code_fingerprint, codec_of, key_of, path_of, write
 from rankscope.timeline.clocks import alignment
 from rankscope.timeline.collectives import loading
 from rankscope.timeline.reading import ingest
@@ -121,7 +120,7 @@ def test_odd_content_with_a_right_checksum_is_as_good_as_none(tmp_path: Path) ->
         content = line.encode() + b" " * (-(len(line) + 1) % 8) + b"\n"
         path.write_bytes(content + derived._checksum([content]))
         assert File(path).tables == {} and TABLE.load(tmp_path, 0) is None, line
-    columns = dict(TABLE.encode({0: (7, FULL)}).columns)
+    columns = dict(TABLE.encode({0: (key_of(7), FULL)}).columns)
     for name in columns:
         for odd in (np.array([9, 9]), np.array([-1.5]), np.zeros(0, bool)):
             write(path, {"clocks": derived.RawTable(TABLE.fingerprint, {**columns, name: odd})})

@@ -29,7 +29,7 @@ def keep_rollups(
     ranks = {entry.rank for entry in run.newly_read}
     if not ranks or run.from_events or not run.keeps_results or not are_made_when_read(run):
         return
-    kept = rollups_of(run)  # measures the clocks where keys need them, once and not in every process
+    rollups = rollups_of(run)  # measures the clocks where keys need them, once and not in every process
     calls = {
         tuple(chunk): Call(
             make_part,
@@ -46,18 +46,18 @@ def keep_rollups(
                 say(f"rankscope: {outcome}")
             else:
                 path = Path(outcome["path"])
-                yield kept.decode(path)
+                yield rollups.decode(path)
                 path.unlink(missing_ok=True)
             done += len(chunk)
             advance(done, len(ranks))
 
-    kept.add(run.store, parts())
+    rollups.add(run.store, parts())
 
 
 def make_part(store: str, ranks: list[int]) -> dict[str, Any]:
     """In a worker process: a part of the file with the rollups."""
     run = Run(Ingested(Path(store), Index.load(Path(store)), (), ()))
-    kept = rollups_of(run)
+    rollups = rollups_of(run)
     path = path_of_part(run.store, ROLLUPS)
-    write(path, kept.encode(make(run, ranks, kept)))
+    write(path, rollups.encode(make(run, ranks, rollups)))
     return {"path": str(path)}

@@ -15,7 +15,21 @@ their distances in time where these matter, and the parameters. Whatever does no
 
 One format holds them all: a line of JSON (tables, columns), the columns as little-endian numbers, and a checksum. A
 file is written as a whole; one that is damaged or foreign is as good as none. A store that cannot be written to is used
-as it is. Records become columns in `record_columns`. Reading needs no DuckDB.
+as it is. Reading needs no DuckDB.
+
+Records become columns by the types of their fields: no code in a file can be run by reading it. A record is a dataclass
+or a named tuple of numbers, texts, tuples, lists, dictionaries with texts as keys, arrays, None and records. The values
+of a field in all records are one column, `name.field`:
+
+| type | columns |
+|---|---|
+| int, float, bool | the values |
+| str | their numbers in the table of texts, which holds every text once |
+| array, tuple of any length, list, dict | `name#`: how many elements each record has; `name[]`: the elements of all |
+| X or None | `name?`: which records have a value; `name`: these values |
+| tuple of fixed length, record | the columns of its fields |
+
+Whole numbers are written in the type with the fewest bytes that has all of them. Reading numbers needs no numpy.
 """
 
 from __future__ import annotations
@@ -23,18 +37,19 @@ from __future__ import annotations
 import json
 import mmap
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import fields
 from functools import cache, cached_property
-from hashlib import blake2b
+from itertools import accumulate, chain, pairwise, starmap
 from pathlib import Path
 from struct import calcsize
-from typing import Any, Generic, NamedTuple, TypeVar
+from types import NoneType, UnionType
+from typing import Any, Generic, Literal, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
 from isal.isal_zlib import crc32
 
 from rankscope.files import make_private_folder, temporary_path, write_bytes
-from rankscope.store.record_columns import Column, Columns, codec_of
 from rankscope.version import __version__
 
 FOLDER = "derived"
@@ -44,7 +59,7 @@ _EARLIER = ("rollups", "clocks.json", "collectives.json", "rank=*/map.npy", "ran
 """Where earlier versions kept them."""
 _SOURCES = Path(__file__).parents[2]
 _IMPORT = re.compile(rb"from (rankscope\.[\w.]+) import")
-_EVERYWHERE = ("rankscope.model", "rankscope.store.derived", "rankscope.store.record_columns")
+_EVERYWHERE = ("rankscope.model", "rankscope.store.derived")
 _ALIGNMENT = 8
 _CHECKSUM_BYTES = 8
 _PIECE = 1 << 20
@@ -55,6 +70,9 @@ _FORMATS = {
 """By the name of a column's type, that of memoryview.cast."""
 
 T = TypeVar("T")
+Column = Any
+"""An array, or a memoryview of its bytes."""
+_TEXTS = "texts"
 
 
 def map_file(rank: int) -> str:
@@ -69,7 +87,13 @@ def slices_file(rank: int, segment: int) -> str:
 
 def key_of(*made_from: object) -> int:
     """The key of a row: of JSON values and tuples of them."""
-    return int.from_bytes(blake2b(json.dumps(made_from).encode(), digest_size=7).digest(), "little")
+    return int(_digest(json.dumps(made_from).encode())[:14], 16)
+
+
+def _digest(content: bytes) -> str:
+    from hashlib import blake2b  # late: takes milliseconds, and the run of one rank has no such results
+
+    return blake2b(content, digest_size=16).hexdigest()
 
 
 @cache
@@ -83,7 +107,7 @@ def code_fingerprint(*modules: str) -> str:
         if module not in used:
             used[module], imported = _source(module)
             waiting += [name for name in imported if name.startswith(within)]
-    return blake2b(repr((__version__, sorted(used.items()))).encode(), digest_size=16).hexdigest()
+    return _digest(repr((__version__, sorted(used.items()))).encode())
 
 
 @cache
@@ -93,7 +117,7 @@ def _source(module: str) -> tuple[str, tuple[str, ...]]:
     source = b""
     with suppress(OSError):  # installed without sources
         source = (path / "__init__.py" if path.is_dir() else path.with_suffix(".py")).read_bytes()
-    return blake2b(source, digest_size=16).hexdigest(), tuple(map(bytes.decode, _IMPORT.findall(source)))
+    return _digest(source), tuple(map(bytes.decode, _IMPORT.findall(source)))
 
 
 class RawTable(NamedTuple):
@@ -139,13 +163,13 @@ class Table(Generic[T]):
         ranks = table.columns["rank"].tolist()
         return {rank: record for rank, record, use in zip(ranks, records, usable, strict=True) if use}
 
-    def load(self, store: Path, key: int) -> T | None:
+    def load(self, store: Path, made_from: object) -> T | None:
         """The result about the whole run that is in the file of this name."""
-        return File(path_of(store, self.name), mapped=self.mapped).rows(self, {0: key}).get(0)
+        return File(path_of(store, self.name), mapped=self.mapped).rows(self, {0: key_of(made_from)}).get(0)
 
-    def save(self, store: Path, key: int, record: T) -> None:
+    def save(self, store: Path, made_from: object, record: T) -> None:
         """Write or replace that file."""
-        write(path_of(store, self.name), {self.name: self.encode({0: (key, record)})})
+        write(path_of(store, self.name), {self.name: self.encode({0: (key_of(made_from), record)})})
 
 
 def path_of(store: Path, name: str) -> Path:
@@ -245,3 +269,150 @@ def unused(store: Path, segments: Collection[tuple[int, int]]) -> list[Path]:
         *(path for path in (store / FOLDER).glob("*") if path.name not in used),
         *(path for pattern in _EARLIER for path in store.glob(pattern)),
     ]
+
+
+class Columns:
+    """The columns of a table, and its texts."""
+
+    def __init__(self, columns: Mapping[str, Column] | None = None, *, narrow: bool = True) -> None:
+        """`narrow`: numbers are written in the smallest type; not where arrays are to be used as they lie in a file."""
+        self.columns: dict[str, Column] = dict(columns or {})
+        self._narrow = narrow
+        self._numbers: dict[str, int] = {}
+        self.texts: list[str] = []
+        if _TEXTS in self.columns:
+            sizes, joined = self.columns[f"{_TEXTS}#"].tolist(), bytes(self.columns[_TEXTS])
+            ends = accumulate(sizes, initial=0)
+            self.texts = [joined[low:high].decode("utf-8", "surrogatepass") for low, high in pairwise(ends)]
+
+    def add(self, name: str, values: Any, kind: str) -> None:
+        """A column of numbers of this type."""
+        import numpy as np
+
+        array = np.ascontiguousarray(values, dtype=kind)
+        if self._narrow and kind == "int64" and len(array):
+            low, high = int(array.min()), int(array.max())
+            limits = ((small, np.iinfo(small)) for small in ("int8", "int16", "int32"))
+            array = array.astype(next((small for small, i in limits if i.min <= low and high <= i.max), kind))
+        self.columns[name] = array
+
+    def number(self, text: str) -> int:
+        """Of a text."""
+        return self._numbers.setdefault(text, len(self._numbers))
+
+    def finished(self) -> dict[str, Column]:
+        """All columns, with the texts."""
+        encoded = [text.encode("utf-8", "surrogatepass") for text in self._numbers]
+        if encoded:
+            self.add(f"{_TEXTS}#", [len(text) for text in encoded], "int64")
+            self.columns[_TEXTS] = memoryview(b"".join(encoded))
+        return self.columns
+
+
+class Codec(NamedTuple):
+    """Two functions: from some values of a type to columns whose names begin with a name, and back."""
+
+    encode: Callable[[Columns, str, Sequence[Any]], None]
+    decode: Callable[[Columns, str], Sequence[Any]]
+
+
+def codec_of(kind: Any) -> Codec:
+    """Of a type, as it is written in a record."""
+    origin, arguments = get_origin(kind), get_args(kind)
+    if kind in (int, float, bool):
+        return _numbers({int: "int64", float: "float64", bool: "bool"}[kind])
+    if kind is str or origin is Literal:
+        return _texts
+    if getattr(origin, "__module__", "").startswith("numpy"):
+        (scalar,) = get_args(arguments[-1]) or arguments[-1:]
+        return _arrays(scalar)
+    if origin is UnionType:
+        (other,) = (codec_of(part) for part in arguments if part is not NoneType)
+        return _optional(other)
+    if origin is dict:
+        return _lists(_record(None, {"key": _texts, "value": codec_of(arguments[1])}), dict, dict.items)
+    if origin is list or Ellipsis in arguments:
+        return _lists(codec_of(arguments[0]), origin)
+    if origin is tuple:
+        return _record(None, {str(at): codec_of(part) for at, part in enumerate(arguments)})
+    hints = get_type_hints(kind)
+    names = kind._fields if hasattr(kind, "_fields") else [field.name for field in fields(kind)]
+    return _record(kind, {name: codec_of(hints[name]) for name in names})
+
+
+def _numbers(kind: str) -> Codec:
+    return Codec(
+        lambda columns, name, values: columns.add(name, values, kind),
+        lambda columns, name: columns.columns[name].tolist(),
+    )
+
+
+_texts = Codec(
+    lambda columns, name, values: columns.add(name, [columns.number(text) for text in values], "int64"),
+    lambda columns, name: [columns.texts[number] for number in columns.columns[name].tolist()],
+)
+
+
+def _arrays(scalar: type) -> Codec:
+    def encode(columns: Columns, name: str, values: Sequence[Any]) -> None:
+        import numpy as np
+
+        columns.add(f"{name}#", [len(array) for array in values], "int64")
+        columns.add(f"{name}[]", np.concatenate(values) if values else (), np.dtype(scalar).name)
+
+    def decode(columns: Columns, name: str) -> Sequence[Any]:
+        import numpy as np
+
+        elements: Any = np.asarray(columns.columns[f"{name}[]"]).astype(scalar, copy=False)
+        return _cut(elements, columns.columns[f"{name}#"])
+
+    return Codec(encode, decode)
+
+
+def _cut(elements: Any, sizes: Column) -> list[Any]:
+    """The elements of each record."""
+    return [elements[low:high] for low, high in pairwise(accumulate(sizes.tolist(), initial=0))]
+
+
+def _lists(each: Codec, make: Callable[[Any], Any], items: Callable[[Any], Iterable[Any]] = iter) -> Codec:
+    def encode(columns: Columns, name: str, values: Sequence[Any]) -> None:
+        columns.add(f"{name}#", [len(value) for value in values], "int64")
+        each.encode(columns, f"{name}[]", list(chain.from_iterable(map(items, values))))
+
+    def decode(columns: Columns, name: str) -> Sequence[Any]:
+        return [make(part) for part in _cut(each.decode(columns, f"{name}[]"), columns.columns[f"{name}#"])]
+
+    return Codec(encode, decode)
+
+
+def _optional(other: Codec) -> Codec:
+    def encode(columns: Columns, name: str, values: Sequence[Any]) -> None:
+        columns.add(f"{name}?", [value is not None for value in values], "bool")
+        other.encode(columns, name, [value for value in values if value is not None])
+
+    def decode(columns: Columns, name: str) -> Sequence[Any]:
+        values = iter(other.decode(columns, name))
+        return [
+            next(values, None) if has_value else None for has_value in columns.columns[f"{name}?"].tolist()
+        ]
+
+    return Codec(encode, decode)
+
+
+def _record(kind: Any, parts: Mapping[str, Codec]) -> Codec:
+    """`kind` is None for a plain tuple."""
+
+    def encode(columns: Columns, name: str, values: Sequence[Any]) -> None:
+        by_name = kind is not None and not hasattr(kind, "_fields")
+        for at, (field, part) in enumerate(parts.items()):
+            part.encode(
+                columns,
+                f"{name}.{field}",
+                [getattr(value, field) if by_name else value[at] for value in values],
+            )
+
+    def decode(columns: Columns, name: str) -> Sequence[Any]:
+        values = zip(*(part.decode(columns, f"{name}.{field}") for field, part in parts.items()), strict=True)
+        return list(values if kind is None else starmap(kind, values))
+
+    return Codec(encode, decode)

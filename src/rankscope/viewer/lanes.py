@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from rankscope.model import HOST_COLLECTIVE_PATTERN, LAUNCH_CATEGORIES, SYNC_CALL_PATTERN
 from rankscope.sql import sql_texts
-from rankscope.store.derived import Table, key_of, slices_file
+from rankscope.store.derived import Table, slices_file
 from rankscope.store.layout import SegmentEntry, can_write
 from rankscope.timeline.run import Run
 from rankscope.viewer.level_of_detail import Indices, Ints, buckets, build_pyramid
@@ -69,20 +69,16 @@ def open_lanes(run: Run, entry: SegmentEntry) -> Lanes:
 def save_lanes(run: Run, entry: SegmentEntry, lanes: Lanes) -> None:
     """Keep the arrays in the store."""
     flat = replace(lanes, lanes=lanes.lanes.reshape(-1))
-    _table(entry).save(run.store, _key(run, entry), flat)
+    _table(entry).save(run.store, (entry.build, run.comm_patterns), flat)
 
 
 def _load(run: Run, entry: SegmentEntry) -> Lanes | None:
-    lanes = _table(entry).load(run.store, _key(run, entry))
+    lanes = _table(entry).load(run.store, (entry.build, run.comm_patterns))
     return lanes and replace(lanes, lanes=lanes.lanes.reshape(-1, 4))
 
 
 def _table(entry: SegmentEntry) -> Table[Lanes]:
     return Table(slices_file(entry.rank, entry.segment), Lanes, __name__, mapped=True)
-
-
-def _key(run: Run, entry: SegmentEntry) -> int:
-    return key_of(entry.build, run.comm_patterns)
 
 
 def _build(run: Run, entry: SegmentEntry) -> Lanes:

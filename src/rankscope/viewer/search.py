@@ -11,8 +11,8 @@ import numpy as np
 from rankscope.errors import UsageError
 from rankscope.ranges import as_ranges
 from rankscope.sql import sql_texts
+from rankscope.store.arrays import Ints
 from rankscope.viewer.answers import Answer, integer
-from rankscope.viewer.level_of_detail import Ints
 from rankscope.viewer.session import Session
 
 _MOST_NAMES = 100

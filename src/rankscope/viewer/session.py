@@ -142,8 +142,9 @@ class Session:
         together = ranks[first : first + _RANKS_OF_A_FILE]
         path = path_of(self.run.store, map_file(together[0]))
         with self._making_times:
+            keys = self._map_keys(together)
             if self._times.keys().isdisjoint(together):
-                self._times |= File(path).rows(_RANK_TIMES, {each: self._map_key(each) for each in together})
+                self._times |= File(path).rows(_RANK_TIMES, keys)
             if rank not in self._times:
                 missing = [other for other in together if other >= rank and other not in self._times]
                 batch = missing[:_RANKS_AT_A_TIME]
@@ -152,27 +153,18 @@ class Session:
                 self._times |= {time.rank: time for time in times}
                 if can_write(self.run.store):
                     rows = {
-                        each: (self._map_key(each), self._times[each])
-                        for each in together
-                        if each in self._times
+                        each: (key, self._times[each]) for each, key in keys.items() if each in self._times
                     }
                     write(path, {_RANK_TIMES.name: _RANK_TIMES.encode(rows)})
         return self._times[rank]
 
-    def _map_key(self, rank: int) -> int:
-        """Changes with the files of the rank, its clock offset and the patterns that mark communication."""
-        segments = [
-            (entry.segment, entry.build, self.run.shift_ns(entry)) for entry in self._segments.get(rank, [])
-        ]
-        return key_of(segments, self.run.comm_patterns)
-
-    @cached_property
-    def _segments(self) -> dict[int, list[SegmentEntry]]:
-        """By rank."""
-        segments: dict[int, list[SegmentEntry]] = {}
+    def _map_keys(self, ranks: list[int]) -> dict[int, int]:
+        """They change with the files of a rank, its clock offset and the patterns that mark communication."""
+        segments: dict[int, list[object]] = {rank: [] for rank in ranks}
         for entry in self.run.segments:
-            segments.setdefault(entry.rank, []).append(entry)
-        return segments
+            if entry.rank in segments:
+                segments[entry.rank].append((entry.segment, entry.build, self.run.shift_ns(entry)))
+        return {rank: key_of(files, self.run.comm_patterns) for rank, files in segments.items()}
 
     def activity(self, rank: int) -> Activity:
         """The activity of a rank with the waiting apart."""

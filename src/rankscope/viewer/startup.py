@@ -60,7 +60,6 @@ _ROUTES: dict[str, Callable[[Session, dict[str, str]], Answer]] = {
     "keep-marks": bookmarks.keep_marks,
 }
 """The questions of the page about one run."""
-_ALL_ROUTES = (*_ROUTES, "share", "diff", "watch", "state", "index", "place", "move")
 _WATCHED_RANKS = 20
 
 
@@ -99,18 +98,16 @@ class Opening:
             self._make_raw = lambda: self._routes_with([run.with_options(clocks="raw") for run in runs])
             self._routes["aligned"] = self._routes_with(runs)
         except RankscopeError as error:
-            self._fail(error)
+            self._error = error
         except Exception as error:  # noqa: BLE001 - the page must not wait for a run that will never open
             why = f"{type(error).__name__}: {error}."
-            self._fail(
-                RankscopeError("the run cannot be opened", why, "Please report it, with this message.")
+            self._error = RankscopeError(
+                "the run cannot be opened", why, "Please report it, with this message."
             )
         finally:
+            if self._error:
+                self._say(f"rankscope: {self._error}")
             self._done.set()
-
-    def _fail(self, error: RankscopeError) -> None:
-        self._error = error
-        self._say(f"rankscope: {error}")
 
     def _routes_with(self, runs: list[Run]) -> dict[str, Route]:
         sessions = []
@@ -134,42 +131,35 @@ class Opening:
             return self._routes["raw"]
 
     def _open_run(self, path: Path) -> Run:
-        watch = Watch(self._begin, self._advance, lambda: None, self._say)
+        def begin(files: int, total_bytes: int) -> None:
+            self._total += total_bytes
+
+        def advance(path: Path, read: int, doing: str) -> None:
+            self._read[path] = read
+
+        watch = Watch(begin, advance, lambda: None, self._say)
         options = self._options
         run = open_run(
-            [path],
-            cache=options.cache,
-            jobs=options.jobs,
-            dask=options.dask,
-            mix=self._mix,
-            watch=watch,
+            [path], cache=options.cache, jobs=options.jobs, dask=options.dask, mix=self._mix, watch=watch
         )
         for problem in run.problems:
             self._say(f"rankscope: {problem}")
         return run
 
-    def _begin(self, files: int, total_bytes: int) -> None:
-        self._total += total_bytes
-
-    def _advance(self, path: Path, read: int, doing: str) -> None:
-        self._read[path] = read
-
     def routes(self) -> dict[str, Route]:
-        """All routes by name. Until the run is open, only `state`, `index` and `watch` answer."""
-        return {name: self._route(name) for name in _ALL_ROUTES}
+        """All routes by name. Those about the run answer when it is open."""
+        routes = {name: self._route(name) for name in (*_ROUTES, "share", "diff")}
+        routes |= {
+            "state": lambda query: self.state(),
+            "index": lambda query: {"routes": sorted(routes)},
+            "watch": lambda query: _watch(self._runs[-1]),
+            "place": lambda query: self._link.to_dict(),
+            "move": lambda query: self.move(query["link"]),
+        }
+        return routes
 
     def _route(self, name: str) -> Route:
         def answer(query: dict[str, str]) -> Answer:
-            if name == "state":
-                return self.state()
-            if name == "index":
-                return {"routes": sorted(_ALL_ROUTES)}
-            if name == "watch":  # needs no trace
-                return _watch(self._runs[-1])
-            if name == "place":
-                return self._link.to_dict()
-            if name == "move":
-                return self.move(query["link"])
             if self._error:
                 raise self._error
             if not self._done.is_set():

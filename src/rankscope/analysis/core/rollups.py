@@ -76,12 +76,12 @@ def _answer(run: Run, scope: Selection, spec: RollupSpec) -> dict[int, Any]:
     if reason := _reads_events(run, scope, spec):
         rollup_use(run).add_read(reason, ranks)
         return spec.function(run, scope)
-    kept = rollups_of(run)
-    missing = [rank for rank in ranks if rank not in kept.of(spec)]
+    rollups = rollups_of(run)
+    missing = [rank for rank in ranks if rank not in rollups.of(spec)]
     if missing and run.keeps_results:
-        kept.add(run.store, (make(run, chunk, kept) for chunk in chunks(run, missing)))
+        rollups.add(run.store, (make(run, chunk, rollups) for chunk in chunks(run, missing)))
         missing = []
-    records = kept.of(spec)
+    records = rollups.of(spec)
     answers = {rank: records[rank] for rank in ranks if rank in records}
     rollup_use(run).from_rollups.update(answers)
     if missing:
@@ -247,15 +247,15 @@ def set_default_scope(scope: Selection) -> None:
     _default = scope
 
 
-def make(run: Run, ranks: Collection[int], kept: Rollups) -> Records:
+def make(run: Run, ranks: Collection[int], rollups: Rollups) -> Records:
     """The results about some ranks, computed from their events, unless all of a function are kept already."""
     part = run.only(ranks)
     part.from_events = True
     # The steps of other ranks may go further: the result is the same for every range that has all steps of a rank.
     scope = _default.in_run(part) if _window(part) == _window(run) else replace(_default, steps=(0, 0))
-    made: Records = {}
+    results: Records = {}
     for name, spec in _specs.items():
-        if not kept.of(spec).keys() >= set(ranks):
+        if not rollups.of(spec).keys() >= set(ranks):
             records = spec.function(part, scope.only_ranks() if spec.any_window else scope)
-            made[name] = {rank: records.get(rank) for rank in ranks}
-    return made
+            results[name] = {rank: records.get(rank) for rank in ranks}
+    return results

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from rankscope.records import dataclass
-from rankscope.store.derived import CLOCKS, Table, key_of
+from rankscope.store.derived import CLOCKS, Table
 from rankscope.store.layout import SegmentEntry
 
 if TYPE_CHECKING:
@@ -181,13 +181,13 @@ def _without_error(clock: RankClock, fitted: Fit, i: int, assumed_ns: int) -> Ra
 
 def load(store: Path, segments: Sequence[SegmentEntry]) -> Clocks | None:
     """The stored clocks, if they were measured from these files; else None."""
-    return _KEPT.load(store, _key(segments))
+    return _KEPT.load(store, _cache_key(segments))
 
 
 def save(clocks: Clocks, store: Path, segments: Sequence[SegmentEntry]) -> None:
     """Store the clocks. With a read-only store they are measured again each time."""
-    _KEPT.save(store, _key(segments), clocks)
+    _KEPT.save(store, _cache_key(segments), clocks)
 
 
-def _key(segments: Sequence[SegmentEntry]) -> int:
-    return key_of([[entry.rank, entry.segment, entry.build] for entry in segments])
+def _cache_key(segments: Sequence[SegmentEntry]) -> list[tuple[int, int, str]]:
+    return [(entry.rank, entry.segment, entry.build) for entry in segments]

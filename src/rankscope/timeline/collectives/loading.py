@@ -11,7 +11,7 @@ import numpy as np
 
 from rankscope.collective_kinds import KINDS, POINT_TO_POINT
 from rankscope.store.arrays import NONE, Ints, number_rows
-from rankscope.store.derived import COLLECTIVES, Table, key_of
+from rankscope.store.derived import COLLECTIVES, Table
 from rankscope.store.layout import SegmentEntry
 from rankscope.store.separate_runs import SESSION_GAP_NS, end_unix_ns, has_wall_clock, job_of, runs_among
 from rankscope.timeline.collectives.entries import Collectives
@@ -39,13 +39,13 @@ _LEAST_KEPT = 20_000
 
 def kept_collectives(store: Path, cache_key: list[Any]) -> Collectives | None:
     """The matched collectives that the store keeps of these files at these places on the time axis."""
-    return _KEPT.load(store, key_of(cache_key))
+    return _KEPT.load(store, cache_key)
 
 
 def keep_collectives(store: Path, cache_key: list[Any], rows: Collectives) -> None:
     """Keep those of a run that has many."""
     if len(rows.rank) >= _LEAST_KEPT:
-        _KEPT.save(store, key_of(cache_key), rows)
+        _KEPT.save(store, cache_key, rows)
 
 
 def matched_collectives(found: Collectives, segments: Sequence[SegmentEntry]) -> Collectives:
