@@ -32,8 +32,7 @@ import numpy as np
 from rankscope.bench.synthetic import Plan, write
 from rankscope.timeline.reading import ingest
 from rankscope.timeline.run import Run
-from rankscope.viewer.lanes import Lanes, save_lanes
-from rankscope.viewer.level_of_detail import build_pyramid
+from rankscope.viewer.lanes import Lanes, build_pyramid, save_lanes
 
 FOLDER_OF_RUNS = Path(__file__).parents[1] / ".bench"
 TEST_DATA = Path(__file__).parents[1] / "tests" / "data"

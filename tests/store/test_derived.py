@@ -17,7 +17,17 @@ from conftest import DATA, open_trace, slice_event, write_kineto
 from rankscope.files import is_temporary
 from rankscope.store import derived, incoming
 from rankscope.store.arrays import Ints
-from rankscope.store.derived import Columns, File, Table, code_fingerprint, codec_of, key_of, path_of, write
+from rankscope.store.derived import (
+    Columns,
+    File,
+    Table,
+    code_fingerprint,
+    decode,
+    encode,
+    key_of,
+    path_of,
+    write,
+)
 from rankscope.timeline.clocks import alignment
 from rankscope.timeline.collectives import loading
 from rankscope.timeline.reading import ingest
@@ -71,11 +81,12 @@ EMPTY = Everything(0, None, None, "a", (), (), ("", False), {}, {}, None, [], []
 @pytest.mark.parametrize("records", [[], [EMPTY], [FULL, EMPTY, FULL]])
 @pytest.mark.parametrize("narrow", [True, False])
 def test_records_become_columns_and_come_back(records: list[Everything], narrow: bool) -> None:
-    columns, codec = Columns(narrow=narrow), codec_of(Everything)
-    codec.encode(columns, "record", records)
-    back = codec.decode(Columns(columns.finished()), "record")
+    columns = Columns(narrow=narrow)
+    encode(columns, "record", Everything, records)
+    columns.add_texts()
+    back = decode(Columns(columns), "record", Everything)
     assert [plain(record) for record in back] == [plain(record) for record in records]
-    kept = {name: memoryview(column).format for name, column in columns.columns.items()}
+    kept = {name: memoryview(column).format for name, column in columns.items()}
     if records:
         assert kept["record.number"] == ("b" if narrow else "l") and kept["record.levels[][]"] == "i"
 

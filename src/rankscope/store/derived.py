@@ -40,7 +40,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields
-from functools import cache, cached_property
+from functools import cache
 from itertools import accumulate, chain, pairwise, starmap
 from pathlib import Path
 from struct import calcsize
@@ -139,17 +139,14 @@ class Table(Generic[T]):
     def fingerprint(self) -> str:
         return code_fingerprint(*self._modules)
 
-    @cached_property
-    def _codec(self) -> Any:
-        return codec_of(self._record)
-
     def encode(self, rows: Mapping[int, tuple[int, T]]) -> RawTable:
         """From rank to key and record; of a result about the whole run, the rank is 0."""
         columns = Columns(narrow=not self.mapped)
         columns.add("rank", list(rows), "int64")
         columns.add("key", [key for key, _ in rows.values()], "int64")
-        self._codec.encode(columns, "record", [record for _, record in rows.values()])
-        return RawTable(self.fingerprint, columns.finished())
+        encode(columns, "record", self._record, [record for _, record in rows.values()])
+        columns.add_texts()
+        return RawTable(self.fingerprint, columns)
 
     def decode(self, table: RawTable, keys: Mapping[int, int]) -> dict[int, T]:
         """The records of the rows that have these keys, by rank; none if other code has made them."""
@@ -159,7 +156,7 @@ class Table(Generic[T]):
         usable = [keys.get(rank) == key for rank, key in rows]
         if not any(usable):
             return {}
-        records = self._codec.decode(Columns(table.columns), "record")
+        records = decode(Columns(table.columns), "record", self._record)
         ranks = table.columns["rank"].tolist()
         return {rank: record for rank, record, use in zip(ranks, records, usable, strict=True) if use}
 
@@ -253,7 +250,7 @@ def pack(
     layout = []
     for name, column in columns.items():
         view = memoryview(column)
-        layout.append({"name": name, "type": formats.get(view.format, ""), "length": len(view)})
+        layout.append({"name": name, "type": formats[view.format], "length": len(view)})
         pieces += [column, b"\0" * (-view.nbytes % _ALIGNMENT)]
     line = to_json({**header, "columns": layout})
     return [line, b" " * (-(len(line) + 1) % _ALIGNMENT), b"\n", *pieces]
@@ -271,18 +268,17 @@ def unused(store: Path, segments: Collection[tuple[int, int]]) -> list[Path]:
     ]
 
 
-class Columns:
-    """The columns of a table, and its texts."""
+class Columns(dict[str, Column]):
+    """The columns of a table by name, and its texts."""
 
     def __init__(self, columns: Mapping[str, Column] | None = None, *, narrow: bool = True) -> None:
         """`narrow`: numbers are written in the smallest type; not where arrays are to be used as they lie in a file."""
-        self.columns: dict[str, Column] = dict(columns or {})
+        super().__init__(columns or {})
         self._narrow = narrow
         self._numbers: dict[str, int] = {}
         self.texts: list[str] = []
-        if _TEXTS in self.columns:
-            sizes, joined = self.columns[f"{_TEXTS}#"].tolist(), bytes(self.columns[_TEXTS])
-            ends = accumulate(sizes, initial=0)
+        if _TEXTS in self:
+            ends, joined = accumulate(self[f"{_TEXTS}#"].tolist(), initial=0), bytes(self[_TEXTS])
             self.texts = [joined[low:high].decode("utf-8", "surrogatepass") for low, high in pairwise(ends)]
 
     def add(self, name: str, values: Any, kind: str) -> None:
@@ -294,125 +290,95 @@ class Columns:
             low, high = int(array.min()), int(array.max())
             limits = ((small, np.iinfo(small)) for small in ("int8", "int16", "int32"))
             array = array.astype(next((small for small, i in limits if i.min <= low and high <= i.max), kind))
-        self.columns[name] = array
+        self[name] = array
 
     def number(self, text: str) -> int:
         """Of a text."""
         return self._numbers.setdefault(text, len(self._numbers))
 
-    def finished(self) -> dict[str, Column]:
-        """All columns, with the texts."""
+    def add_texts(self) -> None:
+        """Those that have a number."""
         encoded = [text.encode("utf-8", "surrogatepass") for text in self._numbers]
         if encoded:
             self.add(f"{_TEXTS}#", [len(text) for text in encoded], "int64")
-            self.columns[_TEXTS] = memoryview(b"".join(encoded))
-        return self.columns
+            self[_TEXTS] = memoryview(b"".join(encoded))
 
 
-class Codec(NamedTuple):
-    """Two functions: from some values of a type to columns whose names begin with a name, and back."""
-
-    encode: Callable[[Columns, str, Sequence[Any]], None]
-    decode: Callable[[Columns, str], Sequence[Any]]
-
-
-def codec_of(kind: Any) -> Codec:
-    """Of a type, as it is written in a record."""
+@cache
+def _shape(kind: Any) -> tuple[str, Any]:
+    """What a type is, as it is written in a record, and what it is made of."""
     origin, arguments = get_origin(kind), get_args(kind)
     if kind in (int, float, bool):
-        return _numbers({int: "int64", float: "float64", bool: "bool"}[kind])
+        return "number", {int: "int64", float: "float64", bool: "bool"}[kind]
     if kind is str or origin is Literal:
-        return _texts
+        return "text", None
     if getattr(origin, "__module__", "").startswith("numpy"):
         (scalar,) = get_args(arguments[-1]) or arguments[-1:]
-        return _arrays(scalar)
+        return "array", scalar
     if origin is UnionType:
-        (other,) = (codec_of(part) for part in arguments if part is not NoneType)
-        return _optional(other)
+        (other,) = (part for part in arguments if part is not NoneType)
+        return "optional", other
     if origin is dict:
-        return _lists(_record(None, {"key": _texts, "value": codec_of(arguments[1])}), dict, dict.items)
+        return "list", (dict, tuple[arguments])  # type: ignore[valid-type]
     if origin is list or Ellipsis in arguments:
-        return _lists(codec_of(arguments[0]), origin)
+        return "list", (origin, arguments[0])
     if origin is tuple:
-        return _record(None, {str(at): codec_of(part) for at, part in enumerate(arguments)})
+        return "record", (None, {str(at): part for at, part in enumerate(arguments)})
     hints = get_type_hints(kind)
     names = kind._fields if hasattr(kind, "_fields") else [field.name for field in fields(kind)]
-    return _record(kind, {name: codec_of(hints[name]) for name in names})
+    return "record", (kind, {name: hints[name] for name in names})
 
 
-def _numbers(kind: str) -> Codec:
-    return Codec(
-        lambda columns, name, values: columns.add(name, values, kind),
-        lambda columns, name: columns.columns[name].tolist(),
-    )
-
-
-_texts = Codec(
-    lambda columns, name, values: columns.add(name, [columns.number(text) for text in values], "int64"),
-    lambda columns, name: [columns.texts[number] for number in columns.columns[name].tolist()],
-)
-
-
-def _arrays(scalar: type) -> Codec:
-    def encode(columns: Columns, name: str, values: Sequence[Any]) -> None:
-        import numpy as np
-
-        columns.add(f"{name}#", [len(array) for array in values], "int64")
-        columns.add(f"{name}[]", np.concatenate(values) if values else (), np.dtype(scalar).name)
-
-    def decode(columns: Columns, name: str) -> Sequence[Any]:
-        import numpy as np
-
-        elements: Any = np.asarray(columns.columns[f"{name}[]"]).astype(scalar, copy=False)
-        return _cut(elements, columns.columns[f"{name}#"])
-
-    return Codec(encode, decode)
-
-
-def _cut(elements: Any, sizes: Column) -> list[Any]:
-    """The elements of each record."""
-    return [elements[low:high] for low, high in pairwise(accumulate(sizes.tolist(), initial=0))]
-
-
-def _lists(each: Codec, make: Callable[[Any], Any], items: Callable[[Any], Iterable[Any]] = iter) -> Codec:
-    def encode(columns: Columns, name: str, values: Sequence[Any]) -> None:
+def encode(columns: Columns, name: str, kind: Any, values: Sequence[Any]) -> None:
+    """Add the columns of some values of a type; their names begin with a name."""
+    shape, of = _shape(kind)
+    if shape in ("array", "list"):
         columns.add(f"{name}#", [len(value) for value in values], "int64")
-        each.encode(columns, f"{name}[]", list(chain.from_iterable(map(items, values))))
+    if shape == "number":
+        columns.add(name, values, of)
+    elif shape == "text":
+        columns.add(name, [columns.number(text) for text in values], "int64")
+    elif shape == "array":
+        import numpy as np
 
-    def decode(columns: Columns, name: str) -> Sequence[Any]:
-        return [make(part) for part in _cut(each.decode(columns, f"{name}[]"), columns.columns[f"{name}#"])]
-
-    return Codec(encode, decode)
-
-
-def _optional(other: Codec) -> Codec:
-    def encode(columns: Columns, name: str, values: Sequence[Any]) -> None:
+        columns.add(f"{name}[]", np.concatenate(values) if values else (), np.dtype(of).name)
+    elif shape == "list":
+        lists = (value.items() if of[0] is dict else value for value in values)
+        encode(columns, f"{name}[]", of[1], [*chain.from_iterable(lists)])
+    elif shape == "optional":
         columns.add(f"{name}?", [value is not None for value in values], "bool")
-        other.encode(columns, name, [value for value in values if value is not None])
-
-    def decode(columns: Columns, name: str) -> Sequence[Any]:
-        values = iter(other.decode(columns, name))
-        return [
-            next(values, None) if has_value else None for has_value in columns.columns[f"{name}?"].tolist()
-        ]
-
-    return Codec(encode, decode)
-
-
-def _record(kind: Any, parts: Mapping[str, Codec]) -> Codec:
-    """`kind` is None for a plain tuple."""
-
-    def encode(columns: Columns, name: str, values: Sequence[Any]) -> None:
-        by_name = kind is not None and not hasattr(kind, "_fields")
+        encode(columns, name, of, [value for value in values if value is not None])
+    else:
+        record, parts = of
+        by_name = record is not None and not hasattr(record, "_fields")
         for at, (field, part) in enumerate(parts.items()):
-            part.encode(
-                columns,
-                f"{name}.{field}",
-                [getattr(value, field) if by_name else value[at] for value in values],
-            )
+            part_values = [getattr(value, field) if by_name else value[at] for value in values]
+            encode(columns, f"{name}.{field}", part, part_values)
 
-    def decode(columns: Columns, name: str) -> Sequence[Any]:
-        values = zip(*(part.decode(columns, f"{name}.{field}") for field, part in parts.items()), strict=True)
-        return list(values if kind is None else starmap(kind, values))
 
-    return Codec(encode, decode)
+def decode(columns: Columns, name: str, kind: Any) -> list[Any]:
+    """The values whose columns begin with a name."""
+    shape, of = _shape(kind)
+    if shape == "number":
+        return list(columns[name].tolist())
+    if shape == "text":
+        return [columns.texts[number] for number in columns[name].tolist()]
+    if shape == "optional":
+        values = iter(decode(columns, name, of))
+        return [next(values, None) if has_value else None for has_value in columns[f"{name}?"].tolist()]
+    if shape == "record":
+        record, parts = of
+        rows = zip(*(decode(columns, f"{name}.{field}", part) for field, part in parts.items()), strict=True)
+        return list(rows if record is None else starmap(record, rows))
+    make: Any = None
+    elements: Any
+    if shape == "array":
+        import numpy as np
+
+        elements = np.asarray(columns[f"{name}[]"]).astype(of, copy=False)
+    else:
+        make, each = of
+        elements = decode(columns, f"{name}[]", each)
+    ends = accumulate(columns[f"{name}#"].tolist(), initial=0)
+    parts_of = (elements[low:high] for low, high in pairwise(ends))
+    return list(map(make, parts_of) if make else parts_of)

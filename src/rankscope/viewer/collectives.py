@@ -11,13 +11,12 @@ from numpy.typing import NDArray
 
 from rankscope.analysis.core.collective_waits import Waits, waits
 from rankscope.collective_kinds import KINDS as COLLECTIVE_KINDS
-from rankscope.store.arrays import NONE
+from rankscope.store.arrays import NONE, Ints
 from rankscope.timeline.collectives.groups import Group
 from rankscope.timeline.run import Run
 from rankscope.units import format_bytes, format_ns
 from rankscope.viewer.answers import Answer, integers
-from rankscope.viewer.lanes import KINDS, Lanes
-from rankscope.viewer.level_of_detail import Ints, build_pyramid
+from rankscope.viewer.lanes import KINDS, Lanes, build_pyramid
 from rankscope.viewer.session import Session
 
 COMMUNICATION = -1
