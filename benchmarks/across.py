@@ -92,11 +92,12 @@ def ask(folder: Path) -> dict[str, float]:
     """In this process: the three answers."""
     from rankscope.analysis import REPORTS
     from rankscope.analysis.core.scope import Scope
+    from rankscope.store.derived import CLOCKS, path_of
     from rankscope.timeline.reading import ingest
     from rankscope.timeline.run import Run
 
     ingested = ingest([folder])
-    (ingested.store / "clocks.json").unlink(missing_ok=True)
+    path_of(ingested.store, CLOCKS).unlink(missing_ok=True)
     began = time.perf_counter()
     run = Run(ingested)
     seconds = {}

@@ -5,7 +5,7 @@
     python benchmarks/viewer.py frames [RUN...]    zooming and panning in Chromium: 30 M slices, then stored runs
     python benchmarks/viewer.py ... --before DIR   the same with the package of another checkout, and the ratios to it
 
-The 30 M slices are written as the viewer's own arrays (lod/) into the store of a small synthetic run: what is
+The 30 M slices are written as the viewer's own arrays (derived/) into the store of a small synthetic run: what is
 measured is serving and drawing, not reading. A frame is the time from a change of the window until both canvases have
 their pixels, in software rendering; at least the 16.7 ms of the screen.
 """
@@ -32,8 +32,7 @@ import numpy as np
 from rankscope.bench.synthetic import Plan, write
 from rankscope.timeline.reading import ingest
 from rankscope.timeline.run import Run
-from rankscope.viewer.lanes import FOLDER, Lanes, _save
-from rankscope.viewer.level_of_detail import build_pyramid
+from rankscope.viewer.lanes import Lanes, build_pyramid, save_lanes
 
 FOLDER_OF_RUNS = Path(__file__).parents[1] / ".bench"
 TEST_DATA = Path(__file__).parents[1] / "tests" / "data"
@@ -140,7 +139,7 @@ def thirty_million() -> Path:
     opened = Run(ingest([folder]))
     generator = np.random.default_rng(0)
     for entry in opened.timelines:
-        _save(_lanes(generator), opened.store / entry.folder / FOLDER)
+        save_lanes(opened, entry, _lanes(generator))
     (folder / "made").touch()
     return folder
 

@@ -13,7 +13,7 @@ import json
 import os
 import socket
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -85,6 +85,18 @@ def write_text(path: Path, text: str) -> None:
     _write_temporary(path, text).replace(path)
 
 
+def write_bytes(path: Path, pieces: Iterable[Any]) -> None:
+    """The same for bytes, which are not on the disk yet when the call returns: of files that can be made again."""
+    temporary = temporary_path(path)
+    try:
+        with open_private(temporary, "wb") as file:
+            file.writelines(pieces)
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
 def create_json(path: Path, content: Mapping[str, Any]) -> bool:
     """Write a small file unless it exists. Of several writers at the same time, exactly one gets True."""
     return _take(path, _write_temporary(path, _as_text(content)))
@@ -94,7 +106,7 @@ def copy_file(source: Path, path: Path) -> bool:
     """Copy a file unless ``path`` exists. Of several writers at the same time, exactly one gets True."""
     import shutil  # late: every captured rank imports this module, and only a job's end copies
 
-    temporary = _temporary_name(path)
+    temporary = temporary_path(path)
     try:
         with source.open("rb") as content, open_private(temporary, "wb") as file:
             shutil.copyfileobj(content, file, _COPY_BYTES)
@@ -134,7 +146,8 @@ def unique_name() -> str:
     return f"{socket.gethostname()}.{os.getpid()}.{os.urandom(4).hex()}"
 
 
-def _temporary_name(path: Path) -> Path:
+def temporary_path(path: Path) -> Path:
+    """A new name beside a file, for its content until it is whole."""
     return path.with_name(f".{path.name}.{unique_name()}{_TEMPORARY}")
 
 
@@ -143,7 +156,7 @@ def _as_text(content: Mapping[str, Any], indent: int | None = 1) -> str:
 
 
 def _write_temporary(path: Path, text: str) -> Path:
-    temporary = _temporary_name(path)
+    temporary = temporary_path(path)
     try:
         with open_private(temporary, "w", encoding="utf-8") as file:
             file.write(text)

@@ -16,8 +16,9 @@ from rankscope.analysis.core.scope import Scope
 from rankscope.bench.synthetic import Plan, write
 from rankscope.bench.synthetic.cluster import Job, simulate
 from rankscope.bench.synthetic.cluster_trace import clock_offset_ns, write_traces
+from rankscope.store.derived import CLOCKS, path_of
 from rankscope.timeline.clocks import by_cluster
-from rankscope.timeline.clocks.alignment import CLOCKS_FILE, RankClock, _at_start
+from rankscope.timeline.clocks.alignment import RankClock, _at_start
 from rankscope.timeline.clocks.by_cluster import fit_many
 from rankscope.timeline.reading import ingest
 from rankscope.timeline.run import Run
@@ -144,7 +145,7 @@ def test_the_fit_is_kept_and_may_be_deleted(tmp_path: Path, monkeypatch: pytest.
     write(Plan(ranks=2, events_per_rank=3_000, steps=3, max_offset_ns=1_000_000), tmp_path / "run")
     ingested = ingest([tmp_path / "run"])
     first = Run(ingested).clocks
-    kept = ingested.store / CLOCKS_FILE
+    kept = path_of(ingested.store, CLOCKS)
     assert kept.is_file()
     with monkeypatch.context() as patch:
         patch.setattr("rankscope.timeline.clocks.alignment.measure", lambda *_: pytest.fail("measured again"))

@@ -28,8 +28,8 @@ from rankscope.store.ingest import Options
 from rankscope.timeline.reading import ingest
 from rankscope.timeline.run import Run
 from rankscope.units import format_ns
-from rankscope.viewer.reports import findings as viewer_findings
 from rankscope.viewer.reports import report as viewer_report
+from rankscope.viewer.scenes import findings as viewer_findings
 from rankscope.viewer.session import Session
 from rankscope.views.report.content import Request, build
 
@@ -256,7 +256,7 @@ def test_page_and_viewer_have_the_same_figures(name: str, opened: Callable[[str]
     assert [finding.title for finding in shown] == [finding.title for finding in summary.findings]
     assert [finding.cost_ns for finding in shown] == [finding.cost_ns for finding in summary.findings]
     session = Session(run, name)
-    answer: Any = viewer_findings(session)
+    answer: Any = viewer_findings(session, {})
     assert [one["title"] for one in answer["findings"]] == [finding.title for finding in summary.findings]
     for report in ("summary", "breakdown", "steps"):
         mine = REPORTS[report].analyse(run, Scope(), None)

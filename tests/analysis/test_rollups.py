@@ -4,26 +4,23 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
 import pytest
 
 from conftest import open_trace
 from rankscope.analysis import REPORTS
 from rankscope.analysis.core import rollups
-from rankscope.analysis.core.intervals import Ints
-from rankscope.analysis.core.record_json import codec_of
 from rankscope.analysis.core.rollups import rollup_use
 from rankscope.analysis.core.scope import Scope
-from rankscope.analysis.rollups import keep_rollups, make_in_store
+from rankscope.analysis.rollups import keep_rollups, make_part
 from rankscope.bench.synthetic import Plan, Straggler, write
 from rankscope.cli import main
-from rankscope.records import dataclass
+from rankscope.store import derived
+from rankscope.store.derived import ROLLUPS, File, path_of
 from rankscope.store.ingest import Options
-from rankscope.store.rollups import FOLDER
 from rankscope.timeline.reading import ingest
 from rankscope.timeline.run import Run
 
@@ -46,8 +43,19 @@ def traces(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def kept(run: Run) -> list[Path]:
-    return sorted((run.store / FOLDER).glob("*.json"))
+def path(run: Run) -> Path:
+    return path_of(run.store, ROLLUPS)
+
+
+def rows(run: Run, name: str = "breakdown") -> dict[int, int]:
+    """By rank, the keys of the rows of a table."""
+    columns = File(path(run)).tables[name].columns
+    return dict(zip(columns["rank"].tolist(), columns["key"].tolist(), strict=True))
+
+
+def make_all(run: Run) -> None:
+    kept = rollups.Rollups(run)
+    kept.add(run.store, [rollups.make(run, run.ranks, kept)])
 
 
 def opened(run: Run, *patterns: str, **options: Any) -> Run:
@@ -76,8 +84,8 @@ def check_same(run: Run) -> None:
     for _ in ("made", "read"):
         again = opened(run)
         assert answers(again) == expected
-        assert rollup_use(again).kept == set(run.ranks)
-    assert len(kept(run)) == len(run.ranks)
+        assert rollup_use(again).from_rollups == set(run.ranks)
+    assert {*rows(run)} == {*run.ranks}
 
 
 @pytest.mark.thorough
@@ -96,7 +104,7 @@ def test_recorded_runs_have_the_same_answers(
 def store(traces: Path) -> Path:
     """A run with a store that has rollups."""
     run = open_trace(traces)
-    rollups.make(run, run.ranks)
+    make_all(run)
     return traces
 
 
@@ -104,7 +112,7 @@ def store(traces: Path) -> Path:
 def run(store: Path, tmp_path: Path) -> Run:
     """A copy of it."""
     run = open_trace(shutil.copytree(store, tmp_path, dirs_exist_ok=True))
-    assert len(kept(run)) == 3
+    assert {*rows(run)} == {0, 1, 2}
     return run
 
 
@@ -112,25 +120,33 @@ def steps_of(run: Run) -> Any:
     return REPORTS["breakdown"].analyse(run, Scope(), None).rows
 
 
-def test_damaged_and_foreign_files_are_made_again(run: Run) -> None:
-    whole = [path.read_bytes() for path in kept(run)]
+@pytest.mark.parametrize("damage", ["a byte", "cut off", "empty", "foreign", "another length"])
+def test_a_damaged_or_foreign_file_is_made_again(run: Run, damage: str) -> None:
+    whole = path(run).read_bytes()
     expected = steps_of(opened(run, from_events=True))
-    first, second, third = kept(run)
-    first.write_bytes(whole[0].replace(b"steps", b"stepz", 1))
-    second.write_bytes(whole[2])
-    third.write_bytes(b"")
+    other = {
+        "a byte": whole.replace(b"Memset", b"Memsot", 1),
+        "cut off": whole[: len(whole) // 2],
+        "empty": b"",
+        "foreign": b'{"tables": {}}\n',
+        "another length": whole + bytes(8),
+    }
+    assert other[damage] != whole
+    path(run).write_bytes(other[damage])
+    assert File(path(run)).tables == {}
+    make_all(run)
+    assert path(run).read_bytes() == whole
     assert steps_of(run) == expected
-    assert [path.read_bytes() for path in kept(run)] == whole
 
 
-def test_a_new_version_of_a_function_is_computed_again(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = [path.read_bytes() for path in kept(run)]
-    old = rollups._kept["steps"]
-    monkeypatch.setitem(
-        rollups._kept, "steps", rollups._Kept("steps", 99, old.function, old.codec, old.any_window)
-    )
-    rollups.make(run, run.ranks)
-    assert all(path.read_bytes() != text for path, text in zip(kept(run), before, strict=True))
+def test_other_code_computes_again(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = path(run).read_bytes()
+    expected = steps_of(opened(run, from_events=True))
+    monkeypatch.setattr(derived, "code_fingerprint", lambda *modules: "of another version")
+    assert File(path(run)).rows(rollups._specs["breakdown"].table, rows(run)) == {}
+    assert steps_of(run) == expected
+    assert path(run).read_bytes() != before
+    assert {table.fingerprint for table in File(path(run)).tables.values()} == {"of another version"}
 
 
 @pytest.mark.parametrize(
@@ -156,34 +172,60 @@ def test_a_rank_that_is_read_again_or_is_gone(run: Run, tmp_path: Path) -> None:
     os.utime(traces[0], (0, 0))
     again = open_trace(tmp_path)
     assert again.newly_read
-    before = [path.read_bytes() for path in kept(run)]
+    before = rows(run)
     assert steps_of(again) == steps_of(opened(again, from_events=True))
-    changed = [path.read_bytes() != text for path, text in zip(kept(run), before, strict=True)]
-    assert changed == [True, False, False]
+    changed = [rank for rank, key in rows(run).items() if key != before[rank]]
+    assert len(changed) == 1
     traces[2].unlink()
     left = Run(ingest(traces[:2], Options(output=tmp_path)))
     assert left.store == run.store
-    assert len(kept(run)) == 2
+    assert steps_of(left) == steps_of(opened(left, from_events=True))
+    assert rollup_use(left).from_rollups == {*left.ranks}
+    make_all(left)
+    assert {*rows(run)} == {0, 1, 2}, "nothing was missing, nothing is written"
+
+
+def without_first_rank(run: Run) -> None:
+    kept = rollups.Rollups(run)
+    tables = {
+        name: kept.encode({name: {rank: row for rank, row in kept.of(spec).items() if rank}})[name]
+        for name, spec in rollups._specs.items()
+    }
+    derived.write(path(run), tables)
 
 
 def test_a_store_that_cannot_be_written_to(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    kept(run)[0].unlink()
+    without_first_rank(run)
     monkeypatch.setattr(Run, "keeps_results", False)
     assert steps_of(run) == steps_of(opened(run, from_events=True))
-    assert len(kept(run)) == 2
-    assert rollup_use(run).kept == {1, 2}
+    assert {*rows(run)} == {1, 2}
+    assert rollup_use(run).from_rollups == {1, 2}
+
+
+def test_what_is_made_is_written_when_the_rest_fails(run: Run) -> None:
+    without_first_rank(run)
+    kept = rollups.Rollups(run)
+
+    def parts() -> Iterator[rollups.Records]:
+        yield rollups.make(run, [0], kept)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        kept.add(run.store, parts())
+    assert {*rows(run)} == {0, 1, 2}
 
 
 def test_made_when_ranks_are_read(traces: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[Any] = []
     monkeypatch.setattr(
         "rankscope.analysis.rollups.run_calls",
-        lambda tasks, jobs: [(key, make_in_store(**task.arguments)) for key, task in tasks.items()],
+        lambda tasks, jobs: [(key, make_part(**task.arguments)) for key, task in tasks.items()],
     )
     run = open_trace(shutil.copytree(traces, tmp_path / "run", ignore=WITHOUT_STORE))
     keep_rollups(run, 2, lambda done, ranks: calls.append((done, ranks)), calls.append)
     assert calls == [(1, 3), (2, 3), (3, 3)]
-    assert len(kept(run)) == 3
+    assert {*rows(run)} == {0, 1, 2}
+    assert [each.name for each in path(run).parent.iterdir() if "rollups" in each.name] == [path(run).name]
     steps_of(run)
     assert str(rollup_use(run)) == "from rollups: 3 of 3 ranks"
 
@@ -193,35 +235,3 @@ def test_stats_says_what_it_used(run: Run, tmp_path: Path, capsys: pytest.Captur
     assert capsys.readouterr().err.endswith("rankscope: from rollups: 3 of 3 ranks\n")
     main(["stats", str(tmp_path), "-v", "-r", "steps", "--from-events"])
     assert capsys.readouterr().err.endswith("rankscope: from events: all 3 ranks (--from-events)\n")
-
-
-class Pair(NamedTuple):
-    name: str
-    values: Ints
-
-
-@dataclass(frozen=True)
-class Everything:
-    number: int
-    text: str | None
-    pairs: tuple[Pair, ...]
-    spans: tuple[tuple[int, int], ...]
-    by_name: dict[str, int]
-    more: dict[str, Pair]
-    nothing: Pair | None
-
-
-def test_records_as_json() -> None:
-    values = np.array([2**62, -1], dtype=np.int64)
-    record = Everything(1, None, (Pair("a", values),), ((1, 2),), {"x": 3}, {"y": Pair("b", values)}, None)
-    codec = codec_of(Everything)
-    back = codec.decode(codec.encode(record))
-    assert back.pairs[0].name == "a" and back.pairs[0].values.tolist() == values.tolist()
-    assert back.more["y"].values.tolist() == values.tolist()
-    assert (back.number, back.text, back.spans, back.by_name, back.nothing) == (
-        1,
-        None,
-        ((1, 2),),
-        {"x": 3},
-        None,
-    )

@@ -117,7 +117,7 @@ def _contents(store: Path) -> dict[str, str]:
     return {
         str(path): hashlib.sha256(path.read_bytes()).hexdigest()
         for path in files
-        if "lod" not in path.parts and path.name != "map.npy"
+        if "derived" not in path.parts
     }
 
 

@@ -16,11 +16,10 @@ import pytest
 
 from conftest import slice_event, write_kineto
 from rankscope.errors import StoreError
-from rankscope.store import layout, rollups
-from rankscope.store.checksums import read_checked_json, write_checked_json, write_checked_text
+from rankscope.store import layout
+from rankscope.store.checksums import read_checked_json, write_checked_json
 from rankscope.store.ingest import Options, Watch
 from rankscope.store.layout import Index
-from rankscope.timeline.collectives import kept as collectives
 from rankscope.timeline.reading import ingest
 from rankscope.timeline.run import Run, open_run
 
@@ -147,14 +146,6 @@ def test_an_odd_index_with_a_right_checksum_is_an_odd_index(
         write_checked_json(path, changed)
     monkeypatch.undo()
     assert names(Run(ingest([tmp_path / "run"]))) == EXPECTED[:3]
-
-
-def test_odd_results_with_a_right_checksum_are_made_again(tmp_path: Path) -> None:
-    for text in ("5", "[]", "{}", '{"version": 2}', '{"version": 2, "made_from": []}', "{"):
-        (tmp_path / "rollups").mkdir(exist_ok=True)
-        write_checked_text(tmp_path / "rollups" / "rank=00000.json", text)
-        write_checked_text(tmp_path / "collectives.json", text.replace("2", "1"))
-        assert rollups.load(tmp_path, 0, []) == {} and collectives.load(tmp_path, []) is None
 
 
 @pytest.mark.slow

@@ -45,6 +45,7 @@ def precious(tmp_path: Path) -> Path:
         ".a.tmp",
         f"{tables}/slices.parquet",
         "rollups/rank=00009.json",
+        "derived/rollups.columns",
     ):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text("precious")
@@ -62,16 +63,19 @@ def _link(path: Path, target: Path) -> None:
     if path.is_dir():
         shutil.rmtree(path)
     path.unlink(missing_ok=True)
+    path.parent.mkdir(exist_ok=True)
     path.symlink_to(target)
 
 
 LINKS: dict[str, Callable[[Path, Path], Path]] = {
     "the store": lambda store, precious: store,
-    "rollups": lambda store, precious: store / "rollups",
+    "derived": lambda store, precious: store / "derived",
+    "earlier rollups": lambda store, precious: store / "rollups",
     "a rank": lambda store, precious: store / "rank=00007",
     "a segment": lambda store, precious: store / "rank=00000" / "segment=9",
     "tables": lambda store, precious: store / "rank=00000" / "segment=0" / f"{socket.gethostname()}.1.bb",
     "drawn slices": lambda store, precious: next(store.glob("rank=00000/segment=0/*")) / "lod",
+    "a result": lambda store, precious: store / "derived" / "rollups.columns",
     "unfinished": lambda store, precious: store / f"incoming-{socket.gethostname()}.1.aa",
     "an unfinished file": lambda store, precious: store / ".x.1.tmp",
     "converted": lambda store, precious: store / "converted",
@@ -131,7 +135,7 @@ def test_fetch_brings_no_links(
     run: Path, precious: Path, ssh: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     before = content(precious)
-    (run / ".rankscope" / "rollups").symlink_to(precious)
+    (run / ".rankscope" / "derived").symlink_to(precious)
     (run / "rank-5.rankscope.json").symlink_to(precious / "x.json")
     os.mkfifo(run / ".rankscope" / "pipe")
     here = tmp_path / "here"
@@ -141,7 +145,7 @@ def test_fetch_brings_no_links(
     assert not any(path.is_symlink() for path in copied)
     assert capfd.readouterr().out.startswith("Copied 2 files")
     # An earlier copy with a link in it: --delete would empty what it leads to.
-    (here / ".rankscope" / "rollups").symlink_to(precious)
+    (here / ".rankscope" / "derived").symlink_to(precious)
     assert main(["fetch", f"there:{run}", "-o", str(here), "-f", *ssh]) == 1
     assert "is a link" in capfd.readouterr().err
     raw = tmp_path / "raw"

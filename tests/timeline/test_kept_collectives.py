@@ -7,9 +7,10 @@ from pathlib import Path
 import numpy as np
 
 from rankscope.store.arrays import Ints
-from rankscope.timeline.collectives import kept
+from rankscope.store.derived import COLLECTIVES, path_of
 from rankscope.timeline.collectives.entries import Collectives, Unmatched
 from rankscope.timeline.collectives.groups import Group
+from rankscope.timeline.collectives.loading import keep_collectives, kept_collectives
 
 
 def made(count: int) -> Collectives:
@@ -30,8 +31,8 @@ def made(count: int) -> Collectives:
 
 def test_they_come_back_as_they_were(tmp_path: Path) -> None:
     rows = made(20_000)
-    kept.save(tmp_path, [[0, 0, "a", 5]], rows)
-    found = kept.load(tmp_path, [[0, 0, "a", 5]])
+    keep_collectives(tmp_path, [[0, 0, "a", 5]], rows)
+    found = kept_collectives(tmp_path, [[0, 0, "a", 5]])
     assert found is not None
     for name, value in vars(rows).items():
         other = getattr(found, name)
@@ -39,14 +40,14 @@ def test_they_come_back_as_they_were(tmp_path: Path) -> None:
             assert (other == value).all() and other.dtype == value.dtype
         else:
             assert other == value
-    assert kept.load(tmp_path, [[0, 0, "b", 5]]) is None, "another file"
+    assert kept_collectives(tmp_path, [[0, 0, "b", 5]]) is None, "another file"
 
 
 def test_a_damaged_file_is_ignored_and_few_are_not_kept(tmp_path: Path) -> None:
-    assert kept.load(tmp_path, []) is None
-    kept.save(tmp_path, [], made(100))
-    assert not (tmp_path / kept.FILE).exists()
-    kept.save(tmp_path, [], made(20_000))
-    text = (tmp_path / kept.FILE).read_bytes()
-    (tmp_path / kept.FILE).write_bytes(text.replace(b"default_pg", b"default_qg"))
-    assert kept.load(tmp_path, []) is None
+    assert kept_collectives(tmp_path, []) is None
+    keep_collectives(tmp_path, [], made(100))
+    path = path_of(tmp_path, COLLECTIVES)
+    assert not path.exists()
+    keep_collectives(tmp_path, [], made(20_000))
+    path.write_bytes(path.read_bytes().replace(b"default_pg", b"default_qg"))
+    assert kept_collectives(tmp_path, []) is None

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankscope.viewer.level_of_detail import BLOCK, buckets, build_pyramid
+from rankscope.viewer.lanes import BLOCK, buckets, build_pyramid
 
 lane = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 12)), min_size=1, max_size=300)
 

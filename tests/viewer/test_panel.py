@@ -181,7 +181,7 @@ def test_marks_of_a_folder_that_cannot_be_written(planted: Viewer, monkeypatch: 
     def fail(*_: object) -> bool:
         raise OSError(30, "Read-only file system")
 
-    monkeypatch.setattr("rankscope.viewer.marks.create_json", fail)
+    monkeypatch.setattr("rankscope.viewer.bookmarks.create_json", fail)
     status, answer = _post(planted, "keep-marks", marks="1:x")
     assert status == 400 and "Read-only" in answer["why"] and "address" in answer["hint"]
 

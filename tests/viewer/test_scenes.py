@@ -16,9 +16,9 @@ from rankscope.store.ingest import Options
 from rankscope.timeline.reading import ingest
 from rankscope.timeline.run import Run
 from rankscope.viewer.answers import Route
-from rankscope.viewer.rank_tracks import rank_tracks
 from rankscope.viewer.session import Session
 from rankscope.viewer.startup import routes_of
+from rankscope.viewer.timeline import rank_tracks
 from rankscope.viewer.two_runs import align
 
 

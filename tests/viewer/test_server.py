@@ -31,7 +31,7 @@ from rankscope.timeline.reading import ingest
 from rankscope.timeline.run import Run
 from rankscope.viewer.address import Address
 from rankscope.viewer.counters import _highest
-from rankscope.viewer.perfetto_server import ORIGIN, PerfettoServer
+from rankscope.viewer.perfetto import ORIGIN, PerfettoServer
 from rankscope.viewer.server import CSP, Server
 from rankscope.viewer.startup import Opening
 from rankscope.views.export.perfetto import write_perfetto
@@ -341,7 +341,7 @@ def test_perfetto_with_a_fake_trace_processor(tmp_path: Path) -> None:
 def test_perfetto_of_a_trace_that_is_too_large(
     slow2: Viewer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("rankscope.viewer.perfetto_server.BROWSER_LIMIT", 100_000)
+    monkeypatch.setattr("rankscope.viewer.perfetto.BROWSER_LIMIT", 100_000)
     monkeypatch.setenv("PATH", str(tmp_path))
     words = ["view", str(slow2.folder), "--perfetto", "--no-open", "-q"]
     assert main(words) == 1

@@ -10,7 +10,7 @@ from pathlib import Path
 from urllib.parse import parse_qs, urlencode, urlsplit
 
 from rankscope.errors import RankscopeError, UsageError
-from rankscope.viewer.place import checked_link
+from rankscope.viewer.address import checked_link
 
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 _SECONDS = 10

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import rankscope.analysis.across_ranks.heatmap
 import rankscope.analysis.summary  # noqa: F401 - all functions whose results are kept
-from rankscope.analysis.core.rollups import are_made_when_read, chunks, make
+from rankscope.analysis.core.rollups import Records, are_made_when_read, chunks, make, rollups_of
 from rankscope.errors import RankscopeError
 from rankscope.ranges import as_ranges
+from rankscope.store.derived import ROLLUPS, path_of_part, write
 from rankscope.store.ingest import Ingested
 from rankscope.store.layout import Index
 from rankscope.store.pool import run_calls
@@ -28,25 +29,35 @@ def keep_rollups(
     ranks = {entry.rank for entry in run.newly_read}
     if not ranks or run.from_events or not run.keeps_results or not are_made_when_read(run):
         return
-    for rank in ranks:
-        run.made_from(rank)  # measures the clocks where that needs them, once and not in every process
+    rollups = rollups_of(run)  # measures the clocks where keys need them, once and not in every process
     calls = {
         tuple(chunk): Call(
-            make_in_store,
+            make_part,
             {"store": str(run.store), "ranks": chunk},
             f"the rollups of ranks {as_ranges(chunk)}",
         )
         for chunk in chunks(run, ranks, jobs)
     }
-    done = 0
-    for chunk, outcome in run_calls(calls, jobs):
-        if isinstance(outcome, RankscopeError):  # reports read the events of these ranks
-            say(f"rankscope: {outcome}")
-        done += len(chunk)
-        advance(done, len(ranks))
+
+    def parts() -> Iterator[Records]:
+        done = 0
+        for chunk, outcome in run_calls(calls, jobs):
+            if isinstance(outcome, RankscopeError):  # reports read the events of these ranks
+                say(f"rankscope: {outcome}")
+            else:
+                path = Path(outcome["path"])
+                yield rollups.decode(path)
+                path.unlink(missing_ok=True)
+            done += len(chunk)
+            advance(done, len(ranks))
+
+    rollups.add(run.store, parts())
 
 
-def make_in_store(store: str, ranks: list[int]) -> dict[str, Any]:
-    """In a worker process."""
-    make(Run(Ingested(Path(store), Index.load(Path(store)), (), ())), ranks)
-    return {}
+def make_part(store: str, ranks: list[int]) -> dict[str, Any]:
+    """In a worker process: a part of the file with the rollups."""
+    run = Run(Ingested(Path(store), Index.load(Path(store)), (), ()))
+    rollups = rollups_of(run)
+    path = path_of_part(run.store, ROLLUPS)
+    write(path, rollups.encode(make(run, ranks, rollups)))
+    return {"path": str(path)}

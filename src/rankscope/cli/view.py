@@ -175,7 +175,7 @@ def _view(args: argparse.Namespace) -> int:
 
 
 def _place(link: str) -> str:
-    from rankscope.viewer.place import checked_link
+    from rankscope.viewer.address import checked_link
 
     return checked_link(link) if link else ""
 
@@ -193,8 +193,7 @@ def _require_server() -> None:
 
 def _perfetto(args: argparse.Namespace) -> int:
     _require_server()
-    from rankscope.viewer.perfetto_rpc import find_trace_processor
-    from rankscope.viewer.perfetto_server import BROWSER_LIMIT, PORT
+    from rankscope.viewer.perfetto import BROWSER_LIMIT, PORT, find_trace_processor
     from rankscope.views.export.perfetto import write_perfetto
 
     scope = scope_of(args)
@@ -230,7 +229,7 @@ class _Limited:
     def write(self, data: bytes) -> int:
         self._left -= len(data)
         if self._left < 0:
-            from rankscope.viewer.perfetto_rpc import DOWNLOAD
+            from rankscope.viewer.perfetto import DOWNLOAD
 
             raise RankscopeError(
                 f"the trace is larger than {units.format_bytes(self._limit)}, and Perfetto's page cannot open it",
@@ -243,7 +242,7 @@ class _Limited:
 
 
 def _serve_file(trace: Path, port: int, no_open: bool) -> int:
-    from rankscope.viewer.perfetto_server import PerfettoServer
+    from rankscope.viewer.perfetto import PerfettoServer
 
     server = _listening(lambda: PerfettoServer(trace, port), "127.0.0.1", port)
     print(server.url, flush=True)
@@ -255,7 +254,7 @@ def _serve_file(trace: Path, port: int, no_open: bool) -> int:
 
 
 def _serve_rpc(program: str, trace: Path, port: int, no_open: bool) -> int:
-    from rankscope.viewer.perfetto_rpc import trace_processor
+    from rankscope.viewer.perfetto import trace_processor
 
     size = units.format_bytes(trace.stat().st_size)
     print(f"{program} reads the trace ({size})", file=sys.stderr)

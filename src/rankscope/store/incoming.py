@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import IO
 
 from rankscope.files import is_temporary, make_private_folder, open_private, unique_name
-from rankscope.store import rollups
+from rankscope.store.derived import unused
 
 INCOMING = "incoming-"
 _LOCK_FILE = "lock"
@@ -135,7 +135,7 @@ def clean(store: Path, listed: Collection[str]) -> bool:
 
     False if the segments stay for now, because a process may be reading them.
     """
-    for path in rollups.others(store, {_rank_of(folder) for folder in listed}):
+    for path in unused(store, {_file_of(folder) for folder in listed}):
         if not is_temporary(path.name) or _is_old(path):
             _remove(store, path)
     # Within the lock no other process of this host has a finished segment that it has not listed yet.
@@ -152,8 +152,10 @@ def clean(store: Path, listed: Collection[str]) -> bool:
     return True
 
 
-def _rank_of(folder: str) -> int:
-    return int(folder.partition("/")[0].partition("=")[2])
+def _file_of(folder: str) -> tuple[int, int]:
+    """Rank and segment."""
+    rank, segment, _ = folder.split("/")
+    return int(rank.partition("=")[2]), int(segment.partition("=")[2])
 
 
 def _unfinished(store: Path) -> list[Path]:

@@ -230,7 +230,7 @@ class Run:
             part._clock_mode = "raw"
         return part
 
-    def made_from(self, rank: int) -> list[list[Any]]:
+    def cache_key(self, rank: int) -> list[list[Any]]:
         """All that figures about one rank alone depend on: its segments, their distances in time, their first steps."""
         own = self._used_of.get(rank, [])
         origin = self.origin_ns(rank) if len(own) > 1 else 0
@@ -427,20 +427,24 @@ class Run:
     def collectives(self) -> Collectives:
         """The collectives of all ranks, matched across ranks."""
         # Late: imports numpy, which most commands do not need.
-        from rankscope.timeline.collectives import kept
-        from rankscope.timeline.collectives.loading import matched_collectives, shifted
+        from rankscope.timeline.collectives.loading import (
+            keep_collectives,
+            kept_collectives,
+            matched_collectives,
+            shifted,
+        )
 
         shifts = self._shifts
-        made_from = [[e.rank, e.segment, e.build, shifts[e.rank, e.segment]] for e in self.timelines]
+        cache_key = [[e.rank, e.segment, e.build, shifts[e.rank, e.segment]] for e in self.timelines]
         if self._own_clocks is not None:  # matched already, to measure the clocks
             raw = self._own_clocks._shifts
             rows = shifted(self._own_clocks.collectives, {file: shifts[file] - raw[file] for file in shifts})
-        elif self._clock_mode == "aligned" and (known := kept.load(self.store, made_from)):
-            return known
+        elif self._clock_mode == "aligned" and (cached := kept_collectives(self.store, cache_key)):
+            return cached
         else:
             rows = matched_collectives(self.own_collectives(), self.compared)
         if self.keeps_results:
-            kept.save(self.store, made_from, rows)
+            keep_collectives(self.store, cache_key, rows)
         return rows
 
     def own_collectives(self) -> Collectives:

@@ -1,12 +1,21 @@
-"""Where a page is served: a listening socket and its token. It imports little: the address is printed at once."""
+"""Where a page is served: a listening socket and its token, and the end of its address, which holds the page's state
+(static/js/state.js). It imports little: the address is printed at once."""
 
 from __future__ import annotations
 
+import re
 import secrets
 import socket
+from dataclasses import asdict
+from typing import Any
+
+from rankscope.errors import UsageError
+from rankscope.records import dataclass
 
 WAITING_CLIENTS = 128
 """Of those that are not accepted yet."""
+_LINK = re.compile(r"#v=1(?:&[a-z]+=[\w.,:%+*-]*)*")
+_LONGEST = 2000
 
 
 class Address:
@@ -24,3 +33,29 @@ class Address:
         """Of the viewer's page."""
         name = f"[{self.host}]" if ":" in self.host else self.host
         return f"http://{name}:{self.port}/?token={self.token}"
+
+
+def checked_link(link: str) -> str:
+    """The link, if it can be part of the viewer's address."""
+    if len(link) > _LONGEST or not _LINK.fullmatch(link):
+        raise UsageError(
+            f"'{link[:80]}' is not a place in the viewer",
+            why="It begins with #v=1, as the end of the address of its page does.",
+            hint="Findings have one in their JSON: link.",
+        )
+    return link
+
+
+@dataclass(frozen=True)
+class ViewLink:
+    """The place that pages were last moved to."""
+
+    number: int = 0
+    """Counts the moves: a page follows those that come after it was opened."""
+    link: str = ""
+
+    def moved(self, link: str) -> ViewLink:
+        return ViewLink(self.number + 1, checked_link(link))
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)

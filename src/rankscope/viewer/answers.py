@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rankscope.store import derived
 from rankscope.text.json_values import plain
 
 Answer = dict[str, Any] | list[Any] | tuple[dict[str, Any], dict[str, Any]] | str
@@ -26,8 +27,8 @@ client_left: ContextVar[threading.Event] = ContextVar("client_left")
 """Set when the client of the request that is being answered has gone."""
 
 COLUMNS_TYPE = "application/vnd.rankscope.columns"
-_ALIGNMENT = 8
 _LARGEST = 2**62
+_MOST_COLUMNS = 4096
 
 
 def integer(text: str) -> int:
@@ -38,17 +39,31 @@ def integer(text: str) -> int:
     return number
 
 
+def integers(query: dict[str, str], *names: str) -> tuple[int, ...]:
+    """Several such parameters."""
+    return tuple(integer(query[name]) for name in names)
+
+
+def window_of(query: dict[str, str]) -> tuple[int, int]:
+    """The parameters `begin` and `end`."""
+    begin, end = integers(query, "begin", "end")
+    if end <= begin:
+        raise ValueError("the window is empty")
+    return begin, end
+
+
+def columns_of(query: dict[str, str]) -> int:
+    """The parameter `width`: columns of pixels, not more than any screen has."""
+    width = min(integer(query.get("width", "1000")), _MOST_COLUMNS)
+    if width < 1:
+        raise ValueError("the window is empty")
+    return width
+
+
 def pack(header: dict[str, Any], columns: dict[str, NDArray[Any]]) -> bytes:
-    """The header and the layout of the columns as one JSON line, then the columns; each padded to 8 bytes."""
-    layout = [
-        {"name": name, "type": str(array.dtype), "length": len(array)} for name, array in columns.items()
-    ]
-    head = json_bytes({**header, "columns": layout})
-    pieces = [head, b" " * (-(len(head) + 1) % _ALIGNMENT), b"\n"]
-    for array in columns.values():
-        content = np.ascontiguousarray(array).tobytes()
-        pieces += [content, b"\0" * (-len(content) % _ALIGNMENT)]
-    return b"".join(pieces)
+    """The header and the layout of the columns as one JSON line, then the columns, in the format of store.derived."""
+    arrays = {name: np.ascontiguousarray(array) for name, array in columns.items()}
+    return b"".join(derived.pack(header, arrays, json_bytes))
 
 
 def as_json(header: dict[str, Any], columns: dict[str, NDArray[Any]]) -> dict[str, Any]:

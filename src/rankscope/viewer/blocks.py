@@ -14,7 +14,7 @@ from rankscope.analysis.memory.block_map import (
     devices_with_blocks,
     read_blocks,
 )
-from rankscope.viewer.answers import Answer, Route, integer
+from rankscope.viewer.answers import Answer, integer
 from rankscope.viewer.session import Session
 
 _MOST_COLUMNS, _MOST_ROWS = 1000, 400
@@ -26,14 +26,10 @@ _KEPT = 4
 """Devices whose blocks are kept for the next window."""
 
 
-def routes(session: Session) -> dict[str, Route]:
-    kept: dict[tuple[int, int], Blocks] = {}
-    return {"blocks": lambda query: blocks(session, kept, query)}
-
-
-def blocks(session: Session, kept: dict[tuple[int, int], Blocks], query: dict[str, str]) -> Answer:
+def blocks(session: Session, query: dict[str, str]) -> Answer:
     """The devices of a rank that have a snapshot; with `device` also the picture of one, or of a window of it."""
     rank = integer(query["rank"])
+    latest: dict[tuple[int, int], Blocks] = session.once("blocks", dict)
     with session.database() as run:
         devices = [device for _, device in devices_with_blocks(run, Scope(ranks=frozenset((rank,))))]
         if "device" not in query:
@@ -41,33 +37,33 @@ def blocks(session: Session, kept: dict[tuple[int, int], Blocks], query: dict[st
         device = integer(query["device"])
         if device not in devices:
             raise ValueError(f"rank {rank} has no snapshot of a device {device}")
-        if (rank, device) not in kept:
-            while len(kept) >= _KEPT:
-                kept.pop(next(iter(kept)))
-            kept[rank, device] = read_blocks(run, rank, device)
-        found = kept[rank, device]
+        if (rank, device) not in latest:
+            while len(latest) >= _KEPT:
+                latest.pop(next(iter(latest)))
+            latest[rank, device] = read_blocks(run, rank, device)
+        of_device = latest[rank, device]
     columns = min(max(integer(query.get("columns", "400")), 1), _MOST_COLUMNS)
     rows = min(max(integer(query.get("rows", "170")), 1), _MOST_ROWS)
     window = (integer(query["begin"]), integer(query["end"])) if "begin" in query and "end" in query else None
-    picture = block_map(found, columns, rows, window, _LARGEST)
+    picture = block_map(of_device, columns, rows, window, _LARGEST)
     header = {
         "devices": devices,
         "width": columns,
         "height": rows,
         "begin": picture.begin,
         "end": picture.end,
-        "first": found.begin,
-        "last": found.end,
-        "has_times": found.has_times,
+        "first": of_device.begin,
+        "last": of_device.end,
+        "has_times": of_device.has_times,
         "reserved_bytes": picture.reserved_bytes,
         "lines": picture.lines,
-        "allocations": len(found.allocations.begin),
+        "allocations": len(of_device.allocations.begin),
         "largest": [asdict(block) for block in picture.largest],
         "stacks": {
             stack: {
-                "line": found.sources.get(stack, NO_LINE),
-                "op": found.ops.get(stack, ""),
-                "frames": found.frames.get(stack, ())[:_FRAMES],
+                "line": of_device.sources.get(stack, NO_LINE),
+                "op": of_device.ops.get(stack, ""),
+                "frames": of_device.frames.get(stack, ())[:_FRAMES],
             }
             for stack in {block.stack for block in picture.largest}
         },

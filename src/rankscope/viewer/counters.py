@@ -9,22 +9,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rankscope.timeline.run import Run
-from rankscope.viewer.answers import Answer, Route, integer
-from rankscope.viewer.session import Series, Session
+from rankscope.viewer.answers import Answer, columns_of, integer, window_of
+from rankscope.viewer.session import Session
 
-_MOST_COLUMNS = 4096
+Series = tuple[NDArray[np.int64], NDArray[np.float64]]
+
 _CURVE_POINTS = 2000
 _QUEUE = "queue"
 _UNIT = re.compile(r"(.+) \((MHz|W|°C|%)\)")
 _UNITS = {"%": "percent"}
-
-
-def routes(session: Session) -> dict[str, Route]:
-    return {
-        "counters": lambda query: counters(session, query),
-        "counter": lambda query: counter(session, query),
-        "memory": lambda query: memory(session, query),
-    }
 
 
 def counters(session: Session, query: dict[str, str]) -> Answer:
@@ -39,27 +32,20 @@ def counters(session: Session, query: dict[str, str]) -> Answer:
             [rank],
         )
         launched = run.rows("SELECT 1 FROM gpu WHERE rank = ? AND launch IS NOT NULL LIMIT 1", [rank])
-    found: list[dict[str, str]] = [
-        {
-            "name": f"memory/{kind}/{device}",
-            "label": f"{_device_label(kind, device)} memory",
-            "unit": "bytes",
-        }
+    listed = [
+        (f"memory/{kind}/{device}", f"{_device_label(kind, device)} memory", "bytes")
         for kind, device in devices
     ]
     if launched:
-        found.append({"name": _QUEUE, "label": "queued on the GPU", "unit": "count"})
-    found += [{"name": f"counter/{name}/{part}", **_shown(name, part)} for name, part in series]
-    return {"rank": rank, "counters": found}
-
-
-def _shown(name: str, series: str) -> dict[str, str]:
-    """Label and unit of a counter: the unit of 'SM clock (MHz)' is shown beside its values."""
-    series = series.removeprefix("throttle: ")
-    found = _UNIT.fullmatch(series)
+        listed.append((_QUEUE, "queued on the GPU", "count"))
+    for name, part in series:  # the unit of 'SM clock (MHz)' is shown beside its values
+        label, unit = part.removeprefix("throttle: "), ""
+        if with_unit := _UNIT.fullmatch(label):
+            label, unit = with_unit.groups()
+        listed.append((f"counter/{name}/{part}", f"{name} {label}", _UNITS.get(unit, unit)))
     return {
-        "label": f"{name} {found[1] if found else series}",
-        "unit": _UNITS.get(found[2], found[2]) if found else "",
+        "rank": rank,
+        "counters": [dict(zip(("name", "label", "unit"), row, strict=True)) for row in listed],
     }
 
 
@@ -80,43 +66,41 @@ def _device_label(kind: int, device: int) -> str:
 def counter(session: Session, query: dict[str, str]) -> Answer:
     """The highest value in each column of pixels; a value holds until the next one."""
     rank, name = integer(query["rank"]), query["name"]
-    begin, end, width = (
-        integer(query["begin"]),
-        integer(query["end"]),
-        min(integer(query["width"]), _MOST_COLUMNS),
-    )
-    if end <= begin or width < 1:
-        raise ValueError("the window is empty")
     times, values = series(session, rank, name)
-    edges = np.linspace(begin, end, width + 1).astype(np.int64)
+    edges = np.linspace(*window_of(query), columns_of(query) + 1).astype(np.int64)
     highest = float(values.max(initial=0.0))
     return {"rank": rank, "name": name, "max": highest}, {"value": _highest(times, values, edges)}
 
 
 def series(session: Session, rank: int, name: str) -> Series:
     """Times and values of a counter; each value holds until the next one."""
-    return session.counter(rank, name, lambda run: _series(run, rank, name))
+    series_of: dict[tuple[int, str], Series] = session.once("counters", dict)
+    with session.database() as run:
+        series = series_of.get((rank, name)) or _series(run, rank, name)
+        if len(series[0]):  # names that do not exist would fill the memory
+            series_of[rank, name] = series
+        return series
 
 
 def _series(run: Run, rank: int, name: str) -> Series:
     kind, _, rest = name.partition("/")
     if kind == "memory":
         device_type, device = rest.split("/")
-        found = run.arrays(
+        columns = run.arrays(
             "SELECT ts_ns AS time, allocated_bytes::DOUBLE AS value FROM instants WHERE rank = ? AND device_type = ? "
             "AND device = ? AND allocated_bytes IS NOT NULL ORDER BY ts_ns",
             [rank, int(device_type), int(device)],
         )
     elif kind == _QUEUE:
-        found = _queue(run, rank)
+        columns = _queue(run, rank)
     else:
         counter_name, _, series = rest.rpartition("/")
-        found = run.arrays(
+        columns = run.arrays(
             "SELECT ts_ns AS time, value FROM counters WHERE rank = ? AND name = ? AND series = ? "
             "AND value IS NOT NULL ORDER BY ts_ns",
             [rank, counter_name, series],
         )
-    return found["time"], found["value"]
+    return columns["time"], columns["value"]
 
 
 def _queue(run: Run, rank: int) -> dict[str, Any]:
@@ -143,12 +127,12 @@ def _highest(
     """For each interval between edges, the highest of its points and its initial value; 0 before the first point."""
     if len(times) == 0:
         return np.zeros(len(edges) - 1)
-    places = np.searchsorted(times, edges, side="right")
-    held = np.where(places > 0, values[np.maximum(places - 1, 0)], 0.0)
+    ends = np.searchsorted(times, edges, side="right")
+    held = np.where(ends > 0, values[np.maximum(ends - 1, 0)], 0.0)
     highest: NDArray[np.float64] = held[:-1].copy()
-    full = places[1:] > places[:-1]
+    full = ends[1:] > ends[:-1]
     if full.any():
-        cuts = np.stack([places[:-1][full], places[1:][full]], axis=1).reshape(-1)
+        cuts = np.stack([ends[:-1][full], ends[1:][full]], axis=1).reshape(-1)
         padded = np.append(values, 0.0)
         highest[full] = np.maximum(highest[full], np.maximum.reduceat(padded, cuts)[::2])
     return highest

@@ -6,37 +6,16 @@ from typing import Any
 
 import numpy as np
 
-from rankscope.analysis.core.intervals import covered_before
-from rankscope.viewer.answers import Answer, Route, integer
+from rankscope.analysis.across_ranks.heatmap import share_of
+from rankscope.viewer.answers import Answer, integer, window_of
 from rankscope.viewer.session import ACTIVITIES, Session
 
 _MOST_ROWS = 500
 """Of one page of the table."""
 _MOST_GROUPS = 200
-_SORTED_BY = {
-    "name": "name",
-    "category": "category",
-    "rank": "rank",
-    "track": "label",
-    "start_ns": "start_ns",
-    "dur_ns": "dur_ns",
-    "self_ns": "self_ns",
-    "step": "step",
-}
-_GROUPED_BY = {
-    "name": "name, category",
-    "track": "rank, label",
-    "rank": "rank",
-    "category": "category",
-}
+_SORTED_BY = ("name", "category", "rank", "track", "start_ns", "dur_ns", "self_ns", "step")
+_GROUPED_BY = {"name": "name, category", "track": "rank, label", "rank": "rank", "category": "category"}
 _ON_DEVICE = "device IS NOT NULL"
-
-
-def routes(session: Session) -> dict[str, Route]:
-    return {
-        "events": lambda query: events(session, query),
-        "area": lambda query: area(session, query),
-    }
 
 
 def events(session: Session, query: dict[str, str]) -> Answer:
@@ -49,7 +28,7 @@ def events(session: Session, query: dict[str, str]) -> Answer:
     if by not in _SORTED_BY:
         raise ValueError(f"sort must be one of {', '.join(_SORTED_BY)}")
     direction = "DESC" if query.get("order") == "descending" else "ASC"
-    order = f"ORDER BY {_SORTED_BY[by]} {direction} NULLS LAST, rank, segment, id"
+    order = f"ORDER BY {'label' if by == 'track' else by} {direction} NULLS LAST, rank, segment, id"
     source, values = _source(session, query)
     limit, offset = integer(query.get("limit", "100")), integer(query.get("offset", "0"))
     if limit < 0 or offset < 0:
@@ -64,22 +43,21 @@ def events(session: Session, query: dict[str, str]) -> Answer:
             f"LIMIT {min(limit, _MOST_ROWS)} OFFSET {offset}",
             values,
         )
-        place = None
+        places = []
         if query.get("slice"):
             rank, segment, id = (integer(part) for part in query["slice"].split("."))
-            found = run.rows(
+            places = run.rows(
                 f"SELECT place FROM (SELECT *, row_number() OVER ({order}) - 1 AS place FROM ({source})) "
                 f"WHERE rank = {rank} AND segment = {segment} AND id = {id}",
                 values,
             )
-            place = found[0][0] if found else None
-    return {"count": count, "total_ns": total, "rows": rows, "place": place}
+    return {"count": count, "total_ns": total, "rows": rows, "place": places[0][0] if places else None}
 
 
 def area(session: Session, query: dict[str, str]) -> Answer:
     """A time range on some ranks or tracks: the share of each class per rank, and the slices by name, track, rank or
     category, those on devices and those on hosts apart. Slices count with their part inside the range."""
-    begin, end = _window(query)
+    begin, end = window_of(query)
     by = query.get("by", "name")
     if by not in _GROUPED_BY:
         raise ValueError(f"by must be one of {', '.join(_GROUPED_BY)}")
@@ -102,8 +80,8 @@ def area(session: Session, query: dict[str, str]) -> Answer:
         "begin_ns": begin,
         "end_ns": end,
         "shares": _shares(session, session.ranks(query), begin, end),
-        **{side: found[:_MOST_GROUPS] for side, found in sides.items()},
-        "more": {side: max(0, len(found) - _MOST_GROUPS) for side, found in sides.items()},
+        **{side: listed[:_MOST_GROUPS] for side, listed in sides.items()},
+        "more": {side: max(0, len(listed) - _MOST_GROUPS) for side, listed in sides.items()},
     }
 
 
@@ -111,25 +89,17 @@ def _shares(session: Session, ranks: list[int], begin: int, end: int) -> list[di
     edges = np.array([begin, end], dtype=np.int64)
     shares = []
     for rank in ranks:
-        activity = session.activity(rank)
-        covered = {name: np.diff(covered_before(getattr(activity, name), edges)) for name in ACTIVITIES}
-        share = {name: float(time[0] / (end - begin)) for name, time in covered.items()}
+        activity = vars(session.activity(rank))
+        share = {name: float(share_of(activity[name], edges)[0]) for name in ACTIVITIES}
         unrecorded = float(session.rank_time(rank).unrecorded(edges)[0])
         idle = max(0.0, 1 - sum(share.values()) - unrecorded)
         shares.append({"rank": rank, **share, "idle": idle, "unrecorded": unrecorded})
     return shares
 
 
-def _window(query: dict[str, str]) -> tuple[int, int]:
-    begin, end = integer(query["begin"]), integer(query["end"])
-    if end <= begin:
-        raise ValueError("the window is empty")
-    return begin, end
-
-
 def _source(session: Session, query: dict[str, str]) -> tuple[str, list[str]]:
     """SQL for the slices that a request names, with the labels of their tracks, and the values of its parameters."""
-    begin, end = _window(query)
+    begin, end = window_of(query)
     conditions = [
         f"s.start_ns < {end} AND s.start_ns + s.dur_ns > {begin}",
         f"s.rank IN ({', '.join(map(str, session.ranks(query)))})",

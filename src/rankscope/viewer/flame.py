@@ -9,7 +9,7 @@ import numpy as np
 from rankscope.ranges import as_ranges
 from rankscope.store.arrays import Ints
 from rankscope.timeline.run import Run
-from rankscope.viewer.answers import Answer, Route, integer
+from rankscope.viewer.answers import Answer, integer
 from rankscope.viewer.session import Session
 
 _LEVELS = {
@@ -26,10 +26,6 @@ _MOST_NODES = 4000
 _MOST_FRAMES = 500_000
 """About a second of work."""
 _ROOT = 0
-
-
-def routes(session: Session) -> dict[str, Route]:
-    return {"flame": lambda query: flame(session, query)}
 
 
 def flame(session: Session, query: dict[str, str]) -> Answer:
@@ -110,20 +106,20 @@ def _tree(frames: dict[str, Any], device: bool) -> dict[str, Any]:
     """Frames with the same name and the same caller are one node, weighted by their own time, or by `busy`."""
     duration = frames["stop"] - frames["start"]
     parents = _parents(frames["track"], frames["start"], frames["stop"])
-    own = frames["busy"] if device else duration.copy()
+    own_ns = frames["busy"] if device else duration.copy()
     if not device:
         inner = parents >= 0
-        np.subtract.at(own, parents[inner], duration[inner])
+        np.subtract.at(own_ns, parents[inner], duration[inner])
     nodes: list[dict[str, Any]] = [{"name": "all", "self_ns": 0, "total_ns": 0, "children": []}]
-    known: dict[tuple[int, str], int] = {}
+    numbers: dict[tuple[int, str], int] = {}
     node_of: list[int] = []
     for parent, name in zip(parents.tolist(), frames["name"].tolist(), strict=True):
         key = (node_of[parent] if parent >= 0 else _ROOT, name)
-        if key not in known:
-            known[key] = len(nodes)
+        if key not in numbers:
+            numbers[key] = len(nodes)
             nodes.append({"name": name, "self_ns": 0, "total_ns": 0, "children": [], "above": key[0]})
-        node_of.append(known[key])
-    sums = np.bincount(np.array(node_of, dtype=np.int64), weights=np.maximum(own, 0), minlength=len(nodes))
+        node_of.append(numbers[key])
+    sums = np.bincount(np.array(node_of, dtype=np.int64), weights=np.maximum(own_ns, 0), minlength=len(nodes))
     self_ns = sums.astype(np.int64).tolist()
     for number in range(len(nodes) - 1, -1, -1):  # callers have lower numbers than their callees
         node = nodes[number]

@@ -84,8 +84,10 @@ class _Connection(H11Protocol):
         self._opened = self.loop.time()
         self._look_later()
         if len(self.connections) > MOST_CONNECTIONS:
-            others = [one for one in self.connections if isinstance(one, _Connection) and one._is_waiting]
-            min(others, key=lambda one: one._opened, default=self).transport.abort()
+            waiting = [
+                each for each in self.connections if isinstance(each, _Connection) and each._is_waiting
+            ]
+            min(waiting, key=lambda each: each._opened, default=self).transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._look.cancel()

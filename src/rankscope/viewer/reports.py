@@ -1,30 +1,17 @@
-"""Routes for the panel: reports, findings, the roofs of the roofline, and SQL queries."""
+"""Routes for the panel: reports, the roofs of the roofline, and SQL queries."""
 
 from __future__ import annotations
 
 from rankscope.analysis import REPORTS
 from rankscope.analysis.core.ceilings import ceilings
 from rankscope.analysis.core.scope import Scope, parse_ranks, parse_steps
-from rankscope.analysis.findings import collect
 from rankscope.errors import UsageError
-from rankscope.text.run_words import Runs, RunWords, shell_word
 from rankscope.timeline.run import VIEWS, describe
-from rankscope.viewer.answers import Answer, Route, client_left, integer
-from rankscope.viewer.scenes import scene
+from rankscope.viewer.answers import Answer, client_left, integer
 from rankscope.viewer.session import Session
 from rankscope.views.envelope import Question, envelope
 
 _MOST_ROWS = 1000
-
-
-def routes(session: Session) -> dict[str, Route]:
-    return {
-        "report": lambda query: report(session, query),
-        "findings": lambda query: findings(session),
-        "roofs": lambda query: roofs(session),
-        "query": lambda query: sql(session, query),
-        "schema": lambda query: schema(),
-    }
 
 
 def report(session: Session, query: dict[str, str]) -> Answer:
@@ -40,7 +27,7 @@ def report(session: Session, query: dict[str, str]) -> Answer:
     with session.database() as run:
         scope.check(run)
         result = REPORTS[name].analyse(run, scope, query.get("by") or None)
-    question = Question(_words(session), whole_run=scope == Scope())
+    question = Question({"RUN": session.words}, whole_run=scope == Scope())
     answer = envelope(result.head(integer(query.get("top", str(_MOST_ROWS)))), question)
     titles = [column.title or column.name.replace("_", " ") for column in result.columns]
     for column, title in zip(answer["columns"], titles, strict=True):
@@ -48,26 +35,12 @@ def report(session: Session, query: dict[str, str]) -> Answer:
     return answer
 
 
-def findings(session: Session) -> Answer:
-    """The findings of all reports, in the order of the summary, each with the scene that shows it."""
-    with session.database() as run:
-        result = REPORTS["findings"].analyse(run, Scope(), None)
-        scenes = [scene(session, one).to_dict() for one in collect(run, Scope())]
-    answer = envelope(result, Question(_words(session), whole_run=True))
-    shown = zip(answer["findings"], scenes, strict=True)
-    return answer | {"findings": [finding | {"scene": scene} for finding, scene in shown]}
-
-
-def _words(session: Session) -> Runs:
-    return {"RUN": RunWords(shell_word(str(session.path)))}
-
-
-def roofs(session: Session) -> Answer:
+def roofs(session: Session, query: dict[str, str]) -> Answer:
     """The limits of the roofline: FLOP/s by data type, and bytes/s, of the first rank whose device is known."""
     with session.database() as run:
-        for found in ceilings(run, Scope()).values():
-            if found.peaks or found.bandwidth:
-                return {"peaks": dict(found.peaks), "bandwidth": found.bandwidth}
+        for ceiling in ceilings(run, Scope()).values():
+            if ceiling.peaks or ceiling.bandwidth:
+                return {"peaks": dict(ceiling.peaks), "bandwidth": ceiling.bandwidth}
     return {"peaks": {}, "bandwidth": None}
 
 
@@ -76,7 +49,7 @@ def sql(session: Session, query: dict[str, str]) -> Answer:
     return session.sql.query(query["sql"], client_left.get())
 
 
-def schema() -> Answer:
+def schema(session: Session, query: dict[str, str]) -> Answer:
     """The views that SQL can read, for the help below the input."""
     return [
         {"name": view.name, "help": view.help, "columns": [f.name for f in describe(view)]} for view in VIEWS

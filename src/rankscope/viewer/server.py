@@ -38,7 +38,6 @@ _HEADERS = {
 _PAGES = {"/": "index.html", "/watch": "watch.html"}
 _COMPRESS_FROM = 4096
 """Bytes; smaller answers are sent as they are."""
-_METHODS = ("GET", "HEAD")
 WRITING = frozenset({"keep-marks", "move"})
 """Routes that change something: no link, image or form of another page can ask for them."""
 _MOST_THREADS = 16
@@ -81,10 +80,8 @@ class Server(Listener):
     def _refusal(self, request: Request, query: dict[str, str]) -> Response | None:
         headers = request.headers
         origin = headers.get("origin")
-        hosts = self._hosts
-        if headers.get("host") not in hosts or (
-            origin and origin not in {f"http://{host}" for host in hosts}
-        ):
+        is_other = origin and origin not in {f"http://{host}" for host in self._hosts}
+        if headers.get("host") not in self._hosts or is_other:
             return _error(
                 403, "the host name in the address is not allowed", "Use the address that rankscope printed."
             )
@@ -94,20 +91,13 @@ class Server(Listener):
             return _error(403, "another site sent this request", "Use the address that rankscope printed.")
         given = query.get("token") or headers.get("x-rankscope-token") or self._from_cookie(headers)
         if not hmac.compare_digest(given.encode("utf-8", "replace"), self.address.token.encode()):
-            return _error(
-                401,
-                "the token is missing or wrong",
-                "Use the whole address that rankscope printed, with its token.",
-            )
+            hint = "Use the whole address that rankscope printed, with its token."
+            return _error(401, "the token is missing or wrong", hint)
         writes = request.url.path.removeprefix("/api/").removesuffix(".json") in WRITING
-        if request.method not in (("POST",) if writes else _METHODS):
-            allowed = "POST" if writes else "GET"
-            return _error(
-                405,
-                f"{request.method} is not allowed",
-                f"Only {allowed} is.",
-                more={"Allow": "POST" if writes else "GET, HEAD"},
-            )
+        allowed = ("POST",) if writes else ("GET", "HEAD")
+        if request.method not in allowed:
+            more = {"Allow": ", ".join(allowed)}
+            return _error(405, f"{request.method} is not allowed", f"Only {allowed[0]} is.", more=more)
         return None
 
     def _from_cookie(self, headers: Mapping[str, str]) -> str:

@@ -7,34 +7,28 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from hashlib import blake2b
-from itertools import pairwise
 from pathlib import Path
+from typing import Any, TypeVar
 
-import numpy as np
-from numpy.typing import NDArray
-
-from rankscope.analysis.across_ranks.heatmap import CLASSES, RankTime, rank_times
+from rankscope.analysis.across_ranks.heatmap import RankTime, rank_times
 from rankscope.analysis.core.intervals import Intervals, intersect, subtract
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.within_rank.breakdown import waiting_times
-from rankscope.files import open_private, unique_name
+from rankscope.store.derived import File, Table, key_of, map_file, path_of, write
 from rankscope.store.layout import SegmentEntry, can_write
+from rankscope.text.run_words import RunWords, shell_word
 from rankscope.timeline.run import Run
 from rankscope.viewer.answers import integer
-from rankscope.viewer.collective_lanes import CollectiveSlices, collective_slices, communication
 from rankscope.viewer.lanes import Lanes, open_lanes
 from rankscope.viewer.sql_process import SqlProcess
 
 _RANKS_AT_A_TIME = 8
-_OVERVIEW_FILE = "map.npy"
-"""Whole numbers: a key, on_host, the number of intervals of each set, then their starts and ends. One array is read
-many times as fast as an archive of several, which counts at a thousand ranks."""
-_OVERVIEW_SETS = (*CLASSES, "recorded")
-_OVERVIEW_VERSION = 1
+_RANKS_OF_A_FILE = 32
+"""As many as the page asks for at once."""
 
-Series = tuple[NDArray[np.int64], NDArray[np.float64]]
+T = TypeVar("T")
 
+_RANK_TIMES = Table[RankTime]("map", RankTime, "rankscope.analysis.across_ranks.heatmap")
 
 ACTIVITIES = ("compute", "comm", "wait", "copy")
 """The sets of `Activity`."""
@@ -63,16 +57,16 @@ class Session:
         self.path = path or Path(title)
         """As the user gave it: commands on the page name it, and marks are kept beside it."""
         self._database = threading.RLock()
-        self._lanes: dict[tuple[int, int], Lanes] = {}
-        self._communication: dict[int, Lanes] = {}
-        self._series: dict[tuple[int, str], Series] = {}
-        self._collective_slices: dict[int, CollectiveSlices] = {}
+        self._answers: dict[object, Any] = {}
         self._times: dict[int, RankTime] = {}
-        self._activities: dict[int, Activity] = {}
-        self._making: dict[object, threading.Lock] = {}
-        self._guard = threading.Lock()
+        self._making_times = threading.Lock()
         self.sql = SqlProcess(self._definitions, run.folder)
         """Queries of users; they do not hold up the page's own."""
+
+    @property
+    def words(self) -> RunWords:
+        """What commands on the page call the run."""
+        return RunWords(shell_word(str(self.path)))
 
     @contextmanager
     def database(self) -> Iterator[Run]:
@@ -122,117 +116,62 @@ class Session:
                 return entry
         raise ValueError(f"the run has no rank {rank} with a segment {segment}")
 
-    def lanes(self, rank: int, segment: int) -> Lanes:
-        """The drawing arrays of a segment, made once. Other segments are not blocked meanwhile."""
-        key = (rank, segment)
-        entry = self.entry(rank, segment)
-        with self._once(key):
-            if key not in self._lanes:
-                with self._database:
-                    self._lanes[key] = open_lanes(self.drawn, entry)
-        return self._lanes[key]
-
-    def communication(self, rank: int) -> Lanes:
-        """The collectives of a rank as a track."""
-        if rank not in self.run.ranks:
-            raise ValueError(f"the run has no rank {rank}")
-        with self._database:
-            if rank not in self._communication:
-                self._communication[rank] = communication(self.run, rank)
-            return self._communication[rank]
-
-    def collective_slices(self, rank: int) -> CollectiveSlices:
-        """How long each collective of a rank waited, and for whom. Tiles wait for the database the first time only."""
-        if rank not in self._collective_slices:
+    def once(self, key: object, make: Callable[[], T]) -> T:
+        """What is made at the first request, while the database is held; later ones do not wait for it."""
+        if key not in self._answers:
             with self._database:
-                self._collective_slices[rank] = collective_slices(self.run, rank)
-        return self._collective_slices[rank]
+                if key not in self._answers:
+                    self._answers[key] = make()
+        answer: T = self._answers[key]
+        return answer
 
-    def counter(self, rank: int, name: str, load: Callable[[Run], Series]) -> Series:
-        """Times and values of one counter, read once."""
-        with self._database:
-            if (rank, name) in self._series:
-                return self._series[rank, name]
-            series = load(self.run)
-            if len(series[0]):  # names that do not exist would fill the memory
-                self._series[rank, name] = series
-            return series
+    def lanes(self, rank: int, segment: int) -> Lanes:
+        """The drawing arrays of a segment."""
+        entry = self.entry(rank, segment)
+        return self.once(("lanes", rank, segment), lambda: open_lanes(self.drawn, entry))
 
     def rank_time(self, rank: int) -> RankTime:
-        """The activity of a rank over time; made once and saved beside its segments where that is writable."""
-        with self._once(rank):
+        """The activity of a rank over time; made once and kept in the store where that is writable.
+
+        Also makes those of the next ranks, which the page requests next: one query costs more than its rows.
+        """
+        if rank in self._times:
+            return self._times[rank]
+        ranks = self.run.ranks
+        first = ranks.index(rank) // _RANKS_OF_A_FILE * _RANKS_OF_A_FILE
+        together = ranks[first : first + _RANKS_OF_A_FILE]
+        path = path_of(self.run.store, map_file(together[0]))
+        with self._making_times:
+            keys = self._map_keys(together)
+            if self._times.keys().isdisjoint(together):
+                self._times |= File(path).rows(_RANK_TIMES, keys)
             if rank not in self._times:
-                self._times[rank] = self._load_rank_time(rank) or self._make_rank_time(rank)
+                missing = [other for other in together if other >= rank and other not in self._times]
+                batch = missing[:_RANKS_AT_A_TIME]
+                with self._database:
+                    times = rank_times(self.run, Scope(frozenset(batch)), batch)
+                self._times |= {time.rank: time for time in times}
+                if can_write(self.run.store):
+                    rows = {
+                        each: (key, self._times[each]) for each, key in keys.items() if each in self._times
+                    }
+                    write(path, {_RANK_TIMES.name: _RANK_TIMES.encode(rows)})
         return self._times[rank]
+
+    def _map_keys(self, ranks: list[int]) -> dict[int, int]:
+        """They change with the files of a rank, its clock offset and the patterns that mark communication."""
+        segments: dict[int, list[object]] = {rank: [] for rank in ranks}
+        for entry in self.run.segments:
+            if entry.rank in segments:
+                segments[entry.rank].append((entry.segment, entry.build, self.run.shift_ns(entry)))
+        return {rank: key_of(files, self.run.comm_patterns) for rank, files in segments.items()}
 
     def activity(self, rank: int) -> Activity:
         """The activity of a rank with the waiting apart."""
-        if rank not in self._activities:
-            time = self.rank_time(rank)
-            with self._database:
-                wait = intersect(time.comm, waiting_times(self.run)[rank])
-            self._activities[rank] = Activity(time.compute, subtract(time.comm, wait), wait, time.copy)
-        return self._activities[rank]
+        time = self.rank_time(rank)
 
-    @contextmanager
-    def _once(self, key: object) -> Iterator[None]:
-        with self._guard:
-            lock = self._making.setdefault(key, threading.Lock())
-        with lock:
-            yield
+        def make() -> Activity:
+            wait = intersect(time.comm, waiting_times(self.run)[rank])
+            return Activity(time.compute, subtract(time.comm, wait), wait, time.copy)
 
-    @cached_property
-    def _segments(self) -> dict[int, list[SegmentEntry]]:
-        """By rank."""
-        found: dict[int, list[SegmentEntry]] = {}
-        for entry in self.run.segments:
-            found.setdefault(entry.rank, []).append(entry)
-        return found
-
-    def _rank_time_key(self, rank: int) -> int:
-        """Changes with the files of the rank, its clock offset and the patterns that mark communication."""
-        segments = [
-            (entry.segment, entry.manifest["source"]["mtime_ns"], self.run.shift_ns(entry))
-            for entry in self._segments.get(rank, [])
-        ]
-        text = repr((_OVERVIEW_VERSION, segments, self.run.comm_patterns))
-        return int.from_bytes(blake2b(text.encode(), digest_size=7).digest(), "little")
-
-    def _load_rank_time(self, rank: int) -> RankTime | None:
-        try:
-            saved = np.load(self.run.store / f"rank={rank:05d}" / _OVERVIEW_FILE)
-            key, on_host, *sizes = saved[: len(_OVERVIEW_SETS) + 2].tolist()
-            if key != self._rank_time_key(rank) or len(saved) != len(sizes) + 2 + 2 * sum(sizes):
-                return None
-        except (OSError, ValueError, EOFError):  # damaged: made again
-            return None
-        ends = np.cumsum([len(sizes) + 2, *(2 * size for size in sizes)])
-        compute, comm, copy, recorded = (
-            Intervals(*saved[low:high].reshape(2, -1)) for low, high in pairwise(ends.tolist())
-        )
-        return RankTime(rank, compute, comm, copy, bool(on_host), recorded)
-
-    def _make_rank_time(self, rank: int) -> RankTime:
-        """Also makes those of the next ranks, which the page requests next: one query costs more than its rows."""
-        later = [other for other in self.run.ranks if other > rank and other not in self._times]
-        batch = [rank, *later[: _RANKS_AT_A_TIME - 1]]
-        with self._database:
-            made = rank_times(self.run, Scope(frozenset(batch)), batch)
-        for time in made:
-            self._save_rank_time(time)
-            self._times[time.rank] = time
-        return made[0]
-
-    def _save_rank_time(self, time: RankTime) -> None:
-        rank = time.rank
-        folder = self.run.store / f"rank={rank:05d}"
-        if can_write(folder):
-            temporary = folder / f".{_OVERVIEW_FILE}.{unique_name()}"
-            try:
-                sets = [getattr(time, name) for name in _OVERVIEW_SETS]
-                head = [self._rank_time_key(rank), int(time.on_host), *(len(one.start) for one in sets)]
-                with open_private(temporary, "wb") as file:
-                    np.save(file, np.concatenate([np.array(head), *(times for one in sets for times in one)]))
-                temporary.replace(folder / _OVERVIEW_FILE)
-            except OSError:
-                temporary.unlink(missing_ok=True)
+        return self.once(("activity", rank), make)

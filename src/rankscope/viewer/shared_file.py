@@ -21,8 +21,8 @@ from rankscope.analysis.core.intervals import Intervals, intersect
 from rankscope.analysis.core.scope import Scope
 from rankscope.errors import UsageError
 from rankscope.viewer import counters
-from rankscope.viewer.answers import Route, integer, json_bytes
-from rankscope.viewer.collective_lanes import COMMUNICATION
+from rankscope.viewer.answers import Route, json_bytes, window_of
+from rankscope.viewer.collectives import COMMUNICATION, communication
 from rankscope.viewer.session import ACTIVITIES, Session
 from rankscope.viewer.static_files import static_files
 
@@ -51,9 +51,7 @@ def share(session: Session, routes: Mapping[str, Route], query: dict[str, str]) 
 
     `view` is the state of the page, as in its address.
     """
-    begin, end = integer(query["begin"]), integer(query["end"])
-    if end <= begin:
-        raise ValueError("the window is empty")
+    begin, end = window_of(query)
     needed = session.ranks(query) if query.get("ranks") else []
     counts = _counts(session, begin, end)
     _check_size(counts, needed)
@@ -125,29 +123,27 @@ def _recorded(session: Session, routes: Mapping[str, Route], window: Window) -> 
     run |= {"ranks": window.ranks, "begin_ns": begin, "end_ns": end, "steps": inside, "reports": reports}
     run["world"] = max(run.get("world") or 0, all_ranks)
     part = {"begin": str(begin), "end": str(end), "ranks": ",".join(map(str, window.ranks))}
-    found: dict[str, Any] = {"run": run, "findings": _findings(routes, window), "roofs": routes["roofs"]({})}
+    findings: Any = routes["findings"]({})
+    shown = [{**finding, "scene": _scene(finding["scene"], window)} for finding in findings["findings"]]
+    answers: dict[str, Any] = {"run": run, "findings": {"findings": shown}, "roofs": routes["roofs"]({})}
     for report in reports:
         name = report["name"]
-        found[f"report/{name}"] = routes["report"]({"name": name, "top": _REPORT_ROWS})
+        answers[f"report/{name}"] = routes["report"]({"name": name, "top": _REPORT_ROWS})
     for rank in window.ranks:
         for name in ("tracks", "counters", "memory"):
-            found[f"{name}/{rank}"] = routes[name]({"rank": str(rank)})
+            answers[f"{name}/{rank}"] = routes[name]({"rank": str(rank)})
     for by in ("op", "module", "python"):
         for time in ("host", "device"):
-            found[f"flame/{by}/{time}"] = routes["flame"]({**part, "by": by, "time": time})
-    return found
-
-
-def _findings(routes: Mapping[str, Route], window: Window) -> dict[str, Any]:
-    """All findings; their scenes are what is in the file."""
-    answer: Any = routes["findings"]({})
-    return {"findings": [{**found, "scene": _scene(found["scene"], window)} for found in answer["findings"]]}
+            answers[f"flame/{by}/{time}"] = routes["flame"]({**part, "by": by, "time": time})
+    return answers
 
 
 def _scene(scene: dict[str, Any], window: Window) -> dict[str, Any]:
-    def is_inside(one: Mapping[str, Any]) -> bool:
-        overlaps = one["start_ns"] < window.end and one["start_ns"] + one["dur_ns"] > window.begin
-        return overlaps and one["rank"] in window.ranks
+    """What of a scene is in the file."""
+
+    def is_inside(row: Mapping[str, Any]) -> bool:
+        overlaps = row["start_ns"] < window.end and row["start_ns"] + row["dur_ns"] > window.begin
+        return overlaps and row["rank"] in window.ranks
 
     begin, end = max(scene["begin_ns"], window.begin), min(scene["end_ns"], window.end)
     shown = end > begin
@@ -158,16 +154,16 @@ def _scene(scene: dict[str, Any], window: Window) -> dict[str, Any]:
         "peers": [rank for rank in scene["peers"] if rank in window.ranks],
         "begin_ns": begin if shown else window.begin,
         "end_ns": end if shown else window.end,
-        "slices": [one for one in scene["slices"] if is_inside(one)],
+        "slices": [*filter(is_inside, scene["slices"])],
         "collective": collective if collective and all(map(is_inside, collective["rows"])) else None,
     }
 
 
 def _origin(row: dict[str, Any]) -> dict[str, Any] | None:
     """What is known about a kernel of a graph or of compiled code."""
-    names = {"graph": "graph", "node": "node", "captured_op": "op", "captured_module": "module"}
-    found = {key: row[name] for name, key in (*names.items(), ("line", "line"), ("compiled", "compiled"))}
-    return found if any(value is not None for value in found.values()) else None
+    names = ("graph", "node", "op", "module", "line", "compiled")
+    origin = {name: row[f"captured_{name}"] for name in names}
+    return origin if any(value is not None for value in origin.values()) else None
 
 
 def _slices(session: Session, window: Window) -> dict[str, Any]:
@@ -179,7 +175,8 @@ def _slices(session: Session, window: Window) -> dict[str, Any]:
             f"""
             SELECT s.rank, s.segment, s.track, s.depth, s.id, s.name, s.category, s.start_ns, s.dur_ns, s.self_ns,
                    s.step, s.bytes, s.device IS NOT NULL AS on_device, s.launch, s.op, s.python, s.module, s.parent,
-                   e.args, o.graph, o.node, o.op AS captured_op, o.module AS captured_module, o.line, o.compiled
+                   e.args, o.graph AS captured_graph, o.node AS captured_node, o.op AS captured_op,
+                   o.module AS captured_module, o.line AS captured_line, o.compiled AS captured_compiled
             FROM (SELECT * FROM slices WHERE rank IN ({ranks}) AND {_overlaps(window.begin, window.end)}) s
             LEFT JOIN events e ON e.rank = s.rank AND e.segment = s.segment AND e.id = s.id
             LEFT JOIN origins o ON o.rank = s.rank AND o.segment = s.segment AND o.id = s.id
@@ -194,7 +191,8 @@ def _slices(session: Session, window: Window) -> dict[str, Any]:
         name: [row[name] for row in rows]
         for name in ("rank", "segment", "track", "depth", "dur_ns", "self_ns", "step", "bytes")
     }
-    columns |= {name: _differences([row[name] for row in rows]) for name in ("id", "start_ns")}
+    for name in ("id", "start_ns"):
+        columns[name] = np.diff(np.array([row[name] for row in rows], dtype=np.int64), prepend=0).tolist()
     for name in _REFERENCES:
         columns[name] = [None if row[name] is None else row["id"] - row[name] for row in rows]
     columns["on_device"] = [int(row["on_device"]) for row in rows]
@@ -207,14 +205,9 @@ def _slices(session: Session, window: Window) -> dict[str, Any]:
     return {"slices": columns, "texts": list(texts)}
 
 
-def _differences(values: list[int]) -> list[int]:
-    found: list[int] = np.diff(np.array(values, dtype=np.int64), prepend=0).tolist()
-    return found
-
-
 def _communication(session: Session, rank: int, window: Window) -> dict[str, Any]:
     """The track of a rank's collectives."""
-    lanes = session.communication(rank)
+    lanes = communication(session, rank)
     here = np.flatnonzero((lanes.start < window.end) & (lanes.start + lanes.duration > window.begin))
     row = np.zeros(len(lanes.start), dtype=np.int64)
     for _, number, first, last in lanes.lanes.tolist():
@@ -244,14 +237,14 @@ def _counters(
     session: Session, routes: Mapping[str, Route], rank: int, window: Window
 ) -> dict[str, dict[str, list[float]]]:
     """The points of each counter in the window, and the last one before it."""
-    found = {}
-    known: Any = routes["counters"]({"rank": str(rank)})
-    for counter in known["counters"]:
+    points = {}
+    listed: Any = routes["counters"]({"rank": str(rank)})
+    for counter in listed["counters"]:
         times, values = counters.series(session, rank, counter["name"])
         first, last = np.searchsorted(times, [window.begin, window.end])
         part = slice(max(int(first) - 1, 0), int(last))
-        found[counter["name"]] = {"time": times[part].tolist(), "value": values[part].tolist()}
-    return found
+        points[counter["name"]] = {"time": times[part].tolist(), "value": values[part].tolist()}
+    return points
 
 
 def _collectives(session: Session, routes: Mapping[str, Route], window: Window) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Routes about slices: one slice in detail, its neighbours."""
+"""Routes about slices: one in detail, its neighbours, and what the slices of one name launch."""
 
 from __future__ import annotations
 
@@ -8,70 +8,59 @@ from typing import Any
 import numpy as np
 
 from rankscope.timeline.run import Run
-from rankscope.viewer.answers import Answer, Route, integer
+from rankscope.viewer.answers import Answer, integers
 from rankscope.viewer.session import Session
 
 _BINS = 32
+_MOST_FLOWS = 400
+_BRIEF = (
+    "SELECT id, name, category, start_ns, dur_ns, track, depth FROM slices WHERE rank = ? AND segment = ?"
+)
 _REFERENCES = ("launch", "op", "python", "module", "parent")
-
-
-def routes(session: Session) -> dict[str, Route]:
-    return {
-        "slice": lambda query: slice_details(session, query),
-        "neighbour": lambda query: neighbour(session, query),
-    }
 
 
 def slice_details(session: Session, query: dict[str, str]) -> Answer:
     """One slice: its arguments, its duration compared with others of its name, its callers and launches."""
-    key = [integer(query[name]) for name in ("rank", "segment", "id")]
+    key = [*integers(query, "rank", "segment", "id")]
     with session.drawing() as run:
-        found = run.records("SELECT * FROM slices WHERE rank = ? AND segment = ? AND id = ?", key)
-        if not found:
+        rows = run.records("SELECT * FROM slices WHERE rank = ? AND segment = ? AND id = ?", key)
+        if not rows:
             raise ValueError("there is no such slice")
-        (slice,) = found
+        (slice,) = rows
         args = run.rows("SELECT args FROM events WHERE rank = ? AND segment = ? AND id = ?", key)
         label = run.rows(
             "SELECT label FROM tracks WHERE rank = ? AND segment = ? AND track = ?",
             [*key[:2], slice["track"]],
         )
-        related = {name: _brief(run, key, slice[name]) for name in _REFERENCES if slice[name] is not None}
+        related = {
+            name: run.records(f"{_BRIEF} AND id = ?", [*key[:2], slice[name]])
+            for name in _REFERENCES
+            if slice[name] is not None
+        }
         links = run.records(
             "SELECT kind, source, target, source_ns, target_ns FROM links "
             "WHERE rank = ? AND segment = ? AND (source = ? OR target = ?) LIMIT 20",
             [*key[:2], key[2], key[2]],
         )
         launched = run.records(
-            "SELECT id, name, category, start_ns, dur_ns, track, depth FROM slices "
-            "WHERE rank = ? AND segment = ? AND id <> ? AND (launch = ? OR (op = ? AND device IS NOT NULL)) "
-            "ORDER BY start_ns LIMIT 20",
+            f"{_BRIEF} AND id <> ? AND (launch = ? OR (op = ? AND device IS NOT NULL)) ORDER BY start_ns LIMIT 20",
             [*key, key[2], key[2]],
         )
         origin = run.records("SELECT * FROM origins WHERE rank = ? AND segment = ? AND id = ?", key)
         compared = _compare(run, slice)
-        rows = run.collectives
-        here = (rows.rank == key[0]) & (rows.segment == key[1]) & (rows.slice == key[2])
-        is_collective = bool(here.any())
+        entries = run.collectives
+        here = (entries.rank == key[0]) & (entries.segment == key[1]) & (entries.slice == key[2])
     return {
         **slice,
-        "is_collective": is_collective,
+        "is_collective": bool(here.any()),
         "args": json.loads(args[0][0]) if args and args[0][0] else {},
         "where": label[0][0] if label else "",
-        "related": {name: brief for name, brief in related.items() if brief},
+        "related": {name: briefs[0] for name, briefs in related.items() if briefs},
         "links": links,
         "launched": launched,
         "origin": origin[0] if origin else None,
         "compared": compared,
     }
-
-
-def _brief(run: Run, key: list[int], id: int) -> dict[str, Any] | None:
-    rows = run.records(
-        "SELECT id, name, category, start_ns, dur_ns, track, depth FROM slices "
-        "WHERE rank = ? AND segment = ? AND id = ?",
-        [*key[:2], id],
-    )
-    return rows[0] if rows else None
 
 
 def _compare(run: Run, slice: dict[str, Any]) -> dict[str, Any]:
@@ -100,15 +89,15 @@ def _compare(run: Run, slice: dict[str, Any]) -> dict[str, Any]:
 
 def neighbour(session: Session, query: dict[str, str]) -> Answer:
     """The slice before or after a slice in the same row."""
-    rank, segment, id, by = (integer(query[name]) for name in ("rank", "segment", "id", "by"))
+    rank, segment, id, by = integers(query, "rank", "segment", "id", "by")
     lanes = session.lanes(rank, segment)
-    (place,) = np.flatnonzero(np.asarray(lanes.id) == id).tolist() or [-1]
-    other = place + (1 if by > 0 else -1)
-    lane = next((row for row in lanes.lanes.tolist() if row[2] <= place < row[3]), None)
-    if place < 0 or lane is None or not lane[2] <= other < lane[3]:
+    (at,) = np.flatnonzero(np.asarray(lanes.id) == id).tolist() or [-1]
+    other = at + (1 if by > 0 else -1)
+    lane = next((row for row in lanes.lanes.tolist() if row[2] <= at < row[3]), None)
+    if at < 0 or lane is None or not lane[2] <= other < lane[3]:
         return {"found": None}
     shift = session.drawn.shift_ns(session.entry(rank, segment))
-    found = {
+    neighbour = {
         "rank": rank,
         "segment": segment,
         "id": int(lanes.id[other]),
@@ -118,4 +107,38 @@ def neighbour(session: Session, query: dict[str, str]) -> Answer:
         "start_ns": int(lanes.start[other]) + shift,
         "dur_ns": int(lanes.duration[other]),
     }
-    return {"found": found}
+    return {"found": neighbour}
+
+
+def flows(session: Session, query: dict[str, str]) -> Answer:
+    """From ops or launches of a name on a rank to the device activity that they launch; the longest first."""
+    rank, begin, end = integers(query, "rank", "begin", "end")
+    with session.drawing() as run:
+        pairs = run.rows(
+            f"""
+            WITH callers AS (
+                SELECT rank, segment, id, track, depth, start_ns FROM slices
+                WHERE rank = ? AND name = ? AND start_ns < ? AND start_ns + dur_ns > ?
+            ), launched AS (
+                SELECT rank, segment, op AS caller, track, depth, start_ns, dur_ns FROM slices
+                WHERE rank = ? AND device IS NOT NULL AND op IS NOT NULL
+                UNION ALL
+                SELECT rank, segment, launch, track, depth, start_ns, dur_ns FROM slices
+                WHERE rank = ? AND device IS NOT NULL AND launch IS NOT NULL
+            )
+            SELECT c.segment, c.track, c.depth, c.start_ns, d.track, d.depth, d.start_ns
+            FROM callers c JOIN launched d ON d.segment = c.segment AND d.caller = c.id
+            ORDER BY d.dur_ns DESC LIMIT {_MOST_FLOWS + 1}
+            """,
+            [rank, query["name"], end, begin, rank, rank],
+        )
+    return {
+        "more": len(pairs) > _MOST_FLOWS,
+        "flows": [
+            [
+                {"rank": rank, "segment": segment, "track": track, "row": row, "start": start}
+                for track, row, start in ((source, depth, left), (target, below, arrives))
+            ]
+            for segment, source, depth, left, target, below, arrives in pairs[:_MOST_FLOWS]
+        ],
+    }

@@ -102,24 +102,15 @@ class SqlProcess:
             _end(process)
             raise _stopped()
         if not line:
-            raise self._ended(_end(process))
+            why = f"It needed more than {format_bytes(self._memory + _OUTSIDE_DUCKDB)} of memory."
+            if _end(process) == -signal.SIGALRM:
+                why = f"It took longer than {self._seconds} s."
+            hint = "Choose fewer rows, or use `rankscope query`, which has no limit."
+            raise QueryError("the query was ended", why=why, hint=hint)
         answer: dict[str, Any] = json.loads(line)
         if "error" in answer:
             raise QueryError(*answer["error"])
         return answer
-
-    def _ended(self, code: int) -> QueryError:
-        if code == -signal.SIGALRM:
-            return QueryError(
-                "the query was ended",
-                why=f"It took longer than {self._seconds} s.",
-                hint="Choose fewer rows, or use `rankscope query`, which has no limit.",
-            )
-        return QueryError(
-            "the query was ended",
-            why=f"It needed more than {format_bytes(self._memory + _OUTSIDE_DUCKDB)} of memory.",
-            hint="Choose fewer rows, or use `rankscope query`, which has no limit.",
-        )
 
 
 def _end(process: subprocess.Popen[bytes]) -> int:

@@ -4,46 +4,63 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rankscope.errors import RankscopeError, UsageError
 from rankscope.store.ingest import Options, Watch
+from rankscope.text.json_values import plain
 from rankscope.timeline.run import ALL_TOOLS, Run, open_run
 from rankscope.viewer import (
     blocks,
-    collective_peers,
+    bookmarks,
+    collectives,
     counters,
     events,
     flame,
-    flows,
-    marks,
     reports,
+    scenes,
     search,
-    shared_file,
     slices,
     timeline,
 )
+from rankscope.viewer.address import ViewLink
 from rankscope.viewer.answers import Answer, Route
-from rankscope.viewer.place import Place
 from rankscope.viewer.session import Session
+from rankscope.viewer.shared_file import share
 from rankscope.viewer.two_runs import align, combined
-from rankscope.viewer.watch_page import watch
 from rankscope.watch.rings import has_telemetry
+from rankscope.watch.state import like_the_median, read_state, worst_ranks
 
-_ROUTE_MODULES = (
-    timeline,
-    slices,
-    search,
-    flows,
-    collective_peers,
-    counters,
-    blocks,
-    flame,
-    reports,
-    events,
-    marks,
-)
+_ROUTES: dict[str, Callable[[Session, dict[str, str]], Answer]] = {
+    "run": timeline.run_info,
+    "overview": timeline.overview,
+    "tracks": timeline.tracks,
+    "tile": timeline.tile,
+    "slice": slices.slice_details,
+    "neighbour": slices.neighbour,
+    "flows": slices.flows,
+    "search": search.search,
+    "find": search.find,
+    "collective": collectives.collective,
+    "counters": counters.counters,
+    "counter": counters.counter,
+    "memory": counters.memory,
+    "blocks": blocks.blocks,
+    "flame": flame.flame,
+    "report": reports.report,
+    "findings": scenes.findings,
+    "roofs": reports.roofs,
+    "query": reports.sql,
+    "schema": reports.schema,
+    "events": events.events,
+    "area": events.area,
+    "marks": bookmarks.kept_marks,
+    "keep-marks": bookmarks.keep_marks,
+}
+"""The questions of the page about one run."""
+_WATCHED_RANKS = 20
 
 
 class Opening:
@@ -62,7 +79,7 @@ class Opening:
         self._making = threading.Lock()
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._open, daemon=True)
-        self._place = Place()
+        self._link = ViewLink()
 
     def start(self) -> None:
         self._thread.start()
@@ -81,18 +98,16 @@ class Opening:
             self._make_raw = lambda: self._routes_with([run.with_options(clocks="raw") for run in runs])
             self._routes["aligned"] = self._routes_with(runs)
         except RankscopeError as error:
-            self._fail(error)
+            self._error = error
         except Exception as error:  # noqa: BLE001 - the page must not wait for a run that will never open
             why = f"{type(error).__name__}: {error}."
-            self._fail(
-                RankscopeError("the run cannot be opened", why, "Please report it, with this message.")
+            self._error = RankscopeError(
+                "the run cannot be opened", why, "Please report it, with this message."
             )
         finally:
+            if self._error:
+                self._say(f"rankscope: {self._error}")
             self._done.set()
-
-    def _fail(self, error: RankscopeError) -> None:
-        self._error = error
-        self._say(f"rankscope: {error}")
 
     def _routes_with(self, runs: list[Run]) -> dict[str, Route]:
         sessions = []
@@ -116,42 +131,35 @@ class Opening:
             return self._routes["raw"]
 
     def _open_run(self, path: Path) -> Run:
-        watch = Watch(self._begin, self._advance, lambda: None, self._say)
+        def begin(files: int, total_bytes: int) -> None:
+            self._total += total_bytes
+
+        def advance(path: Path, read: int, doing: str) -> None:
+            self._read[path] = read
+
+        watch = Watch(begin, advance, lambda: None, self._say)
         options = self._options
         run = open_run(
-            [path],
-            cache=options.cache,
-            jobs=options.jobs,
-            dask=options.dask,
-            mix=self._mix,
-            watch=watch,
+            [path], cache=options.cache, jobs=options.jobs, dask=options.dask, mix=self._mix, watch=watch
         )
         for problem in run.problems:
             self._say(f"rankscope: {problem}")
         return run
 
-    def _begin(self, files: int, total_bytes: int) -> None:
-        self._total += total_bytes
-
-    def _advance(self, path: Path, read: int, doing: str) -> None:
-        self._read[path] = read
-
     def routes(self) -> dict[str, Route]:
-        """All routes by name. Until the run is open, only `state`, `index` and `watch` answer."""
-        return {name: self._route(name) for name in _names()}
+        """All routes by name. Those about the run answer when it is open."""
+        routes = {name: self._route(name) for name in (*_ROUTES, "share", "diff")}
+        routes |= {
+            "state": lambda query: self.state(),
+            "index": lambda query: {"routes": sorted(routes)},
+            "watch": lambda query: _watch(self._runs[-1]),
+            "place": lambda query: self._link.to_dict(),
+            "move": lambda query: self.move(query["link"]),
+        }
+        return routes
 
     def _route(self, name: str) -> Route:
         def answer(query: dict[str, str]) -> Answer:
-            if name == "state":
-                return self.state()
-            if name == "index":
-                return {"routes": sorted(_names())}
-            if name == "watch":  # needs no trace
-                return watch(self._runs[-1])
-            if name == "place":
-                return self._place.to_dict()
-            if name == "move":
-                return self.move(query["link"])
             if self._error:
                 raise self._error
             if not self._done.is_set():
@@ -167,27 +175,34 @@ class Opening:
 
     def move(self, link: str) -> dict[str, Any]:
         """Move the pages that show the run to a place: they look for it every second."""
-        self._place = self._place.moved(link)
-        return self._place.to_dict()
+        self._link = self._link.moved(link)
+        return self._link.to_dict()
 
     def state(self) -> dict[str, Any]:
-        found: dict[str, Any]
+        state: dict[str, Any]
         if error := self._error:
-            found = {"state": "failed", "error": error.message, "why": error.why, "hint": error.hint}
+            state = {"state": "failed", "error": error.message, "why": error.why, "hint": error.hint}
         elif self._done.is_set():
-            found = {"state": "open"}
+            state = {"state": "open"}
         else:
             read = sum(self._read.values())
-            found = {"state": "reading", "read_bytes": read, "total_bytes": self._total}
-        return {**found, "telemetry": has_telemetry(self._runs[-1])}
+            state = {"state": "reading", "read_bytes": read, "total_bytes": self._total}
+        return {**state, "telemetry": has_telemetry(self._runs[-1])}
 
 
 def routes_of(session: Session) -> dict[str, Route]:
     """All routes of one run."""
-    found = {name: route for module in _ROUTE_MODULES for name, route in module.routes(session).items()}
-    return {**found, "share": lambda query: shared_file.share(session, found, query)}
+    routes: dict[str, Route] = {name: partial(function, session) for name, function in _ROUTES.items()}
+    return {**routes, "share": lambda query: share(session, routes, query)}
 
 
-def _names() -> list[str]:
-    no_session: Any = None  # routes only close over it
-    return [*routes_of(no_session), "diff", "watch", "state", "index", "place", "move"]
+def _watch(run: Path) -> Answer:
+    """The state of `rankscope watch`, with the ranks to look at first instead of all of them."""
+    state, _ = read_state(run)
+    shown = {
+        "ranks": worst_ranks(state, _WATCHED_RANKS),
+        "count": len(state["ranks"]),
+        "like_median": like_the_median(state),
+    }
+    answer: Answer = plain({**state, "run": run.resolve().name, **shown})
+    return answer

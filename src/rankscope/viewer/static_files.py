@@ -12,14 +12,14 @@ _CONTENT_TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/
 @cache
 def static_files() -> dict[str, tuple[bytes, str]]:
     """Content and type; names are relative to the folder: js/main.js."""
-    found: dict[str, tuple[bytes, str]] = {}
+    contents: dict[str, tuple[bytes, str]] = {}
 
     def add(folder: Any, prefix: str) -> None:
         for entry in folder.iterdir():
             if entry.is_dir():
                 add(entry, f"{prefix}{entry.name}/")
             elif kind := _CONTENT_TYPES.get("." + entry.name.rpartition(".")[2]):
-                found[prefix + entry.name] = (entry.read_bytes(), kind)
+                contents[prefix + entry.name] = (entry.read_bytes(), kind)
 
     add(files("rankscope.viewer") / "static", "")
-    return found
+    return contents

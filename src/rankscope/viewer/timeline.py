@@ -2,37 +2,30 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from rankscope.analysis import REPORTS
-from rankscope.analysis.core.intervals import Intervals, Ints, covered_before
+from rankscope.analysis.across_ranks.heatmap import share_of
+from rankscope.store.separate_runs import world_size_of
 from rankscope.text.run_words import shell_word
 from rankscope.timeline.run import Run
 from rankscope.units import format_rounded
-from rankscope.viewer.answers import Answer, Route, integer
-from rankscope.viewer.collective_lanes import COMMUNICATION
-from rankscope.viewer.lanes import KINDS
-from rankscope.viewer.rank_tracks import rank_tracks
-from rankscope.viewer.session import Session
+from rankscope.viewer.answers import Answer, columns_of, integer, integers, window_of
+from rankscope.viewer.collectives import COMMUNICATION, collective_slices, communication
+from rankscope.viewer.lanes import KINDS, Lanes
+from rankscope.viewer.session import ACTIVITIES, Session
 
 TILE_WIDTH = 1024
 """Pixels of a tile. Tile (level, index) has pixels of 2**level ns and starts at pixel index * TILE_WIDTH."""
-_MOST_COLUMNS = 4096
+_LEAST_SHARE = 0.02
+"""Of the busiest stream's time: streams with less fold into one row. torch makes dozens for copies."""
+_HOST_KINDS = ("thread", "async", "annotation", "span")
 
 
-def routes(session: Session) -> dict[str, Route]:
-    return {
-        "run": lambda query: run_info(session),
-        "overview": lambda query: overview(session, query),
-        "tracks": lambda query: tracks(session, query),
-        "tile": lambda query: tile(session, query),
-    }
-
-
-def run_info(session: Session) -> Answer:
+def run_info(session: Session, query: dict[str, str]) -> Answer:
     """What the page loads first: ranks, steps, bounds, names of reports."""
     begin, end = session.bounds
     with session.database() as opened:
@@ -52,7 +45,7 @@ def run_info(session: Session) -> Answer:
         "tile_width": TILE_WIDTH,
         "clocks": _clocks(session.run),
         "device": _device(session.run),
-        "world": _world_size(session.run),
+        "world": max(map(world_size_of, session.run.segments), default=0) or None,
     }
 
 
@@ -69,27 +62,13 @@ def _steps(run: Run) -> list[dict[str, Any]]:
     return run.records(f"{steps} WHERE rank = (SELECT min(rank) FROM steps) GROUP BY step ORDER BY 2")
 
 
-def _headers(run: Run) -> list[dict[str, Any]]:
-    return [head for entry in run.segments if isinstance(head := entry.manifest.get("header"), dict)]
-
-
 def _device(run: Run) -> str:
     """The model of the GPUs, without the vendor; of several, the first."""
-    for header in _headers(run):
-        devices = header.get("deviceProperties")
+    for entry in run.segments:
+        devices = entry.manifest["header"].get("deviceProperties")
         if isinstance(devices, list) and devices and isinstance(devices[0], dict):
             return str(devices[0].get("name", "")).removeprefix("NVIDIA ")
     return ""
-
-
-def _world_size(run: Run) -> int | None:
-    """None where the files do not tell."""
-    known = [
-        info.get("world_size")
-        for head in _headers(run)
-        if isinstance(info := head.get("distributedInfo"), dict)
-    ]
-    return max((size for size in known if isinstance(size, int)), default=None)
 
 
 def _clocks(run: Run) -> dict[str, Any]:
@@ -114,14 +93,12 @@ def overview(session: Session, query: dict[str, str]) -> Answer:
 
     The rows of all ranks are concatenated. `first_ns` and `last_ns` are the bounds of each rank's own recording.
     """
-    begin, end = integer(query["begin"]), integer(query["end"])
-    width = min(integer(query.get("width", "1000")), _MOST_COLUMNS)
-    if end <= begin or width < 1:
-        raise ValueError("the window is empty")
+    begin, end = window_of(query)
+    width = columns_of(query)
     ranks = session.ranks(query)
     edges = np.linspace(begin, end, width + 1).astype(np.int64)
     times = [session.rank_time(rank) for rank in ranks]
-    activities = [session.activity(rank) for rank in ranks]
+    activities = [vars(session.activity(rank)) for rank in ranks]
     bounds = np.array([time.bounds or (0, 0) for time in times], dtype=np.float64)
     blank = np.floor(np.stack([time.unrecorded(edges) for time in times]) * 255).astype(np.uint8)
     return (
@@ -134,8 +111,11 @@ def overview(session: Session, query: dict[str, str]) -> Answer:
         },
         {
             **{
-                name: np.concatenate([_cells(getattr(one, name), edges) for one in activities])
-                for name in ("compute", "comm", "wait", "copy")
+                # Rounded up: the shortest activity stays visible.
+                name: np.ceil(
+                    np.concatenate([share_of(sets[name], edges) for sets in activities]) * 255
+                ).astype("u1")
+                for name in ACTIVITIES
             },
             "unrecorded": blank.reshape(-1),
             "first_ns": bounds[:, 0],
@@ -144,16 +124,96 @@ def overview(session: Session, query: dict[str, str]) -> Answer:
     )
 
 
-def _cells(parts: Intervals, edges: Ints) -> NDArray[np.uint8]:
-    """The share of each interval between two edges. Rounded up: the shortest activity stays visible."""
-    share = np.diff(covered_before(parts, edges)) / np.maximum(np.diff(edges), 1)
-    return np.ceil(share * 255).astype(np.uint8)
-
-
 def tracks(session: Session, query: dict[str, str]) -> Answer:
     """The tracks of one rank in drawing order."""
     rank = integer(query["rank"])
     return {"rank": rank, "tracks": rank_tracks(session, rank)}
+
+
+def rank_tracks(session: Session, rank: int) -> list[dict[str, Any]]:
+    """Every track with slices, with its group, its categories and the share of the run's time in which it is busy."""
+    with session.drawing() as opened:
+        rows = opened.records(
+            "SELECT segment, track, kind, label, slices, rows, device, stream FROM tracks "
+            "WHERE rank = ? AND slices > 0 ORDER BY segment, sort_index NULLS LAST, track",
+            [rank],
+        )
+        categories = opened.rows(
+            "SELECT segment, track, list(DISTINCT category ORDER BY category) FROM slices WHERE rank = ? "
+            "AND category IS NOT NULL GROUP BY segment, track",
+            [rank],
+        )
+    categories_of = {(segment, track): names for segment, track, names in categories}
+    devices = {row["device"] for row in rows if row["kind"] == "stream"}
+    for row in rows:
+        row["categories"] = categories_of.get((row["segment"], row["track"]), [])
+        row["group"] = "streams" if row["stream"] is not None else "host"
+        row["share"] = _busy_share(session, session.lanes(rank, row["segment"]), row["track"])
+        # The label in the gutter: the stream alone where the rank has one device, 'annotations' below it.
+        row["short"] = row["label"]
+        if row["group"] == "streams" and row["kind"] == "annotation":
+            row["short"] = "annotations"
+        elif row["kind"] == "stream" and len(devices) == 1:
+            row["short"] = f"stream {row['stream']}"
+    streams = _with_annotations([row for row in rows if row["group"] == "streams"])
+    folded = _little_used(streams)
+    host = [row for row in rows if row["group"] == "host"]
+    order = {kind: at for at, kind in enumerate(_HOST_KINDS)}
+    host.sort(key=lambda row: (order.get(row["kind"], len(order)), row["device"] or 0, row["segment"]))
+    return [
+        *(row for row in streams if (row["device"], row["stream"]) not in folded),
+        *_communication(session, rank),
+        *(row | {"group": "more"} for row in streams if (row["device"], row["stream"]) in folded),
+        *host,
+    ]
+
+
+def _busy_share(session: Session, lanes: Lanes, track: int) -> float:
+    """Of the run's time, that in the track's first row: slices of the others are inside those, or run beside them."""
+    begin, end = session.bounds
+    rows = lanes.by_track.get(track)
+    busy_ns = 0 if rows is None else int(np.sum(lanes.duration[rows[0, 2] : rows[0, 3]]))
+    return busy_ns / max(end - begin, 1)
+
+
+def _with_annotations(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The busiest stream first, and the annotations of each below it."""
+    by_stream: dict[tuple[int, int], list[dict[str, Any]]] = defaultdict(list)
+    for row in sorted(rows, key=lambda row: row["kind"] == "annotation"):
+        by_stream[row["device"] or 0, row["stream"]].append(row)
+
+    def order(stream: tuple[int, int]) -> tuple[int, float, int]:
+        shares = [float(row["share"]) for row in by_stream[stream] if row["kind"] == "stream"]
+        return stream[0], -max(shares, default=0.0), stream[1]
+
+    return [row for stream in sorted(by_stream, key=order) for row in by_stream[stream]]
+
+
+def _little_used(rows: list[dict[str, Any]]) -> set[tuple[int, int]]:
+    """The streams that are busy for a small part of the busiest one's time; one alone is not folded."""
+    shares = {(row["device"], row["stream"]): row["share"] for row in rows if row["kind"] == "stream"}
+    most = max(shares.values(), default=0.0)
+    little = {key for key, share in shares.items() if share < _LEAST_SHARE * most}
+    return little if len(little) > 1 else set()
+
+
+def _communication(session: Session, rank: int) -> list[dict[str, Any]]:
+    lanes = communication(session, rank)
+    if not len(lanes.start):
+        return []
+    return [
+        {
+            "segment": 0,
+            "track": COMMUNICATION,
+            **dict.fromkeys(("kind", "group", "label", "short"), "communication"),
+            "slices": len(lanes.start),
+            "rows": len(lanes.lanes),
+            "device": None,
+            "stream": None,
+            "categories": ["collective"],
+            "share": _busy_share(session, lanes, COMMUNICATION),
+        }
+    ]
 
 
 def tile(session: Session, query: dict[str, str]) -> Answer:
@@ -161,28 +221,27 @@ def tile(session: Session, query: dict[str, str]) -> Answer:
 
     With collectives in it, also how long each waits at its start, its match and the rank it waits for.
     """
-    rank, segment, track = integer(query["rank"]), integer(query["segment"]), integer(query["track"])
-    level, index = integer(query["level"]), integer(query["index"])
+    rank, segment, track, level, index = integers(query, "rank", "segment", "track", "level", "index")
     if not 0 <= level <= 60:
         raise ValueError("level must be 0 to 60")
     if track == COMMUNICATION:
-        lanes, shift = session.communication(rank), 0
+        lanes, shift = communication(session, rank), 0
     else:
         lanes, shift = session.lanes(rank, segment), session.drawn.shift_ns(session.entry(rank, segment))
     step = 1 << level
-    row, found, count = lanes.tile(track, index * TILE_WIDTH * step - shift, step, TILE_WIDTH)
-    name = np.asarray(lanes.name[found])
-    segments = np.full(len(found), segment) if lanes.segment is None else lanes.segment[found]
-    ids, kind = np.asarray(lanes.id[found]), np.asarray(lanes.kind[found])
+    row, shown, count = lanes.tile(track, index * TILE_WIDTH * step - shift, step, TILE_WIDTH)
+    name = np.asarray(lanes.name[shown])
+    segments = np.full(len(shown), segment) if lanes.segment is None else lanes.segment[shown]
+    ids, kind = np.asarray(lanes.id[shown]), np.asarray(lanes.kind[shown])
     waits = (
-        session.collective_slices(rank).columns(segments, ids) if (kind == KINDS.index("comm")).any() else {}
+        collective_slices(session, rank).columns(segments, ids) if (kind == KINDS.index("comm")).any() else {}
     )
     names: dict[str, Any] = {str(number): lanes.names[number] for number in np.unique(name).tolist()}
     return (
         {"rank": rank, "segment": segment, "track": track, "level": level, "index": index, "names": names},
         {
-            "start": (np.asarray(lanes.start[found]) + shift).astype(np.float64),
-            "duration": np.asarray(lanes.duration[found]).astype(np.float64),
+            "start": (np.asarray(lanes.start[shown]) + shift).astype(np.float64),
+            "duration": np.asarray(lanes.duration[shown]).astype(np.float64),
             "id": ids.astype(np.float64),
             **waits,
             "name": name.astype(np.uint32),

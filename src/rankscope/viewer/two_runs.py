@@ -12,7 +12,6 @@ import numpy as np
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.diff.two_runs import diff
 from rankscope.errors import UsageError
-from rankscope.text.run_words import RunWords, shell_word
 from rankscope.viewer.answers import Answer, Route, integer
 from rankscope.viewer.session import Session
 from rankscope.views.envelope import Question, envelope
@@ -43,10 +42,11 @@ def combined(
             rank = integer(query.get("rank") or "0")
             if rank < SECOND and query.get("run") != "2":
                 return first[name](query)
-            own = {**query, "rank": str(rank - SECOND)} if rank >= SECOND else query
-            if rank >= SECOND and query.get("after"):  # a slice of that rank
-                own["after"] = f"{rank - SECOND}.{query['after'].partition('.')[2]}"
-            return _renumbered(second[name](own))
+            if rank >= SECOND:
+                query = {**query, "rank": str(rank - SECOND)}
+                if query.get("after"):  # a slice of that rank
+                    query["after"] = f"{rank - SECOND}.{query['after'].partition('.')[2]}"
+            return _renumbered(second[name](query))
 
         return answer
 
@@ -73,13 +73,13 @@ def _renumber(value: Any) -> Any:
         return [_renumber(item) for item in value]
     if not isinstance(value, dict):
         return value
-    found = {key: _renumber(item) if key != "args" else item for key, item in value.items()}
+    renumbered = {key: _renumber(item) if key != "args" else item for key, item in value.items()}
     for key in ("rank", "last"):
-        if isinstance(found.get(key), int):
-            found[key] += SECOND
-    if isinstance(found.get("ranks"), (list, tuple)):
-        found["ranks"] = [rank + SECOND for rank in found["ranks"]]
-    return found
+        if isinstance(renumbered.get(key), int):
+            renumbered[key] += SECOND
+    if isinstance(renumbered.get("ranks"), (list, tuple)):
+        renumbered["ranks"] = [rank + SECOND for rank in renumbered["ranks"]]
+    return renumbered
 
 
 def _run(first: Any, second: Any) -> Answer:
@@ -141,13 +141,13 @@ def _events(query: dict[str, str], first: Route, second: Route) -> Answer:
 
 def _of_second(query: dict[str, str], ranks: list[int]) -> dict[str, str]:
     """The query with the second run's own ranks, in the keys of tracks and slices too."""
-    own = {**query, "ranks": ",".join(map(str, ranks))}
+    translated = {**query, "ranks": ",".join(map(str, ranks))}
     for name in ("tracks", "slice"):
         keys = [key.partition(".") for key in query.get(name, "").split(",") if key]
-        own[name] = ",".join(
+        translated[name] = ",".join(
             f"{integer(rank) - SECOND}.{rest}" for rank, _, rest in keys if integer(rank) >= SECOND
         )
-    return own
+    return translated
 
 
 def _share() -> Answer:
@@ -159,5 +159,4 @@ def _share() -> Answer:
 def _diff(sessions: tuple[Session, Session]) -> Answer:
     with sessions[0].database() as base, sessions[1].database() as new:
         result = diff(base, new, Scope())
-    base_words, new_words = (RunWords(shell_word(str(session.path))) for session in sessions)
-    return envelope(result, Question({"BASE": base_words, "NEW": new_words}))
+    return envelope(result, Question({"BASE": sessions[0].words, "NEW": sessions[1].words}))

@@ -85,7 +85,7 @@ class RankParts:
     p2p: Ints
 
 
-@kept_per_rank("pipeline_parts", RankParts, version=1, any_window=True)
+@kept_per_rank("pipeline_parts", RankParts, any_window=True)
 def rank_parts(run: Run, scope: Scope) -> dict[int, RankParts]:
     """Of the ranks that have GPU events."""
     found: dict[int, RankParts] = {}

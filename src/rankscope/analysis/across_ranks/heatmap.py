@@ -142,7 +142,7 @@ class TimeMap:
         return np.stack([np.diff(part) / width for part in parts])
 
 
-@kept_per_rank("time_map", TimeMap, version=1)
+@kept_per_rank("time_map", TimeMap)
 def time_maps(run: Run, scope: Scope) -> dict[int, TimeMap]:
     """Of the ranks that did something."""
     found: dict[int, TimeMap] = {}

@@ -114,7 +114,7 @@ class Busy:
 _SETS = ("compute", "copy", "data")
 
 
-@kept_per_rank("busy", Busy, version=1, any_window=True)
+@kept_per_rank("busy", Busy, any_window=True)
 def busy(run: Run, scope: Scope) -> dict[int, Busy]:
     """Between the bounds of steps and collectives only lengths matter, except inside collectives."""
     found: dict[int, Busy] = {}

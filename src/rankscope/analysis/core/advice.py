@@ -20,7 +20,7 @@ class RankProgram:
     """torch.compile made some of the code."""
 
 
-@kept_per_rank("program", RankProgram, version=1, any_window=True)
+@kept_per_rank("program", RankProgram, any_window=True)
 def _programs(run: Run, scope: Scope) -> dict[int, RankProgram]:
     graphs = [name for name in vocabulary(run, *LAUNCH_CATEGORIES) if "GraphLaunch" in name]
     compiled = [name for name in vocabulary(run, "cpu_op", "user_annotation") if name.startswith(_COMPILED)]

@@ -32,7 +32,7 @@ class RankCounts:
     counts: tuple[GpuCount, ...]
 
 
-@kept_per_rank("gpu_counts", RankCounts, version=1, any_window=True)
+@kept_per_rank("gpu_counts", RankCounts, any_window=True)
 def _rank_counts(run: Run, scope: Scope) -> dict[int, RankCounts]:
     rows = run.rows(
         "SELECT rank, segment, step, category, class, count(*), sum(greatest(dur_ns, 0))::BIGINT FROM gpu "

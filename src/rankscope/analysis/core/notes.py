@@ -82,7 +82,7 @@ class RankSlices:
     counts: tuple[tuple[str, int | None, int], ...]
 
 
-@kept_per_rank("slice_counts", RankSlices, version=1, any_window=True)
+@kept_per_rank("slice_counts", RankSlices, any_window=True)
 def _rank_slices(run: Run, scope: Scope) -> dict[int, RankSlices]:
     found: dict[int, list[tuple[str, int | None, int]]] = {}
     for rank, *row in run.rows(

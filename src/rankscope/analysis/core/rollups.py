@@ -4,28 +4,31 @@
 ranks nor on the rank's clock: its times count from `run.origin_ns(rank)`. The function itself makes what is kept, so
 figures are the same with and without. What is kept is the default: all steps (without steps, all that was recorded),
 no further patterns of collectives. For anything else the function reads the events (docs/adr/0140-rollups.md).
+
+The records of all ranks are in one file of the store, a table for each function (store.derived).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import field, replace
 from functools import wraps
+from pathlib import Path
 from typing import Any, TypeVar
 
 from rankscope.analysis.core.cache import once_per_run
-from rankscope.analysis.core.record_json import Codec, codec_of
 from rankscope.analysis.core.selection import S, Selection
 from rankscope.ranges import as_ranges
 from rankscope.records import dataclass
-from rankscope.store import rollups
+from rankscope.store.derived import ROLLUPS, File, RawTable, Table, key_of, path_of, write
 from rankscope.timeline.run import Run
 
 T = TypeVar("T")
 PerRank = Callable[[Run, S], dict[int, T]]
 """By rank, for the ranks in scope; those that have nothing to report are left out."""
-Made = dict[int, dict[str, Any]]
-"""By rank and name, the version of a result and its JSON value."""
+Records = dict[str, dict[int, Any]]
+"""By name and rank; None for a rank that has nothing to report."""
 
 _LEAST_RANKS, _LEAST_EVENTS = 8, 1_000_000
 """The events of smaller runs are read as quickly as what would be kept of them."""
@@ -33,57 +36,57 @@ _CHUNK_RANKS, _CHUNK_EVENTS = 32, 1_000_000
 
 
 @dataclass(frozen=True)
-class _Kept:
+class RollupSpec:
     """A function whose results are kept."""
 
-    name: str
-    version: int
+    table: Table[Any]
     function: PerRank[Any, Any]
-    codec: Codec
     any_window: bool
 
 
-_kept: dict[str, _Kept] = {}
+_specs: dict[str, RollupSpec] = {}
 
 
 def kept_per_rank(
-    name: str, record: type[T], *, version: int, any_window: bool = False
+    name: str, record: type[T], *, any_window: bool = False
 ) -> Callable[[PerRank[S, T]], PerRank[S, T]]:
-    """Keep the records that a function returns. Their version changes with what it computes.
+    """Keep the records that a function returns.
 
     With `any_window` they do not depend on the steps in scope: the function gets a scope without them.
     """
 
     def marked(function: PerRank[S, T]) -> PerRank[S, T]:
-        kept = _kept[name] = _Kept(name, version, function, codec_of(record), any_window)
+        spec = _specs[name] = RollupSpec(
+            Table(name, record | None, function.__module__), function, any_window
+        )
 
         @wraps(function)
         def answer(run: Run, scope: S) -> dict[int, T]:
             asked = scope.about_ranks()
             asked = asked.only_ranks() if any_window else asked
-            return run.cache.get(function, asked, lambda: _answer(run, asked, kept))
+            return run.cache.get(function, asked, lambda: _answer(run, asked, spec))
 
         return answer
 
     return marked
 
 
-def _answer(run: Run, scope: Selection, kept: _Kept) -> dict[int, Any]:
-    if reason := _reads_events(run, scope, kept):
-        rollup_use(run).add_read(reason, scope.ranks_in(run))
-        return kept.function(run, scope)
-    found, ranks = _stored(run), scope.ranks_in(run)
-    found.load(run, ranks)
-    missing = [rank for rank in ranks if not found.has(rank, kept)]
+def _answer(run: Run, scope: Selection, spec: RollupSpec) -> dict[int, Any]:
+    ranks = scope.ranks_in(run)
+    if reason := _reads_events(run, scope, spec):
+        rollup_use(run).add_read(reason, ranks)
+        return spec.function(run, scope)
+    rollups = rollups_of(run)
+    missing = [rank for rank in ranks if rank not in rollups.of(spec)]
     if missing and run.keeps_results:
-        for chunk in chunks(run, missing):
-            found.add(make(run, chunk))
-        missing = [rank for rank in ranks if not found.has(rank, kept)]
-    answers = {rank: found.get(rank, kept) for rank in ranks if rank not in missing}
-    rollup_use(run).kept.update(answers)
+        rollups.add(run.store, (make(run, chunk, rollups) for chunk in chunks(run, missing)))
+        missing = []
+    records = rollups.of(spec)
+    answers = {rank: records[rank] for rank in ranks if rank in records}
+    rollup_use(run).from_rollups.update(answers)
     if missing:
         rollup_use(run).add_read("the store has no rollups of them and is not written to", missing)
-        answers |= kept.function(run, replace(scope, ranks=frozenset(missing)))
+        answers |= spec.function(run, replace(scope, ranks=frozenset(missing)))
     return {rank: answers[rank] for rank in ranks if answers.get(rank) is not None}
 
 
@@ -128,9 +131,9 @@ def _ignored(run: Run) -> str:
     return "" if are_worth_it(run) else "a small run"
 
 
-def _reads_events(run: Run, scope: Selection, kept: _Kept) -> str:
+def _reads_events(run: Run, scope: Selection, spec: RollupSpec) -> str:
     """Why a function reads events; '' if it need not."""
-    if (reason := _ignored(run)) or kept.any_window:
+    if (reason := _ignored(run)) or spec.any_window:
         return reason
     if scope.whole_file:
         return "--window file"
@@ -141,7 +144,7 @@ def _reads_events(run: Run, scope: Selection, kept: _Kept) -> str:
 class Use:
     """The ranks that were answered from rollups, and those that were read from events, by reason."""
 
-    kept: set[int] = field(default_factory=set)
+    from_rollups: set[int] = field(default_factory=set)
     read: dict[str, set[int]] = field(default_factory=dict)
 
     def add_read(self, reason: str, ranks: Collection[int]) -> None:
@@ -149,8 +152,8 @@ class Use:
 
     def __str__(self) -> str:
         """'from rollups: 256 of 256 ranks; from events: ranks 3-5 (why)'."""
-        every = self.kept.union(*self.read.values())
-        parts = [f"from rollups: {len(self.kept)} of {len(every)} ranks"] if self.kept else []
+        every = self.from_rollups.union(*self.read.values())
+        parts = [f"from rollups: {len(self.from_rollups)} of {len(every)} ranks"] if self.from_rollups else []
         for reason, ranks in self.read.items():
             whose = f"all {len(every)} ranks" if ranks == every else f"ranks {as_ranges(sorted(ranks))}"
             parts.append(f"from events: {whose} ({reason})")
@@ -163,32 +166,54 @@ def rollup_use(run: Run) -> Use:
     return Use()
 
 
-class _Stored:
-    """What the store keeps of the ranks that were asked for so far."""
+class Rollups:
+    """What the store keeps about the ranks of a run, and what is added to it."""
 
-    def __init__(self) -> None:
-        self._results: Made = {}
-
-    def load(self, run: Run, ranks: Collection[int]) -> None:
+    def __init__(self, run: Run) -> None:
         window = _window(run)
-        for rank in ranks:
-            if rank not in self._results:
-                self._results[rank] = rollups.load(run.store, rank, [window, *run.made_from(rank)])
+        self._keys = {rank: key_of(window, run.cache_key(rank)) for rank in run.ranks}
+        self._file = File(path_of(run.store, ROLLUPS))
+        self._records: Records = {}
 
-    def has(self, rank: int, kept: _Kept) -> bool:
-        return kept.name in self._results[rank] and self._results[rank][kept.name][0] == kept.version
+    def of(self, spec: RollupSpec) -> dict[int, Any]:
+        """The records of a function by rank."""
+        name = spec.table.name
+        if name not in self._records:
+            self._records[name] = self._file.rows(spec.table, self._keys)
+        return self._records[name]
 
-    def get(self, rank: int, kept: _Kept) -> Any:
-        value = self._results[rank][kept.name][1]
-        return None if value is None else kept.codec.decode(value)
+    def add(self, store: Path, parts: Iterable[Records]) -> None:
+        """Results about further ranks. They are written together, also when making them is interrupted."""
+        changed: Records = {}
+        try:
+            for part in parts:
+                for name, records in part.items():
+                    changed[name] = self.of(_specs[name])
+                    changed[name].update(records)
+        finally:
+            if changed:
+                self._file.tables |= self.encode(changed)
+                write(path_of(store, ROLLUPS), self._file.tables)
 
-    def add(self, made: Made) -> None:
-        self._results |= made
+    def encode(self, records: Records) -> dict[str, RawTable]:
+        """Tables of a file."""
+        tables = {}
+        for name, rows in records.items():
+            with suppress(OverflowError):  # a number of more than 64 bits: not kept
+                by_rank = {rank: (self._keys[rank], row) for rank, row in rows.items()}
+                tables[name] = _specs[name].table.encode(by_rank)
+        return tables
+
+    def decode(self, path: Path) -> Records:
+        """The records that are in a part of the file."""
+        part = File(path)
+        return {name: part.rows(spec.table, self._keys) for name, spec in _specs.items()}
 
 
 @once_per_run
-def _stored(run: Run) -> _Stored:
-    return _Stored()
+def rollups_of(run: Run) -> Rollups:
+    """Of the store, read once."""
+    return Rollups(run)
 
 
 @once_per_run
@@ -203,12 +228,12 @@ def chunks(run: Run, ranks: Collection[int], workers: int = 1) -> Iterator[list[
     chunk: list[int] = []
     size = 0
     for rank in sorted(ranks):
-        own = events_by_rank(run).get(rank, 0)
-        if chunk and (len(chunk) == most or size + own > _CHUNK_EVENTS):
+        events = events_by_rank(run).get(rank, 0)
+        if chunk and (len(chunk) == most or size + events > _CHUNK_EVENTS):
             yield chunk
             chunk, size = [], 0
         chunk.append(rank)
-        size += own
+        size += events
     if chunk:
         yield chunk
 
@@ -216,29 +241,21 @@ def chunks(run: Run, ranks: Collection[int], workers: int = 1) -> Iterator[list[
 _default = Selection()
 
 
-def keep_in(scope: Selection) -> None:
+def set_default_scope(scope: Selection) -> None:
     """What is kept are the answers in this scope. It is given by its module, which needs the steps that are kept."""
     global _default
     _default = scope
 
 
-def make(run: Run, ranks: Collection[int]) -> Made:
-    """All results about some ranks, read or computed from their events; what is new is written to the store."""
-    made: Made = {}
-    identity = {rank: [_window(run), *run.made_from(rank)] for rank in ranks}
-    known = {rank: rollups.load(run.store, rank, identity[rank]) for rank in ranks}
+def make(run: Run, ranks: Collection[int], rollups: Rollups) -> Records:
+    """The results about some ranks, computed from their events, unless all of a function are kept already."""
     part = run.only(ranks)
     part.from_events = True
     # The steps of other ranks may go further: the result is the same for every range that has all steps of a rank.
     scope = _default.in_run(part) if _window(part) == _window(run) else replace(_default, steps=(0, 0))
-    for kept in _kept.values():
-        if all(known[rank].get(kept.name, [None])[0] == kept.version for rank in ranks):
-            continue
-        found = kept.function(part, scope.only_ranks() if kept.any_window else scope)
-        for rank in ranks:
-            value = kept.codec.encode(found[rank]) if rank in found else None
-            known[rank][kept.name] = [kept.version, value]
-    for rank in ranks:
-        made[rank] = known[rank]
-        rollups.save(run.store, rank, identity[rank], known[rank])
-    return made
+    results: Records = {}
+    for name, spec in _specs.items():
+        if not rollups.of(spec).keys() >= set(ranks):
+            records = spec.function(part, scope.only_ranks() if spec.any_window else scope)
+            results[name] = {rank: records.get(rank) for rank in ranks}
+    return results

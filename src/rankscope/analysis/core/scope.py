@@ -8,7 +8,7 @@ from dataclasses import field, replace
 import numpy as np
 
 from rankscope.analysis.core.machine import Machine
-from rankscope.analysis.core.rollups import keep_in
+from rankscope.analysis.core.rollups import set_default_scope
 from rankscope.analysis.core.run_steps import Columns, all_steps
 from rankscope.analysis.core.selection import Selection
 from rankscope.errors import UsageError
@@ -60,7 +60,7 @@ class Scope(Selection):
                 )
 
 
-keep_in(Scope())
+set_default_scope(Scope())
 
 
 def steps_in_scope(run: Run, scope: Scope) -> Columns:

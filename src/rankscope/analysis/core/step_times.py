@@ -187,7 +187,7 @@ class RankCycles:
     end: Ints
 
 
-@kept_per_rank("cycles", RankCycles, version=1)
+@kept_per_rank("cycles", RankCycles)
 def _rank_cycles(run: Run, scope: Scope) -> dict[int, RankCycles]:
     """Each cycle from the first start to the last end of its GPU events; of a rank without GPU, of its ops."""
     sql = f"""SELECT rank::BIGINT AS rank, min(start_ns) AS start, max(start_ns + greatest(dur_ns, 0)) AS end

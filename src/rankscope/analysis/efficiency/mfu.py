@@ -152,7 +152,7 @@ class RankKernelTime:
     """Launched by a CUDA graph."""
 
 
-@kept_per_rank("kernel_time", RankKernelTime, version=1, any_window=True)
+@kept_per_rank("kernel_time", RankKernelTime, any_window=True)
 def rank_kernel_time(run: Run, scope: Scope) -> dict[int, RankKernelTime]:
     """Of the ranks with such kernels."""
     # Names are matched by DuckDB, once each: a run may have a million.

@@ -131,7 +131,7 @@ class RankMemory:
     steps: tuple[StepMemory, ...]
 
 
-@kept_per_rank("memory", RankMemory, version=1, any_window=True)
+@kept_per_rank("memory", RankMemory, any_window=True)
 def rank_memory(run: Run, scope: Scope) -> dict[int, RankMemory]:
     """Of the ranks with [memory] events."""
     found: dict[int, list[StepMemory]] = {}

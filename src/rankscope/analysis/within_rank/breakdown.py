@@ -124,7 +124,7 @@ class RankParts:
                 yield _row(rank, step, dict(zip(columns, own, strict=True)))
 
 
-@kept_per_rank("breakdown", RankParts, version=1)
+@kept_per_rank("breakdown", RankParts)
 def rank_parts(run: Run, scope: Scope) -> dict[int, RankParts]:
     """Of the ranks that have a window. One at a time, to hold the events of one rank in memory."""
     found = {}

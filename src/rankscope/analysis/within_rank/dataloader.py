@@ -58,7 +58,7 @@ class RankWaits:
     has_gpu: bool
 
 
-@kept_per_rank("dataloader", RankWaits, version=1)
+@kept_per_rank("dataloader", RankWaits)
 def rank_waits(run: Run, scope: Scope) -> dict[int, RankWaits]:
     """Of the ranks that wait."""
     idle = idle_by_rank(run, scope)

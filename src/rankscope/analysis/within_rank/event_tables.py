@@ -185,7 +185,7 @@ class RankCopies:
     sums: tuple[CopySum, ...]
 
 
-@kept_per_rank("copies", RankCopies, version=1)
+@kept_per_rank("copies", RankCopies)
 def _rank_copies(run: Run, scope: Scope) -> dict[int, RankCopies]:
     found: dict[int, list[CopySum]] = {}
     for rank, *row in run.rows(

@@ -119,7 +119,7 @@ class RankState:
     gpus: tuple[GpuState, ...]
 
 
-@kept_per_rank("gpu_state", RankState, version=1)
+@kept_per_rank("gpu_state", RankState)
 def gpu_states(run: Run, scope: Scope) -> dict[int, RankState]:
     """By rank, for ranks whose GPUs a log covers."""
     logged = {entry.rank for entry in run.used if entry.format == FORMAT} & set(scope.ranks_in(run))

@@ -77,7 +77,7 @@ class RankIdle:
     devices: tuple[DeviceSums, ...]
 
 
-@kept_per_rank("idle", RankIdle, version=1)
+@kept_per_rank("idle", RankIdle)
 def rank_idle(run: Run, scope: Scope) -> dict[int, RankIdle]:
     """Of the ranks with GPU events and a window."""
     found: dict[int, list[DeviceSums]] = {}

@@ -103,7 +103,7 @@ class RankGaps:
     groups: tuple[NamedGap, ...]
 
 
-@kept_per_rank("gaps", RankGaps, version=1)
+@kept_per_rank("gaps", RankGaps)
 def rank_gaps(run: Run, scope: Scope) -> dict[int, RankGaps]:
     """Of the ranks with GPU events and a window."""
     found: dict[int, list[NamedGap]] = {}

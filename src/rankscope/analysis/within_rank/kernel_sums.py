@@ -33,7 +33,7 @@ class RankKernels:
     """None where there are too many names."""
 
 
-@kept_per_rank("kernels", RankKernels, version=2)
+@kept_per_rank("kernels", RankKernels)
 def _rank_kernels(run: Run, scope: Scope) -> dict[int, RankKernels]:
     ranks = scope.ranks_in(run)
     if len(name_codes(run, "kernel")) > _MOST_NAMES:

@@ -66,7 +66,7 @@ class RankQueues:
     """Those that have no launch in the file."""
 
 
-@kept_per_rank("launches", RankQueues, version=1)
+@kept_per_rank("launches", RankQueues)
 def rank_queues(run: Run, scope: Scope) -> dict[int, RankQueues]:
     """By rank."""
     found = {}

@@ -265,7 +265,7 @@ class RankWork:
     has_device_time: bool
 
 
-@kept_per_rank("op_work", RankWork, version=1)
+@kept_per_rank("op_work", RankWork)
 def rank_work(run: Run, scope: Scope) -> dict[int, RankWork]:
     """Of the ranks with counted calls."""
     work = op_work(run, scope)

@@ -72,7 +72,7 @@ class RankOverlap:
     """All together, then by kind of collective."""
 
 
-@kept_per_rank("overlap", RankOverlap, version=1)
+@kept_per_rank("overlap", RankOverlap)
 def rank_overlap(run: Run, scope: Scope) -> dict[int, RankOverlap]:
     """Of the ranks with GPU events."""
     found = {}

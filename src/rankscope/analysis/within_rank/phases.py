@@ -119,7 +119,7 @@ class RankPhases:
         ]
 
 
-@kept_per_rank("phases", RankPhases, version=1)
+@kept_per_rank("phases", RankPhases)
 def rank_phases(run: Run, scope: Scope) -> dict[int, RankPhases]:
     """By rank."""
     return {rank: _phases_of(run, rank, scope) for rank in ranks_in(run, scope)}

@@ -91,7 +91,7 @@ class RankOverhead:
     """0 without steps."""
 
 
-@kept_per_rank("overhead", RankOverhead, version=1)
+@kept_per_rank("overhead", RankOverhead)
 def rank_overhead(run: Run, scope: Scope) -> dict[int, RankOverhead]:
     """Of the ranks with overhead events."""
     if not any(category.lower() == "overhead" for category in slice_counts(run, Scope())):

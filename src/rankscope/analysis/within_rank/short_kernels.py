@@ -73,7 +73,7 @@ class RankShort:
         return GroupSums(None, *(sum(column) for column in columns))
 
 
-@kept_per_rank("short", RankShort, version=1)
+@kept_per_rank("short", RankShort)
 def rank_short(run: Run, scope: Scope) -> dict[int, RankShort]:
     """By op, of the ranks with compute kernels."""
     return _by_launcher(run, scope, "op")

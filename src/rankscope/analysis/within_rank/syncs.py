@@ -63,7 +63,7 @@ class RankSyncs:
     """The length of the window; 0 without GPU events."""
 
 
-@kept_per_rank("syncs", RankSyncs, version=1)
+@kept_per_rank("syncs", RankSyncs)
 def rank_syncs(run: Run, scope: Scope) -> dict[int, RankSyncs]:
     """Of the ranks that have such calls."""
     idle = idle_by_rank(run, scope)

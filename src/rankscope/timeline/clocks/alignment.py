@@ -1,30 +1,26 @@
 """Offset and drift of each rank's clock, with their errors.
 
 Ranks leave an all_reduce at the same time, and so most other collectives; the differences of the recorded end times
-are those of the clocks (`fit`). Ranks that share no collective with the others keep their wall clock. The result is
-stored in clocks.json, which may be deleted.
+are those of the clocks (`fit`). Ranks that share no collective with the others keep their wall clock. The store keeps
+the result (store.derived).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import cached_property
 from math import ceil
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
-from rankscope.model import FORMAT_VERSION
 from rankscope.records import dataclass
-from rankscope.store.checksums import read_checked_json, write_checked_json
+from rankscope.store.derived import CLOCKS, Table
 from rankscope.store.layout import SegmentEntry
 
 if TYPE_CHECKING:
     from rankscope.timeline.clocks.fit import Fit
     from rankscope.timeline.collectives.entries import Collectives
-
-CLOCKS_FILE = "clocks.json"
-_VERSION = 3
 
 Method = Literal["reference", "collectives", "wall clock"]
 
@@ -82,6 +78,9 @@ class Clocks:
 
     def of(self, rank: int) -> RankClock:
         return self._by_rank[rank]
+
+
+_KEPT = Table[Clocks](CLOCKS, Clocks, __name__, "rankscope.timeline.collectives.loading")
 
 
 def wall_clocks(ranks: Sequence[int]) -> Clocks:
@@ -182,30 +181,13 @@ def _without_error(clock: RankClock, fitted: Fit, i: int, assumed_ns: int) -> Ra
 
 def load(store: Path, segments: Sequence[SegmentEntry]) -> Clocks | None:
     """The stored clocks, if they were measured from these files; else None."""
-    try:
-        content = read_checked_json(store / CLOCKS_FILE)
-        if content["version"] != _VERSION or content["segments"] != _key(segments):
-            return None
-        return Clocks(tuple(RankClock(**entry) for entry in content["ranks"]))
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
+    return _KEPT.load(store, _cache_key(segments))
 
 
 def save(clocks: Clocks, store: Path, segments: Sequence[SegmentEntry]) -> None:
     """Store the clocks. With a read-only store they are measured again each time."""
-    content = {
-        "version": _VERSION,
-        "segments": _key(segments),
-        "ranks": [asdict(clock) for clock in clocks.ranks],
-    }
-    try:
-        write_checked_json(store / CLOCKS_FILE, content)
-    except OSError:
-        return
+    _KEPT.save(store, _cache_key(segments), clocks)
 
 
-def _key(segments: Sequence[SegmentEntry]) -> list[list[Any]]:
-    return [
-        [e.rank, e.segment, FORMAT_VERSION, e.manifest["source"]["bytes"], e.manifest["source"]["mtime_ns"]]
-        for e in segments
-    ]
+def _cache_key(segments: Sequence[SegmentEntry]) -> list[tuple[int, int, str]]:
+    return [(entry.rank, entry.segment, entry.build) for entry in segments]

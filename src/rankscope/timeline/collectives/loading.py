@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from rankscope.collective_kinds import KINDS, POINT_TO_POINT
 from rankscope.store.arrays import NONE, Ints, number_rows
+from rankscope.store.derived import COLLECTIVES, Table
 from rankscope.store.layout import SegmentEntry
 from rankscope.store.separate_runs import SESSION_GAP_NS, end_unix_ns, has_wall_clock, job_of, runs_among
 from rankscope.timeline.collectives.entries import Collectives
@@ -30,6 +32,20 @@ _DTYPE_BYTES = {
     "bfloat16": 2, "int16": 2, "int8": 1, "uint8": 1, "bool": 1, "bytes": 1,
 }  # fmt: skip
 """NCCL's own files have sizes in bytes, without a type."""
+_KEPT = Table[Collectives](COLLECTIVES, Collectives, __name__)
+_LEAST_KEPT = 20_000
+"""Fewer are read from the tables as quickly; to read and match those of 1,024 ranks takes seconds."""
+
+
+def kept_collectives(store: Path, cache_key: list[Any]) -> Collectives | None:
+    """The matched collectives that the store keeps of these files at these places on the time axis."""
+    return _KEPT.load(store, cache_key)
+
+
+def keep_collectives(store: Path, cache_key: list[Any], rows: Collectives) -> None:
+    """Keep those of a run that has many."""
+    if len(rows.rank) >= _LEAST_KEPT:
+        _KEPT.save(store, cache_key, rows)
 
 
 def matched_collectives(found: Collectives, segments: Sequence[SegmentEntry]) -> Collectives:

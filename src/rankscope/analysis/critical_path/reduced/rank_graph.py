@@ -52,7 +52,7 @@ class RankGraph:
     """GPU events without a launch in the file."""
 
 
-@kept_per_rank("graph", RankGraph, version=1)
+@kept_per_rank("graph", RankGraph)
 def rank_graphs(run: Run, scope: Scope) -> dict[int, RankGraph]:
     """Ranks with events in the window."""
     found: dict[int, RankGraph] = {}

@@ -13,7 +13,7 @@ from urllib.parse import unquote
 from rankscope.errors import StoreError
 from rankscope.files import create_json
 from rankscope.host import user_name
-from rankscope.viewer.answers import Answer, Route, integer
+from rankscope.viewer.answers import Answer, integer
 from rankscope.viewer.session import Session
 
 _ENDING = ".marks.rankscope.json"
@@ -23,14 +23,7 @@ _LONGEST_NAME = 200
 _MOST_TRIES = 1000
 
 
-def routes(session: Session) -> dict[str, Route]:
-    return {
-        "marks": lambda query: kept_marks(session),
-        "keep-marks": lambda query: keep_marks(session, query),
-    }
-
-
-def kept_marks(session: Session) -> Answer:
+def kept_marks(session: Session, query: dict[str, str]) -> Answer:
     """The files with marks beside the run, oldest first."""
     files = []
     for path in sorted(path for path in _folder(session).glob(f"*{_ENDING}") if path.is_file()):
@@ -40,14 +33,9 @@ def kept_marks(session: Session) -> Answer:
             files.append(
                 {"file": path.name, "by": str(content["by"]), "kept": str(content["kept"]), "marks": marks}
             )
-        except (
-            OSError,
-            ValueError,
-            KeyError,
-            TypeError,
-        ):  # not one of ours, or damaged: the others are shown
-            continue
-    return {"files": sorted(files, key=lambda one: one["kept"])}
+        except (OSError, ValueError, KeyError, TypeError):
+            continue  # not one of ours, or damaged: the others are shown
+    return {"files": sorted(files, key=lambda file: file["kept"])}
 
 
 def keep_marks(session: Session, query: dict[str, str]) -> Answer:

@@ -1,0 +1,186 @@
+"""Collectives: the track of a rank, how long each of their slices waited, and one of them on all its ranks."""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rankscope.analysis.core.collective_waits import Waits, waits
+from rankscope.collective_kinds import KINDS as COLLECTIVE_KINDS
+from rankscope.store.arrays import NONE, Ints
+from rankscope.timeline.collectives.groups import Group
+from rankscope.timeline.run import Run
+from rankscope.units import format_bytes, format_ns
+from rankscope.viewer.answers import Answer, integers
+from rankscope.viewer.lanes import KINDS, Lanes, build_pyramid
+from rankscope.viewer.session import Session
+
+COMMUNICATION = -1
+"""The number of this track; those of the store begin at 0."""
+
+
+@dataclass(frozen=True)
+class CollectiveSlices:
+    """By slice, in order of `key`: how long it waits at its start, the number of its match, the rank it waits for."""
+
+    key: Ints
+    wait: Ints
+    match: Ints
+    last: Ints
+
+    def columns(self, segment: Ints, id: Ints) -> dict[str, NDArray[np.float64]]:
+        """Of these slices, if any is a matched collective; no wait and no match for those that are not."""
+        key = _key(segment, id)
+        at = np.minimum(np.searchsorted(self.key, key), max(len(self.key) - 1, 0))
+        matched = self.key[at] == key if len(self.key) else np.zeros(len(key), dtype=bool)
+        if not matched.any():
+            return {}
+        columns = {"wait": (self.wait, 0), "match": (self.match, NONE), "last": (self.last, NONE)}
+        return {
+            name: np.where(matched, values[at], none).astype(np.float64)
+            for name, (values, none) in columns.items()
+        }
+
+
+def collective_slices(session: Session, rank: int) -> CollectiveSlices:
+    """Of the collectives of a rank that are matched with those of other ranks."""
+    return session.once(("collectives", rank), lambda: _collective_slices(session.run, rank))
+
+
+def _collective_slices(run: Run, rank: int) -> CollectiveSlices:
+    waited = waits(run)
+    rows = waited.rows
+    mine = np.flatnonzero((rows.rank == rank) & (rows.match != NONE))
+    key = _key(rows.segment[mine], rows.slice[mine])
+    mine, key = mine[order := np.argsort(key)], key[order]
+    last = waited.last[rows.match[mine]]
+    return CollectiveSlices(
+        key=key,
+        wait=np.maximum(waited.wait[mine], 0),
+        match=rows.match[mine],
+        last=np.where(last == NONE, NONE, rows.rank[last]),
+    )
+
+
+def _key(segment: Ints, id: Ints) -> Ints:
+    return (segment.astype(np.int64) << 48) + id
+
+
+def communication(session: Session, rank: int) -> Lanes:
+    """The collectives of a rank as a track."""
+    if rank not in session.run.ranks:
+        raise ValueError(f"the run has no rank {rank}")
+    return session.once(("communication", rank), lambda: _communication(session.run, rank))
+
+
+def _communication(run: Run, rank: int) -> Lanes:
+    """Those that overlap are in separate rows. A name is the kind and the group."""
+    entries = run.collectives.pick(run.collectives.rank == rank)
+    order = np.lexsort((entries.end, entries.start))
+    start, end = entries.start[order], np.maximum(entries.end[order], entries.start[order])
+    row = _rows(start, end)
+    order, start, end = order[by := np.lexsort((start, row))], start[by], end[by]
+    row = row[by]
+    labels = entries.kind[order] * (len(entries.groups) + 1) + entries.group[order]
+    distinct, name = np.unique(labels, return_inverse=True)
+    first = np.flatnonzero(np.diff(row, prepend=-1))
+    lanes = np.column_stack(
+        [np.full(len(first), COMMUNICATION), row[first], first, np.append(first[1:], len(row))[: len(first)]]
+    )
+    duration = end - start
+    return Lanes(
+        start=start,
+        duration=duration,
+        id=entries.slice[order],
+        name=name.reshape(-1).astype(np.int32),
+        kind=np.full(len(order), KINDS.index("comm"), dtype=np.uint8),
+        names=[_label(int(label), entries.groups) for label in distinct],
+        lanes=lanes.astype(np.int64),
+        levels=build_pyramid(duration),
+        segment=entries.segment[order],
+    )
+
+
+def _label(label: int, groups: tuple[Group, ...]) -> str:
+    kind, group = divmod(label, len(groups) + 1)
+    return f"{COLLECTIVE_KINDS[kind]} {groups[group].description or groups[group].name}"
+
+
+def _rows(start: Ints, end: Ints) -> Ints:
+    """For each interval, in order of start, the first row that is free."""
+    row = np.zeros(len(start), dtype=np.int64)
+    busy: list[tuple[int, int]] = []
+    free: list[int] = []
+    for at, (begin, stop) in enumerate(zip(start.tolist(), end.tolist(), strict=True)):
+        while busy and busy[0][0] <= begin:
+            heapq.heappush(free, heapq.heappop(busy)[1])
+        row[at] = heapq.heappop(free) if free else len(busy)
+        heapq.heappush(busy, (stop, int(row[at])))
+    return row
+
+
+def collective(session: Session, query: dict[str, str]) -> Answer:
+    """The collective that a slice belongs to: one row per rank, in order of arrival."""
+    rank, segment, id = integers(query, "rank", "segment", "id")
+    with session.database() as run:
+        waited = waits(run)
+    rows = waited.rows
+    mine = np.flatnonzero((rows.rank == rank) & (rows.segment == segment) & (rows.slice == id))
+    if len(mine) == 0:
+        raise ValueError("this slice is not a collective")
+    match = int(rows.match[mine[0]])
+    return _described(waited, mine) if match == NONE else describe_match(waited, match)
+
+
+def describe_match(waited: Waits, match: int) -> dict[str, Any]:
+    """A matched collective: one row per rank, in order of arrival."""
+    return _described(waited, np.flatnonzero(waited.rows.match == match))
+
+
+def _described(waited: Waits, members: Ints) -> dict[str, Any]:
+    rows = waited.rows
+    match = int(rows.match[members[0]])
+    members = members[np.argsort(rows.start[members], kind="stable")]
+    last = int(waited.last[match]) if match != NONE else NONE
+    first = int(rows.start[members[0]])
+    peers = [
+        {
+            "rank": int(rows.rank[at]),
+            "segment": int(rows.segment[at]),
+            "id": int(rows.slice[at]),
+            "track": int(rows.track[at]),
+            "start_ns": int(rows.start[at]),
+            "dur_ns": int(rows.end[at] - rows.start[at]),
+            "arrives_ns": int(rows.start[at]) - first,
+            "wait_ns": None if waited.wait[at] == NONE else int(waited.wait[at]),
+        }
+        for at in members.tolist()
+    ]
+    return {
+        "title": f"{COLLECTIVE_KINDS[rows.kind[members[0]]]} {'' if match == NONE else f'#{match}'}".strip(),
+        "text": _describe(waited, int(members[0]), match, len(members)),
+        "last": None if last == NONE else int(rows.rank[last]),
+        "rows": peers,
+    }
+
+
+def _describe(waited: Waits, at: int, match: int, ranks: int) -> str:
+    rows = waited.rows
+    group = rows.groups[rows.group[at]]
+    words = [f"group {group.description or group.name}"] if group.is_named else []
+    if group.size and group.size != ranks:
+        words.append(f"{ranks} of {group.size} ranks are in this run")
+    if rows.bytes[at] != NONE:
+        words.append(format_bytes(int(rows.bytes[at])))
+    if match == NONE:
+        return ", ".join([*words, "not matched with other ranks"])
+    transfer = int(waited.transfer[match])
+    if transfer != NONE:
+        words.append(f"transfer {format_ns(transfer)}")
+        if rows.bytes[at] != NONE and transfer > 0:
+            words.append(f"{rows.bytes[at] / transfer:.3g} GB/s")
+    return ", ".join(words)
