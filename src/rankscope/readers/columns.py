@@ -5,12 +5,14 @@ A column that only few events have is sparse: the indices of those events, and a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from rankscope import native
 
 Codes = NDArray[np.int32]
 Numbers = NDArray[np.int64]
@@ -77,6 +79,15 @@ def joined_texts(texts: Iterable[bytes | None]) -> tuple[bytes, NDArray[np.uint3
         pieces += (len(text).to_bytes(4, "little"), text)
         size += 4 + len(text)
     return b"".join(pieces), np.array(offsets, dtype=np.uint32)
+
+
+def distinct_rows(columns: Sequence[Numbers]) -> tuple[Codes, Codes]:
+    """For each row which of the distinct rows it is, and where each distinct row occurs first."""
+    if native.functions is not None:
+        codes, firsts = native.functions.distinct_rows(tuple(map(np.ascontiguousarray, columns)))
+        return np.frombuffer(codes, np.int32), np.frombuffer(firsts, np.int32)
+    _, first, inverse = np.unique(np.stack(columns, axis=1), axis=0, return_index=True, return_inverse=True)
+    return inverse.reshape(-1).astype(np.int32), first.astype(np.int32)
 
 
 @dataclass(frozen=True)

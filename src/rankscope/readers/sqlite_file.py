@@ -5,12 +5,17 @@ from __future__ import annotations
 import os
 import sqlite3
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import closing, suppress
+from operator import index
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+import numpy as np
+
 from rankscope.errors import ReadError
+from rankscope.readers.columns import NULL, Numbers
 from rankscope.sql import sql_name
 
 SQLITE_MAGIC = b"SQLite format 3\x00"
@@ -21,6 +26,8 @@ _MOST_SECONDS = 300
 """For one statement. Reading a batch of rows takes less than one."""
 _STEPS_BETWEEN_CHECKS = 1_000_000
 _MOST_RANGES = 100_000
+_ROWS_AT_ONCE = 20_000
+"""As Python objects, ten times as large as in columns."""
 
 ROWID = "rowid"
 Rows = Callable[..., list[tuple[Any, ...]]]
@@ -48,6 +55,13 @@ def connect(path: Path) -> sqlite3.Connection:
     connection.execute("PRAGMA trusted_schema = OFF")
     limit_time(connection)
     return connection
+
+
+def text_of(value: Any) -> str:
+    """A value as text; bytes that are not UTF-8 are replaced."""
+    return (
+        value.decode("utf-8", "replace") if isinstance(value, bytes) else "" if value is None else str(value)
+    )
 
 
 def limit_time(connection: sqlite3.Connection) -> None:
@@ -96,3 +110,30 @@ def row_ranges(rows: Rows, table: str, size: int) -> Iterator[tuple[int, int]]:
         low = last + 1
         if not dense and low <= high:
             ((low,),) = rows(f"SELECT min(rowid) FROM {sql_name(table)} WHERE rowid >= ?", (low,))
+
+
+def read_columns(
+    path: Path, sql: str, parameters: Sequence[object], names: Sequence[str], texts: Collection[str]
+) -> tuple[dict[str, Any], list[Any]]:
+    """The columns of a SELECT by name, over a new connection, so that threads can read in parallel.
+
+    Texts are as sqlite gives them. Other columns are numbers, and what is none is NULL there; those values follow.
+    """
+    pieces: dict[str, list[Any]] = {name: [] for name in names}
+    others: list[Any] = []
+    with closing(connect(path)) as connection:
+        cursor = connection.execute(sql, parameters)
+        while rows := cursor.fetchmany(_ROWS_AT_ONCE):
+            for name, values in zip(names, zip(*rows, strict=True), strict=True):
+                pieces[name].append(
+                    np.fromiter(values, object, len(values)) if name in texts else _numbers(values, others)
+                )
+    kinds = {name: object if name in texts else np.int64 for name in names}
+    return {name: np.concatenate([np.empty(0, kinds[name]), *pieces[name]]) for name in names}, others
+
+
+def _numbers(values: Sequence[Any], others: list[Any]) -> Numbers:
+    with suppress(TypeError, ValueError, OverflowError):
+        return np.fromiter(map(index, values), np.int64, len(values))
+    others += [value for value in values if value is not None and not isinstance(value, int)]
+    return np.array([value if isinstance(value, int) else NULL for value in values], dtype=np.int64)

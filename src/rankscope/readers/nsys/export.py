@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from contextlib import closing
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from rankscope.readers.sqlite_file import (
     damaged_sqlite,
     limit_time,
     refuse_truncated,
+    text_of,
 )
 from rankscope.sql import sql_name
 
@@ -73,10 +73,6 @@ class NsysExport:
 
     def has(self, table: str, *columns: str) -> bool:
         return table in self.tables and all(column in self.tables[table] for column in columns)
-
-    def text(self, value: Any) -> str:
-        """A text value; bytes that are not UTF-8 are replaced."""
-        return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
 
     @cached_property
     def looks_like_a_profile(self) -> bool:
@@ -135,7 +131,7 @@ class NsysExport:
         if not self.has(table, "name", "value"):
             return ""
         found = self.rows(f"SELECT value FROM {table} WHERE name = ? LIMIT 1", (name,))
-        return self.text(found[0][0]) if found else ""
+        return text_of(found[0][0]) if found else ""
 
     def _find_tables(self) -> dict[str, frozenset[str]]:
         """Raises an error for a view with the name of a table: it may compute anything, for any time."""
@@ -144,13 +140,13 @@ class NsysExport:
         )
         tables = {}
         for raw, is_table in names.fetchall():
-            name = self.text(raw)
+            name = text_of(raw)
             if not is_table:
                 if _NAMES_OF_NSYS.fullmatch(name):
                     raise not_a_table(self.path, name)
                 continue
             columns = self._connection.execute(f"PRAGMA table_info({sql_name(name)})").fetchall()
-            tables[name] = frozenset(self.text(column[1]) for column in columns)
+            tables[name] = frozenset(text_of(column[1]) for column in columns)
         return tables
 
 
@@ -178,10 +174,3 @@ def not_a_table(path: Path, name: str) -> ReadError:
 
 def damaged(path: Path, error: Exception) -> ReadError:
     return damaged_sqlite(path, error, _AGAIN)
-
-
-def run_once(path: Path, sql: str, parameters: Sequence[object] = ()) -> Any:
-    """The first value of a query, over a new connection, so that threads can read in parallel."""
-    with closing(connect(path)) as connection:
-        row = connection.execute(sql, parameters).fetchone()
-    return row[0] if row else None

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from rankscope.capture.rank import SINGLE, Identity, detect
 from rankscope.readers.base import rank_from_name
 from rankscope.readers.nsys.export import PID, NsysExport
+from rankscope.readers.sqlite_file import text_of
 
 FROM_ENVIRONMENT = "recorded environment"
 FROM_MPI = "MPI rank"
@@ -112,10 +113,10 @@ def _of_the_command(export: NsysExport) -> list[dict[str, str]]:
         rows = export.rows(
             "SELECT value FROM META_DATA_CAPTURE WHERE name LIKE 'PROCESS_%ENVIRONMENT_VARIABLE'"
         )
-        found.append(_variables((export.text(value) for (value,) in rows), quoted=True))
+        found.append(_variables((text_of(value) for (value,) in rows), quoted=True))
     if export.has("TARGET_INFO_SYSTEM_ENV", "name", "value"):
         rows = export.rows("SELECT value FROM TARGET_INFO_SYSTEM_ENV WHERE name = 'DeviceEnvironment'")
-        found += [_variables(export.text(value).split(";")) for (value,) in rows]
+        found += [_variables(text_of(value).split(";")) for (value,) in rows]
     return found
 
 
@@ -125,7 +126,7 @@ def _of_processes(export: NsysExport) -> list[dict[str, str]]:
     They include processes that only ran on the same machine: of another rank or another job.
     """
     rows = export.rows("SELECT value FROM StringIds WHERE instr(CAST(value AS BLOB), x'00') > 0 ORDER BY id")
-    return [_variables(export.text(value).split("\0")) for (value,) in rows]
+    return [_variables(text_of(value).split("\0")) for (value,) in rows]
 
 
 def _variables(lines: Iterable[str], quoted: bool = False) -> dict[str, str]:
@@ -262,7 +263,7 @@ def _command(export: NsysExport) -> list[str]:
     if not export.has("META_DATA_CAPTURE", "name", "value"):
         return []
     rows = {
-        export.text(name): export.text(value)
+        text_of(name): text_of(value)
         for name, value in export.rows(
             "SELECT name, value FROM META_DATA_CAPTURE WHERE name LIKE 'PROCESS_0:COMMAND' "
             "OR name LIKE 'PROCESS_0:ARGUMENT_%'"
@@ -291,7 +292,7 @@ def _mpi_ranks(export: NsysExport) -> dict[int, int]:
             f"SELECT {PID.format('globalTid')}, text FROM NVTX_EVENTS "
             f"WHERE eventType = {_THREAD_NAME} AND text LIKE 'MPI Rank %'"
         )
-        matches = ((pid, _MPI_RANK.match(export.text(text))) for pid, text in rows)
+        matches = ((pid, _MPI_RANK.match(text_of(text))) for pid, text in rows)
         ranks.update({pid: int(match[1]) for pid, match in matches if match})
     return ranks
 

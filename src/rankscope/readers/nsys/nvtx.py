@@ -11,7 +11,7 @@ from rankscope.model import CROSSING_RANGES, UNFINISHED_STEP
 from rankscope.readers.base import usable_time
 from rankscope.readers.nsys.export import PID, TID, NsysExport
 from rankscope.readers.nsys.table_source import ROW, Source, arguments, number, text
-from rankscope.readers.sqlite_file import ROWID
+from rankscope.readers.sqlite_file import ROWID, text_of
 from rankscope.sql import sql_text
 
 PUSH_POP = (59, 70)
@@ -183,7 +183,7 @@ def _domains(export: NsysExport) -> str:
             f"WHERE e.eventType = {DOMAIN_CREATE} AND name IS NOT NULL ORDER BY e.start"
         )
         for pid, domain, name in rows:
-            named.setdefault((pid, domain), export.text(name))
+            named.setdefault((pid, domain), text_of(name))
     values = [f"({pid}, {domain}, {sql_text(name)})" for (pid, domain), name in named.items()]
     table = ", ".join(values) or "(NULL::BIGINT, NULL::BIGINT, NULL::VARCHAR)"
     return (

@@ -20,7 +20,7 @@ from rankscope.errors import ReadError
 from rankscope.files import unique_name
 from rankscope.readers.nsys.export import NsysExport, damaged, open_export
 from rankscope.readers.nsys.identity import recorded_environments
-from rankscope.readers.sqlite_file import SQLITE_ERRORS
+from rankscope.readers.sqlite_file import SQLITE_ERRORS, text_of
 from rankscope.sql import sql_name
 from rankscope.text.redaction import redacted, redacted_command, secrets_of
 
@@ -77,7 +77,7 @@ def _commands(export: NsysExport) -> list[dict[int, str]]:
             "WHERE name LIKE '%:COMMAND' OR name LIKE '%:ARGUMENT\\_%' ESCAPE '\\' ORDER BY rowid"
         )
         for row, name, value in rows:
-            commands.setdefault(export.text(name).partition(":")[0], {})[row] = export.text(value)
+            commands.setdefault(text_of(name).partition(":")[0], {})[row] = text_of(value)
     return list(commands.values())
 
 

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rankscope import native
 from rankscope.capture.rank import SINGLE, detect
 from rankscope.collective_kinds import kind_of
 from rankscope.model import CROSSING_RANGES, MEMORY_ARGS, SHAPE_ARGS
@@ -28,6 +27,7 @@ from rankscope.readers.columns import (
     Numbers,
     SharedTexts,
     Texts,
+    distinct_rows,
 )
 
 FORMAT = "rocprof"
@@ -240,7 +240,7 @@ def event_columns(
 ) -> EventColumns:
     """An event for each record. `event` is called once for each distinct combination of the key columns."""
     start, end = (_time(records[name]) for name in ("start", "end"))
-    codes, firsts = _distinct([records[name] for name in keys])
+    codes, firsts = distinct_rows([records[name] for name in keys])
     chosen = zip(*(records[name][firsts].tolist() for name in keys), strict=True)
     events = [event(*row) for row in chosen]
     pool: dict[str, int] = {}
@@ -293,16 +293,6 @@ def _time(times: Numbers) -> Numbers:
 def _arguments(args: Mapping[str, Any]) -> str | None:
     known = {key: value for key, value in args.items() if value is not None and value != NULL}
     return json.dumps(known, separators=(",", ":"), ensure_ascii=False) if known else None
-
-
-def _distinct(columns: Sequence[Numbers]) -> tuple[Codes, Codes]:
-    """For each row which of the distinct rows it is, and where each distinct row occurs first."""
-    if native.functions is not None:
-        found = native.functions.distinct_rows(tuple(map(np.ascontiguousarray, columns)))
-        codes, firsts = (np.frombuffer(one, np.int32) for one in found)
-        return codes, firsts
-    _, first, inverse = np.unique(np.stack(columns, axis=1), axis=0, return_index=True, return_inverse=True)
-    return inverse.reshape(-1).astype(np.int32), first.astype(np.int32)
 
 
 def _codes(pool: dict[str, int], texts: Iterable[str | None]) -> Codes:

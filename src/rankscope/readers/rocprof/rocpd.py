@@ -14,7 +14,6 @@ from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import chain, islice
-from operator import index
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -48,8 +47,10 @@ from rankscope.readers.sqlite_file import (
     connect,
     damaged_sqlite,
     limit_time,
+    read_columns,
     refuse_truncated,
     row_ranges,
+    text_of,
 )
 from rankscope.readers.sqlite_pages import PageFile, Piece, TablePages, find_table, open_pages
 from rankscope.sql import sql_name
@@ -112,12 +113,12 @@ class RocpdFile:
         names = self._connection.execute(
             "SELECT name FROM sqlite_master WHERE type = 'table' AND rootpage > 0 AND name LIKE 'rocpd%'"
         )
-        found = (_text(name) for (name,) in names.fetchall())
+        found = (text_of(name) for (name,) in names.fetchall())
         return {name: self._columns(name) for name in found if _TABLE.fullmatch(name)}
 
     def _columns(self, table: str) -> frozenset[str]:
         described = self._connection.execute(f"PRAGMA table_info({sql_name(table)})").fetchall()
-        return frozenset(_text(column[1]) for column in described)
+        return frozenset(text_of(column[1]) for column in described)
 
     @cached_property
     def sets(self) -> list[TableSet]:
@@ -156,13 +157,13 @@ class TableSet:
     def strings(self) -> dict[int, str]:
         """By id."""
         short = f"length(CAST(string AS BLOB)) < {_LONGEST_TEXT}"
-        return {number: _text(text) for number, text in self.rows("string", "id", "string", where=short)}
+        return {number: text_of(text) for number, text in self.rows("string", "id", "string", where=short)}
 
     @cached_property
     def categories(self) -> dict[int, str]:
         """Kinds of events: of schema 4 in a table of their own."""
         told = self.rows("info_category", "id", "name")
-        return {number: _text(name) for number, name in told} if told else self.strings
+        return {number: text_of(name) for number, name in told} if told else self.strings
 
     @cached_property
     def markers(self) -> str:
@@ -175,7 +176,7 @@ class TableSet:
         told = self.rows("info_process", "id", "pid", "command", "environment", "extdata")
         found = [
             RecordedProcess(
-                self, number, pid, _text(command), rank_of(variables, _object(config)), bool(variables)
+                self, number, pid, text_of(command), rank_of(variables, _object(config)), bool(variables)
             )
             for number, pid, command, environment, config in told
             if isinstance(number, int) and isinstance(pid, int)
@@ -187,9 +188,12 @@ class TableSet:
     def agents(self) -> list[tuple[int, dict[str, Any]]]:
         """The GPUs: id, and fields as ROCm names them."""
         told = self.rows("info_agent", "id", "type", "type_index", "product_name", "name", "extdata")
-        gpus = [row for row in told if _text(row[1]) == "GPU" and isinstance(row[0], int)]
+        gpus = [row for row in told if text_of(row[1]) == "GPU" and isinstance(row[0], int)]
         return [
-            (number, {**_object(more), "logical_node_type_id": index, "product_name": _text(product or name)})
+            (
+                number,
+                {**_object(more), "logical_node_type_id": index, "product_name": text_of(product or name)},
+            )
             for place, (number, _, index, product, name, more) in enumerate(gpus)
             for index in ([index if isinstance(index, int) else place])
         ]
@@ -206,7 +210,7 @@ class TableSet:
             "sgpr_count",
         )
         return {
-            number: Kernel(_text(shown or name)[:_LONGEST_TEXT], _sum(vector, accumulation), _sum(scalar))
+            number: Kernel(text_of(shown or name)[:_LONGEST_TEXT], _sum(vector, accumulation), _sum(scalar))
             for number, shown, name, vector, accumulation, scalar in told
         }
 
@@ -272,26 +276,13 @@ class RocpdBatch:
 
     def columns(self) -> EventColumns:
         try:
-            with closing(connect(self.path)) as connection:
-                rows = connection.execute(self.sql, self.parameters).fetchall()
+            columns, others = read_columns(self.path, self.sql, self.parameters, self.names, ("text",))
         except SQLITE_ERRORS as error:
             raise damaged_sqlite(self.path, error, _AGAIN) from error
-        columns = zip(*rows, strict=True) if rows else ((),) * len(self.names)
-        found = {
-            name: values if name == "text" else self._numbers(values)
-            for name, values in zip(self.names, columns, strict=True)
-        }
-        nothing = np.full(len(rows), NULL)
-        return self.events({**dict.fromkeys(self.absent, nothing), **found})
-
-    def _numbers(self, values: Sequence[Any]) -> Numbers:
-        with suppress(TypeError, ValueError, OverflowError):
-            return np.fromiter(map(index, values), np.int64, len(values))
-        for value in values:
-            if value is not None and not isinstance(value, int):
-                self.report.repaired(f"a value that is not a whole number: {str(value)[:40]}")
-        clean = [value if isinstance(value, int) else NULL for value in values]
-        return np.array(clean, dtype=np.int64)
+        for value in others:
+            self.report.repaired(f"a value that is not a whole number: {str(value)[:40]}")
+        nothing = np.full(max(map(len, columns.values()), default=0), NULL)
+        return self.events({**dict.fromkeys(self.absent, nothing), **columns})
 
     def close(self) -> None:
         pass
@@ -444,7 +435,7 @@ class _Sources:
         rows = [name_row("process_name", self.of.pid, 0, self.of.command)] if self.of.command else []
         threads = self.of.tables.rows("info_thread", "pid", "tid", "name")
         rows += [
-            name_row("thread_name", self.of.pid, tid, _text(name))
+            name_row("thread_name", self.of.pid, tid, text_of(name))
             for pid, tid, name in threads
             if name and (pid == self.of.number or self.of.number == NULL)
         ]
@@ -531,7 +522,7 @@ class _Sources:
         if not tables.has("pmc_event", "event_id", "pmc_id", "value"):
             return
         described = {
-            number: (_text(name), self.process.devices.get(agent))
+            number: (text_of(name), self.process.devices.get(agent))
             for number, name, agent in tables.rows("info_pmc", "id", "name", "agent_id")
         }
         for table in ("kernel_dispatch", "sample"):
@@ -716,10 +707,10 @@ def _header(file: RocpdFile, rank: RankProcesses) -> dict[str, Any]:
     header: dict[str, Any] = {"processes": [process.pid for process in rank.processes]}
     if not tables:
         return header
-    told = {_text(tag): _text(value) for tag, value in tables[0].rows("metadata", "tag", "value")}
+    told = {text_of(tag): text_of(value) for tag, value in tables[0].rows("metadata", "tag", "value")}
     header["rocprof"] = {"format": "rocpd", "schema": told.get("schema_version", "")}
     header["deviceProperties"] = device_properties(agent for _, agent in tables[0].agents)
-    hosts = [_text(host) for (host,) in tables[0].rows("info_node", "hostname") if host]
+    hosts = [text_of(host) for (host,) in tables[0].rows("info_node", "hostname") if host]
     if hosts:
         header["host_name"] = hosts[0]
     if len(rank.processes) > 1 and rank.rank.source != FROM_ENVIRONMENT:
@@ -747,7 +738,7 @@ def _rccl_arguments(tables: TableSet) -> dict[int, dict[str, str]]:
     found: dict[int, dict[str, str]] = {}
     for call, name, value in rows:
         if isinstance(call, int):
-            found.setdefault(call, {})[_text(name)] = _text(value)
+            found.setdefault(call, {})[text_of(name)] = text_of(value)
     return found
 
 
@@ -758,22 +749,16 @@ def _row_batches(rows: Iterator[dict[str, Any]]) -> Iterator[RowBatch]:
 
 def _message(extdata: Any) -> str:
     """The text of a roctx range or mark."""
-    return _text(_object(extdata).get("message", ""))[:_LONGEST_TEXT]
+    return text_of(_object(extdata).get("message", ""))[:_LONGEST_TEXT]
 
 
 def _object(value: Any) -> dict[str, Any]:
     """A JSON object in a column; {} if it is none."""
     try:
-        found = json.loads(_text(value)) if value else {}
+        found = json.loads(text_of(value)) if value else {}
     except (ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, bytes):
-        return value.decode("utf-8", "replace")
-    return "" if value is None else str(value)
 
 
 def _sum(*values: Any) -> int | None:
