@@ -1,6 +1,6 @@
 """Readers: one module or sub-package per file format, and the registry that finds the reader of a file.
 
-The store calls `find_reader`, `identities` and `open_part`. Readers import neither the store nor each other.
+The store calls `find_reader` and `identities`. Readers import neither the store nor each other.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from rankscope.readers.base import (
     Reading,
     TraceIdentity,
     identities,
-    open_part,
     rank_from_name,
 )
 from rankscope.readers.byte_stream import cannot_read, read_head
@@ -45,7 +44,6 @@ __all__ = [
     "is_stream",
     "looks_like_a_trace",
     "one_file",
-    "open_part",
 ]
 
 _STREAM_NAME = ".qdstrm"

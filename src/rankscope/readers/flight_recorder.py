@@ -15,10 +15,11 @@ from typing import Any
 
 from rankscope.errors import ReadError
 from rankscope.model import FLIGHT, FLIGHT_GROUPS, READ_EVENTS, Table
-from rankscope.readers.base import Batch, EventBatch, ReadReport, TraceIdentity, rank_from_name
+from rankscope.readers.base import Batch, EventBatch, Reader, Reading
 from rankscope.readers.byte_stream import open_stream
+from rankscope.readers.checked_values import integer, text
 from rankscope.readers.row_batch import RowBatch
-from rankscope.readers.safe_pickle import Budget, integer, is_pickle, load_value, text
+from rankscope.readers.safe_pickle import Budget, is_pickle, load_value
 from rankscope.readers.stack_frames import frames_in, own_line
 
 _KEYS = (
@@ -42,13 +43,11 @@ _ELEMENT_BYTES = {
 }  # fmt: skip
 
 
-class FlightReading:
+class FlightReading(Reading):
     """One dump: its entries as rows and as events on the timeline."""
 
     def __init__(self, path: Path) -> None:
-        self.report = ReadReport()
-        self.header: dict[str, Any] = {}
-        self._path = path
+        super().__init__(path)
         self._entries: list[dict[str, Any]] = []
         self._groups: list[dict[str, Any]] = []
 
@@ -101,18 +100,12 @@ class FlightReading:
                 "ph": "M", "category": "", "name": "thread_name", "pid": _TRACK, "tid": group, "args": {"name": name},
             }  # fmt: skip
 
-    def position(self) -> int:
-        return self._path.stat().st_size
-
-    def clock_base_ns(self) -> int:
-        return 0
-
     def further(self) -> Iterator[tuple[Table, Batch]]:
         yield FLIGHT, RowBatch(FLIGHT, self._entries)
         yield FLIGHT_GROUPS, RowBatch(FLIGHT_GROUPS, self._groups)
 
 
-class FlightReader:
+class FlightReader(Reader):
     """Recognises dumps by the keys in their first bytes."""
 
     name = "flight"
@@ -121,11 +114,7 @@ class FlightReader:
         is_json = head.lstrip()[:1] == b"{" and any(key in head for key in _JSON_KEYS)
         return (is_pickle(head) or is_json) and any(key in head for key in _KEYS)
 
-    def identify(self, path: Path) -> TraceIdentity:
-        rank = rank_from_name(path)
-        return TraceIdentity(rank, "file name" if rank is not None else "")
-
-    def open(self, path: Path) -> FlightReading:
+    def open(self, path: Path, part: str = "") -> FlightReading:
         return FlightReading(path)
 
 

@@ -15,17 +15,15 @@ from numpy.typing import NDArray
 
 from rankscope import native
 from rankscope.readers.byte_stream import open_stream
+from rankscope.readers.checked_values import LONGEST_TEXT, integer, text
 from rankscope.readers.columns import IN_C, IN_PYTHON, NULL, Codes, Numbers
 from rankscope.readers.safe_pickle import (
     LARGEST_CONTENT,
-    LONGEST_TEXT,
     RefusedError,
-    integer,
     load_plain,
     memory_limit,
     not_a_dictionary,
     reading_pickle,
-    text,
 )
 
 Values = NDArray[Any]

@@ -23,7 +23,6 @@ LARGEST_CONTENT = 16 << 30
 _MEMORY_BYTES_PER_BYTE = 120
 """An empty list is one byte in a pickle and 64 in memory, about twice that with the reference to it."""
 _LEAST_MEMORY = 512 << 20
-LONGEST_TEXT = 2000
 
 
 class RefusedError(Exception):
@@ -189,11 +188,3 @@ class Budget:
 
     def dicts(self, items: Any) -> list[dict[Any, Any]]:
         return [item for item in self.take(items) if isinstance(item, dict)]
-
-
-def integer(value: Any) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**63 else None
-
-
-def text(value: Any) -> str | None:
-    return value[:LONGEST_TEXT] if isinstance(value, str) else None

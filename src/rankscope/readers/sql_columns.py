@@ -11,12 +11,14 @@ import numpy as np
 from rankscope.model import MEMORY_ARGS, SHAPE_ARGS
 from rankscope.readers.base import Batch
 from rankscope.readers.columns import (
+    LINKS,
     NO_TEXT,
     NULL,
     Codes,
     EventColumns,
     Numbers,
     Texts,
+    event_columns,
     joined_texts,
     whole_number,
 )
@@ -31,8 +33,7 @@ _MEMORY_LIMIT = "1GB"
 
 _NEVER_NULL = ("ph", "category", "name", "pid", "tid")
 _TEXTS = (*_NEVER_NULL, "collective")
-_NUMBERS = ("ts_ns", "dur_ns", "correlation", "external_id", "device", "stream", "bytes")
-_LINKED = ("correlation", "external_id", "device", "stream", "bytes", "collective")
+_NUMBERS = ("ts_ns", "dur_ns", *LINKS)
 _SELECT = ", ".join(
     (
         *_TEXTS,
@@ -76,32 +77,24 @@ def columns_of(select: str) -> EventColumns:
     found: dict[str, Any] = connection().execute(f"SELECT {_SELECT} FROM ({select})").fetchnumpy()
     pool: dict[str, int] = {}
     codes = {name: _codes(pool, _objects(found[name]), name in _NEVER_NULL) for name in _TEXTS}
-    numbers = {name: _numbers(found[name]) for name in _NUMBERS}
-    linked = np.zeros(len(codes["ph"]), dtype=bool)
-    for name in _LINKED:
-        linked |= codes[name] != NO_TEXT if name in codes else numbers[name] != NULL
+    numbers = {name: filled(found[name]) for name in _NUMBERS}
     remembered = np.flatnonzero(np.ma.getdata(found["has_memory"]))
     computing = np.flatnonzero(np.ma.getdata(found["has_shapes"]))
-    memory = [_numbers(found[f"memory_{place}"])[remembered] for place in range(len(MEMORY_ARGS))]
+    memory = [filled(found[f"memory_{place}"])[remembered] for place in range(len(MEMORY_ARGS))]
     shapes = [_codes(pool, _objects(found[f"shape_{i}"])[computing]) for i in range(len(SHAPE_ARGS))]
     flows = _flows(pool, _objects(found["flow"]))
     args, offsets = joined_texts(None if text is None else text.encode() for text in _objects(found["args"]))
-    links: dict[str, Any] = {name: numbers[name][linked] for name in _LINKED if name in numbers}
-    return EventColumns(
-        texts=Texts.of(pool),
+    return event_columns(
+        Texts.of(pool),
+        numbers["ts_ns"],
+        numbers["dur_ns"],
+        {name: numbers[name] for name in LINKS},
+        codes["collective"],
         phase=codes["ph"],
-        category=codes["category"],
-        name=codes["name"],
-        pid=codes["pid"],
-        tid=codes["tid"],
+        **{name: codes[name] for name in ("category", "name", "pid", "tid")},
         flow=flows,
-        time=numbers["ts_ns"],
-        duration=numbers["dur_ns"],
         args=args,
         args_offset=offsets,
-        linked=np.flatnonzero(linked).astype(np.int32),
-        **links,
-        collective=codes["collective"][linked],
         memory_events=remembered.astype(np.int32),
         memory=np.stack(memory, axis=1),
         computing=computing.astype(np.int32),
@@ -116,7 +109,8 @@ def _objects(column: Any) -> Any:
     return texts
 
 
-def _numbers(column: Any) -> Numbers:
+def filled(column: Any) -> Numbers:
+    """Whole numbers that DuckDB gives, with NULL for null."""
     values: Numbers = np.ma.getdata(column).astype(np.int64)
     if isinstance(column, np.ma.MaskedArray):
         values[np.ma.getmaskarray(column)] = NULL

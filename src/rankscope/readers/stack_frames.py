@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from rankscope.readers.safe_pickle import Budget, integer, text
+from rankscope.readers.checked_values import integer, text
+from rankscope.readers.safe_pickle import Budget
 
 _LIBRARY = re.compile(
     r"site-packages/|dist-packages/|/lib/python3|<frozen|<string>|^torch/|importlib/|/rankscope/"

@@ -6,7 +6,6 @@ the line of each node, and the code that Inductor generated, with the nodes that
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ from typing import Any
 
 from rankscope.readers.base import ReadReport
 from rankscope.readers.byte_stream import open_stream
+from rankscope.readers.checked_values import json_object
 
 _RECORD = re.compile(rb"^V\d{4} [^\]\n]{5,300}\] (\{.*)$", re.MULTILINE)
 _KEYS = (b'"artifact"', b'"dynamo_start"', b'"chromium_event"', b'"str"', b'"compilation_metrics"')
@@ -71,7 +71,7 @@ class TorchTrace:
                 for node, line in _lines_of_nodes(payload):
                     nodes.setdefault(node, line)
             elif isinstance(name, str) and _KEY.match(name):
-                key = _json("\n".join(payload)).get("key")
+                key = json_object("\n".join(payload)).get("key")
                 if isinstance(key, str):
                     found.graphs[key] = compile_id
             elif isinstance(metrics := record.get("compilation_metrics"), dict):
@@ -116,7 +116,7 @@ class TorchTrace:
                     key.encode() in found[1]
                     for key in (*_GRAPHS, _CODE, "fx_graph_cache_", "compilation_metrics")
                 ):
-                    record = _json(found[1].decode("utf-8", "replace"))
+                    record = json_object(found[1].decode("utf-8", "replace"))
                     if not record:
                         self.report.lose("a record that is not JSON")
             elif line.strip():
@@ -145,14 +145,6 @@ def is_torch_trace(head: bytes) -> bool:
     """By the first bytes: a line of the structured log, with one of its keys."""
     found = _RECORD.match(head)
     return found is not None and any(key in found[1] for key in _KEYS)
-
-
-def _json(text: str) -> dict[str, Any]:
-    try:
-        found = json.loads(text)
-    except (ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 def _lines_of_nodes(code: Iterable[str]) -> Iterator[tuple[str, str]]:

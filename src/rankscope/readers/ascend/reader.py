@@ -16,9 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rankscope.collective_kinds import kind_of
-from rankscope.model import Table
 from rankscope.readers.ascend.recording import Recording, identity_of, read_recording
-from rankscope.readers.base import Batch, ReadReport, TraceIdentity
+from rankscope.readers.base import EventBatch, Reader, Reading, TraceIdentity
 from rankscope.readers.kineto.reader import JsonBatch, KinetoReading
 
 if TYPE_CHECKING:
@@ -45,7 +44,7 @@ _DTYPES = {
 """HCCL's names of types, and torch's."""
 
 
-class AscendBatch:
+class AscendBatch(EventBatch):
     """The events of one block of JSON, with what they mean."""
 
     def __init__(self, batch: JsonBatch, number: int, found: Survey, recording: Recording) -> None:
@@ -168,14 +167,13 @@ class AscendBatch:
         return found
 
 
-class AscendReading:
+class AscendReading(Reading):
     """Two passes over one file."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
+        super().__init__(path)
         self._json = KinetoReading(path)
-        self.report: ReadReport = self._json.report
-        self.header: dict[str, Any] = self._json.header
+        self.report, self.header = self._json.report, self._json.header
 
     def batches(self) -> Iterator[AscendBatch]:
         # Late: numpy is not needed to find and identify files.
@@ -205,11 +203,8 @@ class AscendReading:
     def clock_base_ns(self) -> int:
         return self._json.clock_base_ns()
 
-    def further(self) -> Iterator[tuple[Table, Batch]]:
-        return iter(())
 
-
-class AscendReader:
+class AscendReader(Reader):
     """Recognised by names and times that no other program writes."""
 
     name = "ascend"
@@ -218,10 +213,10 @@ class AscendReader:
         text = head.lstrip(b"\xef\xbb\xbf \t\r\n")
         return text[:1] == b"[" and _SIGNS.search(text) is not None
 
-    def identify(self, path: Path) -> TraceIdentity:
-        return identity_of(path)
+    def identify_parts(self, path: Path) -> list[TraceIdentity]:
+        return [identity_of(path)]
 
-    def open(self, path: Path) -> AscendReading:
+    def open(self, path: Path, part: str = "") -> AscendReading:
         return AscendReading(path)
 
 

@@ -5,13 +5,13 @@ NAME_ascend_pt/profiler_info_3.json, profiler_metadata.json, ASCEND_PROFILER_OUT
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from rankscope.readers.base import TraceIdentity, rank_from_name
+from rankscope.readers.checked_values import as_object, json_object
 
 OUTPUT = "ASCEND_PROFILER_OUTPUT"
 _INFO = re.compile(r"profiler_info_(\d{1,6})\.json")
@@ -79,8 +79,8 @@ def read_recording(trace: Path) -> Recording:
         groups[hash] = Group(hash, str(about.get("group_name", "")), _group_ranks(folder).get(id, ()))
     group_of: dict[str, str] = {}
     for step in _json(trace.parent / "communication.json").values():
-        for operations in step.values() if isinstance(step, dict) else ():
-            for name in operations if isinstance(operations, dict) else ():
+        for operations in as_object(step).values():
+            for name in as_object(operations):
                 operation, _, hash = name.partition("@")
                 if hash:
                     group_of[operation] = hash
@@ -93,8 +93,7 @@ def _folder(trace: Path) -> Path:
 
 def _listed_groups(folder: Path) -> dict[str, dict[str, Any]]:
     listed = _json(folder / "profiler_metadata.json").get("parallel_group_info")
-    groups = listed.items() if isinstance(listed, dict) else ()
-    return {id: about for id, about in groups if isinstance(about, dict)}
+    return {id: about for id, about in as_object(listed).items() if isinstance(about, dict)}
 
 
 def _group_ranks(folder: Path) -> dict[str, tuple[int, ...]]:
@@ -110,9 +109,6 @@ def _group_ranks(folder: Path) -> dict[str, tuple[int, ...]]:
 def _json(path: Path) -> dict[str, Any]:
     """The object in a file; {} if it is missing, damaged or far too large."""
     try:
-        if not path.is_file() or path.stat().st_size > _LARGEST:
-            return {}
-        found = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError):
+        return json_object(path.read_bytes()) if path.is_file() and path.stat().st_size <= _LARGEST else {}
+    except OSError:
         return {}
-    return found if isinstance(found, dict) else {}

@@ -6,7 +6,6 @@ pass needs is found first, by the number of the event.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rankscope.readers.checked_values import json_object
 from rankscope.readers.columns import NULL, EventColumns, Numbers
 
 HOST_TO_DEVICE, FROM_OP = "HostToDevice", "async_npu"
@@ -119,11 +119,8 @@ def _read_names(columns: EventColumns, texts: list[str], codes: dict[str, int], 
         what = texts[columns.name[event]]
         if what not in ("process_name", "thread_name", "process_labels"):
             continue
-        try:
-            args = json.loads(columns.args_of(event) or "{}")
-        except (ValueError, RecursionError):
-            continue
-        value = args.get("labels" if what == "process_labels" else "name") if isinstance(args, dict) else None
+        args = json_object(columns.args_of(event))
+        value = args.get("labels" if what == "process_labels" else "name")
         if not isinstance(value, str):
             continue
         pid, tid = texts[columns.pid[event]], texts[columns.tid[event]]

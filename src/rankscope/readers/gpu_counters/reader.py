@@ -10,19 +10,19 @@ from pathlib import Path
 from typing import Any
 
 from rankscope.errors import ReadError
-from rankscope.model import READ_EVENTS, Table, gpu_label
+from rankscope.model import READ_EVENTS, gpu_label
 from rankscope.readers.base import (
     LOCAL,
     NO_CLOCK,
     TIME_OF_DAY,
     UNIX,
-    Batch,
     EventBatch,
     LoggedDevice,
     NodeLog,
     NodePart,
+    NodeReader,
+    Reading,
     ReadReport,
-    TraceIdentity,
 )
 from rankscope.readers.byte_stream import ByteStream, is_gzip, open_stream
 from rankscope.readers.gpu_counters.layouts import Layout, Row, is_gpu_log, layout_of
@@ -42,16 +42,13 @@ _SECOND_NS = 1_000_000_000
 _DAY_NS = 86_400_000_000_000
 
 
-class GpuCountersReader:
+class GpuCountersReader(NodeReader):
     """nvidia-smi, dcgmi, dcgm-exporter and amd-smi, recognised by their headers."""
 
     name = "gpu-counters"
 
     def recognises(self, path: Path, head: bytes) -> bool:
         return is_gpu_log(head)
-
-    def identify(self, path: Path) -> TraceIdentity:
-        return TraceIdentity(None, "")
 
     def log(self, path: Path) -> NodeLog:
         """Raises ReadError for a file without times, without numbers of GPUs, or without a line that can be read."""
@@ -100,13 +97,11 @@ _WITH_TIMES = {
 }
 
 
-class GpuCountersReading:
+class GpuCountersReading(Reading):
     """One pass over one log, for the GPUs of one rank and the time of its traces."""
 
     def __init__(self, path: Path, part: NodePart) -> None:
-        self.report = ReadReport()
-        self.header: dict[str, Any] = {}
-        self._path = path
+        super().__init__(path)
         self._part = part
         self._position = 0
         self._models: dict[str, str] = {}
@@ -170,12 +165,6 @@ class GpuCountersReading:
 
     def position(self) -> int:
         return self._position
-
-    def clock_base_ns(self) -> int:
-        return 0
-
-    def further(self) -> Iterator[tuple[Table, Batch]]:
-        return iter(())
 
 
 class _Lines:

@@ -9,19 +9,22 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rankscope.errors import NotATraceError, ReadError
-from rankscope.model import COMPUTING_OPS, MEMORY_ARGS, SHAPE_ARGS, Table
+from rankscope.model import COMPUTING_OPS, MEMORY_ARGS, SHAPE_ARGS
 from rankscope.readers.base import (
     NCCL_PLUGIN_EVENT,
-    Batch,
+    EventBatch,
+    Reader,
+    Reading,
     ReadReport,
     TraceIdentity,
-    rank_from_name,
+    identity_from_name,
     usable_time,
+    usable_world,
 )
 from rankscope.readers.byte_stream import GzipStream, is_gzip, open_stream, read_head
 from rankscope.readers.kineto import json_layout
@@ -93,7 +96,7 @@ class Block:
     separator: bytes | None
 
 
-class JsonBatch:
+class JsonBatch(EventBatch):
     """The events of one block."""
 
     def __init__(self, block: Block, report: ReadReport, spare: list[bytearray]) -> None:
@@ -156,13 +159,11 @@ def batch_of(events: bytes, separator: bytes, report: ReadReport) -> JsonBatch:
     return JsonBatch(Block(events, 0, len(events), 0, separator), report, [])
 
 
-class KinetoReading:
+class KinetoReading(Reading):
     """One pass over one JSON trace."""
 
     def __init__(self, path: Path) -> None:
-        self.header: dict[str, Any] = {}
-        self.report = ReadReport()
-        self._path = path
+        super().__init__(path)
         self._stream = open_stream(path)
         # A byte more than a small file has: its first block is known to be the last without another read.
         size = path.stat().st_size
@@ -185,9 +186,6 @@ class KinetoReading:
 
     def clock_base_ns(self) -> int:
         return usable_time(self.header.get("baseTimeNanoseconds"))
-
-    def further(self) -> Iterator[tuple[Table, Batch]]:
-        return iter(())
 
     def _first_block(self) -> bytes:
         """Not into a new bytearray, which would be filled with zeros before."""
@@ -277,7 +275,7 @@ class KinetoReading:
         return Block(data, start, end.events, offset, separator)
 
 
-class KinetoReader:
+class KinetoReader(Reader):
     """Kineto and Chrome JSON."""
 
     name = "kineto"
@@ -291,24 +289,18 @@ class KinetoReader:
         # After a long header the events start beyond `head`; a file named like a trace is accepted all the same.
         return text[:1] == b"{" and ".trace.json" in path.name
 
-    def identify(self, path: Path) -> TraceIdentity:
+    def identify_parts(self, path: Path) -> list[TraceIdentity]:
         fields = _fields_before_events(path)
-        named = rank_from_name(path)
+        identity = identity_from_name(path)
         info = fields.get("distributedInfo")
         if not isinstance(info, dict):
-            info = _trailing_object(path, "distributedInfo", thorough=named is None)
-        world = info.get("world_size")
-        rank, source = info.get("rank"), "distributedInfo"
-        if not isinstance(rank, int):
-            rank, source = named, "file name" if named is not None else ""
-        return TraceIdentity(
-            rank=rank,
-            rank_source=source,
-            world_size=world if isinstance(world, int) else None,
-            trace_id=str(fields.get("trace_id", "")),
-        )
+            info = _trailing_object(path, "distributedInfo", thorough=identity.rank is None)
+        if isinstance(info.get("rank"), int):
+            identity = TraceIdentity(info["rank"], "distributedInfo")
+        world = usable_world(info.get("world_size"))
+        return [replace(identity, world_size=world, trace_id=str(fields.get("trace_id", "")))]
 
-    def open(self, path: Path) -> KinetoReading:
+    def open(self, path: Path, part: str = "") -> KinetoReading:
         return KinetoReading(path)
 
 

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rankscope.model import NCCL, Table
-from rankscope.readers.base import Batch, EventBatch, ReadReport, TraceIdentity
+from rankscope.readers.base import Batch, EventBatch, Reader, Reading, TraceIdentity
 from rankscope.readers.byte_stream import open_stream
+from rankscope.readers.checked_values import integer, text
 from rankscope.readers.memory_file import MemoryFile
 from rankscope.readers.nccl.operations import events_of, table_rows
-from rankscope.readers.safe_pickle import integer, text
 from rankscope.readers.sql_columns import columns_of, connection
 from rankscope.sql import sql_name, sql_text, sql_texts
 
@@ -106,7 +106,7 @@ _RAW = f"""
 """
 
 
-class LinesBatch:
+class LinesBatch(EventBatch):
     """The operations of some lines."""
 
     def __init__(self, lines: bytes, number: int, reading: InspectorReading) -> None:
@@ -176,12 +176,11 @@ def _checked(value: Any, schema: Any) -> Any:
     return None if isinstance(found, int) and abs(found) >= _LARGEST else found
 
 
-class InspectorReading:
+class InspectorReading(Reading):
     """One pass over one file, or over the lines of one rank in it."""
 
     def __init__(self, path: Path, part: str) -> None:
-        self.report = ReadReport()
-        self.header: dict[str, Any] = {}
+        super().__init__(path)
         self._stream = open_stream(path, lines=True)
         self._ranks = _ranks(path)
         self._part = part
@@ -259,9 +258,6 @@ class InspectorReading:
     def position(self) -> int:
         return self._stream.position()
 
-    def clock_base_ns(self) -> int:
-        return 0
-
     def further(self) -> Iterator[tuple[Table, Batch]]:
         yield NCCL, _Written(sorted(self._parts, key=lambda path: int(path.stem)), self._folder)
 
@@ -325,7 +321,7 @@ def _ranks(path: Path) -> _Ranks:
     return _Ranks(headers)
 
 
-class InspectorReader:
+class InspectorReader(Reader):
     """Recognises the lines by the version in their metadata."""
 
     name = "nccl_inspector"
@@ -339,9 +335,6 @@ class InspectorReader:
             return [TraceIdentity(None, "")]
         parts = [(rank, str(rank) if found.several else "") for rank in found.ranks]
         return [TraceIdentity(rank, "largest communicator", found.size, part=part) for rank, part in parts]
-
-    def identify(self, path: Path) -> TraceIdentity:
-        return self.identify_parts(path)[0]
 
     def open(self, path: Path, part: str = "") -> InspectorReading:
         return InspectorReading(path, part)

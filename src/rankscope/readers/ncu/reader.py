@@ -16,7 +16,7 @@ from typing import Any
 from rankscope import tools
 from rankscope.errors import ReadError, ToolError
 from rankscope.model import NCU_KERNELS, NCU_METRICS, READ_EVENTS, Table
-from rankscope.readers.base import Batch, EventBatch, ReadReport, TraceIdentity, rank_from_name
+from rankscope.readers.base import Batch, EventBatch, Reader, Reading, ReadReport
 from rankscope.readers.byte_stream import open_stream
 from rankscope.readers.ncu.csv_pages import HEADER, MeasuredKernel, csv_text, read_csv
 from rankscope.readers.row_batch import RowBatch
@@ -28,25 +28,17 @@ _TIMEOUT_SECONDS = 600
 Load = Callable[[Path, ReadReport], list[MeasuredKernel]]
 
 
-class NcuReading:
+class NcuReading(Reading):
     """One report: no events, two tables."""
 
     def __init__(self, path: Path, load: Load) -> None:
-        self.report = ReadReport()
-        self.header: dict[str, Any] = {}
-        self._path = path
+        super().__init__(path)
         self._load = load
         self._kernels: list[MeasuredKernel] = []
 
     def batches(self) -> Iterator[EventBatch]:
         self._kernels = self._load(self._path, self.report)
         yield RowBatch(READ_EVENTS, ())  # every segment has the table
-
-    def position(self) -> int:
-        return self._path.stat().st_size
-
-    def clock_base_ns(self) -> int:
-        return 0
 
     def further(self) -> Iterator[tuple[Table, Batch]]:
         yield (
@@ -61,7 +53,7 @@ class NcuReading:
                 yield {"kernel": number, "metric": metric, "value": value, "unit": unit, "text": text}
 
 
-class NcuReader:
+class NcuReader(Reader):
     """Recognises reports by their first bytes, and csv by its header."""
 
     name = "ncu"
@@ -70,11 +62,7 @@ class NcuReader:
         is_report = path.name.endswith(".ncu-rep") or head.startswith(REPORT_MAGIC)
         return is_report or HEADER.search(head) is not None
 
-    def identify(self, path: Path) -> TraceIdentity:
-        rank = rank_from_name(path)
-        return TraceIdentity(rank, "file name" if rank is not None else "")
-
-    def open(self, path: Path) -> NcuReading:
+    def open(self, path: Path, part: str = "") -> NcuReading:
         return NcuReading(path, _load_report if path.name.endswith(".ncu-rep") else _load_csv)
 
 

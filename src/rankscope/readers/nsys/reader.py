@@ -16,8 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from rankscope.model import Table
-from rankscope.readers.base import Batch, ReadReport, TraceIdentity
+from rankscope.readers.base import EventBatch, Reader, Reading, ReadReport, TraceIdentity
 from rankscope.readers.columns import IN_C, NULL, SQLITE, EventColumns
 from rankscope.readers.nsys.events import event_sources
 from rankscope.readers.nsys.export import (
@@ -70,7 +69,7 @@ class StringTable:
 
 
 @dataclass(frozen=True)
-class NsysBatch:
+class NsysBatch(EventBatch):
     """A range of rows of one table."""
 
     path: Path
@@ -138,22 +137,18 @@ class NsysBatch:
                 return replace(events, read_by=SQLITE)
         return replace(self.events.each(numbers, texts), read_by=SQLITE)
 
-    def close(self) -> None:
-        pass
 
-
-class NsysReading:
+class NsysReading(Reading):
     """One pass over one export, or over the processes of one rank in it."""
 
     def __init__(self, path: Path, part: str = "", shown_as: Path | None = None) -> None:
-        self.report = ReadReport()
-        self._path = path
+        super().__init__(path)
         self._shown_bytes = (shown_as or path).stat().st_size
         self._done = self._total = 0
         self._export = open_export(path)
         self._pages = open_pages(path)
         self._group = _group(self._export, part)
-        self.header: dict[str, Any] = _header(self._export, self._group)
+        self.header = _header(self._export, self._group)
         self._clock_base_ns = self._export.start_unix_ns
 
     def batches(self) -> Iterator[NsysBatch]:
@@ -188,9 +183,6 @@ class NsysReading:
     def clock_base_ns(self) -> int:
         return self._clock_base_ns
 
-    def further(self) -> Iterator[tuple[Table, Batch]]:
-        return iter(())
-
     def _of_process(self, source: Source, values: dict[str, str]) -> list[str]:
         """A condition for the rank's processes. Names of threads and processes are limited to those with events."""
         if values.get(source.process, "NULL") == "NULL":
@@ -201,7 +193,7 @@ class NsysReading:
         return [f"({PID.format(f'{{{source.process}}}')}) IN ({pids})"]
 
 
-class NsysReader:
+class NsysReader(Reader):
     """sqlite exports of nsys reports."""
 
     name = "nsys"
@@ -212,9 +204,6 @@ class NsysReader:
             return False
         open_export(path).close()
         return True
-
-    def identify(self, path: Path) -> TraceIdentity:
-        return self.identify_parts(path)[0]
 
     def identify_parts(self, path: Path) -> list[TraceIdentity]:
         export = open_export(path)

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from rankscope import native
 from rankscope.readers.columns import (
+    LINKS,
     NO_ARGS,
     NO_TEXT,
     NULL,
@@ -23,7 +24,9 @@ from rankscope.readers.columns import (
     Numbers,
     SharedTexts,
     Texts,
+    dense,
     distinct_rows,
+    event_columns,
     joined_texts,
 )
 from rankscope.readers.nsys.table_source import RATE, ROW, Source
@@ -37,7 +40,6 @@ _NULL = f"(-{-(NULL + 1)} - 1)"
 _MARK = "chr(1)"
 """Stands for the number of a row's own in the arguments of a distinct row. JSON text cannot contain this byte."""
 _CODES = ("phase", "category", "name", "pid", "tid", "flow")
-_SPARSE = ("correlation", "external_id", "device", "stream", "bytes")
 _MILLION = 1_000_000
 _EXACT = 1 << 53
 
@@ -168,28 +170,19 @@ def _repeat(
     if source.open_until is not None:
         stop = np.where(stop == NULL, source.open_until, stop)
     timed = (start != NULL) & (stop != NULL) & (distinct.duration != NULL)[events]
-    sparse = {name: _dense(distinct, name)[events] for name in _SPARSE}
+    links = {name: dense(distinct, name)[events] for name in LINKS}
     row_ids = numbers.get("correlation", absent)
-    with_id = (sparse["correlation"] != NULL) & (row_ids != NULL)
-    sparse["correlation"] = np.where(with_id, sparse["correlation"] + row_ids, NULL)
-    linked = np.any([column != NULL for column in sparse.values()], axis=0)
+    with_id = (links["correlation"] != NULL) & (row_ids != NULL)
+    links["correlation"] = np.where(with_id, links["correlation"] + row_ids, NULL)
     args, args_offset, shared = _arguments(distinct, events, row_numbers, source.rate)
-    codes: dict[str, Any] = {name: getattr(distinct, name)[events] for name in _CODES}
-    links: dict[str, Any] = {name: column[linked] for name, column in sparse.items()}
-    return EventColumns(
-        texts=distinct.texts,
-        **codes,
-        time=start,
-        duration=np.where(timed, stop - start, NULL),
+    return event_columns(
+        distinct.texts,
+        start,
+        np.where(timed, stop - start, NULL),
+        links,
+        **{name: getattr(distinct, name)[events] for name in _CODES},
         args=args,
         args_offset=args_offset,
-        linked=np.flatnonzero(linked).astype(np.int32),
-        **links,
-        collective=np.full(np.count_nonzero(linked), NO_TEXT, dtype=np.int32),
-        memory_events=distinct.memory_events[:0],
-        memory=distinct.memory[:0],
-        computing=distinct.computing[:0],
-        shapes=distinct.shapes[:0],
         shared_args=shared,
     )
 
@@ -213,10 +206,3 @@ def _arguments(
     codes = np.array([NO_TEXT if text is None else code for code, text in enumerate(texts)], dtype=np.int32)
     shared = SharedTexts(Texts.of(text or "" for text in texts), codes[events])
     return b"", np.full(len(events), NO_ARGS, dtype=np.uint32), shared
-
-
-def _dense(columns: EventColumns, name: str) -> Numbers:
-    """A sparse column with a value for each event."""
-    values: Numbers = np.full(len(columns), NULL)
-    values[columns.linked] = getattr(columns, name)
-    return values

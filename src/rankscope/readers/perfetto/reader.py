@@ -10,17 +10,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rankscope.errors import ReadError
-from rankscope.model import Table
 from rankscope.readers.base import (
     PACKETS_NOT_READ,
     PERFETTO_NAMES,
-    Batch,
     EventBatch,
+    Reader,
+    Reading,
     ReadReport,
     TraceIdentity,
     is_usable_rank,
     need_c_parts,
-    rank_from_name,
     usable_time,
 )
 from rankscope.readers.byte_stream import read_head
@@ -43,13 +42,11 @@ _ALWAYS_ALLOWED = 1 << 30
 """Bytes of JSON that are written whatever the ratio is."""
 
 
-class PerfettoReading:
+class PerfettoReading(Reading):
     """The events of one file, or of one sequence of packets in it."""
 
     def __init__(self, path: Path, part: str = "") -> None:
-        self.report = ReadReport()
-        self.header: dict[str, Any] = {}
-        self._path = path
+        super().__init__(path)
         self._sequence = int(part) if part else None
         self._passes: list[PacketStream] = []
         self._base_ns = 0
@@ -97,9 +94,6 @@ class PerfettoReading:
 
     def clock_base_ns(self) -> int:
         return usable_time(self._base_ns)
-
-    def further(self) -> Iterator[tuple[Table, Batch]]:
-        return iter(())
 
     def _report(self, index: Index) -> None:
         from rankscope.readers.perfetto.decoder import LOSSES
@@ -177,7 +171,7 @@ def _flow_phases(index: Index) -> Any:
     return in_file_order
 
 
-class PerfettoReader:
+class PerfettoReader(Reader):
     """TracePackets of perfetto/trace/trace_packet.proto."""
 
     name = "perfetto"
@@ -186,18 +180,12 @@ class PerfettoReader:
         named = path.name.endswith(PERFETTO_NAMES)
         return packet_names.looks_like_packets(head, named)
 
-    def identify(self, path: Path) -> TraceIdentity:
-        return self.identify_parts(path)[0]
-
     def identify_parts(self, path: Path) -> list[TraceIdentity]:
         """One, with the rank in its name; or one for each file that rankscope exported into it."""
         head, _ = read_head(path, _HEAD_BYTES)
         listed = tracks.json_attribute(_attributes(head), tracks.FILES_KEY, list)
         parts = [part for part in map(_part, listed) if part is not None]
-        if parts:
-            return parts
-        rank = rank_from_name(path)
-        return [TraceIdentity(rank, "" if rank is None else "file name")]
+        return parts or super().identify_parts(path)
 
     def open(self, path: Path, part: str = "") -> PerfettoReading:
         return PerfettoReading(path, part)

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from rankscope.readers.checked_values import as_list, as_object
 from rankscope.readers.perfetto import field_numbers as numbers
 from rankscope.readers.protobuf import DamagedMessageError, bytes_in, fields, number_in, signed, text_in
 
@@ -240,30 +241,22 @@ class ExportedFile:
     """What rankscope's export says about one of its files; empty for traces of other programs."""
 
     def __init__(self, content: dict[str, Any]) -> None:
-        self.header: dict[str, Any] = _object(content.get("header"))
-        self.metadata = [event for event in _list(content.get("metadata")) if isinstance(event, dict)]
+        self.header: dict[str, Any] = as_object(content.get("header"))
+        self.metadata = [event for event in as_list(content.get("metadata")) if isinstance(event, dict)]
         """Events of phase M."""
         self.flow_kinds = [
             (low, high, escaped(kind.encode()))
-            for kind, low, high in filter(_is_flow_range, _list(content.get("flows"))[:_MOST_FLOW_KINDS])
+            for kind, low, high in filter(_is_flow_range, as_list(content.get("flows"))[:_MOST_FLOW_KINDS])
         ]
         self._places = {
             row[0]: Place(str(row[1]), str(row[2]))
-            for row in _list(content.get("tracks"))
+            for row in as_list(content.get("tracks"))
             if isinstance(row, list) and len(row) == 3 and isinstance(row[0], int)
         }
 
     def place(self, uuid: int) -> Place | None:
         """The process and thread of a track in the file that was exported."""
         return self._places.get(uuid)
-
-
-def _object(value: Any) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}
-
-
-def _list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []
 
 
 def _is_flow_range(row: Any) -> bool:

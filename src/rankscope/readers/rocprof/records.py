@@ -16,10 +16,9 @@ import numpy as np
 
 from rankscope.capture.rank import SINGLE, detect
 from rankscope.collective_kinds import kind_of
-from rankscope.model import CROSSING_RANGES, MEMORY_ARGS, SHAPE_ARGS
+from rankscope.model import CROSSING_RANGES, MEMORY_ARGS
 from rankscope.readers.columns import (
     DUCKDB,
-    NO_ARGS,
     NO_TEXT,
     NULL,
     Codes,
@@ -28,6 +27,7 @@ from rankscope.readers.columns import (
     SharedTexts,
     Texts,
     distinct_rows,
+    event_columns,
 )
 
 FORMAT = "rocprof"
@@ -138,7 +138,7 @@ def kernel_columns(process: Process, records: Columns) -> EventColumns:
         return Event("kernel", symbol.name, pid, tid, args, device=device, stream=lane)
 
     keys = ("agent", "kernel", "queue", "stream", "private", "group", *_SIZES)
-    return event_columns(process, records, keys, event)
+    return record_columns(process, records, keys, event)
 
 
 _SIZES = tuple(f"{what}_{axis}" for what in ("block", "items") for axis in "xyz")
@@ -172,7 +172,7 @@ def copy_columns(process: Process, records: Columns, operation: Callable[[int], 
             bytes=None if size == NULL else size,
         )
 
-    return event_columns(
+    return record_columns(
         process, records, ("operation", "source", "target", "queue", "stream", "bytes"), event
     )
 
@@ -197,7 +197,7 @@ def call_columns(
         return Event(category, name, pid, tid, args, collective=args.get("Collective name"))
 
     columns = {**records, "call": own}
-    return event_columns(process, columns, ("kind", "operation", "thread", "message", "call"), event)
+    return record_columns(process, columns, ("kind", "operation", "thread", "message", "call"), event)
 
 
 def _marker(operation: str, message: str, pid: str, tid: str) -> Event:
@@ -235,7 +235,7 @@ def _dtype(text: str) -> str:
     return _RCCL_ALIASES.get(word, word)
 
 
-def event_columns(
+def record_columns(
     process: Process, records: Columns, keys: Sequence[str], event: Callable[..., Event]
 ) -> EventColumns:
     """An event for each record. `event` is called once for each distinct combination of the key columns."""
@@ -244,42 +244,23 @@ def event_columns(
     chosen = zip(*(records[name][firsts].tolist() for name in keys), strict=True)
     events = [event(*row) for row in chosen]
     pool: dict[str, int] = {}
-    texts = {
+    texts: dict[str, Codes] = {
         name: _codes(pool, [getattr(one, name) for one in events])[codes]
         for name in ("phase", "category", "name", "pid", "tid", "collective")
     }
     numbers = {
         name: _numbers(getattr(one, name) for one in events)[codes] for name in ("device", "stream", "bytes")
     }
-    correlation = process.correlation(records["correlation"])
-    linked = (correlation != NULL) | (numbers["stream"] != NULL) | (texts["collective"] != NO_TEXT)
+    numbers["correlation"] = process.correlation(records["correlation"])
     args: dict[str, int] = {}
     argument = _codes(args, [_arguments(one.args) for one in events])[codes]
-    count = len(codes)
-    nothing = np.empty(0, dtype=np.int32)
-    return EventColumns(
-        texts=Texts.of(pool),
-        phase=texts["phase"],
-        category=texts["category"],
-        name=texts["name"],
-        pid=texts["pid"],
-        tid=texts["tid"],
-        flow=np.full(count, NULL),
-        time=start,
-        duration=np.where((start == NULL) | (end == NULL), NULL, end - start),
-        args=b"",
-        args_offset=np.full(count, NO_ARGS, dtype=np.uint32),
-        linked=np.flatnonzero(linked).astype(np.int32),
-        correlation=correlation[linked],
-        external_id=np.full(int(linked.sum()), NULL),
-        device=numbers["device"][linked],
-        stream=numbers["stream"][linked],
-        bytes=numbers["bytes"][linked],
-        collective=texts["collective"][linked],
-        memory_events=nothing,
-        memory=np.empty((0, len(MEMORY_ARGS)), dtype=np.int64),
-        computing=nothing,
-        shapes=np.empty((0, len(SHAPE_ARGS)), dtype=np.int32),
+    return event_columns(
+        Texts.of(pool),
+        start,
+        np.where((start == NULL) | (end == NULL), NULL, end - start),
+        numbers,
+        texts.pop("collective"),
+        **texts,
         shared_args=SharedTexts(Texts.of(args), argument),
         read_by=process.read_by,
     )

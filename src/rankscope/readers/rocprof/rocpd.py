@@ -7,21 +7,21 @@ times and threads in the rows of events, schema 4 refers to tables of timestamps
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from rankscope.errors import NotATraceError, ReadError
-from rankscope.model import READ_EVENTS, Table
-from rankscope.readers.base import Batch, EventBatch, ReadReport, TraceIdentity, rank_from_name
+from rankscope.model import READ_EVENTS
+from rankscope.readers.base import EventBatch, Reader, Reading, ReadReport, TraceIdentity, rank_from_name
+from rankscope.readers.checked_values import json_object
 from rankscope.readers.columns import IN_C, NULL, SQLITE, EventColumns, Numbers
 from rankscope.readers.rocprof.records import (
     FORMAT,
@@ -40,7 +40,7 @@ from rankscope.readers.rocprof.records import (
     name_row,
     rank_of,
 )
-from rankscope.readers.row_batch import RowBatch
+from rankscope.readers.row_batch import RowBatch, row_batches
 from rankscope.readers.sqlite_file import (
     SQLITE_ERRORS,
     SQLITE_MAGIC,
@@ -176,11 +176,11 @@ class TableSet:
         told = self.rows("info_process", "id", "pid", "command", "environment", "extdata")
         found = [
             RecordedProcess(
-                self, number, pid, text_of(command), rank_of(variables, _object(config)), bool(variables)
+                self, number, pid, text_of(command), rank_of(variables, json_object(config)), bool(variables)
             )
             for number, pid, command, environment, config in told
             if isinstance(number, int) and isinstance(pid, int)
-            for variables in [_object(environment)]
+            for variables in [json_object(environment)]
         ]
         return found or [RecordedProcess(self, NULL, 0, "", Rank(None), False)]
 
@@ -192,7 +192,11 @@ class TableSet:
         return [
             (
                 number,
-                {**_object(more), "logical_node_type_id": index, "product_name": text_of(product or name)},
+                {
+                    **json_object(more),
+                    "logical_node_type_id": index,
+                    "product_name": text_of(product or name),
+                },
             )
             for place, (number, _, index, product, name, more) in enumerate(gpus)
             for index in ([index if isinstance(index, int) else place])
@@ -261,7 +265,7 @@ class Place(NamedTuple):
 
 
 @dataclass(frozen=True)
-class RocpdBatch:
+class RocpdBatch(EventBatch):
     """A range of rows of one table, joined with what they refer to."""
 
     path: Path
@@ -284,12 +288,9 @@ class RocpdBatch:
         nothing = np.full(max(map(len, columns.values()), default=0), NULL)
         return self.events({**dict.fromkeys(self.absent, nothing), **columns})
 
-    def close(self) -> None:
-        pass
-
 
 @dataclass(frozen=True)
-class PagedBatch:
+class PagedBatch(EventBatch):
     """The same rows read from the pages of the file, several times faster; what refers to other rows is joined here."""
 
     sql: RocpdBatch
@@ -314,9 +315,6 @@ class PagedBatch:
         if "text" in self.sql.names:
             found["text"] = self.joined.messages(numbers["event_id"])
         return found
-
-    def close(self) -> None:
-        pass
 
 
 class Joined:
@@ -363,18 +361,18 @@ class Joined:
         )
 
 
-class RocpdReading:
-    """One pass over the processes of one rank."""
+class RocpdReading(Reading):
+    """One pass over the processes of one rank. Times count from the boot of the machine, and the file does not say when
+    that was."""
 
     def __init__(self, path: Path, part: str = "") -> None:
-        self.report = ReadReport()
-        self._path = path
+        super().__init__(path)
         self._file = RocpdFile(path)
         ranks = ranks_in(self._file)
         merged = RankProcesses(Rank(None), tuple(chain.from_iterable(one.processes for one in ranks)))
         self._rank = next((one for one in ranks if one.part == part), merged)
         self._done, self._total = 0, 1
-        self.header: dict[str, Any] = _header(self._file, self._rank)
+        self.header = _header(self._file, self._rank)
 
     def batches(self) -> Iterator[EventBatch]:
         sources = [
@@ -390,13 +388,6 @@ class RocpdReading:
 
     def position(self) -> int:
         return self._path.stat().st_size * self._done // self._total
-
-    def clock_base_ns(self) -> int:
-        """ROCm's times count from the boot of the machine; the file does not say when that was."""
-        return 0
-
-    def further(self) -> Iterator[tuple[Table, Batch]]:
-        return iter(())
 
 
 @dataclass
@@ -507,7 +498,7 @@ class _Sources:
         found = (
             tuple(row[at[name]] if name in at else None for name in _ALLOCATION_FIELDS) for row in ordered
         )
-        yield from _row_batches(row for one in self._usable(found) if (row := use.row(one)) is not None)
+        yield from row_batches(row for one in self._usable(found) if (row := use.row(one)) is not None)
 
     def _usable(self, rows: Iterable[tuple[Any, ...]]) -> Iterator[Allocation]:
         for row in rows:
@@ -539,7 +530,7 @@ class _Sources:
                 for counter, value, time in self._sorted(joined)
                 if isinstance(value, (int, float)) and isinstance(time, int)
             )
-            yield from _row_batches(found)
+            yield from row_batches(found)
 
     def _batches(
         self,
@@ -653,7 +644,7 @@ class _Sources:
             raise damaged_sqlite(self.path, error, _AGAIN) from error
 
 
-class RocpdReader:
+class RocpdReader(Reader):
     """rocpd databases."""
 
     name = FORMAT
@@ -671,9 +662,6 @@ class RocpdReader:
             if b"rocpd_" in head:
                 raise
             return False  # damaged, and of another program
-
-    def identify(self, path: Path) -> TraceIdentity:
-        return self.identify_parts(path)[0]
 
     def identify_parts(self, path: Path) -> list[TraceIdentity]:
         with closing(RocpdFile(path)) as file:
@@ -742,23 +730,9 @@ def _rccl_arguments(tables: TableSet) -> dict[int, dict[str, str]]:
     return found
 
 
-def _row_batches(rows: Iterator[dict[str, Any]]) -> Iterator[RowBatch]:
-    while some := list(islice(rows, ROWS_PER_BATCH)):
-        yield RowBatch(READ_EVENTS, some)
-
-
 def _message(extdata: Any) -> str:
     """The text of a roctx range or mark."""
-    return text_of(_object(extdata).get("message", ""))[:_LONGEST_TEXT]
-
-
-def _object(value: Any) -> dict[str, Any]:
-    """A JSON object in a column; {} if it is none."""
-    try:
-        found = json.loads(text_of(value)) if value else {}
-    except (ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}
+    return text_of(json_object(extdata).get("message", ""))[:_LONGEST_TEXT]
 
 
 def _sum(*values: Any) -> int | None:

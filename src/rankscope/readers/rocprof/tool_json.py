@@ -11,21 +11,28 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from rankscope.errors import ReadError
-from rankscope.model import READ_EVENTS, Table
-from rankscope.readers.base import Batch, EventBatch, ReadReport, TraceIdentity, rank_from_name
+from rankscope.model import READ_EVENTS
+from rankscope.readers.base import (
+    EventBatch,
+    Reader,
+    Reading,
+    ReadReport,
+    ReadyBatch,
+    TraceIdentity,
+    rank_from_name,
+)
 from rankscope.readers.byte_stream import ByteStream, open_stream, read_head
+from rankscope.readers.checked_values import as_object, integer
 from rankscope.readers.columns import DUCKDB, IN_PYTHON, NULL, EventColumns, Numbers
 from rankscope.readers.memory_file import MemoryFile
 from rankscope.readers.rocprof.records import (
     FORMAT,
-    ROWS_PER_BATCH,
     Allocation,
     Kernel,
     MemoryUse,
@@ -39,8 +46,8 @@ from rankscope.readers.rocprof.records import (
     name_row,
     rank_of,
 )
-from rankscope.readers.row_batch import RowBatch
-from rankscope.readers.sql_columns import connection
+from rankscope.readers.row_batch import RowBatch, row_batches
+from rankscope.readers.sql_columns import connection, filled
 
 _ROOT = re.compile(rb'^[\xef\xbb\xbf\s]*\{\s*"rocprofiler-sdk-tool"\s*:\s*\[')
 _BLOCK_BYTES = 16 << 20
@@ -125,7 +132,7 @@ class _Block:
 
 
 @dataclass(frozen=True)
-class JsonBatch:
+class JsonBatch(EventBatch):
     """A block and the events that its records are."""
 
     block: _Block
@@ -150,7 +157,7 @@ class JsonBatch:
                 f"SELECT {values} FROM read_json({path}, format='array', columns={{{types}}}, auto_detect=false, "
                 f"maximum_object_size={_LARGEST_RECORD})"
             )
-            return {name: _filled(column) for name, column in found.fetchnumpy().items()}, DUCKDB
+            return {name: filled(column) for name, column in found.fetchnumpy().items()}, DUCKDB
         except duckdb.OutOfMemoryException as error:
             raise MemoryError from error
         except duckdb.IOException:
@@ -173,13 +180,11 @@ class JsonBatch:
         self.file.close()
 
 
-class ToolJsonReading:
-    """One pass over one file."""
+class ToolJsonReading(Reading):
+    """One pass over one file. Times count from the boot of the machine, and the file does not say when that was."""
 
     def __init__(self, path: Path) -> None:
-        self.report = ReadReport()
-        self.header: dict[str, Any] = {}
-        self._path = path
+        super().__init__(path)
         self._stream = open_stream(path)
 
     def batches(self) -> Iterator[EventBatch]:
@@ -190,13 +195,6 @@ class ToolJsonReading:
 
     def position(self) -> int:
         return self._stream.position()
-
-    def clock_base_ns(self) -> int:
-        """ROCm's times count from the boot of the machine; the file does not say when that was."""
-        return 0
-
-    def further(self) -> Iterator[tuple[Table, Batch]]:
-        return iter(())
 
     def _batches(self) -> Iterator[EventBatch]:
         text = _Text(self._stream)
@@ -258,14 +256,14 @@ class ToolJsonReading:
             elif block.list == "counter_collection":
                 records = list(parsed_records(block, self.report))
                 counted.append(_dispatch_numbers(records))
-                yield from _row_batches(_counter_rows(records, told))
+                yield from row_batches(_counter_rows(records, told))
             else:
                 count = max(1, block.text.count(b'"start_timestamp"'))
                 self.report.lose(f"{block.list} is a list that is not known", count)
         if not dispatches:  # counters are collected without a trace of the kernels
             for numbers in counted:
-                yield _Ready(replace(kernel_columns(told.process, numbers), read_by=IN_PYTHON))
-        yield from _row_batches(_memory_rows(told, allocations))
+                yield ReadyBatch(replace(kernel_columns(told.process, numbers), read_by=IN_PYTHON))
+        yield from row_batches(_memory_rows(told, allocations))
 
     def _batch(
         self, block: _Block, fields: Fields, events: Callable[[dict[str, Numbers]], EventColumns]
@@ -415,20 +413,7 @@ class _Text:
         self.at = found.end() if found else self.at
 
 
-class _Ready:
-    """Events that exist already, as a batch."""
-
-    def __init__(self, events: EventColumns) -> None:
-        self._events = events
-
-    def columns(self) -> EventColumns:
-        return self._events
-
-    def close(self) -> None:
-        pass
-
-
-class ToolJsonReader:
+class ToolJsonReader(Reader):
     """JSON of rocprofv3."""
 
     name = FORMAT
@@ -436,19 +421,19 @@ class ToolJsonReader:
     def recognises(self, path: Path, head: bytes) -> bool:
         return _ROOT.match(head) is not None
 
-    def identify(self, path: Path) -> TraceIdentity:
+    def identify_parts(self, path: Path) -> list[TraceIdentity]:
         """From the metadata, which come first."""
         head, _ = read_head(path, _SHORT_HEAD_BYTES)
         metadata = _metadata(head)
-        rank = rank_of({}, _object(metadata.get("config")))
+        rank = rank_of({}, as_object(metadata.get("config")))
         if rank.rank is None and (named := rank_from_name(path)) is not None:
             rank = Rank(named, "file name")
-        node = _object(metadata.get("node"))
+        node = as_object(metadata.get("node"))
         parts = (node.get("machine_id"), metadata.get("pid"), metadata.get("init_time"))
         known = " ".join(map(str, parts)) if metadata.get("init_time") else ""
-        return TraceIdentity(rank.rank, rank.source, rank.world_size, known)
+        return [TraceIdentity(rank.rank, rank.source, rank.world_size, known)]
 
-    def open(self, path: Path) -> ToolJsonReading:
+    def open(self, path: Path, part: str = "") -> ToolJsonReading:
         return ToolJsonReading(path)
 
 
@@ -509,13 +494,6 @@ def _types(fields: Fields) -> dict[str, str]:
     return {key: kind(value) for key, value in tree.items()}
 
 
-def _filled(column: Any) -> Numbers:
-    values: Numbers = np.ma.getdata(column).astype(np.int64)
-    if isinstance(column, np.ma.MaskedArray):
-        values[np.ma.getmaskarray(column)] = NULL
-    return values
-
-
 def _copies(told: Told, columns: dict[str, Numbers]) -> EventColumns:
     kind = int(columns["kind"][0]) if len(columns["kind"]) else 0
     return copy_columns(told.process, columns, lambda operation: told.operation(kind, operation)[1])
@@ -543,7 +521,7 @@ def _memory_rows(told: Told, found: list[dict[str, Numbers]]) -> Iterator[dict[s
 
 def _dispatch_numbers(records: Iterable[dict[str, Any]]) -> dict[str, Numbers]:
     """Of the dispatches whose counters were collected."""
-    rows = [_object(record.get("dispatch_data")) for record in records]
+    rows = [as_object(record.get("dispatch_data")) for record in records]
     return {
         name: np.array([_integer(_at(row, keys)) for row in rows], dtype=np.int64)
         for name, keys in _KERNEL.items()
@@ -552,7 +530,7 @@ def _dispatch_numbers(records: Iterable[dict[str, Any]]) -> dict[str, Numbers]:
 
 def _counter_rows(records: Iterable[dict[str, Any]], told: Told) -> Iterator[dict[str, Any]]:
     for record in records:
-        data = _object(record.get("dispatch_data"))
+        data = as_object(record.get("dispatch_data"))
         time = _integer(data.get("start_timestamp"))
         device = told.process.devices.get(_integer(_at(data, ("dispatch_info", "agent_id", "handle"))))
         listed = record.get("records")
@@ -563,13 +541,8 @@ def _counter_rows(records: Iterable[dict[str, Any]], told: Told) -> Iterator[dic
                 yield counter_row(told.counters.get(counter, f"counter {counter}"), device, time, value)
 
 
-def _row_batches(rows: Iterator[dict[str, Any]]) -> Iterator[RowBatch]:
-    while some := list(islice(rows, ROWS_PER_BATCH)):
-        yield RowBatch(READ_EVENTS, some)
-
-
 def _told(head: dict[str, Any], number: int) -> Told:
-    strings = _object(head.get("strings"))
+    strings = as_object(head.get("strings"))
     process = Process(
         pid=max(_integer(_at(head, ("metadata", "pid"))), 0),
         number=number,
@@ -619,13 +592,13 @@ def _gpus(head: dict[str, Any]) -> list[dict[str, Any]]:
 
 def _header(head: dict[str, Any], before: dict[str, Any]) -> dict[str, Any]:
     """The metadata for segment.json."""
-    metadata = _object(head.get("metadata"))
+    metadata = as_object(head.get("metadata"))
     header: dict[str, Any] = {
         "rocprof": {"format": "json"},
         "processes": [*before.get("processes", []), metadata.get("pid")],
         "deviceProperties": device_properties(_gpus(head)),
     }
-    if host := _object(metadata.get("node")).get("hostname"):
+    if host := as_object(metadata.get("node")).get("hostname"):
         header["host_name"] = str(host)
     return header
 
@@ -644,7 +617,7 @@ def _metadata(head: bytes) -> dict[str, Any]:
         value, _ = json.JSONDecoder(strict=False).raw_decode(head[found.end() :].decode("utf-8", "replace"))
     except (ValueError, RecursionError):
         return {}
-    return _object(value)
+    return as_object(value)
 
 
 def _readable(before: bytes) -> dict[str, Any]:
@@ -669,8 +642,8 @@ def _at(record: Any, keys: Iterable[str]) -> Any:
 
 def _integer(value: Any) -> int:
     """A whole number of 64 bits; NULL if it is none."""
-    is_number = isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1 << 63
-    return value if is_number else NULL
+    number = integer(value)
+    return NULL if number is None else number
 
 
 def _address(value: Any) -> int:
@@ -678,10 +651,6 @@ def _address(value: Any) -> int:
     if isinstance(value, str) and re.fullmatch(r"0x[0-9a-fA-F]{1,16}", value):
         value = int(value, 16)
     return _integer(_at(value, ("value",)) if isinstance(value, dict) else value)
-
-
-def _object(value: Any) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}
 
 
 def _objects(value: Any) -> list[dict[str, Any]]:

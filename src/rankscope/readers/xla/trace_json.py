@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rankscope.model import Table
-from rankscope.readers.base import Batch, ReadReport, TraceIdentity
+from rankscope.readers.base import EventBatch, Reader, Reading, TraceIdentity
+from rankscope.readers.checked_values import json_object
 from rankscope.readers.kineto.reader import JsonBatch, KinetoReading
 from rankscope.readers.xla.recordings import identity_of
 
@@ -31,7 +31,7 @@ _MOST_EVENTS = 1_000_000
 _Lines = dict[tuple[str, str], "LineKind"]
 
 
-class TraceJsonBatch:
+class TraceJsonBatch(EventBatch):
     """The events of one block of JSON, with what they mean."""
 
     def __init__(self, batch: JsonBatch, reading: TraceJsonReading) -> None:
@@ -106,15 +106,14 @@ class TraceJsonBatch:
                 edited.category[event] = edited.code("user_annotation")
 
 
-class TraceJsonReading:
+class TraceJsonReading(Reading):
     """One pass over one file; the names of its planes and lines are at its start."""
 
     def __init__(self, path: Path) -> None:
+        super().__init__(path)
         self._json = KinetoReading(path)
-        self._path = path
         self._slices = 0
-        self.report: ReadReport = self._json.report
-        self.header: dict[str, Any] = self._json.header
+        self.report, self.header = self._json.report, self._json.header
         self.lines: _Lines = {}
         self.devices: set[tuple[int, str]] = set()
         """The devices and what their lines hold."""
@@ -136,15 +135,7 @@ class TraceJsonReading:
     def position(self) -> int:
         return self._json.position()
 
-    def clock_base_ns(self) -> int:
-        return 0
-
-    def further(self) -> Iterator[tuple[Table, Batch]]:
-        return iter(())
-
     def _read_names(self) -> None:
-        import json
-
         import numpy as np
 
         from rankscope.readers.xla.meanings import STEPS, line_kind
@@ -159,11 +150,7 @@ class TraceJsonReading:
         planes: dict[str, str] = {}
         lines: dict[tuple[str, str], str] = {}
         for event in np.flatnonzero(np.isin(columns.name, named)).tolist():
-            try:
-                args = json.loads(columns.args_of(event) or "{}")
-            except (ValueError, RecursionError):
-                continue
-            name = args.get("name") if isinstance(args, dict) else None
+            name = json_object(columns.args_of(event)).get("name")
             pid, tid = texts[columns.pid[event]], texts[columns.tid[event]]
             if isinstance(name, str) and texts[columns.name[event]] == "process_name":
                 planes[pid] = name
@@ -175,7 +162,7 @@ class TraceJsonReading:
             self.step_device = min((device for device, holds in self.devices if holds == STEPS), default=None)
 
 
-class TraceJsonReader:
+class TraceJsonReader(Reader):
     """Chrome traces whose processes are XLA's planes."""
 
     name = "xla"
@@ -183,10 +170,10 @@ class TraceJsonReader:
     def recognises(self, path: Path, head: bytes) -> bool:
         return b'"traceEvents"' in head and _PLANE.search(head) is not None
 
-    def identify(self, path: Path) -> TraceIdentity:
-        return identity_of(path)
+    def identify_parts(self, path: Path) -> list[TraceIdentity]:
+        return [identity_of(path)]
 
-    def open(self, path: Path) -> TraceJsonReading:
+    def open(self, path: Path, part: str = "") -> TraceJsonReading:
         return TraceJsonReading(path)
 
 

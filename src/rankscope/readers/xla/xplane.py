@@ -8,11 +8,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rankscope.errors import ReadError
-from rankscope.model import Table
-from rankscope.readers.base import Batch, EventBatch, ReadReport, TraceIdentity, need_c_parts, usable_time
+from rankscope.readers.base import EventBatch, Reader, Reading, TraceIdentity, need_c_parts, usable_time
 from rankscope.readers.byte_stream import open_stream
 from rankscope.readers.xla.recordings import identity_of
 
@@ -41,13 +40,11 @@ _FACTS = {
 """Stats of a device, and their names in deviceProperties."""
 
 
-class XplaneReading:
+class XplaneReading(Reading):
     """One pass over one file, which is in memory while it is read: the names of events come after them."""
 
     def __init__(self, path: Path) -> None:
-        self.report = ReadReport()
-        self.header: dict[str, Any] = {}
-        self._path = path
+        super().__init__(path)
         self._base_ns = 0
         self._done = self._total = 0
 
@@ -69,9 +66,6 @@ class XplaneReading:
 
     def clock_base_ns(self) -> int:
         return self._base_ns
-
-    def further(self) -> Iterator[tuple[Table, Batch]]:
-        return iter(())
 
     def _planes(self) -> list[Plane]:
         from rankscope.readers.xla.planes import Plane, read_planes
@@ -129,7 +123,7 @@ class XplaneReading:
         return usable_time(self.header.get("profile_start_time"))
 
 
-class XplaneReader:
+class XplaneReader(Reader):
     """XSpace protobufs."""
 
     name = "xla"
@@ -137,10 +131,10 @@ class XplaneReader:
     def recognises(self, path: Path, head: bytes) -> bool:
         return _START.match(head) is not None
 
-    def identify(self, path: Path) -> TraceIdentity:
-        return identity_of(path)
+    def identify_parts(self, path: Path) -> list[TraceIdentity]:
+        return [identity_of(path)]
 
-    def open(self, path: Path) -> XplaneReading:
+    def open(self, path: Path, part: str = "") -> XplaneReading:
         return XplaneReading(path)
 
 
