@@ -318,7 +318,7 @@ class _Stacks:
         self.rows.append({"stack": number, "source": source, "op": op, "frames": lines if has_room else None})
 
     def _known(self, members: Values) -> list[Frame]:
-        keys = self._tree.identities(members)
+        keys = members.tolist()
         new = [place for place, key in enumerate(keys) if key not in self._frames]
         if new:
             values = (
