@@ -73,7 +73,7 @@ _FORMATS = (
     _Format("rocprof.tool_json", "ROCPROF_JSON", _JSON_NAMES, ""),
     _Format("nsys.reader", "NSYS", (".sqlite",), "Nsight Systems (.nsys-rep, .sqlite)"),
     _Format("nsys.report", "NSYS_REPORT", (".nsys-rep", ".qdrep", _STREAM_NAME), ""),
-    _Format("ncu.reader", "NCU", (".ncu-rep", ".csv"), "Nsight Compute (.ncu-rep, .csv)"),
+    _Format("ncu", "NCU", (".ncu-rep", ".csv"), "Nsight Compute (.ncu-rep, .csv)"),
     _Format("flight_recorder", "FLIGHT_READER", (), "flight-recorder dumps (_dump_N)"),
     _Format("memory_snapshot", "SNAPSHOT", PICKLE_NAMES, "memory snapshots (.pickle)"),
     _Format("xla.xplane", "XPLANE", (".xplane.pb",), "JAX and XLA (.xplane.pb, .trace.json.gz)"),

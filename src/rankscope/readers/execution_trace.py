@@ -1,7 +1,7 @@
 """PyTorch execution traces and Chakra traces: the ops of a process with their tensors, without times.
 
 They are no timelines. What is taken from one is added to the Kineto trace of the same rank, whose ops have the same
-record function ids (store/executed_ops.py).
+record function ids (timeline/sidecar_files.py).
 """
 
 from __future__ import annotations

@@ -13,8 +13,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rankscope import native
 from rankscope.errors import NotATraceError, ReadError
-from rankscope.model import COMPUTING_OPS, MEMORY_ARGS, SHAPE_ARGS
+from rankscope.model import CATEGORY_ALIASES, COMPUTING_OPS, MEMORY_ARGS, SHAPE_ARGS
 from rankscope.readers.base import (
     NCCL_PLUGIN_EVENT,
     EventBatch,
@@ -28,10 +29,27 @@ from rankscope.readers.base import (
 )
 from rankscope.readers.byte_stream import GzipStream, is_gzip, open_stream, read_head
 from rankscope.readers.kineto import json_layout
-from rankscope.readers.kineto.arguments import OP_CATEGORIES, TYPED_ARGS, WITH_TYPED_ARGS, WITHOUT_TYPED_ARGS
-from rankscope.readers.kineto.json_repair import repair_range
 from rankscope.readers.memory_file import MemoryFile
 from rankscope.sql import sql_name, sql_text, sql_texts
+
+TYPED_ARGS = {
+    "correlation": "BIGINT",
+    "External id": "BIGINT",
+    "device": "BIGINT",
+    "stream": "BIGINT",
+    "bytes": "BIGINT",
+    "Collective name": "VARCHAR",
+}
+"""The arguments of events that get columns of their own, and their SQL types."""
+
+# For the DuckDB reader parsing arguments costs up to a third of the time, so it is limited to categories that need it.
+# Ops and annotations, the bulk of a trace, need only the External id, which torch writes first.
+WITHOUT_TYPED_ARGS = ("cpu_op", "user_annotation", "python_function", "cpu_instant_event", "ac2g", "fwdbwd")
+WITH_TYPED_ARGS = "record_param_comms"
+"""The name of an op that has them whatever its category is."""
+
+OP_CATEGORIES = ("cpu_op", *(old for old, new in CATEGORY_ALIASES.items() if new == "cpu_op"))
+
 
 if TYPE_CHECKING:
     from rankscope.readers.columns import EventColumns
@@ -107,13 +125,11 @@ class JsonBatch(EventBatch):
         """For DuckDB; the scanner needs none."""
 
     def columns(self) -> EventColumns:
-        # Late: they import numpy, which finding and identifying files does not need.
-        from rankscope.readers.kineto.native_scan import available, scan
-        from rankscope.readers.sql_columns import read_columns
+        from rankscope.readers.sql_columns import read_columns  # late: it imports numpy
 
         block = self._block
-        found = scan(memoryview(block.data)[block.start : block.end]) if available() else None
-        return read_columns(self) if found is None else found
+        columns = scan(memoryview(block.data)[block.start : block.end])
+        return read_columns(self) if columns is None else columns
 
     def select(self) -> str:
         block = self._block
@@ -125,7 +141,7 @@ class JsonBatch(EventBatch):
 
     def select_repaired(self) -> str:
         block = self._block
-        clean = repair_range(
+        clean = json_layout.repair_range(
             bytes(block.data), block.start, block.end, block.separator, block.offset, self._report
         )
         return self._select(clean, _LONG_TIME)
@@ -351,4 +367,69 @@ def _no_events(path: Path, damage: str) -> NotATraceError:
         f"{path} has no events",
         why=f"It ends before the start of traceEvents{f' ({damage})' if damage else ''}.",
         hint="Capture this rank again, or leave the file out.",
+    )
+
+
+_Lists = tuple[tuple[bytes, ...], ...]
+
+
+def _lists(*lists: tuple[str, ...]) -> _Lists:
+    return tuple(tuple(text.encode() for text in texts) for texts in lists)
+
+
+_WORDS = _lists(
+    WITHOUT_TYPED_ARGS,
+    ("cpu_op",),
+    ("user_annotation",),
+    OP_CATEGORIES,
+    (WITH_TYPED_ARGS,),
+    ("[memory]",),
+    COMPUTING_OPS,
+)
+"""Categories and names that decide which arguments of an event get columns; scan.c says what each list means."""
+
+_NAMES = _lists(
+    tuple(name for name, kind in TYPED_ARGS.items() if kind == "BIGINT"),
+    tuple(name for name, kind in TYPED_ARGS.items() if kind == "VARCHAR"),
+    tuple(MEMORY_ARGS),
+    SHAPE_ARGS,
+)
+"""The arguments that get columns: numbers and texts of linked events, of memory events, of computing ops."""
+
+_SCANNED = {
+    **dict.fromkeys(("phase", "category", "name", "pid", "tid"), "int32"),
+    **dict.fromkeys(("flow", "time", "duration"), "int64"),
+    "args": "uint8",
+    "args_offset": "uint32",
+    "linked": "int32",
+    **dict.fromkeys(("correlation", "external_id", "device", "stream", "bytes"), "int64"),
+    "collective": "int32",
+    "memory_events": "int32",
+    "memory": "int64",
+    "computing": "int32",
+    "shapes": "int32",
+}
+"""In the order in which the scanner returns them."""
+
+
+def scan(view: memoryview) -> EventColumns | None:
+    """The events of a block, complete events with commas between them, as the scanner in C reads them (native/scan.c,
+    docs/adr/0136-native-scanner.md). None if it is not sure to read them as DuckDB does."""
+    scanned = None if native.functions is None else native.functions.scan_events(view, _WORDS, _NAMES)
+    if scanned is None:
+        return None
+    # Late: numpy is not needed to find and identify files.
+    import numpy as np
+
+    from rankscope.readers.columns import IN_C, EventColumns, Texts
+
+    *buffers, text_offsets, text_data = scanned
+    columns: dict[str, Any] = {
+        name: np.frombuffer(buffer, dtype=kind)
+        for (name, kind), buffer in zip(_SCANNED.items(), buffers, strict=True)
+    }
+    columns["memory"] = columns["memory"].reshape(-1, len(MEMORY_ARGS))
+    columns["shapes"] = columns["shapes"].reshape(-1, len(SHAPE_ARGS))
+    return EventColumns(
+        texts=Texts(np.frombuffer(text_offsets, dtype="int64"), text_data), read_by=IN_C, **columns
     )

@@ -18,7 +18,7 @@ import numpy as np
 
 from rankscope.readers.base import EventBatch, Reader, Reading, ReadReport, TraceIdentity
 from rankscope.readers.columns import IN_C, NULL, SQLITE, EventColumns
-from rankscope.readers.nsys.events import event_sources
+from rankscope.readers.nsys.events import event_sources, nvtx_sources
 from rankscope.readers.nsys.export import (
     PID,
     NsysExport,
@@ -31,9 +31,7 @@ from rankscope.readers.nsys.identity import (
     processes_with_cuda,
     recorded_environments,
 )
-from rankscope.readers.nsys.nvtx import nvtx_sources
-from rankscope.readers.nsys.row_events import RowEvents
-from rankscope.readers.nsys.table_source import LARGEST_NUMBER, SUMMED, Source
+from rankscope.readers.nsys.table_source import LARGEST_NUMBER, SUMMED, RowEvents, Source
 from rankscope.readers.sqlite_file import SQLITE_ERRORS, SQLITE_MAGIC, read_columns, row_ranges, text_of
 from rankscope.readers.sqlite_pages import PageFile, Piece, TablePages, TextColumn, find_table, open_pages
 
